@@ -1,5 +1,5 @@
-//! Remedies in flags. The library knows no command line: its errors carry facts, and programs add the advice where they print an
-//! error ([`super::exit::in_words`]). Only spellings that all programs share are used.
+//! Remedies in terms of flags. The library knows no command line: its errors carry facts, and programs add advice
+//! when they print an error ([`super::exit::in_words`]). Advice uses only spellings that all programs share.
 
 use std::error::Error;
 
@@ -35,7 +35,7 @@ pub fn flag(setting: &'static str) -> &'static str {
     }
 }
 
-/// A remedy for an error, if there is one: that of the first cause that has one.
+/// The remedy for an error: that of the first cause that has one.
 pub fn advice(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(of_cause)
 }
@@ -150,14 +150,14 @@ fn plan(error: &PlanError) -> Option<String> {
     })
 }
 
-/// The flags that hold the experts of one token.
+/// Advice on flags that keep the experts of one token in memory.
 pub fn for_one_token(warning: &BelowTokenCycle) -> String {
     let given = [("--mem-budget", warning.mem_budget), ("--expert-cache", warning.expert_cache)];
     let flags = given.into_iter().filter_map(|(flag, bytes)| Some(format!("{flag} {}", mib_up(bytes?))));
     format!("for one token's experts give {}", flags.collect::<Vec<_>>().join(" "))
 }
 
-/// Rounded up: a lower limit.
+/// Rounded up, because it is a lower limit.
 fn mib_up(bytes: u64) -> String {
     format!("{}MiB", bytes.div_ceil(MIB))
 }
@@ -237,7 +237,7 @@ fn model(error: &hobbit::Error) -> Option<&'static str> {
     })
 }
 
-/// llama.cpp's reason says in its words only whether memory was refused: `unable to allocate %s buffer`.
+/// llama.cpp's message reveals only by its wording whether memory was refused: `unable to allocate %s buffer`.
 #[cfg(feature = "engine")]
 fn refused_model(reason: &str) -> &'static str {
     if reason.contains("unable to allocate") && !reason.contains("CPU") {

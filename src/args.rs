@@ -1,5 +1,5 @@
-//! Flags as typed, before files are read and settings resolved. Names, defaults and environment follow llama.cpp. Each flag is
-//! declared once; programs flatten the groups that they share.
+//! Flags as typed, before files are read and settings resolved. Names, defaults and environment follow llama.cpp.
+//! Each flag is declared once; programs flatten the groups that they share.
 
 mod caching;
 mod context;
@@ -193,19 +193,20 @@ pub struct AboutArgs {
     version: Option<bool>,
 }
 
-/// The command as clap sees it: derived, with what the derive cannot say added.
+/// The clap command: the derived one, with additions that the derive cannot express.
 pub fn command() -> clap::Command {
     as_program(LowArgs::command())
 }
 
-/// A derived command with what programs on llama.cpp's pattern have in common: a repeated flag overrides, and [`AboutArgs`] answer
-/// for help and version.
+/// A derived command with the common behaviour of llama.cpp's programs: a repeated flag overrides, and [`AboutArgs`]
+/// handles help and version.
 pub fn as_program(command: clap::Command) -> clap::Command {
     let command = command.version(env!("HOBBIT_VERSION")).max_term_width(110).args_override_self(true);
     with_spellings(command.disable_help_flag(true).disable_version_flag(true))
 }
 
-/// Adds what the derive cannot say to a derived command: how switches are given, and llama.cpp's other spellings.
+/// Adds to a derived command the parts that the derive cannot express: the forms of switches, and llama.cpp's other
+/// spellings.
 pub fn with_spellings(command: clap::Command) -> clap::Command {
     command.mut_args(|arg| {
         let is_named = |name| arg.get_value_names().is_some_and(|names| names == [name]);
@@ -261,7 +262,7 @@ pub fn parse_as<A: FromArgMatches>(
     Ok((A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?, notes))
 }
 
-/// Refuses contradictions among the flags of dynamic precision as clap refuses wrong usage.
+/// Reports contradictions among the flags of dynamic precision as clap errors.
 fn check_precision(
     matches: &clap::ArgMatches,
     preset: &PresetWords,

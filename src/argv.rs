@@ -1,8 +1,8 @@
 //! llama.cpp's command line in clap's spelling.
 //!
-//! llama.cpp has flags such as `-ngl` and `-no-cnv`, takes the word after a flag as its value whatever it looks like,
-//! and reads `--top_k` as `--top-k`. Here each flag becomes `--long=value`, so that clap cannot mistake a value for a
-//! flag. Values are never rewritten.
+//! llama.cpp has flags such as `-ngl` and `-no-cnv`, takes any word after a flag as its value, and reads `--top_k` as
+//! `--top-k`. Here each flag becomes `--long=value`, so that clap cannot mistake a value for a flag. Values are never
+//! rewritten.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
@@ -84,13 +84,13 @@ const NEGATIONS: &[(&str, &str)] = &[
     ("--no-show-timings", "perf"),
 ];
 
-/// The spellings of `--long` that clap's help would not show.
+/// The spellings of `--long` that clap's help does not show.
 pub fn other_spellings(long: &str) -> Vec<String> {
     let names = SPELLINGS.iter().chain(NEGATIONS).filter(|(_, target)| *target == long);
     names.map(|(spelling, _)| spelling.to_string()).collect()
 }
 
-/// Every spelling of a flag but its letter, and whether a value may follow it.
+/// Every spelling of a flag except its letter, and whether a value may follow it.
 pub fn spellings(arg: &clap::Arg) -> Vec<(String, bool)> {
     let all = arg.get_long().map(|long| spellings_of(arg, long)).unwrap_or_default();
     let takes_value = |takes| matches!(takes, Takes::Value | Takes::Pair | Takes::TriWord);
@@ -126,10 +126,10 @@ fn spellings_of(arg: &clap::Arg, long: &str) -> Vec<(String, Takes)> {
     all
 }
 
-/// Name of the value of a flag that two words follow; clap sees them as one, with a comma in between.
+/// Value name of a flag with two values; clap receives them as one word with a comma.
 pub const PAIR: &str = "START END";
 
-/// What follows a flag.
+/// The values after a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Takes {
     /// The next word, always.
@@ -144,7 +144,7 @@ enum Takes {
     Nothing,
 }
 
-/// Every spelling that is understood.
+/// All known spellings.
 #[derive(Debug)]
 pub struct Grammar {
     flags: HashMap<String, (String, Takes)>,
@@ -154,7 +154,7 @@ impl Grammar {
     /// The flags of `command`, with llama.cpp's spellings.
     pub fn of(command: &clap::Command) -> Self {
         let mut flags = HashMap::new();
-        // A flag's own name wins over another's spelling.
+        // A flag's own name takes precedence over another flag's spelling.
         let longs: HashSet<&str> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
         let is_own = |spelling: &str| spelling.strip_prefix("--").is_some_and(|name| longs.contains(name));
         for arg in command.get_arguments() {
@@ -168,13 +168,13 @@ impl Grammar {
         Self { flags }
     }
 
-    /// Whether a flag in this spelling is the program's own.
+    /// Whether the program itself has a flag in this spelling.
     pub fn knows(&self, flag: &str) -> bool {
         self.flags.contains_key(flag)
     }
 }
 
-/// A command line that clap reads as llama.cpp would have read the original.
+/// A command line in clap's spelling, with the meaning that llama.cpp gives the original.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Line {
     /// Words without the program's name.
@@ -183,23 +183,23 @@ pub struct Line {
     pub notes: Vec<Note>,
 }
 
-/// What the user should know about a command line that was understood.
+/// A notice about an accepted command line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Note {
-    /// A llama.cpp flag was accepted and changes nothing.
+    /// A llama.cpp flag was accepted and has no effect.
     #[error("{flag} has no effect: {why}")]
     NoEffect {
         /// As typed.
         flag: String,
-        /// Why nothing happens.
+        /// The reason.
         why: &'static str,
     },
-    /// What a preset has set.
+    /// The flags set by a preset.
     #[error("{0}")]
     Preset(String),
 }
 
-/// Flags that clap cannot judge. It finds missing and unexpected values itself.
+/// Usage errors that clap cannot detect; missing and unexpected values are left to clap.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UsageError {
     #[error("'{flag}' is a llama.cpp flag that hobbit does not have: {why}")]
@@ -216,7 +216,7 @@ pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) ->
     let mut line = Line::default();
     let mut rest = args.into_iter().peekable();
     while let Some(word) = rest.next() {
-        // A word that is not text can only be a stray value: clap says so.
+        // A word that is not UTF-8 can only be a stray value: clap reports it.
         let Some(typed) = word.to_str().filter(|text| text.len() > 1 && text.starts_with('-')) else {
             line.words.push(word);
             continue;
@@ -233,7 +233,7 @@ pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) ->
                 Verdict::Implied => {}
             }
         } else if name.starts_with("--") {
-            // clap knows what it resembles.
+            // clap suggests similar flags.
             line.words.push(word);
         } else {
             return Err(UsageError::Unknown { hint: hint(&name, grammar), flag: name });
@@ -242,7 +242,7 @@ pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) ->
     Ok(line)
 }
 
-/// `--top_k=5` into `--top-k` and `5`. Flags with one dash have no such form.
+/// Splits `--top_k=5` into `--top-k` and `5`. Flags with one dash have no such form.
 fn split(typed: &str) -> (String, Option<&str>) {
     if !typed.starts_with("--") {
         return (typed.to_owned(), None);
@@ -279,7 +279,7 @@ fn join(
     word
 }
 
-/// What an unknown flag with one dash was probably meant to be.
+/// A suggestion for an unknown flag with one dash.
 fn hint(name: &str, grammar: &Grammar) -> String {
     let known = |flag: &str| grammar.flags.contains_key(flag);
     if let Some((flag, value)) = name.split_once('=').filter(|(flag, _)| known(flag)) {
@@ -289,7 +289,7 @@ fn hint(name: &str, grammar: &Grammar) -> String {
     let value = &name[letter.len()..];
     let is_glued = known(&letter) && value.starts_with(|c: char| c.is_ascii_digit() || c == '-');
     match (known(&format!("-{name}")), is_glued) {
-        // `-t1` is as far from `-t 1` as from `--t1`.
+        // `-t1` is as close to `-t 1` as to `--t1`.
         (true, true) => format!("; did you mean '{letter} {value}' or '-{name}'?"),
         (true, false) => format!("; did you mean '-{name}'?"),
         (false, true) => format!("; write '{letter} {value}'"),

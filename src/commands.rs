@@ -1,6 +1,7 @@
-//! Lines of the user's input: which belong together, and which are commands.
+//! The user's input lines: joining lines, and recognising commands.
 
-/// Joins lines to one input. Normally a line that ends in a backslash goes on; in multi-line mode it is the last.
+/// Joins lines into one input. A line that ends in a backslash continues; in multi-line mode it is the last one
+/// instead.
 #[derive(Debug)]
 pub struct Joiner {
     multiline: bool,
@@ -13,7 +14,7 @@ impl Joiner {
         Self { multiline, text: String::new() }
     }
 
-    /// Takes a line without its end; the whole input when it is complete.
+    /// Adds a line without its line end; returns the input once it is complete.
     pub fn push(&mut self, line: &str) -> Option<String> {
         let (line, marked) = line.strip_suffix('\\').map_or((line, false), |line| (line, true));
         self.text.push_str(line);
@@ -29,14 +30,14 @@ impl Joiner {
         !self.text.is_empty()
     }
 
-    /// What there is when input ends; `None` if nothing.
+    /// The unfinished input at the end of input; `None` if there is none.
     pub fn finish(self) -> Option<String> {
         let text = self.text.strip_suffix('\n').unwrap_or(&self.text);
         (!self.text.is_empty()).then(|| text.to_owned())
     }
 }
 
-/// What an input asks for.
+/// A parsed input.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Input {
     /// A message to the model.
@@ -47,13 +48,13 @@ pub enum Input {
     Clear,
     /// `/regen`
     Regenerate,
-    /// `/forget N`: so many turns.
+    /// `/forget N`: the number of turns.
     Forget(usize),
     /// `/read FILE`
     Read(String),
     /// `/help`
     Help,
-    /// Something with a slash in front that is none of these.
+    /// Any other word after a slash.
     Unknown(String),
 }
 
@@ -68,7 +69,7 @@ pub const COMMANDS: &str = "  Ctrl-C       stop the answer; clear a line that wa
   //...        a message that begins with a slash";
 
 impl Input {
-    /// Text without a slash in front is a message; of two slashes, the first is taken away.
+    /// Text without a leading slash is a message; of two leading slashes, the first is removed.
     pub fn of(text: String) -> Self {
         let trimmed = text.trim();
         if !trimmed.starts_with('/') {

@@ -1,4 +1,4 @@
-//! Completion: a text and its continuation, with the user taking turns if asked to.
+//! Completion: continues a text, with the user taking turns if requested.
 
 use std::io::IsTerminal;
 
@@ -12,7 +12,7 @@ use super::signals::Interrupted;
 use super::stream::{Desk, End, too_long};
 use hobbit::Token;
 
-/// Continues a text, at most by `predict` tokens at once.
+/// Continues a text by at most `predict` tokens at a time.
 ///
 /// # Errors
 /// An empty prompt, failed evaluation, failed output.
@@ -44,7 +44,7 @@ pub fn run(desk: &mut Desk, prompt: &Bytes, predict: Option<usize>) -> Result<En
         }
         let spoken = desk.speak(&tokens, predict)?;
         tokens.clear();
-        // llama-completion shows the reverse prompt: it is the opening of the user's turn.
+        // llama-completion prints the reverse prompt: it opens the user's turn.
         desk.screen.print(Voice::Model, spoken.stop.as_deref().unwrap_or_default())?;
         if !args.interactive || spoken.end == End::ContextFull || desk.ctrl_c.is_ending() {
             desk.screen.end_line()?;

@@ -1,4 +1,4 @@
-//! The user's side: generated text out, typed lines in.
+//! The console: prints generated text and reads typed lines.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -12,21 +12,21 @@ use super::commands::Joiner;
 use super::ctrl_c::CtrlC;
 use super::terminal;
 
-/// Whose words are printed; they differ in colour.
+/// The source of printed text; each has its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Voice {
     Model,
-    /// The model's, before it answers.
+    /// The model's thoughts, before it answers.
     Thought,
     Prompt,
     User,
 }
 
-/// Standard output, flushed at every piece.
+/// Standard output, flushed after every piece.
 pub struct Screen {
     colour: bool,
     voice: Voice,
-    /// What the cursor's line shows.
+    /// Text on the cursor's line.
     line: String,
 }
 
@@ -50,12 +50,12 @@ impl Screen {
         Ok(())
     }
 
-    /// Whether the cursor stands behind a text.
+    /// Whether the cursor is behind text on its line.
     pub fn is_mid_line(&self) -> bool {
         !self.line.is_empty()
     }
 
-    /// Ends the line if it is not empty, and any colour.
+    /// Ends the line unless it is empty, and resets the colour.
     pub fn end_line(&mut self) -> io::Result<()> {
         if !self.line.is_empty() {
             self.print(Voice::Model, "\n")?;
@@ -81,7 +81,7 @@ impl Screen {
     }
 }
 
-/// What came of asking the user.
+/// The outcome of asking the user.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
     Text(String),
@@ -91,22 +91,22 @@ pub enum Answer {
     Interrupted,
 }
 
-/// What the reader is asked to do.
+/// A request to the reader thread.
 enum Request {
     /// Read a line. The editor shows the prompt.
     Line(String),
-    /// Offer this input again when the user goes back.
+    /// Add this input to the editor's history.
     Remember(String),
 }
 
-/// Typed lines: edited on a terminal, plain otherwise. They are read on a thread of their own, so that a signal is heard
-/// while nobody types.
+/// Typed lines: edited on a terminal, plain otherwise. They are read on a separate thread, so that signals are
+/// handled while the user types nothing.
 pub struct Keyboard {
-    /// Until the first line is asked for: who is never asked takes no memory for a thread.
+    /// Created at the first request: a program that never asks needs no thread.
     reader: Option<Reader>,
     requests: Sender<Request>,
     lines: Receiver<io::Result<Answer>>,
-    /// Whether a line was asked for that has not come: a signal was the answer.
+    /// Whether a requested line is still outstanding, because a signal arrived instead.
     is_awaited: bool,
     edits: bool,
     multiline: bool,
@@ -114,7 +114,7 @@ pub struct Keyboard {
 }
 
 impl Keyboard {
-    /// `simple` never edits.
+    /// `simple` disables editing.
     pub fn new(simple: bool, multiline: bool) -> Self {
         let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
         let editor = if simple || !terminal { None } else { editor() };
@@ -128,11 +128,11 @@ impl Keyboard {
         Self { reader, requests, lines, is_awaited: false, edits, multiline, prompts: io::stdin().is_terminal() }
     }
 
-    /// Asks for an input of one or more lines. `prompt` shows only where somebody types.
+    /// Asks for an input of one or more lines. `prompt` is shown only if a user types.
     pub fn ask(&mut self, prompt: &str, screen: &mut Screen, ctrl_c: &CtrlC) -> io::Result<Answer> {
         let mut joiner = Joiner::new(self.multiline);
         let mut shown = prompt;
-        // A plain terminal does not tell whether a line was begun: the first Ctrl-C may have been for that.
+        // A plain terminal does not report a partly typed line: the first Ctrl-C may have been meant to clear it.
         let mut was_warned = self.edits || !self.prompts;
         loop {
             match self.line(shown, screen, ctrl_c)? {
@@ -145,7 +145,7 @@ impl Keyboard {
                 }
                 Answer::End => return Ok(joiner.finish().map_or(Answer::End, Answer::Text)),
                 Answer::Interrupted if ctrl_c.is_ending() => return Ok(Answer::Interrupted),
-                // The lines before this one.
+                // Drop the lines before this one.
                 Answer::Interrupted if joiner.has_text() => {
                     joiner = Joiner::new(self.multiline);
                     shown = prompt;
@@ -162,7 +162,7 @@ impl Keyboard {
     }
 
     fn line(&mut self, prompt: &str, screen: &mut Screen, ctrl_c: &CtrlC) -> io::Result<Answer> {
-        // The editor draws the whole line: what stands there already is part of its prompt.
+        // The editor redraws the whole line: text that is already there is part of its prompt.
         let drawn = format!("{}{prompt}", screen.line);
         if self.prompts && !self.edits {
             screen.print(Voice::User, prompt)?;
@@ -182,14 +182,14 @@ impl Keyboard {
         self.is_awaited = line.is_none();
         if ctrl_c.is_ending() && self.prompts {
             terminal::restore();
-            // Nobody has pressed Return. The terminal may be gone.
+            // Return was not pressed, so end the line; the terminal may be gone.
             let _ = screen.print(Voice::Model, "\n");
         } else if self.prompts {
-            // The user pressed Return.
+            // Return was pressed.
             screen.line.clear();
         }
         match line.unwrap_or(Ok(Answer::Interrupted)) {
-            // A terminal that is gone.
+            // The terminal is gone.
             Err(error) if error.raw_os_error() == Some(Errno::EIO as i32) => Ok(Answer::End),
             answer => answer,
         }
@@ -213,7 +213,7 @@ impl ConditionalEventHandler for ClearLine {
     }
 }
 
-/// What the thread has that reads.
+/// Handles of the reader thread.
 struct Reader {
     editor: Option<Editor>,
     requests: Receiver<Request>,

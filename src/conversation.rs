@@ -1,4 +1,4 @@
-//! Conversation: messages in the words of the model's chat template.
+//! Conversation: messages formatted by the model's chat template.
 
 use std::io::IsTerminal;
 
@@ -18,15 +18,15 @@ use hobbit::engine::{ChatInputs, ChatPrompt, ChatTemplates};
 use hobbit::{Error, Sampler, SamplingOptions, Token};
 
 const PROMPT: &str = "> ";
-/// What makes room in a full context.
+/// Advice for a full context.
 const ROOM: &str = "forget the oldest turns with /forget N or all with /clear (--context-shift does so by itself)";
 
-/// A message, as templates take it.
+/// A message in the form that templates take.
 #[derive(Clone, Debug, Serialize)]
 struct Message {
     role: &'static str,
     content: String,
-    /// What was thought before. Templates decide how long the model is shown that.
+    /// Thoughts before the answer. Templates decide how long the model sees them.
     #[serde(skip_serializing_if = "String::is_empty")]
     reasoning_content: String,
 }
@@ -37,7 +37,7 @@ impl Message {
     }
 }
 
-/// A conversation written down.
+/// A conversation formatted as a prompt.
 struct Written {
     tokens: Vec<Token>,
     prompt: ChatPrompt,
@@ -45,19 +45,19 @@ struct Written {
 
 struct Conversation {
     messages: Vec<Message>,
-    /// How often the last message was answered.
+    /// Number of answers to the last message.
     n_answers: u32,
-    /// What the context holds, unless it was shifted.
+    /// Tokens in the context, unless it was shifted.
     in_context: Vec<Token>,
     templates: ChatTemplates,
-    /// What templates are given beside the messages.
+    /// Template inputs other than the messages.
     inputs: ChatInputs,
 }
 
-/// Talks until the user ends it, or for one turn with `-st`.
+/// Runs the conversation until the user ends it, or for one turn with `-st`.
 ///
 /// # Errors
-/// A template that fails, failed evaluation, failed output.
+/// A template error, failed evaluation, failed output.
 pub fn run(desk: &mut Desk) -> Result<End> {
     let args = desk.args;
     let templates = run::templates(desk.model, &args.model, args.template.as_deref())?;
@@ -82,10 +82,10 @@ pub fn run(desk: &mut Desk) -> Result<End> {
         let line = "hobbit: conversation; Ctrl-C stops an answer, /help lists commands, /exit ends";
         desk.log.line(Level::Info, line);
     }
-    // Files of /read wait here for the message they belong to.
+    // Files of /read wait here for their message.
     let mut attached = String::new();
     loop {
-        // Printed when the message is known to fit.
+        // Printed once the message is known to fit.
         let mut echo = None;
         let message = match given.take() {
             Some(message) => {
@@ -152,7 +152,7 @@ impl Conversation {
         }
     }
 
-    /// Forgets the `n` oldest turns: messages of the user with their answers.
+    /// Forgets the `n` oldest turns: user messages with their answers.
     fn forget(&mut self, n: usize, desk: &Desk) -> Result<()> {
         let first = self.first_turn();
         let mut begins: Vec<usize> =
@@ -168,8 +168,8 @@ impl Conversation {
         Ok(())
     }
 
-    /// The sampler of the answer to `prompt`. The first to a message has the seed of the run, each further one the next seed: with
-    /// the same it would say the same again.
+    /// The sampler of the answer to `prompt`. The first answer to a message uses the run's seed, each further one the
+    /// next seed: the same seed would repeat the answer.
     fn sampler(&self, prompt: &ChatPrompt, desk: &Desk) -> Result<Sampler> {
         let seed = desk.seed.wrapping_add(self.n_answers) % SamplingOptions::RANDOM_SEED;
         let reasoning = desk.args.reasoning.sampled();
@@ -178,7 +178,7 @@ impl Conversation {
         Ok(Sampler::new(desk.model, &options)?)
     }
 
-    /// Prints the model's next message, after `echo`, and keeps it.
+    /// Prints the model's next message after `echo`, and stores it.
     fn answer(&mut self, echo: &str, desk: &mut Desk) -> Result<End> {
         let (Written { tokens: wanted, prompt }, n_dropped) = self.fitting(desk)?;
         if let Some(error) = self.excess(wanted.len(), n_dropped, desk) {
@@ -199,9 +199,9 @@ impl Conversation {
         desk.explain(&wanted);
         let common = self.keep_common(&wanted, desk);
         desk.sampler = self.sampler(&prompt, desk)?;
-        // Penalties see all of the prompt, however much of it the context has kept.
+        // Penalties count the whole prompt, including the part kept in the context.
         wanted[..common].iter().for_each(|token| desk.sampler.accept(*token));
-        // Where there are no thoughts, there is nothing to take apart.
+        // Without thoughts there is nothing to parse.
         let keeps_tags = prompt.thinking.is_some();
         let parser = Some(prompt.parser).filter(|_| keeps_tags && !desk.args.reasoning.skip_parsing);
         let reading = Reading { parser, keeps_tags, stops: prompt.additional_stops };
@@ -232,20 +232,21 @@ impl Conversation {
         Ok(spoken.end)
     }
 
-    /// Takes back a message that got no answer. How far it was read is unknown: the next one starts from nothing.
+    /// Removes a message that got no answer. The evaluated part is unknown, so the next message starts from an empty
+    /// context.
     fn withdraw(&mut self, desk: &mut Desk) {
         self.messages.pop();
         self.in_context.clear();
         desk.session.reset();
     }
 
-    /// Where the oldest turn begins, after the system prompt.
+    /// Index of the oldest turn, after the system prompt.
     fn first_turn(&self) -> usize {
         self.messages.iter().take_while(|message| message.role == "system").count()
     }
 
-    /// The conversation, and how many of its oldest messages are left out for it to fit with room for an
-    /// answer: whole turns, with `--context-shift` only, and never the last message.
+    /// The formatted conversation, and the number of oldest messages left out so that it fits with room for an
+    /// answer: whole turns, only with `--context-shift`, and never the last message.
     fn fitting(&self, desk: &Desk) -> Result<(Written, usize)> {
         let n_ctx = desk.session.n_ctx() as usize;
         let room = desk.args.predict.unwrap_or(usize::MAX).min(n_ctx / 4);
@@ -264,7 +265,7 @@ impl Conversation {
         Ok((wanted, n_dropped))
     }
 
-    /// Why the conversation without `n_dropped` messages does not fit, if so.
+    /// The reason why the conversation without `n_dropped` messages does not fit, if it does not.
     fn excess(&self, tokens: usize, n_dropped: usize, desk: &Desk) -> Option<String> {
         let n_ctx = desk.session.n_ctx();
         if self.messages.len() - self.first_turn() - n_dropped <= 1 {
@@ -278,7 +279,7 @@ impl Conversation {
         })
     }
 
-    /// Messages as the template writes them, up to the opening of the model's turn.
+    /// Messages formatted by the template, up to the opening of the model's turn.
     fn written(&self, messages: &[Message], desk: &Desk) -> Result<Written> {
         let inputs = ChatInputs { messages: serde_json::to_string(messages)?, ..self.inputs.clone() };
         let prompt = self.templates.apply(&inputs)?;
@@ -290,8 +291,8 @@ impl Conversation {
         Ok(Written { tokens, prompt })
     }
 
-    /// Makes the context a prefix of `wanted`, as long as possible but shorter than it; its length in tokens. A
-    /// template may rewrite what was said before, and text does not always tokenize as it was generated.
+    /// Makes the context the longest possible proper prefix of `wanted`; returns its length in tokens. A template may
+    /// rewrite earlier messages, and text does not always tokenize as it was generated.
     fn keep_common(&self, wanted: &[Token], desk: &mut Desk) -> usize {
         let is_shifted = desk.session.n_past() != self.in_context.len();
         let common = common_prefix(&self.in_context, wanted).min(wanted.len().saturating_sub(1));
@@ -306,7 +307,7 @@ fn read(path: &str) -> Result<Vec<u8>> {
     std::fs::read(path).with_context(|| format!("{path}: cannot read this file"))
 }
 
-/// Bytes as a message. Chat templates are text: what is no UTF-8 is replaced, and that is told.
+/// Bytes as a message. Chat templates take text: bytes that are not UTF-8 are replaced, with a warning.
 fn text_of(bytes: &[u8], what: &str, desk: &Desk) -> String {
     let text = String::from_utf8_lossy(bytes);
     if let std::borrow::Cow::Owned(_) = text {

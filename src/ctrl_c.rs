@@ -1,7 +1,7 @@
-//! Signals while a model works. The first Ctrl-C stops an answer, the next ends the program. SIGTERM, SIGHUP, and
-//! Ctrl-C while there is no answer to stop, end it in order: computing stops at the next token, and everything is
-//! written. One more signal ends it at once, and so does time: a main thread that hangs in C++ or in a write does not
-//! hear the first one.
+//! Signals while a model works. The first Ctrl-C stops an answer, the next one ends the program. SIGTERM, SIGHUP, and
+//! Ctrl-C without an answer to stop end it in order: computing stops at the next token, and everything is written.
+//! One more signal ends it at once, as does a timeout: a main thread that hangs in C++ or in a write does not react
+//! to the first signal.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,19 +15,19 @@ use super::signals::{self, Signal};
 use super::terminal;
 use hobbit::Interrupt;
 
-/// The program is ended at once if it has not reacted to a request to end for so long.
+/// Time to react to a request to end; after it the program is ended at once.
 const PATIENCE: Duration = Duration::from_millis(2500);
 
 struct State {
-    /// Something is being computed that a signal should stop.
+    /// A computation is running that a signal should stop.
     busy: AtomicBool,
-    /// A signal came while it was.
+    /// A signal came during the computation.
     pressed: AtomicBool,
-    /// SIGTERM or SIGHUP came, or Ctrl-C when nothing was being done: nothing new is begun.
+    /// SIGTERM or SIGHUP came, or Ctrl-C without a computation: begin nothing new.
     ending: AtomicBool,
-    /// The main thread has seen that, and ends the program in order.
+    /// The main thread has seen the request and ends the program in order.
     obeyed: AtomicBool,
-    /// The user is asked for a line, and a signal is an answer.
+    /// The program waits for the user's input, and a signal counts as an answer.
     asking: AtomicBool,
     answers: Sender<()>,
     session: Mutex<Option<Interrupt>>,
@@ -40,24 +40,24 @@ impl State {
         }
     }
 
-    /// Ends the program, after a while, if the main thread does not.
+    /// Ends the program after a while if the main thread does not.
     fn watch_over(self: &Arc<Self>) {
         let state = Arc::clone(self);
         end_later(move || !state.obeyed.load(Ordering::SeqCst));
     }
 
-    /// Whether the program goes on after this signal.
+    /// Handles a signal; returns whether the program continues.
     fn take(&self, signal: Signal) -> bool {
         if self.ending.load(Ordering::SeqCst) {
             return false;
         }
         let (is_busy, is_asking) = (self.busy.load(Ordering::SeqCst), self.asking.load(Ordering::SeqCst));
-        // Between two works, and while the model is loaded, there is nothing to end but the program.
+        // Between computations, and while the model loads, only the program itself can be ended.
         let has_session = self.session.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         let ends = signal != Signal::Interrupt || !(is_asking || is_busy && has_session);
         self.ending.store(ends, Ordering::SeqCst);
         if is_asking {
-            // One is enough.
+            // One message is enough.
             let _ = self.answers.try_send(());
             return true;
         }
@@ -67,7 +67,7 @@ impl State {
     }
 }
 
-/// The handler's other end.
+/// The program's handle on the signal handler.
 #[derive(Clone)]
 pub struct CtrlC {
     state: Arc<State>,
@@ -75,7 +75,8 @@ pub struct CtrlC {
 }
 
 impl CtrlC {
-    /// Installs the handler, once per process. With `colour` it ends the colour before it ends the program.
+    /// Installs the handler, once per process. With `colour`, the handler resets the colour before it ends the
+    /// program.
     pub fn install(colour: bool) -> Result<Self> {
         let ctrl_c = Self::new();
         let state = Arc::clone(&ctrl_c.state);
@@ -86,7 +87,7 @@ impl CtrlC {
                 state.watch_over();
             }
             if !goes_on {
-                // The main thread may hang in a write and hold the lock that the next write needs.
+                // The main thread may hang in a write while it holds the lock that the next write needs.
                 end_later(|| true);
                 if colour {
                     let _ = writeln!(std::io::stdout(), "{}", anstyle::Reset);
@@ -117,7 +118,7 @@ impl CtrlC {
         *self.state.session.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);
     }
 
-    /// Runs `work`, during which the first Ctrl-C only interrupts.
+    /// Runs `work`; meanwhile the first Ctrl-C only interrupts it.
     pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         let state = &*self.state;
         state.pressed.store(false, Ordering::SeqCst);
@@ -125,7 +126,7 @@ impl CtrlC {
             session.clear();
         }
         state.busy.store(true, Ordering::SeqCst);
-        // A request to end is not forgotten.
+        // Keep a pending request to end.
         if self.is_ending() {
             state.pressed.store(true, Ordering::SeqCst);
             state.stop_session();
@@ -136,14 +137,14 @@ impl CtrlC {
         result
     }
 
-    /// Whether a signal came during the work that runs, or ran last.
+    /// Whether a signal came during the current or last work.
     pub fn was_pressed(&self) -> bool {
         self.is_ending();
         self.state.pressed.load(Ordering::SeqCst)
     }
 
-    /// Whether the program was asked to end, and not only what it computes. A caller that sees it ends the program in
-    /// order, and has the time that it needs.
+    /// Whether the program itself was asked to end, not only its computation. A caller that sees this ends the
+    /// program in order, and may take the time it needs.
     pub fn is_ending(&self) -> bool {
         let is_ending = self.state.ending.load(Ordering::SeqCst);
         if is_ending {
@@ -152,12 +153,12 @@ impl CtrlC {
         is_ending
     }
 
-    /// The program ends in order, and has the time that it needs.
+    /// Declares that the program is ending in order, without a time limit.
     pub fn obey(&self) {
         self.state.obeyed.store(true, Ordering::SeqCst);
     }
 
-    /// Runs `ask` while signals are sent to the channel that it is given: the user's turn.
+    /// Runs `ask` for the user's turn; signals are sent to its channel meanwhile.
     pub fn while_asking<T>(&self, ask: impl FnOnce(&Receiver<()>) -> T) -> T {
         while self.answers.try_recv().is_ok() {}
         self.state.asking.store(true, Ordering::SeqCst);
@@ -170,7 +171,7 @@ impl CtrlC {
     }
 }
 
-/// Ends the program after a while, if `ends` says then that it has to be ended.
+/// Ends the program after a while, if `ends` then returns true.
 fn end_later(ends: impl FnOnce() -> bool + Send + 'static) {
     let wait = move || {
         std::thread::sleep(PATIENCE);
@@ -183,7 +184,7 @@ fn end_later(ends: impl FnOnce() -> bool + Send + 'static) {
     }
 }
 
-/// Leaves everything as it is: other threads may hold any lock, and C++ may be at work.
+/// Exits without cleanup: other threads may hold any lock, and C++ code may be running.
 fn end_at_once() {
     terminal::restore();
     signal_hook::low_level::exit(i32::from(signals::status()));
@@ -193,7 +194,7 @@ fn end_at_once() {
 mod tests {
     use super::*;
 
-    /// Whether the program goes on after each of `signals`, which come while something is computed.
+    /// Whether the program continues after each of `signals` during a computation.
     fn while_busy(signals: &[Signal]) -> Vec<bool> {
         let ctrl_c = CtrlC::new();
         let session = Interrupt::default();
@@ -209,7 +210,7 @@ mod tests {
         for signals in [[Interrupt, Interrupt], [Terminate, Terminate], [HangUp, Terminate], [Terminate, Interrupt]] {
             assert_eq!(while_busy(&signals), [true, false], "{signals:?}");
         }
-        // Ctrl-C stops the answer; what comes then is the first request to end the program.
+        // Ctrl-C stops the answer; the next signal is the first request to end the program.
         assert_eq!(while_busy(&[Interrupt, Terminate, HangUp]), [true, true, false]);
     }
 

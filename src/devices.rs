@@ -1,4 +1,4 @@
-//! `--list-devices`, and what is said about devices before a model runs.
+//! `--list-devices`, and messages about devices before a model runs.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -12,8 +12,8 @@ use hobbit::engine::calibrate_report;
 use hobbit::{DeviceInfo, DeviceKind, DeviceOptions, ModelOptions, devices};
 use hobbit_core::files::{self, Kind, Output};
 
-/// Prints the devices beside the CPU as llama.cpp does, with what they can do if `verbose`; as JSON where that is
-/// wanted, by the flag that says where ('-' is stdout, and then the only thing there).
+/// Prints the devices other than the CPU as llama.cpp does, with their capabilities if `verbose`. `json` is the flag
+/// and path for JSON output; '-' is stdout, which then contains nothing else.
 pub fn list(rpc: &[String], verbose: bool, json: Option<(&str, &Path)>) -> Result<()> {
     let outputs = json.map(|(flag, path)| Output { flag, path, kind: Kind::Json });
     files::check(outputs.as_slice(), &[])?;
@@ -65,10 +65,10 @@ fn abilities(device: &DeviceInfo) -> String {
     )
 }
 
-/// What `-ngl all` stands for, where -1 is `auto`.
+/// Value of `-ngl all`; -1 is `auto`.
 const ALL_LAYERS: i32 = -2;
 
-/// Tells that a number of layers to offload is without effect.
+/// Warns that a number of layers to offload has no effect.
 pub fn warn_without_devices(options: &ModelOptions, has_devices: bool, log: &Log) {
     let are_wanted = options.n_gpu_layers > 0 || options.n_gpu_layers == ALL_LAYERS;
     if are_wanted && !has_devices {

@@ -1,4 +1,4 @@
-//! Downloads as people see them: a line when one begins, a bar, and Ctrl-C, after which the same command goes on where it stopped.
+//! Downloads in the terminal: a line at the start, a bar, and Ctrl-C, after which the same command resumes.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,8 @@ use hobbit_core::units::Bytes;
 const BAR: &str = "{bar:40} {percent:>3} % of {binary_total_bytes}, {binary_bytes_per_sec} {eta}";
 const SPINNER: &str = "{spinner} {binary_bytes}, {binary_bytes_per_sec}";
 
-/// Puts the file of the model that `model` names elsewhere, if it does, in its place; fetched if it is not here.
+/// Sets the model's path to the file of the model that other flags of `model` name, if any; fetches it if it is
+/// missing.
 ///
 /// # Errors
 /// As [`fetched`].
@@ -32,10 +33,10 @@ pub fn into(model: &mut ModelArgs, verbosity: Verbosity) -> Result<()> {
     Ok(())
 }
 
-/// The file of the model that is named elsewhere, if one is; fetched if it is not here.
+/// The file of the model that `args` names, if any; fetched if it is missing.
 ///
 /// # Errors
-/// What cannot be fetched, with what to do about it.
+/// A failed download; the message says what to do.
 pub fn fetched(args: &SourceArgs, verbosity: Verbosity) -> Result<Option<PathBuf>> {
     let Some(source) = args.source().map_err(anyhow::Error::msg)? else { return Ok(None) };
     let read = |path: &Path| hobbit_core::files::capped::read_text(path, 1 << 12).ok();
@@ -62,11 +63,11 @@ fn fetch(_: &Source, _: &Places, _: &dyn Witness) -> Result<PathBuf> {
     )
 }
 
-/// Standard error.
+/// Progress on standard error.
 struct Screen {
     shows: bool,
     bar: ProgressBar,
-    /// The file that was announced last.
+    /// The file announced last.
     announced: Mutex<String>,
 }
 

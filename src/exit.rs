@@ -1,4 +1,4 @@
-//! How a program ends: its exit status, and the one line that says why.
+//! The end of a program: its exit status, and one line with the reason.
 
 use std::io;
 use std::process::ExitCode;
@@ -10,17 +10,17 @@ use super::output::{is_closed_pipe, tell};
 use super::signals::{self, Interrupted};
 use hobbit_core::files::OutputError;
 
-/// Exit status when something that was asked for was not done.
+/// Exit status if a requested action failed.
 pub const FAILED: u8 = 1;
 /// Exit status after wrong usage.
 pub const USAGE: u8 = 2;
 
-/// The exit code of a program that came to this.
+/// The exit code for an outcome.
 pub fn code(outcome: Result<u8>) -> ExitCode {
     outcome.map_or_else(|error| failure(&error), ExitCode::from)
 }
 
-/// Prints an error with its causes on one line; its exit code. A reader that went away is no error.
+/// Prints an error with its causes on one line; returns the exit code. A closed pipe is no error.
 pub fn failure(error: &anyhow::Error) -> ExitCode {
     if is_closed_pipe(error) {
         return ExitCode::SUCCESS;
@@ -33,7 +33,7 @@ pub fn failure(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(if error.is::<OutputError>() || is_usage { USAGE } else { FAILED })
 }
 
-/// Prints what clap says of a command line: help and versions too, for which the status is 0.
+/// Prints clap's answer to a command line: an error, or help and version with status 0.
 ///
 /// # Errors
 /// A full disk; not a closed pipe.
@@ -44,7 +44,7 @@ pub fn usage(error: &clap::Error) -> Result<u8> {
     }
 }
 
-/// An error and its causes on one line, each cause once because many of our messages quote theirs, and the remedy.
+/// An error and its causes on one line, with the remedy. Each cause appears once, because many messages quote theirs.
 pub fn in_words(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(|cause| cause.to_string()) {
@@ -60,7 +60,7 @@ pub fn in_words(error: &anyhow::Error) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Whether an error of the engine's is an interruption, and whether it is wrong usage: flags that lack another one.
+/// Whether an engine error is an interruption, and whether it is wrong usage: flags that need another one.
 #[cfg_attr(not(feature = "engine"), expect(unused_variables))]
 fn of_engine(error: &anyhow::Error) -> (bool, bool) {
     #[cfg(feature = "engine")]

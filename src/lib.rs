@@ -1,26 +1,29 @@
-//! What hobbit's programs are made of, from words to exit status: hobbit-cli, hobbit-perplexity, hobbit-bench, hobbit-sim and
-//! hobbit-rpc. `gguf-tools` and the benches share it; the library for others is [`hobbit`].
+//! Shared code of hobbit's programs, from arguments to exit status: hobbit-cli, hobbit-perplexity, hobbit-bench,
+//! hobbit-sim and hobbit-rpc. `gguf-tools` and the benches use it too; the library for others is [`hobbit`].
 //!
-//! **From flags to settings.** [`argv`] turns llama.cpp's spelling into clap's ([`unsupported`] knows the flags of llama.cpp's that
-//! are not here, [`switch`] how flags are switched), [`args`] holds what was typed, [`resolve`] makes settings of it: files read, schemas converted, escapes
-//! processed, options of a model and a session made; [`reasoning`] how a model thinks. [`demo`] finds the bundled model, [`hub`] and
-//! `download` fetch others.
+//! **From flags to settings.** [`argv`] turns llama.cpp's spelling into clap's ([`unsupported`] lists llama.cpp's
+//! flags that hobbit lacks, [`switch`] handles on/off flags). [`args`] holds the parsed flags, and [`resolve`] makes
+//! settings of them: it reads files, converts schemas, processes escapes, and builds the options of a model and a
+//! session. [`reasoning`] decides how a model thinks. [`demo`] finds the bundled model; [`hub`] and `download` fetch
+//! others.
 //!
-//! **hobbit-cli.** `run` opens the model and hands over to `completion` (of a `prompt`, which `prompt_cache` keeps in a file as
-//! [`saved`] has it) or `conversation` (with its [`commands`]);
-//! both let `stream` print a generation (`reading` takes answers apart) on the `console` (and `terminal`), through [`utf8`] and [`stop`], with `progress` while a prompt is read.
-//! `ctrl_c` stops it, signals of `memory` resize its caches. [`report`] puts measurements into words.
+//! **hobbit-cli.** `run` opens the model and hands over to `completion` (of a `prompt`, which `prompt_cache` keeps in
+//! a file in the format of [`saved`]) or `conversation` (with its [`commands`]). Both let `stream` print a generation
+//! on the `console` (and `terminal`), through [`utf8`] and [`stop`]; `reading` parses answers, and `progress` shows
+//! how far a prompt is. `ctrl_c` stops a generation, and `memory` resizes caches on signals. [`report`] puts
+//! measurements into words.
 //!
 //! **The others.** [`perplexity`], [`sim`], `rpc` and [`mod@bench`].
 //!
-//! **What all of them do alike.** [`signals`] asks them to end, [`exit`] says how they ended, [`output`] writes lines and files and
-//! has the rule about a reader that goes away, [`advice`] adds the flags that help to errors of the library, [`pages`] completes flags and has manuals; `log` and `devices` tell people what is going on.
+//! **Common to all programs.** [`signals`] asks them to end, [`exit`] reports how they ended, [`output`] writes lines
+//! and files and has the rule about closed pipes, [`advice`] adds helpful flags to the library's errors, [`pages`]
+//! provides completions and manuals; `log` and `devices` report the state.
 //!
-//! Without the feature `engine` only the pure part exists, for its tests and for what needs no model.
+//! Without the feature `engine` only the pure part is built, for its tests and for tools that need no model.
 
-// The pure part has no user without the engine.
+// Without the engine the pure part is unused.
 #![cfg_attr(not(feature = "engine"), allow(dead_code))]
-// They panic where the reader went away; see `output`.
+// They panic if the reader has closed the pipe; see `output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod advice;

@@ -13,7 +13,7 @@ use super::resolve::Verbosity;
 use hobbit::LogLevel;
 use hobbit_core::files;
 
-/// How much a line matters; the number of `--verbosity` from which it shows.
+/// The level of a line: the least `--verbosity` that shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     Error = 1,
@@ -23,7 +23,7 @@ pub enum Level {
     Debug = 5,
 }
 
-/// A cheap handle on the log.
+/// A cheap handle to the log.
 #[derive(Clone)]
 pub struct Log {
     verbosity: Verbosity,
@@ -37,14 +37,14 @@ struct LogFile {
 
 enum State {
     Open(File),
-    /// The reader of a pipe went away.
+    /// The reader has closed the pipe.
     Unread,
     /// A line could not be written.
     Failed,
 }
 
 impl LogFile {
-    /// A log that cannot be written does not end the run; that is reported once.
+    /// A failure to write the log does not end the run; it is reported once.
     fn write(&mut self, text: &str) {
         let State::Open(file) = &mut self.state else { return };
         let Err(error) = file.write_all(text.as_bytes()) else { return };
@@ -68,7 +68,7 @@ impl Log {
         Ok(Self { verbosity, file })
     }
 
-    /// Ends the log of a run: its error goes to the file, and a run whose log could not be written has failed.
+    /// Ends the log of a run: writes the run's error to the file, and turns a failed log into a failed run.
     pub fn end(&self, outcome: Result<u8>) -> Result<u8> {
         if let Err(error) = &outcome {
             self.keep(format!("error: {}", exit::in_words(error)));
@@ -87,7 +87,7 @@ impl Log {
         self.text(level, &format!("{text}\n"));
     }
 
-    /// Prints text that brings its own line ends.
+    /// Prints text that contains its own line ends.
     pub fn text(&self, level: Level, text: &str) {
         if self.shows(level) {
             let _ = std::io::stderr().write_all(text.as_bytes());
@@ -97,14 +97,14 @@ impl Log {
         }
     }
 
-    /// Writes a line to the file alone, for what is printed in another way.
+    /// Writes a line to the file only, for text that is printed in another way.
     pub fn keep(&self, text: impl std::fmt::Display) {
         if let Some(file) = &self.file {
             locked(file).write(&format!("{text}\n"));
         }
     }
 
-    /// Takes llama.cpp's own lines. They are many, so they rank below ours.
+    /// Receives llama.cpp's log lines. They are many, so they rank below ours.
     pub fn take_llama_cpps(&self) {
         let log = self.clone();
         hobbit::set_log(move |level, text| {

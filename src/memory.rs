@@ -1,20 +1,20 @@
-//! The memory of a program that runs a model: its allocator, and the signals that resize its caches. SIGUSR1 halves them,
-//! SIGUSR2 gives them back what was planned.
+//! The memory of a program that runs a model: its allocator, and the signals that resize its caches. SIGUSR1 halves
+//! the caches, SIGUSR2 restores their planned size.
 
 use super::log::{Level, Log};
 use hobbit::Model;
 use hobbit::engine::{MemorySignal, take_memory_signal};
 use hobbit_core::plan::ExpertCache;
 
-/// Prepares the process for a model. The first thing that a program does: threads that are started before have arenas of
-/// their own, and until then a signal about caches ends the process.
+/// Prepares the process for a model. Must be the first action of a program: threads started earlier have their own
+/// arenas, and until then a signal about caches ends the process.
 pub fn begin() {
     hobbit::engine::watch_memory_signals();
     few_arenas();
 }
 
-/// Limits the allocator's arenas: other threads cannot use the memory that a thread frees in its own, and it seldom goes
-/// back to the system.
+/// Limits the allocator's arenas: memory freed in one thread's arena cannot be used by other threads and seldom
+/// returns to the system.
 pub fn few_arenas() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
@@ -24,7 +24,7 @@ pub fn few_arenas() {
     }
 }
 
-/// Does what a signal since the last call asks for.
+/// Resizes the caches if a signal asked for it since the last call.
 pub fn obey(model: &Model, log: &Log) {
     let Some(signal) = take_memory_signal() else { return };
     let device_bytes = || model.device_reports().iter().map(|device| device.cache_bytes).sum::<u64>();

@@ -1,6 +1,6 @@
-//! What programs write: lines for people, and files.
+//! Output of programs: lines for people, and files.
 //!
-//! One rule for all of them: who reads our output and goes away has seen enough. That is no failure, and nothing is said.
+//! A rule for all output: a reader that closes the pipe has seen enough. This is no failure and causes no message.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -11,27 +11,27 @@ use serde_json::Value;
 
 use hobbit_core::files::{self, Kind};
 
-/// Whether an error comes from a reader that went away: then a program ends with status 0 and without a word.
+/// Whether an error comes from a closed pipe: the program then ends silently with status 0.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let written = cause.downcast_ref::<io::Error>().map(io::Error::kind);
-        // serde_json keeps the system's error to itself.
+        // serde_json hides the system's error.
         let serialised = || cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
         written.or_else(serialised) == Some(io::ErrorKind::BrokenPipe)
     })
 }
 
-/// A line on stdout. `println!` panics where the reader went away.
+/// Prints a line on stdout. `println!` panics if the pipe is closed.
 pub fn say(line: impl Display) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
 }
 
-/// A line on stderr. Whether anybody reads it changes nothing; `eprintln!` would panic.
+/// Prints a line on stderr and ignores errors; `eprintln!` would panic.
 pub fn tell(line: impl Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Writes JSON where a flag says, '-' for stdout: a file whole or not at all. `what` names it where it cannot be written.
+/// Writes JSON to a file, whole or not at all, or to stdout for '-'. `what` names the file's purpose in errors.
 pub fn write_json(path: &Path, value: &Value, what: &str) -> Result<()> {
     let text = serde_json::to_string_pretty(value)? + "\n";
     if path == Path::new("-") {

@@ -1,4 +1,4 @@
-//! What a program tells shells and `man` about its flags: `--completions SHELL` and `--man`, of every program.
+//! Shell completions and manual pages of every program: `--completions SHELL` and `--man`.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -11,9 +11,9 @@ use clap_complete::Shell;
 
 use super::argv;
 
-/// Stands before the name of a flag with one dash and several letters, which clap does not know.
+/// Prefix of the name of a flag with one dash and several letters, which clap does not support.
 const ONE_DASH: &str = "one-dash-";
-/// llama.cpp's way to ask for bash's script.
+/// llama.cpp's flag for the bash completion script.
 const LLAMA_CPPS: &str = "--completion-bash";
 
 #[derive(Args, Debug)]
@@ -29,19 +29,19 @@ pub struct PagesArgs {
 
 const SHELLS: [&str; 5] = ["bash", "zsh", "fish", "elvish", "powershell"];
 
-/// Whose flags they are.
+/// The spelling of a program's flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spelling {
-    /// clap's alone.
+    /// clap's only.
     Clap,
-    /// llama.cpp's too ([`argv`]).
+    /// llama.cpp's as well ([`argv`]).
     LlamaCpp,
 }
 
-/// Prints what `words`, without the program's name, ask for, if it is one of these; the exit status.
+/// Prints the page that `words` (without the program's name) ask for, if they ask for one; returns the exit status.
 ///
 /// # Errors
-/// A full disk, a reader that went away.
+/// A full disk, a closed pipe.
 pub fn answer(command: impl FnOnce() -> Command, spelling: Spelling, words: &[OsString]) -> Option<Result<u8>> {
     let words: Vec<&str> = words.iter().map(|word| word.to_str()).collect::<Option<_>>()?;
     let page = match words[..] {
@@ -54,7 +54,7 @@ pub fn answer(command: impl FnOnce() -> Command, spelling: Spelling, words: &[Os
     Some(page.and_then(|page| print(&page)))
 }
 
-/// `None` for an unknown shell: clap says so.
+/// `None` for an unknown shell: clap reports it.
 fn of(command: impl FnOnce() -> Command, spelling: Spelling, shell: &str) -> Option<Result<Vec<u8>>> {
     let shell = clap::ValueEnum::from_str(shell, false).ok()?;
     Some(script(command(), spelling, shell))
@@ -66,7 +66,7 @@ fn print(page: &[u8]) -> Result<u8> {
     Ok(0)
 }
 
-/// A manual page, with one of each subcommand behind it.
+/// A manual page, followed by those of the subcommands.
 fn manual(mut command: Command) -> Result<Vec<u8>> {
     command.build();
     let mut page = Vec::new();
@@ -80,7 +80,7 @@ fn manual(mut command: Command) -> Result<Vec<u8>> {
     Ok(page)
 }
 
-/// clap keeps names for ever; so few of them do no harm.
+/// clap needs static names; a few leaked ones do no harm.
 fn leak(name: String) -> &'static str {
     Box::leak(name.into_boxed_str())
 }

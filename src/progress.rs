@@ -1,4 +1,4 @@
-//! Progress on stderr: hidden where it is no terminal and where nothing is to be said.
+//! Progress on stderr: hidden without a terminal and in quiet runs.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
@@ -12,28 +12,28 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use super::log::{Level, Log};
 use hobbit_core::units::Seconds;
 
-/// What is done sooner needs no bar.
+/// Shorter work needs no bar.
 const PATIENCE: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(500);
 const TOKENS: &str = "{msg} {bar:40} {pos} of {len} tokens {left}";
-/// Down a line without leaving the column, and back: there is a line below now, and the cursor's place is kept.
+/// Moves down a line in the same column and back, so that there is a line below, and saves the cursor's position.
 const LINE_BELOW: &[u8] = b"\x1bD\x1bM\x1b7\x1bD\r";
-/// Back to the place that was kept.
+/// Restores the saved position.
 const BACK: &[u8] = b"\x1b8";
 
-/// A bar of thousandths.
+/// A bar of 1000 steps.
 pub fn bar(log: &Log, template: &'static str) -> ProgressBar {
     let bar = if log.shows(Level::Info) { ProgressBar::new(1000) } else { ProgressBar::hidden() };
     bar.with_style(ProgressStyle::with_template(template).expect("the template is constant and valid"))
 }
 
-/// What is left, when `done` of `all` have taken `elapsed`; `None` while that cannot be said.
+/// Estimated time left after `done` of `all` have taken `elapsed`; `None` if there is no estimate.
 fn left(done: u64, all: u64, elapsed: Duration) -> Option<Duration> {
     let (done, left) = (u32::try_from(done).ok()?, all.checked_sub(done)?);
     (done > 0).then(|| elapsed.mul_f64(left as f64 / f64::from(done)))
 }
 
-/// Shows how many tokens are evaluated, once that has taken a while.
+/// Shows the number of evaluated tokens, once evaluation has taken a while.
 pub struct TokenBar {
     bar: ProgressBar,
     /// Tokens that are evaluated.
@@ -44,10 +44,9 @@ pub struct TokenBar {
 }
 
 impl TokenBar {
-    /// For `n_tokens`, of which `n_ubatch` are evaluated together; `what` is done with them, in words. `None` where nobody would see
-    /// it.
-    /// `is_mid_line`: the cursor stands behind a text that will go on there. `share` says how much of the present ubatch is
-    /// done, `0..=1`.
+    /// A bar for `n_tokens`, evaluated in ubatches of `n_ubatch`; `what` names the work. `None` if it would be
+    /// invisible. `is_mid_line`: the cursor is behind a text that will continue there. `share` returns the finished
+    /// part of the current ubatch, `0..=1`.
     pub fn new(
         what: &'static str,
         n_tokens: usize,
@@ -76,12 +75,12 @@ impl TokenBar {
             let position = move || position(done.load(Ordering::Relaxed), all, n_ubatch, share());
             move || draw(&bar, &position, is_mid_line && io::stdout().is_terminal(), &ended)
         };
-        // No thread, no bar.
+        // Without a thread there is no bar.
         let drawing = std::thread::Builder::new().name("progress".to_owned()).spawn(draw).ok();
         Some(Self { bar, done, end: Some(end), drawing })
     }
 
-    /// So many tokens are evaluated.
+    /// Sets the number of evaluated tokens.
     pub fn set(&self, done: usize) {
         self.done.store(done as u64, Ordering::Relaxed);
         self.bar.set_position(done as u64);
@@ -95,12 +94,12 @@ impl Drop for TokenBar {
     }
 }
 
-/// Tokens that count as evaluated: those of `all` that are, and a share of the next ubatch.
+/// Tokens that count as evaluated: finished ones of `all`, and a share of the next ubatch.
 fn position(done: u64, all: u64, n_ubatch: u64, share: f64) -> u64 {
     done + (n_ubatch.min(all.saturating_sub(done)) as f64 * share) as u64
 }
 
-/// Draws the bar if it is not ended before that is worth it, and takes it away again.
+/// Draws the bar once the work has taken long enough, and removes it at the end.
 fn draw(bar: &ProgressBar, position: &dyn Fn() -> u64, is_mid_line: bool, ended: &Receiver<()>) {
     if ended.recv_timeout(PATIENCE) != Err(RecvTimeoutError::Timeout) {
         return;

@@ -11,14 +11,14 @@ use super::log::{Level, Log};
 use super::resolve::{Bytes, HiArgs, Surroundings, as_typed};
 use super::signals::Interrupted;
 
-/// A pipe that has given nothing for so long may be one that nobody writes to.
+/// Time without input after which a notice says that standard input is awaited.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What there is to continue, and how many tokens are to follow it: without a number until the model or the context ends. Where nothing was given on the command line, the standard input is it, unless somebody types
-/// there or takes turns.
+/// The text to continue, and the number of tokens to generate; `None`: until the model or the context ends. Without a
+/// text on the command line, the standard input is read, unless it is a terminal or the run is a conversation.
 ///
 /// # Errors
-/// An input that is empty or cannot be read; a signal that asks for the end.
+/// An input that is empty or cannot be read; an ending signal.
 pub fn text(args: &HiArgs, around: &dyn Surroundings, log: &Log, ctrl_c: &CtrlC) -> Result<(Bytes, Option<usize>)> {
     if let Some(prompt) = &args.prompt {
         return Ok((prompt.clone(), args.predict));
@@ -37,7 +37,7 @@ pub fn text(args: &HiArgs, around: &dyn Surroundings, log: &Log, ctrl_c: &CtrlC)
     Ok((Bytes(demo::PROMPT.into()), args.demo_predict))
 }
 
-/// Reads the standard input, hears signals meanwhile, and says so if nothing comes for a while.
+/// Reads the standard input, handles signals meanwhile, and prints a notice if no input arrives for a while.
 fn read_patiently(log: &Log, ctrl_c: &CtrlC) -> Result<Vec<u8>> {
     let (send, found) = crossbeam_channel::bounded(1);
     let reader = std::thread::Builder::new().name("prompt".to_owned()).spawn(move || send.send(read()));

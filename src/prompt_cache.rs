@@ -1,5 +1,6 @@
-//! The state after a prompt in a file (`--prompt-cache`): a later run whose prompt begins alike goes on there. Keys and values come
-//! back bit for bit; what follows them is evaluated in other batches than the whole prompt would be.
+//! The state after a prompt in a file (`--prompt-cache`): a later run whose prompt begins alike continues there. Keys
+//! and values are restored bit for bit; the remaining tokens are evaluated in other batches than the whole prompt
+//! would be.
 
 use std::path::PathBuf;
 
@@ -10,14 +11,14 @@ use super::resolve::PromptCacheOptions;
 use super::saved;
 use hobbit::{Session, Token};
 
-/// The file, and what this run has done with it.
+/// The file, and its use by this run.
 pub struct PromptCache {
     path: PathBuf,
-    /// Of the model and its KV cache.
+    /// Mark of the model and its KV cache.
     mark: u64,
     keeps_all: bool,
     writes: bool,
-    /// The first prompt was looked for.
+    /// Whether the first prompt was looked up.
     is_restored: bool,
     /// Tokens of this run, in order.
     history: Vec<Token>,
@@ -38,13 +39,13 @@ impl PromptCache {
         }
     }
 
-    /// Whether what is generated is kept, too.
+    /// Whether generated tokens are saved, too.
     pub fn keeps_all(&self) -> bool {
         self.keeps_all
     }
 
-    /// Puts as much of the first prompt into the session's empty context as the file has; how many tokens that is, the last
-    /// one never: its logits are wanted.
+    /// Restores as much of the first prompt into the session's empty context as the file has; returns the number of
+    /// tokens. The last token is never restored, because its logits are needed.
     ///
     /// # Errors
     /// A file that is damaged, or another model's.
@@ -72,7 +73,7 @@ impl PromptCache {
         Ok(known)
     }
 
-    /// Writes the file, if `prompt`, which was just read into the context, has more than it.
+    /// Writes the file if `prompt`, which was just read into the context, is not fully in it.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -85,12 +86,12 @@ impl PromptCache {
         Ok(())
     }
 
-    /// So much was generated.
+    /// Records generated tokens.
     pub fn note(&mut self, generated: &[Token]) {
         self.history.extend_from_slice(generated);
     }
 
-    /// At the end: writes what was generated, if that is to be kept.
+    /// At the end: writes the generated tokens if they are to be saved.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -115,7 +116,7 @@ impl PromptCache {
     }
 }
 
-/// Length of the beginning that two texts have in common.
+/// Length of the common beginning.
 pub fn common_prefix(one: &[Token], other: &[Token]) -> usize {
     one.iter().zip(other).take_while(|(a, b)| a == b).count()
 }

@@ -1,4 +1,4 @@
-//! A model's words on the screen: thoughts apart from the answer, where the chat template says which is which.
+//! Prints a model's output, with thoughts separate from the answer if the chat template defines them.
 
 use anyhow::Result;
 
@@ -8,14 +8,14 @@ use super::log::{Level, Log};
 use hobbit::Error;
 use hobbit::engine::{ChatDelta, ChatParser, ChatStream};
 
-/// How an answer is read.
+/// How an answer is parsed.
 #[derive(Clone, Debug, Default)]
 pub struct Reading {
-    /// Takes it apart; without it it is printed as it comes.
+    /// Parses the answer; without a parser it is printed as it arrives.
     pub parser: Option<ChatParser>,
-    /// Control tokens that the template names belong to it: tags of thoughts are among them.
+    /// Keep control tokens that the template names, such as the tags of thoughts.
     pub keeps_tags: bool,
-    /// Texts at which the answer ends, beside the user's.
+    /// Texts at which the answer ends, in addition to the user's.
     pub stops: Vec<String>,
 }
 
@@ -30,12 +30,12 @@ pub struct Reader {
 
 impl Reader {
     pub fn new(parser: Option<ChatParser>) -> Result<Self> {
-        // Nobody offers tools here, so that there are no calls to be numbered.
+        // No tools are offered here, so no calls need ids.
         let parts = parser.map(|parser| ChatStream::new(parser, String::new)).transpose()?;
         Ok(Self { parts, text: String::new(), thought: String::new(), voice: Voice::Model })
     }
 
-    /// Prints what `piece` adds. `ends`: it is the last.
+    /// Prints the text that `piece` adds. `ends`: it is the last piece.
     pub fn push(&mut self, piece: &str, ends: bool, screen: &mut Screen, log: &Log) -> Result<()> {
         let Some(parts) = &mut self.parts else {
             self.text.push_str(piece);
@@ -63,12 +63,12 @@ impl Reader {
         Ok(())
     }
 
-    /// The answer, and the thought before it.
+    /// The answer, and the thoughts before it.
     pub fn finish(self) -> (String, String) {
         (self.text, self.thought)
     }
 
-    /// Headings as llama-cli's.
+    /// Headings as in llama-cli.
     fn speak_as(&mut self, voice: Voice, screen: &mut Screen) -> Result<()> {
         if voice == self.voice {
             return Ok(());
@@ -80,7 +80,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes the answer as it is from here on.
+    /// Prints the rest of the answer unparsed.
     fn give_up(&mut self, error: Error, screen: &mut Screen, log: &Log) -> Result<()> {
         let said = self.parts.take().map(|parts| parts.text().to_owned()).unwrap_or_default();
         screen.end_line()?;

@@ -1,4 +1,4 @@
-//! How models think, from flags to what templates and samplers are told.
+//! Settings of a model's thoughts, from flags to the inputs of templates and samplers.
 
 use std::collections::BTreeMap;
 
@@ -9,32 +9,32 @@ use super::args::ReasoningArgs;
 use super::switch::Tri;
 use hobbit::options::{ReasoningBudget, ReasoningFormat};
 
-/// The template's variable that turns thoughts on and off.
+/// The template variable that turns thoughts on and off.
 pub const ENABLE_THINKING: &str = "enable_thinking";
-/// The template's variable that says how hard to think.
+/// The template variable for the effort of thoughts.
 pub const REASONING_EFFORT: &str = "reasoning_effort";
-/// The template's variable that keeps earlier thoughts in sight.
+/// The template variable that keeps earlier thoughts in the prompt.
 const PRESERVE_REASONING: &str = "preserve_reasoning";
 
 /// How a model thinks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reasoning {
-    /// As asked for; `None` as the template does.
+    /// On or off; `None` leaves it to the template.
     pub enabled: Option<bool>,
-    /// What becomes of thoughts.
+    /// The form in which thoughts are returned.
     pub format: ReasoningFormat,
-    /// Tokens of one thought; `None` without end.
+    /// Maximum tokens of one thought; `None`: no limit.
     pub budget: Option<u32>,
-    /// Said for the model before a thought is ended by its budget.
+    /// Text inserted before a thought is ended by its budget.
     pub budget_message: String,
     /// Variables of the chat template: names, and values in JSON.
     pub template_kwargs: BTreeMap<String, String>,
-    /// Answers are taken as they are.
+    /// Leave answers unparsed.
     pub skip_parsing: bool,
 }
 
 impl Reasoning {
-    /// What the flags say. Flags of their own win over `--chat-template-kwargs`.
+    /// The settings from the flags. Dedicated flags override `--chat-template-kwargs`.
     pub fn new(args: ReasoningArgs) -> Self {
         let mut kwargs = args.chat_template_kwargs.unwrap_or_default().0;
         let enabled = match args.reasoning {
@@ -66,10 +66,10 @@ impl Reasoning {
         }
     }
 
-    /// Whether the model is to think, with these variables of the template, which `template_thinks` says that it can.
+    /// Whether the model thinks, given these template variables; `template_thinks`: whether the template supports it.
     ///
     /// # Errors
-    /// A variable `enable_thinking` that is a text.
+    /// The variable `enable_thinking` is a text.
     pub fn enable_thinking(&self, kwargs: &BTreeMap<String, String>, template_thinks: bool) -> Result<bool> {
         match kwargs.get(ENABLE_THINKING).map(String::as_str) {
             Some("true") => Ok(true),
@@ -81,7 +81,7 @@ impl Reasoning {
         }
     }
 
-    /// What samplers are told; the tags of thoughts are the template's to say.
+    /// The sampler's settings; the template supplies the tags of thoughts.
     pub fn sampled(&self) -> ReasoningBudget {
         ReasoningBudget { tokens: self.budget, message: self.budget_message.clone(), ..ReasoningBudget::default() }
     }

@@ -1,5 +1,5 @@
-//! Measurements for people and as JSON. A start-up or closing line has each figure once: brief lines are always shown, details with
-//! `-v`.
+//! Measurements as text and as JSON. Start-up and closing lines give each figure once: brief lines are always shown,
+//! details with `-v`.
 
 pub mod closing;
 pub mod start;
@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use super::log::Level;
 use hobbit::stats::{PhaseStats, Stats, Timings};
 
-/// The hit rate from which reading is taken not to bound decoding, unless decoding waited for it all the same.
+/// Hit rate from which reads are assumed not to bound decoding, unless decoding waited for them anyway.
 const RESIDENT: f64 = 0.95;
-/// The share of decoding that such waiting has to exceed: few misses of large experts can be most of the time.
+/// Share of decode time that such waiting has to exceed: few misses of large experts can be most of the time.
 const WAITED: f64 = 0.1;
 
 /// A line of a report.
@@ -41,7 +41,7 @@ pub fn detail(text: impl Into<String>) -> Line {
 
 /// llama.cpp's lines, as `llama_perf_sampler_print` and `llama_perf_context_print` print them.
 pub fn timing_lines(t: &Timings) -> String {
-    // llama.cpp counts at least one of each, so that nothing is divided by zero.
+    // llama.cpp counts at least one of each, to avoid division by zero.
     let (prompt, runs) = (t.prompt_tokens.max(1), t.eval_runs.max(1));
     let per_token = |ms: f64, n: u64| {
         let n = n as f64;
@@ -68,13 +68,13 @@ pub fn timing_lines(t: &Timings) -> String {
     )
 }
 
-/// Everything for `--stats-json`: the measurements of a session beside what is known `about` it. Rates are `null` where nothing
-/// was counted.
+/// The JSON of `--stats-json`: a session's measurements, added to the description in `about`. Rates are `null` if
+/// nothing was counted.
 pub fn json(mut about: Value, timings: &Timings, stats: &Stats) -> Value {
     for (device, counters) in about["devices"].as_array_mut().into_iter().flatten().zip(&stats.devices) {
         device["counters"] = json!(counters);
     }
-    // Every counter of the library, by the name of its field.
+    // Every counter of the library, under its field name.
     if let (Value::Object(all), Value::Object(mut counted)) = (&mut about, json!(stats)) {
         counted.remove("devices");
         all.extend(counted);
@@ -102,20 +102,20 @@ fn phase(phase: &PhaseStats) -> Value {
     object
 }
 
-/// Tokens per second if decoding did nothing but read, at the bandwidth that decoding itself reached. `None` when
-/// (nearly) everything was resident: the number would say nothing.
+/// Tokens per second if decoding did nothing but read, at decoding's own read bandwidth. `None` if (nearly) all
+/// experts were resident, where the figure has no meaning.
 fn roofline(stats: &Stats) -> Option<f64> {
     let waited = stats.decode.io_wait_seconds > WAITED * stats.decode.seconds;
     stats.decode.hit_rate().filter(|&rate| rate < RESIDENT || waited)?;
     stats.decode.roofline_tokens_per_second(stats.decode.read_bandwidth()?)
 }
 
-/// How near decoding came to reading and computing at once.
+/// How close decoding came to full overlap of reads and computation.
 fn efficiency(stats: &Stats) -> Option<f64> {
     stats.decode.efficiency(stats.decode.read_bandwidth()?)
 }
 
-/// A number of parameters for people: `11.7M`.
+/// A readable number of parameters: `11.7M`.
 pub fn parameters(n: u64) -> String {
     match n as f64 {
         few if n < 1_000_000_000 => format!("{:.1}M", few / 1e6),
@@ -123,7 +123,7 @@ pub fn parameters(n: u64) -> String {
     }
 }
 
-/// llama.cpp's description of a model, with the number of parameters where it knows no name for the size.
+/// llama.cpp's description of a model; the number of parameters replaces an unknown size name.
 pub fn description(text: &str, n_params: u64) -> String {
     text.replace("?B", &parameters(n_params)).replace(" (guessed)", "")
 }

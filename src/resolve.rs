@@ -1,4 +1,4 @@
-//! From what was typed to what is done: files read, escapes processed, schemas converted, the model found.
+//! From flags to settings: reads files, processes escapes, converts schemas, finds the model.
 
 use std::fmt;
 use std::io;
@@ -21,11 +21,11 @@ use hobbit::options::{
 };
 use hobbit_core::files::{Input, Kind, Output, OutputError};
 
-/// The world that settings depend on.
+/// The environment that settings depend on.
 pub trait Surroundings {
     /// The bytes of a file.
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
-    /// The bundled model, or why there is none.
+    /// The bundled model, or the reason why there is none.
     fn demo_model(&self) -> Result<PathBuf, String>;
     /// A GBNF grammar for a JSON schema.
     fn grammar_of_schema(&self, schema: &str) -> Result<String>;
@@ -39,7 +39,7 @@ pub trait Surroundings {
     fn is_typed_in(&self) -> bool {
         false
     }
-    /// All that the standard input has.
+    /// All bytes of the standard input.
     fn input(&self) -> io::Result<Vec<u8>> {
         Ok(Vec::new())
     }
@@ -54,10 +54,11 @@ pub struct HiArgs {
     pub is_demo: bool,
     pub model_options: ModelOptions,
     pub session_options: SessionOptions,
-    /// How many tokens of a prompt are computed at once is chosen by its length and the memory there is.
+    /// Whether hobbit chooses the ubatch by the prompt's length and the available memory.
     pub chooses_ubatch: bool,
     pub sampling: SamplingOptions,
-    /// The schema from which the grammar was made, if it was: a chat template knows better where in an answer it holds.
+    /// The schema from which the grammar was made, if any: a chat template knows in which part of an answer it
+    /// applies.
     pub json_schema: Option<String>,
     pub reasoning: Reasoning,
     /// Text to continue, or the first message. Usually UTF-8, but llama.cpp takes any bytes.
@@ -66,7 +67,7 @@ pub struct HiArgs {
     pub prompt_cache: Option<PromptCacheOptions>,
     /// Tokens to generate at once; `None` until the model or the context ends.
     pub predict: Option<usize>,
-    /// The same where the demo model continues its own text.
+    /// The same for the demo model when it continues its own text.
     pub demo_predict: Option<usize>,
     /// Texts at which generation stops.
     pub stops: Vec<String>,
@@ -89,7 +90,7 @@ pub struct HiArgs {
     pub colour: bool,
     pub simple_io: bool,
     pub output: Reporting,
-    /// Files that were read for all this, by their flags.
+    /// Files read for these settings, with their flags.
     pub read: Vec<(&'static str, PathBuf)>,
 }
 
@@ -97,7 +98,7 @@ pub struct HiArgs {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PromptCacheOptions {
     pub path: PathBuf,
-    /// Keep what is generated, too.
+    /// Save generated tokens, too.
     pub keeps_all: bool,
     pub is_read_only: bool,
 }
@@ -112,17 +113,17 @@ impl fmt::Debug for Bytes {
     }
 }
 
-/// What surrounds the user's input when no template does.
+/// Texts around the user's input if no template applies.
 #[derive(Debug, Default)]
 pub struct Affixes {
     pub prefix: String,
     pub suffix: String,
     pub bos: bool,
-    /// Whether any was given: the chat template is off then.
+    /// Whether any was given: this disables the chat template.
     pub given: bool,
 }
 
-/// Where messages and measurements go.
+/// Destinations of messages and measurements.
 #[derive(Debug)]
 pub struct Reporting {
     pub verbosity: Verbosity,
@@ -131,7 +132,7 @@ pub struct Reporting {
     pub stats_json: Option<PathBuf>,
 }
 
-/// From which level on lines show: 1 errors, 2 warnings, 3 information, 4 more, 5 everything.
+/// Levels up to which lines show: 1 errors, 2 warnings, 3 information, 4 more, 5 everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verbosity {
     /// On stderr.
@@ -142,7 +143,7 @@ pub struct Verbosity {
 
 impl HiArgs {
     /// # Errors
-    /// Files that cannot be read, settings that are not UTF-8, a schema or sampler that is not understood.
+    /// Unreadable files, settings that are not UTF-8, an invalid schema or sampler.
     pub fn new(low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
         let (model, is_demo) = model(&low.model, around)?;
         let inputs = given_files([
@@ -228,7 +229,7 @@ impl HiArgs {
         })
     }
 
-    /// Checks that nothing is written over what is read, or over files of other kinds.
+    /// Checks that no output overwrites an input or a file of another kind.
     pub fn check_outputs(&self) -> Result<(), OutputError> {
         let cache = self.prompt_cache.as_ref().filter(|cache| !cache.is_read_only).map(|cache| cache.path.clone());
         let written = [
@@ -271,7 +272,7 @@ fn prompt_file(path: &Path, around: &dyn Surroundings, flag: &str) -> Result<Vec
     Ok(bytes)
 }
 
-/// What a text file says to a program whose users type: one newline at its end ends the line, and escapes are processed.
+/// A text file's content as typed input: one newline at its end is removed, and escapes are processed.
 pub fn as_typed(bytes: Vec<u8>, escape: bool) -> Bytes {
     unescaped(&without_newline(bytes), escape)
 }
@@ -285,7 +286,7 @@ fn unescaped(bytes: &[u8], escape: bool) -> Bytes {
     Bytes(if escape { unescape(bytes) } else { bytes.to_vec() })
 }
 
-/// How much the log shows: `--verbose` wins over a number. `--quiet` is for stderr alone, and wins there.
+/// Verbosity of the log: `--verbose` overrides a number. `--quiet` applies to stderr only, and overrides both there.
 pub fn verbosity(closing: &ClosingArgs, log: &LogArgs) -> Verbosity {
     let logged = if log.verbose.0 { 5 } else { log.verbosity };
     Verbosity { shown: if closing.quiet.0 { 1 } else { logged }, logged }
@@ -299,7 +300,7 @@ pub fn model(args: &ModelArgs, around: &dyn Surroundings) -> Result<(PathBuf, bo
     }
 }
 
-/// What flags say of the model itself, and where its experts are kept.
+/// Model options from the flags about the model itself, added to those about its experts.
 pub fn of_model(args: &ModelArgs, experts: ModelOptions) -> ModelOptions {
     ModelOptions {
         repack: args.repack.into(),
@@ -310,12 +311,12 @@ pub fn of_model(args: &ModelArgs, experts: ModelOptions) -> ModelOptions {
     }
 }
 
-/// Files that were given, by their flags.
+/// The files that were given, with their flags.
 pub fn given_files<const N: usize>(files: [(&'static str, &Option<PathBuf>); N]) -> Vec<(&'static str, PathBuf)> {
     files.into_iter().filter_map(|(flag, path)| Some((flag, path.clone()?))).collect()
 }
 
-/// Checks what a program writes beside the engine.
+/// Checks the outputs of a program other than the engine's.
 pub fn check_outputs(
     options: &ModelOptions,
     model: &Path,
@@ -327,10 +328,10 @@ pub fn check_outputs(
     options.check_outputs_with(model, (&written.collect::<Vec<_>>(), &read.collect::<Vec<_>>()), advice::flag)
 }
 
-/// Where experts of a model are kept and how they are computed, for a session as `expects` says: every program's flags go this way.
+/// Options for expert storage and computation, for a session like `expects`. All programs' flags pass through here.
 ///
 /// # Errors
-/// Flags of no use together; with `--low auto`, a model that cannot be read.
+/// Flags without effect together; with `--low auto`, a model that cannot be read.
 pub fn experts(args: ExpertArgs, model: &Path, expects: SessionOptions) -> Result<ModelOptions> {
     let ExpertArgs { preset: _, memory, device, precision, routing, caching } = args;
     let max_loss = routing.max_loss;
@@ -395,7 +396,7 @@ pub fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> Sess
     }
 }
 
-/// The JSON schema that counts, and what gave it.
+/// The JSON schema in force, and the flag that gave it.
 pub fn json_schema(args: &SamplingArgs, around: &dyn Surroundings) -> Result<Option<(String, String)>> {
     if args.grammar.is_some() || args.grammar_file.is_some() {
         return Ok(None);
@@ -424,7 +425,7 @@ pub fn sampling(
     let sequence_breakers = match args.dry_sequence_breaker.as_slice() {
         [] => defaults.dry.sequence_breakers,
         given => {
-            // "none" forgets those before it, as in llama.cpp.
+            // "none" discards earlier values, as in llama.cpp.
             let after_none = given.iter().rposition(|text| text == "none").map_or(0, |none| none + 1);
             let given = &given[after_none..];
             given.iter().map(|breaker| text(breaker, escape, "--dry-sequence-breaker")).collect::<Result<_>>()?
@@ -468,7 +469,7 @@ pub fn sampling(
     })
 }
 
-/// Typed text, its escapes processed if wanted.
+/// Typed text, with escapes processed if wanted.
 pub fn text(typed: &str, escape: bool, flag: &str) -> Result<String> {
     if !escape {
         return Ok(typed.to_owned());

@@ -111,12 +111,12 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     Err(error.into())
 }
 
-/// One line on stdout. Whether anybody reads it changes nothing.
+/// Prints a line on stdout and ignores errors.
 fn say(line: &str) {
     let _ = output::say(line);
 }
 
-/// An IPv4 address: ggml's sockets take no other.
+/// An IPv4 address: ggml's sockets accept no other.
 fn host(text: &str) -> Result<Ipv4Addr, String> {
     match text {
         "localhost" => Ok(Ipv4Addr::LOCALHOST),
@@ -133,7 +133,7 @@ fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-/// The directory in which llama.cpp's `ggml-rpc-server` keeps tensors, which is this program's too.
+/// The directory in which llama.cpp's `ggml-rpc-server` keeps tensors; this program shares it.
 fn cache_directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let path = |name| variable(name).map(PathBuf::from);
     let cache = path("LLAMA_CACHE").or_else(|| {

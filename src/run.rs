@@ -1,4 +1,4 @@
-//! `hobbit-cli`, from the process's arguments to its exit status; how a model is opened and described, as hobbit-perplexity does too.
+//! `hobbit-cli`, from arguments to exit status; also opens and describes models for hobbit-perplexity.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -40,7 +40,7 @@ use hobbit::stats::{DeviceReport, Stats, Timings};
 use hobbit::{Error, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions};
 use hobbit_core::pack::WriteError;
 
-/// Said of the model's file where nobody has named one.
+/// Note for a run without a model argument.
 const DEMO: &str = "no model given (-m): running the demo model";
 
 /// Runs `hobbit-cli` with the arguments of this process.
@@ -71,7 +71,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     log.end(speak(&args, &notes, &log))
 }
 
-/// Opens the model and has it say what was asked for; the exit status.
+/// Opens the model and generates; returns the exit status.
 fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let ctrl_c = begin(notes, &args.session_options, args.output.stats_json.as_deref(), args.colour, log)?;
     let model = open(&args.model, args.is_demo, &args.model_options, log, &ctrl_c)?;
@@ -94,7 +94,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     warn_of_training(&model, &args.session_options, log);
     log.line(Level::Debug, format!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
-    // Drawn here, so that every part of the chain has the same, and the run can be repeated.
+    // Drawn once, so that all parts of the sampler chain share the seed and the run can be repeated.
     let seed = drawn_once(args.sampling.seed);
     let sampler = Sampler::new(&model, &SamplingOptions { seed, ..args.sampling.clone() })?;
     let screen = Screen::new(args.colour);
@@ -114,12 +114,12 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         None => conversation::run(&mut desk),
     };
     let (end, status) = match outcome {
-        // Also where the terminal is gone, and nothing can be printed any more.
+        // Also if the terminal is gone and nothing can be printed.
         _ if ctrl_c.is_ending() => (End::Interrupted, signals::status()),
         Ok(End::Interrupted) => (End::Interrupted, signals::status()),
         Ok(end) if desk.failed && (args.single_turn || !io::stdin().is_terminal()) => (end, FAILED),
         Ok(end) => (end, 0),
-        // The reader went away; what was measured is still wanted.
+        // A reader that closed the pipe still wants the measurements.
         Err(error) if is_closed_pipe(&error) => (End::Interrupted, 0),
         Err(error) if error.is::<Interrupted>() => (End::Interrupted, signals::status()),
         Err(error) => {
@@ -138,7 +138,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     Ok(status)
 }
 
-/// How many tokens of the prompt are computed at once, where that is to be chosen and is more than usual.
+/// Prompt tokens to compute at once, if the user left the choice and a wider ubatch than the default helps.
 fn wider_ubatch(args: &HiArgs, model: &Model, prompt: Option<&Bytes>) -> Result<Option<u32>> {
     let Some(text) = prompt.or(args.prompt.as_ref()).filter(|_| args.chooses_ubatch) else { return Ok(None) };
     let n_prompt = model.tokenize(&text.0, true, true)?.len();
@@ -146,18 +146,18 @@ fn wider_ubatch(args: &HiArgs, model: &Model, prompt: Option<&Bytes>) -> Result<
     Ok(Some(model.ubatch_for(n_prompt, &args.session_options)).filter(|n| *n > usual))
 }
 
-/// Whether another seed may give another text.
+/// Whether another seed may change the text.
 fn leaves_to_chance(options: &SamplingOptions) -> bool {
     let is_greedy = options.temp <= 0.0 && options.dynatemp_range <= 0.0;
     let is_cooled = options.samplers.contains(&SamplerKind::Temperature) || options.mirostat.version != 0;
     !is_greedy || !is_cooled || options.mirostat.version != 0 || options.xtc.probability > 0.0
 }
 
-/// A seed: the one given, or one that nobody has chosen.
+/// The given seed, or a random one.
 fn drawn_once(given: u32) -> u32 {
     use std::hash::{BuildHasher, Hasher};
     match given {
-        // Hashers are seeded by the system.
+        // The system seeds the standard library's hashers.
         SamplingOptions::RANDOM_SEED => {
             std::hash::RandomState::new().build_hasher().finish() as u32 % SamplingOptions::RANDOM_SEED
         }
@@ -168,10 +168,10 @@ fn drawn_once(given: u32) -> u32 {
 /// Opens a model with a progress bar.
 pub fn open(path: &Path, is_demo: bool, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) -> Result<Model> {
     if is_demo && !log.shows(Level::Info) {
-        // Otherwise the first of the start-up lines says so. The demo's text must not pass for another model's.
+        // Below level Info no start-up line reports it. The demo's text must not pass for another model's.
         log.line(Level::Error, format!("hobbit: {DEMO} {}", path.display()));
     }
-    // A missing file is the commonest mistake: tell it before anything else happens.
+    // Check for a missing file first: it is the most common mistake.
     std::fs::metadata(path).with_context(|| format!("{}: cannot open this model", path.display()))?;
     signals::explain_lost_pages(path);
     let options = ModelOptions { low: low_source(path, options, log, ctrl_c)?, ..options.clone() };
@@ -186,10 +186,10 @@ pub fn open(path: &Path, is_demo: bool, options: &ModelOptions, log: &Log, ctrl_
     Ok(model?)
 }
 
-/// The chat templates of the model at `path`, or the one that was given.
+/// The chat templates of the model at `path`, or the given template.
 ///
 /// # Errors
-/// A template that cannot be used: its name, why, and which flag gives another.
+/// A template that cannot be used: the message names it, the reason, and the flag that gives another.
 pub fn templates(model: &Model, path: &Path, given: Option<&str>) -> Result<ChatTemplates> {
     ChatTemplates::new(model, given).with_context(|| match given {
         Some(_) => "the template of --chat-template (or --chat-template-file) cannot be used".to_owned(),
@@ -200,7 +200,7 @@ pub fn templates(model: &Model, path: &Path, given: Option<&str>) -> Result<Chat
     })
 }
 
-/// Where low versions come from once those that were to be made exist.
+/// Source of low versions, after creating those that are missing.
 fn low_source(path: &Path, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) -> Result<Option<LowSource>> {
     let is_exact = options.precision.mode == Some(PrecisionMode::Exact);
     let (types, directory) = match &options.low {
@@ -233,8 +233,8 @@ fn low_source(path: &Path, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) ->
     Ok(Some(LowSource::File(made)))
 }
 
-/// What comes before a model is opened: notes about what was typed, an early word if statistics could not be written in the
-/// end, and ears for llama.cpp's log and for signals.
+/// Prepares a run before its model is opened: prints notes on the command line, checks early that statistics can be
+/// written, and installs handlers for llama.cpp's log and for signals.
 pub fn begin(notes: &[Note], session: &SessionOptions, json: Option<&Path>, colour: bool, log: &Log) -> Result<CtrlC> {
     for note in notes {
         match note {
@@ -261,7 +261,7 @@ fn warn_of_threads(options: &SessionOptions, log: &Log) {
     }
 }
 
-/// The start-up lines: three brief ones at most, and details. Warnings always.
+/// Start-up lines: at most three brief ones, and details. Warnings are always printed.
 pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &ModelOptions, log: &Log) {
     let info = model.info();
     let say = |line: Line| log.line(line.level(), format!("hobbit: {}", line.text));
@@ -307,7 +307,7 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     log.line(Level::More, hobbit::engine::system_info());
 }
 
-/// Warns of a context that the model was not trained for. Who scales positions has thought of it.
+/// Warns of a context longer than the model was trained for, unless positions are scaled.
 fn warn_of_training(model: &Model, options: &SessionOptions, log: &Log) {
     let (n_ctx, trained) = (options.n_ctx, model.info().n_ctx_train);
     if trained > 0 && n_ctx > trained && options.rope == RopeOptions::default() {
@@ -319,13 +319,13 @@ fn warn_of_training(model: &Model, options: &SessionOptions, log: &Log) {
     }
 }
 
-/// What devices hold now, which may be less than at the start.
+/// Current use of devices, which may be lower than at the start.
 pub fn devices_now(session: &Session) -> Vec<DeviceReport> {
     let now = session.model().device_reports();
     if now.is_empty() { session.devices().to_vec() } else { now }
 }
 
-/// The closing lines, and the file of `--stats-json`.
+/// Prints the closing lines and writes the file of `--stats-json`.
 fn finish(desk: &Desk, end: &End) -> Result<()> {
     let output = &desk.args.output;
     let (timings, stats) = (desk.session.timings(), desk.session.stats());
@@ -351,7 +351,7 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
     write_json(path, &all, "statistics")
 }
 
-/// All that is known about a session and that it measured, and how it ended.
+/// The measurements of a session, and how it ended.
 pub fn measured(session: &Session, timings: &Timings, stats: &Stats, stop: impl Serialize) -> Value {
     let about = json!({
         "model": session.model().info(),

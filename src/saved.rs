@@ -1,5 +1,5 @@
-//! A sequence in a file, a slot of the server's or a prompt of hobbit-cli's: the tokens and what llama.cpp keeps of them.
-//! Damaged files and those of another model are refused before llama.cpp sees them, and no file of another kind is
+//! A saved sequence, the server's slot or hobbit-cli's prompt: the tokens, and llama.cpp's state for them. Damaged
+//! files and those of another model are refused before llama.cpp reads them, and files of other kinds are never
 //! replaced.
 
 use std::io::{Error, ErrorKind};
@@ -9,12 +9,12 @@ use hobbit::options::Token;
 use hobbit_core::files;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Magic, mark, number of tokens, bytes of the state, checksum of what follows.
+/// Magic, mark, number of tokens, bytes of the state, checksum of the remaining data.
 const HEADER: usize = 8 + 8 + 8 + 8 + 8;
-/// The most that is read.
+/// Maximum bytes to read.
 const BYTES_MAX: u64 = 64 << 30;
 
-/// What tells sequences of this model, evaluated as these options have it, from others.
+/// A mark of the model and its options: sequences with another mark are refused.
 #[cfg(feature = "engine")]
 pub fn mark(model: &hobbit::Model, model_options: &hobbit::ModelOptions, options: &hobbit::SessionOptions) -> u64 {
     let info = model.info();
@@ -31,7 +31,7 @@ pub fn mark(model: &hobbit::Model, model_options: &hobbit::ModelOptions, options
         options.rope,
         model_options.kv_overrides,
     );
-    // Fine-tunes of a model differ in their weights alone.
+    // Fine-tunes of a model differ only in their weights.
     let print = hobbit_core::pack::fingerprint(model.gguf()).map_or_else(|_| String::new(), |print| print.to_string());
     // Keys and values of approximate runs are approximate.
     let approximate = match model_options.precision.demands_exactness() {
@@ -39,7 +39,7 @@ pub fn mark(model: &hobbit::Model, model_options: &hobbit::ModelOptions, options
         false => format!("{:?} {:?} {:?}", model_options.low, model_options.precision, model_options.routing),
     };
     let words = format!("{words} {print} {approximate}");
-    // What is added to the model changes what is kept of a text: files by their names and sizes.
+    // Adapters and control vectors change the state: identify the files by name and size.
     let mut words = vec![words];
     for (flag, path) in adapters.files() {
         let size = std::fs::metadata(path).map_or(0, |found| found.len());
@@ -50,7 +50,7 @@ pub fn mark(model: &hobbit::Model, model_options: &hobbit::ModelOptions, options
     xxh3_64(words.join("\n").as_bytes())
 }
 
-/// The same where LoRA adapters are used by so much.
+/// The mark for these LoRA scales.
 pub fn mark_with(mark: u64, lora: &[f32]) -> u64 {
     match lora.iter().all(|scale| *scale == 0.0) {
         true => mark,
@@ -63,7 +63,7 @@ pub fn mark_with(mark: u64, lora: &[f32]) -> u64 {
 /// Writes a slot and returns its length in bytes. Readers see the old file or the new one.
 ///
 /// # Errors
-/// `InvalidInput` where the name is taken by anything that is not a saved slot; otherwise what the system says.
+/// `InvalidInput` if the name is taken by anything but a saved slot; otherwise the system's error.
 pub fn write(path: &Path, mark: u64, tokens: &[Token], state: &[u8]) -> std::io::Result<u64> {
     check_is_file(path)?;
     let mut bytes = Vec::with_capacity(HEADER + tokens.len() * 4 + state.len());
@@ -86,14 +86,14 @@ pub fn write(path: &Path, mark: u64, tokens: &[Token], state: &[u8]) -> std::io:
 /// Reads a slot: tokens, state, bytes of the file.
 ///
 /// # Errors
-/// Why it cannot be used.
+/// The reason why the file cannot be used.
 pub fn read(path: &Path, mark: u64) -> Result<(Vec<Token>, Vec<u8>, u64), String> {
     check_is_file(path).map_err(|error| error.to_string())?;
     let bytes = files::capped::read(path, BYTES_MAX).map_err(|error| error.to_string())?;
     parse(&bytes, mark).map(|(tokens, state)| (tokens, state, bytes.len() as u64))
 }
 
-/// Requires a regular file or none: a link may lead out of the directory, and a pipe never ends.
+/// Requires a regular file or none: a symlink may lead out of the directory, and a FIFO never ends.
 fn check_is_file(path: &Path) -> std::io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if !found.is_file() => {
@@ -131,7 +131,7 @@ fn parse(bytes: &[u8], mark: u64) -> Result<(Vec<Token>, Vec<u8>), String> {
     Ok((tokens.collect(), state.to_vec()))
 }
 
-/// Whether a name is that of a file in a directory, and of nothing else anywhere.
+/// Whether `name` is a plain file name, without any path.
 #[cfg(any(test, feature = "server"))]
 pub fn is_file_name(name: &str) -> bool {
     const FORBIDDEN: &[char] =

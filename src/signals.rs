@@ -1,5 +1,5 @@
-//! Signals that end a program: Ctrl-C, a polite request (SIGTERM), a terminal that is gone (SIGHUP). Every program hears them
-//! here; what it does then is its own: stop a generation (`ctrl_c`), end what it has started, or finish a record.
+//! Signals that end a program: Ctrl-C, SIGTERM and SIGHUP. Every program receives them here and reacts in its own
+//! way: it stops a generation (`ctrl_c`), ends its child processes, or finishes a record.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// A signal that asks for the end.
+/// A signal that ends the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// Ctrl-C.
@@ -23,18 +23,18 @@ impl Signal {
         [Self::Interrupt, Self::Terminate, Self::HangUp].into_iter().find(|signal| *signal as i32 == number)
     }
 
-    /// Exit status of a program that it ends, as shells number it.
+    /// Exit status of a program that the signal ends, as in shells.
     pub fn status(self) -> u8 {
         128 + self as u8 // 1, 2 and 15 everywhere
     }
 }
 
-/// A signal that asks for the end, where nothing was left to stop.
+/// An ending signal that found nothing to stop.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
 pub struct Interrupted;
 
-/// Status of the last signal; 0 while there was none.
+/// Number of the last signal; 0 if none came.
 static LAST: AtomicU8 = AtomicU8::new(0);
 
 /// Exit status of a run that was interrupted: 128 and the number of the last signal.
@@ -45,7 +45,7 @@ pub fn status() -> u8 {
     }
 }
 
-/// Whether a signal came that asks for the end.
+/// Whether an ending signal came.
 pub fn came() -> bool {
     LAST.load(Ordering::SeqCst) != 0
 }
@@ -54,7 +54,7 @@ pub fn check() -> Result<(), Interrupted> {
     if came() { Err(Interrupted) } else { Ok(()) }
 }
 
-/// Calls `handler`, on a thread of its own, for every signal that asks for the end. Once per process.
+/// Calls `handler` on a separate thread for every ending signal. Once per process.
 pub fn watch(mut handler: impl FnMut(Signal) + Send + 'static) -> Result<()> {
     let mut signals = wanted()?;
     let deliver = move || {
@@ -67,14 +67,14 @@ pub fn watch(mut handler: impl FnMut(Signal) + Send + 'static) -> Result<()> {
     spawned.map(drop).context("cannot handle signals")
 }
 
-/// The signals that ask for the end. What nohup has set to be ignored stays ignored.
+/// The ending signals. A signal that nohup set to be ignored stays ignored.
 fn wanted() -> Result<Signals> {
     let is_wanted = |signal: &i32| *signal != SIGHUP || !ignores_hang_up();
     let signals = Signals::new([SIGINT, SIGTERM, SIGHUP].iter().filter(|signal| is_wanted(signal)));
     signals.context("cannot handle signals")
 }
 
-/// Runs `work`, during which `handler` is called, on a thread of its own, for every signal that asks for the end. Afterwards others may
+/// Runs `work`, and meanwhile calls `handler` on a separate thread for every ending signal. Afterwards other code may
 /// watch.
 pub fn during<T>(mut handler: impl FnMut(Signal) + Send + 'static, work: impl FnOnce() -> T) -> Result<T> {
     let mut signals = wanted()?;
@@ -92,7 +92,7 @@ pub fn during<T>(mut handler: impl FnMut(Signal) + Send + 'static, work: impl Fn
     Ok(result)
 }
 
-/// Whether whoever started this process has SIGHUP ignored, as nohup does.
+/// Whether the parent process set SIGHUP to be ignored, as nohup does.
 fn ignores_hang_up() -> bool {
     // SAFETY: all-zero is a valid `sigaction`; with no new one the call only fills it in.
     unsafe {
@@ -101,11 +101,11 @@ fn ignores_hang_up() -> bool {
     }
 }
 
-/// The last line of a process that cannot read a page of a file any more.
+/// The last message of a process that can no longer read a page of a file.
 static LOST_PAGE: OnceLock<String> = OnceLock::new();
 
-/// From now on a page of a mapped file that cannot be read ends the process with a line that names `model`, and with the status
-/// of a failure: where all of a model fits, llama.cpp maps its file.
+/// From now on an unreadable page of a mapped file ends the process with a message that names `model`, and with the
+/// status of a failure: if all of a model fits, llama.cpp maps its file.
 pub fn explain_lost_pages(model: &Path) {
     let line = format!(
         "error: {}: a part of this file cannot be read any more: it was cut or written to while in use, or its disk fails; \
@@ -115,7 +115,7 @@ pub fn explain_lost_pages(model: &Path) {
     if LOST_PAGE.set(line).is_err() {
         return;
     }
-    // The standard library's own handler looks for the end of a stack, which is SIGSEGV on Linux and SIGBUS elsewhere.
+    // The standard library's handler detects stack overflow by SIGSEGV on Linux and SIGBUS elsewhere.
     #[cfg(target_os = "linux")]
     // SAFETY: all-zero is a valid `sigaction`. The handler has the signature that SA_SIGINFO asks for, and does only what is
     // allowed at any point of a program: it loads an atomic, and calls `write`, `signal` and `_exit`.
@@ -137,7 +137,7 @@ extern "C" fn lost_page(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut
                 libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len());
                 libc::_exit(1);
             }
-            // Another fault: it happens again and ends the process as usual.
+            // Any other fault recurs and ends the process as usual.
             None => {
                 libc::signal(signal, libc::SIG_DFL);
             }

@@ -1,6 +1,6 @@
-//! Reverse prompts: the text at which generation ends, however tokens cut it.
+//! Reverse prompts: texts that end a generation, independent of token boundaries.
 
-/// Finds the first of several texts in a stream and never lets a part of it out early.
+/// Finds the first of several texts in a stream, and holds back text that may become part of one.
 #[derive(Debug)]
 pub struct StopMatcher {
     stops: Vec<String>,
@@ -9,13 +9,13 @@ pub struct StopMatcher {
 }
 
 impl StopMatcher {
-    /// Matches any of `stops`; empty ones are ignored.
+    /// Matches any of `stops`; empty texts are ignored.
     pub fn new(stops: &[String]) -> Self {
         Self { stops: stops.iter().filter(|stop| !stop.is_empty()).cloned().collect(), held: String::new() }
     }
 
-    /// Takes the next piece of the stream: the text that belongs to no stop text, and the stop text that was completed. What
-    /// followed that in the piece is dropped, and the matcher starts afresh.
+    /// Adds the next piece; returns the text outside stop texts, and the completed stop text. The rest of the piece
+    /// after it is dropped, and the matcher starts over.
     pub fn push(&mut self, piece: &str) -> (String, Option<String>) {
         let mut text = std::mem::take(&mut self.held);
         text.push_str(piece);
@@ -33,12 +33,12 @@ impl StopMatcher {
         (text, None)
     }
 
-    /// What was held back when the stream ended without a stop.
+    /// The held-back text when the stream ends without a stop.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 
-    /// Length in bytes of the longest end of `text` that begins a stop text.
+    /// Length in bytes of the longest suffix of `text` that begins a stop text.
     fn undecided(&self, text: &str) -> usize {
         self.stops
             .iter()
@@ -58,7 +58,7 @@ mod tests {
         StopMatcher::new(&stops.iter().map(|stop| stop.to_string()).collect::<Vec<_>>())
     }
 
-    /// Text let out, and the stop, for a stream cut into `pieces`.
+    /// Emitted text and the stop, for a stream cut into `pieces`.
     fn run(stops: &[&str], pieces: &[&str]) -> (String, Option<String>) {
         let mut matcher = matcher(stops);
         let mut out = String::new();

@@ -14,7 +14,7 @@ use super::stop::StopMatcher;
 use super::utf8::Utf8Decoder;
 use hobbit::{Error, Model, Sampler, Session, StopReason, Token};
 
-/// The objects of a run.
+/// The state shared by a run's generations.
 pub struct Desk<'a> {
     pub args: &'a HiArgs,
     pub model: &'a Model,
@@ -27,11 +27,11 @@ pub struct Desk<'a> {
     pub ctrl_c: &'a CtrlC,
     /// Whether a message got no answer.
     pub failed: bool,
-    /// Where the state after the prompt is kept.
+    /// The file that keeps the state after the prompt.
     pub cache: Option<PromptCache>,
 }
 
-/// Why `tokens` tokens of `what` cannot be read; `None` if they fit in a context of `n_ctx`.
+/// The error message if `tokens` tokens of `what` do not fit in a context of `n_ctx`; `None` if they fit.
 pub fn too_long(what: &str, tokens: usize, n_ctx: u32) -> Option<String> {
     let larger = (tokens + 1).next_multiple_of(256);
     (tokens > n_ctx as usize).then(|| {
@@ -45,9 +45,9 @@ pub fn too_long(what: &str, tokens: usize, n_ctx: u32) -> Option<String> {
 pub enum End {
     /// The model ended the text.
     Eog,
-    /// As many tokens as asked for.
+    /// The requested number of tokens was generated.
     Length,
-    /// No room in the context.
+    /// The context is full.
     ContextFull,
     /// Ctrl-C.
     Interrupted,
@@ -55,13 +55,13 @@ pub enum End {
     Stopped,
 }
 
-/// What a generation came to.
+/// The result of a generation.
 pub struct Spoken {
-    /// Tokens, those of a reverse prompt included.
+    /// Generated tokens, those of a reverse prompt included.
     pub tokens: Vec<Token>,
-    /// Text without the reverse prompt, and without what was thought.
+    /// Text without the reverse prompt and without thoughts.
     pub text: String,
-    /// What was thought before, where that is told apart.
+    /// The thoughts before the text, if they are parsed separately.
     pub thought: String,
     /// The reverse prompt that ended it.
     pub stop: Option<String>,
@@ -69,7 +69,7 @@ pub struct Spoken {
 }
 
 impl Desk<'_> {
-    /// Reads `prompt` into the context, then prints what the model says, at most `limit` tokens.
+    /// Reads `prompt` into the context, then prints the model's output, at most `limit` tokens.
     ///
     /// # Errors
     /// Failed evaluation or output. Interrupts and a full context are ends, not errors.
@@ -77,7 +77,7 @@ impl Desk<'_> {
         self.answer(prompt, limit, &Reading::default())
     }
 
-    /// As [`Desk::speak`], with the answer read as `reading` says.
+    /// As [`Desk::speak`], with the answer parsed by `reading`.
     ///
     /// # Errors
     /// As [`Desk::speak`].
@@ -98,7 +98,7 @@ impl Desk<'_> {
         Ok(spoken)
     }
 
-    /// Reads `prompt`, and shows how far where somebody may wait for it.
+    /// Reads `prompt` and shows progress on a terminal.
     fn feed(&mut self, prompt: &[Token]) -> Result<(), Error> {
         let n_ubatch = self.session.n_ubatch();
         let model = self.model.clone();
@@ -142,7 +142,7 @@ impl Desk<'_> {
             let (text, stop) = matcher.push(&decoder.push(&self.model.piece(token, special)));
             reader.push(&text, stop.is_some(), &mut self.screen, self.log)?;
             if let Some(stop) = stop {
-                // The template's own is no turn of the user.
+                // A stop text of the template's does not open the user's turn.
                 let is_users = self.args.stops.contains(&stop);
                 (spoken.text, spoken.thought) = reader.finish();
                 let end = if is_users { End::Stopped } else { End::Eog };
@@ -157,7 +157,7 @@ impl Desk<'_> {
         };
         let mut rest = matcher.push(decoder.finish()).0;
         rest.push_str(&matcher.finish());
-        // What was cut off may be anything.
+        // An answer that was cut off may not parse.
         reader.push(&rest, spoken.end == End::Eog, &mut self.screen, self.log)?;
         (spoken.text, spoken.thought) = reader.finish();
         Ok(spoken)

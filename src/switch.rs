@@ -9,7 +9,7 @@ use hobbit::options::Repack;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch(pub bool);
 
-/// On, off, or as the circumstances suggest.
+/// On, off, or chosen automatically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tri {
     Auto,
@@ -18,7 +18,7 @@ pub enum Tri {
 }
 
 impl Switch {
-    /// Marks such flags in the command.
+    /// Value name that marks such flags in the command.
     pub const NAME: &str = "on|off";
 }
 
@@ -33,7 +33,7 @@ impl From<Tri> for Repack {
 }
 
 impl Tri {
-    /// Marks such flags in the command.
+    /// Value name that marks such flags in the command.
     pub const NAME: &str = "on|off|auto";
 }
 

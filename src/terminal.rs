@@ -5,15 +5,15 @@ use std::sync::{Mutex, PoisonError};
 
 use nix::sys::termios::{self, SetArg, Termios};
 
-/// As they were before an editor changed them.
+/// The settings before an editor changed them.
 static SETTINGS: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// Keeps them for [`restore`].
+/// Saves the settings for [`restore`].
 pub fn remember() {
     *SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) = termios::tcgetattr(io::stdin()).ok();
 }
 
-/// Undoes what an editor that still waits for a line has changed, before the program ends.
+/// Restores the settings that a waiting editor has changed, before the program ends.
 pub fn restore() {
     if let Some(settings) = &*SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) {
         let _ = termios::tcsetattr(io::stdin(), SetArg::TCSANOW, settings);

@@ -1,18 +1,18 @@
-//! Flags that llama.cpp's programs have and hobbit-cli has not.
+//! Flags of llama.cpp's programs that hobbit-cli lacks.
 //!
-//! What could change the output or leave something undone is refused with the remedy. Mere hints about speed are
-//! accepted and reported. Requests for what always happens are accepted in silence.
+//! A flag that could change the output or leave work undone is refused with the remedy. Performance hints are
+//! accepted and reported. Requests for hobbit's fixed behaviour are accepted silently.
 
 use std::ffi::OsString;
 
-/// What becomes of a flag.
+/// The treatment of a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// An error, with the reason and the remedy.
     Refused(&'static str),
     /// Dropped, with this reason.
     NoEffect(&'static str),
-    /// Dropped: hobbit does so anyway.
+    /// Dropped: hobbit always does this.
     Implied,
 }
 
@@ -22,22 +22,21 @@ pub struct Unsupported {
     names: &'static [&'static str],
     /// Words that follow it.
     pub values: usize,
-    /// What becomes of it.
+    /// The treatment.
     pub verdict: Verdict,
 }
 
 /// The flag of that name, if llama.cpp has it.
 pub fn find(name: &str) -> Option<&'static Unsupported> {
-    // Every flag of speculative decoding begins alike.
+    // All flags of speculative decoding share this prefix.
     if name.starts_with("--spec-") && name != SPECULATIVE.names[0] {
         return Some(&SPECULATIVE);
     }
     FLAGS.iter().find(|flag| flag.names.contains(&name))
 }
 
-/// Which of llama.cpp's variables are set to something that hobbit does not do. `value` looks into the environment,
-/// `is_ours` tells flags that this program has after all. Each with the reason why nothing comes of it, and whether it says which
-/// model to run.
+/// The llama.cpp environment variables that are set and that hobbit does not support. `value` looks up a variable;
+/// `is_ours` recognises flags that this program has. Each comes with the reason, and with whether it names a model.
 pub fn variables(
     value: impl Fn(&str) -> Option<OsString>,
     is_ours: impl Fn(&str) -> bool,
@@ -45,7 +44,7 @@ pub fn variables(
     let set = |&(name, flag): &(&'static str, &'static str)| {
         let found = find(flag).filter(|_| !is_ours(flag))?;
         let value = value(name)?;
-        // A switch that is off asks for nothing.
+        // A switch that is off has no effect.
         let is_off = found.values == 0 && OFF.iter().any(|off| value == **off);
         let (Verdict::Refused(why) | Verdict::NoEffect(why)) = found.verdict else { return None };
         (!value.is_empty() && !is_off).then(|| (name, why, MODEL_FLAGS.contains(&flag)))
@@ -79,7 +78,7 @@ const LOGGING: &str = "log lines have one form; see --log-file and --verbosity";
 /// Values that switch off (`common/arg.cpp`).
 const OFF: [&str; 4] = ["off", "disabled", "false", "0"];
 
-/// Flags that say which model to run.
+/// Flags that name a model.
 const MODEL_FLAGS: [&str; 1] = ["--docker-repo"];
 
 /// llama.cpp's variables of the flags below (`set_env` in `common/arg.cpp`), without those that only its server reads.

@@ -1,4 +1,4 @@
-//! Progress bars on standard error, and signals that ask for the end.
+//! Progress bars on standard error, and signals that end a program.
 
 use std::ops::ControlFlow;
 use std::sync::OnceLock;

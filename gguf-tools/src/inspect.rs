@@ -1,4 +1,4 @@
-//! `gguf-tools inspect`: what a model is made of, and what memory buys.
+//! `gguf-tools inspect`: a model's contents, and the benefit of memory.
 
 mod forecast;
 mod pack;
@@ -115,7 +115,7 @@ struct Layer {
     expert_types: BTreeMap<&'static str, &'static str>,
 }
 
-/// What keeping a share of the experts in memory costs.
+/// The cost of keeping a share of the experts in memory.
 #[derive(Debug, PartialEq, Serialize)]
 struct Residency {
     percent: u64,

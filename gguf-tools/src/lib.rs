@@ -1,4 +1,4 @@
-//! What the tools can do, as a library: tests make their models with [`synth`].
+//! The tools as a library: tests make their models with [`synth`].
 
 #![warn(clippy::print_stdout, clippy::print_stderr)] // They panic where the reader went away.
 

@@ -79,7 +79,7 @@ fn main() -> ExitCode {
         Tool::Widen(args) => widen::run(args),
     };
     match outcome {
-        // What was asked to stop says itself how far it came.
+        // An interrupted tool has reported its own progress.
         Err(error) if signals::came() && !error.is::<OutputError>() && !is_closed_pipe(&error) => {
             tell(format_args!("error: {}", exit::in_words(&error)));
             ExitCode::from(signals::status())

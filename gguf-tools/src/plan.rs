@@ -65,7 +65,7 @@ pub struct Args {
     json: bool,
 }
 
-/// A plan and its measurements, for people.
+/// A plan and its measurements, as text.
 struct Report<'a> {
     plan: &'a VirtualPlan,
     curves: &'a [LayerCurve],
@@ -76,7 +76,7 @@ struct Report<'a> {
 /// Measures each layer, divides the budget, measures the plan and writes it.
 ///
 /// # Errors
-/// A model without experts or that cannot be run, a text that is too short, a budget that is too small.
+/// A model that has no experts or cannot be run, a text that is too short, a budget that is too small.
 pub fn run(args: Args) -> anyhow::Result<()> {
     // Messages of llama.cpp below errors are not for users of this tool.
     hobbit::set_log(|level, text| {
@@ -187,12 +187,12 @@ fn slot_bytes(catalog: &Catalog, layer: u16) -> u64 {
 }
 
 fn options(args: &Args, routing: RoutingOptions) -> ModelOptions {
-    // What is measured must not depend on how fast reads are.
+    // Measurements must not depend on the speed of reads.
     let caching = CachingOptions { fill: false, ..CachingOptions::default() };
     ModelOptions { budget: args.mem_budget, caching, stand_aside: false, routing, ..ModelOptions::default() }
 }
 
-/// Tokens of batches, too, use only what is present, which the masks say.
+/// Tokens of batches, too, use only resident experts, which the masks define.
 fn masking() -> RoutingOptions {
     RoutingOptions { virtual_experts: VirtualExperts::Auto, prompts: true, ..RoutingOptions::default() }
 }
@@ -254,7 +254,7 @@ fn curves(
     Ok(curves)
 }
 
-/// Equally many experts in each layer, within a budget.
+/// The same number of experts in each layer, within a budget.
 fn even(curves: &[LayerCurve], budget: u64) -> Vec<u16> {
     let of = |n: u16| -> Vec<u16> { curves.iter().map(|curve| n.clamp(curve.least, curve.n_expert)).collect() };
     let most = curves.iter().map(|curve| curve.n_expert).max().unwrap_or(0);

@@ -14,7 +14,7 @@ pub fn recoder() -> anyhow::Result<Box<dyn Recode>> {
     Ok(Box::new(hobbit::engine::Ggml))
 }
 
-/// None: experts are packed with the types they have.
+/// No quantiser: experts are packed with the types they have.
 ///
 /// # Errors
 /// Never.

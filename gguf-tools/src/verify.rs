@@ -1,4 +1,4 @@
-//! `gguf-tools verify`: is the file whole, and are its numbers numbers?
+//! `gguf-tools verify`: checks that a file is complete and that its numbers are finite.
 //!
 //! Structure and extents are checked by opening; then every block of every tensor is read and its floating-point
 //! fields (values of F32, F16, BF16; scales of quantised types) must be finite. Expert packs have checksums instead.
@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use floats::Floats;
 
-/// A worker's buffer, in bytes; a read is the greatest whole number of blocks that fits.
+/// A worker's buffer in bytes; a read is the largest whole number of blocks that fits.
 const CHUNK: u64 = 4 << 20;
 
 /// Arguments of `verify`.
@@ -49,7 +49,7 @@ struct Report {
     error: Option<String>,
 }
 
-/// A tensor with numbers that are none.
+/// A tensor with numbers that are not finite.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Fault {
     tensor: String,
@@ -67,7 +67,7 @@ struct Fault {
 /// Prints findings.
 ///
 /// # Errors
-/// The model is damaged (after printing what is wrong), cannot be read, or standard output is closed.
+/// The model is damaged (after printing the faults) or cannot be read, or standard output is closed.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let (text, outcome) = match findings(&args) {
         Ok(found) => found,
@@ -78,7 +78,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     outcome
 }
 
-/// What is to be printed, and whether all is well.
+/// The findings to print, and whether the file is sound.
 fn findings(args: &Args) -> anyhow::Result<(String, anyhow::Result<()>)> {
     let gguf = Gguf::open(&args.file)?;
     if Pack::is_pack(&gguf) {

@@ -1,8 +1,8 @@
-//! `gguf-tools widen`: a small trained model with experts of any size.
+//! `gguf-tools widen`: gives a small trained model experts of any size.
 //!
-//! An expert's hidden layer gets more units, whose weights are all zero: it computes what it computed, so that the model's
-//! routers choose as they were trained to, and its bytes and multiplications are those of a larger expert. For measurements:
-//! models with random weights route like none that was trained.
+//! An expert's hidden layer gets more units with zero weights. Its function stays the same, so the routers choose as
+//! trained, but its bytes and multiplications are those of a larger expert. For measurements: models with random
+//! weights do not route like trained ones.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -35,7 +35,7 @@ pub struct Args {
     force: bool,
 }
 
-/// Rows of a stored tensor that lie together, and the zeros that follow them.
+/// Contiguous rows of a stored tensor, and the zeros that follow them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     stored: u64,
@@ -52,7 +52,7 @@ struct Wide<'a> {
 /// Writes the model.
 ///
 /// # Errors
-/// The model cannot be read, has no experts or such as cannot be widened, or the file cannot be written.
+/// The model cannot be read, has no experts or none that can be widened, or the file cannot be written.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let shards = shards_by_name(&args.file);
     let inputs: Vec<_> = shards.iter().map(|path| Input { flag: "the model", path }).collect();
@@ -111,13 +111,13 @@ fn persist(out: tempfile::NamedTempFile, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The key that says how wide experts are.
+/// The key for the width of experts.
 fn width_key(gguf: &Gguf) -> String {
     let own = format!("{}.expert_feed_forward_length", gguf.architecture());
     if gguf.metadata.get_u64(&own).is_some() { own } else { format!("{}.feed_forward_length", gguf.architecture()) }
 }
 
-/// What every tensor becomes.
+/// The new shape and data of every tensor.
 fn plan(gguf: &Gguf, ff: u64) -> anyhow::Result<Vec<Wide<'_>>> {
     let experts = gguf.experts()?;
     ensure!(!experts.is_empty(), "it has no experts");
@@ -146,7 +146,7 @@ fn plan(gguf: &Gguf, ff: u64) -> anyhow::Result<Vec<Wide<'_>>> {
     Ok(wide)
 }
 
-/// How wide shared experts become; `None` where their width has a key of its own, or there are none.
+/// The new width of shared experts; `None` if it has its own key, or if there are none.
 fn shared_ff(gguf: &Gguf, ff: u64) -> Option<u64> {
     let of = |key: &str| gguf.metadata.get_u64(&format!("{}.{key}", gguf.architecture()));
     match of("expert_shared_feed_forward_length") {
@@ -187,7 +187,7 @@ fn widened(info: &TensorInfo, kind: SliceKind, ff: u64) -> anyhow::Result<Wide<'
     Ok(Wide { info, dims, run })
 }
 
-/// Copies `source`, with zeros after every run: in all of ggml's types, bytes that are zero are numbers that are zero.
+/// Copies `source` with zeros after every run: in all of ggml's types, zero bytes decode to zero.
 fn copy(
     source: &mut io::Take<impl Read>,
     run: Run,

@@ -1,4 +1,4 @@
-//! Flags of the model: where it is, and what is added to it.
+//! Flags of the model: its location, and additions such as adapters.
 
 use std::path::PathBuf;
 
@@ -52,16 +52,16 @@ pub struct SourceArgs {
     pub offline: Switch,
 }
 
-/// Flags each of which names a model: their ids, and how they are typed.
+/// Flags that name a model: their ids, and how they are typed.
 const NAMES: [(&str, &str); 3] = [("model", "-m"), ("hf_repo", "-hf"), ("model_url", "-mu")];
 
 impl SourceArgs {
-    /// What is to be fetched, if anything is.
+    /// The model to fetch, if any.
     ///
     /// # Errors
-    /// What is no repository; a file without one.
+    /// An invalid repository; a file without a repository.
     pub fn source(&self) -> Result<Option<Source>, String> {
-        // A variable that is empty says nothing.
+        // An empty variable counts as unset.
         let said = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         let (repo, file, url) = (said(&self.hf_repo), said(&self.hf_file), said(&self.model_url));
         match (repo, url) {
@@ -73,13 +73,13 @@ impl SourceArgs {
         }
     }
 
-    /// What these flags say about places.
+    /// The places that these flags give.
     pub fn given(&self) -> Given {
         Given { token: self.hf_token.clone(), offline: self.offline.0 }
     }
 }
 
-/// Whether anything names a model.
+/// Whether any flag or variable names a model.
 pub fn is_named(matches: &ArgMatches) -> bool {
     sources(matches).iter().any(Option::is_some)
 }
@@ -90,10 +90,10 @@ fn sources(matches: &ArgMatches) -> [Option<ValueSource>; 3] {
     NAMES.map(|(id, _)| if is_known(id) && !is_empty(id) { matches.value_source(id) } else { None })
 }
 
-/// Makes sure that one model is named at most, and soundly: what is typed beats the environment.
+/// Checks that at most one model is named: a typed flag overrides the environment.
 ///
 /// # Errors
-/// Two flags that name a model, or two variables; what [`SourceArgs::source`] says.
+/// Two flags or two variables that name a model; errors of [`SourceArgs::source`].
 pub fn settle(matches: &mut ArgMatches) -> Result<(), String> {
     keep_one(matches)?;
     match SourceArgs::from_arg_matches(matches) {
@@ -118,7 +118,7 @@ fn keep_one(matches: &mut ArgMatches) -> Result<(), String> {
                 matches.remove_one::<String>(id).is_some()
             };
         }
-        // A file is one of a repository: that of another model's says nothing.
+        // A file belongs to a repository: ignore the file of another model's repository.
         let is_repo = NAMES[one].0 == "hf_repo";
         let is_typed = |id: &str| {
             matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine)
@@ -152,7 +152,7 @@ pub struct AdapterArgs {
 }
 
 impl AdapterArgs {
-    /// As the engine takes them.
+    /// The adapters in the engine's form.
     pub fn options(&self) -> AdapterOptions {
         let all = |whole: &[PathBuf], scaled: &[ScaledFile]| {
             whole.iter().map(ScaledFile::whole).chain(scaled.iter().cloned()).collect()
@@ -165,7 +165,7 @@ impl AdapterArgs {
     }
 }
 
-/// `START,END`; what is not above 0 means the first or the last, as in llama.cpp.
+/// `START,END`; values not above 0 mean the first or the last layer, as in llama.cpp.
 fn layers(text: &str) -> Result<(u32, u32), String> {
     let (start, end) = text.split_once(',').ok_or("expected two numbers")?;
     let layer = |text: &str, all: u32| match text.trim().parse::<i32>() {
@@ -215,7 +215,7 @@ mod tests {
     fn the_token_is_not_shown() {
         let (low, _) = parse(["-hft", "hf_secret"].map(OsString::from)).unwrap();
         assert!(!format!("{low:?}").contains("hf_secret"));
-        // Nor looked at where none is needed: it may come from the environment.
+        // An unused token is not checked: it may come from the environment.
         assert!(parse(["-hft", "hf secret"].map(OsString::from)).is_ok());
     }
 

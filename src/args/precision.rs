@@ -1,4 +1,4 @@
-//! Flags of dynamic precision: where low-precision experts come from, and when they may stand in.
+//! Flags of dynamic precision: the source of low-precision experts, and when they are used.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -58,10 +58,10 @@ pub struct PrecisionArgs {
     pub deterministic: Switch,
 }
 
-/// Where low-precision experts come from, as typed.
+/// The source of low-precision experts, as typed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Low {
-    /// What suits the model: [`LowSource::types_below`], or a pack's own.
+    /// Chosen for the model: [`LowSource::types_below`], or a pack's own.
     Auto,
     /// As given.
     Given(LowSource),
@@ -73,8 +73,8 @@ impl Low {
 }
 
 impl PrecisionArgs {
-    /// Looks for contradictions. `is_typed` tells by its id whether a flag was on the command line: what comes from the
-    /// environment is a default for many runs, and gives way without a word to a flag that leaves no use for it.
+    /// Checks for contradictions. `is_typed` tells by id whether a flag was on the command line: values from the
+    /// environment are defaults for many runs, and yield silently to a flag that makes them useless.
     ///
     /// # Errors
     /// The first contradiction.
@@ -118,7 +118,7 @@ impl PrecisionArgs {
         ))
     }
 
-    /// Where low-precision experts of this model come from.
+    /// The source of this model's low-precision experts.
     ///
     /// # Errors
     /// With `--low auto`, a model that cannot be read.
@@ -134,7 +134,7 @@ impl PrecisionArgs {
         })
     }
 
-    /// When they may stand in.
+    /// The precision options of the engine.
     pub fn options(&self) -> PrecisionOptions {
         PrecisionOptions {
             mode: self.precision,
@@ -196,7 +196,7 @@ fn check_type(name: &str) -> Result<(), String> {
     }
 }
 
-/// Not so integers and doubles, nor the types that llama.cpp quantises activations to.
+/// False for integers, doubles, and the types to which llama.cpp quantises activations.
 fn holds_weights(found: GgmlType) -> bool {
     !["i8", "i16", "i32", "i64", "f64", "q8_1", "q8_K"].contains(&found.name())
 }
@@ -277,7 +277,7 @@ mod tests {
     fn the_environment_gives_way_to_what_is_typed() {
         let command = super::super::command();
         let check = |typed: &[&str], from_environment: &[&str]| {
-            // Clap reads the process's environment, which tests share: the source of a value is told instead.
+            // clap reads the process's environment, which tests share: pass the source of each value instead.
             let words: Vec<_> = ["hobbit-cli"].iter().chain(typed).chain(from_environment).collect();
             let matches = command.clone().try_get_matches_from(words).unwrap();
             let is_typed =

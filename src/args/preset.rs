@@ -1,4 +1,4 @@
-//! `--preset`: a paper's settings as the flags that give them, which any flag that is given overrides.
+//! `--preset`: the flags that give a paper's settings; explicit flags override them.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -24,7 +24,7 @@ pub struct PresetArgs {
     pub preset: Preset,
 }
 
-/// The preset's words, ready to stand before those that were typed.
+/// The preset's words, to be put before the typed ones.
 #[derive(Debug, Default)]
 pub struct PresetWords {
     preset: Preset,
@@ -33,8 +33,8 @@ pub struct PresetWords {
 }
 
 impl PresetWords {
-    /// Those of the flags that are not given. `typed` are words as clap takes them; `is_set` tells of an environment variable
-    /// whether there is one. A preset that is typed wins over variables; one from the environment gives way to them.
+    /// The preset's flags that are not given otherwise. `typed` are words in clap's spelling; `variable` looks up an
+    /// environment variable. A typed preset overrides variables; a preset from the environment yields to them.
     pub fn of<'a>(typed: &'a [OsString], command: &clap::Command, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let of_word =
             |long: &str, word: &'a OsString| word.to_str()?.strip_prefix("--")?.strip_prefix(long)?.strip_prefix('=');
@@ -43,7 +43,7 @@ impl PresetWords {
         let from_environment = |long: &str| variable(arg(long)?.get_env()?.to_str()?);
         let is_typed = value_of("preset").is_some();
         let word = value_of("preset").map(OsString::from).or_else(|| from_environment("preset"));
-        // What is no preset is clap's to refuse.
+        // clap refuses unknown presets.
         let Some(preset) = word.and_then(|word| word.to_str()?.parse::<Preset>().ok()) else {
             return Self::default();
         };
@@ -51,12 +51,12 @@ impl PresetWords {
         let is_exact = value_of("precision") == Some("exact");
         let has_profile = is_given("profile");
         let words = flags(preset).into_iter().filter(|flag| arg(flag.long).is_some() && !is_given(flag.long));
-        // Thresholds and substitutes mean nothing in exact precision, and a profile has the model's own.
+        // Thresholds and substitutes have no effect in exact precision, and a profile has the model's own.
         let words = words.filter(|flag| !(flag.is_approximate && is_exact || flag.is_fitted && has_profile));
         Self { preset, words: words.map(|flag| format!("--{}={}", flag.long, flag.value).into()).collect() }
     }
 
-    /// What is told at the start; nothing without a preset.
+    /// The note printed at the start; `None` without a preset.
     pub fn note(&self) -> Option<Note> {
         if self.preset == Preset::None {
             return None;
@@ -65,7 +65,7 @@ impl PresetWords {
         Some(Note::Preset(format!("preset {}: {set}", self.preset)))
     }
 
-    /// What makes a contradiction understood that one of these flags is part of; nothing where none is.
+    /// Explains a contradiction that involves one of the preset's flags; `None` if none is involved.
     pub fn share_in(&self, error: &str) -> Option<String> {
         let named = self.words.iter().filter_map(|word| word.to_str()).map(spelled);
         let named: Vec<String> = named.filter(|flag| error.contains(&format!("'{flag}'"))).collect();
@@ -77,7 +77,7 @@ impl PresetWords {
     }
 }
 
-/// `--name=value` as people type it.
+/// `--name=value` as users type it.
 fn spelled(word: &str) -> String {
     match word.split_once('=') {
         Some((name @ ("--overlap" | "--upgrade"), "off")) => name.replacen("--", "--no-", 1),
@@ -90,9 +90,9 @@ fn spelled(word: &str) -> String {
 struct Flag {
     long: &'static str,
     value: String,
-    /// Of no use in exact precision.
+    /// Without effect in exact precision.
     is_approximate: bool,
-    /// What `hobbit-sim calibrate` fits to a model.
+    /// Fitted to a model by `hobbit-sim calibrate`.
     is_fitted: bool,
 }
 
@@ -121,7 +121,8 @@ fn flags(preset: Preset) -> Vec<Flag> {
         flags.push(no_exact("virtual-experts", &"auto"));
     }
     let Some(low) = settings.low else {
-        // The papers whose routers are obeyed have one precision at run time; the others' results are approximate anyway.
+        // Papers that follow the router's choice use one precision at run time; the results of the others are
+        // approximate anyway.
         flags.extend(settings.routing.is_off().then(|| flag("precision", &"exact")));
         return flags;
     };
@@ -136,10 +137,10 @@ fn flags(preset: Preset) -> Vec<Flag> {
     flags
 }
 
-/// Where low versions come from if `--low auto` is asked for: nothing where a pack has its own.
+/// Source of low versions for `--low auto`: `None` if a pack has its own.
 ///
 /// # Errors
-/// A model that is none.
+/// A file that is not a model.
 pub fn low_of(model: &Path, directory: Option<&Path>) -> Result<Option<LowSource>> {
     let gguf = Gguf::open(model)?;
     if Pack::is_pack(&gguf) && Pack::open(model)?.catalog.has_low() {

@@ -1,4 +1,4 @@
-//! Flags of routing that knows what is in memory.
+//! Flags of cache-aware routing.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ impl std::str::FromStr for VirtualWord {
 }
 
 impl RoutingArgs {
-    /// Looks for contradictions, with the flags of `precision` too.
+    /// Checks for contradictions, including those with the flags of `precision`.
     ///
     /// # Errors
     /// The first contradiction.
@@ -139,7 +139,7 @@ impl RoutingArgs {
         }
     }
 
-    /// What may be given up.
+    /// The routing options of the engine.
     pub fn options(&self) -> RoutingOptions {
         RoutingOptions {
             cache_bias: self.cache_bias,
@@ -179,7 +179,7 @@ fn percent(text: &str) -> Result<f64, String> {
     Ok(percent / 100.0)
 }
 
-/// A time above 0, of an hour at most.
+/// A time above 0, at most an hour.
 fn milliseconds(text: &str) -> Result<Duration, String> {
     match text.parse::<f64>() {
         Ok(ms) if ms > 0.0 && ms <= 3.6e6 => Ok(Duration::from_secs_f64(ms / 1e3)),
@@ -191,7 +191,7 @@ fn milliseconds(text: &str) -> Result<Duration, String> {
 mod tests {
     use super::*;
 
-    /// What is said of a line.
+    /// The error message for a command line.
     fn said(words: &[&str]) -> String {
         let words = std::iter::once("hobbit-cli").chain(words.iter().copied());
         let matches = super::super::command().no_binary_name(false).try_get_matches_from(words).unwrap();

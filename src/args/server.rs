@@ -1,4 +1,4 @@
-//! Flags of `hobbit-server`: the groups that it shares with hobbit-cli, and llama-server's own.
+//! Flags of `hobbit-server`: groups shared with hobbit-cli, and llama-server's own.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -207,7 +207,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected a number of seconds, 0 or above".to_owned())
 }
 
-/// The command as clap sees it.
+/// The clap command.
 pub fn command() -> clap::Command {
     as_program(ServerArgs::command())
 }

@@ -1,4 +1,4 @@
-//! What the process of a run answers, and how the runs of a case become a record.
+//! The answer of a run's process, and the record made from the runs of a case.
 
 use std::ops::Add;
 
@@ -11,13 +11,13 @@ use super::limits::Usage;
 use super::record::{Moment, More, Record, speed};
 use hobbit::stats::efficiency;
 
-/// Points of a series that are kept.
+/// Maximum points kept of a series.
 const SERIES_MAX: usize = 600;
 
-/// What a run was and cost.
+/// Results and costs of one run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
-    /// The columns that every run of a case fills alike: what the engine and its devices say of themselves.
+    /// Columns common to all runs of a case: descriptions of the engine and its devices.
     pub about: Record,
     pub load_ns: u64,
     pub first_token_ns: Option<u64>,
@@ -25,12 +25,12 @@ pub struct Answer {
     /// Bytes that the kernel read in the measured repetitions.
     pub disk_bytes: u64,
     pub peak_rss: u64,
-    /// What following recorded routes costs a single token beside them.
+    /// Extra cost of a single token when recorded routes are followed.
     pub stops_ns: Option<i64>,
-    /// Of the logits after each evaluation.
+    /// Hashes of the logits after each evaluation.
     pub hashes: Vec<u64>,
     pub series: Vec<Moment>,
-    /// Of the measured repetitions: prompts, and single tokens.
+    /// Traffic of the measured repetitions: prompts, and single tokens.
     pub traffic: Option<[Traffic; 2]>,
 }
 
@@ -41,7 +41,7 @@ pub struct Rep {
     pub steps_ns: Vec<u64>,
 }
 
-/// hobbit's counts.
+/// hobbit's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Traffic {
     pub hits: u64,
@@ -52,7 +52,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Each count of both, as `join` makes one of two: their sum, or what one has beyond the other.
+    /// Joins each pair of counts with `join`, such as their sum or difference.
     pub fn with(self, other: Self, join: impl Fn(u64, u64) -> u64) -> Self {
         Self {
             hits: join(self.hits, other.hits),
@@ -64,16 +64,16 @@ impl Traffic {
     }
 }
 
-/// How a run ended, or how it failed in the words of a record: `killed` by the limit, or `failed: ` and why. And what its
-/// control group counted.
+/// The outcome of a run, and its control group's counts. A failure is worded as in a record: `killed` by the limit,
+/// or `failed: ` and why.
 pub type Run = (Result<Answer, String>, Usage);
 
-/// What the runs answered that did not fail.
+/// The answers of the runs that did not fail.
 pub fn answers(runs: &[Run]) -> impl Iterator<Item = &Answer> {
     runs.iter().filter_map(|(outcome, _)| outcome.as_ref().ok())
 }
 
-/// All runs of one engine together. `bandwidth` is that of random reads, in bytes per second.
+/// The record of all runs of one engine. `bandwidth` is that of random reads, in bytes per second.
 pub fn record(task: &Task, host: &Host, bandwidth: Option<f64>, runs: &[Run]) -> Record {
     let case = &task.case;
     let stock = task.who == Who::Stock;
@@ -192,7 +192,7 @@ fn sum(record: &mut Record, answers: &[&Answer]) {
     record.hobbit_decode_misses = Some(decode.misses);
     record.hobbit_decode_bytes = Some(decode.bytes);
     record.hobbit_decode_stall_ns = Some(decode.stall_ns);
-    // Where nothing was read the disk sets no limit.
+    // Without reads, the disk sets no limit.
     record.hobbit_roofline_ts = record
         .hobbit_bandwidth
         .filter(|_| decode.bytes > 0 && n_gen > 0)
@@ -206,13 +206,13 @@ fn sum(record: &mut Record, answers: &[&Answer]) {
         .and_then(|bandwidth| efficiency(seconds(decode_ns), seconds(decode.stall_ns), decode.bytes, bandwidth));
 }
 
-/// (compared, equal) evaluations that both engines made: the n-th run of each evaluates the same text.
+/// (compared, equal) evaluations of both engines: the n-th run of each evaluates the same text.
 pub fn equal_logits(ours: &[Run], theirs: &[Run]) -> (u64, u64) {
     let pairs = answers(ours).zip(answers(theirs)).flat_map(|(a, b)| a.hashes.iter().zip(&b.hashes));
     pairs.fold((0, 0), |(all, same), (a, b)| (all + 1, same + u64::from(a == b)))
 }
 
-/// The build of llama.cpp that is linked; 0 without the engine.
+/// The linked build of llama.cpp; 0 without the engine.
 pub fn ggml_build() -> i32 {
     #[cfg(feature = "engine")]
     return ggml_sys::LLAMA_BUILD_NUMBER;
@@ -220,7 +220,7 @@ pub fn ggml_build() -> i32 {
     0
 }
 
-/// Evenly spaced, with the first and the last.
+/// At most `SERIES_MAX` evenly spaced points, with the first and the last.
 fn thinned(series: &[Moment]) -> Vec<Moment> {
     if series.len() <= SERIES_MAX {
         return series.to_vec();
@@ -228,7 +228,7 @@ fn thinned(series: &[Moment]) -> Vec<Moment> {
     (0..SERIES_MAX).map(|n| series[n * (series.len() - 1) / (SERIES_MAX - 1)]).collect()
 }
 
-/// The median; of an even number, the mean of the two in the middle.
+/// The median; of an even number, the mean of the two middle values.
 fn middle(mut values: Vec<u64>) -> Option<u64> {
     values.sort_unstable();
     let upper = *values.get(values.len() / 2)?;
@@ -240,7 +240,7 @@ fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
-/// Of a sample.
+/// The sample standard deviation.
 fn deviation(values: &[f64]) -> f64 {
     if values.len() < 2 {
         return 0.0;

@@ -1,5 +1,5 @@
-//! What was typed after `hobbit-bench`. Names and grammar follow llama.cpp's `llama-bench`; every flag that says how hobbit
-//! holds experts is hobbit-cli's, and takes lists as well.
+//! Command line of `hobbit-bench`. Names and grammar follow llama.cpp's `llama-bench`; flags about expert storage are
+//! hobbit-cli's, and take lists as well.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -172,7 +172,7 @@ pub enum Format {
     Sql,
 }
 
-/// Who runs in a comparison.
+/// An engine in a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Who {
     Hobbit,
@@ -183,22 +183,22 @@ pub enum Who {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order(pub Vec<Who>);
 
-/// Flags whose values may contain commas: several are given by repeating them.
+/// Flags whose values may contain commas: repeat them to give several values.
 const WHOLE: [&str; 6] = ["low", "low-dir", "policy-weights", "profile", "path-table", "cache-state"];
-/// Flags of numbers, where ranges have a meaning.
+/// Numeric flags, which accept ranges.
 const NUMBERS: [&str; 6] = ["n-gpu-layers", "n-cpu-moe", "main-gpu", "prefetch-distance", "keep-top", "substitute-max"];
 
-/// What was typed.
+/// The parsed command line.
 #[derive(Debug)]
 pub struct Typed {
     pub bench: BenchArgs,
-    /// hobbit-cli's flags: each inner list holds the alternatives of one, as words.
+    /// hobbit-cli's flags: each inner list holds the alternatives of one flag, as words.
     pub engine: Vec<Vec<String>>,
     pub list_devices: bool,
     pub notes: Vec<Note>,
 }
 
-/// hobbit-cli's flags that say where experts are and how they are computed, those of devices last.
+/// hobbit-cli's flags for expert storage and computation, followed by those for devices.
 fn expert_flags() -> Vec<Arg> {
     let mut flags: Vec<Arg> = expert_command().get_arguments().cloned().collect();
     flags.sort_by_key(|arg| arg.get_help_heading() == Some("Devices"));
@@ -210,7 +210,7 @@ fn expert_command() -> Command {
     ExpertArgs::augment_args(Command::new("hobbit-bench").disable_help_flag(true))
 }
 
-/// The command as clap sees it.
+/// The clap command.
 pub fn command() -> Command {
     let mut command = BenchArgs::command().args_override_self(false);
     for arg in expert_flags() {
@@ -227,7 +227,7 @@ pub fn command() -> Command {
     args::with_spellings(command)
 }
 
-/// Reads a command line without its first word.
+/// Parses a command line without its first word.
 ///
 /// # Errors
 /// A clap error, ready to print, for wrong usage; also for `--help` and `--version`.
@@ -263,19 +263,19 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::E
         }
     }
     let typed = Typed { bench, engine, list_devices: matches.get_flag("list_devices"), notes: line.notes };
-    // Every value is looked at before anything runs.
+    // Check every value before anything runs.
     for word in typed.engine.iter().flatten() {
         expert_args(std::slice::from_ref(word)).map_err(|error| error.format(&mut command))?;
     }
     Ok(typed)
 }
 
-/// Settings of one case.
+/// Expert arguments of one case.
 pub fn expert_args(words: &[String]) -> Result<ExpertArgs, clap::Error> {
     Ok(with_notes(words)?.0)
 }
 
-/// What is to be told of a case's settings.
+/// Notes about a case's settings.
 pub fn expert_notes(words: &[String]) -> Result<Vec<Note>, clap::Error> {
     Ok(with_notes(words)?.1)
 }
@@ -284,7 +284,7 @@ fn with_notes(words: &[String]) -> Result<(ExpertArgs, Vec<Note>), clap::Error> 
     args::parse_as(args::with_spellings(expert_command()), words.iter().map(OsString::from))
 }
 
-/// The values that one word means.
+/// The values that one word stands for.
 fn alternatives_of(long: &str, text: &str) -> Result<Vec<String>, String> {
     let parts = || text.split(',').map(str::to_owned);
     Ok(match long {
@@ -292,7 +292,7 @@ fn alternatives_of(long: &str, text: &str) -> Result<Vec<String>, String> {
         _ if NUMBERS.contains(&long) && text.starts_with(|letter: char| letter.is_ascii_digit() || letter == '-') => {
             values::integers(text, true)?.into_iter().map(|value| value.to_string()).collect()
         }
-        // llama-bench's way to name several in one value.
+        // llama-bench separates the devices in one value by slashes.
         "device" => parts().map(|part| part.replace('/', ",")).collect(),
         "override-tensor" => parts().map(|part| part.replace(';', ",")).collect(),
         _ => parts().collect(),

@@ -1,4 +1,4 @@
-//! What is run: every combination of what was typed, in llama-bench's order.
+//! Test cases: every combination of the command line's values, in llama-bench's order.
 
 use std::path::PathBuf;
 
@@ -10,24 +10,24 @@ use super::values;
 use crate::resolve;
 use hobbit::options::{FlashAttn, KvType, ModelOptions, SessionOptions};
 
-/// Where tokens come from.
+/// The source of tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// A generator's, the same for every engine.
+    /// Random tokens, the same for every engine.
     Random,
     /// A text.
     Text(PathBuf),
 }
 
-/// What a repetition evaluates.
+/// The tokens of one repetition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Test {
     /// Tokens of the prompt.
     pub n_prompt: u32,
     /// Tokens evaluated one by one.
     pub n_gen: u32,
-    /// Tokens in the context before, not timed.
+    /// Tokens in the context beforehand, not timed.
     pub n_depth: u32,
 }
 
@@ -37,7 +37,7 @@ impl Test {
         self.n_prompt as usize + self.n_gen as usize + self.n_depth as usize
     }
 
-    /// As llama-bench writes it: `pp512`, `tg128`, `pp16+tg32`, with ` @ d1024` behind it.
+    /// llama-bench's name of the test: `pp512`, `tg128`, `pp16+tg32`, with ` @ d1024` appended.
     pub fn name(self) -> String {
         let Self { n_prompt, n_gen, n_depth } = self;
         let name = match (n_prompt, n_gen) {
@@ -67,7 +67,7 @@ pub struct Case {
     pub test: Test,
 }
 
-/// What one process is asked to do.
+/// The task of one process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Task {
     pub who: Who,
@@ -75,12 +75,12 @@ pub struct Task {
     pub source: Source,
     /// Measured repetitions.
     pub reps: u32,
-    /// The place of the first in the text.
+    /// Index of the first repetition in the text.
     pub first_rep: u32,
     pub warmup: bool,
     /// Seconds.
     pub delay: u64,
-    /// Tell the logits' hashes.
+    /// Report the hashes of the logits.
     pub with_hashes: bool,
     /// llama.cpp's load mode.
     pub load_mode: String,
@@ -91,10 +91,10 @@ pub struct Task {
     pub verbose: bool,
 }
 
-/// All combinations.
+/// All cases.
 ///
 /// # Errors
-/// Values that are none, flags that contradict each other.
+/// Invalid values, flags that contradict each other.
 pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Result<Vec<Case>> {
     let test = &typed.bench.test;
     let models = match &test.model[..] {
@@ -143,7 +143,7 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
     for model in &models {
         for &limit in &limits {
             for words in product(&typed.engine) {
-                // Contradictions among flags show only together.
+                // Flags contradict each other only in combination.
                 expert_args(&words).map_err(|error| anyhow!(error.render().to_string().trim().to_owned()))?;
                 for (&n_batch, &n_ubatch) in pairs(&n_batch, &n_ubatch) {
                     for (type_k, type_v) in pairs(&type_k, &type_v) {
@@ -197,12 +197,12 @@ fn positive(flag: &str, values: Vec<u32>) -> Result<Vec<u32>> {
     Ok(values)
 }
 
-/// Every combination of the two, the first changing slowest.
+/// Every pair of the two; the first changes slowest.
 fn pairs<'a, A, B>(first: &'a [A], second: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
     first.iter().flat_map(move |a| second.iter().map(move |b| (a, b)))
 }
 
-/// Every combination of one alternative each.
+/// Every combination with one alternative of each flag.
 fn product(alternatives: &[Vec<String>]) -> Vec<Vec<String>> {
     alternatives.iter().fold(vec![Vec::new()], |all, one| {
         all.iter()
@@ -212,17 +212,17 @@ fn product(alternatives: &[Vec<String>]) -> Vec<Vec<String>> {
 }
 
 impl Case {
-    /// For a [`Model`](hobbit::Model).
+    /// Options for a [`Model`](hobbit::Model).
     pub fn model_options(&self) -> Result<ModelOptions> {
         let options = resolve::experts(expert_args(&self.words)?, &self.model, self.session_options()?)?;
-        // What is measured is not recorded.
+        // Measured runs are not traced.
         Ok(ModelOptions { trace: None, ..options })
     }
 
-    /// For a session of either engine.
+    /// Options for a session of either engine.
     ///
     /// # Errors
-    /// Words that [`cases`] would have refused.
+    /// Words that [`cases`] refuses.
     pub fn session_options(&self) -> Result<SessionOptions> {
         Ok(SessionOptions {
             n_ctx: u32::try_from(self.test.n_tokens())?.next_multiple_of(256),

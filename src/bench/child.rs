@@ -1,4 +1,4 @@
-//! The process of one run: opens an engine, evaluates, and tells what it cost.
+//! The process of one run: opens an engine, evaluates, and reports results and costs.
 
 use std::array;
 use std::io::{self, Write};
@@ -20,13 +20,13 @@ use super::start::now_ns;
 use super::tokens::Tokens;
 use hobbit::{DeviceKind, Token};
 
-/// Between two looks at the process.
+/// Interval between samples of the process.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Does what the task says.
+/// Runs the task.
 ///
 /// # Errors
-/// As [`open`]; a text that is too short; what fails while it is evaluated.
+/// As [`open`]; a text that is too short; a failed evaluation.
 pub fn run(task: &Task) -> Result<Answer> {
     let is_verbose = task.verbose;
     hobbit::set_log(move |level, text| {
@@ -44,7 +44,7 @@ pub fn run(task: &Task) -> Result<Answer> {
     if task.warmup {
         warm_up(task, engine, &tokens, &watch)?;
     }
-    // Nanoseconds that it took.
+    // Returns the evaluation's nanoseconds.
     let evaluate = |engine: &mut dyn Engine, tokens: &[Token], answer: &mut Answer| -> Result<u64> {
         let started = Instant::now();
         engine.feed(tokens)?;
@@ -81,7 +81,7 @@ pub fn run(task: &Task) -> Result<Answer> {
     answer.series = watch.stop();
     answer.stops_ns = engine.stops_ns()?;
     answer.peak_rss = Footprint::now().map_or(0, |now| now.peak_rss);
-    // Devices last: asking makes hobbit's known to ggml.
+    // Devices last: the query registers hobbit's with ggml.
     answer.about = with_devices(engine.describe())?;
     Ok(answer)
 }
@@ -90,19 +90,19 @@ fn ns_since(started: Instant) -> u64 {
     started.elapsed().as_nanos() as u64
 }
 
-/// When the process was started, by the parent's clock.
+/// Start of the process, by the parent's clock.
 fn began(task: &Task) -> Instant {
-    // A clock that is set meanwhile makes nonsense of it: an hour is no start of a process.
+    // If the clock was set meanwhile, the difference is wrong: limit it to an hour.
     let earlier = now_ns().saturating_sub(task.started_ns).min(3_600_000_000_000) as u64;
     let earlier = if task.started_ns == 0 { 0 } else { earlier };
     let now = Instant::now();
     now.checked_sub(Duration::from_nanos(earlier)).unwrap_or(now)
 }
 
-/// As llama-bench: the prompt once, then one token. Without a limit everything that fits is brought into memory before, or who
-/// touches it first would pay for it while time is taken.
+/// As llama-bench: the prompt once, then one token. Without a limit, first load everything that fits, so that the
+/// timed repetitions do not pay for first accesses.
 fn warm_up(task: &Task, engine: &mut dyn Engine, tokens: &Tokens, watch: &Watch) -> Result<()> {
-    // Behind what is measured: a text that was just read is no new one.
+    // Use a piece behind the measured ones: a text that was just evaluated would be cached.
     let parts = tokens.rep(task.first_rep + task.reps);
     if task.case.limit.is_none() {
         engine.touch_all()?;
@@ -124,7 +124,7 @@ fn note_logits(task: &Task, engine: &dyn Engine, answer: &mut Answer) {
     }
 }
 
-/// Adds the columns about devices.
+/// Adds the device columns.
 fn with_devices(about: Record) -> Result<Record> {
     let devices = hobbit::devices(&[])?;
     let names = |wanted: fn(DeviceKind) -> bool| {
@@ -136,7 +136,7 @@ fn with_devices(about: Record) -> Result<Record> {
         .map(|device| device.name.trim_end_matches(|letter: char| letter.is_ascii_digit()).to_owned())
         .collect();
     backends.dedup();
-    // As llama-bench: the CPU is not told beside another.
+    // As llama-bench: omit the CPU if there is another device.
     if backends.len() > 1 {
         backends.retain(|name| name != "CPU");
     }
@@ -148,7 +148,7 @@ fn with_devices(about: Record) -> Result<Record> {
     })
 }
 
-/// Looks at the process from time to time.
+/// Samples the process at intervals.
 struct Watch {
     tokens: Arc<AtomicU64>,
     is_over: Arc<AtomicBool>,
@@ -156,7 +156,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// Begins to look.
+    /// Starts sampling.
     fn start(began: Instant) -> Self {
         let (tokens, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let (count, end) = (Arc::clone(&tokens), Arc::clone(&is_over));
@@ -184,12 +184,12 @@ impl Watch {
         Self { tokens, is_over, thread }
     }
 
-    /// So many tokens more were evaluated.
+    /// Adds evaluated tokens.
     fn add(&self, n: usize) {
         self.tokens.fetch_add(n as u64, Ordering::Relaxed);
     }
 
-    /// Looks once more.
+    /// Takes a last sample and stops.
     fn stop(self) -> Vec<Moment> {
         self.is_over.store(true, Ordering::Release);
         self.thread.thread().unpark();

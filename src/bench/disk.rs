@@ -1,4 +1,4 @@
-//! What the disk gives: the roofline of everything that is read from it.
+//! The disk's read bandwidth: the roofline for everything read from it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,16 +10,16 @@ use hobbit_core::gguf::{ExpertMap, Gguf};
 use hobbit_core::pack::Pack;
 use hobbit_core::store::{self, StoreKind, measure_random_read, probe};
 
-/// Reads in flight that are tried for the disk's best.
+/// Queue depths to try.
 const DEPTHS: [usize; 3] = [4, 8, 16];
-/// Most that one depth reads, in bytes.
+/// Maximum bytes read per depth.
 const BYTES_MAX: u64 = 2 << 30;
 
-/// Bytes per second of reads of single slices of a model's experts, at the best of several depths, each measured for `time`,
-/// past the page cache where that is possible.
+/// Bytes per second of random reads of single expert slices of a model, at the best of several queue depths, each
+/// measured for `time`, with direct I/O where possible.
 ///
 /// # Errors
-/// What is no model; a dense one; reads that fail.
+/// A file that is not a model; a dense model; failed reads.
 pub fn random_reads(model: &Path, time: Duration) -> Result<f64> {
     let gguf = Gguf::open(model)?;
     let (ranges, slice_bytes) = match Pack::is_pack(&gguf) {
@@ -37,7 +37,7 @@ pub fn random_reads(model: &Path, time: Duration) -> Result<f64> {
     })
 }
 
-/// Where a plain model's experts lie, and the mean bytes of a slice.
+/// The extents of a plain model's experts, and the mean bytes of a slice.
 fn of_plain(experts: &ExpertMap) -> (Vec<Extent>, u64) {
     let tensors: Vec<_> = experts.layers.iter().flat_map(|layer| &layer.tensors).collect();
     let ranges = tensors.iter().map(|tensor| {
@@ -48,7 +48,7 @@ fn of_plain(experts: &ExpertMap) -> (Vec<Extent>, u64) {
     (ranges.collect(), bytes / tensors.len().max(1) as u64)
 }
 
-/// The same of a pack, whose records have several slices each.
+/// The same for a pack, whose records have several slices each.
 fn of_pack(pack: &Pack) -> (Vec<Extent>, u64) {
     let records = pack.raw.tensors.iter().filter(|tensor| tensor.name.contains(".ffn_exps."));
     let versions: Vec<_> = pack.catalog.layers.iter().flat_map(|layer| &layer.high).collect();

@@ -1,4 +1,4 @@
-//! What is measured: hobbit and plain llama.cpp behind one interface.
+//! hobbit and plain llama.cpp behind one interface.
 
 use std::path::Path;
 
@@ -13,26 +13,26 @@ use hobbit::options::Repack;
 use hobbit::stats::{DeviceCounters, PhaseStats};
 use hobbit::{CachingOptions, Model, ModelOptions, Session, SessionOptions, Stats, Token};
 
-/// llama.cpp and hobbit alike.
+/// Operations of both engines.
 pub trait Engine {
     fn tokenize(&self, text: &str) -> Result<Vec<Token>>;
     /// The token that begins every text, if there is one.
     fn bos(&self) -> Option<Token>;
     fn n_vocab(&self) -> usize;
-    /// Evaluates after what is in the context; logits of the last token are kept.
+    /// Evaluates tokens after the current context; keeps the logits of the last token.
     fn feed(&mut self, tokens: &[Token]) -> Result<()>;
     fn logits(&self) -> Option<&[f32]>;
     /// Empties the context.
     fn clear(&mut self);
-    /// Brings into memory what is not there yet and has room.
+    /// Loads into memory what is missing and has room.
     fn touch_all(&mut self) -> Result<()> {
         Ok(())
     }
-    /// hobbit's counts so far: of prompts, of single tokens.
+    /// hobbit's counts so far: for prompts, and for single tokens.
     fn traffic(&self) -> Option<[Traffic; 2]> {
         None
     }
-    /// Nanoseconds that following recorded routes costs a single token beside them, if anything; empties the context.
+    /// Extra nanoseconds per single token when recorded routes are followed, if any; empties the context.
     fn stops_ns(&mut self) -> Result<Option<i64>> {
         Ok(None)
     }
@@ -88,7 +88,7 @@ impl Engine for Hobbit {
 
     fn bos(&self) -> Option<Token> {
         let model = self.session.model();
-        // What is added to nothing.
+        // BOS is the token that tokenizing an empty text adds.
         model.adds_bos().then(|| model.tokenize("", true, false).ok()?.first().copied()).flatten()
     }
 

@@ -1,4 +1,4 @@
-//! What a result must be read with: the machine, without its name or paths, and the code.
+//! The environment of a result: the machine, without its name or paths, and the code.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Host {
-    /// Names the directory of results.
+    /// Name of the directory of results.
     pub machine: String,
     /// Name of the processor.
     pub cpu: String,
@@ -30,7 +30,7 @@ pub struct Host {
     pub hobbit: String,
     /// Version of llama.cpp's bindings.
     pub llama_cpp_sys: String,
-    /// What llama.cpp uses of the processor.
+    /// CPU features that llama.cpp uses.
     pub system_info: String,
 }
 
@@ -40,7 +40,7 @@ pub struct Host {
 pub struct DiskKind {
     /// `nvme`, `virtio`, `ssd`, `hdd`, or `unknown`.
     pub kind: String,
-    /// What it calls itself.
+    /// The disk's own model name.
     pub model: Option<String>,
     /// The kernel's read-ahead, which page faults depend on.
     pub read_ahead_kib: Option<u64>,
@@ -108,7 +108,7 @@ impl DiskKind {
     }
 }
 
-/// What the CPU can do and llama.cpp uses of it; empty without the engine.
+/// CPU features that llama.cpp uses; empty without the engine.
 fn system_info() -> String {
     #[cfg(feature = "engine")]
     return hobbit::engine::system_info();
@@ -116,7 +116,7 @@ fn system_info() -> String {
     String::new()
 }
 
-/// Lower-case words joined by `-`: fit for a file name.
+/// Lower-case words joined by `-`, safe in a file name.
 pub fn sanitised(text: &str) -> String {
     let lower = text.to_lowercase();
     let words = lower.split(|letter: char| !letter.is_ascii_alphanumeric()).filter(|word| !word.is_empty());

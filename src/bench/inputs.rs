@@ -1,4 +1,4 @@
-//! Files that a run needs, looked at before anything is measured or printed: a name mistyped is an error, not a row.
+//! Checks input files before anything is measured or printed: a mistyped name is an error, not a row.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use super::case::{Case, Source};
 use hobbit::options::LowSource;
 use hobbit_core::gguf::Gguf;
 
-/// Looks at the models of all cases and at the text.
+/// Checks the models of all cases, and the text.
 ///
 /// # Errors
-/// Names the file, and what is wrong with it.
+/// Names the file and its fault.
 pub fn check(cases: &[Case], source: &Source) -> Result<()> {
     let mut known: Vec<&Path> = Vec::new();
     for case in cases {
@@ -29,17 +29,17 @@ pub fn check(cases: &[Case], source: &Source) -> Result<()> {
     }
 }
 
-/// Looks at a model's header.
+/// Checks a model's header.
 fn model(path: &Path) -> Result<()> {
     std::fs::metadata(path).with_context(|| format!("{}: cannot open this model", path.display()))?;
     Gguf::open(path)?;
     Ok(())
 }
 
-/// Looks at a text.
+/// Checks a text.
 ///
 /// # Errors
-/// What cannot be read, or is no UTF-8; an empty file.
+/// A file that is unreadable, not UTF-8 or empty.
 fn text(path: &Path) -> Result<()> {
     let found =
         std::fs::read_to_string(path).with_context(|| format!("{}: cannot read this file as text", path.display()))?;

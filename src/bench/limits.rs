@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-/// Tells groups of one process apart.
+/// Distinguishes the groups of one process.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 const V1: &str = "/sys/fs/cgroup/memory";
@@ -18,26 +18,26 @@ const V2: &str = "/sys/fs/cgroup";
 /// Bytes of a dropped file that may stay in the page cache: pages on their way between lists.
 const LEFT_BYTES_MAX: usize = 16 << 20;
 
-/// A group with a limit of its memory and without swap. Removed when dropped; its processes must have ended before.
+/// A control group with a memory limit and without swap. Removed when dropped; its processes must have ended before.
 pub struct Cgroup {
     dir: PathBuf,
     is_v2: bool,
 }
 
-/// What the kernel counted.
+/// The kernel's counts for a group.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// Largest use in bytes, page cache included; `None` where the kernel does not tell (v2 before 5.19).
+    /// Largest use in bytes, page cache included; `None` if the kernel does not report it (v2 before 5.19).
     pub peak: Option<u64>,
-    /// Times the limit was hit and something had to be reclaimed.
+    /// Times the limit was hit and memory had to be reclaimed.
     pub limit_hits: u64,
 }
 
 impl Cgroup {
-    /// A group that may use so many bytes.
+    /// A group limited to `bytes`.
     ///
     /// # Errors
-    /// Without root, and without control groups that limit memory.
+    /// No root, or no control groups that limit memory.
     pub fn new(bytes: u64) -> Result<Self> {
         let is_v2 = !Path::new(V1).join("memory.limit_in_bytes").exists();
         if is_v2 {
@@ -48,7 +48,7 @@ impl Cgroup {
         fs::create_dir(&dir).with_context(|| format!("creating the control group {}", dir.display()))?;
         let group = Self { dir, is_v2 };
         group.write(if is_v2 { "memory.max" } else { "memory.limit_in_bytes" }, bytes)?;
-        // Only with swap: v1 meets this limit first and then no longer counts hits of the other.
+        // Only with swap: otherwise v1 meets this limit first and stops counting hits of the other.
         match (has_swap(), is_v2) {
             (true, true) => group.write("memory.swap.max", 0)?,
             (true, false) => group.write("memory.memsw.limit_in_bytes", bytes)?,
@@ -57,13 +57,13 @@ impl Cgroup {
         Ok(group)
     }
 
-    /// The file to which a process writes `0` to enter.
+    /// The file to which a process writes `0` to enter the group.
     pub fn entrance(&self) -> Result<File> {
         let path = self.dir.join("cgroup.procs");
         OpenOptions::new().write(true).open(&path).with_context(|| path.display().to_string())
     }
 
-    /// What the kernel counted so far.
+    /// The kernel's counts so far.
     pub fn usage(&self) -> Usage {
         let read = |name: &str| fs::read_to_string(self.dir.join(name)).unwrap_or_default();
         let number = |name: &str| read(name).trim().parse().ok();
@@ -98,7 +98,7 @@ fn has_swap() -> bool {
     fs::read_to_string("/proc/swaps").is_ok_and(|swaps| swaps.lines().count() > 1)
 }
 
-/// Lets groups below the root of v2 limit memory.
+/// Enables memory limits for groups below the root of v2.
 fn enable_v2() -> Result<()> {
     let root = Path::new(V2);
     let controllers = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
@@ -110,10 +110,10 @@ fn enable_v2() -> Result<()> {
         .with_context(|| format!("enabling the memory controller in {V2} (in a container, run hobbit-bench outside)"))
 }
 
-/// Takes the file out of the page cache; where that does not suffice, as root, everything.
+/// Drops the file from the page cache; if that does not suffice, as root, drops all caches.
 ///
 /// # Errors
-/// What stays there, mapped by another process.
+/// Pages that stay, because another process has the file mapped.
 pub fn drop_file(path: &Path) -> Result<()> {
     let file = File::open(path).with_context(|| path.display().to_string())?;
     file.sync_all().with_context(|| path.display().to_string())?; // dirty pages cannot be dropped
@@ -133,7 +133,7 @@ pub fn drop_file(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of the file that are in the page cache.
+/// Bytes of the file in the page cache.
 fn resident_bytes(file: &File) -> Result<usize> {
     let len = usize::try_from(file.metadata()?.len())?;
     if len == 0 {

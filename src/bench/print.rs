@@ -20,7 +20,7 @@ pub struct Printer<'a> {
 /// A column of the table for people: its name, its width (negative: to the left) and its value.
 type Column = (&'static str, i32, fn(&Record) -> String);
 
-/// What varies, and is therefore shown.
+/// Columns to show because their values vary.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shown {
     pub limit: bool,
@@ -33,7 +33,7 @@ pub struct Shown {
 }
 
 impl<'a> Printer<'a> {
-    /// Prints what comes before the first record.
+    /// Prints the beginning, before the first record.
     pub fn new(out: Box<dyn Write + 'a>, format: Format, shown: Shown) -> io::Result<Self> {
         let mut printer = Self { out, format, columns: columns(shown), n_printed: 0 };
         match format {
@@ -87,7 +87,7 @@ impl<'a> Printer<'a> {
         self.out.flush()
     }
 
-    /// Prints what comes behind the last record.
+    /// Prints the end, after the last record.
     pub fn finish(&mut self, build: i32) -> io::Result<()> {
         match self.format {
             Format::Json => self.out.write_all(b"\n]\n")?,
@@ -110,7 +110,7 @@ fn sql_type(kind: &str) -> &'static str {
     }
 }
 
-/// The columns of a record as llama-bench writes values: yes is 1. `None` where nothing is known.
+/// A record's columns in llama-bench's notation, with 1 for yes. `None` for unknown values.
 fn cells(record: &Record) -> serde_json::Result<Vec<Option<String>>> {
     let record = serde_json::to_value(record)?;
     let cell = |(name, kind): &(&str, &str)| match &record[*name] {

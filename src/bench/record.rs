@@ -1,4 +1,4 @@
-//! What a case yields: llama-bench's columns, and hobbit's.
+//! The record of a case: llama-bench's columns, and hobbit's.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::host::Host;
 use hobbit::stats::KernelTrial;
 
-/// The struct, and its fields as columns: one list of both.
+/// Defines the struct and its columns from one list.
 macro_rules! record {
     ($($(#[doc = $about:literal])? $name:ident: $type:ty,)*) => {
         /// One test of one engine: a row of a table, an object of JSON. Keys, types and order of the first part are
@@ -15,7 +15,7 @@ macro_rules! record {
         #[serde(default)]
         pub struct Record {
             $($(#[doc = $about])? pub $name: $type,)*
-            /// What does not fit a table.
+            /// Values that do not fit a table.
             #[serde(flatten)]
             pub more: More,
         }
@@ -103,7 +103,7 @@ record! {
     hobbit_engine_version: String,
     /// The study this belongs to.
     hobbit_label: String,
-    /// What of the study.
+    /// The case within the study.
     hobbit_variant: String,
     /// `random`, or the name of the text.
     hobbit_text: String,
@@ -121,11 +121,11 @@ record! {
     hobbit_n_expert_used: Option<u32>,
     /// `exact` or `dynamic`.
     hobbit_precision: Option<String>,
-    /// Who leaves the cache.
+    /// Eviction policy.
     hobbit_policy: Option<String>,
-    /// Who looks ahead.
+    /// Predictor of experts.
     hobbit_predictor: Option<String>,
-    /// Whether that is read ahead.
+    /// Whether predicted experts are prefetched.
     hobbit_prefetch: Option<String>,
     /// Which kernels may multiply in batches.
     hobbit_kernels: Option<String>,
@@ -133,29 +133,29 @@ record! {
     hobbit_flags: String,
     /// Experts found resident in the measured repetitions.
     hobbit_hits: Option<u64>,
-    /// Experts that were not.
+    /// Experts that were not resident.
     hobbit_misses: Option<u64>,
     hobbit_bytes: Option<u64>,
     /// Bytes that the kernel read for the process.
     hobbit_disk_bytes: Option<u64>,
-    /// Of hits, those of single tokens.
+    /// Hits of single tokens.
     hobbit_decode_hits: Option<u64>,
-    /// Of misses, those of single tokens.
+    /// Misses of single tokens.
     hobbit_decode_misses: Option<u64>,
     /// Bytes that hobbit read for single tokens.
     hobbit_decode_bytes: Option<u64>,
-    /// Time in which single tokens stood still for reads.
+    /// Time that single tokens waited for reads.
     hobbit_decode_stall_ns: Option<u64>,
-    /// Time in which the computation stood still for reads.
+    /// Time that the computation waited for reads.
     hobbit_stall_ns: Option<u64>,
     hobbit_io_busy_ns: Option<u64>,
     /// Bytes per second of random reads of the model's slices, measured just before.
     hobbit_bandwidth: Option<f64>,
     /// Tokens per second if only reading took time.
     hobbit_roofline_ts: Option<f64>,
-    /// Decode speed as a share of that.
+    /// Decode speed as a share of the roofline.
     hobbit_roofline_share: Option<f64>,
-    /// Share of the time of single tokens that reading and computing at once would have taken.
+    /// Share of single tokens' time that fully overlapped reading and computing would take.
     hobbit_efficiency: Option<f64>,
     /// From the start of the process to an open context.
     hobbit_load_ns: Option<u64>,
@@ -170,7 +170,7 @@ record! {
     hobbit_limit_hits: Option<u64>,
     /// Evaluations that this engine and the baseline both made.
     hobbit_logits_compared: Option<u64>,
-    /// Of these, those with the same bits.
+    /// Of the compared evaluations, those with identical bits.
     hobbit_logits_equal: Option<u64>,
     /// `ok`, `killed` (by the limit) or `failed: ` and why.
     hobbit_outcome: String,
@@ -188,20 +188,20 @@ pub struct More {
     pub hobbit_prompt_ns: Vec<u64>,
     /// Time of each repetition's single tokens.
     pub hobbit_decode_ns: Vec<u64>,
-    /// Short runs that llama.cpp's number of threads was chosen by; without any it was given.
+    /// Short runs that chose llama.cpp's number of threads; empty if the number was given.
     pub hobbit_threads_tried: Vec<Tried>,
     /// Time of every single token, in order.
     pub hobbit_steps_ns: Vec<u64>,
     /// The process over time.
     pub hobbit_series: Vec<Moment>,
-    /// What stopping behind every router costs plain llama.cpp for a single token, where it follows recorded routes.
+    /// Cost of stopping after every router for a single token in plain llama.cpp, if it follows recorded routes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hobbit_stops_ns: Option<i64>,
-    /// Kernels that were tried for batches.
+    /// Kernels tried for batches.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hobbit_kernel_trials: Vec<KernelTrial>,
-    /// How single tokens were kept to `--target-latency`: a [`LatencyReport`](hobbit::stats::LatencyReport). A value, because numbers with
-    /// fractions do not survive in what is flattened.
+    /// How single tokens met `--target-latency`: a [`LatencyReport`](hobbit::stats::LatencyReport). A JSON value,
+    /// because fractional numbers do not survive flattening.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hobbit_target_latency: Option<Value>,
     pub hobbit_host: Host,
@@ -211,13 +211,13 @@ pub struct More {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Moment {
-    /// Since the process started.
+    /// Time since the process started.
     pub t_ns: u64,
     /// Resident set in bytes.
     pub rss: u64,
-    /// Of it, anonymous memory.
+    /// Anonymous part of the resident set.
     pub anon: u64,
-    /// Bytes that malloc has handed out; `None` where it does not tell.
+    /// Bytes allocated by malloc; `None` if unknown.
     pub heap: Option<u64>,
     pub fds: u32,
     pub threads: u32,
@@ -225,24 +225,24 @@ pub struct Moment {
     pub tokens: u64,
 }
 
-/// A short run with so many threads.
+/// A short run with one number of threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tried {
-    /// Of llama.cpp.
+    /// llama.cpp's threads.
     pub threads: i32,
-    /// Tokens per second, prompt and single ones together; `None` where it failed.
+    /// Tokens per second, prompt and single tokens together; `None` if the run failed.
     pub tokens_per_second: Option<f64>,
 }
 
 impl Tried {
-    /// So many tokens in so long.
+    /// The result of `tokens` in `ns`.
     pub fn new(threads: i32, tokens: u64, ns: u64) -> Self {
         Self { threads, tokens_per_second: speed(tokens, ns) }
     }
 }
 
-/// Tokens per second; `None` of nothing.
+/// Tokens per second; `None` if nothing was evaluated.
 pub fn speed(tokens: u64, ns: u64) -> Option<f64> {
     (tokens > 0 && ns > 0).then(|| tokens as f64 * 1e9 / ns as f64)
 }

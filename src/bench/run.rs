@@ -1,4 +1,4 @@
-//! From the process's arguments to its exit status.
+//! `hobbit-bench`, from arguments to exit status.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -45,7 +45,7 @@ pub fn main() -> ExitCode {
     exit::code(outcome)
 }
 
-/// A process of our own making: one argument, an answer on stdout.
+/// Runs work in a child process of this program: one argument, an answer on stdout.
 fn inner(words: &[OsString], work: impl Fn(&str) -> Result<String>) -> Result<u8> {
     let word = words.first().and_then(|word| word.to_str()).context("for hobbit-bench itself: one argument")?;
     say(work(word)?)?;
@@ -105,7 +105,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
             }
         };
         for record in &records {
-            // llama.cpp that is killed by the limit is a result; hobbit that is killed broke its word.
+            // A killed llama.cpp is a result; a killed hobbit exceeded its budget, which is an error.
             let is_killed = record.hobbit_outcome == "killed" && record.hobbit_engine == "hobbit";
             failed |= is_killed || record.hobbit_outcome.starts_with("failed");
             bench.bar.suspend(|| out.print(record).and_then(|()| err.print(record)))?;
@@ -120,7 +120,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     })
 }
 
-/// Columns that vary, or that were asked for.
+/// Columns that vary or were requested.
 fn shown(typed: &Typed, cases: &[Case]) -> Shown {
     let (test, comparison) = (&typed.bench.test, &typed.bench.comparison);
     Shown {
@@ -141,13 +141,13 @@ struct Bench<'a> {
     order: Vec<Who>,
     n_cases: usize,
     bar: ProgressBar,
-    /// The model whose disk was measured last, within what limit, and its speed.
+    /// The model whose disk was measured last, the memory limit, and the bandwidth.
     disk: Option<(PathBuf, Option<u64>, f64)>,
-    /// What llama.cpp's number of threads was chosen by so far.
+    /// Trials so far that chose llama.cpp's number of threads.
     trials: Vec<(Case, Vec<Tried>)>,
 }
 
-/// Where tokens come from.
+/// The source of tokens.
 fn source(typed: &Typed) -> Source {
     let comparison = &typed.bench.comparison;
     comparison.prompt_file.clone().map_or(Source::Random, Source::Text)
@@ -178,7 +178,7 @@ impl<'a> Bench<'a> {
             let task = self.task(case, who, &tried, runs[who as usize].len() as u32);
             let name = if who == Who::Stock { "llama.cpp" } else { "hobbit" };
             self.say(&format!("benchmark {}/{}: {}, {name}", number + 1, self.n_cases, case.test.name()));
-            // What was killed or failed once will be again.
+            // A run that was killed or failed would fail again.
             if runs[who as usize].iter().all(|(outcome, _)| outcome.is_ok()) {
                 runs[who as usize].push(start::run(&task)?);
             }
@@ -210,7 +210,7 @@ impl<'a> Bench<'a> {
             }
             records.push(record);
         }
-        // The model's numbers are the same, whoever tells them.
+        // The model's description is the same for both engines.
         if let [ours, stock] = &mut records[..] {
             stock.hobbit_expert_bytes = ours.hobbit_expert_bytes;
             stock.hobbit_n_experts = ours.hobbit_n_experts;
@@ -219,7 +219,7 @@ impl<'a> Bench<'a> {
         Ok(records)
     }
 
-    /// Short runs of llama.cpp with every number of threads that was asked for, if it takes part and there is a choice.
+    /// Short runs of llama.cpp with each requested number of threads, if it takes part and there is a choice.
     fn tried(&mut self, case: &Case) -> Result<Vec<Tried>> {
         let candidates = self.candidates();
         if !self.order.contains(&Who::Stock) || candidates.len() < 2 {
@@ -280,7 +280,7 @@ impl<'a> Bench<'a> {
         self.bar.set_message(what.to_owned());
     }
 
-    /// Bytes per second of the disk, where hobbit read from it.
+    /// Bandwidth of the disk in bytes per second, if hobbit read from it.
     fn bandwidth(&mut self, case: &Case, runs: &[Run]) -> Result<Option<f64>> {
         let reads = answers(runs).filter_map(|answer| answer.traffic).any(|[_, decode]| decode.bytes > 0);
         if !reads || self.typed.bench.comparison.no_roofline {

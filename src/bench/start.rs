@@ -1,4 +1,4 @@
-//! Starts processes: each in a control group of its own where there is a limit, from a cold page cache.
+//! Starts the processes of runs: with a memory limit, each in its own control group with a cold page cache.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
@@ -16,10 +16,10 @@ use super::limits::{Cgroup, Usage, drop_file};
 use crate::signals;
 use hobbit_core::gguf::Gguf;
 
-/// The process that runs, 0 for none: such a signal ends it.
+/// The running process, which signals end; 0 for none.
 static RUNNING: AtomicU32 = AtomicU32::new(0);
 
-/// From now on Ctrl-C, SIGTERM and SIGHUP end what runs, and then the program, which cleans up.
+/// From now on Ctrl-C, SIGTERM and SIGHUP end the running process and then the program, which cleans up.
 pub fn end_with_signals() -> Result<()> {
     signals::watch(|_| {
         let running = RUNNING.load(Ordering::SeqCst);
@@ -29,20 +29,20 @@ pub fn end_with_signals() -> Result<()> {
     })
 }
 
-/// A control group with a limit of memory, or none.
+/// A control group with a memory limit, or none.
 struct Group(Option<Cgroup>);
 
 impl Group {
-    /// A control group that may use so many bytes, with a cold page cache for the models; none without a limit.
+    /// A control group limited to `limit`, with a cold page cache for the models; none without a limit.
     ///
     /// # Errors
-    /// Without root; without control groups; a model that another process has mapped.
+    /// No root; no control groups; a model that another process has mapped.
     fn new(limit: Option<u64>, models: &[PathBuf]) -> Result<Self> {
         let Some(bytes) = limit else { return Ok(Self(None)) };
         for model in models {
             match Gguf::open(model) {
                 Ok(gguf) => gguf.files.iter().try_for_each(|file| drop_file(&file.path))?,
-                // The engine tells what it cannot read as a model.
+                // The engine reports files that are not models.
                 Err(_) if model.is_file() => drop_file(model)?,
                 Err(_) => (),
             }
@@ -50,11 +50,11 @@ impl Group {
         Ok(Self(Some(Cgroup::new(bytes).context("--limit")?)))
     }
 
-    /// Starts a process in it, which ends with this one.
+    /// Starts a process in the group; it ends with this one.
     fn spawn(&self, command: &mut Command) -> Result<Child> {
         let entrance = self.0.as_ref().map(Cgroup::entrance).transpose()?;
         let descriptor = entrance.as_ref().map(AsRawFd::as_raw_fd);
-        // A group of its own: what it starts can be ended with it.
+        // Its own process group, so that its children can be ended with it.
         command.process_group(0);
         // SAFETY: between fork and exec only system calls are made; the descriptor is open until the child has started.
         unsafe {
@@ -71,14 +71,14 @@ impl Group {
         let program = command.get_program().to_owned();
         let child = command.spawn().with_context(|| format!("starting {}", Path::new(&program).display()))?;
         RUNNING.store(child.id(), Ordering::SeqCst);
-        // A signal that came just before has not seen it.
+        // A signal that arrived just before did not see the process.
         if signals::came() {
             kill_group(child.id());
         }
         Ok(child)
     }
 
-    /// What the kernel counted so far.
+    /// The kernel's counts so far.
     fn usage(&self) -> Usage {
         self.0.as_ref().map(Cgroup::usage).unwrap_or_default()
     }
@@ -95,10 +95,10 @@ fn wait(child: &mut Child) -> Result<ExitStatus> {
     status.context("waiting for a run")
 }
 
-/// Runs a task in a process of its own.
+/// Runs a task in its own process.
 ///
 /// # Errors
-/// What keeps it from being started; [`Interrupted`](signals::Interrupted). What fails in it is an outcome.
+/// A failure to start the process; [`Interrupted`](signals::Interrupted). A failure inside the process is an outcome.
 pub fn run(task: &Task) -> Result<Run> {
     let mut models = vec![task.case.model.clone()];
     if let Some(hobbit::options::LowSource::File(low)) = task.case.model_options()?.low {
@@ -126,10 +126,10 @@ pub fn run(task: &Task) -> Result<Run> {
     Ok((outcome, group.usage()))
 }
 
-/// Measures the disk of a model, within the same limit: bytes per second.
+/// Measures the disk of a model in bytes per second, within the same limit.
 ///
 /// # Errors
-/// As [`run`]; what fails is an error here.
+/// As [`run`]; a failure inside the process is an error as well.
 pub fn disk(model: &Path, limit: Option<u64>) -> Result<f64> {
     let group = Group::new(limit, &[model.to_owned()])?;
     let mut child = group.spawn(own("disk")?.arg(model).stdin(Stdio::null()).stdout(Stdio::piped()))?;
@@ -141,7 +141,7 @@ pub fn disk(model: &Path, limit: Option<u64>) -> Result<f64> {
     text.trim().parse().context("the disk's speed")
 }
 
-/// Waits for a child; what it has written to stdout.
+/// Waits for a child; returns its stdout.
 fn answer_of(child: &mut Child) -> Result<(io::Result<String>, ExitStatus)> {
     let mut text = String::new();
     let read = child.stdout.take().context("a run without stdout")?.read_to_string(&mut text);
@@ -154,7 +154,7 @@ pub fn now_ns() -> u128 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos())
 }
 
-/// Ends a process and what it has started.
+/// Ends a process and its children.
 fn kill_group(group: u32) {
     if let Ok(group) = libc::pid_t::try_from(group)
         && group > 1
@@ -164,14 +164,14 @@ fn kill_group(group: u32) {
     }
 }
 
-/// This program, asked for work that it does in a process of its own.
+/// This program, started for one unit of work.
 fn own(work: &str) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe().context("finding this program's file")?);
     command.arg(work);
     Ok(command)
 }
 
-/// Copies what a run says to this process's stderr; the text.
+/// Copies a run's output to this process's stderr, and returns the text.
 fn passed_on(mut from: impl Read) -> String {
     let (mut text, mut buffer) = (Vec::new(), [0u8; 4096]);
     while let Ok(n @ 1..) = from.read(&mut buffer) {

@@ -1,5 +1,5 @@
-//! How many threads plain llama.cpp gets: as many as it is fastest with, which depends on the case. Where it waits for page
-//! faults, twice the cores are best; where the model fits, the cores.
+//! Number of threads for plain llama.cpp: the fastest one, which depends on the case. Where it waits for page faults,
+//! twice the cores are best; where the model fits, the cores.
 
 use std::collections::HashSet;
 use std::str::FromStr;
@@ -7,17 +7,17 @@ use std::str::FromStr;
 use super::case::Test;
 use super::record::Tried;
 
-/// Most threads that llama.cpp takes.
+/// Maximum threads of llama.cpp.
 const MOST: i32 = 512;
-/// Tokens of a trial's context, prompt and single ones: enough to tell the candidates apart.
+/// Tokens of a trial, in the context, prompt and decoded: enough to separate the candidates.
 const TRIAL: Test = Test { n_prompt: 32, n_gen: 8, n_depth: 64 };
 
-/// What `--baseline-threads` says.
+/// The value of `--baseline-threads`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ThreadChoice {
     /// The cores, and twice as many.
     Auto,
-    /// These; one alone is not tried.
+    /// These numbers; a single one is not tried.
     Of(Vec<i32>),
 }
 
@@ -37,7 +37,7 @@ impl FromStr for ThreadChoice {
 }
 
 impl ThreadChoice {
-    /// What is tried on a machine with so many cores.
+    /// The candidates on a machine with this many cores.
     pub fn candidates(&self, cores: usize) -> Vec<i32> {
         let cores = i32::try_from(cores).unwrap_or(MOST).clamp(1, MOST);
         let mut all = match self {
@@ -50,14 +50,14 @@ impl ThreadChoice {
     }
 }
 
-/// The fastest, of equal ones the first.
+/// The fastest number; on a tie, the first.
 pub fn best(tried: &[Tried]) -> Option<i32> {
     let speed = |one: &Tried| one.tokens_per_second.unwrap_or(0.0);
-    // Of equal ones `max_by` takes the last.
+    // On a tie `max_by` takes the last.
     tried.iter().rev().max_by(|a, b| speed(a).total_cmp(&speed(b))).map(|one| one.threads)
 }
 
-/// What a trial evaluates for a test.
+/// The trial for a test.
 pub fn trial(test: Test) -> Test {
     Test {
         n_prompt: test.n_prompt.min(TRIAL.n_prompt),

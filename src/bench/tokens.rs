@@ -1,4 +1,4 @@
-//! What is evaluated: a text's tokens or random ones. The same for every engine.
+//! Tokens to evaluate, from a text or random. The same for every engine.
 
 use std::path::Path;
 
@@ -9,17 +9,17 @@ use super::case::{Source, Task, Test};
 use super::engine::Engine;
 use hobbit::Token;
 
-/// llama-bench's random numbers begin with C's default seed; so do these, from another generator.
+/// llama-bench's random numbers use C's default seed; ours use the same seed with another generator.
 const SEED: u64 = 1;
 
-/// What there is to evaluate: each repetition takes the next piece, and after the last the first again.
+/// All tokens to evaluate: each repetition takes the next piece, and starts over after the last.
 #[derive(Debug)]
 pub struct Tokens {
     test: Test,
     row: Vec<Token>,
 }
 
-/// What one repetition evaluates.
+/// The tokens of one repetition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece<'a> {
     test: Test,
@@ -27,7 +27,7 @@ pub struct Piece<'a> {
 }
 
 impl<'a> Piece<'a> {
-    /// What is in the context before.
+    /// Tokens in the context beforehand.
     pub fn depth(self) -> &'a [Token] {
         &self.tokens[..self.test.n_depth as usize]
     }
@@ -37,17 +37,17 @@ impl<'a> Piece<'a> {
         &self.tokens[self.test.n_depth as usize..][..self.test.n_prompt as usize]
     }
 
-    /// What is evaluated one by one.
+    /// Tokens evaluated one by one.
     pub fn singles(self) -> &'a [Token] {
         &self.tokens[(self.test.n_depth + self.test.n_prompt) as usize..]
     }
 }
 
 impl Tokens {
-    /// Reads and tokenises what the task names.
+    /// Reads and tokenises the task's source.
     ///
     /// # Errors
-    /// Files that cannot be read, texts that are too short.
+    /// Unreadable files, texts that are too short.
     pub fn of(task: &Task, engine: &dyn Engine) -> Result<Self> {
         let test = task.case.test;
         let n = test.n_tokens();

@@ -1,12 +1,12 @@
-//! Values of flags that may be given several times, as lists and as ranges: llama-bench's grammar.
+//! Values of flags with lists and ranges, in llama-bench's grammar.
 
-/// More values than anybody means in one range.
+/// Maximum values in one range: more is a mistake.
 const VALUES_MAX: usize = 10_000;
 
-/// `first[-last[(+|*)step]]`, several with commas between them.
+/// `first[-last[(+|*)step]]`, comma-separated.
 ///
 /// # Errors
-/// What llama-bench refuses, in words.
+/// The reason why a value is refused.
 pub fn integers(text: &str, with_negative: bool) -> Result<Vec<i64>, String> {
     let mut values = Vec::new();
     for part in text.split(',') {
@@ -49,7 +49,7 @@ pub fn pair(text: &str) -> Result<(u32, u32), String> {
     Ok((number(prompt)?, number(gen_)?))
 }
 
-/// Digits, with a sign before them at most.
+/// Digits with an optional sign.
 fn number(text: &str) -> Option<i64> {
     let digits = text.strip_prefix('-').unwrap_or(text);
     let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());

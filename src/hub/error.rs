@@ -69,12 +69,12 @@ fn how_far(at: u64, size: Option<u64>) -> String {
 }
 
 impl HubError {
-    /// Whether the server could not be asked, so that a cached file may do.
+    /// Whether the server could not be reached, so that a cached file may serve.
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::Insecure { .. })
     }
 
-    /// Whether another try may succeed; with the wait that the server asked for, if it did.
+    /// Whether a retry may succeed; with the delay that the server asked for, if any.
     pub fn may_pass(&self) -> Option<Option<Duration>> {
         match self {
             Self::Unreachable { wait, .. } | Self::Dropped { wait, .. } => Some(*wait),

@@ -18,7 +18,7 @@ impl Token {
         is_sound.then(|| Self(text.to_owned())).ok_or_else(|| "expected a token such as hf_...".to_owned())
     }
 
-    /// As it was typed. It is checked when a model is fetched.
+    /// The text as typed; it is checked when a model is fetched.
     pub fn typed(text: &str) -> Result<Self, std::convert::Infallible> {
         Ok(Self(text.trim().to_owned()))
     }
@@ -35,7 +35,7 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// Where models come from, and where they are kept.
+/// The sources of models, and the places to store them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
     /// URL of the Hub, or of one like it, without a slash at its end.

@@ -32,7 +32,7 @@ pub struct Web {
     token: Option<Token>,
 }
 
-/// What a server says of a file before it is fetched.
+/// A server's metadata of a file.
 #[derive(Clone, Debug, Default)]
 pub struct Announced {
     pub etag: Option<String>,
@@ -104,7 +104,7 @@ impl Web {
         self.ask((false, REDIRECTS_MAX), url, what, headers)
     }
 
-    /// Asks about a file. The Hub says what matters in its redirect; the server behind it may refuse such questions.
+    /// Requests a file's metadata. The Hub gives it in its redirect; the target server may refuse HEAD.
     pub fn head(&self, url: &str, what: &str, tries: u32, witness: &dyn Witness) -> Result<Announced, HubError> {
         let answer = patiently(tries, witness, || self.ask((true, 0), url, what, &[]))?;
         if let Some(etag) = header(&answer, "x-linked-etag")
@@ -162,7 +162,7 @@ fn failed_request(error: &ureq::Error, what: String, host: String) -> HubError {
         Error::TooManyRedirects => HubError::Redirect { what, why: "too often" },
         Error::RequireHttpsOnly(_) => HubError::Redirect { what, why: "from https to http; refused" },
         Error::RedirectFailed | Error::BadUri(_) | Error::Protocol(_) => HubError::Answer { what, why },
-        // A certificate that no authority vouches for is no better a second later.
+        // An untrusted certificate will not be trusted a second later.
         Error::Rustls(_) | Error::Tls(_) => HubError::Insecure { what, host, why },
         Error::Io(io) if io.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) => {
             HubError::Insecure { what, host, why }

@@ -1,4 +1,4 @@
-//! What was typed after `hobbit-perplexity`. Names, defaults and environment follow llama.cpp's `llama-perplexity`.
+//! Command line of `hobbit-perplexity`. Names, defaults and environment follow llama.cpp's `llama-perplexity`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -96,10 +96,10 @@ pub struct OutputArgs {
     pub log: LogArgs,
 }
 
-/// The command as clap sees it.
+/// The clap command.
 pub fn command() -> clap::Command {
     let ctx_size = |arg: clap::Arg| {
-        // Below 3 tokens none would be scored.
+        // Fewer than 3 tokens leave none to score.
         let arg = arg.default_value("512").value_parser(clap::value_parser!(u32).range(3..=1 << 24));
         arg.help("Tokens of a chunk")
     };

@@ -1,4 +1,5 @@
-//! From tokens to rows of logits, a ubatch at a time: no more rows are held than llama.cpp computes at once.
+//! Evaluates tokens into rows of logits, one ubatch at a time, so that no more rows are held than llama.cpp computes
+//! at once.
 
 use std::ops::Range;
 
@@ -8,13 +9,13 @@ use crate::progress::TokenBar;
 use hobbit::{BatchToken, Model, Session, Token};
 use hobbit_core::perplexity::windows::Windows;
 
-/// Rows that are worked on together: what is made of them is held in memory.
+/// Rows processed together: their results are held in memory.
 const ROWS_MAX: usize = 32;
 
-/// The token that begins every chunk in place of its own; `None` for models without.
+/// The token that replaces the first one of every chunk; `None` for models without BOS.
 ///
 /// # Errors
-/// A tokenizer that adds something at the end of a text: chunks have no end.
+/// A tokenizer that adds a token at the end of a text: chunks have no end.
 pub fn start_token(model: &Model) -> Result<Option<Token>> {
     match (model.adds_bos(), model.tokenize("", true, false)?.as_slice()) {
         (false, []) => Ok(None),
@@ -30,16 +31,16 @@ pub fn start_token(model: &Model) -> Result<Option<Token>> {
 #[derive(Clone, Copy, Debug)]
 pub struct ScoredRow<'a> {
     pub chunk: usize,
-    /// Number of the row among the chunk's.
+    /// Index of the row within the chunk.
     pub row: usize,
     /// `[n_vocab]`.
     pub logits: &'a [f32],
-    /// The token that came.
+    /// The actual next token.
     pub next: Token,
 }
 
 /// Evaluates the chunks of a pass. `tokens` are the text's, `[n_ctx, n_chunk]`. Rows come in blocks of neighbouring
-/// rows of one chunk; of a chunk, in order. Between them `bar` is told how far it is.
+/// rows of one chunk, in order within a chunk. `bar` is advanced between blocks.
 pub fn pass(
     session: &mut Session,
     windows: &Windows,
@@ -75,7 +76,7 @@ pub fn pass(
     Ok(())
 }
 
-/// Evaluates `batch` in ubatches and gives every row that was asked for to `take`, with its number in `batch`.
+/// Evaluates `batch` in ubatches and passes each requested row to `take`, with its index in `batch`.
 pub fn rows(
     session: &mut Session,
     batch: &[BatchToken],

@@ -18,7 +18,7 @@ pub fn significant(number: f64) -> String {
     }
 }
 
-/// How long everything will take: `1 hours 2.50 minutes`.
+/// Estimated duration: `1 hours 2.50 minutes`.
 pub fn eta(seconds: f64) -> String {
     let mut seconds = seconds as u64;
     let mut line = String::new();
@@ -42,7 +42,7 @@ pub fn chunk_line(start: usize, nll: &Sums) -> String {
     format!("{start:8}  {:.4}  {mean:4.6}  {error:4.6}\n", mean.exp())
 }
 
-/// The line that everybody quotes; `None` where the spread is undefined.
+/// The final estimate, the line usually quoted; `None` if the spread is undefined.
 pub fn final_estimate(nll: &Sums) -> Option<String> {
     let ppl = nll.mean().exp();
     nll.uncertainty().map(|error| format!("Final estimate: PPL = {ppl:.4} +/- {:.5}", error * ppl))
@@ -106,7 +106,7 @@ fn distribution(table: &mut String, of: &str, spread: &Distribution, number: imp
     let _ = writeln!(table, "Minimum {of}: {}", number(spread.minimum));
 }
 
-/// hobbit's line at the end: where the experts that a run used came from.
+/// hobbit's own last line: the sources of the experts that a run used.
 pub fn experts_used(stats: &Stats) -> Option<String> {
     let total = stats.total();
     let rate = Percent(total.hit_rate()?);

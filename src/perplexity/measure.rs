@@ -1,4 +1,5 @@
-//! The measurements: perplexity of a text, in disjoint chunks or in windows that overlap, and divergence from a base file.
+//! The measurements: perplexity of a text, in disjoint chunks or overlapping windows, and divergence from a base
+//! file.
 
 use std::path::Path;
 use std::time::Instant;
@@ -19,10 +20,10 @@ use hobbit_core::perplexity::windows::Windows;
 /// llama.cpp rounds a context up to this many tokens (`llama_context`), and `llama-perplexity` fills it.
 const CONTEXT_STEP: usize = 256;
 
-/// The tokens of the text, with what the model wants before it.
+/// The tokens of the text, with the special tokens that the model expects before it.
 ///
 /// # Errors
-/// Text that is no UTF-8, and fewer tokens than two contexts.
+/// Text that is not UTF-8, or has fewer tokens than two contexts.
 fn tokens_of_text(desk: &Desk, model: &Model, n_ctx: usize) -> Result<Vec<Token>> {
     let text = desk.text()?;
     desk.log.line(Level::Info, "perplexity: tokenizing the input ..");
@@ -42,7 +43,7 @@ fn tokens_of_text(desk: &Desk, model: &Model, n_ctx: usize) -> Result<Vec<Token>
     Ok(tokens)
 }
 
-/// Prepares perplexity of disjoint chunks; the log-probabilities are kept in `base`.
+/// Prepares perplexity of disjoint chunks; `base` stores the log-probabilities.
 ///
 /// # Errors
 /// A text that is too short, a base file that cannot be written.
@@ -114,7 +115,7 @@ pub fn perplexity<'a>(desk: &'a Desk, model: &Model, base: Option<&Path>) -> Res
     }))
 }
 
-/// Prepares perplexity of windows that overlap: every token but the first has a long context.
+/// Prepares perplexity of overlapping windows: every token but the first has a long context.
 ///
 /// # Errors
 /// A text that is too short, a stride that exceeds the window.
@@ -192,7 +193,7 @@ pub fn strided<'a>(desk: &'a Desk, model: &Model, stride: usize) -> Result<Measu
 /// Prepares a comparison with a base file.
 ///
 /// # Errors
-/// A file that is no complete base, or one of another vocabulary or another text.
+/// An incomplete base file, or one of another vocabulary or text.
 pub fn divergence<'a>(desk: &'a Desk, model: &Model, path: &Path) -> Result<Measurement<'a>> {
     let bos = start_token(model)?;
     let mut base = BaseReader::open(path)?;

@@ -1,9 +1,9 @@
 //! The command line of `hobbit-perplexity`.
 //!
-//! [`args`] holds what was typed, [`resolve`] makes settings of it. A [`Measurement`] is prepared with the model, says
-//! what context it needs and runs in it (`measure`). `evaluate` turns tokens into rows of logits, which
-//! [`hobbit_core::perplexity`] scores.
-//! [`mod@format`] has the lines of `llama-perplexity`, on the streams that it prints them to.
+//! [`args`] holds the parsed flags, [`resolve`] makes settings of them. A [`Measurement`] is prepared with the model,
+//! states the context that it needs, and runs in it (`measure`). `evaluate` turns tokens into rows of logits, which
+//! [`hobbit_core::perplexity`] scores. [`mod@format`] has the lines of `llama-perplexity`, on the streams that it
+//! prints them to.
 
 pub mod args;
 mod format;

@@ -1,4 +1,4 @@
-//! From what was typed to what is measured: files read, the model and the text found.
+//! From flags to a measurement: reads files, finds the model and the text.
 
 use std::path::PathBuf;
 
@@ -12,12 +12,12 @@ use crate::{demo, resolve};
 use hobbit::options::{ModelOptions, SessionOptions};
 use hobbit_core::files::{Kind, OutputError};
 
-/// What is measured.
+/// The kind of measurement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Measure {
     /// Perplexity over disjoint chunks; their log-probabilities are kept in a base file.
     Perplexity(Option<PathBuf>),
-    /// Perplexity over windows at every so many tokens.
+    /// Perplexity over windows with this stride.
     Strided(usize),
     /// Divergence from a base file.
     Divergence(PathBuf),
@@ -26,7 +26,7 @@ pub enum Measure {
 /// A text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Text {
-    /// Where it comes from.
+    /// The text's source.
     pub name: PathBuf,
     pub bytes: Vec<u8>,
 }
@@ -44,10 +44,10 @@ pub struct HiArgs {
     /// Whether it is the bundled one.
     pub is_demo: bool,
     pub model_options: ModelOptions,
-    /// `n_ctx` is a chunk's length here.
+    /// `n_ctx` is the length of a chunk.
     pub session_options: SessionOptions,
     pub measure: Measure,
-    /// Only a comparison needs none.
+    /// `None` only for a comparison.
     pub text: Option<Text>,
     /// `None` for all.
     pub n_chunk_max: Option<usize>,
@@ -57,12 +57,12 @@ pub struct HiArgs {
     pub log_file: Option<PathBuf>,
     pub perf: bool,
     pub json: Option<PathBuf>,
-    /// Files that are read for all this, by their flags.
+    /// Files read for these settings, with their flags.
     pub read: Vec<(&'static str, PathBuf)>,
 }
 
 impl HiArgs {
-    /// Checks that nothing is written over what is read, or over files of other kinds.
+    /// Checks that no output overwrites an input or a file of another kind.
     pub fn check_outputs(&self) -> Result<(), OutputError> {
         const BASE: &str = "--kl-divergence-base";
         let mut read = self.read.clone();
@@ -100,7 +100,7 @@ impl HiArgs {
             model,
             is_demo,
             model_options: ModelOptions {
-                // What is measured here is what hobbit does with experts.
+                // Measure hobbit's expert handling, even if the model fits.
                 stand_aside: false,
                 ..resolve::of_model(&low.model, experts)
             },

@@ -1,4 +1,4 @@
-//! From the process's arguments to its exit status.
+//! `hobbit-perplexity`, from arguments to exit status.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -28,37 +28,37 @@ use crate::signals::{self, Interrupted};
 use hobbit::{Error, Model, Session, SessionOptions};
 use hobbit_core::perplexity::windows::Windows;
 
-/// What every measurement needs.
+/// State shared by all measurements.
 pub struct Desk<'a> {
     pub args: &'a HiArgs,
     pub log: &'a Log,
 }
 
-/// Measures, and says what was found.
+/// Runs the measurement; returns the results as JSON.
 type Run<'a> = Box<dyn FnOnce(&mut Session) -> Result<Value> + 'a>;
 
-/// Something that is measured, its input read and checked.
+/// A prepared measurement, its input read and checked.
 pub struct Measurement<'a> {
-    /// The context that it needs holds these.
+    /// The windows that the context must hold.
     windows: Windows,
     /// Measures; the results as JSON.
     run: Run<'a>,
 }
 
 impl<'a> Measurement<'a> {
-    /// In a context for as many sequences as fit in a batch.
+    /// Uses a context for as many sequences as fit in a batch.
     pub fn new(windows: &Windows, run: impl FnOnce(&mut Session) -> Result<Value> + 'a) -> Self {
         Self { windows: *windows, run: Box::new(run) }
     }
 }
 
 impl Desk<'_> {
-    /// The text that was given.
+    /// The given text.
     pub fn text(&self) -> Result<&Text> {
         self.args.text.as_ref().context("no text: give a file with -f")
     }
 
-    /// How `n_chunk` chunks of `n_ctx` tokens are evaluated: whole chunks together where several fit in a batch.
+    /// The evaluation of `n_chunk` chunks of `n_ctx` tokens: several whole chunks together if they fit in a batch.
     pub fn windows(&self, n_ctx: usize, n_chunk: usize) -> Windows {
         let options = &self.args.session_options;
         let given = options.n_batch as usize;
@@ -77,7 +77,7 @@ impl Desk<'_> {
         Ok(out.write_all(text.as_bytes()).and_then(|()| out.flush())?)
     }
 
-    /// Says what begins.
+    /// Logs the start of a measurement.
     pub fn log_windows(&self, what: &str, windows: &Windows) {
         let Windows { n_ctx, n_batch, n_chunk, .. } = windows;
         let n_seq = windows.n_seq();
@@ -85,7 +85,7 @@ impl Desk<'_> {
         self.log.line(Level::Info, line);
     }
 
-    /// Shows how far the chunks of a pass are. Values of earlier ones stand on the line that goes on behind it.
+    /// A progress bar for the chunks of a pass. It is drawn behind the values of earlier chunks on the same line.
     pub fn bar(&self, session: &Session, windows: &Windows, chunks: &Range<usize>) -> Option<TokenBar> {
         let model = session.model().clone();
         let share = move || model.evaluated_share();
@@ -93,7 +93,7 @@ impl Desk<'_> {
         TokenBar::new("evaluating", chunks.len() * windows.n_ctx, windows.n_ubatch, is_mid_line, share, self.log)
     }
 
-    /// Foretells the end after the first pass. llama.cpp prints one half of this line to each stream.
+    /// Prints the estimated duration after the first pass. llama.cpp prints one half of this line to each stream.
     pub fn print_eta(&self, who: &str, pass: Duration, windows: &Windows) -> Result<()> {
         let seconds = pass.as_secs_f64();
         self.log.text(Level::Info, &format!("{who}: {seconds:.2} seconds per pass - ETA "));
@@ -127,7 +127,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     log.end(evaluate(&args, &notes, &log))
 }
 
-/// Opens the model and measures; the exit status.
+/// Opens the model and measures; returns the exit status.
 fn evaluate(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let ctrl_c = begin(notes, &args.session_options, args.json.as_deref(), false, log)?;
     let model = open(&args.model, args.is_demo, &args.model_options, log, &ctrl_c)?;

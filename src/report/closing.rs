@@ -1,4 +1,4 @@
-//! The closing lines: speeds, hits, reads, and how they came about.
+//! The closing lines: speeds, hits, reads, and the reasons for them.
 
 use std::fmt::Write as _;
 
@@ -13,9 +13,9 @@ pub struct Closing<'a> {
     pub devices: &'a [DeviceReport],
     /// Whether the model ended the text.
     pub is_eog: bool,
-    /// `None` where nothing is left to chance.
+    /// `None` if sampling is not random.
     pub seed: Option<u32>,
-    /// Whether it was drawn because none was given.
+    /// Whether the seed was drawn because none was given.
     pub is_seed_drawn: bool,
 }
 
@@ -64,7 +64,7 @@ pub fn lines(run: &Closing) -> Vec<Line> {
     lines
 }
 
-/// Where a phase found its experts.
+/// Hits and misses of a phase.
 fn experts(name: &str, phase: &PhaseStats, run: &Closing) -> String {
     let hit_rate = Percent(phase.hit_rate().unwrap_or(0.0));
     let per_token = Bytes(phase.bytes_read / phase.tokens.max(1));
@@ -111,7 +111,7 @@ fn traffic(name: &str, phase: &PhaseStats, run: &Closing) -> Option<String> {
     Some(line)
 }
 
-/// How near decoding came to its bounds.
+/// How close decoding came to its bounds.
 fn bound(stats: &Stats) -> Option<String> {
     stats.decode.hit_rate()?;
     let reached = stats.decode.tokens_per_second()?;

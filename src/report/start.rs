@@ -1,4 +1,4 @@
-//! The start-up lines: the model, its memory, its devices, and whatever is not bit for bit llama.cpp's.
+//! The start-up lines: the model, its memory, its devices, and every deviation from llama.cpp's exact results.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use hobbit_core::units::{Bytes, ShortBytes};
 
 /// The model of a run.
 pub struct ModelFacts<'a> {
-    /// Its file, as it is shown.
+    /// The model's file as shown.
     pub name: &'a str,
     /// llama.cpp's description.
     pub description: &'a str,
@@ -43,7 +43,7 @@ pub fn model(model: &ModelFacts) -> [Line; 2] {
     [brief(line), detail(format!("{parameters} parameters, {experts} of experts, trained on {n_ctx_train} tokens"))]
 }
 
-/// The memory there is, and the experts in it. A session that runs as plain llama.cpp is told here.
+/// The available memory, and the experts in it; also reports a session that runs as plain llama.cpp.
 pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>) -> [Line; 2] {
     let origin = match plan.budget_source {
         BudgetSource::Given => "--mem-budget",
@@ -71,8 +71,8 @@ pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>) -> [L
     [brief(line), detail(format!("reading experts: {io_choice}"))]
 }
 
-/// A line in which everything stands that makes results differ from llama.cpp's, after the devices; then details. Of a dense
-/// model's precision nothing is told.
+/// One line with the devices and everything that makes results differ from llama.cpp's; then details. A dense model's
+/// precision is not reported.
 pub fn devices_and_precision(
     devices: &[DeviceReport],
     precision: &PrecisionReport,
@@ -103,7 +103,7 @@ pub fn devices_and_precision(
     lines
 }
 
-/// The precision of a run, and whether it is worth a word without `-v`.
+/// The precision of a run, and whether it is reported without `-v`.
 fn precision_in_words(precision: &PrecisionReport) -> (String, bool) {
     let low = precision.low.as_ref().map(|low| format!("low {} from {}", low.types, low.source));
     if precision.is_dynamic() {
@@ -184,7 +184,7 @@ fn device_details(device: &DeviceReport) -> String {
     line
 }
 
-/// The profile that was loaded, and how layers share the slots where they do not do so evenly.
+/// The loaded profile, and how layers share the slots if unevenly.
 pub fn caching(report: &CachingReport) -> Vec<Line> {
     let mut lines = Vec::new();
     if let Some(TunedReport { file, policy, thresholds, penalties }) = &report.profile {

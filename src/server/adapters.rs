@@ -1,4 +1,4 @@
-//! How much of each LoRA adapter is used: by requests that say nothing of it, and as requests say.
+//! Scales of LoRA adapters: the defaults, and those that requests give.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 
 use super::http::error::ApiError;
 
-/// A factor for each adapter, in their order; empty where there are none.
+/// One factor per adapter, in order; empty without adapters.
 pub type Scales = Arc<[f32]>;
 
-/// What holds for requests that say nothing.
+/// The default scales.
 pub struct Adapters(Mutex<Scales>);
 
 impl Adapters {
-    /// As they were loaded, or all off.
+    /// The scales as loaded, or all 0.
     pub fn of(model: &Model, are_applied: bool) -> Self {
         let scales = model.adapters().map(|adapter| if are_applied { adapter.scale } else { 0.0 });
         Self(Mutex::new(scales.collect()))
@@ -30,10 +30,10 @@ impl Adapters {
     }
 }
 
-/// Reads `[{"id": 0, "scale": 0.5}, …]`, for `n` adapters; those that are not named are off, as in llama-server.
+/// Reads `[{"id": 0, "scale": 0.5}, …]` for `n` adapters; adapters that are not listed are off, as in llama-server.
 ///
 /// # Errors
-/// No such list, an adapter that there is not, or a scale beyond [`SCALE_MAX`].
+/// Not such a list, an unknown adapter, or a scale beyond [`SCALE_MAX`].
 pub fn read(list: &Value, n: usize) -> Result<Scales, ApiError> {
     let wrong = |what: String| ApiError::field("lora", what);
     let list = list.as_array().ok_or_else(|| wrong("expected an array of {\"id\", \"scale\"}".to_owned()))?;
@@ -55,12 +55,12 @@ pub fn read(list: &Value, n: usize) -> Result<Scales, ApiError> {
     Ok(scales.into())
 }
 
-/// As requests give them.
+/// The scales in the form that requests use.
 pub fn shown(scales: &[f32]) -> Value {
     scales.iter().enumerate().map(|(id, scale)| json!({"id": id, "scale": scale})).collect()
 }
 
-/// What there is, as `/lora-adapters` tells it.
+/// The adapters as `/lora-adapters` lists them.
 pub fn described(model: &Model, scales: &[f32]) -> Value {
     let describe = |(id, (adapter, scale)): (usize, (&hobbit::engine::AdapterInfo, &f32))| {
         json!({

@@ -1,4 +1,4 @@
-//! What all requests share.
+//! State shared by all requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -22,40 +22,40 @@ use super::status::Status;
 /// The server.
 pub struct App {
     pub settings: Settings,
-    /// Once the model is there.
+    /// Set once the model is loaded.
     pub loaded: OnceLock<Loaded>,
-    /// When the server began, in seconds since 1970.
+    /// Start of the server, in seconds since 1970.
     pub began: u64,
-    /// Streamed answers that can be spoken to.
+    /// Streamed answers that accept control requests.
     pub controls: Arc<Controls>,
     pub memory: Memory,
     workers: Workers,
 }
 
-/// A model that answers.
+/// The loaded model.
 pub struct Loaded {
     pub model: Model,
     pub commands: Sender<Command>,
     pub status: Arc<Status>,
     pub n_slots: usize,
-    /// Tokens that one slot may hold.
+    /// Maximum tokens in one slot.
     pub n_ctx: usize,
     pub n_batch: usize,
     pub n_ctx_train: u32,
-    /// What requests do not say.
+    /// Defaults for fields that a request leaves out.
     pub sampling: SamplingOptions,
     pub pooling: Option<Pooling>,
-    /// How much of them requests use that say nothing.
+    /// Adapter scales for requests that give none.
     pub adapters: Adapters,
-    /// How conversations are written down.
+    /// The chat templates.
     pub templates: ChatTemplates,
     pub next_id: AtomicU64,
-    /// Ends an evaluation that runs.
+    /// Interrupts a running evaluation.
     pub interrupt: Interrupt,
 }
 
 impl App {
-    /// A server without a model.
+    /// A server whose model is not loaded yet.
     pub fn new(settings: Settings, began: u64) -> Self {
         let memory = Memory::new(settings.max_body);
         Self { settings, loaded: OnceLock::new(), began, controls: Arc::default(), memory, workers: Workers::default() }
@@ -69,7 +69,7 @@ impl App {
     /// The model.
     ///
     /// # Errors
-    /// It is not there yet.
+    /// The model is not loaded yet.
     pub fn loaded(&self) -> Result<&Loaded, ApiError> {
         self.loaded.get().ok_or_else(|| ApiError::unavailable("Loading model"))
     }
@@ -80,7 +80,7 @@ impl App {
     }
 }
 
-/// What a request asks of the engine.
+/// One unit of work for the engine.
 pub struct Asked {
     pub prompt: Arc<[Token]>,
     pub work: Work,
@@ -102,15 +102,15 @@ impl Loaded {
             Work::Embed => self.adapters.scales(),
         };
         let job = Job { id, prompt, work, slot, lora, cache_prompt, events, cancelled: cancelled.clone(), _held: held };
-        // A thread that has ended answers nothing: the receiver tells.
+        // If the thread has ended, the receiver reports it.
         let _ = self.commands.send(Command::Job(Box::new(job)));
         Running { n_prompt, incoming, cancelled, has_ended: false }
     }
 
-    /// Has something done with a slot.
+    /// Runs an operation on a slot.
     ///
     /// # Errors
-    /// What the engine says.
+    /// The engine's failure.
     pub async fn act(&self, slot: usize, action: SlotAction) -> Result<SlotAnswer, ApiError> {
         let (answer, incoming) = oneshot::channel();
         let _ = self.commands.send(Command::Slot(SlotCommand { slot, action, answer }));
@@ -118,13 +118,13 @@ impl Loaded {
         Ok(answer?)
     }
 
-    /// Nothing new is begun, and what runs has this long.
+    /// Begins no new requests; running ones have `grace` to finish.
     pub fn stop(&self, grace: Duration) {
         let _ = self.commands.send(Command::Stop(grace));
     }
 }
 
-/// A request that the engine works on; dropped, it is given up.
+/// A request that the engine works on; dropping it cancels it.
 pub struct Running {
     pub n_prompt: usize,
     incoming: Heard,
@@ -133,21 +133,21 @@ pub struct Running {
 }
 
 impl Running {
-    /// What happens next; `None` where the engine has ended.
+    /// The next event; `None` if the engine has ended.
     pub async fn next(&mut self) -> Option<Event> {
         let event = self.incoming.next().await;
         self.note(event.as_ref());
         event
     }
 
-    /// What has happened already.
+    /// The next event if one is queued already.
     pub fn next_now(&mut self) -> Option<Event> {
         let event = self.incoming.next_now()?;
         self.note(Some(&event));
         Some(event)
     }
 
-    /// Nothing more happens.
+    /// Whether the last event has arrived.
     pub fn has_ended(&self) -> bool {
         self.has_ended
     }

@@ -1,10 +1,10 @@
-//! Words to answers that are being generated.
+//! Control of answers that are being generated.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A wish that the model should end the thought that it is in. Cheap to clone; whoever takes it first has it.
+/// A request that the model end its current thought. Cheap to clone; the first to take it consumes it.
 #[derive(Clone, Debug, Default)]
 pub struct Nudge(Arc<AtomicBool>);
 
@@ -13,18 +13,18 @@ impl Nudge {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was set, which it then is no longer.
+    /// Takes the request, if there is one.
     pub fn take(&self) -> bool {
-        // Most often it is not: nothing is written then.
+        // Usually unset: avoid the write.
         self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)
     }
 }
 
-/// Streamed answers that are under way, by the ids that clients know; `None` for those whose thoughts nobody may end.
+/// Running streamed answers by client-visible id; `None` if their thoughts cannot be ended.
 #[derive(Debug, Default)]
 pub struct Controls(Mutex<BTreeMap<String, Option<Nudge>>>);
 
-/// An answer that can be spoken to for as long as this lives.
+/// Keeps an answer in the list for as long as this lives.
 #[derive(Debug)]
 pub struct Listed {
     controls: Arc<Controls>,
@@ -36,16 +36,16 @@ impl Controls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An answer begins.
+    /// Adds an answer.
     pub fn list(self: &Arc<Self>, id: &str, nudge: Option<Nudge>) -> Listed {
         self.lock().insert(id.to_owned(), nudge);
         Listed { controls: Arc::clone(self), id: id.to_owned() }
     }
 
-    /// Has an answer end its thought.
+    /// Asks an answer to end its thought.
     ///
     /// # Errors
-    /// Why it does not, in llama-server's words.
+    /// The reason why it cannot, in llama-server's words.
     pub fn end_thought(&self, id: &str) -> Result<(), &'static str> {
         match self.lock().get(id) {
             None => Err("no active completion for this id"),

@@ -1,4 +1,4 @@
-//! What a request wants of the engine, and what it is told: the words that HTTP and the engine's thread have in common.
+//! Messages between HTTP handlers and the engine thread: what a request asks for, and the events it receives.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::adapters::Scales;
 use super::control::Nudge;
 use super::http::memory::Held;
 
-/// Whoever asked has gone: nothing more is computed for them. Set when the last handle outside of the engine is dropped.
+/// Set when the last handle outside the engine is dropped: the client is gone, and the engine stops computing for it.
 #[derive(Clone, Debug, Default)]
 pub struct Cancelled(Arc<AtomicBool>);
 
@@ -28,42 +28,42 @@ impl Cancelled {
     }
 }
 
-/// One sequence of tokens and what is to become of it.
+/// One sequence of tokens, and the work to do on it.
 pub struct Job {
-    /// Unique in the life of the server.
+    /// Unique for the server's lifetime.
     pub id: u64,
     pub prompt: Arc<[Token]>,
     pub work: Work,
-    /// The slot that must take it; `None`: any.
+    /// The slot that must run the job; `None`: any.
     pub slot: Option<usize>,
-    /// How much of each LoRA adapter is used.
+    /// Scale of each LoRA adapter.
     pub lora: Scales,
-    /// Begin with what the slot, or another one, has evaluated of the same beginning.
+    /// Reuse tokens of the same beginning that this slot or another one has evaluated.
     pub cache_prompt: bool,
     pub events: Events,
     pub cancelled: Cancelled,
-    /// The memory that is counted for the request, while any of its jobs is there.
+    /// Memory accounted to the request for as long as any of its jobs lives.
     pub _held: Arc<Held>,
 }
 
 /// Bytes of events that may wait for a client that does not read.
 const BACKLOG_BYTES_MAX: usize = 4 << 20;
 
-/// Where what happens is told.
+/// The sending end of a job's events.
 #[derive(Clone, Debug)]
 pub struct Events {
     sender: mpsc::UnboundedSender<Event>,
     unread: Arc<AtomicUsize>,
 }
 
-/// Where it is heard.
+/// The receiving end of a job's events.
 #[derive(Debug)]
 pub struct Heard {
     receiver: mpsc::UnboundedReceiver<Event>,
     unread: Arc<AtomicUsize>,
 }
 
-/// Two ends of one.
+/// A channel for one job's events.
 pub fn events() -> (Events, Heard) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let unread = Arc::<AtomicUsize>::default();
@@ -71,21 +71,21 @@ pub fn events() -> (Events, Heard) {
 }
 
 impl Events {
-    /// Tells an event. False where nobody hears it any more, or too many were not heard.
+    /// Sends an event. False if the receiver is gone or the unread events exceed `BACKLOG_BYTES_MAX`.
     pub fn send(&self, event: Event) -> bool {
         self.unread.fetch_add(event.bytes(), Ordering::Relaxed) < BACKLOG_BYTES_MAX && self.sender.send(event).is_ok()
     }
 }
 
 impl Heard {
-    /// The next event; `None` where the engine has ended.
+    /// The next event; `None` if the engine has ended.
     pub async fn next(&mut self) -> Option<Event> {
         let event = self.receiver.recv().await;
         self.unread.fetch_sub(event.as_ref().map_or(0, Event::bytes), Ordering::Relaxed);
         event
     }
 
-    /// One that has happened already.
+    /// The next event if one is queued already.
     pub fn next_now(&mut self) -> Option<Event> {
         let event = self.receiver.try_recv().ok()?;
         self.unread.fetch_sub(event.bytes(), Ordering::Relaxed);
@@ -93,7 +93,7 @@ impl Heard {
     }
 }
 
-/// What is to become of a prompt.
+/// The kind of work on a prompt.
 pub enum Work {
     Generate(Arc<Generate>),
     Embed,
@@ -102,38 +102,39 @@ pub enum Work {
 /// A text to generate.
 #[derive(Clone, Debug)]
 pub struct Generate {
-    /// Shared by all answers to a request, but for the seed.
+    /// Shared by all answers to a request, except for the seed.
     pub sampling: Arc<SamplingOptions>,
-    /// In place of that of the options.
+    /// Replaces the seed in `sampling`.
     pub seed: u32,
-    /// Tokens at most; `None`: until the model or the context ends.
+    /// Maximum tokens; `None`: until the model or the context ends.
     pub n_predict: Option<usize>,
     /// Tokens of the prompt that a context shift keeps; -1 all.
     pub n_keep: i32,
     /// Tokens that a context shift drops; 0: half of what may be dropped.
     pub n_discard: usize,
-    /// Runs of at least so many tokens are moved from elsewhere in the slot's context instead of evaluated again; 0: none.
+    /// Minimum length of a run of tokens that is moved within the slot's context instead of evaluated again; 0:
+    /// never.
     pub cache_reuse: usize,
     /// Texts that end the generation.
     pub stops: Arc<[String]>,
-    /// Probabilities of so many candidates are told with every token.
+    /// Number of candidates whose probabilities are sent with every token.
     pub n_probs: usize,
-    /// They are those after sampling.
+    /// Send probabilities after sampling instead of before.
     pub post_sampling_probs: bool,
-    /// Spell out all of them.
+    /// Spell out special tokens.
     pub shows_special: bool,
-    /// From the first token on; looked at once a line has ended.
+    /// Counted from the first token; checked at the end of each line.
     pub time_limit: Option<Duration>,
-    /// Spaces that every line must begin with; a line with fewer ends the text. 0: no matter.
+    /// Minimum spaces at the beginning of every line; a line with fewer ends the text. 0: no check.
     pub n_indent: usize,
-    /// Through which the thought of the moment can be ended.
+    /// Lets a client end the current thought.
     pub nudge: Option<Nudge>,
-    /// How much of each LoRA adapter is used.
+    /// Scale of each LoRA adapter.
     pub lora: Scales,
 }
 
 impl Generate {
-    /// How tokens are chosen, with the seed of this answer.
+    /// Sampling options with the seed of this answer.
     pub fn sampling(&self) -> Cow<'_, SamplingOptions> {
         match self.seed == self.sampling.seed {
             true => Cow::Borrowed(&self.sampling),
@@ -142,23 +143,23 @@ impl Generate {
     }
 }
 
-/// What the engine tells about a job, in this order: `Started`, `Progress`…, then `Token`… and `Done`, or `Embedding`; `Failed` ends it
-/// at any time.
+/// Events of a job, in this order: `Started`, `Progress`…, then `Token`… and `Done`, or `Embedding`. `Failed` ends
+/// the job at any time.
 #[derive(Debug)]
 pub enum Event {
-    /// A slot has it, and the prompt fits: whatever happens now is told within the stream.
+    /// A slot has taken the job and the prompt fits: later failures are reported within the stream.
     Started(Started),
     /// A piece of the prompt is evaluated.
     Progress(Progress),
     Token(Box<TokenEvent>),
     Done(Box<Done>),
-    /// One row, of a pooled sequence, or one for each token.
+    /// One row for a pooled sequence, else one per token.
     Embedding(Vec<Vec<f32>>),
     Failed(Failure),
 }
 
 impl Event {
-    /// About what it takes in memory.
+    /// Approximate memory size of the event.
     fn bytes(&self) -> usize {
         let candidates = match self {
             Self::Token(token) => token.probabilities.as_ref().map_or(0, |own| own.top.len()),
@@ -186,19 +187,19 @@ pub struct Progress {
     pub timings: Timings,
 }
 
-/// A token that was chosen.
+/// A chosen token.
 #[derive(Debug)]
 pub struct TokenEvent {
-    /// What of the text is certain now; may be empty.
+    /// Text that is final now; may be empty.
     pub text: String,
     pub token: Token,
-    /// Where they were asked for.
+    /// Present if the request asked for them.
     pub probabilities: Option<Probabilities>,
     pub n_decoded: usize,
     pub timings: Timings,
 }
 
-/// What a token was chosen from.
+/// The candidates for a token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probabilities {
     pub chosen: Candidate,
@@ -209,7 +210,7 @@ pub struct Probabilities {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
     pub token: Token,
-    /// The bytes that it stands for, special tokens spelled out.
+    /// The token's bytes, special tokens spelled out.
     pub bytes: Vec<u8>,
     /// 0..=1
     pub probability: f32,
@@ -218,34 +219,34 @@ pub struct Candidate {
 /// Why a generation ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// The model ended it.
+    /// The model's end token.
     Eos,
-    /// A stop text, which is not part of the text.
+    /// A stop text, which is not part of the output.
     Word(String),
-    /// So many tokens were asked for, the context is full, or the time is over.
+    /// The token limit, a full context or the time limit.
     Limit,
 }
 
 #[derive(Debug)]
 pub struct Done {
     pub stop: Stop,
-    /// What was held back until the end.
+    /// Text that was held back until the end.
     pub rest: String,
-    /// Tokens whose text the stop text has swallowed, at the end.
+    /// Trailing tokens whose text belongs to the stop text.
     pub n_swallowed: usize,
     pub slot: usize,
     pub n_prompt: usize,
     pub n_decoded: usize,
-    /// Tokens that the slot holds now.
+    /// Tokens that the slot holds at the end.
     pub n_held: usize,
-    /// A part of the text was dropped, or would have been.
+    /// Part of the text was dropped, or would have been.
     pub truncated: bool,
     pub has_new_line: bool,
     pub timings: Timings,
 }
 
-/// How long a request took, and what its tokens found in memory. Batches are shared: of what one cost, each of its tokens is told an
-/// equal part.
+/// Duration of a request, and the cache hits and misses of its tokens. The cost of a shared batch is divided evenly
+/// among its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Timings {
     pub n_cached: usize,
@@ -256,7 +257,7 @@ pub struct Timings {
     pub traffic: Traffic,
 }
 
-/// What a request's generated tokens moved.
+/// Traffic of a request's generated tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
     pub tokens: f64,
@@ -267,11 +268,11 @@ pub struct Traffic {
 }
 
 impl Timings {
-    /// llama-server's fields and ours; every value is a number, 0 and above.
+    /// llama-server's fields and ours; all values are nonnegative numbers.
     pub fn json(&self) -> serde_json::Value {
         let per = |n: usize, ms: f64| if n > 0 { ms / n as f64 } else { 0.0 };
         let rate = |n: usize, ms: f64| if ms > 0.0 { n as f64 * 1e3 / ms } else { 0.0 };
-        // The first token comes with the prompt.
+        // The prompt's evaluation yields the first token.
         let n_steps = self.n_predicted.saturating_sub(1);
         let traffic = &self.traffic;
         let ratio = |of: f64, all: f64| if all > 0.0 { of / all } else { 0.0 };
@@ -292,20 +293,20 @@ impl Timings {
     }
 }
 
-/// What went wrong, in OpenAI's kinds.
+/// Error kinds, as OpenAI has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
-    /// The request makes no sense.
+    /// The request is invalid.
     Invalid,
-    /// The prompt does not fit.
+    /// The prompt does not fit the context.
     ExceedsContext { n_prompt: usize, n_ctx: usize },
-    /// The server cannot now.
+    /// The server cannot serve the request at present.
     Unavailable,
     /// The engine failed.
     Server,
 }
 
-/// An end that is none.
+/// The failure that ends a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub kind: FailureKind,
@@ -322,15 +323,15 @@ impl Failure {
     }
 }
 
-/// What the engine's thread is told.
+/// Commands to the engine thread.
 pub enum Command {
     Job(Box<Job>),
     Slot(SlotCommand),
-    /// Nothing new is begun; what runs has this long.
+    /// Begin nothing new; running jobs have this long to finish.
     Stop(Duration),
 }
 
-/// Something to be done with a slot once it is free.
+/// An operation on a slot, run once the slot is free.
 pub struct SlotCommand {
     pub slot: usize,
     pub action: SlotAction,
@@ -340,12 +341,12 @@ pub struct SlotCommand {
 #[derive(Clone, Debug, PartialEq)]
 pub enum SlotAction {
     Save(std::path::PathBuf),
-    /// Of a file that was saved with so much of each adapter.
+    /// A file saved with these adapter scales.
     Restore(std::path::PathBuf, Scales),
     Erase,
 }
 
-/// What came of it.
+/// The result of a slot operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlotAnswer {
     pub n_tokens: usize,

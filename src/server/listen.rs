@@ -1,4 +1,4 @@
-//! Addresses, TLS, and which request goes where.
+//! Addresses, TLS and routes.
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use super::http::guard;
 use super::page;
 use crate::log::{Level, Log};
 
-/// How long a connection may keep the server waiting for its client, where --timeout is not less.
+/// Longest time that a connection may keep the server waiting for its client, unless --timeout is less.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a connection is kept for the next request after one was answered, where --timeout is not less.
+/// Longest time that an idle connection is kept after an answer, unless --timeout is less.
 const IDLE_PATIENCE: Duration = Duration::from_secs(75);
 
-/// Bytes that a connection may have read or written and not passed on.
+/// Maximum bytes buffered for one connection.
 const CONNECTION_BYTES: usize = 64 << 10;
 
 /// All endpoints.
@@ -86,7 +86,7 @@ fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Router {
         .with_state(Arc::clone(app))
 }
 
-/// JSON says how it is encoded, as llama-server's does.
+/// Adds the charset to JSON content types, as llama-server does.
 async fn with_charset(mut response: Response) -> Response {
     use axum::http::header::{CONTENT_TYPE, HeaderValue};
     if response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json") {
@@ -95,7 +95,7 @@ async fn with_charset(mut response: Response) -> Response {
     response
 }
 
-/// What listens.
+/// The listening sockets and their tasks.
 pub struct Listening {
     handles: Vec<Handle<SocketAddr>>,
     tasks: Vec<tokio::task::JoinHandle<std::io::Result<()>>>,
@@ -103,17 +103,17 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// Where clients find the server.
+    /// URLs of the server.
     pub fn addresses(&self) -> &[String] {
         &self.addresses
     }
 
-    /// No new connections; those there are have this long to end.
+    /// Accepts no new connections; open ones have `grace` to end.
     pub fn stop(&self, grace: Duration) {
         self.handles.iter().for_each(|handle| handle.graceful_shutdown(Some(grace)));
     }
 
-    /// All connections have ended.
+    /// Waits until all connections have ended.
     pub async fn ended(self) {
         for task in self.tasks {
             let _ = task.await;
@@ -121,10 +121,10 @@ impl Listening {
     }
 }
 
-/// Binds all addresses and begins to answer; until the model is there, that it is loading.
+/// Binds all addresses and begins to answer; until the model is loaded, answers say that it is loading.
 ///
 /// # Errors
-/// An address that cannot be had, keys that cannot be read.
+/// An address that cannot be bound, keys that cannot be read.
 pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
     let settings = &app.settings;
     let tls = match &settings.tls {
@@ -154,7 +154,7 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
         let address = found.with_context(|| format!("{host}: no such address"))?;
         let listener = bind(address).with_context(fail)?;
         let bound = listener.local_addr().with_context(fail)?;
-        // The same for all where it was for us to choose.
+        // A port that the system chose is used for all addresses.
         port = bound.port();
         let handle = Handle::new();
         let service = router(app, &connections).into_make_service();
@@ -187,7 +187,8 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
     Ok(listening)
 }
 
-/// Bounds what a connection may take. The headers of answers are written as llama-server writes them: some clients compare them so.
+/// Bounds a connection's buffers. Answer headers use llama-server's title case, because some clients compare them
+/// literally.
 fn configure(builder: &mut hyper_util::server::conn::auto::Builder<hyper_util::rt::TokioExecutor>) {
     builder.http1().max_buf_size(CONNECTION_BYTES).title_case_headers(true);
     let window = CONNECTION_BYTES as u32;

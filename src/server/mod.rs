@@ -1,9 +1,9 @@
 //! `hobbit-server`: llama-server's and OpenAI's HTTP interface on hobbit's engine.
 //!
-//! **Two threads of life.** HTTP ([`http`], [`api`], [`page`]) runs on tokio: it turns requests into jobs ([`job`]) and what the
-//! engine tells of them into answers. The engine's thread ([`worker`]) alone has the session; [`slots`] chooses which sequence takes a
-//! prompt, [`schedule`] how much of prompts may be evaluated while others wait for their next token, [`text`] what of a token may be
-//! shown. [`status`] is what both may look at. [`saved`] keeps slots in files.
+//! **Two sides.** HTTP ([`http`], [`api`], [`page`]) runs on tokio: it turns requests into jobs ([`job`]) and the
+//! engine's events into answers. The engine thread ([`worker`]) alone owns the session; [`slots`] chooses the
+//! sequence for a prompt, [`schedule`] how many prompt tokens are evaluated while others wait for their next token,
+//! [`text`] which text of a token may be shown. Both sides read [`status`]. [`saved`] keeps slots in files.
 
 mod adapters;
 mod api;
@@ -46,10 +46,10 @@ use settings::{Resolved, resolve};
 use status::{Status, Totals};
 use worker::{Worker, WorkerOptions};
 
-/// How often signals are looked at.
+/// Interval between checks for signals.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How often freed memory goes back to the system while no slot works: large requests leave hundreds of MiB in the
+/// Interval at which an idle server returns freed memory to the system: large requests leave hundreds of MiB in the
 /// allocator.
 const TRIM: Duration = Duration::from_secs(5);
 
@@ -80,7 +80,7 @@ fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
     log.end(answer(settings, &model_options, &session_options, &notes, &log))
 }
 
-/// Listens, opens the model, and answers until a signal comes.
+/// Listens, opens the model, and answers until a signal arrives.
 fn answer(
     settings: settings::Settings,
     model_options: &ModelOptions,
@@ -124,7 +124,7 @@ fn answer(
     listening.stop(grace + Duration::from_secs(1));
     let end = Instant::now() + grace + LOOK;
     while !worker.is_finished() {
-        // An evaluation that takes longer is not waited for.
+        // An evaluation that runs past the deadline is interrupted.
         if Instant::now() >= end {
             loaded.interrupt.set();
         }
@@ -133,7 +133,7 @@ fn answer(
     let panicked = worker.join().is_err();
     runtime.block_on(listening.ended());
     log.line(Level::Info, format!("hobbit: {}", closing_line(&loaded.status.get().totals)));
-    // The last connections are gone: the model is closed, which writes what it knows.
+    // All connections have ended: the model is closed, which writes its state files.
     runtime.shutdown_timeout(Duration::from_secs(1));
     drop(app);
     anyhow::ensure!(!panicked, "the engine's thread ended with a fault; see what it said above");
@@ -168,7 +168,7 @@ fn load(
         similarity: settings.similarity,
         stall_limit: settings.stall_limit,
         n_waiting_max: settings.n_waiting_max,
-        // What llama.cpp made of what was asked for.
+        // The context's own values, which llama.cpp may have changed.
         n_ubatch: session_options.n_ubatch.min(session_options.n_batch).min(session.n_batch() as u32) as usize,
         n_batch: session.n_batch(),
         mark: saved::mark(&model, model_options, session_options),
@@ -198,10 +198,10 @@ fn load(
     Ok(thread)
 }
 
-/// The chat templates of the model, or the one that was given. One that refuses a single message may do for others.
+/// The model's chat templates, or the given one. A template that refuses a single message may still work for others.
 ///
 /// # Errors
-/// As [`run::templates`]; without Jinja, one that llama.cpp does not know.
+/// As [`run::templates`]; without Jinja, a template that llama.cpp does not know.
 fn templates(model: &Model, settings: &settings::Settings, log: &Log) -> Result<ChatTemplates> {
     let templates = run::templates(model, &settings.model, settings.template.as_deref())?;
     let trial = ChatInputs {
@@ -227,7 +227,7 @@ fn templates(model: &Model, settings: &settings::Settings, log: &Log) -> Result<
     Ok(templates)
 }
 
-/// What was done.
+/// The last log line: totals of the run.
 fn closing_line(totals: &Totals) -> String {
     let Totals { requests, prompt_tokens, cached_tokens, predicted_tokens, hits, misses, bytes_read, .. } = *totals;
     let mut line = format!(
@@ -240,11 +240,12 @@ fn closing_line(totals: &Totals) -> String {
     line
 }
 
-/// Bytes of scores that plain attention may keep for texts that do not depend on each other.
+/// Maximum bytes of scores that plain attention may use to keep texts independent of each other.
 const SCORES_BYTES_MAX: u64 = 256 << 20;
 
-/// The same with plain attention, where nobody chose, there are several slots, and it takes little memory: the CPU's fused attention adds
-/// up in another way for one row than for several, and for many, by how much all slots hold.
+/// The same options with plain attention, if the user chose none, there are several slots, and the scores are small:
+/// the CPU's fused attention sums in another order for one row than for several, and for many rows depending on how
+/// much all slots hold.
 fn attending(model: &Model, rpc: &[String], options: &SessionOptions, log: &Log) -> SessionOptions {
     let has_no_devices = hobbit::devices(rpc)
         .is_ok_and(|found| found.iter().all(|device| matches!(device.kind, DeviceKind::Cpu | DeviceKind::Accelerator)));

@@ -1,8 +1,8 @@
-//! The page at `/`: chat, and where the experts are. Plain files, built into the program; they ask for nothing from
+//! The page at `/`: chat, and a map of the experts. Plain files built into the program; they load nothing from
 //! elsewhere.
 //!
-//! A model's text is data of a stranger's: the page makes text nodes of it and never HTML, and [`POLICY`] leaves
-//! nothing to run should that fail.
+//! A model's text is untrusted: the page makes text nodes of it, never HTML, and [`POLICY`] allows no script should
+//! that fail.
 
 use axum::Router;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -10,12 +10,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// What the page may load: this server's own files, and no string as HTML.
+/// Content security policy: only this server's own files, and no HTML from strings.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
                       require-trusted-types-for 'script'; trusted-types 'none'";
 
-/// Where the page lies; the other files lie under [`FILES`].
+/// Paths of the page; its other files are under [`FILES`].
 const PAGE: [&str; 2] = ["/", "/index.html"];
 const FILES: &str = "/page/";
 
@@ -51,10 +51,9 @@ const ASSETS: &[Asset] = assets! {
     "store.js"
 };
 
-/// Serves the page at `/` and `/index.html`, and what it is made of under `/page/`. Nothing there is secret: no key is
-/// asked for.
+/// Serves the page at `/` and `/index.html`, and its files under `/page/`. They contain no secrets and need no key.
 ///
-/// Browsers ask each time whether a file is still the same, so that a new version of the program is seen at once.
+/// Browsers revalidate each file, so that a new version of the program shows at once.
 pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let mut router = Router::new();
     for asset in ASSETS {
@@ -87,7 +86,7 @@ fn answer(asset: &Asset, tag: &HeaderValue, request: &HeaderMap) -> Response {
     }
 }
 
-/// Whether the client has what `tag` names: `If-None-Match` lists tags, compared weakly (RFC 9110, 13.1.2).
+/// Whether the client has the file that `tag` names: `If-None-Match` lists tags, compared weakly (RFC 9110, 13.1.2).
 fn has(request: &HeaderMap, tag: &HeaderValue) -> bool {
     request.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok()).any(|value| {
         value.split(',').map(str::trim).any(|one| one == "*" || one.strip_prefix("W/").unwrap_or(one) == tag)
@@ -105,7 +104,7 @@ fn content_type(name: &str) -> &'static str {
         Some("css") => "text/css; charset=utf-8",
         Some("js") => "text/javascript; charset=utf-8",
         Some("svg") => "image/svg+xml",
-        // A test has that there is none.
+        // A test checks that no file gets here.
         _ => "application/octet-stream",
     }
 }
@@ -181,7 +180,7 @@ mod tests {
         assert_eq!(there, built_in);
     }
 
-    /// What the policy forbids, or what would make HTML of a string, is not there to begin with.
+    /// The files contain nothing that the policy forbids or that makes HTML of a string.
     #[test]
     fn nothing_makes_html_of_text_or_asks_elsewhere() {
         for asset in ASSETS {
@@ -200,7 +199,7 @@ mod tests {
             for (at, _) in asset.text.match_indices("//") {
                 let before = &asset.text[..at];
                 assert!(!before.ends_with("https:"), "{}: an address", asset.name);
-                // The namespace of SVG is a name and not fetched.
+                // SVG's namespace is a name and is not fetched.
                 let after = &asset.text[at..];
                 assert!(
                     !before.ends_with("http:") || after.starts_with("//www.w3.org/2000/svg"),

@@ -1,11 +1,12 @@
-//! What a token was chosen from, as requests ask for it.
+//! The probabilities of a token's candidates.
 
 use hobbit::options::Token;
 use hobbit::{Model, Sampler};
 
 use super::job::{Candidate, Generate, Probabilities};
 
-/// The candidates of the last choice, `token`; `None` where nobody asked. Who asks for those before sampling has the sampler keep logits.
+/// The candidates of the last choice, `token`; `None` if the request asked for none. Probabilities before sampling
+/// need a sampler that keeps logits.
 pub fn of(model: &Model, sampler: &Sampler, token: Token, generate: &Generate) -> Option<Probabilities> {
     if generate.n_probs == 0 {
         return None;
@@ -13,7 +14,7 @@ pub fn of(model: &Model, sampler: &Sampler, token: Token, generate: &Generate) -
     let found = sampler.probabilities(generate.n_probs, generate.post_sampling_probs)?;
     let candidate =
         |token: Token, log: f32| Candidate { token, bytes: model.piece(token, true), probability: log.exp() };
-    // What a grammar has forced is none of the candidates that were there before.
+    // A token forced by a grammar may be missing among the earlier candidates.
     let chosen = if found.chosen == f32::NEG_INFINITY { 0.0 } else { found.chosen };
     Some(Probabilities {
         chosen: candidate(token, chosen),

@@ -1,53 +1,54 @@
-//! How wide a piece of a prompt may be while others wait for their next token, and how it is divided. Pure: it learns from what it is
-//! told.
+//! How many prompt tokens to evaluate while other requests wait for their next token, and how to divide them among
+//! prompts. Pure: it learns from measurements that the caller passes in.
 
-/// Widths that are told apart: 1, 2, 4, … tokens.
+/// Width classes: 1, 2, 4, … tokens.
 const WIDTHS: usize = 16;
 
-/// The part of a measurement that the newest one makes.
+/// Weight of the newest measurement in a running mean.
 const NEWEST: f64 = 0.5;
 
-/// Waiting for reads of a piece twice as wide: the most of what there is to read is wanted by few tokens already.
+/// Growth of read time when the width doubles: few tokens already need most of the experts.
 const WIDER_READS: f64 = 1.25;
 
-/// The first width of which anything is learned.
+/// Smallest width that is measured.
 const FIRST: usize = ATTENTION_ROWS;
 
-/// Pieces are planned to take this much less than they may: no two take as long.
+/// Safety factor on expected times, because measurements vary.
 const MARGIN: f64 = 1.25;
 
-/// After a piece that took longer than foretold, all are expected to take as much longer. What each that comes in time takes off from
-/// that, as a part of what is above the margin.
+/// After a piece that takes longer than expected, all widths are expected to be slower by that factor. Each piece on
+/// time reduces the excess over `MARGIN` by this fraction.
 const CALM: f64 = 0.25;
 
-/// What a slow piece adds to the mean of its width at the most: if it was the disk's doing, that width is soon to be tried again.
+/// Caps a slow piece at this multiple of its width's mean, so that the width is tried again soon if the disk was
+/// slow.
 const DRIFT: f64 = 1.05;
 
-/// What pieces of prompts and steps of decoding took.
+/// Measured times of prompt pieces and of decoding steps.
 #[derive(Clone, Debug)]
 pub struct Pace {
-    /// No stream is to wait longer for its next token, in seconds.
+    /// Longest wait of a stream for its next token, in seconds.
     limit: f64,
-    /// A step of all that generate, in seconds.
+    /// Time of one decoding step of all generating slots, in seconds.
     step: Option<f64>,
-    /// Pieces of `2^i` to `2^(i+1) - 1` tokens.
+    /// The piece at `i` is the mean of widths `2^i` to `2^(i+1) - 1`.
     pieces: [Option<Piece>; WIDTHS],
-    /// What a piece of any width may take, as a multiple of what such pieces took in the mean: a disk that was slow for one is
-    /// expected to be slow for the next, whatever their widths, until pieces come in time again.
+    /// Factor on expected times, for all widths: a disk that was slow for one piece is expected to be slow for the
+    /// next, until pieces are on time again.
     slowness: f64,
 }
 
-/// What pieces of about a width took in the mean.
+/// Mean measurements of one width class.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     n_tokens: f64,
     seconds: f64,
-    /// How many of these seconds they waited for reads.
+    /// The part of `seconds` spent waiting for reads.
     waited: f64,
 }
 
 impl Piece {
-    /// Seconds that a piece of `width` takes, by these: of a wider one products take as much longer as it is wider, reads do not.
+    /// Expected seconds for a piece of `width`: compute grows in proportion to the width, reads grow more slowly.
     fn seconds_at(&self, width: usize) -> f64 {
         let wider = (width as f64 / self.n_tokens.max(1.0)).max(1.0);
         (self.seconds - self.waited) * wider + self.waited * WIDER_READS.powf(wider.log2())
@@ -59,12 +60,12 @@ impl Pace {
         Self { limit, step: None, pieces: [None; WIDTHS], slowness: MARGIN }
     }
 
-    /// All that generate have their next token. A step that took long counts at once, one that did not by and by.
+    /// Records a decoding step of all generating slots. A longer time counts at once, a shorter one gradually.
     pub fn stepped(&mut self, seconds: f64) {
         self.step = Some(blend(self.step, seconds).max(seconds));
     }
 
-    /// A piece of so many tokens was evaluated, which waited so long for reads.
+    /// Records a piece of `n_tokens` that took `seconds`, `waited` of them for reads.
     pub fn evaluated(&mut self, n_tokens: usize, seconds: f64, waited: f64) {
         if n_tokens == 0 {
             return;
@@ -76,7 +77,7 @@ impl Pace {
         let now = Piece { n_tokens: n_tokens as f64, seconds, waited: waited.clamp(0.0, seconds) };
         let own = &mut self.pieces[bucket(n_tokens)];
         *own = Some(own.map_or(now, |before| {
-            // What is too slow by far changes its measure by little.
+            // An outlier changes the mean by little.
             let part = (DRIFT * before.seconds / now.seconds).min(1.0);
             Piece {
                 n_tokens: blend(Some(before.n_tokens), now.n_tokens),
@@ -86,8 +87,8 @@ impl Pace {
         }));
     }
 
-    /// Tokens of prompts to evaluate now, at most `widest`: as many as are expected to keep the limit while others generate, and the
-    /// least there is where none are.
+    /// Number of prompt tokens to evaluate now: `widest` if no other slot generates, else the widest piece expected
+    /// to keep the limit. If none is, the narrowest known width, but at most `FIRST`.
     pub fn width(&self, widest: usize, others_generate: bool) -> usize {
         if !others_generate {
             return widest;
@@ -111,8 +112,8 @@ impl Pace {
         best.clamp(1, widest)
     }
 
-    /// Seconds that a piece of so many tokens takes, as far as that is known: no longer than wider ones, and longer than narrower
-    /// ones as [`Piece::seconds_at`] has it.
+    /// Expected seconds of a piece, if known: at most as long as a wider piece, and scaled from a narrower one by
+    /// [`Piece::seconds_at`].
     fn expected(&self, width: usize) -> Option<f64> {
         let (narrower, wider) = self.pieces.split_at(bucket(width) + 1);
         let below = narrower.iter().flatten().next_back().map(|piece| piece.seconds_at(width));
@@ -132,24 +133,27 @@ fn blend(before: Option<f64>, now: f64) -> f64 {
     before.map_or(now, |before| before + NEWEST * (now - before))
 }
 
-/// From so many rows on llama.cpp's fused attention on the CPU adds up in another way (`GGML_FA_TILE_Q`): results differ by more than
-/// their last bits.
+/// From this many rows on, llama.cpp's fused attention on the CPU sums in another order (`GGML_FA_TILE_Q`): results
+/// differ by more than their last bits.
 pub const ATTENTION_ROWS: usize = 64;
 
-/// Which prompts go on first.
+/// Which prompts are evaluated first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Those that lack less than [`ATTENTION_ROWS`].
+    /// Prompts that lack fewer than [`ATTENTION_ROWS`] tokens.
     Short,
     Long,
 }
 
-/// Divides `width` among prompts that lack so many tokens, the oldest first. Every token is computed among as many others as it would be
-/// alone, on the same side of [`ATTENTION_ROWS`], so that a text does not depend on what else is asked for: short prompts go
-/// together and whole as far as they stay below it, of long ones every piece, the last one too, is at least as wide. Together they
-/// are not wider than `width`, save that the first may end with a piece of up to twice [`ATTENTION_ROWS`], and never than `most`.
-/// Where `width` is below [`ATTENTION_ROWS`], what each lacks is divided evenly; a prompt of which one token would be left gets that
-/// too: alone it would pass for a generated one.
+/// Divides `width` among prompts that lack these numbers of tokens, oldest first.
+///
+/// Every token is computed on the same side of [`ATTENTION_ROWS`] as it would be alone, so that a text does not
+/// depend on other requests. Short prompts go together and whole as long as their sum stays below [`ATTENTION_ROWS`];
+/// every piece of a long prompt, the last one included, is at least that wide. The sum stays within `width`, except
+/// that the first prompt may end with a piece of up to twice [`ATTENTION_ROWS`]; it never exceeds `most`.
+///
+/// Where `width` is below [`ATTENTION_ROWS`], the lacking tokens are divided evenly; a prompt that would keep one
+/// token back gets that token too, because alone it would count as a generated one.
 pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<usize> {
     let is_short = |n: usize| (1..ATTENTION_ROWS).contains(&n);
     let has_short = lacking.iter().any(|n| is_short(*n));
@@ -157,7 +161,7 @@ pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<u
     if has_short && (turn == Turn::Short || !has_long) {
         let mut left = width.min(ATTENTION_ROWS - 1);
         let oldest = lacking.iter().copied().find(|n| is_short(*n)).unwrap_or(0);
-        // Later and shorter ones must not keep it waiting for ever.
+        // Later, shorter prompts must not starve the oldest.
         return if oldest > left { evenly(width, most, lacking) } else { take_whole(lacking, is_short, &mut left) };
     }
     if width < ATTENTION_ROWS || most < ATTENTION_ROWS {
@@ -174,7 +178,7 @@ pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<u
         let share = match n {
             _ if n <= each.min(left) => n,
             _ if n - each.min(left) >= ATTENTION_ROWS => each.min(left),
-            // A last piece that is wide enough, and one before it that is.
+            // Keep the last piece wide enough, and the one before it too.
             _ if n >= 2 * ATTENTION_ROWS => n - ATTENTION_ROWS,
             _ => n,
         };
@@ -188,7 +192,7 @@ pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<u
     if shares.iter().all(|share| *share == 0) { evenly(width, most, lacking) } else { shares }
 }
 
-/// Prompts of a kind, whole, as many as fit.
+/// Whole prompts that satisfy `is_wanted`, as many as fit.
 fn take_whole(lacking: &[usize], is_wanted: impl Fn(usize) -> bool, left: &mut usize) -> Vec<usize> {
     let take = |&n: &usize| match is_wanted(n) && n <= *left {
         true => {
@@ -200,7 +204,7 @@ fn take_whole(lacking: &[usize], is_wanted: impl Fn(usize) -> bool, left: &mut u
     lacking.iter().map(take).collect()
 }
 
-/// None gets more than it lacks, what one leaves goes to the others, and the first get what cannot be divided.
+/// No prompt gets more than it lacks, unused shares go to the others, and the first prompts get the remainder.
 fn evenly(width: usize, most: usize, lacking: &[usize]) -> Vec<usize> {
     let mut shares = vec![0; lacking.len()];
     let mut left = width.min(most);
@@ -296,7 +300,7 @@ mod tests {
         let mut pace = Pace::new(1.2);
         pace.evaluated(64, 0.6, 0.5);
         assert_eq!(pace.width(512, true), 128);
-        // One that was evaluated while nobody generated says that narrower ones do not take longer.
+        // A piece measured without generation bounds the time of narrower ones.
         pace.evaluated(300, 0.8, 0.6);
         assert_eq!(pace.width(512, true), 256);
     }

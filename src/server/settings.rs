@@ -12,10 +12,10 @@ use crate::args::server::ServerArgs;
 use crate::reasoning::Reasoning;
 use crate::resolve::{self, Surroundings, Verbosity};
 
-/// Slots where nobody says.
+/// Default number of slots.
 const SLOTS: u32 = 4;
 
-/// What requests are answered by.
+/// Settings that apply to all requests.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub hosts: Vec<String>,
@@ -28,7 +28,7 @@ pub struct Settings {
     pub cors: Cors,
     /// Private key and certificate.
     pub tls: Option<(PathBuf, PathBuf)>,
-    /// In which the body of a request must have arrived.
+    /// Time limit for the arrival of a request's body.
     pub timeout: Duration,
     pub max_body: usize,
     pub ping: Option<Duration>,
@@ -39,7 +39,7 @@ pub struct Settings {
     pub shutdown_grace: Duration,
     pub n_slots: usize,
     pub n_waiting_max: usize,
-    /// Any slot may take the whole context.
+    /// Any slot may use the whole context.
     pub shares_context: bool,
     pub stall_limit: Duration,
     pub cache_prompt: bool,
@@ -56,16 +56,16 @@ pub struct Settings {
     pub n_keep: i32,
     pub context_shift: bool,
     pub sampling: SamplingOptions,
-    /// How the model thinks, where a request does not say.
+    /// Default reasoning for requests that do not choose.
     pub reasoning: Reasoning,
     pub model: PathBuf,
     pub is_demo: bool,
     pub verbose: bool,
-    /// LoRA adapters hold from the start.
+    /// Apply LoRA adapters from the start.
     pub applies_adapters: bool,
 }
 
-/// All that a run of the server needs.
+/// Everything that a run of the server needs.
 pub struct Resolved {
     pub settings: Settings,
     pub model_options: ModelOptions,
@@ -74,10 +74,10 @@ pub struct Resolved {
     pub log_file: Option<PathBuf>,
 }
 
-/// Makes settings of what was typed.
+/// Builds the settings from the command line.
 ///
 /// # Errors
-/// Files that cannot be read, flags of no use together.
+/// Unreadable files, flags that contradict each other.
 pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> {
     let ServerArgs { model, experts, http, slots, chat, reasoning, context, rope, sampling, closing, log } = args;
     let (path, is_demo) = resolve::model(&model, around)?;
@@ -119,10 +119,10 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     let session_options = SessionOptions {
         n_seq_max: n_slots,
         n_outputs_max: if embeds { 0 } else { n_slots },
-        // Whichever slots generate are computed at once.
+        // Any set of generating slots is computed in one batch.
         kv_unified: true,
         embeddings: embeds.then_some(slots.pooling),
-        // What is made one of a text's tokens is computed at once.
+        // Pooling needs all tokens of a text in one evaluation.
         n_batch: if embeds { n_ubatch } else { base.n_batch },
         context_shift: false,
         ..base
@@ -181,7 +181,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     Ok(Resolved { settings, model_options, session_options, verbosity, log_file: log.log_file })
 }
 
-/// The name of a host that was given as `NAME`, `NAME:PORT` or `NAME.`.
+/// The host name in `NAME`, `NAME:PORT` or `NAME.`.
 fn host_name(given: &str) -> String {
     let given = given.trim();
     let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
@@ -201,10 +201,10 @@ fn cors(origins: Option<&str>) -> Cors {
     }
 }
 
-/// Whether a path is of a file there is: the earliest and commonest mistake.
+/// Checks that the model file exists: the most common mistake is reported first.
 ///
 /// # Errors
-/// It is not.
+/// The file cannot be opened.
 pub fn check_model(path: &Path) -> Result<()> {
     std::fs::metadata(path).map(drop).with_context(|| format!("{}: cannot open this model", path.display()))
 }

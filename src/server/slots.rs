@@ -1,42 +1,42 @@
-//! Which slot takes a prompt, and what of it is evaluated already. Pure.
+//! Which slot takes a prompt, and how much of the prompt it can reuse. Pure.
 
 use hobbit::options::Token;
 
 use crate::prompt_cache::common_prefix;
 
-/// What is known of a slot.
+/// State of a slot.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotView<'a> {
     pub is_free: bool,
-    /// Evaluated and kept.
+    /// Tokens that the slot has evaluated and keeps.
     pub tokens: &'a [Token],
-    /// When it was freed last; smaller is earlier.
+    /// Order in which slots became free; smaller is earlier.
     pub last_used: u64,
 }
 
-/// What of a prompt needs no evaluation.
+/// Which evaluated tokens a prompt may reuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shares {
     Nothing,
-    /// The beginning that the slot itself holds.
+    /// The common beginning with the slot itself.
     Own,
-    /// That, or a longer one that another slot holds.
+    /// The common beginning with this slot, or a longer one with another slot.
     All,
 }
 
-/// Where a prompt goes.
+/// The slot for a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     pub slot: usize,
-    /// Tokens of the prompt that are evaluated already, in `from`; at least one is left to evaluate.
+    /// Tokens of the prompt that `from` has evaluated; at least one token is left to evaluate.
     pub n_shared: usize,
-    /// The slot that holds them, if another one.
+    /// The slot that holds them, if it is another one.
     pub from: Option<usize>,
 }
 
-/// Chooses a slot for `prompt`: the one that was `wanted`, or of the free ones that with the longest common beginning, if it is at least
-/// `similarity` (0..=1) of the prompt, or the one that was free the longest. `None` where none is free. What of its beginning is
-/// taken, and from where, `shares` says.
+/// Chooses a slot for `prompt`: the `wanted` one; else the free slot with the longest common beginning, if that is at
+/// least `similarity` (0..=1) of the prompt; else the slot that has been free the longest. `None` if no slot is free.
+/// `shares` decides which tokens may be reused, and from which slots.
 pub fn place(
     slots: &[SlotView<'_>],
     prompt: &[Token],
@@ -51,7 +51,7 @@ pub fn place(
             let free = || slots.iter().enumerate().filter(|(_, slot)| slot.is_free);
             let is_similar = |slot: &SlotView<'_>| common(slot) as f32 > similarity * prompt.len() as f32;
             let similar = free().filter(|(_, slot)| is_similar(slot)).max_by_key(|(at, slot)| {
-                // Of several that have as much, that which loses least.
+                // On a tie, prefer the slot that loses the fewest tokens.
                 (common(slot), std::cmp::Reverse(slot.tokens.len()), std::cmp::Reverse(*at))
             });
             similar.or_else(|| free().min_by_key(|(at, slot)| (slot.last_used, *at))).map(|(at, _)| at)
@@ -70,7 +70,7 @@ pub fn place(
     }
 }
 
-/// A run of tokens that is held at `from` and wanted at `to`.
+/// A run of tokens that the context holds at `from` and the prompt needs at `to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     pub from: usize,
@@ -78,8 +78,8 @@ pub struct Run {
     pub n: usize,
 }
 
-/// Runs of at least `n_min` tokens that `held` has in the order in which `prompt` wants them, after `n_shared` tokens that both begin
-/// with: they can be moved instead of evaluated, as far as the prompt is without a gap.
+/// Runs of at least `n_min` tokens that occur in `held` in the order of `prompt`, after `n_shared` common first
+/// tokens. They can be moved instead of evaluated, up to the first gap in the prompt.
 pub fn reusable(held: &[Token], prompt: &[Token], n_shared: usize, n_min: usize) -> Vec<Run> {
     let mut runs = Vec::new();
     if n_min == 0 {
@@ -87,7 +87,7 @@ pub fn reusable(held: &[Token], prompt: &[Token], n_shared: usize, n_min: usize)
     }
     let (mut from, mut to) = (n_shared, n_shared);
     while from < held.len() && to + 1 < prompt.len() {
-        // One token is always evaluated.
+        // At least one token is evaluated.
         let n = common_prefix(&held[from..], &prompt[to..prompt.len() - 1]);
         if n >= n_min {
             runs.push(Run { from, to, n });
@@ -99,7 +99,8 @@ pub fn reusable(held: &[Token], prompt: &[Token], n_shared: usize, n_min: usize)
     runs
 }
 
-/// What a full context drops: tokens from `n_keep` on, as many as are said. `None` where nothing may be dropped.
+/// The tokens that a full context drops, as (first, count): `n_discard` tokens from `n_keep` on, half of the rest if
+/// 0. `None` if nothing may be dropped.
 pub fn shift(n_held: usize, n_keep: usize, n_discard: usize) -> Option<(usize, usize)> {
     let n_keep = n_keep.min(n_held.saturating_sub(1));
     let most = n_held - n_keep;
@@ -107,7 +108,7 @@ pub fn shift(n_held: usize, n_keep: usize, n_discard: usize) -> Option<(usize, u
     (n > 0).then_some((n_keep, n))
 }
 
-/// A slot's part of the context that all share.
+/// A slot's share of the common context.
 #[derive(Clone, Copy, Debug)]
 pub struct Holding {
     /// Tokens that it holds or is about to.

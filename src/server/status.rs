@@ -1,4 +1,4 @@
-//! What is going on, for those who ask while the engine works: slots, and counts since the start.
+//! State of the server for status requests while the engine works: slots, and counts since the start.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,33 +7,33 @@ use serde::Serialize;
 use super::job::Traffic;
 use super::worker::slot::{LastRun, Slot};
 
-/// Shared by the engine's thread, which writes, and requests, which read.
+/// Written by the engine thread, read by requests.
 #[derive(Debug, Default)]
 pub struct Status(Mutex<State>);
 
-/// What is known.
+/// A snapshot of the server's state.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     pub slots: Vec<SlotState>,
     pub n_waiting: usize,
     pub totals: Totals,
-    /// Since somebody read the metrics last.
+    /// Counts since the metrics were last read.
     pub since: Totals,
 }
 
-/// A slot as it is shown.
+/// A slot's state as `/slots` shows it.
 #[derive(Clone, Debug, Default)]
 pub struct SlotState {
     pub id: usize,
     pub is_processing: bool,
     pub n_ctx: usize,
-    /// Tokens that it holds.
+    /// Tokens that the slot holds.
     pub n_past: usize,
-    /// Of its present request, or the last one.
+    /// The current request, or the last one.
     pub run: Option<LastRun>,
 }
 
-/// Counts.
+/// Counts of requests, tokens and traffic.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Totals {
     pub prompt_tokens: u64,
@@ -52,17 +52,17 @@ pub struct Totals {
 }
 
 impl Status {
-    /// A copy.
+    /// A copy of the state.
     pub fn get(&self) -> State {
         self.lock().clone()
     }
 
-    /// Whether a slot works on a request.
+    /// Whether any slot works on a request.
     pub fn is_processing(&self) -> bool {
         self.lock().slots.iter().any(|slot| slot.is_processing)
     }
 
-    /// A copy; the counts since the last such call begin again.
+    /// A copy of the state; resets the counts since the last call.
     pub fn take(&self) -> State {
         let mut state = self.lock();
         let copy = state.clone();
@@ -80,7 +80,7 @@ impl Status {
         add(&mut state.since);
     }
 
-    /// What slots do now.
+    /// Replaces the state of all slots.
     pub fn set(&self, slots: &[Slot], n_waiting: usize, n_ctx: usize) {
         let slots: Vec<SlotState> = slots
             .iter()
@@ -98,7 +98,7 @@ impl Status {
         state.totals.n_tokens_max = state.totals.n_tokens_max.max(most);
     }
 
-    /// A request begins, with so many tokens of its prompt known.
+    /// Counts a request, with `n_cached` tokens of its prompt reused.
     pub fn began(&self, n_cached: usize) {
         self.count(|totals| {
             totals.requests += 1;
@@ -106,7 +106,7 @@ impl Status {
         });
     }
 
-    /// A piece of prompts was evaluated.
+    /// Counts an evaluated piece of prompts.
     pub fn prompted(&self, n_tokens: usize, seconds: f64) {
         self.count(|totals| {
             totals.prompt_tokens += n_tokens as u64;
@@ -115,7 +115,7 @@ impl Status {
         });
     }
 
-    /// So many slots took a step together, in so many seconds.
+    /// Counts a decoding step of `n` slots together.
     pub fn stepped(&self, n: usize, seconds: f64) {
         self.count(|totals| {
             totals.n_decode += 1;
@@ -124,7 +124,7 @@ impl Status {
         });
     }
 
-    /// What a step moved.
+    /// Counts the traffic of a step.
     pub fn moved(&self, traffic: &Traffic) {
         self.count(|totals| {
             totals.hits += traffic.hits;
@@ -134,7 +134,7 @@ impl Status {
         });
     }
 
-    /// A token was chosen.
+    /// Counts a generated token.
     pub fn predicted(&self) {
         self.count(|totals| totals.predicted_tokens += 1);
     }

@@ -1,4 +1,4 @@
-//! From tokens to text that may be shown: characters complete, no part of a stop text.
+//! Turns tokens into text that may be shown: complete characters, and no part of a stop text.
 
 use crate::stop::StopMatcher;
 use crate::utf8::Utf8Decoder;
@@ -8,30 +8,30 @@ use crate::utf8::Utf8Decoder;
 pub struct Text {
     decoder: Utf8Decoder,
     matcher: StopMatcher,
-    /// Where the text of each token begins, in bytes of all that was decoded; of those whose text may not be out yet.
+    /// Byte offset at which each token's text begins, for tokens whose text may still be held back.
     starts: Vec<usize>,
     n_decoded_bytes: usize,
     n_shown_bytes: usize,
     /// A line has ended.
     pub has_new_line: bool,
-    /// Spaces at the beginning of the line, while there is nothing else.
+    /// Spaces at the beginning of the current line, while it has nothing else.
     indent: Option<usize>,
     n_indent: usize,
 }
 
-/// What a token gave.
+/// The result of one token.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// What is certain now.
+    /// Text that is final now.
     pub text: String,
-    /// The stop text that was completed, and how many of the last tokens it swallowed.
+    /// The completed stop text, and how many of the last tokens belong to it.
     pub stop: Option<(String, usize)>,
-    /// A line is less indented than was asked for.
+    /// A line has fewer spaces than required.
     pub is_outdented: bool,
 }
 
 impl Text {
-    /// `stops` end it; lines after the first must begin with `n_indent` spaces.
+    /// `stops` end the text; lines after the first must begin with `n_indent` spaces.
     pub fn new(stops: &[String], n_indent: usize) -> Self {
         Self {
             decoder: Utf8Decoder::default(),
@@ -45,7 +45,7 @@ impl Text {
         }
     }
 
-    /// Takes the bytes of the next token.
+    /// Adds the bytes of the next token.
     pub fn push(&mut self, bytes: &[u8]) -> Piece {
         let decoded = self.decoder.push(bytes);
         self.starts.push(self.n_decoded_bytes);
@@ -61,7 +61,7 @@ impl Text {
         Piece { text, stop, is_outdented }
     }
 
-    /// What was held back, once the generation has ended without a stop text.
+    /// The held-back text, once the generation has ended without a stop text.
     pub fn finish(&mut self) -> String {
         let mut rest = self.matcher.finish();
         rest.push_str(self.decoder.finish());

@@ -1,5 +1,5 @@
-//! The engine's thread: it alone has the session. Round by round it takes what came in, gives free slots their prompts, has all that
-//! generate take a step together, and evaluates a piece of the prompts that wait.
+//! The engine thread, which alone owns the session. Each round takes new commands, assigns prompts to free slots,
+//! runs one decoding step of all generating slots, and evaluates a piece of the waiting prompts.
 
 mod intake;
 mod prompt;
@@ -19,27 +19,27 @@ use super::schedule::{Pace, Turn};
 use super::status::Status;
 use slot::Slot;
 
-/// How the engine's thread works.
+/// Settings of the engine thread.
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
     pub n_slots: usize,
-    /// Tokens that one slot may hold.
+    /// Maximum tokens in one slot.
     pub n_ctx: usize,
     pub context_shift: bool,
-    /// The share of a prompt that a slot must hold of it to be preferred.
+    /// Minimum share of a prompt that a slot must hold to be preferred.
     pub similarity: f32,
-    /// The longest that a stream should wait for prompts of others.
+    /// Longest time that a stream should wait for other prompts.
     pub stall_limit: Duration,
-    /// Requests that may wait for a slot.
+    /// Maximum number of requests that wait for a slot.
     pub n_waiting_max: usize,
-    /// Tokens of a prompt that are evaluated at once.
+    /// Prompt tokens computed at once.
     pub n_ubatch: usize,
     pub n_batch: usize,
-    /// What saved slots are marked with, so that another model refuses them.
+    /// Mark of saved slots; another model refuses them.
     pub mark: u64,
 }
 
-/// All that the thread has.
+/// State of the engine thread.
 pub struct Worker {
     session: Session,
     model: Model,
@@ -48,12 +48,12 @@ pub struct Worker {
     waiting: VecDeque<Job>,
     actions: Vec<SlotCommand>,
     pace: Pace,
-    /// Which prompts went on last.
+    /// The kind of prompts that was evaluated last.
     turn: Turn,
     status: Arc<Status>,
-    /// Counts what ended, for the age of slots.
+    /// Counts freed slots, to order them by age.
     clock: u64,
-    /// Nothing new is begun; whatever runs then is ended.
+    /// Begin nothing new; end what still runs at this time.
     ends_at: Option<Instant>,
 }
 
@@ -80,7 +80,7 @@ impl Worker {
         worker
     }
 
-    /// Works until everybody who could ask is gone, or until it was told to stop.
+    /// Runs until all senders are gone or a stop command arrives.
     pub fn run(mut self, commands: &Receiver<Command>) {
         loop {
             if !self.take_in(commands) {
@@ -99,12 +99,12 @@ impl Worker {
         self.publish();
     }
 
-    /// Whether anything is being done.
+    /// Whether any slot works.
     fn is_busy(&self) -> bool {
         self.slots.iter().any(|slot| !slot.is_free())
     }
 
-    /// Ends what still runs, because the server ends.
+    /// Ends running requests because the server stops.
     fn end_all(&mut self) {
         let failure = Failure { kind: FailureKind::Unavailable, message: "the server is shutting down".to_owned() };
         for at in 0..self.slots.len() {
@@ -113,7 +113,7 @@ impl Worker {
         self.refuse_waiting();
     }
 
-    /// Nothing is begun any more: who waits may ask elsewhere.
+    /// Refuses all waiting requests.
     fn refuse_waiting(&mut self) {
         let failure = Failure { kind: FailureKind::Unavailable, message: "the server is shutting down".to_owned() };
         for job in self.waiting.drain(..) {
@@ -121,7 +121,7 @@ impl Worker {
         }
     }
 
-    /// Tells a slot's request that it has failed, and frees the slot. What the slot holds stays as the session has it.
+    /// Fails a slot's request and frees the slot. The slot's tokens stay as the session holds them.
     fn fail(&mut self, at: usize, failure: &Failure) {
         let slot = &mut self.slots[at];
         if let Some(run) = slot.run.take() {
@@ -130,13 +130,13 @@ impl Worker {
         }
     }
 
-    /// A slot has nothing to do any more.
+    /// Records that a slot has become free.
     fn freed(&mut self, at: usize) {
         self.clock += 1;
         self.slots[at].last_used = self.clock;
     }
 
-    /// Shows what is going on to those who ask.
+    /// Publishes the state for status requests.
     fn publish(&mut self) {
         self.status.set(&self.slots, self.waiting.len(), self.options.n_ctx);
     }

@@ -1,4 +1,4 @@
-//! What was typed after `hobbit-sim`.
+//! Command line of `hobbit-sim`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -263,7 +263,7 @@ pub struct WorldArgs {
 }
 
 impl WorldArgs {
-    /// One for each combination of strengths, in the order they were typed in.
+    /// One variant for each combination of strengths, in the typed order.
     pub fn each(&self) -> Vec<Self> {
         let one_by_one = |given: &Vec<f32>| match given[..] {
             [] => vec![Vec::new()],
@@ -281,10 +281,10 @@ impl WorldArgs {
         all
     }
 
-    /// The recorded settings with what was typed.
+    /// The recorded settings, changed by the flags.
     ///
     /// # Errors
-    /// Thresholds that make no sense; a trace of another version.
+    /// Invalid thresholds; a trace of another version.
     pub fn config(&self, recording: &Recording) -> Result<Config> {
         let mut config = Config::recorded(recording)?;
         config.slots = self.slots.unwrap_or(config.slots);
@@ -349,7 +349,7 @@ impl WorldArgs {
         Ok(config)
     }
 
-    /// With somebody who predicts.
+    /// Adds a predictor.
     pub fn with_foresight(&self, config: &Config, foresight: PredictedBy) -> Config {
         let prefetch = Prefetch { distance_max: self.distance.max(1), shield: !self.no_shield, in_time: !self.late };
         let is_on = foresight != PredictedBy::Predictor(PredictorKind::None);

@@ -1,4 +1,4 @@
-//! Many replays of one recording, on all processors, in an order that does not depend on them.
+//! Replays one recording under many settings, on all processors, with results in a fixed order.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,31 +12,32 @@ use hobbit_core::predict::PredictorKind;
 use hobbit_core::route::Rerouting;
 use hobbit_core::sim::{Budget, Config, Eviction, Outcome, PredictedBy, Recording, Shares, SimError, replay};
 
-/// One replay and how it compares.
+/// One replay, compared with LRU and the optimum.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Who evicts.
+    /// Eviction policy.
     pub policy: String,
-    /// Room for experts.
+    /// Memory for experts.
     pub budget: String,
-    /// Who predicts.
+    /// Predictor.
     pub predictor: String,
-    /// What routing gives up, in words; `None` for nothing. The replay is open-loop then: the recorded tokens stay what they were.
+    /// What routing gives up, in words; `None` for nothing. The replay is then open-loop: the recorded tokens stay
+    /// the same.
     pub routing: Option<String>,
-    /// What became of the needed experts of decoded tokens.
+    /// Shares of hits, misses and substitutions among the experts that decoded tokens needed.
     pub shares: Option<Shares>,
-    /// Penalty divided by LRU's with the same budget and predictor; `None` where LRU has none.
+    /// Penalty divided by LRU's with the same budget and predictor; `None` if LRU has none.
     pub penalty_to_lru: Option<f64>,
-    /// Penalty divided by the optimum's without prefetch; `None` where that has none.
+    /// Penalty divided by the optimum's without prefetch; `None` if the optimum has none.
     pub penalty_to_belady: Option<f64>,
-    /// What was measured.
+    /// Measurements of the replay.
     pub outcome: Outcome,
 }
 
-/// Every combination, by budget, predictor and policy; LRU and the optimum are among them.
+/// Every combination, ordered by budget, predictor and policy; LRU and the optimum are always included.
 ///
 /// # Errors
-/// What a replay cannot do.
+/// A combination that cannot be replayed.
 pub fn compare(
     recording: &Recording,
     world: &WorldArgs,
@@ -84,7 +85,7 @@ pub fn compare(
     Ok(rows.collect())
 }
 
-/// What routing gives up.
+/// The routing options that give something up, in words.
 fn routing_words(config: &Config) -> Option<String> {
     let Rerouting { bias, keep_top, substitute, substitute_max, .. } = config.rerouting;
     let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);

@@ -9,8 +9,8 @@
 //! 0,0,0,0,0,49,0.221297,0,3059712                     phase 0: prompt, 1: decode; step: the token; slot: rank
 //! ```
 //!
-//! A batch comes layer by layer. A layer may have lines of its last tokens alone: no logits are wanted of the others. The
-//! last two columns are about that program's cache, and only have to be numbers.
+//! A batch is stored layer by layer. A layer may have lines for its last tokens only, because the others need no
+//! logits. The last two columns describe that program's cache; they only have to be numbers.
 
 use std::io::Write;
 use std::path::Path;
@@ -28,10 +28,10 @@ use hobbit_core::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, P
 
 const FIRST: &str = "# route_trace v1";
 const COLUMNS: [&str; 9] = ["turn", "phase", "step", "layer", "slot", "expert", "weight", "residency", "expert_bytes"];
-/// Bytes of a recording, at the most: tens of thousands of tokens.
+/// Maximum bytes of a recording: tens of thousands of tokens.
 const BYTES_MAX: u64 = 256 << 20;
 
-/// A line.
+/// One line.
 #[derive(Clone, Copy, Debug, Deserialize)]
 struct Row {
     turn: u32,
@@ -57,8 +57,8 @@ pub fn run(args: &ImportArgs, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// The trace of a `route_trace v1`, tokens of prompts and tokens decoded. It is exact, has as many slots as experts (the
-/// recording's own cache is not ours) and no times.
+/// The trace of a `route_trace v1`, with its numbers of prompt tokens and decoded tokens. The trace is exact, has as
+/// many slots as experts (the recording's own cache is not ours) and no times.
 fn import(text: &str, path: &Path) -> Result<(Vec<u8>, usize, usize)> {
     let model = model(text, path)?;
     let mut header = Header { model, ..Header::default() };
@@ -68,7 +68,7 @@ fn import(text: &str, path: &Path) -> Result<(Vec<u8>, usize, usize)> {
     ensure!(*reader.headers()? == COLUMNS[..], "expected the columns {}", COLUMNS.join(","));
     let mut rows: Vec<(u64, Row)> = Vec::new();
     let mut tokens = [0, 0];
-    // Where the last batch ended.
+    // End of the last batch.
     let mut last: Option<(u32, u64)> = None;
     let mut records = reader.into_records();
     loop {
@@ -81,7 +81,7 @@ fn import(text: &str, path: &Path) -> Result<(Vec<u8>, usize, usize)> {
             }
             None => None,
         };
-        // A batch ends where layers begin anew.
+        // A batch ends where layer numbers start over.
         let ends = rows.last().is_some_and(|(_, last)| {
             next.is_none_or(|(_, row)| (row.turn, row.phase) != (last.turn, last.phase) || row.layer < last.layer)
         });
@@ -106,7 +106,7 @@ fn import(text: &str, path: &Path) -> Result<(Vec<u8>, usize, usize)> {
     Ok((writer.finish()?, tokens[0], tokens[1]))
 }
 
-/// What the lines before the columns say.
+/// Parses the lines before the column names.
 fn model(text: &str, path: &Path) -> Result<ModelDescription> {
     let mut lines = (1..).zip(text.lines());
     ensure!(lines.next().is_some_and(|(_, line)| line == FIRST), "line 1: expected {FIRST:?}");
@@ -129,7 +129,7 @@ fn model(text: &str, path: &Path) -> Result<ModelDescription> {
                 "n_expert_used" => n_used = Some(count()?),
                 "layer" => layer = Some(count()?),
                 "expert_bytes" => bytes = Some(number()?),
-                // Of no use here, and whatever a later version adds.
+                // Unused fields, and fields of later versions.
                 _ => {}
             }
         }
@@ -298,13 +298,13 @@ turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
         assert!(back.contains("turn 0 step 1 follows a later one"), "{back}");
     }
 
-    /// Whatever is cut off is found, never taken for less.
+    /// A truncated file is always detected.
     #[test]
     fn no_prefix_passes_for_the_whole() {
         let whole = records(SMALL).unwrap().1.len();
         for end in 0..SMALL.len() - 1 {
             if let Ok((_, records)) = records(&SMALL[..end]) {
-                // Between batches nothing tells that there were more, and a number that is cut is a number.
+                // A cut between batches, or within a number, cannot be detected.
                 assert!(records.len() < whole || SMALL[end..].len() <= 2, "{end}");
             }
         }

@@ -26,13 +26,13 @@ use hobbit_core::files::{self, Input, Kind, Output, OutputError};
 use hobbit_core::sim::{Recording, SimError};
 use hobbit_core::trace::TraceReader;
 
-/// Runs `hobbit-sim` with the arguments of this process. Ctrl-C ends it as the system does, with status 130 in a shell: what is
-/// written is written whole at the end.
+/// Runs `hobbit-sim` with the arguments of this process. Ctrl-C keeps the system's default, status 130 in a shell:
+/// outputs are written whole at the end.
 pub fn main() -> ExitCode {
     exit::code(run(std::env::args_os(), &mut io::stdout().lock()))
 }
 
-/// Does what `words`, program name first, ask for.
+/// Runs the command line `words`, program name first.
 fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8> {
     let words: Vec<OsString> = words.collect();
     if let Some(answered) = pages::answer(Args::command, Spelling::Clap, words.get(1..).unwrap_or_default()) {
@@ -72,13 +72,13 @@ fn show(args: &ShowArgs, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a result is written over nothing but an earlier one.
+/// Checks that a result overwrites nothing but an earlier result.
 fn check_output(path: &Path, kind: Kind, traces: &[PathBuf]) -> Result<(), OutputError> {
     let traces: Vec<_> = traces.iter().map(|path| Input { flag: "a trace", path }).collect();
     files::check(&[Output { flag: "-o", path, kind }], &traces)
 }
 
-/// A trace, with low versions of so many percent of their bytes if they are to be pretended.
+/// Opens a trace; with `low_bytes`, pretends that low versions exist, with this percentage of the bytes.
 fn open(path: &Path, low_bytes: Option<f64>) -> Result<Recording> {
     let mut recording = Recording::open(path)?;
     warn_of_cut(path, recording.truncated);
@@ -107,7 +107,7 @@ fn others(files: &[PathBuf], recording: &Recording) -> Result<Vec<Recording>> {
     files.iter().map(open).collect()
 }
 
-/// Tells of a trace that a crash cut off.
+/// Warns of a trace that a crash cut off.
 fn warn_of_cut(path: &Path, truncated: Option<u64>) {
     if let Some(offset) = truncated {
         let _ =
@@ -115,8 +115,8 @@ fn warn_of_cut(path: &Path, truncated: Option<u64>) {
     }
 }
 
-/// Columns of text without borders or blanks at line ends, so that they can be cut and compared. Rows are as long as the heading;
-/// the first `n_left` columns stand to the left, numbers to the right.
+/// Columns of text without borders or blanks at line ends, easy to cut and compare. Rows are as long as the heading;
+/// the first `n_left` columns are left-aligned, the others right-aligned.
 fn table(heading: &[&str], rows: &[Vec<String>], n_left: usize) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());

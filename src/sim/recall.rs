@@ -1,4 +1,4 @@
-//! `hobbit-sim recall`: how much of what layers use was foretold, and at what price in experts.
+//! `hobbit-sim recall`: the share of used experts that predictors foretold, and how many experts they had to name.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -29,7 +29,7 @@ struct OfLayer {
     found: Found,
 }
 
-/// Shares from 0 to 1, and experts that were predicted for a token and layer, in the mean.
+/// Shares from 0 to 1, and the mean number of experts predicted per token and layer.
 #[derive(Clone, Copy, Serialize)]
 struct Found {
     recall: f64,
@@ -37,13 +37,13 @@ struct Found {
     experts: f64,
 }
 
-/// What the n best of later routers' scores hold.
+/// Coverage by the n best scores of later routers.
 #[derive(Serialize)]
 struct Width {
     distance: u8,
     /// Share of tokens whose first expert has the best score.
     top_1: Option<f64>,
-    /// Fewest experts that reach the aim; `None` if all that were recorded do not.
+    /// Fewest experts that reach the target recall; `None` if all that were recorded do not.
     experts_for_aim: Option<usize>,
     layers: Vec<WidthOfLayer>,
     curve: Vec<Found>,
@@ -84,7 +84,7 @@ pub fn run(args: &RecallArgs, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// Of every predictor that says anything about the recording.
+/// A row for every predictor that the recording supports.
 fn rows(recording: &Recording, table: &PathTable, distance_max: u8) -> Vec<Row> {
     let mut rows = Vec::new();
     let kinds = PredictorKind::ALL.into_iter().map(PredictedBy::Predictor).chain([PredictedBy::Oracle]);
@@ -111,7 +111,7 @@ fn row(recording: &Recording, foresight: PredictedBy, distance: u8, recall: &Rec
     Some(Row { predictor: foresight.to_string(), distance, all, layers })
 }
 
-/// `None` where nothing was predicted.
+/// `None` if nothing was predicted.
 fn found(counts: RecallCounts, n_judged: f64) -> Option<Found> {
     let (recall, precision) = (counts.recall()?, counts.precision()?);
     Some(Found { recall, precision, experts: counts.predicted as f64 / n_judged })

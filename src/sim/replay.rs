@@ -1,4 +1,4 @@
-//! `hobbit-sim replay`: a table of what would have been.
+//! `hobbit-sim replay`: a table of simulated outcomes.
 
 use std::io::Write;
 
@@ -12,7 +12,7 @@ use hobbit_core::sim::{PredictedBy, Recording, recall};
 use hobbit_core::trace::Layer;
 use hobbit_core::units::{MIB, Percent};
 
-/// Layers ahead of which recall is told.
+/// Prediction distances, in layers, for which recall is printed.
 const RECALL_DISTANCES: [u8; 3] = [1, 2, 3];
 
 pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
@@ -57,7 +57,7 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// Of every predictor that says anything about the recording, whatever was in memory.
+/// Recall of every predictor that the recording supports, independent of residency.
 fn recalls(recording: &Recording) -> Vec<serde_json::Value> {
     let mut all = Vec::new();
     for kind in PredictorKind::ALL {
@@ -97,7 +97,7 @@ pub fn about(recording: &Recording) -> String {
     )
 }
 
-/// What became of the experts that single tokens needed.
+/// A table of how the experts that single tokens needed were served.
 fn routing_lines(words: &str, rows: &[Row]) -> String {
     let heading = [
         "budget",

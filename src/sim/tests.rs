@@ -1,4 +1,4 @@
-//! Command lines on files, from words to what is printed.
+//! Tests of command lines on files, from arguments to output.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -9,7 +9,7 @@ use hobbit_core::trace::{
     Header, Layer, LayerRecord, ModelDescription, Phase, Prediction, Record, TraceReader, TraceWriter,
 };
 
-/// A run of two layers whose first experts are used most.
+/// A trace of two layers whose first experts are used most.
 fn trace(path: &Path, n_tokens: u16) {
     let layer = |layer| Layer {
         layer,
@@ -32,7 +32,8 @@ fn trace(path: &Path, n_tokens: u16) {
             let mut record = LayerRecord::new(layer, 2);
             let chosen = [token % 3, 3 + (token * 7 + layer) % 5];
             record.push_token(&chosen, &[0.75, 0.25], None, 0);
-            // Right about the first expert of the next layer, and about the second only as its third guess.
+            // The prediction is right about the first expert of the next layer, and about the second only in third
+            // place.
             if layer == 0 {
                 let second = 3 + (token * 7 + 2) % 5;
                 for (expert, score) in [(chosen[0], 0.75), ((chosen[0] + 1) % 3, 0.125), (second, 0.0625)] {
@@ -196,7 +197,7 @@ fn recall_tells_what_was_foretold_and_what_more_would_cost() {
     let figures = |row: &serde_json::Value| ["recall", "precision", "experts"].map(|key| row[key].as_f64().unwrap());
     assert_eq!(figures(row("oracle")), [1.0, 1.0, 2.0]);
     assert_eq!(figures(row("stacked-gate")), [0.5, 0.5, 2.0]);
-    // A quarter of eight experts is as many as a token uses.
+    // A quarter of eight experts equals the number that a token uses.
     assert_eq!(figures(row("cross-layer")), [0.5, 0.5, 2.0]);
     assert!(figures(row("path-table"))[0] > 0.5, "{}", row("path-table"));
     assert_eq!(row("oracle")["layers"].as_array().unwrap().len(), 1, "nothing foretells the first layer");
@@ -215,7 +216,7 @@ fn recall_tells_what_was_foretold_and_what_more_would_cost() {
     );
     assert_eq!(line("distance 1: 97"), "distance 1: 97 % takes the best 3 experts; precision 66.7 %");
     assert!(!text.contains("path-table"), "without a calibration there is no table: {text}");
-    // What a predictor without scores expected is nothing that routers said.
+    // A predictor without scores leaves no router scores in the trace.
     let mut header = TraceReader::open(Path::new(&file)).unwrap().header().clone();
     header.settings.predictor = "previous".into();
     let mut writer = TraceWriter::new(Vec::new(), &header).unwrap();

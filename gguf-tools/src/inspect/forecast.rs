@@ -1,4 +1,4 @@
-//! `gguf-tools inspect --forecast`: how fast a model will run, before it is there.
+//! `gguf-tools inspect --forecast`: predicts a model's speed before the model is downloaded.
 
 mod machine;
 mod page;
@@ -21,9 +21,9 @@ use serde::Serialize;
 
 use machine::{CpuWish, DiskWish, GpuWish, Machine, Wishes};
 
-/// Memory that is compared, in GiB.
+/// Memory sizes to compare, in GiB.
 const SIZES_GIB: [u64; 20] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024];
-/// Rows of that table, at the most.
+/// Maximum rows of that table.
 const ROWS_MAX: usize = 8;
 
 /// What a forecast is asked for.
@@ -68,18 +68,18 @@ fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text).filter(|bytes| *bytes > 0).ok_or_else(|| "expected a size such as 32GiB".into())
 }
 
-/// Everything that is told; `--json` prints it as it is.
+/// The complete forecast; `--json` prints it as it is.
 #[derive(Debug, Serialize)]
 struct Report {
     model: Model,
     machine: Machine,
     task: Task,
-    /// Where hit rates come from.
+    /// Source of the hit rates.
     locality: String,
     forecast: Option<Forecast>,
-    /// Why there is none.
+    /// Reason why there is no forecast.
     refused: Option<String>,
-    /// With other memory, all else equal.
+    /// Forecasts for other memory sizes, all else equal.
     memory: Vec<Row>,
 }
 
@@ -94,30 +94,30 @@ struct Model {
     n_layers: usize,
     n_expert: u16,
     n_expert_used: u32,
-    /// Of one expert, in the first layer that has some.
+    /// Bytes of one expert, in the first layer with experts.
     one_expert_bytes: u64,
-    /// Bytes that one token multiplies with.
+    /// Bytes of weights that one token uses.
     token_bytes: u64,
     kv_bytes_per_token: u64,
-    /// Of the file, if it is not whole: bytes that are there, and bytes that are not.
+    /// For an incomplete file: bytes present, and bytes missing.
     partial: Option<(u64, u64)>,
 }
 
 #[derive(Debug, Serialize)]
 struct Row {
     memory: u64,
-    /// Of the experts, 0..=1.
+    /// Share of the experts in memory, 0..=1.
     share: f64,
     #[serde(flatten)]
     speed: Speed,
-    /// The memory that was asked about.
+    /// Whether this is the requested memory size.
     asked: bool,
 }
 
 /// Forecasts and prints.
 ///
 /// # Errors
-/// A model or trace that cannot be read; nothing known of this machine.
+/// A model or trace that cannot be read; unknown properties of this machine.
 pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()> {
     let gguf = match (&args.shape, file) {
         (Some(name), _) => header_of(name, args.dtype)?,
@@ -180,7 +180,7 @@ pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()
     Ok(())
 }
 
-/// What `synth` would write, without its weights.
+/// The header that `synth` would write.
 fn header_of(name: &str, dtype: Option<Format>) -> anyhow::Result<Gguf> {
     let mut spec = Spec::preset(name)?;
     if let Some(dtype) = dtype {
@@ -203,7 +203,7 @@ fn expectation(args: &Args, shape: &Shape) -> anyhow::Result<(Expectation, Strin
     Ok((Expectation::exactly(own, of(Eviction::Belady)?), text))
 }
 
-/// From what just suffices to what holds everything, with what was asked about.
+/// Rows from the smallest sufficient memory to one that holds everything, with the requested size.
 fn rows(shape: &Shape, host: &Host, task: &Task, expectation: &Expectation) -> Vec<Row> {
     let of = |memory: u64| {
         let (share, speed) = expected_speed(shape, &Host { memory, ..host.clone() }, task, expectation).ok()?;
@@ -214,7 +214,7 @@ fn rows(shape: &Shape, host: &Host, task: &Task, expectation: &Expectation) -> V
         SIZES_GIB.map(|gib| gib * GIB).into_iter().filter(|size| *size > shape.ordinary_bytes()).collect();
     let enough = sizes.partition_point(|size| *size < needed) + 1;
     sizes.truncate(enough);
-    // What would be refused is passed over; the largest are the ones that people have.
+    // Skip sizes that would be refused; when there are too many, keep the largest, which are the common ones.
     sizes.retain(|size| hobbit_core::forecast::rooms(shape, &Host { memory: *size, ..host.clone() }, task).is_ok());
     let skip = sizes.len().saturating_sub(ROWS_MAX);
     sizes.drain(..skip);

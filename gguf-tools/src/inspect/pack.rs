@@ -1,4 +1,4 @@
-//! `gguf-tools inspect` of an expert pack: what lies where, and what alignment costs.
+//! `gguf-tools inspect` of an expert pack: its layout, and the cost of alignment.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,26 +23,26 @@ pub struct Report {
     name: Option<String>,
     high: Option<String>,
     low: Option<String>,
-    /// Low versions are the high ones' own bits.
+    /// Low versions are bits of the high versions.
     nested: bool,
     source: Source,
-    /// SHA-256 of what `unpack` writes, where there is a plain form.
+    /// SHA-256 of the file that `unpack` writes, if there is a plain form.
     plain_sha256: Option<String>,
     t1: Option<f32>,
     t2: Option<f32>,
-    /// Which experts follow which, where the pack says.
+    /// Path table of expert successions, if the pack has one.
     path_table: Option<Paths>,
     /// The tuned policy, if there is one.
     policy: Option<String>,
-    /// With what `hobbit-cli --max-loss` may do, if that was measured.
+    /// Mixes for `hobbit-cli --max-loss`, if measured.
     mixes: Option<String>,
-    /// The file from its first byte to its last.
+    /// The file's regions, first byte to last.
     layout: Vec<Region>,
     layers: Vec<Layer>,
     ordinary_bytes: u64,
     high_bytes: u64,
     low_bytes: u64,
-    /// Between tensors and inside records.
+    /// Bytes of padding between tensors and inside records.
     padding_bytes: u64,
 }
 
@@ -51,9 +51,9 @@ pub struct Report {
 struct Paths {
     bytes: u64,
     layers: usize,
-    /// Pairs of expert sets, of all layers.
+    /// Pairs of expert sets, over all layers.
     pairs: usize,
-    /// Tokens it was made of.
+    /// Tokens that the table was made from.
     tokens: u32,
 }
 
@@ -64,7 +64,7 @@ struct Source {
     sha256: String,
 }
 
-/// Tensors of one purpose that follow each other.
+/// Consecutive tensors of one purpose.
 #[derive(Debug, Serialize)]
 struct Region {
     what: String,
@@ -85,17 +85,17 @@ struct Layer {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Records {
     n: usize,
-    /// Of the smallest and the largest record.
+    /// Bytes of the smallest and the largest record.
     record_bytes: (u64, u64),
-    /// Without padding.
+    /// Bytes without padding.
     weight_bytes: u64,
     bytes: u64,
-    /// How many records have which types.
+    /// Number of records per combination of types.
     types: BTreeMap<String, usize>,
 }
 
 impl Report {
-    /// Of an open pack.
+    /// The report of an open pack.
     ///
     /// # Errors
     /// Its path table is damaged.
@@ -149,7 +149,7 @@ fn paths(pack: &Pack) -> Result<Option<Paths>, PackError> {
     Ok(table.map(paths))
 }
 
-/// A tuned policy in a few words.
+/// A tuned policy in brief.
 fn policy(text: &str) -> String {
     match TunedPolicy::parse(text, POLICY_KEY) {
         Ok(tuned) => {
@@ -165,7 +165,7 @@ fn policy(text: &str) -> String {
     }
 }
 
-/// What was measured for `--max-loss`, in a few words.
+/// The mixes measured for `--max-loss`, in brief.
 fn mixes(text: &str) -> String {
     let of = |own: &Mixes| {
         let Mixes { mixes, text, cache_share, .. } = own;

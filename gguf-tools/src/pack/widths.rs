@@ -27,7 +27,7 @@ pub struct Args {
     tolerated: Option<GgmlType>,
 }
 
-/// What a profile says about a pack.
+/// A pack's contents that come from a profile.
 #[derive(Default)]
 pub struct Chosen {
     pub widths: Option<Widths>,
@@ -39,7 +39,7 @@ pub struct Chosen {
 }
 
 impl Args {
-    /// Whether experts are to be lowered.
+    /// Whether any experts are lowered.
     pub fn lower(&self) -> bool {
         self.max_loss.is_some() || self.target_size.is_some() || self.tolerated.is_some()
     }
@@ -47,7 +47,7 @@ impl Args {
     /// Widths and thresholds for a pack of `source` with these low versions.
     ///
     /// # Errors
-    /// A profile that cannot be read or is another model's, a goal out of reach.
+    /// A profile that is unreadable or belongs to another model, a target out of reach.
     pub fn choose(&self, source: &Gguf, low: Option<&TypeChoice>) -> anyhow::Result<Chosen> {
         let Some(path) = &self.profile else { return Ok(Chosen::default()) };
         let profile = Profile::read(path)?;
@@ -85,8 +85,8 @@ impl Args {
     }
 }
 
-/// At most so many bytes of a pack are no high-precision records: ordinary tensors and low records at block borders, the
-/// source's header and the pack's own, index and checksums.
+/// Upper bound of a pack's bytes outside high-precision records: ordinary tensors and low records at block borders,
+/// the source's header, and the pack's own header, index and checksums.
 fn other_bytes(source: &Gguf, map: &ExpertMap, low: Option<&TypeChoice>) -> u64 {
     let ordinary: u64 = (source.tensors.iter())
         .filter(|tensor| !map.layers.iter().flat_map(|layer| &layer.tensors).any(|own| own.name == tensor.name))

@@ -17,7 +17,7 @@ use super::low::LowVersions;
 use super::text::{Runner, Text};
 use crate::bar::Bar;
 
-/// The share of a prompt that is tried first, in percent: Fate's own for Qwen1.5-MoE.
+/// First share of a prompt to try, in percent: Fate's own for Qwen1.5-MoE.
 const FIRST: usize = 25;
 
 /// Thresholds to try, ascending in what they give up: for these percentages of high, low and skipped uses.
@@ -129,8 +129,8 @@ impl Measurer<'_> {
     }
 }
 
-/// The largest share of a prompt's experts, in whole percents, that may come low while everything else is high (Fate, section
-/// 4.5). Each window is read in one batch.
+/// The largest share of a prompt's experts, in whole percents, that may be read in low precision while all others are
+/// high (Fate, section 4.5). Each window is read in one batch.
 ///
 /// # Errors
 /// A model that cannot be run, an expert cache in which everything fits.

@@ -1,5 +1,5 @@
-//! `gguf-tools profile`: thresholds, mixes, a prompt's share in low precision, each expert's sensitivity to fewer bits, and path
-//! tables.
+//! `gguf-tools profile`: measures thresholds, mixes, a prompt's share in low precision, each expert's sensitivity to
+//! fewer bits, and path tables.
 
 mod low;
 mod mixes;
@@ -111,7 +111,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What all measurements share.
+/// State shared by all measurements.
 #[derive(Clone)]
 pub struct Run {
     pub file: PathBuf,
@@ -123,8 +123,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// Opens the model with these low-precision experts; every use asks for high precision, nothing is rerouted, and nothing depends
-    /// on the speed of reads.
+    /// Opens the model with these low-precision experts. Every use asks for high precision, nothing is rerouted, and
+    /// results do not depend on the speed of reads.
     fn open(
         &self,
         low: Option<&LowVersions>,
@@ -145,7 +145,7 @@ impl Run {
             Some(LowVersions::File(path)) => Some(LowSource::File(path.clone())),
             Some(LowVersions::Own) | None => None,
         };
-        // A model opened with a routing flag can change it later.
+        // Routing can be changed later only in a model that was opened with a routing flag.
         let routing = RoutingOptions { cache_bias: f32::EPSILON, ..RoutingOptions::default() };
         let options = ModelOptions { budget: self.budget, expert_cache, low, precision, routing, ..Default::default() };
         let model = Model::open(&self.file, &options, |_| true)?;
@@ -154,10 +154,10 @@ impl Run {
         Ok(runner)
     }
 
-    /// The same with the cache that was asked for.
+    /// The same with the requested cache size.
     ///
     /// # Errors
-    /// A model that cannot be run, a cache in which everything fits.
+    /// A model that cannot be run, or a cache that holds all experts.
     fn open_for_misses(&self, low: Option<&LowVersions>, prefill_low: Option<f32>) -> anyhow::Result<Runner> {
         let runner = self.open(low, self.expert_cache, prefill_low)?;
         let (plan, precision) = (runner.session.plan(), runner.session.precision());
@@ -173,9 +173,9 @@ impl Run {
 /// Measures and writes the profile.
 ///
 /// # Errors
-/// A model without experts or that cannot be run, a text that is too short, widths that are not smaller.
+/// A model that has no experts or cannot be run, a text that is too short, widths that are not smaller.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    // Messages of llama.cpp below errors are not for users of this tool.
+    // Hide llama.cpp's messages below errors from users of this tool.
     hobbit::set_log(|level, text| {
         if level == hobbit::LogLevel::Error {
             let _ = write!(io::stderr(), "{text}");
@@ -197,7 +197,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// That nothing is written over what is read, or over files of other kinds.
+/// Checks that no output overwrites an input or a file of another kind.
 fn check_outputs(args: &Args) -> anyhow::Result<()> {
     let outputs = [("--output", &args.output, Kind::Json), ("--path-table", &args.paths.path_table, Kind::PathTable)];
     let outputs: Vec<_> =
@@ -319,7 +319,7 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
     Ok(profile)
 }
 
-/// T1 and T2 for a target mix of high, low and skip.
+/// T1 and T2 for a target mix of high, low and skipped uses.
 fn for_shares(uses: &Uses, target: Shares) -> anyhow::Result<ChosenThresholds> {
     let fitted = fit(uses.n_first, uses.samples.clone(), target)?;
     let [high, low, skip] = [target.high, target.low, target.skip].map(in_percent);
@@ -332,7 +332,7 @@ fn for_shares(uses: &Uses, target: Shares) -> anyhow::Result<ChosenThresholds> {
     })
 }
 
-/// T1 and T2 of the mix that uses low versions alone, if it stays within the loss: packs take these.
+/// T1 and T2 of the mix that uses low versions only, if it stays within the loss: packs take these.
 fn of_mixes(uses: &Uses, mixes: &Mixes, low_name: &str, max_loss: f64) -> Option<ChosenThresholds> {
     let fits = |own: &&MeasuredMix| own.mix.is_low_alone() && own.loss <= max_loss;
     let own = mixes.mixes.iter().find(fits)?;
@@ -352,7 +352,7 @@ fn of_mixes(uses: &Uses, mixes: &Mixes, low_name: &str, max_loss: f64) -> Option
 }
 
 fn options(budget: Budget) -> ModelOptions {
-    // What is measured must not depend on how fast reads are, nor on a pack's low versions.
+    // Measurements must not depend on the speed of reads or on a pack's low versions.
     let caching = CachingOptions { fill: false, ..CachingOptions::default() };
     let precision = PrecisionOptions { mode: Some(PrecisionMode::Exact), ..PrecisionOptions::default() };
     ModelOptions { budget, caching, precision, stand_aside: false, ..ModelOptions::default() }
@@ -362,7 +362,7 @@ fn dtype(word: &str) -> anyhow::Result<GgmlType> {
     GgmlType::from_name(word).context("expected types of ggml such as q2_k,q3_k,q4_k")
 }
 
-/// `2.5%`, `2.5`: a share.
+/// `2.5%` or `2.5`, as a share.
 fn percent(text: &str) -> anyhow::Result<f64> {
     Ok(parse_percent(text, 1e6).context("expected a percentage from 0% on, for example 1%")? / 100.0)
 }

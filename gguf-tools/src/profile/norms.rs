@@ -63,7 +63,7 @@ fn square(file: &File, tensor: &ExpertTensor, expert: u16) -> anyhow::Result<f64
 /// Those that a pack carries; none if it has none.
 ///
 /// # Errors
-/// What it carries are no norms.
+/// The pack's norms are damaged.
 pub fn carried(pack: &Pack) -> Result<Vec<LayerNorms>, ProfileError> {
     let norms = pack.info.norms.as_deref().map_or(Ok(Vec::new()), norms_of_json);
     norms.map_err(|reason| ProfileError::Norms { path: pack.path.clone(), reason })

@@ -1,4 +1,4 @@
-//! Which experts follow which: counted while the text runs anyway, or from a trace.
+//! Path tables: counts which experts follow which, during a run over the text or from a trace.
 
 use std::path::{Path, PathBuf};
 
@@ -25,12 +25,12 @@ pub struct Args {
     pub from_trace: Option<PathBuf>,
 }
 
-/// Nothing counted yet, of a model of this shape.
+/// Empty counts for a model of this shape.
 pub fn batches(shape: PredictShape) -> PathBatches {
     PathBatches::new(PathTableBuilder::new(shape, PathLimits::default()))
 }
 
-/// Writes the table and says what is in it.
+/// Writes the table and prints a summary.
 ///
 /// # Errors
 /// A file that cannot be written.
@@ -41,7 +41,7 @@ pub fn write(path: &Path, table: &PathTable) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The table of what a trace of the model at `model`, plain or a pack, says.
+/// The path table from a trace of the model at `model`, plain or a pack.
 ///
 /// # Errors
 /// Files that cannot be read, a trace of another model or without tokens.

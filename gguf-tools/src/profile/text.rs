@@ -48,7 +48,7 @@ impl Text {
 pub struct Runner {
     pub model: Model,
     pub session: Session,
-    /// Every token gets logits, also those that predict nothing: the last layer is then computed for all of them.
+    /// Compute logits for every token, even unneeded ones, so that the last layer is computed for all tokens.
     every_row: bool,
 }
 
@@ -73,7 +73,8 @@ impl Runner {
         Ok(Self { model, session, every_row: false })
     }
 
-    /// Runs one window, so many tokens at a time; `row` is shown the logits `[n_vocab]` that predict a token, and the token that came.
+    /// Runs one window, `step` tokens at a time; `row` receives the logits `[n_vocab]` that predict a token, and the
+    /// actual token.
     ///
     /// # Errors
     /// As [`Session::evaluate`].
@@ -145,7 +146,7 @@ impl Runner {
     }
 }
 
-/// One exact pass: its perplexity, and the uses of experts; `paths` counts which experts follow which.
+/// One exact pass: returns its perplexity and the uses of experts; `paths` counts which experts follow which.
 ///
 /// # Errors
 /// As [`Session::evaluate`].

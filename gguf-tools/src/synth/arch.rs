@@ -1,4 +1,4 @@
-//! The language in which architectures are described: which tensors llama.cpp asks for and which keys it reads.
+//! Types that describe architectures: the tensors that llama.cpp asks for, and the keys that it reads.
 //!
 //! The descriptions themselves are in [`super::arch_table`]; source: llama.cpp `src/models/*.cpp`,
 //! `load_arch_hparams` and `load_arch_tensors`.
@@ -50,7 +50,7 @@ pub(super) enum Dim {
     ChunkExperts,
 }
 
-/// What a tensor does, which decides its type and the spread of its weights.
+/// The role of a tensor, which decides its type and the spread of its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// Scale of a normalisation: F32 around 1.
@@ -75,7 +75,7 @@ pub(super) enum Role {
     ExpertDown,
 }
 
-/// Where a tensor occurs.
+/// The layers in which a tensor occurs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
     /// Once.
@@ -129,7 +129,7 @@ pub(super) enum KeyValue {
 /// `<architecture>.<key>`.
 pub(super) type Key = (&'static str, KeyValue);
 
-/// How many shared experts an architecture takes: at least, unless asked otherwise, and at the most.
+/// Numbers of shared experts: minimum, default, maximum.
 pub(super) type Shared = (u32, u32, u32);
 pub(super) const NEVER: Shared = (0, 0, 0);
 pub(super) const OPTIONAL: Shared = (0, 0, 64);
@@ -147,22 +147,22 @@ pub(super) struct Arch {
     /// Keys beyond those that every architecture gets.
     pub keys: &'static [Key],
     pub shared: Shared,
-    /// Leading layers without experts, or `None` where there cannot be any.
+    /// Leading layers without experts; `None` if the architecture has no such layers.
     pub dense_lead: Option<u32>,
-    /// Whether every n-th layer only may have experts.
+    /// Whether experts may be limited to every n-th layer.
     pub interleaved: bool,
-    /// Whether `ffn_gate_up_exps` is understood.
+    /// Whether llama.cpp reads `ffn_gate_up_exps`.
     pub fused: bool,
     /// Whether every head needs its own keys and values.
     pub multi_head: bool,
-    /// Whether `feed_forward_length` means the experts'.
+    /// Whether `feed_forward_length` is the experts' width.
     pub ff_is_expert: bool,
-    /// Router's gate unless asked otherwise: llama.cpp's `expert_gating_func`; 0 leaves the key out.
+    /// Default gate of the router: llama.cpp's `expert_gating_func`; 0 omits the key.
     pub gating: u32,
 }
 
 impl Arch {
-    /// The plainest kind, from which the table's entries differ.
+    /// The base from which the table's entries differ.
     pub(super) const PLAIN: Arch = Arch {
         name: "",
         tensors: &[],

@@ -168,7 +168,7 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
     spec.router_spread = args.router_spread.unwrap_or(spec.router_spread);
     spec.fused = args.fused;
     spec.expert_scales = args.expert_scales;
-    // What replaces a preset's type replaces that of its down matrices, too.
+    // Replacing a preset's type also replaces the type of its down matrices.
     if !args.types.is_empty() {
         spec.types = args.types.clone();
         spec.down_types.clear();

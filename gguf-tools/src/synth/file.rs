@@ -1,4 +1,4 @@
-//! The files: shards, room on the disk, and all or nothing.
+//! Writes a model's files: shards, a check of disk space, all or nothing.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -15,28 +15,28 @@ use super::spec::{Sizes, Spec};
 
 /// Alignment of tensor data in bytes; GGUF's own default.
 const ALIGNMENT: u64 = 32;
-/// Bytes made at a time.
+/// Bytes generated at a time.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// What [`write()`] has made.
+/// The result of [`write()`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// The files, shards in order. llama.cpp is given the first.
+    /// The files, shards in order. llama.cpp opens the first.
     pub files: Vec<PathBuf>,
     /// Bytes in all files.
     pub bytes: u64,
 }
 
 /// Writes the model to `path`, or with more than one shard to `<stem>-00001-of-0000N.gguf` and so on beside it.
-/// Existing files are replaced when all is written; on an error nothing is left behind.
+/// Existing files are replaced once everything is written; an error leaves no files behind.
 ///
 /// # Errors
-/// A specification that does not fit together, no room, or a write that fails.
+/// An inconsistent specification, no disk space, or a failed write.
 pub fn write(path: &Path, spec: &Spec) -> anyhow::Result<Written> {
     write_with(path, spec, |_, _| ())
 }
 
-/// As [`write()`]; `progress` is told the bytes of weights written and to be written.
+/// As [`write()`]; `progress` receives the bytes of weights written, and their total.
 ///
 /// # Errors
 /// As [`write()`].
@@ -81,10 +81,10 @@ pub fn write_with(path: &Path, spec: &Spec, mut progress: impl FnMut(u64, u64)) 
     Ok(Written { files: names, bytes: needed })
 }
 
-/// What the file of a model would begin with: everything but its weights.
+/// The beginning of a model's file: everything but its weights.
 ///
 /// # Errors
-/// A specification that does not fit together.
+/// An inconsistent specification.
 pub fn header(spec: &Spec) -> anyhow::Result<Vec<u8>> {
     let sizes = spec.sizes()?;
     let tensors = model::tensors(spec, &sizes)?;
@@ -147,14 +147,14 @@ pub(super) fn shard_names(path: &Path, count: u32) -> anyhow::Result<Vec<PathBuf
     Ok((1..=count).map(|number| path.with_file_name(format!("{stem}-{number:05}-of-{count:05}.gguf"))).collect())
 }
 
-/// A file beside the wanted one, removed unless it is persisted.
+/// A temporary file beside the target, removed unless it is persisted.
 fn create_temporary(dir: &Path) -> io::Result<NamedTempFile<File>> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".synth-").suffix(".partial");
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // As for any other new file: the umask decides.
+        // The umask decides, as for any other new file.
         builder.permissions(std::fs::Permissions::from_mode(0o666));
     }
     builder.tempfile_in(dir)

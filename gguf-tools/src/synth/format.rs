@@ -1,5 +1,5 @@
-//! Tensor formats that can be filled with random weights without quantising anything: the quants are random
-//! bits, the scales are chosen so that the decoded weights have a wanted spread.
+//! Tensor formats that can be filled with random weights without quantising: the quants are random bits, and the
+//! scales give the decoded weights the wanted spread.
 //!
 //! Layouts and decoding rules: llama.cpp `ggml-common.h` and `ggml-quants.c` (`dequantize_row_*`).
 
@@ -33,7 +33,7 @@ pub enum Format {
     Mxfp4,
 }
 
-/// How one block is laid out and how its random bits spread once decoded.
+/// The layout of a block, and the spread of its random bits once decoded.
 struct Layout {
     format: Format,
     name: &'static str,
@@ -48,16 +48,17 @@ struct Layout {
     scale: Scale,
 }
 
-/// Where a block keeps its scale, and the standard deviation of its weights when the scale is 1 and every
-/// other bit is a fair coin.
+/// The place of a block's scale, and the standard deviation of its weights when the scale is 1 and all other bits are
+/// uniformly random.
 enum Scale {
     /// Plain floats: no blocks.
     Float,
     /// `f16` scale at byte `at`; the quants are centred on (almost) zero.
     Centred { at: usize, deviation: f32 },
-    /// As `Centred`, but the quants lean to one side (-8 to 7) and the quantiser gives scales of either sign.
+    /// As `Centred`, but the quants are asymmetric (-8 to 7) and the quantiser gives scales of either sign.
     Signed { at: usize, deviation: f32 },
-    /// `f16` scale at `at`, `f16` offset at `offset_at` which has to be `offset` times the scale to centre.
+    /// `f16` scale at `at`, and at `offset_at` an `f16` offset, which centres the weights if it is `offset` times the
+    /// scale.
     Offset { at: usize, offset_at: usize, offset: f32, deviation: f32 },
     /// Exponent byte at 0: the scale is `2^(e - 128)`.
     Exponent { deviation: f32 },
@@ -125,8 +126,8 @@ impl Format {
         self.layout().bytes
     }
 
-    /// Fills `out` (whole blocks) with weights of mean `mean` and standard deviation `deviation`. Quantised
-    /// formats have mean zero whatever `mean` says.
+    /// Fills `out` (whole blocks) with weights of mean `mean` and standard deviation `deviation`. Quantised formats
+    /// ignore `mean` and have mean zero.
     pub(super) fn fill(self, out: &mut [u8], random: &mut Random, mean: f32, deviation: f32) {
         let layout = self.layout();
         debug_assert_eq!(out.len() % layout.bytes, 0);
@@ -157,7 +158,7 @@ impl Format {
             }
             Exponent { deviation: unit } => {
                 random.fill(out);
-                // Scales are powers of two: mix the two nearest so that the squares add up.
+                // Scales are powers of two: mix the two nearest so that the mean square is right.
                 let scale = deviation / unit;
                 let low = scale.log2().floor();
                 let share = ((scale / low.exp2()).powi(2) - 1.0) / 3.0;
@@ -182,7 +183,7 @@ impl Format {
     }
 }
 
-/// Sixteen block scales around the wanted one, so that blocks differ as they do in real models.
+/// Sixteen block scales around the wanted one, because blocks of real models differ.
 struct Scales([([u8; 2], [u8; 2]); 16]);
 
 impl Scales {

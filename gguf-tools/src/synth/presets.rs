@@ -1,16 +1,16 @@
-//! Known shapes: those of the benchmarks, and published models as large as they are. `synth --preset` writes them,
-//! `inspect --forecast --shape` looks at what would be written. Sizes are from the models' published configurations.
+//! Known shapes: those of the benchmarks, and published models at full size. `synth --preset` writes them; `inspect
+//! --forecast --shape` examines what would be written. Sizes are from the models' published configurations.
 
 use anyhow::Context;
 
 use super::format::Format;
 use super::spec::{ExpertGroups, Spec};
 
-/// HOBBIT (section 3.2) counts 67 % high, 30 % low and 3 % skipped for Mixtral-8x7B at those thresholds. So does this
-/// shape: 66.8, 30.0 and 3.2 %, measured on prose with 8 layers (at a spread of 2: 66, 29 and 5 %).
+/// HOBBIT (section 3.2) counts 67 % high, 30 % low and 3 % skipped for Mixtral-8x7B at those thresholds. This shape
+/// gives 66.8, 30.0 and 3.2 %, measured on prose with 8 layers (at a spread of 2: 66, 29 and 5 %).
 const MIXTRAL_ROUTER_SPREAD: f32 = 1.6;
 
-/// A name and what it stands for.
+/// A name and its specification.
 type Preset = (&'static str, fn() -> Spec);
 
 /// Names for [`Spec::preset`].
@@ -20,8 +20,8 @@ pub fn presets() -> impl Iterator<Item = &'static str> {
 
 #[rustfmt::skip]
 const PRESETS: &[Preset] = &[
-    // How the weights of such a router divide has not been published: the usual spread, which asks for 34 % high
-    // and 41 % low and skips 25 %. Shares at T1 and T2 are not comparable between top-2 and top-8.
+    // The weight distribution of such a router is not published: use the default spread, which asks for 34 % high and
+    // 41 % low and skips 25 %. Shares at T1 and T2 are not comparable between top-2 and top-8.
     ("qwen3moe-bench", || bench("qwen3moe", 768, 64, 8)),
     ("mixtral-bench", || Spec { router_spread: MIXTRAL_ROUTER_SPREAD, ..bench("llama", 7168, 8, 2) }),
     ("phimoe-bench", || Spec { router_spread: MIXTRAL_ROUTER_SPREAD, ..bench("phimoe", 3200, 16, 2) }),
@@ -36,7 +36,7 @@ const PRESETS: &[Preset] = &[
         layers: 48, heads: 32, head_dim: Some(128), vocab: 151_936, ..bench("qwen3moe", 768, 128, 8) })),
     ("qwen3-235b", || k_quant(Spec {
         layers: 94, embd: 4096, heads: 64, head_dim: Some(128), vocab: 151_936, ..bench("qwen3moe", 1536, 128, 8) })),
-    // Rows of 1408 weights are no whole blocks of a K-quant: its next simpler types.
+    // Rows of 1408 weights are not whole blocks of a K-quant: use the next simpler types.
     ("glm-4.5-air", || Spec { down_types: vec![Format::Q8_0, Format::Q5_0], ..k_quant(Spec {
         layers: 46, embd: 4096, heads: 96, kv_heads: Some(8), head_dim: Some(128), vocab: 151_552, ff_dense: Some(10_944),
         ..bench("glm4moe", 1408, 128, 8) }) }),
@@ -69,7 +69,7 @@ fn bench(arch: &str, ff: u32, experts: u32, topk: u32) -> Spec {
     }
 }
 
-/// What DeepSeek-V3 and Kimi K2 share.
+/// The common part of DeepSeek-V3 and Kimi K2.
 fn deepseek(experts: u32) -> Spec {
     Spec {
         layers: 61,
@@ -83,7 +83,7 @@ fn deepseek(experts: u32) -> Spec {
     }
 }
 
-/// As Q4_K_M has it: about half of the down matrices are Q6_K.
+/// Types as in Q4_K_M: about half of the down matrices are Q6_K.
 fn k_quant(spec: Spec) -> Spec {
     Spec {
         types: vec![Format::Q4_K],
@@ -94,13 +94,13 @@ fn k_quant(spec: Spec) -> Spec {
 }
 
 impl Spec {
-    /// A known shape, one of [`presets`]. Those of the benchmarks are Q8_0: `qwen3moe-bench` (4.96 GiB) and `mixtral-bench`
-    /// (5.75 GiB); `phimoe-bench` (16 experts, top-2) and `deepseek-bench` (DeepSeekMoE: 64 fine experts, top-6, two shared
-    /// ones, a dense first layer). The others are published models, in types that they are published in: gpt-oss MXFP4, all
-    /// else as Q4_K_M.
+    /// A known shape, one of [`presets`]. Those of the benchmarks are Q8_0: `qwen3moe-bench` (4.96 GiB) and
+    /// `mixtral-bench` (5.75 GiB); `phimoe-bench` (16 experts, top-2) and `deepseek-bench` (DeepSeekMoE: 64 fine
+    /// experts, top-6, two shared ones, a dense first layer). The others are published models in their published
+    /// types: gpt-oss MXFP4, all others as Q4_K_M.
     ///
     /// # Errors
-    /// Another name.
+    /// An unknown name.
     pub fn preset(name: &str) -> anyhow::Result<Spec> {
         let found = PRESETS.iter().find(|(known, _)| *known == name);
         let known = || presets().collect::<Vec<_>>().join(", ");

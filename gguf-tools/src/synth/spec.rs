@@ -1,4 +1,4 @@
-//! What to generate: the public builder, its limits, and the sizes that follow from it.
+//! Specification of a model to generate: the public builder, its limits, and the derived sizes.
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
@@ -12,7 +12,7 @@ use super::format::Format;
 pub enum Gating {
     // Over all experts.
     Softmax = 1,
-    // Of each score.
+    // Per score.
     Sigmoid = 2,
     // Over the chosen experts.
     #[value(name = "softmax-after-topk")]
@@ -92,11 +92,11 @@ pub fn architectures() -> impl Iterator<Item = &'static str> {
     ARCHS.iter().map(|arch| arch.name)
 }
 
-/// [`Spec::router_spread`] unless something else is known: clear enough that tokens differ in their experts, and soft
-/// enough that more than one expert counts. The bundled demo model, whose routers are trained, is near it: at HOBBIT's
-/// thresholds (T1 0.6, T2 0.9) 60 % of its uses ask for high precision, 33 % for low and 6 % are skipped.
+/// Default [`Spec::router_spread`]: clear enough that tokens use different experts, soft enough that more than one
+/// expert counts. The bundled demo model, whose routers are trained, is close: at HOBBIT's thresholds (T1 0.6, T2
+/// 0.9) 60 % of its uses ask for high precision, 33 % for low and 6 % are skipped.
 const ROUTER_SPREAD: f32 = 2.0;
-/// Greatest [`Spec::router_spread`]: one expert has all the weight long before.
+/// Greatest [`Spec::router_spread`]: one expert has all the weight long before this value.
 const ROUTER_SPREAD_MAX: f32 = 1000.0;
 impl Spec {
     /// A model of a few MB: 4 layers of 8 experts of 256 x 256, two used per token, Q8_0 (gpt-oss: MXFP4).
@@ -133,7 +133,7 @@ impl Spec {
         }
     }
 
-    /// Checks everything and works out the sizes that are left open.
+    /// Checks all fields and derives the sizes left open.
     pub(super) fn sizes(&self) -> anyhow::Result<Sizes> {
         let arch = ARCHS.iter().find(|arch| arch.name == self.arch).with_context(|| {
             let known: Vec<_> = architectures().collect();
@@ -242,7 +242,7 @@ impl Spec {
     }
 }
 
-/// A checked model's lengths.
+/// The sizes of a checked model.
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {
     pub arch: &'static Arch,

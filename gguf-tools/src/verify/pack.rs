@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::bar::Bar;
 
-/// What is found, as `--json` prints it.
+/// The findings, as `--json` prints them.
 #[derive(Debug, Serialize)]
 pub struct Report {
     ok: bool,

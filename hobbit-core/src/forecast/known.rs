@@ -1,26 +1,26 @@
-//! Curves of models that were recorded: data, with where it comes from.
+//! Recorded curves of models, with their sources.
 //!
-//! Of 128 experts: two recordings of real models that the project BigMoeOnEdge publishes (docs/bench-data, Apache-2.0),
-//! printed by `hobbit-sim import FILE.csv -o FILE.trace` and `hobbit-sim curve FILE.trace`. Of 8 experts: the bundled demo
-//! model on three texts, and of 64 experts a model of random weights, from `benches/results/*/policies-demo.json`; a test
-//! compares them.
+//! 128 experts: two recordings of real models published by the project BigMoeOnEdge (docs/bench-data, Apache-2.0),
+//! printed by `hobbit-sim import FILE.csv -o FILE.trace` and `hobbit-sim curve FILE.trace`. 8 experts: the bundled demo
+//! model on three texts. 64 experts: a model with random weights. The last two are from
+//! `benches/results/*/policies-demo.json`; a test compares them.
 
 use super::locality::Locality;
 
 /// A recorded curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Known {
-    /// Which recording.
+    /// Name of the recording.
     pub name: &'static str,
     /// Experts per layer.
     pub n_expert: u16,
     /// Experts per token.
     pub n_used: u16,
-    /// Share of slots, hit rate with the default policy, hit rate of the optimum that knows the future.
+    /// Share of slots, hit rate with the default policy, hit rate of the optimum, which knows the future.
     pub points: &'static [(f64, f64, f64)],
 }
 
-/// Models that were trained, by number of experts.
+/// Trained models, by number of experts.
 #[rustfmt::skip]
 pub const TRAINED: [Known; 5] = [
     Known { name: "demo-prose-eval", n_expert: 8, n_used: 2, points: &[
@@ -37,8 +37,8 @@ pub const TRAINED: [Known; 5] = [
         (0.32, 0.8431, 0.9210), (0.4, 0.8990, 0.9581), (0.5, 0.9162, 0.9798), (0.62, 0.9340, 0.9798), (0.75, 0.9533, 0.9798), (0.87, 0.9757, 0.9798)] },
 ];
 
-/// Models of random weights, which benchmarks are made with: their routers know no topics. The first is what the runs of
-/// the Mixtral shape found (`benches/results/*/prove/curve.jsonl`; nobody knows its optimum), the other was replayed.
+/// Models with random weights, as used by benchmarks: their routers know no topics. The first is from the runs of the
+/// Mixtral shape (`benches/results/*/prove/curve.jsonl`; its optimum is unknown), the other was replayed.
 #[rustfmt::skip]
 pub const UNTRAINED: [Known; 2] = [
     Known { name: "mixtral-bench, 8 layers", n_expert: 8, n_used: 2, points: &[
@@ -48,43 +48,43 @@ pub const UNTRAINED: [Known; 2] = [
 ];
 
 impl Known {
-    /// With the default policy.
+    /// Hit rates with the default policy.
     pub fn locality(&self) -> Locality {
         Locality::new(self.points.iter().map(|(share, hit, _)| (*share, *hit)))
     }
 
-    /// Nobody can do better.
+    /// Hit rates of the optimum, the upper bound of all policies.
     pub fn optimum(&self) -> Locality {
         Locality::new(self.points.iter().map(|(share, _, hit)| (*share, *hit)))
     }
 }
 
-/// What is expected of a model whose routing was not recorded.
+/// Expected locality of a model whose routing was not recorded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expectation {
-    /// The least of what was recorded.
+    /// Minimum of the recorded curves.
     pub low: Locality,
-    /// The mean.
+    /// Mean of the recorded curves.
     pub expected: Locality,
-    /// The most.
+    /// Maximum of the recorded curves.
     pub high: Locality,
-    /// The mean of the optimum's.
+    /// Mean of the optima.
     pub optimum: Locality,
 }
 
 impl Expectation {
-    /// For trained models with so many experts per layer: interpolated in the logarithm between numbers of experts that were
-    /// recorded, beyond them as the nearest.
+    /// Expectation for trained models with `n_expert` experts per layer: interpolated in the logarithm between recorded
+    /// numbers of experts, the nearest recording beyond them.
     pub fn of(n_expert: u16) -> Self {
         Self::among(&TRAINED, n_expert)
     }
 
-    /// The same for models of random weights.
+    /// The same for models with random weights.
     pub fn untrained(n_expert: u16) -> Self {
         Self::among(&UNTRAINED, n_expert)
     }
 
-    /// `known` is ascending by its numbers of experts.
+    /// `known` must be ascending by number of experts.
     fn among(known: &[Known], n_expert: u16) -> Self {
         let mut counts: Vec<u16> = known.iter().map(|known| known.n_expert).collect();
         counts.dedup();
@@ -111,7 +111,7 @@ impl Expectation {
         }
     }
 
-    /// For a model whose own routes were recorded: there is nothing to guess.
+    /// Expectation for a model whose own routes were recorded: all curves are the same.
     pub fn exactly(expected: Locality, optimum: Locality) -> Self {
         Self { low: expected.clone(), high: expected.clone(), expected, optimum }
     }

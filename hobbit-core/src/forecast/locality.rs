@@ -1,24 +1,24 @@
-//! How often an expert is found in memory, by the share of a layer's experts that have slots.
+//! Hit rates by the share of a layer's experts that have slots.
 //!
-//! Recordings are short: an expert that is met for the first time would have been met before, had the recording begun
-//! earlier. Such a use says only that the expert's distance (the number of other experts used since) is above the number
-//! seen so far: it is a censored observation, and Kaplan and Meier's estimator takes it as one. What better policies and
-//! the optimum save of LRU's misses is replayed.
+//! Recordings are short: an expert used for the first time would have been used before, had the recording begun
+//! earlier. Such a use only says that the expert's distance (the number of other experts used since) is above the
+//! number seen so far. It is a censored observation, which Kaplan and Meier's estimator accounts for. Better policies
+//! and the optimum are replayed to find how many of LRU's misses they save.
 //!
-//! What carries over to other models: the *share* of slots decides, not how many experts a token uses (three models of
-//! 128 experts with 4 to 8 used lie within 5 points of each other, see [`super::known`]); models of fewer, larger experts
-//! have less locality. Between the numbers of experts that were recorded a forecast interpolates in the logarithm, beyond
-//! them it takes the nearest.
+//! Transfer to other models: the *share* of slots decides, not the number of experts that a token uses (three models of
+//! 128 experts with 4 to 8 used lie within 5 points of each other, see [`super::known`]). Models of fewer, larger
+//! experts have less locality. A forecast interpolates in the logarithm between recorded numbers of experts, and takes
+//! the nearest recording beyond them.
 
 use crate::sim::{Budget, Config, Eviction, Recording, SimError, replay};
 
-/// Shares at which curves are told.
+/// Shares of slots at which curves are sampled.
 pub const SHARES: [f64; 13] = [0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.32, 0.4, 0.5, 0.62, 0.75, 0.87, 1.0];
-/// Of all uses, misses beside first meetings below which two policies are not told apart.
+/// Misses beside first uses, as a share of all uses, below which two policies are not distinguished.
 const MISSES_MIN: f64 = 0.005;
 
-/// Hit rates, 0..=1, by share of slots, 0..=1: straight lines between points, from nothing without slots to everything
-/// with a slot for each expert.
+/// Hit rates, 0..=1, by share of slots, 0..=1: linear between points, from 0 without slots to 1 with a slot for each
+/// expert.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Locality {
     /// Share and hit rate, both ascending.
@@ -26,7 +26,7 @@ pub struct Locality {
 }
 
 impl Locality {
-    /// Hit rates at ascending shares. What falls is raised to what stood before; all are held within 0 and 1.
+    /// Hit rates at ascending shares. Values below their predecessor are raised to it; all are clamped to 0..=1.
     pub fn new(points: impl IntoIterator<Item = (f64, f64)>) -> Self {
         let mut kept: Vec<(f64, f64)> = vec![(0.0, 0.0)];
         for (share, hit) in points {
@@ -39,12 +39,12 @@ impl Locality {
         Self { points: kept }
     }
 
-    /// A router that chooses blindly: as many are found as have slots.
+    /// A router that chooses at random: the hit rate equals the share of slots.
     pub fn random() -> Self {
         Self::new([])
     }
 
-    /// Share of uses, 0..=1, that find their expert where `share` of a layer's experts have slots.
+    /// Share of uses, 0..=1, that hit if `share` of a layer's experts have slots.
     pub fn hit(&self, share: f64) -> f64 {
         let share = share.clamp(0.0, 1.0);
         let after = self.points.partition_point(|(own, _)| *own < share).max(1);
@@ -52,7 +52,7 @@ impl Locality {
         from.1 + (to.1 - from.1) * (share - from.0) / (to.0 - from.0)
     }
 
-    /// Share by share what `pick` makes of several curves.
+    /// Combines several curves with `pick`, share by share.
     pub(super) fn of_several(curves: &[&Self], pick: impl Fn(&[f64]) -> f64) -> Self {
         Self::new(grid().map(|share| {
             let hits: Vec<f64> = curves.iter().map(|curve| curve.hit(share)).collect();
@@ -60,16 +60,16 @@ impl Locality {
         }))
     }
 
-    /// So far from this curve to another one, 0..=1.
+    /// Interpolates from this curve to another by `part`, 0..=1.
     pub(super) fn towards(&self, other: &Self, part: f64) -> Self {
         Self::new(grid().map(|share| (share, self.hit(share) * (1.0 - part) + other.hit(share) * part)))
     }
 
-    /// Of the tokens that a recording decodes, each expert met before: LRU's rate from distances, times what `eviction`
-    /// makes of LRU's misses.
+    /// Hit rates of the decoded tokens of a recording, as if each expert had been used before: LRU's rate from
+    /// distances, times the ratio of misses of `eviction` to LRU's.
     ///
     /// # Errors
-    /// A recording that cannot be replayed.
+    /// The recording cannot be replayed.
     pub fn of(recording: &Recording, eviction: Eviction) -> Result<Self, SimError> {
         let lru = distances(recording);
         let config = Config {
@@ -80,7 +80,7 @@ impl Locality {
             let config = Config { eviction, budget: Budget::Percent(100.0 * share), ..config.clone() };
             Ok(replay(recording, &config, &mut |_, _, _| {})?.decode.n_misses() as f64)
         };
-        // With slots for all only first meetings miss.
+        // With slots for all experts, only first uses miss.
         let whole =
             replay(recording, &Config { budget: Budget::Percent(100.0), ..config.clone() }, &mut |_, _, _| {})?.decode;
         let (first, uses) = (whole.n_misses() as f64, (whole.hits + whole.n_misses()) as f64);
@@ -101,11 +101,12 @@ fn grid() -> impl Iterator<Item = f64> {
     (1..100).map(|percent| f64::from(percent) / 100.0)
 }
 
-/// LRU's curve: an expert's distance is its place, from 1, among its layer's experts by their last use, before the token.
+/// LRU's curve: an expert's distance is its position, from 1, among its layer's experts by their last use, before the
+/// token.
 fn distances(recording: &Recording) -> Locality {
     let layers = &recording.header.model.layers;
     let mut stacks: Vec<Vec<u16>> = vec![Vec::new(); layers.len()];
-    // Share that would have sufficed, or that would not; and whether it would.
+    // A share of slots, and whether it would have sufficed.
     let mut seen: Vec<(f64, bool)> = Vec::new();
     for record in recording.batches().flat_map(|batch| &batch.layers) {
         let Ok(at) = layers.binary_search_by_key(&record.layer, |layer| layer.layer) else { continue };
@@ -122,7 +123,7 @@ fn distances(recording: &Recording) -> Locality {
             }
         }
     }
-    // A distance that is known comes before one that is only known to be greater.
+    // A known distance precedes one that is only known to be greater.
     seen.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
     let (mut missing, mut points) = (1.0, Vec::new());
     for (before, (share, found)) in seen.iter().enumerate() {
@@ -131,7 +132,7 @@ fn distances(recording: &Recording) -> Locality {
         }
         points.push((*share, 1.0 - missing));
     }
-    // Of equal shares the last counts.
+    // The last of equal shares counts.
     points.reverse();
     points.dedup_by(|a, b| a.0 == b.0);
     points.reverse();

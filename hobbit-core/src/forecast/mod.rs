@@ -1,18 +1,18 @@
-//! How fast a model will run on a machine, before it is downloaded or the machine bought.
+//! Forecasts of a model's speed on a machine, before the model is downloaded or the machine bought.
 //!
 //! ```text
 //! header -> Shape --plan--> slots            (as the engine divides memory)
 //! recorded hit rates -> Expectation -> routes --sim--> reads, waits, seconds
 //! ```
 //!
-//! Memory is divided by [`crate::plan`], as the engine does; what llama.cpp takes besides is estimated. Routes of the
-//! expected locality are drawn and replayed through [`crate::sim`], so that reads and products overlap as they do in the
-//! engine. Pure: a machine is a few numbers ([`Host`]). What is simulated is bounded ([`USES_SIMULATED`]), whatever a
-//! header says.
+//! [`crate::plan`] divides the memory, as in the engine; llama.cpp's other memory is estimated. Routes with the
+//! expected locality are drawn and replayed through [`crate::sim`], so that reads and products overlap as they do in
+//! the engine. No I/O: a machine is a few numbers ([`Host`]). The simulation is bounded ([`USES_SIMULATED`]), whatever
+//! a header claims.
 //!
-//! What a token takes: weights by memory bandwidth (or by what products of their type were measured at), [`EXPERT_SECONDS`]
-//! for each expert, reads by the disk's speed as far as nothing is left to multiply, and what arrives takes memory
-//! bandwidth once more.
+//! Time of a token: weights by memory bandwidth (or by the measured speed of products of their type),
+//! [`EXPERT_SECONDS`] for each expert, reads by the disk's speed as far as they do not overlap with products, and
+//! memory bandwidth once more for the bytes that arrive.
 
 mod known;
 mod locality;
@@ -41,16 +41,17 @@ pub use prompt::FirstToken;
 pub use shape::{ExpertLayer, Shape, ShapeError, TypeBytes};
 pub use steady::{Products, Run, Start, run};
 
-/// Uses of experts that are simulated for one figure, about: more change nothing but the last digit.
+/// Approximate number of expert uses simulated for one figure: more change only the last digit.
 pub const USES_SIMULATED: u64 = 16_384;
-/// What an expert's products take beside their weights: three products are divided among threads and awaited. On the host
-/// of the records two shapes with everything resident agree on memory bandwidth with it, and differ by a sixth without.
+/// Time of an expert's products besides their weights: three products are divided among threads and awaited. On the
+/// host of the records, two shapes with everything resident agree on memory bandwidth with it, and differ by a sixth
+/// without.
 pub const EXPERT_SECONDS: f64 = 30e-6;
-/// What a byte costs that goes where no slot was before: the system clears the page first. As cold runs of the records show
-/// (125 to 260 µs a MiB, 2 cores in a virtual machine); a run that has filled its slots pays nothing of it.
+/// Cost per byte read into memory that was never used: the system clears the page first. Measured in cold runs of the
+/// records (125 to 260 µs a MiB, 2 cores in a virtual machine); a run that has filled its slots pays nothing.
 pub const FRESH_SECONDS_PER_BYTE: f64 = 170e-12;
-/// Products of many rows, in operations per byte of memory bandwidth, where only that is known: as measured on the host of
-/// the records (2 cores, AVX-512). Machines with more cores for their bandwidth do better.
+/// Operations of products with many rows, per byte of memory bandwidth, if only the bandwidth is known: measured on the
+/// host of the records (2 cores, AVX-512). Machines with more cores for their bandwidth do better.
 pub const OPERATIONS_PER_BYTE: f64 = 4.3;
 
 /// A machine. Rates are per second.
@@ -60,21 +61,21 @@ pub struct Host {
     pub memory: u64,
     /// Bytes of random reads of an expert's size.
     pub disk: f64,
-    /// Who multiplies.
+    /// The CPU.
     pub cpu: Cpu,
-    /// A GPU beside it.
+    /// The GPU, if any.
     pub device: Option<Device>,
 }
 
 /// Products on the CPU. Rates are per second.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Cpu {
-    /// Bytes from memory.
+    /// Bytes read from memory.
     pub memory: f64,
-    /// Bytes of weights of a type multiplied with one row, where that was measured and is less.
+    /// Bytes of weights of a type multiplied with one row, if measured and lower than `memory`.
     #[serde(skip)]
     pub by_type: BTreeMap<GgmlType, f64>,
-    /// Operations (two for each weight) of products with many rows; `None` where it was not measured.
+    /// Operations (two for each weight) of products with many rows; `None` if not measured.
     pub operations: Option<f64>,
 }
 
@@ -86,7 +87,7 @@ impl Cpu {
     }
 }
 
-/// A GPU. No figure of one was ever measured for hobbit: what it brings follows from bandwidths alone.
+/// A GPU. hobbit was never measured on one: forecasts follow from bandwidths alone.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Device {
     /// Bytes.
@@ -95,20 +96,20 @@ pub struct Device {
     pub bandwidth: f64,
 }
 
-/// What is to be done.
+/// The task to forecast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Task {
-    /// Tokens that there is room for.
+    /// Context length in tokens.
     pub n_ctx: u64,
     /// Tokens of the prompt, at least 1.
     pub n_prompt: u32,
 }
 
-/// What makes a token wait.
+/// Bottleneck of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
-    /// Reading what is missing takes longer than all products.
+    /// Reading missing experts takes longer than all products.
     Disk,
     /// Products take longer: memory bandwidth, or cores.
     Products,
@@ -120,17 +121,17 @@ pub enum ForecastError {
     /// The memory cannot hold the model even with no expert cached.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A rate that is no positive number.
+    /// A rate that is not a positive number.
     #[error("{what} of {found} bytes per second, expected a number above 0")]
     Rate {
-        /// Of what.
+        /// Name of the rate.
         what: &'static str,
         /// As given.
         found: f64,
     },
 }
 
-/// How fast tokens come with some locality.
+/// Speed of tokens with some locality.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Speed {
     /// Tokens per second.
@@ -139,7 +140,7 @@ pub struct Speed {
     pub hit_rate: f64,
     /// Bytes read per token.
     pub bytes_read: f64,
-    /// Seconds of all products of a token, nothing missing.
+    /// Seconds of all products of a token if nothing is missing.
     pub products_seconds: f64,
     /// Seconds of a token's reads alone.
     pub reading_seconds: f64,
@@ -156,68 +157,68 @@ impl Speed {
         }
     }
 
-    /// How near it comes to reading and multiplying without waiting for each other; [`crate::stats::efficiency`].
+    /// Ratio to reading and multiplying in perfect overlap; [`crate::stats::efficiency`].
     pub fn efficiency(&self) -> f64 {
         self.products_seconds.max(self.reading_seconds) * self.tokens_per_second
     }
 
-    /// What takes longer.
+    /// The longer of reading and multiplying.
     pub fn limit(&self) -> Limit {
         if self.reading_seconds > self.products_seconds { Limit::Disk } else { Limit::Products }
     }
 }
 
-/// What low precision was seen to save of missing bytes within a loss of 1 % in perplexity.
+/// Measured effect of low precision on missing bytes, within a loss of 1 % in perplexity.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LowEvidence {
-    /// Experts as they are, and what stands in for them.
+    /// Types of the experts and of their low versions.
     pub types: &'static str,
-    /// Of the bytes read in exact precision, how many are left.
+    /// Bytes read, relative to exact precision.
     pub bytes_left: f64,
-    /// Increase in perplexity against those experts in exact precision, 0.01 for 1 %.
+    /// Increase in perplexity relative to exact precision, 0.01 for 1 %.
     pub loss: f64,
 }
 
-/// The demo model (11.7 M parameters), prose, 25 % of its experts' bytes in memory, T1 0.6, T2 0.9: the dearer of two
-/// texts. `benches/results/*/quality-demo.json`, and docs/PRECISION.md; no larger model was judged.
+/// The demo model (11.7 M parameters), prose, 25 % of its experts' bytes in memory, T1 0.6, T2 0.9: the more expensive
+/// of two texts. `benches/results/*/quality-demo.json`, and docs/PRECISION.md; no larger model was judged.
 pub const LOW_EVIDENCE: [LowEvidence; 2] = [
     LowEvidence { types: "q8_0+q2_K", bytes_left: 0.68, loss: 0.0026 },
     LowEvidence { types: "q4_K+q2_K", bytes_left: 0.76, loss: 0.0011 },
 ];
 
-/// What was seen that speaks for experts of these types; `None` where nothing does.
+/// The evidence that applies to experts of these types, if any.
 pub fn low_evidence(experts: &TypeBytes) -> Option<&'static LowEvidence> {
     let all = |names: &[&str]| !experts.is_empty() && experts.keys().all(|dtype| names.contains(&dtype.name()));
     match () {
         () if all(&["q8_0"]) => Some(&LOW_EVIDENCE[0]),
-        // A mixture with wider ones saves more of those.
+        // Mixtures with wider types save more on those.
         () if all(&["q4_K", "q5_K", "q6_K"]) => Some(&LOW_EVIDENCE[1]),
         () => None,
     }
 }
 
-/// What is to be expected.
+/// Forecast for a model on a machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Forecast {
     /// Everything fits, and llama.cpp runs by itself.
     pub stands_aside: bool,
-    /// Where the memory goes; `None` where llama.cpp runs by itself.
+    /// Division of the memory; `None` if llama.cpp runs by itself.
     pub plan: Option<MemoryPlan>,
-    /// The same of the GPU.
+    /// Division of the GPU's memory.
     pub device: Option<DevicePlan>,
     /// Share of the experts that have slots, 0..=1.
     pub share: f64,
-    /// Warm, exact, with the mean of what was recorded.
+    /// Warm, exact, with the mean of the recorded localities.
     pub expected: Speed,
-    /// With the least.
+    /// With the lowest recorded locality.
     pub low: Speed,
-    /// With the most.
+    /// With the highest recorded locality.
     pub high: Speed,
-    /// With a policy that knows the future.
+    /// With the optimal policy, which knows the future.
     pub optimum: Speed,
-    /// With a router that chooses blindly.
+    /// With a router that chooses at random.
     pub random: Speed,
-    /// Tokens per second with low versions within 1 % of perplexity, as far as anything is known ([`LOW_EVIDENCE`]).
+    /// Tokens per second with low versions within 1 % of perplexity, if there is evidence ([`LOW_EVIDENCE`]).
     pub at_one_percent: Option<f64>,
     /// From an idle disk to the first token.
     pub first_token: FirstToken,
@@ -226,7 +227,7 @@ pub struct Forecast {
 /// Forecasts a model on a machine.
 ///
 /// # Errors
-/// The memory does not suffice, or a rate is no rate.
+/// The memory is too small, or a rate is invalid.
 pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectation) -> Result<Forecast, ForecastError> {
     check(host)?;
     let room = rooms(shape, host, task)?;
@@ -253,7 +254,7 @@ pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectati
     })
 }
 
-/// Only what is expected: for tables.
+/// Only the expected speed: for tables.
 ///
 /// # Errors
 /// As [`forecast`].
@@ -279,12 +280,12 @@ fn check(host: &Host) -> Result<(), ForecastError> {
     }
 }
 
-/// Who has room for what.
+/// Memory of host and GPU, divided.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rooms {
-    /// `None` where everything fits and llama.cpp runs by itself.
+    /// `None` if everything fits and llama.cpp runs by itself.
     pub plan: Option<MemoryPlan>,
-    /// The GPU's.
+    /// Division of the GPU's memory.
     pub device: Option<DevicePlan>,
     /// Slots of each layer, in the order of [`Shape::layers`].
     pub slots: Vec<u32>,
@@ -297,7 +298,7 @@ impl Rooms {
         self.slots.iter().map(|n| u64::from(*n)).sum::<u64>() as f64 / all.max(1) as f64
     }
 
-    /// The same of the GPU's.
+    /// Share of the experts that have slots on the GPU, 0..=1.
     fn device_share(&self, shape: &Shape) -> f64 {
         let all: u64 = shape.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
         let slots = |plan: &DevicePlan| plan.pools.iter().map(|pool| u64::from(pool.n_slots)).sum::<u64>();
@@ -308,12 +309,12 @@ impl Rooms {
 /// Divides the machine's memory for a model.
 ///
 /// # Errors
-/// The memory does not suffice.
+/// The memory is too small.
 pub fn rooms(shape: &Shape, host: &Host, task: &Task) -> Result<Rooms, ForecastError> {
     let mut fixed = shape.fixed_costs(task.n_ctx);
     let device = host.device.and_then(|device| device_plan(shape, &device, fixed.weights + fixed.kv, fixed.compute));
     if device.is_some() {
-        // They are there.
+        // Weights and KV cache are on the device already.
         (fixed.weights, fixed.kv) = (0, 0);
     }
     let needs =
@@ -351,7 +352,7 @@ pub fn rooms(shape: &Shape, host: &Host, task: &Task) -> Result<Rooms, ForecastE
     Ok(Rooms { plan: Some(plan), device, slots })
 }
 
-/// With all ordinary weights and the context there; `None` where they do not fit, and the GPU is left aside.
+/// Plan with all ordinary weights and the context on the device; `None` if they do not fit, and the GPU stays unused.
 fn device_plan(shape: &Shape, device: &Device, resident: u64, scratch: u64) -> Option<DevicePlan> {
     DevicePlan::new(&DevicePlanInput {
         name: "the GPU".to_owned(),

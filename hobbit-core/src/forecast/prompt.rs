@@ -1,4 +1,4 @@
-//! What the first token waits for.
+//! Time to the first token.
 
 use serde::Serialize;
 
@@ -7,27 +7,27 @@ use super::routes::{LayerRoutes, Random};
 use super::shape::{Shape, UBATCH_TOKENS};
 use super::{EXPERT_SECONDS, FRESH_SECONDS_PER_BYTE, Host, OPERATIONS_PER_BYTE, Rooms, Task};
 
-/// Seconds until the first token of a model that is on an idle disk.
+/// Time to the first token of a model on an idle disk, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct FirstToken {
     /// Reading all weights that are not experts.
     pub load_seconds: f64,
     /// Evaluating the prompt.
     pub prompt_seconds: f64,
-    /// Of the prompt: reading experts, with nothing to wait for.
+    /// Reading the prompt's experts, without waits for products.
     pub reading_seconds: f64,
-    /// Of the prompt: products, with nothing to wait for.
+    /// Multiplying the prompt, without waits for reads.
     pub products_seconds: f64,
 }
 
 impl FirstToken {
-    /// All together.
+    /// Total time.
     pub fn seconds(&self) -> f64 {
         self.load_seconds + self.prompt_seconds
     }
 
-    /// A batch reads what it uses and is not resident, each expert once; reads and products overlap. A cold start finds no
-    /// expert resident, and slots whose memory was never touched.
+    /// A batch reads its experts that are not resident, each once; reads and products overlap. A cold start has no
+    /// resident experts, and slots whose memory was never used.
     pub fn of(shape: &Shape, host: &Host, task: &Task, rooms: &Rooms, locality: &Locality, is_cold: bool) -> Self {
         let share = rooms.share(shape);
         let n_prompt = u64::from(task.n_prompt.max(1));
@@ -42,7 +42,7 @@ impl FirstToken {
             }
             let (bytes, n_distinct) = distinct(shape, n_tokens, locality);
             let multiplying = 2.0 * shape.n_parameters_used as f64 * n_tokens as f64 / operations;
-            // Few rows take as long as their weights do to come.
+            // With few rows, products take as long as reading their weights.
             let weights = bytes + shape.ordinary_per_token.values().sum::<u64>() as f64;
             let multiplying = multiplying.max(weights / host.cpu.memory) + n_distinct as f64 * EXPERT_SECONDS;
             for first in [true, false] {
@@ -68,11 +68,11 @@ impl FirstToken {
     }
 }
 
-/// What so many tokens use, each expert once: bytes and experts.
+/// Distinct experts of `n_tokens` tokens: bytes and number.
 fn distinct(shape: &Shape, n_tokens: u64, locality: &Locality) -> (f64, u64) {
     let mut random = Random::new(16);
     let (mut bytes, mut n_distinct) = (0.0, 0);
-    // Layers differ in nothing but the draw: one stands for all that are alike.
+    // Layers differ only in their random draws: one stands for all that are alike.
     let mut known: Vec<(u16, u64)> = Vec::new();
     for layer in &shape.layers {
         let n = known.iter().find(|(n_expert, _)| *n_expert == layer.n_expert).map(|(_, n)| *n).unwrap_or_else(|| {

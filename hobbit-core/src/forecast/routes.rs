@@ -1,32 +1,32 @@
-//! Routes as a model of a given locality would take them, to be replayed: no recording, and as large as the model is.
+//! Synthetic routes of a given locality, for models without a recording and of any size.
 //!
-//! Each layer keeps its experts by their last use. A token draws its k by their places in that order, each place with the
-//! probability that the locality says ([Mattson's stack model](super::locality) the other way round), so that an LRU cache
-//! of any size finds what the locality promises. Systematic sampling draws exactly k and keeps every place's probability.
+//! Each layer keeps its experts ordered by last use. A token draws its k experts by their positions in that order, with
+//! the probabilities of the locality ([Mattson's stack model](super::locality) reversed), so that an LRU cache of any
+//! size has the hit rate of the locality. Systematic sampling draws exactly k and keeps every position's probability.
 
 use super::locality::Locality;
 
 /// One layer's experts and how they are drawn.
 #[derive(Clone, Debug)]
 pub(super) struct LayerRoutes {
-    /// Last used first.
+    /// Experts, last used first.
     stack: Vec<u16>,
-    /// Probability of each place.
+    /// Probability of each position.
     draws: Vec<f64>,
     n_used: usize,
-    /// Reused: places in the order in which they are drawn from.
+    /// Reused buffer: positions in the order of drawing.
     places: Vec<usize>,
 }
 
 impl LayerRoutes {
-    /// Of `n_expert` experts, `n_used` of them for each token (at most all).
+    /// Routes of `n_expert` experts, `n_used` of them for each token (at most all).
     pub(super) fn new(n_expert: u16, n_used: u32, locality: &Locality, random: &mut Random) -> Self {
         let n = usize::from(n_expert);
         let n_used = (n_used as usize).min(n);
         let share = |place: usize| place as f64 / n as f64;
         let mut draws: Vec<f64> =
             (0..n).map(|place| n_used as f64 * (locality.hit(share(place + 1)) - locality.hit(share(place)))).collect();
-        // No expert is drawn twice: what is more than certain goes to the next places.
+        // No expert is drawn twice: probability above 1 moves to the next positions.
         let mut over = 0.0;
         for draw in &mut draws {
             let wanted = *draw + over;
@@ -52,12 +52,12 @@ impl LayerRoutes {
         for &place in &self.places {
             let before = sum;
             sum += self.draws[place];
-            // Whole numbers and the first one's fraction, of which at most one lies here.
+            // Count the sampling points between the two sums; each position has at most one.
             if (before - first).ceil() < (sum - first).ceil() && taken.len() < self.n_used {
                 taken.push(place);
             }
         }
-        // Sums of fractions end a little early now and then.
+        // Rounding may leave the last ones out.
         let mut spare = 0;
         while taken.len() < self.n_used {
             if !taken.contains(&spare) {
@@ -69,7 +69,7 @@ impl LayerRoutes {
         chosen.extend(taken.iter().map(|place| self.stack[*place]));
         taken.sort_unstable_by(|a, b| b.cmp(a));
         for (removed, place) in taken.iter().enumerate() {
-            // What was put in front moved the others back.
+            // Each expert moved to the front shifts the others back.
             let expert = self.stack.remove(place + removed);
             self.stack.insert(0, expert);
         }
@@ -77,7 +77,7 @@ impl LayerRoutes {
     }
 }
 
-/// SplitMix64: equal everywhere.
+/// SplitMix64: the same numbers on every machine.
 #[derive(Clone, Debug)]
 pub(super) struct Random(u64);
 

@@ -1,4 +1,4 @@
-//! What a forecast needs to know of a model, from its header alone.
+//! Shape of a model for a forecast, from its header alone.
 
 use std::collections::BTreeMap;
 
@@ -7,16 +7,16 @@ use crate::expert::Precision;
 use crate::gguf::{ExpertClass, GgmlType, Gguf, GgufError};
 use crate::plan::{FixedCosts, PoolSpec, StagingWish};
 
-/// What a process holds beside all that is counted: code, allocator, thread stacks; in bytes.
+/// Other memory of a process: code, allocator, thread stacks; in bytes.
 const PROCESS_BYTES: u64 = 40 << 20;
-/// A token of the vocabulary: its text and what the tokenizer keeps of it; in bytes.
+/// Memory of a token of the vocabulary: its text and the tokenizer's data; in bytes.
 const VOCABULARY_BYTES: u64 = 400;
-/// Tokens that are evaluated at once.
+/// Tokens evaluated at once.
 pub(super) const UBATCH_TOKENS: u64 = 512;
-/// Gathered rows that products are made of, at the most; in bytes.
+/// Maximum bytes of gathered rows for products.
 const GATHER_BYTES_MAX: u64 = 16 << 20;
-/// What no model has: layers with experts, experts of a layer, and uses of experts per token. llama.cpp takes 512 of each of
-/// the first two; without its weights a file may claim anything.
+/// Limits above any model: layers with experts, experts of a layer, and uses of experts per token. llama.cpp accepts
+/// 512 of each of the first two. They are needed because a file without its weights may claim anything.
 const LAYERS_MAX: u64 = 1024;
 const EXPERTS_MAX: u64 = 1024;
 const USES_MAX: u64 = 1 << 14;
@@ -24,27 +24,27 @@ const USES_MAX: u64 = 1 << 14;
 /// Weights by element type, in bytes.
 pub type TypeBytes = BTreeMap<GgmlType, u64>;
 
-/// Why there is nothing to forecast.
+/// Why a forecast is impossible.
 #[derive(Debug, thiserror::Error)]
 pub enum ShapeError {
     /// The model file is damaged.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// Everything is used for every token.
+    /// A dense model, which uses all weights for every token.
     #[error(
         "{0}: no experts: a dense model, which runs as fast as llama.cpp does where it fits, and no faster with hobbit"
     )]
     Dense(String),
-    /// A count that no model has.
+    /// A count above the limits.
     #[error("{model}: {found} {what}, at most {limit} expected; the header is damaged, fetch it again")]
     TooLarge {
-        /// Of which model.
+        /// Name of the model.
         model: String,
-        /// What was counted.
+        /// Counted items.
         what: &'static str,
-        /// How many.
+        /// Count.
         found: u64,
-        /// How many there may be.
+        /// Maximum count.
         limit: u64,
     },
     /// The key is missing.
@@ -52,9 +52,9 @@ pub enum ShapeError {
         "{model}: key '{key}' is missing, expected the number of experts that a token uses; convert the model again"
     )]
     Used {
-        /// Of which model.
+        /// Name of the model.
         model: String,
-        /// What was looked for.
+        /// Name of the key.
         key: String,
     },
 }
@@ -68,20 +68,20 @@ pub struct ExpertLayer {
     pub n_expert: u16,
     /// Bytes of one expert, all slices.
     pub expert_bytes: u64,
-    /// Which of [`Shape::pools`] its slots are of.
+    /// Index into [`Shape::pools`] of its slots' pool.
     pub pool: usize,
 }
 
-/// A model as a forecast sees it. Sizes are bytes.
+/// Shape of a model for a forecast. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     /// For people.
     pub name: String,
     /// `general.architecture`.
     pub architecture: String,
-    /// Weights of all tensors, as numbers.
+    /// Number of weights in all tensors.
     pub n_parameters: u64,
-    /// Of these, how many one token is multiplied with.
+    /// Number of weights that one token is multiplied with.
     pub n_parameters_used: u64,
     /// All tensors.
     pub tensor_bytes: u64,
@@ -91,25 +91,25 @@ pub struct Shape {
     pub layers: Vec<ExpertLayer>,
     /// Experts of a layer that a token uses.
     pub n_expert_used: u32,
-    /// What one token uses of experts, by type.
+    /// Expert weights that one token uses, by type.
     pub experts_per_token: TypeBytes,
-    /// What one token uses of all other weights, by type: all but the rows of other tokens' embeddings.
+    /// Other weights that one token uses, by type: all but the embeddings of other tokens.
     pub ordinary_per_token: TypeBytes,
     /// KV cache of one token.
     pub kv_bytes_per_token: u64,
-    /// As the engine divides memory among them.
+    /// Pools of slots, as the engine divides memory among them.
     pub pools: Vec<PoolSpec>,
-    /// Slots that slices pass through, as the engine asks for them.
+    /// Staging slots, as the engine requests them.
     pub staging: StagingWish,
     /// Compute buffers.
     compute_bytes: u64,
-    /// Rows of a batch beside them.
+    /// Buffers for gathered rows of a batch, beside the compute buffers.
     scratch_bytes: u64,
     n_vocab: u64,
 }
 
 impl Shape {
-    /// Of a model whose header has been read; its tensors need not be there.
+    /// Shape of a model whose header has been read; its tensors may be absent.
     ///
     /// # Errors
     /// A dense model, experts that do not fit each other, no number of experts that a token uses.
@@ -161,7 +161,7 @@ impl Shape {
         let specs: Vec<PoolSpec> =
             pools.into_iter().map(|(class, n_versions)| PoolSpec::of(&class, Precision::High, n_versions)).collect();
 
-        // Without a matrix of its own the output is the embeddings' once more.
+        // Without an output matrix, the output uses the embeddings again.
         let is_tied = gguf.tensor("output.weight").is_none();
         let is_touched =
             |tensor: &str| is_tied || !matches!(tensor, "token_embd.weight" | "per_layer_token_embd.weight");
@@ -213,7 +213,7 @@ impl Shape {
         self.tensor_bytes - self.expert_bytes
     }
 
-    /// What is needed beside experts for a context of so many tokens: the engine measures it, this is an estimate.
+    /// Estimated memory besides experts for a context of `n_ctx` tokens; the engine measures it.
     pub fn fixed_costs(&self, n_ctx: u64) -> FixedCosts {
         FixedCosts {
             weights: self.ordinary_bytes(),
@@ -224,13 +224,13 @@ impl Shape {
         }
     }
 
-    /// Experts of the first layer that has some: models with several numbers of them are not known.
+    /// Experts of the first layer that has some: no known model has different numbers per layer.
     pub fn n_expert(&self) -> u16 {
         self.layers.first().map_or(0, |layer| layer.n_expert)
     }
 }
 
-/// F16, every layer at its full length: windows make it less. Of compressed keys and values only the keys are kept.
+/// F16, every layer at its full length: sliding windows would need less. Compressed keys and values keep only the keys.
 fn kv_bytes_per_token(gguf: &Gguf) -> u64 {
     let architecture = gguf.architecture();
     let key = |name: &str| format!("{architecture}.{name}");

@@ -1,4 +1,4 @@
-//! A few tokens, replayed.
+//! Replays of a few tokens.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,29 +12,29 @@ use crate::expert::{ExpertId, Version};
 use crate::sim::{Batch, Budget, Compute, Config, Event, Eviction, LinkModel, Recording, Slots, replay};
 use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, ResidentsRecord};
 
-/// The same forecast every time.
+/// Fixed seed, for the same forecast every time.
 const SEED: u64 = 15;
-/// Tokens that are simulated, at least and at the most.
+/// Minimum and maximum of simulated tokens.
 const TOKENS: (u64, u64) = (8, 64);
 
-/// What products of a token take, in seconds.
+/// Times of a token's products, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Products {
-    /// A layer beside its experts; what is outside of layers is divided among them.
+    /// Time of a layer besides its experts; parts outside of layers are divided among them.
     pub layer_seconds: f64,
-    /// One expert.
+    /// Time of one expert.
     pub expert_seconds: f64,
     /// Layers with experts.
     pub n_layers: u64,
     /// Experts of a layer that a token uses.
     pub n_used: u64,
-    /// Seconds that a byte which arrives takes of memory bandwidth.
+    /// Seconds of memory bandwidth per byte that arrives.
     pub arrival_seconds: f64,
 }
 
 impl Products {
-    /// Of a model on a machine, behind `n_past` tokens, whose keys and values are read for each new one. On a GPU is what has
-    /// room there; `locality` says how often that is.
+    /// Times for a model on a machine with `n_past` tokens, whose keys and values are read for each new one. The GPU
+    /// holds as much as has room; `locality` gives its hit rate.
     pub fn of(shape: &Shape, host: &Host, rooms: &Rooms, locality: &Locality, n_past: u64) -> Self {
         let past = shape.kv_bytes_per_token.saturating_mul(n_past) as f64;
         let n_layers = shape.layers.len().max(1) as u64;
@@ -65,18 +65,18 @@ impl Products {
         }
     }
 
-    /// A token with everything resident.
+    /// Time of a token with everything resident.
     pub fn token_seconds(&self) -> f64 {
         self.n_layers as f64 * (self.layer_seconds + self.n_used as f64 * self.expert_seconds)
     }
 }
 
-/// With what it begins.
+/// Initial state of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// As if it had run for long.
+    /// As after a long run.
     Warm,
-    /// With nothing, then a prompt of so many tokens; so many are decoded and counted.
+    /// Empty slots and a prompt of `n_prompt` tokens; then `n_decoded` tokens are decoded and counted.
     Cold {
         /// Tokens, 0 for none.
         n_prompt: u32,
@@ -85,18 +85,18 @@ pub enum Start {
     },
 }
 
-/// What single tokens took, each.
+/// Averages per decoded token.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Run {
     /// Seconds of a token.
     pub seconds: f64,
     /// Bytes read for a token.
     pub bytes_read: f64,
-    /// Share of needed experts that were there, 0..=1.
+    /// Share of needed experts that were resident, 0..=1.
     pub hit_rate: f64,
 }
 
-/// Replays tokens of a locality with so many slots for each layer and a disk of so many bytes per second.
+/// Replays tokens with a locality, these slots for each layer, and a disk with this many bytes per second.
 pub fn run(shape: &Shape, slots: &[u32], locality: &Locality, products: &Products, disk: f64, start: Start) -> Run {
     let per_token = (products.n_layers * products.n_used).max(1);
     let (n_prompt, n_decoded) = match start {
@@ -115,11 +115,11 @@ pub fn run(shape: &Shape, slots: &[u32], locality: &Locality, products: &Product
     let outcome = replay(&recording, &config, &mut |_, _, _| {}).expect("only low versions can be lacking");
     let decode = outcome.decode;
     let tokens = decode.tokens.max(1) as f64;
-    // Experts of different sizes are used alike.
+    // Experts of different sizes are used with equal frequency.
     let uses = (decode.hits + decode.n_misses()).max(1) as f64;
     let bytes_used: u64 = shape.experts_per_token.values().sum();
     let bytes_read = decode.n_misses() as f64 / uses * bytes_used as f64;
-    // Slots that the prompt left empty are filled while tokens come, whether these need it or not.
+    // Slots left empty by the prompt are filled while tokens decode, needed or not.
     let fresh = match start {
         Start::Warm => 0.0,
         Start::Cold { .. } => {
@@ -136,12 +136,12 @@ pub fn run(shape: &Shape, slots: &[u32], locality: &Locality, products: &Product
     }
 }
 
-/// Tokens that stand for many, of which each has so many uses.
+/// Number of simulated tokens, each with `uses_per_token` uses.
 pub(super) fn tokens_simulated(uses_per_token: u64) -> u64 {
     (USES_SIMULATED / uses_per_token.max(1)).clamp(TOKENS.0, TOKENS.1)
 }
 
-/// The routes of so many tokens, as if they had been recorded.
+/// Synthetic routes in the form of a recording.
 pub(super) fn recording(
     shape: &Shape,
     slots: &[u32],

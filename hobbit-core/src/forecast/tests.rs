@@ -1,4 +1,4 @@
-//! What must hold of every forecast, and what is known to be near the truth.
+//! Properties of every forecast, and comparisons with measurements.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::gguf::{Gguf, HeaderBuilder};
 use crate::sim::Eviction;
 use crate::units::{GIB, MIB};
 
-/// A model of so many layers, experts, and experts per token, `[256, 512]` each, and a few ordinary weights.
+/// A model with these numbers of layers, experts, and experts per token, `[256, 512]` each, and a few ordinary weights.
 fn shape(n_layers: u32, n_expert: u64, n_used: u32) -> Shape {
     let mut header = HeaderBuilder::new(32).unwrap();
     header.key("general.architecture", "toy").unwrap().key("toy.expert_used_count", n_used).unwrap();
@@ -55,7 +55,7 @@ fn a_shape_is_what_the_header_says() {
     assert_eq!((shape.layers.len(), shape.n_expert(), shape.n_expert_used), (4, 16, 2));
     assert_eq!((shape.expert_bytes, shape.layers[0].expert_bytes), (4 * 16 * expert, expert));
     assert_eq!(shape.experts_per_token, TypeBytes::from([(GgmlType::Q8_0, 4 * 2 * expert)]));
-    // The embeddings' other rows are not touched.
+    // The other rows of the embeddings are not used.
     let ordinary = (1000 * 512 + 4 * 512 * 512) * 34 / 32;
     assert_eq!(shape.ordinary_per_token, TypeBytes::from([(GgmlType::Q8_0, ordinary)]));
     assert_eq!(shape.n_parameters, 2 * 1000 * 512 + 4 * 512 * 512 + 4 * 16 * 3 * 256 * 512);
@@ -64,7 +64,7 @@ fn a_shape_is_what_the_header_says() {
     assert_eq!(shape.kv_bytes_per_token, 4 * 8 * (64 + 64) * 2);
 }
 
-/// A file of which only the header is there may claim anything.
+/// A file with only a header may claim anything.
 #[test]
 fn absurd_headers_are_refused_or_survived() {
     let shape = |experts: u64, embd: u64, used: u32, n_layers: u32| {
@@ -180,7 +180,7 @@ fn curves_lie_between_nothing_and_everything() {
     assert_eq!(Locality::random().hit(0.3), 0.3);
 }
 
-/// What routes are drawn from is what is found in them again.
+/// Drawn routes have the locality that they were drawn from.
 #[test]
 fn drawn_routes_have_the_locality_they_were_drawn_from() {
     let shape = shape(3, 64, 4);
@@ -225,7 +225,7 @@ fn curves_of_the_demo_model_are_the_recorded_ones() {
             for (policy, expected) in [("learned", hit), ("belady", optimum)] {
                 let is_it = |figure: &&serde_json::Value| {
                     let budget = figure["budget"].as_str().unwrap().trim_end_matches('%').parse::<f64>().unwrap();
-                    // Records may have the older name.
+                    // Records may use the former name.
                     let name =
                         if figure["policy"] == "foresight" { "learned" } else { figure["policy"].as_str().unwrap() };
                     name == policy && budget == 100.0 * share
@@ -237,7 +237,7 @@ fn curves_of_the_demo_model_are_the_recorded_ones() {
     }
 }
 
-/// What low precision saves was taken from the quality bench.
+/// The evidence for low precision matches the quality bench.
 #[test]
 fn evidence_for_low_precision_is_what_was_measured() {
     let rows = results_of("quality-demo.json");
@@ -266,7 +266,7 @@ fn what_was_not_recorded_is_interpolated() {
     assert_eq!((Expectation::of(2), Expectation::of(384)), (Expectation::of(8), Expectation::of(128)));
 }
 
-/// Each of two real models from the other one's curve.
+/// Forecasts each of two real models from the other one's curve.
 #[test]
 fn one_real_model_forecasts_the_other() {
     let [qwen, gptoss] = [3, 4].map(|at| TRAINED[at].locality());
@@ -275,9 +275,9 @@ fn one_real_model_forecasts_the_other() {
     assert!(worst < 0.06, "{worst}");
 }
 
-/// LRU hit rates that others measured in single decode sessions, by the share of experts that their cache held: of
-/// Qwen3-30B-A3B (48 layers of 128 experts of 2.9 MiB, 1000 to 6000 MiB), gpt-oss-120b (36 of 128, 12.6 MiB, 2000 to 8000)
-/// and Gemma-4-26B (30 of 128, 4.1 MiB, 1000 to 4000), which use 8, 4 and 8 of them.
+/// Published LRU hit rates in single decode sessions, by the share of experts in the cache: Qwen3-30B-A3B (48 layers of
+/// 128 experts of 2.9 MiB, 1000 to 6000 MiB), gpt-oss-120b (36 of 128, 12.6 MiB, 2000 to 8000) and Gemma-4-26B (30 of
+/// 128, 4.1 MiB, 1000 to 4000), which use 8, 4 and 8 of them.
 #[test]
 fn published_hit_rates_are_near() {
     let published = [
@@ -299,7 +299,7 @@ fn published_hit_rates_are_near() {
     assert!(errors.iter().filter(|error| **error < 0.06).count() >= 9, "{errors:?}");
 }
 
-/// Time and memory do not grow with a model: 61 layers of 384 experts, 8 used.
+/// Time and memory do not grow with the model: 61 layers of 384 experts, 8 used.
 #[test]
 fn what_is_simulated_is_bounded() {
     for (n_layers, n_used) in [(1, 1), (61, 8), (512, 64), (u64::from(u16::MAX), 512)] {

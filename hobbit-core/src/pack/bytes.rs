@@ -1,4 +1,4 @@
-//! Bytes of files, read and written at a place, from several threads at once; a virtual file from its first byte to its last.
+//! Positioned reads and writes of files, from several threads at once, and a walk through all bytes of a virtual file.
 
 use std::fs::File;
 use std::io;
@@ -7,7 +7,7 @@ use crate::expert::Extent;
 use crate::gguf::{Piece, Segment, VirtualGguf};
 use crate::planes;
 
-/// Bytes of a piece at most.
+/// Maximum bytes of a piece.
 pub(super) const CHUNK: u64 = 4 << 20;
 
 /// Why reading ended early.
@@ -15,12 +15,12 @@ pub(super) const CHUNK: u64 = 4 << 20;
 pub(super) enum Interrupted<E> {
     /// A file, by index, could not be read.
     Read(u32, io::Error),
-    /// The caller's own reason.
+    /// The sink's error.
     Sink(E),
 }
 
 impl<E> Interrupted<E> {
-    /// The caller's own reason, or what it says of a file that could not be read.
+    /// The sink's error, or `read`'s error for a file that could not be read.
     pub fn or_read(self, read: impl FnOnce(u32, io::Error) -> E) -> E {
         match self {
             Self::Read(file, error) => read(file, error),
@@ -29,7 +29,7 @@ impl<E> Interrupted<E> {
     }
 }
 
-/// Hands the bytes of `extent`, a part of `file`, to `sink`, piece by piece.
+/// Passes the bytes of `extent`, a part of `file`, to `sink` piece by piece.
 pub(super) fn read<E>(
     file: &File,
     extent: Extent,
@@ -49,16 +49,16 @@ pub(super) fn read<E>(
 /// Bytes of a segment that lie elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Body {
-    /// As they are.
+    /// Stored as they are.
     Whole(Extent),
-    /// Of Q8_0, in planes.
+    /// Q8_0 stored as planes.
     Planes { high: Extent, low: Extent },
 }
 
-/// Blocks of planes at a time.
+/// Blocks of planes merged at a time.
 const PLANE_BLOCKS: u64 = CHUNK / planes::Q8_0_BYTES as u64;
 
-/// Hands the weights of two planes to `sink`, some at a time.
+/// Passes the weights of two planes to `sink`, some at a time.
 fn read_planes<E>(
     file: &File,
     (high, low): (Extent, Extent),
@@ -75,7 +75,7 @@ fn read_planes<E>(
             read.map_err(|error| Interrupted::Read(extent.file, error))?;
         }
         made.resize(n as usize * planes::Q8_0_BYTES, 0);
-        // Digests of the whole tell of damage.
+        // No check here: digests of the whole file detect damage.
         planes::merge(&highs, &lows, &mut made);
         sink(&made).map_err(Interrupted::Sink)?;
         block += n;
@@ -83,7 +83,7 @@ fn read_planes<E>(
     Ok(())
 }
 
-/// Hands all bytes of `view` to `sink`, in order. `absent` says where those of a segment without source lie.
+/// Passes all bytes of `view` to `sink`, in order. `absent` locates the bytes of a segment without source.
 pub(super) fn walk<E>(
     view: &VirtualGguf,
     files: &[File],

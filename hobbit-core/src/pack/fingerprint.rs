@@ -1,9 +1,8 @@
-//! By which a model is known again in milliseconds: blocks of every tensor, spread over its length.
+//! Fingerprints that identify a model in milliseconds: blocks of every tensor, spread over its length.
 //!
-//! Header and length say nothing of the weights: every fine-tune of a model has the same. Reading all of it says everything,
-//! and takes a minute of every start. Models that differ differ in whole tensors (training moves every weight of the tensors it
-//! moves), so that a few blocks of each tensor tell them apart, and the same ones every time. A file in which somebody has
-//! changed single blocks is not noticed here.
+//! Header and length do not distinguish the fine-tunes of a model. Hashing the whole file does, but adds a minute to
+//! every start. Different models differ in whole tensors, because training moves every weight of the tensors it moves.
+//! So a few blocks of each tensor, always the same ones, tell models apart. Edits of single blocks go unnoticed.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -19,19 +18,19 @@ use crate::gguf::experts::parse_name;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::store::{Original, StoreError};
 
-/// Bytes of a block.
+/// Bytes of a sampled block.
 const BLOCK_BYTES: u64 = 4096;
-/// Blocks of a tensor of experts.
+/// Sampled blocks of an expert tensor.
 const EXPERT_BLOCKS: u64 = 8;
-/// Threads that read: a disk answers many small reads at once much faster than one after the other.
+/// Reader threads: a disk answers many small reads at once much faster than one after the other.
 const THREADS: usize = 8;
-/// A file beside a pack is no longer, in bytes.
+/// Maximum length of a fingerprint file beside a pack, in bytes.
 const KEPT_BYTES_MAX: u64 = 1024;
-/// First line of such a file.
+/// First line of a fingerprint file.
 const KEPT_MAGIC: &str = "hobbit-fingerprint 1";
 
-/// The parts of a tensor that are read, ascending: of an ordinary one the middle, of experts the first bytes, the last, and six
-/// in between. What is not longer than its blocks is read whole.
+/// Sampled parts of a tensor, ascending: the middle of an ordinary tensor; the first, the last and six blocks in
+/// between of experts. A tensor no longer than its blocks is read whole.
 fn samples(tensor: &TensorInfo) -> Vec<Extent> {
     let Extent { file, offset, len } = tensor.extent;
     let n = if parse_name(&tensor.name).is_some() { EXPERT_BLOCKS } else { 1 };
@@ -43,16 +42,16 @@ fn samples(tensor: &TensorInfo) -> Vec<Extent> {
     (0..n).map(|i| Extent { file, offset: offset + start(i), len: BLOCK_BYTES }).collect()
 }
 
-/// SHA-256 of the SHA-256 of each tensor's samples, in the tensors' order. Shards and one file of the same tensors have the
-/// same.
+/// SHA-256 of the SHA-256 of each tensor's samples, in the tensors' order. A split model and one file with the same
+/// tensors have the same fingerprint.
 ///
 /// # Errors
-/// A file of the model that cannot be read, or is not what it was when its header was read.
+/// A file of the model cannot be read, or changed after its header was read.
 pub fn fingerprint(model: &Gguf) -> Result<Sha256, StoreError> {
     let files = originals(model)?;
     files.iter().for_each(|file| crate::store::advise_random(&file.file));
     let next = AtomicUsize::new(0);
-    // Digests of the tensors that a thread has taken, by index.
+    // Digests of the tensors that this thread took, by index.
     let work = || -> Result<Vec<(usize, [u8; 32])>, StoreError> {
         let (mut digests, mut bytes) = (Vec::new(), Vec::new());
         loop {
@@ -88,8 +87,8 @@ fn originals(model: &Gguf) -> Result<Vec<Original>, StoreError> {
     model.files.iter().map(|file| Original::open(&file.path, file.state)).collect()
 }
 
-/// SHA-256 of a plain model as one file: all of it is read. `progress` is told bytes read and to read; `None` if it asked for an
-/// end.
+/// SHA-256 of a plain model as one file; reads all of it. `progress` receives bytes read and total bytes. `None` if it
+/// stopped the run.
 ///
 /// # Errors
 /// As [`fingerprint`].
@@ -123,7 +122,7 @@ pub fn sha256(
     Ok(Some(Sha256(hash.finalize().into())))
 }
 
-/// Where the fingerprint of a pack's source is kept if the pack itself, from an earlier hobbit, does not have it.
+/// Path of the fingerprint of a pack's source, for packs by earlier versions of hobbit that do not contain it.
 pub fn kept_path(pack: &Path) -> std::path::PathBuf {
     files::with_suffix(pack, ".fingerprint")
 }
@@ -137,10 +136,10 @@ pub fn kept(path: &Path, source: &Sha256) -> Option<Sha256> {
     digest(lines.next(), "fingerprint ").filter(|_| is_of_source)
 }
 
-/// Keeps a fingerprint beside the pack at `path`.
+/// Writes a fingerprint beside the pack at `path`.
 ///
 /// # Errors
-/// What the system says; something else is there under this name.
+/// The system's error; another kind of file has this name.
 pub fn keep(path: &Path, source: &Sha256, fingerprint: &Sha256) -> std::io::Result<()> {
     let kept = kept_path(path);
     let is_ours = match files::capped::read(&kept, KEPT_BYTES_MAX) {

@@ -1,4 +1,4 @@
-//! The format's names and its index row. docs/PACK.md draws it byte by byte.
+//! Names of the format and its index row. docs/PACK.md describes it byte by byte.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,10 +9,10 @@ use crate::expert::{ExpertId, Precision, Version};
 /// Version of the format, `hobbit.pack.version`.
 pub const VERSION: u32 = 1;
 
-/// Version of nested packs: readers that know only the first refuse them.
+/// Version of nested packs. Readers of version 1 refuse them.
 pub const VERSION_NESTED: u32 = 2;
 
-/// Most experts, over all layers, and most versions of them.
+/// Maximum number of experts, over all layers, and of their versions.
 pub(super) const VERSIONS_MAX: u64 = 1 << 20;
 
 /// Keys.
@@ -34,7 +34,7 @@ pub(super) mod key {
     pub const MIXES: &str = "hobbit.mixes";
 }
 
-/// What begins with this is the format's own, keys and tensors alike.
+/// Reserved prefix of keys and tensors.
 pub(super) const PREFIX: &str = "hobbit.";
 /// The plain source's header, as stored, without padding.
 pub(super) const HEADER: &str = "hobbit.header";
@@ -42,17 +42,17 @@ pub(super) const HEADER: &str = "hobbit.header";
 pub(super) const INDEX: &str = "hobbit.index";
 /// xxh3-64 of each ordinary tensor, then of [`HEADER`], [`INDEX`], [`GAPS`] and the pack's own header.
 pub(super) const CHECKSUMS: &str = "hobbit.checksums";
-/// What the plain source holds between and after its tensors, where that is not zero.
+/// Non-zero bytes of the plain source between and after its tensors.
 pub(super) const GAPS: &str = "hobbit.gaps";
 
-/// Which experts follow which, as [`crate::predict::PathTable`] writes it: its last eight bytes are its checksum, so it has
-/// none in [`CHECKSUMS`], and readers that do not know it pass over it.
+/// Path table, as [`crate::predict::PathTable`] writes it. Its last eight bytes are its checksum, so it has none in
+/// [`CHECKSUMS`]; readers without support ignore it.
 pub(super) const PATHS: &str = "hobbit.paths";
 
-/// Checksums after those of the ordinary tensors.
+/// Checksums that follow those of the ordinary tensors.
 pub(super) const OWN_CHECKSUMS: usize = 4;
 
-/// The tensor that holds a layer's records of a precision; those of nested packs are of both.
+/// Name of the tensor with a layer's records of a precision; in a nested pack one tensor has both precisions.
 pub(super) fn records_name(layer: u16, precision: Precision, is_nested: bool) -> String {
     match is_nested {
         false => format!("blk.{layer}.ffn_exps.{precision}"),
@@ -60,25 +60,25 @@ pub(super) fn records_name(layer: u16, precision: Precision, is_nested: bool) ->
     }
 }
 
-/// Whether a plain model's tensor of this name would be taken for one of the format's own.
+/// Whether a tensor name of a plain model collides with the format's own names.
 pub(super) fn is_reserved(name: &str) -> bool {
     let ends = [".ffn_exps.high", ".ffn_exps.low", ".ffn_exps.nested"];
     name.starts_with(PREFIX) || ends.iter().any(|end| name.ends_with(end))
 }
 
-/// Whether a pack can do without a plain model.
+/// Whether a pack works without a plain model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PackKind {
     /// The whole model.
     #[default]
     Full,
-    /// Only low-precision experts, to be used beside the model.
+    /// Only low-precision experts, for use beside the model.
     Low,
 }
 
 impl PackKind {
-    /// As stored.
+    /// Name as stored.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Full => "full",
@@ -120,8 +120,8 @@ impl FromStr for Sha256 {
     }
 }
 
-/// One version in the index: 8 little-endian 64-bit words. In a nested pack the record is what the version has of its own: the
-/// high planes of a low one, the low planes of a high one.
+/// One version in the index: 8 little-endian 64-bit words. In a nested pack the record holds only the version's own
+/// planes: the high planes of a low version, the low planes of a high one.
 ///
 /// | word | content |
 /// |---|---|
@@ -163,7 +163,7 @@ impl Row {
     }
 
     /// # Errors
-    /// The field that no row has, its value, and what was expected.
+    /// The invalid field, its value, and the expected value.
     pub fn decode(bytes: &[u8; ROW_BYTES]) -> Result<Self, (&'static str, u64, &'static str)> {
         let (words, _) = bytes.as_chunks();
         let [layer, index, ordinal, offset, len, types, checksum, rest] =

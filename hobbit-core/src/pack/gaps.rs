@@ -1,9 +1,9 @@
-//! Bytes of a plain model that belong to no tensor and are not zero: padding that a careless tool wrote, or what was
-//! appended to the file. Kept, so that unpacking restores every file.
+//! Non-zero bytes of a plain model outside of its tensors: padding by another tool, or data appended to the file. They
+//! are kept so that unpacking restores every file.
 //!
 //! `hobbit.gaps` is a sequence of: position in the plain file (u64), length (u64), bytes.
 
-/// Most bytes of gaps that a pack keeps.
+/// Maximum bytes of gaps in a pack.
 pub(super) const GAP_BYTES_MAX: u64 = 64 << 20;
 
 /// One run of such bytes.
@@ -17,7 +17,7 @@ pub(super) struct Gap {
     pub at: u64,
 }
 
-/// Appends a gap without its leading and trailing zeros; nothing if there is nothing else.
+/// Appends a gap without its leading and trailing zeros; nothing if all bytes are zero.
 pub(super) fn push(out: &mut Vec<u8>, start: u64, bytes: &[u8]) {
     let (Some(first), Some(last)) = (bytes.iter().position(|b| *b != 0), bytes.iter().rposition(|b| *b != 0)) else {
         return;
@@ -28,8 +28,8 @@ pub(super) fn push(out: &mut Vec<u8>, start: u64, bytes: &[u8]) {
     out.extend_from_slice(kept);
 }
 
-/// Finds the gaps in `hobbit.gaps`; `None` if it is cut off, or a gap is empty or ends beyond every file. Whether they
-/// lie between the tensors is the caller's to check.
+/// Parses `hobbit.gaps`; `None` if it is truncated, or a gap is empty or ends beyond the maximum file size. The caller
+/// checks that gaps lie between the tensors.
 pub(super) fn parse(bytes: &[u8]) -> Option<Vec<Gap>> {
     let word = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
     let (mut gaps, mut at) = (Vec::new(), 0);

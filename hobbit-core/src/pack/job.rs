@@ -1,5 +1,5 @@
-//! One job of a writer: copying a tensor, or making a record of an expert's slices. Streaming: whatever the size of an
-//! expert, a thread holds a few megabytes.
+//! One job of a writer: copying a tensor, or making a record of an expert's slices. Jobs stream: a thread holds a few
+//! megabytes, whatever the size of an expert.
 
 use std::fs::File;
 use std::path::Path;
@@ -17,20 +17,20 @@ use crate::gguf::{ExpertClass, ExpertTensor, GgmlType, LayerExperts, Recode};
 use crate::planes;
 use crate::store::BLOCK_BYTES;
 
-/// Of a recoded slice, bytes of its rows at a time as 32-bit floats.
+/// Bytes of a recoded slice's rows converted at a time, as 32-bit floats.
 const CHUNK: u64 = 4 << 20;
 
-/// What all jobs share.
+/// State shared by all jobs.
 pub(super) struct Jobs<'a> {
     pub plan: &'a Plan<'a>,
     pub recode: &'a dyn Recode,
-    /// Of the source.
+    /// Files of the source.
     pub files: &'a [File],
     pub out: &'a File,
     pub partial: &'a Path,
-    /// Bytes of all jobs.
+    /// Bytes written by all jobs.
     pub written: AtomicU64,
-    /// Somebody asked for an end.
+    /// Set when a stop was requested.
     pub stop: &'a AtomicBool,
 }
 
@@ -62,14 +62,14 @@ impl Target<'_> {
         }
     }
 
-    /// Zeros up to a place less than a block away.
+    /// Writes zeros up to `end`, which is less than a block away.
     fn pad(&mut self, end: u64) -> Result<(), WriteError> {
         self.put(&vec![0; (end - self.at) as usize])
     }
 }
 
 impl Jobs<'_> {
-    /// Does the job and answers the xxh3-64 of what it wrote.
+    /// Runs the job and returns the xxh3-64 of its bytes.
     pub fn run(&self, job: usize, scratch: &mut Scratch) -> Result<u64, WriteError> {
         let start = self.plan.targets[job].offset;
         let mut target = Target { jobs: self, at: start, hash: Xxh3::new() };
@@ -96,7 +96,7 @@ impl Jobs<'_> {
         Ok(target.hash.digest())
     }
 
-    /// The planes that a version of a nested pack has of its own.
+    /// The version's own planes in a nested pack.
     fn planes(
         &self,
         row: &Row,
@@ -129,7 +129,7 @@ impl Jobs<'_> {
             .map_err(|ended| ended.or_read(|file, error| self.plan.source_error(file, error)))
     }
 
-    /// Hands an expert's rows of a tensor to `sink`, some at a time and in this type, with room for what is made of them.
+    /// Passes an expert's rows of a tensor to `sink`, some at a time and in this type, with room for the output.
     fn rows(
         &self,
         tensor: &ExpertTensor,

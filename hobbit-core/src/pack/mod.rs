@@ -1,11 +1,11 @@
-//! Expert packs: one GGUF with a whole model in which every expert, at each precision, is one record that a single
-//! direct read brings into its slot.
+//! Expert packs: one GGUF with a whole model. Each expert, at each precision, is one record that a single direct read
+//! brings into its slot.
 //!
-//! [`Pack::open`] reads one; [`write()`] makes one from a plain model, [`unpack()`] goes back, [`verify()`] reads all
-//! checksums. The format is drawn in docs/PACK.md.
+//! [`Pack::open`] reads a pack; [`write()`] makes one from a plain model, [`unpack()`] reverses it, [`verify()`] checks
+//! all checksums. docs/PACK.md describes the format.
 //!
-//! [`Pack::plain`] is what the rest of hobbit works with: an ordinary [`crate::gguf::Gguf`] whose expert tensors have
-//! no bytes, beside a [`crate::gguf::Catalog`] that says where the records are.
+//! The rest of hobbit works with [`Pack::plain`]: an ordinary [`crate::gguf::Gguf`] whose expert tensors have no bytes,
+//! beside a [`crate::gguf::Catalog`] that locates the records.
 
 mod bytes;
 mod error;

@@ -1,5 +1,6 @@
-//! Nested records: of an expert of Q8_0 first the high planes of all its slices, then the low planes. The first part alone is
-//! the low version, both are the high one, bit for bit ([`crate::planes`]). docs/PACK.md draws it.
+//! Nested records. For each Q8_0 expert, a record has first the high planes of all its slices, then the low planes. The
+//! first part alone is the low version, both together are the high version, bit for bit ([`crate::planes`]).
+//! docs/PACK.md describes the layout.
 
 use crate::expert::{Extent, Precision, SliceKind};
 use crate::gguf::{ExpertClass, GgmlType, LayerExperts, SliceSource, Stored, VersionSource};
@@ -7,10 +8,10 @@ use crate::pack::SliceTypes;
 use crate::planes::{HIGH_BYTES, LOW_BYTES};
 use crate::store::BLOCK_BYTES;
 
-/// How `hobbit.pack.nested` names these planes: what both are, and what the first is read as.
+/// Value of `hobbit.pack.nested`: the type of both planes together, and of the high planes alone.
 pub(super) const PLANES: &str = "q8_0/q4_1";
 
-/// The type that versions have, in memory.
+/// The type of a version in memory.
 pub(super) const fn type_of(precision: Precision) -> GgmlType {
     match precision {
         Precision::High => GgmlType::Q8_0,
@@ -23,12 +24,12 @@ pub(super) fn types_of(layer: &LayerExperts, precision: Precision) -> SliceTypes
     layer.tensors.iter().map(|tensor| (tensor.kind, type_of(precision))).collect()
 }
 
-/// One part of a record: the planes of a version's own.
+/// One part of a record: a version's own planes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Planes {
     /// By slice, in the order of [`SliceKind`].
     pub slices: Vec<Plane>,
-    /// Bytes of all, a multiple of [`BLOCK_BYTES`].
+    /// Total bytes, a multiple of [`BLOCK_BYTES`].
     pub bytes: u64,
 }
 
@@ -36,15 +37,15 @@ pub(super) struct Planes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plane {
     pub kind: SliceKind,
-    /// Where it begins in its part, a multiple of [`BLOCK_BYTES`].
+    /// Offset in its part, a multiple of [`BLOCK_BYTES`].
     pub at: u64,
-    /// Without padding.
+    /// Bytes without padding.
     pub bytes: u64,
 }
 
 impl Planes {
-    /// The planes that only a version of this precision has: the high ones of a low version, the low ones of a high one.
-    /// `None` where sizes overflow.
+    /// Planes that only the version of this precision has: high planes for a low version, low planes for a high one.
+    /// `None` if sizes overflow.
     pub fn of(class: &ExpertClass, precision: Precision) -> Option<Self> {
         let block = match precision {
             Precision::Low => HIGH_BYTES as u64,
@@ -59,7 +60,7 @@ impl Planes {
         Some(Self { slices, bytes: at })
     }
 
-    /// Where they lie in a part that begins at `offset`; what it is the planes of comes later.
+    /// Source of the planes in a part that begins at `offset`. The caller sets what they are planes of.
     pub fn source(&self, class: u16, offset: u64) -> VersionSource {
         let slice = |plane: &Plane| SliceSource {
             extent: Extent { file: 0, offset: offset + plane.at, len: plane.bytes },
@@ -71,8 +72,7 @@ impl Planes {
     }
 }
 
-/// The high version whose own planes are those of `own`, and whose others those of `low`; `None` unless they follow them at
-/// once.
+/// The high version that combines the planes of `own` with those of `low`; `None` unless `own` directly follows `low`.
 pub(super) fn joined(own: &VersionSource, low: &VersionSource) -> Option<VersionSource> {
     let (first, second) = (low.record?, own.record?);
     let record = (first.end() == second.offset).then(|| Extent { len: first.len + second.len, ..first });

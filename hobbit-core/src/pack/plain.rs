@@ -1,4 +1,4 @@
-//! The model that a pack stands for: the source's header over the pack's bytes.
+//! The plain model of a pack: the source's header over the pack's bytes.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What goes into a pack and where: decided before a byte is written.
+//! Content and layout of a pack, decided before a byte is written.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -20,10 +20,10 @@ use crate::pack::imatrix::Imatrix;
 use crate::predict::{PathTable, PredictShape};
 use crate::store::BLOCK_BYTES;
 
-/// High types of experts that differ from the others; slices that are not named keep the layer's type.
+/// High types of experts that differ from the others; slices without an entry keep the layer's type.
 pub type Widths = HashMap<ExpertId, SliceTypes>;
 
-/// What to make.
+/// Settings of a pack to write.
 #[derive(Default)]
 pub struct PackSpec<'a> {
     /// A whole model, or low versions only.
@@ -32,13 +32,13 @@ pub struct PackSpec<'a> {
     pub low: Option<TypeChoice>,
     /// Types of the high versions; `None` for the source's own.
     pub high: Option<TypeChoice>,
-    /// Low versions are the high ones' own bits: all of these are Q8_0. Without `low`.
+    /// Low versions are bits of the high ones, which are all Q8_0. Requires no `low`.
     pub nested: bool,
     /// Exceptions from `high`, by expert.
     pub widths: Option<Widths>,
     /// Calibrated T1 and T2, `0.0..=1.0`.
     pub thresholds: Option<(f32, f32)>,
-    /// Which experts follow which; of the same model.
+    /// Path table of the same model.
     pub path_table: Option<PathTable>,
     /// A tuned policy, as [`crate::tuned::TunedPolicy::to_json`] writes it.
     pub policy: Option<String>,
@@ -50,7 +50,7 @@ pub struct PackSpec<'a> {
     pub importance: Option<&'a Imatrix>,
     /// Threads that recode, at least 1.
     pub threads: usize,
-    /// Replace what is in the way.
+    /// Replace an existing output.
     pub force: bool,
 }
 
@@ -61,7 +61,7 @@ impl PackSpec<'_> {
     }
 }
 
-/// A type that did not fit a tensor's rows, and the one taken in its place.
+/// A type that did not fit a tensor's rows, and its replacement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fallback {
     /// Tensor of the plain model.
@@ -83,14 +83,14 @@ pub(super) enum Job {
     Record(usize),
 }
 
-/// Everything but the bytes.
+/// A pack without its bytes.
 pub(super) struct Plan<'a> {
     pub source: &'a Gguf,
     pub spec: &'a PackSpec<'a>,
     pub experts: ExpertMap,
     pub rows: Vec<Row>,
     pub jobs: Vec<Job>,
-    /// Where each job's result goes; file 0 is the pack.
+    /// Target of each job; file 0 is the pack.
     pub targets: Vec<Extent>,
     /// `hobbit.header`.
     pub source_header: Vec<u8>,
@@ -99,14 +99,14 @@ pub(super) struct Plan<'a> {
     /// `hobbit.paths`; empty if there is no path table.
     pub paths: Vec<u8>,
     pub source_size: u64,
-    /// By which the source is known again.
+    /// Fingerprint of the source.
     pub fingerprint: Sha256,
     pub fallbacks: Vec<Fallback>,
-    /// Whether a plain GGUF can express the high versions, and whether it is the source itself.
+    /// Whether a plain GGUF can express the high versions, and whether it equals the source.
     pub plain: PlainForm,
 }
 
-/// What unpacking gives.
+/// Result of unpacking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PlainForm {
     /// The source, bit for bit.
@@ -173,7 +173,7 @@ impl<'a> Plan<'a> {
         Ok(plan)
     }
 
-    /// The file's layout with these digests. They change nothing about where things lie.
+    /// The file's layout with these digests. Digests do not change offsets.
     pub fn layout(&self, source: Sha256, plain: Option<Sha256>) -> Result<Layout, HeaderError> {
         let mut header = HeaderBuilder::new(BLOCK_BYTES)?;
         let copied = |key: &str| !key.starts_with("split.") && !key.starts_with(format::PREFIX);
@@ -193,7 +193,7 @@ impl<'a> Plan<'a> {
         let name = self.source.files[0].path.file_name().unwrap_or_default();
         header.key(key::SOURCE_NAME, name.to_string_lossy().into_owned())?;
         header.key(key::SOURCE_SIZE, self.source_size)?.key(key::SOURCE_SHA256, source.to_string())?;
-        // A full pack needs no other file beside it.
+        // A full pack works without another file, so it needs no fingerprint.
         if self.spec.kind == PackKind::Low {
             header.key(key::SOURCE_FINGERPRINT, self.fingerprint.to_string())?;
         }
@@ -232,14 +232,14 @@ impl<'a> Plan<'a> {
         Ok(header.finish())
     }
 
-    /// The source's ordinary tensors that the pack holds, by index.
+    /// Indices of the source's ordinary tensors that the pack holds.
     pub fn ordinary(&self) -> impl Iterator<Item = usize> {
         let full = self.spec.kind == PackKind::Full;
         let all = self.source.tensors.iter().enumerate().filter(move |_| full);
         all.filter(|(_, t)| parse_name(&t.name).is_none()).map(|(i, _)| i)
     }
 
-    /// That a file of the source, by index, could not be read.
+    /// Error for an unreadable file of the source, by index.
     pub fn source_error(&self, file: u32, error: io::Error) -> WriteError {
         WriteError::Source { path: self.source.files[file as usize].path.clone(), error }
     }
@@ -249,18 +249,18 @@ impl<'a> Plan<'a> {
         self.experts.layer(row.version.expert.layer).expect("rows are made of the map's layers")
     }
 
-    /// The tensor of a row.
+    /// Name of the tensor that holds a row's record.
     fn home(&self, row: &Row) -> String {
         format::records_name(row.version.expert.layer, row.version.precision, self.spec.nested)
     }
 
-    /// Rows of one tensor each.
+    /// Runs of rows that share a tensor.
     fn runs(&self) -> impl Iterator<Item = &[Row]> {
         let is_nested = self.spec.nested;
         self.rows.chunk_by(move |a, b| is_together(a, b, is_nested))
     }
 
-    /// Gives every row and every ordinary tensor its place.
+    /// Assigns an offset to every row and every ordinary tensor.
     fn place(&mut self) -> Result<(), WriteError> {
         let path = &self.source.files[0].path;
         let nothing = Sha256([0; 32]);
@@ -288,14 +288,14 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Whether the records of two rows lie in one tensor.
+/// Whether the records of two rows share a tensor.
 fn is_together(a: &Row, b: &Row, is_nested: bool) -> bool {
     let (a, b) = (a.version, b.version);
     a.expert.layer == b.expert.layer && (is_nested || a.precision == b.precision)
 }
 
-/// The rows of a nested pack whose high versions are those of `rows`: of each expert the low one and then the high one, each
-/// with what it has of its own.
+/// The rows of a nested pack whose high versions are those of `rows`: for each expert the low row, then the high row,
+/// each with its own planes.
 fn nested_rows(experts: &ExpertMap, spec: &PackSpec<'_>, rows: &[Row], path: &Path) -> Result<Vec<Row>, WriteError> {
     if let Some(low) = &spec.low {
         return Err(WriteError::NestedLow { path: path.to_owned(), wanted: low.to_string() });
@@ -348,7 +348,7 @@ fn rows(experts: &ExpertMap, spec: &PackSpec<'_>, fallbacks: &mut BTreeSet<Fallb
                 let mut smaller = |t: &ExpertTensor| {
                     let high = high.get(t.kind).unwrap_or(t.dtype);
                     let low = fit(t, choice.of(t.kind));
-                    // A "low" slice that is no smaller would cost room and quality and save nothing.
+                    // A "low" slice that is no smaller would lose quality and save nothing.
                     if low.row_bytes(t.ne0) < high.row_bytes(t.ne0) { low } else { high }
                 };
                 layer.tensors.iter().map(|t| (t.kind, smaller(t))).collect()
@@ -367,14 +367,14 @@ fn rows(experts: &ExpertMap, spec: &PackSpec<'_>, fallbacks: &mut BTreeSet<Fallb
     rows
 }
 
-/// The bytes of a path table that is the source's.
+/// The bytes of a path table, after checking that it matches the source.
 fn paths(table: &PathTable, source: &Gguf, experts: &ExpertMap) -> Result<Vec<u8>, WriteError> {
     let checked = table.check_shape(&PredictShape::of_header(source, experts, table.last_layer()));
     let bytes = checked.and_then(|()| table.encode());
     bytes.map_err(|error| WriteError::PathTable { path: source.files[0].path.clone(), error })
 }
 
-/// Checks that every slice can be brought to its type.
+/// Checks that every slice can be converted to its type.
 fn check_recoding(
     experts: &ExpertMap,
     rows: &[Row],

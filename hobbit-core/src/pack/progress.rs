@@ -8,26 +8,26 @@ use crate::files;
 /// How far a writer has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// What is being done.
+    /// Current stage.
     pub stage: Stage,
     /// Bytes done in this stage.
     pub done: u64,
     /// Bytes of this stage.
     pub total: u64,
-    /// Records and tensors that are written.
+    /// Records and tensors written.
     pub finished: usize,
 }
 
-/// What a writer is doing.
+/// Stage of a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// Writing tensors and records.
     Writing,
-    /// Reading the source, or the plain model that the pack stands for, for its digest.
+    /// Hashing the source, or the plain model of the pack.
     Hashing,
 }
 
-/// Told often; answers whether to go on.
+/// Called often; returns whether to continue.
 pub type OnProgress<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
 
 /// `OUT.partial`.

@@ -1,5 +1,5 @@
-//! Opening a pack. Nothing in the file is believed: every count has a limit, every record must be where its tensor is
-//! and as long as its types say.
+//! Opening a pack. The reader trusts nothing in the file: every count has a limit, every record must lie in its tensor
+//! and have the length that its types require.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -18,33 +18,33 @@ use crate::gguf::{
 use crate::predict::{PathTable, PredictShape};
 use crate::store::BLOCK_BYTES;
 
-/// Most shapes of slots: types times shapes. Real packs have a handful.
+/// Maximum number of slot classes: types times shapes. Real packs have a handful.
 const CLASSES_MAX: usize = 1024;
-/// Longest header of a plain model, in bytes; the GGUF reader's own limit.
+/// Maximum bytes of a plain model's header; the GGUF reader's own limit.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
 
-/// What a pack says about itself.
+/// Metadata of a pack.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackInfo {
     /// Types of the high versions, for people: `q8_0`, `q4_K,down=q6_K`. `None` in a low pack.
     pub high: Option<String>,
     /// Types of the low versions; `None` if there are none.
     pub low: Option<String>,
-    /// Low versions are the high ones' own bits.
+    /// Low versions are bits of the high ones.
     pub nested: bool,
     /// File name of the model it was made from.
     pub source_name: String,
-    /// Its size in bytes; of a split model, that of its shards merged.
+    /// Size of the source in bytes; for a split model, the size of its shards merged.
     pub source_size: u64,
-    /// Its digest, counted likewise.
+    /// Digest of the source; for a split model, of its shards merged.
     pub source_sha256: Sha256,
-    /// By which it is known again without reading all of it; `None` in a pack from before this, and in full packs.
+    /// Fingerprint of the source. `None` in full packs and in packs from before fingerprints.
     pub source_fingerprint: Option<Sha256>,
-    /// Digest of what [`super::unpack()`] writes; `None` where no plain GGUF can express the pack.
+    /// Digest of the output of [`super::unpack()`]; `None` if no plain GGUF can express the pack.
     pub plain_sha256: Option<Sha256>,
-    /// Highest unimportance that is loaded in high precision, calibrated on the model.
+    /// Highest unimportance loaded in high precision, calibrated on the model.
     pub t1: Option<f32>,
-    /// Highest unimportance that is loaded at all.
+    /// Highest unimportance loaded at all.
     pub t2: Option<f32>,
     /// The tuned policy, as `hobbit-sim calibrate` wrote it: [`crate::tuned::TunedPolicy`] reads it.
     pub policy: Option<String>,
@@ -57,12 +57,12 @@ pub struct PackInfo {
 /// One version of an expert in a pack: one record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedVersion {
-    /// Whose weights, and which of its versions.
+    /// Expert and precision.
     pub version: Version,
     /// Types of its slices.
     pub types: SliceTypes,
-    /// Where the record lies; file 0 is the pack. In a nested pack, what the version has of its own: a high one is read from
-    /// the low one's record and its own, which follows it.
+    /// Location of the record; file 0 is the pack. In a nested pack, the version's own planes only: a high version is
+    /// read from the low version's record and its own, which follows it.
     pub record: Extent,
     /// xxh3-64 of the record.
     pub checksum: u64,
@@ -75,21 +75,21 @@ pub struct Pack {
     pub path: PathBuf,
     /// Whether it holds a whole model.
     pub kind: PackKind,
-    /// What it says about itself.
+    /// Metadata.
     pub info: PackInfo,
     /// The pack itself, as any GGUF reader sees it.
     pub raw: Gguf,
-    /// The model that the pack stands for, with the source's keys and tensors; its only file is the pack. Shown to
-    /// llama.cpp its header is unchanged (laid out anew if llama.cpp would refuse the source's layout).
+    /// The model that the pack stands for, with the source's keys and tensors; its only file is the pack. Its header,
+    /// as shown to llama.cpp, is unchanged (laid out anew if llama.cpp would refuse the source's layout).
     ///
     /// Ordinary tensors' extents lie in the pack. Expert tensors have name, type and shape, but their extents lie
     /// beyond every file: reading them by mistake fails. In a low pack this holds for all tensors.
     pub plain: Gguf,
-    /// Shapes, names and types of the plain model's expert tensors. Where they lie means nothing: ask the catalog. Types
-    /// are the source's; the pack's high versions may have others.
+    /// Shapes, names and types of the plain model's expert tensors. Their locations are meaningless: use the catalog.
+    /// Types are the source's; the pack's high versions may have others.
     pub experts: ExpertMap,
-    /// Where every version lies; file 0 is the pack. In a low pack no layer has high versions ([`LayerCatalog::high`]
-    /// is empty): it serves beside the model.
+    /// Location of every version; file 0 is the pack. In a low pack no layer has high versions ([`LayerCatalog::high`]
+    /// is empty): it is used beside the model.
     pub catalog: Catalog,
     /// Every version in the order of the index.
     pub versions: Vec<PackedVersion>,
@@ -103,8 +103,7 @@ impl Pack {
         gguf.metadata.value_type(key::VERSION).is_some()
     }
 
-    /// Reads and checks header and index of the pack at `path`. Records and tensors are not read: see
-    /// [`super::verify()`].
+    /// Reads and checks header and index of the pack at `path`, without records and tensors: see [`super::verify()`].
     ///
     /// # Errors
     /// Any [`PackError`] but [`PackError::LowOnly`].
@@ -157,7 +156,7 @@ impl Pack {
         Ok(Self { path: path.to_owned(), kind, info, raw, plain, experts, catalog, versions, checksums })
     }
 
-    /// Reads which experts follow which; `None` where the pack does not say.
+    /// Reads the path table; `None` if the pack has none.
     ///
     /// # Errors
     /// [`PackError::PathTable`] for a table that is damaged or of another model, or [`PackError::Io`].
@@ -172,12 +171,12 @@ impl Pack {
         checked.map_err(|error| PackError::PathTable { path: self.path.clone(), error })
     }
 
-    /// Its version of the format.
+    /// Version of the format.
     pub fn version(&self) -> u32 {
         if self.info.nested { format::VERSION_NESTED } else { format::VERSION }
     }
 
-    /// Bytes of weights that a version has of its own in the file, without padding.
+    /// Bytes of a version's own weights in the file, without padding.
     pub fn weight_bytes(&self, packed: &PackedVersion) -> u64 {
         let own = |slice: &SliceSource| match slice.stored {
             Stored::Both { low } => low.len,
@@ -186,7 +185,7 @@ impl Pack {
         self.catalog.source(packed.version).map_or(0, |version| version.slices.iter().map(own).sum())
     }
 
-    /// That the pack can be run without a plain model.
+    /// Checks that the pack works without a plain model.
     ///
     /// # Errors
     /// [`PackError::LowOnly`].
@@ -195,8 +194,8 @@ impl Pack {
         if self.kind == PackKind::Full { Ok(()) } else { Err(PackError::LowOnly { path, model }) }
     }
 
-    /// Whether `model` has header and length of the plain model that this pack was made from. So has every fine-tune of it:
-    /// their weights tell them apart.
+    /// Whether `model` has header and length of the plain model that this pack was made from. Fine-tunes of the model
+    /// have them too; only their weights differ.
     pub fn has_header_of(&self, model: &Gguf) -> bool {
         let (theirs, own) = (model.one_file(), self.plain.one_file());
         theirs.len == own.len && theirs.header == own.header
@@ -273,7 +272,7 @@ fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> 
     Ok((kind, info))
 }
 
-/// A tensor of the format's own: there, of this type, and not longer than `len_max` bytes.
+/// A tensor of the format, checked for presence, type, and a maximum length of `len_max` bytes.
 fn own_tensor<'a>(
     raw: &'a Gguf,
     path: &Path,
@@ -315,13 +314,13 @@ fn rows(bytes: &[u8], path: &Path) -> Result<Vec<PackedVersion>, PackError> {
     rows.iter().enumerate().map(row).collect()
 }
 
-/// Makes the catalog of checked rows.
+/// Builds the catalog from checked rows.
 struct Builder<'a> {
     raw: &'a Gguf,
     path: &'a Path,
     experts: &'a ExpertMap,
     is_nested: bool,
-    /// By layer and types: rows of a layer mostly agree.
+    /// Classes by layer and types: most rows of a layer agree.
     classes: HashMap<(u16, SliceTypes), u16>,
 }
 
@@ -366,7 +365,7 @@ impl Builder<'_> {
         Ok(catalog)
     }
 
-    /// Gives the high versions of a layer the planes of the low ones, which lie before their own.
+    /// Gives the high versions of a layer the planes of the low ones, which precede their own.
     fn join(
         &self,
         layer: &LayerExperts,

@@ -1,4 +1,4 @@
-//! Which types an expert's slices have, and which they shall have.
+//! Types of an expert's slices, and requested types.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::expert::SliceKind;
 use crate::gguf::{ExpertClass, ExpertTensor, GgmlType, LayerExperts};
 
-/// The type of each slice of one version of an expert; `None` for kinds that the layer has not. As JSON an object of tensor
-/// stems and ggml's names: `{"ffn_down_exps": "q3_K"}`.
+/// The type of each slice of one version of an expert; `None` for kinds that the layer does not have. As JSON, an
+/// object of tensor stems and ggml's names: `{"ffn_down_exps": "q3_K"}`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "BTreeMap<String, String>", try_from = "BTreeMap<String, String>")]
 pub struct SliceTypes([Option<GgmlType>; SliceKind::COUNT]);
@@ -29,7 +29,7 @@ impl SliceTypes {
         self.0[kind.index()] = Some(dtype);
     }
 
-    /// The kinds that are there, with their types, in load order.
+    /// The present kinds with their types, in load order.
     pub fn iter(&self) -> impl Iterator<Item = (SliceKind, GgmlType)> {
         SliceKind::ALL.into_iter().filter_map(|kind| Some((kind, self.get(kind)?)))
     }
@@ -39,8 +39,8 @@ impl SliceTypes {
         layer.tensors.iter().map(|t| (t.kind, t.dtype)).collect()
     }
 
-    /// The types of a layer's experts lowered to `width`: rows that are no whole blocks of it take a type of smaller
-    /// blocks, and what would not get smaller stays as it is.
+    /// The types of a layer's experts lowered to `width`. Rows that are not whole blocks of it take a type with smaller
+    /// blocks; slices that would not get smaller keep their type.
     pub fn lowered(layer: &LayerExperts, width: GgmlType) -> Self {
         let smaller = |t: &ExpertTensor| {
             let lower = fitting(width, t.ne0);
@@ -49,7 +49,7 @@ impl SliceTypes {
         layer.tensors.iter().map(|t| (t.kind, smaller(t))).collect()
     }
 
-    /// The shape of a record with these types; `None` if a kind is missing or too many, or rows are no whole blocks.
+    /// The shape of a record with these types; `None` if a kind is missing or unexpected, or rows are not whole blocks.
     pub fn class(&self, layer: &LayerExperts) -> Option<ExpertClass> {
         if self.iter().count() != layer.tensors.len() {
             return None;
@@ -59,7 +59,7 @@ impl SliceTypes {
         ExpertClass::packed(slices?).filter(|class| i64::try_from(class.stride).is_ok())
     }
 
-    /// As in an index row: 8 bits per kind, the first in the lowest. `None` if an id has more bits.
+    /// Word of an index row: 8 bits per kind, the first in the lowest. `None` if an id has more bits.
     pub(super) fn to_word(self) -> Option<u64> {
         SliceKind::ALL.into_iter().try_fold(0, |word, kind| {
             let id = match self.get(kind) {
@@ -112,7 +112,7 @@ impl TryFrom<BTreeMap<String, String>> for SliceTypes {
     }
 }
 
-/// Types asked for: one for all slices, and exceptions. Written `q2_k,down=q3_k`.
+/// Requested types: one for all slices, with exceptions. Written `q2_k,down=q3_k`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypeChoice {
     /// For slices without a type of their own.
@@ -121,7 +121,7 @@ pub struct TypeChoice {
     pub slices: SliceTypes,
 }
 
-/// Why a text is no [`TypeChoice`].
+/// Why a text is not a [`TypeChoice`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TypeChoiceError {
     /// Not the name of a ggml type.
@@ -185,7 +185,7 @@ impl fmt::Display for TypeChoice {
     }
 }
 
-/// `wanted`, or what llama-quantize takes in its place where rows of `ne0` elements are no whole blocks of it
+/// `wanted`, or llama-quantize's replacement where rows of `ne0` elements are not whole blocks of it
 /// (`tensor_type_fallback` in llama-quant.cpp).
 pub fn fitting(wanted: GgmlType, ne0: u64) -> GgmlType {
     if wanted.row_bytes(ne0).is_some() {
@@ -204,7 +204,7 @@ pub fn fitting(wanted: GgmlType, ne0: u64) -> GgmlType {
     GgmlType::from_name(smaller_blocks).filter(|dtype| dtype.row_bytes(ne0).is_some()).unwrap_or(GgmlType::F16)
 }
 
-/// Types of many versions in a word or two: `q8_0`, `q4_K,down=q6_K`, `q2_K/q4_K` where versions differ.
+/// Short description of the types of many versions: `q8_0`, `q4_K,down=q6_K`, `q2_K/q4_K` where versions differ.
 pub(super) fn describe<'a>(versions: impl Iterator<Item = &'a SliceTypes>) -> String {
     let mut counts: BTreeMap<SliceKind, BTreeMap<GgmlType, u64>> = BTreeMap::new();
     for (kind, dtype) in versions.flat_map(|types| types.iter().collect::<Vec<_>>()) {

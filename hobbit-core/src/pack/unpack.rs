@@ -1,4 +1,4 @@
-//! From a pack back to a plain GGUF.
+//! Unpacking: from a pack back to a plain GGUF.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -19,47 +19,47 @@ use crate::gguf::{LayerCatalog, Segment, SliceSource, Stored, TensorInfo, Versio
 /// Why a pack was not unpacked.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
-    /// The pack is damaged, or holds no model.
+    /// The pack is damaged or holds no model.
     #[error(transparent)]
     Pack(#[from] PackError),
-    /// A tensor of a plain GGUF has one type for all experts.
+    /// Experts of a layer differ in type, which a plain GGUF cannot express.
     #[error("{}: layer {layer}: expert {expert} has types {found}, expert 0 has {expected}; a plain GGUF has one type for all experts of a tensor, use the pack as it is", path.display())]
     MixedTypes { path: PathBuf, layer: u16, expert: u16, found: String, expected: String },
     /// The header could not be made.
     #[error("{}: the plain header cannot be made: {error}", path.display())]
     Header { path: PathBuf, error: crate::gguf::WriteError },
-    /// The output is there already.
+    /// The output exists already.
     #[error("{}: this file exists already", path.display())]
     Exists { path: PathBuf },
-    /// The output, or what leads to it, is the pack or no model.
+    /// The output, or a link on its path, is the pack or is not a model.
     #[error(transparent)]
     Overwrites(#[from] OutputError),
-    /// Somebody else is at it.
+    /// Another process is writing the same output.
     #[error("{}: another process is writing this file; wait for it, or give another output", path.display())]
     Busy { path: PathBuf },
-    /// A link, or a second name of another file, where unfinished work goes.
+    /// The path of the unfinished file is a link or a second name of another file.
     #[error("{}: this is {found}, expected a file that an interrupted run has left, or none; remove it", path.display())]
     NotOurs { path: PathBuf, found: &'static str },
-    /// Not enough room.
+    /// Not enough free disk space.
     #[error("{}: {needed} bytes are needed here, {available} are free; make room or choose another disk", path.display())]
     Space { path: PathBuf, needed: u64, available: u64 },
-    /// The output could not be written. Nothing is left of it.
+    /// The output could not be written. Its unfinished file is removed.
     #[error("{}: cannot {action}: {error}", path.display())]
     Output { path: PathBuf, action: &'static str, error: io::Error },
-    /// The progress callback asked for an end. Nothing is left of the output.
+    /// The progress callback stopped the run. The unfinished output is removed.
     #[error("{}: stopped, nothing was written", path.display())]
     Stopped { path: PathBuf },
-    /// The plain model is not the one that the pack was made to give.
+    /// The digest of the unpacked model differs from the one that the pack records.
     #[error("{}: unpacks to SHA-256 {found}, expected {expected}; the pack is damaged, `gguf-tools verify` says where", path.display())]
     Digest { path: PathBuf, found: Sha256, expected: Sha256 },
 }
 
-/// Writes the plain model of `pack` to `out`: the source bit for bit, or where the pack's high versions have other
-/// types, a plain GGUF with these. `out` appears when it is complete and its digest is right. `progress` is told bytes
-/// done and to do, and answers whether to go on.
+/// Writes the plain model of `pack` to `out`: the source bit for bit, or, if the pack's high versions have other types,
+/// a plain GGUF with these. `out` appears once it is complete and its digest matches. `progress` receives bytes done
+/// and total bytes, and returns whether to continue.
 ///
 /// # Errors
-/// [`UnpackError`]; nothing is left of the output then.
+/// [`UnpackError`]; the unfinished output is removed.
 pub fn unpack(
     pack: &Pack,
     out: &Path,
@@ -89,7 +89,8 @@ pub fn unpack(
         SoleError::Io(error) => failed(&partial, "create")(error),
     })?;
     if out.exists() && !force {
-        // Another process has just finished it. Ours is empty, or work of one that was interrupted.
+        // Another process has just finished the output. Our partial file is empty, or left over from an interrupted
+        // run.
         sole::remove_empty(&partial, &file);
         return Err(UnpackError::Exists { path: out.to_owned() });
     }
@@ -108,7 +109,7 @@ pub fn unpack(
     finished.map(|()| view.len)
 }
 
-/// Digest of what [`unpack`] would write.
+/// Digest of the output of [`unpack`].
 pub(super) fn digest(
     pack: &Pack,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
@@ -116,7 +117,7 @@ pub(super) fn digest(
     stream(pack, &plain_file(pack)?, &pack.path, progress, |_| Ok(()))
 }
 
-/// Hands the plain model to `sink` and answers its digest.
+/// Passes the plain model to `sink` and returns its digest.
 fn stream(
     pack: &Pack,
     view: &VirtualGguf,
@@ -146,7 +147,7 @@ fn stream(
     Ok(Sha256(hash.finalize().into()))
 }
 
-/// Where the slices of an expert tensor lie, expert by expert.
+/// Locations of the slices of an expert tensor, expert by expert.
 fn slices_of(pack: &Pack, segment: &Segment) -> Vec<Body> {
     let tensor = segment.tensor.and_then(|i| pack.plain.tensors.get(i as usize));
     let Some((layer, kind)) = tensor.and_then(|tensor| parse_name(&tensor.name)) else { return Vec::new() };

@@ -1,4 +1,4 @@
-//! Every byte of a pack against its checksum.
+//! Verification of a pack's checksums.
 
 use std::fmt;
 use std::fs::File;
@@ -12,7 +12,7 @@ use super::bytes::{self, Interrupted};
 use super::{Pack, PackError, format};
 use crate::expert::{Extent, Precision};
 
-/// What [`verify()`] has found.
+/// Result of [`verify()`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verified {
     /// Ordinary tensors checked.
@@ -21,7 +21,7 @@ pub struct Verified {
     pub versions: usize,
     /// Bytes checked.
     pub bytes: u64,
-    /// Everything that is not as it should be, in file order.
+    /// All faults, in file order.
     pub faults: Vec<Fault>,
 }
 
@@ -40,7 +40,7 @@ pub struct Fault {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// What is wrong.
+    /// Description of the fault.
     pub reason: String,
 }
 
@@ -54,18 +54,18 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Reads everything in `pack` and compares checksums. `progress` is told bytes done and to do, and answers whether to
-/// go on; `None` is returned if it does not.
+/// Reads everything in `pack` and compares checksums. `progress` receives bytes done and total bytes, and returns
+/// whether to continue; if not, the result is `None`.
 ///
 /// # Errors
-/// [`PackError::Io`] if the file cannot be opened. What cannot be read is a [`Fault`].
+/// [`PackError::Io`] if the file cannot be opened. An unreadable part is a [`Fault`].
 pub fn verify(
     pack: &Pack,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Option<Verified>, PackError> {
     let file = File::open(&pack.path).map_err(PackError::io(&pack.path, "open"))?;
     let checksums = &pack.checksums;
-    // A part, and its checksum unless it has one in itself.
+    // Parts with their checksums; `None` for a part that contains its own.
     let mut parts: Vec<(Fault, Option<u64>)> = Vec::new();
     for (tensor, checksum) in pack.ordinary().zip(checksums) {
         parts.push((fault(&tensor.name, tensor.extent), Some(*checksum)));
@@ -98,7 +98,7 @@ pub fn verify(
         let checked = match checksum {
             Some(checksum) => hash(&file, extent, &mut |n| progress(done + n, bytes))
                 .map(|found| found.map(|found| found == checksum)),
-            // A path table has its checksum in itself.
+            // A path table contains its checksum.
             None => {
                 fault.reason = match pack.path_table() {
                     Ok(_) => String::new(),
@@ -127,7 +127,7 @@ pub fn verify(
     Ok(Some(Verified { tensors: n_tensors, versions: pack.versions.len(), bytes, faults }))
 }
 
-/// A part that is not a record, and what is wrong with it if its checksum says so.
+/// A fault of a part that is not a record, with the reason for a checksum mismatch.
 fn fault(tensor: &str, extent: Extent) -> Fault {
     Fault {
         tensor: tensor.to_owned(),

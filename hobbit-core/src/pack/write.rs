@@ -1,6 +1,6 @@
 //! Writing a pack: streaming, on several threads.
 //!
-//! Everything is written to `OUT.partial` at its final place. The header comes last, then the file is renamed: a file
+//! Everything is written to `OUT.partial` at its final offset, the header last; then the file is renamed. So a file
 //! named `OUT` is complete. Memory: a few megabytes per thread, whatever the size of an expert.
 
 use std::fs::{self, File};
@@ -27,19 +27,18 @@ pub struct Written {
     pub bytes: u64,
     /// Records in it.
     pub versions: usize,
-    /// Types that did not fit and what was taken in their place.
+    /// Types that did not fit, and their replacements.
     pub fallbacks: Vec<Fallback>,
     /// Digest of the source.
     pub source_sha256: Sha256,
-    /// Digest of what [`super::unpack()`] writes, where a plain GGUF can express the pack.
+    /// Digest of the output of [`super::unpack()`], if a plain GGUF can express the pack.
     pub plain_sha256: Option<Sha256>,
 }
 
-/// Writes the pack of `source` that `spec` describes to `out`. The unfinished file of an earlier call that was killed is
-/// written anew.
+/// Writes the pack of `source` described by `spec` to `out`. Overwrites the partial file of a killed call.
 ///
 /// # Errors
-/// [`WriteError`]. The unfinished file is removed then.
+/// [`WriteError`]. The unfinished file is removed.
 pub fn write(
     source: &Gguf,
     out: &Path,
@@ -143,6 +142,6 @@ fn check_space(partial: &Path, needed: u64) -> Result<(), WriteError> {
 }
 
 fn sync_directory(path: &Path) -> io::Result<()> {
-    // Windows has no such thing, and needs none.
+    // Windows cannot sync a directory and does not need to.
     if cfg!(unix) { File::open(files::directory_of(path))?.sync_all() } else { Ok(()) }
 }

@@ -33,9 +33,9 @@ pub(super) struct Writer<'a> {
     pub partial: &'a Path,
     pub file: &'a File,
     pub progress: OnProgress<'a>,
-    /// Of each job that is finished.
+    /// Checksum of each finished job.
     pub checksums: Vec<Option<u64>>,
-    /// How many these are.
+    /// Number of finished jobs.
     pub finished: usize,
 }
 
@@ -47,7 +47,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Does all jobs and hashes the source; returns the digest.
+    /// Runs all jobs and hashes the source; returns the digest.
     pub fn work(&mut self, recode: &dyn Recode) -> Result<Sha256, WriteError> {
         let (plan, threads) = (self.plan, self.plan.spec.threads.max(1));
         let open = |(file, i): (&SourceFile, u32)| File::open(&file.path).map_err(|error| plan.source_error(i, error));
@@ -98,7 +98,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes all that is not a tensor of the model or a record.
+    /// Writes everything that is neither a tensor of the model nor a record.
     pub fn finish_file(&mut self, layout: &Layout) -> Result<(), WriteError> {
         let plan = self.plan;
         let mut index = Vec::with_capacity(plan.rows.len() * ROW_BYTES);
@@ -168,7 +168,7 @@ fn worker(jobs: &Jobs<'_>, next: &AtomicUsize, send: Sender<Message>) {
             Err(WriteError::Stopped { .. }) => return,
             Err(error) => Message::Failed(error),
         };
-        // Fails only if the receiver is gone, and it stays until all senders are.
+        // Sending fails only without a receiver, and the receiver outlives all senders.
         let _ = send.send(message);
     }
 }

@@ -1,15 +1,16 @@
-//! How long a context is that nobody asked for.
+//! Default context length.
 
-/// Tokens that a context has at least, if the model was trained on so many: what llama.cpp keeps where it fits a context to
-/// memory (`--fit-ctx`).
+/// Minimum tokens of a default context, if the model was trained on as many: llama.cpp's own minimum when it fits a
+/// context to memory (`--fit-ctx`).
 pub const CONTEXT_TOKENS_MIN: u32 = 4096;
 
-/// Of the memory there is, one part in so many may go to a context that nobody asked for: what its tokens do not take,
-/// experts get, of which each is used more often.
+/// A default context takes at most one part in this many of the memory. Experts get the rest, because each of their
+/// bytes is used more often.
 const PART: u64 = 8;
 
-/// Tokens of a context of which each takes `token_bytes`, for a model that was trained on `trained` and does not fit in
-/// `room` bytes together with all of them: as many as an eighth of the room holds, in steps of 256.
+/// Default context length of a model that was trained on `trained` tokens and does not fit in `room` bytes together
+/// with all of them. Each token takes `token_bytes`. The context is as many tokens as an eighth of the room holds, in
+/// steps of 256.
 pub fn context_tokens(trained: u32, token_bytes: u64, room: u64) -> u32 {
     let most = u32::try_from((room / PART).checked_div(token_bytes).unwrap_or(u64::MAX)).unwrap_or(u32::MAX);
     (most / 256 * 256).max(CONTEXT_TOKENS_MIN).min(trained)

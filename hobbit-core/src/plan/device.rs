@@ -1,36 +1,36 @@
-//! How one device's memory is divided: ordinary weights and the context lie there already, head-room stays free, what
-//! llama.cpp computes in is set aside, and experts get the rest, in slots and staging as in host memory.
+//! Division of one device's memory. Ordinary weights and the context are there already, head-room stays free,
+//! llama.cpp's compute buffers are set aside, and experts get the rest, in slots and staging as in host memory.
 //!
-//! The head-room is a share of the whole memory, not of what is free: drivers, the compositor and other programs take
-//! theirs from the whole.
+//! The head-room is a share of the total memory, not of the free memory: drivers, the compositor and other programs
+//! allocate from the total.
 
 use serde::Serialize;
 
 use super::pools::{Division, Experts};
 use super::{ExpertCache, LowShare, PlanError, PoolPlan, PoolSpec, StagingWish};
 
-/// What a device's plan is made from. Sizes are bytes.
+/// Input of a device's plan. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DevicePlanInput {
     /// The device, as messages name it.
     pub name: String,
-    /// What it has free now, with ordinary weights and KV cache in place.
+    /// Free memory, with ordinary weights and KV cache in place.
     pub free: u64,
-    /// What it has in all; 0 where it does not tell.
+    /// Total memory; 0 if the device does not report it.
     pub total: u64,
     /// Percent of `total` to leave free, `0.0..=100.0`.
     pub headroom_percent: f64,
-    /// How much experts may take; a percentage is of all high versions of the layers on this device. Nothing (`0`,
-    /// `0%`) means that they are computed elsewhere: the plan is empty then, whatever is free.
+    /// How much experts may take; a percentage is of all high versions of the layers on this device. With nothing (`0`,
+    /// `0%`) the plan is empty, whatever is free: the experts are computed elsewhere.
     pub wanted: ExpertCache,
     /// Classes of versions with equal shapes, only of layers on this device. Slots of a device are contiguous tensors:
     /// the strides are the slices' own bytes.
     pub pools: Vec<PoolSpec>,
     /// Experts a token uses in each layer.
     pub n_expert_used: u32,
-    /// What computing takes beside weights and KV cache and is not allocated yet.
+    /// Compute buffers that are not allocated yet, beside weights and KV cache.
     pub scratch: u64,
-    /// Slots that slices of experts without a slot pass through.
+    /// Slots for slices of experts that have no slot of their own.
     pub staging: StagingWish,
     /// How much of the slots low versions may take.
     pub low_share: LowShare,
@@ -41,19 +41,19 @@ pub struct DevicePlanInput {
 pub struct DevicePlan {
     /// The device.
     pub name: String,
-    /// What it had free.
+    /// Free memory.
     pub free: u64,
-    /// What it has in all.
+    /// Total memory.
     pub total: u64,
-    /// What stays free.
+    /// Memory that stays free.
     pub headroom: u64,
-    /// What computing takes.
+    /// Compute buffers.
     pub scratch: u64,
     /// All slots, high and low.
     pub cache: u64,
     /// Slots, one entry per [`PoolSpec`].
     pub pools: Vec<PoolPlan>,
-    /// Slots for slices that pass through; 0 when every high version has a slot.
+    /// Slots for slices of experts without a slot; 0 when every high version has a slot.
     pub staging_slots: u32,
     /// A staging slot: the largest slice on this device.
     pub staging_slot_bytes: u64,
@@ -62,12 +62,12 @@ pub struct DevicePlan {
 }
 
 impl DevicePlan {
-    /// Divides a device's memory. What is free beside head-room and scratch is never exceeded, not even by a size that
-    /// was asked for.
+    /// Divides a device's memory. The plan never exceeds the free memory less head-room and scratch, even for a size
+    /// that was asked for.
     ///
     /// # Errors
     /// [`PlanError::DeviceTooSmall`] when not even one wave of staging fits, [`PlanError::DeviceCacheTooLarge`] when
-    /// the size asked for does not.
+    /// the requested size does not fit.
     pub fn new(input: &DevicePlanInput) -> Result<Self, PlanError> {
         let experts = Experts::new(&input.pools, input.n_expert_used, input.staging, input.low_share);
         let headroom = headroom(input);
@@ -127,15 +127,15 @@ fn is_high(pool: &PoolPlan) -> bool {
     pool.precision == crate::expert::Precision::High
 }
 
-/// Rounded up; of what is free where the device does not say what it has.
+/// Head-room, rounded up; a share of the free memory if the device does not report its total.
 fn headroom(input: &DevicePlanInput) -> u64 {
     let percent = input.headroom_percent.clamp(0.0, 100.0);
     (input.total.max(input.free) as f64 * percent / 100.0).ceil() as u64
 }
 
-/// What each device may spend on experts when all of them together may spend `wanted`: sizes are divided in proportion
-/// to the bytes of the experts on each, everything else holds for each alike. A device that has experts gets at least
-/// a byte of a size above 0, since nothing would mean that the CPU computes them.
+/// Expert memory of each device when all of them together may take `wanted`. A size is divided in proportion to the
+/// bytes of the experts on each; other values apply to each device unchanged. A device with experts gets at least a
+/// byte of a size above 0, because nothing would mean that the CPU computes them.
 pub fn divide_wanted(wanted: ExpertCache, bytes_per_device: &[u64]) -> Vec<ExpertCache> {
     let ExpertCache::Bytes(wanted) = wanted else { return vec![wanted; bytes_per_device.len()] };
     let all = bytes_per_device.iter().map(|bytes| u128::from(*bytes)).sum::<u128>().max(1);

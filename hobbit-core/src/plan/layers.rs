@@ -1,12 +1,12 @@
-//! Which device holds which layer.
+//! Placement of layers on devices.
 
-/// Which device (an index into `free`) holds each layer, `None` for the CPU, and the portions to hand to llama.cpp as
+/// The device (an index into `free`) of each layer, `None` for the CPU, and the portions to pass to llama.cpp as
 /// `tensor_split`, one per device, so that it divides alike.
 ///
-/// The first answer has `n_layer + 1` entries: the output counts as layer `n_layer`. `n_gpu_layers` are counted from
-/// the end, the output included; negative means all. `tensor_split` are portions in any unit; missing ones are 0, and
-/// if all are, layers are divided by `free` memory in bytes. A device that reports none at all counts with the host's:
-/// the caller puts it there, as llama.cpp does.
+/// The first list has `n_layer + 1` entries: the output counts as layer `n_layer`. `n_gpu_layers` counts from the end,
+/// the output included; negative means all. `tensor_split` has portions in any unit. Missing ones are 0, and if all are
+/// 0, layers are divided by `free` memory in bytes. For a device that reports no memory the caller passes the host's,
+/// as llama.cpp does.
 ///
 /// This is the rule of `llama_model_base::load_tensors` (llama.cpp), in the same 32-bit arithmetic. Portions are not
 /// divided by their sum here: llama.cpp does that, and rounding twice could move a layer.

@@ -3,14 +3,14 @@
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// What the system says now. On systems without `/proc` nothing is known.
+/// Current memory limits of the system. Without `/proc` nothing is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryLimits {
-    /// `MemAvailable` of `/proc/meminfo` in bytes: what the machine could hand out without swapping.
+    /// `MemAvailable` of `/proc/meminfo` in bytes: memory that the machine can provide without swapping.
     pub mem_available: Option<u64>,
-    /// The control group, of those around this process, that leaves least; `None` without a limit.
+    /// The enclosing control group that leaves least; `None` without a limit.
     pub cgroup: Option<CgroupMemory>,
-    /// Anonymous memory this process holds already, in bytes. The other numbers count it as taken.
+    /// Anonymous memory that this process holds already, in bytes. The other numbers count it as used.
     pub own: u64,
 }
 
@@ -32,7 +32,7 @@ impl CgroupMemory {
     }
 }
 
-/// Where a budget comes from.
+/// Source of a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum BudgetSource {
     /// The flag.
@@ -44,7 +44,7 @@ pub enum BudgetSource {
 }
 
 impl MemoryLimits {
-    /// Asks the system. What cannot be read counts as unknown.
+    /// Reads the limits. Unreadable values count as unknown.
     pub fn read() -> Self {
         Self::from_files(&|path| std::fs::read_to_string(path).ok())
     }
@@ -70,7 +70,7 @@ impl MemoryLimits {
     }
 }
 
-/// Where a hierarchy of control groups is mounted, and where this process is in it.
+/// Mount point of a hierarchy of control groups, and this process's place in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct CgroupPlace {
     version: CgroupVersion,
@@ -119,7 +119,7 @@ fn memory_cgroups(cgroup: &str, mountinfo: &str) -> Vec<CgroupPlace> {
         };
         let found = mountinfo.lines().find_map(|line| cgroup_mount(line, version));
         if let Some((root, mount)) = found {
-            // In a container the mount may show a subtree (`root`) and the path may lie outside of what is seen.
+            // In a container the mount may show a subtree (`root`), and the path may lie outside of it.
             let below = Path::new(path).strip_prefix(root).ok();
             let below = below.filter(|path| !path.components().any(|part| part.as_os_str() == ".."));
             let mount = PathBuf::from(mount);

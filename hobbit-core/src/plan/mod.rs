@@ -1,23 +1,22 @@
 //! How a memory budget becomes slots: pure arithmetic, except for [`MemoryLimits::read`].
 //!
-//! The budget is what the whole process may take. Weights, KV cache, compute buffers and run time come first, a
-//! margin stays free, and experts get the rest: cached ones in pools, and unless all fit, a few *staging* slots of one
-//! slice each, through which experts pass that get no slot. The engine is exact with one staging slot and no cached
-//! expert at all: that is the minimum.
+//! The budget covers the whole process. Weights, KV cache, compute buffers and run time come first, a margin stays
+//! free, and experts get the rest: pools of slots, and, unless all experts fit, a few *staging* slots of one slice each
+//! for experts without a slot. The minimum is one staging slot and no cached expert; results are exact even then.
 //!
 //! Where experts have low-precision versions, these get a share of the cache ([`PlanInput::low_share`]), though no more
 //! than all of them need; and none where all high versions fit.
 //!
-//! [`DevicePlan`] divides a device's memory in the same way; [`layer_devices`] says which layers are on which device.
+//! [`DevicePlan`] divides a device's memory in the same way; [`layer_devices`] assigns layers to devices.
 //!
-//! The margin is for what nobody can count (page tables, allocator slack, the kernel's own): 1 % of a budget that was
-//! given, at least 32 MiB; 2 % of a control group's limit, at least 48 MiB, for what the kernel books there besides.
-//! Available memory also moves with its neighbours: 5 %, at least 64 MiB.
+//! The margin covers memory that cannot be counted (page tables, allocator slack, the kernel's own): 1 % of a given
+//! budget, at least 32 MiB; 2 % of a control group's limit, at least 48 MiB, because the kernel charges more to it.
+//! Available memory also changes with other processes: 5 %, at least 64 MiB.
 //!
-//! A budget that was given is held to what the system can give ([`PlanInput::overcommit`]).
+//! A given budget may not exceed the system's limit, except with [`PlanInput::overcommit`].
 //!
-//! [`Regime`] comes before all that: where the whole model fits, there is nothing to divide. Where it does not, a context
-//! that nobody asked for is no longer than [`context_tokens`].
+//! [`Regime`] comes first: a model that fits as a whole needs no division. If it does not fit, a default context is no
+//! longer than [`context_tokens`].
 
 mod breakdown;
 mod context;
@@ -49,32 +48,32 @@ use pools::{Division, Experts};
 use serde::Serialize;
 use size::whole_mib_up;
 
-/// What a plan is made from. Sizes are bytes.
+/// Input of a plan. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanInput {
-    /// What the process may take.
+    /// Memory for the process.
     pub budget: Budget,
-    /// What the system leaves: the budget of [`Budget::Auto`], and what any other may not exceed.
+    /// System limits: the value of [`Budget::Auto`], and the maximum of any other budget.
     pub limits: MemoryLimits,
-    /// A given budget may exceed what the system leaves.
+    /// A given budget may exceed the system limits.
     pub overcommit: bool,
-    /// How much of it experts may take; a percentage is of all high versions.
+    /// How much of the budget experts may take; a percentage is of all high versions.
     pub expert_cache: ExpertCache,
     /// How much of the expert cache low versions may take.
     pub low_share: LowShare,
-    /// What is needed besides experts.
+    /// Memory for everything but experts.
     pub fixed: FixedCosts,
-    /// What stays free; `None` takes the rule of this module.
+    /// Memory that stays free; `None` applies this module's rule.
     pub margin: Option<u64>,
     /// Classes of versions with equal shapes; empty for a dense model. Every expert has a high version.
     pub pools: Vec<PoolSpec>,
     /// Experts a token uses in each layer.
     pub n_expert_used: u32,
-    /// Slots that slices of experts without a slot pass through.
+    /// Slots for slices of experts that have no slot of their own.
     pub staging: StagingWish,
 }
 
-/// Memory that experts cannot have, in bytes.
+/// Memory that is not available to experts, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FixedCosts {
     /// Weights that are not experts.
@@ -83,9 +82,9 @@ pub struct FixedCosts {
     pub kv: u64,
     /// Compute buffers.
     pub compute: u64,
-    /// What the process holds besides: code, tokenizer, thread stacks.
+    /// Other memory of the process: code, tokenizer, thread stacks.
     pub runtime: u64,
-    /// What policy and predictor keep: tables, copies of routers.
+    /// Memory of policy and predictor: tables, copies of routers.
     pub prediction: u64,
 }
 
@@ -96,14 +95,14 @@ impl FixedCosts {
     }
 }
 
-/// Where the memory goes. `Display` prints it as aligned rows.
+/// The division of the memory. `Display` prints it as aligned rows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemoryPlan {
     /// Bytes the process may take.
     pub budget: u64,
-    /// Who says so.
+    /// Source of the budget.
     pub budget_source: BudgetSource,
-    /// What is needed besides experts.
+    /// Memory for everything but experts.
     pub fixed: FixedCosts,
     /// Bytes left free.
     pub margin: u64,
@@ -117,15 +116,15 @@ pub struct MemoryPlan {
     pub n_low_slots: u64,
     /// Bytes of all slots, high and low.
     pub expert_cache: u64,
-    /// Of these, bytes of low slots.
+    /// Bytes of low slots, included in `expert_cache`.
     pub low_cache: u64,
-    /// Slots for slices that pass through; 0 when every high version has a slot.
+    /// Slots for slices of experts without a slot; 0 when every high version has a slot.
     pub staging_slots: u32,
     /// Bytes of a staging slot: the largest slice of the model.
     pub staging_slot_bytes: u64,
     /// Bytes of staging.
     pub staging: u64,
-    /// Set when the slots are fewer than what one token uses.
+    /// Set when there are fewer slots than one token uses.
     pub warning: Option<BelowTokenCycle>,
 }
 
@@ -139,7 +138,7 @@ pub struct BelowTokenCycle {
     pub n_slots: u64,
     /// Experts one token uses.
     pub n_cycle: u64,
-    /// The budget that holds them, in bytes; `None` when the present one would.
+    /// The budget that holds them, in bytes; `None` when the present one does.
     pub mem_budget: Option<u64>,
     /// The expert cache that holds them, in bytes; `None` when it follows from the budget.
     pub expert_cache: Option<u64>,
@@ -156,14 +155,14 @@ pub enum PlanError {
     TooSmall {
         /// Bytes.
         budget: u64,
-        /// Who says so.
+        /// Source of the budget.
         origin: BudgetSource,
         /// The smallest budget that works, in bytes.
         minimum: u64,
-        /// What the system leaves, in bytes, if that is known and counts.
+        /// Bytes that the system leaves, if known and limiting.
         available: Option<u64>,
     },
-    /// The budget is more than the system has, and would be used.
+    /// The budget exceeds the system's memory, and the model would use it.
     #[error(
         "a memory budget of {} cannot be had here: this model would take {} of it, and {} are available ({})",
         ShortBytes(*budget), ShortBytes(*takes), ShortBytes(*available), breakdown::origin(*origin).trim_start_matches("auto: ")
@@ -175,10 +174,10 @@ pub enum PlanError {
         takes: u64,
         /// Bytes that the system leaves, what the process holds included.
         available: u64,
-        /// What leaves no more.
+        /// Source of the limit.
         origin: BudgetSource,
     },
-    /// The expert cache asked for does not fit beside the rest.
+    /// The requested expert cache does not fit beside the rest.
     #[error("an expert cache of {} does not fit into a memory budget of {}", ShortBytes(*asked), ShortBytes(*budget))]
     ExpertCacheTooLarge {
         /// Bytes asked for.
@@ -187,12 +186,12 @@ pub enum PlanError {
         fits: u64,
         /// Bytes.
         budget: u64,
-        /// The smallest budget that holds what was asked for, in bytes.
+        /// The smallest budget that holds the requested cache, in bytes.
         minimum: u64,
-        /// What the system leaves, in bytes, if that is known and counts.
+        /// Bytes that the system leaves, if known and limiting.
         available: Option<u64>,
     },
-    /// A device cannot hold what experts pass through.
+    /// A device has no room for one wave of staging slots.
     #[error(
         "not even one wave of experts fits on {device}: {} are free there, {} are needed (head-room {})",
         ShortBytes(*free), ShortBytes(*minimum), ShortBytes(*headroom)
@@ -202,12 +201,12 @@ pub enum PlanError {
         device: String,
         /// Bytes.
         free: u64,
-        /// The least free bytes that would do.
+        /// The least free bytes that suffice.
         minimum: u64,
-        /// Of these, bytes that stay free.
+        /// Bytes of these that stay free.
         headroom: u64,
     },
-    /// The device cache asked for does not fit beside head-room and compute buffers.
+    /// The requested device cache does not fit beside head-room and compute buffers.
     #[error(
         "a device cache of {} does not fit on {device}: of the {} that are free there, experts can have {}MiB (head-room {})",
         ShortBytes(*asked), ShortBytes(*free), fits >> 20, ShortBytes(*headroom)
@@ -224,12 +223,12 @@ pub enum PlanError {
         /// Bytes that stay free.
         headroom: u64,
     },
-    /// `auto` on a system that does not tell.
+    /// `auto` on a system that does not report its memory.
     #[error("this system does not say how much memory is available; give a budget")]
     NoLimitKnown,
 }
 
-/// What stays free of a budget: `percent`, at least `floor` bytes.
+/// Rule for the memory of a budget that stays free: `percent`, at least `floor` bytes.
 #[derive(Clone, Copy)]
 struct Margin {
     percent: u64,
@@ -267,8 +266,8 @@ impl MemoryPlan {
     /// Divides the budget.
     ///
     /// # Errors
-    /// [`PlanError`]: the budget is below the model's minimum or beyond what the system has, the expert cache asked for
-    /// does not fit, or nothing is known about the system's memory.
+    /// [`PlanError`]: the budget is below the model's minimum or beyond the system's memory, the requested expert cache
+    /// does not fit, or the system's memory is unknown.
     pub fn new(input: &PlanInput) -> Result<Self, PlanError> {
         let limit = input.limits.budget().filter(|_| !input.overcommit);
         let (Budget::Bytes(given), Some((available, origin))) = (input.budget, limit) else {
@@ -278,7 +277,7 @@ impl MemoryPlan {
         if given <= available {
             return Ok(plan);
         }
-        // More than there is was given. That is well where the model does not need it.
+        // A budget above the system's limit is fine as long as the model does not need the excess.
         let held = Self::within_budget(&PlanInput { budget: Budget::Bytes(available), ..input.clone() });
         match held {
             Ok(held) if held.pools == plan.pools && held.staging_slots == plan.staging_slots => Ok(held),
@@ -297,7 +296,7 @@ impl MemoryPlan {
         let experts = Experts::new(&input.pools, input.n_expert_used, input.staging, input.low_share);
         let given = Margin::of(input, BudgetSource::Given); // what the flags in our advice will be held to
         let fixed = input.fixed.total();
-        // What would do if it were given does as well where it was found.
+        // A found budget is accepted if it would suffice as a given one.
         let usual = Margin::of(input, source).bytes(budget);
         let least = fixed.saturating_add(experts.minimum());
         let margin = if least.saturating_add(usual) > budget { given.bytes(budget).min(usual) } else { usual };
@@ -354,8 +353,8 @@ impl MemoryPlan {
         })
     }
 
-    /// The same check before anything is loaded, from what is known of the files alone: a budget that certainly would be
-    /// used beyond what the system has. `ordinary` and `experts` are bytes of weights.
+    /// Early check, before anything is loaded and from the files alone: refuses a budget that the model certainly fills
+    /// beyond the system's memory. `ordinary` and `experts` are bytes of weights.
     ///
     /// # Errors
     /// [`PlanError::AboveLimit`].
@@ -372,13 +371,13 @@ impl MemoryPlan {
         if takes > available { Err(PlanError::AboveLimit { budget, takes, available, origin }) } else { Ok(()) }
     }
 
-    /// What may be taken of so many bytes that the system says it has.
+    /// Usable part of `available` bytes reported by the system.
     pub fn without_margin(available: u64, source: BudgetSource) -> u64 {
         available.saturating_sub(Margin::of_source(source).bytes(available))
     }
 
-    /// The high versions' pools have these slots, in their order, and low versions none: what was divided otherwise has been. They
-    /// take no more than the plan has for experts.
+    /// Sets the slots of the high pools, in their order, and none for low versions, after a division made elsewhere.
+    /// The slots take no more than the plan has for experts.
     pub fn set_high_slots(&mut self, slots: &[u32]) {
         let mut slots = slots.iter();
         for pool in &mut self.pools {
@@ -391,7 +390,7 @@ impl MemoryPlan {
         (self.n_low_slots, self.low_cache) = (0, 0);
     }
 
-    /// Bytes of the budget that nothing uses: everything fits, or less was asked for.
+    /// Bytes of the budget that stay unused: everything fits, or less was asked for.
     pub fn unused(&self) -> u64 {
         self.budget - self.margin - self.fixed.total() - self.expert_cache - self.staging
     }
@@ -403,7 +402,7 @@ impl MemoryPlan {
         self.expert_cache as f64 / bytes.max(1) as f64
     }
 
-    /// Whether every high version has a slot: nothing is read after it was read once, and low versions have none.
+    /// Whether every high version has a slot: each is read once, and low versions have no slots.
     pub fn is_fully_resident(&self) -> bool {
         self.n_slots == self.n_experts
     }

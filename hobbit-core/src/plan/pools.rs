@@ -1,4 +1,4 @@
-//! Dividing the experts' room: between cache and staging, high and low precision, and among pools.
+//! Division of the experts' room between cache and staging, high and low precision, and among pools.
 
 use serde::Serialize;
 use smart_default::SmartDefault;
@@ -7,28 +7,28 @@ use super::LowShare;
 use crate::expert::Precision;
 use crate::gguf::ExpertClass;
 
-/// Percent of the expert cache that low versions get unless told otherwise: none, they stream through staging.
+/// Default percentage of the expert cache for low versions: none, they stream through staging.
 ///
 /// Measured on the demo model and on two larger shapes (Mixtral, Qwen3-MoE): every share above 0 moves more bytes per
-/// token (demo model, 25 % cache: 1118 KiB at 0 %, 1164 at 5 and 10 %, 1208 at 15 %). It must be so: a byte of a high
-/// slot saves reads of experts that are wanted high, and those wanted low too; the same byte in low slots only the latter.
+/// token (demo model, 25 % cache: 1118 KiB at 0 %, 1164 at 5 and 10 %, 1208 at 15 %). The reason: a byte of a high slot
+/// saves reads of experts wanted high and of those wanted low; a byte of a low slot only saves the latter.
 pub const LOW_SHARE_AUTO_PERCENT: f64 = 0.0;
 
-/// Versions of experts that have the same shape, as the plan sees them.
+/// Versions of experts that have the same shape, as a plan needs them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSpec {
-    /// Which versions these are.
+    /// Precision of these versions.
     pub precision: Precision,
     /// Versions of this shape in each layer of the pool.
     pub n_versions: Vec<u16>,
     /// Bytes of one slot, all its slices together.
     pub expert_stride: u64,
-    /// Bytes of a slot's largest slice: what a staging slot must hold.
+    /// Bytes of the largest slice; a staging slot must hold it.
     pub slice_stride_max: u64,
 }
 
 impl PoolSpec {
-    /// Of a class of versions: slots take whole windows of the file.
+    /// Pool of a class of versions: slots take whole windows of the file.
     pub fn of(class: &ExpertClass, precision: Precision, n_versions: Vec<u16>) -> Self {
         let slice_stride_max = class.slices.iter().map(|slice| slice.capacity).max().unwrap_or(0);
         Self { precision, n_versions, expert_stride: class.stride, slice_stride_max }
@@ -38,30 +38,30 @@ impl PoolSpec {
         self.n_versions.iter().map(|n| u64::from(*n)).sum()
     }
 
-    /// Bytes of a slot for each of them.
+    /// Bytes of a slot for each version.
     pub fn bytes(&self) -> u64 {
         self.n_versions() * self.expert_stride
     }
 }
 
-/// How many staging slots to keep. One holds any slice of the model: one is enough to be right, the slices of eight experts
-/// to be fast.
+/// Number of staging slots. One slot holds any slice of the model. One is enough for correct results; the slices of
+/// eight experts make it fast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, SmartDefault)]
 pub struct StagingWish {
-    /// Without them there is no plan.
+    /// Minimum without which there is no plan.
     #[default(1)]
     pub min: u32,
-    /// With them reads stay in flight while products run. Given up as far as they would take more than a tenth of
-    /// the experts' room.
+    /// Slots that keep reads in flight while products run. Reduced where they would take more than a tenth of the
+    /// experts' room.
     #[default(24)]
     pub wanted: u32,
 }
 
 impl StagingWish {
-    /// Staging that keeps reads in flight while a product runs, in bytes.
+    /// Bytes of staging that keep reads in flight while a product runs.
     const BYTES_WANTED: u64 = 64 << 20;
 
-    /// For slices of so many bytes at the most, of which an expert has so many at the most.
+    /// Staging for slices of at most `slice_bytes_max` bytes, at most `n_slices_max` per expert.
     pub fn of(slice_bytes_max: u64, n_slices_max: usize) -> Self {
         let n_slices = n_slices_max.max(1) as u32;
         let wanted = (Self::BYTES_WANTED / slice_bytes_max.max(1)).clamp(u64::from(n_slices), 8 * u64::from(n_slices));
@@ -69,10 +69,10 @@ impl StagingWish {
     }
 }
 
-/// What one pool gets.
+/// Slots of one pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PoolPlan {
-    /// Which versions it holds.
+    /// Precision of its versions.
     pub precision: Precision,
     /// Slots: versions that can be resident at once.
     pub n_slots: u32,
@@ -84,19 +84,19 @@ pub struct PoolPlan {
     pub expert_cache: u64,
 }
 
-/// How the experts' room is divided.
+/// Division of the experts' room.
 pub(super) struct Division {
     /// In the order of the specs.
     pub(super) pools: Vec<PoolPlan>,
     pub(super) staging_slots: u32,
 }
 
-/// All experts of a model, and what their room must hold.
+/// All experts of a model, and the requirements on their room.
 pub(super) struct Experts<'a> {
     pools: &'a [PoolSpec],
     n_expert_used: u32,
     staging: StagingWish,
-    /// Parts of [`LOW_SHARE_WHOLE`]. Whole numbers keep the division monotone in the bytes divided.
+    /// Share in parts of [`LOW_SHARE_WHOLE`]. Integers keep the division monotone in the divided bytes.
     low_share: u64,
 }
 
@@ -139,7 +139,7 @@ impl<'a> Experts<'a> {
         self.staging_slot_bytes() * u64::from(n_slots)
     }
 
-    /// Bytes without which the model cannot run.
+    /// Minimum bytes for the model to run.
     pub(super) fn minimum(&self) -> u64 {
         self.room_for(0)
     }
@@ -163,8 +163,8 @@ impl<'a> Experts<'a> {
         pool.n_versions.iter().map(|n| u64::from(*n).min(u64::from(self.n_expert_used))).sum()
     }
 
-    /// The least bytes of cache that, once divided, have a slot for every expert of one token's cycle: in each high
-    /// pool, less what the low slots take off it.
+    /// Minimum cache, in bytes, whose division has a slot for every expert of one token's cycle: in each high pool,
+    /// less the experts that low slots cover.
     pub(super) fn cache_for_cycle(&self) -> u64 {
         let (mut too_little, mut enough) = (0, self.bytes());
         while too_little < enough {
@@ -177,7 +177,7 @@ impl<'a> Experts<'a> {
         enough
     }
 
-    /// Monotone, and at most what [`Experts::slots_within`] makes of it.
+    /// Whether a cache holds one token's cycle. Monotone, and never more optimistic than [`Experts::slots_within`].
     fn holds_cycle(&self, cache: u64) -> bool {
         let low = self.low_part(cache);
         let slots_at_least = |pool: &PoolSpec, bytes: u64| {
@@ -191,17 +191,17 @@ impl<'a> Experts<'a> {
         })
     }
 
-    /// Room whose automatic division holds one token's cycle: staging takes its minimum or a tenth, not more.
+    /// Room whose automatic division holds one token's cycle: staging takes its minimum or a tenth, no more.
     pub(super) fn auto_room_for_cycle(&self) -> u64 {
         let cache = self.cache_for_cycle();
         self.room_for(cache).max(portion(cache, 10, 9, true)).min(self.bytes())
     }
 
-    /// Slots and staging within `room` bytes; `cache` is what the slots may take, `None` for as much as possible. The
+    /// Slots and staging within `room` bytes. `cache` is the limit for the slots, `None` for as much as possible. The
     /// caller has checked `room_for(cache) <= room` and `minimum() <= room`.
     pub(super) fn divide(&self, room: u64, cache: Option<u64>) -> Division {
         let all = self.bytes();
-        // All of them without staging may be less than almost all of them with it.
+        // All experts without staging may take less than almost all experts with it.
         let everything_fits = room >= all && cache.is_none_or(|cache| self.room_for(cache) >= all);
         let (staging_slots, cache) = match cache {
             _ if everything_fits => (0, all),
@@ -211,7 +211,7 @@ impl<'a> Experts<'a> {
                 (staging_slots, room - self.staging_bytes(staging_slots))
             }
         };
-        // Where no high version is ever missing, nothing has to stand in for one.
+        // If no high version is ever missing, low versions have no use.
         let low = if everything_fits { 0 } else { self.low_part(cache) };
         let low_slots = self.slots_within(Precision::Low, low);
         let high_slots = self.slots_within(Precision::High, cache - self.bytes_of_slots(&low_slots));
@@ -226,12 +226,12 @@ impl<'a> Experts<'a> {
         Division { pools: pools.collect(), staging_slots }
     }
 
-    /// Bytes of a cache that low versions get: their share, but no more than all of them.
+    /// Bytes of a cache for low versions: their share, but no more than all of them.
     fn low_part(&self, cache: u64) -> u64 {
         portion(cache, self.low_share, LOW_SHARE_WHOLE, false).min(self.bytes_of(Precision::Low))
     }
 
-    /// The most staging slots of `bytes` bytes, between the minimum and what is wanted.
+    /// The most staging slots within `bytes` bytes, between the minimum and the wanted number.
     fn staging_within(&self, bytes: u64) -> u32 {
         let fitting = bytes.checked_div(self.staging_slot_bytes()).unwrap_or(0);
         let wanted = self.staging.wanted.max(self.staging.min);
@@ -242,8 +242,8 @@ impl<'a> Experts<'a> {
         self.pools.iter().zip(slots).map(|(pool, n)| pool.expert_stride * n).sum()
     }
 
-    /// Slots of every pool, 0 in those of the other precision: the same fraction of every pool's versions; what
-    /// rounding leaves goes to the pools that have the least.
+    /// Slots of every pool, 0 in those of the other precision: the same fraction of every pool's versions. The
+    /// remainder from rounding goes to the pools with the fewest slots.
     fn slots_within(&self, precision: Precision, cache: u64) -> Vec<u64> {
         let all = self.bytes_of(precision).max(1);
         let is_ours = |pool: &PoolSpec| pool.precision == precision;

@@ -1,4 +1,4 @@
-//! Whether hobbit is needed at all: where everything fits, plain llama.cpp is as fast as it gets.
+//! Whether a model needs hobbit: if everything fits, plain llama.cpp is fastest.
 
 use serde::Serialize;
 
@@ -6,32 +6,33 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "name")]
 pub enum Regime {
-    /// Everything fits: plain llama.cpp on the mapped file, nothing of ours in between.
+    /// Everything fits: plain llama.cpp on the mapped file, with no hobbit code in between.
     StandAside {
-        /// Weights are rearranged for the CPU while loading, as llama.cpp does by default; there is room for both copies.
+        /// Rearrange weights for the CPU while loading, as llama.cpp does by default; there is room for both copies.
         repack: bool,
     },
     /// Experts do not fit, or a flag asks for their cache: they stay in the file, and hobbit computes their products.
     Seam,
 }
 
-/// What plain llama.cpp takes for a model, in bytes.
+/// Memory that plain llama.cpp needs for a model, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Needs {
     /// The tensors, mapped from the file.
     pub mapped: u64,
-    /// Copies of tensors that are rearranged for the CPU; the mapped ones are dropped only once all are made.
+    /// Copies of tensors that are rearranged for the CPU; the mapped originals are dropped only after all copies are
+    /// made.
     pub repacked: u64,
     /// KV cache at its full length.
     pub kv: u64,
     /// Compute buffers.
     pub compute: u64,
-    /// What the process holds besides.
+    /// Other memory of the process.
     pub runtime: u64,
 }
 
 impl Needs {
-    /// With as much of the weights rearranged as llama.cpp would.
+    /// Needs with as many weights rearranged as llama.cpp would.
     fn most(&self) -> u64 {
         self.least().saturating_add(self.repacked)
     }
@@ -43,8 +44,8 @@ impl Needs {
 }
 
 impl Regime {
-    /// The regime for a model that needs so much where `room` bytes may be taken. What is mapped gives way under pressure,
-    /// so no margin stays free on top.
+    /// The regime for a model with these needs in `room` bytes. Mapped memory gives way under pressure, so no extra
+    /// margin stays free.
     pub fn of(needs: &Needs, room: u64) -> Self {
         match room {
             _ if needs.most() <= room => Self::StandAside { repack: true },
@@ -53,13 +54,13 @@ impl Regime {
         }
     }
 
-    /// The same where only bounds are known; `None` where it depends on what lies between them.
+    /// The same from bounds; `None` if the needs between them decide.
     pub fn within(least: &Needs, most: &Needs, room: u64) -> Option<Self> {
         let regime = Self::of(least, room);
         (regime == Self::of(most, room)).then_some(regime)
     }
 
-    /// Whether llama.cpp runs by itself.
+    /// Whether llama.cpp runs the model by itself.
     pub fn stands_aside(self) -> bool {
         matches!(self, Self::StandAside { .. })
     }

@@ -1,32 +1,32 @@
-//! Whether experts are worth rearranging for the CPU where nobody said so. A fixed rule: what is rearranged decides the last
-//! bits of results, which must not depend on how busy a machine is when it is asked.
+//! Default for rearranging experts for the CPU. The rule is fixed because rearranging changes the last bits of results,
+//! which must not depend on the load of the machine.
 
 use crate::gguf::GgmlType;
 use crate::plan::ExpertCache;
 
-/// Types whose products gain by it more than their arrival loses: 1.15x and more in batches, and as single tokens where most
-/// experts are resident. K-quants gain nothing; `cargo bench --bench kernels` has the figures.
+/// Types whose products gain more than rearranging costs on arrival: 1.15x and more in batches, and for single tokens
+/// if most experts are resident. K-quants gain nothing; `cargo bench --bench kernels` has the figures.
 const GAINING: [GgmlType; 3] = [GgmlType::MXFP4, GgmlType::Q4_0, GgmlType::IQ4_NL];
 
-/// The least part of the experts that must have slots, in percent. A miss pays when it arrives: with fewer slots single tokens
+/// Minimum percentage of experts with slots. Each miss pays for rearranging on arrival: with fewer slots single tokens
 /// become slower.
 const SLOTS_PERCENT_MIN: u64 = 50;
 
-/// What is asked. Sizes are bytes.
+/// Input of the rule. Sizes are bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RepackInput {
     /// All experts in high precision.
     pub expert_bytes: u64,
-    /// What the user wants in slots.
+    /// Requested expert cache.
     pub expert_cache: ExpertCache,
-    /// What plain llama.cpp could take for the model.
+    /// Memory that plain llama.cpp could take for the model.
     pub room: u64,
-    /// What it needs besides the experts.
+    /// Memory that the model needs besides the experts.
     pub besides: u64,
 }
 
 impl RepackInput {
-    /// Whether experts of these types (those of every matrix of every expert) are rearranged.
+    /// Whether experts of these types (the types of every matrix of every expert) are rearranged.
     pub fn pays(&self, types: impl IntoIterator<Item = GgmlType>) -> bool {
         let slots =
             self.expert_cache.of(self.expert_bytes).unwrap_or(u64::MAX).min(self.room.saturating_sub(self.besides));

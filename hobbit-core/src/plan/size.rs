@@ -1,4 +1,4 @@
-//! Sizes as people write them.
+//! Parsing of sizes.
 //!
 //! All prefixes are powers of 1024, as users of llama.cpp expect: `1G`, `1GB` and `1GiB` are the same. A bare
 //! number is bytes.
@@ -9,20 +9,20 @@ use std::str::FromStr;
 use crate::units::{MIB, parse_bytes, parse_percent};
 use crate::words::UnknownWord;
 
-/// What `--mem-budget` says: the memory the whole process may take.
+/// Value of `--mem-budget`: memory of the whole process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub enum Budget {
-    /// What is available now, from [`super::MemoryLimits`].
+    /// Available memory, from [`super::MemoryLimits`].
     #[default]
     Auto,
     /// Bytes.
     Bytes(u64),
 }
 
-/// What `--expert-cache` says: the part of the budget that holds experts.
+/// Value of `--expert-cache`: the part of the budget for experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub enum ExpertCache {
-    /// What the budget leaves.
+    /// The rest of the budget.
     #[default]
     Auto,
     /// Bytes.
@@ -32,7 +32,7 @@ pub enum ExpertCache {
 }
 
 impl ExpertCache {
-    /// The bytes asked for of so many; `None` for what is left.
+    /// Bytes of `all`; `None` for automatic.
     pub fn of(self, all: u64) -> Option<u64> {
         match self {
             Self::Auto => None,
@@ -43,13 +43,13 @@ impl ExpertCache {
     }
 }
 
-/// A size that cannot be read.
+/// A size that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{found}' is not a size (expected {expected})")]
 pub struct SizeError {
-    /// What was given.
+    /// The text given.
     pub found: String,
-    /// What would have been understood.
+    /// The accepted forms.
     pub expected: &'static str,
 }
 
@@ -82,10 +82,10 @@ impl FromStr for ExpertCache {
     }
 }
 
-/// The part of the expert cache, in bytes, that low-precision versions get.
+/// Value of the low share: the part of the expert cache, in bytes, for low-precision versions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub enum LowShare {
-    /// What measured best.
+    /// The share that measured best.
     #[default]
     Auto,
     /// Percent, `0.0..=100.0`.
@@ -106,7 +106,7 @@ impl FromStr for LowShare {
     }
 }
 
-/// Bytes for a flag, in whole MiB and rounded up so that giving them back is enough.
+/// Bytes for a flag, rounded up to whole MiB so that the printed value suffices.
 pub(super) fn whole_mib_up(bytes: u64) -> u64 {
     bytes.div_ceil(MIB).saturating_mul(MIB)
 }

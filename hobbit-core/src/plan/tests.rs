@@ -1,4 +1,4 @@
-//! Plans as tables, and what must hold for any of them.
+//! Plans as tables, and properties of every plan.
 
 use super::*;
 use Precision::{High, Low};
@@ -77,7 +77,7 @@ fn everything_fits() {
     assert!(plan.to_string().contains("not needed: every expert has a slot"));
 }
 
-/// Almost all of the experts and staging do not fit where all of them do.
+/// All experts fit without staging where almost all of them with staging do not.
 #[test]
 fn all_experts_may_be_less_than_almost_all() {
     let almost = plan(|input| {
@@ -127,7 +127,7 @@ fn the_margin_follows_the_budget() {
     assert_eq!(margin(0, Some(5000 * MIB)), 250 * MIB);
 }
 
-/// Of a machine, or control group, with so many bytes left.
+/// Plan on a machine, or in a control group, with this many MiB left.
 fn with_only(mib: u64, change: impl FnOnce(&mut PlanInput)) -> Result<MemoryPlan, PlanError> {
     plan(|input| {
         input.limits.mem_available = Some(1 << 50);
@@ -167,7 +167,7 @@ fn a_refusal_tells_what_is_available() {
     assert!(matches!(too_large, ExpertCacheTooLarge { available: Some(bytes), .. } if bytes == 2000 * MIB));
 }
 
-/// What is found is held to a larger margin than what is given, but not where nothing would run for it.
+/// A found budget has a larger margin than a given one, except where nothing would run with it.
 #[test]
 fn a_budget_that_is_advised_is_not_refused_where_it_is_found() {
     let run = |mib: u64| with_only(mib, |input| (input.budget, input.margin) = (Budget::Auto, None));
@@ -297,7 +297,7 @@ fn the_low_share_can_be_given() {
     assert_eq!(slots("auto"), slots(&format!("{LOW_SHARE_AUTO_PERCENT}%")));
     assert_eq!(slots("0%"), (272, 0));
     assert_eq!(slots("50%"), (136, 545));
-    // All low versions are 1024 MiB: what they do not need goes to high ones.
+    // All low versions are 1024 MiB: the rest of their share goes to high ones.
     assert_eq!(slots("100%"), (16, 1024));
     let few = plan_with_low(|input| {
         input.pools[1].n_versions = vec![1; 32];
@@ -392,7 +392,7 @@ fn any_input() -> impl Strategy<Value = PlanInput> {
     )
 }
 
-/// Low versions take their share at most, and nothing where there are none.
+/// Low versions take at most their share, and nothing if there are none.
 fn check_low_share(input: &PlanInput, plan: &MemoryPlan) {
     let percent = match input.low_share {
         LowShare::Auto => LOW_SHARE_AUTO_PERCENT,
@@ -410,7 +410,7 @@ fn plan_at(input: &PlanInput, budget: u64) -> Result<MemoryPlan, PlanError> {
     MemoryPlan::new(&PlanInput { budget: Budget::Bytes(budget), ..input.clone() })
 }
 
-/// Everything a plan promises: it stays within the budget, and the numbers it advises are enough, the minima tight.
+/// The properties of every plan: it stays within the budget, the budgets it advises suffice, and the minima are tight.
 fn check(input: &PlanInput) {
     match MemoryPlan::new(input) {
         Ok(plan) => {

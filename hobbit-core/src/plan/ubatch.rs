@@ -1,43 +1,43 @@
-//! How many tokens of a prompt are computed at once. Every ubatch uses nearly every expert and reads those that are not resident,
-//! so fewer and wider ones read less; the memory that their activations take is taken from the slots.
+//! Number of a prompt's tokens computed at once. Every ubatch uses nearly every expert and reads the ones that are not
+//! resident, so fewer and wider ubatches read less. The memory of their activations is taken from the slots.
 //!
-//! Speeds do not count: reads and products overlap, and reading less takes no longer.
+//! The rule ignores speeds: reads and products overlap, and reading less never takes longer.
 
-/// Of the cache, the most that a wider ubatch may take: the slots are wanted for all that follows the prompt.
+/// A wider ubatch takes at most this part of the cache, because the tokens after the prompt need the slots.
 const CACHE_SHARE: u64 = 16;
 
-/// Of the bytes that the usual width reads, the most that another may read to be worth it, in percent.
+/// Another width must read at most this percentage of the usual width's bytes.
 const READ_PERCENT_MAX: u64 = 80;
 
-/// Kernels like tiles of rows: widths are multiples of it.
+/// Widths are multiples of this: kernels process tiles of rows.
 const STEP: u32 = 64;
 
-/// Passes over a batch that are considered: with more of them, one more or less saves little.
+/// Maximum passes over a batch to consider: beyond that, one more or less saves little.
 const PASSES_MAX: usize = 64;
 
-/// What the width of a prompt's ubatches is chosen from. Sizes are bytes.
+/// Input of the choice of a prompt's ubatch width. Sizes are bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UbatchInput {
     /// Tokens of the prompt.
     pub n_prompt: u64,
-    /// Tokens that are submitted at once: no ubatch is wider.
+    /// Tokens submitted at once, the maximum width.
     pub n_batch: u32,
-    /// The width where nothing is gained.
+    /// Default width.
     pub usual: u32,
     /// All experts in high precision.
     pub expert_bytes: u64,
-    /// What is resident of them at the usual width.
+    /// Resident bytes of experts at the usual width.
     pub cache_bytes: u64,
-    /// Activations of a token that is computed.
+    /// Activations of one computed token.
     pub token_bytes: u64,
 }
 
 impl UbatchInput {
-    /// The width that reads least, if that is worth it; else the usual one.
+    /// The width that reads least, if it saves enough; otherwise the usual one.
     pub fn choose(&self) -> u32 {
         let usual = self.usual.min(self.n_batch);
         let passes_now = self.passes(usual);
-        // For each number of passes over a whole batch the narrowest width.
+        // The narrowest width for each number of passes over a whole batch.
         let longest = self.n_prompt.min(self.n_batch.into()) as u32;
         let narrowest =
             |passes: u32| longest.div_ceil(passes).checked_next_multiple_of(STEP).unwrap_or(u32::MAX).min(self.n_batch);
@@ -52,18 +52,18 @@ impl UbatchInput {
         best.filter(is_worth_it).unwrap_or(usual)
     }
 
-    /// Ubatches of the whole prompt: batches are divided, and their rests are not put together.
+    /// Ubatches of the whole prompt: batches are divided, and their remainders are not joined.
     pub fn passes(&self, width: u32) -> u64 {
         let (n_batch, width) = (u64::from(self.n_batch.max(1)), u64::from(width.max(1)));
         (self.n_prompt / n_batch) * n_batch.div_ceil(width) + (self.n_prompt % n_batch).div_ceil(width)
     }
 
-    /// What a ubatch takes beyond the usual one.
+    /// Bytes that a ubatch takes beyond the usual width.
     fn takes(&self, width: u32) -> u64 {
         u64::from(width.saturating_sub(self.usual)).saturating_mul(self.token_bytes)
     }
 
-    /// What a ubatch reads.
+    /// Bytes that a ubatch reads.
     fn missing(&self, width: u32) -> u64 {
         self.expert_bytes.saturating_sub(self.cache_bytes.saturating_sub(self.takes(width)))
     }
@@ -91,7 +91,7 @@ mod tests {
         for (n_prompt, width, passes) in [
             (1, 512, 1),
             (512, 512, 1),
-            // Two passes become one, of just the prompt's width.
+            // Two passes become one, of exactly the prompt's width.
             (513, 576, 1),
             (1024, 1024, 1),
             (2000, 2048, 1),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::gguf::GgmlType;
 use crate::predict::PathTableError;
 
-/// Why a profile cannot be read, or does not belong here.
+/// Why a profile cannot be read or does not fit the model.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// The operating system refused.
@@ -27,7 +27,7 @@ pub enum ProfileError {
     /// Malformed mixes in a pack.
     #[error("{}: key 'hobbit.mixes': {reason}; make the pack again with gguf-tools pack", path.display())]
     Mixes { path: PathBuf, reason: String },
-    /// Nothing was measured for a tolerance.
+    /// No measurement for a tolerance.
     #[error(
         "the profile of {profiled} has not measured how many experts at {dtype} are tolerated; make it with \
          gguf-tools profile --widths {dtype} --tolerance 2%"
@@ -69,7 +69,7 @@ pub enum LossBoundError {
         "--max-loss {max_loss}: {} measured a model whose experts are {measured}, here they are {here}; {make}", file.display()
     )]
     OtherExperts { max_loss: String, file: PathBuf, measured: String, here: String, make: String },
-    /// Only larger caches were measured: with less in memory more is lost.
+    /// Measured with larger caches only: a smaller cache loses more.
     #[error(
         "--max-loss {max_loss}: {} has measured with {measured} of the experts in memory, and here are {here}: more may be lost; \
          {make}", file.display()

@@ -1,4 +1,4 @@
-//! The file: JSON, so that other tools can read it.
+//! The profile file: JSON, so that other tools can read it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,38 +13,38 @@ use crate::gguf::{ExpertMap, GgmlType, Gguf};
 use crate::pack;
 use crate::route::Shares;
 
-/// What `format` says.
+/// Value of `format`.
 pub const FORMAT: &str = "hobbit-profile";
-/// Counts up when a reader of the last version would misunderstand.
+/// Format version; it increases when older readers would misread the file.
 pub const VERSION: u64 = 1;
 
-/// What `gguf-tools profile` found out about a model on a text.
+/// Result of `gguf-tools profile` for a model on a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
     /// [`FORMAT`].
     pub format: String,
     /// [`VERSION`].
     pub version: u64,
-    /// What was profiled.
+    /// The profiled model.
     pub model: ModelId,
-    /// On what text.
+    /// The text.
     pub text: TextId,
-    /// T1 and T2, if they were asked for.
+    /// T1 and T2, if requested.
     pub thresholds: Option<ChosenThresholds>,
-    /// The cheapest ways to give up a little, by expert cache, if they were asked for.
+    /// The cheapest ways to give up a little quality, by expert cache, if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mixes: Vec<Mixes>,
-    /// What share of a prompt's experts may come in low precision, if that was asked for.
+    /// Tolerated low-precision share of a prompt's experts, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<PrefillShare>,
-    /// Sensitivities, one entry per width, widest first; empty if they were not asked for.
+    /// Sensitivities, one entry per width, widest first; empty if not requested.
     pub widths: Vec<Width>,
-    /// ‖W‖ of every expert, for virtual experts: a pack carries it. Empty in profiles from before.
+    /// ‖W‖ of every expert, for virtual experts: packs carry it. Empty in older profiles.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub norms: Vec<LayerNorms>,
 }
 
-/// Which model.
+/// Identity of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelId {
     /// File name, for people.
@@ -57,12 +57,12 @@ pub struct ModelId {
     pub n_experts: u32,
     /// Experts per token and layer.
     pub n_expert_used: u32,
-    /// SHA-256 of the (first) file's header without padding, hexadecimal: metadata, names, types and shapes of tensors. A
-    /// pack made of the model has the same, as the header it stands for.
+    /// SHA-256 of the (first) file's header without padding, hexadecimal: metadata, names, types and shapes of tensors.
+    /// The plain header in a pack of the model has the same value.
     pub header_sha256: String,
 }
 
-/// Which text.
+/// Identity of a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TextId {
     /// File name, for people.
@@ -78,15 +78,15 @@ pub struct TextId {
 /// T1 and T2 for a goal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChosenThresholds {
-    /// Highest unimportance that is loaded in high precision.
+    /// Highest unimportance loaded in high precision.
     pub t1: f32,
-    /// Highest unimportance that is loaded at all.
+    /// Highest unimportance loaded at all.
     pub t2: f32,
-    /// What was asked for: `shares 67/30/3` or `max loss 1%`.
+    /// The goal: `shares 67/30/3` or `max loss 1%`.
     pub goal: String,
-    /// What the uses of experts ask for at these thresholds, if none were resident.
+    /// Demands of the experts' uses at these thresholds, if none were resident.
     pub shares: Shares,
-    /// What a run with them did, where the goal is a loss.
+    /// Measured run with them, if the goal is a loss.
     pub measured: Option<MeasuredThresholds>,
 }
 
@@ -105,17 +105,17 @@ pub struct MeasuredThresholds {
     pub low: String,
 }
 
-/// The largest share of a prompt's experts in low precision that keeps a loss (Fate, section 4.5), everything else in high
-/// precision.
+/// The largest share of a prompt's experts in low precision that keeps within a loss (Fate, section 4.5), with
+/// everything else in high precision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PrefillShare {
     /// Share of a layer's active experts that come in low precision, least popular first: `--prefill-low`, beside `--t1 1`.
     pub prefill_low: f32,
-    /// Relative increase of perplexity that was allowed.
+    /// Allowed relative increase of perplexity.
     pub max_loss: f64,
-    /// What was measured with that share, pieces of the text read in one batch each.
+    /// Relative increase of perplexity measured with that share, with each piece of the text in one batch.
     pub loss: f64,
-    /// Standard error of that, paired by token.
+    /// Standard error of `loss`, paired by token.
     pub loss_error: f64,
     /// Expert bytes read per token.
     pub bytes_per_token: f64,
@@ -125,7 +125,7 @@ pub struct PrefillShare {
     pub expert_cache: String,
     /// Where low-precision versions came from.
     pub low: String,
-    /// How many shares were measured.
+    /// Number of measured shares.
     pub n_measured: u32,
 }
 
@@ -135,31 +135,31 @@ pub struct Width {
     /// The type that slices are lowered to.
     #[serde(rename = "type")]
     pub dtype: GgmlType,
-    /// Measured with every expert lowered: mean KL divergence from the exact predictions, nats.
+    /// Mean KL divergence from the exact predictions with every expert lowered, nats.
     pub kl: f64,
-    /// Measured alike: relative increase of perplexity.
+    /// Relative increase of perplexity in the same run.
     pub perplexity_increase: f64,
-    /// What one nat of summed KL costs in nats of perplexity: the loss of lowering everything (the larger of KL and
-    /// logarithm of the perplexities' ratio), divided by the sum of all layers' `kl`.
+    /// Nats of perplexity per nat of summed KL: the loss of lowering everything (the larger of KL and logarithm of the
+    /// perplexities' ratio), divided by the sum of all layers' `kl`.
     #[serde(rename = "calibration")]
     pub scale: f64,
     /// By layer, ascending.
     pub layers: Vec<LayerWidth>,
-    /// What a tolerance allows, if that was asked for.
+    /// Experts that a tolerance allows to lower, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tolerated: Option<Tolerated>,
 }
 
-/// The most experts whose lowering together, measured, stays within a tolerance.
+/// The most experts whose joint lowering, as measured, stays within a tolerance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tolerated {
-    /// Relative increase of perplexity that was allowed.
+    /// Allowed relative increase of perplexity.
     pub max_loss: f64,
-    /// What the mixed model was measured to lose.
+    /// Measured loss of the mixed model.
     pub loss: f64,
-    /// Layer and index of those that are lowered, most robust first.
+    /// Layer and index of the lowered experts, most robust first.
     pub experts: Vec<(u16, u16)>,
-    /// How often the mixed model was run.
+    /// Number of runs of the mixed model.
     pub n_measured: u32,
 }
 
@@ -168,12 +168,12 @@ pub struct Tolerated {
 pub struct LayerWidth {
     /// Block number.
     pub layer: u16,
-    /// Types of an expert's slices: the width's, or the nearest that the row length allows, or the model's own where that is
-    /// not larger.
+    /// Types of an expert's slices: the width's; the nearest that the row length allows; or the model's own if the
+    /// width is not smaller.
     pub types: SliceTypes,
-    /// Measured with all experts of the layer lowered: mean KL divergence, nats.
+    /// Mean KL divergence with all experts of the layer lowered, nats.
     pub kl: f64,
-    /// Predicted for each expert lowered alone: mean KL divergence, nats. Adds up to `kl`.
+    /// Predicted mean KL divergence with each expert lowered alone, nats. The values add up to `kl`.
     pub experts: Vec<f64>,
 }
 
@@ -186,7 +186,7 @@ pub struct LayerNorms {
     pub norms: Vec<f32>,
 }
 
-/// As stored in a pack.
+/// Norms in the form stored in a pack.
 pub fn norms_to_json(norms: &[LayerNorms]) -> String {
     serde_json::to_string(norms).expect("numbers can always be written")
 }
@@ -200,7 +200,7 @@ pub fn norms_of_json(text: &str) -> Result<Vec<LayerNorms>, String> {
 }
 
 impl ModelId {
-    /// Of a model's files.
+    /// The identity of a model's files.
     pub fn of(gguf: &Gguf, experts: &ExpertMap) -> Self {
         let header_sha256 = pack::Sha256(sha2::Sha256::digest(&gguf.header_bytes).into()).to_string();
         let architecture = gguf.architecture().to_owned();
@@ -260,10 +260,10 @@ impl Profile {
         }
     }
 
-    /// Types of the experts that were measured to be tolerated at this width, and what that was.
+    /// Types of the experts tolerated at this width, and the measurement.
     ///
     /// # Errors
-    /// [`ProfileError::NotMeasured`]; [`ProfileError::Malformed`] for experts that the model has not.
+    /// [`ProfileError::NotMeasured`]; [`ProfileError::Malformed`] for experts that the model does not have.
     pub fn tolerated(
         &self,
         dtype: GgmlType,
@@ -291,7 +291,7 @@ impl Profile {
         serde_json::to_string_pretty(self).expect("names and numbers can always be written") + "\n"
     }
 
-    /// That the profile was made of this model.
+    /// Checks that the profile was made from this model.
     ///
     /// # Errors
     /// [`ProfileError::OtherModel`].

@@ -1,5 +1,5 @@
-//! The cheapest choices within a bound: steps along each item's lower convex hull of loss over bytes, in the order of loss
-//! per byte.
+//! The cheapest choices within a bound: steps along each item's lower convex hull of loss over bytes, in the order of
+//! loss per byte.
 
 /// One way to keep an item.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,7 +19,8 @@ pub(super) struct Walked {
 }
 
 /// Starts with each item's first choice, which is the largest and loses nothing, and takes steps to smaller ones while
-/// `goes_on`, which is asked with the bytes before and the loss after each step. Fewer steps are always a prefix of more.
+/// `goes_on` returns true. `goes_on` receives the bytes before and the loss after each step. The choices of fewer steps
+/// are always a prefix of more.
 pub(super) fn walk(items: &[Vec<Choice>], goes_on: impl Fn(u64, f64) -> bool) -> Walked {
     struct Step {
         item: usize,
@@ -68,7 +69,8 @@ pub(super) fn hull(choices: &[Choice]) -> Vec<usize> {
     lower_hull(&points).into_iter().map(|at| order[at]).collect()
 }
 
-/// Positions of the points on the lower convex hull, those on a straight line included; `x` rises, all are finite.
+/// Positions of the points on the lower convex hull, those on a straight line included. `x` must rise and all values
+/// must be finite.
 pub(super) fn lower_hull(points: &[(f64, f64)]) -> Vec<usize> {
     let slope = |from: usize, to: usize| (points[to].1 - points[from].1) / (points[to].0 - points[from].0);
     let mut hull: Vec<usize> = Vec::new();
@@ -85,7 +87,7 @@ pub(super) fn lower_hull(points: &[(f64, f64)]) -> Vec<usize> {
     hull
 }
 
-/// The height of the hull of `points` at `x`; beyond the ends it is as at the ends, and 0 without points.
+/// Height of the hull of `points` at `x`; beyond the ends it is the end's, and 0 without points.
 pub(super) fn height(points: &[(f64, f64)], x: f64) -> f64 {
     let hull = lower_hull(points);
     let after = hull.partition_point(|&at| points[at].0 < x);

@@ -1,6 +1,6 @@
 //! Distance of a changed model's predictions from the exact ones.
 
-/// Natural logarithms of the probabilities that `logits` `[n_vocab]` stand for; `out` is replaced.
+/// Log-probabilities of `logits` `[n_vocab]`, natural logarithm; overwrites `out`.
 pub fn log_softmax(logits: &[f32], out: &mut Vec<f32>) {
     let shift = log_sum(logits);
     out.clear();
@@ -28,8 +28,8 @@ pub struct Loss {
 }
 
 impl Loss {
-    /// Adds one prediction: exact log-probabilities `[n_vocab]`, the changed model's logits `[n_vocab]`, and the token
-    /// that really came next, an index below `n_vocab`.
+    /// Adds one prediction: exact log-probabilities `[n_vocab]`, the changed model's logits `[n_vocab]`, and the actual
+    /// next token, an index below `n_vocab`.
     pub fn add(&mut self, exact: &[f32], logits: &[f32], next: usize) {
         let shift = log_sum(logits);
         let divergence = |(p, logit): (&f32, &f32)| {
@@ -72,7 +72,7 @@ mod tests {
         let mut exact = Vec::new();
         log_softmax(&[0.0, 0.0], &mut exact);
         let mut loss = Loss::default();
-        // A changed model that says 3/4 and 1/4.
+        // A changed model that predicts 3/4 and 1/4.
         loss.add(&exact, &[3f32.ln(), 0.0], 0);
         loss.add(&exact, &[3f32.ln(), 0.0], 1);
         let expected = 0.5 * (0.5f64 / 0.75).ln() + 0.5 * (0.5f64 / 0.25).ln();

@@ -1,5 +1,5 @@
-//! Path tables as files: what `gguf-tools profile --path-table` writes and `--path-table` reads. The bytes are
-//! [`PathTable`]'s own.
+//! Path tables as files, written by `gguf-tools profile --path-table` and read by `--path-table`. The format is
+//! [`PathTable`]'s.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -9,10 +9,11 @@ use super::ProfileError;
 use crate::files;
 use crate::predict::PathTable;
 
-/// Reads a path table. No more than [`PathTable::BYTES_MAX`] bytes are read, whatever the file is.
+/// Reads a path table. Reads at most [`PathTable::BYTES_MAX`] bytes of any file.
 ///
 /// # Errors
-/// [`ProfileError::Io`], or [`ProfileError::PathTable`] for what is no table, damaged or of another version.
+/// [`ProfileError::Io`], or [`ProfileError::PathTable`] for a file that is not a table, is damaged, or has another
+/// version.
 pub fn read_path_table(path: &Path) -> Result<PathTable, ProfileError> {
     let io = |error| ProfileError::Io { path: path.to_owned(), action: "read", error };
     let mut bytes = Vec::new();
@@ -21,7 +22,7 @@ pub fn read_path_table(path: &Path) -> Result<PathTable, ProfileError> {
     PathTable::from_bytes(&bytes).map_err(|error| ProfileError::PathTable { path: path.to_owned(), error })
 }
 
-/// Writes a path table, in place of one that is there.
+/// Writes a path table and replaces an existing one.
 ///
 /// # Errors
 /// [`ProfileError::Io`], or [`ProfileError::PathTable`] for a table that is too long.
@@ -57,7 +58,7 @@ mod tests {
         std::fs::write(&path, "GGUF").unwrap();
         let message = read_path_table(&path).unwrap_err().to_string();
         assert!(message.contains("a.paths: not a path table") && message.contains("gguf-tools profile"), "{message}");
-        // Zeros that take no room on the disk.
+        // A sparse file of zeros.
         File::create(&path).unwrap().set_len(PathTable::BYTES_MAX + 2).unwrap();
         assert!(read_path_table(&path).unwrap_err().to_string().contains("not a path table"));
         let message = read_path_table(&dir.path().join("none")).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! How sensitive each expert is: a layer's measured loss, divided among its experts.
+//! Sensitivity of each expert: a layer's measured loss, divided among its experts.
 //!
 //! EdgeMoE lowers one expert at a time and measures the loss, E x L runs over the text for each width. Here every *layer* is
 //! lowered once, and its measured loss (mean KL divergence from the exact predictions) is divided in proportion to
@@ -11,8 +11,8 @@
 //! An expert adds its router weight times its output to a token's hidden state. Its output is proportional to the norms of two
 //! matrices, and KL divergence is quadratic in small errors.
 
-/// Divides a layer's measured loss among its experts: `importance` and `norms` are `[n_expert]`. Where nothing distinguishes
-/// the experts, each gets the same.
+/// Divides a layer's measured loss among its experts: `importance` and `norms` are `[n_expert]`. Without any difference
+/// between experts, each gets the same.
 pub fn divide(measured: f64, importance: &[f64], norms: &[f32]) -> Vec<f64> {
     let parts: Vec<f64> = importance.iter().zip(norms).map(|(i, norm)| i.max(0.0) * f64::from(*norm).powi(4)).collect();
     let total: f64 = parts.iter().sum();
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_share_of_prompts_is_found_in_whole_percents() {
-        // Of eight experts one more is lowered every 12.5 percent, at 0.3 percent each.
+        // With eight experts, one more is lowered every 12.5 percent, at 0.3 percent loss each.
         let loss = |percent: usize| 0.003 * (percent * 8 / 100) as f64;
         let of = |max_loss| most_lowered(100, 25, max_loss, |percent| Ok::<_, Infallible>(loss(percent))).unwrap();
         assert_eq!(of(0.01), (49, loss(49)), "the most that lower no fourth expert");

@@ -1,4 +1,4 @@
-//! Routing over a text: how much each expert was asked for, and how unimportant its uses were.
+//! Routing over a text: how often each expert was chosen, and the unimportance of its uses.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::route::unimportance;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Uses {
     layers: BTreeMap<u16, LayerUses>,
-    /// Uses of a token's first expert.
+    /// Uses as a token's first expert.
     pub n_first: u64,
     /// Unimportance of every other use, `0.0..=1.0`, in no particular order.
     pub samples: Vec<f32>,
@@ -26,13 +26,13 @@ struct LayerUses {
 }
 
 impl Uses {
-    /// Adds the choices of a layer's router: ids and weights, both `[n_tokens][n_used]`. Ids that are no expert's (negative
-    /// or 65535 and more) and weights that are no number do not count.
+    /// Adds the choices of a layer's router: ids and weights, both `[n_tokens][n_used]`. Ignores invalid ids (negative
+    /// or 65535 and more) and weights that are not numbers.
     pub fn observe(&mut self, layer: u16, n_used: usize, experts: &[i32], weights: &[f32]) {
         let uses = self.layers.entry(layer).or_default();
         for (ids, weights) in experts.chunks(n_used.max(1)).zip(weights.chunks(n_used.max(1))) {
             unimportance(weights, &mut self.scratch);
-            // Of weights that rank nothing every expert is a first one.
+            // If the weights do not rank the experts, every one counts as first.
             let first = self.scratch.iter().position(|s| *s == 0.0);
             self.n_first += u64::from(first.is_some());
             self.samples.extend(self.scratch.iter().enumerate().filter(|(i, _)| Some(*i) != first).map(|(_, s)| *s));
@@ -62,9 +62,9 @@ impl Uses {
         uses.copied().unwrap_or(0)
     }
 
-    /// Importance of each of a layer's `n_expert` experts: the sum of its squared router weights, and one more use with
-    /// the layer's mean weight, because an expert that this text did not need is not worthless. All 1 for a layer that
-    /// was not seen.
+    /// Importance of each of a layer's `n_expert` experts: the sum of its squared router weights, plus one use with the
+    /// layer's mean weight, because an expert that this text did not use is not worthless. All 1 for a layer without
+    /// uses.
     pub fn importance(&self, layer: u16, n_expert: usize) -> Vec<f64> {
         let Some(uses) = self.layers.get(&layer) else { return vec![1.0; n_expert] };
         let n: u64 = uses.n_uses.iter().sum();
@@ -73,8 +73,7 @@ impl Uses {
         (0..n_expert).map(|e| uses.squares.get(e).copied().unwrap_or(0.0) + mean).collect()
     }
 
-    /// A layer's experts, `0..n_expert`, by how much its router wanted them, the most wanted first: the sum of their weights, as
-    /// virtual experts are chosen.
+    /// A layer's experts, `0..n_expert`, by falling sum of their router weights, as virtual experts are chosen.
     pub fn most_wanted(&self, layer: u16, n_expert: u16) -> Vec<u16> {
         let wanted = |index: u16| {
             let uses = self.layers.get(&layer);

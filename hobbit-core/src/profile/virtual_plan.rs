@@ -1,5 +1,6 @@
-//! How many virtual experts each layer keeps, as a file: what `gguf-tools plan` writes and `--virtual-experts PLAN.json` reads.
-//! JSON, so that other tools can make one; `format`, `version` and `layers` are all that it takes.
+//! The number of virtual experts of each layer, as a file: `gguf-tools plan` writes it and `--virtual-experts
+//! PLAN.json` reads it. It is JSON so that other tools can make one; only `format`, `version` and `layers` are
+//! required.
 
 use std::io;
 use std::path::Path;
@@ -9,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::format::{LayerNorms, ModelId, TextId};
 use crate::files::capped::{self, JSON_BYTES_MAX};
 
-/// What `format` says.
+/// Value of `format`.
 pub const PLAN_FORMAT: &str = "hobbit-plan";
-/// Counts up when a reader of the last version would misunderstand.
+/// Format version; it increases when older readers would misread the file.
 pub const PLAN_VERSION: u64 = 1;
 
 /// Virtual experts by layer.
@@ -21,10 +22,10 @@ pub struct VirtualPlan {
     pub format: String,
     /// [`PLAN_VERSION`].
     pub version: u64,
-    /// What it was made for. Another quant of the same model does as well.
+    /// The model that the plan was made for. It works for another quant of the same model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelId>,
-    /// On what text.
+    /// The text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<TextId>,
     /// Method that made it: `hull`.
@@ -32,7 +33,7 @@ pub struct VirtualPlan {
     pub planner: Option<String>,
     /// Every layer with experts, ascending.
     pub layers: Vec<PlannedLayer>,
-    /// ‖W‖ of every expert, by which the uses of virtual experts are weighed; empty where it is not known, which counts all alike.
+    /// ‖W‖ of every expert, the weight of the uses of virtual experts. If empty, all experts count alike.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub norms: Vec<LayerNorms>,
     /// Expected cost.
@@ -48,14 +49,14 @@ pub struct VirtualPlan {
 pub struct PlannedLayer {
     /// Block number.
     pub layer: u16,
-    /// Experts that are present: from as many as a token uses to all of them.
+    /// Experts present: at least as many as a token uses, at most all.
     pub experts: u16,
     /// Experts that the layer has.
     pub of: u16,
 }
 
 impl PlannedLayer {
-    /// Slots that this takes: one is spare, where experts are missing.
+    /// Slots of the layer, including a spare one if experts are missing.
     pub fn slots(&self) -> u32 {
         u32::from(self.experts) + u32::from(self.experts < self.of)
     }
@@ -68,7 +69,7 @@ pub struct PlanOutcome {
     pub kl: f64,
     /// Bytes of the slots.
     pub slot_bytes: u64,
-    /// Relative increase of perplexity, where that was measured; 0.01 is one percent.
+    /// Relative increase of perplexity, if measured; 0.01 is one percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub perplexity_increase: Option<f64>,
 }
@@ -79,7 +80,7 @@ pub struct PlanOutcome {
 pub struct VirtualPlanError {
     /// The plan.
     pub file: String,
-    /// What is wrong with it.
+    /// The fault.
     pub fault: PlanFault,
 }
 
@@ -98,13 +99,13 @@ pub enum PlanFault {
     /// Another model's layers.
     #[error("this plan is of another model: {what} is {found}, expected {expected}; make one with gguf-tools plan")]
     OtherModel { what: String, found: String, expected: String },
-    /// A number of experts that cannot be.
+    /// An impossible number of experts.
     #[error(
         "layer {layer}: {experts} experts of {of}; a layer keeps at least as many as a token uses ({n_used}), and at most all \
          of them"
     )]
     Experts { layer: u16, experts: u16, of: u16, n_used: u32 },
-    /// The plan takes more than the experts may have.
+    /// The plan needs more bytes than the expert cache has.
     #[error(
         "this plan takes {needed} MiB of experts' slots, and --expert-cache gives {given}; give --expert-cache {needed}MiB, \
          leave it out, or make a plan with gguf-tools plan --budget {given}MiB"
@@ -145,7 +146,8 @@ impl VirtualPlan {
         serde_json::to_string_pretty(self).expect("names and numbers can always be written") + "\n"
     }
 
-    /// That the plan is one for a model with these `layers` (block and experts, ascending), of which a token uses `n_used`.
+    /// Checks that the plan fits a model with these `layers` (block and experts, ascending), of which a token uses
+    /// `n_used`.
     ///
     /// # Errors
     /// [`PlanFault::OtherModel`] or [`PlanFault::Experts`].
@@ -178,7 +180,7 @@ impl VirtualPlan {
         Ok(())
     }
 
-    /// Slots of so many of a layer's experts, which are alike: their part of the layer's.
+    /// Slots of `n_members` of a layer's experts that are alike: their share of the layer's slots.
     pub fn slots_of(&self, layer: u16, n_members: u32) -> u32 {
         let Some(own) = self.layers.iter().find(|own| own.layer == layer) else { return 0 };
         (own.slots() * n_members).div_ceil(u32::from(own.of).max(1)).min(n_members)

@@ -10,7 +10,7 @@ use super::{Profile, SliceTypes, WidthsError};
 use crate::expert::ExpertId;
 use crate::gguf::{ExpertMap, GgmlType};
 
-/// What the widths are chosen for.
+/// Goal for the choice of widths.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Goal {
     /// Save as much as costs at most this relative increase of perplexity (predicted); 0.02 is two percent.
@@ -18,9 +18,9 @@ pub enum Goal {
     /// Lose as little as a file of at most `bytes` allows; `other` of them are no high-precision expert records:
     /// ordinary tensors, header, low-precision records.
     TargetSize {
-        /// Of the whole file.
+        /// Maximum size of the whole file.
         bytes: u64,
-        /// Not records of high-precision experts.
+        /// Bytes that are not records of high-precision experts.
         other: u64,
     },
 }
@@ -41,7 +41,7 @@ pub struct Widths {
 /// Chooses a width for each expert of `map` from what `profile` measured.
 ///
 /// # Errors
-/// [`WidthsError`]: no widths in the profile, layers that are not the model's, a goal without sense or out of reach.
+/// [`WidthsError`]: no widths in the profile, layers that differ from the model's, an invalid or unreachable goal.
 pub fn widths(profile: &Profile, map: &ExpertMap, goal: Goal) -> Result<Widths, WidthsError> {
     if profile.widths.is_empty() {
         return Err(WidthsError::NoWidths);
@@ -88,7 +88,7 @@ pub fn widths(profile: &Profile, map: &ExpertMap, goal: Goal) -> Result<Widths, 
     Ok(widths)
 }
 
-/// The position of each expert's choice. An expert's first choice is to stay as it is; all have at least that one.
+/// The position of each expert's choice. Every expert has at least its first choice, which is no change.
 fn choose(experts: &[Vec<Choice>], goal: Goal) -> Result<Vec<usize>, WidthsError> {
     match goal {
         Goal::MaxLoss(found) if !(0.0..=f64::MAX).contains(&found) => Err(WidthsError::MaxLoss { found }),

@@ -1,4 +1,4 @@
-//! How many slots each layer has.
+//! Division of a budget into slots per layer.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use crate::cache::{Allocation, LayerDemand, allocate};
 use crate::plan::ExpertCache;
 use crate::trace::{Header, Layer};
 
-/// What experts may take.
+/// Room for experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Budget {
     /// The slots that the recorded run had, layer by layer.
@@ -26,7 +26,7 @@ pub enum Budget {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{found}' is not a budget (expected recorded, 25%, 12slots or 2GiB)")]
 pub struct BudgetError {
-    /// What was given.
+    /// The text given.
     pub found: String,
 }
 
@@ -70,11 +70,11 @@ pub struct LayerSlots {
     pub low: u32,
 }
 
-/// Slots of each layer of the header. `low_percent` of the bytes go to low versions, evenly, where there are any; `curves`
-/// are wanted for [`Allocation::ByPenalty`], one per layer.
+/// Slots of each layer of the header. `low_percent` of the bytes go to low versions, evenly, if there are any;
+/// [`Allocation::ByPenalty`] needs `curves`, one per layer.
 ///
-/// As in [`crate::plan`], layers whose experts are equally large form a pool, every pool gets the same share of its
-/// experts, and the layers of a pool divide its slots: each gets what a token uses before any gets more.
+/// As in [`crate::plan`], layers whose experts are equally large form a pool, and every pool gets the same share of its
+/// experts. The layers of a pool divide its slots: each gets as many as a token uses before any gets more.
 pub fn slots(
     header: &Header,
     budget: Budget,
@@ -109,7 +109,7 @@ fn bytes_of_all(layers: &[Layer], size: impl Fn(&Layer) -> u64) -> u64 {
     layers.iter().map(|layer| u64::from(layer.n_expert) * size(layer)).sum()
 }
 
-/// Slots of one precision within so many bytes.
+/// Slots of one precision within `bytes`.
 fn divide(
     layers: &[Layer],
     bytes: u64,
@@ -122,7 +122,7 @@ fn divide(
     if all == 0 {
         return slots;
     }
-    // By size: the layers of each pool and its slots.
+    // For each size, the layers of its pool and the pool's slots.
     let mut pools: BTreeMap<u64, (Vec<usize>, u64, u64)> = BTreeMap::new();
     for (at, layer) in layers.iter().enumerate().filter(|(_, layer)| size(layer) > 0) {
         let (members, n_versions, _) = pools.entry(size(layer)).or_default();
@@ -134,7 +134,7 @@ fn divide(
         *n_slots = (u128::from(*n_versions) * u128::from(bytes) / u128::from(all)) as u64; // at most the versions
         left -= *n_slots * size;
     }
-    // What rounding leaves, largest experts first.
+    // Distribute the remainder from rounding, largest experts first.
     for (size, (_, n_versions, n_slots)) in pools.iter_mut().rev() {
         let more = (left / size).min(*n_versions - *n_slots);
         *n_slots += more;

@@ -1,4 +1,4 @@
-//! What a replay is to try.
+//! Configuration of a replay.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,17 +18,18 @@ use crate::route::{Rerouting, Thresholds};
 use crate::tuned::LayerPenalty;
 use crate::words::UnknownWord;
 
-/// Who leaves when a slot is needed.
+/// Eviction policies of the simulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Eviction {
     /// One of the engine's policies.
     Policy(PolicyKind),
-    /// The optimum, which knows the future: no policy has fewer misses where these cost the same and no layer needs more
-    /// experts at once than it has slots. Elsewhere it is near it.
+    /// The optimum, which knows the future: no policy has fewer misses if all misses cost the same and no layer needs
+    /// more experts at once than it has slots. Otherwise it is near the optimum.
     Belady,
-    /// One that knows what the next so many tokens use, and goes by the engine's own policy beyond.
+    /// A policy that knows the uses of this many tokens ahead, and uses the engine's default policy beyond.
     Near(u8),
-    /// The least frequently used of the whole run: counts outlive sequences (HOBBIT's baseline "model level", section 5.5.3).
+    /// Least frequently used over the whole run: counts outlive sequences (HOBBIT's baseline "model level", section
+    /// 5.5.3).
     LfuOfModel,
 }
 
@@ -37,12 +38,12 @@ pub enum Eviction {
 pub enum Slots {
     /// Each layer has its own, as in the engine.
     Layers(Allocation),
-    /// Layers of equally large experts compete for all slots that they have together.
+    /// Layers with equally large experts compete for the slots of all of them.
     Global,
 }
 
 impl Slots {
-    /// By which a number of slots is divided before anything competes.
+    /// The allocation that divides slots before any competition.
     pub(super) fn allocation(self) -> Allocation {
         match self {
             Self::Layers(allocation) => allocation,
@@ -60,7 +61,7 @@ impl Default for Slots {
 impl FromStr for Slots {
     type Err = UnknownWord;
 
-    /// As the engine's `--slots`, or `global`.
+    /// Values of the engine's `--slots`, or `global`.
     fn from_str(word: &str) -> Result<Self, UnknownWord> {
         match word {
             "global" => Ok(Self::Global),
@@ -81,37 +82,37 @@ impl fmt::Display for Slots {
     }
 }
 
-/// Who guesses what later layers need.
+/// Source of predictions for later layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PredictedBy {
-    /// One of the engine's predictors. Those that need scores of later layers take what was recorded.
+    /// One of the engine's predictors. Those that need scores of later layers use the recorded ones.
     Predictor(PredictorKind),
     /// The future.
     Oracle,
-    /// The future, of which each expert is found with a probability of so many percent; in place of one that is not,
+    /// The future, known in part: each expert is found with this probability in percent; for one that is not found,
     /// another is named ([`crate::trace::foretell`]).
     Partly(u8),
 }
 
-/// Loading what later layers are expected to need.
+/// Prefetching for later layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, SmartDefault)]
 pub struct Prefetch {
-    /// Layers to look ahead, from 1: up to the first that lacks an expert (HOBBIT's p).
+    /// Layers to look ahead, from 1: up to the first one that lacks an expert (HOBBIT's p).
     #[default(2)]
     pub distance_max: u8,
-    /// Predicted experts are kept from eviction until the layer that they were predicted for has run.
+    /// Protect predicted experts from eviction until their layer has run.
     #[default(true)]
     pub shield: bool,
-    /// Only what [`crate::load::prefetch`] finds worth its risk in the time there is; otherwise all that is predicted and
-    /// missing.
+    /// Prefetch only reads that [`crate::load::prefetch`] finds worth their risk in the time available; otherwise every
+    /// predicted expert that is missing.
     #[default(true)]
     pub in_time: bool,
 }
 
-/// What computing takes.
+/// Source of compute times.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Compute {
-    /// What it took in the recorded run, waits aside; a layer's expert products divided among its experts.
+    /// Times of the recorded run, without waits; a layer's expert products are divided among its experts.
     Recorded,
     /// As given.
     Given {
@@ -122,53 +123,53 @@ pub enum Compute {
     },
 }
 
-/// What a replay is to try.
+/// Configuration of a replay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Who leaves when a slot is needed.
+    /// Eviction policy.
     pub eviction: Eviction,
-    /// Of the weighted policies.
+    /// Weights of the weighted policies.
     pub weights: Weights,
     /// Room for experts.
     pub budget: Budget,
-    /// How the layers share it.
+    /// Division of the slots among layers.
     pub slots: Slots,
-    /// What misses cost each layer, for [`Allocation::ByPenalty`]; `None`: as this very recording says.
+    /// Cost of each layer's misses, for [`Allocation::ByPenalty`]; `None` takes it from this recording.
     pub penalties: Option<Vec<LayerPenalty>>,
-    /// What [`PredictorKind::PathTable`] looks at; without it that predicts nothing.
+    /// The table of [`PredictorKind::PathTable`], which predicts nothing without it.
     pub path_table: Option<Arc<PathTable>>,
-    /// Percent of the bytes that low versions get.
+    /// Percent of the bytes for low versions.
     pub low_percent: f64,
     /// Whether low versions may stand in.
     pub mode: PrecisionMode,
-    /// When they do.
+    /// Thresholds for low versions.
     pub thresholds: Thresholds,
-    /// Share of a batch's experts that come in low precision at most, `0.0..=1.0`.
+    /// Maximum share of a batch's experts in low precision, `0.0..=1.0`.
     pub prefill_low: f32,
     /// Replace low versions by high ones while nothing else is read.
     pub upgrade: bool,
     /// As `--deterministic`.
     pub deterministic: bool,
-    /// Where tokens go in place of experts that are missing. The tokens themselves stay those of the recording, which these would
-    /// have changed.
+    /// Rules for experts in memory to replace missing ones. The tokens remain those of the recording, although
+    /// rerouting would have changed them.
     pub rerouting: Rerouting,
-    /// SwapMoE's virtual experts: how often they change, where decoded tokens use what is in memory only. Experts weigh by their
-    /// router weights alone: a trace has neither the norms of their inputs nor of their weights.
+    /// SwapMoE's virtual experts: how often they change, if decoded tokens use only experts in memory. Experts count by
+    /// their router weights alone: a trace has neither the norms of their inputs nor of their weights.
     pub virtual_experts: Option<VirtualUpdate>,
-    /// A missing expert with less than so many times the uniform share of a token's weight is left out of decoding.
+    /// While decoding, leave out a missing expert below this multiple of the uniform share of a token's weight.
     pub drop: f32,
-    /// Who predicts, for prefetches.
+    /// Source of predictions for prefetches.
     pub foresight: PredictedBy,
-    /// `None`: nothing is loaded on a guess.
+    /// Prefetching; `None` turns it off.
     pub prefetch: Option<Prefetch>,
-    /// The file.
+    /// Read speed of the file.
     pub link: LinkModel,
-    /// The processor.
+    /// Compute times.
     pub compute: Compute,
 }
 
 impl Config {
-    /// The recorded run's own settings: replaying with them should give the recorded hits.
+    /// The recorded run's own settings. A replay with them should reproduce the recorded hits.
     ///
     /// # Errors
     /// [`SimError::Unknown`] for a policy of another version.
@@ -213,12 +214,12 @@ impl Config {
         })
     }
 
-    /// Whether tokens go elsewhere, or do without: then the replay is open-loop.
+    /// Whether tokens use other experts than the router's, or leave some out: then the replay is open-loop.
     pub fn gives_up(&self) -> bool {
         !self.rerouting.is_off() || self.virtual_experts.is_some() || self.drop > 0.0
     }
 
-    /// Whether what tokens ask for is what the recorded run's did.
+    /// Whether tokens ask for the same experts and precisions as in the recorded run.
     pub(super) fn asks_as_recorded(&self, recording: &Recording) -> bool {
         let settings = &recording.header.settings;
         self.mode.to_string() == settings.mode
@@ -234,7 +235,7 @@ fn recorded_weights(recording: &Recording) -> Option<Weights> {
     recording.header.settings.more.get("policy_weights")?.parse().ok()
 }
 
-/// `slots` of the settings: for other budgets than the recorded one, whose slots the header has layer by layer.
+/// `slots` of the settings, for budgets other than the recorded one, whose slots the header lists layer by layer.
 fn recorded_allocation(recording: &Recording) -> Option<Allocation> {
     recording.header.settings.more.get("slots")?.parse().ok()
 }
@@ -242,7 +243,7 @@ fn recorded_allocation(recording: &Recording) -> Option<Allocation> {
 impl FromStr for Eviction {
     type Err = UnknownWord;
 
-    /// A policy's name, or one of the simulator's own.
+    /// A policy's name, or one of the simulator's policies.
     fn from_str(word: &str) -> Result<Self, UnknownWord> {
         let near = || word.strip_prefix("belady:")?.parse().ok().map(Self::Near);
         match word {
@@ -274,7 +275,7 @@ impl fmt::Display for Eviction {
 impl FromStr for PredictedBy {
     type Err = UnknownWord;
 
-    /// A predictor's name, `oracle`, or `oracle:N%` for one that finds so much.
+    /// A predictor's name, `oracle`, or `oracle:N%` for one that finds N percent.
     fn from_str(word: &str) -> Result<Self, UnknownWord> {
         let percent = word.strip_prefix("oracle:").and_then(|part| part.strip_suffix('%')?.parse().ok());
         match percent.filter(|percent| *percent <= 100) {

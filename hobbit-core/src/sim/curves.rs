@@ -11,12 +11,12 @@ pub struct HitCurve {
 }
 
 impl HitCurve {
-    /// `by_slots[n]` are the hits of `n_uses` uses with n slots; beyond its end they stay. Ascending.
+    /// `by_slots[n]` is the number of hits with n slots, ascending; beyond its end the number stays the same.
     pub fn new(by_slots: Vec<u64>, n_uses: u64) -> Self {
         Self { by_slots, n_uses }
     }
 
-    /// As a fitted file has it, in millionths of a use per token. Nothing where nothing was measured.
+    /// Curve from a fitted file, in millionths of a use per token. Empty without measurements.
     pub fn fitted(penalty: &LayerPenalty) -> Self {
         let millionths = |penalty: f64| (penalty * 1e6) as u64;
         let all = millionths(penalty.at(0.0).unwrap_or(0.0));
@@ -34,16 +34,17 @@ impl HitCurve {
         self.by_slots.iter().map(|hits| *hits as f64 / self.n_uses.max(1) as f64).collect()
     }
 
-    /// Hits with so many slots.
+    /// Hits with `n_slots` slots.
     pub fn hits(&self, n_slots: u32) -> u64 {
         let last = self.by_slots.len().saturating_sub(1);
         self.by_slots.get((n_slots as usize).min(last)).copied().unwrap_or(0)
     }
 }
 
-/// The curve of each layer of a recording: experts needed one after the other, in one precision, by an LRU list.
+/// The curve of each layer of a recording, from an LRU list of the needed experts in order, in one precision.
 ///
-/// A layer that needs more experts at once than it has slots does a little better in a replay, where what is in use stays.
+/// A layer that needs more experts at once than it has slots does slightly better in a replay, which keeps experts in
+/// use.
 pub fn hit_curves(recording: &Recording) -> Vec<HitCurve> {
     let mut order = Vec::new();
     let layers = recording.header.model.layers.iter();

@@ -1,16 +1,16 @@
-//! Why nothing can be simulated.
+//! Errors of the simulator.
 
 use std::path::PathBuf;
 
 use crate::trace::TraceError;
 
-/// Why nothing can be simulated.
+/// Why a replay is impossible.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
     /// The trace cannot be read.
     #[error(transparent)]
     Trace(#[from] TraceError),
-    /// A trace of nothing.
+    /// A trace without a complete batch.
     #[error("{}: the trace has no complete batch; record a longer run", path.display())]
     NoBatches {
         /// File.
@@ -22,20 +22,20 @@ pub enum SimError {
         /// File.
         path: PathBuf,
     },
-    /// Tokens that are to go elsewhere, and nobody knows where they could.
+    /// Rerouting without recorded scores of the experts that were not chosen.
     #[error("{}: the trace has no scores of experts that were not chosen, so where tokens could go is unknown (imported and followed routes have none)", path.display())]
     NoScores {
         /// File.
         path: PathBuf,
     },
-    /// A setting of the recorded run that this version does not know.
+    /// A setting of the recorded run that this version does not support.
     #[error("{}: the trace was recorded with {what} '{found}', which this hobbit-sim does not know", path.display())]
     Unknown {
         /// File.
         path: PathBuf,
-        /// What it chooses.
+        /// Name of the setting.
         what: &'static str,
-        /// What the trace says.
+        /// Value in the trace.
         found: String,
     },
     /// Traces of different models.
@@ -51,7 +51,7 @@ pub enum SimError {
     NoUses {
         /// File.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         error: crate::route::NoUses,
     },
 }

@@ -1,4 +1,4 @@
-//! HOBBIT's weights and thresholds for a model, from traces of its own (section 3.4; thresholds 3.2).
+//! Fits HOBBIT's weights and thresholds to a model from its traces (section 3.4; thresholds 3.2).
 
 use super::budget::Budget;
 use super::config::{Config, Eviction, PredictedBy, Slots};
@@ -15,39 +15,39 @@ use std::collections::BTreeMap;
 
 /// Steps of the first grid: weights are quarters.
 const GRID: u8 = 4;
-/// How often the step is halved afterwards.
+/// Number of times that the step is halved.
 const REFINEMENTS: u32 = 3;
-/// Evaluated batches after which a layer's own penalties count as much as the mean of all layers.
+/// Number of batches after which a layer's own penalties count as much as the mean of all layers.
 const PRIOR_BATCHES: f64 = 64.0;
-/// Numbers of slots for which penalties are measured, at the most, beside none.
+/// Maximum numbers of slots at which penalties are measured, beside 0.
 const STEPS: u32 = 32;
 
-/// What to fit.
+/// Goal of a fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FitGoal {
-    /// Whose weights.
+    /// Policy whose weights are fitted.
     pub policy: PolicyKind,
     /// Room for experts.
     pub budget: Budget,
-    /// How the layers share it.
+    /// Division of the slots among layers.
     pub slots: Slots,
-    /// Percent of the bytes that low versions get.
+    /// Percent of the bytes for low versions.
     pub low_percent: f64,
-    /// What the uses of experts shall ask for: thresholds are fitted to it. Penalty alone would skip everything.
+    /// Target shares of the experts' uses, to which thresholds are fitted. Minimal penalty alone would skip everything.
     pub shares: Shares,
-    /// Fixed thresholds instead.
+    /// Fixed thresholds, in place of fitted ones.
     pub thresholds: Option<Thresholds>,
 }
 
-/// Fits weights to the least miss penalty over all recordings together: a grid on the simplex, then ever smaller steps from
-/// its best point; then measures what misses cost each layer with every number of slots. Deterministic. `progress` is told how
-/// many replays were made, and may end it by answering false: the best so far is the result.
+/// Fits weights to the least miss penalty over all recordings together: a grid on the simplex, then ever smaller steps
+/// from its best point. Then measures the cost of each layer's misses with every number of slots. Deterministic.
+/// `progress` receives the number of replays and may end the fit by returning false: the result is the best so far.
 ///
 /// # Errors
 /// [`SimError::OtherModel`], [`SimError::NoUses`].
 ///
 /// # Panics
-/// Without recordings.
+/// If there are no recordings.
 pub fn fit(
     recordings: &[Recording],
     goal: &FitGoal,
@@ -171,7 +171,7 @@ fn grid(whole: u8) -> Vec<[u8; 4]> {
     points
 }
 
-/// A step taken from one weight and given to another.
+/// Every point at which one step moves from one weight to another.
 fn neighbours(from: [u8; 4], step: u8) -> impl Iterator<Item = [u8; 4]> {
     let pairs = (0..4).flat_map(|giver| (0..4).map(move |taker| (giver, taker)));
     pairs.filter(move |&(giver, taker)| giver != taker && from[giver] >= step).map(move |(giver, taker)| {
@@ -187,7 +187,7 @@ fn fit_thresholds(recordings: &[Recording], shares: Shares) -> Result<route::Fit
     for record in recordings.iter().flat_map(Recording::batches).flat_map(|batch| &batch.layers) {
         for weights in record.weights.chunks(usize::from(record.n_used).max(1)) {
             unimportance(weights, &mut of_token);
-            // One expert of a token is first, whatever its weight.
+            // One expert of a token counts as first, whatever its weight.
             let first = of_token.iter().position(|s| *s == 0.0);
             n_first += u64::from(first.is_some());
             let others = of_token.iter().enumerate().filter(|(i, _)| Some(*i) != first);
@@ -197,11 +197,11 @@ fn fit_thresholds(recordings: &[Recording], shares: Shares) -> Result<route::Fit
     route::fit(n_first, samples, shares)
 }
 
-/// Replays with 0, 1, ... slots in every layer; where there are more than [`STEPS`] experts, with so many numbers of slots.
+/// Replays with 0, 1, ... slots in every layer, or with at most [`STEPS`] numbers of slots if there are more experts.
 /// Layers do not compete for slots here, so one replay measures a point of each layer's curve.
 ///
-/// `go_on` is asked before each number of slots. If it answers false, layers have no curves. Also answers how many replays of
-/// all recordings that took.
+/// Calls `go_on` before each number of slots. If it returns false, layers have no curves. Also returns the number of
+/// replays of all recordings.
 fn penalties(
     recordings: &[Recording],
     config: &Config,
@@ -240,8 +240,8 @@ fn penalties(
     Ok((curves, n_replays))
 }
 
-/// Leaves `own` (0 to 1) of each layer's curve, and makes up for the rest by the mean of the layers of as many experts: what
-/// few tokens say of a layer is chance for a good part.
+/// Shrinks each layer's curve to the mean of the layers with as many experts, keeping the share `own` (0 to 1): with
+/// few tokens a layer's curve is mostly chance.
 fn draw_together(curves: &mut [LayerPenalty], own: f64) {
     let mut sums: BTreeMap<u16, (f64, Vec<f64>)> = BTreeMap::new();
     for curve in &*curves {
@@ -255,7 +255,7 @@ fn draw_together(curves: &mut [LayerPenalty], own: f64) {
     }
 }
 
-/// From 0 to `n`, at most [`STEPS`] apart from 0.
+/// At most [`STEPS`] numbers of slots from 1 to `n`, and 0.
 fn steps(n: u32) -> impl Iterator<Item = u32> {
     let n_steps = n.min(STEPS);
     (0..=n_steps).map(move |step| (u64::from(n) * u64::from(step) / u64::from(n_steps.max(1))) as u32)

@@ -1,4 +1,4 @@
-//! Reads that take virtual time: a file that is a link, given by three numbers, and a clock.
+//! Reads in virtual time: a file as a link with three parameters, and a clock.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -9,7 +9,7 @@ use smart_default::SmartDefault;
 use crate::load::{LoadClass, LoadStats, LoaderOptions};
 use crate::residency::{Landed, Read, Reads};
 
-/// What a read costs; by default of an NVMe drive: 3 GB/s, 80 µs, 16 reads at a time.
+/// Cost of reads; by default of an NVMe drive: 3 GB/s, 80 µs, 16 reads at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, SmartDefault)]
 pub struct LinkModel {
     /// Bytes per second of all reads together.
@@ -18,7 +18,7 @@ pub struct LinkModel {
     /// Seconds from the start of a read to its first byte.
     #[default(80e-6)]
     pub latency_seconds: f64,
-    /// Reads that are under way at a time.
+    /// Maximum reads under way at a time.
     #[default(16)]
     pub in_flight: usize,
 }
@@ -35,15 +35,15 @@ struct UnderWay {
 pub(super) struct Link {
     model: LinkModel,
     waiting: [VecDeque<Read>; LoadClass::COUNT],
-    /// By time of completion: the link serves one after the other.
+    /// Ascending by time of completion: the link serves one read after the other.
     under_way: VecDeque<UnderWay>,
-    /// Moved, and not told yet.
+    /// Completed reads that were not polled yet.
     landed: Vec<Read>,
     /// Virtual seconds.
     now: f64,
-    /// The link has moved everything that has started.
+    /// Time at which the link has moved everything that has started.
     free_at: f64,
-    /// Of all reads that were not taken back, whoever asked.
+    /// Bytes of all reads of any class that were not withdrawn.
     pub(super) bytes: u64,
 }
 
@@ -53,18 +53,18 @@ impl Link {
         Self { model, waiting, under_way, landed: Vec::new(), now: 0.0, free_at: 0.0, bytes: 0 }
     }
 
-    /// So many seconds pass; the next [`Reads::poll`] tells what landed.
+    /// Advances the clock; the next [`Reads::poll`] returns the completed reads.
     pub(super) fn pass(&mut self, seconds: f64) {
         self.advance(self.now + seconds);
     }
 
-    /// When the next read that is under way, or could start now, lands.
+    /// Completion time of the next read that is under way or could start now.
     fn next_landing(&mut self) -> Option<f64> {
         self.start();
         self.under_way.front().map(|read| read.done)
     }
 
-    /// Lets time pass until `until`; what lands by then does so in order.
+    /// Advances the clock to `until` and completes reads in order.
     fn advance(&mut self, until: f64) {
         while let Some(done) = self.next_landing().filter(|done| *done <= until) {
             self.now = self.now.max(done);
@@ -84,7 +84,7 @@ impl Link {
         }
     }
 
-    /// As in [`crate::load::Loader`]: prefetches wait for what is waited for, and few of them are under way.
+    /// As in [`crate::load::Loader`]: prefetches yield to demand reads, and few of them are under way.
     fn may_start(&self, class: LoadClass) -> bool {
         let of_class = self.under_way.iter().filter(|own| own.class == class);
         let is_waited_for = || self.under_way.iter().any(|own| !own.class.is_background());
@@ -135,7 +135,7 @@ impl Reads for Link {
         self.landed.len() + self.under_way.len() + self.waiting.iter().map(VecDeque::len).sum::<usize>()
     }
 
-    /// Its speed is given, and not measured.
+    /// Empty: the speed is given, not measured.
     fn stats(&self) -> LoadStats {
         LoadStats::default()
     }
@@ -145,7 +145,7 @@ impl Reads for Link {
     }
 }
 
-/// Takes out the reads whose tickets are accepted, in order.
+/// Removes and returns the reads with accepted tickets, in order.
 fn take(reads: &mut VecDeque<Read>, is_wanted: &mut dyn FnMut(u64) -> bool) -> VecDeque<Read> {
     let (taken, left) = reads.drain(..).partition(|read| is_wanted(read.ticket));
     *reads = left;

@@ -6,17 +6,17 @@
 //!                          |  Link: the file, as bytes per second, latency, reads in flight
 //! ```
 //!
-//! A replay drives the engine's own [`crate::residency`]: what was recorded takes the place of the router, a virtual
-//! link that of the store. So a replay with the recording's own policy and slots reproduces the recorded hit or miss of
-//! every expert where nothing depended on how fast reads were, and comes near elsewhere. What it leaves out: staging
-//! slots are without limit and not for reads ahead, experts move as a whole, and tiers on devices are not seen.
+//! A replay drives the engine's own [`crate::residency`] with the recording in place of the router and a virtual link
+//! in place of the store. With the recording's own policy and slots it reproduces the recorded hit or miss of every
+//! expert if nothing depended on the speed of reads, and comes near otherwise. Simplifications: staging slots are
+//! unlimited and not used by prefetches, experts move as a whole, and tiers on devices are left out.
 //!
-//! Tokens may be sent elsewhere ([`Config::rerouting`]), by the scores that were recorded. Such a replay is *open-loop*: what a token
-//! computed with another expert would have changed everything after it, and the recorded tokens do not know of it. Experts whose
-//! score was not kept count as the lowest of all, and their score is what their weight is made of.
+//! Tokens may be rerouted ([`Config::rerouting`]) by the recorded scores. Such a replay is *open-loop*: another
+//! expert's output would have changed everything after it, but the recorded tokens stay the same. Experts without a
+//! recorded score count as the lowest of all, and their weight is computed from that score.
 //!
-//! [`Eviction::Belady`] is the optimum, [`Slots::Global`] a cache that layers compete for; [`fit()`] fits HOBBIT's weights and thresholds, and measures
-//! what each layer's misses cost.
+//! [`Eviction::Belady`] is the optimum, [`Slots::Global`] a cache that layers compete for. [`fit()`] fits HOBBIT's
+//! weights and thresholds, and measures the cost of each layer's misses.
 
 mod budget;
 mod config;

@@ -1,4 +1,4 @@
-//! What a replay measured, and who counts it while it happens.
+//! Results of a replay, and their counters.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::residency::{NeededExpert, Observer};
 use crate::stats::{PrecisionCounts, RerouteCounts};
 use crate::trace::Phase;
 
-/// What a replay measured.
+/// Result of a replay.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Outcome {
     /// Batches of prompt tokens.
@@ -19,11 +19,11 @@ pub struct Outcome {
     pub decode: PhaseOutcome,
     /// Layers with experts, ascending; both phases.
     pub layers: Vec<LayerOutcome>,
-    /// Guesses.
+    /// Prefetches.
     pub prefetch: PrefetchOutcome,
     /// Low versions that were replaced by high ones in the background.
     pub upgrades: u64,
-    /// Bytes of all reads, whoever asked.
+    /// Bytes of all reads of any class.
     pub bytes_read: u64,
 }
 
@@ -34,13 +34,13 @@ pub struct PhaseOutcome {
     pub tokens: u64,
     /// Needed experts whose version was there: one per distinct expert, layer and batch.
     pub hits: u64,
-    /// The others, by what was done.
+    /// Misses, by the precision used.
     pub misses: PrecisionCounts,
-    /// Uses that went elsewhere than the router said.
+    /// Uses of other experts than the router's.
     pub rerouted: RerouteCounts,
-    /// Bytes of all reads that were submitted meanwhile, whoever asked.
+    /// Bytes of all reads of any class submitted during the phase.
     pub bytes: u64,
-    /// HOBBIT's: 1 per miss that was loaded high, B_l / B_h per miss that was loaded low.
+    /// HOBBIT's penalty: 1 per miss loaded high, B_l / B_h per miss loaded low.
     pub penalty: f64,
     /// Virtual seconds in which computation waited for reads.
     pub stall_seconds: f64,
@@ -48,12 +48,12 @@ pub struct PhaseOutcome {
     pub seconds: f64,
 }
 
-/// What became of needed experts, as shares of all of them: of single tokens these are the uses.
+/// Outcomes of needed experts, as shares of all of them; for single tokens, of all uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Shares {
-    /// In memory, as the router chose.
+    /// Resident, and chosen by the router.
     pub hit: f64,
-    /// In the place of one that was missing.
+    /// Used in place of a missing expert.
     pub reranked: f64,
     /// Missing, and read in low precision.
     pub low: f64,
@@ -63,7 +63,7 @@ pub struct Shares {
     pub loaded: f64,
 }
 
-/// One layer.
+/// Result of one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LayerOutcome {
     /// Block number.
@@ -72,7 +72,7 @@ pub struct LayerOutcome {
     pub slots: u32,
     /// As in [`PhaseOutcome::hits`].
     pub hits: u64,
-    /// Needed experts that were not there.
+    /// Needed experts that were not resident.
     pub misses: u64,
     /// As in [`PhaseOutcome::penalty`].
     pub penalty: f64,
@@ -80,16 +80,16 @@ pub struct LayerOutcome {
     pub stall_seconds: f64,
 }
 
-/// Versions that were given slots on a guess.
+/// Versions that prefetches gave slots to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PrefetchOutcome {
-    /// Asked for.
+    /// Prefetches started.
     pub issued: u64,
-    /// Used at least once before they left.
+    /// Used at least once before eviction.
     pub useful: u64,
-    /// Read, and never used: evicted before, or still there at the end.
+    /// Read but never used: evicted unused, or unused at the end.
     pub wasted: u64,
-    /// Taken back before they were read: the router had disagreed.
+    /// Withdrawn before they were read, because the router disagreed.
     pub dropped: u64,
 }
 
@@ -110,22 +110,22 @@ impl Outcome {
 crate::stats::field_by_field!(PhaseOutcome: Add::add { tokens, hits, misses, rerouted, bytes, penalty, stall_seconds, seconds });
 
 impl PhaseOutcome {
-    /// Needed experts that were not there.
+    /// Needed experts that were not resident.
     pub fn n_misses(&self) -> u64 {
         self.misses.total()
     }
 
-    /// Share of needed experts that were there; `None` when none was needed.
+    /// Share of needed experts that were resident; `None` when none was needed.
     pub fn hit_rate(&self) -> Option<f64> {
         let needed = self.hits + self.n_misses();
         (needed > 0).then(|| self.hits as f64 / needed as f64)
     }
 
-    /// What became of the needed experts; `None` when none was needed.
+    /// Outcomes of the needed experts; `None` when none was needed.
     pub fn shares(&self) -> Option<Shares> {
         let needed = self.hits + self.n_misses();
         let share = |part: u64| part as f64 / needed as f64;
-        // Who is on its way may be gone to, and is no hit.
+        // A rerouted use may go to an expert that is still being read, which is not a hit.
         let reranked = self.rerouted.uses.min(needed);
         (needed > 0).then(|| Shares {
             hit: share(self.hits.saturating_sub(reranked)),
@@ -136,13 +136,13 @@ impl PhaseOutcome {
         })
     }
 
-    /// `None` when nothing took time.
+    /// Tokens per virtual second; `None` if no time passed.
     pub fn tokens_per_second(&self) -> Option<f64> {
         (self.tokens > 0 && self.seconds > 0.0).then(|| self.tokens as f64 / self.seconds)
     }
 }
 
-/// HOBBIT's cost of a miss.
+/// HOBBIT's penalty of a miss.
 fn penalty(used: Option<Precision>, low_cost: f64) -> f64 {
     match used {
         Some(Precision::High) => 1.0,
@@ -151,15 +151,15 @@ fn penalty(used: Option<Precision>, low_cost: f64) -> f64 {
     }
 }
 
-/// Is told of every needed expert: which, the precision used, hit.
+/// Called for every needed expert: the expert, the precision used, whether it was a hit.
 pub(super) type Observe<'a> = &'a mut dyn FnMut(ExpertId, Option<Precision>, bool);
 
-/// Counts what happens.
+/// Counters of a replay.
 pub(super) struct Books<'a> {
     pub(super) outcome: Outcome,
-    /// Of the running batch.
+    /// Phase of the running batch.
     pub(super) phase: Phase,
-    /// Resident on a guess, and not used yet.
+    /// Prefetched versions that are resident and not used yet.
     guessed: BTreeSet<Version>,
     low_cost: f64,
     observe: Observe<'a>,
@@ -170,7 +170,7 @@ impl<'a> Books<'a> {
         Self { outcome, phase: Phase::Prompt, guessed: BTreeSet::new(), low_cost, observe }
     }
 
-    /// Products of a layer stood still for so many seconds.
+    /// The layer's products waited this many seconds.
     pub(super) fn stalled(&mut self, layer: u16, seconds: f64) {
         if let Some(own) = self.layer(layer) {
             own.stall_seconds += seconds;
@@ -178,7 +178,7 @@ impl<'a> Books<'a> {
         self.outcome.phase_mut(self.phase).stall_seconds += seconds;
     }
 
-    /// The recording is over.
+    /// Ends the recording and returns the outcome.
     pub(super) fn end(&mut self) -> Outcome {
         self.outcome.prefetch.wasted += self.guessed.len() as u64;
         std::mem::take(&mut self.outcome)
@@ -228,7 +228,7 @@ impl Observer for Books<'_> {
         }
     }
 
-    /// A guess that was evicted unused.
+    /// Counts a prefetched version that was evicted unused.
     fn evicted(&mut self, version: Version) {
         if self.guessed.remove(&version) {
             self.outcome.prefetch.wasted += 1;

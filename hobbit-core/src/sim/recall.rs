@@ -1,4 +1,4 @@
-//! How much of what layers need was predicted, whatever was in memory.
+//! Recall of predictions, whatever was in memory.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,9 @@ use crate::predict::{
 };
 use crate::trace::{Header, LayerRecord, Prediction, foretell};
 
-/// Recall of a predictor over the single tokens of a recording, for distances up to `distance_max`. Predictors that need what
-/// later routers say take what was recorded of it; Fate's, which looks one layer ahead, is asked for all distances.
+/// Recall of a predictor over the single tokens of a recording, for distances up to `distance_max`. Predictors that
+/// need later routers' scores use the recorded ones; Fate's, which looks one layer ahead, is evaluated at all
+/// distances.
 pub fn recall(recording: &Recording, foresight: PredictedBy, distance_max: u8) -> Recall {
     let shape = predict_shape(&recording.header);
     let mut predictor: Box<dyn Predictor> = match foresight {
@@ -25,7 +26,7 @@ pub fn recall(recording: &Recording, foresight: PredictedBy, distance_max: u8) -
     judge(recording, predictor.as_mut(), distance_max)
 }
 
-/// Recall of EdgeMoE's table; make it from other recordings ([`path_table`]).
+/// Recall of EdgeMoE's table. Make the table from other recordings ([`path_table`]).
 pub fn path_recall(recording: &Recording, table: PathTable, distance_max: u8) -> Recall {
     judge(recording, &mut PathPredictor::new(predict_shape(&recording.header), table), distance_max)
 }
@@ -74,26 +75,26 @@ fn judge(recording: &Recording, predictor: &mut dyn Predictor, distance_max: u8)
     recall
 }
 
-/// What the n best of a later router's scores hold of its choice, for every n.
+/// Recall of the n best scores of a later router, for every n.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Widths {
-    /// By rank among the scores, best first: chosen experts that were there.
+    /// Chosen experts by their rank among the scores, best first.
     at_rank: Vec<u64>,
     /// Chosen experts.
     used: u64,
-    /// Choices of a layer that were judged.
+    /// Evaluated choices of a layer.
     judged: u64,
-    /// Those of them whose expert of the highest weight had the highest score.
+    /// Evaluated choices whose expert of highest weight also had the highest score.
     first: u64,
 }
 
 impl Widths {
-    /// Experts that were recorded at the most: of wider predictions nothing is known.
+    /// Maximum number of recorded experts; wider predictions cannot be evaluated.
     pub fn n_max(&self) -> usize {
         self.at_rank.len()
     }
 
-    /// Share of the chosen experts among the n best, `0.0..=1.0`; `None` where nothing was judged.
+    /// Share of the chosen experts among the n best, `0.0..=1.0`; `None` without evaluated choices.
     pub fn recall(&self, n: usize) -> Option<f64> {
         (self.used > 0).then(|| self.both(n) as f64 / self.used as f64)
     }
@@ -110,7 +111,7 @@ impl Widths {
         (self.judged > 0).then(|| self.first as f64 / self.judged as f64)
     }
 
-    /// The fewest experts that hold such a share; `None` where more would be needed than were recorded.
+    /// The fewest experts with this recall; `None` if that takes more than were recorded.
     pub fn fewest(&self, recall: f64) -> Option<usize> {
         (1..=self.n_max()).find(|&n| self.recall(n).is_some_and(|found| found >= recall))
     }
@@ -128,8 +129,8 @@ impl Widths {
     }
 }
 
-/// Widths by layer that was predicted and distance, for distances up to `distance_max`; empty where the recording has
-/// no scores of later routers.
+/// Widths by predicted layer and distance, for distances up to `distance_max`; empty if the recording has no scores of
+/// later routers.
 pub fn widths(recording: &Recording, distance_max: u8) -> BTreeMap<(u16, u8), Widths> {
     let mut all = BTreeMap::new();
     if has_router_scores(&recording.header) {
@@ -137,7 +138,7 @@ pub fn widths(recording: &Recording, distance_max: u8) -> BTreeMap<(u16, u8), Wi
             widths_of(batch, &recording.header, distance_max, &mut all);
         }
     }
-    // Where nothing was ever foretold, nothing is known, and not that nothing was right.
+    // Layers without any recorded prediction are unknown, not wrong.
     all.retain(|_, widths: &mut Widths| widths.n_max() > 0);
     all
 }
@@ -174,7 +175,7 @@ fn widths_of(batch: &Batch, header: &Header, distance_max: u8, all: &mut BTreeMa
     }
 }
 
-/// Tells a predictor what a single token's layer did, and the scores of later layers that were recorded.
+/// Gives a predictor the choice of a single token's layer, and the recorded scores of later layers.
 fn show(predictor: &mut dyn Predictor, record: &LayerRecord, chosen: &[(u16, f32)], header: &Header) {
     predictor.observe(record.layer, chosen);
     if !predictor.needs_scores() {
@@ -194,7 +195,7 @@ pub(super) fn predict_shape(header: &Header) -> PredictShape {
     PredictShape { layers: header.model.layers.iter().map(|l| (l.layer, l.n_expert, l.n_used)).collect() }
 }
 
-/// Knows what the decoded tokens of some batches of a recording will use, or a part of it: nothing is known of prompts.
+/// A predictor that knows all or part of the uses of some batches' decoded tokens, and nothing of prompts.
 pub(super) fn oracle(
     recording: &Recording,
     shape: PredictShape,
@@ -222,7 +223,7 @@ pub(super) fn oracle(
     Box::new(Oracle::new(shape, future.into_iter()))
 }
 
-/// What somebody names who finds so many percent of a token's experts, by falling weight.
+/// Prediction that finds `percent` of a token's experts, by falling weight.
 fn partly(used: &[(u16, f32)], n_expert: usize, percent: u8, token: u64, layer: u16) -> Vec<(u16, f32)> {
     let scores = foretell(used, n_expert, f64::from(percent) / 100.0, token, layer);
     let mut named: Vec<(u16, f32)> = (0..).zip(scores).filter(|(_, score)| *score > 0.0).collect();

@@ -1,4 +1,4 @@
-//! A whole trace in memory, as batches of layers, and what was recorded of a layer as those ask for it who replay it.
+//! A whole trace in memory, as batches of layers, and the recorded data of a layer in the form that a replay needs.
 
 use std::io::Read;
 use std::ops::AddAssign;
@@ -8,7 +8,7 @@ use super::SimError;
 use crate::predict::PredictorKind;
 use crate::trace::{Header, LayerRecord, Phase, Record, ResidentsRecord, TraceReader};
 
-/// What was evaluated, in order.
+/// An event of the recorded run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A new sequence begins.
@@ -20,11 +20,11 @@ pub enum Event {
 /// One evaluated batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
-    /// What for.
+    /// Prompt or decoding.
     pub phase: Phase,
     /// Tokens.
     pub n_tokens: u32,
-    /// Wall time when it was recorded.
+    /// Wall time of the recorded run.
     pub seconds: f64,
     /// One record per layer with experts, in the order in which they ran.
     pub layers: Vec<LayerRecord>,
@@ -43,13 +43,13 @@ impl Batch {
 pub struct Recording {
     /// File, for messages.
     pub path: PathBuf,
-    /// What the trace begins with, with what was measured later in place of what was known then.
+    /// Header of the trace, with later measurements of the host in place of earlier ones.
     pub header: Header,
-    /// What was resident before the first batch; empty unless it was a warm start.
+    /// Residents before the first batch; empty unless it was a warm start.
     pub start: ResidentsRecord,
-    /// Whole batches. A batch that was cut off is not among them.
+    /// Events; incomplete batches are left out.
     pub events: Vec<Event>,
-    /// First byte that was cut off, if the file does not end with a whole record.
+    /// Offset of the truncated record, if the file does not end with a whole record.
     pub truncated: Option<u64>,
 }
 
@@ -57,12 +57,12 @@ impl Recording {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`SimError::Trace`]; [`SimError::NoBatches`] for a trace of nothing.
+    /// [`SimError::Trace`]; [`SimError::NoBatches`] for a trace without a complete batch.
     pub fn open(path: &Path) -> Result<Self, SimError> {
         Self::read(TraceReader::open(path)?, path)
     }
 
-    /// Takes all records of a reader; `path` is for messages.
+    /// Reads all records; `path` is for messages.
     ///
     /// # Errors
     /// As [`Recording::open`].
@@ -90,14 +90,14 @@ impl Recording {
         }
     }
 
-    /// Pretends that every expert had a low version of so many percent of its bytes, where the model had none.
+    /// Assumes low versions of `percent` of an expert's bytes, in layers without any.
     pub fn assume_low(&mut self, percent: f64) {
         for layer in self.header.model.layers.iter_mut().filter(|layer| layer.bytes_low == 0) {
             layer.bytes_low = ((layer.bytes_high as f64 * percent / 100.0) as u64).clamp(1, layer.bytes_high);
         }
     }
 
-    /// Whether it says of any token what its routers thought of experts that they did not choose.
+    /// Whether it has scores of experts that the router did not choose.
     pub fn has_unselected_scores(&self) -> bool {
         self.batches().flat_map(|batch| &batch.layers).any(|record| record.n_unselected() > 0)
     }
@@ -116,14 +116,14 @@ impl Recording {
     }
 }
 
-/// The distinct experts that a layer's router chose, in the order in which the engine asks for them: as recorded; else the router's order for a
-/// single token, falling popularity for a batch.
+/// The distinct experts that a layer's router chose, in the order in which the engine asks for them: the recorded
+/// order, if any; otherwise the router's order for a single token, falling popularity for a batch.
 pub(super) fn need_order(record: &LayerRecord, order: &mut Vec<u16>) {
     order.clear();
-    // What was asked for in place of the router's choice is not its order.
+    // The recorded order is that of the executed experts; it is not the order of the router's choice if the two differ.
     let needed = if record.executed.is_empty() { &record.needed[..] } else { &[] };
     if !needed.is_empty() || record.n_tokens == 1 {
-        // Nobody promises that a file names each once.
+        // A file may list an expert twice.
         let push = |expert| {
             if !order.contains(&expert) {
                 order.push(expert);
@@ -153,7 +153,7 @@ fn summed<T: Clone + Default + AddAssign>(record: &LayerRecord, amounts: impl It
     sums
 }
 
-/// What the router chose for a token, best first; weights sum to 1.
+/// The router's choice for a token, best first; weights sum to 1.
 pub(super) fn chosen(record: &LayerRecord, token: usize) -> Vec<(u16, f32)> {
     let mut chosen: Vec<(u16, f32)> = record.token(token).collect();
     let total: f32 = chosen.iter().map(|(_, weight)| weight.abs()).sum();
@@ -164,8 +164,8 @@ pub(super) fn chosen(record: &LayerRecord, token: usize) -> Vec<(u16, f32)> {
     chosen
 }
 
-/// What the router at a distance of layers said of a layer's input of a token, `[n_expert]`, as far as it was recorded, and 0 for other
-/// experts; `None` where nothing was.
+/// Scores, by the router `distance` layers further on, for a token's input of this layer, `[n_expert]`; 0 for experts
+/// without a recorded score. `None` without any recorded score.
 pub(super) fn scores_at(record: &LayerRecord, token: usize, distance: u8, header: &Header) -> Option<Vec<f32>> {
     let of_distance =
         || record.predictions.iter().filter(|own| own.distance == distance && usize::from(own.token) == token);
@@ -183,7 +183,7 @@ pub(super) fn scores_at(record: &LayerRecord, token: usize, distance: u8, header
     Some(scores)
 }
 
-/// Whether predictions of a recording are scores of later routers: its predictor worked on them.
+/// Whether a recording's predictions are scores of later routers: its predictor used them.
 pub(super) fn has_router_scores(header: &Header) -> bool {
     let gates = [PredictorKind::StackedGate, PredictorKind::CrossLayer];
     header.settings.predictor.parse().is_ok_and(|kind: PredictorKind| gates.contains(&kind))

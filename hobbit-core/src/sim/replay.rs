@@ -1,4 +1,4 @@
-//! A recording from its beginning to its end.
+//! Replays a whole recording.
 
 use super::budget::slots;
 use super::config::{Compute, Config, Eviction, PredictedBy, Prefetch, Slots};
@@ -21,10 +21,11 @@ use crate::residency::{
 use crate::route::{Demand, Phase, Thresholds, TokenScores, Weighing};
 use crate::trace::{Header, Layer, LayerRecord, ResidentsRecord};
 
-/// Experts move as a whole: one slice stands for all.
+/// Experts move as a whole: one slice stands for all of them.
 const WHOLE: SliceKind = SliceKind::Gate;
 
-/// Replays a recording; `observe` is told of every needed expert: layer, expert, precision used, hit.
+/// Replays a recording. `observe` is called for every needed expert with layer, expert, precision used, and whether it
+/// was a hit.
 ///
 /// # Errors
 /// [`SimError::NoLow`] for dynamic precision where the model had no low versions.
@@ -44,13 +45,13 @@ pub fn replay(
     Ok(replay.finish())
 }
 
-/// A residency that is shown what was recorded, with a clock that computing and reading move.
+/// A residency driven by a recording, with a clock that computing and reading advance.
 struct Replay<'a> {
     recording: &'a Recording,
     config: &'a Config,
     residency: Residency<Link, Books<'a>>,
     chosen: Chosen,
-    /// Reused.
+    /// Reused buffer.
     scores: Vec<f32>,
 }
 
@@ -79,7 +80,7 @@ impl<'a> Replay<'a> {
             Eviction::Policy(kind) => build(kind),
             Eviction::Belady => Box::new(belady()),
             Eviction::LfuOfModel => Box::new(Hobbit::lfu_of_model(n_layers)),
-            // A token's layers are as many moments.
+            // Each layer of a token is one step.
             Eviction::Near(tokens) => {
                 Box::new(Near::new(belady(), build(PolicyKind::default()), u64::from(tokens) * layers.len() as u64))
             }
@@ -110,8 +111,8 @@ impl<'a> Replay<'a> {
         Ok(Self { recording, config, residency, chosen: Chosen::default(), scores: Vec::new() })
     }
 
-    /// What was resident when the recording began is resident, as far as there are slots; a policy of the recorded kind
-    /// knows what that one had learned.
+    /// Makes the recorded initial residents resident, as far as there are slots. A policy of the recorded kind also
+    /// loads the recorded statistics.
     fn warm_up(&mut self) {
         let ResidentsRecord { versions, statistics } = self.recording.start.clone();
         let saved = SavedCache { name: String::new(), residents: versions, statistics };
@@ -129,7 +130,7 @@ impl<'a> Replay<'a> {
         for record in &batch.layers {
             self.layer(batch, record);
         }
-        // Only virtual experts go by what tokens take.
+        // Only virtual experts depend on the time of tokens.
         let took = |now: f64| if self.config.virtual_experts.is_some() { now - started } else { 0.0 };
         self.residency.end_batch(batch.phase, batch.n_tokens, took(self.residency.reads().seconds()));
         let seconds = self.residency.reads().seconds() - started;
@@ -164,7 +165,7 @@ impl<'a> Replay<'a> {
         self.chosen.end(&mut self.residency, step);
     }
 
-    /// Router scores for the policy, token by token, where they were recorded.
+    /// Passes recorded router scores to the policy, token by token.
     fn show_scores(&mut self, record: &LayerRecord) {
         if record.scores.is_empty() {
             return;
@@ -177,7 +178,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Looks ahead of tokens that are decoded; `is_rerouted`: they have been rerouted.
+    /// Predicts for decoded tokens; `is_rerouted`: they have been rerouted.
     fn predict(&mut self, record: &LayerRecord, is_rerouted: bool, layer_seconds: f64, step: &LayerStep) {
         if !self.chosen.decodes_anew() || !self.residency.looks_ahead() {
             return;
@@ -204,7 +205,7 @@ impl<'a> Replay<'a> {
         self.residency.predict(step, choices, &|_| false);
     }
 
-    /// Seconds of one of `n_multiplied` experts' products.
+    /// Seconds of one expert's products, if `n_multiplied` experts are multiplied.
     fn expert_seconds(&self, record: &LayerRecord, n_multiplied: usize) -> f64 {
         match self.config.compute {
             Compute::Given { expert_seconds, .. } => expert_seconds,
@@ -216,7 +217,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Products of what is there run first, then each as it lands.
+    /// Multiplies resident experts first, then each expert when its read completes.
     fn multiply(&mut self, record: &LayerRecord, step: &LayerStep) {
         let seconds = self.expert_seconds(record, step.used.len());
         let mut stalled = 0.0;
@@ -247,17 +248,17 @@ impl<'a> Replay<'a> {
         Outcome { upgrades, bytes_read, ..self.residency.observer_mut().end() }
     }
 
-    /// Time passes; what has landed is there.
+    /// Advances the clock and marks completed reads.
     fn pass(&mut self, seconds: f64) {
         self.residency.reads_mut().pass(seconds);
         self.residency.poll();
     }
 }
 
-/// Shows what a layer's router chose.
+/// Sets a layer's recorded router choice.
 fn set(chosen: &mut Chosen, recording: &Recording, phase: Phase, record: &LayerRecord) {
     let n_expert = n_expert(recording, record);
-    // Records are whole layers: the next one is never a later split of the same.
+    // Records are whole layers, so the next one is never a later split of the same layer.
     let n_used = record.n_used.into();
     let split = Split { layer: record.layer, n_expert, n_used, kinds: &[WHOLE], key: 0, phase };
     let ids = record.chosen.iter().map(|&index| i32::from(index));
@@ -268,8 +269,8 @@ fn n_expert(recording: &Recording, record: &LayerRecord) -> usize {
     recording.header.layer(record.layer).map_or(0, |layer| usize::from(layer.n_expert))
 }
 
-/// Sends tokens elsewhere, as far as they may and their scores are known: the weights that they have then, `[n_tokens][n_used]`.
-/// `None` where they stay.
+/// Reroutes tokens, as far as the rules allow and their scores are known. Returns the new weights,
+/// `[n_tokens][n_used]`; `None` if no token is rerouted.
 fn reroute(
     chosen: &mut Chosen,
     residency: &mut Residency<Link, Books>,
@@ -297,13 +298,13 @@ fn reroute(
     chosen.reroute(residency, &Elsewhere::NOTHING, &says, &mut weights).then_some(weights)
 }
 
-/// Asks for precisions by weights, as far as anything depends on them.
+/// Asks for precisions by weights, if anything depends on them.
 fn ask(chosen: &mut Chosen, precisions: &mut Precisions, weights: &[f32]) {
     let weights = if precisions.asks_weights(chosen.phase()) { weights } else { &[] };
     chosen.ask(precisions, weights.iter().copied());
 }
 
-/// Of a layer that has been shown: what its tokens ask for.
+/// Reads the needed experts of a layer that has been set, and their demands.
 fn read_record(
     chosen: &mut Chosen,
     precisions: &mut Precisions,
@@ -320,13 +321,13 @@ fn read_record(
         ask(chosen, precisions, &record.weights);
         return;
     }
-    // Weights in half precision might fall on the other side of a threshold.
+    // Use the recorded demands: weights in half precision might cross a threshold.
     let mut demands = vec![Demand::Skip; n_expert];
     record.needed.iter().for_each(|needed| demands[usize::from(needed.expert)] = needed.demand);
     chosen.demands = demands;
 }
 
-/// Who looks ahead: the engine's, told the speed of the link and what experts are asked for.
+/// The engine's lookahead, with the link's speed and the precisions.
 fn lookahead(recording: &Recording, config: &Config, prefetch: Prefetch) -> residency::Lookahead {
     let shape = predict_shape(&recording.header);
     let predictor: Box<dyn Predictor> = match config.foresight {
@@ -343,7 +344,7 @@ fn lookahead(recording: &Recording, config: &Config, prefetch: Prefetch) -> resi
     residency::Lookahead::new(predictor, planner(config), Governor::fixed(true), options)
 }
 
-/// In which precision experts are wanted.
+/// The rules for precisions.
 fn precisions(config: &Config) -> Precisions {
     let &Config { mode, thresholds, prefill_low, upgrade, deterministic, .. } = config;
     let prefill_low = Some(prefill_low);
@@ -373,7 +374,7 @@ fn layout(header: &Header, config: &Config, cache: &Cache) -> Layout {
     Layout::new(header.model.layers.iter().map(shape), cache, bytes)
 }
 
-/// Decides what is loaded on a guess.
+/// The planner of prefetches.
 fn planner(config: &Config) -> Prefetcher {
     let thresholds = match config.mode {
         PrecisionMode::Exact => Thresholds { t1: 1.0, t2: 1.0 },
@@ -387,7 +388,7 @@ fn planner(config: &Config) -> Prefetcher {
     Prefetcher::new(options, Estimates::seeded(config.link.bytes_per_second))
 }
 
-/// Every use of a recording, with what it will ask for.
+/// Every use of a recording, with its demand.
 fn uses_to_come(recording: &Recording, config: &Config) -> Vec<Upcoming> {
     let mut uses = Vec::new();
     let (mut chosen, mut precisions) = (Chosen::default(), precisions(config));
@@ -408,8 +409,8 @@ fn uses_to_come(recording: &Recording, config: &Config) -> Vec<Upcoming> {
     uses
 }
 
-/// A pool for each layer and precision, which shares of a pool that layers divide come to; where high versions compete across
-/// layers, one for each of their sizes.
+/// A pool for each layer and precision, with the layer's share of the slots. If high versions compete across layers,
+/// one pool for each of their sizes.
 fn pools(header: &Header, config: &Config, curves: &[HitCurve]) -> Vec<PoolLayout> {
     let low_percent = if config.mode == PrecisionMode::Dynamic { config.low_percent } else { 0.0 };
     let slots = slots(header, config.budget, config.slots.allocation(), low_percent, curves);

@@ -1,4 +1,4 @@
-//! Replays against caches that are driven directly, against exhaustive search, and against arithmetic.
+//! Replays checked against caches driven directly, exhaustive search, and arithmetic.
 
 mod rerouting;
 
@@ -16,7 +16,7 @@ use crate::route::{Demand, Thresholds, resolve};
 use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, TraceReader, TraceWriter};
 use crate::tuned::LayerPenalty;
 
-/// As `crate::route`, whatever the trace says: needed experts of a batch.
+/// Needed experts of a batch as in `crate::route`, independent of the trace.
 fn needed(tokens: &[Vec<u16>]) -> Vec<u16> {
     let mut needed: Vec<u16> = Vec::new();
     for &index in tokens.iter().flatten() {
@@ -168,9 +168,10 @@ fn replayed(recording: &Recording, config: &Config) -> (Seen, Outcome) {
     (seen, outcome)
 }
 
-/// Batches of one to three tokens, none of which needs nine tenths of a layer, for `n_layers` layers; each token uses distinct experts.
+/// Batches of one to three tokens for `n_layers` layers; none needs nine tenths of a layer, and each token uses
+/// distinct experts.
 fn sequences(n_layers: usize, n_expert: u16, n_used: usize) -> impl Strategy<Value = Vec<Vec<Vec<Vec<Vec<u16>>>>>> {
-    // Half of the tokens stay among few experts, so that there is something to hit.
+    // Half of the tokens stay among few experts, so that there are hits.
     let experts: Vec<u16> = (0..n_expert).collect();
     let few: Vec<u16> = (0..n_expert.div_ceil(2)).collect();
     let token = prop_oneof![
@@ -233,7 +234,7 @@ proptest! {
         let config = Config::recorded(&recording).unwrap();
         let belady = Config { eviction: Eviction::Belady, ..config.clone() };
         let least = replayed(&recording, &belady).1.total().n_misses();
-        // Where more is needed at once than there are slots, who gets one is nobody's choice.
+        // If more experts are needed at once than there are slots, their order is arbitrary.
         let fits = |record: &LayerRecord| record.needed.len() <= slots as usize;
         if recording.batches().flat_map(|batch| &batch.layers).all(fits) {
             prop_assert!(least <= replayed(&recording, &config).1.total().n_misses());
@@ -410,7 +411,7 @@ fn curves_are_lrus_hits() {
 
 #[test]
 fn weights_are_fitted_to_what_the_trace_rewards() {
-    // Two experts come all the time, between ever new ones: frequency keeps them, recency does not.
+    // Two experts recur between ever new ones: a frequency policy keeps them, a recency policy does not.
     let tokens: Vec<u16> = (0..60).flat_map(|i| [0, 2 + i % 6, 1, 2 + (i + 3) % 6, 2 + (i + 1) % 6]).collect();
     let sequence: Vec<_> = tokens.iter().map(|&index| vec![vec![vec![index]]]).collect();
     let policy: PolicyKind = "hobbit".parse().unwrap();

@@ -1,4 +1,4 @@
-//! Numbers as a trace stores them: LEB128, little-endian, half precision.
+//! Encodings of numbers in a trace: LEB128, little-endian, half precision.
 
 use half::f16;
 
@@ -19,7 +19,8 @@ pub(super) fn put_f32(out: &mut Vec<u8>, value: f32) {
     out.extend_from_slice(&value.to_le_bytes());
 }
 
-/// Reads a record from front to back. Errors are words; who knows file and offset makes a [`super::TraceError`].
+/// Reads a record from front to back. Errors are texts; the caller, which knows file and offset, makes a
+/// [`super::TraceError`].
 pub(super) struct Cursor<'a> {
     left: &'a [u8],
 }
@@ -42,7 +43,7 @@ impl<'a> Cursor<'a> {
         Ok(f16::from_le_bytes(self.array(what)?).to_f32())
     }
 
-    /// A number of seconds: finite, not negative.
+    /// A finite, non-negative number of seconds.
     pub(super) fn seconds(&mut self, what: &str) -> Result<f32, String> {
         let seconds = f32::from_le_bytes(self.array(what)?);
         match (0.0..=f32::MAX).contains(&seconds) {
@@ -76,7 +77,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A count of things of at least `least` bytes each, so that no more is allocated than was read.
+    /// A count of items of at least `least` bytes each. It is bounded by the bytes left, so that allocations are too.
     pub(super) fn count(&mut self, least: usize, what: &str) -> Result<usize, String> {
         let count = self.varint(what)?;
         let room = self.left() / least.max(1);

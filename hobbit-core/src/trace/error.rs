@@ -1,4 +1,4 @@
-//! Why a trace cannot be read or written.
+//! Errors of reading and writing traces.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ pub enum TraceError {
     /// The operating system refused.
     #[error("{}cannot {action} this trace: {error}", named(path))]
     Io {
-        /// File; empty for a writer's, which knows none.
+        /// File; empty for a writer, which has no path.
         path: PathBuf,
         /// What was attempted.
         action: &'static str,
@@ -29,41 +29,41 @@ pub enum TraceError {
     Version {
         /// File.
         path: PathBuf,
-        /// What it says.
+        /// Version of the file.
         found: u16,
-        /// What is understood.
+        /// Supported version.
         expected: u16,
     },
-    /// The description of model and settings makes no sense.
+    /// The description of model and settings is invalid.
     #[error("{}: the trace's header is damaged: {reason}; record the trace again", path.display())]
     Header {
         /// File.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
-    /// A record makes no sense.
+    /// A record is invalid.
     #[error("{}: the record at byte {offset} is damaged: {reason}; what precedes it can be read, record the rest again", path.display())]
     Record {
         /// File.
         path: PathBuf,
         /// First byte of the record.
         offset: u64,
-        /// What is wrong: what was found, what was expected.
+        /// The value found and the expected value.
         reason: String,
     },
-    /// What it recorded is no way for this model's tokens.
+    /// The recorded routes do not fit this model.
     #[error("{}: these routes cannot be followed: {reason}", path.display())]
     Routes {
         /// File.
         path: PathBuf,
-        /// What was found, what was expected.
+        /// The value found and the expected value.
         reason: String,
     },
-    /// Something that the format has no room for was to be written: a bug of the caller, or a batch beyond all bounds.
+    /// The format cannot store a value: a bug of the caller, or a batch beyond all limits.
     #[error("this cannot be recorded: {reason}")]
     Unwritable {
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What a trace says once: of which model, with which settings, on which machine.
+//! The header of a trace: model, settings and machine.
 
 use std::collections::BTreeMap;
 
@@ -10,25 +10,25 @@ use crate::options::{PrecisionMode, Prefetch, RoutingOptions};
 
 /// First bytes of every trace.
 pub const MAGIC: [u8; 8] = files::TRACE_MAGIC;
-/// Counts up when a reader of the last version would misunderstand.
+/// Format version; it increases when older readers would misread the file.
 pub const VERSION: u16 = 1;
-/// Bytes of a header's JSON, at the most.
+/// Maximum bytes of a header's JSON.
 pub const HEADER_BYTES_MAX: u32 = 4 << 20;
 
-/// Layers of a model, at the most.
+/// Maximum layers of a model.
 const LAYERS_MAX: usize = 4096;
-/// Bytes of an expert, at the most: sums over all experts of all layers are then 64-bit numbers.
+/// Maximum bytes of an expert, so that sums over all experts of all layers fit in 64 bits.
 const EXPERT_BYTES_MAX: u64 = 1 << 35;
 
-/// What a trace begins with.
+/// Header of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Header {
-    /// Of which model.
+    /// The recorded model.
     pub model: ModelDescription,
-    /// How the engine was told to run.
+    /// Settings of the engine.
     #[serde(default)]
     pub settings: Settings,
-    /// What was known of the machine: `link_bytes_per_second`, `read_latency_seconds`, whatever else was measured.
+    /// Measurements of the machine, if known: `link_bytes_per_second`, `read_latency_seconds` and others.
     #[serde(default)]
     pub host: BTreeMap<String, f64>,
 }
@@ -57,7 +57,7 @@ pub struct Layer {
     pub bytes_high: u64,
     /// The same of low versions; 0 if there are none.
     pub bytes_low: u64,
-    /// What a low version lacks of the high one, where that is made of its bits and more; 0: all of it.
+    /// Bytes of the high version that a low version lacks, if its bits are part of the high one; 0: all bytes.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes_rest: u64,
     /// Slots that the layer had for high versions when the trace was recorded.
@@ -70,7 +70,7 @@ fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
 }
 
-/// How the engine was told to run.
+/// Settings of the engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, SmartDefault)]
 #[serde(default)]
 pub struct Settings {
@@ -80,37 +80,37 @@ pub struct Settings {
     /// Predictor of prefetches; `none` without.
     #[default("none".into())]
     pub predictor: String,
-    /// `--prefetch`: what was predicted was read ahead (`on`, `auto`) or not (`off`).
+    /// `--prefetch`: whether predicted experts were read ahead (`on`, `auto`) or not (`off`).
     #[default(Prefetch::Off.to_string())]
     pub prefetch: String,
-    /// Layers ahead that were predicted, at the most.
+    /// Maximum layers ahead that were predicted.
     pub distance: u8,
     /// `exact` or `dynamic`.
     #[default(PrecisionMode::Exact.to_string())]
     pub mode: String,
-    /// Highest unimportance that was loaded in high precision.
+    /// Highest unimportance loaded in high precision.
     #[default(1.0)]
     pub t1: f32,
-    /// Highest unimportance that was loaded at all.
+    /// Highest unimportance loaded at all.
     #[default(1.0)]
     pub t2: f32,
-    /// Share of a batch's experts that came in low precision at most, `0.0..=1.0`.
+    /// Maximum share of a batch's experts in low precision, `0.0..=1.0`.
     pub prefill_low: f32,
     /// Whether low versions were replaced by high ones in the background.
     pub upgrade: bool,
-    /// Whether nothing depended on how fast reads were.
+    /// Whether nothing depended on the speed of reads.
     pub deterministic: bool,
-    /// Where tokens went in place of experts that were not in memory.
+    /// Rules for experts in memory to replace missing ones.
     #[serde(skip_serializing_if = "RoutingOptions::is_off")]
     pub routing: RoutingOptions,
     /// Bytes of the expert cache.
     pub cache_bytes: u64,
-    /// Anything else worth knowing: flags, weights of the policy, the text.
+    /// Other information: flags, weights of the policy, the text.
     pub more: BTreeMap<String, String>,
 }
 
 impl Header {
-    /// That replays can rely on it. Words: what was found, what was expected.
+    /// Checks that a replay can rely on the header. The error has the value found and the expected value.
     pub(super) fn check(&self) -> Result<(), String> {
         let layers = &self.model.layers;
         if layers.len() > LAYERS_MAX {

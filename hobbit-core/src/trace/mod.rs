@@ -1,8 +1,8 @@
-//! Traces: who was routed where, with what weight, what was resident, and how long it took.
+//! Traces: routing with its weights, residency, and times.
 //!
 //! A trace is recorded by the engine (`--trace FILE`), replayed by [`crate::sim`] and printed by `hobbit-sim show`.
-//! The file is a [`Header`] and then records, appended as things happen; docs/TRACE.md draws it byte by byte. What a
-//! crash cut off is missed without complaint: [`TraceReader`] ends after the last whole record and says so.
+//! The file is a [`Header`] followed by records, appended as things happen; docs/TRACE.md describes it byte by byte. A
+//! file truncated by a crash is no error: [`TraceReader`] ends after the last whole record and reports the offset.
 //!
 //! ```
 //! use hobbit_core::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, Record, TraceReader, TraceWriter};

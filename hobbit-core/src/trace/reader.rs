@@ -1,4 +1,4 @@
-//! Reading a trace, whoever wrote it.
+//! Reading untrusted traces.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -10,7 +10,7 @@ use super::header::{HEADER_BYTES_MAX, Header, MAGIC, VERSION};
 use super::record::{CLASSES, DEMANDS, LayerRecord, Needed, PHASES, PRECISIONS, Prediction, Record, ResidentsRecord};
 use crate::expert::{ExpertId, Precision, Version};
 
-/// Bytes of a record's payload, at the most.
+/// Maximum bytes of a record's payload.
 pub(super) const RECORD_BYTES_MAX: u64 = 64 << 20;
 
 pub(super) const SEQUENCE: u8 = 1;
@@ -22,8 +22,8 @@ pub(super) const WITHDRAWN: u8 = 6;
 pub(super) const MEASURED: u8 = 7;
 pub(super) const EXECUTED: u8 = 8;
 
-/// The records of a trace, one after the other. Ends after the last whole record of a file that was cut off, and after
-/// the first error. Records of kinds that this version does not know are passed over.
+/// The records of a trace, in order. Ends after the last whole record of a truncated file, and after the first error.
+/// Skips records of unknown kinds.
 #[derive(Debug)]
 pub struct TraceReader<R> {
     input: R,
@@ -32,13 +32,13 @@ pub struct TraceReader<R> {
     /// Bytes consumed.
     offset: u64,
     payload: Vec<u8>,
-    /// What the next layer's tokens used in place of its router's choice, and where that record begins.
+    /// Executed experts of the next layer, if they differ from its router's choice, and the offset of that record.
     executed: Option<(u64, Executed)>,
     is_done: bool,
     truncated: Option<u64>,
 }
 
-/// What tokens used in place of their router's choice.
+/// Experts that tokens used in place of their router's choice.
 #[derive(Debug)]
 struct Executed {
     /// Block number, tokens, experts per token.
@@ -95,7 +95,7 @@ impl<R: Read> TraceReader<R> {
         Ok(Self { input, path, header, offset, payload: json, executed: None, is_done: false, truncated: None })
     }
 
-    /// What the trace begins with.
+    /// Header of the trace.
     pub fn header(&self) -> &Header {
         &self.header
     }
@@ -105,12 +105,12 @@ impl<R: Read> TraceReader<R> {
         self.offset
     }
 
-    /// First byte of the record that was cut off, once the end has been reached; `None` for a whole trace.
+    /// Offset of the truncated record, once the end has been reached; `None` for a whole trace.
     pub fn truncated(&self) -> Option<u64> {
         self.truncated
     }
 
-    /// The next record of a kind that is known; `None` at the end.
+    /// The next record of a known kind; `None` at the end.
     fn record(&mut self) -> Result<Option<Record>, TraceError> {
         loop {
             let start = self.offset;
@@ -255,7 +255,7 @@ fn layer(cursor: &mut Cursor, header: &Header) -> Result<LayerRecord, String> {
     let (number, n_expert, n_tokens, n_used) = shape(cursor, header)?;
     let scores = cursor.below(n_expert + 2, "the number of scores")? as usize;
     let (has_scores, n_unselected) = (scores > 0, scores.saturating_sub(1));
-    // Three bytes a use at least: what is reserved has been read.
+    // A use takes at least three bytes, so the capacity is bounded by the bytes read.
     let uses = n_tokens.checked_mul(n_used).filter(|uses| *uses <= cursor.left() / 3);
     let uses =
         uses.ok_or_else(|| format!("{n_tokens} tokens of {n_used} experts have no room in {} bytes", cursor.left()))?;
@@ -294,7 +294,7 @@ fn layer(cursor: &mut Cursor, header: &Header) -> Result<LayerRecord, String> {
     }
     record.wait_seconds = cursor.seconds("the wait")?;
     record.compute_seconds = cursor.seconds("the computation")?;
-    // Only where they are not all the first one's.
+    // The list follows only if some predictions are not for the first token.
     if cursor.left() > 0 {
         for prediction in &mut record.predictions {
             prediction.token = cursor.below(n_tokens as u64, "a prediction's token")? as u16;
@@ -315,7 +315,7 @@ fn needed(cursor: &mut Cursor, n_expert: u64) -> Result<Needed, String> {
     Ok(Needed { expert, demand, used, hit: flags & 16 != 0, class, bytes })
 }
 
-/// A version of one of the model's experts.
+/// A version of an expert of the model.
 fn version(cursor: &mut Cursor, header: &Header) -> Result<Version, String> {
     let layer = cursor.below(1 << 16, "the layer")? as u16;
     let described = header.layer(layer).ok_or_else(|| format!("the model has no layer {layer} with experts"))?;

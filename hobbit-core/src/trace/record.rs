@@ -1,4 +1,4 @@
-//! What a trace says again and again.
+//! Records of a trace.
 
 use std::collections::BTreeMap;
 
@@ -15,90 +15,89 @@ pub enum Record {
     Sequence,
     /// One layer of the batch that the next [`Record::Batch`] ends.
     Layer(LayerRecord),
-    /// A read that no product waited for was started.
+    /// A read without a waiting product has started.
     Load {
-        /// Whose bytes.
+        /// Expert and precision.
         #[serde(flatten)]
         version: Version,
-        /// Why; never [`ReadClass::OnDemand`], which [`Needed`] tells.
+        /// Reason; never [`ReadClass::OnDemand`], which [`Needed`] records.
         class: ReadClass,
         /// Bytes asked for.
         bytes: u64,
     },
     /// A batch has been evaluated: its layers are the layer records since the last one.
     Batch {
-        /// What for.
+        /// Prompt or decoding.
         phase: Phase,
         /// Tokens in it.
         n_tokens: u32,
         /// Wall time.
         seconds: f32,
     },
-    /// What was resident before the first batch.
+    /// Residents before the first batch.
     Residents(ResidentsRecord),
-    /// A read of an earlier [`Record::Load`] was taken back before it started.
+    /// A read of an earlier [`Record::Load`] was withdrawn before it started.
     Withdrawn {
-        /// Whose bytes.
+        /// Expert and precision.
         #[serde(flatten)]
         version: Version,
-        /// Bytes that were not read after all.
+        /// Bytes that were not read.
         bytes: u64,
     },
-    /// What has been measured of the machine so far; replaces what an earlier record, or the header, says.
+    /// Current measurements of the machine; they replace those of an earlier record or of the header.
     Measured {
         /// `link_bytes_per_second` and others, as in [`super::Header::host`]; finite.
         host: BTreeMap<String, f64>,
     },
 }
 
-/// Why an expert's bytes were read.
+/// Reason for a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReadClass {
     /// A product needed them.
     OnDemand,
-    /// A guess.
+    /// A prefetch.
     Prefetch,
-    /// The high version of a resident low one.
+    /// An upgrade of a resident low version to its high version.
     Upgrade,
 }
 
-/// What the host's cache began with: a warm start ([`crate::cache::CacheState`]).
+/// Initial content of the host's cache at a warm start ([`crate::cache::CacheState`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ResidentsRecord {
-    /// Versions that were there, least recently used first.
+    /// Resident versions, least recently used first.
     pub versions: Vec<Version>,
-    /// What the policy of the settings had learned, in its own format ([`crate::cache::Policy::save`]).
+    /// Learned state of the policy, in its own format ([`crate::cache::Policy::save`]).
     #[serde(rename = "statistics_bytes", serialize_with = "only_length")]
     pub statistics: Vec<u8>,
 }
 
-/// Nobody but the policy can read them.
+/// Serialises the length only, because the content is private to the policy.
 fn only_length<S: serde::Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
     to.serialize_u64(bytes.len() as u64)
 }
 
-/// What the numbers of a trace stand for, by position: the precision that was used (or none), demands, and what brought a
-/// version.
+/// Meanings of a trace's numbers, by position: the used precision (or none), demands, and the reason of a read.
 pub(super) const PRECISIONS: [Option<Precision>; 3] = [Some(Precision::High), Some(Precision::Low), None];
 pub(super) const DEMANDS: [Demand; 3] = [Demand::High, Demand::Low, Demand::Skip];
 pub(super) const CLASSES: [Option<ReadClass>; 4] =
     [None, Some(ReadClass::OnDemand), Some(ReadClass::Prefetch), Some(ReadClass::Upgrade)];
 
-/// What the numbers of a batch's phase stand for, by position.
+/// Meanings of a batch's phase numbers, by position.
 pub(super) const PHASES: [Phase; 2] = [Phase::Prompt, Phase::Decode];
 
-/// An expert that a layer further on was predicted to need.
+/// An expert predicted for a later layer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Prediction {
-    /// Which token of the batch it was predicted for: 0 also where one stands for all.
+    /// Token of the batch that the prediction is for; 0 also for a prediction for the whole batch.
     #[serde(skip_serializing_if = "is_first")]
     pub token: u16,
-    /// How many MoE layers further on, from 1.
+    /// Distance in MoE layers, from 1.
     pub distance: u8,
     /// Expert of that layer.
     pub expert: u16,
-    /// Its score there.
+    /// Its predicted score.
     pub score: f32,
 }
 
@@ -111,19 +110,19 @@ fn is_first(token: &u16) -> bool {
 pub struct Needed {
     /// Expert of the layer.
     pub expert: u16,
-    /// What its tokens' weights asked for.
+    /// Demand by its tokens' weights.
     pub demand: Demand,
-    /// In which precision it was used; `None` if it was skipped.
+    /// Precision used; `None` if the expert was skipped.
     pub used: Option<Precision>,
-    /// Whether all of that version was there when the router chose it.
+    /// Whether all of that version was resident when the router chose it.
     pub hit: bool,
-    /// What brought the version since its last use; `None` if it has been there all along.
+    /// Reason of the read of this version since its last use; `None` if it stayed resident.
     pub class: Option<ReadClass>,
-    /// Bytes that were read for this use; 0 without a class.
+    /// Bytes read for this use; 0 without a class.
     pub bytes: u64,
 }
 
-/// One layer of one batch. Lists are flat so that a recorder that keeps one and [`LayerRecord::clear`]s it allocates
+/// One layer of one batch. Lists are flat so that a recorder can reuse one with [`LayerRecord::clear`] and allocate
 /// nothing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LayerRecord {
@@ -133,34 +132,34 @@ pub struct LayerRecord {
     pub n_tokens: u32,
     /// Experts per token.
     pub n_used: u16,
-    /// What the router chose, in its order: `[n_tokens, n_used]`.
+    /// The router's choice, in its order: `[n_tokens, n_used]`.
     pub chosen: Vec<u16>,
-    /// What the tokens used in its place, `[n_tokens, n_used]`; empty where that is what the router chose.
+    /// Executed experts, `[n_tokens, n_used]`; empty if they are the router's choice.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub executed: Vec<u16>,
-    /// Router weights of those, `[n_tokens, n_used]`.
+    /// Router weights of the chosen experts, `[n_tokens, n_used]`.
     pub weights: Vec<f32>,
-    /// Router scores of those, `[n_tokens, n_used]`; empty where scores were not recorded.
+    /// Router scores of the chosen experts, `[n_tokens, n_used]`; empty if scores were not recorded.
     pub scores: Vec<f32>,
-    /// The unselected experts of highest score with it, best first, `[n_tokens, n]` with the same n for every token.
+    /// Unselected experts with the highest scores, best first, `[n_tokens, n]` with the same n for every token.
     pub unselected: Vec<(u16, f32)>,
-    /// Made when this layer ran, token by token where the batch decodes.
+    /// Predictions made while this layer ran, token by token if the batch decodes.
     pub predictions: Vec<Prediction>,
     /// Distinct experts in the order in which they were asked for.
     pub needed: Vec<Needed>,
-    /// Wall time in which the layer stood still for reads.
+    /// Wall time in which the layer waited for reads.
     pub wait_seconds: f32,
     /// Wall time of its expert products, without waits.
     pub compute_seconds: f32,
 }
 
 impl LayerRecord {
-    /// Without tokens yet.
+    /// A record without tokens.
     pub fn new(layer: u16, n_used: u16) -> Self {
         Self { layer, n_used, ..Self::default() }
     }
 
-    /// As new, but for the memory.
+    /// Resets the record and keeps its memory.
     pub fn clear(&mut self, layer: u16, n_used: u16) {
         [&mut self.weights, &mut self.scores].into_iter().for_each(Vec::clear);
         self.chosen.clear();
@@ -172,9 +171,9 @@ impl LayerRecord {
         (self.wait_seconds, self.compute_seconds) = (0.0, 0.0);
     }
 
-    /// Adds a token: `chosen` and `weights` `[n_used]` in the router's order, and, if they are known, the router's
-    /// `scores` `[n_expert]`, of which those of the chosen and of the best `n_unselected` others are kept. All tokens of
-    /// a record are given scores, or none, and as many.
+    /// Adds a token: `chosen` and `weights` `[n_used]` in the router's order, and, if known, the router's `scores`
+    /// `[n_expert]`. Keeps the scores of the chosen experts and of the best `n_unselected` others. Either all tokens of
+    /// a record have scores, with the same `n_unselected`, or none.
     pub fn push_token(&mut self, chosen: &[u16], weights: &[f32], scores: Option<&[f32]>, n_unselected: usize) {
         self.n_tokens += 1;
         self.chosen.extend_from_slice(chosen);
@@ -187,7 +186,7 @@ impl LayerRecord {
             if chosen.contains(&index) {
                 continue;
             }
-            // Few are kept of many: insertion needs no memory of its own.
+            // Only few of many are kept: insertion needs no extra memory.
             let n_kept = self.unselected.len() - start;
             let at = self.unselected[start..].partition_point(|other| other.1.total_cmp(&score).is_ge());
             if at < wanted {
@@ -197,19 +196,20 @@ impl LayerRecord {
         }
     }
 
-    /// Unselected experts that are kept for each token.
+    /// Unselected experts kept for each token.
     pub fn n_unselected(&self) -> usize {
         self.unselected.len() / (self.n_tokens as usize).max(1)
     }
 
-    /// Experts that a token chose and their weights, in the router's order.
+    /// A token's chosen experts and their weights, in the router's order.
     pub fn token(&self, token: usize) -> impl Iterator<Item = (u16, f32)> {
         let n = usize::from(self.n_used);
         let range = token * n..(token + 1) * n;
         self.chosen[range.clone()].iter().copied().zip(self.weights[range].iter().copied())
     }
 
-    /// The scores of a token by expert index, `[n_expert]`, as far as they were kept, 0 for others; false where none were.
+    /// Fills `out` with a token's recorded scores by expert index, `[n_expert]`, 0 for others; false if none were
+    /// recorded.
     pub fn scores_of(&self, token: usize, n_expert: usize, out: &mut Vec<f32>) -> bool {
         out.clear();
         out.resize(n_expert, 0.0);

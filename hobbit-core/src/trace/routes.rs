@@ -1,15 +1,14 @@
-//! Recorded routes, to be followed in place of a router: so a model of random weights has the locality of a real one.
+//! Recorded routes that replace a router: a model with random weights then has the locality of a real one.
 //!
-//! The tokens of a trace are followed one after the other, whatever batches they came in; after the last one the first
-//! comes again. Where a layer was not recorded for a token (the last layer, of tokens whose logits nobody wanted), it goes
-//! the next token's way.
+//! The tokens of a trace follow each other, whatever batches they came in, and start over after the last one. A token
+//! without a record of a layer (the last layer, for tokens without logits) uses the next token's route there.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use super::{LayerRecord, Record, TraceError, TraceReader};
 
-/// Uses of experts in a trace that is followed, at the most; each takes six bytes of memory.
+/// Maximum uses of experts in a trace that is followed; each takes six bytes of memory.
 const USES_MAX: usize = 64 << 20;
 
 /// A model's layers with experts: block number, experts, experts per token.
@@ -27,7 +26,7 @@ struct LayerRoutes {
     layer: u16,
     n_expert: usize,
     n_used: usize,
-    /// By token, the row of the two below; `None` only while a trace is being read.
+    /// Row of `chosen` and `weights` for each token; `None` only while a trace is being read.
     rows: Vec<Option<usize>>,
     /// `[n_rows][n_used]`.
     chosen: Vec<u16>,
@@ -35,10 +34,10 @@ struct LayerRoutes {
 }
 
 impl Routes {
-    /// Those of a file, for a `model` that may have fewer layers.
+    /// Reads the routes of a file, for a `model` that may have fewer layers.
     ///
     /// # Errors
-    /// [`TraceError::Routes`], and what reading a trace says.
+    /// [`TraceError::Routes`], and errors of reading the trace.
     pub fn open(path: &Path, model: &Shape) -> Result<Self, TraceError> {
         let unfit = |reason: String| TraceError::Routes { path: path.to_owned(), reason };
         let mut reader = TraceReader::open(path)?;
@@ -75,22 +74,22 @@ impl Routes {
             }
         }
         routes.fill().map_err(unfit)?;
-        // The layers are the model's from here on.
+        // From here on, layers have the model's numbers.
         routes.layers.iter_mut().zip(model).for_each(|(layer, &(number, ..))| layer.layer = number);
         Ok(routes)
     }
 
-    /// Tokens, before the first one comes again.
+    /// Tokens before the routes repeat.
     pub fn n_tokens(&self) -> usize {
         self.n_tokens
     }
 
-    /// The layers of a batch as they ran. Where they begin anew, so does a part of the batch.
+    /// Adds the layers of a batch in the order they ran. A part of the batch begins where layer numbers start over.
     fn batch(&mut self, records: &[LayerRecord]) -> Result<(), String> {
         for part in records.chunk_by(|a, b| a.layer < b.layer) {
             let n_tokens = part.iter().map(|record| record.n_tokens as usize).max().unwrap_or(0);
             self.n_tokens += n_tokens;
-            // A layer that few tokens were recorded of has a row for each of them all the same.
+            // Count a row per token in every layer, even if few were recorded.
             if self.n_tokens.saturating_mul(self.layers.len()) > USES_MAX {
                 return Err(format!("{} tokens; record a shorter run", self.n_tokens));
             }
@@ -103,7 +102,7 @@ impl Routes {
                 if usize::from(record.n_used) != layer.n_used {
                     return Err(format!("a token used {} experts of layer {}", record.n_used, layer.layer));
                 }
-                // The last tokens, where it has fewer.
+                // If a layer has fewer tokens, they are the last ones.
                 let first = self.n_tokens - record.n_tokens as usize;
                 let n_rows = layer.chosen.len() / layer.n_used;
                 for (nth, row) in layer.rows[first..].iter_mut().enumerate() {
@@ -139,44 +138,44 @@ impl Routes {
     }
 }
 
-/// A walk along recorded routes, ubatch after ubatch.
+/// A walk along recorded routes, one ubatch after the other.
 #[derive(Clone, Debug)]
 pub struct Walk {
     routes: Arc<Routes>,
-    /// Share of what later layers will use that is foretold.
+    /// Share of later layers' uses that is predicted.
     recall: f64,
-    /// The first token of the running ubatch, and how many it has.
+    /// First token and number of tokens of the running ubatch.
     ubatch: (usize, usize),
     last_layer: Option<u16>,
 }
 
 impl Walk {
-    /// At the first token. Of the experts of later layers the share `recall` (0 to 1) is foretold, which are so chosen that it
-    /// is the same ones each time.
+    /// A walk that starts at the first token. It predicts the share `recall` (0 to 1) of later layers' experts, the
+    /// same ones each time.
     pub fn new(routes: Arc<Routes>, recall: f64) -> Self {
         Self { routes, recall, ubatch: (0, 0), last_layer: None }
     }
 
-    /// Back to the first token.
+    /// Returns to the first token.
     pub fn rewind(&mut self) {
         (self.ubatch, self.last_layer) = ((0, 0), None);
     }
 
-    /// A layer comes with so many tokens; one that does not come after the last one begins a ubatch. Each token's experts,
-    /// best first, and their weights. Nothing for a layer without routes.
+    /// Enters a layer with `n_tokens` tokens; a ubatch begins if `layer` is not above the last one. Returns each
+    /// token's experts, best first, and their weights; nothing for a layer without routes.
     pub fn enter(&mut self, layer: u16, n_tokens: usize) -> Vec<(Vec<u16>, Vec<f32>)> {
         if self.last_layer.is_none_or(|last| layer <= last) {
             self.ubatch = (self.ubatch.0 + self.ubatch.1, n_tokens);
         }
         self.last_layer = Some(layer);
         let Some(of_layer) = self.layer(layer) else { return Vec::new() };
-        // Where logits are wanted of some tokens only, the last layer has just these: as a rule the last ones.
+        // If logits are wanted for some tokens only, the last layer has only these, usually the last ones.
         let end = self.ubatch.0 + self.ubatch.1;
         (end.saturating_sub(n_tokens)..end).map(|token| self.routes.of(of_layer, token)).collect()
     }
 
-    /// What a layer's router would have said of all its experts for the ubatch's tokens: the weights of those that are
-    /// used, 0 of others, `[n_tokens][n_expert]`. Nothing for a layer without routes.
+    /// Router scores of a layer for the ubatch's tokens: the weights of used experts, 0 for others,
+    /// `[n_tokens][n_expert]`. Empty for a layer without routes.
     pub fn scores(&self, layer: u16) -> Vec<f32> {
         let Some(of_layer) = self.layer(layer) else { return Vec::new() };
         let of_token = |token: usize| {
@@ -188,7 +187,7 @@ impl Walk {
         self.tokens().flat_map(of_token).collect()
     }
 
-    /// The same of several layers, for each of the ubatch's tokens, as a predictor with this [recall](foretell) has it.
+    /// Scores of several layers for each of the ubatch's tokens, from a predictor with this walk's [recall](foretell).
     pub fn predicted(&self, layers: &[u16]) -> Vec<Vec<(u16, Vec<f32>)>> {
         let of_layer = |token: usize, layer: u16| {
             let of_layer = self.layer(layer)?;
@@ -199,7 +198,7 @@ impl Walk {
         self.tokens().map(|token| layers.iter().filter_map(|&layer| of_layer(token, layer)).collect()).collect()
     }
 
-    /// The running ubatch's.
+    /// The running ubatch's tokens.
     fn tokens(&self) -> std::ops::Range<usize> {
         self.ubatch.0..self.ubatch.0 + self.ubatch.1
     }
@@ -209,9 +208,9 @@ impl Walk {
     }
 }
 
-/// What somebody says of all experts of a layer, `[n_expert]`, who knows the share `recall` (0 to 1) of what a token will use:
-/// each expert that is used is found with that probability; in place of one that is not, another is named that is not
-/// used. `used`: experts and weights, best first. Equal tokens and layers are foretold equally.
+/// Scores of all experts of a layer, `[n_expert]`, from a predictor that finds the share `recall` (0 to 1) of a token's
+/// uses. Each used expert is found with that probability; for one that is not found, an unused expert is named. `used`:
+/// experts and weights, best first. Deterministic by token and layer.
 pub fn foretell(used: &[(u16, f32)], n_expert: usize, recall: f64, token: u64, layer: u16) -> Vec<f32> {
     let mut scores = vec![0.0; n_expert];
     for (rank, &(expert, weight)) in used.iter().enumerate() {
@@ -224,7 +223,7 @@ pub fn foretell(used: &[(u16, f32)], n_expert: usize, recall: f64, token: u64, l
             true => Some(usize::from(expert)).filter(|named| *named < n_expert),
             false => (from..n_expert).chain(0..from).find(is_free),
         };
-        // A weight of 0 is still told apart from no guess.
+        // A weight of 0 must differ from no prediction.
         if let Some(named) = named {
             scores[named] = weight.max(f32::MIN_POSITIVE);
         }
@@ -232,7 +231,7 @@ pub fn foretell(used: &[(u16, f32)], n_expert: usize, recall: f64, token: u64, l
     scores
 }
 
-/// Bits that look random and depend on these numbers alone (splitmix64).
+/// Pseudo-random bits that depend only on these numbers (splitmix64).
 fn mixed(a: u64, b: u64, c: u64) -> u64 {
     let seed = a.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b.rotate_left(24) ^ c.rotate_left(48);
     let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -248,7 +247,7 @@ mod tests {
 
     const SHAPE: [(u16, usize, usize); 2] = [(3, 16, 2), (5, 16, 2)];
 
-    /// A prompt of two tokens, of which the second layer ran for one, and a token.
+    /// A prompt of two tokens, one of which ran in the second layer, and a decoded token.
     fn file(dir: &tempfile::TempDir) -> std::path::PathBuf {
         let layer = |layer| Layer {
             layer,
@@ -293,13 +292,13 @@ mod tests {
         let routes = Arc::new(Routes::open(&file(&dir), &SHAPE).unwrap());
         assert_eq!(routes.n_tokens(), 3);
         let mut walk = Walk::new(routes, 1.0);
-        // Two tokens, and of the last layer the second one only; then a token; then the first one again.
+        // Two tokens, of which the last layer has only the second; then one token; then the first one again.
         assert_eq!(experts(&walk.enter(3, 2)), [1, 2, 3, 4]);
         assert_eq!(experts(&walk.enter(5, 1)), [5, 6]);
         assert_eq!(walk.enter(3, 1), [(vec![7, 8], vec![0.5, 0.5])]);
         assert_eq!(experts(&walk.enter(5, 1)), [9, 10]);
         assert_eq!(experts(&walk.enter(3, 2)), [1, 2, 3, 4]);
-        // The first token was not recorded there.
+        // The first token was not recorded in this layer.
         assert_eq!(experts(&walk.enter(5, 2)), [5, 6, 5, 6]);
         walk.rewind();
         assert_eq!(experts(&walk.enter(3, 1)), [1, 2]);
@@ -344,7 +343,7 @@ mod tests {
         assert!(routes.batch(&[record.clone()]).unwrap_err().contains("record a shorter run"));
         (routes.n_tokens, record.weights[1]) = (0, f32::NAN);
         assert!(routes.batch(&[record]).unwrap_err().contains("no number"));
-        // Fewer layers are well.
+        // A model with fewer layers is accepted.
         assert_eq!(Routes::open(&path, &SHAPE[..1]).unwrap().n_tokens(), 3);
     }
 }

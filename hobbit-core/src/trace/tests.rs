@@ -1,4 +1,4 @@
-//! What is written is read; what is damaged is refused, or read as far as it goes.
+//! Round trips of records; damaged traces are refused, or read up to the damage.
 
 use proptest::prelude::*;
 
@@ -90,7 +90,7 @@ fn written(records: &[Record]) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-/// What a reader finds, whether the end was cut off, and the error it stopped at.
+/// The records read, the offset of a truncated record, and the error that ended reading.
 fn read(bytes: &[u8]) -> (Vec<Record>, Option<u64>, Option<TraceError>) {
     let mut reader = TraceReader::new(bytes, "a.trace").unwrap();
     let (mut records, mut error) = (Vec::new(), None);
@@ -232,7 +232,7 @@ fn lists_that_do_not_fit_together_are_not_written() {
     writer.layer(&record).unwrap();
 }
 
-/// Changes, inserts, removes, repeats or cuts bytes behind the header.
+/// Changes, inserts, removes, repeats or truncates bytes after the header.
 fn mutate(
     bytes: &mut Vec<u8>,
     n_header: usize,
@@ -339,7 +339,7 @@ proptest! {
             let words = error.to_string();
             prop_assert!(words.starts_with("a.trace: the record at byte "), "{}", words);
         }
-        // Compared as bytes: a mutated weight may be no number.
+        // Compare bytes, because a mutated weight may be NaN.
         let again = written(&found);
         let (reread, truncated, error) = read(&again);
         prop_assert!(error.is_none() && truncated.is_none());
@@ -360,7 +360,7 @@ fn executed_experts_stand_before_their_layer() {
     let all = records();
     let [_, single, _, many, ..] = &all[..] else { panic!("a layer of a token, and one of many") };
     let (whole, alone) = (written(std::slice::from_ref(many)), written(&[]).len());
-    // Tag, length of two bytes at least, and the record.
+    // Tag, length of at least two bytes, and the record.
     let executed_bytes = written(std::slice::from_ref(many)).len() - {
         let Record::Layer(layer) = many else { panic!("a layer") };
         written(&[Record::Layer(LayerRecord { executed: Vec::new(), ..layer.clone() })]).len()

@@ -1,4 +1,4 @@
-//! Appending to a trace.
+//! Appending records to a trace.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -11,17 +11,16 @@ use super::{TraceError, reader};
 use crate::expert::Version;
 use crate::route::Phase;
 
-/// Bytes that wait before they are given to the file.
+/// Size of the buffer before the file is written.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Writes a trace. Records wait in memory until there are 256 KiB of them; in the steady state a record costs its bytes
-/// and no allocation.
+/// Writes a trace. Records are buffered up to 256 KiB; in the steady state a record allocates nothing.
 #[derive(Debug)]
 pub struct TraceWriter<W: Write> {
     out: W,
     buffer: Vec<u8>,
     payload: Vec<u8>,
-    /// Bytes that `out` has taken, whole records only.
+    /// Bytes written to `out`, whole records only.
     whole: u64,
 }
 
@@ -29,7 +28,7 @@ impl<W: Write> TraceWriter<W> {
     /// Begins a trace.
     ///
     /// # Errors
-    /// [`TraceError::Io`]; [`TraceError::Unwritable`] for a header that no reader would accept.
+    /// [`TraceError::Io`]; [`TraceError::Unwritable`] for a header that readers would refuse.
     pub fn new(out: W, header: &Header) -> Result<Self, TraceError> {
         let unwritable = |reason: String| TraceError::Unwritable { reason };
         header.check().map_err(unwritable)?;
@@ -47,7 +46,7 @@ impl<W: Write> TraceWriter<W> {
         Ok(writer)
     }
 
-    /// A new sequence begins.
+    /// Records the begin of a new sequence.
     ///
     /// # Errors
     /// [`TraceError::Io`].
@@ -56,10 +55,10 @@ impl<W: Write> TraceWriter<W> {
         self.append(reader::SEQUENCE)
     }
 
-    /// One layer of the batch that the next [`TraceWriter::batch`] ends.
+    /// Records one layer of the batch that the next [`TraceWriter::batch`] ends.
     ///
     /// # Errors
-    /// [`TraceError::Io`]; [`TraceError::Unwritable`] where lists have not the lengths that [`LayerRecord`] says.
+    /// [`TraceError::Io`]; [`TraceError::Unwritable`] if lists do not have the lengths given by [`LayerRecord`].
     pub fn layer(&mut self, record: &LayerRecord) -> Result<(), TraceError> {
         check(record).map_err(|reason| TraceError::Unwritable { reason })?;
         if !record.executed.is_empty() {
@@ -107,7 +106,7 @@ impl<W: Write> TraceWriter<W> {
         self.append(reader::LAYER)
     }
 
-    /// A read that no product waits for has been started.
+    /// Records the start of a read without a waiting product.
     ///
     /// # Errors
     /// [`TraceError::Io`].
@@ -120,7 +119,7 @@ impl<W: Write> TraceWriter<W> {
         self.append(reader::LOAD)
     }
 
-    /// A batch of `n_tokens` tokens has been evaluated in so many seconds of wall time.
+    /// Records an evaluated batch of `n_tokens` tokens and its wall time in seconds.
     ///
     /// # Errors
     /// [`TraceError::Io`].
@@ -133,7 +132,7 @@ impl<W: Write> TraceWriter<W> {
         self.append(reader::BATCH)
     }
 
-    /// A background read has been taken back before it started.
+    /// Records that a background read was withdrawn before it started.
     ///
     /// # Errors
     /// [`TraceError::Io`].
@@ -145,7 +144,7 @@ impl<W: Write> TraceWriter<W> {
         self.append(reader::WITHDRAWN)
     }
 
-    /// What was resident before the first batch.
+    /// Records the residents before the first batch.
     ///
     /// # Errors
     /// [`TraceError::Io`]; [`TraceError::Unwritable`] beyond 64 MiB.
@@ -159,7 +158,7 @@ impl<W: Write> TraceWriter<W> {
         self.append(reader::RESIDENTS)
     }
 
-    /// What has been measured of the machine so far.
+    /// Records the current measurements of the machine.
     ///
     /// # Errors
     /// [`TraceError::Io`]; [`TraceError::Unwritable`] for a number that is not finite.
@@ -173,7 +172,8 @@ impl<W: Write> TraceWriter<W> {
         self.append(reader::MEASURED)
     }
 
-    /// Bytes that the file has taken, all of them whole records: where one of them failed half-way, it may be cut here.
+    /// Bytes written to the file, all of them whole records: after a record that failed half-way, the file can be
+    /// truncated here.
     pub fn whole_bytes(&self) -> u64 {
         self.whole
     }
@@ -183,10 +183,10 @@ impl<W: Write> TraceWriter<W> {
         &self.out
     }
 
-    /// Gives everything to the file.
+    /// Writes the buffer to the file.
     ///
     /// # Errors
-    /// [`TraceError::Io`]: some of it may have been written, and none is kept.
+    /// [`TraceError::Io`]: part of the buffer may have been written; the buffer is dropped.
     pub fn flush(&mut self) -> Result<(), TraceError> {
         let written = self.out.write_all(&self.buffer).and_then(|()| self.out.flush());
         self.whole += if written.is_ok() { self.buffer.len() as u64 } else { 0 };
@@ -194,7 +194,7 @@ impl<W: Write> TraceWriter<W> {
         written.map_err(|error| TraceError::Io { path: PathBuf::new(), action: "write", error })
     }
 
-    /// Ends the trace and gives the file back.
+    /// Ends the trace and returns the file.
     ///
     /// # Errors
     /// [`TraceError::Io`].
@@ -219,7 +219,7 @@ impl<W: Write> TraceWriter<W> {
     }
 }
 
-/// Used precision in bits 0 and 1 (2: skipped), demand in 2 and 3, hit in 4, what brought it in 5 and 6.
+/// Used precision in bits 0 and 1 (2: skipped), demand in 2 and 3, hit in 4, reason of the read in 5 and 6.
 fn flags(needed: &Needed) -> u8 {
     let (used, demand) = (code(&PRECISIONS, needed.used), code(&DEMANDS, needed.demand));
     used | demand << 2 | u8::from(needed.hit) << 4 | code(&CLASSES, needed.class) << 5
@@ -241,7 +241,7 @@ fn put_version(out: &mut Vec<u8>, version: Version) {
     out.push(version.precision.index() as u8);
 }
 
-/// That the lists fit together.
+/// Checks that the lengths of the lists agree.
 fn check(record: &LayerRecord) -> Result<(), String> {
     let uses = record.n_tokens as usize * usize::from(record.n_used);
     let layer = record.layer;

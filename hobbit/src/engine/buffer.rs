@@ -1,8 +1,8 @@
-//! The expert buffer type: where llama.cpp believes the expert tensors to be.
+//! The expert buffer type: llama.cpp places the expert tensors in it.
 //!
-//! A buffer of this type is reserved address space without a page behind it. llama.cpp gets distinct tensor
-//! addresses, `set_tensor` drops what it is given, and `init_tensor` tags each tensor with its layer and kind so that
-//! the expert backend recognises it in a graph.
+//! A buffer of this type is reserved address space without memory. llama.cpp gets distinct tensor addresses,
+//! `set_tensor` drops its data, and `init_tensor` tags each tensor with its layer and kind so that the expert backend
+//! recognises it in a graph.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
@@ -18,12 +18,12 @@ use super::experts::{ExpertTag, Experts};
 use super::stream::reserve;
 
 thread_local! {
-    /// The model being loaded by this thread: whose experts the next buffer holds, and whether they are written there.
+    /// The model being loaded by this thread: the experts for the next buffer, and whether their loading is skipped.
     static LOADING: RefCell<Option<(Arc<Experts>, bool)>> = const { RefCell::new(None) };
 }
 
-/// Runs `load` such that expert buffers allocated by it on this thread belong to `experts`. `are_skipped`: it reads no byte of
-/// them.
+/// Runs `load` such that expert buffers allocated by it on this thread belong to `experts`. `are_skipped`: `load` reads
+/// none of their bytes.
 pub(super) fn while_loading<T>(experts: &Arc<Experts>, are_skipped: bool, load: impl FnOnce() -> T) -> T {
     struct Reset;
     impl Drop for Reset {
@@ -36,12 +36,12 @@ pub(super) fn while_loading<T>(experts: &Arc<Experts>, are_skipped: bool, load: 
     load()
 }
 
-/// What `context` of an expert buffer points to: shared by all callbacks.
+/// The `context` of an expert buffer, shared by all callbacks.
 struct ExpertBuffer {
     experts: Arc<Experts>,
     base: *mut c_void,
     bytes: usize,
-    /// `ggml_tensor::extra` points at them. Not in a `Box`: moving one invalidates every other pointer to its contents.
+    /// `ggml_tensor::extra` points to them. Not in a `Box`: moving one invalidates every other pointer to its contents.
     tags: Mutex<Vec<Arc<ExpertTag>>>,
 }
 
@@ -95,9 +95,9 @@ unsafe extern "C" fn get_alignment(_: ggml_backend_buffer_type_t) -> usize {
     64
 }
 
-/// Host memory only while a model loads: llama.cpp then reads a tensor in place, and the seek trick of
-/// [`super::stream`] leaves nothing to read. As device memory it would be staged through a zeroed buffer of the tensor's
-/// size, page fault by page fault. In graphs it must not pass for host memory: the CPU backend would take it.
+/// Reports host memory only while a model loads: llama.cpp then reads a tensor in place, and the seek trick of
+/// [`super::stream`] leaves nothing to read. As device memory it would be staged through a zeroed buffer of the
+/// tensor's size, page fault by page fault. In graphs it must not count as host memory: the CPU backend would take it.
 unsafe extern "C" fn is_host(_: ggml_backend_buffer_type_t) -> bool {
     LOADING.with_borrow(Option::is_some)
 }
@@ -108,7 +108,7 @@ unsafe extern "C" fn alloc_buffer(buft: ggml_backend_buffer_type_t, size: usize)
     };
     let bytes = size.max(1);
     let Some(base) = reserve(bytes) else { return std::ptr::null_mut() };
-    // Where the seek trick does not hold, loading writes here (and is counted); otherwise nothing can.
+    // If the seek trick does not hold, loading writes here (and is counted); otherwise the memory stays inaccessible.
     // SAFETY: the mapping just made.
     if !are_skipped && unsafe { libc::mprotect(base, bytes, libc::PROT_READ | libc::PROT_WRITE) } != 0 {
         // SAFETY: as above; unused so far.
@@ -168,7 +168,7 @@ unsafe extern "C" fn init_tensor(buffer: ggml_backend_buffer_t, tensor: *mut ggm
     }
 }
 
-/// Expert bytes stay in the file: what llama.cpp wants to store here is dropped.
+/// Drops the data: expert bytes stay in the file.
 unsafe extern "C" fn set_tensor(
     _: ggml_backend_buffer_t,
     _: *mut ggml_tensor,
@@ -189,7 +189,7 @@ unsafe extern "C" fn memset_tensor(
 
 unsafe extern "C" fn clear(_: ggml_backend_buffer_t, _value: u8) {}
 
-/// Nobody but the expert backend may use expert tensors; whoever asks gets zeros, and the batch fails with a message.
+/// Only the expert backend may use expert tensors. Any other reader gets zeros, and the batch fails with a message.
 unsafe extern "C" fn get_tensor(
     buffer: ggml_backend_buffer_t,
     tensor: *const ggml_tensor,
@@ -216,7 +216,7 @@ mod tests {
     use crate::engine::stream::tests::permissions;
     use hobbit_core::gguf::ExpertMap;
 
-    /// More address space than any machine has memory: nothing of it may be promised, which writable memory is where
+    /// More address space than any machine has memory: none of it may be committed, as writable memory is if
     /// `vm.overcommit_memory` is 2.
     #[test]
     fn experts_that_are_not_read_take_addresses_only() {

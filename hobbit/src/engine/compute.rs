@@ -1,8 +1,8 @@
 //! The expert backend: computes the expert products of one split.
 //!
-//! Where every needed slice is resident, the split runs as it came, on slot numbers instead of expert ids. Otherwise first
-//! the experts that are there, then each as it lands: of few tokens all the way from the first product to the last
-//! ([`chain`]), of more product by product. All rows of one expert stay together (ggml's tiled kernels choose by their
+//! If every needed slice is resident, the split runs unchanged, with slot numbers instead of expert ids. Otherwise the
+//! experts in memory run first, then each other one as it lands: for few tokens from the first product to the last
+//! ([`chain`]), for more product by product. All rows of one expert stay together (ggml's tiled kernels choose by their
 //! number), so every grouping gives the bits of the whole.
 
 mod chain;
@@ -46,14 +46,14 @@ pub(super) struct ExpertBackend {
     buft: ggml_backend_buffer_type_t,
     inner: Inner,
     abort: Abort,
-    /// What the running layer's router chose.
+    /// The running layer's routing.
     chosen: Chosen,
     /// Rows of the view by expert index, `-1` where the expert has none.
     rows: Vec<i32>,
     slot_ids: Vec<i32>,
     /// As `slot_ids`, for the rows of the groups of one run.
     group_ids: Vec<i32>,
-    /// Whose rows they are.
+    /// The pairs of these rows.
     group_pairs: Vec<Pair>,
     gathered: Vec<f32>,
     products: Vec<f32>,
@@ -78,8 +78,8 @@ impl ExpertBackend {
         })
     }
 
-    /// The leading nodes that belong together: up to the first expert product, or one layer's products (by the same
-    /// ids) with the nodes between and after them.
+    /// The leading nodes that belong together: all nodes before the first expert product, or one layer's products (by
+    /// the same ids) with the nodes between and after them.
     ///
     /// # Safety
     /// Nodes of a live graph.
@@ -142,7 +142,7 @@ impl ExpertBackend {
         let Beside { host, routers, unseen, others: mut devices } = memories.for_cpu();
         // SAFETY: nodes of a live graph.
         let kinds = split::kinds_of(nodes.iter().filter_map(|&node| unsafe { self.product(node) }), unseen);
-        // The last layer of a batch that wants no logits.
+        // The last layer of a batch without logits.
         if ids.ne[0] == 0 || ids.ne[1] == 0 {
             return Ok(());
         }
@@ -259,7 +259,7 @@ impl ExpertBackend {
         nodes: &[*mut ggml_tensor],
     ) -> Result<(), Failed> {
         let layer = step.layer;
-        // One view for all of them: the product can run as it came.
+        // With one view for all experts, the product can run unchanged.
         let share = step.used.first().map(|used| used.share);
         let one_view = share
             .filter(|&share| step.skipped.is_empty() && step.used.iter().all(|u| u.row.is_some() && u.share == share));
@@ -274,7 +274,8 @@ impl ExpertBackend {
             let rows = step.used.iter().filter_map(|used| Some((used.index, used.row? as i32)));
             self.chosen.routing.remap(rows, self.chosen.n_expert, &mut self.rows, &mut self.slot_ids);
         }
-        // Also of the few tokens of a prompt that reach its last layer: it changes when experts are multiplied, and no bits.
+        // Also for the few tokens of a prompt that reach the last layer: it changes the order of products, not their
+        // bits.
         let routing = &self.chosen.routing;
         let chain = match !all_ready && routing.n_tokens <= DECODE_TOKENS_MAX {
             // SAFETY: by the caller.
@@ -309,13 +310,13 @@ impl ExpertBackend {
         self.run()
     }
 
-    /// Whether a product's experts have so many rows in the middle that each is better multiplied by itself.
+    /// Whether experts have so many rows on average that each is multiplied faster by its own product.
     ///
     /// # Safety
     /// `node` is a live product of ours.
     unsafe fn is_plain_faster(&mut self, node: &ggml_tensor, view: ShareView<'_>) -> bool {
         let routing = &self.chosen.routing;
-        // What was added before must not be run by a trial.
+        // A trial must not run nodes that were added before.
         routing.ids.len() >= kernels::ROWS_MIN * routing.needed.len()
             && check(self.inner.run()).is_ok()
             // SAFETY: by the caller.
@@ -323,7 +324,8 @@ impl ExpertBackend {
                 >= unsafe { self.plain_from(node, view) }
     }
 
-    /// From how many rows of one expert on the plain kernels are taken for weights as in `view`; as [`Kernels::plain_from`].
+    /// Minimum number of rows of one expert for the plain kernels, with weights as in `view`; as
+    /// [`Kernels::plain_from`].
     ///
     /// # Safety
     /// As there.
@@ -333,7 +335,7 @@ impl ExpertBackend {
         unsafe { self.kernels.plain_from(&mut self.inner, node, type_, view.interleaving) }
     }
 
-    /// Appends a product of which every slice is in the layer's view.
+    /// Appends a product whose slices are all in the layer's view.
     ///
     /// # Safety
     /// As [`Inner::add`]; every row in `slot_ids` of the view is ready.
@@ -370,7 +372,7 @@ impl Computes for ExpertBackend {
     unsafe fn graph_compute(&mut self, graph: *mut llama::ggml_cgraph) -> Result<(), Failed> {
         // SAFETY: by the caller.
         let mut rest = unsafe { split::nodes_of(graph) };
-        // What a failed split left behind must not run with this one.
+        // Nodes left by a failed split must not run with this one.
         self.inner.discard();
         while !rest.is_empty() {
             // SAFETY: nodes of a live graph; by the caller.

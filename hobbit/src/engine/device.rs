@@ -1,12 +1,13 @@
 //! The expert backend as ggml sees it: one device of type ACCEL, registered once per process.
 //!
 //! llama.cpp gives every context one backend of each ACCEL device, and ggml's scheduler runs a node where its weights
-//! are: every `MUL_MAT_ID` on an expert tensor comes to us, and the element-wise nodes fed by it come along, so that
-//! an expert FFN arrives as one split. The device's own buffer type is the CPU's: ordinary weights stay away, and
-//! what we compute is host memory that the CPU backend reads without a copy.
+//! are: every `MUL_MAT_ID` on an expert tensor comes to us, and the element-wise nodes fed by it come along, so that an
+//! expert FFN arrives as one split. The device's own buffer type is the CPU's: ordinary weights stay away, and our
+//! results are in host memory that the CPU backend reads without a copy.
 //!
-//! Of a model that llama.cpp runs alone we take what it would multiply by slower kernels: products of batches with enough rows
-//! for each expert, on weights as they lie in its mapped file. Its graphs for single tokens have nothing of ours.
+//! From a model that llama.cpp runs alone, the device takes products that llama.cpp would multiply by slower kernels:
+//! batches with enough rows per expert, on weights in its mapped file. llama.cpp's graphs for single tokens have no
+//! nodes for the device.
 
 use std::cell::Cell;
 use std::ffi::c_char;
@@ -22,12 +23,12 @@ use super::error::Error;
 use super::purpose::Purpose;
 use super::registration::{NAME, Registration, backend};
 
-/// How many nodes `supports_op` looks at on the way back to an expert product.
+/// Maximum number of nodes that `supports_op` follows back to an expert product.
 const CHAIN_DEPTH_MAX: usize = 13;
 
 /// The registered device.
 pub(super) struct Device {
-    /// What expert tensors are placed in.
+    /// Buffer type of expert tensors.
     pub(super) buffer_type: ggml_backend_buffer_type_t,
 }
 
@@ -135,7 +136,7 @@ unsafe fn is_batch(node: &llama::ggml_tensor) -> bool {
         let rows = ids.ne[0].saturating_mul(ids.ne[1]);
         rows >= n_expert.saturating_mul(ROWS_MIN as i64)
             && (input.type_, input.nb[0]) == (llama::GGML_TYPE_F32, size_of::<f32>())
-            // What llama.cpp has rearranged is no host memory.
+            // Weights that llama.cpp has rearranged are not in host memory.
             && weights.view_src.is_null()
             && !weights.buffer.is_null()
             && llama::ggml_backend_buft_is_host(llama::ggml_backend_buffer_get_type(weights.buffer))
@@ -185,7 +186,7 @@ thread_local! {
     static N_BACKENDS: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Backends of the device that were made on this thread: one more by a context that has one.
+/// Number of the device's backends made on this thread: a context with a backend adds one.
 pub(super) fn n_backends_made() -> usize {
     N_BACKENDS.get()
 }

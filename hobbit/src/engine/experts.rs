@@ -1,4 +1,4 @@
-//! What one loaded model's expert tensors, sessions and backends share.
+//! State shared by one loaded model's expert tensors, sessions and backends.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,15 +12,15 @@ use hobbit_core::gguf::{ExpertMap, ExpertTensor};
 
 /// Written into `ggml_tensor::extra` of an expert tensor.
 pub(super) struct ExpertTag {
-    /// Block number.
+    /// Layer number (llama.cpp's block).
     pub(super) layer: u16,
-    /// Which matrix.
+    /// The matrix.
     pub(super) kind: SliceKind,
-    /// The model it belongs to.
+    /// The model of the tensor.
     pub(super) experts: Arc<Experts>,
 }
 
-/// What a layer's router says, ids or weights of four bytes, `[n_tokens][n_used]`, where llama.cpp keeps it until the ubatch is
+/// Ids or weights of a layer's router, four bytes each, `[n_tokens][n_used]`, in llama.cpp's memory until the ubatch is
 /// done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RouterValues {
@@ -28,15 +28,16 @@ pub(super) struct RouterValues {
     data: *mut u8,
     pub(super) n_used: usize,
     pub(super) n_tokens: usize,
-    /// Bytes from rank to rank, and from token to token.
+    /// Bytes between ranks, and between tokens.
     strides: [usize; 2],
 }
 
-// SAFETY: only an address; whoever reads it argues that the ubatch is still being computed.
+// SAFETY: only an address; each reader argues that the ubatch is still being computed.
 unsafe impl Send for RouterValues {}
 
 impl RouterValues {
-    /// Those of a tensor whose dimension `d` counts ranks and `d + 1` tokens; it may be a strided view, as of an argsort.
+    /// The values of a tensor whose dimension `d` counts ranks and `d + 1` tokens; it may be a strided view, such as an
+    /// argsort's.
     pub(super) fn of(tensor: &ggml_tensor, d: usize) -> Self {
         Self {
             tensor,
@@ -47,12 +48,12 @@ impl RouterValues {
         }
     }
 
-    /// The tensor that they are of.
+    /// The tensor of the values.
     pub(super) fn tensor(&self) -> *mut ggml_tensor {
         self.tensor.cast_mut()
     }
 
-    /// Where a token's value of a rank lies.
+    /// Address of a token's value at a rank.
     ///
     /// # Safety
     /// The ubatch is being computed in host memory, and `token` and `rank` are among its tokens and ranks.
@@ -62,7 +63,7 @@ impl RouterValues {
         unsafe { self.data.add(token * of_token + rank * of_rank).cast() }
     }
 
-    /// All of them.
+    /// All values.
     ///
     /// # Safety
     /// The ubatch is being computed in host memory for as long as the iterator lives, and values are of type `T`.
@@ -77,13 +78,13 @@ impl RouterValues {
 /// The experts of one model.
 pub(super) struct Experts {
     map: ExpertMap,
-    /// Those of `map` that llama.cpp created, known once it has loaded the model.
+    /// Tensors of `map` that llama.cpp created, known once it has loaded the model.
     placed: OnceLock<ExpertMap>,
     placed_names: Mutex<HashSet<String>>,
     memories: Mutex<Option<Hierarchy>>,
-    /// What a router hook saw last, by the thread that evaluates.
+    /// Layer and weights that a router hook saw last, by evaluating thread.
     router_weights: Mutex<HashMap<ThreadId, (u16, RouterValues)>>,
-    /// By the thread that evaluates: sessions of one model may run side by side.
+    /// By evaluating thread: sessions of one model may run at the same time.
     failures: Mutex<HashMap<ThreadId, String>>,
 }
 
@@ -99,13 +100,13 @@ impl Experts {
         }
     }
 
-    /// Where the experts lie in the files. After loading, without the tensors that llama.cpp left out (layers for
-    /// multi-token prediction, say).
+    /// Locations of the experts in the files. After loading, without the tensors that llama.cpp left out (layers for
+    /// multi-token prediction, for example).
     pub(super) fn map(&self) -> &ExpertMap {
         self.placed.get().unwrap_or(&self.map)
     }
 
-    /// Loading has ended: experts that were never placed are not served.
+    /// Loading has ended: experts that were not placed are not served.
     pub(super) fn loaded(&self) {
         let names = self.placed_names.lock().unwrap_or_else(PoisonError::into_inner);
         let mut map = self.map.clone();
@@ -125,7 +126,7 @@ impl Experts {
         Some(ExpertTag { layer, kind: *kind, experts: Arc::clone(self) })
     }
 
-    /// Where the experts are; `None` before the first session. Held for the length of one expert split.
+    /// The model's memories; `None` before the first session. The lock is held during one expert split.
     pub(super) fn memories(&self) -> MutexGuard<'_, Option<Hierarchy>> {
         self.memories.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -142,19 +143,19 @@ impl Experts {
         all.get(&thread::current().id()).filter(|(seen, _)| *seen == layer).map(|(_, weights)| *weights)
     }
 
-    /// A ubatch is over: its weights are gone.
+    /// A ubatch has ended: its weights are no longer valid.
     pub(super) fn forget_router_weights(&self) {
         let mut all = self.router_weights.lock().unwrap_or_else(PoisonError::into_inner);
         all.remove(&thread::current().id());
     }
 
-    /// Notes why the batch that this thread evaluates cannot be right. The first reason is kept.
+    /// Records why the current batch of this thread fails. Keeps the first reason.
     pub(super) fn fail(&self, reason: impl Into<String>) {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         failures.entry(thread::current().id()).or_insert_with(|| reason.into());
     }
 
-    /// Takes the reason noted by this thread.
+    /// Takes the reason recorded by this thread.
     pub(super) fn take_failure(&self) -> Option<String> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread::current().id())
     }

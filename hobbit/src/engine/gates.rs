@@ -1,6 +1,6 @@
-//! A model's routers, taken from its running graphs: what [`GateStack`] needs to say what they would about layers that have
-//! not run yet. A matrix of floats in host memory is read where llama.cpp keeps it; others are copied, and [`copied_bytes`]
-//! tells the plan how much that takes.
+//! Takes a model's routers from its running graphs, so that [`GateStack`] can predict the choices of layers that have
+//! not run yet. A float matrix in host memory is read in place; others are copied, and [`copied_bytes`] gives the plan
+//! the size of the copies.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::quantise::Ggml;
 use hobbit_core::gguf::{GgmlType, Gguf, Recode};
 use hobbit_core::predict::{Gate, GateRows, GateStack, Gating, Groups};
 
-/// How many nodes lie at most between the router's logits and its choice.
+/// Maximum number of nodes between the router's logits and its choice.
 const DEPTH_MAX: usize = 24;
 
 /// The nodes of one layer's router in a graph.
@@ -24,8 +24,8 @@ struct Router {
     groups: Option<Groups>,
 }
 
-/// Learns the router that made the choice `ids`. `false` where there is none that this module understands: then nothing is
-/// foretold of this layer.
+/// Learns the router that made the choice `ids`. Returns `false` if this module does not understand it: the layer then
+/// gets no predictions.
 ///
 /// # Safety
 /// A live node of a graph; weights are allocated.
@@ -52,7 +52,7 @@ pub(super) unsafe fn learn(gates: &mut GateStack, layer: u16, ids: *mut ggml_ten
     }
 }
 
-/// The router behind a choice: upwards from the choice to the first product that is named as a router's.
+/// Finds the router behind a choice: goes up from the choice to the first product named as a router's.
 ///
 /// # Safety
 /// A live node.
@@ -87,8 +87,8 @@ unsafe fn router_of(ids: *mut ggml_tensor) -> Option<Router> {
                     }
                 }
                 if op == llama::GGML_OP_ADD && is_vector((*node).src[1]) {
-                    // Above the activation it is the router's own bias, below it concerns the choice only. Where there is
-                    // no activation, llama.cpp names the biased logits as it names probabilities.
+                    // Above the activation it is the router's own bias; below, it affects the choice only. Without an
+                    // activation, llama.cpp names the biased logits as it names probabilities.
                     let is_own = is_logits || (*(*node).src[0]).op == llama::GGML_OP_MUL_MAT;
                     let bias = if is_own { &mut router.bias } else { &mut router.choice_bias };
                     *bias = Some((*node).src[1]);
@@ -109,9 +109,9 @@ unsafe fn router_of(ids: *mut ggml_tensor) -> Option<Router> {
     None
 }
 
-/// Whether the weights of a choice are scaled so that their sum does not depend on who was chosen (to 1, then by a constant), in
-/// a graph that looks the weights of exactly these `ids` up. `None` where it is made otherwise: experts that stand for
-/// groups of others, weights that are no router's.
+/// Whether the weights of a choice are scaled so that their sum does not depend on the chosen experts (to 1, then by a
+/// constant), in a graph that looks up the weights of exactly these `ids`. `None` if the weights are made in another
+/// way: experts that stand for groups of others, or weights that are not a router's.
 ///
 /// # Safety
 /// Live nodes of a graph.
@@ -124,7 +124,7 @@ pub(super) unsafe fn normalises(weights: *mut ggml_tensor, ids: *mut ggml_tensor
                 llama::GGML_OP_GET_ROWS => return same((*node).src[1], ids).then_some(normalises),
                 llama::GGML_OP_DIV | llama::GGML_OP_SOFT_MAX => normalises = true,
                 llama::GGML_OP_SCALE | llama::GGML_OP_RESHAPE | llama::GGML_OP_VIEW | llama::GGML_OP_CONT => {}
-                // A device's copy of what another computed has a name and no sources.
+                // A device's copy of another device's result has a name and no sources.
                 _ => return None,
             }
             node = (*node).src[0];
@@ -136,7 +136,7 @@ pub(super) unsafe fn normalises(weights: *mut ggml_tensor, ids: *mut ggml_tensor
     None
 }
 
-/// Whether the router that made the choice `ids` saw what the expert product `product` sees.
+/// Whether the router that made the choice `ids` has the same input as the expert product `product`.
 ///
 /// # Safety
 /// Live nodes of a graph.
@@ -178,11 +178,11 @@ unsafe impl Send for Lent {}
 unsafe impl Sync for Lent {}
 
 impl Lent {
-    /// `None` where a weight is not floats in host memory.
+    /// `None` if a weight is not floats in host memory.
     ///
     /// # Safety
-    /// A weight of a model that outlives the value: routers are learned by a model's residency, which is asked by contexts
-    /// of the model only.
+    /// A weight of a model that outlives the value: routers are learned by a model's residency, which is used by
+    /// contexts of that model only.
     unsafe fn of(weights: *mut ggml_tensor) -> Option<Self> {
         // SAFETY: by the caller.
         let tensor = unsafe { &*weights };
@@ -205,7 +205,7 @@ impl GateRows for Lent {
     }
 }
 
-/// Bytes that [`learn`] copies of a model's routers: of those that are no floats, or not in host memory.
+/// Bytes of a model's routers that [`learn`] copies: those that are not floats, or not in host memory.
 pub(super) fn copied_bytes(gguf: &Gguf, layers: impl Iterator<Item = u16>, is_on_device: impl Fn(u16) -> bool) -> u64 {
     let bytes = |layer: u16| {
         let name = format!("blk.{layer}.ffn_gate_inp.weight");
@@ -216,10 +216,10 @@ pub(super) fn copied_bytes(gguf: &Gguf, layers: impl Iterator<Item = u16>, is_on
     layers.filter_map(bytes).fold(0, u64::saturating_add)
 }
 
-/// A weight's values, wherever it lies.
+/// A weight's values, from any memory.
 ///
 /// # Safety
-/// An allocated tensor that nobody writes.
+/// An allocated tensor that is not written.
 unsafe fn floats_of(tensor: *mut ggml_tensor) -> Option<Vec<f32>> {
     // SAFETY: by the caller; the buffer has the tensor's bytes.
     let (bytes, dtype, n_per_row) = unsafe {

@@ -1,4 +1,4 @@
-//! The memories of one model's experts, side by side: the host's slots and the tiers of devices.
+//! All memories of one model's experts: the host's slots and the devices' tiers.
 
 mod fill;
 mod resize;
@@ -25,7 +25,7 @@ use hobbit_core::route::Phase;
 use hobbit_core::stats::{CachingReport, DeviceReport, PrecisionReport, WarmStart};
 use hobbit_core::trace::Walk;
 
-/// What the first session was told, for the next ones.
+/// The setup of the first session, reported by later ones.
 #[derive(Clone)]
 pub(super) struct Description {
     pub(super) plan: MemoryPlan,
@@ -38,21 +38,21 @@ pub(super) struct Description {
 
 /// See the [module](self).
 pub(super) struct Hierarchy {
-    // Dropped first: uploads from the host's memory end, then reads into it.
+    // Dropped first: uploads from host memory must end before reads into it.
     /// One per device that has layers with experts.
     pub(super) tiers: Vec<Tier>,
     pub(super) host: Host,
     pub(super) routers: Routers,
     pub(super) unseen: Unseen,
-    /// Where what is resident is kept between runs.
+    /// Keeps the list of resident experts between runs.
     pub(super) state_file: Option<StateFile>,
     pub(super) description: Description,
 }
 
-/// Expert tensors whose products have not come to us: all of them must, or the model is not computed as it should be.
+/// Expert tensors whose products have not reached us. All of them must, or the model is computed wrongly.
 pub(super) type Unseen = BTreeSet<(u16, SliceKind)>;
 
-/// Everything but the tier of the device that computes.
+/// Everything except the tier of the computing device.
 pub(super) struct Beside<'a> {
     pub(super) host: &'a mut Host,
     pub(super) routers: &'a mut Routers,
@@ -60,7 +60,7 @@ pub(super) struct Beside<'a> {
     pub(super) others: Tiers<'a>,
 }
 
-/// Tiers, but for one that computes.
+/// All tiers except the computing one.
 pub(super) struct Tiers<'a>([&'a mut [Tier]; 2]);
 
 impl Tiers<'_> {
@@ -69,15 +69,15 @@ impl Tiers<'_> {
         self.0.iter().flat_map(|tiers| tiers.iter()).any(|tier| tier.is_reading(slice))
     }
 
-    /// Whether one of them has a version.
+    /// Whether one of these tiers has a version.
     pub(super) fn have(&self, version: Version) -> bool {
         self.0.iter().flat_map(|tiers| tiers.iter()).any(|tier| tier.is_resident(version))
     }
 
-    /// Makes `host` read a slice into staging that nothing in flight will bring. As [`Residency::insist`].
+    /// Makes `host` read into staging a slice that nothing in flight will bring. As [`Residency::insist`].
     pub(super) fn insist(&mut self, host: &mut Host, slice: SliceId, used: Used) -> bool {
         if !host.is_staged_or_cached(slice, used) {
-            // Another device's uploads may be all that is staged.
+            // Another device's uploads may hold all staging slots.
             for tier in self.0.iter_mut().flat_map(|tiers| tiers.iter_mut()) {
                 while !tier.wait_for_host_staging().is_empty() {}
             }
@@ -86,24 +86,25 @@ impl Tiers<'_> {
     }
 }
 
-/// The model's routers, as far as somebody wants to know what they say.
+/// The model's routers, as far as a policy, a prefetcher or a trace needs them.
 #[derive(Default)]
 pub(super) struct Routers {
     pub(super) gates: GateStack,
-    /// The policy wants to know the router's probabilities of all experts, or a trace does.
+    /// The policy or a trace wants the router's probabilities of all experts.
     pub(super) wants_scores: bool,
-    /// Recorded routes that are followed in their place.
+    /// Recorded routes that replace the routers' choices.
     pub(super) walk: Option<Walk>,
 }
 
 impl Routers {
-    /// Whether what a router sees of the tokens of a batch that decodes is wanted.
+    /// Whether the router's input of a decode batch is needed.
     pub(super) fn want_input(&self, host: &Host) -> bool {
         self.walk.is_none() && (self.wants_scores || host.asks_routers())
     }
 
-    /// What the router of `layer` says of all of its experts for tokens with these inputs, `[n_tokens][n_expert]`. Nothing where
-    /// that is not wanted, or its router is not understood, or there are no inputs.
+    /// The scores that the router of `layer` gives all of its experts for tokens with these inputs,
+    /// `[n_tokens][n_expert]`. Empty if they are not needed, if the router is not understood, or if there are no
+    /// inputs.
     ///
     /// # Safety
     /// `ids` is a live node that was computed: the router's choice.
@@ -132,7 +133,7 @@ impl Routers {
         scores
     }
 
-    /// The same of layers (ascending) that have not run, of those whose router is known: for each token, by layer.
+    /// The same for `layers` (ascending) that have not run, where the router is known: for each token, by layer.
     pub(super) fn of_later(&mut self, layers: &[u16], inputs: &[&[f32]]) -> Vec<ScoresBy<u16>> {
         match &self.walk {
             Some(walk) => walk.predicted(layers),
@@ -140,9 +141,9 @@ impl Routers {
         }
     }
 
-    /// What a prompt's tokens are expected to use of the layer after `layer`: `input` are their inputs of the router of
-    /// `layer`, `[n_embd, 1, n_tokens]`. Nothing where nobody looks ahead by routers, or the next one is not known yet (in a
-    /// model's first ubatch).
+    /// Expected popularity of experts in the layer after `layer` for a prompt's tokens. `input`: their inputs of the
+    /// router of `layer`, `[n_embd, 1, n_tokens]`. Leaves `out` as it is if there is no prefetching by routers, or if
+    /// the next router is not known yet (in a model's first ubatch).
     ///
     /// # Safety
     /// `ids` is a live node that was computed: the router's choice. `input` is live, and was computed in host memory.
@@ -174,18 +175,18 @@ impl Routers {
 }
 
 impl Hierarchy {
-    /// Names of tensors whose products have not come.
+    /// Names of tensors whose products have not reached us.
     pub(super) fn unseen_tensors(&self) -> Vec<String> {
         self.unseen.iter().map(|(layer, kind)| format!("blk.{layer}.{}.weight", kind.tensor_stem())).collect()
     }
 
-    /// What the CPU computes with: the host's memory, while all devices are others.
+    /// Memories for a computation on the CPU: every tier is among the others.
     pub(super) fn for_cpu(&mut self) -> Beside<'_> {
         let Self { tiers, host, routers, unseen, .. } = self;
         Beside { host, routers, unseen, others: Tiers([tiers, &mut []]) }
     }
 
-    /// What a device computes with: its tier, and what is beside it. `None` if it has no tier.
+    /// Memories for a computation on a device: its tier, and the rest. `None` if it has no tier.
     pub(super) fn for_device(&mut self, dev: ggml_backend_dev_t) -> Option<(&mut Tier, Beside<'_>)> {
         let Self { tiers, host, routers, unseen, .. } = self;
         let place = tiers.iter().position(|tier| tier.dev == dev)?;
@@ -194,9 +195,8 @@ impl Hierarchy {
         Some((tier, Beside { host, routers, unseen, others: Tiers([before, after]) }))
     }
 
-    /// From now on free slots are filled while nobody waits, if that is well with everything else: devices keep what
-    /// they need themselves, and some policies take an insertion for a use. `between_tokens`: also between two tokens
-    /// of an answer.
+    /// Enables filling of free slots during idle time, if that does no harm: devices keep what they need themselves,
+    /// and some policies take an insertion for a use. `between_tokens`: also between two tokens of an answer.
     pub(super) fn fill_free_slots(&mut self, policy: PolicyKind, between_tokens: bool) {
         let is_indifferent = policy == PolicyKind::Learned || self.description.plan.is_fully_resident();
         if is_indifferent && self.tiers.is_empty() {
@@ -204,13 +204,13 @@ impl Hierarchy {
         }
     }
 
-    /// A batch of so many tokens begins.
+    /// A batch of `n_tokens` tokens begins.
     pub(super) fn begin_batch(&mut self, phase: Phase, n_tokens: u32) {
         self.host.begin_batch(phase, n_tokens);
         self.tiers.iter_mut().for_each(|tier| tier.cache.begin_batch(n_tokens));
     }
 
-    /// A batch was evaluated in so many seconds.
+    /// A batch was evaluated in `seconds`.
     pub(super) fn end_batch(&mut self, phase: Phase, n_tokens: u32, seconds: f64) {
         let measured = self.host.reads().stats();
         self.host.observer_mut().end_batch(phase, n_tokens, seconds, &measured);
@@ -221,7 +221,7 @@ impl Hierarchy {
         }
     }
 
-    /// Whether tokens are sent along recorded routes.
+    /// Whether tokens follow recorded routes.
     pub(super) fn follows_routes(&self) -> bool {
         self.routers.walk.is_some()
     }
@@ -234,7 +234,7 @@ impl Hierarchy {
         self.tiers.iter_mut().for_each(|tier| tier.cache.begin_sequence());
     }
 
-    /// What the host's cache begins with, for the trace.
+    /// Records the initial residents of the host's cache in the trace.
     pub(super) fn record_residents(&mut self) {
         if self.description.warm_start.is_some() && self.host.observer_mut().is_watching() {
             let saved = self.host.save("");
@@ -253,13 +253,13 @@ impl Drop for Hierarchy {
     }
 }
 
-/// Where the host has the bytes of experts.
+/// Access to the bytes of experts in host memory.
 pub(super) trait HostBytes {
     /// Size and type of a slice.
     fn shape(&self, slice: SliceId) -> &SliceShape;
 
-    /// The bytes of a slice that a step uses, once they are complete, and whether they are in a staging slot, to be
-    /// released after use.
+    /// The bytes of a slice that a step uses, once they are complete, and whether they are in a staging slot that must
+    /// be released after use.
     fn host_bytes(&self, slice: SliceId, used: Used) -> Option<(*const u8, bool)>;
 }
 

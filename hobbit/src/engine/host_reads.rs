@@ -1,5 +1,5 @@
-//! Memory of the host's slots, and reads into it: what [`hobbit_core::residency`] decides, as addresses and as the loader's
-//! requests.
+//! Memory of the host's slots, and reads into it: turns decisions of [`hobbit_core::residency`] into addresses and
+//! loader requests.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use hobbit_core::residency::{
 };
 use hobbit_core::store::{Arena, Form, HighPlane, Order, Part, ReadDone, ReadRequest, Rows, SlotPtr, StoreError};
 
-/// What is in host memory.
+/// Residency in host memory.
 pub(super) type Host = Residency<HostReads, Recorder>;
 
 /// All slots of a share for one kind, as a tensor `[ne0, ne1, n_slots]`.
@@ -23,30 +23,30 @@ pub(super) type Host = Residency<HostReads, Recorder>;
 pub(super) struct ShareView<'a> {
     /// First byte of slot 0's slice.
     pub(super) base: *mut u8,
-    /// Bytes from slot to slot.
+    /// Bytes between slots.
     pub(super) stride: usize,
     /// Slots in the share.
     pub(super) n_slots: u32,
-    /// Id of the element type, as ggml counts.
+    /// ggml's id of the element type.
     pub(super) type_id: u32,
     /// Bytes of a block, and of a row.
     pub(super) row: (usize, usize),
-    /// The order of their bytes, where that is not the files'.
+    /// The order of their bytes, if it differs from the files'.
     pub(super) interleaving: Option<&'a Interleaving>,
 }
 
-/// By class and slice of a catalog, the order in which slots have their bytes. `None`: as files have them.
+/// By class and slice of a catalog, the order of bytes in slots. `None`: the files' order.
 #[derive(Default)]
 pub(super) struct Interleavings(Vec<Vec<Option<Arc<Interleaving>>>>);
 
 impl Interleavings {
-    /// As ggml likes them on this CPU.
+    /// The order that ggml prefers on this CPU.
     pub(super) fn of(catalog: &Catalog) -> Self {
         let of_slice = |slice: &SliceShape| Interleaving::of(slice.dtype, slice.ne0, slice.ne1);
         Self(catalog.classes.iter().map(|class| class.slices.iter().map(of_slice).collect()).collect())
     }
 
-    /// Whether all is as files have it.
+    /// Whether every slice has the files' order.
     pub(super) fn is_plain(&self) -> bool {
         self.0.iter().flatten().all(Option::is_none)
     }
@@ -58,7 +58,7 @@ impl Interleavings {
 
 /// Slots in host memory, and the loader that fills them.
 pub(super) struct HostReads {
-    // Dropped first: reads end before the memory below goes.
+    // Dropped first: reads must end before the memory below is freed.
     loader: Loader,
     catalog: Catalog,
     interleavings: Interleavings,
@@ -67,7 +67,7 @@ pub(super) struct HostReads {
     staging: Arena,
     /// Bytes of a staging slot.
     staging_stride: usize,
-    /// By block, in the order of the layout's.
+    /// By block, in the layout's order.
     shares: Vec<Vec<Share>>,
     began: Instant,
 }
@@ -87,8 +87,8 @@ unsafe impl Send for HostReads {}
 
 impl HostReads {
     /// # Panics
-    /// If the slots of the layout have no room in the pools, or versions of a share begin at different places in their
-    /// slots.
+    /// If the slots of the layout do not fit in the pools, or if versions of a share begin at different offsets in
+    /// their slots.
     pub(super) fn new(
         layout: &Layout,
         (catalog, interleavings): (Catalog, Interleavings),
@@ -135,7 +135,7 @@ impl HostReads {
         self.staging.as_ptr().wrapping_add(slot * self.staging_stride + lead)
     }
 
-    /// What a slice looks like.
+    /// The shape of a slice.
     pub(super) fn shape(&self, slice: SliceId) -> &SliceShape {
         self.slice(slice).0
     }
@@ -151,7 +151,7 @@ impl HostReads {
         self.loader.stats().busy.as_secs_f64()
     }
 
-    /// Whether memory of a pool can be given back.
+    /// Whether a pool's memory can be given back to the system.
     pub(super) fn is_discardable(&self, pool: u16) -> bool {
         self.pools[usize::from(pool)].is_discardable()
     }
@@ -168,7 +168,7 @@ impl HostReads {
         unsafe { self.pools[usize::from(share.slots.id.pool)].discard(at(slots.start)..at(slots.end)) };
     }
 
-    /// Makes memory for so many staging slots, of which there were none. Whether there was some.
+    /// Allocates `n_slots` staging slots where there were none. Returns whether that succeeded.
     pub(super) fn make_staging(&mut self, n_slots: usize) -> bool {
         let Ok(arena) = Arena::new(n_slots * self.staging_stride) else { return false };
         self.staging = arena;
@@ -199,7 +199,7 @@ impl HostReads {
         if let Some(request) = self.rearranged(read) {
             return request;
         }
-        // What is read is what the version in this slot lacks.
+        // The version in this slot has the rest of the bytes.
         let held = read.held.map(|slot| (self.slot(slot, Version::low(version.expert)), version.expert));
         let (extent, lead, dst, capacity, parts) = match read.target {
             Target::Slot { slot, slice } => {
@@ -231,14 +231,14 @@ impl HostReads {
             }
         };
         // SAFETY: `dst` is a slot, or a slice's region of one, of `capacity` bytes in an arena of this value that
-        // outlives the loader. The residency keeps its state at loading from now until it is told of the landing:
+        // outlives the loader. The residency keeps its state at loading from now until the read is reported as landed:
         // nothing else reads or writes it, and it cannot be taken again.
         let dst = unsafe { SlotPtr::new(dst) };
         let form = if parts.is_empty() { Form::AsIs } else { Form::Planes(parts) };
         ReadRequest { ticket: read.ticket, extent, dst, capacity, lead: lead as usize, form }
     }
 
-    /// The same where slices of the version have another order in memory.
+    /// As `request`, for versions whose slices have another order in memory.
     fn rearranged(&self, read: &Read) -> Option<ReadRequest> {
         let version = read.target.version();
         let source = self.source(version);
@@ -282,8 +282,8 @@ impl HostReads {
         Some(ReadRequest { ticket: read.ticket, extent, dst, capacity, lead: 0, form: Form::Rows(matrices) })
     }
 
-    /// The run of bytes that a slice is read from, and what is made of it where it is stored in planes: weights from `to` on,
-    /// with the high plane out of the slot of a low version where one is `held`.
+    /// The bytes to read for a slice, and the parts to build if it is stored in planes: weights from `to` on, with the
+    /// high plane taken from the slot of a low version if one is `held`.
     fn in_planes(
         &self,
         source: &SliceSource,
@@ -305,8 +305,9 @@ impl HostReads {
             (Stored::Both { low }, Some((slot, expert))) => {
                 let (expanded, own) = self.slice(SliceId { version: Version::low(expert), kind: shape.kind });
                 let start = slot.wrapping_add((expanded.region + own.lead) as usize);
-                // SAFETY: the slot has a complete version, which the residency neither evicts nor reads anew before it is
-                // told of the landing: until then nobody writes there. It lies in an arena that outlives the loader.
+                // SAFETY: the slot has a complete version, which the residency neither evicts nor reads anew before the
+                // read is reported as landed: until then nothing writes there. It lies in an arena that outlives the
+                // loader.
                 let plane = HighPlane::Held(unsafe { SlotPtr::new(start) });
                 (low, part(plane, Some(low.offset)))
             }
@@ -385,7 +386,7 @@ impl Share {
     }
 }
 
-/// What [`hobbit_core::residency`] is told of a catalog whose versions have slots in `cache`.
+/// The layout of a catalog whose versions have slots in `cache`, for [`hobbit_core::residency`].
 pub(super) fn layout_of(catalog: &Catalog, cache: &Cache) -> Layout {
     let shape = |layer: &LayerCatalog| {
         let class = &catalog.classes[usize::from(layer.high[0].class)];

@@ -1,4 +1,4 @@
-//! Writes a trace of what the engine does: see [`hobbit_core::trace`].
+//! Writes a trace of the engine's work: see [`hobbit_core::trace`].
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,36 +17,36 @@ use hobbit_core::trace::{
     Header, LayerRecord, Needed, Phase, Prediction, ReadClass, ResidentsRecord, TraceError, TraceWriter,
 };
 
-/// Unselected experts that are kept of each token.
+/// Unselected experts recorded per token.
 const N_UNSELECTED: usize = 16;
 
-/// Of the scores of a later layer a quarter is kept (Fate's widening), and so many more.
+/// Scores of a later layer recorded beyond a quarter of them (Fate's widening).
 const N_BEYOND_A_QUARTER: usize = 16;
 
-/// Batches between two records of what has been measured: a process that is killed leaves one that is not old.
+/// Batches between two records of measurements: limits how old the last one is when the process is killed.
 const BATCHES_PER_MEASUREMENT: u32 = 64;
 
-/// A trace in progress; by default nothing is recorded. A file that cannot be written ends it with a word; the run goes on.
+/// A trace in progress; by default nothing is recorded. A write error ends the trace with a notice; the run goes on.
 ///
-/// What was recorded of a batch is in the file when the batch has ended, so that whatever ends the process (a second
-/// Ctrl-C, a kill) leaves all but the running one.
+/// A batch's records are in the file when the batch has ended, so that a killed process (or a second Ctrl-C) loses only
+/// the running one.
 #[derive(Default)]
 pub(super) struct Recorder {
     path: PathBuf,
-    /// `None` also once writing has failed.
+    /// `None` also after a write error.
     writer: Option<TraceWriter<File>>,
     record: LayerRecord,
-    /// What was read of versions that have not been used since, and why.
+    /// Bytes read for versions that have not been used since, and the reason for the read.
     brought: BTreeMap<Version, (ReadClass, u64)>,
     n_batches: u32,
     /// Reused: order of scores.
     best: Vec<u16>,
-    /// When the layer whose record is being filled began, and how many seconds had been waited until then.
+    /// Start of the layer whose record is being filled, and the seconds of waiting until then.
     open: Option<(Instant, f64)>,
 }
 
 impl Recorder {
-    /// Begins a trace, in place of one that is there.
+    /// Begins a trace; replaces an existing file.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -60,13 +60,13 @@ impl Recorder {
         Ok(Self { path: path.to_owned(), writer: Some(writer), ..Self::default() })
     }
 
-    /// The cache begins with these: a warm start.
+    /// Records the residents that a warm start gave the cache.
     pub(super) fn residents(&mut self, saved: SavedCache) {
         let record = ResidentsRecord { versions: saved.residents, statistics: saved.statistics };
         self.write(|writer| writer.residents(&record));
     }
 
-    /// A batch of so many tokens was evaluated, in so many seconds; `measured`: of all reads so far.
+    /// A batch of `n_tokens` tokens was evaluated in `seconds`; `measured`: statistics of all reads so far.
     pub(super) fn end_batch(&mut self, phase: Phase, n_tokens: u32, seconds: f64, measured: &LoadStats) {
         self.write(|writer| writer.batch(phase, n_tokens, seconds as f32));
         self.n_batches += 1;
@@ -76,7 +76,7 @@ impl Recorder {
         self.write(TraceWriter::flush);
     }
 
-    /// The run ends; `measured`: of all its reads.
+    /// The run ends; `measured`: statistics of all its reads.
     pub(super) fn end(&mut self, measured: &LoadStats) {
         if self.n_batches > 0 {
             self.measured(measured);
@@ -94,7 +94,7 @@ impl Recorder {
         if seconds <= 0.0 {
             return;
         }
-        // Reads overlap: what a single one waits before its first byte is in this rate already.
+        // Reads overlap, so this rate already includes the latency of each read.
         let host = [
             ("link_bytes_per_second", stats.bytes as f64 / seconds),
             ("read_latency_seconds", 0.0),
@@ -114,7 +114,7 @@ impl Recorder {
     fn check(&mut self, written: Result<(), TraceError>) {
         let Err(error) = written else { return };
         if let Some(writer) = self.writer.take() {
-            // Half a record is no use to anybody. What cannot be cut (a pipe) is read up to its last whole record anyway.
+            // Removes a partial record. A pipe cannot be cut, but readers stop at its last complete record.
             let _ = writer.get_ref().set_len(writer.whole_bytes());
         }
         let path = self.path.display();
@@ -166,7 +166,7 @@ impl Observer for Recorder {
             return;
         }
         let &NeededExpert { expert, demand, version, hit, is_there, bytes } = needed;
-        // What was evicted unused was read in vain, and is read again.
+        // A version evicted unused was read in vain, and is read again.
         let before = version.and_then(|version| self.brought.remove(&version)).filter(|_| is_there);
         let (class, bytes) = match before {
             Some((class, bytes)) => (Some(class), bytes),
@@ -183,7 +183,7 @@ impl Observer for Recorder {
         }
         let class = if class == LoadClass::Upgrade { ReadClass::Upgrade } else { ReadClass::Prefetch };
         let brought = self.brought.entry(version).or_insert((class, 0));
-        // More than there is: what was read before has left unused.
+        // A sum above the whole size means that the earlier bytes were evicted unused.
         let before = if brought.0 == class && brought.1 + bytes <= whole { brought.1 } else { 0 };
         *brought = (class, before + bytes);
         self.write(|writer| writer.load(version, class, bytes));
@@ -217,7 +217,7 @@ impl Observer for Recorder {
     }
 }
 
-/// As a trace will have it: what policies see must be what a replay shows them.
+/// Rounds scores as a trace does: policies must see the same values in a replay.
 pub(super) fn as_recorded(scores: &mut [f32]) {
     scores.iter_mut().for_each(|score| *score = rounded(*score));
 }

@@ -1,4 +1,4 @@
-//! What every split of a layer goes through, wherever its products are computed.
+//! Steps that every split of a layer goes through, wherever its products are computed.
 
 use std::ffi::c_void;
 use std::slice;
@@ -14,16 +14,16 @@ use hobbit_core::residency::{Chosen, Elsewhere, RouterSays, Split};
 use hobbit_core::route::{TokenScores, Weighing};
 use hobbit_core::trace::Walk;
 
-/// A step that did not succeed: ggml's status for it.
+/// ggml's status of a step that failed.
 pub(super) type Failed = ggml_status;
 
-/// How llama.cpp says that a batch is not to go on. It keeps callback and data valid as long as the context.
+/// llama.cpp's callback that aborts a batch. llama.cpp keeps callback and data valid as long as the context.
 pub(super) struct Abort(pub(super) llama::ggml_abort_callback, pub(super) *mut c_void);
 
 /// The nodes of a graph.
 ///
 /// # Safety
-/// The graph is live, and longer than what is returned.
+/// The graph is live and outlives the returned slice.
 pub(super) unsafe fn nodes_of<'a>(graph: *mut llama::ggml_cgraph) -> &'a [*mut ggml_tensor] {
     // SAFETY: by the caller.
     match unsafe { llama::ggml_graph_n_nodes(graph) as usize } {
@@ -32,7 +32,7 @@ pub(super) unsafe fn nodes_of<'a>(graph: *mut llama::ggml_cgraph) -> &'a [*mut g
     }
 }
 
-/// The matrices that products of one layer multiply by, each once. They have come to us: no longer are they `unseen`.
+/// The kinds that products of one layer multiply by, each once. Removes them from `unseen`.
 pub(super) fn kinds_of<'a>(products: impl Iterator<Item = &'a ExpertTag>, unseen: &mut Unseen) -> Vec<SliceKind> {
     let mut kinds: Vec<SliceKind> = Vec::with_capacity(SliceKind::COUNT);
     for product in products {
@@ -44,7 +44,7 @@ pub(super) fn kinds_of<'a>(products: impl Iterator<Item = &'a ExpertTag>, unseen
     kinds
 }
 
-/// As [`Chosen::set`]; an id that is no expert is told.
+/// As [`Chosen::set`]; reports an id that is no expert.
 pub(super) fn choose(
     chosen: &mut Chosen,
     experts: &Experts,
@@ -58,7 +58,7 @@ pub(super) fn choose(
 }
 
 /// Asks for a precision for each expert of the layer; returns the router's weights unless the mode is exact. `scope`:
-/// where they were looked for, in words.
+/// the place that was searched for them, for the message.
 ///
 /// # Safety
 /// The weights can be read.
@@ -86,10 +86,10 @@ pub(super) unsafe fn ask(
     Ok(Some(weights))
 }
 
-/// Sends the layer's tokens along recorded routes: `ids` and `weights` are written over the router's.
+/// Sends the layer's tokens along recorded routes: overwrites the router's `ids` and `weights`.
 ///
 /// # Errors
-/// The weights were not found, which is told.
+/// The weights were not found; this is reported.
 ///
 /// # Safety
 /// Ids and weights can be read and written.
@@ -109,7 +109,8 @@ pub(super) unsafe fn follow(
     };
     for (token, (experts, shares)) in walk.enter(layer, ids.n_tokens).into_iter().enumerate() {
         for (rank, (expert, weight)) in experts.into_iter().zip(shares).enumerate() {
-            // SAFETY: by the caller: a route has as many ranks as the model's tokens, which was checked when it was read.
+            // SAFETY: by the caller: a route has as many ranks as the model's tokens, which was checked when it was
+            // read.
             unsafe {
                 ids.at::<i32>(token, rank).write_unaligned(expert.into());
                 weights.at::<f32>(token, rank).write_unaligned(weight);
@@ -121,7 +122,7 @@ pub(super) unsafe fn follow(
     followed.map_err(|_| GGML_STATUS_FAILED)
 }
 
-/// Tells that a layer's router weights were not found; `scope`: where.
+/// Reports that a layer's router weights were not found; `scope`: the place that was searched.
 ///
 /// # Errors
 /// Always.
@@ -133,22 +134,22 @@ pub(super) fn no_weights<T>(experts: &Experts, layer: u16, scope: &str) -> Resul
     Err(GGML_STATUS_FAILED)
 }
 
-/// A layer's router, as far as sending tokens elsewhere takes it.
+/// The parts of a layer's router that rerouting needs.
 pub(super) struct Router<'a> {
     /// The layer's first product.
     pub(super) product: *mut ggml_tensor,
-    /// The node that chose.
+    /// The node of the choice.
     pub(super) ids: *mut ggml_tensor,
-    /// The node of its weights.
+    /// The node of the weights.
     pub(super) weights: *mut ggml_tensor,
-    /// Both in host memory.
+    /// The values of both, in host memory.
     pub(super) values: [RouterValues; 2],
-    /// What the router saw, `[n_tokens][width]`; `None` where that is not known.
+    /// The router's input, `[n_tokens][width]`; `None` if it is not known.
     pub(super) input: Option<&'a [f32]>,
 }
 
-/// Sends the layer's tokens to experts that are in memory, as far as the user allows: `ids` and `weights` are written over
-/// the router's, because biases and scales of experts read them too. Whether anything was written.
+/// Reroutes the layer's tokens to resident experts, as far as the user allows. Overwrites the router's `ids` and
+/// `weights`, because biases and scales of experts read them too. Returns whether anything was written.
 ///
 /// # Safety
 /// The nodes are live and computed; their values can be read and written.
@@ -167,8 +168,8 @@ pub(super) unsafe fn reroute(
     if let Some(heard) = &heard {
         chosen.heard(heard, router.input);
     }
-    // Mostly everything is there, and then nothing is asked: a layer's router is understood, at the price of a copy of its
-    // weights, where it is first needed.
+    // Usually every expert is resident and no scores are needed. The router is learned, which copies its weights, only
+    // when it is first needed.
     let gates = &mut routers.gates;
     let mut understood = None;
     let mut understand = || {
@@ -210,7 +211,7 @@ pub(super) unsafe fn reroute(
     let n_used = chosen.routing.n_used;
     for (position, (id, weight)) in chosen.routing.ids.iter().zip(after).enumerate() {
         let (token, rank) = (position / n_used, position % n_used);
-        // SAFETY: by the caller: as many as were read.
+        // SAFETY: by the caller: as many values as were read.
         unsafe {
             ids.at::<i32>(token, rank).write_unaligned((*id).into());
             values.at::<f32>(token, rank).write_unaligned(weight);
@@ -219,10 +220,10 @@ pub(super) unsafe fn reroute(
     true
 }
 
-/// Takes in what has landed.
+/// Handles reads that have completed.
 ///
 /// # Errors
-/// A read has failed, which is told, or llama.cpp wants no more of the batch.
+/// A read has failed, which is reported, or llama.cpp aborts the batch.
 pub(super) fn poll(host: &mut Host, experts: &Experts, Abort(callback, data): &Abort) -> Result<(), Failed> {
     host.poll();
     if let Some(error) = host.take_failure() {

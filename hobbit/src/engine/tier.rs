@@ -1,13 +1,13 @@
-//! Device slots of one model on one device: which experts are there, what is on its way, and what must wait for what.
+//! Device slots of one model on one device: resident experts, uploads in flight, and the order of both.
 //!
-//! Uploads run on a stream of their own. Three orders must hold, and are kept without stopping the host:
+//! Uploads run on a separate stream. Three orders must hold, and are kept without blocking the host:
 //!
 //! * a product waits for the upload of its slice ([`Tier::wait_for`]);
 //! * an upload into a staging slot waits for the product that used the slot last ([`Tier::used`]);
-//! * host memory stays as it is until the upload that reads it has run: [`Tier::hold`] keeps what belongs to the host
-//!   until [`Tier::settled`], which is called wherever the host has waited for the compute stream anyway.
+//! * host memory stays unchanged until the upload that reads it has run: [`Tier::hold`] keeps the host's slots until
+//!   [`Tier::settled`], which is called wherever the host has waited for the compute stream anyway.
 //!
-//! Copies for layers that have not run ([`ahead`]) keep the same orders.
+//! Prefetches for layers that have not run ([`ahead`]) keep the same orders.
 
 mod ahead;
 mod copies;
@@ -44,13 +44,13 @@ use hobbit_core::residency::{Chosen, LayerStep, Used};
 use hobbit_core::stats::{CacheSlots, DeviceCounters, DeviceReport};
 use hobbit_core::store::StoreError;
 
-/// Kernels read rows of quantised weights in steps of so many elements.
+/// Kernels read rows of quantised weights in steps of this many elements.
 const ROW_PADDING: u64 = 512;
 
-/// After so many uploads a stream that has run is waited for all the same.
+/// Uploads after which a stream that has run is synchronised anyway.
 const TIDY_UPLOADS: u64 = 256;
 
-/// More than the padding of any row, in bytes.
+/// Longer than the padding of any row, in bytes.
 static ZEROS: [u8; 4096] = [0; 4096];
 
 /// Where an upload goes.
@@ -67,8 +67,8 @@ pub(super) enum Destination {
 pub(super) enum Weights {
     /// A row of a share's tensor `[ne0, ne1, n_slots]`.
     Shared { tensor: *mut ggml_tensor, row: u32 },
-    /// By itself: first byte, the buffer that it is in, the tensor that all of that belongs to, if there is one, element
-    /// type, `[ne0, ne1]`.
+    /// A slice outside a share: first byte, its buffer, the tensor that it is part of, if any, element type, `[ne0,
+    /// ne1]`.
     Single {
         data: *mut u8,
         buffer: ggml_backend_buffer_t,
@@ -79,7 +79,7 @@ pub(super) enum Weights {
 }
 
 impl Weights {
-    /// Those of one slice by itself.
+    /// The weights of a single slice.
     fn of(shape: &SliceShape, data: *mut u8, buffer: ggml_backend_buffer_t, whole: Option<*mut ggml_tensor>) -> Self {
         let ne = [shape.ne0 as i64, shape.ne1 as i64];
         Self::Single { data, buffer, whole, type_: shape.dtype.id() as llama::ggml_type, ne }
@@ -90,7 +90,7 @@ impl Weights {
 struct HostRange {
     addresses: Range<usize>,
     buffer: ggml_backend_buffer_t,
-    /// Keeps what the device was shown.
+    /// Keeps the device's view of this memory alive.
     _shown: Option<Buffer>,
 }
 
@@ -104,7 +104,7 @@ struct Share {
 
 #[derive(Clone)]
 enum StagingState {
-    /// Since which of all uses, and when that has run.
+    /// Number of the slot's last use, and the event that shows that it has run.
     Free(u64, Option<Rc<Event>>),
     Taken,
 }
@@ -126,36 +126,36 @@ pub(super) struct Tier {
     tidied: u64,
     marks: VecDeque<(u64, Option<Rc<Event>>)>,
     arrivals: HashMap<SliceId, u64>,
-    /// Staging slots of the host that uploads of these numbers read.
+    /// Host staging slots that uploads with these numbers read.
     held: VecDeque<(u64, SliceId)>,
     pins: Vec<SlotId>,
     host_pins: Vec<SlotId>,
     /// The layer whose region is being computed.
     pub(super) busy: Option<u16>,
-    /// The stream that used the tier last, and how far it had come.
+    /// The stream that used the tier last, and its fence.
     user: usize,
     fence: Option<Rc<Event>>,
     pub(super) counters: DeviceCounters,
     pub(super) report: DeviceReport,
-    /// Decides what the CPU computes; `None`: nothing.
+    /// Decides which experts the CPU computes; `None`: none.
     pub(super) balancer: Option<Balancer>,
     /// Threads of the CPU helper; `None` takes the session's.
     pub(super) helper_threads: Option<u16>,
     /// Regions with uploads since the link was measured last.
     unmeasured: u32,
-    /// Uploads and their bytes when the running region began, and when that was.
+    /// Uploads and their bytes before the running region, and the time of its start.
     before: (u64, u64),
     began: Instant,
     clock: Clock,
     began_on_clock: f64,
-    /// Layers of which every expert is in the slot of its number: [`Tier::fill`] was called for all, in order.
+    /// Layers with every expert in the slot of its number: [`Tier::fill`] was called for all, in order.
     pub(super) complete: HashSet<u16>,
     loans: Vec<Loan>,
-    /// Bytes that the slots are to have as soon as no layer is lent, if these are others than they have.
+    /// Bytes that the slots will have once no layer is lent, if they differ from the current bytes.
     pub(super) pending: Option<u64>,
-    /// Where the device computes on the host's own slots.
+    /// Host memory with slots that the device computes in.
     host: Vec<HostRange>,
-    /// Copies for layers that have not run; `None`: there are to be none.
+    /// Prefetches for layers that have not run; `None`: disabled.
     pub(super) ahead: Option<UploadsAhead>,
 }
 
@@ -163,7 +163,7 @@ pub(super) struct Tier {
 unsafe impl Send for Tier {}
 
 impl Tier {
-    /// `None` when the device refuses a second stream.
+    /// `None` if the device refuses a second stream.
     pub(super) fn new(dev: ggml_backend_dev_t, cache: Cache, memory: Memory, report: DeviceReport) -> Option<Self> {
         Some(Self {
             dev,
@@ -208,7 +208,7 @@ impl Tier {
         Self::new(dev, Cache::new(Vec::new(), Box::new(Lru)), Memory::none(), report)
     }
 
-    /// Host memory that slots are in. Of a unified device, this is where it computes.
+    /// Registers host memory with slots. A unified device computes there.
     pub(super) fn show(&mut self, memory: &mut HostMemory) {
         if let Some(buffer) = memory.buffer.filter(|_| memory.dev == Some(self.dev)) {
             let base = memory.arena.as_ptr() as usize;
@@ -223,7 +223,7 @@ impl Tier {
         self.report.unified
     }
 
-    /// Where a slice is that the device reads from the host's slots, once it is complete.
+    /// The location of a slice that the device reads from the host's slots, once it is complete.
     pub(super) fn locate_on_host(&self, host: &Host, slice: SliceId, used: Used) -> Option<Weights> {
         let (data, _) = host.host_bytes(slice, used)?;
         let range = self.host.iter().find(|range| range.addresses.contains(&(data as usize)))?;
@@ -241,7 +241,7 @@ impl Tier {
         self.cache.lookup(version).is_some_and(is_ready)
     }
 
-    /// Whether products are computed in parts, as experts come.
+    /// Whether products are computed in parts, as experts arrive.
     pub(super) fn is_divided(&self) -> bool {
         self.report.slots < self.report.experts
     }
@@ -251,8 +251,8 @@ impl Tier {
         self.host_pins.extend(pins);
     }
 
-    /// Shows the policy what it has learned in an earlier run. Which versions there are slots for now; least recently used
-    /// first.
+    /// Loads the policy's statistics from an earlier run. Returns the versions that have room in the slots, least
+    /// recently used first.
     pub(super) fn begin_warm_up(&mut self, saved: &SavedCache) -> Vec<Version> {
         self.cache.load_statistics(saved);
         self.cache.that_fit(saved)
@@ -268,12 +268,13 @@ impl Tier {
         CacheSlots::of(&self.report.name, &self.cache, self.cache.shares().map(|share| share.layer))
     }
 
-    /// Whether nothing of a layer has a slot.
+    /// Whether no version of a layer has a slot.
     pub(super) fn is_empty(&self, layer: u16) -> bool {
         self.cache.residents().all(|(version, _)| version.expert.layer != layer)
     }
 
-    /// Uploads what a step reads into the host's slots, in the order of the step. Whether all of it came.
+    /// Uploads the slices that a step reads into the host's slots, in the order of the step. Returns whether all were
+    /// uploaded.
     ///
     /// # Errors
     /// A read that fails.
@@ -300,7 +301,7 @@ impl Tier {
         Ok(true)
     }
 
-    /// Counts a use, for the policy.
+    /// Counts a use for the statistics and the policy.
     pub(super) fn touch(&mut self, Version { expert, precision }: Version, hit: bool, chosen: &Chosen) {
         let (n_tokens, since) = chosen.routing.uses_of(expert.index);
         let weight = chosen.share(expert.index);
@@ -336,7 +337,7 @@ impl Tier {
         self.pins.push(acquired.slot);
     }
 
-    /// A pinned version's slices that will not come after all: the slot is given back.
+    /// Gives the slots of pinned versions back whose slices will not arrive.
     pub(super) fn abandon(&mut self) {
         let resident: Vec<(Version, SlotId)> = self.cache.residents().collect();
         for pin in self.pins.drain(..) {
@@ -358,7 +359,7 @@ impl Tier {
         self.staging.iter_mut().for_each(|state| *state = StagingState::Free(0, None));
     }
 
-    /// A batch of so many tokens was evaluated.
+    /// A batch of `n_tokens` tokens was evaluated.
     pub(super) fn end_batch(&mut self, n_tokens: u32) {
         self.end_ahead();
         self.cache.end_batch(n_tokens);
@@ -367,7 +368,7 @@ impl Tier {
 
 impl Drop for Tier {
     fn drop(&mut self) {
-        // What is copied ahead, nobody else waits for; the host's slots go next.
+        // Nothing else waits for prefetches, and the host's slots are dropped next.
         if self.submitted > self.waited {
             self.copy.synchronize();
         }
@@ -381,7 +382,7 @@ impl Share {
     }
 }
 
-/// Bytes behind a slice that kernels may read.
+/// Bytes after a slice that kernels may read.
 fn padding_bytes(shape: &SliceShape) -> usize {
     let block = shape.dtype.block_size();
     if block <= 1 || shape.ne0.is_multiple_of(ROW_PADDING) {

@@ -1,4 +1,4 @@
-//! Downloads from servers that behave, and from those that do not.
+//! Downloads from correct and faulty servers.
 
 mod repo;
 mod secure;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// Remembers what it is told, and waits for nobody.
+/// Records all notes and never waits.
 #[derive(Default)]
 struct Memory {
     notes: RefCell<Vec<String>>,

@@ -10,7 +10,7 @@ use super::*;
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const API: &str = "/api/models/a/b/revision/main?blobs=true";
 
-/// What the Hub says of a repository with these files.
+/// The Hub's listing of a repository with these files.
 fn listing(files: &[(&str, &[u8])]) -> Reply {
     let sibling = |(name, bytes): &(&str, &[u8])| json!({"rfilename": name, "size": bytes.len(), "blobId": "f".repeat(40), "lfs": {"sha256": sha256(bytes), "size": bytes.len()}});
     let siblings: Vec<_> = files.iter().map(sibling).collect();
@@ -54,7 +54,7 @@ fn a_model_comes_into_the_hubs_own_layout() {
     assert_eq!(fs::read_to_string(rig.places.hub.join("models--a--b/refs/main")).unwrap(), COMMIT);
     assert_eq!(rig.files().len(), 4, "{:?}", rig.files()); // blob, link, ref, lock
     assert_eq!(server.seen().len(), 2);
-    // What is here is not fetched again, and needs no server.
+    // A cached file is not fetched again and needs no server.
     assert_eq!(rig.hf("a/b:q4_k_m").unwrap(), path);
     assert_eq!(server.seen().iter().map(|request| &*request.path).collect::<Vec<_>>(), [API]);
     assert_eq!(fs::read(rig.hf("a/b:Q8_0").unwrap()).unwrap(), q8);
@@ -77,7 +77,7 @@ fn what_the_hubs_own_client_fetched_is_found() {
     let path = rig.hf("a/b").unwrap();
     assert_eq!(server.seen().len(), 1, "only the listing: the blob is there");
     assert_eq!(fs::read_link(&path).unwrap(), Path::new("../../../blobs").join(sha256(&bytes)));
-    // A blob that is cut is none.
+    // A truncated blob does not count.
     fs::write(&blob, &bytes[..50]).unwrap();
     rig.hf("a/b").unwrap();
     assert_eq!(fs::read(&path).unwrap(), bytes);

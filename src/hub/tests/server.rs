@@ -1,11 +1,11 @@
-//! A web server that does what a test tells it, wrong things above all.
+//! A web server that answers as a test decides, mostly with faults.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What a client asked for.
+/// A client's request.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub method: String,
@@ -25,7 +25,7 @@ impl Request {
     }
 }
 
-/// What it gets.
+/// The server's answer.
 #[derive(Clone, Debug)]
 pub struct Reply {
     status: u16,
@@ -134,7 +134,7 @@ impl Server {
         format!("http://{}{path}", self.address)
     }
 
-    /// What was asked since the last call.
+    /// Requests since the last call.
     pub fn seen(&self) -> Vec<Request> {
         std::mem::take(&mut self.seen.lock().unwrap())
     }

@@ -38,7 +38,7 @@ fn a_file_is_fetched_once_and_again_when_it_changed() {
     shelf.lock().unwrap()[0] = ("/m.gguf?x=1", two.clone(), "\"2\"");
     assert_eq!(fs::read(rig.mu(&url).unwrap()).unwrap(), two);
     assert_eq!(methods(), ["HEAD", "GET"]);
-    // What is here does where the server does not answer.
+    // A cached file suffices if the server does not answer.
     shelf.lock().unwrap().clear();
     assert_eq!(fs::read(rig.mu(&url).unwrap()).unwrap(), two);
     drop(server);

@@ -56,11 +56,11 @@ pub async fn count_tokens(State(app): State<Arc<App>>, Body(body, _held): Body) 
     Ok(Json(json!({"input_tokens": app.work(|| count(&app, to_openai(&body)?)).await?})))
 }
 
-/// What is said of a message besides its content.
+/// The fields of a message other than its content.
 struct Header {
     id: String,
     model: String,
-    /// Texts that the request wants to be stopped at.
+    /// The request's stop texts.
     stops: Vec<String>,
 }
 
@@ -102,14 +102,14 @@ fn blocks(message: &Message) -> Value {
         blocks.push(json!({"type": "text", "text": message.content}));
     }
     for call in &message.calls {
-        // What was cut off is no JSON.
+        // A call that was cut off is not valid JSON.
         let input = serde_json::from_str::<Value>(&call.arguments).unwrap_or_else(|_| json!({}));
         blocks.push(json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input}));
     }
     Value::Array(blocks)
 }
 
-/// The text of the request's at which an answer ended: not one of the chat template's.
+/// The request's stop text that ended an answer; `None` for one of the chat template's.
 fn stop_sequence<'a>(stop: &'a Stop, stops: &[String]) -> Option<&'a str> {
     match stop {
         Stop::Word(word) if stops.contains(word) => Some(word),
@@ -117,7 +117,7 @@ fn stop_sequence<'a>(stop: &'a Stop, stops: &[String]) -> Option<&'a str> {
     }
 }
 
-/// Why an answer has ended.
+/// The stop reason of an answer.
 fn stop_reason(stop: &Stop, has_calls: bool, stops: &[String]) -> &'static str {
     match stop {
         Stop::Limit => "max_tokens",

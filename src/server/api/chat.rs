@@ -1,5 +1,5 @@
-//! `/v1/chat/completions`: conversations, in OpenAI's shape; and what Responses and Messages, which are other shapes of the same, have in
-//! common with it.
+//! `/v1/chat/completions`: conversations in OpenAI's shape, and the code shared with Responses and Messages, which
+//! are other shapes of the same.
 
 pub mod answer;
 pub mod messages;
@@ -31,30 +31,30 @@ use crate::server::job::Done;
 use answer::Message;
 use request::{Defaults, Request};
 
-/// A conversation, written down and ready to be answered.
+/// A conversation as a prompt, ready for the engine.
 pub struct Talk {
     pub app: Arc<App>,
     pub params: Params,
     pub prompt: ChatPrompt,
     pub tokens: Arc<[Token]>,
     pub include_usage: bool,
-    /// What becomes of thoughts.
+    /// How thoughts appear in the answer.
     reasoning_format: &'static str,
     held: Arc<Held>,
 }
 
 impl Talk {
-    /// Of a request in OpenAI's form.
+    /// Reads a request in OpenAI's form.
     ///
     /// # Errors
-    /// What makes no sense, or a template that fails on it.
+    /// An invalid request, or a template that fails on it.
     pub fn new(app: &Arc<App>, loaded: &Loaded, body: Map<String, Value>, held: Held) -> Result<Self, ApiError> {
         native::refuse_embedding_server(app)?;
         let Request { inputs, rest, budget, include_usage } = read(app, loaded, body)?;
         let mut params = Params::of(&rest, app)?;
         prompts::check(params.n, app)?;
         let (mut prompt, tokens) = write(loaded, &inputs)?;
-        // Its tokens say the same.
+        // The prompt's tokens hold the same text.
         prompt.prompt.clear();
         prompt.prompt.shrink_to_fit();
         let generate = &mut params.generate;
@@ -68,7 +68,7 @@ impl Talk {
         Ok(Self { app, params, prompt, tokens, include_usage, reasoning_format, held })
     }
 
-    /// Hands it to the engine, as often as answers are wanted.
+    /// Hands the prompt to the engine, once per requested answer.
     ///
     /// # Errors
     /// As [`native::start`].
@@ -76,15 +76,15 @@ impl Talk {
         native::start(loaded, &self.params, std::slice::from_ref(&self.tokens), &self.held).await
     }
 
-    /// The `index`-th answer, of which all is known.
+    /// The `index`-th answer, complete.
     ///
     /// # Errors
-    /// It is not of the form that the template asks for.
+    /// The text does not follow the template's format.
     pub fn message(&self, whole: &Whole) -> Result<Message, ApiError> {
         Message::of(&self.prompt, whole)
     }
 
-    /// All that is known of a generation, for `__verbose`; `None` where nobody asked.
+    /// Details of a generation for `__verbose`; `None` if not requested.
     pub fn verbose(&self, done: &Done, index: usize, content: &str) -> Option<Value> {
         if !self.params.verbose {
             return None;
@@ -113,7 +113,7 @@ fn read(app: &App, loaded: &Loaded, body: Map<String, Value>) -> Result<Request,
     )
 }
 
-/// A conversation as the model reads it.
+/// The conversation as the template writes it, with its tokens.
 fn write(loaded: &Loaded, inputs: &ChatInputs) -> Result<(ChatPrompt, Vec<Token>), ApiError> {
     let prompt = loaded.templates.apply(inputs).map_err(|error| match error {
         Error::ChatInput(reason) => ApiError::invalid(reason),
@@ -123,7 +123,7 @@ fn write(loaded: &Loaded, inputs: &ChatInputs) -> Result<(ChatPrompt, Vec<Token>
     Ok((prompt, tokens))
 }
 
-/// The tokens of the prompt that a request in OpenAI's form makes.
+/// Number of prompt tokens of a request in OpenAI's form.
 ///
 /// # Errors
 /// As [`Talk::new`].
@@ -155,7 +155,7 @@ struct Choice<'a> {
     logprobs: Option<Logprobs<'a>>,
 }
 
-/// All answers in one.
+/// One answer with all choices.
 fn answer(talk: &Talk, results: &[Whole]) -> Result<Response, ApiError> {
     let messages = results.iter().map(|own| talk.message(own)).collect::<Result<Vec<_>, _>>()?;
     let mut usage = Usage::default();

@@ -19,7 +19,7 @@ use crate::server::http::error::ApiError;
 use crate::server::http::stream::{Frame, Shape, respond, whole};
 use crate::server::job::{Done, Event, Probabilities};
 
-/// What OpenAI knows and llama.cpp does not.
+/// Fields of OpenAI's that llama.cpp does not support.
 const UNSUPPORTED: [&str; 2] = ["best_of", "suffix"];
 
 /// `POST /v1/completions`
@@ -51,7 +51,7 @@ pub async fn completions(State(app): State<Arc<App>>, Body(mut body, held): Body
     Ok(app.work(|| Json(Answer { choices, rest }).into_response()).await)
 }
 
-/// Checks what OpenAI's endpoint has of its own; `logprobs` becomes `n_probs`.
+/// Checks the fields of OpenAI's endpoint; `logprobs` becomes `n_probs`.
 fn check(body: &mut Map<String, Value>) -> Result<(), ApiError> {
     if boolean(body, "echo")?.unwrap_or(false) {
         return Err(ApiError::invalid("Only no echo is supported"));
@@ -73,7 +73,7 @@ struct Choice<'a> {
     finish_reason: Option<&'static str>,
 }
 
-/// A text, which has ended where `done` is there.
+/// One choice; complete if `done` is given.
 fn choice<'a>(text: &'a str, index: usize, probabilities: &'a [Probabilities], done: Option<&Done>) -> Choice<'a> {
     let finish_reason = done.map(|done| finish_reason(&done.stop, false));
     Choice { text, index, logprobs: Logprobs::new(probabilities), finish_reason }

@@ -23,7 +23,7 @@ use crate::server::http::memory::Held;
 use crate::server::http::stream::embeddings;
 use crate::server::job::Work;
 
-/// The inputs that one request may have, as in OpenAI's API. As many of them are worked on at once as there are slots.
+/// Maximum inputs per request, as in OpenAI's API. As many run at once as there are slots.
 const INPUTS_MAX: usize = 2048;
 
 /// Bytes for each number of an embedding: the float, and its digits in the answer's buffer, which doubles as it grows.
@@ -35,7 +35,7 @@ const EUCLIDEAN: i64 = 2;
 /// The greatest of the numbers that `embd_normalize` 0 scales to.
 const INT16_SCALE: f64 = 32760.0;
 
-/// What a text has become: one row, or one for each token.
+/// The embedding of an input: one row, or one per token.
 struct Embedded {
     rows: Vec<Vec<f32>>,
     n_tokens: usize,
@@ -77,7 +77,7 @@ pub async fn openai(State(app): State<Arc<App>>, Body(mut body, held): Body) -> 
     Ok(app.work(|| Json(List { model, object: "list", usage, data: data.collect() }).into_response()).await)
 }
 
-/// OpenAI's answer. Numbers become text without becoming values of JSON first, which would take ten times the memory.
+/// OpenAI's answer. Numbers are written directly as text: JSON values would take ten times the memory.
 #[derive(Serialize)]
 struct List<'a> {
     model: &'a str,
@@ -127,8 +127,7 @@ fn plain(all: &[Embedded]) -> Response {
     Json(rows.collect::<Vec<_>>()).into_response()
 }
 
-/// The vectors of all inputs, in their order; as many are worked on at once as there are slots. Takes the inputs out of
-/// the body.
+/// The vectors of all inputs, in order; as many run at once as there are slots. Takes the inputs out of the body.
 async fn embed(app: &App, body: &mut Map<String, Value>, held: Held) -> Result<Vec<Embedded>, ApiError> {
     let loaded = loaded(app)?;
     let name = if get(body, "input").is_some() { "input" } else { "content" };
@@ -141,7 +140,7 @@ async fn embed(app: &App, body: &mut Map<String, Value>, held: Held) -> Result<V
     held.shrink_to(bytes);
     held.grow_to(bytes).await?;
     let held = &Arc::new(held);
-    // Rows of single tokens stay as they are.
+    // Rows of single tokens are not normalised.
     let norm = match loaded.pooling {
         None => -1,
         Some(_) => whole(body, &["embd_normalize"], -1..=i64::from(i32::MAX))?.unwrap_or(EUCLIDEAN),
@@ -190,7 +189,8 @@ fn input(value: &Value, model: &Model) -> Result<Vec<Token>, ApiError> {
     }
 }
 
-/// Scales a row as llama.cpp's `common_embd_normalize` does: -1 not at all, 0 to whole numbers of 16 bits, otherwise to a p-norm of 1.
+/// Scales a row as llama.cpp's `common_embd_normalize` does: -1 leaves it, 0 scales to 16-bit integers, other numbers
+/// are a p-norm scaled to 1.
 fn normalise(row: &mut [f32], norm: i64) {
     let values = || row.iter().map(|value| f64::from(*value).abs());
     let length = match norm {

@@ -1,4 +1,4 @@
-//! Fields of a request: null is as good as none, and what is wrong is said with the field's name.
+//! Fields of a request. Null counts as absent, and errors name the field.
 
 use std::ops::RangeInclusive;
 
@@ -6,42 +6,42 @@ use serde_json::{Map, Value};
 
 use crate::server::http::error::ApiError;
 
-/// The value of a field that is there.
+/// The value of a field, if present.
 pub fn get<'a>(body: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     body.get(name).filter(|value| !value.is_null())
 }
 
-/// The first of several names that is there.
+/// The first of several names that is present.
 pub fn first<'a>(body: &'a Map<String, Value>, names: &[&'static str]) -> Option<(&'static str, &'a Value)> {
     names.iter().find_map(|name| Some((*name, get(body, name)?)))
 }
 
 /// # Errors
-/// It is no boolean.
+/// The field is not a boolean.
 pub fn boolean(body: &Map<String, Value>, name: &str) -> Result<Option<bool>, ApiError> {
     let Some(value) = get(body, name) else { return Ok(None) };
     value.as_bool().map(Some).ok_or_else(|| ApiError::field(name, "expected true or false"))
 }
 
 /// # Errors
-/// It is no text.
+/// The field is not a text.
 pub fn text<'a>(body: &'a Map<String, Value>, name: &str) -> Result<Option<&'a str>, ApiError> {
     let Some(value) = get(body, name) else { return Ok(None) };
     value.as_str().map(Some).ok_or_else(|| ApiError::field(name, "expected a string"))
 }
 
 /// # Errors
-/// It is no number, or not a finite one.
+/// The field is not a finite number.
 pub fn number(body: &Map<String, Value>, name: &str) -> Result<Option<f32>, ApiError> {
     let Some(value) = get(body, name) else { return Ok(None) };
     let number = value.as_f64().map(|number| number as f32).filter(|number| number.is_finite());
     number.map(Some).ok_or_else(|| ApiError::field(name, "expected a finite number"))
 }
 
-/// A whole number, of the first of several names.
+/// An integer, from the first of several names that is present.
 ///
 /// # Errors
-/// It is none, or out of `range`.
+/// The field is not an integer, or is out of `range`.
 pub fn whole(
     body: &Map<String, Value>,
     names: &[&'static str],
@@ -57,10 +57,10 @@ pub fn whole(
     Ok(Some(whole))
 }
 
-/// Texts: one, or a list.
+/// One text, or a list of texts.
 ///
 /// # Errors
-/// Something else.
+/// The field is anything else.
 pub fn texts(body: &Map<String, Value>, name: &str) -> Result<Option<Vec<String>>, ApiError> {
     let fail = || ApiError::field(name, "expected a string or an array of strings");
     match get(body, name) {

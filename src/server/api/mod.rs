@@ -1,4 +1,4 @@
-//! What the server understands: llama-server's endpoints, OpenAI's and Anthropic's.
+//! The server's endpoints: llama-server's, OpenAI's and Anthropic's.
 
 pub mod anthropic;
 pub mod chat;

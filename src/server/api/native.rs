@@ -27,19 +27,19 @@ pub async fn completion(State(app): State<Arc<App>>, Body(body, held): Body) -> 
     complete(&app, params, prompts, held).await
 }
 
-/// The prompts of a body, and how they are to be continued.
+/// The prompts of a body, and the generation parameters.
 ///
 /// # Errors
-/// A request that makes no sense.
+/// An invalid request.
 pub fn read(body: Map<String, Value>, app: &App) -> Result<(prompts::Prompts, Params), ApiError> {
     let prompt = get(&body, "prompt").ok_or_else(|| ApiError::invalid("\"prompt\" is required"))?;
     Ok((prompts::prompts(prompt, &body, app)?, Params::of(&body, app)?))
 }
 
-/// Continues prompts, and answers in llama-server's shape.
+/// Continues prompts and answers in llama-server's shape.
 ///
 /// # Errors
-/// A request that makes no sense, or that fails before it begins.
+/// An invalid request, or one that fails before it begins.
 pub async fn complete(
     app: &Arc<App>,
     params: Params,
@@ -72,7 +72,7 @@ pub async fn complete(
         let completion_probabilities = tells.then_some(Told(&own.probabilities));
         serde_json::to_string(&Answer { answer: select(answer, fields), completion_probabilities })
     };
-    // One after the other becomes text, which takes far less memory than values.
+    // Serialise one answer at a time: JSON values of all would take far more memory.
     let answers = || results.iter().enumerate().map(|(index, own)| answer(index, own)).collect();
     let answers: Result<Vec<String>, _> = app.work(answers).await;
     let mut answers = answers.map_err(|error| ApiError::server(error.to_string()))?;
@@ -80,7 +80,7 @@ pub async fn complete(
     Ok(([(CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-/// An answer, and what its tokens were chosen from.
+/// An answer with the probabilities of its tokens.
 #[derive(Serialize)]
 struct Answer<'a> {
     #[serde(flatten)]
@@ -89,14 +89,14 @@ struct Answer<'a> {
     completion_probabilities: Option<Told<'a>>,
 }
 
-/// Bytes for each prompt while it is answered, besides its tokens: its job, a sampler, the text of the answer.
+/// Bytes per prompt while it is answered, besides its tokens: its job, a sampler, the answer's text.
 const TEXT_BYTES: usize = 16 << 10;
 
-/// Hands prompts to the engine, each as often as answers are wanted. Gives back most of the memory that reading the
-/// request took.
+/// Hands prompts to the engine, each once per requested answer. Returns most of the memory that reading the request
+/// took.
 ///
 /// # Errors
-/// The answers take more memory than there is.
+/// The answers need more memory than there is.
 pub async fn start(
     loaded: &Loaded,
     params: &Params,
@@ -123,7 +123,7 @@ pub async fn start(
 }
 
 /// # Errors
-/// The server computes embeddings.
+/// The server is an embedding server.
 pub fn refuse_embedding_server(app: &App) -> Result<(), ApiError> {
     match app.settings.embeds {
         true => Err(ApiError::unsupported("This server does not support completions. Start it without `--embeddings`")),
@@ -206,7 +206,7 @@ impl Shape for Native {
     }
 }
 
-/// How a generation ended, whole.
+/// The last event of a generation, complete.
 pub fn last(app: &App, params: &Params, done: &Done, index: usize, prompt: &[Token], content: &str) -> Value {
     // Seeds differ among the answers to a prompt.
     let generate = params.generate_of(index % params.n);
@@ -238,7 +238,7 @@ pub fn last(app: &App, params: &Params, done: &Done, index: usize, prompt: &[Tok
     })
 }
 
-/// The candidates of each token, in the fields of llama-server and OpenAI.
+/// The candidates of each token, with the fields of llama-server and OpenAI.
 pub struct Told<'a>(pub &'a [Probabilities]);
 
 impl Serialize for Told<'_> {
@@ -247,7 +247,7 @@ impl Serialize for Told<'_> {
     }
 }
 
-/// A candidate; the one that was chosen has the others with it.
+/// A candidate; the chosen one contains the others.
 struct Entry<'a> {
     of: &'a Probabilities,
     candidate: &'a Candidate,
@@ -260,7 +260,7 @@ impl Serialize for Entry<'_> {
         let (one, many) = if of.is_post_sampling { ("prob", "top_probs") } else { ("logprob", "top_logprobs") };
         let value = match of.is_post_sampling {
             true => candidate.probability,
-            // Probability 0 is written as the lowest float: JSON has no infinity.
+            // Probability 0 becomes the lowest float, because JSON has no infinity.
             false => candidate.probability.ln().max(f32::MIN),
         };
         let mut fields = serializer.serialize_map(None)?;
@@ -277,7 +277,7 @@ impl Serialize for Entry<'_> {
     }
 }
 
-/// The fields of an answer that are wanted, `a/b` being `b` of `a`; all where none are named.
+/// The requested fields of an answer, where `a/b` is `b` of `a`; all fields if none are named.
 fn select(answer: Value, fields: &[String]) -> Value {
     if fields.is_empty() {
         return answer;

@@ -1,4 +1,4 @@
-//! What OpenAI's endpoints have in common: ids, the fields of every answer, counts of tokens.
+//! Common parts of OpenAI's endpoints: ids, the fields of every answer, token counts.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,12 +10,12 @@ use super::native::Told;
 use crate::server::app::App;
 use crate::server::job::{Done, Probabilities, Stop};
 
-/// Letters and digits by chance: 32, as many as nobody guesses or meets twice.
+/// An unguessable and unique id: 32 random letters and digits.
 pub fn random_id() -> String {
     const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     let mut id = String::with_capacity(32);
     for _ in 0..4 {
-        // Hashes of the standard library begin with a key from the operating system.
+        // The standard library's hashers are keyed from the operating system's randomness.
         let mut bits = RandomState::new().hash_one(id.as_str());
         for _ in 0..8 {
             id.push(char::from(LETTERS[(bits % 62) as usize]));
@@ -30,7 +30,7 @@ pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// What every part of an answer says of it.
+/// The fields that every part of an answer repeats.
 #[derive(Clone, Debug)]
 pub struct Stamp {
     id: String,
@@ -40,12 +40,12 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Of a new answer, whose parts are each an `object`.
+    /// Fields of a new answer whose parts have this `object` type.
     pub fn new(app: &App, object: &'static str) -> Self {
         Self { id: format!("chatcmpl-{}", random_id()), model: app.model_name().to_owned(), created: now(), object }
     }
 
-    /// The answer's.
+    /// The answer's id.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -58,7 +58,7 @@ impl Stamp {
         part
     }
 
-    /// What a part tells besides its choices.
+    /// A part's fields other than its choices.
     pub fn rest(&self) -> Value {
         json!({
             "created": self.created,
@@ -74,7 +74,7 @@ impl Stamp {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     pub n_prompt: usize,
-    /// Tokens of the prompt that were known.
+    /// Prompt tokens that were reused.
     pub n_cached: usize,
     pub n_decoded: usize,
 }
@@ -84,7 +84,7 @@ impl Usage {
         Self { n_prompt: done.n_prompt, n_cached: done.timings.n_cached, n_decoded: done.n_decoded }
     }
 
-    /// Adds the `index`-th answer, of which `n` are to each prompt: prompts count once.
+    /// Adds the `index`-th answer, with `n` answers per prompt: each prompt counts once.
     pub fn add(&mut self, own: Self, index: usize, n: usize) {
         if index.is_multiple_of(n) {
             self.n_prompt += own.n_prompt;
@@ -103,7 +103,7 @@ impl Usage {
     }
 }
 
-/// Why an answer has ended.
+/// The finish reason of an answer.
 pub fn finish_reason(stop: &Stop, has_calls: bool) -> &'static str {
     match stop {
         Stop::Limit => "length",
@@ -112,7 +112,7 @@ pub fn finish_reason(stop: &Stop, has_calls: bool) -> &'static str {
     }
 }
 
-/// `logprobs`: null where there are none.
+/// `logprobs`: null if there are none.
 #[derive(Serialize)]
 #[serde(transparent)]
 pub struct Logprobs<'a>(Option<Content<'a>>);
@@ -128,7 +128,7 @@ impl<'a> Logprobs<'a> {
     }
 }
 
-/// An answer: its choices, and what else is told.
+/// An answer: its choices, and its other fields.
 #[derive(Serialize)]
 pub struct Answer<C> {
     pub choices: Vec<C>,

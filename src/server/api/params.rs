@@ -1,4 +1,4 @@
-//! How a text is to be generated, in llama-server's words; OpenAI's for the same are understood too.
+//! Generation parameters, under llama-server's names and OpenAI's.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -16,29 +16,29 @@ use crate::server::job::Generate;
 
 const MOST: i64 = i32::MAX as i64;
 
-/// What a request says besides its prompt.
+/// A request's fields other than its prompt.
 #[derive(Clone, Debug)]
 pub struct Params {
     pub generate: Generate,
     pub stream: bool,
-    /// Answers to each prompt.
+    /// Answers per prompt.
     pub n: usize,
     pub slot: Option<usize>,
     pub cache_prompt: bool,
     pub timings_per_token: bool,
     pub return_progress: bool,
     pub return_tokens: bool,
-    /// Fields of the answer that are wanted; empty for all.
+    /// Requested fields of the answer; empty for all.
     pub response_fields: Vec<String>,
     pub verbose: bool,
     pub ping: Option<Duration>,
 }
 
 impl Params {
-    /// Of a request's body. A JSON schema becomes a grammar where there is none.
+    /// Reads a request's body. A JSON schema becomes a grammar if the body has no grammar.
     ///
     /// # Errors
-    /// Fields that are not as they should be.
+    /// Fields that are invalid.
     pub fn of(body: &Map<String, Value>, app: &App) -> Result<Self, ApiError> {
         let loaded = app.loaded()?;
         let settings = &app.settings;
@@ -94,7 +94,7 @@ impl Params {
         })
     }
 
-    /// Those of the `index`-th answer to a prompt: another choice, if choices are left to chance.
+    /// Parameters of the `index`-th answer to a prompt: a given seed grows by `index`.
     pub fn generate_of(&self, index: usize) -> Generate {
         let mut generate = self.generate.clone();
         if generate.seed != SamplingOptions::RANDOM_SEED {
@@ -103,18 +103,18 @@ impl Params {
         generate
     }
 
-    /// Bytes that the candidates of all answers to so many prompts take until they are told. Those of a stream are
-    /// told at once.
+    /// Bytes that the candidates of all answers to `n_prompts` prompts take until they are sent. A stream sends them
+    /// at once.
     ///
     /// # Errors
-    /// There are too many candidates.
+    /// The request asks for too many candidates.
     pub fn check_answers(&self, n_prompts: usize, n_ctx: usize) -> Result<usize, ApiError> {
         let n_tokens = self.generate.n_predict.map_or(n_ctx, |n| n.min(n_ctx));
         let bytes = candidates(self.generate.n_probs, n_tokens, n_prompts * self.n)?;
         Ok(if self.stream { 0 } else { bytes })
     }
 
-    /// Bytes that stay in memory of it while it is answered.
+    /// Bytes that stay in memory while the request is answered.
     pub fn bytes(&self) -> usize {
         let sampling = &self.generate.sampling;
         let grammar = sampling.grammar.as_ref().map_or(0, String::len);
@@ -122,24 +122,24 @@ impl Params {
     }
 }
 
-/// How many answers to each prompt are wanted.
+/// Number of answers per prompt.
 ///
 /// # Errors
-/// None, or more than there are slots.
+/// The number is 0, or exceeds the number of slots.
 pub fn n_answers(body: &Map<String, Value>, loaded: &Loaded) -> Result<usize, ApiError> {
     Ok(whole(body, &["n_cmpl", "n"], 1..=loaded.n_slots as i64)?.unwrap_or(1) as usize)
 }
 
-/// As many candidates as OpenAI tells at most are told of any number of tokens of a single answer.
+/// Candidates per token that a single answer may always ask for: OpenAI's maximum.
 const CANDIDATES_ALWAYS: usize = 20;
 
-/// The candidates that a request may ask for otherwise, those of all its answers together.
+/// Maximum candidates of all answers of a request otherwise.
 const CANDIDATES_MAX: usize = 1 << 18;
 
-/// Memory for each candidate until it is told.
+/// Bytes per candidate until it is sent.
 const CANDIDATE_BYTES: usize = 100;
 
-/// Bytes that `n_probs` candidates for each token of `n_answers` answers take, each answer of `n_tokens` tokens.
+/// Bytes for `n_probs` candidates per token of `n_answers` answers of `n_tokens` tokens each.
 fn candidates(n_probs: usize, n_tokens: usize, n_answers: usize) -> Result<usize, ApiError> {
     let n = n_probs.saturating_mul(n_tokens).saturating_mul(n_answers);
     let is_few = n_probs <= CANDIDATES_ALWAYS && n_answers == 1;
@@ -236,10 +236,10 @@ fn sampling(body: &Map<String, Value>, defaults: &SamplingOptions, model: &Model
     Ok(own)
 }
 
-/// Texts that end an answer.
+/// Maximum number of stop texts.
 const STOPS_MAX: usize = 256;
 
-/// Their bytes together: each is looked for at every token, while all others wait.
+/// Maximum bytes of all stop texts: each is searched for at every token while other requests wait.
 const STOP_BYTES_MAX: usize = 16 << 10;
 
 fn check_texts(name: &str, texts: &[String]) -> Result<(), ApiError> {
@@ -250,7 +250,7 @@ fn check_texts(name: &str, texts: &[String]) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// `stop`: a text, or several.
+/// `stop`: one text, or several.
 fn stops(body: &Map<String, Value>) -> Result<Vec<String>, ApiError> {
     let stops: Vec<String> =
         texts(body, "stop")?.unwrap_or_default().into_iter().filter(|stop| !stop.is_empty()).collect();
@@ -258,7 +258,7 @@ fn stops(body: &Map<String, Value>) -> Result<Vec<String>, ApiError> {
     Ok(stops)
 }
 
-/// `[[token or text, bias or false], …]`, or an object of the same: for as many tokens as the model has.
+/// `[[token or text, bias or false], …]`, or an object of the same; at most one entry per token of the vocabulary.
 fn logit_bias(body: &Map<String, Value>, model: &Model) -> Result<Vec<(Token, f32)>, ApiError> {
     let fail = || ApiError::field("logit_bias", "expected pairs of a token or a text and a number or false");
     let n_vocab = model.n_vocab();
@@ -279,7 +279,7 @@ fn logit_bias(body: &Map<String, Value>, model: &Model) -> Result<Vec<(Token, f3
                 let tokens = super::prompts::encode(model, text, false, false)?;
                 all.extend(tokens.into_iter().map(|token| (token, bias)));
             }
-            // One of another vocabulary is left out.
+            // Tokens outside the vocabulary are ignored.
             Ok(token) => all.extend((0..n_vocab as i64).contains(&token).then_some((token as Token, bias))),
         }
         check(all.len())
@@ -306,13 +306,13 @@ fn logit_bias(body: &Map<String, Value>, model: &Model) -> Result<Vec<(Token, f3
     Ok(all)
 }
 
-/// Entries of a list that an answer repeats at the most.
+/// Maximum list entries that an answer repeats.
 const SHOWN_ITEMS_MAX: usize = 512;
 
-/// Bytes of a text that an answer repeats at the most.
+/// Maximum bytes of a text that an answer repeats.
 pub const SHOWN_BYTES_MAX: usize = 16 << 10;
 
-/// A text as an answer repeats it.
+/// A text as answers repeat it, cut to that length.
 pub fn shortened(text: &str) -> Cow<'_, str> {
     match text.len() > SHOWN_BYTES_MAX {
         true => {
@@ -323,8 +323,8 @@ pub fn shortened(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// The settings of a generation as llama-server shows them; `is_whole` adds what /props and /slots leave out. What is long is cut
-/// short, and named in `truncated`.
+/// Generation settings as llama-server shows them; `is_whole` adds the fields that /props and /slots leave out. Long
+/// values are cut and named in `truncated`.
 pub fn shown(generate: &Generate, model: &Model, stream: bool, timings_per_token: bool, is_whole: bool) -> Value {
     let own = &generate.sampling;
     let n_predict = generate.n_predict.map_or(-1, |n| n as i64);

@@ -1,4 +1,4 @@
-//! Prompts: a text, tokens, both in turn, or several of them.
+//! Prompts: a text, tokens, a mix of both, or several prompts.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use super::params;
 use crate::server::app::App;
 use crate::server::http::error::ApiError;
 
-/// The tokens of each prompt, which all answers to it share.
+/// The tokens of each prompt, shared by all its answers.
 pub type Prompts = Vec<Arc<[Token]>>;
 
-/// The prompts of a request: one, or a list of them.
+/// The prompts of a request: one, or a list.
 ///
 /// # Errors
 /// No prompt, or more prompts than the server lets wait.
@@ -23,7 +23,7 @@ pub fn prompts(value: &Value, body: &Map<String, Value>, app: &App) -> Result<Pr
     let n_answers = params::n_answers(body, loaded)?;
     match value {
         Value::Array(list) if list.is_empty() => Err(ApiError::invalid("\"prompt\" must not be empty")),
-        // Tokens, and texts among them, are one; texts alone are several.
+        // A list with tokens is one prompt; a list of texts is several.
         Value::Array(list) if list.iter().any(Value::is_number) && list.iter().all(is_part) => {
             check(n_answers, app)?;
             Ok(vec![one(value, model)?.into()])
@@ -39,10 +39,10 @@ pub fn prompts(value: &Value, body: &Map<String, Value>, app: &App) -> Result<Pr
     }
 }
 
-/// Checks how many texts a request is about, before they are tokenized: as many as may wait.
+/// Checks the number of texts in a request before they are tokenized: at most as many as may wait.
 ///
 /// # Errors
-/// They are more.
+/// There are more.
 pub fn check(n_texts: usize, app: &App) -> Result<(), ApiError> {
     let most = app.settings.n_waiting_max;
     match n_texts > most {
@@ -61,7 +61,7 @@ fn is_part(value: &Value) -> bool {
 /// One prompt.
 ///
 /// # Errors
-/// What is none.
+/// The value is not a prompt.
 pub fn one(value: &Value, model: &Model) -> Result<Vec<Token>, ApiError> {
     match value {
         Value::String(text) => tokens(model, text, true),
@@ -79,10 +79,10 @@ pub fn one(value: &Value, model: &Model) -> Result<Vec<Token>, ApiError> {
     }
 }
 
-/// Tokens and texts in turn; what a text begins with is added to the first part alone.
+/// Tokens and texts in turn; special tokens are added to the first part only.
 ///
 /// # Errors
-/// Tokens that the model does not have.
+/// Tokens outside the vocabulary.
 pub fn mixed(parts: &[Value], model: &Model, adds_special: bool) -> Result<Vec<Token>, ApiError> {
     let mut all = Vec::new();
     for (at, part) in parts.iter().enumerate() {
@@ -94,19 +94,19 @@ pub fn mixed(parts: &[Value], model: &Model, adds_special: bool) -> Result<Vec<T
     Ok(all)
 }
 
-/// A token of the model's.
+/// A token of the vocabulary.
 ///
 /// # Errors
-/// It has none of that number.
+/// The vocabulary has no such token.
 pub fn token(value: &Value, model: &Model) -> Result<Token, ApiError> {
     let number = value.as_i64().filter(|number| (0..model.n_vocab() as i64).contains(number));
     number.map(|number| number as Token).ok_or_else(|| ApiError::invalid("Prompt contains invalid tokens"))
 }
 
-/// The tokens of a text, special ones understood.
+/// The tokens of a text, special tokens parsed.
 ///
 /// # Errors
-/// What the vocabulary cannot encode.
+/// Text that the vocabulary cannot encode.
 pub fn tokens(model: &Model, text: &str, adds_special: bool) -> Result<Vec<Token>, ApiError> {
     encode(model, text, adds_special, true)
 }
@@ -114,7 +114,7 @@ pub fn tokens(model: &Model, text: &str, adds_special: bool) -> Result<Vec<Token
 /// The tokens of a text.
 ///
 /// # Errors
-/// What the vocabulary cannot encode.
+/// Text that the vocabulary cannot encode.
 pub fn encode(model: &Model, text: &str, adds_special: bool, parses_special: bool) -> Result<Vec<Token>, ApiError> {
     model.tokenize(text, adds_special, parses_special).map_err(|error| ApiError::invalid(error.to_string()))
 }

@@ -49,7 +49,7 @@ pub async fn input_tokens(State(app): State<Arc<App>>, Body(body, _held): Body) 
     Ok(Json(json!({"input_tokens": n, "object": "response.input_tokens"})))
 }
 
-/// A message as items.
+/// The items of a message.
 fn output(message: &Message) -> Vec<Value> {
     let mut items = Items::default();
     let mut events = Vec::new();
@@ -67,7 +67,7 @@ fn output(message: &Message) -> Vec<Value> {
     items.output().to_vec()
 }
 
-/// What is said of an answer besides its items.
+/// The fields of an answer other than its items.
 struct Header {
     id: String,
     model: String,
@@ -79,7 +79,7 @@ impl Header {
         Self { id: format!("resp_{}", random_id()), model: app.model_name().to_owned(), created: now() }
     }
 
-    /// Of an answer that has not ended.
+    /// The answer while it is generated.
     fn begun(&self) -> Value {
         json!({
             "id": self.id,
@@ -96,7 +96,7 @@ impl Header {
         })
     }
 
-    /// Of one that has.
+    /// The complete answer.
     fn whole(&self, output: &[Value], done: &Done) -> Value {
         let mut answer = self.begun();
         let usage = Usage::of(done);

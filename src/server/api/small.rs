@@ -1,4 +1,4 @@
-//! Endpoints without a generation: what there is, tokens, slots, figures.
+//! Endpoints without a generation: models, tokens, slots, metrics.
 
 use std::sync::Arc;
 
@@ -117,7 +117,7 @@ pub async fn set_props(State(app): State<Arc<App>>) -> Answer {
     }
 }
 
-/// What may follow `/slots?`.
+/// The query of `/slots`.
 #[derive(Debug, Deserialize)]
 pub struct SlotsQuery {
     fail_on_no_slot: Option<String>,
@@ -166,7 +166,7 @@ fn slot_json(slot: &SlotState, model: &hobbit::Model) -> Value {
     value
 }
 
-/// What must follow `/slots/N?`.
+/// The query of `/slots/N`.
 #[derive(Debug, Deserialize)]
 pub struct ActionQuery {
     action: Option<String>,
@@ -227,13 +227,13 @@ pub async fn tokenize(State(app): State<Arc<App>>, Body(body, held): Body) -> Re
         .await)
 }
 
-/// Bytes for each token in an answer, whose buffer doubles as it grows.
+/// Bytes per token in an answer, whose buffer grows by doubling.
 const TOKEN_BYTES: usize = 24;
 
-/// The same with its text.
+/// Bytes per token with its text.
 const PIECE_BYTES: usize = 128;
 
-/// Tokens become text without becoming values of JSON first, which would take ten times the memory.
+/// Tokens are written directly as text: JSON values would take ten times the memory.
 #[derive(Serialize)]
 struct Tokens<T> {
     tokens: T,
@@ -291,7 +291,7 @@ pub async fn infill(State(app): State<Arc<App>>, Body(body, held): Body) -> Resu
     super::native::complete(&app, params, vec![prompt.into()], held).await
 }
 
-/// The prompt of a text with a gap.
+/// The prompt for a text with a gap.
 fn gap(app: &App, body: &Map<String, Value>) -> Result<Vec<Token>, ApiError> {
     let loaded = app.loaded()?;
     let model = &loaded.model;
@@ -356,7 +356,7 @@ fn gap(app: &App, body: &Map<String, Value>) -> Result<Vec<Token>, ApiError> {
     }
     let prompt = encode(prompt)?;
     let (prefix, suffix) = (plain(prefix)?, plain(suffix)?);
-    // As llama-server divides a batch: what is nearest to the gap is kept.
+    // As llama-server divides a batch: the text nearest to the gap is kept.
     let n_prefix = prefix.len().min(3 * (loaded.n_batch / 4));
     let n_suffix = suffix.len().min((loaded.n_batch / 4).saturating_sub(2 + prompt.len()));
     let n_predict = body.get("n_predict").and_then(Value::as_u64).unwrap_or(0) as usize;
@@ -392,11 +392,11 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> 
     Ok((headers, text).into_response())
 }
 
-/// `GET /experts`: where every expert is, a character for each.
+/// `GET /experts`: the location of every expert, one character each.
 pub async fn experts(State(app): State<Arc<App>>) -> Answer {
     let loaded = app.loaded()?;
     let model = loaded.model.clone();
-    // Waits for the layer that is computed.
+    // Blocks until the current layer is computed.
     let places = tokio::task::spawn_blocking(move || (model.expert_places(), model.host_cache_bytes()));
     let (places, capacity) = places.await.map_err(|error| ApiError::server(error.to_string()))?;
     let info = loaded.model.info();
@@ -458,17 +458,17 @@ pub async fn set_adapters(State(app): State<Arc<App>>, AnyBody(body, _held): Any
     Ok(Json(json!({"success": true})))
 }
 
-/// `POST /rerank`; its body is read, or whoever still sends it hears nothing but that the connection is gone.
+/// `POST /rerank`. The body is read, because a client that still sends it would only see a closed connection.
 pub async fn rerank(_body: Result<AnyBody, ApiError>) -> Answer {
     Err(ApiError::unsupported("This server does not support reranking"))
 }
 
-/// Anything else.
+/// Any unknown path.
 pub async fn nothing() -> ApiError {
     ApiError::not_found("File Not Found")
 }
 
-/// Something else with what there is.
+/// A known path with another method.
 pub async fn wrong_method() -> ApiError {
     ApiError::wrong_method()
 }

@@ -12,7 +12,7 @@ use super::error::ApiError;
 use super::memory::{Held, cost};
 use crate::server::app::App;
 
-/// An object, with null for a field as good as none; and the memory that is counted for the request.
+/// A JSON object, whose null fields count as absent, and the memory accounted to the request.
 #[derive(Debug)]
 pub struct Body(pub Map<String, Value>, pub Held);
 
@@ -20,7 +20,7 @@ pub struct Body(pub Map<String, Value>, pub Held);
 #[derive(Debug)]
 pub struct AnyBody(pub Value, pub Held);
 
-/// A body of more bytes counts among those that arrive.
+/// A larger body counts as one that is arriving.
 const SMALL_BODY: usize = 32 << 10;
 
 /// The bytes of a body.
@@ -66,7 +66,7 @@ impl FromRequest<Arc<App>> for AnyBody {
         if bytes.is_empty() {
             return Ok(Self(Value::Null, held));
         }
-        // Tokenizers other than BPE (2) and WordPiece (3) start from single letters.
+        // Tokenizers other than BPE (2) and WordPiece (3) start from single characters.
         let by_letters = app.loaded.get().is_some_and(|loaded| !matches!(loaded.model.vocab_type(), 2 | 3));
         held.grow_to(app.work(|| cost(&bytes, by_letters)).await).await?;
         // serde_json bounds the depth.

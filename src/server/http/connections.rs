@@ -28,20 +28,20 @@ use tower::Service;
 
 use super::error::ApiError;
 
-/// Connections at once, where no more requests may wait.
+/// Minimum number of connections, even if few requests may wait.
 const CONNECTIONS: usize = 512;
 
-/// Connections beside those of requests that wait or are worked on.
+/// Connections beyond those of waiting and running requests.
 const SPARE_CONNECTIONS: usize = 192;
 
-/// Descriptors that are left to the model, its cache and logs.
+/// File descriptors reserved for the model, its cache and logs.
 const OTHER_DESCRIPTORS: u64 = 128;
 
 /// An answer is handed to a connection in pieces of this size, so that a client that does not read is noticed.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// How many connections there may be where so many requests are worked on or wait. Raises the soft limit of descriptors
-/// to the hard one.
+/// Maximum number of connections for this many waiting and running requests. Raises the soft limit of file
+/// descriptors to the hard limit.
 pub fn limit(n_requests: usize) -> usize {
     let wanted = CONNECTIONS.max(n_requests + SPARE_CONNECTIONS);
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return wanted };
@@ -60,7 +60,7 @@ pub struct Connections {
     n_requests: AtomicUsize,
 }
 
-/// One of them.
+/// One connection.
 #[derive(Debug)]
 pub struct Connection {
     turn: Mutex<Turn>,
@@ -71,10 +71,10 @@ pub struct Connection {
     all: Weak<Connections>,
 }
 
-/// Whether it waits for its client, and since when.
+/// Whether the connection waits for its client, and since when.
 #[derive(Debug)]
 struct Turn {
-    /// Requests that are being worked on; while there are any, it does not wait.
+    /// Requests being processed; while there are any, the connection does not wait.
     n_working: usize,
     /// Requests that have begun and whose answers have not ended.
     n_exchanges: usize,
@@ -94,8 +94,8 @@ impl Connection {
         (turn.n_working == 0).then_some(turn.since)
     }
 
-    /// Whether the client has kept the server waiting for too long: for longer than `idle` between requests, for longer
-    /// than `patience` otherwise.
+    /// Whether the client has kept the server waiting longer than `idle` between requests, or longer than `patience`
+    /// otherwise.
     fn is_late(&self, patience: Duration, idle: Duration) -> bool {
         let turn = lock(&self.turn);
         let is_idle = turn.is_idle && !self.is_blocked.load(Ordering::Relaxed);
@@ -116,7 +116,7 @@ impl Connection {
         result
     }
 
-    /// The task that serves it ends with an error at its next read or write.
+    /// Makes the connection's task fail at its next read or write.
     fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.waker.wake();
@@ -130,7 +130,7 @@ impl Connections {
         Arc::new(Self { limit, patience, idle_patience, open: Mutex::default(), n_requests: AtomicUsize::new(0) })
     }
 
-    /// Closes connections that keep the server waiting, for ever.
+    /// Closes connections that keep the server waiting. Never returns.
     pub async fn watch(self: Arc<Self>) {
         let mut ticks =
             tokio::time::interval((self.patience / 8).clamp(Duration::from_millis(10), Duration::from_secs(1)));
@@ -143,10 +143,10 @@ impl Connections {
         }
     }
 
-    /// Takes a new connection in.
+    /// Registers a new connection.
     ///
     /// # Errors
-    /// There are as many as there may be, and a request of each is being worked on.
+    /// The limit is reached, and every connection has a request being processed.
     fn take_in(self: &Arc<Self>, stream: TcpStream) -> io::Result<Tracked> {
         let connection = Arc::new(Connection {
             turn: Mutex::new(Turn { n_working: 0, n_exchanges: 0, is_idle: false, since: Instant::now() }),
@@ -163,14 +163,14 @@ impl Connections {
                 connection.close();
             }
         }
-        // Unique: the Arc's address, which stays taken while the connection is open.
+        // The Arc's address: unique while the connection is open.
         let id = Arc::as_ptr(&connection) as usize;
         open.insert(id, Arc::clone(&connection));
         Ok(Tracked { stream, connection, id })
     }
 }
 
-/// Gives every connection its place among all, and its requests a mark of it.
+/// Registers every connection, and attaches it to its requests.
 #[derive(Clone, Debug)]
 pub struct Acceptor(pub Arc<Connections>);
 
@@ -180,7 +180,7 @@ impl<S> Accept<TcpStream, S> for Acceptor {
     type Future = Ready<io::Result<(Tracked, Marking<S>)>>;
 
     fn accept(&self, stream: TcpStream, service: S) -> Self::Future {
-        // An event is a small write, which must not wait until the one before it was acknowledged: 40 ms.
+        // Events are small writes; Nagle's algorithm would delay them by 40 ms.
         let tracked = stream.set_nodelay(true).and_then(|()| self.0.take_in(stream));
         ready(tracked.map(|tracked| {
             let connection = Arc::clone(&tracked.connection);
@@ -277,7 +277,7 @@ impl<S: Service<axum::http::Request<B>>, B> Service<axum::http::Request<B>> for 
     }
 }
 
-/// A request and its answer. Dropped, both have ended.
+/// A request and its answer. Dropping it ends both.
 #[derive(Debug)]
 pub struct Exchange {
     connection: Arc<Connection>,
@@ -300,14 +300,14 @@ impl Exchange {
         self.connection.all.upgrade().map_or(0, |all| count(&all.n_requests))
     }
 
-    /// The client has done its part: the server works.
+    /// The client has sent its part: the server works.
     pub fn work(&self) {
         if !self.is_worked_on.swap(true, Ordering::Relaxed) {
             lock(&self.connection.turn).n_working += 1;
         }
     }
 
-    /// It is the client's turn.
+    /// The server waits for the client.
     pub fn wait(&self) {
         let mut turn = lock(&self.connection.turn);
         turn.n_working -= usize::from(self.is_worked_on.swap(false, Ordering::Relaxed));
@@ -326,8 +326,8 @@ impl Drop for Exchange {
     }
 }
 
-/// Follows a request from its head to the end of its answer. One connection of HTTP/2 has many requests at once: all
-/// together there are no more than there may be connections, beside those that ask for health.
+/// Tracks a request from its head to the end of its answer. An HTTP/2 connection may have many requests at once:
+/// their total is limited to the number of connections, except for health requests.
 pub async fn follow(
     State(all): State<Arc<Connections>>,
     Extension(connection): Extension<Arc<Connection>>,

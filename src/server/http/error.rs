@@ -1,4 +1,4 @@
-//! What went wrong, in OpenAI's shape and with the right status.
+//! Errors in OpenAI's shape, with the right HTTP status.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -9,20 +9,20 @@ use serde_json::{Map, Value, json};
 
 use crate::server::job::{Failure, FailureKind};
 
-/// An answer that is an error.
+/// An error answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
     pub status: StatusCode,
-    /// OpenAI's word for the kind.
+    /// OpenAI's name for the kind.
     pub kind: &'static str,
     pub message: String,
-    /// More fields.
+    /// Additional fields.
     pub more: Map<String, Value>,
-    /// The same request may soon be answered.
+    /// Whether a retry may succeed soon.
     retries: bool,
 }
 
-/// When a client that was refused is to try again.
+/// `Retry-After` for refused clients.
 const RETRY_AFTER_SECONDS: u16 = 2;
 
 impl ApiError {
@@ -34,7 +34,7 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    /// A field that is not as it should be.
+    /// An invalid field.
     pub fn field(name: &str, what: impl std::fmt::Display) -> Self {
         Self::invalid(format!("Field '{name}': {what}"))
     }
@@ -72,7 +72,7 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
-    /// The server cannot now, and can soon.
+    /// The server is busy and may serve a retry soon.
     pub fn busy(message: impl std::fmt::Display) -> Self {
         let message = format!("{message}; try again in {RETRY_AFTER_SECONDS} s");
         Self { retries: true, ..Self::unavailable(message) }

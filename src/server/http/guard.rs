@@ -1,4 +1,4 @@
-//! Checks of every request: the name of the host, the key, and the page that asks.
+//! Checks of every request: host name, API key, and origin.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn is_public(path: &str) -> bool {
     matches!(path, "/health" | "/v1/health" | "/" | "/index.html") || path.starts_with("/page/")
 }
 
-/// Asks for a key where there are keys.
+/// Requires a key if keys are set.
 pub async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let keys = &app.settings.api_keys;
     if keys.is_empty() || is_public(request.uri().path()) || has_key(request.headers(), keys) {
@@ -31,7 +31,7 @@ pub async fn authenticate(State(app): State<Arc<App>>, request: Request, next: N
     ApiError::unauthorised().into_response()
 }
 
-/// Whether one of the keys is given. Every key is compared, each in a time that does not depend on where they differ.
+/// Whether the request has one of the keys. All keys are compared, each in constant time.
 fn has_key(headers: &HeaderMap, keys: &[String]) -> bool {
     let bearer = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes).and_then(|value| {
         let scheme = value.get(..7)?;
@@ -43,7 +43,7 @@ fn has_key(headers: &HeaderMap, keys: &[String]) -> bool {
     found.into()
 }
 
-/// By which names the server may be asked.
+/// Host names that requests may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hosts {
     Any,
@@ -54,8 +54,8 @@ pub enum Hosts {
 impl Hosts {
     /// Whether a request may name this host, with or without a port.
     ///
-    /// A page of `http://evil.example` can have its name point to 127.0.0.1 (DNS rebinding): its requests are of its own origin then,
-    /// and only the name tells them from others. No page can have an address or `localhost` for its name.
+    /// A page of `http://evil.example` can have its name point to 127.0.0.1 (DNS rebinding): its requests are then of
+    /// its own origin, and only the host name reveals them. No page can have an address or `localhost` for its name.
     fn allow(&self, host: &str) -> bool {
         let Self::Local(names) = self else { return true };
         let Ok(authority) = host.parse::<Authority>() else { return false };
@@ -71,7 +71,7 @@ impl Hosts {
     }
 }
 
-/// Refuses requests for a host that the server does not have. HTTP/2 has it in the address, HTTP/1 in a header.
+/// Refuses requests for an unknown host. HTTP/2 has the host in the address, HTTP/1 in a header.
 pub async fn known_host(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let headers = request.headers().get_all(HOST).iter().map(|host| host.to_str().unwrap_or("?"));
     let mut named = request.uri().authority().map(Authority::as_str).into_iter().chain(headers);
@@ -85,21 +85,21 @@ pub async fn known_host(State(app): State<Arc<App>>, request: Request, next: Nex
     }
 }
 
-/// Who may read answers from another origin.
+/// Origins whose pages may read answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cors {
-    /// Nobody: browsers keep pages of other origins out.
+    /// None: browsers refuse pages of other origins.
     Off,
     /// Pages of this machine.
     Localhost,
-    /// Any page: its origin is sent back.
+    /// Any page: its origin is echoed.
     Any,
     /// Pages of these origins.
     Origins(Vec<String>),
 }
 
 impl Cors {
-    /// Whose origin is allowed.
+    /// Whether an origin is allowed.
     fn allows(&self, origin: &str) -> bool {
         match self {
             Self::Off => false,
@@ -121,7 +121,7 @@ impl Cors {
     }
 }
 
-/// Says which pages may read the answer, and answers their browsers' questions beforehand.
+/// Adds CORS headers to answers, and answers preflight requests.
 pub async fn cross_origin(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let cors = &app.settings.cors;
     let origin = request.headers().get(ORIGIN).cloned();
@@ -129,7 +129,7 @@ pub async fn cross_origin(State(app): State<Arc<App>>, request: Request, next: N
     let is_asking = request.method() == Method::OPTIONS;
     let changes = request.method() != Method::GET && (*cors == Cors::Off || !is_asking);
     if changes && is_foreign(&request) && !origin.as_ref().is_some_and(is_allowed) {
-        // Refused here: a browser would send this request of a foreign page and only hide the answer.
+        // Refuse it here: a browser would send this request of a foreign page and hide only the answer.
         let message = "requests from pages of other origins are off; see --cors-origins\n";
         return (StatusCode::FORBIDDEN, message).into_response();
     }
@@ -150,7 +150,7 @@ pub async fn cross_origin(State(app): State<Arc<App>>, request: Request, next: N
     response
 }
 
-/// Whether a browser says that the request comes from a page of another origin.
+/// Whether the browser marks the request as coming from another origin.
 fn is_foreign(request: &Request) -> bool {
     let headers = request.headers();
     let Some(origin) = headers.get(ORIGIN) else { return false };

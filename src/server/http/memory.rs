@@ -1,5 +1,5 @@
-//! Memory of requests: a part of the memory budget that is kept for them, of which each holds what it takes from the
-//! first byte of its body until it is answered.
+//! Memory of requests: a reserved part of the memory budget. Each request holds its share from the first byte of its
+//! body until it is answered.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,29 +12,29 @@ use super::error::ApiError;
 const UNIT: usize = 16 << 10;
 
 /// Memory of all requests, as a multiple of the largest body. Prose takes 38 times its length, as [`cost`] counts:
-/// the longest prose that can be worked on has a third of the largest body's bytes.
+/// the longest prose that can be processed has a third of the largest body's bytes.
 const BODY_FACTOR: usize = 12;
 
-/// Least memory of all requests, in bytes, however small bodies must be.
+/// Minimum memory of all requests, in bytes, even if bodies are limited to less.
 const LEAST_BYTES: usize = 1 << 20;
 
 /// Buffers of connections, and answers.
 const OTHER_BYTES: usize = 16 << 20;
 
-/// Bytes that all requests may hold where bodies have so many at the most.
+/// Bytes that all requests may hold, for bodies of at most `max_body` bytes.
 fn room(max_body: usize) -> usize {
     max_body.saturating_mul(BODY_FACTOR).max(LEAST_BYTES)
 }
 
-/// Bytes of the memory budget to keep for requests whose bodies have so many bytes at the most.
+/// Bytes of the memory budget reserved for requests with bodies of at most `max_body` bytes.
 pub fn reserved(max_body: usize) -> u64 {
     room(max_body).saturating_add(OTHER_BYTES) as u64
 }
 
-/// How long a request waits for memory that others hold. Most hold much of it for less than a second.
+/// Longest wait of a request for memory that others hold. Most requests hold it for less than a second.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// A request that lacks no more units takes them when they are free, before larger ones that wait.
+/// A request that lacks no more than this takes free units ahead of larger ones that wait.
 const SMALL_UNITS: usize = 2;
 
 /// Memory that all requests may hold.
@@ -50,7 +50,7 @@ struct Pool {
     n_units: usize,
     n_free: Mutex<usize>,
     given_back: Notify,
-    /// Large requests wait in their order: the first of them has the lock.
+    /// Large requests wait in order: the first one holds the lock.
     queue: tokio::sync::Mutex<()>,
 }
 
@@ -66,7 +66,7 @@ fn lock(mutex: &Mutex<usize>) -> MutexGuard<'_, usize> {
 }
 
 impl Memory {
-    /// For bodies of so many bytes at the most.
+    /// Memory for bodies of at most `max_body` bytes.
     pub fn new(max_body: usize) -> Self {
         let n_units = room(max_body) / UNIT;
         Self { all: Pool::new(n_units), arriving: Pool::new(n_units / 2) }
@@ -77,8 +77,8 @@ impl Memory {
         Held { pool: Arc::clone(&self.all), n_units: Mutex::default() }
     }
 
-    /// A large body of which no byte has arrived yet. All that arrive may take half of the memory, so that slow clients
-    /// leave the other half to requests that are here.
+    /// Memory for a large body whose first byte has not arrived. Arriving bodies may take half of the memory in
+    /// total, so that slow clients leave the rest to complete requests.
     pub fn arrive(&self) -> Held {
         Held { pool: Arc::clone(&self.arriving), n_units: Mutex::default() }
     }
@@ -90,7 +90,7 @@ impl Pool {
         Arc::new(Self { n_units, n_free: Mutex::new(n_units), given_back, queue })
     }
 
-    /// Takes so many units where they are free.
+    /// Takes `n` units if they are free.
     fn try_take(&self, n: usize) -> bool {
         let mut n_free = lock(&self.n_free);
         let is_free = *n_free >= n;
@@ -100,11 +100,11 @@ impl Pool {
         is_free
     }
 
-    /// Takes so many units once they are free.
+    /// Takes `n` units as soon as they are free.
     async fn take(&self, n: usize) {
         let _turn = if n > SMALL_UNITS { Some(self.queue.lock().await) } else { None };
         loop {
-            // Hears of all that is given back from here on.
+            // Register before checking, so that no release is missed.
             let given_back = self.given_back.notified();
             if self.try_take(n) {
                 return;
@@ -122,10 +122,10 @@ impl Pool {
 }
 
 impl Held {
-    /// Holds at least so many bytes, waiting for those that others hold.
+    /// Grows to at least `bytes`, waiting for memory that others hold.
     ///
     /// # Errors
-    /// They are more than there are, or others held them for too long.
+    /// More than the total, or others held the memory for too long.
     pub async fn grow_to(&self, bytes: usize) -> Result<(), ApiError> {
         let wanted = bytes.div_ceil(UNIT);
         if wanted > self.pool.n_units {
@@ -142,7 +142,7 @@ impl Held {
         Ok(())
     }
 
-    /// Gives back all but so many bytes.
+    /// Releases all but `bytes`.
     pub fn shrink_to(&self, bytes: usize) {
         let mut n_units = lock(&self.n_units);
         let excess = n_units.saturating_sub(bytes.div_ceil(UNIT));
@@ -161,10 +161,10 @@ impl Drop for Held {
 /// one a byte).
 const BYTE: usize = BODY_FACTOR;
 
-/// Bytes that a tokenizer takes for a piece of a text, such as a word.
+/// Bytes that a tokenizer needs for a piece of a text, such as a word.
 const PIECE: usize = 130;
 
-/// Letters that may be one piece; those beyond are counted as if each were one.
+/// Maximum letters in one piece; each letter beyond counts as a piece.
 const PIECE_LETTERS_MAX: usize = 32;
 
 /// Bytes for a value of JSON: its place in a list that grows by doubling, and a number's digits.
@@ -173,16 +173,16 @@ const VALUE: usize = 176;
 /// Further bytes for a list or an object, also as a value of chat templates.
 const CONTAINER: usize = 1500;
 
-/// Further bytes for a field of an object, also there.
+/// Further bytes for a field of an object, also as a value of chat templates.
 const FIELD: usize = 320;
 
-/// Bytes that a body of JSON takes while it is worked on, at the most as a rule. `[[1],[1],…]` takes 115 times its
+/// Typical upper bound of bytes that a JSON body takes while it is processed. `[[1],[1],…]` takes 115 times its
 /// length as values, prose 33 times as it is tokenized, single letters 80 times. A letter counts once, whether it is
-/// one byte, several, or an escape. `by_letters`: the tokenizer begins with letters, not with words.
+/// one byte, several, or an escape. `by_letters`: the tokenizer starts from letters, not words.
 pub fn cost(json: &[u8], by_letters: bool) -> usize {
     let (mut n_values, mut n_containers, mut n_fields, mut n_pieces) = (1usize, 0usize, 0usize, 0usize);
     let (mut is_text, mut n_letters) = (false, 0usize);
-    // Pieces that a letter adds after so many others.
+    // Pieces added by a letter that follows `n_letters` others.
     let letter = |n_letters: usize| usize::from(n_letters == 0 || n_letters > PIECE_LETTERS_MAX || by_letters);
     let mut bytes = json.iter();
     while let Some(byte) = bytes.next() {
@@ -198,7 +198,7 @@ pub fn cost(json: &[u8], by_letters: bool) -> usize {
         }
         match byte {
             b'"' => is_text = false,
-            // The first byte of a letter was counted.
+            // The letter's first byte was counted.
             0x80..=0xbf => continue,
             b'a'..=b'z' | b'A'..=b'Z' | 0xc0.. => {
                 n_pieces += letter(n_letters);
@@ -207,7 +207,7 @@ pub fn cost(json: &[u8], by_letters: bool) -> usize {
             }
             b'\\' => match bytes.next() {
                 Some(b'u') => match escaped(&mut bytes) {
-                    // The second half of a letter whose first half was counted.
+                    // The second half of a surrogate pair; the first half was counted.
                     Some(0xdc00..=0xdfff) => continue,
                     Some(0x100..) => {
                         n_pieces += letter(n_letters);
@@ -218,7 +218,7 @@ pub fn cost(json: &[u8], by_letters: bool) -> usize {
                 },
                 _ => n_pieces += 1,
             },
-            // A space is one with the word after it.
+            // A space belongs to the word after it.
             b' ' if n_letters > 0 => n_pieces += usize::from(by_letters),
             _ => n_pieces += 1,
         }
@@ -227,7 +227,7 @@ pub fn cost(json: &[u8], by_letters: bool) -> usize {
     json.len() * BYTE + n_pieces * PIECE + n_values * VALUE + n_containers * CONTAINER + n_fields * FIELD
 }
 
-/// The number that the four digits after `\u` say; `None`, and nothing is taken, where they are no digits.
+/// The number given by the four hex digits after `\u`; `None`, with nothing consumed, if they are not digits.
 fn escaped(bytes: &mut std::slice::Iter<'_, u8>) -> Option<u32> {
     let digits = bytes.as_slice().get(..4)?;
     let number = u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;

@@ -1,4 +1,4 @@
-//! Answers that come piece by piece: server-sent events, and the same gathered into one.
+//! Streamed answers: server-sent events, and the same collected into one answer.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -34,26 +34,27 @@ impl Frame {
     }
 }
 
-/// How a protocol says what happens.
+/// A protocol's form of events.
 pub trait Shape: Send + 'static {
-    /// What is told of an event of request `index`; never a failure.
+    /// The frames for an event of request `index`; the event is never a failure.
     ///
     /// # Errors
-    /// What the model has said cannot be told: all ends.
+    /// The model's output cannot be parsed: the stream ends.
     fn event(&mut self, index: usize, event: Event) -> Result<Vec<Frame>, ApiError>;
 
-    /// All requests have ended.
+    /// The frames after all requests have ended.
     fn end(&mut self) -> Vec<Frame> {
         Vec::new()
     }
 
-    /// Something failed after the first frame; the stream ends with this.
+    /// The frames that end the stream after a failure past the first frame.
     fn failure(&mut self, error: &ApiError) -> Vec<Frame> {
         vec![Frame::data(&serde_json::json!({ "error": error.json() }))]
     }
 }
 
-/// Streams what happens to several requests. Nothing is sent before all of them have begun: until then an error is an answer of its own.
+/// Streams the events of several requests. Nothing is sent before all have begun, so that an earlier error is an
+/// answer of its own.
 ///
 /// # Errors
 /// A request that fails before it begins.
@@ -64,7 +65,7 @@ pub async fn respond(
 ) -> Result<Response, ApiError> {
     let mut running = running;
     let mut frames = VecDeque::new();
-    // One request at a time may hold the only slot that another waits for: then its events wait here.
+    // One request may hold the only slot that another waits for: queue its events here.
     for (index, own) in running.iter_mut().enumerate() {
         let event = if index == 0 { own.next().await } else { own.next_now() };
         match event {
@@ -113,7 +114,7 @@ pub async fn respond(
 }
 
 fn sse(frame: Frame) -> SseEvent {
-    // The name first: not every client reads an event to its end before it looks.
+    // Write the name first: not every client reads a whole event before it looks.
     let event = SseEvent::default();
     match frame.name {
         Some(name) => event.event(name).data(frame.data),
@@ -121,7 +122,7 @@ fn sse(frame: Frame) -> SseEvent {
     }
 }
 
-/// The next event of any of them; `None` once all have ended.
+/// The next event of any request; `None` once all have ended.
 async fn next_of(running: &mut [Running]) -> Option<(usize, Event)> {
     let waits = running.iter_mut().enumerate().filter(|(_, own)| !own.has_ended());
     let waits: Vec<_> = waits.map(|(index, own)| Box::pin(async move { (index, own.next().await) })).collect();
@@ -136,20 +137,20 @@ fn gone() -> ApiError {
     ApiError::server("the engine has ended")
 }
 
-/// All that a generation told.
+/// The collected output of a generation.
 #[derive(Debug)]
 pub struct Whole {
     pub text: String,
     pub tokens: Vec<i32>,
-    /// One entry for each token of the text, where they were asked for.
+    /// One entry per token of the text, if requested.
     pub probabilities: Vec<Probabilities>,
     pub done: Done,
 }
 
-/// Waits for the end of a generation.
+/// Waits for the end of a generation and collects its output.
 ///
 /// # Errors
-/// Its failure.
+/// The generation's failure.
 pub async fn whole(mut running: Running) -> Result<Whole, ApiError> {
     let (mut text, mut tokens, mut probabilities) = (String::new(), Vec::new(), Vec::new());
     loop {
@@ -170,10 +171,10 @@ pub async fn whole(mut running: Running) -> Result<Whole, ApiError> {
     }
 }
 
-/// Waits for embeddings: rows, and tokens of the input.
+/// Waits for embeddings: rows, and the number of input tokens.
 ///
 /// # Errors
-/// The failure.
+/// The request's failure.
 pub async fn embeddings(mut running: Running) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
     let mut n_tokens = 0;
     loop {

@@ -2,10 +2,10 @@
 
 use tokio::sync::Semaphore;
 
-/// Requests that are worked on at once: the engine needs the cores, too.
+/// Requests processed at once: the engine needs the cores, too.
 const WORKERS: usize = 2;
 
-/// Bounds how many requests are worked on at once.
+/// Bounds how many requests are processed at once.
 #[derive(Debug)]
 pub struct Workers(Semaphore);
 
@@ -16,8 +16,8 @@ impl Default for Workers {
 }
 
 impl Workers {
-    /// Does what may take long for a request, such as reading JSON, writing a conversation down, tokenizing. Another
-    /// thread goes on with connections meanwhile.
+    /// Runs slow work of a request, such as parsing JSON, applying a template or tokenizing, while another thread
+    /// serves connections.
     pub async fn work<T>(&self, work: impl FnOnce() -> T) -> T {
         let _permit = self.0.acquire().await.expect("it is never closed");
         tokio::task::block_in_place(work)

@@ -1,4 +1,4 @@
-//! What comes in, what goes to which slot, and what is done with slots that are free.
+//! Takes commands, assigns prompts to slots, and runs operations on free slots.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -15,11 +15,11 @@ use crate::server::job::{
 use crate::server::slots::{self, Shares, SlotView};
 use crate::server::text::Text;
 
-/// How long nothing may happen before it is looked for who has gone.
+/// Interval between checks for cancelled requests while the engine is idle.
 const IDLE: Duration = Duration::from_millis(500);
 
 impl Worker {
-    /// Takes all that has come in, waiting for it where there is nothing else to do. False once the thread is to end.
+    /// Takes all queued commands, and waits for one if there is no work. False once the thread must end.
     pub(super) fn take_in(&mut self, commands: &Receiver<Command>) -> bool {
         let has_work = self.is_busy() || !self.waiting.is_empty();
         if self.ends_at.is_some() && !has_work {
@@ -37,7 +37,7 @@ impl Worker {
             match commands.try_recv() {
                 Ok(command) => self.take(command),
                 Err(TryRecvError::Empty) => return true,
-                // What runs is ended first.
+                // Running requests end first.
                 Err(TryRecvError::Disconnected) => {
                     self.ends_at.get_or_insert_with(Instant::now);
                     self.refuse_waiting();
@@ -66,7 +66,7 @@ impl Worker {
         }
     }
 
-    /// Forgets requests whose askers have gone.
+    /// Drops requests whose clients have gone.
     pub(super) fn drop_cancelled(&mut self) {
         self.waiting.retain(|job| !job.cancelled.is_set());
         for at in 0..self.slots.len() {
@@ -78,7 +78,7 @@ impl Worker {
         }
     }
 
-    /// Gives waiting requests to free slots, in their order; who wants a slot that is busy is passed over.
+    /// Gives waiting requests to free slots, in order; a request for a busy slot is passed over.
     pub(super) fn assign(&mut self) {
         let mut at = 0;
         while at < self.waiting.len() {
@@ -95,7 +95,8 @@ impl Worker {
                     last_used: slot.last_used,
                 })
                 .collect();
-            // A sliding window's cells are used anew only where one slot has them: those of two would take all room from both.
+            // A sliding window's cells are reused only if a single slot has them: cells of two slots would fill the
+            // room of both.
             let shares = match (job.cache_prompt, self.session.has_window()) {
                 (false, _) => Shares::Nothing,
                 (true, true) => Shares::Own,
@@ -111,7 +112,7 @@ impl Worker {
         }
     }
 
-    /// Has a slot begin with a request.
+    /// Starts a request in a slot.
     fn begin(&mut self, job: Job, placement: slots::Placement) {
         let refuse = |job: &Job, failure: Failure| {
             job.events.send(Event::Failed(failure));
@@ -170,12 +171,12 @@ impl Worker {
         self.status.began(n_cached);
         self.session.begin_text();
         if n_prompt == 0 {
-            // Nothing to go on from, and nothing to say.
+            // Neither a prefix to continue nor a token to evaluate.
             self.finish_empty(placement.slot);
         }
     }
 
-    /// Makes a slot hold the beginning of a prompt that is evaluated already; how much that is.
+    /// Gives a slot the evaluated beginning of a prompt; returns its length in tokens.
     fn prepare(&mut self, placement: slots::Placement, job: &Job) -> Result<usize, hobbit::Error> {
         let at = placement.slot;
         let sequence = self.slots[at].sequence();
@@ -184,7 +185,7 @@ impl Worker {
             self.slots[at].tokens.clear();
             self.session.copy_sequence(self.slots[from].sequence(), sequence)?;
             self.slots[at].tokens = self.slots[from].tokens.clone();
-            // Both have the same cells from here on.
+            // From here on both slots share cells.
             self.slots[at].is_shared = true;
             self.slots[from].is_shared = true;
         }
@@ -193,7 +194,7 @@ impl Worker {
             _ => 0,
         };
         let mut n = placement.n_shared;
-        // What is moved is moved for all that have it.
+        // Moving a cell moves it for all slots that share it.
         if reuse > 0 && self.session.can_move_tokens() && !self.slots[at].is_shared {
             for run in slots::reusable(&self.slots[at].tokens, &job.prompt, n, reuse) {
                 let (from, end) = (run.from as i32, (run.from + run.n) as i32);
@@ -212,7 +213,7 @@ impl Worker {
         Ok(n)
     }
 
-    /// Does with free slots what was asked for.
+    /// Runs the queued operations on free slots.
     pub(super) fn act_on_slots(&mut self) {
         let mut later = Vec::new();
         for command in std::mem::take(&mut self.actions) {
@@ -247,7 +248,7 @@ impl Worker {
                         .map_err(|error| {
                             let message = format!("Unable to save slot: {error}");
                             match error.kind() {
-                                // Whoever chose the name can choose another one.
+                                // The client chose the name and can choose another.
                                 ErrorKind::InvalidInput | ErrorKind::InvalidFilename => Failure::invalid(message),
                                 _ => Failure::server(message),
                             }
@@ -265,10 +266,10 @@ impl Worker {
                     let n_ctx = self.options.n_ctx;
                     return Err(fail(format!("it holds {} tokens, and a slot {n_ctx}", tokens.len())));
                 }
-                // Where there is no room for it, what idle slots keep makes room.
+                // If the context has no room, idle slots make room.
                 let mut n_freed = 0;
                 while let Err(error) = self.session.set_sequence_state(sequence, &state) {
-                    // Where as many cells are free as it has tokens, more room does not help.
+                    // If as many cells are free as the state has tokens, more room does not help.
                     if n_freed >= tokens.len() {
                         return Err(fail(error.to_string()));
                     }

@@ -1,4 +1,4 @@
-//! Pieces of prompts: as much as may be evaluated before others must have their next token, divided among those that wait.
+//! Evaluates prompts in pieces, bounded by the time until others must have their next token.
 
 use std::time::Instant;
 
@@ -11,12 +11,12 @@ use crate::server::job::{Event, Failure, Work};
 use crate::server::schedule::{Turn, divide};
 
 impl Worker {
-    /// Evaluates one piece of the prompts that wait, a part of each.
+    /// Evaluates one piece, a part of each waiting prompt.
     pub(super) fn evaluate_prompts(&mut self) {
-        // The oldest first.
+        // Oldest first.
         let mut order: Vec<usize> = (0..self.slots.len()).collect();
         order.sort_by_key(|at| self.slots[*at].run.as_ref().map_or(u64::MAX, |run| run.job.id));
-        // Those with other adapters than the oldest wait until it is through.
+        // Prompts with other adapters than the oldest wait until that one is done.
         let oldest = order.iter().find(|at| self.slots[**at].n_lacking() > 0);
         if let Some(lora) = oldest.map(|at| std::sync::Arc::clone(&self.slots[*at].lora)) {
             order.retain(|at| self.slots[*at].lora == lora);
@@ -28,7 +28,7 @@ impl Worker {
         }
         let n_batch = self.options.n_batch;
         let shares = match self.slots.iter().any(is_embedding) {
-            // What is made one of a text's tokens is made of one evaluation.
+            // Pooling needs all tokens of a text in one evaluation.
             true => whole(n_batch, &lacking),
             false => {
                 let others_generate = self.slots.iter().any(Slot::is_generating);
@@ -41,7 +41,7 @@ impl Worker {
         self.evaluate_pieces(&pieces);
     }
 
-    /// Evaluates so many tokens of each of these slots' prompts together.
+    /// Evaluates these (slot, token count) pieces together.
     fn evaluate_pieces(&mut self, pieces: &[(usize, usize)]) {
         let mut batch = Vec::new();
         let mut members = Vec::new();
@@ -55,7 +55,8 @@ impl Worker {
                 let (position, sequence) = (position as i32, slot.sequence());
                 batch.push(BatchToken { token, position, sequence, logits: is_embedding });
             }
-            // Every piece asks for its last logits: they show that it is finite before other slots are evaluated.
+            // Request the last logits of every piece: a check for finite values must precede the evaluation of other
+            // slots.
             if let Some(entry) = batch.last_mut() {
                 entry.logits = true;
             }
@@ -85,7 +86,7 @@ impl Worker {
         }
     }
 
-    /// A piece of a slot's prompt is evaluated, entries of the batch from `first` on.
+    /// Records an evaluated piece of a slot's prompt; its batch entries begin at `first`.
     fn prompted(&mut self, at: usize, first: usize, n: usize) {
         let slot = &mut self.slots[at];
         let Some(run) = slot.run.as_mut() else { return };
@@ -113,7 +114,7 @@ impl Worker {
         }
     }
 
-    /// Tells the embeddings of a slot's sequence, whose entries begin at `first`.
+    /// Sends the embeddings of a slot's sequence, whose entries begin at `first`.
     fn embedded(&mut self, at: usize, first: usize) {
         let slot = &mut self.slots[at];
         let Some(run) = slot.run.take() else { return };
@@ -122,7 +123,7 @@ impl Worker {
             Some(rows) => run.job.events.send(Event::Embedding(rows)),
             None => run.job.events.send(Event::Failed(Failure::server("llama.cpp computed no embeddings"))),
         };
-        // Nothing goes on from here.
+        // Embeddings are not continued.
         slot.tokens.clear();
         let sequence = slot.sequence();
         let _ = self.session.keep_of(sequence, 0);
@@ -134,7 +135,7 @@ fn is_embedding(slot: &Slot) -> bool {
     slot.run.as_ref().is_some_and(|run| matches!(run.job.work, Work::Embed))
 }
 
-/// Whole prompts, as many as fit into one evaluation; the first always.
+/// Whole prompts, as many as fit into one evaluation, and at least the first.
 fn whole(n_batch: usize, lacking: &[usize]) -> Vec<usize> {
     let mut left = n_batch;
     let take = |&n: &usize| match n <= left {
@@ -147,7 +148,7 @@ fn whole(n_batch: usize, lacking: &[usize]) -> Vec<usize> {
     lacking.iter().map(take).collect()
 }
 
-/// The embeddings of a sequence: one row where they are pooled, else one for each token.
+/// The embeddings of a sequence: one row if they are pooled, else one per token.
 pub(super) fn rows(session: &Session, sequence: i32, first: usize, n_tokens: usize) -> Option<Vec<Vec<f32>>> {
     if session.pooling().is_some() {
         return Some(vec![session.embedding_of_sequence(sequence)?.to_vec()]);

@@ -10,7 +10,7 @@ use super::Worker;
 use crate::server::job::{Failure, FailureKind, Work};
 
 impl Worker {
-    /// Whether what the last evaluation computed for a slot, `n` entries from `first` on, is finite.
+    /// Whether the last evaluation's results for a slot, `n` entries from `first` on, are finite.
     pub(super) fn is_finite(&self, at: usize, first: usize, n: usize) -> bool {
         let slot = &self.slots[at];
         match slot.run.as_ref().map(|run| &run.job.work) {
@@ -20,9 +20,9 @@ impl Worker {
         }
     }
 
-    /// Takes back an evaluation of `members` that was not finite, and clears the whole cache with its data. A single
-    /// member fails; several are to be evaluated again, each by itself, which finds the one that is to fail. The other
-    /// slots that work get back what they held, bit for bit; what idle ones held is forgotten.
+    /// Reverts an evaluation of `members` whose results are not finite, and clears the whole cache with its data. A
+    /// single member fails; several are evaluated again one by one, which finds the one that fails. Other working
+    /// slots get their state back bit for bit; idle slots lose theirs.
     pub(super) fn purge(&mut self, members: &[usize]) {
         if let [at] = members {
             self.fail(*at, &Failure::server(Error::NotFinite.to_string()));
@@ -49,12 +49,12 @@ impl Worker {
         }
         self.session.reset();
         for (at, state) in kept {
-            // An earlier one may have taken its room.
+            // A slot restored earlier may have taken its room.
             if self.slots[at].is_free() {
                 continue;
             }
             while self.session.set_sequence_state(self.slots[at].sequence(), &state).is_err() {
-                // Cells that were shared are no more.
+                // Cells that were shared are separate copies now.
                 if !matches!(self.give_way(Some(at), &[]), Ok(Some(_))) {
                     self.lose(at);
                     break;
@@ -63,7 +63,7 @@ impl Worker {
         }
     }
 
-    /// A slot's context could not be kept.
+    /// Fails a slot whose context could not be restored.
     fn lose(&mut self, at: usize) {
         let message =
             "the request's context was lost with that of another one, whose logits were not finite; send it again";

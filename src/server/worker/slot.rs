@@ -1,4 +1,4 @@
-//! One slot: what its sequence holds, and the request that it works on.
+//! One slot: the tokens of its sequence, and its current request.
 
 use std::time::Instant;
 
@@ -12,15 +12,15 @@ use crate::server::text::Text;
 /// A sequence of the session.
 pub struct Slot {
     pub id: usize,
-    /// Evaluated, in the order of their positions.
+    /// Evaluated tokens, in order of position.
     pub tokens: Vec<Token>,
-    /// How much of each LoRA adapter they were evaluated with.
+    /// Adapter scales that the tokens were evaluated with.
     pub lora: Scales,
-    /// Whether another slot may have the same cells of the context: tokens of one must not be moved then.
+    /// Whether another slot may share cells of the context; if so, tokens must not be moved.
     pub is_shared: bool,
     pub last_used: u64,
     pub run: Option<Run>,
-    /// Of the last request, for who asks.
+    /// Summary of the last request, for status requests.
     pub last: Option<LastRun>,
 }
 
@@ -29,13 +29,13 @@ pub struct Run {
     pub job: Job,
     pub phase: Phase,
     pub n_cached: usize,
-    /// Of the prompt, evaluated or cached.
+    /// Prompt tokens evaluated or reused.
     pub n_prompt_done: usize,
     pub began: Instant,
-    /// When the prompt was evaluated.
+    /// End of the prompt's evaluation.
     pub prompted: Option<Instant>,
     pub n_decoded: usize,
-    /// Chosen and told, not evaluated.
+    /// A token chosen and sent, but not evaluated yet.
     pub pending: Option<Token>,
     pub sampler: Option<Sampler>,
     pub text: Text,
@@ -49,7 +49,7 @@ pub enum Phase {
     Generating,
 }
 
-/// What is told of a slot's last request.
+/// Summary of a slot's last request.
 #[derive(Clone, Debug)]
 pub struct LastRun {
     pub job: u64,
@@ -71,12 +71,12 @@ impl Slot {
         self.run.is_none()
     }
 
-    /// What it holds that was evaluated with so much of each adapter: all of it, or nothing.
+    /// The slot's tokens if they were evaluated with these adapter scales, else none.
     pub fn tokens_with(&self, lora: &[f32]) -> &[Token] {
         if *self.lora == *lora { &self.tokens } else { &[] }
     }
 
-    /// Its number as llama.cpp takes it.
+    /// The sequence's number in llama.cpp.
     pub fn sequence(&self) -> i32 {
         self.id as i32
     }
@@ -85,7 +85,7 @@ impl Slot {
         self.run.as_ref().is_some_and(|run| run.phase == Phase::Generating)
     }
 
-    /// Tokens of its prompt that are not evaluated.
+    /// Prompt tokens that are not evaluated yet.
     pub fn n_lacking(&self) -> usize {
         let of = |run: &Run| match run.phase {
             Phase::Prompt => run.job.prompt.len() - run.n_prompt_done,
@@ -96,7 +96,7 @@ impl Slot {
 }
 
 impl Run {
-    /// Times so far.
+    /// Timings so far.
     pub fn timings(&self) -> Timings {
         let now = Instant::now();
         let ms = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64() * 1e3;
@@ -115,7 +115,7 @@ impl Run {
 }
 
 impl Run {
-    /// What is told of it.
+    /// The summary of this request.
     pub fn as_last(&self) -> LastRun {
         let generate = match &self.job.work {
             crate::server::job::Work::Generate(generate) => Some(std::sync::Arc::clone(generate)),

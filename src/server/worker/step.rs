@@ -1,4 +1,5 @@
-//! A step of all that generate: their last tokens are evaluated together, and each chooses its next.
+//! A decoding step of all generating slots: their last tokens are evaluated together, and each slot chooses its next
+//! token.
 
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ use crate::server::probabilities;
 use crate::server::slots::{self, Holder, Holding};
 
 impl Worker {
-    /// Evaluates the last tokens of all that generate, as many together as share their rules.
+    /// Evaluates the last tokens of all generating slots, in groups that may share a batch.
     pub(super) fn step(&mut self) {
         let generating: Vec<usize> = (0..self.slots.len()).filter(|at| self.slots[*at].is_generating()).collect();
         let began = Instant::now();
@@ -28,7 +29,7 @@ impl Worker {
         }
     }
 
-    /// Slots whose tokens may share a batch: they use as much of each adapter.
+    /// Groups slots whose tokens may share a batch: those with equal adapter scales.
     pub(super) fn by_adapters(&self, slots: &[usize]) -> Vec<Vec<usize>> {
         let mut groups: Vec<Vec<usize>> = Vec::new();
         for &at in slots {
@@ -41,7 +42,7 @@ impl Worker {
     }
 
     fn step_together(&mut self, group: &[usize]) {
-        // Making room for one may end others: the batch is collected when there is room for all.
+        // Making room for one slot may end others: collect the batch once all have room.
         let group: Vec<usize> = group.iter().copied().filter(|at| self.make_room(*at)).collect();
         let mut batch = Vec::new();
         let mut members = Vec::new();
@@ -59,7 +60,7 @@ impl Worker {
         let before = self.traffic();
         match self.evaluate(&batch) {
             Ok(true) => {}
-            // The next step does without the slot that gave way.
+            // The next step runs without the slot that gave way.
             Ok(false) => return,
             Err(error) => return self.failed(&members, &error),
         }
@@ -81,7 +82,7 @@ impl Worker {
         }
     }
 
-    /// Evaluates a batch. Where the context is full, other slots give way. False where one did that has a part in the
+    /// Evaluates a batch. If the context is full, other slots give way; false if one of those has a token in the
     /// batch.
     pub(super) fn evaluate(&mut self, batch: &[BatchToken]) -> Result<bool, Error> {
         loop {
@@ -98,8 +99,8 @@ impl Worker {
         }
     }
 
-    /// Makes room in the shared context for a batch: the slot that [`slots::gives_way`] names, `but` for one, ends what
-    /// it does and forgets what it holds. `None` where no slot gives way.
+    /// Makes room in the shared context for a batch: the slot that [`slots::gives_way`] names, except `but`, ends its
+    /// request and drops its tokens. `None` if no slot gives way.
     pub(super) fn give_way(&mut self, but: Option<usize>, batch: &[BatchToken]) -> Result<Option<usize>, Error> {
         let n_ctx = self.session.n_ctx() as usize;
         let holding = |slot: &Slot| {
@@ -130,18 +131,18 @@ impl Worker {
         Ok(Some(at))
     }
 
-    /// Empties the slot that was idle the longest, but for one. The cells of the context that this frees at least;
-    /// `None` where no idle slot holds anything.
+    /// Empties the slot that has been idle the longest, except `but`. Returns the minimum number of freed cells;
+    /// `None` if no idle slot holds tokens.
     pub(super) fn forget_oldest_idle(&mut self, but: Option<usize>) -> Result<Option<usize>, Error> {
         let idle = self.slots.iter().filter(|slot| slot.is_free() && !slot.tokens.is_empty() && Some(slot.id) != but);
         let Some(slot) = idle.min_by_key(|slot| slot.last_used) else { return Ok(None) };
-        // Another slot may have the same cells.
+        // Another slot may share the cells.
         let (at, n) = (slot.id, if slot.is_shared { 0 } else { slot.tokens.len() });
         self.forget(at)?;
         Ok(Some(n))
     }
 
-    /// Empties a slot without a request.
+    /// Empties a slot that has no request.
     fn forget(&mut self, at: usize) -> Result<(), Error> {
         let slot = &mut self.slots[at];
         slot.tokens.clear();
@@ -150,7 +151,7 @@ impl Worker {
         self.session.keep_of(sequence, 0).map(drop)
     }
 
-    /// Makes a slot the only one that has its cells of the context, at the price of room for those that it shared.
+    /// Copies a slot's shared cells, so that only this slot has them; needs room for the copies.
     fn make_private(&mut self, at: usize) -> Result<(), Error> {
         if !self.slots[at].is_shared {
             return Ok(());
@@ -186,13 +187,13 @@ impl Worker {
         }
     }
 
-    /// Traffic of the session so far, both phases together.
+    /// The session's traffic so far, both phases together.
     pub(super) fn traffic(&self) -> Moved {
         let (prompt, decode) = self.session.phases();
         Moved(prompt + decode)
     }
 
-    /// Room for one more token, by a context shift where that is wanted. False where the text ends here.
+    /// Makes room for one more token, by a context shift if allowed. False if the text ends here.
     fn make_room(&mut self, at: usize) -> bool {
         let (n_ctx, shifts) = (self.options.n_ctx, self.options.context_shift && self.session.can_move_tokens());
         let adds_bos = self.model.adds_bos();
@@ -225,7 +226,7 @@ impl Worker {
         }
     }
 
-    /// Ends a generation for which the context has no more room.
+    /// Ends a generation whose context is full.
     fn end_full(&mut self, at: usize) {
         let Some(run) = self.slots[at].run.as_mut() else { return };
         run.truncated = true;
@@ -233,7 +234,7 @@ impl Worker {
         self.finish(at, Stop::Limit, rest, 0);
     }
 
-    /// Chooses the next token of a slot from the logits at `index`, and tells it.
+    /// Chooses a slot's next token from the logits at `index` and sends it.
     pub(super) fn choose(&mut self, at: usize, index: usize) {
         let (n_ctx, shifts) = (self.options.n_ctx, self.options.context_shift && self.session.can_move_tokens());
         let slot = &mut self.slots[at];
@@ -254,7 +255,7 @@ impl Worker {
                 return self.fail(
                     at,
                     &match error {
-                        // Settings or a grammar that leave nothing to choose.
+                        // The request's settings or grammar leave no candidate.
                         Error::Sampling(_) | Error::Grammar(_) => Failure::invalid(message),
                         _ => Failure::server(message),
                     },
@@ -303,7 +304,7 @@ impl Worker {
         }
     }
 
-    /// A prompt without tokens.
+    /// Finishes a prompt without tokens.
     pub(super) fn finish_empty(&mut self, at: usize) {
         match self.slots[at].run.as_ref().map(|run| &run.job.work) {
             Some(Work::Generate(_)) => self.finish(at, Stop::Limit, String::new(), 0),
@@ -311,7 +312,7 @@ impl Worker {
         }
     }
 
-    /// Tells the end of a generation and frees its slot.
+    /// Sends the end of a generation and frees its slot.
     pub(super) fn finish(&mut self, at: usize, stop: Stop, rest: String, n_swallowed: usize) {
         let slot = &mut self.slots[at];
         let Some(run) = slot.run.take() else { return };
@@ -348,14 +349,14 @@ impl Worker {
     }
 }
 
-/// What a session has moved until now.
+/// A session's traffic so far.
 #[derive(Clone, Copy)]
 pub(super) struct Moved(PhaseStats);
 
 impl std::ops::Sub for Moved {
     type Output = Traffic;
 
-    /// What was moved since: all of it, for whomever.
+    /// Traffic since `before`, of all requests.
     fn sub(self, before: Self) -> Traffic {
         let (now, before) = (self.0, before.0);
         Traffic {
@@ -368,7 +369,7 @@ impl std::ops::Sub for Moved {
     }
 }
 
-/// Adds to a request its part of what a step of `n` cost; all of them waited for all reads.
+/// Adds a request's share of a step of `n` slots; the wait for reads counts in full for each.
 fn add(run: &mut Run, cost: &Traffic, n: usize) {
     let share = 1.0 / n as f64;
     run.traffic.tokens += 1.0;
@@ -378,7 +379,7 @@ fn add(run: &mut Run, cost: &Traffic, n: usize) {
     run.traffic.io_wait_ms += cost.io_wait_ms;
 }
 
-/// Tells how far a prompt is.
+/// Sends the progress of a prompt.
 pub(super) fn progress(slot: &Slot) {
     let Some(run) = &slot.run else { return };
     let progress = Progress {

@@ -1,4 +1,4 @@
-//! The machine that a forecast is for: as given, as measured, or as assumed.
+//! The machine of a forecast: given, measured, or assumed.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -16,15 +16,15 @@ use hobbit_core::store::{self, StoreKind, measure_random_read, probe};
 use hobbit_core::units::{MIB, parse_bytes};
 use serde::Serialize;
 
-/// A plain NVMe drive of a few years ago, where nobody says and there is no file to read.
+/// An ordinary NVMe drive, assumed if no rate is given and there is no file to read.
 const DISK_ASSUMED: f64 = 3e9;
 /// Time for one measurement.
 const BUDGET: Duration = Duration::from_millis(500);
-/// Bytes that memory bandwidth is measured on: more than caches hold, of any machine's memory little.
+/// Bytes to measure memory bandwidth on: more than caches hold, little of any machine's memory.
 const MEMORY_BYTES: usize = 256 << 20;
-/// Of these, words that are added up at a time.
+/// Words that are summed at a time.
 const PART_WORDS: usize = 4096;
-/// Reads of a disk: how large, how many at once, how many bytes at the most.
+/// Disk reads: size, queue depth, maximum total bytes.
 const READS: (u64, usize, u64) = (2 * MIB, 8, 2 << 30);
 
 /// Bytes or operations per second.
@@ -131,7 +131,7 @@ impl Origin {
     }
 }
 
-/// A machine, and who says so.
+/// A machine, and the source of each figure.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     #[serde(flatten)]
@@ -141,7 +141,7 @@ pub struct Machine {
     pub cpu_from: Origin,
 }
 
-/// What was typed.
+/// The values given on the command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Wishes {
     pub ram: Option<u64>,
@@ -151,11 +151,11 @@ pub struct Wishes {
 }
 
 impl Machine {
-    /// The machine that was asked for; whatever is not given is this one. `gguf` is read to measure its disk where all of it
-    /// is there; products are measured of `types`.
+    /// The requested machine; missing values are taken from this one. `gguf` is read to measure the disk if the file
+    /// is complete; products are measured with `types`.
     ///
     /// # Errors
-    /// Nothing is known of this machine's memory; a file that cannot be read.
+    /// The memory of this machine is unknown; a file cannot be read.
     pub fn of(wishes: &Wishes, gguf: Option<&Gguf>, types: &[GgmlType]) -> anyhow::Result<Self> {
         let (memory, memory_from) = match wishes.ram {
             Some(bytes) => (bytes, Origin::Given),
@@ -200,8 +200,8 @@ fn disk_bandwidth(gguf: &Gguf) -> anyhow::Result<f64> {
     Ok(rate)
 }
 
-/// All cores add up what they read of memory, again and again for half a second. The best time counts: what else runs here
-/// takes its share now, and not when the model runs.
+/// Bandwidth of memory: all cores sum the same bytes repeatedly for half a second. The best time counts, because
+/// other programs disturb this measurement but not the later run.
 fn memory_bandwidth() -> f64 {
     let n = thread::available_parallelism().map_or(1, |n| n.get());
     let words = vec![1u64; MEMORY_BYTES / size_of::<u64>()];
@@ -212,7 +212,7 @@ fn memory_bandwidth() -> f64 {
         thread::scope(|scope| {
             for own in words.chunks(words.len().div_ceil(n)) {
                 scope.spawn(|| {
-                    // Nothing cleverer: with AVX-512 the compiler makes gathers of several sums, a tenth as fast.
+                    // Keep it simple: with AVX-512 the compiler turns several sums into gathers, a tenth as fast.
                     for part in own.chunks(PART_WORDS) {
                         black_box(part.iter().fold(0u64, |sum, word| sum.wrapping_add(*word)));
                     }
@@ -224,7 +224,7 @@ fn memory_bandwidth() -> f64 {
     MEMORY_BYTES as f64 / best
 }
 
-/// What ggml's own products of these types reach: fewer bits take more time for their bytes.
+/// Speed of ggml's own products with these types: fewer bits take more time per byte.
 #[cfg(feature = "engine")]
 fn products_by_type(types: &[GgmlType]) -> BTreeMap<GgmlType, f64> {
     let budget = BUDGET / types.len().max(1) as u32;

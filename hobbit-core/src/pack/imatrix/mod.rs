@@ -1,8 +1,8 @@
-//! Importance matrices: how much each column of a weight counts, as llama.cpp's `llama-imatrix` measures it.
+//! Importance matrices: how much each column of a weight counts, as measured by llama.cpp's `llama-imatrix`.
 //!
-//! A file has, for every matrix, the mean square of each input that it was multiplied by; for expert tensors, of each
-//! expert: `<tensor>.in_sum2` `[n_per_row, n_expert]` and `<tensor>.counts` `[1, n_expert]`, f32, in GGUF. Only the index
-//! is kept in memory: files of the largest models have a gigabyte of values.
+//! For every matrix, a file has the mean square of each of its inputs; expert tensors have one per expert:
+//! `<tensor>.in_sum2` `[n_per_row, n_expert]` and `<tensor>.counts` `[1, n_expert]`, f32, in GGUF. Only the index is
+//! kept in memory: files of the largest models have a gigabyte of values.
 
 #[cfg(test)]
 mod tests;
@@ -24,11 +24,11 @@ pub struct Imatrix {
     path: PathBuf,
     file: File,
     entries: HashMap<String, Entry>,
-    /// Chunks of text that the values were computed from, if the file says so.
+    /// Chunks of text that the values were computed from, if recorded.
     pub chunks: Option<u64>,
 }
 
-/// Where one tensor's values lie.
+/// Location of one tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Entry {
     /// First byte of the sums of squares.
@@ -50,19 +50,19 @@ pub enum ImatrixError {
     /// A damaged GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// The binary format that llama-imatrix wrote before GGUF, or no importance matrix.
+    /// The binary format of llama-imatrix before GGUF, or not an importance matrix.
     #[error(
         "{path}: this is not a GGUF file; convert an importance matrix of the old format: llama-imatrix --in-file {path} -o imatrix.gguf",
         path = path.display()
     )]
     NotGguf { path: PathBuf },
-    /// Another GGUF file, or damaged.
+    /// Another kind of GGUF file, or a damaged one.
     #[error("{}: {what}: found {found}, expected {expected}; is this a file of llama-imatrix? if so, compute or fetch it again", path.display())]
     Malformed { path: PathBuf, what: String, found: String, expected: String },
     /// Values for a tensor of another shape.
     #[error("{}: tensor '{tensor}': {found} values, expected {expected}; this importance matrix was computed from another model", path.display())]
     Shape { path: PathBuf, tensor: String, found: String, expected: String },
-    /// A value that is no mean of squares.
+    /// A value that cannot be a mean of squares.
     #[error("{}: tensor '{tensor}', expert {expert}: {what} is {value}, expected a finite number from 0; compute the importance matrix again", path.display())]
     Value { path: PathBuf, tensor: String, expert: u16, what: String, value: f32 },
 }
@@ -74,7 +74,7 @@ impl Imatrix {
     /// [`ImatrixError::Io`], [`ImatrixError::NotGguf`], [`ImatrixError::Gguf`] or [`ImatrixError::Malformed`].
     pub fn open(path: &Path) -> Result<Self, ImatrixError> {
         let io = |action| move |error| ImatrixError::Io { path: path.to_owned(), action, error };
-        // Before opening: opening a pipe would wait for a writer.
+        // Check before opening: opening a pipe would block until it has a writer.
         if !std::fs::metadata(path).map_err(io("open"))?.is_file() {
             return Err(malformed(path, "file".into(), "a directory or device".into(), "a regular file"));
         }
@@ -89,8 +89,8 @@ impl Imatrix {
     }
 
     /// Importance of the columns of one expert's matrix (`n_per_row` values): the mean square of its inputs, or ones
-    /// for an expert that no token was routed to. `None` if the file says nothing about the tensor. `tensor` is the
-    /// weight's name in the model, of shape `[n_per_row, rows, n_expert]`; `n_expert` is 1 for ordinary matrices.
+    /// for an expert without tokens. `None` if the file has no entry for the tensor. `tensor` is the weight's name in
+    /// the model, of shape `[n_per_row, rows, n_expert]`; `n_expert` is 1 for ordinary matrices.
     ///
     /// # Errors
     /// [`ImatrixError::Shape`], [`ImatrixError::Value`] or [`ImatrixError::Io`].
@@ -169,7 +169,7 @@ fn index(path: &Path) -> Result<Index, ImatrixError> {
             return Err(malformed(path, format!("tensor '{tensor}{COUNTS}'"), "none".into(), "one beside the sums"));
         };
         for part in [sums, counts] {
-            // Split files are none of llama-imatrix's; their offsets would be of another file.
+            // llama-imatrix writes no split files; offsets in them would refer to another file.
             if part.dtype != GgmlType::F32 || part.extent.file != 0 || part.extent.len == 0 {
                 let found = format!("{} bytes of type {}", part.extent.len, part.dtype);
                 return Err(malformed(path, format!("tensor '{}'", part.name), found, "f32 values in this file"));

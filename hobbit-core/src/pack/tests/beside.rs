@@ -60,7 +60,7 @@ fn another_model_is_refused() {
     }
 }
 
-/// Slices of the source that are as small already are taken as they are; versions that would be copies are left out.
+/// Slices of the source that are small enough already are copied; versions that would be copies are left out.
 #[test]
 fn low_versions_are_smaller_or_not_there() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Every part of a pack cut off, changed, made wild: an error that names the file, or a pack whose records all lie
-//! where the index may say; never a panic.
+//! Truncated or changed parts of a pack give an error that names the file, or a pack whose records all lie where the
+//! index may point; never a panic.
 
 use proptest::prelude::*;
 
@@ -37,7 +37,7 @@ fn small_of(dir: &Path, nested: bool) -> Vec<u8> {
     fs::read(out).unwrap()
 }
 
-/// Opens the bytes as a pack; whether they were accepted.
+/// Opens the bytes as a pack; returns whether they were accepted.
 fn accepted(path: &Path, bytes: &[u8]) -> bool {
     fs::write(path, bytes).unwrap();
     let gguf = match Gguf::open(path) {
@@ -75,7 +75,7 @@ fn accepted(path: &Path, bytes: &[u8]) -> bool {
             }
             let view = pack.plain.virtual_file();
             assert!(view.segments.iter().filter_map(|s| s.source).all(|e| e.end() <= bytes.len() as u64));
-            // A wild size of the source is a file of zeros, up to exabytes; unpacking asks for the room first.
+            // A wild source size makes a file of zeros of up to exabytes; unpacking checks for free space first.
             let short = |_, total| if total < 1 << 20 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
             let _ = unpack::digest(&pack, &mut { short });
             let _ = verified(&pack);
@@ -85,7 +85,7 @@ fn accepted(path: &Path, bytes: &[u8]) -> bool {
     }
 }
 
-/// Where something can be changed with effect: the header and the format's own tensors.
+/// Ranges where a change has an effect: the header and the format's own tensors.
 fn sensitive(bytes: &[u8], path: &Path) -> Vec<std::ops::Range<usize>> {
     fs::write(path, bytes).unwrap();
     let gguf = Gguf::open(path).unwrap();
@@ -109,7 +109,7 @@ fn cut_in_every_region() {
             assert!(!accepted(&path, &bytes[..n]), "{n}");
         }
     }
-    // The last tensor's padding is not missed.
+    // The last tensor's padding may be missing.
     let end = ranges.iter().map(|range| range.end).max().unwrap();
     for n in (0..end).step_by(1024) {
         assert!(!accepted(&path, &bytes[..n]), "{n}");
@@ -136,7 +136,7 @@ fn every_sensitive_byte_of_a_nested_pack_changed() {
     let bytes = small_of(dir.path(), true);
     let path = dir.path().join("mutant.gguf");
     assert!(accepted(&path, &bytes));
-    // Of the header, what is not as in every pack.
+    // Only the part of the header that nested packs change.
     let places = sensitive(&bytes, &path);
     let own = bytes.windows(18).position(|window| window == b"hobbit.pack.nested").unwrap();
     let version = bytes.windows(19).position(|window| window == b"hobbit.pack.version").unwrap();

@@ -1,4 +1,4 @@
-//! Names that lead elsewhere, and outputs that are the source.
+//! Paths through links, and outputs that are the source.
 
 use super::*;
 use crate::files::sole;
@@ -50,7 +50,7 @@ fn the_source_is_not_the_output() {
     }
     let error = unpack(&made, &out, true, &mut |_, _| ControlFlow::Continue(())).unwrap_err().to_string();
     assert!(error.contains("the file of the pack"), "{error}");
-    // What would be written on the way.
+    // The source has the name of the partial file.
     fs::rename(&path, dir.path().join("a.gguf.partial")).unwrap();
     let source = Gguf::open(&dir.path().join("a.gguf.partial")).unwrap();
     let error = write(&source, &dir.path().join("a.gguf"), &spec(), &Toy, &mut quietly).unwrap_err().to_string();
@@ -64,7 +64,7 @@ fn the_source_is_not_the_output() {
     assert!(fs::read(dir.path().join("a.gguf.partial")).unwrap() == bytes && fs::read(&out).unwrap() == pack_bytes);
 }
 
-/// Another process holds the partial file, finishes it, and is gone.
+/// Another process holds the partial file, finishes it, and exits.
 #[test]
 fn a_second_writer_of_one_output_is_told() {
     let dir = tempfile::tempdir().unwrap();
@@ -84,7 +84,7 @@ fn a_second_writer_of_one_output_is_told() {
     assert!(!partial_path(&again).exists() && out.exists());
 }
 
-/// The one that came second has asked whether there is an output before the first one had made it.
+/// The second writer checks for an output before the first one finishes it.
 #[test]
 fn who_comes_second_does_not_write_it_again() {
     let dir = tempfile::tempdir().unwrap();

@@ -16,7 +16,7 @@ fn nested() -> PackSpec<'static> {
     PackSpec { nested: true, threads: 2, ..PackSpec::new(PackKind::Full) }
 }
 
-/// Model, pack, and the pack opened.
+/// Paths of model and pack, and the opened pack.
 fn made(dir: &Path) -> (PathBuf, PathBuf, Pack) {
     let (path, out) = (model(dir, &q8()), dir.join("pack.gguf"));
     pack(&path, &out, &nested());
@@ -30,7 +30,7 @@ fn unpacking_gives_the_source_bit_for_bit() {
         q8(),
         Spec { fused: true, ..Spec { arch: "granite_swa".to_owned(), ..q8() } },
         Spec { shards: 3, ..q8() },
-        // Planes of more than what is put together at once.
+        // Planes longer than one merge step.
         Spec { embd: 2048, ff: 2048, experts: 2, layers: 1, ..q8() },
     ] {
         let dir = tempfile::tempdir().unwrap();
@@ -51,7 +51,7 @@ fn unpacking_gives_the_source_bit_for_bit() {
     }
 }
 
-/// Both versions are where the catalog says: a low one is Q4_1 of the high one's own bits.
+/// Both versions are where the catalog points: a low one is Q4_1 made of the high one's bits.
 fn check_versions(pack: &Pack, source: &Gguf) {
     let bytes = fs::read(&pack.path).unwrap();
     let map = source.experts().unwrap();
@@ -77,12 +77,12 @@ fn check_versions(pack: &Pack, source: &Gguf) {
             }
         }
     }
-    // Nothing is there twice.
+    // No byte is stored twice.
     assert_eq!(pack.catalog.stored_bytes(), map.bytes());
     assert_eq!(pack.catalog.read_bytes(Precision::Low), map.bytes() / 34 * 18);
 }
 
-/// As large as the model, but for alignment: below one percent where matrices are not tiny.
+/// The pack is as large as the model, except for alignment: below one percent if matrices are not tiny.
 #[test]
 fn it_is_no_larger_than_the_model() {
     let dir = tempfile::tempdir().unwrap();
@@ -124,7 +124,7 @@ fn what_has_no_planes_is_refused() {
     assert!(fault(&path, &PackSpec { low: low.clone(), ..nested() }).contains("and q4_0 asks for others"));
     assert!(fault(&path, &PackSpec { kind: PackKind::Low, ..nested() }).contains("low versions only"));
 
-    // A scale that Q4_1 cannot have.
+    // A scale that Q4_1 cannot represent.
     let source = Gguf::open(&path).unwrap();
     let extent = source.experts().unwrap().layers[1].tensors[1].extent(2);
     let mut bytes = fs::read(&path).unwrap();
@@ -170,7 +170,7 @@ fn damage_is_named_by_the_part_it_is_in() {
         let error = unpacked(&Pack::open(&out).unwrap(), dir.path()).unwrap_err();
         assert!(matches!(error, UnpackError::Digest { .. }), "{error}");
     }
-    // The planes of one expert exchanged, as far as the shorter one reaches.
+    // Swap the planes of one expert, up to the length of the shorter one.
     let (high, low) = (record(Version::high(expert)), record(Version::low(expert)));
     let mut swapped = sound.clone();
     let n = high.len as usize;
@@ -190,7 +190,7 @@ fn damage_is_named_by_the_part_it_is_in() {
     }
 }
 
-/// The index with the two parts of an expert exchanged, a part missing, or elsewhere.
+/// The index with the two parts of an expert swapped, a part missing, or a part elsewhere.
 #[test]
 fn an_index_that_is_not_nested_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -224,7 +224,7 @@ fn an_index_that_is_not_nested_is_refused() {
     }
 }
 
-/// Readers from before nested packs refuse them by their version; this one refuses versions and planes that it does not know.
+/// Readers from before nested packs refuse them by their version; this reader refuses unknown versions and planes.
 #[test]
 fn other_versions_are_refused() {
     let dir = tempfile::tempdir().unwrap();

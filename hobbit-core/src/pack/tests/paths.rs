@@ -37,7 +37,7 @@ fn a_table_comes_back_and_changes_nothing_else() {
     assert_eq!(verified(&with).faults, []);
     assert!(unpacked(&with, dir.path()).unwrap() == fs::read(&plain).unwrap());
 
-    // Readers that do not know of tables find what they look for where it was.
+    // Readers without support for path tables find everything else unchanged.
     let without = dir.path().join("without.gguf");
     pack(&plain, &without, &low_spec());
     let without = Pack::open(&without).unwrap();
@@ -46,7 +46,7 @@ fn a_table_comes_back_and_changes_nothing_else() {
     let checksums = |pack: &Pack| pack.versions.iter().map(|v| (v.version, v.checksum)).collect::<Vec<_>>();
     assert_eq!(checksums(&without), checksums(&with));
     let n = with.checksums.len();
-    // Index and header say other offsets; ordinary tensors, the plain header and gaps are the same.
+    // Index and header have other offsets; ordinary tensors, the plain header and gaps are the same.
     assert_eq!(without.checksums.len(), n);
     assert_eq!(without.checksums[..n - 3], with.checksums[..n - 3]);
     assert_eq!(without.checksums[n - 2], with.checksums[n - 2]);
@@ -80,7 +80,7 @@ fn a_table_of_another_model_is_refused_by_writer_and_reader() {
     let dir = tempfile::tempdir().unwrap();
     let (plain, out, _) = packed_with_paths(dir.path());
     let (source, shape) = (Gguf::open(&plain).unwrap(), shape_of(&plain));
-    // As many bytes, other layers.
+    // Same length, other layers.
     let other = table(&PredictShape {
         layers: shape.layers.iter().map(|&(layer, n_expert, k)| (layer + 1, n_expert, k)).collect(),
     });

@@ -1,4 +1,4 @@
-//! A pack holds the model, and gives it back.
+//! A pack holds the model and restores it.
 
 use std::collections::HashMap;
 
@@ -29,7 +29,7 @@ fn plain_bytes(path: &Path) -> Vec<u8> {
     read_all(&gguf.one_file(), &files)
 }
 
-/// Packs with the source's types and low versions, and checks everything that must come back.
+/// Packs with the source's types and low versions, and checks everything that must be restored.
 fn check(dir: &Path, path: &Path) {
     let out = dir.join("pack.gguf");
     let low = PackSpec { force: true, ..low_spec() };
@@ -44,7 +44,7 @@ fn check(dir: &Path, path: &Path) {
         assert_eq!(verified(&pack).faults, []);
         assert!(!partial_path(&out).exists());
 
-        // llama.cpp sees the same file, less the experts.
+        // llama.cpp sees the same file without the experts.
         let source = Gguf::open(path).unwrap();
         let (theirs, own) = (source.virtual_file(), pack.plain.virtual_file());
         assert_eq!((&theirs.header, theirs.len), (&own.header, own.len));
@@ -60,7 +60,7 @@ fn check(dir: &Path, path: &Path) {
             theirs.segments.iter().filter(|s| s.expert).count()
         );
 
-        // The rest of the model is as it was.
+        // The rest of the model is unchanged.
         assert_eq!(pack.plain.architecture(), source.architecture());
         assert_eq!(pack.plain.tensors.len(), source.tensors.len());
         assert!(pack.has_header_of(&source));
@@ -159,7 +159,7 @@ fn odd_files_come_back_too() {
         (
             "two tensors exchanged",
             Box::new(|b| {
-                // The last tensor's offset is the header's last field; the first two bodies get more room apart.
+                // The last tensor's offset is the header's last field; add space between the first two tensors' data.
                 let end = layout.header.len();
                 b.extend([0; 64]);
                 let last = u64::from_le_bytes(b[end - 8..end].try_into().unwrap());
@@ -285,7 +285,7 @@ fn requests_that_make_no_sense_are_refused() {
     assert!(matches!(error, PackError::NotAPack { .. }), "{error}");
 }
 
-/// The number of threads does not show in the bytes.
+/// The number of threads does not change the bytes.
 #[test]
 fn packs_are_reproducible() {
     let dir = tempfile::tempdir().unwrap();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Stops after `n` finished jobs; the number of jobs that were finished then.
+/// Stops after `n` finished jobs; returns the number of jobs finished at that point.
 pub(super) fn stop_after(path: &Path, out: &Path, spec: &PackSpec<'_>, n: usize) -> usize {
     let mut seen = 0;
     let mut stop = |progress: Progress| {
@@ -30,7 +30,7 @@ fn stopped_after_every_row() {
     }
 }
 
-/// A killed writer leaves its partial file. No state of it opens as a pack, and none is in the way.
+/// A killed writer leaves its partial file. No state of it opens as a pack or blocks the next writer.
 #[test]
 fn the_partial_file_of_a_killed_writer_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
@@ -61,7 +61,7 @@ fn the_partial_file_of_a_killed_writer_is_replaced() {
     }
 }
 
-/// A source that is written to meanwhile makes no pack.
+/// A source that changes during packing gives no pack.
 #[test]
 fn a_source_that_changes_is_noticed() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! A quantiser that needs no ggml: F32, F16 and Q8_0 both ways; into any other type a digest of the weights, which is
-//! enough to see that each block was made of the right ones.
+//! A quantiser that needs no ggml: F32, F16 and Q8_0 both ways. For any other type it writes a digest of the weights,
+//! enough to check that each block was made of the right ones.
 
 use half::f16;
 

@@ -161,7 +161,7 @@ fn any_input() -> impl Strategy<Value = DevicePlanInput> {
     )
 }
 
-/// Everything a plan promises.
+/// The properties of every plan.
 fn check(input: &DevicePlanInput, more: u64) {
     match DevicePlan::new(input) {
         Ok(plan) => {
@@ -179,7 +179,7 @@ fn check(input: &DevicePlanInput, more: u64) {
                 true => assert_eq!(plan.staging_slots, 0),
                 false => assert!(plan.staging_slots >= input.staging.min),
             }
-            // More free memory of an equal device is never worse, but for a slot that staging takes.
+            // More free memory on the same device is never worse, except for one slot that staging takes.
             let larger = DevicePlanInput { free: input.free + more, ..input.clone() };
             if larger.free <= larger.total {
                 let larger = DevicePlan::new(&larger).expect("more memory, and no plan");
@@ -221,7 +221,8 @@ proptest! {
         check(&input, more);
     }
 
-    /// With several pools or more staging the same bytes are spent otherwise; with one and none they only become more.
+    /// With several pools or more staging the same bytes are spent differently; with one pool and no staging they only
+    /// grow.
     #[test]
     fn slots_grow_with_the_memory(input in any_input(), pool in pool_spec(), more in 0..500 * MIB) {
         let pools = vec![PoolSpec { precision: High, ..pool }];

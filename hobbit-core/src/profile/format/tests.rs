@@ -167,7 +167,7 @@ fn another_models_layers_and_empty_profiles_are_refused() {
     assert_eq!(widths(&empty, &map(), Goal::MaxLoss(0.1)), Err(WidthsError::NoWidths));
 }
 
-/// Zeros that take no room on the disk.
+/// A sparse file of zeros.
 #[test]
 fn a_file_without_end_is_not_read_to_its_end() {
     let dir = tempfile::tempdir().unwrap();

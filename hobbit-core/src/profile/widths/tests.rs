@@ -105,7 +105,7 @@ proptest! {
         match choose(&experts, Goal::TargetSize { bytes: target, other: 10 }) {
             Ok(chosen) => {
                 prop_assert!(size(&experts, &chosen) + 10 <= target);
-                // What fits with a step's bytes less room loses no less.
+                // A choice that fits with a step's bytes less room loses no less.
                 let room = (target - 10).saturating_sub(largest_step(&experts));
                 let tighter = all.iter().filter(|other| size(&experts, other) <= room);
                 let least = tighter.map(|other| nats(&experts, other)).fold(f64::INFINITY, f64::min);

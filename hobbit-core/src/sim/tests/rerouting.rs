@@ -1,4 +1,4 @@
-//! Tokens that go to experts in memory, by hand.
+//! Rerouting to experts in memory, checked by hand.
 
 use super::{recorded, recording, replayed};
 use crate::expert::Precision;
@@ -7,7 +7,8 @@ use crate::route::Rerouting;
 use crate::sim::{Budget, Config, SimError, replay};
 use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, TraceWriter};
 
-/// A layer of four experts with two slots; single tokens, each of two experts, with these scores. `n_unselected` are kept.
+/// A layer of four experts with two slots; single tokens, each with two experts and these scores. Records keep
+/// `n_unselected` scores.
 fn trace(tokens: &[([u16; 2], [f32; 4])], n_unselected: Option<usize>, routing: RoutingOptions) -> Vec<u8> {
     let layer = Layer {
         layer: 0,
@@ -49,7 +50,7 @@ fn a_missing_expert_gives_way_to_one_that_is_there() {
     assert_eq!((outcome.decode.hits, outcome.decode.misses.high), (2, 4));
     assert_eq!((outcome.decode.bytes, outcome.bytes_read), (16_000, 16_000));
 
-    // 0.2 of the range of 0.4375 makes up for 0.0625 and not for 0.375; the best one stays.
+    // 0.2 of the range of 0.4375 exceeds 0.0625 but not 0.375; the best expert stays.
     let rerouting = Rerouting { bias: 0.2, keep_top: 1, ..Rerouting::default() };
     let (seen, outcome) = replayed(&recording, &Config { rerouting, ..exact.clone() });
     let used: Vec<_> = seen.iter().map(|(expert, precision, hit)| (expert.index, *precision, *hit)).collect();
@@ -114,7 +115,7 @@ fn what_ran_rerouted_is_replayed_so_and_can_be_replayed_as_the_routers_had_it() 
     let config = Config::recorded(&plain).unwrap();
     assert_eq!((config.rerouting.bias, config.rerouting.keep_top), (0.2, 1));
     let (seen, _) = replayed(&plain, &config);
-    // As the engine would have written it: what was used, and what was asked for.
+    // As the engine writes it: the executed experts and the demands.
     let mut writer = TraceWriter::new(Vec::new(), &plain.header).unwrap();
     for ((batch, of_token), hits) in plain.batches().zip(seen.chunks(2)).zip(seen.chunks(2)) {
         let mut record = batch.layers[0].clone();

@@ -1,69 +1,70 @@
-//! The experts of one or few tokens from the layer's first product to its last, each as far as its slices are there: while one expert is
-//! still being read, others come to their end. Product by product, all would stop at the first matrix that is missing.
+//! Computes the experts of one or a few tokens from the layer's first product to its last, each as far as its slices
+//! are in memory: one expert finishes while another is still being read. Computed product by product, all experts would
+//! stop at the first missing slice.
 //!
-//! Results in between live in scratch, a row for each use, in the order in which experts are taken up: memory that
-//! llama.cpp planned for them may serve its later nodes too, which run earlier here than it thinks. A row's bits do not
-//! depend on the rows beside it, and all rows of an expert are one product's, as everywhere.
+//! Intermediate results live in scratch, one row per use, in the order in which experts begin. llama.cpp may have
+//! planned their own memory for its later nodes too, which run earlier here than it expects. A row's bits do not depend
+//! on neighbouring rows, and all rows of an expert go through one product, as elsewhere.
 
 use std::ops::Range;
 
 use super::*;
 
-/// A layer's products, and what lies between them.
+/// A layer's products and the nodes between them.
 pub(super) struct Chain {
     links: Vec<Link>,
     inputs: Vec<Input>,
-    /// Nodes of the segment that it stands for.
+    /// Number of nodes it replaces in the segment.
     pub(super) n_nodes: usize,
-    /// Experts per token, and tokens: a row for each pair.
+    /// Experts per token, and tokens: one row per pair.
     shape: [usize; 2],
-    /// Scratch that it needs.
+    /// Floats of scratch it needs.
     n_floats: usize,
 }
 
 /// A node.
 struct Link {
     node: *mut ggml_tensor,
-    /// The matrix that it multiplies by. `None`: each row follows from the same row of its operands.
+    /// The matrix that it multiplies by. `None`: each row depends on the same row of its operands only.
     kind: Option<SliceKind>,
     /// By source.
     operands: [Operand; 3],
-    /// The first float of its rows in scratch.
+    /// First float of its rows in scratch.
     start: usize,
 }
 
-/// A source of a link. Numbers are floats, `first` in scratch.
+/// A source of a link. Sizes and positions count floats; `first` is a position in scratch.
 #[derive(Clone, Copy)]
 enum Operand {
     None,
-    /// A row of each pair.
+    /// One row per pair.
     Rows {
         first: usize,
         stride: usize,
         len: usize,
     },
-    /// One row for all.
+    /// One row for all pairs.
     Shared {
         first: usize,
         len: usize,
     },
-    /// A table of weights, as it is.
+    /// A table of weights, unchanged.
     Whole,
-    /// Numbers of experts, or of their slots.
+    /// Expert or slot numbers.
     Ids,
 }
 
-/// What a product multiplies that was there before.
+/// An input of a product that is no result of the chain.
 struct Input {
     tensor: *mut ggml_tensor,
-    /// The first float of its copy in scratch.
+    /// First float of its copy in scratch.
     start: usize,
-    /// Whether each pair has a row of its own.
+    /// Whether each pair has its own row.
     is_by_pair: bool,
 }
 
-/// A chain's scratch memory, by its address: a node keeps addresses in it until it has run, and a mutable slice of it made
-/// meanwhile would invalidate them.
+/// A chain's scratch memory, by address: nodes keep addresses into it until they have run, and a mutable slice of it
+/// made in between would invalidate them.
 #[derive(Clone, Copy)]
 struct Scratch {
     base: *mut f32,
@@ -74,23 +75,23 @@ impl Scratch {
     /// The address of `n` floats.
     fn floats(self, first: usize, n: usize) -> *mut f32 {
         assert!(first <= self.n_floats && n <= self.n_floats - first, "a chain counts the scratch that it needs");
-        // SAFETY: just checked to be inside.
+        // SAFETY: checked above to be inside.
         unsafe { self.base.add(first) }
     }
 }
 
-/// How far an expert has come.
+/// Progress of an expert through the chain.
 struct Progress {
     used: Used,
-    /// Links done.
+    /// Links that have been computed.
     done: usize,
-    /// Links that can be done now.
+    /// Links up to which it can be computed now.
     to: usize,
     /// Its rows, once it has begun.
     rows: Range<usize>,
 }
 
-/// An expert's part in a link that runs now. `data`: its slice, where that has no slot.
+/// An expert's part in a link that runs now. `data`: its slice, if that has no slot.
 struct Part {
     used: Used,
     rows: Range<usize>,
@@ -98,7 +99,7 @@ struct Part {
 }
 
 impl ExpertBackend {
-    /// Computes a chain, and zeros for the experts that are left out.
+    /// Computes a chain; skipped experts give zeros.
     ///
     /// # Safety
     /// As [`ExpertBackend::layer`]; `chain` is of its segment.
@@ -163,7 +164,7 @@ impl ExpertBackend {
             // SAFETY: by the caller.
             unsafe { self.take_up(chain, &mut pending, scratch) };
             self.slot_ids.clear();
-            // The graph keeps addresses of what is pushed below.
+            // The graph keeps addresses of the ids pushed below.
             self.slot_ids.reserve(chain.links.len() * chain.n_rows());
             let mut staged = Vec::new();
             for (position, link) in chain.links.iter().enumerate() {
@@ -193,7 +194,7 @@ impl ExpertBackend {
             pending.iter_mut().for_each(|progress| progress.done = progress.to);
             pending.retain(|progress| progress.done < chain.links.len());
         }
-        // Only now: the result's memory may have been that of an input.
+        // Not earlier: the result's memory may be an input's.
         let last = chain.links.last().expect("a chain has a product");
         // SAFETY: the result is live and has a row for each pair.
         unsafe {
@@ -209,7 +210,7 @@ impl ExpertBackend {
         Ok(())
     }
 
-    /// Gives experts that begin their rows, those of one view side by side, and sorts by rows.
+    /// Assigns rows to experts that begin, those of one view side by side, and sorts the experts by row.
     ///
     /// # Safety
     /// As [`ExpertBackend::chain`].
@@ -280,7 +281,7 @@ impl ExpertBackend {
                             Some(_) => {
                                 let first = self.slot_ids.len();
                                 for part in parts {
-                                    // A slice by itself is all of its view.
+                                    // A slice without a slot is the whole view.
                                     let row = part.used.row.filter(|_| part.data.is_none()).unwrap_or(0);
                                     self.slot_ids.resize(self.slot_ids.len() + part.rows.len(), row as i32);
                                 }
@@ -310,8 +311,8 @@ impl ExpertBackend {
 }
 
 impl Chain {
-    /// The chain that a segment begins with; `shape`: experts per token, and tokens; `kind_of` tells which matrix a node
-    /// multiplies by, if it is a product. `None` where something between the products is not computed row by row.
+    /// The chain that a segment begins with. `shape`: experts per token, and tokens. `kind_of`: the matrix that a node
+    /// multiplies by, if it is a product. `None` if a node between the products is not computed row by row.
     ///
     /// # Safety
     /// Nodes of a live graph; `nodes[0]` is a product.
@@ -346,7 +347,7 @@ impl Chain {
                 chain.links.push(Link { node, kind, operands, start: chain.n_floats });
                 chain.n_floats += chain.links[chain.links.len() - 1].stride() * chain.n_rows();
             }
-            // What is left in scratch cannot be read by who comes later.
+            // Nodes after the chain cannot read results that stay in scratch.
             let result = root(chain.links.last()?.node);
             let is_inner = |&source: &*mut ggml_tensor| {
                 !source.is_null()
@@ -362,14 +363,14 @@ impl Chain {
         self.shape[0] * self.shape[1]
     }
 
-    /// A tensor with a row for each pair that is a result of the chain's, or a part of its rows.
+    /// A tensor with a row per pair that is a result of the chain's, or a part of its rows.
     ///
     /// # Safety
     /// `source` is live.
     unsafe fn rows(&self, source: *mut ggml_tensor) -> Option<Operand> {
         // SAFETY: by the caller; nodes of links are live.
         unsafe {
-            // What was written there last: some nodes write over their source.
+            // The last link that wrote there: some nodes overwrite their source.
             let link = self.links.iter().rev().find(|link| root(link.node) == root(source))?;
             let (tensor, result) = (&*source, &*link.node);
             let offset = tensor.view_offs.checked_sub(result.view_offs)? / size_of::<f32>();
@@ -384,7 +385,7 @@ impl Chain {
         }
     }
 
-    /// What a product multiplies that is no result of the chain's: a copy in scratch, since results may take its place.
+    /// An input that is no result of the chain: copied to scratch, since results may overwrite it.
     ///
     /// # Safety
     /// `source` is live.
@@ -393,7 +394,7 @@ impl Chain {
         let tensor = unsafe { &*source };
         let len = tensor.ne[0] as usize;
         let [n_used, n_tokens] = self.shape;
-        // A token's experts may share its row: then each gets a copy, unless there is but one token.
+        // A token's experts may share its row: then each gets a copy, unless there is only one token.
         let is_of_token = is_rows(tensor, [1, n_tokens]);
         let is_by_pair = is_rows(tensor, self.shape) && n_used > 1 || is_of_token && n_tokens > 1;
         if !is_by_pair && !is_of_token {
@@ -411,7 +412,7 @@ impl Chain {
 }
 
 impl Link {
-    /// Floats from row to row.
+    /// Floats between rows.
     fn stride(&self) -> usize {
         // SAFETY: a chain is used while its nodes are live.
         unsafe { (*self.node).nb[1] / size_of::<f32>() }
@@ -440,7 +441,7 @@ impl Part {
     }
 }
 
-/// The tensor whose memory it is.
+/// The tensor that owns the memory.
 ///
 /// # Safety
 /// `tensor` is live.
@@ -450,14 +451,14 @@ unsafe fn root(tensor: *mut ggml_tensor) -> *mut ggml_tensor {
     if source.is_null() { tensor } else { source }
 }
 
-/// Whether it is so many rows of contiguous floats of each of so many tokens.
+/// Whether a tensor has `n` rows of contiguous floats for each of `n_tokens` tokens.
 fn is_rows(tensor: &ggml_tensor, [n, n_tokens]: [usize; 2]) -> bool {
     tensor.type_ == llama::GGML_TYPE_F32
         && tensor.nb[0] == size_of::<f32>()
         && (tensor.ne[1] as usize, tensor.ne[2] as usize, tensor.ne[3]) == (n, n_tokens, 1)
 }
 
-/// Whether each row of a node that is no product follows from the same row of its operands, whatever rows are beside it.
+/// Whether each row of a node that is no product depends on the same row of its operands only.
 fn is_by_row(node: &ggml_tensor, operands: &[Operand; 3]) -> bool {
     let len = |operand: &Operand| if let Operand::Rows { len, .. } = operand { Some(*len as i64) } else { None };
     let [a, b, c] = operands;

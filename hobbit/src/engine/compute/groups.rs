@@ -1,9 +1,9 @@
-//! A product expert by expert, each as soon as its slice is there.
+//! Computes a product expert by expert, each as soon as its slice is in memory.
 
 use super::*;
 
 impl ExpertBackend {
-    /// Computes a product expert by expert, each as soon as its slice is there.
+    /// Computes a product expert by expert, each as soon as its slice is in memory.
     ///
     /// # Safety
     /// As [`ExpertBackend::layer`]; `node` is a product of kind `kind` and its other source is computed.
@@ -49,7 +49,7 @@ impl ExpertBackend {
                 }
                 continue;
             }
-            // Those of one view together, staged ones each by itself.
+            // Experts of one view together, staged ones separately.
             here.sort_by_key(|(used, data)| (data.is_some(), used.share));
             let mut rest = here.as_slice();
             while !rest.is_empty() {
@@ -67,7 +67,7 @@ impl ExpertBackend {
         Ok(())
     }
 
-    /// How many of these experts may be gathered at once: at least one. Of a batch, staged ones go one by one: the
+    /// Number of leading experts that may be gathered at once: at least one. In a batch, staged ones go one by one: the
     /// staging slot of each takes the next read as soon as its product is done.
     pub(super) fn fitting(&self, experts: &[(Used, Option<*mut u8>)], row_bytes: usize) -> usize {
         if self.chosen.routing.n_tokens > 1 && experts[0].1.is_some() {
@@ -81,8 +81,8 @@ impl ExpertBackend {
         beyond.map_or(experts.len(), |n| n.max(1))
     }
 
-    /// Multiplies all rows routed to these experts in one run: per view gather, product, scatter. A single row needs
-    /// neither copy.
+    /// Multiplies all rows routed to these experts in one run: gather, product and scatter for each view. A single row
+    /// is not copied.
     ///
     /// # Safety
     /// As [`ExpertBackend::by_expert`]; the slices are complete until this returns.

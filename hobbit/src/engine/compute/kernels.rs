@@ -1,8 +1,9 @@
-//! Which of ggml's kernels multiplies the rows of one expert in a batch: `MUL_MAT_ID`, as llama.cpp has it, or a plain `MUL_MAT`
-//! on the same rows, which reaches tiled kernels for types that the other multiplies row by row.
+//! Chooses the ggml kernel for the rows of one expert in a batch: llama.cpp's `MUL_MAT_ID`, or a plain `MUL_MAT` on the
+//! same rows, which has tiled kernels for types that `MUL_MAT_ID` multiplies row by row.
 //!
-//! The plain one is taken where it is faster and gives the same bits (or whatever bits, if the caller says so), both as seen on
-//! this machine: of random weights, once in a process for each type and shape, when a batch first has enough rows.
+//! The plain one is used if it is faster and gives the same bits (or any bits, if the caller allows that). Both are
+//! measured on this machine with random weights, once per process for each type and shape, when a batch first has
+//! enough rows.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,29 +16,31 @@ use hobbit_core::options::KernelChoice;
 use hobbit_core::stats::{KernelSpeed, KernelTrial};
 use hobbit_core::store::Rearrange;
 
-/// Rows that are timed. Fewer wait for the weights, which a trial finds in the processor's caches, and gained nothing where seen.
+/// Row counts that are timed. Fewer rows wait for the weights, which a trial finds in the processor's caches, and
+/// gained nothing in measurements.
 const ROWS: [usize; 3] = [8, 16, 64];
 
-/// The least of them.
+/// The smallest of them.
 pub(in crate::engine) const ROWS_MIN: usize = ROWS[0];
 
-/// Rows that have to give the same bits, as far as they are taken: kernels handle the rows that fill no tile apart.
+/// Row counts that must give the same bits where the plain kernel is used: kernels handle rows that fill no tile
+/// separately.
 const COMPARED: [usize; 16] = [8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 23, 24, 31, 33, 63, 64];
 
-/// Elements of the weights that are tried; and a tile of any kernel divides so many rows of theirs.
+/// Maximum elements of a trial's weights, and a multiple of the row count of any kernel's tile.
 const ELEMENTS_MAX: i64 = 1 << 20;
 const TILE_ROWS: i64 = 64;
 
-/// Rows of weights that are made, and repeated: quantising may take longer than all products.
+/// Weight rows that are generated and then repeated: quantising may take longer than all products.
 const ROWS_MADE: i64 = 32;
 
-/// How fast the plain product has to be, in percent of the other: rows are gathered for it.
+/// Minimum speed of the plain product, in percent of the other's: its rows must be gathered first.
 const PERCENT_MIN: u32 = 110;
 
-/// How often each is timed; the best counts.
+/// Number of timings of each kernel; the best counts.
 const TRIES: usize = 3;
 
-/// Weights that are multiplied alike.
+/// Properties of weights on which the choice depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
     type_: llama::ggml_type,
@@ -48,11 +51,11 @@ struct Key {
     threads: c_int,
 }
 
-/// What was tried in this process, in order; `None` where a trial cannot be made.
+/// The trials of this process, in order; `None` if no trial is possible.
 static TRIED: Mutex<Vec<(Key, Option<KernelTrial>)>> = Mutex::new(Vec::new());
 
 fn tried() -> MutexGuard<'static, Vec<(Key, Option<KernelTrial>)>> {
-    // What was found before a panic holds.
+    // Results from before a panic are valid.
     TRIED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -61,7 +64,7 @@ pub(in crate::engine) fn trials() -> Vec<KernelTrial> {
     tried().iter().filter_map(|(_, trial)| trial.clone()).collect()
 }
 
-/// What one context takes.
+/// The kernels of one context.
 pub(super) struct Kernels {
     choice: KernelChoice,
     n_threads: c_int,
@@ -77,8 +80,8 @@ impl Kernels {
         self.n_threads = n_threads;
     }
 
-    /// The least number of rows of one expert that a plain product multiplies as well and faster; `usize::MAX` where it
-    /// never does.
+    /// The smallest number of rows of one expert for which the plain product is as good and faster; `usize::MAX` if
+    /// there is none.
     ///
     /// # Safety
     /// `product` is a live product; nothing waits in `inner`.
@@ -93,7 +96,7 @@ impl Kernels {
         let [ne0, ne1, ..] = unsafe { (*product.src[0]).ne };
         let is_rearranged = interleaving.is_some();
         let key = Key { type_, shape: [ne0, ne1], is_rearranged, threads: self.n_threads };
-        // Held through a trial: another at the same time would spoil its times.
+        // Held during the trial: a second trial at the same time would spoil its times.
         let mut tried = tried();
         let known = tried.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
             let started = Instant::now();
@@ -108,7 +111,8 @@ impl Kernels {
     }
 }
 
-/// Whether a plain product may be taken for weights of `type_` and shape `[ne0, ne1]`, as they are in files, as far as is known.
+/// Whether the plain product may be used for weights of `type_` and shape `[ne0, ne1]` in the files' byte order, as far
+/// as is known.
 pub(in crate::engine) fn may_be_plain(choice: KernelChoice, type_: llama::ggml_type, ne0: i64, ne1: i64) -> bool {
     let tried = tried();
     let is_such = |key: &Key| (key.type_, key.shape, key.is_rearranged) == (type_, [ne0, ne1], false);
@@ -122,15 +126,15 @@ fn is_slow(dtype: GgmlType) -> bool {
     ["iq1", "iq2", "iq3"].iter().any(|family| dtype.name().starts_with(family))
 }
 
-/// Random weights and rows.
+/// A trial with random weights and rows.
 struct Trial<'a> {
     inner: &'a mut Inner,
-    /// Gives the parameters of the operation, and host memory's buffer.
+    /// Provides the operation's parameters and host memory's buffer.
     neighbour: &'a ggml_tensor,
     type_: GgmlType,
     key: Key,
     interleaving: Option<&'a Interleaving>,
-    /// Row length and rows of the weights that are tried.
+    /// Row length and number of rows of the trial's weights.
     ne: [i64; 2],
     weights: Aligned,
     bytes: usize,
@@ -140,7 +144,7 @@ struct Trial<'a> {
 }
 
 impl<'a> Trial<'a> {
-    /// `None` where such weights cannot be made, or the product is to be made in a way of its own.
+    /// `None` if such weights cannot be made, or if the product needs special parameters.
     fn new(
         inner: &'a mut Inner,
         neighbour: &'a ggml_tensor,
@@ -148,7 +152,7 @@ impl<'a> Trial<'a> {
         interleaving: Option<&'a Interleaving>,
     ) -> Option<Self> {
         let (dtype, [ne0, ne1]) = (GgmlType::from_id(key.type_)?, key.shape);
-        // Rows so long that a trial would take memory that no budget knows of.
+        // Such long rows would take memory that no budget includes.
         let is_long = ne0 > ELEMENTS_MAX / ROWS_MIN as i64;
         if is_long
             || is_slow(dtype)
@@ -157,7 +161,7 @@ impl<'a> Trial<'a> {
         {
             return None;
         }
-        // As many rows modulo a tile as the experts have.
+        // The row count equals the experts' modulo a tile.
         let n_rows = (ELEMENTS_MAX / ne0 / TILE_ROWS * TILE_ROWS).max(TILE_ROWS) + ne1 % TILE_ROWS;
         let n_rows = n_rows.min(ne1);
         let mut random = rand_mt::Mt::new(1);
@@ -225,7 +229,7 @@ impl<'a> Trial<'a> {
         both && bits(&by_id[..len]) == bits(&plain[..len])
     }
 
-    /// Multiplies `n` rows one way or the other; `None` where ggml fails.
+    /// Multiplies `n` rows by one kernel or the other; `None` if ggml fails.
     fn run(&mut self, n: usize, is_plain: bool) -> Option<Duration> {
         let [ne0, ne1] = self.ne;
         let result = self.results[usize::from(is_plain)].as_mut_ptr();
@@ -291,7 +295,7 @@ mod tests {
         Key { type_: id_of(name), shape: [ne0, ne1], is_rearranged, threads }
     }
 
-    /// What was found on this machine is exact wherever it is called so, and near enough elsewhere.
+    /// Kernels found identical give the same bits, the others nearly the same.
     #[test]
     fn what_is_taken_gives_the_same_bits_or_nearly_so() {
         let (mut inner, neighbour) = (inner(), neighbour());

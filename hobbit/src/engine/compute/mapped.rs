@@ -1,11 +1,12 @@
-//! Products of experts that llama.cpp keeps itself: where it runs a model alone, batches come to us for the faster kernels.
+//! Products of experts in llama.cpp's own memory: if it runs a model alone, the backend takes batches for the faster
+//! kernels.
 
 use super::*;
 use crate::engine::host_reads::ShareView;
 use hobbit_core::expert::Precision;
 
 impl ExpertBackend {
-    /// Computes nodes whose weights, if they have any, lie in host memory as a whole.
+    /// Computes nodes whose weights, if any, are wholly in host memory.
     ///
     /// # Safety
     /// As [`ExpertBackend::graph_compute`].
@@ -22,12 +23,13 @@ impl ExpertBackend {
         self.run()
     }
 
-    /// Computes a product with weights in host memory: those experts by themselves that have enough rows for the plain kernels.
+    /// Computes a product with weights in host memory. Experts with enough rows for the plain kernels are multiplied
+    /// separately.
     ///
     /// # Safety
     /// As [`ExpertBackend::graph_compute`].
     unsafe fn mapped(&mut self, node: *mut ggml_tensor) -> Result<(), Failed> {
-        // The choice and the rows must be there, and a trial must not run what was added before.
+        // The choice and the rows must be computed, and a trial must not run nodes that were added before.
         self.run()?;
         // SAFETY: by the caller: sources of a live node are live.
         let (weights, ids) = unsafe { (&*(*node).src[0], &*(*node).src[2]) };
@@ -37,7 +39,7 @@ impl ExpertBackend {
         let routing = &mut self.chosen.routing;
         // SAFETY: computed by an earlier split of this ubatch into host memory.
         let is_known = unsafe { routing.set(ids.read(), ids.n_used, weights.ne[2] as usize) }.is_ok();
-        // An id that is no expert is ggml's to tell. Experts come by falling popularity.
+        // ggml reports an id that is no expert. Experts are sorted by falling popularity.
         if !is_known || routing.needed.first().is_none_or(|&most| routing.pairs_of(most).len() < from) {
             // SAFETY: by the caller.
             return unsafe { self.plain(node) };

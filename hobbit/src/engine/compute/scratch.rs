@@ -1,9 +1,9 @@
-//! What products take beside the experts.
+//! Memory of products besides the experts.
 
 use hobbit_core::gguf::ExpertMap;
 use hobbit_core::options::SessionOptions;
 
-/// Gathered rows that one product works on, in bytes (more only where one expert alone has more).
+/// Maximum bytes of gathered rows for one product (more only if one expert alone has more).
 pub(in crate::engine) const GATHER_BYTES_MAX: usize = 16 << 20;
 
 /// Bytes that products need besides the experts: gathered rows, their results, and ggml's quantised copies of the rows.

@@ -1,15 +1,16 @@
-//! Tensors as the expert backend reads and makes them.
+//! Tensors that the expert backend reads and makes.
 
 use super::*;
 
-/// What a layer's router saw of each token, `[n_embd, 1, n_tokens]`, if it is what the layer's first product sees.
+/// A layer's router input for each token, `[n_embd, 1, n_tokens]`, if it is also the input of the layer's first
+/// product.
 ///
 /// # Safety
 /// A live product.
 pub(in super::super) unsafe fn router_input_tensor<'a>(product: *mut ggml_tensor) -> Option<&'a ggml_tensor> {
     // SAFETY: by the caller: sources of a live node are live.
     let input = unsafe { &*(*product).src[1] };
-    // Experts with inputs of their own have none that the router had.
+    // Experts with separate inputs do not share the router's.
     (input.ne[1] == 1 && input.type_ == llama::GGML_TYPE_F32 && input.nb[0] == size_of::<f32>()).then_some(input)
 }
 
@@ -18,7 +19,7 @@ pub(in super::super) fn is_dense_rows(input: &ggml_tensor) -> bool {
     input.ne[2] == 1 || input.nb[2] == input.ne[0] as usize * size_of::<f32>()
 }
 
-/// The same, token by token, `[n_embd]` each; nothing where it is not known.
+/// The same, token by token, `[n_embd]` each; empty if it is not known.
 ///
 /// # Safety
 /// A live product whose input has been computed in host memory; the input outlives its use.
@@ -63,7 +64,7 @@ pub(in super::super) fn is_view(op: llama::ggml_op) -> bool {
     )
 }
 
-/// The row that belongs to a pair, of a product's input, `[n_in, n_used or 1, n_tokens]`, or result, `[n_out, n_used, n_tokens]`.
+/// The row of a pair in a product's input, `[n_in, n_used or 1, n_tokens]`, or result, `[n_out, n_used, n_tokens]`.
 ///
 /// # Safety
 /// `tensor` is allocated and has the pair's token and rank.

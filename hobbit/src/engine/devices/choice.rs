@@ -1,17 +1,17 @@
-//! Which of the devices a model is offloaded to: the rule of llama.cpp's `llama_prepare_model_devices`.
+//! Chooses the devices a model is offloaded to: the rule of llama.cpp's `llama_prepare_model_devices`.
 
 use crate::engine::device_error::DeviceError;
 use crate::engine::device_kind::DeviceKind;
 use hobbit_core::options::{DeviceChoice, DeviceOptions, SplitMode};
 
-/// A device, as far as the choice depends on it.
+/// The properties of a device on which the choice depends.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
     pub(super) name: String,
     pub(super) kind: DeviceKind,
     /// ggml's name of the backend it belongs to.
     pub(super) backend: String,
-    /// What tells two backends' devices apart that are one piece of hardware.
+    /// Identifies the hardware: devices of two backends may be the same.
     pub(super) hardware: Option<String>,
 }
 
@@ -68,7 +68,7 @@ fn named(all: &[Candidate], names: &[String]) -> Result<Vec<usize>, DeviceError>
     let known = || all.iter().filter(|device| device.can_hold_layers()).map(|device| device.name.clone()).collect();
     let mut chosen = Vec::new();
     for name in names {
-        // ggml compares names so.
+        // ggml ignores case too.
         let index = all.iter().position(|device| device.name.eq_ignore_ascii_case(name));
         let index = index.ok_or_else(|| DeviceError::Unknown { name: name.clone(), known: known() })?;
         let device = &all[index];

@@ -1,4 +1,4 @@
-//! RPC servers, whose devices are had by address.
+//! RPC servers, whose devices are registered by address.
 
 use std::collections::HashSet;
 use std::ffi::{CString, c_char, c_void};
@@ -42,8 +42,8 @@ pub(super) fn add_servers(endpoints: &[String]) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// Whether somebody listens at the endpoint of a registered device. ggml ends the process when it asks a server that has
-/// gone.
+/// Checks that a server listens at the endpoint of a registered device. ggml ends the process when it calls a server
+/// that is gone.
 ///
 /// # Errors
 /// [`DeviceError::Unreachable`].
@@ -54,7 +54,7 @@ pub(super) fn probe(endpoint: &str) -> Result<(), DeviceError> {
 
 type AddServer = unsafe extern "C" fn(endpoint: *const c_char) -> ggml_backend_reg_t;
 
-/// `ggml_backend_rpc_add_server`, where this build has it.
+/// `ggml_backend_rpc_add_server`, if this build has it.
 fn add_server_function() -> Option<AddServer> {
     // SAFETY: names are NUL-terminated; the backend is registered; the function of this name has this type
     // (llama.cpp, common/arg.cpp, `add_rpc_devices`).

@@ -1,5 +1,5 @@
-//! Caches are filled: the tiers that have slots for all, and at a warm start, before the first token, what was resident when
-//! the model was closed.
+//! Fills caches: tiers that have slots for all experts, and at a warm start, before the first token, the experts that
+//! were resident when the model was closed.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,10 @@ use hobbit_core::expert::{ExpertId, Version};
 use hobbit_core::stats::{DeviceCounters, DeviceReport, WarmStart};
 use hobbit_core::store::StoreError;
 
-/// Experts of a layer that are brought to a device at once.
+/// Experts of a layer that are uploaded to a device at once.
 const UPLOAD_AT_ONCE: usize = 8;
 
-/// The host's cache in a state.
+/// Name of the host's cache in a saved state.
 const HOST: &str = "";
 
 impl Hierarchy {
@@ -41,13 +41,13 @@ impl Hierarchy {
         Ok(())
     }
 
-    /// What every device holds now, in the order in which the first session was told.
+    /// What every device holds now, in the order of the first session's reports.
     pub(in super::super) fn device_reports(&self) -> Vec<DeviceReport> {
         let now = |report: &DeviceReport| self.named(report).map_or_else(|| report.clone(), |tier| tier.report.clone());
         self.description.devices.iter().map(now).collect()
     }
 
-    /// What every device did, in the same order.
+    /// What every device has done, in the same order.
     pub(in super::super) fn device_counters(&self) -> Vec<DeviceCounters> {
         let done = |report: &DeviceReport| self.named(report).map(|tier| tier.counters).unwrap_or_default();
         self.description.devices.iter().map(done).collect()
@@ -57,11 +57,11 @@ impl Hierarchy {
         self.tiers.iter().find(|tier| tier.report.name == report.name)
     }
 
-    /// Fills the caches with what the state file has, as far as their slots go. Reads that fail are made again when
-    /// they are needed: then it is told.
+    /// Fills the caches from the state file, as far as their slots allow. A read that fails is repeated when the expert
+    /// is needed, and its error is reported then.
     pub(in super::super) fn warm_up(&mut self) {
         let Some(mut state) = self.state_file.as_mut().and_then(|file| file.read()) else { return };
-        // A cache has one entry. That of a hostile file's second one would be filled as if it were empty.
+        // A cache has one entry: a second one in a hostile file would be filled as if the cache were empty.
         let mut seen = BTreeSet::new();
         state.caches.retain(|saved| seen.insert(saved.name.clone()));
         let before = self.host.counters().bytes_read;
@@ -70,7 +70,7 @@ impl Hierarchy {
         for saved in hosts() {
             self.host.load_statistics(saved);
         }
-        // Devices first: what they are given passes through the host's slots.
+        // Devices first: their experts pass through the host's slots.
         for saved in state.caches.iter().filter(|saved| saved.name != HOST) {
             warm.saved += saved.residents.len() as u64;
             warm.experts += self.warm_up_device(saved);
@@ -83,7 +83,7 @@ impl Hierarchy {
         self.description.warm_start = Some(warm);
     }
 
-    /// How many came. Layers that are on the device as a whole are there already.
+    /// Returns the number of experts uploaded. Layers that are wholly on the device are skipped.
     fn warm_up_device(&mut self, saved: &SavedCache) -> u64 {
         let Self { tiers, host, .. } = self;
         let Some(tier) = tiers.iter_mut().find(|tier| tier.report.name == saved.name) else { return 0 };
@@ -106,7 +106,7 @@ impl Hierarchy {
         came
     }
 
-    /// Saves what is resident, unless nothing was computed: then what an earlier run left is as good.
+    /// Saves the resident experts, unless nothing was computed: the state of an earlier run is then as good.
     pub(super) fn save_state(&mut self) {
         let Some(file) = self.state_file.take() else { return };
         let counters = self.host.counters();
@@ -133,7 +133,7 @@ fn preload_layer(host: &mut Host, tier: &mut Tier, layer: u16) -> Result<(), Sto
     Ok(())
 }
 
-/// Brings versions of one layer and precision onto a device. Whether all came.
+/// Uploads versions of one layer and precision to a device. Returns whether all were uploaded.
 ///
 /// # Errors
 /// A read that fails.

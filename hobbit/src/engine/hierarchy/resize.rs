@@ -1,4 +1,4 @@
-//! Caches that get smaller or larger while a model is open.
+//! Resizes caches while a model is open.
 
 use super::Hierarchy;
 use crate::engine::tier::Tier;
@@ -16,8 +16,8 @@ impl Hierarchy {
         self.host_shares().into_iter().map(bytes).sum()
     }
 
-    /// Divides so much among the slots on the host, as far as they were made with so many. Memory that is pinned, or
-    /// that a device computes in, cannot be given back and stays as it is. Bytes of the slots then.
+    /// Resizes the host's slots to `wanted`, at most their initial size. Pinned memory, and memory that a device
+    /// computes in, cannot be given back and stays as it is. Returns the bytes of the slots.
     pub(in super::super) fn resize_host(&mut self, wanted: ExpertCache) -> u64 {
         self.rest();
         self.host.quiesce();
@@ -44,7 +44,7 @@ impl Hierarchy {
         self.host_cache_bytes()
     }
 
-    /// Divides so much among the slots of all devices, as far as they were made with so many. Bytes of the slots then.
+    /// Resizes the slots of all devices to `wanted`, at most their initial size. Returns the bytes of the slots.
     pub(in super::super) fn resize_devices(&mut self, wanted: ExpertCache) -> u64 {
         self.rest();
         let planned: u64 = self.tiers.iter().map(Tier::planned_bytes).sum();
@@ -57,7 +57,7 @@ impl Hierarchy {
         self.tiers.iter().map(|tier| tier.report.cache_bytes).sum()
     }
 
-    /// Gives devices the sizes that they could not take while an evaluation was under way.
+    /// Resizes devices that could not be resized during an evaluation.
     pub(in super::super) fn catch_up(&mut self) {
         let is_due = |tier: &Tier| tier.pending.is_some() && !tier.is_lent();
         if self.tiers.iter().any(is_due) {
@@ -70,15 +70,15 @@ impl Hierarchy {
         }
     }
 
-    /// Layers that have a slot for every expert again are computed as a whole again. Where a read fails, they come as
-    /// they are needed: then it is told.
+    /// Layers that have a slot for every expert again are computed as a whole again. If a read fails, their experts are
+    /// loaded when needed, and the error is reported then.
     fn fill_again(&mut self) {
         if self.preload().is_err() {
             self.host.settle();
         }
     }
 
-    /// Waits for what devices have been told to do.
+    /// Waits for all work submitted to devices.
     fn rest(&mut self) {
         self.tiers.iter_mut().for_each(|tier| tier.rest(&mut self.host));
     }
@@ -92,7 +92,7 @@ impl Hierarchy {
         layout.layers().flat_map(of_layer).collect()
     }
 
-    /// Experts without a slot pass through staging, of which there may be none where each had one.
+    /// Experts without a slot pass through staging, which may be missing if each had one.
     fn has_staging(&mut self) -> bool {
         if self.host.n_staging() > 0 {
             return true;
@@ -107,7 +107,7 @@ impl Hierarchy {
     }
 }
 
-/// What is asked for, of `planned` bytes at most. `all`: bytes of every expert.
+/// The requested bytes, at most `planned`. `all`: bytes of every expert.
 fn bytes_of(wanted: ExpertCache, planned: u64, all: u64) -> u64 {
     let bytes = match wanted {
         ExpertCache::Auto => planned,

@@ -1,4 +1,4 @@
-//! One graph on a device: what is not ours is passed on, the products of experts are computed from device slots.
+//! One graph on a device: other nodes are passed on, expert products are computed from device slots.
 //!
 //! A layer's *region* is its expert products with the nodes between them. The host waits once per region, for the
 //! router's choice; everything else is submitted and ordered by events. Experts that are on the device are multiplied
@@ -47,26 +47,26 @@ pub(super) struct Offload {
     wrapper: &'static Wrapper,
     launch: Launch,
     abort: Abort,
-    /// What the running layer's router chose.
+    /// The running layer's routing.
     chosen: Chosen,
-    /// The router's choice and weights as they lie on the device.
+    /// The router's choice and weights, laid out as on the device.
     ids: Vec<u8>,
     weight_bytes: Vec<u8>,
-    /// What the router saw of each token, `[n_tokens][n_embd]`; empty where that is not wanted.
+    /// The router's input for each token, `[n_tokens][n_embd]`; empty if it is not needed.
     input: Vec<f32>,
     helper: Option<Helper>,
     n_threads: c_int,
-    /// Of the context's model, once a layer has been computed.
+    /// The experts of the context's model, once a layer has been computed.
     experts: Option<Arc<Experts>>,
-    /// Products that have weights of their layer's slots for now, and what these replace.
+    /// Products that currently use weights in their layer's slots, and the weights these replace.
     borrowed: Vec<(*mut ggml_tensor, *mut ggml_tensor)>,
 }
 
-/// What the device multiplies of a step.
+/// The device's part of a step.
 struct Part<'a> {
     step: &'a LayerStep,
     used: Vec<Used>,
-    /// Those that come one by one, with their rows.
+    /// Experts that are multiplied one by one, with their rows.
     coming: Vec<(Used, u32)>,
 }
 
@@ -98,7 +98,7 @@ impl Computes for Offload {
 }
 
 impl Offload {
-    /// `None` when ggml refuses a graph.
+    /// `None` if ggml refuses a graph.
     pub(super) fn new(wrapper: &'static Wrapper, stream: Stream) -> Option<Self> {
         Some(Self {
             wrapper,
@@ -127,7 +127,7 @@ impl Offload {
         nodes: &[*mut ggml_tensor],
     ) -> Result<(), Failed> {
         let mut at = 0;
-        // These nodes have been refused memory before.
+        // These nodes were already refused memory once.
         let mut relieved = false;
         while at < nodes.len() {
             // SAFETY: nodes of a live graph.
@@ -139,7 +139,7 @@ impl Offload {
                 match unsafe { shim::hobbit_compute_nodes(self.stream().raw(), graph, from, to, cut) } {
                     GGML_STATUS_SUCCESS => relieved = false,
                     GGML_STATUS_ALLOC_FAILED if !relieved && unsafe { self.relieve() } => {
-                        // Some of them are expert products again.
+                        // Some of these nodes are expert products again.
                         relieved = true;
                         continue;
                     }
@@ -160,7 +160,7 @@ impl Offload {
         Ok(())
     }
 
-    /// How many of the leading nodes are one layer's region: up to its last product.
+    /// Number of leading nodes in one layer's region, which ends with its last product.
     ///
     /// # Safety
     /// Nodes of a live graph, the first of which is an expert product.
@@ -207,7 +207,7 @@ impl Offload {
         // SAFETY: by the caller.
         let result = catch_unwind(AssertUnwindSafe(|| unsafe { self.layer_on(tag, tier, &mut beside, nodes, rest) }));
         if !matches!(result, Ok(Ok(()))) {
-            // Nothing may go on reading what is about to be given back.
+            // Nothing may still read the memory given back below.
             self.launch.synchronize();
             tier.abandon();
             tier.settled(beside.host);
@@ -232,7 +232,7 @@ impl Offload {
         let (ids, n_expert) = unsafe { (&*(*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
         // SAFETY: nodes of a live graph.
         let kinds = split::kinds_of(nodes.iter().filter_map(|&node| unsafe { self.product(node) }), unseen);
-        // The last layer of a batch that wants no logits.
+        // The last layer of a batch without logits.
         if ids.ne[0] == 0 || ids.ne[1] == 0 {
             return Ok(());
         }
@@ -240,7 +240,7 @@ impl Offload {
         // SAFETY: nodes of a live graph.
         let weights = unsafe { nodes.iter().chain(rest).find_map(|&node| weights_tensor(node)) };
         let phase = phase();
-        // What a layer that comes in several splits went by is decided in the first.
+        // The first of a layer's splits decides for all of them.
         let reroutes = !host.rerouting.is_off() && (phase.is_decode() || host.reroutes_prompts);
         let asks = host.precisions.asks_weights(phase) || reroutes;
         let weights = weights.filter(|_| !exact || asks || routers.walk.is_some());
@@ -302,7 +302,7 @@ impl Offload {
         }
         // SAFETY: by the caller.
         let result = unsafe { self.products(experts, tier, beside, &step, &kinds, nodes) };
-        // Uploads may still be reading these.
+        // Uploads may still read these slots.
         tier.hold(beside.host.finish(step));
         tier.leave(&self.launch.stream);
         result
@@ -337,7 +337,7 @@ impl Offload {
         let products: Vec<*mut ggml_tensor> =
             region.iter().filter(|(_, kind)| kind.is_some()).map(|(node, _)| *node).collect();
         let (present, coming) = by_place(tier, step, kinds, &used, &copied);
-        // Rows of experts that are left out are zero.
+        // Skipped experts have rows of zeros.
         let skipped: Vec<Pair> =
             step.skipped.iter().flat_map(|&index| self.chosen.routing.pairs_of(index).iter().copied()).collect();
         // SAFETY: by the caller.

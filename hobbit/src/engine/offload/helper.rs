@@ -1,8 +1,8 @@
-//! The CPU helper: one token's experts that the device misses are computed from host memory, while the device computes
-//! the others (HOBBIT's cooperative mode; SMoE, Algorithm 2).
+//! The CPU helper: computes some of a single token's missing experts from host memory, while the device computes the
+//! others (HOBBIT's cooperative mode; SMoE, Algorithm 2).
 //!
-//! Of a layer's region the helper repeats what concerns one row: products, activation, biases. A region with anything
-//! else in it is left to the device ([`Helper::can`]).
+//! The helper repeats the nodes of a layer's region that work on one row: products, activation, biases. A region with
+//! any other node is left to the device ([`Helper::can`]).
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -16,15 +16,16 @@ use crate::engine::inner::Inner;
 use hobbit_core::expert::SliceKind;
 use hobbit_core::gguf::SliceShape;
 
-/// A node of a layer's region, and which matrix it multiplies by, if it is a product. The last one is the last product.
+/// A node of a layer's region, and the matrix that it multiplies by, if it is a product. The last node is the last
+/// product.
 pub(super) type Node = (*mut ggml_tensor, Option<SliceKind>);
 
 /// A CPU backend for single rows.
 pub(super) struct Helper {
     inner: Inner,
-    /// What ordinary memory is said to be in.
+    /// The buffer given for ordinary memory.
     buffer: Buffer,
-    /// Copies of tensors on the device that regions read and nobody writes: biases.
+    /// Copies of device tensors that regions read and that are never written: biases.
     leaves: HashMap<usize, Vec<u8>>,
     n_threads: c_int,
 }
@@ -33,7 +34,7 @@ pub(super) struct Helper {
 unsafe impl Send for Helper {}
 
 impl Helper {
-    /// `None` when ggml refuses a CPU backend.
+    /// `None` if ggml refuses a CPU backend.
     pub(super) fn new() -> Option<Self> {
         // SAFETY: takes nothing.
         let buffer = Buffer::new(unsafe { llama::ggml_backend_cpu_buffer_type() }, 64)?;
@@ -47,7 +48,7 @@ impl Helper {
         }
     }
 
-    /// Whether every node of a region is of a kind that is repeated row by row.
+    /// Whether the helper can compute every node of a region row by row.
     ///
     /// # Safety
     /// Nodes of a live graph.
@@ -82,11 +83,11 @@ impl Helper {
         true
     }
 
-    /// One expert's row of a region's last product. `input`: the row of the first product's input. `weights`: each
-    /// matrix's bytes and shape.
+    /// Computes one expert's row of a region's last product. `input`: the row of the first product's input. `weights`:
+    /// each matrix's bytes and shape.
     ///
     /// # Safety
-    /// The region is one that the helper can; the weights are valid; `stream` has run what made the leaves.
+    /// The helper can compute the region; the weights are valid; `stream` has run the nodes that made the leaves.
     pub(super) unsafe fn row(
         &mut self,
         stream: &Stream,
@@ -97,7 +98,7 @@ impl Helper {
     ) -> Option<Vec<f32>> {
         let mut rows: HashMap<usize, ggml_tensor> = HashMap::new();
         let mut memory: Vec<Vec<f32>> = Vec::new();
-        // One address each: borrowing an array again would invalidate the addresses that nodes have.
+        // One address each: borrowing an array again would invalidate the addresses in nodes.
         let (mut zero, mut index) = ([0i32; 4], [i32::from(expert); 4]);
         let (zero, index) = (zero.as_mut_ptr().cast(), index.as_mut_ptr().cast());
         // SAFETY: by the caller; memory, ids and weights outlive the run below.
@@ -187,7 +188,7 @@ impl Helper {
     }
 }
 
-/// Whether a tensor is no node: a weight.
+/// Whether a tensor is a weight, not a node.
 ///
 /// # Safety
 /// `tensor` is null or live.

@@ -1,11 +1,11 @@
-//! Which rows a product reads, multiplies by and writes, as backends want to be told: index tensors, as bytes.
+//! The rows that a product reads, multiplies by and writes, as backends need them: index tensors, as bytes.
 
 use ggml_sys::llama::ggml_tensor;
 
 use hobbit_core::residency::Used;
 use hobbit_core::route::{Pair, Routing};
 
-/// Gathered rows and results start at multiples of so many floats.
+/// Alignment of gathered rows and results, in floats.
 const ROW_ALIGNMENT: usize = 64;
 
 /// Gathered rows and their results that one group may have, in bytes (more only where one expert alone has more).
@@ -13,15 +13,15 @@ const GATHER_BYTES_MAX: usize = 32 << 20;
 
 /// How one node multiplies rows of some experts, with the indices that it reads.
 pub(super) enum Form {
-    /// Every row at once: the node as it came, on slots.
+    /// Every row at once: the original node, on slots.
     Whole(Vec<u8>),
-    /// A single token's rows in place: the first rank, and the slots of this one and the next ones.
+    /// A single token's rows in place: the first rank, and the slots of it and the following ranks.
     InPlace(i64, Vec<u8>),
-    /// So many rows of a batch are gathered, multiplied and scattered.
+    /// Number of a batch's rows that are gathered, multiplied and scattered, and their indices.
     Gathered(usize, [Vec<u8>; 3]),
 }
 
-/// How experts with these slots are multiplied. `is_shared`: the slots are rows of one tensor.
+/// The forms in which experts with these slots are multiplied. `is_shared`: the slots are rows of one tensor.
 pub(super) fn forms(
     routing: &Routing,
     input: &ggml_tensor,
@@ -58,7 +58,7 @@ fn whole_ids(routing: &Routing, members: &[(Used, u32)]) -> Vec<u8> {
     routing.ids.iter().flat_map(|&id| by_expert[usize::from(id)].to_ne_bytes()).collect()
 }
 
-/// Of a single token: neighbouring ranks together, as the first rank and their slots.
+/// For a single token: runs of neighbouring ranks, each as its first rank and its slots.
 fn runs_of_ranks(routing: &Routing, members: &[(Used, u32)]) -> Vec<(i64, Vec<u8>)> {
     let mut ranks: Vec<(u32, u32)> = members
         .iter()
@@ -71,7 +71,7 @@ fn runs_of_ranks(routing: &Routing, members: &[(Used, u32)]) -> Vec<(i64, Vec<u8
         .collect()
 }
 
-/// The uses of experts with their slots, as many experts at a time as may be gathered together.
+/// The uses of experts with their slots, in groups of as many experts as may be gathered together.
 fn groups_of_rows(routing: &Routing, members: &[(Used, u32)], row_bytes: usize) -> Vec<Vec<(Pair, u32)>> {
     let mut groups = Vec::new();
     let mut rest = members;
@@ -90,7 +90,7 @@ fn groups_of_rows(routing: &Routing, members: &[(Used, u32)], row_bytes: usize) 
     groups
 }
 
-/// Of uses: their rows among those of the input (`ranks` per token), their slots, and their rows in the product.
+/// For uses: their rows in the input (`ranks` per token), their slots, and their rows in the product.
 fn gather_indices(routing: &Routing, pairs: &[(Pair, u32)], ranks: i64) -> [Vec<u8>; 3] {
     let n_used = routing.n_used as i64;
     let position = |pair: Pair, ranks: i64| i64::from(pair.token) * ranks + i64::from(pair.rank) % ranks;
@@ -101,7 +101,7 @@ fn gather_indices(routing: &Routing, pairs: &[(Pair, u32)], ranks: i64) -> [Vec<
     ]
 }
 
-/// Rows of zeros, and where they go.
+/// Rows of zeros, and the rows they overwrite.
 pub(super) fn zeros_and_rows(routing: &Routing, pairs: &[Pair], output: &ggml_tensor) -> [Vec<u8>; 2] {
     let rows = pairs.iter().map(|pair| i64::from(pair.token) * routing.n_used as i64 + i64::from(pair.rank));
     let zeros = vec![0; pairs.len() * output.ne[0] as usize * size_of::<f32>()];

@@ -1,10 +1,10 @@
-//! Submits products: as whole nodes, or for some of a token's experts, or for some of a batch's.
+//! Submits products: as whole nodes, for some of a token's experts, or for some of a batch's.
 //!
-//! A product of a single token's experts works on the rows of input and output in place. Of a batch, all rows that go to
-//! the same experts are gathered, multiplied and scattered by nodes of the same graph.
+//! A product of a single token's experts works on the rows of input and output in place. For a batch, all rows of the
+//! same experts are gathered, multiplied and scattered by nodes of the same graph.
 //!
-//! Indices share the link with experts, so whatever is known of them goes before a region's uploads
-//! ([`Launch::prepare`]): behind these, no product could start before the last expert has come.
+//! Indices share the link with experts, so all indices known in advance are uploaded before a region's experts
+//! ([`Launch::prepare`]): behind them, no product could start before the last expert has arrived.
 
 mod scratch;
 
@@ -24,13 +24,13 @@ use hobbit_core::expert::SliceId;
 use hobbit_core::residency::Used;
 use hobbit_core::route::{Pair, Routing};
 
-/// Nodes a graph may have.
+/// Maximum nodes of a graph.
 const NODES_MAX: usize = 1024;
 
-/// Rows that one node sets to zero.
+/// Rows that one node zeroes.
 const ZERO_ROWS: usize = 16;
 
-/// Index bytes of one region, at first.
+/// Initial room for the index bytes of one region.
 const INDEX_ROOM: usize = 64 << 10;
 
 /// One expert's part in a product.
@@ -44,27 +44,27 @@ pub(super) struct Product {
     pub(super) slice: SliceId,
 }
 
-/// The graph being built, and what its nodes read.
+/// The graph being built, and the data that its nodes read.
 pub(super) struct Launch {
     /// Where graphs run.
     pub(super) stream: Stream,
     graph: Graph,
     dev: ggml_backend_dev_t,
     scratch: Option<Scratch>,
-    /// Indices of this region, each once, as they lie at the start of the scratch memory.
+    /// Indices of this region, each once, in the layout of the start of the scratch memory.
     indices: Vec<u8>,
-    /// How many of these bytes have been uploaded; the others are before the graph being built runs.
+    /// Bytes of `indices` that have been uploaded; the rest are uploaded before the graph being built runs.
     sent: usize,
-    /// Where in `indices` these bytes are.
+    /// Positions of these bytes in `indices`.
     places: HashMap<Vec<u8>, usize>,
-    /// Bytes at the start of the scratch memory that are theirs.
+    /// Bytes reserved for indices at the start of the scratch memory.
     index_room: usize,
     /// Host memory that copies may still be reading.
     kept: Vec<Vec<u8>>,
 }
 
 impl Launch {
-    /// `None` when ggml refuses a graph.
+    /// `None` if ggml refuses a graph.
     pub(super) fn new(stream: Stream, dev: ggml_backend_dev_t) -> Option<Self> {
         Some(Self {
             stream,
@@ -79,26 +79,26 @@ impl Launch {
         })
     }
 
-    /// Forgets what was built and not submitted.
+    /// Discards nodes that were built and not submitted.
     pub(super) fn discard(&mut self) {
         self.graph.discard();
         self.forget_indices();
     }
 
-    /// What is submitted from here on overwrites them, after all that reads them.
+    /// Later submissions overwrite the indices, after everything that reads them.
     fn forget_indices(&mut self) {
         self.indices.clear();
         self.places.clear();
         self.sent = 0;
     }
 
-    /// Waits for all that was submitted.
+    /// Waits for all submitted work.
     pub(super) fn synchronize(&mut self) {
         self.stream.synchronize();
         self.kept.clear();
     }
 
-    /// Copies bytes into a tensor, after all that has been submitted.
+    /// Copies bytes into a tensor, after all submitted work.
     ///
     /// # Safety
     /// The tensor is allocated on the device and has the bytes from `offset`.
@@ -128,7 +128,7 @@ impl Launch {
         Ok(())
     }
 
-    /// Starts what has been built.
+    /// Submits the graph built so far.
     pub(super) fn submit(&mut self, tier: &mut Tier) -> Result<(), Failed> {
         self.send_indices();
         match self.graph.submit(&self.stream, || tier.shrink(&self.stream, 0) > 0) {
@@ -147,9 +147,9 @@ impl Launch {
         }
     }
 
-    /// A region begins, all before it has been submitted: uploads the indices that its products will need, as far as is
-    /// known. What turns out otherwise is uploaded when it does. `present`: experts that are there with the rows they
-    /// have, by share; `coming`: the others, which are multiplied one by one; `skipped`: uses whose rows will be zero.
+    /// A region begins after all earlier work has been submitted: uploads the indices that its products will need, as
+    /// far as they are known. Others are uploaded later. `present`: experts on the device with their rows, by share;
+    /// `coming`: the others, which are multiplied one by one; `skipped`: uses whose rows will be zero.
     ///
     /// # Safety
     /// As [`Launch::products`].
@@ -185,7 +185,7 @@ impl Launch {
         wanted.sort_unstable();
         wanted.dedup();
         let bytes = wanted.iter().map(|bytes| bytes.len().next_multiple_of(INDEX_ALIGNMENT)).sum();
-        // Room for the rows as well: made later, the stream would have to be waited for.
+        // Room for the rows as well: allocating it later would have to wait for the stream.
         self.room(tier, bytes, rows_max)?;
         for bytes in wanted {
             self.place(bytes);
@@ -210,7 +210,8 @@ impl Launch {
         node
     }
 
-    /// Multiplies the rows of these experts, whose slices are on the device (or will be before what is submitted next).
+    /// Multiplies the rows of these experts, whose slices are on the device (or will be before the next submission
+    /// runs).
     ///
     /// # Safety
     /// The products and their sources are live, allocated on the device, and computed before.
@@ -294,7 +295,7 @@ impl Launch {
         Ok(())
     }
 
-    /// A batch's rows: gather, product, scatter, all rows of an expert together.
+    /// Gathers a batch's rows, multiplies them, and scatters the results; all rows of an expert stay together.
     unsafe fn gathered(
         &mut self,
         tier: &mut Tier,
@@ -327,7 +328,7 @@ impl Launch {
             (product.ne, product.nb, product.data) = (result.ne, result.nb, result.data);
             (product.buffer, product.view_src, product.view_offs) = (result.buffer, result.view_src, result.view_offs);
             let mut rows_in = self.floats_at(gathered, [n_in, 1, n]);
-            // The product waits for the gathered rows: backends find that out by their sources.
+            // The product must run after the gathering: backends see this from its sources.
             rows_in.src[0] = get;
             rows_in.op = llama::GGML_OP_RESHAPE;
             product.src[1] = self.graph.tensor(rows_in);
@@ -342,7 +343,7 @@ impl Launch {
         Ok(())
     }
 
-    /// Sets the rows of uses to zero.
+    /// Zeroes the rows of uses.
     ///
     /// # Safety
     /// As [`Launch::products`].

@@ -1,11 +1,11 @@
-//! Experts on a device whose memory is not the host's.
+//! Experts on a device with its own memory.
 //!
-//! llama.cpp is given, in place of a ggml device, a wrapper around it: same name, memory, buffers and operations, and one
-//! more, the products of expert tensors in the expert buffer type. So a layer stays one split on its device, with
-//! nothing copied and nobody waited for but the router's choice. Of each graph the wrapper passes on what is not ours,
-//! and computes the rest from device slots ([`super::tier`]), which are filled from the host's ([`super::hierarchy`]).
+//! In place of a ggml device, llama.cpp gets a wrapper around it: same name, memory, buffers and operations, plus the
+//! products of expert tensors in the expert buffer type. A layer thus stays one split on its device, with nothing
+//! copied and a single wait, for the router's choice. The wrapper passes other nodes of each graph on, and computes
+//! expert products from device slots ([`super::tier`]), which are filled from the host's ([`super::hierarchy`]).
 //!
-//! Only the generic backend interface is used: what it can do, every device of ggml can.
+//! The wrapper uses the generic backend interface only, so it works with every ggml device.
 
 mod backend;
 mod compute;
@@ -35,7 +35,7 @@ use wrapper::wrapper;
 pub(super) use wrapper::Wrapper;
 
 impl Wrapper {
-    /// The wrapper of a registered device: always the same.
+    /// The wrapper of a registered device; each device has one.
     pub(super) fn of(inner: ggml_backend_dev_t) -> &'static Wrapper {
         static WRAPPERS: Mutex<Vec<&'static Wrapper>> = Mutex::new(Vec::new());
         let mut known = WRAPPERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -50,7 +50,7 @@ impl Wrapper {
             name: ggml::name(inner),
             is_remote: ggml::is_remote(inner),
         }));
-        // SAFETY: leaked, and nobody else has seen it yet.
+        // SAFETY: leaked, and not shared yet.
         unsafe { (*device).context = ptr::from_ref(wrapper).cast_mut().cast() };
         known.push(wrapper);
         wrapper
@@ -111,7 +111,7 @@ unsafe extern "C" fn supports_op(dev: ggml_backend_dev_t, op: *const ggml_tensor
         if node.op != llama::GGML_OP_MUL_MAT_ID || !is_expert_tensor(src, wrapper.buffer_type) {
             return llama::ggml_backend_dev_supports_op(wrapper.inner, op);
         }
-        // The inner device knows nothing of the buffer: it is asked about weights of its own.
+        // The inner device does not know the buffer, so the query has weights without one.
         let mut weights = *src;
         weights.buffer = ptr::null_mut();
         weights.extra = ptr::null_mut();
@@ -129,7 +129,7 @@ unsafe extern "C" fn supports_buft(dev: ggml_backend_dev_t, buft: ggml_backend_b
     }
 }
 
-/// Events are the inner device's, which ggml asks itself.
+/// Events are the inner device's, and ggml calls that device for them.
 unsafe extern "C" fn event_free(_: ggml_backend_dev_t, event: ggml_backend_event_t) {
     // SAFETY: see above.
     unsafe { llama::ggml_backend_event_free(event) };

@@ -1,4 +1,4 @@
-//! A device with experts on it, as the rest of the engine knows it.
+//! A device with experts on it, as seen by the rest of the engine.
 
 use std::ptr;
 
@@ -7,19 +7,19 @@ use ggml_sys::llama::{self, ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml
 
 use crate::engine::graph;
 
-/// A batch, for questions about batches.
+/// Number of rows in queries about batches.
 const SOME_ROWS: i64 = 8;
 
 /// A ggml device with experts on it. Leaked: devices live as long as the process.
 pub(in crate::engine) struct Wrapper {
-    /// What llama.cpp is given.
+    /// The device that llama.cpp gets.
     pub(in crate::engine) raw: ggml_backend_dev_t,
     /// The device itself.
     pub(in crate::engine) inner: ggml_backend_dev_t,
     /// Where expert tensors of the device's layers are placed.
     pub(in crate::engine) buffer_type: ggml_backend_buffer_type_t,
     pub(in crate::engine) name: String,
-    /// Whether it is an RPC server's.
+    /// Whether it belongs to an RPC server.
     pub(in crate::engine) is_remote: bool,
 }
 

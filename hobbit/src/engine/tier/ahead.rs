@@ -1,15 +1,15 @@
-//! Experts copied to a device before their layers' routers have spoken (HOBBIT, section 3.3).
+//! Prefetches into device slots: experts copied before their layers' routers have chosen (HOBBIT, section 3.3).
 //!
-//! When all of a decoded layer has been submitted, its own copies included, the link has nothing to do until the
-//! next router chooses. Behind these copies go some experts of the next layers: what is predicted, what the host holds and
-//! the device lacks. A copy that has been submitted cannot be taken back, and what the next layer misses has to queue
-//! behind it. So there are few at a time, and [`hobbit_core::load::prefetch`] says which are worth that, by how likely they are
-//! used and what a layer leaves of the link ([`Idle`]); what leaves the device for them is reckoned with here ([`pays`]).
+//! Once a decoded layer and its own copies are submitted, the link is idle until the next router chooses. Predicted
+//! experts of the next layers that the host holds and the device lacks are copied in that time. A submitted copy cannot
+//! be withdrawn, and the next layer's misses queue behind it, so there are few at a time.
+//! [`hobbit_core::load::prefetch`] chooses them by probability and by the link's idle time ([`Idle`]); [`pays`] adds
+//! the cost of the eviction.
 //!
-//! From its submission on, such a copy is one like any other: the slot counts as filled, and a product that uses it waits
-//! for its event. Three things differ. Only a slot that nobody has shielded is taken for it. The host waits for nothing
-//! on its account: [`Tier::settled`] leaves it on its way. And what it reads on the host stays pinned until it is
-//! known to have run, which a wait of the compute stream tells at last, a layer after its own ([`Tier::catch_up`]).
+//! From its submission on, such a copy is treated like any other: the slot counts as filled, and a product that uses it
+//! waits for its event. Three things differ. It only takes slots that are not shielded. The host never waits for it:
+//! [`Tier::settled_so_far`] leaves it running. The host slots it reads stay pinned until it is known to have run, which
+//! a wait for the compute stream shows at the latest one layer after its own ([`Tier::catch_up`]).
 
 use std::collections::VecDeque;
 
@@ -25,36 +25,36 @@ use hobbit_core::predict::PredictShape;
 use hobbit_core::residency::{Chosen, LayerStep, Slots};
 use hobbit_core::route::Thresholds;
 
-/// Experts on their way for layers that have not run, at the most: as many as a token uses in a layer of today's models.
+/// Maximum experts in flight for layers that have not run: the number a token uses in a layer of today's models.
 const OUTSTANDING_MAX: usize = 8;
 
-/// A copy that has been submitted cannot be withdrawn.
+/// No limit on bytes in flight: a copy that has been submitted cannot be withdrawn.
 const ALL_OF_IT: u64 = u64::MAX;
 
-/// How likely it is that what has to leave for a wrong guess would have been used while it could have stayed: it is copied
-/// once more then. A guess itself, on the side of caution.
+/// Assumed probability that an expert evicted for a wrong prefetch would have been used while it could have stayed, and
+/// is copied again. A conservative estimate.
 const MISSED_AGAIN: f64 = 0.5;
 
-/// What is copied ahead to one device.
+/// Prefetches to one device.
 pub(in crate::engine) struct UploadsAhead {
     planner: Prefetcher,
     pub(super) idle: Idle,
-    /// In the order of submission.
+    /// In order of submission.
     underway: VecDeque<Underway>,
-    /// Nothing of it was on the link when the running layer began.
+    /// No prefetch was on the link when the running layer began.
     was_alone: bool,
 }
 
-/// Slices of one kind for one layer, submitted together, that may not have run.
+/// Slices of one layer, submitted together, that may not have run yet.
 struct Underway {
-    /// Uploads, as the tier counts them.
+    /// First and last upload, in the tier's numbering.
     first: u64,
     last: u64,
     layer: u16,
     bytes: u64,
-    /// What they read on the host.
+    /// Host slots that they read.
     pins: Vec<SlotId>,
-    /// Their layer has run, or never will.
+    /// Their layer has run, or will never run.
     is_over: bool,
 }
 
@@ -71,13 +71,13 @@ impl UploadsAhead {
         Self { planner, idle: Idle::default(), underway: VecDeque::new(), was_alone: true }
     }
 
-    /// Whether every upload after `waited` up to `submitted` is ahead of need.
+    /// Whether every upload after `waited` up to `submitted` is a prefetch.
     pub(super) fn are_all(&self, waited: u64, submitted: u64) -> bool {
         let beyond = |own: &Underway| (own.last.min(submitted) + 1).saturating_sub(own.first.max(waited + 1));
         self.underway.iter().map(beyond).sum::<u64>() == submitted.saturating_sub(waited)
     }
 
-    /// Uploads up to `done` have run: what the host may have back.
+    /// Uploads up to `done` have run; returns the host slots to unpin.
     pub(super) fn run_until(&mut self, done: u64) -> Vec<SlotId> {
         let n = self.underway.iter().take_while(|own| own.last <= done).count();
         self.underway.drain(..n).flat_map(|own| own.pins).collect()
@@ -94,7 +94,7 @@ impl UploadsAhead {
     }
 }
 
-/// What the planner may know: the device's slots.
+/// The planner's view of the device's slots.
 struct DeviceHoldings<'a> {
     host: Slots<'a>,
     cache: &'a Cache,
@@ -118,13 +118,13 @@ impl Holdings for DeviceHoldings<'_> {
 }
 
 impl Tier {
-    /// From now on experts are copied ahead of need, in the versions that `thresholds` give their predicted weights. Not to
-    /// devices that compute in host memory.
+    /// Enables prefetches, in the versions that `thresholds` give their predicted weights. Devices that compute in host
+    /// memory get none.
     pub(in crate::engine) fn copy_ahead(&mut self, thresholds: Thresholds) {
         self.ahead = (!self.is_unified()).then(|| UploadsAhead::new(thresholds));
     }
 
-    /// The router of a layer has chosen for a batch that decodes. `waited`: seconds of waiting for files so far.
+    /// The router of a layer has chosen for a decode batch. `waited`: total seconds of waiting for files.
     pub(in crate::engine) fn chose(&mut self, layer: u16, waited: f64) {
         let now = self.clock.seconds() - waited;
         let Some(ahead) = &mut self.ahead else { return };
@@ -132,7 +132,8 @@ impl Tier {
         ahead.was_alone = ahead.underway.is_empty();
     }
 
-    /// All of a layer of a batch that decodes has been submitted, whose router chose `chosen`: copies for the next layers.
+    /// A layer of a decode batch, whose router chose `chosen`, has been submitted: submits prefetches for the next
+    /// layers.
     pub(in crate::engine) fn upload_ahead(&mut self, host: &mut Host, step: &LayerStep, chosen: &Chosen) {
         let Some(mut ahead) = self.ahead.take() else { return };
         let used: Vec<Version> = step.used.iter().map(|&used| step.version(used)).collect();
@@ -171,7 +172,7 @@ impl Tier {
         self.ahead = Some(ahead);
     }
 
-    /// What is likely used stays, and what was copied for a layer that has not run.
+    /// Shields experts that are likely to be used, and prefetches for layers that have not run.
     fn shield(&mut self, ahead: &UploadsAhead, likely: Vec<ExpertId>) {
         let both = |expert| [Version::high(expert), Version::low(expert)];
         self.cache.shield(likely.into_iter().flat_map(both));
@@ -179,7 +180,7 @@ impl Tier {
         self.cache.shield(resident.into_iter().filter(|version| ahead.planner.is_outstanding(*version)));
     }
 
-    /// Copies versions of one layer, matrix by matrix as its products will come.
+    /// Copies versions of one layer, kind by kind in the order of its products.
     fn upload_for_layer(&mut self, host: &mut Host, ahead: &mut UploadsAhead, loads: &[Load]) {
         let Some(layer) = loads.first().map(|load| load.version.expert.layer) else { return };
         let kinds = host.layout().kinds(layer).to_vec();
@@ -215,8 +216,8 @@ impl Tier {
         ahead.underway.push_back(Underway { first, last: self.submitted, layer, bytes, pins, is_over: false });
     }
 
-    /// A layer has been submitted to `compute`. Copies for layers before it that nobody has used have had a layer's time:
-    /// what comes next on `compute` waits for them too, so that the next wait for the stream gives back what they read.
+    /// A layer has been submitted to `compute`. Unused prefetches for earlier layers have had a layer's time: `compute`
+    /// waits for them too, so that the next wait for the stream releases the host slots they read.
     pub(in crate::engine) fn catch_up(&mut self, compute: &Stream) {
         let last = self.ahead.as_ref().and_then(UploadsAhead::last_over);
         last.into_iter().for_each(|last| self.wait_for_upload(compute, last));
@@ -225,7 +226,7 @@ impl Tier {
         }
     }
 
-    /// A token, or a batch, is over.
+    /// A token or a batch has ended.
     pub(super) fn end_ahead(&mut self) {
         let Some(ahead) = &mut self.ahead else { return };
         ahead.planner.abandon();
@@ -234,8 +235,8 @@ impl Tier {
     }
 }
 
-/// Whether a copy that is used with probability `p`, behind `queued` bytes, saves more than it risks. To what
-/// [`hobbit_core::load::prefetch`] counts comes the slot that it takes.
+/// Whether a copy that is used with probability `p`, behind `queued` bytes, saves more than it risks. Adds the cost of
+/// the slot it takes to the costs that [`hobbit_core::load::prefetch`] counts.
 fn pays(p: f64, estimates: &Estimates, distance: u8, bytes: u64, queued: u64) -> bool {
     let times = (estimates.layer_seconds(), estimates.load_seconds(bytes), estimates.load_seconds(queued));
     let (Some(layer), Some(load), Some(before)) = times else { return false };
@@ -258,7 +259,7 @@ mod tests {
             (0.33, 1, 100, 0, false),
             (0.34, 1, 100, 10, false),
             (0.34, 2, 100, 100, true),
-            // Takes four layers: saves one, or costs three and half of what had to leave.
+            // Takes four layers: saves one, or costs three and half a reload of the evicted expert.
             (0.84, 1, 400, 0, true),
             (0.83, 1, 400, 0, false),
             (1.0, 1, 100, 100, false),

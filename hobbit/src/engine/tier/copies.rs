@@ -1,4 +1,4 @@
-//! Copies to the device: where they go, in which order they run, and who waits for them.
+//! Copies to the device: their destinations, their order, and the waits for them.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use hobbit_core::expert::{SliceId, SliceKind, Version};
 use hobbit_core::gguf::SliceShape;
 
 impl Tier {
-    /// Where an upload of this slice would go now: into its version's slot, or into a free staging slot.
+    /// Destination of an upload of this slice now: its version's slot, or a free staging slot.
     pub(in crate::engine) fn destination(&mut self, slice: SliceId) -> Option<Destination> {
         match self.cache.lookup(slice.version) {
             Some(slot) => Some(Destination::Slot(slot)),
@@ -18,7 +18,7 @@ impl Tier {
                     StagingState::Free(since, _) => Some((*since, slot)),
                     StagingState::Taken => None,
                 });
-                // The one that has been free longest: its last product is the most likely to have run.
+                // The slot that has been free longest: its last product is the most likely to have run.
                 free.min().map(|(_, slot)| Destination::Staging(slot))
             }
         }
@@ -38,7 +38,7 @@ impl Tier {
         if self.counters.uploads == self.before.0 {
             let is_due = self.unmeasured.saturating_add(1) >= self.link_sample();
             if is_due && self.busy == Some(slice.version.expert.layer) {
-                // What was copied ahead is not to be measured.
+                // The measurement must not include prefetches.
                 self.copy.synchronize();
             }
             self.began = Instant::now();
@@ -63,7 +63,7 @@ impl Tier {
         // SAFETY: the tensor has room for the slot; the bytes are valid by the caller. Zeros are static.
         unsafe {
             self.copy.set(tensor, data.cast(), offset, bytes);
-            // The last row is read to the end of a step: what is there must not be NaN.
+            // Kernels read the last row to the end of a step: the bytes there must not be NaN.
             let padding = padding_bytes(shape);
             if padding > 0 && matches!(to, Destination::Staging(_)) {
                 self.copy.set(tensor, ZEROS.as_ptr().cast(), offset + bytes, padding);
@@ -85,7 +85,7 @@ impl Tier {
         self.held.push_back((self.submitted, slice));
     }
 
-    /// Where a slice is on the device, once its upload has been submitted.
+    /// Location of a slice on the device, once its upload has been submitted.
     pub(in crate::engine) fn locate(&self, slice: SliceId) -> Option<Weights> {
         if let Some(slot) = self.cache.lookup(slice.version) {
             if self.cache.state(slot, slice.kind) != SliceState::Ready {
@@ -106,19 +106,19 @@ impl Tier {
         self.arrivals.get(&slice).is_some_and(|upload| *upload > self.waited)
     }
 
-    /// Whether it would for any slice of a version that has a slot.
+    /// Whether the compute stream would have to wait for any slice of a version that has a slot.
     pub(in crate::engine) fn is_version_arriving(&self, version: Version, kinds: &[SliceKind]) -> bool {
         kinds.iter().any(|&kind| self.is_arriving(SliceId { version, kind }))
     }
 
-    /// What `compute` runs from here on comes after the slice's upload.
+    /// Later work on `compute` runs after the slice's upload.
     pub(in crate::engine) fn wait_for(&mut self, compute: &Stream, slice: SliceId) {
         if let Some(&upload) = self.arrivals.get(&slice) {
             self.wait_for_upload(compute, upload);
         }
     }
 
-    /// The same of the upload of this number.
+    /// The same for the upload with this number.
     pub(super) fn wait_for_upload(&mut self, compute: &Stream, upload: u64) {
         if upload <= self.waited {
             return;
@@ -129,7 +129,7 @@ impl Tier {
         self.waited = upload;
     }
 
-    /// The product of a staged slice has been submitted to `compute`: its slot may be overwritten once that has run.
+    /// Products of staged slices have been submitted to `compute`: their slots may be overwritten once these have run.
     pub(in crate::engine) fn used(&mut self, compute: &Stream, slices: impl IntoIterator<Item = SliceId>) {
         let mut event = None;
         for slice in slices {

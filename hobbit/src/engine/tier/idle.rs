@@ -1,17 +1,18 @@
-//! How long the link has nothing to do after a layer's own copies, until the next router has chosen: what copies ahead can
-//! hide in. Learned while layers run. No clock: times are given.
+//! Idle time of the link after a layer's own copies, until the next router has chosen: the time available for
+//! prefetches. Learned while layers run. Reads no clock: the caller gives the times.
 
 use hobbit_core::load::balance::RunningMean;
 use hobbit_core::load::prefetch::Estimates;
 
-/// A link that is never idle; running means take no zero.
+/// Idle time of a link that is never idle; running means do not accept zero.
 const NEVER_SECONDS: f64 = 1e-9;
 
 /// Running means of the link's speed and of its idle time per layer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Idle {
     byte: RunningMean,
-    /// After layers without copies of their own, and after layers with some: behind these little is left to compute.
+    /// After layers without copies of their own, and after layers with some: little is left to compute after those
+    /// copies.
     per_layer: [RunningMean; 2],
     running: Option<Running>,
 }
@@ -25,37 +26,38 @@ struct Running {
 }
 
 impl Idle {
-    /// So many bytes came over the link in so many seconds.
+    /// `bytes` bytes took `seconds` on the link.
     pub(super) fn observe_link(&mut self, bytes: u64, seconds: f64) {
         if bytes > 0 {
             self.byte.add(seconds / bytes as f64);
         }
     }
 
-    /// The router of `layer` has chosen for a batch that decodes at the time `now`, waits for files left out.
+    /// The router of `layer` has chosen for a decode batch at the time `now`, which excludes waits for files.
     pub(in crate::engine) fn chose(&mut self, layer: u16, now: f64) {
         let Some(before) = self.running.replace(Running { layer, since: now, bytes: None }) else { return };
         let (Some(bytes), Some(copying)) = (before.bytes, before.bytes.and_then(|bytes| self.seconds_of(bytes))) else {
             return;
         };
-        // Between the last layer and the first lies more than a layer.
+        // The time from the last layer to the first includes more than a layer.
         if before.layer < layer {
             let idle = (now - before.since - copying).max(NEVER_SECONDS);
             self.per_layer[usize::from(bytes > 0)].add(idle);
         }
     }
 
-    /// The layer that chose last has submitted so many bytes of its own. `is_alone`: nothing else was on the link while it
-    /// ran, nor will be.
+    /// The layer that chose last has submitted `bytes` bytes of its own. `is_alone`: nothing else is on the link while
+    /// it runs.
     pub(in crate::engine) fn submitted(&mut self, bytes: u64, is_alone: bool) {
         self.running.iter_mut().for_each(|running| running.bytes = is_alone.then_some(bytes));
     }
 
-    /// For a planner, after a layer that has copied so many bytes of its own; times count from the end of these copies.
+    /// Estimates for the planner after a layer that has copied `bytes` bytes of its own; times count from the end of
+    /// these copies.
     pub(in crate::engine) fn estimates(&self, bytes: u64) -> Estimates {
         let mut estimates = Estimates::seeded(self.byte.get().map_or(0.0, f64::recip));
         let [without, with] = self.per_layer.map(|mean| mean.get());
-        // Where copies are always in the way, what is seen behind them is what there is at least.
+        // If layers always have copies, the idle time after these is a lower bound.
         let idle = if bytes > 0 { with } else { without.or(with) };
         idle.into_iter().for_each(|seconds| estimates.observe_layer(seconds));
         estimates
@@ -75,7 +77,7 @@ mod tests {
         let mut idle = Idle::default();
         assert_eq!(idle.estimates(0), Estimates::default());
         idle.observe_link(1000, 2.0);
-        // Layer, when it chose, its bytes, and whether it had the link for itself.
+        // Layer, time of its choice, its bytes, and whether it had the link to itself.
         for (layer, at, bytes, is_alone) in
             [(0, 10.0, 0, true), (1, 13.0, 500, true), (2, 15.0, 0, false), (3, 22.0, 0, true), (0, 99.0, 0, true)]
         {

@@ -1,5 +1,4 @@
-//! How fast copies and the CPU are, by the device's own time where it keeps one: what the balancer and copies ahead of
-//! need go by.
+//! Speed of copies and of the CPU, by the device's own clock if it has one: input of the balancer and of prefetches.
 
 use std::time::Instant;
 
@@ -7,16 +6,16 @@ use ggml_sys::llama::{self, ggml_backend_dev_t};
 
 use super::Tier;
 
-/// The link is measured in one of so many regions with uploads, beside a CPU helper.
+/// The link is measured in one of this many regions with uploads, beside a CPU helper.
 const LINK_SAMPLE: u32 = 32;
 
-/// The same where only copies ahead of need go by it.
+/// The same if only prefetches use the result.
 pub(super) const LINK_SAMPLE_ALONE: u32 = 256;
 
-/// Seconds since some moment; not a number for a device that has no time of its own.
+/// Seconds since some moment; NaN for a device without a clock.
 type Seconds = unsafe extern "C" fn(ggml_backend_dev_t) -> f64;
 
-/// The time that a device keeps: its own where it has one, as the tests' device does, otherwise the host's.
+/// The device's clock if it has one (the tests' device does), otherwise the host's.
 pub(super) struct Clock {
     dev: ggml_backend_dev_t,
     own: Option<Seconds>,
@@ -36,7 +35,7 @@ impl Clock {
         Self { dev, own, began: Instant::now() }
     }
 
-    /// Seconds since some moment. A clock of the device's own may be set back.
+    /// Seconds since some moment. A device's own clock may be set back.
     pub(in crate::engine) fn seconds(&self) -> f64 {
         match self.own {
             // SAFETY: as above.
@@ -52,7 +51,7 @@ impl Tier {
         self.balancer.is_some() && self.is_divided()
     }
 
-    /// The uploads of a region have been submitted. Now and then they are waited for and timed.
+    /// The uploads of a region have been submitted. Some regions' uploads are waited for and timed.
     pub(in crate::engine) fn measure_link(&mut self) {
         let (n, bytes) = (self.counters.uploads - self.before.0, self.counters.uploaded_bytes - self.before.1);
         if n == 0 {

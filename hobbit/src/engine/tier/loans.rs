@@ -1,4 +1,4 @@
-//! Layers that are on the device as a whole, and the streams that compute with them.
+//! Layers that are wholly on the device, and the streams that compute with them.
 
 use ggml_sys::llama::ggml_tensor;
 
@@ -8,16 +8,16 @@ use super::Tier;
 use crate::engine::ggml::{Event, Stream};
 use hobbit_core::expert::SliceKind;
 
-/// A stream that computes with layers that are here as a whole.
+/// A stream that computes with layers that are wholly on the device.
 pub(super) struct Loan {
     user: usize,
     is_running: bool,
-    /// How far it had come.
+    /// Event after the last work it submitted.
     fence: Option<Rc<Event>>,
 }
 
 impl Tier {
-    /// The tensor of all experts of a layer, if it is on the device as a whole.
+    /// The tensor of all experts of a layer, if it is wholly on the device.
     pub(in crate::engine) fn complete(&self, layer: u16, kind: SliceKind) -> Option<*mut ggml_tensor> {
         if self.complete.contains(&layer) { self.memory.only_tensor(layer, kind) } else { None }
     }
@@ -29,7 +29,7 @@ impl Tier {
         self.loans.push(Loan { user, is_running: true, fence: None });
     }
 
-    /// `user` has submitted all that reads them.
+    /// `user` has submitted all work that reads these tensors.
     pub(in crate::engine) fn returned(&mut self, user: &Stream) {
         let fence = self.events.record(user);
         let user = user.raw() as usize;
@@ -43,7 +43,7 @@ impl Tier {
         self.loans.iter().any(|loan| loan.is_running)
     }
 
-    /// A layer is no longer here as a whole. `false`, and no change, while it is lent.
+    /// A layer is no longer wholly on the device. Returns `false`, and changes nothing, while it is lent.
     pub(super) fn dissolve(&mut self, layer: u16) -> bool {
         if !self.complete.contains(&layer) {
             return true;

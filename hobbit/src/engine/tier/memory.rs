@@ -1,5 +1,5 @@
-//! Device memory of a tier: per layer and pool a tensor `[ne0, ne1, n_slots]` for each matrix, as llama.cpp itself would
-//! allocate a layer's experts, and one block for the staging slots.
+//! Device memory of a tier: for each layer and pool one tensor `[ne0, ne1, n_slots]` per matrix, as llama.cpp itself
+//! would allocate a layer's experts, and one block for the staging slots.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -12,15 +12,15 @@ use hobbit_core::cache::{Cache, ShareId};
 use hobbit_core::expert::SliceKind;
 use hobbit_core::gguf::{Catalog, ExpertClass, SliceShape};
 
-/// Staging slots start at multiples of so many bytes, more than any backend's alignment.
+/// Alignment of staging slots in bytes, more than any backend's alignment.
 const STAGING_ALIGNMENT: u64 = 512;
 
-/// Device memory that was refused.
+/// A refused allocation of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) struct Refused {
-    /// How much was asked for at once, in bytes.
+    /// Bytes of the refused allocation.
     pub(in crate::engine) bytes: u64,
-    /// It was to be the staging slots.
+    /// Whether it was for the staging slots.
     pub(in crate::engine) is_staging: bool,
 }
 
@@ -36,7 +36,7 @@ pub(in crate::engine) struct Memory {
     pub(super) staging: *mut ggml_tensor,
     pub(super) staging_stride: usize,
     pub(super) n_staging: usize,
-    /// Slots, by layer.
+    /// Slot memory, by layer.
     blocks: BTreeMap<u16, Block>,
     _staging_block: Option<Block>,
 }
@@ -45,7 +45,8 @@ pub(in crate::engine) struct Memory {
 unsafe impl Send for Memory {}
 
 impl Memory {
-    /// Allocates slots for every share of `cache`, whose pools have the classes `classes`, and `n_staging` staging slots.
+    /// Allocates slots for every share of `cache`, whose pools have the classes `classes`, and `n_staging` staging
+    /// slots.
     ///
     /// # Errors
     /// The device refuses a block.
@@ -64,7 +65,7 @@ impl Memory {
         let staging_stride = staging_stride(&catalog.classes);
         let refused = |bytes| Refused { bytes, is_staging: true };
         let context = Context::new(1, 0).ok_or(refused(0))?;
-        // One at least: every version may lose its slot, when memory runs short.
+        // At least one: every version may lose its slot when memory runs short.
         let n_staging = n_staging.max(1);
         let bytes = staging_stride * n_staging as u64;
         memory.staging = context.tensor(llama::GGML_TYPE_I8, [bytes as i64, 1, 1]);
@@ -73,7 +74,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Allocates as many slots as `cache` has for a layer, in place of those that it had: what was in them is lost.
+    /// Replaces the memory of a layer's slots according to `cache`; their contents are lost.
     ///
     /// # Errors
     /// The device refuses; the layer then has no memory.
@@ -107,7 +108,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Memory for the tensors of a context. `None` when the device refuses it.
+    /// Memory for the tensors of a context. `None` if the device refuses it.
     fn block(&self, context: Context) -> Option<Block> {
         // SAFETY: a registered device.
         let buffer = context.allocate(unsafe { llama::ggml_backend_dev_buffer_type(self.dev) })?;
@@ -118,7 +119,7 @@ impl Memory {
                 llama::ggml_backend_buffer_set_usage(buffer.raw(), llama::GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
             }
         }
-        // Kernels read on behind the last row of a slot, and what is there must not be NaN.
+        // Kernels read beyond the last row of a slot, and these bytes must not be NaN.
         buffer.fill(0);
         Some((buffer, context))
     }
@@ -165,7 +166,7 @@ impl Memory {
     }
 }
 
-/// Bytes of a staging slot: room for any slice and what kernels read behind it.
+/// Bytes of a staging slot: room for any slice and its padding.
 pub(in crate::engine) fn staging_stride(classes: &[ExpertClass]) -> u64 {
     let slices = classes.iter().flat_map(|class| &class.slices);
     let largest = slices.map(|slice| slice.bytes + padding_bytes(slice) as u64).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What has run, and what the host may have back of it.
+//! Tracks which uploads have run, and returns host memory that they no longer read.
 
 use super::{StagingState, TIDY_UPLOADS, Tier};
 use crate::engine::ggml::Stream;
@@ -6,8 +6,8 @@ use crate::engine::host_reads::Host;
 use hobbit_core::expert::SliceId;
 
 impl Tier {
-    /// Products of slices that were staged on the host have been submitted: the host may have these back when they have
-    /// run.
+    /// Products of slices staged on the host have been submitted: the host gets these staging slots back once the
+    /// products have run.
     pub(in crate::engine) fn used_on_host(&mut self, compute: &Stream, slices: impl IntoIterator<Item = SliceId>) {
         self.submitted += 1;
         self.waited = self.submitted;
@@ -30,7 +30,7 @@ impl Tier {
         }
     }
 
-    /// Waits for all that was submitted for this tier.
+    /// Waits for all work submitted for this tier.
     pub(in crate::engine) fn rest(&mut self, host: &mut Host) {
         if let Some(fence) = self.fence.take() {
             fence.synchronize();
@@ -45,10 +45,10 @@ impl Tier {
         self.fence = self.events.record(user);
     }
 
-    /// The compute stream has run all that was submitted to it: what it waited for is done, and nothing else is left to
-    /// be done. The host gets back what uploads were reading: pins, and slices that were staged.
+    /// The compute stream has run all its submissions, and so the uploads it waited for; waits for any others. Returns
+    /// to the host what uploads were reading: pins and staged slices.
     pub(in crate::engine) fn settled(&mut self, host: &mut Host) {
-        // Uploads for a product that never came (a failed batch, a later layer) have not been waited for.
+        // Uploads for a product that was never submitted (a failed batch, a later layer) have not been waited for.
         if self.submitted > self.waited {
             self.copy.synchronize();
             self.waited = self.submitted;
@@ -56,7 +56,7 @@ impl Tier {
         self.settled_so_far(host);
     }
 
-    /// As [`Tier::settled`], but what is copied for layers that have not run goes on.
+    /// As [`Tier::settled`], but prefetches for layers that have not run continue.
     pub(in crate::engine) fn settled_so_far(&mut self, host: &mut Host) {
         let (waited, submitted) = (self.waited, self.submitted);
         if submitted > waited && !self.ahead.as_ref().is_some_and(|ahead| ahead.are_all(waited, submitted)) {
@@ -72,7 +72,8 @@ impl Tier {
         }
         if self.submitted >= self.tidied + TIDY_UPLOADS {
             self.tidied = self.submitted;
-            // Has run: costs next to nothing, but Vulkan reuses events and command buffers only after this.
+            // The stream has run, so this costs next to nothing, but Vulkan reuses events and command buffers only
+            // afterwards.
             self.copy.synchronize();
             self.events.synchronize();
         }
@@ -98,8 +99,8 @@ impl Tier {
         self.held.iter().any(|(_, held)| *held == slice)
     }
 
-    /// Waits on the host for the oldest upload that reads a staging slot of the host. The slices that it may have back;
-    /// empty where none is on its way.
+    /// Waits on the host for the oldest upload that reads a host staging slot. Returns the slices to release; empty if
+    /// there is no such upload.
     pub(in crate::engine) fn wait_for_host_staging(&mut self) -> Vec<SliceId> {
         let Some(&(upload, _)) = self.held.front() else { return Vec::new() };
         if let Some((_, Some(event))) = self.marks.iter().find(|(mark, _)| *mark >= upload) {

@@ -1,7 +1,7 @@
-//! Slots that become fewer while a model runs: the device has run out of memory, or the user wants some of it back.
+//! Fewer slots while a model runs: the device is out of memory, or the user asks for some of it.
 //!
-//! A layer's slots are one allocation. It is freed and made again for fewer slots; what was in them is lost, and comes back
-//! from the host as it is needed.
+//! A layer's slots are one allocation. It is freed and allocated again with fewer slots; its contents are lost and are
+//! copied from the host again when needed.
 
 use super::Tier;
 use crate::engine::ggml::Stream;
@@ -9,13 +9,13 @@ use crate::engine::log;
 use hobbit_core::cache::{Cache, ShareId};
 use hobbit_core::expert::Precision;
 
-/// What part of the slots goes when nobody knows how much is missing.
+/// Divisor for the part of the slots freed when the missing size is unknown.
 const SHRINK_PART: u64 = 4;
 
 impl Tier {
-    /// The device refused memory: frees `bytes` bytes of slots at least, and a quarter of all. `stream` is waited for, so
-    /// that nothing reads what goes; slots of the layer that is being computed stay. Says how much, in bytes: 0 where nothing
-    /// is left to free.
+    /// The device refused memory: frees at least `bytes` bytes of slots and a quarter of all, as far as possible. Waits
+    /// for `stream`, so that nothing reads the freed slots; keeps the slots of the layer being computed. Returns the
+    /// bytes freed: 0 if nothing is left to free.
     pub(in crate::engine) fn shrink(&mut self, stream: &Stream, bytes: u64) -> u64 {
         stream.synchronize();
         self.copy.synchronize();
@@ -61,8 +61,8 @@ impl Tier {
         self.shares_of_layer(layer).into_iter().map(bytes).sum()
     }
 
-    /// Gives each of a layer's shares as many slots as `size` makes of what it has and what it was made with, or as many
-    /// as the device still has. What was in them is lost. How many bytes were freed: 0 where slots are in use.
+    /// Resizes each of a layer's shares to `size` of its current and its initial slot count, or to as many as the
+    /// device still has. The contents are lost. Returns the bytes freed: 0 if slots are in use.
     ///
     /// Nothing on the device may be reading or writing the layer's slots.
     pub(super) fn resize_layer(&mut self, layer: u16, size: impl Fn(u32, u32) -> u32) -> u64 {
@@ -98,8 +98,8 @@ impl Tier {
         before.saturating_sub(after)
     }
 
-    /// Gives the slots `bytes` bytes in all, as far as they were made with so many and the device has them; what was in
-    /// layers that change is lost. Where [`Tier::rest`] was called just before. How many bytes they have then.
+    /// Resizes the slots to `bytes` bytes in all, at most their initial size and the device's free memory; layers that
+    /// change lose their contents. Call [`Tier::rest`] just before. Returns the bytes of the slots.
     pub(in crate::engine) fn resize(&mut self, bytes: u64) -> u64 {
         self.copy.synchronize();
         let planned = self.planned_bytes().max(1);
@@ -111,13 +111,13 @@ impl Tier {
         self.report.cache_bytes
     }
 
-    /// Bytes of all slots that there were at the start.
+    /// Bytes of all initial slots.
     pub(in crate::engine) fn planned_bytes(&self) -> u64 {
         let bytes = |share: ShareId| u64::from(self.cache.most_of_share(share)) * self.memory.slot_bytes(share.pool);
         self.cache.shares().map(bytes).sum()
     }
 
-    /// Layers with slots, or that had some.
+    /// Layers that have or had slots.
     fn layers(&self) -> Vec<u16> {
         let mut layers: Vec<u16> = self.cache.shares().map(|share| share.layer).collect();
         layers.sort_unstable();

@@ -6,9 +6,9 @@ use crate::engine::host_reads::Host;
 use hobbit_core::expert::{SliceId, SliceKind};
 use hobbit_core::residency::{LayerStep, Used};
 
-/// What is still to be uploaded.
+/// Slices that are not uploaded yet.
 pub(in crate::engine) struct Uploads {
-    /// Kind by kind, as the products come; within a kind, experts in the order of need.
+    /// Kind by kind, in the order of products; within a kind, experts in the order of need.
     waiting: Vec<(SliceId, Used)>,
 }
 
@@ -24,17 +24,17 @@ impl Uploads {
         self.waiting.is_empty()
     }
 
-    /// Makes the host read the first of them though nothing is on its way. False when that is impossible.
+    /// Makes the host read the first slice although no read is in flight. Returns `false` if that is impossible.
     pub(in crate::engine) fn insist(&self, host: &mut Host) -> bool {
         self.waiting.first().is_some_and(|&(slice, used)| host.insist(slice, used))
     }
 
-    /// Starts every upload whose bytes are in host memory and that has a place to go. Whether there was one.
+    /// Starts every upload whose bytes are in host memory and that has a destination. Returns whether any was started.
     ///
     /// # Safety
-    /// What the step pins on the host stays as it is until the uploads have run.
+    /// The step's pinned host slots stay unchanged until the uploads have run.
     pub(in crate::engine) unsafe fn pump(&mut self, host: &Host, tier: &mut Tier) -> bool {
-        // Staging slots go to the products that come first: taken by a later one, they might never be free again.
+        // Staging slots go to the earliest products: taken by a later one, they might never become free again.
         let mut staging_for = None;
         let before = self.waiting.len();
         self.waiting.retain(|&(slice, used)| {

@@ -1,20 +1,21 @@
-//! A request of Anthropic's Messages, as one of OpenAI's chat completions.
+//! Converts a request of Anthropic's Messages to OpenAI's chat completions.
 
 use serde_json::{Map, Value, json};
 
 use crate::server::api::fields::get;
 use crate::server::http::error::ApiError;
 
-/// Tokens at most where nobody says.
+/// Default maximum of tokens.
 const MAX_TOKENS: u64 = 4096;
 
-/// Tokens of a thought where nobody says.
+/// Default maximum of thinking tokens.
 const THINKING_BUDGET: u64 = 10_000;
 
-/// How a client of Anthropic's begins a system prompt that differs with every request.
+/// Beginning of a system prompt by which Anthropic's client marks each request differently.
 const BILLING_HEADER: &str = "x-anthropic-billing-header:";
 
-/// Fields that mean something else in OpenAI's form, or nothing. All others are the same there, or llama-server's.
+/// Fields that mean something else in OpenAI's form, or nothing. All other fields are the same there, or are
+/// llama-server's.
 const OWN: [&str; 9] =
     ["system", "messages", "tools", "tool_choice", "stop_sequences", "max_tokens", "thinking", "metadata", "n"];
 
@@ -79,8 +80,8 @@ fn system(value: &Value) -> Value {
     json!({"role": "system", "content": text})
 }
 
-/// A system prompt without the mark that a client puts into each one, for which nothing would be found in the cache: its five
-/// characters become others, always the same.
+/// A system prompt whose client mark is replaced by five constant characters: a mark that changes with every request
+/// would defeat prompt caching.
 fn stable(text: &str) -> String {
     let mark = text.strip_prefix(BILLING_HEADER).and_then(|rest| rest.find("cch="));
     let Some(begin) = mark.map(|at| BILLING_HEADER.len() + at + 4) else { return text.to_owned() };
@@ -101,11 +102,11 @@ fn text_of<'a>(block: &'a Value, name: &str) -> &'a str {
     block.get(name).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// A message and, behind it, the results of tools that it has.
+/// A message, followed by the tool results that it contains.
 fn convert(message: &Value, messages: &mut Vec<Value>) {
     let role = text_of(message, "role");
     let Some(Value::Array(blocks)) = message.get("content") else {
-        // An assistant who has said nothing yet.
+        // Skip an assistant message without content.
         if role != "assistant" || message.get("content").is_some() {
             messages.push(message.clone());
         }
@@ -143,7 +144,7 @@ fn convert(message: &Value, messages: &mut Vec<Value>) {
     messages.append(&mut results);
 }
 
-/// What a tool has answered: a text, or parts where there are images.
+/// A tool's result: a text, or parts if it has images.
 fn result(block: &Value) -> Value {
     let content = match block.get("content") {
         Some(Value::String(text)) => json!(text),

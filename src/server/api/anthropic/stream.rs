@@ -1,4 +1,4 @@
-//! An answer to a request of Anthropic's, block by block.
+//! Anthropic's stream of an answer, block by block.
 
 use hobbit::engine::ChatDelta;
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ impl Shape for Messages {
                 let message = self.header.message(json!([]), Value::Null, Value::Null, started.n_cached, n_new, 0);
                 events.push(json!({"type": "message_start", "message": message}));
             }
-            // Clients wait: something happens.
+            // A ping shows waiting clients that the prompt advances.
             Event::Progress(_) if self.talk.params.return_progress => events.push(json!({"type": "ping"})),
             Event::Token(token) => {
                 for delta in self.reader.push(&token.text) {
@@ -73,7 +73,7 @@ impl Shape for Messages {
     }
 }
 
-/// An event is named as its type is.
+/// Names an event after its type.
 fn frame(event: &Value) -> Frame {
     const NAMES: [&str; 7] = [
         "message_start",
@@ -88,26 +88,26 @@ fn frame(event: &Value) -> Frame {
     Frame { name, data: event.to_string() }
 }
 
-/// What a block is of.
+/// The kind of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Thinking,
     Text,
-    /// A call, by its number.
+    /// A tool call, by index.
     Call(usize),
 }
 
-/// Blocks of an answer, one after the other.
+/// Blocks of an answer, in order.
 #[derive(Debug, Default)]
 struct Blocks {
     open: Option<Kind>,
-    /// Of the next block, or the open one.
+    /// Index of the open block, or of the next one.
     index: usize,
     have_calls: bool,
 }
 
 impl Blocks {
-    /// Tells a piece, in a block of its kind.
+    /// Adds a piece to a block of its kind.
     fn add(&mut self, delta: &ChatDelta, events: &mut Vec<Value>) {
         let (kind, block, piece) = match delta {
             ChatDelta::Reasoning(text) => (
@@ -136,11 +136,11 @@ impl Blocks {
         }
     }
 
-    /// Ends the open block.
+    /// Closes the open block.
     fn close(&mut self, events: &mut Vec<Value>) {
         let Some(kind) = self.open.take() else { return };
         if kind == Kind::Thinking {
-            // There is nothing to sign thoughts with.
+            // Thoughts are not signed.
             let delta = json!({"type": "signature_delta", "signature": ""});
             events.push(json!({"type": "content_block_delta", "index": self.index, "delta": delta}));
         }

@@ -1,4 +1,4 @@
-//! What the model says, taken apart as the chat template wants it: contents, thoughts, calls of tools.
+//! Parses the model's output by the chat template's format: contents, thoughts, tool calls.
 
 use hobbit::engine::{ChatDelta, ChatPrompt, ChatStream, ToolCall, ToolCallDelta};
 use serde_json::{Value, json};
@@ -8,38 +8,38 @@ use crate::server::http::error::ApiError;
 use crate::server::http::stream::Whole;
 use crate::server::job::Stop;
 
-/// Takes an answer apart while it comes.
+/// Parses an answer as it arrives.
 pub struct Reader {
     stream: ChatStream,
-    /// A call without arguments yet: its name may still grow.
+    /// A tool call without arguments yet: its name may still grow.
     held: Option<ToolCallDelta>,
 }
 
 impl Reader {
-    /// Of an answer to `prompt`.
+    /// A reader of the answer to `prompt`.
     ///
     /// # Errors
-    /// A message to go on with that is not of the template's form.
+    /// A message to continue that does not follow the template's format.
     pub fn new(prompt: &ChatPrompt) -> Result<Self, ApiError> {
         let stream = ChatStream::new(prompt.parser.clone(), random_id);
         let stream = stream.map_err(|error| ApiError::invalid(error.to_string()))?;
         Ok(Self { stream, held: None })
     }
 
-    /// Goes on with `text`, and tells what is new and certain.
+    /// Appends `text`; returns the deltas that are new and final.
     pub fn push(&mut self, text: &str) -> Vec<ChatDelta> {
         if text.is_empty() {
             return Vec::new();
         }
-        // What cannot be understood yet may be later; the end decides.
+        // Output that does not parse yet may parse later; `finish` decides.
         let new = self.stream.push(text, true).unwrap_or_default();
         settle(&mut self.held, new)
     }
 
-    /// The answer ends with `rest`.
+    /// Ends the answer with `rest`.
     ///
     /// # Errors
-    /// It is not of the form that the template asks for. What was cut off is not complete, and need not be.
+    /// The answer does not follow the template's format. An answer that was cut off may be incomplete.
     pub fn finish(&mut self, rest: &str, stop: &Stop) -> Result<Vec<ChatDelta>, ApiError> {
         let new = match (self.stream.push(rest, false), stop) {
             (Err(_), Stop::Limit) => self.stream.push("", true),
@@ -52,7 +52,7 @@ impl Reader {
     }
 }
 
-/// What of `new` can be told: a call's name once it is complete, together with the first of its arguments.
+/// The deltas that can be sent: a call's name is held until it is complete, and sent with the first of its arguments.
 fn settle(held: &mut Option<ToolCallDelta>, new: Vec<ChatDelta>) -> Vec<ChatDelta> {
     let mut told = Vec::new();
     for delta in new {
@@ -88,7 +88,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// All that was generated, taken apart: what a stream tells piece by piece.
+    /// Parses a complete generation into the message that a stream sends piece by piece.
     ///
     /// # Errors
     /// As [`Reader`].
@@ -98,7 +98,7 @@ impl Message {
         Ok(message)
     }
 
-    /// Goes on.
+    /// Appends a delta.
     pub fn add(&mut self, delta: &ChatDelta) {
         match delta {
             ChatDelta::Reasoning(text) => self.reasoning.push_str(text),
@@ -116,7 +116,7 @@ impl Message {
         }
     }
 
-    /// In OpenAI's form.
+    /// The message in OpenAI's form.
     pub fn json(&self) -> Value {
         let mut value = json!({"role": "assistant", "content": self.content});
         if !self.reasoning.is_empty() {
@@ -136,7 +136,7 @@ impl Message {
     }
 }
 
-/// A piece of an answer in OpenAI's form.
+/// A delta in OpenAI's form.
 pub fn delta_json(delta: &ChatDelta) -> Value {
     match delta {
         ChatDelta::Reasoning(text) => json!({"reasoning_content": text}),

@@ -1,13 +1,13 @@
-//! Messages of a conversation: what templates can be given, and nothing else.
+//! Checks that the messages of a conversation contain only what templates accept.
 
 use serde_json::{Map, Value};
 
 use crate::server::http::error::ApiError;
 
-/// Checks messages in OpenAI's form, and takes out what is null.
+/// Checks messages in OpenAI's form, and removes null fields.
 ///
 /// # Errors
-/// What is none, or needs a model that sees or hears.
+/// Not a list of messages, or content that needs vision or audio.
 pub fn check(messages: &mut Value) -> Result<(), ApiError> {
     let Value::Array(messages) = messages else {
         return Err(ApiError::invalid("Expected 'messages' to be an array"));
@@ -19,7 +19,7 @@ pub fn check(messages: &mut Value) -> Result<(), ApiError> {
 }
 
 fn check_one(message: &mut Map<String, Value>) -> Result<(), ApiError> {
-    // Content may be null; of all else null says that it is not there.
+    // Content may be null; any other null field counts as absent.
     message.retain(|name, value| name == "content" || !value.is_null());
     let role = match message.get("role") {
         Some(Value::String(role)) => role.as_str(),
@@ -46,10 +46,10 @@ fn check_one(message: &mut Map<String, Value>) -> Result<(), ApiError> {
     }
 }
 
-/// A part of a content: a text.
+/// Checks that a content part is a text.
 ///
 /// # Errors
-/// Anything else. The server takes no images, sound or video, whatever the model could do with them.
+/// Any other part. The server takes no images, audio or video, even if the model could.
 pub fn check_part(part: &Value) -> Result<(), ApiError> {
     let cannot = |what: &str| {
         Err(ApiError::invalid(format!(
@@ -66,7 +66,7 @@ pub fn check_part(part: &Value) -> Result<(), ApiError> {
     }
 }
 
-/// Whether a message is the assistant's.
+/// Whether a message has the assistant's role.
 pub fn is_assistant(message: &Value) -> bool {
     message.get("role").is_some_and(|role| role == "assistant")
 }

@@ -1,4 +1,4 @@
-//! A chat request: what of it the chat template is given, and what is left for the generation.
+//! Splits a chat request into the chat template's inputs and the generation's parameters.
 
 use hobbit::engine::{ChatInputs, Continuation, ToolChoice};
 use hobbit::options::{ReasoningBudget, ReasoningFormat};
@@ -9,35 +9,35 @@ use crate::reasoning::{ENABLE_THINKING, REASONING_EFFORT, Reasoning};
 use crate::server::api::fields::{boolean, first, get, text, whole};
 use crate::server::http::error::ApiError;
 
-/// Candidates that are told where nobody says how many.
+/// Default number of candidates with `logprobs`.
 const TOP_LOGPROBS: i64 = 20;
 
-/// What holds where a request does not say.
+/// Defaults for fields that a request leaves out.
 pub struct Defaults<'a> {
     pub reasoning: &'a Reasoning,
     pub jinja: bool,
-    /// A last message of the assistant's is gone on with.
+    /// Continue a last message of the assistant's.
     pub prefills_assistant: bool,
-    /// What the template can do.
+    /// Whether the template supports thoughts.
     pub template_thinks: bool,
     pub calls_in_parallel: bool,
 }
 
-/// A chat request, read.
+/// A parsed chat request.
 #[derive(Debug)]
 pub struct Request {
     pub inputs: ChatInputs,
-    /// What is left of the request: of the generation.
+    /// The remaining fields, for the generation.
     pub rest: Map<String, Value>,
     pub budget: ReasoningBudget,
-    /// A stream ends with the counts of tokens.
+    /// The stream ends with token counts.
     pub include_usage: bool,
 }
 
-/// Reads a request in OpenAI's form.
+/// Parses a request in OpenAI's form.
 ///
 /// # Errors
-/// Fields that are not as they should be, or exclude each other.
+/// Invalid fields, or fields that exclude each other.
 pub fn read(mut body: Map<String, Value>, defaults: &Defaults) -> Result<Request, ApiError> {
     let (tools, tool_choice) = tools(&mut body, defaults.jinja)?;
     let json_schema = schema(&mut body)?;
@@ -74,7 +74,7 @@ pub fn read(mut body: Map<String, Value>, defaults: &Defaults) -> Result<Request
     Ok(Request { inputs, rest: body, budget: thinking.budget, include_usage })
 }
 
-/// Tools as JSON, if there are any, and whether they are to be called.
+/// Tools as JSON, if any, and whether the model must call them.
 fn tools(body: &mut Map<String, Value>, jinja: bool) -> Result<(Option<String>, ToolChoice), ApiError> {
     let mut tools = match body.remove("tools") {
         None | Some(Value::Null) => Vec::new(),
@@ -89,7 +89,7 @@ fn tools(body: &mut Map<String, Value>, jinja: bool) -> Result<(Option<String>, 
         Some(Value::String(word)) => {
             word.parse().map_err(|_| ApiError::invalid(format!("Invalid tool_choice: {word}")))?
         }
-        // One tool, by its name: it is the only one that the model is told of.
+        // One tool by name: the template receives only this one.
         Some(choice) => {
             let name = choice.pointer("/function/name").or_else(|| choice.get("name")).and_then(Value::as_str);
             let name = name.ok_or_else(|| ApiError::invalid(format!("Invalid tool_choice: {choice}")))?;
@@ -121,14 +121,14 @@ fn schema(body: &mut Map<String, Value>) -> Result<Option<String>, ApiError> {
     };
     match schema {
         None => Ok(None),
-        // Any object.
+        // An empty schema stands for any object.
         Some(Value::Object(schema)) if schema.is_empty() => Ok(Some(json!({"type": "object"}).to_string())),
         Some(schema @ (Value::Object(_) | Value::Bool(_))) => Ok(Some(schema.to_string())),
         Some(_) => Err(ApiError::invalid("a JSON schema must be an object")),
     }
 }
 
-/// The schema of `response_format`, where there is also the one `given` beside.
+/// The schema of `response_format`; `given` is a schema from another field.
 fn format_schema(format: &mut Map<String, Value>, given: Option<Value>) -> Result<Option<Value>, ApiError> {
     let schema = |own: &mut Map<String, Value>| own.remove("schema").filter(|schema| !schema.is_null());
     let empty = || json!({});
@@ -151,7 +151,7 @@ fn format_schema(format: &mut Map<String, Value>, given: Option<Value>) -> Resul
     }
 }
 
-/// How the last message is gone on with, and whether a new turn is opened.
+/// How the last message is continued, and whether a new turn is opened.
 fn continuation(
     body: &Map<String, Value>,
     conversation: &Value,
@@ -183,7 +183,7 @@ fn continuation(
     Ok((own, own == Continuation::None && opens.unwrap_or(true)))
 }
 
-/// How the model is to think.
+/// Settings of the model's thoughts.
 struct Thinking {
     enabled: bool,
     format: ReasoningFormat,

@@ -1,4 +1,4 @@
-//! A chat answer, piece by piece, in OpenAI's shape.
+//! OpenAI's stream of a chat answer.
 
 use hobbit::engine::ChatDelta;
 use serde_json::{Value, json};
@@ -17,19 +17,19 @@ pub struct Chat {
     stamp: Stamp,
     answers: Vec<Answer>,
     usage: Usage,
-    /// Of the answer that ended last.
+    /// Timings of the answer that ended last.
     timings: Timings,
-    /// While the stream lasts.
+    /// Listed for control requests while the stream lasts.
     _listed: Listed,
 }
 
-/// One of the answers.
+/// State of one answer.
 struct Answer {
     reader: Reader,
-    /// Who speaks is said.
+    /// The role has been sent.
     has_begun: bool,
     has_calls: bool,
-    /// Of tokens whose text is not told yet.
+    /// Probabilities of tokens whose text is not sent yet.
     probabilities: Vec<Probabilities>,
 }
 
@@ -52,13 +52,13 @@ impl Chat {
         self.stamp.part(json!([{"finish_reason": finish_reason, "index": index, "delta": delta}]))
     }
 
-    /// Who speaks, where that is not said yet.
+    /// The role, unless it was sent already.
     fn begin(&mut self, index: usize) -> Option<Value> {
         let is_first = !std::mem::replace(&mut self.answers[index].has_begun, true);
         is_first.then(|| self.chunk(index, json!({"role": "assistant", "content": null}), None))
     }
 
-    /// What is new; the last of it carries the probabilities of its tokens.
+    /// Chunks for the new deltas; the last one carries their tokens' probabilities.
     fn told(&mut self, index: usize, deltas: &[ChatDelta]) -> Vec<Value> {
         let mut chunks: Vec<Value> = deltas.iter().map(|delta| self.chunk(index, delta_json(delta), None)).collect();
         let answer = &mut self.answers[index];

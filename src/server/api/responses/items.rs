@@ -1,16 +1,16 @@
-//! What an answer of Responses consists of: thoughts, messages, calls, each an item with an id of its own.
+//! The items of a Responses answer: thoughts, messages and calls, each with its own id.
 
 use hobbit::engine::ChatDelta;
 use serde_json::{Value, json};
 
 use crate::server::api::openai::random_id;
 
-/// What an item is of.
+/// The kind of an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
     Reasoning,
     Message,
-    /// A call by its number, with its id and name.
+    /// A tool call by index, with its id and name.
     Call {
         index: usize,
         id: String,
@@ -54,16 +54,16 @@ impl Item {
     }
 }
 
-/// The items of an answer, one after the other.
+/// The items of an answer, in order.
 #[derive(Debug, Default)]
 pub struct Items {
     open: Option<Item>,
-    /// Those that are complete.
+    /// Complete items.
     done: Vec<Value>,
 }
 
 impl Items {
-    /// Tells a piece, in an item of its kind.
+    /// Adds a piece to an item of its kind.
     pub fn add(&mut self, delta: &ChatDelta, events: &mut Vec<Value>) {
         let (kind, text) = match delta {
             ChatDelta::Reasoning(text) => (Kind::Reasoning, text),
@@ -118,7 +118,7 @@ impl Items {
         self.open = Some(item);
     }
 
-    /// Ends the open item.
+    /// Closes the open item.
     pub fn close(&mut self, events: &mut Vec<Value>) {
         let Some(item) = self.open.take() else { return };
         let output_index = self.done.len();
@@ -144,7 +144,7 @@ impl Items {
         self.done.push(whole);
     }
 
-    /// All items, once the last one is closed.
+    /// All items; valid once the last one is closed.
     pub fn output(&self) -> &[Value] {
         &self.done
     }

@@ -1,14 +1,14 @@
-//! A request of OpenAI's Responses, as one of its chat completions.
+//! Converts a request of OpenAI's Responses to a chat completion.
 
 use serde_json::{Map, Value, json};
 
 use crate::server::api::fields::{get, text};
 use crate::server::http::error::ApiError;
 
-/// The same request as a chat completion's. What both have in common stays as it is.
+/// The request as a chat completion. Fields that both have stay as they are.
 ///
 /// # Errors
-/// Input that is none, and conversations that are kept elsewhere.
+/// Invalid input, and conversations that are stored elsewhere.
 pub fn to_chat(mut body: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
     let input = body.remove("input").ok_or_else(|| ApiError::invalid("'input' is required"))?;
     if text(&body, "previous_response_id")?.is_some_and(|id| !id.is_empty()) {
@@ -26,7 +26,7 @@ pub fn to_chat(mut body: Map<String, Value>) -> Result<Map<String, Value>, ApiEr
     match body.remove("tools") {
         None | Some(Value::Null) => {}
         Some(Value::Array(tools)) => {
-            // Others than functions are the provider's own.
+            // Tools other than functions run at the provider and are dropped.
             let tools: Vec<Value> = tools.into_iter().filter_map(tool).collect();
             body.insert("tools".to_owned(), Value::Array(tools));
         }
@@ -48,7 +48,7 @@ pub fn to_chat(mut body: Map<String, Value>) -> Result<Map<String, Value>, ApiEr
     Ok(body)
 }
 
-/// A function, whose fields lie one deeper in a chat completion's.
+/// A function tool; a chat completion nests its fields one level deeper.
 fn tool(tool: Value) -> Option<Value> {
     let Value::Object(mut function) = tool else { return None };
     let kind = function.shift_remove("type")?;
@@ -56,7 +56,7 @@ fn tool(tool: Value) -> Option<Value> {
     (kind == "function").then(|| json!({"type": "function", "function": function}))
 }
 
-/// The form of the answer, whose fields lie one deeper in a chat completion's.
+/// The answer's format; a chat completion nests its fields one level deeper.
 fn format(format: &Value) -> Option<Value> {
     match format["type"].as_str()? {
         "json_schema" => Some(json!({"type": "json_schema", "json_schema": {"schema": format.get("schema")}})),
@@ -64,7 +64,7 @@ fn format(format: &Value) -> Option<Value> {
     }
 }
 
-/// Adds an item of the conversation.
+/// Appends an item of the conversation.
 fn add(item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
     let of = |name: &str| item.get(name).and_then(Value::as_str);
     let needs = |name: &str| of(name).ok_or_else(|| ApiError::invalid("Cannot determine type of 'item'"));
@@ -115,7 +115,7 @@ fn add(item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The assistant's message that is gone on with: thoughts, texts and calls in turn are one.
+/// The assistant's current message: consecutive thoughts, texts and calls are merged into one.
 fn assistant(messages: &mut Vec<Value>) -> &mut Value {
     if messages.last().is_none_or(|last| last["role"] != "assistant") {
         messages.push(json!({"role": "assistant", "content": []}));
@@ -123,7 +123,7 @@ fn assistant(messages: &mut Vec<Value>) -> &mut Value {
     messages.last_mut().expect("there is one now")
 }
 
-/// Parts of a content as a chat completion's. `kinds` are those that are texts.
+/// Content parts as a chat completion's. `kinds` are the part types that are texts.
 fn content(value: &Value, kinds: &[&str]) -> Result<Vec<Value>, ApiError> {
     let parts = match value {
         Value::String(text) => return Ok(vec![json!({"type": "text", "text": text})]),

@@ -1,4 +1,4 @@
-//! An answer of Responses, event by event.
+//! OpenAI's stream of a Responses answer.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ pub struct Events {
     header: Header,
     reader: Reader,
     items: Items,
-    /// Events so far.
+    /// Events sent so far.
     n: usize,
 }
 
@@ -79,14 +79,14 @@ impl Shape for Events {
         let mut response = self.header.begun();
         response["status"] = json!("failed");
         response["error"] = error.json();
-        // What llama-server says, and what OpenAI's clients wait for.
+        // llama-server's error, in the event that OpenAI's clients wait for.
         let event = json!({"type": "response.failed", "response": response, "error": error.json()});
         vec![self.frame(event)]
     }
 }
 
 impl Events {
-    /// An event, numbered, and named as its type is.
+    /// A numbered event, named after its type.
     fn frame(&mut self, mut event: Value) -> Frame {
         const NAMES: [&str; 14] = [
             "response.created",

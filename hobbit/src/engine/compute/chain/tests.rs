@@ -6,7 +6,7 @@ struct Nodes {
     #[allow(clippy::vec_box)]
     all: Vec<Box<ggml_tensor>>,
     products: Vec<(*mut ggml_tensor, SliceKind)>,
-    /// 0 stands for 1.
+    /// 0 means 1.
     n_tokens: usize,
 }
 
@@ -74,11 +74,11 @@ fn gate_up_and_down_with_biases_are_one_chain() {
     let chain = nodes.chain(&all).expect("every node is row by row");
     assert_eq!(chain.n_nodes, 5, "what comes after the last product is not part of it");
     assert_eq!(chain.inputs.len(), 1, "both products multiply one copy");
-    // One row of 8 for all, then two rows of 4 for each of four links, and two of 8.
+    // One shared row of 8, then two rows of 4 for each of four links, and two of 8.
     assert_eq!((chain.n_floats, chain.links[4].start), (8 + 4 * 8 + 16, 8 + 4 * 8));
     assert_eq!(rows(&chain, 3, 0), (24, 4, 4));
     assert_eq!(rows(&chain, 3, 1), (8, 4, 4));
-    // What later nodes read of the middle would be missing.
+    // A later node would lack the intermediate result it reads.
     let late = nodes.tensor(llama::GGML_OP_SQR, [4, 2], &[glu]);
     assert!(nodes.chain(&[up, gate, biased, glu, down, late]).is_none());
 }
@@ -98,7 +98,7 @@ fn each_token_of_a_batch_has_rows_of_its_own() {
     assert_eq!(rows(&chain, 0, 1), (0, 8, 8));
     assert_eq!((chain.n_floats, chain.links[2].start), (6 * (8 + 8 + 4 + 8), 6 * (8 + 8 + 4)));
     assert_eq!(rows(&chain, 1, 1), (48 + 4, 8, 4));
-    // Tokens that do not lie as far from one another as in the whole are no part of its rows.
+    // Tokens with another stride than the whole tensor's are no part of its rows.
     // SAFETY: a node of these.
     unsafe { (*up).nb[2] /= 2 };
     assert!(nodes.chain(&all).is_none());
@@ -116,11 +116,11 @@ fn halves_of_one_product_and_nodes_in_place_are_followed() {
     let chain = nodes.chain(&[both, gate, up, glu, down]).expect("views of a result are parts of its rows");
     assert_eq!(rows(&chain, 1, 0), (8, 8, 4));
     assert_eq!(rows(&chain, 1, 1), (12, 8, 4));
-    // Clamped in place: who reads the original reads what is there now.
+    // Clamped in place: readers of the original get the clamped values.
     let clamped = nodes.view(both, llama::GGML_OP_CLAMP, 8, 0);
     let chain = nodes.chain(&[both, clamped, gate, up, glu, down]).expect("in place is row by row");
     assert_eq!(rows(&chain, 2, 1), (8 + 16 + 4, 8, 4));
-    // Of a half alone, the other half is not there.
+    // After clamping one half, the other half is missing.
     let half = nodes.view(both, llama::GGML_OP_CLAMP, 4, 0);
     assert!(nodes.chain(&[both, half, gate, up, glu, down]).is_none());
 }

@@ -1,10 +1,10 @@
-//! Layers that are on the device as a whole: their products are nodes like any other while a graph runs.
+//! Layers that are wholly on the device: their products are ordinary nodes while a graph runs.
 
 use super::*;
 
 impl Offload {
-    /// Gives products of layers that are on the device as a whole the weights there, until
-    /// [`Offload::return_complete`]: they are nodes like any other then.
+    /// Gives products of layers that are wholly on the device the weights there, until [`Offload::return_complete`]:
+    /// these products are then ordinary nodes.
     ///
     /// # Safety
     /// Nodes of a live graph.
@@ -14,7 +14,7 @@ impl Offload {
         let Some((_, first)) = products.peek() else { return };
         let experts = Arc::clone(&first.experts);
         let mut guard = experts.memories();
-        // Recorded routes are written over the router's choice, which has to be read for it.
+        // Recorded routes overwrite the router's choice, which must be read for that.
         let Some(memories) = guard.as_mut().filter(|memories| !memories.follows_routes()) else { return };
         memories.catch_up();
         let mut borrowed = Vec::new();
@@ -56,7 +56,7 @@ impl Offload {
         }
     }
 
-    /// Frees device memory of slots, between two regions. Whether there was some to free.
+    /// Frees device memory of slots, between two regions. Returns whether there was any to free.
     ///
     /// # Safety
     /// The graph that is being computed is live.

@@ -1,9 +1,9 @@
-//! What the CPU computes of a region beside the device.
+//! The CPU's part of a region, beside the device.
 
 use super::*;
 use crate::engine::hierarchy::HostBytes;
 
-/// What the CPU is to compute of a region.
+/// Work of the CPU in a region.
 pub(super) struct Help<'a> {
     pub(super) region: &'a [Node],
     /// Experts, most important first.
@@ -17,7 +17,7 @@ pub(super) struct Help<'a> {
 }
 
 impl Offload {
-    /// Decides which of the missing experts the CPU computes, and reads what it needs for that.
+    /// Decides which of the missing experts the CPU computes, and reads the input for them.
     ///
     /// # Safety
     /// As [`Offload::layer`].
@@ -46,7 +46,7 @@ impl Offload {
                 Miss {
                     index: used.index,
                     bytes: slices.clone().map(|slice| host.shape(slice).bytes).sum(),
-                    // The router's order stands for its weights where these were not read.
+                    // The router's order replaces its weights if these were not read.
                     score: self.chosen.weights.get(rank).copied().unwrap_or((n_used - rank) as f32),
                     on_host: used.row.is_some() && slices.clone().all(|slice| host.host_bytes(slice, used).is_some()),
                 }
@@ -73,7 +73,7 @@ impl Offload {
         }
     }
 
-    /// Computes the most important of the experts that are left to the CPU.
+    /// Computes the most important of the experts left to the CPU.
     ///
     /// # Safety
     /// As [`Offload::layer`].
@@ -103,7 +103,7 @@ impl Offload {
         Ok(true)
     }
 
-    /// Computes what is left to the CPU, and puts the rows in their places.
+    /// Computes the rest of the CPU's experts, and writes their rows to the device.
     ///
     /// # Safety
     /// As [`Offload::layer`]; the region has been submitted.

@@ -1,11 +1,11 @@
-//! What a layer's router chose: read back from the device, told to policies and to whoever looks ahead.
+//! A router's choice: read back from the device for policies and prefetching.
 
 use super::*;
 use crate::engine::hierarchy::Routers;
 use crate::engine::split::Router;
 
 impl Offload {
-    /// Reads the router's choice, its weights and what it saw, and waits for all that was submitted.
+    /// Reads the router's choice, its weights and its input, and waits for all submitted work.
     ///
     /// # Safety
     /// The tensors are live and allocated on the device.
@@ -31,7 +31,7 @@ impl Offload {
         self.launch.synchronize();
     }
 
-    /// As [`split::reroute`]: of a choice and weights that have been read back. What changes is written on the device.
+    /// As [`split::reroute`], for a choice and weights that have been read back. Changes are written to the device.
     ///
     /// # Safety
     /// The nodes are live and allocated on the device, and were read back last.
@@ -62,13 +62,13 @@ impl Offload {
         Ok(())
     }
 
-    /// What the router saw, token by token; nothing where that was not wanted.
+    /// The router's input, token by token; empty if it was not needed.
     pub(super) fn inputs(&self) -> Vec<&[f32]> {
         let n_tokens = self.chosen.routing.n_tokens.max(1);
         self.input.chunks_exact((self.input.len() / n_tokens).max(1)).collect()
     }
 
-    /// A layer of a batch that decodes has been submitted: reads and copies for the next ones.
+    /// A layer of a decode batch has been submitted: starts reads and copies for the next ones.
     pub(super) fn look_ahead(&self, tier: &mut Tier, beside: &mut Beside, step: &LayerStep) {
         let Beside { host, routers, others, .. } = beside;
         let inputs = self.inputs();
@@ -78,10 +78,10 @@ impl Offload {
         tier.upload_ahead(host, step, &self.chosen);
     }
 
-    /// Takes skipped experts out of the router's weights, token by token.
+    /// Removes skipped experts from the router's weights, token by token.
     ///
     /// # Safety
-    /// `tensor` is what was read back last, and on the device until the ubatch is done.
+    /// `tensor` was read back last, and is on the device until the ubatch is done.
     pub(super) unsafe fn leave_out(&mut self, step: &LayerStep, host: &Host, tensor: *mut ggml_tensor) {
         // SAFETY: by the caller.
         let on_host = unsafe { host_weights(tensor, &mut self.weight_bytes) };
@@ -94,7 +94,7 @@ impl Offload {
     }
 }
 
-/// The router's weights among the bytes that were read back.
+/// The router's weights among the bytes read back.
 ///
 /// # Safety
 /// `tensor` is live, and has as many bytes.

@@ -1,8 +1,8 @@
-//! A region in stages: products that need nothing of each other, each submitted as its experts come.
+//! Divides a region into stages of independent products; each product is submitted as its experts arrive.
 
 use super::*;
 
-/// Pins what a step uses and is on the device. What is not, in the order of need.
+/// Pins a step's experts that are on the device. Returns the others, in the order of need.
 pub(super) fn pin_present(tier: &mut Tier, step: &LayerStep, kinds: &[SliceKind], chosen: &Chosen) -> Vec<Used> {
     let mut missing = Vec::new();
     if tier.is_unified() {
@@ -10,7 +10,8 @@ pub(super) fn pin_present(tier: &mut Tier, step: &LayerStep, kinds: &[SliceKind]
     }
     for &used in &step.used {
         let version = step.version(used);
-        // Of a layer that comes in several splits, an earlier one may have taken the slot for slices that it left to this one.
+        // If a layer comes in several splits, an earlier one may have taken the slot for slices that it left to this
+        // one.
         let hit = tier.pin(version) && tier.has(version, kinds);
         if !chosen.is_again() {
             tier.touch(version, hit, chosen);
@@ -22,8 +23,8 @@ pub(super) fn pin_present(tier: &mut Tier, step: &LayerStep, kinds: &[SliceKind]
     missing
 }
 
-/// Experts of a step with their rows: those that can be multiplied together, and those that come one by one. Of the latter
-/// are those, too, that were copied ahead and may not have come.
+/// Divides a step's experts, with their rows, into groups that are multiplied together and experts that are multiplied
+/// one by one. The latter include prefetched experts that may not have arrived.
 #[allow(clippy::type_complexity)]
 pub(super) fn by_place(
     tier: &Tier,
@@ -49,7 +50,7 @@ pub(super) fn by_place(
     (present.into_iter().map(|(_, members)| members).collect(), coming)
 }
 
-/// Products that depend on none of each other, and the nodes after them.
+/// Products that do not depend on each other, and the nodes after them.
 pub(super) struct Stage {
     pub(super) products: Vec<(*mut ggml_tensor, SliceKind)>,
     pub(super) plain: Vec<*mut ggml_tensor>,
@@ -84,7 +85,7 @@ impl Offload {
     /// Computes the products of a stage, those of present experts first.
     ///
     /// # Safety
-    /// As [`Offload::layer`]; what the products depend on has been submitted.
+    /// As [`Offload::layer`]; the inputs of the products have been submitted.
     #[allow(clippy::too_many_arguments)]
     pub(super) unsafe fn stage(
         &mut self,
@@ -115,7 +116,7 @@ impl Offload {
                 None => true,
             });
             let progress = !here.is_empty();
-            // As their indices were uploaded.
+            // Experts are multiplied one by one as their indices were uploaded.
             let is_coming = |index: u16| !tier.is_unified() && part.coming.iter().any(|(used, _)| used.index == index);
             let (arriving, here): (Vec<_>, Vec<_>) =
                 here.into_iter().partition(|(product, _)| is_coming(product.used.index));
@@ -126,7 +127,7 @@ impl Offload {
             for located in arriving {
                 let slice = located.0.slice;
                 if tier.is_arriving(slice) {
-                    // What has been built waits for nothing that is still coming.
+                    // The graph built so far must not wait for slices that are still arriving.
                     self.launch.submit(tier)?;
                 }
                 tier.wait_for(&self.launch.stream, slice);
@@ -134,14 +135,14 @@ impl Offload {
                 unsafe { self.launch.products(&self.chosen.routing, tier, &[located])? };
             }
             let Some(&Product { slice, used, .. }) = pending.first() else { return Ok(()) };
-            // What waits for the host does not keep the device from what is there.
+            // The device computes the experts it has while the host waits for others.
             self.launch.submit(tier)?;
             split::poll(host, experts, &self.abort)?;
             // SAFETY: as above.
             if unsafe { uploads.pump(host, tier) } || progress {
                 continue;
             }
-            // What has landed just now is no longer on its way.
+            // Slices that have just landed are no longer in flight.
             if pending.iter().any(|product| locate(product, host, tier).is_some()) {
                 continue;
             }
@@ -167,7 +168,7 @@ impl Offload {
     }
 }
 
-/// Where weights are that the device can multiply by, or can once what was submitted has arrived.
+/// The location of weights that the device can multiply by, now or once submitted uploads have arrived.
 fn locate(product: &Product, host: &Host, tier: &Tier) -> Option<Weights> {
     match tier.is_unified() {
         true => tier.locate_on_host(host, product.slice, product.used),

@@ -1,4 +1,4 @@
-//! Device memory that a region's nodes read and write beside the graph's own tensors: indices, gathered rows, results.
+//! Device memory that a region's nodes read and write besides the graph's own tensors: indices, gathered rows, results.
 
 use ggml_sys::llama::{self, GGML_STATUS_ALLOC_FAILED, ggml_backend_dev_t, ggml_tensor};
 
@@ -8,10 +8,10 @@ use crate::engine::graph::tensor_at;
 use crate::engine::split::Failed;
 use crate::engine::tier::Tier;
 
-/// Index tensors start at multiples of so many bytes.
+/// Alignment of index tensors in bytes.
 pub(super) const INDEX_ALIGNMENT: usize = 256;
 
-/// Scratch memory grows in steps of so many bytes.
+/// Scratch memory grows in steps of this many bytes.
 const SCRATCH_STEP: usize = 1 << 20;
 
 /// Device memory for indices, gathered rows and their results.
@@ -32,7 +32,8 @@ impl Scratch {
 }
 
 impl Launch {
-    /// The place of indices in the scratch tensor, where they are before the graph being built runs. There is room.
+    /// The place of indices in the scratch tensor, where they are before the graph being built runs. The caller makes
+    /// room.
     pub(super) fn place(&mut self, bytes: Vec<u8>) -> usize {
         if let Some(&place) = self.places.get(&bytes) {
             return place;
@@ -44,14 +45,14 @@ impl Launch {
         place
     }
 
-    /// The places of indices, and where so many bytes of rows have room.
+    /// The places of indices, and the place of `row_bytes` bytes of rows.
     pub(super) fn indices<const N: usize>(
         &mut self,
         tier: &mut Tier,
         indices: [Vec<u8>; N],
         row_bytes: usize,
     ) -> Result<([usize; N], usize), Failed> {
-        // Room for all of them: one must not take the place of another.
+        // Room for all of them at once: one must not overwrite another.
         let is_known = indices.iter().all(|bytes| self.places.contains_key(bytes));
         let index_bytes = |bytes: &Vec<u8>| bytes.len().next_multiple_of(INDEX_ALIGNMENT);
         let index_bytes = if is_known { 0 } else { indices.iter().map(index_bytes).sum() };
@@ -59,7 +60,7 @@ impl Launch {
         Ok((indices.map(|bytes| self.place(bytes)), rows_at))
     }
 
-    /// Makes sure that so many more index bytes, and so many bytes of rows, have room. The rows' place.
+    /// Makes room for `index_bytes` more index bytes and `row_bytes` bytes of rows. Returns the rows' place.
     pub(super) fn room(&mut self, tier: &mut Tier, index_bytes: usize, row_bytes: usize) -> Result<usize, Failed> {
         if self.indices.len() + index_bytes > self.index_room {
             self.submit(tier)?;
@@ -68,7 +69,7 @@ impl Launch {
         }
         let bytes = self.index_room + row_bytes;
         if self.scratch.as_ref().is_none_or(|scratch| scratch.bytes < bytes) {
-            // What has been built and submitted points into the old one.
+            // Submitted work and the graph being built point into the old memory.
             self.submit(tier)?;
             self.synchronize();
             self.scratch = None;
