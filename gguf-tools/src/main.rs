@@ -79,7 +79,7 @@ fn main() -> ExitCode {
         Tool::Widen(args) => widen::run(args),
     };
     match outcome {
-        // An interrupted tool has reported its own progress.
+        // The error of an interrupted tool reports how far it came; the exit status is the signal's.
         Err(error) if signals::came() && !error.is::<OutputError>() && !is_closed_pipe(&error) => {
             tell(format_args!("error: {}", exit::in_words(&error)));
             ExitCode::from(signals::status())

@@ -1,4 +1,4 @@
-//! What a caller may choose: plain data, defaults as in llama.cpp's `common_params`.
+//! Options of models and sessions: plain data with the defaults of llama.cpp's `common_params`.
 
 mod adapters;
 mod caching;
@@ -47,15 +47,16 @@ pub use crate::words::UnknownWord;
 /// A token's id in the model's vocabulary.
 pub type Token = i32;
 
-/// Whether weights are rearranged for the CPU, as llama.cpp does by default. Rearranged ones are multiplied faster; the last bits
-/// of some types' results are others.
+/// Whether weights are rearranged for the CPU, as llama.cpp does by default. Rearranged weights multiply faster, but
+/// change the last bits of some types' results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Repack {
-    /// Where the model fits and llama.cpp runs it by itself, and where hobbit keeps experts of types that gain by it (MXFP4, Q4_0,
-    /// IQ4_NL) on the CPU, in one precision, with slots for at least half of them.
+    /// If the model fits and llama.cpp runs it by itself; and if hobbit keeps experts on the CPU in one precision, of
+    /// types that gain by it (MXFP4, Q4_0, IQ4_NL), with slots for at least half of them.
     #[default]
     Auto,
-    /// There, and wherever hobbit keeps experts on the CPU: each is rearranged when it arrives, and other weights while they are loaded.
+    /// As `Auto`, and wherever hobbit keeps experts on the CPU: each is rearranged on arrival, other weights while
+    /// loading.
     On,
     /// Never.
     Off,
@@ -66,61 +67,59 @@ pub enum Repack {
 pub struct ModelOptions {
     /// Memory that weights, KV cache, compute buffers and experts share.
     pub budget: Budget,
-    /// Bytes of the budget that the program keeps for itself, besides what it holds when the first session is opened.
+    /// Bytes of the budget reserved for the program, besides what it holds when the first session opens.
     pub reserved_bytes: u64,
-    /// The budget may exceed what the system says is available.
+    /// The budget may exceed the memory that the system reports as available.
     pub overcommit: bool,
-    /// Where the whole model fits the budget, and nothing here says how experts are to be kept, llama.cpp runs by itself, on
-    /// the mapped file. `false`: hobbit keeps the experts always.
+    /// If the whole model fits the budget and no option says how to keep experts, llama.cpp runs alone, on the mapped
+    /// file. `false`: hobbit always manages the experts.
     #[default(true)]
     pub stand_aside: bool,
-    /// Whether weights are rearranged for the CPU.
+    /// Whether weights are repacked for the CPU.
     pub repack: Repack,
-    /// What sessions will be opened with, as far as that is known: it decides what fits. A context length of 0 counts as
-    /// the model's.
+    /// Session options to expect, as far as they are known: they decide what fits. A context length of 0 means the
+    /// model's.
     pub expects: SessionOptions,
-    /// The part of the budget that holds experts.
+    /// Part of the budget that holds experts.
     pub expert_cache: ExpertCache,
     /// Where low-precision versions of experts come from; a pack brings its own.
     pub low: Option<LowSource>,
-    /// The part of the expert cache that low-precision versions get.
+    /// Part of the expert cache for low-precision versions.
     pub low_share: LowShare,
     /// When a low-precision version may stand in.
     pub precision: PrecisionOptions,
-    /// Where tokens may go in place of experts that are not in memory.
+    /// Routing changes that avoid experts that are not in memory.
     pub routing: RoutingOptions,
-    /// A bound on the loss. It chooses [`ModelOptions::routing`], T1 and T2 from measurements of the model, when a session knows how
-    /// many experts are in memory. Low versions are used only if the choice uses them.
+    /// A bound on the loss. It chooses [`ModelOptions::routing`], T1 and T2 from measurements of the model, once a
+    /// session knows how many experts are in memory. Low versions are used only if the choice uses them.
     pub loss_bound: Option<LossBound>,
-    /// Which kernels multiply the experts' rows in batches. [`KernelChoice::Fastest`] counts as [`KernelChoice::Identical`] where
+    /// Kernels for the experts' rows in batches. [`KernelChoice::Fastest`] counts as [`KernelChoice::Identical`] if
     /// [`ModelOptions::precision`] asks for [`PrecisionMode::Exact`] or for deterministic results.
     pub kernels: KernelChoice,
     /// Which experts stay in memory.
     pub caching: CachingOptions,
-    /// The table of [`PredictorKind::PathTable`], as `gguf-tools profile` writes
-    /// it; `None` takes the pack's.
+    /// The table of [`PredictorKind::PathTable`], as `gguf-tools profile` writes it; `None` takes the pack's.
     pub path_table: Option<PathBuf>,
-    /// A tuned policy, made by `hobbit-sim calibrate` from traces of this model: weights for [`CachingOptions::policy`], thresholds for
-    /// [`ModelOptions::precision`], penalties for [`CachingOptions::slots`], each where nothing else is given. `None` takes
-    /// the pack's, if there is one.
+    /// A tuned policy, made by `hobbit-sim calibrate` from traces of this model: weights for
+    /// [`CachingOptions::policy`], thresholds for [`ModelOptions::precision`], penalties for [`CachingOptions::slots`].
+    /// Explicit options have priority. `None` takes the pack's, if there is one.
     pub profile: Option<PathBuf>,
-    /// A file to write who was routed where, and what was read for it: see `trace`. An earlier trace is replaced, another kind
-    /// of file is not.
+    /// File for a trace of routing and reads: see `trace`. An earlier trace is replaced; a file of another kind is not.
     pub trace: Option<PathBuf>,
-    /// Routes that tokens are sent along, in place of what routers choose.
+    /// Recorded routes to follow instead of the routers' choices.
     pub routes: Option<RouteOptions>,
-    /// A file that keeps, from one run to the next, which experts were resident and what the policy has learned. It is read
-    /// before the first token and replaced when the model is closed: the last clone of the model and the last session are
-    /// dropped. A file that is of another model, damaged or of another version, or that cannot be written, is told
-    /// (`set_log`) and does not fail the run; what is no such file is left as it is. Results are the same with and
-    /// without it, except that dynamic precision depends on what is resident.
+    /// A file that keeps which experts are resident and what the policy has learned, from one run to the next. It is
+    /// read before the first token and replaced when the model closes, that is, when the last clone of the model and
+    /// the last session are dropped. A state of another model, a damaged one, one of another version, and a failed
+    /// write are logged (`set_log`) and do not fail the run; a file of another kind is left unchanged. Results are the
+    /// same with and without the file, except that dynamic precision depends on residency.
     pub cache_state: Option<PathBuf>,
     /// How expert bytes are read.
     pub io: IoMode,
-    /// Layers whose ordinary weights go to the device; -1 lets the engine choose, -2 means all.
+    /// Layers whose dense weights go to the device; -1 lets the engine choose, -2 means all.
     #[default(-1)]
     pub n_gpu_layers: i32,
-    /// Where they and the expert products go.
+    /// Which devices take those weights and the expert products.
     pub device: DeviceOptions,
     /// Look for NaN and infinities while loading.
     pub check_tensors: bool,
@@ -131,7 +130,7 @@ pub struct ModelOptions {
 }
 
 impl ModelOptions {
-    /// [`ModelOptions::kernels`] as it applies.
+    /// [`ModelOptions::kernels`] after the rule above.
     pub fn kernels_taken(&self) -> KernelChoice {
         match self.precision.demands_exactness() {
             true => KernelChoice::Identical,
@@ -140,23 +139,23 @@ impl ModelOptions {
     }
 }
 
-/// Recorded routes that are followed: what is computed takes as long as a real model's tokens would, and means nothing. One
-/// session at a time.
+/// Recorded routes to follow: compute takes as long as a real model's, but the output means nothing. One session at a
+/// time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouteOptions {
-    /// A trace, of a model with as many experts in each layer, of which a token uses as many. Its tokens are followed one after the
-    /// other, and again from the first one in every new sequence and after its end.
+    /// A trace of a model with as many experts per layer and as many used per token. Its tokens are followed in order,
+    /// and again from the first one in every new sequence and after the end.
     pub trace: PathBuf,
-    /// Routers foretell nothing of recorded routes: this share of what later layers use, `0.0..=1.0`, is foretold to
-    /// [`PredictorKind::StackedGate`] and [`PredictorKind::CrossLayer`] in their place, and for the rest something wrong.
+    /// Routers cannot predict recorded routes. Instead [`PredictorKind::StackedGate`] and [`PredictorKind::CrossLayer`]
+    /// get this share of the later layers' experts right, `0.0..=1.0`, and wrong experts for the rest.
     pub recall: f64,
 }
 
 /// How one sequence of tokens is evaluated.
 #[derive(Clone, Debug, PartialEq, SmartDefault)]
 pub struct SessionOptions {
-    /// Context length in tokens; 0 takes the model's training context, or where the model does not fit with that, what an
-    /// eighth of the memory holds of it, at least 4096.
+    /// Context length in tokens; 0 takes the model's training context. If the model does not fit with that, 0 takes the
+    /// context that an eighth of the memory holds, at least 4096.
     pub n_ctx: u32,
     /// Tokens submitted at once while a prompt is read.
     #[default(2048)]
@@ -164,16 +163,16 @@ pub struct SessionOptions {
     /// Tokens computed at once, at most `n_batch`.
     #[default(512)]
     pub n_ubatch: u32,
-    /// Entries of a batch whose logits may be asked for at once; 0 for all of them. `Session::feed`
-    /// needs one. Room for so many is kept in the compute buffers, which for all of a batch is often most of them.
+    /// Entries of a batch whose logits may be requested at once; 0 for all. `Session::feed` needs one. The compute
+    /// buffers keep room for this many; for a whole batch that is often most of the buffers.
     pub n_outputs_max: u32,
     /// Sequences that share the context.
     #[default(1)]
     pub n_seq_max: u32,
-    /// Sequences share one KV cache, of `n_ctx` tokens together: a batch of several is then computed at once, whichever they are.
-    /// Otherwise each has a part of its own.
+    /// Sequences share one KV cache of `n_ctx` tokens, and any batch of them is computed at once. Otherwise each
+    /// sequence has its own part.
     pub kv_unified: bool,
-    /// Embeddings are wanted in place of logits, made one of each sequence like this (`Some(None)`: as the model says, or not at all).
+    /// Compute embeddings in place of logits, with this pooling for each sequence (`Some(None)`: the model's, or none).
     pub embeddings: Option<Option<Pooling>>,
     /// Threads for single tokens; `None` lets the engine choose.
     pub threads: Option<i32>,
@@ -190,7 +189,7 @@ pub struct SessionOptions {
     pub warmup: bool,
     /// When the context is full, drop the older half instead of ending.
     pub context_shift: bool,
-    /// Tokens of the start that a context shift keeps; -1 keeps the whole prompt.
+    /// Tokens at the start that a context shift keeps; -1 keeps the whole prompt.
     pub n_keep: i32,
     /// Keep the full context for sliding-window layers.
     pub swa_full: bool,
@@ -201,16 +200,16 @@ pub struct SessionOptions {
     pub rope: RopeOptions,
 }
 
-/// How the embeddings of a text's tokens become one.
+/// Pooling of the embeddings of a text's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// They do not.
+    /// No pooling.
     None,
-    /// Their mean.
+    /// Mean of all tokens.
     Mean,
-    /// That of the first token.
+    /// Embedding of the first token.
     Cls,
-    /// That of the last token.
+    /// Embedding of the last token.
     Last,
     /// A score of how well a document answers a question, by the model's own head.
     Rank,
@@ -323,7 +322,7 @@ impl KvOverride {
     pub const KEY_BYTES_MAX: usize = 127;
 }
 
-/// Why a metadata override was not understood.
+/// Why a metadata override cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{found}': {why} (expected KEY=TYPE:VALUE with TYPE one of int, float, bool, str)")]
 pub struct KvOverrideError {

@@ -1,4 +1,4 @@
-//! What a session measured about itself.
+//! Statistics of a session.
 
 /// Adds or subtracts counts: `field_by_field!(Counts: Add::add { hits, misses })`.
 macro_rules! field_by_field {
@@ -40,18 +40,18 @@ pub struct PhaseStats {
     pub tokens: u64,
     /// Wall time spent evaluating them.
     pub seconds: f64,
-    /// Experts found resident: one for each distinct expert that a layer needed in an evaluated ubatch.
+    /// Resident experts: one for each distinct expert that a layer needed in an evaluated ubatch.
     pub hits: u64,
-    /// Experts that were not, counted alike.
+    /// Missing experts, counted alike.
     pub misses: u64,
-    /// Uses, one for each token and each expert its router chose, by the precision that was computed.
+    /// Uses, one for each token and each expert its router chose, by computed precision.
     pub used: PrecisionCounts,
-    /// Chosen experts that were not resident in high precision, counted as [`PhaseStats::hits`], by what was done: loaded
-    /// in high precision, computed in low precision (loaded or resident), or skipped.
+    /// Chosen experts that were not resident in high precision, counted as [`PhaseStats::hits`], by outcome: loaded in
+    /// high precision, computed in low precision (loaded or resident), or skipped.
     pub missed: PrecisionCounts,
-    /// Uses that went elsewhere than the router said.
+    /// Uses of other experts than the router's.
     pub rerouted: RerouteCounts,
-    /// Low-precision versions that a high-precision one replaced in the background.
+    /// Low-precision versions replaced by high-precision ones in the background.
     pub upgrades: u64,
     /// Slices read.
     pub slices_loaded: u64,
@@ -64,7 +64,7 @@ pub struct PhaseStats {
 }
 
 impl PhaseStats {
-    /// Share of needed experts found resident, 0..=1; `None` when none was needed.
+    /// Share of needed experts that were resident, 0..=1; `None` when none was needed.
     pub fn hit_rate(&self) -> Option<f64> {
         ratio(self.hits as f64, (self.hits + self.misses) as f64)
     }
@@ -85,8 +85,8 @@ impl PhaseStats {
         ratio(self.tokens as f64, self.seconds)
     }
 
-    /// Tokens per second if nothing but reading took time: tokens / (bytes read / bandwidth), in bytes per second.
-    /// `None` when nothing was read.
+    /// Tokens per second if only reading took time: tokens / (bytes read / bandwidth), in bytes per second. `None` when
+    /// nothing was read.
     pub fn roofline_tokens_per_second(&self, bandwidth: f64) -> Option<f64> {
         if self.tokens == 0 || self.bytes_read == 0 || bandwidth <= 0.0 {
             return None;
@@ -94,16 +94,15 @@ impl PhaseStats {
         ratio(self.tokens as f64, self.bytes_read as f64 / bandwidth)
     }
 
-    /// How near this came to reading and computing without waiting for each other; see [`efficiency`]. `None` when nothing
-    /// was evaluated.
+    /// Ratio to reading and computing in perfect overlap; see [`efficiency`]. `None` when nothing was evaluated.
     pub fn efficiency(&self, bandwidth: f64) -> Option<f64> {
         (self.tokens > 0).then(|| efficiency(self.seconds, self.io_wait_seconds, self.bytes_read, bandwidth)).flatten()
     }
 }
 
-/// The share, 0..=1, of `seconds` that could not have been less if reads of `bytes` at `bandwidth` bytes per second and
-/// all else overlapped entirely: the longer of these two. All else took what was not waited for reads. `None` for no time,
-/// or reads at no speed.
+/// Ratio, 0..=1, of the least possible time to `seconds`. The least time is the longer of reading `bytes` at
+/// `bandwidth` bytes per second and computing, in perfect overlap; computing took the time that was not spent waiting
+/// for reads. `None` for no time, or reads at no speed.
 pub fn efficiency(seconds: f64, waited_seconds: f64, bytes: u64, bandwidth: f64) -> Option<f64> {
     let reading = if bytes == 0 { Some(0.0) } else { ratio(bytes as f64, bandwidth) };
     let computing = seconds - waited_seconds;
@@ -114,14 +113,14 @@ field_by_field!(PhaseStats: Add::add {
     tokens, seconds, hits, misses, used, missed, rerouted, upgrades, slices_loaded, bytes_read, io_busy_seconds, io_wait_seconds
 });
 
-/// Uses of experts that went elsewhere than the router said, while decoding.
+/// Uses of other experts than the router's, while decoding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct RerouteCounts {
-    /// Uses by another expert than the router's, which was in memory.
+    /// Uses of another expert than the router's, which was in memory.
     pub uses: u64,
-    /// Tokens in a layer that were left alone, because hobbit did not understand their router's choice.
+    /// Tokens in a layer without rerouting, because hobbit did not understand their router's choice.
     pub refused: u64,
-    /// Shares of a token's weight that uses gave up by going elsewhere, summed; over `uses` it is the mean.
+    /// Shares of a token's weight lost by rerouting, summed; divided by `uses` it is the mean.
     pub given_up: f64,
 }
 
@@ -129,7 +128,7 @@ field_by_field!(RerouteCounts: Add::add { uses, refused, given_up });
 field_by_field!(RerouteCounts: Sub::sub { uses, refused, given_up });
 
 impl RerouteCounts {
-    /// The mean share of a token's weight that a use gave up by going elsewhere; `None` where none did.
+    /// Mean share of a token's weight that a rerouted use lost; `None` without rerouted uses.
     pub fn mean_given_up(&self) -> Option<f64> {
         ratio(self.given_up, self.uses as f64)
     }
@@ -146,7 +145,7 @@ impl From<Rerouted> for RerouteCounts {
 pub struct LayerStats {
     /// Block number.
     pub layer: u16,
-    /// Experts that fit in the layer's share of its pool.
+    /// Slots of the layer in its pool.
     pub slots: u32,
     /// As in [`PhaseStats::hits`].
     pub hits: u64,
@@ -160,7 +159,7 @@ pub struct LayerStats {
     pub refused: u64,
 }
 
-/// Everything a session counted.
+/// All counters of a session.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Stats {
     /// Batches of prompt tokens.
@@ -169,18 +168,19 @@ pub struct Stats {
     pub decode: PhaseStats,
     /// MoE layers, ascending; empty for a dense model.
     pub layers: Vec<LayerStats>,
-    /// Devices that hold layers, in the order of [`DeviceReport`]s; empty where everything is on the CPU.
+    /// Devices that hold layers, in the order of [`DeviceReport`]s; empty if everything is on the CPU.
     pub devices: Vec<DeviceCounters>,
-    /// What reading ahead did; `None` where nobody looks ahead.
+    /// Prefetching; `None` without lookahead.
     pub prefetch: Option<PrefetchReport>,
-    /// How virtual experts changed; `None` where tokens wait for what they choose.
+    /// Changes of virtual experts; `None` if tokens wait for their choice.
     pub virtual_experts: Option<VirtualExpertsReport>,
-    /// How tokens are kept to [`RoutingOptions::target_latency`](crate::options::RoutingOptions::target_latency); `None` without.
+    /// State of the control for [`RoutingOptions::target_latency`](crate::options::RoutingOptions::target_latency);
+    /// `None` without a target.
     #[serde(rename = "target_latency")]
     pub latency: Option<LatencyReport>,
-    /// Which kernels multiply in batches.
+    /// Kernels that multiply in batches.
     pub kernels: KernelReport,
-    /// Largest resident set of the process so far, in bytes; 0 where the system does not tell.
+    /// Largest resident set of the process so far, in bytes; 0 if the system does not report it.
     pub peak_rss_bytes: u64,
 }
 
@@ -214,23 +214,23 @@ pub struct Timings {
     pub graphs_reused: u64,
 }
 
-/// Largest resident set of this process so far, in bytes; 0 where the system does not tell.
+/// Largest resident set of this process so far, in bytes; 0 if the system does not report it.
 pub fn peak_rss_bytes() -> u64 {
     own_status("VmHWM:")
 }
 
-/// What a first session found of an earlier run: see [`ModelOptions::cache_state`](crate::ModelOptions::cache_state).
+/// Experts restored from an earlier run: see [`ModelOptions::cache_state`](crate::ModelOptions::cache_state).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct WarmStart {
     /// Versions of experts that were resident when the model was closed, in all caches.
     pub saved: u64,
-    /// How many of them have slots again: fewer where caches are smaller now.
+    /// Versions that have slots again: fewer if caches are smaller now.
     pub experts: u64,
-    /// Bytes that were read for them.
+    /// Bytes read for them.
     pub bytes: u64,
 }
 
-/// Resident set of this process now, in bytes; 0 where the system does not tell.
+/// Resident set of this process now, in bytes; 0 if the system does not report it.
 pub fn rss_bytes() -> u64 {
     own_status("VmRSS:")
 }
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(decode.read_bandwidth(), Some(1e9));
         assert_eq!(decode.tokens_per_second(), Some(2.5));
         assert_eq!(decode.roofline_tokens_per_second(1e9), Some(5.0));
-        // 3 of 4 seconds were no waiting, while 2 would have sufficed to read; at half the speed, 4.
+        // Computing took 3 of 4 seconds, and reading would have taken 2; at half the speed, 4.
         assert_eq!((decode.efficiency(1e9), decode.efficiency(5e8)), (Some(0.75), Some(1.0)));
         let resident = PhaseStats { bytes_read: 0, io_wait_seconds: 0.0, ..decode };
         assert_eq!((resident.efficiency(0.0), decode.efficiency(0.0)), (Some(1.0), None));

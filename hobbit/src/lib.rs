@@ -1,9 +1,9 @@
 //! hobbit runs Mixture-of-Experts GGUF models that do not fit in memory, on unmodified llama.cpp.
 //!
-//! Of such a model a token uses a few experts of each layer. llama.cpp computes everything else as it always does; hobbit
-//! keeps as many experts in memory as the budget allows, reads the others from the file when a token needs them, and
-//! multiplies. Results are llama.cpp's, bit for bit, unless smaller versions of missing experts are allowed to stand in.
-//! A model that fits is left to llama.cpp.
+//! A token of such a model uses a few experts of each layer. hobbit keeps as many experts in memory as the budget
+//! allows, reads the others from the file when a token needs them, and computes their products; llama.cpp computes
+//! everything else. Results equal llama.cpp's bit for bit, unless the options allow approximations, such as smaller
+//! versions of missing experts. If the model fits, llama.cpp runs it by itself.
 //!
 //! ```
 //! # #[cfg(feature = "engine")]
@@ -34,34 +34,34 @@
 //!
 //! # Where to begin
 //!
-//! 1. [`ModelOptions`] says how much memory a model may take ([`Budget`]), how much of it is for experts
-//!    ([`ExpertCache`]), and how they are kept and read. The defaults take what is available. What its fields mean, and
-//!    the words that they are parsed from, is in [`options`].
-//! 2. `Model::open` gives a `Model`: tokens to text and back, chat templates, what is known about it. It is shared by its
-//!    sessions.
-//! 3. `Model::session` gives a `Session`, one context: `feed` it a prompt, then `generate` with a `Sampler`. An `Interrupt`
-//!    ends either from another thread.
-//! 4. `Session::stats` tells what was found in memory and what was read ([`Stats`]).
+//! 1. [`ModelOptions`] sets how much memory a model may take ([`Budget`]), how much of it is for experts
+//!    ([`ExpertCache`]), and how experts are cached and read. The defaults use the available memory. [`options`]
+//!    describes all fields and the words they are parsed from.
+//! 2. `Model::open` returns a `Model`, which its sessions share: tokenisation, chat templates, and the model's
+//!    description.
+//! 3. `Model::session` returns a `Session`, one context: `feed` it a prompt, then `generate` with a `Sampler`. An
+//!    `Interrupt` stops either from another thread.
+//! 4. `Session::stats` returns hits, misses, bytes read and other measurements ([`Stats`]).
 //!
-//! Errors are one type, `Error`, whose messages name the file, the tensor or the option, and the remedy. llama.cpp's log
-//! is silent until `set_log` takes it.
+//! All errors are of one type, `Error`. Its messages state facts and name the file, the tensor or the setting; programs
+//! add the remedy in their own flags. llama.cpp's log is discarded until `set_log` receives it.
 //!
 //! # Features
 //!
-//! `engine` (default) builds llama.cpp: cmake, a C++ compiler and a few minutes. `rpc` (default) reaches devices of other
-//! machines; `cuda`, `metal` and `vulkan` compile llama.cpp for this machine's, and `dynamic-backends` loads ggml's
-//! backends at run time. Without `engine` only what is pure remains.
+//! `engine` (default) builds llama.cpp, which needs cmake, a C++ compiler and a few minutes. `rpc` (default) uses
+//! devices of other machines. `cuda`, `metal` and `vulkan` compile llama.cpp for this machine's devices;
+//! `dynamic-backends` loads ggml's backends at run time. Without `engine`, only the re-exports of `hobbit-core` remain.
 //!
 //! # The two crates
 //!
-//! `hobbit-core` holds the decisions and the files: model files, caches, predictors, plans, traces and the simulator. It
-//! has no C++ behind it and builds in seconds. This crate adds llama.cpp: model, session, the seam, devices. hobbit's own
-//! programs use both.
+//! `hobbit-core` contains the decisions and the file formats: model files, caches, predictors, plans, traces and the
+//! simulator. It needs no C++ and builds in seconds. This crate adds llama.cpp: models, sessions, devices, and the seam
+//! between llama.cpp's graphs and hobbit's experts. hobbit's own programs use both.
 //!
-//! Decisions (`cache`, `route`, `predict`, `load::prefetch`, `load::balance`, `plan`, `residency`, `store::mode`) are pure: no ggml, no
-//! I/O, no clock. `engine` alone has C++ behind it: all else builds in seconds without it.
+//! Decisions (`cache`, `route`, `predict`, `load::prefetch`, `load::balance`, `plan`, `residency` and `store::mode` of
+//! `hobbit-core`) are pure: no ggml, no I/O, no clock.
 //!
-//! # The way of a token
+//! # The path of a token
 //!
 //! ```text
 //! model.gguf -> gguf -> store -> load -> cache (slots) <- policy
@@ -69,17 +69,18 @@
 //! llama.cpp graph -> router -> engine::compute -> products on the inner ggml backend
 //! ```
 //!
-//! 1. `gguf` reads the header: which bytes of which file are whose. `expert` names them.
-//! 2. `engine::stream` shows llama.cpp the model without its experts; everything else it loads as usual.
+//! 1. `gguf` reads the header: the place and size of every tensor. `expert` names the experts.
+//! 2. `engine::stream` shows llama.cpp the model without its experts; llama.cpp loads everything else as usual.
 //! 3. `plan` divides the memory budget; `cache` gets slots for as many experts as remain.
 //! 4. llama.cpp evaluates a batch. At each MoE layer ggml's scheduler calls `engine::compute` with the router's ids.
-//! 5. `route` regroups them by expert, and says in which precision each expert is worth using.
-//! 6. `residency` asks `cache` who is resident, and `load` to bring the others: `store` reads them.
-//! 7. What is there is multiplied at once, the rest as it lands; then llama.cpp goes on.
+//! 5. `route` groups them by expert, and chooses the precision of each expert.
+//! 6. `residency` asks `cache` which experts are resident, and `load` for the others: `store` reads them.
+//! 7. `engine::compute` multiplies resident experts at once, the others as they arrive; then llama.cpp continues.
 //!
-//! On a device, `engine::offload` takes the place of `engine::compute`: a second cache of slots there, filled from the
-//! host's. Beside the way of a token, `predict` guesses what later layers will use, and `load::prefetch` decides what of it
-//! is worth reading ahead. A `trace` of a run keeps who was routed where; `sim` replays it under other decisions.
+//! Modules named without `engine` are those of `hobbit-core`. On a device, `engine::offload` replaces
+//! `engine::compute`: a second cache of slots there, filled from the host's. Meanwhile `predict` predicts the experts
+//! of later layers, and `load::prefetch` decides which of them to read ahead. A `trace` records every token's routes;
+//! `sim` replays it under other decisions.
 
 #![warn(missing_docs)]
 

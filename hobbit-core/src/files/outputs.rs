@@ -1,26 +1,26 @@
-//! What may be written over: never a file that the run reads, under whatever name, and of other files only one of the kind
-//! about to be written.
+//! Which files may be overwritten: never one that the run reads, under any name; otherwise only one of the kind about
+//! to be written.
 //!
-//! [`check`] is for flags, before anything is loaded; [`create`] opens files that are written in place, [`overwrite`]
-//! writes files whole or not at all, and both look once more. The first kibibyte tells what a file is:
+//! [`check`] validates flags before anything is loaded; [`create`] opens files that are written in place, [`overwrite`]
+//! writes files whole or not at all, and both check again. The first kibibyte decides a file's kind:
 //!
-//! | written | what may be there |
+//! | written | may replace |
 //! |---|---|
 //! | a log | text: no byte 0, and no GGUF |
-//! | JSON | what begins with `{` or `[` |
-//! | a page | what begins as HTML does |
-//! | a trace, a path table, a model or pack | what begins as one, be it cut off |
-//! | a saved sequence | what begins as one, with the whole magic: sequences are never written in part |
-//! | log-probabilities | a base file, or one whose run did not end |
+//! | JSON | a file that begins with `{` or `[` |
+//! | a page | a file that begins as HTML does |
+//! | a trace, a path table, a model or pack | a file that begins as one, even if truncated |
+//! | a saved sequence | a file with the whole magic: sequences are never written in part |
+//! | log-probabilities | a base file, complete or from an interrupted run |
 //!
-//! An empty file may always be written, but not by a sequence (it may be a log that has no line yet). So may what is no
-//! file: a pipe, `/dev/null`.
+//! An empty file may always be replaced, except by a sequence (it may be a log without lines yet). So may anything that
+//! is no regular file: a pipe, `/dev/null`.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// So much of a file says what it is, in bytes.
+/// Bytes read to decide a file's kind.
 const HEAD_BYTES: u64 = 1024;
 
 const GGUF: &[u8] = b"GGUF";
@@ -31,37 +31,37 @@ pub const TRACE_MAGIC: [u8; 8] = *b"HOBBITTR";
 /// First bytes of a path table.
 pub const PATH_TABLE_MAGIC: [u8; 4] = *b"hbPT";
 
-/// First bytes of a saved sequence: tokens, and what llama.cpp keeps of them.
+/// First bytes of a saved sequence: tokens and llama.cpp's state.
 pub const SEQUENCE_MAGIC: [u8; 8] = *b"HOBSLOT1";
 
-/// First bytes of a base file, once its run has ended: zeros before.
+/// First bytes of a complete base file; zeros until its run ends.
 pub const BASE_MAGIC: [u8; 8] = *b"_logits_";
 
-/// What is about to be written.
+/// Kind of file about to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Lines for people.
+    /// Log lines.
     Log,
     /// Statistics, a profile, a policy.
     Json,
     /// A trace of routing (docs/TRACE.md).
     Trace,
-    /// Log-probabilities to compare with, as `llama-perplexity --kl-divergence-base` writes them.
+    /// Log-probabilities to compare with, in the format of `llama-perplexity --kl-divergence-base`.
     Base,
     /// A sequence's tokens and state.
     Sequence,
-    /// Which experts follow which.
+    /// A path table: which experts follow which.
     PathTable,
     /// A GGUF: a model or an expert pack.
     Model,
-    /// A model that is being written: nothing yet where its header goes.
+    /// A model that is being written: its header is still zeros.
     PartialModel,
-    /// What the caches know: the engine itself leaves alone what is none.
+    /// A cache state; the engine itself refuses to replace other files.
     CacheState,
 }
 
 impl Kind {
-    /// For messages.
+    /// Name for messages.
     const fn words(self) -> &'static str {
         match self {
             Self::Log => "text",
@@ -96,8 +96,8 @@ impl Kind {
     }
 }
 
-/// Whether a file begins as a base file does, finished or not: its magic or zeros, and three positive numbers, which must
-/// be there as far as the file goes.
+/// Whether a file begins as a base file, finished or not: its magic or zeros, then three positive numbers, as far as
+/// the file goes.
 fn is_base(head: &[u8]) -> bool {
     let (magic, numbers) = head.split_at(head.len().min(BASE_MAGIC.len()));
     let is_positive = |number: &[u8]| number.iter().any(|byte| *byte != 0) && number[3] < 0x80;
@@ -105,44 +105,44 @@ fn is_base(head: &[u8]) -> bool {
     is_begun && numbers.chunks_exact(4).take(3).all(is_positive)
 }
 
-/// A file that a run will write.
+/// A file that a run writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Output<'a> {
-    /// How errors call it: a program's flag, or the name of a setting.
+    /// Name in errors: a program's flag or a setting.
     pub flag: &'a str,
-    /// Where it goes. `-` is no file where JSON is written.
+    /// Destination. For JSON, `-` means no file.
     pub path: &'a Path,
-    /// What it will hold.
+    /// Its kind.
     pub kind: Kind,
 }
 
 /// A file that a run reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
-    /// How errors call it, as [`Output::flag`].
+    /// Name in errors, as [`Output::flag`].
     pub flag: &'a str,
-    /// Where it is.
+    /// Its path.
     pub path: &'a Path,
 }
 
 /// Why a file is not written.
 #[derive(Debug, thiserror::Error)]
 pub enum OutputError {
-    /// The run needs it.
+    /// The run reads this file.
     #[error(
         "{flag} {}: this is the file of {input_flag}{}, and would be destroyed; give {flag} a name of its own",
         path.display(), other_name(path, input)
     )]
     IsInput { flag: String, path: PathBuf, input_flag: String, input: PathBuf },
-    /// Two outputs, one file.
+    /// Two outputs name one file.
     #[error("{flag} {}: this is the file of {other_flag} too; give each a name of its own", path.display())]
     Twice { flag: String, path: PathBuf, other_flag: String },
-    /// Something else that somebody may need.
+    /// An existing file must not be overwritten.
     #[error("{flag} {}: {reason}", path.display())]
     Refused { flag: String, path: PathBuf, reason: Refusal },
 }
 
-/// What stands in the way of writing a file.
+/// Why an existing file must not be overwritten.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// A file of another kind.
@@ -150,7 +150,7 @@ pub enum Refusal {
         "this file exists and is no {}: it would be destroyed; give another name, or remove it first", expected.words()
     )]
     OtherKind { expected: Kind },
-    /// Nobody can tell what it is.
+    /// The file cannot be identified.
     #[error(
         "this file exists and cannot be read ({source}), so what would be lost is unknown; give another name, or remove it first"
     )]
@@ -161,11 +161,11 @@ fn other_name(path: &Path, input: &Path) -> String {
     if path == input { String::new() } else { format!(", {}", input.display()) }
 }
 
-/// Checks that no output is a file that the run reads (by links of either kind, too), that no two are one, and that each may
-/// be written over if it is there. Nothing is opened for writing.
+/// Checks that no output is a file that the run reads (hard links and symlinks included), that no two outputs are the
+/// same file, and that each existing one may be overwritten. Opens nothing for writing.
 ///
 /// # Errors
-/// The first that may not be written.
+/// The first output that may not be written.
 pub fn check(outputs: &[Output<'_>], inputs: &[Input<'_>]) -> Result<(), OutputError> {
     let is_stdout = |output: &Output<'_>| output.kind == Kind::Json && output.path == Path::new("-");
     let files = outputs.iter().filter(|output| !is_stdout(output));
@@ -189,10 +189,11 @@ pub fn check(outputs: &[Output<'_>], inputs: &[Input<'_>]) -> Result<(), OutputE
     Ok(())
 }
 
-/// Opens a file to be written from its beginning, as [`File::create`] does, but what is there is looked at before it is cut.
+/// Opens a file to write from its beginning, as [`File::create`] does, but checks an existing file before truncating
+/// it.
 ///
 /// # Errors
-/// What the system says; [`io::ErrorKind::AlreadyExists`] with a [`Refusal`] where the file may not be written over.
+/// The system's error; [`io::ErrorKind::AlreadyExists`] with a [`Refusal`] if the file may not be overwritten.
 pub fn create(path: &Path, kind: Kind) -> io::Result<File> {
     if !is_file(path) {
         return File::create(path);
@@ -204,8 +205,8 @@ pub fn create(path: &Path, kind: Kind) -> io::Result<File> {
     Ok(file)
 }
 
-/// Writes a file whole or not at all. An old file stays until the new one is on the disk, and one of another kind stays.
-/// A link to a file stays a link.
+/// Writes a file whole or not at all. The old file stays until the new one is on disk; a file of another kind is not
+/// replaced. A symlink stays a symlink.
 ///
 /// # Errors
 /// As [`create`]; a full disk. Nothing is left behind then.
@@ -228,10 +229,10 @@ pub fn try_overwriting(path: &Path) -> io::Result<()> {
     super::try_replacing(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()))
 }
 
-/// Whether what is at `path`, if anything, may be written over.
+/// Whether the file at `path`, if any, may be overwritten.
 ///
 /// # Errors
-/// Why not.
+/// The reason why not.
 pub fn look(path: &Path, kind: Kind) -> Result<(), Refusal> {
     if !is_file(path) || kind == Kind::CacheState {
         return Ok(());
@@ -246,22 +247,22 @@ fn look_into(file: &mut File, kind: Kind) -> Result<(), Refusal> {
     if kind.may_replace(&head) { Ok(()) } else { Err(Refusal::OtherKind { expected: kind }) }
 }
 
-/// Whether there is something that can be lost.
+/// Whether a regular file is there, whose contents could be lost.
 fn is_file(path: &Path) -> bool {
     !is_descriptor(path) && fs::metadata(path).is_ok_and(|found| found.is_file())
 }
 
-/// Whether a path is the name of a descriptor, which stands for what the user has opened.
+/// Whether a path names a descriptor, that is, a file that the user has opened.
 fn is_descriptor(path: &Path) -> bool {
     ["/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd", "/proc/self/fd"].iter().any(|name| path.starts_with(name))
 }
 
-/// Which file a path means.
+/// The file that a path names.
 #[derive(PartialEq)]
 enum Identity {
-    /// One that is there.
+    /// An existing file.
     File(FileId),
-    /// One that is not, yet: its directory, and its name there.
+    /// A file that does not exist yet: its directory and its name there.
     Nowhere(PathBuf),
 }
 
@@ -271,7 +272,7 @@ type FileId = (u64, u64);
 type FileId = PathBuf;
 
 impl Identity {
-    /// `None` for what is no file.
+    /// `None` for anything but a file.
     fn of(path: &Path) -> Option<Self> {
         match fs::metadata(path) {
             Ok(_) if !is_file(path) => None,

@@ -1,5 +1,5 @@
-//! Everything that can be wrong with a model file. Each message names the file, what was found, what was
-//! expected and what to do about it.
+//! Everything that can be wrong with a model file. Each message names the file, the value found, the value expected,
+//! and the remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,13 +28,13 @@ pub enum GgufError {
     /// Version 1, or one from the future.
     #[error("{}: GGUF version {version}, expected 2 or 3; {remedy}", path.display())]
     Version { path: PathBuf, version: u32, remedy: &'static str },
-    /// The file ends inside something.
+    /// The file ends inside a header or a tensor.
     #[error("{}: truncated: {what} needs bytes {start}..{end}, but the file has {len}; fetch or copy the file again", path.display())]
     Truncated { path: PathBuf, what: String, start: u64, end: u64, len: u64 },
     /// The part of a file that is there ends inside the header.
     #[error("{}: the {len} bytes that are there end inside the header: {what} needs bytes up to {end}; fetch more of it, headers with a tokenizer have up to 40 MiB", path.display())]
     HeaderCut { path: PathBuf, what: String, end: u64, len: u64 },
-    /// A count or a length that no real model has.
+    /// A count or length beyond any real model's.
     #[error("{}: {what} is {found}, at most {limit} expected; the header is damaged, fetch the file again", path.display())]
     TooLarge { path: PathBuf, what: String, found: u64, limit: u64 },
     /// The header's structure is broken.

@@ -1,4 +1,4 @@
-//! What changes a model without being part of its file: LoRA adapters and control vectors.
+//! Changes to a model from other files: LoRA adapters and control vectors.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 /// accepts LoRA strengths up to 100. Far larger ones overflow keys and values of F16.
 pub const SCALE_MAX: f32 = 100.0;
 
-/// A file and by how much of it.
+/// A file and its factor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScaledFile {
     /// The file.
@@ -16,33 +16,34 @@ pub struct ScaledFile {
     pub scale: f32,
 }
 
-/// LoRA adapters and control vectors, as llama.cpp has them. Experts in files are read as they are: an adapter of theirs is
-/// refused, unless the whole model fits and llama.cpp runs it by itself.
+/// LoRA adapters and control vectors, as in llama.cpp. Experts are used as stored in their files: an adapter for
+/// experts is refused, unless the whole model fits and llama.cpp runs it by itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AdapterOptions {
     /// LoRA adapters: low-rank additions to ordinary weights. A scale of 0 loads one without applying it.
     pub lora: Vec<ScaledFile>,
-    /// Control vectors: directions that are added to what layers put out, summed up.
+    /// Control vectors: directions added to the layers' outputs, summed up.
     pub control_vectors: Vec<ScaledFile>,
-    /// The first and the last layer that control vectors act on, from 1; `None` for all but layer 0, which no vector has.
+    /// First and last layer that control vectors act on, from 1; `None` for all but layer 0, for which no vector
+    /// exists.
     pub control_layers: Option<(u32, u32)>,
 }
 
 impl AdapterOptions {
-    /// Their files, each with the name of its setting.
+    /// Files of all adapters, each with the name of its option.
     pub fn files(&self) -> impl Iterator<Item = (&'static str, &Path)> {
         let lora = self.lora.iter().map(|file| ("lora", file.path.as_path()));
         lora.chain(self.control_vectors.iter().map(|file| ("control_vectors", file.path.as_path())))
     }
 
-    /// Whether there is nothing.
+    /// Whether there are no adapters.
     pub fn is_empty(&self) -> bool {
         self.lora.is_empty() && self.control_vectors.is_empty()
     }
 }
 
 impl ScaledFile {
-    /// A file as it is.
+    /// A file with factor 1.
     pub fn whole(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), scale: 1.0 }
     }
@@ -51,7 +52,7 @@ impl ScaledFile {
 impl FromStr for ScaledFile {
     type Err = String;
 
-    /// `FNAME:SCALE`; the scale stands behind the last colon.
+    /// `FNAME:SCALE`; the scale follows the last colon.
     fn from_str(text: &str) -> Result<Self, String> {
         let (path, scale) = text.rsplit_once(':').filter(|(path, _)| !path.is_empty()).ok_or("expected FNAME:SCALE")?;
         let scale = scale.parse::<f32>().ok().filter(|scale| scale.abs() <= SCALE_MAX);

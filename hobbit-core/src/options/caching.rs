@@ -1,4 +1,4 @@
-//! Which experts stay in memory.
+//! Options of expert caching.
 
 use smart_default::SmartDefault;
 
@@ -16,39 +16,39 @@ pub enum Prefetch {
     Auto,
     /// Always.
     On,
-    /// Never. Predictions are made, and judged, all the same.
+    /// Never. Predictions are still made and judged.
     Off,
 }
 
 named!(Prefetch, "prefetch setting": Auto = "auto", On = "on", Off = "off");
 
-/// How the caches, the host's and each device's, choose whom to evict.
+/// Eviction, slots and prefetching of the caches of the host and of each device.
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct CachingOptions {
-    /// Who leaves when a slot is needed.
+    /// Eviction policy.
     pub policy: PolicyKind,
     /// The weights of [`PolicyKind::Hobbit`]. `None` takes the profile's ([`super::ModelOptions::profile`]), else
     /// [`Weights::default`].
     pub weights: Option<Weights>,
     /// How slots are divided among layers. [`Allocation::ByPenalty`] needs a profile, or a pack with one.
     pub slots: Allocation,
-    /// Who guesses what later layers will use.
+    /// Predictor of later layers' experts.
     pub predictor: PredictorKind,
-    /// Whether that is read ahead.
+    /// Whether predicted experts are read ahead.
     pub prefetch: Prefetch,
-    /// How many layers ahead it looks at most.
+    /// Maximum layers to look ahead.
     #[default(Self::DISTANCE)]
     pub distance: u8,
-    /// Compute with the experts that are there while others of the layer are read. Off only to measure what that is worth.
+    /// Compute with resident experts while others of the layer are read. `false` only serves to measure the gain.
     #[default(true)]
     pub overlap: bool,
-    /// Free slots are filled while nobody waits for a read, before anybody asks for what they then hold. Only with
-    /// [`PolicyKind::Learned`] or where every expert has a slot; not in traced or deterministic runs, nor with devices.
+    /// Fill free slots while no product waits for a read, before the experts are needed. Only with
+    /// [`PolicyKind::Learned`] or if every expert has a slot; not in traced or deterministic runs, nor with devices.
     #[default(true)]
     pub fill: bool,
 }
 
 impl CachingOptions {
-    /// HOBBIT found 1 to 3 best.
+    /// HOBBIT found 1 to 3 to be best.
     pub const DISTANCE: u8 = 2;
 }

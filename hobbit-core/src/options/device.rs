@@ -1,4 +1,4 @@
-//! Where ordinary weights and expert products go when there is more than one place.
+//! Placement of ordinary weights and expert products on CPU and devices.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,15 +9,15 @@ use crate::load::balance::HelperMode;
 use crate::plan::ExpertCache;
 use crate::words::{UnknownWord, named};
 
-/// Which devices a model is offloaded to.
+/// Devices that a model is offloaded to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// Every GPU there is, RPC servers first; the CPU alone where there is none.
+    /// Every GPU, RPC servers first; the CPU alone if there is none.
     #[default]
     Auto,
     /// The CPU alone.
     None,
-    /// These, by the names that `--list-devices` shows, in this order.
+    /// Named devices, as listed by `--list-devices`, in this order.
     Named(Vec<String>),
 }
 
@@ -37,7 +37,7 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// How a model is divided among several devices.
+/// Division of a model among several devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SplitMode {
     /// One device holds everything.
@@ -49,18 +49,18 @@ pub enum SplitMode {
 
 named!(SplitMode, "split mode": None = "none", Layer = "layer");
 
-/// Whether missing experts may be computed on the CPU while the device computes the others.
+/// Whether the CPU may compute missing experts while the device computes the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CpuHelper {
-    /// Where measured times say that it is sooner than copying.
+    /// If measured times predict that it is faster than copying.
     #[default]
     Auto,
     /// Every missing expert that is in host memory.
     On,
     /// Never.
     Off,
-    /// As [`CpuHelper::Auto`], with so many threads.
+    /// As [`CpuHelper::Auto`], with this many threads.
     Threads(u16),
 }
 
@@ -102,7 +102,7 @@ impl fmt::Display for CpuHelper {
     }
 }
 
-/// Where ordinary weights of some names go: llama.cpp's `--override-tensor`.
+/// Placement of ordinary weights by name: llama.cpp's `--override-tensor`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorOverride {
     /// A regular expression (C++'s) that a tensor's name contains.
@@ -133,22 +133,22 @@ impl fmt::Display for TensorOverride {
     }
 }
 
-/// Where ordinary weights and expert products go.
+/// Placement of ordinary weights and expert products.
 #[derive(Clone, Debug, PartialEq, SmartDefault)]
 pub struct DeviceOptions {
-    /// Which devices.
+    /// Devices to use.
     pub devices: DeviceChoice,
-    /// Endpoints (`host:port`) of ggml RPC servers whose devices are to be had.
+    /// Endpoints (`host:port`) of ggml RPC servers that offer devices.
     pub rpc: Vec<String>,
     /// How several devices share the model.
     pub split: SplitMode,
-    /// The device that is used alone with [`SplitMode::None`], counted among the chosen ones.
+    /// Index, among the chosen devices, of the only device used with [`SplitMode::None`].
     pub main: u32,
     /// Portions of the layers per device, in the order of the devices; empty divides by free memory.
     pub tensor_split: Vec<f32>,
-    /// Layers, counted from the first, whose experts are computed on the CPU although the layer is on a device.
+    /// Number of layers, from the first, whose experts the CPU computes although the layer is on a device.
     pub n_cpu_moe: u32,
-    /// Ordinary weights that go elsewhere, the first match deciding. Experts are placed by what comes after this.
+    /// Ordinary weights placed elsewhere; the first match decides. Experts ignore this.
     pub override_tensors: Vec<TensorOverride>,
     /// Device memory for experts, over all devices, or percent of all experts.
     pub cache: ExpertCache,
@@ -160,13 +160,13 @@ pub struct DeviceOptions {
     /// Keep experts in pinned host memory where the device offers it.
     #[default(true)]
     pub pinned: bool,
-    /// Measure link and CPU before the first token, about a second unless this machine has been measured before. Without
-    /// it the CPU helper learns as it goes.
+    /// Measure link and CPU before the first token; this takes about a second, unless the machine was measured before.
+    /// Otherwise the CPU helper learns during the run.
     pub calibrate: bool,
 }
 
 impl DeviceOptions {
-    /// Drivers, other programs and the backend's temporary buffers need room, too.
+    /// Room for drivers, other programs and the backend's temporary buffers.
     pub const HEADROOM: f64 = 10.0;
 }
 

@@ -1,4 +1,4 @@
-//! Which files a run reads and writes.
+//! Checks of the files that a run reads and writes.
 
 use std::path::Path;
 
@@ -7,8 +7,8 @@ use crate::files::{self, Input, Kind, Output, OutputError};
 use crate::gguf::shards_by_name;
 
 impl ModelOptions {
-    /// Checks that a run of `model` with these options destroys nothing; `more` are the files that the program itself writes and
-    /// reads. Errors name a file as `name` says for its setting, such as `trace`. See [`files::check`].
+    /// Checks that a run of `model` with these options overwrites no other data; `more` are the files that the program
+    /// itself writes and reads. Errors use `name` to name the option of a file, such as `trace`. See [`files::check`].
     ///
     /// # Errors
     /// As [`files::check`].
@@ -38,7 +38,7 @@ impl ModelOptions {
         files::check(&outputs, &inputs)
     }
 
-    /// As [`ModelOptions::check_outputs_with`], of a program that writes nothing itself.
+    /// As [`ModelOptions::check_outputs_with`], for a program that writes no files itself.
     ///
     /// # Errors
     /// As [`files::check`].

@@ -1,19 +1,20 @@
-//! Which kernels multiply the experts' rows in batches.
+//! Kernels for the experts' rows in batches.
 
 use serde::{Deserialize, Serialize};
 
 use crate::words::named;
 
-/// Which of ggml's kernels may multiply the experts' rows in batches, where one is faster than llama.cpp's own choice. Single tokens
-/// are multiplied as llama.cpp does it, whatever is chosen.
+/// ggml kernels allowed to multiply the experts' rows in batches, if one is faster than llama.cpp's choice. Single
+/// tokens always use llama.cpp's choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KernelChoice {
-    /// Those that give the same bits, as tried on this machine.
+    /// Kernels that give the same bits, as tried on this machine.
     #[default]
     Identical,
-    /// The fastest: the last bits of some types' results (f16, bf16, iq4_nl) differ then from llama.cpp's, and what is fastest may
-    /// differ from run to run. Not where results must repeat or be exact: see [`ModelOptions::kernels`](super::ModelOptions::kernels).
+    /// The fastest: the last bits of some types' results (f16, bf16, iq4_nl) then differ from llama.cpp's, and the
+    /// fastest kernel may differ from run to run. Not used if results must repeat or be exact: see
+    /// [`ModelOptions::kernels`](super::ModelOptions::kernels).
     Fastest,
 }
 

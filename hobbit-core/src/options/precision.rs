@@ -1,4 +1,4 @@
-//! When a low-precision expert may stand in for the real one.
+//! Options of mixed precision: when a low version of an expert may replace the high one.
 
 use std::path::PathBuf;
 
@@ -14,31 +14,31 @@ use crate::words::named;
 pub enum PrecisionMode {
     /// Every expert at high precision: bit-identical to llama.cpp.
     Exact,
-    /// A missing expert of little weight comes in low precision, or not at all (HOBBIT, section 3.2).
+    /// A missing expert of little weight is read in low precision or skipped (HOBBIT, section 3.2).
     Dynamic,
 }
 
 named!(PrecisionMode, "precision mode": Exact = "exact", Dynamic = "dynamic");
 
-/// When a low-precision version may stand in.
+/// When a low-precision version may replace the high one.
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct PrecisionOptions {
-    /// `None`: dynamic where there are low versions, else exact.
+    /// `None`: dynamic if there are low versions, otherwise exact.
     pub mode: Option<PrecisionMode>,
-    /// Highest unimportance that is still loaded in high precision, `0.0..=1.0`; 0 loads nothing in high precision.
-    /// `None` takes the profile's or the pack's, else [`PrecisionOptions::T1`].
+    /// Highest unimportance loaded in high precision, `0.0..=1.0`; 0 loads nothing in high precision. `None` takes the
+    /// profile's or the pack's, otherwise [`PrecisionOptions::T1`].
     pub t1: Option<f32>,
-    /// Highest unimportance that is loaded at all, `0.0..=1.0`; `None` as for `t1`, [`PrecisionOptions::T2`].
+    /// Highest unimportance loaded at all, `0.0..=1.0`; `None` as for `t1`, with [`PrecisionOptions::T2`].
     pub t2: Option<f32>,
     /// Scale a token's remaining router weights up when an expert is skipped.
     pub renormalise: bool,
-    /// Share of a layer's active experts that come in low precision in batches of a prompt, least popular first, and none
-    /// that is a token's first; `0.0..=1.0`. `None`: [`PrecisionOptions::PREFILL_LOW`], but none where T1 is 1.
+    /// Share of a layer's active experts read in low precision in prompt batches, `0.0..=1.0`: least popular first, but
+    /// no token's first expert. `None`: [`PrecisionOptions::PREFILL_LOW`], but none if T1 is 1.
     pub prefill_low: Option<f32>,
-    /// Replace often used low versions by high ones while nothing else is read.
+    /// Replace often used low versions by high ones while the disk is idle.
     #[default(true)]
     pub upgrade: bool,
-    /// Nothing depends on how fast reads are: same seed, budget and prompt give the same text.
+    /// Nothing depends on the speed of reads: same seed, budget and prompt give the same text.
     pub deterministic: bool,
 }
 
@@ -50,18 +50,18 @@ impl PrecisionOptions {
     /// Fate's share of a prompt's experts.
     pub const PREFILL_LOW: f32 = 0.25;
 
-    /// [`PrecisionOptions::prefill_low`] as it applies where T1 is `t1`.
+    /// [`PrecisionOptions::prefill_low`] in effect if T1 is `t1`.
     pub fn prefill_low_at(&self, t1: f32) -> f32 {
         self.prefill_low.unwrap_or(if t1 < 1.0 { Self::PREFILL_LOW } else { 0.0 })
     }
 
-    /// Whether results must not depend on this machine's speed, or must be llama.cpp's bit by bit.
+    /// Whether results must be independent of this machine's speed, or equal to llama.cpp's bit by bit.
     pub fn demands_exactness(&self) -> bool {
         self.deterministic || self.mode == Some(PrecisionMode::Exact)
     }
 
-    /// T1 and T2 as they apply: what was given, else `fitted`, else HOBBIT's. One that was given pulls along one that
-    /// was not, so that T1 is never above T2 unless both were given so.
+    /// T1 and T2 in effect: the given ones, else `fitted`, else HOBBIT's. A given threshold moves one that was not
+    /// given, so that T1 is never above T2 unless both were given so.
     pub fn thresholds(&self, fitted: Option<(f32, f32)>) -> (f32, f32) {
         let (t1, t2) = fitted.unwrap_or((Self::T1, Self::T2));
         match (self.t1, self.t2) {
@@ -73,7 +73,7 @@ impl PrecisionOptions {
     }
 }
 
-/// Where low-precision versions come from.
+/// Source of low-precision versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LowSource {
     /// A GGUF of the same model in a smaller quant, or a low pack.
@@ -88,8 +88,8 @@ pub enum LowSource {
 }
 
 impl LowSource {
-    /// Types for low versions of a model whose experts have these: HOBBIT's pairs are float16 with int4 and int8 with int2
-    /// (section 5.1), Fate's is int4 with int2 (section 4.5).
+    /// Types of low versions for a model whose experts have the types `high`: HOBBIT's pairs are float16 with int4 and
+    /// int8 with int2 (section 5.1), Fate's is int4 with int2 (section 4.5).
     pub fn types_below(high: impl IntoIterator<Item = GgmlType>) -> &'static str {
         if high.into_iter().all(GgmlType::is_quantized) { "q2_k" } else { "q4_0" }
     }

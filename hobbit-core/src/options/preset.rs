@@ -1,4 +1,4 @@
-//! The papers' systems as they were published, as far as the engine has their parts: one table.
+//! Settings of the papers' systems as published, as far as the engine has their parts: one table.
 
 use crate::cache::Allocation;
 use crate::cache::policy::PolicyKind;
@@ -8,10 +8,10 @@ use crate::words::named;
 
 use super::{CpuHelper, Prefetch};
 
-/// Whose settings are taken where nothing else is said.
+/// Source of default settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Preset {
-    /// Nobody's: hobbit's own defaults.
+    /// hobbit's own defaults.
     #[default]
     None,
     /// HOBBIT: a mixed precision expert offloading system for fast MoE inference.
@@ -30,70 +30,71 @@ named! { Preset, "preset":
     None = "none", Hobbit = "hobbit", EdgeMoe = "edgemoe", Fate = "fate", Smoe = "smoe", SwapMoe = "swapmoe",
 }
 
-/// What a paper says of each choice that the engine has.
+/// A paper's settings for each choice of the engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PresetSettings {
-    /// Who leaves when a slot is needed. The weights of HOBBIT's sum are not given by its paper: they are fitted to each model.
+    /// Eviction policy. HOBBIT's paper does not give the weights of its sum: they are fitted to each model.
     pub policy: PolicyKind,
-    /// How layers share the slots.
+    /// Division of the slots among layers.
     pub slots: Allocation,
-    /// Who guesses what comes.
+    /// Predictor of later layers' experts.
     pub predictor: PredictorKind,
-    /// How many layers ahead.
+    /// Layers to look ahead.
     pub distance: u8,
-    /// Whether that is read ahead. No paper stops where it does not pay.
+    /// Whether predicted experts are read ahead. No paper turns this off when it does not pay.
     pub prefetch: Prefetch,
-    /// Whether a layer computes with the experts that are there while others are read.
+    /// Whether a layer computes with resident experts while others are read.
     pub overlap: bool,
     /// Whether the CPU computes experts that a device misses.
     pub cpu_helper: CpuHelper,
-    /// When low versions stand in; `None`: never.
+    /// Rules for low versions; `None` without them.
     pub low: Option<LowRules>,
-    /// When experts in memory stand in.
+    /// Rules for experts in memory to replace missing ones.
     pub routing: RoutingRules,
 }
 
-/// When experts that are in memory stand in for others.
+/// Rules for experts in memory to replace missing ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RoutingRules {
-    /// α of SMoE's substitution, and how many of a token's best experts stay whatever it says; `None`: no substitution.
+    /// α of SMoE's substitution, and the number of a token's best experts that are always kept; `None`: no
+    /// substitution.
     pub substitute: Option<(f32, u32)>,
-    /// Tokens wait for no expert.
+    /// Tokens never wait for an expert.
     pub virtual_experts: bool,
 }
 
 impl RoutingRules {
     const OFF: Self = Self { substitute: None, virtual_experts: false };
 
-    /// Whether every token gets what its router chose.
+    /// Whether every token uses its router's choice.
     pub const fn is_off(&self) -> bool {
         self.substitute.is_none() && !self.virtual_experts
     }
 }
 
-/// When low versions stand in. Of none of the papers a low version is replaced while nothing else is read.
+/// Rules for low versions. In all papers, no low version is upgraded while the disk is idle.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LowRules {
-    /// Highest unimportance of a missing expert that comes high.
+    /// Highest unimportance of a missing expert read in high precision.
     pub t1: f32,
-    /// Highest unimportance of one that comes at all.
+    /// Highest unimportance of a missing expert read at all.
     pub t2: f32,
-    /// Share of the cache that low versions have for themselves, `0.0..=1.0`.
+    /// Share of the cache reserved for low versions, `0.0..=1.0`.
     pub low_share: f32,
-    /// Share of a prompt batch's active experts that come low, least popular first, `0.0..=1.0`.
+    /// Share of a prompt batch's active experts read in low precision, least popular first, `0.0..=1.0`.
     pub prefill_low: f32,
 }
 
 impl Preset {
-    /// What the paper says; `None` for [`Preset::None`]. HOBBIT, EdgeMoE and Fate load what a device misses: of HOBBIT's two modes
-    /// the device-centric one is what its paper is about (section 4).
+    /// The paper's settings; `None` for [`Preset::None`]. With HOBBIT, EdgeMoE and Fate a device loads its missing
+    /// experts: of HOBBIT's two modes, its paper is about the device-centric one (section 4).
     pub const fn settings(self) -> Option<PresetSettings> {
         let Thresholds { t1, t2 } = Thresholds::MIXTRAL;
         Some(match self {
             Self::None => return None,
-            // 3.2: T1 and T2, as for Mixtral; 3.3: gates of p layers, of which 1 to 3 are recommended (5.5.2), predictions read
-            // ahead whatever they turn out to be worth; 3.4: the weighted sum, and caches apart of which the high one is the larger:
-            // the fifth is ours; 3.1: all on-demand loads end before the layer is computed.
+            // 3.2: T1 and T2, as for Mixtral. 3.3: gates of p layers, with 1 to 3 recommended (5.5.2); predicted
+            // experts are always read ahead. 3.4: the weighted sum, and separate caches, the high one larger; the
+            // share of a fifth is ours. 3.1: all on-demand loads end before the layer is computed.
             Self::Hobbit => PresetSettings {
                 policy: PolicyKind::Hobbit,
                 slots: Allocation::Even,
@@ -105,8 +106,8 @@ impl Preset {
                 low: Some(LowRules { t1, t2, low_share: 0.2, prefill_low: 0.0 }),
                 routing: RoutingRules::OFF,
             },
-            // III-B: widths are chosen before the run, not in it; III-C1: the table's next layer is preloaded until the router
-            // has spoken; III-C2: frequency over distance.
+            // III-B: widths are chosen before the run. III-C1: the next layer is preloaded by the table until the
+            // router decides. III-C2: frequency over distance.
             Self::EdgeMoe => PresetSettings {
                 policy: PolicyKind::EdgeMoe,
                 slots: Allocation::Even,
@@ -118,9 +119,9 @@ impl Preset {
                 low: None,
                 routing: RoutingRules::OFF,
             },
-            // 4.2: the next layer's gate, everything above the 75th percentile; 4.3: computed in the order in which transfers
-            // end; 4.4: the first L layers whole (L = 3 for Qwen1.5-MoE), ARC in each; 4.5: 25 % of a prompt's experts low, in
-            // decode none, and none cached.
+            // 4.2: the next layer's gate, everything above the 75th percentile. 4.3: experts are computed in the order
+            // in which their transfers end. 4.4: the first L layers whole (L = 3 for Qwen1.5-MoE), ARC in each. 4.5: 25
+            // % of a prompt's experts low, none in decode, and none cached.
             Self::Fate => PresetSettings {
                 policy: PolicyKind::Arc,
                 slots: Allocation::ShallowFirst { layers: 3 },
@@ -132,9 +133,9 @@ impl Preset {
                 low: Some(LowRules { t1: 1.0, t2: 1.0, low_share: 0.0, prefill_low: 0.25 }),
                 routing: RoutingRules::OFF,
             },
-            // IV-B: scores within 0.3 of the best that was not chosen (VI-B: 0.35, 0.3 and 0.25 on three machines), the lowest mean
-            // score leaves; IV-C: the next layer's gate, of which what will not be substituted is read ahead; V: what is missing all
-            // the same is copied or computed by the CPU, whichever ends sooner.
+            // IV-B: scores within 0.3 of the best that was not chosen (VI-B: 0.35, 0.3 and 0.25 on three machines); the
+            // lowest mean score is evicted. IV-C: the next layer's gate; experts that will not be substituted are read
+            // ahead. V: experts that are still missing are copied or computed by the CPU, whichever is faster.
             Self::Smoe => PresetSettings {
                 policy: PolicyKind::Smoe,
                 slots: Allocation::Even,
@@ -146,8 +147,8 @@ impl Preset {
                 low: None,
                 routing: RoutingRules { substitute: Some((0.3, 0)), virtual_experts: false },
             },
-            // 3.1: tokens use what is in memory, and that alone; 3.2: by importance it is exchanged in the background. Nothing is
-            // foretold; who leaves while a prompt is read, the paper leaves open.
+            // 3.1: tokens use only experts in memory. 3.2: experts are exchanged in the background by importance. No
+            // predictions; the paper leaves the eviction policy while a prompt is read open.
             Self::SwapMoe => PresetSettings {
                 policy: PolicyKind::Learned,
                 slots: Allocation::Even,

@@ -1,16 +1,16 @@
-//! What models think before they answer.
+//! Options of reasoning, the text that models write before they answer.
 
 use crate::words::named;
 
-/// What becomes of thoughts in answers: llama.cpp's `common_reasoning_format`.
+/// Handling of reasoning in answers: llama.cpp's `common_reasoning_format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReasoningFormat {
-    /// They stay in the answer's text, with their tags.
+    /// Kept in the answer's text, with its tags.
     None,
-    /// As llama.cpp decides, which today is as `Deepseek`.
+    /// llama.cpp's choice, which is currently `Deepseek`.
     #[default]
     Auto,
-    /// Apart from the answer (`reasoning_content`).
+    /// Separate from the answer (`reasoning_content`).
     Deepseek,
     /// As `Deepseek`; llama.cpp's server once left the tags in streamed answers.
     DeepseekLegacy,
@@ -21,17 +21,17 @@ named! {
     None = "none", Auto = "auto", Deepseek = "deepseek", DeepseekLegacy = "deepseek-legacy",
 }
 
-/// How long a model may think, and how it is told to end: llama.cpp's `reasoning_budget_*`.
+/// Limit on reasoning, and the text that ends it: llama.cpp's `reasoning_budget_*`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReasoningBudget {
-    /// Tokens of one thought; 0 ends it at once, `None` never does.
+    /// Tokens of one block of reasoning; 0 ends it at once, `None` is unlimited.
     pub tokens: Option<u32>,
-    /// Said before the end tag when the budget is spent.
+    /// Text inserted before the end tag when the budget is spent.
     pub message: String,
-    /// Text that begins a thought; where it is empty nothing is counted.
+    /// Text that begins reasoning; if empty, nothing is counted.
     pub start: String,
-    /// Texts that end a thought, of which the first is forced; where there are none nothing is counted.
+    /// Texts that end reasoning; the first one is forced. If there are none, nothing is counted.
     pub ends: Vec<String>,
-    /// Thoughts are watched without a budget, too, so that they can be ended (`Sampler::end_thought`).
+    /// Track reasoning without a budget too, so that it can be ended (`Sampler::end_thought`).
     pub control: bool,
 }

@@ -1,4 +1,4 @@
-//! Where a token may go in place of experts that are not in memory.
+//! Options of routing: experts in memory that replace missing ones.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,36 +11,36 @@ use smart_default::SmartDefault;
 use crate::profile::Mix;
 use crate::route::Rerouting;
 
-/// What routing may give up for fewer bytes. The default gives up nothing.
+/// Quality that routing may give up to read fewer bytes. The default gives up nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, SmartDefault)]
 #[serde(default)]
 pub struct RoutingOptions {
-    /// λ of the cache-aware choice: so much of the range of a token's scores, `0.0..`, an expert in memory is ahead of one that is
-    /// not; 0 is off.
+    /// λ of the cache-aware choice, `0.0..`: an expert in memory gets a bonus of this share of the range of a token's
+    /// scores; 0 is off.
     pub cache_bias: f32,
-    /// A token's best so many experts are used whatever is in memory.
+    /// Number of a token's best experts that are always used, resident or not.
     #[default(RoutingOptions::KEEP_TOP)]
     pub keep_top: u32,
     /// α of SMoE's substitution, `0.0..`; 0 is off.
     pub substitute: f32,
-    /// At most so many experts of a token are substituted; `None` for any number.
+    /// Maximum number of a token's experts that are substituted; `None` for any number.
     pub substitute_max: Option<u32>,
-    /// A missing expert with less than so many times the uniform share of a token's weight is left out, `0.0..`; 0 is off.
+    /// Leave out a missing expert below this multiple of the uniform share of a token's weight, `0.0..`; 0 is off.
     pub drop: f32,
-    /// Whether tokens wait for experts at all.
+    /// Whether tokens use only experts in memory.
     pub virtual_experts: VirtualExperts,
-    /// How often the resident set changes then.
+    /// How often virtual experts change.
     pub virtual_update: VirtualUpdate,
-    /// What a token may take while it decodes: one strength is then the least of [`RoutingOptions::ladder`] that suffices, as
-    /// measured while tokens decode.
+    /// Target time of a decoded token. One strength is then set to the lowest of [`RoutingOptions::ladder`] that meets
+    /// it, as measured during decoding.
     pub target_latency: Option<Duration>,
-    /// Choice for the loss bound, in words.
+    /// Choice for the loss bound, as text.
     pub loss_bound: Option<String>,
-    /// Prompts as well. What they leave in the KV cache stays there.
+    /// Apply to prompts too. Their effect on the KV cache stays.
     pub prompts: bool,
 }
 
-/// The strength that a latency target sets. Displays as what it sets, for people.
+/// The strength that a latency target sets. Displays as the option it sets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Knob {
@@ -60,16 +60,16 @@ impl fmt::Display for Knob {
     }
 }
 
-/// SwapMoE's virtual experts: while it decodes, a token uses only what is in memory.
+/// SwapMoE's virtual experts: while decoding, a token uses only experts in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VirtualExperts {
-    /// Tokens wait for what they chose.
+    /// Tokens wait for the experts they chose.
     #[default]
     Off,
-    /// As many experts of each layer as the memory holds.
+    /// As many experts of each layer as fit in memory.
     Auto,
-    /// As many of each layer as a plan of `gguf-tools plan` says.
+    /// The number of each layer in a plan of `gguf-tools plan`.
     Plan(PathBuf),
 }
 
@@ -77,49 +77,50 @@ pub enum VirtualExperts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VirtualUpdate {
-    /// As often as does not slow tokens down by more than 2 %.
+    /// As often as possible without slowing tokens down by more than 2 %.
     #[default]
     Auto,
-    /// Once in so many tokens, at least 1.
+    /// Once per this many tokens, at least 1.
     Tokens(u32),
 }
 
 impl RoutingOptions {
-    /// [`RoutingOptions::keep_top`] unless something else is asked for.
+    /// Default of [`RoutingOptions::keep_top`].
     pub const KEEP_TOP: u32 = 1;
-    /// SMoE's α, of the 0.25 to 0.35 that the paper has.
+    /// SMoE's α; the paper has 0.25 to 0.35.
     pub const ALPHA: f32 = 0.3;
-    /// λ above this has its own word to be confirmed by: beyond it text stays fluent and becomes wrong.
+    /// λ above this needs a separate confirmation: the text stays fluent and becomes wrong.
     pub const CACHE_BIAS_MAX: f32 = 0.3;
-    /// Strengths that a latency target chooses among.
+    /// Number of strengths that a latency target chooses among.
     pub const STEPS: usize = 7;
 
-    /// What a latency target sets, and what it may choose among, ascending from 0 in even steps: α up to what is given where λ is
-    /// not, else λ up to what is given, or [`RoutingOptions::CACHE_BIAS_MAX`]; beside λ, α stays as it is given.
+    /// The strength that a latency target sets, and its choices, ascending from 0 in even steps. It sets α, up to the
+    /// given one, if only α is given; otherwise λ, up to the given one or [`RoutingOptions::CACHE_BIAS_MAX`], and
+    /// leaves α unchanged.
     pub fn ladder(&self) -> (Knob, [f32; Self::STEPS]) {
         let (knob, most) = match (self.cache_bias > 0.0, self.substitute > 0.0) {
             (true, _) => (Knob::CacheBias, self.cache_bias),
             (false, true) => (Knob::Substitute, self.substitute),
             (false, false) => (Knob::CacheBias, Self::CACHE_BIAS_MAX),
         };
-        // Rounded for people: 0.05, 0.1, ...
+        // Rounded for readability: 0.05, 0.1, ...
         let step = |at: usize| (f64::from(most) * at as f64 / (Self::STEPS - 1) as f64 * 1e4).round() / 1e4;
         (knob, std::array::from_fn(|at| if at + 1 == Self::STEPS { most } else { step(at) as f32 }))
     }
 
-    /// Whether every token is computed with the experts that its routers chose.
+    /// Whether every token uses its routers' choices.
     pub fn is_off(&self) -> bool {
         self.rerouting().is_off() && self.drop <= 0.0 && self.target_latency.is_none()
     }
 
-    /// As a profile's mix says.
+    /// The options with the settings of a mix.
     #[must_use]
     pub fn with(self, mix: Mix) -> Self {
         let Mix { cache_bias, keep_top, substitute, drop, .. } = mix;
         Self { cache_bias, keep_top, substitute, drop, ..self }
     }
 
-    /// What is given up, in words; `None` for nothing.
+    /// Description of the quality given up; `None` for nothing.
     pub fn words(&self) -> Option<String> {
         let Self {
             cache_bias,
@@ -166,7 +167,7 @@ impl RoutingOptions {
         (!parts.is_empty()).then(|| parts.join(", ") + &bound)
     }
 
-    /// The rules for a token's choice; with a latency target, the mildest.
+    /// Rules for a token's choice; with a latency target, the mildest.
     pub fn rerouting(&self) -> Rerouting {
         let timed = self.target_latency.map(|_| self.ladder().0);
         Rerouting {
@@ -191,7 +192,7 @@ impl FromStr for VirtualExperts {
     }
 }
 
-/// Why an update period was not understood.
+/// Why an update period cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is neither 'auto' nor a number of tokens from 1")]
 pub struct VirtualUpdateError(String);

@@ -1,4 +1,4 @@
-//! How the next token is chosen: llama.cpp's `common_params_sampling`, name for name where names are shared.
+//! Options of sampling: llama.cpp's `common_params_sampling`, with the same names where shared.
 
 use std::fmt;
 use std::str::FromStr;
@@ -68,22 +68,22 @@ pub struct SamplingOptions {
     pub logit_bias: Vec<(Token, f32)>,
     /// GBNF grammar that the output must follow.
     pub grammar: Option<String>,
-    /// Who wrote the grammar.
+    /// Origin of the grammar.
     pub grammar_kind: GrammarKind,
-    /// The grammar sleeps until one of the triggers is seen, and while the model thinks.
+    /// The grammar is inactive until a trigger is seen, and during reasoning.
     pub grammar_lazy: bool,
-    /// What wakes a lazy grammar.
+    /// Triggers of a lazy grammar.
     pub grammar_triggers: Vec<GrammarTrigger>,
-    /// Texts of control tokens that belong to the answer, for a parser to find.
+    /// Texts of control tokens that stay in the answer for a parser.
     pub preserved_tokens: Vec<String>,
-    /// What the template has said for the model: the end of the prompt. A template's grammar, and the reasoning budget, go on
-    /// from there.
+    /// Text that the template adds for the model at the end of the prompt. A template's grammar and the reasoning
+    /// budget continue from there.
     pub generation_prompt: String,
-    /// How long the model may think.
+    /// Limit on reasoning.
     pub reasoning: ReasoningBudget,
-    /// Keep each token's logits as the model gave them, for `Sampler::probabilities`.
+    /// Keep the model's logits of each token, for `Sampler::probabilities`.
     pub keep_logits: bool,
-    /// The least number of candidates that truncating samplers keep.
+    /// Minimum number of candidates that truncating samplers keep.
     pub min_keep: u32,
 }
 
@@ -185,8 +185,8 @@ impl SamplerKind {
     /// llama.cpp's order.
     pub const DEFAULT_ORDER: &[Self] = Self::ALL.split_at(9).0;
 
-    /// Of each kind, in the order of the enumeration: llama.cpp's canonical name (`common_sampler_type_to_str`) and the letter
-    /// of `--sampling-seq` (`common_sampler_type_to_chr`).
+    /// For each kind, in the order of the enumeration: llama.cpp's canonical name (`common_sampler_type_to_str`) and
+    /// the letter of `--sampling-seq` (`common_sampler_type_to_chr`).
     const WORDS: [(&str, char); Self::ALL.len()] = [
         ("penalties", 'e'),
         ("dry", 'd'),
@@ -211,7 +211,7 @@ impl SamplerKind {
         Self::WORDS[self as usize].1
     }
 
-    /// The kind whose letter this is.
+    /// The kind with this letter.
     pub fn from_letter(letter: char) -> Result<Self, UnknownWord> {
         Self::ALL.into_iter().find(|kind| kind.letter() == letter).ok_or_else(|| {
             let expected = Self::ALL.map(|kind| format!("{} ({})", kind.letter(), kind.name())).join(", ");
@@ -223,7 +223,7 @@ impl SamplerKind {
 impl FromStr for SamplerKind {
     type Err = UnknownWord;
 
-    /// Understands llama.cpp's spellings: canonical, with dashes, without separators, and a few aliases.
+    /// Accepts llama.cpp's spellings: canonical, with dashes, without separators, and a few aliases.
     fn from_str(word: &str) -> Result<Self, UnknownWord> {
         let plain: String = word.to_ascii_lowercase().chars().filter(|c| !matches!(c, '_' | '-')).collect();
         match plain.as_str() {

@@ -109,7 +109,8 @@ pub struct MeasuredThresholds {
 /// everything else in high precision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PrefillShare {
-    /// Share of a layer's active experts that come in low precision, least popular first: `--prefill-low`, beside `--t1 1`.
+    /// Share of a layer's active experts that come in low precision, least popular first: `--prefill-low`, beside `--t1
+    /// 1`.
     pub prefill_low: f32,
     /// Allowed relative increase of perplexity.
     pub max_loss: f64,

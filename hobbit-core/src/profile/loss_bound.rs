@@ -1,6 +1,7 @@
 //! `--max-loss`: the fastest mix whose measured loss is within a bound.
 //!
-//! Loss grows as the cache shrinks. Use the measurement taken at the largest cache that is not above ours; refuse otherwise.
+//! Loss grows as the cache shrinks. Use the measurement taken at the largest cache that is not above ours; refuse
+//! otherwise.
 
 use std::path::PathBuf;
 
@@ -24,7 +25,7 @@ pub struct LossBound {
     pub model: PathBuf,
 }
 
-/// What a session has in memory.
+/// Experts of a session.
 #[derive(Clone, Debug)]
 pub struct Here {
     /// Share of the experts that have slots when no low version has any, `0.0..=1.0`.

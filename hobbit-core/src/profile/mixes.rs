@@ -172,8 +172,10 @@ pub const RUNS_MAX: usize = 35;
 const LOSS_MIN: f64 = 1e-4;
 /// Most mixes that are measured again.
 const HELD_OUT_MAX: usize = 6;
+/// One strength of a mix.
+type Setting = fn(&mut Mix) -> &mut f32;
 /// Settings that need no low versions, with their strengths.
-const AXES: [(&[f32], fn(&mut Mix) -> &mut f32); 3] = [
+const AXES: [(&[f32], Setting); 3] = [
     (&[0.05, 0.1, 0.2, 0.3], |mix| &mut mix.cache_bias),
     (&[0.2, 0.4, 0.6], |mix| &mut mix.substitute),
     (&[0.4, 0.8], |mix| &mut mix.drop),

@@ -1,8 +1,9 @@
 //! Tolerance of a model for lower quality: thresholds, mixes, and a width for each expert.
 //!
-//! `gguf-tools profile` runs a model over a text and writes a [`Profile`]. `gguf-tools pack --profile` chooses [`widths()`] from
-//! it, and `--max-loss` of the programs chooses a mix ([`LossBound`]). `gguf-tools plan` writes a [`VirtualPlan`]. This module
-//! holds formats and decisions; running the model is the tool's part. A tuned cache policy is another file: [`crate::tuned`].
+//! `gguf-tools profile` runs a model over a text and writes a [`Profile`]. `gguf-tools pack --profile` chooses
+//! [`widths()`] from it, and `--max-loss` of the programs chooses a mix ([`LossBound`]). `gguf-tools plan` writes a
+//! [`VirtualPlan`]. This module holds formats and decisions; running the model is the tool's part. A tuned cache policy
+//! is another file: [`crate::tuned`].
 
 mod error;
 mod format;

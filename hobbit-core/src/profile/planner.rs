@@ -1,7 +1,7 @@
 //! Virtual experts of each layer within a budget (SwapMoE, section 3.5), from the measured cost of absent experts.
 //!
-//! Each layer's curve of loss over experts is measured with that layer alone restricted. Slots go where they save the most
-//! loss per byte, which is optimal if the losses of layers add up.
+//! Each layer's curve of loss over experts is measured with that layer alone restricted. Slots go where they save the
+//! most loss per byte, which is optimal if the losses of layers add up.
 
 use super::hull::{Choice, height, walk};
 use crate::units::ShortBytes;

@@ -1,15 +1,16 @@
 //! Sensitivity of each expert: a layer's measured loss, divided among its experts.
 //!
-//! EdgeMoE lowers one expert at a time and measures the loss, E x L runs over the text for each width. Here every *layer* is
-//! lowered once, and its measured loss (mean KL divergence from the exact predictions) is divided in proportion to
+//! EdgeMoE lowers one expert at a time and measures the loss, E x L runs over the text for each width. Here every
+//! *layer* is lowered once, and its measured loss (mean KL divergence from the exact predictions) is divided in
+//! proportion to
 //!
 //! ```text
 //! I_e * |W_e|^4    I_e = sum over the expert's uses of its squared router weight   (Uses::importance)
 //!                  |W_e| = norm of all its matrices together                       (LayerNorms)
 //! ```
 //!
-//! An expert adds its router weight times its output to a token's hidden state. Its output is proportional to the norms of two
-//! matrices, and KL divergence is quadratic in small errors.
+//! An expert adds its router weight times its output to a token's hidden state. Its output is proportional to the norms
+//! of two matrices, and KL divergence is quadratic in small errors.
 
 /// Divides a layer's measured loss among its experts: `importance` and `norms` are `[n_expert]`. Without any difference
 /// between experts, each gets the same.
@@ -23,10 +24,10 @@ pub fn divide(measured: f64, importance: &[f64], norms: &[f32]) -> Vec<f64> {
     }
 }
 
-/// The most of `n` that can be lowered together within `max_loss`, and the measured loss, found by bisection. Of `n` experts,
-/// most robust first, this is EdgeMoE's "measure and adjust" (section III-B); of 100 percent of a prompt's experts, least
-/// popular first, it is Fate's share p (section 4.5). `guess` is tried first. `measure` runs the text with that many lowered,
-/// at most `log2(n) + 2` times; with none lowered nothing is lost.
+/// The most of `n` that can be lowered together within `max_loss`, and the measured loss, found by bisection. Of `n`
+/// experts, most robust first, this is EdgeMoE's "measure and adjust" (section III-B); of 100 percent of a prompt's
+/// experts, least popular first, it is Fate's share p (section 4.5). `guess` is tried first. `measure` runs the text
+/// with that many lowered, at most `log2(n) + 2` times; with none lowered nothing is lost.
 ///
 /// # Errors
 /// Errors of `measure`.

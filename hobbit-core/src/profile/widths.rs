@@ -1,7 +1,7 @@
 //! A width for each expert (EdgeMoE, section III-B): the most robust experts are lowered first.
 //!
-//! An expert can stay as it is or be lowered to any width of the profile. Steps are taken in the order of predicted loss per
-//! byte saved until the goal is reached, so choices for a looser goal contain those for a stricter one.
+//! An expert can stay as it is or be lowered to any width of the profile. Steps are taken in the order of predicted
+//! loss per byte saved until the goal is reached, so choices for a looser goal contain those for a stricter one.
 
 use std::collections::BTreeMap;
 

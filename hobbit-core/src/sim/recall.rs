@@ -105,8 +105,8 @@ impl Widths {
         (predicted > 0).then(|| self.both(n) as f64 / predicted as f64)
     }
 
-    /// Share of tokens whose first expert is the one with the highest score: HOBBIT's "top-1 expert prediction accuracy"
-    /// (section 3.3).
+    /// Share of tokens whose first expert is the one with the highest score: HOBBIT's "top-1 expert prediction
+    /// accuracy" (section 3.3).
     pub fn top_1(&self) -> Option<f64> {
         (self.judged > 0).then(|| self.first as f64 / self.judged as f64)
     }

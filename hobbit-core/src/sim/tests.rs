@@ -62,7 +62,8 @@ impl Toy {
         header
     }
 
-    /// A recording made by driving a cache as the engine does: one pool per precision, slots divided by the cache itself.
+    /// A recording made by driving a cache as the engine does: one pool per precision, slots divided by the cache
+    /// itself.
     fn record(&self, sequences: &[Vec<Vec<Vec<Vec<u16>>>>]) -> Vec<u8> {
         let kinds = SliceKinds::from_iter([SliceKind::Gate, SliceKind::Down]);
         let pool = |of: fn(ExpertId) -> Version, slots: u32| {

@@ -1,4 +1,4 @@
-//! How the rows of one expert are multiplied in batches.
+//! Report of the kernels for the rows of one expert in batches.
 
 use std::fmt;
 
@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::options::KernelChoice;
 
-/// Which kernels multiply the experts' rows in batches. Displays as a line of `-v`, without a line end.
+/// Kernels that multiply the experts' rows in batches. Displays as a line of `-v`, without a line end.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelReport {
-    /// What may be taken.
+    /// Allowed kernels.
     pub choice: KernelChoice,
-    /// What was tried, by every session of the process.
+    /// Trials by all sessions of the process.
     pub trials: Vec<KernelTrial>,
 }
 
-/// ggml's two ways to multiply the rows of one expert, `MUL_MAT_ID` and a plain `MUL_MAT`, as tried once on this machine for weights
-/// of one type and shape, `[n_in, n_out]`.
+/// ggml's two ways to multiply the rows of one expert, `MUL_MAT_ID` and a plain `MUL_MAT`, as tried once on this
+/// machine for weights of one type and shape, `[n_in, n_out]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelTrial {
     /// ggml's name of the weights' type, such as `q8_0`.
@@ -31,13 +31,13 @@ pub struct KernelTrial {
     pub rearranged: bool,
     /// Threads that multiplied.
     pub threads: i32,
-    /// What was timed, the most rows first; it ends with the first number of rows at which the plain product is no faster.
+    /// Timings, the most rows first, down to the first number of rows at which the plain product is no faster.
     pub speeds: Vec<KernelSpeed>,
-    /// From how many rows of one expert on the plain product is faster; `None` where it never is.
+    /// Minimum rows of one expert at which the plain product is faster; `None` if it never is.
     pub from_rows: Option<usize>,
-    /// Whether both give the same bits; `None` where nobody looked, for the plain one is no faster.
+    /// Whether both give the same bits; `None` if not compared, because the plain product is no faster.
     pub identical: Option<bool>,
-    /// What the trial took, in nanoseconds.
+    /// Time of the trial, in nanoseconds.
     pub took_ns: u64,
 }
 
@@ -51,7 +51,7 @@ pub struct KernelSpeed {
 }
 
 impl KernelTrial {
-    /// From how many rows on the plain product is taken, if ever.
+    /// Minimum rows at which the plain product is used, if ever.
     pub fn plain_from(&self, choice: KernelChoice) -> Option<usize> {
         self.from_rows.filter(|_| self.identical == Some(true) || choice == KernelChoice::Fastest)
     }

@@ -1,4 +1,4 @@
-//! Which precision experts were computed in, and what a session arranged for it.
+//! Report of the precision in which a session computes experts.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use crate::expert::Precision;
 use crate::options::{KernelChoice, PrecisionMode};
 
-/// Experts by precision; what is counted depends on the place.
+/// Experts by precision; the meaning of a count depends on the place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PrecisionCounts {
     /// High-precision versions.
@@ -67,35 +67,35 @@ impl fmt::Display for PrecisionShares {
     }
 }
 
-/// The precision that a session computes in, and from what.
+/// Precision settings of a session and their sources.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PrecisionReport {
     /// Whether results may differ from llama.cpp's.
     pub mode: PrecisionMode,
-    /// Highest unimportance that is still loaded in high precision, `0.0..=1.0`.
+    /// Highest unimportance loaded in high precision, `0.0..=1.0`.
     #[serde(serialize_with = "decimal")]
     pub t1: f32,
-    /// Highest unimportance that is loaded at all, `0.0..=1.0`.
+    /// Highest unimportance loaded at all, `0.0..=1.0`.
     #[serde(serialize_with = "decimal")]
     pub t2: f32,
-    /// Share of a layer's active experts that may come in low precision in a batch, `0.0..=1.0`.
+    /// Maximum share of a layer's active experts in low precision in a batch, `0.0..=1.0`.
     #[serde(serialize_with = "decimal")]
     pub prefill_low: f32,
     /// Whether a token's remaining router weights are scaled up when an expert is skipped.
     pub renormalise: bool,
-    /// Whether nothing depends on how fast reads are.
+    /// Whether nothing depends on the speed of reads.
     pub deterministic: bool,
     /// Whether often used low versions are replaced by high ones.
     pub upgrade: bool,
-    /// Whether the CPU may compute experts that a device misses: what it computes is rounded as on the CPU.
+    /// Whether the CPU may compute experts missing on a device: their results are rounded as on the CPU.
     pub cpu_helper: bool,
-    /// Whether a device computes prompts expert by expert: its kernels may round a row otherwise in a smaller batch.
+    /// Whether a device computes prompts expert by expert: its kernels may round a row differently in a smaller batch.
     pub divided: bool,
-    /// Which kernels multiply in batches: the fastest may round otherwise than llama.cpp's.
+    /// Kernels that multiply in batches: the fastest may round differently from llama.cpp's.
     pub kernels: KernelChoice,
-    /// What routing gives up for fewer reads, in words; `None` where every token is computed with what its routers chose.
+    /// Quality that routing gives up for fewer reads, as text; `None` if every token uses its routers' choices.
     pub routing: Option<String>,
-    /// Choice for the loss bound, in words; `None` without a bound.
+    /// Choice for the loss bound, as text; `None` without a bound.
     pub loss_bound: Option<String>,
     /// The high-precision versions.
     pub high: VersionsReport,
@@ -110,9 +110,9 @@ pub struct VersionsReport {
     pub types: String,
     /// Bytes of all of them in the files.
     pub bytes: u64,
-    /// How many the cache has room for.
+    /// Slots in the cache.
     pub slots: u64,
-    /// How many there are, over all layers.
+    /// Number of versions, over all layers.
     pub experts: u64,
 }
 
@@ -129,7 +129,7 @@ pub struct LowReport {
     pub slots: u64,
     /// As in [`VersionsReport::experts`].
     pub experts: u64,
-    /// Bytes of the expert cache that are theirs.
+    /// Bytes of the expert cache for them.
     pub cache_bytes: u64,
 }
 
@@ -140,7 +140,7 @@ impl PrecisionReport {
     }
 }
 
-/// The number that a person would write: 0.6, not the 0.6000000238418579 that the nearest `f32` stands for.
+/// Shortest decimal form of the number: 0.6, not 0.6000000238418579, the exact value of the nearest `f32`.
 fn decimal<S: Serializer>(value: &f32, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(value.to_string().parse().unwrap_or(f64::from(*value)))
 }

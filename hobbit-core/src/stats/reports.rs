@@ -9,52 +9,52 @@ use crate::expert::Precision;
 use crate::load::prefetch::{GovernorReport, PrefetchCounters};
 use crate::options::Knob;
 
-/// What one device holds.
+/// Report of one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceReport {
     /// ggml's name, such as `CUDA0`.
     pub name: String,
-    /// What it is, such as `NVIDIA GeForce RTX 4090`.
+    /// Description, such as `NVIDIA GeForce RTX 4090`.
     pub description: String,
-    /// Layers whose ordinary weights are there.
+    /// Layers whose ordinary weights are on the device.
     pub n_layers: u32,
-    /// Bytes of its slots; 0 where the CPU computes the experts of its layers.
+    /// Bytes of its slots; 0 if the CPU computes the experts of its layers.
     pub cache_bytes: u64,
-    /// High versions of experts that can be there at once.
+    /// Slots for high versions of experts.
     pub slots: u64,
-    /// Experts that it computes, of all of its layers; of the layers there where it computes none.
+    /// Experts of all layers that it computes; of the layers on it if it computes none.
     pub experts: u64,
-    /// Slots for slices that pass through.
+    /// Slots for slices of experts without a slot.
     pub staging_slots: u32,
     /// Bytes of its memory that stay free.
     pub headroom_bytes: u64,
     /// Whether experts are copied to it from pinned host memory.
     pub pinned: bool,
-    /// Whether it computes in host memory: experts are read where they are used, and never copied.
+    /// Whether it computes in host memory: experts are used in place and never copied.
     pub unified: bool,
 }
 
-/// What one device did since the model was opened, for all of its sessions.
+/// Counters of one device since the model was opened, for all of its sessions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct DeviceCounters {
     /// Experts found in a slot of the device: one for each distinct expert that one of its layers needed in an
     /// evaluated ubatch.
     pub hits: u64,
-    /// Experts that were not, counted alike.
+    /// Missing experts, counted alike.
     pub misses: u64,
     /// Slices copied to the device.
     pub uploads: u64,
     /// Bytes copied.
     pub uploaded_bytes: u64,
-    /// Experts copied before their layer's router had spoken. They count in `uploads`, and as hits where they are used.
+    /// Experts copied before their layer's router decided. They count in `uploads`, and as hits if they are used.
     pub ahead: u64,
-    /// Of these, used by the layer that they were copied for.
+    /// Copied ahead, and used by the layer that they were copied for.
     pub ahead_used: u64,
-    /// Missing experts that the CPU computed meanwhile.
+    /// Missing experts that the CPU computed in the meantime.
     pub helper_experts: u64,
-    /// Wall time in which it did.
+    /// Wall time of these computations.
     pub helper_seconds: f64,
-    /// How often the slots became fewer because the device ran out of memory.
+    /// Times that the slots were reduced because the device ran out of memory.
     pub cache_shrunk: u32,
 }
 
@@ -69,18 +69,18 @@ impl DeviceCounters {
     }
 }
 
-/// How a session keeps experts in memory.
+/// Cache settings of a session.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CachingReport {
     /// Name of the eviction policy.
     pub policy: String,
-    /// The weights of HOBBIT's policy, as they apply: lru,lfu,lhu,fld.
+    /// The weights of HOBBIT's policy in effect: lru,lfu,lhu,fld.
     pub policy_weights: String,
     /// The tuned policy that was loaded; `None` without.
     pub profile: Option<TunedReport>,
     /// How slots are divided among layers.
     pub slots: String,
-    /// The result, the host's cache first.
+    /// Slots by cache, the host's first.
     pub slots_by_layer: Vec<CacheSlots>,
 }
 
@@ -93,7 +93,7 @@ pub struct TunedReport {
     pub policy: String,
     /// Whether it has T1 and T2.
     pub thresholds: bool,
-    /// Whether it says what each layer's misses cost.
+    /// Whether it has the cost of each layer's misses.
     pub penalties: bool,
 }
 
@@ -109,7 +109,7 @@ pub struct CacheSlots {
 }
 
 impl CacheSlots {
-    /// The fewest and the most high slots that a layer has in a cache; `None` where no layer has experts.
+    /// Minimum and maximum of the layers' high slots in a cache; `None` if no layer has experts.
     pub fn of(name: &str, cache: &Cache, layers: impl Iterator<Item = u16>) -> Option<Self> {
         let slots: Vec<u32> = layers.map(|layer| cache.capacity_of_layer(layer, Precision::High)).collect();
         let (least, most) = (slots.iter().min()?, slots.iter().max()?);
@@ -117,66 +117,66 @@ impl CacheSlots {
     }
 }
 
-/// Of all sessions of a model, since it was opened.
+/// Prefetching of all sessions of a model since it was opened.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PrefetchReport {
-    /// Versions read ahead, and what became of them.
+    /// Versions read ahead, by outcome.
     pub counters: PrefetchCounters,
-    /// Whether it pays.
+    /// State of the governor, which decides whether prefetching pays.
     pub governor: GovernorReport,
-    /// How good predictions were, by distance.
+    /// Quality of predictions, by distance.
     pub recall: Vec<RecallReport>,
 }
 
-/// How good predictions of layers at one distance were.
+/// Quality of predictions at one distance.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RecallReport {
     /// MoE layers ahead.
     pub distance: u8,
-    /// Of the experts that were used, the part that was predicted.
+    /// Share of the used experts that were predicted.
     pub recall: Option<f64>,
-    /// Of the experts that were predicted, the part that was used.
+    /// Share of the predicted experts that were used.
     pub precision: Option<f64>,
 }
 
-/// Of all sessions of a model, since it was opened.
+/// Virtual experts of all sessions of a model since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct VirtualExpertsReport {
-    /// Experts that were brought in the background, most of them in the place of less important ones.
+    /// Experts read in the background, most of them in place of less important ones.
     pub replacements: u64,
     /// Replacements whose reads failed: the old expert stayed.
     pub failed: u64,
-    /// Tokens from one replacement of a layer to its next.
+    /// Tokens between two replacements in a layer.
     pub period_tokens: u32,
 }
 
-/// Of all sessions of a model, since it was opened.
+/// Target latency of all sessions of a model since it was opened.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencyReport {
-    /// What a token may take.
+    /// Target time of a token.
     pub target_seconds: f64,
-    /// What is set.
+    /// The strength that is set.
     pub knob: Knob,
-    /// How strong it was found to have to be: the next token's, but in a trial.
+    /// Its current value, for the next token except in a trial.
     pub strength: f32,
-    /// Whether several are being tried.
+    /// Whether a trial of several values is running.
     pub is_trying: bool,
-    /// What a token takes with it, as far as that was measured.
+    /// Time of a token with it, if measured.
     pub seconds: Option<f64>,
-    /// Whether any strength that may be taken meets the target; `None` before the first trial's end.
+    /// Whether any allowed value meets the target; `None` before the end of the first trial.
     pub is_reachable: Option<bool>,
-    /// What a token takes with the highest strength that may be taken, as far as that was measured.
+    /// Time of a token with the highest allowed value, if measured.
     pub least_seconds: Option<f64>,
-    /// Trials that ended.
+    /// Finished trials.
     pub trials: u64,
-    /// What was measured last, by strength, ascending.
+    /// Last measurements, ascending by strength.
     pub measured: Vec<LatencyStep>,
 }
 
-/// Tokens with one strength.
+/// Tokens at one strength.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencyStep {
-    /// Of what is set.
+    /// Value of the strength.
     pub strength: f32,
     /// Mean time of a token.
     pub seconds: f64,

@@ -1,5 +1,5 @@
-//! Memory that reads fill: anonymous, page-aligned, on huge pages where the system has them, faulted in before the first
-//! read or, where it is much, by threads beside the reads.
+//! Memory that reads fill: anonymous, page-aligned, on huge pages where the system has them. Pages are faulted in
+//! before the first read or, in large arenas, by threads beside the reads.
 
 use std::io;
 use std::ptr::NonNull;
@@ -9,9 +9,9 @@ use std::thread;
 
 use super::threads;
 
-/// What is faulted in at once: a huge page. Who maps memory meanwhile waits for it.
+/// Bytes faulted in at once: a huge page. Other memory mappings wait for it, so it is no larger.
 const FAULT_BYTES: usize = 2 << 20;
-/// A machine that finds memory slowly finds it sooner on several cores, up to a point.
+/// On machines with slow page faults several threads help, up to a point.
 const FAULT_THREADS_MAX: usize = 4;
 
 /// A zeroed block of memory that reads may fill. Freed on drop: no read may then be in flight (see
@@ -19,7 +19,7 @@ const FAULT_THREADS_MAX: usize = 4;
 pub struct Arena {
     base: NonNull<u8>,
     bytes: usize,
-    /// Whose memory it is, unless its own.
+    /// Owner of borrowed memory; `None` if the arena mapped its own.
     owner: Option<Box<dyn Send + Sync>>,
     faults: Faults,
 }
@@ -32,14 +32,14 @@ impl std::fmt::Debug for Arena {
 
 // SAFETY: an `Arena` owns plain bytes; it holds no thread's state.
 unsafe impl Send for Arena {}
-// SAFETY: `&Arena` gives out addresses only; who writes through them answers for it (`SlotPtr::new`).
+// SAFETY: `&Arena` gives out addresses only; writing through them is the writer's responsibility (`SlotPtr::new`).
 unsafe impl Sync for Arena {}
 
 impl Arena {
     /// Takes `bytes` bytes (rounded up to blocks, never zero) and touches all of them.
     ///
     /// # Errors
-    /// What the kernel says when it refuses the mapping (`ENOMEM`).
+    /// The kernel's error when it refuses the mapping (`ENOMEM`).
     pub fn new(bytes: usize) -> io::Result<Self> {
         let arena = Self::untouched(bytes)?;
         for offset in (0..arena.bytes).step_by(super::BLOCK_BYTES as usize) {
@@ -49,8 +49,8 @@ impl Arena {
         Ok(arena)
     }
 
-    /// As [`Arena::new`], but nothing is touched before [`Arena::need`] names it: memory that a machine has not used for
-    /// long takes seconds per GiB to be had, which would be a wait before the first token.
+    /// As [`Arena::new`], but pages are touched only when [`Arena::need`] names them: on a machine that has not used
+    /// its memory for long, page faults take seconds per GiB, which would delay the first token.
     ///
     /// # Errors
     /// As [`Arena::new`].
@@ -60,8 +60,8 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Reads of `bytes` bytes at `start` come next: threads touch them, the last named first, since reads begin with the
-    /// first. Memory of others is passed over.
+    /// Announces reads of `bytes` bytes at `start`: threads touch the range, the latest announcement first and each
+    /// from its start, where reads begin. Ranges outside the arena are ignored.
     pub fn need(&self, start: *const u8, bytes: usize) {
         let offset = start.addr().wrapping_sub(self.base.addr().get());
         if offset < self.bytes {
@@ -69,7 +69,7 @@ impl Arena {
         }
     }
 
-    /// What [`Arena::need`] has named and nobody has begun with may wait until it is named again.
+    /// Drops the ranges announced by [`Arena::need`] that no thread has begun; they may be announced again.
     pub fn need_nothing(&self) {
         self.faults.need_nothing();
     }
@@ -104,10 +104,10 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Memory of `owner`'s, which is dropped with the arena.
+    /// Wraps memory of `owner`, which is dropped with the arena.
     ///
     /// # Safety
-    /// `base` is aligned to blocks and valid for reads and writes of `bytes` bytes, by nobody else, until `owner` is
+    /// `base` is aligned to blocks and valid for reads and writes of `bytes` bytes, exclusively, until `owner` is
     /// dropped.
     ///
     /// # Panics
@@ -117,19 +117,19 @@ impl Arena {
         Self { base, bytes, owner: Some(owner), faults: Faults::default() }
     }
 
-    /// Gives the pages that lie wholly in `range` (in bytes from the start) back to the system. Their contents are lost,
-    /// and they take memory again once they are touched. Says whether it could: not of borrowed memory.
+    /// Gives the pages that lie wholly in `range` (in bytes from the start) back to the system. Their contents are
+    /// lost; they take memory again when touched. Returns whether it succeeded: false for borrowed memory.
     ///
     /// # Safety
-    /// Nobody reads or writes the range during the call.
+    /// Nothing reads or writes the range during the call.
     pub unsafe fn discard(&self, range: std::ops::Range<usize>) -> bool {
         let page = super::BLOCK_BYTES as usize;
         let (start, end) = (range.start.next_multiple_of(page), range.end.min(self.bytes) / page * page);
-        // What is given back must not be touched again.
+        // Fault threads must not touch discarded pages.
         self.faults.end();
         #[cfg(target_os = "linux")]
         if self.owner.is_none() {
-            // SAFETY: whole pages of our own private anonymous mapping, which nobody uses now.
+            // SAFETY: whole pages of our own private anonymous mapping, unused during the call.
             return start >= end
                 || unsafe { libc::madvise(self.base.as_ptr().add(start).cast(), end - start, libc::MADV_DONTNEED) }
                     == 0;
@@ -170,27 +170,27 @@ impl Drop for Arena {
     }
 }
 
-/// Threads of all arenas that fault memory in now.
+/// Fault threads running now, over all arenas.
 static N_FAULTING: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether threads of ours take time of the cores to fault memory in.
+/// Whether our threads use CPU time to fault memory in.
 pub fn is_faulting() -> bool {
     N_FAULTING.load(Ordering::Relaxed) > 0
 }
 
-/// Threads that fault memory in.
+/// Threads that fault pages in.
 #[derive(Default)]
 struct Faults {
     shared: Arc<Shared>,
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
-/// What they share.
+/// State shared by the threads.
 #[derive(Default)]
 struct Shared {
     wanted: Mutex<Wanted>,
     woken: Condvar,
-    /// Pieces of [`FAULT_BYTES`] that none of them has begun with.
+    /// Pieces of [`FAULT_BYTES`] that no thread has begun.
     n_left: AtomicUsize,
 }
 
@@ -198,7 +198,7 @@ struct Shared {
 struct Wanted {
     /// Pieces, the next one last.
     queue: Vec<usize>,
-    /// Of every piece, whether one of them has begun with it.
+    /// By piece: whether a thread has begun it.
     is_begun: Vec<bool>,
     is_over: bool,
 }
@@ -208,7 +208,7 @@ impl Shared {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next piece. `None`: there will be none.
+    /// Waits for the next piece. `None`: there are no more.
     fn next(&self) -> Option<usize> {
         let mut wanted = self.wanted();
         loop {
@@ -235,7 +235,7 @@ impl Shared {
 }
 
 impl Faults {
-    /// For what is mapped at `base`. It stays mapped until [`Faults::end`] has returned.
+    /// Starts threads for the mapping at `base`, which stays mapped until [`Faults::end`] has returned.
     fn begin(base: NonNull<u8>, bytes: usize) -> Self {
         let n_pieces = bytes.div_ceil(FAULT_BYTES);
         let wanted = Wanted { is_begun: vec![false; n_pieces], ..Wanted::default() };
@@ -257,11 +257,11 @@ impl Faults {
             }
         };
         let n_threads = thread::available_parallelism().map_or(1, |n| n.get().min(FAULT_THREADS_MAX));
-        // Without a thread the pages come as they are read into.
+        // Without threads, reads fault the pages in.
         let start = |_| threads::spawn("hobbit-faults".into(), work()).ok();
         let threads: Vec<_> = (0..n_threads).filter_map(start).collect();
         if threads.is_empty() {
-            // Nobody would ever take what is named.
+            // No thread would ever take the announced pieces.
             shared.end();
         }
         Self { shared, threads: Mutex::new(threads) }
@@ -285,7 +285,7 @@ impl Faults {
         }
     }
 
-    /// Stops, and waits for what is under way.
+    /// Stops the threads and waits for the pieces in progress.
     fn end(&self) {
         self.shared.end();
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -295,8 +295,8 @@ impl Faults {
     }
 }
 
-/// Gives pages to a range that is mapped, without changing what they hold, whoever else writes there. Says whether the
-/// system can.
+/// Faults in a mapped range without changing its contents, even while others write there. Returns whether the system
+/// supports that.
 fn populate(address: usize, bytes: usize) -> bool {
     #[cfg(target_os = "linux")]
     {

@@ -1,9 +1,9 @@
-//! A file that stays open, so that what is read later is what was looked at first.
+//! A file that stays open, so that all reads see the file that was checked first.
 //!
-//! Between a model's header and its last token, whoever fetches models may put another file in its place. A file that was
-//! *replaced* (renamed over, removed) does no harm: all reads go to the file that was opened. A file that was *written to* in
-//! place is noticed by its times ([`FileState`]): strictly whenever it is opened again, and after each evaluation by length and
-//! time of the last write. Then there is an error in place of a mixture of two models.
+//! Between reading a model's header and its last token, a download may put another file in its place. A *replaced* file
+//! (renamed over, removed) does no harm: all reads go to the file that was opened. A file *written* in place is
+//! detected by its times ([`FileState`]): strictly at each reopening, and after each evaluation by length and time of
+//! the last write. The result is an error instead of a mixture of two models.
 
 use std::fs::File;
 use std::io;
@@ -22,33 +22,33 @@ pub struct OpenFile {
     pub(super) file: File,
 }
 
-/// A file as it was when somebody looked at it first.
+/// A file with its state when it was first checked.
 #[derive(Debug)]
 pub struct Original {
     /// Name under which it was opened.
     pub path: PathBuf,
-    /// Open for reading at any place.
+    /// Open for reads at any offset.
     pub file: File,
-    /// As it was when it was looked at.
+    /// State when it was first checked.
     pub state: FileState,
-    /// What [`Original::check_unwritten`] has seen of writes.
+    /// Changes that [`Original::check_unwritten`] has seen.
     written: Mutex<Written>,
 }
 
-/// A file that became shorter is to be restored, as errors of reads advise: the write that does so is none of another model.
+/// A file that became shorter may be restored, as read errors advise: that write does not make it another model.
 #[derive(Debug, Default)]
 struct Written {
-    /// It was too short when it was looked at last.
+    /// It was too short at the last check.
     is_short: bool,
-    /// As it was when it had its length again.
+    /// Its state when it had its full length again.
     restored: Option<FileState>,
 }
 
 impl Original {
-    /// Opens a file that was in `state` when it was looked at.
+    /// Opens a file that had `state` when it was checked.
     ///
     /// # Errors
-    /// [`StoreError::Open`]; [`StoreError::Changed`] if it is another one now, or was written to.
+    /// [`StoreError::Open`]; [`StoreError::Changed`] if it is now another file or was written to.
     pub fn open(path: &Path, state: FileState) -> Result<Self, StoreError> {
         let opened = File::open(path).map_err(|source| open_error(path, BUFFERED, source))?;
         let original = Self { path: path.to_owned(), file: opened, state, written: Mutex::default() };
@@ -56,7 +56,7 @@ impl Original {
         Ok(original)
     }
 
-    /// A handle of its own on the same file.
+    /// An independent handle on the same file.
     ///
     /// # Errors
     /// [`StoreError::Changed`], [`StoreError::Open`].
@@ -74,8 +74,7 @@ impl Original {
         use super::past_cache::{self, ENGINE};
         use std::os::fd::AsRawFd;
         self.check()?;
-        // This name leads to the file that is open, whatever its own name means by now. Where /proc is not to be had, the own
-        // name may do.
+        // This name leads to the open file, whatever its path means by now. Without /proc the path may do.
         let name = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let opened = past_cache::open(Path::new(&name)).or_else(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => past_cache::open(&self.path),
@@ -86,14 +85,14 @@ impl Original {
         if state.is_same_file(&self.state) { Ok(file) } else { Err(self.changed("another file has its name now")) }
     }
 
-    /// That the file is still as it was, to the time of its last change. Other rights or a further name count as changes;
-    /// that it has lost its name does not.
+    /// Checks that the file has not changed, including the time of its last change. New permissions or hard links count
+    /// as changes; removal of its name does not.
     ///
     /// # Errors
     /// [`StoreError::Changed`].
     pub fn check(&self) -> Result<(), StoreError> {
         let now = self.now()?;
-        // Who loses a name is changed, too.
+        // Removing a name changes the file's state, too.
         let has_lost_its_name = || !FileState::at(&self.path).is_ok_and(|there| there.is_same_file(&now));
         match () {
             () if now == self.state => Ok(()),
@@ -104,8 +103,8 @@ impl Original {
         }
     }
 
-    /// That nothing tells of a write: what may be asked often, and does not end a run because a link was made. A file that
-    /// was too short and has its length again was restored.
+    /// Checks that nothing indicates a write. Cheap enough to call often, and a new hard link does not fail it. A file
+    /// that was too short and has its length again counts as restored.
     ///
     /// # Errors
     /// [`StoreError::Changed`].
@@ -193,7 +192,7 @@ mod tests {
         let (path, state) = file(dir.path());
         let original = Original::open(&path, state).unwrap();
         let modified = fs::metadata(&path).unwrap().modified().unwrap();
-        // Until the clock of the file system, which counts in ticks, has another time than that of the first write.
+        // The file system's clock counts in ticks: write until its time differs from that of the first write.
         while FileState::at(&path).unwrap() == state {
             fs::write(&path, "other").unwrap();
             File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();

@@ -11,7 +11,7 @@ pub enum TraceError {
     Io {
         /// File; empty for a writer, which has no path.
         path: PathBuf,
-        /// What was attempted.
+        /// Attempted action.
         action: &'static str,
         /// The operating system's reason.
         error: io::Error,

@@ -46,7 +46,7 @@ impl<W: Write> TraceWriter<W> {
         Ok(writer)
     }
 
-    /// Records the begin of a new sequence.
+    /// Records the start of a new sequence.
     ///
     /// # Errors
     /// [`TraceError::Io`].

@@ -1,4 +1,4 @@
-//! LoRA adapters and control vectors: what llama.cpp adds to ordinary weights and to what layers put out.
+//! LoRA adapters and control vectors: llama.cpp's additions to ordinary weights and to the outputs of layers.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
@@ -15,16 +15,16 @@ use hobbit_core::gguf::Gguf;
 use hobbit_core::gguf::adapter::{AdapterError, Directions, LoraSummary, check_lora, read_directions};
 use hobbit_core::options::{AdapterOptions, SessionOptions};
 
-/// A LoRA adapter that is loaded.
+/// A loaded LoRA adapter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterInfo {
     /// Its file.
     pub path: PathBuf,
-    /// By how much of it sessions begin.
+    /// The scale with which sessions begin.
     pub scale: f32,
-    /// `adapter.lora.task_name`, or nothing.
+    /// `adapter.lora.task_name`, or empty.
     pub task_name: String,
-    /// `adapter.lora.prompt_prefix`, or nothing.
+    /// `adapter.lora.prompt_prefix`, or empty.
     pub prompt_prefix: String,
 }
 
@@ -43,12 +43,12 @@ impl CheckedAdapters {
         Ok(Self { options: options.clone(), lora })
     }
 
-    /// Bytes that their weights take.
+    /// Bytes of their weights.
     pub(super) fn bytes(&self) -> u64 {
         self.lora.iter().fold(0, |sum, lora| sum.saturating_add(lora.bytes))
     }
 
-    /// Experts that hobbit keeps come from the model's file as they are.
+    /// Checks that no adapter changes experts that hobbit manages: their bytes come unchanged from the model's file.
     ///
     /// # Errors
     /// [`AdapterError::OfExperts`].
@@ -62,7 +62,7 @@ impl CheckedAdapters {
         Ok(())
     }
 
-    /// Has llama.cpp load them beside the model, which frees them when it is freed.
+    /// Loads them into llama.cpp, which frees them with the model.
     ///
     /// # Errors
     /// [`Error::Adapter`].
@@ -107,7 +107,7 @@ impl CheckedAdapters {
     }
 }
 
-/// What is loaded beside a model.
+/// Adapters loaded with a model.
 pub(super) struct Adapters {
     lora: Vec<Lora>,
     directions: Option<Directions>,
@@ -120,7 +120,7 @@ struct Lora {
     info: AdapterInfo,
 }
 
-// SAFETY: immutable after loading; contexts on several threads only look at them.
+// SAFETY: immutable after loading; contexts on several threads only read them.
 unsafe impl Send for Adapters {}
 // SAFETY: as above.
 unsafe impl Sync for Adapters {}
@@ -134,7 +134,7 @@ impl Adapters {
         self.infos().map(|info| info.scale).collect()
     }
 
-    /// Bytes by which graphs of a session may grow beside llama.cpp's first estimate.
+    /// Bytes by which a session's graphs may exceed llama.cpp's first estimate.
     pub(super) fn graph_bytes(&self, session: &SessionOptions) -> u64 {
         let n_rows = u64::from(session.n_ubatch.min(session.n_batch));
         let n_outputs = if session.n_outputs_max == 0 { n_rows } else { n_rows.min(session.n_outputs_max.into()) };
@@ -145,7 +145,7 @@ impl Adapters {
         self.lora.iter().map(bytes).max().unwrap_or(0)
     }
 
-    /// Gives a new context what was asked for.
+    /// Applies the requested adapters to a new context.
     ///
     /// # Errors
     /// A control vector that llama.cpp refuses.
@@ -174,14 +174,15 @@ impl Adapters {
         }
     }
 
-    /// Has a context's next graphs use so much of each adapter; what is missing is 0.
+    /// Sets the scale of each adapter for a context's next graphs; a missing scale is 0.
     pub(super) fn apply(&self, context: &RawContext, scales: &[f32]) {
         if self.lora.is_empty() {
             return;
         }
         let mut adapters: Vec<*mut llama_adapter_lora> = self.lora.iter().map(|lora| lora.raw.as_ptr()).collect();
         let mut scales: Vec<f32> = scales.iter().copied().chain(std::iter::repeat(0.0)).take(adapters.len()).collect();
-        // SAFETY: the context is live, and its model, which the adapters were made for; both lists are as long.
+        // SAFETY: the context is live, and so is its model, for which the adapters were made; both lists have the same
+        // length.
         unsafe {
             llama::llama_set_adapters_lora(
                 context.as_ptr(),

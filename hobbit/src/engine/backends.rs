@@ -1,4 +1,4 @@
-//! Every backend that this build has is known to ggml before anything asks for one.
+//! Registers every backend of this build with ggml before its first use.
 
 use std::sync::Once;
 
@@ -6,12 +6,12 @@ use ggml_sys::llama;
 
 use super::log;
 
-/// To be called before any other use of ggml's registry or of llama.cpp; does its work once per process.
+/// Must be called before any other use of ggml's registry or of llama.cpp; works once per process.
 pub(super) fn ready() {
-    // Libraries that are loaded introduce themselves in the log.
+    // Loaded libraries write to the log.
     log::install();
     ggml_sys::register_backends();
     static INIT: Once = Once::new();
-    // SAFETY: once per process, with the backends there.
+    // SAFETY: called once per process, with the backends registered.
     INIT.call_once(|| unsafe { llama::llama_backend_init() });
 }

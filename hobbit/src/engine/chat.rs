@@ -1,4 +1,4 @@
-//! Conversations as the model was trained to read them, and its answers taken apart: chat templates, tools, thoughts.
+//! Chat templates, tools and thoughts: renders conversations for the model, and parses its answers.
 
 mod call;
 mod inputs;
@@ -28,28 +28,28 @@ pub use templates::ChatTemplates;
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ChatMessage {
-    /// Who speaks: `system`, `user` or `assistant` in most templates.
+    /// The role: `system`, `user` or `assistant` in most templates.
     pub role: String,
-    /// What is said.
+    /// The text.
     pub content: String,
 }
 
 impl ChatMessage {
-    /// A turn of `role`.
+    /// A message with this role.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Self { role: role.into(), content: content.into() }
     }
 }
 
-/// How a conversation is written down.
+/// How to render a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatOptions {
-    /// A built-in template's name (`chatml`, `llama3`) or a Jinja text; `None` takes the model's own, or `chatml`.
+    /// A built-in template's name (`chatml`, `llama3`) or a Jinja text; `None` uses the model's own, or `chatml`.
     pub template: Option<String>,
-    /// Run the template's text. Without it llama.cpp recognizes well-known templates and writes their format itself,
+    /// Runs the template's text. Without it llama.cpp recognises well-known templates and writes their format itself,
     /// as it always does for built-in names.
     pub jinja: bool,
-    /// End with the opening of the assistant's turn.
+    /// Ends the prompt with the opening of the assistant's turn.
     pub add_generation_prompt: bool,
 }
 
@@ -60,10 +60,10 @@ impl Default for ChatOptions {
 }
 
 impl Model {
-    /// A conversation as the model's chat template writes it.
+    /// Renders a conversation with the model's chat template.
     ///
     /// # Errors
-    /// No template, or one that fails on these messages.
+    /// A missing template, or one that fails on these messages.
     pub fn render_chat(&self, messages: &[ChatMessage], options: &ChatOptions) -> Result<String, Error> {
         render(&ChatTemplates::new(self, options.template.as_deref())?, messages, options)
     }

@@ -1,15 +1,15 @@
-//! Other programs on our cores: while they take turns with the compute threads, nobody spins at a barrier.
+//! Detects other programs on our cores; while they compete with the compute threads, threads do not spin at barriers.
 //!
-//! llama.cpp and the inner backend compute on one OpenMP team. Its threads spin at barriers, as libgomp has them do: for
-//! milliseconds, which costs nothing where the cores are ours and saves waking up. Where another program runs, it costs
-//! most of the speed: who spins looks as busy to the scheduler as who computes, so the thread that everybody waits for
-//! gets its turn late, and no core ever looks free for it.
+//! llama.cpp and the inner backend compute on one OpenMP team. libgomp lets its threads spin at barriers for
+//! milliseconds, which costs nothing while the cores are ours and saves waking up. Beside another program it costs most
+//! of the speed: to the scheduler, spinning threads look as busy as computing ones, so the thread that all others wait
+//! for is scheduled late, and no core ever looks idle.
 //!
-//! libgomp gives up spinning by itself (after 100 rounds) while there are more OpenMP threads than cores; its manual says
-//! so under `GOMP_SPINCOUNT`. So a thread of ours looks, four times a second while a batch is evaluated, at how long the
-//! process's threads have waited for a core. While they have to, it keeps a team of threads that do nothing but be counted.
-//! Threads that read are ours as well: what they ran may be what the others waited for, and is no sign of anybody else.
-//! Whoever sets `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT` has decided, and nothing is done.
+//! libgomp stops spinning early (after 100 rounds) while there are more OpenMP threads than cores, as its manual
+//! describes under `GOMP_SPINCOUNT`. So four times a second during an evaluation, a watcher thread measures how long
+//! the process's threads have waited for a core. While they wait, it keeps a team of idle threads that only raise the
+//! count. Our reader threads are not another program: their run time may be the cause of the others' waiting. If
+//! `OMP_WAIT_POLICY` or `GOMP_SPINCOUNT` is set, the watcher does nothing.
 
 mod policy;
 
@@ -26,32 +26,32 @@ use self::policy::{Contention, Sample};
 use hobbit_core::store::arena::is_faulting;
 use hobbit_core::store::threads;
 
-/// Between two looks. A token of a large model takes as long.
+/// Time between two samples, about a token of a large model.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Looks without any evaluation after which there are none until the next one.
+/// Samples without an evaluation before the watcher sleeps.
 const IDLE_LOOKS_MAX: u32 = 8;
 
-/// Threads that are only counted: no machine has so many more cores than a session has threads.
+/// Maximum number of idle threads: a machine has fewer cores beyond a session's threads.
 const EXTRAS_MAX: usize = 1024;
 
-/// `GOMP_parallel`: runs a function on a team of so many threads, the calling one included.
+/// `GOMP_parallel`: runs a function on a team of the given size, the calling thread included.
 type Parallel = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void, c_uint, c_uint);
 
-/// Of threads that are only counted, for whoever looks at the process.
+/// Name of the idle threads, as process viewers show it.
 const EXTRAS_NAME: &str = "hobbit-extras";
 
-/// libgomp, if llama.cpp computes with it.
+/// libgomp, if llama.cpp uses it.
 struct Gomp {
     parallel: Parallel,
     n_cores: usize,
 }
 
 impl Gomp {
-    /// The copy that is loaded; `None` where there is none (another OpenMP, a static one).
+    /// The loaded copy; `None` if there is none (another OpenMP, or static linking).
     fn loaded() -> Option<Gomp> {
         // SAFETY: the library is only looked up, and stays loaded as long as llama.cpp, which uses it. libgomp's binary
-        // interface fixes the types of both functions since version 4.0 of it.
+        // interface fixes the types of both functions since its version 4.0.
         unsafe {
             let library = libc::dlopen(c"libgomp.so.1".as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY);
             if library.is_null() {
@@ -71,7 +71,7 @@ impl Gomp {
 
 struct Watch {
     gomp: Gomp,
-    /// Evaluations that run.
+    /// Running evaluations.
     n_running: AtomicUsize,
     /// Threads of the largest session so far.
     n_threads: AtomicUsize,
@@ -80,7 +80,7 @@ struct Watch {
     wake: Condvar,
 }
 
-/// An evaluation that runs, until it is dropped.
+/// Marks an evaluation as running until dropped.
 pub(super) struct Running(Option<&'static Watch>);
 
 impl Drop for Running {
@@ -91,7 +91,7 @@ impl Drop for Running {
     }
 }
 
-/// A batch is evaluated on so many threads from now on.
+/// Announces an evaluation on `n_threads` threads.
 pub(super) fn running(n_threads: i32) -> Running {
     let Some(watch) = usize::try_from(n_threads).ok().filter(|n| *n > 1).and_then(|_| watch()) else {
         return Running(None);
@@ -105,7 +105,7 @@ pub(super) fn running(n_threads: i32) -> Running {
     Running(Some(watch))
 }
 
-/// Started with the first evaluation; `None` where nothing can be seen or done.
+/// The watcher, started with the first evaluation; `None` where it could not observe or act.
 fn watch() -> Option<&'static Watch> {
     static WATCH: OnceLock<Option<&'static Watch>> = OnceLock::new();
     *WATCH.get_or_init(|| {
@@ -135,7 +135,7 @@ impl Watch {
             thread::sleep(INTERVAL);
             let (now, elapsed) = (Waited::look(), at.elapsed());
             at = Instant::now();
-            // Who faults in our slots is no other program, though it takes turns with us as one would.
+            // Exclude our own page-fault threads: they take turns with the compute threads as another program would.
             let is_ours = std::mem::replace(&mut was_faulting, is_faulting()) || was_faulting;
             if let (Some(before), Some(now), false) = (&before, &now, is_ours) {
                 let sample = now.since(before, elapsed);
@@ -154,7 +154,7 @@ impl Watch {
         }
     }
 
-    /// Until the next evaluation.
+    /// Sleeps until the next evaluation.
     fn sleep(&self) {
         let mut guard = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
         self.is_asleep.store(true, Ordering::SeqCst);
@@ -164,14 +164,14 @@ impl Watch {
         self.is_asleep.store(false, Ordering::SeqCst);
     }
 
-    /// One thread more than there are cores for, those that compute included.
+    /// One thread more than there are cores for, including the compute threads.
     fn extras(&self) -> Option<Extras> {
         let n_threads = self.n_threads.load(Ordering::Relaxed);
         Extras::new(&self.gomp, (self.gomp.n_cores.saturating_sub(n_threads) + 2).min(EXTRAS_MAX))
     }
 }
 
-/// A team that does nothing. Its threads sleep, and are counted, until this is dropped.
+/// A team of idle threads, which sleep and are counted until this is dropped.
 struct Extras {
     _end: Sender<()>,
 }
@@ -196,14 +196,14 @@ impl Extras {
 
 extern "C" fn nothing(_: *mut c_void) {}
 
-/// Nanoseconds run and waited, by thread, and which of them only serve those that compute.
+/// Nanoseconds run and waited by thread, and which threads only serve the compute threads.
 struct Waited {
     all: HashMap<u32, (u64, u64)>,
     serving: BTreeSet<u32>,
 }
 
 impl Waited {
-    /// `None` where the kernel does not count.
+    /// `None` if the kernel does not report them.
     fn look() -> Option<Self> {
         let threads = fs::read_dir("/proc/self/task").ok()?.flatten().filter_map(|entry| {
             let thread = entry.file_name().to_str()?.parse().ok()?;
@@ -213,7 +213,7 @@ impl Waited {
         Some(Self { all: threads.collect(), serving: threads::running() }).filter(|seen| !seen.all.is_empty())
     }
 
-    /// What was added since an earlier look.
+    /// The difference to an earlier sample.
     fn since(&self, before: &Self, elapsed: Duration) -> Sample {
         let (mut ran_computing, mut waited_computing, mut ran_serving) = (0, 0, 0);
         for (thread, (ran, waited)) in &self.all {
@@ -234,7 +234,7 @@ impl Waited {
     }
 }
 
-/// Time run and time waited, in nanoseconds, and turns.
+/// Time run and time waited, in nanoseconds, from a line with both and the number of turns.
 fn parse(text: &str) -> Option<(u64, u64)> {
     let mut numbers = text.split_ascii_whitespace().map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
@@ -250,7 +250,7 @@ mod tests {
         names.filter(|name| name.trim_end() == EXTRAS_NAME).count()
     }
 
-    /// llama.cpp is linked to the libgomp that is found here, and its threads come and go as wanted.
+    /// llama.cpp is linked to the libgomp that is found here, and its threads start and end on request.
     #[test]
     fn extra_threads_are_there_until_they_are_not_wanted() {
         let gomp = Gomp::loaded().expect("llama.cpp computes with libgomp");
@@ -258,7 +258,7 @@ mod tests {
         let extras = Extras::new(&gomp, 3).unwrap();
         assert_eq!(n_extras(), 3);
         drop(extras);
-        // They are on their way out.
+        // The threads are still ending.
         while n_extras() > 0 {
             thread::yield_now();
         }
@@ -279,7 +279,7 @@ mod tests {
         let now = look(&[(1, (1_500_000_000, 250_000_000)), (3, (500_000_000, 0))]);
         let expected = Sample { seconds: 1.0, ran_seconds: 1.0, waited_seconds: 0.25 };
         assert_eq!(now.since(&before, Duration::from_secs(1)), expected);
-        // A thread that reads: it waited for ours, and ours for it.
+        // A reader thread: it waited for ours, and ours for it.
         for (ran, waited) in [(200_000_000, 0.05), (900_000_000, 0.0)] {
             let mut now = look(&[(1, (1_500_000_000, 250_000_000)), (7, (ran, 400_000_000))]);
             now.all.insert(3, (500_000_000, 0));

@@ -1,8 +1,8 @@
-//! Why there is no such device.
+//! Errors about the choice of devices.
 
 use super::device_kind::DeviceKind;
 
-/// A device that was asked for and is not to be had.
+/// A requested device that is unavailable.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// A name that no device has.
@@ -21,18 +21,18 @@ pub enum DeviceError {
     NotOffloadable {
         /// Its name.
         name: String,
-        /// What it is.
+        /// Its kind.
         kind: DeviceKind,
         /// Devices that models can be offloaded to.
         known: Vec<String>,
     },
-    /// A device that would hold two parts of the model.
+    /// A device that is named twice.
     #[error("the device '{name}' is named twice")]
     Twice {
         /// Its name.
         name: String,
     },
-    /// The only device to use is not among the chosen ones.
+    /// The main device's index is out of range.
     #[error("the main device is number {main}, but there are {n_devices} devices; numbers begin at 0")]
     MainOutOfRange {
         /// As given.
@@ -40,7 +40,7 @@ pub enum DeviceError {
         /// Devices that were chosen.
         n_devices: usize,
     },
-    /// Tensors that would go where nothing is.
+    /// An override that names an unknown buffer type.
     #[error("there is no buffer type named '{found}'; there are {}", known.join(", "))]
     NoBufferType {
         /// As given.
@@ -48,15 +48,15 @@ pub enum DeviceError {
         /// Names that can be given.
         known: Vec<String>,
     },
-    /// A build that cannot speak to RPC servers.
+    /// A build without support for RPC servers.
     #[error("this build of hobbit has no RPC; rebuild it with the feature rpc")]
     NoRpc,
-    /// An endpoint that is none.
+    /// A malformed endpoint.
     #[error("'{endpoint}' is no RPC endpoint: {why}; give HOST:PORT, for example 127.0.0.1:50052")]
     Endpoint {
         /// As given.
         endpoint: String,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
     /// No server listens there.
@@ -64,7 +64,7 @@ pub enum DeviceError {
     Unreachable {
         /// The endpoint.
         endpoint: String,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
     /// A server without devices.

@@ -1,8 +1,8 @@
-//! What kinds of devices there are.
+//! Kinds of devices.
 
 use serde::Serialize;
 
-/// What kind of device it is (`ggml_backend_dev_type`).
+/// A device's kind (`ggml_backend_dev_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {

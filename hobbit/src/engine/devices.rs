@@ -1,4 +1,4 @@
-//! The devices there are, and those a model is offloaded to: ggml's registry, read through its generic interface.
+//! The available devices, and the choice of those for a model: ggml's registry, read through its generic interface.
 
 mod choice;
 mod rpc;
@@ -23,36 +23,35 @@ use hobbit_core::options::{DeviceChoice, DeviceOptions};
 pub struct DeviceInfo {
     /// ggml's name, such as `CUDA0` or `RPC0`.
     pub name: String,
-    /// What it is, such as `NVIDIA GeForce RTX 4090`; of an RPC device, the server's endpoint.
+    /// Its description, such as `NVIDIA GeForce RTX 4090`; for an RPC device the server's endpoint.
     pub description: String,
-    /// What kind it is.
+    /// Its kind.
     pub kind: DeviceKind,
-    /// Free memory, in bytes; 0 if it does not tell.
+    /// Free memory, in bytes; 0 if unknown.
     pub free: u64,
-    /// All memory, in bytes; 0 if it does not tell.
+    /// Total memory, in bytes; 0 if unknown.
     pub total: u64,
     /// Whether it offers pinned host memory.
     pub pinned_host: bool,
-    /// Whether copies and computations are queued and awaited later.
+    /// Whether copies and computations are asynchronous.
     pub asynchronous: bool,
     /// Whether one queue can wait for an event of another.
     pub events: bool,
 }
 
-/// Every device of this process, those of the RPC servers `rpc` (`host:port`) included, in ggml's order. hobbit's own is left
-/// out.
+/// Every device of this process in ggml's order, including those of the RPC servers `rpc` (`host:port`), without
+/// hobbit's own.
 ///
 /// # Errors
-/// [`Error::Device`]: an endpoint that is malformed, or where no server answers; a build without RPC.
+/// [`Error::Device`] for a malformed endpoint, an unreachable server, or a build without RPC.
 pub fn devices(rpc: &[String]) -> Result<Vec<DeviceInfo>, Error> {
     Ok(found(rpc)?.into_iter().map(info).collect())
 }
 
-/// The devices to offload to, in llama.cpp's order; none for the CPU alone.
+/// The devices to offload to, in llama.cpp's order; empty for the CPU alone.
 ///
 /// # Errors
-/// As [`devices`]; a name that no device has, or only one that models are not offloaded to; [`DeviceOptions::main`] out of
-/// range.
+/// As [`devices`]; an unknown name, or a device that models are not offloaded to; [`DeviceOptions::main`] out of range.
 pub(super) fn choose(options: &DeviceOptions) -> Result<Vec<ggml_backend_dev_t>, Error> {
     let found = found(&options.rpc)?;
     let candidates: Vec<Candidate> = found.iter().map(|device| candidate(*device)).collect();
@@ -60,8 +59,7 @@ pub(super) fn choose(options: &DeviceOptions) -> Result<Vec<ggml_backend_dev_t>,
     Ok(chosen.into_iter().map(|index| found[index]).collect())
 }
 
-/// The devices that are named, ended by null, without hobbit's own being registered; `None` leaves the choice to
-/// llama.cpp.
+/// The named devices, null-terminated, without registering hobbit's own; `None` leaves the choice to llama.cpp.
 ///
 /// # Errors
 /// As [`choose`].
@@ -81,9 +79,9 @@ pub(super) fn by_name(options: &DeviceOptions) -> Result<Option<Vec<ggml_backend
     Ok(Some(devices))
 }
 
-/// Every device but ours.
+/// Every device except ours.
 fn found(rpc: &[String]) -> Result<Vec<ggml_backend_dev_t>, Error> {
-    // Our backend first: it sees to it that a failed assertion of ggml's ends with a message.
+    // Our backend first: it installs the handler that ends a failed ggml assertion with a message.
     Device::get()?;
     backends::ready();
     rpc::add_servers(rpc)?;
@@ -91,10 +89,10 @@ fn found(rpc: &[String]) -> Result<Vec<ggml_backend_dev_t>, Error> {
     without_gone(ggml::devices().filter(|device| ggml::backend_name(*device) != ours), rpc)
 }
 
-/// Leaves out devices of RPC servers that have gone, which may not even be asked what they are.
+/// Removes devices of unreachable RPC servers: even a query of their properties would end the process.
 ///
 /// # Errors
-/// One of those that `rpc` names has gone.
+/// A server in `rpc` is unreachable.
 fn without_gone(
     all: impl Iterator<Item = ggml_backend_dev_t>,
     rpc: &[String],
@@ -131,7 +129,7 @@ fn candidate(device: ggml_backend_dev_t) -> Candidate {
     }
 }
 
-/// What ggml says of a device.
+/// ggml's description of a device.
 pub(super) fn info(device: ggml_backend_dev_t) -> DeviceInfo {
     let properties = ggml::properties(device);
     let (free, total) = ggml::memory(device);

@@ -1,4 +1,4 @@
-//! Everything that can go wrong between a model file and a token.
+//! All errors between a model file and a token.
 
 use std::path::PathBuf;
 
@@ -27,7 +27,7 @@ pub enum Error {
     /// The memory budget cannot hold the model.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A device that was asked for is not to be had.
+    /// A requested device is unavailable.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// Low-precision versions for a model that has no experts.
@@ -44,7 +44,7 @@ pub enum Error {
     LowMismatch {
         /// The low-precision file.
         path: PathBuf,
-        /// What disagrees.
+        /// The mismatch.
         mismatch: LowMismatch,
     },
     /// Low-precision experts of a pack that was made from another model.
@@ -57,39 +57,39 @@ pub enum Error {
         low: PathBuf,
         /// The model.
         model: PathBuf,
-        /// Name of the model that the pack was made from, then.
+        /// Name of the model that the pack was made from, at that time.
         source_name: String,
-        /// What tells them apart.
+        /// The difference.
         what: &'static str,
     },
-    /// A file that a run would write is one that it reads, or of another kind.
+    /// An output file is one that the run reads, or is not a regular file.
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// A predictor without what it looks at.
+    /// The path-table predictor without a path table.
     #[error("{}: the path-table predictor needs a table, and this file has none", path.display())]
     NoPathTable {
         /// The model or pack.
         path: PathBuf,
     },
-    /// The path table cannot be read, or is another model's.
+    /// The path table cannot be read, or belongs to another model.
     #[error(transparent)]
     PathTable(#[from] ProfileError),
-    /// Thresholds that make no sense.
+    /// Invalid thresholds.
     #[error(transparent)]
     Thresholds(#[from] ThresholdError),
-    /// A profile that is damaged, or another model's.
+    /// A profile that is damaged, or belongs to another model.
     #[error(transparent)]
     Tuned(#[from] TunedError),
-    /// A plan of virtual experts that is damaged, another model's, or too large.
+    /// A plan of virtual experts that is damaged, too large, or belongs to another model.
     #[error(transparent)]
     VirtualPlan(#[from] VirtualPlanError),
-    /// No mix can be chosen for the loss bound.
+    /// No mix satisfies the loss bound.
     #[error(transparent)]
     LossBound(Box<LossBoundError>),
-    /// The cost of each layer's misses is unknown.
+    /// Slots are divided by penalty, but the cost of each layer's misses is unknown.
     #[error("slots by penalty need the cost of each layer's misses, and {found}")]
     NoPenalties {
-        /// What there is instead.
+        /// The reason: no tuned policy, or one without these costs.
         found: String,
     },
     /// An operating system call on a file failed.
@@ -97,9 +97,9 @@ pub enum Error {
     Io {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The failed operation.
         action: &'static str,
-        /// Why it failed.
+        /// The cause.
         source: std::io::Error,
     },
     /// llama.cpp refused the model.
@@ -107,7 +107,7 @@ pub enum Error {
     Load {
         /// The model file.
         path: PathBuf,
-        /// What llama.cpp said.
+        /// llama.cpp's message.
         reason: String,
     },
     /// llama.cpp could not make a context.
@@ -115,7 +115,7 @@ pub enum Error {
     Context {
         /// Requested context length in tokens.
         n_ctx: u32,
-        /// What llama.cpp said.
+        /// llama.cpp's message.
         reason: String,
     },
     /// A pack that is damaged, or of the wrong kind.
@@ -130,10 +130,10 @@ pub enum Error {
     /// Low-precision versions could not be written.
     #[error(transparent)]
     PackWrite(#[from] hobbit_core::pack::WriteError),
-    /// Types for low-precision versions that do not exist.
+    /// Unknown types for low-precision versions.
     #[error("low-precision types: {0}")]
     LowTypes(TypeChoiceError),
-    /// Low-precision versions are made from plain models.
+    /// Low-precision versions requested for a pack; they are made from plain models.
     #[error("{}: this is a pack; low-precision versions are made of a plain GGUF", path.display())]
     LowOfPack {
         /// The pack.
@@ -144,17 +144,17 @@ pub enum Error {
     OutOfMemory {
         /// Bytes asked for.
         bytes: u64,
-        /// Why it failed.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A device refused even the memory that experts pass through.
+    /// A device refuses even the memory for staging experts.
     #[error("{device} refuses {bytes} bytes of memory for experts, of the {free} that it says are free")]
     DeviceMemory {
         /// The device.
         device: String,
-        /// Bytes asked for at once.
+        /// Bytes requested at once.
         bytes: u64,
-        /// What it says is free, in bytes.
+        /// Free bytes, as the device reports them.
         free: u64,
     },
     /// The trace cannot be written.
@@ -163,13 +163,13 @@ pub enum Error {
     /// Address space (not memory) was refused.
     #[error("cannot reserve {bytes} bytes of address space; raise the limit (ulimit -v unlimited)")]
     AddressSpace {
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
     },
     /// llama.cpp or the expert backend failed while computing a batch.
     #[error("decoding failed: {0}")]
     Decode(String),
-    /// A failed evaluation that could not be taken back: the context is empty.
+    /// A failed evaluation that could not be undone: the context is empty.
     #[error("decoding failed: {0}; the context is lost, feed it again")]
     ContextLost(String),
     /// A batch of more tokens than the session was opened for.
@@ -179,10 +179,10 @@ pub enum Error {
     BatchTooLarge {
         /// Tokens in the batch.
         n_tokens: usize,
-        /// The most that a batch may have.
+        /// The maximum for a batch.
         n_batch: usize,
     },
-    /// Generation without a token whose successor could be chosen.
+    /// Generation before any token was evaluated.
     #[error(
         "there is nothing to go on from: the context is new, or was reset, cut or lost since the last evaluation; feed \
          at least one token first"
@@ -206,13 +206,13 @@ pub enum Error {
     /// Messages, tools or settings of a conversation that cannot be understood.
     #[error("cannot read the conversation: {0}")]
     ChatInput(String),
-    /// What the model said is not of the form that its chat template asks for.
+    /// The model's answer does not have the form that its chat template defines.
     #[error("cannot read the model's answer: {0}")]
     ChatReply(String),
     /// A grammar or JSON schema that llama.cpp refuses.
     #[error("cannot use this grammar: {0}")]
     Grammar(String),
-    /// Sampling settings that cannot work, or logits from which nothing can be chosen.
+    /// Invalid sampling settings, or logits without a valid candidate.
     #[error("cannot sample: {0}")]
     Sampling(String),
     /// Logits that are NaN or infinite.
@@ -221,7 +221,7 @@ pub enum Error {
          LoRA adapter, a control vector, damaged weights"
     )]
     NotFinite,
-    /// Tokens of this model or run cannot be sent to other experts than their routers chose.
+    /// This model or run does not support rerouting tokens to other experts.
     #[error("tokens cannot be sent to experts in memory: {0}")]
     Routing(String),
     /// Loading was cancelled by the progress callback.

@@ -28,7 +28,7 @@ pub(super) struct RouterValues {
     data: *mut u8,
     pub(super) n_used: usize,
     pub(super) n_tokens: usize,
-    /// Bytes between ranks, and between tokens.
+    /// Strides of ranks and of tokens, in bytes.
     strides: [usize; 2],
 }
 

@@ -1,6 +1,6 @@
-//! ggml's registry of devices, and what ggml makes, each thing freed with its owner.
+//! Safe wrappers of ggml's device registry and of the objects ggml allocates, which are freed on drop.
 //!
-//! Devices are handles: they are registered, and live as long as the process.
+//! Devices are plain handles: the registry keeps them for the life of the process.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem;
@@ -24,14 +24,14 @@ pub(super) fn is_cpu(dev: ggml_backend_dev_t) -> bool {
     unsafe { llama::ggml_backend_dev_type(dev) == llama::GGML_BACKEND_DEVICE_TYPE_CPU }
 }
 
-/// Devices that compute products of their own, in ggml's order: neither ours nor other helpers of the CPU.
+/// Devices that compute products themselves, in ggml's order: neither ours nor other helpers of the CPU.
 pub(super) fn computing_devices() -> Vec<ggml_backend_dev_t> {
     // SAFETY: a registered device.
     let is_helper = |&dev: &_| unsafe { llama::ggml_backend_dev_type(dev) == llama::GGML_BACKEND_DEVICE_TYPE_ACCEL };
     devices().filter(|dev| !is_helper(dev)).collect()
 }
 
-/// What a device says of itself.
+/// A device's properties, as it reports them.
 pub(super) fn properties(dev: ggml_backend_dev_t) -> llama::ggml_backend_dev_props {
     // SAFETY: zero is a valid value of every property; the device fills them in.
     unsafe {
@@ -41,7 +41,7 @@ pub(super) fn properties(dev: ggml_backend_dev_t) -> llama::ggml_backend_dev_pro
     }
 }
 
-/// Bytes of a device that are free now, and in all; 0 if it does not tell.
+/// A device's free and total memory in bytes; 0 if unknown.
 pub(super) fn memory(dev: ggml_backend_dev_t) -> (u64, u64) {
     let (mut free, mut total) = (0, 0);
     // SAFETY: the places are valid.
@@ -55,7 +55,7 @@ pub(super) fn name(dev: ggml_backend_dev_t) -> String {
     text(unsafe { llama::ggml_backend_dev_name(dev) })
 }
 
-/// What a device is; of an RPC server's, its endpoint, known without the server.
+/// A device's description; for an RPC server's device the endpoint, which needs no connection.
 pub(super) fn description(dev: ggml_backend_dev_t) -> String {
     // SAFETY: a registered device.
     text(unsafe { llama::ggml_backend_dev_description(dev) })
@@ -70,12 +70,12 @@ pub(super) fn backend_name(dev: ggml_backend_dev_t) -> String {
     }
 }
 
-/// Whether a device is an RPC server's.
+/// Whether a device belongs to an RPC server.
 pub(super) fn is_remote(dev: ggml_backend_dev_t) -> bool {
     backend_name(dev) == "RPC"
 }
 
-/// ggml's text about a device; empty for none.
+/// ggml's text about a device; empty for null.
 pub(super) fn text(found: *const c_char) -> String {
     if found.is_null() {
         return String::new();
@@ -88,7 +88,7 @@ pub(super) fn text(found: *const c_char) -> String {
 pub(super) struct Context(NonNull<llama::ggml_context>);
 
 impl Context {
-    /// With room for so many tensors, and for a graph if it is to have nodes. `None` when ggml refuses.
+    /// With room for `n_tensors` tensors, and for a graph if `n_nodes` is not 0. `None` when ggml refuses.
     pub(super) fn new(n_tensors: usize, n_nodes: usize) -> Option<Self> {
         // SAFETY: plain constructors; the result is checked.
         unsafe {
@@ -106,15 +106,15 @@ impl Context {
         self.0.as_ptr()
     }
 
-    /// One of the tensors that there is room for.
+    /// A new tensor, within the reserved number.
     pub(super) fn tensor(&self, type_: llama::ggml_type, ne: [i64; 3]) -> *mut ggml_tensor {
         // SAFETY: the context is live.
         unsafe { llama::ggml_new_tensor_3d(self.raw(), type_, ne[0], ne[1], ne[2]) }
     }
 
-    /// Memory for its tensors, none of which has any yet. `None` when it is refused.
+    /// Allocates memory for all tensors, none of which has any yet. `None` when it is refused.
     pub(super) fn allocate(&self, buft: ggml_backend_buffer_type_t) -> Option<Buffer> {
-        // SAFETY: context and buffer type are live; the buffer is nobody else's.
+        // SAFETY: context and buffer type are live; the buffer has no other owner.
         NonNull::new(unsafe { llama::ggml_backend_alloc_ctx_tensors_from_buft(self.raw(), buft) }).map(Buffer)
     }
 }
@@ -126,7 +126,7 @@ impl Drop for Context {
     }
 }
 
-/// Memory of a device, or of the host for one.
+/// Memory of a device, or host memory allocated for one.
 pub(super) struct Buffer(pub(super) NonNull<llama::ggml_backend_buffer>);
 
 // SAFETY: owned; ggml's buffers may be freed on any thread.
@@ -135,9 +135,9 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// `None` when it is refused.
+    /// `None` when ggml refuses the allocation.
     pub(super) fn new(buft: ggml_backend_buffer_type_t, bytes: usize) -> Option<Self> {
-        // SAFETY: a registered device's buffer type; the buffer is nobody else's.
+        // SAFETY: a registered device's buffer type; the buffer has no other owner.
         NonNull::new(unsafe { llama::ggml_backend_buft_alloc_buffer(buft, bytes) }).map(Self)
     }
 
@@ -150,7 +150,7 @@ impl Buffer {
         unsafe { llama::ggml_backend_buffer_get_base(self.raw()) }
     }
 
-    /// Whether it is of this type: backends that cannot pin answer with ordinary memory, without a word.
+    /// Whether the buffer has this type: backends that cannot pin silently return ordinary memory.
     pub(super) fn is_of(&self, buft: ggml_backend_buffer_type_t) -> bool {
         // SAFETY: the buffer is live.
         unsafe { llama::ggml_backend_buffer_get_type(self.raw()) == buft }
@@ -165,16 +165,17 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: owned, freed once; whoever lets it be used synchronises first.
+        // SAFETY: owned, freed once; users of the buffer are synchronised before it is dropped.
         unsafe { llama::ggml_backend_buffer_free(self.raw()) };
     }
 }
 
-/// An instance of a device's backend: what is submitted to it runs in order. Two streams of a device run side by side;
-/// events order them.
+/// A stream of a device's backend: submitted work runs in order. Two streams of a device run concurrently; events order
+/// them.
 pub(super) struct Stream(ggml_backend_t);
 
-// SAFETY: a backend may move between threads as long as one uses it at a time, which `&mut` and the owner's lock ensure.
+// SAFETY: a backend may move between threads as long as one uses it at a time, which `&mut` and the owner's lock
+// ensure.
 unsafe impl Send for Stream {}
 
 impl Stream {
@@ -204,7 +205,7 @@ impl Stream {
         unsafe { llama::ggml_backend_tensor_set_async(self.0, tensor, data, offset, bytes) };
     }
 
-    /// Copies the bytes at a tensor's start to the host, as many as there is room for.
+    /// Copies bytes from a tensor's start to the host until `to` is full.
     ///
     /// # Safety
     /// As [`Stream::set`], for writing.
@@ -219,7 +220,7 @@ impl Stream {
         unsafe { llama::ggml_backend_synchronize(self.0) };
     }
 
-    /// What this stream runs from here on waits for `event`.
+    /// Makes later work of this stream wait for `event`.
     pub(super) fn wait(&self, event: &Event) {
         // SAFETY: both are live and of one device.
         unsafe { llama::ggml_backend_event_wait(self.0, event.0.as_ptr()) };
@@ -233,8 +234,8 @@ impl Drop for Stream {
     }
 }
 
-/// A CPU backend. It is reached through ggml's registry only: where backends are loaded at run time, nothing exports its
-/// symbols.
+/// A CPU backend. It is reached only through ggml's registry: where backends are loaded at run time, its symbols are
+/// not exported.
 pub(super) struct Cpu {
     pub(super) stream: Stream,
     set_n_threads: unsafe extern "C" fn(ggml_backend_t, c_int),
@@ -242,10 +243,10 @@ pub(super) struct Cpu {
 }
 
 impl Cpu {
-    /// `None` when ggml has none to give.
+    /// `None` when ggml has no CPU backend.
     pub(super) fn new() -> Option<Self> {
-        // SAFETY: each result is checked before it is used. ggml fixes the types of the procedures that have these names
-        // (ggml-backend.h), and null is `None`.
+        // SAFETY: each result is checked before it is used. ggml fixes the types of the procedures that have these
+        // names (ggml-backend.h), and null is `None`.
         unsafe {
             let dev = llama::ggml_backend_dev_by_type(llama::GGML_BACKEND_DEVICE_TYPE_CPU);
             if dev.is_null() {
@@ -277,7 +278,7 @@ impl Cpu {
 pub(super) struct Event(NonNull<llama::ggml_backend_event>);
 
 impl Event {
-    /// Waits on the host.
+    /// Blocks the host until the event is reached.
     pub(super) fn synchronize(&self) {
         // SAFETY: the event is live and was recorded.
         unsafe { llama::ggml_backend_event_synchronize(self.0.as_ptr()) };
@@ -291,7 +292,7 @@ impl Drop for Event {
     }
 }
 
-/// Makes events, and uses those again that nobody waits for any more.
+/// Makes events, and reuses those without remaining waiters.
 pub(super) struct Events {
     dev: ggml_backend_dev_t,
     known: Vec<Rc<Event>>,
@@ -305,13 +306,13 @@ impl Events {
         Self { dev, known: Vec::new() }
     }
 
-    /// Waits on the host for every event that was recorded. Not for one that nobody is sure will be reached.
+    /// Blocks the host until every recorded event is reached. Only for events that are certain to be reached.
     pub(super) fn synchronize(&self) {
         self.known.iter().for_each(|event| event.synchronize());
     }
 
-    /// The point that `stream` has been told to reach. `None` on devices without events: the stream has then been waited
-    /// for instead.
+    /// Records an event at the end of `stream`'s work. `None` on devices without events: the stream is then
+    /// synchronised instead.
     pub(super) fn record(&mut self, stream: &Stream) -> Option<Rc<Event>> {
         let free = self.known.iter().position(|event| Rc::strong_count(event) == 1);
         let index = free.unwrap_or(self.known.len());

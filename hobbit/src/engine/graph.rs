@@ -1,4 +1,4 @@
-//! Small graphs of ours, and the tensors that their nodes are made of.
+//! Small graphs of ours, and the tensors of their nodes.
 
 use std::ptr;
 
@@ -6,8 +6,8 @@ use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_status, ggml_tensor};
 
 use super::ggml::{Context, Stream};
 
-/// One reusable graph and the tensor structs of its nodes. They keep their addresses from graph to graph: backends that
-/// record graphs know them again by these.
+/// One reusable graph and the tensor structs of its nodes. The structs keep their addresses between graphs: backends
+/// that record graphs recognise them by these.
 pub(super) struct Graph {
     graph: *mut llama::ggml_cgraph,
     n_nodes: usize,
@@ -19,7 +19,7 @@ pub(super) struct Graph {
 }
 
 impl Graph {
-    /// Of so many nodes at most. `None` when ggml refuses a context.
+    /// With room for at most `n_nodes_max` nodes. `None` when ggml refuses a context.
     pub(super) fn new(n_nodes_max: usize) -> Option<Self> {
         let context = Context::new(1, n_nodes_max)?;
         // SAFETY: the context has room for it.
@@ -27,7 +27,7 @@ impl Graph {
         Some(Self { graph, n_nodes: 0, n_nodes_max, tensors: Vec::new(), n_tensors: 0, _context: context })
     }
 
-    /// Keeps a tensor struct until the graph has been submitted and returns its address.
+    /// Stores a tensor struct until the graph has been submitted, and returns its address.
     pub(super) fn tensor(&mut self, tensor: ggml_tensor) -> *mut ggml_tensor {
         match self.tensors.get_mut(self.n_tensors) {
             Some(place) => **place = tensor,
@@ -38,11 +38,11 @@ impl Graph {
         place
     }
 
-    /// A copy of a tensor that is computed already: without the nodes that computed it, which backends that send graphs
-    /// elsewhere would send along.
+    /// A copy of a computed tensor, without the nodes that computed it, which backends that send graphs elsewhere would
+    /// send along.
     ///
     /// # Safety
-    /// What `tensor` is a view of is live.
+    /// If `tensor` is a view, its source is live.
     pub(super) unsafe fn leaf(&mut self, tensor: &ggml_tensor) -> *mut ggml_tensor {
         let mut leaf = *tensor;
         leaf.op = llama::GGML_OP_NONE;
@@ -70,8 +70,7 @@ impl Graph {
         self.n_nodes += 1;
     }
 
-    /// Starts computing what was added; where the device has too little memory for that, once more if `relieve` has
-    /// found some.
+    /// Starts computing the added nodes. If the device lacks memory, tries once more after `relieve` has freed some.
     pub(super) fn submit(&mut self, stream: &Stream, relieve: impl FnOnce() -> bool) -> ggml_status {
         if self.n_nodes == 0 {
             self.n_tensors = 0;
@@ -87,7 +86,7 @@ impl Graph {
         status
     }
 
-    /// Forgets what was added and not submitted.
+    /// Discards nodes that were added and not submitted.
     pub(super) fn discard(&mut self) {
         // SAFETY: the graph is ours; clearing reads no node.
         unsafe { llama::ggml_graph_clear(self.graph) };
@@ -96,7 +95,7 @@ impl Graph {
     }
 }
 
-/// A contiguous tensor at `data` in `buffer`, a part of `whole` if there is one.
+/// A contiguous tensor at `data` in `buffer`, a view of `whole` if given.
 pub(super) fn tensor_at(
     type_: llama::ggml_type,
     ne: [i64; 4],

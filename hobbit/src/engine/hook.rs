@@ -1,10 +1,10 @@
-//! The router hook: shows which experts each token chose, and with what weight.
+//! The router hook: observes each token's chosen experts and their weights.
 //!
-//! The engine reads ids and weights inside the expert split and needs no hook; this one is for whoever studies routing,
-//! and for models whose layers come in several splits (those with a scale per expert), where the split of the first
-//! products does not see the weights. It uses ggml's evaluation callback, which breaks the graph after each tensor that is asked for (about 35 µs), and is
-//! therefore installed only when there is an observer. Tensors are asked for by exact name: a `(reshaped)` twin of the
-//! weights exists. Results do not change.
+//! The engine reads ids and weights inside the expert split and needs no hook. The hook serves studies of routing, and
+//! models whose layers span several splits (those with a scale per expert), where the split of the first products does
+//! not see the weights. It uses ggml's evaluation callback, which breaks the graph after each requested tensor (about
+//! 35 µs), so it is installed only when there is an observer. Tensors are requested by exact name: the weights have a
+//! `(reshaped)` twin. Results do not change.
 
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,7 +14,7 @@ use ggml_sys::llama::{self, ggml_tensor};
 
 use super::experts::{Experts, RouterValues};
 
-/// What the router of one layer chose for a ubatch.
+/// A layer's router choice for a ubatch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RouterChoice {
     /// Block number.
@@ -27,35 +27,35 @@ pub struct RouterChoice {
     pub weights: Vec<f32>,
 }
 
-/// Takes what was chosen, layer by layer.
+/// Receives router choices, layer by layer.
 pub type RouterObserver = Box<dyn FnMut(RouterChoice) + Send>;
 
-/// The callback, for as long as this lives.
+/// The callback, installed while this lives.
 pub(super) struct RouterHook(Arc<Shared>);
 
 type Shared = Mutex<State>;
 
-/// The state behind the callback, which has its address.
+/// State of the callback, which holds its address.
 struct State {
     observer: Option<RouterObserver>,
-    /// Whose expert backend wants to know the weights.
+    /// The experts whose backend needs the weights.
     experts: Option<Arc<Experts>>,
     current: Option<RouterChoice>,
 }
 
-/// The tensors that carry weights, in the order in which a graph makes them: the last one of a layer counts.
+/// Names of tensors with weights, in the graph's order: the last one of a layer counts.
 const WEIGHTS: [&str; 4] =
     ["ffn_moe_weights-", "ffn_moe_weights_softmax-", "ffn_moe_weights_norm-", "ffn_moe_weights_scaled-"];
 const TOP_K: &str = "ffn_moe_topk-";
 
-/// A tensor that says what a router chose, by its layer.
+/// A tensor with part of a router's choice, by its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     Experts(u16),
     Weights(u16),
 }
 
-/// What the tensor of this name says.
+/// The meaning of a tensor's name.
 pub(super) fn asked(name: &str) -> Option<Asked> {
     if let Some(layer) = name.strip_prefix(TOP_K) {
         return layer.parse().ok().map(Asked::Experts);
@@ -64,19 +64,19 @@ pub(super) fn asked(name: &str) -> Option<Asked> {
 }
 
 impl RouterHook {
-    /// `None` when nobody wants to know.
+    /// `None` if neither an observer nor experts need it.
     pub(super) fn new(observer: Option<RouterObserver>, experts: Option<Arc<Experts>>) -> Option<Self> {
         let wanted = observer.is_some() || experts.is_some();
         wanted.then(|| Self(Arc::new(Mutex::new(State { observer, experts, current: None }))))
     }
 
-    /// Has `params` call back into the state, which must outlive the context.
+    /// Makes `params` call back into the state, which must outlive the context.
     pub(super) fn install(&self, params: &mut llama::llama_context_params) {
         params.cb_eval = Some(on_eval);
         params.cb_eval_user_data = Arc::as_ptr(&self.0).cast_mut().cast();
     }
 
-    /// Hands over the last layer of a batch.
+    /// Passes the last layer of a batch to the observer.
     pub(super) fn flush(&self) {
         lock(&self.0).flush();
     }
@@ -125,7 +125,7 @@ impl State {
     }
 }
 
-/// The bytes of a tensor that the host cannot read where it is.
+/// Copies the bytes of a tensor that the host cannot read in place.
 ///
 /// # Safety
 /// The tensor is computed.
@@ -143,7 +143,8 @@ unsafe fn copy_of_device_memory(tensor: &ggml_tensor) -> Option<Vec<u8>> {
 }
 
 unsafe extern "C" fn on_eval(tensor: *mut ggml_tensor, ask: bool, state: *mut c_void) -> bool {
-    // SAFETY: ggml passes a live tensor with a NUL-terminated name; `install` passed the state, which outlives the context.
+    // SAFETY: ggml passes a live tensor with a NUL-terminated name; `install` passed the state, which outlives the
+    // context.
     let (tensor, state) = unsafe { (&*tensor, &*state.cast::<Shared>()) };
     // SAFETY: as above.
     let name = unsafe { CStr::from_ptr(tensor.name.as_ptr()) };

@@ -23,7 +23,7 @@ pub(super) type Host = Residency<HostReads, Recorder>;
 pub(super) struct ShareView<'a> {
     /// First byte of slot 0's slice.
     pub(super) base: *mut u8,
-    /// Bytes between slots.
+    /// Stride of the slots, in bytes.
     pub(super) stride: usize,
     /// Slots in the share.
     pub(super) n_slots: u32,

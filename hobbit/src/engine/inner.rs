@@ -1,4 +1,4 @@
-//! The inner graph: small graphs of ours run on the backend that really computes.
+//! The inner graph: small graphs of ours on the backend that does the computation.
 
 use std::ffi::{c_int, c_void};
 
@@ -7,7 +7,7 @@ use ggml_sys::llama::{self, ggml_status, ggml_tensor};
 use super::ggml::Cpu;
 use super::graph::Graph;
 
-/// Nodes an inner graph may have. A split of one MoE layer has about ten.
+/// Maximum nodes of an inner graph. A split of one MoE layer has about ten.
 const NODES_MAX: usize = 512;
 
 /// A CPU backend and one reusable graph.
@@ -35,8 +35,8 @@ impl Inner {
         self.graph.tensor(tensor)
     }
 
-    /// Makes room for one node: runs the graph when it is full. To be called before the node's own structs are kept,
-    /// which a run forgets.
+    /// Makes room for one node: runs the graph when it is full. Must be called before storing the node's own structs,
+    /// because a run discards them.
     pub(super) fn reserve(&mut self) -> ggml_status {
         if self.graph.has_room(1) { llama::GGML_STATUS_SUCCESS } else { self.run() }
     }
@@ -50,12 +50,12 @@ impl Inner {
         unsafe { self.graph.add(node) };
     }
 
-    /// Forgets what was added and not run.
+    /// Discards nodes that were added and not run.
     pub(super) fn discard(&mut self) {
         self.graph.discard();
     }
 
-    /// Computes what was added since the last run.
+    /// Computes the nodes added since the last run.
     pub(super) fn run(&mut self) -> ggml_status {
         self.graph.submit(&self.cpu.stream, || false)
     }

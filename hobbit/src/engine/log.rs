@@ -1,4 +1,4 @@
-//! llama.cpp's log lines, routed to the user's choice; error lines are kept for messages.
+//! Routes llama.cpp's log lines to the user's sink; keeps error lines for messages.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -17,20 +17,20 @@ pub enum LogLevel {
     Info,
     Warn,
     Error,
-    /// A line of hobbit's own, about what goes otherwise than was asked for.
+    /// A line of hobbit's own: behaviour differs from the request.
     Notice,
 }
 
 type Sink = Box<dyn FnMut(LogLevel, &str) + Send>;
 
-/// Never held while a sink runs, which may call back.
+/// Never locked while a sink runs, which may call back.
 struct State {
-    /// Absent while it runs.
+    /// `None` while it runs.
     sink: Option<Sink>,
     last_level: LogLevel,
-    /// Errors logged on threads that nobody waits on with [`take_errors`].
+    /// Errors logged on threads that have not called [`clear_errors`].
     errors: String,
-    /// What other threads log while a sink runs, for the thread on which it does.
+    /// Lines logged on other threads while a sink runs; the thread of the sink delivers them.
     waiting: VecDeque<(LogLevel, String)>,
     is_running: bool,
 }
@@ -44,13 +44,14 @@ static STATE: Mutex<State> = Mutex::new(State {
 });
 
 thread_local! {
-    /// This thread runs a sink.
+    /// Whether this thread runs a sink.
     static IN_SINK: Cell<bool> = const { Cell::new(false) };
-    /// Errors logged on this thread since [`clear_errors`]; `None` before its first call, as on llama.cpp's own threads.
+    /// Errors logged on this thread since [`clear_errors`]; `None` before its first call, as on llama.cpp's own
+    /// threads.
     static ERRORS: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Pieces that wait for a sink that takes its time; what comes beyond that is dropped.
+/// Maximum number of lines that wait for a slow sink; further ones are dropped.
 const WAITING_MAX: usize = 4096;
 
 fn state() -> MutexGuard<'static, State> {
@@ -60,15 +61,15 @@ fn state() -> MutexGuard<'static, State> {
 /// Error text kept for messages, in bytes.
 const ERRORS_BYTES_MAX: usize = 4096;
 
-/// Sends llama.cpp's log to `sink`, text as it comes (lines may arrive in pieces, newlines included). Without a call
-/// to this function the log is discarded.
+/// Sends llama.cpp's log to `sink`, text as it comes (lines may arrive in pieces, newlines included). The log is
+/// discarded until this function is called.
 ///
-/// The sink runs on one thread at a time, in the order of the log. It may use hobbit, and may call this function; what
-/// is logged by what it does is dropped, since it would never come to an end.
+/// The sink runs on one thread at a time, in the order of the log. It may use hobbit, and may call this function; log
+/// output caused by the sink itself is dropped, since it would recurse for ever.
 pub fn set_log(sink: impl FnMut(LogLevel, &str) + Send + 'static) {
     install();
     let before = state().sink.replace(Box::new(sink));
-    // Its drop is its owner's code: not under the lock.
+    // Drop the old sink outside the lock: it runs the owner's code.
     drop(before);
 }
 
@@ -79,13 +80,13 @@ pub(super) fn install() {
     ONCE.call_once(|| unsafe { llama::llama_log_set(Some(on_log), std::ptr::null_mut()) });
 }
 
-/// Tells the user's sink, on a line, what goes otherwise than was asked for.
+/// Sends the user's sink a line about behaviour that differs from the request.
 pub(super) fn notice(text: impl std::fmt::Display) {
     let text = format!("{text}\n");
     deliver(state(), LogLevel::Notice, &text);
 }
 
-/// Hands text to the sink, after what waits for it.
+/// Delivers text to the sink, after the waiting lines.
 fn deliver(mut state: MutexGuard<'_, State>, level: LogLevel, text: &str) {
     if IN_SINK.get() || state.sink.is_none() && !state.is_running || state.waiting.len() == WAITING_MAX {
         return;
@@ -99,14 +100,14 @@ fn deliver(mut state: MutexGuard<'_, State>, level: LogLevel, text: &str) {
     {
         drop(state);
         IN_SINK.set(true);
-        // A sink that panics loses its line, nothing else.
+        // A panicking sink only loses its line.
         let _ = catch_unwind(AssertUnwindSafe(|| sink(level, &text)));
         IN_SINK.set(false);
         state = self::state();
         if state.sink.is_none() {
             state.sink = Some(sink);
         } else {
-            // It was replaced; what its drop does may log as well.
+            // The sink was replaced; its drop may log as well.
             drop(state);
             let _ = catch_unwind(AssertUnwindSafe(|| drop(sink)));
             state = self::state();
@@ -115,14 +116,14 @@ fn deliver(mut state: MutexGuard<'_, State>, level: LogLevel, text: &str) {
     state.is_running = false;
 }
 
-/// Forgets the errors logged so far. From now on those of this thread are kept apart: models may be opened on several at
-/// once.
+/// Forgets the errors logged so far. From now on this thread's errors are kept apart, because several threads may open
+/// models at once.
 pub(super) fn clear_errors() {
     ERRORS.replace(Some(String::new()));
     state().errors.clear();
 }
 
-/// What was logged as an error since [`clear_errors`], on one line.
+/// Errors logged since [`clear_errors`], on one line.
 pub(super) fn take_errors() -> String {
     let own = ERRORS.with_borrow_mut(|errors| errors.as_mut().map(mem::take).unwrap_or_default());
     let errors = own + &mem::take(&mut state().errors);
@@ -130,8 +131,8 @@ pub(super) fn take_errors() -> String {
     lines.join("; ")
 }
 
-/// A line of llama.cpp's without what only its developers read: that loading failed, once more, and the directories
-/// of the machine that compiled a failed assertion.
+/// Removes parts of a llama.cpp line that matter only to its developers: the repeated message that loading failed, and
+/// the build machine's directories in a failed assertion.
 fn readable(line: &str) -> String {
     let line = line.trim();
     if line.ends_with(": failed to load model") {
@@ -203,7 +204,8 @@ mod tests {
         assert!(own.contains("of one model") && !own.contains("of another model"), "{own}");
     }
 
-    /// Other tests of this process may log meanwhile: only these lines count. Without an end, a deadlock would be one.
+    /// Counts only these lines, because other tests of this process may log. Times out, so that a deadlock fails the
+    /// test.
     fn next(heard: &mpsc::Receiver<String>) -> String {
         let of_ours = |line: String| line.strip_prefix("called back: ").map(|line| line.trim_end().to_owned());
         std::iter::from_fn(|| heard.recv_timeout(Duration::from_secs(60)).ok()).find_map(of_ours).unwrap_or_default()

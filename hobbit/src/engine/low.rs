@@ -1,7 +1,8 @@
-//! Is a second GGUF the same model in a smaller quant? And where a low-precision file made by us goes.
+//! Checks that a second GGUF is the same model in a smaller quant, and names low-precision files made by hobbit.
 //!
-//! Shapes say little: every fine-tune of a model has them. Routers say more: llama-quantize leaves them as they are, so
-//! two quants of one model have equal ones, and experts are only interchangeable where routers agree.
+//! Equal shapes prove little: every fine-tune of a model has them. Routers prove more: llama-quantize leaves them
+//! unchanged, so two quants of one model have equal routers, and experts are only interchangeable between equal
+//! routers.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,18 +11,18 @@ use std::path::{Path, PathBuf};
 use super::Ggml;
 use hobbit_core::gguf::{Catalog, Gguf, GgufError, LowMismatch, Recode, RecodeError, TensorInfo};
 
-/// Bytes of a tensor read at a time, if a row is not longer.
+/// Bytes of a tensor read at a time, unless a row is longer.
 const BATCH_BYTES: u64 = 1 << 20;
-/// Rows of a router are `n_embd` elements long; no model is near this.
+/// Maximum elements of a router's row (`n_embd`); no model is near this.
 const ROW_ELEMENTS_MAX: u64 = 1 << 24;
-/// Between f32, f16 and bf16: distance of two elements, in parts of the tensor's root mean square ...
+/// Tolerance between f32, f16 and bf16 routers: distance of two elements, relative to the tensor's root mean square ...
 const FLOAT_TOLERANCE: f64 = 1e-2;
-/// ... beyond what rounding to bf16 explains, in parts of the element.
+/// ... in addition to rounding to bf16, relative to the element.
 const BF16_ROUNDING: f64 = 1.0 / 256.0;
-/// Of a quantised router: root mean square of all distances, in parts of the tensor's.
+/// Tolerance for a quantised router: root mean square of all distances, relative to the tensor's.
 const QUANTISED_TOLERANCE: f64 = 0.1;
 
-/// Why a file cannot serve as the low-precision version of a model.
+/// Reasons why a file cannot serve as the low-precision version of a model.
 #[derive(Debug, thiserror::Error)]
 pub enum LowError {
     /// One of the two is damaged.
@@ -34,11 +35,11 @@ pub enum LowError {
         low: Box<Path>,
         /// The model.
         model: Box<Path>,
-        /// What disagrees, a metadata key where there is one.
+        /// The metadata key, or another name of the property.
         key: String,
-        /// What the low file has.
+        /// The low file's value.
         found: String,
-        /// What the model has.
+        /// The model's value.
         expected: String,
     },
     /// Experts of another shape.
@@ -60,19 +61,19 @@ pub enum LowError {
         model: Box<Path>,
         /// The router's tensor.
         tensor: String,
-        /// What the low file has.
+        /// The low file's value.
         found: String,
-        /// What would be accepted.
+        /// The accepted value.
         expected: String,
     },
-    /// A router of a type that has no values to compare.
+    /// A router of a type whose values cannot be compared.
     #[error("{}: tensor '{tensor}': {source}", path.display())]
     Values {
-        /// File.
+        /// The file.
         path: PathBuf,
         /// The router's tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// The cause.
         source: RecodeError,
     },
 }
@@ -81,7 +82,7 @@ pub enum LowError {
 /// experts, and the weights of all routers. Reads the routers of both, at most a few MiB at a time.
 ///
 /// # Errors
-/// [`LowError`], naming the file, what disagrees and both values; [`GgufError::Io`] if a router cannot be read.
+/// [`LowError`] with the file, the property and both values; [`GgufError::Io`] if a router cannot be read.
 pub fn check_low(model: &Gguf, low: &Gguf) -> Result<(), LowError> {
     let pair = Pair { model, low };
     pair.check_keys()?;
@@ -97,9 +98,9 @@ pub fn check_low(model: &Gguf, low: &Gguf) -> Result<(), LowError> {
     }
 }
 
-/// Where the low-precision experts made from `model` go: beside it or in `directory`, named after the model (of a split
-/// one, without the shard's number) and the types: `mixtral.gguf` and `q2_k,down=q3_k` give
-/// `mixtral.low-q2_k+down-q3_k.hobbit.gguf`. Other types give another name.
+/// Path of the low-precision experts made from `model`: beside it or in `directory`, named after the model (without the
+/// shard's number) and the types: `mixtral.gguf` and `q2_k,down=q3_k` give `mixtral.low-q2_k+down-q3_k.hobbit.gguf`.
+/// Other types give another name.
 pub fn low_cache_path(model: &Path, types: &str, directory: Option<&Path>) -> PathBuf {
     let name = model.file_name().unwrap_or_default().to_string_lossy();
     let stem = name.strip_suffix(".gguf").unwrap_or(&name);
@@ -179,11 +180,12 @@ impl Pair<'_> {
             return Err(self.router(&ours.name, found, shape(ours)));
         };
         let (mut ours_rows, mut theirs_rows) = (Rows::open(self.model, ours)?, Rows::open(self.low, theirs)?);
-        // Quantisers differ between versions and with an importance matrix, so equal quantised types need not agree.
+        // Quantisers differ between versions and with an importance matrix, so equal quantised types may differ in
+        // values.
         let is_quantised = ours.dtype.is_quantized() || theirs.dtype.is_quantized();
         let must_be_equal = !is_quantised && ours.dtype == theirs.dtype;
         let mut distance = Distance::default();
-        // The same number of rows of both, whatever their types; an empty tensor has none.
+        // Both batches have the same number of rows, whatever their types; an empty tensor has none.
         let n_rows = ours.extent.len.checked_div(ours_rows.row_bytes).unwrap_or(0);
         let at_once = (BATCH_BYTES / ours_rows.row_bytes.max(theirs_rows.row_bytes).max(1)).max(1);
         for first in (0..n_rows).step_by(at_once as usize) {
@@ -220,7 +222,7 @@ impl Pair<'_> {
     }
 }
 
-/// How far two tensors are apart.
+/// Distance of two tensors.
 #[derive(Default)]
 struct Distance {
     squares: f64,
@@ -238,7 +240,7 @@ impl Distance {
             self.squares += a * a;
             self.square_errors += error * error;
             let excess = error - BF16_ROUNDING * a.abs();
-            // Not `max`, which passes over NaN.
+            // Not `max`, which ignores NaN.
             if !(excess <= self.largest || self.largest.is_nan()) {
                 self.largest = excess;
             }
@@ -246,7 +248,7 @@ impl Distance {
         self.n += ours.len() as u64;
     }
 
-    /// The largest distance in root mean squares of the first tensor. NaN, which is within no tolerance, stays NaN.
+    /// The largest distance, in root mean squares of the first tensor. NaN stays NaN, which is within no tolerance.
     fn largest_in_rms(&self) -> f64 {
         match self.largest == 0.0 {
             true => 0.0,

@@ -1,5 +1,5 @@
-//! From a loaded model and a context to slots: measures what llama.cpp holds, plans the rest, allocates it and
-//! starts the loader.
+//! From a loaded model and a context to slots: measures llama.cpp's memory, plans the rest, allocates it and starts the
+//! loader.
 
 mod costs;
 mod report;
@@ -61,12 +61,12 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let (mut tiers, on_devices) = tiers::set_up(model, &catalog, scratch_bytes(model, options))?;
     // Devices may have taken their memory from the host's.
     let limits = MemoryLimits::read();
-    // The host only passes on what the devices keep.
+    // The host only passes on experts that the devices keep.
     let expert_cache = match shared.options.expert_cache {
         ExpertCache::Auto if on_devices => ExpertCache::Bytes(0),
         wanted => wanted,
     };
-    // Where devices have a place for every expert, none gives way.
+    // If devices have a slot for every expert, virtual experts never change.
     let changes = shared.options.routing.virtual_experts != VirtualExperts::Off && !on_devices;
     if changes && !tiers.is_empty() && expert_cache == ExpertCache::Bytes(0) {
         let reason = "virtual experts change in the host's memory, from where a device has them, and the expert cache has no room there";
@@ -148,7 +148,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         host_memory.push(host.memory(planned.n_slots as usize * stride, stride)?);
     }
     let staging_stride = plan.staging_slot_bytes.max(BLOCK_BYTES) as usize;
-    // No cache at all is asked for to see the engine at its smallest: everything through one slot.
+    // Without any cache, the engine runs at its smallest: everything passes through one slot.
     let n_staging = match shared.options.expert_cache {
         ExpertCache::Bytes(0) => 1,
         _ => plan.staging_slots as usize,
@@ -165,7 +165,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let host_slots = CacheSlots::of("the host", &cache, catalog.layers.iter().map(|layer| layer.layer));
     caching.slots_by_layer.extend(host_slots);
     caching.slots_by_layer.extend(tiers.iter().filter_map(Tier::slots_by_layer));
-    // Devices take experts as files have them, and planes are put together as such.
+    // Devices need experts in the file's byte order, and combining two planes does, too.
     let is_rearranged = shared.options.repack == Repack::On && tiers.is_empty() && !catalog.has_planes();
     let interleavings = if is_rearranged { Interleavings::of(&catalog) } else { Interleavings::default() };
     let how = if interleavings.is_plain() { "" } else { "; experts rearranged for this CPU" };
@@ -177,12 +177,12 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         }
         None => Recorder::default(),
     };
-    // When a read ahead lands depends on how fast reads are.
+    // The completion time of a prefetch depends on the speed of reads.
     let looks_ahead = shared.options.caching.predictor != PredictorKind::None && !precisions.options.deterministic;
     if looks_ahead {
         tiers.iter_mut().for_each(|tier| tier.copy_ahead(prefetch_thresholds(&precisions)));
     }
-    // The host does not see what copies to a device delay.
+    // The host does not see delays caused by copies to a device.
     let compares_tokens = tiers.iter().any(|tier| tier.ahead.is_some());
     let lookahead = looks_ahead.then(|| lookahead_of(model, &precisions, compares_tokens));
     let wants_scores = shared.options.caching.policy.needs_scores() || recorder.is_watching();
@@ -225,8 +225,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     new.warm_up();
     new.record_residents();
     if shared.options.caching.fill && shared.wrap_store.is_none() {
-        // What the page cache holds costs the cores as much now as when it is needed: only where reads take the disk's time
-        // instead of theirs is it had between tokens.
+        // Filling from the page cache costs the same CPU time now as on demand. Only direct reads, which take the
+        // disk's time instead, are worth doing between tokens.
         new.fill_free_slots(shared.options.caching.policy, choice.kind == StoreKind::Direct);
     }
     let description = new.description.clone();
@@ -234,10 +234,10 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     Ok(description)
 }
 
-/// Slots of the high versions' pools by a plan of virtual experts, in their order, and bytes of all of them; `None` without one.
+/// Slots of each high pool under the plan of virtual experts, in order, and their total bytes; `None` without a plan.
 ///
 /// # Errors
-/// [`Error::VirtualPlan`]: less was asked for than the plan takes.
+/// [`Error::VirtualPlan`] if the requested cache is smaller than the plan.
 fn planned_slots(model: &Model, pools: &[Pool], specs: &[PoolSpec]) -> Result<Option<(u64, Vec<u32>)>, Error> {
     let options = &model.shared.options;
     let (Some(plan), VirtualExperts::Plan(path)) = (&model.shared.virtual_plan, &options.routing.virtual_experts)
@@ -257,7 +257,7 @@ fn planned_slots(model: &Model, pools: &[Pool], specs: &[PoolSpec]) -> Result<Op
     }
 }
 
-/// llama.cpp runs by itself: its memory is told, nothing is divided.
+/// Description for a model that llama.cpp runs by itself: reports its memory, divides nothing.
 fn stand_aside(
     model: &Model,
     options: &SessionOptions,
@@ -292,7 +292,7 @@ fn stand_aside(
     })
 }
 
-/// Who looks ahead.
+/// The predictor, prefetcher and governor of the model.
 fn lookahead_of(model: &Model, precisions: &Precisions, compares_tokens: bool) -> Lookahead {
     let caching = &model.shared.options.caching;
     let shape = model.predict_shape();
@@ -308,7 +308,7 @@ fn lookahead_of(model: &Model, precisions: &Precisions, compares_tokens: bool) -
     Lookahead::new(predictor, prefetcher, governor, options)
 }
 
-/// What predicted experts are worth.
+/// Thresholds for the precision of prefetches.
 fn prefetch_thresholds(precisions: &Precisions) -> Thresholds {
     match precisions.is_exact() {
         true => Thresholds { t1: 1.0, t2: 1.0 },
@@ -316,32 +316,32 @@ fn prefetch_thresholds(precisions: &Precisions) -> Thresholds {
     }
 }
 
-/// Where what is resident is kept between runs, if that is wanted.
+/// The file that keeps the resident set between runs, if requested.
 fn state_file(model: &Model) -> Option<StateFile> {
     let shared = &model.shared;
     let mark = ModelMark {
         name: report::file_name(model),
         bytes: model.info().tensor_bytes,
-        // Low versions may be others, or none: then they are passed over, or read from where they are.
+        // Low versions may differ between runs or be missing: they are then skipped, or read from their current place.
         catalog: shared.catalog.fingerprint(),
     };
     let path = shared.options.cache_state.as_ref()?;
     Some(StateFile::new(path, mark, shared.options.caching.policy.to_string()))
 }
 
-/// Where host slots are allocated.
+/// The device for which host slots are allocated, and how it reaches them; `None` for plain memory.
 struct HostSlots(Option<(ggml_backend_dev_t, Reach)>);
 
 impl HostSlots {
-    /// For the first device that reaches host memory better than by copying.
+    /// Selects the first device that reaches host memory better than by copying.
     fn of(tiers: &[Tier], pinned: bool) -> Self {
-        // A device that computes in host memory can do nothing without it.
+        // A device that computes in host memory cannot do without it.
         let unified = tiers.iter().find(|tier| tier.is_unified()).map(|tier| (tier.dev, Reach::of(tier.dev)));
         let pins = |tier: &&Tier| pinned && Reach::of(tier.dev) == Reach::Pinned;
         Self(unified.or_else(|| tiers.iter().find(pins).map(|tier| (tier.dev, Reach::Pinned))))
     }
 
-    /// Copies from memory that is not pinned take a detour, which is worth a word.
+    /// Notifies the user of memory that could not be pinned: copies from it take a detour.
     fn tell_of_refusal(&self, memory: &[HostMemory]) {
         let Some((dev, Reach::Pinned)) = self.0 else { return };
         let plain: u64 = memory.iter().filter(|memory| !memory.pinned).map(|memory| memory.arena.len() as u64).sum();

@@ -1,4 +1,4 @@
-//! What llama.cpp itself holds of the host's memory.
+//! Host memory held by llama.cpp.
 
 use std::ffi::c_void;
 
@@ -12,7 +12,7 @@ use super::raw::RawContext;
 pub(super) struct MemoryUse {
     /// Weights, mapped or not.
     pub(super) weights: u64,
-    /// Of these, what was rearranged for the CPU.
+    /// Part of the weights that was repacked for the CPU.
     pub(super) repacked: u64,
     pub(super) kv: u64,
     pub(super) compute: u64,
@@ -45,8 +45,8 @@ impl MemoryUse {
     }
 }
 
-/// Gives memory that the allocator holds and nothing uses back to the system: glibc keeps most of what is freed. Takes
-/// milliseconds where there is much.
+/// Returns unused memory of the allocator to the system: glibc keeps most of what is freed. Takes milliseconds if there
+/// is much.
 pub fn trim_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: it may be called at any time, from any thread.
@@ -55,7 +55,8 @@ pub fn trim_heap() {
     }
 }
 
-/// Whether a buffer type is one of the CPU's: its extra ones are not called host memory, for nobody else can read them.
+/// Whether a buffer type belongs to the CPU. Its extra types do not count as host memory in ggml, because other
+/// backends cannot read them.
 ///
 /// # Safety
 /// A live buffer type.
@@ -76,7 +77,7 @@ mod tests {
     const BLOCK: usize = 1 << 10;
     const PAGE: usize = 4096;
 
-    /// How many of these pages are in memory.
+    /// How many of these pages are resident.
     fn resident(pages: &BTreeSet<usize>) -> usize {
         let is_resident = |page: &&usize| {
             let mut found = 0u8;
@@ -86,7 +87,7 @@ mod tests {
         pages.iter().filter(is_resident).count()
     }
 
-    /// Tests on other threads may take the freed pages again in between: one try of five is enough.
+    /// Tests on other threads may take the freed pages again meanwhile: one try of five is enough.
     #[test]
     fn freed_memory_goes_back_to_the_system() {
         assert!((0..5).any(|_| is_given_back()));
@@ -94,7 +95,7 @@ mod tests {
 
     fn is_given_back() -> bool {
         let mut blocks: Vec<Box<[u8; BLOCK]>> = (0..16 << 10).map(|_| Box::new([1; BLOCK])).collect();
-        // The last one keeps the heap from shrinking by itself.
+        // The last block keeps the heap from shrinking by itself.
         let last = blocks.pop();
         let pages = blocks.iter().map(|block| block.as_ptr() as usize / PAGE * PAGE).collect();
         drop(blocks);

@@ -1,9 +1,9 @@
 //! The engine: llama.cpp builds graphs, tokenises and samples; hobbit owns the experts.
 //!
-//! A file per idea, in the order in which a model meets them:
-//! `stream` shows llama.cpp a file without expert bytes, `buffer` gives expert tensors an address but no memory,
-//! `device` makes ggml's scheduler send expert products here, `memory` divides the budget and sets up
-//! the `hierarchy` (slots of the host and of devices), `compute` multiplies, `session` evaluates tokens.
+//! The files, in the order in which a model uses them: `stream` shows llama.cpp a file without expert bytes, `buffer`
+//! gives expert tensors an address but no memory, `device` makes ggml's scheduler send expert products here, `memory`
+//! divides the budget and sets up the `hierarchy` (slots of the host and of devices), `compute` multiplies, `session`
+//! evaluates tokens.
 
 mod adapters;
 mod backends;
@@ -86,7 +86,7 @@ pub use session::{BatchToken, Generation, Interrupt, Session, StopReason};
 pub use source::quantise_low;
 pub use stock::{Stock, StockOptions};
 
-/// The CPU features and options llama.cpp was built with, as `llama_print_system_info` words them.
+/// The CPU features and options llama.cpp was built with, in the words of `llama_print_system_info`.
 pub fn system_info() -> String {
     // SAFETY: returns a pointer to static text.
     unsafe { std::ffi::CStr::from_ptr(ggml_sys::llama::llama_print_system_info()) }.to_string_lossy().into_owned()

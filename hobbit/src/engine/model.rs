@@ -37,10 +37,10 @@ use hobbit_core::store::{Original, Store};
 use hobbit_core::trace::Routes;
 use hobbit_core::tuned::TunedError;
 
-/// Wraps a store, for tests that inject faults.
+/// Wraps a store; tests use it to inject faults.
 pub(super) type WrapStore = Box<dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync>;
 
-/// What is known about an open model.
+/// Description of an open model.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct ModelInfo {
     /// llama.cpp's one-line description, such as `llama 8x7B Q8_0`.
@@ -57,7 +57,7 @@ pub struct ModelInfo {
     pub tensor_bytes: u64,
     /// Bytes of all expert weights.
     pub expert_bytes: u64,
-    /// Blocks.
+    /// Number of blocks.
     pub n_layer: u32,
     /// Experts per MoE layer (the largest number); 0 for a dense model.
     pub n_expert: u32,
@@ -68,75 +68,75 @@ pub struct ModelInfo {
 }
 
 impl ModelInfo {
-    /// Whether hobbit serves the experts; a dense model runs as plain llama.cpp.
+    /// Whether the model has experts; a dense model runs as plain llama.cpp.
     pub fn is_moe(&self) -> bool {
         self.n_expert > 0
     }
 }
 
-/// An open model. Cheap to share: sessions keep it alive.
+/// An open model. Clones are cheap; sessions keep it alive.
 #[derive(Clone)]
 pub struct Model {
     pub(super) shared: Arc<Shared>,
 }
 
-/// What sessions of a model share.
+/// State that a model's sessions share.
 pub(super) struct Shared {
-    // Freed first.
+    // Dropped first: llama.cpp frees the adapters with the model.
     pub(super) raw: RawModel,
-    /// Freed with it.
+    /// llama.cpp frees them with the model.
     pub(super) adapters: Adapters,
     gguf: Gguf,
     pub(super) experts: Arc<Experts>,
-    /// Where every version of every expert lies, in `originals`.
+    /// Location of every version of every expert in `originals`.
     pub(super) catalog: Catalog,
-    /// As they were when their headers were read; open.
+    /// The open files, with their state when the headers were read.
     pub(super) originals: Vec<Original>,
     pub(super) low_name: Option<String>,
     pub(super) precisions: Precisions,
-    /// How its experts are run; of a dense model as if there were any.
+    /// How the experts are run; for a dense model as if it had some.
     pub(super) regime: Regime,
-    /// Tokens of a context that nobody asked for; 0 for as many as the model was trained on.
+    /// Context length for sessions that request none; 0 for the length the model was trained with.
     pub(super) n_ctx: u32,
     pub(super) tuned: Option<Tuned>,
-    /// How many virtual experts each layer keeps, if somebody planned that.
+    /// Number of virtual experts per layer, if a plan is in use.
     pub(super) virtual_plan: Option<VirtualPlan>,
-    /// ‖W‖ of every expert, if the pack says.
+    /// ‖W‖ of every expert, if the pack has it.
     pub(super) norms: Vec<LayerNorms>,
     /// The devices that hold layers.
     pub(super) placement: Vec<DeviceLayers>,
     pub(super) options: ModelOptions,
-    /// Which experts follow which, if a predictor wants to know.
+    /// Which experts follow which, if the predictor uses it.
     pub(super) path_table: Option<Arc<PathTable>>,
-    /// Routes to follow, and the share of them that is foretold.
+    /// Routes to follow, and the share of them that is predicted.
     pub(super) routes: Option<(Arc<Routes>, f64)>,
     pub(super) wrap_store: Option<WrapStore>,
     pub(super) load_time: Duration,
     pub(super) opened_at: Instant,
     info: ModelInfo,
     expert_bytes_read_at_load: u64,
-    /// Made when something first asks.
+    /// Built on first use.
     pieces: OnceLock<Pieces>,
 }
 
 impl Model {
-    /// What is known about the model.
+    /// Description of the model.
     pub fn info(&self) -> &ModelInfo {
         &self.shared.info
     }
 
-    /// Whether llama.cpp runs the model by itself, because all of it fits, or hobbit keeps its experts.
+    /// Whether llama.cpp runs the model by itself, because it fits, or hobbit manages its experts.
     #[doc(hidden)]
     pub fn regime(&self) -> Regime {
         self.shared.regime
     }
 
-    /// The LoRA adapters that were loaded beside it, in the order of [`AdapterOptions::lora`](hobbit_core::options::AdapterOptions).
+    /// The loaded LoRA adapters, in the order of [`AdapterOptions::lora`](hobbit_core::options::AdapterOptions).
     pub fn adapters(&self) -> impl ExactSizeIterator<Item = &AdapterInfo> {
         self.shared.adapters.infos()
     }
 
-    /// Changes T1 and T2 for every session of the model, from the next evaluation on.
+    /// Changes T1 and T2 for every session of the model, starting with the next evaluation.
     #[doc(hidden)]
     pub fn set_thresholds(&self, thresholds: Thresholds) {
         if let Some(memories) = self.shared.experts.memories().as_mut() {
@@ -144,8 +144,8 @@ impl Model {
         }
     }
 
-    /// Changes where tokens may go in place of missing experts, for every session of the model, from the next evaluation on. Only once
-    /// the model has a session, and where it was opened with some such freedom.
+    /// Changes the rerouting of tokens away from missing experts, for every session of the model, starting with the
+    /// next evaluation. Requires a session, and a model that was opened with some rerouting.
     #[doc(hidden)]
     pub fn set_routing(&self, routing: &RoutingOptions) {
         if let Some(memories) = self.shared.experts.memories().as_mut() {
@@ -155,8 +155,9 @@ impl Model {
         }
     }
 
-    /// Changes the share of a prompt's experts in low precision ([`PrecisionOptions::prefill_low`](crate::PrecisionOptions)), `0.0..=1.0`,
-    /// for every session of the model, from the next evaluation on.
+    /// Changes the share of a prompt's experts in low precision
+    /// ([`PrecisionOptions::prefill_low`](crate::PrecisionOptions)), `0.0..=1.0`, for every session of the model,
+    /// starting with the next evaluation.
     #[doc(hidden)]
     pub fn set_prefill_low(&self, share: f32) {
         if let Some(memories) = self.shared.experts.memories().as_mut() {
@@ -164,8 +165,8 @@ impl Model {
         }
     }
 
-    /// Has these experts used in low precision whatever else holds, where they have a low version; replaces the last
-    /// such list. Only in dynamic mode, and once the model has a session. For measuring sensitivity.
+    /// Forces low precision for these experts, where they have a low version; replaces the previous list. Requires
+    /// dynamic mode and a session. For measuring sensitivity.
     #[doc(hidden)]
     pub fn force_low(&self, experts: impl IntoIterator<Item = ExpertId>) {
         if let Some(memories) = self.shared.experts.memories().as_mut() {
@@ -173,8 +174,8 @@ impl Model {
         }
     }
 
-    /// Has these experts, and no others, count as missing wherever tokens use only what is present; `None` goes by what is in
-    /// memory again. Once the model has a session. For measuring what absent experts cost.
+    /// Treats exactly these experts as missing wherever tokens use only resident experts; `None` restores real
+    /// residency. Requires a session. For measuring the cost of absent experts.
     #[doc(hidden)]
     pub fn mask_experts(&self, experts: Option<HashSet<ExpertId>>) {
         if let Some(memories) = self.shared.experts.memories().as_mut() {
@@ -182,7 +183,7 @@ impl Model {
         }
     }
 
-    /// Blocks with experts, and how many each has, ascending.
+    /// Blocks with experts in ascending order, each with its number of experts.
     #[doc(hidden)]
     pub fn layers_with_experts(&self) -> Vec<(u16, u16)> {
         self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect()
@@ -193,30 +194,32 @@ impl Model {
         self.shared.experts.memories().as_ref().map_or(0, |memories| memories.host_cache_bytes())
     }
 
-    /// Makes the cache in host memory smaller, or gives it back what it had: at most what was planned at the start, which is
-    /// also what [`ExpertCache::Auto`] means. Experts that lose their slot are read again when they are needed; results stay
-    /// the same, except that dynamic precision depends on what is resident. Takes effect at once, between two layers of an
-    /// evaluation that runs elsewhere. Memory that is pinned for a device stays as it is.
+    /// Shrinks the cache in host memory, or restores it to at most the size planned at the start, which is also the
+    /// size for [`ExpertCache::Auto`]. Experts that lose their slot are read again when they are needed; results stay
+    /// the same, except that dynamic precision depends on residency. Takes effect at once, between two layers of an
+    /// evaluation on another thread. Memory that is pinned for a device keeps its size.
     ///
-    /// Says how many bytes the cache may fill now: whole slots, so somewhat less than asked for; 0 before the first session.
+    /// Returns the bytes the cache may fill now: whole slots, so somewhat less than requested; 0 before the first
+    /// session.
     pub fn set_host_cache(&self, cache: ExpertCache) -> u64 {
         self.shared.experts.memories().as_mut().map_or(0, |memories| memories.resize_host(cache))
     }
 
-    /// Waits until no slot is free that could be filled ([`CachingOptions::fill`](crate::CachingOptions::fill)); says how many
-    /// bytes of experts the slots hold then. Without filling, what happens to be there.
+    /// Waits until no fillable slot is free ([`CachingOptions::fill`](crate::CachingOptions::fill)); returns the bytes
+    /// of experts in the slots. Without filling, returns the current value.
     #[doc(hidden)]
     pub fn finish_filling(&self) -> u64 {
         self.shared.experts.memories().as_mut().map_or(0, |memories| memories.host.finish_filling())
     }
 
-    /// As [`Model::set_host_cache`], of the memory of all devices together: it is freed there, and allocated again. What
-    /// the slots of a layer held is lost where their number changes. [`Model::device_reports`] tells each device's part.
+    /// As [`Model::set_host_cache`], for the memory of all devices together, which is freed and allocated again. A
+    /// layer whose number of slots changes loses their content. [`Model::device_reports`] shows each device's part.
     pub fn set_device_cache(&self, cache: ExpertCache) -> u64 {
         self.shared.experts.memories().as_mut().map_or(0, |memories| memories.resize_devices(cache))
     }
 
-    /// A new session lacks device memory: takes a quarter away from the slots of earlier ones. Whether there was any.
+    /// Frees a quarter of the slots of earlier sessions when a new session lacks device memory. False if there was
+    /// nothing to free.
     pub(super) fn make_room_on_devices(&self) -> bool {
         let before: u64 = self.device_reports().iter().map(|device| device.cache_bytes).sum();
         if before == 0 {
@@ -233,28 +236,28 @@ impl Model {
         after < before
     }
 
-    /// What the devices that hold layers have of the model's experts now; empty before the first session and of a dense
-    /// model.
+    /// The devices that hold layers, and their current share of the model's experts; empty before the first session and
+    /// for a dense model.
     pub fn device_reports(&self) -> Vec<DeviceReport> {
         let memories = self.shared.experts.memories();
         memories.as_ref().map_or_else(Vec::new, |memories| memories.device_reports())
     }
 
-    /// How much of the ubatch that a session evaluates is done, by its layers with experts: 0..1. 0 where nothing is
-    /// evaluated, and of a dense model. Waits for the layer that is computed.
+    /// Completed share of the ubatch in evaluation, counted in layers with experts: 0..1. 0 when nothing is evaluated,
+    /// and for a dense model. Waits for the layer being computed.
     #[doc(hidden)]
     pub fn evaluated_share(&self) -> f64 {
         let layer = self.shared.experts.memories().as_ref().map_or(0, |memories| memories.host.counters().layer);
         f64::from(layer) / f64::from(self.info().n_layer.max(1))
     }
 
-    /// Where every version of every expert lies.
+    /// Location of every version of every expert.
     #[doc(hidden)]
     pub fn catalog(&self) -> &Catalog {
         &self.shared.catalog
     }
 
-    /// What a predictor must know of the model: the layers with experts that run.
+    /// The model's shape for a predictor: the layers with experts that run.
     #[doc(hidden)]
     pub fn predict_shape(&self) -> PredictShape {
         let layers = self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert));
@@ -267,13 +270,15 @@ impl Model {
         &self.shared.gguf
     }
 
-    /// Bytes of experts that loading read from the files: 0 unless this system's stdio defeats the stream that leaves them out.
+    /// Bytes of experts that loading read from the files. 0 unless this system's stdio does not support the stream's
+    /// seek trick.
     #[doc(hidden)]
     pub fn expert_bytes_read_at_load(&self) -> u64 {
         self.shared.expert_bytes_read_at_load
     }
 
-    /// The experts, if their backend must be told the router's weights: a layer with scales comes in several splits.
+    /// The experts, if their backend needs the router's weights from the hook: a layer with scales spans several
+    /// splits.
     pub(super) fn wants_router_weights(&self) -> Option<Arc<Experts>> {
         let scaled = || self.shared.gguf.tensors.iter().any(|tensor| tensor.name.ends_with("_exps.scale"));
         let options = &self.shared.options;
@@ -292,13 +297,13 @@ impl Model {
         tuned.policy.check_model(&self.info().architecture, &layers, &tuned.file, &self.info().path)
     }
 
-    /// The weights of HOBBIT's policy: as given, as tuned, or by default.
+    /// The weights of HOBBIT's policy: given, tuned or default.
     pub(super) fn policy_weights(&self) -> Weights {
         let tuned = || self.shared.tuned.as_ref()?.policy.hobbit_weights();
         self.shared.options.caching.weights.or_else(tuned).unwrap_or_default()
     }
 
-    /// How experts are kept in memory, but for what came of it.
+    /// The caching configuration, without results.
     pub(super) fn caching_report(&self) -> CachingReport {
         let caching = &self.shared.options.caching;
         CachingReport {
@@ -315,8 +320,8 @@ impl Model {
         }
     }
 
-    /// The tokens of `text`, which is UTF-8 or, as llama.cpp takes it, any bytes. `add_special` adds BOS and the like where
-    /// the model wants them, `parse_special` reads special tokens written in the text.
+    /// The tokens of `text`, which is UTF-8 or, as llama.cpp accepts, any bytes. `add_special` adds BOS and the like
+    /// where the model wants them, `parse_special` recognises special tokens written in the text.
     ///
     /// # Errors
     /// Text that the vocabulary cannot encode.
@@ -334,7 +339,7 @@ impl Model {
         self.shared.raw.piece(token, special)
     }
 
-    /// What every token stands for.
+    /// The text of every token.
     pub(super) fn pieces(&self) -> &Pieces {
         self.shared.pieces.get_or_init(|| Pieces::new(&self.shared.raw, |token| self.is_eog(token)))
     }

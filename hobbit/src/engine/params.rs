@@ -1,4 +1,4 @@
-//! Parameters of models and contexts as llama.cpp takes them.
+//! llama.cpp's parameters of models and contexts.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
@@ -17,7 +17,7 @@ use hobbit_core::options::{
 /// Metadata values that replace a model file's, ended by an empty key.
 pub(super) fn kv_overrides(options: &ModelOptions) -> Vec<llama_model_kv_override> {
     let chosen = options.kv_overrides.iter().map(|chosen| {
-        // The union's field is the one that the tag names.
+        // The tag selects the union's field.
         let (tag, value) = match &chosen.value {
             KvValue::Int(value) => (llama::LLAMA_KV_OVERRIDE_TYPE_INT, Value { val_i64: *value }),
             KvValue::Float(value) => (llama::LLAMA_KV_OVERRIDE_TYPE_FLOAT, Value { val_f64: *value }),
@@ -30,7 +30,7 @@ pub(super) fn kv_overrides(options: &ModelOptions) -> Vec<llama_model_kv_overrid
     chosen.chain([end]).collect()
 }
 
-/// `text`, cut so that a terminating NUL remains.
+/// `text`, truncated so that a terminating NUL remains.
 fn c_text(text: &str) -> [c_char; 128] {
     let mut all = [0; 128];
     for (byte, place) in text.bytes().zip(&mut all[..127]) {
@@ -39,7 +39,7 @@ fn c_text(text: &str) -> [c_char; 128] {
     all
 }
 
-/// Tensors that go where their names say: patterns with buffer types; the first that a name matches decides.
+/// Placement of tensors by name: patterns with buffer types; the first matching pattern decides.
 #[derive(Default)]
 pub(super) struct Overrides {
     all: Vec<(CString, ggml_backend_buffer_type_t)>,
@@ -48,12 +48,12 @@ pub(super) struct Overrides {
 }
 
 impl Overrides {
-    /// After those that are there.
+    /// Appends a pattern.
     pub(super) fn push(&mut self, pattern: CString, buft: ggml_backend_buffer_type_t) {
         self.all.push((pattern, buft));
     }
 
-    /// What the user wants, after those that are there. `devices` end with null or with the slice.
+    /// Appends the user's overrides. `devices` end with null or with the slice.
     ///
     /// # Errors
     /// [`DeviceError::NoBufferType`]: a buffer type that neither the CPU nor one of the devices has.
@@ -74,9 +74,9 @@ impl Overrides {
         Ok(())
     }
 
-    /// All of them, ended by null: valid until one is added, and as long as the value.
+    /// All of them, null-terminated: valid until one is added, and as long as `self`.
     pub(super) fn end(&mut self) -> *const llama_model_tensor_buft_override {
-        // Only now: moving a `CString` invalidates pointers to its text.
+        // Only now, because moving a `CString` invalidates pointers to its text.
         let texts = self.all.iter().map(|(pattern, buft)| (pattern.as_ptr(), *buft));
         let entries = texts.chain([(ptr::null(), ptr::null_mut())]);
         self.raw = entries.map(|(pattern, buft)| llama_model_tensor_buft_override { pattern, buft }).collect();
@@ -97,7 +97,7 @@ fn buffer_types(devices: &[ggml_backend_dev_t]) -> Vec<(String, ggml_backend_buf
     }
 }
 
-/// For contexts that nothing stops.
+/// The flag of contexts that are never interrupted.
 pub(super) static NEVER_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// The parameters of a context. `interrupted` must outlive it: computation stops when it becomes true.
@@ -155,7 +155,7 @@ pub(super) fn context_params(options: &SessionOptions, interrupted: *const Atomi
     params
 }
 
-/// llama.cpp's threads follow the cores; so do ours.
+/// llama.cpp's thread count follows the cores; ours does, too.
 pub(super) fn default_threads() -> i32 {
     std::thread::available_parallelism().map_or(4, |n| n.get().min(i32::MAX as usize) as i32)
 }

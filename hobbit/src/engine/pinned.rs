@@ -1,5 +1,5 @@
-//! Host memory that a device reaches by itself: pinned, so that copies need no detour, or unified, so that nothing is
-//! copied at all.
+//! Host memory that a device reaches directly: pinned, so that copies need no detour, or unified, so that nothing is
+//! copied.
 
 use std::ptr::NonNull;
 
@@ -18,12 +18,12 @@ pub(super) enum Reach {
     Pinned,
     /// Computes in memory of its host buffer type.
     Unified,
-    /// Computes in any host memory that it has been shown.
+    /// Computes in any host memory that was registered with it.
     Shown,
 }
 
 impl Reach {
-    /// What the device says of itself.
+    /// As the device reports it.
     pub(super) fn of(dev: ggml_backend_dev_t) -> Self {
         let props = ggml::properties(dev);
         let shares = props.type_ == llama::GGML_BACKEND_DEVICE_TYPE_IGPU || ggml::backend_name(dev) == "MTL";
@@ -38,39 +38,39 @@ impl Reach {
         }
     }
 
-    /// Whether the device computes where reads land.
+    /// Whether the device computes in the memory that reads write to.
     pub(super) fn is_unified(self) -> bool {
         matches!(self, Self::Unified | Self::Shown)
     }
 }
 
-/// Host memory, and how the device that it was made for knows it.
+/// Host memory, and its registration with the device it was allocated for.
 pub(super) struct HostMemory {
-    // Dropped before the memory that it is of.
-    /// Keeps what the device was shown.
+    // Dropped before the arena, whose memory it refers to.
+    /// The registration with the device.
     pub(super) shown: Option<Buffer>,
     pub(super) arena: Arena,
-    /// For a device that computes in it.
+    /// The buffer, for a device that computes in it.
     pub(super) buffer: Option<ggml_backend_buffer_t>,
-    /// Whose it is.
+    /// The device it was allocated for.
     pub(super) dev: Option<ggml_backend_dev_t>,
     /// Whether it is pinned.
     pub(super) pinned: bool,
 }
 
 impl HostMemory {
-    /// Memory of no device.
+    /// Memory for no device.
     ///
     /// # Errors
-    /// The system refuses it.
+    /// The system refuses the memory.
     pub(super) fn plain(bytes: usize) -> Result<Self, Error> {
         let arena =
             Arena::touched_as_needed(bytes).map_err(|source| Error::OutOfMemory { bytes: bytes as u64, source })?;
         Ok(Self { arena, buffer: None, shown: None, dev: None, pinned: false })
     }
 
-    /// Memory that `dev` reaches as well as it can; plain memory where it pins none. No tensor in it has more than
-    /// `slot_bytes` bytes.
+    /// Memory that `dev` reaches as well as it can; plain memory if it pins none. No tensor in it is larger than
+    /// `slot_bytes`.
     ///
     /// # Errors
     /// As [`HostMemory::plain`]; a device that computes in host memory refuses it.
@@ -93,7 +93,7 @@ impl HostMemory {
         }
     }
 
-    /// `None` where the device pins no memory.
+    /// `None` if the device pins no memory.
     fn pinned(dev: ggml_backend_dev_t, bytes: usize) -> Option<Self> {
         let block = BLOCK_BYTES as usize;
         let bytes = bytes.max(1).next_multiple_of(block);
@@ -102,13 +102,13 @@ impl HostMemory {
         let buffer = Buffer::new(buft, bytes + block).filter(|buffer| buffer.is_of(buft))?;
         let (raw, base) = (buffer.raw(), buffer.base().cast::<u8>());
         let base = NonNull::new(base.wrapping_add(base.align_offset(block)))?;
-        // SAFETY: the buffer has so many bytes from there, and belongs to the arena.
+        // SAFETY: the buffer has `bytes` bytes from `base`, and belongs to the arena.
         let arena = unsafe { Arena::borrowed(base, bytes, Box::new(buffer)) };
         Some(Self { arena, buffer: Some(raw), shown: None, dev: Some(dev), pinned: true })
     }
 }
 
-/// Experts can be computed nowhere else: there are no slots but those on the host.
+/// Experts of such a device can be computed only in these host slots.
 fn refused(bytes: usize) -> Error {
     let source = std::io::Error::new(std::io::ErrorKind::OutOfMemory, "the device cannot compute in so much of it");
     Error::OutOfMemory { bytes: bytes as u64, source }

@@ -1,4 +1,4 @@
-//! Which device holds which layer, and what llama.cpp is told about it.
+//! Assignment of layers to devices, and the parameters that tell llama.cpp.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -17,25 +17,25 @@ use hobbit_core::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
 use hobbit_core::options::{DeviceOptions, ModelOptions};
 use hobbit_core::plan::{ExpertCache, layer_devices};
 
-/// Expert weights by name: neither their biases and scales nor shared experts.
+/// Expert weights by name, without their biases and scales and without shared experts.
 const EXPERTS: &str = r"ffn_(gate|up|down|gate_up)_exps\.weight$";
 
 /// One device's part of a model.
 #[derive(Clone)]
 pub(super) struct DeviceLayers {
     pub(super) wrapper: &'static Wrapper,
-    /// Layers whose ordinary weights are there, the output layer not counted.
+    /// Layers whose ordinary weights are on it, without the output layer.
     pub(super) n_layers: u32,
     /// Experts of these layers.
     pub(super) n_experts: u64,
-    /// Layers whose experts are computed there.
+    /// Layers whose experts are computed on it.
     pub(super) experts: Vec<u16>,
 }
 
-/// Where a model's layers go.
+/// Placement of a model's layers.
 pub(super) struct Placement {
     pub(super) devices: Vec<DeviceLayers>,
-    /// For llama.cpp, ended by null.
+    /// For llama.cpp, null-terminated.
     raw: Vec<llama::ggml_backend_dev_t>,
     tensor_split: Vec<f32>,
     n_gpu_layers: i32,
@@ -43,10 +43,10 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// Chooses devices and divides the layers. Dense models are given the devices themselves.
+    /// Chooses devices and divides the layers. Dense models use the devices directly.
     ///
     /// # Errors
-    /// A device that there is not; experts in types that their layer's device cannot multiply are computed on the CPU.
+    /// An unknown device. Experts in types that their layer's device cannot multiply are computed on the CPU instead.
     pub(super) fn new(options: &ModelOptions, gguf: &Gguf, map: &ExpertMap, catalog: &Catalog) -> Result<Self, Error> {
         let chosen = match options.n_gpu_layers {
             0 => Vec::new(),
@@ -56,7 +56,7 @@ impl Placement {
         let free: Vec<u64> = chosen.iter().map(|dev| ggml::memory(*dev).0).collect();
         let n_layer = gguf.metadata.get_u64(&format!("{}.block_count", gguf.architecture())).unwrap_or(0);
         let n_layer = u32::try_from(n_layer).unwrap_or(u32::MAX - 1).min(1 << 16);
-        // Negative: everything, for the experts take no device memory of their own accord.
+        // Negative means every layer: experts take no device memory by themselves.
         let n_gpu_layers = if options.n_gpu_layers < 0 { i32::MAX } else { options.n_gpu_layers };
         let (mut layers, mut tensor_split) = layer_devices(n_layer, n_gpu_layers, &options.device.tensor_split, &free);
         layers.truncate(n_layer as usize);
@@ -109,7 +109,7 @@ impl Placement {
         Ok(Self { devices: parts, raw, tensor_split, n_gpu_layers, overrides })
     }
 
-    /// Tells llama.cpp. What `params` then points to belongs to `self`.
+    /// Sets llama.cpp's parameters. The pointers in `params` refer to `self`.
     pub(super) fn apply(&mut self, params: &mut llama::llama_model_params, with_experts: bool) {
         params.devices = self.raw.as_mut_ptr();
         params.n_gpu_layers = self.n_gpu_layers;
@@ -121,13 +121,13 @@ impl Placement {
     }
 }
 
-/// Whether a layer's experts are to be computed on the device that holds it.
+/// Whether the options want a layer's experts computed on the device that holds the layer.
 fn is_wanted(options: &DeviceOptions, layer: u16) -> bool {
     let none = matches!(options.cache, ExpertCache::Bytes(0)) || options.cache == ExpertCache::Percent(0.0);
     !none && u32::from(layer) >= options.n_cpu_moe
 }
 
-/// A type of the layer's experts that the device cannot multiply by.
+/// The first of the layer's expert types that the device cannot multiply.
 fn not_multiplied(wrapper: &Wrapper, catalog: &Catalog, layer: u16) -> Option<GgmlType> {
     let layer = catalog.layer(layer)?;
     let versions = layer.high.iter().chain(layer.low.iter().flatten());

@@ -1,4 +1,4 @@
-//! The pools of a model's slots, how they are divided among layers, and who decides which experts leave them.
+//! The pools of a model's slots, their division among layers, and the eviction policy.
 
 use super::model::Model;
 use hobbit_core::cache::policy::{self, Policy, Shape};
@@ -9,14 +9,14 @@ use hobbit_core::plan::{PoolPlan, PoolSpec};
 use hobbit_core::profile::VirtualPlan;
 use hobbit_core::tuned::LayerPenalty;
 
-/// A cache whose pools have as many slots as planned.
+/// A cache whose pools have the planned numbers of slots.
 pub(super) fn cache_of(model: &Model, catalog: &Catalog, pools: &[Pool], planned: &[PoolPlan]) -> Cache {
     let layouts =
         pools.iter().zip(planned).map(|(pool, planned)| pool.layout(model, catalog, planned.n_slots)).collect();
     Cache::new(layouts, policy_of(model, catalog))
 }
 
-/// Who decides which of these experts leave.
+/// The eviction policy for these experts.
 fn policy_of(model: &Model, catalog: &Catalog) -> Box<dyn Policy> {
     let caching = &model.shared.options.caching;
     let bytes = |precision| catalog.read_bytes(precision) as f32 / catalog.layers.len().max(1) as f32;
@@ -26,11 +26,11 @@ fn policy_of(model: &Model, catalog: &Catalog) -> Box<dyn Policy> {
     policy::build(caching.policy, &model.policy_weights(), Shape { n_layers, low_cost })
 }
 
-/// Versions of one class and precision.
+/// Versions of one class and precision, which share slots.
 pub(super) struct Pool {
     precision: Precision,
     pub(super) class: u16,
-    /// By layer, ascending; none empty.
+    /// Members by layer, ascending; no list is empty.
     layers: Vec<(u16, Vec<Version>)>,
 }
 
@@ -41,7 +41,7 @@ impl Pool {
         PoolSpec::of(class, self.precision, n_versions)
     }
 
-    /// Slots of each layer by a plan of virtual experts.
+    /// Slots of each layer by the plan of virtual experts.
     pub(super) fn planned(&self, plan: &VirtualPlan) -> Vec<u32> {
         self.layers.iter().map(|(layer, members)| plan.slots_of(*layer, members.len() as u32)).collect()
     }
@@ -50,8 +50,8 @@ impl Pool {
         let kinds: SliceKinds = catalog.classes[usize::from(self.class)].slices.iter().map(|s| s.kind).collect();
         let layers =
             self.layers.iter().map(|(layer, members)| LayerLayout { layer: *layer, members: members.clone(), kinds });
-        // Low versions share theirs equally in any case: what was measured, and what is known of shallow layers, is about
-        // high ones.
+        // Low versions always share their slots equally: penalties, and what is known of shallow layers, apply to high
+        // versions.
         let allocation = model.shared.options.caching.slots;
         let is_even = allocation == Allocation::Even || self.precision == Precision::Low;
         let planned = model.shared.virtual_plan.as_ref().filter(|_| self.precision == Precision::High);
@@ -67,7 +67,7 @@ impl Pool {
     }
 }
 
-/// What is known of a layer, of which `members` experts share the pool.
+/// Demand of a layer with `members` experts in the pool.
 fn demand(model: &Model, layer: u16, members: u32) -> LayerDemand {
     let all = &model.shared.catalog.layers;
     let depth = all.partition_point(|other| other.layer < layer);
@@ -77,8 +77,8 @@ fn demand(model: &Model, layer: u16, members: u32) -> LayerDemand {
     LayerDemand { depth: depth as u16, members, needs: model.info().n_expert_used, penalty, hits }
 }
 
-/// A layer's penalty without slots, and the part of it which so many save. Of `n_expert` experts, `members` have slots in
-/// the pool: which of them are used more is not known, so each stands for as many of the layer's.
+/// A layer's penalty without slots, and the share of it saved by each number of slots. The pool has slots for `members`
+/// of the layer's `n_expert` experts. Their use is unknown, so each represents an equal part of the layer's experts.
 fn saved(curve: &LayerPenalty, members: u32, n_expert: u16) -> (f64, Vec<f64>) {
     let part = f64::from(members) / f64::from(n_expert.max(1));
     let of_layer = |slots: u32| curve.at(f64::from(slots) / part.max(f64::MIN_POSITIVE)).unwrap_or(0.0);
@@ -87,7 +87,7 @@ fn saved(curve: &LayerPenalty, members: u32, n_expert: u16) -> (f64, Vec<f64>) {
     (part * all, (0..=members).map(saved).collect())
 }
 
-/// Versions of equal shape and precision share a pool.
+/// Groups versions into pools: equal shape and precision share one.
 pub(super) fn pools_of(catalog: &Catalog) -> Vec<Pool> {
     let mut pools: Vec<Pool> = Vec::new();
     for precision in Precision::ALL {

@@ -1,20 +1,20 @@
-//! What another program, or the user, says about memory by a signal.
+//! Memory requests by signal, from the user or another program.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// What is asked for.
+/// The request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemorySignal {
-    /// SIGUSR1: make do with half.
+    /// SIGUSR1: use half the memory.
     Halve,
-    /// SIGUSR2: take again what was planned.
+    /// SIGUSR2: use the planned memory again.
     Restore,
 }
 
-/// Its number; 0: none.
+/// The pending signal's number; 0: none.
 static LAST: AtomicI32 = AtomicI32::new(0);
 
-/// From now on SIGUSR1 and SIGUSR2 are kept for [`take_memory_signal`] instead of ending the process.
+/// Records SIGUSR1 and SIGUSR2 for [`take_memory_signal`] from now on, instead of ending the process.
 pub fn watch_memory_signals() {
     extern "C" fn note(signal: libc::c_int) {
         LAST.store(signal, Ordering::Relaxed);
@@ -25,7 +25,7 @@ pub fn watch_memory_signals() {
     }
 }
 
-/// The last signal since the last call.
+/// The last signal since the previous call.
 pub fn take_memory_signal() -> Option<MemorySignal> {
     match LAST.swap(0, Ordering::Relaxed) {
         libc::SIGUSR1 => Some(MemorySignal::Halve),

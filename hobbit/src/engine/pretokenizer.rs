@@ -1,41 +1,41 @@
-//! How much of a text one match of a pre-tokenizer of llama.cpp may be.
+//! Longest match of llama.cpp's pre-tokenizers on a text, which bounds the recursion of `std::regex`.
 
-/// Characters of the longest match that is tried: 20 MiB of stack, and seconds with the slowest patterns.
+/// Characters of the longest match accepted: 20 MiB of stack, and seconds with the slowest patterns.
 const MATCH_MAX: usize = 64 << 10;
 
-/// Characters that a match may have before and behind those of its class: a space, a contraction.
+/// Characters that a match may have before and after those of its class: a space, a contraction.
 const AROUND: usize = 8;
 
-/// Pre-tokenizers (`tokenizer.ggml.pre`) none of whose matches is deep: llama.cpp has code in place of their patterns, or
-/// the patterns match few characters.
+/// Pre-tokenizers (`tokenizer.ggml.pre`) without deep matches: llama.cpp has code instead of their patterns, or the
+/// patterns match few characters.
 const SHALLOW: &str = "a.x-4.0 chatglm-bpe codeshell command-r dbrx deepseek-r1-qwen exaone exaone4 f2llmv2 \
     falcon-h1 falcon3 gemma4 gigachat glm4 glm5 gpt-2 granite-docling granite-embed-multi-311m grok-2 hunyuan jais jina-de jina-es jina-v1-en \
     jina-v2-code jina-v2-de jina-v2-es jina-v5-nano kimi-k2 kormo laguna lfm2 llama-bpe llama-v3 llama3 megrez \
     mellum mellum2 midm-2.0 minerva-7b mmbert modern-bert mpt olmo phi-2 pixtral qwen2 qwen35 refact roberta-bpe \
     sarvam-moe smaug-bpe smollm solar-open stablelm2 starcoder trillion";
 
-/// Pre-tokenizers whose matches go over characters of one class.
+/// Pre-tokenizers whose matches extend over characters of one class.
 const BY_CLASS: &str = "afmoe bailingmoe bailingmoe2 chameleon cohere2moe deepseek-coder deepseek-v3 default falcon gpt-4o \
     granite-embed-multi-97m hunyuan-dense hy_v4 jais-2 joyai-llm kanana2 llada-moe llama4 minicpm5 minimax-m2 \
     seed-coder spark2_5 talkie tekken tiny_aya ufakzeka youtu";
 
-/// How far one match of a pre-tokenizer's patterns may reach.
+/// Text that one match of a pre-tokenizer's patterns may span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Matches {
-    /// Over characters of one class: letters, digits, spaces, or punctuation with the line breaks behind it.
+    /// Characters of one class: letters, digits, spaces, or punctuation with the line breaks after it.
     Class,
-    /// As [`Matches::Class`], with patterns that are tried at each character of a run and read to its end.
+    /// As [`Matches::Class`], with patterns that are tried at each character of a run and scan it to its end.
     Quadratic,
-    /// Over all but white space.
+    /// Everything except white space.
     NonSpace,
-    /// Over letters with single spaces between them.
+    /// Letters with single spaces between them.
     Phrase,
-    /// Over anything.
+    /// Any characters.
     Anything,
 }
 
 impl Matches {
-    /// The longest matches of a pre-tokenizer (`tokenizer.ggml.pre`); `None` where none is deep.
+    /// The longest matches of a pre-tokenizer (`tokenizer.ggml.pre`); `None` if none is deep.
     pub(super) fn of(pre: &str) -> Option<Self> {
         let is_in = |names: &str| names.split_whitespace().any(|name| name == pre);
         match pre {
@@ -44,24 +44,24 @@ impl Matches {
             "deepseek-llm" | "superbpe" => Some(Self::Quadratic),
             "bloom" | "gpt3-finnish" | "poro-chat" | "viking" | "whitespace" => Some(Self::NonSpace),
             "exaone-moe" => Some(Self::Phrase),
-            // Newer than these lists.
+            // Unknown names are newer than these lists.
             _ => Some(Self::Anything),
         }
     }
 
-    /// Characters of the longest match that is tried.
+    /// Characters of the longest match accepted.
     pub(super) fn most(self) -> usize {
         if self == Self::Quadratic { MATCH_MAX >> 3 } else { MATCH_MAX }
     }
 
-    /// Where the longest possible match begins, in bytes, and how many characters it has at most.
+    /// The longest possible match: its start in bytes, and its maximum length in characters.
     pub(super) fn longest(self, text: &[u8]) -> (usize, usize) {
         let (mut longest, mut own) = ((0, 0), (0, 0));
         let mut before = None;
         let mut at = 0;
         for chunk in text.utf8_chunks() {
             let valid = chunk.valid().chars().map(|character| (Class::of(character), character.len_utf8()));
-            // llama.cpp reads overlong forms as the characters that they encode.
+            // llama.cpp decodes overlong forms as the characters they encode.
             let invalid = chunk.invalid().iter().map(|_| (Class::Any, 1));
             for (class, bytes) in valid.chain(invalid) {
                 if !before.is_some_and(|before| self.joins(before, class)) {
@@ -78,7 +78,7 @@ impl Matches {
         (longest.0, longest.1 + AROUND)
     }
 
-    /// Whether one match may go from a character of a class to the next one.
+    /// Whether one match may continue from a character of class `a` to one of class `b`.
     fn joins(self, a: Class, b: Class) -> bool {
         use Class::{Any, Break, Letter, Punctuation, Slash, Space, Wide};
         if a == Any || b == Any {
@@ -90,7 +90,7 @@ impl Matches {
             Self::NonSpace => is_space(a) == is_space(b),
             Self::Phrase if matches!((a, b), (Letter | Wide, Space) | (Space, Letter | Wide)) => true,
             Self::Class | Self::Quadratic | Self::Phrase => match (a, b) {
-                // Pre-tokenizers divide other scripts in different ways.
+                // Pre-tokenizers split other scripts in different ways.
                 (Wide, b) => !is_space(b) || b == Break,
                 (a, Wide) => !is_space(a),
                 (Punctuation | Slash, Punctuation | Slash | Break) | (Break, Slash) => true,
@@ -100,7 +100,7 @@ impl Matches {
     }
 }
 
-/// A character's class, as far as pre-tokenizers agree on it.
+/// A character's class, as far as pre-tokenizers agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Class {
     Letter,
@@ -108,12 +108,12 @@ enum Class {
     Space,
     /// A line break.
     Break,
-    /// Belongs to line breaks in some patterns.
+    /// Grouped with line breaks by some patterns.
     Slash,
     Punctuation,
-    /// Beyond ASCII, and no white space.
+    /// Non-ASCII, except white space.
     Wide,
-    /// A byte that is no UTF-8.
+    /// An invalid UTF-8 byte.
     Any,
 }
 

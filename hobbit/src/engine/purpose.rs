@@ -1,18 +1,19 @@
-//! What a thread evaluates for.
+//! The purpose of a thread's evaluation.
 
 use std::cell::Cell;
 
 use hobbit_core::options::KernelChoice;
 use hobbit_core::route::Phase;
 
-/// What a context is made for, and its graphs planned. ggml asks the device, not the context's backend, so it is said by thread.
+/// Purpose of making a context, planning its graphs, or evaluating on it. It is kept per thread, because ggml asks the
+/// device, not the context's backend.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Purpose {
-    /// Which kernels may be taken.
+    /// Kernels that may be used.
     pub(super) kernels: KernelChoice,
-    /// llama.cpp runs the model by itself: products of batches are taken from it.
+    /// Whether llama.cpp runs the model by itself and we take over the products of batches.
     pub(super) takes_batches: bool,
-    /// Of the batch that is evaluated. A graph has no place for it.
+    /// Phase of the batch being evaluated, which a graph cannot carry.
     pub(super) phase: Phase,
 }
 
@@ -21,12 +22,12 @@ thread_local! {
 }
 
 impl Purpose {
-    /// That of what this thread makes or evaluates.
+    /// The current thread's purpose.
     pub(super) fn current() -> Option<Self> {
         PURPOSE.get()
     }
 
-    /// Has `run` make a context or evaluate on it.
+    /// Calls `run`, which makes a context or evaluates on it, with this purpose.
     pub(super) fn during<R>(self, run: impl FnOnce() -> R) -> R {
         let before = PURPOSE.replace(Some(self));
         let result = run();
@@ -35,7 +36,7 @@ impl Purpose {
     }
 }
 
-/// As [`Purpose::phase`], of what this thread evaluates.
+/// [`Purpose::phase`] of the current thread.
 pub(super) fn phase() -> Phase {
     PURPOSE.get().map_or(Phase::default(), |purpose| purpose.phase)
 }

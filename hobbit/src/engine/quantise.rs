@@ -1,34 +1,33 @@
-//! Quantising and decoding tensor data with ggml, as llama-quantize does it: same rows, same bits.
+//! Quantising and decoding tensor data with ggml, row by row as llama-quantize does, with the same bits.
 
 use ggml_sys::llama;
 
 use hobbit_core::gguf::GgmlType;
 use hobbit_core::gguf::recode::{Recode, RecodeError, check_importance, count_rows};
 
-/// Elements recoded at a time, if a row is not longer: the scratch memory of a call is a few times this.
+/// Elements recoded at a time, unless a row is longer. A call's scratch memory is a few times this.
 const BATCH_ELEMENTS: u64 = 1 << 16;
 
-/// Types that `ggml_quantize_chunk` knows; it would end the process for any other.
+/// Types that `ggml_quantize_chunk` supports; any other would end the process.
 const ENCODABLE: [&str; 28] = [
     "f32", "f16", "bf16", "q1_0", "q2_0", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4", "nvfp4", "q2_K", "q3_K",
     "q4_K", "q5_K", "q6_K", "tq1_0", "tq2_0", "iq2_xxs", "iq2_xs", "iq3_xxs", "iq3_s", "iq2_s", "iq1_s", "iq1_m",
     "iq4_nl", "iq4_xs",
 ];
 
-/// Greatest weight that is quantised: block scales are f16. Far beyond, sums in ggml's searches overflow and it takes a
-/// search without a result for a failed assertion. Real weights are below 1000.
+/// Largest weight that is quantised, because block scales are f16. Far larger values overflow sums in ggml's searches,
+/// and a search without a result fails an assertion. Real weights are below 1000.
 const QUANTISED_MAX: f32 = 65504.0;
 
 /// ggml's quantisers and decoders. Calls may run on many threads at once.
 ///
-/// ggml makes the tables of its codebook types when they are first quantised to: once in a process, and seconds of one core
-/// for iq2_s, iq1_s and iq1_m.
+/// ggml builds the tables of its codebook types at the first quantisation to them: once per process, taking seconds of
+/// one core for iq2_s, iq1_s and iq1_m.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ggml;
 
 impl Recode for Ggml {
-    /// Memory: `out`, and scratch for one batch of rows (a few times
-    /// 64 Ki floats, or one row if that is longer).
+    /// Memory: `out`, and scratch for one batch of rows (a few times 64 Ki floats, or one row if longer).
     fn recode(
         &self,
         from: GgmlType,
@@ -112,7 +111,7 @@ fn check_values(floats: &[f32], to: GgmlType, n_per_row: u64, first: u64) -> Res
         GgmlType::F32 | GgmlType::BF16 => f32::MAX,
         _ => QUANTISED_MAX,
     };
-    // NaN compares as not within the limit.
+    // A comparison with NaN is false, so NaN fails the check.
     let Some(at) = floats.iter().position(|value| !(-limit..=limit).contains(value)) else { return Ok(()) };
     let (row, column, value) = (first + at as u64 / n_per_row, at as u64 % n_per_row, floats[at]);
     Err(match value.is_finite() {
@@ -121,7 +120,7 @@ fn check_values(floats: &[f32], to: GgmlType, n_per_row: u64, first: u64) -> Res
     })
 }
 
-/// Decodes rows of one type: as many whole blocks as there is room for their floats.
+/// Decodes rows of one type: as many whole blocks as `floats` has room for.
 fn decoder(from: GgmlType) -> Result<impl FnMut(&[u8], &mut [f32]), RecodeError> {
     // SAFETY: returns the address of an entry of a static table; the id is one of current llama.cpp.
     let to_float = unsafe { (*llama::ggml_get_type_traits(from.id())).to_float };
@@ -176,7 +175,8 @@ impl Aligned {
         if self.0.len() < words {
             self.0.resize(words, 0);
         }
-        // SAFETY: the vector owns at least `len` initialised bytes, any of which may be any `u8`; the borrow is exclusive.
+        // SAFETY: the vector owns at least `len` initialised bytes, any of which may be any `u8`; the borrow is
+        // exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
     }
 }

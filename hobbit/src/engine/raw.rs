@@ -1,4 +1,4 @@
-//! llama.cpp's models and contexts as values that own them, and what passes between it and us: texts, tokens, batches.
+//! Owned llama.cpp models and contexts, and conversions of texts, tokens and batches.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ops::Range;
@@ -22,7 +22,7 @@ pub struct BatchToken {
     pub position: i32,
     /// Its sequence, `0..n_seq_max`.
     pub sequence: i32,
-    /// Whether [`crate::Session::logits`] will be asked for this entry.
+    /// Whether [`crate::Session::logits`] needs this entry.
     pub logits: bool,
 }
 
@@ -54,7 +54,7 @@ pub(super) fn with_message<T>(call: impl FnOnce(*mut c_char, usize) -> *mut T) -
     NonNull::new(call(message.as_mut_ptr().cast(), message.len())).ok_or_else(|| text_of(&message))
 }
 
-/// Calls a shim function. `is_done` judges its result; on failure the error begins with `doing`, followed by the shim's
+/// Calls a shim function and checks its result with `is_done`; the error begins with `doing`, followed by the shim's
 /// message.
 fn checked<T>(
     doing: &str,
@@ -78,7 +78,7 @@ pub(super) fn text_of(message: &[u8]) -> String {
 /// A loaded model, freed on drop.
 pub(super) struct RawModel {
     model: NonNull<llama_model>,
-    /// How deep its pre-tokenizer goes.
+    /// Depth of its pre-tokenizer's matches.
     pub(super) matches: Option<Matches>,
 }
 
@@ -91,7 +91,7 @@ impl RawModel {
     /// Loads a file by its name.
     ///
     /// # Errors
-    /// What llama.cpp says, which may be nothing.
+    /// llama.cpp's message, which may be empty.
     ///
     /// # Safety
     /// All that `params` point to is valid for the call.
@@ -107,7 +107,7 @@ impl RawModel {
     /// Loads from a `FILE*`.
     ///
     /// # Errors
-    /// What llama.cpp says, which may be nothing.
+    /// llama.cpp's message, which may be empty.
     ///
     /// # Safety
     /// The stream, and all that `params` point to, are valid for the call.
@@ -148,17 +148,17 @@ impl RawModel {
         unsafe { llama::llama_vocab_n_tokens(self.vocab()).max(0) as usize }
     }
 
-    /// A text or number among the model's metadata, as text; `None` where it is missing or longer than 255 bytes.
+    /// A metadata value, text or number, as text; `None` if it is missing or longer than 255 bytes.
     pub(super) fn metadata(&self, key: &CStr) -> Option<String> {
         let mut text = [0u8; 256];
-        // SAFETY: the model is live; at most as many bytes are written as there are, NUL included.
+        // SAFETY: the model is live; writes at most `buffer`'s length, NUL included.
         let length = unsafe {
             llama::llama_model_meta_val_str(self.as_ptr(), key.as_ptr(), text.as_mut_ptr().cast(), text.len())
         };
         usize::try_from(length).ok().filter(|length| *length < text.len()).map(|_| text_of(&text))
     }
 
-    /// The bytes a token stands for; none for what is no token. `special` spells out control tokens.
+    /// The bytes a token stands for; empty for an id outside the vocabulary. `special` spells out control tokens.
     pub(super) fn piece(&self, token: Token, special: bool) -> Vec<u8> {
         if token < 0 || token >= self.n_vocab() as Token {
             return Vec::new();
@@ -168,7 +168,7 @@ impl RawModel {
             let (into, room) = (piece.as_mut_ptr().cast(), piece.len() as i32);
             // SAFETY: the token is in the vocabulary and the buffer valid for its length.
             let n = unsafe { llama::llama_token_to_piece(self.vocab(), token, into, room, 0, special) };
-            // Where there is no room, minus what it takes.
+            // If there is no room, the result is minus the required size.
             piece.resize(n.unsigned_abs() as usize, 0);
             if n >= 0 {
                 return piece;
@@ -196,7 +196,7 @@ impl Drop for RawModel {
     }
 }
 
-/// A context, freed on drop: before its model and all that its parameters point to.
+/// A context, freed on drop, which must precede that of its model and of all that its parameters point to.
 pub(super) struct RawContext(NonNull<llama_context>);
 
 // SAFETY: a context may move between threads as long as one uses it at a time, which its owners' `&mut` ensures.
@@ -204,7 +204,7 @@ unsafe impl Send for RawContext {}
 
 impl RawContext {
     /// # Errors
-    /// What llama.cpp says, which may be nothing.
+    /// llama.cpp's message, which may be empty.
     ///
     /// # Safety
     /// The model, and all that `params` point to, outlive the context.
@@ -218,20 +218,20 @@ impl RawContext {
         self.0.as_ptr()
     }
 
-    /// The sequences.
+    /// The memory that holds the sequences.
     fn memory(&self) -> llama::llama_memory_t {
         // SAFETY: the context is live.
         unsafe { llama::llama_get_memory(self.as_ptr()) }
     }
 
-    /// Forgets all sequences. llama.cpp asserts nothing there.
+    /// Forgets all sequences. llama.cpp asserts nothing here.
     pub(super) fn clear(&mut self) {
         // SAFETY: the context is live.
         unsafe { llama::llama_memory_clear(self.memory(), true) };
     }
 
-    /// Forgets what a sequence holds at positions from `from` up to, and without, `to` (-1: to its end). False, and no change,
-    /// where the model cannot forget a part.
+    /// Forgets a sequence's tokens at positions `from..to` (-1: to its end). False, without a change, if the model
+    /// cannot forget a part.
     ///
     /// # Errors
     /// llama.cpp fails.
@@ -244,7 +244,7 @@ impl RawContext {
             .map(|code| code == 1)
     }
 
-    /// Adds all that sequence `from` holds to sequence `to`.
+    /// Adds the content of sequence `from` to sequence `to`.
     ///
     /// # Errors
     /// llama.cpp fails.
@@ -254,7 +254,7 @@ impl RawContext {
         checked(&format!("llama.cpp cannot copy sequence {from} to {to}"), |done| *done, copy).map(drop)
     }
 
-    /// Puts what a sequence holds at positions `from..to` `by` positions further.
+    /// Moves a sequence's tokens at positions `range` by `by` positions.
     ///
     /// # Errors
     /// llama.cpp fails.
@@ -266,19 +266,19 @@ impl RawContext {
         checked(&format!("llama.cpp cannot move the tokens of sequence {sequence}"), |done| *done, shift).map(drop)
     }
 
-    /// Whether tokens can be moved to other positions. llama.cpp asserts nothing there.
+    /// Whether tokens can be moved to other positions. llama.cpp asserts nothing here.
     pub(super) fn can_shift(&self) -> bool {
         // SAFETY: the context is live.
         unsafe { llama::llama_memory_can_shift(self.memory()) }
     }
 
-    /// The first position that a sequence holds; -1 if it is empty, or not there.
+    /// First position in a sequence; -1 if it is empty or unknown.
     pub(super) fn first_position(&self, sequence: i32) -> i32 {
         // SAFETY: the context is live.
         unsafe { shim::hobbit_memory_first(self.as_ptr(), sequence) }
     }
 
-    /// The last one.
+    /// Last position in a sequence; -1 if it is empty or unknown.
     pub(super) fn last_position(&self, sequence: i32) -> i32 {
         // SAFETY: the context is live.
         unsafe { shim::hobbit_memory_last(self.as_ptr(), sequence) }
@@ -303,10 +303,10 @@ impl RawContext {
         Ok(bytes)
     }
 
-    /// Makes a sequence hold what [`Self::state`] gave.
+    /// Restores a state from [`Self::state`].
     ///
     /// # Errors
-    /// llama.cpp refuses; it is not known what the sequence holds then.
+    /// llama.cpp refuses; the sequence's content is then undefined.
     pub(super) fn set_state(&mut self, sequence: i32, state: &[u8]) -> Result<(), Error> {
         // SAFETY: as in `forget`; the bytes are valid for their length.
         let set = |message, capacity| unsafe {
@@ -315,7 +315,7 @@ impl RawContext {
         checked("llama.cpp does not take the saved state", |read| *read > 0, set).map(drop)
     }
 
-    /// Evaluates a batch, and waits for it: llama.cpp's code, and a message where it threw. `tells` as of
+    /// Evaluates a batch and waits for it. Returns llama.cpp's code, and a message if it threw. `tells` as in
     /// [`shim::hobbit_decode`].
     ///
     /// # Safety
@@ -332,7 +332,7 @@ impl RawContext {
         (code, text_of(&message))
     }
 
-    /// Logits, `[n_vocab]`, of an entry of the last batch (-1: the last); `None` where it has asked for none.
+    /// Logits, `[n_vocab]`, of an entry of the last batch (-1: the last); `None` if it asked for none.
     pub(super) fn logits(&self, index: i32, n_vocab: usize) -> Option<&[f32]> {
         // SAFETY: the context is live; a non-null answer points at one row of its output buffer, valid until the next
         // evaluation, which needs `&mut` of the context's owner.
@@ -350,7 +350,7 @@ impl Drop for RawContext {
     }
 }
 
-/// Has `evaluate` see `entries` as llama.cpp takes them; the batch is valid for the call.
+/// Calls `evaluate` with `entries` as a llama.cpp batch, which is valid for the call.
 pub(super) fn with_batch<T>(entries: &[BatchToken], evaluate: impl FnOnce(llama_batch) -> T) -> T {
     let mut tokens: Vec<Token> = entries.iter().map(|entry| entry.token).collect();
     let mut positions: Vec<i32> = entries.iter().map(|entry| entry.position).collect();
@@ -400,7 +400,7 @@ mod tests {
         context.logits(2, model.n_vocab()).unwrap().to_vec()
     }
 
-    /// Past the checks of sessions, to the assertions of llama.cpp, which otherwise end the process.
+    /// Bypasses the checks of sessions to reach llama.cpp's assertions, which would otherwise end the process.
     #[test]
     fn a_failed_assertion_is_an_error_and_the_context_goes_on() {
         let (mut context, model) = loaded();
@@ -423,7 +423,7 @@ mod tests {
         assert_eq!(logits(&mut context, &model), before);
     }
 
-    /// A file of a saved sequence may hold anything: its checksum is no signature.
+    /// A file with a saved sequence may have any content: its checksum is not a signature.
     #[test]
     fn a_state_that_was_altered_ends_no_process_and_harms_no_later_sequence() {
         let (mut context, model) = loaded();
@@ -433,7 +433,7 @@ mod tests {
         for (at, word) in (0..words).flat_map(|at| [0, 1, 1 << 24, -1, i32::MIN, i32::MAX].map(|word| (at * 4, word))) {
             let mut altered = state.clone();
             altered[at..at + 4].copy_from_slice(&word.to_le_bytes());
-            // Taken or refused: both are answers.
+            // Both acceptance and refusal are fine.
             let _ = context.set_state(0, &altered);
         }
         for len in (0..state.len()).step_by(state.len() / 32) {

@@ -1,5 +1,5 @@
-//! Whether llama.cpp runs by itself, and with how long a context where nobody said so. Near the border of what fits it is
-//! asked what it would take, without taking it.
+//! Decides whether llama.cpp runs a model by itself, and the default context length. Near the border of fitting,
+//! llama.cpp estimates its needs without allocating them.
 
 use ggml_sys::llama;
 
@@ -18,17 +18,17 @@ use hobbit_core::plan::{
 };
 use hobbit_core::store::{IoMode, PLANE_BUFFERS_BYTES};
 
-/// Of what the process holds besides: code, allocator, thread stacks; in bytes.
+/// Host memory for code, allocator and thread stacks, in bytes.
 const PROCESS_BYTES: u64 = 24 << 20;
 
-/// A token of the vocabulary: its text, score, type, and what the tokenizer keeps of it; in bytes, and seldom so many.
+/// Bytes per token of the vocabulary: text, score, type, and the tokenizer's data. An upper estimate.
 const VOCABULARY_BYTES: u64 = 400;
 
-/// Chooses the regime for a model with experts, and the tokens of a context where the options name none: 0 for as many as the
-/// model was trained on. `adapters` is the size of what is loaded besides, in bytes.
+/// Chooses the regime for a model with experts, and the context length if the options name none: 0 for the length the
+/// model was trained with. `adapters` is the size of other loaded data, in bytes.
 ///
 /// # Errors
-/// A budget that certainly exceeds what the system has.
+/// A budget that certainly exceeds the system's memory.
 pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64) -> Result<(Regime, u32), Error> {
     let on_devices = options.n_gpu_layers != 0 && !devices::choose(&options.device)?.is_empty();
     let experts: u64 = source.map.layers.iter().map(|layer| layer.bytes()).sum();
@@ -37,7 +37,7 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64
         let ordinary = tensor_bytes(&source.gguf).saturating_sub(experts);
         MemoryPlan::check_budget(options.budget, &limits, options.expert_cache, ordinary, experts)?;
     }
-    // The context's memory is not the host's on devices.
+    // On devices the context does not use host memory.
     let Some(room) = room(options, &limits).filter(|_| !on_devices) else { return Ok((Regime::Seam, 0)) };
     let may_stand_aside = !source.is_pack && options.stand_aside && !wants_a_cache(options);
     let regime = |expects: &SessionOptions| -> Regime {
@@ -50,7 +50,7 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64
         if options.repack == Repack::Off {
             most.repacked = 0;
         }
-        // Where llama.cpp cannot say, the seam says why.
+        // If llama.cpp cannot estimate, the seam reports the reason.
         let asked = || {
             ask(&source.gguf, options, expects, products + adapters)
                 .map_or(Regime::Seam, |needs| Regime::of(&needs, room))
@@ -69,14 +69,14 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64
     Ok((if may_stand_aside && n_ctx > 0 { regime(&expects) } else { whole }, n_ctx))
 }
 
-/// Whether experts that hobbit keeps on the CPU are rearranged for it, and all other weights: where it was asked for, or where
-/// it pays ([`RepackInput`]) and nothing else changes their bytes. `n_ctx` as [`choose`] gave it.
+/// Whether hobbit repacks experts on the CPU, and llama.cpp all other weights: if requested, or if it pays
+/// ([`RepackInput`]) and nothing else changes their bytes. `n_ctx` as [`choose`] returned it.
 pub(super) fn rearranges(gguf: &Gguf, catalog: &Catalog, options: &ModelOptions, n_ctx: u32) -> bool {
     let has_low = || catalog.layers.iter().any(|layer| layer.low.iter().any(Option::is_some));
     match options.repack {
         Repack::On => return true,
         Repack::Off => return false,
-        // What memory is available differs from run to run, and repeatable texts must not.
+        // Available memory differs between runs, and repeatable texts must not.
         Repack::Auto if options.precision.deterministic || catalog.has_planes() || has_low() => return false,
         Repack::Auto => {}
     }
@@ -98,18 +98,17 @@ pub(super) fn rearranges(gguf: &Gguf, catalog: &Catalog, options: &ModelOptions,
         && slices().all(|slice| Interleaving::of(slice.dtype, slice.ne0, slice.ne1).is_some())
 }
 
-/// Tokens of a context for a model that does not fit with all of those that it was trained on; 0 if that is not known, or if
-/// these are no more.
+/// Context length for a model that does not fit with its training length; 0 if it is unknown, or not shorter.
 fn fitted_context(gguf: &Gguf, session: &SessionOptions, room: u64) -> u32 {
     let trained = gguf.metadata.get_u64(&format!("{}.context_length", gguf.architecture()));
     let trained = trained.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
-    // In steps of which a context is made anyway.
+    // Context lengths are multiples of this step anyway.
     let (_, most) = bounds(gguf, &SessionOptions { n_ctx: 256, ..session.clone() });
     let n_ctx = context_tokens(trained, most.kv / 256, room);
     if n_ctx < trained { n_ctx } else { 0 }
 }
 
-/// Bytes that plain llama.cpp may take.
+/// Bytes that plain llama.cpp may use.
 pub(super) fn room(options: &ModelOptions, limits: &MemoryLimits) -> Option<u64> {
     let available = limits.budget().map(|(bytes, source)| MemoryPlan::without_margin(bytes, source));
     let room = match options.budget {
@@ -120,7 +119,7 @@ pub(super) fn room(options: &ModelOptions, limits: &MemoryLimits) -> Option<u64>
     room.map(|room| room.saturating_sub(options.reserved_bytes))
 }
 
-/// Whether the options say how experts are to be kept, or ask what only the seam can tell.
+/// Whether the options configure the expert cache, or request figures that only the seam has.
 fn wants_a_cache(options: &ModelOptions) -> bool {
     options.expert_cache != ExpertCache::Auto
         || options.low.is_some()
@@ -140,7 +139,7 @@ pub(super) fn tensor_bytes(gguf: &Gguf) -> u64 {
     gguf.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.extent.len))
 }
 
-/// What is certain of a model's needs, and what they cannot exceed by far, from its header.
+/// Lower and approximate upper bounds of a model's needs, from its header.
 pub(super) fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
     let architecture = gguf.architecture();
     let number = |key: &str| gguf.metadata.get_u64(&format!("{architecture}.{key}"));
@@ -149,7 +148,7 @@ pub(super) fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
     let embeddings = gguf.tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
     let n_vocab: u64 = embeddings.and_then(|tensor| tensor.dims.get(1).copied()).unwrap_or(0);
     let n_embd = number("embedding_length").unwrap_or(0);
-    // Where layers differ, as many as there could be.
+    // If layers differ, use the maximum.
     let n_head = number("attention.head_count").unwrap_or(n_embd);
     let n_head_kv = number("attention.head_count_kv").unwrap_or(n_head);
     let head = n_embd / n_head.max(1);
@@ -157,13 +156,13 @@ pub(super) fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
     let n_ctx = if session.n_ctx == 0 { number("context_length").unwrap_or(0) } else { session.n_ctx.into() };
     let n_ctx = n_ctx.min(u32::MAX.into()).next_multiple_of(256).saturating_mul(session.n_seq_max.max(1).into());
     let n_layer = number("block_count").unwrap_or(0);
-    // As wide as the widest of both; 4 bytes at the most.
+    // The wider of both types; at most 4 bytes.
     let width = if [session.type_k, session.type_v].contains(&KvType::F32) { 4 } else { 2 };
     let kv = [n_ctx, n_layer, n_head_kv, row, width].into_iter().fold(1, u64::saturating_mul);
     let n_tokens = u64::from(session.n_ubatch.min(session.n_batch));
     let n_used = number("expert_used_count").unwrap_or(1);
     let n_ff = number("expert_feed_forward_length").unwrap_or(0).max(number("feed_forward_length").unwrap_or(0));
-    // Activations of a layer, an attention without fused kernels included.
+    // Activations of a layer, including attention without fused kernels.
     let activations = 16 * n_embd + n_used.saturating_mul(3 * n_ff + 2 * n_embd) + n_head.saturating_mul(n_ctx);
     let n_outputs = if session.n_outputs_max == 0 { n_tokens } else { session.n_outputs_max.into() };
     let compute =
@@ -173,14 +172,14 @@ pub(super) fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
     (least, Needs { mapped, repacked: quantised.fold(0, u64::saturating_add), kv, compute, runtime })
 }
 
-/// What plain products of a batch's rows take beside llama.cpp's buffers.
+/// Bytes that plain products of a batch's rows use beside llama.cpp's buffers.
 fn products_bytes(source: &ModelSource, session: &SessionOptions) -> u64 {
     let key = format!("{}.expert_used_count", source.gguf.architecture());
     scratch::products_bytes(&source.map, source.gguf.metadata.get_u64(&key).unwrap_or(1), session)
 }
 
-/// What llama.cpp would take, and `products` beside it: it makes model and context without allocating them. `None` where it
-/// cannot.
+/// llama.cpp's own estimate, plus `products`: it creates model and context without allocating them. `None` if that
+/// fails.
 fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions, products: u64) -> Option<Needs> {
     let overrides = kv_overrides(options);
     let mut no_devices = [std::ptr::null_mut()];
@@ -197,7 +196,7 @@ fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions, products: 
     // SAFETY: the model outlives the context.
     let context = unsafe { RawContext::new(&model, context_params(expects, &raw const NEVER_INTERRUPTED)) }.ok()?;
     let MemoryUse { weights, repacked, kv, compute } = MemoryUse::of(&context).ok()?;
-    // The vocabulary and all else that the real model will hold as well is resident now.
+    // The vocabulary and other data that the real model also holds are resident now.
     let runtime = hobbit_core::stats::rss_bytes().max(PROCESS_BYTES);
     let compute = compute.saturating_add(products);
     Some(Needs { mapped: tensor_bytes(gguf).max(weights), repacked, kv, compute, runtime })

@@ -1,4 +1,4 @@
-//! How ggml is told of a device of ours, and given a backend on it: the structs of `ggml-backend-impl.h`, filled in.
+//! Registration of our devices and backends with ggml: fills in the structs of `ggml-backend-impl.h`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,10 +10,10 @@ use ggml_sys::llama::{self, ggml_backend_dev_t, ggml_backend_reg_t, ggml_backend
 use super::buffer::buffer_type_interface;
 use super::split::Failed;
 
-/// What ggml calls our devices without a name of their own, their backends and buffer types.
+/// ggml's name for our devices without a name of their own, and for their backends and buffer types.
 pub(super) const NAME: &CStr = c"HOBBIT";
 
-/// What a backend of ours does.
+/// Operations of a backend of ours.
 pub(super) trait Computes {
     fn set_n_threads(&mut self, n_threads: c_int);
 
@@ -26,8 +26,8 @@ pub(super) trait Computes {
     unsafe fn graph_compute(&mut self, graph: *mut llama::ggml_cgraph) -> Result<(), Failed>;
 }
 
-/// A device with a registration of its own and a buffer type for expert tensors: leaked, as devices live as long as the
-/// process. ggml has not seen it yet.
+/// A device with its own registration and a buffer type for expert tensors. It is leaked, because devices live as long
+/// as the process. ggml does not know it yet.
 pub(super) struct Registration {
     pub(super) reg: *mut ffi::ggml_backend_reg,
     pub(super) device: *mut ffi::ggml_backend_device,
@@ -54,13 +54,13 @@ impl Registration {
             device: device.cast(),
             context: ptr::null_mut(),
         })));
-        // SAFETY: leaked just now, and nobody else has seen it.
+        // SAFETY: leaked just above, and not used by any other code yet.
         unsafe { (*reg).context = device.cast() };
         Self { reg, device, buffer_type }
     }
 }
 
-/// Hands `computes` to ggml as a backend of `dev`, with what `iface` says of it beside [`Computes`].
+/// Hands `computes` to ggml as a backend of `dev`; `iface` holds the callbacks that [`Computes`] does not cover.
 pub(super) fn backend<B: Computes>(
     guid: &'static [u8; 16],
     dev: ggml_backend_dev_t,
@@ -107,8 +107,8 @@ unsafe extern "C" fn reg_proc_address<B: Computes>(_: ggml_backend_reg_t, name: 
     }
 }
 
-// SAFETY of the functions below: ggml and llama.cpp pass a live backend that `backend` made of a `B`, and call nothing else of
-// it meanwhile.
+// SAFETY of the functions below: ggml and llama.cpp pass a live backend that `backend` made from a `B`, and make no
+// other call on it meanwhile.
 
 unsafe extern "C" fn free<B>(backend: ggml_backend_t) {
     // SAFETY: called once, last; takes back what `backend` made.

@@ -1,8 +1,9 @@
-//! Experts in the order of bytes that ggml multiplies fastest on this CPU, as llama.cpp keeps weights which fit: the buffer type
-//! rearranges them, and knows its own products.
+//! Experts in the byte order that ggml multiplies fastest on this CPU, as llama.cpp keeps weights that fit: the buffer
+//! type repacks them and provides its own products.
 //!
-//! A read ends in that order ([`hobbit_core::store::Form::Rows`]): whoever completes it has the buffer type set the rows, some at a
-//! time. Products find the order by two fields of the weights' tensor, as they would in a buffer of that type.
+//! A read ends in that order ([`hobbit_core::store::Form::Rows`]): the thread that completes the read has the buffer
+//! type set the rows, a few at a time. Products recognise the order by two fields of the weights' tensor, as they would
+//! in a buffer of that type.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,33 +15,33 @@ use super::graph::tensor_at;
 use hobbit_core::gguf::GgmlType;
 use hobbit_core::store::Rearrange;
 
-/// Rows that are rearranged together: ggml interleaves 4, 8 or 16.
+/// Rows that are repacked together: ggml interleaves 4, 8 or 16.
 const GROUP_ROWS: u64 = 16;
 
-/// Bytes of a group at the most.
+/// Maximum bytes of a group.
 const GROUP_BYTES_MAX: u64 = 1 << 19;
 
-/// How matrices of one type and shape are rearranged.
+/// How to repack matrices of one type and shape.
 pub(super) struct Interleaving {
     type_: llama::ggml_type,
     /// Elements of a row.
     ne0: i64,
     row_bytes: usize,
-    /// Of the type that rearranges; nothing is in it.
+    /// A placeholder of the type that repacks; it holds no data.
     buffer: Buffer,
-    /// What the buffer type notes on such a tensor.
+    /// The buffer type's mark on such a tensor.
     extra: *mut c_void,
 }
 
-// SAFETY: the buffer is only asked for what its type does to tensors, which it does on any thread; `extra` is a constant of
+// SAFETY: the buffer only identifies its type, whose functions may be called on any thread; `extra` is a constant of
 // ggml's.
 unsafe impl Send for Interleaving {}
 // SAFETY: as above.
 unsafe impl Sync for Interleaving {}
 
 impl Interleaving {
-    /// What llama.cpp would do to experts of this type and shape on this CPU. `None`: it leaves them as they are, or does
-    /// something that cannot be done to some rows at a time.
+    /// llama.cpp's repacking of experts of this type and shape on this CPU. `None` if it leaves them unchanged, or
+    /// cannot repack a group of rows at a time.
     pub(super) fn of(dtype: GgmlType, ne0: u64, ne1: u64) -> Option<Arc<Interleaving>> {
         type Known = Vec<((u32, u64, u64), Option<Arc<Interleaving>>)>;
         static KNOWN: Mutex<Known> = Mutex::new(Vec::new());
@@ -67,7 +68,7 @@ impl Interleaving {
     ) -> Option<Self> {
         let type_ = dtype.id() as llama::ggml_type;
         let context = Context::new(5, 0)?;
-        // As llama.cpp asks: with weights in an empty buffer.
+        // llama.cpp asks in the same way: with weights in an empty buffer.
         let empty = Buffer::new(buft, 0)?;
         // SAFETY: tensors of a live context in live buffers.
         let extra = unsafe {
@@ -93,7 +94,7 @@ impl Interleaving {
         interleaving.is_by_groups((ne1 as usize).min(4 * GROUP_ROWS as usize)).then_some(interleaving)
     }
 
-    /// Whether rows that are set in groups lie as they would if they were set together: tried with random bytes.
+    /// Whether rows set in groups have the same bytes as rows set together: tested with random bytes.
     fn is_by_groups(&self, n_rows: usize) -> bool {
         let mut random = rand_mt::Mt::new(1);
         let rows: Vec<u8> = (0..n_rows * self.row_bytes).map(|_| random.next_u32() as u8).collect();
@@ -104,12 +105,12 @@ impl Interleaving {
         together == apart
     }
 
-    /// Bytes of rows that are rearranged together.
+    /// Bytes of rows that are repacked together.
     pub(super) fn group_bytes(&self) -> u64 {
         GROUP_ROWS * self.row_bytes as u64
     }
 
-    /// Has products know that the weights of `tensor`, of this type and shape, are in this order.
+    /// Marks `tensor`, of this type and shape, as repacked, for products.
     pub(super) fn mark(&self, tensor: &mut ggml_tensor) {
         tensor.buffer = self.buffer.raw();
         tensor.extra = self.extra;
@@ -122,12 +123,12 @@ impl Rearrange for Interleaving {
         let n_rows = (rows.len() / self.row_bytes) as i64;
         let mut tensor = tensor_at(self.type_, [self.ne0, n_rows, 1, 1], out.as_mut_ptr(), self.buffer.raw(), None);
         tensor.extra = self.extra;
-        // SAFETY: the tensor has as many bytes as both slices, and lies where nobody else writes.
+        // SAFETY: the tensor has as many bytes as both slices; `out` is borrowed exclusively.
         unsafe { llama::ggml_backend_tensor_set(&raw mut tensor, rows.as_ptr().cast(), 0, rows.len()) };
     }
 }
 
-/// What llama.cpp tries for weights on the CPU before ordinary memory, in its order.
+/// Buffer types that llama.cpp tries for weights on the CPU before ordinary memory, in its order.
 fn extra_buffer_types() -> Vec<llama::ggml_backend_buffer_type_t> {
     let mut found = Vec::new();
     // SAFETY: each result is checked before it is used. ggml fixes the type of the procedure that has this name
@@ -157,7 +158,7 @@ mod tests {
     fn rows_are_rearranged_and_nothing_is_lost() {
         for (name, ne0) in [("q4_0", 64), ("iq4_nl", 64), ("mxfp4", 64), ("q4_K", 256)] {
             let dtype = GgmlType::from_name(name).unwrap();
-            // Which types these are, ggml decides by the CPU.
+            // ggml chooses these types by the CPU.
             let Some(interleaving) = Interleaving::of(dtype, ne0, 48) else { continue };
             assert!(Arc::ptr_eq(&interleaving, &Interleaving::of(dtype, ne0, 48).unwrap()));
             let rows: Vec<u8> = (0..48 * interleaving.row_bytes).map(|at| (at % 251) as u8).collect();

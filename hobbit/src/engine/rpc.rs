@@ -1,4 +1,4 @@
-//! This machine's devices for other processes, over ggml's RPC protocol.
+//! Serves this machine's devices to other processes, over ggml's RPC protocol.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::io;
@@ -14,50 +14,50 @@ use super::backends;
 use super::devices::{self, DeviceInfo};
 use super::ggml;
 
-/// Why devices cannot be served.
+/// Errors of serving devices.
 #[derive(Debug, thiserror::Error)]
 pub enum RpcError {
-    /// No device has the name that was asked for.
+    /// No device has the requested name.
     #[error("no device is named '{name}'; there are {known}")]
     UnknownDevice {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// The available devices.
         known: String,
     },
-    /// ggml found nothing that computes.
+    /// ggml has no device that computes.
     #[error("no device found, not even a CPU: put ggml's backend libraries (libggml-*.so) beside the program")]
     NoDevice,
-    /// A directory name that C cannot hold.
+    /// A directory name that contains a NUL.
     #[error("{}: the name of this directory contains a NUL", .0.display())]
     Path(PathBuf),
-    /// The system refuses to listen, or to go on listening.
+    /// The system refuses to listen, or to continue listening.
     #[error("{action}: {source}")]
     Listen {
-        /// What was tried, with the address.
+        /// The failed operation, with the address.
         action: String,
-        /// Why it failed.
+        /// The cause.
         source: io::Error,
     },
-    /// A device does not start, or ggml gave up.
+    /// A device does not start, or ggml stopped.
     #[error("cannot serve: {0}")]
     Failed(String),
 }
 
-/// What happens while serving.
+/// Events while serving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RpcEvent {
     /// Clients may connect.
     Listening,
-    /// A client has connected. Others wait until it has gone.
+    /// A client has connected. Others wait until it disconnects.
     Connected,
-    /// The client has gone; its buffers are freed.
+    /// The client has disconnected; its buffers are freed.
     Disconnected,
 }
 
-/// Devices of this machine, chosen to be served.
+/// The devices of this machine that are served.
 pub struct RpcServer {
-    /// Live as long as the process.
+    /// They live as long as the process.
     devices: Vec<ggml_backend_dev_t>,
 }
 
@@ -88,8 +88,8 @@ impl RpcServer {
         self.devices.iter().copied().map(devices::info).collect()
     }
 
-    /// Serves one client after the other; returns only when that fails. The CPU computes on `n_threads` threads. Tensors
-    /// that clients send are kept in the directory `cache`, which must exist, and not sent again.
+    /// Serves one client after the other; returns only on failure. The CPU uses `n_threads` threads. Tensors that
+    /// clients send are kept in the directory `cache`, which must exist, and not sent again.
     pub fn serve(
         mut self,
         address: SocketAddrV4,
@@ -105,7 +105,7 @@ impl RpcServer {
         };
         let mut on_event: Box<dyn FnMut(RpcEvent)> = Box::new(on_event);
         let mut message = [0; 512];
-        // SAFETY: all that is passed lives until the call returns, and the callback gets what it expects. A failed
+        // SAFETY: all arguments live until the call returns, and the callback gets the context it expects. A failed
         // assertion ends the process instead of dumping core.
         let code = unsafe {
             shim::hobbit_guard_aborts();

@@ -1,5 +1,5 @@
-//! The choice of the next token: llama.cpp's sampler chain, grammar and reasoning budget, assembled by the rules of
-//! `common_sampler_init` and used by those of `common_sampler_sample` and `_accept` (`common/sampling.cpp`).
+//! Sampling the next token: llama.cpp's sampler chain, grammar and reasoning budget, combined as in
+//! `common_sampler_init`, `common_sampler_sample` and `_accept` (`common/sampling.cpp`).
 
 mod budget;
 mod chain;
@@ -27,17 +27,17 @@ use raw::Raw;
 
 /// Chooses tokens from logits. Keeps its model alive.
 pub struct Sampler {
-    // These refer to the model's vocabulary and are dropped before the model.
+    // These refer to the model's vocabulary, so they are dropped before the model.
     grammar: Option<Grammar>,
     budget: Option<Budget>,
     chain: Raw,
     /// One entry per token of the vocabulary, reused.
     candidates: Vec<llama_token_data>,
-    /// How many of them the chain has left.
+    /// Number of candidates left by the chain.
     n_kept: usize,
-    /// Those of the last choice, if they are kept.
+    /// Logits of the last choice, if they are kept.
     logits: Option<Vec<f32>>,
-    /// Chosen last.
+    /// The last choice.
     chosen: Option<Token>,
     /// Control tokens whose text belongs to the answer.
     preserved: Vec<Token>,
@@ -48,7 +48,7 @@ impl Sampler {
     /// Builds the chain: logit bias, then the samplers in their order (or Mirostat), then the draw.
     ///
     /// # Errors
-    /// [`Error::Sampling`] for settings that cannot work, [`Error::Grammar`] for a grammar llama.cpp refuses,
+    /// [`Error::Sampling`] for invalid settings, [`Error::Grammar`] for a grammar llama.cpp refuses,
     /// [`Error::Tokenize`] for tags and triggers that the vocabulary cannot encode.
     pub fn new(model: &Model, options: &SamplingOptions) -> Result<Sampler, Error> {
         validate::validate(options)?;
@@ -72,7 +72,7 @@ impl Sampler {
     /// # Errors
     /// [`Error::Grammar`] for a schema that is not JSON or that llama.cpp cannot express.
     pub fn json_schema_to_grammar(schema: &str) -> Result<String, Error> {
-        // Parsed here too: serde_json says where the error is, and bounds the depth.
+        // Parsed here too: serde_json reports the position of an error, and bounds the depth.
         let value: serde_json::Value =
             serde_json::from_str(schema).map_err(|error| Error::Grammar(format!("the schema is not JSON: {error}")))?;
         let stack_bytes =
@@ -80,7 +80,7 @@ impl Sampler {
         let schema = CString::new(schema).map_err(|_| Error::Grammar("the schema contains a NUL byte".into()))?;
         let make = || {
             let mut made: *mut c_char = ptr::null_mut();
-            // SAFETY: the schema is NUL-terminated, `made` receives a string of ours to free; the wrapper does not throw.
+            // SAFETY: the schema is NUL-terminated; `made` receives a string that we free; the wrapper does not throw.
             let status = unsafe { llama::llama_rs_json_schema_to_grammar(schema.as_ptr(), true, &raw mut made) };
             if status != llama::LLAMA_RS_STATUS_OK || made.is_null() {
                 return Err(Error::Grammar(
@@ -101,12 +101,12 @@ impl Sampler {
 
     /// Chooses a token from the logits at `index` of the last batch (-1: the last) and remembers it as generated.
     ///
-    /// As llama.cpp does, the grammar looks at the chosen token alone and, where it objects, masks all candidates for
-    /// a second choice.
+    /// As in llama.cpp, the grammar checks only the chosen token and, if it rejects that, masks all candidates for a
+    /// second choice.
     ///
     /// # Errors
-    /// [`Error::Decode`] where `index` has no logits, [`Error::NotFinite`] where they are no numbers,
-    /// [`Error::Sampling`] where no candidate is left, [`Error::Grammar`] where no token continues the grammar.
+    /// [`Error::Decode`] if `index` has no logits, [`Error::NotFinite`] if they are not finite, [`Error::Sampling`] if
+    /// no candidate is left, [`Error::Grammar`] if no token continues the grammar.
     pub(super) fn sample(&mut self, context: &RawContext, index: i32) -> Result<Token, Error> {
         self.chosen = None;
         let mut token = self.choose(context, index, false)?;
@@ -121,23 +121,23 @@ impl Sampler {
         Ok(token)
     }
 
-    /// Remembers a token of the prompt: penalties see it, the grammar and the reasoning budget do not.
+    /// Records a token of the prompt: penalties see it, the grammar and the reasoning budget do not.
     pub fn accept(&mut self, token: Token) {
         let accepted = self.chain.accept(token);
         debug_assert!(accepted, "the samplers of a chain accept any token");
     }
 
-    /// Remembers a token as generated that was not chosen here. [`crate::Session::generate`] and `Session::sample` do so with
+    /// Records a generated token that was not chosen here. [`crate::Session::generate`] and `Session::sample` record
     /// those that they choose.
     ///
     /// # Errors
-    /// [`Error::Grammar`] where it is none that the grammar allows.
+    /// [`Error::Grammar`] if the grammar does not allow it.
     pub fn accept_generated(&mut self, token: Token) -> Result<(), Error> {
         let is_grammars = self.grammar_applies();
         let mut replayed = Vec::new();
         if let Some(budget) = &mut self.budget {
             budget.accept(token);
-            // The end of a thought may be what wakes the grammar that slept through it.
+            // The end of a thought may trigger the grammar that slept through it.
             if !is_grammars {
                 replayed = budget.end_match();
             }
@@ -151,27 +151,27 @@ impl Sampler {
         Ok(())
     }
 
-    /// Ends the thought that the model is in, as if its budget were spent. False where it is in none, or where thoughts are not
-    /// watched ([`hobbit_core::options::ReasoningBudget::control`]).
+    /// Ends the model's current thought, as if its budget were spent. False if it is in none, or if thoughts are not
+    /// tracked ([`hobbit_core::options::ReasoningBudget::control`]).
     pub fn end_thought(&mut self) -> bool {
         self.budget.as_mut().is_some_and(Budget::end_thought)
     }
 
-    /// Whether the model is within a thought, as far as thoughts are watched.
+    /// Whether the model is within a thought, if thoughts are tracked.
     pub fn is_thinking(&self) -> bool {
         self.budget.as_ref().is_some_and(Budget::is_thinking)
     }
 
-    /// Control tokens whose text belongs to the answer ([`SamplingOptions::preserved_tokens`]): to be asked of [`Model::piece`]
-    /// with `special`.
+    /// Control tokens whose text belongs to the answer ([`SamplingOptions::preserved_tokens`]): get it from
+    /// [`Model::piece`] with `special`.
     pub fn preserved_tokens(&self) -> &[Token] {
         &self.preserved
     }
 
-    /// The probabilities of the last choice: of the chosen token, and the `n` largest. `post_sampling`: as the chain has left
-    /// them; otherwise as the model gave them, which needs [`SamplingOptions::keep_logits`].
+    /// The probabilities of the last choice: of the chosen token, and the `n` largest. With `post_sampling` they are
+    /// those after the chain; otherwise the model's, which needs [`SamplingOptions::keep_logits`].
     ///
-    /// `None` where nothing was chosen yet, or the logits were not kept.
+    /// `None` before the first choice, or if the logits were not kept.
     pub fn probabilities(&self, n: usize, post_sampling: bool) -> Option<Probabilities> {
         let chosen = self.chosen?;
         if post_sampling {
@@ -180,7 +180,7 @@ impl Sampler {
         self.logits.as_deref().map(|logits| probabilities::of_logits(logits, chosen, n))
     }
 
-    /// Forgets all tokens and starts the grammar, the reasoning budget and the random choice anew.
+    /// Forgets all tokens and restarts the grammar, the reasoning budget and the random choice.
     pub fn reset(&mut self) {
         self.chain.reset();
         self.chosen = None;
@@ -199,7 +199,7 @@ impl Sampler {
         unsafe { llama::llama_sampler_get_seed(self.chain.as_ptr()) }
     }
 
-    /// The chain as llama.cpp prints it: `logits -> top-k -> dist`. A question mark stands before what has no effect.
+    /// The chain as llama.cpp prints it: `logits -> top-k -> dist`. A question mark marks a sampler without effect.
     pub fn describe(&self) -> String {
         // SAFETY: the chain is live; its links have indices below `n` and names that are NUL-terminated and static.
         let names = unsafe {
@@ -211,14 +211,14 @@ impl Sampler {
         names.fold("logits".to_owned(), |text, name| text + " -> " + &name)
     }
 
-    /// Time spent in the chain in ms, and tokens it has seen, those of the prompt included.
+    /// Time spent in the chain in ms, and the number of tokens it processed, prompts included.
     pub fn perf(&self) -> (f64, u64) {
         // SAFETY: the chain is live and a chain.
         let data = unsafe { llama::llama_perf_sampler(self.chain.as_ptr()) };
         (data.t_sample_ms, u64::try_from(data.n_sample).unwrap_or(0))
     }
 
-    /// Runs the budget and the chain over fresh logits, masked by the grammar between them if `masked`.
+    /// Runs the budget and the chain over fresh logits; the grammar masks them in between if `masked`.
     fn choose(&mut self, context: &RawContext, index: i32, masked: bool) -> Result<Token, Error> {
         self.load_logits(context, index)?;
         let mut array = llama_token_data_array {
@@ -235,7 +235,7 @@ impl Sampler {
             grammar.mask(&self.model, unsafe { slice::from_raw_parts_mut(array.data, array.size) })?;
         }
         self.chain.apply(&mut array)?;
-        // Samplers shorten and reorder the array but leave it where it is.
+        // Samplers shorten and reorder the array but leave it in place.
         self.n_kept = array.size.min(self.candidates.len());
         let selected = usize::try_from(array.selected).ok().and_then(|selected| self.kept().get(selected));
         match selected {
@@ -251,7 +251,7 @@ impl Sampler {
         }
     }
 
-    /// The candidates that the chain has left.
+    /// The candidates left by the chain.
     fn kept(&self) -> &[llama_token_data] {
         &self.candidates[..self.n_kept]
     }
@@ -265,7 +265,7 @@ impl Sampler {
             }
             llama::llama_synchronize(context.as_ptr());
         }
-        // Nobody attaches samplers to our contexts, so logits are all there is to read.
+        // Our contexts have no samplers attached, so only logits can be read.
         let logits = context.logits(index, self.model.n_vocab());
         let logits = logits.ok_or_else(|| Error::Decode(format!("the last batch has no logits at index {index}")))?;
         // Checked here because llama.cpp's samplers sort: with NaN there is no order.
@@ -281,12 +281,12 @@ impl Sampler {
         Ok(())
     }
 
-    /// Whether the grammar, if there is one, has a say now: a lazy one sleeps while the model thinks.
+    /// Whether the grammar, if any, applies now: a lazy one sleeps while the model thinks.
     fn grammar_applies(&self) -> bool {
         self.grammar.as_ref().is_some_and(|grammar| !(grammar.is_lazy && self.is_thinking()))
     }
 
-    /// Whether the grammar, if it has a say, can go on with `token`. Does not advance it.
+    /// Whether the grammar, if it applies, allows `token`. Does not advance it.
     fn grammar_allows(&mut self, token: Token) -> Result<bool, Error> {
         let applies = self.grammar_applies();
         match &mut self.grammar {
@@ -296,13 +296,12 @@ impl Sampler {
     }
 }
 
-/// Whether tokens can be chosen by these logits. Minus infinity excludes one; NaN and infinity are a failed
-/// computation.
+/// Whether these logits permit a choice. Minus infinity excludes a token; NaN and infinity mean a failed computation.
 pub(super) fn are_finite(logits: &[f32]) -> bool {
     !logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY)
 }
 
-/// The texts of `preserved_tokens` that are one token, as those.
+/// The tokens of those `preserved_tokens` that are a single token.
 fn preserved_tokens(model: &Model, options: &SamplingOptions) -> Result<Vec<Token>, Error> {
     let mut preserved = Vec::new();
     for text in &options.preserved_tokens {

@@ -1,36 +1,37 @@
-//! JSON schemas, looked at before llama.cpp makes a grammar of them (`common/json-schema.cpp`, `json-schema-to-grammar.cpp`).
+//! Checks JSON schemas before llama.cpp converts them to a grammar (`common/json-schema.cpp`,
+//! `json-schema-to-grammar.cpp`).
 //!
-//! It follows references by calling itself, without end where they lead back to themselves, goes through names character by
-//! character in the same way, and takes the cube of an object's optional properties in time.
+//! llama.cpp follows references by recursion, endlessly if they form a cycle, processes names by recursion per
+//! character, and takes cubic time in an object's optional properties.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// Names, references: bytes.
+/// Longest name or reference, in bytes.
 pub(super) const NAME_MAX: usize = 512;
-/// Patterns: bytes, and parentheses within each other.
+/// Longest pattern in bytes; the next constant limits its nested parentheses.
 const PATTERN_MAX: usize = 4 << 10;
 const PATTERN_NESTING_MAX: usize = 64;
-/// Patterns: llama.cpp copies all rules that it has for each.
+/// Maximum number of patterns: llama.cpp copies all rules it has for each.
 const PATTERNS_MAX: usize = 512;
-/// Names of the properties that each part of a schema is within: llama.cpp calls its rules by them. Bytes of all together.
+/// Total bytes of the property names on the paths to all parts of a schema: llama.cpp names its rules by these paths.
 const PATHS_MAX: usize = 8 << 20;
-/// Properties of one object.
+/// Maximum properties of one object.
 const PROPERTIES_MAX: usize = 256;
-/// Properties that `allOf` may put together.
+/// Maximum properties that `allOf` may combine.
 const COMBINED_MAX: usize = 512;
-/// References one after another that lead to nothing but the next.
+/// Maximum chain of references that lead only to another reference.
 const HOPS_MAX: usize = 64;
-/// Levels of all that is referred to together.
+/// Maximum levels of all referenced parts together.
 const LEVELS_MAX: usize = 32 << 10;
-/// Stack for each of them, in bytes.
+/// Bytes of stack per level.
 const LEVEL_BYTES: usize = 8 << 10;
 
-/// How much stack llama.cpp takes for a schema, in bytes.
+/// Bytes of stack that llama.cpp needs for a schema.
 ///
 /// # Errors
-/// Why it would not get through it.
+/// The reason why llama.cpp could not process it.
 pub(super) fn stack_bytes(schema: &Value) -> Result<usize, String> {
     let mut found = Found::default();
     found.look(schema, 1, 0)?;
@@ -58,17 +59,17 @@ pub(super) fn stack_bytes(schema: &Value) -> Result<usize, String> {
 struct Found<'a> {
     references: BTreeSet<&'a str>,
     depth: usize,
-    /// Properties of an object, at most.
+    /// Maximum properties of an object.
     widest: usize,
-    /// Schemas that an `allOf` has, and an `anyOf` in it, at most.
+    /// Maximum schemas in an `allOf`, those of an `anyOf` within it included.
     combined: usize,
     n_patterns: usize,
-    /// Bytes.
+    /// Bytes of property names on all paths.
     paths: usize,
 }
 
 impl<'a> Found<'a> {
-    /// Recurses with the depth of the JSON, which its reader has bounded.
+    /// Recurses with the depth of the JSON, which its parser has bounded.
     fn look(&mut self, value: &'a Value, depth: usize, path: usize) -> Result<(), String> {
         self.depth = self.depth.max(depth);
         self.paths += path;
@@ -137,7 +138,7 @@ fn nesting(pattern: &str) -> usize {
     most
 }
 
-/// That a reference does not lead to itself alone. One that leads nowhere llama.cpp refuses.
+/// Checks that a reference is no cycle of references. llama.cpp refuses dangling ones itself.
 fn leads_somewhere(root: &Value, reference: &str) -> Result<(), String> {
     let mut at = reference;
     for _ in 0..HOPS_MAX {
@@ -149,7 +150,7 @@ fn leads_somewhere(root: &Value, reference: &str) -> Result<(), String> {
     Err(format!("$ref {reference} leads to itself, or over more than {HOPS_MAX} others"))
 }
 
-/// As llama.cpp does it: names as they stand, nothing unescaped.
+/// As llama.cpp does: names are compared literally, without unescaping.
 fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     let path = reference.strip_prefix("#/")?;
     path.split('/').try_fold(root, |at, name| match at {

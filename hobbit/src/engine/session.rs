@@ -1,4 +1,4 @@
-//! A session: one llama.cpp context, its experts' residency, and what was measured.
+//! A session: one llama.cpp context, the residency of its experts, and its measurements.
 
 mod decode;
 mod feed;
@@ -53,23 +53,23 @@ pub enum StopReason {
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// The running evaluation, and every later one, ends with [`Error::Interrupted`].
+    /// Makes the running evaluation, and every later one, end with [`Error::Interrupted`].
     pub fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Evaluation may go on.
+    /// Allows evaluation again.
     pub fn clear(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
 
-    /// Whether [`Interrupt::set`] was called last.
+    /// Whether the last call was [`Interrupt::set`].
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// One context: a sequence of tokens, or several, and what was measured while they were evaluated.
+/// One context: one or several sequences of tokens, and measurements of their evaluation.
 pub struct Session {
     // Dropped before the hook, which it calls, and the model, which it reads.
     context: RawContext,
@@ -78,19 +78,19 @@ pub struct Session {
     options: SessionOptions,
     description: Description,
     interrupt: Interrupt,
-    /// A backend of ours is told before each graph.
+    /// Whether a backend of ours is notified before each graph.
     tells: bool,
     purpose: Purpose,
-    /// The most that a batch is evaluated on.
+    /// Largest number of threads for a batch.
     n_threads: i32,
     n_past: usize,
     n_prompt: usize,
     /// Sampled and yielded, but not evaluated yet.
     pending: Option<Token>,
-    /// The last logits are those after the last token of the context.
+    /// Whether the last logits follow the last token of the context.
     is_current: bool,
     stats: Stats,
-    /// What devices had done for earlier sessions.
+    /// Counters of the devices at the session's start.
     devices_before: Vec<DeviceCounters>,
     sample_ms: f64,
     sample_count: u64,
@@ -101,13 +101,13 @@ impl Model {
     /// Plans memory and prepares to evaluate tokens.
     ///
     /// # Errors
-    /// A budget that is too small ([`Error::Plan`]), memory that is refused, settings llama.cpp rejects.
+    /// A budget that is too small ([`Error::Plan`]), refused memory, or settings that llama.cpp rejects.
     pub fn session(&self, options: &SessionOptions) -> Result<Session, Error> {
         Session::new(self, options, None)
     }
 
-    /// As [`Model::session`]; `observer` is shown every router's choice. Evaluation gets a little slower, results
-    /// stay the same.
+    /// As [`Model::session`]; `observer` receives every router's choice. Evaluation gets slightly slower, results stay
+    /// the same.
     ///
     /// # Errors
     /// As [`Model::session`].
@@ -138,7 +138,7 @@ impl Session {
             // SAFETY: the model is live; params point at the interrupt flag and the hook, which the session keeps.
             let init = || purpose.during(|| unsafe { RawContext::new(&model.shared.raw, params) });
             let mut context = init();
-            // An earlier session's experts may have taken what this one needs.
+            // An earlier session's experts may hold the memory that this one needs.
             while context.is_err() && model.make_room_on_devices() {
                 log::clear_errors();
                 context = init();
@@ -154,7 +154,7 @@ impl Session {
         let n_ctx = if options.n_ctx == 0 { model.shared.n_ctx } else { options.n_ctx };
         let is_fitted = options.n_ctx == 0 && n_ctx_of(n_ctx) > CONTEXT_TOKENS_MIN;
         let (options, context, description) = match prepare(n_ctx) {
-            // A context that was not asked for is no reason to refuse a budget.
+            // A default context length must not make a budget fail: use the smallest.
             Err(Error::Plan(PlanError::TooSmall { .. })) if is_fitted => prepare(CONTEXT_TOKENS_MIN)?,
             prepared => prepared?,
         };
@@ -189,27 +189,28 @@ impl Session {
         &self.description.plan
     }
 
-    /// Which I/O engine reads the experts, and why.
+    /// The I/O engine that reads the experts, and the reason.
     pub fn io_choice(&self) -> &str {
         &self.description.io_choice
     }
 
-    /// Who evicts, by which profile, and how slots are divided among layers.
+    /// The eviction policy, its profile, and the division of slots among layers.
     pub fn caching(&self) -> &CachingReport {
         &self.description.caching
     }
 
-    /// In which precision experts are used, and from which files.
+    /// The precision of experts, and the files they come from.
     pub fn precision(&self) -> &PrecisionReport {
         &self.description.precision
     }
 
-    /// The devices that hold layers, in their order; empty where everything is on the CPU.
+    /// The devices that hold layers, in their order; empty if everything is on the CPU.
     pub fn devices(&self) -> &[DeviceReport] {
         &self.description.devices
     }
 
-    /// What the first session of the model found of an earlier run; `None` if there was nothing, or nothing was asked for.
+    /// State that the model's first session loaded from an earlier run; `None` if there was none, or none was
+    /// requested.
     pub fn warm_start(&self) -> Option<WarmStart> {
         self.description.warm_start
     }
@@ -225,7 +226,7 @@ impl Session {
         unsafe { llama::llama_n_ctx(self.context.as_ptr()) }
     }
 
-    /// Tokens in the context, a sampled token that waits for its evaluation included.
+    /// Tokens in the context, including a pending sampled token.
     pub fn n_past(&self) -> usize {
         self.n_past + usize::from(self.pending.is_some())
     }
@@ -235,7 +236,7 @@ impl Session {
         self.interrupt.clone()
     }
 
-    /// Nothing will be evaluated for a while, because somebody types, say: free slots are filled meanwhile
+    /// Announces a pause, such as user input: free slots are filled meanwhile
     /// ([`CachingOptions::fill`](crate::CachingOptions::fill)). Returns at once.
     pub fn idle(&self) {
         if let Some(memories) = self.model.shared.experts.memories().as_mut() {
@@ -243,7 +244,7 @@ impl Session {
         }
     }
 
-    /// Forgets the context: the next token is the first of a new sequence.
+    /// Clears the context: the next token is the first of a new sequence.
     pub fn reset(&mut self) {
         self.context.clear();
         self.n_past = 0;
@@ -255,15 +256,15 @@ impl Session {
         }
     }
 
-    /// Generates after what is in the context, at most `n_predict` tokens (`None`: until the model ends).
+    /// Generates after the context's content, at most `n_predict` tokens (`None`: until the model ends).
     /// [`Session::feed`] must have evaluated at least one token since the session was opened, reset or truncated:
     /// otherwise the first token is [`Error::NothingEvaluated`].
     pub fn generate<'a>(&'a mut self, sampler: &'a mut Sampler, n_predict: Option<usize>) -> Generation<'a> {
         Generation { session: self, sampler, left: n_predict, stop: None, failed: false }
     }
 
-    /// Uses so much of each LoRA adapter ([`Model::adapters`]) from the next evaluation on; of those without a scale nothing. What is in
-    /// the context stays as it was computed.
+    /// Sets the scale of each LoRA adapter ([`Model::adapters`]) from the next evaluation on; adapters without a scale
+    /// get 0. Tokens in the context are not evaluated again.
     pub fn set_adapters(&mut self, scales: &[f32]) {
         self.model.shared.adapters.apply(&self.context, scales);
     }
@@ -279,7 +280,7 @@ impl Session {
         self.model.shared.experts.memories().as_ref().map_or_else(Vec::new, |memories| memories.unseen_tensors())
     }
 
-    /// What was counted so far.
+    /// Counters so far.
     pub fn stats(&self) -> Stats {
         let memories = self.model.shared.experts.memories();
         let layers = memories.as_ref().map_or_else(Vec::new, |own| own.host.layer_stats());
@@ -326,14 +327,14 @@ impl Session {
         unsafe { llama::llama_n_ctx_seq(self.context.as_ptr()) }
     }
 
-    /// Tokens that may be evaluated in one call ([`Session::evaluate`]).
+    /// Maximum tokens per call of [`Session::evaluate`].
     #[doc(hidden)]
     pub fn n_batch(&self) -> usize {
         // SAFETY: the context is live.
         unsafe { llama::llama_n_batch(self.context.as_ptr()) as usize }
     }
 
-    /// Tokens of a prompt that are computed at once.
+    /// Tokens of a prompt that are computed at once (the ubatch size).
     #[doc(hidden)]
     pub fn n_ubatch(&self) -> usize {
         // SAFETY: the context is live.

@@ -1,4 +1,4 @@
-//! What a model is made of on disk: the file llama.cpp is shown, and where every version of every expert lies.
+//! A model's files on disk: the file shown to llama.cpp, and the location of every version of every expert.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -20,30 +20,31 @@ use hobbit_core::store::Original;
 
 /// A model's files, opened and checked.
 pub(super) struct ModelSource {
-    /// The plain model: of a pack, the one it stands for.
+    /// The plain model; for a pack, the model it was made from.
     pub(super) gguf: Gguf,
-    /// llama.cpp itself cannot read the file.
+    /// Whether the file is a pack, which llama.cpp cannot read.
     pub(super) is_pack: bool,
     /// The plain model's expert tensors.
     pub(super) map: ExpertMap,
-    /// Every version; low ones only if they are to be used.
+    /// Every version; low ones only if they are used.
     pub(super) catalog: Catalog,
-    /// Files that extents count, as they were when their headers were read: the model's, then those of the low versions.
+    /// The files that extents refer to, with their state when the headers were read: the model's, then those of the low
+    /// versions.
     pub(super) originals: Vec<Original>,
-    /// Where low versions come from, for people.
+    /// Source of the low versions, for messages.
     pub(super) low_name: Option<String>,
     pub(super) precisions: Precisions,
-    /// Which experts follow which, and the file that says so; only if it is to be used.
+    /// The path table and its file; only if the predictor uses it.
     pub(super) path_table: Option<(PathBuf, PathTable)>,
-    /// The profile that was given, or the pack's.
+    /// The given profile, or else the pack's.
     pub(super) tuned: Option<Tuned>,
-    /// ‖W‖ of every expert, if the pack says.
+    /// ‖W‖ of every expert, if the pack has it.
     pub(super) norms: Vec<LayerNorms>,
 }
 
 impl ModelSource {
     /// Opens the model at `path` and the low versions that `options` name. `progress` is called with 0..=1 while low
-    /// versions are made, and stops that by answering false.
+    /// versions are made, and stops that by returning false.
     pub(super) fn open(
         path: &Path,
         options: &ModelOptions,
@@ -100,7 +101,7 @@ impl ModelSource {
         if !map.is_empty() {
             check_penalties(options.caching.slots, tuned.as_ref())?;
         }
-        // A pack's own thresholds may come from elsewhere than its policy; a profile that is given wins over both.
+        // A pack's thresholds may come from another source than its policy; a given profile overrides both.
         let given = tuned.as_ref().filter(|tuned| !tuned.is_packed).and_then(|tuned| tuned.policy.thresholds());
         let carried = || info.as_ref().and_then(|info| info.t1.zip(info.t2));
         let (t1, t2) = options.precision.thresholds(given.or_else(carried));
@@ -137,10 +138,10 @@ fn add_low(
     Ok(())
 }
 
-/// Checks that the low pack was made from `model`, whose digest is `sha256` where it is known without reading it (a full pack
-/// says what it was made from). Headers are compared, then [`pack::fingerprint()`]s: milliseconds. A pack that has none, from an
-/// earlier hobbit, is compared by the model's whole content, once: the fingerprint is then kept beside the pack. `progress` is
-/// told 0..=1 meanwhile, and stops that by answering false.
+/// Checks that the low pack was made from `model`, whose digest is `sha256` if known without reading it (a full pack
+/// records its source). Compares headers, then [`pack::fingerprint()`]s, which takes milliseconds. A pack without a
+/// fingerprint, from an earlier hobbit, is compared once by the model's whole content; the fingerprint is then kept
+/// beside the pack. `progress` is called with 0..=1 meanwhile, and stops that by returning false.
 ///
 /// # Errors
 /// [`Error::LowOfAnother`]; a model that cannot be read; [`Error::Cancelled`].
@@ -188,14 +189,14 @@ fn check_made_from(
     Ok(())
 }
 
-/// What a callback's answer means for work that can be stopped.
+/// Converts a callback's answer to control flow.
 fn go_on(answer: bool) -> ControlFlow<()> {
     if answer { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
 }
 
-/// Makes the low-precision versions of a model's experts, once: the file is kept beside the model (or in `directory`)
-/// and used again until the model changes. `types` as in `gguf-tools pack --low`. `progress` is called with 0..=1 if
-/// there is something to do, and stops it by answering false; the next call then starts over.
+/// Makes the low-precision versions of a model's experts once: the file is kept beside the model (or in `directory`)
+/// and reused until the model changes. `types` as in `gguf-tools pack --low`. `progress` is called with 0..=1 if there
+/// is work, and stops it by returning false; the next call then starts over.
 ///
 /// # Errors
 /// A model that cannot be read or is a pack, types that cannot be made of it, a directory that cannot be written, a
@@ -216,7 +217,7 @@ pub fn quantise_low(
         return Ok(path);
     }
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    // Ours by its name: of a model that was replaced, or of another version of hobbit.
+    // The name marks the file as ours; it belongs to a replaced model or to another version of hobbit.
     let spec = PackSpec { low: Some(low), threads, force: true, ..PackSpec::new(PackKind::Low) };
     let written = pack::write(&source, &path, &spec, &Ggml, &mut |now| {
         go_on(progress(now.done as f32 / now.total.max(1) as f32))
@@ -228,8 +229,8 @@ pub fn quantise_low(
     }
 }
 
-/// Whether the file holds low versions of this very model. A model file newer than it has been replaced. A pack that cannot
-/// be told quickly, from an earlier hobbit, is made again.
+/// Whether the file holds low versions of this model. A model file newer than the pack counts as replaced. A pack
+/// without a fingerprint, from an earlier hobbit, is made again.
 fn is_current(path: &Path, model: &Gguf) -> bool {
     let age = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
     let made: Option<SystemTime> = age(path);

@@ -1,12 +1,12 @@
-//! Stack for those of llama.cpp's functions that call themselves as deep as what they are given is.
+//! Stack space for llama.cpp functions whose recursion depth depends on their input.
 
-/// What a thread may be expected to have left, in bytes.
+/// Bytes of stack that any thread is expected to have left.
 pub(super) const ANY_THREAD: usize = 512 << 10;
 
-/// Runs `work` with so many bytes of stack: on a thread of its own, if they are many.
+/// Runs `work` with `bytes` of stack, on a thread of its own if that is more than [`ANY_THREAD`].
 ///
 /// # Errors
-/// No memory for it.
+/// The system refuses the memory or the thread.
 pub(super) fn with_bytes<T: Send>(bytes: usize, work: impl FnOnce() -> T + Send) -> Result<T, String> {
     if bytes <= ANY_THREAD {
         return Ok(work());

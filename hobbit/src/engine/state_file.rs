@@ -8,24 +8,25 @@ use super::log;
 use hobbit_core::cache::{CacheState, ModelMark, StateError};
 use hobbit_core::files;
 
-/// Whatever is wrong with it is told, and the run goes on without.
+/// The file and its expected content. A problem with it only causes a notice.
 pub(super) struct StateFile {
     path: PathBuf,
     model: ModelMark,
     policy: String,
-    /// What is there may be replaced.
+    /// Whether existing content may be replaced.
     may_replace: bool,
 }
 
 impl StateFile {
-    /// Of a model under a policy. Nothing is read yet.
+    /// For a model under a policy. Reads nothing yet.
     pub(super) fn new(path: &Path, model: ModelMark, policy: String) -> Self {
-        // A link stays one.
+        // A symlink stays a symlink.
         let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         Self { path, model, policy, may_replace: true }
     }
 
-    /// What an earlier run of this model left, statistics of another policy taken out; `None` if there is none.
+    /// The state left by an earlier run of this model, without the statistics of another policy; `None` if there is
+    /// none.
     pub(super) fn read(&mut self) -> Option<CacheState> {
         let bytes = match read(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -53,7 +54,7 @@ impl StateFile {
         Some(state)
     }
 
-    /// Replaces the file: readers see the old one or the new one.
+    /// Replaces the file atomically: readers see the old one or the new one.
     pub(super) fn write(&self, mut state: CacheState) {
         if !self.may_replace {
             return;
@@ -77,7 +78,7 @@ impl StateFile {
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
-    // Opening a pipe would wait for its other end.
+    // Opening a FIFO would block until its other end opens.
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }

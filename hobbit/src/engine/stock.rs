@@ -1,4 +1,4 @@
-//! Plain llama.cpp, to compare with: its own loader, its own scheduler, none of ours.
+//! Plain llama.cpp for comparison: its own loader and scheduler, without hobbit's.
 
 mod followed;
 
@@ -26,7 +26,7 @@ const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
 /// How llama.cpp loads a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StockOptions {
-    /// As in [`ModelOptions`](crate::ModelOptions); what says where experts are cached has no meaning here.
+    /// As in [`ModelOptions`](crate::ModelOptions); settings for the expert cache have no effect here.
     pub device: DeviceOptions,
     /// Layers on devices; -1 lets llama.cpp choose.
     pub n_gpu_layers: i32,
@@ -34,14 +34,14 @@ pub struct StockOptions {
     pub load_mode: Option<String>,
     /// Repack weights for the CPU (`use_extra_bufts`).
     pub repack: bool,
-    /// Routes that tokens are sent along, in place of what routers choose.
+    /// Routes that tokens follow instead of the routers' choices.
     pub routes: Option<RouteOptions>,
     /// LoRA adapters and control vectors.
     pub adapters: AdapterOptions,
 }
 
-/// A model and a context of plain llama.cpp. In a process where a [`Model`](crate::Model) was opened ggml knows hobbit's
-/// device as well: to be compared, each is given a process of its own.
+/// A model and a context of plain llama.cpp. After a [`Model`](crate::Model) was opened in the process, ggml knows
+/// hobbit's device as well, so a comparison runs each in its own process.
 pub struct Stock {
     // Dropped before the model, which it reads, and the callback.
     context: RawContext,
@@ -54,7 +54,7 @@ impl Stock {
     /// Loads a model and makes a context.
     ///
     /// # Errors
-    /// What llama.cpp says; devices and buffer types that there are not.
+    /// An error from llama.cpp; unknown devices and buffer types.
     pub fn open(path: &Path, options: &StockOptions, session: &SessionOptions) -> Result<Self, Error> {
         let load = |reason: String| Error::Load { path: path.to_owned(), reason };
         let followed = options.routes.as_ref().map(|routes| Followed::open(path, routes)).transpose()?;
@@ -115,8 +115,8 @@ impl Stock {
         Ok(Self { model, context, n_batch: session.n_batch.max(1) as usize, followed })
     }
 
-    /// Uses every tensor once, experts included, as llama-cli does before it begins (`--no-warmup` leaves that); the context
-    /// is empty then.
+    /// Uses every tensor once, experts included, as llama-cli does before it begins (without `--no-warmup`). The
+    /// context is empty afterwards.
     ///
     /// # Errors
     /// [`Error::Decode`].
@@ -124,7 +124,8 @@ impl Stock {
         let context = self.context.as_ptr();
         // SAFETY: the context is live.
         unsafe { llama::llama_set_warmup(context, true) };
-        // Two tokens, as there: llama.cpp computes a single token on the graph of the last one, which has all experts in it.
+        // Two tokens, as llama-cli: llama.cpp computes a single token on the last token's graph, which contains all
+        // experts.
         let fed = self.feed(&[0, 0]);
         // SAFETY: as above.
         unsafe { llama::llama_set_warmup(context, false) };
@@ -132,7 +133,7 @@ impl Stock {
         fed
     }
 
-    /// Evaluates after what is in the context; logits of the last token are kept.
+    /// Evaluates tokens after the context's content; keeps the logits of the last token.
     ///
     /// # Errors
     /// [`Error::Decode`].
@@ -149,7 +150,7 @@ impl Stock {
         Ok(())
     }
 
-    /// Evaluates entries that say where they stand, at most a batch of them; logits of those that ask for them are kept.
+    /// Evaluates entries with explicit positions, at most one batch; keeps the logits of entries that ask for them.
     ///
     /// # Errors
     /// [`Error::Decode`].
@@ -163,7 +164,7 @@ impl Stock {
         self.context.logits(-1, self.n_vocab())
     }
 
-    /// Logits of an entry of the last batch, `[n_vocab]`; `None` where it has asked for none.
+    /// Logits of an entry of the last batch, `[n_vocab]`; `None` if it asked for none.
     pub fn logits_of(&self, index: usize) -> Option<&[f32]> {
         self.context.logits(i32::try_from(index).ok()?, self.n_vocab())
     }
@@ -174,15 +175,15 @@ impl Stock {
         self.followed.iter().for_each(Followed::rewind);
     }
 
-    /// Seconds that following routes costs a single token beside the routes themselves, because the graph is stopped
-    /// behind every router; `None` where none are followed. Measured on one token's own routes again and again, with stops
-    /// and without, so that it reads nothing; the context is empty then.
+    /// Extra seconds per token for following routes, because the graph stops after every router; `None` if no routes
+    /// are followed. Excludes the time for the routes themselves: it repeats one token's own routes with and without
+    /// stops, which reads nothing. The context is empty afterwards.
     ///
     /// # Errors
     /// [`Error::Decode`].
     pub fn seconds_of_stops(&mut self) -> Result<Option<f64>, Error> {
         let mut times = [Vec::new(), Vec::new()];
-        // The first round brings what it takes into memory.
+        // The first round loads the experts it needs.
         for round in 0..9 {
             for mode in [Mode::Pass, Mode::Stop, Mode::Stop, Mode::Pass] {
                 let Some(followed) = &self.followed else { return Ok(None) };

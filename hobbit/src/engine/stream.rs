@@ -1,11 +1,11 @@
 //! The virtual GGUF as a C stream: llama.cpp reads headers and ordinary weights, never an expert.
 //!
-//! llama.cpp loads from a `FILE*` (`llama_model_load_from_file_ptr`). We hand it a cookie stream over
-//! [`VirtualGguf`]. A seek onto an expert tensor answers with the end of the file; llama.cpp clips every read to
-//! what is left of the file, so it reads nothing there. That needs exact seeks, and glibc rounds a seek down to a
-//! multiple of the buffer size: the buffer is therefore one byte larger than a power of two that exceeds the file
-//! (address space only: stdio fills it from its beginning, so it can be written as far as one read goes,
-//! [`READ_BYTES_MAX`]. The rest is not even promised, which a system that promises no more than it has would refuse).
+//! llama.cpp loads from a `FILE*` (`llama_model_load_from_file_ptr`). We pass it a cookie stream over [`VirtualGguf`].
+//! A seek to an expert tensor returns the end of the file; llama.cpp clips every read to the rest of the file, so it
+//! reads nothing there. This needs exact seeks, but glibc rounds a seek down to a multiple of the buffer size. The
+//! buffer is therefore one byte larger than a power of two that exceeds the file. It takes only address space: stdio
+//! fills it from its beginning, so only the part that one read can fill ([`READ_BYTES_MAX`]) is writable. The rest is
+//! not committed memory, which a system without overcommit would refuse.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::fs::File;
@@ -19,7 +19,7 @@ use hobbit_core::expert::Extent;
 use hobbit_core::gguf::{Piece, VirtualGguf};
 use hobbit_core::store::{Original, StoreError};
 
-/// Largest number of bytes that one callback delivers: a multiple of any page.
+/// Maximum bytes delivered by one callback: a multiple of any page.
 const READ_BYTES_MAX: usize = 1 << 20;
 
 /// A `FILE*` over a virtual GGUF, closed on drop.
@@ -27,7 +27,7 @@ pub(super) struct CookieStream {
     file: *mut libc::FILE,
     buffer: *mut c_void,
     buffer_bytes: usize,
-    /// The callbacks have its address.
+    /// The callbacks hold its address.
     state: Arc<Shared>,
 }
 
@@ -35,7 +35,7 @@ type Shared = Mutex<State>;
 
 struct State {
     virtual_file: VirtualGguf,
-    /// With their names.
+    /// Source files with their paths.
     sources: Vec<(File, PathBuf)>,
     position: u64,
     expert_bytes_read: u64,
@@ -46,7 +46,7 @@ impl CookieStream {
     /// Opens a stream over the virtual union of the source files.
     ///
     /// # Errors
-    /// A source file that was written to meanwhile, or address space for the buffer that cannot be had.
+    /// A source file that has changed since, or no address space for the buffer.
     pub(super) fn open(virtual_file: VirtualGguf, files: &[Original]) -> Result<CookieStream, Error> {
         let open = |file: &Original| Ok((file.again()?, file.path.clone()));
         let sources = files.iter().map(open).collect::<Result<_, StoreError>>()?;
@@ -84,8 +84,8 @@ impl CookieStream {
         self.file.cast()
     }
 
-    /// Whether the trick holds with this system's stdio: after a seek onto an expert nothing is read. To be asked before
-    /// anything is read.
+    /// Whether the seek trick works with this system's stdio: after a seek to an expert nothing is read. Must be called
+    /// before any read.
     pub(super) fn skips_experts(&mut self) -> bool {
         let start = self.state().virtual_file.segments.iter().find(|segment| segment.expert).map(|expert| expert.start);
         let Some(start) = start else { return true };
@@ -100,12 +100,12 @@ impl CookieStream {
         }
     }
 
-    /// Bytes of expert tensors that were served: zero where the seek trick holds.
+    /// Bytes of expert tensors that were read: zero where the seek trick works.
     pub(super) fn expert_bytes_read(&self) -> u64 {
         self.state().expert_bytes_read
     }
 
-    /// What went wrong in a callback, if anything did.
+    /// The first error in a callback, if any.
     pub(super) fn error(&self) -> Option<String> {
         self.state().error.clone()
     }
@@ -115,7 +115,7 @@ impl CookieStream {
     }
 }
 
-/// Address space that nothing can be read from or written to: it takes no memory, and the system promises none.
+/// Reserves inaccessible address space: it takes no memory, and the system commits none.
 pub(super) fn reserve(bytes: usize) -> Option<*mut c_void> {
     // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
     let base = unsafe {
@@ -133,7 +133,7 @@ pub(super) fn reserve(bytes: usize) -> Option<*mut c_void> {
 
 impl Drop for CookieStream {
     fn drop(&mut self) {
-        // SAFETY: opened by us, closed once; the buffer is only unmapped after the stream let go of it.
+        // SAFETY: opened by us, closed once; the buffer is unmapped after the stream is closed.
         unsafe {
             libc::fclose(self.file);
             libc::munmap(self.buffer, self.buffer_bytes);
@@ -189,8 +189,8 @@ impl State {
 }
 
 unsafe extern "C" fn read(cookie: *mut c_void, buf: *mut c_char, size: usize) -> isize {
-    // SAFETY: the cookie is the state of the open stream, and stdio passes a buffer of at least `size` bytes. Only the part that
-    // is delivered is viewed as a slice.
+    // SAFETY: the cookie is the state of the open stream, and stdio passes a buffer of at least `size` bytes. Only the
+    // delivered part is viewed as a slice.
     let (state, out) = unsafe {
         let n = size.min(READ_BYTES_MAX);
         (&*cookie.cast::<Shared>(), std::slice::from_raw_parts_mut(buf.cast::<u8>(), n))
@@ -239,7 +239,7 @@ pub(super) mod tests {
     use super::*;
     use hobbit_core::gguf::Gguf;
 
-    /// How the mapping at an address may be used, as the kernel words it: `rw-p`.
+    /// Permissions of the mapping at an address, in the kernel's notation: `rw-p`.
     pub(in crate::engine) fn permissions(address: usize) -> String {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let at = |line: &&str| {
@@ -251,7 +251,7 @@ pub(super) mod tests {
         line.split(' ').nth(1).unwrap().to_owned()
     }
 
-    /// Private memory that can be written is promised, all of it, where `vm.overcommit_memory` is 2.
+    /// With `vm.overcommit_memory` 2, all writable private memory is committed.
     #[test]
     fn of_the_buffer_only_what_a_read_fills_is_promised() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
@@ -265,7 +265,7 @@ pub(super) mod tests {
         assert_eq!(permissions(buffer + READ_BYTES_MAX), "---p");
         assert_eq!(permissions(buffer + stream.buffer_bytes - 1), "---p");
         assert!(stream.skips_experts());
-        // And it reads as before.
+        // The stream still reads as before.
         let mut magic = [0u8; 4];
         // SAFETY: the stream is open; four bytes have room.
         let n = unsafe { libc::fread(magic.as_mut_ptr().cast(), 1, 4, stream.file) };

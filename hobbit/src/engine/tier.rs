@@ -67,8 +67,8 @@ pub(super) enum Destination {
 pub(super) enum Weights {
     /// A row of a share's tensor `[ne0, ne1, n_slots]`.
     Shared { tensor: *mut ggml_tensor, row: u32 },
-    /// A slice outside a share: first byte, its buffer, the tensor that it is part of, if any, element type, `[ne0,
-    /// ne1]`.
+    /// A slice outside a share: first byte, its buffer, the tensor that it is part of, if any, element type, and shape
+    /// `[ne0, ne1]`.
     Single {
         data: *mut u8,
         buffer: ggml_backend_buffer_t,
@@ -263,7 +263,7 @@ impl Tier {
         if self.report.slots == self.report.experts { self.memory.layers_of_one_share() } else { Vec::new() }
     }
 
-    /// How the slots are divided among its layers; `None` where it has none of its own.
+    /// How the slots are divided among its layers; `None` if it has no slots of its own.
     pub(super) fn slots_by_layer(&self) -> Option<CacheSlots> {
         CacheSlots::of(&self.report.name, &self.cache, self.cache.shares().map(|share| share.layer))
     }

@@ -1,4 +1,4 @@
-//! From a placement to device tiers: what each device has left is measured, divided and allocated.
+//! From a placement to device tiers: measures, divides and allocates each device's free memory.
 
 use super::calibrate::{Subject, by_bytes, calibrate, helper_threads};
 use super::error::Error;
@@ -17,16 +17,16 @@ use hobbit_core::options::CpuHelper;
 use hobbit_core::plan::{DevicePlan, DevicePlanInput, ExpertCache, PoolSpec, StagingWish, divide_wanted};
 use hobbit_core::stats::DeviceReport;
 
-/// Staging that keeps uploads in flight while a product runs, in bytes.
+/// Staging size that keeps uploads in flight while a product runs, in bytes.
 const STAGING_BYTES_WANTED: u64 = 128 << 20;
 
-/// How much smaller a cache is tried when the device refuses its memory.
+/// Factor by which the cache shrinks when the device refuses its memory.
 const SHRINK: f64 = 0.85;
 
 /// Tiers for every device that computes experts, and whether all of the model's experts have slots in them.
 ///
 /// # Errors
-/// Not even one wave fits.
+/// A device lacks memory for a single wave.
 pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(Vec<Tier>, bool), Error> {
     let shared = &model.shared;
     let options = &shared.options.device;
@@ -49,7 +49,7 @@ pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(
         let (free, total) = ggml::memory(dev);
         let experts = catalog.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
         let report = DeviceReport { experts, ..without_experts(part) };
-        // Slots on the host are one device's: a second one has its own.
+        // Only one device can use the host's slots directly: a second one has its own.
         if Reach::of(dev).is_unified() && !tiers.iter().any(Tier::is_unified) {
             all = false;
             let report = DeviceReport { unified: true, ..report };
@@ -114,7 +114,7 @@ pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(
     Ok((tiers, all && !bytes.is_empty()))
 }
 
-/// Every device that holds layers, in their order: as its tier has it, or with its experts on the CPU.
+/// Reports on every device that holds layers, in order: from its tier, or with its experts on the CPU.
 pub(super) fn reports(placement: &[DeviceLayers], tiers: &[Tier]) -> Vec<DeviceReport> {
     let holds = placement.iter().filter(|part| part.n_layers > 0 || !part.experts.is_empty());
     let report = |part: &DeviceLayers| {
@@ -134,11 +134,11 @@ fn without_experts(part: &DeviceLayers) -> DeviceReport {
     }
 }
 
-/// Who decides what the CPU computes of a device's experts. `None`: it computes nothing.
+/// The balancer between CPU and device for a device's experts. `None`: the CPU computes none.
 fn balancer(model: &Model, part: &DeviceLayers, catalog: &Catalog) -> Option<Balancer> {
     let options = &model.shared.options.device;
     let mode = HelperMode::from(options.cpu_helper);
-    // What the CPU computes depends on how fast it is.
+    // The CPU's share depends on its speed.
     let repeatable = mode == HelperMode::Auto && model.shared.precisions.options.deterministic;
     if mode == HelperMode::Off || repeatable {
         return None;
@@ -165,10 +165,10 @@ fn spec(pool: &Pool, catalog: &Catalog, staging_slot: u64) -> PoolSpec {
     PoolSpec { expert_stride: class.bytes(), slice_stride_max: staging_slot, ..pool.spec(catalog) }
 }
 
-/// Asks for less after `plan` was refused.
+/// Requests less memory after `plan` was refused.
 ///
 /// # Errors
-/// There is no less.
+/// The plan is already the smallest.
 fn ask_for_less(input: &mut DevicePlanInput, plan: &DevicePlan, refused: Refused) -> Result<(), Error> {
     let StagingWish { min, wanted } = &mut input.staging;
     if refused.is_staging && plan.staging_slots > *min {
@@ -179,7 +179,7 @@ fn ask_for_less(input: &mut DevicePlanInput, plan: &DevicePlan, refused: Refused
         return Err(Error::DeviceMemory { device: plan.name.clone(), bytes: refused.bytes, free: plan.free });
     }
     let next = (plan.cache as f64 * SHRINK) as u64;
-    // A byte: staging alone.
+    // One byte means staging only.
     input.wanted = ExpertCache::Bytes(if plan.cache <= plan.staging() { 1 } else { next });
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! The tokens of a text. Most pre-tokenizers of llama.cpp match with `std::regex`, which calls itself once for every
-//! character of a match: a long word, or a long run of spaces, overflows the stack of any ordinary thread. Such texts get
-//! a thread with enough stack, and longer ones are refused.
+//! Tokenises texts with enough stack. Most pre-tokenizers of llama.cpp match with `std::regex`, which recurses once per
+//! character of a match: a long word, or a long run of spaces, overflows the stack of any ordinary thread. Such texts
+//! get a thread with enough stack, and longer ones are refused.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,19 +10,19 @@ use super::raw::{MESSAGE_BYTES, RawModel, text_of};
 use super::stack;
 use hobbit_core::options::Token;
 
-/// Stack for a character of a match, in bytes. GCC 12's `std::regex` takes 321 with each of the pre-tokenizers; other
-/// compilers and sanitizers may take more.
+/// Stack per character of a match, in bytes. GCC 12's `std::regex` uses 321 with each of the pre-tokenizers; other
+/// compilers and sanitizers may use more.
 const BYTES_PER_CHAR: usize = 1024;
 
-/// Deep texts are tokenised one after another: their stacks are memory that no budget knows.
+/// Deep texts are tokenised one after another: no budget counts the memory of their stacks.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 impl RawModel {
-    /// The tokens of a text. `add_special` adds BOS and the like where the model wants them, `parse_special` reads
+    /// The tokens of a text. `add_special` adds BOS and the like where the model wants them, `parse_special` recognises
     /// special tokens written in the text.
     ///
     /// # Errors
-    /// Text that the vocabulary cannot encode: why.
+    /// The reason why the vocabulary cannot encode the text.
     pub(super) fn tokenize(&self, text: &[u8], add_special: bool, parse_special: bool) -> Result<Vec<Token>, String> {
         let encode = || self.encode(text, add_special, parse_special);
         let Some(matches) = self.matches else { return encode() };
@@ -65,7 +65,7 @@ impl RawModel {
                     tokens.truncate(wanted);
                     return Ok(tokens);
                 }
-                // Minus what it takes.
+                // A negative result is the required size.
                 _ if n > i32::MIN && wanted > tokens.len() => tokens.resize(wanted, 0),
                 _ => return Err(text_of(&message)),
             }

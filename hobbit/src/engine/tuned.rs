@@ -1,4 +1,4 @@
-//! The tuned policy that a model is opened with, from a file or from its pack.
+//! The tuned policy of a model, from a file or from its pack.
 
 use std::path::Path;
 
@@ -10,14 +10,14 @@ use hobbit_core::tuned::{TunedError, TunedPolicy};
 #[derive(Clone, Debug)]
 pub(super) struct Tuned {
     pub(super) policy: TunedPolicy,
-    /// For messages.
+    /// Its source, for messages.
     pub(super) file: String,
-    /// From the model's own pack.
+    /// Whether it is from the model's own pack.
     pub(super) is_packed: bool,
 }
 
 impl Tuned {
-    /// The given file, else the policy in the pack at a path.
+    /// Reads the given file, or else the policy in the pack at a path.
     pub(super) fn open(given: Option<&Path>, packed: Option<(&Path, &str)>) -> Result<Option<Self>, TunedError> {
         let (policy, file, is_packed) = match (given, packed) {
             (Some(path), _) => (TunedPolicy::read(path)?, path.display().to_string(), false),
@@ -31,7 +31,7 @@ impl Tuned {
     }
 }
 
-/// Checks that slots can be divided as asked.
+/// Checks that slots can be divided by penalty, if requested.
 ///
 /// # Errors
 /// [`Error::NoPenalties`].

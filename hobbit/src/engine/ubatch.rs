@@ -1,4 +1,4 @@
-//! How wide a prompt's ubatches are best: what [`hobbit_core::plan`] chooses from, as known before a session is opened.
+//! Choice of the ubatch size for a prompt: input for [`hobbit_core::plan`], as known before a session is opened.
 
 use super::compute::scratch;
 use super::model::Model;
@@ -7,9 +7,9 @@ use hobbit_core::options::{FlashAttn, SessionOptions};
 use hobbit_core::plan::{ExpertCache, MemoryLimits, UbatchInput};
 
 impl Model {
-    /// How many tokens of a prompt of `n_prompt` tokens are best computed at once in a session with `options`, whose own number
-    /// stands where nothing is gained: where no less is read of experts that are not resident. Another number gives other last
-    /// bits, so it stands as well where results are to be llama.cpp's, or must not depend on the memory there is.
+    /// Best ubatch size for a prompt of `n_prompt` tokens in a session with `options`. Keeps the session's own size if
+    /// another one would read no fewer bytes of non-resident experts. Also keeps it if results must match llama.cpp's
+    /// or must not depend on available memory, because another size changes the last bits.
     #[doc(hidden)]
     pub fn ubatch_for(&self, n_prompt: usize, options: &SessionOptions) -> u32 {
         let shared = &self.shared;
@@ -41,7 +41,7 @@ impl Model {
         input.choose()
     }
 
-    /// What a token of a ubatch takes: activations in llama.cpp's buffers, and rows that products gather.
+    /// Memory per token of a ubatch: activations in llama.cpp's buffers, and rows that products gather.
     fn token_bytes(&self, options: &SessionOptions) -> u64 {
         let gguf = self.gguf();
         let number = |key: &str| gguf.metadata.get_u64(&format!("{}.{key}", gguf.architecture())).unwrap_or(0);
@@ -52,7 +52,7 @@ impl Model {
             FlashAttn::Off => number("attention.head_count").saturating_mul(options.n_ctx.into()),
             _ => 0,
         };
-        // As found in llama.cpp's compute buffers, within a tenth.
+        // As measured in llama.cpp's compute buffers, within a tenth.
         let of_experts = n_used.saturating_mul(n_ff.saturating_mul(2).saturating_add(n_embd));
         let activations = n_embd.saturating_mul(10).saturating_add(of_experts).saturating_add(attention);
         let one = SessionOptions { n_ubatch: 1, ..options.clone() };

@@ -1,4 +1,4 @@
-//! What is checked of a model's files before llama.cpp computes with them.
+//! Checks of a model's files before llama.cpp computes with them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,15 +13,15 @@ use hobbit_core::options::{KvValue, ModelOptions};
 use hobbit_core::planes;
 use hobbit_core::store::Original;
 
-/// Keys below the architecture's that norms add to a variance, of which they take the root.
+/// Keys below the architecture's name: the epsilon that norms add to a variance before taking its root.
 const EPSILONS: [&str; 3] =
     ["attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon"];
 
-/// Checks what a model's header says, or `options` say instead, and llama.cpp believes until a kernel computes with it: then a
-/// failed assertion would end the process.
+/// Checks header values, and overrides in `options`, that llama.cpp accepts until a kernel computes with them: a failed
+/// assertion would then end the process.
 ///
 /// # Errors
-/// [`Error::Load`] with the key, what it has, and what it should have.
+/// [`Error::Load`] with the key, its value, and the expected value.
 pub(super) fn check_header(gguf: &Gguf, options: &ModelOptions) -> Result<(), Error> {
     for key in EPSILONS.map(|key| format!("{}.{key}", gguf.architecture())) {
         let chosen = options.kv_overrides.iter().find(|chosen| chosen.key == key).map(|chosen| &chosen.value);
@@ -39,7 +39,7 @@ pub(super) fn check_header(gguf: &Gguf, options: &ModelOptions) -> Result<(), Er
     Ok(())
 }
 
-/// What is read at once, in bytes.
+/// Bytes read at once.
 const PIECE_BYTES: usize = 4 << 20;
 
 /// A run of whole blocks of one type.
@@ -47,15 +47,16 @@ struct Weights {
     name: String,
     dtype: GgmlType,
     extent: Extent,
-    /// Only the high plane, of which the scales are.
+    /// Only the high plane, which holds the scales.
     is_plane: bool,
 }
 
-/// `--check-tensors`: whether every block of every weight, experts of all versions included, holds numbers, as llama.cpp checks
-/// while it loads. Experts have no memory that it could look at, so the files are read once more. `progress` is called with 0..=1 and stops by answering false.
+/// `--check-tensors`: checks, as llama.cpp does while loading, that every block of every weight holds numbers, in all
+/// versions of experts. Experts have no memory for llama.cpp to check, so the files are read once more. `progress` is
+/// called with 0..=1 and stops by returning false.
 ///
 /// # Errors
-/// The first tensor with a block that is no number; a file that cannot be read; [`Error::Cancelled`].
+/// The first tensor with a block that contains NaN or infinity; a file that cannot be read; [`Error::Cancelled`].
 pub(super) fn check_tensors(
     gguf: &Gguf,
     map: &ExpertMap,

@@ -1,4 +1,4 @@
-//! How fast the CPU multiplies one row with an expert.
+//! Measures how fast the CPU multiplies one row by an expert.
 
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
@@ -11,22 +11,22 @@ use hobbit_core::gguf::{GgmlType, Recode};
 
 /// Row length and rows of a matrix: those of an expert of a large model.
 const SHAPE: [u64; 2] = [4096, 2048];
-/// Bytes of all matrices together. Experts come from memory, so they should not fit in a core's caches.
+/// Bytes of all matrices together: too large for a core's caches, because experts come from memory.
 const BYTES: u64 = 32 << 20;
-/// Every byte of the weights: in each type a number, small and neither zero nor NaN, for scales and for values.
+/// Fill byte of the weights. As a scale or value of any type it is a small number, neither zero nor NaN.
 const WEIGHT_BYTE: u8 = 0x11;
 
 /// Seconds per weight byte of `MUL_MAT` with one row, on `threads` threads.
 pub(super) fn measure(dtype: GgmlType, threads: u32, budget: Duration) -> Result<f64, String> {
     let started = Instant::now();
-    // ggml's own check lets types through that have no product, such as i64.
+    // ggml's own check accepts types without a product, such as i64.
     Ggml.supports(dtype).map_err(|error| error.to_string())?;
     let bytes = dtype.tensor_bytes(&SHAPE).ok_or("no expert has rows of such a type")?;
     let n_matrices = (BYTES / bytes).max(1) as usize;
     let mut cpu = Cpu::new().ok_or("ggml refuses a CPU backend")?;
     cpu.set_n_threads(c_int::try_from(threads.max(1)).unwrap_or(c_int::MAX));
     let backend = cpu.stream.raw();
-    // A graph counts weights and the row, too.
+    // A graph also counts weights and the row as nodes.
     let n_nodes = 2 * n_matrices + 1;
     let context = Context::new(n_nodes, n_nodes).ok_or("ggml refuses a context")?;
     let [ne0, ne1] = SHAPE.map(|ne| ne as i64);
@@ -59,8 +59,8 @@ pub(super) fn measure(dtype: GgmlType, threads: u32, budget: Duration) -> Result
             status => Err(format!("ggml failed with status {status}")),
         }
     };
-    // The first run wakes threads up. The best counts: threads that wait for each other beside a busy program take many times
-    // as long now and then, and what is busy now is not when experts are multiplied.
+    // The first run wakes the threads. The fastest run counts: beside a busy program, runs with waiting threads take
+    // many times as long now and then, and that program may be gone when experts are multiplied.
     let mut last = run()?;
     let mut best = Duration::MAX;
     while best == Duration::MAX || started.elapsed() + last < budget {

@@ -1,8 +1,8 @@
 //! Measuring a device, its link, the CPU and the disk through ggml's generic backend interface, for
 //! [`hobbit_core::calibrate`].
 //!
-//! The CPU is found through ggml's registry, as every device is: a build that loads its backends at run time has no
-//! other door to it.
+//! The CPU is found through ggml's registry, as every device is: a build that loads its backends at run time offers no
+//! other access to it.
 
 mod cpu_expert;
 mod upload;
@@ -26,22 +26,22 @@ use hobbit_core::options::{CpuHelper, DeviceChoice, DeviceOptions};
 use hobbit_core::pack::{Pack, PackError};
 use hobbit_core::store::{self, StoreKind, measure_random_read, probe};
 
-/// Bytes of one read: near the slice of an expert, and two of the store's chunks.
+/// Bytes per read: close to an expert's slice, and two of the store's chunks.
 const READ_BYTES: u64 = 2 << 20;
 /// Reads in flight.
 const READ_DEPTH: usize = 8;
-/// Element types that stand for all where no model says which: one of K-quants, and what high precision often is.
+/// Element types measured when no model is given: a K-quant, and a common high precision.
 const USUAL_TYPES: [&str; 2] = ["q4_K", "q8_0"];
 
-/// Why [`calibrate_report`] cannot say anything.
+/// Errors of [`calibrate_report`].
 #[derive(Debug, thiserror::Error)]
 pub enum CalibrateError {
     /// A device that does not exist.
     #[error("there is no device '{name}' here; there are {known}")]
     UnknownDevice {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// The available devices.
         known: String,
     },
     /// The model file is damaged, incomplete or of an unknown kind.
@@ -52,19 +52,19 @@ pub enum CalibrateError {
     Pack(#[from] PackError),
 }
 
-/// What is to be measured beside the device itself.
+/// Measurements beside the device itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Subject {
     /// Threads that compute experts on the CPU.
     pub(super) threads: u32,
-    /// Element types of experts, most bytes first; empty takes usual ones.
+    /// Element types of experts, most bytes first; empty for the usual ones.
     pub(super) element_types: Vec<GgmlType>,
-    /// The model's file (of several, the first); `None` leaves out file bandwidth.
+    /// The model's (first) file; `None` skips file bandwidth.
     pub(super) file: Option<PathBuf>,
 }
 
-/// Measures `dev`, or takes the figures from the cache file at `cache`. About a second at most, and up to 64 MiB of
-/// host memory and 32 MiB of the device's, all freed again.
+/// Measures `dev`, or takes the figures from the cache file at `cache`. Takes at most about a second, 64 MiB of host
+/// memory and 32 MiB of the device's, all freed again.
 pub(super) fn calibrate(dev: ggml_backend_dev_t, subject: &Subject, cache: Option<&Path>) -> Calibrated {
     super::log::install();
     let element_types = match subject.element_types.as_slice() {
@@ -81,14 +81,14 @@ pub(super) fn calibrate(dev: ggml_backend_dev_t, subject: &Subject, cache: Optio
     Calibration::load_or_measure(cache, &wanted, &mut meter)
 }
 
-/// Figures of the devices that `options` choose (with [`DeviceChoice::Auto`] every GPU; the CPU where there is none),
-/// from the user's cache file or measured now: about a second per device. `model` adds the bandwidth of its file, and
-/// its experts' element types to those that are measured.
+/// Figures of the devices that `options` choose (with [`DeviceChoice::Auto`] every GPU, or the CPU if there is none),
+/// from the user's cache file or measured now, in about a second per device. `model` adds the bandwidth of its file,
+/// and its experts' element types.
 ///
-/// Devices of RPC servers must be registered by the caller.
+/// The caller must register devices of RPC servers first.
 ///
 /// # Errors
-/// A device that does not exist, a model that cannot be read. What cannot be measured is a note in the answer.
+/// An unknown device, or a model that cannot be read. A failed measurement becomes a note in the result.
 pub fn calibrate_report(options: &DeviceOptions, model: Option<&Path>) -> Result<Vec<Calibrated>, CalibrateError> {
     let element_types = model.map_or(Ok(Vec::new()), element_types_of)?;
     let subject = Subject { threads: helper_threads(options), element_types, file: model.map(Path::to_owned) };
@@ -96,8 +96,8 @@ pub fn calibrate_report(options: &DeviceOptions, model: Option<&Path>) -> Result
     Ok(chosen(&options.devices)?.into_iter().map(|dev| calibrate(dev, &subject, cache.as_deref())).collect())
 }
 
-/// Bytes per second of weights of a type that the CPU multiplies with one row, on as many threads as a session takes by
-/// itself, measured now: within `budget`, its set-up aside. `None` for a type that it does not multiply.
+/// Bytes per second of weights of a type that the CPU multiplies with one row, on a session's default number of
+/// threads. Measured now, within `budget` without set-up. `None` for a type without a product.
 pub fn cpu_bytes_per_second(element_type: GgmlType, budget: Duration) -> Option<f64> {
     super::log::install();
     let threads = u32::try_from(default_threads()).unwrap_or(1).max(1);
@@ -140,7 +140,7 @@ fn element_types_of(model: &Path) -> Result<Vec<GgmlType>, CalibrateError> {
     Ok(by_bytes(&catalog))
 }
 
-/// Element types of the slices in a catalog, most bytes first; of equal ones, in the order of their ids.
+/// Element types of the slices in a catalog, most bytes first; ties in the order of their ids.
 pub(super) fn by_bytes(catalog: &Catalog) -> Vec<GgmlType> {
     let mut bytes: BTreeMap<GgmlType, u64> = BTreeMap::new();
     for slice in catalog.classes.iter().flat_map(|class| &class.slices) {
@@ -155,7 +155,7 @@ fn machine(dev: ggml_backend_dev_t, threads: u32) -> Machine {
     let props = ggml::properties(dev);
     // SAFETY: returns static text.
     let version = text(unsafe { llama::ggml_version() });
-    // SAFETY: null where there is none.
+    // SAFETY: returns null if there is no CPU device.
     let cpu = unsafe { llama::ggml_backend_dev_by_type(llama::GGML_BACKEND_DEVICE_TYPE_CPU) };
     Machine {
         device: ggml::name(dev),
@@ -166,7 +166,7 @@ fn machine(dev: ggml_backend_dev_t, threads: u32) -> Machine {
     }
 }
 
-/// A number for the disk a file is on: one that changes only costs a measurement.
+/// An identifier of the disk that holds a file. A changed identifier only costs a new measurement.
 fn disk_of(file: &Path) -> Option<u64> {
     Some(std::fs::metadata(file).ok()?.dev())
 }

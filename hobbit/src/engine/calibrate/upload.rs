@@ -1,4 +1,4 @@
-//! How fast host memory reaches a device.
+//! Measures the bandwidth and latency of uploads from host memory to a device.
 
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
@@ -8,20 +8,21 @@ use ggml_sys::llama::{self, ggml_backend_dev_t, ggml_tensor};
 use crate::engine::ggml::{self, Buffer, Context, Stream};
 use hobbit_core::calibrate::Upload;
 
-/// Bytes on the device, and on the host, if there is room.
+/// Largest test buffer, on the device and on the host.
 const BYTES_MAX: usize = 32 << 20;
-/// Below this nothing is learned.
+/// Smallest buffer that gives a useful measurement.
 const BYTES_MIN: usize = 1 << 20;
-/// Part of a device's free memory that may be taken for a moment.
+/// Divisor of a device's free memory: the part the measurement may use.
 const FREE_SHARE: usize = 8;
-/// One copy: the size of an expert's slice.
+/// Size of one copy, close to an expert's slice.
 const CHUNK_BYTES: usize = 1 << 20;
-/// The copy of next to nothing.
+/// Size of a copy that measures latency.
 const TINY_BYTES: usize = 64;
-/// How many of them: the quickest counts, the others met something else.
+/// Number of latency copies. The fastest counts; the others were disturbed.
 const TINY_COPIES: usize = 8;
 
-/// Copies from pinned memory, where the device offers it, and from ordinary memory: half of `budget` each.
+/// Measures copies from pinned memory, where the device offers it, and from ordinary memory, with half of `budget`
+/// each.
 pub(super) fn measure(dev: ggml_backend_dev_t, budget: Duration) -> Result<Upload, String> {
     let started = Instant::now();
     let link = Link::new(dev)?;
@@ -47,7 +48,7 @@ struct Link {
     stream: Stream,
     tensor: *mut ggml_tensor,
     bytes: usize,
-    /// Held for the tensor.
+    /// Keeps the tensor's memory alive.
     _memory: (Buffer, Context),
 }
 
@@ -57,7 +58,7 @@ impl Link {
         // SAFETY: a registered device.
         let buft = unsafe { llama::ggml_backend_dev_buffer_type(dev) };
         let mut bytes = match ggml::memory(dev) {
-            // Not every device knows.
+            // Not every device reports its memory.
             (_, 0) => BYTES_MAX,
             (free, _) => (free as usize / FREE_SHARE).clamp(BYTES_MIN, BYTES_MAX) / CHUNK_BYTES * CHUNK_BYTES,
         };
@@ -110,14 +111,14 @@ impl Link {
         }
     }
 
-    /// Seconds of the quickest tiny copy.
+    /// Seconds of the fastest tiny copy.
     ///
     /// # Safety
     /// `host` has `self.bytes` bytes.
     unsafe fn latency(&self, host: *const c_void) -> f64 {
         // SAFETY: by the caller.
         let seconds = (0..TINY_COPIES).map(|_| unsafe { self.copy(host, 1, TINY_BYTES) });
-        // A clock that did not move saw less than it can tell.
+        // A zero duration is below the clock's resolution.
         seconds.fold(f64::INFINITY, f64::min).max(1e-9)
     }
 }

@@ -1,4 +1,4 @@
-//! Calls of the shim that answer with a text, or a message.
+//! Calls of the shim that return a text or a message.
 
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,7 @@ use crate::engine::raw::text_of;
 /// Room for a message from the shim, in bytes. Jinja errors quote the template around them.
 const MESSAGE_BYTES: usize = 4096;
 
-/// Runs a function that fills a message buffer where it fails.
+/// Calls a function that fills a message buffer on failure.
 fn with_message<T>(call: impl FnOnce(*mut c_char, usize) -> Option<T>) -> Result<T, String> {
     let mut message = [0u8; MESSAGE_BYTES];
     call(message.as_mut_ptr().cast(), message.len()).ok_or_else(|| {
@@ -20,12 +20,12 @@ fn with_message<T>(call: impl FnOnce(*mut c_char, usize) -> Option<T>) -> Result
     })
 }
 
-/// Something that the shim makes.
+/// Calls a constructor of the shim.
 pub(super) fn made(call: impl FnOnce(*mut c_char, usize) -> *mut c_void) -> Result<NonNull<c_void>, String> {
     with_message(|message, capacity| NonNull::new(call(message, capacity)))
 }
 
-/// The text that the shim gives to a callback, with what `call` returns where that is not `done`.
+/// Returns the text that the shim passes to a callback, or an error if `call` does not return `done`.
 pub(super) fn text<T: PartialEq>(
     done: T,
     call: impl FnOnce(TextCallback, *mut c_void, *mut c_char, usize) -> T,

@@ -1,4 +1,4 @@
-//! What a chat template is given: a conversation, tools and settings.
+//! Input of a chat template: a conversation, tools and settings.
 
 use std::collections::BTreeMap;
 
@@ -15,12 +15,12 @@ use hobbit_core::words::named;
 /// Whether the model may, must or must not call tools.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// As the model likes.
+    /// The model decides.
     #[default]
     Auto,
     /// It must call one.
     Required,
-    /// It is not told of any, or not to call them.
+    /// The model sees no tools, or must not call them.
     None,
 }
 
@@ -29,17 +29,17 @@ named! {
     Auto = "auto", Required = "required", None = "none",
 }
 
-/// How the last message, if the assistant's, is gone on with.
+/// How the last message continues, if it is the assistant's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Continuation {
-    /// It is complete.
+    /// Not at all: it is complete.
     #[default]
     None,
-    /// Its thought, if it has one and no content, otherwise its content.
+    /// Continues its thought, if it has one and no content, otherwise its content.
     Auto,
-    /// Its thought.
+    /// Continues its thought.
     Reasoning,
-    /// Its content.
+    /// Continues its content.
     Content,
 }
 
@@ -56,40 +56,40 @@ pub struct ChatInputs {
     pub messages: String,
     /// JSON: an array of tools in OpenAI's form.
     pub tools: Option<String>,
-    /// Whether tools are called.
+    /// Whether the model may call tools.
     pub tool_choice: ToolChoice,
     /// Several tools may be called in one answer.
     pub parallel_tool_calls: bool,
     /// JSON: a schema of the answer.
     pub json_schema: Option<String>,
-    /// GBNF: the user's grammar, which goes with no tools. Templates ignore it, and without Jinja it comes back as it is.
+    /// GBNF: the user's grammar, which excludes tools. Templates ignore it; without Jinja it is returned unchanged.
     pub grammar: Option<String>,
     /// End with the opening of the assistant's turn.
     #[default = true]
     pub add_generation_prompt: bool,
-    /// The last message is gone on with, in place of a new turn.
+    /// Whether the last message is continued instead of starting a new turn.
     pub continue_final_message: Continuation,
-    /// What becomes of thoughts.
+    /// How thoughts are returned.
     pub reasoning_format: ReasoningFormat,
-    /// Templates that know it may have the model think, or not.
+    /// Whether the model thinks, for templates that support it.
     #[default = true]
     pub enable_thinking: bool,
     /// Further variables of the template: names, and values in JSON.
     pub template_kwargs: BTreeMap<String, String>,
-    /// Run the template's text; otherwise llama.cpp recognizes well-known templates and writes their format itself, without
-    /// tools, thoughts and whatever else is above.
+    /// Runs the template's text. Otherwise llama.cpp recognises well-known templates and writes their format itself,
+    /// without tools, thoughts or the other settings above.
     #[default = true]
     pub use_jinja: bool,
-    /// Answers are taken as they are, whatever the template says: thoughts and tool calls stay in their content.
+    /// Returns answers unparsed, whatever the template defines: thoughts and tool calls stay in their content.
     pub pure_content: bool,
-    /// Thoughts are to stay within the content of streamed answers. llama.cpp's parsers no longer look at it.
+    /// Keeps thoughts in the content of streamed answers. llama.cpp's parsers ignore it now.
     pub reasoning_in_content: bool,
-    /// Tool calls are to be found in the answer. llama.cpp's parsers no longer look at it.
+    /// Looks for tool calls in the answer. llama.cpp's parsers ignore it now.
     #[default = true]
     pub parse_tool_calls: bool,
 }
 
-/// The same, as the shim reads it.
+/// [`ChatInputs`] as the shim reads it.
 #[derive(Serialize)]
 struct Fields<'a> {
     messages: &'a str,
@@ -108,10 +108,10 @@ struct Fields<'a> {
 }
 
 impl ChatInputs {
-    /// For the shim, checked; and the bytes of stack that it takes.
+    /// Checks the inputs and converts them for the shim. Returns the JSON, and the bytes of stack that it needs.
     ///
     /// # Errors
-    /// [`Error::ChatInput`] for what is not JSON, too deep, too long, or excludes each other.
+    /// [`Error::ChatInput`] for invalid JSON, excessive depth or length, or settings that exclude each other.
     pub(super) fn to_json(&self, use_jinja: bool) -> Result<(String, usize), Error> {
         let stack_bytes = self.check(use_jinja).map_err(Error::ChatInput)?;
         let fields = Fields {
@@ -161,17 +161,17 @@ impl ChatInputs {
     }
 }
 
-/// The bytes of stack that a schema takes.
+/// Bytes of stack that a schema needs.
 fn stack_of(schema: &str, what: &str) -> Result<usize, String> {
     let schema: Value = serde_json::from_str(schema).map_err(|error| format!("{what}: {error}"))?;
     schema::stack_bytes(&schema).map_err(|error| format!("{what}: {error}"))
 }
 
-/// The same of the schemas of all tools.
+/// Bytes of stack that the schemas of all tools need.
 fn stack_of_tools(tools: &str) -> Result<usize, String> {
     let tools: Value = serde_json::from_str(tools).map_err(|error| format!("tools: {error}"))?;
     let names = || tools.as_array().into_iter().flatten().filter_map(|tool| tool.pointer("/function/name")?.as_str());
-    // llama.cpp goes through names by recursion.
+    // llama.cpp processes names by recursion.
     if names().any(|name| name.len() > schema::NAME_MAX) {
         return Err(format!("tools: a name is longer than {} bytes", schema::NAME_MAX));
     }
@@ -180,7 +180,7 @@ fn stack_of_tools(tools: &str) -> Result<usize, String> {
     Ok(of_all.map_err(|error| format!("tools: {error}"))?.into_iter().max().unwrap_or(0))
 }
 
-/// That the arguments of tool calls, which are JSON within strings, are of bearable depth: some templates take them apart.
+/// Checks the depth of tool-call arguments, which are JSON within strings: some templates parse them.
 fn check_arguments(messages: &Value) -> Result<(), String> {
     let calls = messages.as_array().into_iter().flatten().filter_map(|message| message.get("tool_calls")?.as_array());
     for call in calls.flatten() {

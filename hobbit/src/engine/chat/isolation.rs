@@ -1,9 +1,9 @@
 //! Processes that render chat templates, for programs that call [`isolate_chat_templates`].
 //!
-//! A template is a program that comes with a model's file. It may loop for ever, take all memory, overflow the stack
-//! (macros call themselves, lists contain themselves) or crash llama.cpp's interpreter (`1 is divisibleby(0)`), and C++
-//! on a thread cannot be stopped. So each rendering is a process of its own, with limits. These processes are forked
-//! from idle ones, which were forked before the program had threads, and which end when the program does.
+//! A template is a program inside a model's file. It may loop for ever, take all memory, overflow the stack (recursive
+//! macros, self-referential lists) or crash llama.cpp's interpreter (`1 is divisibleby(0)`), and C++ on a thread cannot
+//! be stopped. So each rendering is a process of its own, with limits. These processes are forked from idle ones, which
+//! were forked while the program had one thread, and which end with the program.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -19,34 +19,35 @@ use nix::unistd::{ForkResult, alarm, dup2_stderr, dup2_stdin, dup2_stdout, fork}
 
 use super::render::{Failure, Task};
 
-/// Idle processes: so many renderings run at once, and others wait.
+/// Number of idle processes: this many renderings run at once, and others wait.
 const N_PROCESSES: usize = 2;
 
-/// Processor time of a rendering. Renderings of a megabyte take some 30 ms.
+/// CPU time limit of a rendering, in seconds. Renderings of a megabyte take about 30 ms.
 const CPU_SECONDS: u64 = 2;
 
-/// Time of a rendering on a machine that is busy with other things.
+/// Wall-clock limit of a rendering, for busy machines.
 const WALL_SECONDS: u32 = 10;
 
-/// Memory of a rendering, and more for each byte of its inputs: renderings of ten megabytes take 13 bytes for each.
+/// Memory limit of a rendering, without the part per byte of its inputs: renderings of ten megabytes take 13 bytes per
+/// input byte.
 const MEMORY_BYTES: u64 = 192 << 20;
 const MEMORY_PER_INPUT_BYTE: u64 = 24;
 
 /// Longest message from one process to another.
 const MESSAGE_MAX: u64 = 1 << 30;
 
-/// The idle processes, once asked for.
+/// The idle processes, if isolation was requested.
 static PROCESSES: OnceLock<Result<Processes, String>> = OnceLock::new();
 
 struct Processes {
     free: Receiver<UnixStream>,
     used: Sender<UnixStream>,
-    /// Streams that are in use or in the queue.
+    /// Streams in use or queued.
     n_streams: AtomicUsize,
 }
 
-/// From now on chat templates are rendered in processes of their own, with limits of time, memory and stack. A program
-/// that does not call this renders in its own process, which a hostile template can hang or crash.
+/// Starts rendering chat templates in separate processes, with limits of time, memory and stack. A program that does
+/// not call this renders in its own process, which a hostile template can hang or crash.
 ///
 /// # Safety
 /// This process has one thread.
@@ -56,7 +57,7 @@ pub unsafe fn isolate_chat_templates() {
     let _ = PROCESSES.set(started.map_err(|error| error.to_string()));
 }
 
-/// Does a task, in another process if [`isolate_chat_templates`] was called.
+/// Runs a task, in another process if [`isolate_chat_templates`] was called.
 ///
 /// # Errors
 /// See [`Failure`].
@@ -75,11 +76,11 @@ impl Processes {
         let mut ours: Vec<UnixStream> = Vec::new();
         for _ in 0..N_PROCESSES {
             let (near, far) = UnixStream::pair()?;
-            // SAFETY: with one thread, the child may do whatever its parent may.
+            // SAFETY: with one thread, the child may call any function its parent may.
             match unsafe { fork() }? {
                 ForkResult::Parent { .. } => ours.push(near),
                 ForkResult::Child => {
-                    // An idle process ends when the other end of its stream is closed: only the program may hold it.
+                    // An idle process ends when the other end of its stream closes: only the program may hold that end.
                     drop((ours, near));
                     serve(far);
                     exit(0);
@@ -105,7 +106,7 @@ impl Processes {
                 }
                 Err(error) => {
                     lost = error.to_string();
-                    // The last stream stays, broken as it is: without one `recv` would wait for ever.
+                    // Keep the last stream even though it is broken: without any, `recv` would block for ever.
                     if self.n_streams.fetch_sub(1, Ordering::AcqRel) == 1 {
                         self.n_streams.store(1, Ordering::Release);
                         let _ = self.used.send(stream);
@@ -117,7 +118,7 @@ impl Processes {
     }
 }
 
-/// Sends a task and waits for its outcome.
+/// Sends a task and waits for its result.
 fn ask(stream: &mut UnixStream, task: &Task) -> io::Result<Result<String, Failure>> {
     send(stream, &serde_json::to_vec(task)?)?;
     Ok(serde_json::from_slice(&receive(stream)?)?)
@@ -137,7 +138,7 @@ fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     if message.len() as u64 == len { Ok(message) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
 
-/// The life of an idle process: tasks in, outcomes out, until the program ends.
+/// Main loop of an idle process: reads tasks and writes results until the program ends.
 fn serve(mut stream: UnixStream) {
     step_aside();
     while let Ok(task) = receive(&mut stream) {
@@ -154,7 +155,7 @@ fn serve(mut stream: UnixStream) {
 /// Replaces the standard streams by /dev/null, and ignores signals that are meant for the program.
 fn step_aside() {
     use Signal::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
-    // The program may have inherited these ignored or blocked: limits and the wait for children need them.
+    // The program may pass these on ignored or blocked; limits and the wait for children need them.
     for needed in [SIGALRM, SIGCHLD, SIGXCPU] {
         // SAFETY: the default runs no handler.
         let _ = unsafe { signal(needed, SigHandler::SigDfl) };
@@ -167,11 +168,11 @@ fn step_aside() {
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
         let _ = (dup2_stdin(&null), dup2_stdout(&null), dup2_stderr(&null));
     }
-    // Sets the name that `ps` shows. Only Linux has this file.
+    // Sets the name that `ps` shows. The file exists only on Linux.
     let _ = fs::write("/proc/self/comm", "hobbit-template");
 }
 
-/// Does a task in a child, which may come to harm: the outcome as JSON.
+/// Runs a task in a child, which may fail; returns the result as JSON.
 fn apart(task: &[u8]) -> io::Result<Vec<u8>> {
     let (mut near, far) = UnixStream::pair()?;
     // SAFETY: this process has one thread.
@@ -200,14 +201,14 @@ fn apart(task: &[u8]) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The child's part.
+/// The child's work.
 fn render(task: &[u8], mut into: UnixStream) -> io::Result<()> {
     let task: Task = serde_json::from_slice(task)?;
     let inputs = task.inputs.as_ref().map_or(0, |inputs| inputs.len() as u64);
     let memory = MEMORY_BYTES + MEMORY_PER_INPUT_BYTE * inputs;
     limit(task.stack_bytes() as u64 + memory)?;
     let outcome = match task.run() {
-        // llama.cpp wraps the exception in a text that quotes the template.
+        // llama.cpp wraps the exception in a message that quotes the template.
         Err(Failure::Template(reason)) if reason.contains("std::bad_alloc") => {
             Err(Failure::Template(format!("it takes more than {} MiB of memory", memory >> 20)))
         }
@@ -216,14 +217,13 @@ fn render(task: &[u8], mut into: UnixStream) -> io::Result<()> {
     into.write_all(&serde_json::to_vec(&outcome)?)
 }
 
-/// Limits CPU time, wall time and memory of this process, and makes it the first that the kernel kills when memory runs
-/// out.
+/// Limits CPU time, wall time and memory of this process, and makes it the kernel's first choice when memory runs out.
 fn limit(memory: u64) -> io::Result<()> {
     lower(Resource::RLIMIT_CORE, 0)?;
     lower(Resource::RLIMIT_CPU, CPU_SECONDS)?;
     alarm::set(WALL_SECONDS);
     let _ = fs::write("/proc/self/oom_score_adj", "1000");
-    // Linux alone counts private memory against this limit, and says how much is mapped already.
+    // Only Linux counts private memory against this limit, and reports how much is mapped already.
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mapped = status.lines().find_map(|line| line.strip_prefix("VmData:")?.trim().strip_suffix(" kB")?.parse().ok());
     mapped.map_or(Ok(()), |mapped: u64| lower(Resource::RLIMIT_DATA, (mapped << 10) + memory))
@@ -231,11 +231,11 @@ fn limit(memory: u64) -> io::Result<()> {
 
 fn lower(resource: Resource, to: u64) -> io::Result<()> {
     let (soft, hard) = getrlimit(resource)?;
-    // Beyond the hard limit of CPU time the kernel kills, whatever becomes of SIGXCPU.
+    // Beyond the hard limit the kernel kills the process, even if SIGXCPU is handled.
     Ok(setrlimit(resource, soft.min(to), hard.min(to.saturating_add(1)))?)
 }
 
-/// Why a rendering was ended.
+/// The reason for a rendering's end.
 fn words_for(signal: Signal) -> String {
     match signal {
         Signal::SIGXCPU => format!("it runs for more than {CPU_SECONDS} s"),
@@ -252,8 +252,8 @@ fn failed(reason: String) -> Vec<u8> {
     serde_json::to_vec(&Err::<String, _>(Failure::Template(reason))).unwrap_or_default()
 }
 
-/// Ends this process and leaves what belongs to the program, such as its handlers at exit, alone.
+/// Ends this process without running the program's exit handlers.
 fn exit(status: i32) -> ! {
-    // SAFETY: ends the process; nothing of this one is needed any more.
+    // SAFETY: ends the process; its state is no longer needed.
     unsafe { libc::_exit(status) }
 }

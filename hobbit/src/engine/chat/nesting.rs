@@ -1,27 +1,27 @@
-//! JSON that llama.cpp may be shown: it recurses with its depth, so that deep nesting would end the process.
+//! Depth limits of JSON for llama.cpp, which recurses with the nesting: too deep nesting would end the process.
 
 use serde::de::IgnoredAny;
 
 use crate::engine::stack;
 
-/// Brackets within each other that are passed on.
+/// Deepest nesting of brackets that is accepted.
 pub(super) const DEPTH_MAX: usize = 100;
 
-/// The longest text that is passed on, in bytes.
+/// Longest text that is accepted, in bytes.
 pub(super) const BYTES_MAX: usize = 64 << 20;
 
-/// Brackets within each other in an answer that are read on any thread: llama.cpp's parsers take some 2.5 KiB of stack for
-/// each.
+/// Nesting of brackets in an answer that any thread can parse: llama.cpp's parsers use about 2.5 KiB of stack per
+/// level.
 const SHALLOW: usize = 100;
 
-/// Those that are read at all. An answer that opens brackets and does not close them, as intervals in mathematics do, counts
-/// as deep, too.
+/// Deepest nesting in an answer that is parsed at all. Unclosed brackets, such as intervals in mathematics, count as
+/// well.
 pub(super) const ANSWER_DEPTH_MAX: usize = 5000;
 
-/// Stack for each of them.
+/// Bytes of stack per level.
 const STACK_BYTES: usize = 6 << 10;
 
-/// Runs `read`, which recurses with the brackets of an answer, given in parts, with the stack that it takes.
+/// Runs `read` with enough stack for its recursion, which follows the brackets of an answer (given in parts).
 ///
 /// # Errors
 /// Brackets that are nested too deep, or no memory for the stack.
@@ -36,7 +36,7 @@ pub(super) fn with_stack_for<T: Send>(answer: &[&str], read: impl FnOnce() -> T 
     stack::with_bytes((1 << 20) + depth * STACK_BYTES, read)
 }
 
-/// How many brackets are open at once, at most, wherever they stand.
+/// Largest number of open brackets, including those in strings.
 pub(super) fn open_brackets(parts: &[&str]) -> usize {
     let (mut open, mut most) = (0_usize, 0);
     for byte in parts.iter().flat_map(|part| part.bytes()) {
@@ -50,7 +50,7 @@ pub(super) fn open_brackets(parts: &[&str]) -> usize {
     most
 }
 
-/// The same of parentheses.
+/// Largest number of open parentheses.
 pub(super) fn open_parentheses(text: &str) -> usize {
     let (mut open, mut most) = (0_usize, 0);
     for byte in text.bytes() {
@@ -64,20 +64,20 @@ pub(super) fn open_parentheses(text: &str) -> usize {
     most
 }
 
-/// That `text` is JSON of bearable length and depth.
+/// Checks that `text` is JSON within the limits of length and depth.
 ///
 /// # Errors
-/// What is wrong with `what`.
+/// The problem with `what`.
 pub(super) fn check_json(text: &str, what: &str) -> Result<(), String> {
     check_depth(text, what)?;
     serde_json::from_str::<IgnoredAny>(text).map_err(|error| format!("{what}: this is not JSON: {error}"))?;
     Ok(())
 }
 
-/// That `text`, should it be JSON, is of bearable length and depth.
+/// Checks the length of `text`, and its depth if it is JSON.
 ///
 /// # Errors
-/// What is wrong with `what`.
+/// The problem with `what`.
 pub(super) fn check_depth(text: &str, what: &str) -> Result<(), String> {
     if text.len() > BYTES_MAX {
         return Err(format!("{what}: {} bytes are too many, at most {BYTES_MAX} are read", text.len()));
@@ -88,7 +88,7 @@ pub(super) fn check_depth(text: &str, what: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// How many brackets are open at once, at most; brackets in strings do not count.
+/// Largest number of open brackets outside strings.
 fn depth(text: &str) -> usize {
     let (mut depth, mut deepest) = (0_usize, 0);
     let (mut in_string, mut escaped) = (false, false);

@@ -1,4 +1,4 @@
-//! Takes apart what the model says, by the rules that the chat template has given.
+//! Parses the model's answer by the rules of the chat template.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -15,13 +15,13 @@ use super::plain::Delimiters;
 use super::reply::ChatReply;
 use crate::engine::error::Error;
 
-/// Takes answers apart. Cheap to clone.
+/// Parses answers. Clones are cheap.
 #[derive(Clone)]
 pub struct ChatParser(Arc<Inner>);
 
 struct Inner {
     raw: NonNull<c_void>,
-    /// What llama.cpp reads before the answer: of a message that is gone on with, its caller's text, too.
+    /// Text that llama.cpp parses before the answer; for a continued message, this includes the caller's text.
     generation_prompt: String,
     is_continuation: bool,
     delimiters: Option<Delimiters>,
@@ -39,7 +39,7 @@ impl Drop for Inner {
     }
 }
 
-/// What a parser is made from.
+/// Input for the construction of a parser.
 #[derive(Serialize)]
 struct Fields<'a> {
     format: i32,
@@ -52,7 +52,7 @@ struct Fields<'a> {
 }
 
 impl ChatParser {
-    /// Of what a template said: `parser` is llama.cpp's notation.
+    /// From the template's result: `parser` is in llama.cpp's notation.
     pub(super) fn new(
         (format, format_name): (i32, &str),
         parser: &str,
@@ -80,16 +80,16 @@ impl ChatParser {
         Ok(Self(Arc::new(Inner { raw, generation_prompt, is_continuation, delimiters })))
     }
 
-    /// What may end contents and thoughts, where it is certain that nothing else does.
+    /// Delimiters of contents and thoughts, if nothing else can end them.
     pub(super) fn delimiters(&self) -> Option<&Delimiters> {
         self.0.delimiters.as_ref()
     }
 
-    /// Takes `text` apart: all that the model has said, with the preserved tokens written out. `is_partial`: it goes on; the end
-    /// may then be held back until it is known what it is.
+    /// Parses `text`: all that the model has generated, with the preserved tokens written out. `is_partial` means that
+    /// the answer continues; its end may then be held back until it is unambiguous.
     ///
     /// # Errors
-    /// [`Error::ChatReply`] where the text is not of the form that the template asks for.
+    /// [`Error::ChatReply`] if the text does not have the form that the template defines.
     pub fn parse(&self, text: &str, is_partial: bool) -> Result<ChatReply, Error> {
         let inner = &*self.0;
         let parse = || {
@@ -104,7 +104,7 @@ impl ChatParser {
         serde_json::from_str(&parsed).map_err(|error| Error::ChatReply(error.to_string()))
     }
 
-    /// What the answer has before the model says anything: the part of a message that is gone on with.
+    /// The answer before the model generates anything: the given part of a continued message.
     ///
     /// # Errors
     /// As [`ChatParser::parse`].

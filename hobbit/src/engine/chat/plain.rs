@@ -1,31 +1,32 @@
-//! When an answer just goes on: llama.cpp's parser reads all that was said at every token, which need not be where the new text can
-//! only be more of the same.
+//! Detects that an answer's new text only extends its content. llama.cpp's parser reads the whole answer again at every
+//! token, which is unnecessary in that case.
 //!
-//! llama.cpp writes down what an answer must look like (`common_peg_arena::save`). Contents and thoughts are there what stands before
-//! delimiters, or all that follows. As long as no delimiter begins in what is new, nor could be open at the end of what was said, the
-//! place that is being filled goes on: every decision before it was made on text that has not changed, for what needs more text than
-//! there is says so (`NEED_MORE_INPUT`) and is filled itself. Parsers of which this is not certain are not used so.
+//! llama.cpp describes the form of an answer as a parser (`common_peg_arena::save`). In it, contents and thoughts are
+//! the text before delimiters, or all remaining text. As long as no delimiter begins in the new text or may be open at
+//! the end of the old text, the current field continues: every earlier decision was made on text that has not changed,
+//! because a parser that needs more text reports `NEED_MORE_INPUT` and is the current field itself. Other parsers are
+//! always run in full.
 
 use std::collections::HashMap;
 
 use serde::Deserialize;
 
-/// What may end the contents and thoughts of answers of one form.
+/// Delimiters that may end the contents and thoughts of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Delimiters {
-    /// Bytes with which one begins.
+    /// First bytes of delimiters.
     first: [bool; 256],
-    /// The longest, in bytes.
+    /// Length of the longest delimiter, in bytes.
     longest: usize,
 }
 
-/// Formats whose contents are what their parser finds, as it is.
+/// Formats whose content is exactly the text their parser finds.
 const PLAIN: [&str; 3] = ["Content-only", "peg-simple", "peg-native"];
 
-/// How deep a node may stand in what decides on it.
+/// Maximum depth of nodes that are followed.
 const DEPTH_MAX: usize = 32;
 
-/// As `common_peg_arena::to_json` writes it.
+/// Format of `common_peg_arena::to_json`.
 #[derive(Deserialize)]
 struct Arena {
     parsers: Vec<Node>,
@@ -46,7 +47,7 @@ struct Node {
     delimiters: Vec<String>,
 }
 
-/// Nodes that succeed, fail or want more for what they are looked at for: at the end of the text they do not fail.
+/// Node types that succeed, fail or need more input based on the text they match: they do not fail at its end.
 const KNOWN: [&str; 18] = [
     "epsilon",
     "start",
@@ -69,7 +70,8 @@ const KNOWN: [&str; 18] = [
 ];
 
 impl Delimiters {
-    /// Of a parser in llama.cpp's notation; none where contents may be anything else than what stands before delimiters.
+    /// Delimiters of a parser in llama.cpp's notation; `None` if contents may be anything other than text before
+    /// delimiters.
     pub(super) fn of(format: &str, parser: &str) -> Option<Self> {
         let mut own = Self { first: [false; 256], longest: 0 };
         if !PLAIN.contains(&format) {
@@ -91,7 +93,7 @@ impl Delimiters {
                 "tag" if matches!(node.tag.as_str(), "content" | "reasoning") => {
                     child().filter(|child| child.r#type == "until")?;
                 }
-                // What looks ahead must not take the end of the text for an answer.
+                // A lookahead must not take the end of the text for an answer.
                 "and" => arena.consists_of(node.child?, &["literal", "chars", "sequence", "choice", "space"], 0)?,
                 "not" => arena.consists_of(node.child?, &["literal", "chars", "choice"], 0)?,
                 "gbnf" | "ac" => {}
@@ -101,12 +103,12 @@ impl Delimiters {
         Some(own)
     }
 
-    /// Whether one may begin in `text`.
+    /// Whether a delimiter may begin in `text`.
     pub(super) fn may_begin_in(&self, text: &[u8]) -> bool {
         text.iter().any(|byte| self.first[usize::from(*byte)])
     }
 
-    /// Whether one may be open at the end of `text`, of which more may stand before.
+    /// Whether a delimiter may be open at the end of `text`, which may be only the end of a longer text.
     pub(super) fn may_be_open_after(&self, text: &str) -> bool {
         let bytes = text.as_bytes();
         bytes.len() < self.longest || self.may_begin_in(&bytes[bytes.len() - self.longest..])
@@ -114,7 +116,7 @@ impl Delimiters {
 }
 
 impl Arena {
-    /// A node, or what it is another name of.
+    /// The node at an index; references and rules are followed.
     fn resolved(&self, mut at: usize) -> Option<&Node> {
         for _ in 0..DEPTH_MAX {
             let node = self.parsers.get(at)?;
@@ -127,7 +129,7 @@ impl Arena {
         None
     }
 
-    /// Something where a node is made of nothing else.
+    /// `Some` if a node consists only of these types.
     fn consists_of(&self, at: usize, types: &[&str], depth: usize) -> Option<()> {
         let node = self.resolved(at).filter(|node| depth < DEPTH_MAX && types.contains(&node.r#type.as_str()))?;
         node.child.iter().chain(&node.children).try_for_each(|child| self.consists_of(*child, types, depth + 1))

@@ -1,4 +1,4 @@
-//! What a chat template makes of a conversation: a prompt, and how the answer is to be sampled and read.
+//! Result of a chat template: a prompt, and how to sample and parse the answer.
 
 use serde::Deserialize;
 
@@ -7,35 +7,35 @@ use super::parser::ChatParser;
 use crate::engine::error::Error;
 use hobbit_core::options::{GrammarKind, GrammarTrigger, SamplingOptions, Token};
 
-/// A conversation as the model reads it: llama.cpp's `common_chat_params`.
+/// A rendered conversation: llama.cpp's `common_chat_params`.
 #[derive(Clone, Debug)]
 pub struct ChatPrompt {
-    /// To be tokenized with special tokens.
+    /// The text, to be tokenised with special tokens.
     pub prompt: String,
-    /// The end of it, which the template says for the model.
+    /// The end of the prompt, which opens the model's answer.
     pub generation_prompt: String,
-    /// What the answer must follow, because of tools or a schema.
+    /// Grammar of the answer, because of tools or a schema.
     pub grammar: Option<LazyGrammar>,
     /// Texts of control tokens that belong to the answer.
     pub preserved_tokens: Vec<String>,
     /// Texts at which the answer ends.
     pub additional_stops: Vec<String>,
-    /// What stands around thoughts, if the template knows such.
+    /// Tags around thoughts, if the template has any.
     pub thinking: Option<ThinkingTags>,
     /// llama.cpp's name of the answer's format.
     pub format: String,
-    /// Takes the answer apart.
+    /// Parses the answer.
     pub parser: ChatParser,
 }
 
-/// A grammar that may hold only from a trigger on.
+/// A grammar that may apply only after a trigger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LazyGrammar {
     /// GBNF.
     pub text: String,
     /// Whether it waits for a trigger.
     pub lazy: bool,
-    /// What it waits for.
+    /// Texts or tokens that activate it.
     pub triggers: Vec<GrammarTrigger>,
 }
 
@@ -44,13 +44,13 @@ pub struct LazyGrammar {
 pub struct ThinkingTags {
     /// Begins a thought; may be empty.
     pub start: String,
-    /// End one; there is at least one.
+    /// End a thought; there is at least one.
     pub ends: Vec<String>,
 }
 
 impl ChatPrompt {
-    /// Has `options` sample the answer as the template wants: its grammar (in place of the user's, if it has one), the tags of
-    /// thoughts, the tokens that must not be lost. The budget of thoughts stays as it is.
+    /// Applies the template's sampling settings to `options`: its grammar (replacing the user's, if it has one), the
+    /// tags of thoughts, and the preserved tokens. Keeps the reasoning budget.
     pub fn constrain(&self, options: &mut SamplingOptions) {
         if let Some(grammar) = &self.grammar {
             options.grammar = Some(grammar.text.clone());
@@ -65,7 +65,7 @@ impl ChatPrompt {
     }
 }
 
-/// The shim's answer.
+/// The shim's result.
 #[derive(Deserialize)]
 pub(super) struct Fields {
     prompt: String,

@@ -1,4 +1,4 @@
-//! llama.cpp's template interpreter: a task in, JSON out.
+//! llama.cpp's template interpreter: reads a task, writes JSON.
 
 use ggml_sys::chat;
 use serde::{Deserialize, Serialize};
@@ -12,18 +12,18 @@ const INPUTS_FAILED: i32 = 1;
 /// Stack for reading and running a template; schemas may need more.
 const STACK_BYTES: usize = 32 << 20;
 
-/// Work for the interpreter.
+/// A task for the interpreter.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Task {
     /// [`super::templates::Texts`] as JSON.
     pub(super) template: String,
-    /// [`super::ChatInputs`] as JSON. None: describe the template, and try it on a message.
+    /// [`super::ChatInputs`] as JSON. `None` describes the template, and tries it on a message.
     pub(super) inputs: Option<String>,
     /// Stack that the schemas of the inputs need, in bytes.
     pub(super) schema_stack: usize,
 }
 
-/// Why there is no result.
+/// Reason for a failed rendering.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Failure {
     /// The inputs cannot be read.
@@ -38,7 +38,7 @@ impl Task {
         self.schema_stack.max(STACK_BYTES)
     }
 
-    /// Does the work in this process, with no limit but the stack.
+    /// Runs the task in this process, limited only in stack.
     ///
     /// # Errors
     /// See [`Failure`].

@@ -1,32 +1,32 @@
-//! What the model said, taken apart: llama.cpp's `common_chat_msg`, and what is new in it while it grows.
+//! A parsed answer: llama.cpp's `common_chat_msg`, and its changes while it grows.
 
 use serde::{Deserialize, Serialize};
 
 use crate::engine::error::Error;
 
-/// An answer, taken apart.
+/// A parsed answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatReply {
-    /// What is said.
+    /// The answer's text.
     pub content: String,
-    /// What was thought before.
+    /// The thought before it.
     pub reasoning_content: String,
-    /// Tools that are called.
+    /// The tool calls.
     pub tool_calls: Vec<ToolCall>,
 }
 
-/// A call of a tool.
+/// A tool call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolCall {
-    /// As the model numbers it; empty with most models.
+    /// The id given by the model; empty with most models.
     pub id: String,
-    /// The tool.
+    /// The tool's name.
     pub name: String,
-    /// JSON, which may be a part while the answer grows.
+    /// JSON, which may be incomplete while the answer grows.
     pub arguments: String,
 }
 
-/// What an answer has more than before.
+/// A change of a growing answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChatDelta {
     /// A piece of the thought.
@@ -40,27 +40,26 @@ pub enum ChatDelta {
 /// A piece of a tool call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolCallDelta {
-    /// Which call of the answer.
+    /// Index of the call in the answer.
     pub index: usize,
-    /// With the first piece, and where the name or the id has grown; otherwise empty.
+    /// Set in the first piece, and when the name or the id grows; otherwise empty.
     pub id: String,
     /// As `id`.
     pub name: String,
-    /// What is to be added to the arguments.
+    /// Text to append to the arguments.
     pub arguments: String,
 }
 
 impl ChatReply {
-    /// Whether nothing is in it.
+    /// Whether the answer is empty.
     pub fn is_empty(&self) -> bool {
         self.content.is_empty() && self.reasoning_content.is_empty() && self.tool_calls.is_empty()
     }
 
-    /// What is in this answer and was not in `before`, the same answer when it was shorter: as
-    /// `common_chat_msg_diff::compute_diffs`.
+    /// The difference to `before`, the same answer when it was shorter: as `common_chat_msg_diff::compute_diffs`.
     ///
     /// # Errors
-    /// [`Error::ChatReply`] where this does not go on from `before`.
+    /// [`Error::ChatReply`] if this does not continue `before`.
     pub fn changes_since(&self, before: &Self) -> Result<Vec<ChatDelta>, Error> {
         let mut changes = Vec::new();
         let thought = added(&before.reasoning_content, &self.reasoning_content)?;
@@ -76,7 +75,7 @@ impl ChatReply {
             let (n, n_before) = (self.tool_calls.len(), n_before);
             return Err(Error::ChatReply(format!("of {n_before} tool calls only {n} are left when it goes on")));
         }
-        // Only the last of those before can have grown.
+        // Only the last earlier call can have grown.
         if let Some((last, now)) = before.tool_calls.last().zip(self.tool_calls.get(n_before.wrapping_sub(1))) {
             changes.extend(grown(n_before - 1, last, now)?.map(ChatDelta::ToolCall));
         }
@@ -88,7 +87,7 @@ impl ChatReply {
     }
 }
 
-/// What call `index` has more than before, if anything.
+/// The growth of call `index`, if any.
 fn grown(index: usize, before: &ToolCall, now: &ToolCall) -> Result<Option<ToolCallDelta>, Error> {
     if !before.name.is_empty() && !now.name.is_empty() && !now.name.starts_with(&before.name) {
         let (before, now) = (&before.name, &now.name);
@@ -103,7 +102,7 @@ fn grown(index: usize, before: &ToolCall, now: &ToolCall) -> Result<Option<ToolC
     Ok(Some(ToolCallDelta { index, id, name, arguments: arguments.to_owned() }))
 }
 
-/// What `now` has after `before`; nothing where it is shorter, which happens when a stop word that ended the text is taken away.
+/// The suffix of `now` after `before`; empty if it is shorter, as when a stop word at the end is removed.
 fn added<'a>(before: &str, now: &'a str) -> Result<&'a str, Error> {
     match now.strip_prefix(before) {
         Some(added) => Ok(added),

@@ -4,20 +4,20 @@ use super::parser::ChatParser;
 use super::reply::{ChatDelta, ChatReply};
 use crate::engine::error::Error;
 
-/// Takes an answer apart while it grows, and tells what is new.
+/// Parses a growing answer, and reports its changes.
 #[derive(Debug)]
 pub struct ChatStream {
     parser: ChatParser,
     text: String,
     reply: ChatReply,
-    /// Made up for tool calls that the model has not numbered.
+    /// Ids for tool calls that the model does not number.
     ids: Vec<String>,
     make_id: fn() -> String,
-    /// What goes on by whatever is said, as long as no delimiter begins in it.
+    /// The field that new text extends, as long as no delimiter begins in it.
     growing: Option<Growing>,
 }
 
-/// What may go on.
+/// A field that may grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Growing {
     Reasoning,
@@ -25,19 +25,19 @@ enum Growing {
 }
 
 impl ChatStream {
-    /// An answer that has not begun. `make_id` numbers tool calls that the model does not number itself.
+    /// An empty answer. `make_id` numbers tool calls that the model does not number itself.
     ///
     /// # Errors
-    /// [`Error::ChatReply`] where the message that is gone on with is not of the template's form.
+    /// [`Error::ChatReply`] if the continued message does not have the template's form.
     pub fn new(parser: ChatParser, make_id: fn() -> String) -> Result<Self, Error> {
         let reply = parser.prefilled()?;
         Ok(Self { parser, text: String::new(), reply, ids: Vec::new(), make_id, growing: None })
     }
 
-    /// Goes on with `text`, and tells what is new. Once more with `is_partial` false at the end.
+    /// Appends `text` and returns the changes. The last call has `is_partial` false.
     ///
     /// # Errors
-    /// [`Error::ChatReply`] where the answer is not of the template's form.
+    /// [`Error::ChatReply`] if the answer does not have the template's form.
     pub fn push(&mut self, text: &str, is_partial: bool) -> Result<Vec<ChatDelta>, Error> {
         let goes_on = is_partial && !text.is_empty() && self.can_only_go_on(text);
         if goes_on && let Some(growing) = self.growing {
@@ -57,7 +57,7 @@ impl ChatStream {
         }
         let changes = reply.changes_since(&self.reply)?;
         self.reply = reply;
-        // What took this text as it is takes the next.
+        // The field that this text extended also takes the next.
         self.growing = match &changes[..] {
             [ChatDelta::Reasoning(added)] if goes_on && added == text => Some(Growing::Reasoning),
             [ChatDelta::Content(added)] if goes_on && added == text => Some(Growing::Content),
@@ -74,7 +74,7 @@ impl ChatStream {
         })
     }
 
-    /// Goes on without reading all of it again.
+    /// Appends without parsing the whole text again.
     fn grow(&mut self, growing: Growing, text: &str) -> ChatDelta {
         self.text.push_str(text);
         let reply = &mut self.reply;
@@ -95,12 +95,12 @@ impl ChatStream {
         &self.reply
     }
 
-    /// All that the model has said.
+    /// All text from the model.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether what comes next need not be read with all that was said before, unless it may begin a delimiter.
+    /// Whether the next text needs no full parse unless it may begin a delimiter.
     #[cfg(test)]
     pub(super) fn is_growing(&self) -> bool {
         self.growing.is_some()

@@ -1,4 +1,4 @@
-//! A model's chat templates, read once.
+//! A model's chat templates, parsed once.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
@@ -17,17 +17,17 @@ use crate::engine::error::Error;
 use crate::engine::model::Model;
 use hobbit_core::options::Token;
 
-/// The chat templates of a model, or one in their place.
+/// The chat templates of a model, or a replacement.
 pub struct ChatTemplates {
     /// [`Texts`] as JSON.
     texts: String,
     description: Description,
     was_explicit: bool,
-    /// The name of a format that llama.cpp writes itself: as Jinja it would be a text that renders as itself.
+    /// The name of a format that llama.cpp writes itself; as Jinja it would render as its own name.
     is_built_in: bool,
 }
 
-/// All that rendering needs to know of a model, as the shim reads it.
+/// The model's data that rendering needs, as the shim reads it.
 #[derive(Default, Serialize)]
 pub(super) struct Texts {
     pub(super) source: String,
@@ -47,11 +47,11 @@ struct Description {
 }
 
 impl ChatTemplates {
-    /// The templates of `model`, or `template_override`: a built-in template's name (`chatml`, `llama3`) or a Jinja text. With
-    /// neither it is `chatml`. The template is tried on a message.
+    /// The templates of `model`, or `template_override`: a built-in template's name (`chatml`, `llama3`) or a Jinja
+    /// text. Without either, `chatml`. The template is tried on a message.
     ///
     /// # Errors
-    /// [`Error::ChatTemplate`] for a text that is no template, and for one that takes too much time, memory or stack.
+    /// [`Error::ChatTemplate`] for an invalid template, and for one that takes too much time, memory or stack.
     pub fn new(model: &Model, template_override: Option<&str>) -> Result<Self, Error> {
         Self::read(Texts::of(model, template_override))
     }
@@ -84,26 +84,26 @@ impl ChatTemplates {
         &self.description.source_tool_use
     }
 
-    /// What the template can write: llama.cpp's names (`supports_tools`, `supports_system_role`, ...).
+    /// The template's capabilities by llama.cpp's names (`supports_tools`, `supports_system_role`, ...).
     pub fn capabilities(&self) -> &BTreeMap<String, bool> {
         &self.description.capabilities
     }
 
-    /// Whether answers may begin with a thought. False, too, for a template that fails on a single message of the user.
+    /// Whether answers may begin with a thought. Also false for a template that fails on a single user message.
     pub fn supports_thinking(&self) -> bool {
         !self.is_built_in && self.description.supports_thinking
     }
 
-    /// Whether the model, or the caller, has a template: otherwise it is `chatml`.
+    /// Whether the model or the caller provides a template; otherwise `chatml` is used.
     pub fn was_explicit(&self) -> bool {
         self.was_explicit
     }
 
-    /// Writes a conversation down.
+    /// Renders a conversation.
     ///
     /// # Errors
-    /// [`Error::ChatInput`] for messages and tools that cannot be understood, [`Error::ChatTemplate`] where the template fails
-    /// on them, or takes too much time, memory or stack.
+    /// [`Error::ChatInput`] for messages and tools that cannot be understood, [`Error::ChatTemplate`] if the template
+    /// fails on them, or takes too much time, memory or stack.
     pub fn apply(&self, inputs: &ChatInputs) -> Result<ChatPrompt, Error> {
         let (text, schema_stack) = inputs.to_json(inputs.use_jinja && !self.is_built_in)?;
         let task = Task { template: self.texts.clone(), inputs: Some(text), schema_stack };
@@ -121,13 +121,14 @@ impl fmt::Debug for ChatTemplates {
     }
 }
 
-/// The longest template in bytes, brackets within each other, and `not`s in it: llama.cpp's reader calls itself for each.
+/// Limits of a template: its length in bytes, nested brackets, and `not`s within it. llama.cpp's parser recurses for
+/// each.
 const TEMPLATE_MAX: usize = 256 << 10;
 const TEMPLATE_NESTING_MAX: usize = 1000;
 const TEMPLATE_NOTS_MAX: usize = 1000;
 
 impl Texts {
-    /// The model's templates, or `template` instead of them. An empty `template` counts as none.
+    /// The model's templates, or `template` instead. An empty `template` counts as none.
     fn of(model: &Model, template: Option<&str>) -> Self {
         let (source, source_tool_use) = match template.filter(|template| !template.is_empty()) {
             Some(template) => (template.to_owned(), String::new()),
@@ -158,7 +159,7 @@ impl Texts {
     }
 
     /// # Errors
-    /// A template that is too long or too deep to be read, or ends early.
+    /// A template that is too long or too deeply nested, or ends early.
     fn check(&self) -> Result<(), String> {
         for text in [&self.source, &self.source_tool_use] {
             let nested = nesting::open_brackets(&[text]).max(nesting::open_parentheses(text));

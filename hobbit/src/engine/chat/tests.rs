@@ -57,7 +57,7 @@ fn a_models_templates_and_tokens_reach_the_interpreter() {
         add_bos: add,
         add_eos: add,
     };
-    // Tokens that the tokenizer adds are not written twice.
+    // BOS and EOS that the tokenizer adds are not written twice.
     for (add, plain, with_tools) in [(false, "<s>Hi</s>", "<s>get_time: Hi"), (true, "Hi", "get_time: Hi")] {
         let templates = ChatTemplates::read(texts(add)).unwrap();
         assert!(templates.was_explicit() && templates.source_tool_use().contains("tools[0]"));
@@ -71,7 +71,7 @@ fn a_models_templates_and_tokens_reach_the_interpreter() {
     assert_eq!(none.apply(&one_message()).unwrap().prompt, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
 }
 
-/// As Qwen3's: thoughts between tags, which an empty pair turns off.
+/// Like Qwen3's template: thoughts between tags; an empty pair turns thinking off.
 const THINKS: &str = "{%- for message in messages -%}\
 {{- '<|im_start|>' + message.role + '\n' -}}\
 {%- if message.role == 'assistant' and message.reasoning_content -%}\
@@ -86,7 +86,7 @@ const THINKS: &str = "{%- for message in messages -%}\
 {%- endif -%}\
 {%- endif -%}";
 
-/// As gpt-oss': channels.
+/// Like gpt-oss': channels.
 const CHANNELS: &str = "{%- for message in messages -%}\
 {%- if message.role == 'assistant' -%}\
 {%- if message.thinking -%}\
@@ -108,7 +108,7 @@ fn one_message() -> ChatInputs {
     ChatInputs { messages, ..ChatInputs::default() }
 }
 
-/// As Hermes' and Qwen's: calls of tools as JSON between tags.
+/// Like Hermes' and Qwen's: tool calls as JSON between tags.
 const TOOLS: &str = "{%- if tools -%}{{- '<|im_start|>system\n' -}}\
 {%- for tool in tools -%}{{- tool | tojson -}}{%- endfor -%}{{- '<|im_end|>\n' -}}{%- endif -%}\
 {%- for message in messages -%}\
@@ -183,7 +183,7 @@ fn thoughts_in_channels() {
     let said = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Ja";
     assert_eq!(prompt.parser.parse(said, false).unwrap(), reply("hm", "Ja"));
     assert!(prompt.preserved_tokens.iter().any(|token| token == "<|channel|>"), "{prompt:?}");
-    // Nobody sees a channel's name, wherever the text is cut.
+    // Channel names never appear in the output, wherever the text is split.
     let mut stream = ChatStream::new(prompt.parser.clone(), String::new).unwrap();
     let mut seen = (String::new(), String::new());
     for c in said.chars() {
@@ -235,7 +235,7 @@ fn tools_are_called() {
     assert_eq!((parsed.tool_calls.len(), parsed.tool_calls[0].name.as_str()), (1, "get_time"));
     assert_eq!(arguments(&parsed.tool_calls[0]), serde_json::json!({"city": "Zürich"}));
 
-    // The same comes out in pieces.
+    // The result is the same in pieces.
     let mut stream = ChatStream::new(prompt.parser, || "made up".to_owned()).unwrap();
     let (mut content, mut call, mut n_names) = (String::new(), ToolCall::default(), 0);
     let mut hear = |change: ChatDelta| match change {
@@ -260,7 +260,7 @@ fn tools_are_called() {
     assert_eq!(stream.reply().tool_calls, [call]);
 }
 
-/// What a stream tells of every piece where it reads all of it again at each.
+/// Reference: the changes of a stream that parses the whole text again at each piece.
 fn told_anew(parser: &ChatParser, pieces: &[&str]) -> Vec<Vec<ChatDelta>> {
     let (mut text, mut before) = (String::new(), parser.prefilled().unwrap());
     let mut tell = |piece: &&str| {
@@ -325,7 +325,7 @@ fn what_just_goes_on_is_told_as_if_all_were_read_again() {
     let mut n_growing = vec![0; prompts.len()];
     for round in 0..400 {
         for (prompt, n_growing) in prompts.iter().zip(&mut n_growing) {
-            // Words twice as often as what is not one.
+            // Twice as many words as special pieces.
             let piece = |_| match below(3) {
                 0 => parts[below(parts.len())],
                 _ => parts[18 + below(parts.len() - 18)],
@@ -341,7 +341,7 @@ fn what_just_goes_on_is_told_as_if_all_were_read_again() {
             let mut stream = ChatStream::new(prompt.parser.clone(), String::new).unwrap();
             for (at, (piece, expected)) in pieces.iter().zip(expected).enumerate() {
                 let mut told = stream.push(piece, true).unwrap_or_default();
-                // Ids are made up.
+                // Generated ids are arbitrary.
                 for change in &mut told {
                     if let ChatDelta::ToolCall(call) = change {
                         call.id.clear();
@@ -432,12 +432,12 @@ fn hostile_inputs_are_errors() {
     refusal(&|inputs| (inputs.messages, inputs.use_jinja) = (legacy.to_owned(), false));
 }
 
-/// On a thread with no more stack than others have: what is let through does not overflow it.
+/// Runs `call` on a thread with a default stack: accepted input must not overflow it.
 fn on_a_small_stack(call: impl FnOnce() + Send + 'static) {
     std::thread::Builder::new().stack_size(STACK_BYTES).spawn(call).unwrap().join().unwrap();
 }
 
-/// What the standard library gives a thread.
+/// Stack that the standard library gives a thread.
 const STACK_BYTES: usize = 2 << 20;
 
 #[test]
@@ -492,7 +492,7 @@ fn what_a_message_is_gone_on_with_may_be_deep() {
     };
     let read = move || {
         let prompt = templates(THINKS).apply(&inputs).unwrap();
-        // Whatever it makes of that, it comes back.
+        // Any result is fine as long as the call returns.
         let _ = (prompt.parser.prefilled(), prompt.parser.parse("[", true));
     };
     std::thread::Builder::new().stack_size(2 << 20).spawn(read).unwrap().join().unwrap();

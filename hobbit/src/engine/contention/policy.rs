@@ -1,44 +1,45 @@
-//! Whether others compute on our cores, from how long our threads wait for one.
+//! Detects competition for our cores from how long our threads wait for one.
 
-/// What the process's threads did between two looks.
+/// Activity of the process's threads between two samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Sample {
     pub(super) seconds: f64,
-    /// All threads that compute together.
+    /// Seconds run, summed over all compute threads.
     pub(super) ran_seconds: f64,
-    /// The same: they could have run, but others had the cores, and not the threads that read for them.
+    /// Seconds the compute threads were runnable while other programs had the cores; our own reader threads do not
+    /// count.
     pub(super) waited_seconds: f64,
 }
 
-/// Of the time in which threads could run, what they wait when others compute.
+/// Share of runnable time spent waiting at which the cores count as contended, if two samples in a row agree.
 const WAITED_SHARE_CONTENDED: f64 = 0.05;
 
-/// The same where one look is enough. Less may be a moment of the system's own work: then the next look must agree.
+/// Share at which one sample suffices. A smaller share may be a moment of the system's own work.
 const WAITED_SHARE_CERTAIN: f64 = 0.15;
 
-/// The same, below which the cores are ours again.
+/// Share below which the cores are free again.
 const WAITED_SHARE_CALM: f64 = 0.02;
 
-/// Less than this part of a core tells nothing: nobody computes.
+/// Minimum load, in cores, for a sample to count.
 const BUSY_CORES_MIN: f64 = 0.1;
 
-/// Seconds of calm before threads spin again. Little: what looks like another program may have been a moment of the system's
-/// own work.
+/// Initial calm time before threads spin again, in seconds. Short, because the contention may have been a moment of the
+/// system's own work.
 const PATIENCE_SECONDS: f64 = 0.5;
 
-/// The same, after it was wrong again and again.
+/// Maximum calm time, reached by doubling after each relapse.
 const PATIENCE_SECONDS_MAX: f64 = 32.0;
 
-/// Others that come back so soon had never gone: threads that sleep wait less.
+/// Contention that returns within this time never ended: sleeping threads wait less.
 const RELAPSE_SECONDS: f64 = 2.0;
 
-/// The state between two looks.
+/// State between two samples.
 #[derive(Debug)]
 pub(super) struct Contention {
     is_contended: bool,
-    /// The last look saw waiting that one look alone does not prove.
+    /// The last sample was above the contended share but below the certain one.
     is_suspected: bool,
-    /// For how long it has been calm; while it is not contended, since when.
+    /// Seconds of calm so far; when not contended, seconds since contention ended.
     calm_seconds: f64,
     patience_seconds: f64,
 }
@@ -93,7 +94,7 @@ mod tests {
         Sample { seconds: 1.0, ran_seconds: 2.0 * (1.0 - share), waited_seconds: 2.0 * share }
     }
 
-    /// How many calm seconds it takes until it is not contended any more.
+    /// Calm seconds until the cores count as free.
     fn seconds_to_calm(contention: &mut Contention) -> usize {
         (1..200).find(|_| !contention.observe(second(0.0))).expect("it ends")
     }

@@ -1,17 +1,17 @@
-//! Chooses the devices a model is offloaded to: the rule of llama.cpp's `llama_prepare_model_devices`.
+//! Choice of the devices for a model: the rule of llama.cpp's `llama_prepare_model_devices`.
 
 use crate::engine::device_error::DeviceError;
 use crate::engine::device_kind::DeviceKind;
 use hobbit_core::options::{DeviceChoice, DeviceOptions, SplitMode};
 
-/// The properties of a device on which the choice depends.
+/// The properties of a device that the choice depends on.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
     pub(super) name: String,
     pub(super) kind: DeviceKind,
     /// ggml's name of the backend it belongs to.
     pub(super) backend: String,
-    /// Identifies the hardware: devices of two backends may be the same.
+    /// Identifies hardware that several backends present as a device.
     pub(super) hardware: Option<String>,
 }
 
@@ -25,7 +25,7 @@ impl Candidate {
     }
 }
 
-/// Indices of the chosen devices, in their order.
+/// Indices of the chosen devices, in order.
 pub(super) fn choose(all: &[Candidate], options: &DeviceOptions) -> Result<Vec<usize>, DeviceError> {
     let chosen = match &options.devices {
         DeviceChoice::Auto => automatic(all),
@@ -41,8 +41,8 @@ pub(super) fn choose(all: &[Candidate], options: &DeviceOptions) -> Result<Vec<u
     }
 }
 
-/// RPC servers first, to keep transfers between devices few; then GPUs, each piece of hardware once; integrated ones
-/// only where there is no other GPU in this machine.
+/// RPC servers first, to minimise transfers between devices; then GPUs, each piece of hardware once; integrated ones
+/// only if this machine has no other GPU.
 fn automatic(all: &[Candidate]) -> Vec<usize> {
     let of = |kind: DeviceKind| (0..all.len()).filter(move |index| all[*index].kind == kind);
     let (remote, local): (Vec<_>, Vec<_>) = of(DeviceKind::Gpu).partition(|index| all[*index].is_remote());
@@ -68,7 +68,7 @@ fn named(all: &[Candidate], names: &[String]) -> Result<Vec<usize>, DeviceError>
     let known = || all.iter().filter(|device| device.can_hold_layers()).map(|device| device.name.clone()).collect();
     let mut chosen = Vec::new();
     for name in names {
-        // ggml ignores case too.
+        // ggml compares names without case.
         let index = all.iter().position(|device| device.name.eq_ignore_ascii_case(name));
         let index = index.ok_or_else(|| DeviceError::Unknown { name: name.clone(), known: known() })?;
         let device = &all[index];
@@ -122,7 +122,7 @@ mod tests {
         // One card, seen by two backends.
         assert_eq!(auto(&[gpu("CUDA0", "pci1"), gpu("Vulkan0", "pci1"), gpu("Vulkan1", "pci2")]), "CUDA0 Vulkan1");
         assert_eq!(auto(&[gpu("CUDA0", ""), gpu("CUDA1", "")]), "CUDA0 CUDA1", "no id is not the same id");
-        // Integrated ones.
+        // Integrated GPUs.
         assert_eq!(auto(&[gpu("CUDA0", ""), integrated("Vulkan0"), cpu()]), "CUDA0");
         assert_eq!(auto(&[integrated("Vulkan0"), integrated("OpenCL0"), cpu(), gpu("RPC0", "")]), "RPC0 Vulkan0");
         assert_eq!(auto(&[integrated("CUDA0"), integrated("CUDA1")]), "CUDA0 CUDA1");

@@ -1,4 +1,4 @@
-//! What a model, a context and hobbit itself hold besides experts.
+//! Memory of a model, a context and hobbit itself besides experts.
 
 use crate::engine::compute::scratch;
 use crate::engine::error::Error;
@@ -12,13 +12,13 @@ use hobbit_core::plan::FixedCosts;
 use hobbit_core::stats::rss_bytes;
 use hobbit_core::store::PLANE_BUFFERS_BYTES;
 
-/// To what the process's memory is rounded up where a run must be repeatable, in bytes.
+/// Step, in bytes, to which the process's memory is rounded up if a run must be repeatable.
 const RUNTIME_BYTES_STEP: u64 = 64 << 20;
 
-/// What the process needs beside weights, KV cache and compute buffers, at the least, in bytes.
+/// Minimum bytes of the process besides weights, KV cache and compute buffers.
 const RUNTIME_BYTES_MIN: u64 = 24 << 20;
 
-/// Bytes that the process holds besides `weights` and `kv` bytes, now that a model was loaded.
+/// Bytes that the process holds besides `weights` and `kv`, measured after loading a model.
 pub(super) fn runtime_bytes(weights: u64, kv: u64) -> u64 {
     trim_heap();
     rss_bytes().saturating_sub(weights + kv).max(RUNTIME_BYTES_MIN)
@@ -26,9 +26,9 @@ pub(super) fn runtime_bytes(weights: u64, kv: u64) -> u64 {
 
 pub(super) fn fixed_costs(model: &Model, options: &SessionOptions, context: &RawContext) -> Result<FixedCosts, Error> {
     let MemoryUse { weights, kv, compute, .. } = MemoryUse::of(context)?;
-    // A dense model is mapped: what of it is resident already is among the weights.
+    // A dense model is mapped: its resident pages count as weights.
     let resident = runtime_bytes(weights, kv);
-    // The last pages differ from run to run, and a slot more or less may change a text.
+    // The last pages differ from run to run, and one slot more or less may change a text.
     let resident = match model.shared.precisions.options.deterministic {
         true => resident.next_multiple_of(RUNTIME_BYTES_STEP),
         false => resident,
@@ -40,7 +40,7 @@ pub(super) fn fixed_costs(model: &Model, options: &SessionOptions, context: &Raw
     Ok(FixedCosts { weights, kv, compute, runtime, prediction: prediction_bytes(model) })
 }
 
-/// What will be kept to decide who stays and what comes next.
+/// Bytes for the policy's tables and for copies of routers, which scores and prediction need.
 fn prediction_bytes(model: &Model) -> u64 {
     let shared = &model.shared;
     let caching = &shared.options.caching;
@@ -48,13 +48,13 @@ fn prediction_bytes(model: &Model) -> u64 {
     let tables: u64 = layers().map(|layer| policy::table_bytes(caching.policy, layer.n_expert)).sum();
     let asks_routers =
         caching.policy.needs_scores() || caching.predictor.needs_scores() || shared.options.trace.is_some();
-    // With devices some layers' routers are there: which, llama.cpp decides.
+    // With devices, llama.cpp decides which routers are on them, so every layer counts.
     let is_on_device = |_| !shared.placement.is_empty();
     let copied = gates::copied_bytes(model.gguf(), layers().map(|layer| layer.layer), is_on_device);
     tables + if asks_routers { copied } else { 0 }
 }
 
-/// Bytes of the scratch that products use ([`scratch::products_bytes`]), of a model that is loaded.
+/// Bytes of the scratch for products ([`scratch::products_bytes`]), for a loaded model.
 pub(super) fn scratch_bytes(model: &Model, options: &SessionOptions) -> u64 {
     scratch::products_bytes(model.shared.experts.map(), model.info().n_expert_used.into(), options)
 }

@@ -1,4 +1,4 @@
-//! What is told of a plan: to users about precision, and to a trace's reader.
+//! Reports of a plan: on precision for users, and the header of a trace.
 
 use crate::engine::model::Model;
 use crate::engine::tier::Tier;
@@ -12,7 +12,7 @@ use hobbit_core::residency::Precisions;
 use hobbit_core::stats::{LowReport, PrecisionReport, VersionsReport};
 use hobbit_core::trace;
 
-/// What users are told about precision, and about what `routing` gives up.
+/// Report on precision for users, including the approximations of `routing`.
 pub(super) fn precision(
     model: &Model,
     (precisions, routing): (&Precisions, &RoutingOptions),
@@ -59,8 +59,8 @@ pub(super) fn precision(
     }
 }
 
-/// What is in memory, for a loss bound: by a plan of high versions alone. What a device holds the host may hold too: no less than the
-/// larger of both is there.
+/// Residency for a loss bound, by a plan of high versions alone. The host may hold the same experts as a device, so
+/// this takes the larger share of both, a lower bound.
 pub(super) fn here(plan: &MemoryPlan, catalog: &Catalog, tiers: &[Tier]) -> Here {
     let slots: u64 = tiers.iter().map(|tier| tier.report.slots).sum();
     let on_devices = slots as f64 / plan.n_experts.max(1) as f64;
@@ -89,7 +89,7 @@ fn types_of(catalog: &Catalog, precision: Precision) -> String {
     counts.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("/")
 }
 
-/// What a trace begins with.
+/// Header of a trace.
 pub(super) fn trace_header(
     model: &Model,
     catalog: &Catalog,
@@ -101,7 +101,7 @@ pub(super) fn trace_header(
         let sources = (0..layer.n_expert).filter_map(|index| layer.source(index, precision));
         sources.map(VersionSource::bytes).max().unwrap_or(0)
     };
-    // Of experts that are all nested: otherwise the largest read is a whole one.
+    // Only if all experts are nested: otherwise the largest read is a whole expert.
     let rest = |layer: &LayerCatalog| {
         let versions = (0..layer.n_expert).map(|index| Version::high(ExpertId { layer: layer.layer, index }));
         let lacks = |version: Version| {

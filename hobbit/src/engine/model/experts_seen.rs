@@ -1,4 +1,4 @@
-//! Where every expert is just now, for those who watch.
+//! Current place of every expert, for displays.
 
 use super::Model;
 use hobbit_core::expert::Precision;
@@ -6,11 +6,11 @@ use hobbit_core::expert::Precision;
 /// Where an expert is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertPlace {
-    /// In the file alone.
+    /// Only in the file.
     Absent,
     /// In the host's memory, in a precision.
     Held(Precision),
-    /// On its way there.
+    /// Being read into the host's memory.
     Arriving(Precision),
     /// On a device.
     OnDevice,
@@ -26,8 +26,8 @@ pub struct LayerPlaces {
 }
 
 impl Model {
-    /// Where every expert is; `None` where llama.cpp runs the model by itself, and before the first session. Waits for the layer
-    /// that is computed.
+    /// Place of every expert; `None` where llama.cpp runs the model by itself, and before the first session. Waits for
+    /// the layer being computed.
     #[doc(hidden)]
     pub fn expert_places(&self) -> Option<Vec<LayerPlaces>> {
         let memories = self.shared.experts.memories();
@@ -61,7 +61,7 @@ impl Model {
     }
 }
 
-/// What is shown of an expert that is in several places.
+/// Precedence when an expert is in several places.
 fn rank(place: ExpertPlace) -> u8 {
     match place {
         ExpertPlace::Absent => 0,

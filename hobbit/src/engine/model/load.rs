@@ -1,4 +1,4 @@
-//! Opening a model: its header is read, the regime chosen, the layers placed, and llama.cpp shown the rest.
+//! Opening a model: reads its header, chooses the regime, places the layers, and shows llama.cpp the rest.
 
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,12 +32,12 @@ use hobbit_core::store::{Original, Store};
 use hobbit_core::trace::{Routes, TraceError};
 
 impl Model {
-    /// Opens `path`, any shard of a split model included. Ordinary weights are read into memory, experts stay in the
-    /// file. `progress` is called with 0..=1 and stops loading by answering false.
+    /// Opens `path`, which may be any shard of a split model. Ordinary weights are read into memory; experts stay in
+    /// the file. `progress` is called with 0..=1 and stops loading by returning false.
     ///
     /// # Errors
-    /// A damaged, incomplete or unsupported file ([`Error::Gguf`], [`Error::Load`]), an I/O error, a cancelled load; a profile
-    /// that cannot be used ([`Error::Tuned`]) or is missing ([`Error::NoPenalties`]).
+    /// A damaged, incomplete or unsupported file ([`Error::Gguf`], [`Error::Load`]), an I/O error, a cancelled load; a
+    /// profile that cannot be used ([`Error::Tuned`]) or is missing ([`Error::NoPenalties`]).
     pub fn open(path: &Path, options: &ModelOptions, progress: impl FnMut(f32) -> bool) -> Result<Model, Error> {
         Self::load(path, options, None, progress)
     }
@@ -84,7 +84,7 @@ impl Model {
         }
         let options = &options;
 
-        // Where experts have no memory, llama.cpp could only look at their addresses.
+        // Without memory for experts, llama.cpp may only use their addresses.
         let is_plain = experts.map().is_empty() || regime.stands_aside();
         let is_checked_here = options.check_tensors && !is_plain;
         if is_checked_here {
@@ -176,18 +176,18 @@ impl Model {
     }
 }
 
-/// Architectures that use the router's choice before the products that we compute: written over there, it comes too late.
+/// Architectures that use the router's choice before the products we compute, so that rewriting it there is too late.
 const ROUTED_EARLIER: [(&str, &str); 2] =
     [("llama4", "weighs what its experts are given"), ("grovemoe", "chooses further experts by the router's choice")];
 
-/// Architectures whose routers see something else than their experts: what they say of other experts is not known.
+/// Architectures whose routers see another input than their experts: their scores for other experts are unknown.
 const ASKED_ELSEWHERE: [(&str, &str); 2] = [
     ("gemma4", "asks its routers about another input than its experts get"),
     ("smallthinker", "asks its routers before attention"),
 ];
 
 impl Shared {
-    /// That what was loaded is what the headers were read of. By itself llama.cpp opens models by their names.
+    /// Checks that the loaded files are those whose headers were read: llama.cpp itself opens models by name.
     fn check_loaded(&self) -> Result<(), Error> {
         for original in &self.originals {
             original.check()?;
@@ -207,7 +207,7 @@ impl Shared {
         Ok(Some(plan))
     }
 
-    /// That tokens can be sent elsewhere, if they are to be.
+    /// Checks that this model can reroute tokens, if `routing` asks for it.
     pub(in crate::engine) fn check_routing(&self, routing: &RoutingOptions) -> Result<(), Error> {
         if routing.rerouting().is_off() && routing.target_latency.is_none() {
             return Ok(());

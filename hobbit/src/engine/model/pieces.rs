@@ -1,12 +1,12 @@
-//! The texts of a model's tokens, for what asks for all of them at once.
+//! The texts of all tokens, for code that needs every one at once.
 
 use crate::engine::raw::RawModel;
 use hobbit_core::options::Token;
 
-/// What every token stands for, control tokens spelt out.
+/// Text of every token, control tokens included.
 pub(in crate::engine) struct Pieces {
     bytes: Vec<u8>,
-    /// Where each token's end.
+    /// End offset of each token's text.
     ends: Vec<usize>,
     is_end: Vec<bool>,
 }
@@ -23,7 +23,7 @@ impl Pieces {
         Self { bytes, ends, is_end: tokens.map(is_end).collect() }
     }
 
-    /// Nothing for what is no token.
+    /// Empty for an id outside the vocabulary.
     pub(in crate::engine) fn piece(&self, token: Token) -> &[u8] {
         let Some((at, end)) = usize::try_from(token).ok().and_then(|at| Some((at, *self.ends.get(at)?))) else {
             return &[];

@@ -1,4 +1,4 @@
-//! What is special about some tokens of a vocabulary, and the width of its embeddings.
+//! Special tokens of a vocabulary, and the width of its embeddings.
 
 use ggml_sys::llama;
 
@@ -20,7 +20,7 @@ pub struct SpecialTokens {
     pub fim_prefix: Option<Token>,
     /// Before the suffix.
     pub fim_suffix: Option<Token>,
-    /// Before what is to be filled in.
+    /// Before the text to be filled in.
     pub fim_middle: Option<Token>,
     /// Before a repository's name.
     pub fim_repository: Option<Token>,
@@ -50,21 +50,21 @@ impl Model {
         }
     }
 
-    /// Values of an embedding.
+    /// Values per embedding.
     #[doc(hidden)]
     pub fn n_embd(&self) -> usize {
         // SAFETY: the model is live.
         usize::try_from(unsafe { llama::llama_model_n_embd_out(self.shared.raw.as_ptr()) }).unwrap_or(0)
     }
 
-    /// What kind of vocabulary it is, as llama.cpp numbers them.
+    /// The vocabulary's type, as llama.cpp numbers them.
     #[doc(hidden)]
     pub fn vocab_type(&self) -> u32 {
         // SAFETY: the vocabulary lives as long as the model.
         unsafe { llama::llama_vocab_type(self.vocab()) as u32 }
     }
 
-    /// Whether llama.cpp can evaluate a text without a causal order, and writes none itself (an encoder).
+    /// Whether the model is an encoder: llama.cpp evaluates its text without a causal order and generates none.
     #[doc(hidden)]
     pub fn is_encoder(&self) -> bool {
         // SAFETY: the model is live.

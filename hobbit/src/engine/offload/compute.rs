@@ -268,7 +268,8 @@ impl Offload {
             tier.cache.begin_layer(tag.layer, self.chosen.routing.n_tokens as u32);
             let bytes = &mut self.weight_bytes;
             if let Some(walk) = &mut routers.walk {
-                // SAFETY: read back just now; the tensors have as many bytes, which are kept until the stream is waited for.
+                // SAFETY: read back just now; the tensors have as many bytes, which are kept until the stream is waited
+                // for.
                 unsafe {
                     let on_host = weights.map(|tensor| host_weights(tensor, bytes));
                     split::follow(&mut self.chosen, experts, walk, RouterValues::of(&host_ids, 0), on_host)?;

@@ -1,4 +1,4 @@
-//! What ggml makes of good and of bad weights.
+//! Round trips through ggml's quantisers with good and bad weights.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn dtype(name: &str) -> GgmlType {
     GgmlType::from_name(name).unwrap_or_else(|| panic!("{name}"))
 }
 
-/// Reproducible values of spread about 1, roughly normal: sums of uniform numbers.
+/// Reproducible, roughly normal values with a spread of about 1: sums of uniform numbers.
 fn values(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
     let mut unit = || {
@@ -48,7 +48,7 @@ fn f16_to_q8_0_stays_within_half_a_step() {
     ggml.dequantise(GgmlType::Q8_0, 64, &q8_0, &mut found).unwrap();
     for (found, exact) in found.chunks(32).zip(exact.chunks(32)) {
         let max = exact.iter().fold(0.0f32, |max, v| max.max(v.abs()));
-        // Half of a step of max / 127, and what the f16 scale rounds.
+        // Half a step of max / 127, plus the rounding of the f16 scale.
         let bound = max / 127.0 * 0.5 + max * 1e-3;
         for (found, exact) in found.iter().zip(exact) {
             assert!((found - exact).abs() <= bound, "{found} for {exact}, bound {bound}");
@@ -56,7 +56,7 @@ fn f16_to_q8_0_stays_within_half_a_step() {
     }
 }
 
-/// The table is ggml's: were a type missing here, a user could not choose it; were one too many, ggml would abort.
+/// ggml owns the table: a type missing here could not be chosen, an extra one would make ggml abort.
 #[test]
 fn every_type_is_encoded_as_well_as_its_bits_allow() {
     let ggml = Ggml;
@@ -72,10 +72,10 @@ fn every_type_is_encoded_as_well_as_its_bits_allow() {
         let error = relative_error(&there_and_back(&weights, to, 512, Some(&importance)), &weights);
         let bits = to.type_size() as f32 * 8.0 / to.block_size() as f32;
         let bound = match to.name() {
-            // Made for weights that are ternary or binary already: the scale is the largest weight.
+            // For weights that are ternary or binary already: the scale is the largest weight.
             "tq1_0" | "tq2_0" | "q1_0" | "q2_0" => 0.9,
             _ if bits >= 16.0 => 4e-3,
-            // Half of it with every bit.
+            // Halves with every bit.
             _ => (1.4 * (1.0 - bits).exp2()).clamp(0.01, 0.8),
         };
         assert!(error < bound, "{to} with {bits} bits: relative error {error}, bound {bound}");
@@ -96,7 +96,7 @@ fn importance_moves_the_error_to_where_it_does_not_count() {
     }
 }
 
-/// llama.cpp's quantisers assert that their searches find something. What we let through must not make them fail.
+/// llama.cpp's quantisers assert that their searches find something. Weights that pass our check must not fail them.
 #[test]
 fn odd_weights_and_importances_never_end_the_process() {
     let n = 256;

@@ -1,4 +1,4 @@
-//! How long a model may think: llama.cpp's reasoning budget, which counts the tokens between two tags and forces the end.
+//! The reasoning budget: llama.cpp's sampler that counts the tokens between two tags and forces the end.
 
 use std::ffi::c_int;
 
@@ -9,7 +9,7 @@ use crate::engine::error::Error;
 use crate::engine::model::Model;
 use hobbit_core::options::{SamplingOptions, Token};
 
-/// Watches over thoughts.
+/// Tracks thoughts.
 pub(super) struct Budget {
     raw: Raw,
     /// The generation prompt, in which a thought may have begun.
@@ -19,8 +19,8 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Watches where there are tags, and something goes by them: a budget, a lazy grammar (which sleeps through thoughts), or a
-    /// caller who may end them.
+    /// `Some` if there are tags and something depends on them: a budget, a lazy grammar (which sleeps through
+    /// thoughts), or a caller who may end thoughts.
     ///
     /// # Errors
     /// Texts that the vocabulary cannot encode.
@@ -40,8 +40,8 @@ impl Budget {
         let end_lens: Vec<usize> = ends.iter().map(Vec::len).collect();
         let budget = reasoning.tokens.map_or(i32::MAX, |tokens| i32::try_from(tokens).unwrap_or(i32::MAX));
         let all_ends = ends.concat();
-        // SAFETY: the model's vocabulary is live and lives as long as the sampler's owner; the arrays have as many entries as is
-        // said and are copied.
+        // SAFETY: the model's vocabulary is live and lives as long as the sampler's owner; the arrays have the given
+        // lengths and are copied.
         let made = unsafe {
             chat::hobbit_reasoning_budget_init(
                 model.vocab(),
@@ -81,7 +81,7 @@ impl Budget {
         }
     }
 
-    /// Whether the model is within a thought, or being led out of it.
+    /// Whether the model is within a thought, or its end is being forced.
     pub(super) fn is_thinking(&self) -> bool {
         !matches!(self.state(), HOBBIT_REASONING_IDLE | HOBBIT_REASONING_DONE)
     }
@@ -92,14 +92,14 @@ impl Budget {
             return Vec::new();
         }
         let mut tokens = vec![0; self.end_len_max];
-        // SAFETY: the sampler is live and a reasoning budget; at most as many tokens are written as there is room for.
+        // SAFETY: the sampler is live and a reasoning budget; it writes at most as many tokens as there is room for.
         let n =
             unsafe { chat::hobbit_reasoning_budget_end_match(self.raw.as_ptr(), tokens.as_mut_ptr(), tokens.len()) };
         tokens.truncate(n);
         tokens
     }
 
-    /// Ends the thought that the model is in. False where it is in none, or already led out.
+    /// Ends the model's current thought. False if it is in none, or if its end is being forced already.
     pub(super) fn end_thought(&mut self) -> bool {
         // SAFETY: the sampler is live and a reasoning budget.
         unsafe { chat::hobbit_reasoning_budget_force(self.raw.as_ptr()) }

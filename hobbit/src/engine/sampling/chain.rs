@@ -52,7 +52,7 @@ pub(super) fn new_chain(model: &Model, options: &SamplingOptions) -> Result<Raw,
         return Ok(chain);
     }
     for &kind in &options.samplers {
-        // Adaptive-p draws, so it stands at the end wherever it was named.
+        // Adaptive-p draws, so it is last in any case.
         if kind != SamplerKind::AdaptiveP {
             add(new_link(model, options, kind)?, kind.name())?;
         }

@@ -1,32 +1,34 @@
-//! A grammar's text, looked at before llama.cpp's parser does (`llama_grammar_parser` in `src/llama-grammar.cpp`), as it does.
+//! Checks a grammar's text for constructs that llama.cpp's parser (`llama_grammar_parser` in `src/llama-grammar.cpp`)
+//! cannot survive.
 //!
-//! * Of a repetition `{m,n}` with `n` below `m` it makes rules without end (`handle_repetitions` subtracts unsigned numbers), and
-//!   llama.cpp writes such a thing itself for a schema that wants an integer of 2^53 or more.
-//! * It writes out what is repeated, again for every repetition that follows, and gives each rule that it makes a name.
-//! * It calls itself for every parenthesis.
+//! * For a repetition `{m,n}` with `n` below `m` it makes endless rules (`handle_repetitions` subtracts unsigned
+//!   numbers), and llama.cpp itself writes such a repetition for a schema that wants an integer of 2^53 or more.
+//! * It writes out repeated elements, again for every repetition that follows, and names each rule it makes.
+//! * It recurses for every parenthesis.
 
 use crate::engine::error::Error;
 
-/// Bytes of a grammar.
+/// Maximum bytes of a grammar.
 const TEXT_MAX: usize = 1 << 20;
 
-/// Parentheses within each other.
+/// Deepest nesting of parentheses.
 const NESTING_MAX: usize = 256;
 
-/// Characters, classes and references that repetitions may make.
+/// Maximum characters, classes and references that repetitions may make.
 const REPEATED_MAX: u64 = 1 << 22;
 
-/// What the rules that repetitions and parentheses make may take, in bytes, and what each takes besides its name.
+/// Maximum bytes of the rules made for repetitions and parentheses; the next constant is the size of one, without its
+/// name.
 const RULES_BYTES_MAX: u64 = 32 << 20;
 const RULE_BYTES: u64 = 128;
 
-/// llama.cpp refuses to repeat more often, and takes more for no bound.
+/// llama.cpp refuses more repetitions, and treats more as unbounded.
 const REPETITIONS_MAX: u64 = 2000;
 
-/// Refuses a grammar in GBNF that llama.cpp's parser would not survive. What is wrong otherwise is left to it.
+/// Refuses a grammar in GBNF that llama.cpp's parser would not survive. Leaves other errors to that parser.
 ///
 /// # Errors
-/// [`Error::Grammar`], with the repetition that ends before it begins, or the bound.
+/// [`Error::Grammar`] with the repetition whose bounds are reversed, or the exceeded limit.
 pub(super) fn check(grammar: &str) -> Result<(), Error> {
     if grammar.len() > TEXT_MAX {
         return Err(Error::Grammar(format!("it is longer than {TEXT_MAX} bytes")));
@@ -89,18 +91,18 @@ pub(super) fn check(grammar: &str) -> Result<(), Error> {
     made.check()
 }
 
-/// What llama.cpp makes of repetitions and parentheses.
+/// Counts of elements and rules that llama.cpp makes for repetitions and parentheses.
 #[derive(Default)]
 struct Made {
     elements: u64,
     rules: u64,
     longest_name: u64,
-    /// Elements that the next repetition is of.
+    /// Elements in the operand of the next repetition.
     last: u64,
 }
 
 impl Made {
-    /// `S{m,n}`: S m times and a rule for each of the others, each with S; a rule that refers to itself where there is no `n`.
+    /// `S{m,n}` becomes S m times, and a rule with S for each of the others; without `n`, a rule that refers to itself.
     fn repeat(&mut self, least: u64, most: Option<u64>) {
         let least = least.min(REPETITIONS_MAX);
         let n_rules = most.map_or(1, |most| most.saturating_sub(least));
@@ -142,7 +144,7 @@ fn behind_space(mut text: &str) -> &str {
     }
 }
 
-/// What follows a literal or a class of characters, of which `text` begins with the inside.
+/// The text after a literal or class of characters; `text` begins inside it.
 fn after_closing(text: &str, closing: char) -> &str {
     let mut is_escaped = false;
     for (at, character) in text.char_indices() {
@@ -156,7 +158,7 @@ fn after_closing(text: &str, closing: char) -> &str {
     ""
 }
 
-/// The numbers of `m}`, `m,}` or `m,n}`, and what follows; `None` for anything else.
+/// The numbers of `m}`, `m,}` or `m,n}`, and the text after; `None` for anything else.
 fn repetition(text: &str) -> Option<(u64, Option<u64>, &str)> {
     let (least, rest) = number(behind_space(text))?;
     let rest = behind_space(rest);
@@ -168,7 +170,7 @@ fn repetition(text: &str) -> Option<(u64, Option<u64>, &str)> {
     Some((least, most, behind_space(rest).strip_prefix('}')?))
 }
 
-/// A number that is too large is so for any repetition.
+/// An overflowing number is too large for any repetition.
 fn number(text: &str) -> Option<(u64, &str)> {
     let end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());
     (end > 0).then(|| (text[..end].parse().unwrap_or(u64::MAX), &text[end..]))
@@ -228,7 +230,7 @@ mod tests {
         for allowed in ["{2}", "* + {9}", " b{2000}", " (\"b\"){2000}", "", "?", "+", "<|\"|>{9}"] {
             assert!(check(&format!("root ::= \"{literal}\"{allowed}\nb ::= \"b\"")).is_ok(), "{allowed}");
         }
-        // Each is of all that the one before has made.
+        // Each repeats everything that the previous one made.
         assert!(check(&format!("root ::= \"a\"{}", "+".repeat(10_000))).is_err());
         assert!(check(&format!("root ::= \"a\"{}", "+".repeat(100))).is_ok());
         assert!(check(&"root ::= [a-z]{2000} ".repeat(100)).is_ok());

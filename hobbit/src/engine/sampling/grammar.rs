@@ -1,4 +1,4 @@
-//! Grammars that the output must follow: at once, or from a trigger on.
+//! Grammars that the output must follow: from the start, or after a trigger.
 
 mod pattern;
 pub(super) mod said;
@@ -17,27 +17,29 @@ use crate::engine::model::Model;
 use hobbit_core::grammar::{Candidate, Element, Grammar as Rooted, Rules, TooMany};
 use hobbit_core::options::{GrammarKind, GrammarTrigger, SamplingOptions, Token};
 
-/// What may be done to find out what a grammar allows, or to go on in it. Nothing interrupts that, and all requests wait meanwhile:
-/// this many take 70 to 140 ms on a Xeon. Grammars that are not ambiguous take some thousands, a choice of 5,000 words two millions.
+/// Maximum steps to find the tokens that a grammar allows, or to advance it. Nothing interrupts that, and all requests
+/// wait meanwhile: this many take 70 to 140 ms on a Xeon. Unambiguous grammars take some thousands, a choice of 5,000
+/// words two million.
 const STEPS_MAX: u64 = 1 << 25;
 
-/// A grammar in its state.
+/// A grammar and its state.
 pub(super) struct Grammar {
     own: Rooted,
-    /// What the template has said for the model, if the grammar describes that, too.
+    /// The generation prompt's tokens, if the grammar covers them.
     prefill: Vec<Token>,
-    /// Sleeps until a trigger, and while the model thinks.
+    /// Waits for a trigger, and sleeps while the model thinks.
     pub(super) is_lazy: bool,
     triggers: Triggers,
-    /// What was said while it waits for a trigger; `None` once it is awake.
+    /// The text generated while it waits for a trigger; `None` once it is active.
     said: Option<Said>,
 }
 
 impl Grammar {
-    /// The grammar of `options`, if it has one. `prefill` are the tokens of the generation prompt.
+    /// The grammar of `options`, if any. `prefill` are the tokens of the generation prompt.
     ///
     /// # Errors
-    /// [`Error::Grammar`] for one that llama.cpp cannot parse, that cannot be followed, or that does not go with the generation prompt.
+    /// [`Error::Grammar`] if llama.cpp cannot parse it, if it cannot be followed, or if it rejects the generation
+    /// prompt.
     pub(super) fn new(
         model: &Model,
         options: &SamplingOptions,
@@ -70,11 +72,11 @@ impl Grammar {
         Ok(Some(grammar))
     }
 
-    /// Masks the tokens that the grammar does not allow: their logits become minus infinity. While it waits for its trigger it
-    /// allows all.
+    /// Masks the tokens that the grammar does not allow: their logits become minus infinity. Allows all while it waits
+    /// for its trigger.
     ///
     /// # Errors
-    /// A grammar that is too ambiguous to tell in bearable time.
+    /// A grammar that is too ambiguous to evaluate within the limit of steps.
     pub(super) fn mask(&mut self, model: &Model, candidates: &mut [llama_token_data]) -> Result<(), Error> {
         if self.said.is_some() {
             return Ok(());
@@ -86,20 +88,21 @@ impl Grammar {
         self.own.allows(tokens, STEPS_MAX, |token| token.logit = f32::NEG_INFINITY).map_err(too_ambiguous)
     }
 
-    /// Whether the grammar can go on with `token`.
+    /// Whether the grammar allows `token` next.
     ///
     /// # Errors
-    /// As of [`Self::mask`].
+    /// As [`Self::mask`].
     pub(super) fn allows(&mut self, model: &Model, token: Token) -> Result<bool, Error> {
         let mut single = [llama_token_data { id: token, logit: 1.0, p: 0.0 }];
         self.mask(model, &mut single)?;
         Ok(single[0].logit != f32::NEG_INFINITY)
     }
 
-    /// Goes on with a token that the grammar allows.
+    /// Advances by a token that the grammar allows.
     ///
     /// # Errors
-    /// [`Error::Grammar`] where it does not, or cannot tell: it then stays where it is, or if it is lazy waits for its trigger again.
+    /// [`Error::Grammar`] if it does not allow the token, or cannot decide: its state is then unchanged, or if it is
+    /// lazy it waits for its trigger again.
     pub(super) fn accept(&mut self, model: &Model, token: Token) -> Result<(), Error> {
         let own = candidate(model, token);
         let went_on = match &mut self.said {
@@ -128,10 +131,10 @@ impl Grammar {
         Ok(())
     }
 
-    /// Starts anew.
+    /// Restarts.
     ///
     /// # Errors
-    /// A generation prompt that does not go with the grammar.
+    /// The grammar rejects the generation prompt.
     pub(super) fn reset(&mut self, model: &Model) -> Result<(), Error> {
         self.rewind();
         self.accept_prefill(model)
@@ -143,7 +146,7 @@ impl Grammar {
     }
 
     fn accept_prefill(&mut self, model: &Model) -> Result<(), Error> {
-        // It may hold what the caller says for the model, and is followed within the same bound.
+        // The prompt may hold text chosen by the caller, so it has the same limit.
         let tokens: Vec<Candidate<'_>> = self.prefill.iter().map(|token| candidate(model, *token)).collect();
         if self.own.accept(&tokens, STEPS_MAX).map_err(too_ambiguous)? {
             return Ok(());
@@ -174,7 +177,7 @@ fn parsed(model: &Model, text: &str) -> Result<Rules, Error> {
     let text = c_text(text)?;
     let mut rules: Vec<Vec<Element>> = Vec::new();
     log::clear_errors();
-    // SAFETY: the vocabulary is live, the text NUL-terminated; the callback is given the vector that it expects.
+    // SAFETY: the vocabulary is live, the text NUL-terminated; the callback gets the vector that it expects.
     let root: c_int =
         unsafe { ggml_sys::grammar::hobbit_grammar_parse(model.vocab(), text.as_ptr(), add, (&raw mut rules).cast()) };
     match u32::try_from(root) {
@@ -187,7 +190,7 @@ fn parsed(model: &Model, text: &str) -> Result<Rules, Error> {
     }
 }
 
-/// What wakes a lazy grammar.
+/// The triggers of a lazy grammar.
 #[derive(Default)]
 struct Triggers {
     patterns: Vec<Pattern>,
@@ -221,7 +224,7 @@ impl Triggers {
     }
 }
 
-/// A pattern for all of a text.
+/// A pattern that must match a whole text.
 fn anchored(pattern: &str) -> String {
     if pattern.is_empty() {
         return "^$".to_owned();
@@ -231,7 +234,7 @@ fn anchored(pattern: &str) -> String {
     format!("{front}{pattern}{back}")
 }
 
-/// A text as a pattern that matches it (`regex_escape`).
+/// Escapes a text for use in a pattern (`regex_escape`).
 pub(super) fn escaped(text: &str) -> String {
     let mut pattern = String::with_capacity(text.len());
     for c in text.chars() {
@@ -320,7 +323,7 @@ mod tests {
         }
     }
 
-    /// A token of 36 characters that fails at its last, after 34 that may each be read in two ways.
+    /// A token of 36 characters that fails at its last, after 34 with two readings each.
     #[test]
     fn long_tokens_are_refused_in_little_time() {
         let mut own = grammar("root ::= \"\\n\" a{34} \"x\"\na ::= \" \" | [ ]");
@@ -334,7 +337,7 @@ mod tests {
 
     #[test]
     fn what_wakes_a_grammar_is_followed_within_the_bound() {
-        // Whatever was said since the pattern's group can be read in twice as many ways with every character.
+        // The text since the pattern's group has twice as many readings with every character.
         let options = SamplingOptions {
             grammar: Some("root ::= s\ns ::= [^!] s \"b\"? | [^!] s \"c\"? | [^!]".to_owned()),
             grammar_lazy: true,

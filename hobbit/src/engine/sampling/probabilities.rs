@@ -1,4 +1,4 @@
-//! What else might have been chosen.
+//! Probabilities of the chosen token and of its alternatives.
 
 use ggml_sys::llama::llama_token_data;
 
@@ -7,9 +7,9 @@ use hobbit_core::options::Token;
 /// Natural logarithms of probabilities.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Probabilities {
-    /// Of the token that was chosen; minus infinity where it is none of the candidates.
+    /// The chosen token's; minus infinity if it is not a candidate.
     pub chosen: f32,
-    /// The most probable tokens, in falling order; of equals the lower id is first.
+    /// The most probable tokens in descending order; of equals the lower id is first.
     pub top: Vec<(Token, f32)>,
 }
 
@@ -29,7 +29,7 @@ pub(super) fn of_logits(logits: &[f32], chosen: Token, n: usize) -> Probabilitie
     }
 }
 
-/// What the chain has left of the candidates; without those that it gave no chance.
+/// The candidates left by the chain, except those with probability 0.
 pub(super) fn of_candidates(candidates: &[llama_token_data], chosen: Token, n: usize) -> Probabilities {
     let of_chosen = candidates.iter().find(|candidate| candidate.id == chosen);
     let kept = candidates.iter().filter(|candidate| candidate.p > 0.0);
@@ -42,7 +42,7 @@ pub(super) fn of_candidates(candidates: &[llama_token_data], chosen: Token, n: u
     }
 }
 
-/// The `n` largest in falling order.
+/// The `n` largest in descending order.
 fn largest(mut all: Vec<(Token, f32)>, n: usize) -> Vec<(Token, f32)> {
     let order = |a: &(Token, f32), b: &(Token, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
     if n < all.len() {

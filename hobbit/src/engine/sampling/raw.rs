@@ -12,7 +12,7 @@ use hobbit_core::options::Token;
 /// A sampler of llama.cpp, freed on drop.
 pub(super) struct Raw(NonNull<llama_sampler>);
 
-// SAFETY: a sampler is memory without ties to a thread; it is used through `&mut Sampler` only.
+// SAFETY: a sampler is memory without ties to a thread; it is used only through `&mut Sampler`.
 unsafe impl Send for Raw {}
 
 impl Raw {
@@ -31,7 +31,7 @@ impl Raw {
     }
 
     /// # Errors
-    /// [`Error::Sampling`]: llama.cpp fails, and the candidates are not to be used.
+    /// [`Error::Sampling`]: llama.cpp fails; the candidates must not be used.
     pub(super) fn apply(&mut self, candidates: &mut llama_token_data_array) -> Result<(), Error> {
         let mut message = [0u8; MESSAGE_BYTES];
         // SAFETY: the sampler is live; the array's data is valid for its size and stays in place.

@@ -1,4 +1,4 @@
-//! Grammars that sleep, thoughts with a budget, probabilities: on the demo model.
+//! Lazy grammars, reasoning budgets and probabilities, on the demo model.
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -38,7 +38,7 @@ fn generate(options: &SamplingOptions, n: usize) -> Result<Vec<Token>, Error> {
     session(PROMPT).generate(&mut sampler, Some(n)).collect()
 }
 
-/// What the model says of itself, always the same.
+/// The model's greedy output, always the same.
 fn plain(n: usize) -> Vec<Token> {
     generate(&SamplingOptions::greedy(), n).unwrap()
 }
@@ -94,7 +94,7 @@ fn a_thought_is_ended_from_outside_and_begins_again() {
     }
 }
 
-/// A grammar that begins with the text of `trigger` and goes on with an exclamation.
+/// A grammar that begins with the text of `trigger` and continues with an exclamation.
 fn exclaims(trigger: &str) -> SamplingOptions {
     SamplingOptions {
         grammar: Some(format!("root ::= {trigger:?} \"!!!\" [a-z]+")),
@@ -104,7 +104,7 @@ fn exclaims(trigger: &str) -> SamplingOptions {
     }
 }
 
-/// What the model says by itself up to the token `at`, and a text of a few tokens that it says from there on.
+/// The model's output up to the token `at`, and its next few tokens as text.
 fn trigger(at: usize) -> (Vec<Token>, String) {
     let plain = plain(at + 3);
     (plain[..at].to_vec(), text_of(&plain[at..]))
@@ -175,7 +175,7 @@ fn a_trigger_is_found_after_any_length() {
 fn endless_white_space_is_borne() {
     let pattern = GrammarTrigger::Pattern("^\\s+to$".to_owned());
     let options = SamplingOptions { grammar_triggers: vec![pattern], ..exclaims("<tool_call>") };
-    // The standard library gives a thread so much stack.
+    // The standard library gives a thread this much stack.
     let run = move || {
         let mut sampler = Sampler::new(model(), &options).unwrap();
         for token in tokens_of(" ").repeat(6000) {
@@ -257,10 +257,10 @@ fn tokens_that_are_preserved() {
     assert_eq!(Sampler::new(model(), &options).unwrap().preserved_tokens(), plain(1));
 }
 
-/// Every further x can be read in twice as many ways.
+/// Every further x doubles the number of parses.
 const DOUBLING: &str = "root ::= s\ns ::= \"x\" s \"b\"? | \"x\" s \"c\"? | \"x\"";
 
-/// How many x a grammar follows, 1,000 at most, and why no more.
+/// How many x a grammar follows, at most 1,000, and the error that ended it.
 fn n_followed(sampler: &mut Sampler) -> (usize, Option<String>) {
     let x = (0..model().n_vocab() as Token).find(|token| model().piece(*token, true) == b"x").unwrap();
     for n in 0..1000 {
@@ -282,7 +282,7 @@ fn grammars_that_grow_ambiguous_are_not_followed_for_ever() {
         assert!(why.contains("too ambiguous to be followed"), "{why}");
         sampler.reset();
     }
-    // The last of them: as many ways as there are x, and llama.cpp compares each with each.
+    // In the last one, there are as many parses as x, and llama.cpp compares each pair.
     for plain in [
         "root ::= [a-z ]*",
         "root ::= (\"x\"*)*",
@@ -292,11 +292,11 @@ fn grammars_that_grow_ambiguous_are_not_followed_for_ever() {
     ] {
         assert_eq!(n_followed(&mut Sampler::new(model(), &with(plain)).unwrap()), (1000, None), "{plain}");
     }
-    // Twice as many ways by every rule, before anything is said.
+    // Every rule doubles the number of parses, before any text.
     let rules: String = (0..40).map(|n| format!("r{n} ::= r{m} \"a\"? | r{m} \"b\"?\n", m = n + 1)).collect();
     let error = Sampler::new(model(), &with(&format!("root ::= r0\n{rules}r40 ::= \"x\""))).err().unwrap().to_string();
     assert!(error.contains("begins in too many ways at once"), "{error}");
-    // One within the other without end, and twice the same by every rule.
+    // Endless nesting, doubled by every rule.
     let twice: String = (0..60).map(|n| format!("r{n} ::= r{m} | r{m}\n", m = n + 1)).collect();
     let deep: String = (0..40_000).map(|n| format!("r{n} ::= r{}\n", n + 1)).collect();
     for rules in [format!("{twice}r60 ::= \"x\"*"), format!("{deep}r40000 ::= \"x\"*")] {
@@ -326,7 +326,7 @@ fn json_schemas() {
     ] {
         assert!(Sampler::json_schema_to_grammar(&endless).is_err());
     }
-    // References from one to the next, as many as are followed.
+    // A chain of references at the limit.
     let chain: Vec<String> = (0..500)
         .map(|n| format!(r##""d{n}": {{"type": "array", "items": {{"$ref": "#/$defs/d{}"}}}}"##, n + 1))
         .collect();
@@ -338,7 +338,7 @@ fn json_schemas() {
     assert!(Sampler::json_schema_to_grammar(&deep).is_err());
 }
 
-/// llama.cpp asserts that there are candidates, which otherwise ends the process.
+/// llama.cpp asserts that there are candidates; a failed assertion would end the process.
 #[test]
 fn a_failed_assertion_of_a_sampler_is_an_error() {
     // SAFETY: a constructor that takes plain values.

@@ -1,18 +1,18 @@
-//! What settings of a sampler may be.
+//! Limits on the settings of a sampler.
 
 use crate::engine::error::Error;
 use hobbit_core::options::SamplingOptions;
 
-/// Tokens that penalties may look back over: a bound on the memory that one number can claim (64 MiB).
+/// Maximum tokens that penalties may look back over: bounds the memory that one number can claim (64 MiB).
 const LOOK_BACK_TOKENS_MAX: i32 = 1 << 24;
 
-/// Texts at which repetitions end (DRY): the whole vocabulary is looked through for each.
+/// Maximum texts that end repetitions (DRY): the whole vocabulary is searched for each.
 const SEQUENCE_BREAKERS_MAX: usize = 64;
 
-/// Their bytes together.
+/// Maximum of their bytes together.
 const SEQUENCE_BREAKER_BYTES_MAX: usize = 4 << 10;
 
-/// Refuses what would make llama.cpp abort, exhaust memory or choose at random.
+/// Refuses settings that would make llama.cpp abort, exhaust memory or choose at random.
 pub(super) fn validate(options: &SamplingOptions) -> Result<(), Error> {
     let fail = |setting: &str, expected: &str, found: &dyn std::fmt::Display| {
         Err(Error::Sampling(format!("{setting} must be {expected}, not {found}")))
@@ -57,7 +57,7 @@ pub(super) fn validate(options: &SamplingOptions) -> Result<(), Error> {
             return fail(setting, &format!("at most {LOOK_BACK_TOKENS_MAX} tokens"), &tokens);
         }
     }
-    // Each sampler has memory and passes over the vocabulary of its own.
+    // Each sampler has its own memory and its own pass over the vocabulary.
     for (at, kind) in options.samplers.iter().enumerate() {
         if options.samplers[..at].contains(kind) {
             return fail("samplers", "samplers of different names", &format!("{} twice", kind.name()));

@@ -1,4 +1,4 @@
-//! Batches through llama.cpp: what they cost is booked, and what a failed one placed is taken back.
+//! Decodes batches with llama.cpp: counts their cost, and undoes a failed batch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -66,8 +66,8 @@ impl Session {
         }
     }
 
-    /// Evaluates a batch and books what it cost. `firsts` are the sequences it adds to, each with its first new
-    /// position: what a failed batch placed from there on is dropped, so that the caller may try again.
+    /// Evaluates a batch and counts its cost. `firsts` are the sequences it adds to, each with its first new position:
+    /// a failed batch's tokens from there on are removed, so that the caller may try again.
     pub(super) fn decode(&mut self, batch: llama::llama_batch, firsts: &[(i32, i32)]) -> Result<(), Error> {
         if self.interrupt.is_set() {
             return Err(Error::Interrupted);
@@ -96,9 +96,9 @@ impl Session {
             hook.flush();
         }
         experts.forget_router_weights();
-        // What the experts' side says is nearer to the cause than that the device's part failed.
+        // The experts' error is nearer to the cause than the failure of the device's part.
         let of_device = failure::take();
-        // Of a file that was written to, what was read last may be of another model.
+        // After a write to a file, the latest reads may come from another model.
         let mut originals = self.model.shared.originals.iter();
         let written_to = originals.find_map(|original| original.check_unwritten().err());
         let failure = experts.take_failure().or(of_device).or(written_to.map(|error| error.to_string()));
@@ -110,7 +110,7 @@ impl Session {
             let undone =
                 code == -1 || firsts.iter().all(|&(sequence, first)| self.cut(sequence, first.max(0) as usize));
             if !undone {
-                // Half a batch must not stay where it cannot be taken back.
+                // A partial batch that cannot be undone must not stay.
                 self.context.clear();
                 (self.n_past, self.n_prompt, self.pending) = (0, 0, None);
                 return Err(match failure {
@@ -168,10 +168,10 @@ impl Session {
     }
 }
 
-/// What a batch is evaluated for. Its ubatches have the same phase.
+/// The phase of a batch. Its ubatches have the same phase.
 ///
 /// # Safety
-/// The batch's arrays have its entries.
+/// The batch's arrays are as long as its number of entries.
 unsafe fn phase_of(batch: &llama::llama_batch) -> Phase {
     let n_tokens = batch.n_tokens.unsigned_abs() as usize;
     // SAFETY: by the caller.

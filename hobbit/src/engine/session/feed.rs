@@ -1,4 +1,4 @@
-//! Tokens after tokens: prompts in batches, within the context's length.
+//! Evaluates prompts in batches, within the context's length.
 
 use ggml_sys::llama;
 
@@ -10,9 +10,9 @@ impl Session {
     /// Forgets everything from token `n_keep` on.
     ///
     /// # Errors
-    /// Fewer than `n_keep` tokens in the context, or a context that cannot go back to there: a recurrent state cannot
-    /// at all, a sliding window only as far as it holds the tokens before. The context is then unchanged;
-    /// [`Session::keep`] empties it.
+    /// Fewer than `n_keep` tokens in the context, or a context that cannot go back that far: a recurrent state cannot
+    /// at all, a sliding window only while it holds the tokens before. The context is then unchanged; [`Session::keep`]
+    /// empties it.
     pub fn truncate(&mut self, n_keep: usize) -> Result<(), Error> {
         if n_keep > self.n_past() {
             return Err(Error::Decode(format!("the context holds {} tokens, not {n_keep}", self.n_past())));
@@ -26,7 +26,7 @@ impl Session {
                 format!("the context of {n_past} tokens cannot go back to {n_keep}: reset it and feed them again");
             return Err(Error::Decode(reason));
         }
-        // Without the pending token alone, the logits are those from which it was sampled.
+        // Removing only the pending token leaves the logits from which it was sampled.
         self.is_current &= n_keep == self.n_past;
         self.pending = None;
         self.n_past = n_keep;
@@ -34,8 +34,8 @@ impl Session {
         Ok(())
     }
 
-    /// Shortens the context to its first `n` tokens, or empties it where that cannot be done ([`Session::truncate`]);
-    /// how many tokens it holds then. What is evaluated next has the same logits as after those tokens in an empty
+    /// Shortens the context to its first `n` tokens, or empties it if that is impossible ([`Session::truncate`]).
+    /// Returns the number of tokens left. Tokens evaluated next have the same logits as after those tokens in an empty
     /// context.
     pub fn keep(&mut self, n: usize) -> usize {
         if n > 0 && self.truncate(n).is_ok() {
@@ -45,10 +45,10 @@ impl Session {
         0
     }
 
-    /// Puts the context into the state that [`Session::sequence_state`] gave of sequence 0 when it held `n_tokens` tokens.
+    /// Restores the state that [`Session::sequence_state`] returned for sequence 0 with `n_tokens` tokens.
     ///
     /// # Errors
-    /// A state that does not fit, or is of another number of tokens; the context is then empty.
+    /// A state that does not fit, or has another number of tokens; the context is then empty.
     #[doc(hidden)]
     pub fn restore(&mut self, state: &[u8], n_tokens: usize) -> Result<(), Error> {
         self.reset();
@@ -62,24 +62,24 @@ impl Session {
         Ok(())
     }
 
-    /// Tokens in the context without a sampled one that waits for its evaluation.
+    /// Tokens in the context, without a pending sampled one.
     #[doc(hidden)]
     pub fn n_evaluated(&self) -> usize {
         self.n_past
     }
 
-    /// Evaluates `tokens` after what is in the context, in batches of `n_batch`. Logits of the last are kept for
+    /// Evaluates `tokens` after the context's content, in batches of `n_batch`. Logits of the last token are kept for
     /// [`Session::generate`].
     ///
     /// # Errors
     /// A full context ([`Error::ContextFull`]), an interrupt, a failed read. The context is then as before, unless it
-    /// was shifted or cannot go back to there ([`Session::truncate`]): it is then empty, or holds the part of the
-    /// tokens that was evaluated, as [`Session::n_past`] tells.
+    /// was shifted or cannot go back that far ([`Session::truncate`]): it is then empty, or holds the part of the
+    /// tokens that was evaluated, as [`Session::n_past`] reports.
     pub fn feed(&mut self, tokens: &[Token]) -> Result<(), Error> {
         self.feed_by(tokens, usize::MAX, &mut |_| {})
     }
 
-    /// As [`Session::feed`], with the same bits: after each ubatch `progress` is told how many of the tokens are evaluated.
+    /// As [`Session::feed`], with the same bits: `progress` receives the number of evaluated tokens after each ubatch.
     ///
     /// # Errors
     /// As [`Session::feed`].
@@ -87,7 +87,7 @@ impl Session {
         self.feed_by(tokens, self.n_ubatch(), &mut progress)
     }
 
-    /// As [`Session::feed`], so many tokens at once.
+    /// As [`Session::feed`], with `at_once` tokens per batch.
     fn feed_by(&mut self, tokens: &[Token], at_once: usize, progress: &mut dyn FnMut(usize)) -> Result<(), Error> {
         let waiting = self.pending.take();
         let before = self.n_past;
@@ -109,7 +109,7 @@ impl Session {
         for mut rest in tokens.chunks(self.n_batch()) {
             self.make_room(rest.len())?;
             while !rest.is_empty() {
-                // llama.cpp cuts a batch like this; but a last single token would pass for a generated one.
+                // llama.cpp splits batches the same way; but a single token at the end would count as generated.
                 let n = if rest.len() - 1 <= at_once { rest.len() } else { at_once };
                 let (now, left) = rest.split_at(n);
                 let mut now = now.to_vec();
@@ -127,7 +127,7 @@ impl Session {
         Ok(())
     }
 
-    /// Makes room for `n` more tokens, by a context shift where that is wanted and possible.
+    /// Makes room for `n` more tokens, by a context shift if it is enabled and possible.
     pub(super) fn make_room(&mut self, n: usize) -> Result<(), Error> {
         let n_ctx = self.n_ctx_seq() as usize;
         if self.n_past + n <= n_ctx {
@@ -149,7 +149,7 @@ impl Session {
             if !self.context.forget(0, keep, keep + discard)? {
                 return Err(full);
             }
-            // A hole would leave the tokens behind it at wrong positions.
+            // A gap would leave the later tokens at wrong positions.
             if let Err(error) = self.context.shift(0, keep + discard..past, -discard) {
                 self.reset();
                 return Err(error);

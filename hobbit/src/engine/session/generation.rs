@@ -1,4 +1,4 @@
-//! Tokens one by one: evaluate the last, sample the next.
+//! Token generation: evaluates the last token, samples the next.
 
 use ggml_sys::llama;
 
@@ -35,7 +35,7 @@ impl Generation<'_> {
             match room.and_then(|()| session.decode(batch, &[(0, before as i32)])) {
                 Ok(()) => session.n_past += 1,
                 Err(error) => {
-                    // Unless the whole context was lost, the token waits for another try.
+                    // Unless the whole context was lost, the token stays pending for another try.
                     session.pending = (session.n_past == before).then_some(token);
                     return match error {
                         Error::ContextFull { .. } => Ok(Err(StopReason::ContextFull)),

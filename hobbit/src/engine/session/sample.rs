@@ -1,4 +1,4 @@
-//! The choice of a token from what the last batch has left.
+//! Sampling a token from the last batch's logits.
 
 use std::time::Instant;
 
@@ -8,13 +8,13 @@ use crate::engine::sampling::{Sampler, are_finite};
 use hobbit_core::options::Token;
 
 impl Session {
-    /// Chooses a token from the logits of entry `index` of the last batch (-1: the last), and has the sampler remember it as
-    /// generated. For callers of [`Session::evaluate`]; what is chosen waits for them to evaluate it.
+    /// Samples a token from the logits of entry `index` of the last batch (-1: the last), and records it in the sampler
+    /// as generated. For callers of [`Session::evaluate`], who must evaluate the token themselves.
     ///
     /// # Errors
-    /// [`Error::NothingEvaluated`] where the last evaluation failed or there was none, [`Error::Decode`] where the
-    /// entry asked for no logits, [`Error::NotFinite`] where they are no numbers, [`Error::Sampling`] and
-    /// [`Error::Grammar`] where no token can be chosen.
+    /// [`Error::NothingEvaluated`] if the last evaluation failed or there was none, [`Error::Decode`] if the entry
+    /// asked for no logits, [`Error::NotFinite`] if they are not finite, [`Error::Sampling`] and [`Error::Grammar`] if
+    /// no token can be chosen.
     pub fn sample(&mut self, sampler: &mut Sampler, index: i32) -> Result<Token, Error> {
         if !self.is_current {
             return Err(Error::NothingEvaluated);
@@ -27,7 +27,7 @@ impl Session {
     }
 
     /// Whether the logits of an entry of the last batch, if it asked for any, are finite. If not, its keys and values
-    /// spoil all sequences of a shared cache, even through masked or freed cells, until [`Session::reset`] clears the
+    /// corrupt all sequences of a shared cache, even through masked or freed cells, until [`Session::reset`] clears the
     /// data.
     #[doc(hidden)]
     pub fn has_finite_logits(&self, index: usize) -> bool {

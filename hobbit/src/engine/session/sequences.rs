@@ -1,5 +1,5 @@
-//! Several sequences in one context, for a caller that places tokens itself ([`Session::evaluate`]): what each holds, and what is
-//! kept of it.
+//! Several sequences in one context, for a caller that places tokens itself ([`Session::evaluate`]): copying,
+//! shortening and moving them.
 
 use std::ops::Range;
 
@@ -11,8 +11,8 @@ use hobbit_core::options::Pooling;
 use hobbit_core::stats::PhaseStats;
 
 impl Session {
-    /// Makes sequence `to` begin with all that sequence `from` holds, in place of what it held: texts that begin alike share
-    /// the evaluation of their beginning. Both are below `n_seq_max`. For callers of [`Session::evaluate`].
+    /// Replaces sequence `to` with a copy of sequence `from`: texts with a common beginning share its evaluation. Both
+    /// are below `n_seq_max`. For callers of [`Session::evaluate`].
     ///
     /// # Errors
     /// A sequence that the session does not have.
@@ -22,13 +22,13 @@ impl Session {
         if from == to {
             return Ok(());
         }
-        // In a unified cache, copying alone would add to what `to` holds.
+        // In a unified cache, copying alone would add to the content of `to`.
         self.context.forget(to, -1, -1)?;
         self.context.copy(from, to)
     }
 
-    /// Shortens a sequence to its first `n` tokens (it must have that many). Empties it where the model cannot go back
-    /// to there. Returns how many tokens are left. For callers of [`Session::evaluate`]; others use [`Session::keep`].
+    /// Shortens a sequence to its first `n` tokens (it must have that many). Empties it if the model cannot go back
+    /// that far. Returns the number of tokens left. For callers of [`Session::evaluate`]; others use [`Session::keep`].
     ///
     /// # Errors
     /// A sequence that the session does not have.
@@ -43,8 +43,8 @@ impl Session {
     }
 
     /// Shortens a sequence to its first `n` tokens. Returns false and changes nothing if logits at position `n` would
-    /// differ from those in a fresh context: a recurrent state knows its end alone, and a sliding window has given the
-    /// cells behind it to later tokens. Every caller that goes back comes through here.
+    /// differ from those in a fresh context: a recurrent state keeps only its end, and a sliding window has reused the
+    /// cells before it for later tokens. Every caller that goes back uses this function.
     pub(super) fn cut(&mut self, sequence: i32, n: usize) -> bool {
         let n = i32::try_from(n).unwrap_or(i32::MAX);
         // SAFETY: the model is live.
@@ -55,7 +55,7 @@ impl Session {
         remembers && self.context.forget(sequence, n, -1).unwrap_or(false)
     }
 
-    /// Whether the model's layers look back through a window whose cells are used anew behind it.
+    /// Whether the model's layers have a sliding window whose older cells are reused.
     #[doc(hidden)]
     pub fn has_window(&self) -> bool {
         // SAFETY: the model is live.
@@ -68,8 +68,9 @@ impl Session {
         self.context.can_shift()
     }
 
-    /// Puts the tokens at positions `range` of a sequence `by` positions further (back where negative); what was at the positions
-    /// that they come to is forgotten. Their keys are rotated, values stay: an approximation, as every context shift.
+    /// Moves the tokens at positions `range` of a sequence by `by` positions (backwards if negative); tokens at the
+    /// target positions are forgotten. Keys are rotated and values stay, so this is an approximation, as every context
+    /// shift.
     ///
     /// # Errors
     /// A sequence that the session does not have, or a model whose tokens cannot be moved.
@@ -86,7 +87,7 @@ impl Session {
         self.context.shift(sequence, range, by)
     }
 
-    /// A new text begins: policies that count by sequence begin again.
+    /// Announces a new text: policies that count by sequence start over.
     #[doc(hidden)]
     pub fn begin_text(&mut self) {
         if let Some(memories) = self.model.shared.experts.memories().as_mut() {
@@ -94,8 +95,8 @@ impl Session {
         }
     }
 
-    /// What a sequence holds, as llama.cpp writes it: for [`Session::set_sequence_state`] of a session of the same model with the
-    /// same types of KV cache.
+    /// A sequence's state in llama.cpp's format, for [`Session::set_sequence_state`] of a session of the same model
+    /// with the same types of KV cache.
     ///
     /// # Errors
     /// A sequence that the session does not have; llama.cpp's refusal.
@@ -105,10 +106,10 @@ impl Session {
         self.context.state(sequence)
     }
 
-    /// Makes a sequence hold what [`Session::sequence_state`] gave; the bytes must be those, unchanged.
+    /// Restores the state from [`Session::sequence_state`]; the bytes must be unchanged.
     ///
     /// # Errors
-    /// A sequence that the session does not have, a state that does not fit; the sequence is then empty.
+    /// An unknown sequence, or a state that does not fit; the sequence is then empty.
     #[doc(hidden)]
     pub fn set_sequence_state(&mut self, sequence: i32, state: &[u8]) -> Result<(), Error> {
         self.check_sequence(sequence)?;
@@ -124,7 +125,7 @@ impl Session {
         Ok(())
     }
 
-    /// The embedding, `[n_embd]`, of entry `index` of the last batch; of sessions without pooling.
+    /// The embedding, `[n_embd]`, of entry `index` of the last batch, for sessions without pooling.
     #[doc(hidden)]
     pub fn embedding_of(&self, index: usize) -> Option<&[f32]> {
         let index = i32::try_from(index).ok()?;
@@ -132,11 +133,12 @@ impl Session {
         unsafe { self.embedding(llama::llama_get_embeddings_ith(self.context.as_ptr(), index), self.model.n_embd()) }
     }
 
-    /// The embedding, `[n_embd]`, of a sequence of the last batch; of sessions that pool. Of those that rank
+    /// The embedding, `[n_embd]`, of a sequence of the last batch, for sessions that pool. For those that rank
     /// ([`Pooling::Rank`]), the scores of the model's classes.
     #[doc(hidden)]
     pub fn embedding_of_sequence(&self, sequence: i32) -> Option<&[f32]> {
-        // SAFETY: the model is live; the context is, and a non-null answer is one row of its output, of as many numbers.
+        // SAFETY: the model is live; the context is, and a non-null answer is one row of its output, of as many
+        // numbers.
         unsafe {
             let n = match self.pooling() {
                 Some(Pooling::Rank) => llama::llama_model_n_cls_out(self.model.shared.raw.as_ptr()) as usize,
@@ -153,7 +155,7 @@ impl Session {
         (!row.is_null()).then(|| unsafe { std::slice::from_raw_parts(row, n) })
     }
 
-    /// How the embeddings of a sequence's tokens become one: what was asked for, or the model's way. `None`: not at all.
+    /// The pooling of a sequence's embeddings: the requested one, or the model's. `None`: no pooling.
     #[doc(hidden)]
     pub fn pooling(&self) -> Option<Pooling> {
         // SAFETY: the context is live.
@@ -167,14 +169,14 @@ impl Session {
         })
     }
 
-    /// What was counted so far in prompts and while decoding: the first two fields of [`Session::stats`], at no cost.
+    /// Counters of prompts and decoding so far: the first two fields of [`Session::stats`], at no cost.
     #[doc(hidden)]
     pub fn phases(&self) -> (PhaseStats, PhaseStats) {
         (self.stats.prompt, self.stats.decode)
     }
 
-    /// The most tokens, of as many sequences, that may be decoded at once without changing by which rules: those of generated
-    /// tokens differ from those of prompts where results are approximate.
+    /// Maximum number of tokens, each of its own sequence, that may be decoded at once under the rules for generated
+    /// tokens. Those differ from the rules for prompts where results are approximate.
     #[doc(hidden)]
     pub fn decodes_at_once(&self) -> usize {
         let shared = &self.model.shared;

@@ -1,4 +1,4 @@
-//! What llama.cpp asserts while it prepares a batch is an error of that batch.
+//! Failed llama.cpp assertions during batch preparation become errors of that batch.
 
 use super::*;
 use hobbit_core::options::ModelOptions;
@@ -11,7 +11,7 @@ fn an_assertion_before_anything_is_computed_is_an_error() {
     let mut session = model.session(&options).unwrap();
     let n_batch = session.n_batch();
     let mut tokens: Vec<Token> = vec![1; n_batch + 1];
-    // Past the check of `evaluate`, to the assertion itself.
+    // Bypasses the check of `evaluate` to reach the assertion itself.
     // SAFETY: the batch borrows `tokens`, which outlive its evaluation.
     let batch = unsafe { llama::llama_batch_get_one(tokens.as_mut_ptr(), tokens.len() as i32) };
     let error = session.decode(batch, &[(0, 0)]).unwrap_err();

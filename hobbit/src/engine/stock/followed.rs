@@ -1,6 +1,6 @@
-//! Recorded routes for plain llama.cpp: its evaluation callback stops behind each router, and writes the recording's
-//! experts and weights over the router's. Each stop breaks the graph, which hobbit's seam does not: [`Mode`] is there to
-//! measure what that costs.
+//! Recorded routes for plain llama.cpp: its evaluation callback stops after each router, and overwrites the router's
+//! experts and weights with the recording's. Each stop breaks the graph, which hobbit's seam does not; [`Mode`]
+//! measures that cost.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
@@ -16,29 +16,29 @@ use hobbit_core::gguf::Gguf;
 use hobbit_core::options::RouteOptions;
 use hobbit_core::trace::{Routes, Walk};
 
-/// What the callback does.
+/// The callback's action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// It stops and writes.
+    /// Stops and writes.
     Follow,
-    /// It stops only: routers choose.
+    /// Only stops: routers choose.
     Stop,
-    /// Nothing.
+    /// Does nothing.
     Pass,
 }
 
-/// The callback, for as long as this lives.
+/// The callback, installed while this lives.
 pub(super) struct Followed(Arc<Shared>);
 
 type Shared = Mutex<State>;
 
-/// The state behind the callback, which has its address.
+/// State of the callback, which holds its address.
 struct State {
     walk: Walk,
     mode: Mode,
-    /// Of the running layer: each token's experts and weights.
+    /// Each token's experts and weights in the current layer.
     tokens: Vec<(Vec<u16>, Vec<f32>)>,
-    /// By layer, the tensor that has its weights at the end; others before it need no stop once that is known.
+    /// By layer, the tensor with the final weights; once it is known, earlier ones need no stop.
     weights: HashMap<u16, String>,
     last_layer: Option<u16>,
     knows_weights: bool,
@@ -65,7 +65,7 @@ impl Followed {
         }))))
     }
 
-    /// Has `params` call back into the state, which must outlive the context.
+    /// Makes `params` call back into the state, which must outlive the context.
     pub(super) fn install(&self, params: &mut llama::llama_context_params) {
         params.cb_eval = Some(on_eval);
         params.cb_eval_user_data = Arc::as_ptr(&self.0).cast_mut().cast();
@@ -75,7 +75,7 @@ impl Followed {
         lock(&self.0).mode = mode;
     }
 
-    /// Back to the first token.
+    /// Returns to the first token.
     pub(super) fn rewind(&self) {
         lock(&self.0).walk.rewind();
     }
@@ -126,10 +126,10 @@ impl State {
     }
 }
 
-/// Writes values `stride` bytes apart.
+/// Writes values at intervals of `stride` bytes.
 ///
 /// # Safety
-/// The tensor is allocated and has room for them there.
+/// The tensor is allocated and has room for them at these offsets.
 unsafe fn set<T>(tensor: &ggml_tensor, values: &[T], offset: usize, stride: usize) {
     let tensor = std::ptr::from_ref(tensor).cast_mut();
     for (i, value) in values.iter().enumerate() {
@@ -146,7 +146,8 @@ unsafe fn set<T>(tensor: &ggml_tensor, values: &[T], offset: usize, stride: usiz
 }
 
 unsafe extern "C" fn on_eval(tensor: *mut ggml_tensor, ask: bool, state: *mut c_void) -> bool {
-    // SAFETY: ggml passes a live tensor with a NUL-terminated name; `install` passed the state, which outlives the context.
+    // SAFETY: ggml passes a live tensor with a NUL-terminated name; `install` passed the state, which outlives the
+    // context.
     let (tensor, state) = unsafe { (&*tensor, &*state.cast::<Shared>()) };
     let mut state = lock(state);
     // SAFETY: as above.

@@ -7,7 +7,7 @@
 //! the cost of the eviction.
 //!
 //! From its submission on, such a copy is treated like any other: the slot counts as filled, and a product that uses it
-//! waits for its event. Three things differ. It only takes slots that are not shielded. The host never waits for it:
+//! waits for its event. Three things differ. It only takes slots that are not shielded. The host does not wait for it:
 //! [`Tier::settled_so_far`] leaves it running. The host slots it reads stay pinned until it is known to have run, which
 //! a wait for the compute stream shows at the latest one layer after its own ([`Tier::catch_up`]).
 
@@ -28,7 +28,7 @@ use hobbit_core::route::Thresholds;
 /// Maximum experts in flight for layers that have not run: the number a token uses in a layer of today's models.
 const OUTSTANDING_MAX: usize = 8;
 
-/// No limit on bytes in flight: a copy that has been submitted cannot be withdrawn.
+/// All bytes of a wrong guess count as in flight: a submitted copy cannot be withdrawn.
 const ALL_OF_IT: u64 = u64::MAX;
 
 /// Assumed probability that an expert evicted for a wrong prefetch would have been used while it could have stayed, and

@@ -1,4 +1,4 @@
-//! Regular expressions that wake a grammar.
+//! Regular expressions that trigger a grammar.
 
 use std::ffi::c_char;
 use std::ptr::NonNull;
@@ -9,17 +9,17 @@ use super::c_text;
 use crate::engine::error::Error;
 use crate::engine::stack;
 
-/// Stack for each byte of an expression: the C++ library reads it by calling itself.
+/// Stack per byte of an expression: the C++ library parses it recursively.
 const STACK_PER_BYTE: usize = 1 << 10;
 
 pub(super) struct Pattern(NonNull<sys::Pattern>);
 
-// SAFETY: it is memory without ties to a thread, and is not changed.
+// SAFETY: memory without ties to a thread, immutable after its construction.
 unsafe impl Send for Pattern {}
 
 impl Pattern {
     /// # Errors
-    /// [`Error::Grammar`] for what is no expression (ECMAScript).
+    /// [`Error::Grammar`] for an invalid expression (ECMAScript).
     pub(super) fn new(text: &str) -> Result<Self, Error> {
         let pattern = c_text(text)?;
         // SAFETY: the text is NUL-terminated and outlives the call, which copies.
@@ -29,7 +29,7 @@ impl Pattern {
             .ok_or_else(|| Error::Grammar(format!("llama.cpp cannot parse the pattern that wakes it: {text}")))
     }
 
-    /// Where what the grammar has to go on with begins, if the text wakes it.
+    /// Start of the text that the grammar must match, if `text` contains the trigger.
     pub(super) fn find(&self, text: &[u8]) -> Option<usize> {
         // SAFETY: the pattern is live, the text valid for its length.
         let start = unsafe { sys::hobbit_pattern_find(self.0.as_ptr(), text.as_ptr().cast::<c_char>(), text.len()) };

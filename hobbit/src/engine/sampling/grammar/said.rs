@@ -1,24 +1,24 @@
-//! What was said since a lazy grammar began to wait.
+//! Text generated since a lazy grammar began to wait.
 
 use std::collections::VecDeque;
 
 use hobbit_core::options::Token;
 
-/// The longest text in bytes in which patterns look for a trigger. Each token has them look through all of it again, and the
-/// C++ library's regular expressions recurse with the length of what they match, by some 350 bytes of stack for each.
+/// Longest text, in bytes, that patterns search for a trigger. Each token makes them search all of it again, and the
+/// C++ library's regular expressions recurse with the length of a match, using about 350 bytes of stack per byte.
 pub(in crate::engine::sampling) const SEARCHED_BYTES_MAX: usize = 2 << 10;
 
-/// Tokens, and their bytes, at the end of that text that are kept when it grows too long: a trigger may have begun there.
+/// Tokens, and their bytes, kept from the end of a text that grows too long: a trigger may have begun there.
 const TAIL_TOKENS: usize = 64;
 const TAIL_BYTES: usize = SEARCHED_BYTES_MAX / 2;
 
-/// Tokens that a trigger may have.
+/// Maximum tokens of a trigger.
 const TRIGGER_TOKENS: usize = 16;
 
 #[derive(Default)]
 pub(super) struct Said {
     text: Vec<u8>,
-    /// The tokens it is of, and where each begins.
+    /// Its tokens, and the start of each.
     tokens: VecDeque<(Token, usize)>,
 }
 
@@ -35,15 +35,16 @@ impl Said {
         }
     }
 
-    /// The tokens that end behind `start`, the first without what comes before it.
+    /// The tokens that end after `start`; the first one without the bytes before it.
     pub(super) fn since(&self, start: usize) -> Vec<(Token, &[u8])> {
         let ends = self.tokens.iter().skip(1).map(|(_, begin)| *begin).chain([self.text.len()]);
         let tokens = self.tokens.iter().zip(ends).filter(|(_, end)| *end > start);
         tokens.map(|((token, begin), end)| (*token, &self.text[start.max(*begin)..end])).collect()
     }
 
-    /// Leaves the last tokens only, from one on that begins with a letter: a pattern for the beginning of all that was said must not
-    /// take this for it. But a trigger that is being said is not cut: that letter comes well before the end, or it is done without.
+    /// Keeps only the last tokens, starting with one that begins with a letter, so that a pattern for the beginning of
+    /// the text does not match here. A trigger in progress is not cut: that letter must be well before the end, or else
+    /// any token is the first.
     fn shorten(&mut self) {
         let len = self.text.len();
         let fits = |begin: usize| len - begin <= TAIL_BYTES;
@@ -89,7 +90,7 @@ mod tests {
         }
         assert!(said.text().starts_with(b"word") && said.text().ends_with(b"word"));
         assert_eq!(said.since(0).iter().map(|(_, piece)| piece.len()).sum::<usize>(), said.text().len());
-        // Where it becomes too long within a trigger.
+        // Cut at various points within a trigger.
         for n_before in 0..40 {
             let mut said = Said::default();
             for n in 0..SEARCHED_BYTES_MAX as Token - n_before {
