@@ -74,7 +74,7 @@ impl Record {
         self.text("hobbit_engine") == "hobbit"
             && self.text("hobbit_outcome") == "ok"
             && self.text("hobbit_precision") == "exact"
-            && ["learned", "foresight"].contains(&&*self.text("hobbit_policy"))
+            && ["learned", "foresight"].contains(&self.text("hobbit_policy"))
             && self.number("hobbit_busy").unwrap_or(0.0) == 0.0
             && !self.text("hobbit_variant").contains("pressure")
     }

@@ -169,8 +169,7 @@ fn sum(record: &mut Record, answers: &[&Answer]) {
     steps.sort_unstable();
     record.hobbit_decode_median_ns = steps.get(steps.len() / 2).copied();
 
-    let total = |part: fn(&Answer) -> u64| Some(answers.iter().map(|answer| part(answer)).sum::<u64>());
-    record.hobbit_disk_bytes = total(|answer| answer.disk_bytes);
+    record.hobbit_disk_bytes = Some(answers.iter().map(|answer| answer.disk_bytes).sum());
     record.hobbit_peak_rss = answers.iter().map(|answer| answer.peak_rss).max();
     record.hobbit_load_ns = middle(answers.iter().map(|answer| answer.load_ns).collect());
     record.hobbit_first_token_ns = middle(answers.iter().filter_map(|answer| answer.first_token_ns).collect());

@@ -60,7 +60,7 @@ pub enum Command {
     /// Make a trace of another program's recording of routes (route_trace v1)
     Import(ImportArgs),
     /// Simulate policies, budgets and predictors on traces; table on standard output
-    Replay(ReplayArgs),
+    Replay(Box<ReplayArgs>),
     /// How often experts are found by the share of slots, first meetings aside: what forecasts are made of
     Curve(CurveArgs),
     /// Fit HOBBIT's four weights and T1/T2 to traces by least miss penalty
