@@ -95,8 +95,7 @@ fn replays(criterion: &mut Criterion) {
     let recorded = Config::recorded(&recording).expect("settings of this version");
     let mut group = criterion.benchmark_group("replay");
     group.throughput(Throughput::Elements(N_TOKENS as u64));
-    let evictions =
-        [PolicyKind::Lru, PolicyKind::Learned].map(Eviction::Policy).into_iter().chain([Eviction::Belady]);
+    let evictions = [PolicyKind::Lru, PolicyKind::Learned].map(Eviction::Policy).into_iter().chain([Eviction::Belady]);
     for eviction in evictions {
         let config = Config { eviction, ..recorded.clone() };
         group.bench_function(eviction.to_string(), |b| b.iter(|| replay(&recording, &config, &mut |_, _, _| {})));

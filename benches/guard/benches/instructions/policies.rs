@@ -147,8 +147,7 @@ fn decide_knowing(mut decisions: Decisions) -> Decisions {
 /// A warm `learned`, and two tokens to come: it learns from every second one.
 fn learning(shows_scores: bool) -> (Decisions, Vec<Token>) {
     let tokens = inputs::tokens(N_BEFORE + 3, 1);
-    let policy =
-        policy::build(PolicyKind::Learned, &Weights::default(), Shape { n_layers: N_LAYERS, low_cost: 0.25 });
+    let policy = policy::build(PolicyKind::Learned, &Weights::default(), Shape { n_layers: N_LAYERS, low_cost: 0.25 });
     (warm(policy, shows_scores, &tokens[..=N_BEFORE]), tokens[N_BEFORE + 1..].to_vec())
 }
 
