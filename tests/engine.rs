@@ -335,7 +335,7 @@ fn layers_that_llama_cpp_leaves_out_are_not_served() {
     synth::write(&path, &Spec { layers: 5, ..Spec::tiny("glm4moe") }).unwrap();
     let layers = |overrides: &[&str]| {
         let kv_overrides = overrides.iter().map(|text| text.parse().unwrap()).collect();
-        let options = ModelOptions { kv_overrides, stand_aside: false, ..ModelOptions::default() };
+        let options = ModelOptions { kv_overrides, passthrough: false, ..ModelOptions::default() };
         let model = Model::open(&path, &options, |_| true).unwrap();
         let mut session = model.session(&settings()).unwrap();
         session.feed(&model.tokenize("some text", true, false).unwrap()).unwrap();
@@ -363,9 +363,9 @@ fn a_context_that_goes_back_forgets_what_followed() {
             _ => 32,
         };
         // llama.cpp by itself, and at the seam.
-        for stand_aside in [true, false] {
+        for passthrough in [true, false] {
             let kv_overrides = vec![format!("{arch}.attention.sliding_window=int:{window}").parse().unwrap()];
-            let options = ModelOptions { kv_overrides, stand_aside, ..ModelOptions::default() };
+            let options = ModelOptions { kv_overrides, passthrough, ..ModelOptions::default() };
             let model = Model::open(&path, &options, |_| true).unwrap();
             let options = SessionOptions { n_ctx: 12288, n_batch: 64, n_ubatch: 64, ..settings() };
             let mut session = model.session(&options).unwrap();
@@ -387,10 +387,10 @@ fn a_context_that_goes_back_forgets_what_followed() {
                 let mut fresh = model.session(&options).unwrap();
                 fresh.feed(&tokens[..n]).unwrap();
                 fresh.feed(&tail).unwrap();
-                assert!(fresh.logits(tail.len() - 1).unwrap() == found, "{arch}, alone: {stand_aside}, {n} tokens");
+                assert!(fresh.logits(tail.len() - 1).unwrap() == found, "{arch}, alone: {passthrough}, {n} tokens");
                 kept
             });
-            assert_eq!(kept, [near, 0], "{arch}, alone: {stand_aside}");
+            assert_eq!(kept, [near, 0], "{arch}, alone: {passthrough}");
         }
     }
     with_window.dedup();
@@ -480,8 +480,8 @@ fn tensors_are_checked_where_their_bytes_are() {
     let path = dir.path().join("model.gguf");
     synth::write(&path, &Spec { types: vec![Format::Q8_0], ..Spec::tiny("qwen3moe") }).unwrap();
     let sound = fs::read(&path).unwrap();
-    let checked = |stand_aside| {
-        let options = ModelOptions { check_tensors: true, stand_aside, ..ModelOptions::default() };
+    let checked = |passthrough| {
+        let options = ModelOptions { check_tensors: true, passthrough, ..ModelOptions::default() };
         Model::open(&path, &options, |_| true).map(|_| ()).map_err(|error| error.to_string())
     };
     assert_eq!([checked(true), checked(false)], [Ok(()), Ok(())]);
@@ -496,8 +496,8 @@ fn tensors_are_checked_where_their_bytes_are() {
         bytes[at..at + 2].copy_from_slice(&0x7c00u16.to_le_bytes());
         fs::write(&path, bytes).unwrap();
         // llama.cpp by itself names the tensor, hobbit the expert.
-        for (stand_aside, told) in [(true, name), (false, told)] {
-            let error = checked(stand_aside).unwrap_err();
+        for (passthrough, told) in [(true, name), (false, told)] {
+            let error = checked(passthrough).unwrap_err();
             assert!(error.contains("model.gguf") && error.contains(told) && error.contains("invalid data"), "{error}");
         }
         Model::open(&path, &ModelOptions::default(), |_| true).unwrap();

@@ -189,7 +189,7 @@ fn slot_bytes(catalog: &Catalog, layer: u16) -> u64 {
 fn options(args: &Args, routing: RoutingOptions) -> ModelOptions {
     // Measurements must not depend on the speed of reads.
     let caching = CachingOptions { fill: false, ..CachingOptions::default() };
-    ModelOptions { budget: args.mem_budget, caching, stand_aside: false, routing, ..ModelOptions::default() }
+    ModelOptions { budget: args.mem_budget, caching, passthrough: false, routing, ..ModelOptions::default() }
 }
 
 /// Tokens of batches, too, use only resident experts, which the masks define.

@@ -138,7 +138,7 @@ fn a_forecast_needs_a_header_and_nothing_more() {
     let report = json_of(&forecast(&["--json", "--ram", "4GiB", part]));
     let there = (whole.len() / 2) as u64;
     assert_eq!(report["model"]["partial"], serde_json::json!([there, whole.len() as u64 - there]));
-    assert_eq!(report["forecast"]["stands_aside"], true);
+    assert_eq!(report["forecast"]["is_passthrough"], true);
     let page = forecast(&["--ram", "4GiB", part]);
     for told in ["enough to forecast, nothing to run", "llama.cpp runs by itself", "60.0 GB/s (given)", "t/s"] {
         assert!(text(&page.stdout).contains(told), "'{told}' is not in:\n{}", text(&page.stdout));

@@ -5,7 +5,7 @@
 //!
 //! | rooms | what |
 //! |---|---|
-//! | `expert` `planes` `units` `words` | the smallest nouns; 8-bit weights in two planes; sizes, percents, durations; choices by name |
+//! | `expert` `planes` `units` `named` | the smallest nouns; 8-bit weights in two planes; sizes, percents, durations; choices by name |
 //! | `files` | what programs may do to the user's files |
 //! | `store` | where bytes come from: direct, buffered, memory, faulty |
 //! | `calibrate` | what this machine can do, measured once |
@@ -36,6 +36,7 @@ pub mod forecast;
 pub mod gguf;
 pub mod grammar;
 pub mod load;
+pub mod named;
 pub mod options;
 pub mod pack;
 pub mod perplexity;
@@ -51,7 +52,6 @@ pub mod store;
 pub mod trace;
 pub mod tuned;
 pub mod units;
-pub mod words;
 
 #[doc(inline)]
 pub use options::{

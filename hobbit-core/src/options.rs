@@ -28,21 +28,21 @@ use std::str::FromStr;
 
 use smart_default::SmartDefault;
 
+use crate::named::named;
 use crate::profile::LossBound;
-use crate::words::named;
 
 #[doc(inline)]
 pub use crate::cache::Allocation;
 #[doc(inline)]
 pub use crate::cache::policy::{PolicyKind, Weights};
 #[doc(inline)]
+pub use crate::named::UnknownName;
+#[doc(inline)]
 pub use crate::plan::{Budget, ExpertCache, LowShare};
 #[doc(inline)]
 pub use crate::predict::PredictorKind;
 #[doc(inline)]
 pub use crate::store::IoMode;
-#[doc(inline)]
-pub use crate::words::UnknownWord;
 
 /// A token's id in the model's vocabulary.
 pub type Token = i32;
@@ -74,7 +74,7 @@ pub struct ModelOptions {
     /// If the whole model fits the budget and no option says how to keep experts, llama.cpp runs alone, on the mapped
     /// file. `false`: hobbit always manages the experts.
     #[default(true)]
-    pub stand_aside: bool,
+    pub passthrough: bool,
     /// Whether weights are repacked for the CPU.
     pub repack: Repack,
     /// Session options to expect, as far as they are known: they decide what fits. A context length of 0 means the

@@ -102,7 +102,7 @@ fn split_mode(word: &str) -> Result<SplitMode, String> {
                                  give layer or none"
                 .to_owned())
         }
-        _ => word.parse().map_err(|error: hobbit::options::UnknownWord| error.to_string()),
+        _ => word.parse().map_err(|error: hobbit::options::UnknownName| error.to_string()),
     }
 }
 

@@ -101,7 +101,7 @@ impl HiArgs {
             is_demo,
             model_options: ModelOptions {
                 // Measure hobbit's expert handling, even if the model fits.
-                stand_aside: false,
+                passthrough: false,
                 ..resolve::of_model(&low.model, experts)
             },
             // Whole batches are scored.

@@ -355,7 +355,7 @@ fn options(budget: Budget) -> ModelOptions {
     // Measurements must not depend on the speed of reads or on a pack's low versions.
     let caching = CachingOptions { fill: false, ..CachingOptions::default() };
     let precision = PrecisionOptions { mode: Some(PrecisionMode::Exact), ..PrecisionOptions::default() };
-    ModelOptions { budget, caching, precision, stand_aside: false, ..ModelOptions::default() }
+    ModelOptions { budget, caching, precision, passthrough: false, ..ModelOptions::default() }
 }
 
 fn dtype(word: &str) -> anyhow::Result<GgmlType> {

@@ -1,6 +1,6 @@
 //! How many slots of a pool each layer gets.
 
-use crate::words::UnknownWord;
+use crate::named::UnknownName;
 use std::fmt;
 use std::str::FromStr;
 
@@ -26,11 +26,11 @@ impl Allocation {
 }
 
 impl FromStr for Allocation {
-    type Err = UnknownWord;
+    type Err = UnknownName;
 
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+    fn from_str(word: &str) -> Result<Self, UnknownName> {
         let fail =
-            || UnknownWord::new("slot allocation", word, "even, shallow-first, shallow-first:LAYERS, by-penalty");
+            || UnknownName::new("slot allocation", word, "even, shallow-first, shallow-first:LAYERS, by-penalty");
         match word.split_once(':') {
             None if word == "even" => Ok(Self::Even),
             None if word == "shallow-first" => Ok(Self::ShallowFirst { layers: Self::SHALLOW_LAYERS }),

@@ -32,7 +32,7 @@ use crate::gguf::GgmlType;
 use crate::options::DeviceOptions;
 use crate::plan::{
     Budget, DevicePlan, DevicePlanInput, ExpertCache, LowShare, MemoryLimits, MemoryPlan, Needs, PlanError, PlanInput,
-    Regime,
+    RunMode,
 };
 
 pub use known::{Expectation, Known, TRAINED, UNTRAINED};
@@ -201,7 +201,7 @@ pub fn low_evidence(experts: &TypeBytes) -> Option<&'static LowEvidence> {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Forecast {
     /// Everything fits, and llama.cpp runs by itself.
-    pub stands_aside: bool,
+    pub is_passthrough: bool,
     /// Division of the memory; `None` if llama.cpp runs by itself.
     pub plan: Option<MemoryPlan>,
     /// Division of the GPU's memory.
@@ -248,7 +248,7 @@ pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectati
         first_token: FirstToken::of(shape, host, task, &room, &expectation.expected, true),
         expected,
         at_one_percent,
-        stands_aside: room.plan.is_none(),
+        is_passthrough: room.plan.is_none(),
         plan: room.plan,
         device: room.device,
     })
@@ -319,7 +319,7 @@ pub fn rooms(shape: &Shape, host: &Host, task: &Task) -> Result<Rooms, ForecastE
     }
     let needs =
         Needs { mapped: shape.tensor_bytes, repacked: 0, kv: fixed.kv, compute: fixed.compute, runtime: fixed.runtime };
-    if device.is_none() && Regime::of(&needs, host.memory).stands_aside() {
+    if device.is_none() && RunMode::of(&needs, host.memory).is_passthrough() {
         let slots = shape.layers.iter().map(|layer| layer.n_expert.into()).collect();
         return Ok(Rooms { plan: None, device, slots });
     }

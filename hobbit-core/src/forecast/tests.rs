@@ -120,7 +120,7 @@ fn more_of_anything_is_never_slower() {
 fn what_fits_reads_nothing() {
     let shape = shape(4, 16, 2);
     let forecast = forecast(&shape, &host(8 * GIB), &TASK, &Expectation::of(16)).unwrap();
-    assert!(forecast.stands_aside && forecast.plan.is_none());
+    assert!(forecast.is_passthrough && forecast.plan.is_none());
     assert_eq!((forecast.expected.bytes_read, forecast.expected.hit_rate, forecast.share), (0.0, 1.0, 1.0));
     assert_eq!(forecast.expected, forecast.random);
     assert_eq!(forecast.expected.limit(), Limit::Products);

@@ -4,8 +4,8 @@ use smart_default::SmartDefault;
 
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
+use crate::named::named;
 use crate::predict::PredictorKind;
-use crate::words::named;
 
 /// Whether experts are read before their layer asks for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]

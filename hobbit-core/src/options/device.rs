@@ -6,8 +6,8 @@ use std::str::FromStr;
 use smart_default::SmartDefault;
 
 use crate::load::balance::HelperMode;
+use crate::named::{UnknownName, named};
 use crate::plan::ExpertCache;
-use crate::words::{UnknownWord, named};
 
 /// Devices that a model is offloaded to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,15 +22,15 @@ pub enum DeviceChoice {
 }
 
 impl FromStr for DeviceChoice {
-    type Err = UnknownWord;
+    type Err = UnknownName;
 
     /// `none`, or names separated by commas.
-    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
         let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
         match text {
             "none" => Ok(Self::None),
             _ if names.iter().any(String::is_empty) => {
-                Err(UnknownWord::new("device", text, "none, or names of devices, separated by commas"))
+                Err(UnknownName::new("device", text, "none, or names of devices, separated by commas"))
             }
             _ => Ok(Self::Named(names)),
         }
@@ -75,9 +75,9 @@ impl From<CpuHelper> for HelperMode {
 }
 
 impl FromStr for CpuHelper {
-    type Err = UnknownWord;
+    type Err = UnknownName;
 
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+    fn from_str(word: &str) -> Result<Self, UnknownName> {
         match word {
             "auto" => Ok(Self::Auto),
             "on" => Ok(Self::On),
@@ -85,7 +85,7 @@ impl FromStr for CpuHelper {
             _ => match word.parse::<u16>() {
                 Ok(0) => Ok(Self::Off),
                 Ok(threads) => Ok(Self::Threads(threads)),
-                Err(_) => Err(UnknownWord::new("CPU helper setting", word, "auto, on, off, or a number of threads")),
+                Err(_) => Err(UnknownName::new("CPU helper setting", word, "auto, on, off, or a number of threads")),
             },
         }
     }
@@ -112,17 +112,17 @@ pub struct TensorOverride {
 }
 
 impl FromStr for TensorOverride {
-    type Err = UnknownWord;
+    type Err = UnknownName;
 
     /// `PATTERN=BUFFER`.
-    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
         match text.rsplit_once('=') {
             Some((pattern, buffer_type))
                 if ![pattern, buffer_type].iter().any(|part| part.is_empty() || part.contains('\0')) =>
             {
                 Ok(Self { pattern: pattern.to_owned(), buffer_type: buffer_type.to_owned() })
             }
-            _ => Err(UnknownWord::new("tensor override", text, r"PATTERN=BUFFER, such as attn_.*\.weight=CPU")),
+            _ => Err(UnknownName::new("tensor override", text, r"PATTERN=BUFFER, such as attn_.*\.weight=CPU")),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::words::named;
+use crate::named::named;
 
 /// ggml kernels allowed to multiply the experts' rows in batches, if one is faster than llama.cpp's choice. Single
 /// tokens always use llama.cpp's choice.

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use smart_default::SmartDefault;
 
 use crate::gguf::GgmlType;
+use crate::named::named;
 use crate::route::Thresholds;
-use crate::words::named;
 
 /// Whether results may differ from llama.cpp's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]

@@ -2,9 +2,9 @@
 
 use crate::cache::Allocation;
 use crate::cache::policy::PolicyKind;
+use crate::named::named;
 use crate::predict::PredictorKind;
 use crate::route::Thresholds;
-use crate::words::named;
 
 use super::{CpuHelper, Prefetch};
 

@@ -1,6 +1,6 @@
 //! Options of reasoning, the text that models write before they answer.
 
-use crate::words::named;
+use crate::named::named;
 
 /// Handling of reasoning in answers: llama.cpp's `common_reasoning_format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use smart_default::SmartDefault;
 
 use super::{GrammarKind, GrammarTrigger, ReasoningBudget, Token};
-use crate::words::UnknownWord;
+use crate::named::UnknownName;
 
 /// Settings of a sampler chain.
 #[derive(Clone, Debug, PartialEq, SmartDefault)]
@@ -212,19 +212,19 @@ impl SamplerKind {
     }
 
     /// The kind with this letter.
-    pub fn from_letter(letter: char) -> Result<Self, UnknownWord> {
+    pub fn from_letter(letter: char) -> Result<Self, UnknownName> {
         Self::ALL.into_iter().find(|kind| kind.letter() == letter).ok_or_else(|| {
             let expected = Self::ALL.map(|kind| format!("{} ({})", kind.letter(), kind.name())).join(", ");
-            UnknownWord::new("sampler letter", &letter.to_string(), expected)
+            UnknownName::new("sampler letter", &letter.to_string(), expected)
         })
     }
 }
 
 impl FromStr for SamplerKind {
-    type Err = UnknownWord;
+    type Err = UnknownName;
 
     /// Accepts llama.cpp's spellings: canonical, with dashes, without separators, and a few aliases.
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+    fn from_str(word: &str) -> Result<Self, UnknownName> {
         let plain: String = word.to_ascii_lowercase().chars().filter(|c| !matches!(c, '_' | '-')).collect();
         match plain.as_str() {
             "nucleus" => return Ok(Self::TopP),
@@ -235,7 +235,7 @@ impl FromStr for SamplerKind {
         Self::ALL
             .into_iter()
             .find(|kind| kind.name().replace('_', "") == plain)
-            .ok_or_else(|| UnknownWord::new("sampler", word, Self::ALL.map(Self::name).join(", ")))
+            .ok_or_else(|| UnknownName::new("sampler", word, Self::ALL.map(Self::name).join(", ")))
     }
 }
 
@@ -246,7 +246,7 @@ impl fmt::Display for SamplerKind {
 }
 
 /// Reads an order such as `penalties;dry;top_k;temperature`; an empty text is an empty chain.
-pub fn sampler_order(text: &str) -> Result<Vec<SamplerKind>, UnknownWord> {
+pub fn sampler_order(text: &str) -> Result<Vec<SamplerKind>, UnknownName> {
     text.split(';').filter(|word| !word.is_empty()).map(str::parse).collect()
 }
 

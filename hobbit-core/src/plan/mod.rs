@@ -15,7 +15,7 @@
 //!
 //! A given budget may not exceed the system's limit, except with [`PlanInput::overcommit`].
 //!
-//! [`Regime`] comes first: a model that fits as a whole needs no division. If it does not fit, a default context is no
+//! [`RunMode`] comes first: a model that fits as a whole needs no division. If it does not fit, a default context is no
 //! longer than [`context_tokens`].
 
 mod breakdown;
@@ -24,8 +24,8 @@ mod device;
 mod layers;
 mod limits;
 mod pools;
-mod regime;
 mod repack;
+mod run_mode;
 mod size;
 #[cfg(test)]
 mod tests;
@@ -37,8 +37,8 @@ pub use layers::layer_devices;
 pub use limits::kib_field;
 pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
 pub use pools::{LOW_SHARE_AUTO_PERCENT, PoolPlan, PoolSpec, StagingWish};
-pub use regime::{Needs, Regime};
 pub use repack::RepackInput;
+pub use run_mode::{Needs, RunMode};
 pub use size::{Budget, ExpertCache, LowShare, SizeError};
 pub use ubatch::UbatchInput;
 

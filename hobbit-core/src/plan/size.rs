@@ -6,8 +6,8 @@
 use serde::Serialize;
 use std::str::FromStr;
 
+use crate::named::UnknownName;
 use crate::units::{MIB, parse_bytes, parse_percent};
-use crate::words::UnknownWord;
 
 /// Value of `--mem-budget`: memory of the whole process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -93,16 +93,16 @@ pub enum LowShare {
 }
 
 impl FromStr for LowShare {
-    type Err = UnknownWord;
+    type Err = UnknownName;
 
     /// `auto` or a percentage (`25%`, `25`).
-    fn from_str(text: &str) -> Result<Self, UnknownWord> {
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
         if text == "auto" {
             return Ok(Self::Auto);
         }
         let number = text.strip_suffix('%').unwrap_or(text).trim_end();
         let percent = number.parse().ok().filter(|percent| (0.0..=100.0).contains(percent));
-        percent.map(Self::Percent).ok_or_else(|| UnknownWord::new("low share", text, "auto, or 0% to 100%"))
+        percent.map(Self::Percent).ok_or_else(|| UnknownName::new("low share", text, "auto, or 0% to 100%"))
     }
 }
 

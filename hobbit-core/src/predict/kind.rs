@@ -5,7 +5,7 @@ use std::sync::Arc;
 #[cfg(doc)]
 use super::Oracle;
 use super::{Gates, PathPredictor, PathTable, PredictShape, Predicted, Predictor, Previous};
-use crate::words::named;
+use crate::named::named;
 
 /// Predicts nothing.
 impl Predictor for () {

@@ -12,11 +12,11 @@ use super::link::LinkModel;
 use super::recording::Recording;
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
+use crate::named::UnknownName;
 use crate::options::{PrecisionMode, VirtualExperts, VirtualUpdate};
 use crate::predict::{PathTable, PredictorKind};
 use crate::route::{Rerouting, Thresholds};
 use crate::tuned::LayerPenalty;
-use crate::words::UnknownWord;
 
 /// Eviction policies of the simulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,16 +59,16 @@ impl Default for Slots {
 }
 
 impl FromStr for Slots {
-    type Err = UnknownWord;
+    type Err = UnknownName;
 
     /// Values of the engine's `--slots`, or `global`.
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+    fn from_str(word: &str) -> Result<Self, UnknownName> {
         match word {
             "global" => Ok(Self::Global),
             _ => word
                 .parse()
                 .map(Self::Layers)
-                .map_err(|error: UnknownWord| UnknownWord { expected: error.expected + ", global", ..error }),
+                .map_err(|error: UnknownName| UnknownName { expected: error.expected + ", global", ..error }),
         }
     }
 }
@@ -241,17 +241,17 @@ fn recorded_allocation(recording: &Recording) -> Option<Allocation> {
 }
 
 impl FromStr for Eviction {
-    type Err = UnknownWord;
+    type Err = UnknownName;
 
     /// A policy's name, or one of the simulator's policies.
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+    fn from_str(word: &str) -> Result<Self, UnknownName> {
         let near = || word.strip_prefix("belady:")?.parse().ok().map(Self::Near);
         match word {
             "belady" => Ok(Self::Belady),
             "lfu-model" => Ok(Self::LfuOfModel),
             _ => match near() {
                 Some(own) => Ok(own),
-                None => word.parse().map(Self::Policy).map_err(|error: UnknownWord| UnknownWord {
+                None => word.parse().map(Self::Policy).map_err(|error: UnknownName| UnknownName {
                     what: "policy",
                     expected: error.expected + ", lfu-model, belady, belady:TOKENS",
                     ..error
@@ -273,15 +273,15 @@ impl fmt::Display for Eviction {
 }
 
 impl FromStr for PredictedBy {
-    type Err = UnknownWord;
+    type Err = UnknownName;
 
     /// A predictor's name, `oracle`, or `oracle:N%` for one that finds N percent.
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+    fn from_str(word: &str) -> Result<Self, UnknownName> {
         let percent = word.strip_prefix("oracle:").and_then(|part| part.strip_suffix('%')?.parse().ok());
         match percent.filter(|percent| *percent <= 100) {
             Some(percent) => Ok(Self::Partly(percent)),
             None if word == "oracle" => Ok(Self::Oracle),
-            None => word.parse().map(Self::Predictor).map_err(|error: UnknownWord| UnknownWord {
+            None => word.parse().map(Self::Predictor).map_err(|error: UnknownName| UnknownName {
                 what: "predictor",
                 expected: error.expected + ", oracle, oracle:N%",
                 ..error

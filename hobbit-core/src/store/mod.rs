@@ -39,7 +39,7 @@ pub use buffered::advise_random;
 pub use error::StoreError;
 pub use form::{Form, HighPlane, Order, PLANE_BUFFERS_BYTES, Part, Rearrange, Rows};
 pub use measure::{Bandwidth, measure_random_read};
-pub use mode::{Choice, IoMode, Regime, StoreKind, choose};
+pub use mode::{Choice, Conditions, IoMode, StoreKind, choose};
 pub use open::{open, open_originals};
 pub use original::Original;
 pub use request::{Completion, ReadDone, ReadRequest};

@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// What the user asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoMode {
-    /// By [`Regime`].
+    /// By [`Conditions`].
     #[default]
     Auto,
     /// Past the page cache.
@@ -60,7 +60,7 @@ impl fmt::Display for StoreKind {
 
 /// What the decision depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Regime {
+pub struct Conditions {
     /// Expert bytes that will not be in our own cache, and so are read again and again.
     pub expert_bytes: u64,
     /// Memory left for the page cache under the process's limit, after all that we allocate, in bytes.
@@ -88,10 +88,10 @@ impl fmt::Display for Choice {
 
 /// Picks the engine. A mode that was asked for is followed where it can be; `Auto` reads through the page cache where
 /// that would come to hold every expert we do not, and past it where the pages would be gone before their next use.
-pub fn choose(mode: IoMode, regime: &Regime) -> Choice {
-    let refused = regime.io_uring.as_ref().err().or(regime.direct.as_ref().err());
-    let experts = Size(regime.expert_bytes);
-    let room = Size(regime.page_cache_bytes_available);
+pub fn choose(mode: IoMode, conditions: &Conditions) -> Choice {
+    let refused = conditions.io_uring.as_ref().err().or(conditions.direct.as_ref().err());
+    let experts = Size(conditions.expert_bytes);
+    let room = Size(conditions.page_cache_bytes_available);
     let (kind, reason) = match (mode, refused) {
         (IoMode::Buffered, _) => (StoreKind::Buffered, "as asked for".to_owned()),
         (IoMode::Direct, None) => (StoreKind::Direct, "as asked for".to_owned()),
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_regime_decides_unless_the_user_does() {
+    fn the_conditions_decide_unless_the_user_does() {
         use IoMode::{Auto, Buffered, Direct};
         const GIB: u64 = 1 << 30;
         let yes = || Ok(());
@@ -147,10 +147,11 @@ mod tests {
             (Buffered, 5 * GIB, 0, yes(), yes(), StoreKind::Buffered, "as asked for"),
             (Buffered, 5 * GIB, 0, tmpfs(), seccomp(), StoreKind::Buffered, "as asked for"),
         ] {
-            let regime = Regime { expert_bytes: experts, page_cache_bytes_available: room, direct, io_uring: ring };
-            let choice = choose(mode, &regime);
-            assert_eq!(choice.kind, kind, "{mode} {regime:?}");
-            assert!(choice.reason.contains(reason), "{mode} {regime:?}: {choice}");
+            let conditions =
+                Conditions { expert_bytes: experts, page_cache_bytes_available: room, direct, io_uring: ring };
+            let choice = choose(mode, &conditions);
+            assert_eq!(choice.kind, kind, "{mode} {conditions:?}");
+            assert!(choice.reason.contains(reason), "{mode} {conditions:?}: {choice}");
         }
     }
 

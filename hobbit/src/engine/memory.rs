@@ -28,7 +28,7 @@ use hobbit_core::expert::Precision;
 use hobbit_core::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
 use hobbit_core::load::{Loader, LoaderOptions};
 use hobbit_core::options::{PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts};
-use hobbit_core::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, Regime, StagingWish};
+use hobbit_core::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, RunMode, StagingWish};
 use hobbit_core::predict::{self, PredictorKind};
 use hobbit_core::profile::{PlanFault, VirtualPlanError};
 use hobbit_core::residency::{
@@ -47,8 +47,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     if let Some(memories) = memories.as_ref() {
         return Ok(memories.description.clone());
     }
-    if let Regime::StandAside { repack } = shared.regime {
-        return stand_aside(model, options, context, repack);
+    if let RunMode::Passthrough { repack } = shared.run_mode {
+        return passthrough(model, options, context, repack);
     }
     let mut catalog = shared.catalog.clone();
     if shared.precisions.is_exact() {
@@ -129,13 +129,13 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     }
 
     let ours = plan.budget - plan.unused();
-    let regime = store::Regime {
+    let conditions = store::Conditions {
         expert_bytes: catalog.stored_bytes().saturating_sub(plan.expert_cache),
         page_cache_bytes_available: limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(ours)),
         direct: shared.originals.iter().try_for_each(|file| probe::direct(&file.path)),
         io_uring: probe::io_uring(),
     };
-    let choice = choose(shared.options.io, &regime);
+    let choice = choose(shared.options.io, &conditions);
     let mut store = store::open_originals(choice.kind, &shared.originals)?;
     if let Some(wrap) = &shared.wrap_store {
         store = wrap(store);
@@ -258,7 +258,7 @@ fn planned_slots(model: &Model, pools: &[Pool], specs: &[PoolSpec]) -> Result<Op
 }
 
 /// Description for a model that llama.cpp runs by itself: reports its memory, divides nothing.
-fn stand_aside(
+fn passthrough(
     model: &Model,
     options: &SessionOptions,
     context: &RawContext,

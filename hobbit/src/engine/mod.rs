@@ -41,11 +41,11 @@ mod purpose;
 mod quantise;
 mod raw;
 mod recorder;
-mod regime;
 mod registration;
 mod repack;
 #[cfg(feature = "rpc")]
 mod rpc;
+mod run_mode;
 mod sampling;
 mod schema;
 mod session;

@@ -27,7 +27,7 @@ use hobbit_core::cache::policy::Weights;
 use hobbit_core::expert::ExpertId;
 use hobbit_core::gguf::{Catalog, Gguf};
 use hobbit_core::options::{ModelOptions, RoutingOptions, Token};
-use hobbit_core::plan::{ExpertCache, Regime};
+use hobbit_core::plan::{ExpertCache, RunMode};
 use hobbit_core::predict::{PathTable, PredictShape};
 use hobbit_core::profile::{LayerNorms, VirtualPlan};
 use hobbit_core::residency::Precisions;
@@ -95,7 +95,7 @@ pub(super) struct Shared {
     pub(super) low_name: Option<String>,
     pub(super) precisions: Precisions,
     /// How the experts are run; for a dense model as if it had some.
-    pub(super) regime: Regime,
+    pub(super) run_mode: RunMode,
     /// Context length for sessions that request none; 0 for the length the model was trained with.
     pub(super) n_ctx: u32,
     pub(super) tuned: Option<Tuned>,
@@ -127,8 +127,8 @@ impl Model {
 
     /// Whether llama.cpp runs the model by itself, because it fits, or hobbit manages its experts.
     #[doc(hidden)]
-    pub fn regime(&self) -> Regime {
-        self.shared.regime
+    pub fn run_mode(&self) -> RunMode {
+        self.shared.run_mode
     }
 
     /// The loaded LoRA adapters, in the order of [`AdapterOptions::lora`](hobbit_core::options::AdapterOptions).

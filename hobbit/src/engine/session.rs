@@ -126,7 +126,7 @@ impl Session {
             hook.install(&mut params);
         }
         let n_backends = device::n_backends_made();
-        let (kernels, takes_batches) = (model.shared.options.kernels_taken(), model.shared.regime.stands_aside());
+        let (kernels, takes_batches) = (model.shared.options.kernels_taken(), model.shared.run_mode.is_passthrough());
         let purpose = Purpose { kernels, takes_batches, phase: Phase::Prompt };
         let earlier = model.shared.experts.memories().as_ref().map(|memories| memories.device_counters());
         let devices_before = earlier.unwrap_or_default();

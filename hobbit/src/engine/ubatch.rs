@@ -2,7 +2,7 @@
 
 use super::compute::scratch;
 use super::model::Model;
-use super::regime::{bounds, room, tensor_bytes};
+use super::run_mode::{bounds, room, tensor_bytes};
 use hobbit_core::options::{FlashAttn, SessionOptions};
 use hobbit_core::plan::{ExpertCache, MemoryLimits, UbatchInput};
 
@@ -14,7 +14,7 @@ impl Model {
     pub fn ubatch_for(&self, n_prompt: usize, options: &SessionOptions) -> u32 {
         let shared = &self.shared;
         let is_exact = shared.options.precision.demands_exactness();
-        if is_exact || shared.regime.stands_aside() || !shared.placement.is_empty() || !self.info().is_moe() {
+        if is_exact || shared.run_mode.is_passthrough() || !shared.placement.is_empty() || !self.info().is_moe() {
             return options.n_ubatch;
         }
         let expert_bytes = self.info().expert_bytes;

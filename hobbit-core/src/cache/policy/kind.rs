@@ -1,7 +1,7 @@
 //! Policies by name.
 
 use super::{Arc, EdgeMoe, Hobbit, Learned, LearnedOptions, Lru, Policy, Smoe, Weights, learned};
-use crate::words::named;
+use crate::named::named;
 
 /// The policies to choose from, baselines first: all but [`super::Belady`], which needs the future.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -9,8 +9,8 @@ use smart_default::SmartDefault;
 use super::nesting::{check_depth, check_json};
 use crate::engine::error::Error;
 use crate::engine::schema;
+use hobbit_core::named::named;
 use hobbit_core::options::ReasoningFormat;
-use hobbit_core::words::named;
 
 /// Whether the model may, must or must not call tools.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

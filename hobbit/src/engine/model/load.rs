@@ -1,4 +1,4 @@
-//! Opening a model: reads its header, chooses the regime, places the layers, and shows llama.cpp the rest.
+//! Opening a model: reads its header, chooses the run mode, places the layers, and shows llama.cpp the rest.
 
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,13 +20,13 @@ use crate::engine::log;
 use crate::engine::params::kv_overrides;
 use crate::engine::placement::Placement;
 use crate::engine::raw::RawModel;
-use crate::engine::regime;
+use crate::engine::run_mode;
 use crate::engine::source::ModelSource;
 use crate::engine::stream::CookieStream;
 use crate::engine::validate;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::options::{KvValue, ModelOptions, Repack, RoutingOptions, VirtualExperts};
-use hobbit_core::plan::Regime;
+use hobbit_core::plan::RunMode;
 use hobbit_core::profile::{ProfileError, VirtualPlan, VirtualPlanError};
 use hobbit_core::store::{Original, Store};
 use hobbit_core::trace::{Routes, TraceError};
@@ -64,11 +64,11 @@ impl Model {
         validate::check_header(&source.gguf, options)?;
         backends::ready();
         let adapters = CheckedAdapters::read(&options.adapters, &source.gguf)?;
-        let (regime, n_ctx) = match source.map.is_empty() || wrap_store.is_some() {
-            true => (Regime::Seam, 0),
-            false => regime::choose(&source, options, adapters.bytes())?,
+        let (run_mode, n_ctx) = match source.map.is_empty() || wrap_store.is_some() {
+            true => (RunMode::Seam, 0),
+            false => run_mode::choose(&source, options, adapters.bytes())?,
         };
-        if !source.map.is_empty() && !regime.stands_aside() {
+        if !source.map.is_empty() && !run_mode.is_passthrough() {
             adapters.leave_experts()?;
         }
         let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, tuned, norms, .. } =
@@ -78,14 +78,14 @@ impl Model {
         Device::get()?;
 
         let mut options = options.clone();
-        if !experts.map().is_empty() && !regime.stands_aside() {
-            let is_rearranged = placement.devices.is_empty() && regime::rearranges(&gguf, &catalog, &options, n_ctx);
+        if !experts.map().is_empty() && !run_mode.is_passthrough() {
+            let is_rearranged = placement.devices.is_empty() && run_mode::rearranges(&gguf, &catalog, &options, n_ctx);
             options.repack = if is_rearranged { Repack::On } else { Repack::Off };
         }
         let options = &options;
 
         // Without memory for experts, llama.cpp may only use their addresses.
-        let is_plain = experts.map().is_empty() || regime.stands_aside();
+        let is_plain = experts.map().is_empty() || run_mode.is_passthrough();
         let is_checked_here = options.check_tensors && !is_plain;
         if is_checked_here {
             validate::check_tensors(&gguf, experts.map(), &catalog, &originals, &mut progress)?;
@@ -103,7 +103,7 @@ impl Model {
         log::clear_errors();
         let mut expert_bytes_read_at_load = 0;
         let raw = if is_plain {
-            if let Regime::StandAside { repack } = regime {
+            if let RunMode::Passthrough { repack } = run_mode {
                 params.use_extra_bufts = repack && options.repack != Repack::Off;
             }
             // SAFETY: everything that params point to outlives the call.
@@ -130,7 +130,7 @@ impl Model {
             Error::Load { path: gguf.files[0].path.clone(), reason }
         })?;
 
-        if !regime.stands_aside() {
+        if !run_mode.is_passthrough() {
             experts.loaded();
         }
         let adapters = adapters.load(&raw, &gguf)?;
@@ -147,7 +147,7 @@ impl Model {
             low_name,
             placement: placement.devices,
             precisions,
-            regime,
+            run_mode,
             n_ctx,
             tuned,
             virtual_plan: None,
@@ -191,7 +191,7 @@ impl Shared {
     fn check_loaded(&self) -> Result<(), Error> {
         for original in &self.originals {
             original.check()?;
-            if self.experts.map().is_empty() || self.regime.stands_aside() {
+            if self.experts.map().is_empty() || self.run_mode.is_passthrough() {
                 Original::open(&original.path, original.state)?;
             }
         }

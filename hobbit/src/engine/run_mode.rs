@@ -14,7 +14,7 @@ use super::source::ModelSource;
 use hobbit_core::gguf::{Catalog, Gguf};
 use hobbit_core::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, Repack, SessionOptions};
 use hobbit_core::plan::{
-    Budget, BudgetSource, ExpertCache, MemoryLimits, MemoryPlan, Needs, Regime, RepackInput, context_tokens,
+    Budget, BudgetSource, ExpertCache, MemoryLimits, MemoryPlan, Needs, RepackInput, RunMode, context_tokens,
 };
 use hobbit_core::store::{IoMode, PLANE_BUFFERS_BYTES};
 
@@ -24,12 +24,12 @@ const PROCESS_BYTES: u64 = 24 << 20;
 /// Bytes per token of the vocabulary: text, score, type, and the tokenizer's data. An upper estimate.
 const VOCABULARY_BYTES: u64 = 400;
 
-/// Chooses the regime for a model with experts, and the context length if the options name none: 0 for the length the
+/// Chooses the run mode for a model with experts, and the context length if the options name none: 0 for the length the
 /// model was trained with. `adapters` is the size of other loaded data, in bytes.
 ///
 /// # Errors
 /// A budget that certainly exceeds the system's memory.
-pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64) -> Result<(Regime, u32), Error> {
+pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64) -> Result<(RunMode, u32), Error> {
     let on_devices = options.n_gpu_layers != 0 && !devices::choose(&options.device)?.is_empty();
     let experts: u64 = source.map.layers.iter().map(|layer| layer.bytes()).sum();
     let limits = MemoryLimits::read();
@@ -38,9 +38,9 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64
         MemoryPlan::check_budget(options.budget, &limits, options.expert_cache, ordinary, experts)?;
     }
     // On devices the context does not use host memory.
-    let Some(room) = room(options, &limits).filter(|_| !on_devices) else { return Ok((Regime::Seam, 0)) };
-    let may_stand_aside = !source.is_pack && options.stand_aside && !wants_a_cache(options);
-    let regime = |expects: &SessionOptions| -> Regime {
+    let Some(room) = room(options, &limits).filter(|_| !on_devices) else { return Ok((RunMode::Seam, 0)) };
+    let may_passthrough = !source.is_pack && options.passthrough && !wants_a_cache(options);
+    let run_mode = |expects: &SessionOptions| -> RunMode {
         let (mut least, mut most) = bounds(&source.gguf, expects);
         for needs in [&mut least, &mut most] {
             needs.runtime = needs.runtime.saturating_add(adapters);
@@ -53,20 +53,20 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64
         // If llama.cpp cannot estimate, the seam reports the reason.
         let asked = || {
             ask(&source.gguf, options, expects, products + adapters)
-                .map_or(Regime::Seam, |needs| Regime::of(&needs, room))
+                .map_or(RunMode::Seam, |needs| RunMode::of(&needs, room))
         };
-        match Regime::within(&least, &most, room).unwrap_or_else(asked) {
-            Regime::StandAside { repack } => Regime::StandAside { repack: repack && options.repack != Repack::Off },
-            Regime::Seam => Regime::Seam,
+        match RunMode::within(&least, &most, room).unwrap_or_else(asked) {
+            RunMode::Passthrough { repack } => RunMode::Passthrough { repack: repack && options.repack != Repack::Off },
+            RunMode::Seam => RunMode::Seam,
         }
     };
-    let whole = if may_stand_aside { regime(&options.expects) } else { Regime::Seam };
-    if whole.stands_aside() || options.expects.n_ctx != 0 {
+    let whole = if may_passthrough { run_mode(&options.expects) } else { RunMode::Seam };
+    if whole.is_passthrough() || options.expects.n_ctx != 0 {
         return Ok((whole, 0));
     }
     let n_ctx = fitted_context(&source.gguf, &options.expects, room);
     let expects = SessionOptions { n_ctx, ..options.expects.clone() };
-    Ok((if may_stand_aside && n_ctx > 0 { regime(&expects) } else { whole }, n_ctx))
+    Ok((if may_passthrough && n_ctx > 0 { run_mode(&expects) } else { whole }, n_ctx))
 }
 
 /// Whether hobbit repacks experts on the CPU, and llama.cpp all other weights: if requested, or if it pays

@@ -3,7 +3,7 @@
 /// A word that an option does not know.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} '{found}' (expected one of: {expected})")]
-pub struct UnknownWord {
+pub struct UnknownName {
     /// What the option chooses, in words.
     pub what: &'static str,
     /// What was given.
@@ -12,7 +12,7 @@ pub struct UnknownWord {
     pub expected: String,
 }
 
-impl UnknownWord {
+impl UnknownName {
     pub fn new(what: &'static str, found: &str, expected: impl Into<String>) -> Self {
         Self { what, found: found.to_owned(), expected: expected.into() }
     }
@@ -35,12 +35,12 @@ macro_rules! named {
         }
 
         impl std::str::FromStr for $choice {
-            type Err = $crate::words::UnknownWord;
+            type Err = $crate::named::UnknownName;
 
             fn from_str(word: &str) -> Result<Self, Self::Err> {
                 match word {
                     $($name $(| $other)* => Ok(Self::$value),)+
-                    _ => Err($crate::words::UnknownWord::new($what, word, Self::ALL.map(Self::name).join(", "))),
+                    _ => Err($crate::named::UnknownName::new($what, word, Self::ALL.map(Self::name).join(", "))),
                 }
             }
         }

@@ -5,9 +5,9 @@ use serde::Serialize;
 /// How a model with experts is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "name")]
-pub enum Regime {
+pub enum RunMode {
     /// Everything fits: plain llama.cpp on the mapped file, with no hobbit code in between.
-    StandAside {
+    Passthrough {
         /// Rearrange weights for the CPU while loading, as llama.cpp does by default; there is room for both copies.
         repack: bool,
     },
@@ -43,26 +43,26 @@ impl Needs {
     }
 }
 
-impl Regime {
-    /// The regime for a model with these needs in `room` bytes. Mapped memory gives way under pressure, so no extra
+impl RunMode {
+    /// The run mode for a model with these needs in `room` bytes. Mapped memory gives way under pressure, so no extra
     /// margin stays free.
     pub fn of(needs: &Needs, room: u64) -> Self {
         match room {
-            _ if needs.most() <= room => Self::StandAside { repack: true },
-            _ if needs.least() <= room => Self::StandAside { repack: false },
+            _ if needs.most() <= room => Self::Passthrough { repack: true },
+            _ if needs.least() <= room => Self::Passthrough { repack: false },
             _ => Self::Seam,
         }
     }
 
     /// The same from bounds; `None` if the needs between them decide.
     pub fn within(least: &Needs, most: &Needs, room: u64) -> Option<Self> {
-        let regime = Self::of(least, room);
-        (regime == Self::of(most, room)).then_some(regime)
+        let run_mode = Self::of(least, room);
+        (run_mode == Self::of(most, room)).then_some(run_mode)
     }
 
     /// Whether llama.cpp runs the model by itself.
-    pub fn stands_aside(self) -> bool {
-        matches!(self, Self::StandAside { .. })
+    pub fn is_passthrough(self) -> bool {
+        matches!(self, Self::Passthrough { .. })
     }
 }
 
@@ -80,29 +80,29 @@ mod tests {
     fn what_fits_decides() {
         let needs = needs(512, 400); // 573 MiB with page tables
         for (room, expected) in [
-            (572, Regime::Seam),
-            (573, Regime::StandAside { repack: false }),
-            (972, Regime::StandAside { repack: false }),
-            (973, Regime::StandAside { repack: true }),
-            (1 << 20, Regime::StandAside { repack: true }),
-            (0, Regime::Seam),
+            (572, RunMode::Seam),
+            (573, RunMode::Passthrough { repack: false }),
+            (972, RunMode::Passthrough { repack: false }),
+            (973, RunMode::Passthrough { repack: true }),
+            (1 << 20, RunMode::Passthrough { repack: true }),
+            (0, RunMode::Seam),
         ] {
-            assert_eq!(Regime::of(&needs, room * MIB), expected, "{room} MiB");
+            assert_eq!(RunMode::of(&needs, room * MIB), expected, "{room} MiB");
         }
     }
 
     #[test]
     fn bounds_decide_where_they_agree() {
         let (least, most) = (needs(512, 0), Needs { kv: 110 * MIB, ..needs(512, 512) });
-        assert_eq!(Regime::within(&least, &most, 500 * MIB), Some(Regime::Seam));
-        assert_eq!(Regime::within(&least, &most, 600 * MIB), None);
-        assert_eq!(Regime::within(&least, &most, 1100 * MIB), None, "with or without rearranged weights");
-        assert_eq!(Regime::within(&least, &most, 1200 * MIB), Some(Regime::StandAside { repack: true }));
+        assert_eq!(RunMode::within(&least, &most, 500 * MIB), Some(RunMode::Seam));
+        assert_eq!(RunMode::within(&least, &most, 600 * MIB), None);
+        assert_eq!(RunMode::within(&least, &most, 1100 * MIB), None, "with or without rearranged weights");
+        assert_eq!(RunMode::within(&least, &most, 1200 * MIB), Some(RunMode::Passthrough { repack: true }));
     }
 
     #[test]
     fn absurd_sizes_do_not_overflow() {
         let absurd = Needs { mapped: u64::MAX, repacked: u64::MAX, kv: u64::MAX, compute: 1, runtime: 1 };
-        assert_eq!(Regime::of(&absurd, u64::MAX - 1), Regime::Seam);
+        assert_eq!(RunMode::of(&absurd, u64::MAX - 1), RunMode::Seam);
     }
 }

@@ -12,7 +12,7 @@ use hobbit::engine::{Stock, StockOptions};
 use hobbit::options::{KernelChoice, PrecisionMode, Repack};
 use hobbit::{Model, ModelOptions, SessionOptions, Token};
 use hobbit_core::gguf::Gguf;
-use hobbit_core::plan::{Budget, ExpertCache, Regime};
+use hobbit_core::plan::{Budget, ExpertCache, RunMode};
 use hobbit_core::store::IoMode;
 
 const GIB: u64 = 1 << 30;
@@ -78,7 +78,7 @@ fn bits_are_llama_cpps_own_defaults() {
         let path = fixture::write(dir.path(), &spec);
         for repack in [true, false] {
             let options = ModelOptions { repack: if repack { Repack::Auto } else { Repack::Off }, ..options() };
-            assert_eq!(open(&path, &options).regime(), Regime::StandAside { repack }, "{name}");
+            assert_eq!(open(&path, &options).run_mode(), RunMode::Passthrough { repack }, "{name}");
             assert!(logits_of(&path, &options) == stock_logits(&path, repack), "{name}, repack {repack}");
         }
         std::fs::remove_file(path).unwrap();
@@ -99,7 +99,7 @@ fn prompts_take_faster_kernels() {
         let prompt: Vec<Token> = (0..64).map(|i| 5 + i * 7 % 60).collect();
         let evaluate = |kernels: KernelChoice| {
             let model = open(&path, &ModelOptions { repack: Repack::Off, kernels, ..options() });
-            assert!(model.regime().stands_aside());
+            assert!(model.run_mode().is_passthrough());
             let mut session = model.session(&settings()).unwrap();
             assert_eq!(session.precision().kernels, kernels);
             session.feed(&prompt).unwrap();
@@ -151,7 +151,7 @@ fn prompts_of_all_architectures_keep_their_bits() {
         for repack in [true, false] {
             let model =
                 open(&path, &ModelOptions { repack: if repack { Repack::Auto } else { Repack::Off }, ..options() });
-            assert!(model.regime().stands_aside(), "{arch}");
+            assert!(model.run_mode().is_passthrough(), "{arch}");
             let mut session = model.session(&settings()).unwrap();
             let mut stock = Stock::open(&path, &StockOptions { repack, ..stock_options() }, &settings()).unwrap();
             for tokens in [&prompt[..], &[17], &prompt[..33]] {
@@ -219,19 +219,19 @@ fn the_fastest_kernels_are_not_for_exact_runs() {
 fn whatever_says_how_experts_are_kept_takes_the_seam() {
     let dir = tempfile::tempdir().unwrap();
     let path = fixture::write(dir.path(), &Spec::tiny("qwen3moe"));
-    let regime = |change: &dyn Fn(&mut ModelOptions)| {
+    let run_mode = |change: &dyn Fn(&mut ModelOptions)| {
         let mut options = options();
         change(&mut options);
-        open(&path, &options).regime()
+        open(&path, &options).run_mode()
     };
-    assert!(regime(&|_| ()).stands_aside());
-    assert_eq!(regime(&|options| options.stand_aside = false), Regime::Seam);
-    assert_eq!(regime(&|options| options.expert_cache = ExpertCache::Percent(100.0)), Regime::Seam);
-    assert_eq!(regime(&|options| options.precision.mode = Some(PrecisionMode::Exact)), Regime::Seam);
-    assert_eq!(regime(&|options| options.caching.overlap = false), Regime::Seam);
-    assert_eq!(regime(&|options| options.io = IoMode::Buffered), Regime::Seam);
-    assert_eq!(regime(&|options| options.cache_state = Some(dir.path().join("state"))), Regime::Seam);
-    assert_eq!(regime(&|options| options.trace = Some(dir.path().join("trace"))), Regime::Seam);
+    assert!(run_mode(&|_| ()).is_passthrough());
+    assert_eq!(run_mode(&|options| options.passthrough = false), RunMode::Seam);
+    assert_eq!(run_mode(&|options| options.expert_cache = ExpertCache::Percent(100.0)), RunMode::Seam);
+    assert_eq!(run_mode(&|options| options.precision.mode = Some(PrecisionMode::Exact)), RunMode::Seam);
+    assert_eq!(run_mode(&|options| options.caching.overlap = false), RunMode::Seam);
+    assert_eq!(run_mode(&|options| options.io = IoMode::Buffered), RunMode::Seam);
+    assert_eq!(run_mode(&|options| options.cache_state = Some(dir.path().join("state"))), RunMode::Seam);
+    assert_eq!(run_mode(&|options| options.trace = Some(dir.path().join("trace"))), RunMode::Seam);
 }
 
 /// A context that nobody asked for leaves memory to the experts, and a short one may let everything fit.
@@ -240,15 +240,15 @@ fn a_context_that_nobody_asked_for_is_fitted() {
     const TRAINED: u32 = 1 << 20;
     let dir = tempfile::tempdir().unwrap();
     let path = fixture::write(dir.path(), &Spec { layers: 8, embd: 256, ctx: TRAINED, ..Spec::tiny("qwen3moe") });
-    let n_ctx = |asked: u32, budget: u64, stand_aside: bool| {
+    let n_ctx = |asked: u32, budget: u64, passthrough: bool| {
         let settings = SessionOptions { n_ctx: asked, ..settings() };
         let options =
-            ModelOptions { budget: Budget::Bytes(budget), expects: settings.clone(), stand_aside, ..options() };
+            ModelOptions { budget: Budget::Bytes(budget), expects: settings.clone(), passthrough, ..options() };
         let model = open(&path, &options);
-        (model.session(&settings).unwrap().n_ctx(), model.regime().stands_aside())
+        (model.session(&settings).unwrap().n_ctx(), model.run_mode().is_passthrough())
     };
-    let (fitted, stands_aside) = n_ctx(0, GIB, true);
-    assert!((4096..TRAINED).contains(&fitted) && stands_aside, "{fitted}, {stands_aside}");
+    let (fitted, is_passthrough) = n_ctx(0, GIB, true);
+    assert!((4096..TRAINED).contains(&fitted) && is_passthrough, "{fitted}, {is_passthrough}");
     assert_eq!(n_ctx(0, GIB, false), (fitted, false), "the same where hobbit keeps the experts");
     assert!(n_ctx(0, 2 * GIB, false).0 > fitted, "more memory, more tokens");
     assert_eq!(n_ctx(8192, GIB, false).0, 8192, "as asked");
@@ -261,7 +261,7 @@ fn the_border_is_where_everything_fits() {
     let spec = Spec { layers: 8, experts: 32, topk: 4, embd: 256, ff: 512, ..Spec::tiny("qwen3moe") };
     let path = fixture::write(dir.path(), &spec);
     let file = Gguf::open(&path).unwrap().tensors.iter().map(|tensor| tensor.extent.len).sum::<u64>();
-    let mut regimes = Vec::new();
+    let mut modes = Vec::new();
     for percent in [80, 100, 130, 170, 300] {
         let budget = file * percent / 100;
         let stats = dir.path().join(format!("{percent}.json"));
@@ -271,10 +271,10 @@ fn the_border_is_where_everything_fits() {
         let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
         let peak = json["stats"]["peak_rss_bytes"].as_u64().or(json["peak_rss_bytes"].as_u64()).unwrap();
         assert!(peak <= budget, "{percent} %: {peak} of {budget} bytes");
-        regimes.push(json["plan"]["n_experts"].as_u64().unwrap() == 0);
+        modes.push(json["plan"]["n_experts"].as_u64().unwrap() == 0);
     }
-    assert!(!regimes[0] && regimes[4], "{regimes:?}");
-    assert!(regimes.is_sorted(), "{regimes:?}");
+    assert!(!modes[0] && modes[4], "{modes:?}");
+    assert!(modes.is_sorted(), "{modes:?}");
 }
 
 #[test]
