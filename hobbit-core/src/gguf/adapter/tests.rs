@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use super::*;
-use crate::gguf::HeaderBuilder;
+use crate::gguf::{HeaderBuilder, Value};
 
 /// Name, type and shape of a tensor.
 type Tensor<'a> = (&'a str, GgmlType, &'a [u64]);
@@ -89,28 +89,22 @@ fn adapters_that_would_stop_llama_cpp_are_refused() {
         let error = check_lora(&path, &model).unwrap_err().to_string();
         assert!(error.contains(part) && error.contains("lora.gguf"), "{error}");
     };
-    let with = |key: &'static str, value: &'static str| {
-        move |header: &mut HeaderBuilder| {
-            for (name, usual) in
-                [("general.type", "adapter"), ("general.architecture", "toy"), ("adapter.type", "lora")]
-            {
-                header.key(name, if name == key { value } else { usual }).unwrap();
+    for (key, value, part) in [
+        ("general.type", "model".into(), "its general.type is 'model', expected 'adapter'"),
+        ("adapter.type", "other".into(), "adapter.type"),
+        ("general.architecture", "llama".into(), "architecture 'llama', and the model's is 'toy'"),
+        ("adapter.lora.alpha", f32::NAN.into(), "no finite number"),
+        ("adapter.alora.invocation_tokens", Value::array([1u32, 2]), "aLoRA"),
+    ] {
+        let with = |header: &mut HeaderBuilder| {
+            let usual = [("general.type", "adapter"), ("general.architecture", "toy"), ("adapter.type", "lora")];
+            for (name, usual) in usual.into_iter().filter(|(name, _)| *name != key) {
+                header.key(name, usual).unwrap();
             }
-        }
-    };
-    refused(&with("general.type", "model"), &[Q_A, Q_B], "its general.type is 'model', expected 'adapter'");
-    refused(&with("adapter.type", "other"), &[Q_A, Q_B], "adapter.type");
-    refused(&with("general.architecture", "llama"), &[Q_A, Q_B], "architecture 'llama', and the model's is 'toy'");
-    let not_finite = |header: &mut HeaderBuilder| {
-        with("", "")(header);
-        header.key("adapter.lora.alpha", f32::NAN).unwrap();
-    };
-    refused(&not_finite, &[Q_A, Q_B], "no finite number");
-    let activated = |header: &mut HeaderBuilder| {
-        lora_header(header);
-        header.key("adapter.alora.invocation_tokens", crate::gguf::Value::array([1u32, 2])).unwrap();
-    };
-    refused(&activated, &[Q_A, Q_B], "aLoRA");
+            header.key(key, Value::clone(&value)).unwrap();
+        };
+        refused(&with, &[Q_A, Q_B], part);
+    }
     let cases: [(&[Tensor], &str); 11] = [
         (&[], "changes nothing"),
         (&[Q_A], "without blk.0.attn_q.weight.lora_b"),
@@ -131,7 +125,7 @@ fn adapters_that_would_stop_llama_cpp_are_refused() {
             &[("blk.0.attn_k_b.weight.lora_a", F32, &[8, 2, 3]), ("blk.0.attn_k_b.weight.lora_b", F32, &[2, 2, 3])],
             "is no matrix",
         ),
-        // The output's weights, too: there is no output.weight.
+        // Also the output's weights, because there is no output.weight.
         (
             &[("token_embd.weight.lora_a", F32, &[2, 10]), ("token_embd.weight.lora_b", F32, &[2, 8])],
             "uses it for its output as well",
