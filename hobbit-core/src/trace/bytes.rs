@@ -46,10 +46,8 @@ impl<'a> Cursor<'a> {
     /// A finite, non-negative number of seconds.
     pub(super) fn seconds(&mut self, what: &str) -> Result<f32, String> {
         let seconds = f32::from_le_bytes(self.array(what)?);
-        match (0.0..=f32::MAX).contains(&seconds) {
-            true => Ok(seconds),
-            false => Err(format!("{what} is {seconds} seconds, expected a number from 0 on")),
-        }
+        let is_sound = (0.0..=f32::MAX).contains(&seconds);
+        is_sound.then_some(seconds).ok_or_else(|| format!("{what} is {seconds} seconds, expected a number from 0 on"))
     }
 
     pub(super) fn varint(&mut self, what: &str) -> Result<u64, String> {
@@ -71,10 +69,7 @@ impl<'a> Cursor<'a> {
     /// A number below `limit`.
     pub(super) fn below(&mut self, limit: u64, what: &str) -> Result<u64, String> {
         let value = self.varint(what)?;
-        match value < limit {
-            true => Ok(value),
-            false => Err(format!("{what} is {value}, expected less than {limit}")),
-        }
+        if value < limit { Ok(value) } else { Err(format!("{what} is {value}, expected less than {limit}")) }
     }
 
     /// A count of items of at least `least` bytes each. It is bounded by the bytes left, so that allocations are too.
@@ -105,39 +100,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn varints_by_the_book() {
-        for (value, bytes) in
-            [(0u64, &[0u8][..]), (127, &[127]), (128, &[0x80, 1]), (300, &[0xac, 2]), (16384, &[0x80, 0x80, 1])]
-        {
+    fn numbers_are_bounded() {
+        for (value, bytes) in [
+            (0u64, &[0u8][..]),
+            (127, &[127]),
+            (128, &[0x80, 1]),
+            (300, &[0xac, 2]),
+            (16384, &[0x80, 0x80, 1]),
+            (u64::MAX, &[255, 255, 255, 255, 255, 255, 255, 255, 255, 1]),
+        ] {
             let mut out = Vec::new();
             put_varint(&mut out, value);
-            assert_eq!(out, bytes);
-            assert_eq!(Cursor::new(bytes).varint("n"), Ok(value));
+            assert_eq!((&out[..], Cursor::new(bytes).varint("n")), (bytes, Ok(value)));
         }
-        let mut out = Vec::new();
-        put_varint(&mut out, u64::MAX);
-        assert_eq!(Cursor::new(&out).varint("n"), Ok(u64::MAX));
-        assert_eq!(Cursor::new(&[0x80]).varint("n").unwrap_err(), "it ends within n");
-        assert_eq!(Cursor::new(&[0xff; 10]).varint("n").unwrap_err(), "n has more than 64 bits");
-        assert_eq!(Cursor::new(&[0x80; 11]).varint("n").unwrap_err(), "n has more than 64 bits");
-    }
-
-    #[test]
-    fn counts_are_bounded_by_what_is_left() {
+        for (bytes, error) in [
+            (&[0x80][..], "it ends within n"),
+            (&[0xff; 10], "n has more than 64 bits"),
+            (&[0x80; 11], "n has more than 64 bits"),
+        ] {
+            assert_eq!(Cursor::new(bytes).varint("n").unwrap_err(), error);
+        }
         assert_eq!(Cursor::new(&[2, 0, 0, 0, 0]).count(2, "n"), Ok(2));
-        assert_eq!(
-            Cursor::new(&[3, 0, 0, 0, 0]).count(2, "n").unwrap_err(),
-            "n is 3, but only 4 bytes of the record are left"
-        );
+        let error = Cursor::new(&[3, 0, 0, 0, 0]).count(2, "n").unwrap_err();
+        assert_eq!(error, "n is 3, but only 4 bytes of the record are left");
         assert_eq!(Cursor::new(&[9]).below(9, "expert").unwrap_err(), "expert is 9, expected less than 9");
-    }
-
-    #[test]
-    fn seconds_are_finite_and_not_negative() {
-        let read = |value: f32| Cursor::new(&value.to_le_bytes()).seconds("wait");
-        assert_eq!(read(0.25), Ok(0.25));
-        for wrong in [-1.0, f32::NAN, f32::INFINITY] {
-            assert!(read(wrong).is_err());
-        }
+        let seconds = |value: f32| Cursor::new(&value.to_le_bytes()).seconds("wait");
+        assert_eq!(seconds(0.25), Ok(0.25));
+        assert!([-1.0, f32::NAN, f32::INFINITY].into_iter().all(|wrong| seconds(wrong).is_err()));
     }
 }

@@ -119,41 +119,42 @@ impl Header {
         if let Some(pair) = layers.windows(2).find(|pair| pair[0].layer >= pair[1].layer) {
             return Err(format!("layer {} follows layer {}, expected ascending numbers", pair[1].layer, pair[0].layer));
         }
-        for layer in layers {
-            let number = layer.layer;
-            if layer.n_expert == 0 || layer.n_used == 0 || layer.n_used > layer.n_expert {
-                let Layer { n_expert, n_used, .. } = layer;
+        for &Layer { layer, n_expert, n_used, bytes_high, bytes_low, bytes_rest, .. } in layers {
+            if n_used == 0 || n_used > n_expert {
                 return Err(format!(
-                    "layer {number} uses {n_used} of {n_expert} experts, expected at least one of them"
+                    "layer {layer} uses {n_used} of {n_expert} experts, expected at least one of them"
                 ));
             }
-            if layer.bytes_high == 0 || layer.bytes_high > EXPERT_BYTES_MAX || layer.bytes_low > layer.bytes_high {
-                let Layer { bytes_high, bytes_low, .. } = layer;
+            if bytes_high == 0 || bytes_high > EXPERT_BYTES_MAX || bytes_low > bytes_high {
                 return Err(format!(
-                    "layer {number}'s experts have {bytes_high} bytes high and {bytes_low} low, expected a size and at \
+                    "layer {layer}'s experts have {bytes_high} bytes high and {bytes_low} low, expected a size and at \
                      most the same"
                 ));
             }
-        }
-        if let Some(layer) = layers.iter().find(|layer| layer.bytes_rest > layer.bytes_high) {
-            let Layer { layer: number, bytes_rest, bytes_high, .. } = layer;
-            return Err(format!(
-                "a low version of layer {number}'s experts lacks {bytes_rest} bytes, expected at most the high one's \
-                 {bytes_high}"
-            ));
+            if bytes_rest > bytes_high {
+                return Err(format!(
+                    "a low version of layer {layer}'s experts lacks {bytes_rest} bytes, expected at most the high one's \
+                     {bytes_high}"
+                ));
+            }
         }
         self.settings.mode.parse::<PrecisionMode>().map_err(|error| error.to_string())?;
         self.settings.prefetch.parse::<Prefetch>().map_err(|error| error.to_string())?;
         let RoutingOptions { cache_bias, substitute, drop, .. } = self.settings.routing;
-        let strengths = [("cache_bias", cache_bias), ("substitute", substitute), ("drop", drop)];
-        if let Some((name, value)) = strengths.into_iter().find(|(_, value)| !(0.0..=f32::MAX).contains(value)) {
-            return Err(format!("{name} is {value}, expected a number from 0 on"));
+        let Settings { t1, t2, prefill_low, .. } = self.settings;
+        for (name, value, most, expected) in [
+            ("cache_bias", cache_bias, f32::MAX, "from 0 on"),
+            ("substitute", substitute, f32::MAX, "from 0 on"),
+            ("drop", drop, f32::MAX, "from 0 on"),
+            ("t1", t1, 1.0, "from 0 to 1"),
+            ("t2", t2, 1.0, "from 0 to 1"),
+            ("prefill_low", prefill_low, 1.0, "from 0 to 1"),
+        ] {
+            if !(0.0..=most).contains(&value) {
+                return Err(format!("{name} is {value}, expected a number {expected}"));
+            }
         }
-        let shares = [("t1", self.settings.t1), ("t2", self.settings.t2), ("prefill_low", self.settings.prefill_low)];
-        match shares.into_iter().find(|(_, value)| !(0.0..=1.0).contains(value)) {
-            Some((name, value)) => Err(format!("{name} is {value}, expected a number from 0 to 1")),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     /// The layer of this block number.

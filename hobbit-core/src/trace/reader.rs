@@ -129,30 +129,28 @@ impl<R: Read> TraceReader<R> {
                 return Err(self.damaged(start, "executed experts are without the layer that they are of".into()));
             }
             let record = match tag {
-                SEQUENCE => Ok(Record::Sequence),
+                SEQUENCE => Ok(Some(Record::Sequence)),
                 LAYER => layer(&mut cursor, &self.header)
                     .and_then(|record| with_executed(record, before.map(|(_, executed)| executed)))
-                    .map(Record::Layer),
-                LOAD => load(&mut cursor, &self.header),
-                BATCH => batch(&mut cursor),
-                RESIDENTS => residents(&mut cursor, &self.header).map(Record::Residents),
-                WITHDRAWN => withdrawn(&mut cursor, &self.header),
-                MEASURED => measured(&mut cursor),
-                EXECUTED => match executed(&mut cursor, &self.header) {
-                    Ok(executed) if cursor.left() == 0 => {
-                        self.executed = Some((start, executed));
-                        continue;
-                    }
-                    Ok(_) => Err(format!("{} bytes are left over at its end", cursor.left())),
-                    Err(reason) => Err(reason),
-                },
+                    .map(|layer| Some(Record::Layer(layer))),
+                LOAD => load(&mut cursor, &self.header).map(Some),
+                BATCH => batch(&mut cursor).map(Some),
+                RESIDENTS => residents(&mut cursor, &self.header).map(Some),
+                WITHDRAWN => withdrawn(&mut cursor, &self.header).map(Some),
+                MEASURED => measured(&mut cursor).map(Some),
+                EXECUTED => executed(&mut cursor, &self.header).map(|executed| {
+                    self.executed = Some((start, executed));
+                    None
+                }),
                 _ => continue,
             };
             let record = record.and_then(|record| match cursor.left() {
-                0 => Ok(Some(record)),
+                0 => Ok(record),
                 left => Err(format!("{left} bytes are left over at its end")),
             });
-            return record.map_err(|reason| self.damaged(start, reason));
+            if let Some(record) = record.map_err(|reason| self.damaged(start, reason))? {
+                return Ok(Some(record));
+            }
         }
     }
 
@@ -181,10 +179,8 @@ impl<R: Read> TraceReader<R> {
             let Some(byte) = self.byte()? else { return Ok(None) };
             len |= u64::from(byte & 0x7f) << shift;
             if byte & 0x80 == 0 {
-                return match len <= RECORD_BYTES_MAX {
-                    true => Ok(Some(len)),
-                    false => Err(self.damaged(start, format!("it claims {len} bytes, at most {RECORD_BYTES_MAX}"))),
-                };
+                let claim = || format!("it claims {len} bytes, at most {RECORD_BYTES_MAX}");
+                return if len <= RECORD_BYTES_MAX { Ok(Some(len)) } else { Err(self.damaged(start, claim())) };
             }
         }
         Err(self.damaged(start, format!("it claims more than {RECORD_BYTES_MAX} bytes")))
@@ -219,21 +215,22 @@ fn shape(cursor: &mut Cursor, header: &Header) -> Result<(u16, u64, usize, usize
     let n_expert = u64::from(described.n_expert);
     let n_tokens = cursor.count(1, "the number of tokens")?;
     let n_used = cursor.below(n_expert + 1, "the number of experts per token")? as usize;
-    match n_tokens == 0 || n_used == 0 {
-        true => Err(format!("layer {number} has {n_tokens} tokens of {n_used} experts")),
-        false => Ok((number, n_expert, n_tokens, n_used)),
+    if n_tokens == 0 || n_used == 0 {
+        return Err(format!("layer {number} has {n_tokens} tokens of {n_used} experts"));
     }
+    Ok((number, n_expert, n_tokens, n_used))
+}
+
+/// Uses of experts, each of at least `least` bytes, so that capacities are bounded by the bytes read.
+fn uses(cursor: &Cursor, n_tokens: usize, n_used: usize, least: usize) -> Result<usize, String> {
+    let uses = n_tokens.checked_mul(n_used).filter(|uses| *uses <= cursor.left() / least);
+    uses.ok_or_else(|| format!("{n_tokens} tokens of {n_used} experts have no room in {} bytes", cursor.left()))
 }
 
 fn executed(cursor: &mut Cursor, header: &Header) -> Result<Executed, String> {
     let (number, n_expert, n_tokens, n_used) = shape(cursor, header)?;
-    let uses = n_tokens.checked_mul(n_used).filter(|uses| *uses <= cursor.left());
-    let uses =
-        uses.ok_or_else(|| format!("{n_tokens} tokens of {n_used} experts have no room in {} bytes", cursor.left()))?;
-    let mut experts = Vec::with_capacity(uses);
-    for _ in 0..uses {
-        experts.push(cursor.below(n_expert, "an expert")? as u16);
-    }
+    let uses = uses(cursor, n_tokens, n_used, 1)?;
+    let experts = (0..uses).map(|_| Ok(cursor.below(n_expert, "an expert")? as u16)).collect::<Result<_, String>>()?;
     Ok(Executed { shape: (number, n_tokens as u32, n_used as u16), experts })
 }
 
@@ -255,10 +252,7 @@ fn layer(cursor: &mut Cursor, header: &Header) -> Result<LayerRecord, String> {
     let (number, n_expert, n_tokens, n_used) = shape(cursor, header)?;
     let scores = cursor.below(n_expert + 2, "the number of scores")? as usize;
     let (has_scores, n_unselected) = (scores > 0, scores.saturating_sub(1));
-    // A use takes at least three bytes, so the capacity is bounded by the bytes read.
-    let uses = n_tokens.checked_mul(n_used).filter(|uses| *uses <= cursor.left() / 3);
-    let uses =
-        uses.ok_or_else(|| format!("{n_tokens} tokens of {n_used} experts have no room in {} bytes", cursor.left()))?;
+    let uses = uses(cursor, n_tokens, n_used, 3)?;
     let mut record = LayerRecord::new(number, n_used as u16);
     record.n_tokens = n_tokens as u32; // at most the record's bytes
     record.chosen.reserve_exact(uses);
@@ -284,10 +278,10 @@ fn layer(cursor: &mut Cursor, header: &Header) -> Result<LayerRecord, String> {
         // The predicted layer may have more experts than this one.
         let expert = cursor.below(1 << 16, "a predicted expert")? as u16;
         let score = cursor.f16("a score")?;
-        match distance {
-            0 => return Err("a prediction has distance 0, expected 1 or more".into()),
-            _ => record.predictions.push(Prediction { token: 0, distance, expert, score }),
+        if distance == 0 {
+            return Err("a prediction has distance 0, expected 1 or more".into());
         }
+        record.predictions.push(Prediction { token: 0, distance, expert, score });
     }
     for _ in 0..cursor.count(2, "the number of needed experts")? {
         record.needed.push(needed(cursor, n_expert)?);
@@ -340,14 +334,14 @@ fn withdrawn(cursor: &mut Cursor, header: &Header) -> Result<Record, String> {
     Ok(Record::Withdrawn { version: version(cursor, header)?, bytes: cursor.varint("bytes")? })
 }
 
-fn residents(cursor: &mut Cursor, header: &Header) -> Result<ResidentsRecord, String> {
+fn residents(cursor: &mut Cursor, header: &Header) -> Result<Record, String> {
     let mut record = ResidentsRecord::default();
     for _ in 0..cursor.count(3, "the number of residents")? {
         record.versions.push(version(cursor, header)?);
     }
     let n = cursor.count(1, "the number of bytes of statistics")?;
     record.statistics = cursor.bytes(n, "the statistics")?.to_vec();
-    Ok(record)
+    Ok(Record::Residents(record))
 }
 
 fn measured(cursor: &mut Cursor) -> Result<Record, String> {

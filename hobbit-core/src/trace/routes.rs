@@ -219,9 +219,10 @@ pub fn foretell(used: &[(u16, f32)], n_expert: usize, recall: f64, token: u64, l
         let is_used = |named: &usize| used.iter().any(|(expert, _)| usize::from(*expert) == *named);
         let is_free = |named: &usize| !is_used(named) && scores[*named] == 0.0;
         let from = dice as usize % n_expert.max(1);
-        let named = match is_found < recall {
-            true => Some(usize::from(expert)).filter(|named| *named < n_expert),
-            false => (from..n_expert).chain(0..from).find(is_free),
+        let named = if is_found < recall {
+            Some(usize::from(expert)).filter(|named| *named < n_expert)
+        } else {
+            (from..n_expert).chain(0..from).find(is_free)
         };
         // A weight of 0 must differ from no prediction.
         if let Some(named) = named {
@@ -261,22 +262,19 @@ mod tests {
         };
         let model = ModelDescription { layers: vec![layer(0), layer(1)], ..ModelDescription::default() };
         let mut writer = TraceWriter::new(Vec::new(), &Header { model, ..Header::default() }).unwrap();
-        let mut layer = |number, tokens: &[[u16; 2]]| {
-            let mut record = LayerRecord::new(number, 2);
-            tokens.iter().for_each(|chosen| record.push_token(chosen, &[0.75, 0.25], None, 0));
-            writer.layer(&record).unwrap();
-        };
-        layer(0, &[[1, 2], [3, 4]]);
-        layer(1, &[[5, 6]]);
-        writer.batch(Phase::Prompt, 2, 0.0).unwrap();
-        let mut layer = |number, chosen: [u16; 2]| {
-            let mut record = LayerRecord::new(number, 2);
-            record.push_token(&chosen, &[0.5, 0.5], None, 0);
-            writer.layer(&record).unwrap();
-        };
-        layer(0, [7, 8]);
-        layer(1, [9, 10]);
-        writer.batch(Phase::Decode, 1, 0.0).unwrap();
+        type Tokens = &'static [[u16; 2]];
+        let batches: [([Tokens; 2], [f32; 2], Phase); 2] = [
+            ([&[[1, 2], [3, 4]], &[[5, 6]]], [0.75, 0.25], Phase::Prompt),
+            ([&[[7, 8]], &[[9, 10]]], [0.5, 0.5], Phase::Decode),
+        ];
+        for (layers, weights, phase) in batches {
+            for (number, tokens) in (0..).zip(layers) {
+                let mut record = LayerRecord::new(number, 2);
+                tokens.iter().for_each(|chosen| record.push_token(chosen, &weights, None, 0));
+                writer.layer(&record).unwrap();
+            }
+            writer.batch(phase, layers[0].len() as u32, 0.0).unwrap();
+        }
         let path = dir.path().join("a.trace");
         std::fs::write(&path, writer.finish().unwrap()).unwrap();
         path
@@ -287,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_go_the_recorded_way_again_and_again() {
+    fn tokens_follow_the_recorded_routes_repeatedly() {
         let dir = tempfile::tempdir().unwrap();
         let routes = Arc::new(Routes::open(&file(&dir), &SHAPE).unwrap());
         assert_eq!(routes.n_tokens(), 3);
@@ -306,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn as_much_is_foretold_as_is_said() {
+    fn the_recall_of_predictions_is_as_asked() {
         let dir = tempfile::tempdir().unwrap();
         let routes = Arc::new(Routes::open(&file(&dir), &SHAPE).unwrap());
         for (recall, least, most) in [(1.0, 600, 600), (0.8, 430, 530), (0.0, 0, 0)] {

@@ -7,24 +7,14 @@ use crate::expert::{ExpertId, Precision, Version};
 use crate::route::Demand;
 
 fn header() -> Header {
-    let layer = |layer, n_expert| Layer {
-        layer,
-        n_expert,
-        n_used: 2,
-        bytes_high: 4096,
-        bytes_low: 1024,
-        bytes_rest: 0,
-        slots_high: 4,
-        slots_low: 0,
+    let (bytes_high, bytes_low, slots_high) = (4096, 1024, 4);
+    let layer = |layer, n_expert| {
+        let n_used = 2;
+        Layer { layer, n_expert, n_used, bytes_high, bytes_low, bytes_rest: 0, slots_high, slots_low: 0 }
     };
-    let mut header = Header {
-        model: ModelDescription {
-            name: "toy".into(),
-            architecture: "toymoe".into(),
-            layers: vec![layer(1, 8), layer(3, 300)],
-        },
-        ..Header::default()
-    };
+    let layers = vec![layer(1, 8), layer(3, 300)];
+    let model = ModelDescription { name: "toy".into(), architecture: "toymoe".into(), layers };
+    let mut header = Header { model, ..Header::default() };
     header.host.insert("link_bytes_per_second".into(), 2.5e9);
     header.settings.more.insert("text".into(), "prose".into());
     header
@@ -37,17 +27,10 @@ fn records() -> Vec<Record> {
     single.predictions = [(1, 299, 0.5), (2, 3, 0.25)]
         .map(|(distance, expert, score)| Prediction { token: 0, distance, expert, score })
         .to_vec();
-    single.needed = vec![
-        Needed { expert: 1, demand: Demand::High, used: Some(Precision::High), hit: true, class: None, bytes: 0 },
-        Needed {
-            expert: 4,
-            demand: Demand::Low,
-            used: Some(Precision::Low),
-            hit: false,
-            class: Some(ReadClass::OnDemand),
-            bytes: 1024,
-        },
-    ];
+    let hit = Needed { expert: 1, demand: Demand::High, used: Some(Precision::High), hit: true, class: None, bytes: 0 };
+    let class = Some(ReadClass::OnDemand);
+    let miss = Needed { expert: 4, demand: Demand::Low, used: Some(Precision::Low), hit: false, class, bytes: 1024 };
+    single.needed = vec![hit, miss];
     (single.wait_seconds, single.compute_seconds) = (0.5, 0.25);
     let mut many = LayerRecord::new(3, 2);
     for token in 0..100u16 {
@@ -64,10 +47,7 @@ fn records() -> Vec<Record> {
         Record::Withdrawn { version, bytes: 1 << 40 },
         Record::Batch { phase: Phase::Decode, n_tokens: 1, seconds: 0.0625 },
         Record::Residents(ResidentsRecord {
-            versions: vec![
-                Version::high(ExpertId { layer: 3, index: 299 }),
-                Version::low(ExpertId { layer: 1, index: 0 }),
-            ],
+            versions: vec![Version::high(version.expert), Version::low(ExpertId { layer: 1, index: 0 })],
             statistics: vec![0, 255, 7],
         }),
         Record::Measured { host: [("link_bytes_per_second".to_owned(), 2.5e9)].into() },
@@ -100,12 +80,12 @@ fn read(bytes: &[u8]) -> (Vec<Record>, Option<u64>, Option<TraceError>) {
             Err(found) => error = Some(found),
         }
     }
-    assert!(reader.next().is_none(), "once over, over for good");
+    assert!(reader.next().is_none(), "it ends once");
     (records, reader.truncated(), error)
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn records_survive() {
     let bytes = written(&records());
     assert_eq!(TraceReader::new(&bytes[..], "a.trace").unwrap().header(), &header());
     let (found, truncated, error) = read(&bytes);
@@ -134,7 +114,7 @@ fn the_best_unselected_scores_are_kept_in_order() {
 }
 
 #[test]
-fn wherever_it_is_cut_off_the_whole_records_before_are_read() {
+fn whole_records_before_a_cut_are_read() {
     let bytes = written(&records());
     let header_len = written(&[]).len();
     let ends: Vec<usize> = (0..=records().len()).map(|n| written(&records()[..n]).len()).collect();
@@ -147,72 +127,80 @@ fn wherever_it_is_cut_off_the_whole_records_before_are_read() {
         let whole = ends.iter().filter(|end| **end <= len).count() - 1;
         assert_eq!(found, records()[..whole], "{len}");
         assert!(error.is_none(), "{len}: {error:?}");
-        // A cut behind the very first byte of a record leaves a tag and no length.
+        // A cut after the first byte of a record leaves a tag and no length.
         assert_eq!(truncated, (!ends.contains(&len)).then_some(ends[whole] as u64), "{len}");
     }
 }
 
 #[test]
-fn unknown_records_are_passed_over_and_damaged_ones_named() {
+fn unknown_records_are_skipped_and_damaged_ones_named() {
     let mut bytes = written(&[]);
-    let start = bytes.len();
+    let start = bytes.len() + 7;
     bytes.extend_from_slice(&[99, 3, 1, 2, 3]);
     bytes.extend_from_slice(&[reader::SEQUENCE, 0]);
     assert_eq!(read(&bytes).0, [Record::Sequence]);
-
-    let damaged = |record: &[u8]| {
-        let mut bytes = bytes.clone();
-        bytes.extend_from_slice(record);
-        let (found, truncated, error) = read(&bytes);
+    let head = format!("a.trace: the record at byte {start} is damaged: ");
+    let cases: [(&[u8], &str); 12] = [
+        (
+            &[reader::SEQUENCE, 1, 0],
+            "1 bytes are left over at its end; what precedes it can be read, record the rest again",
+        ),
+        (&[reader::BATCH, 1, 7], "the phase is 7, expected 0 or 1"),
+        (&[reader::BATCH, 2, 0, 1], "it ends within the batch"),
+        (&[reader::LAYER, 1, 2], "the model has no layer 2 with experts"),
+        (&[reader::LAYER, 4, 1, 90, 2, 0], "the number of tokens is 90, but only 2 bytes"),
+        (&[reader::LAYER, 0xff, 0xff, 0xff, 0xff], "it claims more than 67108864 bytes"),
+        (&[reader::LOAD, 5, 1, 8, 0, 2, 1], "the expert is 8, expected less than 8"),
+        (&[reader::LOAD, 5, 1, 7, 0, 0, 1], "the class of a read is 0"),
+        (&[reader::RESIDENTS, 2, 9, 0], "the number of residents is 9, but only 1 bytes"),
+        (&[reader::RESIDENTS, 3, 0, 2, 0], "the number of bytes of statistics is 2"),
+        (&[reader::WITHDRAWN, 3, 1, 7, 2], "the precision is 2, expected 0 or 1"),
+        (&[reader::MEASURED, 2, b'[', b']'], "the machine's numbers"),
+    ];
+    for (record, part) in cases {
+        let (found, truncated, error) = read(&[&bytes, record].concat());
         assert_eq!((found.len(), truncated), (1, None));
-        error.unwrap().to_string()
-    };
-    assert_eq!(
-        damaged(&[reader::SEQUENCE, 1, 0]),
-        format!(
-            "a.trace: the record at byte {} is damaged: 1 bytes are left over at its end; what precedes it can be read, \
-             record the rest again",
-            start + 7
-        )
-    );
-    assert!(damaged(&[reader::BATCH, 1, 7]).contains("the phase is 7, expected 0 or 1"));
-    assert!(damaged(&[reader::BATCH, 2, 0, 1]).contains("it ends within the batch"));
-    assert!(damaged(&[reader::LAYER, 1, 2]).contains("the model has no layer 2 with experts"));
-    assert!(damaged(&[reader::LAYER, 4, 1, 90, 2, 0]).contains("the number of tokens is 90, but only 2 bytes"));
-    assert!(damaged(&[reader::LAYER, 0xff, 0xff, 0xff, 0xff]).contains("more than 67108864 bytes"));
-    assert!(damaged(&[reader::LOAD, 5, 1, 8, 0, 2, 1]).contains("the expert is 8, expected less than 8"));
-    assert!(damaged(&[reader::LOAD, 5, 1, 7, 0, 0, 1]).contains("the class of a read is 0"));
-    assert!(damaged(&[reader::RESIDENTS, 2, 9, 0]).contains("the number of residents is 9, but only 1 bytes"));
-    assert!(damaged(&[reader::RESIDENTS, 3, 0, 2, 0]).contains("the number of bytes of statistics is 2"));
-    assert!(damaged(&[reader::WITHDRAWN, 3, 1, 7, 2]).contains("the precision is 2, expected 0 or 1"));
-    assert!(damaged(&[reader::MEASURED, 2, b'[', b']']).contains("the machine's numbers"));
+        let error = error.unwrap().to_string();
+        assert!(error.starts_with(&format!("{head}{part}")), "{error}");
+    }
 }
 
 #[test]
-fn other_files_are_refused_by_name() {
-    let message = |bytes: &[u8]| TraceReader::new(bytes, "a.trace").unwrap_err().to_string();
-    assert_eq!(
-        message(b"GGUF\x03\0\0\0\0\0\0\0"),
-        "a.trace: not a trace: it begins with [47, 47, 55, 46, 03, 00, 00, 00], expected \"HOBBITTR\""
-    );
-    assert!(message(b"").starts_with("a.trace: not a trace: it begins with []"));
-    let mut other = written(&[]);
-    other[8] = 2;
-    assert!(message(&other).contains("version 2 of the trace format, expected 1"));
-    let mut long = written(&[]);
-    long[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
-    assert!(message(&long).contains("it claims 4294967295 bytes, expected at most 4194304"));
-
-    let refused = |change: &dyn Fn(&mut Header)| {
+fn other_files_and_headers_are_refused_by_name() {
+    let with = |at: usize, with: &[u8]| {
+        let mut bytes = written(&[]);
+        bytes[at..at + with.len()].copy_from_slice(with);
+        bytes
+    };
+    let magic = "a.trace: not a trace: it begins with [47, 47, 55, 46, 03, 00, 00, 00], expected \"HOBBITTR\"";
+    for (bytes, part) in [
+        (b"GGUF\x03\0\0\0\0\0\0\0".to_vec(), magic),
+        (Vec::new(), "a.trace: not a trace: it begins with []"),
+        (with(8, &[2]), "version 2 of the trace format, expected 1"),
+        (with(12, &[0xff; 4]), "it claims 4294967295 bytes, expected at most 4194304"),
+    ] {
+        let error = TraceReader::new(&bytes[..], "a.trace").unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    type Change = fn(&mut Header);
+    let changes: [(Change, &str); 6] = [
+        (|h| h.model.layers.reverse(), "layer 1 follows layer 3, expected ascending"),
+        (|h| h.model.layers[0].n_used = 9, "layer 1 uses 9 of 8 experts"),
+        (|h| h.model.layers[0].bytes_low = 5000, "4096 bytes high and 5000 low"),
+        (|h| h.settings.mode = "fast".into(), "unknown precision mode 'fast'"),
+        (|h| h.settings.t1 = 2.0, "t1 is 2, expected a number from 0 to 1"),
+        (|h| h.settings.routing.substitute = -1.0, "substitute is -1"),
+    ];
+    for (change, part) in changes {
         let mut header = header();
         change(&mut header);
-        TraceWriter::new(Vec::new(), &header).unwrap_err().to_string()
-    };
-    assert!(refused(&|h| h.model.layers.reverse()).contains("layer 1 follows layer 3, expected ascending"));
-    assert!(refused(&|h| h.model.layers[0].n_used = 9).contains("layer 1 uses 9 of 8 experts"));
-    assert!(refused(&|h| h.model.layers[0].bytes_low = 5000).contains("4096 bytes high and 5000 low"));
-    assert!(refused(&|h| h.settings.mode = "fast".into()).contains("unknown precision mode 'fast'"));
-    assert!(refused(&|h| h.settings.t1 = 2.0).contains("t1 is 2, expected a number from 0 to 1"));
+        let error = TraceWriter::new(Vec::new(), &header).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    let mut rerouted = header();
+    rerouted.settings.routing.substitute = 0.25;
+    let bytes = TraceWriter::new(Vec::new(), &rerouted).unwrap().finish().unwrap();
+    assert_eq!(TraceReader::new(&bytes[..], "a.trace").unwrap().header(), &rerouted);
 }
 
 #[test]
@@ -309,23 +297,22 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_the_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+    fn no_bytes_make_the_reader_panic(
+        bytes in prop::collection::vec(any::<u8>(), 0..400),
+        (tag, payload) in (1..9u8, prop::collection::vec(prop_oneof![0..4u8, any::<u8>()], 0..100)),
+        (at, with) in any::<(prop::sample::Index, u8)>(),
+    ) {
         let _ = TraceReader::new(&bytes[..], "a.trace").map(Iterator::count);
-        let mut behind_a_header = written(&[]);
-        behind_a_header.extend_from_slice(&bytes);
-        let _ = read(&behind_a_header);
+        let whole = written(&records());
+        let mut flipped = whole.clone();
+        flipped[at.index(whole.len())] ^= with;
+        let _ = TraceReader::new(&flipped[..], "a.trace").map(Iterator::count);
+        let _ = read(&[&written(&[])[..], &bytes].concat());
+        let _ = read(&[&written(&[])[..], &[tag, payload.len() as u8], &payload].concat());
     }
 
     #[test]
-    fn no_payload_makes_the_reader_panic(tag in 1..8u8, payload in prop::collection::vec(prop_oneof![0..4u8, any::<u8>()], 0..100)) {
-        let mut bytes = written(&[]);
-        bytes.extend_from_slice(&[tag, payload.len() as u8]);
-        bytes.extend_from_slice(&payload);
-        let _ = read(&bytes);
-    }
-
-    #[test]
-    fn what_is_read_of_a_mutated_trace_can_be_written_and_read_again(
+    fn a_mutated_trace_can_be_written_and_read_again(
         mutations in prop::collection::vec((0..5u8, any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
         let mut bytes = written(&records());
@@ -345,20 +332,12 @@ proptest! {
         prop_assert!(error.is_none() && truncated.is_none());
         prop_assert_eq!(written(&reread), again);
     }
-
-    #[test]
-    fn no_flipped_byte_makes_the_reader_panic(at in any::<prop::sample::Index>(), with: u8) {
-        let mut bytes = written(&records());
-        let at = at.index(bytes.len());
-        bytes[at] ^= with;
-        let _ = TraceReader::new(&bytes[..], "a.trace").map(Iterator::count);
-    }
 }
 
 #[test]
 fn executed_experts_stand_before_their_layer() {
     let all = records();
-    let [_, single, _, many, ..] = &all[..] else { panic!("a layer of a token, and one of many") };
+    let [_, single, _, many, ..] = &all[..] else { panic!("a layer of one token, and one of many") };
     let (whole, alone) = (written(std::slice::from_ref(many)), written(&[]).len());
     // Tag, length of at least two bytes, and the record.
     let executed_bytes = written(std::slice::from_ref(many)).len() - {
@@ -378,11 +357,4 @@ fn executed_experts_stand_before_their_layer() {
     }
     let (records, truncated, error) = read(&whole[..alone + executed_bytes]);
     assert_eq!((records.len(), truncated, error.is_none()), (0, Some(alone as u64), true));
-    let mut exact = header();
-    exact.settings.routing.substitute = 0.25;
-    let writer = TraceWriter::new(Vec::new(), &exact).unwrap();
-    let bytes = writer.finish().unwrap();
-    assert_eq!(TraceReader::new(&bytes[..], "a.trace").unwrap().header(), &exact);
-    exact.settings.routing.substitute = -1.0;
-    assert!(TraceWriter::new(Vec::new(), &exact).unwrap_err().to_string().contains("substitute is -1"));
 }

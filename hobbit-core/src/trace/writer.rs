@@ -212,10 +212,7 @@ impl<W: Write> TraceWriter<W> {
         self.buffer.push(tag);
         put_varint(&mut self.buffer, len);
         self.buffer.extend_from_slice(&self.payload);
-        match self.buffer.len() >= BUFFER_BYTES {
-            true => self.flush(),
-            false => Ok(()),
-        }
+        if self.buffer.len() >= BUFFER_BYTES { self.flush() } else { Ok(()) }
     }
 }
 
@@ -248,14 +245,15 @@ fn check(record: &LayerRecord) -> Result<(), String> {
     if record.n_tokens == 0 || record.n_used == 0 {
         return Err(format!("layer {layer} has {} tokens of {} experts", record.n_tokens, record.n_used));
     }
-    let lists = [
-        ("experts", record.chosen.len(), true),
-        ("executed experts", record.executed.len(), !record.executed.is_empty()),
-        ("weights", record.weights.len(), true),
-        ("scores", record.scores.len(), !record.scores.is_empty()),
-    ];
-    if let Some((what, found, _)) = lists.into_iter().find(|(_, found, is_there)| *is_there && *found != uses) {
-        return Err(format!("layer {layer} has {found} {what}, expected {uses}"));
+    for (what, found, is_optional) in [
+        ("experts", record.chosen.len(), false),
+        ("executed experts", record.executed.len(), true),
+        ("weights", record.weights.len(), false),
+        ("scores", record.scores.len(), true),
+    ] {
+        if found != uses && !(is_optional && found == 0) {
+            return Err(format!("layer {layer} has {found} {what}, expected {uses}"));
+        }
     }
     let is_even = record.unselected.len() == record.n_unselected() * record.n_tokens as usize;
     if !is_even || (record.scores.is_empty() && !record.unselected.is_empty()) {
