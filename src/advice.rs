@@ -5,7 +5,7 @@ use std::error::Error;
 
 use hobbit_core::gguf::RecodeError;
 use hobbit_core::pack::imatrix::ImatrixError;
-use hobbit_core::pack::{PackError, UnpackError, WriteError};
+use hobbit_core::pack::{PackError, PartialError, UnpackError, WriteError};
 use hobbit_core::perplexity::base::BaseError;
 use hobbit_core::plan::{BelowTokenCycle, PlanError};
 use hobbit_core::sim::SimError;
@@ -57,7 +57,7 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<String> {
         pack(error)
     } else if let Some(error) = error.downcast_ref() {
         writing(error)
-    } else if let Some(UnpackError::Exists { .. }) = error.downcast_ref() {
+    } else if let Some(UnpackError::Output(PartialError::Exists { .. })) = error.downcast_ref() {
         Some(FORCE)
     } else if let Some(UnpackError::Pack(error)) = error.downcast_ref() {
         pack(error)
@@ -103,10 +103,10 @@ fn pack(error: &PackError) -> Option<&'static str> {
 fn writing(error: &WriteError) -> Option<&'static str> {
     Some(match error {
         WriteError::NotSmaller { .. } => "give --low a smaller type",
-        WriteError::NotNestable { .. } => "pack a q8_0 model, or add --high q8_0",
-        WriteError::NestedLow { .. } => "give one of the two, --nested or --low",
-        WriteError::NestedLowOnly { .. } => "leave out --nested or --only-low",
-        WriteError::Scale { .. } => "leave out --nested",
+        WriteError::NoPlanes { .. } => "pack a q8_0 model, or add --high q8_0",
+        WriteError::PlanesLow { .. } => "give one of the two, --bit-planes or --low",
+        WriteError::PlanesLowOnly { .. } => "leave out --bit-planes or --only-low",
+        WriteError::Scale { .. } => "leave out --bit-planes",
         WriteError::NothingLow { .. } => "give --low, for example --low q2_k",
         WriteError::NeedsImportance { .. }
         | WriteError::Recode { error: RecodeError::ImportanceMissing { .. }, .. } => {
@@ -115,7 +115,7 @@ fn writing(error: &WriteError) -> Option<&'static str> {
         WriteError::PathTable { .. } => "or leave out --path-table",
         WriteError::Imatrix(ImatrixError::Shape { .. }) => OTHER_IMATRIX,
         WriteError::SourceChanged { .. } => "--force starts over",
-        WriteError::Exists { .. } => FORCE,
+        WriteError::Output(PartialError::Exists { .. }) => FORCE,
         WriteError::ReadBack(error) => return pack(error),
         _ => return None,
     })

@@ -38,7 +38,7 @@ use hobbit::engine::{ChatTemplates, low_cache_path, quantise_low};
 use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind};
 use hobbit::stats::{DeviceReport, Stats, Timings};
 use hobbit::{Error, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions};
-use hobbit_core::pack::WriteError;
+use hobbit_core::pack::{PartialError, WriteError};
 
 /// Note for a run without a model argument.
 const DEMO: &str = "no model given (-m): running the demo model";
@@ -222,7 +222,9 @@ fn low_source(path: &Path, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) ->
     });
     bar.finish_and_clear();
     let made = made.map_err(|error| match &error {
-        Error::PackWrite(WriteError::Create { .. } | WriteError::Space { .. } | WriteError::Output { .. }) => {
+        Error::PackWrite(WriteError::Output(
+            PartialError::Create { .. } | PartialError::Space { .. } | PartialError::Write { .. },
+        )) => {
             let place =
                 directory.map_or_else(|| "beside the model".to_owned(), |place| format!("in {}", place.display()));
             let hint = format!("--low {types}: nothing can be kept {place}; give another directory with --low-dir");

@@ -1,4 +1,4 @@
-//! Dynamic precision between its ends: what is reproducible, what is counted, what a failed read may do.
+//! Dynamic precision between exact and low: reproducible runs, counts, failed reads.
 
 #[path = "fixture/mod.rs"]
 mod fixture;
@@ -89,14 +89,14 @@ fn total(session: &Session) -> PhaseStats {
     session.stats().total()
 }
 
-/// Order and speed of answers do not show in deterministic mode, upgrades included.
+/// In deterministic mode results, upgrades included, do not depend on order and speed of answers.
 #[test]
-fn a_deterministic_run_can_be_repeated_whatever_the_disk_does() {
+fn a_deterministic_run_does_not_depend_on_the_disk() {
     let models = models();
     let precision = PrecisionOptions { deterministic: true, ..PrecisionOptions::default() };
     let options = options(Some(&models.low), precision);
     repeats(&models, &options);
-    // One or two slots a share: here every slot that is still loading would be missed.
+    // With one or two slots in a share, a slot that is still loading matters.
     for percent in [7.0, 12.0] {
         repeats(&models, &ModelOptions { expert_cache: ExpertCache::Percent(percent), ..options.clone() });
     }
@@ -107,7 +107,7 @@ fn repeats(models: &Models, options: &ModelOptions) {
         let hold = seed.map(|seed| Hold { answers_max: 4, seed });
         let mut session = open(&models.high, options, Faults { hold, ..Faults::default() });
         let rows = run(&mut session).expect("nothing fails");
-        // Hits and misses say whether a read ahead had landed when it was needed: that is a matter of speed.
+        // Hits and misses of prefetched experts depend on speed.
         let PhaseStats { used, missed, upgrades, bytes_read, .. } = total(&session);
         ((rows, missed), (used, upgrades, bytes_read))
     });
@@ -122,23 +122,23 @@ fn repeats(models: &Models, options: &ModelOptions) {
     }
 }
 
-/// A nested pack computes what a pack and a low one with the same weights do, upgrades and high versions that a low one is part
-/// of included, and reads less.
+/// A pack of bit planes gives the logits of a pack and a low one with the same weights, with upgrades and shared low
+/// versions, and reads less.
 #[test]
-fn a_nested_pack_is_as_good_as_two() {
+fn bit_planes_are_as_good_as_two_packs() {
     let models = models();
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let [nested, high, low] = ["nested", "high", "low"].map(|name| dir.path().join(format!("{name}.gguf")));
+    let [planes, high, low] = ["planes", "high", "low"].map(|name| dir.path().join(format!("{name}.gguf")));
     let source = Gguf::open(&models.high).expect("it was just written");
     let pack = |out: &Path, spec: &PackSpec| {
         write(&source, out, spec, &fixture::HighPlanes, &mut |_| ControlFlow::Continue(())).expect("there is room");
     };
-    pack(&nested, &PackSpec { nested: true, ..PackSpec::new(PackKind::Full) });
+    pack(&planes, &PackSpec { bit_planes: true, ..PackSpec::new(PackKind::Full) });
     pack(&high, &PackSpec::new(PackKind::Full));
     let q4_1: TypeChoice = "q4_1".parse().expect("a type of ggml's");
     pack(&low, &PackSpec { low: Some(q4_1), ..PackSpec::new(PackKind::Low) });
     let precision = PrecisionOptions { deterministic: true, t2: Some(1.0), ..PrecisionOptions::default() };
-    // A policy that does not ask what a low version costs.
+    // A policy that ignores the cost of low versions.
     let caching = CachingOptions { policy: PolicyKind::Lru, ..CachingOptions::default() };
     for percent in [25.0, 40.0] {
         let with = |low: Option<&Path>| {
@@ -148,7 +148,7 @@ fn a_nested_pack_is_as_good_as_two() {
         let mut two = open(&high, &with(Some(&low)), Faults::default());
         let expected = run(&mut two).expect("nothing fails");
         let mut one =
-            open(&nested, &with(None), Faults { hold: Some(Hold { answers_max: 4, seed: 5 }), ..Faults::default() });
+            open(&planes, &with(None), Faults { hold: Some(Hold { answers_max: 4, seed: 5 }), ..Faults::default() });
         assert!(run(&mut one).expect("nothing fails") == expected, "{percent} %");
         let (two, one) = (total(&two), total(&one));
         assert_eq!((one.used, one.upgrades), (two.used, two.upgrades));
@@ -168,7 +168,7 @@ fn without_low_versions_unimportant_experts_are_skipped() {
     assert!(used.low == 0 && used.high > 0 && used.skipped > 0, "{used:?}");
 }
 
-/// A model of which everything fits is never approximated.
+/// A model that fits is never approximated.
 #[test]
 fn everything_resident_is_exact() {
     let models = models();
@@ -183,8 +183,8 @@ fn everything_resident_is_exact() {
     assert!(rows == run(&mut exact).expect("nothing fails"));
 }
 
-/// Whichever read fails, the run goes on: one that a product waits for fails its batch, which may be tried again; one
-/// of an upgrade fails nothing, since the low version serves on.
+/// A run survives any failed read: a read that a product waits for fails its batch, which may be tried again; a read of
+/// an upgrade fails nothing, because the low version remains.
 #[test]
 fn any_read_may_fail() {
     let models = models();

@@ -30,7 +30,7 @@ head -c 7000 code-cal.txt > syn-code-cal.txt
 head -c 12000 prose-eval.txt > syn-prose-eval.txt
 head -c 9000 code-eval.txt > syn-code-eval.txt
 [ -s syn64.gguf ] || "$bin/gguf-tools" synth syn64.gguf --preset qwen3moe-bench --layers 8 --embd 256 --ff 64 --heads 4 \
-    --kv-heads 2 --ctx 2048
+    --ctx 2048
 
 # One token after the other, windows of 512 tokens, each a sequence. The last layer sees only the second half of each: logits
 # of the others are not wanted, and llama.cpp leaves them out there.

@@ -1,21 +1,16 @@
 //! Tools for model files. Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
 
-#![warn(clippy::print_stdout, clippy::print_stderr)] // They panic where the reader went away.
+#![warn(clippy::print_stdout, clippy::print_stderr)] // They panic if the reader is gone.
 
-mod bar;
 mod inspect;
 mod pack;
-#[cfg(feature = "engine")]
 mod plan;
-#[cfg(feature = "engine")]
 mod profile;
-mod recoder;
-mod unpack;
+mod shared;
 mod verify;
 mod widen;
 
 use std::process::ExitCode;
-use std::thread;
 
 use clap::{CommandFactory, Parser};
 use gguf_tools::synth::command as synth;
@@ -36,29 +31,22 @@ struct Cli {
 
 #[derive(Debug, clap::Subcommand)]
 enum Tool {
-    /// Show architecture, experts, sizes, and what memory buys; of an expert pack, its layout
+    /// Show architecture, experts, sizes, and the memory for shares of experts; of an expert pack, its layout
     Inspect(inspect::Args),
     /// Check structure, extents, and that all numbers are finite; of an expert pack, all checksums
     Verify(verify::Args),
     /// Make an expert pack: each expert one aligned record, at high and low precision
     Pack(Box<pack::Args>),
     /// Make a plain model of an expert pack
-    Unpack(unpack::Args),
+    Unpack(pack::UnpackArgs),
     /// Measure on a text: thresholds for dynamic precision, each expert's sensitivity to fewer bits
-    #[cfg(feature = "engine")]
     Profile(Box<profile::Args>),
-    /// Divide memory among the layers' virtual experts by what absent experts cost on a text, and run the plan
-    #[cfg(feature = "engine")]
+    /// Divide memory among the layers' virtual experts by the loss of absent experts on a text, and measure the plan
     Plan(Box<plan::Args>),
     /// Write a model of a given shape with random weights
     Synth(Box<synth::Args>),
     /// Give a trained model larger experts that compute the same, for measurements
     Widen(widen::Args),
-}
-
-/// As many as were asked for, or one per core.
-fn threads(asked: Option<u16>) -> usize {
-    asked.map(usize::from).or_else(|| thread::available_parallelism().ok().map(usize::from)).unwrap_or(1)
 }
 
 fn main() -> ExitCode {
@@ -70,16 +58,14 @@ fn main() -> ExitCode {
         Tool::Inspect(args) => inspect::run(args),
         Tool::Verify(args) => verify::run(args),
         Tool::Pack(args) => pack::run(*args),
-        Tool::Unpack(args) => unpack::run(args),
-        #[cfg(feature = "engine")]
+        Tool::Unpack(args) => pack::unpack(args),
         Tool::Profile(args) => profile::run(*args),
-        #[cfg(feature = "engine")]
         Tool::Plan(args) => plan::run(*args),
         Tool::Synth(args) => synth::run(*args),
         Tool::Widen(args) => widen::run(args),
     };
     match outcome {
-        // The error of an interrupted tool reports how far it came; the exit status is the signal's.
+        // The error of an interrupted tool describes its state; the exit status is the signal's.
         Err(error) if signals::came() && !error.is::<OutputError>() && !is_closed_pipe(&error) => {
             tell(format_args!("error: {}", exit::in_words(&error)));
             ExitCode::from(signals::status())

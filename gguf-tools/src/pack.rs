@@ -1,13 +1,13 @@
-//! `gguf-tools pack`: a plain model becomes an expert pack.
+//! `gguf-tools pack`: a plain model becomes an expert pack; `gguf-tools unpack`: the reverse.
 
 mod widths;
 
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use hobbit_core::files::{self, Input, Kind, Output};
-use hobbit_core::gguf::{Gguf, shards_by_name};
+use hobbit::engine::Ggml;
+use hobbit_core::files::Kind;
+use hobbit_core::gguf::Gguf;
 use hobbit_core::pack::imatrix::Imatrix;
 use hobbit_core::pack::{self, Pack, PackKind, PackSpec, Progress, Stage, TypeChoice};
 use hobbit_core::profile::read_path_table;
@@ -15,17 +15,15 @@ use hobbit_core::tuned::TunedPolicy;
 use hobbit_core::units::Bytes;
 use hobbit_programs::output::{say, tell};
 
-use crate::bar::Bar;
-use crate::recoder::{QUANTISES, recoder};
-use crate::threads;
+use crate::shared::{Bar, check_files, threads};
 
 /// Arguments of `pack`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Types are ggml's: q2_k, q3_k, q4_k, q8_0, f16 and so on.\n\n\
     Examples:\n  \
     gguf-tools pack mixtral.Q8_0.gguf -o mixtral.hobbit.gguf --low q2_k,down=q3_k\n  \
-    gguf-tools pack mixtral.Q8_0.gguf -o mixtral.hobbit.gguf --nested\n  \
-    gguf-tools pack mixtral.BF16.gguf -o mixtral.hobbit.gguf --high q8_0 --nested")]
+    gguf-tools pack mixtral.Q8_0.gguf -o mixtral.hobbit.gguf --bit-planes\n  \
+    gguf-tools pack mixtral.BF16.gguf -o mixtral.hobbit.gguf --high q8_0 --bit-planes")]
 pub struct Args {
     /// Model; of a split model, any shard
     file: PathBuf,
@@ -35,10 +33,10 @@ pub struct Args {
     /// Types of the low-precision versions: q2_k, or q2_k,down=q3_k (slices: gate, up, gate_up, down)
     #[arg(long, value_name = "TYPES")]
     low: Option<TypeChoice>,
-    /// Both precisions in as many bytes as the model has: q8_0 experts in two planes of 4 bits, the first of which alone is the
-    /// low-precision version (q4_1). In place of --low
-    #[arg(long)]
-    nested: bool,
+    /// Both precisions in as many bytes as the model has: q8_0 experts in two planes of 4 bits. The first plane alone is
+    /// the low-precision version (q4_1). In place of --low
+    #[arg(long, alias = "nested")]
+    bit_planes: bool,
     /// Types of the high-precision versions [default: the model's own]
     #[arg(long, value_name = "TYPES")]
     high: Option<TypeChoice>,
@@ -51,27 +49,24 @@ pub struct Args {
     /// Only low-precision versions, to be used beside the model: hobbit-cli --low FILE
     #[arg(long, requires = "low", conflicts_with = "high")]
     only_low: bool,
-    /// Calibrated T1: highest unimportance that is loaded in high precision [default: the profile's]
+    /// Highest unimportance that is loaded in high precision [default: the profile's]
     #[arg(long, value_name = "X", requires = "t2", value_parser = threshold)]
     t1: Option<f32>,
-    /// Calibrated T2: highest unimportance that is loaded at all [default: the profile's]
+    /// Highest unimportance that is loaded at all [default: the profile's]
     #[arg(long, value_name = "X", requires = "t1", value_parser = threshold)]
     t2: Option<f32>,
-    /// Which experts follow which, for --predictor path-table; made by gguf-tools profile --path-table
+    /// Path table for --predictor path-table, made by gguf-tools profile --path-table
     #[arg(long, value_name = "FILE", conflicts_with = "only_low")]
     path_table: Option<PathBuf>,
     #[command(flatten)]
     widths: widths::Args,
-    /// Tuned policy of the model, made by hobbit-sim calibrate: it goes along, and hobbit-cli takes its weights,
-    /// penalties and, unless others are given here, thresholds
+    /// Tuned policy of the model to store, made by hobbit-sim calibrate: hobbit-cli uses its weights, penalties and,
+    /// unless others are given here, thresholds
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
     /// Replace the pack if it exists
     #[arg(long)]
     force: bool,
-    /// End as if killed once N tensors and records are finished
-    #[arg(long, value_name = "N", hide = true)]
-    stop_after: Option<usize>,
 }
 
 /// Writes the pack.
@@ -79,11 +74,15 @@ pub struct Args {
 /// # Errors
 /// The model cannot be read or packed, or the pack cannot be written.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    anyhow::ensure!(
-        QUANTISES || (args.low.is_none() && args.high.is_none() && !args.widths.lower()),
-        "--low, --high, --max-loss, --target-size: this build cannot quantise, it was made without the feature 'engine'; build gguf-tools with it"
-    );
-    check_output(&args)?;
+    let partial = pack::partial_path(&args.output);
+    let inputs = [
+        ("--imatrix", args.imatrix.as_ref()),
+        ("--path-table", args.path_table.as_ref()),
+        ("--profile", args.widths.profile.as_ref()),
+        ("--policy", args.policy.as_ref()),
+    ];
+    let outputs = [(("-o", Some(&args.output)), Kind::Model), (("-o", Some(&partial)), Kind::PartialModel)];
+    check_files(&args.file, &inputs, &outputs)?;
     let source = Gguf::open(&args.file)?;
     let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
     let mut spec = spec(&args, imatrix.as_ref())?;
@@ -94,13 +93,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     spec.thresholds = spec.thresholds.or(chosen.thresholds).or(policy.as_ref().and_then(TunedPolicy::thresholds));
     spec.policy = policy.as_ref().map(TunedPolicy::to_json);
     let mut bar = Bar::new()?;
-    let mut progress = |progress: Progress| {
-        if args.stop_after.is_some_and(|n| progress.finished >= n) {
-            std::process::abort();
-        }
-        show(&mut bar, progress)
+    let mut progress = |Progress { stage, done, total, .. }: Progress| {
+        bar.show(if stage == Stage::Writing { "packing" } else { "hashing" }, done, total)
     };
-    let written = pack::write(&source, &args.output, &spec, recoder()?.as_ref(), &mut progress);
+    let written = pack::write(&source, &args.output, &spec, &Ggml, &mut progress);
     drop(bar);
     let written = written?;
     for pack::Fallback { tensor, ne0, wanted, taken } in &written.fallbacks {
@@ -114,59 +110,30 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses an output, or its partial file, that is one of the inputs.
-fn check_output(args: &Args) -> anyhow::Result<()> {
-    let partial = pack::partial_path(&args.output);
-    let outputs = [(&args.output, Kind::Model), (&partial, Kind::PartialModel)];
-    let outputs = outputs.map(|(path, kind)| Output { flag: "-o", path, kind });
-    let shards = shards_by_name(&args.file);
-    let flags = [
-        ("--imatrix", args.imatrix.as_ref()),
-        ("--path-table", args.path_table.as_ref()),
-        ("--profile", args.widths.profile.as_ref()),
-        ("--policy", args.policy.as_ref()),
-    ];
-    let inputs = shards.iter().map(|path| ("the model", Some(path))).chain(flags);
-    let inputs: Vec<_> = inputs.filter_map(|(flag, path)| Some(Input { flag, path: path? })).collect();
-    Ok(files::check(&outputs, &inputs)?)
-}
-
-fn show(bar: &mut Bar, progress: Progress) -> ControlFlow<()> {
-    let stage = match progress.stage {
-        Stage::Writing => "packing",
-        Stage::Hashing => "hashing",
-    };
-    bar.show(stage, progress.done, progress.total)
-}
-
 fn spec<'a>(args: &Args, imatrix: Option<&'a Imatrix>) -> anyhow::Result<PackSpec<'a>> {
     let thresholds = args.t1.zip(args.t2);
     if let Some((t1, t2)) = thresholds {
         anyhow::ensure!(t1 <= t2, "--t1 {t1} --t2 {t2}: expected T1 to be at most T2");
     }
     Ok(PackSpec {
-        kind: if args.only_low { PackKind::Low } else { PackKind::Full },
         low: args.low.clone(),
         high: args.high.clone(),
-        nested: args.nested,
-        widths: None,
+        bit_planes: args.bit_planes,
         thresholds,
         path_table: args.path_table.as_deref().map(read_path_table).transpose()?,
-        policy: None,
-        norms: None,
-        mixes: None,
         importance: imatrix,
         threads: threads(args.threads),
         force: args.force,
+        ..PackSpec::new(if args.only_low { PackKind::Low } else { PackKind::Full })
     })
 }
 
-/// Reads what `hobbit-sim calibrate` wrote for this model.
+/// Reads the tuned policy of this model.
 fn policy(path: &Path, source: &Gguf) -> anyhow::Result<TunedPolicy> {
     let tuned = TunedPolicy::read(path)?;
     let architecture = source.architecture();
     let key = |name: &str| source.metadata.get_u64(&format!("{architecture}.{name}"));
-    // Layers that predict several tokens come last, and are never run.
+    // Layers for multi-token prediction come last, and are never run.
     let end = key("block_count").map(|blocks| blocks - key("nextn_predict_layers").unwrap_or(0).min(blocks));
     let map = source.experts()?;
     let runs = |layer: u16| end.is_none_or(|end| u64::from(layer) < end);
@@ -182,4 +149,39 @@ fn threshold(text: &str) -> anyhow::Result<f32> {
     let value: f32 = text.parse().context("expected a number from 0 to 1")?;
     anyhow::ensure!((0.0..=1.0).contains(&value), "expected a number from 0 to 1");
     Ok(value)
+}
+
+/// Arguments of `unpack`.
+#[derive(Debug, clap::Args)]
+pub struct UnpackArgs {
+    /// Pack
+    file: PathBuf,
+    /// Model to write
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Replace a file that is there already
+    #[arg(long)]
+    force: bool,
+}
+
+/// Writes the plain model of a pack.
+///
+/// # Errors
+/// The pack is damaged or has no plain form, or the model cannot be written.
+pub fn unpack(args: UnpackArgs) -> anyhow::Result<()> {
+    let outputs = [(("-o", Some(&args.output)), Kind::Model)];
+    check_files(Path::new(""), &[("the pack", Some(&args.file))], &outputs)?;
+    let pack = Pack::open(&args.file)?;
+    let mut bar = Bar::new()?;
+    let written = pack::unpack(&pack, &args.output, args.force, &mut |done, total| bar.show("unpacking", done, total));
+    drop(bar);
+    let bytes = Bytes(written?);
+    say(args.output.display())?;
+    let name = &pack.info.source_name;
+    if pack.info.plain_sha256 == Some(pack.info.source_sha256) {
+        tell(format_args!("{bytes}, bit for bit {name}"));
+    } else {
+        tell(format_args!("{bytes}, {name} with experts of {}", pack.info.high.as_deref().unwrap_or("other types")));
+    }
+    Ok(())
 }

@@ -2,17 +2,15 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use hobbit::options::{RoutingOptions, VirtualExperts};
 use hobbit::{CachingOptions, Model, ModelOptions};
 use hobbit_core::expert::{ExpertId, Precision};
-use hobbit_core::files::{self, Input, Kind, Output};
-use hobbit_core::gguf::{Catalog, ExpertMap, Gguf, shards_by_name};
-use hobbit_core::pack::Pack;
-use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::files::Kind;
+use hobbit_core::gguf::Catalog;
+use hobbit_core::plan::ExpertCache;
 use hobbit_core::profile::planner::{self, LayerCurve};
 use hobbit_core::profile::{
     Loss, ModelId, PLAN_FORMAT, PLAN_VERSION, PlanOutcome, PlannedLayer, TextId, Uses, VirtualPlan,
@@ -21,7 +19,7 @@ use hobbit_core::units::{Bytes, Percent};
 
 use crate::profile::norms;
 use crate::profile::text::{self, Runner, Text};
-use crate::threads as threads_of;
+use crate::shared::{Opened, RunArgs, check_files, emit, quiet_llama_cpp, threads as threads_of};
 
 /// Arguments of `plan`.
 #[derive(Debug, clap::Args)]
@@ -48,21 +46,8 @@ pub struct Args {
     /// Tokens of the text to use
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
-    /// Tokens of each independent piece of the text
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=32768))]
-    context: u32,
-    /// Memory for everything
-    #[arg(long, value_name = "SIZE|auto", default_value = "auto")]
-    mem_budget: Budget,
-    /// Number of threads [default: one per core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
-    /// Write the plan to a file
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
-    /// Print the plan as JSON instead of a table
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    run: RunArgs,
 }
 
 /// A plan and its measurements, as text.
@@ -78,27 +63,25 @@ struct Report<'a> {
 /// # Errors
 /// A model that has no experts or cannot be run, a text that is too short, a budget that is too small.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    // Messages of llama.cpp below errors are not for users of this tool.
-    hobbit::set_log(|level, text| {
-        if level == hobbit::LogLevel::Error {
-            let _ = write!(io::stderr(), "{text}");
-        }
-    });
-    check_output(&args)?;
+    quiet_llama_cpp();
+    let run = &args.run;
+    let outputs = [(("--output", run.output.as_ref()), Kind::Json)];
+    check_files(&args.file, &[("--text", Some(&args.text))], &outputs)?;
     let budget: ExpertCache = args.budget.parse().context("--budget")?;
-    let Opened { gguf, map, catalog, is_pack } = Opened::of(&args.file)?;
+    let opened = Opened::of(&args.file)?;
+    let (gguf, map, catalog) = (&opened.gguf, &opened.map, &opened.catalog);
     let model = Model::open(&args.file, &options(&args, RoutingOptions::default()), |_| true)?;
     let n_used = u16::try_from(model.info().n_expert_used).unwrap_or(u16::MAX);
-    let context = (args.context as usize).min((model.info().n_ctx_train as usize).max(2 * text::WARM_UP));
+    let context = (run.context as usize).min((model.info().n_ctx_train as usize).max(2 * text::WARM_UP));
     let text = Text::read(&args.text, &model, args.tokens as usize, context)?;
-    let threads = args.threads.map(i32::from);
+    let threads = run.threads.map(i32::from);
     let (perplexity, uses) = text::observe(model, &text, context, threads, None)?;
 
-    let all = catalog.layers.iter().map(|layer| slot_bytes(&catalog, layer.layer) * u64::from(layer.n_expert)).sum();
+    let all = catalog.layers.iter().map(|layer| slot_bytes(catalog, layer.layer) * u64::from(layer.n_expert)).sum();
     let budget = budget.of(all).context("--budget auto: give a size, or a percentage of all experts")?;
     let mut runner =
         Runner::new(Model::open(&args.file, &options(&args, masking()), |_| true)?, context, threads, None)?;
-    let curves = curves(&args, &catalog, n_used, |sets| masked(&mut runner, &text, &uses, sets, "layers"))?;
+    let curves = curves(&args, catalog, n_used, |sets| masked(&mut runner, &text, &uses, sets, "layers"))?;
     let too_small = || format!("--budget {}: too small; give a larger one", args.budget);
     let experts = planner::hull(&curves, budget).with_context(too_small)?;
     let whole: Vec<(u16, u16)> = curves.iter().zip(&experts).map(|(curve, n)| (curve.layer, *n)).collect();
@@ -113,7 +96,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let plan = VirtualPlan {
         format: PLAN_FORMAT.to_owned(),
         version: PLAN_VERSION,
-        model: Some(ModelId::of(&gguf, &map)),
+        model: Some(ModelId::of(gguf, map)),
         text: Some(TextId {
             file: args.text.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             tokens: text.n_tokens(),
@@ -122,64 +105,18 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }),
         planner: Some("hull".to_owned()),
         layers: layers.map(layer).collect(),
-        // A pack's experts lie elsewhere than in the model that it was made of.
-        norms: if is_pack { Vec::new() } else { norms::of(&gguf, &map, threads_of(args.threads))? },
+        // A pack's experts do not lie where the map of its plain model says.
+        norms: if opened.is_pack() { Vec::new() } else { norms::of(gguf, map, threads_of(run.threads))? },
         predicted: outcome(planner::loss(&curves, &experts), None),
         measured: outcome(measured.kl(), Some(measured.log_increase().exp_m1())),
     };
     let json = plan.to_json();
-    if let Some(path) = &args.output {
-        let written = files::create(path, Kind::Json).and_then(|mut file| file.write_all(json.as_bytes()));
-        written.with_context(|| format!("{}: cannot write", path.display()))?;
-    }
     let even_kl = planner::loss(&curves, &even(&curves, budget));
     let report = Report { plan: &plan, curves: &curves, even_kl };
-    let shown = if args.json { json } else { report.to_string() };
-    io::stdout().write_all(shown.as_bytes())?;
-    Ok(())
+    emit(run.output.as_deref(), run.json, json, report)
 }
 
-fn check_output(args: &Args) -> anyhow::Result<()> {
-    let output = args.output.as_deref().map(|path| Output { flag: "--output", path, kind: Kind::Json });
-    let shards = shards_by_name(&args.file);
-    let inputs = shards.iter().map(|path| Input { flag: "the model", path });
-    let inputs: Vec<_> = inputs.chain([Input { flag: "--text", path: &args.text }]).collect();
-    Ok(files::check(output.as_slice(), &inputs)?)
-}
-
-/// An opened model or pack.
-struct Opened {
-    /// As of a plain model.
-    gguf: Gguf,
-    map: ExpertMap,
-    /// High versions, and where they lie.
-    catalog: Catalog,
-    is_pack: bool,
-}
-
-impl Opened {
-    fn of(path: &Path) -> anyhow::Result<Self> {
-        let gguf = Gguf::open(path)?;
-        let is_pack = Pack::is_pack(&gguf);
-        let (gguf, map, mut catalog) = match is_pack {
-            true => {
-                let pack = Pack::open(path)?;
-                pack.require_full()?;
-                (pack.plain, pack.experts, pack.catalog)
-            }
-            false => {
-                let map = gguf.experts()?;
-                let catalog = Catalog::plain(&map);
-                (gguf, map, catalog)
-            }
-        };
-        ensure!(!map.is_empty(), "{}: no experts: a dense model has nothing to plan", path.display());
-        catalog.drop_low();
-        Ok(Self { gguf, map, catalog, is_pack })
-    }
-}
-
-/// Bytes of a layer's slots: of its largest expert.
+/// Bytes of a layer's slots, which hold its largest expert.
 fn slot_bytes(catalog: &Catalog, layer: u16) -> u64 {
     let Some(layer) = catalog.layer(layer) else { return 0 };
     let sources = (0..layer.n_expert).filter_map(|index| layer.source(index, Precision::High));
@@ -189,7 +126,7 @@ fn slot_bytes(catalog: &Catalog, layer: u16) -> u64 {
 fn options(args: &Args, routing: RoutingOptions) -> ModelOptions {
     // Measurements must not depend on the speed of reads.
     let caching = CachingOptions { fill: false, ..CachingOptions::default() };
-    ModelOptions { budget: args.mem_budget, caching, passthrough: false, routing, ..ModelOptions::default() }
+    ModelOptions { budget: args.run.mem_budget, caching, passthrough: false, routing, ..ModelOptions::default() }
 }
 
 /// Tokens of batches, too, use only resident experts, which the masks define.

@@ -1,24 +1,24 @@
 //! `gguf-tools verify`: checks that a file is complete and that its numbers are finite.
 //!
-//! Structure and extents are checked by opening; then every block of every tensor is read and its floating-point
-//! fields (values of F32, F16, BF16; scales of quantised types) must be finite. Expert packs have checksums instead.
+//! Opening checks structure and extents; then every block of every tensor is read and its floating-point fields (values
+//! of F32, F16, BF16; scales of quantised types) must be finite. Every byte of an expert pack must have its checksum.
 
 mod floats;
-mod pack;
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write as _};
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
-use anyhow::{Context, anyhow};
-use hobbit_core::gguf::{Gguf, TensorInfo};
-use hobbit_core::pack::Pack;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use anyhow::{Context, anyhow, bail};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::pack::{self, Pack, PackKind};
+use hobbit_core::units::Bytes;
 use serde::Serialize;
 
+use crate::shared::{Bar, threads};
 use floats::Floats;
 
 /// A worker's buffer in bytes; a read is the largest whole number of blocks that fits.
@@ -37,30 +37,46 @@ pub struct Args {
     threads: Option<u16>,
 }
 
+/// The findings.
 #[derive(Debug, Default, Serialize)]
 struct Report {
     ok: bool,
     files: Vec<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pack: Option<PackKind>,
     tensors: usize,
+    /// Records of a pack.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    versions: Option<usize>,
     bytes: u64,
-    expert_layers: usize,
+    /// Layers with experts of a plain model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expert_layers: Option<usize>,
     notes: Vec<String>,
     faults: Vec<Fault>,
     error: Option<String>,
 }
 
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Fault {
+    Tensor(NotFinite),
+    Pack(pack::Fault),
+}
+
 /// A tensor with numbers that are not finite.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Fault {
+struct NotFinite {
     tensor: String,
     #[serde(rename = "type")]
     dtype: &'static str,
     /// Blocks (elements, where a block is one element) that are infinite or NaN.
     non_finite: u64,
-    /// The first of them, counted from the start of the tensor.
+    /// The first such block, counted from the start of the tensor.
     first_block: u64,
-    /// Where it lies.
+    /// File with the block.
     file: PathBuf,
+    /// First byte of the block.
     offset: u64,
 }
 
@@ -69,70 +85,111 @@ struct Fault {
 /// # Errors
 /// The model is damaged (after printing the faults) or cannot be read, or standard output is closed.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let (text, outcome) = match findings(&args) {
-        Ok(found) => found,
-        Err(e) if args.json => (json(&Report { error: Some(format!("{e:#}")), ..Report::default() })?, Err(e)),
-        Err(e) => return Err(e),
+    let gguf = Gguf::open(&args.file).map_err(anyhow::Error::from);
+    let report = gguf.and_then(|gguf| match Pack::is_pack(&gguf) {
+        true => Report::of_pack(&Pack::open(&args.file)?),
+        false => Report::of_plain(&gguf, threads(args.threads)),
+    });
+    let report = match report {
+        Ok(report) => report,
+        Err(error) => {
+            if args.json {
+                let error = Some(format!("{error:#}"));
+                Report { error, expert_layers: Some(0), ..Report::default() }.print(true)?;
+            }
+            return Err(error);
+        }
     };
-    io::stdout().write_all(text.as_bytes())?;
-    outcome
+    report.print(args.json)?;
+    report.outcome()
 }
 
-/// The findings to print, and whether the file is sound.
-fn findings(args: &Args) -> anyhow::Result<(String, anyhow::Result<()>)> {
-    let gguf = Gguf::open(&args.file)?;
-    if Pack::is_pack(&gguf) {
-        let report = pack::Report::of(&Pack::open(&args.file)?)?;
-        return Ok((if args.json { json(&report)? } else { report.lines() }, report.outcome()));
+impl Report {
+    fn of_plain(gguf: &Gguf, threads: usize) -> anyhow::Result<Self> {
+        let expert_layers = Some(gguf.experts()?.layers.len());
+        let is_refused = gguf.files.len() == 1 && !gguf.is_contiguous;
+        let note = "tensors do not follow each other; llama.cpp itself refuses this file";
+        let faults: Vec<_> = scan(gguf, threads)?.into_iter().map(Fault::Tensor).collect();
+        Ok(Self {
+            ok: faults.is_empty(),
+            files: gguf.files.iter().map(|f| f.path.clone()).collect(),
+            tensors: gguf.tensors.len(),
+            bytes: gguf.tensor_bytes(),
+            expert_layers,
+            notes: is_refused.then(|| note.to_owned()).into_iter().collect(),
+            faults,
+            ..Self::default()
+        })
     }
-    let report = verify(args, &gguf)?;
-    let (n, all, file) = (report.faults.len(), report.tensors, args.file.display());
-    let outcome = match report.ok {
-        true => Ok(()),
-        false => Err(anyhow!(
-            "{file}: {n} of {all} tensors hold numbers that are not finite; fetch or quantise the model again"
-        )),
-    };
-    Ok((if args.json { json(&report)? } else { lines(&report) }, outcome))
-}
 
-fn json(report: &impl Serialize) -> anyhow::Result<String> {
-    Ok(serde_json::to_string_pretty(report)? + "\n")
-}
-
-fn lines(report: &Report) -> String {
-    let note = |n: &String| format!("note: {n}\n");
-    let fault = |f: &Fault| {
-        let Fault { tensor, dtype, non_finite, first_block, file, offset } = f;
-        let file = file.display();
-        format!(
-            "{file}: tensor '{tensor}' ({dtype}): {non_finite} blocks not finite, first: block {first_block} at byte {offset}\n"
-        )
-    };
-    let mut text: String = report.notes.iter().map(note).chain(report.faults.iter().map(fault)).collect();
-    if report.ok {
-        let (files, size) = (report.files.len(), hobbit_core::units::Bytes(report.bytes));
-        let (tensors, layers) = (report.tensors, report.expert_layers);
-        text += &format!("ok: {files} file(s), {tensors} tensors, {size}, {layers} layers with experts\n");
+    fn of_pack(pack: &Pack) -> anyhow::Result<Self> {
+        let mut bar = Bar::new()?;
+        let verified = pack::verify(pack, &mut |done, total| bar.show("verifying", done, total))?;
+        drop(bar);
+        let Some(pack::Verified { tensors, versions, bytes, faults }) = verified else {
+            bail!("{}: stopped before everything was read", pack.path.display());
+        };
+        Ok(Self {
+            ok: faults.is_empty(),
+            files: vec![pack.path.clone()],
+            pack: Some(pack.kind),
+            tensors,
+            versions: Some(versions),
+            bytes,
+            faults: faults.into_iter().map(Fault::Pack).collect(),
+            ..Self::default()
+        })
     }
-    text
-}
 
-fn verify(args: &Args, gguf: &Gguf) -> anyhow::Result<Report> {
-    let experts = gguf.experts()?;
-    let mut report = Report {
-        files: gguf.files.iter().map(|f| f.path.clone()).collect(),
-        tensors: gguf.tensors.len(),
-        bytes: gguf.tensor_bytes(),
-        expert_layers: experts.layers.len(),
-        ..Report::default()
-    };
-    if gguf.files.len() == 1 && !gguf.is_contiguous {
-        report.notes.push("tensors do not follow each other; llama.cpp itself refuses this file".to_owned());
+    fn file(&self) -> std::path::Display<'_> {
+        self.files[0].display()
     }
-    report.faults = scan(gguf, crate::threads(args.threads))?;
-    report.ok = report.faults.is_empty();
-    Ok(report)
+
+    fn print(&self, json: bool) -> anyhow::Result<()> {
+        let text = if json { serde_json::to_string_pretty(self)? + "\n" } else { self.lines() };
+        Ok(io::stdout().write_all(text.as_bytes())?)
+    }
+
+    fn lines(&self) -> String {
+        let mut text: String = self.notes.iter().map(|note| format!("note: {note}\n")).collect();
+        for fault in &self.faults {
+            text += &match fault {
+                Fault::Pack(fault) => format!("{}: {fault}\n", self.file()),
+                Fault::Tensor(NotFinite { tensor, dtype, non_finite, first_block, file, offset }) => format!(
+                    "{}: tensor '{tensor}' ({dtype}): {non_finite} blocks not finite, first: block {first_block} at byte \
+                     {offset}\n",
+                    file.display()
+                ),
+            };
+        }
+        let (tensors, size, layers) = (self.tensors, Bytes(self.bytes), self.expert_layers.unwrap_or(0));
+        match (self.ok, self.pack) {
+            (false, _) => {}
+            (true, Some(kind)) => {
+                let versions = self.versions.unwrap_or(0);
+                text += &format!("ok: {} pack, {tensors} tensors, {versions} records, {size}\n", kind.name());
+            }
+            (true, None) => {
+                let n_files = self.files.len();
+                text += &format!("ok: {n_files} file(s), {tensors} tensors, {size}, {layers} layers with experts\n");
+            }
+        }
+        text
+    }
+
+    /// The error of a damaged file.
+    fn outcome(&self) -> anyhow::Result<()> {
+        let (n, all, file) = (self.faults.len(), self.tensors + self.versions.unwrap_or(0), self.file());
+        match (self.ok, self.pack) {
+            (true, _) => Ok(()),
+            (false, Some(_)) => Err(anyhow!(
+                "{file}: {n} faults in {all} tensors and records; pack the model again, or fetch the pack again"
+            )),
+            (false, None) => Err(anyhow!(
+                "{file}: {n} of {all} tensors hold numbers that are not finite; fetch or quantise the model again"
+            )),
+        }
+    }
 }
 
 /// A run of whole blocks.
@@ -159,44 +216,48 @@ fn chunks(gguf: &Gguf) -> Vec<Chunk> {
     all
 }
 
-fn scan(gguf: &Gguf, threads: usize) -> anyhow::Result<Vec<Fault>> {
+fn scan(gguf: &Gguf, threads: usize) -> anyhow::Result<Vec<NotFinite>> {
+    let files: Vec<File> = (gguf.files.iter())
+        .map(|file| File::open(&file.path).with_context(|| format!("{}: cannot open", file.path.display())))
+        .collect::<Result<_, _>>()?;
     let chunks = chunks(gguf);
-    let (next, faults) = (AtomicUsize::new(0), Mutex::new(Vec::<(usize, u64, u64)>::new()));
-    // Hidden by indicatif where standard error is not a terminal.
-    let bar = ProgressBar::with_draw_target(Some(gguf.tensor_bytes()), ProgressDrawTarget::stderr());
-    bar.set_style(ProgressStyle::with_template("{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}")?);
+    let (next, faults) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let bar = Bar::of_bytes("verifying", gguf.tensor_bytes())?;
     let worker = || -> anyhow::Result<()> {
-        let mut files = Files::default();
         let mut buffer = Vec::new();
         while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
             let info = &gguf.tensors[chunk.tensor];
-            let floats =
-                Floats::of(info.dtype).with_context(|| format!("type {} cannot be checked yet", info.dtype))?;
-            files.read(gguf, info, chunk, &mut buffer)?;
-            if let (n, Some(first)) = floats.scan(&buffer, info.dtype.type_size() as usize) {
+            let (dtype, size) = (info.dtype, info.dtype.type_size());
+            let floats = Floats::of(dtype).with_context(|| format!("type {dtype} cannot be checked yet"))?;
+            let (file, offset) = (info.extent.file as usize, info.extent.offset + chunk.first_block * size);
+            buffer.resize(chunk.len as usize, 0);
+            files[file].read_exact_at(&mut buffer, offset).with_context(|| {
+                format!("{}: cannot read tensor '{}' at byte {offset}", gguf.files[file].path.display(), info.name)
+            })?;
+            if let (n, Some(first)) = floats.scan(&buffer, size as usize) {
                 let mut faults = faults.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 faults.push((chunk.tensor, chunk.first_block + first, n));
             }
-            bar.inc(chunk.len);
+            bar.step(chunk.len)?;
         }
         Ok(())
     };
-    let results: Vec<_> = thread::scope(|s| {
-        let workers: Vec<_> = (0..threads).map(|_| s.spawn(worker)).collect();
-        workers.into_iter().map(|w| w.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
-    });
-    bar.finish_and_clear();
-    results.into_iter().collect::<anyhow::Result<()>>()?;
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+        let join = |worker: std::thread::ScopedJoinHandle<'_, _>| worker.join().expect("no worker panics");
+        workers.into_iter().map(join).collect::<anyhow::Result<()>>()
+    })?;
+    drop(bar);
     Ok(by_tensor(gguf, faults.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)))
 }
 
 /// One fault per tensor from (tensor, first block, count) per chunk.
-fn by_tensor(gguf: &Gguf, mut found: Vec<(usize, u64, u64)>) -> Vec<Fault> {
+fn by_tensor(gguf: &Gguf, mut found: Vec<(usize, u64, u64)>) -> Vec<NotFinite> {
     found.sort_unstable();
     let fault = |run: &[(usize, u64, u64)]| {
         let (tensor, first_block, _) = run[0];
         let info = &gguf.tensors[tensor];
-        Fault {
+        NotFinite {
             tensor: info.name.clone(),
             dtype: info.dtype.name(),
             non_finite: run.iter().map(|(.., n)| n).sum(),
@@ -206,29 +267,6 @@ fn by_tensor(gguf: &Gguf, mut found: Vec<(usize, u64, u64)>) -> Vec<Fault> {
         }
     };
     found.chunk_by(|a, b| a.0 == b.0).map(fault).collect()
-}
-
-/// A worker's own handles, so that each has its own position.
-#[derive(Default)]
-struct Files {
-    current: Option<(u32, File)>,
-}
-
-impl Files {
-    fn read(&mut self, gguf: &Gguf, info: &TensorInfo, chunk: &Chunk, buffer: &mut Vec<u8>) -> anyhow::Result<()> {
-        let index = info.extent.file;
-        let path = &gguf.files[index as usize].path;
-        let file = match self.current.take() {
-            Some((open, file)) if open == index => file,
-            _ => File::open(path).with_context(|| format!("{}: cannot open", path.display()))?,
-        };
-        let (_, file) = self.current.insert((index, file));
-        let offset = info.extent.offset + chunk.first_block * info.dtype.type_size();
-        buffer.resize(chunk.len as usize, 0);
-        file.seek(SeekFrom::Start(offset))
-            .and_then(|_| file.read_exact(buffer))
-            .with_context(|| format!("{}: cannot read tensor '{}' at byte {offset}", path.display(), info.name))
-    }
 }
 
 #[cfg(test)]
@@ -254,27 +292,20 @@ mod tests {
             .unwrap();
         drop(file);
         let gguf = Gguf::open(&path).unwrap();
-        verify(&Args { file: path, json: false, threads: Some(3) }, &gguf).unwrap()
+        Report::of_plain(&gguf, 3).unwrap()
     }
 
     #[test]
-    fn a_sound_file_is_ok() {
-        let report = verified(|_, _| {});
-        assert!(report.ok && report.notes.is_empty(), "{report:?}");
-        assert!(lines(&report).starts_with("ok: 1 file(s), 2 tensors"));
-    }
-
-    #[test]
-    fn non_finite_scales_are_counted_and_placed() {
+    fn scales_that_are_not_finite_are_counted_and_placed() {
+        let sound = verified(|_, _| {});
+        assert!(sound.ok && sound.notes.is_empty(), "{sound:?}");
+        assert!(sound.lines().starts_with("ok: 1 file(s), 2 tensors"));
         let report = verified(|name, data| {
-            if name == "big" {
-                for block in [7, 100, 200_000] {
-                    data[34 * block + 1] = 0x7e;
-                }
-            }
+            let blocks: &[usize] = if name == "big" { &[7, 100, 200_000] } else { &[] };
+            blocks.iter().for_each(|block| data[34 * block + 1] = 0x7e);
         });
-        let [fault] = report.faults.as_slice() else { panic!("{report:?}") };
+        let [Fault::Tensor(fault)] = report.faults.as_slice() else { panic!("{report:?}") };
         assert_eq!((fault.tensor.as_str(), fault.dtype, fault.non_finite, fault.first_block), ("big", "q8_0", 3, 7));
-        assert!(!report.ok && lines(&report).contains("block 7 at byte"), "{}", lines(&report));
+        assert!(!report.ok && report.lines().contains("block 7 at byte"), "{}", report.lines());
     }
 }

@@ -6,17 +6,16 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 use hobbit_core::expert::SliceKind;
-use hobbit_core::files::{self, Input, Kind, Output};
-use hobbit_core::gguf::{Gguf, HeaderBuilder, TensorInfo, shards_by_name};
+use hobbit_core::files::{self, Kind};
+use hobbit_core::gguf::{Gguf, HeaderBuilder, TensorInfo};
 use hobbit_core::units::Bytes;
 use hobbit_programs::output::{say, tell};
 
-use crate::bar::Bar;
+use crate::shared::{Bar, check_files};
 
 /// Arguments of `widen`.
 #[derive(Debug, clap::Args)]
@@ -54,9 +53,7 @@ struct Wide<'a> {
 /// # Errors
 /// The model cannot be read, has no experts or none that can be widened, or the file cannot be written.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let shards = shards_by_name(&args.file);
-    let inputs: Vec<_> = shards.iter().map(|path| Input { flag: "the model", path }).collect();
-    files::check(&[Output { flag: "-o", path: &args.output, kind: Kind::Model }], &inputs)?;
+    check_files(&args.file, &[], &[(("-o", Some(&args.output)), Kind::Model)])?;
     ensure!(args.force || !args.output.exists(), "{} exists; give --force to replace it", args.output.display());
     let gguf = Gguf::open(&args.file)?;
     let wide = plan(&gguf, args.ff).with_context(|| format!("{} cannot be widened", args.file.display()))?;
@@ -68,7 +65,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         header.tensor(&tensor.info.name, tensor.info.dtype, &tensor.dims)?;
     }
     let layout = header.finish();
-    let dir = args.output.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = files::directory_of(&args.output);
     let available = fs4::available_space(dir).with_context(|| dir.display().to_string())?;
     let (needed, room) = (Bytes(layout.len), Bytes(available));
     ensure!(layout.len <= available, "{} has {room} free, the model needs {needed}", dir.display());
@@ -78,7 +75,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         sources.push(File::open(&file.path).with_context(|| file.path.display().to_string())?);
     }
     let mut bar = Bar::new()?;
-    let mut out = tempfile::Builder::new().prefix(".widen-").suffix(".partial").tempfile_in(dir)?;
+    let mut out = files::new_beside(&args.output)?;
     let (mut tensors, mut done) = (wide.iter(), 0);
     layout.write(out.as_file_mut(), |_, out| {
         let tensor = tensors.next().expect("the layout has these tensors");
@@ -87,27 +84,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         source.seek(SeekFrom::Start(extent.offset))?;
         copy(&mut Read::by_ref(source).take(extent.len), tensor.run, out, &mut |bytes| {
             done += bytes;
-            match bar.show("widening", done, layout.len) {
-                ControlFlow::Continue(()) => Ok(()),
-                ControlFlow::Break(()) => Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted")),
-            }
+            let is_interrupted = bar.show("widening", done, layout.len).is_break();
+            if is_interrupted { Err(io::Error::other("interrupted")) } else { Ok(()) }
         })
     })?;
     drop(bar);
-    persist(out, &args.output)?;
+    out.persist(&args.output).map_err(|fault| fault.error).with_context(|| args.output.display().to_string())?;
     say(args.output.display())?;
     tell(format_args!("{needed}, experts with {} hidden units", args.ff));
-    Ok(())
-}
-
-fn persist(out: tempfile::NamedTempFile, path: &Path) -> anyhow::Result<()> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // As for any other new file, in the usual umask.
-        out.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
-    }
-    out.persist(path).map_err(|fault| fault.error).with_context(|| path.display().to_string())?;
     Ok(())
 }
 
@@ -155,7 +139,7 @@ fn shared_ff(gguf: &Gguf, ff: u64) -> Option<u64> {
     }
 }
 
-/// A dense layer's, or a shared expert's, of which the key would be changed too.
+/// Whether a tensor is a dense layer's, which has the same key for its width.
 fn is_dense_ffn(name: &str) -> bool {
     ["ffn_gate.", "ffn_up.", "ffn_down."].iter().any(|part| name.contains(part))
 }

@@ -56,7 +56,7 @@ pub fn check_nested(case: &Case) -> Vec<String> {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let plain = plain(case, dir.path());
     let [path, low, back] = ["nested", "low", "unpacked"].map(|name| dir.path().join(format!("{name}.gguf")));
-    pack(&plain, &path, &PackSpec { nested: true, ..PackSpec::new(PackKind::Full) });
+    pack(&plain, &path, &PackSpec { bit_planes: true, ..PackSpec::new(PackKind::Full) });
     let source = Gguf::open(&plain).expect("it was just written");
     let lowered = PackSpec { high: Some("q4_1".parse().expect("a type of ggml's")), ..PackSpec::new(PackKind::Full) };
     write(&source, &low, &lowered, &fixture::HighPlanes, &mut |_| ControlFlow::Continue(())).expect("there is room");

@@ -10,16 +10,17 @@ use anyhow::{Context, bail};
 use gguf_tools::synth::{self, Format, Spec, presets};
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::forecast::{
-    Expectation, Forecast, ForecastError, Host, Locality, Shape, Speed, Task, expected_speed, forecast,
+    Device, Expectation, Forecast, ForecastError, Host, Locality, Shape, Speed, Task, expected_speed, forecast,
 };
 use hobbit_core::gguf::{GgmlType, Gguf};
 use hobbit_core::pack::Pack;
 use hobbit_core::sim::{Eviction, Recording};
-use hobbit_core::units::{GIB, parse_bytes};
+use hobbit_core::units::GIB;
 use hobbit_programs::exit::in_words;
 use serde::Serialize;
 
-use machine::{CpuWish, DiskWish, GpuWish, Machine, Wishes};
+use crate::shared::size;
+use machine::{Auto, Machine};
 
 /// Memory sizes to compare, in GiB.
 const SIZES_GIB: [u64; 20] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024];
@@ -43,29 +44,28 @@ pub struct Args {
     /// Memory that the process may take [default: what is available here]
     #[arg(long, value_name = "SIZE", requires = "forecast", value_parser = size)]
     ram: Option<u64>,
-    /// Disk: bytes per second of random reads of 1 MiB and more, or 'auto': measured where the whole file is here, else 3 GB/s
-    #[arg(long, value_name = "RATE", requires = "forecast", default_value = "auto")]
-    disk: DiskWish,
+    /// Disk: bytes per second of random reads of 1 MiB and more, or 'auto': measured if the whole file is here, else
+    /// 3 GB/s
+    #[arg(long, value_name = "RATE", requires = "forecast", default_value = "auto",
+        value_parser = machine::parse_disk)]
+    disk: Auto<f64>,
     /// Processor: bytes per second that all cores read of memory and, if it is known, operations per second of large
     /// products (60GB/s or 60GB/s,800GFLOP/s), or 'auto': measured here
-    #[arg(long, value_name = "RATE", requires = "forecast", default_value = "auto")]
-    cpu: CpuWish,
+    #[arg(long, value_name = "RATE", requires = "forecast", default_value = "auto",
+        value_parser = machine::parse_cpu)]
+    cpu: Auto<(f64, Option<f64>)>,
     /// A GPU: memory and its bandwidth, such as 24GiB@1TB/s
-    #[arg(long, value_name = "SIZE@RATE", requires = "forecast")]
-    gpu: Option<GpuWish>,
-    /// Tokens that there is to be room for
+    #[arg(long, value_name = "SIZE@RATE", requires = "forecast", value_parser = machine::parse_gpu)]
+    gpu: Option<Device>,
+    /// Context in tokens
     #[arg(long, value_name = "N", requires = "forecast", default_value = "4096", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     ctx: u32,
     /// Tokens of the prompt
     #[arg(long, value_name = "N", requires = "forecast", default_value = "512", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     prompt: u32,
-    /// Recorded routes of this model (hobbit-cli --trace, hobbit-sim import), in place of what is known of others
+    /// Recorded routes of this model (hobbit-cli --trace, hobbit-sim import), in place of other models' hit rates
     #[arg(long, value_name = "TRACE", requires = "forecast")]
     routes: Option<PathBuf>,
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    parse_bytes(text).filter(|bytes| *bytes > 0).ok_or_else(|| "expected a size such as 32GiB".into())
 }
 
 /// The complete forecast; `--json` prints it as it is.
@@ -133,12 +133,11 @@ pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()
     let shape = Shape::of(&gguf)?;
     let missing = gguf.missing_bytes();
     let is_there = args.shape.is_none() && missing == 0;
-    let wishes = Wishes { ram: args.ram, disk: args.disk, cpu: args.cpu, gpu: args.gpu.map(|gpu| gpu.0) };
     let mut types: Vec<GgmlType> =
         shape.experts_per_token.keys().chain(shape.ordinary_per_token.keys()).copied().collect();
     types.sort_unstable();
     types.dedup();
-    let machine = Machine::of(&wishes, is_there.then_some(&gguf), &types)?;
+    let machine = Machine::of(args, is_there.then_some(&gguf), &types)?;
     let task = Task { n_ctx: args.ctx.into(), n_prompt: args.prompt };
     let (expectation, locality) = expectation(args, &shape)?;
 

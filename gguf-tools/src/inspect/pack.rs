@@ -24,7 +24,8 @@ pub struct Report {
     high: Option<String>,
     low: Option<String>,
     /// Low versions are bits of the high versions.
-    nested: bool,
+    #[serde(rename = "nested")]
+    bit_planes: bool,
     source: Source,
     /// SHA-256 of the file that `unpack` writes, if there is a plain form.
     plain_sha256: Option<String>,
@@ -123,7 +124,7 @@ impl Report {
             name: raw.metadata.get_str("general.name").map(str::to_owned),
             high: info.high,
             low: info.low,
-            nested: info.nested,
+            bit_planes: info.bit_planes,
             source,
             plain_sha256: info.plain_sha256.map(|digest| digest.to_string()),
             t1: info.t1,
@@ -246,10 +247,10 @@ impl fmt::Display for Report {
                 writeln!(f, "{what}: {types}")?;
             }
         }
-        if self.nested {
+        if self.bit_planes {
             writeln!(
                 f,
-                "nested: a low record is 4 of 8 bits; a high version is read from it and the high record behind it"
+                "bit planes: a low record is 4 of 8 bits; a high version is that record and the high one after it"
             )?;
         }
         if let (Some(t1), Some(t2)) = (self.t1, self.t2) {

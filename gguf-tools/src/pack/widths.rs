@@ -6,13 +6,15 @@ use hobbit_core::gguf::{ExpertClass, ExpertMap, GgmlType, Gguf};
 use hobbit_core::pack::{TypeChoice, Widths, fitting};
 use hobbit_core::profile::{self, Goal, Profile, mixes_to_json, norms_to_json};
 use hobbit_core::store::BLOCK_BYTES;
-use hobbit_core::units::{Bytes, Percent, parse_bytes, parse_percent};
+use hobbit_core::units::{Bytes, Percent};
 use hobbit_programs::output::tell;
+
+use crate::shared::{dtype, percent, size};
 
 /// Flags of `pack` that need a profile.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Profile of the model, made by gguf-tools profile: thresholds, and what --max-loss and --target-size go by
+    /// Profile of the model, made by gguf-tools profile: thresholds, mixes, and the losses for the flags below
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     /// Lower the most robust experts' high precision while predicted perplexity rises by at most this: 2%
@@ -21,8 +23,7 @@ pub struct Args {
     /// Lower the most robust experts' high precision until the pack is this small: 6GiB
     #[arg(long, value_name = "SIZE", requires = "profile", conflicts_with_all = ["high", "only_low"], value_parser = size)]
     target_size: Option<u64>,
-    /// Lower the high precision of those experts to this type that the profile's mixed model was measured to tolerate
-    /// (gguf-tools profile --tolerance)
+    /// Lower the high precision of the experts that gguf-tools profile --tolerance found to this type
     #[arg(long, value_name = "TYPE", requires = "profile", conflicts_with_all = ["high", "only_low", "max_loss", "target_size"], value_parser = dtype)]
     tolerated: Option<GgmlType>,
 }
@@ -39,11 +40,6 @@ pub struct Chosen {
 }
 
 impl Args {
-    /// Whether any experts are lowered.
-    pub fn lower(&self) -> bool {
-        self.max_loss.is_some() || self.target_size.is_some() || self.tolerated.is_some()
-    }
-
     /// Widths and thresholds for a pack of `source` with these low versions.
     ///
     /// # Errors
@@ -107,17 +103,4 @@ fn other_bytes(source: &Gguf, map: &ExpertMap, low: Option<&TypeChoice>) -> u64 
     let n_tensors = source.tensors.len() as u64;
     let header = source.header_bytes.len() as u64;
     ordinary + low + 2 * header + 72 * n_versions + 256 * n_tensors + 32 * BLOCK_BYTES
-}
-
-fn percent(text: &str) -> Result<f64, String> {
-    let percent = parse_percent(text, 1e6).ok_or("expected a percentage from 0% on, for example 2%")?;
-    Ok(percent / 100.0)
-}
-
-fn dtype(text: &str) -> Result<GgmlType, String> {
-    GgmlType::from_name(text).ok_or_else(|| "expected a type of ggml such as q2_k".to_owned())
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    parse_bytes(text).ok_or_else(|| "expected a size such as 6GiB or 1800M".to_owned())
 }

@@ -10,7 +10,7 @@ use hobbit_core::pack::{self, PackKind, PackSpec};
 use hobbit_core::profile::SliceTypes;
 use hobbit_programs::output::tell;
 
-use crate::bar::Bar;
+use crate::shared::Bar;
 
 /// Low-precision versions that the model is opened with.
 #[derive(Clone, Debug)]

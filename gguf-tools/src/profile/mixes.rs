@@ -15,7 +15,7 @@ use hobbit_programs::output::tell;
 use super::Run;
 use super::low::LowVersions;
 use super::text::{Runner, Text};
-use crate::bar::Bar;
+use crate::shared::Bar;
 
 /// First share of a prompt to try, in percent: Fate's own for Qwen1.5-MoE.
 const FIRST: usize = 25;
@@ -189,7 +189,7 @@ fn score(
     let mut nlls = Vec::new();
     for window in windows {
         runner.window(window, step.unwrap_or(window.len()), |logits, next| nlls.push(nll(logits, next)))?;
-        bar.step()?;
+        bar.step(1)?;
     }
     let after = runner.session.stats().total();
     let tokens = (after.tokens - before.tokens).max(1);

@@ -9,15 +9,13 @@ mod sensitivity;
 mod table;
 pub mod text;
 
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use hobbit::options::{LowSource, PrecisionMode, RoutingOptions};
 use hobbit::{CachingOptions, Model, ModelOptions, PrecisionOptions};
-use hobbit_core::files::{self, Input, Kind, Output};
-use hobbit_core::gguf::{GgmlType, Gguf, shards_by_name};
-use hobbit_core::pack::Pack;
+use hobbit_core::files::Kind;
+use hobbit_core::gguf::GgmlType;
 use hobbit_core::pack::imatrix::Imatrix;
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::profile::{
@@ -25,9 +23,8 @@ use hobbit_core::profile::{
     in_percent,
 };
 use hobbit_core::route::{Shares, fit};
-use hobbit_core::units::parse_percent;
 
-use crate::threads;
+use crate::shared::{Opened, RunArgs, check_files, dtype, emit, percent, quiet_llama_cpp, threads};
 use low::{LowVersions, Source};
 use text::{Runner, Text};
 
@@ -49,39 +46,35 @@ Examples:
 pub struct Args {
     /// Model; of a split model, any shard
     file: PathBuf,
-    /// Text to measure on; the more like what the model is used for, the better
+    /// Text to measure on, as similar as possible to the model's use
     #[arg(long, value_name = "FILE", required_unless_present = "from_trace")]
     text: Option<PathBuf>,
     /// Tokens of the text to use
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
-    /// Tokens of each independent piece of the text
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..=32768))]
-    context: u32,
     /// Fit T1 and T2 to this mix of high, low and skipped uses, in percent: 67/30/3
     #[arg(long, value_name = "H/L/S", value_parser = shares, conflicts_with = "max_loss")]
     shares: Option<Shares>,
-    /// Measure mixes that raise perplexity by at most this, 1%: of T1 and T2 (with low versions), --cache-bias, --substitute and
-    /// --drop. At most 37 runs over half of the text, token by token; 'hobbit-cli --max-loss' takes the mix with the fewest reads from
-    /// MODEL.profile.json beside the model
+    /// Measure mixes that raise perplexity by at most this, 1%: of T1 and T2 (with low versions), --cache-bias,
+    /// --substitute and --drop. At most 37 runs over half of the text, token by token; 'hobbit-cli --max-loss' takes the
+    /// mix with the fewest reads from MODEL.profile.json beside the model
     #[arg(long, value_name = "N%", value_parser = percent, group = "loss")]
     max_loss: Option<f64>,
-    /// Find the largest share of a prompt's experts in low precision (--prefill-low, beside --t1 1) that raises perplexity by at
-    /// most this, pieces of the text read in one batch each: 1%
+    /// Find the largest share of a prompt's experts in low precision (--prefill-low, beside --t1 1) that raises
+    /// perplexity by at most this, pieces of the text read in one batch each: 1%
     #[arg(long, value_name = "N%", value_parser = percent, group = "loss")]
     max_prefill_loss: Option<f64>,
-    /// Low-precision experts for --max-loss and --max-prefill-loss: a GGUF of the model in a smaller quant, or a type [default:
-    /// the smallest of --widths]
+    /// Low-precision experts for --max-loss and --max-prefill-loss: a GGUF of the model in a smaller quant, or a type
+    /// [default: the smallest of --widths]
     #[arg(long, value_name = "FILE|TYPE", requires = "loss")]
     low: Option<String>,
-    /// Expert cache for --max-loss and --max-prefill-loss: a size, or a percentage of all experts. Of several, as in 25%,50%, mixes for
-    /// --max-loss are sought with each ('hobbit-cli --max-loss' takes those of the largest that is no larger than its own), and all
-    /// else with the first
+    /// Expert cache for --max-loss and --max-prefill-loss: a size, or a percentage of all experts. With a list such as
+    /// 25%,50%, --max-loss searches mixes for each ('hobbit-cli --max-loss' takes those of the largest that is no larger
+    /// than its own); the rest uses the first
     #[arg(long, value_name = "SIZE|N%,...", default_value = "25%", value_delimiter = ',')]
     expert_cache: Vec<String>,
-    /// Memory for everything
-    #[arg(long, value_name = "SIZE|auto", default_value = "auto")]
-    mem_budget: Budget,
+    #[command(flatten)]
+    run: RunArgs,
     /// Types to measure each expert's sensitivity to
     #[arg(long, value_name = "TYPES", value_delimiter = ',', default_value = "q2_k,q3_k,q4_k", value_parser = dtype)]
     widths: Vec<GgmlType>,
@@ -93,22 +86,13 @@ pub struct Args {
     /// Importance matrix made by llama-imatrix
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
-    /// Lower the most robust experts to each width together, run the mixed model, and adjust their number until perplexity rises by
-    /// at most this: for gguf-tools pack --tolerated
+    /// Lower the most robust experts to each width together, run the mixed model, and adjust their number until
+    /// perplexity rises by at most this: for gguf-tools pack --tolerated
     #[arg(long, value_name = "N%", value_parser = percent, conflicts_with = "no_widths")]
     tolerance: Option<f64>,
-    /// Number of threads [default: one per core]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
     /// Where temporary copies of the experts go [default: the system's]
     #[arg(long, value_name = "DIR")]
     temp_dir: Option<PathBuf>,
-    /// Write the profile to a file
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
-    /// Print the profile as JSON instead of a table
-    #[arg(long)]
-    json: bool,
 }
 
 /// State shared by all measurements.
@@ -175,64 +159,30 @@ impl Run {
 /// # Errors
 /// A model that has no experts or cannot be run, a text that is too short, widths that are not smaller.
 pub fn run(args: Args) -> anyhow::Result<()> {
-    // Hide llama.cpp's messages below errors from users of this tool.
-    hobbit::set_log(|level, text| {
-        if level == hobbit::LogLevel::Error {
-            let _ = write!(io::stderr(), "{text}");
-        }
-    });
-    check_outputs(&args)?;
-    if let (Some(trace), Some(path)) = (&args.paths.from_trace, &args.paths.path_table) {
+    quiet_llama_cpp();
+    let (trace, table) = (args.paths.from_trace.as_ref(), args.paths.path_table.as_ref());
+    let low = args.low.as_ref().map(PathBuf::from);
+    let text = args.text.as_ref();
+    let inputs =
+        [("--text", text), ("--from-trace", trace), ("--imatrix", args.imatrix.as_ref()), ("--low", low.as_ref())];
+    let outputs = [(("--output", args.run.output.as_ref()), Kind::Json), (("--path-table", table), Kind::PathTable)];
+    check_files(&args.file, &inputs, &outputs)?;
+    if let (Some(trace), Some(path)) = (trace, table) {
         return paths::write(path, &paths::of_trace(&args.file, trace)?);
     }
-    let file = args.text.as_deref().context("--text FILE is missing; give a text to measure on")?;
-    let profile = profile(&args, file)?;
-    let json = profile.to_json();
-    if let Some(path) = &args.output {
-        let written = files::create(path, Kind::Json).and_then(|mut file| file.write_all(json.as_bytes()));
-        written.with_context(|| format!("{}: cannot write", path.display()))?;
-    }
-    let shown = if args.json { json } else { table::Table(&profile).to_string() };
-    io::stdout().write_all(shown.as_bytes())?;
-    Ok(())
-}
-
-/// Checks that no output overwrites an input or a file of another kind.
-fn check_outputs(args: &Args) -> anyhow::Result<()> {
-    let outputs = [("--output", &args.output, Kind::Json), ("--path-table", &args.paths.path_table, Kind::PathTable)];
-    let outputs: Vec<_> =
-        outputs.iter().filter_map(|&(flag, path, kind)| Some(Output { flag, path: path.as_deref()?, kind })).collect();
-    let shards = shards_by_name(&args.file);
-    let low = args.low.as_ref().map(PathBuf::from);
-    let flags = [
-        ("--text", &args.text),
-        ("--from-trace", &args.paths.from_trace),
-        ("--imatrix", &args.imatrix),
-        ("--low", &low),
-    ];
-    let flags = flags.map(|(flag, path)| (flag, path.as_ref()));
-    let inputs = shards.iter().map(|path| ("the model", Some(path))).chain(flags);
-    let inputs: Vec<_> = inputs.filter_map(|(flag, path)| Some(Input { flag, path: path? })).collect();
-    Ok(files::check(&outputs, &inputs)?)
+    let profile = profile(&args, text.context("--text FILE is missing; give a text to measure on")?)?;
+    emit(args.run.output.as_deref(), args.run.json, profile.to_json(), table::Table(&profile))
 }
 
 fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
-    let gguf = Gguf::open(&args.file)?;
-    let pack = if Pack::is_pack(&gguf) { Some(Pack::open(&args.file)?) } else { None };
-    if let Some(pack) = &pack {
-        pack.require_full()?;
-        ensure!(
-            args.no_widths,
-            "{}: this is an expert pack, whose experts are not lowered any more; give --no-widths, or the plain model that it \
-             was made of: packs of it take the profile",
-            args.file.display()
-        );
-    }
-    let (gguf, map) = match &pack {
-        Some(pack) => (&pack.plain, pack.experts.clone()),
-        None => (&gguf, gguf.experts()?),
-    };
-    ensure!(!map.is_empty(), "{}: no experts: a dense model has nothing to profile", args.file.display());
+    let opened = Opened::of(&args.file)?;
+    let (gguf, map) = (&opened.gguf, &opened.map);
+    ensure!(
+        args.no_widths || !opened.is_pack(),
+        "{}: this is an expert pack, whose experts are not lowered any more; give --no-widths, or the plain model that it \
+         was made of: packs of it take the profile",
+        args.file.display()
+    );
     let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;
     let directory = match &args.temp_dir {
         Some(directory) => tempfile::tempdir_in(directory),
@@ -241,26 +191,26 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
     let directory = directory.context("cannot make a temporary directory; give --temp-dir another one")?;
     let source = Source {
         gguf,
-        map: &map,
-        is_pack: pack.is_some(),
+        map,
+        is_pack: opened.is_pack(),
         imatrix: imatrix.as_ref(),
-        threads: threads(args.threads),
+        threads: threads(args.run.threads),
         directory: directory.path(),
     };
     let widths = if args.no_widths { Vec::new() } else { source.widths(&args.widths)? };
 
-    let model = Model::open(&args.file, &options(args.mem_budget), |_| true)?;
+    let model = Model::open(&args.file, &options(args.run.mem_budget), |_| true)?;
     let n_train = model.info().n_ctx_train as usize;
-    let context = (args.context as usize).min(n_train.max(2 * text::WARM_UP));
+    let context = (args.run.context as usize).min(n_train.max(2 * text::WARM_UP));
     let text = Text::read(text_file, &model, args.tokens as usize, context)?;
     let run = |word: &String| -> anyhow::Result<Run> {
         Ok(Run {
             file: args.file.clone(),
-            budget: args.mem_budget,
+            budget: args.run.mem_budget,
             expert_cache: word.parse().context("--expert-cache")?,
             expert_cache_word: word.clone(),
             context,
-            threads: args.threads.map(i32::from),
+            threads: args.run.threads.map(i32::from),
         })
     };
     let runs: Vec<Run> = args.expert_cache.iter().map(run).collect::<anyhow::Result<_>>()?;
@@ -274,7 +224,7 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
     let mut profile = Profile {
         format: FORMAT.to_owned(),
         version: VERSION,
-        model: ModelId::of(gguf, &map),
+        model: ModelId::of(gguf, map),
         text: TextId {
             file: text_file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             tokens: text.n_tokens(),
@@ -285,12 +235,12 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
         mixes: Vec::new(),
         prefill: None,
         widths: Vec::new(),
-        norms: match &pack {
-            Some(pack) => norms::carried(pack)?,
-            None => norms::of(gguf, &map, source.threads)?,
+        norms: match &opened.pack_norms {
+            Some(json) => norms::of_pack(&args.file, json.as_deref())?,
+            None => norms::of(gguf, map, source.threads)?,
         },
     };
-    let has_own = pack.as_ref().is_some_and(|pack| pack.catalog.has_low());
+    let has_own = opened.is_pack() && opened.catalog.has_low();
     let smallest = widths.last().copied();
     let wants_low = args.low.is_some() || smallest.is_some() || args.max_prefill_loss.is_some();
     let low = match args.max_loss.or(args.max_prefill_loss) {
@@ -321,13 +271,13 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
 
 /// T1 and T2 for a target mix of high, low and skipped uses.
 fn for_shares(uses: &Uses, target: Shares) -> anyhow::Result<ChosenThresholds> {
-    let fitted = fit(uses.n_first, uses.samples.clone(), target)?;
+    let tuned = fit(uses.n_first, uses.samples.clone(), target)?;
     let [high, low, skip] = [target.high, target.low, target.skip].map(in_percent);
     Ok(ChosenThresholds {
-        t1: fitted.thresholds.t1,
-        t2: fitted.thresholds.t2,
+        t1: tuned.thresholds.t1,
+        t2: tuned.thresholds.t2,
         goal: format!("shares {high}/{low}/{skip}"),
-        shares: fitted.shares,
+        shares: tuned.shares,
         measured: None,
     })
 }
@@ -356,15 +306,6 @@ fn options(budget: Budget) -> ModelOptions {
     let caching = CachingOptions { fill: false, ..CachingOptions::default() };
     let precision = PrecisionOptions { mode: Some(PrecisionMode::Exact), ..PrecisionOptions::default() };
     ModelOptions { budget, caching, precision, passthrough: false, ..ModelOptions::default() }
-}
-
-fn dtype(word: &str) -> anyhow::Result<GgmlType> {
-    GgmlType::from_name(word).context("expected types of ggml such as q2_k,q3_k,q4_k")
-}
-
-/// `2.5%` or `2.5`, as a share.
-fn percent(text: &str) -> anyhow::Result<f64> {
-    Ok(parse_percent(text, 1e6).context("expected a percentage from 0% on, for example 1%")? / 100.0)
 }
 
 /// `67/30/3` in percent.

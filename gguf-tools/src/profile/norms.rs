@@ -1,15 +1,15 @@
-//! ‖W‖ of every expert.
+//! The norm of every expert's weights.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use anyhow::Context;
 use hobbit::engine::Ggml;
 use hobbit_core::gguf::{ExpertMap, ExpertTensor, Gguf, Recode};
-use hobbit_core::pack::Pack;
 use hobbit_core::profile::{LayerNorms, ProfileError, norms_of_json};
 
-use crate::bar::Bar;
+use crate::shared::Bar;
 
 /// The Frobenius norm of each expert's matrices together, from dequantised weights, of a plain
 /// model. Memory: a slice and its floats per thread.
@@ -41,7 +41,7 @@ pub fn of(gguf: &Gguf, map: &ExpertMap, threads: usize) -> anyhow::Result<Vec<La
                 for (expert, sum) in group.iter().zip(sums) {
                     squares[usize::from(*expert)] +=
                         sum.with_context(|| format!("{}: tensor '{}', expert {expert}", path.display(), tensor.name))?;
-                    bar.step()?;
+                    bar.step(1)?;
                 }
             }
         }
@@ -60,11 +60,11 @@ fn square(file: &File, tensor: &ExpertTensor, expert: u16) -> anyhow::Result<f64
     Ok(floats.iter().map(|x| f64::from(*x).powi(2)).sum())
 }
 
-/// Those that a pack carries; none if it has none.
+/// The norms that a pack carries, as its JSON; none if it has none.
 ///
 /// # Errors
 /// The pack's norms are damaged.
-pub fn carried(pack: &Pack) -> Result<Vec<LayerNorms>, ProfileError> {
-    let norms = pack.info.norms.as_deref().map_or(Ok(Vec::new()), norms_of_json);
-    norms.map_err(|reason| ProfileError::Norms { path: pack.path.clone(), reason })
+pub fn of_pack(path: &Path, json: Option<&str>) -> Result<Vec<LayerNorms>, ProfileError> {
+    let norms = json.map_or(Ok(Vec::new()), norms_of_json);
+    norms.map_err(|reason| ProfileError::Norms { path: path.to_owned(), reason })
 }

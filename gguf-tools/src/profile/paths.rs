@@ -3,23 +3,21 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
-use hobbit_core::gguf::{ExpertMap, Gguf};
-use hobbit_core::pack::Pack;
 use hobbit_core::predict::{PathBatches, PathLimits, PathTable, PathTableBuilder, PredictShape};
 use hobbit_core::profile::write_path_table;
 use hobbit_core::trace::{Record, TraceReader};
 use hobbit_programs::output::tell;
 
-use crate::bar::Bar;
+use crate::shared::{Bar, Opened};
 
 /// Flags of `profile` about path tables.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Count which experts follow those of the two layers before, and write the table for --predictor path-table; the more
-    /// --tokens, the better it knows
+    /// Write a path table for --predictor path-table: counts of the experts that follow those of the two layers before.
+    /// More --tokens make a better table
     #[arg(long, value_name = "FILE")]
     pub path_table: Option<PathBuf>,
-    /// Count what a trace says (hobbit-cli --trace) instead of running the model over a text
+    /// Count the experts of a trace (hobbit-cli --trace) instead of running the model over a text
     #[arg(long, value_name = "FILE", requires = "path_table",
           conflicts_with_all = ["text", "shares", "max_loss", "widths", "output", "json"])]
     pub from_trace: Option<PathBuf>,
@@ -49,10 +47,11 @@ pub fn of_trace(model: &Path, trace: &Path) -> anyhow::Result<PathTable> {
     let mut reader = TraceReader::open(trace)?;
     let layers = reader.header().model.layers.iter().map(|layer| (layer.layer, layer.n_expert, layer.n_used));
     let shape = PredictShape { layers: layers.collect() };
-    let (gguf, map) = open(model)?;
+    let opened = Opened::of(model)?;
     ensure!(
         !shape.layers.is_empty()
-            && shape == PredictShape::of_header(&gguf, &map, shape.layers.last().map(|(layer, ..)| *layer)),
+            && shape
+                == PredictShape::of_header(&opened.gguf, &opened.map, shape.layers.last().map(|(layer, ..)| *layer)),
         "{}: recorded of {}, whose layers and experts are not those of {}; record this model with hobbit-cli --trace",
         trace.display(),
         reader.header().model.name,
@@ -71,19 +70,9 @@ pub fn of_trace(model: &Path, trace: &Path) -> anyhow::Result<PathTable> {
     }
     drop(bar);
     if let Some(offset) = reader.truncated() {
-        tell(format_args!("note: {}: cut off at byte {offset}; what precedes it was counted", trace.display()));
+        tell(format_args!("note: {}: cut off at byte {offset}; the part before it was counted", trace.display()));
     }
     let table = batches.build();
     ensure!(table.n_tokens() > 0, "{}: no tokens; record a run that evaluates some", trace.display());
     Ok(table)
-}
-
-fn open(model: &Path) -> anyhow::Result<(Gguf, ExpertMap)> {
-    let gguf = Gguf::open(model)?;
-    if Pack::is_pack(&gguf) {
-        let pack = Pack::open(model)?;
-        return Ok((pack.plain, pack.experts));
-    }
-    let map = gguf.experts()?;
-    Ok((gguf, map))
 }

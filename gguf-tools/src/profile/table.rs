@@ -25,22 +25,22 @@ impl fmt::Display for Table<'_> {
             "{}: {} tokens in pieces of {}, perplexity {:.4}",
             text.file, text.tokens, text.context, text.perplexity
         )?;
-        if let Some(fitted) = thresholds {
-            show_thresholds(f, fitted)?;
+        if let Some(tuned) = thresholds {
+            show_thresholds(f, tuned)?;
         }
         mixes.iter().try_for_each(|mixes| show_mixes(f, mixes))?;
-        if let Some(fitted) = prefill {
-            show_prefill(f, fitted)?;
+        if let Some(share) = prefill {
+            show_prefill(f, share)?;
         }
         widths.iter().try_for_each(|width| show_width(f, width))
     }
 }
 
-fn show_thresholds(f: &mut fmt::Formatter<'_>, fitted: &ChosenThresholds) -> fmt::Result {
-    let [high, low, skip] = [fitted.shares.high, fitted.shares.low, fitted.shares.skip].map(|share| 100.0 * share);
-    writeln!(f, "\nthresholds for {}: --t1 {:.4} --t2 {:.4}", fitted.goal, fitted.t1, fitted.t2)?;
+fn show_thresholds(f: &mut fmt::Formatter<'_>, tuned: &ChosenThresholds) -> fmt::Result {
+    let [high, low, skip] = [tuned.shares.high, tuned.shares.low, tuned.shares.skip].map(|share| 100.0 * share);
+    writeln!(f, "\nthresholds for {}: --t1 {:.4} --t2 {:.4}", tuned.goal, tuned.t1, tuned.t2)?;
     writeln!(f, "of all uses, if none were in memory: {high:.1} % high, {low:.1} % low, {skip:.1} % skipped")?;
-    if let Some(measured) = &fitted.measured {
+    if let Some(measured) = &tuned.measured {
         let [bytes, exact] =
             [measured.bytes_per_token, measured.exact_bytes_per_token].map(|bytes| Bytes(bytes as u64));
         writeln!(
@@ -71,22 +71,22 @@ fn show_mixes(f: &mut fmt::Formatter<'_>, mixes: &Mixes) -> fmt::Result {
     Ok(())
 }
 
-fn show_prefill(f: &mut fmt::Formatter<'_>, fitted: &PrefillShare) -> fmt::Result {
-    let [bytes, exact] = [fitted.bytes_per_token, fitted.exact_bytes_per_token].map(|bytes| Bytes(bytes as u64));
+fn show_prefill(f: &mut fmt::Formatter<'_>, share: &PrefillShare) -> fmt::Result {
+    let [bytes, exact] = [share.bytes_per_token, share.exact_bytes_per_token].map(|bytes| Bytes(bytes as u64));
     writeln!(
         f,
         "\nprompts within {}: --t1 1 --prefill-low {:.0}%",
-        Percent(fitted.max_loss),
-        100.0 * fitted.prefill_low
+        Percent(share.max_loss),
+        100.0 * share.prefill_low
     )?;
     writeln!(
         f,
         "measured with --expert-cache {} and {} as low, in {} runs: perplexity {:+.2} ± {:.2}, {bytes} per token (exact: {exact})",
-        fitted.expert_cache,
-        fitted.low,
-        fitted.n_measured,
-        Percent(fitted.loss),
-        Percent(fitted.loss_error)
+        share.expert_cache,
+        share.low,
+        share.n_measured,
+        Percent(share.loss),
+        Percent(share.loss_error)
     )
 }
 

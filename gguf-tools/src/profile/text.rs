@@ -9,7 +9,7 @@ use hobbit_core::expert::ExpertId;
 use hobbit_core::predict::PathBatches;
 use hobbit_core::profile::{Loss, Uses, log_softmax, nll};
 
-use crate::bar::Bar;
+use crate::shared::Bar;
 
 /// First tokens of a window that only give context: their predictions are mostly noise.
 pub const WARM_UP: usize = 32;
@@ -139,7 +139,7 @@ impl Runner {
                     let exact = exact_rows.next().expect("both runs predict the same tokens");
                     loss.add(exact, logits, next);
                 })?;
-                bar.step()?;
+                bar.step(1)?;
             }
         }
         Ok(losses)
@@ -177,7 +177,7 @@ pub fn observe(
             }
         }
         paths.iter_mut().for_each(|paths| paths.end_batch());
-        bar.step()?;
+        bar.step(1)?;
     }
     Ok(((sum / n.max(1) as f64).exp(), uses))
 }

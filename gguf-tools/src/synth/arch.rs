@@ -6,13 +6,9 @@
 /// A length that depends on the model's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dim {
-    /// `n_embd`.
     Embd,
-    /// `n_vocab`.
     Vocab,
-    /// Attention heads.
     Heads,
-    /// Width of one head.
     HeadWidth,
     /// All query heads.
     Q,
@@ -20,7 +16,6 @@ pub(super) enum Dim {
     Kv,
     /// Queries, keys and values side by side.
     Qkv,
-    /// `n_expert`.
     Experts,
     /// `n_ff` of one expert.
     FfExpert,
@@ -32,11 +27,9 @@ pub(super) enum Dim {
     FfShared,
     /// Rank of the compressed queries (multi-head latent attention).
     LoraQ,
-    /// Rank of the compressed keys and values.
     LoraKv,
     /// Compressed keys and values with the rotated part: `kv_lora_rank + rope`.
     LatentKv,
-    /// Width of a head's rotated part.
     Rope,
     /// All query heads, each with its plain and rotated part.
     MlaQ,
@@ -44,7 +37,6 @@ pub(super) enum Dim {
     MlaHead,
     /// Plain part of one head; also its value width.
     MlaPlain,
-    /// All value heads.
     MlaV,
     /// Experts divided into pairs (`chexps` of Grove MoE).
     ChunkExperts,
@@ -59,7 +51,6 @@ pub(super) enum Role {
     Bias,
     /// Token embeddings, spread 1.
     Embedding,
-    /// Logits.
     Output,
     /// Matrix whose output keeps the spread of its input.
     Matrix,
@@ -69,20 +60,15 @@ pub(super) enum Role {
     Residual,
     /// Router: F32, spread so that experts differ clearly.
     Router,
-    /// Gate and up of the experts.
     ExpertIn,
-    /// Down of the experts.
     ExpertDown,
 }
 
 /// The layers in which a tensor occurs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// Once.
     Model,
-    /// In every layer.
     Layer,
-    /// In layers with experts.
     Moe,
     /// In layers with experts, when gate and up are separate.
     MoeSplit,
@@ -94,7 +80,6 @@ pub(super) enum Scope {
     MoeScaled,
     /// As `MoeScaled`, when gate and up are separate.
     MoeScaledSplit,
-    /// In layers without experts.
     Dense,
 }
 
@@ -103,7 +88,6 @@ pub(super) enum Scope {
 pub(super) struct Row {
     /// Name; `blk.<layer>.` is put before it in all scopes but [`Scope::Model`].
     pub name: &'static str,
-    /// Shape, fastest first.
     pub dims: &'static [Dim],
     pub role: Role,
     pub scope: Scope,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::builder::PossibleValuesParser;
 use hobbit_core::files::{self, Kind, Output};
 use hobbit_core::units::Bytes;
@@ -10,7 +10,7 @@ use hobbit_programs::output::{say, tell};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::file::shard_names;
-use super::{ExpertGroups, Format, Gating, Spec, architectures, presets, write_with};
+use super::{Format, Spec, architectures, presets, write_with};
 
 /// Write a model with random weights, of any size
 ///
@@ -38,55 +38,19 @@ pub struct Args {
     /// Width of an expert's hidden layer
     #[arg(long, value_name = "N")]
     ff: Option<u32>,
-    /// Width of a dense layer's hidden layer [default: ff * topk]
-    #[arg(long, value_name = "N")]
-    ff_dense: Option<u32>,
     /// Experts per layer
     #[arg(long, value_name = "N")]
     experts: Option<u32>,
     /// Experts per token
     #[arg(long, value_name = "N")]
     topk: Option<u32>,
-    /// Shared experts [default: as usual for the architecture]
-    #[arg(long, value_name = "N")]
-    shared: Option<u32>,
-    /// Leading layers without experts [default: as usual for the architecture]
-    #[arg(long, value_name = "N")]
-    dense_lead: Option<u32>,
-    /// Only every N-th layer has experts (llama4)
-    #[arg(long, value_name = "N")]
-    moe_step: Option<u32>,
-    /// Router's gate [default: as usual for the architecture]
-    #[arg(long, value_enum)]
-    gating: Option<Gating>,
-    /// N groups of experts, of which the router first chooses K
-    #[arg(long, value_name = "N/K", value_parser = parse_groups)]
-    groups: Option<ExpertGroups>,
-    /// Standard deviation of a router's scores: the greater, the more a token's first experts weigh [default: 2, or the
-    /// preset's]
+    /// Standard deviation of a router's scores: a greater one gives a token's first experts more weight [default: 2, or
+    /// the preset's]
     #[arg(long, value_name = "X")]
     router_spread: Option<f32>,
-    /// Gate and up of the experts in one tensor
-    #[arg(long)]
-    fused: bool,
-    /// A scale per expert beside each expert tensor
-    #[arg(long)]
-    expert_scales: bool,
     /// Attention heads
     #[arg(long, value_name = "N")]
     heads: Option<u32>,
-    /// Key and value heads [default: half of the heads]
-    #[arg(long, value_name = "N")]
-    kv_heads: Option<u32>,
-    /// Width of a head [default: embd / heads]
-    #[arg(long, value_name = "N")]
-    head_dim: Option<u32>,
-    /// Rank of compressed queries [default: about half of embd]
-    #[arg(long, value_name = "N")]
-    lora_q: Option<u32>,
-    /// Rank of compressed keys and values [default: about half of embd]
-    #[arg(long, value_name = "N")]
-    lora_kv: Option<u32>,
     /// Tokens in the vocabulary
     #[arg(long, value_name = "N")]
     vocab: Option<u32>,
@@ -144,30 +108,32 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
         (Some(_), Some(_)) => bail!("--preset and --arch: expected only one of them, a preset has its architecture"),
         (None, arch) => Spec::tiny(arch.as_deref().unwrap_or("llama")),
     };
-    let set = |field: &mut u32, value: Option<u32>| *field = value.unwrap_or(*field);
-    set(&mut spec.layers, args.layers);
-    set(&mut spec.embd, args.embd);
-    set(&mut spec.ff, args.ff);
-    set(&mut spec.experts, args.experts);
-    set(&mut spec.topk, args.topk);
-    set(&mut spec.moe_step, args.moe_step);
-    set(&mut spec.heads, args.heads);
-    set(&mut spec.vocab, args.vocab);
-    set(&mut spec.ctx, args.ctx);
-    spec.ff_dense = args.ff_dense.or(spec.ff_dense);
-    spec.shared = args.shared.or(spec.shared);
-    spec.dense_lead = args.dense_lead.or(spec.dense_lead);
-    spec.kv_heads = args.kv_heads.or(if args.heads.is_some() { None } else { spec.kv_heads });
-    // A preset's head belongs to its own widths.
-    let is_another = args.heads.is_some() || args.embd.is_some();
-    spec.head_dim = args.head_dim.or(if is_another { None } else { spec.head_dim });
-    spec.lora_q = args.lora_q.or(if args.embd.is_some() { None } else { spec.lora_q });
-    spec.lora_kv = args.lora_kv.or(if args.embd.is_some() { None } else { spec.lora_kv });
-    spec.gating = args.gating.or(spec.gating);
-    spec.groups = args.groups.or(if args.experts.is_some() { None } else { spec.groups });
+    for (field, value) in [
+        (&mut spec.layers, args.layers),
+        (&mut spec.embd, args.embd),
+        (&mut spec.ff, args.ff),
+        (&mut spec.experts, args.experts),
+        (&mut spec.topk, args.topk),
+        (&mut spec.heads, args.heads),
+        (&mut spec.vocab, args.vocab),
+        (&mut spec.ctx, args.ctx),
+    ] {
+        *field = value.unwrap_or(*field);
+    }
+    // A preset's heads and ranks belong to its own widths, its groups to its number of experts.
+    if args.heads.is_some() || args.embd.is_some() {
+        spec.head_dim = None;
+    }
+    if args.heads.is_some() {
+        spec.kv_heads = None;
+    }
+    if args.embd.is_some() {
+        (spec.lora_q, spec.lora_kv) = (None, None);
+    }
+    if args.experts.is_some() {
+        spec.groups = None;
+    }
     spec.router_spread = args.router_spread.unwrap_or(spec.router_spread);
-    spec.fused = args.fused;
-    spec.expert_scales = args.expert_scales;
     // Replacing a preset's type also replaces the type of its down matrices.
     if !args.types.is_empty() {
         spec.types = args.types.clone();
@@ -180,9 +146,4 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
     spec.seed = args.seed;
     spec.shards = args.split;
     Ok(spec)
-}
-
-fn parse_groups(text: &str) -> anyhow::Result<ExpertGroups> {
-    let (count, used) = text.split_once('/').context("expected N/K, for example 4/2")?;
-    Ok(ExpertGroups { count: count.parse()?, used: used.parse()? })
 }

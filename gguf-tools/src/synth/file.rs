@@ -1,13 +1,12 @@
 //! Writes a model's files: shards, a check of disk space, all or nothing.
 
-use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
+use hobbit_core::files;
 use hobbit_core::gguf::HeaderBuilder;
 use hobbit_core::gguf::writer::Layout;
-use tempfile::NamedTempFile;
 
 use super::model::{self, Tensor};
 use super::random::Random;
@@ -56,14 +55,14 @@ pub fn write_with(path: &Path, spec: &Spec, mut progress: impl FnMut(u64, u64)) 
     }
 
     let needed = layouts.iter().map(|layout| layout.len).sum();
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = files::directory_of(path);
     let available = fs4::available_space(dir).with_context(|| dir.display().to_string())?;
     ensure!(available >= needed, "{}: {available} bytes free, expected at least {needed}", dir.display());
     let mut done = 0;
-    let mut files = Vec::new();
+    let mut written_files = Vec::new();
     for ((layout, shard), name) in layouts.iter().zip(&shards).zip(&names) {
         let path = || name.display().to_string();
-        let mut file = create_temporary(dir).with_context(path)?;
+        let mut file = files::new_beside(name).with_context(path)?;
         let mut tensors = shard.iter();
         let written = layout.write(file.as_file_mut(), |_, out| {
             let tensor = tensors.next().expect("the layout has this shard's tensors");
@@ -73,9 +72,9 @@ pub fn write_with(path: &Path, spec: &Spec, mut progress: impl FnMut(u64, u64)) 
             })
         });
         written.with_context(path)?;
-        files.push(file);
+        written_files.push(file);
     }
-    for (file, name) in files.into_iter().zip(&names) {
+    for (file, name) in written_files.into_iter().zip(&names) {
         file.persist(name).map_err(|fault| fault.error).with_context(|| name.display().to_string())?;
     }
     Ok(Written { files: names, bytes: needed })
@@ -145,19 +144,6 @@ pub(super) fn shard_names(path: &Path, count: u32) -> anyhow::Result<Vec<PathBuf
         return Ok(vec![path.to_owned()]);
     }
     Ok((1..=count).map(|number| path.with_file_name(format!("{stem}-{number:05}-of-{count:05}.gguf"))).collect())
-}
-
-/// A temporary file beside the target, removed unless it is persisted.
-fn create_temporary(dir: &Path) -> io::Result<NamedTempFile<File>> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".synth-").suffix(".partial");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        // The umask decides, as for any other new file.
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    builder.tempfile_in(dir)
 }
 
 fn fill(tensor: &Tensor, seed: u64, out: &mut dyn Write, mut wrote: impl FnMut(u64)) -> io::Result<()> {

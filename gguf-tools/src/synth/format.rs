@@ -33,18 +33,13 @@ pub enum Format {
     Mxfp4,
 }
 
-/// The layout of a block, and the spread of its random bits once decoded.
+/// A format's type, and the spread of its random bits once decoded.
 struct Layout {
     format: Format,
-    name: &'static str,
     /// `enum ggml_type`.
     id: u32,
     /// `enum llama_ftype` of a model that is mostly of this format.
     file_type: u32,
-    /// Weights per block.
-    weights: usize,
-    /// Bytes per block.
-    bytes: usize,
     scale: Scale,
 }
 
@@ -68,22 +63,22 @@ use Scale::{Centred, Exponent, Float, Offset, Signed};
 
 #[rustfmt::skip]
 const LAYOUTS: [Layout; 16] = [
-    Layout { format: Format::F32,   name: "f32",    id: 0,  file_type: 0,  weights: 1,   bytes: 4,   scale: Float },
-    Layout { format: Format::F16,   name: "f16",    id: 1,  file_type: 1,  weights: 1,   bytes: 2,   scale: Float },
-    Layout { format: Format::Bf16,  name: "bf16",   id: 30, file_type: 32, weights: 1,   bytes: 2,   scale: Float },
-    Layout { format: Format::Q4_0,  name: "q4_0",   id: 2,  file_type: 2,  weights: 32,  bytes: 18,  scale: Signed { at: 0, deviation: 4.64 } },
-    Layout { format: Format::Q4_1,  name: "q4_1",   id: 3,  file_type: 3,  weights: 32,  bytes: 20,  scale: Offset { at: 0, offset_at: 2, offset: -7.5, deviation: 4.61 } },
-    Layout { format: Format::Q5_0,  name: "q5_0",   id: 6,  file_type: 8,  weights: 32,  bytes: 22,  scale: Signed { at: 0, deviation: 9.25 } },
-    Layout { format: Format::Q5_1,  name: "q5_1",   id: 7,  file_type: 9,  weights: 32,  bytes: 24,  scale: Offset { at: 0, offset_at: 2, offset: -15.5, deviation: 9.23 } },
-    Layout { format: Format::Q8_0,  name: "q8_0",   id: 8,  file_type: 7,  weights: 32,  bytes: 34,  scale: Centred { at: 0, deviation: 73.9 } },
-    Layout { format: Format::Q2_K,  name: "q2_k",   id: 10, file_type: 10, weights: 256, bytes: 84,  scale: Offset { at: 80, offset_at: 82, offset: 1.5, deviation: 13.9 } },
-    Layout { format: Format::Q3_K,  name: "q3_k",   id: 11, file_type: 12, weights: 256, bytes: 110, scale: Signed { at: 108, deviation: 43.3 } },
-    Layout { format: Format::Q4_K,  name: "q4_k",   id: 12, file_type: 15, weights: 256, bytes: 144, scale: Offset { at: 0, offset_at: 2, offset: 7.5, deviation: 258.0 } },
-    Layout { format: Format::Q5_K,  name: "q5_k",   id: 13, file_type: 17, weights: 256, bytes: 176, scale: Offset { at: 0, offset_at: 2, offset: 15.5, deviation: 527.0 } },
-    Layout { format: Format::Q6_K,  name: "q6_k",   id: 14, file_type: 18, weights: 256, bytes: 210, scale: Signed { at: 208, deviation: 1366.0 } },
-    Layout { format: Format::Iq4Nl, name: "iq4_nl", id: 20, file_type: 25, weights: 32,  bytes: 18,  scale: Signed { at: 0, deviation: 67.4 } },
-    Layout { format: Format::Iq4Xs, name: "iq4_xs", id: 23, file_type: 30, weights: 256, bytes: 136, scale: Signed { at: 0, deviation: 1246.0 } },
-    Layout { format: Format::Mxfp4, name: "mxfp4",  id: 39, file_type: 38, weights: 32,  bytes: 17,  scale: Exponent { deviation: 5.85 } },
+    Layout { format: Format::F32,   id: 0,  file_type: 0,  scale: Float },
+    Layout { format: Format::F16,   id: 1,  file_type: 1,  scale: Float },
+    Layout { format: Format::Bf16,  id: 30, file_type: 32, scale: Float },
+    Layout { format: Format::Q4_0,  id: 2,  file_type: 2,  scale: Signed { at: 0, deviation: 4.64 } },
+    Layout { format: Format::Q4_1,  id: 3,  file_type: 3,  scale: Offset { at: 0, offset_at: 2, offset: -7.5, deviation: 4.61 } },
+    Layout { format: Format::Q5_0,  id: 6,  file_type: 8,  scale: Signed { at: 0, deviation: 9.25 } },
+    Layout { format: Format::Q5_1,  id: 7,  file_type: 9,  scale: Offset { at: 0, offset_at: 2, offset: -15.5, deviation: 9.23 } },
+    Layout { format: Format::Q8_0,  id: 8,  file_type: 7,  scale: Centred { at: 0, deviation: 73.9 } },
+    Layout { format: Format::Q2_K,  id: 10, file_type: 10, scale: Offset { at: 80, offset_at: 82, offset: 1.5, deviation: 13.9 } },
+    Layout { format: Format::Q3_K,  id: 11, file_type: 12, scale: Signed { at: 108, deviation: 43.3 } },
+    Layout { format: Format::Q4_K,  id: 12, file_type: 15, scale: Offset { at: 0, offset_at: 2, offset: 7.5, deviation: 258.0 } },
+    Layout { format: Format::Q5_K,  id: 13, file_type: 17, scale: Offset { at: 0, offset_at: 2, offset: 15.5, deviation: 527.0 } },
+    Layout { format: Format::Q6_K,  id: 14, file_type: 18, scale: Signed { at: 208, deviation: 1366.0 } },
+    Layout { format: Format::Iq4Nl, id: 20, file_type: 25, scale: Signed { at: 0, deviation: 67.4 } },
+    Layout { format: Format::Iq4Xs, id: 23, file_type: 30, scale: Signed { at: 0, deviation: 1246.0 } },
+    Layout { format: Format::Mxfp4, id: 39, file_type: 38, scale: Exponent { deviation: 5.85 } },
 ];
 
 impl Format {
@@ -97,13 +92,13 @@ impl Format {
     }
 
     /// llama.cpp's name in lower case: `q8_0`.
-    pub fn name(self) -> &'static str {
-        self.layout().name
+    pub fn name(self) -> String {
+        self.ggml_type().name().to_ascii_lowercase()
     }
 
-    /// The type as a GGUF header states it.
+    /// The type in a GGUF header.
     pub fn ggml_type(self) -> GgmlType {
-        GgmlType::from_id(self.layout().id).expect("every layout carries a known type id")
+        GgmlType::from_id(self.layout().id).expect("every layout has a known type")
     }
 
     /// `general.file_type`, which llama.cpp shows to the user.
@@ -113,24 +108,24 @@ impl Format {
 
     /// Weights per block; a row has to be a multiple of this.
     pub fn block_weights(self) -> u64 {
-        self.layout().weights as u64
+        self.ggml_type().block_size()
     }
 
     /// Bytes of `weights` weights (whole blocks), or `None` on overflow.
     pub fn bytes_of(self, weights: u64) -> Option<u64> {
-        (weights / self.block_weights()).checked_mul(self.layout().bytes as u64)
+        self.ggml_type().row_bytes(weights)
     }
 
     /// Bytes per block: the granularity of [`Format::fill`].
     pub(super) fn block_bytes(self) -> usize {
-        self.layout().bytes
+        self.ggml_type().type_size() as usize
     }
 
     /// Fills `out` (whole blocks) with weights of mean `mean` and standard deviation `deviation`. Quantised formats
     /// ignore `mean` and have mean zero.
     pub(super) fn fill(self, out: &mut [u8], random: &mut Random, mean: f32, deviation: f32) {
-        let layout = self.layout();
-        debug_assert_eq!(out.len() % layout.bytes, 0);
+        let (layout, block_bytes) = (self.layout(), self.block_bytes());
+        debug_assert_eq!(out.len() % block_bytes, 0);
         match layout.scale {
             Float => self.fill_floats(out, random, mean, deviation),
             Centred { at, deviation: unit } | Signed { at, deviation: unit } => {
@@ -142,16 +137,16 @@ impl Format {
                     }
                 }
                 let scales = Scales::new(deviation / unit, 0.0, matches!(layout.scale, Signed { .. }));
-                for (index, block) in out.chunks_exact_mut(layout.bytes).enumerate() {
-                    let (scale, _) = scales.pick(block[layout.bytes / 2], index);
+                for (index, block) in out.chunks_exact_mut(block_bytes).enumerate() {
+                    let (scale, _) = scales.pick(block[block_bytes / 2], index);
                     block[at..at + 2].copy_from_slice(&scale);
                 }
             }
             Offset { at, offset_at, offset, deviation: unit } => {
                 random.fill(out);
                 let scales = Scales::new(deviation / unit, offset, false);
-                for (index, block) in out.chunks_exact_mut(layout.bytes).enumerate() {
-                    let (scale, shift) = scales.pick(block[layout.bytes / 2], index);
+                for (index, block) in out.chunks_exact_mut(block_bytes).enumerate() {
+                    let (scale, shift) = scales.pick(block[block_bytes / 2], index);
                     block[at..at + 2].copy_from_slice(&scale);
                     block[offset_at..offset_at + 2].copy_from_slice(&shift);
                 }
@@ -163,7 +158,7 @@ impl Format {
                 let low = scale.log2().floor();
                 let share = ((scale / low.exp2()).powi(2) - 1.0) / 3.0;
                 let exponent = (128.0 + low).clamp(1.0, 253.0) as u8;
-                for block in out.chunks_exact_mut(layout.bytes) {
+                for block in out.chunks_exact_mut(block_bytes) {
                     block[0] = exponent + u8::from(f32::from(block[0]) < share * 256.0);
                 }
             }
@@ -202,7 +197,7 @@ impl Scales {
 
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(&self.name())
     }
 }
 

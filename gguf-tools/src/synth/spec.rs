@@ -1,21 +1,19 @@
 //! Specification of a model to generate: the public builder, its limits, and the derived sizes.
 
 use anyhow::{Context, bail};
-use clap::ValueEnum;
 
 use super::arch::{Arch, Dim};
 use super::arch_table::ARCHS;
 use super::format::Format;
 
 /// How a router turns scores into weights; llama.cpp's `expert_gating_func`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gating {
-    // Over all experts.
+    /// Over all experts.
     Softmax = 1,
-    // Per score.
+    /// Per score.
     Sigmoid = 2,
-    // Over the chosen experts.
-    #[value(name = "softmax-after-topk")]
+    /// Over the chosen experts.
     SoftmaxAfterTopK = 3,
 }
 

@@ -1,13 +1,12 @@
-//! What programs may do to files of the user's: what they write over, how they replace, how much they read.
+//! Rules for the user's files.
 //!
-//! * [`outputs`]: nothing is written over a file that the run reads, or over one of another kind. Every program and every
-//!   writer asks here;
-//! * [`mod@replace`]: files that are written whole or not at all;
-//! * `sole`: partial files that only one process writes;
-//! * [`capped`]: files that are read whole, up to a limit;
-//! * [`state`]: by which a file is known again.
+//! * [`outputs`]: no file that the run reads, and none of another kind, is overwritten;
+//! * [`mod@replace`]: files are written whole or not at all;
+//! * [`sole`]: one process writes a partial file;
+//! * [`capped`]: files are read up to a limit;
+//! * [`state`]: a replaced or changed file is noticed.
 //!
-//! No name that we make up is followed if it is a link.
+//! Links under names that we make up are not followed.
 
 pub mod capped;
 pub mod outputs;
@@ -17,7 +16,7 @@ pub mod state;
 
 pub use outputs::{BASE_MAGIC, PATH_TABLE_MAGIC, TRACE_MAGIC};
 pub use outputs::{Input, Kind, Output, OutputError, SEQUENCE_MAGIC, check, create, overwrite, try_overwriting};
-pub use replace::{replace, try_replacing};
+pub use replace::{new_beside, replace, try_replacing};
 pub use state::FileState;
 
 use std::path::{Path, PathBuf};
@@ -29,7 +28,7 @@ pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Where the file at `path` is, or will be.
+/// Directory of the file at `path`, which need not exist.
 pub fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -18,6 +18,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Bytes read to decide a file's kind.
@@ -260,29 +261,18 @@ fn is_descriptor(path: &Path) -> bool {
 /// The file that a path names.
 #[derive(PartialEq)]
 enum Identity {
-    /// An existing file.
-    File(FileId),
+    /// An existing file: device and inode.
+    File(u64, u64),
     /// A file that does not exist yet: its directory and its name there.
     Nowhere(PathBuf),
 }
-
-#[cfg(unix)]
-type FileId = (u64, u64);
-#[cfg(not(unix))]
-type FileId = PathBuf;
 
 impl Identity {
     /// `None` for anything but a file.
     fn of(path: &Path) -> Option<Self> {
         match fs::metadata(path) {
             Ok(_) if !is_file(path) => None,
-            #[cfg(unix)]
-            Ok(found) => {
-                use std::os::unix::fs::MetadataExt;
-                Some(Self::File((found.dev(), found.ino())))
-            }
-            #[cfg(not(unix))]
-            Ok(_) => fs::canonicalize(path).ok().map(Self::File),
+            Ok(found) => Some(Self::File(found.dev(), found.ino())),
             Err(_) => {
                 let directory = super::directory_of(path);
                 let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());

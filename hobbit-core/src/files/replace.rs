@@ -6,8 +6,8 @@ use std::path::Path;
 
 use tempfile::NamedTempFile;
 
-/// Puts a file of these bytes in `path`'s place: readers see the old file or the new one. A link to a file is replaced, not
-/// followed. A pipe or `/dev/null` is written to.
+/// Puts a file of these bytes in `path`'s place: readers see the old file or the new one. A link to a file is replaced,
+/// not followed. A pipe or `/dev/null` is written to.
 ///
 /// # Errors
 /// The system's error; nothing is left behind.
@@ -15,7 +15,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
         return OpenOptions::new().write(true).open(path)?.write_all(bytes);
     }
-    let mut file = fresh_beside(path)?;
+    let mut file = new_beside(path)?;
     file.write_all(bytes)?;
     file.as_file().sync_all()?;
     file.persist(path).map(drop).map_err(|error| error.error)
@@ -30,17 +30,19 @@ pub fn try_replacing(path: &Path) -> io::Result<()> {
         Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         // A pipe may be opened only once.
         Ok(found) if !found.is_file() => Ok(()),
-        _ => fresh_beside(path).and_then(NamedTempFile::close),
+        _ => new_beside(path).and_then(NamedTempFile::close),
     }
 }
 
-/// A new file beside `path` under a random name, removed when dropped. No file or link is opened that was there before.
-fn fresh_beside(path: &Path) -> io::Result<NamedTempFile> {
+/// A new file beside `path` under a random name, removed when dropped. Existing files and links are not opened.
+///
+/// # Errors
+/// The system's error.
+pub fn new_beside(path: &Path) -> io::Result<NamedTempFile> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".");
     let mut builder = tempfile::Builder::new();
     builder.prefix(&name).suffix(".tmp");
-    #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)); // less the umask, as any file
     builder.tempfile_in(super::directory_of(path))
 }
@@ -53,31 +55,22 @@ mod tests {
     fn the_old_file_or_the_new_one() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.json");
-        replace(&path, b"one").unwrap();
-        replace(&path, b"two").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"two");
-        assert!(replace(&dir.path().join("absent/a.json"), b"").is_err());
-        let error = replace(dir.path(), b"a directory cannot be replaced");
-        assert!(error.is_err());
+        try_replacing(&path).unwrap();
+        assert!(!path.exists());
+        for text in ["one", "two"] {
+            replace(&path, text.as_bytes()).unwrap();
+            try_replacing(&path).unwrap();
+            assert_eq!(fs::read(&path).unwrap(), text.as_bytes());
+        }
+        for wrong in [&dir.path().join("absent/a.json"), dir.path()] {
+            assert!(replace(wrong, b"").is_err() && try_replacing(wrong).is_err());
+        }
+        try_replacing(Path::new("/dev/null")).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
     }
 
     #[test]
-    fn trying_changes_nothing() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a.json");
-        try_replacing(&path).unwrap();
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-        fs::write(&path, "one").unwrap();
-        try_replacing(&path).unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"one");
-        try_replacing(Path::new("/dev/null")).unwrap();
-        assert!(try_replacing(dir.path()).is_err() && try_replacing(&dir.path().join("absent/a.json")).is_err());
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn what_is_no_file_stays_what_it_is() {
+    fn a_device_is_written_to_through_a_link() {
         let dir = tempfile::tempdir().unwrap();
         let link = dir.path().join("null");
         std::os::unix::fs::symlink("/dev/null", &link).unwrap();
@@ -85,7 +78,6 @@ mod tests {
         assert_eq!(fs::read_link(&link).unwrap(), Path::new("/dev/null"));
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_new_file_has_the_usual_permissions() {
         use std::os::unix::fs::PermissionsExt;
@@ -97,7 +89,6 @@ mod tests {
         assert_eq!(found, expected);
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_link_is_replaced_and_not_followed() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,13 +1,14 @@
-//! Partial files under a fixed name, `OUT.partial`, so that the next run replaces the file of a run that was killed. The
-//! file must be ours alone: no link, no second name of another file, and not written by two processes at once.
+//! Partial files under a fixed name, `OUT.partial`, so that the next run replaces the file of a killed run. The file must
+//! be ours alone: no link, no second name of another file, and one writer at a time.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::FileState;
 
-/// Times that the file may be gone before it is locked.
+/// Tries to open and lock a file that others rename or remove.
 const TRIES: u32 = 100;
 
 /// Why a partial file cannot be written.
@@ -15,7 +16,7 @@ const TRIES: u32 = 100;
 pub enum SoleError {
     /// Another process holds it.
     Busy,
-    /// A link, a file with a second name, or no file at all; words for it.
+    /// A link, a file with a second name, or no regular file, in words.
     NotOurs(&'static str),
     /// The operating system refused.
     Io(io::Error),
@@ -27,8 +28,8 @@ impl From<io::Error> for SoleError {
     }
 }
 
-/// Opens `path` for reading and writing, with what is in it, or makes it; locked until it is dropped. Where the file system
-/// has no locks, two processes are not kept apart.
+/// Opens `path` for reading and writing without truncating it, or makes it; locked until it is dropped. A file system
+/// without locks does not keep two processes apart.
 pub fn open(path: &Path) -> Result<File, SoleError> {
     for _ in 0..TRIES {
         let file = open_unlinked(path)?;
@@ -38,20 +39,13 @@ pub fn open(path: &Path) -> Result<File, SoleError> {
             Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {}
             Err(TryLockError::Error(error)) => return Err(error.into()),
         }
-        // Between opening and locking, whoever had the lock may have renamed or removed the file: then ours is a lock that
-        // keeps nobody away.
+        // Between opening and locking, the lock's holder may have renamed or removed the file; then our lock protects
+        // nothing.
         if is_still_at(path, &file)? {
             return Ok(file);
         }
     }
     Err(SoleError::Busy)
-}
-
-/// Removes a file that was opened here, if nothing is in it.
-pub fn remove_empty(path: &Path, file: &File) {
-    if file.metadata().is_ok_and(|metadata| metadata.len() == 0) {
-        let _ = fs::remove_file(path); // an empty file does no harm either
-    }
 }
 
 fn is_still_at(path: &Path, file: &File) -> io::Result<bool> {
@@ -69,14 +63,9 @@ fn open_unlinked(path: &Path) -> Result<File, SoleError> {
     }
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::OpenOptionsExt;
-        // A link that appeared just now.
-        options.custom_flags(libc::O_NOFOLLOW);
-    }
+    // A link may have appeared just now.
+    options.custom_flags(libc::O_NOFOLLOW);
     let file = match options.open(path) {
-        #[cfg(unix)]
         Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(SoleError::NotOurs("a link")),
         other => other?,
     };
@@ -84,14 +73,13 @@ fn open_unlinked(path: &Path) -> Result<File, SoleError> {
     if !metadata.is_file() {
         return Err(SoleError::NotOurs("no regular file"));
     }
-    #[cfg(unix)]
-    if std::os::unix::fs::MetadataExt::nlink(&metadata) > 1 {
+    if metadata.nlink() > 1 {
         return Err(SoleError::NotOurs("a file that has another name too"));
     }
     Ok(file)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::io::Write;
@@ -125,9 +113,9 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"kept");
     }
 
-    /// The second has opened the file when the first renames or removes it and lets go of the lock.
+    /// The first process renames or removes the file and releases the lock after the second has opened it.
     #[test]
-    fn a_lock_on_a_file_that_is_gone_keeps_nobody_away() {
+    fn a_lock_on_a_renamed_file_does_not_count() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a");
         let opened = open_unlinked(&path).unwrap();

@@ -1,52 +1,48 @@
-//! By which a file is known again.
+//! Identity of files over time.
 
 use std::fs::{File, Metadata};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// What the system says of a file. Whoever replaces a file, or writes to it, changes some of this: another file has another
-/// inode, and a write the times. `cp -p` sets back the time of the last write, but no program can set that of the last change.
+/// Facts that change if a file is replaced or written: another file has another inode, and a write changes the times.
+/// `cp -p` sets back the time of the last write, but no program can set the time of the last change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileState {
     /// Length in bytes.
     pub len: u64,
     /// Time of the last write, in nanoseconds since 1970.
     modified_ns: i128,
-    /// Time of the last change of content, name or rights; 0 where the system has none.
+    /// Time of the last change of content, name or permissions, in nanoseconds since 1970.
     changed_ns: i128,
-    /// Device and inode; 0 where the system has none.
+    /// Device and inode.
     identity: (u64, u64),
 }
 
 impl FileState {
-    /// Of an open file.
+    /// State of an open file.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn of(file: &File) -> io::Result<Self> {
         Ok(Self::from(&file.metadata()?))
     }
 
-    /// Of the file that has this name now, behind links.
+    /// State of the file at this path, behind links.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn at(path: &Path) -> io::Result<Self> {
         Ok(Self::from(&std::fs::metadata(path)?))
     }
 
-    /// Time of the last write, in nanoseconds since 1970.
-    pub fn modified_ns(&self) -> i128 {
-        self.modified_ns
-    }
-
-    /// Whether the two are of one file, at different times or under different names.
+    /// Whether both states are of one file, at different times or under different names.
     pub fn is_same_file(&self, other: &Self) -> bool {
         self.identity == other.identity
     }
 
-    /// Whether nothing tells of a write in between. Other names and rights are no write, so that a time that was set back
-    /// after a write passes here, and only here: `==` sees it.
+    /// Whether length and time of the last write are the same. Unlike `==`, this ignores new names and permissions, and
+    /// misses a write after which the time was set back.
     pub fn is_unwritten_since(&self, before: &Self) -> bool {
         (self.len, self.modified_ns) == (before.len, before.modified_ns)
     }
@@ -54,18 +50,12 @@ impl FileState {
 
 impl From<&Metadata> for FileState {
     fn from(metadata: &Metadata) -> Self {
-        let since_1970 = |time: std::time::SystemTime| match time.duration_since(std::time::UNIX_EPOCH) {
-            Ok(after) => after.as_nanos() as i128,
-            Err(before) => -(before.duration().as_nanos() as i128),
-        };
-        #[cfg(unix)]
-        let (changed_ns, identity) = {
-            use std::os::unix::fs::MetadataExt;
-            let changed_ns = i128::from(metadata.ctime()) * 1_000_000_000 + i128::from(metadata.ctime_nsec());
-            (changed_ns, (metadata.dev(), metadata.ino()))
-        };
-        #[cfg(not(unix))]
-        let (changed_ns, identity) = (0, (0, 0));
-        Self { len: metadata.len(), modified_ns: metadata.modified().map_or(0, since_1970), changed_ns, identity }
+        let time = |seconds: i64, ns: i64| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
+        Self {
+            len: metadata.len(),
+            modified_ns: time(metadata.mtime(), metadata.mtime_nsec()),
+            changed_ns: time(metadata.ctime(), metadata.ctime_nsec()),
+            identity: (metadata.dev(), metadata.ino()),
+        }
     }
 }

@@ -2,8 +2,8 @@ use std::collections::HashMap;
 
 use super::*;
 use crate::expert::Extent;
+use crate::store::MemoryStore;
 use crate::store::faulty::{Faults, FaultyStore, Hold};
-use crate::store::memory::MemoryStore;
 use crate::store::{Arena, Form, SlotPtr, StoreError};
 
 /// Holds every request until told to answer it.

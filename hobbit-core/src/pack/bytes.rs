@@ -1,8 +1,12 @@
-//! Positioned reads and writes of files, from several threads at once, and a walk through all bytes of a virtual file.
+//! Reads of parts of files piece by piece, and the digest of a virtual file.
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 
+use sha2::Digest;
+
+use super::format::Sha256;
 use crate::expert::Extent;
 use crate::gguf::{Piece, Segment, VirtualGguf};
 use crate::planes;
@@ -39,19 +43,19 @@ pub(super) fn read<E>(
     let mut at = 0;
     while at < extent.len {
         buffer.resize((extent.len - at).min(CHUNK) as usize, 0);
-        read_exact_at(file, buffer, extent.offset + at).map_err(|error| Interrupted::Read(extent.file, error))?;
+        file.read_exact_at(buffer, extent.offset + at).map_err(|error| Interrupted::Read(extent.file, error))?;
         sink(buffer).map_err(Interrupted::Sink)?;
         at += buffer.len() as u64;
     }
     Ok(())
 }
 
-/// Bytes of a segment that lie elsewhere.
+/// Bytes of a segment without source.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Body {
-    /// Stored as they are.
+    /// Stored unchanged.
     Whole(Extent),
-    /// Q8_0 stored as planes.
+    /// Q8_0 stored in bit planes.
     Planes { high: Extent, low: Extent },
 }
 
@@ -71,7 +75,7 @@ fn read_planes<E>(
         let n = PLANE_BLOCKS.min(n_blocks - block);
         for (extent, bytes, of_block) in [(high, &mut highs, planes::HIGH_BYTES), (low, &mut lows, planes::LOW_BYTES)] {
             bytes.resize(n as usize * of_block, 0);
-            let read = read_exact_at(file, bytes, extent.offset + block * of_block as u64);
+            let read = file.read_exact_at(bytes, extent.offset + block * of_block as u64);
             read.map_err(|error| Interrupted::Read(extent.file, error))?;
         }
         made.resize(n as usize * planes::Q8_0_BYTES, 0);
@@ -83,18 +87,23 @@ fn read_planes<E>(
     Ok(())
 }
 
-/// Passes all bytes of `view` to `sink`, in order. `absent` locates the bytes of a segment without source.
-pub(super) fn walk<E>(
+/// Passes all bytes of `view` to `sink`, in order, and returns their digest. `absent` locates the bytes of a segment
+/// without source.
+pub(super) fn digest<E>(
     view: &VirtualGguf,
     files: &[File],
     absent: impl Fn(&Segment) -> Vec<Body>,
     mut sink: impl FnMut(&[u8]) -> Result<(), E>,
-) -> Result<(), Interrupted<E>> {
-    let mut buffer = Vec::new();
-    let mut at = 0;
+) -> Result<Sha256, Interrupted<E>> {
+    let mut hash = sha2::Sha256::new();
+    let mut sink = |bytes: &[u8]| {
+        hash.update(bytes);
+        sink(bytes)
+    };
+    let (mut buffer, mut at) = (Vec::new(), 0);
     loop {
         let (bodies, len) = match view.segment_at(at) {
-            Piece::End => return Ok(()),
+            Piece::End => break,
             Piece::Header(bytes) => {
                 sink(bytes).map_err(Interrupted::Sink)?;
                 (Vec::new(), bytes.len() as u64)
@@ -116,42 +125,5 @@ pub(super) fn walk<E>(
         }
         at += len;
     }
-}
-
-/// Fills `out` from `offset` on.
-pub(super) fn read_exact_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<()> {
-    #[cfg(unix)]
-    {
-        std::os::unix::fs::FileExt::read_exact_at(file, out, offset)
-    }
-    #[cfg(windows)]
-    {
-        let (mut rest, mut at) = (out, offset);
-        while !rest.is_empty() {
-            match std::os::windows::fs::FileExt::seek_read(file, rest, at)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                n => (rest, at) = (&mut rest[n..], at + n as u64),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Writes all of `bytes` at `offset`; the file grows as needed.
-pub(super) fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-    #[cfg(unix)]
-    {
-        std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
-    }
-    #[cfg(windows)]
-    {
-        let (mut rest, mut at) = (bytes, offset);
-        while !rest.is_empty() {
-            match std::os::windows::fs::FileExt::seek_write(file, rest, at)? {
-                0 => return Err(io::ErrorKind::WriteZero.into()),
-                n => (rest, at) = (&rest[n..], at + n as u64),
-            }
-        }
-        Ok(())
-    }
+    Ok(Sha256(hash.finalize().into()))
 }

@@ -1,10 +1,11 @@
-//! Errors of reading and writing packs.
+//! Errors of reading, writing and unpacking packs.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::format::Sha256;
 use super::imatrix::ImatrixError;
-use crate::files::OutputError;
+use super::partial::PartialError;
 use crate::gguf::{GgmlType, GgufError, RecodeError};
 use crate::predict::PathTableError;
 use crate::store::StoreError;
@@ -70,15 +71,15 @@ pub enum WriteError {
     /// The low types save nothing.
     #[error("{}: low type {wanted} is nowhere smaller than the high versions, expected fewer bits per weight; choose a smaller type", path.display())]
     NotSmaller { path: PathBuf, wanted: String },
-    /// Weights of a type that cannot be split into planes.
-    #[error("{}: tensor '{tensor}' is {dtype}, expected q8_0: nested packs keep 8-bit weights of this type in two planes of 4 bits, other types have no planes that are types themselves", path.display())]
-    NotNestable { path: PathBuf, tensor: String, dtype: GgmlType },
-    /// Low versions were asked for in a nested pack, whose planes already give them.
-    #[error("{}: the low versions of a nested pack are the high ones' own bits, and {wanted} asks for others", path.display())]
-    NestedLow { path: PathBuf, wanted: String },
-    /// A nested pack of low versions only.
-    #[error("{}: a nested pack has both precisions in the same bytes, it cannot hold low versions only", path.display())]
-    NestedLowOnly { path: PathBuf },
+    /// Weights of a type that cannot be split into bit planes.
+    #[error("{}: tensor '{tensor}' is {dtype}, expected q8_0: packs of bit planes keep 8-bit weights of this type in two planes of 4 bits, other types have no planes that are types themselves", path.display())]
+    NoPlanes { path: PathBuf, tensor: String, dtype: GgmlType },
+    /// Low versions were asked for in a pack of bit planes, whose planes already give them.
+    #[error("{}: the low versions of bit planes are the high ones' own bits, and {wanted} asks for others", path.display())]
+    PlanesLow { path: PathBuf, wanted: String },
+    /// A pack of bit planes with low versions only.
+    #[error("{}: bit planes have both precisions in the same bytes, they cannot hold low versions only", path.display())]
+    PlanesLowOnly { path: PathBuf },
     /// The scale of a block does not fit the high plane.
     #[error(
         "tensor '{tensor}': the scale of a block is no number of at most 543.5, beyond which its high plane is no finite q4_1 block"
@@ -105,53 +106,42 @@ pub enum WriteError {
     /// The importance matrix is damaged or of another model.
     #[error(transparent)]
     Imatrix(#[from] ImatrixError),
+    /// The pack could not be written.
+    #[error(transparent)]
+    Output(#[from] PartialError),
     /// The quantiser returned the wrong number of bytes: a bug.
     #[error("tensor '{tensor}': recoding gave {found} bytes, expected {expected}; please report this")]
     RecodedLength { tensor: String, found: u64, expected: u64 },
-    /// The output, or a link on its path, is the source or is not a pack.
-    #[error(transparent)]
-    Overwrites(#[from] OutputError),
     /// The source changed after its header was read, or cannot be read.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The path of the unfinished file is a link or a second name of another file.
-    #[error("{}: this is {found}, expected a file that an interrupted run has left, or none; remove it", path.display())]
-    NotOurs { path: PathBuf, found: &'static str },
     /// The source could not be read.
     #[error("{}: cannot read: {error}", path.display())]
     Source { path: PathBuf, error: io::Error },
     /// The source was written to while it was packed.
     #[error("{}: was changed while it was being packed; pack it again", path.display())]
     SourceChanged { path: PathBuf },
-    /// The output exists already.
-    #[error("{}: this file exists already", path.display())]
-    Exists { path: PathBuf },
-    /// Another process is writing the same pack.
-    #[error("{}: another process is writing this pack; wait for it, or give another name", path.display())]
-    Busy { path: PathBuf },
-    /// Not enough free disk space.
-    #[error("{}: {needed} bytes are needed here, {available} are free; make room or choose another disk", path.display())]
-    Space { path: PathBuf, needed: u64, available: u64 },
-    /// The output could not be created: a missing or unwritable directory, a read-only disk.
-    #[error("{}: cannot create this file: {error}; choose a directory that can be written", path.display())]
-    Create { path: PathBuf, error: io::Error },
-    /// The output could not be written, for example on a full disk.
-    #[error("{}: cannot {action}: {error}", path.display())]
-    Output { path: PathBuf, action: &'static str, error: io::Error },
-    /// The progress callback stopped the run.
-    #[error("{}: stopped, and removed", path.display())]
-    Stopped { path: PathBuf },
     /// The finished pack cannot be read back: a bug, or a disk error.
     #[error("the finished pack cannot be read: {0}; report this if it happens again")]
     ReadBack(#[source] PackError),
 }
 
-/// A failure of the output, with its path.
-pub(super) fn output(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> WriteError {
-    let path = path.to_owned();
-    move |error| match action {
-        // The file does not exist yet.
-        "open" => WriteError::Create { path, error },
-        _ => WriteError::Output { path, action, error },
-    }
+/// Why a pack was not unpacked.
+#[derive(Debug, thiserror::Error)]
+pub enum UnpackError {
+    /// The pack is damaged or holds no model.
+    #[error(transparent)]
+    Pack(#[from] PackError),
+    /// Experts of a layer differ in type, which a plain GGUF cannot express.
+    #[error("{}: layer {layer}: expert {expert} has types {found}, expert 0 has {expected}; a plain GGUF has one type for all experts of a tensor, use the pack as it is", path.display())]
+    MixedTypes { path: PathBuf, layer: u16, expert: u16, found: String, expected: String },
+    /// The header could not be made.
+    #[error("{}: the plain header cannot be made: {error}", path.display())]
+    Header { path: PathBuf, error: crate::gguf::WriteError },
+    /// The model could not be written.
+    #[error(transparent)]
+    Output(#[from] PartialError),
+    /// The digest of the unpacked model differs from the one that the pack records.
+    #[error("{}: unpacks to SHA-256 {found}, expected {expected}; the pack is damaged, `gguf-tools verify` says where", path.display())]
+    Digest { path: PathBuf, found: Sha256, expected: Sha256 },
 }

@@ -9,8 +9,8 @@ use crate::expert::{ExpertId, Precision, Version};
 /// Version of the format, `hobbit.pack.version`.
 pub const VERSION: u32 = 1;
 
-/// Version of nested packs. Readers of version 1 refuse them.
-pub const VERSION_NESTED: u32 = 2;
+/// Version of packs of bit planes. Readers of version 1 refuse them.
+pub const VERSION_BIT_PLANES: u32 = 2;
 
 /// Maximum number of experts, over all layers, and of their versions.
 pub(super) const VERSIONS_MAX: u64 = 1 << 20;
@@ -21,7 +21,7 @@ pub(super) mod key {
     pub const KIND: &str = "hobbit.pack.kind";
     pub const HIGH: &str = "hobbit.pack.high";
     pub const LOW: &str = "hobbit.pack.low";
-    pub const NESTED: &str = "hobbit.pack.nested";
+    pub const PLANES: &str = "hobbit.pack.nested";
     pub const SOURCE_NAME: &str = "hobbit.source.name";
     pub const SOURCE_SIZE: &str = "hobbit.source.size";
     pub const SOURCE_SHA256: &str = "hobbit.source.sha256";
@@ -52,12 +52,9 @@ pub(super) const PATHS: &str = "hobbit.paths";
 /// Checksums that follow those of the ordinary tensors.
 pub(super) const OWN_CHECKSUMS: usize = 4;
 
-/// Name of the tensor with a layer's records of a precision; in a nested pack one tensor has both precisions.
-pub(super) fn records_name(layer: u16, precision: Precision, is_nested: bool) -> String {
-    match is_nested {
-        false => format!("blk.{layer}.ffn_exps.{precision}"),
-        true => format!("blk.{layer}.ffn_exps.nested"),
-    }
+/// Name of the tensor with a layer's records of a precision; bit planes of both precisions are in one tensor.
+pub(super) fn records_name(layer: u16, precision: Precision, bit_planes: bool) -> String {
+    if bit_planes { format!("blk.{layer}.ffn_exps.nested") } else { format!("blk.{layer}.ffn_exps.{precision}") }
 }
 
 /// Whether a tensor name of a plain model collides with the format's own names.
@@ -120,8 +117,8 @@ impl FromStr for Sha256 {
     }
 }
 
-/// One version in the index: 8 little-endian 64-bit words. In a nested pack the record holds only the version's own
-/// planes: the high planes of a low version, the low planes of a high one.
+/// One version in the index: 8 little-endian 64-bit words. In bit planes the record holds only the version's own ones:
+/// the high planes of a low version, the low planes of a high one.
 ///
 /// | word | content |
 /// |---|---|

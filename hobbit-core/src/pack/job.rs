@@ -2,15 +2,16 @@
 //! megabytes, whatever the size of an expert.
 
 use std::fs::File;
-use std::path::Path;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::bytes::{self, read_exact_at, write_all_at};
-use super::error::{WriteError, output};
+use super::bit_planes::{self, Planes};
+use super::bytes;
+use super::error::WriteError;
 use super::format::Row;
-use super::nested::{self, Planes};
+use super::partial::Partial;
 use super::plan::{Job, Plan, importance_of};
 use crate::expert::{Extent, Precision, Version};
 use crate::gguf::{ExpertClass, ExpertTensor, GgmlType, LayerExperts, Recode};
@@ -26,8 +27,7 @@ pub(super) struct Jobs<'a> {
     pub recode: &'a dyn Recode,
     /// Files of the source.
     pub files: &'a [File],
-    pub out: &'a File,
-    pub partial: &'a Path,
+    pub partial: &'a Partial<'a>,
     /// Bytes written by all jobs.
     pub written: AtomicU64,
     /// Set when a stop was requested.
@@ -52,14 +52,11 @@ struct Target<'a> {
 
 impl Target<'_> {
     fn put(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
-        write_all_at(self.jobs.out, bytes, self.at).map_err(output(self.jobs.partial, "write"))?;
+        self.jobs.partial.write(bytes, self.at)?;
         self.hash.update(bytes);
         self.at += bytes.len() as u64;
         self.jobs.written.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        match self.jobs.stop.load(Ordering::Relaxed) {
-            false => Ok(()),
-            true => Err(WriteError::Stopped { path: self.jobs.partial.to_owned() }),
-        }
+        if self.jobs.stop.load(Ordering::Relaxed) { Err(self.jobs.partial.stopped().into()) } else { Ok(()) }
     }
 
     /// Writes zeros up to `end`, which is less than a block away.
@@ -79,15 +76,16 @@ impl Jobs<'_> {
                 let row = &self.plan.rows[row];
                 let layer = self.plan.layer(row);
                 let class = row.types.class(layer).expect("the plan chose types that fit the rows");
-                if self.plan.spec.nested {
+                if self.plan.spec.bit_planes {
                     self.planes(row, layer, &class, &mut target, scratch)?;
                     return Ok(target.hash.digest());
                 }
                 for (tensor, slice) in layer.tensors.iter().zip(&class.slices) {
                     let index = row.version.expert.index;
-                    match slice.dtype == tensor.dtype {
-                        true => self.copy(tensor.extent(index), &mut target, scratch)?,
-                        false => self.rows(tensor, index, slice.dtype, scratch, |rows, _| target.put(rows))?,
+                    if slice.dtype == tensor.dtype {
+                        self.copy(tensor.extent(index), &mut target, scratch)?;
+                    } else {
+                        self.rows(tensor, index, slice.dtype, scratch, |rows, _| target.put(rows))?;
                     }
                     target.pad(start + slice.region + slice.capacity)?;
                 }
@@ -96,7 +94,7 @@ impl Jobs<'_> {
         Ok(target.hash.digest())
     }
 
-    /// The version's own planes in a nested pack.
+    /// The version's own bit planes.
     fn planes(
         &self,
         row: &Row,
@@ -107,9 +105,9 @@ impl Jobs<'_> {
     ) -> Result<(), WriteError> {
         let Version { expert, precision } = row.version;
         let (start, parts) = (target.at, Planes::of(class, precision).expect("the plan has placed it"));
-        for (tensor, plane) in layer.tensors.iter().zip(&parts.slices) {
+        for (tensor, (at, bytes)) in layer.tensors.iter().zip(&parts.slices) {
             let index = expert.index;
-            self.rows(tensor, index, nested::type_of(Precision::High), scratch, |rows, [high, low]| {
+            self.rows(tensor, index, bit_planes::type_of(Precision::High), scratch, |rows, [high, low]| {
                 let n_blocks = rows.len() / planes::Q8_0_BYTES;
                 high.resize(n_blocks * planes::HIGH_BYTES, 0);
                 low.resize(n_blocks * planes::LOW_BYTES, 0);
@@ -118,7 +116,7 @@ impl Jobs<'_> {
                 }
                 target.put(if precision == Precision::Low { high } else { low })
             })?;
-            target.pad(start + (plane.at + plane.bytes).next_multiple_of(BLOCK_BYTES))?;
+            target.pad(start + (at + bytes).next_multiple_of(BLOCK_BYTES))?;
         }
         Ok(())
     }
@@ -148,8 +146,8 @@ impl Jobs<'_> {
         while row < tensor.ne1 {
             let n = rows_max.min(tensor.ne1 - row);
             read.resize((n * row_bytes) as usize, 0);
-            read_exact_at(&self.files[source.file as usize], read, source.offset + row * row_bytes)
-                .map_err(|error| self.plan.source_error(source.file, error))?;
+            let read_rows = self.files[source.file as usize].read_exact_at(read, source.offset + row * row_bytes);
+            read_rows.map_err(|error| self.plan.source_error(source.file, error))?;
             if is_recoded {
                 made.clear();
                 self.recode.recode(tensor.dtype, to, tensor.ne0, read, importance.as_deref(), made).map_err(fault)?;

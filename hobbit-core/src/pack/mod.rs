@@ -7,17 +7,16 @@
 //! The rest of hobbit works with [`Pack::plain`]: an ordinary [`crate::gguf::Gguf`] whose expert tensors have no bytes,
 //! beside a [`crate::gguf::Catalog`] that locates the records.
 
+mod bit_planes;
 mod bytes;
 mod error;
 mod fingerprint;
 mod format;
-mod gaps;
 pub mod imatrix;
 mod job;
-mod nested;
+mod partial;
 mod plain;
 mod plan;
-mod progress;
 mod read;
 #[cfg(test)]
 mod tests;
@@ -25,21 +24,17 @@ mod types;
 mod unpack;
 mod verify;
 mod write;
-mod writer;
 
-pub use error::{PackError, WriteError};
-pub use fingerprint::{
-    fingerprint, keep as keep_fingerprint, kept as kept_fingerprint, kept_path as kept_fingerprint_path,
-    sha256 as source_sha256,
-};
-pub use format::{PackKind, Sha256, VERSION, VERSION_NESTED};
+pub use error::{PackError, UnpackError, WriteError};
+pub use fingerprint::fingerprint;
+pub use format::{PackKind, Sha256, VERSION, VERSION_BIT_PLANES};
+pub use partial::{PartialError, partial_path};
 pub use plan::{Fallback, PackSpec, Widths};
-pub use progress::{OnProgress, Progress, Stage, partial_path};
 pub use read::{Pack, PackInfo, PackedVersion};
 pub use types::{SliceTypes, TypeChoice, TypeChoiceError, fitting, slice_name};
-pub use unpack::{UnpackError, unpack};
+pub use unpack::unpack;
 pub use verify::{Fault, Verified, verify};
-pub use write::{Written, write};
+pub use write::{OnProgress, Progress, Stage, Written, write};
 
 /// The key of a tuned policy, for messages.
 pub const POLICY_KEY: &str = format::key::POLICY;

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::path::Path;
 
+use super::bit_planes::{self, Planes};
 use super::bytes;
 use super::error::WriteError;
 use super::format::{self, PackKind, Row, Sha256, VERSIONS_MAX, key};
-use super::gaps;
-use super::nested::{self, Planes};
+use super::plain::{self, GAP_BYTES_MAX};
 use super::types::{SliceTypes, TypeChoice, describe, fitting};
 use crate::expert::{ExpertId, Extent, Precision, Version};
 use crate::gguf::experts::parse_name;
@@ -33,7 +33,7 @@ pub struct PackSpec<'a> {
     /// Types of the high versions; `None` for the source's own.
     pub high: Option<TypeChoice>,
     /// Low versions are bits of the high ones, which are all Q8_0. Requires no `low`.
-    pub nested: bool,
+    pub bit_planes: bool,
     /// Exceptions from `high`, by expert.
     pub widths: Option<Widths>,
     /// Calibrated T1 and T2, `0.0..=1.0`.
@@ -140,8 +140,8 @@ impl<'a> Plan<'a> {
         }
         let mut fallbacks = BTreeSet::new();
         let mut rows = rows(&experts, spec, &mut fallbacks);
-        if spec.nested {
-            rows = nested_rows(&experts, spec, &rows, path)?;
+        if spec.bit_planes {
+            rows = plane_rows(&experts, spec, &rows, path)?;
         }
         if spec.low.is_some() && !rows.iter().any(|row| row.version.precision == Precision::Low) {
             let wanted = spec.low.as_ref().map(TypeChoice::to_string).unwrap_or_default();
@@ -174,11 +174,15 @@ impl<'a> Plan<'a> {
     }
 
     /// The file's layout with these digests. Digests do not change offsets.
-    pub fn layout(&self, source: Sha256, plain: Option<Sha256>) -> Result<Layout, HeaderError> {
+    pub fn layout(&self, source: Sha256, plain: Option<Sha256>) -> Result<Layout, WriteError> {
+        self.try_layout(source, plain).map_err(|error| self.header_error(error))
+    }
+
+    fn try_layout(&self, source: Sha256, plain: Option<Sha256>) -> Result<Layout, HeaderError> {
         let mut header = HeaderBuilder::new(BLOCK_BYTES)?;
         let copied = |key: &str| !key.starts_with("split.") && !key.starts_with(format::PREFIX);
         self.source.copy_keys(&mut header, copied)?;
-        let version = if self.spec.nested { format::VERSION_NESTED } else { format::VERSION };
+        let version = if self.spec.bit_planes { format::VERSION_BIT_PLANES } else { format::VERSION };
         header.key(key::VERSION, version)?.key(key::KIND, self.spec.kind.name())?;
         for (precision, key) in [(Precision::High, key::HIGH), (Precision::Low, key::LOW)] {
             let types: Vec<_> =
@@ -187,8 +191,8 @@ impl<'a> Plan<'a> {
                 header.key(key, describe(types.iter()))?;
             }
         }
-        if self.spec.nested {
-            header.key(key::NESTED, nested::PLANES)?;
+        if self.spec.bit_planes {
+            header.key(key::PLANES, bit_planes::PLANES)?;
         }
         let name = self.source.files[0].path.file_name().unwrap_or_default();
         header.key(key::SOURCE_NAME, name.to_string_lossy().into_owned())?;
@@ -203,14 +207,11 @@ impl<'a> Plan<'a> {
         if let Some((t1, t2)) = self.spec.thresholds {
             header.key(key::T1, t1)?.key(key::T2, t2)?;
         }
-        if let Some(policy) = &self.spec.policy {
-            header.key(key::POLICY, policy.clone())?;
-        }
-        if let Some(norms) = &self.spec.norms {
-            header.key(key::NORMS, norms.clone())?;
-        }
-        if let Some(mixes) = &self.spec.mixes {
-            header.key(key::MIXES, mixes.clone())?;
+        let PackSpec { policy, norms, mixes, .. } = self.spec;
+        for (key, text) in [(key::POLICY, policy), (key::NORMS, norms), (key::MIXES, mixes)] {
+            if let Some(text) = text {
+                header.key(key, text.clone())?;
+            }
         }
         for i in self.ordinary() {
             let tensor = &self.source.tensors[i];
@@ -239,6 +240,10 @@ impl<'a> Plan<'a> {
         all.filter(|(_, t)| parse_name(&t.name).is_none()).map(|(i, _)| i)
     }
 
+    pub fn header_error(&self, error: HeaderError) -> WriteError {
+        WriteError::Header { path: self.source.files[0].path.clone(), error }
+    }
+
     /// Error for an unreadable file of the source, by index.
     pub fn source_error(&self, file: u32, error: io::Error) -> WriteError {
         WriteError::Source { path: self.source.files[file as usize].path.clone(), error }
@@ -251,30 +256,27 @@ impl<'a> Plan<'a> {
 
     /// Name of the tensor that holds a row's record.
     fn home(&self, row: &Row) -> String {
-        format::records_name(row.version.expert.layer, row.version.precision, self.spec.nested)
+        format::records_name(row.version.expert.layer, row.version.precision, self.spec.bit_planes)
     }
 
     /// Runs of rows that share a tensor.
     fn runs(&self) -> impl Iterator<Item = &[Row]> {
-        let is_nested = self.spec.nested;
-        self.rows.chunk_by(move |a, b| is_together(a, b, is_nested))
+        let bit_planes = self.spec.bit_planes;
+        self.rows.chunk_by(move |a, b| is_together(a, b, bit_planes))
     }
 
     /// Assigns an offset to every row and every ordinary tensor.
     fn place(&mut self) -> Result<(), WriteError> {
-        let path = &self.source.files[0].path;
-        let nothing = Sha256([0; 32]);
-        let layout = self.layout(nothing, None).map_err(|error| WriteError::Header { path: path.clone(), error })?;
+        let layout = self.layout(Sha256([0; 32]), None)?;
         let at: BTreeMap<&str, u64> = layout.tensors.iter().map(|t| (t.name.as_str(), t.extent.offset)).collect();
         for i in self.ordinary().collect::<Vec<_>>() {
             let tensor = &self.source.tensors[i];
             self.jobs.push(Job::Tensor(i));
             self.targets.push(Extent { file: 0, offset: at[tensor.name.as_str()], len: tensor.extent.len });
         }
-        let homes: Vec<String> = self.runs().map(|run| self.home(&run[0])).collect();
-        let is_nested = self.spec.nested;
-        for (run, home) in self.rows.chunk_by_mut(|a, b| is_together(a, b, is_nested)).zip(homes) {
-            let mut next = at[home.as_str()];
+        let starts: Vec<u64> = self.runs().map(|run| at[self.home(&run[0]).as_str()]).collect();
+        let bit_planes = self.spec.bit_planes;
+        for (run, mut next) in self.rows.chunk_by_mut(|a, b| is_together(a, b, bit_planes)).zip(starts) {
             for row in run {
                 row.offset = next;
                 next += row.len;
@@ -289,37 +291,37 @@ impl<'a> Plan<'a> {
 }
 
 /// Whether the records of two rows share a tensor.
-fn is_together(a: &Row, b: &Row, is_nested: bool) -> bool {
+fn is_together(a: &Row, b: &Row, bit_planes: bool) -> bool {
     let (a, b) = (a.version, b.version);
-    a.expert.layer == b.expert.layer && (is_nested || a.precision == b.precision)
+    a.expert.layer == b.expert.layer && (bit_planes || a.precision == b.precision)
 }
 
-/// The rows of a nested pack whose high versions are those of `rows`: for each expert the low row, then the high row,
-/// each with its own planes.
-fn nested_rows(experts: &ExpertMap, spec: &PackSpec<'_>, rows: &[Row], path: &Path) -> Result<Vec<Row>, WriteError> {
+/// The rows of bit planes whose high versions are those of `rows`: for each expert the low row, then the high row, each
+/// with its own planes.
+fn plane_rows(experts: &ExpertMap, spec: &PackSpec<'_>, rows: &[Row], path: &Path) -> Result<Vec<Row>, WriteError> {
     if let Some(low) = &spec.low {
-        return Err(WriteError::NestedLow { path: path.to_owned(), wanted: low.to_string() });
+        return Err(WriteError::PlanesLow { path: path.to_owned(), wanted: low.to_string() });
     }
     if spec.kind == PackKind::Low {
-        return Err(WriteError::NestedLowOnly { path: path.to_owned() });
+        return Err(WriteError::PlanesLowOnly { path: path.to_owned() });
     }
-    let mut nested = Vec::with_capacity(2 * rows.len());
+    let mut halves = Vec::with_capacity(2 * rows.len());
     for row in rows {
         let layer = experts.layer(row.version.expert.layer).expect("rows are made of the map's layers");
         for tensor in &layer.tensors {
             let dtype = row.types.get(tensor.kind).unwrap_or(tensor.dtype);
-            if dtype != nested::type_of(Precision::High) {
-                return Err(WriteError::NotNestable { path: path.to_owned(), tensor: tensor.name.clone(), dtype });
+            if dtype != bit_planes::type_of(Precision::High) {
+                return Err(WriteError::NoPlanes { path: path.to_owned(), tensor: tensor.name.clone(), dtype });
             }
         }
         let class = row.types.class(layer).expect("types were chosen to fit the rows");
         for precision in [Precision::Low, Precision::High] {
             let planes = Planes::of(&class, precision).expect("smaller than the record");
             let version = Version { precision, ..row.version };
-            nested.push(Row { version, len: planes.bytes, types: nested::types_of(layer, precision), ..*row });
+            halves.push(Row { version, len: planes.bytes, types: bit_planes::types_of(layer, precision), ..*row });
         }
     }
-    Ok(nested)
+    Ok(halves)
 }
 
 /// One row per version, by layer, precision, expert; without offsets and checksums.
@@ -381,18 +383,17 @@ fn check_recoding(
     spec: &PackSpec<'_>,
     recode: &dyn Recode,
 ) -> Result<(), WriteError> {
-    let (imatrix, is_nested) = (spec.importance, spec.nested);
     let mut supported = BTreeSet::new();
     for row in rows {
         let Some(layer) = experts.layer(row.version.expert.layer) else { continue };
         for t in &layer.tensors {
-            // The low versions of a nested pack are parts of its high ones.
-            let is_plane = is_nested && row.version.precision == Precision::Low;
+            // Low versions in bit planes are parts of the high ones.
+            let is_plane = spec.bit_planes && row.version.precision == Precision::Low;
             let Some(to) = row.types.get(t.kind).filter(|to| *to != t.dtype && !is_plane) else { continue };
             if supported.insert(to) {
                 recode.supports(to).map_err(|error| WriteError::Recode { tensor: t.name.clone(), error })?;
             }
-            let importance = importance_of(imatrix, t, row.version.expert.index)?;
+            let importance = importance_of(spec.importance, t, row.version.expert.index)?;
             if importance.is_none() && recode.needs_importance(to) {
                 return Err(WriteError::NeedsImportance { tensor: t.name.clone(), dtype: to });
             }
@@ -407,10 +408,8 @@ pub(super) fn importance_of(
     tensor: &ExpertTensor,
     index: u16,
 ) -> Result<Option<Vec<f32>>, WriteError> {
-    match imatrix {
-        Some(imatrix) => Ok(imatrix.importance(&tensor.name, tensor.ne0, tensor.n_expert, index)?),
-        None => Ok(None),
-    }
+    let of = |imatrix: &Imatrix| imatrix.importance(&tensor.name, tensor.ne0, tensor.n_expert, index);
+    Ok(imatrix.map(of).transpose()?.flatten())
 }
 
 fn plain_form(kind: PackKind, experts: &ExpertMap, rows: &[Row]) -> PlainForm {
@@ -418,17 +417,13 @@ fn plain_form(kind: PackKind, experts: &ExpertMap, rows: &[Row]) -> PlainForm {
         return PlainForm::None;
     }
     let high: Vec<&Row> = rows.iter().filter(|row| row.version.precision == Precision::High).collect();
-    if high
-        .chunk_by(|a, b| a.version.expert.layer == b.version.expert.layer)
-        .any(|run| run.iter().any(|row| row.types != run[0].types))
-    {
+    let mut layers = high.chunk_by(|a, b| a.version.expert.layer == b.version.expert.layer);
+    if layers.any(|run| run.iter().any(|row| row.types != run[0].types)) {
         return PlainForm::None;
     }
-    let unchanged = high.iter().all(|row| {
-        let layer = experts.layer(row.version.expert.layer);
-        layer.is_some_and(|layer| layer.tensors.iter().all(|t| row.types.get(t.kind) == Some(t.dtype)))
-    });
-    if unchanged { PlainForm::Source } else { PlainForm::Changed }
+    let is_own =
+        |row: &&Row| experts.layer(row.version.expert.layer).is_some_and(|layer| SliceTypes::own(layer) == row.types);
+    if high.iter().all(is_own) { PlainForm::Source } else { PlainForm::Changed }
 }
 
 /// The non-zero bytes of `source` between and after its tensors, as `hobbit.gaps` holds them.
@@ -443,10 +438,10 @@ pub(super) fn gaps_of(source: &Gguf) -> Result<Vec<u8>, WriteError> {
         let mut start = segment.start;
         let read = bytes::read(&file, extent, &mut buffer, |bytes| {
             for run in bytes.chunks(RUN) {
-                gaps::push(&mut found, start, run);
+                plain::push_gap(&mut found, start, run);
                 start += run.len() as u64;
-                if found.len() as u64 > gaps::GAP_BYTES_MAX {
-                    return Err(WriteError::Trailing { path: path.clone(), limit: gaps::GAP_BYTES_MAX });
+                if found.len() as u64 > GAP_BYTES_MAX {
+                    return Err(WriteError::Trailing { path: path.clone(), limit: GAP_BYTES_MAX });
                 }
             }
             Ok(())

@@ -3,13 +3,14 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::bytes::read_exact_at;
+use super::SliceTypes;
+use super::bit_planes::{self, Planes};
 use super::error::PackError;
 use super::format::{self, PackKind, ROW_BYTES, Row, Sha256, VERSIONS_MAX, key};
-use super::nested::Planes;
-use super::{SliceTypes, gaps, nested, plain};
+use super::plain::{self, GAP_BYTES_MAX};
 use crate::expert::{Extent, Precision, Version};
 use crate::gguf::experts::parse_name;
 use crate::gguf::{
@@ -31,7 +32,7 @@ pub struct PackInfo {
     /// Types of the low versions; `None` if there are none.
     pub low: Option<String>,
     /// Low versions are bits of the high ones.
-    pub nested: bool,
+    pub bit_planes: bool,
     /// File name of the model it was made from.
     pub source_name: String,
     /// Size of the source in bytes; for a split model, the size of its shards merged.
@@ -61,8 +62,8 @@ pub struct PackedVersion {
     pub version: Version,
     /// Types of its slices.
     pub types: SliceTypes,
-    /// Location of the record; file 0 is the pack. In a nested pack, the version's own planes only: a high version is
-    /// read from the low version's record and its own, which follows it.
+    /// Location of the record; file 0 is the pack. In bit planes, the version's own ones only: a high version is read
+    /// from the low version's record and its own, which follows it.
     pub record: Extent,
     /// xxh3-64 of the record.
     pub checksum: u64,
@@ -117,18 +118,18 @@ impl Pack {
 
         let header = own_tensor(&raw, path, format::HEADER, GgmlType::I8, HEADER_BYTES_MAX)?;
         let header = read(&file, path, header)?;
-        let mut gaps = Vec::new();
+        let (mut gaps_at, mut gaps) = (0, Vec::new());
         if raw.tensor(format::GAPS).is_some() {
-            let tensor = own_tensor(&raw, path, format::GAPS, GgmlType::I8, gaps::GAP_BYTES_MAX)?;
-            let found = gaps::parse(&read(&file, path, tensor)?).ok_or_else(|| {
+            let tensor = own_tensor(&raw, path, format::GAPS, GgmlType::I8, GAP_BYTES_MAX)?;
+            gaps_at = tensor.extent.offset;
+            gaps = plain::parse_gaps(&read(&file, path, tensor)?).ok_or_else(|| {
                 PackError::malformed(path, format!("tensor '{}'", format::GAPS), "a wild length", "runs of bytes")
             })?;
-            gaps.extend(found.into_iter().map(|gap| (gap.start, gap.len, tensor.extent.offset + gap.at)));
         }
         if raw.tensor(format::PATHS).is_some() {
             own_tensor(&raw, path, format::PATHS, GgmlType::I8, PathTable::BYTES_MAX)?;
         }
-        let plain = plain::model(&raw, path, kind, header, &gaps, info.source_size)?;
+        let plain = plain::model(&raw, path, kind, header, (gaps_at, &gaps), info.source_size)?;
         let experts = plain.experts()?;
         let n_experts: u64 = experts.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
         if n_experts == 0 || n_experts > VERSIONS_MAX {
@@ -138,7 +139,8 @@ impl Pack {
 
         let index = own_tensor(&raw, path, format::INDEX, GgmlType::I64, VERSIONS_MAX * ROW_BYTES as u64)?;
         let versions = rows(&read(&file, path, index)?, path)?;
-        let catalog = Builder { raw: &raw, path, experts: &experts, is_nested: info.nested, classes: HashMap::new() };
+        let catalog =
+            Builder { raw: &raw, path, experts: &experts, bit_planes: info.bit_planes, classes: HashMap::new() };
         let catalog = catalog.catalog(kind, &versions)?;
 
         let n_ordinary = match kind {
@@ -173,7 +175,7 @@ impl Pack {
 
     /// Version of the format.
     pub fn version(&self) -> u32 {
-        if self.info.nested { format::VERSION_NESTED } else { format::VERSION }
+        if self.info.bit_planes { format::VERSION_BIT_PLANES } else { format::VERSION }
     }
 
     /// Bytes of a version's own weights in the file, without padding.
@@ -214,26 +216,25 @@ fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> 
         None => "nothing".to_owned(),
     };
     let fault = |name: &str, expected: &str| PackError::malformed(path, format!("key '{name}'"), found(name), expected);
-    match raw.metadata.get_u64(key::VERSION) {
-        Some(version) if version == u64::from(format::VERSION) || version == u64::from(format::VERSION_NESTED) => {}
+    let bit_planes = match raw.metadata.get_u64(key::VERSION) {
+        Some(version) if version == u64::from(format::VERSION) => false,
+        Some(version) if version == u64::from(format::VERSION_BIT_PLANES) => true,
         Some(found) => {
-            return Err(PackError::Version { path: path.to_owned(), found, expected: format::VERSION_NESTED });
+            return Err(PackError::Version { path: path.to_owned(), found, expected: format::VERSION_BIT_PLANES });
         }
         None => return Err(fault(key::VERSION, "a number")),
-    }
+    };
     let kind = match raw.metadata.get_str(key::KIND) {
         Some("full") => PackKind::Full,
         Some("low") => PackKind::Low,
         _ => return Err(fault(key::KIND, "'full' or 'low'")),
     };
-    let is_nested = raw.metadata.get_u64(key::VERSION) == Some(u64::from(format::VERSION_NESTED));
-    match raw.metadata.get_str(key::NESTED) {
-        Some(nested::PLANES) if is_nested && kind == PackKind::Full => {}
-        None if !is_nested && raw.metadata.value_type(key::NESTED).is_none() => {}
-        _ if is_nested => {
-            return Err(fault(key::NESTED, &format!("'{}', in a full pack", nested::PLANES)));
-        }
-        _ => return Err(fault(key::NESTED, "nothing in a pack of version 1")),
+    let planes = raw.metadata.value_type(key::PLANES).map(|_| raw.metadata.get_str(key::PLANES));
+    if bit_planes && (planes != Some(Some(bit_planes::PLANES)) || kind != PackKind::Full) {
+        return Err(fault(key::PLANES, &format!("'{}', in a full pack", bit_planes::PLANES)));
+    }
+    if !bit_planes && planes.is_some() {
+        return Err(fault(key::PLANES, "nothing in a pack of version 1"));
     }
     let digest = |name: &str| match raw.metadata.get_str(name) {
         Some(text) => text.parse().map(Some).map_err(|()| fault(name, "64 hexadecimal digits")),
@@ -254,11 +255,9 @@ fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> 
     let info = PackInfo {
         high: text(key::HIGH),
         low: text(key::LOW),
-        nested: is_nested,
+        bit_planes,
         source_name: text(key::SOURCE_NAME).ok_or_else(|| fault(key::SOURCE_NAME, "a file name"))?,
-        source_size: raw
-            .metadata
-            .get_u64(key::SOURCE_SIZE)
+        source_size: (raw.metadata.get_u64(key::SOURCE_SIZE))
             .ok_or_else(|| fault(key::SOURCE_SIZE, "a number of bytes"))?,
         source_sha256: digest(key::SOURCE_SHA256)?.ok_or_else(|| fault(key::SOURCE_SHA256, "a digest"))?,
         source_fingerprint: digest(key::SOURCE_FINGERPRINT)?,
@@ -294,7 +293,7 @@ fn own_tensor<'a>(
 fn read(file: &File, path: &Path, tensor: &TensorInfo) -> Result<Vec<u8>, PackError> {
     let mut bytes = vec![0; tensor.extent.len as usize]; // the caller has limited it
     let action = || format!("read tensor '{}' at byte {}", tensor.name, tensor.extent.offset);
-    read_exact_at(file, &mut bytes, tensor.extent.offset).map_err(PackError::io(path, action()))?;
+    file.read_exact_at(&mut bytes, tensor.extent.offset).map_err(PackError::io(path, action()))?;
     Ok(bytes)
 }
 
@@ -319,7 +318,7 @@ struct Builder<'a> {
     raw: &'a Gguf,
     path: &'a Path,
     experts: &'a ExpertMap,
-    is_nested: bool,
+    bit_planes: bool,
     /// Classes by layer and types: most rows of a layer agree.
     classes: HashMap<(u16, SliceTypes), u16>,
 }
@@ -349,7 +348,7 @@ impl Builder<'_> {
             *place = Some(self.source(&mut catalog, &experts.layers[i], packed)?);
         }
         for (layer, [mut high, low]) in experts.layers.iter().zip(found) {
-            if self.is_nested {
+            if self.bit_planes {
                 self.join(layer, &mut high, &low)?;
             }
             if kind == PackKind::Full
@@ -378,12 +377,13 @@ impl Builder<'_> {
                 let what = format!("index row of layer {} expert {index} (low)", layer.layer);
                 PackError::malformed(self.path, what, found, expected)
             };
-            let low = low.as_ref().ok_or_else(|| fault("none".to_owned(), "one for every expert of a nested pack"))?;
+            let low =
+                low.as_ref().ok_or_else(|| fault("none".to_owned(), "one for every expert, as bit planes have"))?;
             let found = || {
                 let ends = [low, own].map(|version| version.record.map_or(0, |record| record.offset));
                 format!("records at {} (low) and {} (high)", ends[0], ends[1])
             };
-            *own = nested::joined(own, low)
+            *own = bit_planes::joined(own, low)
                 .ok_or_else(|| fault(found(), "the high version's own part right behind it"))?;
         }
         Ok(())
@@ -417,10 +417,10 @@ impl Builder<'_> {
         };
         let shape = &catalog.classes[usize::from(class)];
         let precision = packed.version.precision;
-        let planes = match self.is_nested {
-            true if packed.types != nested::types_of(layer, precision) => {
+        let planes = match self.bit_planes {
+            true if packed.types != bit_planes::types_of(layer, precision) => {
                 let found = format!("{:?}", packed.types.iter().collect::<Vec<_>>());
-                return Err(fault("types", found, format!("{} for every slice", nested::type_of(precision))));
+                return Err(fault("types", found, format!("{} for every slice", bit_planes::type_of(precision))));
             }
             true => Planes::of(shape, precision),
             false => None,
@@ -433,7 +433,7 @@ impl Builder<'_> {
         if !offset.is_multiple_of(BLOCK_BYTES) {
             return Err(fault("offset", offset.to_string(), format!("a multiple of {BLOCK_BYTES}")));
         }
-        let name = format::records_name(layer.layer, precision, self.is_nested);
+        let name = format::records_name(layer.layer, precision, self.bit_planes);
         let home = self.raw.tensor(&name).filter(|tensor| tensor.dtype == GgmlType::I8);
         let home = home.ok_or_else(|| fault("tensor", format!("no i8 tensor '{name}'"), "one".to_owned()))?.extent;
         if offset < home.offset || offset.checked_add(len).is_none_or(|end| end > home.end()) {

@@ -77,7 +77,7 @@ pub fn verify(
     }
     for packed in &pack.versions {
         let (expert, precision) = (packed.version.expert, packed.version.precision);
-        let general = fault(&format::records_name(expert.layer, precision, pack.info.nested), packed.record);
+        let general = fault(&format::records_name(expert.layer, precision, pack.info.bit_planes), packed.record);
         let precision = Some(if precision == Precision::High { "high" } else { "low" });
         let named = Fault { layer: Some(expert.layer), expert: Some(expert.index), precision, ..general };
         parts.push((named, Some(packed.checksum)));

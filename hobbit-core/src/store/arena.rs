@@ -1,5 +1,5 @@
-//! Memory that reads fill: anonymous, page-aligned, on huge pages where the system has them. Pages are faulted in
-//! before the first read or, in large arenas, by threads beside the reads.
+//! Memory that reads fill: anonymous, page-aligned, on huge pages if the system has them. Pages are faulted in before
+//! the first read or, in large arenas, by threads beside the reads.
 
 use std::io;
 use std::ptr::NonNull;
@@ -96,11 +96,8 @@ impl Arena {
             owner: None,
             faults: Faults::default(),
         };
-        #[cfg(target_os = "linux")]
         // SAFETY: the range was just mapped; the advice changes no contents, and refusing it is harmless.
-        unsafe {
-            libc::madvise(base, bytes, libc::MADV_HUGEPAGE);
-        }
+        unsafe { libc::madvise(base, bytes, libc::MADV_HUGEPAGE) };
         Ok(arena)
     }
 
@@ -127,20 +124,15 @@ impl Arena {
         let (start, end) = (range.start.next_multiple_of(page), range.end.min(self.bytes) / page * page);
         // Fault threads must not touch discarded pages.
         self.faults.end();
-        #[cfg(target_os = "linux")]
-        if self.owner.is_none() {
-            // SAFETY: whole pages of our own private anonymous mapping, unused during the call.
-            return start >= end
-                || unsafe { libc::madvise(self.base.as_ptr().add(start).cast(), end - start, libc::MADV_DONTNEED) }
-                    == 0;
-        }
-        let _ = (start, end);
-        false
+        // SAFETY: whole pages of our own private anonymous mapping, unused during the call.
+        let discard =
+            || unsafe { libc::madvise(self.base.as_ptr().add(start).cast(), end - start, libc::MADV_DONTNEED) == 0 };
+        self.is_discardable() && (start >= end || discard())
     }
 
     /// Whether [`Arena::discard`] can work.
     pub fn is_discardable(&self) -> bool {
-        cfg!(target_os = "linux") && self.owner.is_none()
+        self.owner.is_none()
     }
 
     /// Start of the memory.
@@ -298,16 +290,6 @@ impl Faults {
 /// Faults in a mapped range without changing its contents, even while others write there. Returns whether the system
 /// supports that.
 fn populate(address: usize, bytes: usize) -> bool {
-    #[cfg(target_os = "linux")]
-    {
-        // SAFETY: the range is mapped until `Faults::end` has returned; the advice changes no contents.
-        let code =
-            unsafe { libc::madvise(std::ptr::with_exposed_provenance_mut(address), bytes, libc::MADV_POPULATE_WRITE) };
-        code == 0
-    }
-    #[cfg(not(target_os = "linux"))]
-    {
-        let _ = (address, bytes);
-        false
-    }
+    // SAFETY: the range is mapped until `Faults::end` has returned; the advice changes no contents.
+    unsafe { libc::madvise(std::ptr::with_exposed_provenance_mut(address), bytes, libc::MADV_POPULATE_WRITE) == 0 }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong while reading experts, with the file, the place and the remedy.
+//! Errors of reads, with the file, the place and the remedy.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,22 +12,22 @@ pub enum StoreError {
     /// The file could not be opened.
     #[error("cannot open {path} for {engine} reads: {source}")]
     Open { path: PathBuf, engine: &'static str, source: io::Error },
-    /// The system reported an error for a read (`EIO` and its like).
+    /// The system reported an error for a read, such as `EIO`.
     #[error("reading {len} bytes at offset {offset} of {path} failed: {source}; check the disk and its connection")]
     Read { path: PathBuf, offset: u64, len: u64, source: io::Error },
-    /// The file ended before the bytes that its header promised.
+    /// The file ended before the bytes that its header declares.
     #[error(
         "file shrank while running: {path} now has {file_len} bytes, but {len} bytes at offset {offset} are needed; \
          restore the file"
     )]
     Shrank { path: PathBuf, offset: u64, len: u64, file_len: u64 },
-    /// The file is not the one that was looked at first, or has been written to since.
+    /// The file was replaced or written to after its first check.
     #[error(
         "{}: this file was replaced or written to after it was opened ({what}), so that old and new weights would be \
          mixed; start again, and change no model while it is in use", path.display()
     )]
     Changed { path: PathBuf, what: &'static str },
-    /// What was read is no plane of 8-bit weights.
+    /// The bytes read are no bit plane of 8-bit weights.
     #[error(
         "{}: the {len} bytes at offset {offset} are not the planes of weights that they should be (a scale is no sound \
          number); the pack is damaged, `gguf-tools verify` says where", path.display()

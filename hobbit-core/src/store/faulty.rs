@@ -1,4 +1,4 @@
-//! Any store, with faults: for tests of whatever must survive a failing disk. Deterministic, no sleeping.
+//! Any store, with faults: for tests of a failing disk. Deterministic, no sleeping.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,7 +10,7 @@ use super::error::StoreError;
 use super::request::{Completion, ReadDone, ReadRequest};
 use crate::expert::Extent;
 
-/// What goes wrong, and when. Requests are counted from 0 in order of submission.
+/// Faults by request. Requests are counted from 0 in order of submission.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     /// These requests fail with `EIO` and read nothing.
@@ -19,7 +19,7 @@ pub struct Faults {
     pub short_read: Vec<u64>,
     /// The length that each file has shrunk to, in bytes: reads past it fill the slot up to there and fail.
     pub shrunk: HashMap<u32, u64>,
-    /// Answers are held back until this many are there or nothing else is in flight, then given out of order.
+    /// Answers are held back until this many are there or no other is in flight, then given out of order.
     pub hold: Option<Hold>,
 }
 
@@ -32,7 +32,7 @@ pub struct Hold {
     pub seed: u64,
 }
 
-/// A store that fails as told.
+/// A store with faults.
 pub struct FaultyStore {
     inner: Arc<dyn Store>,
     faults: Faults,
@@ -42,7 +42,7 @@ pub struct FaultyStore {
 #[derive(Default)]
 struct State {
     submitted: u64,
-    /// Requests whose answer has not reached us.
+    /// Requests without an answer of the inner store.
     in_flight: usize,
     held: Vec<(Arc<dyn Completion>, ReadDone)>,
     random: u64,
@@ -55,7 +55,7 @@ impl FaultyStore {
         Self { inner, faults, state: Arc::new(Mutex::new(State { random, ..State::default() })) }
     }
 
-    /// What the `number`th request may read, and the error that then takes the place of its answer.
+    /// Bytes that a request may read, and the error in place of its answer.
     fn verdict(&self, number: u64, request: &ReadRequest) -> Option<(u64, StoreError)> {
         let Extent { file, offset, len } = request.extent;
         let path = || PathBuf::from(format!("(file {file})"));

@@ -1,65 +1,66 @@
-//! How the bytes of a read become those of its memory, and in which pieces that is done.
+//! Conversion of bytes on their way from a file to memory, and the units of the work.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::slot_ptr::SlotPtr;
+use super::request::SlotPtr;
 use super::window::BLOCK_BYTES;
 use crate::expert::Extent;
 use crate::planes::{self, HIGH_BYTES, LOW_BYTES, Q4_1_BYTES, Q8_0_BYTES};
 
-/// Bytes that are read before they are put together: no buffer is larger.
+/// Bytes of a buffer, in which the parts of a unit are read before they are assembled.
 pub(super) const BUFFER_BYTES: usize = 1 << 20;
 
-/// Bytes of all buffers of a store, at the most.
+/// Maximum bytes of all buffers of a store.
 pub const PLANE_BUFFERS_BYTES: u64 = (BUFFERS_MAX * BUFFER_BYTES) as u64;
 
-/// Buffers at a time: as many bytes as a loader has in flight. Half as many of twice the size were no faster. Engines with
-/// threads have one for each thread, which are fewer.
+/// Maximum buffers at a time: as many bytes as a loader has in flight. Half as many of twice the size were no faster.
+/// Engines with threads have one for each thread, which are fewer.
 pub(super) const BUFFERS_MAX: usize = 16;
 
-/// Blocks of one unit of a part: planes of whole [`BLOCK_BYTES`] (of which 2048 blocks are 9 and 8), each about half a MiB.
+/// Blocks of one unit of a part. 2048 blocks are 9 [`BLOCK_BYTES`] of the high plane and 8 of the low one, so each plane
+/// of a unit has whole [`BLOCK_BYTES`], about half a MiB.
 const UNIT_BLOCKS: u64 = 14 * 2048;
 
-/// How the bytes of a read become those of its memory.
+/// Conversion of the bytes of a read on their way to memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// As they are.
+    /// None.
     AsIs,
-    /// Planes ([`crate::planes`]) that whoever completes the read puts together, matrix by matrix.
+    /// Bit planes ([`crate::planes`]) are merged, matrix by matrix.
     Planes(Vec<Part>),
-    /// Rows in another order of their bytes, which whoever completes the read gives them, matrix by matrix.
+    /// Bytes of rows are rearranged, matrix by matrix.
     Rows(Vec<Rows>),
 }
 
-/// One matrix whose rows are kept in another order of their bytes than files have them.
+/// One matrix whose rows have another order of bytes in memory than in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// First byte in the file.
     pub offset: u64,
     /// Bytes, in the file and in memory.
     pub bytes: u64,
-    /// Bytes of as many rows as are rearranged together: they take the place that they have in the file.
+    /// Bytes of the rows that are rearranged together, in place.
     pub group_bytes: u64,
-    /// Where the first row goes, in bytes from the request's `dst`.
+    /// Offset of the first row from the request's `dst`.
     pub to: usize,
-    /// What is done to them.
+    /// The order in memory.
     pub order: Order,
 }
 
-/// What gives bytes another order, on any thread.
+/// A rearrangement of bytes, called on any thread.
 pub trait Rearrange: Send + Sync {
-    /// Writes rows, of whole groups, as they are to lie in memory: as many bytes.
+    /// Writes whole groups of rows in their order in memory; `out` is as long as `rows`.
     fn rearrange(&self, rows: &[u8], out: &mut [u8]);
 }
 
-/// An order of rows' bytes. Equal ones are the same value.
+/// An order of rows' bytes. Two are equal if they are the same value.
 #[derive(Clone)]
 pub enum Order {
-    /// As files have them.
+    /// The file's.
     AsIs,
-    /// Another.
+    /// Another one.
     Other(Arc<dyn Rearrange>),
 }
 
@@ -81,12 +82,12 @@ impl fmt::Debug for Order {
     }
 }
 
-/// Bytes of one unit of rows, at the most: with the rest of its first and last block it fits into a buffer.
+/// Maximum bytes of a unit of rows: with the rest of its first and last block it fits into a buffer.
 const UNIT_ROWS_BYTES: u64 = BUFFER_BYTES as u64 - 2 * BLOCK_BYTES;
 
 impl Rows {
-    /// That its bytes lie in `extent`, fit in `capacity` bytes of memory, and are groups that fit into a buffer.
-    pub(super) fn is_sound(&self, extent: Range<u64>, capacity: usize) -> bool {
+    /// Checks that the bytes lie in `extent`, fit in `capacity` bytes of memory, and are groups that fit into a buffer.
+    fn is_sound(&self, extent: &Range<u64>, capacity: usize) -> bool {
         let end = usize::try_from(self.bytes).ok().and_then(|bytes| bytes.checked_add(self.to));
         let in_file =
             self.offset >= extent.start && self.offset.checked_add(self.bytes).is_some_and(|end| end <= extent.end);
@@ -96,7 +97,7 @@ impl Rows {
             && self.bytes.is_multiple_of(self.group_bytes)
     }
 
-    /// As many groups as fit into a buffer, from the byte `first` on.
+    /// The groups that fit into a buffer, from the byte `first` on.
     fn unit(&self, first: u64) -> Unit {
         let len = self.unit_bytes().min(self.bytes - first);
         let offset = self.offset + first;
@@ -117,7 +118,7 @@ impl Rows {
 }
 
 impl Form {
-    /// Bytes that are read of an extent of `len`, without what alignment adds.
+    /// Bytes to read of an extent of `len`, without alignment.
     pub(super) fn bytes(&self, len: u64) -> u64 {
         match self {
             Self::AsIs => len,
@@ -126,26 +127,28 @@ impl Form {
         }
     }
 
-    /// What a read of `extent` makes of a file's bytes, as engines do it: in units that fit into a buffer. Whether all scales of
+    /// Checks that the parts lie in `extent` and the bytes made of them in `capacity` bytes of memory.
+    pub(super) fn is_sound(&self, extent: &Extent, capacity: usize) -> bool {
+        let range = extent.offset..extent.offset.saturating_add(extent.len);
+        match self {
+            Self::AsIs => extent.len <= capacity as u64,
+            Self::Planes(parts) => parts.iter().all(|part| part.is_sound(&range, capacity)),
+            Self::Rows(matrices) => matrices.iter().all(|rows| rows.is_sound(&range, capacity)),
+        }
+    }
+
+    /// Converts a file's bytes as a read of `extent` does, in units that fit into a buffer. Returns whether all scales of
     /// planes are sound.
     ///
     /// # Panics
     /// If it does not fit into `out`, or reads past the file's end.
     pub fn assemble(&self, file: &[u8], extent: &Extent, out: &mut [u8]) -> bool {
-        let range = extent.offset..extent.offset.saturating_add(extent.len);
-        assert!(
-            match self {
-                Self::AsIs => extent.len <= out.len() as u64,
-                Self::Planes(parts) => parts.iter().all(|part| part.is_sound(range.clone(), out.len())),
-                Self::Rows(matrices) => matrices.iter().all(|rows| rows.is_sound(range.clone(), out.len())),
-            },
-            "it fits"
-        );
+        assert!(self.is_sound(extent, out.len()), "it fits");
         let Some(units) = self.units(extent) else {
-            out[..extent.len as usize].copy_from_slice(&file[range.start as usize..range.end as usize]);
+            out[..extent.len as usize].copy_from_slice(&file[extent.offset as usize..extent.end() as usize]);
             return true;
         };
-        // SAFETY: the memory is `out`'s, for as long as this call, in which nobody else uses it.
+        // SAFETY: the memory is `out`'s, which this call borrows exclusively.
         let dst = unsafe { SlotPtr::new(out.as_mut_ptr()) };
         units.iter().fold(true, |is_sound, unit| {
             let mut buffer = vec![0; unit.buffer_bytes()];
@@ -159,7 +162,7 @@ impl Form {
         })
     }
 
-    /// Of a checked request, what is read into buffers; `None`: nothing is.
+    /// The units of a checked request; `None` if it needs no buffers.
     pub(super) fn units(&self, extent: &Extent) -> Option<Vec<Unit>> {
         match self {
             Self::AsIs => None,
@@ -169,25 +172,25 @@ impl Form {
     }
 }
 
-/// One matrix that comes in planes.
+/// One matrix in bit planes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Blocks of 32 weights.
     pub n_blocks: u64,
     /// Its high plane.
     pub high: HighPlane,
-    /// First byte of its low plane in the file, a multiple of [`BLOCK_BYTES`]. `None`: Q4_1 is made of the high one alone.
+    /// First byte of its low plane in the file, a multiple of [`BLOCK_BYTES`]. `None`: the high plane alone becomes Q4_1.
     pub low: Option<u64>,
-    /// Where its first block goes, in bytes from the request's `dst`.
+    /// Offset of its first block from the request's `dst`.
     pub to: usize,
 }
 
-/// Where a high plane is.
+/// Location of a high plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HighPlane {
     /// In the file: its first byte, a multiple of [`BLOCK_BYTES`].
     File(u64),
-    /// In memory, expanded to Q4_1. As for the request's own memory, but for being read: see [`SlotPtr::new`].
+    /// In memory, expanded to Q4_1. The rules of [`SlotPtr::new`] hold, but others may read it.
     Held(SlotPtr),
 }
 
@@ -196,7 +199,7 @@ impl Part {
         matches!(self.high, HighPlane::File(_))
     }
 
-    /// Bytes that are read, without what alignment adds.
+    /// Bytes to read, without alignment.
     pub(super) fn bytes(&self) -> u64 {
         let high = if self.is_high_read() { HIGH_BYTES as u64 } else { 0 };
         let low = self.low.map_or(0, |_| LOW_BYTES as u64);
@@ -208,7 +211,7 @@ impl Part {
         if self.low.is_some() { Q8_0_BYTES } else { Q4_1_BYTES }
     }
 
-    /// Ranges of the file that are read for these blocks.
+    /// Ranges of the file with these blocks: first byte and length.
     fn reads(&self, blocks: &Range<u64>) -> impl Iterator<Item = (u64, u64)> {
         let n = blocks.end - blocks.start;
         let of = |first: u64, block: usize| (first + blocks.start * block as u64, n * block as u64);
@@ -219,8 +222,8 @@ impl Part {
         high.into_iter().chain(self.low.map(|first| of(first, LOW_BYTES)))
     }
 
-    /// That its planes lie in `extent` at whole blocks, and its weights in `capacity` bytes.
-    pub(super) fn is_sound(&self, extent: Range<u64>, capacity: usize) -> bool {
+    /// Checks that the planes lie in `extent` at whole blocks, and the weights in `capacity` bytes.
+    fn is_sound(&self, extent: &Range<u64>, capacity: usize) -> bool {
         let n_blocks = usize::try_from(self.n_blocks).ok();
         let end = n_blocks.and_then(|n| n.checked_mul(self.out_block())?.checked_add(self.to));
         let is_read = |(first, block): (u64, usize)| {
@@ -237,7 +240,7 @@ impl Part {
     }
 }
 
-/// A range of the file, and where it goes in a unit's buffer, both at whole blocks.
+/// A range of the file, and its offset in a unit's buffer, both at whole blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub offset: u64,
@@ -245,11 +248,11 @@ pub(super) struct Piece {
     pub at: usize,
 }
 
-/// What is read into one buffer and put together from there.
+/// Ranges that are read into one buffer and assembled from there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unit {
     pub pieces: Vec<Piece>,
-    /// Parts, or some blocks of one: each with where its planes are in the buffer.
+    /// Parts or some blocks of one, or rows, with their places in the buffer.
     made: Vec<Made>,
 }
 
@@ -269,7 +272,7 @@ struct Blocks {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct MadeRows {
-    /// Where they are in the buffer.
+    /// Offset in the buffer.
     at: usize,
     len: usize,
     to: usize,
@@ -282,7 +285,8 @@ enum Source {
     Held(SlotPtr),
 }
 
-/// The units of a checked request's parts: one where all of it is a run of bytes that fits into a buffer, else parts, or blocks of them.
+/// The units of a checked request's parts: one if the request is a dense range that fits into a buffer, else one or more
+/// for each part.
 fn units(extent: &Extent, parts: &[Part]) -> Vec<Unit> {
     let planes = parts.iter().map(|part| part.reads(&(0..part.n_blocks)).count() as u64).sum::<u64>();
     let bytes: u64 = parts.iter().map(Part::bytes).sum();
@@ -325,11 +329,12 @@ fn unit(part: &Part, first: u64) -> Unit {
 }
 
 impl Unit {
-    /// Makes of what is in `buffer` what is wanted in the memory of the request. Whether all scales of planes are sound.
+    /// Converts the bytes in `buffer` to their places in the request's memory. Returns whether all scales of planes are
+    /// sound.
     ///
     /// # Safety
-    /// `dst` is that of the request whose unit this is, which was checked, and nobody else uses its memory, nor writes what
-    /// it holds, now.
+    /// `dst` is that of this unit's request, which was checked. During the call others neither use its memory nor write
+    /// held planes.
     pub unsafe fn assemble(&self, dst: SlotPtr, buffer: &[u8]) -> bool {
         let mut is_sound = true;
         for made in &self.made {
@@ -354,7 +359,7 @@ impl Unit {
                 (Source::Buffer(high), Some(low)) => planes::merge(plane(high, HIGH_BYTES), plane(low, LOW_BYTES), out),
                 (Source::Buffer(high), None) => planes::expand(plane(high, HIGH_BYTES), out),
                 (Source::Held(held), low) => {
-                    // SAFETY: by the maker of the part, blocks of Q4_1 are there.
+                    // SAFETY: by the contract of `HighPlane::Held`, blocks of Q4_1 are there.
                     let held = unsafe { std::slice::from_raw_parts(held.as_ptr(), n_blocks * Q4_1_BYTES) };
                     low.is_some_and(|low| planes::complete(held, plane(low, LOW_BYTES), out))
                 }
@@ -363,7 +368,7 @@ impl Unit {
         is_sound
     }
 
-    /// Bytes of a buffer that takes it.
+    /// Bytes of the buffer.
     pub fn buffer_bytes(&self) -> usize {
         self.pieces.last().map_or(0, |piece| piece.at + piece.len.next_multiple_of(BLOCK_BYTES) as usize)
     }

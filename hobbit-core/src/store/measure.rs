@@ -1,4 +1,4 @@
-//! What the disk gives for random reads of a slice's size: the roofline that benches print beside their results.
+//! Bandwidth of random reads of a slice's size: the roofline that benches print beside their results.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,8 +48,8 @@ pub fn measure_random_read(
     let request = |slot: usize, extent: Extent| ReadRequest {
         ticket: slot as u64,
         extent,
-        // SAFETY: slot number `slot < depth` lies in the arena, which outlives the loop below: every request is
-        // waited for before the arena is dropped, and a slot is given to a new read after its answer only.
+        // SAFETY: slot number `slot < depth` lies in the arena, which outlives the loop below: every request is answered
+        // before the arena is dropped, and a slot is reused only after its answer.
         dst: unsafe { SlotPtr::new(slots.as_ptr().add(slot * slot_bytes)) },
         capacity: slot_bytes,
         lead: lead_of(&extent),
@@ -110,7 +110,7 @@ fn places(ranges: &[Extent], slice_bytes: u64) -> impl Iterator<Item = Extent> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::memory::MemoryStore;
+    use super::super::MemoryStore;
     use super::*;
 
     #[test]

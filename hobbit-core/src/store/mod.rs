@@ -1,30 +1,24 @@
-//! Where expert bytes come from.
+//! Reads of expert bytes.
 //!
-//! A [`Store`] takes [`ReadRequest`]s and answers each of them exactly once with a [`ReadDone`]. It decides
-//! nothing: which request goes first is [`crate::load`]'s business, which engine is used is [`mode::choose`]'s.
+//! A [`Store`] takes [`ReadRequest`]s and answers each of them exactly once with a [`ReadDone`]. It decides nothing:
+//! [`crate::load`] orders the requests, [`mode::choose`] picks the engine.
 //!
-//! * [`direct`]: `io_uring` and `O_DIRECT`, past the page cache, Linux only;
-//! * [`buffered`]: `pread` through the page cache;
-//! * [`memory`]: from bytes in RAM;
+//! * [`direct`]: `io_uring` and `O_DIRECT`, past the page cache;
+//! * buffered: `pread` through the page cache;
+//! * [`MemoryStore`]: from bytes in RAM;
 //! * [`faulty`]: any of them, with faults.
 
 pub mod arena;
-pub mod buffered;
-#[cfg(target_os = "linux")]
 pub mod direct;
 pub mod error;
 pub mod faulty;
 mod form;
 pub mod measure;
-pub mod memory;
 pub mod mode;
 mod open;
 pub mod original;
-#[cfg(target_os = "linux")]
-mod past_cache;
 pub mod probe;
 mod request;
-mod slot_ptr;
 pub mod threads;
 mod window;
 mod workers;
@@ -35,16 +29,15 @@ mod tests;
 use std::sync::Arc;
 
 pub use arena::Arena;
-pub use buffered::advise_random;
 pub use error::StoreError;
 pub use form::{Form, HighPlane, Order, PLANE_BUFFERS_BYTES, Part, Rearrange, Rows};
 pub use measure::{Bandwidth, measure_random_read};
 pub use mode::{Choice, Conditions, IoMode, StoreKind, choose};
-pub use open::{open, open_originals};
+pub use open::{advise_random, open, open_originals};
 pub use original::Original;
-pub use request::{Completion, ReadDone, ReadRequest};
-pub use slot_ptr::SlotPtr;
+pub use request::{Completion, ReadDone, ReadRequest, SlotPtr};
 pub use window::{BLOCK_BYTES, lead_of, slot_stride};
+pub use workers::MemoryStore;
 
 /// A source of expert bytes.
 ///

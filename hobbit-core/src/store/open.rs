@@ -1,27 +1,31 @@
-//! A store for a model's files, by the engine that was chosen.
+//! A store for a model's files, by its engine, and the engine that reads through the page cache.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::direct::{DirectOptions, DirectStore, ENGINE};
 use super::original::{BUFFERED, OpenFile, Original};
-use super::{Store, StoreError, StoreKind, buffered};
-#[cfg(target_os = "linux")]
-use super::{direct, past_cache};
+use super::probe::open_direct;
+use super::workers::{CHUNK_BYTES, Source, Workers};
+use super::{Store, StoreError, StoreKind};
 
-/// Opens `files` (a model's list of source files, in order) with the engine that `kind` names.
+/// Threads of buffered reads: enough to keep a solid-state disk busy when the page cache misses.
+const THREADS: usize = 4;
+
+/// Opens `files` (a model's source files, in order) with this engine.
 ///
 /// # Errors
-/// [`StoreError::Open`] names the file that could not be opened; [`StoreError::Unavailable`] says why the direct
+/// [`StoreError::Open`] names the file that could not be opened; [`StoreError::Unavailable`] the reason why the direct
 /// engine cannot run here.
 pub fn open(kind: StoreKind, files: &[PathBuf]) -> Result<Arc<dyn Store>, StoreError> {
     let open = |path: &PathBuf| {
         let (opened, engine) = match kind {
             StoreKind::Buffered => (File::open(path), BUFFERED),
-            #[cfg(target_os = "linux")]
-            StoreKind::Direct => (past_cache::open(path), past_cache::ENGINE),
-            #[cfg(not(target_os = "linux"))]
-            StoreKind::Direct => return Err(no_direct()),
+            StoreKind::Direct => (open_direct(path), ENGINE),
         };
         let path = path.clone();
         match opened {
@@ -32,7 +36,7 @@ pub fn open(kind: StoreKind, files: &[PathBuf]) -> Result<Arc<dyn Store>, StoreE
     start(kind, files.iter().map(open).collect::<Result<_, _>>()?)
 }
 
-/// As [`open`], of files that are open already: they are read whatever has taken their names since.
+/// Reads files that are open already, whatever has taken their names since.
 ///
 /// # Errors
 /// As [`open`]; [`StoreError::Changed`] for a file that has been written to.
@@ -40,10 +44,7 @@ pub fn open_originals(kind: StoreKind, files: &[Original]) -> Result<Arc<dyn Sto
     let open = |original: &Original| {
         let file = match kind {
             StoreKind::Buffered => original.again()?,
-            #[cfg(target_os = "linux")]
             StoreKind::Direct => original.again_direct()?,
-            #[cfg(not(target_os = "linux"))]
-            StoreKind::Direct => return Err(no_direct()),
         };
         Ok(OpenFile { path: original.path.clone(), file })
     };
@@ -51,16 +52,39 @@ pub fn open_originals(kind: StoreKind, files: &[Original]) -> Result<Arc<dyn Sto
 }
 
 fn start(kind: StoreKind, files: Vec<OpenFile>) -> Result<Arc<dyn Store>, StoreError> {
-    match kind {
-        StoreKind::Buffered => Ok(Arc::new(buffered::start(files)?)),
-        #[cfg(target_os = "linux")]
-        StoreKind::Direct => Ok(Arc::new(direct::DirectStore::start(files, direct::DirectOptions::default())?)),
-        #[cfg(not(target_os = "linux"))]
-        StoreKind::Direct => Err(no_direct()),
-    }
+    Ok(match kind {
+        StoreKind::Buffered => {
+            // Slices are read whole and in no order: read-ahead would only fetch other experts.
+            files.iter().for_each(|open| advise_random(&open.file));
+            Arc::new(Workers::start(files, THREADS, CHUNK_BYTES)?)
+        }
+        StoreKind::Direct => Arc::new(DirectStore::start(files, DirectOptions::default())?),
+    })
 }
 
-#[cfg(not(target_os = "linux"))]
-fn no_direct() -> StoreError {
-    StoreError::Unavailable { engine: "direct", reason: "it needs Linux (io_uring and O_DIRECT)".into() }
+/// Advises the system against read-ahead. A failure costs time only.
+pub fn advise_random(file: &File) {
+    // SAFETY: the descriptor is open; the call takes no memory.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+}
+
+/// `pread` through the page cache, straight to the place in the slot.
+impl Source for Vec<OpenFile> {
+    const NAME: &'static str = BUFFERED;
+
+    fn files(&self) -> usize {
+        self.len()
+    }
+
+    fn path(&self, file: usize) -> &Path {
+        &self[file].path
+    }
+
+    fn len(&self, file: usize) -> u64 {
+        self[file].file.metadata().map_or(0, |metadata| metadata.len())
+    }
+
+    fn read_at(&self, file: usize, offset: u64, dst: &mut [u8]) -> io::Result<usize> {
+        self[file].file.read_at(dst, offset)
+    }
 }

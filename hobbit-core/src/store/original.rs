@@ -7,10 +7,13 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use super::direct::ENGINE;
 use super::error::StoreError;
+use super::probe::open_direct;
 use crate::files::FileState;
 
 /// Name of the engine that reads through the page cache.
@@ -69,15 +72,12 @@ impl Original {
     ///
     /// # Errors
     /// [`StoreError::Changed`], [`StoreError::Open`].
-    #[cfg(target_os = "linux")]
     pub fn again_direct(&self) -> Result<File, StoreError> {
-        use super::past_cache::{self, ENGINE};
-        use std::os::fd::AsRawFd;
         self.check()?;
         // This name leads to the open file, whatever its path means by now. Without /proc the path may do.
         let name = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let opened = past_cache::open(Path::new(&name)).or_else(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => past_cache::open(&self.path),
+        let opened = open_direct(Path::new(&name)).or_else(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => open_direct(&self.path),
             _ => Err(error),
         });
         let opened = opened.and_then(|file| Ok((FileState::of(&file)?, file)));
@@ -94,12 +94,16 @@ impl Original {
         let now = self.now()?;
         // Removing a name changes the file's state, too.
         let has_lost_its_name = || !FileState::at(&self.path).is_ok_and(|there| there.is_same_file(&now));
-        match () {
-            () if now == self.state => Ok(()),
-            () if !now.is_same_file(&self.state) => Err(self.changed("another file has its name now")),
-            () if now.len != self.state.len => Err(self.changed("its length is another")),
-            () if now.is_unwritten_since(&self.state) && has_lost_its_name() => Ok(()),
-            () => Err(self.changed("the time of its last change is another")),
+        if now == self.state {
+            Ok(())
+        } else if !now.is_same_file(&self.state) {
+            Err(self.changed("another file has its name now"))
+        } else if now.len != self.state.len {
+            Err(self.changed("its length is another"))
+        } else if now.is_unwritten_since(&self.state) && has_lost_its_name() {
+            Ok(())
+        } else {
+            Err(self.changed("the time of its last change is another"))
         }
     }
 
@@ -133,7 +137,7 @@ fn open_error(path: &Path, engine: &'static str, source: io::Error) -> StoreErro
     StoreError::Open { path: path.to_owned(), engine, source }
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::fs;

@@ -1,4 +1,4 @@
-//! One body, every engine.
+//! Each test runs on every engine.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -54,17 +54,24 @@ impl SlotMemory {
     }
 }
 
-pub fn read_one(submit: impl FnOnce(Vec<ReadRequest>, &Arc<dyn Completion>), request: ReadRequest) -> ReadDone {
-    read_all(submit, vec![request]).remove(0)
+pub fn read_one(store: &dyn Store, request: ReadRequest) -> ReadDone {
+    read_all(store, vec![request]).remove(0)
 }
 
 /// Submits and waits for all answers, in the order in which they came.
-fn read_all(submit: impl FnOnce(Vec<ReadRequest>, &Arc<dyn Completion>), requests: Vec<ReadRequest>) -> Vec<ReadDone> {
+fn read_all(store: &dyn Store, requests: Vec<ReadRequest>) -> Vec<ReadDone> {
     let (sender, answers) = unbounded();
     let sink: Arc<dyn Completion> = Arc::new(sender);
     let count = requests.len();
-    submit(requests, &sink);
+    store.submit(requests, &sink);
     (0..count).map(|_| answers.recv().unwrap()).collect()
+}
+
+/// The same, sorted by ticket.
+fn read_sorted(store: &dyn Store, requests: impl Iterator<Item = ReadRequest>) -> Vec<ReadDone> {
+    let mut answers = read_all(store, requests.collect());
+    answers.sort_by_key(|done| done.ticket);
+    answers
 }
 
 /// Two files whose byte at `offset` is known; neither length is a multiple of a block.
@@ -106,16 +113,17 @@ impl Files {
     fn stores(&self) -> Vec<(String, Arc<dyn Store>)> {
         let contents = self.contents.iter().map(|bytes| Arc::from(bytes.as_slice())).collect();
         let mut plain: Vec<(String, Arc<dyn Store>)> = vec![
-            ("memory".into(), Arc::new(memory::MemoryStore::new(contents).unwrap())),
+            ("memory".into(), Arc::new(MemoryStore::new(contents).unwrap())),
             ("buffered".into(), open(StoreKind::Buffered, &self.paths()).unwrap()),
         ];
-        #[cfg(target_os = "linux")]
         if let Some(direct) = self.direct(direct::DirectOptions::default()) {
             plain.push(("direct".into(), direct));
-            let small = direct::DirectOptions { depth: 2, chunk_bytes: 8192, ..Default::default() };
-            plain.extend(self.direct(small).map(|store| ("direct, small chunks".into(), store)));
-            let cut = direct::DirectOptions { depth: 3, chunk_bytes: 65536, cut_bytes: Some(4096) };
-            plain.extend(self.direct(cut).map(|store| ("direct, short reads".into(), store)));
+            for (name, depth, chunk_bytes, cut_bytes) in
+                [("direct, small chunks", 2, 8192, None), ("direct, short reads", 3, 65536, Some(4096))]
+            {
+                let options = direct::DirectOptions { depth, chunk_bytes, cut_bytes };
+                plain.extend(self.direct(options).map(|store| (name.into(), store)));
+            }
         }
         let wrapped: Vec<_> = plain
             .iter()
@@ -128,14 +136,13 @@ impl Files {
         plain.into_iter().chain(wrapped).collect()
     }
 
-    #[cfg(target_os = "linux")]
     fn direct(&self, options: direct::DirectOptions) -> Option<Arc<dyn Store>> {
         if let Err(why) = probe::io_uring().and_then(|()| probe::direct(&self.paths()[0])) {
             not_run::not_run("store: direct reads", why);
             return None;
         }
         let files = self.paths().into_iter().map(|path| {
-            let file = past_cache::open(&path).unwrap();
+            let file = probe::open_direct(&path).unwrap();
             original::OpenFile { path, file }
         });
         Some(Arc::new(direct::DirectStore::start(files.collect(), options).unwrap()))
@@ -144,27 +151,13 @@ impl Files {
 
 /// Places that matter: block borders on either side, one byte, more than a chunk, the unaligned end of each file.
 fn extents() -> Vec<Extent> {
-    let mut extents = Vec::new();
-    for (offset, len) in [
-        (0, 1),
-        (0, 4096),
-        (4095, 2),
-        (4096, 4096),
-        (32, 8160),
-        (32, 8161),
-        (12_345, 100_000),
-        (1_000_000, 1_999_999),
-        (2_999_999, 18),
-        (3_000_016, 1),
-        (0, 3_000_017),
-        (500, 0),
-    ] {
-        extents.push(Extent { file: 0, offset, len });
-    }
-    for (offset, len) in [(0, 70_001), (65_536, 4465), (69_632, 369), (70_000, 1)] {
-        extents.push(Extent { file: 1, offset, len });
-    }
-    extents
+    let blocks = [(0, 1), (0, 4096), (4095, 2), (4096, 4096), (32, 8160), (32, 8161), (12_345, 100_000), (500, 0)];
+    let ends = [(1_000_000, 1_999_999), (2_999_999, 18), (3_000_016, 1), (0, 3_000_017)];
+    let short = [(0, 70_001), (65_536, 4465), (69_632, 369), (70_000, 1)];
+    let of = |file, places: &[(u64, u64)]| {
+        places.iter().map(|&(offset, len)| Extent { file, offset, len }).collect::<Vec<_>>()
+    };
+    [of(0, &blocks), of(0, &ends), of(1, &short)].concat()
 }
 
 #[test]
@@ -182,8 +175,7 @@ fn every_engine_reads_every_extent_to_its_lead() {
                 .iter()
                 .zip(0..)
                 .map(|(extent, slot)| memory.request(slot as u64 + 100, *extent, slot, lead(extent)));
-            let mut answers = read_all(|requests, sink| store.submit(requests, sink), requests.collect());
-            answers.sort_by_key(|done| done.ticket);
+            let answers = read_sorted(&*store, requests);
             for (slot, (extent, done)) in extents.iter().zip(&answers).enumerate() {
                 assert_eq!(done.ticket, slot as u64 + 100, "{name}");
                 let moved = *done.result.as_ref().unwrap_or_else(|error| panic!("{name} {extent:?}: {error}"));
@@ -204,10 +196,21 @@ fn slots_may_be_tight_or_unaligned() {
         // Exactly the slice and no block more; an odd address; both.
         for (slot, shift, capacity, lead) in [(0, 0, 10_000, 0), (1, 37, 16_384, 9), (2, 1, 10_001, 1)] {
             let request = memory.shifted(extent, slot, shift, capacity, lead);
-            let done = read_one(|requests, sink| store.submit(requests, sink), request);
+            let done = read_one(&*store, request);
             assert!(done.result.is_ok(), "{name}: {done:?}");
             assert!(memory.bytes(slot, shift + lead, 10_000) == files.expected(&extent), "{name} slot {slot}");
             assert!(memory.bytes(slot, shift + capacity, 1) == [0xEE], "{name} wrote past slot {slot}");
+        }
+    }
+}
+
+/// Requests that do not fit their memory or their extent.
+fn assert_refused(files: &Files, requests: impl Fn() -> Vec<ReadRequest>) {
+    for (name, store) in files.stores() {
+        for request in requests() {
+            let words = format!("{name} {request:?}");
+            let error = read_one(&*store, request).result.unwrap_err();
+            assert!(matches!(error, StoreError::SlotTooSmall { .. }), "{words}: {error}");
         }
     }
 }
@@ -216,22 +219,15 @@ fn slots_may_be_tight_or_unaligned() {
 fn requests_that_cannot_be_right_are_refused() {
     let files = Files::new();
     let memory = SlotMemory::new(1, 8192);
-    let whole = |offset, len| Extent { file: 0, offset, len };
+    let end = i64::MAX as u64 - 10;
+    assert_refused(&files, || {
+        [(0, 8193, 0), (0, 8192, 1), (0, 1, usize::MAX), (0, u64::MAX, 0), (u64::MAX, 1, 0), (end, 10, 0)]
+            .map(|(offset, len, lead)| memory.request(5, Extent { file: 0, offset, len }, 0, lead))
+            .into()
+    });
     for (name, store) in files.stores() {
-        for (extent, lead) in [
-            (whole(0, 8193), 0),
-            (whole(0, 8192), 1),
-            (whole(0, 1), usize::MAX),
-            (whole(0, u64::MAX), 0),
-            (whole(u64::MAX, 1), 0),
-            (whole(i64::MAX as u64 - 10, 10), 0),
-        ] {
-            let done = read_one(|requests, sink| store.submit(requests, sink), memory.request(5, extent, 0, lead));
-            let error = done.result.unwrap_err();
-            assert!(matches!(error, StoreError::SlotTooSmall { .. }), "{name} {extent:?}: {error}");
-        }
         let nowhere = Extent { file: 2, offset: 0, len: 1 };
-        let done = read_one(|requests, sink| store.submit(requests, sink), memory.request(6, nowhere, 0, 0));
+        let done = read_one(&*store, memory.request(6, nowhere, 0, 0));
         assert!(matches!(done.result, Err(StoreError::NoSuchFile { file: 2, files: 2 })), "{name}");
     }
 }
@@ -250,8 +246,7 @@ fn a_file_that_shrank_is_named() {
             Extent { file: 0, offset: 2_000_000, len: 50_000 },
         ];
         let requests = extents.iter().zip(0..).map(|(extent, slot)| memory.request(slot as u64, *extent, slot, 0));
-        let mut answers = read_all(|requests, sink| store.submit(requests, sink), requests.collect());
-        answers.sort_by_key(|done| done.ticket);
+        let answers = read_sorted(&*store, requests);
         assert!(answers[0].result.is_ok(), "{name}: {:?}", answers[0]);
         for done in &answers[1..] {
             let error = done.result.as_ref().unwrap_err();
@@ -283,13 +278,12 @@ fn faults_strike_the_requests_they_name() {
             shrunk: HashMap::from([(0, 50_000)]),
             hold: Some(Hold { answers_max: 3, seed: 1 }),
         };
-        let store = FaultyStore::new(store, faults);
+        let store = Arc::new(FaultyStore::new(store, faults));
         let memory = SlotMemory::new(6, slot_stride(10_000) as usize);
         let offsets = [0, 10_000, 20_000, 30_000, 40_000, 45_000];
         let requests =
             offsets.iter().zip(0..).map(|(&offset, slot)| memory.request(slot as u64, extent(offset), slot, 0));
-        let mut answers = read_all(|requests, sink| store.submit(requests, sink), requests.collect());
-        answers.sort_by_key(|done| done.ticket);
+        let answers = read_sorted(&*store, requests);
         let outcome: Vec<_> = answers
             .iter()
             .map(|done| match &done.result {
@@ -306,14 +300,13 @@ fn faults_strike_the_requests_they_name() {
 
 #[test]
 fn held_answers_come_out_of_order_and_all_of_them() {
-    let store = Arc::new(memory::MemoryStore::new(vec![vec![1; 100].into()]).unwrap());
+    let store = Arc::new(MemoryStore::new(vec![vec![1; 100].into()]).unwrap());
     let faults = Faults { hold: Some(Hold { answers_max: 64, seed: 3 }), ..Default::default() };
     let store = FaultyStore::new(store, faults);
     let memory = SlotMemory::new(1, 4096);
     let requests: Vec<_> =
         (0..20).map(|ticket| memory.request(ticket, Extent { file: 0, offset: 0, len: 0 }, 0, 0)).collect();
-    let order: Vec<_> =
-        read_all(|requests, sink| store.submit(requests, sink), requests).iter().map(|done| done.ticket).collect();
+    let order: Vec<_> = read_all(&store, requests).iter().map(|done| done.ticket).collect();
     let mut sorted = order.clone();
     sorted.sort_unstable();
     assert_eq!(sorted, (0..20).collect::<Vec<_>>());
@@ -347,10 +340,10 @@ fn memory_that_is_touched_as_needed_keeps_what_is_written() {
     arena.need_nothing();
     arena.need(arena.as_ptr().wrapping_add((100 << 20) - 1), 1);
     for offset in (0..arena.len()).step_by(BLOCK_BYTES as usize) {
-        // SAFETY: inside the arena, which nobody else writes to.
+        // SAFETY: inside the arena, which has no other user.
         unsafe { arena.as_ptr().add(offset).write(7) };
     }
-    // SAFETY: as above; nobody reads meanwhile.
+    // SAFETY: as above.
     let is_given_back = unsafe { arena.discard(0..50 << 20) };
     let at = |offset: usize| {
         // SAFETY: inside the arena.

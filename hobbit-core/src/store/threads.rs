@@ -1,4 +1,4 @@
-//! Threads beside those that compute: who looks for other programs on our cores must know that these are ours.
+//! Our threads beside those that compute, so that they do not count as other programs on our cores.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -7,12 +7,12 @@ use std::thread::{Builder, JoinHandle};
 
 static RUNNING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
 
-/// The kernel's numbers of those that run.
+/// The kernel's ids of running threads.
 pub fn running() -> BTreeSet<u32> {
     lock().clone()
 }
 
-/// Starts one.
+/// Starts a thread.
 ///
 /// # Errors
 /// The system refuses a thread.
@@ -28,11 +28,8 @@ struct Running(u32);
 
 impl Running {
     fn new() -> Self {
-        #[cfg(target_os = "linux")]
         // SAFETY: no arguments, no memory.
         let number = unsafe { libc::gettid() }.unsigned_abs();
-        #[cfg(not(target_os = "linux"))]
-        let number = 0;
         lock().insert(number);
         Self(number)
     }
@@ -52,7 +49,6 @@ fn lock() -> MutexGuard<'static, BTreeSet<u32>> {
 mod tests {
     use super::*;
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn a_thread_is_known_while_it_runs() {
         let (tell, told) = std::sync::mpsc::channel();

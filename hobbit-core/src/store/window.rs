@@ -12,7 +12,7 @@ use crate::expert::Extent;
 /// block size in use.
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// Where the first byte of `extent` lands in its slot when whole blocks are read, in bytes.
+/// Offset of the first byte of `extent` in its slot after a read of whole blocks.
 pub const fn lead_of(extent: &Extent) -> usize {
     (extent.offset % BLOCK_BYTES) as usize
 }
@@ -44,7 +44,7 @@ impl Window {
     }
 }
 
-/// A piece of a window: what one operation of the kernel reads.
+/// A part of a window that one operation of the kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
     /// File offset, block-aligned.
@@ -53,12 +53,12 @@ pub(super) struct Chunk {
     pub len: u32,
 }
 
-/// What an operation's byte count means.
+/// Meaning of an operation's byte count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// All needed bytes are there.
     Complete,
-    /// Some came; this is still missing.
+    /// Some were read; this is missing.
     Rest(Chunk),
     /// The file ends before the needed bytes.
     EndOfFile,

@@ -1,4 +1,4 @@
-//! Threads that copy from a synchronous source: the body of the buffered and memory stores.
+//! Threads that copy from a synchronous source: the body of the buffered store, and the store in memory.
 
 use std::io;
 use std::path::Path;
@@ -19,13 +19,13 @@ use crate::expert::Extent;
 /// Bytes of one read of a source.
 pub(super) const CHUNK_BYTES: u64 = 1 << 20;
 
-/// Something that can be read at an offset.
+/// Files that can be read at an offset.
 pub trait Source: Send + Sync + 'static {
-    /// The engine's.
+    /// Name of the engine.
     const NAME: &'static str;
     /// Number of files.
     fn files(&self) -> usize;
-    /// What to call a file in messages.
+    /// Name of a file in messages.
     fn path(&self, file: usize) -> &Path;
     /// Present length in bytes.
     fn len(&self, file: usize) -> u64;
@@ -47,13 +47,13 @@ struct Job {
 }
 
 enum Work {
-    /// Bytes that go to their place.
+    /// Bytes that are read to their place.
     Chunk {
         /// First byte, counted from the start of the extent.
         start: u64,
         len: u64,
     },
-    /// Planes that are put together, or rows that get another order.
+    /// Bit planes to merge, or rows to rearrange.
     Unit(Unit),
 }
 
@@ -82,7 +82,7 @@ impl<S: Source> Workers<S> {
         Ok(Self { source, chunk_bytes, jobs: Some(jobs), threads })
     }
 
-    /// What there is to do for a checked request: at least one thing.
+    /// The work of a checked request, at least one item.
     fn work(&self, request: &ReadRequest) -> Vec<Work> {
         let len = request.extent.len;
         let starts = |chunk: u64| chunk * self.chunk_bytes;
@@ -139,7 +139,7 @@ impl<S: Source> Drop for Workers<S> {
         for thread in self.threads.drain(..) {
             // The last owner may be a completion on one of the threads: it cannot wait for itself.
             if thread.thread().id() != me {
-                // A worker that panicked has already said so on stderr.
+                // A panic of the thread has already been printed.
                 let _ = thread.join();
             }
         }
@@ -179,16 +179,16 @@ fn work<S: Source>(source: &S, queue: &Receiver<Job>) {
 }
 
 fn read_chunk<S: Source>(source: &S, request: &ReadRequest, start: u64, len: u64) -> Result<(), StoreError> {
-    // SAFETY: `ReadRequest::check` held `lead + extent.len <= capacity`, and `start + len <= extent.len`. The maker of
-    // the `SlotPtr` promised `capacity` initialised bytes that nobody else uses until the answer, and the chunks of
-    // one slice do not overlap.
+    // SAFETY: `ReadRequest::check` held `lead + extent.len <= capacity`, and `start + len <= extent.len`. By the contract
+    // of `SlotPtr::new` the `capacity` bytes are initialised and ours until the answer, and the chunks of one slice do
+    // not overlap.
     let dst = unsafe {
         std::slice::from_raw_parts_mut(request.dst.as_ptr().add(request.lead + start as usize), len as usize)
     };
     read_to(source, &request.extent, request.extent.offset + start, dst)
 }
 
-/// Reads planes or rows into the buffer and makes what is wanted of them.
+/// Reads planes or rows into the buffer and assembles them.
 fn read_unit<S: Source>(
     source: &S,
     request: &ReadRequest,
@@ -202,13 +202,11 @@ fn read_unit<S: Source>(
         read_to(source, &request.extent, piece.offset, &mut buffer[piece.at..piece.at + piece.len as usize])?;
     }
     // SAFETY: the request was checked, the unit is its own, and units of one request make different parts of its memory,
-    // which its maker promised nobody else uses.
+    // which is ours by the contract of `SlotPtr::new`.
     let is_sound = unsafe { unit.assemble(request.dst, buffer) };
     let Extent { file, offset, len } = request.extent;
-    match is_sound {
-        true => Ok(()),
-        false => Err(StoreError::Planes { path: source.path(file as usize).to_owned(), offset, len }),
-    }
+    let path = || source.path(file as usize).to_owned();
+    if is_sound { Ok(()) } else { Err(StoreError::Planes { path: path(), offset, len }) }
 }
 
 /// Fills `rest` from a place inside `extent`, which messages name.
@@ -230,6 +228,40 @@ fn read_to<S: Source>(source: &S, extent: &Extent, mut offset: u64, mut rest: &m
         }
     }
     Ok(())
+}
+
+/// Expert bytes in RAM: copies from byte slices, one per source file, on one thread.
+pub type MemoryStore = Workers<Vec<Arc<[u8]>>>;
+
+impl MemoryStore {
+    /// Serves `files`, in the order of the model's list of files.
+    ///
+    /// # Errors
+    /// [`StoreError::Thread`].
+    pub fn new(files: Vec<Arc<[u8]>>) -> Result<Self, StoreError> {
+        Workers::start(files, 1, CHUNK_BYTES)
+    }
+}
+
+impl Source for Vec<Arc<[u8]>> {
+    const NAME: &'static str = "memory";
+
+    fn files(&self) -> usize {
+        self.len()
+    }
+
+    fn path(&self, _file: usize) -> &Path {
+        Path::new("(memory)")
+    }
+
+    fn len(&self, file: usize) -> u64 {
+        self[file].len() as u64
+    }
+
+    fn read_at(&self, file: usize, offset: u64, mut dst: &mut [u8]) -> io::Result<usize> {
+        let rest = usize::try_from(offset).ok().and_then(|offset| self[file].get(offset..)).unwrap_or_default();
+        io::Write::write(&mut dst, rest)
+    }
 }
 
 #[cfg(test)]
@@ -273,7 +305,7 @@ mod tests {
         let workers = Workers::start(source, 2, 1000).unwrap();
         let extent = Extent { file: 0, offset: 33, len: 9_900 };
         let memory = SlotMemory::new(1, 16384);
-        let done = read_one(|requests, sink| workers.submit(requests, sink), memory.request(1, extent, 0, 5));
+        let done = read_one(&workers, memory.request(1, extent, 0, 5));
         assert_eq!(done.result.unwrap(), 9_900);
         assert_eq!(memory.bytes(0, 5, 9_900), &bytes[33..9_933]);
     }
@@ -284,7 +316,7 @@ mod tests {
         let workers = Workers::start(source, 1, 64).unwrap();
         let extent = Extent { file: 0, offset: 400, len: 101 };
         let memory = SlotMemory::new(1, 4096);
-        let done = read_one(|requests, sink| workers.submit(requests, sink), memory.request(1, extent, 0, 0));
+        let done = read_one(&workers, memory.request(1, extent, 0, 0));
         let error = done.result.unwrap_err();
         assert!(matches!(error, StoreError::Shrank { file_len: 500, offset: 400, len: 101, .. }), "{error}");
         assert!(error.to_string().contains("restore the file"));

@@ -5,13 +5,12 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::error::Error;
-use super::log;
 use super::low::{check_low, low_cache_path};
 use super::quantise::Ggml;
 use super::tuned::{Tuned, check_penalties};
 use hobbit_core::gguf::{Catalog, ExpertMap, Gguf, SourceFile};
 use hobbit_core::options::{LowSource, ModelOptions, PrecisionMode};
-use hobbit_core::pack::{self, Pack, PackKind, PackSpec, Sha256, TypeChoice, WriteError, fingerprint};
+use hobbit_core::pack::{self, Pack, PackKind, PackSpec, PartialError, Sha256, TypeChoice, WriteError, fingerprint};
 use hobbit_core::predict::{PathTable, PredictorKind};
 use hobbit_core::profile::{LayerNorms, ProfileError, norms_of_json, read_path_table};
 use hobbit_core::residency::Precisions;
@@ -89,7 +88,7 @@ impl ModelSource {
         if let Some(low_path) = low_path {
             catalog.drop_low();
             let sha256 = info.as_ref().map(|info| info.source_sha256);
-            add_low(&mut catalog, &gguf, sha256, &low_path, &mut files, progress)?;
+            add_low(&mut catalog, &gguf, sha256, &low_path, &mut files)?;
             low_name = Some(low_path.file_name().unwrap_or_default().display().to_string());
         }
         let mode = options.precision.mode.unwrap_or(match catalog.has_low() {
@@ -120,7 +119,6 @@ fn add_low(
     sha256: Option<Sha256>,
     low_path: &Path,
     files: &mut Vec<SourceFile>,
-    progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<(), Error> {
     let mismatch = |mismatch| Error::LowMismatch { path: low_path.to_owned(), mismatch };
     let low = Gguf::open(low_path)?;
@@ -132,25 +130,18 @@ fn add_low(
         return Ok(());
     }
     let pack = Pack::open(low_path)?;
-    check_made_from(&pack, model, sha256, progress)?;
+    check_made_from(&pack, model, sha256)?;
     catalog.add_low_of(&pack.experts, &pack.catalog, first_file).map_err(mismatch)?;
     files.extend(pack.raw.files.iter().cloned());
     Ok(())
 }
 
 /// Checks that the low pack was made from `model`, whose digest is `sha256` if known without reading it (a full pack
-/// records its source). Compares headers, then [`pack::fingerprint()`]s, which takes milliseconds. A pack without a
-/// fingerprint, from an earlier hobbit, is compared once by the model's whole content; the fingerprint is then kept
-/// beside the pack. `progress` is called with 0..=1 meanwhile, and stops that by returning false.
+/// records its source). Compares headers, then [`pack::fingerprint()`]s, which takes milliseconds.
 ///
 /// # Errors
-/// [`Error::LowOfAnother`]; a model that cannot be read; [`Error::Cancelled`].
-fn check_made_from(
-    low: &Pack,
-    model: &Gguf,
-    sha256: Option<Sha256>,
-    progress: &mut dyn FnMut(f32) -> bool,
-) -> Result<(), Error> {
+/// [`Error::LowOfAnother`]; a model that cannot be read.
+fn check_made_from(low: &Pack, model: &Gguf, sha256: Option<Sha256>) -> Result<(), Error> {
     let (path, source) = (model.files[0].path.as_path(), low.info.source_sha256);
     let another = |what: &'static str| Error::LowOfAnother {
         low: low.path.clone(),
@@ -165,28 +156,11 @@ fn check_made_from(
         return if known == source { Ok(()) } else { Err(another("the SHA-256 of what they were made from differ")) };
     }
     let found = pack::fingerprint(model)?;
-    if let Some(expected) = low.info.source_fingerprint.or_else(|| pack::kept_fingerprint(&low.path, &source)) {
-        return if found == expected { Ok(()) } else { Err(another("its weights differ")) };
+    match low.info.source_fingerprint {
+        Some(expected) if found == expected => Ok(()),
+        Some(_) => Err(another("its weights differ")),
+        None => Err(another("the pack has no fingerprint of its model; make it again")),
     }
-    log::notice(format_args!(
-        "{}: made by an earlier hobbit: {} is compared with its model this once, all {} MiB of it",
-        low.path.display(),
-        path.display(),
-        model.file_bytes() >> 20
-    ));
-    let mut tell = |done: u64, total: u64| go_on(progress(done as f32 / total.max(1) as f32));
-    match pack::source_sha256(model, &mut tell)? {
-        None => return Err(Error::Cancelled),
-        Some(digest) if digest != source => return Err(another("its weights differ")),
-        Some(_) => {}
-    }
-    if let Err(error) = pack::keep_fingerprint(&low.path, &source, &found) {
-        log::notice(format_args!(
-            "{}: the result cannot be kept ({error}), so that the next start compares again; make the pack again to end that",
-            pack::kept_fingerprint_path(&low.path).display()
-        ));
-    }
-    Ok(())
 }
 
 /// Converts a callback's answer to control flow.
@@ -224,7 +198,7 @@ pub fn quantise_low(
     });
     match written {
         Ok(_) => Ok(path),
-        Err(WriteError::Stopped { .. }) => Err(Error::Cancelled),
+        Err(WriteError::Output(PartialError::Stopped { .. })) => Err(Error::Cancelled),
         Err(error) => Err(error.into()),
     }
 }

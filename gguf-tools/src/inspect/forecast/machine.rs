@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,92 +26,56 @@ const PART_WORDS: usize = 4096;
 /// Disk reads: size, queue depth, maximum total bytes.
 const READS: (u64, usize, u64) = (2 * MIB, 8, 2 << 30);
 
-/// Bytes or operations per second.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rate(pub f64);
+/// A flag's value; `None` for `auto`. (clap treats `Option` itself as an optional flag.)
+pub type Auto<T> = Option<T>;
 
-impl FromStr for Rate {
-    type Err = String;
-
-    /// `5GB/s`, `800MB/s`, `1.5GiB/s`, `1TB/s`, and the same without `/s` or `B`: powers of 1000, with an `i` of 1024.
-    fn from_str(text: &str) -> Result<Self, String> {
-        rate(text, "B").ok_or_else(|| format!("'{text}' is no rate: expected 5GB/s, 800MB/s or 1.5GiB/s"))
-    }
-}
-
-/// A positive number with a prefix and, if it is there, the unit and `/s`.
-fn rate(text: &str, unit: &str) -> Option<Rate> {
-    let text = text.trim();
-    let text = text.strip_suffix("/s").unwrap_or(text);
-    let text = text.strip_suffix(unit).unwrap_or(text).trim_end();
-    let (text, base) = match text.strip_suffix('i') {
-        Some(text) => (text, 1024.0),
-        None => (text, 1000.0f64),
+/// `5GB/s`, `800MB/s`, `1.5GiB/s`, `1TB/s`, and the same without `/s` or the unit: powers of 1000, with an `i` of 1024.
+fn rate(text: &str, unit: &str) -> Result<f64, String> {
+    let parse = || {
+        let text = text.trim();
+        let text = text.strip_suffix("/s").unwrap_or(text);
+        let text = text.strip_suffix(unit).unwrap_or(text).trim_end();
+        let (text, base) = text.strip_suffix('i').map_or((text, 1000.0f64), |text| (text, 1024.0));
+        let last = text.chars().last()?;
+        let power = "kMGT".chars().position(|prefix| prefix.eq_ignore_ascii_case(&last));
+        let number = if power.is_some() { text[..text.len() - 1].trim_end() } else { text };
+        let value = number.parse::<f64>().ok()? * base.powi(power.map_or(0, |at| at as i32 + 1));
+        (value.is_finite() && value > 0.0).then_some(value)
     };
-    let last = text.chars().last()?;
-    let power =
-        ["k", "M", "G", "T"].iter().position(|prefix| last.eq_ignore_ascii_case(&prefix.chars().next().unwrap_or(' ')));
-    let number = if power.is_some() { text[..text.len() - 1].trim_end() } else { text };
-    let power = power.map_or(0, |at| at as i32 + 1);
-    let value = number.parse::<f64>().ok()? * base.powi(power);
-    (value.is_finite() && value > 0.0).then_some(Rate(value))
+    parse().ok_or_else(|| format!("'{text}' is no rate: expected 5G{unit}/s, 800M{unit}/s or 1.5Gi{unit}/s"))
 }
 
-/// `auto` or a rate.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum DiskWish {
-    Auto,
-    Given(Rate),
+/// Parses `auto` or a rate of a disk.
+///
+/// # Errors
+/// The expected form.
+pub fn parse_disk(text: &str) -> Result<Auto<f64>, String> {
+    if text == "auto" { Ok(None) } else { rate(text, "B").map(Some) }
 }
 
-impl FromStr for DiskWish {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "auto" { Ok(Self::Auto) } else { text.parse().map(Self::Given) }
+/// Parses `auto`, `60GB/s` or `60GB/s,800GFLOP/s`: memory bandwidth and operations per second of products with many rows.
+///
+/// # Errors
+/// The expected form.
+pub fn parse_cpu(text: &str) -> Result<Auto<(f64, Option<f64>)>, String> {
+    if text == "auto" {
+        return Ok(None);
     }
+    let (memory, operations) = text.split_once(',').map_or((text, None), |(memory, rest)| (memory, Some(rest)));
+    Ok(Some((rate(memory, "B")?, operations.map(|text| rate(text, "FLOP")).transpose()?)))
 }
 
-/// `auto`, or memory bandwidth and, if it is known, operations per second of products with many rows.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum CpuWish {
-    Auto,
-    Given(Rate, Option<Rate>),
+/// Parses memory and bandwidth of a GPU: `24GiB@1TB/s`.
+///
+/// # Errors
+/// The expected form.
+pub fn parse_gpu(text: &str) -> Result<Device, String> {
+    let (memory, bandwidth) = text.split_once('@').ok_or("expected memory and bandwidth, such as 24GiB@1TB/s")?;
+    let memory = parse_bytes(memory).ok_or_else(|| format!("'{memory}' is no size: expected 24GiB"))?;
+    Ok(Device { memory, bandwidth: rate(bandwidth, "B")? })
 }
 
-impl FromStr for CpuWish {
-    type Err = String;
-
-    /// `auto`, `60GB/s`, `60GB/s,800GFLOP/s`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "auto" {
-            return Ok(Self::Auto);
-        }
-        let Some((memory, operations)) = text.split_once(',') else {
-            return text.parse().map(|rate| Self::Given(rate, None));
-        };
-        let operations =
-            rate(operations, "FLOP").ok_or_else(|| format!("'{operations}' is no rate: expected 800GFLOP/s"))?;
-        Ok(Self::Given(memory.parse()?, Some(operations)))
-    }
-}
-
-/// Memory of a GPU and its bandwidth.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GpuWish(pub Device);
-
-impl FromStr for GpuWish {
-    type Err = String;
-
-    /// `24GiB@1TB/s`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (memory, bandwidth) = text.split_once('@').ok_or("expected memory and bandwidth, such as 24GiB@1TB/s")?;
-        let memory = parse_bytes(memory).ok_or_else(|| format!("'{memory}' is no size: expected 24GiB"))?;
-        Ok(Self(Device { memory, bandwidth: bandwidth.parse::<Rate>()?.0 }))
-    }
-}
-
-/// Where a figure comes from.
+/// Source of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
@@ -141,23 +104,14 @@ pub struct Machine {
     pub cpu_from: Origin,
 }
 
-/// The values given on the command line.
-#[derive(Clone, Copy, Debug)]
-pub struct Wishes {
-    pub ram: Option<u64>,
-    pub disk: DiskWish,
-    pub cpu: CpuWish,
-    pub gpu: Option<Device>,
-}
-
 impl Machine {
     /// The requested machine; missing values are taken from this one. `gguf` is read to measure the disk if the file
     /// is complete; products are measured with `types`.
     ///
     /// # Errors
     /// The memory of this machine is unknown; a file cannot be read.
-    pub fn of(wishes: &Wishes, gguf: Option<&Gguf>, types: &[GgmlType]) -> anyhow::Result<Self> {
-        let (memory, memory_from) = match wishes.ram {
+    pub fn of(args: &super::Args, gguf: Option<&Gguf>, types: &[GgmlType]) -> anyhow::Result<Self> {
+        let (memory, memory_from) = match args.ram {
             Some(bytes) => (bytes, Origin::Given),
             None => {
                 let (bytes, source) = MemoryLimits::read().budget().context(
@@ -166,22 +120,19 @@ impl Machine {
                 (MemoryPlan::without_margin(bytes, source), Origin::Measured)
             }
         };
-        let (disk, disk_from) = match (wishes.disk, gguf) {
-            (DiskWish::Given(rate), _) => (rate.0, Origin::Given),
-            (DiskWish::Auto, Some(gguf)) => (disk_bandwidth(gguf)?, Origin::Measured),
-            (DiskWish::Auto, None) => (DISK_ASSUMED, Origin::Assumed),
+        let (disk, disk_from) = match (args.disk, gguf) {
+            (Some(rate), _) => (rate, Origin::Given),
+            (None, Some(gguf)) => (disk_bandwidth(gguf)?, Origin::Measured),
+            (None, None) => (DISK_ASSUMED, Origin::Assumed),
         };
-        let (cpu, cpu_from) = match wishes.cpu {
-            CpuWish::Given(memory, operations) => {
-                let operations = operations.map(|rate| rate.0);
-                (Cpu { memory: memory.0, by_type: BTreeMap::new(), operations }, Origin::Given)
-            }
-            CpuWish::Auto => {
+        let (cpu, cpu_from) = match args.cpu {
+            Some((memory, operations)) => (Cpu { memory, by_type: BTreeMap::new(), operations }, Origin::Given),
+            None => {
                 let cpu = Cpu { memory: memory_bandwidth(), by_type: products_by_type(types), operations: None };
                 (cpu, Origin::Measured)
             }
         };
-        Ok(Self { host: Host { memory, disk, cpu, device: wishes.gpu }, memory_from, disk_from, cpu_from })
+        Ok(Self { host: Host { memory, disk, cpu, device: args.gpu }, memory_from, disk_from, cpu_from })
     }
 }
 
@@ -225,16 +176,10 @@ fn memory_bandwidth() -> f64 {
 }
 
 /// Speed of ggml's own products with these types: fewer bits take more time per byte.
-#[cfg(feature = "engine")]
 fn products_by_type(types: &[GgmlType]) -> BTreeMap<GgmlType, f64> {
     let budget = BUDGET / types.len().max(1) as u32;
     let rate = |dtype: &GgmlType| Some((*dtype, hobbit::engine::cpu_bytes_per_second(*dtype, budget)?));
     types.iter().filter_map(rate).collect()
-}
-
-#[cfg(not(feature = "engine"))]
-fn products_by_type(_types: &[GgmlType]) -> BTreeMap<GgmlType, f64> {
-    BTreeMap::new()
 }
 
 #[cfg(test)]
@@ -242,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_decimal_unless_they_say_otherwise() {
+    fn rates_and_machines_are_parsed() {
         for (text, rate) in [
             ("5GB/s", 5e9),
             ("5G", 5e9),
@@ -252,23 +197,16 @@ mod tests {
             ("4096", 4096.0),
             ("64kB/s", 64e3),
         ] {
-            assert_eq!(text.parse(), Ok(Rate(rate)), "{text}");
+            assert_eq!(parse_disk(text), Ok(Some(rate)), "{text}");
         }
-        for bad in ["", "0", "-1GB/s", "GB/s", "fast", "1XB/s", "nan", "inf", "/s", "é"] {
-            assert!(bad.parse::<Rate>().is_err(), "{bad}");
+        for bad in ["", "0", "-1GB/s", "GB/s", "fast", "1XB/s", "nan", "inf", "/s", "\u{e9}"] {
+            assert!(parse_disk(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn machines_are_read() {
-        assert_eq!("auto".parse(), Ok(CpuWish::Auto));
-        assert_eq!("60GB/s".parse(), Ok(CpuWish::Given(Rate(6e10), None)));
-        assert_eq!("60GB/s,800GFLOP/s".parse(), Ok(CpuWish::Given(Rate(6e10), Some(Rate(8e11)))));
-        assert!("60GB/s,much".parse::<CpuWish>().is_err());
-        let gpu = GpuWish(Device { memory: 24 << 30, bandwidth: 1e12 });
-        assert_eq!("24GiB@1TB/s".parse(), Ok(gpu));
-        for bad in ["24GiB", "@1TB/s", "24GiB@", "x@y"] {
-            assert!(bad.parse::<GpuWish>().is_err(), "{bad}");
-        }
+        assert_eq!((parse_disk("auto"), parse_cpu("auto")), (Ok(None), Ok(None)));
+        assert_eq!(parse_cpu("60GB/s"), Ok(Some((6e10, None))));
+        assert_eq!(parse_cpu("60GB/s,800GFLOP/s"), Ok(Some((6e10, Some(8e11)))));
+        assert!(parse_cpu("60GB/s,much").is_err());
+        assert_eq!(parse_gpu("24GiB@1TB/s"), Ok(Device { memory: 24 << 30, bandwidth: 1e12 }));
+        assert!(["24GiB", "@1TB/s", "24GiB@", "x@y"].into_iter().all(|bad| parse_gpu(bad).is_err()));
     }
 }

@@ -48,7 +48,6 @@ fn output<'a>(flag: &'a str, path: &'a Path, kind: Kind) -> Output<'a> {
     Output { flag, path, kind }
 }
 
-#[cfg(unix)]
 #[test]
 fn an_input_is_known_under_all_its_names() {
     let dir = tempfile::tempdir().unwrap();
@@ -101,7 +100,6 @@ fn other_files_are_left_alone() {
     assert_eq!(fs::read(&log).unwrap(), b"", "as with File::create");
 }
 
-#[cfg(unix)]
 #[test]
 fn a_file_is_overwritten_whole_if_it_is_of_the_kind() {
     let dir = tempfile::tempdir().unwrap();

@@ -4,199 +4,150 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::gguf::{GgmlType, HeaderBuilder, Stored};
+use crate::gguf::{HeaderBuilder, Stored};
 use crate::predict::{PathLimits, PathTableBuilder, PredictShape};
 use crate::store::BLOCK_BYTES;
 
-/// A pack of a model without vocabulary, so that every byte of its headers can be tried.
-fn small(dir: &Path) -> Vec<u8> {
-    small_of(dir, false)
+/// A pack of a model without vocabulary, so that every byte of its headers can be tried, and a path for mutants.
+struct Small {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+    bytes: Vec<u8>,
+    /// Ranges where a change has an effect: the header and the format's own tensors.
+    sensitive: Vec<std::ops::Range<usize>>,
+    index: std::ops::Range<usize>,
 }
 
-fn small_of(dir: &Path, nested: bool) -> Vec<u8> {
-    let path = dir.join("model.gguf");
-    let mut header = HeaderBuilder::new(32).unwrap();
-    header.key("general.architecture", "toy").unwrap().key("toy.expert_count", 2u32).unwrap();
-    header.tensor("norm.weight", GgmlType::F32, &[3]).unwrap();
-    for stem in ["down", "gate", "up"] {
-        let dtype = if nested { GgmlType::Q8_0 } else { GgmlType::F16 };
-        // Whole blocks of the file for high planes, so that they are longer than the low ones.
-        let rows = if nested { 256 } else { 32 };
-        header.tensor(&format!("blk.0.ffn_{stem}_exps.weight"), dtype, &[rows, rows, 2]).unwrap();
-    }
-    let mut bytes = Vec::new();
-    header.finish().write(&mut bytes, |t, out| out.write_all(&vec![1; t.extent.len as usize])).unwrap();
-    bytes.extend(b"tail");
-    fs::write(&path, &bytes).unwrap();
-    let out = dir.join("pack.gguf");
-    let thresholds = Some((0.5, 0.9));
-    let mut builder = PathTableBuilder::new(PredictShape::new([(0, 2)], 1), PathLimits::default());
-    builder.observe(0, [1]);
-    let (low, path_table) = ((!nested).then(|| GgmlType::Q8_0.into()), Some(builder.build()));
-    pack(&path, &out, &PackSpec { low, nested, thresholds, path_table, ..PackSpec::new(PackKind::Full) });
-    fs::read(out).unwrap()
-}
-
-/// Opens the bytes as a pack; returns whether they were accepted.
-fn accepted(path: &Path, bytes: &[u8]) -> bool {
-    fs::write(path, bytes).unwrap();
-    let gguf = match Gguf::open(path) {
-        Ok(gguf) => gguf,
-        Err(_) => return false,
-    };
-    if !Pack::is_pack(&gguf) {
-        return false;
-    }
-    match Pack::open(path) {
-        Err(error) => {
-            assert!(error.to_string().contains("mutant.gguf"), "{error}");
-            false
+impl Small {
+    fn new(bit_planes: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let [model, path] = ["model.gguf", "mutant.gguf"].map(|name| dir.path().join(name));
+        let mut header = HeaderBuilder::new(32).unwrap();
+        header.key("general.architecture", "toy").unwrap().key("toy.expert_count", 2u32).unwrap();
+        header.tensor("norm.weight", GgmlType::F32, &[3]).unwrap();
+        // High planes of whole blocks of the file, so that they are longer than the low ones.
+        let (dtype, rows) = if bit_planes { (GgmlType::Q8_0, 256) } else { (GgmlType::F16, 32) };
+        for stem in ["down", "gate", "up"] {
+            header.tensor(&format!("blk.0.ffn_{stem}_exps.weight"), dtype, &[rows, rows, 2]).unwrap();
         }
-        Ok(pack) => {
-            let catalog = &pack.catalog;
-            for version in catalog.layers.iter().flat_map(|l| l.high.iter().chain(l.low.iter().flatten())) {
-                let (class, record) = (&catalog.classes[usize::from(version.class)], version.record.unwrap());
-                assert!(record.offset % BLOCK_BYTES == 0 && (pack.info.nested || record.len == class.stride));
-                for (slice, shape) in version.slices.iter().zip(&class.slices) {
-                    let n_blocks = shape.bytes / shape.dtype.type_size();
-                    match slice.stored {
-                        Stored::Whole => assert_eq!(slice.extent.len, shape.bytes),
-                        Stored::High => assert_eq!(slice.extent.len, n_blocks * 18),
-                        Stored::Both { low } => {
-                            assert_eq!((slice.extent.len, low.len), (n_blocks * 18, n_blocks * 16));
-                            assert!(low.offset >= slice.extent.end() && low.end() <= record.end());
-                        }
+        let mut bytes = Vec::new();
+        header.finish().write(&mut bytes, |t, out| out.write_all(&vec![1; t.extent.len as usize])).unwrap();
+        bytes.extend(b"tail");
+        fs::write(&model, &bytes).unwrap();
+        let mut builder = PathTableBuilder::new(PredictShape::new([(0, 2)], 1), PathLimits::default());
+        builder.observe(0, [1]);
+        let (low, path_table) = ((!bit_planes).then(|| GgmlType::Q8_0.into()), Some(builder.build()));
+        let thresholds = Some((0.5, 0.9));
+        pack(&model, &path, &PackSpec { low, bit_planes, thresholds, path_table, ..PackSpec::new(PackKind::Full) });
+        let bytes = fs::read(&path).unwrap();
+        let gguf = Gguf::open(&path).unwrap();
+        let own = ["hobbit.header", "hobbit.gaps", "hobbit.paths", "hobbit.index", "hobbit.checksums"].map(|name| {
+            let extent = gguf.tensor(name).unwrap().extent;
+            extent.offset as usize..extent.end() as usize
+        });
+        let index = own[3].clone();
+        let sensitive = std::iter::once(0..gguf.header_bytes.len()).chain(own).collect();
+        let small = Self { _dir: dir, path, bytes, sensitive, index };
+        assert!(small.accepts(&small.bytes));
+        small
+    }
+
+    /// The bytes with `with` at a position.
+    fn mutant(&self, at: usize, with: &[u8]) -> Vec<u8> {
+        let mut bytes = self.bytes.clone();
+        bytes[at..at + with.len()].copy_from_slice(with);
+        bytes
+    }
+
+    /// Opens the bytes as a pack and uses all of it; whether it was accepted.
+    fn accepts(&self, bytes: &[u8]) -> bool {
+        fs::write(&self.path, bytes).unwrap();
+        let Ok(true) = Gguf::open(&self.path).map(|gguf| Pack::is_pack(&gguf)) else { return false };
+        let pack = match Pack::open(&self.path) {
+            Ok(pack) => pack,
+            Err(error) => {
+                assert!(error.to_string().contains("mutant.gguf"), "{error}");
+                return false;
+            }
+        };
+        let catalog = &pack.catalog;
+        for version in catalog.layers.iter().flat_map(|l| l.high.iter().chain(l.low.iter().flatten())) {
+            let (class, record) = (&catalog.classes[usize::from(version.class)], version.record.unwrap());
+            assert!(record.offset % BLOCK_BYTES == 0 && (pack.info.bit_planes || record.len == class.stride));
+            assert!(record.end() <= bytes.len() as u64);
+            for (slice, shape) in version.slices.iter().zip(&class.slices) {
+                assert!(slice.extent.end() <= record.end() && slice.extent.offset >= record.offset);
+                let n_blocks = shape.bytes / shape.dtype.type_size();
+                match slice.stored {
+                    Stored::Whole => assert_eq!(slice.extent.len, shape.bytes),
+                    Stored::High => assert_eq!(slice.extent.len, n_blocks * 18),
+                    Stored::Both { low } => {
+                        assert_eq!((slice.extent.len, low.len), (n_blocks * 18, n_blocks * 16));
+                        assert!(low.offset >= slice.extent.end() && low.end() <= record.end());
                     }
                 }
-                assert!(record.end() <= bytes.len() as u64);
-                assert!(
-                    version.slices.iter().all(|s| s.extent.end() <= record.end() && s.extent.offset >= record.offset)
-                );
             }
-            let view = pack.plain.virtual_file();
-            assert!(view.segments.iter().filter_map(|s| s.source).all(|e| e.end() <= bytes.len() as u64));
-            // A wild source size makes a file of zeros of up to exabytes; unpacking checks for free space first.
-            let short = |_, total| if total < 1 << 20 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
-            let _ = unpack::digest(&pack, &mut { short });
-            let _ = verified(&pack);
-            let _ = pack.path_table();
-            true
         }
+        let view = pack.plain.virtual_file();
+        assert!(view.segments.iter().filter_map(|s| s.source).all(|e| e.end() <= bytes.len() as u64));
+        // A wild source size makes a file of zeros of up to exabytes; unpacking checks for free space first.
+        let short = |_, total| if total < 1 << 20 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
+        let _ = unpack::digest(&pack, &mut { short });
+        let _ = verified(&pack);
+        let _ = pack.path_table();
+        true
     }
-}
-
-/// Ranges where a change has an effect: the header and the format's own tensors.
-fn sensitive(bytes: &[u8], path: &Path) -> Vec<std::ops::Range<usize>> {
-    fs::write(path, bytes).unwrap();
-    let gguf = Gguf::open(path).unwrap();
-    let header = 0..gguf.header_bytes.len();
-    let own = ["hobbit.header", "hobbit.gaps", "hobbit.paths", "hobbit.index", "hobbit.checksums"].map(|name| {
-        let extent = gguf.tensor(name).unwrap().extent;
-        extent.offset as usize..extent.end() as usize
-    });
-    std::iter::once(header).chain(own).collect()
 }
 
 #[test]
 fn cut_in_every_region() {
-    let dir = tempfile::tempdir().unwrap();
-    let bytes = small(dir.path());
-    let path = dir.path().join("mutant.gguf");
-    let ranges = sensitive(&bytes, &path);
-    assert!(accepted(&path, &bytes));
-    for range in &ranges {
-        for n in range.clone().step_by(7) {
-            assert!(!accepted(&path, &bytes[..n]), "{n}");
-        }
-    }
+    let small = Small::new(false);
     // The last tensor's padding may be missing.
-    let end = ranges.iter().map(|range| range.end).max().unwrap();
-    for n in (0..end).step_by(1024) {
-        assert!(!accepted(&path, &bytes[..n]), "{n}");
+    let end = small.sensitive.iter().map(|range| range.end).max().unwrap();
+    let in_ranges = small.sensitive.iter().flat_map(|range| range.clone().step_by(7));
+    for n in in_ranges.chain((0..end).step_by(1024)) {
+        assert!(!small.accepts(&small.bytes[..n]), "{n}");
     }
 }
 
 #[test]
 fn every_sensitive_byte_changed() {
-    let dir = tempfile::tempdir().unwrap();
-    let bytes = small(dir.path());
-    let path = dir.path().join("mutant.gguf");
-    for at in sensitive(&bytes, &path).into_iter().flatten() {
-        for flip in [1, 0x80] {
-            let mut mutant = bytes.clone();
-            mutant[at] ^= flip;
-            accepted(&path, &mutant);
-        }
-    }
-}
-
-#[test]
-fn every_sensitive_byte_of_a_nested_pack_changed() {
-    let dir = tempfile::tempdir().unwrap();
-    let bytes = small_of(dir.path(), true);
-    let path = dir.path().join("mutant.gguf");
-    assert!(accepted(&path, &bytes));
-    // Only the part of the header that nested packs change.
-    let places = sensitive(&bytes, &path);
-    let own = bytes.windows(18).position(|window| window == b"hobbit.pack.nested").unwrap();
-    let version = bytes.windows(19).position(|window| window == b"hobbit.pack.version").unwrap();
-    let header = (version..version + 40).chain(own..own + 60);
-    for at in header.chain(places.into_iter().skip(1).flatten().step_by(5)) {
-        for flip in [1, 0x80] {
-            let mut mutant = bytes.clone();
-            mutant[at] ^= flip;
-            accepted(&path, &mutant);
+    for bit_planes in [false, true] {
+        let small = Small::new(bit_planes);
+        let step = if bit_planes { 5 } else { 1 };
+        let [version, planes] = [&b"hobbit.pack.version"[..], b"hobbit.pack."].map(|text| find(&small.bytes, text));
+        let keys = (version..version + 40).chain(planes..planes + 60);
+        for at in keys.chain(small.sensitive.iter().cloned().flatten().step_by(step)) {
+            for flip in [1, 0x80] {
+                small.accepts(&small.mutant(at, &[small.bytes[at] ^ flip]));
+            }
         }
     }
 }
 
 #[test]
 fn wild_words_in_the_index() {
-    wild_words(false);
-}
-
-#[test]
-fn wild_words_in_a_nested_index() {
-    wild_words(true);
-}
-
-fn wild_words(nested: bool) {
-    let dir = tempfile::tempdir().unwrap();
-    let bytes = small_of(dir.path(), nested);
-    let path = dir.path().join("mutant.gguf");
-    fs::write(&path, &bytes).unwrap();
-    let index = Pack::open(&path).unwrap().raw.tensor("hobbit.index").unwrap().extent;
-    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
-    for at in (index.offset as usize..index.end() as usize).step_by(8) {
-        let column = (at - index.offset as usize) / 8 % 8;
-        let own = word(at);
-        for value in [
-            u64::MAX,
-            i64::MAX as u64,
-            1 << 63,
-            1 << 40,
-            own + 1,
-            own.wrapping_sub(1),
-            own + 4096,
-            own.wrapping_sub(4096),
-        ] {
-            let mut mutant = bytes.clone();
-            mutant[at..at + 8].copy_from_slice(&value.to_le_bytes());
-            let sound = accepted(&path, &mutant);
-            // Another expert's place within the layer's tensor is a record like any other, and types of equally long
-            // records are exchangeable; checksums find these.
-            let is_exchangeable = matches!(column, 3 | 5) && !nested || column == 6;
-            assert!(!sound || is_exchangeable, "column {column}: {own} to {value}");
+    for bit_planes in [false, true] {
+        let small = Small::new(bit_planes);
+        for at in small.index.clone().step_by(8) {
+            let column = (at - small.index.start) / 8 % 8;
+            let own = u64::from_le_bytes(small.bytes[at..at + 8].try_into().unwrap());
+            let wild = [u64::MAX, i64::MAX as u64, 1 << 63, 1 << 40];
+            let near = [1, 4096].into_iter().flat_map(|by| [own.wrapping_add(by), own.wrapping_sub(by)]);
+            for value in wild.into_iter().chain(near) {
+                let is_sound = small.accepts(&small.mutant(at, &value.to_le_bytes()));
+                // Another expert's place within the layer's tensor is a record like any other, and types of equally
+                // long records are exchangeable; checksums find these.
+                let is_exchangeable = matches!(column, 3 | 5) && !bit_planes || column == 6;
+                assert!(!is_sound || is_exchangeable, "column {column}: {own} to {value}");
+            }
         }
+        let start = small.index.start;
+        assert!(!small.accepts(&small.mutant(start + 64, &small.bytes[start..start + 64])));
+        let message = Pack::open(&small.path).unwrap_err().to_string();
+        let precision = if bit_planes { "low" } else { "high" };
+        assert!(message.contains(&format!("layer 0 expert 0 ({precision}): found two of them")), "{message}");
     }
-    // The same row twice.
-    let mut mutant = bytes.clone();
-    let start = index.offset as usize;
-    mutant.copy_within(start..start + 64, start + 64);
-    assert!(!accepted(&path, &mutant));
-    let message = Pack::open(&path).unwrap_err().to_string();
-    let precision = if nested { "low" } else { "high" };
-    assert!(message.contains(&format!("layer 0 expert 0 ({precision}): found two of them")), "{message}");
 }
 
 proptest! {
@@ -204,24 +155,21 @@ proptest! {
 
     #[test]
     fn several_words_changed(
-        edits in prop::collection::vec((any::<prop::sample::Index>(), prop_oneof![any::<u64>(), 0..300u64, Just(1 << 32)], 1..9usize), 1..6)
+        edits in prop::collection::vec(
+            (any::<prop::sample::Index>(), prop_oneof![any::<u64>(), 0..300u64, Just(1 << 32)], 1..9usize), 1..6)
     ) {
         thread_local! {
-            static SMALL: (tempfile::TempDir, Vec<u8>, Vec<usize>) = {
-                let dir = tempfile::tempdir().unwrap();
-                let bytes = small(dir.path());
-                let places = sensitive(&bytes, &dir.path().join("mutant.gguf")).into_iter().flatten().collect();
-                (dir, bytes, places)
-            };
+            static SMALL: Small = Small::new(false);
         }
-        SMALL.with(|(dir, bytes, places)| {
-            let mut mutant = bytes.clone();
+        SMALL.with(|small| {
+            let places: Vec<usize> = small.sensitive.iter().cloned().flatten().collect();
+            let mut mutant = small.bytes.clone();
             for (at, value, width) in edits {
-                let at = *at.get(places);
-                let width = width.min(mutant.len() - at).min(8);
+                let at = *at.get(&places);
+                let width = width.min(mutant.len() - at);
                 mutant[at..at + width].copy_from_slice(&value.to_le_bytes()[..width]);
             }
-            accepted(&dir.path().join("mutant.gguf"), &mutant);
+            small.accepts(&mutant);
         });
     }
 }

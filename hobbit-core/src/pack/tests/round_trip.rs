@@ -2,10 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::toy::{decode, encode};
 use super::*;
 use crate::expert::{ExpertId, Precision, SliceKind};
-use crate::gguf::{GgmlType, HeaderBuilder, Piece, VirtualGguf};
+use crate::gguf::{Catalog, HeaderBuilder, Piece, VirtualGguf};
 use crate::pack::imatrix::Imatrix;
 use crate::store::BLOCK_BYTES;
 
@@ -22,56 +21,42 @@ fn read_all(view: &VirtualGguf, files: &[Vec<u8>]) -> Vec<u8> {
     }
 }
 
-/// The model at `path` as one file.
-fn plain_bytes(path: &Path) -> Vec<u8> {
-    let gguf = Gguf::open(path).unwrap();
-    let files: Vec<_> = gguf.files.iter().map(|f| fs::read(&f.path).unwrap()).collect();
-    read_all(&gguf.one_file(), &files)
-}
-
 /// Packs with the source's types and low versions, and checks everything that must be restored.
 fn check(dir: &Path, path: &Path) {
     let out = dir.join("pack.gguf");
-    let low = PackSpec { force: true, ..low_spec() };
-    for spec in [&low, &PackSpec { force: true, ..PackSpec::new(PackKind::Full) }] {
-        let written = pack(path, &out, spec);
+    let source = Gguf::open(path).unwrap();
+    let files: Vec<_> = source.files.iter().map(|f| fs::read(&f.path).unwrap()).collect();
+    for spec in [low_spec(), PackSpec::new(PackKind::Full)] {
+        let written = pack(path, &out, &PackSpec { force: true, ..spec });
         let pack = Pack::open(&out).unwrap();
-        let plain = plain_bytes(path);
+        let plain = read_all(&source.one_file(), &files);
         assert!(unpacked(&pack, dir).unwrap() == plain, "{}", path.display());
         assert_eq!(pack.info.plain_sha256, Some(pack.info.source_sha256));
         assert_eq!(written.source_sha256, pack.info.source_sha256);
         assert_eq!((written.bytes, pack.info.source_size), (fs::metadata(&out).unwrap().len(), plain.len() as u64));
         assert_eq!(verified(&pack).faults, []);
-        assert!(!partial_path(&out).exists());
 
         // llama.cpp sees the same file without the experts.
-        let source = Gguf::open(path).unwrap();
         let (theirs, own) = (source.virtual_file(), pack.plain.virtual_file());
         assert_eq!((&theirs.header, theirs.len), (&own.header, own.len));
-        let files: Vec<_> = source.files.iter().map(|f| fs::read(&f.path).unwrap()).collect();
         let (mut theirs_bytes, own_bytes) = (read_all(&theirs, &files), read_all(&own, &[fs::read(&out).unwrap()]));
         for segment in theirs.segments.iter().filter(|s| s.expert) {
             theirs_bytes[segment.start as usize..segment.end() as usize].fill(0);
         }
         assert!(theirs_bytes == own_bytes, "{}", path.display());
         assert!(own.segments.iter().all(|s| s.expert == s.source.is_none()));
-        assert_eq!(
-            own.segments.iter().filter(|s| s.expert).count(),
-            theirs.segments.iter().filter(|s| s.expert).count()
-        );
+        let n_experts = |view: &VirtualGguf| view.segments.iter().filter(|s| s.expert).count();
+        assert_eq!(n_experts(&own), n_experts(&theirs));
 
         // The rest of the model is unchanged.
         assert_eq!(pack.plain.architecture(), source.architecture());
         assert_eq!(pack.plain.tensors.len(), source.tensors.len());
         assert!(pack.has_header_of(&source));
-        let names = |map: &crate::gguf::ExpertMap| -> Vec<_> {
-            map.layers
-                .iter()
-                .flat_map(|l| &l.tensors)
-                .map(|t| (t.name.clone(), t.dtype, t.ne0, t.ne1, t.n_expert))
-                .collect()
+        let shapes = |map: &crate::gguf::ExpertMap| -> Vec<_> {
+            let tensors = map.layers.iter().flat_map(|layer| &layer.tensors);
+            tensors.map(|t| (t.name.clone(), t.dtype, t.ne0, t.ne1, t.n_expert)).collect()
         };
-        assert_eq!(names(&pack.experts), names(&source.experts().unwrap()));
+        assert_eq!(shapes(&pack.experts), shapes(&source.experts().unwrap()));
         check_records(&pack, &source, &files);
     }
 }
@@ -91,19 +76,10 @@ fn check_records(pack: &Pack, source: &Gguf, files: &[Vec<u8>]) {
             let record = version.record.unwrap();
             assert_eq!((record.offset % BLOCK_BYTES, record.len), (0, class.stride));
             let mut expected = vec![0; class.stride as usize];
-            for (tensor, slice) in tensors.iter().zip(&class.slices) {
+            for ((tensor, slice), part) in tensors.iter().zip(&class.slices).zip(&version.slices) {
                 let extent = tensor.extent(index);
-                let stored = cut(&files[extent.file as usize], extent);
-                let wanted = match precision {
-                    _ if tensor.dtype == slice.dtype => stored.to_vec(),
-                    _ => {
-                        let mut made = Vec::new();
-                        encode(slice.dtype, &decode(tensor.dtype, stored).unwrap(), None, &mut made);
-                        made
-                    }
-                };
+                let wanted = recoded(tensor.dtype, slice.dtype, cut(&files[extent.file as usize], extent));
                 expected[slice.region as usize..][..wanted.len()].copy_from_slice(&wanted);
-                let part = version.slices[class.slices.iter().position(|s| s.kind == slice.kind).unwrap()];
                 assert_eq!((cut(&bytes, part.extent), part.lead), (wanted.as_slice(), 0));
             }
             assert!(cut(&bytes, record) == expected, "layer {} expert {index} {precision}", layer.layer);
@@ -123,8 +99,7 @@ fn unpacking_gives_the_source_bit_for_bit() {
         Spec { expert_scales: true, ..spec() },
     ] {
         let dir = tempfile::tempdir().unwrap();
-        let path = model(dir.path(), &spec);
-        check(dir.path(), &path);
+        check(dir.path(), &model(dir.path(), &spec));
     }
 }
 
@@ -178,11 +153,8 @@ fn odd_files_come_back_too() {
 #[test]
 fn uniform_high_types_unpack_to_a_plain_model_of_these_types() {
     let dir = tempfile::tempdir().unwrap();
-    let path = model(dir.path(), &spec());
-    let out = dir.path().join("pack.gguf");
-    let spec = PackSpec { high: Some("q8_0,down=f32".parse().unwrap()), ..PackSpec::new(PackKind::Full) };
-    pack(&path, &out, &spec);
-    let pack = Pack::open(&out).unwrap();
+    let high = PackSpec { high: Some("q8_0,down=f32".parse().unwrap()), ..PackSpec::new(PackKind::Full) };
+    let (path, _, pack) = packed(dir.path(), &spec(), &high);
     assert_eq!((pack.info.high.as_deref(), pack.info.low.as_deref()), (Some("q8_0,down=f32"), None));
     assert_ne!(pack.info.plain_sha256, Some(pack.info.source_sha256));
     let bytes = unpacked(&pack, dir.path()).unwrap();
@@ -193,18 +165,17 @@ fn uniform_high_types_unpack_to_a_plain_model_of_these_types() {
     let source_bytes = fs::read(&path).unwrap();
     for (own, theirs) in plain.tensors.iter().zip(&source.tensors) {
         assert_eq!((&own.name, &own.dims), (&theirs.name, &theirs.dims));
-        let stored = cut(&source_bytes, theirs.extent);
-        let expected = match own.name.rsplit_once("_exps") {
-            None => stored.to_vec(),
-            Some((stem, _)) => {
-                let to = if stem.ends_with("down") { GgmlType::F32 } else { GgmlType::Q8_0 };
-                assert_eq!(own.dtype, to);
-                let mut made = Vec::new();
-                encode(to, &decode(theirs.dtype, stored).unwrap(), None, &mut made);
-                made
-            }
+        let to = match own.name.rsplit_once("_exps") {
+            None => theirs.dtype,
+            Some((stem, _)) if stem.ends_with("down") => GgmlType::F32,
+            Some(_) => GgmlType::Q8_0,
         };
-        assert!(cut(&bytes, own.extent) == expected, "{}", own.name);
+        assert_eq!(own.dtype, to);
+        assert!(
+            cut(&bytes, own.extent) == recoded(theirs.dtype, to, cut(&source_bytes, theirs.extent)),
+            "{}",
+            own.name
+        );
     }
     check_records(&pack, &source, &[source_bytes]);
 }
@@ -212,90 +183,63 @@ fn uniform_high_types_unpack_to_a_plain_model_of_these_types() {
 #[test]
 fn experts_of_a_layer_may_differ_but_not_in_a_plain_model() {
     let dir = tempfile::tempdir().unwrap();
-    let path = model(dir.path(), &spec());
-    let out = dir.path().join("pack.gguf");
     let expert = ExpertId { layer: 1, index: 2 };
     let widths: Widths = HashMap::from([(expert, SliceTypes::from_iter([(SliceKind::Up, GgmlType::Q8_0)]))]);
-    let spec = PackSpec { widths: Some(widths), low: Some(GgmlType::Q8_0.into()), ..PackSpec::new(PackKind::Full) };
-    pack(&path, &out, &spec);
-    let pack = Pack::open(&out).unwrap();
+    let own = PackSpec { widths: Some(widths), low: Some(GgmlType::Q8_0.into()), ..PackSpec::new(PackKind::Full) };
+    let (path, _, pack) = packed(dir.path(), &spec(), &own);
     assert_eq!(pack.info.plain_sha256, None);
     let types = pack.versions.iter().find(|v| v.version.expert == expert).unwrap().types;
-    assert_eq!(types.get(SliceKind::Up), Some(GgmlType::Q8_0));
-    assert_eq!(types.get(SliceKind::Gate), Some(GgmlType::F16));
+    assert_eq!([SliceKind::Up, SliceKind::Gate].map(|kind| types.get(kind).unwrap()), [GgmlType::Q8_0, GgmlType::F16]);
     assert_eq!(pack.catalog.classes.len(), 3);
     check_records(&pack, &Gguf::open(&path).unwrap(), &[fs::read(&path).unwrap()]);
     let message = unpacked(&pack, dir.path()).unwrap_err().to_string();
     for part in ["layer 1: expert 2", "f16,up=q8_0", "expert 0 has f16", "use the pack as it is"] {
         assert!(message.contains(part), "{message}");
     }
-    assert!(!dir.path().join("unpacked.gguf.partial").exists());
 }
 
 #[test]
-fn what_pack_says_about_itself() {
+fn metadata_is_kept_and_threads_change_no_byte() {
     let dir = tempfile::tempdir().unwrap();
-    let path = model(dir.path(), &spec());
-    let out = dir.path().join("pack.gguf");
-    let spec = PackSpec { thresholds: Some((0.5, 0.75)), policy: Some("{}".to_owned()), ..low_spec() };
-    let written = pack(&path, &out, &spec);
-    let pack = Pack::open(&out).unwrap();
-    assert_eq!((pack.info.t1, pack.info.t2), (Some(0.5), Some(0.75)));
-    assert_eq!(pack.info.policy.as_deref(), Some("{}"));
-    assert_eq!(pack.info.low.as_deref(), Some("q8_0,down=iq4_nl"));
-    assert_eq!(pack.info.source_name, "model.gguf");
-    // Rows of 96 are no whole blocks of q2_K, in all three layers.
-    assert_eq!(written.fallbacks.len(), 3);
-    assert_eq!((written.fallbacks[0].wanted.name(), written.fallbacks[0].taken.name()), ("q2_K", "iq4_nl"));
+    let own = PackSpec { thresholds: Some((0.5, 0.75)), policy: Some("{}".to_owned()), ..low_spec() };
+    let (path, out, pack) = packed(dir.path(), &spec(), &own);
+    assert_eq!((pack.info.t1, pack.info.t2, pack.info.policy.as_deref()), (Some(0.5), Some(0.75), Some("{}")));
+    assert_eq!((pack.info.low.as_deref(), pack.info.source_name.as_str()), (Some("q8_0,down=iq4_nl"), "model.gguf"));
     // The source's own keys are there for other readers, and records are aligned for direct reads.
     assert_eq!(pack.raw.architecture(), "qwen3moe");
     assert_eq!((pack.raw.alignment, pack.raw.is_contiguous), (BLOCK_BYTES, true));
     assert!(pack.raw.tensors.iter().all(|t| t.extent.offset % BLOCK_BYTES == 0));
     assert!(!pack.raw.tensors.iter().any(|t| t.name.contains("_exps.weight")));
+    let other = dir.path().join("other.gguf");
+    let written = super::pack(&path, &other, &PackSpec { threads: 5, ..own });
+    assert!(fs::read(out).unwrap() == fs::read(other).unwrap());
+    // Rows of 96 are no whole blocks of q2_K, in all three layers.
+    assert_eq!(written.fallbacks.len(), 3);
+    assert_eq!((written.fallbacks[0].wanted.name(), written.fallbacks[0].taken.name()), ("q2_K", "iq4_nl"));
 }
 
 #[test]
 fn requests_that_make_no_sense_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let path = model(dir.path(), &spec());
-    let source = Gguf::open(&path).unwrap();
-    let out = dir.path().join("pack.gguf");
-    let fault = |spec: &PackSpec<'_>, recode: &dyn Recode| {
-        let error = write(&source, &out, spec, recode, &mut quietly).unwrap_err();
-        assert!(!out.exists() && !partial_path(&out).exists());
-        error.to_string()
-    };
+    let (path, out, _) = packed(dir.path(), &spec(), &low_spec());
+    let wide = dir.path().join("wide");
+    fs::create_dir(&wide).unwrap();
+    let wide = model(&wide, &Spec { embd: 256, ff: 256, ..spec() });
     let low = |text: &str| PackSpec { low: Some(text.parse().unwrap()), ..PackSpec::new(PackKind::Full) };
-    assert!(fault(&low("f32"), &Toy).contains("nowhere smaller"));
-    assert!(fault(&PackSpec::new(PackKind::Low), &Toy).contains("needs the types of its low versions"));
-    assert!(fault(&low("i8"), &Toy).contains("nothing can be quantised to type i8"));
-    assert!(fault(&low("q8_0"), &crate::gguf::CopyOnly).contains("nothing can be quantised to type q8_0"));
-    let (dir, spec) = (tempfile::tempdir().unwrap(), Spec { embd: 256, ff: 256, ..spec() });
-    let wide = Gguf::open(&model(dir.path(), &spec)).unwrap();
-    let error = write(&wide, &out, &low("iq4_xs"), &Toy, &mut quietly).unwrap_err();
-    assert!(error.to_string().contains("needs an importance matrix"), "{error}");
-
-    pack(&path, &out, &low_spec());
-    let error = write(&source, &out, &low_spec(), &Toy, &mut quietly).unwrap_err();
-    assert!(matches!(error, WriteError::Exists { .. }), "{error}");
-    let again = Gguf::open(&out).unwrap();
-    let error = write(&again, &dir.path().join("x"), &low_spec(), &Toy, &mut quietly).unwrap_err();
-    assert!(matches!(error, WriteError::AlreadyPack { .. }), "{error}");
+    let x = dir.path().join("x");
+    for (source, out, spec, part) in [
+        (&path, &x, low("f32"), "nowhere smaller"),
+        (&path, &x, PackSpec::new(PackKind::Low), "needs the types of its low versions"),
+        (&path, &x, low("i8"), "nothing can be quantised to type i8"),
+        (&wide, &x, low("iq4_xs"), "needs an importance matrix"),
+        (&path, &out, low_spec(), "exists already"),
+        (&out, &x, low_spec(), "is an expert pack already"),
+    ] {
+        let error = try_pack(source, out, &spec).unwrap_err().to_string();
+        assert!(error.contains(part) && !x.exists() && !partial_path(&x).exists(), "{error}");
+    }
     let error = Pack::open(&path).unwrap_err();
     assert!(matches!(error, PackError::NotAPack { .. }), "{error}");
-}
-
-/// The number of threads does not change the bytes.
-#[test]
-fn packs_are_reproducible() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = model(dir.path(), &spec());
-    let made = |threads| {
-        let out = dir.path().join(format!("pack-{threads}.gguf"));
-        pack(&path, &out, &PackSpec { threads, ..low_spec() });
-        fs::read(out).unwrap()
-    };
-    assert!(made(1) == made(5));
 }
 
 /// An importance matrix for one expert tensor, with a value per expert.
@@ -317,23 +261,77 @@ fn imatrix(path: &Path, tensor: &str, ne0: u64, values: [f32; 4]) -> Imatrix {
 }
 
 #[test]
-fn importance_reaches_the_expert_it_is_of() {
+fn importance_reaches_its_expert() {
     let dir = tempfile::tempdir().unwrap();
-    let path = model(dir.path(), &spec());
     let name = "blk.1.ffn_down_exps.weight";
-    let made = |out: &str, values| {
-        let importance = imatrix(&dir.path().join("imatrix.gguf"), name, 96, values);
-        let out = dir.path().join(out);
-        pack(&path, &out, &PackSpec { importance: Some(&importance), ..low_spec() });
-        Pack::open(&out).unwrap()
+    let made = |out: &str, ne0, values| {
+        let importance = imatrix(&dir.path().join("imatrix.gguf"), name, ne0, values);
+        let own = PackSpec { importance: Some(&importance), ..low_spec() };
+        try_pack(&model(dir.path(), &spec()), &dir.path().join(out), &own)?;
+        Ok::<_, WriteError>(Pack::open(&dir.path().join(out)).unwrap().versions)
     };
-    let (one, other) = (made("one.gguf", [0.5; 4]), made("other.gguf", [0.5, 0.25, 0.5, 0.5]));
-    let differ: Vec<_> = one.versions.iter().zip(other.versions).filter(|(a, b)| a.checksum != b.checksum).collect();
+    let (one, other) =
+        (made("one.gguf", 96, [0.5; 4]).unwrap(), made("other.gguf", 96, [0.5, 0.25, 0.5, 0.5]).unwrap());
+    let differ: Vec<_> = one.iter().zip(&other).filter(|(a, b)| a.checksum != b.checksum).collect();
     let [(version, _)] = differ.as_slice() else { panic!("{differ:?}") };
     assert_eq!(version.version, crate::expert::Version::low(ExpertId { layer: 1, index: 1 }));
+    let error = made("wrong.gguf", 95, [0.5; 4]).unwrap_err().to_string();
+    assert!(error.contains("computed from another model"), "{error}");
+}
 
-    let wrong = imatrix(&dir.path().join("imatrix.gguf"), name, 95, [0.5; 4]);
-    let spec = PackSpec { importance: Some(&wrong), ..low_spec() };
-    let error = write(&Gguf::open(&path).unwrap(), &dir.path().join("x"), &spec, &Toy, &mut quietly).unwrap_err();
-    assert!(error.to_string().contains("computed from another model"), "{error}");
+#[test]
+fn a_low_pack_serves_beside_its_model_and_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let only_low = PackSpec { low: Some("q8_0,down=q4_0".parse().unwrap()), ..PackSpec::new(PackKind::Low) };
+    let (path, _, low) = packed(dir.path(), &spec(), &only_low);
+    let source = Gguf::open(&path).unwrap();
+    assert_eq!((low.kind, low.info.high.clone()), (PackKind::Low, None));
+    assert!(low.has_header_of(&source) && low.require_full().is_err());
+    assert!(low.raw.tensors.iter().all(|t| t.name.ends_with(".ffn_exps.low") || t.name.starts_with("hobbit.")));
+    assert_eq!(verified(&low).faults, []);
+    let message = unpacked(&low, dir.path()).unwrap_err().to_string();
+    assert!(message.contains("holds only low-precision experts") && message.contains("model.gguf"), "{message}");
+
+    let mut catalog = Catalog::plain(&source.experts().unwrap());
+    catalog.add_low_of(&low.experts, &low.catalog, 1).unwrap();
+    assert_eq!(catalog.layers.len(), 3);
+    for layer in &catalog.layers {
+        for index in 0..layer.n_expert {
+            let (high, low) = (layer.source(index, Precision::High), layer.source(index, Precision::Low).unwrap());
+            let class = &catalog.classes[usize::from(low.class)];
+            assert_eq!(class.slice(SliceKind::Down).unwrap().dtype.name(), "q4_0");
+            assert_eq!((high.unwrap().record, low.record.unwrap().file), (None, 1));
+            assert!(low.slices.iter().all(|slice| slice.extent.file == 1));
+        }
+    }
+    // The shape of the pack's records is not that of the plain file's windows.
+    assert_eq!(catalog.classes.len(), 2);
+
+    for (spec, part) in [
+        (Spec { experts: 8, ..spec() }, "[64, 96, 4], expected [64, 96, 8]"),
+        (Spec { layers: 4, ..spec() }, "tensor 'blk.3.ffn_gate_exps.weight': no such tensor"),
+        (Spec { ff: 64, ..spec() }, "[64, 96, 4]"),
+        (Spec { fused: true, arch: "granite_swa".to_owned(), ..spec() }, "blk.0.ffn_gate_up_exps.weight"),
+    ] {
+        let other = Gguf::open(&model(dir.path(), &spec)).unwrap();
+        assert!(!low.has_header_of(&other));
+        let mut catalog = Catalog::plain(&other.experts().unwrap());
+        let before = catalog.clone();
+        let message = catalog.add_low_of(&low.experts, &low.catalog, 1).unwrap_err().to_string();
+        assert!(message.contains(part) && catalog == before, "{message}");
+    }
+}
+
+/// Slices of the source that are small enough already are copied; versions that would be copies are left out.
+#[test]
+fn low_versions_are_smaller_or_absent() {
+    let dir = tempfile::tempdir().unwrap();
+    let types = vec![Format::Q8_0, Format::F16, Format::F16];
+    let mixed = Spec { types, down_types: vec![Format::Q8_0], ..spec() };
+    let low = PackSpec { low: Some("q8_0".parse().unwrap()), ..PackSpec::new(PackKind::Full) };
+    let (.., pack) = packed(dir.path(), &mixed, &low);
+    let has_low: Vec<bool> = pack.catalog.layers.iter().map(|l| l.low.iter().all(Option::is_some)).collect();
+    assert_eq!(has_low, [false, true, true]);
+    assert!(pack.catalog.layers[0].low.iter().all(Option::is_none));
+    assert!(pack.raw.tensor("blk.0.ffn_exps.low").is_none());
 }

@@ -30,11 +30,14 @@ use crossbeam_channel::{Sender, bounded, unbounded};
 use self::ring::{Bell, Command, Reader};
 use super::error::StoreError;
 use super::original::OpenFile;
-use super::past_cache::{self, ENGINE};
+use super::probe;
 use super::request::{Completion, ReadDone, ReadRequest};
 use super::{BLOCK_BYTES, Store, threads};
 
-/// How the direct engine reads.
+/// Name of the engine that reads past the page cache.
+pub(super) const ENGINE: &str = "direct";
+
+/// Settings of the direct engine.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectOptions {
     /// Operations that the kernel holds at a time.
@@ -102,7 +105,7 @@ impl DirectStore {
         };
         match verdict.recv() {
             Ok(Ok(())) => Ok(Self { commands, bell, files: n_files, thread: Some(thread) }),
-            Ok(Err(error)) => Err(StoreError::Unavailable { engine: ENGINE, reason: past_cache::refusal(&error) }),
+            Ok(Err(error)) => Err(StoreError::Unavailable { engine: ENGINE, reason: probe::refusal(&error) }),
             Err(_) => Err(StoreError::Stopped { engine: ENGINE }),
         }
     }

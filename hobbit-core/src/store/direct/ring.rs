@@ -1,4 +1,4 @@
-//! The ring's thread: takes requests from a channel, keeps the kernel's queue full, hands out answers.
+//! The ring's thread: takes requests from a channel, keeps the kernel's queue full, sends answers.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -21,7 +21,7 @@ const BELL: u64 = u64::MAX;
 /// Refusals of the kernel to take or hand out operations, in a row and a millisecond apart, before giving up.
 const REFUSALS_MAX: u32 = 1000;
 
-/// What the thread is told.
+/// A message to the thread.
 pub(super) enum Command {
     Read { requests: Vec<ReadRequest>, sink: Arc<dyn Completion>, started: Instant },
     Stop,
@@ -30,7 +30,7 @@ pub(super) enum Command {
 /// Wakes the thread out of its wait in the kernel.
 pub(super) struct Bell {
     event: File,
-    /// Set by the thread before it waits; who clears it strikes.
+    /// Set by the thread before it waits; the side that clears it strikes.
     pub asleep: AtomicBool,
 }
 
@@ -41,7 +41,7 @@ impl Bell {
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: `eventfd` has just returned it, nobody else owns it.
+        // SAFETY: `eventfd` has just returned it, so it has no other owner.
         let event = File::from(unsafe { OwnedFd::from_raw_fd(descriptor) });
         Ok(Self { event, asleep: AtomicBool::new(false) })
     }
@@ -63,18 +63,18 @@ pub(super) struct Reader {
     options: DirectOptions,
     inbox: Receiver<Command>,
     bell: Arc<Bell>,
-    /// The bell's poll is in the kernel.
+    /// Whether the bell's poll is with the kernel.
     bell_armed: bool,
     stopping: bool,
-    /// Slices begun or waiting; a number is reused when its slice is over.
+    /// Slices begun or waiting; a number is reused after the end of its slice.
     slices: Vec<Option<Slice>>,
     unused: Vec<usize>,
     /// Slices with chunks to issue, in order of arrival.
     queue: VecDeque<usize>,
-    /// What each operation in the kernel's hands reads, and for which slice; index = user data.
+    /// Each operation with the kernel, and the number of its slice; index = user data.
     operations: Vec<Option<(usize, Operation)>>,
     idle: Vec<usize>,
-    /// For what comes in planes.
+    /// For requests of bit planes or rows.
     buffers: Buffers,
 }
 
@@ -155,7 +155,7 @@ impl Reader {
             let slice = self.slices[number].as_mut().expect("a queued slice is alive");
             let operation = match slice.issue(self.options.chunk_bytes, &mut self.buffers) {
                 Issue::Operation(operation) => operation,
-                // A buffer in use belongs to operations in the kernel's hands.
+                // A buffer in use belongs to operations with the kernel, whose answers free it.
                 Issue::Wait => break,
                 Issue::Nothing => {
                     self.queue.pop_front();
@@ -185,8 +185,8 @@ impl Reader {
 
     fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: a read's memory belongs to a slice that stays in `slices` until the kernel has answered for all of
-        // its chunks, and `SlotPtr::new` made its maker promise that memory until the answer; the file stays open as
-        // long as the ring. The bell's poll passes no memory.
+        // its chunks, and is valid until then by the contract of `SlotPtr::new`; the file stays open as long as the
+        // ring. The bell's poll passes no memory.
         let pushed = unsafe { self.ring.submission().push(entry) };
         pushed.expect("the ring has an entry for every operation and the bell");
     }
@@ -265,7 +265,7 @@ impl Drop for Reader {
     }
 }
 
-/// A ring with one submitting thread where the kernel has that (6.1), a plain one elsewhere.
+/// A ring with one submitting thread if the kernel supports that (6.1), else a plain one.
 pub(in crate::store) fn new_ring(entries: u32) -> io::Result<IoUring> {
     IoUring::builder()
         .setup_single_issuer()
@@ -278,11 +278,11 @@ pub(in crate::store) fn new_ring(entries: u32) -> io::Result<IoUring> {
 const SLICE_NS: u64 = 100_000;
 
 /// Asks the scheduler for prompt wake-ups. While every core computes, a thread that has slept waits for the end of
-/// somebody's time slice (3 ms) before it may hand the next read to the disk; a thread with a short slice of its own
-/// goes first (EEVDF: earlier deadline). Two cores, two spinning threads, slices of 15.6 MB two at a time: 2.2-2.3 GB/s
+/// another thread's time slice (3 ms) before it may give the next read to the disk; a thread with a short slice goes
+/// first (EEVDF: earlier deadline). Two cores, two spinning threads, slices of 15.6 MB two at a time: 2.2-2.3 GB/s
 /// without, 3.3-3.8 GB/s with it. The buffered threads copy much more and gain nothing.
 ///
-/// Linux 6.12 and newer; elsewhere nothing changes, and nothing is lost but time.
+/// Linux 6.12 and newer; older kernels ignore it.
 fn ask_for_prompt_wake_ups() {
     // SAFETY: `sched_attr` is plain integers, for which zero is valid.
     let mut attributes: libc::sched_attr = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! A slice on its way: which of its chunks are in the kernel's hands, and where its bytes land.
+//! A slice being read: its chunks with the kernel, and the memory that they fill.
 
 use std::io;
 use std::sync::Arc;
@@ -7,13 +7,12 @@ use std::time::Instant;
 use super::super::arena::Arena;
 use super::super::error::StoreError;
 use super::super::form::BUFFER_BYTES;
-use super::super::past_cache::ENGINE;
 use super::super::request::{Completion, ReadDone, ReadRequest};
 use super::super::window::{BLOCK_BYTES, Chunk, Progress, Window, lead_of};
-use super::OpenFile;
 use super::units::{Buffers, Next, UnitChunk, Units};
+use super::{ENGINE, OpenFile};
 
-/// Times that a chunk may be asked to try again before that counts as a failure.
+/// Retries of a slice's chunks before a read fails.
 const RETRIES_MAX: u32 = 1000;
 
 /// A request being read.
@@ -22,9 +21,9 @@ pub(super) struct Slice {
     sink: Arc<dyn Completion>,
     started: Instant,
     way: Way,
-    /// Rests of short reads, to be issued first.
+    /// Rests of short reads, which are issued first.
     rests: Vec<Operation>,
-    /// Chunks in the kernel's hands.
+    /// Chunks with the kernel.
     in_flight: u32,
     /// Bytes read so far.
     moved: u64,
@@ -32,44 +31,44 @@ pub(super) struct Slice {
     error: Option<StoreError>,
 }
 
-/// How the bytes come to the request's memory.
+/// The way of the bytes to the request's memory.
 enum Way {
     Straight(Straight),
     Units(Units),
 }
 
-/// Read to where they are wanted, or moved there in the end.
+/// Reads directly to the destination, or to its window and then one move.
 struct Straight {
     window: Window,
     /// File offset of the next chunk to issue.
     next: u64,
-    /// Stands in for a slot that is not aligned, or too small for the window.
+    /// Memory in place of a slot that is not aligned, or too small for the window.
     bounce: Option<Arena>,
 }
 
-/// What one operation of the kernel reads.
+/// One read operation of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operation {
     pub chunk: Chunk,
-    /// Where the chunk's bytes go.
+    /// Address of the chunk's bytes.
     pub address: *mut u8,
-    /// End of what is needed, in the file.
+    /// End of the needed bytes in the file.
     end: u64,
-    /// Number of the unit it belongs to.
+    /// Number of its unit.
     unit: Option<usize>,
 }
 
-/// What there is to issue of a slice.
+/// The next operation of a slice, or the reason why there is none.
 pub(super) enum Issue {
     Operation(Operation),
-    /// It has to wait for memory that other slices use.
+    /// Other slices use all buffers.
     Wait,
-    /// All is issued.
+    /// Everything is issued.
     Nothing,
 }
 
 impl Slice {
-    /// A slice to read. `None` when it needs memory of its own and there is none: it has been answered then.
+    /// A slice to read. `None` if it needs memory of its own and there is none: the request is answered then.
     pub fn new(request: ReadRequest, sink: Arc<dyn Completion>, started: Instant) -> Option<Self> {
         let way = match request.form.units(&request.extent) {
             None => Straight::new(&request).map(Way::Straight),
@@ -118,8 +117,8 @@ impl Slice {
         Issue::Operation(operation)
     }
 
-    /// Takes the kernel's answer for an operation: a byte count, or a negated error number. True when there is a rest to
-    /// issue again.
+    /// Takes the kernel's answer for an operation: a byte count, or a negated error number. Returns whether there is a
+    /// rest to issue.
     pub fn landed(&mut self, operation: Operation, answer: i32, file: &OpenFile, buffers: &mut Buffers) -> bool {
         self.in_flight -= 1;
         let Ok(got) = u32::try_from(answer) else {
@@ -137,7 +136,7 @@ impl Slice {
         match operation.chunk.after(got, operation.end) {
             Progress::Complete => {
                 if let (Way::Units(units), Some(unit)) = (&mut self.way, operation.unit) {
-                    // SAFETY: the memory is the request's until it is answered, and `ReadRequest::check` has looked at it.
+                    // SAFETY: `ReadRequest::check` accepted the memory, which is the request's until it is answered.
                     let is_sound = unsafe { units.complete(unit, self.request.dst, buffers) };
                     if is_sound == Some(false) {
                         let (offset, len) = (self.request.extent.offset, self.request.extent.len);
@@ -179,7 +178,7 @@ impl Slice {
         self.in_flight == 0 && (self.error.is_some() || (self.rests.is_empty() && is_issued()))
     }
 
-    /// Moves the bytes to their lead where the window put them elsewhere, and answers.
+    /// Moves the bytes to their lead if the window put them at another place, and answers.
     pub fn finish(mut self, buffers: &mut Buffers) {
         assert!(self.is_over());
         match &mut self.way {
@@ -222,15 +221,15 @@ impl Straight {
         self.bounce.as_ref().map_or(request.dst.as_ptr(), Arena::as_ptr)
     }
 
-    /// Moves what the window put elsewhere to its lead.
+    /// Moves the bytes to their lead if the window put them at another place.
     fn finish(&self, request: &ReadRequest) {
         // SAFETY: the window's bytes are in `memory()`, and the extent lies in the window at its natural lead.
         let from = unsafe { self.memory(request).add(lead_of(&request.extent)) };
         // SAFETY: `ReadRequest::check` held `lead + len <= capacity`.
         let to = unsafe { request.dst.as_ptr().add(request.lead) };
         if from != to {
-            // SAFETY: both ranges of `len` bytes lie in memory that the maker of the `SlotPtr` has given to this
-            // request, or in its own bounce memory; `copy` allows overlap; the kernel is done with both.
+            // SAFETY: both ranges of `len` bytes lie in the request's memory or in its own bounce memory; `copy` allows
+            // overlap; the kernel is done with both.
             unsafe { std::ptr::copy(from, to, request.extent.len as usize) };
         }
     }

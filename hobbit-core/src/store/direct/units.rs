@@ -1,14 +1,14 @@
-//! The units of a request that comes in planes or rows: each is read into a buffer and put together from there.
+//! The units of a request for bit planes or rows: each is read into a buffer and assembled from there.
 
 use std::collections::VecDeque;
 
 use super::super::arena::Arena;
 use super::super::form::{BUFFER_BYTES, BUFFERS_MAX, Unit};
-use super::super::slot_ptr::SlotPtr;
+use super::super::request::SlotPtr;
 use super::super::window::{BLOCK_BYTES, Chunk, Window};
 use crate::expert::Extent;
 
-/// Buffers that were used, to be used again.
+/// A pool of buffers.
 #[derive(Default)]
 pub(super) struct Buffers {
     idle: Vec<Arena>,
@@ -16,7 +16,7 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// One of [`BUFFER_BYTES`]; `None` while all are in use.
+    /// A buffer of [`BUFFER_BYTES`]; `None` while all are in use.
     pub fn take(&mut self) -> std::io::Result<Option<Arena>> {
         if self.n_lent == BUFFERS_MAX {
             return Ok(None);
@@ -35,7 +35,7 @@ impl Buffers {
     }
 }
 
-/// What is left of a request, and what of it has a buffer.
+/// Units of a request: those left, and those that have a buffer.
 pub(super) struct Units {
     left: VecDeque<Unit>,
     /// By number; a number is never used again.
@@ -45,10 +45,10 @@ pub(super) struct Units {
 struct Open {
     unit: Unit,
     buffer: Arena,
-    /// The piece to issue next, and how far it has come in the file.
+    /// The piece to issue next, and its next byte in the file.
     piece: usize,
     next: u64,
-    /// Chunks issued and not complete, rests of them included.
+    /// Chunks issued and not complete, including rests of short reads.
     pending: u32,
 }
 
@@ -58,16 +58,16 @@ impl Open {
     }
 }
 
-/// A chunk of a unit, and where its bytes go.
+/// A chunk of a unit, and the address of its bytes.
 pub(super) struct UnitChunk {
     pub chunk: Chunk,
     pub address: *mut u8,
     pub unit: usize,
-    /// End of what is needed of its piece, in the file.
+    /// End of its piece in the file.
     pub end: u64,
 }
 
-/// What there is to issue.
+/// The next chunk of a request, or the reason why there is none.
 pub(super) enum Next {
     Chunk(UnitChunk),
     /// All buffers are in use.
@@ -82,7 +82,7 @@ impl Units {
         Self { left: units.into(), open: Vec::new() }
     }
 
-    /// Everything has been issued.
+    /// Whether everything has been issued.
     pub fn is_issued(&self) -> bool {
         self.left.is_empty() && self.open.last().is_none_or(|open| open.as_ref().is_none_or(Open::is_issued))
     }
@@ -120,11 +120,11 @@ impl Units {
         Next::Chunk(UnitChunk { chunk, address, unit: number, end: piece.offset + piece.len })
     }
 
-    /// A chunk of a unit is complete: if it was the last, the unit is put together, and its buffer is free. Whether its scales
-    /// are sound, if so.
+    /// Takes a complete chunk of a unit. After the last one the unit is assembled and its buffer freed; returns then
+    /// whether its scales are sound.
     ///
     /// # Safety
-    /// `dst` is that of the request that the units are of, and its memory is its own.
+    /// `dst` is that of the units' request, whose memory others do not use.
     pub unsafe fn complete(&mut self, number: usize, dst: SlotPtr, buffers: &mut Buffers) -> Option<bool> {
         let open = self.open[number].as_mut().expect("a unit is open until its last chunk is complete");
         open.pending -= 1;
@@ -132,7 +132,7 @@ impl Units {
             return None;
         }
         let Open { unit, buffer, .. } = self.open[number].take()?;
-        // SAFETY: the arena is ours; the kernel has answered for every chunk of the unit, and has no more to do with it.
+        // SAFETY: the arena is ours; the kernel has answered for every chunk of the unit.
         let bytes = unsafe { std::slice::from_raw_parts(buffer.as_ptr(), buffer.len()) };
         // SAFETY: by the caller.
         let is_sound = unsafe { unit.assemble(dst, bytes) };
@@ -140,7 +140,7 @@ impl Units {
         Some(is_sound)
     }
 
-    /// Nothing of it is in the kernel's hands, and nothing will be: its buffers are free.
+    /// Frees the buffers of a request of which no chunk is or will be with the kernel.
     pub fn close(&mut self, buffers: &mut Buffers) {
         self.left.clear();
         self.open.drain(..).flatten().for_each(|open| buffers.give_back(open.buffer));

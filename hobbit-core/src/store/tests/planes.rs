@@ -1,4 +1,4 @@
-//! Weights that come in planes, by every engine.
+//! Weights in bit planes.
 
 use super::*;
 use crate::planes::{self, HIGH_BYTES, LOW_BYTES, Q4_1_BYTES, Q8_0_BYTES};
@@ -15,9 +15,9 @@ fn weights(n_blocks: usize, seed: usize) -> Vec<u8> {
 
 /// A file of planes.
 struct Planes {
-    /// Of each matrix.
+    /// Weights of each matrix.
     weights: Vec<Vec<u8>>,
-    /// Where its planes are.
+    /// First bytes of its planes.
     high: Vec<u64>,
     low: Vec<u64>,
     bytes: Vec<u8>,
@@ -89,7 +89,7 @@ fn every_engine_puts_planes_together() {
     let both = [large.part(0, true, 0), large.part(1, true, apart)];
     let lows = [large.part(0, false, 0), large.part(1, false, apart)];
     let q8 = |file: &Planes, matrix: usize| file.weights[matrix].clone();
-    // What is asked for of which file, and what is to be found where.
+    // File, parts, and the weights expected at offsets.
     type Found = Vec<(usize, Vec<u8>)>;
     let cases: Vec<(u32, Vec<Part>, Found)> = vec![
         (0, both.to_vec(), vec![(0, q8(&large, 0)), (apart, q8(&large, 1))]),
@@ -106,7 +106,7 @@ fn every_engine_puts_planes_together() {
             let extent = extent(*file, planes, parts);
             let request = ReadRequest { form: Form::Planes(parts.clone()), ..memory.request(1, extent, i % 2, 0) };
             let bytes = request.bytes();
-            let done = read_one(|requests, sink| store.submit(requests, sink), request);
+            let done = read_one(&*store, request);
             let moved = done.result.unwrap_or_else(|error| panic!("{name} {i}: {error}"));
             assert!(moved >= bytes && moved < bytes + 6 * 4096, "{name} {i}: {moved} of {bytes}");
             for (at, weights) in expected {
@@ -116,7 +116,7 @@ fn every_engine_puts_planes_together() {
     }
 }
 
-/// More of them than there are buffers, all at once.
+/// More requests at once than buffers.
 #[test]
 fn buffers_are_used_again() {
     let large = Planes::of(&BLOCKS);
@@ -129,7 +129,7 @@ fn buffers_are_used_again() {
             let form = Form::Planes(parts.clone());
             ReadRequest { form, ..memory.request(slot as u64, extent, slot, 0) }
         });
-        let answers = read_all(|requests, sink| store.submit(requests, sink), requests.collect());
+        let answers = read_all(&*store, requests.collect());
         assert!(answers.iter().all(|done| done.result.is_ok()), "{name}");
         for slot in 0..12 {
             assert!(memory.bytes(slot, 0, large.weights[0].len()) == large.weights[0], "{name} {slot}");
@@ -146,13 +146,13 @@ fn a_held_plane_is_completed() {
     for (name, store) in files.stores() {
         for matrix in 0..2 {
             let mut held = large.expanded(matrix);
-            // SAFETY: nobody touches `held` before the answer.
+            // SAFETY: `held` has no other user before the answer.
             let high = HighPlane::Held(unsafe { SlotPtr::new(held.as_mut_ptr()) });
             let parts = vec![Part { high, ..large.part(matrix, true, 32) }];
             let extent = extent(0, &large, &parts);
             let request = ReadRequest { form: Form::Planes(parts), ..memory.request(1, extent, 0, 0) };
             assert_eq!(request.bytes(), large.n_blocks(matrix) * LOW_BYTES as u64);
-            let done = read_one(|requests, sink| store.submit(requests, sink), request);
+            let done = read_one(&*store, request);
             assert!(done.result.is_ok(), "{name}: {done:?}");
             let weights = &large.weights[matrix];
             assert!(memory.bytes(0, 32, weights.len()) == weights, "{name} {matrix}");
@@ -167,8 +167,8 @@ fn planes_that_cannot_be_right_are_refused() {
     let memory = SlotMemory::new(1, 8192);
     let sound = small.part(0, true, 0);
     let whole = extent(0, &small, &[sound]);
-    for (name, store) in files.stores() {
-        for part in [
+    assert_refused(&files, || {
+        [
             Part { to: 8192 - 3399, ..sound },
             Part { to: usize::MAX, ..sound },
             Part { n_blocks: u64::MAX, ..sound },
@@ -176,17 +176,13 @@ fn planes_that_cannot_be_right_are_refused() {
             Part { high: HighPlane::File(4097), ..sound },
             Part { low: Some(u64::MAX - 4095), ..sound },
             Part { low: Some(0), ..sound },
-        ] {
-            let form = Form::Planes(vec![part]);
-            let request = ReadRequest { form, ..memory.request(1, whole, 0, 0) };
-            let done = read_one(|requests, sink| store.submit(requests, sink), request);
-            let error = done.result.unwrap_err();
-            assert!(matches!(error, StoreError::SlotTooSmall { .. }), "{name} {part:?}: {error}");
-        }
-    }
+        ]
+        .map(|part| ReadRequest { form: Form::Planes(vec![part]), ..memory.request(1, whole, 0, 0) })
+        .into()
+    });
 }
 
-/// Nibbles where scales should be.
+/// Nibbles in place of scales.
 #[test]
 fn exchanged_planes_are_named() {
     let mut small = Planes::of(&BLOCKS[1..]);
@@ -199,7 +195,7 @@ fn exchanged_planes_are_named() {
             let parts = vec![small.part(0, has_low, 0)];
             let extent = extent(0, &small, &parts);
             let request = ReadRequest { form: Form::Planes(parts), ..memory.request(1, extent, 0, 0) };
-            let done = read_one(|requests, sink| store.submit(requests, sink), request);
+            let done = read_one(&*store, request);
             let error = done.result.unwrap_err();
             assert!(matches!(error, StoreError::Planes { offset: 4096, .. }), "{name}: {error}");
             assert!(error.to_string().contains("gguf-tools verify"));

@@ -1,4 +1,4 @@
-//! Rows that get another order on their way.
+//! Rows that are rearranged on their way.
 
 use super::*;
 
@@ -50,7 +50,7 @@ fn every_engine_gives_rows_their_order() {
             let request = ReadRequest { form: Form::Rows(matrices.clone()), ..memory.request(1, extent, 0, 0) };
             let wanted: u64 = matrices.iter().map(|rows| rows.bytes).sum();
             assert_eq!(request.bytes(), wanted);
-            let done = read_one(|requests, sink| store.submit(requests, sink), request);
+            let done = read_one(&*store, request);
             let moved = done.result.unwrap_or_else(|error| panic!("{name} {i}: {error}"));
             assert!(moved >= wanted && moved < wanted + 8 * 8192, "{name} {i}: {moved} of {wanted}");
             for matrix in matrices {
@@ -67,8 +67,8 @@ fn rows_that_cannot_be_right_are_refused() {
     let files = Files::of(vec![bytes()]);
     let memory = SlotMemory::new(1, 8192);
     let extent = Extent { file: 0, offset: 4096, len: 4800 };
-    for (name, store) in files.stores() {
-        for rows in [
+    assert_refused(&files, || {
+        [
             rows(4096, 101, 0),
             rows(4095, 100, 0),
             rows(4096, 100, 8192 - 4799),
@@ -78,11 +78,8 @@ fn rows_that_cannot_be_right_are_refused() {
             Rows { bytes: 4799, ..rows(4096, 100, 0) },
             Rows { group_bytes: 0, ..rows(4096, 100, 0) },
             Rows { group_bytes: 1 << 20, ..rows(4096, 100, 0) },
-        ] {
-            let request = ReadRequest { form: Form::Rows(vec![rows.clone()]), ..memory.request(1, extent, 0, 0) };
-            let done = read_one(|requests, sink| store.submit(requests, sink), request);
-            let error = done.result.unwrap_err();
-            assert!(matches!(error, StoreError::SlotTooSmall { .. }), "{name} {rows:?}: {error}");
-        }
-    }
+        ]
+        .map(|rows| ReadRequest { form: Form::Rows(vec![rows]), ..memory.request(1, extent, 0, 0) })
+        .into()
+    });
 }

@@ -4,15 +4,12 @@
 //! `<tensor>.in_sum2` `[n_per_row, n_expert]` and `<tensor>.counts` `[1, n_expert]`, f32, in GGUF. Only the index is
 //! kept in memory: files of the largest models have a gigabyte of values.
 
-#[cfg(test)]
-mod tests;
-
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::bytes::read_exact_at;
 use crate::gguf::{GgmlType, Gguf, GgufError, TensorInfo};
 
 const SUMS: &str = ".in_sum2";
@@ -145,11 +142,8 @@ impl Imatrix {
     /// `n` f32 at `offset`; the index has checked that they lie in the file.
     fn read(&self, offset: u64, n: usize) -> Result<Vec<f32>, ImatrixError> {
         let mut bytes = vec![0; n * 4];
-        read_exact_at(&self.file, &mut bytes, offset).map_err(|error| ImatrixError::Io {
-            path: self.path.clone(),
-            action: "read values",
-            error,
-        })?;
+        let io = |error| ImatrixError::Io { path: self.path.clone(), action: "read values", error };
+        self.file.read_exact_at(&mut bytes, offset).map_err(io)?;
         Ok(bytes.as_chunks().0.iter().map(|le| f32::from_le_bytes(*le)).collect())
     }
 }
@@ -189,4 +183,100 @@ fn index(path: &Path) -> Result<Index, ImatrixError> {
 
 fn malformed(path: &Path, what: String, found: String, expected: &str) -> ImatrixError {
     ImatrixError::Malformed { path: path.to_owned(), what, found, expected: expected.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::HeaderBuilder;
+
+    const DOWN: &str = "blk.0.ffn_down_exps.weight";
+
+    /// A GGUF importance matrix: sums and counts of tensors, each a name, a shape and values.
+    fn gguf(kind: &str, tensors: &[(&str, [u64; 2], &[f32])]) -> Vec<u8> {
+        let mut header = HeaderBuilder::new(32).unwrap();
+        header.key("general.type", kind).unwrap().key("imatrix.chunk_count", 7u32).unwrap();
+        for (name, dims, _) in tensors {
+            header.tensor(name, GgmlType::F32, dims).unwrap();
+        }
+        let (mut file, mut data) = (Vec::new(), tensors.iter());
+        let mut next = || data.next().unwrap().2.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        header.finish().write(&mut file, |_, out| out.write_all(&next())).unwrap();
+        file
+    }
+
+    fn open(bytes: &[u8]) -> Result<Imatrix, ImatrixError> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        // The open file outlives its name.
+        Imatrix::open(file.path())
+    }
+
+    /// Sums and counts of [`DOWN`].
+    fn down(dims: [u64; 2], sums: &[f32], counts: &[f32]) -> Imatrix {
+        let (sum_name, count_name) = (format!("{DOWN}{SUMS}"), format!("{DOWN}{COUNTS}"));
+        let n_counts = counts.len() as u64;
+        open(&gguf("imatrix", &[(&sum_name, dims, sums), (&count_name, [1, n_counts], counts)])).unwrap()
+    }
+
+    #[test]
+    fn sums_are_divided_by_the_expert_s_own_count() {
+        let imatrix = down([2, 3], &[2.0, 4.0, 5.0, 6.0, 9.0, 12.0], &[2.0, 0.0, 3.0]);
+        assert_eq!((imatrix.entries.len(), imatrix.chunks), (1, Some(7)));
+        // No token reached the second expert.
+        for (expert, expected) in [(0, [1.0, 2.0]), (1, [1.0, 1.0]), (2, [3.0, 4.0])] {
+            assert_eq!(imatrix.importance(DOWN, 2, 3, expert).unwrap(), Some(expected.to_vec()));
+        }
+        assert_eq!(imatrix.importance("blk.1.attn_q.weight", 2, 1, 0).unwrap(), None);
+        let one_count = down([4, 1], &[2.0, 4.0, 6.0, 8.0], &[2.0]);
+        assert_eq!(one_count.importance(DOWN, 2, 2, 1).unwrap(), Some(vec![3.0, 4.0]));
+    }
+
+    #[test]
+    fn shapes_and_values_of_no_use_are_refused() {
+        let two = down([2, 2], &[1.0; 4], &[1.0; 2]);
+        for (n_per_row, n_expert) in [(4, 1), (1, 4), (2, 3), (u64::MAX, 2)] {
+            let refused = two.importance(DOWN, n_per_row, n_expert, 0).unwrap_err();
+            assert!(matches!(&refused, ImatrixError::Shape { tensor, .. } if tensor == DOWN), "{refused}");
+        }
+        let refused = down([2, 2], &[1.0; 4], &[1.0; 3]).importance(DOWN, 2, 2, 0).unwrap_err();
+        assert!(refused.to_string().contains("4 (counts: 3) values, expected 2 for each of 2 experts"), "{refused}");
+        for wrong in [f32::NAN, f32::INFINITY, -1.0] {
+            for (value, count, part) in [(wrong, 1.0, "expert 1: column 1 is"), (1.0, wrong, "expert 1: count is")] {
+                let imatrix = down([2, 2], &[1.0, 1.0, 1.0, value], &[1.0, count]);
+                assert!(imatrix.importance(DOWN, 2, 2, 0).is_ok());
+                let error = imatrix.importance(DOWN, 2, 2, 1).unwrap_err().to_string();
+                assert!(error.contains(part), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn files_of_another_kind_and_truncated_ones_are_refused() {
+        let sums = ("a.in_sum2", [8, 1], [1.0; 8].as_slice());
+        let counts = ("a.counts", [1, 1], [1.0].as_slice());
+        let whole = gguf("imatrix", &[sums, counts]);
+        assert!(open(&whole).is_ok());
+        // One entry named "output", as llama-imatrix wrote it before GGUF.
+        let old = [&1i32.to_le_bytes()[..], &6i32.to_le_bytes(), b"output"].concat();
+        for (bytes, part) in [
+            (gguf("model", &[sums, counts]), "general.type: found 'model', expected 'imatrix'"),
+            (gguf("imatrix", &[sums]), "'a.counts': found none"),
+            (gguf("imatrix", &[counts]), "'<weight>.in_sum2': found none"),
+            (gguf("imatrix", &[]), "found none"),
+            (old, "convert an importance matrix of the old format: llama-imatrix --in-file "),
+            (b"a text file".to_vec(), "-o imatrix.gguf"),
+        ] {
+            let message = open(&bytes).unwrap_err().to_string();
+            assert!(message.contains(part), "{message}");
+        }
+        assert!(Imatrix::open(&std::env::temp_dir()).unwrap_err().to_string().contains("expected a regular file"));
+        // Padding of the last tensor is not needed.
+        for len in 0..whole.len() - 28 {
+            match open(&whole[..len]).unwrap_err() {
+                ImatrixError::NotGguf { .. } => assert!(len < 4, "{len} bytes"),
+                error => assert!(len >= 4 && matches!(error, ImatrixError::Gguf(_)), "{len} bytes: {error}"),
+            }
+        }
+    }
 }

@@ -1,8 +1,8 @@
-//! Nested records. For each Q8_0 expert, a record has first the high planes of all its slices, then the low planes. The
-//! first part alone is the low version, both together are the high version, bit for bit ([`crate::planes`]).
-//! docs/PACK.md describes the layout.
+//! Records of bit planes. For each Q8_0 expert, a record has first the high planes of all its slices, then the low
+//! planes. The first part alone is the low version, both together are the high version, bit for bit
+//! ([`crate::planes`]). docs/PACK.md describes the layout.
 
-use crate::expert::{Extent, Precision, SliceKind};
+use crate::expert::{Extent, Precision};
 use crate::gguf::{ExpertClass, GgmlType, LayerExperts, SliceSource, Stored, VersionSource};
 use crate::pack::SliceTypes;
 use crate::planes::{HIGH_BYTES, LOW_BYTES};
@@ -27,19 +27,9 @@ pub(super) fn types_of(layer: &LayerExperts, precision: Precision) -> SliceTypes
 /// One part of a record: a version's own planes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Planes {
-    /// By slice, in the order of [`SliceKind`].
-    pub slices: Vec<Plane>,
+    /// For each slice of the class, the offset in this part, a multiple of [`BLOCK_BYTES`], and the bytes without padding.
+    pub slices: Vec<(u64, u64)>,
     /// Total bytes, a multiple of [`BLOCK_BYTES`].
-    pub bytes: u64,
-}
-
-/// One slice's plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Plane {
-    pub kind: SliceKind,
-    /// Offset in its part, a multiple of [`BLOCK_BYTES`].
-    pub at: u64,
-    /// Bytes without padding.
     pub bytes: u64,
 }
 
@@ -54,7 +44,7 @@ impl Planes {
         let (mut slices, mut at) = (Vec::new(), 0u64);
         for shape in &class.slices {
             let bytes = (shape.bytes / shape.dtype.type_size()).checked_mul(block)?;
-            slices.push(Plane { kind: shape.kind, at, bytes });
+            slices.push((at, bytes));
             at = at.checked_add(bytes.checked_next_multiple_of(BLOCK_BYTES)?)?;
         }
         Some(Self { slices, bytes: at })
@@ -62,8 +52,8 @@ impl Planes {
 
     /// Source of the planes in a part that begins at `offset`. The caller sets what they are planes of.
     pub fn source(&self, class: u16, offset: u64) -> VersionSource {
-        let slice = |plane: &Plane| SliceSource {
-            extent: Extent { file: 0, offset: offset + plane.at, len: plane.bytes },
+        let slice = |&(at, len): &(u64, u64)| SliceSource {
+            extent: Extent { file: 0, offset: offset + at, len },
             lead: 0,
             stored: Stored::High,
         };

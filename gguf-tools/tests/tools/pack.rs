@@ -1,0 +1,161 @@
+//! `pack`, `unpack`, and `inspect` and `verify` of packs, on full disks too.
+
+use crate::*;
+
+/// Model, pack, and a place for what is unpacked, as arguments.
+fn paths(dir: &Path) -> [String; 3] {
+    synthesise(&dir.join("model.gguf"), &small_spec());
+    ["model.gguf", "pack.gguf", "again.gguf"].map(|name| word(&dir.join(name)).to_owned())
+}
+
+fn same(a: &str, b: &str) -> bool {
+    fs::read(a).unwrap() == fs::read(b).unwrap()
+}
+
+#[test]
+fn there_and_back() {
+    for (flags, records, shown, version) in [
+        (
+            &["--threads", "2", "--t1", "0.5", "--t2", "0.8"][..],
+            "12 records, high q8_0",
+            ["expert pack (full), format version 1", "blk.1 high", "T1 0.5, T2 0.8", "gate:q8_0 up:q8_0 down:q8_0"],
+            1,
+        ),
+        (
+            &["--bit-planes"],
+            "24 records, high q8_0, low q4_1",
+            ["format version 2", "blk.1 nested", "bit planes: a low record", "gate:q4_1 up:q4_1 down:q4_1"],
+            2,
+        ),
+        (
+            &["--low", "q2_k,down=q3_k"],
+            "24 records, high q8_0, low q2_K,down=q3_K",
+            ["format version 1", "blk.1 low", "hobbit.index", "gate:q2_K up:q2_K down:q3_K"],
+            1,
+        ),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let [model, pack, again] = paths(dir.path());
+        let packed = succeed(&[&["pack", &model, "-o", &pack][..], flags].concat());
+        assert_eq!(packed.out, format!("{pack}\n"));
+        assert_contains(&packed.err, &[records]);
+        assert!(succeed(&["verify", &pack]).out.starts_with("ok: full pack"));
+        assert_contains(&succeed(&["unpack", &pack, "-o", &again]).err, &["bit for bit model.gguf"]);
+        assert!(same(&model, &again));
+        assert_contains(&succeed(&["inspect", &pack]).out, &shown);
+        let json = json(&["inspect", "--json", &pack]);
+        assert_eq!((&json["pack_version"], &json["nested"]), (&version.into(), &(version == 2).into()));
+        let sum: u64 =
+            ["ordinary_bytes", "high_bytes", "low_bytes"].iter().map(|key| json[key].as_u64().unwrap()).sum();
+        assert!(sum < json["bytes"].as_u64().unwrap());
+        // 3 slices of 256 x 256: 17 whole blocks of Q8_0 each, or planes of 18 and 16 bytes for each of 2048 blocks.
+        let bytes = |precision: &str| json["layers"][2][precision]["record_bytes"][0].as_u64();
+        let (high, low) = if version == 2 { (3 * 2048 * 16, Some(3 * 2048 * 18)) } else { (208_896, bytes("low")) };
+        assert_eq!((bytes("high"), bytes("low")), (Some(high), low));
+    }
+}
+
+#[test]
+fn commands_that_make_no_sense_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let [model, pack, again] = paths(dir.path());
+    let half = Spec { layers: 1, types: vec![synth::Format::F16], ..small_spec() };
+    let half = synthesise(&dir.path().join("half.gguf"), &half);
+    succeed(&["pack", &model, "-o", &pack, "--nested"]);
+    let cases: [(i32, &[&str], &str); 10] = [
+        (1, &["pack", &model, "-o", &pack], "exists already"),
+        (1, &["unpack", &pack, "-o", &model], "exists already"),
+        (1, &["unpack", &model, "-o", &pack, "--force"], "not an expert pack"),
+        (1, &["pack", &pack, "-o", &again, "--force"], "is an expert pack already"),
+        (1, &["pack", &model, "-o", &again, "--t1", "0.9", "--t2", "0.8", "--force"], "T1 to be at most T2"),
+        (1, &["pack", word(&half), "-o", &again, "--bit-planes"], "is f16, expected q8_0"),
+        (1, &["pack", &model, "-o", &again, "--bit-planes", "--low", "q4_0"], "give one of the two"),
+        (2, &["pack", &model], "--output"),
+        (2, &["pack", &model, "-o", "x", "--only-low"], "--low"),
+        (2, &["pack", &model, "-o", "x", "--low", "q9"], "q9"),
+    ];
+    for (code, args, part) in cases {
+        refused(code, args, part);
+    }
+}
+
+#[test]
+fn a_damaged_expert_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let [model, pack, again] = paths(dir.path());
+    succeed(&["pack", &model, "-o", &pack]);
+    let report = json(&["inspect", "--json", &pack]);
+    let region = report["layout"].as_array().unwrap().iter().find(|region| region["what"] == "blk.1 high").unwrap();
+    let record = region["bytes"].as_u64().unwrap() / 4;
+    let mut bytes = fs::read(&pack).unwrap();
+    bytes[(region["offset"].as_u64().unwrap() + 2 * record + 100) as usize] ^= 1;
+    fs::write(&pack, &bytes).unwrap();
+    refused(1, &["verify", &pack], "1 faults");
+    assert_contains(&run(&["verify", &pack]).out, &["layer 1 expert 2 (high): its checksum differs"]);
+    let report = json(&["verify", "--json", &pack]);
+    assert_eq!((&report["ok"], &report["faults"][0]["expert"]), (&false.into(), &2.into()));
+    refused(1, &["unpack", &pack, "-o", &again], "gguf-tools verify");
+    assert!(!Path::new(&again).exists());
+}
+
+/// Files of at most 1 MiB: a clear error, and nothing is left.
+#[test]
+fn a_full_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let [model, pack, _] = paths(dir.path());
+    let script = "trap '' XFSZ; ulimit -f 2048; exec \"$0\" \"$@\"";
+    let tool = env!("CARGO_BIN_EXE_gguf-tools");
+    let ran = run_command(Command::new("sh").args(["-c", script, tool, "pack", &model, "-o", &pack]));
+    assert_eq!(ran.code, Some(1));
+    assert_contains(&ran.err, &["pack.gguf.partial: cannot write"]);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing but the model");
+}
+
+#[test]
+fn other_types_and_low_packs() {
+    let dir = tempfile::tempdir().unwrap();
+    let [model, pack, again] = paths(dir.path());
+    let low = word(&dir.path().join("low.gguf")).to_owned();
+    // High versions of other types unpack to a plain model that is sound.
+    succeed(&["pack", &model, "-o", &pack, "--high", "q4_k"]);
+    succeed(&["unpack", &pack, "-o", &again]);
+    assert!(succeed(&["verify", &again]).out.starts_with("ok: 1 file(s)"));
+    assert_eq!(json(&["inspect", "--json", &again])["layers"][0]["expert_types"]["down"], "q4_K");
+    succeed(&["pack", &model, "-o", &low, "--low", "q4_0", "--only-low"]);
+    assert!(fs::metadata(&low).unwrap().len() < fs::metadata(&model).unwrap().len() / 2);
+    refused(1, &["unpack", &low, "-o", &again, "--force"], "--low");
+}
+
+/// Under any of its names, whatever is forced: exit status 2, before anything is read.
+#[test]
+fn no_output_is_an_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let [model, pack, _] = paths(dir.path());
+    let split = dir.path().join("split.gguf");
+    let shards = synth::write(&split, &Spec { shards: 2, ..small_spec() }).unwrap().files;
+    let [first, second] = [0, 1].map(|i| word(&shards[i]));
+    let [hard, notes] = ["hard", "notes"].map(|name| word(&dir.path().join(name)).to_owned());
+    fs::hard_link(&model, &hard).unwrap();
+    fs::write(&notes, "precious").unwrap();
+    succeed(&["pack", &model, "-o", &pack]);
+    let files = [&model, &pack, first, second, &notes];
+    let before = files.map(|path| fs::read(path).unwrap());
+    let cases: [(&[&str], &str); 10] = [
+        (&["pack", &model, "-o", &model, "--force"], "the file of the model"),
+        (&["pack", &model, "-o", &hard, "--force"], "the file of the model"),
+        (&["pack", first, "-o", second, "--force"], "the file of the model"),
+        (&["pack", &model, "-o", &pack, "--force", "--policy", &pack], "the file of --policy"),
+        (&["pack", &model, "-o", &notes, "--force"], "is no GGUF"),
+        (&["unpack", &pack, "-o", &pack, "--force"], "the file of the pack"),
+        (&["unpack", &pack, "-o", &notes, "--force"], "is no GGUF"),
+        (&["widen", &model, "--ff", "4096", "-o", &model, "--force"], "the file of the model"),
+        (&["widen", first, "--ff", "4096", "-o", second, "--force"], "the file of the model"),
+        (&["synth", &notes, "--force"], "is no GGUF"),
+    ];
+    for (args, part) in cases {
+        refused(2, args, part);
+    }
+    assert!(before == files.map(|path| fs::read(path).unwrap()));
+    // All shards are checked, not only the name that was given.
+    refused(1, &["synth", word(&split), "--split", "2"], "split-00001-of-00002.gguf: this file exists already");
+}

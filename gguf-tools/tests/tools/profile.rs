@@ -1,0 +1,213 @@
+//! `profile`: on the demo model, on one with random weights, and where it must refuse.
+
+use gguf_tools::synth::Format;
+use hobbit::{Model, ModelOptions, SessionOptions};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::profile::{Goal, LossBound, Profile, ProfileError, beside, widths};
+
+use crate::*;
+
+/// Arguments of `profile` with one thread on `model` and `text`.
+fn args<'a>(model: &'a Path, text: &'a Path, args: &[&'a str]) -> Vec<&'a str> {
+    let usual = ["profile", word(model), "--text", word(text), "--threads", "1", "--mem-budget", "4GiB"];
+    [&usual[..], args].concat()
+}
+
+fn profile(model: &Path, text: &Path, more: &[&str]) -> Profile {
+    let ran = succeed(&args(model, text, &[more, &["--json"]].concat()));
+    Profile::parse(&ran.out, Path::new("stdout")).unwrap()
+}
+
+fn random_q8(dir: &Path) -> (PathBuf, PathBuf) {
+    random(dir, &Spec { layers: 3, seed: 5, ..Spec::tiny("qwen3moe") })
+}
+
+const TWO_WINDOWS: [&str; 5] = ["--tokens", "256", "--context", "128", "--no-widths"];
+
+#[test]
+fn the_demo_models_most_robust_experts_are_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, text, file) = (bundled("demo.gguf"), bundled("demo-heldout-prose.txt"), dir.path().join("demo.json"));
+    let temp = dir.path().join("temp");
+    fs::create_dir(&temp).unwrap();
+    let more = ["--tokens", "512", "--context", "256", "--widths", "q2_k,q4_k", "--tolerance", "2%"];
+    let files = ["--shares", "67/30/3", "-o", word(&file), "--temp-dir", word(&temp)];
+    let shown = succeed(&args(&model, &text, &[&more[..], &files].concat())).out;
+    let parts =
+        ["48 experts in 6 layers", "--t1 0.", "every expert at q2_K", "most robust", "lowered together, measured"];
+    assert_contains(&shown, &parts);
+    assert_eq!(fs::read_dir(&temp).unwrap().count(), 0, "temporary files are left");
+
+    let profile = Profile::read(&file).unwrap();
+    let gguf = Gguf::open(&model).unwrap();
+    let map = gguf.experts().unwrap();
+    profile.check_model(&gguf, &map).unwrap();
+    assert_eq!((profile.text.tokens, profile.text.context), (512, 256));
+    let tuned = profile.thresholds.as_ref().unwrap();
+    for (reached, wanted) in [(tuned.shares.high, 0.67), (tuned.shares.low, 0.30), (tuned.shares.skip, 0.03)] {
+        assert!((reached - wanted).abs() < 0.01, "{tuned:?}");
+    }
+    assert!(0.5 <= tuned.t1 && tuned.t1 < tuned.t2 && tuned.t2 < 1.0, "{tuned:?}");
+
+    let [q4, q2] = profile.widths.as_slice() else { panic!("{:?}", profile.widths) };
+    assert_eq!((q4.dtype.name(), q2.dtype.name()), ("q4_K", "q2_K"), "widest first");
+    assert!(q2.kl > q4.kl && q4.kl > 0.0, "{} {}", q2.kl, q4.kl);
+    for (four, two) in q4.layers.iter().zip(&q2.layers) {
+        assert!(two.kl > four.kl, "layer {}: {} {}", two.layer, two.kl, four.kl);
+        assert!((two.experts.iter().sum::<f64>() - two.kl).abs() < 1e-9);
+        for (expert, (four, two)) in four.experts.iter().zip(&two.experts).enumerate() {
+            assert!(*four > 0.0 && two > four, "layer {} expert {expert}: {two} {four}", q2.layers[0].layer);
+        }
+    }
+    // Lowering the most robust experts costs far less than their share of the whole loss.
+    let tolerated = q2.tolerated.as_ref().unwrap();
+    let share = tolerated.experts.len() as f64 / 48.0;
+    assert!(tolerated.loss <= 0.02 && share >= 0.4, "{tolerated:?}");
+    assert!(tolerated.loss < 0.6 * share * q2.perplexity_increase, "{tolerated:?} of {}", q2.perplexity_increase);
+
+    let none = widths(&profile, &map, Goal::MaxLoss(0.0)).unwrap();
+    assert!(none.types.is_empty());
+    let some = widths(&profile, &map, Goal::MaxLoss(0.02)).unwrap();
+    assert!(some.loss <= 0.02 && some.record_bytes < none.record_bytes, "{some:?}");
+    assert!((1..48).contains(&some.counts[&q2.dtype]), "{:?}", some.counts);
+    let all = widths(&profile, &map, Goal::MaxLoss(100.0)).unwrap();
+    assert_eq!(all.counts.get(&q2.dtype), Some(&48));
+    let fits = widths(&profile, &map, Goal::TargetSize { bytes: 6 << 20, other: 1 << 20 }).unwrap();
+    assert!(fits.record_bytes <= 5 << 20 && fits.loss > 0.0);
+    let error = widths(&profile, &map, Goal::TargetSize { bytes: 3 << 20, other: 1 << 20 }).unwrap_err();
+    assert!(error.to_string().contains(&format!("{} bytes", all.record_bytes + (1 << 20))), "{error}");
+}
+
+#[test]
+fn a_loss_bound_is_kept_and_saves_traffic() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, text) = random_q8(dir.path());
+    let with_low = [&TWO_WINDOWS[..], &["--max-loss", "0.5%", "--low", "q2_k"]].concat();
+    let first = profile(&model, &text, &with_low);
+    let tuned = first.thresholds.as_ref().unwrap();
+    let measured = tuned.measured.as_ref().unwrap();
+    assert!(measured.loss <= 0.005, "{measured:?}");
+    assert!(measured.bytes_per_token < measured.exact_bytes_per_token, "{measured:?}");
+    assert_eq!((measured.expert_cache.as_str(), measured.low.as_str()), ("25%", "q2_K"));
+    assert_eq!(tuned.goal, "max loss 0.5%");
+    let [mixes] = &first.mixes[..] else { panic!("{:?}", first.mixes) };
+    assert_eq!((mixes.tokens, mixes.text_sha256.len()), (128, 64));
+    assert_eq!((mixes.high.as_str(), mixes.low.as_deref()), ("q8_0", Some("q2_K")));
+    assert!((0.2..0.3).contains(&mixes.cache_share) && mixes.exact_bytes_per_token > 0.0, "{mixes:?}");
+    assert!(mixes.mixes.len() <= 6 && mixes.mixes.iter().all(|own| own.error >= 0.0), "{mixes:?}");
+    assert_eq!(profile(&model, &text, &with_low), first, "a second run measures the same");
+
+    let without = profile(&model, &text, &[&TWO_WINDOWS[..], &["--max-loss", "100%"]].concat());
+    let [mixes] = &without.mixes[..] else { panic!("{:?}", without.mixes) };
+    assert!(without.thresholds.is_none() && mixes.low.is_none());
+    // Random routers hardly differ in loss, so the cheapest mix saves much.
+    let best = mixes.cheapest(1.0, false).unwrap();
+    assert!(best.bytes_per_token < 0.8 * mixes.exact_bytes_per_token, "{mixes:?}");
+    assert!(mixes.mixes.iter().all(|own| !own.mix.uses_low()));
+    let alone = profile(&model, &text, &["--tokens", "128", "--context", "128", "--no-widths", "--max-loss", "1%"]);
+    assert!(alone.mixes.is_empty(), "one window has no other half");
+}
+
+#[test]
+fn a_pack_is_measured_with_its_own_low_versions_and_with_several_caches() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, text) = random_q8(dir.path());
+    let pack = dir.path().join("random.hobbit.gguf");
+    succeed(&["pack", word(&model), "-o", word(&pack), "--low", "q2_k"]);
+    let all = [&TWO_WINDOWS[..], &["--max-loss", "100%"]].concat();
+    let found = profile(&pack, &text, &[&all[..], &["--expert-cache", "50%,25%"]].concat());
+    let [half, quarter] = &found.mixes[..] else { panic!("{:?}", found.mixes) };
+    assert_eq!((half.expert_cache.as_str(), quarter.expert_cache.as_str()), ("50%", "25%"));
+    assert!((half.cache_share - 0.5).abs() < 0.05 && (quarter.cache_share - 0.25).abs() < 0.05, "{found:?}");
+    assert!(half.exact_bytes_per_token < quarter.exact_bytes_per_token, "{found:?}");
+    assert_eq!((half.high.as_str(), half.low.as_deref()), ("q8_0", Some("q2_K")));
+    assert!(quarter.mixes.iter().any(|own| own.mix.uses_low()), "{quarter:?}");
+    assert_eq!(found.thresholds.unwrap().measured.unwrap().expert_cache, "50%", "by the first");
+
+    // A session uses the mixes of the largest measured cache that is not above its own.
+    let bound =
+        |max_loss| LossBound { max_loss, measured: found.mixes.clone(), file: beside(&pack), model: pack.clone() };
+    let session = |cache: f64, bound: LossBound| {
+        let options = ModelOptions {
+            budget: Budget::Bytes(4 << 30),
+            expert_cache: ExpertCache::Percent(cache),
+            loss_bound: Some(bound),
+            ..ModelOptions::default()
+        };
+        let model = Model::open(&pack, &options, |_| true).unwrap();
+        let opened = model.session(&SessionOptions { n_ctx: 64, threads: Some(1), ..SessionOptions::default() });
+        opened.map(|session| session.precision().clone())
+    };
+    let low = session(30.0, bound(1.0)).unwrap();
+    assert!(low.is_dynamic(), "{low:?}");
+    let said = low.loss_bound.unwrap();
+    assert!(said.contains("with 25 % of the experts in memory (here ") && said.contains("--t1"), "{said}");
+    // Where low versions are not part of the choice, no slot is theirs.
+    let mut without = bound(1.0);
+    without.measured.iter_mut().for_each(|own| own.mixes.retain(|own| !own.mix.uses_low()));
+    let high = session(60.0, without).unwrap();
+    assert!(!high.is_dynamic() && high.low.is_none_or(|low| low.slots == 0));
+    assert!(high.loss_bound.unwrap().contains("with 50 % of the experts in memory (here "));
+    let error = session(15.0, bound(1.0)).unwrap_err().to_string();
+    assert!(error.contains("has measured with 25 %, 50 %") && error.contains("--expert-cache 1"), "{error}");
+
+    refused(1, &args(&pack, &text, &["--tokens", "256"]), "give --no-widths, or the plain model");
+    refused(1, &args(&pack, &text, &[&all[..], &["--low", "q3_k"]].concat()), "not made of a pack");
+}
+
+#[test]
+fn the_share_of_prompts_in_low_precision_is_searched_for_a_loss() {
+    let (model, text) = (bundled("demo.gguf"), bundled("demo-heldout-prose.txt"));
+    let with = |max_loss: &str| {
+        let low = ["--low", "q2_k", "--max-prefill-loss", max_loss];
+        let more = [&["--tokens", "1024", "--context", "256", "--no-widths"][..], &low].concat();
+        profile(&model, &text, &more).prefill.unwrap()
+    };
+    let (none, some, all) = (with("0%"), with("1%"), with("1000%"));
+    assert!(some.loss <= 0.01 && none.loss <= 0.0, "{some:?} {none:?}");
+    assert!(none.prefill_low <= some.prefill_low && some.prefill_low < all.prefill_low, "{none:?} {some:?} {all:?}");
+    assert_eq!((all.prefill_low, all.n_measured), (1.0, 8), "{all:?}");
+    assert!(all.loss > 0.01 && all.loss_error > 0.0 && all.loss > all.loss_error, "{all:?}");
+    assert!(all.bytes_per_token < 0.5 * all.exact_bytes_per_token, "{all:?}");
+    assert!(some.bytes_per_token <= some.exact_bytes_per_token, "{some:?}");
+    assert_eq!((some.expert_cache.as_str(), some.low.as_str(), some.max_loss), ("25%", "q2_K", 0.01));
+    let short = ["--tokens", "128", "--no-widths", "--low", "q2_k", "--max-prefill-loss", "1000%"];
+    let shown = succeed(&args(&model, &text, &short)).out;
+    assert_contains(&shown, &["prompts within 1000.0 %: --t1 1 --prefill-low 100%", "±"]);
+}
+
+#[test]
+fn commands_that_make_no_sense_are_refused_with_a_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let types = vec![Format::Q4_0];
+    let (model, text) = random(dir.path(), &Spec { layers: 3, types, ..Spec::tiny("qwen3moe") });
+    let [short, none] = ["short.txt", "none.txt"].map(|name| dir.path().join(name));
+    fs::write(&short, "Too short.").unwrap();
+    let made = profile(&model, &text, &["--tokens", "128", "--no-widths", "--shares", "70/30/0"]);
+    let other = Gguf::open(&bundled("demo.gguf")).unwrap();
+    let error = made.check_model(&other, &other.experts().unwrap()).unwrap_err();
+    assert!(matches!(error, ProfileError::OtherModel { what: "general.architecture", .. }), "{error}");
+    assert_contains(&error.to_string(), &["demo.gguf", "random.gguf"]);
+
+    let max_loss = ["--no-widths", "--max-loss", "1%", "--low", "q2_k"];
+    let max_prefill_loss = ["--no-widths", "--max-prefill-loss", "1%", "--low", "q2_k"];
+    let cases: [(&Path, &[&str], &str); 8] = [
+        (&short, &["--widths", "q2_k"], "the text is too short"),
+        (&none, &[], "none.txt: cannot read"),
+        (&text, &["--widths", "q8_0,q6_k"], "none is smaller than the model's experts"),
+        (&text, &["--widths", "iq1_s"], "needs an importance matrix"),
+        (&text, &["--no-widths", "--max-loss", "1%", "--low", "q9"], "neither a file nor a type"),
+        (&text, &[&max_loss[..], &["--expert-cache", "400MiB"]].concat(), "every expert fits"),
+        (&text, &[&max_prefill_loss[..], &["--expert-cache", "100%"]].concat(), "every expert fits"),
+        (&text, &max_prefill_loss[..3], "give --low FILE"),
+    ];
+    for (text, more, part) in cases {
+        refused(1, &args(&model, text, more), part);
+    }
+    for more in
+        [["--shares", "67/30/4"], ["--shares", "67/30"], ["--max-loss", "-1%"], ["--widths", "q9"], ["--low", "q2_k"]]
+    {
+        refused(2, &args(&model, &text, &more), more[0]);
+    }
+}

@@ -1,0 +1,178 @@
+//! `profile --path-table`, and predictions from the table in a file and in a pack.
+
+use hobbit::options::Prefetch;
+use hobbit::{BatchToken, CachingOptions, Model, ModelOptions, SessionOptions};
+use hobbit_core::pack::Pack;
+use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::predict::PredictorKind;
+use hobbit_core::profile::read_path_table;
+
+use crate::*;
+
+/// Tokens and length of a piece, as numbers and words.
+const N_TOKENS: (usize, &str) = (1024, "1024");
+const CONTEXT: (usize, &str) = (256, "256");
+
+fn demo() -> PathBuf {
+    bundled("demo.gguf")
+}
+
+fn prose() -> PathBuf {
+    bundled("demo-heldout-prose.txt")
+}
+
+/// The demo model's table on held-out prose.
+fn profiled(to: &Path) {
+    let (model, text) = (demo(), prose());
+    let flags = ["--no-widths", "--threads", "1", "--mem-budget", "4GiB", "--tokens", N_TOKENS.1];
+    let more = ["--context", CONTEXT.1, "--path-table", word(to)];
+    let ran = succeed(&[&["profile", word(&model), "--text", word(&text)], &flags[..], &more[..]].concat());
+    assert_contains(&ran.err, &["in 6 layers, of 1024 tokens"]);
+}
+
+fn options() -> ModelOptions {
+    ModelOptions { budget: Budget::Bytes(4 << 30), ..ModelOptions::default() }
+}
+
+fn session(model: &Model) -> hobbit::Session {
+    let n = CONTEXT.0 as u32;
+    let options = SessionOptions { n_ctx: n, n_batch: n, n_ubatch: n, threads: Some(1), ..Default::default() };
+    model.session(&options).unwrap()
+}
+
+/// Prefetches by a table: of this file, or of the model itself.
+fn looking_ahead(table: Option<&Path>) -> ModelOptions {
+    let caching =
+        CachingOptions { predictor: PredictorKind::PathTable, prefetch: Prefetch::On, ..CachingOptions::default() };
+    ModelOptions {
+        caching,
+        path_table: table.map(Path::to_owned),
+        expert_cache: ExpertCache::Percent(25.0),
+        ..options()
+    }
+}
+
+/// Logits of prose behind what was profiled, token by token, and the recall of predictions of the next layer.
+fn decode(model: &Path, options: &ModelOptions) -> (Vec<f32>, Option<f64>) {
+    let model = Model::open(model, options, |_| true).unwrap_or_else(|error| panic!("{error}"));
+    let mut session = session(&model);
+    let text = fs::read_to_string(prose()).unwrap();
+    let tokens = model.tokenize(&text, false, false).unwrap();
+    let mut logits = Vec::new();
+    for token in &tokens[2 * N_TOKENS.0..][..160] {
+        session.feed(&[*token]).unwrap();
+        logits.extend_from_slice(session.logits(0).unwrap());
+    }
+    let report = session.stats().prefetch;
+    (logits, report.and_then(|report| report.recall.first()?.recall))
+}
+
+#[test]
+fn a_profiled_table_predicts_from_a_file_and_from_a_pack() {
+    hobbit::set_log(|_, _| ());
+    let dir = tempfile::tempdir().unwrap();
+    let [table, pack, again] = ["a.paths", "pack.gguf", "again.gguf"].map(|name| dir.path().join(name));
+    profiled(&table);
+    let demo = demo();
+
+    let caching = CachingOptions { predictor: PredictorKind::None, ..CachingOptions::default() };
+    let (expected, none) = decode(&demo, &ModelOptions { caching, ..looking_ahead(None) });
+    assert_eq!(none, None);
+    let (logits, recall) = decode(&demo, &looking_ahead(Some(&table)));
+    assert!(logits == expected, "a predictor decides what is read, not what comes out");
+    // Two of eight experts by chance: a quarter.
+    assert!(recall.unwrap() > 0.35, "{recall:?}");
+
+    succeed(&["pack", word(&demo), "-o", word(&pack), "--path-table", word(&table)]);
+    succeed(&["verify", word(&pack)]);
+    assert_eq!(Pack::open(&pack).unwrap().path_table().unwrap().unwrap(), read_path_table(&table).unwrap());
+    let parts = ["path table: ", "in 6 layers, of 1024 tokens", "hobbit.paths"];
+    assert_contains(&succeed(&["inspect", word(&pack)]).out, &parts);
+    let report = json(&["inspect", "--json", word(&pack)]);
+    assert_eq!(report["path_table"]["bytes"].as_u64(), Some(fs::metadata(&table).unwrap().len()));
+    assert_eq!(decode(&pack, &looking_ahead(None)), (expected, recall), "from the pack");
+    succeed(&["unpack", word(&pack), "-o", word(&again)]);
+    assert!(fs::read(&again).unwrap() == fs::read(&demo).unwrap());
+}
+
+/// A trace of the same text in the same batches gives the same table.
+#[test]
+fn a_trace_makes_the_same_table() {
+    hobbit::set_log(|_, _| ());
+    let dir = tempfile::tempdir().unwrap();
+    let [table, trace, counted, pack] =
+        ["a.paths", "a.trace", "b.paths", "pack.gguf"].map(|name| dir.path().join(name));
+    profiled(&table);
+    let demo = demo();
+    let model = Model::open(&demo, &ModelOptions { trace: Some(trace.clone()), ..options() }, |_| true).unwrap();
+    let tokens = model.tokenize(&fs::read_to_string(prose()).unwrap(), false, false).unwrap();
+    let mut session = session(&model);
+    for window in tokens[..N_TOKENS.0].chunks(CONTEXT.0) {
+        session.reset();
+        let entry = |(position, &token)| BatchToken { token, position, sequence: 0, logits: true };
+        session.evaluate(&(0..).zip(window).map(entry).collect::<Vec<_>>()).unwrap();
+    }
+    // The trace is complete after the model is dropped.
+    drop((session, model));
+    let count = ["profile", word(&demo), "--from-trace", word(&trace), "--path-table", word(&counted)];
+    succeed(&count);
+    assert_eq!(read_path_table(&counted).unwrap(), read_path_table(&table).unwrap());
+
+    let other = synthesise(&dir.path().join("other.gguf"), &small_spec());
+    let of_other = ["profile", word(&other), "--from-trace", word(&trace), "--path-table", word(&counted)];
+    refused(1, &of_other, "a.trace: recorded of demo.gguf, whose layers and experts are not those of");
+    refused(1, &["pack", word(&other), "-o", word(&pack), "--path-table", word(&table)], "other.gguf: path table");
+    refused(2, &["pack", word(&other), "-o", word(&counted), "--force"], "is no GGUF");
+    refused(2, &count[..4], "--path-table");
+    refused(2, &["profile", word(&demo), "--path-table", word(&counted)], "--text");
+    refused(2, &[&count[..], &["--text", "some.txt"]].concat(), "--text");
+    assert_eq!(read_path_table(&counted).unwrap(), read_path_table(&table).unwrap());
+}
+
+#[test]
+fn a_table_that_cannot_be_used_is_refused_with_a_remedy() {
+    hobbit::set_log(|_, _| ());
+    let dir = tempfile::tempdir().unwrap();
+    let [table, pack, none] = ["a.paths", "pack.gguf", "none.paths"].map(|name| dir.path().join(name));
+    profiled(&table);
+    let (demo, other) = (demo(), synthesise(&dir.path().join("other.gguf"), &small_spec()));
+    let fault = |model: &Path, table: Option<&Path>, parts: &[&str]| {
+        let Err(error) = Model::open(model, &looking_ahead(table), |_| true) else { panic!("{}", model.display()) };
+        assert_contains(&hobbit_programs::exit::in_words(&error.into()), parts);
+    };
+    let parts = ["demo.gguf: the path-table predictor needs a table", "gguf-tools profile --path-table"];
+    fault(&demo, None, &parts);
+    fault(&demo, Some(&none), &["none.paths: cannot read"]);
+    let parts = ["a.paths: path table: number of layers with experts: found 6, expected 3"];
+    fault(&other, Some(&table), &parts);
+
+    succeed(&["pack", word(&demo), "-o", word(&pack), "--path-table", word(&table)]);
+    let inside = Pack::open(&pack).unwrap().raw.tensor("hobbit.paths").unwrap().extent;
+    for (file, at) in [(&table, 100), (&pack, inside.offset as usize + 100)] {
+        let mut bytes = fs::read(file).unwrap();
+        bytes[at] ^= 0x40;
+        fs::write(file, bytes).unwrap();
+    }
+    fault(&demo, Some(&table), &["a.paths: path table", "profile the model again"]);
+    fault(&pack, None, &["pack.gguf: tensor 'hobbit.paths'", "with --path-table FILE"]);
+    refused(1, &["verify", word(&pack)], "1 faults");
+    // Without the predictor the table is not read.
+    assert!(Model::open(&pack, &options(), |_| true).is_ok());
+}
+
+#[test]
+fn the_model_and_the_text_are_not_overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let (model, text) = random(dir.path(), &Spec::tiny("qwen3moe"));
+    fs::write(&text, "{ a text that begins as JSON does }").unwrap();
+    let before = fs::read(&model).unwrap();
+    for (flag, file, part) in [
+        ("--path-table", &model, "the file of the model"),
+        ("--output", &model, "the file of the model"),
+        ("--output", &text, "the file of --text"),
+        ("--path-table", &text, "the file of --text"),
+    ] {
+        refused(2, &["profile", word(&model), "--text", word(&text), flag, word(file)], part);
+    }
+    assert!(fs::read(&model).unwrap() == before);
+}
