@@ -96,8 +96,11 @@ impl Arena {
             owner: None,
             faults: Faults::default(),
         };
+        #[cfg(target_os = "linux")]
         // SAFETY: the range was just mapped; the advice changes no contents, and refusing it is harmless.
-        unsafe { libc::madvise(base, bytes, libc::MADV_HUGEPAGE) };
+        unsafe {
+            libc::madvise(base, bytes, libc::MADV_HUGEPAGE);
+        }
         Ok(arena)
     }
 
@@ -132,7 +135,7 @@ impl Arena {
 
     /// Whether [`Arena::discard`] can work.
     pub fn is_discardable(&self) -> bool {
-        self.owner.is_none()
+        cfg!(target_os = "linux") && self.owner.is_none()
     }
 
     /// Start of the memory.
@@ -289,7 +292,13 @@ impl Faults {
 
 /// Faults in a mapped range without changing its contents, even while others write there. Returns whether the system
 /// supports that.
+#[cfg(target_os = "linux")]
 fn populate(address: usize, bytes: usize) -> bool {
     // SAFETY: the range is mapped until `Faults::end` has returned; the advice changes no contents.
     unsafe { libc::madvise(std::ptr::with_exposed_provenance_mut(address), bytes, libc::MADV_POPULATE_WRITE) == 0 }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn populate(_: usize, _: usize) -> bool {
+    false
 }

@@ -3,12 +3,16 @@
 //! A [`Store`] takes [`ReadRequest`]s and answers each of them exactly once with a [`ReadDone`]. It decides nothing:
 //! [`crate::load`] orders the requests, [`mode::choose`] picks the engine.
 //!
-//! * [`direct`]: `io_uring` and `O_DIRECT`, past the page cache;
+//! * [`direct`]: `io_uring` and `O_DIRECT`, past the page cache, Linux only;
 //! * buffered: `pread` through the page cache;
 //! * [`MemoryStore`]: from bytes in RAM;
 //! * [`faulty`]: any of them, with faults.
 
 pub mod arena;
+#[cfg(target_os = "linux")]
+pub mod direct;
+#[cfg(not(target_os = "linux"))]
+#[path = "no_direct.rs"]
 pub mod direct;
 pub mod error;
 pub mod faulty;
@@ -23,7 +27,7 @@ pub mod threads;
 mod window;
 mod workers;
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests;
 
 use std::sync::Arc;

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -63,10 +62,15 @@ fn start(kind: StoreKind, files: Vec<OpenFile>) -> Result<Arc<dyn Store>, StoreE
 }
 
 /// Advises the system against read-ahead. A failure costs time only.
+#[cfg(target_os = "linux")]
 pub fn advise_random(file: &File) {
     // SAFETY: the descriptor is open; the call takes no memory.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+    unsafe { libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(file), 0, 0, libc::POSIX_FADV_RANDOM) };
 }
+
+/// Nothing: only Linux takes this advice.
+#[cfg(not(target_os = "linux"))]
+pub fn advise_random(_: &File) {}
 
 /// `pread` through the page cache, straight to the place in the slot.
 impl Source for Vec<OpenFile> {

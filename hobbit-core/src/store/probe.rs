@@ -1,8 +1,8 @@
 //! What this machine and file system allow: the facts for [`super::mode`].
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// Checks that `io_uring` can be used.
@@ -32,8 +32,16 @@ pub fn direct(path: &Path) -> Result<(), String> {
 }
 
 /// Opens a file past the page cache; fails on file systems that cannot.
+#[cfg(target_os = "linux")]
 pub(super) fn open_direct(path: &Path) -> io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)
+    use std::os::unix::fs::OpenOptionsExt;
+    File::options().read(true).custom_flags(libc::O_DIRECT).open(path)
+}
+
+/// Fails: direct reads need Linux.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn open_direct(_: &Path) -> io::Result<File> {
+    Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
 }
 
 /// Reason why the kernel made no ring.
@@ -48,7 +56,7 @@ pub(super) fn refusal(error: &io::Error) -> String {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
 
