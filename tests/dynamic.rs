@@ -74,7 +74,7 @@ fn run(session: &mut Session) -> Result<Vec<Vec<u32>>, Error> {
             .zip(position..)
             .map(|(&token, position)| BatchToken { token, position, sequence: 0, logits: true })
             .collect();
-        // A failed batch leaves the context as it was: the same batch may be tried again.
+        // A failed batch does not change the context: the same batch may be tried again.
         if let Err(error) = session.evaluate(&entries) {
             session.evaluate(&entries).map_err(|_| error)?;
         }

@@ -163,8 +163,8 @@ fn logits(model: &Model) -> Result<Vec<f32>, hobbit::Error> {
     Ok(all)
 }
 
-/// `cp -p from to`: the same inode, length and time of the last write as before. File systems count time in ticks: repeat
-/// until the time of the last change, which programs cannot set, is another.
+/// `cp -p from to`: the same inode, length and time of the last write as before. File systems count time in ticks:
+/// repeat until the time of the last change, which programs cannot set, is another.
 fn copy_with_time(from: &Path, to: &Path) {
     let before = fs::metadata(to).unwrap();
     assert_eq!(fs::metadata(from).unwrap().len(), before.len());

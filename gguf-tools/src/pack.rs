@@ -33,8 +33,8 @@ pub struct Args {
     /// Types of the low-precision versions: q2_k, or q2_k,down=q3_k (slices: gate, up, gate_up, down)
     #[arg(long, value_name = "TYPES")]
     low: Option<TypeChoice>,
-    /// Both precisions in as many bytes as the model has: q8_0 experts in two planes of 4 bits. The first plane alone is
-    /// the low-precision version (q4_1). In place of --low
+    /// Both precisions in as many bytes as the model has: q8_0 experts in two planes of 4 bits. The first plane alone
+    /// is the low-precision version (q4_1). In place of --low
     #[arg(long, alias = "nested")]
     bit_planes: bool,
     /// Types of the high-precision versions [default: the model's own]

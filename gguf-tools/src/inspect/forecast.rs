@@ -27,7 +27,7 @@ const SIZES_GIB: [u64; 20] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128,
 /// Maximum rows of that table.
 const ROWS_MAX: usize = 8;
 
-/// What a forecast is asked for.
+/// Arguments of a forecast.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Forecast")]
 pub struct Args {

@@ -38,8 +38,8 @@ pub fn thresholds(uses: &Uses) -> anyhow::Result<Vec<Thresholds>> {
     Ok(all)
 }
 
-/// Searches on the first half of the text and judges on the second; `None`, with a note, if the text has only one window. `low` are
-/// low versions that mixes may use, with the thresholds to try.
+/// Searches on the first half of the text and judges on the second; `None`, with a note, if the text has only one
+/// window. `low` are low versions that mixes may use, with the thresholds to try.
 ///
 /// # Errors
 /// A model that cannot be run, an expert cache in which everything fits.
@@ -177,7 +177,8 @@ fn differences(changed: &[f64], exact: &[f64]) -> Estimate {
     sums.estimate()
 }
 
-/// Negative log-likelihood of each token in nats, and expert bytes read per token; `step` tokens at a time, else whole windows.
+/// Negative log-likelihood of each token in nats, and expert bytes read per token; `step` tokens at a time, else whole
+/// windows.
 fn score(
     runner: &mut Runner,
     windows: &[Vec<Token>],

@@ -31,7 +31,7 @@ use text::{Runner, Text};
 /// Arguments of `profile`.
 #[derive(Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("loss").multiple(true)))]
-#[command(after_help = "Without --shares and --max-loss, no thresholds are fitted. \
+#[command(after_help = "Without --shares and --max-loss, no thresholds are tuned. \
     Each width needs one temporary copy of the experts, and as many runs over the text as there are layers; \
     a path table comes of the one run that is made in any case.
 
@@ -52,12 +52,12 @@ pub struct Args {
     /// Tokens of the text to use
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
-    /// Fit T1 and T2 to this mix of high, low and skipped uses, in percent: 67/30/3
+    /// Tune T1 and T2 to this mix of high, low and skipped uses, in percent: 67/30/3
     #[arg(long, value_name = "H/L/S", value_parser = shares, conflicts_with = "max_loss")]
     shares: Option<Shares>,
     /// Measure mixes that raise perplexity by at most this, 1%: of T1 and T2 (with low versions), --cache-bias,
-    /// --substitute and --drop. At most 37 runs over half of the text, token by token; 'hobbit-cli --max-loss' takes the
-    /// mix with the fewest reads from MODEL.profile.json beside the model
+    /// --substitute and --drop. At most 37 runs over half of the text, token by token; 'hobbit-cli --max-loss' takes
+    /// the mix with the fewest reads from MODEL.profile.json beside the model
     #[arg(long, value_name = "N%", value_parser = percent, group = "loss")]
     max_loss: Option<f64>,
     /// Find the largest share of a prompt's experts in low precision (--prefill-low, beside --t1 1) that raises
@@ -69,8 +69,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE|TYPE", requires = "loss")]
     low: Option<String>,
     /// Expert cache for --max-loss and --max-prefill-loss: a size, or a percentage of all experts. With a list such as
-    /// 25%,50%, --max-loss searches mixes for each ('hobbit-cli --max-loss' takes those of the largest that is no larger
-    /// than its own); the rest uses the first
+    /// 25%,50%, --max-loss searches mixes for each ('hobbit-cli --max-loss' takes those of the largest that is no
+    /// larger than its own); the rest uses the first
     #[arg(long, value_name = "SIZE|N%,...", default_value = "25%", value_delimiter = ',')]
     expert_cache: Vec<String>,
     #[command(flatten)]

@@ -1,5 +1,5 @@
-//! Partial files under a fixed name, `OUT.partial`, so that the next run replaces the file of a killed run. The file must
-//! be ours alone: no link, no second name of another file, and one writer at a time.
+//! Partial files under a fixed name, `OUT.partial`, so that the next run replaces the file of a killed run. The file
+//! must be ours alone: no link, no second name of another file, and one writer at a time.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;

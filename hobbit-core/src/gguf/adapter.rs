@@ -1,8 +1,8 @@
 //! LoRA adapters and control vectors: files beside a model's, checked against it before llama.cpp sees them.
 //!
-//! An adapter (`general.type` = `adapter`) has for each weight W, `[n_in, n_out]`, that it changes `W.lora_a`, `[n_in, rank]`,
-//! and `W.lora_b`, `[rank, n_out]`; W x becomes W x + scale · alpha / rank · B A x (llama.cpp, `build_lora_mm`). A control
-//! vector has tensors `direction.<layer>`, `[n_embd]` of f32, which are added to what a layer puts out.
+//! For each weight W, `[n_in, n_out]`, that it changes, an adapter (`general.type` = `adapter`) has `W.lora_a`,
+//! `[n_in, rank]`, and `W.lora_b`, `[rank, n_out]`; W x becomes W x + scale · alpha / rank · B A x (llama.cpp,
+//! `build_lora_mm`). A control vector has tensors `direction.<layer>`, `[n_embd]` of f32, added to a layer's output.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub enum AdapterError {
     Read { path: PathBuf, source: std::io::Error },
 }
 
-/// What an adapter's header says, which fits the model.
+/// Facts from the header of an adapter that fits the model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoraSummary {
     /// Bytes of its weights.
@@ -173,7 +173,7 @@ fn rows(tensor: &TensorInfo) -> u64 {
     tensor.dims.get(1).copied().unwrap_or(1)
 }
 
-/// That the products of a pair are those of a weight: llama.cpp finds out while it computes, and then ends the process.
+/// Compares a pair's shapes with its weight's: llama.cpp checks them only while it computes, and ends the process.
 fn check_pair(weight: &TensorInfo, a: &TensorInfo, b: &TensorInfo, model: &Gguf) -> Result<(), String> {
     let dims = |tensor: &TensorInfo| [0, 1, 2, 3].map(|axis| tensor.dims.get(axis).copied().unwrap_or(1));
     let ([n_in, n_out, n_expert, last], a_dims, b_dims) = (dims(weight), dims(a), dims(b));

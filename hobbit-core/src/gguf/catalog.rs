@@ -128,9 +128,9 @@ impl SliceSource {
 pub struct LowMismatch {
     /// The tensor that disagrees.
     pub tensor: String,
-    /// What the low file has.
+    /// Value in the low file.
     pub found: String,
-    /// What the model has.
+    /// Value in the model.
     pub expected: String,
 }
 
@@ -221,8 +221,8 @@ impl Catalog {
         self.add_low_of(map, &theirs, first_file)
     }
 
-    /// Adds the low versions of `theirs`, the catalog of files with the experts of `map`, which count from `first_file`.
-    /// Layers and experts that have no low version there get none.
+    /// Adds low versions from `theirs`, the catalog of files with the experts of `map`, numbered from `first_file`.
+    /// Layers and experts without a low version in `theirs` get none.
     ///
     /// # Errors
     /// [`LowMismatch`]: a layer, a matrix or a shape that the two do not share; nothing is added then.
@@ -265,7 +265,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Of the layer's slice at a position.
+    /// Name of the tensor that holds this slice of the layer.
     fn tensor_name(&self, layer: &LayerCatalog, slice: usize) -> String {
         let class = &self.classes[usize::from(layer.high[0].class)];
         format!("blk.{}.{}.weight", layer.layer, class.slices[slice].kind.tensor_stem())
@@ -297,8 +297,8 @@ impl Catalog {
         self.layers.iter().any(|layer| layer.low.iter().any(Option::is_some))
     }
 
-    /// Whether a high version is made of the bits of the low one, and more.
-    pub fn is_nested(&self, version: Version) -> bool {
+    /// Whether this is a high version that contains the low version's bits.
+    pub fn in_bit_planes(&self, version: Version) -> bool {
         let low = self.source(Version::low(version.expert));
         let high = self.source(version).filter(|_| version.precision == Precision::High);
         high.zip(low).is_some_and(|(high, low)| is_part(low, high))
@@ -310,8 +310,7 @@ impl Catalog {
         self.layers.iter().any(|layer| layer.high.iter().chain(layer.low.iter().flatten()).any(is_in_planes))
     }
 
-    /// A number that differs where shapes, types or places of the high versions do, and is the same everywhere else. Not for
-    /// telling apart what somebody made alike on purpose.
+    /// A hash of the high versions' shapes, types and places. An attacker can make two models with the same hash.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Xxh3::new();
         let mut add = |numbers: &[u64]| numbers.iter().for_each(|number| hash.update(&number.to_le_bytes()));

@@ -19,10 +19,10 @@ pub struct Metadata {
     values: HashMap<String, Decoded>,
 }
 
-/// A value, as far as anybody asks for it.
+/// A value, decoded as far as it is used.
 #[derive(Debug)]
 enum Decoded {
-    /// Of any width.
+    /// An integer of any width.
     Integer(i128),
     Float(f64),
     Bool(bool),

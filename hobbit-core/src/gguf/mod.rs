@@ -45,7 +45,7 @@ pub struct SourceFile {
     pub path: PathBuf,
     /// Length in bytes when the header was read.
     pub len: u64,
-    /// By which the file is known again: as it was when the header was read.
+    /// State when the header was read, which tells whether the file has changed since.
     pub state: FileState,
 }
 
@@ -81,11 +81,11 @@ pub struct Gguf {
     pub metadata: Metadata,
     /// Indices into `tensors`, by name.
     by_name: Vec<u32>,
-    /// Set where tensors lie elsewhere than the header says: in a pack.
+    /// Set in a pack, where tensors lie outside of their header's offsets.
     views: Option<Box<Views>>,
 }
 
-/// What cannot be told from header and extents.
+/// Views of a pack, which header and extents do not give.
 #[derive(Debug)]
 struct Views {
     /// The file that the header describes.
@@ -103,8 +103,9 @@ impl Gguf {
         Self::open_as(path, Extents::InsideFile)
     }
 
-    /// The same of files that end too early, as long as their headers are whole: the first megabytes of a download. To look
-    /// at, not to run: [`TensorInfo::extent`] may lie beyond the end of its file, and [`Gguf::missing_bytes`] says by how much.
+    /// As [`Gguf::open`], of files whose headers are whole and whose data end early, such as the first megabytes of a
+    /// download. Such a model can be inspected, not run: [`TensorInfo::extent`] may lie beyond the end of its file, and
+    /// [`Gguf::missing_bytes`] counts the bytes beyond it.
     ///
     /// # Errors
     /// As [`Gguf::open`]; [`GgufError::HeaderCut`] where a file ends inside its header.

@@ -1,4 +1,4 @@
-//! Changing the type of tensor data: what a recoder promises, and everything that can be wrong with its input.
+//! Changing the type of tensor data: the contract of a recoder, and the errors of its input.
 
 use super::GgmlType;
 

@@ -30,7 +30,7 @@ impl Segment {
     }
 }
 
-/// What the virtual file holds from a position on, up to the end of a part.
+/// Contents of the virtual file from a position to the end of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece<'a> {
     /// The rest of the header.
@@ -67,7 +67,7 @@ pub struct VirtualGguf {
 }
 
 impl VirtualGguf {
-    /// What lies at `pos`.
+    /// The piece at `pos`.
     pub fn segment_at(&self, pos: u64) -> Piece<'_> {
         if pos >= self.len {
             return Piece::End;
@@ -133,7 +133,7 @@ impl Gguf {
             .expect("keys and tensors come from checked headers, names and shapes included")
     }
 
-    /// The model as one file with a new header: the keys that `keep` wants, and tensors of the types that `dtype` gives.
+    /// The model as one file with a new header: keys chosen by `keep`, tensors of the types from `dtype`.
     pub fn rewritten(
         &self,
         keep: impl Fn(&str) -> bool,

@@ -27,7 +27,8 @@ pub(super) fn types_of(layer: &LayerExperts, precision: Precision) -> SliceTypes
 /// One part of a record: a version's own planes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Planes {
-    /// For each slice of the class, the offset in this part, a multiple of [`BLOCK_BYTES`], and the bytes without padding.
+    /// For each slice of the class, the offset in this part, a multiple of [`BLOCK_BYTES`], and the bytes without
+    /// padding.
     pub slices: Vec<(u64, u64)>,
     /// Total bytes, a multiple of [`BLOCK_BYTES`].
     pub bytes: u64,

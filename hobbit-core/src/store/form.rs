@@ -19,8 +19,8 @@ pub const PLANE_BUFFERS_BYTES: u64 = (BUFFERS_MAX * BUFFER_BYTES) as u64;
 /// Engines with threads have one for each thread, which are fewer.
 pub(super) const BUFFERS_MAX: usize = 16;
 
-/// Blocks of one unit of a part. 2048 blocks are 9 [`BLOCK_BYTES`] of the high plane and 8 of the low one, so each plane
-/// of a unit has whole [`BLOCK_BYTES`], about half a MiB.
+/// Blocks of one unit of a part. 2048 blocks are 9 [`BLOCK_BYTES`] of the high plane and 8 of the low one, so each
+/// plane of a unit has whole [`BLOCK_BYTES`], about half a MiB.
 const UNIT_BLOCKS: u64 = 14 * 2048;
 
 /// Conversion of the bytes of a read on their way to memory.
@@ -137,8 +137,8 @@ impl Form {
         }
     }
 
-    /// Converts a file's bytes as a read of `extent` does, in units that fit into a buffer. Returns whether all scales of
-    /// planes are sound.
+    /// Converts a file's bytes as a read of `extent` does, in units that fit into a buffer. Returns whether all scales
+    /// of planes are sound.
     ///
     /// # Panics
     /// If it does not fit into `out`, or reads past the file's end.
@@ -179,7 +179,8 @@ pub struct Part {
     pub n_blocks: u64,
     /// Its high plane.
     pub high: HighPlane,
-    /// First byte of its low plane in the file, a multiple of [`BLOCK_BYTES`]. `None`: the high plane alone becomes Q4_1.
+    /// First byte of its low plane in the file, a multiple of [`BLOCK_BYTES`]. `None`: the high plane alone becomes
+    /// Q4_1.
     pub low: Option<u64>,
     /// Offset of its first block from the request's `dst`.
     pub to: usize,
@@ -285,8 +286,8 @@ enum Source {
     Held(SlotPtr),
 }
 
-/// The units of a checked request's parts: one if the request is a dense range that fits into a buffer, else one or more
-/// for each part.
+/// The units of a checked request's parts: one if the request is a dense range that fits into a buffer, else one or
+/// more for each part.
 fn units(extent: &Extent, parts: &[Part]) -> Vec<Unit> {
     let planes = parts.iter().map(|part| part.reads(&(0..part.n_blocks)).count() as u64).sum::<u64>();
     let bytes: u64 = parts.iter().map(Part::bytes).sum();

@@ -48,8 +48,8 @@ pub fn measure_random_read(
     let request = |slot: usize, extent: Extent| ReadRequest {
         ticket: slot as u64,
         extent,
-        // SAFETY: slot number `slot < depth` lies in the arena, which outlives the loop below: every request is answered
-        // before the arena is dropped, and a slot is reused only after its answer.
+        // SAFETY: slot number `slot < depth` lies in the arena, which outlives the loop below: every request is
+        // answered before the arena is dropped, and a slot is reused only after its answer.
         dst: unsafe { SlotPtr::new(slots.as_ptr().add(slot * slot_bytes)) },
         capacity: slot_bytes,
         lead: lead_of(&extent),

@@ -58,8 +58,8 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Picks the engine. A mode that the user chose is followed if possible. `Auto` reads through the page cache if that can
-/// hold all experts outside of our cache, and past it if pages would be evicted before their next use.
+/// Picks the engine. A mode that the user chose is followed if possible. `Auto` reads through the page cache if that
+/// can hold all experts outside of our cache, and past it if pages would be evicted before their next use.
 pub fn choose(mode: IoMode, conditions: &Conditions) -> Choice {
     let refused = conditions.io_uring.as_ref().err().or(conditions.direct.as_ref().err());
     let experts = ShortBytes(conditions.expert_bytes);

@@ -1,4 +1,4 @@
-//! What this machine and file system allow: the facts for [`super::mode`].
+//! Checks of this machine and file system for [`super::mode`].
 
 use std::fs::File;
 use std::io;

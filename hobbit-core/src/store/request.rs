@@ -15,9 +15,9 @@ impl SlotPtr {
     /// Names memory that reads may fill.
     ///
     /// # Safety
-    /// For every [`ReadRequest`] made with this pointer, from its submission to its [`ReadDone`] (or to its withdrawal),
-    /// the `capacity` bytes at `ptr` must be mapped, initialised, writable from any thread, and neither read nor
-    /// written by others.
+    /// For every [`ReadRequest`] made with this pointer, from its submission to its [`ReadDone`] (or to its
+    /// withdrawal), the `capacity` bytes at `ptr` must be mapped, initialised, writable from any thread, and neither
+    /// read nor written by others.
     pub const unsafe fn new(ptr: *mut u8) -> Self {
         Self(ptr)
     }
@@ -33,8 +33,8 @@ impl SlotPtr {
     }
 }
 
-// SAFETY: the pointer is only dereferenced for a request in flight, and by the contract of `SlotPtr::new` the memory may
-// then be written from any thread.
+// SAFETY: the pointer is only dereferenced for a request in flight, and by the contract of `SlotPtr::new` the memory
+// may then be written from any thread.
 unsafe impl Send for SlotPtr {}
 // SAFETY: a shared `SlotPtr` gives the address only.
 unsafe impl Sync for SlotPtr {}
@@ -68,8 +68,8 @@ impl ReadRequest {
         self.form.bytes(self.extent.len)
     }
 
-    /// Refuses requests that no engine may start: after this check `lead + extent.len <= capacity` (planes and rows lie in
-    /// the extent, and their weights in the memory), the range does not overflow, and the file exists.
+    /// Refuses requests that no engine may start: after this check `lead + extent.len <= capacity` (planes and rows lie
+    /// in the extent, and their weights in the memory), the range does not overflow, and the file exists.
     pub(super) fn check(&self, files: usize) -> Result<(), StoreError> {
         let Extent { file, offset, len } = self.extent;
         if file as usize >= files {

@@ -335,7 +335,7 @@ fn memory_that_is_touched_as_needed_keeps_what_is_written() {
     let arena = Arena::touched_as_needed(100 << 20).unwrap();
     arena.need(arena.as_ptr(), 10 << 20);
     arena.need(arena.as_ptr().wrapping_add(5 << 20), usize::MAX);
-    // Of another arena.
+    // Outside of the arena.
     arena.need(arena.as_ptr().wrapping_sub(1 << 20), 1 << 20);
     arena.need_nothing();
     arena.need(arena.as_ptr().wrapping_add((100 << 20) - 1), 1);

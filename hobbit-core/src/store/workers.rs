@@ -161,7 +161,7 @@ impl Slice {
 }
 
 fn work<S: Source>(source: &S, queue: &Receiver<Job>) {
-    // Of this thread, for units; at most [`super::form::BUFFER_BYTES`].
+    // For units; at most [`super::form::BUFFER_BYTES`].
     let mut buffer = Vec::new();
     for Job { slice, work } in queue {
         let request = &slice.request;
@@ -179,9 +179,9 @@ fn work<S: Source>(source: &S, queue: &Receiver<Job>) {
 }
 
 fn read_chunk<S: Source>(source: &S, request: &ReadRequest, start: u64, len: u64) -> Result<(), StoreError> {
-    // SAFETY: `ReadRequest::check` held `lead + extent.len <= capacity`, and `start + len <= extent.len`. By the contract
-    // of `SlotPtr::new` the `capacity` bytes are initialised and ours until the answer, and the chunks of one slice do
-    // not overlap.
+    // SAFETY: `ReadRequest::check` held `lead + extent.len <= capacity`, and `start + len <= extent.len`. By the
+    // contract of `SlotPtr::new` the `capacity` bytes are initialised and ours until the answer, and the chunks of one
+    // slice do not overlap.
     let dst = unsafe {
         std::slice::from_raw_parts_mut(request.dst.as_ptr().add(request.lead + start as usize), len as usize)
     };
@@ -201,8 +201,8 @@ fn read_unit<S: Source>(
     for piece in &unit.pieces {
         read_to(source, &request.extent, piece.offset, &mut buffer[piece.at..piece.at + piece.len as usize])?;
     }
-    // SAFETY: the request was checked, the unit is its own, and units of one request make different parts of its memory,
-    // which is ours by the contract of `SlotPtr::new`.
+    // SAFETY: the request was checked, the unit is its own, and units of one request make different parts of its
+    // memory, which is ours by the contract of `SlotPtr::new`.
     let is_sound = unsafe { unit.assemble(request.dst, buffer) };
     let Extent { file, offset, len } = request.extent;
     let path = || source.path(file as usize).to_owned();

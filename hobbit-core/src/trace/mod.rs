@@ -8,7 +8,10 @@
 //! use hobbit_core::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, Record, TraceReader, TraceWriter};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let layer = Layer { layer: 0, n_expert: 8, n_used: 2, bytes_high: 4096, bytes_low: 1024, bytes_rest: 0, slots_high: 4, slots_low: 0 };
+//! let (bytes_high, bytes_low, bytes_rest) = (4096, 1024, 0);
+//! let slots = 4;
+//! let layer =
+//!     Layer { layer: 0, n_expert: 8, n_used: 2, bytes_high, bytes_low, bytes_rest, slots_high: slots, slots_low: 0 };
 //! let model = ModelDescription { name: "demo".into(), architecture: "toy".into(), layers: vec![layer] };
 //! let mut writer = TraceWriter::new(Vec::new(), &Header { model, ..Header::default() })?;
 //! let mut record = LayerRecord::new(0, 2);

@@ -403,7 +403,7 @@ pub(super) fn layout_of(catalog: &Catalog, cache: &Cache) -> Layout {
                 rest.slices[shape.kind.index()] = low.len;
             }
         }
-        bytes.rest = catalog.is_nested(version).then_some(rest);
+        bytes.rest = catalog.in_bit_planes(version).then_some(rest);
         Some(bytes)
     };
     Layout::new(catalog.layers.iter().map(shape), cache, bytes)

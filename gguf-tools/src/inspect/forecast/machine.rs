@@ -53,7 +53,8 @@ pub fn parse_disk(text: &str) -> Result<Auto<f64>, String> {
     if text == "auto" { Ok(None) } else { rate(text, "B").map(Some) }
 }
 
-/// Parses `auto`, `60GB/s` or `60GB/s,800GFLOP/s`: memory bandwidth and operations per second of products with many rows.
+/// Parses `auto`, `60GB/s` or `60GB/s,800GFLOP/s`: memory bandwidth and operations per second of products with many
+/// rows.
 ///
 /// # Errors
 /// The expected form.

@@ -1,4 +1,4 @@
-//! What the writer writes and what it refuses.
+//! Files of the writer, and its refusals.
 
 use std::io;
 use std::path::Path;

@@ -105,7 +105,7 @@ pub(super) fn trace_header(
     let rest = |layer: &LayerCatalog| {
         let versions = (0..layer.n_expert).map(|index| Version::high(ExpertId { layer: layer.layer, index }));
         let lacks = |version: Version| {
-            let source = catalog.source(version).filter(|_| catalog.is_nested(version))?;
+            let source = catalog.source(version).filter(|_| catalog.in_bit_planes(version))?;
             let low = catalog.source(Version::low(version.expert))?;
             Some(source.bytes() - low.bytes())
         };
