@@ -31,13 +31,14 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   gguf-tools inspect model.gguf
-      What it is made of, and what keeping experts in memory costs.
+      Print its parts, and the memory that its experts take.
   gguf-tools inspect model.gguf --forecast
-      How fast it will run on this machine.
-  head -c 16M some-download.gguf > part.gguf; gguf-tools inspect part.gguf --forecast --ram 32GiB --disk 5GB/s --cpu 60GB/s
-      The same of the first megabytes, for another machine.
+      Predict its speed on this machine.
+  head -c 16M download.gguf > part.gguf
+  gguf-tools inspect part.gguf --forecast --ram 32GiB --disk 5GB/s --cpu 60GB/s
+      Predict from the first megabytes, for another machine.
   gguf-tools inspect --forecast --shape deepseek-v3 --ram 64GiB --gpu 24GiB@1TB/s
-      Of a model that is not here at all.";
+      Predict without a file.";
 
 /// Prints the report.
 ///

@@ -157,8 +157,8 @@ fn masked(
     let rerouted = runner.session.stats().total().rerouted - before;
     ensure!(
         rerouted.refused == 0,
-        "{} of this model's choices are not explained by what its routers say, so their tokens cannot be sent to other experts: \
-         --virtual-experts has no use for it",
+        "{} of this model's choices are not explained by what its routers say, so their tokens cannot be sent to \
+         other experts: --virtual-experts has no use for it",
         rerouted.refused
     );
     losses

@@ -156,8 +156,8 @@ impl Report {
             text += &match fault {
                 Fault::Pack(fault) => format!("{}: {fault}\n", self.file()),
                 Fault::Tensor(NotFinite { tensor, dtype, non_finite, first_block, file, offset }) => format!(
-                    "{}: tensor '{tensor}' ({dtype}): {non_finite} blocks not finite, first: block {first_block} at byte \
-                     {offset}\n",
+                    "{}: tensor '{tensor}' ({dtype}): {non_finite} blocks not finite, first: block {first_block} at \
+                     byte {offset}\n",
                     file.display()
                 ),
             };

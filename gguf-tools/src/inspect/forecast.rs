@@ -7,6 +7,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
+use clap::builder::RangedI64ValueParser;
 use gguf_tools::synth::{self, Format, Spec, presets};
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::forecast::{
@@ -26,6 +27,10 @@ use machine::{Auto, Machine};
 const SIZES_GIB: [u64; 20] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024];
 /// Maximum rows of that table.
 const ROWS_MAX: usize = 8;
+
+fn count() -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=1 << 24)
+}
 
 /// Arguments of a forecast.
 #[derive(Debug, clap::Args)]
@@ -58,10 +63,10 @@ pub struct Args {
     #[arg(long, value_name = "SIZE@RATE", requires = "forecast", value_parser = machine::parse_gpu)]
     gpu: Option<Device>,
     /// Context in tokens
-    #[arg(long, value_name = "N", requires = "forecast", default_value = "4096", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    #[arg(long, value_name = "N", requires = "forecast", default_value = "4096", value_parser = count())]
     ctx: u32,
     /// Tokens of the prompt
-    #[arg(long, value_name = "N", requires = "forecast", default_value = "512", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    #[arg(long, value_name = "N", requires = "forecast", default_value = "512", value_parser = count())]
     prompt: u32,
     /// Recorded routes of this model (hobbit-cli --trace, hobbit-sim import), in place of other models' hit rates
     #[arg(long, value_name = "TRACE", requires = "forecast")]

@@ -18,13 +18,16 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     /// Lower the most robust experts' high precision while predicted perplexity rises by at most this: 2%
-    #[arg(long, value_name = "N%", requires = "profile", conflicts_with_all = ["high", "only_low", "target_size"], value_parser = percent)]
+    #[arg(long, value_name = "N%", requires = "profile", value_parser = percent)]
+    #[arg(conflicts_with_all = ["high", "only_low", "target_size"])]
     max_loss: Option<f64>,
     /// Lower the most robust experts' high precision until the pack is this small: 6GiB
-    #[arg(long, value_name = "SIZE", requires = "profile", conflicts_with_all = ["high", "only_low"], value_parser = size)]
+    #[arg(long, value_name = "SIZE", requires = "profile", value_parser = size)]
+    #[arg(conflicts_with_all = ["high", "only_low"])]
     target_size: Option<u64>,
     /// Lower the high precision of the experts that gguf-tools profile --tolerance found to this type
-    #[arg(long, value_name = "TYPE", requires = "profile", conflicts_with_all = ["high", "only_low", "max_loss", "target_size"], value_parser = dtype)]
+    #[arg(long, value_name = "TYPE", requires = "profile", value_parser = dtype)]
+    #[arg(conflicts_with_all = ["high", "only_low", "max_loss", "target_size"])]
     tolerated: Option<GgmlType>,
 }
 

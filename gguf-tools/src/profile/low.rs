@@ -87,8 +87,8 @@ impl Source<'_> {
         };
         ensure!(
             !self.is_pack,
-            "--low {dtype}: low versions are not made of a pack; give a GGUF of the model in a smaller quant, or make a pack \
-             with --low"
+            "--low {dtype}: low versions are not made of a pack; give a GGUF of the model in a smaller quant, or make \
+             a pack with --low"
         );
         Ggml.supports(dtype).context("--low")?;
         ensure!(self.lowers(dtype), "--low {dtype}: not smaller than the model's experts; give a smaller type");

@@ -55,8 +55,8 @@ pub fn find(
         // A cache in which everything fits is refused in any case.
         run.open_for_misses(None, None)?;
         tell(format_args!(
-            "note: --max-loss: the text has one window, and none to hold out: no mix is sought; give more --tokens, or a \
-             smaller --context"
+            "note: --max-loss: the text has one window, and none to hold out: no mix is sought; give more --tokens, \
+             or a smaller --context"
         ));
         return Ok(None);
     }

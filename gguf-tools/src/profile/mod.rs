@@ -179,8 +179,8 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
     let (gguf, map) = (&opened.gguf, &opened.map);
     ensure!(
         args.no_widths || !opened.is_pack(),
-        "{}: this is an expert pack, whose experts are not lowered any more; give --no-widths, or the plain model that it \
-         was made of: packs of it take the profile",
+        "{}: this is an expert pack, whose experts are not lowered any more; give --no-widths, or the plain model \
+         that it was made of: packs of it take the profile",
         args.file.display()
     );
     let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;

@@ -58,7 +58,8 @@ fn show_mixes(f: &mut fmt::Formatter<'_>, mixes: &Mixes) -> fmt::Result {
     let Mixes { text, tokens, expert_cache, exact_bytes_per_token, .. } = mixes;
     writeln!(
         f,
-        "\nmixes, judged on {tokens} tokens held out of {text} with --expert-cache {expert_cache}; exact reads {} per token",
+        "\nmixes, judged on {tokens} tokens held out of {text} with --expert-cache {expert_cache}; exact reads {} per \
+            token",
         Bytes(*exact_bytes_per_token as u64)
     )?;
     writeln!(f, "{:>12}{:>8}  {:<22}flags", "per token", "", "perplexity")?;
@@ -81,7 +82,8 @@ fn show_prefill(f: &mut fmt::Formatter<'_>, share: &PrefillShare) -> fmt::Result
     )?;
     writeln!(
         f,
-        "measured with --expert-cache {} and {} as low, in {} runs: perplexity {:+.2} ± {:.2}, {bytes} per token (exact: {exact})",
+        "measured with --expert-cache {} and {} as low, in {} runs: perplexity {:+.2} ± {:.2}, {bytes} per token \
+            (exact: {exact})",
         share.expert_cache,
         share.low,
         share.n_measured,

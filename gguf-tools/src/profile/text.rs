@@ -30,7 +30,8 @@ impl Text {
         let n_least = 2 * WARM_UP;
         anyhow::ensure!(
             tokens.len() >= n_least,
-            "{}: the text is too short: {} tokens, expected at least {n_least}, better some thousands; give --text a longer one",
+            "{}: the text is too short: {} tokens, expected at least {n_least}, better some thousands; give --text a \
+                longer one",
             path.display(),
             tokens.len()
         );

@@ -78,8 +78,8 @@ fn tensor(spec: &Spec, sizes: &Sizes, row: &Row, name: String, moe_index: usize)
     let (found, block) = (dims[0], wanted.block_weights());
     ensure!(
         !expert || found.is_multiple_of(block),
-        "tensor '{name}': rows of {found} weights, expected a multiple of {block} for {wanted}; change --ff or --embd, or take \
-         q8_0"
+        "tensor '{name}': rows of {found} weights, expected a multiple of {block} for {wanted}; change --ff or \
+         --embd, or take q8_0"
     );
     // As llama-quantize does: a row that does not divide into the wanted blocks takes the next simpler format.
     let format = [wanted, Format::Q8_0, Format::F16]

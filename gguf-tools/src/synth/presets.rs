@@ -38,7 +38,8 @@ const PRESETS: &[Preset] = &[
         layers: 94, embd: 4096, heads: 64, head_dim: Some(128), vocab: 151_936, ..bench("qwen3moe", 1536, 128, 8) })),
     // Rows of 1408 weights are not whole blocks of a K-quant: use the next simpler types.
     ("glm-4.5-air", || Spec { down_types: vec![Format::Q8_0, Format::Q5_0], ..k_quant(Spec {
-        layers: 46, embd: 4096, heads: 96, kv_heads: Some(8), head_dim: Some(128), vocab: 151_552, ff_dense: Some(10_944),
+        layers: 46, embd: 4096, heads: 96, kv_heads: Some(8), head_dim: Some(128), vocab: 151_552,
+        ff_dense: Some(10_944),
         ..bench("glm4moe", 1408, 128, 8) }) }),
     ("gpt-oss-20b", || Spec {
         layers: 24, embd: 2880, heads: 64, kv_heads: Some(8), head_dim: Some(64), vocab: 201_088,
@@ -50,7 +51,8 @@ const PRESETS: &[Preset] = &[
         layers: 62, embd: 3072, heads: 48, kv_heads: Some(8), head_dim: Some(128), vocab: 200_064,
         ..bench("minimax-m2", 1536, 256, 8) })),
     ("deepseek-v3", || k_quant(Spec {
-        heads: 128, dense_lead: Some(3), groups: Some(ExpertGroups { count: 8, used: 4 }), vocab: 129_280, ..deepseek(256) })),
+        heads: 128, dense_lead: Some(3), groups: Some(ExpertGroups { count: 8, used: 4 }), vocab: 129_280,
+        ..deepseek(256) })),
     ("kimi-k2", || k_quant(Spec { heads: 64, vocab: 163_840, ..deepseek(384) })),
 ];
 

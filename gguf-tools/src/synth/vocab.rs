@@ -17,7 +17,8 @@ const CONTROL_TYPE: i32 = 3;
 
 /// ChatML, as llama.cpp recognises it without a template engine.
 pub(super) const CHAT_TEMPLATE: &str = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + \
-    message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}\
+    {{ '<|im_start|>assistant\n' }}{% endif %}";
 
 /// Frequent words, each also with a leading space.
 const WORDS: &[&str] = &[

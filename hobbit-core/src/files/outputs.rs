@@ -153,7 +153,8 @@ pub enum Refusal {
     OtherKind { expected: Kind },
     /// The file cannot be identified.
     #[error(
-        "this file exists and cannot be read ({source}), so what would be lost is unknown; give another name, or remove it first"
+        "this file exists and cannot be read ({source}), so what would be lost is unknown; give another name, or \
+            remove it first"
     )]
     Unreadable { source: io::Error },
 }

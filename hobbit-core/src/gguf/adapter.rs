@@ -21,8 +21,8 @@ pub enum AdapterError {
     Unusable { path: PathBuf, kind: &'static str, fault: String },
     /// It changes experts that are read from files.
     #[error(
-        "{}: this LoRA adapter changes experts ({tensor}), which hobbit reads as the model's file has them; merge it into the model \
-         (llama-export-lora), or give a --mem-budget in which the whole model fits", path.display()
+        "{}: this LoRA adapter changes experts ({tensor}), which hobbit reads as the model's file has them; merge it \
+         into the model (llama-export-lora), or give a --mem-budget in which the whole model fits", path.display()
     )]
     OfExperts { path: PathBuf, tensor: String },
     /// It could not be read.

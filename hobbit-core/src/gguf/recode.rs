@@ -82,7 +82,8 @@ pub enum RecodeError {
     #[error("nothing can be quantised to type {dtype}, expected one like q2_k, q4_k or q8_0")]
     NotEncodable { dtype: GgmlType },
     /// Rows that are no whole number of blocks.
-    #[error("rows of {n_per_row} elements do not divide into blocks of type {dtype}, expected a multiple of {}; choose another type", dtype.block_size())]
+    #[error("rows of {n_per_row} elements do not divide into blocks of type {dtype}, expected a multiple of {}; \
+        choose another type", dtype.block_size())]
     RowLength { dtype: GgmlType, n_per_row: u64 },
     /// Data that are no whole number of rows.
     #[error("{found} bytes of type {dtype}, expected whole rows of {row_bytes} bytes ({n_per_row} elements)")]
@@ -104,7 +105,8 @@ pub enum RecodeError {
     ImportanceValue { column: u64, value: f32 },
     /// NaN or infinity among the weights.
     #[error(
-        "row {row}, column {column} is {value}, expected a finite number; the model is damaged, fetch or convert it again"
+        "row {row}, column {column} is {value}, expected a finite number; the model is damaged, fetch or convert it \
+            again"
     )]
     NotFinite { row: u64, column: u64, value: f32 },
     /// A weight that the type cannot express.

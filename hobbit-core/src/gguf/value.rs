@@ -84,7 +84,8 @@ macro_rules! scalars {
         }
     )*};
 }
-scalars!(u8 => U8, i8 => I8, u16 => U16, i16 => I16, u32 => U32, i32 => I32, f32 => F32, u64 => U64, i64 => I64, f64 => F64);
+scalars!(u8 => U8, i8 => I8, u16 => U16, i16 => I16, u32 => U32, i32 => I32);
+scalars!(f32 => F32, u64 => U64, i64 => I64, f64 => F64);
 
 impl Scalar for bool {
     const TYPE: ValueType = ValueType::Bool;

@@ -24,7 +24,8 @@ pub enum WriteError {
     #[error("{what} '{name}': {fault}")]
     Name { what: &'static str, name: String, fault: &'static str },
     /// A shape that its type does not permit.
-    #[error("tensor '{tensor}' of type {dtype}: shape {dims:?}, expected 1 to 4 dimensions, rows of whole blocks of {} and fewer than 2^63 bytes", dtype.block_size())]
+    #[error("tensor '{tensor}' of type {dtype}: shape {dims:?}, expected 1 to 4 dimensions, rows of whole blocks of \
+        {} and fewer than 2^63 bytes", dtype.block_size())]
     Shape { tensor: String, dtype: GgmlType, dims: Vec<u64> },
     /// The data callback wrote too much or too little.
     #[error("tensor '{tensor}': {found} bytes of data written, expected {expected}")]

@@ -49,18 +49,22 @@ pub enum ImatrixError {
     Gguf(#[from] GgufError),
     /// The binary format of llama-imatrix before GGUF, or not an importance matrix.
     #[error(
-        "{path}: this is not a GGUF file; convert an importance matrix of the old format: llama-imatrix --in-file {path} -o imatrix.gguf",
+        "{path}: this is not a GGUF file; convert an importance matrix of the old format: llama-imatrix --in-file \
+            {path} -o imatrix.gguf",
         path = path.display()
     )]
     NotGguf { path: PathBuf },
     /// Another kind of GGUF file, or a damaged one.
-    #[error("{}: {what}: found {found}, expected {expected}; is this a file of llama-imatrix? if so, compute or fetch it again", path.display())]
+    #[error("{}: {what}: found {found}, expected {expected}; is this a file of llama-imatrix? if so, compute or fetch \
+        it again", path.display())]
     Malformed { path: PathBuf, what: String, found: String, expected: String },
     /// Values for a tensor of another shape.
-    #[error("{}: tensor '{tensor}': {found} values, expected {expected}; this importance matrix was computed from another model", path.display())]
+    #[error("{}: tensor '{tensor}': {found} values, expected {expected}; this importance matrix was computed from \
+        another model", path.display())]
     Shape { path: PathBuf, tensor: String, found: String, expected: String },
     /// A value that cannot be a mean of squares.
-    #[error("{}: tensor '{tensor}', expert {expert}: {what} is {value}, expected a finite number from 0; compute the importance matrix again", path.display())]
+    #[error("{}: tensor '{tensor}', expert {expert}: {what} is {value}, expected a finite number from 0; compute the \
+        importance matrix again", path.display())]
     Value { path: PathBuf, tensor: String, expert: u16, what: String, value: f32 },
 }
 

@@ -21,10 +21,12 @@ pub enum PartialError {
     #[error("{}: another process is writing this file; wait for it, or give another name", path.display())]
     Busy { path: PathBuf },
     /// The path of the unfinished file is a link or a second name of another file.
-    #[error("{}: this is {found}, expected a file that an interrupted run has left, or none; remove it", path.display())]
+    #[error("{}: this is {found}, expected a file that an interrupted run has left, or none; remove it",
+        path.display())]
     NotOurs { path: PathBuf, found: &'static str },
     /// Not enough free disk space.
-    #[error("{}: {needed} bytes are needed here, {available} are free; make room or choose another disk", path.display())]
+    #[error("{}: {needed} bytes are needed here, {available} are free; make room or choose another disk",
+        path.display())]
     Space { path: PathBuf, needed: u64, available: u64 },
     /// The output could not be created: a missing or unwritable directory, a read-only disk.
     #[error("{}: cannot create this file: {error}; choose a directory that can be written", path.display())]

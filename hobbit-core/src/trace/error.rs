@@ -25,7 +25,8 @@ pub enum TraceError {
         found: Vec<u8>,
     },
     /// Written by another version.
-    #[error("{}: version {found} of the trace format, expected {expected}; record the trace again with this hobbit", path.display())]
+    #[error("{}: version {found} of the trace format, expected {expected}; record the trace again with this hobbit",
+        path.display())]
     Version {
         /// File.
         path: PathBuf,
@@ -43,7 +44,8 @@ pub enum TraceError {
         reason: String,
     },
     /// A record is invalid.
-    #[error("{}: the record at byte {offset} is damaged: {reason}; what precedes it can be read, record the rest again", path.display())]
+    #[error("{}: the record at byte {offset} is damaged: {reason}; what precedes it can be read, record the rest again",
+        path.display())]
     Record {
         /// File.
         path: PathBuf,

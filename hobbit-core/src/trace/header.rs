@@ -133,8 +133,8 @@ impl Header {
             }
             if bytes_rest > bytes_high {
                 return Err(format!(
-                    "a low version of layer {layer}'s experts lacks {bytes_rest} bytes, expected at most the high one's \
-                     {bytes_high}"
+                    "a low version of layer {layer}'s experts lacks {bytes_rest} bytes, expected at most the high \
+                     one's {bytes_high}"
                 ));
             }
         }

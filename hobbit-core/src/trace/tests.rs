@@ -1,6 +1,7 @@
 //! Round trips of records; damaged traces are refused, or read up to the damage.
 
 use proptest::prelude::*;
+use proptest::sample::Index;
 
 use super::*;
 use crate::expert::{ExpertId, Precision, Version};
@@ -221,13 +222,7 @@ fn lists_that_do_not_fit_together_are_not_written() {
 }
 
 /// Changes, inserts, removes, repeats or truncates bytes after the header.
-fn mutate(
-    bytes: &mut Vec<u8>,
-    n_header: usize,
-    kind: u8,
-    (at, other): (prop::sample::Index, prop::sample::Index),
-    with: u8,
-) {
+fn mutate(bytes: &mut Vec<u8>, n_header: usize, kind: u8, (at, other): (Index, Index), with: u8) {
     let n = bytes.len() - n_header;
     if n == 0 {
         return;
@@ -257,7 +252,10 @@ prop_compose! {
         scores in prop::collection::vec(half(), if has_scores { n_tokens * n_used } else { 0 }),
         unselected in prop::collection::vec((0..300u16, half()), if has_scores { n_tokens * m } else { 0 }),
         predictions in prop::collection::vec((1..=255u8, any::<u16>(), half()), 0..5),
-        needed in prop::collection::vec((0..300u16, 0..3usize, 0..3usize, any::<bool>(), 0..4usize, any::<u64>()), 0..5),
+        needed in prop::collection::vec(
+            (0..300u16, 0..3usize, 0..3usize, any::<bool>(), 0..4usize, any::<u64>()),
+            0..5,
+        ),
         (n_tokens, n_used, wait, compute) in (Just(n_tokens), Just(n_used), 0.0..9f32, 0.0..9f32),
     ) -> LayerRecord {
         let classes = [None, Some(ReadClass::OnDemand), Some(ReadClass::Prefetch), Some(ReadClass::Upgrade)];
@@ -300,7 +298,7 @@ proptest! {
     fn no_bytes_make_the_reader_panic(
         bytes in prop::collection::vec(any::<u8>(), 0..400),
         (tag, payload) in (1..9u8, prop::collection::vec(prop_oneof![0..4u8, any::<u8>()], 0..100)),
-        (at, with) in any::<(prop::sample::Index, u8)>(),
+        (at, with) in any::<(Index, u8)>(),
     ) {
         let _ = TraceReader::new(&bytes[..], "a.trace").map(Iterator::count);
         let whole = written(&records());
@@ -313,7 +311,7 @@ proptest! {
 
     #[test]
     fn a_mutated_trace_can_be_written_and_read_again(
-        mutations in prop::collection::vec((0..5u8, any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>()), 1..6),
+        mutations in prop::collection::vec((0..5u8, any::<Index>(), any::<Index>(), any::<u8>()), 1..6),
     ) {
         let mut bytes = written(&records());
         let n_header = written(&[]).len();

@@ -144,7 +144,8 @@ fn speeds(out: &mut String, report: &Report, forecast: &Forecast, shape: &Shape)
         _ if expected.bytes_read == 0.0 => writeln!(out, "decode, +1 %   no faster: nothing is read")?,
         (Some(at), Some(evidence)) => writeln!(
             out,
-            "decode, +1 %   {} t/s with low versions ({}): {:.0} of the bytes at {:+.2} of perplexity, on an 11.7 M demo model only",
+            "decode, +1 %   {} t/s with low versions ({}): {:.0} of the bytes at {:+.2} of perplexity, on an 11.7 M \
+                demo model only",
             speed(at),
             evidence.types,
             Percent(evidence.bytes_left),
