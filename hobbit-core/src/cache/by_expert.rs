@@ -48,30 +48,11 @@ impl<T: Clone + Default> ByExpert<T> {
         &self.layers
     }
 
-    /// A table of these entries.
     pub(super) fn of_layers(layers: Vec<Vec<T>>) -> Self {
         Self { layers }
     }
 
-    /// Every entry is the default again.
     pub(super) fn clear(&mut self) {
         self.layers.clear();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_never_written_is_default_or_absent() {
-        let mut table = ByExpert::<u8>::default();
-        let (expert, stranger) = (ExpertId { layer: 2, index: 1 }, ExpertId { layer: 2, index: 2 });
-        assert_eq!(table.get(expert), None);
-        *table.entry(expert) = 7;
-        assert_eq!((table.get(expert), table.get(stranger)), (Some(&7), None));
-        assert_eq!((table.layer(0), table.layer(2), table.layer(9)), (&[][..], &[0, 7][..], &[][..]));
-        table.clear();
-        assert_eq!(table.get(expert), None);
     }
 }

@@ -30,7 +30,6 @@ impl TokenClock {
         (self.layer, self.n_tokens) = (Some(layer), self.n_tokens.max(n_tokens));
     }
 
-    /// A batch of so many tokens was evaluated.
     pub(super) fn end_batch(&mut self, n_tokens: u32) {
         self.before_batch += u64::from(n_tokens);
         self.begin_batch();
@@ -50,21 +49,6 @@ impl TokenClock {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn one_token_at_a_time_counts_from_0() {
-        let mut clock = TokenClock::default();
-        for token in 0..3 {
-            clock.begin_batch();
-            for layer in [1, 2, 5] {
-                assert_eq!(clock.token(), token);
-                clock.begin_layer(layer, 1);
-                assert_eq!((clock.token(), clock.n_tokens()), (token, 1));
-            }
-            clock.end_batch(1);
-        }
-        assert_eq!(clock.token(), 3);
-    }
 
     #[test]
     fn a_batch_counts_all_of_its_tokens_part_by_part() {

@@ -68,7 +68,6 @@ impl Cache {
         victim
     }
 
-    /// Empties the slot of a resident.
     pub(super) fn vacate(&mut self, version: Version) {
         let Whereabouts { share, slot, .. } = self.place_mut(version);
         let (share, index) = (*share, slot.take().unwrap_or_else(|| panic!("{version} is not resident")));
@@ -105,7 +104,6 @@ impl Cache {
         self.shares.get(&share).map_or(0, |share| share.most)
     }
 
-    /// Every share there is, by pool and layer.
     pub fn shares(&self) -> impl Iterator<Item = ShareId> {
         self.shares.keys().copied()
     }

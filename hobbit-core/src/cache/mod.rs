@@ -45,8 +45,6 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod upgrade;
-#[cfg(test)]
-mod upgrade_tests;
 
 pub use allocate::{Allocation, LayerDemand, allocate};
 pub use policy::{Candidate, Lru, Now, Policy, Use};
@@ -64,7 +62,6 @@ use pools::Share;
 use slots::Slot;
 use upgrade::{RecentUses, Uses};
 
-/// What [`Cache::acquire`] gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acquired {
     /// The slot, all of its slices free.
@@ -73,7 +70,6 @@ pub struct Acquired {
     pub evicted: Option<Version>,
 }
 
-/// Where a version belongs, and where it is.
 #[derive(Clone, Copy, Debug)]
 struct Whereabouts {
     share: ShareId,
@@ -239,7 +235,6 @@ impl Cache {
         self.slot_mut(slot).pin();
     }
 
-    /// Whether somebody keeps the slot's version.
     pub fn is_pinned(&self, slot: SlotId) -> bool {
         self.slot(slot).pins > 0
     }

@@ -14,7 +14,6 @@ use std::collections::BTreeMap;
 /// What one layer keeps in a pool: a share in the making.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerLayout {
-    /// Block number as in `blk.<layer>.`.
     pub layer: u16,
     /// The versions of this layer that have the pool's shape, in any order.
     pub members: Vec<Version>,
@@ -104,54 +103,5 @@ impl Share {
         let n_layers = self.layers.len() as u32; // layers: u16
         let filled = self.layers.get(&layer).map_or(0, |(filled, _)| *filled);
         n_layers > 1 && filled >= (self.capacity / n_layers).max(1)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::expert::ExpertId;
-
-    fn layout(n_slots: u32, n_member: &[u16], capacities: Option<Vec<u32>>) -> PoolLayout {
-        let layers = n_member.iter().zip(0..).map(|(&n_member, layer)| LayerLayout {
-            layer,
-            members: (0..n_member).map(|index| Version::high(ExpertId { layer, index })).collect(),
-            kinds: SliceKinds::default(),
-        });
-        PoolLayout { layers: layers.collect(), n_slots, capacities, is_common: false }
-    }
-
-    fn shares(n_slots: u32, n_member: &[u16]) -> Vec<u32> {
-        layout(n_slots, n_member, None).shares()
-    }
-
-    #[test]
-    fn shares_differ_by_at_most_one_and_stop_at_the_members() {
-        assert_eq!(shares(10, &[8, 8, 8]), [4, 3, 3]);
-        assert_eq!(shares(2, &[8, 8, 8]), [1, 1, 0]);
-        assert_eq!(shares(0, &[8, 8]), [0, 0]);
-        assert_eq!(shares(24, &[8, 8, 8]), [8, 8, 8]);
-        assert_eq!(shares(99, &[8, 8, 8]), [8, 8, 8]);
-        assert_eq!(shares(10, &[2, 8, 8]), [2, 4, 4]);
-        assert_eq!(shares(3, &[0, 8]), [0, 3]);
-        assert!(shares(5, &[]).is_empty());
-    }
-
-    #[test]
-    fn explicit_capacities_are_taken_up_to_the_members() {
-        assert_eq!(layout(10, &[8, 8, 8], Some(vec![1, 9, 0])).shares(), [1, 8, 0]);
-        assert!(layout(10, &[], Some(vec![])).shares().is_empty());
-    }
-
-    #[test]
-    #[should_panic(expected = "2 capacities, 3 layers")]
-    fn a_capacity_is_missing() {
-        layout(10, &[8, 8, 8], Some(vec![1, 9])).shares();
-    }
-
-    #[test]
-    #[should_panic(expected = "layers have 11 slots, their pool 10")]
-    fn more_capacity_than_slots() {
-        layout(10, &[8, 8], Some(vec![2, 9])).shares();
     }
 }

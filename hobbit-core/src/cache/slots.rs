@@ -5,7 +5,6 @@ use crate::expert::{SliceKind, Version};
 /// Names a slot: the same index in each arena (gate, up, down) of its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId {
-    /// Index into the pools the cache was made from.
     pub pool: u16,
     /// Index into the pool's arenas, `0..n_slots`.
     pub index: u32,
@@ -27,7 +26,6 @@ pub enum SliceState {
 pub struct SliceKinds(u8);
 
 impl SliceKinds {
-    /// Whether `kind` is in the set.
     pub const fn contains(self, kind: SliceKind) -> bool {
         self.0 & (1 << kind.index()) != 0
     }
@@ -81,7 +79,6 @@ impl Slot {
         self.version = Some(version);
     }
 
-    /// Empties the slot.
     pub(super) fn vacate(&mut self) {
         assert!(self.is_evictable(), "slot of {:?} is empty, pinned or loading", self.version);
         *self = Self::new(self.kinds);

@@ -28,7 +28,6 @@ const MAGIC: [u8; 8] = *b"HOBBITCS";
 /// Counts up when a reader of the last version would misunderstand.
 const VERSION: u32 = 1;
 
-/// Bytes of a resident.
 const RESIDENT_BYTES: usize = 5;
 
 /// Caches that a state may have: the host's, and one for each device.
@@ -37,7 +36,6 @@ const CACHES_MAX: usize = 256;
 /// Which model a state belongs to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelMark {
-    /// Name of its file.
     pub name: String,
     /// Bytes of all tensors.
     pub bytes: u64,
@@ -45,7 +43,6 @@ pub struct ModelMark {
     pub catalog: u64,
 }
 
-/// One cache, saved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SavedCache {
     /// The device's name; empty for the host's.
@@ -59,7 +56,6 @@ pub struct SavedCache {
 /// Every cache of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheState {
-    /// The model.
     pub model: ModelMark,
     /// The policy whose statistics these are.
     pub policy: String,
@@ -70,25 +66,19 @@ pub struct CacheState {
 /// Why bytes are no state to begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// Something else.
     #[error("it is not a cache state")]
     Foreign,
     /// Of another version of hobbit.
     #[error("it is a cache state of version {found}, expected {VERSION}")]
-    Version {
-        /// Its version.
-        found: u32,
-    },
+    Version { found: u32 },
     /// Cut off, or changed since it was written.
     #[error("it is damaged")]
     Damaged,
 }
 
 impl CacheState {
-    /// A state has at most so many bytes.
     pub const BYTES_MAX: usize = 64 << 20;
 
-    /// The state as a file has it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.put(MAGIC);

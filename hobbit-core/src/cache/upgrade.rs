@@ -126,12 +126,10 @@ impl RecentUses {
         *count = Count { uses: count.at(token) + uses.count(), token };
     }
 
-    /// The expert's uses as they count at `token`.
     pub(super) fn get(&self, expert: ExpertId, token: u64) -> f32 {
         self.counts.get(expert).map_or(0.0, |count| count.at(token))
     }
 
-    /// Forgets all uses.
     pub(super) fn clear(&mut self) {
         self.counts.clear();
     }

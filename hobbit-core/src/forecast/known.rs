@@ -7,14 +7,10 @@
 
 use super::locality::Locality;
 
-/// A recorded curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Known {
-    /// Name of the recording.
     pub name: &'static str,
-    /// Experts per layer.
     pub n_expert: u16,
-    /// Experts per token.
     pub n_used: u16,
     /// Share of slots, hit rate with the default policy, hit rate of the optimum, which knows the future.
     pub points: &'static [(f64, f64, f64)],

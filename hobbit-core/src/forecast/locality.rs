@@ -67,9 +67,6 @@ impl Locality {
 
     /// Hit rates of the decoded tokens of a recording, as if each expert had been used before: LRU's rate from
     /// distances, times the ratio of misses of `eviction` to LRU's.
-    ///
-    /// # Errors
-    /// The recording cannot be replayed.
     pub fn of(recording: &Recording, eviction: Eviction) -> Result<Self, SimError> {
         let lru = distances(recording);
         let config = Config {

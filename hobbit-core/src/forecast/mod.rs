@@ -61,9 +61,7 @@ pub struct Host {
     pub memory: u64,
     /// Bytes of random reads of an expert's size.
     pub disk: f64,
-    /// The CPU.
     pub cpu: Cpu,
-    /// The GPU, if any.
     pub device: Option<Device>,
 }
 
@@ -90,22 +88,18 @@ impl Cpu {
 /// A GPU. hobbit was never measured on one: forecasts follow from bandwidths alone.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Device {
-    /// Bytes.
     pub memory: u64,
     /// Bytes per second of its memory.
     pub bandwidth: f64,
 }
 
-/// The task to forecast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Task {
-    /// Context length in tokens.
     pub n_ctx: u64,
     /// Tokens of the prompt, at least 1.
     pub n_prompt: u32,
 }
 
-/// Bottleneck of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
@@ -115,34 +109,24 @@ pub enum Limit {
     Products,
 }
 
-/// Why there is no forecast.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ForecastError {
     /// The memory cannot hold the model even with no expert cached.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A rate that is not a positive number.
     #[error("{what} of {found} bytes per second, expected a number above 0")]
-    Rate {
-        /// Name of the rate.
-        what: &'static str,
-        /// As given.
-        found: f64,
-    },
+    Rate { what: &'static str, found: f64 },
 }
 
 /// Speed of tokens with some locality.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Speed {
-    /// Tokens per second.
     pub tokens_per_second: f64,
     /// Share of needed experts that are resident, 0..=1.
     pub hit_rate: f64,
-    /// Bytes read per token.
     pub bytes_read: f64,
     /// Seconds of all products of a token if nothing is missing.
     pub products_seconds: f64,
-    /// Seconds of a token's reads alone.
     pub reading_seconds: f64,
 }
 
@@ -197,14 +181,11 @@ pub fn low_evidence(experts: &TypeBytes) -> Option<&'static LowEvidence> {
     }
 }
 
-/// Forecast for a model on a machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Forecast {
-    /// Everything fits, and llama.cpp runs by itself.
     pub is_passthrough: bool,
     /// Division of the memory; `None` if llama.cpp runs by itself.
     pub plan: Option<MemoryPlan>,
-    /// Division of the GPU's memory.
     pub device: Option<DevicePlan>,
     /// Share of the experts that have slots, 0..=1.
     pub share: f64,
@@ -220,14 +201,10 @@ pub struct Forecast {
     pub random: Speed,
     /// Tokens per second with low versions within 1 % of perplexity, if there is evidence ([`LOW_EVIDENCE`]).
     pub at_one_percent: Option<f64>,
-    /// From an idle disk to the first token.
     pub first_token: FirstToken,
 }
 
 /// Forecasts a model on a machine.
-///
-/// # Errors
-/// The memory is too small, or a rate is invalid.
 pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectation) -> Result<Forecast, ForecastError> {
     check(host)?;
     let room = rooms(shape, host, task)?;
@@ -255,9 +232,6 @@ pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectati
 }
 
 /// Only the expected speed: for tables.
-///
-/// # Errors
-/// As [`forecast`].
 pub fn expected_speed(
     shape: &Shape,
     host: &Host,
@@ -280,12 +254,10 @@ fn check(host: &Host) -> Result<(), ForecastError> {
     }
 }
 
-/// Memory of host and GPU, divided.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rooms {
     /// `None` if everything fits and llama.cpp runs by itself.
     pub plan: Option<MemoryPlan>,
-    /// Division of the GPU's memory.
     pub device: Option<DevicePlan>,
     /// Slots of each layer, in the order of [`Shape::layers`].
     pub slots: Vec<u32>,
@@ -307,9 +279,6 @@ impl Rooms {
 }
 
 /// Divides the machine's memory for a model.
-///
-/// # Errors
-/// The memory is too small.
 pub fn rooms(shape: &Shape, host: &Host, task: &Task) -> Result<Rooms, ForecastError> {
     let mut fixed = shape.fixed_costs(task.n_ctx);
     let device = host.device.and_then(|device| device_plan(shape, &device, fixed.weights + fixed.kv, fixed.compute));

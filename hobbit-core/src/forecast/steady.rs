@@ -22,9 +22,7 @@ const TOKENS: (u64, u64) = (8, 64);
 pub struct Products {
     /// Time of a layer besides its experts; parts outside of layers are divided among them.
     pub layer_seconds: f64,
-    /// Time of one expert.
     pub expert_seconds: f64,
-    /// Layers with experts.
     pub n_layers: u64,
     /// Experts of a layer that a token uses.
     pub n_used: u64,
@@ -88,9 +86,7 @@ pub enum Start {
 /// Averages per decoded token.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Run {
-    /// Seconds of a token.
     pub seconds: f64,
-    /// Bytes read for a token.
     pub bytes_read: f64,
     /// Share of needed experts that were resident, 0..=1.
     pub hit_rate: f64,
@@ -136,12 +132,10 @@ pub fn run(shape: &Shape, slots: &[u32], locality: &Locality, products: &Product
     }
 }
 
-/// Number of simulated tokens, each with `uses_per_token` uses.
 pub(super) fn tokens_simulated(uses_per_token: u64) -> u64 {
     (USES_SIMULATED / uses_per_token.max(1)).clamp(TOKENS.0, TOKENS.1)
 }
 
-/// Synthetic routes in the form of a recording.
 pub(super) fn recording(
     shape: &Shape,
     slots: &[u32],

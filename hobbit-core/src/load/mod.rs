@@ -40,7 +40,6 @@ pub enum LoadClass {
 }
 
 impl LoadClass {
-    /// Number of classes.
     pub const COUNT: usize = 6;
     /// Every class, most urgent first.
     pub const ALL: [LoadClass; Self::COUNT] =
@@ -54,7 +53,6 @@ impl LoadClass {
         }
     }
 
-    /// Position in [`LoadClass::ALL`].
     pub const fn index(self) -> usize {
         self as usize
     }
@@ -120,7 +118,6 @@ pub struct LoadStats {
     pub reads: u64,
     /// Reads answered by class, in the order of [`LoadClass::ALL`]. A promoted read counts as what it became.
     pub by_class: [u64; LoadClass::COUNT],
-    /// Reads answered with an error.
     pub failures: u64,
     /// Reads withdrawn before they started.
     pub withdrawn: u64,
@@ -132,7 +129,6 @@ pub struct LoadStats {
     pub busy: Duration,
     /// Wall time that the consumer spent inside [`Loader::wait`] and [`Loader::drain`].
     pub waited: Duration,
-    /// Most reads queued and not yet started.
     pub queue_peak: usize,
     /// Most reads in flight.
     pub in_flight_peak: usize,
@@ -240,7 +236,6 @@ impl Loader {
         n_moved
     }
 
-    /// Reads submitted and not yet answered.
     pub fn outstanding(&self) -> usize {
         self.shared.lock().queue.outstanding()
     }

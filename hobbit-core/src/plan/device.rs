@@ -12,7 +12,6 @@ use super::{ExpertCache, LowShare, PlanError, PoolPlan, PoolSpec, StagingWish};
 /// Input of a device's plan. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DevicePlanInput {
-    /// The device, as messages name it.
     pub name: String,
     /// Free memory, with ordinary weights and KV cache in place.
     pub free: u64,
@@ -39,15 +38,10 @@ pub struct DevicePlanInput {
 /// Where a device's memory goes. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DevicePlan {
-    /// The device.
     pub name: String,
-    /// Free memory.
     pub free: u64,
-    /// Total memory.
     pub total: u64,
-    /// Memory that stays free.
     pub headroom: u64,
-    /// Compute buffers.
     pub scratch: u64,
     /// All slots, high and low.
     pub cache: u64,
@@ -64,10 +58,6 @@ pub struct DevicePlan {
 impl DevicePlan {
     /// Divides a device's memory. The plan never exceeds the free memory less head-room and scratch, even for a size
     /// that was asked for.
-    ///
-    /// # Errors
-    /// [`PlanError::DeviceTooSmall`] when not even one wave of staging fits, [`PlanError::DeviceCacheTooLarge`] when
-    /// the requested size does not fit.
     pub fn new(input: &DevicePlanInput) -> Result<Self, PlanError> {
         let experts = Experts::new(&input.pools, input.n_expert_used, input.staging, input.low_share);
         let headroom = headroom(input);
@@ -117,7 +107,6 @@ impl DevicePlan {
         }
     }
 
-    /// Bytes of all staging slots.
     pub fn staging(&self) -> u64 {
         self.staging_slot_bytes * u64::from(self.staging_slots)
     }

@@ -17,7 +17,6 @@ pub struct MemoryLimits {
 /// The memory of a control group that has a limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CgroupMemory {
-    /// Its directory.
     pub path: PathBuf,
     /// Bytes its processes may use.
     pub limit: u64,
@@ -26,20 +25,16 @@ pub struct CgroupMemory {
 }
 
 impl CgroupMemory {
-    /// Bytes left.
     pub fn available(&self) -> u64 {
         self.limit.saturating_sub(self.used)
     }
 }
 
-/// Source of a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum BudgetSource {
-    /// The flag.
     Given,
     /// The limit of a control group.
     Cgroup,
-    /// The machine's available memory.
     MemAvailable,
 }
 

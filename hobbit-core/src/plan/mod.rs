@@ -51,7 +51,6 @@ use size::whole_mib_up;
 /// Input of a plan. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanInput {
-    /// Memory for the process.
     pub budget: Budget,
     /// System limits: the value of [`Budget::Auto`], and the maximum of any other budget.
     pub limits: MemoryLimits,
@@ -61,7 +60,6 @@ pub struct PlanInput {
     pub expert_cache: ExpertCache,
     /// How much of the expert cache low versions may take.
     pub low_share: LowShare,
-    /// Memory for everything but experts.
     pub fixed: FixedCosts,
     /// Memory that stays free; `None` applies this module's rule.
     pub margin: Option<u64>,
@@ -80,7 +78,6 @@ pub struct FixedCosts {
     pub weights: u64,
     /// KV cache at its full length.
     pub kv: u64,
-    /// Compute buffers.
     pub compute: u64,
     /// Other memory of the process: code, tokenizer, thread stacks.
     pub runtime: u64,
@@ -98,11 +95,8 @@ impl FixedCosts {
 /// The division of the memory. `Display` prints it as aligned rows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemoryPlan {
-    /// Bytes the process may take.
     pub budget: u64,
-    /// Source of the budget.
     pub budget_source: BudgetSource,
-    /// Memory for everything but experts.
     pub fixed: FixedCosts,
     /// Bytes left free.
     pub margin: u64,
@@ -110,19 +104,16 @@ pub struct MemoryPlan {
     pub pools: Vec<PoolPlan>,
     /// High versions that can be resident at once.
     pub n_slots: u64,
-    /// Experts of the model.
     pub n_experts: u64,
     /// Low versions that can be resident at once.
     pub n_low_slots: u64,
     /// Bytes of all slots, high and low.
     pub expert_cache: u64,
-    /// Bytes of low slots, included in `expert_cache`.
     pub low_cache: u64,
     /// Slots for slices of experts without a slot; 0 when every high version has a slot.
     pub staging_slots: u32,
     /// Bytes of a staging slot: the largest slice of the model.
     pub staging_slot_bytes: u64,
-    /// Bytes of staging.
     pub staging: u64,
     /// Set when there are fewer slots than one token uses.
     pub warning: Option<BelowTokenCycle>,
@@ -144,7 +135,6 @@ pub struct BelowTokenCycle {
     pub expert_cache: Option<u64>,
 }
 
-/// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// The budget cannot hold the model even with no expert cached.
@@ -153,9 +143,7 @@ pub enum PlanError {
         ShortBytes(*budget), breakdown::origin(*origin), ShortBytes(whole_mib_up(*minimum))
     )]
     TooSmall {
-        /// Bytes.
         budget: u64,
-        /// Source of the budget.
         origin: BudgetSource,
         /// The smallest budget that works, in bytes.
         minimum: u64,
@@ -168,23 +156,18 @@ pub enum PlanError {
         ShortBytes(*budget), ShortBytes(*takes), ShortBytes(*available), breakdown::origin(*origin).trim_start_matches("auto: ")
     )]
     AboveLimit {
-        /// Bytes.
         budget: u64,
         /// Bytes that would be touched.
         takes: u64,
         /// Bytes that the system leaves, what the process holds included.
         available: u64,
-        /// Source of the limit.
         origin: BudgetSource,
     },
     /// The requested expert cache does not fit beside the rest.
     #[error("an expert cache of {} does not fit into a memory budget of {}", ShortBytes(*asked), ShortBytes(*budget))]
     ExpertCacheTooLarge {
-        /// Bytes asked for.
         asked: u64,
-        /// Bytes that fit.
         fits: u64,
-        /// Bytes.
         budget: u64,
         /// The smallest budget that holds the requested cache, in bytes.
         minimum: u64,
@@ -197,13 +180,10 @@ pub enum PlanError {
         ShortBytes(*free), ShortBytes(*minimum), ShortBytes(*headroom)
     )]
     DeviceTooSmall {
-        /// Its name.
         device: String,
-        /// Bytes.
         free: u64,
         /// The least free bytes that suffice.
         minimum: u64,
-        /// Bytes of these that stay free.
         headroom: u64,
     },
     /// The requested device cache does not fit beside head-room and compute buffers.
@@ -211,18 +191,7 @@ pub enum PlanError {
         "a device cache of {} does not fit on {device}: of the {} that are free there, experts can have {}MiB (head-room {})",
         ShortBytes(*asked), ShortBytes(*free), fits >> 20, ShortBytes(*headroom)
     )]
-    DeviceCacheTooLarge {
-        /// Its name.
-        device: String,
-        /// Bytes asked for there.
-        asked: u64,
-        /// Bytes that fit.
-        fits: u64,
-        /// Bytes.
-        free: u64,
-        /// Bytes that stay free.
-        headroom: u64,
-    },
+    DeviceCacheTooLarge { device: String, asked: u64, fits: u64, free: u64, headroom: u64 },
     /// `auto` on a system that does not report its memory.
     #[error("this system does not say how much memory is available; give a budget")]
     NoLimitKnown,
@@ -264,10 +233,6 @@ impl Margin {
 
 impl MemoryPlan {
     /// Divides the budget.
-    ///
-    /// # Errors
-    /// [`PlanError`]: the budget is below the model's minimum or beyond the system's memory, the requested expert cache
-    /// does not fit, or the system's memory is unknown.
     pub fn new(input: &PlanInput) -> Result<Self, PlanError> {
         let limit = input.limits.budget().filter(|_| !input.overcommit);
         let (Budget::Bytes(given), Some((available, origin))) = (input.budget, limit) else {
@@ -355,9 +320,6 @@ impl MemoryPlan {
 
     /// Early check, before anything is loaded and from the files alone: refuses a budget that the model certainly fills
     /// beyond the system's memory. `ordinary` and `experts` are bytes of weights.
-    ///
-    /// # Errors
-    /// [`PlanError::AboveLimit`].
     pub fn check_budget(
         budget: Budget,
         limits: &MemoryLimits,

@@ -17,7 +17,6 @@ pub const LOW_SHARE_AUTO_PERCENT: f64 = 0.0;
 /// Versions of experts that have the same shape, as a plan needs them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSpec {
-    /// Precision of these versions.
     pub precision: Precision,
     /// Versions of this shape in each layer of the pool.
     pub n_versions: Vec<u16>,
@@ -38,7 +37,6 @@ impl PoolSpec {
         self.n_versions.iter().map(|n| u64::from(*n)).sum()
     }
 
-    /// Bytes of a slot for each version.
     pub fn bytes(&self) -> u64 {
         self.n_versions() * self.expert_stride
     }
@@ -69,22 +67,17 @@ impl StagingWish {
     }
 }
 
-/// Slots of one pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PoolPlan {
-    /// Precision of its versions.
     pub precision: Precision,
     /// Slots: versions that can be resident at once.
     pub n_slots: u32,
     /// Versions of the pool's shape.
     pub n_versions: u32,
-    /// Bytes of one slot, all its slices together.
     pub expert_stride: u64,
-    /// Bytes of the slots.
     pub expert_cache: u64,
 }
 
-/// Division of the experts' room.
 pub(super) struct Division {
     /// In the order of the specs.
     pub(super) pools: Vec<PoolPlan>,
@@ -139,7 +132,6 @@ impl<'a> Experts<'a> {
         self.staging_slot_bytes() * u64::from(n_slots)
     }
 
-    /// Minimum bytes for the model to run.
     pub(super) fn minimum(&self) -> u64 {
         self.room_for(0)
     }

@@ -17,7 +17,6 @@ const SLOTS_PERCENT_MIN: u64 = 50;
 pub struct RepackInput {
     /// All experts in high precision.
     pub expert_bytes: u64,
-    /// Requested expert cache.
     pub expert_cache: ExpertCache,
     /// Memory that plain llama.cpp could take for the model.
     pub room: u64,

@@ -2,7 +2,6 @@
 
 use serde::Serialize;
 
-/// How a model with experts is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "name")]
 pub enum RunMode {
@@ -25,7 +24,6 @@ pub struct Needs {
     pub repacked: u64,
     /// KV cache at its full length.
     pub kv: u64,
-    /// Compute buffers.
     pub compute: u64,
     /// Other memory of the process.
     pub runtime: u64,

@@ -15,7 +15,6 @@ pub enum Budget {
     /// Available memory, from [`super::MemoryLimits`].
     #[default]
     Auto,
-    /// Bytes.
     Bytes(u64),
 }
 
@@ -25,7 +24,6 @@ pub enum ExpertCache {
     /// The rest of the budget.
     #[default]
     Auto,
-    /// Bytes.
     Bytes(u64),
     /// Percent of all experts of the model, `0.0..=100.0`.
     Percent(f64),
@@ -43,13 +41,10 @@ impl ExpertCache {
     }
 }
 
-/// A size that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{found}' is not a size (expected {expected})")]
 pub struct SizeError {
-    /// The text given.
     pub found: String,
-    /// The accepted forms.
     pub expected: &'static str,
 }
 

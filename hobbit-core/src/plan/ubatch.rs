@@ -18,11 +18,9 @@ const PASSES_MAX: usize = 64;
 /// Input of the choice of a prompt's ubatch width. Sizes are bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UbatchInput {
-    /// Tokens of the prompt.
     pub n_prompt: u64,
     /// Tokens submitted at once, the maximum width.
     pub n_batch: u32,
-    /// Default width.
     pub usual: u32,
     /// All experts in high precision.
     pub expert_bytes: u64,
@@ -63,7 +61,6 @@ impl UbatchInput {
         u64::from(width.saturating_sub(self.usual)).saturating_mul(self.token_bytes)
     }
 
-    /// Bytes that a ubatch reads.
     fn missing(&self, width: u32) -> u64 {
         self.expert_bytes.saturating_sub(self.cache_bytes.saturating_sub(self.takes(width)))
     }

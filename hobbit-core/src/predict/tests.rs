@@ -58,7 +58,7 @@ fn the_stacked_gate_takes_the_k_best_of_each_layer_ahead() {
     assert_eq!(experts(&mut *gate, 1, 2), [(4, 7), (4, 0)]);
     let weights: Vec<f32> = predict(&mut *gate, 1, 1).iter().map(|p| p.score).collect();
     assert!((weights[0] - 0.75).abs() < 1e-6 && (weights[1] - 0.25).abs() < 1e-6, "router weights: {weights:?}");
-    // What another layer said, or was never said, or was said for the token before, is nothing.
+    // Other layers, missing scores and the previous token predict nothing.
     for (layer, distance) in [(2, 1), (1, 3), (1, 4), (1, 0)] {
         assert!(experts(&mut *gate, layer, distance).is_empty(), "{layer} {distance}");
     }

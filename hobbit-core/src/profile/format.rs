@@ -13,7 +13,6 @@ use crate::gguf::{ExpertMap, GgmlType, Gguf};
 use crate::pack;
 use crate::route::Shares;
 
-/// Value of `format`.
 pub const FORMAT: &str = "hobbit-profile";
 /// Format version; it increases when older readers would misread the file.
 pub const VERSION: u64 = 1;
@@ -21,13 +20,9 @@ pub const VERSION: u64 = 1;
 /// Result of `gguf-tools profile` for a model on a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
-    /// [`FORMAT`].
     pub format: String,
-    /// [`VERSION`].
     pub version: u64,
-    /// The profiled model.
     pub model: ModelId,
-    /// The text.
     pub text: TextId,
     /// T1 and T2, if requested.
     pub thresholds: Option<ChosenThresholds>,
@@ -44,14 +39,10 @@ pub struct Profile {
     pub norms: Vec<LayerNorms>,
 }
 
-/// Identity of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelId {
-    /// File name, for people.
     pub file: String,
-    /// `general.architecture`.
     pub architecture: String,
-    /// Layers with experts.
     pub n_layers: u32,
     /// Experts of all layers.
     pub n_experts: u32,
@@ -62,12 +53,9 @@ pub struct ModelId {
     pub header_sha256: String,
 }
 
-/// Identity of a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TextId {
-    /// File name, for people.
     pub file: String,
-    /// Tokens evaluated.
     pub tokens: u64,
     /// Tokens of each independent piece.
     pub context: u32,
@@ -99,7 +87,6 @@ pub struct MeasuredThresholds {
     pub bytes_per_token: f64,
     /// The same with T1 = 1.
     pub exact_bytes_per_token: f64,
-    /// Expert cache, as given.
     pub expert_cache: String,
     /// Where low-precision versions came from.
     pub low: String,
@@ -118,15 +105,11 @@ pub struct PrefillShare {
     pub loss: f64,
     /// Standard error of `loss`, paired by token.
     pub loss_error: f64,
-    /// Expert bytes read per token.
     pub bytes_per_token: f64,
     /// The same with nothing in low precision.
     pub exact_bytes_per_token: f64,
-    /// Expert cache, as given.
     pub expert_cache: String,
-    /// Where low-precision versions came from.
     pub low: String,
-    /// Number of measured shares.
     pub n_measured: u32,
 }
 
@@ -154,7 +137,6 @@ pub struct Width {
 /// The most experts whose joint lowering, as measured, stays within a tolerance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tolerated {
-    /// Allowed relative increase of perplexity.
     pub max_loss: f64,
     /// Measured loss of the mixed model.
     pub loss: f64,
@@ -167,7 +149,6 @@ pub struct Tolerated {
 /// One layer's sensitivities to one width.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerWidth {
-    /// Block number.
     pub layer: u16,
     /// Types of an expert's slices: the width's; the nearest that the row length allows; or the model's own if the
     /// width is not smaller.
@@ -178,30 +159,23 @@ pub struct LayerWidth {
     pub experts: Vec<f64>,
 }
 
-/// Norms of one layer's experts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerNorms {
-    /// Block number.
     pub layer: u16,
     /// By expert: the Frobenius norm of all of its matrices together.
     pub norms: Vec<f32>,
 }
 
-/// Norms in the form stored in a pack.
 pub fn norms_to_json(norms: &[LayerNorms]) -> String {
     serde_json::to_string(norms).expect("numbers can always be written")
 }
 
 /// Reads the output of [`norms_to_json`].
-///
-/// # Errors
-/// The reason, in words.
 pub fn norms_of_json(text: &str) -> Result<Vec<LayerNorms>, String> {
     serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
 impl ModelId {
-    /// The identity of a model's files.
     pub fn of(gguf: &Gguf, experts: &ExpertMap) -> Self {
         let header_sha256 = pack::Sha256(sha2::Sha256::digest(&gguf.header_bytes).into()).to_string();
         let architecture = gguf.architecture().to_owned();
@@ -219,18 +193,12 @@ impl ModelId {
 
 impl Profile {
     /// Reads a profile.
-    ///
-    /// # Errors
-    /// [`ProfileError::Io`], [`ProfileError::Malformed`] or [`ProfileError::Version`].
     pub fn read(path: &Path) -> Result<Self, ProfileError> {
         let io = |error| ProfileError::Io { path: path.to_owned(), action: "read", error };
         Self::parse(&capped::read_text(path, JSON_BYTES_MAX).map_err(io)?, path)
     }
 
     /// Reads a profile's text; `path` is for messages.
-    ///
-    /// # Errors
-    /// [`ProfileError::Malformed`] or [`ProfileError::Version`].
     pub fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
         #[derive(Deserialize)]
         struct Head {
@@ -287,15 +255,11 @@ impl Profile {
         Ok((types, tolerated))
     }
 
-    /// The file's text.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("names and numbers can always be written") + "\n"
     }
 
     /// Checks that the profile was made from this model.
-    ///
-    /// # Errors
-    /// [`ProfileError::OtherModel`].
     pub fn check_model(&self, gguf: &Gguf, experts: &ExpertMap) -> Result<(), ProfileError> {
         let (ours, theirs) = (ModelId::of(gguf, experts), &self.model);
         let parts = [

@@ -19,20 +19,16 @@ pub struct LossBound {
     pub max_loss: f64,
     /// One table for each expert cache.
     pub measured: Vec<Mixes>,
-    /// File with the measurements.
     pub file: PathBuf,
-    /// The model.
     pub model: PathBuf,
 }
 
-/// Experts of a session.
 #[derive(Clone, Debug)]
 pub struct Here {
     /// Share of the experts that have slots when no low version has any, `0.0..=1.0`.
     pub cache_share: f64,
     /// Types of the experts, as [`Mixes::high`].
     pub high: String,
-    /// Types of the low versions, if there are any.
     pub low: Option<String>,
 }
 
@@ -47,9 +43,6 @@ pub struct ChosenMix {
 
 impl LossBound {
     /// The mix with the fewest bytes that was measured within the bound.
-    ///
-    /// # Errors
-    /// These experts were not measured, or only with a larger cache; each error names the command that measures.
     pub fn choose(&self, here: &Here) -> Result<ChosenMix, LossBoundError> {
         let (max_loss, file) = (self.flag(), self.file.clone());
         let of_these: Vec<&Mixes> = self.measured.iter().filter(|own| own.high == here.high).collect();
@@ -82,7 +75,6 @@ impl LossBound {
         ChosenMix { mix: Mix::EXACT, words }
     }
 
-    /// The flag's value: `0.5%`.
     fn flag(&self) -> String {
         format!("{}%", in_percent(self.max_loss))
     }

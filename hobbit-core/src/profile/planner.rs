@@ -9,13 +9,10 @@ use crate::units::ShortBytes;
 /// One layer, and the measured loss of leaving out its experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerCurve {
-    /// Block number.
     pub layer: u16,
-    /// Experts of the layer.
     pub n_expert: u16,
     /// Fewest experts that may be present: as many as a token uses.
     pub least: u16,
-    /// Bytes of a slot.
     pub slot_bytes: u64,
     /// Experts that were present, ascending, and the measured mean KL divergence in nats. With all of them it is 0.
     pub points: Vec<(u16, f64)>,
@@ -28,7 +25,6 @@ pub struct LayerCurve {
     ShortBytes(*least)
 )]
 pub struct NoRoom {
-    /// Bytes.
     pub least: u64,
 }
 
@@ -72,9 +68,6 @@ pub fn loss(curves: &[LayerCurve], experts: &[u16]) -> f64 {
 }
 
 /// Experts present in each layer, in order, within `budget` bytes of slots.
-///
-/// # Errors
-/// [`NoRoom`].
 pub fn hull(curves: &[LayerCurve], budget: u64) -> Result<Vec<u16>, NoRoom> {
     let choices: Vec<Vec<Choice>> = curves.iter().map(LayerCurve::choices).collect();
     let walked = walk(&choices, |bytes, _| bytes > budget);

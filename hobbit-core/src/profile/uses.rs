@@ -15,7 +15,6 @@ pub struct Uses {
     scratch: Vec<f32>,
 }
 
-/// Uses of one layer's experts, by expert.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct LayerUses {
     n_uses: Vec<u64>,
@@ -56,7 +55,6 @@ impl Uses {
         self.layers.keys().copied()
     }
 
-    /// Number of uses of an expert.
     pub fn n_uses(&self, layer: u16, index: u16) -> u64 {
         let uses = self.layers.get(&layer).and_then(|layer| layer.n_uses.get(usize::from(index)));
         uses.copied().unwrap_or(0)

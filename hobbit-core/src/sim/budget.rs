@@ -14,7 +14,6 @@ use crate::trace::{Header, Layer};
 pub enum Budget {
     /// The slots that the recorded run had, layer by layer.
     Recorded,
-    /// Bytes.
     Bytes(u64),
     /// Percent of the bytes of all high versions, `0.0..=100.0`.
     Percent(f64),
@@ -22,11 +21,9 @@ pub enum Budget {
     Slots(u32),
 }
 
-/// A budget that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{found}' is not a budget (expected recorded, 25%, 12slots or 2GiB)")]
 pub struct BudgetError {
-    /// The text given.
     pub found: String,
 }
 
@@ -61,7 +58,6 @@ impl fmt::Display for Budget {
     }
 }
 
-/// Slots of one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerSlots {
     /// For high versions.

@@ -21,7 +21,6 @@ use crate::tuned::LayerPenalty;
 /// Eviction policies of the simulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Eviction {
-    /// One of the engine's policies.
     Policy(PolicyKind),
     /// The optimum, which knows the future: no policy has fewer misses if all misses cost the same and no layer needs
     /// more experts at once than it has slots. Otherwise it is near the optimum.
@@ -87,7 +86,6 @@ impl fmt::Display for Slots {
 pub enum PredictedBy {
     /// One of the engine's predictors. Those that need scores of later layers use the recorded ones.
     Predictor(PredictorKind),
-    /// The future.
     Oracle,
     /// The future, known in part: each expert is found with this probability in percent; for one that is not found,
     /// another is named ([`crate::trace::foretell`]).
@@ -114,7 +112,6 @@ pub struct Prefetch {
 pub enum Compute {
     /// Times of the recorded run, without waits; a layer's expert products are divided among its experts.
     Recorded,
-    /// As given.
     Given {
         /// Seconds of a layer beside its expert products.
         layer_seconds: f64,
@@ -126,11 +123,9 @@ pub enum Compute {
 /// Configuration of a replay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Eviction policy.
     pub eviction: Eviction,
     /// Weights of the weighted policies.
     pub weights: Weights,
-    /// Room for experts.
     pub budget: Budget,
     /// Division of the slots among layers.
     pub slots: Slots,
@@ -158,21 +153,15 @@ pub struct Config {
     pub virtual_experts: Option<VirtualUpdate>,
     /// While decoding, leave out a missing expert below this multiple of the uniform share of a token's weight.
     pub drop: f32,
-    /// Source of predictions for prefetches.
     pub foresight: PredictedBy,
     /// Prefetching; `None` turns it off.
     pub prefetch: Option<Prefetch>,
-    /// Read speed of the file.
     pub link: LinkModel,
-    /// Compute times.
     pub compute: Compute,
 }
 
 impl Config {
     /// The recorded run's own settings. A replay with them should reproduce the recorded hits.
-    ///
-    /// # Errors
-    /// [`SimError::Unknown`] for a policy of another version.
     pub fn recorded(recording: &Recording) -> Result<Self, SimError> {
         let settings = &recording.header.settings;
         let unknown =

@@ -25,7 +25,6 @@ const STEPS: u32 = 32;
 /// Goal of a fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FitGoal {
-    /// Policy whose weights are fitted.
     pub policy: PolicyKind,
     /// Room for experts.
     pub budget: Budget,
@@ -42,9 +41,6 @@ pub struct FitGoal {
 /// Fits weights to the least miss penalty over all recordings together: a grid on the simplex, then ever smaller steps
 /// from its best point. Then measures the cost of each layer's misses with every number of slots. Deterministic.
 /// `progress` receives the number of replays and may end the fit by returning false: the result is the best so far.
-///
-/// # Errors
-/// [`SimError::OtherModel`], [`SimError::NoUses`].
 ///
 /// # Panics
 /// If there are no recordings.

@@ -8,21 +8,15 @@ use super::SimError;
 use crate::predict::PredictorKind;
 use crate::trace::{Header, LayerRecord, Phase, Record, ResidentsRecord, TraceReader};
 
-/// An event of the recorded run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A new sequence begins.
     Sequence,
-    /// A batch was evaluated.
     Batch(Batch),
 }
 
-/// One evaluated batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
-    /// Prompt or decoding.
     pub phase: Phase,
-    /// Tokens.
     pub n_tokens: u32,
     /// Wall time of the recorded run.
     pub seconds: f64,
@@ -38,7 +32,6 @@ impl Batch {
     }
 }
 
-/// A trace in memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recording {
     /// File, for messages.
@@ -55,17 +48,11 @@ pub struct Recording {
 
 impl Recording {
     /// Reads a file.
-    ///
-    /// # Errors
-    /// [`SimError::Trace`]; [`SimError::NoBatches`] for a trace without a complete batch.
     pub fn open(path: &Path) -> Result<Self, SimError> {
         Self::read(TraceReader::open(path)?, path)
     }
 
     /// Reads all records; `path` is for messages.
-    ///
-    /// # Errors
-    /// As [`Recording::open`].
     pub fn read<R: Read>(mut reader: TraceReader<R>, path: &Path) -> Result<Self, SimError> {
         let (mut header, mut start) = (reader.header().clone(), ResidentsRecord::default());
         let (mut events, mut layers, mut has_batches) = (Vec::new(), Vec::new(), false);
@@ -107,7 +94,6 @@ impl Recording {
         self.batches().map(|batch| u64::from(batch.n_tokens)).sum()
     }
 
-    /// Every evaluated batch.
     pub fn batches(&self) -> impl Iterator<Item = &Batch> {
         self.events.iter().filter_map(|event| match event {
             Event::Batch(batch) => Some(batch),

@@ -14,7 +14,6 @@ use crate::files::capped::{self, JSON_BYTES_MAX};
 use crate::profile;
 use crate::route::{Shares, Thresholds};
 
-/// What `format` says.
 pub const TUNED_FORMAT: &str = "hobbit-policy";
 /// Counts up when a reader of the last version would misunderstand. 2: penalties by layer.
 pub const TUNED_VERSION: u64 = 2;
@@ -22,25 +21,19 @@ pub const TUNED_VERSION: u64 = 2;
 /// Layers of a model, at the most.
 const LAYERS_MAX: usize = 4096;
 
-/// Why a tuned policy cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TunedError {
-    /// The operating system refused.
     #[error("{file}: cannot read this tuned policy: {error}; hobbit-sim calibrate makes one of traces")]
     Io { file: String, error: io::Error },
-    /// Not a tuned policy.
     #[error("{file}: {reason}; expected what hobbit-sim calibrate -o writes, make it again")]
     Malformed { file: String, reason: String },
-    /// A profile of the model, not a tuned policy.
     #[error(
         "{file}: a profile by gguf-tools profile, expected a tuned policy by hobbit-sim calibrate; such profiles go into a pack \
          (gguf-tools pack --profile)"
     )]
     OfTheModel { file: String },
-    /// Written by another version.
     #[error("{file}: version {found} of the format, expected {expected}; make it again with this hobbit-sim calibrate")]
     Version { file: String, found: u64, expected: u64 },
-    /// Tuned on another model.
     #[error(
         "{file}: this policy was tuned on {tuned_on}, not on {}: {what} is {found}, expected {expected}; make one of \
          traces of this model with hobbit-sim calibrate", model.display()
@@ -55,14 +48,10 @@ pub enum TunedError {
     },
 }
 
-/// A tuned policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TunedPolicy {
-    /// [`TUNED_FORMAT`].
     pub format: String,
-    /// [`TUNED_VERSION`].
     pub version: u64,
-    /// Name of the policy.
     pub policy: String,
     /// lru, lfu, lhu, fld; they sum to 1.
     pub weights: [f32; 4],
@@ -72,31 +61,23 @@ pub struct TunedPolicy {
     pub t2: Option<f32>,
     /// Shares of the uses at these thresholds if no expert were resident.
     pub shares: Option<Shares>,
-    /// Traces and model.
     #[serde(rename = "fitted_on")]
     pub tuned_on: TunedOn,
     /// Miss penalty per token with it: high 1, low B_l / B_h.
     pub penalty: f64,
     /// The same under LRU.
     pub penalty_lru: f64,
-    /// Replays that were made.
     pub replays: u64,
     /// Layers with experts, ascending.
     pub layers: Vec<LayerPenalty>,
 }
 
-/// Traces and model of a tuned policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TunedOn {
-    /// File names of the traces.
     pub traces: Vec<String>,
-    /// Name of the model.
     pub model: String,
-    /// `general.architecture`.
     pub architecture: String,
-    /// Tokens of all traces.
     pub tokens: u64,
-    /// Expert cache, as given.
     pub budget: String,
 }
 
@@ -104,9 +85,7 @@ pub struct TunedOn {
 /// layers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerPenalty {
-    /// Block number.
     pub layer: u16,
-    /// Experts.
     pub n_expert: u16,
     /// High slots, ascending from 0 to `n_expert`; empty if fitting was ended before it was measured.
     pub slots: Vec<u32>,
@@ -129,9 +108,6 @@ impl LayerPenalty {
 
 impl TunedPolicy {
     /// Reads a file.
-    ///
-    /// # Errors
-    /// [`TunedError::Io`], [`TunedError::Malformed`] or [`TunedError::Version`].
     pub fn read(path: &Path) -> Result<Self, TunedError> {
         let file = path.display().to_string();
         match capped::read_text(path, JSON_BYTES_MAX) {
@@ -141,9 +117,6 @@ impl TunedPolicy {
     }
 
     /// Reads a file's text; `file` is for messages.
-    ///
-    /// # Errors
-    /// [`TunedError::Malformed`] or [`TunedError::Version`].
     pub fn parse(text: &str, file: &str) -> Result<Self, TunedError> {
         #[derive(Deserialize)]
         struct Head {
@@ -191,9 +164,6 @@ impl TunedPolicy {
 
     /// Checks that it was tuned on a model of this architecture with these layers, by block number and number of experts,
     /// ascending. `file` and `model` are for messages.
-    ///
-    /// # Errors
-    /// [`TunedError::OtherModel`].
     pub fn check_model(
         &self,
         architecture: &str,
@@ -245,7 +215,6 @@ impl TunedPolicy {
         !self.layers.is_empty() && self.layers.iter().all(|layer| !layer.slots.is_empty())
     }
 
-    /// The file's text.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("names and numbers can always be written") + "\n"
     }

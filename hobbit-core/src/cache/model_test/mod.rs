@@ -18,7 +18,6 @@ use std::collections::{HashMap, HashSet};
 /// The cache counts in `f32`: what differs by less than this part may be decided either way.
 const ROUNDING: f64 = 1e-3;
 
-/// What the model knows of a resident.
 struct Resident {
     slot: SlotId,
     states: HashMap<SliceKind, SliceState>,
@@ -35,7 +34,6 @@ impl Resident {
     }
 }
 
-/// A version and where it belongs.
 struct Member {
     version: Version,
     share: ShareId,
@@ -51,7 +49,6 @@ struct Model {
     /// Residents, least recently used first.
     recency: Vec<Version>,
     shielded: HashSet<Version>,
-    /// Recent uses.
     uses: HashMap<ExpertId, f64>,
     /// The first slot of each share, how many it has, and with how many it was made.
     firsts: HashMap<ShareId, u32>,
@@ -281,7 +278,6 @@ impl Model {
         self.sizes.insert(share, (kept, most));
     }
 
-    /// Brings every slice of a resident.
     fn load(&mut self, version: Version) {
         let Some(resident) = self.residents.get_mut(&version) else { return };
         for (&kind, state) in &mut resident.states {

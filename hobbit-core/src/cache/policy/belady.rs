@@ -11,7 +11,6 @@ use std::collections::VecDeque;
 pub struct Upcoming {
     /// When: an index that never falls, in any unit; the token's number over all sequences, say.
     pub time: u64,
-    /// Whom the router will choose.
     pub expert: ExpertId,
     /// The precision that the use asks for if the expert is missing; `None` if it does without.
     pub demand: Option<Precision>,
@@ -109,12 +108,10 @@ impl Policy for Belady {
 pub struct Near {
     belady: Belady,
     other: Box<dyn Policy>,
-    /// In the unit of [`super::Upcoming::time`].
     reach: u64,
 }
 
 impl Near {
-    /// With sight of what comes within `reach`.
     pub fn new(belady: Belady, other: Box<dyn Policy>, reach: u64) -> Self {
         Self { belady, other, reach }
     }

@@ -19,7 +19,6 @@ pub struct EdgeMoe {
 }
 
 impl EdgeMoe {
-    /// For a model of so many layers.
     pub fn new(n_layers: u16) -> Self {
         Self { n_layers: n_layers.max(1), uses: ByExpert::default() }
     }

@@ -6,19 +6,13 @@ use crate::named::named;
 /// The policies to choose from, baselines first: all but [`super::Belady`], which needs the future.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PolicyKind {
-    /// [`Lru`].
     Lru,
     /// [`Hobbit`]'s frequency alone.
     Lfu,
-    /// [`Hobbit`].
     Hobbit,
-    /// [`EdgeMoe`].
     EdgeMoe,
-    /// [`Smoe`].
     Smoe,
-    /// [`Arc`].
     Arc,
-    /// [`Learned`].
     #[default]
     Learned,
 }
@@ -35,7 +29,6 @@ impl PolicyKind {
     }
 }
 
-/// What policies know of the model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     /// Layers of the model, dense ones included.
@@ -64,27 +57,5 @@ pub fn build(kind: PolicyKind, weights: &Weights, shape: Shape) -> Box<dyn Polic
         PolicyKind::Smoe => Box::new(Smoe::default()),
         PolicyKind::Arc => Box::new(Arc::default()),
         PolicyKind::Learned => Box::new(Learned::new(LearnedOptions::default(), shape.low_cost)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_round_trip() {
-        for kind in PolicyKind::ALL {
-            assert_eq!(kind.to_string().parse(), Ok(kind));
-        }
-        assert_eq!("foresight".parse(), Ok(PolicyKind::Learned), "the older name");
-    }
-
-    #[test]
-    fn unknown_words_name_the_choices() {
-        let error = "mru".parse::<PolicyKind>().unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "unknown cache policy 'mru' (expected one of: lru, lfu, hobbit, edgemoe, smoe, arc, learned)"
-        );
     }
 }

@@ -62,10 +62,8 @@ impl Use {
     }
 }
 
-/// A version that may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// A resident.
     pub version: Version,
     /// Number of the event that used or inserted it last: a clock finer than the token. An expert's other version ages.
     pub last_use: u64,

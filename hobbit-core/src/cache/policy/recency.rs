@@ -138,7 +138,6 @@ impl Lists {
         }
     }
 
-    /// `version` became resident.
     fn insert(&mut self, version: Version) {
         let is_back = take(&mut self.b1, version) | take(&mut self.b2, version);
         if is_back { &mut self.t2 } else { &mut self.t1 }.push(version);
@@ -196,41 +195,7 @@ impl Lists {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::scripts::{Aged, aged, at, high, insert, low, miss, token, used, victim_for, victim_of};
-
-    const NOW: Now = Now { token: 0, layer: 3 };
-
-    fn after(script: &[u16]) -> Aged<Lru> {
-        let mut lru = aged(Lru);
-        script.iter().for_each(|&index| lru.on_insert(high(index), NOW));
-        lru
-    }
-
-    #[test]
-    fn the_oldest_candidate_goes() {
-        assert_eq!(victim_of(&mut after(&[0, 1, 2]), &[0, 1, 2]), 0);
-        assert_eq!(victim_of(&mut after(&[0, 1, 2]), &[2, 1, 0]), 0);
-        assert_eq!(victim_of(&mut after(&[0, 1, 2, 0]), &[0, 1, 2]), 1);
-        assert_eq!(victim_of(&mut after(&[0, 1, 2, 0]), &[2]), 2);
-        assert_eq!(victim_of(&mut after(&[5, 1, 5, 1]), &[1, 5]), 5);
-    }
-
-    #[test]
-    fn a_use_counts_like_an_insertion_for_the_version_used() {
-        let mut lru = aged(Lru);
-        let expert = high(0).expert;
-        for version in [high(0), low(0), high(1)] {
-            lru.on_insert(version, NOW);
-        }
-        lru.on_use(expert, used(Precision::High), NOW);
-        lru.begin_sequence();
-        assert_eq!(lru.victim(high(2), &[high(0), high(1)], NOW), 1);
-        assert_eq!(lru.victim(high(2), &[high(0), high(1), low(0)], NOW), 2);
-        lru.on_use(expert, Use::by_one(false, None, 0.5), NOW);
-        assert_eq!(lru.victim(high(2), &[high(0), low(0)], NOW), 1, "skipped is not used");
-        lru.on_use(expert, used(Precision::Low), NOW);
-        assert_eq!(lru.victim(high(2), &[high(0), high(1), low(0)], NOW), 1);
-    }
+    use crate::cache::policy::scripts::{aged, at, high, insert, low, miss, token, used, victim_for, victim_of};
 
     /// T1, T2, B1, B2 by expert, and p.
     fn lists(arc: &mut Arc) -> ([Vec<u16>; 4], usize) {

@@ -6,24 +6,18 @@ use std::str::FromStr;
 /// How much each part of HOBBIT's priority counts (section 3.4, equation 3): not negative, together 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
-    /// Of recency.
     pub lru: f32,
-    /// Of uses.
     pub lfu: f32,
-    /// Of high-precision uses.
     pub lhu: f32,
-    /// Of layer distance.
     pub fld: f32,
 }
 
-/// Weights that do not make sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "policy weights '{found}': {why}; give four numbers from 0 up, not all 0, for recency, frequency, high-precision \
      frequency and layer distance, for example 0.3,0.3,0.3,0.1"
 )]
 pub struct WeightsError {
-    /// What was given.
     pub found: String,
     why: &'static str,
 }

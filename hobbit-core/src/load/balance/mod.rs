@@ -42,7 +42,6 @@ pub use probe::Balancer;
 /// A selected expert without a copy in device memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Miss {
-    /// Position of the expert in its layer.
     pub index: u16,
     /// Bytes of its slices in the version that is wanted.
     pub bytes: u64,
@@ -55,7 +54,6 @@ pub struct Miss {
 /// What may be left to the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HelperMode {
-    /// Nothing.
     Off,
     /// What is done sooner there.
     #[default]

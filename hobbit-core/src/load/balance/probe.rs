@@ -15,7 +15,6 @@ use super::{Costs, HelperMode, Miss, RunningMean, Split, best_cut, cut, load_of,
 #[derive(Clone, Debug)]
 pub struct Balancer {
     mode: HelperMode,
-    /// What is known now.
     pub costs: Costs,
     link: Side,
     cpu: Side,

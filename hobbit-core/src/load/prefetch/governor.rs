@@ -59,24 +59,19 @@ impl fmt::Display for GovernorReason {
     }
 }
 
-/// For the stats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct GovernorReport {
     /// Whether the next token prefetches.
     pub is_on: bool,
-    /// Why.
     pub reason: GovernorReason,
     /// Wait per token without prefetching less that with it, in seconds, by the last trial.
     pub benefit_seconds: Option<f64>,
     /// Standard error of that.
     pub benefit_error_seconds: Option<f64>,
-    /// Trials finished.
     pub trials: u64,
     /// Times that prefetching was given up after it had been on, or had been tried for the first time.
     pub given_up: u64,
-    /// Tokens with prefetching.
     pub tokens_on: u64,
-    /// Tokens without.
     pub tokens_off: u64,
     /// Tokens until the next trial; 0 in a trial, and where there will be none.
     pub rest_tokens: u32,
@@ -175,7 +170,6 @@ impl Governor {
         Self { state: State::Fixed, decided_on: is_on, report, ..Self::default() }
     }
 
-    /// Whether the running token prefetches.
     pub fn is_on(&self) -> bool {
         match self.state {
             State::Trial(token) => Self::WINDOWS_ON[(token / self.window()) as usize % 4],
@@ -226,7 +220,6 @@ impl Governor {
         }
     }
 
-    /// For the stats.
     pub fn report(&self) -> GovernorReport {
         let rest_tokens = if let State::Rest(left) = self.state { left } else { 0 };
         GovernorReport { is_on: self.is_on(), rest_tokens, ..self.report }

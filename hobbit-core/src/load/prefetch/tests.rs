@@ -88,8 +88,8 @@ fn chosen(indices: &[u16]) -> Vec<(u16, f32)> {
 
 /// The chance of high precision, of a prediction that is worth it, of an expert that is missing as most are.
 fn chance(odds: &Odds, distance: u8, score: f32) -> f32 {
-    let standing = Standing::Missing(Scarcity::Most);
-    odds.chances(Guess { distance, score, worth: Demand::High, standing }).high
+    let presence = Presence::Missing(MissRate::HalfOrMore);
+    odds.chances(Guess { distance, score, worth: Demand::High, presence }).high
 }
 
 #[test]

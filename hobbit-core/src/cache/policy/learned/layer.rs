@@ -166,7 +166,6 @@ impl Layer {
         self.follow.save(out);
     }
 
-    /// As [`Layer::save`] wrote it.
     pub(super) fn load(saved: &mut Cursor) -> Option<Self> {
         let step = saved.events()?;
         let n_chosen = usize::try_from(saved.events()?).ok()?;

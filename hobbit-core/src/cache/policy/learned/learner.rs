@@ -47,7 +47,6 @@ impl Learner {
         }
     }
 
-    /// Weights and step sizes.
     pub(super) fn save(&self, out: &mut Writer) {
         out.f32s(&self.weights);
         out.f32s(&self.squares);
