@@ -6,8 +6,9 @@
 
 use serde::Serialize;
 
-use super::pools::{Division, Experts};
+use super::pools::{Division, Experts, NoFit};
 use super::{ExpertCache, LowShare, PlanError, PoolPlan, PoolSpec, StagingWish};
+use crate::expert::Precision;
 
 /// Input of a device's plan. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,37 +63,26 @@ impl DevicePlan {
         let experts = Experts::new(&input.pools, input.n_expert_used, input.staging, input.low_share);
         let headroom = headroom(input);
         let taken = headroom.saturating_add(input.scratch);
-        let asked = input.wanted.of(experts.bytes());
         let is_elsewhere = matches!(input.wanted, ExpertCache::Bytes(0) | ExpertCache::Percent(0.0));
         if is_elsewhere || experts.bytes() == 0 {
             let none =
                 Experts::new(&input.pools, input.n_expert_used, StagingWish { min: 0, wanted: 0 }, input.low_share);
             return Ok(Self::of(input, headroom, &none, none.divide(0, Some(0))));
         }
-        let Some(room) = input.free.checked_sub(taken).filter(|room| *room >= experts.minimum()) else {
-            return Err(PlanError::DeviceTooSmall {
-                device: input.name.clone(),
-                free: input.free,
-                minimum: taken.saturating_add(experts.minimum()),
-                headroom,
-            });
-        };
-        if let Some(asked) = asked.filter(|asked| experts.room_for(*asked) > room) {
-            let fits = experts.largest_cache(room);
-            return Err(PlanError::DeviceCacheTooLarge {
-                device: input.name.clone(),
-                asked,
-                fits,
-                free: input.free,
-                headroom,
-            });
-        }
-        Ok(Self::of(input, headroom, &experts, experts.divide(room, asked)))
+        let (device, free) = (input.name.clone(), input.free);
+        let division = experts.fit(free, taken, input.wanted).map_err(|no_fit| match no_fit {
+            NoFit::Room => {
+                let minimum = taken.saturating_add(experts.minimum());
+                PlanError::DeviceTooSmall { device, free, minimum, headroom }
+            }
+            NoFit::Cache { asked, fits } => PlanError::DeviceCacheTooLarge { device, asked, fits, free, headroom },
+        })?;
+        Ok(Self::of(input, headroom, &experts, division))
     }
 
     fn of(input: &DevicePlanInput, headroom: u64, experts: &Experts, division: Division) -> Self {
+        let (n_high, _) = division.slots(Precision::High);
         let Division { pools, staging_slots } = division;
-        let n_high: u64 = pools.iter().filter(|pool| is_high(pool)).map(|pool| u64::from(pool.n_slots)).sum();
         Self {
             name: input.name.clone(),
             free: input.free,
@@ -112,12 +102,8 @@ impl DevicePlan {
     }
 }
 
-fn is_high(pool: &PoolPlan) -> bool {
-    pool.precision == crate::expert::Precision::High
-}
-
 /// Head-room, rounded up; a share of the free memory if the device does not report its total.
-fn headroom(input: &DevicePlanInput) -> u64 {
+pub(super) fn headroom(input: &DevicePlanInput) -> u64 {
     let percent = input.headroom_percent.clamp(0.0, 100.0);
     (input.total.max(input.free) as f64 * percent / 100.0).ceil() as u64
 }
@@ -139,6 +125,3 @@ pub fn divide_wanted(wanted: ExpertCache, bytes_per_device: &[u64]) -> Vec<Exper
     });
     parts.collect()
 }
-
-#[cfg(test)]
-mod tests;

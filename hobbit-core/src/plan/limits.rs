@@ -1,6 +1,7 @@
 //! How much memory this process may take: control groups (v1 and v2, nested) and the machine.
 
 use serde::Serialize;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Current memory limits of the system. Without `/proc` nothing is known.
@@ -36,6 +37,16 @@ pub enum BudgetSource {
     /// The limit of a control group.
     Cgroup,
     MemAvailable,
+}
+
+impl fmt::Display for BudgetSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Given => "as given",
+            Self::Cgroup => "auto: limit of the control group",
+            Self::MemAvailable => "auto: available memory",
+        })
+    }
 }
 
 impl MemoryLimits {

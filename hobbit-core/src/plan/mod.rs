@@ -18,35 +18,28 @@
 //! [`RunMode`] comes first: a model that fits as a whole needs no division. If it does not fit, a default context is no
 //! longer than [`context_tokens`].
 
-mod breakdown;
-mod context;
+mod choices;
 mod device;
 mod layers;
 mod limits;
 mod pools;
-mod repack;
-mod run_mode;
 mod size;
 #[cfg(test)]
 mod tests;
-mod ubatch;
 
-pub use context::{CONTEXT_TOKENS_MIN, context_tokens};
+pub use choices::{CONTEXT_TOKENS_MIN, Needs, RepackInput, RunMode, UbatchInput, context_tokens};
 pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
 pub use layers::layer_devices;
-pub use limits::kib_field;
-pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
+pub use limits::{BudgetSource, CgroupMemory, MemoryLimits, kib_field};
 pub use pools::{LOW_SHARE_AUTO_PERCENT, PoolPlan, PoolSpec, StagingWish};
-pub use repack::RepackInput;
-pub use run_mode::{Needs, RunMode};
 pub use size::{Budget, ExpertCache, LowShare, SizeError};
-pub use ubatch::UbatchInput;
 
 use crate::expert::Precision;
-use crate::units::ShortBytes;
-use pools::{Division, Experts};
+use crate::units::{MIB, ShortBytes};
+use pools::{Division, Experts, NoFit};
 use serde::Serialize;
 use size::whole_mib_up;
+use std::fmt;
 
 /// Input of a plan. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]
@@ -140,7 +133,7 @@ pub enum PlanError {
     /// The budget cannot hold the model even with no expert cached.
     #[error(
         "a memory budget of {} ({}) is too small: this model needs at least {}, with no expert cached",
-        ShortBytes(*budget), breakdown::origin(*origin), ShortBytes(whole_mib_up(*minimum))
+        ShortBytes(*budget), origin, ShortBytes(whole_mib_up(*minimum))
     )]
     TooSmall {
         budget: u64,
@@ -153,7 +146,7 @@ pub enum PlanError {
     /// The budget exceeds the system's memory, and the model would use it.
     #[error(
         "a memory budget of {} cannot be had here: this model would take {} of it, and {} are available ({})",
-        ShortBytes(*budget), ShortBytes(*takes), ShortBytes(*available), breakdown::origin(*origin).trim_start_matches("auto: ")
+        ShortBytes(*budget), ShortBytes(*takes), ShortBytes(*available), origin.to_string().trim_start_matches("auto: ")
     )]
     AboveLimit {
         budget: u64,
@@ -205,17 +198,15 @@ struct Margin {
 }
 
 impl Margin {
-    const MIB: u64 = 1 << 20;
-
     fn of(input: &PlanInput, source: BudgetSource) -> Self {
         input.margin.map_or_else(|| Self::of_source(source), |floor| Self { percent: 0, floor })
     }
 
     fn of_source(source: BudgetSource) -> Self {
         match source {
-            BudgetSource::Given => Self { percent: 1, floor: 32 * Self::MIB },
-            BudgetSource::Cgroup => Self { percent: 2, floor: 48 * Self::MIB },
-            BudgetSource::MemAvailable => Self { percent: 5, floor: 64 * Self::MIB },
+            BudgetSource::Given => Self { percent: 1, floor: 32 * MIB },
+            BudgetSource::Cgroup => Self { percent: 2, floor: 48 * MIB },
+            BudgetSource::MemAvailable => Self { percent: 5, floor: 64 * MIB },
         }
     }
 
@@ -268,35 +259,28 @@ impl MemoryPlan {
         let budget_for = |for_experts: u64| given.budget_for(fixed.saturating_add(for_experts));
         let available = input.limits.budget().map(|(bytes, _)| bytes).filter(|_| !input.overcommit);
 
-        let room = budget.checked_sub(fixed.saturating_add(margin)).filter(|room| *room >= experts.minimum());
-        let Some(room) = room else {
-            return Err(PlanError::TooSmall {
-                budget,
-                origin: source,
-                minimum: budget_for(experts.minimum()),
-                available,
-            });
-        };
+        let taken = fixed.saturating_add(margin);
+        let division = experts.fit(budget, taken, input.expert_cache).map_err(|no_fit| match no_fit {
+            NoFit::Room => {
+                let minimum = budget_for(experts.minimum());
+                PlanError::TooSmall { budget, origin: source, minimum, available }
+            }
+            NoFit::Cache { asked, fits } => {
+                let minimum = budget_for(experts.room_for(asked));
+                PlanError::ExpertCacheTooLarge { asked, fits, budget, minimum, available }
+            }
+        })?;
+        let [(n_slots, high_cache), (n_low_slots, low_cache)] =
+            Precision::ALL.map(|precision| division.slots(precision));
+        let Division { pools, staging_slots } = division;
         let asked = input.expert_cache.of(experts.bytes());
-        if let Some(asked) = asked.filter(|asked| experts.room_for(*asked) > room) {
-            let fits = experts.largest_cache(room);
-            let minimum = budget_for(experts.room_for(asked));
-            return Err(PlanError::ExpertCacheTooLarge { asked, fits, budget, minimum, available });
-        }
-        let Division { pools, staging_slots } = experts.divide(room, asked);
-        let of = |precision| pools.iter().filter(move |pool| pool.precision == precision);
-        let n_slots_of = |precision| of(precision).map(|pool| u64::from(pool.n_slots)).sum::<u64>();
-        let bytes_of = |precision| of(precision).map(|pool| pool.expert_cache).sum::<u64>();
-        let (n_slots, n_low_slots) = (n_slots_of(Precision::High), n_slots_of(Precision::Low));
-        let low_cache = bytes_of(Precision::Low);
-
         let warning = (n_slots + n_low_slots < experts.n_cycle()).then(|| {
             let cache = asked.map(|_| whole_mib_up(experts.cache_for_cycle()));
             let needed = match cache {
                 Some(cache) => experts.room_for(cache.min(experts.bytes())),
                 None => experts.auto_room_for_cycle(),
             };
-            let mem_budget = (asked.is_none() || needed > room).then(|| whole_mib_up(budget_for(needed)));
+            let mem_budget = (asked.is_none() || needed > budget - taken).then(|| whole_mib_up(budget_for(needed)));
             let n_slots = n_slots + n_low_slots;
             BelowTokenCycle { n_slots, n_cycle: experts.n_cycle(), mem_budget, expert_cache: cache }
         });
@@ -308,7 +292,7 @@ impl MemoryPlan {
             n_slots,
             n_experts: experts.n_experts(),
             n_low_slots,
-            expert_cache: bytes_of(Precision::High) + low_cache,
+            expert_cache: high_cache + low_cache,
             low_cache,
             staging_slots,
             staging_slot_bytes: experts.staging_slot_bytes(),
@@ -368,4 +352,42 @@ impl MemoryPlan {
     pub fn is_fully_resident(&self) -> bool {
         self.n_slots == self.n_experts
     }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<14}{:>9}  {}", "memory budget", ShortBytes(self.budget), self.budget_source)?;
+        let mut row = |name: &str, bytes: u64, note: &str| {
+            let gap = if note.is_empty() { "" } else { "  " };
+            write!(f, "\n  {name:<12}{:>9}{gap}{note}", ShortBytes(bytes))
+        };
+        row("weights", self.fixed.weights, "")?;
+        row("KV cache", self.fixed.kv, "")?;
+        row("compute", self.fixed.compute, "")?;
+        row("runtime", self.fixed.runtime, "")?;
+        if self.fixed.prediction >= 1 << 20 {
+            row("prediction", self.fixed.prediction, "tables of policy and predictor")?;
+        }
+        row("margin", self.margin, "kept free")?;
+        if let Some(note) = share(self.n_slots, self.n_experts) {
+            row("expert cache", self.expert_cache - self.low_cache, &note)?;
+            let low = self.pools.iter().filter(|pool| pool.precision == Precision::Low);
+            if let Some(note) = share(self.n_low_slots, low.map(|pool| u64::from(pool.n_versions)).sum()) {
+                row("low cache", self.low_cache, &format!("{note} in low precision"))?;
+            }
+            let note = match self.staging_slots {
+                0 => "not needed: every expert has a slot".to_owned(),
+                1 => format!("1 slice of {}", ShortBytes(self.staging_slot_bytes)),
+                n => format!("{n} slices of {}", ShortBytes(self.staging_slot_bytes)),
+            };
+            row("staging", self.staging, &note)?;
+        }
+        row("unused", self.unused(), "")
+    }
+}
+
+/// None without experts.
+fn share(n_slots: u64, n_experts: u64) -> Option<String> {
+    let percent = (n_slots * 100).checked_div(n_experts)?;
+    Some(format!("{n_slots} of {n_experts} experts ({percent} %)"))
 }

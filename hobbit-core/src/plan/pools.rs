@@ -3,7 +3,7 @@
 use serde::Serialize;
 use smart_default::SmartDefault;
 
-use super::LowShare;
+use super::{ExpertCache, LowShare};
 use crate::expert::Precision;
 use crate::gguf::ExpertClass;
 
@@ -84,6 +84,22 @@ pub(super) struct Division {
     pub(super) staging_slots: u32,
 }
 
+impl Division {
+    /// Number and bytes of all slots of a precision.
+    pub(super) fn slots(&self, precision: Precision) -> (u64, u64) {
+        let of = self.pools.iter().filter(|pool| pool.precision == precision);
+        of.fold((0, 0), |(n, bytes), pool| (n + u64::from(pool.n_slots), bytes + pool.expert_cache))
+    }
+}
+
+/// Why experts do not fit.
+pub(super) enum NoFit {
+    /// There is no room for the minimum.
+    Room,
+    /// There is no room for `asked` bytes of cache, but for `fits`.
+    Cache { asked: u64, fits: u64 },
+}
+
 /// All experts of a model, and the requirements on their room.
 pub(super) struct Experts<'a> {
     pools: &'a [PoolSpec],
@@ -142,7 +158,7 @@ impl<'a> Experts<'a> {
     }
 
     /// The largest `cache` whose `room_for` is at most `room`, which is at least the minimum.
-    pub(super) fn largest_cache(&self, room: u64) -> u64 {
+    fn largest_cache(&self, room: u64) -> u64 {
         if room >= self.bytes() { self.bytes() } else { room - self.staging_bytes(self.staging.min) }
     }
 
@@ -187,6 +203,16 @@ impl<'a> Experts<'a> {
     pub(super) fn auto_room_for_cycle(&self) -> u64 {
         let cache = self.cache_for_cycle();
         self.room_for(cache).max(portion(cache, 10, 9, true)).min(self.bytes())
+    }
+
+    /// Slots and staging within `free` bytes less `taken`.
+    pub(super) fn fit(&self, free: u64, taken: u64, wanted: ExpertCache) -> Result<Division, NoFit> {
+        let room = free.checked_sub(taken).filter(|room| *room >= self.minimum()).ok_or(NoFit::Room)?;
+        let asked = wanted.of(self.bytes());
+        match asked.filter(|asked| self.room_for(*asked) > room) {
+            Some(asked) => Err(NoFit::Cache { asked, fits: self.largest_cache(room) }),
+            None => Ok(self.divide(room, asked)),
+        }
     }
 
     /// Slots and staging within `room` bytes. `cache` is the limit for the slots, `None` for as much as possible. The

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::Digest;
 
@@ -175,6 +176,37 @@ pub fn norms_of_json(text: &str) -> Result<Vec<LayerNorms>, String> {
     serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
+/// Why JSON is not of a format.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum VersionedFault {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("format is '{found}', expected '{expected}'")]
+    Format { found: String, expected: &'static str },
+    #[error("version {0}")]
+    Version(u64),
+}
+
+/// Reads JSON with these values of `format` and `version`. They are checked first: the fields of another version may
+/// differ.
+pub(crate) fn read_versioned<T: DeserializeOwned>(
+    text: &str,
+    expected: &'static str,
+    version: u64,
+) -> Result<T, VersionedFault> {
+    #[derive(Deserialize)]
+    struct Head {
+        format: String,
+        version: u64,
+    }
+    let head: Head = serde_json::from_str(text)?;
+    match head {
+        Head { format: found, .. } if found != expected => Err(VersionedFault::Format { found, expected }),
+        Head { version: found, .. } if found != version => Err(VersionedFault::Version(found)),
+        _ => Ok(serde_json::from_str(text)?),
+    }
+}
+
 impl ModelId {
     pub fn of(gguf: &Gguf, experts: &ExpertMap) -> Self {
         let header_sha256 = pack::Sha256(sha2::Sha256::digest(&gguf.header_bytes).into()).to_string();
@@ -200,33 +232,20 @@ impl Profile {
 
     /// Reads a profile's text; `path` is for messages.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
-        #[derive(Deserialize)]
-        struct Head {
-            format: String,
-            version: u64,
-        }
         let malformed = |reason: String| ProfileError::Malformed { path: path.to_owned(), reason };
-        let head: Head = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
-        if head.format != FORMAT {
-            return Err(malformed(format!("format is '{}', not '{FORMAT}'", head.format)));
+        let profile: Self = read_versioned(text, FORMAT, VERSION).map_err(|fault| match fault {
+            VersionedFault::Version(found) => ProfileError::Version { path: path.to_owned(), found, expected: VERSION },
+            other => malformed(other.to_string()),
+        })?;
+        profile.mixes.iter().try_for_each(Mixes::check).map_err(malformed)?;
+        for width in &profile.widths {
+            let of_layers = width.layers.iter().flat_map(|layer| layer.experts.iter().chain([&layer.kl]));
+            let mut losses = of_layers.chain([&width.kl, &width.scale]);
+            if let Some(loss) = losses.find(|loss| !(0.0..=f64::MAX).contains(*loss)) {
+                return Err(malformed(format!("a sensitivity is {loss}, not a number from 0 on")));
+            }
         }
-        if head.version != VERSION {
-            return Err(ProfileError::Version { path: path.to_owned(), found: head.version, expected: VERSION });
-        }
-        let profile: Self = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
-        let mut losses = profile.widths.iter().flat_map(|width| {
-            let layers = width.layers.iter().flat_map(|layer| layer.experts.iter().chain([&layer.kl]));
-            layers.chain([&width.kl, &width.scale])
-        });
-        let wrong = losses.find(|loss| !(0.0..=f64::MAX).contains(*loss)).copied();
-        drop(losses);
-        if let Err(reason) = profile.mixes.iter().try_for_each(Mixes::check) {
-            return Err(malformed(reason));
-        }
-        match wrong {
-            Some(loss) => Err(malformed(format!("a sensitivity is {loss}, not a number from 0 on"))),
-            None => Ok(profile),
-        }
+        Ok(profile)
     }
 
     /// Types of the experts tolerated at this width, and the measurement.

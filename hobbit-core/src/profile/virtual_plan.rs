@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::format::{LayerNorms, ModelId, TextId};
+use super::format::{LayerNorms, ModelId, TextId, VersionedFault, read_versioned};
 use crate::files::capped::{self, JSON_BYTES_MAX};
 
 pub const PLAN_FORMAT: &str = "hobbit-plan";
@@ -103,20 +103,10 @@ impl VirtualPlan {
     }
 
     fn parse(text: &str) -> Result<Self, PlanFault> {
-        #[derive(Deserialize)]
-        struct Head {
-            format: String,
-            version: u64,
-        }
-        let malformed = |error: serde_json::Error| PlanFault::Malformed(error.to_string());
-        let head: Head = serde_json::from_str(text).map_err(malformed)?;
-        if head.format != PLAN_FORMAT {
-            return Err(PlanFault::Malformed(format!("format is '{}', not '{PLAN_FORMAT}'", head.format)));
-        }
-        if head.version != PLAN_VERSION {
-            return Err(PlanFault::Version { found: head.version });
-        }
-        serde_json::from_str(text).map_err(malformed)
+        read_versioned(text, PLAN_FORMAT, PLAN_VERSION).map_err(|fault| match fault {
+            VersionedFault::Version(found) => PlanFault::Version { found },
+            other => PlanFault::Malformed(other.to_string()),
+        })
     }
 
     pub fn to_json(&self) -> String {

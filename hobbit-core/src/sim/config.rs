@@ -153,7 +153,7 @@ pub struct Config {
     pub virtual_experts: Option<VirtualUpdate>,
     /// While decoding, leave out a missing expert below this multiple of the uniform share of a token's weight.
     pub drop: f32,
-    pub foresight: PredictedBy,
+    pub predictor: PredictedBy,
     /// Prefetching; `None` turns it off.
     pub prefetch: Option<Prefetch>,
     pub link: LinkModel,
@@ -167,9 +167,9 @@ impl Config {
         let unknown =
             |what, found: &str| SimError::Unknown { path: recording.path.clone(), what, found: found.to_owned() };
         let policy = settings.policy.parse().map_err(|_| unknown("policy", &settings.policy))?;
-        let foresight = settings.predictor.parse().map_err(|_| unknown("predictor", &settings.predictor))?;
+        let predictor = settings.predictor.parse().map_err(|_| unknown("predictor", &settings.predictor))?;
         let host = |key: &str| recording.header.host.get(key).copied().filter(|value| *value >= 0.0);
-        let is_read_ahead = foresight != PredictedBy::Predictor(PredictorKind::None) && settings.prefetch != "off";
+        let is_read_ahead = predictor != PredictedBy::Predictor(PredictorKind::None) && settings.prefetch != "off";
         let distance_max = if settings.distance > 0 { settings.distance } else { Prefetch::default().distance_max };
         let default = LinkModel::default();
         let link = LinkModel {
@@ -197,7 +197,7 @@ impl Config {
                 .then_some(settings.routing.virtual_update),
             drop: settings.routing.drop,
             prefetch: is_read_ahead.then(|| Prefetch { distance_max, ..Prefetch::default() }),
-            foresight,
+            predictor,
             link,
             compute: Compute::Recorded,
         })

@@ -66,7 +66,7 @@ pub fn fit(
     let mut config = Config::recorded(first)?;
     config.eviction = Eviction::Policy(goal.policy);
     (config.budget, config.slots, config.low_percent) = (goal.budget, goal.slots, goal.low_percent);
-    (config.foresight, config.prefetch) = (PredictedBy::Predictor(PredictorKind::None), None);
+    (config.predictor, config.prefetch) = (PredictedBy::Predictor(PredictorKind::None), None);
     config.upgrade = false;
     config.mode = if has_low { PrecisionMode::Dynamic } else { PrecisionMode::Exact };
     config.thresholds = thresholds.map_or(Thresholds { t1: 1.0, t2: 1.0 }, |(thresholds, _)| thresholds);

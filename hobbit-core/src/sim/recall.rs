@@ -13,9 +13,9 @@ use crate::trace::{Header, LayerRecord, Prediction, foretell};
 /// Recall of a predictor over the single tokens of a recording, for distances up to `distance_max`. Predictors that
 /// need later routers' scores use the recorded ones; Fate's, which looks one layer ahead, is evaluated at all
 /// distances.
-pub fn recall(recording: &Recording, foresight: PredictedBy, distance_max: u8) -> Recall {
+pub fn recall(recording: &Recording, predictor: PredictedBy, distance_max: u8) -> Recall {
     let shape = predict_shape(&recording.header);
-    let mut predictor: Box<dyn Predictor> = match foresight {
+    let mut predictor: Box<dyn Predictor> = match predictor {
         PredictedBy::Predictor(PredictorKind::CrossLayer) => {
             Box::new(Gates::cross_layer(shape, distance_max, Gates::PERCENTILE))
         }

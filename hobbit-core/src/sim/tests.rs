@@ -226,7 +226,7 @@ proptest! {
         sequences in sequences(3, 8, 2),
         slots in 2..8u32,
         policy in prop::sample::select(PolicyKind::ALL.to_vec()),
-        foresight in prop::sample::select(vec![
+        predictor in prop::sample::select(vec![
             PredictedBy::Oracle, PredictedBy::Predictor(PredictorKind::Previous), PredictedBy::Predictor(PredictorKind::None),
         ]),
     ) {
@@ -240,7 +240,7 @@ proptest! {
         if recording.batches().flat_map(|batch| &batch.layers).all(fits) {
             prop_assert!(least <= replayed(&recording, &config).1.total().n_misses());
         }
-        let config = Config { foresight, prefetch: Some(Prefetch::default()), ..config };
+        let config = Config { predictor, prefetch: Some(Prefetch::default()), ..config };
         let (seen, outcome) = replayed(&recording, &config);
         prop_assert_eq!(seen.len(), recorded(&recording).len());
         let PrefetchOutcome { issued, useful, wasted, dropped } = outcome.prefetch;
@@ -289,7 +289,7 @@ fn clockwork(prefetch: Option<Prefetch>, n_layers: u16) -> Outcome {
     let token = |index| vec![vec![vec![index]]; usize::from(n_layers)];
     let recording = recording(&toy.record(&[vec![token(0), token(1), token(0)]]));
     let config = Config {
-        foresight: PredictedBy::Oracle,
+        predictor: PredictedBy::Oracle,
         prefetch,
         link: LinkModel { bytes_per_second: 1000.0, latency_seconds: 0.0, in_flight: 1 },
         compute: Compute::Given { layer_seconds: 2.0, expert_seconds: 1.0 },
@@ -339,8 +339,8 @@ fn the_oracle_recalls_everything() {
     let toy = Toy { n_layers: 3, n_expert: 4, n_used: 1, slots: (4, 0), thresholds: None, policy };
     let token = |index: u16| vec![vec![vec![index]], vec![vec![index]], vec![vec![3 - index]]];
     let recording = recording(&toy.record(&[vec![token(0), token(1), token(1)]]));
-    let of = |foresight| {
-        let recall = recall(&recording, foresight, 2);
+    let of = |predictor| {
+        let recall = recall(&recording, predictor, 2);
         [(1, 1), (2, 1), (2, 2)].map(|(layer, distance)| {
             let counts = recall.get(layer, distance);
             (counts.both, counts.used)

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::policy::{PolicyKind, Weights};
 use crate::files::capped::{self, JSON_BYTES_MAX};
-use crate::profile;
+use crate::profile::{self, VersionedFault, read_versioned};
 use crate::route::{Shares, Thresholds};
 
 pub const TUNED_FORMAT: &str = "hobbit-policy";
@@ -118,23 +118,16 @@ impl TunedPolicy {
 
     /// Reads a file's text; `file` is for messages.
     pub fn parse(text: &str, file: &str) -> Result<Self, TunedError> {
-        #[derive(Deserialize)]
-        struct Head {
-            format: String,
-            version: u64,
-        }
         let malformed = |reason: String| TunedError::Malformed { file: file.to_owned(), reason };
-        let head: Head = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
-        if head.format == profile::FORMAT {
-            return Err(TunedError::OfTheModel { file: file.to_owned() });
-        }
-        if head.format != TUNED_FORMAT {
-            return Err(malformed(format!("format is '{}', expected '{TUNED_FORMAT}'", head.format)));
-        }
-        if head.version != TUNED_VERSION {
-            return Err(TunedError::Version { file: file.to_owned(), found: head.version, expected: TUNED_VERSION });
-        }
-        let tuned: Self = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
+        let tuned: Self = read_versioned(text, TUNED_FORMAT, TUNED_VERSION).map_err(|fault| match fault {
+            VersionedFault::Format { found, .. } if found == profile::FORMAT => {
+                TunedError::OfTheModel { file: file.to_owned() }
+            }
+            VersionedFault::Version(found) => {
+                TunedError::Version { file: file.to_owned(), found, expected: TUNED_VERSION }
+            }
+            other => malformed(other.to_string()),
+        })?;
         tuned.check().map_err(malformed)?;
         Ok(tuned)
     }
