@@ -1,17 +1,17 @@
 //! Pools and how their slots are divided among layers.
 //!
-//! As a rule every layer owns a fixed share of each of its pools. One recency list for all layers would be scanned in a
-//! circle, token after token, and such a list smaller than the circle (layers x experts per token) never hits. A policy
-//! that predicts uses has no such trouble: for it a pool can be one common share, in which a layer that has just run gives
-//! room to those that are to run next. Batches are scans all the same: while one is evaluated, a layer that has as many
-//! slots as an equal part takes no more from others.
+//! As a rule every layer owns a fixed share of each of its pools. Each token scans one recency list of all layers in a
+//! circle, and a list shorter than the circle (layers x experts per token) never hits. A policy that predicts uses
+//! does not have this problem: for it a pool can be one common share, in which a layer that has just run gives room to
+//! the next ones. Batches are scans in any case: while one is evaluated, a layer with an equal part takes no more from
+//! others.
 
 use super::allocate::even;
 use super::slots::SliceKinds;
 use crate::expert::{Precision, Version};
 use std::collections::BTreeMap;
 
-/// What one layer keeps in a pool: a share in the making.
+/// One layer's part of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerLayout {
     pub layer: u16,
@@ -26,12 +26,12 @@ pub struct LayerLayout {
 pub struct PoolLayout {
     /// The layers served, each once. A layer may be in many pools, a version in one.
     pub layers: Vec<LayerLayout>,
-    /// Slots in each arena of the pool. More than there are versions are never used.
+    /// Slots in each arena of the pool.
     pub n_slots: u32,
-    /// Slots of each layer, in the order of `layers`, at most `n_slots` together ([`super::allocate()`] makes some).
-    /// `None` divides them equally, to within one.
+    /// Slots of each layer, in the order of `layers`, at most `n_slots` together; [`super::allocate()`] computes them.
+    /// `None` divides equally, to within one.
     pub capacities: Option<Vec<u32>>,
-    /// All layers compete for all slots: one share, which has the first layer's number. `capacities` say nothing then.
+    /// All layers compete for all slots: one share with the first layer's number. `capacities` is ignored.
     pub is_common: bool,
 }
 
@@ -59,8 +59,7 @@ impl PoolLayout {
     }
 }
 
-/// Names a share: the slots of one pool that belong to one layer, or to all of them. Versions compete for slots within their
-/// share only.
+/// Names a share: the slots of one pool that belong to one layer, or to all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ShareId {
     /// Index into the pools the cache was made from.
@@ -69,7 +68,7 @@ pub struct ShareId {
     pub layer: u16,
 }
 
-/// Slots `first..first + capacity` of its pool, the lowest empty one filled first. Up to `first + most` are its own.
+/// Slots `first..first + capacity` of its pool; it can grow to `first + most`.
 #[derive(Clone, Debug)]
 pub(super) struct Share {
     pub(super) first: u32,

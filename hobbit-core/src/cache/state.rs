@@ -1,7 +1,7 @@
-//! What caches know, for another run: who was resident, and what their policies have learned.
+//! Saved caches: their residents and the policies' statistics.
 //!
-//! A cache that was saved and restored goes on as after [`Cache::begin_sequence`]: equal residents, of equal age. The
-//! file is a hint: bytes of experts come from the model alone, so a wrong one can cost time and nothing else.
+//! A restored cache continues as after [`Cache::begin_sequence`]: equal residents, of equal age. The file is a hint:
+//! bytes of experts come from the model alone, so a wrong one only costs time.
 //!
 //! ```text
 //! "HOBBITCS"  version: u32
@@ -68,7 +68,6 @@ pub struct CacheState {
 pub enum StateError {
     #[error("it is not a cache state")]
     Foreign,
-    /// Of another version of hobbit.
     #[error("it is a cache state of version {found}, expected {VERSION}")]
     Version { found: u32 },
     /// Cut off, or changed since it was written.
@@ -103,7 +102,7 @@ impl CacheState {
         out.0
     }
 
-    /// What [`CacheState::to_bytes`] wrote.
+    /// Reads the output of [`CacheState::to_bytes`].
     ///
     /// # Errors
     /// Bytes that are not a state, or not all of one. Nothing at all is damaged, not foreign: it may be replaced.
@@ -152,8 +151,7 @@ fn resident(cursor: &mut Cursor) -> Option<Version> {
 }
 
 impl Cache {
-    /// What is worth keeping: complete residents, and what the policy has learned. As before a sequence, so that one is
-    /// begun.
+    /// Complete residents, and the policy's statistics. Begins a sequence, because statistics are saved between two.
     pub fn save(&mut self, name: &str) -> SavedCache {
         self.begin_sequence();
         let ready = self.residents().filter(|(_, slot)| self.is_ready(*slot)).map(|(version, _)| version);
@@ -162,14 +160,13 @@ impl Cache {
         SavedCache { name: name.to_owned(), residents, statistics: self.policy.save() }
     }
 
-    /// Shows the policy what one of its kind has learned. Whether it took it.
+    /// Gives the policy the statistics of one of its kind; `false` if it refuses them.
     pub fn load_statistics(&mut self, saved: &SavedCache) -> bool {
         self.policy.load(&saved.statistics)
     }
 
-    /// Makes the saved versions resident, in their order: where there are fewer slots now, the policy decides who goes
-    /// without. What is resident already or not of this model is passed over. Who got a slot, its slices free: the caller
-    /// reads them.
+    /// Makes the saved versions resident, in their order; with fewer slots the policy evicts. Resident and unknown
+    /// versions are ignored. Returns the new residents, whose slices are free: the caller reads them.
     pub fn restore(&mut self, saved: &SavedCache) -> Vec<(SlotId, Version)> {
         let mut taken = Vec::new();
         for &version in &saved.residents {
@@ -184,8 +181,8 @@ impl Cache {
         slots.filter(|(slot, _)| !self.is_ready(*slot)).collect()
     }
 
-    /// The saved versions that would have slots in an empty cache if of too many the least recently used go without; in their
-    /// order, each once (a hostile file may repeat them): by its last use.
+    /// The saved versions that would fit into an empty cache, the most recently used ones if there are too many; in
+    /// their order, each once by its last use (a hostile file may repeat them).
     pub fn that_fit(&self, saved: &SavedCache) -> Vec<Version> {
         let mut left: BTreeMap<ShareId, usize> = BTreeMap::new();
         let mut fit: Vec<Version> = Vec::new();

@@ -1,4 +1,4 @@
-//! What the model test leaves out: calls of the policy, broken order of calls, and why slots are divided by layer.
+//! Cases beside the model test: calls of the policy, broken order of calls, and why slots are divided by layer.
 
 use super::*;
 use std::sync::{Arc, Mutex};
@@ -78,7 +78,7 @@ fn for_a_guess_nobody_leaves_who_is_shielded() {
     assert_eq!(cache.acquire_ahead(high(0, 3)).unwrap().evicted, Some(high(0, 0)), "2 is pinned");
 }
 
-/// Writes down what it is told.
+/// Records its calls.
 struct Recorder(Arc<Mutex<Vec<String>>>);
 
 impl Policy for Recorder {

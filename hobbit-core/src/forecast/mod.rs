@@ -152,35 +152,6 @@ impl Speed {
     }
 }
 
-/// Measured effect of low precision on missing bytes, within a loss of 1 % in perplexity.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct LowEvidence {
-    /// Types of the experts and of their low versions.
-    pub types: &'static str,
-    /// Bytes read, relative to exact precision.
-    pub bytes_left: f64,
-    /// Increase in perplexity relative to exact precision, 0.01 for 1 %.
-    pub loss: f64,
-}
-
-/// The demo model (11.7 M parameters), prose, 25 % of its experts' bytes in memory, T1 0.6, T2 0.9: the more expensive
-/// of two texts. `benches/results/*/quality-demo.json`, and docs/PRECISION.md; no larger model was judged.
-pub const LOW_EVIDENCE: [LowEvidence; 2] = [
-    LowEvidence { types: "q8_0+q2_K", bytes_left: 0.68, loss: 0.0026 },
-    LowEvidence { types: "q4_K+q2_K", bytes_left: 0.76, loss: 0.0011 },
-];
-
-/// The evidence that applies to experts of these types, if any.
-pub fn low_evidence(experts: &TypeBytes) -> Option<&'static LowEvidence> {
-    let all = |names: &[&str]| !experts.is_empty() && experts.keys().all(|dtype| names.contains(&dtype.name()));
-    match () {
-        () if all(&["q8_0"]) => Some(&LOW_EVIDENCE[0]),
-        // Mixtures with wider types save more on those.
-        () if all(&["q4_K", "q5_K", "q6_K"]) => Some(&LOW_EVIDENCE[1]),
-        () => None,
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Forecast {
     pub is_passthrough: bool,
@@ -199,8 +170,6 @@ pub struct Forecast {
     pub optimum: Speed,
     /// With a router that chooses at random.
     pub random: Speed,
-    /// Tokens per second with low versions within 1 % of perplexity, if there is evidence ([`LOW_EVIDENCE`]).
-    pub at_one_percent: Option<f64>,
     pub first_token: FirstToken,
 }
 
@@ -214,8 +183,6 @@ pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectati
         Speed::of(&run, disk, &products)
     };
     let expected = with(&expectation.expected, host.disk);
-    let at_one_percent = low_evidence(&shape.experts_per_token)
-        .map(|evidence| with(&expectation.expected, host.disk / evidence.bytes_left).tokens_per_second);
     Ok(Forecast {
         share: room.share(shape),
         low: with(&expectation.low, host.disk),
@@ -224,7 +191,6 @@ pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectati
         random: with(&Locality::random(), host.disk),
         first_token: FirstToken::of(shape, host, task, &room, &expectation.expected, true),
         expected,
-        at_one_percent,
         is_passthrough: room.plan.is_none(),
         plan: room.plan,
         device: room.device,

@@ -97,9 +97,9 @@ const PASSES_MAX: usize = 64;
 
 /// Input of the choice of a prompt's ubatch width. Sizes are bytes.
 ///
-/// Every ubatch uses nearly every expert and reads the missing ones, so fewer and wider ubatches read less. The memory of
-/// their activations is taken from the slots. The rule ignores speeds: reads and products overlap, and reading less never
-/// takes longer.
+/// Every ubatch uses nearly every expert and reads the missing ones, so fewer and wider ubatches read less. The memory
+/// of their activations is taken from the slots. The rule ignores speeds: reads and products overlap, and reading less
+/// never takes longer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UbatchInput {
     pub n_prompt: u64,
@@ -160,9 +160,9 @@ const GAINING: [GgmlType; 3] = [GgmlType::MXFP4, GgmlType::Q4_0, GgmlType::IQ4_N
 /// become slower.
 const SLOTS_PERCENT_MIN: u64 = 50;
 
-/// Input of the rule. Sizes are bytes.
-/// Input of the default for rearranging experts for the CPU. Sizes are bytes. The rule is fixed, because rearranging changes
-/// the last bits of results, which must not depend on the load of the machine.
+/// Input of the rule. Sizes are bytes. Input of the default for rearranging experts for the CPU. Sizes are bytes. The
+/// rule is fixed, because rearranging changes the last bits of results, which must not depend on the load of the
+/// machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RepackInput {
     /// All experts in high precision.

@@ -115,7 +115,8 @@ pub struct MemoryPlan {
 /// The cache is smaller than one token's cycle (layers x experts per token): most uses will miss.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error(
-    "the expert cache holds {n_slots} experts, but one token uses {n_cycle}: most of them will be read again for every token"
+    "the expert cache holds {n_slots} experts, but one token uses {n_cycle}: most of them will be read again for \
+     every token"
 )]
 pub struct BelowTokenCycle {
     /// Experts that can be resident at once, in either precision.
@@ -181,7 +182,8 @@ pub enum PlanError {
     },
     /// The requested device cache does not fit beside head-room and compute buffers.
     #[error(
-        "a device cache of {} does not fit on {device}: of the {} that are free there, experts can have {}MiB (head-room {})",
+        "a device cache of {} does not fit on {device}: of the {} that are free there, experts can have {}MiB \
+         (head-room {})",
         ShortBytes(*asked), ShortBytes(*free), fits >> 20, ShortBytes(*headroom)
     )]
     DeviceCacheTooLarge { device: String, asked: u64, fits: u64, free: u64, headroom: u64 },

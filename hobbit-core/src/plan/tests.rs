@@ -88,22 +88,6 @@ fn a_dense_model_needs_no_cache() {
 }
 
 #[test]
-fn below_the_minimum_the_error_names_it() {
-    let minimum = (869 + 40 + 2) * MIB;
-    let error = plan(|input| input.budget = Budget::Bytes(minimum - 1)).unwrap_err();
-    assert_eq!(
-        error,
-        PlanError::TooSmall { budget: minimum - 1, origin: BudgetSource::Given, minimum, available: None }
-    );
-    assert_eq!(
-        error.to_string(),
-        "a memory budget of 911 MiB (as given) is too small: this model needs at least 911 MiB, with no expert cached"
-    );
-    assert_eq!(plan(|input| input.budget = Budget::Bytes(minimum)).unwrap().n_slots, 0);
-    assert!(plan(|input| input.budget = Budget::Bytes(0)).is_err());
-}
-
-#[test]
 fn the_margin_follows_the_budget() {
     let margin = |mib, limits: Option<u64>| {
         let change = |input: &mut PlanInput| {
@@ -138,13 +122,6 @@ fn a_budget_beyond_what_there_is_is_refused_where_it_would_be_used() {
     assert!(text.contains("1.00 GiB are available (limit of the control group)"), "{text}");
     let known_better = with_only(1024, |input| (input.budget, input.overcommit) = (Budget::Bytes(2048 * MIB), true));
     assert_eq!(known_better.unwrap().n_slots, 272);
-}
-
-#[test]
-fn a_budget_beyond_what_there_is_is_no_matter_where_it_is_not_needed() {
-    let plan = with_only(8192, |input| input.budget = Budget::Bytes(1 << 40)).unwrap();
-    assert_eq!((plan.budget, plan.budget_source, plan.is_fully_resident()), (8192 * MIB, BudgetSource::Given, true));
-    assert!(plan.unused() < 8192 * MIB);
 }
 
 #[test]
@@ -300,28 +277,6 @@ fn the_low_share_can_be_given() {
         let plan = plan_with_low(|input| input.low_share = LowShare::Percent(nonsense));
         assert!(plan.expert_cache + plan.staging <= 1139 * MIB, "{nonsense}");
     }
-}
-
-#[test]
-fn a_given_cache_is_a_share_of_the_high_versions_and_divided_likewise() {
-    let plan = plan_with_low(|input| input.expert_cache = "25%".parse().unwrap());
-    assert_eq!((plan.expert_cache, plan.n_slots, plan.n_low_slots), (1024 * MIB, 192, 256));
-}
-
-#[test]
-fn where_every_high_version_fits_low_ones_get_nothing() {
-    let plan = plan_with_low(|input| input.budget = Budget::Bytes((869 + 40 + 4096) * MIB));
-    assert_eq!((plan.n_slots, plan.n_low_slots, plan.low_cache, plan.staging), (1024, 0, 0, 0));
-    assert!(plan.is_fully_resident());
-    assert!(plan.to_string().contains("0 of 1024 experts (0 %) in low precision"));
-    let almost = plan_with_low(|input| input.budget = Budget::Bytes((869 + 40 + 4095) * MIB));
-    assert!(!almost.is_fully_resident() && almost.n_low_slots > 0);
-}
-
-#[test]
-fn a_staging_slot_holds_the_largest_slice_of_either_precision() {
-    let plan = plan_with_low(|input| input.pools[1].slice_stride_max = 3 * MIB);
-    assert_eq!((plan.staging_slot_bytes, plan.staging), (3 * MIB, 72 * MIB));
 }
 
 #[test]

@@ -44,9 +44,9 @@ pub fn ahead(
     ahead
 }
 
-/// One predictor per position of a decode batch, made as batches become wider. While sequences keep their positions, each
-/// predictor sees the tokens of one sequence. As a [`Predictor`] it lists the predictions of all tokens, one token after
-/// the other.
+/// One predictor per position of a decode batch, made as batches become wider. While sequences keep their positions,
+/// each predictor sees the tokens of one sequence. As a [`Predictor`] it lists the predictions of all tokens, one
+/// token after the other.
 pub struct Lanes {
     lanes: Vec<Box<dyn Predictor>>,
     /// Tokens of the running batch.

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use super::{Popularity, top_k};
 
-/// Gates of all layers together, in bytes: more than any model has (a layer of 512 experts and width 8192 takes 16 MiB).
+/// Gates of all layers together, in bytes: more than any model has (a layer of 512 experts and width 8192 takes 16
+/// MiB).
 const STACK_BYTES_MAX: usize = 4 << 30;
 
 /// A router's matrix, wherever it lies.
@@ -94,8 +95,8 @@ impl GateStack {
         is_usual && (self.n_floats + n_expert * width) * size_of::<f32>() <= STACK_BYTES_MAX
     }
 
-    /// Adds or replaces the router of a layer; the rows of its matrix have `width` floats. `false`, without a change, if
-    /// [`GateStack::takes`] refuses, or a row or bias is incomplete.
+    /// Adds or replaces the router of a layer; the rows of its matrix have `width` floats. `false`, without a change,
+    /// if [`GateStack::takes`] refuses, or a row or bias is incomplete.
     pub fn add(&mut self, layer: u16, width: usize, gate: Gate) -> bool {
         let n_floats = gate.rows.rows().len();
         let n_expert = n_floats / width.max(1);
@@ -140,7 +141,8 @@ impl GateStack {
         all
     }
 
-    /// Scores of the router of `layer` for the input `x` of `width` floats. `false`, without a change, for an unknown one.
+    /// Scores of the router of `layer` for the input `x` of `width` floats. `false`, without a change, for an unknown
+    /// one.
     pub fn judge(&mut self, x: &[f32], layer: u16, out: &mut RouterScores) -> bool {
         let Self { gates, logits, width, .. } = self;
         let Some(gate) = gates.get(&layer).filter(|_| x.len() == *width) else { return false };
@@ -149,8 +151,8 @@ impl GateStack {
         true
     }
 
-    /// Counts the choices of the router of `layer` for several inputs of `width` floats, `n_used` experts a token. Nothing
-    /// for an unknown router.
+    /// Counts the choices of the router of `layer` for several inputs of `width` floats, `n_used` experts a token.
+    /// Nothing for an unknown router.
     pub fn popularity<'x>(
         &mut self,
         inputs: impl IntoIterator<Item = &'x [f32]>,
@@ -247,8 +249,8 @@ impl Groups {
     }
 }
 
-/// Sums of sixteen lanes: the compiler vectorises it to the speed of memory and caches (30 to 100 GB/s on a core of an AMD
-/// EPYC). Two or four rows at once are slower.
+/// Sums of sixteen lanes: the compiler vectorises it to the speed of memory and caches (30 to 100 GB/s on a core of an
+/// AMD EPYC). Two or four rows at once are slower.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut sums = [0.0f32; LANES];

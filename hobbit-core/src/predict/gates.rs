@@ -1,5 +1,5 @@
-//! Predictors by the gates of later layers on this layer's input: hidden states change little from layer to layer, so the
-//! input already tells most of what those gates will choose.
+//! Predictors by the gates of later layers on this layer's input: hidden states change little from layer to layer, so
+//! the input already tells most of what those gates will choose.
 
 use super::{PredictShape, Predicted, Predictor, predicted, top_k};
 

@@ -1,8 +1,8 @@
 //! Predicts the experts of later layers before their routers have chosen. Pure: no ggml, no I/O, no clock.
 //!
 //! ```text
-//! gating input x gates of later layers ─► scores ─┐   (GateStack)
-//! router's choice ──────────────────────► observe ┴► Predictor ─► ahead (shield, load) ─► load::prefetch
+//! input x gates of later layers (GateStack) -> scores --+-> Predictor -> ahead (shield, load) -> load::prefetch
+//! router's choice ---------------------------> observe -+
 //! ```
 //!
 //! | kind | paper | looks at | distances |
@@ -16,8 +16,8 @@
 //! Each token of a decode batch has a predictor of its own ([`Lanes`]). Predictors do not see a prompt's tokens:
 //! [`Popularity`] counts the experts that many of them will use.
 //!
-//! A distance counts layers with experts: 1 is the next one, wherever dense blocks lie between. Predictions end at the last
-//! layer of a token.
+//! A distance counts layers with experts: 1 is the next one, wherever dense blocks lie between. Predictions end at the
+//! last layer of a token.
 
 mod ahead;
 mod gate_stack;
@@ -88,8 +88,8 @@ fn predicted<T>(
 /// - equal calls give equal answers: no randomness, no iteration in hash order;
 /// - unknown layers, and scores without one entry per expert, lead to no prediction and to no panic.
 pub trait Predictor: Send {
-    /// The router of `layer` chose these for the running token: expert and router weight, by falling weight; weights sum
-    /// to 1.
+    /// The router of `layer` chose these for the running token: expert and router weight, by falling weight; weights
+    /// sum to 1.
     fn observe(&mut self, layer: u16, chosen: &[(u16, f32)]) {
         let _ = (layer, chosen);
     }

@@ -1,6 +1,7 @@
 //! For each expert of a later layer, how many of a prompt's tokens are expected to use it.
 
-/// Maximum of a prompt's tokens to predict: enough to tell popular experts from others. More cost more time than they save.
+/// Maximum of a prompt's tokens to predict: enough to tell popular experts from others. More cost more time than they
+/// save.
 const SAMPLE_TOKENS_MAX: usize = 32;
 
 /// Positions of the tokens to predict, of `n_tokens`: all of a few, else some at equal distances.

@@ -17,8 +17,8 @@ pub fn softmax(logits: &[f32], out: &mut Vec<f32>) {
     }
 }
 
-/// Positions of the `k` highest scores, highest first, equal ones by position; `out` is replaced. NaN is never among them,
-/// so there may be fewer.
+/// Positions of the `k` highest scores, highest first, equal ones by position; `out` is replaced. NaN is never among
+/// them, so there may be fewer.
 pub fn top_k(scores: &[f32], k: usize, out: &mut Vec<u16>) {
     out.clear();
     out.extend(scores.iter().zip(0..=u16::MAX).filter_map(|(score, index)| (!score.is_nan()).then_some(index)));

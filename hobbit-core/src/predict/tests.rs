@@ -223,7 +223,7 @@ proptest! {
                 for (layer, ..) in shape().layers {
                     let mut best = Vec::new();
                     top_k(row.next().unwrap(), 2, &mut best);
-                    let chosen: Vec<_> = best.iter().zip([0.75, 0.25]).map(|(&index, weight)| (index, weight)).collect();
+                    let chosen: Vec<(u16, f32)> = best.into_iter().zip([0.75, 0.25]).collect();
                     runs.iter_mut().for_each(|predictor| predictor.observe(layer, &chosen));
                     for distance in 0..=2 {
                         let scores = row.next().unwrap();

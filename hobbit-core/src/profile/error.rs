@@ -13,7 +13,10 @@ pub enum ProfileError {
     Io { path: PathBuf, action: &'static str, error: io::Error },
     #[error("{}: {reason}; expected what gguf-tools profile -o writes", path.display())]
     Malformed { path: PathBuf, reason: String },
-    #[error("{}: version {found} of the format, expected {expected}; make the profile again with this gguf-tools", path.display())]
+    #[error(
+        "{}: version {found} of the format, expected {expected}; make the profile again with this gguf-tools",
+        path.display()
+    )]
     Version { path: PathBuf, found: u64, expected: u64 },
     /// A path table that cannot be read or written, or is another model's.
     #[error("{}: {error}", path.display())]
@@ -53,12 +56,14 @@ pub enum WidthsError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LossBoundError {
     #[error(
-        "--max-loss {max_loss}: {} measured a model whose experts are {measured}, here they are {here}; {make}", file.display()
+        "--max-loss {max_loss}: {} measured a model whose experts are {measured}, here they are {here}; {make}",
+        file.display()
     )]
     OtherExperts { max_loss: String, file: PathBuf, measured: String, here: String, make: String },
     /// Measured with larger caches only: a smaller cache loses more.
     #[error(
-        "--max-loss {max_loss}: {} has measured with {measured} of the experts in memory, and here are {here}: more may be lost; \
+        "--max-loss {max_loss}: {} has measured with {measured} of the experts in memory, and here are {here}: more \
+         may be lost; \
          {make}", file.display()
     )]
     SmallerCache { max_loss: String, file: PathBuf, measured: String, here: String, make: String },

@@ -82,8 +82,10 @@ impl LossBound {
     /// The command that measures with these expert caches, and its cost.
     pub fn make(&self, caches: &str) -> String {
         format!(
-            "make one with: gguf-tools profile {} --text FILE --max-loss {} --no-widths --expert-cache {caches} -o {} (for each \
-             cache some {} runs over half of the text, token by token: with its 4096 tokens as long as generating {} takes here)",
+            "make one with: gguf-tools profile {} --text FILE --max-loss {} --no-widths --expert-cache {caches} -o \
+             {} (for each \
+             cache some {} runs over half of the text, token by token: with its 4096 tokens as long as generating {} \
+             takes here)",
             self.model.display(),
             self.flag(),
             beside(&self.model).display(),
@@ -165,7 +167,8 @@ mod tests {
         assert_eq!((high.mix.cache_bias, high.mix.t1), (0.2, 1.0));
         assert_eq!(
             high.words,
-            "max loss 1.0 %: --cache-bias 0.2 --keep-top 1 was measured at +0.60 % +- 0.10 % on prose.txt, reading 45 % of \
+            "max loss 1.0 %: --cache-bias 0.2 --keep-top 1 was measured at +0.60 % +- 0.10 % on prose.txt, reading \
+             45 % of \
              exact's bytes with 25 % of the experts in memory"
         );
         assert_eq!(of(0.01, Some("q3_K")).mix, high.mix, "others than those that were measured");
@@ -187,7 +190,8 @@ mod tests {
         let refused = bias(0.18).unwrap_err().to_string();
         for part in [
             "--max-loss 1%: m.profile.json has measured with 25 %, 50 % of the experts in memory, and here are 18 %",
-            "gguf-tools profile m.gguf --text FILE --max-loss 1% --no-widths --expert-cache 18%,25%,50% -o m.profile.json",
+            "gguf-tools profile m.gguf --text FILE --max-loss 1% --no-widths --expert-cache 18%,25%,50% -o \
+             m.profile.json",
             "37 runs",
         ] {
             assert!(refused.contains(part), "{refused}");

@@ -1,7 +1,7 @@
 //! Mixes: settings that give up a little quality for fewer reads, each with its measured loss.
 //!
-//! [`search_mixes`] raises one setting at a time on one part of a text, then measures the best mixes again on a part that
-//! was held out. The table ([`Mixes`]) holds the second measurements; [`super::LossBound`] picks from it.
+//! [`search_mixes`] raises one setting at a time on one part of a text, then measures the best mixes again on a part
+//! that was held out. The table ([`Mixes`]) holds the second measurements; [`super::LossBound`] picks from it.
 
 use std::path::{Path, PathBuf};
 
@@ -119,7 +119,8 @@ impl Mixes {
         let Self { cache_share, exact_bytes_per_token, .. } = self;
         if !(0.0..=1.0).contains(cache_share) || !(0.0..=f64::MAX).contains(exact_bytes_per_token) {
             return Err(format!(
-                "mixes were measured with {cache_share} of the experts in memory and {exact_bytes_per_token} bytes a token, \
+                "mixes were measured with {cache_share} of the experts in memory and {exact_bytes_per_token} bytes a \
+                 token, \
                  expected a share from 0 to 1, and bytes from 0 on"
             ));
         }
@@ -171,10 +172,10 @@ const AXES: [(&[f32], Setting); 3] = [
     (&[0.4, 0.8], |mix| &mut mix.drop),
 ];
 
-/// Searches mixes within `max_loss`: from exact on, the setting that saves most bytes for its loss is raised by one strength,
-/// as long as the loss allows. `lows` are thresholds for a model with low versions, ascending in what they give up; empty without low versions.
-/// Each mix on the way is combined with the strongest of them that the loss allows. `exact_bytes` are read per token when
-/// nothing is given up. `measure` runs a part of the text; mixes with
+/// Searches mixes within `max_loss`: from exact on, the setting that saves most bytes for its loss is raised by one
+/// strength, as long as the loss allows. `lows` are thresholds for a model with low versions, ascending in what they
+/// give up; empty without low versions. Each mix on the way is combined with the strongest of them that the loss
+/// allows. `exact_bytes` are read per token when nothing is given up. `measure` runs a part of the text; mixes with
 /// low versions are measured after the others of a part.
 pub fn search_mixes<E>(
     lows: &[Thresholds],

@@ -82,13 +82,15 @@ pub enum PlanFault {
     #[error("this plan is of another model: {what} is {found}, expected {expected}; make one with gguf-tools plan")]
     OtherModel { what: String, found: String, expected: String },
     #[error(
-        "layer {layer}: {experts} experts of {of}; a layer keeps at least as many as a token uses ({n_used}), and at most all \
+        "layer {layer}: {experts} experts of {of}; a layer keeps at least as many as a token uses ({n_used}), and at \
+         most all \
          of them"
     )]
     Experts { layer: u16, experts: u16, of: u16, n_used: u32 },
     /// The plan needs more bytes than the expert cache has.
     #[error(
-        "this plan takes {needed} MiB of experts' slots, and --expert-cache gives {given}; give --expert-cache {needed}MiB, \
+        "this plan takes {needed} MiB of experts' slots, and --expert-cache gives {given}; give --expert-cache \
+         {needed}MiB, \
          leave it out, or make a plan with gguf-tools plan --budget {given}MiB"
     )]
     TooLarge { needed: u64, given: u64 },

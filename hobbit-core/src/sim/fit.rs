@@ -8,7 +8,8 @@ use super::replay::replay;
 use crate::cache::policy::{PolicyKind, Weights};
 use crate::options::PrecisionMode;
 use crate::predict::PredictorKind;
-use crate::route::{self, Shares, Thresholds, unimportance};
+use crate::profile::Uses;
+use crate::route::{self, Shares, Thresholds};
 use crate::trace::Layer;
 use crate::tuned::{LayerPenalty, TUNED_FORMAT, TUNED_VERSION, TunedOn, TunedPolicy};
 use std::collections::BTreeMap;
@@ -179,18 +180,12 @@ fn neighbours(from: [u8; 4], step: u8) -> impl Iterator<Item = [u8; 4]> {
 }
 
 fn fit_thresholds(recordings: &[Recording], shares: Shares) -> Result<route::Fit, route::NoUses> {
-    let (mut n_first, mut samples, mut of_token) = (0u64, Vec::new(), Vec::new());
+    let mut uses = Uses::default();
     for record in recordings.iter().flat_map(Recording::batches).flat_map(|batch| &batch.layers) {
-        for weights in record.weights.chunks(usize::from(record.n_used).max(1)) {
-            unimportance(weights, &mut of_token);
-            // One expert of a token counts as first, whatever its weight.
-            let first = of_token.iter().position(|s| *s == 0.0);
-            n_first += u64::from(first.is_some());
-            let others = of_token.iter().enumerate().filter(|(i, _)| Some(*i) != first);
-            samples.extend(others.map(|(_, s)| *s));
-        }
+        let ids: Vec<i32> = record.chosen.iter().map(|&index| index.into()).collect();
+        uses.observe(record.layer, record.n_used.into(), &ids, &record.weights);
     }
-    route::fit(n_first, samples, shares)
+    route::fit(uses.n_first, uses.samples, shares)
 }
 
 /// Replays with 0, 1, ... slots in every layer, or with at most [`STEPS`] numbers of slots if there are more experts.

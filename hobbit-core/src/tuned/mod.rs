@@ -1,8 +1,8 @@
-//! Tuned policies: JSON files that `hobbit-sim calibrate` makes from traces of a model, and the engine loads (`--profile FILE`, or
-//! from a pack).
+//! Tuned policies: JSON files that `hobbit-sim calibrate` makes from traces of a model, and the engine loads
+//! (`--profile FILE`, or from a pack).
 //!
-//! A tuned policy describes how the model's experts are best cached. Tolerance for lower precision is in another file, the
-//! [`crate::profile::Profile`].
+//! A tuned policy describes how the model's experts are best cached. Tolerance for lower precision is in another file,
+//! the [`crate::profile::Profile`].
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,8 @@ pub enum TunedError {
     #[error("{file}: {reason}; expected what hobbit-sim calibrate -o writes, make it again")]
     Malformed { file: String, reason: String },
     #[error(
-        "{file}: a profile by gguf-tools profile, expected a tuned policy by hobbit-sim calibrate; such profiles go into a pack \
+        "{file}: a profile by gguf-tools profile, expected a tuned policy by hobbit-sim calibrate; such profiles go \
+         into a pack \
          (gguf-tools pack --profile)"
     )]
     OfTheModel { file: String },
@@ -81,8 +82,8 @@ pub struct TunedOn {
     pub budget: String,
 }
 
-/// Cost of a layer's misses by its number of slots, under the tuned policy. With few tokens it leans towards the mean of all
-/// layers.
+/// Cost of a layer's misses by its number of slots, under the tuned policy. With few tokens it leans towards the mean
+/// of all layers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerPenalty {
     pub layer: u16,
@@ -94,8 +95,8 @@ pub struct LayerPenalty {
 }
 
 impl LayerPenalty {
-    /// Penalty per token with this many slots of the layer, on a straight line between measured numbers. `None` if nothing was
-    /// measured.
+    /// Penalty per token with this many slots of the layer, on a straight line between measured numbers. `None` if
+    /// nothing was measured.
     pub fn at(&self, n_slots: f64) -> Option<f64> {
         let last = self.slots.len().min(self.penalty.len()).checked_sub(1)?;
         let next = self.slots[..last].partition_point(|slots| f64::from(*slots) < n_slots);
@@ -155,8 +156,8 @@ impl TunedPolicy {
         self.layers.iter().try_for_each(LayerPenalty::check)
     }
 
-    /// Checks that it was tuned on a model of this architecture with these layers, by block number and number of experts,
-    /// ascending. `file` and `model` are for messages.
+    /// Checks that it was tuned on a model of this architecture with these layers, by block number and number of
+    /// experts, ascending. `file` and `model` are for messages.
     pub fn check_model(
         &self,
         architecture: &str,

@@ -1,4 +1,4 @@
-//! What is written is read, and nothing else.
+//! Tuned policies survive writing and reading, and damage is refused.
 
 use super::*;
 use serde_json::{Value, json};

@@ -128,7 +128,10 @@ proptest! {
 
     /// Against every division of the slots between two layers with concave curves.
     #[test]
-    fn greedy_saves_the_most(curves in prop::array::uniform2(prop::collection::vec(0.0f64..1.0, 6)), n_slots in 0u32..12) {
+    fn greedy_saves_the_most(
+        curves in prop::array::uniform2(prop::collection::vec(0.0f64..1.0, 6)),
+        n_slots in 0u32..12,
+    ) {
         let demands = curves.map(|mut gains| {
             gains.sort_by(|a, b| b.total_cmp(a));
             let sums = gains.iter().scan(0.0, |sum, gain| { *sum += gain; Some(*sum) });

@@ -55,7 +55,7 @@ struct Model {
     sizes: HashMap<ShareId, (u32, u32)>,
 }
 
-/// What a call that moves versions gave.
+/// Result of a call that moves versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// [`Cache::acquire`].

@@ -6,15 +6,15 @@ use crate::expert::{ExpertId, Precision, Version};
 
 /// Evicts the lowest `w_lru*R/T + w_lfu*F/T + w_lhu*H/T + w_fld*(1 - ((l_t - l_i + L) mod L)/L)`.
 ///
-/// `T` are the tokens of the sequence so far, `R` the one that used the expert last, `F` how many used it and `H` how
-/// many of them in high precision: all of this sequence, and counted by tokens, however many are evaluated at once. `l_t` is the expert's layer, `l_i` the running one. Of equal
-/// sums the least recently used goes.
+/// In tokens of this sequence: `T` are all so far, `R` is the one that used the expert last, `F` how many used it, and
+/// `H` how many of them in high precision. `l_t` is the expert's layer, `l_i` the running one. Among equal sums it
+/// evicts the least recently used.
 ///
 /// With all of the weight on one part it is
-/// - LFU, least frequently used. Counts start over with each sequence: sequences prefer experts of their own, and training
+/// - LFU, least frequently used. Counts start over with each sequence: each prefers experts of its own, and training
 ///   balances them over many (section 5.5.3: 4.5 % more hits than counts that are never reset);
 /// - LHU, least high-precision used: losing such an expert costs only a low load. Without low versions it is LFU;
-/// - FLD, farthest layer distance. Where shares are of one layer, what remains of it is the tie-break.
+/// - FLD, farthest layer distance. In shares of one layer only the tie-break remains.
 #[derive(Clone, Debug)]
 pub struct Hobbit {
     weights: Weights,

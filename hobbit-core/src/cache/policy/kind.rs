@@ -23,7 +23,7 @@ named! { PolicyKind, "cache policy":
 }
 
 impl PolicyKind {
-    /// Whether it gains by [`Policy::on_scores`]: then they are worth computing.
+    /// Whether it uses [`Policy::on_scores`].
     pub const fn needs_scores(self) -> bool {
         matches!(self, Self::Smoe | Self::Learned)
     }
@@ -33,12 +33,11 @@ impl PolicyKind {
 pub struct Shape {
     /// Layers of the model, dense ones included.
     pub n_layers: u16,
-    /// Bytes of a low version for each byte of a high one, which is what its load costs beside a high one; 1 if there
-    /// are no low versions.
+    /// Bytes of a low version for each byte of a high one; 1 without low versions.
     pub low_cost: f32,
 }
 
-/// What a policy may come to keep for a layer of so many experts, in bytes.
+/// Maximum bytes that a policy keeps for a layer of this many experts.
 pub fn table_bytes(kind: PolicyKind, n_expert: u16) -> u64 {
     // Counts and times of each expert, as any policy has them.
     let records = 256 * u64::from(n_expert);

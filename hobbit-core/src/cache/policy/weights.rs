@@ -42,10 +42,10 @@ impl Weights {
 }
 
 impl Default for Weights {
-    /// The paper gives none, it fits them to each model (`hobbit-sim calibrate`). These are near the means of what was fitted
-    /// on traces of the bundled demo model and of a synthetic one with 64 experts, at 37.5 to 75 % and 25 to 75 % of the
-    /// experts: 0.38 recency to 0.62 frequency. Those traces are exact, so frequency is divided evenly between all uses and
-    /// high ones; inside a share the layer distance is one and the same, so its weight, small by hand, decides nothing.
+    /// The paper fits them to each model (`hobbit-sim calibrate`). These are near the means of fits on traces of the
+    /// bundled demo model and of a synthetic one with 64 experts, at 37.5 to 75 % and 25 to 75 % of the experts: 0.38
+    /// recency to 0.62 frequency. The traces are exact, so frequency is divided evenly between all uses and high ones.
+    /// Inside a share of one layer, distance has no effect.
     fn default() -> Self {
         Self { lru: 0.34, lfu: 0.28, lhu: 0.28, fld: 0.1 }
     }

@@ -1,4 +1,4 @@
-//! What the planner learns from what happened: how long things take, how often predictions come true, and how often an
+//! The planner's statistics: how long things take, how often predictions come true, and how often an
 //! evicted expert is missed.
 
 use crate::expert::Version;
@@ -66,8 +66,8 @@ impl Estimates {
     }
 }
 
-/// Probability that the router asks for a predicted expert in each precision, together at most 1. The rest: the expert is
-/// not chosen, or not worth reading.
+/// Probability that the router asks for a predicted expert in each precision, together at most 1. The rest: the expert
+/// is not chosen, or not worth reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Chances {
     pub high: f32,
@@ -87,8 +87,8 @@ pub struct Guess {
     pub presence: Presence,
 }
 
-/// Whether a predicted expert is in memory. Caches and predictors are right about the same experts: of 8 predicted experts
-/// 6 may be used, but of the 2 missing ones among them at most one, unless misses are frequent at the moment.
+/// Whether a predicted expert is in memory. Caches and predictors are right about the same experts: of 8 predicted
+/// experts 6 may be used, but of the 2 missing ones among them at most one, unless misses are frequent at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
     Resident,
@@ -128,10 +128,10 @@ impl Presence {
 
 /// The probability behind a score, counted by distance, size of the score, precision that it asks for, and presence.
 ///
-/// Scores mean different things: a router weight of 1/8 may be certain to be used, and the first of two guesses is often
-/// the second of the two chosen experts. Counting turns all of them into probabilities. It depends on events only, never
-/// on time. A presence without observations takes the counts of all presences; without any, a score is its own
-/// probability.
+/// Scores mean different things: a router weight of 1/8 may be certain to be used, and the first of two guesses is
+/// often the second of the two chosen experts. Counting turns all of them into probabilities. It depends on events
+/// only, never on time. A presence without observations takes the counts of all presences; without any, a score is its
+/// own probability.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Odds {
     all: Bins,
@@ -211,9 +211,9 @@ impl Odds {
     }
 }
 
-/// Cost of evicting a resident expert for a prefetch: the probability that it is missed before it would have been evicted
-/// anyway. The first expert of its layer that is read on demand would have taken its slot, so an expert that was not
-/// asked for by then was no loss.
+/// Cost of evicting a resident expert for a prefetch: the probability that it is missed before it would have been
+/// evicted anyway. The first expert of its layer that is read on demand would have taken its slot, so an expert that
+/// was not asked for by then was no loss.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Regret {
     /// Evicted, and neither missed nor forgotten yet.

@@ -4,13 +4,13 @@ use std::fmt;
 
 use smart_default::SmartDefault;
 
-/// How long a governor tries, and how sure it wants to be. All lengths are in tokens: equal waits make equal decisions.
+/// Lengths of trials, and the certainty they need. All lengths are in tokens: equal waits make equal decisions.
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct GovernorOptions {
     /// Tokens measured in each of a trial's four windows; at least 1.
     #[default(8)]
     pub window_tokens: u32,
-    /// Tokens at the start of a window that are not measured: they live on what the window before left in the cache.
+    /// Tokens at the start of a window that are not measured: the window before has filled the cache.
     #[default(2)]
     pub settle_tokens: u32,
     /// Tokens from one trial to the next at first. Each trial that confirms the one before doubles it.
@@ -40,7 +40,7 @@ pub enum GovernorReason {
     Pays,
     /// Tokens waited more with it.
     Harms,
-    /// No difference could be measured: it stays as it was, and on at first.
+    /// No difference was measured: the setting stays, on at first.
     NoDifference,
     /// Since the last trial, wrong guesses delayed more than right ones saved, by the planner's estimates.
     Accounts,
@@ -64,7 +64,7 @@ pub struct GovernorReport {
     /// Whether the next token prefetches.
     pub is_on: bool,
     pub reason: GovernorReason,
-    /// Wait per token without prefetching less that with it, in seconds, by the last trial.
+    /// Wait per token without prefetching minus with it, in seconds, by the last trial.
     pub benefit_seconds: Option<f64>,
     /// Standard error of that.
     pub benefit_error_seconds: Option<f64>,
@@ -79,39 +79,39 @@ pub struct GovernorReport {
 
 /// Switches prefetching on and off.
 ///
-/// A trial is four windows: on, off, off, on, so that what changes steadily meanwhile (a cache that fills) falls on both
-/// alike. If tokens waited clearly less with prefetching it stays on, if clearly more it is switched off, and in
-/// between it stays as it was before the trial. The next trial comes after a rest, which doubles as long as trials confirm
-/// each other: what prefetching harms for ever costs a vanishing share of the tokens.
+/// A trial is four windows: on, off, off, on, so that steady changes (a cache that fills) affect both sides alike. If
+/// tokens wait clearly less with prefetching it stays on, if clearly more it is switched off, and otherwise it stays as
+/// before. The next trial comes after a rest, which doubles as long as trials confirm each other: lasting harm costs a
+/// vanishing share of the tokens.
 ///
-/// Between trials the planner's own account is watched: where it is negative on average over the last tokens, prefetching
-/// is switched off without a trial. If the next trial contradicts that, the account is believed again only after a trial
-/// has found harm: measured waits are worth more than estimates.
+/// Between trials a negative account of the planner, averaged over the last tokens, switches prefetching off. If the
+/// next trial contradicts that, the account counts again only after a trial has found harm: measured waits are worth
+/// more than estimates.
 ///
-/// One engine thread uses a governor: [`Governor::is_on`], a decode batch, [`Governor::end_token`]. Prompts are not shown
-/// to it. A batch of several tokens counts as one: all of them waited together.
+/// For each decode batch: [`Governor::is_on`], the batch, [`Governor::end_token`]. A batch of several tokens counts as
+/// one, because all of them waited together.
 #[derive(Clone, Debug, SmartDefault)]
 pub struct Governor {
     options: GovernorOptions,
     #[default(State::Trial(0))]
     state: State,
-    /// What the last decision was; on before the first: by the planner's estimates it pays.
+    /// The last decision; on before the first, because prefetching pays by the planner's estimates.
     #[default(true)]
     decided_on: bool,
     /// Tokens of the next rest.
     rest: u32,
     on: Waits,
     off: Waits,
-    /// Running mean of what the planner accounts for, in seconds per token, and tokens in it.
+    /// Running mean of the planner's account in seconds per token, and its tokens.
     account: (f64, u32),
     /// The running token's account.
     balance: f64,
     /// The last decision was the account's.
     was_off_by_account: bool,
-    /// Not since a trial contradicted the account.
+    /// `false` after a trial has contradicted the account.
     #[default(true)]
     trusts_account: bool,
-    /// But for what the state tells.
+    /// Without the fields that follow from the state.
     report: GovernorReport,
 }
 
@@ -164,7 +164,7 @@ impl Governor {
         Self { rest: rest_tokens, options, ..Self::default() }
     }
 
-    /// Always on, or always off, whatever is measured: the user's word, and deterministic mode.
+    /// Always on or always off: the user's choice, and deterministic mode.
     pub fn fixed(is_on: bool) -> Self {
         let report = GovernorReport { reason: GovernorReason::Fixed, ..GovernorReport::default() };
         Self { state: State::Fixed, decided_on: is_on, report, ..Self::default() }
@@ -177,12 +177,12 @@ impl Governor {
         }
     }
 
-    /// Whether prefetching was given up until the next trial: nobody has to predict meanwhile.
+    /// Prefetching is off until the next trial: predictions are not needed.
     pub fn has_given_up(&self) -> bool {
         matches!(self.state, State::Rest(_)) && !self.decided_on
     }
 
-    /// What a layer of the running token settled: [`super::Settled`]'s seconds.
+    /// Seconds of a layer's [`super::Settled`].
     pub fn account(&mut self, saved_seconds: f64, delayed_seconds: f64) {
         let balance = saved_seconds - delayed_seconds;
         if balance.is_finite() {
@@ -190,8 +190,8 @@ impl Governor {
         }
     }
 
-    /// A token, or a batch that decodes, is over; it stood still for experts for `wait_seconds`. What is negative or no number was not
-    /// measured: the token counts, its wait does not.
+    /// A decode batch is over; it waited `wait_seconds` for experts. A negative or NaN wait was not measured: the token
+    /// counts, its wait does not.
     pub fn end_token(&mut self, wait_seconds: f64) {
         let is_on = self.is_on();
         *(if is_on { &mut self.report.tokens_on } else { &mut self.report.tokens_off }) += 1;

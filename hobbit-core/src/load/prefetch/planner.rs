@@ -15,12 +15,13 @@ pub struct PrefetchOptions {
     #[default(Thresholds { t1: 1.0, t2: 1.0 })]
     pub thresholds: Thresholds,
     pub pace: Pace,
-    /// Maximum of versions read ahead and not settled yet: enough for two layers of the widest predictions of today's models.
+    /// Maximum of versions read ahead and not settled yet: enough for two layers of the widest predictions of today's
+    /// models.
     #[default(64)]
     pub outstanding_max: usize,
-    /// Minimum saving of a read, as a part of its time, for costs that no estimate knows. At 0 `learned` with prefetching
-    /// decoded 6 % slower than without on a model of long reads (memory-limited, the widened demo model), at 0.1 3 %; runs
-    /// differ by about as much.
+    /// Minimum saving of a read, as a part of its time, for costs that no estimate knows. At 0 `learned` with
+    /// prefetching decoded 6 % slower than without on a model of long reads (memory-limited, the widened demo model),
+    /// at 0.1 3 %; runs differ by about as much.
     #[default(0.1)]
     pub saved_min: f64,
     /// Bytes of a wrong guess that are in flight when its layer begins and cannot be withdrawn.
@@ -33,8 +34,8 @@ pub enum Pace {
     /// As much as there is time for; see the module.
     #[default]
     Timed,
-    /// This many versions per layer, best scores first, whatever the time, and none is withdrawn. Residency then depends
-    /// on tokens only, provided that [`Holdings::is_resident`] does and the governor is fixed.
+    /// This many versions per layer, best scores first, whatever the time, and none is withdrawn. Residency then
+    /// depends on tokens only, provided that [`Holdings::is_resident`] does and the governor is fixed.
     Deterministic(usize),
 }
 
@@ -156,8 +157,8 @@ impl Prefetcher {
         }
     }
 
-    /// Looks ahead as [`crate::predict::ahead`] does. An expert is missing if the version that its predicted weight asks
-    /// for would have to be read; a version that this planner is reading already is not missing.
+    /// Looks ahead as [`crate::predict::ahead`] does. An expert is missing if the version that its predicted weight
+    /// asks for would have to be read; a version that this planner is reading already is not missing.
     pub fn look_ahead(&self, predictor: &mut dyn Predictor, layer: u16, p_max: u8, holdings: &dyn Holdings) -> Ahead {
         ahead(predictor, layer, p_max, &mut |predicted, wanted| {
             let candidates = self.weighed(predicted, holdings).into_iter();
@@ -231,8 +232,8 @@ impl Prefetcher {
         self.counters.failed += (before - self.outstanding.len()) as u64;
     }
 
-    /// The router of `layer` chose these experts, with their weights, for each token of a batch; `used` versions are used.
-    /// `waits`: others are read on demand now, so wrong guesses may delay them.
+    /// The router of `layer` chose these experts, with their weights, for each token of a batch; `used` versions are
+    /// used. `waits`: others are read on demand now, so wrong guesses may delay them.
     pub fn settle(&mut self, layer: u16, tokens: &[Vec<(u16, f32)>], used: &[Version], waits: bool) -> Settled {
         let demands = self.demands(tokens);
         let asked = |index: u16| demands.iter().find(|(own, _)| *own == index).map(|(_, demand)| *demand);
@@ -324,8 +325,8 @@ impl Prefetcher {
         self.predicted.extend(candidates.iter().map(|own| (own.predicted.expert, own.guess())));
     }
 
-    /// The predictions for one layer, best first, with the precisions that they ask for and the state of memory. An expert
-    /// that several tokens are expected to use counts once: with its best score and its highest demand.
+    /// The predictions for one layer, best first, with the precisions that they ask for and the state of memory. An
+    /// expert that several tokens are expected to use counts once: with its best score and its highest demand.
     ///
     /// Only as many weights count as a token uses experts: a prediction beyond them is at most the token's least
     /// important expert.
@@ -475,7 +476,7 @@ struct Candidate {
     worth: Demand,
     presence: Presence,
     is_resident: [bool; Precision::COUNT],
-    /// Of the versions that exist.
+    /// `None` for versions that do not exist.
     bytes: [Option<u64>; Precision::COUNT],
     /// As [`Holdings::displaces`].
     displaces: [bool; Precision::COUNT],

@@ -70,14 +70,6 @@ fn nothing_is_always_possible() {
 }
 
 #[test]
-fn all_experts_need_no_staging() {
-    let plan = |free_mib| plan(|input| input.free = free_mib * MIB).unwrap();
-    let all = plan(1000 + 200 + 2048);
-    assert_eq!((all.cache, all.staging_slots, all.is_fully_resident), (2048 * MIB, 0, true));
-    assert!(!plan(1000 + 200 + 2047).is_fully_resident);
-}
-
-#[test]
 fn less_than_a_wave_is_refused_with_the_remedies() {
     let error = plan(|input| input.free = 1201 * MIB).unwrap_err();
     let minimum = 1202 * MIB;

@@ -28,8 +28,8 @@ impl Default for PathLimits {
 
 /// Makes a [`PathTable`] of observed tokens. Equal observations make equal tables.
 ///
-/// While counting, at most `2 * pairs_max` pairs per layer are kept: beyond that the rarest are dropped, and would start
-/// again at 0.
+/// While counting, at most `2 * pairs_max` pairs per layer are kept: beyond that the rarest are dropped, and would
+/// start again at 0.
 #[derive(Clone, Debug)]
 pub struct PathTableBuilder {
     shape: PredictShape,
@@ -147,8 +147,8 @@ impl Row {
 
 /// Makes a [`PathTable`] of routers' choices for whole batches.
 ///
-/// llama.cpp computes the last layer only for tokens whose logits are wanted, and a router's choice does not tell which. So
-/// a layer with fewer tokens than the batch's first layer is not counted.
+/// llama.cpp computes the last layer only for tokens whose logits are wanted, and a router's choice does not tell
+/// which. So a layer with fewer tokens than the batch's first layer is not counted.
 #[derive(Clone, Debug)]
 pub struct PathBatches {
     builder: PathTableBuilder,
@@ -162,7 +162,8 @@ impl PathBatches {
         Self { builder, layers: Vec::new() }
     }
 
-    /// The router of `layer` chose `experts`, `[n_tokens, n_used]`. Layers ascend; one that does not begins the next batch.
+    /// The router of `layer` chose `experts`, `[n_tokens, n_used]`. Layers ascend; one that does not begins the next
+    /// batch.
     pub fn layer(&mut self, layer: u16, n_used: usize, experts: impl IntoIterator<Item = u16>) {
         if self.layers.last().is_some_and(|(last, ..)| *last >= layer) {
             self.end_batch();

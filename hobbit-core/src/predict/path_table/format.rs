@@ -87,8 +87,8 @@ impl PathTable {
         bytes
     }
 
-    /// Reads the output of [`PathTable::to_bytes`]. Safe for hostile bytes: everything is checked, and no more memory is
-    /// taken than a few times their number.
+    /// Reads the output of [`PathTable::to_bytes`]. Safe for hostile bytes: everything is checked, and no more memory
+    /// is taken than a few times their number.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, PathTableError> {
         if !bytes.starts_with(&PathTable::MAGIC) {
             let found = bytes[..bytes.len().min(PathTable::MAGIC.len())].to_vec();

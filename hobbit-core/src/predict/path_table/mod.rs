@@ -86,8 +86,8 @@ fn set_of(chosen: impl Iterator<Item = u16>, n_expert: u16) -> Vec<u16> {
 }
 
 impl LayerTable {
-    /// Each expert's probability; `out` is replaced by `[n_expert]`. `last` and `before` are the sets that the layers one
-    /// and two before used, if known.
+    /// Each expert's probability; `out` is replaced by `[n_expert]`. `last` and `before` are the sets that the layers
+    /// one and two before used, if known.
     fn probabilities(&self, last: Option<&[u16]>, before: Option<&[u16]>, out: &mut Vec<f32>) {
         let n_expert = self.popularity.len();
         let tokens = self.tokens.max(1) as f32;

@@ -1,14 +1,14 @@
-//! Who tends to be used by the token after which: text has habits, and so have routers.
+//! Which experts tend to be used by the token after one that used others.
 
 use crate::cache::bytes::{Cursor, Writer};
 
-/// More experts a layer than this, and their pairs would take too much memory: nothing is learned then.
+/// Layers with more experts learn nothing: their pairs would take too much memory.
 const N_EXPERT_MAX: usize = 256;
 
-/// What is presumed of a pair until it is known.
+/// Prior chance of a pair.
 const PRESUMED: f32 = 0.125;
 
-/// Observations that the presumption counts as much as.
+/// Observations that the prior counts as.
 const PRIOR_TOKENS: f32 = 8.0;
 
 /// Observations after which old ones begin to fade.
@@ -17,7 +17,7 @@ const MEMORY_TOKENS: f32 = 512.0;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Follow {
     n_expert: usize,
-    /// `[n_expert][n_expert]`: that a token uses the second if the one before used the first.
+    /// `[n_expert][n_expert]`: chance that a token uses the second if the one before used the first.
     chances: Vec<f32>,
     /// Tokens that taught each row.
     n_seen: Vec<f32>,
@@ -58,7 +58,7 @@ impl Follow {
         self.n_expert = n_expert;
     }
 
-    /// The mean chance that `second` comes after one of `before`; what is presumed where nothing is known.
+    /// The mean chance that `second` comes after one of `before`; the prior if unknown.
     pub(super) fn chance(&self, before: &[u16], second: usize) -> f32 {
         let of_first = |&first: &u16| self.chances.get(usize::from(first) * self.n_expert + second);
         if second >= self.n_expert || before.is_empty() {
