@@ -20,7 +20,6 @@ impl<T: Clone + Default> ByExpert<T> {
         self.layer(expert.layer).get(usize::from(expert.index))
     }
 
-    /// The expert's entry, to write; `None` if it lies beyond all that were written.
     pub(super) fn get_mut(&mut self, expert: ExpertId) -> Option<&mut T> {
         self.layers.get_mut(usize::from(expert.layer))?.get_mut(usize::from(expert.index))
     }
@@ -43,7 +42,6 @@ impl<T: Clone + Default> ByExpert<T> {
         self.layers.get(usize::from(layer)).map_or(&[], Vec::as_slice)
     }
 
-    /// The entries of all layers, as far as they were written.
     pub(super) fn layers(&self) -> &[Vec<T>] {
         &self.layers
     }

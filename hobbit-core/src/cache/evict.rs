@@ -19,7 +19,6 @@ impl Cache {
         }
     }
 
-    /// Nothing is shielded any more.
     pub fn unshield_all(&mut self) {
         for version in std::mem::take(&mut self.shielded) {
             self.place_mut(version).is_shielded = false;
@@ -49,7 +48,6 @@ impl Cache {
         free().filter(move |version| all_shielded || !is_shielded(*version))
     }
 
-    /// The policy's victim for `incoming`.
     pub(super) fn victim(&mut self, incoming: Version, share: ShareId) -> Option<Version> {
         let mut candidates = std::mem::take(&mut self.candidates);
         let last_use = |version| self.place(version).map_or(0, |place| place.last_use);

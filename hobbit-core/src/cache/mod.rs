@@ -154,7 +154,6 @@ impl Cache {
         place.slot.map(|index| SlotId { pool: place.share.pool, index })
     }
 
-    /// The version in the slot, ready or not; `None` if it is empty.
     pub fn occupant(&self, slot: SlotId) -> Option<Version> {
         self.slot(slot).version
     }
@@ -170,7 +169,6 @@ impl Cache {
         self.slot(slot).is_ready()
     }
 
-    /// Whether every slice of a version is ready in a slot.
     pub fn is_complete(&self, version: Version) -> bool {
         self.lookup(version).is_some_and(|slot| self.is_ready(slot))
     }
@@ -282,7 +280,6 @@ impl Cache {
         self.now = Now { token: self.clock.token(), layer };
     }
 
-    /// A batch of this many tokens was evaluated.
     pub fn end_batch(&mut self, n_tokens: u32) {
         self.clock.end_batch(n_tokens);
         self.now.token = self.clock.token();
@@ -351,7 +348,6 @@ impl Cache {
         }
     }
 
-    /// The share in which `version` may become resident now.
     fn share_for(&self, version: Version) -> ShareId {
         let Some(place) = self.place(version) else { panic!("{version}: no pool has this version") };
         assert!(place.slot.is_none(), "{version} is resident already");
@@ -381,7 +377,6 @@ impl Cache {
         Some(Acquired { slot: SlotId { pool: share.pool, index }, evicted })
     }
 
-    /// Whether the version may take an empty slot of the share.
     fn may_take_empty(&self, version: Version, share: ShareId) -> bool {
         self.shares[&share].has_empty() && !self.stays_in_its_layer(version, share)
     }

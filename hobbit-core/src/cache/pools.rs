@@ -26,7 +26,6 @@ pub struct LayerLayout {
 pub struct PoolLayout {
     /// The layers served, each once. A layer may be in many pools, a version in one.
     pub layers: Vec<LayerLayout>,
-    /// Slots in each arena of the pool.
     pub n_slots: u32,
     /// Slots of each layer, in the order of `layers`, at most `n_slots` together; [`super::allocate()`] computes them.
     /// `None` divides equally, to within one.
@@ -89,7 +88,6 @@ impl Share {
         self.n_filled < self.capacity
     }
 
-    /// A version of the layer came, or left.
     pub(super) fn count(&mut self, layer: u16, has_come: bool) {
         let filled = self.layers.get_mut(&layer).map(|(filled, _)| filled);
         for n in [Some(&mut self.n_filled), filled].into_iter().flatten() {

@@ -30,7 +30,6 @@ impl SliceKinds {
         self.0 & (1 << kind.index()) != 0
     }
 
-    /// The members in load order.
     pub fn iter(self) -> impl Iterator<Item = SliceKind> {
         SliceKind::ALL.into_iter().filter(move |kind| self.contains(*kind))
     }
@@ -73,7 +72,6 @@ impl Slot {
         self.states[kind.index()]
     }
 
-    /// Hands the empty slot to `version`, all slices free.
     pub(super) fn assign(&mut self, version: Version) {
         assert!(self.version.is_none(), "slot of {:?} is not empty", self.version);
         self.version = Some(version);

@@ -49,11 +49,9 @@ pub struct SavedCache {
     pub name: String,
     /// Least recently used first.
     pub residents: Vec<Version>,
-    /// As [`super::Policy::save`] gave it.
     pub statistics: Vec<u8>,
 }
 
-/// Every cache of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheState {
     pub model: ModelMark,

@@ -19,7 +19,6 @@ fn low(layer: u16, index: u16) -> Version {
     Version::low(expert(layer, index))
 }
 
-/// A use of the high version.
 fn use_high(hit: bool) -> Use {
     Use::by_one(hit, Some(Precision::High), 0.5)
 }

@@ -66,7 +66,6 @@ impl Cache {
 /// Tokens after which a use counts half.
 const HALF_LIFE_TOKENS: f32 = 32.0;
 
-/// Weight of a use of this many tokens ago.
 fn faded(tokens: f32) -> f32 {
     (-tokens / HALF_LIFE_TOKENS).exp2()
 }

@@ -16,7 +16,6 @@ pub struct Known {
     pub points: &'static [(f64, f64, f64)],
 }
 
-/// Trained models, by number of experts.
 #[rustfmt::skip]
 pub const TRAINED: [Known; 5] = [
     Known { name: "demo-prose-eval", n_expert: 8, n_used: 2, points: &[
@@ -52,7 +51,6 @@ pub const UNTRAINED: [Known; 2] = [
 ];
 
 impl Known {
-    /// Hit rates with the default policy.
     pub fn locality(&self) -> Locality {
         Locality::new(self.points.iter().map(|(share, hit, _)| (*share, *hit)))
     }
@@ -63,7 +61,6 @@ impl Known {
     }
 }
 
-/// Expected locality of a model whose routing was not recorded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expectation {
     /// Minimum of the recorded curves.
@@ -88,7 +85,6 @@ impl Expectation {
         Self::among(&UNTRAINED, n_expert)
     }
 
-    /// `known` must be ascending by number of experts.
     fn among(known: &[Known], n_expert: u16) -> Self {
         let mut counts: Vec<u16> = known.iter().map(|known| known.n_expert).collect();
         counts.dedup();

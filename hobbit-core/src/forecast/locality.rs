@@ -60,7 +60,6 @@ impl Locality {
         }))
     }
 
-    /// Interpolates from this curve to another by `part`, 0..=1.
     pub(super) fn towards(&self, other: &Self, part: f64) -> Self {
         Self::new(grid().map(|share| (share, self.hit(share) * (1.0 - part) + other.hit(share) * part)))
     }

@@ -57,7 +57,6 @@ pub const OPERATIONS_PER_BYTE: f64 = 4.3;
 /// A machine. Rates are per second.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Host {
-    /// Bytes that the process may take.
     pub memory: u64,
     /// Bytes of random reads of an expert's size.
     pub disk: f64,
@@ -68,7 +67,6 @@ pub struct Host {
 /// Products on the CPU. Rates are per second.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Cpu {
-    /// Bytes read from memory.
     pub memory: f64,
     /// Bytes of weights of a type multiplied with one row, if measured and lower than `memory`.
     #[serde(skip)]
@@ -78,7 +76,6 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Seconds for one row times these weights.
     fn seconds(&self, weights: &TypeBytes) -> f64 {
         let rate = |dtype| self.by_type.get(dtype).copied().unwrap_or(self.memory).min(self.memory);
         weights.iter().map(|(dtype, bytes)| *bytes as f64 / rate(dtype)).sum()
@@ -89,7 +86,6 @@ impl Cpu {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Device {
     pub memory: u64,
-    /// Bytes per second of its memory.
     pub bandwidth: f64,
 }
 
@@ -173,7 +169,6 @@ pub struct Forecast {
     pub first_token: FirstToken,
 }
 
-/// Forecasts a model on a machine.
 pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectation) -> Result<Forecast, ForecastError> {
     check(host)?;
     let room = rooms(shape, host, task)?;
@@ -244,7 +239,6 @@ impl Rooms {
     }
 }
 
-/// Divides the machine's memory for a model.
 pub fn rooms(shape: &Shape, host: &Host, task: &Task) -> Result<Rooms, ForecastError> {
     let mut fixed = shape.fixed_costs(task.n_ctx);
     let device = host.device.and_then(|device| device_plan(shape, &device, fixed.weights + fixed.kv, fixed.compute));

@@ -7,7 +7,6 @@ use crate::expert::Precision;
 use crate::gguf::{ExpertClass, GgmlType, Gguf, GgufError};
 use crate::plan::{FixedCosts, PoolSpec, StagingWish};
 
-/// Other memory of a process: code, allocator, thread stacks; in bytes.
 const PROCESS_BYTES: u64 = 40 << 20;
 /// Memory of a token of the vocabulary: its text and the tokenizer's data; in bytes.
 const VOCABULARY_BYTES: u64 = 400;
@@ -46,7 +45,6 @@ pub struct ExpertLayer {
     pub n_expert: u16,
     /// Bytes of one expert, all slices.
     pub expert_bytes: u64,
-    /// Index into [`Shape::pools`] of its slots' pool.
     pub pool: usize,
 }
 
@@ -60,18 +58,14 @@ pub struct Shape {
     pub n_parameters_used: u64,
     pub tensor_bytes: u64,
     pub expert_bytes: u64,
-    /// Layers with experts, ascending.
     pub layers: Vec<ExpertLayer>,
-    /// Experts of a layer that a token uses.
     pub n_expert_used: u32,
     /// Expert weights that one token uses, by type.
     pub experts_per_token: TypeBytes,
     /// Other weights that one token uses, by type: all but the embeddings of other tokens.
     pub ordinary_per_token: TypeBytes,
     pub kv_bytes_per_token: u64,
-    /// Pools of slots, as the engine divides memory among them.
     pub pools: Vec<PoolSpec>,
-    /// Staging slots, as the engine requests them.
     pub staging: StagingWish,
     compute_bytes: u64,
     /// Buffers for gathered rows of a batch, beside the compute buffers.

@@ -12,9 +12,7 @@ use crate::expert::{ExpertId, Version};
 use crate::sim::{Batch, Budget, Compute, Config, Event, Eviction, LinkModel, Recording, Slots, replay};
 use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, ResidentsRecord};
 
-/// Fixed seed, for the same forecast every time.
 const SEED: u64 = 15;
-/// Minimum and maximum of simulated tokens.
 const TOKENS: (u64, u64) = (8, 64);
 
 /// Times of a token's products, in seconds.
@@ -24,7 +22,6 @@ pub struct Products {
     pub layer_seconds: f64,
     pub expert_seconds: f64,
     pub n_layers: u64,
-    /// Experts of a layer that a token uses.
     pub n_used: u64,
     /// Seconds of memory bandwidth per byte that arrives.
     pub arrival_seconds: f64,
@@ -63,16 +60,13 @@ impl Products {
         }
     }
 
-    /// Time of a token with everything resident.
     pub fn token_seconds(&self) -> f64 {
         self.n_layers as f64 * (self.layer_seconds + self.n_used as f64 * self.expert_seconds)
     }
 }
 
-/// Initial state of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// As after a long run.
     Warm,
     /// Empty slots and a prompt of `n_prompt` tokens; then `n_decoded` tokens are decoded and counted.
     Cold {

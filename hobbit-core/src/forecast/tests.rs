@@ -61,7 +61,6 @@ fn a_shape_is_what_the_header_says() {
     assert_eq!(shape.kv_bytes_per_token, 4 * 8 * (64 + 64) * 2);
 }
 
-/// A file with only a header may claim anything.
 #[test]
 fn absurd_headers_are_refused_or_survived() {
     let shape = |experts: u64, embd: u64, used: u32, n_layers: u32| {
@@ -176,7 +175,6 @@ fn curves_lie_between_nothing_and_everything() {
     assert_eq!(Locality::random().hit(0.3), 0.3);
 }
 
-/// Drawn routes have the locality that they were drawn from.
 #[test]
 fn drawn_routes_have_the_locality_they_were_drawn_from() {
     let shape = shape(3, 64, 4);

@@ -41,7 +41,6 @@ pub enum LoadClass {
 
 impl LoadClass {
     pub const COUNT: usize = 6;
-    /// Every class, most urgent first.
     pub const ALL: [LoadClass; Self::COUNT] =
         [Self::OnDemandHigh, Self::OnDemandLow, Self::Upgrade, Self::ReadAhead, Self::Prefetch, Self::Fill];
 
@@ -118,7 +117,6 @@ pub struct LoadStats {
     /// Reads answered by class, in the order of [`LoadClass::ALL`]. A promoted read counts in its new class.
     pub by_class: [u64; LoadClass::COUNT],
     pub failures: u64,
-    /// Reads withdrawn before they started.
     pub withdrawn: u64,
     /// Reads refused because too many of their class were waiting.
     pub refused: u64,
@@ -129,7 +127,6 @@ pub struct LoadStats {
     /// Wall time that the consumer spent inside [`Loader::wait`] and [`Loader::drain`].
     pub waited: Duration,
     pub queue_peak: usize,
-    /// Most reads in flight.
     pub in_flight_peak: usize,
 }
 
@@ -187,7 +184,6 @@ impl Loader {
         refused
     }
 
-    /// Answers that have come, without waiting; in order of arrival.
     pub fn poll(&self) -> Vec<ReadDone> {
         std::mem::take(&mut self.shared.lock().done)
     }
@@ -204,7 +200,6 @@ impl Loader {
         Some(std::mem::take(&mut state.done))
     }
 
-    /// Waits until every read is answered, and takes the answers.
     pub fn drain(&self) -> Vec<ReadDone> {
         let state = self.shared.lock();
         let mut state = self.shared.wait_while(state, |state| state.queue.outstanding() > 0);

@@ -25,10 +25,8 @@ pub struct Needs {
     /// Copies of tensors that are rearranged for the CPU; the mapped originals are dropped only after all copies are
     /// made.
     pub repacked: u64,
-    /// KV cache at its full length.
     pub kv: u64,
     pub compute: u64,
-    /// Other memory of the process.
     pub runtime: u64,
 }
 

@@ -26,17 +26,13 @@ pub struct DevicePlanInput {
     /// Classes of versions with equal shapes, only of layers on this device. Slots of a device are contiguous tensors:
     /// the strides are the slices' own bytes.
     pub pools: Vec<PoolSpec>,
-    /// Experts a token uses in each layer.
     pub n_expert_used: u32,
     /// Compute buffers that are not allocated yet, beside weights and KV cache.
     pub scratch: u64,
-    /// Slots for slices of experts that have no slot of their own.
     pub staging: StagingWish,
-    /// How much of the slots low versions may take.
     pub low_share: LowShare,
 }
 
-/// Where a device's memory goes. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DevicePlan {
     pub name: String,

@@ -19,7 +19,6 @@ pub struct MemoryLimits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CgroupMemory {
     pub path: PathBuf,
-    /// Bytes its processes may use.
     pub limit: u64,
     /// Bytes in use that cannot be reclaimed: page cache of files is left out.
     pub used: u64,
@@ -34,7 +33,6 @@ impl CgroupMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum BudgetSource {
     Given,
-    /// The limit of a control group.
     Cgroup,
     MemAvailable,
 }

@@ -51,25 +51,20 @@ pub struct PlanInput {
     pub overcommit: bool,
     /// How much of the budget experts may take; a percentage is of all high versions.
     pub expert_cache: ExpertCache,
-    /// How much of the expert cache low versions may take.
     pub low_share: LowShare,
     pub fixed: FixedCosts,
     /// Memory that stays free; `None` applies this module's rule.
     pub margin: Option<u64>,
     /// Classes of versions with equal shapes; empty for a dense model. Every expert has a high version.
     pub pools: Vec<PoolSpec>,
-    /// Experts a token uses in each layer.
     pub n_expert_used: u32,
-    /// Slots for slices of experts that have no slot of their own.
     pub staging: StagingWish,
 }
 
 /// Memory that is not available to experts, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FixedCosts {
-    /// Weights that are not experts.
     pub weights: u64,
-    /// KV cache at its full length.
     pub kv: u64,
     pub compute: u64,
     /// Other memory of the process: code, tokenizer, thread stacks.
@@ -112,7 +107,6 @@ pub struct MemoryPlan {
     pub warning: Option<BelowTokenCycle>,
 }
 
-/// The cache is smaller than one token's cycle (layers x experts per token): most uses will miss.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error(
     "the expert cache holds {n_slots} experts, but one token uses {n_cycle}: most of them will be read again for \
@@ -121,7 +115,6 @@ pub struct MemoryPlan {
 pub struct BelowTokenCycle {
     /// Experts that can be resident at once, in either precision.
     pub n_slots: u64,
-    /// Experts one token uses.
     pub n_cycle: u64,
     /// The budget that holds them, in bytes; `None` when the present one does.
     pub mem_budget: Option<u64>,
@@ -131,7 +124,6 @@ pub struct BelowTokenCycle {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// The budget cannot hold the model even with no expert cached.
     #[error(
         "a memory budget of {} ({}) is too small: this model needs at least {}, with no expert cached",
         ShortBytes(*budget), origin, ShortBytes(whole_mib_up(*minimum))
@@ -144,7 +136,6 @@ pub enum PlanError {
         /// Bytes that the system leaves, if known and limiting.
         available: Option<u64>,
     },
-    /// The budget exceeds the system's memory, and the model would use it.
     #[error(
         "a memory budget of {} cannot be had here: this model would take {} of it, and {} are available ({})",
         ShortBytes(*budget), ShortBytes(*takes), ShortBytes(*available), origin.to_string().trim_start_matches("auto: ")
@@ -157,7 +148,6 @@ pub enum PlanError {
         available: u64,
         origin: BudgetSource,
     },
-    /// The requested expert cache does not fit beside the rest.
     #[error("an expert cache of {} does not fit into a memory budget of {}", ShortBytes(*asked), ShortBytes(*budget))]
     ExpertCacheTooLarge {
         asked: u64,
@@ -168,7 +158,6 @@ pub enum PlanError {
         /// Bytes that the system leaves, if known and limiting.
         available: Option<u64>,
     },
-    /// A device has no room for one wave of staging slots.
     #[error(
         "not even one wave of experts fits on {device}: {} are free there, {} are needed (head-room {})",
         ShortBytes(*free), ShortBytes(*minimum), ShortBytes(*headroom)
@@ -180,14 +169,12 @@ pub enum PlanError {
         minimum: u64,
         headroom: u64,
     },
-    /// The requested device cache does not fit beside head-room and compute buffers.
     #[error(
         "a device cache of {} does not fit on {device}: of the {} that are free there, experts can have {}MiB \
          (head-room {})",
         ShortBytes(*asked), ShortBytes(*free), fits >> 20, ShortBytes(*headroom)
     )]
     DeviceCacheTooLarge { device: String, asked: u64, fits: u64, free: u64, headroom: u64 },
-    /// `auto` on a system that does not report its memory.
     #[error("this system does not say how much memory is available; give a budget")]
     NoLimitKnown,
 }
@@ -225,7 +212,6 @@ impl Margin {
 }
 
 impl MemoryPlan {
-    /// Divides the budget.
     pub fn new(input: &PlanInput) -> Result<Self, PlanError> {
         let limit = input.limits.budget().filter(|_| !input.overcommit);
         let (Budget::Bytes(given), Some((available, origin))) = (input.budget, limit) else {
@@ -388,7 +374,6 @@ impl fmt::Display for MemoryPlan {
     }
 }
 
-/// None without experts.
 fn share(n_slots: u64, n_experts: u64) -> Option<String> {
     let percent = (n_slots * 100).checked_div(n_experts)?;
     Some(format!("{n_slots} of {n_experts} experts ({percent} %)"))

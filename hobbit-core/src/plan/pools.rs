@@ -72,14 +72,12 @@ pub struct PoolPlan {
     pub precision: Precision,
     /// Slots: versions that can be resident at once.
     pub n_slots: u32,
-    /// Versions of the pool's shape.
     pub n_versions: u32,
     pub expert_stride: u64,
     pub expert_cache: u64,
 }
 
 pub(super) struct Division {
-    /// In the order of the specs.
     pub(super) pools: Vec<PoolPlan>,
     pub(super) staging_slots: u32,
 }
@@ -92,7 +90,6 @@ impl Division {
     }
 }
 
-/// Why experts do not fit.
 pub(super) enum NoFit {
     /// There is no room for the minimum.
     Room,
@@ -134,7 +131,6 @@ impl<'a> Experts<'a> {
         self.pools_of(Precision::High).map(PoolSpec::n_versions).sum()
     }
 
-    /// Bytes of all high versions.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes_of(Precision::High)
     }
@@ -162,7 +158,6 @@ impl<'a> Experts<'a> {
         if room >= self.bytes() { self.bytes() } else { room - self.staging_bytes(self.staging.min) }
     }
 
-    /// Experts one token uses, over all layers.
     pub(super) fn n_cycle(&self) -> u64 {
         self.pools_of(Precision::High).map(|pool| self.cycle_of(pool)).sum()
     }

@@ -12,7 +12,6 @@ use crate::units::{MIB, parse_bytes, parse_percent};
 /// Value of `--mem-budget`: memory of the whole process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub enum Budget {
-    /// Available memory, from [`super::MemoryLimits`].
     #[default]
     Auto,
     Bytes(u64),
@@ -21,7 +20,6 @@ pub enum Budget {
 /// Value of `--expert-cache`: the part of the budget for experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub enum ExpertCache {
-    /// The rest of the budget.
     #[default]
     Auto,
     Bytes(u64),

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use crate::gguf::GgmlType;
 use crate::predict::PathTableError;
 
-/// Why a profile cannot be read or does not fit the model.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     #[error("{}: cannot {action}: {error}", path.display())]
@@ -52,7 +51,6 @@ pub enum WidthsError {
     Layer { layer: u16, found: usize, expected: usize },
 }
 
-/// Why no mix can be chosen for a loss bound.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LossBoundError {
     #[error(
@@ -60,7 +58,6 @@ pub enum LossBoundError {
         file.display()
     )]
     OtherExperts { max_loss: String, file: PathBuf, measured: String, here: String, make: String },
-    /// Measured with larger caches only: a smaller cache loses more.
     #[error(
         "--max-loss {max_loss}: {} has measured with {measured} of the experts in memory, and here are {here}: more \
          may be lost; \

@@ -47,7 +47,6 @@ pub struct ModelId {
     pub n_layers: u32,
     /// Experts of all layers.
     pub n_experts: u32,
-    /// Experts per token and layer.
     pub n_expert_used: u32,
     /// SHA-256 of the (first) file's header without padding, hexadecimal: metadata, names, types and shapes of tensors.
     /// The plain header in a pack of the model has the same value.
@@ -64,7 +63,6 @@ pub struct TextId {
     pub perplexity: f64,
 }
 
-/// T1 and T2 for a goal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChosenThresholds {
     /// Highest unimportance loaded in high precision.
@@ -114,7 +112,6 @@ pub struct PrefillShare {
     pub n_measured: u32,
 }
 
-/// Sensitivities to one width.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Width {
     /// The type that slices are lowered to.
@@ -128,7 +125,6 @@ pub struct Width {
     /// perplexities' ratio), divided by the sum of all layers' `kl`.
     #[serde(rename = "calibration")]
     pub scale: f64,
-    /// By layer, ascending.
     pub layers: Vec<LayerWidth>,
     /// Experts that a tolerance allows to lower, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -147,7 +143,6 @@ pub struct Tolerated {
     pub n_measured: u32,
 }
 
-/// One layer's sensitivities to one width.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerWidth {
     pub layer: u16,
@@ -171,12 +166,10 @@ pub fn norms_to_json(norms: &[LayerNorms]) -> String {
     serde_json::to_string(norms).expect("numbers can always be written")
 }
 
-/// Reads the output of [`norms_to_json`].
 pub fn norms_of_json(text: &str) -> Result<Vec<LayerNorms>, String> {
     serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
-/// Why JSON is not of a format.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VersionedFault {
     #[error(transparent)]
@@ -224,7 +217,6 @@ impl ModelId {
 }
 
 impl Profile {
-    /// Reads a profile.
     pub fn read(path: &Path) -> Result<Self, ProfileError> {
         let io = |error| ProfileError::Io { path: path.to_owned(), action: "read", error };
         Self::parse(&capped::read_text(path, JSON_BYTES_MAX).map_err(io)?, path)

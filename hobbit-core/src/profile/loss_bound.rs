@@ -12,7 +12,6 @@ use crate::units::Percent;
 /// Caches are whole slots: shares that differ by no more than this are the same.
 const ROUNDING: f64 = 0.005;
 
-/// A bound on the loss, and the measurements of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossBound {
     /// Relative increase of perplexity; 0.01 is one percent.
@@ -32,7 +31,6 @@ pub struct Here {
     pub low: Option<String>,
 }
 
-/// The choice for a session.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChosenMix {
     /// [`Mix::EXACT`] if nothing is given up.

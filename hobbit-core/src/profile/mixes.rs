@@ -30,12 +30,10 @@ pub struct Mix {
 impl Mix {
     pub const EXACT: Self = Self { cache_bias: 0.0, keep_top: 1, substitute: 0.0, drop: 0.0, t1: 1.0, t2: 1.0 };
 
-    /// Whether low versions are wanted.
     pub fn uses_low(&self) -> bool {
         self.t1 < 1.0
     }
 
-    /// Whether low versions are all that it uses.
     pub fn is_low_alone(&self) -> bool {
         self.uses_low() && *self == Self::EXACT.with(self.thresholds())
     }
@@ -142,14 +140,12 @@ pub fn mixes_to_json(mixes: &[Mixes]) -> String {
     serde_json::to_string(mixes).expect("names and numbers can always be written")
 }
 
-/// Reads the output of [`mixes_to_json`].
 pub fn mixes_of_json(text: &str) -> Result<Vec<Mixes>, String> {
     let mixes: Vec<Mixes> = serde_json::from_str(text).map_err(|error| error.to_string())?;
     mixes.iter().try_for_each(Mixes::check)?;
     Ok(mixes)
 }
 
-/// Part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Mixes are searched on this part.

@@ -18,7 +18,6 @@ pub fn read_path_table(path: &Path) -> Result<PathTable, ProfileError> {
     PathTable::from_bytes(&bytes).map_err(|error| ProfileError::PathTable { path: path.to_owned(), error })
 }
 
-/// Writes a path table and replaces an existing one.
 pub fn write_path_table(path: &Path, table: &PathTable) -> Result<(), ProfileError> {
     let of_table = |error| ProfileError::PathTable { path: path.to_owned(), error };
     let io = |error| ProfileError::Io { path: path.to_owned(), action: "write", error };

@@ -18,7 +18,6 @@ pub struct LayerCurve {
     pub points: Vec<(u16, f64)>,
 }
 
-/// The budget is below the smallest plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the smallest plan of this model takes {} of slots: as many in each layer as a token uses, and one to spare",
@@ -34,7 +33,6 @@ impl LayerCurve {
         u32::from(experts) + u32::from(experts < self.n_expert)
     }
 
-    /// Experts that are present in this many slots.
     fn experts(&self, slots: u32) -> u16 {
         if slots >= u32::from(self.n_expert) { self.n_expert } else { (slots - 1) as u16 }
     }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use crate::route::unimportance;
 
-/// Uses of experts over a text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Uses {
     layers: BTreeMap<u16, LayerUses>,
@@ -50,7 +49,6 @@ impl Uses {
         }
     }
 
-    /// Layers seen, ascending.
     pub fn layers(&self) -> impl Iterator<Item = u16> {
         self.layers.keys().copied()
     }

@@ -14,7 +14,6 @@ pub const PLAN_FORMAT: &str = "hobbit-plan";
 /// Format version; it increases when older readers would misread the file.
 pub const PLAN_VERSION: u64 = 1;
 
-/// Virtual experts by layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VirtualPlan {
     pub format: String,
@@ -63,7 +62,6 @@ pub struct PlanOutcome {
     pub perplexity_increase: Option<f64>,
 }
 
-/// Why a plan cannot be used. All messages name the file.
 #[derive(Debug, thiserror::Error)]
 #[error("{file}: {fault}")]
 pub struct VirtualPlanError {
@@ -87,7 +85,6 @@ pub enum PlanFault {
          of them"
     )]
     Experts { layer: u16, experts: u16, of: u16, n_used: u32 },
-    /// The plan needs more bytes than the expert cache has.
     #[error(
         "this plan takes {needed} MiB of experts' slots, and --expert-cache gives {given}; give --expert-cache \
          {needed}MiB, \
@@ -97,7 +94,6 @@ pub enum PlanFault {
 }
 
 impl VirtualPlan {
-    /// Reads a plan.
     pub fn read(path: &Path) -> Result<Self, VirtualPlanError> {
         let file = path.display().to_string();
         let text = capped::read_text(path, JSON_BYTES_MAX).map_err(PlanFault::Io);

@@ -17,7 +17,6 @@ pub enum Goal {
     /// Lose as little as a file of at most `bytes` allows; `other` of them are no high-precision expert records:
     /// ordinary tensors, header, low-precision records.
     TargetSize {
-        /// Maximum size of the whole file.
         bytes: u64,
         /// Bytes that are not records of high-precision experts.
         other: u64,

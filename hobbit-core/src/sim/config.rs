@@ -18,7 +18,6 @@ use crate::predict::{PathTable, PredictorKind};
 use crate::route::{Rerouting, Thresholds};
 use crate::tuned::LayerPenalty;
 
-/// Eviction policies of the simulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Eviction {
     Policy(PolicyKind),
@@ -32,7 +31,6 @@ pub enum Eviction {
     LfuOfModel,
 }
 
-/// How slots are shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slots {
     /// Each layer has its own, as in the engine.
@@ -81,7 +79,6 @@ impl fmt::Display for Slots {
     }
 }
 
-/// Source of predictions for later layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PredictedBy {
     /// One of the engine's predictors. Those that need scores of later layers use the recorded ones.
@@ -92,7 +89,6 @@ pub enum PredictedBy {
     Partly(u8),
 }
 
-/// Prefetching for later layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, SmartDefault)]
 pub struct Prefetch {
     /// Layers to look ahead, from 1: up to the first one that lacks an expert (HOBBIT's p).
@@ -107,7 +103,6 @@ pub struct Prefetch {
     pub in_time: bool,
 }
 
-/// Source of compute times.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Compute {
     /// Times of the recorded run, without waits; a layer's expert products are divided among its experts.
@@ -115,19 +110,16 @@ pub enum Compute {
     Given {
         /// Seconds of a layer beside its expert products.
         layer_seconds: f64,
-        /// Seconds of one expert's products.
         expert_seconds: f64,
     },
 }
 
-/// Configuration of a replay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub eviction: Eviction,
     /// Weights of the weighted policies.
     pub weights: Weights,
     pub budget: Budget,
-    /// Division of the slots among layers.
     pub slots: Slots,
     /// Cost of each layer's misses, for [`Allocation::ByPenalty`]; `None` takes it from this recording.
     pub penalties: Option<Vec<LayerPenalty>>,
@@ -135,9 +127,7 @@ pub struct Config {
     pub path_table: Option<Arc<PathTable>>,
     /// Percent of the bytes for low versions.
     pub low_percent: f64,
-    /// Whether low versions may stand in.
     pub mode: PrecisionMode,
-    /// Thresholds for low versions.
     pub thresholds: Thresholds,
     /// Maximum share of a batch's experts in low precision, `0.0..=1.0`.
     pub prefill_low: f32,
@@ -219,7 +209,6 @@ impl Config {
     }
 }
 
-/// `policy_weights` of the settings.
 fn recorded_weights(recording: &Recording) -> Option<Weights> {
     recording.header.settings.more.get("policy_weights")?.parse().ok()
 }
@@ -232,7 +221,6 @@ fn recorded_allocation(recording: &Recording) -> Option<Allocation> {
 impl FromStr for Eviction {
     type Err = UnknownName;
 
-    /// A policy's name, or one of the simulator's policies.
     fn from_str(word: &str) -> Result<Self, UnknownName> {
         let near = || word.strip_prefix("belady:")?.parse().ok().map(Self::Near);
         match word {

@@ -15,14 +15,12 @@ pub enum SimError {
         path.display()
     )]
     NoLow { path: PathBuf },
-    /// Rerouting without recorded scores of the experts that were not chosen.
     #[error(
         "{}: the trace has no scores of experts that were not chosen, so where tokens could go is unknown (imported \
          and followed routes have none)",
         path.display()
     )]
     NoScores { path: PathBuf },
-    /// A setting of the recorded run that this version does not support.
     #[error("{}: the trace was recorded with {what} '{found}', which this hobbit-sim does not know", path.display())]
     Unknown { path: PathBuf, what: &'static str, found: String },
     #[error(

@@ -23,15 +23,11 @@ const PRIOR_BATCHES: f64 = 64.0;
 /// Maximum numbers of slots at which penalties are measured, beside 0.
 const STEPS: u32 = 32;
 
-/// Goal of a fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FitGoal {
     pub policy: PolicyKind,
-    /// Room for experts.
     pub budget: Budget,
-    /// Division of the slots among layers.
     pub slots: Slots,
-    /// Percent of the bytes for low versions.
     pub low_percent: f64,
     /// Target shares of the experts' uses, to which thresholds are fitted. Minimal penalty alone would skip everything.
     pub shares: Shares,

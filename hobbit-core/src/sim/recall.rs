@@ -80,7 +80,6 @@ fn judge(recording: &Recording, predictor: &mut dyn Predictor, distance_max: u8)
 pub struct Widths {
     /// Chosen experts by their rank among the scores, best first.
     at_rank: Vec<u64>,
-    /// Chosen experts.
     used: u64,
     /// Evaluated choices of a layer.
     judged: u64,
@@ -143,7 +142,6 @@ pub fn widths(recording: &Recording, distance_max: u8) -> BTreeMap<(u16, u8), Wi
     all
 }
 
-/// All layers together, by distance.
 pub fn widths_by_distance(widths: &BTreeMap<(u16, u8), Widths>) -> BTreeMap<u8, Widths> {
     let mut all: BTreeMap<u8, Widths> = BTreeMap::new();
     widths.iter().for_each(|((_, distance), own)| all.entry(*distance).or_default().add(own));

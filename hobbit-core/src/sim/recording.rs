@@ -18,7 +18,6 @@ pub enum Event {
 pub struct Batch {
     pub phase: Phase,
     pub n_tokens: u32,
-    /// Wall time of the recorded run.
     pub seconds: f64,
     /// One record per layer with experts, in the order in which they ran.
     pub layers: Vec<LayerRecord>,
@@ -34,7 +33,6 @@ impl Batch {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recording {
-    /// File, for messages.
     pub path: PathBuf,
     /// Header of the trace, with later measurements of the host in place of earlier ones.
     pub header: Header,
@@ -47,12 +45,10 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Reads a file.
     pub fn open(path: &Path) -> Result<Self, SimError> {
         Self::read(TraceReader::open(path)?, path)
     }
 
-    /// Reads all records; `path` is for messages.
     pub fn read<R: Read>(mut reader: TraceReader<R>, path: &Path) -> Result<Self, SimError> {
         let (mut header, mut start) = (reader.header().clone(), ResidentsRecord::default());
         let (mut events, mut layers, mut has_batches) = (Vec::new(), Vec::new(), false);
@@ -89,7 +85,6 @@ impl Recording {
         self.batches().flat_map(|batch| &batch.layers).any(|record| record.n_unselected() > 0)
     }
 
-    /// Tokens of all batches.
     pub fn n_tokens(&self) -> u64 {
         self.batches().map(|batch| u64::from(batch.n_tokens)).sum()
     }

@@ -1,8 +1,7 @@
 //! Replays a whole recording.
 
-use super::budget::slots;
+use super::budget::{HitCurve, hit_curves, slots};
 use super::config::{Compute, Config, Eviction, PredictedBy, Prefetch, Slots};
-use super::curves::{HitCurve, hit_curves};
 use super::error::SimError;
 use super::link::Link;
 use super::outcome::{Books, LayerOutcome, Observe, Outcome};

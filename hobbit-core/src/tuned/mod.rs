@@ -18,7 +18,6 @@ pub const TUNED_FORMAT: &str = "hobbit-policy";
 /// Counts up when a reader of the last version would misunderstand. 2: penalties by layer.
 pub const TUNED_VERSION: u64 = 2;
 
-/// Layers of a model, at the most.
 const LAYERS_MAX: usize = 4096;
 
 #[derive(Debug, thiserror::Error)]
@@ -108,7 +107,6 @@ impl LayerPenalty {
 }
 
 impl TunedPolicy {
-    /// Reads a file.
     pub fn read(path: &Path) -> Result<Self, TunedError> {
         let file = path.display().to_string();
         match capped::read_text(path, JSON_BYTES_MAX) {
@@ -188,7 +186,6 @@ impl TunedPolicy {
         }
     }
 
-    /// The weights, if they belong to [`PolicyKind::Hobbit`].
     pub fn hobbit_weights(&self) -> Option<Weights> {
         Weights::new(self.weights).ok().filter(|_| self.policy == PolicyKind::Hobbit.name())
     }
@@ -204,7 +201,6 @@ impl TunedPolicy {
         Some(&self.layers[at]).filter(|own| !own.slots.is_empty())
     }
 
-    /// Whether the cost of misses was measured for each layer.
     pub fn has_penalties(&self) -> bool {
         !self.layers.is_empty() && self.layers.iter().all(|layer| !layer.slots.is_empty())
     }

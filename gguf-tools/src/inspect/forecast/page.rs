@@ -17,7 +17,7 @@ pub fn page(report: &Report, shape: &Shape) -> String {
     let _ = model(&mut out, report);
     let _ = machine(&mut out, report);
     let _ = match (&report.forecast, &report.refused) {
-        (Some(forecast), _) => speeds(&mut out, report, forecast, shape),
+        (Some(forecast), _) => speeds(&mut out, report, forecast),
         (None, Some(why)) => writeln!(out, "\nNo: {why}"),
         (None, None) => Ok(()),
     };
@@ -75,7 +75,7 @@ fn machine(out: &mut String, report: &Report) -> std::fmt::Result {
     writeln!(out)
 }
 
-fn speeds(out: &mut String, report: &Report, forecast: &Forecast, shape: &Shape) -> std::fmt::Result {
+fn speeds(out: &mut String, report: &Report, forecast: &Forecast) -> std::fmt::Result {
     let Forecast { expected, low, high, .. } = forecast;
     writeln!(out)?;
     match &forecast.plan {

@@ -58,11 +58,9 @@ struct Model {
 /// Result of a call that moves versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// [`Cache::acquire`].
     Acquired(Option<Acquired>),
     /// [`Cache::acquire_upgrade`], which [`Cache::upgrade`] asked for or the script did.
     Upgraded(Option<ExpertId>, Option<Acquired>),
-    /// [`Cache::release`].
     Released(Version, bool),
     /// [`Cache::resize_share`]: slots after the call, and how many residents left; `None` if it was refused.
     Resized(u32, Option<usize>),
@@ -78,7 +76,6 @@ pub fn run(script: &[u8]) -> Vec<Event> {
     run_kind(kind, script.get(1..).unwrap_or_default())
 }
 
-/// Runs the rest of a script with a policy of this kind.
 fn run_kind(kind: PolicyKind, script: &[u8]) -> Vec<Event> {
     let policy = policy::build(kind, &Weights::default(), Shape { n_layers: 6, low_cost: 0.25 });
     run_policy(policy, kind == PolicyKind::Lru, script)
@@ -338,7 +335,6 @@ impl Model {
         self.uses.get(&version.expert).copied().unwrap_or(0.0)
     }
 
-    /// The lowest slot of the share that no resident has.
     fn empty_slot(&self, share: ShareId) -> Option<u32> {
         let taken: HashSet<SlotId> = self.residents.values().map(|resident| resident.slot).collect();
         self.cache.slots_of_share(share).find(|&index| !taken.contains(&SlotId { pool: share.pool, index }))

@@ -6,7 +6,6 @@ use crate::cache::by_expert::ByExpert;
 use crate::expert::{ExpertId, Precision, Version};
 use std::collections::VecDeque;
 
-/// One use that will come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upcoming {
     /// When: an index that never falls, in any unit; the token's number over all sequences, say.

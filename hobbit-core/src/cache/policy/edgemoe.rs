@@ -41,7 +41,6 @@ impl Policy for EdgeMoe {
         }
     }
 
-    /// Layers and, of each, the uses of its experts.
     fn save(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.count(self.uses.layers().len());

@@ -56,7 +56,6 @@ pub struct Use {
 }
 
 impl Use {
-    /// By a single token.
     pub fn by_one(hit: bool, precision: Option<Precision>, weight: f32) -> Self {
         Self { hit, precision, weight, n_tokens: 1, since: 0 }
     }
@@ -95,7 +94,6 @@ pub trait Policy: Send {
         let _ = (share, members);
     }
 
-    /// `version` became resident.
     fn on_insert(&mut self, version: Version, now: Now) {
         let _ = (version, now);
     }

@@ -101,7 +101,6 @@ impl Policy for Arc {
     }
 }
 
-/// Each least recently used first.
 #[derive(Clone, Debug, Default)]
 struct Lists {
     t1: Vec<Version>,
@@ -195,7 +194,7 @@ impl Lists {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::scripts::{aged, at, high, insert, low, miss, token, used, victim_for, victim_of};
+    use crate::cache::policy::scripts::{aged, at, high, insert, low, miss, token, victim_for, victim_of};
 
     /// T1, T2, B1, B2 by expert, and p.
     fn lists(arc: &mut Arc) -> ([Vec<u16>; 4], usize) {
@@ -257,23 +256,6 @@ mod tests {
         insert(&mut arc, &[99]);
         assert_eq!(victim_for(&mut arc, 98, &[2, 99]), 2);
         assert_eq!(victim_for(&mut arc, 97, &[55]), 55, "unknown residents are taken in slot order");
-    }
-
-    #[test]
-    fn only_a_second_use_is_a_re_use() {
-        let is_re_use = |arc: &mut Arc, version: Version| {
-            arc.on_use(version.expert, used(version.precision), at(0));
-            arc.of(version).0.t2.contains(&version)
-        };
-        let arc = &mut Arc::default();
-        assert!(!is_re_use(arc, high(0)), "a miss");
-        arc.on_insert(high(0), at(0));
-        assert!(is_re_use(arc, high(0)));
-        arc.on_insert(low(0), at(0));
-        assert!(!is_re_use(arc, low(0)), "it was prefetched for this");
-        assert!(is_re_use(arc, low(0)));
-        arc.on_remove(high(0), at(0));
-        assert!(!is_re_use(arc, high(0)));
     }
 
     #[test]

@@ -63,7 +63,6 @@ pub(super) fn at(token: u64) -> Now {
     Now { token, layer: 3 }
 }
 
-/// Inserts experts in order, as prefetches.
 pub(super) fn insert(policy: &mut Aged<impl Policy>, indices: &[u16]) {
     indices.iter().for_each(|&index| policy.on_insert(high(index), at(0)));
 }

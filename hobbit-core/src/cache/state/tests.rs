@@ -35,7 +35,6 @@ fn land(cache: &mut Cache, slot: SlotId) {
     cache.set_ready(slot, SliceKind::Down);
 }
 
-/// Whether each use was a hit.
 fn run(cache: &mut Cache, tokens: &[Token]) -> Vec<bool> {
     let mut hits = Vec::new();
     for token in tokens {

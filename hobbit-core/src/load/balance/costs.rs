@@ -60,12 +60,10 @@ impl RunningMean {
 /// The constants (latency, overhead, tail) are small and stay as given; their errors go into the means.
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct Costs {
-    /// Seconds per byte of a copy from host memory to the device.
     pub link: RunningMean,
     /// Seconds that one copy takes however small it is.
     #[default(Self::LINK_LATENCY)]
     pub link_latency: f64,
-    /// Seconds per weight byte of an expert on the CPU.
     pub cpu: RunningMean,
     /// Seconds per step in which the CPU computes at all: activations down, results up, waking threads.
     #[default(Self::CPU_OVERHEAD)]

@@ -53,7 +53,6 @@ pub struct Miss {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HelperMode {
     Off,
-    /// Those that are done sooner there.
     #[default]
     Auto,
     /// Every miss that is in host memory.
@@ -65,7 +64,6 @@ pub enum HelperMode {
 pub struct Split {
     /// Experts to be copied, most important first.
     pub copy: Vec<u16>,
-    /// Experts to be computed on the CPU, most important first.
     pub cpu: Vec<u16>,
     /// End of the step by the model, in seconds; 0 if a cost that counts is unknown.
     pub finish: f64,

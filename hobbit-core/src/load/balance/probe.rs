@@ -20,12 +20,10 @@ pub struct Balancer {
     cpu: Side,
 }
 
-/// How fresh one cost is.
 #[derive(Clone, Copy, Debug)]
 struct Side {
     /// Steps with a choice since this side was last observed.
     steps: u32,
-    /// Steps to wait before a probe.
     interval: u32,
     /// Seconds that those steps took by the model.
     elapsed: f64,
@@ -73,7 +71,6 @@ impl Side {
 }
 
 impl Balancer {
-    /// Fewest steps between two probes of a side.
     pub const STEPS_MIN: u32 = 8;
     /// Most steps between two probes of a side, if their cost allows: a few tokens.
     pub const STEPS_MAX: u32 = 256;
@@ -82,7 +79,6 @@ impl Balancer {
     /// An observation within this factor of the mean confirms it.
     const CONFIRMED: f64 = 1.5;
 
-    /// Starts from `costs`.
     pub fn new(costs: Costs, mode: HelperMode) -> Self {
         Self { mode, costs, link: Side::NEW, cpu: Side::NEW }
     }

@@ -55,7 +55,6 @@ impl Estimates {
         MissRate::of(self.recent_hit_rate)
     }
 
-    /// Seconds from one router's choice to the next one's, if known.
     pub fn layer_seconds(&self) -> Option<f64> {
         self.layer.get()
     }

@@ -16,7 +16,6 @@ pub struct GovernorOptions {
     /// Tokens from one trial to the next at first. Each trial that confirms the one before doubles it.
     #[default(64)]
     pub rest_tokens: u32,
-    /// Most tokens from one trial to the next.
     #[default(4096)]
     pub rest_tokens_max: u32,
     /// Standard errors that on and off must differ by.
@@ -27,7 +26,6 @@ pub struct GovernorOptions {
     pub share_min: f64,
 }
 
-/// Why prefetching is on or off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GovernorReason {
@@ -61,7 +59,6 @@ impl fmt::Display for GovernorReason {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct GovernorReport {
-    /// Whether the next token prefetches.
     pub is_on: bool,
     pub reason: GovernorReason,
     /// Wait per token without prefetching minus with it, in seconds, by the last trial.
@@ -235,7 +232,6 @@ impl Governor {
         self.state = State::Trial(0);
     }
 
-    /// The end of a trial.
     fn judge(&mut self) {
         self.report.trials += 1;
         let benefit = self.off.mean - self.on.mean;
@@ -254,7 +250,6 @@ impl Governor {
         self.decide(is_on, reason);
     }
 
-    /// The planner's account between trials.
     fn watch(&mut self, balance: f64) {
         if !(self.decided_on && self.trusts_account) {
             return;

@@ -52,7 +52,6 @@ pub trait Holdings {
         true
     }
 
-    /// Experts that a token uses in this layer.
     fn n_used(&self, layer: u16) -> usize;
 }
 
@@ -61,16 +60,13 @@ pub trait Holdings {
 pub struct Link {
     /// Bytes of background reads (upgrades, earlier prefetches) that are queued or in flight: they go first.
     pub queued_bytes: u64,
-    /// Seconds since the running layer's router chose.
     pub elapsed_seconds: f64,
 }
 
-/// A version to be read ahead.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
     pub version: Version,
     pub bytes: u64,
-    /// MoE layers until its own.
     pub distance: u8,
     /// Seconds that its read takes; 0 where that is unknown.
     pub load_seconds: f64,
@@ -95,7 +91,6 @@ pub struct Settled {
 /// [`super::GovernorReport`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct PrefetchCounters {
-    /// Versions planned to be read.
     pub issued: u64,
     pub issued_bytes: u64,
     /// Versions that were refused, or whose read failed.
@@ -110,9 +105,7 @@ pub struct PrefetchCounters {
     pub wasted: u64,
     /// Their bytes, those never read included.
     pub wasted_bytes: u64,
-    /// As [`Settled::saved_seconds`].
     pub saved_seconds: f64,
-    /// As [`Settled::delayed_seconds`].
     pub delayed_seconds: f64,
 }
 
@@ -125,7 +118,6 @@ pub struct Prefetcher {
     options: PrefetchOptions,
     /// The caller reports its measurements here.
     pub estimates: Estimates,
-    /// How often scores came true so far.
     pub odds: Odds,
     outstanding: Vec<Outstanding>,
     /// Predictions whose layer's router has not chosen yet.
@@ -200,12 +192,10 @@ impl Prefetcher {
         loads
     }
 
-    /// One of the loads evicted a resident.
     pub fn evicted(&mut self, version: Version) {
         self.regret.evicted(version);
     }
 
-    /// All slices of a prefetched version have arrived.
     pub fn landed(&mut self, version: Version) {
         let own = self.outstanding.iter_mut().find(|own| own.load.version == version);
         own.into_iter().for_each(|own| own.has_landed = true);

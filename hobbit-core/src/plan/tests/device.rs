@@ -134,7 +134,6 @@ fn any_input() -> impl Strategy<Value = DevicePlanInput> {
     )
 }
 
-/// The properties of every plan.
 fn check(input: &DevicePlanInput, more: u64) {
     match DevicePlan::new(input) {
         Ok(plan) => {

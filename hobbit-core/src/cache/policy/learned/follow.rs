@@ -23,7 +23,6 @@ pub(super) struct Follow {
     n_seen: Vec<f32>,
 }
 
-/// Bytes of the chances of a layer of so many experts.
 pub(in super::super) fn table_bytes(n_expert: usize) -> u64 {
     let n_pairs = if n_expert > N_EXPERT_MAX { 0 } else { n_expert * n_expert };
     ((n_pairs + n_expert) * size_of::<f32>()) as u64

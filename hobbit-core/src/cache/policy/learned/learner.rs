@@ -22,7 +22,6 @@ impl Learner {
         Self { weights: origin, origin, squares: [1.0; N_FEATURES], rate, pull }
     }
 
-    /// The probability of a use.
     pub(super) fn predict(&self, features: &Features) -> f32 {
         let logit: f32 = self.weights.iter().zip(features).map(|(weight, feature)| weight * feature).sum();
         1.0 / (1.0 + (-logit).exp())

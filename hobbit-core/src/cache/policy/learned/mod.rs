@@ -185,7 +185,6 @@ impl Policy for Learned {
         self.layers.iter_mut().for_each(Layer::begin_sequence);
     }
 
-    /// Both learners, and what is known of each layer's experts.
     fn save(&self) -> Vec<u8> {
         let mut out = Writer::default();
         [&self.scored, &self.blind].into_iter().for_each(|learner| learner.save(&mut out));
