@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use hobbit_core::forecast::{Forecast, Limit, Shape};
+use hobbit_core::forecast::{Forecast, Limit};
 use hobbit_core::units::{Bytes, Percent, ShortBytes};
 
 use super::Report;
@@ -11,7 +11,7 @@ use super::Report;
 const ERROR: &str = "Against measured runs: docs/FORECAST.md";
 
 /// The whole page.
-pub fn page(report: &Report, shape: &Shape) -> String {
+pub fn page(report: &Report) -> String {
     let mut out = String::new();
     // Writing to a string does not fail.
     let _ = model(&mut out, report);
