@@ -127,11 +127,15 @@ impl GateStack {
         for (layer, gate) in layers.iter().filter_map(|layer| gates.get(layer).map(|gate| (*layer, gate))) {
             let rows = gate.rows.rows();
             let n_expert = rows.len() / width;
-            logits.clear();
-            logits.resize(n_expert * inputs.len(), 0.0);
-            for (expert, row) in rows.chunks_exact(width).enumerate() {
-                for (token, x) in inputs.iter().enumerate() {
-                    logits[token * n_expert + expert] = dot(row, x);
+            if let [x] = inputs {
+                gate.logits(x, logits);
+            } else {
+                logits.clear();
+                logits.resize(n_expert * inputs.len(), 0.0);
+                for (expert, row) in rows.chunks_exact(width).enumerate() {
+                    for (token, x) in inputs.iter().enumerate() {
+                        logits[token * n_expert + expert] = dot(row, x);
+                    }
                 }
             }
             for (scores, logits) in all.iter_mut().zip(logits.chunks_exact(n_expert.max(1))) {
