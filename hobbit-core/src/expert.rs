@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// One expert of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 pub struct ExpertId {
     /// Block number as in `blk.<layer>.`.
@@ -30,12 +29,10 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// Number of precisions.
     pub const COUNT: usize = 2;
     /// Every precision, best first.
     pub const ALL: [Precision; Self::COUNT] = [Self::High, Self::Low];
 
-    /// Position in [`Precision::ALL`].
     pub const fn index(self) -> usize {
         self as usize
     }
@@ -53,20 +50,16 @@ impl fmt::Display for Precision {
 /// One expert at one precision: what a slot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 pub struct Version {
-    /// Whose weights.
     #[serde(flatten)]
     pub expert: ExpertId,
-    /// Which of its versions.
     pub precision: Precision,
 }
 
 impl Version {
-    /// The high-precision version of an expert.
     pub const fn high(expert: ExpertId) -> Self {
         Self { expert, precision: Precision::High }
     }
 
-    /// The low-precision version of an expert.
     pub const fn low(expert: ExpertId) -> Self {
         Self { expert, precision: Precision::Low }
     }
@@ -93,12 +86,10 @@ pub enum SliceKind {
 }
 
 impl SliceKind {
-    /// Number of kinds.
     pub const COUNT: usize = 4;
     /// Every kind, in load order.
     pub const ALL: [SliceKind; Self::COUNT] = [Self::Gate, Self::GateUp, Self::Up, Self::Down];
 
-    /// Position in [`SliceKind::ALL`].
     pub const fn index(self) -> usize {
         self as usize
     }
@@ -114,12 +105,9 @@ impl SliceKind {
     }
 }
 
-/// One slice of one version of an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SliceId {
-    /// Whose slice.
     pub version: Version,
-    /// Which of its matrices.
     pub kind: SliceKind,
 }
 
@@ -141,7 +129,6 @@ pub struct Extent {
     pub file: u32,
     /// First byte, counted from the start of that file.
     pub offset: u64,
-    /// Length in bytes.
     pub len: u64,
 }
 

@@ -350,10 +350,10 @@ impl WorldArgs {
     }
 
     /// Adds a predictor.
-    pub fn with_foresight(&self, config: &Config, foresight: PredictedBy) -> Config {
+    pub fn with_predictor(&self, config: &Config, predictor: PredictedBy) -> Config {
         let prefetch = Prefetch { distance_max: self.distance.max(1), shield: !self.no_shield, in_time: !self.late };
-        let is_on = foresight != PredictedBy::Predictor(PredictorKind::None);
-        Config { foresight, prefetch: is_on.then_some(prefetch), ..config.clone() }
+        let is_on = predictor != PredictedBy::Predictor(PredictorKind::None);
+        Config { predictor, prefetch: is_on.then_some(prefetch), ..config.clone() }
     }
 }
 

@@ -42,7 +42,7 @@ pub fn compare(
     recording: &Recording,
     world: &WorldArgs,
     budgets: &[Budget],
-    foresights: &[PredictedBy],
+    predictors: &[PredictedBy],
     evictions: &[Eviction],
 ) -> Result<Vec<Row>> {
     let base = world.config(recording)?;
@@ -50,22 +50,22 @@ pub fn compare(
     let blind = PredictedBy::Predictor(PredictorKind::None);
     let mut configs = Vec::new();
     for &budget in budgets {
-        for &foresight in foresights {
+        for &predictor in predictors {
             let mut all = evictions.to_vec();
             all.retain(|eviction| *eviction != Eviction::Belady);
             if !all.contains(&lru) {
                 all.insert(0, lru);
             }
             for eviction in all {
-                configs.push(world.with_foresight(&Config { eviction, budget, ..base.clone() }, foresight));
+                configs.push(world.with_predictor(&Config { eviction, budget, ..base.clone() }, predictor));
             }
         }
-        configs.push(world.with_foresight(&Config { eviction: Eviction::Belady, budget, ..base.clone() }, blind));
+        configs.push(world.with_predictor(&Config { eviction: Eviction::Belady, budget, ..base.clone() }, blind));
     }
     let outcomes = on_all_processors(&configs, |config| replay(recording, config, &mut |_, _, _| {}))?;
-    let penalty = |eviction, foresight, budget| {
+    let penalty = |eviction, predictor, budget| {
         let is_it =
-            |config: &Config| (config.eviction, config.foresight, config.budget) == (eviction, foresight, budget);
+            |config: &Config| (config.eviction, config.predictor, config.budget) == (eviction, predictor, budget);
         let at = configs.iter().position(is_it)?;
         Some(outcomes[at].total().penalty).filter(|penalty| *penalty > 0.0)
     };
@@ -74,10 +74,10 @@ pub fn compare(
         Row {
             policy: config.eviction.to_string(),
             budget: config.budget.to_string(),
-            predictor: config.foresight.to_string(),
+            predictor: config.predictor.to_string(),
             routing: routing_words(config),
             shares: outcome.decode.shares(),
-            penalty_to_lru: penalty(lru, config.foresight, config.budget).map(|lru| own / lru),
+            penalty_to_lru: penalty(lru, config.predictor, config.budget).map(|lru| own / lru),
             penalty_to_belady: penalty(Eviction::Belady, blind, config.budget).map(|least| own / least),
             outcome: outcome.clone(),
         }

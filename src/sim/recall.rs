@@ -88,17 +88,17 @@ pub fn run(args: &RecallArgs, out: &mut dyn Write) -> Result<()> {
 fn rows(recording: &Recording, table: &PathTable, distance_max: u8) -> Vec<Row> {
     let mut rows = Vec::new();
     let kinds = PredictorKind::ALL.into_iter().map(PredictedBy::Predictor).chain([PredictedBy::Oracle]);
-    for foresight in kinds {
-        let found = match foresight {
+    for predictor in kinds {
+        let found = match predictor {
             PredictedBy::Predictor(PredictorKind::PathTable) => path_recall(recording, table.clone(), distance_max),
-            _ => recall(recording, foresight, distance_max),
+            _ => recall(recording, predictor, distance_max),
         };
-        rows.extend((1..=distance_max).filter_map(|distance| row(recording, foresight, distance, &found)));
+        rows.extend((1..=distance_max).filter_map(|distance| row(recording, predictor, distance, &found)));
     }
     rows
 }
 
-fn row(recording: &Recording, foresight: PredictedBy, distance: u8, recall: &Recall) -> Option<Row> {
+fn row(recording: &Recording, predictor: PredictedBy, distance: u8, recall: &Recall) -> Option<Row> {
     let mut layers = Vec::new();
     let mut n_judged = 0.0;
     for layer in &recording.header.model.layers {
@@ -108,7 +108,7 @@ fn row(recording: &Recording, foresight: PredictedBy, distance: u8, recall: &Rec
         layers.extend(found(counts, judged).map(|found| OfLayer { layer: layer.layer, found }));
     }
     let all = found(recall.total(distance), n_judged)?;
-    Some(Row { predictor: foresight.to_string(), distance, all, layers })
+    Some(Row { predictor: predictor.to_string(), distance, all, layers })
 }
 
 /// `None` if nothing was predicted.

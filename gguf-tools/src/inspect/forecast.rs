@@ -178,7 +178,7 @@ pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()
     };
     let text = match json {
         true => serde_json::to_string_pretty(&report)? + "\n",
-        false => page::page(&report, &shape),
+        false => page::page(&report),
     };
     std::io::stdout().write_all(text.as_bytes())?;
     Ok(())

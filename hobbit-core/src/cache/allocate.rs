@@ -10,13 +10,13 @@ pub enum Allocation {
     /// Equally, to within one.
     #[default]
     Even,
-    /// Fate's shallow-favouring cache (section 4.4): the first layers get slots for all of their experts, one layer after
-    /// the other, and the rest share equally what remains.
+    /// Fate's shallow-favouring cache (section 4.4): the first layers get slots for all of their experts, one layer
+    /// after the other, and the others share the remaining slots equally.
     ShallowFirst {
         /// How many layers come first.
         layers: u16,
     },
-    /// Slot by slot to whoever saves the most miss penalty by it.
+    /// Slot by slot to the layer that saves the most miss penalty.
     ByPenalty,
 }
 
@@ -53,26 +53,26 @@ impl fmt::Display for Allocation {
     }
 }
 
-/// What a layer has and what its misses cost.
+/// One layer's experts and the cost of its misses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LayerDemand {
     /// Layers with experts before it, of the whole model: 0 is the shallowest.
     pub depth: u16,
-    /// Versions that may have slots: more would never be used.
+    /// Versions that may have slots.
     pub members: u32,
-    /// What one token uses: so many slots it has before any layer gets more. Fewer of them would hold nothing over from
-    /// one token to the next, whoever is evicted.
+    /// Experts that one token uses. Every layer gets this many slots before any gets more: with fewer, nothing stays
+    /// resident from one token to the next, whatever the policy.
     pub needs: u32,
     /// Penalty of all uses if none hits, in any unit that is equal for all layers: bytes, ms, high loads.
     pub penalty: f64,
-    /// The part of that penalty which so many slots save, `0.0..=1.0` by capacity, from none on. Beyond the end it is as at
-    /// the end. Empty where it was not measured: half the members are then taken to save three quarters.
+    /// Part of that penalty which n slots save, `0.0..=1.0`, by n from 0; constant beyond the end. If it is empty (not
+    /// measured), half the members are assumed to save three quarters.
     pub hits: Vec<f64>,
 }
 
-/// Slots of each layer, in the order given: at most `n_slots` together, none more than its members, and all slots that
-/// members can use. Every layer gets what it needs first, or an equal part where there are too few slots for that; `kind`
-/// divides the rest. Equal demands give shares that differ by at most one, earlier layers having more.
+/// Slots of each layer, in order: at most `n_slots` together, none more than its members, and all slots that members
+/// can use. Every layer gets its needs first, or an equal part if there are too few slots; `kind` divides the rest.
+/// Equal demands give shares that differ by at most one, earlier layers having more.
 pub fn allocate(kind: Allocation, n_slots: u32, layers: &[LayerDemand]) -> Vec<u32> {
     let needs: Vec<u32> = layers.iter().map(|layer| layer.needs.min(layer.members)).collect();
     let members: Vec<u32> = layers.iter().map(|layer| layer.members).collect();
@@ -108,7 +108,7 @@ pub(super) fn even(n_slots: u32, members: &[u32]) -> Vec<u32> {
     }
 }
 
-/// Divides slots equally among the layers that are asked for.
+/// Divides slots equally among the layers that `is_asked` accepts.
 fn add_even(shares: &mut [u32], n_slots: u32, layers: &[LayerDemand], is_asked: impl Fn(&LayerDemand) -> bool) {
     let room = |(layer, share): (&LayerDemand, &u32)| if is_asked(layer) { layer.members - share } else { 0 };
     let rooms: Vec<u32> = layers.iter().zip(&*shares).map(room).collect();
@@ -125,8 +125,8 @@ fn shallow_first(shares: &mut [u32], n_slots: u32, layers: &[LayerDemand], n_sha
     add_even(shares, left, layers, |layer| layer.depth >= n_shallow);
 }
 
-/// Greedy, which is optimal because the savings of each layer are made concave first: a gain that only several slots
-/// together bring is spread over them. Equal gains go to the layer with the fewest slots, then to the first.
+/// Greedy, which is optimal because the savings of each layer are made concave: a gain by several slots together is
+/// spread over them. Equal gains go to the layer with the fewest slots, then to the first.
 fn by_penalty(shares: &mut [u32], n_slots: u32, layers: &[LayerDemand]) {
     let first = shares.to_vec();
     let gains: Vec<Vec<f64>> = layers.iter().zip(&first).map(|(layer, share)| marginal_gains(layer, *share)).collect();
@@ -140,8 +140,8 @@ fn by_penalty(shares: &mut [u32], n_slots: u32, layers: &[LayerDemand]) {
     }
 }
 
-/// Penalty that each slot beyond the first `share` saves beside those before it, never more than the one before it: the
-/// slopes of the least concave curve above the layer's.
+/// Penalty that each slot beyond the first `share` saves, falling: the slopes of the least concave curve above the
+/// layer's.
 fn marginal_gains(layer: &LayerDemand, share: u32) -> Vec<f64> {
     let penalty = if layer.penalty.is_finite() { layer.penalty.max(0.0) } else { 0.0 };
     let saved = |n_slots: u32| {

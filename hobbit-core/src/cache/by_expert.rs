@@ -20,7 +20,6 @@ impl<T: Clone + Default> ByExpert<T> {
         self.layer(expert.layer).get(usize::from(expert.index))
     }
 
-    /// The expert's entry, to write; `None` if it lies beyond all that were written.
     pub(super) fn get_mut(&mut self, expert: ExpertId) -> Option<&mut T> {
         self.layers.get_mut(usize::from(expert.layer))?.get_mut(usize::from(expert.index))
     }
@@ -43,35 +42,15 @@ impl<T: Clone + Default> ByExpert<T> {
         self.layers.get(usize::from(layer)).map_or(&[], Vec::as_slice)
     }
 
-    /// The entries of all layers, as far as they were written.
     pub(super) fn layers(&self) -> &[Vec<T>] {
         &self.layers
     }
 
-    /// A table of these entries.
     pub(super) fn of_layers(layers: Vec<Vec<T>>) -> Self {
         Self { layers }
     }
 
-    /// Every entry is the default again.
     pub(super) fn clear(&mut self) {
         self.layers.clear();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_never_written_is_default_or_absent() {
-        let mut table = ByExpert::<u8>::default();
-        let (expert, stranger) = (ExpertId { layer: 2, index: 1 }, ExpertId { layer: 2, index: 2 });
-        assert_eq!(table.get(expert), None);
-        *table.entry(expert) = 7;
-        assert_eq!((table.get(expert), table.get(stranger)), (Some(&7), None));
-        assert_eq!((table.layer(0), table.layer(2), table.layer(9)), (&[][..], &[0, 7][..], &[][..]));
-        table.clear();
-        assert_eq!(table.get(expert), None);
     }
 }

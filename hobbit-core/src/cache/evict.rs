@@ -1,15 +1,14 @@
-//! Who may leave, whom the policy chooses of them, predictions that shield, and shares that get fewer slots, or back what
-//! they had.
+//! Candidates for eviction, shields, and shares that shrink and grow again.
 
 use super::{Acquired, Cache, Candidate, ShareId, SlotId, Whereabouts};
 use crate::expert::Version;
 use std::ops::Range;
 
 impl Cache {
-    /// Shields versions until [`Cache::unshield_all`], resident or not: whoever needs a slot evicts others, while there
-    /// are others that may leave. Versions that the model does not have are passed over.
+    /// Shields versions until [`Cache::unshield_all`], resident or not: others are evicted first. Unknown versions are
+    /// ignored.
     ///
-    /// HOBBIT (section 3.3) masks predicted experts so. What the running layer uses is pinned and needs no shield.
+    /// HOBBIT (section 3.3) masks predicted experts like this. Versions in use are pinned and need no shield.
     pub fn shield(&mut self, versions: impl Iterator<Item = Version>) {
         for version in versions {
             let place = self.places.get_mut(version.expert);
@@ -20,14 +19,13 @@ impl Cache {
         }
     }
 
-    /// Nothing is shielded any more.
     pub fn unshield_all(&mut self) {
         for version in std::mem::take(&mut self.shielded) {
             self.place_mut(version).is_shielded = false;
         }
     }
 
-    /// As [`Cache::acquire`], for a version that is only expected to be used: nobody leaves who is shielded.
+    /// As [`Cache::acquire`], for a predicted version: it evicts no shielded one.
     ///
     /// # Panics
     /// As [`Cache::acquire`].
@@ -40,8 +38,7 @@ impl Cache {
         self.acquire(version)
     }
 
-    /// Residents of the share that may leave, in slot order: neither pinned nor loading, and not shielded unless all of
-    /// those are.
+    /// Evictable residents of the share, in slot order: neither pinned nor loading, and not shielded unless all are.
     pub(super) fn evictable(&self, share: ShareId) -> impl Iterator<Item = Version> {
         let Range { start, end } = self.shares[&share].slots();
         let slots = &self.pools[usize::from(share.pool)][start as usize..end as usize];
@@ -51,7 +48,6 @@ impl Cache {
         free().filter(move |version| all_shielded || !is_shielded(*version))
     }
 
-    /// Whom the policy evicts for `incoming`.
     pub(super) fn victim(&mut self, incoming: Version, share: ShareId) -> Option<Version> {
         let mut candidates = std::mem::take(&mut self.candidates);
         let last_use = |version| self.place(version).map_or(0, |place| place.last_use);
@@ -68,7 +64,6 @@ impl Cache {
         victim
     }
 
-    /// Empties the slot of a resident.
     pub(super) fn vacate(&mut self, version: Version) {
         let Whereabouts { share, slot, .. } = self.place_mut(version);
         let (share, index) = (*share, slot.take().unwrap_or_else(|| panic!("{version} is not resident")));
@@ -76,9 +71,8 @@ impl Cache {
         self.shares.get_mut(&share).expect("places name shares there are").count(version.expert.layer, false);
     }
 
-    /// Gives a share `n_slots` slots from now on, the lowest of those it was made with and never more than these.
-    /// Residents of slots that go are evicted and returned, in slot order; the policy is told. `None`, and no change, if one
-    /// of them is pinned or loading.
+    /// Gives a share its first `n_slots` slots, at most as many as it had initially. Returns the evicted residents of
+    /// the other slots, in slot order; `None`, without a change, if one of them is pinned or loading.
     ///
     /// # Panics
     /// If there is no such share.
@@ -100,12 +94,11 @@ impl Cache {
         Some(evicted)
     }
 
-    /// Slots that a share was made with: what [`Cache::resize_share`] can give it. 0 for shares there are not.
+    /// Slots that a share was made with, the most that [`Cache::resize_share`] gives. 0 for unknown shares.
     pub fn most_of_share(&self, share: ShareId) -> u32 {
         self.shares.get(&share).map_or(0, |share| share.most)
     }
 
-    /// Every share there is, by pool and layer.
     pub fn shares(&self) -> impl Iterator<Item = ShareId> {
         self.shares.keys().copied()
     }

@@ -1,4 +1,4 @@
-//! Which versions of which experts are resident, in which slot, and who leaves when a slot is needed.
+//! Which versions of which experts are resident, in which slot, and which one is evicted when a slot is needed.
 //!
 //! The cache owns no memory: it hands out slot numbers, and the engine keeps the arenas behind them. It is
 //! single-threaded and deterministic: equal calls give equal answers. The life of a miss:
@@ -9,13 +9,12 @@
 //! ```
 //!
 //! A [`Version`] is *resident* from `acquire` until it is evicted or released, also while its slices load, so one
-//! version is never loaded twice. What is pinned or loading never leaves. After a failed read the version stays
+//! version is never loaded twice. A pinned or loading version is never evicted. After a failed read the version stays
 //! resident with that slice free: the next use requests it again.
 //!
-//! An expert's high and low version are residents of their own, and both may be there at once. Slots of equal shape
-//! form a pool, and a layer's part of a pool is a *share* ([`ShareId`]), or all of it is one share of all its layers: a version
-//! competes for slots with the members of its share only. A layer has as many shares as its versions have shapes: one if all are alike, one per precision
-//! with two quants, more where experts have widths of their own.
+//! An expert's high and low version may both be resident. Slots of equal shape form a pool. A layer's part of a pool
+//! is a *share* ([`ShareId`]), or the whole pool is one share of all its layers: a version competes for slots with the
+//! members of its share only. A layer has as many shares as its versions have shapes.
 //!
 //! The life of an upgrade, from a low version to the high one while the link is idle:
 //!
@@ -23,12 +22,10 @@
 //! upgrade(layer) -> acquire_upgrade(high) -> set_loading / set_ready -> release(low)
 //! ```
 //!
-//! A cache can be saved and restored in another run ([`CacheState`]).
+//! A cache can be saved and restored in another run ([`CacheState`]). Predicted versions can be *shielded*
+//! ([`Cache::shield`]): others are evicted before them.
 //!
-//! Versions that are predicted to be used soon can be *shielded* ([`Cache::shield`]): others leave before them.
-//!
-//! Methods panic when a caller breaks this order (a bug in the engine, not bad input): each says when. All panic for slots
-//! there are not.
+//! Methods panic when a caller breaks this order (a bug in the engine, not bad input), and for slots that do not exist.
 
 mod allocate;
 mod by_expert;
@@ -45,8 +42,6 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod upgrade;
-#[cfg(test)]
-mod upgrade_tests;
 
 pub use allocate::{Allocation, LayerDemand, allocate};
 pub use policy::{Candidate, Lru, Now, Policy, Use};
@@ -64,16 +59,14 @@ use pools::Share;
 use slots::Slot;
 use upgrade::{RecentUses, Uses};
 
-/// What [`Cache::acquire`] gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acquired {
     /// The slot, all of its slices free.
     pub slot: SlotId,
-    /// Who had the slot until now.
+    /// The previous version in the slot.
     pub evicted: Option<Version>,
 }
 
-/// Where a version belongs, and where it is.
 #[derive(Clone, Copy, Debug)]
 struct Whereabouts {
     share: ShareId,
@@ -88,7 +81,7 @@ struct Whereabouts {
 pub struct Cache {
     pools: Vec<Vec<Slot>>,
     shares: BTreeMap<ShareId, Share>,
-    /// By [`Precision::index`]; `None` for versions there are not.
+    /// By [`Precision::index`]; `None` for versions that do not exist.
     places: ByExpert<[Option<Whereabouts>; Precision::COUNT]>,
     policy: Box<dyn Policy>,
     recent: RecentUses,
@@ -104,7 +97,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// An empty cache; slots of a pool are divided among its layers as [`PoolLayout::capacities`] says.
+    /// An empty cache; [`PoolLayout::capacities`] divides the slots of a pool among its layers.
     ///
     /// # Panics
     /// If a pool names a layer twice, a version belongs to two shares, a member is of another layer than its share, or
@@ -161,13 +154,10 @@ impl Cache {
         place.slot.map(|index| SlotId { pool: place.share.pool, index })
     }
 
-    /// The version in the slot, ready or not; `None` if it is empty.
     pub fn occupant(&self, slot: SlotId) -> Option<Version> {
         self.slot(slot).version
     }
 
-    /// How far a slice has come.
-    ///
     /// # Panics
     /// If the slot's layer has no such slice.
     pub fn state(&self, slot: SlotId, kind: SliceKind) -> SliceState {
@@ -179,14 +169,13 @@ impl Cache {
         self.slot(slot).is_ready()
     }
 
-    /// Whether every slice of a version is ready in a slot.
     pub fn is_complete(&self, version: Version) -> bool {
         self.lookup(version).is_some_and(|slot| self.is_ready(slot))
     }
 
-    /// Makes `version` resident: in the lowest empty slot of its share, else in place of the policy's victim.
-    /// `None` when the share has no slots or everything in it is pinned or loading; the cache is then unchanged. Of a
-    /// common share, what a batch may take ([`Cache::begin_batch`]) is meant.
+    /// Makes `version` resident: in the lowest empty slot of its share, else in place of the policy's victim. `None`,
+    /// without a change, if the share has no slots or everything in it is pinned or loading; during a batch the layer's
+    /// part of a common share counts ([`Cache::begin_batch`]).
     ///
     /// The slot may be evicted again until a slice of it is loading.
     ///
@@ -196,8 +185,7 @@ impl Cache {
         self.acquire_from(version, |own, share| own.victim(version, share))
     }
 
-    /// Empties the slot of `version` if it is resident and neither pinned nor loading, and says whether it did.
-    /// The policy is told.
+    /// Evicts `version` if it is resident and neither pinned nor loading; `false` otherwise.
     pub fn release(&mut self, version: Version) -> bool {
         let is_evictable = self.lookup(version).is_some_and(|slot| self.slot(slot).is_evictable());
         if is_evictable {
@@ -239,7 +227,6 @@ impl Cache {
         self.slot_mut(slot).pin();
     }
 
-    /// Whether somebody keeps the slot's version.
     pub fn is_pinned(&self, slot: SlotId) -> bool {
         self.slot(slot).pins > 0
     }
@@ -252,12 +239,12 @@ impl Cache {
         self.slot_mut(slot).unpin();
     }
 
-    /// The router chose `expert`: tells the policy, once per ubatch and expert, before the `acquire` a miss leads to.
-    /// The layer of the expert is from now on the layer that runs. What is not skipped counts as recent uses, one for each
-    /// token that chose the expert.
+    /// The router chose `expert`: call it once per ubatch and expert, before the `acquire` of a miss. The expert's
+    /// layer is the running layer from now on. A use that is not skipped counts once for each token that chose the
+    /// expert.
     ///
     /// # Panics
-    /// If the use is called a hit and the expert is not resident in that precision.
+    /// If a hit is reported and the expert is not resident in that precision.
     pub fn touch(&mut self, expert: ExpertId, usage: Use) {
         let used = usage.precision.map(|precision| Version { expert, precision });
         let is_resident = used.is_some_and(|version| self.lookup(version).is_some());
@@ -271,30 +258,28 @@ impl Cache {
         self.policy.on_use(expert, usage, self.now);
     }
 
-    /// The router's probabilities of all experts of `layer` for one token, `[n_expert]`: tells the policy, before the
-    /// uses of that token. The layer is from now on the layer that runs.
+    /// The router's probabilities of all experts of `layer` for one token, `[n_expert]`, before the uses of that
+    /// token. The layer is the running layer from now on.
     pub fn scores(&mut self, layer: u16, scores: &[f32]) {
         self.now.layer = layer;
         self.policy.on_scores(layer, scores, self.now);
     }
 
-    /// So many tokens are evaluated at once from now on. As long as they are several, layers with an equal part of a
-    /// common share take no more from others.
+    /// Begins a batch of this many tokens. While there are several, a layer that has an equal part of a common share
+    /// takes no more slots from others.
     pub fn begin_batch(&mut self, n_tokens: u32) {
         self.is_batch = n_tokens > 1;
         self.clock.begin_batch();
         self.now.token = self.clock.token();
     }
 
-    /// The router of `layer` has chosen for so many tokens, which are evaluated together: for all of a batch, or for one of
-    /// the parts (ubatches) in which it comes. To be called once for each layer and part, before scores and uses. The layer
-    /// is from now on the layer that runs.
+    /// The router of `layer` has chosen for this many tokens of the batch or of one of its ubatches. Call it once per
+    /// layer and ubatch, before scores and uses. The layer is the running layer from now on.
     pub fn begin_layer(&mut self, layer: u16, n_tokens: u32) {
         self.clock.begin_layer(layer, n_tokens);
         self.now = Now { token: self.clock.token(), layer };
     }
 
-    /// A batch of so many tokens was evaluated: the sequence is longer by these.
     pub fn end_batch(&mut self, n_tokens: u32) {
         self.clock.end_batch(n_tokens);
         self.now.token = self.clock.token();
@@ -305,7 +290,7 @@ impl Cache {
         self.end_batch(1);
     }
 
-    /// A new sequence begins: tokens count from 0 again, recent uses are forgotten. Residents stay.
+    /// Tokens count from 0 again and recent uses are forgotten. Residents stay.
     pub fn begin_sequence(&mut self) {
         self.clock = TokenClock::default();
         self.now.token = 0;
@@ -313,30 +298,29 @@ impl Cache {
         self.policy.begin_sequence();
     }
 
-    /// The share whose slots `version` may have; `None` for versions the model does not have.
+    /// `None` for versions that the model does not have.
     pub fn share_of(&self, version: Version) -> Option<ShareId> {
         self.place(version).map(|place| place.share)
     }
 
-    /// The slots of a share, as indices into its pool's arenas. Empty for shares there are not.
+    /// Indices into the pool's arenas. Empty for unknown shares.
     pub fn slots_of_share(&self, share: ShareId) -> Range<u32> {
         self.shares.get(&share).map_or(0..0, Share::slots)
     }
 
-    /// Slots of all shares of the layer that have members of this precision: at most so many of these versions are
-    /// resident at once. A share that mixes precisions counts for both, a common one for each of its layers. 0
-    /// for layers without experts.
+    /// Slots of all shares of the layer with members of this precision: the maximum of these versions that can be
+    /// resident. A share that mixes precisions counts for both, a common one for each of its layers.
     pub fn capacity_of_layer(&self, layer: u16, precision: Precision) -> u32 {
         let holds = |share: &&Share| share.layers.get(&layer).is_some_and(|(_, holds)| holds[precision.index()]);
         self.shares.values().filter(holds).map(|share| share.capacity).sum()
     }
 
-    /// Whether the version's share has an empty slot: `acquire` then evicts nobody. Not for versions there are not.
+    /// Whether the version's share has an empty slot, so that `acquire` evicts nothing. `false` for unknown versions.
     pub fn has_empty_slot(&self, version: Version) -> bool {
         self.place(version).is_some_and(|place| self.may_take_empty(version, place.share))
     }
 
-    /// Empty slots of a share; 0 for shares there are not.
+    /// 0 for unknown shares.
     pub fn n_empty(&self, share: ShareId) -> u32 {
         self.shares.get(&share).map_or(0, |share| share.capacity.saturating_sub(share.n_filled))
     }
@@ -357,7 +341,6 @@ impl Cache {
         place.as_mut().unwrap_or_else(|| panic!("{version}: no pool has this version"))
     }
 
-    /// `version` is used or inserted just now.
     fn mark(&mut self, version: Version) {
         self.events += 1;
         if let Some(place) = &mut self.places.entry(version.expert)[version.precision.index()] {
@@ -365,14 +348,13 @@ impl Cache {
         }
     }
 
-    /// The share in which `version` may become resident now.
     fn share_for(&self, version: Version) -> ShareId {
         let Some(place) = self.place(version) else { panic!("{version}: no pool has this version") };
         assert!(place.slot.is_none(), "{version} is resident already");
         place.share
     }
 
-    /// Puts `version` into the lowest empty slot of its share, or into that of whom `choose` evicts.
+    /// Puts `version` into the lowest empty slot of its share, or into that of the victim that `choose` returns.
     fn acquire_from(
         &mut self,
         version: Version,
@@ -395,7 +377,6 @@ impl Cache {
         Some(Acquired { slot: SlotId { pool: share.pool, index }, evicted })
     }
 
-    /// Whether an empty slot of the share is the version's.
     fn may_take_empty(&self, version: Version, share: ShareId) -> bool {
         self.shares[&share].has_empty() && !self.stays_in_its_layer(version, share)
     }

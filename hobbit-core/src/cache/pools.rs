@@ -1,20 +1,19 @@
 //! Pools and how their slots are divided among layers.
 //!
-//! As a rule every layer owns a fixed share of each of its pools. One recency list for all layers would be scanned in a
-//! circle, token after token, and such a list smaller than the circle (layers x experts per token) never hits. A policy
-//! that predicts uses has no such trouble: for it a pool can be one common share, in which a layer that has just run gives
-//! room to those that are to run next. Batches are scans all the same: while one is evaluated, a layer that has as many
-//! slots as an equal part takes no more from others.
+//! As a rule every layer owns a fixed share of each of its pools. Each token scans one recency list of all layers in a
+//! circle, and a list shorter than the circle (layers x experts per token) never hits. A policy that predicts uses
+//! does not have this problem: for it a pool can be one common share, in which a layer that has just run gives room to
+//! the next ones. Batches are scans in any case: while one is evaluated, a layer with an equal part takes no more from
+//! others.
 
 use super::allocate::even;
 use super::slots::SliceKinds;
 use crate::expert::{Precision, Version};
 use std::collections::BTreeMap;
 
-/// What one layer keeps in a pool: a share in the making.
+/// One layer's part of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerLayout {
-    /// Block number as in `blk.<layer>.`.
     pub layer: u16,
     /// The versions of this layer that have the pool's shape, in any order.
     pub members: Vec<Version>,
@@ -27,12 +26,11 @@ pub struct LayerLayout {
 pub struct PoolLayout {
     /// The layers served, each once. A layer may be in many pools, a version in one.
     pub layers: Vec<LayerLayout>,
-    /// Slots in each arena of the pool. More than there are versions are never used.
     pub n_slots: u32,
-    /// Slots of each layer, in the order of `layers`, at most `n_slots` together ([`super::allocate()`] makes some).
-    /// `None` divides them equally, to within one.
+    /// Slots of each layer, in the order of `layers`, at most `n_slots` together; [`super::allocate()`] computes them.
+    /// `None` divides equally, to within one.
     pub capacities: Option<Vec<u32>>,
-    /// All layers compete for all slots: one share, which has the first layer's number. `capacities` say nothing then.
+    /// All layers compete for all slots: one share with the first layer's number. `capacities` is ignored.
     pub is_common: bool,
 }
 
@@ -60,8 +58,7 @@ impl PoolLayout {
     }
 }
 
-/// Names a share: the slots of one pool that belong to one layer, or to all of them. Versions compete for slots within their
-/// share only.
+/// Names a share: the slots of one pool that belong to one layer, or to all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ShareId {
     /// Index into the pools the cache was made from.
@@ -70,7 +67,7 @@ pub struct ShareId {
     pub layer: u16,
 }
 
-/// Slots `first..first + capacity` of its pool, the lowest empty one filled first. Up to `first + most` are its own.
+/// Slots `first..first + capacity` of its pool; it can grow to `first + most`.
 #[derive(Clone, Debug)]
 pub(super) struct Share {
     pub(super) first: u32,
@@ -91,7 +88,6 @@ impl Share {
         self.n_filled < self.capacity
     }
 
-    /// A version of the layer came, or left.
     pub(super) fn count(&mut self, layer: u16, has_come: bool) {
         let filled = self.layers.get_mut(&layer).map(|(filled, _)| filled);
         for n in [Some(&mut self.n_filled), filled].into_iter().flatten() {
@@ -104,54 +100,5 @@ impl Share {
         let n_layers = self.layers.len() as u32; // layers: u16
         let filled = self.layers.get(&layer).map_or(0, |(filled, _)| *filled);
         n_layers > 1 && filled >= (self.capacity / n_layers).max(1)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::expert::ExpertId;
-
-    fn layout(n_slots: u32, n_member: &[u16], capacities: Option<Vec<u32>>) -> PoolLayout {
-        let layers = n_member.iter().zip(0..).map(|(&n_member, layer)| LayerLayout {
-            layer,
-            members: (0..n_member).map(|index| Version::high(ExpertId { layer, index })).collect(),
-            kinds: SliceKinds::default(),
-        });
-        PoolLayout { layers: layers.collect(), n_slots, capacities, is_common: false }
-    }
-
-    fn shares(n_slots: u32, n_member: &[u16]) -> Vec<u32> {
-        layout(n_slots, n_member, None).shares()
-    }
-
-    #[test]
-    fn shares_differ_by_at_most_one_and_stop_at_the_members() {
-        assert_eq!(shares(10, &[8, 8, 8]), [4, 3, 3]);
-        assert_eq!(shares(2, &[8, 8, 8]), [1, 1, 0]);
-        assert_eq!(shares(0, &[8, 8]), [0, 0]);
-        assert_eq!(shares(24, &[8, 8, 8]), [8, 8, 8]);
-        assert_eq!(shares(99, &[8, 8, 8]), [8, 8, 8]);
-        assert_eq!(shares(10, &[2, 8, 8]), [2, 4, 4]);
-        assert_eq!(shares(3, &[0, 8]), [0, 3]);
-        assert!(shares(5, &[]).is_empty());
-    }
-
-    #[test]
-    fn explicit_capacities_are_taken_up_to_the_members() {
-        assert_eq!(layout(10, &[8, 8, 8], Some(vec![1, 9, 0])).shares(), [1, 8, 0]);
-        assert!(layout(10, &[], Some(vec![])).shares().is_empty());
-    }
-
-    #[test]
-    #[should_panic(expected = "2 capacities, 3 layers")]
-    fn a_capacity_is_missing() {
-        layout(10, &[8, 8, 8], Some(vec![1, 9])).shares();
-    }
-
-    #[test]
-    #[should_panic(expected = "layers have 11 slots, their pool 10")]
-    fn more_capacity_than_slots() {
-        layout(10, &[8, 8], Some(vec![2, 9])).shares();
     }
 }

@@ -5,7 +5,6 @@ use crate::expert::{SliceKind, Version};
 /// Names a slot: the same index in each arena (gate, up, down) of its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SlotId {
-    /// Index into the pools the cache was made from.
     pub pool: u16,
     /// Index into the pool's arenas, `0..n_slots`.
     pub index: u32,
@@ -27,12 +26,10 @@ pub enum SliceState {
 pub struct SliceKinds(u8);
 
 impl SliceKinds {
-    /// Whether `kind` is in the set.
     pub const fn contains(self, kind: SliceKind) -> bool {
         self.0 & (1 << kind.index()) != 0
     }
 
-    /// The members in load order.
     pub fn iter(self) -> impl Iterator<Item = SliceKind> {
         SliceKind::ALL.into_iter().filter(move |kind| self.contains(*kind))
     }
@@ -75,13 +72,11 @@ impl Slot {
         self.states[kind.index()]
     }
 
-    /// Hands the empty slot to `version`, all slices free.
     pub(super) fn assign(&mut self, version: Version) {
         assert!(self.version.is_none(), "slot of {:?} is not empty", self.version);
         self.version = Some(version);
     }
 
-    /// Empties the slot.
     pub(super) fn vacate(&mut self) {
         assert!(self.is_evictable(), "slot of {:?} is empty, pinned or loading", self.version);
         *self = Self::new(self.kinds);

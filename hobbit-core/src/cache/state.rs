@@ -1,7 +1,7 @@
-//! What caches know, for another run: who was resident, and what their policies have learned.
+//! Saved caches: their residents and the policies' statistics.
 //!
-//! A cache that was saved and restored goes on as after [`Cache::begin_sequence`]: equal residents, of equal age. The
-//! file is a hint: bytes of experts come from the model alone, so a wrong one can cost time and nothing else.
+//! A restored cache continues as after [`Cache::begin_sequence`]: equal residents, of equal age. The file is a hint:
+//! bytes of experts come from the model alone, so a wrong one only costs time.
 //!
 //! ```text
 //! "HOBBITCS"  version: u32
@@ -28,7 +28,6 @@ const MAGIC: [u8; 8] = *b"HOBBITCS";
 /// Counts up when a reader of the last version would misunderstand.
 const VERSION: u32 = 1;
 
-/// Bytes of a resident.
 const RESIDENT_BYTES: usize = 5;
 
 /// Caches that a state may have: the host's, and one for each device.
@@ -37,7 +36,6 @@ const CACHES_MAX: usize = 256;
 /// Which model a state belongs to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelMark {
-    /// Name of its file.
     pub name: String,
     /// Bytes of all tensors.
     pub bytes: u64,
@@ -45,21 +43,17 @@ pub struct ModelMark {
     pub catalog: u64,
 }
 
-/// One cache, saved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SavedCache {
     /// The device's name; empty for the host's.
     pub name: String,
     /// Least recently used first.
     pub residents: Vec<Version>,
-    /// As [`super::Policy::save`] gave it.
     pub statistics: Vec<u8>,
 }
 
-/// Every cache of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheState {
-    /// The model.
     pub model: ModelMark,
     /// The policy whose statistics these are.
     pub policy: String,
@@ -70,25 +64,18 @@ pub struct CacheState {
 /// Why bytes are no state to begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// Something else.
     #[error("it is not a cache state")]
     Foreign,
-    /// Of another version of hobbit.
     #[error("it is a cache state of version {found}, expected {VERSION}")]
-    Version {
-        /// Its version.
-        found: u32,
-    },
+    Version { found: u32 },
     /// Cut off, or changed since it was written.
     #[error("it is damaged")]
     Damaged,
 }
 
 impl CacheState {
-    /// A state has at most so many bytes.
     pub const BYTES_MAX: usize = 64 << 20;
 
-    /// The state as a file has it.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.put(MAGIC);
@@ -113,7 +100,7 @@ impl CacheState {
         out.0
     }
 
-    /// What [`CacheState::to_bytes`] wrote.
+    /// Reads the output of [`CacheState::to_bytes`].
     ///
     /// # Errors
     /// Bytes that are not a state, or not all of one. Nothing at all is damaged, not foreign: it may be replaced.
@@ -162,8 +149,7 @@ fn resident(cursor: &mut Cursor) -> Option<Version> {
 }
 
 impl Cache {
-    /// What is worth keeping: complete residents, and what the policy has learned. As before a sequence, so that one is
-    /// begun.
+    /// Complete residents, and the policy's statistics. Begins a sequence, because statistics are saved between two.
     pub fn save(&mut self, name: &str) -> SavedCache {
         self.begin_sequence();
         let ready = self.residents().filter(|(_, slot)| self.is_ready(*slot)).map(|(version, _)| version);
@@ -172,14 +158,13 @@ impl Cache {
         SavedCache { name: name.to_owned(), residents, statistics: self.policy.save() }
     }
 
-    /// Shows the policy what one of its kind has learned. Whether it took it.
+    /// Gives the policy the statistics of one of its kind; `false` if it refuses them.
     pub fn load_statistics(&mut self, saved: &SavedCache) -> bool {
         self.policy.load(&saved.statistics)
     }
 
-    /// Makes the saved versions resident, in their order: where there are fewer slots now, the policy decides who goes
-    /// without. What is resident already or not of this model is passed over. Who got a slot, its slices free: the caller
-    /// reads them.
+    /// Makes the saved versions resident, in their order; with fewer slots the policy evicts. Resident and unknown
+    /// versions are ignored. Returns the new residents, whose slices are free: the caller reads them.
     pub fn restore(&mut self, saved: &SavedCache) -> Vec<(SlotId, Version)> {
         let mut taken = Vec::new();
         for &version in &saved.residents {
@@ -194,8 +179,8 @@ impl Cache {
         slots.filter(|(slot, _)| !self.is_ready(*slot)).collect()
     }
 
-    /// The saved versions that would have slots in an empty cache if of too many the least recently used go without; in their
-    /// order, each once (a hostile file may repeat them): by its last use.
+    /// The saved versions that would fit into an empty cache, the most recently used ones if there are too many; in
+    /// their order, each once by its last use (a hostile file may repeat them).
     pub fn that_fit(&self, saved: &SavedCache) -> Vec<Version> {
         let mut left: BTreeMap<ShareId, usize> = BTreeMap::new();
         let mut fit: Vec<Version> = Vec::new();

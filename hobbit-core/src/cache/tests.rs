@@ -1,6 +1,4 @@
-//! Scripts against the cache, versions side by side, upgrades, and why slots are divided by layer.
-
-mod broken_order;
+//! Cases beside the model test: calls of the policy, broken order of calls, and why slots are divided by layer.
 
 use super::*;
 use std::sync::{Arc, Mutex};
@@ -21,7 +19,6 @@ fn low(layer: u16, index: u16) -> Version {
     Version::low(expert(layer, index))
 }
 
-/// A use of the high version.
 fn use_high(hit: bool) -> Use {
     Use::by_one(hit, Some(Precision::High), 0.5)
 }
@@ -49,169 +46,18 @@ fn load(cache: &mut Cache, slot: SlotId) {
 }
 
 #[test]
-fn a_miss_becomes_a_hit_and_is_evicted_in_its_turn() {
-    let mut cache = lru(vec![pool(0..1, 4, 2)]);
-    assert_eq!(cache.lookup(high(0, 0)), None);
-    let first = cache.acquire(high(0, 0)).unwrap();
-    assert_eq!(first, Acquired { slot: SlotId { pool: 0, index: 0 }, evicted: None });
-    assert!(!cache.is_ready(first.slot));
-    load(&mut cache, first.slot);
-    assert!(cache.is_ready(first.slot));
-    let second = cache.acquire(high(0, 1)).unwrap();
-    assert_eq!(second.slot.index, 1);
-    cache.touch(expert(0, 0), use_high(true));
-
-    let third = cache.acquire(high(0, 2)).unwrap();
-    assert_eq!(third, Acquired { slot: second.slot, evicted: Some(high(0, 1)) });
-    assert_eq!(cache.lookup(high(0, 1)), None);
-    assert_eq!(cache.state(third.slot, SliceKind::Gate), SliceState::Free);
-    let residents: Vec<_> = cache.residents().collect();
-    assert_eq!(residents, [(high(0, 0), first.slot), (high(0, 2), third.slot)]);
-}
-
-#[test]
-fn pinned_and_loading_experts_stay() {
-    let mut cache = lru(vec![pool(0..1, 4, 2)]);
-    let pinned = cache.acquire(high(0, 0)).unwrap().slot;
-    load(&mut cache, pinned);
-    cache.pin(pinned);
-    cache.pin(pinned);
-    let loading = cache.acquire(high(0, 1)).unwrap().slot;
-    cache.set_loading(loading, SliceKind::Down);
-
-    assert_eq!(cache.acquire(high(0, 2)), None);
-    cache.unpin(pinned);
-    assert_eq!(cache.acquire(high(0, 2)), None, "pins count");
-    cache.set_failed(loading, SliceKind::Down);
-    assert_eq!(cache.acquire(high(0, 2)).unwrap().evicted, Some(high(0, 1)), "a failed load shields nothing");
-    cache.unpin(pinned);
-    assert_eq!(cache.acquire(high(0, 3)).unwrap().evicted, Some(high(0, 0)));
-}
-
-#[test]
-fn layers_and_pools_do_not_take_from_each_other() {
-    let mut cache = lru(vec![pool(1..3, 4, 3), pool(3..4, 8, 1)]);
-    let capacities: Vec<u32> = (0..6).map(|layer| cache.capacity_of_layer(layer, Precision::High)).collect();
-    assert_eq!(capacities, [0, 2, 1, 1, 0, 0]);
-    for index in 0..4 {
-        cache.acquire(high(1, index)).unwrap();
-    }
-    assert_eq!(cache.acquire(high(2, 0)).unwrap().slot, SlotId { pool: 0, index: 2 });
-    assert_eq!(cache.acquire(high(3, 7)).unwrap().slot, SlotId { pool: 1, index: 0 });
-    assert_eq!(cache.acquire(high(2, 1)).unwrap().evicted, Some(high(2, 0)));
-    assert_eq!(cache.residents().count(), 4);
-}
-
-#[test]
-fn explicit_capacities_decide() {
-    let mut cache = lru(vec![PoolLayout { capacities: Some(vec![0, 9, 2]), ..pool(0..3, 4, 11) }]);
-    let capacities = [0, 1, 2].map(|layer| cache.capacity_of_layer(layer, Precision::High));
-    assert_eq!(capacities, [0, 4, 2], "no more than there are versions");
-    assert_eq!(cache.acquire(high(0, 0)), None);
-    assert_eq!(cache.acquire(high(2, 0)).unwrap().slot.index, 4);
-}
-
-#[test]
 fn a_share_of_no_slots_gives_none() {
     let mut cache = lru(vec![pool(0..2, 4, 1)]);
     assert_eq!(cache.acquire(high(1, 0)), None);
     assert_eq!(cache.acquire_upgrade(high(1, 0)), None);
+    // More than there are versions.
+    let cache_of_all = lru(vec![PoolLayout { capacities: Some(vec![0, 9, 2]), ..pool(0..3, 4, 11) }]);
+    assert_eq!([0, 1, 2].map(|layer| cache_of_all.capacity_of_layer(layer, Precision::High)), [0, 4, 2]);
     for stranger in [high(7, 0), high(0, 900), low(0, 0)] {
         assert_eq!(cache.lookup(stranger), None);
         assert_eq!(cache.share_of(stranger), None);
         assert!(!cache.has_empty_slot(stranger) && !cache.release(stranger));
     }
-}
-
-#[test]
-fn versions_of_an_expert_live_side_by_side() {
-    let mut cache = lru(vec![pool(0..1, 4, 2), pool_of(low, 0..1, 4, 1)]);
-    let pair = [high(0, 0), low(0, 0)].map(|version| cache.acquire(version).unwrap().slot);
-    assert_eq!(pair, [SlotId { pool: 0, index: 0 }, SlotId { pool: 1, index: 0 }]);
-    assert_eq!(pair.map(|slot| cache.occupant(slot)), [Some(high(0, 0)), Some(low(0, 0))]);
-    assert_eq!(cache.occupant(SlotId { pool: 0, index: 1 }), None);
-    assert_eq!([high(0, 3), low(0, 3)].map(|version| cache.has_empty_slot(version)), [true, false]);
-
-    assert_eq!(cache.acquire(low(0, 1)).unwrap().evicted, Some(low(0, 0)), "only its own share counts");
-    assert_eq!([high(0, 0), low(0, 0)].map(|version| cache.lookup(version)), [Some(pair[0]), None]);
-}
-
-/// Expert-wise bit widths: experts 0 and 1 of the layer are of one type, 2 and 3 of another, and all low versions are
-/// of the second one too.
-#[test]
-fn a_layer_may_have_many_shares_and_a_share_both_precisions() {
-    let layout = |members: Vec<Version>| LayerLayout { layer: 5, members, kinds: kinds() };
-    let wide = PoolLayout {
-        layers: vec![layout(vec![high(5, 0), high(5, 1)])],
-        n_slots: 9,
-        capacities: None,
-        is_common: false,
-    };
-    let members = vec![high(5, 3), high(5, 2), low(5, 0), low(5, 1), low(5, 2)];
-    let narrow = PoolLayout { layers: vec![layout(members)], n_slots: 3, capacities: None, is_common: false };
-    let mut cache = lru(vec![wide, narrow]);
-
-    let shares = [0, 1].map(|pool| ShareId { pool, layer: 5 });
-    assert_eq!(
-        [high(5, 1), high(5, 2), low(5, 2)].map(|v| cache.share_of(v).unwrap()),
-        [shares[0], shares[1], shares[1]]
-    );
-    assert_eq!(shares.map(|share| cache.slots_of_share(share)), [0..2, 0..3]);
-    assert_eq!(cache.slots_of_share(ShareId { pool: 2, layer: 5 }), 0..0);
-    assert_eq!(Precision::ALL.map(|precision| cache.capacity_of_layer(5, precision)), [5, 3]);
-
-    for version in [low(5, 2), high(5, 2), high(5, 3)] {
-        assert_eq!(cache.acquire(version).unwrap().slot.pool, 1);
-    }
-    assert_eq!(cache.acquire(high(5, 0)).unwrap().evicted, None);
-    assert_eq!(cache.acquire(low(5, 0)).unwrap().evicted, Some(low(5, 2)));
-}
-
-#[test]
-fn a_released_slot_is_the_next_one_used() {
-    let mut cache = lru(vec![pool(0..1, 8, 4)]);
-    let slots: Vec<SlotId> = (0..3).map(|index| cache.acquire(high(0, index)).unwrap().slot).collect();
-    cache.set_loading(slots[0], SliceKind::Gate);
-    assert!(!cache.release(high(0, 0)), "loading");
-    load(&mut cache, slots[1]);
-    cache.pin(slots[1]);
-    assert!(!cache.release(high(0, 1)), "pinned");
-    cache.unpin(slots[1]);
-    assert!(cache.release(high(0, 1)));
-
-    assert_eq!((cache.lookup(high(0, 1)), cache.occupant(slots[1])), (None, None));
-    let next = cache.acquire(high(0, 5)).unwrap();
-    assert_eq!(next, Acquired { slot: slots[1], evicted: None });
-    assert_eq!(cache.state(next.slot, SliceKind::Gate), SliceState::Free);
-    assert_eq!(cache.acquire(high(0, 6)).unwrap().slot.index, 3);
-    assert!(!cache.has_empty_slot(high(0, 7)));
-}
-
-#[test]
-fn the_shielded_leave_last() {
-    let mut cache = lru(vec![pool(0..2, 8, 6)]);
-    for index in 0..3 {
-        cache.acquire(high(0, index)).unwrap();
-    }
-    cache.shield([high(0, 0), high(0, 1), high(0, 5), high(7, 7), low(0, 0)].into_iter());
-    assert_eq!(cache.acquire(high(0, 3)).unwrap().evicted, Some(high(0, 2)), "0 and 1 are older, but shielded");
-    assert_eq!(cache.acquire(high(0, 5)).unwrap().evicted, Some(high(0, 3)));
-    assert_eq!(cache.acquire(high(0, 6)).unwrap().evicted, Some(high(0, 0)), "all were: 5 before it was there");
-    let free = cache.lookup(high(0, 6)).unwrap();
-    load(&mut cache, free);
-    cache.pin(free);
-    assert_eq!(
-        cache.acquire_upgrade(high(0, 7)).unwrap().evicted,
-        Some(high(0, 1)),
-        "who else may leave is shielded too"
-    );
-    cache.unshield_all();
-    assert_eq!(cache.acquire(high(0, 0)).unwrap().evicted, Some(high(0, 5)));
-    cache.shield([high(0, 0), high(0, 7)].into_iter());
-    assert!(cache.release(high(0, 7)), "what is asked to leave does");
-    assert_eq!(cache.resize_share(ShareId { pool: 0, layer: 0 }, 0), None, "6 is pinned");
-    cache.unpin(free);
-    assert_eq!(cache.resize_share(ShareId { pool: 0, layer: 0 }, 0).unwrap().len(), 2);
 }
 
 #[test]
@@ -231,7 +77,7 @@ fn for_a_guess_nobody_leaves_who_is_shielded() {
     assert_eq!(cache.acquire_ahead(high(0, 3)).unwrap().evicted, Some(high(0, 0)), "2 is pinned");
 }
 
-/// Writes down what it is told.
+/// Records its calls.
 struct Recorder(Arc<Mutex<Vec<String>>>);
 
 impl Policy for Recorder {
@@ -395,4 +241,72 @@ fn batches_keep_within_their_layers_parts_of_a_common_share() {
     assert_eq!(cache.acquire(high(0, 3)), None, "what the batch itself uses stays");
     cache.begin_batch(1);
     assert_eq!(cache.acquire(high(0, 3)).unwrap().evicted, None);
+}
+
+/// The model test knows no order among experts of equal use.
+#[test]
+fn equally_used_experts_are_upgraded_by_index() {
+    let mut cache = lru(vec![pool(0..1, 6, 2), pool_of(low, 0..1, 6, 6)]);
+    for index in [5, 1] {
+        let slot = cache.acquire(low(0, index)).unwrap().slot;
+        load(&mut cache, slot);
+    }
+    for index in [5, 1, 1, 5] {
+        cache.touch(expert(0, index), Use::by_one(true, Some(Precision::Low), 0.5));
+    }
+    assert_eq!(cache.upgrade(0), Some(expert(0, 1)));
+}
+
+/// The message that `broken` panics with.
+fn panic_of(broken: impl FnOnce()) -> String {
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(broken)).expect_err("it panics");
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+}
+
+#[test]
+fn every_step_out_of_order_panics_with_the_reason() {
+    type Step = fn(&mut Cache, SlotId);
+    let steps: [(&str, Step); 14] = [
+        ("is resident already", |cache, _| _ = cache.acquire(high(0, 0))),
+        ("no pool has this version", |cache, _| _ = cache.acquire(high(5, 0))),
+        ("expected Loading before Ready", |cache, slot| cache.set_ready(slot, SliceKind::Up)),
+        ("expected Free before Loading", |cache, slot| {
+            (0..2).for_each(|_| cache.set_loading(slot, SliceKind::Up));
+        }),
+        ("have no GateUp slice", |cache, slot| cache.set_loading(slot, SliceKind::GateUp)),
+        ("not even loading", |cache, slot| {
+            cache.set_loading(slot, SliceKind::Gate);
+            cache.pin(slot);
+        }),
+        ("is not pinned", |cache, slot| cache.unpin(slot)),
+        ("slot is empty", |cache, _| cache.set_loading(SlotId { pool: 0, index: 1 }, SliceKind::Gate)),
+        ("not a hit", |cache, _| cache.touch(expert(0, 1), use_high(true))),
+        ("not a hit", |cache, _| cache.touch(expert(0, 0), Use::by_one(true, Some(Precision::Low), 0.5))),
+        ("not a hit", |cache, _| cache.touch(expert(0, 0), Use::by_one(true, None, 0.5))),
+        ("is resident already", |cache, _| _ = cache.acquire_upgrade(high(0, 0))),
+        ("layers have 11 slots, their pool 10", |_, _| {
+            lru(vec![PoolLayout { capacities: Some(vec![2, 9]), ..pool(0..2, 8, 10) }]);
+        }),
+        ("2 capacities, 3 layers", |_, _| {
+            lru(vec![PoolLayout { capacities: Some(vec![1, 9]), ..pool(0..3, 8, 10) }]);
+        }),
+    ];
+    for (message, step) in steps {
+        let mut cache = lru(vec![pool(0..1, 4, 2)]);
+        let slot = cache.acquire(high(0, 0)).unwrap().slot;
+        let panic = panic_of(|| step(&mut cache, slot));
+        assert!(panic.contains(message), "{panic}, expected {message}");
+    }
+    let twice = [pool(1..2, 4, 2).layers, pool_of(low, 1..2, 4, 2).layers].concat();
+    let mut stranger = pool(0..2, 4, 2);
+    stranger.layers[1].members = vec![high(0, 0)];
+    for (message, layouts) in [
+        ("layer 1 expert 0 (high) belongs to two shares", vec![pool(0..2, 4, 2), pool(1..3, 4, 2)]),
+        ("pool 0 names layer 1 twice", vec![PoolLayout { layers: twice, ..pool(1..2, 4, 2) }]),
+        ("cannot belong to", vec![stranger]),
+    ] {
+        let panic = panic_of(|| _ = lru(layouts));
+        assert!(panic.contains(message), "{panic}, expected {message}");
+    }
 }

@@ -1,7 +1,7 @@
-//! Which expert deserves its high version when the link is idle, and whose slot that takes.
+//! Upgrades to high versions while the link is idle.
 //!
-//! Both questions are answered by recent uses ([`RecentUses`]) instead of the policy: an upgrade that the next
-//! miss undoes has wasted a whole transfer, so an expert must be clearly more used than whom it displaces.
+//! Recent uses ([`RecentUses`]) choose the expert and the victim, not the policy: an upgrade that the next miss undoes
+//! has wasted a whole transfer, so an expert must be used clearly more than its victim.
 
 use super::by_expert::ByExpert;
 use super::{Acquired, Cache, ShareId};
@@ -10,19 +10,17 @@ use crate::expert::{ExpertId, Precision, Version};
 /// Recent uses without which no expert is upgraded: two of them, at most a half-life apart.
 pub(super) const UPGRADE_USES_MIN: f32 = 1.5;
 
-/// How many times more recent uses an expert must have than whom its high version displaces. Without it two experts
-/// of about equal use would take turns.
+/// Minimum ratio of an expert's recent uses to its victim's. Without it two experts of about equal use would take
+/// turns.
 pub(super) const UPGRADE_HYSTERESIS: f32 = 1.5;
 
 impl Cache {
     /// The expert of `layer` to upgrade next: the one with the most recent uses (equal ones: the lowest index) among
     /// those
-    /// - whose low version is resident and ready, and whose high version has a share and is not resident;
+    /// - whose low version is ready, and whose high version has a share and is not resident;
     /// - that have at least about two recent uses;
     /// - whose high version's share has an empty slot, or an evictable resident with fewer recent uses than theirs
     ///   divided by a hysteresis factor of 1.5.
-    ///
-    /// [`Cache::acquire_upgrade`] takes the slot that this answer counts on.
     pub fn upgrade(&self, layer: u16) -> Option<ExpertId> {
         let mut best: Option<(f32, ExpertId)> = None;
         for (places, index) in self.places.layer(layer).iter().zip(0..=u16::MAX) {
@@ -40,9 +38,7 @@ impl Cache {
         best.map(|(_, expert)| expert)
     }
 
-    /// Makes `version` resident like [`Cache::acquire`], but where that asks the policy, this evicts the resident with
-    /// the fewest recent uses (equal ones: the lowest slot). The policy is told.
-    /// `None` when the share has no slots or everything in it is pinned or loading; the cache is then unchanged.
+    /// As [`Cache::acquire`], but evicts the resident with the fewest recent uses (equal ones: the lowest slot).
     ///
     /// # Panics
     /// If `version` is resident already, or no share has it.
@@ -70,7 +66,6 @@ impl Cache {
 /// Tokens after which a use counts half.
 const HALF_LIFE_TOKENS: f32 = 32.0;
 
-/// What a use of so many tokens ago counts.
 fn faded(tokens: f32) -> f32 {
     (-tokens / HALF_LIFE_TOKENS).exp2()
 }
@@ -87,7 +82,7 @@ pub(super) struct Uses {
 }
 
 impl Uses {
-    /// What they count at the last token: as if they came at equal distances up to the last one of them.
+    /// Their count at the last token, as if they came at equal distances up to the last of them.
     fn count(self) -> f32 {
         let Self { n, since, of } = self;
         let last = faded(since as f32);
@@ -105,7 +100,7 @@ pub(super) struct RecentUses {
     counts: ByExpert<Count>,
 }
 
-/// A count as it was at some token: it fades when it is read.
+/// A count at some token; reading fades it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     uses: f32,
@@ -126,12 +121,10 @@ impl RecentUses {
         *count = Count { uses: count.at(token) + uses.count(), token };
     }
 
-    /// The expert's uses as they count at `token`.
     pub(super) fn get(&self, expert: ExpertId, token: u64) -> f32 {
         self.counts.get(expert).map_or(0.0, |count| count.at(token))
     }
 
-    /// Forgets all uses.
     pub(super) fn clear(&mut self) {
         self.counts.clear();
     }

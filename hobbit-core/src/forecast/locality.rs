@@ -60,16 +60,12 @@ impl Locality {
         }))
     }
 
-    /// Interpolates from this curve to another by `part`, 0..=1.
     pub(super) fn towards(&self, other: &Self, part: f64) -> Self {
         Self::new(grid().map(|share| (share, self.hit(share) * (1.0 - part) + other.hit(share) * part)))
     }
 
     /// Hit rates of the decoded tokens of a recording, as if each expert had been used before: LRU's rate from
     /// distances, times the ratio of misses of `eviction` to LRU's.
-    ///
-    /// # Errors
-    /// The recording cannot be replayed.
     pub fn of(recording: &Recording, eviction: Eviction) -> Result<Self, SimError> {
         let lru = distances(recording);
         let config = Config {

@@ -57,20 +57,16 @@ pub const OPERATIONS_PER_BYTE: f64 = 4.3;
 /// A machine. Rates are per second.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Host {
-    /// Bytes that the process may take.
     pub memory: u64,
     /// Bytes of random reads of an expert's size.
     pub disk: f64,
-    /// The CPU.
     pub cpu: Cpu,
-    /// The GPU, if any.
     pub device: Option<Device>,
 }
 
 /// Products on the CPU. Rates are per second.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Cpu {
-    /// Bytes read from memory.
     pub memory: f64,
     /// Bytes of weights of a type multiplied with one row, if measured and lower than `memory`.
     #[serde(skip)]
@@ -80,7 +76,6 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// Seconds for one row times these weights.
     fn seconds(&self, weights: &TypeBytes) -> f64 {
         let rate = |dtype| self.by_type.get(dtype).copied().unwrap_or(self.memory).min(self.memory);
         weights.iter().map(|(dtype, bytes)| *bytes as f64 / rate(dtype)).sum()
@@ -90,22 +85,17 @@ impl Cpu {
 /// A GPU. hobbit was never measured on one: forecasts follow from bandwidths alone.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Device {
-    /// Bytes.
     pub memory: u64,
-    /// Bytes per second of its memory.
     pub bandwidth: f64,
 }
 
-/// The task to forecast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Task {
-    /// Context length in tokens.
     pub n_ctx: u64,
     /// Tokens of the prompt, at least 1.
     pub n_prompt: u32,
 }
 
-/// Bottleneck of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
@@ -115,34 +105,24 @@ pub enum Limit {
     Products,
 }
 
-/// Why there is no forecast.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ForecastError {
     /// The memory cannot hold the model even with no expert cached.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A rate that is not a positive number.
     #[error("{what} of {found} bytes per second, expected a number above 0")]
-    Rate {
-        /// Name of the rate.
-        what: &'static str,
-        /// As given.
-        found: f64,
-    },
+    Rate { what: &'static str, found: f64 },
 }
 
 /// Speed of tokens with some locality.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Speed {
-    /// Tokens per second.
     pub tokens_per_second: f64,
     /// Share of needed experts that are resident, 0..=1.
     pub hit_rate: f64,
-    /// Bytes read per token.
     pub bytes_read: f64,
     /// Seconds of all products of a token if nothing is missing.
     pub products_seconds: f64,
-    /// Seconds of a token's reads alone.
     pub reading_seconds: f64,
 }
 
@@ -168,43 +148,11 @@ impl Speed {
     }
 }
 
-/// Measured effect of low precision on missing bytes, within a loss of 1 % in perplexity.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct LowEvidence {
-    /// Types of the experts and of their low versions.
-    pub types: &'static str,
-    /// Bytes read, relative to exact precision.
-    pub bytes_left: f64,
-    /// Increase in perplexity relative to exact precision, 0.01 for 1 %.
-    pub loss: f64,
-}
-
-/// The demo model (11.7 M parameters), prose, 25 % of its experts' bytes in memory, T1 0.6, T2 0.9: the more expensive
-/// of two texts. `benches/results/*/quality-demo.json`, and docs/PRECISION.md; no larger model was judged.
-pub const LOW_EVIDENCE: [LowEvidence; 2] = [
-    LowEvidence { types: "q8_0+q2_K", bytes_left: 0.68, loss: 0.0026 },
-    LowEvidence { types: "q4_K+q2_K", bytes_left: 0.76, loss: 0.0011 },
-];
-
-/// The evidence that applies to experts of these types, if any.
-pub fn low_evidence(experts: &TypeBytes) -> Option<&'static LowEvidence> {
-    let all = |names: &[&str]| !experts.is_empty() && experts.keys().all(|dtype| names.contains(&dtype.name()));
-    match () {
-        () if all(&["q8_0"]) => Some(&LOW_EVIDENCE[0]),
-        // Mixtures with wider types save more on those.
-        () if all(&["q4_K", "q5_K", "q6_K"]) => Some(&LOW_EVIDENCE[1]),
-        () => None,
-    }
-}
-
-/// Forecast for a model on a machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Forecast {
-    /// Everything fits, and llama.cpp runs by itself.
     pub is_passthrough: bool,
     /// Division of the memory; `None` if llama.cpp runs by itself.
     pub plan: Option<MemoryPlan>,
-    /// Division of the GPU's memory.
     pub device: Option<DevicePlan>,
     /// Share of the experts that have slots, 0..=1.
     pub share: f64,
@@ -218,16 +166,9 @@ pub struct Forecast {
     pub optimum: Speed,
     /// With a router that chooses at random.
     pub random: Speed,
-    /// Tokens per second with low versions within 1 % of perplexity, if there is evidence ([`LOW_EVIDENCE`]).
-    pub at_one_percent: Option<f64>,
-    /// From an idle disk to the first token.
     pub first_token: FirstToken,
 }
 
-/// Forecasts a model on a machine.
-///
-/// # Errors
-/// The memory is too small, or a rate is invalid.
 pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectation) -> Result<Forecast, ForecastError> {
     check(host)?;
     let room = rooms(shape, host, task)?;
@@ -237,8 +178,6 @@ pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectati
         Speed::of(&run, disk, &products)
     };
     let expected = with(&expectation.expected, host.disk);
-    let at_one_percent = low_evidence(&shape.experts_per_token)
-        .map(|evidence| with(&expectation.expected, host.disk / evidence.bytes_left).tokens_per_second);
     Ok(Forecast {
         share: room.share(shape),
         low: with(&expectation.low, host.disk),
@@ -247,7 +186,6 @@ pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectati
         random: with(&Locality::random(), host.disk),
         first_token: FirstToken::of(shape, host, task, &room, &expectation.expected, true),
         expected,
-        at_one_percent,
         is_passthrough: room.plan.is_none(),
         plan: room.plan,
         device: room.device,
@@ -255,9 +193,6 @@ pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectati
 }
 
 /// Only the expected speed: for tables.
-///
-/// # Errors
-/// As [`forecast`].
 pub fn expected_speed(
     shape: &Shape,
     host: &Host,
@@ -280,12 +215,10 @@ fn check(host: &Host) -> Result<(), ForecastError> {
     }
 }
 
-/// Memory of host and GPU, divided.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rooms {
     /// `None` if everything fits and llama.cpp runs by itself.
     pub plan: Option<MemoryPlan>,
-    /// Division of the GPU's memory.
     pub device: Option<DevicePlan>,
     /// Slots of each layer, in the order of [`Shape::layers`].
     pub slots: Vec<u32>,
@@ -306,10 +239,6 @@ impl Rooms {
     }
 }
 
-/// Divides the machine's memory for a model.
-///
-/// # Errors
-/// The memory is too small.
 pub fn rooms(shape: &Shape, host: &Host, task: &Task) -> Result<Rooms, ForecastError> {
     let mut fixed = shape.fixed_costs(task.n_ctx);
     let device = host.device.and_then(|device| device_plan(shape, &device, fixed.weights + fixed.kv, fixed.compute));

@@ -10,9 +10,7 @@ use super::{EXPERT_SECONDS, FRESH_SECONDS_PER_BYTE, Host, OPERATIONS_PER_BYTE, R
 /// Time to the first token of a model on an idle disk, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct FirstToken {
-    /// Reading all weights that are not experts.
     pub load_seconds: f64,
-    /// Evaluating the prompt.
     pub prompt_seconds: f64,
     /// Reading the prompt's experts, without waits for products.
     pub reading_seconds: f64,
@@ -21,7 +19,6 @@ pub struct FirstToken {
 }
 
 impl FirstToken {
-    /// Total time.
     pub fn seconds(&self) -> f64 {
         self.load_seconds + self.prompt_seconds
     }

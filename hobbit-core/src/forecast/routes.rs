@@ -14,7 +14,6 @@ pub(super) struct LayerRoutes {
     /// Probability of each position.
     draws: Vec<f64>,
     n_used: usize,
-    /// Reused buffer: positions in the order of drawing.
     places: Vec<usize>,
 }
 

@@ -7,11 +7,9 @@ use crate::expert::Precision;
 use crate::gguf::{ExpertClass, GgmlType, Gguf, GgufError};
 use crate::plan::{FixedCosts, PoolSpec, StagingWish};
 
-/// Other memory of a process: code, allocator, thread stacks; in bytes.
 const PROCESS_BYTES: u64 = 40 << 20;
 /// Memory of a token of the vocabulary: its text and the tokenizer's data; in bytes.
 const VOCABULARY_BYTES: u64 = 400;
-/// Tokens evaluated at once.
 pub(super) const UBATCH_TOKENS: u64 = 512;
 /// Maximum bytes of gathered rows for products.
 const GATHER_BYTES_MAX: u64 = 16 << 20;
@@ -24,10 +22,8 @@ const USES_MAX: u64 = 1 << 14;
 /// Weights by element type, in bytes.
 pub type TypeBytes = BTreeMap<GgmlType, u64>;
 
-/// Why a forecast is impossible.
 #[derive(Debug, thiserror::Error)]
 pub enum ShapeError {
-    /// The model file is damaged.
     #[error(transparent)]
     Gguf(#[from] GgufError),
     /// A dense model, which uses all weights for every token.
@@ -35,73 +31,42 @@ pub enum ShapeError {
         "{0}: no experts: a dense model, which runs as fast as llama.cpp does where it fits, and no faster with hobbit"
     )]
     Dense(String),
-    /// A count above the limits.
     #[error("{model}: {found} {what}, at most {limit} expected; the header is damaged, fetch it again")]
-    TooLarge {
-        /// Name of the model.
-        model: String,
-        /// Counted items.
-        what: &'static str,
-        /// Count.
-        found: u64,
-        /// Maximum count.
-        limit: u64,
-    },
-    /// The key is missing.
+    TooLarge { model: String, what: &'static str, found: u64, limit: u64 },
     #[error(
         "{model}: key '{key}' is missing, expected the number of experts that a token uses; convert the model again"
     )]
-    Used {
-        /// Name of the model.
-        model: String,
-        /// Name of the key.
-        key: String,
-    },
+    Used { model: String, key: String },
 }
 
-/// One layer with experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertLayer {
-    /// Block number.
     pub layer: u16,
-    /// Experts.
     pub n_expert: u16,
     /// Bytes of one expert, all slices.
     pub expert_bytes: u64,
-    /// Index into [`Shape::pools`] of its slots' pool.
     pub pool: usize,
 }
 
 /// Shape of a model for a forecast. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// For people.
     pub name: String,
-    /// `general.architecture`.
     pub architecture: String,
-    /// Number of weights in all tensors.
     pub n_parameters: u64,
     /// Number of weights that one token is multiplied with.
     pub n_parameters_used: u64,
-    /// All tensors.
     pub tensor_bytes: u64,
-    /// All experts.
     pub expert_bytes: u64,
-    /// Layers with experts, ascending.
     pub layers: Vec<ExpertLayer>,
-    /// Experts of a layer that a token uses.
     pub n_expert_used: u32,
     /// Expert weights that one token uses, by type.
     pub experts_per_token: TypeBytes,
     /// Other weights that one token uses, by type: all but the embeddings of other tokens.
     pub ordinary_per_token: TypeBytes,
-    /// KV cache of one token.
     pub kv_bytes_per_token: u64,
-    /// Pools of slots, as the engine divides memory among them.
     pub pools: Vec<PoolSpec>,
-    /// Staging slots, as the engine requests them.
     pub staging: StagingWish,
-    /// Compute buffers.
     compute_bytes: u64,
     /// Buffers for gathered rows of a batch, beside the compute buffers.
     scratch_bytes: u64,
@@ -110,9 +75,6 @@ pub struct Shape {
 
 impl Shape {
     /// Shape of a model whose header has been read; its tensors may be absent.
-    ///
-    /// # Errors
-    /// A dense model, experts that do not fit each other, no number of experts that a token uses.
     pub fn of(gguf: &Gguf) -> Result<Self, ShapeError> {
         let name = gguf.metadata.get_str("general.name").unwrap_or("unnamed").to_owned();
         let experts = gguf.experts()?;
@@ -208,7 +170,6 @@ impl Shape {
         })
     }
 
-    /// All weights but experts.
     pub fn ordinary_bytes(&self) -> u64 {
         self.tensor_bytes - self.expert_bytes
     }

@@ -12,9 +12,7 @@ use crate::expert::{ExpertId, Version};
 use crate::sim::{Batch, Budget, Compute, Config, Event, Eviction, LinkModel, Recording, Slots, replay};
 use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, ResidentsRecord};
 
-/// Fixed seed, for the same forecast every time.
 const SEED: u64 = 15;
-/// Minimum and maximum of simulated tokens.
 const TOKENS: (u64, u64) = (8, 64);
 
 /// Times of a token's products, in seconds.
@@ -22,11 +20,8 @@ const TOKENS: (u64, u64) = (8, 64);
 pub struct Products {
     /// Time of a layer besides its experts; parts outside of layers are divided among them.
     pub layer_seconds: f64,
-    /// Time of one expert.
     pub expert_seconds: f64,
-    /// Layers with experts.
     pub n_layers: u64,
-    /// Experts of a layer that a token uses.
     pub n_used: u64,
     /// Seconds of memory bandwidth per byte that arrives.
     pub arrival_seconds: f64,
@@ -65,16 +60,13 @@ impl Products {
         }
     }
 
-    /// Time of a token with everything resident.
     pub fn token_seconds(&self) -> f64 {
         self.n_layers as f64 * (self.layer_seconds + self.n_used as f64 * self.expert_seconds)
     }
 }
 
-/// Initial state of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// As after a long run.
     Warm,
     /// Empty slots and a prompt of `n_prompt` tokens; then `n_decoded` tokens are decoded and counted.
     Cold {
@@ -88,9 +80,7 @@ pub enum Start {
 /// Averages per decoded token.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Run {
-    /// Seconds of a token.
     pub seconds: f64,
-    /// Bytes read for a token.
     pub bytes_read: f64,
     /// Share of needed experts that were resident, 0..=1.
     pub hit_rate: f64,
@@ -136,12 +126,10 @@ pub fn run(shape: &Shape, slots: &[u32], locality: &Locality, products: &Product
     }
 }
 
-/// Number of simulated tokens, each with `uses_per_token` uses.
 pub(super) fn tokens_simulated(uses_per_token: u64) -> u64 {
     (USES_SIMULATED / uses_per_token.max(1)).clamp(TOKENS.0, TOKENS.1)
 }
 
-/// Synthetic routes in the form of a recording.
 pub(super) fn recording(
     shape: &Shape,
     slots: &[u32],

@@ -39,13 +39,10 @@ fn host(memory: u64) -> Host {
 const TASK: Task = Task { n_ctx: 256, n_prompt: 64 };
 
 fn results() -> serde_json::Value {
-    results_of("policies-demo.json")
-}
-
-fn results_of(name: &str) -> serde_json::Value {
     let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/results");
-    let found = std::fs::read_dir(all).unwrap().map(|host| host.unwrap().path().join(name)).find(|path| path.exists());
-    serde_json::from_slice(&std::fs::read(found.unwrap()).unwrap()).unwrap()
+    let paths = std::fs::read_dir(all).unwrap().map(|host| host.unwrap().path().join("policies-demo.json"));
+    let found = paths.into_iter().find(|path| path.exists()).unwrap();
+    serde_json::from_slice(&std::fs::read(found).unwrap()).unwrap()
 }
 
 #[test]
@@ -64,7 +61,6 @@ fn a_shape_is_what_the_header_says() {
     assert_eq!(shape.kv_bytes_per_token, 4 * 8 * (64 + 64) * 2);
 }
 
-/// A file with only a header may claim anything.
 #[test]
 fn absurd_headers_are_refused_or_survived() {
     let shape = |experts: u64, embd: u64, used: u32, n_layers: u32| {
@@ -165,7 +161,6 @@ fn the_better_the_locality_the_faster() {
     let forecast = forecast(&shape, &host(130 * MIB), &TASK, &Expectation::of(128)).unwrap();
     let order = [forecast.random, forecast.low, forecast.expected, forecast.high, forecast.optimum];
     assert!(order.is_sorted_by(|a, b| a.tokens_per_second <= b.tokens_per_second), "{order:?}");
-    assert!(forecast.at_one_percent.unwrap() > forecast.expected.tokens_per_second);
     assert!(forecast.first_token.prompt_seconds >= forecast.first_token.reading_seconds);
 }
 
@@ -180,7 +175,6 @@ fn curves_lie_between_nothing_and_everything() {
     assert_eq!(Locality::random().hit(0.3), 0.3);
 }
 
-/// Drawn routes have the locality that they were drawn from.
 #[test]
 fn drawn_routes_have_the_locality_they_were_drawn_from() {
     let shape = shape(3, 64, 4);
@@ -235,27 +229,6 @@ fn curves_of_the_demo_model_are_the_recorded_ones() {
             }
         }
     }
-}
-
-/// The evidence for low precision matches the quality bench.
-#[test]
-fn evidence_for_low_precision_is_what_was_measured() {
-    let rows = results_of("quality-demo.json");
-    let row = |label: &str| {
-        let arm = label.to_lowercase();
-        let is_it = |row: &&serde_json::Value| {
-            row["text"] == "prose" && row["cache_percent"] == 25.0 && row["arm"] == arm.as_str()
-        };
-        let row = rows["rows"].as_array().unwrap().iter().find(is_it).unwrap();
-        (row["bytes_per_token"].as_f64().unwrap(), row["cost"]["value"].as_f64().unwrap())
-    };
-    for (evidence, exact) in LOW_EVIDENCE.iter().zip(["exact", "uniform q4_K"]) {
-        let ((bytes, cost), (all, before)) = (row(evidence.types), row(exact));
-        assert!((bytes / all - evidence.bytes_left).abs() < 0.01, "{}: {}", evidence.types, bytes / all);
-        assert!((cost - before - evidence.loss).abs() < 0.0005, "{}: {}", evidence.types, cost - before);
-        assert!(evidence.loss <= 0.01);
-    }
-    assert_eq!(low_evidence(&TypeBytes::from([(GgmlType::F32, 1)])), None);
 }
 
 #[test]

@@ -26,27 +26,25 @@ use crate::store::{Completion, ReadDone, ReadRequest, Store};
 pub enum LoadClass {
     /// A product waits for a high-precision slice.
     OnDemandHigh,
-    /// A product waits for a low-precision slice: it may stand in because little depends on it.
+    /// A product waits for a low-precision slice.
     OnDemandLow,
-    /// The high version of an expert that is resident in low precision. Nobody waits for it.
+    /// The high version of an expert that is resident in low precision.
     Upgrade,
-    /// What the next layer of a batch will use: it uses nearly all there is.
+    /// The next layer of a batch, which uses nearly all experts.
     ReadAhead,
-    /// A guess. It starts only while nothing that a product waits for is in flight, and little of it at a time, so that it
-    /// delays little when it is wrong.
+    /// A guess. It starts only while no demand read is in flight, and few bytes at a time, so that a wrong one delays
+    /// little.
     Prefetch,
-    /// What a free slot may as well hold. As a guess, after all guesses.
+    /// For a free slot, after all guesses.
     Fill,
 }
 
 impl LoadClass {
-    /// Number of classes.
     pub const COUNT: usize = 6;
-    /// Every class, most urgent first.
     pub const ALL: [LoadClass; Self::COUNT] =
         [Self::OnDemandHigh, Self::OnDemandLow, Self::Upgrade, Self::ReadAhead, Self::Prefetch, Self::Fill];
 
-    /// Of a read for a product in this precision.
+    /// The class of a read for a product in this precision.
     pub const fn on_demand(precision: Precision) -> Self {
         match precision {
             Precision::High => Self::OnDemandHigh,
@@ -54,12 +52,11 @@ impl LoadClass {
         }
     }
 
-    /// Position in [`LoadClass::ALL`].
     pub const fn index(self) -> usize {
         self as usize
     }
 
-    /// Whether no product waits for such reads, so that they may be withdrawn.
+    /// No product waits for such reads: they may be withdrawn.
     pub const fn is_background(self) -> bool {
         matches!(self, Self::Upgrade | Self::ReadAhead | Self::Prefetch | Self::Fill)
     }
@@ -67,8 +64,8 @@ impl LoadClass {
 
 /// Bounds of what the store holds at a time, and of what waits for it.
 ///
-/// What is in flight can no longer be overtaken or withdrawn, so more than the disk needs to run at full speed only
-/// adds latency. What waits beyond its bound is refused.
+/// Reads in flight can no longer be overtaken or withdrawn, so more than the disk needs for full speed only adds
+/// latency. Reads that would wait beyond their bound are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, SmartDefault)]
 pub struct LoaderOptions {
     /// Reads in flight; at least 1.
@@ -84,8 +81,7 @@ pub struct LoaderOptions {
     /// No further prefetch starts while this many bytes of prefetches are in flight; at least 1.
     #[default(Self::PREFETCH_BYTES)]
     pub max_in_flight_prefetch_bytes: u64,
-    /// Reads of either on-demand class that wait; at least 1. The slots behind them bound them already: this is far
-    /// beyond, and whoever meets it has an error to report.
+    /// Reads of either on-demand class that wait; at least 1. The slots behind them are fewer: reaching it is a bug.
     #[default(1 << 16)]
     pub max_waiting_on_demand: usize,
     /// Upgrades that wait; at least 1. Further ones are refused: by their turn others would be used more often.
@@ -113,16 +109,14 @@ impl LoaderOptions {
     pub const PREFETCH_BYTES: u64 = 2 << 20;
 }
 
-/// What a loader has done since it was made.
+/// Counters since the loader was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadStats {
     /// Reads answered, failed ones included.
     pub reads: u64,
-    /// Reads answered by class, in the order of [`LoadClass::ALL`]. A promoted read counts as what it became.
+    /// Reads answered by class, in the order of [`LoadClass::ALL`]. A promoted read counts in its new class.
     pub by_class: [u64; LoadClass::COUNT],
-    /// Reads answered with an error.
     pub failures: u64,
-    /// Reads withdrawn before they started.
     pub withdrawn: u64,
     /// Reads refused because too many of their class were waiting.
     pub refused: u64,
@@ -132,9 +126,7 @@ pub struct LoadStats {
     pub busy: Duration,
     /// Wall time that the consumer spent inside [`Loader::wait`] and [`Loader::drain`].
     pub waited: Duration,
-    /// Most reads queued and not yet started.
     pub queue_peak: usize,
-    /// Most reads in flight.
     pub in_flight_peak: usize,
 }
 
@@ -185,20 +177,19 @@ impl Loader {
         let refused: Vec<_> =
             requests.into_iter().filter_map(|request| state.queue.push(class, request, max_waiting).err()).collect();
         state.stats.refused += refused.len() as u64;
-        // What the pump below starts at once never waited.
+        // Reads that the pump starts at once never waited.
         self.shared.pump(state);
         let mut state = self.shared.lock();
         state.stats.queue_peak = state.stats.queue_peak.max(state.queue.waiting());
         refused
     }
 
-    /// Answers that have come, without waiting; in order of arrival.
     pub fn poll(&self) -> Vec<ReadDone> {
         std::mem::take(&mut self.shared.lock().done)
     }
 
-    /// Waits for at least one answer and takes all that have come. `None` when there is none to wait for: nobody waits for
-    /// what fills free slots.
+    /// Waits for at least one answer and takes all that have come. `None` without a read to wait for; reads for free
+    /// slots do not count.
     pub fn wait(&self) -> Option<Vec<ReadDone>> {
         let state = self.shared.lock();
         if state.done.is_empty() && state.queue.expected() == 0 {
@@ -209,7 +200,6 @@ impl Loader {
         Some(std::mem::take(&mut state.done))
     }
 
-    /// Waits until every read is answered, and takes the answers.
     pub fn drain(&self) -> Vec<ReadDone> {
         let state = self.shared.lock();
         let mut state = self.shared.wait_while(state, |state| state.queue.outstanding() > 0);
@@ -240,7 +230,6 @@ impl Loader {
         n_moved
     }
 
-    /// Reads submitted and not yet answered.
     pub fn outstanding(&self) -> usize {
         self.shared.lock().queue.outstanding()
     }

@@ -31,8 +31,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Moves the reads that may start now from waiting to in flight: at least one when nothing is in flight, so that
-    /// what waits is always followed by an answer that starts it.
+    /// Moves the reads that may start now from waiting to in flight: at least one when nothing is in flight, so that an
+    /// answer always follows and starts the next.
     pub fn start(&mut self, options: &LoaderOptions) -> Vec<ReadRequest> {
         let mut started = Vec::new();
         while self.in_flight.len() < options.max_in_flight_requests
@@ -87,8 +87,7 @@ impl Queue {
     }
 
     /// Moves waiting background reads that are less urgent than `to` behind its own, in order, as long as fewer than
-    /// `max_waiting` wait there; returns how many. What fills free slots and has started becomes one of them, too: now
-    /// somebody waits for it.
+    /// `max_waiting` wait there; returns how many. A read for a free slot that has started changes its class, too.
     pub fn promote(&mut self, mut needed: impl FnMut(u64) -> bool, to: LoadClass, max_waiting: usize) -> usize {
         let mut moved = Vec::new();
         let mut room = max_waiting.saturating_sub(self.waiting[to.index()].len());
@@ -120,7 +119,7 @@ impl Queue {
         self.in_flight.len()
     }
 
-    /// Reads that somebody may wait for: not those for free slots.
+    /// Reads that the consumer may wait for: not those for free slots.
     pub fn expected(&self) -> usize {
         let fills = self.in_flight.iter().filter(|read| read.class == LoadClass::Fill).count();
         self.outstanding() - self.waiting[LoadClass::Fill.index()].len() - fills

@@ -279,26 +279,6 @@ fn a_promoted_upgrade_starts_at_once_where_there_is_room() {
 }
 
 #[test]
-fn the_store_pumps_the_queue_while_the_consumer_is_away() {
-    // Nobody polls, and still everything is read: the answer of one starts the next.
-    let memory = Arc::new(MemoryStore::new(vec![vec![5; 1000].into()]).unwrap());
-    let loader = Loader::new(memory, options(1, 1));
-    let arena = Arena::new(1000).unwrap();
-    let extent = Extent { file: 0, offset: 0, len: 1000 };
-    for ticket in 0..100 {
-        // SAFETY: the arena outlives the drain below, and reads follow one another.
-        let dst = unsafe { SlotPtr::new(arena.as_ptr()) };
-        submit(
-            &loader,
-            LoadClass::OnDemandHigh,
-            [ReadRequest { ticket, extent, dst, capacity: 1000, lead: 0, form: Form::AsIs }],
-        );
-    }
-    assert_eq!(tickets(loader.drain()), (0..100).collect::<Vec<_>>());
-    assert_eq!(loader.stats().in_flight_peak, 1);
-}
-
-#[test]
 fn a_store_that_answers_at_once_does_not_recurse() {
     /// As many as may wait: enough to exhaust a stack.
     const LOTS: u64 = 1 << 16;
@@ -385,7 +365,6 @@ fn dropping_a_loader_withdraws_the_queue_and_waits_for_the_rest() {
     }
 }
 
-/// Free slots are filled behind everything else, and nobody waits for that.
 #[test]
 fn fills_come_last_and_are_not_waited_for() {
     let (loader, store) = manual(1, u64::MAX);

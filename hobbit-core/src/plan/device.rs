@@ -6,13 +6,13 @@
 
 use serde::Serialize;
 
-use super::pools::{Division, Experts};
+use super::pools::{Division, Experts, NoFit};
 use super::{ExpertCache, LowShare, PlanError, PoolPlan, PoolSpec, StagingWish};
+use crate::expert::Precision;
 
 /// Input of a device's plan. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DevicePlanInput {
-    /// The device, as messages name it.
     pub name: String,
     /// Free memory, with ordinary weights and KV cache in place.
     pub free: u64,
@@ -26,28 +26,19 @@ pub struct DevicePlanInput {
     /// Classes of versions with equal shapes, only of layers on this device. Slots of a device are contiguous tensors:
     /// the strides are the slices' own bytes.
     pub pools: Vec<PoolSpec>,
-    /// Experts a token uses in each layer.
     pub n_expert_used: u32,
     /// Compute buffers that are not allocated yet, beside weights and KV cache.
     pub scratch: u64,
-    /// Slots for slices of experts that have no slot of their own.
     pub staging: StagingWish,
-    /// How much of the slots low versions may take.
     pub low_share: LowShare,
 }
 
-/// Where a device's memory goes. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DevicePlan {
-    /// The device.
     pub name: String,
-    /// Free memory.
     pub free: u64,
-    /// Total memory.
     pub total: u64,
-    /// Memory that stays free.
     pub headroom: u64,
-    /// Compute buffers.
     pub scratch: u64,
     /// All slots, high and low.
     pub cache: u64,
@@ -64,45 +55,30 @@ pub struct DevicePlan {
 impl DevicePlan {
     /// Divides a device's memory. The plan never exceeds the free memory less head-room and scratch, even for a size
     /// that was asked for.
-    ///
-    /// # Errors
-    /// [`PlanError::DeviceTooSmall`] when not even one wave of staging fits, [`PlanError::DeviceCacheTooLarge`] when
-    /// the requested size does not fit.
     pub fn new(input: &DevicePlanInput) -> Result<Self, PlanError> {
         let experts = Experts::new(&input.pools, input.n_expert_used, input.staging, input.low_share);
         let headroom = headroom(input);
         let taken = headroom.saturating_add(input.scratch);
-        let asked = input.wanted.of(experts.bytes());
         let is_elsewhere = matches!(input.wanted, ExpertCache::Bytes(0) | ExpertCache::Percent(0.0));
         if is_elsewhere || experts.bytes() == 0 {
             let none =
                 Experts::new(&input.pools, input.n_expert_used, StagingWish { min: 0, wanted: 0 }, input.low_share);
             return Ok(Self::of(input, headroom, &none, none.divide(0, Some(0))));
         }
-        let Some(room) = input.free.checked_sub(taken).filter(|room| *room >= experts.minimum()) else {
-            return Err(PlanError::DeviceTooSmall {
-                device: input.name.clone(),
-                free: input.free,
-                minimum: taken.saturating_add(experts.minimum()),
-                headroom,
-            });
-        };
-        if let Some(asked) = asked.filter(|asked| experts.room_for(*asked) > room) {
-            let fits = experts.largest_cache(room);
-            return Err(PlanError::DeviceCacheTooLarge {
-                device: input.name.clone(),
-                asked,
-                fits,
-                free: input.free,
-                headroom,
-            });
-        }
-        Ok(Self::of(input, headroom, &experts, experts.divide(room, asked)))
+        let (device, free) = (input.name.clone(), input.free);
+        let division = experts.fit(free, taken, input.wanted).map_err(|no_fit| match no_fit {
+            NoFit::Room => {
+                let minimum = taken.saturating_add(experts.minimum());
+                PlanError::DeviceTooSmall { device, free, minimum, headroom }
+            }
+            NoFit::Cache { asked, fits } => PlanError::DeviceCacheTooLarge { device, asked, fits, free, headroom },
+        })?;
+        Ok(Self::of(input, headroom, &experts, division))
     }
 
     fn of(input: &DevicePlanInput, headroom: u64, experts: &Experts, division: Division) -> Self {
+        let (n_high, _) = division.slots(Precision::High);
         let Division { pools, staging_slots } = division;
-        let n_high: u64 = pools.iter().filter(|pool| is_high(pool)).map(|pool| u64::from(pool.n_slots)).sum();
         Self {
             name: input.name.clone(),
             free: input.free,
@@ -117,18 +93,13 @@ impl DevicePlan {
         }
     }
 
-    /// Bytes of all staging slots.
     pub fn staging(&self) -> u64 {
         self.staging_slot_bytes * u64::from(self.staging_slots)
     }
 }
 
-fn is_high(pool: &PoolPlan) -> bool {
-    pool.precision == crate::expert::Precision::High
-}
-
 /// Head-room, rounded up; a share of the free memory if the device does not report its total.
-fn headroom(input: &DevicePlanInput) -> u64 {
+pub(super) fn headroom(input: &DevicePlanInput) -> u64 {
     let percent = input.headroom_percent.clamp(0.0, 100.0);
     (input.total.max(input.free) as f64 * percent / 100.0).ceil() as u64
 }
@@ -150,6 +121,3 @@ pub fn divide_wanted(wanted: ExpertCache, bytes_per_device: &[u64]) -> Vec<Exper
     });
     parts.collect()
 }
-
-#[cfg(test)]
-mod tests;

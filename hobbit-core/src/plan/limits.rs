@@ -1,6 +1,7 @@
 //! How much memory this process may take: control groups (v1 and v2, nested) and the machine.
 
 use serde::Serialize;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Current memory limits of the system. Without `/proc` nothing is known.
@@ -17,30 +18,33 @@ pub struct MemoryLimits {
 /// The memory of a control group that has a limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CgroupMemory {
-    /// Its directory.
     pub path: PathBuf,
-    /// Bytes its processes may use.
     pub limit: u64,
     /// Bytes in use that cannot be reclaimed: page cache of files is left out.
     pub used: u64,
 }
 
 impl CgroupMemory {
-    /// Bytes left.
     pub fn available(&self) -> u64 {
         self.limit.saturating_sub(self.used)
     }
 }
 
-/// Source of a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum BudgetSource {
-    /// The flag.
     Given,
-    /// The limit of a control group.
     Cgroup,
-    /// The machine's available memory.
     MemAvailable,
+}
+
+impl fmt::Display for BudgetSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Given => "as given",
+            Self::Cgroup => "auto: limit of the control group",
+            Self::MemAvailable => "auto: available memory",
+        })
+    }
 }
 
 impl MemoryLimits {

@@ -18,40 +18,32 @@
 //! [`RunMode`] comes first: a model that fits as a whole needs no division. If it does not fit, a default context is no
 //! longer than [`context_tokens`].
 
-mod breakdown;
-mod context;
+mod choices;
 mod device;
 mod layers;
 mod limits;
 mod pools;
-mod repack;
-mod run_mode;
 mod size;
 #[cfg(test)]
 mod tests;
-mod ubatch;
 
-pub use context::{CONTEXT_TOKENS_MIN, context_tokens};
+pub use choices::{CONTEXT_TOKENS_MIN, Needs, RepackInput, RunMode, UbatchInput, context_tokens};
 pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
 pub use layers::layer_devices;
-pub use limits::kib_field;
-pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
+pub use limits::{BudgetSource, CgroupMemory, MemoryLimits, kib_field};
 pub use pools::{LOW_SHARE_AUTO_PERCENT, PoolPlan, PoolSpec, StagingWish};
-pub use repack::RepackInput;
-pub use run_mode::{Needs, RunMode};
 pub use size::{Budget, ExpertCache, LowShare, SizeError};
-pub use ubatch::UbatchInput;
 
 use crate::expert::Precision;
-use crate::units::ShortBytes;
-use pools::{Division, Experts};
+use crate::units::{MIB, ShortBytes};
+use pools::{Division, Experts, NoFit};
 use serde::Serialize;
 use size::whole_mib_up;
+use std::fmt;
 
 /// Input of a plan. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanInput {
-    /// Memory for the process.
     pub budget: Budget,
     /// System limits: the value of [`Budget::Auto`], and the maximum of any other budget.
     pub limits: MemoryLimits,
@@ -59,28 +51,21 @@ pub struct PlanInput {
     pub overcommit: bool,
     /// How much of the budget experts may take; a percentage is of all high versions.
     pub expert_cache: ExpertCache,
-    /// How much of the expert cache low versions may take.
     pub low_share: LowShare,
-    /// Memory for everything but experts.
     pub fixed: FixedCosts,
     /// Memory that stays free; `None` applies this module's rule.
     pub margin: Option<u64>,
     /// Classes of versions with equal shapes; empty for a dense model. Every expert has a high version.
     pub pools: Vec<PoolSpec>,
-    /// Experts a token uses in each layer.
     pub n_expert_used: u32,
-    /// Slots for slices of experts that have no slot of their own.
     pub staging: StagingWish,
 }
 
 /// Memory that is not available to experts, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FixedCosts {
-    /// Weights that are not experts.
     pub weights: u64,
-    /// KV cache at its full length.
     pub kv: u64,
-    /// Compute buffers.
     pub compute: u64,
     /// Other memory of the process: code, tokenizer, thread stacks.
     pub runtime: u64,
@@ -98,11 +83,8 @@ impl FixedCosts {
 /// The division of the memory. `Display` prints it as aligned rows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemoryPlan {
-    /// Bytes the process may take.
     pub budget: u64,
-    /// Source of the budget.
     pub budget_source: BudgetSource,
-    /// Memory for everything but experts.
     pub fixed: FixedCosts,
     /// Bytes left free.
     pub margin: u64,
@@ -110,33 +92,29 @@ pub struct MemoryPlan {
     pub pools: Vec<PoolPlan>,
     /// High versions that can be resident at once.
     pub n_slots: u64,
-    /// Experts of the model.
     pub n_experts: u64,
     /// Low versions that can be resident at once.
     pub n_low_slots: u64,
     /// Bytes of all slots, high and low.
     pub expert_cache: u64,
-    /// Bytes of low slots, included in `expert_cache`.
     pub low_cache: u64,
     /// Slots for slices of experts without a slot; 0 when every high version has a slot.
     pub staging_slots: u32,
     /// Bytes of a staging slot: the largest slice of the model.
     pub staging_slot_bytes: u64,
-    /// Bytes of staging.
     pub staging: u64,
     /// Set when there are fewer slots than one token uses.
     pub warning: Option<BelowTokenCycle>,
 }
 
-/// The cache is smaller than one token's cycle (layers x experts per token): most uses will miss.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error(
-    "the expert cache holds {n_slots} experts, but one token uses {n_cycle}: most of them will be read again for every token"
+    "the expert cache holds {n_slots} experts, but one token uses {n_cycle}: most of them will be read again for \
+     every token"
 )]
 pub struct BelowTokenCycle {
     /// Experts that can be resident at once, in either precision.
     pub n_slots: u64,
-    /// Experts one token uses.
     pub n_cycle: u64,
     /// The budget that holds them, in bytes; `None` when the present one does.
     pub mem_budget: Option<u64>,
@@ -144,86 +122,59 @@ pub struct BelowTokenCycle {
     pub expert_cache: Option<u64>,
 }
 
-/// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// The budget cannot hold the model even with no expert cached.
     #[error(
         "a memory budget of {} ({}) is too small: this model needs at least {}, with no expert cached",
-        ShortBytes(*budget), breakdown::origin(*origin), ShortBytes(whole_mib_up(*minimum))
+        ShortBytes(*budget), origin, ShortBytes(whole_mib_up(*minimum))
     )]
     TooSmall {
-        /// Bytes.
         budget: u64,
-        /// Source of the budget.
         origin: BudgetSource,
         /// The smallest budget that works, in bytes.
         minimum: u64,
         /// Bytes that the system leaves, if known and limiting.
         available: Option<u64>,
     },
-    /// The budget exceeds the system's memory, and the model would use it.
     #[error(
         "a memory budget of {} cannot be had here: this model would take {} of it, and {} are available ({})",
-        ShortBytes(*budget), ShortBytes(*takes), ShortBytes(*available), breakdown::origin(*origin).trim_start_matches("auto: ")
+        ShortBytes(*budget), ShortBytes(*takes), ShortBytes(*available), origin.to_string().trim_start_matches("auto: ")
     )]
     AboveLimit {
-        /// Bytes.
         budget: u64,
         /// Bytes that would be touched.
         takes: u64,
         /// Bytes that the system leaves, what the process holds included.
         available: u64,
-        /// Source of the limit.
         origin: BudgetSource,
     },
-    /// The requested expert cache does not fit beside the rest.
     #[error("an expert cache of {} does not fit into a memory budget of {}", ShortBytes(*asked), ShortBytes(*budget))]
     ExpertCacheTooLarge {
-        /// Bytes asked for.
         asked: u64,
-        /// Bytes that fit.
         fits: u64,
-        /// Bytes.
         budget: u64,
         /// The smallest budget that holds the requested cache, in bytes.
         minimum: u64,
         /// Bytes that the system leaves, if known and limiting.
         available: Option<u64>,
     },
-    /// A device has no room for one wave of staging slots.
     #[error(
         "not even one wave of experts fits on {device}: {} are free there, {} are needed (head-room {})",
         ShortBytes(*free), ShortBytes(*minimum), ShortBytes(*headroom)
     )]
     DeviceTooSmall {
-        /// Its name.
         device: String,
-        /// Bytes.
         free: u64,
         /// The least free bytes that suffice.
         minimum: u64,
-        /// Bytes of these that stay free.
         headroom: u64,
     },
-    /// The requested device cache does not fit beside head-room and compute buffers.
     #[error(
-        "a device cache of {} does not fit on {device}: of the {} that are free there, experts can have {}MiB (head-room {})",
+        "a device cache of {} does not fit on {device}: of the {} that are free there, experts can have {}MiB \
+         (head-room {})",
         ShortBytes(*asked), ShortBytes(*free), fits >> 20, ShortBytes(*headroom)
     )]
-    DeviceCacheTooLarge {
-        /// Its name.
-        device: String,
-        /// Bytes asked for there.
-        asked: u64,
-        /// Bytes that fit.
-        fits: u64,
-        /// Bytes.
-        free: u64,
-        /// Bytes that stay free.
-        headroom: u64,
-    },
-    /// `auto` on a system that does not report its memory.
+    DeviceCacheTooLarge { device: String, asked: u64, fits: u64, free: u64, headroom: u64 },
     #[error("this system does not say how much memory is available; give a budget")]
     NoLimitKnown,
 }
@@ -236,17 +187,15 @@ struct Margin {
 }
 
 impl Margin {
-    const MIB: u64 = 1 << 20;
-
     fn of(input: &PlanInput, source: BudgetSource) -> Self {
         input.margin.map_or_else(|| Self::of_source(source), |floor| Self { percent: 0, floor })
     }
 
     fn of_source(source: BudgetSource) -> Self {
         match source {
-            BudgetSource::Given => Self { percent: 1, floor: 32 * Self::MIB },
-            BudgetSource::Cgroup => Self { percent: 2, floor: 48 * Self::MIB },
-            BudgetSource::MemAvailable => Self { percent: 5, floor: 64 * Self::MIB },
+            BudgetSource::Given => Self { percent: 1, floor: 32 * MIB },
+            BudgetSource::Cgroup => Self { percent: 2, floor: 48 * MIB },
+            BudgetSource::MemAvailable => Self { percent: 5, floor: 64 * MIB },
         }
     }
 
@@ -263,11 +212,6 @@ impl Margin {
 }
 
 impl MemoryPlan {
-    /// Divides the budget.
-    ///
-    /// # Errors
-    /// [`PlanError`]: the budget is below the model's minimum or beyond the system's memory, the requested expert cache
-    /// does not fit, or the system's memory is unknown.
     pub fn new(input: &PlanInput) -> Result<Self, PlanError> {
         let limit = input.limits.budget().filter(|_| !input.overcommit);
         let (Budget::Bytes(given), Some((available, origin))) = (input.budget, limit) else {
@@ -303,35 +247,28 @@ impl MemoryPlan {
         let budget_for = |for_experts: u64| given.budget_for(fixed.saturating_add(for_experts));
         let available = input.limits.budget().map(|(bytes, _)| bytes).filter(|_| !input.overcommit);
 
-        let room = budget.checked_sub(fixed.saturating_add(margin)).filter(|room| *room >= experts.minimum());
-        let Some(room) = room else {
-            return Err(PlanError::TooSmall {
-                budget,
-                origin: source,
-                minimum: budget_for(experts.minimum()),
-                available,
-            });
-        };
+        let taken = fixed.saturating_add(margin);
+        let division = experts.fit(budget, taken, input.expert_cache).map_err(|no_fit| match no_fit {
+            NoFit::Room => {
+                let minimum = budget_for(experts.minimum());
+                PlanError::TooSmall { budget, origin: source, minimum, available }
+            }
+            NoFit::Cache { asked, fits } => {
+                let minimum = budget_for(experts.room_for(asked));
+                PlanError::ExpertCacheTooLarge { asked, fits, budget, minimum, available }
+            }
+        })?;
+        let [(n_slots, high_cache), (n_low_slots, low_cache)] =
+            Precision::ALL.map(|precision| division.slots(precision));
+        let Division { pools, staging_slots } = division;
         let asked = input.expert_cache.of(experts.bytes());
-        if let Some(asked) = asked.filter(|asked| experts.room_for(*asked) > room) {
-            let fits = experts.largest_cache(room);
-            let minimum = budget_for(experts.room_for(asked));
-            return Err(PlanError::ExpertCacheTooLarge { asked, fits, budget, minimum, available });
-        }
-        let Division { pools, staging_slots } = experts.divide(room, asked);
-        let of = |precision| pools.iter().filter(move |pool| pool.precision == precision);
-        let n_slots_of = |precision| of(precision).map(|pool| u64::from(pool.n_slots)).sum::<u64>();
-        let bytes_of = |precision| of(precision).map(|pool| pool.expert_cache).sum::<u64>();
-        let (n_slots, n_low_slots) = (n_slots_of(Precision::High), n_slots_of(Precision::Low));
-        let low_cache = bytes_of(Precision::Low);
-
         let warning = (n_slots + n_low_slots < experts.n_cycle()).then(|| {
             let cache = asked.map(|_| whole_mib_up(experts.cache_for_cycle()));
             let needed = match cache {
                 Some(cache) => experts.room_for(cache.min(experts.bytes())),
                 None => experts.auto_room_for_cycle(),
             };
-            let mem_budget = (asked.is_none() || needed > room).then(|| whole_mib_up(budget_for(needed)));
+            let mem_budget = (asked.is_none() || needed > budget - taken).then(|| whole_mib_up(budget_for(needed)));
             let n_slots = n_slots + n_low_slots;
             BelowTokenCycle { n_slots, n_cycle: experts.n_cycle(), mem_budget, expert_cache: cache }
         });
@@ -343,7 +280,7 @@ impl MemoryPlan {
             n_slots,
             n_experts: experts.n_experts(),
             n_low_slots,
-            expert_cache: bytes_of(Precision::High) + low_cache,
+            expert_cache: high_cache + low_cache,
             low_cache,
             staging_slots,
             staging_slot_bytes: experts.staging_slot_bytes(),
@@ -355,9 +292,6 @@ impl MemoryPlan {
 
     /// Early check, before anything is loaded and from the files alone: refuses a budget that the model certainly fills
     /// beyond the system's memory. `ordinary` and `experts` are bytes of weights.
-    ///
-    /// # Errors
-    /// [`PlanError::AboveLimit`].
     pub fn check_budget(
         budget: Budget,
         limits: &MemoryLimits,
@@ -406,4 +340,41 @@ impl MemoryPlan {
     pub fn is_fully_resident(&self) -> bool {
         self.n_slots == self.n_experts
     }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<14}{:>9}  {}", "memory budget", ShortBytes(self.budget), self.budget_source)?;
+        let mut row = |name: &str, bytes: u64, note: &str| {
+            let gap = if note.is_empty() { "" } else { "  " };
+            write!(f, "\n  {name:<12}{:>9}{gap}{note}", ShortBytes(bytes))
+        };
+        row("weights", self.fixed.weights, "")?;
+        row("KV cache", self.fixed.kv, "")?;
+        row("compute", self.fixed.compute, "")?;
+        row("runtime", self.fixed.runtime, "")?;
+        if self.fixed.prediction >= 1 << 20 {
+            row("prediction", self.fixed.prediction, "tables of policy and predictor")?;
+        }
+        row("margin", self.margin, "kept free")?;
+        if let Some(note) = share(self.n_slots, self.n_experts) {
+            row("expert cache", self.expert_cache - self.low_cache, &note)?;
+            let low = self.pools.iter().filter(|pool| pool.precision == Precision::Low);
+            if let Some(note) = share(self.n_low_slots, low.map(|pool| u64::from(pool.n_versions)).sum()) {
+                row("low cache", self.low_cache, &format!("{note} in low precision"))?;
+            }
+            let note = match self.staging_slots {
+                0 => "not needed: every expert has a slot".to_owned(),
+                1 => format!("1 slice of {}", ShortBytes(self.staging_slot_bytes)),
+                n => format!("{n} slices of {}", ShortBytes(self.staging_slot_bytes)),
+            };
+            row("staging", self.staging, &note)?;
+        }
+        row("unused", self.unused(), "")
+    }
+}
+
+fn share(n_slots: u64, n_experts: u64) -> Option<String> {
+    let percent = (n_slots * 100).checked_div(n_experts)?;
+    Some(format!("{n_slots} of {n_experts} experts ({percent} %)"))
 }

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use smart_default::SmartDefault;
 
-use super::LowShare;
+use super::{ExpertCache, LowShare};
 use crate::expert::Precision;
 use crate::gguf::ExpertClass;
 
@@ -17,7 +17,6 @@ pub const LOW_SHARE_AUTO_PERCENT: f64 = 0.0;
 /// Versions of experts that have the same shape, as a plan needs them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolSpec {
-    /// Precision of these versions.
     pub precision: Precision,
     /// Versions of this shape in each layer of the pool.
     pub n_versions: Vec<u16>,
@@ -38,7 +37,6 @@ impl PoolSpec {
         self.n_versions.iter().map(|n| u64::from(*n)).sum()
     }
 
-    /// Bytes of a slot for each version.
     pub fn bytes(&self) -> u64 {
         self.n_versions() * self.expert_stride
     }
@@ -69,26 +67,34 @@ impl StagingWish {
     }
 }
 
-/// Slots of one pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PoolPlan {
-    /// Precision of its versions.
     pub precision: Precision,
     /// Slots: versions that can be resident at once.
     pub n_slots: u32,
-    /// Versions of the pool's shape.
     pub n_versions: u32,
-    /// Bytes of one slot, all its slices together.
     pub expert_stride: u64,
-    /// Bytes of the slots.
     pub expert_cache: u64,
 }
 
-/// Division of the experts' room.
 pub(super) struct Division {
-    /// In the order of the specs.
     pub(super) pools: Vec<PoolPlan>,
     pub(super) staging_slots: u32,
+}
+
+impl Division {
+    /// Number and bytes of all slots of a precision.
+    pub(super) fn slots(&self, precision: Precision) -> (u64, u64) {
+        let of = self.pools.iter().filter(|pool| pool.precision == precision);
+        of.fold((0, 0), |(n, bytes), pool| (n + u64::from(pool.n_slots), bytes + pool.expert_cache))
+    }
+}
+
+pub(super) enum NoFit {
+    /// There is no room for the minimum.
+    Room,
+    /// There is no room for `asked` bytes of cache, but for `fits`.
+    Cache { asked: u64, fits: u64 },
 }
 
 /// All experts of a model, and the requirements on their room.
@@ -125,7 +131,6 @@ impl<'a> Experts<'a> {
         self.pools_of(Precision::High).map(PoolSpec::n_versions).sum()
     }
 
-    /// Bytes of all high versions.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes_of(Precision::High)
     }
@@ -139,7 +144,6 @@ impl<'a> Experts<'a> {
         self.staging_slot_bytes() * u64::from(n_slots)
     }
 
-    /// Minimum bytes for the model to run.
     pub(super) fn minimum(&self) -> u64 {
         self.room_for(0)
     }
@@ -150,11 +154,10 @@ impl<'a> Experts<'a> {
     }
 
     /// The largest `cache` whose `room_for` is at most `room`, which is at least the minimum.
-    pub(super) fn largest_cache(&self, room: u64) -> u64 {
+    fn largest_cache(&self, room: u64) -> u64 {
         if room >= self.bytes() { self.bytes() } else { room - self.staging_bytes(self.staging.min) }
     }
 
-    /// Experts one token uses, over all layers.
     pub(super) fn n_cycle(&self) -> u64 {
         self.pools_of(Precision::High).map(|pool| self.cycle_of(pool)).sum()
     }
@@ -195,6 +198,16 @@ impl<'a> Experts<'a> {
     pub(super) fn auto_room_for_cycle(&self) -> u64 {
         let cache = self.cache_for_cycle();
         self.room_for(cache).max(portion(cache, 10, 9, true)).min(self.bytes())
+    }
+
+    /// Slots and staging within `free` bytes less `taken`.
+    pub(super) fn fit(&self, free: u64, taken: u64, wanted: ExpertCache) -> Result<Division, NoFit> {
+        let room = free.checked_sub(taken).filter(|room| *room >= self.minimum()).ok_or(NoFit::Room)?;
+        let asked = wanted.of(self.bytes());
+        match asked.filter(|asked| self.room_for(*asked) > room) {
+            Some(asked) => Err(NoFit::Cache { asked, fits: self.largest_cache(room) }),
+            None => Ok(self.divide(room, asked)),
+        }
     }
 
     /// Slots and staging within `room` bytes. `cache` is the limit for the slots, `None` for as much as possible. The

@@ -12,20 +12,16 @@ use crate::units::{MIB, parse_bytes, parse_percent};
 /// Value of `--mem-budget`: memory of the whole process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub enum Budget {
-    /// Available memory, from [`super::MemoryLimits`].
     #[default]
     Auto,
-    /// Bytes.
     Bytes(u64),
 }
 
 /// Value of `--expert-cache`: the part of the budget for experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub enum ExpertCache {
-    /// The rest of the budget.
     #[default]
     Auto,
-    /// Bytes.
     Bytes(u64),
     /// Percent of all experts of the model, `0.0..=100.0`.
     Percent(f64),
@@ -43,13 +39,10 @@ impl ExpertCache {
     }
 }
 
-/// A size that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{found}' is not a size (expected {expected})")]
 pub struct SizeError {
-    /// The text given.
     pub found: String,
-    /// The accepted forms.
     pub expected: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! What the routers of several layers say about one input.
+//! Scores of several layers' routers for one input.
 //!
 //! A router multiplies its layer's input by a matrix, the *gate*. The inputs of neighbouring layers are alike, so this
 //! layer's input through the next layers' gates predicts their choice (HOBBIT's stacked gate, Fate's cross-layer gate).
@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use super::{Popularity, top_k};
 
-/// Gates of all layers together, in bytes: more than any model has (a layer of 512 experts and width 8192 takes 16 MiB).
+/// Gates of all layers together, in bytes: more than any model has (a layer of 512 experts and width 8192 takes 16
+/// MiB).
 const STACK_BYTES_MAX: usize = 4 << 30;
 
 /// A router's matrix, wherever it lies.
@@ -25,36 +26,34 @@ impl GateRows for Vec<f32> {
     }
 }
 
-/// What turns logits into probabilities.
+/// The function from logits to probabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gating {
-    /// The exponentials' shares of their sum; of all experts, or, which gives the same ratios, of those that were chosen.
+    /// Over all experts, or over the chosen ones, which gives the same ratios.
     Softmax,
-    /// One by one.
     Sigmoid,
-    /// One by one, the square root of softplus.
+    /// The square root of softplus.
     SqrtSoftplus,
 }
 
-/// Experts in groups, of which a token takes the best: by the sum of each one's two best experts (DeepSeek-V3, section 2.1.2).
+/// Groups of experts. A token takes the groups with the best sum of two experts (DeepSeek-V3, section 2.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Groups {
     /// Groups of equally many neighbours.
     pub n: usize,
-    /// Of these a token takes so many.
+    /// Groups that a token takes.
     pub n_used: usize,
 }
 
-/// What a router says of all experts about one token, `[n_expert]` each.
+/// A router's scores of all experts for one token, `[n_expert]` each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RouterScores {
-    /// By these experts are chosen: with the bias of the choice; negative infinity in groups that are not taken.
+    /// Decide the choice: with its bias; negative infinity in groups that are not taken.
     pub selection: Vec<f32>,
-    /// Of these the weights of the chosen ones are made: without that bias.
+    /// Become the weights of the chosen experts: without that bias.
     pub weights: Vec<f32>,
 }
 
-/// One layer's router.
 #[derive(Clone)]
 pub struct Gate {
     /// The matrix, `[n_expert][width]`.
@@ -63,7 +62,6 @@ pub struct Gate {
     pub bias: Option<Vec<f32>>,
     /// Added to the probabilities before the choice, `[n_expert]`.
     pub choice_bias: Option<Vec<f32>>,
-    /// What turns logits into probabilities.
     pub gating: Gating,
     /// `None`: a token may take any experts.
     pub groups: Option<Groups>,
@@ -82,12 +80,11 @@ pub struct GateStack {
 }
 
 impl GateStack {
-    /// Whether the layer's router is known.
     pub fn knows(&self, layer: u16) -> bool {
         self.gates.contains_key(&layer)
     }
 
-    /// What turns its logits into probabilities; `None` where it is not known.
+    /// `None` for an unknown router.
     pub fn gating(&self, layer: u16) -> Option<Gating> {
         self.gates.get(&layer).map(|gate| gate.gating)
     }
@@ -98,8 +95,8 @@ impl GateStack {
         is_usual && (self.n_floats + n_expert * width) * size_of::<f32>() <= STACK_BYTES_MAX
     }
 
-    /// Adds (or replaces) the router of a layer, the rows of whose matrix have `width` floats. `false`, and nothing has changed, where
-    /// [`GateStack::takes`] says no, or a row or bias is not whole.
+    /// Adds or replaces the router of a layer; the rows of its matrix have `width` floats. `false`, without a change,
+    /// if [`GateStack::takes`] refuses, or a row or bias is incomplete.
     pub fn add(&mut self, layer: u16, width: usize, gate: Gate) -> bool {
         let n_floats = gate.rows.rows().len();
         let n_expert = n_floats / width.max(1);
@@ -116,45 +113,29 @@ impl GateStack {
         true
     }
 
-    /// What the routers of `layers` (ascending) say about the input `x` of `width` floats: each layer and the
-    /// probabilities of its experts, by index. Layers whose router is not known are left out.
+    /// For each input of `width` floats, the probabilities of the experts of `layers`, by index. Layers without a known
+    /// router are left out. A row of the gates is multiplied by all inputs while it is in the CPU's cache.
     ///
     /// One product of the stacked gates, `[sum of n_expert][width]` times `[width]` (HOBBIT, section 3.3).
-    pub fn scores(&mut self, x: &[f32], layers: &[u16]) -> Vec<(u16, Vec<f32>)> {
-        if x.len() != self.width {
-            return Vec::new();
-        }
-        let Self { gates, logits, .. } = self;
-        let stack: Vec<(u16, &Gate)> =
-            layers.iter().filter_map(|layer| gates.get(layer).map(|gate| (*layer, gate))).collect();
-        product(stack.iter().map(|(_, gate)| gate.rows.rows()), x, logits);
-        let mut rest = &logits[..];
-        let of_gate = |(layer, gate): (u16, &Gate)| {
-            let (own, others) = rest.split_at(gate.rows.rows().len() / x.len());
-            rest = others;
-            (layer, gate.probabilities(own))
-        };
-        stack.into_iter().map(of_gate).collect()
-    }
-
-    /// The same of several inputs, each of `width` floats: a row of the gates is multiplied by all of them while it is near.
     pub fn scores_of(&mut self, inputs: &[&[f32]], layers: &[u16]) -> Vec<Vec<(u16, Vec<f32>)>> {
-        if let [x] = inputs {
-            return vec![self.scores(x, layers)];
-        }
         let Self { gates, logits, width, .. } = self;
+        let width = (*width).max(1);
         let mut all = vec![Vec::new(); inputs.len()];
-        if inputs.iter().any(|x| x.len() != *width) {
+        if inputs.iter().any(|x| x.len() != width) {
             return all;
         }
         for (layer, gate) in layers.iter().filter_map(|layer| gates.get(layer).map(|gate| (*layer, gate))) {
             let rows = gate.rows.rows();
-            let n_expert = rows.len() / (*width).max(1);
-            logits.clear();
-            logits.resize(n_expert * inputs.len(), 0.0);
-            for (expert, row) in rows.chunks_exact((*width).max(1)).enumerate() {
-                for (token, x) in inputs.iter().enumerate() {
-                    logits[token * n_expert + expert] = dot(row, x);
+            let n_expert = rows.len() / width;
+            if let [x] = inputs {
+                gate.logits(x, logits);
+            } else {
+                logits.clear();
+                logits.resize(n_expert * inputs.len(), 0.0);
+                for (expert, row) in rows.chunks_exact(width).enumerate() {
+                    for (token, x) in inputs.iter().enumerate() {
+                        logits[token * n_expert + expert] = dot(row, x);
+                    }
                 }
             }
             for (scores, logits) in all.iter_mut().zip(logits.chunks_exact(n_expert.max(1))) {
@@ -164,17 +145,18 @@ impl GateStack {
         all
     }
 
-    /// What the router of `layer` says about the input `x` of `width` floats. `false`, and `out` is as it was, where it is not known.
+    /// Scores of the router of `layer` for the input `x` of `width` floats. `false`, without a change, for an unknown
+    /// one.
     pub fn judge(&mut self, x: &[f32], layer: u16, out: &mut RouterScores) -> bool {
         let Self { gates, logits, width, .. } = self;
         let Some(gate) = gates.get(&layer).filter(|_| x.len() == *width) else { return false };
-        product([gate.rows.rows()], x, logits);
+        gate.logits(x, logits);
         gate.judge(logits, out);
         true
     }
 
-    /// What the router of `layer` would choose for each of several inputs of `width` floats, `n_used` experts a token.
-    /// Nothing where the router is not known.
+    /// Counts the choices of the router of `layer` for several inputs of `width` floats, `n_used` experts a token.
+    /// Nothing for an unknown router.
     pub fn popularity<'x>(
         &mut self,
         inputs: impl IntoIterator<Item = &'x [f32]>,
@@ -186,22 +168,19 @@ impl GateStack {
         let Self { gates, logits, best, width, .. } = self;
         let Some(gate) = gates.get(&layer) else { return };
         for x in inputs.into_iter().filter(|x| x.len() == *width) {
-            product([gate.rows.rows()], x, logits);
+            gate.logits(x, logits);
             top_k(&gate.probabilities(logits), n_used, best);
             out.add(best.iter().copied());
         }
     }
 }
 
-/// The rows of stacked matrices `[n][width]` times `x`, `[width]`: `out` is replaced by as many logits as there are rows.
-fn product<'a>(matrices: impl IntoIterator<Item = &'a [f32]>, x: &[f32], out: &mut Vec<f32>) {
-    out.clear();
-    for rows in matrices {
-        out.extend(rows.chunks_exact(x.len()).map(|row| dot(row, x)));
-    }
-}
-
 impl Gate {
+    fn logits(&self, x: &[f32], out: &mut Vec<f32>) {
+        out.clear();
+        out.extend(self.rows.rows().chunks_exact(x.len()).map(|row| dot(row, x)));
+    }
+
     fn judge(&self, logits: &[f32], out: &mut RouterScores) {
         let RouterScores { selection, weights } = out;
         weights.clear();
@@ -217,7 +196,7 @@ impl Gate {
                 weights.iter_mut().for_each(|weight| *weight /= sum);
             }
             Gating::Sigmoid => weights.iter_mut().for_each(|weight| *weight = 1.0 / (1.0 + (-*weight).exp())),
-            // As ggml has it: of large values softplus is the value.
+            // As in ggml: the softplus of a large value is the value.
             Gating::SqrtSoftplus => weights.iter_mut().for_each(|weight| {
                 let softplus = if *weight > 20.0 { *weight } else { (1.0 + weight.exp()).ln() };
                 *weight = softplus.sqrt();
@@ -233,7 +212,7 @@ impl Gate {
         }
     }
 
-    /// How likely each expert is chosen, as far as one number says it: shares of the sum.
+    /// Estimated probability of a choice of each expert: its share of the sum.
     fn probabilities(&self, logits: &[f32]) -> Vec<f32> {
         let mut scores = RouterScores::default();
         self.judge(logits, &mut scores);
@@ -248,7 +227,7 @@ impl Gate {
 }
 
 impl Groups {
-    /// Sets the scores of experts whose group is not taken to negative infinity.
+    /// Masks the experts of groups that are not taken.
     fn mask(self, selection: &mut [f32]) {
         let size = selection.len() / self.n.max(1);
         if self.n < 2 || size == 0 || selection.len() != size * self.n {
@@ -274,8 +253,8 @@ impl Groups {
     }
 }
 
-/// Sums of sixteen lanes: the compiler makes vector code of it that takes a matrix as fast as memory and caches give it (30 to
-/// 100 GB/s, a core of an AMD EPYC). Of two or four rows at once it makes slower code.
+/// Sums of sixteen lanes: the compiler vectorises it to the speed of memory and caches (30 to 100 GB/s on a core of an
+/// AMD EPYC). Two or four rows at once are slower.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut sums = [0.0f32; LANES];
@@ -293,66 +272,59 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 mod tests {
     use super::*;
 
-    fn gates(gating: Gating) -> GateStack {
+    fn gate(rows: Vec<f32>, gating: Gating) -> Gate {
+        Gate { rows: Arc::new(rows), bias: None, choice_bias: None, gating, groups: None }
+    }
+
+    fn gates() -> GateStack {
         let mut gates = GateStack::default();
-        let mut add = |layer, scale: f32, bias| {
-            let rows = vec![scale, 0.0, 0.0, scale];
-            assert!(gates.add(layer, 2, Gate { rows: Arc::new(rows), bias, choice_bias: None, gating, groups: None }));
-        };
-        add(3, 1.0, None);
-        add(5, 2.0, Some(vec![0.0, 4.0]));
+        assert!(gates.add(3, 2, gate(vec![1.0, 0.0, 0.0, 1.0], Gating::Softmax)));
+        let biased = Gate { bias: Some(vec![0.0, 4.0]), ..gate(vec![2.0, 0.0, 0.0, 2.0], Gating::Softmax) };
+        assert!(gates.add(5, 2, biased));
         gates
     }
 
     #[test]
     fn each_layer_has_its_own_rows_and_bias() {
-        let mut gates = gates(Gating::Softmax);
+        let mut gates = gates();
         assert!(gates.knows(3) && !gates.knows(4));
-        let scores = gates.scores(&[1.0, 0.0], &[3, 4, 5]);
+        let scores = gates.scores_of(&[&[1.0, 0.0]], &[3, 4, 5]).remove(0);
         let odds: Vec<(u16, f32)> = scores.iter().map(|(layer, p)| (*layer, (p[0] / p[1]).ln())).collect();
         assert_eq!(odds.iter().map(|odds| odds.0).collect::<Vec<_>>(), [3, 5]);
         assert!((odds[0].1 - 1.0).abs() < 1e-5 && (odds[1].1 + 2.0).abs() < 1e-5, "{odds:?}");
         assert!(scores.iter().all(|(_, p)| (p.iter().sum::<f32>() - 1.0).abs() < 1e-6));
-        assert!(gates.scores(&[1.0], &[3]).is_empty(), "an input of another width");
+        assert!(gates.scores_of(&[&[1.0]], &[3])[0].is_empty(), "an input of another width");
     }
 
     #[test]
-    fn a_stack_says_what_its_gates_say_one_by_one() {
+    fn several_inputs_and_layers_score_as_one_by_one() {
         let mut stack = GateStack::default();
         for (layer, n_expert) in [(0, 3), (2, 5), (3, 8)] {
-            let rows: Vec<f32> =
-                (0..n_expert * 37).map(|i| ((i * 7919 + usize::from(layer)) % 83) as f32 / 83.0).collect();
-            let gate =
-                Gate { rows: Arc::new(rows), bias: None, choice_bias: None, gating: Gating::Softmax, groups: None };
-            assert!(stack.add(layer, 37, gate));
+            let row = |i: usize| ((i * 7919 + usize::from(layer)) % 83) as f32 / 83.0;
+            assert!(stack.add(layer, 37, gate((0..n_expert * 37).map(row).collect(), Gating::Softmax)));
         }
-        let x: Vec<f32> = (0..37).map(|i| (i % 5) as f32 - 2.0).collect();
-        let one_by_one: Vec<_> = [0, 2, 3].into_iter().flat_map(|layer| stack.scores(&x, &[layer])).collect();
-        assert_eq!(stack.scores(&x, &[0, 1, 2, 3]), one_by_one, "to the last bit");
-        assert_eq!(
-            one_by_one.iter().map(|(layer, scores)| (*layer, scores.len())).collect::<Vec<_>>(),
-            [(0, 3), (2, 5), (3, 8)]
-        );
+        let [x, y] = [5, 7].map(|n| (0..37).map(|i| (i % n) as f32 - 2.0).collect::<Vec<f32>>());
+        let both = stack.scores_of(&[&x, &y], &[0, 1, 2, 3]);
+        for (x, found) in [&x, &y].into_iter().zip(both) {
+            let one_by_one: Vec<_> =
+                [0, 2, 3].iter().flat_map(|&layer| stack.scores_of(&[x], &[layer]).remove(0)).collect();
+            assert_eq!(found, one_by_one, "to the last bit");
+            assert!(found.iter().map(|(layer, scores)| (*layer, scores.len())).eq([(0, 3), (2, 5), (3, 8)]));
+        }
     }
 
     #[test]
     fn a_prompts_popular_experts_are_counted() {
-        let mut gates = gates(Gating::Softmax);
+        let mut gates = gates();
         let mut popularity = Popularity::default();
         let inputs: [&[f32]; 4] = [&[1.0, 0.0], &[0.0, 1.0], &[2.0, 1.0], &[1.0]];
         gates.popularity(inputs, 3, 1, &mut popularity);
-        assert_eq!([0, 1].map(|expert| popularity.of(expert)), [2, 1], "an input of another width tells nothing");
+        assert_eq!([0, 1].map(|expert| popularity.of(expert)), [2, 1], "inputs of another width do not count");
         gates.popularity(inputs, 4, 1, &mut popularity);
         assert_eq!(popularity, Popularity::default(), "an unknown router");
     }
 
-    #[test]
-    fn sigmoid_scores_are_shares_too() {
-        let scores = gates(Gating::Sigmoid).scores(&[0.0, 0.0], &[3]);
-        assert_eq!(scores, [(3, vec![0.5, 0.5])]);
-    }
-
-    fn judged(gate: Gate, logits: &[f32]) -> RouterScores {
+    fn judged(gate: &Gate, logits: &[f32]) -> RouterScores {
         let mut scores = RouterScores::default();
         gate.judge(logits, &mut scores);
         scores
@@ -360,68 +332,45 @@ mod tests {
 
     #[test]
     fn the_bias_of_a_choice_is_not_in_the_weights() {
-        let gate = Gate {
-            rows: Arc::new(Vec::new()),
-            bias: None,
-            choice_bias: Some(vec![0.25, 0.0, -1.0]),
-            gating: Gating::Sigmoid,
-            groups: None,
-        };
-        let scores = judged(gate.clone(), &[0.0; 3]);
-        assert_eq!(scores.weights, [0.5; 3]);
-        assert_eq!(scores.selection, [0.75, 0.5, -0.5]);
+        let gate = Gate { choice_bias: Some(vec![0.25, 0.0, -1.0]), ..gate(Vec::new(), Gating::Sigmoid) };
+        let scores = judged(&gate, &[0.0; 3]);
+        assert_eq!((scores.weights, scores.selection), (vec![0.5; 3], vec![0.75, 0.5, -0.5]));
         assert_eq!(gate.probabilities(&[0.0; 3]), [0.6, 0.4, 0.0]);
     }
 
     #[test]
     fn softplus_is_ggmls() {
-        let gate = Gate {
-            rows: Arc::new(Vec::new()),
-            bias: None,
-            choice_bias: None,
-            gating: Gating::SqrtSoftplus,
-            groups: None,
-        };
-        let scores = judged(gate, &[0.0, 25.0, -100.0]);
+        let scores = judged(&gate(Vec::new(), Gating::SqrtSoftplus), &[0.0, 25.0, -100.0]);
         assert!((scores.weights[0] - 2.0f32.ln().sqrt()).abs() < 1e-6);
         assert_eq!(scores.weights[1..], [5.0, 0.0]);
         assert_eq!(scores.selection, scores.weights);
     }
 
     #[test]
-    fn experts_of_groups_that_are_not_taken_are_out() {
-        let gate = |n_used| Gate {
-            rows: Arc::new(Vec::new()),
-            bias: None,
-            choice_bias: None,
-            gating: Gating::Sigmoid,
-            groups: Some(Groups { n: 3, n_used }),
-        };
-        // By their two best: the third group, then the first, whose one good expert is the best of all.
+    fn experts_of_other_groups_are_out() {
+        let of = |n_used| Gate { groups: Some(Groups { n: 3, n_used }), ..gate(Vec::new(), Gating::Sigmoid) };
+        // By their two best: the third group, then the second. The first has the best expert, but no second one.
         let logits = [4.0, -3.0, -9.0, 0.1, 0.2, 0.0, 1.0, 1.0, -9.0];
         let taken = |n_used| {
-            let selection = judged(gate(n_used), &logits).selection;
+            let selection = judged(&of(n_used), &logits).selection;
             (0..9).filter(|&expert| selection[expert] > f32::NEG_INFINITY).collect::<Vec<_>>()
         };
         assert_eq!([taken(1), taken(2)], [vec![6, 7, 8], vec![3, 4, 5, 6, 7, 8]]);
-        assert_eq!(gate(1).probabilities(&logits)[0], 0.0);
+        assert_eq!(of(1).probabilities(&logits)[0], 0.0);
     }
 
     #[test]
     fn gates_that_do_not_fit_are_refused() {
-        let mut gates = gates(Gating::Softmax);
-        let gate = |rows: usize, bias: Option<usize>| Gate {
-            rows: Arc::new(vec![0.0; rows]),
+        let mut gates = gates();
+        let of = |rows: usize, bias: Option<usize>| Gate {
             bias: bias.map(|n| vec![0.0; n]),
-            choice_bias: None,
-            gating: Gating::Softmax,
-            groups: None,
+            ..gate(vec![0.0; rows], Gating::Softmax)
         };
-        assert!(!gates.add(7, 3, gate(6, None)), "another width");
-        assert!(!gates.add(7, 2, gate(5, None)), "half a row");
-        assert!(!gates.add(7, 2, gate(6, Some(2))), "a bias too few");
-        assert!(!gates.add(7, 0, gate(0, None)) && !gates.takes(2, STACK_BYTES_MAX / 8));
-        assert!(!gates.knows(7) && gates.add(7, 2, gate(6, Some(3))));
+        assert!(!gates.add(7, 3, of(6, None)), "another width");
+        assert!(!gates.add(7, 2, of(5, None)), "half a row");
+        assert!(!gates.add(7, 2, of(6, Some(2))), "a short bias");
+        assert!(!gates.add(7, 0, of(0, None)) && !gates.takes(2, STACK_BYTES_MAX / 8));
+        assert!(!gates.knows(7) && gates.add(7, 2, of(6, Some(3))));
     }
 
     #[test]

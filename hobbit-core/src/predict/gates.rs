@@ -1,16 +1,15 @@
-//! Predictors that ask the gates of later layers about this layer's input: hidden states change little from layer to
-//! layer, so that it already says what those gates will choose, and nearly choose.
+//! Predictors by the gates of later layers on this layer's input: hidden states change little from layer to layer, so
+//! the input already tells most of what those gates will choose.
 
 use super::{PredictShape, Predicted, Predictor, predicted, top_k};
 
-/// The best scores of each layer ahead, from the layer that computed them. A prediction's score is its router weight: its
-/// share of the k best.
+/// The best scores of each layer ahead. A prediction's score is its router weight: its share of the k best.
 #[derive(Clone, Debug)]
 pub struct Gates {
     shape: PredictShape,
-    /// Whatever scores above it is predicted, beside the k best: at 1 nothing else.
+    /// Scores above it are predicted beside the k best; at 1 none.
     percentile: f32,
-    /// By distance, from 1: the layer that predicted and what it predicted.
+    /// By distance, from 1: the layer that predicted and its predictions.
     latest: Vec<(Option<u16>, Vec<Predicted>)>,
     best: Vec<u16>,
 }
@@ -21,8 +20,7 @@ impl Gates {
     /// Fate's: a quarter of the experts.
     pub const PERCENTILE: f32 = 0.75;
 
-    /// HOBBIT's stacked gate (section 3.3): the k best of each of the next layers, for distances 1 to `distance_max` (the
-    /// paper's p).
+    /// HOBBIT's stacked gate (section 3.3): the k best of each of the next `distance_max` layers (the paper's p).
     pub fn stacked(shape: PredictShape, distance_max: u8) -> Self {
         Self::cross_layer(shape, distance_max, 1.0)
     }
@@ -30,8 +28,7 @@ impl Gates {
     /// Fate's cross-layer gate (section 4.2), whose distance is 1: every expert of a layer whose score is above a
     /// percentile, and the k best in any case.
     ///
-    /// `percentile` `0.0..=1.0`: 0 predicts every expert, 1 the k best. What is outside, or no number, counts as the
-    /// nearest end (no number: 1).
+    /// `percentile` is clamped to `0.0..=1.0`: 0 predicts every expert, 1 the k best. NaN counts as 1.
     pub fn cross_layer(shape: PredictShape, distance_max: u8, percentile: f32) -> Self {
         let percentile = if percentile.is_nan() { 1.0 } else { percentile.clamp(0.0, 1.0) };
         Self { shape, percentile, latest: vec![(None, Vec::new()); usize::from(distance_max)], best: Vec::new() }
@@ -54,7 +51,7 @@ impl Predictor for Gates {
         let score_of = |&index: &u16| scores[usize::from(index)].max(0.0);
         let of_best: f32 = self.best.iter().take(usize::from(k)).map(score_of).sum();
         predictions.extend(predicted(target, distance, &self.best, |index| {
-            // Without a positive score, or with an infinite one, the order is all there is to say.
+            // Without a positive score, or with an infinite one, only the order counts.
             let share = if of_best > 0.0 { score_of(index) / of_best } else { 0.0 };
             (*index, if share.is_nan() { 1.0 } else { share })
         }));

@@ -1,8 +1,8 @@
-//! Which experts the next layers will use, guessed before their routers have spoken. Pure: no ggml, no I/O, no clock.
+//! Predicts the experts of later layers before their routers have chosen. Pure: no ggml, no I/O, no clock.
 //!
 //! ```text
-//! gating input x gates of later layers ─► scores ─┐   (GateStack)
-//! router's choice ──────────────────────► observe ┴► Predictor ─► ahead (what to shield, what to load) ─► load::prefetch
+//! input x gates of later layers (GateStack) -> scores --+-> Predictor -> ahead (shield, load) -> load::prefetch
+//! router's choice ---------------------------> observe -+
 //! ```
 //!
 //! | kind | paper | looks at | distances |
@@ -13,45 +13,42 @@
 //! | [`Previous`] | | the same layer at the token before | any |
 //! | [`Oracle`] | | the future (simulator only) | any |
 //!
-//! Each token of a decode batch has a predictor of its own ([`Lanes`]). Of a prompt's tokens, of which none is shown to a
-//! predictor, [`Popularity`] says what many of them will use.
+//! Each token of a decode batch has a predictor of its own ([`Lanes`]). Predictors do not see a prompt's tokens:
+//! [`Popularity`] counts the experts that many of them will use.
 //!
-//! A distance counts layers with experts: 1 is the next one, wherever dense blocks lie between. Nobody looks beyond the
+//! A distance counts layers with experts: 1 is the next one, wherever dense blocks lie between. Predictions end at the
 //! last layer of a token.
 
 mod ahead;
 mod gate_stack;
 mod gates;
-mod kind;
-mod lanes;
 mod path_table;
 mod popularity;
 mod recall;
 mod scores;
-mod shape;
 mod tokens;
 
 #[cfg(test)]
 mod tests;
 
-pub use ahead::{Ahead, ahead};
+pub use ahead::{Ahead, Lanes, ahead};
 pub use gate_stack::{Gate, GateRows, GateStack, Gating, Groups, RouterScores};
 pub use gates::Gates;
-pub use kind::{PredictorKind, build};
-pub use lanes::Lanes;
 pub use path_table::{PathBatches, PathLimits, PathPredictor, PathTable, PathTableBuilder, PathTableError};
 pub use popularity::{Popularity, sample};
 pub use recall::{Recall, RecallCounts};
 pub use scores::{softmax, top_k};
-pub use shape::PredictShape;
 pub use tokens::{FutureToken, Oracle, Previous};
 
+use std::sync::Arc;
+
 use crate::expert::ExpertId;
+use crate::gguf::{ExpertMap, Gguf};
+use crate::named::named;
 
 /// An expert that a later layer is expected to use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Predicted {
-    /// Which.
     pub expert: ExpertId,
     /// `0.0..=1.0`: an estimate of its probability or of its router weight; each predictor says which. Only the order
     /// and the ratios within one prediction can be compared.
@@ -62,7 +59,7 @@ pub struct Predicted {
     pub token: u16,
 }
 
-/// Predictions for layer `target` of what `chosen` says: an expert and its score, as far as it lies in `0.0..=1.0`.
+/// Predictions for layer `target`; `says` gives an expert and its score, which is clamped to `0.0..=1.0`.
 fn predicted<T>(
     target: u16,
     distance: u8,
@@ -86,13 +83,13 @@ fn predicted<T>(
 /// - it is shown one token at a time: a batch that decodes has a predictor for each of its tokens ([`Lanes`]).
 ///
 /// A predictor guarantees that
-/// - predictions of one call, for one token, are distinct experts of one layer, in range, in falling order of score, with scores in
+/// - predictions of one call, for one token, are distinct experts of one layer, in range, by falling score within
 ///   `0.0..=1.0`;
 /// - equal calls give equal answers: no randomness, no iteration in hash order;
-/// - layers it does not know, and scores that have not one entry per expert, lead to no prediction and to no panic.
+/// - unknown layers, and scores without one entry per expert, lead to no prediction and to no panic.
 pub trait Predictor: Send {
-    /// The router of `layer` chose these for the running token: expert and router weight, by falling weight; weights sum
-    /// to 1.
+    /// The router of `layer` chose these for the running token: expert and router weight, by falling weight; weights
+    /// sum to 1.
     fn observe(&mut self, layer: u16, chosen: &[(u16, f32)]) {
         let _ = (layer, chosen);
     }
@@ -103,23 +100,100 @@ pub trait Predictor: Send {
         let _ = (layer, distance, scores);
     }
 
-    /// Whether [`Predictor::scores`] is wanted.
     fn needs_scores(&self) -> bool {
         false
     }
 
-    /// What the layer at `distance` from `layer` will use, best first, appended to `out`.
+    /// Appends the experts that the layer at `distance` from `layer` will use, best first.
     fn predict(&mut self, layer: u16, distance: u8, out: &mut Vec<Predicted>);
 
     /// The next token begins.
     fn begin_token(&mut self) {}
 
-    /// A new sequence begins.
     fn begin_sequence(&mut self) {}
 
-    /// A predictor like this one that has seen no token yet, for another token of a batch; `None` where one predictor knows
-    /// all of them.
+    /// A fresh predictor of this kind for another token of a batch; `None` where one predictor knows all tokens.
     fn fork(&self) -> Option<Box<dyn Predictor>> {
         None
+    }
+}
+
+/// The layers with experts, in the order in which they run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PredictShape {
+    /// Block number, experts, experts used per token; block numbers ascend.
+    pub layers: Vec<(u16, u16, u16)>,
+}
+
+impl PredictShape {
+    /// Layers by block number and experts; `n_used` experts per token, or all experts of a layer with fewer.
+    pub fn new(layers: impl IntoIterator<Item = (u16, u16)>, n_used: u32) -> Self {
+        let n_used = u16::try_from(n_used).unwrap_or(u16::MAX);
+        let layers = layers.into_iter().map(|(layer, n_expert)| (layer, n_expert, n_used.min(n_expert).max(1)));
+        Self { layers: layers.collect() }
+    }
+
+    /// The layers of a model up to block `last_layer`, from its header alone: the blocks behind are for multi-token
+    /// prediction and do not run. Without `last_layer`, every layer with experts.
+    pub fn of_header(gguf: &Gguf, experts: &ExpertMap, last_layer: Option<u16>) -> Self {
+        let used = gguf.metadata.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap_or(0);
+        let layers = experts.layers.iter().filter(|layer| last_layer.is_none_or(|last| layer.layer <= last));
+        let layers = layers.map(|layer| (layer.layer, u16::try_from(layer.n_expert).unwrap_or(u16::MAX)));
+        Self::new(layers, u32::try_from(used).unwrap_or(u32::MAX))
+    }
+
+    /// Number of layers with experts before this one; `None` for a layer without experts.
+    pub fn position(&self, layer: u16) -> Option<usize> {
+        self.layers.iter().position(|&(own, ..)| own == layer)
+    }
+
+    /// The entry of the layer at `distance` from `layer`; `None` beyond the last one, and at distance 0.
+    pub fn target(&self, layer: u16, distance: u8) -> Option<(u16, u16, u16)> {
+        if distance == 0 {
+            return None;
+        }
+        self.layers.get(self.position(layer)? + usize::from(distance)).copied()
+    }
+}
+
+/// Predicts nothing.
+impl Predictor for () {
+    fn predict(&mut self, _layer: u16, _distance: u8, _out: &mut Vec<Predicted>) {}
+}
+
+/// Predictors by name; [`Oracle`] needs the future and has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PredictorKind {
+    #[default]
+    None,
+    StackedGate,
+    CrossLayer,
+    PathTable,
+    Previous,
+}
+
+named! { PredictorKind, "predictor":
+    None = "none", StackedGate = "stacked-gate", CrossLayer = "cross-layer", PathTable = "path-table",
+    Previous = "previous",
+}
+
+impl PredictorKind {
+    pub const fn needs_scores(self) -> bool {
+        matches!(self, Self::StackedGate | Self::CrossLayer)
+    }
+}
+
+/// A predictor with its paper's parameters.
+///
+/// [`PredictorKind::PathTable`] predicts nothing without a table, and nothing for layers whose shape differs from the
+/// table's: callers check with [`PathTable::check_shape`].
+pub fn build(kind: PredictorKind, shape: PredictShape, table: Option<Arc<PathTable>>) -> Box<dyn Predictor> {
+    match kind {
+        PredictorKind::None => Box::new(()),
+        PredictorKind::StackedGate => Box::new(Gates::stacked(shape, Gates::DISTANCE_MAX)),
+        PredictorKind::CrossLayer => Box::new(Gates::cross_layer(shape, 1, Gates::PERCENTILE)),
+        PredictorKind::PathTable => Box::new(PathPredictor::new(shape, table.unwrap_or_default())),
+        PredictorKind::Previous => Box::new(Previous::new(shape)),
     }
 }

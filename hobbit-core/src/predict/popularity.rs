@@ -1,19 +1,19 @@
-//! What a prompt's tokens will use, together: of each expert of a later layer, how many of them.
+//! For each expert of a later layer, how many of a prompt's tokens are expected to use it.
 
-/// Tokens of a prompt whose routers are asked: enough to tell popular experts from others. Asking all of them would take time
-/// that is not made up for.
+/// Maximum of a prompt's tokens to predict: enough to tell popular experts from others. More cost more time than they
+/// save.
 const SAMPLE_TOKENS_MAX: usize = 32;
 
-/// Positions of the tokens that are asked, of `n_tokens`: all of a few, else some at equal distances.
+/// Positions of the tokens to predict, of `n_tokens`: all of a few, else some at equal distances.
 pub fn sample(n_tokens: usize) -> impl Iterator<Item = usize> {
     let n = n_tokens.min(SAMPLE_TOKENS_MAX);
     (0..n).map(move |at| at * n_tokens / n)
 }
 
-/// The union of what single tokens are expected to use, and for each expert by how many of them.
+/// Expected uses by several tokens together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Popularity {
-    /// By expert index; those beyond the end are expected of nobody.
+    /// By expert index; 0 beyond the end.
     n_tokens: Vec<u32>,
 }
 
@@ -29,7 +29,6 @@ impl Popularity {
         }
     }
 
-    /// Nothing is expected.
     pub fn clear(&mut self) {
         self.n_tokens.clear();
     }
@@ -39,8 +38,7 @@ impl Popularity {
         self.n_tokens.get(usize::from(expert)).copied().unwrap_or(0)
     }
 
-    /// Puts those first that most tokens are expected to use; equal ones, and so all where nothing is expected, stay in
-    /// their order.
+    /// Stable sort by falling popularity.
     pub fn sort<T>(&self, things: &mut [T], expert: impl Fn(&T) -> u16) {
         things.sort_by_key(|thing| std::cmp::Reverse(self.of(expert(thing))));
     }
@@ -51,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_most_tokens_want_comes_first() {
+    fn popular_experts_come_first() {
         let mut popularity = Popularity::default();
         for token in [[3, 1], [3, 0], [5, 3], [0, 5]] {
             popularity.add(token);
@@ -59,15 +57,11 @@ mod tests {
         assert_eq!([0, 1, 2, 3, 5, 9].map(|expert| popularity.of(expert)), [2, 1, 0, 3, 2, 0]);
         let mut order: Vec<u16> = (0..7).collect();
         popularity.sort(&mut order, |index| *index);
-        assert_eq!(order, [3, 0, 5, 1, 2, 4, 6], "equal ones by index, what nobody wants last");
-        popularity.clear();
-        let mut order: Vec<u16> = (0..7).collect();
-        popularity.sort(&mut order, |index| *index);
-        assert_eq!(order, [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(order, [3, 0, 5, 1, 2, 4, 6], "equal ones by index");
     }
 
     #[test]
-    fn few_tokens_are_all_asked_and_many_here_and_there() {
+    fn long_prompts_are_sampled() {
         assert_eq!(sample(3).collect::<Vec<_>>(), [0, 1, 2]);
         assert_eq!(sample(0).count(), 0);
         let of_many: Vec<usize> = sample(512).collect();

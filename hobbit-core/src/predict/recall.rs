@@ -1,4 +1,4 @@
-//! How good predictions were.
+//! Recall and precision of predictions.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,19 @@ use super::Predicted;
 /// Predictions for one layer at one distance against what its router chose. Counts experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct RecallCounts {
-    /// Predicted.
     pub predicted: u64,
     /// Chosen by the router.
     pub used: u64,
-    /// Both.
     pub both: u64,
 }
 
 impl RecallCounts {
-    /// Share of what was used that had been predicted, 0..=1; `None` when nothing was used.
+    /// Share of the used experts that were predicted, 0..=1; `None` without uses.
     pub fn recall(&self) -> Option<f64> {
         (self.used > 0).then(|| self.both as f64 / self.used as f64)
     }
 
-    /// Share of what was predicted that was used, 0..=1; `None` when nothing was predicted.
+    /// Share of the predicted experts that were used, 0..=1; `None` without predictions.
     pub fn precision(&self) -> Option<f64> {
         (self.predicted > 0).then(|| self.both as f64 / self.predicted as f64)
     }
@@ -42,8 +40,8 @@ pub struct Recall {
 }
 
 impl Recall {
-    /// `layer` is expected to use these of its experts, says the layer at `distance` before it. An empty prediction counts:
-    /// as a miss of everything. What was announced before for the same layer and distance is forgotten.
+    /// The layer at `distance` before `layer` predicts these of its experts. An empty prediction counts as a miss of
+    /// everything. Replaces an earlier prediction for the same layer and distance.
     pub fn expect(&mut self, layer: u16, distance: u8, predicted: &[Predicted]) {
         let mut experts: Vec<u16> = Vec::with_capacity(predicted.len());
         for own in predicted.iter().filter(|own| own.expert.layer == layer) {
@@ -79,17 +77,15 @@ impl Recall {
         });
     }
 
-    /// Forgets what was announced and not judged: a token was given up.
+    /// Forgets predictions that were not judged: a token was abandoned.
     pub fn forget_expected(&mut self) {
         self.expected.clear();
     }
 
-    /// Counts of one layer at one distance.
     pub fn get(&self, layer: u16, distance: u8) -> RecallCounts {
         self.counts.get(&(layer, distance)).copied().unwrap_or_default()
     }
 
-    /// Counts of all layers at one distance.
     pub fn total(&self, distance: u8) -> RecallCounts {
         let mut total = RecallCounts::default();
         self.counts.iter().filter(|((_, at), _)| *at == distance).for_each(|(_, counts)| total.add(*counts));

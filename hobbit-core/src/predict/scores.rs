@@ -2,8 +2,7 @@
 
 /// Probabilities from a router's logits `[n_expert]`; `out` is replaced. They sum to 1.
 ///
-/// What is no number gets 0, as negative infinity does; where nothing is left, everything gets 0. Infinite logits
-/// share the whole.
+/// NaN and negative infinity get 0; if all are such, every one gets 0. Infinite logits share the whole.
 pub fn softmax(logits: &[f32], out: &mut Vec<f32>) {
     let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     out.clear();
@@ -18,8 +17,8 @@ pub fn softmax(logits: &[f32], out: &mut Vec<f32>) {
     }
 }
 
-/// Positions of the `k` highest scores, highest first, equal ones in order of position; `out` is replaced. What is no
-/// number is never among them, so there may be fewer.
+/// Positions of the `k` highest scores, highest first, equal ones by position; `out` is replaced. NaN is never among
+/// them, so there may be fewer.
 pub fn top_k(scores: &[f32], k: usize, out: &mut Vec<u16>) {
     out.clear();
     out.extend(scores.iter().zip(0..=u16::MAX).filter_map(|(score, index)| (!score.is_nan()).then_some(index)));

@@ -58,7 +58,7 @@ fn the_stacked_gate_takes_the_k_best_of_each_layer_ahead() {
     assert_eq!(experts(&mut *gate, 1, 2), [(4, 7), (4, 0)]);
     let weights: Vec<f32> = predict(&mut *gate, 1, 1).iter().map(|p| p.score).collect();
     assert!((weights[0] - 0.75).abs() < 1e-6 && (weights[1] - 0.25).abs() < 1e-6, "router weights: {weights:?}");
-    // What another layer said, or was never said, or was said for the token before, is nothing.
+    // Other layers, missing scores and the previous token predict nothing.
     for (layer, distance) in [(2, 1), (1, 3), (1, 4), (1, 0)] {
         assert!(experts(&mut *gate, layer, distance).is_empty(), "{layer} {distance}");
     }
@@ -223,7 +223,7 @@ proptest! {
                 for (layer, ..) in shape().layers {
                     let mut best = Vec::new();
                     top_k(row.next().unwrap(), 2, &mut best);
-                    let chosen: Vec<_> = best.iter().zip([0.75, 0.25]).map(|(&index, weight)| (index, weight)).collect();
+                    let chosen: Vec<(u16, f32)> = best.into_iter().zip([0.75, 0.25]).collect();
                     runs.iter_mut().for_each(|predictor| predictor.observe(layer, &chosen));
                     for distance in 0..=2 {
                         let scores = row.next().unwrap();

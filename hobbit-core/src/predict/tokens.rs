@@ -1,8 +1,8 @@
-//! Predictors by what whole tokens use: the token before, or the very one, which only the simulator knows.
+//! Predictors by the uses of whole tokens: the previous token, or this one, which only the simulator knows.
 
 use super::{PredictShape, Predicted, Predictor, predicted};
 
-/// What a layer used for the token before, it often uses again. A score is the router weight it had there.
+/// Predicts that a layer uses the experts of the previous token again. A score is the router weight there.
 #[derive(Clone, Debug)]
 pub struct Previous {
     shape: PredictShape,
@@ -11,7 +11,6 @@ pub struct Previous {
 }
 
 impl Previous {
-    /// Nothing is known before the second token.
     pub fn new(shape: PredictShape) -> Self {
         let chosen = vec![Vec::new(); shape.layers.len()];
         Self { shape, chosen }
@@ -44,11 +43,11 @@ impl Predictor for Previous {
     }
 }
 
-/// What one token will use: by layer, experts and their router weights in falling order.
+/// Uses of one token: by layer, experts and their router weights in falling order.
 pub type FutureToken = Vec<(u16, Vec<(u16, f32)>)>;
 
-/// Predicts what the tokens of a trace did, for what a perfect predictor would be worth. [`Predictor::begin_token`] takes
-/// the next batch of them.
+/// Predicts a trace's own uses, to measure the worth of a perfect predictor. [`Predictor::begin_token`] takes the next
+/// batch of tokens.
 #[derive(Clone, Debug)]
 pub struct Oracle<I> {
     shape: PredictShape,

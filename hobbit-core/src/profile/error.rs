@@ -6,34 +6,29 @@ use std::path::PathBuf;
 use crate::gguf::GgmlType;
 use crate::predict::PathTableError;
 
-/// Why a profile cannot be read or does not fit the model.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// The operating system refused.
     #[error("{}: cannot {action}: {error}", path.display())]
     Io { path: PathBuf, action: &'static str, error: io::Error },
-    /// Not a profile.
     #[error("{}: {reason}; expected what gguf-tools profile -o writes", path.display())]
     Malformed { path: PathBuf, reason: String },
-    /// Written by another version.
-    #[error("{}: version {found} of the format, expected {expected}; make the profile again with this gguf-tools", path.display())]
+    #[error(
+        "{}: version {found} of the format, expected {expected}; make the profile again with this gguf-tools",
+        path.display()
+    )]
     Version { path: PathBuf, found: u64, expected: u64 },
     /// A path table that cannot be read or written, or is another model's.
     #[error("{}: {error}", path.display())]
     PathTable { path: PathBuf, error: PathTableError },
-    /// Malformed norms in a pack.
     #[error("{}: key 'hobbit.expert_norms': {reason}; make the pack again with gguf-tools pack", path.display())]
     Norms { path: PathBuf, reason: String },
-    /// Malformed mixes in a pack.
     #[error("{}: key 'hobbit.mixes': {reason}; make the pack again with gguf-tools pack", path.display())]
     Mixes { path: PathBuf, reason: String },
-    /// No measurement for a tolerance.
     #[error(
         "the profile of {profiled} has not measured how many experts at {dtype} are tolerated; make it with \
          gguf-tools profile --widths {dtype} --tolerance 2%"
     )]
     NotMeasured { profiled: String, dtype: GgmlType },
-    /// Measured on another model.
     #[error(
         "the profile was made of {profiled}, not of {}: {what} is {found}, expected {expected}; \
          make a profile of this model with gguf-tools profile", model.display()
@@ -41,37 +36,31 @@ pub enum ProfileError {
     OtherModel { profiled: String, model: PathBuf, what: &'static str, found: String, expected: String },
 }
 
-/// Why no widths can be chosen.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum WidthsError {
-    /// A profile of thresholds only.
     #[error("the profile has no widths; make one with gguf-tools profile --widths q2_k,q3_k,q4_k")]
     NoWidths,
-    /// Not an amount of loss.
     #[error("--max-loss {found} is not a tolerance; give a share of perplexity from 0% on, for example 2%")]
     MaxLoss { found: f64 },
-    /// Too small a file.
     #[error(
         "--target-size: {target} bytes cannot be reached; with every expert at its smallest width the file has \
          {smallest} bytes (predicted loss {:.2} %), give that or more, or profile narrower --widths", 100.0 * loss
     )]
     TargetSize { target: u64, smallest: u64, loss: f64 },
-    /// The profile's layers are not the model's.
     #[error("layer {layer}: the profile has {found} experts, expected {expected}; it was made of another model")]
     Layer { layer: u16, found: usize, expected: usize },
 }
 
-/// Why no mix can be chosen for a loss bound.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LossBoundError {
-    /// Experts in other precisions were measured.
     #[error(
-        "--max-loss {max_loss}: {} measured a model whose experts are {measured}, here they are {here}; {make}", file.display()
+        "--max-loss {max_loss}: {} measured a model whose experts are {measured}, here they are {here}; {make}",
+        file.display()
     )]
     OtherExperts { max_loss: String, file: PathBuf, measured: String, here: String, make: String },
-    /// Measured with larger caches only: a smaller cache loses more.
     #[error(
-        "--max-loss {max_loss}: {} has measured with {measured} of the experts in memory, and here are {here}: more may be lost; \
+        "--max-loss {max_loss}: {} has measured with {measured} of the experts in memory, and here are {here}: more \
+         may be lost; \
          {make}", file.display()
     )]
     SmallerCache { max_loss: String, file: PathBuf, measured: String, here: String, make: String },

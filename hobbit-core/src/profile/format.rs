@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::Digest;
 
@@ -13,7 +14,6 @@ use crate::gguf::{ExpertMap, GgmlType, Gguf};
 use crate::pack;
 use crate::route::Shares;
 
-/// Value of `format`.
 pub const FORMAT: &str = "hobbit-profile";
 /// Format version; it increases when older readers would misread the file.
 pub const VERSION: u64 = 1;
@@ -21,13 +21,9 @@ pub const VERSION: u64 = 1;
 /// Result of `gguf-tools profile` for a model on a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Profile {
-    /// [`FORMAT`].
     pub format: String,
-    /// [`VERSION`].
     pub version: u64,
-    /// The profiled model.
     pub model: ModelId,
-    /// The text.
     pub text: TextId,
     /// T1 and T2, if requested.
     pub thresholds: Option<ChosenThresholds>,
@@ -44,30 +40,22 @@ pub struct Profile {
     pub norms: Vec<LayerNorms>,
 }
 
-/// Identity of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelId {
-    /// File name, for people.
     pub file: String,
-    /// `general.architecture`.
     pub architecture: String,
-    /// Layers with experts.
     pub n_layers: u32,
     /// Experts of all layers.
     pub n_experts: u32,
-    /// Experts per token and layer.
     pub n_expert_used: u32,
     /// SHA-256 of the (first) file's header without padding, hexadecimal: metadata, names, types and shapes of tensors.
     /// The plain header in a pack of the model has the same value.
     pub header_sha256: String,
 }
 
-/// Identity of a text.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TextId {
-    /// File name, for people.
     pub file: String,
-    /// Tokens evaluated.
     pub tokens: u64,
     /// Tokens of each independent piece.
     pub context: u32,
@@ -75,7 +63,6 @@ pub struct TextId {
     pub perplexity: f64,
 }
 
-/// T1 and T2 for a goal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChosenThresholds {
     /// Highest unimportance loaded in high precision.
@@ -99,7 +86,6 @@ pub struct MeasuredThresholds {
     pub bytes_per_token: f64,
     /// The same with T1 = 1.
     pub exact_bytes_per_token: f64,
-    /// Expert cache, as given.
     pub expert_cache: String,
     /// Where low-precision versions came from.
     pub low: String,
@@ -118,19 +104,14 @@ pub struct PrefillShare {
     pub loss: f64,
     /// Standard error of `loss`, paired by token.
     pub loss_error: f64,
-    /// Expert bytes read per token.
     pub bytes_per_token: f64,
     /// The same with nothing in low precision.
     pub exact_bytes_per_token: f64,
-    /// Expert cache, as given.
     pub expert_cache: String,
-    /// Where low-precision versions came from.
     pub low: String,
-    /// Number of measured shares.
     pub n_measured: u32,
 }
 
-/// Sensitivities to one width.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Width {
     /// The type that slices are lowered to.
@@ -144,7 +125,6 @@ pub struct Width {
     /// perplexities' ratio), divided by the sum of all layers' `kl`.
     #[serde(rename = "calibration")]
     pub scale: f64,
-    /// By layer, ascending.
     pub layers: Vec<LayerWidth>,
     /// Experts that a tolerance allows to lower, if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -154,7 +134,6 @@ pub struct Width {
 /// The most experts whose joint lowering, as measured, stays within a tolerance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tolerated {
-    /// Allowed relative increase of perplexity.
     pub max_loss: f64,
     /// Measured loss of the mixed model.
     pub loss: f64,
@@ -164,10 +143,8 @@ pub struct Tolerated {
     pub n_measured: u32,
 }
 
-/// One layer's sensitivities to one width.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerWidth {
-    /// Block number.
     pub layer: u16,
     /// Types of an expert's slices: the width's; the nearest that the row length allows; or the model's own if the
     /// width is not smaller.
@@ -178,30 +155,52 @@ pub struct LayerWidth {
     pub experts: Vec<f64>,
 }
 
-/// Norms of one layer's experts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerNorms {
-    /// Block number.
     pub layer: u16,
     /// By expert: the Frobenius norm of all of its matrices together.
     pub norms: Vec<f32>,
 }
 
-/// Norms in the form stored in a pack.
 pub fn norms_to_json(norms: &[LayerNorms]) -> String {
     serde_json::to_string(norms).expect("numbers can always be written")
 }
 
-/// Reads the output of [`norms_to_json`].
-///
-/// # Errors
-/// The reason, in words.
 pub fn norms_of_json(text: &str) -> Result<Vec<LayerNorms>, String> {
     serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum VersionedFault {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("format is '{found}', expected '{expected}'")]
+    Format { found: String, expected: &'static str },
+    #[error("version {0}")]
+    Version(u64),
+}
+
+/// Reads JSON with these values of `format` and `version`. They are checked first: the fields of another version may
+/// differ.
+pub(crate) fn read_versioned<T: DeserializeOwned>(
+    text: &str,
+    expected: &'static str,
+    version: u64,
+) -> Result<T, VersionedFault> {
+    #[derive(Deserialize)]
+    struct Head {
+        format: String,
+        version: u64,
+    }
+    let head: Head = serde_json::from_str(text)?;
+    match head {
+        Head { format: found, .. } if found != expected => Err(VersionedFault::Format { found, expected }),
+        Head { version: found, .. } if found != version => Err(VersionedFault::Version(found)),
+        _ => Ok(serde_json::from_str(text)?),
+    }
+}
+
 impl ModelId {
-    /// The identity of a model's files.
     pub fn of(gguf: &Gguf, experts: &ExpertMap) -> Self {
         let header_sha256 = pack::Sha256(sha2::Sha256::digest(&gguf.header_bytes).into()).to_string();
         let architecture = gguf.architecture().to_owned();
@@ -218,47 +217,27 @@ impl ModelId {
 }
 
 impl Profile {
-    /// Reads a profile.
-    ///
-    /// # Errors
-    /// [`ProfileError::Io`], [`ProfileError::Malformed`] or [`ProfileError::Version`].
     pub fn read(path: &Path) -> Result<Self, ProfileError> {
         let io = |error| ProfileError::Io { path: path.to_owned(), action: "read", error };
         Self::parse(&capped::read_text(path, JSON_BYTES_MAX).map_err(io)?, path)
     }
 
     /// Reads a profile's text; `path` is for messages.
-    ///
-    /// # Errors
-    /// [`ProfileError::Malformed`] or [`ProfileError::Version`].
     pub fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
-        #[derive(Deserialize)]
-        struct Head {
-            format: String,
-            version: u64,
-        }
         let malformed = |reason: String| ProfileError::Malformed { path: path.to_owned(), reason };
-        let head: Head = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
-        if head.format != FORMAT {
-            return Err(malformed(format!("format is '{}', not '{FORMAT}'", head.format)));
+        let profile: Self = read_versioned(text, FORMAT, VERSION).map_err(|fault| match fault {
+            VersionedFault::Version(found) => ProfileError::Version { path: path.to_owned(), found, expected: VERSION },
+            other => malformed(other.to_string()),
+        })?;
+        profile.mixes.iter().try_for_each(Mixes::check).map_err(malformed)?;
+        for width in &profile.widths {
+            let of_layers = width.layers.iter().flat_map(|layer| layer.experts.iter().chain([&layer.kl]));
+            let mut losses = of_layers.chain([&width.kl, &width.scale]);
+            if let Some(loss) = losses.find(|loss| !(0.0..=f64::MAX).contains(*loss)) {
+                return Err(malformed(format!("a sensitivity is {loss}, not a number from 0 on")));
+            }
         }
-        if head.version != VERSION {
-            return Err(ProfileError::Version { path: path.to_owned(), found: head.version, expected: VERSION });
-        }
-        let profile: Self = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
-        let mut losses = profile.widths.iter().flat_map(|width| {
-            let layers = width.layers.iter().flat_map(|layer| layer.experts.iter().chain([&layer.kl]));
-            layers.chain([&width.kl, &width.scale])
-        });
-        let wrong = losses.find(|loss| !(0.0..=f64::MAX).contains(*loss)).copied();
-        drop(losses);
-        if let Err(reason) = profile.mixes.iter().try_for_each(Mixes::check) {
-            return Err(malformed(reason));
-        }
-        match wrong {
-            Some(loss) => Err(malformed(format!("a sensitivity is {loss}, not a number from 0 on"))),
-            None => Ok(profile),
-        }
+        Ok(profile)
     }
 
     /// Types of the experts tolerated at this width, and the measurement.
@@ -287,15 +266,11 @@ impl Profile {
         Ok((types, tolerated))
     }
 
-    /// The file's text.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("names and numbers can always be written") + "\n"
     }
 
     /// Checks that the profile was made from this model.
-    ///
-    /// # Errors
-    /// [`ProfileError::OtherModel`].
     pub fn check_model(&self, gguf: &Gguf, experts: &ExpertMap) -> Result<(), ProfileError> {
         let (ours, theirs) = (ModelId::of(gguf, experts), &self.model);
         let parts = [

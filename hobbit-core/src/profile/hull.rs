@@ -1,14 +1,12 @@
 //! The cheapest choices within a bound: steps along each item's lower convex hull of loss over bytes, in the order of
 //! loss per byte.
 
-/// One way to keep an item.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Choice {
     pub(super) bytes: u64,
     pub(super) loss: f64,
 }
 
-/// One choice for each item.
 pub(super) struct Walked {
     /// Position of each item's choice.
     pub(super) chosen: Vec<usize>,

@@ -12,13 +12,11 @@ pub fn nll(logits: &[f32], next: usize) -> f64 {
     log_sum(logits) - f64::from(logits[next])
 }
 
-/// Logarithm of the sum of exponentials.
 fn log_sum(logits: &[f32]) -> f64 {
     let top = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     top + logits.iter().map(|logit| (f64::from(*logit) - top).exp()).sum::<f64>().ln()
 }
 
-/// Loss over the tokens of a text.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Loss {
     n: u64,

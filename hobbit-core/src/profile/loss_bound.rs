@@ -12,31 +12,25 @@ use crate::units::Percent;
 /// Caches are whole slots: shares that differ by no more than this are the same.
 const ROUNDING: f64 = 0.005;
 
-/// A bound on the loss, and the measurements of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossBound {
     /// Relative increase of perplexity; 0.01 is one percent.
     pub max_loss: f64,
     /// One table for each expert cache.
     pub measured: Vec<Mixes>,
-    /// File with the measurements.
     pub file: PathBuf,
-    /// The model.
     pub model: PathBuf,
 }
 
-/// Experts of a session.
 #[derive(Clone, Debug)]
 pub struct Here {
     /// Share of the experts that have slots when no low version has any, `0.0..=1.0`.
     pub cache_share: f64,
     /// Types of the experts, as [`Mixes::high`].
     pub high: String,
-    /// Types of the low versions, if there are any.
     pub low: Option<String>,
 }
 
-/// The choice for a session.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChosenMix {
     /// [`Mix::EXACT`] if nothing is given up.
@@ -47,9 +41,6 @@ pub struct ChosenMix {
 
 impl LossBound {
     /// The mix with the fewest bytes that was measured within the bound.
-    ///
-    /// # Errors
-    /// These experts were not measured, or only with a larger cache; each error names the command that measures.
     pub fn choose(&self, here: &Here) -> Result<ChosenMix, LossBoundError> {
         let (max_loss, file) = (self.flag(), self.file.clone());
         let of_these: Vec<&Mixes> = self.measured.iter().filter(|own| own.high == here.high).collect();
@@ -82,7 +73,6 @@ impl LossBound {
         ChosenMix { mix: Mix::EXACT, words }
     }
 
-    /// The flag's value: `0.5%`.
     fn flag(&self) -> String {
         format!("{}%", in_percent(self.max_loss))
     }
@@ -90,8 +80,10 @@ impl LossBound {
     /// The command that measures with these expert caches, and its cost.
     pub fn make(&self, caches: &str) -> String {
         format!(
-            "make one with: gguf-tools profile {} --text FILE --max-loss {} --no-widths --expert-cache {caches} -o {} (for each \
-             cache some {} runs over half of the text, token by token: with its 4096 tokens as long as generating {} takes here)",
+            "make one with: gguf-tools profile {} --text FILE --max-loss {} --no-widths --expert-cache {caches} -o \
+             {} (for each \
+             cache some {} runs over half of the text, token by token: with its 4096 tokens as long as generating {} \
+             takes here)",
             self.model.display(),
             self.flag(),
             beside(&self.model).display(),
@@ -173,7 +165,8 @@ mod tests {
         assert_eq!((high.mix.cache_bias, high.mix.t1), (0.2, 1.0));
         assert_eq!(
             high.words,
-            "max loss 1.0 %: --cache-bias 0.2 --keep-top 1 was measured at +0.60 % +- 0.10 % on prose.txt, reading 45 % of \
+            "max loss 1.0 %: --cache-bias 0.2 --keep-top 1 was measured at +0.60 % +- 0.10 % on prose.txt, reading \
+             45 % of \
              exact's bytes with 25 % of the experts in memory"
         );
         assert_eq!(of(0.01, Some("q3_K")).mix, high.mix, "others than those that were measured");
@@ -195,7 +188,8 @@ mod tests {
         let refused = bias(0.18).unwrap_err().to_string();
         for part in [
             "--max-loss 1%: m.profile.json has measured with 25 %, 50 % of the experts in memory, and here are 18 %",
-            "gguf-tools profile m.gguf --text FILE --max-loss 1% --no-widths --expert-cache 18%,25%,50% -o m.profile.json",
+            "gguf-tools profile m.gguf --text FILE --max-loss 1% --no-widths --expert-cache 18%,25%,50% -o \
+             m.profile.json",
             "37 runs",
         ] {
             assert!(refused.contains(part), "{refused}");

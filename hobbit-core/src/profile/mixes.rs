@@ -1,7 +1,7 @@
 //! Mixes: settings that give up a little quality for fewer reads, each with its measured loss.
 //!
-//! [`search_mixes`] raises one setting at a time on one part of a text, then measures the best mixes again on a part that
-//! was held out. The table ([`Mixes`]) holds the second measurements; [`super::LossBound`] picks from it.
+//! [`search_mixes`] raises one setting at a time on one part of a text, then measures the best mixes again on a part
+//! that was held out. The table ([`Mixes`]) holds the second measurements; [`super::LossBound`] picks from it.
 
 use std::path::{Path, PathBuf};
 
@@ -28,20 +28,16 @@ pub struct Mix {
 }
 
 impl Mix {
-    /// Gives up nothing.
     pub const EXACT: Self = Self { cache_bias: 0.0, keep_top: 1, substitute: 0.0, drop: 0.0, t1: 1.0, t2: 1.0 };
 
-    /// Whether low versions are wanted.
     pub fn uses_low(&self) -> bool {
         self.t1 < 1.0
     }
 
-    /// Whether low versions are all that it uses.
     pub fn is_low_alone(&self) -> bool {
         self.uses_low() && *self == Self::EXACT.with(self.thresholds())
     }
 
-    /// T1 and T2.
     pub fn thresholds(&self) -> Thresholds {
         Thresholds { t1: self.t1, t2: self.t2 }
     }
@@ -66,13 +62,11 @@ impl Mix {
 /// Effect of a mix on a text, token by token.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredMix {
-    /// Settings.
     pub mix: Mix,
     /// Relative increase of perplexity; 0.01 is one percent.
     pub loss: f64,
     /// Its standard error, from differences token by token.
     pub error: f64,
-    /// Expert bytes read per token.
     pub bytes_per_token: f64,
 }
 
@@ -91,7 +85,6 @@ impl MeasuredMix {
 /// Mixes that were measured at one cache size, ascending by bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mixes {
-    /// Name of the text.
     pub text: String,
     /// SHA-256 of the text, hexadecimal.
     pub text_sha256: String,
@@ -124,7 +117,8 @@ impl Mixes {
         let Self { cache_share, exact_bytes_per_token, .. } = self;
         if !(0.0..=1.0).contains(cache_share) || !(0.0..=f64::MAX).contains(exact_bytes_per_token) {
             return Err(format!(
-                "mixes were measured with {cache_share} of the experts in memory and {exact_bytes_per_token} bytes a token, \
+                "mixes were measured with {cache_share} of the experts in memory and {exact_bytes_per_token} bytes a \
+                 token, \
                  expected a share from 0 to 1, and bytes from 0 on"
             ));
         }
@@ -142,22 +136,16 @@ impl Mixes {
     }
 }
 
-/// As stored in a pack.
 pub fn mixes_to_json(mixes: &[Mixes]) -> String {
     serde_json::to_string(mixes).expect("names and numbers can always be written")
 }
 
-/// Reads the output of [`mixes_to_json`].
-///
-/// # Errors
-/// The reason, in words.
 pub fn mixes_of_json(text: &str) -> Result<Vec<Mixes>, String> {
     let mixes: Vec<Mixes> = serde_json::from_str(text).map_err(|error| error.to_string())?;
     mixes.iter().try_for_each(Mixes::check)?;
     Ok(mixes)
 }
 
-/// Part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Mixes are searched on this part.
@@ -172,7 +160,6 @@ pub const RUNS_MAX: usize = 35;
 const LOSS_MIN: f64 = 1e-4;
 /// Most mixes that are measured again.
 const HELD_OUT_MAX: usize = 6;
-/// One strength of a mix.
 type Setting = fn(&mut Mix) -> &mut f32;
 /// Settings that need no low versions, with their strengths.
 const AXES: [(&[f32], Setting); 3] = [
@@ -181,14 +168,11 @@ const AXES: [(&[f32], Setting); 3] = [
     (&[0.4, 0.8], |mix| &mut mix.drop),
 ];
 
-/// Searches mixes within `max_loss`: from exact on, the setting that saves most bytes for its loss is raised by one strength,
-/// as long as the loss allows. `lows` are thresholds for a model with low versions, ascending in what they give up; empty without low versions.
-/// Each mix on the way is combined with the strongest of them that the loss allows. `exact_bytes` are read per token when
-/// nothing is given up. `measure` runs a part of the text; mixes with
+/// Searches mixes within `max_loss`: from exact on, the setting that saves most bytes for its loss is raised by one
+/// strength, as long as the loss allows. `lows` are thresholds for a model with low versions, ascending in what they
+/// give up; empty without low versions. Each mix on the way is combined with the strongest of them that the loss
+/// allows. `exact_bytes` are read per token when nothing is given up. `measure` runs a part of the text; mixes with
 /// low versions are measured after the others of a part.
-///
-/// # Errors
-/// Errors of `measure`.
 pub fn search_mixes<E>(
     lows: &[Thresholds],
     max_loss: f64,
@@ -265,7 +249,6 @@ fn frontier(mut found: Vec<MeasuredMix>) -> Vec<MeasuredMix> {
     found
 }
 
-/// SHA-256 of a text's bytes, hexadecimal.
 pub fn text_sha256(text: &[u8]) -> String {
     crate::pack::Sha256(sha2::Sha256::digest(text).into()).to_string()
 }

@@ -24,6 +24,7 @@ pub use format::{
     ChosenThresholds, FORMAT, LayerNorms, LayerWidth, MeasuredThresholds, ModelId, PrefillShare, Profile, TextId,
     Tolerated, VERSION, Width, norms_of_json, norms_to_json,
 };
+pub(crate) use format::{VersionedFault, read_versioned};
 pub use loss::{Loss, log_softmax, nll};
 pub use loss_bound::{ChosenMix, Here, LossBound, in_percent};
 pub use mixes::{

@@ -10,10 +10,6 @@ use crate::files;
 use crate::predict::PathTable;
 
 /// Reads a path table. Reads at most [`PathTable::BYTES_MAX`] bytes of any file.
-///
-/// # Errors
-/// [`ProfileError::Io`], or [`ProfileError::PathTable`] for a file that is not a table, is damaged, or has another
-/// version.
 pub fn read_path_table(path: &Path) -> Result<PathTable, ProfileError> {
     let io = |error| ProfileError::Io { path: path.to_owned(), action: "read", error };
     let mut bytes = Vec::new();
@@ -22,10 +18,6 @@ pub fn read_path_table(path: &Path) -> Result<PathTable, ProfileError> {
     PathTable::from_bytes(&bytes).map_err(|error| ProfileError::PathTable { path: path.to_owned(), error })
 }
 
-/// Writes a path table and replaces an existing one.
-///
-/// # Errors
-/// [`ProfileError::Io`], or [`ProfileError::PathTable`] for a table that is too long.
 pub fn write_path_table(path: &Path, table: &PathTable) -> Result<(), ProfileError> {
     let of_table = |error| ProfileError::PathTable { path: path.to_owned(), error };
     let io = |error| ProfileError::Io { path: path.to_owned(), action: "write", error };

@@ -9,26 +9,21 @@ use crate::units::ShortBytes;
 /// One layer, and the measured loss of leaving out its experts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerCurve {
-    /// Block number.
     pub layer: u16,
-    /// Experts of the layer.
     pub n_expert: u16,
     /// Fewest experts that may be present: as many as a token uses.
     pub least: u16,
-    /// Bytes of a slot.
     pub slot_bytes: u64,
     /// Experts that were present, ascending, and the measured mean KL divergence in nats. With all of them it is 0.
     pub points: Vec<(u16, f64)>,
 }
 
-/// The budget is below the smallest plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the smallest plan of this model takes {} of slots: as many in each layer as a token uses, and one to spare",
     ShortBytes(*least)
 )]
 pub struct NoRoom {
-    /// Bytes.
     pub least: u64,
 }
 
@@ -38,7 +33,6 @@ impl LayerCurve {
         u32::from(experts) + u32::from(experts < self.n_expert)
     }
 
-    /// Experts that are present in this many slots.
     fn experts(&self, slots: u32) -> u16 {
         if slots >= u32::from(self.n_expert) { self.n_expert } else { (slots - 1) as u16 }
     }
@@ -72,9 +66,6 @@ pub fn loss(curves: &[LayerCurve], experts: &[u16]) -> f64 {
 }
 
 /// Experts present in each layer, in order, within `budget` bytes of slots.
-///
-/// # Errors
-/// [`NoRoom`].
 pub fn hull(curves: &[LayerCurve], budget: u64) -> Result<Vec<u16>, NoRoom> {
     let choices: Vec<Vec<Choice>> = curves.iter().map(LayerCurve::choices).collect();
     let walked = walk(&choices, |bytes, _| bytes > budget);

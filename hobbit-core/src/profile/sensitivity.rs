@@ -28,9 +28,6 @@ pub fn divide(measured: f64, importance: &[f64], norms: &[f32]) -> Vec<f64> {
 /// experts, most robust first, this is EdgeMoE's "measure and adjust" (section III-B); of 100 percent of a prompt's
 /// experts, least popular first, it is Fate's share p (section 4.5). `guess` is tried first. `measure` runs the text
 /// with that many lowered, at most `log2(n) + 2` times; with none lowered nothing is lost.
-///
-/// # Errors
-/// Errors of `measure`.
 pub fn most_lowered<E>(
     n: usize,
     guess: usize,

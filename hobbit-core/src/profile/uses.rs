@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use crate::route::unimportance;
 
-/// Uses of experts over a text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Uses {
     layers: BTreeMap<u16, LayerUses>,
@@ -15,7 +14,6 @@ pub struct Uses {
     scratch: Vec<f32>,
 }
 
-/// Uses of one layer's experts, by expert.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct LayerUses {
     n_uses: Vec<u64>,
@@ -51,12 +49,10 @@ impl Uses {
         }
     }
 
-    /// Layers seen, ascending.
     pub fn layers(&self) -> impl Iterator<Item = u16> {
         self.layers.keys().copied()
     }
 
-    /// Number of uses of an expert.
     pub fn n_uses(&self, layer: u16, index: u16) -> u64 {
         let uses = self.layers.get(&layer).and_then(|layer| layer.n_uses.get(usize::from(index)));
         uses.copied().unwrap_or(0)

@@ -7,25 +7,20 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::format::{LayerNorms, ModelId, TextId};
+use super::format::{LayerNorms, ModelId, TextId, VersionedFault, read_versioned};
 use crate::files::capped::{self, JSON_BYTES_MAX};
 
-/// Value of `format`.
 pub const PLAN_FORMAT: &str = "hobbit-plan";
 /// Format version; it increases when older readers would misread the file.
 pub const PLAN_VERSION: u64 = 1;
 
-/// Virtual experts by layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VirtualPlan {
-    /// [`PLAN_FORMAT`].
     pub format: String,
-    /// [`PLAN_VERSION`].
     pub version: u64,
     /// The model that the plan was made for. It works for another quant of the same model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<ModelId>,
-    /// The text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<TextId>,
     /// Method that made it: `hull`.
@@ -36,22 +31,17 @@ pub struct VirtualPlan {
     /// ‖W‖ of every expert, the weight of the uses of virtual experts. If empty, all experts count alike.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub norms: Vec<LayerNorms>,
-    /// Expected cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<PlanOutcome>,
-    /// Measured cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<PlanOutcome>,
 }
 
-/// One layer's virtual experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedLayer {
-    /// Block number.
     pub layer: u16,
     /// Experts present: at least as many as a token uses, at most all.
     pub experts: u16,
-    /// Experts that the layer has.
     pub of: u16,
 }
 
@@ -62,62 +52,48 @@ impl PlannedLayer {
     }
 }
 
-/// Cost of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanOutcome {
     /// Mean Kullback-Leibler divergence from the exact predictions, nats.
     pub kl: f64,
-    /// Bytes of the slots.
     pub slot_bytes: u64,
     /// Relative increase of perplexity, if measured; 0.01 is one percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub perplexity_increase: Option<f64>,
 }
 
-/// Why a plan cannot be used. All messages name the file.
 #[derive(Debug, thiserror::Error)]
 #[error("{file}: {fault}")]
 pub struct VirtualPlanError {
-    /// The plan.
     pub file: String,
-    /// The fault.
     pub fault: PlanFault,
 }
 
-/// See [`VirtualPlanError`].
 #[derive(Debug, thiserror::Error)]
 pub enum PlanFault {
-    /// The operating system refused.
     #[error("cannot read this plan: {0}; gguf-tools plan makes one, --virtual-experts auto needs none")]
     Io(io::Error),
-    /// Not a plan.
     #[error("{0}; expected what gguf-tools plan -o writes")]
     Malformed(String),
-    /// Written by another version.
     #[error("version {found} of the format, expected {PLAN_VERSION}; make it again with this gguf-tools plan")]
     Version { found: u64 },
-    /// Another model's layers.
     #[error("this plan is of another model: {what} is {found}, expected {expected}; make one with gguf-tools plan")]
     OtherModel { what: String, found: String, expected: String },
-    /// An impossible number of experts.
     #[error(
-        "layer {layer}: {experts} experts of {of}; a layer keeps at least as many as a token uses ({n_used}), and at most all \
+        "layer {layer}: {experts} experts of {of}; a layer keeps at least as many as a token uses ({n_used}), and at \
+         most all \
          of them"
     )]
     Experts { layer: u16, experts: u16, of: u16, n_used: u32 },
-    /// The plan needs more bytes than the expert cache has.
     #[error(
-        "this plan takes {needed} MiB of experts' slots, and --expert-cache gives {given}; give --expert-cache {needed}MiB, \
+        "this plan takes {needed} MiB of experts' slots, and --expert-cache gives {given}; give --expert-cache \
+         {needed}MiB, \
          leave it out, or make a plan with gguf-tools plan --budget {given}MiB"
     )]
     TooLarge { needed: u64, given: u64 },
 }
 
 impl VirtualPlan {
-    /// Reads a plan.
-    ///
-    /// # Errors
-    /// [`PlanFault::Io`], [`PlanFault::Malformed`] or [`PlanFault::Version`].
     pub fn read(path: &Path) -> Result<Self, VirtualPlanError> {
         let file = path.display().to_string();
         let text = capped::read_text(path, JSON_BYTES_MAX).map_err(PlanFault::Io);
@@ -125,32 +101,18 @@ impl VirtualPlan {
     }
 
     fn parse(text: &str) -> Result<Self, PlanFault> {
-        #[derive(Deserialize)]
-        struct Head {
-            format: String,
-            version: u64,
-        }
-        let malformed = |error: serde_json::Error| PlanFault::Malformed(error.to_string());
-        let head: Head = serde_json::from_str(text).map_err(malformed)?;
-        if head.format != PLAN_FORMAT {
-            return Err(PlanFault::Malformed(format!("format is '{}', not '{PLAN_FORMAT}'", head.format)));
-        }
-        if head.version != PLAN_VERSION {
-            return Err(PlanFault::Version { found: head.version });
-        }
-        serde_json::from_str(text).map_err(malformed)
+        read_versioned(text, PLAN_FORMAT, PLAN_VERSION).map_err(|fault| match fault {
+            VersionedFault::Version(found) => PlanFault::Version { found },
+            other => PlanFault::Malformed(other.to_string()),
+        })
     }
 
-    /// The file's text.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("names and numbers can always be written") + "\n"
     }
 
     /// Checks that the plan fits a model with these `layers` (block and experts, ascending), of which a token uses
     /// `n_used`.
-    ///
-    /// # Errors
-    /// [`PlanFault::OtherModel`] or [`PlanFault::Experts`].
     pub fn check(&self, architecture: &str, layers: &[(u16, u16)], n_used: u32) -> Result<(), PlanFault> {
         let other =
             |what: String, found: String, expected: String| Err(PlanFault::OtherModel { what, found, expected });

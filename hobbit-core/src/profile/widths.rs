@@ -10,7 +10,6 @@ use super::{Profile, SliceTypes, WidthsError};
 use crate::expert::ExpertId;
 use crate::gguf::{ExpertMap, GgmlType};
 
-/// Goal for the choice of widths.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Goal {
     /// Save as much as costs at most this relative increase of perplexity (predicted); 0.02 is two percent.
@@ -18,14 +17,12 @@ pub enum Goal {
     /// Lose as little as a file of at most `bytes` allows; `other` of them are no high-precision expert records:
     /// ordinary tensors, header, low-precision records.
     TargetSize {
-        /// Maximum size of the whole file.
         bytes: u64,
         /// Bytes that are not records of high-precision experts.
         other: u64,
     },
 }
 
-/// The widths chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Widths {
     /// Types of every expert that is lowered; the others stay as they are.
@@ -39,9 +36,6 @@ pub struct Widths {
 }
 
 /// Chooses a width for each expert of `map` from what `profile` measured.
-///
-/// # Errors
-/// [`WidthsError`]: no widths in the profile, layers that differ from the model's, an invalid or unreachable goal.
 pub fn widths(profile: &Profile, map: &ExpertMap, goal: Goal) -> Result<Widths, WidthsError> {
     if profile.widths.is_empty() {
         return Err(WidthsError::NoWidths);

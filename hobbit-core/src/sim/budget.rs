@@ -1,20 +1,19 @@
-//! Division of a budget into slots per layer.
+//! Division of a budget into slots per layer, and hit curves by number of slots.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use super::curves::HitCurve;
+use super::recording::{Recording, need_order};
 use crate::cache::{Allocation, LayerDemand, allocate};
 use crate::plan::ExpertCache;
 use crate::trace::{Header, Layer};
+use crate::tuned::LayerPenalty;
 
-/// Room for experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Budget {
     /// The slots that the recorded run had, layer by layer.
     Recorded,
-    /// Bytes.
     Bytes(u64),
     /// Percent of the bytes of all high versions, `0.0..=100.0`.
     Percent(f64),
@@ -22,11 +21,9 @@ pub enum Budget {
     Slots(u32),
 }
 
-/// A budget that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{found}' is not a budget (expected recorded, 25%, 12slots or 2GiB)")]
 pub struct BudgetError {
-    /// The text given.
     pub found: String,
 }
 
@@ -61,12 +58,9 @@ impl fmt::Display for Budget {
     }
 }
 
-/// Slots of one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerSlots {
-    /// For high versions.
     pub high: u32,
-    /// For low versions.
     pub low: u32,
 }
 
@@ -109,7 +103,6 @@ fn bytes_of_all(layers: &[Layer], size: impl Fn(&Layer) -> u64) -> u64 {
     layers.iter().map(|layer| u64::from(layer.n_expert) * size(layer)).sum()
 }
 
-/// Slots of one precision within `bytes`.
 fn divide(
     layers: &[Layer],
     bytes: u64,
@@ -155,6 +148,70 @@ fn divide(
         }
     }
     slots
+}
+
+/// Hits of one layer under LRU by number of slots (Mattson's stack distances).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HitCurve {
+    by_slots: Vec<u64>,
+    n_uses: u64,
+}
+
+impl HitCurve {
+    /// `by_slots[n]` is the number of hits with n slots, ascending; beyond its end the number stays the same.
+    pub fn new(by_slots: Vec<u64>, n_uses: u64) -> Self {
+        Self { by_slots, n_uses }
+    }
+
+    /// Curve from a fitted file, in millionths of a use per token. Empty without measurements.
+    pub fn fitted(penalty: &LayerPenalty) -> Self {
+        let millionths = |penalty: f64| (penalty * 1e6) as u64;
+        let all = millionths(penalty.at(0.0).unwrap_or(0.0));
+        let saved = |slots: u16| all.saturating_sub(millionths(penalty.at(f64::from(slots)).unwrap_or(0.0)));
+        Self::new((0..=penalty.n_expert).map(saved).collect(), all)
+    }
+
+    pub fn n_uses(&self) -> u64 {
+        self.n_uses
+    }
+
+    /// Hit rates by number of slots, `0.0..=1.0`.
+    pub fn rates(&self) -> Vec<f64> {
+        self.by_slots.iter().map(|hits| *hits as f64 / self.n_uses.max(1) as f64).collect()
+    }
+
+    pub fn hits(&self, n_slots: u32) -> u64 {
+        let last = self.by_slots.len().saturating_sub(1);
+        self.by_slots.get((n_slots as usize).min(last)).copied().unwrap_or(0)
+    }
+}
+
+/// The curve of each layer of a recording, from an LRU list of the needed experts in order, in one precision.
+///
+/// A layer that needs more experts at once than it has slots does slightly better in a replay, which keeps experts in
+/// use.
+pub fn hit_curves(recording: &Recording) -> Vec<HitCurve> {
+    let mut order = Vec::new();
+    let layers = recording.header.model.layers.iter();
+    let of_layer = |layer: &Layer| {
+        let mut stack: Vec<u16> = Vec::new();
+        let mut n_uses = 0;
+        let mut at_depth = vec![0u64; usize::from(layer.n_expert) + 1];
+        for record in recording.batches().flat_map(|batch| &batch.layers).filter(|own| own.layer == layer.layer) {
+            need_order(record, &mut order);
+            n_uses += order.len() as u64;
+            for &expert in &order {
+                if let Some(depth) = stack.iter().rposition(|other| *other == expert).map(|at| stack.len() - at) {
+                    at_depth[depth] += 1;
+                    stack.remove(stack.len() - depth);
+                }
+                stack.push(expert);
+            }
+        }
+        let mut sum = 0;
+        HitCurve::new(at_depth.into_iter().map(|hits| (sum += hits, sum).1).collect(), n_uses)
+    };
+    layers.map(of_layer).collect()
 }
 
 #[cfg(test)]
@@ -238,5 +295,13 @@ mod tests {
             "'lots' is not a budget (expected recorded, 25%, 12slots or 2GiB)"
         );
         assert!("auto".parse::<Budget>().is_err() && "-1%".parse::<Budget>().is_err());
+    }
+
+    #[test]
+    fn a_fitted_curve_saves_what_it_says() {
+        let penalty = LayerPenalty { layer: 0, n_expert: 4, slots: vec![0, 2, 4], penalty: vec![2.0, 1.0, 0.5] };
+        let curve = HitCurve::fitted(&penalty);
+        assert_eq!((curve.n_uses(), curve.rates()), (2_000_000, vec![0.0, 0.25, 0.5, 0.625, 0.75]));
+        assert_eq!(HitCurve::fitted(&LayerPenalty::default()).n_uses(), 0);
     }
 }

@@ -18,10 +18,8 @@ use crate::predict::{PathTable, PredictorKind};
 use crate::route::{Rerouting, Thresholds};
 use crate::tuned::LayerPenalty;
 
-/// Eviction policies of the simulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Eviction {
-    /// One of the engine's policies.
     Policy(PolicyKind),
     /// The optimum, which knows the future: no policy has fewer misses if all misses cost the same and no layer needs
     /// more experts at once than it has slots. Otherwise it is near the optimum.
@@ -33,7 +31,6 @@ pub enum Eviction {
     LfuOfModel,
 }
 
-/// How slots are shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slots {
     /// Each layer has its own, as in the engine.
@@ -82,19 +79,16 @@ impl fmt::Display for Slots {
     }
 }
 
-/// Source of predictions for later layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PredictedBy {
     /// One of the engine's predictors. Those that need scores of later layers use the recorded ones.
     Predictor(PredictorKind),
-    /// The future.
     Oracle,
     /// The future, known in part: each expert is found with this probability in percent; for one that is not found,
     /// another is named ([`crate::trace::foretell`]).
     Partly(u8),
 }
 
-/// Prefetching for later layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, SmartDefault)]
 pub struct Prefetch {
     /// Layers to look ahead, from 1: up to the first one that lacks an expert (HOBBIT's p).
@@ -109,30 +103,23 @@ pub struct Prefetch {
     pub in_time: bool,
 }
 
-/// Source of compute times.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Compute {
     /// Times of the recorded run, without waits; a layer's expert products are divided among its experts.
     Recorded,
-    /// As given.
     Given {
         /// Seconds of a layer beside its expert products.
         layer_seconds: f64,
-        /// Seconds of one expert's products.
         expert_seconds: f64,
     },
 }
 
-/// Configuration of a replay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Eviction policy.
     pub eviction: Eviction,
     /// Weights of the weighted policies.
     pub weights: Weights,
-    /// Room for experts.
     pub budget: Budget,
-    /// Division of the slots among layers.
     pub slots: Slots,
     /// Cost of each layer's misses, for [`Allocation::ByPenalty`]; `None` takes it from this recording.
     pub penalties: Option<Vec<LayerPenalty>>,
@@ -140,9 +127,7 @@ pub struct Config {
     pub path_table: Option<Arc<PathTable>>,
     /// Percent of the bytes for low versions.
     pub low_percent: f64,
-    /// Whether low versions may stand in.
     pub mode: PrecisionMode,
-    /// Thresholds for low versions.
     pub thresholds: Thresholds,
     /// Maximum share of a batch's experts in low precision, `0.0..=1.0`.
     pub prefill_low: f32,
@@ -158,29 +143,23 @@ pub struct Config {
     pub virtual_experts: Option<VirtualUpdate>,
     /// While decoding, leave out a missing expert below this multiple of the uniform share of a token's weight.
     pub drop: f32,
-    /// Source of predictions for prefetches.
-    pub foresight: PredictedBy,
+    pub predictor: PredictedBy,
     /// Prefetching; `None` turns it off.
     pub prefetch: Option<Prefetch>,
-    /// Read speed of the file.
     pub link: LinkModel,
-    /// Compute times.
     pub compute: Compute,
 }
 
 impl Config {
     /// The recorded run's own settings. A replay with them should reproduce the recorded hits.
-    ///
-    /// # Errors
-    /// [`SimError::Unknown`] for a policy of another version.
     pub fn recorded(recording: &Recording) -> Result<Self, SimError> {
         let settings = &recording.header.settings;
         let unknown =
             |what, found: &str| SimError::Unknown { path: recording.path.clone(), what, found: found.to_owned() };
         let policy = settings.policy.parse().map_err(|_| unknown("policy", &settings.policy))?;
-        let foresight = settings.predictor.parse().map_err(|_| unknown("predictor", &settings.predictor))?;
+        let predictor = settings.predictor.parse().map_err(|_| unknown("predictor", &settings.predictor))?;
         let host = |key: &str| recording.header.host.get(key).copied().filter(|value| *value >= 0.0);
-        let is_read_ahead = foresight != PredictedBy::Predictor(PredictorKind::None) && settings.prefetch != "off";
+        let is_read_ahead = predictor != PredictedBy::Predictor(PredictorKind::None) && settings.prefetch != "off";
         let distance_max = if settings.distance > 0 { settings.distance } else { Prefetch::default().distance_max };
         let default = LinkModel::default();
         let link = LinkModel {
@@ -208,7 +187,7 @@ impl Config {
                 .then_some(settings.routing.virtual_update),
             drop: settings.routing.drop,
             prefetch: is_read_ahead.then(|| Prefetch { distance_max, ..Prefetch::default() }),
-            foresight,
+            predictor,
             link,
             compute: Compute::Recorded,
         })
@@ -230,7 +209,6 @@ impl Config {
     }
 }
 
-/// `policy_weights` of the settings.
 fn recorded_weights(recording: &Recording) -> Option<Weights> {
     recording.header.settings.more.get("policy_weights")?.parse().ok()
 }
@@ -243,7 +221,6 @@ fn recorded_allocation(recording: &Recording) -> Option<Allocation> {
 impl FromStr for Eviction {
     type Err = UnknownName;
 
-    /// A policy's name, or one of the simulator's policies.
     fn from_str(word: &str) -> Result<Self, UnknownName> {
         let near = || word.strip_prefix("belady:")?.parse().ok().map(Self::Near);
         match word {

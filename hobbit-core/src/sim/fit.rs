@@ -8,7 +8,8 @@ use super::replay::replay;
 use crate::cache::policy::{PolicyKind, Weights};
 use crate::options::PrecisionMode;
 use crate::predict::PredictorKind;
-use crate::route::{self, Shares, Thresholds, unimportance};
+use crate::profile::Uses;
+use crate::route::{self, Shares, Thresholds};
 use crate::trace::Layer;
 use crate::tuned::{LayerPenalty, TUNED_FORMAT, TUNED_VERSION, TunedOn, TunedPolicy};
 use std::collections::BTreeMap;
@@ -22,16 +23,11 @@ const PRIOR_BATCHES: f64 = 64.0;
 /// Maximum numbers of slots at which penalties are measured, beside 0.
 const STEPS: u32 = 32;
 
-/// Goal of a fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FitGoal {
-    /// Policy whose weights are fitted.
     pub policy: PolicyKind,
-    /// Room for experts.
     pub budget: Budget,
-    /// Division of the slots among layers.
     pub slots: Slots,
-    /// Percent of the bytes for low versions.
     pub low_percent: f64,
     /// Target shares of the experts' uses, to which thresholds are fitted. Minimal penalty alone would skip everything.
     pub shares: Shares,
@@ -42,9 +38,6 @@ pub struct FitGoal {
 /// Fits weights to the least miss penalty over all recordings together: a grid on the simplex, then ever smaller steps
 /// from its best point. Then measures the cost of each layer's misses with every number of slots. Deterministic.
 /// `progress` receives the number of replays and may end the fit by returning false: the result is the best so far.
-///
-/// # Errors
-/// [`SimError::OtherModel`], [`SimError::NoUses`].
 ///
 /// # Panics
 /// If there are no recordings.
@@ -70,7 +63,7 @@ pub fn fit(
     let mut config = Config::recorded(first)?;
     config.eviction = Eviction::Policy(goal.policy);
     (config.budget, config.slots, config.low_percent) = (goal.budget, goal.slots, goal.low_percent);
-    (config.foresight, config.prefetch) = (PredictedBy::Predictor(PredictorKind::None), None);
+    (config.predictor, config.prefetch) = (PredictedBy::Predictor(PredictorKind::None), None);
     config.upgrade = false;
     config.mode = if has_low { PrecisionMode::Dynamic } else { PrecisionMode::Exact };
     config.thresholds = thresholds.map_or(Thresholds { t1: 1.0, t2: 1.0 }, |(thresholds, _)| thresholds);
@@ -183,18 +176,12 @@ fn neighbours(from: [u8; 4], step: u8) -> impl Iterator<Item = [u8; 4]> {
 }
 
 fn fit_thresholds(recordings: &[Recording], shares: Shares) -> Result<route::Fit, route::NoUses> {
-    let (mut n_first, mut samples, mut of_token) = (0u64, Vec::new(), Vec::new());
+    let mut uses = Uses::default();
     for record in recordings.iter().flat_map(Recording::batches).flat_map(|batch| &batch.layers) {
-        for weights in record.weights.chunks(usize::from(record.n_used).max(1)) {
-            unimportance(weights, &mut of_token);
-            // One expert of a token counts as first, whatever its weight.
-            let first = of_token.iter().position(|s| *s == 0.0);
-            n_first += u64::from(first.is_some());
-            let others = of_token.iter().enumerate().filter(|(i, _)| Some(*i) != first);
-            samples.extend(others.map(|(_, s)| *s));
-        }
+        let ids: Vec<i32> = record.chosen.iter().map(|&index| index.into()).collect();
+        uses.observe(record.layer, record.n_used.into(), &ids, &record.weights);
     }
-    route::fit(n_first, samples, shares)
+    route::fit(uses.n_first, uses.samples, shares)
 }
 
 /// Replays with 0, 1, ... slots in every layer, or with at most [`STEPS`] numbers of slots if there are more experts.

@@ -12,7 +12,6 @@ use crate::residency::{Landed, Read, Reads};
 /// Cost of reads; by default of an NVMe drive: 3 GB/s, 80 µs, 16 reads at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, SmartDefault)]
 pub struct LinkModel {
-    /// Bytes per second of all reads together.
     #[default(3e9)]
     pub bytes_per_second: f64,
     /// Seconds from the start of a read to its first byte.
@@ -135,7 +134,6 @@ impl Reads for Link {
         self.landed.len() + self.under_way.len() + self.waiting.iter().map(VecDeque::len).sum::<usize>()
     }
 
-    /// Empty: the speed is given, not measured.
     fn stats(&self) -> LoadStats {
         LoadStats::default()
     }
@@ -225,13 +223,5 @@ mod tests {
         assert_eq!(link.withdraw(Prefetch, &mut |ticket| ticket == 2), [2]);
         let order: Vec<u64> = landings(&mut link).into_iter().map(|(_, ticket)| ticket).collect();
         assert_eq!(order, [0, 3, 1]);
-    }
-
-    #[test]
-    fn an_idle_link_starts_at_once() {
-        let mut link = link(4);
-        link.advance(100.0);
-        submit(&mut link, Prefetch, 7, 1);
-        assert_eq!(link.next_landing(), Some(103.0));
     }
 }

@@ -20,7 +20,6 @@
 
 mod budget;
 mod config;
-mod curves;
 mod error;
 mod fit;
 mod link;
@@ -31,9 +30,8 @@ mod replay;
 #[cfg(test)]
 mod tests;
 
-pub use budget::{Budget, BudgetError, LayerSlots, slots};
+pub use budget::{Budget, BudgetError, HitCurve, LayerSlots, hit_curves, slots};
 pub use config::{Compute, Config, Eviction, PredictedBy, Prefetch, Slots};
-pub use curves::{HitCurve, hit_curves};
 pub use error::SimError;
 pub use fit::{FitGoal, fit};
 pub use link::LinkModel;

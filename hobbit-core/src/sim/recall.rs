@@ -13,9 +13,9 @@ use crate::trace::{Header, LayerRecord, Prediction, foretell};
 /// Recall of a predictor over the single tokens of a recording, for distances up to `distance_max`. Predictors that
 /// need later routers' scores use the recorded ones; Fate's, which looks one layer ahead, is evaluated at all
 /// distances.
-pub fn recall(recording: &Recording, foresight: PredictedBy, distance_max: u8) -> Recall {
+pub fn recall(recording: &Recording, predictor: PredictedBy, distance_max: u8) -> Recall {
     let shape = predict_shape(&recording.header);
-    let mut predictor: Box<dyn Predictor> = match foresight {
+    let mut predictor: Box<dyn Predictor> = match predictor {
         PredictedBy::Predictor(PredictorKind::CrossLayer) => {
             Box::new(Gates::cross_layer(shape, distance_max, Gates::PERCENTILE))
         }
@@ -80,7 +80,6 @@ fn judge(recording: &Recording, predictor: &mut dyn Predictor, distance_max: u8)
 pub struct Widths {
     /// Chosen experts by their rank among the scores, best first.
     at_rank: Vec<u64>,
-    /// Chosen experts.
     used: u64,
     /// Evaluated choices of a layer.
     judged: u64,
@@ -143,7 +142,6 @@ pub fn widths(recording: &Recording, distance_max: u8) -> BTreeMap<(u16, u8), Wi
     all
 }
 
-/// All layers together, by distance.
 pub fn widths_by_distance(widths: &BTreeMap<(u16, u8), Widths>) -> BTreeMap<u8, Widths> {
     let mut all: BTreeMap<u8, Widths> = BTreeMap::new();
     widths.iter().for_each(|((_, distance), own)| all.entry(*distance).or_default().add(own));

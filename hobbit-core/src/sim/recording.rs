@@ -8,23 +8,16 @@ use super::SimError;
 use crate::predict::PredictorKind;
 use crate::trace::{Header, LayerRecord, Phase, Record, ResidentsRecord, TraceReader};
 
-/// An event of the recorded run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A new sequence begins.
     Sequence,
-    /// A batch was evaluated.
     Batch(Batch),
 }
 
-/// One evaluated batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
-    /// Prompt or decoding.
     pub phase: Phase,
-    /// Tokens.
     pub n_tokens: u32,
-    /// Wall time of the recorded run.
     pub seconds: f64,
     /// One record per layer with experts, in the order in which they ran.
     pub layers: Vec<LayerRecord>,
@@ -38,10 +31,8 @@ impl Batch {
     }
 }
 
-/// A trace in memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recording {
-    /// File, for messages.
     pub path: PathBuf,
     /// Header of the trace, with later measurements of the host in place of earlier ones.
     pub header: Header,
@@ -54,18 +45,10 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// [`SimError::Trace`]; [`SimError::NoBatches`] for a trace without a complete batch.
     pub fn open(path: &Path) -> Result<Self, SimError> {
         Self::read(TraceReader::open(path)?, path)
     }
 
-    /// Reads all records; `path` is for messages.
-    ///
-    /// # Errors
-    /// As [`Recording::open`].
     pub fn read<R: Read>(mut reader: TraceReader<R>, path: &Path) -> Result<Self, SimError> {
         let (mut header, mut start) = (reader.header().clone(), ResidentsRecord::default());
         let (mut events, mut layers, mut has_batches) = (Vec::new(), Vec::new(), false);
@@ -102,12 +85,10 @@ impl Recording {
         self.batches().flat_map(|batch| &batch.layers).any(|record| record.n_unselected() > 0)
     }
 
-    /// Tokens of all batches.
     pub fn n_tokens(&self) -> u64 {
         self.batches().map(|batch| u64::from(batch.n_tokens)).sum()
     }
 
-    /// Every evaluated batch.
     pub fn batches(&self) -> impl Iterator<Item = &Batch> {
         self.events.iter().filter_map(|event| match event {
             Event::Batch(batch) => Some(batch),

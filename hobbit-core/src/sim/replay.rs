@@ -1,8 +1,7 @@
 //! Replays a whole recording.
 
-use super::budget::slots;
+use super::budget::{HitCurve, hit_curves, slots};
 use super::config::{Compute, Config, Eviction, PredictedBy, Prefetch, Slots};
-use super::curves::{HitCurve, hit_curves};
 use super::error::SimError;
 use super::link::Link;
 use super::outcome::{Books, LayerOutcome, Observe, Outcome};
@@ -330,7 +329,7 @@ fn read_record(
 /// The engine's lookahead, with the link's speed and the precisions.
 fn lookahead(recording: &Recording, config: &Config, prefetch: Prefetch) -> residency::Lookahead {
     let shape = predict_shape(&recording.header);
-    let predictor: Box<dyn Predictor> = match config.foresight {
+    let predictor: Box<dyn Predictor> = match config.predictor {
         PredictedBy::Predictor(kind) => predict::build(kind, shape.clone(), config.path_table.clone()),
         PredictedBy::Oracle => oracle(recording, shape.clone(), None, |_| true),
         PredictedBy::Partly(percent) => oracle(recording, shape.clone(), Some(percent), |_| true),

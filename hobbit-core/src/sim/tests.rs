@@ -40,6 +40,11 @@ struct Toy {
     policy: PolicyKind,
 }
 
+/// High versions only, with LRU.
+fn toy(n_layers: u16, n_expert: u16, n_used: u16, slots: u32) -> Toy {
+    Toy { n_layers, n_expert, n_used, slots: (slots, 0), thresholds: None, policy: PolicyKind::Lru }
+}
+
 impl Toy {
     fn header(&self) -> Header {
         let layer = |layer| Layer {
@@ -193,7 +198,7 @@ proptest! {
         slots in 0..9u32,
         policy in prop::sample::select(PolicyKind::ALL.to_vec()),
     ) {
-        let toy = Toy { n_layers: 3, n_expert: 8, n_used: 2, slots: (slots, 0), thresholds: None, policy };
+        let toy = Toy { policy, ..toy(3, 8, 2, slots) };
         let recording = recording(&toy.record(&sequences));
         let config = Config::recorded(&recording).unwrap();
         let (seen, outcome) = replayed(&recording, &config);
@@ -211,8 +216,7 @@ proptest! {
     #[test]
     fn dynamic_precision_is_replayed_too(sequences in sequences(2, 12, 3), high in 0..5u32, low in 0..5u32) {
         let thresholds = Some(Thresholds { t1: 0.5, t2: 0.75 });
-        let policy = PolicyKind::ALL[0];
-        let toy = Toy { n_layers: 2, n_expert: 12, n_used: 3, slots: (high, low), thresholds, policy };
+        let toy = Toy { slots: (high, low), thresholds, ..toy(2, 12, 3, high) };
         let recording = recording(&toy.record(&sequences));
         let config = Config::recorded(&recording).unwrap();
         let (seen, outcome) = replayed(&recording, &config);
@@ -226,11 +230,13 @@ proptest! {
         sequences in sequences(3, 8, 2),
         slots in 2..8u32,
         policy in prop::sample::select(PolicyKind::ALL.to_vec()),
-        foresight in prop::sample::select(vec![
-            PredictedBy::Oracle, PredictedBy::Predictor(PredictorKind::Previous), PredictedBy::Predictor(PredictorKind::None),
+        predictor in prop::sample::select(vec![
+            PredictedBy::Oracle,
+            PredictedBy::Predictor(PredictorKind::Previous),
+            PredictedBy::Predictor(PredictorKind::None),
         ]),
     ) {
-        let toy = Toy { n_layers: 3, n_expert: 8, n_used: 2, slots: (slots, 0), thresholds: None, policy };
+        let toy = Toy { policy, ..toy(3, 8, 2, slots) };
         let recording = recording(&toy.record(&sequences));
         let config = Config::recorded(&recording).unwrap();
         let belady = Config { eviction: Eviction::Belady, ..config.clone() };
@@ -240,7 +246,7 @@ proptest! {
         if recording.batches().flat_map(|batch| &batch.layers).all(fits) {
             prop_assert!(least <= replayed(&recording, &config).1.total().n_misses());
         }
-        let config = Config { foresight, prefetch: Some(Prefetch::default()), ..config };
+        let config = Config { predictor, prefetch: Some(Prefetch::default()), ..config };
         let (seen, outcome) = replayed(&recording, &config);
         prop_assert_eq!(seen.len(), recorded(&recording).len());
         let PrefetchOutcome { issued, useful, wasted, dropped } = outcome.prefetch;
@@ -249,9 +255,11 @@ proptest! {
     }
 
     #[test]
-    fn belady_is_the_optimum(tokens in prop::collection::vec(prop::sample::subsequence(vec![0u16, 1, 2, 3, 4], 2), 1..8), slots in 2..4u32) {
-        let policy = PolicyKind::ALL[0];
-        let toy = Toy { n_layers: 1, n_expert: 5, n_used: 2, slots: (slots, 0), thresholds: None, policy };
+    fn belady_is_the_optimum(
+        tokens in prop::collection::vec(prop::sample::subsequence(vec![0u16, 1, 2, 3, 4], 2), 1..8),
+        slots in 2..4u32,
+    ) {
+        let toy = toy(1, 5, 2, slots);
         let sequence: Vec<_> = tokens.iter().map(|token| vec![vec![token.clone()]]).collect();
         let recording = recording(&toy.record(&[sequence]));
         let config = Config { eviction: Eviction::Belady, ..Config::recorded(&recording).unwrap() };
@@ -284,12 +292,11 @@ fn fewest_misses(tokens: &[Vec<u16>], slots: u32, resident: &[u16]) -> u64 {
 
 /// One layer of four experts, one per token, all with a slot; a read takes 4 seconds, products 1, the rest 2.
 fn clockwork(prefetch: Option<Prefetch>, n_layers: u16) -> Outcome {
-    let policy = PolicyKind::ALL[0];
-    let toy = Toy { n_layers, n_expert: 4, n_used: 1, slots: (4, 0), thresholds: None, policy };
+    let toy = toy(n_layers, 4, 1, 4);
     let token = |index| vec![vec![vec![index]]; usize::from(n_layers)];
     let recording = recording(&toy.record(&[vec![token(0), token(1), token(0)]]));
     let config = Config {
-        foresight: PredictedBy::Oracle,
+        predictor: PredictedBy::Oracle,
         prefetch,
         link: LinkModel { bytes_per_second: 1000.0, latency_seconds: 0.0, in_flight: 1 },
         compute: Compute::Given { layer_seconds: 2.0, expert_seconds: 1.0 },
@@ -321,9 +328,8 @@ fn a_perfect_guess_hides_what_time_allows() {
 
 #[test]
 fn a_dense_batch_fills_the_next_layers_empty_slots() {
-    let policy = PolicyKind::ALL[0];
-    let toy = Toy { n_layers: 2, n_expert: 4, n_used: 2, slots: (3, 0), thresholds: None, policy };
-    let recording = recording(&toy.record(&[vec![vec![vec![vec![0, 1], vec![2, 3]], vec![vec![0, 1], vec![3, 1]]]]]));
+    let recording =
+        recording(&toy(2, 4, 2, 3).record(&[vec![vec![vec![vec![0, 1], vec![2, 3]], vec![vec![0, 1], vec![3, 1]]]]]));
     let config = Config::recorded(&recording).unwrap();
     let link = LinkModel { bytes_per_second: 1e12, latency_seconds: 0.0, in_flight: 4 };
     let (seen, outcome) = replayed(&recording, &Config { link, ..config });
@@ -335,12 +341,11 @@ fn a_dense_batch_fills_the_next_layers_empty_slots() {
 
 #[test]
 fn the_oracle_recalls_everything() {
-    let policy = PolicyKind::ALL[0];
-    let toy = Toy { n_layers: 3, n_expert: 4, n_used: 1, slots: (4, 0), thresholds: None, policy };
+    let toy = toy(3, 4, 1, 4);
     let token = |index: u16| vec![vec![vec![index]], vec![vec![index]], vec![vec![3 - index]]];
     let recording = recording(&toy.record(&[vec![token(0), token(1), token(1)]]));
-    let of = |foresight| {
-        let recall = recall(&recording, foresight, 2);
+    let of = |predictor| {
+        let recall = recall(&recording, predictor, 2);
         [(1, 1), (2, 1), (2, 2)].map(|(layer, distance)| {
             let counts = recall.get(layer, distance);
             (counts.both, counts.used)
@@ -354,7 +359,7 @@ fn the_oracle_recalls_everything() {
 
 #[test]
 fn who_knows_a_part_of_the_future_names_others_for_the_rest() {
-    let toy = Toy { n_layers: 2, n_expert: 32, n_used: 4, slots: (8, 0), thresholds: None, policy: PolicyKind::ALL[0] };
+    let toy = toy(2, 32, 4, 8);
     let token = |i: u16| vec![vec![(0..4).map(|k| (5 * i + 7 * k) % 32).collect()]; 2];
     let recording = recording(&toy.record(&[(0..500).map(token).collect()]));
     let counts = |percent| recall(&recording, PredictedBy::Partly(percent), 1).total(1);
@@ -375,8 +380,7 @@ fn who_knows_a_part_of_the_future_names_others_for_the_rest() {
 fn layers_of_one_pool_compete_and_slots_follow_penalties() {
     // The first layer always uses the same expert, the second one four in turn.
     let token = |i: u16| vec![vec![vec![0]], vec![vec![i % 4]]];
-    let toy =
-        Toy { n_layers: 2, n_expert: 8, n_used: 1, slots: (2, 0), thresholds: None, policy: PolicyKind::default() };
+    let toy = Toy { policy: PolicyKind::default(), ..toy(2, 8, 1, 2) };
     let recording = recording(&toy.record(&[(0..40).map(token).collect()]));
     let config = Config { budget: Budget::Bytes(5 * 4000), ..Config::recorded(&recording).unwrap() };
     let misses = |config: &Config| replayed(&recording, config).1.decode.misses.high;
@@ -399,12 +403,10 @@ fn layers_of_one_pool_compete_and_slots_follow_penalties() {
 
 #[test]
 fn curves_are_lrus_hits() {
-    let policy = PolicyKind::ALL[0];
     let tokens = [0u16, 1, 2, 0, 1, 1, 3, 0, 2, 2, 1];
     let sequence: Vec<_> = tokens.iter().map(|&index| vec![vec![vec![index]]]).collect();
     for slots in 0..5 {
-        let toy = Toy { n_layers: 1, n_expert: 4, n_used: 1, slots: (slots, 0), thresholds: None, policy };
-        let recording = recording(&toy.record(std::slice::from_ref(&sequence)));
+        let recording = recording(&toy(1, 4, 1, slots).record(std::slice::from_ref(&sequence)));
         let lru = Config { eviction: "lru".parse().unwrap(), ..Config::recorded(&recording).unwrap() };
         assert_eq!(hit_curves(&recording)[0].hits(slots), replayed(&recording, &lru).1.decode.hits, "{slots} slots");
     }
@@ -416,7 +418,7 @@ fn weights_are_fitted_to_what_the_trace_rewards() {
     let tokens: Vec<u16> = (0..60).flat_map(|i| [0, 2 + i % 6, 1, 2 + (i + 3) % 6, 2 + (i + 1) % 6]).collect();
     let sequence: Vec<_> = tokens.iter().map(|&index| vec![vec![vec![index]]]).collect();
     let policy: PolicyKind = "hobbit".parse().unwrap();
-    let toy = Toy { n_layers: 1, n_expert: 8, n_used: 1, slots: (3, 0), thresholds: None, policy };
+    let toy = Toy { policy, ..toy(1, 8, 1, 3) };
     let recording = recording(&toy.record(&[sequence]));
     let goal = FitGoal {
         policy,
@@ -442,13 +444,4 @@ fn weights_are_fitted_to_what_the_trace_rewards() {
     assert_eq!(n_replays, 1, "ended when told to");
     let ended = fit(&recordings, &goal, &mut |n| n < 40).unwrap();
     assert!(!ended.has_penalties() && ended.layers[0].n_expert == 8, "nothing was measured");
-}
-
-#[test]
-fn dynamic_replays_need_low_versions() {
-    let policy = PolicyKind::ALL[0];
-    let toy = Toy { n_layers: 1, n_expert: 4, n_used: 1, slots: (2, 0), thresholds: None, policy };
-    let recording = recording(&toy.record(&[vec![vec![vec![vec![0]]]]]));
-    let config = Config { mode: PrecisionMode::Dynamic, ..Config::recorded(&recording).unwrap() };
-    assert!(matches!(replay(&recording, &config, &mut |_, _, _| {}), Err(SimError::NoLow { .. })));
 }

@@ -1,8 +1,8 @@
-//! Tuned policies: JSON files that `hobbit-sim calibrate` makes from traces of a model, and the engine loads (`--profile FILE`, or
-//! from a pack).
+//! Tuned policies: JSON files that `hobbit-sim calibrate` makes from traces of a model, and the engine loads
+//! (`--profile FILE`, or from a pack).
 //!
-//! A tuned policy describes how the model's experts are best cached. Tolerance for lower precision is in another file, the
-//! [`crate::profile::Profile`].
+//! A tuned policy describes how the model's experts are best cached. Tolerance for lower precision is in another file,
+//! the [`crate::profile::Profile`].
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,36 +11,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::policy::{PolicyKind, Weights};
 use crate::files::capped::{self, JSON_BYTES_MAX};
-use crate::profile;
+use crate::profile::{self, VersionedFault, read_versioned};
 use crate::route::{Shares, Thresholds};
 
-/// What `format` says.
 pub const TUNED_FORMAT: &str = "hobbit-policy";
 /// Counts up when a reader of the last version would misunderstand. 2: penalties by layer.
 pub const TUNED_VERSION: u64 = 2;
 
-/// Layers of a model, at the most.
 const LAYERS_MAX: usize = 4096;
 
-/// Why a tuned policy cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TunedError {
-    /// The operating system refused.
     #[error("{file}: cannot read this tuned policy: {error}; hobbit-sim calibrate makes one of traces")]
     Io { file: String, error: io::Error },
-    /// Not a tuned policy.
     #[error("{file}: {reason}; expected what hobbit-sim calibrate -o writes, make it again")]
     Malformed { file: String, reason: String },
-    /// A profile of the model, not a tuned policy.
     #[error(
-        "{file}: a profile by gguf-tools profile, expected a tuned policy by hobbit-sim calibrate; such profiles go into a pack \
+        "{file}: a profile by gguf-tools profile, expected a tuned policy by hobbit-sim calibrate; such profiles go \
+         into a pack \
          (gguf-tools pack --profile)"
     )]
     OfTheModel { file: String },
-    /// Written by another version.
     #[error("{file}: version {found} of the format, expected {expected}; make it again with this hobbit-sim calibrate")]
     Version { file: String, found: u64, expected: u64 },
-    /// Tuned on another model.
     #[error(
         "{file}: this policy was tuned on {tuned_on}, not on {}: {what} is {found}, expected {expected}; make one of \
          traces of this model with hobbit-sim calibrate", model.display()
@@ -55,14 +48,10 @@ pub enum TunedError {
     },
 }
 
-/// A tuned policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TunedPolicy {
-    /// [`TUNED_FORMAT`].
     pub format: String,
-    /// [`TUNED_VERSION`].
     pub version: u64,
-    /// Name of the policy.
     pub policy: String,
     /// lru, lfu, lhu, fld; they sum to 1.
     pub weights: [f32; 4],
@@ -72,41 +61,31 @@ pub struct TunedPolicy {
     pub t2: Option<f32>,
     /// Shares of the uses at these thresholds if no expert were resident.
     pub shares: Option<Shares>,
-    /// Traces and model.
     #[serde(rename = "fitted_on")]
     pub tuned_on: TunedOn,
     /// Miss penalty per token with it: high 1, low B_l / B_h.
     pub penalty: f64,
     /// The same under LRU.
     pub penalty_lru: f64,
-    /// Replays that were made.
     pub replays: u64,
     /// Layers with experts, ascending.
     pub layers: Vec<LayerPenalty>,
 }
 
-/// Traces and model of a tuned policy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TunedOn {
-    /// File names of the traces.
     pub traces: Vec<String>,
-    /// Name of the model.
     pub model: String,
-    /// `general.architecture`.
     pub architecture: String,
-    /// Tokens of all traces.
     pub tokens: u64,
-    /// Expert cache, as given.
     pub budget: String,
 }
 
-/// Cost of a layer's misses by its number of slots, under the tuned policy. With few tokens it leans towards the mean of all
-/// layers.
+/// Cost of a layer's misses by its number of slots, under the tuned policy. With few tokens it leans towards the mean
+/// of all layers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerPenalty {
-    /// Block number.
     pub layer: u16,
-    /// Experts.
     pub n_expert: u16,
     /// High slots, ascending from 0 to `n_expert`; empty if fitting was ended before it was measured.
     pub slots: Vec<u32>,
@@ -115,8 +94,8 @@ pub struct LayerPenalty {
 }
 
 impl LayerPenalty {
-    /// Penalty per token with this many slots of the layer, on a straight line between measured numbers. `None` if nothing was
-    /// measured.
+    /// Penalty per token with this many slots of the layer, on a straight line between measured numbers. `None` if
+    /// nothing was measured.
     pub fn at(&self, n_slots: f64) -> Option<f64> {
         let last = self.slots.len().min(self.penalty.len()).checked_sub(1)?;
         let next = self.slots[..last].partition_point(|slots| f64::from(*slots) < n_slots);
@@ -128,10 +107,6 @@ impl LayerPenalty {
 }
 
 impl TunedPolicy {
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// [`TunedError::Io`], [`TunedError::Malformed`] or [`TunedError::Version`].
     pub fn read(path: &Path) -> Result<Self, TunedError> {
         let file = path.display().to_string();
         match capped::read_text(path, JSON_BYTES_MAX) {
@@ -141,27 +116,17 @@ impl TunedPolicy {
     }
 
     /// Reads a file's text; `file` is for messages.
-    ///
-    /// # Errors
-    /// [`TunedError::Malformed`] or [`TunedError::Version`].
     pub fn parse(text: &str, file: &str) -> Result<Self, TunedError> {
-        #[derive(Deserialize)]
-        struct Head {
-            format: String,
-            version: u64,
-        }
         let malformed = |reason: String| TunedError::Malformed { file: file.to_owned(), reason };
-        let head: Head = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
-        if head.format == profile::FORMAT {
-            return Err(TunedError::OfTheModel { file: file.to_owned() });
-        }
-        if head.format != TUNED_FORMAT {
-            return Err(malformed(format!("format is '{}', expected '{TUNED_FORMAT}'", head.format)));
-        }
-        if head.version != TUNED_VERSION {
-            return Err(TunedError::Version { file: file.to_owned(), found: head.version, expected: TUNED_VERSION });
-        }
-        let tuned: Self = serde_json::from_str(text).map_err(|error| malformed(error.to_string()))?;
+        let tuned: Self = read_versioned(text, TUNED_FORMAT, TUNED_VERSION).map_err(|fault| match fault {
+            VersionedFault::Format { found, .. } if found == profile::FORMAT => {
+                TunedError::OfTheModel { file: file.to_owned() }
+            }
+            VersionedFault::Version(found) => {
+                TunedError::Version { file: file.to_owned(), found, expected: TUNED_VERSION }
+            }
+            other => malformed(other.to_string()),
+        })?;
         tuned.check().map_err(malformed)?;
         Ok(tuned)
     }
@@ -189,11 +154,8 @@ impl TunedPolicy {
         self.layers.iter().try_for_each(LayerPenalty::check)
     }
 
-    /// Checks that it was tuned on a model of this architecture with these layers, by block number and number of experts,
-    /// ascending. `file` and `model` are for messages.
-    ///
-    /// # Errors
-    /// [`TunedError::OtherModel`].
+    /// Checks that it was tuned on a model of this architecture with these layers, by block number and number of
+    /// experts, ascending. `file` and `model` are for messages.
     pub fn check_model(
         &self,
         architecture: &str,
@@ -224,7 +186,6 @@ impl TunedPolicy {
         }
     }
 
-    /// The weights, if they belong to [`PolicyKind::Hobbit`].
     pub fn hobbit_weights(&self) -> Option<Weights> {
         Weights::new(self.weights).ok().filter(|_| self.policy == PolicyKind::Hobbit.name())
     }
@@ -240,12 +201,10 @@ impl TunedPolicy {
         Some(&self.layers[at]).filter(|own| !own.slots.is_empty())
     }
 
-    /// Whether the cost of misses was measured for each layer.
     pub fn has_penalties(&self) -> bool {
         !self.layers.is_empty() && self.layers.iter().all(|layer| !layer.slots.is_empty())
     }
 
-    /// The file's text.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("names and numbers can always be written") + "\n"
     }

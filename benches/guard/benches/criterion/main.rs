@@ -101,8 +101,8 @@ fn replays(criterion: &mut Criterion) {
         group.bench_function(eviction.to_string(), |b| b.iter(|| replay(&recording, &config, &mut |_, _, _| {})));
     }
     let prefetch = Some(Prefetch::default());
-    let foresight = PredictedBy::Predictor(PredictorKind::Previous);
-    let config = Config { foresight, prefetch, ..recorded };
+    let predictor = PredictedBy::Predictor(PredictorKind::Previous);
+    let config = Config { predictor, prefetch, ..recorded };
     group.bench_function("lru, prefetching", |b| b.iter(|| replay(&recording, &config, &mut |_, _, _| {})));
     group.finish();
 }

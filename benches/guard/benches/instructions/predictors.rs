@@ -12,7 +12,7 @@ use hobbit_guard::inputs::{self, N_EXPERT, N_LAYERS, Token};
 /// Width of the gating input.
 const WIDTH: usize = 2048;
 const N_GATES: u16 = 4;
-/// Layers that the stacked gate foretells.
+/// Layers that the stacked gate predicts.
 const N_LAYERS_AHEAD: u8 = 3;
 
 fn gates(gating: Gating) -> (GateStack, Vec<f32>) {
@@ -33,7 +33,7 @@ fn gates(gating: Gating) -> (GateStack, Vec<f32>) {
 #[bench::softmax(Gating::Softmax)]
 #[bench::sigmoid(Gating::Sigmoid)]
 fn product((mut gates, x): (GateStack, Vec<f32>)) -> (GateStack, Vec<f32>) {
-    black_box(gates.scores(black_box(&x), &[1, 2, 3]));
+    black_box(gates.scores_of(black_box(&[&x[..]]), &[1, 2, 3]));
     (gates, x)
 }
 

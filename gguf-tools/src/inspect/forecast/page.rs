@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use hobbit_core::forecast::{Forecast, Limit, Shape, low_evidence};
+use hobbit_core::forecast::{Forecast, Limit};
 use hobbit_core::units::{Bytes, Percent, ShortBytes};
 
 use super::Report;
@@ -11,13 +11,13 @@ use super::Report;
 const ERROR: &str = "Against measured runs: docs/FORECAST.md";
 
 /// The whole page.
-pub fn page(report: &Report, shape: &Shape) -> String {
+pub fn page(report: &Report) -> String {
     let mut out = String::new();
     // Writing to a string does not fail.
     let _ = model(&mut out, report);
     let _ = machine(&mut out, report);
     let _ = match (&report.forecast, &report.refused) {
-        (Some(forecast), _) => speeds(&mut out, report, forecast, shape),
+        (Some(forecast), _) => speeds(&mut out, report, forecast),
         (None, Some(why)) => writeln!(out, "\nNo: {why}"),
         (None, None) => Ok(()),
     };
@@ -75,7 +75,7 @@ fn machine(out: &mut String, report: &Report) -> std::fmt::Result {
     writeln!(out)
 }
 
-fn speeds(out: &mut String, report: &Report, forecast: &Forecast, shape: &Shape) -> std::fmt::Result {
+fn speeds(out: &mut String, report: &Report, forecast: &Forecast) -> std::fmt::Result {
     let Forecast { expected, low, high, .. } = forecast;
     writeln!(out)?;
     match &forecast.plan {
@@ -140,19 +140,6 @@ fn speeds(out: &mut String, report: &Report, forecast: &Forecast, shape: &Shape)
         milliseconds(1.0 / expected.tokens_per_second),
         Percent(expected.efficiency().min(1.0))
     )?;
-    match (forecast.at_one_percent, low_evidence(&shape.experts_per_token)) {
-        _ if expected.bytes_read == 0.0 => writeln!(out, "decode, +1 %   no faster: nothing is read")?,
-        (Some(at), Some(evidence)) => writeln!(
-            out,
-            "decode, +1 %   {} t/s with low versions ({}): {:.0} of the bytes at {:+.2} of perplexity, on an 11.7 M \
-                demo model only",
-            speed(at),
-            evidence.types,
-            Percent(evidence.bytes_left),
-            Percent(evidence.loss)
-        )?,
-        _ => writeln!(out, "decode, +1 %   not known: no quality was measured with experts of these types")?,
-    }
     let first = forecast.first_token;
     let products = if report.machine.host.cpu.operations.is_none() { ", of operations assumed" } else { "" };
     writeln!(

@@ -33,10 +33,7 @@ fn shallow_layers_are_filled_first() {
     assert_eq!(shares(0, 6), [2, 2, 1, 1]);
     assert_eq!(shares(9, 17), [8, 8, 1, 0]);
     assert_eq!(shares(1, 99), [8, 8, 8, 8]);
-}
-
-#[test]
-fn shallow_is_who_is_shallow_in_the_whole_model() {
+    // Depth counts layers of the whole model.
     let demands = &in_need(&[8; 5], 0)[2..];
     assert_eq!(allocate(Allocation::ShallowFirst { layers: 3 }, 12, demands), [8, 2, 2]);
     assert_eq!(allocate(Allocation::ShallowFirst { layers: 2 }, 12, demands), [4, 4, 4]);
@@ -53,12 +50,15 @@ fn every_layer_gets_what_a_token_uses_first() {
     assert_eq!([5, 7, 9, 20].map(penal), [[2, 1, 1, 1], [2, 2, 2, 1], [2, 2, 4, 1], [6, 5, 8, 1]]);
 }
 
-/// The first two slots save nothing alone: once they are there for a token's sake, what the third brings is not spread
-/// over them.
+/// A gain that only several slots bring is spread over them, but not over those that a token needs anyway.
 #[test]
-fn gains_count_from_what_is_there() {
-    let cycle = LayerDemand { needs: 2, ..demand(4, 1.0, &[0.0, 0.0, 0.0, 0.9]) };
-    assert_eq!(marginal_gains(&cycle, 2).map_to_tenths(), [9, 0]);
+fn gains_are_spread_over_the_slots_beyond_a_tokens_needs() {
+    let cycle = demand(4, 1.0, &[0.0, 0.0, 0.0, 0.9]); // LRU on a cycle of three
+    let tenths = |share| marginal_gains(&cycle, share).iter().map(|gain| (gain * 10.0).round()).collect::<Vec<_>>();
+    assert_eq!([tenths(0), tenths(2)], [vec![3.0, 3.0, 3.0, 0.0], vec![9.0, 0.0]]);
+    let steady = demand(4, 1.0, &[0.0, 0.2, 0.4, 0.6]);
+    assert_eq!(allocate(Allocation::ByPenalty, 3, &[steady, cycle.clone()]), [0, 3]);
+    let cycle = LayerDemand { needs: 2, ..cycle };
     let other = LayerDemand { needs: 2, ..demand(4, 1.6, &[0.0, 0.25, 0.5, 0.75, 1.0]) };
     assert_eq!(allocate(Allocation::ByPenalty, 5, &[other.clone(), cycle.clone()]), [2, 3]);
     assert_eq!(allocate(Allocation::ByPenalty, 5, &[cycle, other]), [3, 2]);
@@ -75,24 +75,6 @@ fn slots_go_where_they_save_most() {
     assert_eq!([1, 2, 3, 4, 5].map(|n_slots| shares(n_slots, 1.0)), [[1, 0], [2, 0], [2, 1], [2, 2], [3, 2]]);
     assert_eq!([1, 2, 3, 4, 5].map(|n_slots| shares(n_slots, 3.0)), [[1, 0], [1, 1], [1, 2], [1, 3], [2, 3]]);
     assert_eq!(shares(99, 1.0), [3, 3]);
-}
-
-#[test]
-fn a_gain_that_several_slots_bring_is_spread() {
-    // LRU on a cycle of three: nothing before the third slot.
-    let cycle = demand(4, 1.0, &[0.0, 0.0, 0.0, 0.9]);
-    assert_eq!(marginal_gains(&cycle, 0).map_to_tenths(), [3, 3, 3, 0]);
-    assert_eq!(allocate(Allocation::ByPenalty, 3, &[demand(4, 1.0, &[0.0, 0.2, 0.4, 0.6]), cycle]), [0, 3]);
-}
-
-trait Tenths {
-    fn map_to_tenths(&self) -> Vec<i64>;
-}
-
-impl Tenths for Vec<f64> {
-    fn map_to_tenths(&self) -> Vec<i64> {
-        self.iter().map(|gain| (gain * 10.0).round() as i64).collect()
-    }
 }
 
 #[test]
@@ -146,7 +128,10 @@ proptest! {
 
     /// Against every division of the slots between two layers with concave curves.
     #[test]
-    fn greedy_saves_the_most(curves in prop::array::uniform2(prop::collection::vec(0.0f64..1.0, 6)), n_slots in 0u32..12) {
+    fn greedy_saves_the_most(
+        curves in prop::array::uniform2(prop::collection::vec(0.0f64..1.0, 6)),
+        n_slots in 0u32..12,
+    ) {
         let demands = curves.map(|mut gains| {
             gains.sort_by(|a, b| b.total_cmp(a));
             let sums = gains.iter().scan(0.0, |sum, gain| { *sum += gain; Some(*sum) });

@@ -18,7 +18,6 @@ use std::collections::{HashMap, HashSet};
 /// The cache counts in `f32`: what differs by less than this part may be decided either way.
 const ROUNDING: f64 = 1e-3;
 
-/// What the model knows of a resident.
 struct Resident {
     slot: SlotId,
     states: HashMap<SliceKind, SliceState>,
@@ -35,7 +34,6 @@ impl Resident {
     }
 }
 
-/// A version and where it belongs.
 struct Member {
     version: Version,
     share: ShareId,
@@ -51,21 +49,18 @@ struct Model {
     /// Residents, least recently used first.
     recency: Vec<Version>,
     shielded: HashSet<Version>,
-    /// Recent uses.
     uses: HashMap<ExpertId, f64>,
     /// The first slot of each share, how many it has, and with how many it was made.
     firsts: HashMap<ShareId, u32>,
     sizes: HashMap<ShareId, (u32, u32)>,
 }
 
-/// What a call that moves versions gave.
+/// Result of a call that moves versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// [`Cache::acquire`].
     Acquired(Option<Acquired>),
     /// [`Cache::acquire_upgrade`], which [`Cache::upgrade`] asked for or the script did.
     Upgraded(Option<ExpertId>, Option<Acquired>),
-    /// [`Cache::release`].
     Released(Version, bool),
     /// [`Cache::resize_share`]: slots after the call, and how many residents left; `None` if it was refused.
     Resized(u32, Option<usize>),
@@ -81,7 +76,6 @@ pub fn run(script: &[u8]) -> Vec<Event> {
     run_kind(kind, script.get(1..).unwrap_or_default())
 }
 
-/// Runs the rest of a script with a policy of this kind.
 fn run_kind(kind: PolicyKind, script: &[u8]) -> Vec<Event> {
     let policy = policy::build(kind, &Weights::default(), Shape { n_layers: 6, low_cost: 0.25 });
     run_policy(policy, kind == PolicyKind::Lru, script)
@@ -281,7 +275,6 @@ impl Model {
         self.sizes.insert(share, (kept, most));
     }
 
-    /// Brings every slice of a resident.
     fn load(&mut self, version: Version) {
         let Some(resident) = self.residents.get_mut(&version) else { return };
         for (&kind, state) in &mut resident.states {
@@ -342,7 +335,6 @@ impl Model {
         self.uses.get(&version.expert).copied().unwrap_or(0.0)
     }
 
-    /// The lowest slot of the share that no resident has.
     fn empty_slot(&self, share: ShareId) -> Option<u32> {
         let taken: HashSet<SlotId> = self.residents.values().map(|resident| resident.slot).collect();
         self.cache.slots_of_share(share).find(|&index| !taken.contains(&SlotId { pool: share.pool, index }))

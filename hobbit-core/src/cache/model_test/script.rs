@@ -1,4 +1,4 @@
-//! What the first bytes of a script say.
+//! Pools by the first bytes of a script.
 
 use super::super::{Allocation, LayerDemand, LayerLayout, PoolLayout, SliceKinds, allocate};
 use crate::expert::{ExpertId, Precision, SliceKind, Version};

@@ -31,7 +31,7 @@ fn every_policy_keeps_to_the_rules_and_repeats_itself() {
         assert!(evictions > 500, "{kind} chose {evictions} times only");
     }
     for seed in 1..=60 {
-        // Of a future that has nothing to do with what happens.
+        // Its future has nothing to do with the script.
         let future = (0..300).map(|time| Upcoming {
             time,
             expert: ExpertId { layer: time as u16 % 5, index: time as u16 % 7 },

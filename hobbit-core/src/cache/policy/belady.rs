@@ -6,25 +6,22 @@ use crate::cache::by_expert::ByExpert;
 use crate::expert::{ExpertId, Precision, Version};
 use std::collections::VecDeque;
 
-/// One use that will come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upcoming {
     /// When: an index that never falls, in any unit; the token's number over all sequences, say.
     pub time: u64,
-    /// Whom the router will choose.
     pub expert: ExpertId,
     /// The precision that the use asks for if the expert is missing; `None` if it does without.
     pub demand: Option<Precision>,
 }
 
-/// Evicts the version that is needed last. It must be told every use with [`Policy::on_use`], in the order of the
-/// future it was made from: each use takes the expert's next one out of it.
+/// Evicts the version that is needed last. [`Policy::on_use`] must report the uses of the future in its order: each one
+/// removes the expert's next use.
 ///
-/// Where misses cost differently, it evicts the lowest cost per distance, which is a heuristic: the optimum then is a
-/// flow problem. A high version's loss costs 1 at the next use that asks for high precision, and `low_cost` at the next
-/// one that low precision is enough for, unless the low version is resident; the more pressing one counts. A low
-/// version's loss costs `low_cost` at the next use it is enough for, and nothing beside its high version. All slots of
-/// a share are of equal size, so bytes count in what a load costs only.
+/// If misses cost differently, it evicts the lowest cost per distance, a heuristic: the optimum is a flow problem. The
+/// loss of a high version costs 1 at the next use that asks for high precision, and `low_cost` at the next one that
+/// asks for low precision unless the low version is resident; the more pressing one counts. The loss of a low version
+/// costs `low_cost` at the next use that asks for low precision, and nothing beside its high version.
 #[derive(Clone, Debug)]
 pub struct Belady {
     low_cost: f64,
@@ -109,12 +106,10 @@ impl Policy for Belady {
 pub struct Near {
     belady: Belady,
     other: Box<dyn Policy>,
-    /// In the unit of [`super::Upcoming::time`].
     reach: u64,
 }
 
 impl Near {
-    /// With sight of what comes within `reach`.
     pub fn new(belady: Belady, other: Box<dyn Policy>, reach: u64) -> Self {
         Self { belady, other, reach }
     }

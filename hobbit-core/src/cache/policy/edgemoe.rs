@@ -5,13 +5,13 @@ use crate::cache::by_expert::ByExpert;
 use crate::cache::bytes::{Cursor, Writer};
 use crate::expert::{ExpertId, Version};
 
-/// Evicts the highest `-f / ((i - I) mod S)`: `f` is the number of uses of an expert of layer `i` in the whole run, `I` the
-/// running layer, `S` the number of layers. The distance is how many layers run until `i` does; the running layer's own is a
-/// whole round, `S`. Of equal scores the least recently used goes.
+/// Evicts the highest `-f / ((i - I) mod S)`, among equals the least recently used: `f` is the number of uses of an
+/// expert of layer `i` in the whole run, `I` the running layer, `S` the number of layers. The distance counts the
+/// layers that run until `i` does; the running layer's own is a whole round, `S`.
 ///
-/// The paper prints `(S - i + I) mod S`, how long ago layer `i` ran. That evicts what runs next, while its prose gives "priority
-/// to the eviction of experts ... whose layers are farther away from the current block": the prose is followed. Inside a share
-/// of one layer the distance is one and the same for all candidates.
+/// The paper prints `(S - i + I) mod S`, how long ago layer `i` ran, which evicts the layers that run next. Its prose
+/// gives "priority to the eviction of experts ... whose layers are farther away from the current block", and we follow
+/// that. Inside a share of one layer all candidates have the same distance.
 #[derive(Clone, Debug)]
 pub struct EdgeMoe {
     n_layers: u16,
@@ -19,7 +19,6 @@ pub struct EdgeMoe {
 }
 
 impl EdgeMoe {
-    /// For a model of so many layers.
     pub fn new(n_layers: u16) -> Self {
         Self { n_layers: n_layers.max(1), uses: ByExpert::default() }
     }
@@ -42,7 +41,6 @@ impl Policy for EdgeMoe {
         }
     }
 
-    /// Layers and, of each, the uses of its experts.
     fn save(&self) -> Vec<u8> {
         let mut out = Writer::default();
         out.count(self.uses.layers().len());

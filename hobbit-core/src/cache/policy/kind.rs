@@ -6,19 +6,13 @@ use crate::named::named;
 /// The policies to choose from, baselines first: all but [`super::Belady`], which needs the future.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PolicyKind {
-    /// [`Lru`].
     Lru,
     /// [`Hobbit`]'s frequency alone.
     Lfu,
-    /// [`Hobbit`].
     Hobbit,
-    /// [`EdgeMoe`].
     EdgeMoe,
-    /// [`Smoe`].
     Smoe,
-    /// [`Arc`].
     Arc,
-    /// [`Learned`].
     #[default]
     Learned,
 }
@@ -29,23 +23,21 @@ named! { PolicyKind, "cache policy":
 }
 
 impl PolicyKind {
-    /// Whether it gains by [`Policy::on_scores`]: then they are worth computing.
+    /// Whether it uses [`Policy::on_scores`].
     pub const fn needs_scores(self) -> bool {
         matches!(self, Self::Smoe | Self::Learned)
     }
 }
 
-/// What policies know of the model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     /// Layers of the model, dense ones included.
     pub n_layers: u16,
-    /// Bytes of a low version for each byte of a high one, which is what its load costs beside a high one; 1 if there
-    /// are no low versions.
+    /// Bytes of a low version for each byte of a high one; 1 without low versions.
     pub low_cost: f32,
 }
 
-/// What a policy may come to keep for a layer of so many experts, in bytes.
+/// Maximum bytes that a policy keeps for a layer of this many experts.
 pub fn table_bytes(kind: PolicyKind, n_expert: u16) -> u64 {
     // Counts and times of each expert, as any policy has them.
     let records = 256 * u64::from(n_expert);
@@ -64,27 +56,5 @@ pub fn build(kind: PolicyKind, weights: &Weights, shape: Shape) -> Box<dyn Polic
         PolicyKind::Smoe => Box::new(Smoe::default()),
         PolicyKind::Arc => Box::new(Arc::default()),
         PolicyKind::Learned => Box::new(Learned::new(LearnedOptions::default(), shape.low_cost)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_round_trip() {
-        for kind in PolicyKind::ALL {
-            assert_eq!(kind.to_string().parse(), Ok(kind));
-        }
-        assert_eq!("foresight".parse(), Ok(PolicyKind::Learned), "the older name");
-    }
-
-    #[test]
-    fn unknown_words_name_the_choices() {
-        let error = "mru".parse::<PolicyKind>().unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "unknown cache policy 'mru' (expected one of: lru, lfu, hobbit, edgemoe, smoe, arc, learned)"
-        );
     }
 }

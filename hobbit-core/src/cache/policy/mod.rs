@@ -1,7 +1,7 @@
 //! Eviction policies behind [`Policy`].
 //!
-//! As a rule slots are divided among layers ([`crate::cache::allocate()`]), and candidates are of one layer. Of a common
-//! share ([`crate::cache::PoolLayout::is_common`]) they are of any.
+//! As a rule slots are divided among layers ([`crate::cache::allocate()`]), and candidates are of one layer. In a
+//! common share ([`crate::cache::PoolLayout::is_common`]) they are of any layer.
 
 mod belady;
 mod edgemoe;
@@ -30,7 +30,7 @@ pub use weights::{Weights, WeightsError};
 use super::ShareId;
 use crate::expert::{ExpertId, Precision, Version};
 
-/// When something happens, as far as policies may know. There is no clock but the token.
+/// The time that policies may know: tokens and layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
     /// Tokens of the sequence before this one; of several that are evaluated at once, before the last one.
@@ -39,39 +39,36 @@ pub struct Now {
     pub layer: u16,
 }
 
-/// What becomes of an expert that the router chose for a token, or for several that are evaluated at once.
+/// Use of an expert that the router chose for a token, or for several that are evaluated at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Use {
     /// Whether every slice of the version used was ready when the router chose the expert. Never for a skipped one.
     pub hit: bool,
-    /// In which precision the expert is used; `None` if it is skipped.
+    /// `None` if the expert is skipped.
     pub precision: Option<Precision>,
-    /// The expert's share of the router's weight among those the token chose, which sum to 1; 1/k where the weights of
-    /// k chosen experts are not known. For a batch the sum over its tokens.
+    /// The expert's share of the router's weight among the token's choices, which sum to 1; 1/k if the weights of the k
+    /// experts are unknown. For a batch the sum over its tokens.
     pub weight: f32,
     /// Tokens that chose the expert, of those that are evaluated at once: 1 for a single token.
     pub n_tokens: u32,
-    /// How many of them come after the last one that chose it: 0 for a single token.
+    /// Tokens after the last one that chose it: 0 for a single token.
     pub since: u32,
 }
 
 impl Use {
-    /// By a single token.
     pub fn by_one(hit: bool, precision: Option<Precision>, weight: f32) -> Self {
         Self { hit, precision, weight, n_tokens: 1, since: 0 }
     }
 }
 
-/// A version that may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// A resident.
     pub version: Version,
-    /// Number of the event that used or inserted it last: a clock finer than the token. An expert's other version ages.
+    /// Number of the event that used or inserted this version last: a clock finer than the token.
     pub last_use: u64,
 }
 
-/// Position of the candidate of the lowest value; of equal values, the one whose last use is longest ago.
+/// Position of the candidate with the lowest value; of equal ones the least recently used.
 fn lowest(candidates: &[Candidate], mut value: impl FnMut(Version) -> f64) -> usize {
     let ranks = candidates.iter().map(|candidate| (value(candidate.version), candidate.last_use)).enumerate();
     let lowest = ranks.min_by(|(_, a), (_, b)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
@@ -81,7 +78,7 @@ fn lowest(candidates: &[Candidate], mut value: impl FnMut(Version) -> f64) -> us
 /// Ranks residents for eviction. A policy decides and remembers; it neither loads nor frees.
 ///
 /// The cache guarantees that
-/// - every share is told with its members before anything else;
+/// - every share is announced with its members before anything else;
 /// - a version is inserted only while it is not resident, and leaves only by being returned from [`Policy::victim`]
 ///   or with [`Policy::on_remove`]; an expert's versions come and go independently;
 /// - uses are reported for misses and skipped experts too, before the insertion they lead to, so a policy may count
@@ -90,14 +87,13 @@ fn lowest(candidates: &[Candidate], mut value: impl FnMut(Version) -> f64) -> us
 ///   in slot order. None of them is shielded, or all are. Others may be resident.
 ///
 /// A policy guarantees that equal calls give equal answers: no randomness without a fixed seed, no iteration in
-/// hash order. It takes weights and scores that are no numbers without a panic.
+/// hash order. NaN weights and scores cause no panic.
 pub trait Policy: Send {
     /// These versions compete for the slots of `share`.
     fn on_share(&mut self, share: ShareId, members: &[Version]) {
         let _ = (share, members);
     }
 
-    /// `version` became resident.
     fn on_insert(&mut self, version: Version, now: Now) {
         let _ = (version, now);
     }
@@ -105,33 +101,32 @@ pub trait Policy: Send {
     /// The router chose `expert`: once for all tokens that are evaluated at once.
     fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now);
 
-    /// The router's probabilities of all experts of `layer` for one token, `[n_expert]`, selected or not. Where they are
-    /// known, they come before the uses of that token and layer, once per token of a batch; they may never come.
+    /// The router's probabilities of all experts of `layer` for one token, `[n_expert]`, selected or not. If they are
+    /// known, they come before the uses of that token and layer, once per token of a batch.
     fn on_scores(&mut self, layer: u16, scores: &[f32], now: Now) {
         let _ = (layer, scores, now);
     }
 
-    /// `version` left without being chosen by [`Policy::victim`]: released, or displaced by an upgrade.
+    /// `version` was released or displaced by an upgrade, not chosen by [`Policy::victim`].
     fn on_remove(&mut self, version: Version, now: Now) {
         let _ = (version, now);
     }
 
-    /// A new sequence began. What is resident stays so; a policy that counts per sequence starts over.
+    /// Residents stay; a policy that counts per sequence starts over.
     fn begin_sequence(&mut self) {}
 
-    /// What it has learned and another run would miss, in a form of its own, between two sequences. Who is resident and the
-    /// order of their last uses need not be in it: they are inserted again, least recently used first. Nothing, if a
-    /// policy can do without.
+    /// Statistics for another run, between two sequences; may be empty. Residents and the order of their last uses
+    /// need not be included: they are inserted again, least recently used first.
     fn save(&self) -> Vec<u8> {
         Vec::new()
     }
 
-    /// Takes what [`Policy::save`] gave in another run, before anything is inserted. Any bytes may come: false, and nothing
-    /// has changed, if they make no sense.
+    /// Takes the output of [`Policy::save`] before anything is inserted; `false`, without a change, for malformed
+    /// bytes.
     fn load(&mut self, saved: &[u8]) -> bool {
         saved.is_empty()
     }
 
-    /// Position in `candidates` of the one that gives its slot to `incoming`. It is evicted.
+    /// Position in `candidates` of the version to evict for `incoming`.
     fn victim(&mut self, incoming: Version, candidates: &[Candidate], now: Now) -> usize;
 }

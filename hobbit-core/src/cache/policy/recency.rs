@@ -101,7 +101,6 @@ impl Policy for Arc {
     }
 }
 
-/// Each least recently used first.
 #[derive(Clone, Debug, Default)]
 struct Lists {
     t1: Vec<Version>,
@@ -138,7 +137,6 @@ impl Lists {
         }
     }
 
-    /// `version` became resident.
     fn insert(&mut self, version: Version) {
         let is_back = take(&mut self.b1, version) | take(&mut self.b2, version);
         if is_back { &mut self.t2 } else { &mut self.t1 }.push(version);
@@ -196,41 +194,7 @@ impl Lists {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::policy::scripts::{Aged, aged, at, high, insert, low, miss, token, used, victim_for, victim_of};
-
-    const NOW: Now = Now { token: 0, layer: 3 };
-
-    fn after(script: &[u16]) -> Aged<Lru> {
-        let mut lru = aged(Lru);
-        script.iter().for_each(|&index| lru.on_insert(high(index), NOW));
-        lru
-    }
-
-    #[test]
-    fn the_oldest_candidate_goes() {
-        assert_eq!(victim_of(&mut after(&[0, 1, 2]), &[0, 1, 2]), 0);
-        assert_eq!(victim_of(&mut after(&[0, 1, 2]), &[2, 1, 0]), 0);
-        assert_eq!(victim_of(&mut after(&[0, 1, 2, 0]), &[0, 1, 2]), 1);
-        assert_eq!(victim_of(&mut after(&[0, 1, 2, 0]), &[2]), 2);
-        assert_eq!(victim_of(&mut after(&[5, 1, 5, 1]), &[1, 5]), 5);
-    }
-
-    #[test]
-    fn a_use_counts_like_an_insertion_for_the_version_used() {
-        let mut lru = aged(Lru);
-        let expert = high(0).expert;
-        for version in [high(0), low(0), high(1)] {
-            lru.on_insert(version, NOW);
-        }
-        lru.on_use(expert, used(Precision::High), NOW);
-        lru.begin_sequence();
-        assert_eq!(lru.victim(high(2), &[high(0), high(1)], NOW), 1);
-        assert_eq!(lru.victim(high(2), &[high(0), high(1), low(0)], NOW), 2);
-        lru.on_use(expert, Use::by_one(false, None, 0.5), NOW);
-        assert_eq!(lru.victim(high(2), &[high(0), low(0)], NOW), 1, "skipped is not used");
-        lru.on_use(expert, used(Precision::Low), NOW);
-        assert_eq!(lru.victim(high(2), &[high(0), high(1), low(0)], NOW), 1);
-    }
+    use crate::cache::policy::scripts::{aged, at, high, insert, low, miss, token, victim_for, victim_of};
 
     /// T1, T2, B1, B2 by expert, and p.
     fn lists(arc: &mut Arc) -> ([Vec<u16>; 4], usize) {
@@ -292,23 +256,6 @@ mod tests {
         insert(&mut arc, &[99]);
         assert_eq!(victim_for(&mut arc, 98, &[2, 99]), 2);
         assert_eq!(victim_for(&mut arc, 97, &[55]), 55, "unknown residents are taken in slot order");
-    }
-
-    #[test]
-    fn only_a_second_use_is_a_re_use() {
-        let is_re_use = |arc: &mut Arc, version: Version| {
-            arc.on_use(version.expert, used(version.precision), at(0));
-            arc.of(version).0.t2.contains(&version)
-        };
-        let arc = &mut Arc::default();
-        assert!(!is_re_use(arc, high(0)), "a miss");
-        arc.on_insert(high(0), at(0));
-        assert!(is_re_use(arc, high(0)));
-        arc.on_insert(low(0), at(0));
-        assert!(!is_re_use(arc, low(0)), "it was prefetched for this");
-        assert!(is_re_use(arc, low(0)));
-        arc.on_remove(high(0), at(0));
-        assert!(!is_re_use(arc, high(0)));
     }
 
     #[test]

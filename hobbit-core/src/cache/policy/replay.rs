@@ -124,7 +124,7 @@ pub(super) struct Router {
     pub(super) noise: f64,
 }
 
-/// What such a router chooses in two layers.
+/// The router's choices in two layers.
 pub(super) fn synthetic(router: Router, seed: u64) -> Trace {
     let mut random = Random::new(seed);
     let n = usize::from(router.n_expert);
@@ -140,7 +140,7 @@ pub(super) fn synthetic(router: Router, seed: u64) -> Trace {
             if time % 100 == 99 {
                 topic[layer] = draw(router.topic);
             }
-            // Of equal variance at all times.
+            // The variance stays equal.
             let fresh = draw(router.drift);
             drift[layer].iter_mut().zip(fresh).for_each(|(old, new)| *old = 0.7 * *old + 0.51f64.sqrt() * new);
             let noise = draw(router.noise);

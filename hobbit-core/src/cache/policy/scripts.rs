@@ -1,4 +1,4 @@
-//! What the scripted tests of the policies share: layer 3, high versions unless said otherwise.
+//! Helpers of the policies' scripted tests: layer 3, high versions unless stated otherwise.
 
 use super::{Candidate, Now, Policy, Use};
 use crate::expert::{ExpertId, Precision, Version};
@@ -63,7 +63,6 @@ pub(super) fn at(token: u64) -> Now {
     Now { token, layer: 3 }
 }
 
-/// Inserts experts in order, as prefetches.
 pub(super) fn insert(policy: &mut Aged<impl Policy>, indices: &[u16]) {
     indices.iter().for_each(|&index| policy.on_insert(high(index), at(0)));
 }
@@ -74,18 +73,18 @@ pub(super) fn token(policy: &mut Aged<impl Policy>, token: u64, indices: &[u16])
     indices.iter().for_each(|&index| policy.on_use(high(index).expert, usage, at(token)));
 }
 
-/// The index of whom the policy evicts of these experts for expert 99, at token 9.
+/// The expert that the policy evicts for expert 99, at token 9.
 pub(super) fn victim_of(policy: &mut Aged<impl Policy>, candidates: &[u16]) -> u16 {
     victim_for(policy, 99, candidates)
 }
 
-/// The index of whom the policy evicts of these experts for another one, at token 9.
+/// The expert that the policy evicts for another one, at token 9.
 pub(super) fn victim_for(policy: &mut Aged<impl Policy>, incoming: u16, candidates: &[u16]) -> u16 {
     let candidates: Vec<_> = candidates.iter().copied().map(high).collect();
     candidates[policy.victim(high(incoming), &candidates, at(9))].expert.index
 }
 
-/// A miss as the cache reports it: use, victim of `full` slots, insertion. Returns who left.
+/// A miss as the cache reports it: use, victim of `full` slots, insertion. Returns the evicted expert.
 pub(super) fn miss(policy: &mut Aged<impl Policy>, index: u16, residents: &mut Vec<u16>, full: usize) -> Option<u16> {
     policy.on_use(high(index).expert, Use { hit: false, ..used(Precision::High) }, at(0));
     let left = (residents.len() == full).then(|| victim_for(policy, index, residents));

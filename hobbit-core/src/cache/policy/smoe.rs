@@ -4,12 +4,11 @@ use super::{Candidate, Now, Policy, Use, lowest};
 use crate::expert::{ExpertId, Version};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Evicts the lowest mean router score over the last `n` tokens, those included that did not select the expert; of tokens
-/// that were evaluated at once only their mean is known, which counts for as many of them as are among the last `n`. The
-/// paper's shield, that what the running layer needs stays, is the cache's: it is pinned.
+/// Evicts the lowest mean router score over the last `n` tokens, whether they selected the expert or not; among equals
+/// the least recently used. For tokens that were evaluated at once only their mean is known: it counts for as many of
+/// them as are among the last `n`. The paper's shield for the running layer's experts is the cache's pin.
 ///
-/// Where a token's scores are not known, the weights of the experts it chose are its scores, and 0 is the others'.
-/// Of equal means the least recently used goes.
+/// If a token's scores are unknown, the weights of its chosen experts are its scores, and 0 those of the others.
 #[derive(Clone, Debug)]
 pub struct Smoe {
     n_tokens: usize,
@@ -29,7 +28,7 @@ struct Window {
 #[derive(Clone, Debug, Default)]
 struct Row {
     scores: Vec<f32>,
-    /// What makes the row one token's: a batch's weights sum to its tokens.
+    /// Divisor for the mean of one token: a batch's weights sum to its tokens.
     total: f32,
 }
 
@@ -80,8 +79,8 @@ impl Window {
         self.rows.iter().map(Row::n_tokens).sum()
     }
 
-    /// The row of a token that was not there yet, its memory that of a row that falls out: with the new one, of a token at
-    /// least, the others are of `n_tokens`.
+    /// A new row. Drops the rows that the new one, of at least one token, pushes out of the last `n_tokens`, and reuses
+    /// their memory.
     fn next_row(&mut self, n_tokens: usize) -> &mut Row {
         let mut row = Row::default();
         let mut n = self.n_tokens() + 1;

@@ -1,4 +1,4 @@
-//! What holds for all policies.
+//! Properties of all policies.
 
 use super::replay::{Choice, Trace};
 use super::*;

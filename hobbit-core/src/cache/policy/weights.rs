@@ -6,24 +6,18 @@ use std::str::FromStr;
 /// How much each part of HOBBIT's priority counts (section 3.4, equation 3): not negative, together 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
-    /// Of recency.
     pub lru: f32,
-    /// Of uses.
     pub lfu: f32,
-    /// Of high-precision uses.
     pub lhu: f32,
-    /// Of layer distance.
     pub fld: f32,
 }
 
-/// Weights that do not make sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "policy weights '{found}': {why}; give four numbers from 0 up, not all 0, for recency, frequency, high-precision \
      frequency and layer distance, for example 0.3,0.3,0.3,0.1"
 )]
 pub struct WeightsError {
-    /// What was given.
     pub found: String,
     why: &'static str,
 }
@@ -48,10 +42,10 @@ impl Weights {
 }
 
 impl Default for Weights {
-    /// The paper gives none, it fits them to each model (`hobbit-sim calibrate`). These are near the means of what was fitted
-    /// on traces of the bundled demo model and of a synthetic one with 64 experts, at 37.5 to 75 % and 25 to 75 % of the
-    /// experts: 0.38 recency to 0.62 frequency. Those traces are exact, so frequency is divided evenly between all uses and
-    /// high ones; inside a share the layer distance is one and the same, so its weight, small by hand, decides nothing.
+    /// The paper fits them to each model (`hobbit-sim calibrate`). These are near the means of fits on traces of the
+    /// bundled demo model and of a synthetic one with 64 experts, at 37.5 to 75 % and 25 to 75 % of the experts: 0.38
+    /// recency to 0.62 frequency. The traces are exact, so frequency is divided evenly between all uses and high ones.
+    /// Inside a share of one layer, distance has no effect.
     fn default() -> Self {
         Self { lru: 0.34, lfu: 0.28, lhu: 0.28, fld: 0.1 }
     }

@@ -1,4 +1,4 @@
-//! What a copy and a product on the CPU cost, learned while they happen.
+//! Costs of a copy and of a product on the CPU, learned during the run.
 
 use smart_default::SmartDefault;
 
@@ -15,19 +15,19 @@ pub struct RunningMean {
 }
 
 impl RunningMean {
-    /// Weight of a sample in a long series: half of what was is forgotten after five.
+    /// Weight of a sample in a long series: half of the past is forgotten after five.
     pub const WEIGHT_MIN: f64 = 0.125;
     /// A sample counts as at most so many times the mean, and as at least that part of it.
     pub const OUTLIER: f64 = 8.0;
 
-    /// With a guess that the first sample may halve the way to. A guess that is not positive and finite is none.
+    /// Starts with a guess that counts as one sample; one that is not positive and finite is ignored.
     pub fn seeded(value: f64) -> Self {
         let mut mean = Self::default();
         mean.add(value);
         mean
     }
 
-    /// Takes a sample; the first one as it is. What is not positive and finite is no measurement and is ignored.
+    /// Samples that are not positive and finite are ignored.
     pub fn add(&mut self, sample: f64) {
         if !(sample > 0.0 && sample.is_finite()) {
             return;
@@ -42,7 +42,7 @@ impl RunningMean {
         });
     }
 
-    /// Lets what was learned so far count as one sample: it is old.
+    /// Lets the past count as one sample.
     pub fn age(&mut self) {
         if let Some((_, n)) = &mut self.mean {
             *n = 1;
@@ -55,18 +55,15 @@ impl RunningMean {
     }
 }
 
-/// What the two ways of computing a missing expert cost.
+/// Costs of the two ways to compute a missing expert.
 ///
-/// The constants (latency, overhead, tail) are small beside the rest and stay as given; what they get wrong goes into
-/// the means.
+/// The constants (latency, overhead, tail) are small and stay as given; their errors go into the means.
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct Costs {
-    /// Seconds per byte of a copy from host memory to the device.
     pub link: RunningMean,
     /// Seconds that one copy takes however small it is.
     #[default(Self::LINK_LATENCY)]
     pub link_latency: f64,
-    /// Seconds per weight byte of an expert on the CPU.
     pub cpu: RunningMean,
     /// Seconds per step in which the CPU computes at all: activations down, results up, waking threads.
     #[default(Self::CPU_OVERHEAD)]
@@ -84,10 +81,10 @@ impl Costs {
     /// Part of a measured time that constants may explain away; the rest is laid to the bytes.
     const CONSTANT_SHARE_MAX: f64 = 0.875;
 
-    /// Starts from what was measured on this machine.
+    /// Starts from the measurements on this machine.
     ///
-    /// `element_type` is the type of most expert bytes (`"q4_K"`); where it was not measured another one stands in, the
-    /// one that is slowest per byte. `pinned` says where copies start: pinned host memory, or pageable.
+    /// `element_type` is the type of most expert bytes (`"q4_K"`); if it was not measured, the slowest type per byte
+    /// counts. `pinned`: copies start in pinned host memory, not in pageable memory.
     pub fn seeded(calibration: &Calibration, element_type: &str, pinned: bool) -> Self {
         let upload = match pinned {
             true => calibration.upload_bytes_per_s.or(calibration.upload_pageable_bytes_per_s),
@@ -103,7 +100,7 @@ impl Costs {
         }
     }
 
-    /// Seconds per byte beside the constant part; not a positive number where nothing was measured.
+    /// Seconds per byte beside the constant part; not positive without a measurement.
     pub(super) fn per_byte(bytes: u64, seconds: f64, constant: f64) -> f64 {
         if bytes == 0 {
             return 0.0;

@@ -6,7 +6,7 @@
 //! copied because such experts are likely to be used again.
 //!
 //! Algorithm 2 takes the next expert for the side that is behind and can miss the best place by one expert. Here every
-//! place where the list can be cut is tried instead: there are as many as experts used per token.
+//! cut of the list is tried instead: there are as many as experts used per token.
 //!
 //! # Model of a step
 //!
@@ -23,10 +23,8 @@
 //! lands last. Experts that are not in host memory yet can only be copied. [`split`] is exact in this model: no other
 //! cut of the list finishes sooner, all-copy and all-CPU included; among equals the one that copies most wins.
 //!
-//! A cost that was never observed nor seeded is unknown: then everything is copied until [`Balancer`] has tried.
-//!
-//! [`split`] and [`Costs`] hold no clock and no state of a run; [`Balancer`] adds the state that keeps both costs
-//! fresh.
+//! With an unknown cost (neither observed nor seeded) everything is copied until [`Balancer`] has tried. [`split`] and
+//! [`Costs`] are pure; [`Balancer`] keeps the costs fresh.
 
 mod costs;
 mod probe;
@@ -42,7 +40,6 @@ pub use probe::Balancer;
 /// A selected expert without a copy in device memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Miss {
-    /// Position of the expert in its layer.
     pub index: u16,
     /// Bytes of its slices in the version that is wanted.
     pub bytes: u64,
@@ -52,26 +49,23 @@ pub struct Miss {
     pub on_host: bool,
 }
 
-/// What may be left to the CPU.
+/// Experts that the CPU may compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HelperMode {
-    /// Nothing.
     Off,
-    /// What is done sooner there.
     #[default]
     Auto,
     /// Every miss that is in host memory.
     On,
 }
 
-/// Who goes where, in the order of the misses.
+/// A division of the misses, each side in their order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Split {
     /// Experts to be copied, most important first.
     pub copy: Vec<u16>,
-    /// Experts to be computed on the CPU, most important first.
     pub cpu: Vec<u16>,
-    /// When the step is over by the model, in seconds; 0 where a cost that counts is unknown.
+    /// End of the step by the model, in seconds; 0 if a cost that counts is unknown.
     pub finish: f64,
 }
 
@@ -89,7 +83,7 @@ pub fn split(misses: &[Miss], costs: &Costs, device_busy: f64, mode: HelperMode)
     cut(misses, n_copied, costs, device_busy)
 }
 
-/// Of the misses that are in host memory, how many are copied in the split that finishes first.
+/// Number of misses in host memory that the best split copies.
 fn best_cut(misses: &[Miss], n_host: usize, costs: &Costs, device_busy: f64) -> usize {
     if costs.copy(1, 0).is_none() || costs.cpu(0).is_none() {
         return n_host;
@@ -120,7 +114,6 @@ fn cut(misses: &[Miss], n_copied: usize, costs: &Costs, device_busy: f64) -> Spl
     split
 }
 
-/// What each side has to do in that split.
 fn load_of(misses: &[Miss], n_copied: usize) -> Load {
     let mut load = Load::default();
     for miss in misses {
@@ -135,7 +128,7 @@ fn load_of(misses: &[Miss], n_copied: usize) -> Load {
     load
 }
 
-/// How much each side has to do. Whole numbers: equal loads take equal times, however they came about.
+/// Work of each side. Whole numbers: equal loads take equal times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Load {
     copies: u64,
@@ -152,7 +145,7 @@ impl Load {
         self.copy_bytes += miss.bytes;
     }
 
-    /// When the step is over, in seconds; `None` where a cost that counts is unknown.
+    /// End of the step, in seconds; `None` if a cost that counts is unknown.
     fn finish(&self, costs: &Costs, device_busy: f64) -> Option<f64> {
         let device = match self.copies {
             0 => device_busy,

@@ -1,10 +1,10 @@
-//! Keeping both costs known: what is never done is never measured.
+//! Probes, which keep both costs known: a side without work is never measured.
 
 use super::{Costs, HelperMode, Miss, RunningMean, Split, best_cut, cut, load_of, split};
 
 /// [`split`] over many steps, with costs that follow the machine.
 ///
-/// Where one side has had nothing to do for a while, one expert goes there against the model's advice. Such a probe
+/// If one side has had no work for a while, one expert goes there against the model's advice. Such a probe
 /// * comes at most every [`Balancer::STEPS_MIN`] steps at first; each one that confirms the estimate doubles that, up
 ///   to [`Balancer::STEPS_MAX`], and one that contradicts it starts again;
 /// * waits until the time that it will cost by the model is at most [`Balancer::SHARE`] of the time that steps have
@@ -15,18 +15,15 @@ use super::{Costs, HelperMode, Miss, RunningMean, Split, best_cut, cut, load_of,
 #[derive(Clone, Debug)]
 pub struct Balancer {
     mode: HelperMode,
-    /// What is known now.
     pub costs: Costs,
     link: Side,
     cpu: Side,
 }
 
-/// How fresh one cost is.
 #[derive(Clone, Copy, Debug)]
 struct Side {
     /// Steps with a choice since this side was last observed.
     steps: u32,
-    /// Steps to wait before a probe.
     interval: u32,
     /// Seconds that those steps took by the model.
     elapsed: f64,
@@ -41,17 +38,17 @@ impl Side {
         self.steps >= self.interval
     }
 
-    /// What was far cheaper than thought at the last look is looked at without delay.
+    /// A side that was far cheaper than estimated is probed again at once.
     fn is_due(&self) -> bool {
         self.surprise.is_some() || self.is_stale()
     }
 
-    /// What the next probe will cost, in seconds per byte.
+    /// Expected cost of the next probe, in seconds per byte.
     fn expected(&self, mean: RunningMean) -> RunningMean {
         self.surprise.map_or(mean, RunningMean::seeded)
     }
 
-    /// Takes an observation in seconds per byte into the mean, and notes whether it was what the mean said.
+    /// Takes an observation in seconds per byte into the mean, and notes whether it confirms the mean.
     fn observed(&mut self, mean: &mut RunningMean, seen: f64) {
         if !(seen > 0.0 && seen.is_finite()) {
             return;
@@ -74,7 +71,6 @@ impl Side {
 }
 
 impl Balancer {
-    /// Fewest steps between two probes of a side.
     pub const STEPS_MIN: u32 = 8;
     /// Most steps between two probes of a side, if their cost allows: a few tokens.
     pub const STEPS_MAX: u32 = 256;
@@ -83,7 +79,6 @@ impl Balancer {
     /// An observation within this factor of the mean confirms it.
     const CONFIRMED: f64 = 1.5;
 
-    /// Starts from `costs`.
     pub fn new(costs: Costs, mode: HelperMode) -> Self {
         Self { mode, costs, link: Side::NEW, cpu: Side::NEW }
     }
@@ -117,9 +112,9 @@ impl Balancer {
         let seconds = |n_copied| load_of(misses, n_copied).finish(&costs, device_busy);
         match (seconds(best), seconds(n_copied)) {
             (Some(best), Some(probe)) => side.is_due() && probe - best <= side.elapsed * Self::SHARE,
-            // What the probe would tell is unknown: at once.
+            // The probe's cost is unknown: probe at once.
             (Some(_), None) => true,
-            // What is done without it is unknown, and will be known then.
+            // The other side's cost is unknown, and this step will measure it.
             (None, _) => false,
         }
         .then_some(n_copied)

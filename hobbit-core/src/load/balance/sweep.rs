@@ -8,7 +8,7 @@ use super::*;
 const STEPS: usize = 2000;
 const N_USED: u16 = 8;
 
-/// What is true and nobody tells the policy.
+/// True speeds, which the policy does not know.
 #[derive(Clone, Copy, Debug)]
 struct Machine {
     link_bytes_per_s: f64,

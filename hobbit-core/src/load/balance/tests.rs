@@ -41,7 +41,7 @@ fn important_experts_are_copied_and_the_rest_is_computed_where_it_is_done_sooner
         (Auto, &[HOST; 4], costs(1.0, 9.0), 0.0, &[10, 11, 12, 13], &[], 4.0),
         // Copies that hide behind what the device computes anyway are free.
         (Auto, &[HOST; 4], costs(1.0, 1.0), 4.0, &[10, 11, 12, 13], &[], 4.0),
-        // What is on its way from the file holds the link.
+        // A read from the file occupies the link.
         (Auto, &[FILE, HOST, FILE, HOST], costs(1.0, 1.0), 0.0, &[10, 12], &[11, 13], 2.0),
         (Auto, &[(3 * MIB, true), HOST, HOST], costs(1.0, 1.0), 0.0, &[10], &[11, 12], 3.0),
         (Off, &[HOST; 3], costs(9.0, 1.0), 0.0, &[10, 11, 12], &[], 27.0),

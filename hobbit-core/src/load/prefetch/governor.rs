@@ -4,19 +4,18 @@ use std::fmt;
 
 use smart_default::SmartDefault;
 
-/// How long a governor tries, and how sure it wants to be. All lengths are in tokens: equal waits make equal decisions.
+/// Lengths of trials, and the certainty they need. All lengths are in tokens: equal waits make equal decisions.
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct GovernorOptions {
     /// Tokens measured in each of a trial's four windows; at least 1.
     #[default(8)]
     pub window_tokens: u32,
-    /// Tokens at the start of a window that are not measured: they live on what the window before left in the cache.
+    /// Tokens at the start of a window that are not measured: the window before has filled the cache.
     #[default(2)]
     pub settle_tokens: u32,
     /// Tokens from one trial to the next at first. Each trial that confirms the one before doubles it.
     #[default(64)]
     pub rest_tokens: u32,
-    /// Most tokens from one trial to the next.
     #[default(4096)]
     pub rest_tokens_max: u32,
     /// Standard errors that on and off must differ by.
@@ -27,7 +26,6 @@ pub struct GovernorOptions {
     pub share_min: f64,
 }
 
-/// Why prefetching is on or off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GovernorReason {
@@ -40,7 +38,7 @@ pub enum GovernorReason {
     Pays,
     /// Tokens waited more with it.
     Harms,
-    /// No difference could be measured: it stays as it was, and on at first.
+    /// No difference was measured: the setting stays, on at first.
     NoDifference,
     /// Since the last trial, wrong guesses delayed more than right ones saved, by the planner's estimates.
     Accounts,
@@ -59,24 +57,18 @@ impl fmt::Display for GovernorReason {
     }
 }
 
-/// For the stats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct GovernorReport {
-    /// Whether the next token prefetches.
     pub is_on: bool,
-    /// Why.
     pub reason: GovernorReason,
-    /// Wait per token without prefetching less that with it, in seconds, by the last trial.
+    /// Wait per token without prefetching minus with it, in seconds, by the last trial.
     pub benefit_seconds: Option<f64>,
     /// Standard error of that.
     pub benefit_error_seconds: Option<f64>,
-    /// Trials finished.
     pub trials: u64,
     /// Times that prefetching was given up after it had been on, or had been tried for the first time.
     pub given_up: u64,
-    /// Tokens with prefetching.
     pub tokens_on: u64,
-    /// Tokens without.
     pub tokens_off: u64,
     /// Tokens until the next trial; 0 in a trial, and where there will be none.
     pub rest_tokens: u32,
@@ -84,39 +76,39 @@ pub struct GovernorReport {
 
 /// Switches prefetching on and off.
 ///
-/// A trial is four windows: on, off, off, on, so that what changes steadily meanwhile (a cache that fills) falls on both
-/// alike. If tokens waited clearly less with prefetching it stays on, if clearly more it is switched off, and in
-/// between it stays as it was before the trial. The next trial comes after a rest, which doubles as long as trials confirm
-/// each other: what prefetching harms for ever costs a vanishing share of the tokens.
+/// A trial is four windows: on, off, off, on, so that steady changes (a cache that fills) affect both sides alike. If
+/// tokens wait clearly less with prefetching it stays on, if clearly more it is switched off, and otherwise it stays as
+/// before. The next trial comes after a rest, which doubles as long as trials confirm each other: lasting harm costs a
+/// vanishing share of the tokens.
 ///
-/// Between trials the planner's own account is watched: where it is negative on average over the last tokens, prefetching
-/// is switched off without a trial. If the next trial contradicts that, the account is believed again only after a trial
-/// has found harm: measured waits are worth more than estimates.
+/// Between trials a negative account of the planner, averaged over the last tokens, switches prefetching off. If the
+/// next trial contradicts that, the account counts again only after a trial has found harm: measured waits are worth
+/// more than estimates.
 ///
-/// One engine thread uses a governor: [`Governor::is_on`], a decode batch, [`Governor::end_token`]. Prompts are not shown
-/// to it. A batch of several tokens counts as one: all of them waited together.
+/// For each decode batch: [`Governor::is_on`], the batch, [`Governor::end_token`]. A batch of several tokens counts as
+/// one, because all of them waited together.
 #[derive(Clone, Debug, SmartDefault)]
 pub struct Governor {
     options: GovernorOptions,
     #[default(State::Trial(0))]
     state: State,
-    /// What the last decision was; on before the first: by the planner's estimates it pays.
+    /// The last decision; on before the first, because prefetching pays by the planner's estimates.
     #[default(true)]
     decided_on: bool,
     /// Tokens of the next rest.
     rest: u32,
     on: Waits,
     off: Waits,
-    /// Running mean of what the planner accounts for, in seconds per token, and tokens in it.
+    /// Running mean of the planner's account in seconds per token, and its tokens.
     account: (f64, u32),
     /// The running token's account.
     balance: f64,
     /// The last decision was the account's.
     was_off_by_account: bool,
-    /// Not since a trial contradicted the account.
+    /// `false` after a trial has contradicted the account.
     #[default(true)]
     trusts_account: bool,
-    /// But for what the state tells.
+    /// Without the fields that follow from the state.
     report: GovernorReport,
 }
 
@@ -169,13 +161,12 @@ impl Governor {
         Self { rest: rest_tokens, options, ..Self::default() }
     }
 
-    /// Always on, or always off, whatever is measured: the user's word, and deterministic mode.
+    /// Always on or always off: the user's choice, and deterministic mode.
     pub fn fixed(is_on: bool) -> Self {
         let report = GovernorReport { reason: GovernorReason::Fixed, ..GovernorReport::default() };
         Self { state: State::Fixed, decided_on: is_on, report, ..Self::default() }
     }
 
-    /// Whether the running token prefetches.
     pub fn is_on(&self) -> bool {
         match self.state {
             State::Trial(token) => Self::WINDOWS_ON[(token / self.window()) as usize % 4],
@@ -183,12 +174,12 @@ impl Governor {
         }
     }
 
-    /// Whether prefetching was given up until the next trial: nobody has to predict meanwhile.
+    /// Prefetching is off until the next trial: predictions are not needed.
     pub fn has_given_up(&self) -> bool {
         matches!(self.state, State::Rest(_)) && !self.decided_on
     }
 
-    /// What a layer of the running token settled: [`super::Settled`]'s seconds.
+    /// Seconds of a layer's [`super::Settled`].
     pub fn account(&mut self, saved_seconds: f64, delayed_seconds: f64) {
         let balance = saved_seconds - delayed_seconds;
         if balance.is_finite() {
@@ -196,8 +187,8 @@ impl Governor {
         }
     }
 
-    /// A token, or a batch that decodes, is over; it stood still for experts for `wait_seconds`. What is negative or no number was not
-    /// measured: the token counts, its wait does not.
+    /// A decode batch is over; it waited `wait_seconds` for experts. A negative or NaN wait was not measured: the token
+    /// counts, its wait does not.
     pub fn end_token(&mut self, wait_seconds: f64) {
         let is_on = self.is_on();
         *(if is_on { &mut self.report.tokens_on } else { &mut self.report.tokens_off }) += 1;
@@ -226,7 +217,6 @@ impl Governor {
         }
     }
 
-    /// For the stats.
     pub fn report(&self) -> GovernorReport {
         let rest_tokens = if let State::Rest(left) = self.state { left } else { 0 };
         GovernorReport { is_on: self.is_on(), rest_tokens, ..self.report }
@@ -242,7 +232,6 @@ impl Governor {
         self.state = State::Trial(0);
     }
 
-    /// The end of a trial.
     fn judge(&mut self) {
         self.report.trials += 1;
         let benefit = self.off.mean - self.on.mean;
@@ -261,7 +250,6 @@ impl Governor {
         self.decide(is_on, reason);
     }
 
-    /// The planner's account between trials.
     fn watch(&mut self, balance: f64) {
         if !(self.decided_on && self.trusts_account) {
             return;

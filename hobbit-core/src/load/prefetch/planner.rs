@@ -1,82 +1,72 @@
-//! What is read ahead, and what became of it.
+//! Chooses the prefetches, and judges them once the router has chosen.
 
 use smart_default::SmartDefault;
 
-use super::candidate::Candidate;
-use super::regret::Regret;
-use super::{Chances, Estimates, Guess, Odds, Scarcity, Standing};
+use super::estimates::{Chances, Estimates, Guess, Odds, Presence, Regret};
 use crate::expert::{ExpertId, Precision, Version};
 use crate::load::LoaderOptions;
 use crate::predict::{Ahead, Predicted, Predictor, ahead};
-use crate::route::{Demand, Thresholds, unimportance};
+use crate::route::{Demand, Thresholds, resolve, unimportance};
 
-/// What a plan is made by; by default exact, and as much as there is time for.
+/// By default exact, and as much as there is time for.
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct PrefetchOptions {
-    /// What predicted experts are worth, by their predicted router weights. T1 = 1 reads high versions only.
+    /// Map predicted router weights to precisions. T1 = 1 reads high versions only.
     #[default(Thresholds { t1: 1.0, t2: 1.0 })]
     pub thresholds: Thresholds,
-    /// How much is read.
     pub pace: Pace,
-    /// Most versions read ahead and not settled yet: enough for two layers of the widest predictions of today's models.
+    /// Maximum of versions read ahead and not settled yet: enough for two layers of the widest predictions of today's
+    /// models.
     #[default(64)]
     pub outstanding_max: usize,
-    /// What a read must save at least, as a part of itself, for what no estimate knows. At 0 `learned` with prefetching
-    /// decoded 6 % slower than without on a model of long reads (memory-limited, the widened demo model), at 0.1 3 %; runs
-    /// differ by about as much.
+    /// Minimum saving of a read, as a part of its time, for costs that no estimate knows. At 0 `learned` with
+    /// prefetching decoded 6 % slower than without on a model of long reads (memory-limited, the widened demo model),
+    /// at 0.1 3 %; runs differ by about as much.
     #[default(0.1)]
     pub saved_min: f64,
-    /// Bytes of a wrong guess that are in flight, so that they cannot be withdrawn, when its layer begins.
+    /// Bytes of a wrong guess that are in flight when its layer begins and cannot be withdrawn.
     #[default(LoaderOptions::PREFETCH_BYTES)]
     pub in_flight_bytes: u64,
 }
 
-/// How much is read ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pace {
     /// As much as there is time for; see the module.
     #[default]
     Timed,
-    /// So many versions per layer, best scores first, whatever the time; and none is taken back. What is resident then
+    /// This many versions per layer, best scores first, whatever the time, and none is withdrawn. Residency then
     /// depends on tokens only, provided that [`Holdings::is_resident`] does and the governor is fixed.
     Deterministic(usize),
 }
 
-/// What the planner asks about experts.
+/// The planner's view of the cache.
 pub trait Holdings {
     /// Whether a version is in memory where products need it, or on its way there.
     fn is_resident(&self, version: Version) -> bool;
 
-    /// Bytes to read for a version; `None` where there is no such version, or none that may be used.
+    /// Bytes to read for a version; `None` if it does not exist or may not be used.
     fn bytes(&self, version: Version) -> Option<u64>;
 
-    /// Whether a resident has to leave for a version; where nobody knows, one has to.
+    /// Whether a version would evict a resident; assumed where it is unknown.
     fn displaces(&self, _version: Version) -> bool {
         true
     }
 
-    /// Experts that a token uses in this layer.
     fn n_used(&self, layer: u16) -> usize;
 }
 
-/// What the link has to do.
+/// Load of the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Link {
-    /// Bytes of reads that no product waits for (upgrades, earlier prefetches) and that are queued or in flight: they come
-    /// first.
+    /// Bytes of background reads (upgrades, earlier prefetches) that are queued or in flight: they go first.
     pub queued_bytes: u64,
-    /// Seconds since the running layer's router chose.
     pub elapsed_seconds: f64,
 }
 
-/// A version to be read ahead.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
-    /// Which.
     pub version: Version,
-    /// Bytes to read.
     pub bytes: u64,
-    /// MoE layers until its own.
     pub distance: u8,
     /// Seconds that its read takes; 0 where that is unknown.
     pub load_seconds: f64,
@@ -84,16 +74,16 @@ pub struct Load {
     pub slack_seconds: f64,
     /// Expected saved wait in seconds, see [`super`]; in deterministic mode the score instead.
     pub saved: f64,
-    /// Seconds that need not be waited for if the expert is asked for in low and in high precision; 0 where unknown.
+    /// Seconds of reading that it saves if the expert is asked for in low and in high precision; 0 where unknown.
     pub spares: [f64; 2],
 }
 
-/// What became of the loads for one layer.
+/// Result of the loads for one layer, by the estimates.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Settled {
-    /// Seconds that nothing waited thanks to those that were used, by the estimates.
+    /// Seconds of waiting that used loads saved.
     pub saved_seconds: f64,
-    /// Seconds that the others may have stood before reads that are waited for, by the estimates.
+    /// Seconds that unused loads may have delayed demand reads.
     pub delayed_seconds: f64,
 }
 
@@ -101,15 +91,13 @@ pub struct Settled {
 /// [`super::GovernorReport`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct PrefetchCounters {
-    /// Versions planned to be read.
     pub issued: u64,
-    /// Their bytes.
     pub issued_bytes: u64,
-    /// Of these, refused or failed.
+    /// Versions that were refused, or whose read failed.
     pub failed: u64,
-    /// Of these, withdrawn before all of them was read: the router had chosen others.
+    /// Versions that were withdrawn before they were read, because the router had chosen others.
     pub dropped: u64,
-    /// Versions that were used and had landed when their layer began.
+    /// Versions that were used and had arrived when their layer began.
     pub useful: u64,
     /// Versions that were used and were still being read.
     pub late: u64,
@@ -117,9 +105,7 @@ pub struct PrefetchCounters {
     pub wasted: u64,
     /// Their bytes, those never read included.
     pub wasted_bytes: u64,
-    /// Seconds that nothing waited thanks to useful and late ones.
     pub saved_seconds: f64,
-    /// Seconds that wasted ones may have stood before reads that were waited for.
     pub delayed_seconds: f64,
 }
 
@@ -130,18 +116,15 @@ pub struct PrefetchCounters {
 #[derive(Clone, Debug)]
 pub struct Prefetcher {
     options: PrefetchOptions,
-    /// How long things take: to be told what was measured.
+    /// The caller reports its measurements here.
     pub estimates: Estimates,
-    /// How often scores came true so far.
     pub odds: Odds,
     outstanding: Vec<Outstanding>,
-    /// Predictions that no router has judged yet, and what they were worth.
+    /// Predictions whose layer's router has not chosen yet.
     predicted: Vec<(ExpertId, Guess)>,
-    /// What became of residents that had to leave.
     regret: Regret,
-    /// Counts so far.
     pub counters: PrefetchCounters,
-    /// Of wrong guesses that were dropped since a layer was settled.
+    /// Delay by wrong guesses that were dropped since the last layer was settled.
     stuck_seconds: f64,
 }
 
@@ -166,8 +149,8 @@ impl Prefetcher {
         }
     }
 
-    /// Looks ahead as [`crate::predict::ahead`] does; an expert is missing where the version that its predicted weight is
-    /// worth would have to be read. What this planner is reading already is not missing.
+    /// Looks ahead as [`crate::predict::ahead`] does. An expert is missing if the version that its predicted weight
+    /// asks for would have to be read; a version that this planner is reading already is not missing.
     pub fn look_ahead(&self, predictor: &mut dyn Predictor, layer: u16, p_max: u8, holdings: &dyn Holdings) -> Ahead {
         ahead(predictor, layer, p_max, &mut |predicted, wanted| {
             let candidates = self.weighed(predicted, holdings).into_iter();
@@ -175,7 +158,7 @@ impl Prefetcher {
         })
     }
 
-    /// What is predicted, each expert once, and how likely it is used, `0.0..=1.0`, in whatever precision.
+    /// Predicted experts, each once, and the probability of a use in any precision, `0.0..=1.0`.
     pub fn probabilities(&self, ahead: &Ahead, holdings: &dyn Holdings) -> Vec<(ExpertId, f32)> {
         let probability = |own: Candidate| {
             let Chances { high, low } = self.odds.chances(own.guess());
@@ -184,13 +167,13 @@ impl Prefetcher {
         self.candidates(ahead, holdings).into_iter().map(probability).collect()
     }
 
-    /// Who is more likely used than not: they had better stay.
+    /// Experts that are more likely used than not: evicting them would be a loss.
     pub fn likely(&self, ahead: &Ahead, holdings: &dyn Holdings) -> Vec<ExpertId> {
         let all = self.probabilities(ahead, holdings).into_iter();
         all.filter(|(_, probability)| *probability > 0.5).map(|(expert, _)| expert).collect()
     }
 
-    /// Which of the wanted experts to read now, in this order. They count as outstanding from now on.
+    /// The wanted experts to read now, in this order. They count as outstanding from now on.
     pub fn plan(&mut self, ahead: &Ahead, link: Link, holdings: &dyn Holdings) -> Vec<Load> {
         let candidates = self.candidates(ahead, holdings);
         self.remember(&candidates);
@@ -209,12 +192,10 @@ impl Prefetcher {
         loads
     }
 
-    /// A resident had to leave for one of the loads.
     pub fn evicted(&mut self, version: Version) {
-        self.regret.leaves(version);
+        self.regret.evicted(version);
     }
 
-    /// Every slice of a version that was read ahead is there.
     pub fn landed(&mut self, version: Version) {
         let own = self.outstanding.iter_mut().find(|own| own.load.version == version);
         own.into_iter().for_each(|own| own.has_landed = true);
@@ -241,8 +222,8 @@ impl Prefetcher {
         self.counters.failed += (before - self.outstanding.len()) as u64;
     }
 
-    /// The router of `layer` chose these experts, with their weights, for each token of a batch, and these versions are used.
-    /// `waits`: others are read on demand now, so that wrong guesses may stand in their way.
+    /// The router of `layer` chose these experts, with their weights, for each token of a batch; `used` versions are
+    /// used. `waits`: others are read on demand now, so wrong guesses may delay them.
     pub fn settle(&mut self, layer: u16, tokens: &[Vec<(u16, f32)>], used: &[Version], waits: bool) -> Settled {
         let demands = self.demands(tokens);
         let asked = |index: u16| demands.iter().find(|(own, _)| *own == index).map(|(_, demand)| *demand);
@@ -269,7 +250,7 @@ impl Prefetcher {
                     Some(Demand::Low) => load.spares[0],
                     Some(Demand::Skip) | None => 0.0,
                 };
-                // What is left of a late one is waited for.
+                // The rest of a late read is waited for.
                 let left = if has_landed { 0.0 } else { (load.load_seconds - load.slack_seconds).max(0.0) };
                 settled.saved_seconds += (spared - left).max(0.0);
                 settled.delayed_seconds += (left - spared).max(0.0);
@@ -291,7 +272,7 @@ impl Prefetcher {
         settled
     }
 
-    /// What tokens ask of the experts that they chose, each expert once: the highest demand of all of them.
+    /// The tokens' demands, each expert once: the highest demand of all tokens.
     fn demands(&self, tokens: &[Vec<(u16, f32)>]) -> Vec<(u16, Demand)> {
         let mut asked: Vec<(u16, Demand)> = Vec::with_capacity(tokens.iter().map(Vec::len).sum());
         for chosen in tokens {
@@ -313,7 +294,7 @@ impl Prefetcher {
         asked
     }
 
-    /// The token is given up, or its layers are over: everything outstanding counts as wasted.
+    /// The token was abandoned or its layers are over: everything outstanding counts as wasted.
     pub fn abandon(&mut self) {
         self.predicted.clear();
         for Outstanding { load, .. } in self.outstanding.drain(..) {
@@ -322,27 +303,27 @@ impl Prefetcher {
         }
     }
 
-    /// Whether a version was read ahead and its layer has not begun: it must stay.
+    /// Whether a version was prefetched and its layer has not begun: it must not be evicted.
     pub fn is_outstanding(&self, version: Version) -> bool {
         self.outstanding.iter().any(|own| own.load.version == version)
     }
 
-    /// For the odds: the last prediction of each layer at each distance.
+    /// Keeps the last prediction of each layer at each distance, for the odds.
     fn remember(&mut self, candidates: &[Candidate]) {
         let place = |own: &Candidate| (own.predicted.expert.layer, own.predicted.distance);
         self.predicted.retain(|(old, guess)| !candidates.iter().any(|new| place(new) == (old.layer, guess.distance)));
         self.predicted.extend(candidates.iter().map(|own| (own.predicted.expert, own.guess())));
     }
 
-    /// The predictions for one layer, best first, with what they are worth and what is there. An expert that several tokens
-    /// are expected to use counts once: with its best score, and as the token wants it that wants it most.
+    /// The predictions for one layer, best first, with the precisions that they ask for and the state of memory. An
+    /// expert that several tokens are expected to use counts once: with its best score and its highest demand.
     ///
-    /// Weights beyond those of the experts that a token uses do not count: what is predicted there is used at most as the
-    /// token's least important expert.
+    /// Only as many weights count as a token uses experts: a prediction beyond them is at most the token's least
+    /// important expert.
     fn weighed(&self, predicted: &[Predicted], holdings: &dyn Holdings) -> Vec<Candidate> {
         let Some(first) = predicted.first() else { return Vec::new() };
         let n_used = holdings.n_used(first.expert.layer);
-        let scarcity = Scarcity::of(self.estimates.hit_rate_of_late());
+        let miss_rate = self.estimates.miss_rate();
         let candidate = |(predicted, worth): (Predicted, Demand)| {
             let versions = Precision::ALL.map(|precision| Version { expert: predicted.expert, precision });
             let is_outstanding = versions.map(|version| self.is_outstanding(version));
@@ -350,12 +331,12 @@ impl Prefetcher {
             let bytes = versions.map(|version| holdings.bytes(version));
             let displaces = versions.map(|version| holdings.displaces(version));
             let candidate =
-                |is_resident, standing| Candidate { predicted, worth, standing, is_resident, bytes, displaces };
-            // What this planner reads would be missing without it.
+                |is_resident, presence| Candidate { predicted, worth, presence, is_resident, bytes, displaces };
+            // This planner's own reads do not count: without them the version would be missing.
             let before = [0, 1].map(|i| is_resident[i] && !is_outstanding[i]);
-            let is_missing = candidate(before, Standing::There).missing().is_some();
-            let standing = if is_missing { Standing::Missing(scarcity) } else { Standing::There };
-            candidate([0, 1].map(|i| is_resident[i] || is_outstanding[i]), standing)
+            let is_missing = candidate(before, Presence::Resident).missing().is_some();
+            let presence = if is_missing { Presence::Missing(miss_rate) } else { Presence::Resident };
+            candidate([0, 1].map(|i| is_resident[i] || is_outstanding[i]), presence)
         };
         if predicted[predicted.len() - 1].token == first.token {
             let worths = self.worths(predicted, n_used);
@@ -379,7 +360,7 @@ impl Prefetcher {
         all.into_iter().map(candidate).collect()
     }
 
-    /// The precision that each prediction for a layer is worth, `predicted` being one token's, best first.
+    /// The precisions that one token's predictions for a layer ask for; `predicted` is sorted best first.
     fn worths(&self, predicted: &[Predicted], n_used: usize) -> impl Iterator<Item = Demand> {
         let weights: Vec<f32> = predicted.iter().take(n_used).map(|predicted| predicted.score).collect();
         let mut importance = Vec::with_capacity(predicted.len());
@@ -405,7 +386,7 @@ impl Prefetcher {
         candidates
     }
 
-    /// What reading this version of a candidate is worth if `taken` seconds have passed when its read begins.
+    /// The load of this version of a candidate if its read begins in `taken` seconds; `None` if it does not pay.
     fn load(&self, candidate: &Candidate, precision: Precision, layer_seconds: f64, taken: f64) -> Option<Load> {
         let (version, bytes) = candidate.version(precision)?;
         let distance = candidate.predicted.distance;
@@ -427,7 +408,7 @@ impl Prefetcher {
         (slack_seconds > 0.0 && saved > self.options.saved_min * load_seconds).then_some(Load { saved, ..load })
     }
 
-    /// Again and again the version that saves most in the time that is left.
+    /// Greedy: repeatedly the version that saves most in the remaining time.
     fn in_time(&self, mut candidates: Vec<Candidate>, link: Link, room: usize) -> Vec<Load> {
         let (Some(layer_seconds), Some(mut taken)) =
             (self.estimates.layer_seconds(), self.estimates.load_seconds(link.queued_bytes))
@@ -441,7 +422,7 @@ impl Prefetcher {
             for (i, candidate) in candidates.iter().enumerate() {
                 let [low, high] = [Precision::Low, Precision::High]
                     .map(|precision| self.load(candidate, precision, layer_seconds, taken));
-                // Of an expert's versions the one that saves more for its bytes: the link may have better to do.
+                // Take the version that saves more per byte: the link may have better reads to do.
                 let per_second = |load: &Load| load.saved / load.load_seconds;
                 let load = match (low, high) {
                     (Some(low), Some(high)) if per_second(&low) >= per_second(&high) => Some(low),
@@ -458,7 +439,7 @@ impl Prefetcher {
         loads
     }
 
-    /// The first `n` of each layer, by score, what is outstanding for it counted in.
+    /// The first `n` of each layer by score, outstanding ones included.
     fn first(&self, candidates: Vec<Candidate>, n: usize, room: usize) -> Vec<Load> {
         let mut loads: Vec<Load> = Vec::new();
         for candidate in candidates {
@@ -474,5 +455,56 @@ impl Prefetcher {
             }
         }
         loads
+    }
+}
+
+/// A predicted expert against the state of memory. Arrays are by [`Precision::index`].
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    predicted: Predicted,
+    /// Precision that its predicted weight asks for.
+    worth: Demand,
+    presence: Presence,
+    is_resident: [bool; Precision::COUNT],
+    /// `None` for versions that do not exist.
+    bytes: [Option<u64>; Precision::COUNT],
+    /// As [`Holdings::displaces`].
+    displaces: [bool; Precision::COUNT],
+}
+
+impl Candidate {
+    fn guess(&self) -> Guess {
+        let Predicted { distance, score, .. } = self.predicted;
+        Guess { distance, score, worth: self.worth, presence: self.presence }
+    }
+
+    /// The version to read if `asked` is demanded.
+    fn to_read(self, asked: Demand, is_resident: [bool; Precision::COUNT]) -> Option<Precision> {
+        let [has_high, has_low] = self.bytes.map(|bytes| bytes.is_some());
+        let wanted = resolve(asked, is_resident, has_low)?;
+        let precision = if has_high { wanted } else { Precision::Low };
+        (!is_resident[precision.index()]).then_some(precision)
+    }
+
+    /// Bytes that a demand of `asked` need not read once this version is resident.
+    fn spared(&self, asked: Demand, precision: Precision) -> u64 {
+        let mut with = self.is_resident;
+        with[precision.index()] = true;
+        let [before, after] = [self.is_resident, with].map(|is_resident| {
+            let precision = self.to_read(asked, is_resident);
+            precision.and_then(|precision| self.bytes[precision.index()]).unwrap_or(0)
+        });
+        before.saturating_sub(after)
+    }
+
+    /// The version to read for the predicted weight, and its bytes.
+    fn missing(&self) -> Option<(Version, u64)> {
+        self.version(self.to_read(self.worth, self.is_resident)?)
+    }
+
+    /// A version that is not resident, and its bytes.
+    fn version(&self, precision: Precision) -> Option<(Version, u64)> {
+        let bytes = self.bytes[precision.index()].filter(|_| !self.is_resident[precision.index()])?;
+        Some((Version { expert: self.predicted.expert, precision }, bytes))
     }
 }

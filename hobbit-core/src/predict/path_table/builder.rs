@@ -16,7 +16,7 @@ pub struct PathLimits {
 }
 
 impl PathLimits {
-    /// A pair that was seen once says nothing that the levels above it do not.
+    /// A pair that was seen once adds nothing to the levels above it.
     const PAIR_TOKENS_MIN: u32 = 2;
 }
 
@@ -26,16 +26,16 @@ impl Default for PathLimits {
     }
 }
 
-/// Makes a [`PathTable`] of observed tokens.
+/// Makes a [`PathTable`] of observed tokens. Equal observations make equal tables.
 ///
-/// While counting, at most `2 * pairs_max` pairs per layer are kept: where there are more, the rarest leave and would start
-/// again at nothing. Equal observations make equal tables.
+/// While counting, at most `2 * pairs_max` pairs per layer are kept: beyond that the rarest are dropped, and would
+/// start again at 0.
 #[derive(Clone, Debug)]
 pub struct PathTableBuilder {
     shape: PredictShape,
     limits: PathLimits,
     layers: Vec<Counting>,
-    /// What the running token used, by position of the layer.
+    /// Experts of the running token, by position of the layer.
     chosen: Vec<Option<Vec<u16>>>,
 }
 
@@ -48,7 +48,6 @@ struct Counting {
 }
 
 impl PathTableBuilder {
-    /// Nothing counted.
     pub fn new(shape: PredictShape, limits: PathLimits) -> Self {
         let mut n_before = 0;
         let layers = shape.layers.iter().map(|&(_, n_expert, _)| {
@@ -59,13 +58,12 @@ impl PathTableBuilder {
         Self { layers: layers.collect(), chosen: vec![None; shape.layers.len()], shape, limits }
     }
 
-    /// The next token begins.
     pub fn begin_token(&mut self) {
         self.chosen.fill(None);
     }
 
-    /// The router of `layer` chose these. Layers come in the order in which they run; unknown ones, and experts beyond the
-    /// layer's, are ignored.
+    /// The router of `layer` chose these. Layers come in the order in which they run; unknown layers and experts are
+    /// ignored.
     pub fn observe(&mut self, layer: u16, chosen: impl IntoIterator<Item = u16>) {
         let Some(position) = self.shape.position(layer) else { return };
         let used = set_of(chosen.into_iter(), self.shape.layers[position].1);
@@ -91,7 +89,6 @@ impl PathTableBuilder {
         self.chosen[position] = Some(used);
     }
 
-    /// The table of everything observed so far.
     pub fn build(&self) -> PathTable {
         let next_max = usize::from(self.limits.next_max);
         let layers = self.layers.iter().zip(&self.shape.layers).map(|(counting, &(layer, _, k))| {
@@ -119,7 +116,7 @@ impl Counting {
             return;
         }
         let mut ranks: Vec<(u32, u64)> = self.pairs.iter().map(|(&key, row)| (row.tokens, key)).collect();
-        // Equal counts: by key, so that nothing depends on the order of hashing.
+        // Equal counts by key: hash order must not matter.
         ranks.sort_unstable_by(|a, b| b.cmp(a));
         ranks[n..].iter().for_each(|(_, key)| drop(self.pairs.remove(key)));
     }
@@ -127,7 +124,7 @@ impl Counting {
 
 impl Row {
     fn count(&mut self, used: &[u16]) {
-        // At its end a row stands still, so that no use counts more than the tokens.
+        // A full row stops counting, so that uses never exceed tokens.
         if self.tokens == u32::MAX {
             return;
         }
@@ -148,14 +145,14 @@ impl Row {
     }
 }
 
-/// Makes a [`PathTable`] of what routers chose for whole batches.
+/// Makes a [`PathTable`] of routers' choices for whole batches.
 ///
-/// llama.cpp computes the last layer only for tokens whose logits are wanted. Which these are a router's choice does not
-/// say, so of a batch where a layer has fewer tokens than the first one, that layer is not counted.
+/// llama.cpp computes the last layer only for tokens whose logits are wanted, and a router's choice does not tell
+/// which. So a layer with fewer tokens than the batch's first layer is not counted.
 #[derive(Clone, Debug)]
 pub struct PathBatches {
     builder: PathTableBuilder,
-    /// Of the running batch: block number, experts per token, and what was chosen, `[n_tokens, n_used]`.
+    /// Layers of the running batch: block number, experts per token, and choices, `[n_tokens, n_used]`.
     layers: Vec<(u16, usize, Vec<u16>)>,
 }
 
@@ -165,8 +162,8 @@ impl PathBatches {
         Self { builder, layers: Vec::new() }
     }
 
-    /// The router of `layer` chose `experts`, `[n_tokens, n_used]`. Layers come in the order in which they run; one that is
-    /// not behind the last one begins the next batch.
+    /// The router of `layer` chose `experts`, `[n_tokens, n_used]`. Layers ascend; one that does not begins the next
+    /// batch.
     pub fn layer(&mut self, layer: u16, n_used: usize, experts: impl IntoIterator<Item = u16>) {
         if self.layers.last().is_some_and(|(last, ..)| *last >= layer) {
             self.end_batch();
@@ -174,7 +171,6 @@ impl PathBatches {
         self.layers.push((layer, n_used.max(1), experts.into_iter().collect()));
     }
 
-    /// The batch is over.
     pub fn end_batch(&mut self) {
         let n_tokens = self.layers.first().map_or(0, |(_, n_used, experts)| experts.len() / n_used);
         self.layers.retain(|(_, n_used, experts)| experts.len() == n_tokens * n_used);

@@ -20,14 +20,38 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{LayerTable, PathTable, PathTableError, Row};
+use super::{LayerTable, PathTable, Row};
 use crate::files;
 
 const VERSION: u32 = 1;
 const CHECKSUM_BYTES: usize = 8;
 
+/// Why bytes are not a path table of this model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PathTableError {
+    #[error(
+        "not a path table: it begins with {found:02x?}, expected {expected:02x?}; make one with `gguf-tools profile`"
+    )]
+    NotATable { found: Vec<u8>, expected: [u8; 4] },
+    #[error("path table of version {found}, expected {expected}; profile the model again with this build")]
+    Version { found: u32, expected: u32 },
+    #[error("path table: {found} bytes, expected at most {limit}; profile the model again with fewer pairs")]
+    TooLong { found: u64, limit: u64 },
+    #[error("path table: {found} bytes, expected {expected}; it is damaged, profile the model again")]
+    Length {
+        found: usize,
+        /// At least, if the file is truncated.
+        expected: usize,
+    },
+    #[error("path table: checksum {found:016x}, expected {expected:016x}; it is damaged, profile the model again")]
+    Checksum { found: u64, expected: u64 },
+    #[error("path table, layer {layer}: {what} is {found}, expected {expected}; profile the model again")]
+    Malformed { layer: u16, what: &'static str, found: u64, expected: String },
+    #[error("path table: {what}: found {found}, expected {expected}; it was made of another model, profile this one")]
+    Shape { what: String, found: usize, expected: usize },
+}
+
 impl PathTable {
-    /// A table's first bytes.
     pub const MAGIC: [u8; 4] = files::PATH_TABLE_MAGIC;
 
     /// The table's bytes, as a file or a pack may have them.
@@ -63,11 +87,8 @@ impl PathTable {
         bytes
     }
 
-    /// Reads what [`PathTable::to_bytes`] wrote. Bytes from anywhere are safe to give: everything is checked, and no
-    /// more memory is taken than a few times their number.
-    ///
-    /// # Errors
-    /// All of [`PathTableError`] but [`PathTableError::Shape`].
+    /// Reads the output of [`PathTable::to_bytes`]. Safe for hostile bytes: everything is checked, and no more memory
+    /// is taken than a few times their number.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, PathTableError> {
         if !bytes.starts_with(&PathTable::MAGIC) {
             let found = bytes[..bytes.len().min(PathTable::MAGIC.len())].to_vec();
@@ -127,7 +148,7 @@ fn read_layer(reader: &mut Reader, before: Option<&LayerTable>) -> Result<LayerT
         return Err(malformed("a number of uses", uses.into(), format!("at most {tokens}")));
     }
     let rows = (0..n_rows).map(|_| read_row(reader, layer, n_expert)).collect::<Result<Vec<Row>, _>>()?;
-    // No room is made for what is announced: each pair has to be there first.
+    // No memory is reserved by an announced count: each pair is read first.
     let mut pairs: Vec<(u64, Row)> = Vec::new();
     for _ in 0..n_pairs {
         let key = reader.u64()?;

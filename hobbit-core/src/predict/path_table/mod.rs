@@ -1,9 +1,9 @@
-//! EdgeMoE's statistical predictor (section III-C1): paths through the layers are skewed, so the experts of the two layers
-//! before say which come next.
+//! EdgeMoE's statistical predictor (section III-C1): paths through the layers are skewed, so the experts of two layers
+//! predict those of the next.
 //!
 //! The paper's dictionary has the experts of two layers as its key. Where a token uses many of many experts, hardly any
-//! key is ever seen twice, so here each layer of a table has three levels, and each is an opinion that the one below
-//! corrects as it has more to say (Dirichlet smoothing, [`SMOOTHING`] imagined uses):
+//! key is ever seen twice. So each layer of a table has three levels, and each level is the prior of the one below
+//! (Dirichlet smoothing, [`SMOOTHING`] imagined uses):
 //!
 //! ```text
 //! popularity   p0(e) = uses of e / tokens
@@ -15,14 +15,13 @@
 //! ([`PathLimits`]); what was cut counts as never seen.
 
 mod builder;
-mod error;
 mod format;
 
 #[cfg(test)]
 mod tests;
 
 pub use builder::{PathBatches, PathLimits, PathTableBuilder};
-pub use error::PathTableError;
+pub use format::PathTableError;
 
 use std::sync::Arc;
 
@@ -30,7 +29,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{PredictShape, Predicted, Predictor, predicted, top_k};
 
-/// Uses that the opinion of the level above counts as.
+/// Uses that the level above counts as.
 pub const SMOOTHING: f32 = 2.0;
 
 /// How often experts of one layer followed those of the layers before.
@@ -44,7 +43,6 @@ pub struct PathTable {
 struct LayerTable {
     layer: u16,
     k: u16,
-    /// Tokens seen.
     tokens: u32,
     /// Uses by expert: `[n_expert]`, each at most `tokens`.
     popularity: Vec<u32>,
@@ -54,7 +52,7 @@ struct LayerTable {
     pairs: Vec<(u64, Row)>,
 }
 
-/// What followed one key.
+/// Uses after one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Row {
     /// Tokens with this key.
@@ -64,7 +62,7 @@ struct Row {
 }
 
 impl Row {
-    /// Adds `weight` of this row's opinion to `sum`; `above[e]` is the level above's.
+    /// Adds `weight` of this row's probabilities to `sum`; `above[e]` is the level above's.
     fn mix(&self, above: &[f32], weight: f32, sum: &mut [f32]) {
         let scale = weight / (self.tokens as f32 + SMOOTHING);
         sum.iter_mut().zip(above).for_each(|(sum, above)| *sum += scale * SMOOTHING * above);
@@ -88,8 +86,8 @@ fn set_of(chosen: impl Iterator<Item = u16>, n_expert: u16) -> Vec<u16> {
 }
 
 impl LayerTable {
-    /// Each expert's probability; `out` is replaced by `[n_expert]`. `last` and `before` are what the layers one and two
-    /// before used, as sets, where that is known.
+    /// Each expert's probability; `out` is replaced by `[n_expert]`. `last` and `before` are the sets that the layers
+    /// one and two before used, if known.
     fn probabilities(&self, last: Option<&[u16]>, before: Option<&[u16]>, out: &mut Vec<f32>) {
         let n_expert = self.popularity.len();
         let tokens = self.tokens.max(1) as f32;
@@ -112,10 +110,9 @@ impl LayerTable {
 }
 
 impl PathTable {
-    /// Bytes of a table, at the most: beyond everything that [`PathLimits::default`] makes of a real model.
+    /// Maximum bytes of a table: beyond any table of a real model with [`PathLimits::default`].
     pub const BYTES_MAX: u64 = 64 << 20;
 
-    /// Layers in the table.
     pub fn n_layers(&self) -> usize {
         self.layers.len()
     }
@@ -130,15 +127,12 @@ impl PathTable {
         self.layers.iter().map(|layer| layer.pairs.len()).sum()
     }
 
-    /// Tokens that the table was made of: those of the layer that saw most.
+    /// Tokens of the layer that saw most.
     pub fn n_tokens(&self) -> u32 {
         self.layers.iter().map(|layer| layer.tokens).max().unwrap_or(0)
     }
 
-    /// That the table was made of a model of this shape.
-    ///
-    /// # Errors
-    /// [`PathTableError::Shape`] names the first difference.
+    /// Checks that the table was made of a model of this shape; the error names the first difference.
     pub fn check_shape(&self, shape: &PredictShape) -> Result<(), PathTableError> {
         let differs = |what: String, found: usize, expected: usize| match found == expected {
             true => Ok(()),
@@ -162,20 +156,20 @@ impl PathTable {
     }
 }
 
-/// The k most probable experts of the next layer by a [`PathTable`]. A score is a probability; those of all experts add up
+/// The k most probable experts of the next layer by a [`PathTable`]. Scores are probabilities; those of all experts sum
 /// to k.
 #[derive(Clone, Debug)]
 pub struct PathPredictor {
     shape: PredictShape,
     table: Arc<PathTable>,
-    /// What the running token used, by position of the layer.
+    /// Experts of the running token, by position of the layer.
     chosen: Vec<Option<Vec<u16>>>,
     probabilities: Vec<f32>,
     best: Vec<u16>,
 }
 
 impl PathPredictor {
-    /// Layers that the table has not in this shape are not predicted.
+    /// Layers whose shape differs from the table's are not predicted.
     pub fn new(shape: PredictShape, table: impl Into<Arc<PathTable>>) -> Self {
         let chosen = vec![None; shape.layers.len()];
         let table = table.into();
@@ -192,7 +186,7 @@ impl Predictor for PathPredictor {
     }
 
     fn predict(&mut self, layer: u16, distance: u8, out: &mut Vec<Predicted>) {
-        // Of layers further away, the one before is not known yet.
+        // Further away, the layer before the target has not chosen yet.
         let Some(position) = self.shape.position(layer).filter(|_| distance == 1) else { return };
         let Some(&(target, _, k)) = self.shape.layers.get(position + 1) else { return };
         let Some(table) = self.table.layer(position + 1, &self.shape).filter(|table| table.tokens > 0) else { return };

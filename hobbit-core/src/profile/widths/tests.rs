@@ -67,7 +67,6 @@ fn every_combination(experts: &[Vec<Choice>]) -> Vec<Vec<usize>> {
     })
 }
 
-/// The largest saving of a single step.
 fn largest_step(experts: &[Vec<Choice>]) -> u64 {
     let step =
         |choices: &Vec<Choice>| hull(choices).windows(2).map(|w| choices[w[0]].bytes - choices[w[1]].bytes).max();

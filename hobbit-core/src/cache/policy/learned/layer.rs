@@ -1,4 +1,4 @@
-//! What is remembered of one layer's experts.
+//! Statistics of one layer's experts.
 
 use super::follow::Follow;
 use super::learner::Features;
@@ -10,13 +10,13 @@ use crate::expert::Precision;
 /// Experts that a token uses of those of a layer, as a part, until something is known.
 const USED_PART: f32 = 0.125;
 
-/// Router scores span many orders of magnitude; beyond these, as `ln(score / threshold)`, more tells nothing.
+/// Router scores span many orders of magnitude; `ln(score / threshold)` is clamped to these.
 const MARGINS: std::ops::RangeInclusive<f32> = -8.0..=4.0;
 
-/// Brings logarithms to about 1 in size, so that all weights are learned at one rate.
+/// Scales logarithms to about 1, so that all weights are learned at one rate.
 const LOG_SCALE: f32 = 0.25;
 
-/// Revealed demands that an expert's own count against its layer's.
+/// Demands of its layer that count as an expert's own.
 const PRIOR_DEMANDS: f32 = 4.0;
 
 /// How fast means fade, per token, and how much a sequence's beginning is worth.
@@ -28,7 +28,7 @@ pub(super) struct Rates {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Expert {
-    /// Means that fade, by half-life: of what the router thinks of it, and of whether it was used.
+    /// Fading means by half-life: of the router's scores, and of uses.
     evidence: [f32; N_RATES],
     uses: [f32; N_RATES],
     n_sequence: f32,
@@ -39,8 +39,8 @@ struct Expert {
     is_resident: [bool; Precision::COUNT],
 }
 
-/// What uses asked for while no high version was there, which would have served all of them: high precision, low
-/// precision, nothing.
+/// Demands of uses without a resident high version, which would have served all of them: high precision, low precision,
+/// nothing.
 type Demands = [f32; 3];
 
 /// Least bytes of a saved expert.
@@ -73,25 +73,25 @@ pub(super) struct Layer {
     experts: Vec<Expert>,
     step: u64,
     token: Option<u64>,
-    /// Of this step: rows of scores, sum of weights, experts used.
+    /// Rows of scores, sum of weights, and experts used in this step.
     n_rows: u32,
     weight: f32,
     n_used: usize,
     /// Experts that a single token uses; 0 until one was seen.
     n_chosen: usize,
-    /// Whether evidence is made of scores or of the weights of the chosen; `None` until there is any.
+    /// Whether evidence comes from scores or from the weights of chosen experts; `None` before any.
     is_scored: Option<bool>,
     sequence_tokens: f32,
     run_tokens: f32,
     demands: Demands,
-    /// Who was used in this step and in the one before, if both were single tokens, and what follows what.
+    /// Experts used in this step and in the one before, if both were single tokens.
     used: Vec<u16>,
     used_before: Vec<u16>,
     follow: Follow,
     /// Features some steps ago, and whether a use came since then.
     examples: Vec<(Features, bool)>,
     examples_age: u32,
-    /// By expert: what [`Layer::probability`] has found out since the last event.
+    /// Cache of [`Layer::probability`].
     probabilities: Vec<Option<f32>>,
     scratch: Vec<f32>,
 }
@@ -101,8 +101,8 @@ fn fade(means: &mut [f32; N_RATES], rates: &Rates, value: f32) {
 }
 
 impl Layer {
-    /// A step of this token begins, unless it has. Before that, nothing more comes of the one before: `learn` gets the
-    /// examples if they have been watched for `horizon` steps, and new ones take their place.
+    /// Begins the step of this token, unless it is running. If the examples are `horizon` steps old, `learn` gets them
+    /// and new ones replace them.
     pub(super) fn begin_step(
         &mut self,
         token: u64,
@@ -114,7 +114,7 @@ impl Layer {
             return;
         }
         if self.n_rows > 1 || self.weight > 1.5 {
-            // A batch uses whatever there is: nothing to learn from.
+            // A batch uses nearly all experts: there is nothing to learn.
             self.examples.clear();
             self.used.clear();
         } else if self.n_used > 0 {
@@ -154,7 +154,7 @@ impl Layer {
         self.examples.clear();
     }
 
-    /// What outlives a sequence, except for who is resident.
+    /// Statistics that outlive a sequence; residents are saved elsewhere.
     pub(super) fn save(&self, out: &mut Writer) {
         out.u64(self.step);
         out.u64(self.n_chosen as u64);
@@ -166,7 +166,6 @@ impl Layer {
         self.follow.save(out);
     }
 
-    /// As [`Layer::save`] wrote it.
     pub(super) fn load(saved: &mut Cursor) -> Option<Self> {
         let step = saved.events()?;
         let n_chosen = usize::try_from(saved.events()?).ok()?;
@@ -191,7 +190,7 @@ impl Layer {
         &mut self.experts[index]
     }
 
-    /// Forgets evidence of the other kind. Says whether what comes is the first.
+    /// Forgets evidence of the other kind; `true` for the first of this kind.
     fn expect_evidence(&mut self, is_scored: bool) -> bool {
         let is_first = self.is_scored != Some(is_scored);
         if is_first {
@@ -202,7 +201,7 @@ impl Layer {
         is_first
     }
 
-    /// Evidence of each expert is how far its score lies from the last selected one's, as a logarithm.
+    /// An expert's evidence is the logarithm of the ratio of its score to the last selected one's.
     pub(super) fn on_scores(&mut self, scores: &[f32], rates: &Rates) {
         self.n_rows += 1;
         self.probabilities.clear();
@@ -226,7 +225,7 @@ impl Layer {
         }
     }
 
-    /// A use in the running step. Without scores, evidence of an expert is its weight, 0 where it was not chosen.
+    /// A use in the running step. Without scores, an expert's evidence is its weight, 0 if it was not chosen.
     pub(super) fn on_use(&mut self, index: u16, usage: Use, rates: &Rates) {
         let weight = if usage.weight.is_finite() { usage.weight.clamp(0.0, 1e6) } else { 0.0 };
         if self.n_rows == 0 {
@@ -271,7 +270,6 @@ impl Layer {
         self.expert(index).is_resident[precision.index()] = is_resident;
     }
 
-    /// What is known of an expert now.
     pub(super) fn features(&self, index: usize, rates: &Rates) -> Features {
         let expert = self.experts.get(index).copied().unwrap_or_default();
         let prior = rates.prior_tokens.max(1e-3);
@@ -294,7 +292,7 @@ impl Layer {
         features
     }
 
-    /// The probability of a use of an expert, computed once until something happens in this layer.
+    /// The probability of a use, cached until the next event in this layer.
     pub(super) fn probability(&mut self, index: usize, compute: impl FnOnce(&Self, usize) -> f32) -> f32 {
         if let Some(Some(known)) = self.probabilities.get(index) {
             return *known;
@@ -305,7 +303,7 @@ impl Layer {
         probability
     }
 
-    /// What a use costs, in high loads, if this version of the expert is gone: nothing while its other version serves it.
+    /// Cost of a use without this version, in high loads: 0 while the expert's other version serves it.
     pub(super) fn cost(&self, index: u16, precision: Precision, low_cost: f32) -> f32 {
         let expert = self.experts.get(usize::from(index)).copied().unwrap_or_default();
         let [high_is_here, low_is_here] = expert.is_resident;

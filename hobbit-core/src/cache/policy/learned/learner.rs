@@ -3,16 +3,15 @@
 use super::N_FEATURES;
 use crate::cache::bytes::{Cursor, Writer};
 
-/// What is known of an expert at some token, about 1 in size.
+/// Statistics of an expert at some token, each about 1 in size.
 pub(super) type Features = [f32; N_FEATURES];
 
-/// Weights that follow the examples: gradient ascent on the log likelihood with AdaGrad's step sizes, and a pull towards
-/// where they began.
+/// Weights by gradient ascent on the log likelihood with AdaGrad's step sizes, and a pull towards their origin.
 #[derive(Clone, Debug)]
 pub(super) struct Learner {
     pub(super) weights: Features,
     origin: Features,
-    /// Sums of squared gradients. They begin at 1, so that the first steps are small.
+    /// Sums of squared gradients; they begin at 1, so that the first steps are small.
     squares: Features,
     rate: f32,
     pull: f32,
@@ -23,7 +22,6 @@ impl Learner {
         Self { weights: origin, origin, squares: [1.0; N_FEATURES], rate, pull }
     }
 
-    /// The probability of a use.
     pub(super) fn predict(&self, features: &Features) -> f32 {
         let logit: f32 = self.weights.iter().zip(features).map(|(weight, feature)| weight * feature).sum();
         1.0 / (1.0 + (-logit).exp())
@@ -47,13 +45,12 @@ impl Learner {
         }
     }
 
-    /// Weights and step sizes.
     pub(super) fn save(&self, out: &mut Writer) {
         out.f32s(&self.weights);
         out.f32s(&self.squares);
     }
 
-    /// As [`Learner::save`] wrote them, on the way back to where these began.
+    /// Reads the output of [`Learner::save`]; origin, rate and pull stay.
     pub(super) fn loaded(&self, saved: &mut Cursor) -> Option<Self> {
         let (weights, squares): (Features, Features) = (saved.f32s()?, saved.f32s()?);
         squares.iter().all(|square| *square >= 1.0).then(|| Self { weights, squares, ..self.clone() })

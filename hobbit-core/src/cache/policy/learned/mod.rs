@@ -1,23 +1,21 @@
-//! Our own: evicts whoever is least likely to be missed soon, as learned from this very run.
+//! hobbit's own policy: evicts the version that is least likely to be missed soon, as learned during the run.
 //!
-//! What predicts the next uses of an expert of a layer?
-//! - *What the router thinks of it*, chosen or not: an expert that just missed selection is more likely to come than one
-//!   that did without a chance. The evidence is `ln(score / score of the last selected)`, whose sign is selection itself,
-//!   averaged over a short, a middle and a long memory (SMoE averages plain scores over one window, where the few large
-//!   ones decide).
-//! - *Uses*, over the same memories: recency and frequency with everything between them (LRU and LFU are the ends).
-//! - *How often this sequence used it*, drawn towards *how often the whole run did* while the sequence is young.
+//! Five features predict the next uses of an expert:
+//! - *Router scores*, chosen or not: an expert that just missed selection is more likely to come than one with a low
+//!   score. The evidence is `ln(score / score of the last selected)`, whose sign is selection itself, averaged over a
+//!   short, a middle and a long memory (SMoE averages plain scores over one window, where a few large ones decide).
+//! - *Uses*, over the same memories: from recency to frequency (LRU and LFU are the ends).
+//! - *Frequency in this sequence*, drawn towards *frequency in the whole run* while the sequence is young.
 //! - *Recency*, as `1 / (1 + age)` and `-ln(1 + age)`, age in tokens since the last use.
 //! - *Habit*: how often it was used by the token after one that used what the running token uses.
 //!
-//! Their logistic mixture is the probability `P` of a use within some tokens. Its weights are learned online: every so
-//! many tokens of a layer, what was known of each of its experts then is compared with what was used since. All layers
-//! learn one set of weights, so a hundred tokens teach a lot; one set where scores are known, another where they are
-//! not.
+//! Their logistic mixture is the probability `P` of a use within some tokens. Its weights are learned online: after
+//! some tokens of a layer, earlier features of each expert are compared with its uses since. All layers share one set
+//! of weights for known scores and one for unknown ones, so a hundred tokens teach a lot.
 //!
-//! A version's worth is `P` times what its loss costs: a low load where the expert's uses ask for no more, nothing while
-//! its other version serves them. Among candidates of several layers it is that cost divided by the tokens until a use
-//! is expected, `1 / p - 1` and the part of a token until the layer runs, with `p` the chance of a use by one token.
+//! A version's worth is `P` times the cost of its loss: a low load if the expert's uses ask for no more, 0 while its
+//! other version serves them. Among candidates of several layers it is that cost divided by the expected tokens until
+//! a use, `1 / p - 1` and the part of a token until the layer runs; `p` is the chance of a use by one token.
 
 mod follow;
 mod layer;
@@ -33,7 +31,7 @@ pub(super) use follow::table_bytes;
 use layer::{Layer, Rates};
 use learner::Learner;
 
-/// Half-lives of what is remembered of scores and uses.
+/// Half-lives of scores and uses.
 const N_RATES: usize = 3;
 
 /// Constant, scores and uses per half-life, frequency in this sequence and ever, recency as two curves, habit.
@@ -48,7 +46,7 @@ pub struct LearnedOptions {
     pub half_lives: [f32; N_RATES],
     /// Tokens of a sequence after which its own frequencies count as much as the whole run's.
     pub prior_tokens: f32,
-    /// What is predicted is a use within so many tokens: about how long a version stays that is not used again.
+    /// The prediction is a use within this many tokens: about how long an unused version stays.
     pub horizon_tokens: u32,
     /// Step size of the learner; 0 keeps the weights as they are.
     pub learning_rate: f32,
@@ -61,10 +59,10 @@ pub struct LearnedOptions {
 }
 
 impl Default for LearnedOptions {
-    /// Tuned by coordinate search on calibration traces: the bundled demo model on prose and code, and a model of random
-    /// weights with 64 experts, top-8, on the same texts, at 25 to 75 % of the experts (`benches/policies` replays other parts
-    /// of the texts). The weights for scores are the means of what was learned there; the learner goes on from them. Those
-    /// without scores come from made-up routers (the tests have their like).
+    /// Tuned by coordinate search on calibration traces: the bundled demo model on prose and code, and a model of
+    /// random weights with 64 experts, top-8, on the same texts, at 25 to 75 % of the experts (`benches/policies`
+    /// replays other parts of the texts). The weights for scores are the means of the learned ones, from which the
+    /// learner continues. Those without scores come from synthetic routers like those of the tests.
     fn default() -> Self {
         Self {
             half_lives: [0.35, 16.0, 96.0],
@@ -80,8 +78,8 @@ impl Default for LearnedOptions {
 
 /// Evicts the version of the least expected cost of being missed; of equal ones the least recently used.
 ///
-/// All of it takes about 45 ns per expert and token (64 experts, half of them resident), and 4 bytes per pair of a layer's
-/// experts, of which there may be 256.
+/// It takes about 45 ns per expert and token (64 experts, half of them resident), and 4 bytes per pair of a layer's
+/// experts.
 #[derive(Clone, Debug)]
 pub struct Learned {
     rates: Rates,
@@ -187,7 +185,6 @@ impl Policy for Learned {
         self.layers.iter_mut().for_each(Layer::begin_sequence);
     }
 
-    /// Both learners, and what is known of each layer's experts.
     fn save(&self) -> Vec<u8> {
         let mut out = Writer::default();
         [&self.scored, &self.blind].into_iter().for_each(|learner| learner.save(&mut out));

@@ -1,5 +1,6 @@
 use rand_mt::Mt;
 
+use super::GovernorReason::{Accounts, Fixed, Harms, NoDifference, Pays, Trial};
 use super::*;
 
 /// Runs `n` tokens whose wait depends on whether they prefetch. Returns how many did.
@@ -13,60 +14,52 @@ fn run(governor: &mut Governor, n: usize, mut wait: impl FnMut(bool) -> f64) -> 
     on
 }
 
+fn waits(on: f64, off: f64) -> impl Fn(bool) -> f64 {
+    move |is_on| if is_on { on } else { off }
+}
+
 const TRIAL: usize = 4 * 10;
 
 #[test]
-fn a_trial_is_on_off_off_on() {
-    let mut governor = Governor::new(GovernorOptions::default());
-    let modes: Vec<bool> = (0..TRIAL)
-        .map(|_| {
-            assert_eq!(governor.report().reason, GovernorReason::Trial);
-            let is_on = governor.is_on();
-            governor.end_token(1.0);
-            is_on
-        })
-        .collect();
-    assert!(modes.chunks(10).map(|window| window.iter().filter(|on| **on).count()).eq([10, 0, 0, 10]));
-    let report = governor.report();
-    assert_eq!((report.is_on, report.reason, report.trials), (true, GovernorReason::NoDifference, 1));
-    assert_eq!((report.tokens_on, report.tokens_off, report.rest_tokens), (20, 20, 64));
+fn a_trial_is_on_off_off_on_and_decides() {
+    for (on, off, is_on, reason, given_up) in [
+        (1.0, 1.0, true, NoDifference, 0),
+        (0.995, 1.0, true, NoDifference, 0), // less than a hundredth
+        (0.8, 1.0, true, Pays, 0),
+        (1.5, 1.0, false, Harms, 1),
+        (f64::NAN, f64::NAN, true, NoDifference, 0),
+        (f64::INFINITY, -1.0, true, NoDifference, 0),
+    ] {
+        let mut governor = Governor::default();
+        let windows = [10, 10, 10, 9].map(|n| run(&mut governor, n, waits(on, off)));
+        assert_eq!((windows, governor.report().reason), ([10, 0, 0, 9], Trial), "{on} {off}");
+        run(&mut governor, 1, waits(on, off));
+        let report = governor.report();
+        assert_eq!((report.is_on, report.reason, report.given_up), (is_on, reason, given_up), "{on} {off}");
+        assert_eq!((report.trials, report.tokens_on, report.tokens_off, report.rest_tokens), (1, 20, 20, 64));
+    }
 }
 
 #[test]
-fn what_pays_stays_on_and_is_tried_ever_more_rarely() {
-    let mut governor = Governor::new(GovernorOptions::default());
-    let wait = |is_on| if is_on { 0.8 } else { 1.0 };
-    run(&mut governor, TRIAL, wait);
-    let report = governor.report();
-    assert_eq!((report.is_on, report.reason, report.given_up), (true, GovernorReason::Pays, 0));
-    assert!((report.benefit_seconds.unwrap() - 0.2).abs() < 1e-9);
-    let on = run(&mut governor, 20_000, wait);
-    assert!(on > 19_500, "{on} of 20000");
-    assert!(governor.is_on());
+fn trials_become_rare() {
+    let mut paying = Governor::default();
+    assert!(run(&mut paying, 20_000, waits(0.8, 1.0)) > 19_500 && paying.is_on());
+    assert!((paying.report().benefit_seconds.unwrap() - 0.2).abs() < 1e-9);
+    let mut harming = Governor::default();
+    let on = run(&mut harming, 20_000, waits(1.5, 1.0));
+    let report = harming.report();
+    assert!(on < 500 && report.trials <= 12, "{on} of 20000, {report:?}");
+    assert_eq!(report.given_up, 1, "it was never on between trials");
 }
 
 #[test]
-fn what_harms_is_switched_off_and_costs_ever_less() {
-    let mut governor = Governor::new(GovernorOptions::default());
-    let wait = |is_on| if is_on { 1.5 } else { 1.0 };
-    run(&mut governor, TRIAL, wait);
-    let report = governor.report();
-    assert_eq!((report.is_on, report.reason, report.given_up), (false, GovernorReason::Harms, 1));
-    let on = run(&mut governor, 20_000, wait);
-    assert!(on < 500, "{on} of 20000");
-    assert_eq!(governor.report().given_up, 1, "it was never on between trials");
-    // Rests double up to the longest.
-    assert!(governor.report().trials <= 12, "{}", governor.report().trials);
-}
-
-#[test]
-fn times_change_both_ways() {
+fn changes_are_followed_both_ways() {
     let mut governor = Governor::new(GovernorOptions { rest_tokens_max: 256, ..GovernorOptions::default() });
     for (on, off, expected) in [(1.5, 1.0, false), (0.5, 1.0, true), (1.5, 1.0, false), (0.9, 1.0, true)] {
-        run(&mut governor, 1000, |is_on| if is_on { on } else { off });
+        run(&mut governor, 1000, waits(on, off));
         // Long enough for the longest rest and a trial; a trial may be running now.
-        while governor.report().reason == GovernorReason::Trial {
-            governor.end_token(if governor.is_on() { on } else { off });
+        while governor.report().reason == Trial {
+            run(&mut governor, 1, waits(on, off));
         }
         assert_eq!(governor.is_on(), expected, "{on} on, {off} off");
     }
@@ -74,108 +67,71 @@ fn times_change_both_ways() {
 }
 
 #[test]
-fn waits_that_fall_steadily_are_not_mistaken_for_a_benefit() {
+fn steady_trends_and_noise_are_no_difference() {
     // A cache that fills: every token waits a bit less than the one before.
     for slope in [-0.01, 0.01] {
         let mut governor = Governor::new(GovernorOptions { settle_tokens: 0, ..GovernorOptions::default() });
         let mut token = 0.0;
-        run(&mut governor, 32, |_| {
-            token += 1.0;
-            2.0 + slope * token
-        });
+        run(&mut governor, 32, |_| (token += 1.0, 2.0 + slope * token).1);
         let report = governor.report();
-        assert_eq!(report.reason, GovernorReason::NoDifference);
-        assert!(report.benefit_seconds.unwrap().abs() < 1e-9, "{report:?}");
+        assert!(report.reason == NoDifference && report.benefit_seconds.unwrap().abs() < 1e-9, "{report:?}");
     }
-}
-
-#[test]
-fn no_difference_leaves_things_as_they_are() {
-    let mut governor = Governor::new(GovernorOptions::default());
-    run(&mut governor, TRIAL, |is_on| if is_on { 0.5 } else { 1.0 });
-    assert!(governor.is_on());
-    // Noise that says nothing: the same waits for both.
-    let mut token = 0;
-    run(&mut governor, 64 + TRIAL, |_| {
-        token += 1;
-        f64::from(token % 2)
-    });
+    let (mut governor, mut token) = (Governor::default(), 0);
+    run(&mut governor, TRIAL, waits(0.5, 1.0));
+    run(&mut governor, 64 + TRIAL, |_| (token += 1, f64::from(token % 2)).1);
     let report = governor.report();
-    assert_eq!((report.is_on, report.reason), (true, GovernorReason::NoDifference), "{report:?}");
-    // Less than a hundredth is no difference either, however exact.
-    let mut governor = Governor::new(GovernorOptions::default());
-    run(&mut governor, TRIAL, |is_on| if is_on { 0.995 } else { 1.0 });
-    assert_eq!(governor.report().reason, GovernorReason::NoDifference);
+    assert_eq!((report.is_on, report.reason), (true, NoDifference), "it stays as before: {report:?}");
 }
 
 #[test]
-fn the_planners_account_ends_it_early_until_a_trial_contradicts() {
-    let mut governor = Governor::new(GovernorOptions::default());
-    let wait = |is_on| if is_on { 0.5 } else { 1.0 };
+fn a_negative_account_ends_it_until_a_trial_contradicts() {
+    let mut governor = Governor::default();
+    let wait = waits(0.5, 1.0);
     let saving = |governor: &mut Governor, n: usize, saved: f64| {
         for _ in 0..n {
             governor.account(saved, 0.1);
             governor.account(f64::NAN, 0.0);
-            let is_on = governor.is_on();
-            governor.end_token(wait(is_on));
+            run(governor, 1, &wait);
         }
+        (governor.report().reason, governor.report().is_on)
     };
-    saving(&mut governor, TRIAL + 20, 0.2);
-    assert_eq!(governor.report().reason, GovernorReason::Pays);
-    saving(&mut governor, 8, 0.0);
-    let report = governor.report();
-    assert_eq!((report.is_on, report.reason, report.given_up), (false, GovernorReason::Accounts, 1));
-    // Waits say otherwise: from now on they are believed.
-    saving(&mut governor, 64 + TRIAL, 0.0);
-    assert_eq!(governor.report().reason, GovernorReason::Pays);
-    saving(&mut governor, 60, 0.0);
-    assert!(governor.is_on());
+    assert_eq!(saving(&mut governor, TRIAL + 20, 0.2), (Pays, true));
+    assert_eq!(saving(&mut governor, 8, 0.0), (Accounts, false));
+    assert_eq!(governor.report().given_up, 1);
+    assert_eq!(saving(&mut governor, 64 + TRIAL, 0.0), (Pays, true), "measured waits contradict");
+    assert_eq!(saving(&mut governor, 60, 0.0), (Pays, true), "the account is not believed");
     // Once a trial has found harm, the account counts again.
-    run(&mut governor, 4 + TRIAL, |is_on| if is_on { 2.0 } else { 1.0 });
-    assert_eq!(governor.report().reason, GovernorReason::Harms);
-    run(&mut governor, 64 + TRIAL, wait);
-    assert_eq!(governor.report().reason, GovernorReason::Pays);
-    saving(&mut governor, 8, 0.0);
-    assert_eq!(governor.report().reason, GovernorReason::Accounts);
+    run(&mut governor, 4 + TRIAL, waits(2.0, 1.0));
+    assert_eq!(governor.report().reason, Harms);
+    run(&mut governor, 64 + TRIAL, &wait);
+    assert_eq!(saving(&mut governor, 8, 0.0), (Accounts, false));
 }
 
 #[test]
-fn the_users_word_is_not_measured() {
+fn the_users_choice_is_not_measured() {
     for is_on in [true, false] {
         let mut governor = Governor::fixed(is_on);
         governor.account(0.0, 9.0);
-        let on = run(&mut governor, 1000, |is_on| if is_on { 2.0 } else { 0.0 });
-        assert_eq!(on, if is_on { 1000 } else { 0 });
-        assert_eq!((governor.report().reason, governor.report().trials), (GovernorReason::Fixed, 0));
+        assert_eq!(run(&mut governor, 1000, waits(2.0, 0.0)), if is_on { 1000 } else { 0 });
+        assert_eq!((governor.report().reason, governor.report().trials), (Fixed, 0));
     }
 }
 
 #[test]
-fn what_was_not_measured_decides_nothing() {
-    let mut governor = Governor::new(GovernorOptions::default());
-    let mut bad = [f64::NAN, f64::INFINITY, -1.0].into_iter().cycle();
-    run(&mut governor, TRIAL, |_| bad.next().unwrap());
-    assert_eq!(governor.report().reason, GovernorReason::NoDifference);
-    // Lengths that make no sense are mended.
-    let zero = GovernorOptions {
-        window_tokens: 0,
-        settle_tokens: 0,
-        rest_tokens: 0,
-        rest_tokens_max: 0,
-        ..Default::default()
-    };
-    let mut governor = Governor::new(zero);
-    run(&mut governor, 100, |is_on| if is_on { 0.5 } else { 1.0 });
+fn lengths_of_0_count_as_1() {
+    let (window_tokens, settle_tokens, rest_tokens, rest_tokens_max) = (0, 0, 0, 0);
+    let options =
+        GovernorOptions { window_tokens, settle_tokens, rest_tokens, rest_tokens_max, ..GovernorOptions::default() };
+    let mut governor = Governor::new(options);
+    run(&mut governor, 100, waits(0.5, 1.0));
     assert!(governor.report().trials > 10);
 }
 
 #[test]
 fn under_noise_harm_stays_small_and_most_of_a_benefit_is_kept() {
-    // Waits of half the mean's spread, as hits and misses make them; a fifth more, or less, with prefetching.
+    // Waits with half the mean's spread, as hits and misses cause; a fifth more, or less, with prefetching.
     for (seed, factor) in (1..=8).flat_map(|seed| [(seed, 1.2), (seed, 0.8)]) {
-        let mut random = Mt::new(seed);
-        let mut governor = Governor::new(GovernorOptions::default());
-        let n = 50_000;
+        let (mut random, mut governor, n) = (Mt::new(seed), Governor::default(), 50_000);
         let on = run(&mut governor, n, |is_on| {
             let noise = f64::from(random.next_u32()) / f64::from(u32::MAX);
             (0.13 + 1.74 * noise) * if is_on { factor } else { 1.0 }

@@ -1,0 +1,322 @@
+//! Choices that follow from memory: run mode, default context, ubatch width, and rearranged experts.
+
+use serde::Serialize;
+
+use super::ExpertCache;
+use crate::gguf::GgmlType;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "name")]
+pub enum RunMode {
+    /// Everything fits: plain llama.cpp on the mapped file, with no hobbit code in between.
+    Passthrough {
+        /// Rearrange weights for the CPU while loading, as llama.cpp does by default; there is room for both copies.
+        repack: bool,
+    },
+    /// Experts do not fit, or a flag asks for their cache: they stay in the file, and hobbit computes their products.
+    Seam,
+}
+
+/// Memory that plain llama.cpp needs for a model, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Needs {
+    /// The tensors, mapped from the file.
+    pub mapped: u64,
+    /// Copies of tensors that are rearranged for the CPU; the mapped originals are dropped only after all copies are
+    /// made.
+    pub repacked: u64,
+    pub kv: u64,
+    pub compute: u64,
+    pub runtime: u64,
+}
+
+impl Needs {
+    /// Needs with as many weights rearranged as llama.cpp would.
+    fn most(&self) -> u64 {
+        self.least().saturating_add(self.repacked)
+    }
+
+    fn least(&self) -> u64 {
+        let page_tables = self.mapped / 512;
+        [self.mapped, page_tables, self.kv, self.compute, self.runtime].into_iter().fold(0, u64::saturating_add)
+    }
+}
+
+impl RunMode {
+    /// The run mode for a model with these needs in `room` bytes. Mapped memory gives way under pressure, so no extra
+    /// margin stays free.
+    pub fn of(needs: &Needs, room: u64) -> Self {
+        match room {
+            _ if needs.most() <= room => Self::Passthrough { repack: true },
+            _ if needs.least() <= room => Self::Passthrough { repack: false },
+            _ => Self::Seam,
+        }
+    }
+
+    /// The same from bounds; `None` if the needs between them decide.
+    pub fn within(least: &Needs, most: &Needs, room: u64) -> Option<Self> {
+        let run_mode = Self::of(least, room);
+        (run_mode == Self::of(most, room)).then_some(run_mode)
+    }
+
+    /// Whether llama.cpp runs the model by itself.
+    pub fn is_passthrough(self) -> bool {
+        matches!(self, Self::Passthrough { .. })
+    }
+}
+
+/// Minimum tokens of a default context, if the model was trained on as many: llama.cpp's own minimum when it fits a
+/// context to memory (`--fit-ctx`).
+pub const CONTEXT_TOKENS_MIN: u32 = 4096;
+
+/// A default context takes at most one part in this many of the memory. Experts get the rest, because each of their
+/// bytes is used more often.
+const CONTEXT_PART: u64 = 8;
+
+/// Default context length of a model that was trained on `trained` tokens and does not fit in `room` bytes together
+/// with all of them. Each token takes `token_bytes`. The context is as many tokens as an eighth of the room holds, in
+/// steps of 256.
+pub fn context_tokens(trained: u32, token_bytes: u64, room: u64) -> u32 {
+    let most = u32::try_from((room / CONTEXT_PART).checked_div(token_bytes).unwrap_or(u64::MAX)).unwrap_or(u32::MAX);
+    (most / 256 * 256).max(CONTEXT_TOKENS_MIN).min(trained)
+}
+
+/// A wider ubatch takes at most this part of the cache, because the tokens after the prompt need the slots.
+const UBATCH_CACHE_PART: u64 = 16;
+
+/// Another width must read at most this percentage of the usual width's bytes.
+const UBATCH_READ_PERCENT_MAX: u64 = 80;
+
+/// Widths are multiples of this: kernels process tiles of rows.
+const UBATCH_STEP: u32 = 64;
+
+/// Maximum passes over a batch to consider: beyond that, one more or less saves little.
+const PASSES_MAX: usize = 64;
+
+/// Input of the choice of a prompt's ubatch width. Sizes are bytes.
+///
+/// Every ubatch uses nearly every expert and reads the missing ones, so fewer and wider ubatches read less. The memory
+/// of their activations is taken from the slots. The rule ignores speeds: reads and products overlap, and reading less
+/// never takes longer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UbatchInput {
+    pub n_prompt: u64,
+    /// Tokens submitted at once, the maximum width.
+    pub n_batch: u32,
+    pub usual: u32,
+    /// All experts in high precision.
+    pub expert_bytes: u64,
+    /// Resident bytes of experts at the usual width.
+    pub cache_bytes: u64,
+    /// Activations of one computed token.
+    pub token_bytes: u64,
+}
+
+impl UbatchInput {
+    /// The width that reads least, if it saves enough; otherwise the usual one.
+    pub fn choose(&self) -> u32 {
+        let usual = self.usual.min(self.n_batch);
+        let passes_now = self.passes(usual);
+        // The narrowest width for each number of passes over a whole batch.
+        let longest = self.n_prompt.min(self.n_batch.into()) as u32;
+        let narrowest = |passes: u32| {
+            longest.div_ceil(passes).checked_next_multiple_of(UBATCH_STEP).unwrap_or(u32::MAX).min(self.n_batch)
+        };
+        let passes = (1..longest.div_ceil(usual.max(1))).take(PASSES_MAX);
+        let widths = passes.map(narrowest).filter(|width| *width > usual);
+        let read = |width: u32| u128::from(self.passes(width)).saturating_mul(self.missing(width).into());
+        let best = widths
+            .filter(|width| self.takes(*width) <= self.cache_bytes / UBATCH_CACHE_PART)
+            .min_by_key(|w| (read(*w), *w));
+        let is_worth_it = |width: &u32| {
+            self.passes(*width) < passes_now && read(*width) <= read(usual) / 100 * u128::from(UBATCH_READ_PERCENT_MAX)
+        };
+        best.filter(is_worth_it).unwrap_or(usual)
+    }
+
+    /// Ubatches of the whole prompt: batches are divided, and their remainders are not joined.
+    pub fn passes(&self, width: u32) -> u64 {
+        let (n_batch, width) = (u64::from(self.n_batch.max(1)), u64::from(width.max(1)));
+        (self.n_prompt / n_batch) * n_batch.div_ceil(width) + (self.n_prompt % n_batch).div_ceil(width)
+    }
+
+    /// Bytes that a ubatch takes beyond the usual width.
+    fn takes(&self, width: u32) -> u64 {
+        u64::from(width.saturating_sub(self.usual)).saturating_mul(self.token_bytes)
+    }
+
+    fn missing(&self, width: u32) -> u64 {
+        self.expert_bytes.saturating_sub(self.cache_bytes.saturating_sub(self.takes(width)))
+    }
+}
+
+/// Types whose products gain more than rearranging costs on arrival: 1.15x and more in batches, and for single tokens
+/// if most experts are resident. K-quants gain nothing; `cargo bench --bench kernels` has the figures.
+const GAINING: [GgmlType; 3] = [GgmlType::MXFP4, GgmlType::Q4_0, GgmlType::IQ4_NL];
+
+/// Minimum percentage of experts with slots. Each miss pays for rearranging on arrival: with fewer slots single tokens
+/// become slower.
+const SLOTS_PERCENT_MIN: u64 = 50;
+
+/// Input of the rule. Sizes are bytes. Input of the default for rearranging experts for the CPU. Sizes are bytes. The
+/// rule is fixed, because rearranging changes the last bits of results, which must not depend on the load of the
+/// machine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RepackInput {
+    /// All experts in high precision.
+    pub expert_bytes: u64,
+    pub expert_cache: ExpertCache,
+    /// Memory that plain llama.cpp could take for the model.
+    pub room: u64,
+    /// Memory that the model needs besides the experts.
+    pub besides: u64,
+}
+
+impl RepackInput {
+    /// Whether experts of these types (the types of every matrix of every expert) are rearranged.
+    pub fn pays(&self, types: impl IntoIterator<Item = GgmlType>) -> bool {
+        let slots =
+            self.expert_cache.of(self.expert_bytes).unwrap_or(u64::MAX).min(self.room.saturating_sub(self.besides));
+        let mut types = types.into_iter().peekable();
+        types.peek().is_some()
+            && types.all(|dtype| GAINING.contains(&dtype))
+            && u128::from(slots) * 100 >= u128::from(self.expert_bytes) * u128::from(SLOTS_PERCENT_MIN)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::{GIB, MIB};
+
+    fn needs(mapped: u64, repacked: u64) -> Needs {
+        Needs { mapped: mapped * MIB, repacked: repacked * MIB, kv: 10 * MIB, compute: 20 * MIB, runtime: 30 * MIB }
+    }
+
+    #[test]
+    fn what_fits_decides() {
+        let needs = needs(512, 400); // 573 MiB with page tables
+        for (room, expected) in [
+            (572, RunMode::Seam),
+            (573, RunMode::Passthrough { repack: false }),
+            (972, RunMode::Passthrough { repack: false }),
+            (973, RunMode::Passthrough { repack: true }),
+            (1 << 20, RunMode::Passthrough { repack: true }),
+            (0, RunMode::Seam),
+        ] {
+            assert_eq!(RunMode::of(&needs, room * MIB), expected, "{room} MiB");
+        }
+    }
+
+    #[test]
+    fn bounds_decide_where_they_agree() {
+        let (least, most) = (needs(512, 0), Needs { kv: 110 * MIB, ..needs(512, 512) });
+        assert_eq!(RunMode::within(&least, &most, 500 * MIB), Some(RunMode::Seam));
+        assert_eq!(RunMode::within(&least, &most, 600 * MIB), None);
+        assert_eq!(RunMode::within(&least, &most, 1100 * MIB), None, "with or without rearranged weights");
+        assert_eq!(RunMode::within(&least, &most, 1200 * MIB), Some(RunMode::Passthrough { repack: true }));
+    }
+
+    #[test]
+    fn absurd_sizes_do_not_overflow() {
+        let absurd = Needs { mapped: u64::MAX, repacked: u64::MAX, kv: u64::MAX, compute: 1, runtime: 1 };
+        assert_eq!(RunMode::of(&absurd, u64::MAX - 1), RunMode::Seam);
+    }
+
+    #[test]
+    fn an_eighth_of_the_room() {
+        // Qwen3-30B-A3B: 48 layers, 4 heads of 128 for keys and for values, 2 bytes each.
+        let token_bytes = 48 * 4 * 256 * 2;
+        let of = |gib| context_tokens(40960, token_bytes, gib * GIB);
+        assert_eq!([4, 6, 8, 64].map(of), [5376, 8192, 10752, 40960]);
+        assert_eq!(of(1), 4096, "fewer are no context");
+        assert_eq!(context_tokens(2048, token_bytes, GIB), 2048, "more than it was trained on is for who asks for it");
+        assert_eq!(context_tokens(1 << 20, 0, GIB), 1 << 20);
+    }
+
+    fn input(n_prompt: u64) -> UbatchInput {
+        UbatchInput {
+            n_prompt,
+            n_batch: 2048,
+            usual: 512,
+            expert_bytes: 18_000 * MIB,
+            cache_bytes: 4_000 * MIB,
+            token_bytes: 100 << 10,
+        }
+    }
+
+    #[test]
+    fn passes_are_saved() {
+        for (n_prompt, width, passes) in [
+            (1, 512, 1),
+            (512, 512, 1),
+            // Two passes become one, of exactly the prompt's width.
+            (513, 576, 1),
+            (1024, 1024, 1),
+            (2000, 2048, 1),
+            (2048, 2048, 1),
+            (4096, 2048, 2),
+            (4097, 2048, 3),
+        ] {
+            let input = input(n_prompt);
+            let chosen = input.choose();
+            assert_eq!((chosen, input.passes(chosen)), (width, passes), "{n_prompt} tokens");
+        }
+    }
+
+    #[test]
+    fn nothing_changes_where_nothing_is_gained() {
+        let fits = UbatchInput { cache_bytes: 18_000 * MIB, ..input(2048) };
+        assert_eq!(fits.choose(), 512, "everything is resident");
+        let narrow = UbatchInput { n_batch: 512, ..input(2048) };
+        assert_eq!((narrow.choose(), narrow.passes(512)), (512, 4), "no wider batch");
+        let narrower = UbatchInput { n_batch: 100, ..input(2048) };
+        assert_eq!(narrower.choose(), 100);
+        assert_eq!(UbatchInput::default().choose(), 0);
+    }
+
+    #[test]
+    fn slots_are_worth_more_than_a_pass() {
+        // 4000 MiB / 16 are 250 MiB: room for 512 more tokens of 400 KiB, not for 1536.
+        let heavy = UbatchInput { token_bytes: 400 << 10, ..input(2048) };
+        assert_eq!((heavy.choose(), heavy.passes(1024)), (1024, 2));
+        let heavier = UbatchInput { token_bytes: MIB, ..input(2048) };
+        assert_eq!((heavier.choose(), heavier.passes(704)), (704, 3));
+        let heaviest = UbatchInput { token_bytes: 2 * MIB, ..input(2048) };
+        assert_eq!(heaviest.choose(), 512);
+        assert_eq!(UbatchInput { token_bytes: u64::MAX, ..input(2048) }.choose(), 512);
+        assert_eq!(UbatchInput { cache_bytes: 0, ..input(2048) }.choose(), 512, "nothing to take it from");
+    }
+
+    #[test]
+    fn absurd_prompts_are_divided() {
+        let absurd = UbatchInput { n_prompt: u64::MAX, n_batch: u32::MAX, usual: 1, ..input(0) };
+        assert!(absurd.choose() >= 1);
+    }
+
+    const INPUT: RepackInput =
+        RepackInput { expert_bytes: 1000, expert_cache: ExpertCache::Auto, room: 700, besides: 200 };
+
+    #[test]
+    fn half_of_the_experts_must_have_slots() {
+        let types = [GgmlType::MXFP4, GgmlType::Q4_0];
+        assert!(INPUT.pays(types));
+        assert!(!RepackInput { besides: 201, ..INPUT }.pays(types));
+        assert!(!RepackInput { besides: 701, ..INPUT }.pays(types), "no room at all");
+        let with = |expert_cache| RepackInput { expert_cache, ..INPUT };
+        assert!(with(ExpertCache::Percent(50.0)).pays(types));
+        assert!(!with(ExpertCache::Percent(49.0)).pays(types));
+        assert!(with(ExpertCache::Bytes(500)).pays(types));
+        assert!(!with(ExpertCache::Bytes(499)).pays(types));
+        assert!(!RepackInput { besides: 300, ..with(ExpertCache::Percent(100.0)) }.pays(types), "asked for, not there");
+        let huge = RepackInput { expert_bytes: u64::MAX, room: u64::MAX, besides: 0, ..INPUT };
+        assert!(huge.pays(types));
+    }
+
+    #[test]
+    fn every_type_must_gain() {
+        assert!(INPUT.pays([GgmlType::IQ4_NL]));
+        assert!(!INPUT.pays([GgmlType::MXFP4, GgmlType::Q8_0]));
+        assert!(!INPUT.pays([]), "no experts");
+    }
+}
