@@ -49,6 +49,8 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<String> {
         return plan(error);
     } else if let Some(BaseError::CutOff { complete, .. }) = error.downcast_ref() {
         return Some(format!("--chunks {complete} uses those"));
+    } else if let Some(BaseError::NotABase { .. }) = error.downcast_ref() {
+        Some("make one with --kl-divergence-base FNAME and without --kl-divergence")
     } else if let Some(error) = error.downcast_ref() {
         store(error)
     } else if let Some(error) = error.downcast_ref() {

@@ -1,8 +1,8 @@
-//! 8-bit weights as two planes of 4 bits: the first alone reads as weights of 4 bits, both together are the 8-bit ones, bit
-//! for bit.
+//! 8-bit weights as two planes of 4 bits: the first alone reads as weights of 4 bits, both together are the 8-bit ones,
+//! bit for bit.
 //!
-//! A block of Q8_0 is a scale `d` (f16) and 32 signed bytes `q`; a weight is `d q`. Of `u = q + 128`, which has no sign, the
-//! *high plane* keeps `u >> 4`, the *low plane* `u & 15`:
+//! A block of Q8_0 is a scale `d` (f16) and 32 signed bytes `q`; a weight is `d q`. Of `u = q + 128`, which has no
+//! sign, the *high plane* keeps `u >> 4`, the *low plane* `u & 15`:
 //!
 //! ```text
 //!   Q8_0        d  q0 .. q31                34 bytes
@@ -11,10 +11,10 @@
 //!   Q4_1        16 d  -120.5 d  16 bytes    20 bytes      the high plane, expanded: its nibbles in ggml's own order
 //! ```
 //!
-//! Since `d q = 16 d (u >> 4) + d (u & 15) - 128 d`, and `u & 15` is 7.5 in the middle, the high plane is a Q4_1 block of
-//! scale `16 d` and minimum `-120.5 d`: no weight is further from the Q8_0 one than half a step of its own, `8 d`. `16 d` is
-//! exact, so that `d` comes back from an expanded block ([`complete()`]); the minimum is rounded to f16. Both are finite for
-//! scales up to [`SCALE_MAX_BITS`]; real ones are below 1.
+//! Since `d q = 16 d (u >> 4) + d (u & 15) - 128 d`, and `u & 15` is 7.5 in the middle, the high plane is a Q4_1 block
+//! of scale `16 d` and minimum `-120.5 d`: no weight is further from the Q8_0 one than half a step of its own, `8 d`.
+//! `16 d` is exact, so that `d` comes back from an expanded block ([`complete()`]); the minimum is rounded to f16. Both
+//! are finite for scales up to [`SCALE_MAX_BITS`]; real ones are below 1.
 //!
 //! Pure, and plain loops over blocks that the compiler makes vectors of.
 
@@ -47,7 +47,8 @@ impl Largest {
     }
 }
 
-/// Takes blocks of Q8_0 apart. Whether every scale is one that [`expand()`] can express; the planes are right in any case.
+/// Takes blocks of Q8_0 apart. Whether every scale is one that [`expand()`] can express; the planes are right in any
+/// case.
 ///
 /// # Panics
 /// If the lengths are not those of the same number of blocks.
@@ -70,7 +71,8 @@ pub fn split(q8_0: &[u8], high: &mut [u8], low: &mut [u8]) -> bool {
     largest.is_sound()
 }
 
-/// The Q8_0 blocks of both planes. Whether every scale is one that [`expand()`] can express, as those of a sound pack are.
+/// The Q8_0 blocks of both planes. Whether every scale is one that [`expand()`] can express, as those of a sound pack
+/// are.
 ///
 /// # Panics
 /// As [`split()`].
@@ -113,7 +115,8 @@ pub fn expand(high: &[u8], q4_1: &mut [u8]) -> bool {
     largest.is_sound()
 }
 
-/// The Q8_0 blocks of an expanded high plane and a low plane. Whether the scales are those of [`expand()`], and of finite blocks.
+/// The Q8_0 blocks of an expanded high plane and a low plane. Whether the scales are those of [`expand()`], and of
+/// finite blocks.
 ///
 /// # Panics
 /// As [`split()`].
@@ -176,7 +179,7 @@ fn to_f16(value: f32) -> u16 {
 /// Blocks of which scales are converted together.
 const SCALES: usize = 16;
 
-/// Of so many blocks at most; zeros where there are fewer.
+/// Scales of at most [`SCALES`] blocks; zeros if there are fewer.
 #[inline(always)]
 fn scales_of<const N: usize>(blocks: &[[u8; N]], scale: impl Fn(&[u8; N]) -> [u8; 2]) -> [u16; SCALES] {
     let mut scales = [0; SCALES];
@@ -255,8 +258,8 @@ mod tests {
         f16::from_le_bytes([bytes[0], bytes[1]]).to_f64()
     }
 
-    /// Every scale that there is, with every byte: what was taken apart comes together again, by both ways; what Q4_1 says
-    /// is within half of its step.
+    /// Every scale that there is, with every byte: what was taken apart comes together again, by both ways; what Q4_1
+    /// says is within half of its step.
     #[test]
     fn every_scale() {
         for scale in 0..=u16::MAX {

@@ -1,33 +1,31 @@
-//! What this machine can do, measured once: how fast bytes reach a device, how fast files are read, how fast the CPU
-//! multiplies an expert. They are the first guesses of [`crate::load::balance`]; a wrong one costs speed until it is
-//! unlearned, never a result.
+//! Figures of this machine, measured once: the speed of copies to a device, of file reads, and of an expert's product
+//! on the CPU. They are the first estimates of [`crate::load::balance`]; a wrong one costs speed until it is corrected,
+//! never a result.
 //!
-//! Pure: who measures is given ([`Measure`]), so is the time of day. The figures are kept in a file of the user's cache
-//! directory ([`cache_path`]). A file that is damaged, too large or of another program is ignored with a note and
-//! replaced.
-
-mod file;
-
-#[cfg(test)]
-mod tests;
+//! The measurements ([`Measure`]) and the time of day come from the caller. The figures are kept in a file of the
+//! user's cache directory ([`cache_path`]): JSON, one entry per machine, newest first. A file that is damaged, too
+//! large or of another program is ignored with a note and replaced.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fmt, fs, io};
 
+use etcetera::base_strategy::{BaseStrategy, choose_native_strategy};
 use serde::{Deserialize, Serialize};
 
-pub use file::cache_path;
+use crate::files;
 
-/// What figures belong to: another device, driver, CPU or number of threads has others.
+/// The machine of figures: another device, driver, CPU or number of threads has others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The device's name, as `--list-devices` shows it.
+    /// The device's name, as ggml has it.
     pub device: String,
-    /// What the device is, for people.
+    /// Its description.
     pub device_description: String,
-    /// Backend, its version, bus address and memory size, in words: what changes when the driver or the card does.
+    /// Backend, its version, bus address and memory size, as text, which changes with the driver and the card.
     pub driver: String,
     /// The CPU's model.
     pub cpu: String,
@@ -35,16 +33,16 @@ pub struct Machine {
     pub threads: u32,
 }
 
-/// Measured figures of one [`Machine`]. What could not be measured is absent.
+/// Measured figures of one [`Machine`]. A figure that could not be measured is absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Calibration {
-    /// Where they hold.
+    /// The machine.
     pub machine: Machine,
     /// From pinned host memory to the device, in bytes per second.
     pub upload_bytes_per_s: Option<f64>,
     /// From ordinary host memory to the device, in bytes per second.
     pub upload_pageable_bytes_per_s: Option<f64>,
-    /// A copy of next to nothing, submitted and awaited, in seconds.
+    /// A copy of 64 bytes, submitted and awaited, in seconds.
     pub upload_latency_s: Option<f64>,
     /// Random reads of the size of an expert's slice, in bytes per second.
     pub file_bytes_per_s: Option<f64>,
@@ -58,10 +56,10 @@ pub struct Calibration {
     pub hobbit_version: String,
 }
 
-/// Figures that are needed.
+/// The figures that are needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// Where.
+    /// The machine.
     pub machine: Machine,
     /// Element types of experts, by name.
     pub element_types: Vec<String>,
@@ -78,12 +76,12 @@ pub struct Upload {
     pub pinned_bytes_per_s: Option<f64>,
     /// From ordinary host memory, in bytes per second.
     pub pageable_bytes_per_s: f64,
-    /// A copy of next to nothing, in seconds.
+    /// A copy of 64 bytes, in seconds.
     pub latency_s: f64,
 }
 
-/// Who measures. Each call returns within `budget`, its own set-up included as far as it can, or says why it has no
-/// figure, in words for the user.
+/// Measurements. Each call returns within `budget`, its own set-up included as far as possible, or the reason for the
+/// user why there is no figure.
 pub trait Measure {
     /// Copies from host memory to the device.
     fn upload(&mut self, budget: Duration) -> Result<Upload, String>;
@@ -93,12 +91,12 @@ pub trait Measure {
     fn cpu_seconds_per_byte(&mut self, element_type: &str, budget: Duration) -> Result<f64, String>;
 }
 
-/// What [`Calibration::load_or_measure`] found.
+/// Result of [`Calibration::load_or_measure`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Calibrated {
     /// The figures.
     pub calibration: Calibration,
-    /// What the user may want to know: a cache file that was ignored, a figure that could not be had.
+    /// Notes for the user: a cache file that was ignored, a figure that could not be measured.
     pub notes: Vec<String>,
     /// Whether all of them came from the cache file.
     pub from_cache: bool,
@@ -114,13 +112,14 @@ impl Calibration {
     /// Element types that are measured.
     pub const ELEMENT_TYPES_MAX: usize = 8;
 
-    /// Takes what is wanted from the file at `cache` (`None`: no file), measures what is not there, and writes it back.
+    /// Takes the wanted figures from the file at `cache` (`None`: no file), measures the missing ones, and writes them
+    /// back.
     ///
-    /// Nothing here is an error: what fails becomes a note, and the figure stays absent.
+    /// A failure becomes a note, and its figure stays absent.
     pub fn load_or_measure(cache: Option<&Path>, wanted: &Wanted, measure: &mut dyn Measure) -> Calibrated {
         let mut notes = Vec::new();
         let mut known = cache.map_or_else(Vec::new, |path| {
-            file::read(path).unwrap_or_else(|why| {
+            read(path).unwrap_or_else(|why| {
                 notes.push(format!("{}: calibration ignored: {why}; measuring again", path.display()));
                 Vec::new()
             })
@@ -140,7 +139,7 @@ impl Calibration {
             && let Some(path) = cache
         {
             known.insert(0, calibration.clone());
-            if let Err(why) = file::write(path, &known) {
+            if let Err(why) = write(path, &known) {
                 notes.push(format!("{}: calibration not kept: {why}", path.display()));
             }
         }
@@ -159,7 +158,7 @@ impl Calibration {
         single.into_iter().flatten().chain(self.cpu_expert_seconds_per_byte.values().copied()).all(is_figure)
     }
 
-    /// Measures what is wanted and not there; false when there was nothing to do.
+    /// Measures the missing figures; false if none is missing.
     fn measure_missing(&mut self, wanted: &Wanted, measure: &mut dyn Measure, notes: &mut Vec<String>) -> bool {
         let upload = self.upload_pageable_bytes_per_s.is_none();
         let file = wanted.disk.is_some() && (self.file_bytes_per_s.is_none() || self.file_disk != wanted.disk);
@@ -251,3 +250,67 @@ impl fmt::Display for Calibration {
         Ok(())
     }
 }
+
+// The cache file.
+
+/// Value of `format`.
+const FORMAT: &str = "hobbit-calibration";
+/// Increased by incompatible changes.
+const VERSION: u64 = 1;
+/// A file that is longer is not ours.
+const BYTES_MAX: u64 = 256 << 10;
+/// Maximum machines: the devices of all computers that share the home directory.
+const ENTRIES_MAX: usize = 32;
+
+#[derive(Serialize, Deserialize)]
+struct Contents {
+    format: String,
+    version: u64,
+    calibrations: Vec<Calibration>,
+}
+
+/// `hobbit/calibration.json` in the user's cache directory: `$XDG_CACHE_HOME` or `~/.cache`, on macOS
+/// `~/Library/Caches`, on Windows `%LOCALAPPDATA%`. `None` where there is no home.
+pub fn cache_path() -> Option<PathBuf> {
+    let directories = choose_native_strategy().ok()?;
+    Some(directories.cache_dir().join("hobbit").join("calibration.json"))
+}
+
+/// Reads the file; empty if there is none. `Err` is the reason to ignore it.
+fn read(path: &Path) -> Result<Vec<Calibration>, String> {
+    let metadata = match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(|error| error.to_string())?,
+    };
+    // Opening a FIFO would block until its other end opens.
+    if !metadata.is_file() {
+        return Err("it is not a regular file".to_owned());
+    }
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > BYTES_MAX {
+        return Err(format!("it is longer than {BYTES_MAX} bytes"));
+    }
+    let contents: Contents = serde_json::from_slice(&bytes).map_err(|error| format!("it is damaged ({error})"))?;
+    if contents.format != FORMAT || contents.version != VERSION {
+        let Contents { format, version, .. } = contents;
+        return Err(format!("it is {format:?} version {version}, expected {FORMAT:?} version {VERSION}"));
+    }
+    match contents.calibrations.iter().find(|calibration| !calibration.is_sane()) {
+        Some(bad) => Err(format!("a figure of {:?} is not a positive number", bad.machine.device)),
+        None => Ok(contents.calibrations),
+    }
+}
+
+/// Replaces the file as a whole: readers see the old one or the new one. The first [`ENTRIES_MAX`] are kept.
+fn write(path: &Path, calibrations: &[Calibration]) -> io::Result<()> {
+    let calibrations = calibrations.iter().take(ENTRIES_MAX).cloned().collect();
+    let text = serde_json::to_vec_pretty(&Contents { format: FORMAT.to_owned(), version: VERSION, calibrations })?;
+    let directory = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(directory)?;
+    files::replace(path, &text)
+}
+
+#[cfg(test)]
+mod tests;

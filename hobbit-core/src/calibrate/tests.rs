@@ -2,7 +2,7 @@ use std::fs;
 
 use super::*;
 
-/// Counts what is asked of it, and answers with one figure or not at all.
+/// Records the requests, and answers with one figure or an error.
 #[derive(Default)]
 struct Fake {
     asked: Vec<String>,
@@ -54,7 +54,7 @@ fn wanted(types: &[&str]) -> Wanted {
 }
 
 #[test]
-fn what_was_measured_once_is_not_measured_again() {
+fn figures_are_measured_once() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("deep/down/calibration.json");
     // More digits than JSON returns.
@@ -100,7 +100,7 @@ fn another_machine_another_version_or_a_month_later_is_measured_anew() {
         Calibration::load_or_measure(Some(&path), &wanted, &mut fake);
         assert_eq!(fake.asked, all, "{wanted:?}");
     }
-    // They all are remembered.
+    // All are kept.
     let mut fake = Fake::new();
     assert!(Calibration::load_or_measure(Some(&path), &base, &mut fake).from_cache);
     for (seconds, asked) in [(Calibration::AGE_MAX_S, 0), (Calibration::AGE_MAX_S + 1, 3), (0, 3)] {
@@ -162,7 +162,7 @@ fn a_place_that_cannot_be_read_or_written_costs_a_note_only() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_absent_and_tried_again() {
+fn failed_measurements_are_tried_again() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("calibration.json");
     let nan = Fake { figure: f64::NAN, ..Fake::default() };
@@ -199,7 +199,7 @@ fn the_file_forgets_the_oldest_machines() {
         wanted.machine.threads = threads;
         Calibration::load_or_measure(Some(&path), &wanted, &mut Fake::new());
     }
-    let kept: Vec<u32> = file::read(&path).unwrap().iter().map(|kept| kept.machine.threads).collect();
+    let kept: Vec<u32> = read(&path).unwrap().iter().map(|kept| kept.machine.threads).collect();
     assert_eq!(kept, (8..40).rev().collect::<Vec<_>>());
 }
 

@@ -1,12 +1,13 @@
-//! Options of sampling: llama.cpp's `common_params_sampling`, with the same names where shared.
+//! Options of sampling: llama.cpp's `common_params_sampling`, with the same names where shared; lazy grammars, which
+//! take effect when the model writes a trigger; and reasoning, the text that models write before they answer.
 
 use std::fmt;
 use std::str::FromStr;
 
 use smart_default::SmartDefault;
 
-use super::{GrammarKind, GrammarTrigger, ReasoningBudget, Token};
-use crate::named::UnknownName;
+use super::Token;
+use crate::named::{UnknownName, named};
 
 /// Settings of a sampler chain.
 #[derive(Clone, Debug, PartialEq, SmartDefault)]
@@ -248,6 +249,64 @@ impl fmt::Display for SamplerKind {
 /// Reads an order such as `penalties;dry;top_k;temperature`; an empty text is an empty chain.
 pub fn sampler_order(text: &str) -> Result<Vec<SamplerKind>, UnknownName> {
     text.split(';').filter(|word| !word.is_empty()).map(str::parse).collect()
+}
+
+/// Origin of a grammar: llama.cpp's `common_grammar_type`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GrammarKind {
+    /// The user: it describes the model's output without the text that the template adds for the model.
+    #[default]
+    User,
+    /// The chat template, for an answer of a certain form (a JSON schema) or with tool calls: it also describes the
+    /// text that the template adds for the model.
+    Template,
+}
+
+/// Trigger of a lazy grammar: llama.cpp's `common_grammar_trigger`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GrammarTrigger {
+    /// This text.
+    Word(String),
+    /// A regular expression (ECMAScript), found anywhere. The grammar applies from its first group on, if it has one.
+    Pattern(String),
+    /// A regular expression for the whole output.
+    PatternFull(String),
+    /// This token.
+    Token(Token),
+}
+
+/// Handling of reasoning in answers: llama.cpp's `common_reasoning_format`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReasoningFormat {
+    /// Kept in the answer's text, with its tags.
+    None,
+    /// llama.cpp's choice, which is currently `Deepseek`.
+    #[default]
+    Auto,
+    /// Separate from the answer (`reasoning_content`).
+    Deepseek,
+    /// As `Deepseek`; llama.cpp's server once left the tags in streamed answers.
+    DeepseekLegacy,
+}
+
+named! {
+    ReasoningFormat, "reasoning format":
+    None = "none", Auto = "auto", Deepseek = "deepseek", DeepseekLegacy = "deepseek-legacy",
+}
+
+/// Limit on reasoning, and the text that ends it: llama.cpp's `reasoning_budget_*`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReasoningBudget {
+    /// Tokens of one block of reasoning; 0 ends it at once, `None` is unlimited.
+    pub tokens: Option<u32>,
+    /// Text inserted before the end tag when the budget is spent.
+    pub message: String,
+    /// Text that begins reasoning; if empty, nothing is counted.
+    pub start: String,
+    /// Texts that end reasoning; the first one is forced. If there are none, nothing is counted.
+    pub ends: Vec<String>,
+    /// Track reasoning without a budget too, so that it can be ended (`Sampler::end_reasoning`).
+    pub control: bool,
 }
 
 #[cfg(test)]

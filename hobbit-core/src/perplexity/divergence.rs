@@ -36,7 +36,7 @@ pub fn compare(logits: &[f32], base: Row<'_>, token: Token) -> Option<Comparison
         if i == 0 || log_prob > top_base.1 {
             top_base = (i, log_prob);
         }
-        // What a row cannot tell apart from nothing.
+        // Below that, a row has no value of its own.
         if log_prob > -super::logits::DEPTH {
             kld += f64::from(log_prob.exp() * (log_prob - logit + normaliser));
         }
@@ -137,7 +137,7 @@ impl Divergence {
         let covariance = self.nll.covariance(&self.nll_base, self.sum_nll_products);
         let (ppl, ppl_base) = (ln_ppl.exp(), ln_base.exp());
         // Errors of both are correlated: Gauss's law with the covariance.
-        // Of nearly equal series rounding would make a square negative.
+        // For nearly equal series, rounding would make a square negative.
         let of_difference = |a: f64, b: f64, covariance: f64| (a * a + b * b - 2.0 * covariance).max(0.0).sqrt();
         let ln_ppl_ratio = Estimate {
             value: ln_ppl.value - ln_base.value,

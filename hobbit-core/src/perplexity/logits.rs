@@ -23,7 +23,7 @@ pub struct Normaliser {
 }
 
 impl Normaliser {
-    /// Of a row of logits, `[n_vocab]`. An empty row sums to 0.
+    /// Reads a row of logits, `[n_vocab]`. An empty row sums to 0.
     pub fn of(logits: &[f32]) -> Self {
         let mut max = logits.first().copied().unwrap_or(f32::NEG_INFINITY);
         let mut argmax = 0;
@@ -93,7 +93,7 @@ pub fn encode(logits: &[f32], token: Token, row: &mut [u16]) -> f32 {
     logit(logits, token).map_or(f32::NAN, |logit| max + log_sum_exp - logit)
 }
 
-/// A row as it was written.
+/// A quantised row.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'a> {
     scale: f32,
