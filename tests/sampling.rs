@@ -6,8 +6,7 @@ use std::sync::OnceLock;
 
 use hobbit::options::{DryOptions, MirostatOptions, SamplerKind, XtcOptions};
 use hobbit::{
-    ChatMessage, ChatOptions, Error, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions,
-    StopReason, Token,
+    ChatMessage, Error, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions, StopReason, Token,
 };
 
 const PROMPT: &str = "And the LORD said unto";
@@ -266,22 +265,11 @@ fn a_sampler_is_bound_to_its_model() {
 }
 
 #[test]
-fn chat_templates() {
-    let messages = [ChatMessage::new("user", "Who built the ark?")];
-    let render = |template: Option<&str>, add_generation_prompt| {
-        let options =
-            ChatOptions { template: template.map(str::to_owned), add_generation_prompt, ..ChatOptions::default() };
-        model().render_chat(&messages, &options)
-    };
-    let chatml = "<|im_start|>user\nWho built the ark?<|im_end|>\n<|im_start|>assistant\n";
-    assert_eq!(render(Some("chatml"), true).unwrap(), chatml);
-    let jinja = "{% for m in messages %}{{ m.role }}> {{ m.content }}\n{% endfor %}\
-                 {% if add_generation_prompt %}assistant>{% endif %}";
-    assert_eq!(render(Some(jinja), true).unwrap(), "user> Who built the ark?\nassistant>");
-    assert_eq!(render(Some(jinja), false).unwrap(), "user> Who built the ark?\n");
+fn conversations_are_rendered() {
+    let rendered = model().render_chat(&[ChatMessage::new("user", "Who built the ark?")]).unwrap();
+    assert!(rendered.contains("Who built the ark?"));
     if model().info().chat_template.is_none() {
-        assert_eq!(render(None, true).unwrap(), chatml, "chatml is llama.cpp's fallback");
+        let chatml = "<|im_start|>user\nWho built the ark?<|im_end|>\n<|im_start|>assistant\n";
+        assert_eq!(rendered, chatml, "chatml is llama.cpp's fallback");
     }
-    let error = render(Some("{% if %}"), true).unwrap_err();
-    assert!(matches!(error, Error::ChatTemplate(_)), "{error}");
 }

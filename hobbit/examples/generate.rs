@@ -10,9 +10,7 @@ use std::error::Error;
 use std::io::{Write, stdout};
 use std::path::Path;
 
-use hobbit::{
-    ChatMessage, ChatOptions, LogLevel, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions, set_log,
-};
+use hobbit::{ChatMessage, LogLevel, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions, set_log};
 
 /// Tokens that are generated, at the most.
 const N_PREDICT: usize = 64;
@@ -33,9 +31,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let info = model.info();
     eprintln!("{}: {} experts a layer, {} used by a token", info.description, info.n_expert, info.n_expert_used);
 
-    // A model with a chat template is spoken to; any other goes on where the text ends.
+    // A model with a chat template gets a message; any other continues the text.
     let text = match info.chat_template {
-        Some(_) => model.render_chat(&[ChatMessage::new("user", prompt)], &ChatOptions::default())?,
+        Some(_) => model.render_chat(&[ChatMessage::new("user", prompt)])?,
         None => prompt.clone(),
     };
     let mut session = model.session(&SessionOptions::default())?;

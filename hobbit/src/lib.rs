@@ -94,8 +94,8 @@ pub use hobbit_core::{options, stats};
 #[cfg(feature = "engine")]
 #[doc(inline)]
 pub use engine::{
-    BatchToken, ChatMessage, ChatOptions, DeviceInfo, DeviceKind, Error, Generation, Interrupt, LogLevel, Model,
-    ModelInfo, Sampler, Session, StopReason, devices, set_log,
+    BatchToken, ChatMessage, DeviceInfo, DeviceKind, Error, Generation, Interrupt, LogLevel, Model, ModelInfo, Sampler,
+    Session, StopReason, devices, set_log,
 };
 #[doc(inline)]
 pub use hobbit_core::options::{

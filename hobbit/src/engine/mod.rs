@@ -25,6 +25,7 @@ mod hierarchy;
 mod hook;
 mod host_reads;
 mod inner;
+mod limits;
 mod log;
 mod low;
 mod memory;
@@ -47,11 +48,9 @@ mod repack;
 mod rpc;
 mod run_mode;
 mod sampling;
-mod schema;
 mod session;
 mod source;
 mod split;
-mod stack;
 mod state_file;
 mod stock;
 mod stream;
@@ -65,8 +64,8 @@ mod validate;
 pub use adapters::AdapterInfo;
 pub use calibrate::{CalibrateError, calibrate_report, cpu_bytes_per_second};
 pub use chat::{
-    ChatDelta, ChatInputs, ChatMessage, ChatOptions, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates,
-    Continuation, LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice, isolate_chat_templates,
+    ChatDelta, ChatInputs, ChatMessage, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates, Continuation,
+    LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice, isolate_chat_templates,
 };
 pub use device_error::DeviceError;
 pub use device_kind::DeviceKind;

@@ -45,8 +45,8 @@ unsafe fn overridden(params: &llama_model_params, key: &CStr) -> Option<String> 
     None
 }
 
-/// Room for a message from the shim, in bytes.
-pub(super) const MESSAGE_BYTES: usize = 1024;
+/// Room for a message from the shim, in bytes. Jinja errors quote the template around them.
+pub(super) const MESSAGE_BYTES: usize = 4096;
 
 /// Calls a function of the shim that fills a message buffer when it returns null.
 pub(super) fn with_message<T>(call: impl FnOnce(*mut c_char, usize) -> *mut T) -> Result<NonNull<T>, String> {

@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use ggml_sys::shim;
 
+use super::limits;
 use super::raw::{MESSAGE_BYTES, RawModel, text_of};
-use super::stack;
 use hobbit_core::options::Token;
 
 /// Stack per character of a match, in bytes. GCC 12's `std::regex` uses 321 with each of the pre-tokenizers; other
@@ -35,8 +35,8 @@ impl RawModel {
             ));
         }
         let bytes = length * BYTES_PER_CHAR;
-        let _turn = (bytes > stack::ANY_THREAD).then(|| ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
-        stack::with_bytes(bytes, encode)?
+        let _turn = (bytes > limits::ANY_THREAD).then(|| ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner));
+        limits::with_stack(bytes, encode)?
     }
 
     fn encode(&self, text: &[u8], add_special: bool, parse_special: bool) -> Result<Vec<Token>, String> {

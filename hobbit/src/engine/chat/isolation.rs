@@ -1,23 +1,31 @@
-//! Processes that render chat templates, for programs that call [`isolate_chat_templates`].
+//! Rendering of chat templates by llama.cpp's interpreter, and processes that do so for programs that call
+//! [`isolate_chat_templates`].
 //!
 //! A template is a program inside a model's file. It may loop for ever, take all memory, overflow the stack (recursive
 //! macros, self-referential lists) or crash llama.cpp's interpreter (`1 is divisibleby(0)`), and C++ on a thread cannot
 //! be stopped. So each rendering is a process of its own, with limits. These processes are forked from idle ones, which
 //! were forked while the program had one thread, and which end with the program.
 
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::ffi::{c_char, c_void};
+use std::fs::File;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{fs, io};
 
 use crossbeam_channel::{Receiver, Sender};
+use ggml_sys::chat;
+use ggml_sys::shim::TextCallback;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, alarm, dup2_stderr, dup2_stdin, dup2_stdout, fork};
+use serde::{Deserialize, Serialize};
 
-use super::render::{Failure, Task};
+use crate::engine::limits;
+use crate::engine::raw::{MESSAGE_BYTES, text_of};
 
 /// Number of idle processes: this many renderings run at once, and others wait.
 const N_PROCESSES: usize = 2;
@@ -256,4 +264,97 @@ fn failed(reason: String) -> Vec<u8> {
 fn exit(status: i32) -> ! {
     // SAFETY: ends the process; its state is no longer needed.
     unsafe { libc::_exit(status) }
+}
+
+// The interpreter.
+
+/// Returned by `hobbit_chat_apply` for inputs that it cannot read.
+const INPUTS_FAILED: i32 = 1;
+
+/// Stack for reading and running a template; schemas may need more.
+const STACK_BYTES: usize = 32 << 20;
+
+/// A task for the interpreter.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Task {
+    /// [`super::templates::Texts`] as JSON.
+    pub(super) template: String,
+    /// [`super::ChatInputs`] as JSON. `None` describes the template, and tries it on a message.
+    pub(super) inputs: Option<String>,
+    /// Stack that the schemas of the inputs need, in bytes.
+    pub(super) schema_stack: usize,
+}
+
+/// Reason for a failed rendering.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Failure {
+    /// The inputs cannot be read.
+    Inputs(String),
+    /// The template fails.
+    Template(String),
+}
+
+impl Task {
+    /// Stack that the work needs, in bytes.
+    fn stack_bytes(&self) -> usize {
+        self.schema_stack.max(STACK_BYTES)
+    }
+
+    /// Runs the task in this process, limited only in stack.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    fn run(&self) -> Result<String, Failure> {
+        let template = &self.template;
+        let work = || match &self.inputs {
+            None => {
+                // SAFETY: the text is valid for its length, the message buffer for its capacity.
+                let described = shim_text(true, |output, context, message, capacity| unsafe {
+                    let bytes = template.as_ptr().cast();
+                    chat::hobbit_chat_describe(bytes, template.len(), output, context, message, capacity)
+                });
+                described.map_err(|(_, reason)| Failure::Template(reason))
+            }
+            Some(inputs) => {
+                // SAFETY: the texts are valid for their lengths, the message buffer for its capacity.
+                let applied = shim_text(0, |output, context, message, capacity| unsafe {
+                    let (bytes, len) = (template.as_ptr().cast(), template.len());
+                    let (read, read_len) = (inputs.as_ptr().cast(), inputs.len());
+                    chat::hobbit_chat_apply(bytes, len, read, read_len, output, context, message, capacity)
+                });
+                applied.map_err(|(code, reason)| match code {
+                    INPUTS_FAILED => Failure::Inputs(reason),
+                    _ => Failure::Template(reason),
+                })
+            }
+        };
+        limits::with_stack(self.stack_bytes(), work).map_err(Failure::Template)?
+    }
+}
+
+/// Returns the text that a function of the shim passes to a callback; if the function does not return `done`, its result
+/// and the reason.
+pub(super) fn shim_text<T: PartialEq>(
+    done: T,
+    call: impl FnOnce(TextCallback, *mut c_void, *mut c_char, usize) -> T,
+) -> Result<String, (T, String)> {
+    let mut bytes: Vec<u8> = Vec::new();
+    let mut message = [0u8; MESSAGE_BYTES];
+    let code = call(on_text, (&raw mut bytes).cast(), message.as_mut_ptr().cast(), message.len());
+    let reason = if code != done {
+        text_of(&message)
+    } else {
+        match String::from_utf8(bytes) {
+            Ok(text) => return Ok(text),
+            Err(_) => "llama.cpp's text is not UTF-8".to_owned(),
+        }
+    };
+    Err((code, if reason.is_empty() { "llama.cpp gave no reason".to_owned() } else { reason }))
+}
+
+unsafe extern "C" fn on_text(bytes: *mut c_void, text: *const c_char, len: usize) {
+    // SAFETY: `text` passes its vector; the shim passes `len` readable bytes.
+    let (bytes, text) = unsafe { (&mut *bytes.cast::<Vec<u8>>(), std::slice::from_raw_parts(text.cast::<u8>(), len)) };
+    // No panic may cross into C++.
+    let _ = catch_unwind(AssertUnwindSafe(|| bytes.extend_from_slice(text)));
 }
