@@ -85,7 +85,6 @@
 #![warn(missing_docs)]
 
 #[cfg(feature = "engine")]
-#[doc(hidden)]
 pub mod engine;
 
 #[doc(inline)]

@@ -1,6 +1,7 @@
-//! Host memory held by llama.cpp.
+//! Host memory: the part that llama.cpp holds, its return to the system, and requests by signal to use less.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use ggml_sys::{llama, shim};
 
@@ -41,7 +42,7 @@ impl MemoryUse {
         let mut found = MemoryUse::default();
         // SAFETY: the context is live; `found` outlives the call.
         let known = unsafe { shim::hobbit_memory_breakdown(context.as_ptr(), add, (&raw mut found).cast()) };
-        if known { Ok(found) } else { Err(Error::Seam("llama.cpp did not say how much memory it holds".into())) }
+        if known { Ok(found) } else { Err(Error::Seam("llama.cpp does not report the memory it holds".into())) }
     }
 }
 
@@ -68,7 +69,41 @@ unsafe fn is_the_cpus(buft: llama::ggml_backend_buffer_type_t) -> bool {
     }
 }
 
-#[cfg(all(test, target_os = "linux", target_env = "gnu"))]
+// Requests by signal, from the user or another program.
+
+/// The request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemorySignal {
+    /// SIGUSR1: use half the memory.
+    Halve,
+    /// SIGUSR2: use the planned memory again.
+    Restore,
+}
+
+/// The pending signal's number; 0: none.
+static LAST: AtomicI32 = AtomicI32::new(0);
+
+/// Records SIGUSR1 and SIGUSR2 for [`take_memory_signal`] from now on, instead of ending the process.
+pub fn watch_memory_signals() {
+    extern "C" fn note(signal: libc::c_int) {
+        LAST.store(signal, Ordering::Relaxed);
+    }
+    for signal in [libc::SIGUSR1, libc::SIGUSR2] {
+        // SAFETY: the handler only stores to an atomic, which is allowed at any point of a program.
+        unsafe { libc::signal(signal, note as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+    }
+}
+
+/// The last signal since the previous call.
+pub fn take_memory_signal() -> Option<MemorySignal> {
+    match LAST.swap(0, Ordering::Relaxed) {
+        libc::SIGUSR1 => Some(MemorySignal::Halve),
+        libc::SIGUSR2 => Some(MemorySignal::Restore),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 

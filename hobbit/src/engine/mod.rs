@@ -6,7 +6,6 @@
 //! evaluates tokens.
 
 mod adapters;
-mod backends;
 mod buffer;
 mod calibrate;
 mod chat;
@@ -14,7 +13,6 @@ mod compute;
 mod contention;
 mod device;
 mod device_error;
-mod device_kind;
 mod devices;
 mod error;
 mod experts;
@@ -36,8 +34,6 @@ mod params;
 mod pinned;
 mod placement;
 mod pools;
-mod pressure;
-mod pretokenizer;
 mod purpose;
 mod quantise;
 mod raw;
@@ -56,10 +52,8 @@ mod stock;
 mod stream;
 mod tier;
 mod tiers;
-mod tokenize;
-mod tuned;
-mod ubatch;
 mod validate;
+mod vocabulary;
 
 pub use adapters::AdapterInfo;
 pub use calibrate::{CalibrateError, calibrate_report, cpu_bytes_per_second};
@@ -68,15 +62,13 @@ pub use chat::{
     LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice, isolate_chat_templates,
 };
 pub use device_error::DeviceError;
-pub use device_kind::DeviceKind;
-pub use devices::{DeviceInfo, devices};
+pub use devices::{DeviceInfo, DeviceKind, devices};
 pub use error::Error;
 pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};
-pub use memory_use::trim_heap;
-pub use model::{ExpertPlace, LayerPlaces, Model, ModelInfo, SpecialTokens};
-pub use pressure::{MemorySignal, take_memory_signal, watch_memory_signals};
+pub use memory_use::{MemorySignal, take_memory_signal, trim_heap, watch_memory_signals};
+pub use model::{ExpertPlace, LayerPlaces, Model, ModelInfo};
 pub use quantise::Ggml;
 #[cfg(feature = "rpc")]
 pub use rpc::{RpcError, RpcEvent, RpcServer};
@@ -84,6 +76,7 @@ pub use sampling::{Probabilities, Sampler};
 pub use session::{BatchToken, Generation, Interrupt, Session, StopReason};
 pub use source::quantise_low;
 pub use stock::{Stock, StockOptions};
+pub use vocabulary::SpecialTokens;
 
 /// The CPU features and options llama.cpp was built with, in the words of `llama_print_system_info`.
 pub fn system_info() -> String {

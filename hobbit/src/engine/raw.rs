@@ -10,7 +10,7 @@ use ggml_sys::llama::{self, llama_batch, llama_context, llama_context_params, ll
 use ggml_sys::shim;
 
 use super::error::Error;
-use super::pretokenizer::Matches;
+use super::vocabulary::Matches;
 use hobbit_core::options::Token;
 
 /// One entry of a batch for [`crate::Session::evaluate`].
@@ -289,7 +289,7 @@ impl RawContext {
     /// # Errors
     /// llama.cpp refuses.
     pub(super) fn state(&mut self, sequence: i32) -> Result<Vec<u8>, Error> {
-        let doing = format!("llama.cpp cannot tell what sequence {sequence} holds");
+        let doing = format!("llama.cpp cannot save the state of sequence {sequence}");
         // SAFETY: as in `forget`.
         let size = |message, capacity| unsafe { shim::hobbit_state_size(self.as_ptr(), sequence, message, capacity) };
         let n = checked(&doing, |n| *n > 0, size)?;
@@ -372,14 +372,14 @@ pub(super) fn with_batch<T>(entries: &[BatchToken], evaluate: impl FnOnce(llama_
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::backends;
     use crate::engine::device::Device;
+    use crate::engine::ggml;
     use crate::engine::params::{NEVER_INTERRUPTED, context_params};
     use hobbit_core::options::SessionOptions;
 
     /// The demo model and a context of two sequences, as a session has them.
     fn loaded() -> (RawContext, RawModel) {
-        backends::ready();
+        ggml::ready();
         Device::get().unwrap();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
         let session = SessionOptions { n_ctx: 64, n_seq_max: 2, threads: Some(1), ..SessionOptions::default() };

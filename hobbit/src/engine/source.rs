@@ -1,22 +1,24 @@
-//! A model's files on disk: the file shown to llama.cpp, and the location of every version of every expert.
+//! A model's files on disk: the file shown to llama.cpp, the location of every version of every expert, and the tuned
+//! policy.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::error::Error;
-use super::log;
 use super::low::{check_low, low_cache_path};
 use super::quantise::Ggml;
-use super::tuned::{Tuned, check_penalties};
+use hobbit_core::cache::Allocation;
 use hobbit_core::gguf::{Catalog, ExpertMap, Gguf, SourceFile};
 use hobbit_core::options::{LowSource, ModelOptions, PrecisionMode};
-use hobbit_core::pack::{self, Pack, PackKind, PackSpec, Sha256, TypeChoice, WriteError, fingerprint};
+use hobbit_core::pack;
+use hobbit_core::pack::{Pack, PackKind, PackSpec, Sha256, TypeChoice, WriteError, fingerprint};
 use hobbit_core::predict::{PathTable, PredictorKind};
 use hobbit_core::profile::{LayerNorms, ProfileError, norms_of_json, read_path_table};
 use hobbit_core::residency::Precisions;
 use hobbit_core::route::Thresholds;
 use hobbit_core::store::Original;
+use hobbit_core::tuned::{TunedError, TunedPolicy};
 
 /// A model's files, opened and checked.
 pub(super) struct ModelSource {
@@ -89,7 +91,7 @@ impl ModelSource {
         if let Some(low_path) = low_path {
             catalog.drop_low();
             let sha256 = info.as_ref().map(|info| info.source_sha256);
-            add_low(&mut catalog, &gguf, sha256, &low_path, &mut files, progress)?;
+            add_low(&mut catalog, &gguf, sha256, &low_path, &mut files)?;
             low_name = Some(low_path.file_name().unwrap_or_default().display().to_string());
         }
         let mode = options.precision.mode.unwrap_or(match catalog.has_low() {
@@ -120,7 +122,6 @@ fn add_low(
     sha256: Option<Sha256>,
     low_path: &Path,
     files: &mut Vec<SourceFile>,
-    progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<(), Error> {
     let mismatch = |mismatch| Error::LowMismatch { path: low_path.to_owned(), mismatch };
     let low = Gguf::open(low_path)?;
@@ -132,61 +133,32 @@ fn add_low(
         return Ok(());
     }
     let pack = Pack::open(low_path)?;
-    check_made_from(&pack, model, sha256, progress)?;
+    check_made_from(&pack, model, sha256)?;
     catalog.add_low_of(&pack.experts, &pack.catalog, first_file).map_err(mismatch)?;
     files.extend(pack.raw.files.iter().cloned());
     Ok(())
 }
 
 /// Checks that the low pack was made from `model`, whose digest is `sha256` if known without reading it (a full pack
-/// records its source). Compares headers, then [`pack::fingerprint()`]s, which takes milliseconds. A pack without a
-/// fingerprint, from an earlier hobbit, is compared once by the model's whole content; the fingerprint is then kept
-/// beside the pack. `progress` is called with 0..=1 meanwhile, and stops that by returning false.
+/// records its source). Compares headers, then [`pack::fingerprint()`]s, which takes milliseconds.
 ///
 /// # Errors
-/// [`Error::LowOfAnother`]; a model that cannot be read; [`Error::Cancelled`].
-fn check_made_from(
-    low: &Pack,
-    model: &Gguf,
-    sha256: Option<Sha256>,
-    progress: &mut dyn FnMut(f32) -> bool,
-) -> Result<(), Error> {
-    let (path, source) = (model.files[0].path.as_path(), low.info.source_sha256);
-    let another = |what: &'static str| Error::LowOfAnother {
-        low: low.path.clone(),
-        model: path.to_owned(),
-        source_name: low.info.source_name.clone(),
-        what,
+/// [`Error::LowOfAnother`]; a model that cannot be read.
+fn check_made_from(low: &Pack, model: &Gguf, sha256: Option<Sha256>) -> Result<(), Error> {
+    let difference = match (sha256, low.info.source_fingerprint) {
+        _ if !low.has_header_of(model) => "header or length differ",
+        (Some(known), _) if known != low.info.source_sha256 => "the SHA-256 of what they were made from differ",
+        (Some(_), _) => return Ok(()),
+        (None, None) => "they have no fingerprint of their model; make them again",
+        (None, Some(print)) if print != pack::fingerprint(model)? => "its weights differ",
+        (None, Some(_)) => return Ok(()),
     };
-    if !low.has_header_of(model) {
-        return Err(another("header or length differ"));
-    }
-    if let Some(known) = sha256 {
-        return if known == source { Ok(()) } else { Err(another("the SHA-256 of what they were made from differ")) };
-    }
-    let found = pack::fingerprint(model)?;
-    if let Some(expected) = low.info.source_fingerprint.or_else(|| pack::kept_fingerprint(&low.path, &source)) {
-        return if found == expected { Ok(()) } else { Err(another("its weights differ")) };
-    }
-    log::notice(format_args!(
-        "{}: made by an earlier hobbit: {} is compared with its model this once, all {} MiB of it",
-        low.path.display(),
-        path.display(),
-        model.file_bytes() >> 20
-    ));
-    let mut tell = |done: u64, total: u64| go_on(progress(done as f32 / total.max(1) as f32));
-    match pack::source_sha256(model, &mut tell)? {
-        None => return Err(Error::Cancelled),
-        Some(digest) if digest != source => return Err(another("its weights differ")),
-        Some(_) => {}
-    }
-    if let Err(error) = pack::keep_fingerprint(&low.path, &source, &found) {
-        log::notice(format_args!(
-            "{}: the result cannot be kept ({error}), so that the next start compares again; make the pack again to end that",
-            pack::kept_fingerprint_path(&low.path).display()
-        ));
-    }
-    Ok(())
+    Err(Error::LowOfAnother {
+        low: low.path.clone(),
+        model: model.files[0].path.clone(),
+        source_name: low.info.source_name.clone(),
+        what: difference,
+    })
 }
 
 /// Converts a callback's answer to control flow.
@@ -230,7 +202,7 @@ pub fn quantise_low(
 }
 
 /// Whether the file holds low versions of this model. A model file newer than the pack counts as replaced. A pack
-/// without a fingerprint, from an earlier hobbit, is made again.
+/// without a fingerprint is made again.
 fn is_current(path: &Path, model: &Gguf) -> bool {
     let age = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
     let made: Option<SystemTime> = age(path);
@@ -240,4 +212,43 @@ fn is_current(path: &Path, model: &Gguf) -> bool {
         pack.has_header_of(model) && print.is_some() && fingerprint(model).ok() == print
     };
     !model.files.iter().any(newer) && Pack::open(path).is_ok_and(|pack| is_of_model(&pack))
+}
+
+/// A tuned policy and its source.
+#[derive(Clone, Debug)]
+pub(super) struct Tuned {
+    pub(super) policy: TunedPolicy,
+    /// Its source, for messages.
+    pub(super) file: String,
+    /// Whether it is from the model's own pack.
+    pub(super) is_packed: bool,
+}
+
+impl Tuned {
+    /// Reads the given file, or else the policy in the pack at a path.
+    pub(super) fn open(given: Option<&Path>, packed: Option<(&Path, &str)>) -> Result<Option<Self>, TunedError> {
+        let (policy, file, is_packed) = match (given, packed) {
+            (Some(path), _) => (TunedPolicy::read(path)?, path.display().to_string(), false),
+            (None, Some((path, text))) => {
+                let file = format!("{} (key {})", path.display(), hobbit_core::pack::POLICY_KEY);
+                (TunedPolicy::parse(text, &file)?, file, true)
+            }
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(Self { policy, file, is_packed }))
+    }
+}
+
+/// Checks that slots can be divided by penalty, if requested.
+///
+/// # Errors
+/// [`Error::NoPenalties`].
+pub(super) fn check_penalties(allocation: Allocation, tuned: Option<&Tuned>) -> Result<(), Error> {
+    match (allocation, tuned) {
+        (Allocation::ByPenalty, None) => Err(Error::NoPenalties { found: "there is no tuned policy".to_owned() }),
+        (Allocation::ByPenalty, Some(tuned)) if !tuned.policy.has_penalties() => {
+            Err(Error::NoPenalties { found: format!("{} does not say", tuned.file) })
+        }
+        _ => Ok(()),
+    }
 }

@@ -4,11 +4,7 @@
 //! The CPU is found through ggml's registry, as every device is: a build that loads its backends at run time offers no
 //! other access to it.
 
-mod cpu_expert;
-mod upload;
-
-#[cfg(test)]
-mod tests;
+mod measure;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -101,7 +97,7 @@ pub fn calibrate_report(options: &DeviceOptions, model: Option<&Path>) -> Result
 pub fn cpu_bytes_per_second(element_type: GgmlType, budget: Duration) -> Option<f64> {
     super::log::install();
     let threads = u32::try_from(default_threads()).unwrap_or(1).max(1);
-    let seconds = cpu_expert::measure(element_type, threads, budget).ok()?;
+    let seconds = measure::cpu_expert(element_type, threads, budget).ok()?;
     (seconds.is_finite() && seconds > 0.0).then(|| 1.0 / seconds)
 }
 
@@ -179,7 +175,7 @@ struct Meter<'a> {
 
 impl Measure for Meter<'_> {
     fn upload(&mut self, budget: Duration) -> Result<Upload, String> {
-        upload::measure(self.dev, budget)
+        measure::upload(self.dev, budget)
     }
 
     fn file_bytes_per_s(&mut self, budget: Duration) -> Result<f64, String> {
@@ -196,6 +192,52 @@ impl Measure for Meter<'_> {
 
     fn cpu_seconds_per_byte(&mut self, element_type: &str, budget: Duration) -> Result<f64, String> {
         let dtype = GgmlType::from_name(element_type).ok_or("llama.cpp has no such type")?;
-        cpu_expert::measure(dtype, self.threads, budget)
+        measure::cpu_expert(dtype, self.threads, budget)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo.gguf");
+
+    #[test]
+    fn this_machines_cpu_is_measured_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = dir.path().join("calibration.json");
+        let [cpu] = chosen(&DeviceChoice::None).unwrap()[..] else { panic!("one CPU device was expected") };
+        let subject =
+            Subject { threads: 2, element_types: element_types_of(DEMO.as_ref()).unwrap(), file: Some(DEMO.into()) };
+        let measured = calibrate(cpu, &subject, Some(&cache));
+        assert_eq!((measured.notes.as_slice(), measured.from_cache), ([].as_slice(), false));
+        let figures = &measured.calibration;
+        assert_eq!((figures.machine.device.as_str(), figures.machine.threads), ("CPU", 2));
+        let single = [figures.upload_pageable_bytes_per_s, figures.upload_latency_s, figures.file_bytes_per_s];
+        let all: Vec<f64> = single
+            .into_iter()
+            .map(|figure| figure.expect("a CPU, memory and a file can be measured"))
+            .chain(figures.cpu_expert_seconds_per_byte.values().copied())
+            .collect();
+        assert!(
+            all.len() > single.len() && all.iter().all(|figure| *figure > 0.0 && figure.is_finite()),
+            "{figures:?}"
+        );
+        let types: Vec<&str> = subject.element_types.iter().map(|dtype| dtype.name()).collect();
+        assert!(types.iter().all(|name| figures.cpu_expert_seconds_per_byte.contains_key(*name)), "{types:?}");
+
+        let again = calibrate(cpu, &subject, Some(&cache));
+        assert_eq!(again, Calibrated { from_cache: true, ..measured });
+    }
+
+    #[test]
+    fn a_device_or_a_model_that_is_not_there_is_named() {
+        let options = DeviceOptions { devices: DeviceChoice::Named(vec!["CUDA9".into()]), ..DeviceOptions::default() };
+        let error = calibrate_report(&options, None).unwrap_err().to_string();
+        assert!(error.contains("'CUDA9'") && error.contains("CPU"), "{error}");
+        let error =
+            calibrate_report(&DeviceOptions::default(), Some("/no/such.gguf".as_ref())).unwrap_err().to_string();
+        assert!(error.contains("/no/such.gguf"), "{error}");
+        assert_eq!(chosen(&DeviceChoice::Named(vec!["CPU".into()])).unwrap().len(), 1);
     }
 }

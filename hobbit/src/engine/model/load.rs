@@ -11,11 +11,11 @@ use ggml_sys::llama;
 
 use super::{Model, ModelInfo, Shared, WrapStore};
 use crate::engine::adapters::CheckedAdapters;
-use crate::engine::backends;
 use crate::engine::buffer::while_loading;
 use crate::engine::device::Device;
 use crate::engine::error::Error;
 use crate::engine::experts::Experts;
+use crate::engine::ggml;
 use crate::engine::log;
 use crate::engine::params::kv_overrides;
 use crate::engine::placement::Placement;
@@ -43,7 +43,6 @@ impl Model {
     }
 
     /// As [`Model::open`]; every read of an expert goes through the store that `wrap` makes of the real one.
-    #[doc(hidden)]
     pub fn open_with_store(
         path: &Path,
         options: &ModelOptions,
@@ -62,7 +61,7 @@ impl Model {
         options.check_outputs(path)?;
         let source = ModelSource::open(path, options, &mut progress)?;
         validate::check_header(&source.gguf, options)?;
-        backends::ready();
+        ggml::ready();
         let adapters = CheckedAdapters::read(&options.adapters, &source.gguf)?;
         let (run_mode, n_ctx) = match source.map.is_empty() || wrap_store.is_some() {
             true => (RunMode::Seam, 0),
@@ -181,7 +180,7 @@ const ROUTED_EARLIER: [(&str, &str); 2] =
     [("llama4", "weighs what its experts are given"), ("grovemoe", "chooses further experts by the router's choice")];
 
 /// Architectures whose routers see another input than their experts: their scores for other experts are unknown.
-const ASKED_ELSEWHERE: [(&str, &str); 2] = [
+const ASKED_EARLIER: [(&str, &str); 2] = [
     ("gemma4", "asks its routers about another input than its experts get"),
     ("smallthinker", "asks its routers before attention"),
 ];
@@ -216,7 +215,7 @@ impl Shared {
             return Err(Error::Routing("recorded routes do not tell what routers say of other experts".into()));
         }
         let architecture = &self.info.architecture;
-        match ROUTED_EARLIER.iter().chain(&ASKED_ELSEWHERE).find(|(name, _)| name == architecture) {
+        match ROUTED_EARLIER.iter().chain(&ASKED_EARLIER).find(|(name, _)| name == architecture) {
             Some((_, reason)) => Err(Error::Routing(format!("{architecture} {reason}"))),
             None => Ok(()),
         }
