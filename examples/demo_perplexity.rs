@@ -62,7 +62,7 @@ fn quantise(from: &Path, to: &Path, kind: llama::llama_ftype) -> Result<PathBuf>
 /// Cuts the text into pieces of `WINDOW - 1` tokens, each preceded by the start token, and predicts every token once: perplexity a token and a
 /// word, bits a byte.
 fn perplexity(model: &Path, text: &Path) -> Result<[f64; 3]> {
-    let model = Model::open(model, &ModelOptions::default(), |_| true)?;
+    let model = Model::open(model, &ModelOptions::default())?;
     let text = std::fs::read_to_string(text)?;
     let start = *model.tokenize("", true, false)?.first().context("the model has a start token")?;
     let tokens = model.tokenize(&text, false, false)?;

@@ -17,7 +17,7 @@ fn demo() -> PathBuf {
 }
 
 fn open(path: &Path, cache: ExpertCache) -> Model {
-    Model::open(path, &ModelOptions { expert_cache: cache, ..ModelOptions::default() }, |_| true).unwrap()
+    Model::open(path, &ModelOptions { expert_cache: cache, ..ModelOptions::default() }).unwrap()
 }
 
 fn settings() -> SessionOptions {
@@ -117,7 +117,7 @@ fn waiting_for_all_experts_first_changes_nothing() {
         let caching = CachingOptions { overlap, ..CachingOptions::default() };
         // A quarter is what one token uses: a prompt streams through staging besides.
         let expert_cache = ExpertCache::Percent(25.0);
-        let model = Model::open(&demo(), &ModelOptions { caching, expert_cache, ..ModelOptions::default() }, |_| true);
+        let model = Model::open(&demo(), &ModelOptions { caching, expert_cache, ..ModelOptions::default() });
         let model = model.unwrap();
         let (tokens, mut session) = (heldout(&model, 48), model.session(&settings()).unwrap());
         let mut logits = Vec::new();
@@ -318,7 +318,7 @@ fn sequences_share_the_context_evenly() {
 fn one_expert_per_token_has_one_weight() {
     let mut options = ModelOptions::default();
     options.kv_overrides.push("llama.expert_used_count=int:1".parse().unwrap());
-    let model = Model::open(&demo(), &options, |_| true).unwrap();
+    let model = Model::open(&demo(), &options).unwrap();
     let seen = Arc::new(Mutex::new(Vec::<RouterChoice>::new()));
     let sink = Arc::clone(&seen);
     let observer = Box::new(move |choice| sink.lock().unwrap().push(choice));
@@ -336,7 +336,7 @@ fn layers_that_llama_cpp_leaves_out_are_not_served() {
     let layers = |overrides: &[&str]| {
         let kv_overrides = overrides.iter().map(|text| text.parse().unwrap()).collect();
         let options = ModelOptions { kv_overrides, passthrough: false, ..ModelOptions::default() };
-        let model = Model::open(&path, &options, |_| true).unwrap();
+        let model = Model::open(&path, &options).unwrap();
         let mut session = model.session(&settings()).unwrap();
         session.feed(&model.tokenize("some text", true, false).unwrap()).unwrap();
         assert!(session.unseen_experts().is_empty());
@@ -366,7 +366,7 @@ fn a_context_that_goes_back_forgets_what_followed() {
         for passthrough in [true, false] {
             let kv_overrides = vec![format!("{arch}.attention.sliding_window=int:{window}").parse().unwrap()];
             let options = ModelOptions { kv_overrides, passthrough, ..ModelOptions::default() };
-            let model = Model::open(&path, &options, |_| true).unwrap();
+            let model = Model::open(&path, &options).unwrap();
             let options = SessionOptions { n_ctx: 12288, n_batch: 64, n_ubatch: 64, ..settings() };
             let mut session = model.session(&options).unwrap();
             if !session.has_window() {
@@ -468,7 +468,7 @@ fn headers_that_kernels_would_stumble_over_are_refused() {
     for value in ["-1", "nan"] {
         let text = format!("llama.attention.layer_norm_rms_epsilon=float:{value}");
         let options = ModelOptions { kv_overrides: vec![text.parse().unwrap()], ..ModelOptions::default() };
-        let error = Model::open(&demo(), &options, |_| true).err().expect("it is refused").to_string();
+        let error = Model::open(&demo(), &options).err().expect("it is refused").to_string();
         assert!(error.contains("demo.gguf") && error.contains("layer_norm_rms_epsilon"), "{error}");
     }
 }
@@ -482,7 +482,7 @@ fn tensors_are_checked_where_their_bytes_are() {
     let sound = fs::read(&path).unwrap();
     let checked = |passthrough| {
         let options = ModelOptions { check_tensors: true, passthrough, ..ModelOptions::default() };
-        Model::open(&path, &options, |_| true).map(|_| ()).map_err(|error| error.to_string())
+        Model::open(&path, &options).map(|_| ()).map_err(|error| error.to_string())
     };
     assert_eq!([checked(true), checked(false)], [Ok(()), Ok(())]);
     let gguf = Gguf::open(&path).unwrap();
@@ -500,6 +500,6 @@ fn tensors_are_checked_where_their_bytes_are() {
             let error = checked(passthrough).unwrap_err();
             assert!(error.contains("model.gguf") && error.contains(told) && error.contains("invalid data"), "{error}");
         }
-        Model::open(&path, &ModelOptions::default(), |_| true).unwrap();
+        Model::open(&path, &ModelOptions::default()).unwrap();
     }
 }

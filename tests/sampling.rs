@@ -15,7 +15,7 @@ fn model() -> &'static Model {
     static MODEL: OnceLock<Model> = OnceLock::new();
     MODEL.get_or_init(|| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
-        Model::open(&path, &ModelOptions::default(), |_| true).unwrap()
+        Model::open(&path, &ModelOptions::default()).unwrap()
     })
 }
 
@@ -255,7 +255,7 @@ fn penalties_see_the_prompt() {
 #[test]
 fn a_sampler_is_bound_to_its_model() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
-    let other = Model::open(&path, &ModelOptions::default(), |_| true).unwrap();
+    let other = Model::open(&path, &ModelOptions::default()).unwrap();
     let mut sampler = Sampler::new(&other, &SamplingOptions::greedy()).unwrap();
     // The sampler keeps its model alive.
     drop(other);

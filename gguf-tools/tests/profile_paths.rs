@@ -80,7 +80,7 @@ fn looking_ahead(table: Option<&Path>) -> ModelOptions {
 
 /// Logits of prose behind what was profiled, token by token, and the recall of predictions of the next layer.
 fn decode(model: &Path, options: &ModelOptions) -> (Vec<f32>, Option<f64>) {
-    let model = Model::open(model, options, |_| true).unwrap_or_else(|error| panic!("{error}"));
+    let model = Model::open(model, options).unwrap_or_else(|error| panic!("{error}"));
     let mut session = session(&model);
     let text = std::fs::read_to_string(bundled("demo-heldout-prose.txt")).unwrap();
     let tokens = model.tokenize(&text, false, false).unwrap();
@@ -136,7 +136,7 @@ fn a_trace_makes_the_same_table() {
     let [table, trace, counted] = ["a.paths", "a.trace", "b.paths"].map(|name| dir.path().join(name));
     profiled(&table);
     let demo = bundled("demo.gguf");
-    let model = Model::open(&demo, &ModelOptions { trace: Some(trace.clone()), ..options() }, |_| true).unwrap();
+    let model = Model::open(&demo, &ModelOptions { trace: Some(trace.clone()), ..options() }).unwrap();
     let text = std::fs::read_to_string(bundled("demo-heldout-prose.txt")).unwrap();
     let tokens = model.tokenize(&text, false, false).unwrap();
     let mut session = session(&model);
@@ -172,7 +172,7 @@ fn a_table_that_cannot_be_used_is_refused_with_a_remedy() {
     let [table, pack] = ["a.paths", "pack.gguf"].map(|name| dir.path().join(name));
     profiled(&table);
     let demo = bundled("demo.gguf");
-    let fault = |model: &Path, table: Option<&Path>| match Model::open(model, &looking_ahead(table), |_| true) {
+    let fault = |model: &Path, table: Option<&Path>| match Model::open(model, &looking_ahead(table)) {
         Ok(_) => panic!("{} was opened", model.display()),
         Err(error) => hobbit_programs::exit::in_words(&error.into()),
     };
@@ -212,7 +212,7 @@ fn a_table_that_cannot_be_used_is_refused_with_a_remedy() {
     assert_eq!(out.status.code(), Some(1));
     assert!(words(&out.stdout).contains("tensor 'hobbit.paths': path table"), "{}", words(&out.stdout));
     // Without the predictor nobody looks.
-    assert!(Model::open(&pack, &options(), |_| true).is_ok());
+    assert!(Model::open(&pack, &options()).is_ok());
 }
 
 #[test]

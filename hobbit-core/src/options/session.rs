@@ -25,8 +25,10 @@ pub struct SessionOptions {
     /// Sequences share one KV cache of `n_ctx` tokens, and any batch of them is computed at once. Otherwise each
     /// sequence has its own part.
     pub kv_unified: bool,
-    /// Compute embeddings in place of logits, with this pooling for each sequence (`Some(None)`: the model's, or none).
-    pub embeddings: Option<Option<Pooling>>,
+    /// Compute embeddings in place of logits.
+    pub embeddings: bool,
+    /// Pooling of each sequence's embeddings; `None` takes the model's, if it has one.
+    pub pooling: Option<Pooling>,
     /// Threads for single tokens; `None` lets the engine choose.
     pub threads: Option<i32>,
     /// Threads for batches; `None` takes `threads`.

@@ -1,9 +1,16 @@
-//! The engine: llama.cpp builds graphs, tokenises and samples; hobbit owns the experts.
+//! llama.cpp's models, sessions and devices: everything of this crate, beyond the selection in its root.
 //!
-//! The files, in the order in which a model uses them: `stream` shows llama.cpp a file without expert bytes, `buffer`
-//! gives expert tensors an address but no memory, `device` makes ggml's scheduler send expert products here, `memory`
-//! divides the budget and sets up the `hierarchy` (slots of the host and of devices), `compute` multiplies, `session`
-//! evaluates tokens.
+//! * Conversations: [`ChatTemplates`] renders a [`ChatInputs`] to a [`ChatPrompt`], whose [`ChatParser`] reads the answer,
+//!   or a [`ChatStream`] while it grows. [`isolate_chat_templates`] bounds hostile templates.
+//! * Low-precision versions: [`quantise_low`], [`check_low`], [`low_cache_path`]; ggml's quantisers, [`Ggml`].
+//! * Observation: [`RouterObserver`], [`ExpertPlace`].
+//! * This machine: [`calibrate_report`], [`cpu_bytes_per_second`], [`system_info`], [`MemorySignal`], [`trim_heap`].
+//! * Comparison with plain llama.cpp: [`Stock`].
+//!
+//! llama.cpp builds graphs, tokenises and samples; hobbit owns the experts. The files, in the order in which a model uses
+//! them: `stream` shows llama.cpp a file without expert bytes, `buffer` gives expert tensors an address but no memory,
+//! `device` makes ggml's scheduler send expert products here, `memory` divides the budget and sets up the `hierarchy`
+//! (slots of the host and of devices), `compute` multiplies, `session` evaluates tokens.
 
 mod adapters;
 mod buffer;
@@ -73,7 +80,7 @@ pub use quantise::Ggml;
 #[cfg(feature = "rpc")]
 pub use rpc::{RpcError, RpcEvent, RpcServer};
 pub use sampling::{Probabilities, Sampler};
-pub use session::{BatchToken, Generation, Interrupt, Session, StopReason};
+pub use session::{BatchToken, GeneratedText, Generation, Interrupt, Session, StopReason};
 pub use source::quantise_low;
 pub use stock::{Stock, StockOptions};
 pub use vocabulary::SpecialTokens;

@@ -31,7 +31,7 @@ use hobbit_core::stats::{
     peak_rss_bytes,
 };
 
-pub use generate::Generation;
+pub use generate::{GeneratedText, Generation};
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -260,6 +260,11 @@ impl Session {
         Generation { session: self, sampler, left: n_predict, stop: None, failed: false }
     }
 
+    /// As [`Session::generate`]: an iterator of the generated text.
+    pub fn generate_text<'a>(&'a mut self, sampler: &'a mut Sampler, n_predict: Option<usize>) -> GeneratedText<'a> {
+        GeneratedText { tokens: self.generate(sampler, n_predict), bytes: Vec::new() }
+    }
+
     /// Sets the scale of each LoRA adapter ([`Model::adapters`]) from the next evaluation on; adapters without a scale
     /// get 0. Tokens in the context are not evaluated again.
     pub fn set_adapters(&mut self, scales: &[f32]) {
@@ -343,7 +348,7 @@ mod tests {
 
     fn demo() -> Model {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
-        Model::open(&path, &ModelOptions::default(), |_| true).unwrap()
+        Model::open(&path, &ModelOptions::default()).unwrap()
     }
 
     /// Failed llama.cpp assertions during batch preparation become errors of that batch.
@@ -394,10 +399,9 @@ mod tests {
     #[test]
     fn a_ranking_session_has_a_score_for_each_class() {
         let model = demo();
-        let embeddings = Some(Some(hobbit_core::options::Pooling::Rank));
-        let mut session = model
-            .session(&SessionOptions { n_ctx: 64, embeddings, threads: Some(1), ..SessionOptions::default() })
-            .unwrap();
+        let pooling = Some(hobbit_core::options::Pooling::Rank);
+        let options = SessionOptions { n_ctx: 64, embeddings: true, pooling, ..SessionOptions::default() };
+        let mut session = model.session(&options).unwrap();
         let entry = |at: i32| BatchToken { token: 5 + at, position: at, sequence: 0, logits: true };
         session.evaluate(&[entry(0), entry(1)]).unwrap();
         assert_eq!(session.embedding_of_sequence(0).map(<[f32]>::len), Some(1));

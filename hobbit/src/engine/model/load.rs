@@ -33,12 +33,20 @@ use hobbit_core::trace::{Routes, TraceError};
 
 impl Model {
     /// Opens `path`, which may be any shard of a split model. Ordinary weights are read into memory; experts stay in
-    /// the file. `progress` is called with 0..=1 and stops loading by returning false.
+    /// the file.
     ///
     /// # Errors
-    /// A damaged, incomplete or unsupported file ([`Error::Gguf`], [`Error::Load`]), an I/O error, a cancelled load; a
-    /// profile that cannot be used ([`Error::Tuned`]) or is missing ([`Error::NoPenalties`]).
-    pub fn open(path: &Path, options: &ModelOptions, progress: impl FnMut(f32) -> bool) -> Result<Model, Error> {
+    /// A damaged, incomplete or unsupported file ([`Error::Gguf`], [`Error::Load`]), an I/O error; a profile that cannot
+    /// be used ([`Error::Tuned`]) or is missing ([`Error::NoPenalties`]).
+    pub fn open(path: &Path, options: &ModelOptions) -> Result<Model, Error> {
+        Self::load(path, options, None, |_| true)
+    }
+
+    /// As [`Model::open`]. `progress` is called with 0..=1 and stops loading by returning false.
+    ///
+    /// # Errors
+    /// As [`Model::open`], and [`Error::Cancelled`].
+    pub fn open_with(path: &Path, options: &ModelOptions, progress: impl FnMut(f32) -> bool) -> Result<Model, Error> {
         Self::load(path, options, None, progress)
     }
 

@@ -13,7 +13,7 @@ pub(super) fn model() -> &'static Model {
     static MODEL: OnceLock<Model> = OnceLock::new();
     MODEL.get_or_init(|| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
-        Model::open(&path, &ModelOptions::default(), |_| true).unwrap()
+        Model::open(&path, &ModelOptions::default()).unwrap()
     })
 }
 

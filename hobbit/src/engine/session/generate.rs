@@ -257,3 +257,44 @@ impl Session {
         self.logits(index).is_none_or(are_finite)
     }
 }
+
+/// The text of a generation. See [`Session::generate_text`].
+pub struct GeneratedText<'a> {
+    pub(super) tokens: Generation<'a>,
+    /// The beginning of a character.
+    pub(super) bytes: Vec<u8>,
+}
+
+impl GeneratedText<'_> {
+    /// Why the iterator ended; `None` before its end and after an error.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        self.tokens.stop_reason()
+    }
+}
+
+/// Whole characters of one or several tokens. Bytes that are no UTF-8 become replacement characters.
+impl Iterator for GeneratedText<'_> {
+    type Item = Result<String, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            match self.tokens.next() {
+                Some(Ok(token)) => self.bytes.extend(self.tokens.session.model.piece(token, false)),
+                Some(Err(error)) => return Some(Err(error)),
+                None if self.bytes.is_empty() => return None,
+                None => return Some(Ok(String::from_utf8_lossy(&std::mem::take(&mut self.bytes)).into_owned())),
+            }
+            // An incomplete character at the end waits for its other bytes.
+            let whole = match std::str::from_utf8(&self.bytes) {
+                Err(error) if error.error_len().is_none() => error.valid_up_to(),
+                _ => self.bytes.len(),
+            };
+            if whole > 0 {
+                let rest = self.bytes.split_off(whole);
+                let text = String::from_utf8_lossy(&self.bytes).into_owned();
+                self.bytes = rest;
+                return Some(Ok(text));
+            }
+        }
+    }
+}
