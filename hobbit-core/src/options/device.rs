@@ -161,8 +161,7 @@ pub struct DeviceOptions {
     /// Keep experts in pinned host memory where the device offers it.
     #[default(true)]
     pub pinned: bool,
-    /// Measure link and CPU before the first token; this takes about a second, unless the machine was measured before.
-    /// Otherwise the CPU helper learns during the run.
+    /// Measure link and CPU before the first token, in half a second. Otherwise the CPU helper learns during the run.
     pub calibrate: bool,
 }
 

@@ -63,7 +63,7 @@ mod validate;
 mod vocabulary;
 
 pub use adapters::AdapterInfo;
-pub use calibrate::{CalibrateError, calibrate_report, cpu_bytes_per_second};
+pub use calibrate::{calibrate_report, cpu_bytes_per_second};
 pub use chat::{
     ChatDelta, ChatInputs, ChatMessage, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates, Continuation,
     LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice, isolate_chat_templates,

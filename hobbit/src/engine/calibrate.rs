@@ -1,17 +1,114 @@
-//! Measures the bandwidth and latency of uploads from host memory to a device, and how fast the CPU multiplies one row by
-//! an expert.
+//! Measures a device, its link and the CPU through ggml's generic backend interface, for [`hobbit_core::calibrate`].
+//!
+//! The CPU is found through ggml's registry, as every device is: a build that loads its backends at run time offers no
+//! other access to it.
 
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::time::{Duration, Instant};
 
 use ggml_sys::llama;
 use ggml_sys::llama::{ggml_backend_dev_t, ggml_tensor};
 
-use crate::engine::ggml;
-use crate::engine::ggml::{Buffer, Context, Cpu, Stream};
-use crate::engine::quantise::Ggml;
-use hobbit_core::calibrate::Upload;
-use hobbit_core::gguf::{GgmlType, Recode};
+use super::device_error::DeviceError;
+use super::ggml;
+use super::ggml::{Buffer, Context, Cpu, Stream};
+use super::params::default_threads;
+use super::quantise::Ggml;
+use hobbit_core::calibrate::Calibration;
+use hobbit_core::gguf::{Catalog, GgmlType, Recode};
+use hobbit_core::options::{CpuHelper, DeviceChoice, DeviceOptions};
+
+/// Element types that a report measures: a K-quant, and a common high precision.
+const USUAL_TYPES: [&str; 2] = ["q4_K", "q8_0"];
+/// Time for one figure: enough for a steady value.
+const FIGURE_BUDGET: Duration = Duration::from_millis(150);
+
+/// Measures `dev` and the CPU's products of these element types. Takes about half a second, 64 MiB of host memory and
+/// 32 MiB of the device's, all freed again.
+pub(super) fn calibrate(dev: ggml_backend_dev_t, threads: u32, element_types: &[GgmlType]) -> Calibration {
+    super::log::install();
+    let mut found = Calibration {
+        device: ggml::name(dev),
+        device_description: ggml::description(dev),
+        threads,
+        ..Calibration::default()
+    };
+    // An upload is two bandwidths; its latency takes no time.
+    match upload(dev, 2 * FIGURE_BUDGET) {
+        Ok(Upload { pinned_bytes_per_s, pageable_bytes_per_s, latency_s }) => {
+            found.upload_bytes_per_s = pinned_bytes_per_s.filter(is_figure);
+            found.upload_pageable_bytes_per_s = Some(pageable_bytes_per_s).filter(is_figure);
+            found.upload_latency_s = Some(latency_s).filter(is_figure);
+        }
+        Err(reason) => found.notes.push(format!("cannot measure copies to {}: {reason}", found.device)),
+    }
+    for dtype in element_types {
+        match cpu_expert(*dtype, threads, FIGURE_BUDGET) {
+            Ok(seconds) => _ = found.cpu_expert_seconds_per_byte.insert(dtype.name().to_owned(), seconds),
+            Err(reason) => found.notes.push(format!("cannot measure {dtype} experts on the CPU: {reason}")),
+        }
+    }
+    found
+}
+
+fn is_figure(value: &f64) -> bool {
+    *value > 0.0 && value.is_finite()
+}
+
+/// Figures of the devices that `options` choose (with [`DeviceChoice::Auto`] every GPU, or the CPU if there is none),
+/// measured in half a second per device. The caller must register devices of RPC servers first.
+///
+/// # Errors
+/// An unknown device.
+pub fn calibrate_report(options: &DeviceOptions) -> Result<Vec<Calibration>, DeviceError> {
+    let types: Vec<GgmlType> = USUAL_TYPES.iter().filter_map(|name| GgmlType::from_name(name)).collect();
+    let chosen = chosen(&options.devices)?;
+    Ok(chosen.into_iter().map(|dev| calibrate(dev, helper_threads(options), &types)).collect())
+}
+
+fn chosen(choice: &DeviceChoice) -> Result<Vec<ggml_backend_dev_t>, DeviceError> {
+    let (cpus, gpus): (Vec<_>, Vec<_>) = ggml::computing_devices().into_iter().partition(|dev| ggml::is_cpu(*dev));
+    match choice {
+        DeviceChoice::Auto if !gpus.is_empty() => Ok(gpus),
+        DeviceChoice::Auto | DeviceChoice::None => Ok(cpus),
+        DeviceChoice::Named(names) => {
+            let all = [gpus, cpus].concat();
+            let find = |name: &String| all.iter().copied().find(|dev| ggml::name(*dev) == *name);
+            let known = || all.iter().copied().map(ggml::name).collect();
+            let unknown = |name: &String| DeviceError::Unknown { name: name.clone(), known: known() };
+            names.iter().map(|name| find(name).ok_or_else(|| unknown(name))).collect()
+        }
+    }
+}
+
+/// Bytes per second of weights of a type that the CPU multiplies with one row, on a session's default number of
+/// threads. Measured now, within `budget` without set-up. `None` for a type without a product.
+pub fn cpu_bytes_per_second(element_type: GgmlType, budget: Duration) -> Option<f64> {
+    super::log::install();
+    let threads = u32::try_from(default_threads()).unwrap_or(1).max(1);
+    let seconds = cpu_expert(element_type, threads, budget).ok()?;
+    (seconds.is_finite() && seconds > 0.0).then(|| 1.0 / seconds)
+}
+
+/// Threads that compute experts on the CPU.
+pub(super) fn helper_threads(options: &DeviceOptions) -> u32 {
+    match options.cpu_helper {
+        CpuHelper::Threads(threads) => u32::from(threads),
+        _ => u32::try_from(default_threads()).unwrap_or(1).max(1),
+    }
+}
+
+/// Element types of the slices in a catalog, most bytes first; ties in the order of their ids.
+pub(super) fn by_bytes(catalog: &Catalog) -> Vec<GgmlType> {
+    let mut bytes: BTreeMap<GgmlType, u64> = BTreeMap::new();
+    for slice in catalog.classes.iter().flat_map(|class| &class.slices) {
+        *bytes.entry(slice.dtype).or_default() += slice.bytes;
+    }
+    let mut types: Vec<_> = bytes.into_iter().collect();
+    types.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    types.into_iter().map(|(dtype, _)| dtype).collect()
+}
 
 /// Largest test buffer, on the device and on the host.
 const BYTES_MAX: usize = 32 << 20;
@@ -28,7 +125,7 @@ const TINY_COPIES: usize = 8;
 
 /// Measures copies from pinned memory, where the device offers it, and from ordinary memory, with half of `budget`
 /// each.
-pub(super) fn upload(dev: ggml_backend_dev_t, budget: Duration) -> Result<Upload, String> {
+fn upload(dev: ggml_backend_dev_t, budget: Duration) -> Result<Upload, String> {
     let started = Instant::now();
     let link = Link::new(dev)?;
     // SAFETY: a registered device. Null where it has no pinned memory.
@@ -46,6 +143,15 @@ pub(super) fn upload(dev: ggml_backend_dev_t, budget: Duration) -> Result<Upload
         (link.rate(pageable.as_ptr().cast(), started + budget), latency_s)
     };
     Ok(Upload { pinned_bytes_per_s, pageable_bytes_per_s, latency_s })
+}
+
+/// Speed of copies to a device.
+struct Upload {
+    /// From pinned host memory, in bytes per second; `None` where the device offers none.
+    pinned_bytes_per_s: Option<f64>,
+    /// From ordinary host memory, in bytes per second.
+    pageable_bytes_per_s: f64,
+    latency_s: f64,
 }
 
 /// A stream to a device, and a tensor there.
@@ -136,7 +242,7 @@ const BYTES: u64 = 32 << 20;
 const WEIGHT_BYTE: u8 = 0x11;
 
 /// Seconds per weight byte of `MUL_MAT` with one row, on `threads` threads.
-pub(super) fn cpu_expert(dtype: GgmlType, threads: u32, budget: Duration) -> Result<f64, String> {
+fn cpu_expert(dtype: GgmlType, threads: u32, budget: Duration) -> Result<f64, String> {
     let started = Instant::now();
     // ggml's own check accepts types without a product, such as i64.
     Ggml.supports(dtype).map_err(|error| error.to_string())?;
@@ -213,5 +319,23 @@ mod tests {
             let error = cpu_expert(dtype, 1, Duration::ZERO).unwrap_err();
             assert!(error.contains(dtype.name()), "{error}");
         }
+    }
+
+    #[test]
+    fn this_machines_cpu_is_measured() {
+        let [cpu] = chosen(&DeviceChoice::None).unwrap()[..] else { panic!("one CPU device was expected") };
+        let found = calibrate(cpu, 2, &[GgmlType::F16, GgmlType::Q8_0]);
+        assert_eq!((found.device.as_str(), found.threads, found.notes.len()), ("CPU", 2, 0), "{found:?}");
+        let figures = [found.upload_pageable_bytes_per_s, found.upload_latency_s];
+        assert!(figures.iter().all(Option::is_some) && found.cpu_expert_seconds_per_byte.len() == 2, "{found:?}");
+        assert!(found.cpu_expert_seconds_per_byte.values().all(is_figure), "{found:?}");
+    }
+
+    #[test]
+    fn an_unknown_device_is_named() {
+        let options = DeviceOptions { devices: DeviceChoice::Named(vec!["CUDA9".into()]), ..DeviceOptions::default() };
+        let error = calibrate_report(&options).unwrap_err().to_string();
+        assert!(error.contains("'CUDA9'") && error.contains("CPU"), "{error}");
+        assert_eq!(chosen(&DeviceChoice::Named(vec!["CPU".into()])).unwrap().len(), 1);
     }
 }
