@@ -289,11 +289,4 @@ mod tests {
         assert_eq!(stats.total().upgrades, 8);
         assert_eq!(stats.total().rerouted.mean_given_up(), Some(0.125));
     }
-
-    #[test]
-    fn peak_rss_is_read_from_proc() {
-        assert_eq!(kib_field("VmPeak:\t9 kB\nVmHWM:\t    2048 kB\nVmRSS: 1 kB\n", "VmHWM:"), Some(2 << 20));
-        assert_eq!(kib_field("VmHWM:\t lots\n", "VmHWM:"), None);
-        assert_eq!(kib_field("", "VmHWM:"), None);
-    }
 }

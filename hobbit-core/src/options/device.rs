@@ -235,12 +235,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_users_choice_decides() {
-        let modes = [CpuHelper::Auto, CpuHelper::On, CpuHelper::Off, CpuHelper::Threads(3)].map(HelperMode::from);
-        assert_eq!(modes, [HelperMode::Auto, HelperMode::On, HelperMode::Off, HelperMode::Auto]);
-    }
-
-    #[test]
     fn a_name_and_a_scale() {
         let file = ScaledFile { path: "a:b.gguf".into(), scale: -0.5 };
         assert_eq!("a:b.gguf:-0.5".parse(), Ok(file));

@@ -166,14 +166,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn precision_modes_round_trip() {
-        for mode in [PrecisionMode::Exact, PrecisionMode::Dynamic] {
-            assert_eq!(mode.to_string().parse(), Ok(mode));
-        }
-        assert!("Exact".parse::<PrecisionMode>().is_err());
-    }
-
-    #[test]
     fn low_types_are_the_papers_pairs() {
         let below = |high: &[&str]| LowSource::types_below(high.iter().map(|name| GgmlType::from_name(name).unwrap()));
         assert_eq!(["f32", "f16", "bf16"].map(|float| below(&[float])), ["q4_0"; 3]);

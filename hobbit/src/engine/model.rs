@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::adapters::{AdapterInfo, Adapters};
 use super::experts::Experts;
+use super::host_reads::Host;
 use super::log;
 use super::placement::DeviceLayers;
 use super::raw::RawModel;
@@ -126,46 +127,44 @@ impl Model {
         self.shared.adapters.infos()
     }
 
+    /// Changes the host's residency, once a session has made it.
+    fn with_host(&self, change: impl FnOnce(&mut Host)) {
+        if let Some(memories) = self.shared.experts.memories().as_mut() {
+            change(&mut memories.host);
+        }
+    }
+
     /// Changes T1 and T2 for every session of the model, starting with the next evaluation.
     pub fn set_thresholds(&self, thresholds: Thresholds) {
-        if let Some(memories) = self.shared.experts.memories().as_mut() {
-            memories.host.precisions.thresholds = thresholds;
-        }
+        self.with_host(|host| host.precisions.thresholds = thresholds);
     }
 
     /// Changes the rerouting of tokens away from missing experts, for every session of the model, starting with the
     /// next evaluation. Requires a session, and a model that was opened with some rerouting.
     pub fn set_routing(&self, routing: &RoutingOptions) {
-        if let Some(memories) = self.shared.experts.memories().as_mut() {
-            let host = &mut memories.host;
+        self.with_host(|host| {
             (host.rerouting, host.reroutes_prompts, host.precisions.drop) =
                 (routing.rerouting(), routing.prompts, routing.drop);
-        }
+        });
     }
 
     /// Changes the share of a prompt's experts in low precision
     /// ([`PrecisionOptions::prefill_low`](crate::PrecisionOptions)), `0.0..=1.0`, for every session of the model,
     /// starting with the next evaluation.
     pub fn set_prefill_low(&self, share: f32) {
-        if let Some(memories) = self.shared.experts.memories().as_mut() {
-            memories.host.precisions.options.prefill_low = Some(share);
-        }
+        self.with_host(|host| host.precisions.options.prefill_low = Some(share));
     }
 
     /// Forces low precision for these experts, where they have a low version; replaces the previous list. Requires
     /// dynamic mode and a session. For measuring sensitivity.
     pub fn force_low(&self, experts: impl IntoIterator<Item = ExpertId>) {
-        if let Some(memories) = self.shared.experts.memories().as_mut() {
-            memories.host.precisions.forced_low = experts.into_iter().collect();
-        }
+        self.with_host(|host| host.precisions.forced_low = experts.into_iter().collect());
     }
 
     /// Treats exactly these experts as missing wherever tokens use only resident experts; `None` restores real
     /// residency. Requires a session. For measuring the cost of absent experts.
     pub fn mask_experts(&self, experts: Option<HashSet<ExpertId>>) {
-        if let Some(memories) = self.shared.experts.memories().as_mut() {
-            memories.host.masked = experts;
-        }
+        self.with_host(|host| host.masked = experts);
     }
 
     /// Blocks with experts in ascending order, each with its number of experts.

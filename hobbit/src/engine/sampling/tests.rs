@@ -55,12 +55,6 @@ fn reasoning_with(tokens: Option<u32>) -> SamplingOptions {
 }
 
 #[test]
-fn samplers_move_between_threads() {
-    fn is_send<T: Send>() {}
-    is_send::<Sampler>();
-}
-
-#[test]
 fn reasoning_ends_with_its_budget() {
     let end = [tokens_of(" So."), tokens_of("</think>")].concat();
     let plain = plain(24);
@@ -251,14 +245,6 @@ fn probabilities_of_a_choice() {
     let sum: f32 = after.top.iter().map(|(_, log)| log.exp()).sum();
     assert!((sum - 1.0).abs() < 1e-5, "{sum}");
     assert_eq!(sampler.probabilities(1, false), None, "logits are not kept unless asked for");
-}
-
-#[test]
-fn tokens_that_are_preserved() {
-    let word = text_of(&plain(1));
-    let options =
-        SamplingOptions { preserved_tokens: vec![word, "no token at all".to_owned()], ..SamplingOptions::greedy() };
-    assert_eq!(Sampler::new(model(), &options).unwrap().preserved_tokens(), plain(1));
 }
 
 /// Every further x doubles the number of parses.
