@@ -62,7 +62,8 @@ fn the_chain_is_llama_cpps() {
     // As llama-completion prints it for its defaults.
     assert_eq!(
         describe(&SamplingOptions::default()),
-        "logits -> ?penalties -> ?dry -> ?top-n-sigma -> top-k -> ?typical -> top-p -> min-p -> ?xtc -> temp-ext -> dist"
+        "logits -> ?penalties -> ?dry -> ?top-n-sigma -> top-k -> ?typical -> top-p -> min-p -> ?xtc -> temp-ext \
+         -> dist"
     );
     let everything = SamplingOptions {
         repeat_penalty: 1.1,

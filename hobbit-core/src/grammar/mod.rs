@@ -1,7 +1,7 @@
 //! Grammars that a text must follow, token by token: the tokens of a vocabulary that may come next. Pure: rules come
 //! parsed.
 //!
-//! What is allowed is what llama.cpp allows (`src/llama-grammar.cpp`), bit for bit. The search differs: llama.cpp asks
+//! The result is llama.cpp's (`src/llama-grammar.cpp`), bit for bit. The search differs: llama.cpp asks
 //! every stack of places for what the others did not allow, and each that those lead to again, so that a token of n
 //! characters that may each be read in two ways takes 2^n steps that nothing can interrupt. Here stacks share what lies
 //! below their tops (`stacks`), a set of stacks is a state that is met once (`automaton`), and whatever is done is

@@ -1,9 +1,6 @@
 //! Options of sampling: llama.cpp's `common_params_sampling`, with the same names where shared; lazy grammars, which
 //! take effect when the model writes a trigger; and reasoning, the text that models write before they answer.
 
-use std::fmt;
-use std::str::FromStr;
-
 use smart_default::SmartDefault;
 
 use super::Token;
@@ -167,49 +164,23 @@ pub enum SamplerKind {
     AdaptiveP,
 }
 
-impl SamplerKind {
-    /// Every kind.
-    pub const ALL: [Self; 11] = [
-        Self::Penalties,
-        Self::Dry,
-        Self::TopNSigma,
-        Self::TopK,
-        Self::TypicalP,
-        Self::TopP,
-        Self::MinP,
-        Self::Xtc,
-        Self::Temperature,
-        Self::Infill,
-        Self::AdaptiveP,
-    ];
+named! { SamplerKind, "sampler":
+    Penalties = "penalties", Dry = "dry", TopNSigma = "top_n_sigma" | "topnsigma", TopK = "top_k" | "topk",
+    TypicalP = "typ_p" | "typp" | "typ" | "typical_p" | "typicalp" | "typical",
+    TopP = "top_p" | "topp" | "nucleus", MinP = "min_p" | "minp", Xtc = "xtc", Temperature = "temperature" | "temp",
+    Infill = "infill", AdaptiveP = "adaptive_p" | "adaptivep",
+}
 
+impl SamplerKind {
     /// llama.cpp's order.
     pub const DEFAULT_ORDER: &[Self] = Self::ALL.split_at(9).0;
 
-    /// For each kind, in the order of the enumeration: llama.cpp's canonical name (`common_sampler_type_to_str`) and
-    /// the letter of `--sampling-seq` (`common_sampler_type_to_chr`).
-    const WORDS: [(&str, char); Self::ALL.len()] = [
-        ("penalties", 'e'),
-        ("dry", 'd'),
-        ("top_n_sigma", 's'),
-        ("top_k", 'k'),
-        ("typ_p", 'y'),
-        ("top_p", 'p'),
-        ("min_p", 'm'),
-        ("xtc", 'x'),
-        ("temperature", 't'),
-        ("infill", 'i'),
-        ("adaptive_p", 'a'),
-    ];
+    /// Letters of the kinds in llama.cpp's sampling sequences (`common_sampler_type_to_chr`), in their order.
+    const LETTERS: [char; Self::ALL.len()] = ['e', 'd', 's', 'k', 'y', 'p', 'm', 'x', 't', 'i', 'a'];
 
-    /// llama.cpp's canonical name.
-    pub const fn name(self) -> &'static str {
-        Self::WORDS[self as usize].0
-    }
-
-    /// The letter of `--sampling-seq`.
+    /// Its letter in a sampling sequence.
     pub const fn letter(self) -> char {
-        Self::WORDS[self as usize].1
+        Self::LETTERS[self as usize]
     }
 
     /// The kind with this letter.
@@ -219,36 +190,16 @@ impl SamplerKind {
             UnknownName::new("sampler letter", &letter.to_string(), expected)
         })
     }
-}
 
-impl FromStr for SamplerKind {
-    type Err = UnknownName;
-
-    /// Accepts llama.cpp's spellings: canonical, with dashes, without separators, and a few aliases.
-    fn from_str(word: &str) -> Result<Self, UnknownName> {
-        let plain: String = word.to_ascii_lowercase().chars().filter(|c| !matches!(c, '_' | '-')).collect();
-        match plain.as_str() {
-            "nucleus" => return Ok(Self::TopP),
-            "temp" => return Ok(Self::Temperature),
-            "typ" | "typicalp" | "typical" => return Ok(Self::TypicalP),
-            _ => {}
-        }
-        Self::ALL
-            .into_iter()
-            .find(|kind| kind.name().replace('_', "") == plain)
-            .ok_or_else(|| UnknownName::new("sampler", word, Self::ALL.map(Self::name).join(", ")))
-    }
-}
-
-impl fmt::Display for SamplerKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+    /// The kind of this name, in any of llama.cpp's spellings: canonical, with dashes, without separators, capitals.
+    pub fn from_name(name: &str) -> Result<Self, UnknownName> {
+        name.to_ascii_lowercase().replace('-', "_").parse()
     }
 }
 
 /// Reads an order such as `penalties;dry;top_k;temperature`; an empty text is an empty chain.
 pub fn sampler_order(text: &str) -> Result<Vec<SamplerKind>, UnknownName> {
-    text.split(';').filter(|word| !word.is_empty()).map(str::parse).collect()
+    text.split(';').filter(|word| !word.is_empty()).map(SamplerKind::from_name).collect()
 }
 
 /// Origin of a grammar: llama.cpp's `common_grammar_type`.
@@ -317,7 +268,7 @@ mod tests {
     fn names_and_letters_round_trip() {
         for kind in SamplerKind::ALL {
             assert_eq!(kind.to_string().parse(), Ok(kind));
-            assert_eq!(kind.name().replace('_', "-").parse(), Ok(kind));
+            assert_eq!(SamplerKind::from_name(&kind.name().replace('_', "-")), Ok(kind));
             assert_eq!(SamplerKind::from_letter(kind.letter()), Ok(kind));
         }
         assert!(SamplerKind::from_letter('z').is_err());
@@ -332,7 +283,7 @@ mod tests {
             ("TOP_K", SamplerKind::TopK),
             ("minp", SamplerKind::MinP),
         ] {
-            assert_eq!(word.parse(), Ok(kind), "{word}");
+            assert_eq!(SamplerKind::from_name(word), Ok(kind), "{word}");
         }
     }
 

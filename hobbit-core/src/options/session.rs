@@ -146,8 +146,8 @@ pub enum KvType {
 
 // ggml's names of the types, in llama.cpp's order.
 named! { KvType, "KV cache type":
-    F32 = "f32", F16 = "f16", Bf16 = "bf16", Q8_0 = "q8_0", Q4_0 = "q4_0", Q4_1 = "q4_1", Iq4Nl = "iq4_nl", Q5_0 = "q5_0",
-    Q5_1 = "q5_1",
+    F32 = "f32", F16 = "f16", Bf16 = "bf16", Q8_0 = "q8_0", Q4_0 = "q4_0", Q4_1 = "q4_1", Iq4Nl = "iq4_nl",
+    Q5_0 = "q5_0", Q5_1 = "q5_1",
 }
 
 #[cfg(test)]

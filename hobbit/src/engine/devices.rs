@@ -1,4 +1,5 @@
-//! The available devices, and the choice of those for a model, by the rule of llama.cpp's `llama_prepare_model_devices`.
+//! The available devices, and the choice of those for a model, by the rule of llama.cpp's
+//! `llama_prepare_model_devices`.
 
 mod rpc;
 

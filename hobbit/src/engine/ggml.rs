@@ -15,8 +15,8 @@ use ggml_sys::llama::{
 
 use super::log;
 
-/// Registers every backend of this build with ggml. To be called before any other use of ggml's registry or of llama.cpp; works once
-/// per process.
+/// Registers every backend of this build with ggml. To be called before any other use of ggml's registry or of
+/// llama.cpp; works once per process.
 pub(super) fn ready() {
     // Loaded libraries write to the log.
     log::install();

@@ -50,8 +50,8 @@ const ERRORS_BYTES_MAX: usize = 4096;
 /// Sends llama.cpp's log to `sink`, text as it comes (lines may arrive in pieces, newlines included). The log is
 /// discarded until this function is called.
 ///
-/// The sink runs on one thread at a time, and must not wait for a thread that logs. It may use hobbit, and may call this
-/// function; log output caused by the sink itself is dropped, since it would recurse for ever.
+/// The sink runs on one thread at a time, and must not wait for a thread that logs. It may use hobbit, and may call
+/// this function; log output caused by the sink itself is dropped, since it would recurse for ever.
 pub fn set_log(sink: impl FnMut(LogLevel, &str) + Send + 'static) {
     install();
     let before = state().sink.replace(Arc::new(Mutex::new(Box::new(sink))));

@@ -1,16 +1,17 @@
 //! llama.cpp's models, sessions and devices: everything of this crate, beyond the selection in its root.
 //!
-//! * Conversations: [`ChatTemplates`] renders a [`ChatInputs`] to a [`ChatPrompt`], whose [`ChatParser`] reads the answer,
+//! * Conversations: [`ChatTemplates`] renders a [`ChatInputs`] to a [`ChatPrompt`], whose [`ChatParser`] reads the
+//!   answer,
 //!   or a [`ChatStream`] while it grows. [`isolate_chat_templates`] bounds hostile templates.
 //! * Low-precision versions: [`quantise_low`], [`check_low`], [`low_cache_path`]; ggml's quantisers, [`Ggml`].
 //! * Observation: [`RouterObserver`], [`ExpertPlace`].
 //! * This machine: [`calibrate_report`], [`cpu_bytes_per_second`], [`system_info`], [`MemorySignal`], [`trim_heap`].
 //! * Comparison with plain llama.cpp: [`Stock`].
 //!
-//! llama.cpp builds graphs, tokenises and samples; hobbit owns the experts. The files, in the order in which a model uses
-//! them: `stream` shows llama.cpp a file without expert bytes, `buffer` gives expert tensors an address but no memory,
-//! `device` makes ggml's scheduler send expert products here, `memory` divides the budget and sets up the `hierarchy`
-//! (slots of the host and of devices), `compute` multiplies, `session` evaluates tokens.
+//! llama.cpp builds graphs, tokenises and samples; hobbit owns the experts. The files, in the order in which a model
+//! uses them: `stream` shows llama.cpp a file without expert bytes, `buffer` gives expert tensors an address but no
+//! memory, `device` makes ggml's scheduler send expert products here, `memory` divides the budget and sets up the
+//! `hierarchy` (slots of the host and of devices), `compute` multiplies, `session` evaluates tokens.
 
 mod adapters;
 mod buffer;

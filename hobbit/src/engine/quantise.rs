@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    /// llama.cpp's quantisers assert that their searches find something. Weights that pass our check must not fail them.
+    /// llama.cpp's quantisers assert that their searches succeed. Weights that pass our check must not fail them.
     #[test]
     fn odd_weights_and_importances_never_end_the_process() {
         let n = 256;

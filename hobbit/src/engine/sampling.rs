@@ -78,8 +78,8 @@ impl Sampler {
             let status = unsafe { llama::llama_rs_json_schema_to_grammar(schema.as_ptr(), true, &raw mut made) };
             if status != llama::LLAMA_RS_STATUS_OK || made.is_null() {
                 return Err(Error::Grammar(
-                    "llama.cpp cannot turn this JSON schema into a grammar; see which keywords and patterns it supports in \
-                     llama.cpp's grammars/README.md"
+                    "llama.cpp cannot turn this JSON schema into a grammar; its grammars/README.md lists the \
+                     keywords and patterns that it supports"
                         .into(),
                 ));
             }

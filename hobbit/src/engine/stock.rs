@@ -1,8 +1,8 @@
 //! Plain llama.cpp for comparison: its own loader and scheduler, without hobbit's.
 //!
 //! It follows recorded routes by llama.cpp's evaluation callback, which stops after each router, and overwrites the
-//! router's experts and weights with the recording's. Each stop breaks the graph, which hobbit's seam does not; [`Mode`]
-//! measures that cost.
+//! router's experts and weights with the recording's. Each stop breaks the graph, which hobbit's seam does not;
+//! [`Mode`] measures that cost.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};

@@ -1,8 +1,8 @@
 //! The vocabulary: tokens of a text, texts of tokens, special tokens.
 //!
-//! Most pre-tokenizers of llama.cpp match with `std::regex`, which recurses once per character of a match: a long word, or
-//! a long run of spaces, overflows the stack of any ordinary thread. Such texts get a thread with enough stack, and longer
-//! ones are refused.
+//! Most pre-tokenizers of llama.cpp match with `std::regex`, which recurses once per character of a match: a long word,
+//! or a long run of spaces, overflows the stack of any ordinary thread. Such texts get a thread with enough stack, and
+//! longer ones are refused.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -182,8 +182,8 @@ impl RawModel {
         let most = matches.most();
         if length > most {
             return Err(format!(
-                "the text has {length} characters from byte {start} on without a break, and this model's tokenizer takes at \
-                 most {most}: divide them by spaces, line breaks or other characters"
+                "the text has {length} characters from byte {start} on without a break, and this model's tokenizer \
+                 takes at most {most}: divide them by spaces, line breaks or other characters"
             ));
         }
         let bytes = length * BYTES_PER_CHAR;
@@ -235,14 +235,16 @@ const AROUND: usize = 8;
 
 /// Pre-tokenizers (`tokenizer.ggml.pre`) without deep matches: llama.cpp has code instead of their patterns, or the
 /// patterns match few characters.
-const SHALLOW: &str = "a.x-4.0 chatglm-bpe codeshell command-r dbrx deepseek-r1-qwen exaone exaone4 f2llmv2 \
-    falcon-h1 falcon3 gemma4 gigachat glm4 glm5 gpt-2 granite-docling granite-embed-multi-311m grok-2 hunyuan jais jina-de jina-es jina-v1-en \
-    jina-v2-code jina-v2-de jina-v2-es jina-v5-nano kimi-k2 kormo laguna lfm2 llama-bpe llama-v3 llama3 megrez \
-    mellum mellum2 midm-2.0 minerva-7b mmbert modern-bert mpt olmo phi-2 pixtral qwen2 qwen35 refact roberta-bpe \
-    sarvam-moe smaug-bpe smollm solar-open stablelm2 starcoder trillion";
+const SHALLOW: &str = "\
+    a.x-4.0 chatglm-bpe codeshell command-r dbrx deepseek-r1-qwen exaone exaone4 f2llmv2 falcon-h1 falcon3 gemma4 \
+    gigachat glm4 glm5 gpt-2 granite-docling granite-embed-multi-311m grok-2 hunyuan jais jina-de jina-es \
+    jina-v1-en jina-v2-code jina-v2-de jina-v2-es jina-v5-nano kimi-k2 kormo laguna lfm2 llama-bpe llama-v3 llama3 \
+    megrez mellum mellum2 midm-2.0 minerva-7b mmbert modern-bert mpt olmo phi-2 pixtral qwen2 qwen35 refact \
+    roberta-bpe sarvam-moe smaug-bpe smollm solar-open stablelm2 starcoder trillion";
 
 /// Pre-tokenizers whose matches extend over characters of one class.
-const BY_CLASS: &str = "afmoe bailingmoe bailingmoe2 chameleon cohere2moe deepseek-coder deepseek-v3 default falcon gpt-4o \
+const BY_CLASS: &str = "\
+    afmoe bailingmoe bailingmoe2 chameleon cohere2moe deepseek-coder deepseek-v3 default falcon gpt-4o \
     granite-embed-multi-97m hunyuan-dense hy_v4 jais-2 joyai-llm kanana2 llada-moe llama4 minicpm5 minimax-m2 \
     seed-coder spark2_5 talkie tekken tiny_aya ufakzeka youtu";
 

@@ -80,11 +80,6 @@ pub struct ChatInputs {
     pub use_jinja: bool,
     /// Returns answers unparsed, whatever the template defines: reasoning and tool calls stay in their content.
     pub pure_content: bool,
-    /// Keeps reasoning in the content of streamed answers. llama.cpp's parsers ignore it now.
-    pub reasoning_in_content: bool,
-    /// Looks for tool calls in the answer. llama.cpp's parsers ignore it now.
-    #[default = true]
-    pub parse_tool_calls: bool,
 }
 
 impl ChatInputs {

@@ -3,19 +3,17 @@
 //!
 //! A template is a program inside a model's file. It may loop for ever, take all memory, overflow the stack (recursive
 //! macros, self-referential lists) or crash llama.cpp's interpreter (`1 is divisibleby(0)`), and C++ on a thread cannot
-//! be stopped. So each rendering is a process of its own, with limits. These processes are forked from idle ones, which
-//! were forked while the program had one thread, and which end with the program.
+//! be stopped. So each rendering is a process of its own, with limits. These processes are forked from an idle one,
+//! which was forked while the program had one thread, and which ends with the program.
 
 use std::ffi::{c_char, c_void};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::{fs, io};
 
-use crossbeam_channel::{Receiver, Sender};
 use ggml_sys::chat;
 use ggml_sys::shim::TextCallback;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -26,9 +24,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::limits;
 use crate::engine::raw::{MESSAGE_BYTES, text_of};
-
-/// Number of idle processes: this many renderings run at once, and others wait.
-const N_PROCESSES: usize = 2;
 
 /// CPU time limit of a rendering, in seconds. Renderings of a megabyte take about 30 ms.
 const CPU_SECONDS: u64 = 2;
@@ -44,15 +39,8 @@ const MEMORY_PER_INPUT_BYTE: u64 = 24;
 /// Longest message from one process to another.
 const MESSAGE_MAX: u64 = 1 << 30;
 
-/// The idle processes, if isolation was requested.
-static PROCESSES: OnceLock<Result<Processes, String>> = OnceLock::new();
-
-struct Processes {
-    free: Receiver<UnixStream>,
-    used: Sender<UnixStream>,
-    /// Streams in use or queued.
-    n_streams: AtomicUsize,
-}
+/// The stream to the idle process, if isolation was requested.
+static PROCESS: OnceLock<Result<Mutex<UnixStream>, String>> = OnceLock::new();
 
 /// Starts rendering chat templates in separate processes, with limits of time, memory and stack. A program that does
 /// not call this renders in its own process, which a hostile template can hang or crash.
@@ -61,8 +49,24 @@ struct Processes {
 /// This process has one thread.
 pub unsafe fn isolate_chat_templates() {
     // SAFETY: by the caller.
-    let started = unsafe { Processes::start() };
-    let _ = PROCESSES.set(started.map_err(|error| error.to_string()));
+    let started = unsafe { start() };
+    let _ = PROCESS.set(started.map(Mutex::new).map_err(|error| error.to_string()));
+}
+
+/// # Safety
+/// This process has one thread.
+unsafe fn start() -> io::Result<UnixStream> {
+    let (near, far) = UnixStream::pair()?;
+    // SAFETY: with one thread, the child may call any function its parent may.
+    match unsafe { fork() }? {
+        ForkResult::Parent { .. } => Ok(near),
+        ForkResult::Child => {
+            // The idle process ends when the other end of its stream closes: only the program may hold that end.
+            drop(near);
+            serve(far);
+            exit(0);
+        }
+    }
 }
 
 /// Runs a task, in another process if [`isolate_chat_templates`] was called.
@@ -70,59 +74,16 @@ pub unsafe fn isolate_chat_templates() {
 /// # Errors
 /// See [`Failure`].
 pub(super) fn run(task: &Task) -> Result<String, Failure> {
-    match PROCESSES.get() {
+    match PROCESS.get() {
         None => task.run(),
-        Some(Ok(processes)) => processes.run(task),
+        Some(Ok(stream)) => {
+            let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
+            ask(&mut stream, task).unwrap_or_else(|error| {
+                let reason = format!("the process that renders templates is gone ({error}): start the program again");
+                Err(Failure::Template(reason))
+            })
+        }
         Some(Err(reason)) => Err(Failure::Template(format!("there is no process to render it in: {reason}"))),
-    }
-}
-
-impl Processes {
-    /// # Safety
-    /// This process has one thread.
-    unsafe fn start() -> io::Result<Self> {
-        let mut ours: Vec<UnixStream> = Vec::new();
-        for _ in 0..N_PROCESSES {
-            let (near, far) = UnixStream::pair()?;
-            // SAFETY: with one thread, the child may call any function its parent may.
-            match unsafe { fork() }? {
-                ForkResult::Parent { .. } => ours.push(near),
-                ForkResult::Child => {
-                    // An idle process ends when the other end of its stream closes: only the program may hold that end.
-                    drop((ours, near));
-                    serve(far);
-                    exit(0);
-                }
-            }
-        }
-        let (used, free) = crossbeam_channel::unbounded();
-        for stream in ours {
-            let _ = used.send(stream);
-        }
-        Ok(Self { free, used, n_streams: AtomicUsize::new(N_PROCESSES) })
-    }
-
-    fn run(&self, task: &Task) -> Result<String, Failure> {
-        let mut lost = String::new();
-        for _ in 0..N_PROCESSES {
-            let Ok(mut stream) = self.free.recv() else { break };
-            let answer = ask(&mut stream, task);
-            match answer {
-                Ok(outcome) => {
-                    let _ = self.used.send(stream);
-                    return outcome;
-                }
-                Err(error) => {
-                    lost = error.to_string();
-                    // Keep the last stream even though it is broken: without any, `recv` would block for ever.
-                    if self.n_streams.fetch_sub(1, Ordering::AcqRel) == 1 {
-                        self.n_streams.store(1, Ordering::Release);
-                        let _ = self.used.send(stream);
-                    }
-                }
-            }
-        }
-        Err(Failure::Template(format!("the process that renders templates is gone ({lost}): start the program again")))
     }
 }
 
@@ -148,7 +109,7 @@ fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
 
 /// Main loop of an idle process: reads tasks and writes results until the program ends.
 fn serve(mut stream: UnixStream) {
-    step_aside();
+    detach();
     while let Ok(task) = receive(&mut stream) {
         let outcome = match apart(&task) {
             Ok(outcome) => outcome,
@@ -161,7 +122,7 @@ fn serve(mut stream: UnixStream) {
 }
 
 /// Replaces the standard streams by /dev/null, and ignores signals that are meant for the program.
-fn step_aside() {
+fn detach() {
     use Signal::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
     // The program may pass these on ignored or blocked; limits and the wait for children need them.
     for needed in [SIGALRM, SIGCHLD, SIGXCPU] {
@@ -202,7 +163,7 @@ fn apart(task: &[u8]) -> io::Result<Vec<u8>> {
             };
             match status {
                 WaitStatus::Exited(_, 0) if read.is_ok() => Ok(outcome),
-                WaitStatus::Signaled(_, signal, _) => Ok(failed(words_for(signal))),
+                WaitStatus::Signaled(_, signal, _) => Ok(failed(reason_for(signal))),
                 _ => Ok(failed("the process that rendered it ended without a result".to_owned())),
             }
         }
@@ -244,7 +205,7 @@ fn lower(resource: Resource, to: u64) -> io::Result<()> {
 }
 
 /// The reason for a rendering's end.
-fn words_for(signal: Signal) -> String {
+fn reason_for(signal: Signal) -> String {
     match signal {
         Signal::SIGXCPU => format!("it runs for more than {CPU_SECONDS} s"),
         Signal::SIGALRM => format!("it was not rendered within {WALL_SECONDS} s"),
@@ -332,8 +293,8 @@ impl Task {
     }
 }
 
-/// Returns the text that a function of the shim passes to a callback; if the function does not return `done`, its result
-/// and the reason.
+/// Returns the text that a function of the shim passes to a callback; if the function does not return `done`, its
+/// result and the reason.
 pub(super) fn shim_text<T: PartialEq>(
     done: T,
     call: impl FnOnce(TextCallback, *mut c_void, *mut c_char, usize) -> T,

@@ -158,8 +158,8 @@ impl ChatParser {
             "parser": parser,
             "generation_prompt": generation_prompt,
             "reasoning_format": inputs.reasoning_format.name(),
-            "reasoning_in_content": inputs.reasoning_in_content,
-            "parse_tool_calls": inputs.parse_tool_calls,
+            "reasoning_in_content": false,
+            "parse_tool_calls": true,
             "is_continuation": is_continuation,
         })
         .to_string();

@@ -1,11 +1,11 @@
 //! An answer as it grows.
 //!
 //! llama.cpp's parser reads the whole answer again at every token. That is unnecessary while new text only extends a
-//! field. llama.cpp describes the form of an answer as a parser (`common_peg_arena::save`). In it, contents and reasoning
-//! are the text before delimiters, or all remaining text. As long as no delimiter begins in the new text or may be open
-//! at the end of the old text, the current field continues: every earlier decision was made on text that has not changed,
-//! because a parser that needs more text reports `NEED_MORE_INPUT` and is the current field itself. Other parsers are
-//! always run in full.
+//! field. llama.cpp describes the form of an answer as a parser (`common_peg_arena::save`). In it, contents and
+//! reasoning are the text before delimiters, or all remaining text. As long as no delimiter begins in the new text or
+//! may be open at the end of the old text, the current field continues: every earlier decision was made on text that
+//! has not changed, because a parser that needs more text reports `NEED_MORE_INPUT` and is the current field itself.
+//! Other parsers are always run in full.
 
 use std::collections::HashMap;
 

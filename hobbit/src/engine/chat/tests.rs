@@ -281,26 +281,10 @@ fn shortcuts_change_no_delta() {
         with_tools(ToolChoice::Auto),
         with_tools(ToolChoice::Required),
     ];
-    let special = [
-        "<think>",
-        "</think>",
-        "<thi",
-        "nk>",
-        "</",
-        "<",
-        ">",
-        "<tool_call>",
-        "</tool_call>",
-        "\n",
-        " ",
-        "ä",
-        "{\"name\": \"get_time\"",
-        ", \"arguments\": {\"city\": \"Rome\"}}",
-        "<|channel|>analysis<|message|>",
-        "<|channel|>final<|message|>",
-        "<|end|>",
-        "<|start|>assistant",
-    ];
+    let special = "<think>~</think>~<thi~nk>~</~<~>~<tool_call>~\
+                   </tool_call>~\n~ ~ä~{\"name\": \"get_time\"~, \"arguments\": {\"city\": \"Rome\"}}~\
+                   <|channel|>analysis<|message|>~<|channel|>final<|message|>~<|end|>~<|start|>assistant";
+    let special: Vec<&str> = special.split('~').collect();
     let words = ["word", " and", " more", " words", " which", " go on.", "{", "[1]"];
     let mut random = 1_u32;
     let mut below = |n: usize| {

@@ -114,8 +114,6 @@ impl<'a> Endpoint<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-
     use super::*;
 
     #[test]

@@ -1,4 +1,5 @@
-//! Memory of a model, a context and hobbit itself besides experts; and the ubatch size for a prompt, which depends on it.
+//! Memory of a model, a context and hobbit itself besides experts; and the ubatch size for a prompt, which depends on
+//! it.
 
 use crate::engine::compute::scratch;
 use crate::engine::error::Error;

@@ -35,9 +35,8 @@ impl Model {
     /// Opens `path`, which may be any shard of a split model. Ordinary weights are read into memory; experts stay in
     /// the file.
     ///
-    /// # Errors
-    /// A damaged, incomplete or unsupported file ([`Error::Gguf`], [`Error::Load`]), an I/O error; a profile that cannot
-    /// be used ([`Error::Tuned`]) or is missing ([`Error::NoPenalties`]).
+    /// # Errors A damaged, incomplete or unsupported file ([`Error::Gguf`], [`Error::Load`]), an I/O error; a profile
+    /// that cannot be used ([`Error::Tuned`]) or is missing ([`Error::NoPenalties`]).
     pub fn open(path: &Path, options: &ModelOptions) -> Result<Model, Error> {
         Self::load(path, options, None, |_| true)
     }

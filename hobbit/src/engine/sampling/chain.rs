@@ -1,5 +1,5 @@
-//! llama.cpp's samplers: the chain, as `common_sampler_init` builds it, and the reasoning budget, which counts the tokens
-//! between two tags and forces the end.
+//! llama.cpp's samplers: the chain, as `common_sampler_init` builds it, and the reasoning budget, which counts the
+//! tokens between two tags and forces the end.
 
 use std::ffi::{CString, c_char, c_int};
 use std::ptr::NonNull;

@@ -35,7 +35,7 @@ impl Session {
         let n_outputs_max = self.options.n_outputs_max.max(self.options.n_seq_max) as usize;
         if self.options.n_outputs_max > 0 && n_outputs > n_outputs_max {
             return Err(Error::Decode(format!(
-                "logits of {n_outputs} entries are asked for, of a session that keeps room for {n_outputs_max}: open it \
+                "logits of {n_outputs} entries are requested, and the session has room for {n_outputs_max}: open it \
                  with a larger n_outputs_max"
             )));
         }

@@ -1,4 +1,5 @@
-//! Prompts, evaluated in batches within the context's length, and generation: evaluates the last token, samples the next.
+//! Prompts, evaluated in batches within the context's length, and generation: evaluates the last token, samples the
+//! next.
 
 use std::time::Instant;
 

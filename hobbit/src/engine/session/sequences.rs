@@ -110,8 +110,8 @@ impl Session {
         if self.context.set_state(sequence, state).is_err() {
             self.context.forget(sequence, 0, -1)?;
             return Err(Error::Decode(
-                "the saved state does not fit this context: another model, other types of KV cache, or a context that is \
-                 too short"
+                "the saved state does not fit this context: another model, other types of KV cache, or a context that \
+                 is too short"
                     .into(),
             ));
         }
