@@ -403,7 +403,7 @@ fn tensors_are_checked_where_their_bytes_are() {
     };
     assert_eq!([checked(true), checked(false)], [Ok(()), Ok(())]);
     let gguf = Gguf::open(&path).unwrap();
-    for (name, told) in [
+    for (name, named) in [
         ("blk.1.ffn_down_exps.weight", "blk.1.ffn_down_exps.weight[0]"),
         ("blk.0.attn_q.weight", "blk.0.attn_q.weight"),
     ] {
@@ -413,9 +413,9 @@ fn tensors_are_checked_where_their_bytes_are() {
         bytes[at..at + 2].copy_from_slice(&0x7c00u16.to_le_bytes());
         fs::write(&path, bytes).unwrap();
         // llama.cpp by itself names the tensor, hobbit the expert.
-        for (passthrough, told) in [(true, name), (false, told)] {
+        for (passthrough, named) in [(true, name), (false, named)] {
             let error = checked(passthrough).unwrap_err();
-            assert!(error.contains("model.gguf") && error.contains(told) && error.contains("invalid data"), "{error}");
+            assert!(error.contains("model.gguf") && error.contains(named) && error.contains("invalid data"), "{error}");
         }
         Model::open(&path, &ModelOptions::default()).unwrap();
     }

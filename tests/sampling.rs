@@ -126,7 +126,7 @@ fn seeds_decide() {
 
     let sampler = Sampler::new(model(), &seeded(42)).unwrap();
     assert_eq!(sampler.seed(), 42);
-    // An undetermined seed is drawn and told, and tells the text.
+    // An undetermined seed is drawn and reported, and determines the text.
     let mut drawn = Sampler::new(model(), &SamplingOptions::default()).unwrap();
     let seed = drawn.seed();
     let text = generate_with(&mut drawn, 24).unwrap().text;

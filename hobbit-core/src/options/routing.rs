@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_is_said() {
+    fn the_given_up_quality_is_described() {
         assert_eq!(RoutingOptions::default().words(), None);
         let all = RoutingOptions {
             cache_bias: 0.2,

@@ -168,7 +168,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_is_what_was_written_within_half_a_step(logits in prop::collection::vec(-10f32..5.0, 1..40)) {
+        fn rows_round_trip_within_half_a_step(logits in prop::collection::vec(-10f32..5.0, 1..40)) {
             let mut row = vec![0; row_words(logits.len())];
             let loss = encode(&logits, 0, &mut row);
             prop_assert!((f64::from(loss) - nll(&logits, 0)).abs() < 1e-5);

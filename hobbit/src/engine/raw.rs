@@ -315,17 +315,17 @@ impl RawContext {
         checked("llama.cpp does not take the saved state", |read| *read > 0, set).map(drop)
     }
 
-    /// Evaluates a batch and waits for it. Returns llama.cpp's code, and a message if it threw. `tells` as in
+    /// Evaluates a batch and waits for it. Returns llama.cpp's code, and a message if it threw. `announces` as in
     /// [`shim::hobbit_decode`].
     ///
     /// # Safety
     /// The batch's arrays are valid for the call.
-    pub(super) unsafe fn decode(&mut self, batch: llama_batch, tells: bool) -> (i32, String) {
+    pub(super) unsafe fn decode(&mut self, batch: llama_batch, announces: bool) -> (i32, String) {
         let mut message = [0u8; MESSAGE_BYTES];
         // SAFETY: the context is live, the message buffer valid for its length; by the caller.
         let code = unsafe {
             let (text, capacity) = (message.as_mut_ptr().cast(), message.len());
-            let code = shim::hobbit_decode(self.as_ptr(), batch, tells, text, capacity);
+            let code = shim::hobbit_decode(self.as_ptr(), batch, announces, text, capacity);
             llama::llama_synchronize(self.as_ptr());
             code
         };

@@ -77,7 +77,7 @@ pub struct Session {
     description: Description,
     interrupt: Interrupt,
     /// Whether a backend of ours is notified before each graph.
-    tells: bool,
+    announces: bool,
     purpose: Purpose,
     /// Largest number of threads for a batch.
     n_threads: i32,
@@ -162,7 +162,7 @@ impl Session {
             options,
             description,
             interrupt,
-            tells: device::n_backends_made() > n_backends,
+            announces: device::n_backends_made() > n_backends,
             purpose,
             n_threads: params.n_threads.max(params.n_threads_batch),
             n_past: 0,

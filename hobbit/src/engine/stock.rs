@@ -98,7 +98,7 @@ impl Stock {
         }
         log::clear_errors();
         let with_reason = |message: String| match log::take_errors() {
-            said if message.is_empty() => load(said),
+            logged if message.is_empty() => load(logged),
             _ => load(message),
         };
         // SAFETY: everything that params point to outlives the call.

@@ -78,12 +78,12 @@ unsafe extern "C" {
     /// has handed its graph to the backends.
     pub fn hobbit_computing();
 
-    /// Guarded `llama_decode`: -100 on failure. `tells`: a backend of the context calls [`hobbit_computing`] before
+    /// Guarded `llama_decode`: -100 on failure. `announces`: a backend of the context calls [`hobbit_computing`] before
     /// each graph, so that until then failed assertions may become errors.
     pub fn hobbit_decode(
         ctx: *mut llama_context,
         batch: llama_batch,
-        tells: bool,
+        announces: bool,
         error: *mut c_char,
         error_capacity: usize,
     ) -> c_int;

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new() {
+    fn changes_of_texts() {
         let nothing = ChatReply::default();
         assert!(nothing.is_empty() && nothing.changes_since(&nothing).unwrap().is_empty());
         let thinking = reply("hm", "", &[]);

@@ -219,7 +219,7 @@ impl Shared {
             return Ok(());
         }
         if self.options.routes.is_some() {
-            return Err(Error::Routing("recorded routes do not tell what routers say of other experts".into()));
+            return Err(Error::Routing("recorded routes have no scores of other experts".into()));
         }
         let architecture = &self.info.architecture;
         match ROUTED_EARLIER.iter().chain(&ASKED_EARLIER).find(|(name, _)| name == architecture) {

@@ -110,7 +110,7 @@ fn a_lazy_grammar_begins_at_its_trigger() {
     let output = text_of(&generate(&exclaims(&trigger), 24).unwrap());
     let expected = text_of(&before) + &trigger + "!!!";
     assert!(output.starts_with(&expected), "{output:?} does not begin with {expected:?}");
-    assert_eq!(generate(&exclaims("<tool_call>"), 24).unwrap(), plain(24), "what is never output wakes nobody");
+    assert_eq!(generate(&exclaims("<tool_call>"), 24).unwrap(), plain(24), "without its trigger it does nothing");
 
     let pattern = GrammarTrigger::Pattern(format!("({})", grammar::escaped(&trigger)));
     let options = SamplingOptions { grammar_triggers: vec![pattern], ..exclaims(&trigger) };

@@ -86,7 +86,7 @@ impl Session {
         let running = contention::running(self.n_threads);
         let purpose = Purpose { phase, ..self.purpose };
         // SAFETY: the context is live and the batch's arrays outlive the call.
-        let (code, thrown) = purpose.during(|| unsafe { self.context.decode(batch, self.tells) });
+        let (code, thrown) = purpose.during(|| unsafe { self.context.decode(batch, self.announces) });
         drop(running);
         let seconds = started.elapsed().as_secs_f64();
         if let Some(memories) = experts.memories().as_mut().filter(|_| code == 0) {
