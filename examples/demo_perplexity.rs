@@ -1,10 +1,11 @@
 //! Held-out perplexity of the demo model in several precisions, as quoted in models/README.md.
 //!
 //! ```sh
-//! cargo run --release --example demo_perplexity -- demo-f16.gguf models/demo-heldout-prose.txt models/demo-heldout-code.txt
+//! cargo run --release --example demo_perplexity -- demo-f16.gguf models/demo-heldout-*.txt
 //! ```
 //!
-//! The first argument is the F16 export of `gguf-tools/demo-model/export.py`; llama.cpp quantises it into temporary files.
+//! The first argument is the F16 export of `gguf-tools/demo-model/export.py`; llama.cpp quantises it into temporary
+//! files.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -59,10 +60,10 @@ fn quantise(from: &Path, to: &Path, kind: llama::llama_ftype) -> Result<PathBuf>
     Ok(to.to_owned())
 }
 
-/// Cuts the text into pieces of `WINDOW - 1` tokens, each preceded by the start token, and predicts every token once: perplexity a token and a
-/// word, bits a byte.
+/// Cuts the text into pieces of `WINDOW - 1` tokens, each preceded by the start token, and predicts every token once:
+/// perplexity a token and a word, bits a byte.
 fn perplexity(model: &Path, text: &Path) -> Result<[f64; 3]> {
-    let model = Model::open(model, &ModelOptions::default(), |_| true)?;
+    let model = Model::open(model, &ModelOptions::default())?;
     let text = std::fs::read_to_string(text)?;
     let start = *model.tokenize("", true, false)?.first().context("the model has a start token")?;
     let tokens = model.tokenize(&text, false, false)?;

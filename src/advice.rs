@@ -49,6 +49,8 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<String> {
         return plan(error);
     } else if let Some(BaseError::CutOff { complete, .. }) = error.downcast_ref() {
         return Some(format!("--chunks {complete} uses those"));
+    } else if let Some(BaseError::NotABase { .. }) = error.downcast_ref() {
+        Some("make one with --kl-divergence-base FNAME and without --kl-divergence")
     } else if let Some(error) = error.downcast_ref() {
         store(error)
     } else if let Some(error) = error.downcast_ref() {
@@ -164,7 +166,7 @@ fn mib_up(bytes: u64) -> String {
 
 #[cfg(feature = "engine")]
 fn of_engine(error: &(dyn Error + 'static)) -> Option<String> {
-    use hobbit::engine::{CalibrateError, DeviceError, LowError};
+    use hobbit::engine::{DeviceError, LowError};
     #[cfg(feature = "rpc")]
     if let Some(error) = error.downcast_ref() {
         use hobbit::engine::RpcError::{self, Failed, Listen, UnknownDevice};
@@ -188,8 +190,6 @@ fn of_engine(error: &(dyn Error + 'static)) -> Option<String> {
         Some(device(error))
     } else if let Some(error) = error.downcast_ref::<LowError>() {
         low(error)
-    } else if let Some(CalibrateError::UnknownDevice { .. }) = error.downcast_ref() {
-        Some("--list-devices shows them")
     } else {
         None
     };

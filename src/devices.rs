@@ -39,11 +39,8 @@ pub fn list(rpc: &[String], verbose: bool, json: Option<(&str, &Path)>) -> Resul
     }
     if verbose {
         let options = DeviceOptions { rpc: rpc.to_vec(), ..DeviceOptions::default() };
-        for measured in calibrate_report(&options, None)? {
-            writeln!(out, "{}", measured.calibration)?;
-            for note in measured.notes {
-                writeln!(out, "    note: {note}")?;
-            }
+        for measured in calibrate_report(&options)? {
+            writeln!(out, "{measured}")?;
         }
     }
     Ok(out.flush()?)

@@ -177,7 +177,7 @@ pub fn open(path: &Path, is_demo: bool, options: &ModelOptions, log: &Log, ctrl_
     let options = ModelOptions { low: low_source(path, options, log, ctrl_c)?, ..options.clone() };
     let bar = bar(log, "loading {bar:40} {percent:>3} %");
     let model = ctrl_c.during(|| {
-        Model::open(path, &options, |done| {
+        Model::open_with(path, &options, |done| {
             bar.set_position((done * 1000.0) as u64);
             !ctrl_c.was_pressed()
         })

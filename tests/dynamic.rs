@@ -221,7 +221,7 @@ fn a_low_file_of_another_model_is_refused() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let other = fixture::write(dir.path(), &Spec { experts: 8, topk: 4, ff: 64, ..Spec::tiny("qwen3moe") });
     let options = options(Some(&other), PrecisionOptions::default());
-    let Err(error) = Model::open(&models.high, &options, |_| true) else { panic!("it is another model") };
+    let Err(error) = Model::open(&models.high, &options) else { panic!("it is another model") };
     let message = error.to_string();
     assert!(message.contains(&other.display().to_string()), "{message}");
     assert!(message.contains("expert_count is 8, expected 16"), "{message}");

@@ -130,7 +130,7 @@ fn a_trace_over_the_model_is_refused_before_it_is_loaded() {
     let before = fs::read(&path).unwrap();
     let options = ModelOptions { trace: Some(path.clone()), ..options(IoMode::Auto) };
     let mut loads = false;
-    let error = Model::open(&path, &options, |_| {
+    let error = Model::open_with(&path, &options, |_| {
         loads = true;
         true
     });
@@ -188,7 +188,7 @@ fn low_versions_of_another_model_are_refused() {
     let own = fs::read(&path).unwrap();
     let low = quantise_low(&path, "q4_0", None, &mut |_| true).unwrap();
     let with_low = ModelOptions { low: Some(LowSource::File(low.clone())), ..options(IoMode::Auto) };
-    let open = || Model::open(&path, &with_low, |_| true).map(drop).map_err(|error| error.to_string());
+    let open = || Model::open(&path, &with_low).map(drop).map_err(|error| error.to_string());
     let is_refused = || {
         let error = open().unwrap_err();
         let names = [low.to_str().unwrap(), path.to_str().unwrap(), "another model", "its weights differ"];
@@ -202,7 +202,7 @@ fn low_versions_of_another_model_are_refused() {
     // The same weights under another name are the same model.
     let moved = dir.path().join("moved.gguf");
     fs::write(&moved, &own).unwrap();
-    Model::open(&moved, &with_low, |_| true).unwrap();
+    Model::open(&moved, &with_low).unwrap();
 
     // A pack without fingerprint is of no model.
     let mut old = fs::read(&low).unwrap();
@@ -241,11 +241,11 @@ fn a_model_that_is_replaced_after_it_was_opened_is_still_read() {
     for io in [IoMode::Buffered, IoMode::Direct] {
         let dir = tempfile::tempdir().unwrap();
         let (path, other) = (model(dir.path(), "a", &spec(1)), model(dir.path(), "b", &spec(2)));
-        let expected = logits(&Model::open(&path, &options(io), |_| true).unwrap()).unwrap();
-        let opened = Model::open(&path, &options(io), |_| true).unwrap();
+        let expected = logits(&Model::open(&path, &options(io)).unwrap()).unwrap();
+        let opened = Model::open(&path, &options(io)).unwrap();
         fs::rename(&other, &path).unwrap();
         assert!(logits(&opened).unwrap() == expected, "{io}");
-        assert!(logits(&Model::open(&path, &options(io), |_| true).unwrap()).unwrap() != expected, "{io}");
+        assert!(logits(&Model::open(&path, &options(io)).unwrap()).unwrap() != expected, "{io}");
     }
 }
 
@@ -262,12 +262,12 @@ fn a_model_that_is_written_to_after_it_was_opened_is_an_error() {
         let split = |seed| Spec { shards: 2, ..spec(seed) };
         let (path, other) = (model(dir.path(), "a", &split(1)), model(dir.path(), "b", &split(2)));
         let second = |path: &Path| path.with_file_name("qwen3moe-00002-of-00002.gguf");
-        let opened = Model::open(&path, &options(io), |_| true).unwrap();
+        let opened = Model::open(&path, &options(io)).unwrap();
         copy_with_time(&second(&other), &second(&path));
         names(logits(&opened).unwrap_err(), &second(&path));
 
         // During a run the time of the write is checked.
-        let opened = Model::open(&path, &options(io), |_| true).unwrap();
+        let opened = Model::open(&path, &options(io)).unwrap();
         let mut session = opened.session(&session()).unwrap();
         session.feed(&[10]).unwrap();
         fs::hard_link(&path, dir.path().join("a second name")).unwrap();

@@ -99,7 +99,7 @@ fn it_predicts_all_kinds_of_text_and_uses_all_experts() {
         ..ModelOptions::default()
     };
     {
-        let model = Model::open(&bundled("fine.gguf"), &options, |_| true).unwrap();
+        let model = Model::open(&bundled("fine.gguf"), &options).unwrap();
         let n = WINDOW as u32;
         let settings =
             SessionOptions { n_ctx: n, n_batch: n, n_ubatch: n, threads: Some(1), ..SessionOptions::default() };

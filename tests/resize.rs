@@ -47,12 +47,8 @@ struct Rig<'a> {
 
 impl Rig<'_> {
     fn open(&self, expert_cache: ExpertCache, device: DeviceOptions) -> Model {
-        Model::open(
-            self.path,
-            &ModelOptions { budget: BUDGET, expert_cache, device, ..ModelOptions::default() },
-            |_| true,
-        )
-        .unwrap()
+        Model::open(self.path, &ModelOptions { budget: BUDGET, expert_cache, device, ..ModelOptions::default() })
+            .unwrap()
     }
 
     fn open_by_layer(&self, expert_cache: ExpertCache, device: DeviceOptions, slots: Allocation) -> Model {
@@ -61,7 +57,7 @@ impl Rig<'_> {
         let caching = CachingOptions { slots, ..CachingOptions::default() };
         let options =
             ModelOptions { budget: BUDGET, expert_cache, device, caching, profile, ..ModelOptions::default() };
-        Model::open(self.path, &options, |_| true).unwrap()
+        Model::open(self.path, &options).unwrap()
     }
 
     fn is_exact(&self, model: &Model) {

@@ -35,7 +35,7 @@ fn options() -> ModelOptions {
 }
 
 fn open(path: &Path, options: &ModelOptions) -> Model {
-    Model::open(path, options, |_| true).unwrap()
+    Model::open(path, options).unwrap()
 }
 
 /// A prompt and single tokens.

@@ -6,8 +6,7 @@ use std::sync::OnceLock;
 
 use hobbit::options::{DryOptions, MirostatOptions, SamplerKind, XtcOptions};
 use hobbit::{
-    ChatMessage, ChatOptions, Error, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions,
-    StopReason, Token,
+    ChatMessage, Error, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions, StopReason, Token,
 };
 
 const PROMPT: &str = "And the LORD said unto";
@@ -16,7 +15,7 @@ fn model() -> &'static Model {
     static MODEL: OnceLock<Model> = OnceLock::new();
     MODEL.get_or_init(|| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
-        Model::open(&path, &ModelOptions::default(), |_| true).unwrap()
+        Model::open(&path, &ModelOptions::default()).unwrap()
     })
 }
 
@@ -63,7 +62,8 @@ fn the_chain_is_llama_cpps() {
     // As llama-completion prints it for its defaults.
     assert_eq!(
         describe(&SamplingOptions::default()),
-        "logits -> ?penalties -> ?dry -> ?top-n-sigma -> top-k -> ?typical -> top-p -> min-p -> ?xtc -> temp-ext -> dist"
+        "logits -> ?penalties -> ?dry -> ?top-n-sigma -> top-k -> ?typical -> top-p -> min-p -> ?xtc -> temp-ext \
+         -> dist"
     );
     let everything = SamplingOptions {
         repeat_penalty: 1.1,
@@ -126,7 +126,7 @@ fn seeds_decide() {
 
     let sampler = Sampler::new(model(), &seeded(42)).unwrap();
     assert_eq!(sampler.seed(), 42);
-    // An undetermined seed is drawn and told, and tells the text.
+    // An undetermined seed is drawn and reported, and determines the text.
     let mut drawn = Sampler::new(model(), &SamplingOptions::default()).unwrap();
     let seed = drawn.seed();
     let text = generate_with(&mut drawn, 24).unwrap().text;
@@ -256,7 +256,7 @@ fn penalties_see_the_prompt() {
 #[test]
 fn a_sampler_is_bound_to_its_model() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
-    let other = Model::open(&path, &ModelOptions::default(), |_| true).unwrap();
+    let other = Model::open(&path, &ModelOptions::default()).unwrap();
     let mut sampler = Sampler::new(&other, &SamplingOptions::greedy()).unwrap();
     // The sampler keeps its model alive.
     drop(other);
@@ -266,22 +266,11 @@ fn a_sampler_is_bound_to_its_model() {
 }
 
 #[test]
-fn chat_templates() {
-    let messages = [ChatMessage::new("user", "Who built the ark?")];
-    let render = |template: Option<&str>, add_generation_prompt| {
-        let options =
-            ChatOptions { template: template.map(str::to_owned), add_generation_prompt, ..ChatOptions::default() };
-        model().render_chat(&messages, &options)
-    };
-    let chatml = "<|im_start|>user\nWho built the ark?<|im_end|>\n<|im_start|>assistant\n";
-    assert_eq!(render(Some("chatml"), true).unwrap(), chatml);
-    let jinja = "{% for m in messages %}{{ m.role }}> {{ m.content }}\n{% endfor %}\
-                 {% if add_generation_prompt %}assistant>{% endif %}";
-    assert_eq!(render(Some(jinja), true).unwrap(), "user> Who built the ark?\nassistant>");
-    assert_eq!(render(Some(jinja), false).unwrap(), "user> Who built the ark?\n");
+fn conversations_are_rendered() {
+    let rendered = model().render_chat(&[ChatMessage::new("user", "Who built the ark?")]).unwrap();
+    assert!(rendered.contains("Who built the ark?"));
     if model().info().chat_template.is_none() {
-        assert_eq!(render(None, true).unwrap(), chatml, "chatml is llama.cpp's fallback");
+        let chatml = "<|im_start|>user\nWho built the ark?<|im_end|>\n<|im_start|>assistant\n";
+        assert_eq!(rendered, chatml, "chatml is llama.cpp's fallback");
     }
-    let error = render(Some("{% if %}"), true).unwrap_err();
-    assert!(matches!(error, Error::ChatTemplate(_)), "{error}");
 }

@@ -44,7 +44,7 @@ fn run(options: &ModelOptions) -> (Vec<f32>, u64, u64) {
 fn run_with_stats(options: &ModelOptions) -> (Vec<f32>, Stats) {
     hobbit::set_log(|_, _| ());
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("models");
-    let model = Model::open(&models.join("demo.gguf"), options, |_| true).unwrap();
+    let model = Model::open(&models.join("demo.gguf"), options).unwrap();
     let session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
     let mut session = model.session(&session).unwrap();
     let text = std::fs::read_to_string(models.join("demo-heldout-prose.txt")).unwrap();
@@ -339,7 +339,6 @@ fn a_trace_has_scores_and_waits() {
     let error = Model::open(
         &Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf"),
         &options(PolicyKind::Lru, Some(Path::new("/nonexistent/a.trace"))),
-        |_| true,
     );
     let error = error.unwrap().session(&SessionOptions::default()).err().unwrap().to_string();
     assert!(error.contains("trace: /nonexistent/a.trace: cannot create"), "{error}");

@@ -69,7 +69,7 @@ impl Run {
 
 /// Parts of a text, token by token, each part a sequence.
 fn run(model: &Path, options: &ModelOptions, parts: &[&[Token]]) -> Run {
-    let model = Model::open(model, options, |_| true).unwrap();
+    let model = Model::open(model, options).unwrap();
     let session = SessionOptions { n_ctx: 1024, threads: Some(1), ..SessionOptions::default() };
     let mut session = model.session(&session).unwrap();
     let mut run = Run { warm: session.warm_start(), ..Run::default() };
@@ -94,7 +94,7 @@ fn demo() -> PathBuf {
 }
 
 fn tokens() -> Vec<Token> {
-    let model = Model::open(&demo(), &options(50.0, PolicyKind::Lru, None), |_| true).unwrap();
+    let model = Model::open(&demo(), &options(50.0, PolicyKind::Lru, None)).unwrap();
     let text = fs::read_to_string(models().join("demo-heldout-prose.txt")).unwrap();
     model.tokenize(&text[..8192], true, false).unwrap()
 }

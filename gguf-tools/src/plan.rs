@@ -70,7 +70,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let budget: ExpertCache = args.budget.parse().context("--budget")?;
     let opened = Opened::of(&args.file)?;
     let (gguf, map, catalog) = (&opened.gguf, &opened.map, &opened.catalog);
-    let model = Model::open(&args.file, &options(&args, RoutingOptions::default()), |_| true)?;
+    let model = Model::open(&args.file, &options(&args, RoutingOptions::default()))?;
     let n_used = u16::try_from(model.info().n_expert_used).unwrap_or(u16::MAX);
     let context = (run.context as usize).min((model.info().n_ctx_train as usize).max(2 * text::WARM_UP));
     let text = Text::read(&args.text, &model, args.tokens as usize, context)?;
@@ -80,7 +80,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let all = catalog.layers.iter().map(|layer| slot_bytes(catalog, layer.layer) * u64::from(layer.n_expert)).sum();
     let budget = budget.of(all).context("--budget auto: give a size, or a percentage of all experts")?;
     let mut runner =
-        Runner::new(Model::open(&args.file, &options(&args, masking()), |_| true)?, context, threads, None)?;
+        Runner::new(Model::open(&args.file, &options(&args, masking()))?, context, threads, None)?;
     let curves = curves(&args, catalog, n_used, |sets| masked(&mut runner, &text, &uses, sets, "layers"))?;
     let too_small = || format!("--budget {}: too small; give a larger one", args.budget);
     let experts = planner::hull(&curves, budget).with_context(too_small)?;

@@ -1,28 +1,28 @@
 //! hobbit's decisions and files, without llama.cpp.
 //!
 //! The crate `hobbit` runs models; it and hobbit's programs use the modules below, which may change with any version.
-//! A module knows only those in the rows above its own.
+//! A module imports only modules in the rows above its own.
 //!
-//! | rooms | what |
+//! | modules | task |
 //! |---|---|
-//! | `expert` `planes` `units` `named` | the smallest nouns; 8-bit weights in two planes; sizes, percents, durations; choices by name |
+//! | `expert` `planes` `units` `named` | ids of experts and slices; 8-bit weights in two planes; sizes; named choices |
 //! | `files` | what programs may do to the user's files |
-//! | `store` | where bytes come from: direct, buffered, memory, faulty |
-//! | `calibrate` | what this machine can do, measured once |
-//! | `gguf` | which bytes of which file are whose |
-//! | `grammar` | which tokens go on with a text that must follow rules |
-//! | `cache` `route` `predict` | who stays, who is wanted in which precision, what comes |
+//! | `store` | reads: direct, buffered, memory, faulty |
+//! | `calibrate` | measured bandwidths and times of this machine |
+//! | `gguf` | the bytes of every tensor in its files |
+//! | `grammar` | tokens that a grammar allows next |
+//! | `cache` `route` `predict` | residents and eviction; precision; prediction |
 //! | `pack` | a model with every expert as one record, in two precisions |
-//! | `profile` | what a model tolerates |
-//! | `tuned` | how a model's experts are best cached, as traces say |
-//! | `load` | the queue of reads, order of classes, what is worth reading ahead, CPU or copy |
-//! | `plan` | memory budget to slots, or to standing aside |
-//! | `options` | what a caller may choose |
-//! | `stats` | what a session measured |
+//! | `profile` | losses that a model tolerates |
+//! | `tuned` | tuned policies, from traces |
+//! | `load` | the queue of reads, its classes, and the worth of a prefetch |
+//! | `plan` | from a memory budget to slots, or to passthrough |
+//! | `options` | a caller's options |
+//! | `stats` | a session's measurements |
 //! | `residency` | one layer's step, from the router's choice to slots and reads |
 //! | `trace` | recordings |
-//! | `sim` | the same decisions again, over a virtual link and clock |
-//! | `forecast` | how fast a model will run here, before it is |
+//! | `sim` | the same step over a virtual link and clock |
+//! | `forecast` | the speed of a model here, from its header |
 //! | `perplexity` | judging predictions: base files, estimates |
 //!
 //! Decisions (`cache`, `route`, `predict`, `load::prefetch`, `load::balance`, `plan`, `residency`, `store::mode`) are

@@ -1,14 +1,14 @@
 //! Choices by their names, as flags and files spell them.
 
-/// A word that an option does not know.
+/// An unknown word.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} '{found}' (expected one of: {expected})")]
 pub struct UnknownName {
-    /// What the option chooses, in words.
+    /// The kind of choice, as text.
     pub what: &'static str,
-    /// What was given.
+    /// The unknown word.
     pub found: String,
-    /// What would have been understood.
+    /// The known words.
     pub expected: String,
 }
 

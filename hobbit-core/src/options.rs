@@ -1,34 +1,31 @@
 //! Options of models and sessions: plain data with the defaults of llama.cpp's `common_params`.
 
-mod adapters;
-mod caching;
 mod device;
-mod files;
-mod grammar;
-mod kernels;
 mod precision;
 mod preset;
-mod reasoning;
 mod routing;
 mod sampling;
+mod session;
 
-pub use adapters::{AdapterOptions, SCALE_MAX, ScaledFile};
-pub use caching::{CachingOptions, Prefetch};
-pub use device::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
-pub use grammar::{GrammarKind, GrammarTrigger};
-pub use kernels::KernelChoice;
-pub use precision::{LowSource, PrecisionMode, PrecisionOptions};
+pub use device::{
+    AdapterOptions, CpuHelper, DeviceChoice, DeviceOptions, SCALE_MAX, ScaledFile, SplitMode, TensorOverride,
+};
+pub use precision::{CachingOptions, KernelChoice, LowSource, PrecisionMode, PrecisionOptions, Prefetch};
 pub use preset::{LowRules, Preset, PresetSettings, RoutingRules};
-pub use reasoning::{ReasoningBudget, ReasoningFormat};
 pub use routing::{Knob, RoutingOptions, VirtualExperts, VirtualUpdate, VirtualUpdateError};
-pub use sampling::{DryOptions, MirostatOptions, SamplerKind, SamplingOptions, XtcOptions, sampler_order};
+pub use sampling::{
+    DryOptions, GrammarKind, GrammarTrigger, MirostatOptions, ReasoningBudget, ReasoningFormat, SamplerKind,
+    SamplingOptions, XtcOptions, sampler_order,
+};
+pub use session::{FlashAttn, KvType, Pooling, RopeOptions, RopeScaling, SessionOptions};
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use smart_default::SmartDefault;
 
-use crate::named::named;
+use crate::files::{self, Input, Kind, Output, OutputError};
+use crate::gguf::shards_by_name;
 use crate::profile::LossBound;
 
 #[doc(inline)]
@@ -151,150 +148,6 @@ pub struct RouteOptions {
     pub recall: f64,
 }
 
-/// How one sequence of tokens is evaluated.
-#[derive(Clone, Debug, PartialEq, SmartDefault)]
-pub struct SessionOptions {
-    /// Context length in tokens; 0 takes the model's training context. If the model does not fit with that, 0 takes the
-    /// context that an eighth of the memory holds, at least 4096.
-    pub n_ctx: u32,
-    /// Tokens submitted at once while a prompt is read.
-    #[default(2048)]
-    pub n_batch: u32,
-    /// Tokens computed at once, at most `n_batch`.
-    #[default(512)]
-    pub n_ubatch: u32,
-    /// Entries of a batch whose logits may be requested at once; 0 for all. `Session::feed` needs one. The compute
-    /// buffers keep room for this many; for a whole batch that is often most of the buffers.
-    pub n_outputs_max: u32,
-    /// Sequences that share the context.
-    #[default(1)]
-    pub n_seq_max: u32,
-    /// Sequences share one KV cache of `n_ctx` tokens, and any batch of them is computed at once. Otherwise each
-    /// sequence has its own part.
-    pub kv_unified: bool,
-    /// Compute embeddings in place of logits, with this pooling for each sequence (`Some(None)`: the model's, or none).
-    pub embeddings: Option<Option<Pooling>>,
-    /// Threads for single tokens; `None` lets the engine choose.
-    pub threads: Option<i32>,
-    /// Threads for batches; `None` takes `threads`.
-    pub threads_batch: Option<i32>,
-    /// Fused attention.
-    pub flash_attn: FlashAttn,
-    /// Element type of the K cache.
-    pub type_k: KvType,
-    /// Element type of the V cache.
-    pub type_v: KvType,
-    /// Run one empty step before the first prompt.
-    #[default(true)]
-    pub warmup: bool,
-    /// When the context is full, drop the older half instead of ending.
-    pub context_shift: bool,
-    /// Tokens at the start that a context shift keeps; -1 keeps the whole prompt.
-    pub n_keep: i32,
-    /// Keep the full context for sliding-window layers.
-    pub swa_full: bool,
-    /// Keep the KV cache on the device when there is one.
-    #[default(true)]
-    pub kv_offload: bool,
-    /// Rotary position settings.
-    pub rope: RopeOptions,
-}
-
-/// Pooling of the embeddings of a text's tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    /// No pooling.
-    None,
-    /// Mean of all tokens.
-    Mean,
-    /// Embedding of the first token.
-    Cls,
-    /// Embedding of the last token.
-    Last,
-    /// A score of how well a document answers a question, by the model's own head.
-    Rank,
-}
-
-named!(Pooling, "pooling": None = "none", Mean = "mean", Cls = "cls", Last = "last", Rank = "rank");
-
-/// Rotary position settings; the defaults leave every choice to the model file.
-#[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
-pub struct RopeOptions {
-    /// Scaling method; `None` takes the model's.
-    pub scaling: Option<RopeScaling>,
-    /// Base frequency; 0 takes the model's.
-    pub freq_base: f32,
-    /// Frequency scale, the inverse of the context's growth; 0 takes the model's.
-    pub freq_scale: f32,
-    /// YaRN: context the model was trained with; 0 takes the model's.
-    pub yarn_orig_ctx: u32,
-    /// YaRN: extrapolation mix; negative takes the model's.
-    #[default(-1.0)]
-    pub yarn_ext_factor: f32,
-    /// YaRN: magnitude scale; negative takes the model's.
-    #[default(-1.0)]
-    pub yarn_attn_factor: f32,
-    /// YaRN: low correction dimension; negative takes the model's.
-    #[default(-1.0)]
-    pub yarn_beta_fast: f32,
-    /// YaRN: high correction dimension; negative takes the model's.
-    #[default(-1.0)]
-    pub yarn_beta_slow: f32,
-}
-
-/// Rotary scaling method.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeScaling {
-    /// No scaling.
-    None,
-    /// Positions divided by a factor.
-    Linear,
-    /// YaRN.
-    Yarn,
-}
-
-named!(RopeScaling, "RoPE scaling method": None = "none", Linear = "linear", Yarn = "yarn");
-
-/// Use of fused attention.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FlashAttn {
-    /// Where the backend supports it.
-    #[default]
-    Auto,
-    /// Always.
-    On,
-    /// Never.
-    Off,
-}
-
-named! { FlashAttn, "flash attention setting":
-    On = "on" | "enabled" | "true" | "1",
-    Off = "off" | "disabled" | "false" | "0",
-    Auto = "auto" | "-1",
-}
-
-/// Element type of the KV cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum KvType {
-    F32,
-    #[default]
-    F16,
-    Bf16,
-    Q8_0,
-    Q4_0,
-    Q4_1,
-    Iq4Nl,
-    Q5_0,
-    Q5_1,
-}
-
-// ggml's names of the types, in llama.cpp's order.
-named! { KvType, "KV cache type":
-    F32 = "f32", F16 = "f16", Bf16 = "bf16", Q8_0 = "q8_0", Q4_0 = "q4_0", Q4_1 = "q4_1", Iq4Nl = "iq4_nl", Q5_0 = "q5_0",
-    Q5_1 = "q5_1",
-}
-
 /// A metadata value that replaces the model file's: `KEY=TYPE:VALUE`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvOverride {
@@ -352,36 +205,50 @@ impl FromStr for KvOverride {
     }
 }
 
+impl ModelOptions {
+    /// Checks that a run of `model` with these options overwrites no other data; `more` are the files that the program
+    /// itself writes and reads. Errors use `name` to name the option of a file, such as `trace`. See [`files::check`].
+    ///
+    /// # Errors
+    /// As [`files::check`].
+    pub fn check_outputs_with(
+        &self,
+        model: &Path,
+        more: (&[Output<'_>], &[Input<'_>]),
+        name: impl Fn(&'static str) -> &'static str,
+    ) -> Result<(), OutputError> {
+        let shards = shards_by_name(model);
+        let low_shards = match &self.low {
+            Some(LowSource::File(path)) => shards_by_name(path),
+            _ => Vec::new(),
+        };
+        let written = [("trace", &self.trace, Kind::Trace), ("cache_state", &self.cache_state, Kind::CacheState)];
+        let written = written
+            .into_iter()
+            .filter_map(|(setting, path, kind)| Some(Output { flag: name(setting), path: path.as_deref()?, kind }));
+        let outputs: Vec<Output<'_>> = written.chain(more.0.iter().copied()).collect();
+        let mut inputs: Vec<Input<'_>> = shards.iter().map(|path| Input { flag: name("model"), path }).collect();
+        inputs.extend(low_shards.iter().map(|path| Input { flag: name("low"), path }));
+        let files = [("path_table", &self.path_table), ("profile", &self.profile)];
+        let read = files.into_iter().filter_map(|(setting, path)| Some((setting, path.as_deref()?)));
+        let read = read.chain(self.adapters.files());
+        inputs.extend(read.map(|(setting, path)| Input { flag: name(setting), path }));
+        inputs.extend_from_slice(more.1);
+        files::check(&outputs, &inputs)
+    }
+
+    /// As [`ModelOptions::check_outputs_with`], for a program that writes no files itself.
+    ///
+    /// # Errors
+    /// As [`files::check`].
+    pub fn check_outputs(&self, model: &Path) -> Result<(), OutputError> {
+        self.check_outputs_with(model, (&[], &[]), |setting| setting)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn words_round_trip() {
-        for kind in KvType::ALL {
-            assert_eq!(kind.to_string().parse(), Ok(kind));
-        }
-        for (word, setting) in [
-            ("auto", FlashAttn::Auto),
-            ("-1", FlashAttn::Auto),
-            ("on", FlashAttn::On),
-            ("1", FlashAttn::On),
-            ("off", FlashAttn::Off),
-            ("false", FlashAttn::Off),
-        ] {
-            assert_eq!(word.parse(), Ok(setting), "{word}");
-            assert_eq!(setting.to_string().parse(), Ok(setting));
-        }
-    }
-
-    #[test]
-    fn unknown_words_name_the_choices() {
-        let error = "q9_9".parse::<KvType>().unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "unknown KV cache type 'q9_9' (expected one of: f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1)"
-        );
-    }
 
     #[test]
     fn overrides() {

@@ -110,7 +110,8 @@ pub fn efficiency(seconds: f64, waited_seconds: f64, bytes: u64, bandwidth: f64)
 }
 
 field_by_field!(PhaseStats: Add::add {
-    tokens, seconds, hits, misses, used, missed, rerouted, upgrades, slices_loaded, bytes_read, io_busy_seconds, io_wait_seconds
+    tokens, seconds, hits, misses, used, missed, rerouted, upgrades, slices_loaded, bytes_read, io_busy_seconds,
+    io_wait_seconds
 });
 
 /// Uses of other experts than the router's, while decoding.
@@ -288,12 +289,5 @@ mod tests {
         assert_eq!(stats.total().missed, PrecisionCounts { high: 2, low: 4, skipped: 6 });
         assert_eq!(stats.total().upgrades, 8);
         assert_eq!(stats.total().rerouted.mean_given_up(), Some(0.125));
-    }
-
-    #[test]
-    fn peak_rss_is_read_from_proc() {
-        assert_eq!(kib_field("VmPeak:\t9 kB\nVmHWM:\t    2048 kB\nVmRSS: 1 kB\n", "VmHWM:"), Some(2 << 20));
-        assert_eq!(kib_field("VmHWM:\t lots\n", "VmHWM:"), None);
-        assert_eq!(kib_field("", "VmHWM:"), None);
     }
 }

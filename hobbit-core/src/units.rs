@@ -57,7 +57,7 @@ impl fmt::Display for ShortBytes {
     }
 }
 
-/// A share in percent: `75.3 %`, with as many decimals as the format asks for, else one, and a sign where it asks for that.
+/// A share in percent: `75.3 %`, with the decimals that the format requests (default one), and with a sign on request.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Percent(pub f64);
 

@@ -10,11 +10,9 @@ use std::error::Error;
 use std::io::{Write, stdout};
 use std::path::Path;
 
-use hobbit::{
-    ChatMessage, ChatOptions, LogLevel, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions, set_log,
-};
+use hobbit::{ChatMessage, LogLevel, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions, set_log};
 
-/// Tokens that are generated, at the most.
+/// Maximum number of generated tokens.
 const N_PREDICT: usize = 64;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -29,22 +27,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
 
     let options = ModelOptions { expert_cache: experts.parse()?, ..ModelOptions::default() };
-    let model = Model::open(Path::new(path), &options, |_progress| true)?;
+    let model = Model::open(Path::new(path), &options)?;
     let info = model.info();
     eprintln!("{}: {} experts a layer, {} used by a token", info.description, info.n_expert, info.n_expert_used);
 
-    // A model with a chat template is spoken to; any other goes on where the text ends.
+    // A model with a chat template gets a message; any other continues the text.
     let text = match info.chat_template {
-        Some(_) => model.render_chat(&[ChatMessage::new("user", prompt)], &ChatOptions::default())?,
+        Some(_) => model.render_chat(&[ChatMessage::new("user", prompt)])?,
         None => prompt.clone(),
     };
     let mut session = model.session(&SessionOptions::default())?;
     session.feed(&model.tokenize(&text, true, true)?)?;
     let mut sampler = Sampler::new(&model, &SamplingOptions::default())?;
-    let mut generation = session.generate(&mut sampler, Some(N_PREDICT));
-    for token in generation.by_ref() {
-        // Pieces may end within a character: bytes, not text.
-        stdout().write_all(&model.piece(token?, false))?;
+    let mut generation = session.generate_text(&mut sampler, Some(N_PREDICT));
+    for text in generation.by_ref() {
+        print!("{}", text?);
         stdout().flush()?;
     }
     println!();

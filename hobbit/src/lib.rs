@@ -13,16 +13,13 @@
 //! // Any MoE GGUF; here the bundled one, with a quarter of its experts in memory.
 //! let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo.gguf");
 //! let options = ModelOptions { expert_cache: "25%".parse()?, ..ModelOptions::default() };
-//! let model = Model::open(path.as_ref(), &options, |_progress| true)?;
+//! let model = Model::open(path.as_ref(), &options)?;
 //! let mut session = model.session(&SessionOptions { threads: Some(1), ..SessionOptions::default() })?;
 //!
 //! session.feed(&model.tokenize("In the beginning God created the", true, false)?)?;
 //! let mut sampler = Sampler::new(&model, &SamplingOptions::greedy())?;
-//! let mut text = Vec::new();
-//! for token in session.generate(&mut sampler, Some(16)) {
-//!     text.extend(model.piece(token?, false));
-//! }
-//! println!("{}", String::from_utf8_lossy(&text));
+//! let text: String = session.generate_text(&mut sampler, Some(16)).collect::<Result<_, _>>()?;
+//! println!("{text}");
 //! let decode = session.stats().decode;
 //! println!("{} hits, {} misses, {} bytes read", decode.hits, decode.misses, decode.bytes_read);
 //! # assert!(!text.is_empty() && decode.misses > 0);
@@ -39,7 +36,7 @@
 //!    describes all fields and the words they are parsed from.
 //! 2. `Model::open` returns a `Model`, which its sessions share: tokenisation, chat templates, and the model's
 //!    description.
-//! 3. `Model::session` returns a `Session`, one context: `feed` it a prompt, then `generate` with a `Sampler`. An
+//! 3. `Model::session` returns a `Session`, one context: `feed` it a prompt, then `generate_text` with a `Sampler`. An
 //!    `Interrupt` stops either from another thread.
 //! 4. `Session::stats` returns hits, misses, bytes read and other measurements ([`Stats`]).
 //!
@@ -58,34 +55,11 @@
 //! simulator. It needs no C++ and builds in seconds. This crate adds llama.cpp: models, sessions, devices, and the seam
 //! between llama.cpp's graphs and hobbit's experts. hobbit's own programs use both.
 //!
-//! Decisions (`cache`, `route`, `predict`, `load::prefetch`, `load::balance`, `plan`, `residency` and `store::mode` of
-//! `hobbit-core`) are pure: no ggml, no I/O, no clock.
-//!
-//! # The path of a token
-//!
-//! ```text
-//! model.gguf -> gguf -> store -> load -> cache (slots) <- policy
-//!                                          |
-//! llama.cpp graph -> router -> engine::compute -> products on the inner ggml backend
-//! ```
-//!
-//! 1. `gguf` reads the header: the place and size of every tensor. `expert` names the experts.
-//! 2. `engine::stream` shows llama.cpp the model without its experts; llama.cpp loads everything else as usual.
-//! 3. `plan` divides the memory budget; `cache` gets slots for as many experts as remain.
-//! 4. llama.cpp evaluates a batch. At each MoE layer ggml's scheduler calls `engine::compute` with the router's ids.
-//! 5. `route` groups them by expert, and chooses the precision of each expert.
-//! 6. `residency` asks `cache` which experts are resident, and `load` for the others: `store` reads them.
-//! 7. `engine::compute` multiplies resident experts at once, the others as they arrive; then llama.cpp continues.
-//!
-//! Modules named without `engine` are those of `hobbit-core`. On a device, `engine::offload` replaces
-//! `engine::compute`: a second cache of slots there, filled from the host's. Meanwhile `predict` predicts the experts
-//! of later layers, and `load::prefetch` decides which of them to read ahead. A `trace` records every token's routes;
-//! `sim` replays it under other decisions.
+//! docs/DESIGN.md follows a token through both.
 
 #![warn(missing_docs)]
 
 #[cfg(feature = "engine")]
-#[doc(hidden)]
 pub mod engine;
 
 #[doc(inline)]
@@ -94,7 +68,7 @@ pub use hobbit_core::{options, stats};
 #[cfg(feature = "engine")]
 #[doc(inline)]
 pub use engine::{
-    BatchToken, ChatMessage, ChatOptions, DeviceInfo, DeviceKind, Error, Generation, Interrupt, LogLevel, Model,
+    BatchToken, ChatMessage, DeviceInfo, DeviceKind, Error, GeneratedText, Generation, Interrupt, LogLevel, Model,
     ModelInfo, Sampler, Session, StopReason, devices, set_log,
 };
 #[doc(inline)]

@@ -75,7 +75,7 @@ pub struct Hobbit {
 impl Hobbit {
     /// Opens a model and a session of it.
     pub fn open(path: &Path, options: &ModelOptions, session: &SessionOptions) -> Result<Self> {
-        let model = Model::open(path, options, |_| true)?;
+        let model = Model::open(path, options)?;
         let (caching, n_batch) = (options.caching, session.n_batch as usize);
         Ok(Self { session: model.session(session)?, caching, n_batch, last: 0 })
     }

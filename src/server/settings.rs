@@ -121,7 +121,8 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         n_outputs_max: if embeds { 0 } else { n_slots },
         // Any set of generating slots is computed in one batch.
         kv_unified: true,
-        embeddings: embeds.then_some(slots.pooling),
+        embeddings: embeds,
+        pooling: slots.pooling,
         // Pooling needs all tokens of a text in one evaluation.
         n_batch: if embeds { n_ubatch } else { base.n_batch },
         context_shift: false,

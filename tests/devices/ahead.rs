@@ -144,7 +144,7 @@ fn scores_are_those_of_the_cpu() {
                 trace: Some(path.clone()),
                 ..ModelOptions::default()
             };
-            let model = Model::open(&demo(), &options, |_| true).unwrap();
+            let model = Model::open(&demo(), &options).unwrap();
             let options = SessionOptions { n_ctx: 256, threads: Some(1), ..SessionOptions::default() };
             let mut session = model.session(&options).unwrap();
             for token in text(&model, 48) {
@@ -169,7 +169,7 @@ fn session(path: &Path, device: &Device, cache: ExpertCache, caching: CachingOpt
     let device = DeviceOptions { cache, cpu_helper: CpuHelper::Off, ..named(&[device]) };
     let options = ModelOptions { budget: BUDGET, expert_cache: ALL, caching, device, ..ModelOptions::default() };
     let options_of_session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
-    Model::open(path, &options, |_| true).unwrap().session(&options_of_session).unwrap()
+    Model::open(path, &options).unwrap().session(&options_of_session).unwrap()
 }
 
 /// Bytes of weights per virtual second.

@@ -52,7 +52,7 @@ pub fn check_with(
         let options =
             ModelOptions { budget: BUDGET, expert_cache, caching, device: device_options, ..ModelOptions::default() };
         let mut run = || {
-            let model = Model::open(&path, &options, |_| true).map_err(|error| error.to_string())?;
+            let model = Model::open(&path, &options).map_err(|error| error.to_string())?;
             let session = model.session(&case.options).map_err(|error| error.to_string())?;
             let mut hobbit = Hobbit::new(session);
             let found = case.script.run(&mut hobbit, n_batch)?;

@@ -37,7 +37,7 @@ fn run(devices: DeviceChoice, cpu_helper: CpuHelper) -> (Vec<Vec<f32>>, u64) {
     let device = DeviceOptions { devices, headroom: 0.0, cache: WAVES, cpu_helper, ..DeviceOptions::default() };
     let expert_cache = ExpertCache::Percent(100.0);
     let options = ModelOptions { budget: BUDGET, expert_cache, device, ..ModelOptions::default() };
-    let model = Model::open(&models.join("demo.gguf"), &options, |_| true).unwrap();
+    let model = Model::open(&models.join("demo.gguf"), &options).unwrap();
     let options = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
     let mut session = model.session(&options).unwrap();
     let text = std::fs::read_to_string(models.join("demo-heldout-prose.txt")).unwrap();

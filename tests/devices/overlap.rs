@@ -55,7 +55,7 @@ fn session(path: &Path, device: &Device, cache: ExpertCache) -> Session {
         ..DeviceOptions::default()
     };
     let options = ModelOptions { budget: BUDGET, expert_cache: ALL, device, ..ModelOptions::default() };
-    Model::open(path, &options, |_| true).unwrap().session(&session_options()).unwrap()
+    Model::open(path, &options).unwrap().session(&session_options()).unwrap()
 }
 
 /// Tokens from position `from`. All logits are wanted: else the last layer would see a single token.

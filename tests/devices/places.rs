@@ -63,7 +63,7 @@ pub fn compare_with(placed: &Placed, device: &DeviceOptions, devices: &[&Device]
                 device: device.clone(),
                 ..ModelOptions::default()
             };
-            let model = Model::open(&path, &options, |_| true).unwrap();
+            let model = Model::open(&path, &options).unwrap();
             let found = run(&case, model.session(&case.options).unwrap());
             same(&expected, &found).unwrap_or_else(|error| panic!("{}: {error}", case.name));
             devices.iter().for_each(|device| assert_eq!(device.faults(), Vec::<String>::new(), "{}", case.name));
@@ -131,7 +131,7 @@ fn two_devices_share_what_the_host_stages() {
             for expert_cache in [ExpertCache::Bytes(0), ExpertCache::Bytes(1)] {
                 let device = DeviceOptions { tensor_split: vec![1.0, 1.0], cache: WAVES, ..named(&[&a, &b]) };
                 let options = ModelOptions { budget: BUDGET, expert_cache, device, ..ModelOptions::default() };
-                let model = Model::open(&path, &options, |_| true).unwrap();
+                let model = Model::open(&path, &options).unwrap();
                 let found = run(&case, model.session(&case.options).unwrap());
                 same(&expected, &found).unwrap_or_else(|error| panic!("{}: {error}", case.name));
             }
@@ -160,7 +160,7 @@ fn sessions_side_by_side_and_one_after_the_other() {
             for cache in [ALL, QUARTER, WAVES] {
                 let device = DeviceOptions { cache, ..named(&[&lag]) };
                 let options = ModelOptions { budget: BUDGET, expert_cache: QUARTER, device, ..ModelOptions::default() };
-                let model = Model::open(&path, &options, |_| true).unwrap();
+                let model = Model::open(&path, &options).unwrap();
                 std::thread::scope(|scope| {
                     let threads = [(); 2].map(|()| scope.spawn(|| run(&case, model.session(&case.options).unwrap())));
                     for thread in threads {
@@ -182,7 +182,7 @@ fn context_shift() {
     let (_dir, path) = write(&case);
     let generate = |device: DeviceOptions| {
         let options = ModelOptions { budget: BUDGET, expert_cache: QUARTER, device, ..ModelOptions::default() };
-        let model = Model::open(&path, &options, |_| true).unwrap();
+        let model = Model::open(&path, &options).unwrap();
         let options = SessionOptions { n_ctx: 256, threads: Some(1), context_shift: true, ..SessionOptions::default() };
         let mut session = model.session(&options).unwrap();
         session.feed(&(1..200).collect::<Vec<_>>()).unwrap();

@@ -49,7 +49,7 @@ fn recorded_routes() {
                     ..ModelOptions::default()
                 };
                 let run = || {
-                    let model = Model::open(&path, &options, |_| true).map_err(|error| error.to_string())?;
+                    let model = Model::open(&path, &options).map_err(|error| error.to_string())?;
                     let session = model.session(&case.options).map_err(|error| error.to_string())?;
                     same(&expected, &case.script.run(&mut Hobbit::new(session), n_batch)?)
                 };

@@ -30,7 +30,7 @@ fn run(path: &Path, low: &Path, device: DeviceOptions) -> (Vec<Row>, u64) {
         ..ModelOptions::default()
     };
     let session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
-    let session = Model::open(path, &options, |_| true).unwrap().session(&session).unwrap();
+    let session = Model::open(path, &options).unwrap().session(&session).unwrap();
     let mut hobbit = Hobbit::new(session);
     let rows = Script::Brief.run(&mut hobbit, 512).unwrap();
     (rows, hobbit.stats().total().used.skipped)

@@ -76,7 +76,7 @@ fn skipping_does_not_depend_on_when_things_run() {
                 device: DeviceOptions { devices, cache: device_cache, headroom: 0.0, ..DeviceOptions::default() },
                 ..ModelOptions::default()
             };
-            let model = Model::open(&high, &options, |_| true).unwrap();
+            let model = Model::open(&high, &options).unwrap();
             let mut hobbit = Hobbit::new(model.session(&case.options).unwrap());
             let rows = case.script.run(&mut hobbit, case.options.n_batch as usize).unwrap();
             let used = hobbit.stats().total().used;

@@ -42,7 +42,7 @@ impl Rig {
         let devices = DeviceChoice::Named(vec![self.device.name().into()]);
         let device = DeviceOptions { devices, cache, headroom, ..DeviceOptions::default() };
         let options = ModelOptions { budget: BUDGET, expert_cache: QUARTER, device, ..ModelOptions::default() };
-        Model::open(&self.path, &options, |_| true).unwrap()
+        Model::open(&self.path, &options).unwrap()
     }
 
     /// Evaluates the case; `trouble` comes before each batch, of which it gets the number. A failed batch is evaluated once

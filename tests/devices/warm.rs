@@ -27,7 +27,7 @@ fn what_was_on_the_device_is_there_again() {
             cache_state: state.map(|name| dir.path().join(name)),
             ..ModelOptions::default()
         };
-        let model = Model::open(&path, &options, |_| true).unwrap();
+        let model = Model::open(&path, &options).unwrap();
         let options = SessionOptions { n_ctx: 256, threads: Some(1), ..SessionOptions::default() };
         let mut session = model.session(&options).unwrap();
         let mut logits = Vec::new();

@@ -72,7 +72,7 @@ fn check_setting(case: &Case, path: &Path, adapters: &AdapterOptions) -> Result<
 fn run(case: &Case, path: &Path, expert_cache: ExpertCache, adapters: &AdapterOptions) -> Result<Vec<Row>, String> {
     let (budget, repack) = (BUDGET, Repack::Off);
     let options = ModelOptions { budget, repack, expert_cache, adapters: adapters.clone(), ..ModelOptions::default() };
-    let model = Model::open(path, &options, |_| true).map_err(|error| error.to_string())?;
+    let model = Model::open(path, &options).map_err(|error| error.to_string())?;
     let session = model.session(&case.options).map_err(|error| error.to_string())?;
     case.script.run(&mut Hobbit::new(session), case.options.n_batch as usize)
 }

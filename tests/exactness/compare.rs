@@ -90,7 +90,7 @@ fn sound(rows: &[Row]) -> Result<(), String> {
 /// The table of the paths that the script itself takes: predictions as good as can be.
 fn learn_paths(case: &Case, path: &Path, to: &Path) -> Result<PathBuf, String> {
     let options = ModelOptions { budget: BUDGET, repack: Repack::Off, ..ModelOptions::default() };
-    let model = Model::open(path, &options, |_| true).map_err(|error| error.to_string())?;
+    let model = Model::open(path, &options).map_err(|error| error.to_string())?;
     let builder = PathTableBuilder::new(model.predict_shape(), PathLimits::default());
     let batches = Arc::new(Mutex::new(PathBatches::new(builder)));
     let seen = Arc::clone(&batches);
@@ -141,7 +141,7 @@ fn check_variant(
         ..ModelOptions::default()
     };
     let model = match variant.shuffle {
-        None => Model::open(path, &options, |_| true),
+        None => Model::open(path, &options),
         Some(seed) => Model::open_with_store(path, &options, move |inner| {
             let hold = Some(Hold { answers_max: 5, seed });
             Arc::new(FaultyStore::new(inner, Faults { hold, ..Faults::default() }))

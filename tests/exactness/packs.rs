@@ -109,7 +109,7 @@ fn run_nested(
         io,
         ..ModelOptions::default()
     };
-    let model = Model::open(path, &options, |_| true).map_err(|error| error.to_string())?;
+    let model = Model::open(path, &options).map_err(|error| error.to_string())?;
     let session = model.session(&case.options).map_err(|error| error.to_string())?;
     let mut hobbit = Hobbit::new(session);
     let rows = case.script.run(&mut hobbit, case.options.n_batch as usize)?;
@@ -191,7 +191,7 @@ fn run(case: &Case, path: &Path, mode: PrecisionMode, expert_cache: ExpertCache)
 }
 
 fn run_with(case: &Case, path: &Path, options: &ModelOptions) -> Result<Vec<Row>, String> {
-    let model = Model::open(path, options, |_| true).map_err(|error| error.to_string())?;
+    let model = Model::open(path, options).map_err(|error| error.to_string())?;
     if model.expert_bytes_read_at_load() != 0 {
         return Err(format!("loading read {} bytes of experts", model.expert_bytes_read_at_load()));
     }

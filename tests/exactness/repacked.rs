@@ -57,7 +57,7 @@ pub fn check_auto(case: &Case) -> Vec<String> {
         let expert_cache = ExpertCache::Percent(percent);
         let precision = PrecisionOptions { deterministic, ..PrecisionOptions::default() };
         let options = ModelOptions { budget: BUDGET, expert_cache, precision, ..ModelOptions::default() };
-        let model = Model::open(&path, &options, |_| true).map_err(|error| error.to_string())?;
+        let model = Model::open(&path, &options).map_err(|error| error.to_string())?;
         let session = model.session(&case.options).map_err(|error| error.to_string())?;
         let is_told = session.io_choice().contains("rearranged");
         if cfg!(target_arch = "x86_64") && is_told != repacks {
@@ -76,7 +76,7 @@ pub fn check_auto(case: &Case) -> Vec<String> {
 
 fn run(case: &Case, path: &Path, expert_cache: ExpertCache, io: IoMode) -> Result<Vec<Row>, String> {
     let options = ModelOptions { budget: BUDGET, expert_cache, io, repack: Repack::On, ..ModelOptions::default() };
-    let model = Model::open(path, &options, |_| true).map_err(|error| error.to_string())?;
+    let model = Model::open(path, &options).map_err(|error| error.to_string())?;
     let session = model.session(&case.options).map_err(|error| error.to_string())?;
     // Which types are rearranged, ggml decides by the CPU.
     let is_told = session.io_choice().contains("rearranged");

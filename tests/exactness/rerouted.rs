@@ -95,8 +95,8 @@ pub fn used_before_the_seam(arch: &str) {
     let dir = tempfile::tempdir().unwrap();
     let path = fixture::write(dir.path(), &Spec::tiny(arch));
     let options = ModelOptions { routing: strongest(), ..ModelOptions::default() };
-    let error = Model::open(&path, &options, |_| true).err().expect("refused").to_string();
+    let error = Model::open(&path, &options).err().expect("refused").to_string();
     assert!(error.contains("cannot be sent") && error.contains(arch), "{error}");
     let drop = RoutingOptions { drop: 0.5, ..RoutingOptions::default() };
-    Model::open(&path, &ModelOptions { routing: drop, ..ModelOptions::default() }, |_| true).expect("--drop works");
+    Model::open(&path, &ModelOptions { routing: drop, ..ModelOptions::default() }).expect("--drop works");
 }

@@ -73,7 +73,7 @@ pub fn check(case: &Case, variants: &[Variant]) -> Vec<String> {
         };
         options.routes = Some(routes.clone());
         options.caching.predictor = variant.ahead.unwrap_or_default();
-        let model = Model::open(&path, &options, |_| true).unwrap();
+        let model = Model::open(&path, &options).unwrap();
         let mut hobbit = Hobbit::new(model.session(&case.options).unwrap());
         let found = case.script.run(&mut hobbit, n_batch);
         if let Err(error) = found.and_then(|found| same(&expected, &found)) {
@@ -90,7 +90,7 @@ pub fn used_before_the_seam(arch: &str) {
     let trace = dir.path().join("routes.trace");
     record(&path, &trace);
     let options = ModelOptions { routes: Some(RouteOptions { trace, recall: 0.8 }), ..ModelOptions::default() };
-    let error = Model::open(&path, &options, |_| true).err().expect("refused").to_string();
+    let error = Model::open(&path, &options).err().expect("refused").to_string();
     assert!(error.contains("cannot be followed") && error.contains(arch), "{error}");
 }
 
@@ -105,6 +105,6 @@ pub fn another_shape() {
     let spec = Spec::tiny("qwen3moe");
     let wide = fixture::write(&wide, &Spec { topk: spec.topk + 1, ..spec });
     let options = ModelOptions { routes: Some(RouteOptions { trace, recall: 0.8 }), ..ModelOptions::default() };
-    let error = Model::open(&wide, &options, |_| true).err().expect("refused").to_string();
+    let error = Model::open(&wide, &options).err().expect("refused").to_string();
     assert!(error.contains("routes.trace: these routes cannot be followed: layer 0 used"), "{error}");
 }

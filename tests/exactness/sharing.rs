@@ -17,7 +17,7 @@ fn reference(case: &Case) -> (tempfile::TempDir, std::path::PathBuf, Vec<Vec<u32
     let dir = tempfile::tempdir().unwrap();
     let Source::Synth(spec) = &case.model else { panic!("{}: not a file of our own", case.name) };
     let path = fixture::write(dir.path(), spec);
-    let model = Model::open(&path, &options(Variant::ALL.expert_cache), |_| true).unwrap();
+    let model = Model::open(&path, &options(Variant::ALL.expert_cache)).unwrap();
     let expected = run(case, model.session(&case.options).unwrap()).unwrap();
     (dir, path, expected)
 }
@@ -40,7 +40,7 @@ fn bits(row: &Row) -> Vec<u32> {
 pub fn sessions_side_by_side(case: &Case) {
     let (_dir, path, expected) = reference(case);
     for variant in Variant::SIZES {
-        let model = Model::open(&path, &options(variant.expert_cache), |_| true).unwrap();
+        let model = Model::open(&path, &options(variant.expert_cache)).unwrap();
         std::thread::scope(|scope| {
             let threads = [(); 2].map(|()| scope.spawn(|| run(case, model.session(&case.options).unwrap())));
             for thread in threads {
@@ -111,7 +111,7 @@ pub fn dynamic_sessions_side_by_side(case: &Case) {
     };
     let options =
         ModelOptions { low: Some(LowSource::File(low)), precision, ..self::options(Variant::ONE_SLOT.expert_cache) };
-    let model = Model::open(&path, &options, |_| true).unwrap();
+    let model = Model::open(&path, &options).unwrap();
     let texts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]];
     let evaluate = |session: &mut Session, text: &[hobbit::Token]| -> Vec<Vec<u32>> {
         session.reset();

@@ -68,15 +68,15 @@ fn child() {
         wait();
         let error = hobbit::devices(std::slice::from_ref(&endpoint)).unwrap_err().to_string();
         assert!(error.contains("cannot connect to") && error.contains(&endpoint), "{error}");
-        let error = Model::open(path.as_ref(), &options, |_| true).err().unwrap().to_string();
+        let error = Model::open(path.as_ref(), &options).err().unwrap().to_string();
         assert!(error.contains("cannot connect to") && error.contains(&endpoint), "{error}");
         // Who does not name it gets along without it.
         assert!(!hobbit::devices(&[]).unwrap().iter().any(|device| device.name == "RPC0"));
         let without = DeviceOptions { devices: DeviceChoice::Auto, rpc: Vec::new(), ..options.device.clone() };
-        assert!(Model::open(path.as_ref(), &ModelOptions { device: without, ..options }, |_| true).is_ok());
+        assert!(Model::open(path.as_ref(), &ModelOptions { device: without, ..options }).is_ok());
         return;
     }
-    let model = Model::open(path.as_ref(), &options, |_| true).unwrap();
+    let model = Model::open(path.as_ref(), &options).unwrap();
     let options = SessionOptions { n_ctx: 256, threads: Some(1), ..SessionOptions::default() };
     let mut session = model.session(&options).unwrap();
     session.feed(&[1, 2, 3]).unwrap();

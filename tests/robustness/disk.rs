@@ -39,7 +39,7 @@ fn evaluate(session: &mut Session) -> Result<Vec<f32>, Error> {
 }
 
 fn expected(path: &Path) -> Vec<f32> {
-    let model = Model::open(path, &options(CACHES[0], IoMode::Auto), |_| true).unwrap();
+    let model = Model::open(path, &options(CACHES[0], IoMode::Auto)).unwrap();
     evaluate(&mut session(&model)).unwrap()
 }
 
@@ -128,7 +128,7 @@ fn a_file_that_shrinks_while_running() {
     for (io, cache) in [IoMode::Buffered, IoMode::Direct].into_iter().flat_map(|io| CACHES.map(|cache| (io, cache))) {
         let path = fixture::write(dir.path(), &spec());
         let whole = fs::read(&path).unwrap();
-        let model = Model::open(&path, &options(cache, io), |_| true).unwrap();
+        let model = Model::open(&path, &options(cache, io)).unwrap();
         let mut session = session(&model);
         let file = File::options().write(true).open(&path).unwrap();
         file.set_len(whole.len() as u64 / 3).unwrap();

@@ -33,7 +33,7 @@ fn demo() -> PathBuf {
 
 fn model(pre: &str) -> Model {
     let overridden = format!("tokenizer.ggml.pre=str:{pre}").parse().unwrap();
-    Model::open(&demo(), &ModelOptions { kv_overrides: vec![overridden], ..ModelOptions::default() }, |_| true).unwrap()
+    Model::open(&demo(), &ModelOptions { kv_overrides: vec![overridden], ..ModelOptions::default() }).unwrap()
 }
 
 fn run_of(unit: &str, n_chars: usize) -> String {

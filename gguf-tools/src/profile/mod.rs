@@ -132,7 +132,7 @@ impl Run {
         // Routing can be changed later only in a model that was opened with a routing flag.
         let routing = RoutingOptions { cache_bias: f32::EPSILON, ..RoutingOptions::default() };
         let options = ModelOptions { budget: self.budget, expert_cache, low, precision, routing, ..Default::default() };
-        let model = Model::open(&self.file, &options, |_| true)?;
+        let model = Model::open(&self.file, &options)?;
         let runner = Runner::new(model, self.context, self.threads, None)?;
         runner.model.set_routing(&RoutingOptions::default());
         Ok(runner)
@@ -199,7 +199,7 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
     };
     let widths = if args.no_widths { Vec::new() } else { source.widths(&args.widths)? };
 
-    let model = Model::open(&args.file, &options(args.run.mem_budget), |_| true)?;
+    let model = Model::open(&args.file, &options(args.run.mem_budget))?;
     let n_train = model.info().n_ctx_train as usize;
     let context = (args.run.context as usize).min(n_train.max(2 * text::WARM_UP));
     let text = Text::read(text_file, &model, args.tokens as usize, context)?;

@@ -130,7 +130,7 @@ fn a_tuned_policy_goes_along_and_flags_win() {
         ..ModelOptions::default()
     };
     let session = |options: &ModelOptions| {
-        let model = Model::open(Path::new(&pack), options, |_| true).unwrap();
+        let model = Model::open(Path::new(&pack), options).unwrap();
         let options = SessionOptions { n_ctx: 64, threads: Some(1), ..SessionOptions::default() };
         let opened = model.session(&options).unwrap();
         let slots: Vec<u32> = opened.stats().layers.iter().map(|layer| layer.slots).collect();

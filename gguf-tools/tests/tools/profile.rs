@@ -135,7 +135,7 @@ fn a_pack_is_measured_with_its_own_low_versions_and_with_several_caches() {
             loss_bound: Some(bound),
             ..ModelOptions::default()
         };
-        let model = Model::open(&pack, &options, |_| true).unwrap();
+        let model = Model::open(&pack, &options).unwrap();
         let opened = model.session(&SessionOptions { n_ctx: 64, threads: Some(1), ..SessionOptions::default() });
         opened.map(|session| session.precision().clone())
     };

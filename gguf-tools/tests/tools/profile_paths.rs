@@ -54,7 +54,7 @@ fn looking_ahead(table: Option<&Path>) -> ModelOptions {
 
 /// Logits of prose behind what was profiled, token by token, and the recall of predictions of the next layer.
 fn decode(model: &Path, options: &ModelOptions) -> (Vec<f32>, Option<f64>) {
-    let model = Model::open(model, options, |_| true).unwrap_or_else(|error| panic!("{error}"));
+    let model = Model::open(model, options).unwrap_or_else(|error| panic!("{error}"));
     let mut session = session(&model);
     let text = fs::read_to_string(prose()).unwrap();
     let tokens = model.tokenize(&text, false, false).unwrap();
@@ -104,7 +104,7 @@ fn a_trace_makes_the_same_table() {
         ["a.paths", "a.trace", "b.paths", "pack.gguf"].map(|name| dir.path().join(name));
     profiled(&table);
     let demo = demo();
-    let model = Model::open(&demo, &ModelOptions { trace: Some(trace.clone()), ..options() }, |_| true).unwrap();
+    let model = Model::open(&demo, &ModelOptions { trace: Some(trace.clone()), ..options() }).unwrap();
     let tokens = model.tokenize(&fs::read_to_string(prose()).unwrap(), false, false).unwrap();
     let mut session = session(&model);
     for window in tokens[..N_TOKENS.0].chunks(CONTEXT.0) {
@@ -137,7 +137,7 @@ fn a_table_that_cannot_be_used_is_refused_with_a_remedy() {
     profiled(&table);
     let (demo, other) = (demo(), synthesise(&dir.path().join("other.gguf"), &small_spec()));
     let fault = |model: &Path, table: Option<&Path>, parts: &[&str]| {
-        let Err(error) = Model::open(model, &looking_ahead(table), |_| true) else { panic!("{}", model.display()) };
+        let Err(error) = Model::open(model, &looking_ahead(table)) else { panic!("{}", model.display()) };
         assert_contains(&hobbit_programs::exit::in_words(&error.into()), parts);
     };
     let parts = ["demo.gguf: the path-table predictor needs a table", "gguf-tools profile --path-table"];
@@ -157,7 +157,7 @@ fn a_table_that_cannot_be_used_is_refused_with_a_remedy() {
     fault(&pack, None, &["pack.gguf: tensor 'hobbit.paths'", "with --path-table FILE"]);
     refused(1, &["verify", word(&pack)], "1 faults");
     // Without the predictor the table is not read.
-    assert!(Model::open(&pack, &options(), |_| true).is_ok());
+    assert!(Model::open(&pack, &options()).is_ok());
 }
 
 #[test]

@@ -1,18 +1,17 @@
-//! Sets of stacks as states, each met once, and to which character each leads.
+//! Sets of stacks as states: each is made once and knows its transitions.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::rules::{Rules, Symbol};
-use super::stacks::{Stack, Stacks};
-use super::steps::{MADE, Steps, TooMany};
+use super::stacks::{MADE, Stack, Stacks, Steps, TooMany};
 use super::text::Part;
 
-/// A set of stacks that is not empty.
+/// A set of stacks, not empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct State(u32);
 
-/// What a state's stacks lead to, as far as that is known.
+/// A transition, as far as it is known.
 #[derive(Clone, Copy)]
 enum Next {
     Unknown,
@@ -20,7 +19,7 @@ enum Next {
     To(State),
 }
 
-/// Which tokens stacks want whatever their text is.
+/// Tokens that stacks accept by their id.
 #[derive(Default)]
 struct Tokens {
     wanted: HashSet<u32>,
@@ -34,7 +33,8 @@ struct Met {
     stacks: Arc<[Stack]>,
     may_end: bool,
     tokens: Tokens,
-    /// The first characters of runs that the state's stacks do not tell apart, after the run from 0 on; made when first asked for.
+    /// First characters of the runs whose characters all lead to the same state, after the run from 0 on; made on first
+    /// use.
     runs: Option<Vec<u32>>,
     /// By run.
     next: Vec<Next>,
@@ -45,9 +45,9 @@ pub(super) struct Automaton {
     stacks: Stacks,
     states: Vec<Met>,
     by_stacks: HashMap<Arc<[Stack]>, State>,
-    /// Where stacks lead, whose rules have not been looked at.
+    /// The state that stacks lead to, before their rules are expanded.
     after: HashMap<Vec<Stack>, Option<State>>,
-    /// Whether states go on with parts of characters.
+    /// Whether states accept a character that begins with these bytes.
     with_part: HashMap<(State, Part), bool>,
 }
 
@@ -63,7 +63,7 @@ impl Automaton {
         }
     }
 
-    /// Where a text begins. A grammar whose rules go round without a character begins nowhere.
+    /// The first state; `None` for a grammar whose rules never reach a character.
     pub(super) fn begin(&mut self, steps: &mut Steps) -> Result<Option<State>, TooMany> {
         let rules = Arc::clone(&self.rules);
         let mut from = Vec::new();
@@ -77,13 +77,13 @@ impl Automaton {
         self.met(state).may_end
     }
 
-    /// Whether a stack wants this token, whatever its text is.
+    /// Whether a stack accepts this token by its id.
     pub(super) fn wants_token(&self, state: State, token: u32) -> bool {
         let Tokens { wanted, all_but, any } = &self.met(state).tokens;
         *any || all_but.is_some_and(|other| other != token) || (!wanted.is_empty() && wanted.contains(&token))
     }
 
-    /// Where the stacks lead that want this token.
+    /// The state after a token that is accepted by its id.
     pub(super) fn after_token(
         &mut self,
         state: State,
@@ -100,7 +100,7 @@ impl Automaton {
         })
     }
 
-    /// Where the stacks lead that want this character.
+    /// The state after a character.
     pub(super) fn follow(&mut self, state: State, character: u32, steps: &mut Steps) -> Result<Option<State>, TooMany> {
         if self.met(state).runs.is_none() {
             self.divide(state, steps)?;
@@ -121,7 +121,7 @@ impl Automaton {
         Ok(next)
     }
 
-    /// Whether a stack wants a character that begins so.
+    /// Whether a stack accepts a character that begins so.
     pub(super) fn goes_on_with(&mut self, state: State, part: Part, steps: &mut Steps) -> Result<bool, TooMany> {
         let Some((first, last)) = part.becomes() else { return Ok(false) };
         if let Some(goes_on) = self.with_part.get(&(state, part)) {
@@ -139,7 +139,7 @@ impl Automaton {
         Ok(goes_on)
     }
 
-    /// Only the stacks that want a character.
+    /// The state of the stacks that accept characters.
     pub(super) fn of_characters(&mut self, state: State, steps: &mut Steps) -> Result<Option<State>, TooMany> {
         let stacks = Arc::clone(&self.met(state).stacks);
         let wants = |stack: &Stack| {
@@ -150,7 +150,7 @@ impl Automaton {
         self.state_of(wanting, steps)
     }
 
-    /// The stacks of both.
+    /// The union of two states.
     pub(super) fn either(
         &mut self,
         one: Option<State>,
@@ -164,7 +164,7 @@ impl Automaton {
         self.state_of(both, steps)
     }
 
-    /// Forgets all states but these, which become others.
+    /// Forgets all states but these, which get new numbers.
     pub(super) fn shrink(&mut self, kept: [State; 2]) -> [State; 2] {
         let mut sets = kept.map(|state| self.met(state).stacks.to_vec());
         self.stacks.shrink(&mut sets);
@@ -179,7 +179,7 @@ impl Automaton {
         })
     }
 
-    /// How many pairs of a place and what lies below it there are.
+    /// Number of nodes.
     pub(super) fn n_nodes(&self) -> usize {
         self.stacks.len()
     }
@@ -188,7 +188,7 @@ impl Automaton {
         &self.states[state.0 as usize]
     }
 
-    /// Where the stacks lead on whose top is what is wanted.
+    /// The state after the stacks whose top is wanted.
     fn step(
         &mut self,
         state: State,
@@ -208,7 +208,7 @@ impl Automaton {
         self.state_after(from, steps)
     }
 
-    /// Where stacks lead.
+    /// The state that stacks lead to.
     fn state_after(&mut self, mut from: Vec<Stack>, steps: &mut Steps) -> Result<Option<State>, TooMany> {
         steps.take(4 * from.len() as u64)?;
         from.sort_unstable();
@@ -252,7 +252,7 @@ impl Automaton {
         Ok(Some(state))
     }
 
-    /// Finds the runs of characters that a state's stacks do not tell apart.
+    /// Finds the runs of characters that lead to the same state.
     fn divide(&mut self, state: State, steps: &mut Steps) -> Result<(), TooMany> {
         let met = self.met(state);
         steps.take(2 * met.stacks.len() as u64)?;

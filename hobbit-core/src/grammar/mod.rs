@@ -1,34 +1,35 @@
-//! Grammars that a text must follow, token by token: which tokens of a vocabulary go on with it. Pure: rules come parsed.
+//! Grammars that a text must follow, token by token: the tokens of a vocabulary that may come next. Pure: rules come
+//! parsed.
 //!
-//! What is allowed is what llama.cpp allows (`src/llama-grammar.cpp`), bit for bit. How it is found is not: llama.cpp asks every
-//! stack of places for what the others did not allow, and each that those lead to again, so that a token of n characters that may
-//! each be read in two ways takes 2^n steps that nothing can interrupt. Here stacks share what lies below their tops
-//! (`stacks`), a set of stacks is a state that is met once (`automaton`), and whatever is done is counted first.
+//! The result is llama.cpp's (`src/llama-grammar.cpp`), bit for bit. The search differs: llama.cpp asks
+//! every stack of places for what the others did not allow, and each that those lead to again, so that a token of n
+//! characters that may each be read in two ways takes 2^n steps that nothing can interrupt. Here stacks share what lies
+//! below their tops (`stacks`), a set of stacks is a state that is met once (`automaton`), and whatever is done is
+//! counted first.
 
 mod automaton;
 mod rules;
 mod stacks;
-mod steps;
 mod text;
 
 use std::sync::Arc;
 
 use automaton::{Automaton, State};
 pub use rules::{Element, Rules};
-use steps::Steps;
-pub use steps::TooMany;
+use stacks::Steps;
+pub use stacks::TooMany;
 use text::Part;
 
-/// What an automaton may have taken before it is made anew with what is still needed of it.
+/// Steps before the automaton is rebuilt with the part of it that is still needed.
 const KEPT_STEPS: u64 = 1 << 22;
 
-/// Places, with what lies below each, that may be needed still.
+/// Maximum number of nodes in use.
 const NODES_MAX: usize = 1 << 20;
 
-/// A grammar and how far a text has come in it.
+/// A grammar, and its state after a text.
 pub struct Grammar {
     automaton: Automaton,
-    /// What `automaton` has taken since it was made anew, and what that took.
+    /// Steps of `automaton` since it was rebuilt, and of that.
     taken: u64,
     kept: u64,
     first: State,
@@ -38,10 +39,10 @@ pub struct Grammar {
 }
 
 impl Grammar {
-    /// At its beginning.
+    /// A grammar at its beginning.
     ///
     /// # Errors
-    /// It begins in more ways than are found in so many steps, or nowhere.
+    /// More than `limit` steps to find the beginnings, or none.
     pub fn new(rules: Arc<Rules>, limit: u64) -> Result<Self, TooMany> {
         let mut automaton = Automaton::new(rules);
         let mut steps = Steps::new(limit);
@@ -57,15 +58,15 @@ impl Grammar {
         })
     }
 
-    /// At its beginning again.
+    /// Returns to the beginning.
     pub fn reset(&mut self) {
         (self.now, self.part) = (self.first, Part::NONE);
     }
 
-    /// Of `tokens` finds those that may not come next: `refused` is told what stands beside them.
+    /// Finds the `tokens` that may not come next, and calls `refused` with their companions.
     ///
     /// # Errors
-    /// That takes more than so many steps.
+    /// More than `limit` steps.
     pub fn allows<'a, T>(
         &mut self,
         tokens: impl IntoIterator<Item = (T, Candidate<'a>)>,
@@ -82,10 +83,10 @@ impl Grammar {
         })
     }
 
-    /// Goes on with a token. False where that leads nowhere; it then stays where it is.
+    /// Advances by tokens. False if the grammar does not allow them; the state is then unchanged.
     ///
     /// # Errors
-    /// That takes more than so many steps; it then stays where it is.
+    /// More than `limit` steps; the state is then unchanged.
     pub fn accept(&mut self, tokens: &[Candidate<'_>], limit: u64) -> Result<bool, TooMany> {
         self.counted(limit, |own, steps| {
             let before = (own.now, own.part);
@@ -115,7 +116,7 @@ impl Grammar {
         if self.taken > KEPT_STEPS.max(2 * self.kept) || self.automaton.n_nodes() > NODES_MAX {
             [self.first, self.now] = self.automaton.shrink([self.first, self.now]);
             self.taken = 0;
-            self.kept = steps::MADE * self.automaton.n_nodes() as u64;
+            self.kept = stacks::MADE * self.automaton.n_nodes() as u64;
         }
         if self.automaton.n_nodes() > NODES_MAX {
             return Err(TooMany);
@@ -156,7 +157,7 @@ impl Grammar {
             return Ok(self.may_end());
         }
         let by_token = self.automaton.after_token(self.now, token.id, steps)?;
-        // What is no UTF-8 changes nothing, and nothing can come after it.
+        // Invalid UTF-8 changes nothing, and nothing can come after it.
         let rest = self.part.decode(token.piece, &mut self.characters);
         let mut at =
             if self.characters.is_empty() { self.automaton.of_characters(self.now, steps)? } else { Some(self.now) };
@@ -173,9 +174,9 @@ impl Grammar {
 /// A token of the vocabulary.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidate<'a> {
-    /// What rules name it by.
+    /// Its number, by which rules name it.
     pub id: u32,
-    /// What it adds to the text.
+    /// The text it adds.
     pub piece: &'a [u8],
     /// Whether it ends the text instead.
     pub is_end: bool,

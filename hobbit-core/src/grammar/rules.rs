@@ -26,7 +26,7 @@ mod kind {
     pub const TOKEN_NOT: u32 = 9;
 }
 
-/// What stands at a place.
+/// A symbol of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Symbol {
     /// The end of a way through a rule.
@@ -67,7 +67,8 @@ impl Class {
         self.is_within(character, character) != self.is_negated
     }
 
-    /// Whether a character between these may be of it. As llama.cpp has it: of characters that must not stand there none may be between.
+    /// Whether a character between these may belong to it. As in llama.cpp, a negated class overlaps only if none of
+    /// its characters is between them.
     pub(super) fn overlaps(&self, first: u32, last: u32) -> bool {
         let is_reversed = self.reversed.iter().any(|range| range.0 <= last && first <= range.1);
         (is_reversed || self.is_within(first, last)) != self.is_negated
@@ -103,7 +104,7 @@ impl Rules {
             made.add(rule, rules.len(), &mut known)?;
         }
         if root as usize >= rules.len() {
-            return Err("it does not say where it begins".to_owned());
+            return Err("it has no root rule".to_owned());
         }
         if made.has_left_recursion() {
             return Err("a rule begins with itself".to_owned());

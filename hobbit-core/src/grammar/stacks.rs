@@ -1,16 +1,16 @@
-//! Stacks of places that share what lies below their tops: each pair of a place and what is below it is there once.
+//! Stacks of places that share nodes: each pair of a place and the stack below it exists once. Work is counted before
+//! it is done.
 
 use std::collections::{HashMap, HashSet};
 
 use super::rules::{Rules, Symbol};
-use super::steps::{MADE, Steps, TooMany};
 
 /// A stack; equal ones are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Stack(u32);
 
 impl Stack {
-    /// With nothing more to come.
+    /// At the end of the grammar.
     pub(super) const EMPTY: Stack = Stack(0);
 }
 
@@ -21,7 +21,7 @@ struct Node {
 }
 
 pub(super) struct Stacks {
-    /// Of every stack but the empty one, which comes first.
+    /// One for every stack; the first stands for the empty one.
     nodes: Vec<Node>,
     known: HashMap<Node, Stack>,
 }
@@ -56,7 +56,7 @@ impl Stacks {
         if rules.symbol(place) == Symbol::End { Ok(below) } else { self.push(below, place, steps) }
     }
 
-    /// The stacks to which these lead, without rules on their tops, in order (`llama_grammar_advance_stack`).
+    /// These stacks with the rules on their tops expanded, in order (`llama_grammar_advance_stack`).
     pub(super) fn advance(
         &mut self,
         rules: &Rules,
@@ -90,12 +90,12 @@ impl Stacks {
         Ok(found)
     }
 
-    /// How many there are.
+    /// Number of nodes.
     pub(super) fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// What is needed of all for these, which become others.
+    /// Keeps only the nodes of these stacks, which get new numbers.
     pub(super) fn shrink(&mut self, kept: &mut [Vec<Stack>]) {
         let mut is_kept = vec![false; self.nodes.len()];
         for stack in kept.iter().flatten() {
@@ -104,7 +104,7 @@ impl Stacks {
                 at = self.nodes[at.0 as usize].below;
             }
         }
-        // What lies below was there first.
+        // A node comes after the one below it.
         let mut names = vec![Stack::EMPTY; self.nodes.len()];
         let mut made = Self::new();
         for (name, node) in self.nodes.iter().enumerate().filter(|(name, _)| is_kept[*name]) {
@@ -120,5 +120,33 @@ impl Stacks {
             set.sort_unstable();
         }
         *self = made;
+    }
+}
+
+/// Cost of one more state, stack or node in memory, in steps.
+pub(super) const MADE: u64 = 32;
+
+/// The limit of steps is exceeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooMany;
+
+/// Steps of about 2 ns.
+pub(super) struct Steps {
+    limit: u64,
+    left: u64,
+}
+
+impl Steps {
+    pub(super) fn new(limit: u64) -> Self {
+        Self { limit, left: limit }
+    }
+
+    pub(super) fn take(&mut self, n: u64) -> Result<(), TooMany> {
+        self.left = self.left.checked_sub(n).ok_or(TooMany)?;
+        Ok(())
+    }
+
+    pub(super) fn taken(&self) -> u64 {
+        self.limit - self.left
     }
 }

@@ -4,8 +4,8 @@ use super::*;
 
 const LIMIT: u64 = 1 << 25;
 
-/// Rules in llama.cpp's elements: `a` to `z` are characters, capitals rules of which `S` is the first, `.` any character, `|` and
-/// digits are ways and tokens.
+/// Rules in llama.cpp's elements: `a` to `z` are characters, capitals rules of which `S` is the first, `.` any
+/// character, `|` and digits are ways and tokens.
 fn rules(texts: &[(char, &str)]) -> Result<Arc<Rules>, String> {
     let element = |letter: char| match letter {
         '|' => Element { kind: 1, value: 0 },
@@ -38,7 +38,7 @@ fn is_allowed(grammar: &mut Grammar, token: Candidate<'_>) -> bool {
 }
 
 #[test]
-fn what_goes_on_and_what_ends() {
+fn continuations_and_ends() {
     let mut own = grammar(&[('S', "aBc|"), ('B', "bB|")]);
     assert!(own.may_end() && is_allowed(&mut own, Candidate { id: 1, piece: b"", is_end: true }));
     assert!(!is_allowed(&mut own, says("")));
@@ -48,7 +48,7 @@ fn what_goes_on_and_what_ends() {
     assert_eq!(own.accept(&[says("ab")], LIMIT), Ok(true));
     assert!(!own.may_end());
     assert_eq!(own.accept(&[says("b"), says("a")], LIMIT), Ok(false));
-    assert_eq!(own.accept(&[says("b"), says("c")], LIMIT), Ok(true), "what led nowhere was not gone");
+    assert_eq!(own.accept(&[says("b"), says("c")], LIMIT), Ok(true), "a refused token changes nothing");
     assert!(own.may_end() && !is_allowed(&mut own, says("c")));
     own.reset();
     assert!(is_allowed(&mut own, says("ab")));
@@ -73,7 +73,8 @@ fn rules_that_begin_with_themselves() {
         assert!(rules(refused).is_err(), "{refused:?}");
     }
     assert!(rules(&[('S', "aZ")]).is_err(), "no such rule");
-    // What is nothing by way of another is not seen beforehand, by llama.cpp either, which would go on without end.
+    // A rule that is empty through another rule is not found beforehand, as in llama.cpp, which would recurse without
+    // end.
     let hidden = rules(&[('S', "aR"), ('R', "NRx|y"), ('N', "E"), ('E', "")]).unwrap();
     let mut own = Grammar::new(hidden, LIMIT).unwrap();
     assert_eq!(own.accept(&[says("a")], LIMIT), Err(TooMany));
@@ -91,14 +92,14 @@ fn long_tokens_that_may_be_read_in_two_ways() {
     // Twice as many ways with every character that differ in what comes later.
     let mut own = grammar(&[('S', "aSB|aSC|a"), ('B', "b|"), ('C', "c|")]);
     assert_eq!(own.accept(&[says(&"a".repeat(40))], LIMIT), Err(TooMany));
-    assert!(is_allowed(&mut own, says("aa")) && !is_allowed(&mut own, says("ab")), "it is where it was");
+    assert!(is_allowed(&mut own, says("aa")) && !is_allowed(&mut own, says("ab")), "the state is unchanged");
     let mut refused = 0;
     assert_eq!(own.allows([((), says(&"a".repeat(40)))], LIMIT, |()| refused += 1), Err(TooMany));
     assert_eq!(refused, 0);
 }
 
 #[test]
-fn what_is_not_needed_is_forgotten() {
+fn unneeded_nodes_are_forgotten() {
     let mut own = grammar(&[('S', "[S]|(S)|aS|x")]);
     let mut most = 0;
     for n in 0..9000 {
@@ -120,7 +121,7 @@ fn what_is_not_needed_is_forgotten() {
 }
 
 #[test]
-fn what_is_needed_for_ever_is_bounded() {
+fn needed_nodes_are_bounded() {
     // Each alternative remembers for itself what is to come.
     let ways = vec!["Ay"; 40_000].join("|");
     let mut own = grammar(&[('S', &ways), ('A', "5Ay")]);

@@ -1,6 +1,6 @@
 //! Characters of pieces of text that may begin and end within one (`decode_utf8`).
 
-/// What came of a character so far.
+/// The beginning of a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Part {
     value: u32,
@@ -10,11 +10,11 @@ pub(super) struct Part {
 
 impl Part {
     pub(super) const NONE: Part = Part { value: 0, lacks: 0 };
-    /// After what was no UTF-8: a text goes on as if nothing had been left.
+    /// After invalid UTF-8: the text continues as if nothing were left.
     pub(super) const BROKEN: Part = Part::NONE;
 
-    /// The characters of this and `piece`, and what is left of its last. `None` where it is no UTF-8, with no characters. As in
-    /// llama.cpp a piece ends at a zero, and a byte in the midst of a character may be any.
+    /// The characters of this and `piece`, and what is left of its last. `None` where it is no UTF-8, with no
+    /// characters. As in llama.cpp a piece ends at a zero, and a byte in the midst of a character may be any.
     pub(super) fn decode(self, piece: &[u8], characters: &mut Vec<u32>) -> Option<Part> {
         characters.clear();
         let mut bytes = piece.iter().copied().take_while(|byte| *byte != 0);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_character_begins_with() {
+    fn impossible_beginnings() {
         let mut characters = Vec::new();
         assert_eq!(Part::NONE.decode(b"\xc0", &mut characters).unwrap().becomes(), None);
         assert_eq!(Part::NONE.decode(b"\xe0", &mut characters).unwrap().becomes(), Some((0x800, 0xfff)));

@@ -1,11 +1,15 @@
-//! Options of mixed precision: when a low version of an expert may replace the high one.
+//! Options of precision, kernels and caching: which versions of experts are used, multiplied how, and kept in memory.
 
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
 use smart_default::SmartDefault;
 
+use crate::cache::Allocation;
+use crate::cache::policy::{PolicyKind, Weights};
 use crate::gguf::GgmlType;
 use crate::named::named;
+use crate::predict::PredictorKind;
 use crate::route::Thresholds;
 
 /// Whether results may differ from llama.cpp's.
@@ -95,17 +99,71 @@ impl LowSource {
     }
 }
 
+/// ggml kernels allowed to multiply the experts' rows in batches, if one is faster than llama.cpp's choice. Single
+/// tokens always use llama.cpp's choice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KernelChoice {
+    /// Kernels that give the same bits, as tried on this machine.
+    #[default]
+    Identical,
+    /// The fastest: the last bits of some types' results (f16, bf16, iq4_nl) then differ from llama.cpp's, and the
+    /// fastest kernel may differ from run to run. Not used if results must repeat or be exact: see
+    /// [`ModelOptions::kernels`](super::ModelOptions::kernels).
+    Fastest,
+}
+
+named!(KernelChoice, "choice of kernels": Identical = "identical", Fastest = "fastest");
+
+/// Whether experts are read before their layer asks for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Prefetch {
+    /// As long as tokens wait less with it.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never. Predictions are still made and judged.
+    Off,
+}
+
+named!(Prefetch, "prefetch setting": Auto = "auto", On = "on", Off = "off");
+
+/// Eviction, slots and prefetching of the caches of the host and of each device.
+#[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
+pub struct CachingOptions {
+    /// Eviction policy.
+    pub policy: PolicyKind,
+    /// The weights of [`PolicyKind::Hobbit`]. `None` takes the profile's ([`super::ModelOptions::profile`]), else
+    /// [`Weights::default`].
+    pub weights: Option<Weights>,
+    /// How slots are divided among layers. [`Allocation::ByPenalty`] needs a profile, or a pack with one.
+    pub slots: Allocation,
+    /// Predictor of later layers' experts.
+    pub predictor: PredictorKind,
+    /// Whether predicted experts are read ahead.
+    pub prefetch: Prefetch,
+    /// Maximum layers to look ahead.
+    #[default(Self::DISTANCE)]
+    pub distance: u8,
+    /// Compute with resident experts while others of the layer are read. `false` only serves to measure the gain.
+    #[default(true)]
+    pub overlap: bool,
+    /// Fill free slots while no product waits for a read, before the experts are needed. Only with
+    /// [`PolicyKind::Learned`] or if every expert has a slot; not in traced or deterministic runs, nor with devices.
+    #[default(true)]
+    pub fill: bool,
+}
+
+impl CachingOptions {
+    /// HOBBIT found 1 to 3 to be best.
+    pub const DISTANCE: u8 = 2;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn words() {
-        for mode in [PrecisionMode::Exact, PrecisionMode::Dynamic] {
-            assert_eq!(mode.to_string().parse(), Ok(mode));
-        }
-        assert!("Exact".parse::<PrecisionMode>().is_err());
-    }
 
     #[test]
     fn low_types_are_the_papers_pairs() {

@@ -64,8 +64,6 @@ pub struct RoutingRules {
 }
 
 impl RoutingRules {
-    const OFF: Self = Self { substitute: None, virtual_experts: false };
-
     /// Whether every token uses its router's choice.
     pub const fn is_off(&self) -> bool {
         self.substitute.is_none() && !self.virtual_experts
@@ -90,6 +88,18 @@ impl Preset {
     /// experts: of HOBBIT's two modes, its paper is about the device-centric one (section 4).
     pub const fn settings(self) -> Option<PresetSettings> {
         let Thresholds { t1, t2 } = Thresholds::MIXTRAL;
+        // The settings of most papers.
+        let base = PresetSettings {
+            policy: PolicyKind::Learned,
+            slots: Allocation::Even,
+            predictor: PredictorKind::StackedGate,
+            distance: 1,
+            prefetch: Prefetch::On,
+            overlap: true,
+            cpu_helper: CpuHelper::Off,
+            low: None,
+            routing: RoutingRules { substitute: None, virtual_experts: false },
+        };
         Some(match self {
             Self::None => return None,
             // 3.2: T1 and T2, as for Mixtral. 3.3: gates of p layers, with 1 to 3 recommended (5.5.2); predicted
@@ -97,28 +107,16 @@ impl Preset {
             // share of a fifth is ours. 3.1: all on-demand loads end before the layer is computed.
             Self::Hobbit => PresetSettings {
                 policy: PolicyKind::Hobbit,
-                slots: Allocation::Even,
-                predictor: PredictorKind::StackedGate,
                 distance: 2,
-                prefetch: Prefetch::On,
                 overlap: false,
-                cpu_helper: CpuHelper::Off,
                 low: Some(LowRules { t1, t2, low_share: 0.2, prefill_low: 0.0 }),
-                routing: RoutingRules::OFF,
+                ..base
             },
             // III-B: widths are chosen before the run. III-C1: the next layer is preloaded by the table until the
             // router decides. III-C2: frequency over distance.
-            Self::EdgeMoe => PresetSettings {
-                policy: PolicyKind::EdgeMoe,
-                slots: Allocation::Even,
-                predictor: PredictorKind::PathTable,
-                distance: 1,
-                prefetch: Prefetch::On,
-                overlap: true,
-                cpu_helper: CpuHelper::Off,
-                low: None,
-                routing: RoutingRules::OFF,
-            },
+            Self::EdgeMoe => {
+                PresetSettings { policy: PolicyKind::EdgeMoe, predictor: PredictorKind::PathTable, ..base }
+            }
             // 4.2: the next layer's gate, everything above the 75th percentile. 4.3: experts are computed in the order
             // in which their transfers end. 4.4: the first L layers whole (L = 3 for Qwen1.5-MoE), ARC in each. 4.5: 25
             // % of a prompt's experts low, none in decode, and none cached.
@@ -126,39 +124,25 @@ impl Preset {
                 policy: PolicyKind::Arc,
                 slots: Allocation::ShallowFirst { layers: 3 },
                 predictor: PredictorKind::CrossLayer,
-                distance: 1,
-                prefetch: Prefetch::On,
-                overlap: true,
-                cpu_helper: CpuHelper::Off,
                 low: Some(LowRules { t1: 1.0, t2: 1.0, low_share: 0.0, prefill_low: 0.25 }),
-                routing: RoutingRules::OFF,
+                ..base
             },
             // IV-B: scores within 0.3 of the best that was not chosen (VI-B: 0.35, 0.3 and 0.25 on three machines); the
             // lowest mean score is evicted. IV-C: the next layer's gate; experts that will not be substituted are read
             // ahead. V: experts that are still missing are copied or computed by the CPU, whichever is faster.
             Self::Smoe => PresetSettings {
                 policy: PolicyKind::Smoe,
-                slots: Allocation::Even,
-                predictor: PredictorKind::StackedGate,
-                distance: 1,
-                prefetch: Prefetch::On,
-                overlap: true,
                 cpu_helper: CpuHelper::Auto,
-                low: None,
                 routing: RoutingRules { substitute: Some((0.3, 0)), virtual_experts: false },
+                ..base
             },
             // 3.1: tokens use only experts in memory. 3.2: experts are exchanged in the background by importance. No
             // predictions; the paper leaves the eviction policy while a prompt is read open.
             Self::SwapMoe => PresetSettings {
-                policy: PolicyKind::Learned,
-                slots: Allocation::Even,
                 predictor: PredictorKind::None,
-                distance: 1,
                 prefetch: Prefetch::Off,
-                overlap: true,
-                cpu_helper: CpuHelper::Off,
-                low: None,
                 routing: RoutingRules { substitute: None, virtual_experts: true },
+                ..base
             },
         })
     }
@@ -174,8 +158,6 @@ mod tests {
             assert_eq!(preset.to_string().parse(), Ok(preset));
             assert_eq!(preset.settings().is_none(), preset == Preset::None);
         }
-        let error = "lina".parse::<Preset>().unwrap_err().to_string();
-        assert_eq!(error, "unknown preset 'lina' (expected one of: none, hobbit, edgemoe, fate, smoe, swapmoe)");
     }
 
     #[test]

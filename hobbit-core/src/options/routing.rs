@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_is_said() {
+    fn the_given_up_quality_is_described() {
         assert_eq!(RoutingOptions::default().words(), None);
         let all = RoutingOptions {
             cache_bias: 0.2,
@@ -233,7 +233,8 @@ mod tests {
             prompts: true,
             ..Default::default()
         };
-        let words = "cache bias 0.2, substitutes within 0.3 (at most 2), the best 1 kept, missing below 0.5 left out, prompts too";
+        let words = "cache bias 0.2, substitutes within 0.3 (at most 2), the best 1 kept, missing below 0.5 left out, \
+                     prompts too";
         assert_eq!(all.words().as_deref(), Some(words));
         let timed = RoutingOptions { target_latency: Some(Duration::from_millis(40)), ..Default::default() };
         let words = timed.words().unwrap();

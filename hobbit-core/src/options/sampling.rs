@@ -1,12 +1,10 @@
-//! Options of sampling: llama.cpp's `common_params_sampling`, with the same names where shared.
-
-use std::fmt;
-use std::str::FromStr;
+//! Options of sampling: llama.cpp's `common_params_sampling`, with the same names where shared; lazy grammars, which
+//! take effect when the model writes a trigger; and reasoning, the text that models write before they answer.
 
 use smart_default::SmartDefault;
 
-use super::{GrammarKind, GrammarTrigger, ReasoningBudget, Token};
-use crate::named::UnknownName;
+use super::Token;
+use crate::named::{UnknownName, named};
 
 /// Settings of a sampler chain.
 #[derive(Clone, Debug, PartialEq, SmartDefault)]
@@ -166,49 +164,23 @@ pub enum SamplerKind {
     AdaptiveP,
 }
 
-impl SamplerKind {
-    /// Every kind.
-    pub const ALL: [Self; 11] = [
-        Self::Penalties,
-        Self::Dry,
-        Self::TopNSigma,
-        Self::TopK,
-        Self::TypicalP,
-        Self::TopP,
-        Self::MinP,
-        Self::Xtc,
-        Self::Temperature,
-        Self::Infill,
-        Self::AdaptiveP,
-    ];
+named! { SamplerKind, "sampler":
+    Penalties = "penalties", Dry = "dry", TopNSigma = "top_n_sigma" | "topnsigma", TopK = "top_k" | "topk",
+    TypicalP = "typ_p" | "typp" | "typ" | "typical_p" | "typicalp" | "typical",
+    TopP = "top_p" | "topp" | "nucleus", MinP = "min_p" | "minp", Xtc = "xtc", Temperature = "temperature" | "temp",
+    Infill = "infill", AdaptiveP = "adaptive_p" | "adaptivep",
+}
 
+impl SamplerKind {
     /// llama.cpp's order.
     pub const DEFAULT_ORDER: &[Self] = Self::ALL.split_at(9).0;
 
-    /// For each kind, in the order of the enumeration: llama.cpp's canonical name (`common_sampler_type_to_str`) and
-    /// the letter of `--sampling-seq` (`common_sampler_type_to_chr`).
-    const WORDS: [(&str, char); Self::ALL.len()] = [
-        ("penalties", 'e'),
-        ("dry", 'd'),
-        ("top_n_sigma", 's'),
-        ("top_k", 'k'),
-        ("typ_p", 'y'),
-        ("top_p", 'p'),
-        ("min_p", 'm'),
-        ("xtc", 'x'),
-        ("temperature", 't'),
-        ("infill", 'i'),
-        ("adaptive_p", 'a'),
-    ];
+    /// Letters of the kinds in llama.cpp's sampling sequences (`common_sampler_type_to_chr`), in their order.
+    const LETTERS: [char; Self::ALL.len()] = ['e', 'd', 's', 'k', 'y', 'p', 'm', 'x', 't', 'i', 'a'];
 
-    /// llama.cpp's canonical name.
-    pub const fn name(self) -> &'static str {
-        Self::WORDS[self as usize].0
-    }
-
-    /// The letter of `--sampling-seq`.
+    /// Its letter in a sampling sequence.
     pub const fn letter(self) -> char {
-        Self::WORDS[self as usize].1
+        Self::LETTERS[self as usize]
     }
 
     /// The kind with this letter.
@@ -218,36 +190,74 @@ impl SamplerKind {
             UnknownName::new("sampler letter", &letter.to_string(), expected)
         })
     }
-}
 
-impl FromStr for SamplerKind {
-    type Err = UnknownName;
-
-    /// Accepts llama.cpp's spellings: canonical, with dashes, without separators, and a few aliases.
-    fn from_str(word: &str) -> Result<Self, UnknownName> {
-        let plain: String = word.to_ascii_lowercase().chars().filter(|c| !matches!(c, '_' | '-')).collect();
-        match plain.as_str() {
-            "nucleus" => return Ok(Self::TopP),
-            "temp" => return Ok(Self::Temperature),
-            "typ" | "typicalp" | "typical" => return Ok(Self::TypicalP),
-            _ => {}
-        }
-        Self::ALL
-            .into_iter()
-            .find(|kind| kind.name().replace('_', "") == plain)
-            .ok_or_else(|| UnknownName::new("sampler", word, Self::ALL.map(Self::name).join(", ")))
-    }
-}
-
-impl fmt::Display for SamplerKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+    /// The kind of this name, in any of llama.cpp's spellings: canonical, with dashes, without separators, capitals.
+    pub fn from_name(name: &str) -> Result<Self, UnknownName> {
+        name.to_ascii_lowercase().replace('-', "_").parse()
     }
 }
 
 /// Reads an order such as `penalties;dry;top_k;temperature`; an empty text is an empty chain.
 pub fn sampler_order(text: &str) -> Result<Vec<SamplerKind>, UnknownName> {
-    text.split(';').filter(|word| !word.is_empty()).map(str::parse).collect()
+    text.split(';').filter(|word| !word.is_empty()).map(SamplerKind::from_name).collect()
+}
+
+/// Origin of a grammar: llama.cpp's `common_grammar_type`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GrammarKind {
+    /// The user: it describes the model's output without the text that the template adds for the model.
+    #[default]
+    User,
+    /// The chat template, for an answer of a certain form (a JSON schema) or with tool calls: it also describes the
+    /// text that the template adds for the model.
+    Template,
+}
+
+/// Trigger of a lazy grammar: llama.cpp's `common_grammar_trigger`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GrammarTrigger {
+    /// This text.
+    Word(String),
+    /// A regular expression (ECMAScript), found anywhere. The grammar applies from its first group on, if it has one.
+    Pattern(String),
+    /// A regular expression for the whole output.
+    PatternFull(String),
+    /// This token.
+    Token(Token),
+}
+
+/// Handling of reasoning in answers: llama.cpp's `common_reasoning_format`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReasoningFormat {
+    /// Kept in the answer's text, with its tags.
+    None,
+    /// llama.cpp's choice, which is currently `Deepseek`.
+    #[default]
+    Auto,
+    /// Separate from the answer (`reasoning_content`).
+    Deepseek,
+    /// As `Deepseek`; llama.cpp's server once left the tags in streamed answers.
+    DeepseekLegacy,
+}
+
+named! {
+    ReasoningFormat, "reasoning format":
+    None = "none", Auto = "auto", Deepseek = "deepseek", DeepseekLegacy = "deepseek-legacy",
+}
+
+/// Limit on reasoning, and the text that ends it: llama.cpp's `reasoning_budget_*`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReasoningBudget {
+    /// Tokens of one block of reasoning; 0 ends it at once, `None` is unlimited.
+    pub tokens: Option<u32>,
+    /// Text inserted before the end tag when the budget is spent.
+    pub message: String,
+    /// Text that begins reasoning; if empty, nothing is counted.
+    pub start: String,
+    /// Texts that end reasoning; the first one is forced. If there are none, nothing is counted.
+    pub ends: Vec<String>,
+    /// Track reasoning without a budget too, so that it can be ended (`Sampler::end_reasoning`).
+    pub control: bool,
 }
 
 #[cfg(test)]
@@ -258,7 +268,7 @@ mod tests {
     fn names_and_letters_round_trip() {
         for kind in SamplerKind::ALL {
             assert_eq!(kind.to_string().parse(), Ok(kind));
-            assert_eq!(kind.name().replace('_', "-").parse(), Ok(kind));
+            assert_eq!(SamplerKind::from_name(&kind.name().replace('_', "-")), Ok(kind));
             assert_eq!(SamplerKind::from_letter(kind.letter()), Ok(kind));
         }
         assert!(SamplerKind::from_letter('z').is_err());
@@ -273,7 +283,7 @@ mod tests {
             ("TOP_K", SamplerKind::TopK),
             ("minp", SamplerKind::MinP),
         ] {
-            assert_eq!(word.parse(), Ok(kind), "{word}");
+            assert_eq!(SamplerKind::from_name(word), Ok(kind), "{word}");
         }
     }
 

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Rows are written as they are computed, which is not in order where chunks are evaluated together; the first 8 bytes
-//! come last, so that a base whose run did not end is never taken for one.
+//! come last, so that the file of an interrupted run is not taken for a base.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -29,20 +29,19 @@ const HEAD_BYTES: u64 = MAGIC.len() as u64 + 3 * 4;
 /// Why a base file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BaseError {
-    /// The system refuses.
+    /// The system refuses an operation.
     #[error("{}: cannot {action} this base file: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The failed operation.
         action: &'static str,
-        /// Why it failed.
+        /// The cause.
         source: io::Error,
     },
     /// Another kind of file.
     #[error(
-        "{}: this does not look like a file containing log-probabilities, or the run that made it did not end; make one \
-         with --kl-divergence-base FNAME and without --kl-divergence",
+        "{}: this does not look like a file containing log-probabilities, or the run that made it did not end",
         path.display()
     )]
     NotABase {
@@ -54,9 +53,9 @@ pub enum BaseError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Which number.
+        /// The number.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         found: i64,
     },
     /// The run that made it did not end.
@@ -70,14 +69,14 @@ pub enum BaseError {
         path: PathBuf,
         /// Its length in bytes.
         found: u64,
-        /// What its head promises, for as many chunks as are wanted, in bytes.
+        /// Its length by its head for the wanted chunks, in bytes.
         expected: u64,
-        /// Chunks that are there.
+        /// Complete chunks.
         complete: usize,
     },
 }
 
-/// What a base file was made of.
+/// Head of a base file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BaseHead {
     /// Context length in tokens.
@@ -102,7 +101,7 @@ impl BaseHead {
         self.row_bytes() * n_scored(self.n_ctx) as u64
     }
 
-    /// Where a row lies in the file. Saturates: a hostile head may promise anything.
+    /// Where a row lies in the file. Saturates: a hostile head may have any numbers.
     fn offset(&self, chunk: usize, row: usize) -> u64 {
         let before = HEAD_BYTES + 4 * self.tokens.len() as u64;
         let chunks = self.chunk_bytes().saturating_mul(chunk as u64);
@@ -162,7 +161,7 @@ impl BaseWriter {
 pub struct BaseReader {
     path: PathBuf,
     file: File,
-    /// What the file was made of.
+    /// Its head.
     pub head: BaseHead,
     bytes: u64,
 }
@@ -277,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_off_base_says_what_is_left() {
+    fn a_cut_off_base_names_the_complete_chunks() {
         let dir = tempfile::tempdir().unwrap();
         let path = written(dir.path());
         let bytes = std::fs::read(&path).unwrap();

@@ -147,14 +147,6 @@ mod tests {
     }
 
     #[test]
-    fn exponentials_and_shares() {
-        let ppl = Estimate { value: 2f64.ln(), uncertainty: 0.1 }.exp();
-        assert!((ppl.value - 2.0).abs() < 1e-12 && (ppl.uncertainty - 0.2).abs() < 1e-12);
-        let share = Estimate::share(1, 5).scaled(100.0);
-        assert!((share.value - 20.0).abs() < 1e-12 && (share.uncertainty - 20.0).abs() < 1e-12);
-    }
-
-    #[test]
     fn percentiles_interpolate() {
         let values = [0.0, 10.0, 20.0, 30.0, 40.0];
         for (share, expected) in [(0.0, 0.0), (0.25, 10.0), (0.5, 20.0), (0.9, 36.0), (1.0, 40.0), (2.0, 40.0)] {

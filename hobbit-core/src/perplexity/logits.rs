@@ -23,7 +23,7 @@ pub struct Normaliser {
 }
 
 impl Normaliser {
-    /// Of a row of logits, `[n_vocab]`. An empty row sums to 0.
+    /// Reads a row of logits, `[n_vocab]`. An empty row sums to 0.
     pub fn of(logits: &[f32]) -> Self {
         let mut max = logits.first().copied().unwrap_or(f32::NEG_INFINITY);
         let mut argmax = 0;
@@ -93,7 +93,7 @@ pub fn encode(logits: &[f32], token: Token, row: &mut [u16]) -> f32 {
     logit(logits, token).map_or(f32::NAN, |logit| max + log_sum_exp - logit)
 }
 
-/// A row as it was written.
+/// A quantised row.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'a> {
     scale: f32,
@@ -137,16 +137,6 @@ mod tests {
     }
 
     #[test]
-    fn log_odds_are_differences_of_logits() {
-        let row = [1.0, 3.5, -2.0];
-        assert!((nll(&row, 0) - nll(&row, 1) - 2.5).abs() < 1e-9);
-        let sum: f32 = (0..3).map(|token| probability(&row, token)).sum();
-        assert!((sum - 1.0).abs() < 1e-6);
-        assert_eq!(Normaliser::of(&row).argmax, 1);
-        assert_eq!(Normaliser::of(&[2.0, 2.0]).argmax, 0, "the first of equals");
-    }
-
-    #[test]
     fn a_token_outside_of_the_row_has_no_probability() {
         assert!(nll(&[0.0], 1).is_nan() && nll(&[0.0], -1).is_nan() && nll(&[], 0).is_nan());
         assert!(probability(&[0.0], -1).is_nan());
@@ -156,13 +146,6 @@ mod tests {
         let mut row = vec![0xdead; row_words(logits.len())];
         encode(logits, 0, &mut row);
         row
-    }
-
-    #[test]
-    fn rows_are_even() {
-        for (n_vocab, words) in [(0, 4), (1, 6), (2, 6), (3, 8), (32000, 32004)] {
-            assert_eq!(row_words(n_vocab), words);
-        }
     }
 
     #[test]
@@ -176,13 +159,6 @@ mod tests {
     }
 
     #[test]
-    fn equal_logits_have_no_scale() {
-        let row = encoded(&[5.0; 4]);
-        let read = Row::new(&row, 4).unwrap();
-        assert!(read.log_probs().all(|p| (p + 4f32.ln()).abs() < 1e-6));
-    }
-
-    #[test]
     fn improbable_tokens_are_all_alike() {
         let row = encoded(&[0.0, -100.0, -17.0, -15.9]);
         assert_eq!(row[4..8], [65535, 0, 0, 410]);
@@ -192,7 +168,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_is_what_was_written_within_half_a_step(logits in prop::collection::vec(-10f32..5.0, 1..40)) {
+        fn rows_round_trip_within_half_a_step(logits in prop::collection::vec(-10f32..5.0, 1..40)) {
             let mut row = vec![0; row_words(logits.len())];
             let loss = encode(&logits, 0, &mut row);
             prop_assert!((f64::from(loss) - nll(&logits, 0)).abs() < 1e-5);

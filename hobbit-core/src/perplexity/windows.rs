@@ -115,21 +115,6 @@ mod tests {
     }
 
     #[test]
-    fn batches_end_ubatches() {
-        let w = windows(10, 4, 3, 1);
-        let cuts: Vec<_> = w.pieces(0..1).into_iter().map(|piece| piece.positions).collect();
-        assert_eq!(cuts, [0..3, 3..4, 4..7, 7..8, 8..10]);
-    }
-
-    #[test]
-    fn single_tokens_go_through_one_sequence_after_the_other() {
-        let w = windows(4, 8, 1, 2);
-        let places: Vec<_> = w.pieces(0..2).iter().flat_map(Piece::places).collect();
-        assert_eq!(places, [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3)]);
-        assert!(w.pieces(0..2).iter().all(|piece| piece.places().count() == 1));
-    }
-
-    #[test]
     fn every_token_is_computed_once_after_its_context() {
         for (n_ctx, n_batch, n_ubatch) in [(8, 32, 5), (8, 3, 2), (8, 16, 64), (5, 5, 1), (7, 1, 9)] {
             let w = windows(n_ctx, n_batch, n_ubatch, 5);

@@ -114,7 +114,8 @@ mod tests {
         let never = KernelTrial { rearranged: true, ..trial(None, None) };
         assert_eq!(
             line(KernelChoice::Identical, &[other.clone(), trial(Some(32), Some(true))]),
-            "kernels: identical; f16 [256 x 64]: llama.cpp's, for a plain product (1.9x) gives other last bits; f16 [256 x 64]: \
+            "kernels: identical; f16 [256 x 64]: llama.cpp's, for a plain product (1.9x) gives other last bits; \
+             f16 [256 x 64]: \
              plain products from 32 rows, 1.9x, same bits"
         );
         assert_eq!(

@@ -149,41 +149,6 @@ fn decimal<S: Serializer>(value: &f32, serializer: S) -> Result<S::Ok, S::Error>
 mod tests {
     use super::*;
 
-    fn dynamic() -> PrecisionReport {
-        PrecisionReport {
-            mode: PrecisionMode::Dynamic,
-            t1: 0.6,
-            t2: 0.9,
-            prefill_low: 0.25,
-            renormalise: false,
-            deterministic: false,
-            cpu_helper: false,
-            divided: false,
-            kernels: KernelChoice::Identical,
-            routing: None,
-            loss_bound: None,
-            upgrade: true,
-            high: VersionsReport { types: "q8_0".into(), bytes: 5_798_205_850, slots: 210, experts: 768 },
-            low: Some(LowReport {
-                source: "mixtral.low-q2_k.hobbit.gguf".into(),
-                types: "q2_K".into(),
-                bytes: 1_793_148_846,
-                slots: 96,
-                experts: 768,
-                cache_bytes: 224_143_605,
-            }),
-        }
-    }
-
-    #[test]
-    fn json_has_the_numbers_that_were_given() {
-        let value = serde_json::to_value(dynamic()).unwrap();
-        assert_eq!((&value["t1"], &value["t2"]), (&serde_json::json!(0.6), &serde_json::json!(0.9)));
-        assert_eq!(value["mode"], "dynamic");
-        assert_eq!(value["high"]["slots"], 210);
-        assert_eq!(value["low"]["cache_bytes"], 224_143_605);
-    }
-
     #[test]
     fn shares() {
         assert_eq!(PrecisionCounts::default().shares(), None);

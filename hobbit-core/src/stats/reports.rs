@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_found_is_said() {
+    fn latency_reports_are_described() {
         let found = LatencyReport {
             target_seconds: 0.05,
             strength: 0.15,

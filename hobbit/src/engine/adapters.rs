@@ -78,7 +78,7 @@ impl CheckedAdapters {
                 shim::hobbit_adapter_load(raw.as_ptr(), name.as_ptr(), message, capacity)
             };
             let adapter = with_message(load).map_err(|message| match log::take_errors() {
-                said if message.is_empty() => unusable(said),
+                logged if message.is_empty() => unusable(logged),
                 _ => unusable(message),
             })?;
             if summary.n_left_out > 0 {

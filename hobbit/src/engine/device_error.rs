@@ -1,6 +1,6 @@
 //! Errors about the choice of devices.
 
-use super::device_kind::DeviceKind;
+use super::devices::DeviceKind;
 
 /// A requested device that is unavailable.
 #[derive(Debug, thiserror::Error)]

@@ -174,7 +174,8 @@ pub enum Error {
     ContextLost(String),
     /// A batch of more tokens than the session was opened for.
     #[error(
-        "a batch of {n_tokens} tokens, of at most {n_batch}; evaluate it in parts, or open the session with a larger n_batch"
+        "a batch of {n_tokens} tokens, of at most {n_batch}; evaluate it in parts, or open the session with a larger \
+         n_batch"
     )]
     BatchTooLarge {
         /// Tokens in the batch.

@@ -6,11 +6,25 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
+use std::sync::Once;
 
 use ggml_sys::backend as ffi;
 use ggml_sys::llama::{
     self, ggml_backend_buffer_t, ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml_backend_t, ggml_tensor,
 };
+
+use super::log;
+
+/// Registers every backend of this build with ggml. To be called before any other use of ggml's registry or of
+/// llama.cpp; works once per process.
+pub(super) fn ready() {
+    // Loaded libraries write to the log.
+    log::install();
+    ggml_sys::register_backends();
+    static INIT: Once = Once::new();
+    // SAFETY: called once per process, with the backends registered.
+    INIT.call_once(|| unsafe { llama::llama_backend_init() });
+}
 
 /// Every device, in ggml's order.
 pub(super) fn devices() -> impl Iterator<Item = ggml_backend_dev_t> {

@@ -1,11 +1,10 @@
 //! Routes llama.cpp's log lines to the user's sink; keeps error lines for messages.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_void};
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use ggml_sys::llama;
 
@@ -21,27 +20,17 @@ pub enum LogLevel {
     Notice,
 }
 
-type Sink = Box<dyn FnMut(LogLevel, &str) + Send>;
+type Sink = Arc<Mutex<Box<dyn FnMut(LogLevel, &str) + Send>>>;
 
 /// Never locked while a sink runs, which may call back.
 struct State {
-    /// `None` while it runs.
     sink: Option<Sink>,
     last_level: LogLevel,
     /// Errors logged on threads that have not called [`clear_errors`].
     errors: String,
-    /// Lines logged on other threads while a sink runs; the thread of the sink delivers them.
-    waiting: VecDeque<(LogLevel, String)>,
-    is_running: bool,
 }
 
-static STATE: Mutex<State> = Mutex::new(State {
-    sink: None,
-    last_level: LogLevel::Info,
-    errors: String::new(),
-    waiting: VecDeque::new(),
-    is_running: false,
-});
+static STATE: Mutex<State> = Mutex::new(State { sink: None, last_level: LogLevel::Info, errors: String::new() });
 
 thread_local! {
     /// Whether this thread runs a sink.
@@ -50,9 +39,6 @@ thread_local! {
     /// threads.
     static ERRORS: RefCell<Option<String>> = const { RefCell::new(None) };
 }
-
-/// Maximum number of lines that wait for a slow sink; further ones are dropped.
-const WAITING_MAX: usize = 4096;
 
 fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -64,11 +50,11 @@ const ERRORS_BYTES_MAX: usize = 4096;
 /// Sends llama.cpp's log to `sink`, text as it comes (lines may arrive in pieces, newlines included). The log is
 /// discarded until this function is called.
 ///
-/// The sink runs on one thread at a time, in the order of the log. It may use hobbit, and may call this function; log
-/// output caused by the sink itself is dropped, since it would recurse for ever.
+/// The sink runs on one thread at a time, and must not wait for a thread that logs. It may use hobbit, and may call
+/// this function; log output caused by the sink itself is dropped, since it would recurse for ever.
 pub fn set_log(sink: impl FnMut(LogLevel, &str) + Send + 'static) {
     install();
-    let before = state().sink.replace(Box::new(sink));
+    let before = state().sink.replace(Arc::new(Mutex::new(Box::new(sink))));
     // Drop the old sink outside the lock: it runs the owner's code.
     drop(before);
 }
@@ -86,34 +72,16 @@ pub(super) fn notice(text: impl std::fmt::Display) {
     deliver(state(), LogLevel::Notice, &text);
 }
 
-/// Delivers text to the sink, after the waiting lines.
-fn deliver(mut state: MutexGuard<'_, State>, level: LogLevel, text: &str) {
-    if IN_SINK.get() || state.sink.is_none() && !state.is_running || state.waiting.len() == WAITING_MAX {
-        return;
-    }
-    state.waiting.push_back((level, text.to_owned()));
-    if mem::replace(&mut state.is_running, true) {
-        return;
-    }
-    while let Some((level, text)) = state.waiting.pop_front()
-        && let Some(mut sink) = state.sink.take()
-    {
-        drop(state);
-        IN_SINK.set(true);
-        // A panicking sink only loses its line.
-        let _ = catch_unwind(AssertUnwindSafe(|| sink(level, &text)));
-        IN_SINK.set(false);
-        state = self::state();
-        if state.sink.is_none() {
-            state.sink = Some(sink);
-        } else {
-            // The sink was replaced; its drop may log as well.
-            drop(state);
-            let _ = catch_unwind(AssertUnwindSafe(|| drop(sink)));
-            state = self::state();
-        }
-    }
-    state.is_running = false;
+/// Delivers text to the sink.
+fn deliver(state: MutexGuard<'_, State>, level: LogLevel, text: &str) {
+    let Some(sink) = state.sink.clone().filter(|_| !IN_SINK.replace(true)) else { return };
+    drop(state);
+    // A panicking sink only loses its line. If it was replaced, it is dropped here, which may log as well.
+    let _ = catch_unwind(AssertUnwindSafe(move || {
+        let mut run = sink.lock().unwrap_or_else(PoisonError::into_inner);
+        run(level, text);
+    }));
+    IN_SINK.set(false);
 }
 
 /// Forgets the errors logged so far. From now on this thread's errors are kept apart, because several threads may open
@@ -191,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_on_the_thread_where_they_happened() {
+    fn errors_are_kept_by_thread() {
         clear_errors();
         log_error(c"of one model\n");
         let other = thread::spawn(|| {
@@ -206,20 +174,19 @@ mod tests {
 
     /// Counts only these lines, because other tests of this process may log. Times out, so that a deadlock fails the
     /// test.
-    fn next(heard: &mpsc::Receiver<String>) -> String {
+    fn next(observed: &mpsc::Receiver<String>) -> String {
         let of_ours = |line: String| line.strip_prefix("called back: ").map(|line| line.trim_end().to_owned());
-        std::iter::from_fn(|| heard.recv_timeout(Duration::from_secs(60)).ok()).find_map(of_ours).unwrap_or_default()
+        std::iter::from_fn(|| observed.recv_timeout(Duration::from_secs(60)).ok()).find_map(of_ours).unwrap_or_default()
     }
 
     #[test]
     fn a_sink_may_log_and_replace_itself() {
-        let (first, heard_first) = mpsc::channel();
-        let (second, heard_second) = mpsc::channel();
+        let (first, observed_first) = mpsc::channel();
+        let (second, observed_second) = mpsc::channel();
         set_log(move |_, text| {
             let _ = first.send(text.to_owned());
             if text == "called back: outer\n" {
                 notice("called back: inner");
-                thread::scope(|scope| scope.spawn(|| notice("called back: elsewhere")).join().unwrap());
                 let second = second.clone();
                 set_log(move |_, text| {
                     let _ = second.send(text.to_owned());
@@ -228,10 +195,9 @@ mod tests {
         });
         notice("called back: outer");
         notice("called back: after");
-        assert_eq!(next(&heard_first), "outer");
-        assert_eq!(next(&heard_second), "elsewhere", "what others log meanwhile comes later");
-        assert_eq!(next(&heard_second), "after");
-        assert_eq!(next(&heard_first), "", "the first sink is gone, and what it logged itself was dropped");
+        assert_eq!(next(&observed_first), "outer");
+        assert_eq!(next(&observed_second), "after");
+        assert_eq!(next(&observed_first), "", "the first sink is gone, and its own log was dropped");
     }
 
     #[test]

@@ -53,7 +53,10 @@ pub enum LowError {
         mismatch: LowMismatch,
     },
     /// A router with other weights.
-    #[error("{}: tensor '{tensor}': {found}, expected {expected} as in {}; this is another model or fine-tune of the same shape", low.display(), model.display())]
+    #[error(
+        "{}: tensor '{tensor}': {found}, expected {expected} as in {}; this is another model or fine-tune of the same \
+         shape", low.display(), model.display()
+    )]
     Router {
         /// The low file.
         low: Box<Path>,

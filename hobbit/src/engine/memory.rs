@@ -69,7 +69,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     // If devices have a slot for every expert, virtual experts never change.
     let changes = shared.options.routing.virtual_experts != VirtualExperts::Off && !on_devices;
     if changes && !tiers.is_empty() && expert_cache == ExpertCache::Bytes(0) {
-        let reason = "virtual experts change in the host's memory, from where a device has them, and the expert cache has no room there";
+        let reason = "virtual experts change in the host's memory, from where a device has them, and the expert cache \
+                      has no room there";
         return Err(Error::Routing(reason.to_owned()));
     }
     let high_slots = planned_slots(model, &pools, &specs)?;
@@ -349,7 +350,8 @@ impl HostSlots {
             let name = ggml::name(dev);
             let mib = plain.div_ceil(1 << 20);
             log::notice(format_args!(
-                "{name} cannot pin {mib} MiB of host memory: copies to it will be slower; a smaller expert cache may help"
+                "{name} cannot pin {mib} MiB of host memory: copies to it will be slower; a smaller expert cache may \
+                 help"
             ));
         }
     }

@@ -1,6 +1,7 @@
-//! Host memory held by llama.cpp.
+//! Host memory: the part that llama.cpp holds, its return to the system, and requests by signal to use less.
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use ggml_sys::{llama, shim};
 
@@ -41,7 +42,7 @@ impl MemoryUse {
         let mut found = MemoryUse::default();
         // SAFETY: the context is live; `found` outlives the call.
         let known = unsafe { shim::hobbit_memory_breakdown(context.as_ptr(), add, (&raw mut found).cast()) };
-        if known { Ok(found) } else { Err(Error::Seam("llama.cpp did not say how much memory it holds".into())) }
+        if known { Ok(found) } else { Err(Error::Seam("llama.cpp does not report the memory it holds".into())) }
     }
 }
 
@@ -68,42 +69,36 @@ unsafe fn is_the_cpus(buft: llama::ggml_backend_buffer_type_t) -> bool {
     }
 }
 
-#[cfg(all(test, target_os = "linux", target_env = "gnu"))]
-mod tests {
-    use std::collections::BTreeSet;
+// Requests by signal, from the user or another program.
 
-    use super::trim_heap;
+/// The request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemorySignal {
+    /// SIGUSR1: use half the memory.
+    Halve,
+    /// SIGUSR2: use the planned memory again.
+    Restore,
+}
 
-    const BLOCK: usize = 1 << 10;
-    const PAGE: usize = 4096;
+/// The pending signal's number; 0: none.
+static LAST: AtomicI32 = AtomicI32::new(0);
 
-    /// How many of these pages are resident.
-    fn resident(pages: &BTreeSet<usize>) -> usize {
-        let is_resident = |page: &&usize| {
-            let mut found = 0u8;
-            // SAFETY: it only tells whether a page is in memory, mapped or not, and writes one byte.
-            unsafe { libc::mincore(**page as *mut libc::c_void, PAGE, &mut found) == 0 && found & 1 == 1 }
-        };
-        pages.iter().filter(is_resident).count()
+/// Records SIGUSR1 and SIGUSR2 for [`take_memory_signal`] from now on, instead of ending the process.
+pub fn watch_memory_signals() {
+    extern "C" fn note(signal: libc::c_int) {
+        LAST.store(signal, Ordering::Relaxed);
     }
-
-    /// Tests on other threads may take the freed pages again meanwhile: one try of five is enough.
-    #[test]
-    fn freed_memory_goes_back_to_the_system() {
-        assert!((0..5).any(|_| is_given_back()));
+    for signal in [libc::SIGUSR1, libc::SIGUSR2] {
+        // SAFETY: the handler only stores to an atomic, which is allowed at any point of a program.
+        unsafe { libc::signal(signal, note as extern "C" fn(libc::c_int) as libc::sighandler_t) };
     }
+}
 
-    fn is_given_back() -> bool {
-        let mut blocks: Vec<Box<[u8; BLOCK]>> = (0..16 << 10).map(|_| Box::new([1; BLOCK])).collect();
-        // The last block keeps the heap from shrinking by itself.
-        let last = blocks.pop();
-        let pages = blocks.iter().map(|block| block.as_ptr() as usize / PAGE * PAGE).collect();
-        drop(blocks);
-        let before = resident(&pages);
-        trim_heap();
-        let after = resident(&pages);
-        println!("{after} of {before} pages");
-        drop(last);
-        before > 1000 && after < before / 10
+/// The last signal since the previous call.
+pub fn take_memory_signal() -> Option<MemorySignal> {
+    match LAST.swap(0, Ordering::Relaxed) {
+        libc::SIGUSR1 => Some(MemorySignal::Halve),
+        libc::SIGUSR2 => Some(MemorySignal::Restore),
+        _ => None,
     }
 }

@@ -1,12 +1,19 @@
-//! The engine: llama.cpp builds graphs, tokenises and samples; hobbit owns the experts.
+//! llama.cpp's models, sessions and devices: everything of this crate, beyond the selection in its root.
 //!
-//! The files, in the order in which a model uses them: `stream` shows llama.cpp a file without expert bytes, `buffer`
-//! gives expert tensors an address but no memory, `device` makes ggml's scheduler send expert products here, `memory`
-//! divides the budget and sets up the `hierarchy` (slots of the host and of devices), `compute` multiplies, `session`
-//! evaluates tokens.
+//! * Conversations: [`ChatTemplates`] renders a [`ChatInputs`] to a [`ChatPrompt`], whose [`ChatParser`] reads the
+//!   answer,
+//!   or a [`ChatStream`] while it grows. [`isolate_chat_templates`] bounds hostile templates.
+//! * Low-precision versions: [`quantise_low`], [`check_low`], [`low_cache_path`]; ggml's quantisers, [`Ggml`].
+//! * Observation: [`RouterObserver`], [`ExpertPlace`].
+//! * This machine: [`calibrate_report`], [`cpu_bytes_per_second`], [`system_info`], [`MemorySignal`], [`trim_heap`].
+//! * Comparison with plain llama.cpp: [`Stock`].
+//!
+//! llama.cpp builds graphs, tokenises and samples; hobbit owns the experts. The files, in the order in which a model
+//! uses them: `stream` shows llama.cpp a file without expert bytes, `buffer` gives expert tensors an address but no
+//! memory, `device` makes ggml's scheduler send expert products here, `memory` divides the budget and sets up the
+//! `hierarchy` (slots of the host and of devices), `compute` multiplies, `session` evaluates tokens.
 
 mod adapters;
-mod backends;
 mod buffer;
 mod calibrate;
 mod chat;
@@ -14,7 +21,6 @@ mod compute;
 mod contention;
 mod device;
 mod device_error;
-mod device_kind;
 mod devices;
 mod error;
 mod experts;
@@ -25,6 +31,7 @@ mod hierarchy;
 mod hook;
 mod host_reads;
 mod inner;
+mod limits;
 mod log;
 mod low;
 mod memory;
@@ -35,8 +42,6 @@ mod params;
 mod pinned;
 mod placement;
 mod pools;
-mod pressure;
-mod pretokenizer;
 mod purpose;
 mod quantise;
 mod raw;
@@ -47,44 +52,39 @@ mod repack;
 mod rpc;
 mod run_mode;
 mod sampling;
-mod schema;
 mod session;
 mod source;
 mod split;
-mod stack;
 mod state_file;
 mod stock;
 mod stream;
 mod tier;
 mod tiers;
-mod tokenize;
-mod tuned;
-mod ubatch;
 mod validate;
+mod vocabulary;
 
 pub use adapters::AdapterInfo;
-pub use calibrate::{CalibrateError, calibrate_report, cpu_bytes_per_second};
+pub use calibrate::{calibrate_report, cpu_bytes_per_second};
 pub use chat::{
-    ChatDelta, ChatInputs, ChatMessage, ChatOptions, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates,
-    Continuation, LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice, isolate_chat_templates,
+    ChatDelta, ChatInputs, ChatMessage, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates, Continuation,
+    LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice, isolate_chat_templates,
 };
 pub use device_error::DeviceError;
-pub use device_kind::DeviceKind;
-pub use devices::{DeviceInfo, devices};
+pub use devices::{DeviceInfo, DeviceKind, devices};
 pub use error::Error;
 pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};
-pub use memory_use::trim_heap;
-pub use model::{ExpertPlace, LayerPlaces, Model, ModelInfo, SpecialTokens};
-pub use pressure::{MemorySignal, take_memory_signal, watch_memory_signals};
+pub use memory_use::{MemorySignal, take_memory_signal, trim_heap, watch_memory_signals};
+pub use model::{ExpertPlace, LayerPlaces, Model, ModelInfo};
 pub use quantise::Ggml;
 #[cfg(feature = "rpc")]
 pub use rpc::{RpcError, RpcEvent, RpcServer};
 pub use sampling::{Probabilities, Sampler};
-pub use session::{BatchToken, Generation, Interrupt, Session, StopReason};
+pub use session::{BatchToken, GeneratedText, Generation, Interrupt, Session, StopReason};
 pub use source::quantise_low;
 pub use stock::{Stock, StockOptions};
+pub use vocabulary::SpecialTokens;
 
 /// The CPU features and options llama.cpp was built with, in the words of `llama_print_system_info`.
 pub fn system_info() -> String {

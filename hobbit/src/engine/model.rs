@@ -1,32 +1,24 @@
 //! An open model: its vocabulary, its ordinary weights in memory, its experts left in the file.
 
-mod experts_seen;
 mod load;
-mod pieces;
-mod vocabulary;
-
-pub use experts_seen::{ExpertPlace, LayerPlaces};
-pub use vocabulary::SpecialTokens;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use ggml_sys::llama;
-
-use self::pieces::Pieces;
 use super::adapters::{AdapterInfo, Adapters};
-use super::error::Error;
 use super::experts::Experts;
+use super::host_reads::Host;
 use super::log;
 use super::placement::DeviceLayers;
 use super::raw::RawModel;
-use super::tuned::Tuned;
+use super::source::Tuned;
+use super::vocabulary::Pieces;
 use hobbit_core::cache::policy::Weights;
-use hobbit_core::expert::ExpertId;
+use hobbit_core::expert::{ExpertId, Precision};
 use hobbit_core::gguf::{Catalog, Gguf};
-use hobbit_core::options::{ModelOptions, RoutingOptions, Token};
+use hobbit_core::options::{ModelOptions, RoutingOptions};
 use hobbit_core::plan::{ExpertCache, RunMode};
 use hobbit_core::predict::{PathTable, PredictShape};
 use hobbit_core::profile::{LayerNorms, VirtualPlan};
@@ -116,7 +108,7 @@ pub(super) struct Shared {
     info: ModelInfo,
     expert_bytes_read_at_load: u64,
     /// Built on first use.
-    pieces: OnceLock<Pieces>,
+    pub(super) pieces: OnceLock<Pieces>,
 }
 
 impl Model {
@@ -126,7 +118,6 @@ impl Model {
     }
 
     /// Whether llama.cpp runs the model by itself, because it fits, or hobbit manages its experts.
-    #[doc(hidden)]
     pub fn run_mode(&self) -> RunMode {
         self.shared.run_mode
     }
@@ -136,55 +127,47 @@ impl Model {
         self.shared.adapters.infos()
     }
 
-    /// Changes T1 and T2 for every session of the model, starting with the next evaluation.
-    #[doc(hidden)]
-    pub fn set_thresholds(&self, thresholds: Thresholds) {
+    /// Changes the host's residency, once a session has made it.
+    fn with_host(&self, change: impl FnOnce(&mut Host)) {
         if let Some(memories) = self.shared.experts.memories().as_mut() {
-            memories.host.precisions.thresholds = thresholds;
+            change(&mut memories.host);
         }
+    }
+
+    /// Changes T1 and T2 for every session of the model, starting with the next evaluation.
+    pub fn set_thresholds(&self, thresholds: Thresholds) {
+        self.with_host(|host| host.precisions.thresholds = thresholds);
     }
 
     /// Changes the rerouting of tokens away from missing experts, for every session of the model, starting with the
     /// next evaluation. Requires a session, and a model that was opened with some rerouting.
-    #[doc(hidden)]
     pub fn set_routing(&self, routing: &RoutingOptions) {
-        if let Some(memories) = self.shared.experts.memories().as_mut() {
-            let host = &mut memories.host;
+        self.with_host(|host| {
             (host.rerouting, host.reroutes_prompts, host.precisions.drop) =
                 (routing.rerouting(), routing.prompts, routing.drop);
-        }
+        });
     }
 
     /// Changes the share of a prompt's experts in low precision
     /// ([`PrecisionOptions::prefill_low`](crate::PrecisionOptions)), `0.0..=1.0`, for every session of the model,
     /// starting with the next evaluation.
-    #[doc(hidden)]
     pub fn set_prefill_low(&self, share: f32) {
-        if let Some(memories) = self.shared.experts.memories().as_mut() {
-            memories.host.precisions.options.prefill_low = Some(share);
-        }
+        self.with_host(|host| host.precisions.options.prefill_low = Some(share));
     }
 
     /// Forces low precision for these experts, where they have a low version; replaces the previous list. Requires
     /// dynamic mode and a session. For measuring sensitivity.
-    #[doc(hidden)]
     pub fn force_low(&self, experts: impl IntoIterator<Item = ExpertId>) {
-        if let Some(memories) = self.shared.experts.memories().as_mut() {
-            memories.host.precisions.forced_low = experts.into_iter().collect();
-        }
+        self.with_host(|host| host.precisions.forced_low = experts.into_iter().collect());
     }
 
     /// Treats exactly these experts as missing wherever tokens use only resident experts; `None` restores real
     /// residency. Requires a session. For measuring the cost of absent experts.
-    #[doc(hidden)]
     pub fn mask_experts(&self, experts: Option<HashSet<ExpertId>>) {
-        if let Some(memories) = self.shared.experts.memories().as_mut() {
-            memories.host.masked = experts;
-        }
+        self.with_host(|host| host.masked = experts);
     }
 
     /// Blocks with experts in ascending order, each with its number of experts.
-    #[doc(hidden)]
     pub fn layers_with_experts(&self) -> Vec<(u16, u16)> {
         self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect()
     }
@@ -207,7 +190,6 @@ impl Model {
 
     /// Waits until no fillable slot is free ([`CachingOptions::fill`](crate::CachingOptions::fill)); returns the bytes
     /// of experts in the slots. Without filling, returns the current value.
-    #[doc(hidden)]
     pub fn finish_filling(&self) -> u64 {
         self.shared.experts.memories().as_mut().map_or(0, |memories| memories.host.finish_filling())
     }
@@ -245,34 +227,29 @@ impl Model {
 
     /// Completed share of the ubatch in evaluation, counted in layers with experts: 0..1. 0 when nothing is evaluated,
     /// and for a dense model. Waits for the layer being computed.
-    #[doc(hidden)]
     pub fn evaluated_share(&self) -> f64 {
         let layer = self.shared.experts.memories().as_ref().map_or(0, |memories| memories.host.counters().layer);
         f64::from(layer) / f64::from(self.info().n_layer.max(1))
     }
 
     /// Location of every version of every expert.
-    #[doc(hidden)]
     pub fn catalog(&self) -> &Catalog {
         &self.shared.catalog
     }
 
     /// The model's shape for a predictor: the layers with experts that run.
-    #[doc(hidden)]
     pub fn predict_shape(&self) -> PredictShape {
         let layers = self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert));
         PredictShape::new(layers, self.info().n_expert_used)
     }
 
     /// The parsed header of the model's files.
-    #[doc(hidden)]
     pub fn gguf(&self) -> &Gguf {
         &self.shared.gguf
     }
 
     /// Bytes of experts that loading read from the files. 0 unless this system's stdio does not support the stream's
     /// seek trick.
-    #[doc(hidden)]
     pub fn expert_bytes_read_at_load(&self) -> u64 {
         self.shared.expert_bytes_read_at_load
     }
@@ -319,49 +296,73 @@ impl Model {
             slots_by_layer: Vec::new(),
         }
     }
+}
 
-    /// The tokens of `text`, which is UTF-8 or, as llama.cpp accepts, any bytes. `add_special` adds BOS and the like
-    /// where the model wants them, `parse_special` recognises special tokens written in the text.
-    ///
-    /// # Errors
-    /// Text that the vocabulary cannot encode.
-    pub fn tokenize(
-        &self,
-        text: impl AsRef<[u8]>,
-        add_special: bool,
-        parse_special: bool,
-    ) -> Result<Vec<Token>, Error> {
-        self.shared.raw.tokenize(text.as_ref(), add_special, parse_special).map_err(Error::Tokenize)
+/// Where an expert is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertPlace {
+    /// Only in the file.
+    Absent,
+    /// In the host's memory, in a precision.
+    Held(Precision),
+    /// Being read into the host's memory.
+    Arriving(Precision),
+    /// On a device.
+    OnDevice,
+}
+
+/// Where the experts of one layer are, by index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerPlaces {
+    /// Block number.
+    pub layer: u16,
+    /// One entry for each expert, `[n_expert]`.
+    pub experts: Vec<ExpertPlace>,
+}
+
+impl Model {
+    /// Place of every expert; `None` where llama.cpp runs the model by itself, and before the first session. Waits for
+    /// the layer being computed.
+    pub fn expert_places(&self) -> Option<Vec<LayerPlaces>> {
+        let memories = self.shared.experts.memories();
+        let memories = memories.as_ref()?;
+        let mut layers: Vec<LayerPlaces> = self
+            .layers_with_experts()
+            .into_iter()
+            .map(|(layer, n)| LayerPlaces { layer, experts: vec![ExpertPlace::Absent; usize::from(n)] })
+            .collect();
+        let mut put = |layer: u16, index: u16, place: ExpertPlace| {
+            let found = layers.binary_search_by_key(&layer, |own| own.layer).ok();
+            let Some(cell) = found.and_then(|at| layers[at].experts.get_mut(usize::from(index))) else { return };
+            if rank(place) > rank(*cell) {
+                *cell = place;
+            }
+        };
+        let cache = memories.host.cache();
+        for (version, slot) in cache.residents() {
+            let place = match cache.is_ready(slot) {
+                true => ExpertPlace::Held(version.precision),
+                false => ExpertPlace::Arriving(version.precision),
+            };
+            put(version.expert.layer, version.expert.index, place);
+        }
+        for tier in &memories.tiers {
+            for (version, _) in tier.cache.residents() {
+                put(version.expert.layer, version.expert.index, ExpertPlace::OnDevice);
+            }
+        }
+        Some(layers)
     }
+}
 
-    /// The bytes a token stands for; they may be part of a UTF-8 character. `special` spells out control tokens.
-    pub fn piece(&self, token: Token, special: bool) -> Vec<u8> {
-        self.shared.raw.piece(token, special)
-    }
-
-    /// The text of every token.
-    pub(super) fn pieces(&self) -> &Pieces {
-        self.shared.pieces.get_or_init(|| Pieces::new(&self.shared.raw, |token| self.is_eog(token)))
-    }
-
-    /// Number of tokens in the vocabulary.
-    pub fn n_vocab(&self) -> usize {
-        self.shared.raw.n_vocab()
-    }
-
-    /// Whether generation ends at this token.
-    pub fn is_eog(&self, token: Token) -> bool {
-        // SAFETY: the vocabulary lives as long as the model; ids are compared, not used as an index.
-        unsafe { llama::llama_vocab_is_eog(self.vocab(), token) }
-    }
-
-    /// Whether the model wants a BOS token before a prompt.
-    pub fn adds_bos(&self) -> bool {
-        // SAFETY: the vocabulary lives as long as the model.
-        unsafe { llama::llama_vocab_get_add_bos(self.vocab()) }
-    }
-
-    pub(super) fn vocab(&self) -> *const llama::llama_vocab {
-        self.shared.raw.vocab()
+/// Precedence when an expert is in several places.
+fn rank(place: ExpertPlace) -> u8 {
+    match place {
+        ExpertPlace::Absent => 0,
+        ExpertPlace::Arriving(Precision::Low) => 1,
+        ExpertPlace::Held(Precision::Low) => 2,
+        ExpertPlace::Arriving(Precision::High) => 3,
+        ExpertPlace::Held(Precision::High) => 4,
+        ExpertPlace::OnDevice => 5,
     }
 }

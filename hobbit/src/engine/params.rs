@@ -110,9 +110,9 @@ pub(super) fn context_params(options: &SessionOptions, interrupted: *const Atomi
     params.n_seq_max = options.n_seq_max.max(1);
     // Every sequence has a last token.
     params.kv_unified = options.kv_unified;
-    if let Some(pooling) = options.embeddings {
+    if options.embeddings {
         params.embeddings = true;
-        params.pooling_type = match pooling {
+        params.pooling_type = match options.pooling {
             None => llama::LLAMA_POOLING_TYPE_UNSPECIFIED,
             Some(Pooling::None) => llama::LLAMA_POOLING_TYPE_NONE,
             Some(Pooling::Mean) => llama::LLAMA_POOLING_TYPE_MEAN,

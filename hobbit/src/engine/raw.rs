@@ -10,7 +10,7 @@ use ggml_sys::llama::{self, llama_batch, llama_context, llama_context_params, ll
 use ggml_sys::shim;
 
 use super::error::Error;
-use super::pretokenizer::Matches;
+use super::vocabulary::Matches;
 use hobbit_core::options::Token;
 
 /// One entry of a batch for [`crate::Session::evaluate`].
@@ -45,8 +45,8 @@ unsafe fn overridden(params: &llama_model_params, key: &CStr) -> Option<String> 
     None
 }
 
-/// Room for a message from the shim, in bytes.
-pub(super) const MESSAGE_BYTES: usize = 1024;
+/// Room for a message from the shim, in bytes. Jinja errors quote the template around them.
+pub(super) const MESSAGE_BYTES: usize = 4096;
 
 /// Calls a function of the shim that fills a message buffer when it returns null.
 pub(super) fn with_message<T>(call: impl FnOnce(*mut c_char, usize) -> *mut T) -> Result<NonNull<T>, String> {
@@ -289,7 +289,7 @@ impl RawContext {
     /// # Errors
     /// llama.cpp refuses.
     pub(super) fn state(&mut self, sequence: i32) -> Result<Vec<u8>, Error> {
-        let doing = format!("llama.cpp cannot tell what sequence {sequence} holds");
+        let doing = format!("llama.cpp cannot save the state of sequence {sequence}");
         // SAFETY: as in `forget`.
         let size = |message, capacity| unsafe { shim::hobbit_state_size(self.as_ptr(), sequence, message, capacity) };
         let n = checked(&doing, |n| *n > 0, size)?;
@@ -315,17 +315,17 @@ impl RawContext {
         checked("llama.cpp does not take the saved state", |read| *read > 0, set).map(drop)
     }
 
-    /// Evaluates a batch and waits for it. Returns llama.cpp's code, and a message if it threw. `tells` as in
+    /// Evaluates a batch and waits for it. Returns llama.cpp's code, and a message if it threw. `announces` as in
     /// [`shim::hobbit_decode`].
     ///
     /// # Safety
     /// The batch's arrays are valid for the call.
-    pub(super) unsafe fn decode(&mut self, batch: llama_batch, tells: bool) -> (i32, String) {
+    pub(super) unsafe fn decode(&mut self, batch: llama_batch, announces: bool) -> (i32, String) {
         let mut message = [0u8; MESSAGE_BYTES];
         // SAFETY: the context is live, the message buffer valid for its length; by the caller.
         let code = unsafe {
             let (text, capacity) = (message.as_mut_ptr().cast(), message.len());
-            let code = shim::hobbit_decode(self.as_ptr(), batch, tells, text, capacity);
+            let code = shim::hobbit_decode(self.as_ptr(), batch, announces, text, capacity);
             llama::llama_synchronize(self.as_ptr());
             code
         };
@@ -372,14 +372,14 @@ pub(super) fn with_batch<T>(entries: &[BatchToken], evaluate: impl FnOnce(llama_
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::backends;
     use crate::engine::device::Device;
+    use crate::engine::ggml;
     use crate::engine::params::{NEVER_INTERRUPTED, context_params};
     use hobbit_core::options::SessionOptions;
 
     /// The demo model and a context of two sequences, as a session has them.
     fn loaded() -> (RawContext, RawModel) {
-        backends::ready();
+        ggml::ready();
         Device::get().unwrap();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
         let session = SessionOptions { n_ctx: 64, n_seq_max: 2, threads: Some(1), ..SessionOptions::default() };

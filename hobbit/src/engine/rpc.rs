@@ -10,7 +10,6 @@ use std::ptr;
 use ggml_sys::llama::ggml_backend_dev_t;
 use ggml_sys::{rpc, shim};
 
-use super::backends;
 use super::devices::{self, DeviceInfo};
 use super::ggml;
 
@@ -68,7 +67,7 @@ impl RpcServer {
     /// # Errors
     /// [`RpcError::UnknownDevice`], [`RpcError::NoDevice`].
     pub fn new(names: &[String]) -> Result<Self, RpcError> {
-        backends::ready();
+        ggml::ready();
         let all = ggml::computing_devices();
         let devices = match names {
             [] => {

@@ -1,29 +1,23 @@
 //! Sampling the next token: llama.cpp's sampler chain, grammar and reasoning budget, combined as in
 //! `common_sampler_init`, `common_sampler_sample` and `_accept` (`common/sampling.cpp`).
 
-mod budget;
 mod chain;
-mod gbnf;
+mod checks;
 mod grammar;
-mod probabilities;
-mod raw;
-mod validate;
 
 use std::ffi::{CStr, CString, c_char};
 use std::{ptr, slice};
 
-use ggml_sys::llama::{self, llama_token_data, llama_token_data_array};
+use ggml_sys::llama;
+use ggml_sys::llama::{llama_token_data, llama_token_data_array};
 
+use self::chain::{Budget, Raw};
+use self::grammar::Grammar;
 use super::error::Error;
+use super::limits;
 use super::model::Model;
 use super::raw::RawContext;
-use super::{schema, stack};
 use hobbit_core::options::{SamplingOptions, Token};
-
-use budget::Budget;
-use grammar::Grammar;
-pub use probabilities::Probabilities;
-use raw::Raw;
 
 /// Chooses tokens from logits. Keeps its model alive.
 pub struct Sampler {
@@ -51,7 +45,7 @@ impl Sampler {
     /// [`Error::Sampling`] for invalid settings, [`Error::Grammar`] for a grammar llama.cpp refuses,
     /// [`Error::Tokenize`] for tags and triggers that the vocabulary cannot encode.
     pub fn new(model: &Model, options: &SamplingOptions) -> Result<Sampler, Error> {
-        validate::validate(options)?;
+        checks::validate(options)?;
         let preserved = preserved_tokens(model, options)?;
         let prefill = prefill_tokens(model, &options.generation_prompt)?;
         Ok(Sampler {
@@ -76,7 +70,7 @@ impl Sampler {
         let value: serde_json::Value =
             serde_json::from_str(schema).map_err(|error| Error::Grammar(format!("the schema is not JSON: {error}")))?;
         let stack_bytes =
-            schema::stack_bytes(&value).map_err(|error| Error::Grammar(format!("the schema: {error}")))?;
+            limits::schema_stack(&value).map_err(|error| Error::Grammar(format!("the schema: {error}")))?;
         let schema = CString::new(schema).map_err(|_| Error::Grammar("the schema contains a NUL byte".into()))?;
         let make = || {
             let mut made: *mut c_char = ptr::null_mut();
@@ -84,8 +78,8 @@ impl Sampler {
             let status = unsafe { llama::llama_rs_json_schema_to_grammar(schema.as_ptr(), true, &raw mut made) };
             if status != llama::LLAMA_RS_STATUS_OK || made.is_null() {
                 return Err(Error::Grammar(
-                    "llama.cpp cannot turn this JSON schema into a grammar; see which keywords and patterns it supports in \
-                     llama.cpp's grammars/README.md"
+                    "llama.cpp cannot turn this JSON schema into a grammar; its grammars/README.md lists the \
+                     keywords and patterns that it supports"
                         .into(),
                 ));
             }
@@ -96,7 +90,7 @@ impl Sampler {
                 Ok(grammar)
             }
         };
-        stack::with_bytes(stack_bytes, make).map_err(Error::Grammar)?
+        limits::with_stack(stack_bytes, make).map_err(Error::Grammar)?
     }
 
     /// Chooses a token from the logits at `index` of the last batch (-1: the last) and remembers it as generated.
@@ -113,7 +107,7 @@ impl Sampler {
         if !self.grammar_allows(token)? {
             token = self.choose(context, index, true)?;
             if !self.grammar_allows(token)? {
-                return Err(Error::Grammar("no token of this model continues the output as the grammar wants".into()));
+                return Err(no_token());
             }
         }
         self.accept_generated(token)?;
@@ -137,7 +131,7 @@ impl Sampler {
         let mut replayed = Vec::new();
         if let Some(budget) = &mut self.budget {
             budget.accept(token);
-            // The end of a thought may trigger the grammar that slept through it.
+            // The end of reasoning may trigger the grammar that was inactive until then.
             if !is_grammars {
                 replayed = budget.end_match();
             }
@@ -151,15 +145,15 @@ impl Sampler {
         Ok(())
     }
 
-    /// Ends the model's current thought, as if its budget were spent. False if it is in none, or if thoughts are not
-    /// tracked ([`hobbit_core::options::ReasoningBudget::control`]).
-    pub fn end_thought(&mut self) -> bool {
-        self.budget.as_mut().is_some_and(Budget::end_thought)
+    /// Ends the model's reasoning, as if its budget were spent. False if there is none, or if it is not tracked
+    /// ([`hobbit_core::options::ReasoningBudget::control`]).
+    pub fn end_reasoning(&mut self) -> bool {
+        self.budget.as_mut().is_some_and(Budget::end_reasoning)
     }
 
-    /// Whether the model is within a thought, if thoughts are tracked.
-    pub fn is_thinking(&self) -> bool {
-        self.budget.as_ref().is_some_and(Budget::is_thinking)
+    /// Whether the model reasons, if that is tracked.
+    pub fn is_reasoning(&self) -> bool {
+        self.budget.as_ref().is_some_and(Budget::is_reasoning)
     }
 
     /// Control tokens whose text belongs to the answer ([`SamplingOptions::preserved_tokens`]): get it from
@@ -175,9 +169,9 @@ impl Sampler {
     pub fn probabilities(&self, n: usize, post_sampling: bool) -> Option<Probabilities> {
         let chosen = self.chosen?;
         if post_sampling {
-            return Some(probabilities::of_candidates(self.kept(), chosen, n));
+            return Some(of_candidates(self.kept(), chosen, n));
         }
-        self.logits.as_deref().map(|logits| probabilities::of_logits(logits, chosen, n))
+        self.logits.as_deref().map(|logits| of_logits(logits, chosen, n))
     }
 
     /// Forgets all tokens and restarts the grammar, the reasoning budget and the random choice.
@@ -240,9 +234,7 @@ impl Sampler {
         let selected = usize::try_from(array.selected).ok().and_then(|selected| self.kept().get(selected));
         match selected {
             Some(chosen) if chosen.logit > f32::NEG_INFINITY && !chosen.p.is_nan() => Ok(chosen.id),
-            _ if masked => {
-                Err(Error::Grammar("no token of this model continues the output as the grammar wants".into()))
-            }
+            _ if masked => Err(no_token()),
             _ => Err(Error::Sampling(
                 "no candidate is left; loosen the logit biases or the sampling settings, which exclude every token or \
                  overflow"
@@ -281,9 +273,9 @@ impl Sampler {
         Ok(())
     }
 
-    /// Whether the grammar, if any, applies now: a lazy one sleeps while the model thinks.
+    /// Whether the grammar, if any, applies now: a lazy one is inactive during reasoning.
     fn grammar_applies(&self) -> bool {
-        self.grammar.as_ref().is_some_and(|grammar| !(grammar.is_lazy && self.is_thinking()))
+        self.grammar.as_ref().is_some_and(|grammar| !(grammar.is_lazy && self.is_reasoning()))
     }
 
     /// Whether the grammar, if it applies, allows `token`. Does not advance it.
@@ -294,6 +286,10 @@ impl Sampler {
             _ => Ok(true),
         }
     }
+}
+
+fn no_token() -> Error {
+    Error::Grammar("it allows no token of this model next".into())
 }
 
 /// Whether these logits permit a choice. Minus infinity excludes a token; NaN and infinity mean a failed computation.
@@ -324,6 +320,57 @@ fn prefill_tokens(model: &Model, text: &str) -> Result<Vec<Token>, Error> {
         tokens.remove(0);
     }
     Ok(tokens)
+}
+
+/// Natural logarithms of probabilities.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Probabilities {
+    /// The chosen token's; minus infinity if it is not a candidate.
+    pub chosen: f32,
+    /// The most probable tokens in descending order; of equals the lower id is first.
+    pub top: Vec<(Token, f32)>,
+}
+
+/// The softmax of `logits`, `[n_vocab]`.
+fn of_logits(logits: &[f32], chosen: Token, n: usize) -> Probabilities {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
+    let log_sum = sum.ln();
+    let log_of = |logit: f32| (f64::from(logit - max) - log_sum) as f32;
+    let of_chosen = usize::try_from(chosen).ok().and_then(|chosen| logits.get(chosen));
+    Probabilities {
+        chosen: of_chosen.map_or(f32::NEG_INFINITY, |logit| log_of(*logit)),
+        top: largest((0..).zip(logits.iter().copied()).collect(), n)
+            .into_iter()
+            .map(|(token, logit)| (token, log_of(logit)))
+            .collect(),
+    }
+}
+
+/// The candidates left by the chain, except those with probability 0.
+fn of_candidates(candidates: &[llama_token_data], chosen: Token, n: usize) -> Probabilities {
+    let of_chosen = candidates.iter().find(|candidate| candidate.id == chosen);
+    let kept = candidates.iter().filter(|candidate| candidate.p > 0.0);
+    Probabilities {
+        chosen: of_chosen.map_or(f32::NEG_INFINITY, |candidate| candidate.p.ln()),
+        top: largest(kept.map(|candidate| (candidate.id, candidate.p)).collect(), n)
+            .into_iter()
+            .map(|(token, p)| (token, p.ln()))
+            .collect(),
+    }
+}
+
+/// The `n` largest in descending order.
+fn largest(mut all: Vec<(Token, f32)>, n: usize) -> Vec<(Token, f32)> {
+    let order = |a: &(Token, f32), b: &(Token, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    if n < all.len() {
+        if n > 0 {
+            all.select_nth_unstable_by(n - 1, order);
+        }
+        all.truncate(n);
+    }
+    all.sort_unstable_by(order);
+    all
 }
 
 #[cfg(test)]

@@ -1,9 +1,7 @@
 //! A session: one llama.cpp context, the residency of its experts, and its measurements.
 
 mod decode;
-mod feed;
-mod generation;
-mod sample;
+mod generate;
 mod sequences;
 
 use std::sync::Arc;
@@ -33,7 +31,7 @@ use hobbit_core::stats::{
     peak_rss_bytes,
 };
 
-pub use generation::Generation;
+pub use generate::{GeneratedText, Generation};
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +77,7 @@ pub struct Session {
     description: Description,
     interrupt: Interrupt,
     /// Whether a backend of ours is notified before each graph.
-    tells: bool,
+    announces: bool,
     purpose: Purpose,
     /// Largest number of threads for a batch.
     n_threads: i32,
@@ -111,7 +109,6 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::session`].
-    #[doc(hidden)]
     pub fn session_observed(&self, options: &SessionOptions, observer: RouterObserver) -> Result<Session, Error> {
         Session::new(self, options, Some(observer))
     }
@@ -165,7 +162,7 @@ impl Session {
             options,
             description,
             interrupt,
-            tells: device::n_backends_made() > n_backends,
+            announces: device::n_backends_made() > n_backends,
             purpose,
             n_threads: params.n_threads.max(params.n_threads_batch),
             n_past: 0,
@@ -263,6 +260,11 @@ impl Session {
         Generation { session: self, sampler, left: n_predict, stop: None, failed: false }
     }
 
+    /// As [`Session::generate`]: an iterator of the generated text.
+    pub fn generate_text<'a>(&'a mut self, sampler: &'a mut Sampler, n_predict: Option<usize>) -> GeneratedText<'a> {
+        GeneratedText { tokens: self.generate(sampler, n_predict), bytes: Vec::new() }
+    }
+
     /// Sets the scale of each LoRA adapter ([`Model::adapters`]) from the next evaluation on; adapters without a scale
     /// get 0. Tokens in the context are not evaluated again.
     pub fn set_adapters(&mut self, scales: &[f32]) {
@@ -275,7 +277,6 @@ impl Session {
     }
 
     /// Names of expert tensors whose products have not reached hobbit yet; empty after the first evaluation.
-    #[doc(hidden)]
     pub fn unseen_experts(&self) -> Vec<String> {
         self.model.shared.experts.memories().as_ref().map_or_else(Vec::new, |memories| memories.unseen_tensors())
     }
@@ -328,14 +329,12 @@ impl Session {
     }
 
     /// Maximum tokens per call of [`Session::evaluate`].
-    #[doc(hidden)]
     pub fn n_batch(&self) -> usize {
         // SAFETY: the context is live.
         unsafe { llama::llama_n_batch(self.context.as_ptr()) as usize }
     }
 
     /// Tokens of a prompt that are computed at once (the ubatch size).
-    #[doc(hidden)]
     pub fn n_ubatch(&self) -> usize {
         // SAFETY: the context is live.
         unsafe { llama::llama_n_ubatch(self.context.as_ptr()).max(1) as usize }
@@ -343,4 +342,68 @@ impl Session {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+    use hobbit_core::options::ModelOptions;
+
+    fn demo() -> Model {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
+        Model::open(&path, &ModelOptions::default()).unwrap()
+    }
+
+    /// Failed llama.cpp assertions during batch preparation become errors of that batch.
+    #[test]
+    fn an_assertion_before_anything_is_computed_is_an_error() {
+        let model = demo();
+        let options = SessionOptions { n_ctx: 64, n_batch: 8, threads: Some(1), ..SessionOptions::default() };
+        let mut session = model.session(&options).unwrap();
+        let n_batch = session.n_batch();
+        let mut tokens: Vec<Token> = vec![1; n_batch + 1];
+        // Bypasses the check of `evaluate` to reach the assertion itself.
+        // SAFETY: the batch borrows `tokens`, which outlive its evaluation.
+        let batch = unsafe { llama::llama_batch_get_one(tokens.as_mut_ptr(), tokens.len() as i32) };
+        let error = session.decode(batch, &[(0, 0)]).unwrap_err();
+        assert!(
+            matches!(&error, Error::Decode(reason) if reason.contains("n_tokens_all <= cparams.n_batch")),
+            "{error}"
+        );
+        session.feed(&tokens[..n_batch]).unwrap();
+    }
+
+    #[test]
+    fn a_copy_replaces_the_sequence() {
+        let model = demo();
+        let base = SessionOptions { n_ctx: 64, n_seq_max: 2, threads: Some(1), ..SessionOptions::default() };
+        for kv_unified in [true, false] {
+            let mut session = model.session(&SessionOptions { kv_unified, ..base.clone() }).unwrap();
+            let text = |tokens: &[Token], sequence| -> Vec<BatchToken> {
+                let entry = |(at, token): (usize, &Token)| BatchToken {
+                    token: *token,
+                    position: at as i32,
+                    sequence,
+                    logits: true,
+                };
+                tokens.iter().enumerate().map(entry).collect()
+            };
+            session.evaluate(&text(&[5, 6, 7], 0)).unwrap();
+            session.evaluate(&text(&[80, 90, 100], 1)).unwrap();
+            session.copy_sequence(0, 1).unwrap();
+            let next = |sequence| [BatchToken { token: 8, position: 3, sequence, logits: true }];
+            session.evaluate(&next(0)).unwrap();
+            let expected = session.logits(0).unwrap().to_vec();
+            session.evaluate(&next(1)).unwrap();
+            assert_eq!(session.logits(0).unwrap(), expected, "unified: {kv_unified}");
+        }
+    }
+
+    #[test]
+    fn a_ranking_session_has_a_score_for_each_class() {
+        let model = demo();
+        let pooling = Some(hobbit_core::options::Pooling::Rank);
+        let options = SessionOptions { n_ctx: 64, embeddings: true, pooling, ..SessionOptions::default() };
+        let mut session = model.session(&options).unwrap();
+        let entry = |at: i32| BatchToken { token: 5 + at, position: at, sequence: 0, logits: true };
+        session.evaluate(&[entry(0), entry(1)]).unwrap();
+        assert_eq!(session.embedding_of_sequence(0).map(<[f32]>::len), Some(1));
+    }
+}

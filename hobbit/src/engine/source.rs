@@ -1,4 +1,5 @@
-//! A model's files on disk: the file shown to llama.cpp, and the location of every version of every expert.
+//! A model's files on disk: the file shown to llama.cpp, the location of every version of every expert, and the tuned
+//! policy.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -7,15 +8,16 @@ use std::time::SystemTime;
 use super::error::Error;
 use super::low::{check_low, low_cache_path};
 use super::quantise::Ggml;
-use super::tuned::{Tuned, check_penalties};
+use hobbit_core::cache::Allocation;
 use hobbit_core::gguf::{Catalog, ExpertMap, Gguf, SourceFile};
 use hobbit_core::options::{LowSource, ModelOptions, PrecisionMode};
-use hobbit_core::pack::{self, Pack, PackKind, PackSpec, PartialError, Sha256, TypeChoice, WriteError, fingerprint};
+use hobbit_core::pack::{self, Pack, PackKind, PackSpec, Sha256, TypeChoice, WriteError, fingerprint};
 use hobbit_core::predict::{PathTable, PredictorKind};
 use hobbit_core::profile::{LayerNorms, ProfileError, norms_of_json, read_path_table};
 use hobbit_core::residency::Precisions;
 use hobbit_core::route::Thresholds;
 use hobbit_core::store::Original;
+use hobbit_core::tuned::{TunedError, TunedPolicy};
 
 /// A model's files, opened and checked.
 pub(super) struct ModelSource {
@@ -142,25 +144,20 @@ fn add_low(
 /// # Errors
 /// [`Error::LowOfAnother`]; a model that cannot be read.
 fn check_made_from(low: &Pack, model: &Gguf, sha256: Option<Sha256>) -> Result<(), Error> {
-    let (path, source) = (model.files[0].path.as_path(), low.info.source_sha256);
-    let another = |what: &'static str| Error::LowOfAnother {
-        low: low.path.clone(),
-        model: path.to_owned(),
-        source_name: low.info.source_name.clone(),
-        what,
+    let difference = match (sha256, low.info.source_fingerprint) {
+        _ if !low.has_header_of(model) => "header or length differ",
+        (Some(known), _) if known != low.info.source_sha256 => "the SHA-256 of what they were made from differ",
+        (Some(_), _) => return Ok(()),
+        (None, None) => "the pack has no fingerprint of its model; make it again",
+        (None, Some(print)) if print != pack::fingerprint(model)? => "its weights differ",
+        (None, Some(_)) => return Ok(()),
     };
-    if !low.has_header_of(model) {
-        return Err(another("header or length differ"));
-    }
-    if let Some(known) = sha256 {
-        return if known == source { Ok(()) } else { Err(another("the SHA-256 of what they were made from differ")) };
-    }
-    let found = pack::fingerprint(model)?;
-    match low.info.source_fingerprint {
-        Some(expected) if found == expected => Ok(()),
-        Some(_) => Err(another("its weights differ")),
-        None => Err(another("the pack has no fingerprint of its model; make it again")),
-    }
+    Err(Error::LowOfAnother {
+        low: low.path.clone(),
+        model: model.files[0].path.clone(),
+        source_name: low.info.source_name.clone(),
+        what: difference,
+    })
 }
 
 /// Converts a callback's answer to control flow.
@@ -204,7 +201,7 @@ pub fn quantise_low(
 }
 
 /// Whether the file holds low versions of this model. A model file newer than the pack counts as replaced. A pack
-/// without a fingerprint, from an earlier hobbit, is made again.
+/// without a fingerprint is made again.
 fn is_current(path: &Path, model: &Gguf) -> bool {
     let age = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
     let made: Option<SystemTime> = age(path);
@@ -214,4 +211,43 @@ fn is_current(path: &Path, model: &Gguf) -> bool {
         pack.has_header_of(model) && print.is_some() && fingerprint(model).ok() == print
     };
     !model.files.iter().any(newer) && Pack::open(path).is_ok_and(|pack| is_of_model(&pack))
+}
+
+/// A tuned policy and its source.
+#[derive(Clone, Debug)]
+pub(super) struct Tuned {
+    pub(super) policy: TunedPolicy,
+    /// Its source, for messages.
+    pub(super) file: String,
+    /// Whether it is from the model's own pack.
+    pub(super) is_packed: bool,
+}
+
+impl Tuned {
+    /// Reads the given file, or else the policy in the pack at a path.
+    pub(super) fn open(given: Option<&Path>, packed: Option<(&Path, &str)>) -> Result<Option<Self>, TunedError> {
+        let (policy, file, is_packed) = match (given, packed) {
+            (Some(path), _) => (TunedPolicy::read(path)?, path.display().to_string(), false),
+            (None, Some((path, text))) => {
+                let file = format!("{} (key {})", path.display(), hobbit_core::pack::POLICY_KEY);
+                (TunedPolicy::parse(text, &file)?, file, true)
+            }
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(Self { policy, file, is_packed }))
+    }
+}
+
+/// Checks that slots can be divided by penalty, if requested.
+///
+/// # Errors
+/// [`Error::NoPenalties`].
+pub(super) fn check_penalties(allocation: Allocation, tuned: Option<&Tuned>) -> Result<(), Error> {
+    match (allocation, tuned) {
+        (Allocation::ByPenalty, None) => Err(Error::NoPenalties { found: "there is no tuned policy".to_owned() }),
+        (Allocation::ByPenalty, Some(tuned)) if !tuned.policy.has_penalties() => {
+            Err(Error::NoPenalties { found: format!("{} does not say", tuned.file) })
+        }
+        _ => Ok(()),
+    }
 }

@@ -61,18 +61,18 @@ impl StateFile {
         }
         (state.model, state.policy) = (self.model.clone(), self.policy.clone());
         if let Err(error) = files::replace(&self.path, &state.to_bytes()) {
-            self.tell(format_args!("{error}; what was resident is not saved"));
+            self.notice(format_args!("{error}; the resident experts are not saved"));
         }
     }
 
     fn refuse(&mut self, why: impl std::fmt::Display, may_replace: bool) -> Option<CacheState> {
         self.may_replace = may_replace;
         let then = if may_replace { "it is replaced in the end" } else { "it is left as it is: give another file" };
-        self.tell(format_args!("{why}; caches start empty, and {then}"));
+        self.notice(format_args!("{why}; caches start empty, and {then}"));
         None
     }
 
-    fn tell(&self, what: impl std::fmt::Display) {
+    fn notice(&self, what: impl std::fmt::Display) {
         log::notice(format_args!("cache state {}: {what}", self.path.display()));
     }
 }

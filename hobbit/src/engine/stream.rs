@@ -253,7 +253,7 @@ pub(super) mod tests {
 
     /// With `vm.overcommit_memory` 2, all writable private memory is committed.
     #[test]
-    fn of_the_buffer_only_what_a_read_fills_is_promised() {
+    fn only_the_filled_part_of_the_buffer_is_committed() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
         let gguf = Gguf::open(&path).unwrap();
         let original = Original::open(&path, gguf.files[0].state).unwrap();

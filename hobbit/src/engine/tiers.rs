@@ -1,6 +1,6 @@
 //! From a placement to device tiers: measures, divides and allocates each device's free memory.
 
-use super::calibrate::{Subject, by_bytes, calibrate, helper_threads};
+use super::calibrate::{by_bytes, calibrate, helper_threads};
 use super::error::Error;
 use super::ggml;
 use super::log;
@@ -9,7 +9,6 @@ use super::pinned::Reach;
 use super::placement::DeviceLayers;
 use super::pools::{Pool, cache_of, pools_of};
 use super::tier::{Memory, Refused, Tier, staging_stride};
-use hobbit_core::calibrate::cache_path;
 use hobbit_core::expert::Precision;
 use hobbit_core::gguf::Catalog;
 use hobbit_core::load::balance::{Balancer, Costs, HelperMode};
@@ -143,13 +142,10 @@ fn balancer(model: &Model, part: &DeviceLayers, catalog: &Catalog) -> Option<Bal
     if mode == HelperMode::Off || repeatable {
         return None;
     }
-    let element_types = by_bytes(catalog);
-    let costs = match (options.calibrate, element_types.first().copied()) {
+    let costs = match (options.calibrate, by_bytes(catalog).first()) {
         (true, Some(first)) => {
-            let file = model.shared.originals.first().map(|file| file.path.clone());
-            let subject = Subject { threads: helper_threads(options), element_types, file };
-            let calibrated = calibrate(part.wrapper.inner, &subject, cache_path().as_deref());
-            Costs::seeded(&calibrated.calibration, first.name(), options.pinned)
+            let calibration = calibrate(part.wrapper.inner, helper_threads(options), &[*first]);
+            Costs::seeded(&calibration, first.name(), options.pinned)
         }
         _ => Costs::default(),
     };

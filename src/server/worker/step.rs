@@ -246,7 +246,7 @@ impl Worker {
         }
         let sampler = run.sampler.as_mut().expect("a generation has one");
         if generate.nudge.as_ref().is_some_and(Nudge::take) {
-            sampler.end_thought();
+            sampler.end_reasoning();
         }
         let token = match self.session.sample(sampler, index as i32) {
             Ok(token) => token,

@@ -1,6 +1,5 @@
-//! What a build of llama.cpp did about AMX, and what is to be said about it. `amx.cmake` decides and leaves a record in
-//! CMakeCache.txt; where it did not run (somebody else's CMAKE_PROJECT_INCLUDE, hobbit as another package's
-//! dependency, a build older than the script), what was built is looked at instead.
+//! Judges how a build of llama.cpp treats AMX. `amx.cmake` decides and leaves a record in CMakeCache.txt; if it did not
+//! run (another CMAKE_PROJECT_INCLUDE, hobbit as another package's dependency), the built libraries are searched.
 //!
 //! Part of the build script, and of its test.
 
@@ -9,7 +8,7 @@ use std::io;
 use std::path::Path;
 use std::process::Command;
 
-/// What `amx.cmake` recorded.
+/// The record of `amx.cmake`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// HOBBIT_AMX at that time: `auto`, `on` or `off`.
@@ -37,7 +36,7 @@ impl Record {
     }
 }
 
-/// What a compiler makes of `probe.cpp`.
+/// A compiler's result for `probe.cpp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probe {
     /// It does not know AMX.
@@ -48,7 +47,7 @@ pub enum Probe {
     Wrong,
 }
 
-/// What the build script has to say.
+/// Message of the build script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Advice {
     Nothing,
@@ -57,8 +56,8 @@ pub enum Advice {
     Fail(String),
 }
 
-/// What there is to say about a build with `record` whose libraries have AMX or not, when HOBBIT_AMX is `asked` now.
-/// `remedy` is what rebuilds llama.cpp; `script` is the path of `amx.cmake`.
+/// Message about a build with `record` whose libraries have AMX or not, when HOBBIT_AMX is `asked` now. `remedy`
+/// rebuilds llama.cpp; `script` is the path of `amx.cmake`.
 pub fn advice(
     record: Option<&Record>,
     asked: &str,

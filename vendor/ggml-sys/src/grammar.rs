@@ -21,8 +21,8 @@ pub struct Element {
 }
 
 unsafe extern "C" {
-    /// Parses a grammar as llama.cpp does and shows each of its rules, in order of their numbers. The number of the rule `root`; -1 where
-    /// it cannot be parsed, -2 where it has no such rule.
+    /// Parses a grammar as llama.cpp does and shows each of its rules, in order of their numbers. The number of the
+    /// rule `root`; -1 where it cannot be parsed, -2 where it has no such rule.
     pub fn hobbit_grammar_parse(
         vocab: *const llama_vocab,
         text: *const c_char,
@@ -33,8 +33,8 @@ unsafe extern "C" {
     /// A regular expression (ECMAScript) that may wake a grammar. Null where it is none.
     pub fn hobbit_pattern_init(pattern: *const c_char) -> *mut Pattern;
 
-    /// Where what a grammar has to go on with begins in a text: the first group that is not empty, or all that is found. `usize::MAX`
-    /// where nothing is found.
+    /// Where what a grammar has to go on with begins in a text: the first group that is not empty, or all that is
+    /// found. `usize::MAX` where nothing is found.
     pub fn hobbit_pattern_find(pattern: *const Pattern, text: *const c_char, len: usize) -> usize;
 
     pub fn hobbit_pattern_free(pattern: *mut Pattern);

@@ -4,7 +4,7 @@
 //! * [`backend`]: the structs of `ggml-backend-impl.h` that a backend written outside of ggml has to fill in.
 //! * [`shim`]: what neither of them offers to C: C++ exceptions turned into codes, memory sizes.
 //! * [`chat`]: llama.cpp's `common`: chat templates, parsers of what models say, reasoning budgets.
-//! * [`grammar`]: llama.cpp's grammar sampler, which counts before it goes on.
+//! * [`grammar`]: llama.cpp's grammar parser.
 //! * `rpc` (feature `rpc`): ggml's RPC backend, which `llama-cpp-sys-2` does not build.
 //!
 //! `UPGRADE.md` says what a version bump has to re-check.

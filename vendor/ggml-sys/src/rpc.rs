@@ -10,8 +10,6 @@ use crate::llama::{ggml_backend_dev_t, ggml_backend_reg_t};
 pub const HOBBIT_RPC_LISTENING: c_int = 0;
 /// A client has connected.
 pub const HOBBIT_RPC_CONNECTED: c_int = 1;
-/// The client has gone; its buffers are freed.
-pub const HOBBIT_RPC_DISCONNECTED: c_int = 2;
 
 /// Called on the serving thread with one of the constants above; `context` is what the caller passed in.
 pub type EventCallback = unsafe extern "C" fn(context: *mut c_void, event: c_int);

@@ -1,7 +1,8 @@
 //! Declarations of `shim/shim.cpp`. Strings are NUL-terminated UTF-8.
 //!
-//! A guarded function neither throws nor lets a failed assertion end the process: it returns what it returns on failure, and
-//! puts a message into the `error` buffer, if it has one. A buffer that was empty stays so where llama.cpp gives no reason.
+//! A guarded function neither throws nor lets a failed assertion end the process: it returns what it returns on
+//! failure, and puts a message into the `error` buffer, if it has one. A buffer that was empty stays so where llama.cpp
+//! gives no reason.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -77,18 +78,18 @@ unsafe extern "C" {
     /// has handed its graph to the backends.
     pub fn hobbit_computing();
 
-    /// Guarded `llama_decode`: -100 on failure. `tells`: a backend of the context calls [`hobbit_computing`] before each graph,
-    /// so that until then failed assertions may become errors.
+    /// Guarded `llama_decode`: -100 on failure. `announces`: a backend of the context calls [`hobbit_computing`] before
+    /// each graph, so that until then failed assertions may become errors.
     pub fn hobbit_decode(
         ctx: *mut llama_context,
         batch: llama_batch,
-        tells: bool,
+        announces: bool,
         error: *mut c_char,
         error_capacity: usize,
     ) -> c_int;
 
-    /// Guarded `llama_memory_seq_rm`: 1 where the positions are forgotten, 0 where the model cannot forget a part, -1 on
-    /// failure.
+    /// Guarded `llama_memory_seq_rm`: 1 where the positions are forgotten, 0 where the model cannot forget a part, -1
+    /// on failure.
     pub fn hobbit_memory_remove(
         ctx: *mut llama_context,
         sequence: i32,

@@ -108,7 +108,7 @@ fn each_compiler_here_is_judged_by_what_it_makes_of_the_probe() {
         };
         assert_eq!(record.answer, expected, "{cxx} {version}: {record:?}");
         assert!(in_all_that_ask(&libraries, probe == Probe::Right), "{cxx} {version}: {libraries:?}");
-        // What is known, whatever the probe says.
+        // Known results, whatever the probe says.
         if record.compiler.starts_with("GNU 12.") {
             assert_eq!(probe, Probe::Wrong, "GCC 12 drops stores to tile configurations");
         }
@@ -139,7 +139,7 @@ fn record(asked: &str, wanted: bool, answer: &str) -> Record {
 }
 
 #[test]
-fn what_is_said_of_a_build() {
+fn messages_about_a_build() {
     let say = |record: Option<&Record>, asked: &str, has_amx: bool, probe: Probe| {
         amx::advice(record, asked, has_amx, || probe, REMEDY, SCRIPT)
     };

@@ -2,13 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use smart_default::SmartDefault;
 
-use super::nesting::{check_depth, check_json};
 use crate::engine::error::Error;
-use crate::engine::schema;
+use crate::engine::limits::{NAME_MAX, check_depth, read_json, schema_stack};
 use hobbit_core::named::named;
 use hobbit_core::options::ReasoningFormat;
 
@@ -35,9 +33,9 @@ pub enum Continuation {
     /// Not at all: it is complete.
     #[default]
     None,
-    /// Continues its thought, if it has one and no content, otherwise its content.
+    /// Continues its reasoning, if it has some and no content, otherwise its content.
     Auto,
-    /// Continues its thought.
+    /// Continues its reasoning.
     Reasoning,
     /// Continues its content.
     Content,
@@ -69,42 +67,19 @@ pub struct ChatInputs {
     pub add_generation_prompt: bool,
     /// Whether the last message is continued instead of starting a new turn.
     pub continue_final_message: Continuation,
-    /// How thoughts are returned.
+    /// How reasoning is returned.
     pub reasoning_format: ReasoningFormat,
-    /// Whether the model thinks, for templates that support it.
+    /// Whether the model reasons, for templates that support it.
     #[default = true]
     pub enable_thinking: bool,
     /// Further variables of the template: names, and values in JSON.
     pub template_kwargs: BTreeMap<String, String>,
     /// Runs the template's text. Otherwise llama.cpp recognises well-known templates and writes their format itself,
-    /// without tools, thoughts or the other settings above.
+    /// without tools, reasoning or the other settings above.
     #[default = true]
     pub use_jinja: bool,
-    /// Returns answers unparsed, whatever the template defines: thoughts and tool calls stay in their content.
+    /// Returns answers unparsed, whatever the template defines: reasoning and tool calls stay in their content.
     pub pure_content: bool,
-    /// Keeps thoughts in the content of streamed answers. llama.cpp's parsers ignore it now.
-    pub reasoning_in_content: bool,
-    /// Looks for tool calls in the answer. llama.cpp's parsers ignore it now.
-    #[default = true]
-    pub parse_tool_calls: bool,
-}
-
-/// [`ChatInputs`] as the shim reads it.
-#[derive(Serialize)]
-struct Fields<'a> {
-    messages: &'a str,
-    tools: &'a str,
-    tool_choice: &'static str,
-    parallel_tool_calls: bool,
-    json_schema: &'a str,
-    grammar: &'a str,
-    add_generation_prompt: bool,
-    continue_final_message: &'static str,
-    reasoning_format: &'static str,
-    enable_thinking: bool,
-    template_kwargs: &'a BTreeMap<String, String>,
-    use_jinja: bool,
-    force_pure_content: bool,
 }
 
 impl ChatInputs {
@@ -114,70 +89,59 @@ impl ChatInputs {
     /// [`Error::ChatInput`] for invalid JSON, excessive depth or length, or settings that exclude each other.
     pub(super) fn to_json(&self, use_jinja: bool) -> Result<(String, usize), Error> {
         let stack_bytes = self.check(use_jinja).map_err(Error::ChatInput)?;
-        let fields = Fields {
-            messages: &self.messages,
-            tools: self.tools.as_deref().unwrap_or_default(),
-            tool_choice: self.tool_choice.name(),
-            parallel_tool_calls: self.parallel_tool_calls,
-            json_schema: self.json_schema.as_deref().unwrap_or_default(),
-            grammar: self.grammar.as_deref().unwrap_or_default(),
-            add_generation_prompt: self.add_generation_prompt,
-            continue_final_message: self.continue_final_message.name(),
-            reasoning_format: self.reasoning_format.name(),
-            enable_thinking: self.enable_thinking,
-            template_kwargs: &self.template_kwargs,
-            use_jinja,
-            force_pure_content: self.pure_content,
-        };
-        let text = serde_json::to_string(&fields).map_err(|error| Error::ChatInput(error.to_string()))?;
-        Ok((text, stack_bytes))
+        let text = json!({
+            "messages": self.messages,
+            "tools": self.tools.as_deref().unwrap_or_default(),
+            "tool_choice": self.tool_choice.name(),
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "json_schema": self.json_schema.as_deref().unwrap_or_default(),
+            "grammar": self.grammar.as_deref().unwrap_or_default(),
+            "add_generation_prompt": self.add_generation_prompt,
+            "continue_final_message": self.continue_final_message.name(),
+            "reasoning_format": self.reasoning_format.name(),
+            "enable_thinking": self.enable_thinking,
+            "template_kwargs": self.template_kwargs,
+            "use_jinja": use_jinja,
+            "force_pure_content": self.pure_content,
+        });
+        Ok((text.to_string(), stack_bytes))
     }
 
     fn check(&self, use_jinja: bool) -> Result<usize, String> {
-        check_json(&self.messages, "messages")?;
-        let messages: Value = serde_json::from_str(&self.messages).map_err(|error| format!("messages: {error}"))?;
+        let messages = read_json(&self.messages, "messages")?;
         check_arguments(&messages)?;
         if !use_jinja && has_nul(&messages) {
             return Err("messages: a text contains a NUL byte, at which templates that are not Jinja end".to_owned());
         }
         let mut stack_bytes = 0;
         if let Some(tools) = &self.tools {
-            check_json(tools, "tools")?;
-            stack_bytes = stack_of_tools(tools)?;
+            stack_bytes = stack_of_tools(&read_json(tools, "tools")?).map_err(|error| format!("tools: {error}"))?;
         }
         if let Some(schema) = &self.json_schema {
-            check_json(schema, "the JSON schema")?;
-            stack_bytes = stack_bytes.max(stack_of(schema, "the JSON schema")?);
+            let what = "the JSON schema";
+            let needed = schema_stack(&read_json(schema, what)?).map_err(|error| format!("{what}: {error}"))?;
+            stack_bytes = stack_bytes.max(needed);
         }
         for (name, value) in &self.template_kwargs {
-            check_json(value, &format!("the template's variable '{name}'"))?;
+            read_json(value, &format!("the template's variable '{name}'"))?;
         }
         if self.continue_final_message != Continuation::None && self.add_generation_prompt {
-            let rule = "a message is gone on with, or a new turn opened: not both (continue_final_message, \
-                        add_generation_prompt)";
+            let rule = "continue_final_message continues a message, add_generation_prompt opens a new turn: give one";
             return Err(rule.to_owned());
         }
         Ok(stack_bytes)
     }
 }
 
-/// Bytes of stack that a schema needs.
-fn stack_of(schema: &str, what: &str) -> Result<usize, String> {
-    let schema: Value = serde_json::from_str(schema).map_err(|error| format!("{what}: {error}"))?;
-    schema::stack_bytes(&schema).map_err(|error| format!("{what}: {error}"))
-}
-
 /// Bytes of stack that the schemas of all tools need.
-fn stack_of_tools(tools: &str) -> Result<usize, String> {
-    let tools: Value = serde_json::from_str(tools).map_err(|error| format!("tools: {error}"))?;
-    let names = || tools.as_array().into_iter().flatten().filter_map(|tool| tool.pointer("/function/name")?.as_str());
+fn stack_of_tools(tools: &Value) -> Result<usize, String> {
+    let all =
+        |pointer: &'static str| tools.as_array().into_iter().flatten().filter_map(move |tool| tool.pointer(pointer));
     // llama.cpp processes names by recursion.
-    if names().any(|name| name.len() > schema::NAME_MAX) {
-        return Err(format!("tools: a name is longer than {} bytes", schema::NAME_MAX));
+    if all("/function/name").filter_map(Value::as_str).any(|name| name.len() > NAME_MAX) {
+        return Err(format!("a name is longer than {NAME_MAX} bytes"));
     }
-    let parameters = tools.as_array().into_iter().flatten().filter_map(|tool| tool.pointer("/function/parameters"));
-    let of_all: Result<Vec<usize>, String> = parameters.map(schema::stack_bytes).collect();
-    Ok(of_all.map_err(|error| format!("tools: {error}"))?.into_iter().max().unwrap_or(0))
+    all("/function/parameters").try_fold(0, |most, schema| Ok(schema_stack(schema)?.max(most)))
 }
 
 /// Checks the depth of tool-call arguments, which are JSON within strings: some templates parse them.

@@ -1,26 +1,29 @@
-//! Processes that render chat templates, for programs that call [`isolate_chat_templates`].
+//! Rendering of chat templates by llama.cpp's interpreter, and processes that do so for programs that call
+//! [`isolate_chat_templates`].
 //!
 //! A template is a program inside a model's file. It may loop for ever, take all memory, overflow the stack (recursive
 //! macros, self-referential lists) or crash llama.cpp's interpreter (`1 is divisibleby(0)`), and C++ on a thread cannot
-//! be stopped. So each rendering is a process of its own, with limits. These processes are forked from idle ones, which
-//! were forked while the program had one thread, and which end with the program.
+//! be stopped. So each rendering is a process of its own, with limits. These processes are forked from an idle one,
+//! which was forked while the program had one thread, and which ends with the program.
 
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::ffi::{c_char, c_void};
+use std::fs::File;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::{fs, io};
 
-use crossbeam_channel::{Receiver, Sender};
+use ggml_sys::chat;
+use ggml_sys::shim::TextCallback;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, alarm, dup2_stderr, dup2_stdin, dup2_stdout, fork};
+use serde::{Deserialize, Serialize};
 
-use super::render::{Failure, Task};
-
-/// Number of idle processes: this many renderings run at once, and others wait.
-const N_PROCESSES: usize = 2;
+use crate::engine::limits;
+use crate::engine::raw::{MESSAGE_BYTES, text_of};
 
 /// CPU time limit of a rendering, in seconds. Renderings of a megabyte take about 30 ms.
 const CPU_SECONDS: u64 = 2;
@@ -36,15 +39,8 @@ const MEMORY_PER_INPUT_BYTE: u64 = 24;
 /// Longest message from one process to another.
 const MESSAGE_MAX: u64 = 1 << 30;
 
-/// The idle processes, if isolation was requested.
-static PROCESSES: OnceLock<Result<Processes, String>> = OnceLock::new();
-
-struct Processes {
-    free: Receiver<UnixStream>,
-    used: Sender<UnixStream>,
-    /// Streams in use or queued.
-    n_streams: AtomicUsize,
-}
+/// The stream to the idle process, if isolation was requested.
+static PROCESS: OnceLock<Result<Mutex<UnixStream>, String>> = OnceLock::new();
 
 /// Starts rendering chat templates in separate processes, with limits of time, memory and stack. A program that does
 /// not call this renders in its own process, which a hostile template can hang or crash.
@@ -53,8 +49,24 @@ struct Processes {
 /// This process has one thread.
 pub unsafe fn isolate_chat_templates() {
     // SAFETY: by the caller.
-    let started = unsafe { Processes::start() };
-    let _ = PROCESSES.set(started.map_err(|error| error.to_string()));
+    let started = unsafe { start() };
+    let _ = PROCESS.set(started.map(Mutex::new).map_err(|error| error.to_string()));
+}
+
+/// # Safety
+/// This process has one thread.
+unsafe fn start() -> io::Result<UnixStream> {
+    let (near, far) = UnixStream::pair()?;
+    // SAFETY: with one thread, the child may call any function its parent may.
+    match unsafe { fork() }? {
+        ForkResult::Parent { .. } => Ok(near),
+        ForkResult::Child => {
+            // The idle process ends when the other end of its stream closes: only the program may hold that end.
+            drop(near);
+            serve(far);
+            exit(0);
+        }
+    }
 }
 
 /// Runs a task, in another process if [`isolate_chat_templates`] was called.
@@ -62,59 +74,16 @@ pub unsafe fn isolate_chat_templates() {
 /// # Errors
 /// See [`Failure`].
 pub(super) fn run(task: &Task) -> Result<String, Failure> {
-    match PROCESSES.get() {
+    match PROCESS.get() {
         None => task.run(),
-        Some(Ok(processes)) => processes.run(task),
+        Some(Ok(stream)) => {
+            let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
+            ask(&mut stream, task).unwrap_or_else(|error| {
+                let reason = format!("the process that renders templates is gone ({error}): start the program again");
+                Err(Failure::Template(reason))
+            })
+        }
         Some(Err(reason)) => Err(Failure::Template(format!("there is no process to render it in: {reason}"))),
-    }
-}
-
-impl Processes {
-    /// # Safety
-    /// This process has one thread.
-    unsafe fn start() -> io::Result<Self> {
-        let mut ours: Vec<UnixStream> = Vec::new();
-        for _ in 0..N_PROCESSES {
-            let (near, far) = UnixStream::pair()?;
-            // SAFETY: with one thread, the child may call any function its parent may.
-            match unsafe { fork() }? {
-                ForkResult::Parent { .. } => ours.push(near),
-                ForkResult::Child => {
-                    // An idle process ends when the other end of its stream closes: only the program may hold that end.
-                    drop((ours, near));
-                    serve(far);
-                    exit(0);
-                }
-            }
-        }
-        let (used, free) = crossbeam_channel::unbounded();
-        for stream in ours {
-            let _ = used.send(stream);
-        }
-        Ok(Self { free, used, n_streams: AtomicUsize::new(N_PROCESSES) })
-    }
-
-    fn run(&self, task: &Task) -> Result<String, Failure> {
-        let mut lost = String::new();
-        for _ in 0..N_PROCESSES {
-            let Ok(mut stream) = self.free.recv() else { break };
-            let answer = ask(&mut stream, task);
-            match answer {
-                Ok(outcome) => {
-                    let _ = self.used.send(stream);
-                    return outcome;
-                }
-                Err(error) => {
-                    lost = error.to_string();
-                    // Keep the last stream even though it is broken: without any, `recv` would block for ever.
-                    if self.n_streams.fetch_sub(1, Ordering::AcqRel) == 1 {
-                        self.n_streams.store(1, Ordering::Release);
-                        let _ = self.used.send(stream);
-                    }
-                }
-            }
-        }
-        Err(Failure::Template(format!("the process that renders templates is gone ({lost}): start the program again")))
     }
 }
 
@@ -140,7 +109,7 @@ fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
 
 /// Main loop of an idle process: reads tasks and writes results until the program ends.
 fn serve(mut stream: UnixStream) {
-    step_aside();
+    detach();
     while let Ok(task) = receive(&mut stream) {
         let outcome = match apart(&task) {
             Ok(outcome) => outcome,
@@ -153,7 +122,7 @@ fn serve(mut stream: UnixStream) {
 }
 
 /// Replaces the standard streams by /dev/null, and ignores signals that are meant for the program.
-fn step_aside() {
+fn detach() {
     use Signal::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
     // The program may pass these on ignored or blocked; limits and the wait for children need them.
     for needed in [SIGALRM, SIGCHLD, SIGXCPU] {
@@ -194,7 +163,7 @@ fn apart(task: &[u8]) -> io::Result<Vec<u8>> {
             };
             match status {
                 WaitStatus::Exited(_, 0) if read.is_ok() => Ok(outcome),
-                WaitStatus::Signaled(_, signal, _) => Ok(failed(words_for(signal))),
+                WaitStatus::Signaled(_, signal, _) => Ok(failed(reason_for(signal))),
                 _ => Ok(failed("the process that rendered it ended without a result".to_owned())),
             }
         }
@@ -236,7 +205,7 @@ fn lower(resource: Resource, to: u64) -> io::Result<()> {
 }
 
 /// The reason for a rendering's end.
-fn words_for(signal: Signal) -> String {
+fn reason_for(signal: Signal) -> String {
     match signal {
         Signal::SIGXCPU => format!("it runs for more than {CPU_SECONDS} s"),
         Signal::SIGALRM => format!("it was not rendered within {WALL_SECONDS} s"),
@@ -256,4 +225,97 @@ fn failed(reason: String) -> Vec<u8> {
 fn exit(status: i32) -> ! {
     // SAFETY: ends the process; its state is no longer needed.
     unsafe { libc::_exit(status) }
+}
+
+// The interpreter.
+
+/// Returned by `hobbit_chat_apply` for inputs that it cannot read.
+const INPUTS_FAILED: i32 = 1;
+
+/// Stack for reading and running a template; schemas may need more.
+const STACK_BYTES: usize = 32 << 20;
+
+/// A task for the interpreter.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Task {
+    /// [`super::templates::Texts`] as JSON.
+    pub(super) template: String,
+    /// [`super::ChatInputs`] as JSON. `None` describes the template, and tries it on a message.
+    pub(super) inputs: Option<String>,
+    /// Stack that the schemas of the inputs need, in bytes.
+    pub(super) schema_stack: usize,
+}
+
+/// Reason for a failed rendering.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Failure {
+    /// The inputs cannot be read.
+    Inputs(String),
+    /// The template fails.
+    Template(String),
+}
+
+impl Task {
+    /// Stack that the work needs, in bytes.
+    fn stack_bytes(&self) -> usize {
+        self.schema_stack.max(STACK_BYTES)
+    }
+
+    /// Runs the task in this process, limited only in stack.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    fn run(&self) -> Result<String, Failure> {
+        let template = &self.template;
+        let work = || match &self.inputs {
+            None => {
+                // SAFETY: the text is valid for its length, the message buffer for its capacity.
+                let described = shim_text(true, |output, context, message, capacity| unsafe {
+                    let bytes = template.as_ptr().cast();
+                    chat::hobbit_chat_describe(bytes, template.len(), output, context, message, capacity)
+                });
+                described.map_err(|(_, reason)| Failure::Template(reason))
+            }
+            Some(inputs) => {
+                // SAFETY: the texts are valid for their lengths, the message buffer for its capacity.
+                let applied = shim_text(0, |output, context, message, capacity| unsafe {
+                    let (bytes, len) = (template.as_ptr().cast(), template.len());
+                    let (read, read_len) = (inputs.as_ptr().cast(), inputs.len());
+                    chat::hobbit_chat_apply(bytes, len, read, read_len, output, context, message, capacity)
+                });
+                applied.map_err(|(code, reason)| match code {
+                    INPUTS_FAILED => Failure::Inputs(reason),
+                    _ => Failure::Template(reason),
+                })
+            }
+        };
+        limits::with_stack(self.stack_bytes(), work).map_err(Failure::Template)?
+    }
+}
+
+/// Returns the text that a function of the shim passes to a callback; if the function does not return `done`, its
+/// result and the reason.
+pub(super) fn shim_text<T: PartialEq>(
+    done: T,
+    call: impl FnOnce(TextCallback, *mut c_void, *mut c_char, usize) -> T,
+) -> Result<String, (T, String)> {
+    let mut bytes: Vec<u8> = Vec::new();
+    let mut message = [0u8; MESSAGE_BYTES];
+    let code = call(on_text, (&raw mut bytes).cast(), message.as_mut_ptr().cast(), message.len());
+    let reason = if code != done {
+        text_of(&message)
+    } else {
+        match String::from_utf8(bytes) {
+            Ok(text) => return Ok(text),
+            Err(_) => "llama.cpp's text is not UTF-8".to_owned(),
+        }
+    };
+    Err((code, if reason.is_empty() { "llama.cpp gave no reason".to_owned() } else { reason }))
+}
+
+unsafe extern "C" fn on_text(bytes: *mut c_void, text: *const c_char, len: usize) {
+    // SAFETY: `text` passes its vector; the shim passes `len` readable bytes.
+    let (bytes, text) = unsafe { (&mut *bytes.cast::<Vec<u8>>(), std::slice::from_raw_parts(text.cast::<u8>(), len)) };
+    // No panic may cross into C++.
+    let _ = catch_unwind(AssertUnwindSafe(|| bytes.extend_from_slice(text)));
 }

@@ -1,15 +1,26 @@
-//! A parsed answer: llama.cpp's `common_chat_msg`, and its changes while it grows.
+//! A parsed answer: llama.cpp's `common_chat_msg`, the parser that a chat template defines, and an answer as it grows.
 
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ggml_sys::chat;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
+use super::inputs::{ChatInputs, Continuation};
+use super::isolation::shim_text;
 use crate::engine::error::Error;
+use crate::engine::limits;
+use crate::engine::raw::with_message;
 
 /// A parsed answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChatReply {
     /// The answer's text.
     pub content: String,
-    /// The thought before it.
+    /// The reasoning before it.
     pub reasoning_content: String,
     /// The tool calls.
     pub tool_calls: Vec<ToolCall>,
@@ -29,7 +40,7 @@ pub struct ToolCall {
 /// A change of a growing answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChatDelta {
-    /// A piece of the thought.
+    /// A piece of the reasoning.
     Reasoning(String),
     /// A piece of the content.
     Content(String),
@@ -62,18 +73,14 @@ impl ChatReply {
     /// [`Error::ChatReply`] if this does not continue `before`.
     pub fn changes_since(&self, before: &Self) -> Result<Vec<ChatDelta>, Error> {
         let mut changes = Vec::new();
-        let thought = added(&before.reasoning_content, &self.reasoning_content)?;
-        if !thought.is_empty() {
-            changes.push(ChatDelta::Reasoning(thought.to_owned()));
-        }
-        let said = added(&before.content, &self.content)?;
-        if !said.is_empty() {
-            changes.push(ChatDelta::Content(said.to_owned()));
-        }
+        let reasoning = added(&before.reasoning_content, &self.reasoning_content)?;
+        changes.extend((!reasoning.is_empty()).then(|| ChatDelta::Reasoning(reasoning.to_owned())));
+        let content = added(&before.content, &self.content)?;
+        changes.extend((!content.is_empty()).then(|| ChatDelta::Content(content.to_owned())));
         let n_before = before.tool_calls.len();
         if self.tool_calls.len() < n_before {
-            let (n, n_before) = (self.tool_calls.len(), n_before);
-            return Err(Error::ChatReply(format!("of {n_before} tool calls only {n} are left when it goes on")));
+            let n = self.tool_calls.len();
+            return Err(Error::ChatReply(format!("only {n} of its {n_before} tool calls are left as it grows")));
         }
         // Only the last earlier call can have grown.
         if let Some((last, now)) = before.tool_calls.last().zip(self.tool_calls.get(n_before.wrapping_sub(1))) {
@@ -91,7 +98,7 @@ impl ChatReply {
 fn grown(index: usize, before: &ToolCall, now: &ToolCall) -> Result<Option<ToolCallDelta>, Error> {
     if !before.name.is_empty() && !now.name.is_empty() && !now.name.starts_with(&before.name) {
         let (before, now) = (&before.name, &now.name);
-        return Err(Error::ChatReply(format!("a call of '{before}' becomes one of '{now}' when it goes on")));
+        return Err(Error::ChatReply(format!("a call of '{before}' becomes one of '{now}' as it grows")));
     }
     let arguments = added(&before.arguments, &now.arguments)?;
     let is_renamed = before.id != now.id || before.name != now.name;
@@ -107,7 +114,141 @@ fn added<'a>(before: &str, now: &'a str) -> Result<&'a str, Error> {
     match now.strip_prefix(before) {
         Some(added) => Ok(added),
         None if before.starts_with(now) => Ok(""),
-        None => Err(Error::ChatReply("what was said before is read in another way when it goes on".into())),
+        None => Err(Error::ChatReply("its earlier text is read in another way as it grows".into())),
+    }
+}
+
+/// Parses answers. Clones are cheap.
+#[derive(Clone)]
+pub struct ChatParser(Arc<Inner>);
+
+struct Inner {
+    raw: NonNull<c_void>,
+    /// Text that llama.cpp parses before the answer; for a continued message, this includes the caller's text.
+    generation_prompt: String,
+    is_continuation: bool,
+}
+
+// SAFETY: immutable once made; `hobbit_chat_parse` only reads it, and may be called from several threads at once.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: made by `hobbit_chat_parser_init`, freed once.
+        unsafe { chat::hobbit_chat_parser_free(self.raw.as_ptr()) };
+    }
+}
+
+impl ChatParser {
+    /// From the template's result: `parser` is in llama.cpp's notation.
+    pub(super) fn new(format: i32, parser: &str, generation_prompt: &str, inputs: &ChatInputs) -> Result<Self, Error> {
+        let is_continuation = inputs.continue_final_message != Continuation::None;
+        let text = json!({
+            "format": format,
+            "parser": parser,
+            "generation_prompt": generation_prompt,
+            "reasoning_format": inputs.reasoning_format.name(),
+            "reasoning_in_content": false,
+            "parse_tool_calls": true,
+            "is_continuation": is_continuation,
+        })
+        .to_string();
+        // SAFETY: the text is valid for its length, the message buffer for its capacity.
+        let make = |message, capacity| unsafe {
+            chat::hobbit_chat_parser_init(text.as_ptr().cast(), text.len(), message, capacity)
+        };
+        let raw = with_message(make).map_err(Error::ChatTemplate)?;
+        let generation_prompt = generation_prompt.to_owned();
+        Ok(Self(Arc::new(Inner { raw, generation_prompt, is_continuation })))
+    }
+
+    /// Parses `text`: all that the model has generated, with the preserved tokens written out. `is_partial` means that
+    /// the answer continues; its end may then be held back until it is unambiguous.
+    ///
+    /// # Errors
+    /// [`Error::ChatReply`] if the text does not have the form that the template defines.
+    pub fn parse(&self, text: &str, is_partial: bool) -> Result<ChatReply, Error> {
+        let inner = &*self.0;
+        let parse = || {
+            // SAFETY: the parser is live; the text is valid for its length, the message buffer for its capacity.
+            shim_text(true, |output, context, message, capacity| unsafe {
+                let (bytes, len) = (text.as_ptr().cast(), text.len());
+                chat::hobbit_chat_parse(inner.raw.as_ptr(), bytes, len, is_partial, output, context, message, capacity)
+            })
+        };
+        let parsed = limits::with_stack_for(&[&inner.generation_prompt, text], parse).map_err(Error::ChatReply)?;
+        let parsed = parsed.map_err(|(_, reason)| Error::ChatReply(reason))?;
+        serde_json::from_str(&parsed).map_err(|error| Error::ChatReply(error.to_string()))
+    }
+
+    /// The answer before the model generates anything: the given part of a continued message.
+    ///
+    /// # Errors
+    /// As [`ChatParser::parse`].
+    pub fn prefilled(&self) -> Result<ChatReply, Error> {
+        if self.0.is_continuation { self.parse("", true) } else { Ok(ChatReply::default()) }
+    }
+}
+
+impl fmt::Debug for ChatParser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChatParser").field("is_continuation", &self.0.is_continuation).finish_non_exhaustive()
+    }
+}
+
+/// Parses a growing answer, and reports its changes.
+#[derive(Debug)]
+pub struct ChatStream {
+    parser: ChatParser,
+    text: String,
+    reply: ChatReply,
+    /// Ids for tool calls that the model does not number.
+    ids: Vec<String>,
+    make_id: fn() -> String,
+}
+
+impl ChatStream {
+    /// An empty answer. `make_id` numbers tool calls that the model does not number itself.
+    ///
+    /// # Errors
+    /// [`Error::ChatReply`] if the continued message does not have the template's form.
+    pub fn new(parser: ChatParser, make_id: fn() -> String) -> Result<Self, Error> {
+        let reply = parser.prefilled()?;
+        Ok(Self { parser, text: String::new(), reply, ids: Vec::new(), make_id })
+    }
+
+    /// Appends `text`, parses the whole answer, as llama-server does, and returns the changes. The last call has
+    /// `is_partial` false.
+    ///
+    /// # Errors
+    /// [`Error::ChatReply`] if the answer does not have the template's form.
+    pub fn push(&mut self, text: &str, is_partial: bool) -> Result<Vec<ChatDelta>, Error> {
+        self.text.push_str(text);
+        let mut reply = self.parser.parse(&self.text, is_partial)?;
+        if reply.is_empty() {
+            return Ok(Vec::new());
+        }
+        for (at, call) in reply.tool_calls.iter_mut().enumerate() {
+            if self.ids.len() <= at {
+                self.ids.push(if call.id.is_empty() { (self.make_id)() } else { call.id.clone() });
+            }
+            call.id.clone_from(&self.ids[at]);
+        }
+        let changes = reply.changes_since(&self.reply)?;
+        self.reply = reply;
+        Ok(changes)
+    }
+
+    /// The answer so far.
+    pub fn reply(&self) -> &ChatReply {
+        &self.reply
+    }
+
+    /// All text from the model.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 }
 
@@ -130,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new() {
+    fn changes_of_texts() {
         let nothing = ChatReply::default();
         assert!(nothing.is_empty() && nothing.changes_since(&nothing).unwrap().is_empty());
         let thinking = reply("hm", "", &[]);

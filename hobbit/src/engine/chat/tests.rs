@@ -2,16 +2,17 @@
 
 use super::templates::Texts;
 use super::*;
+use crate::engine::limits;
 use hobbit_core::options::{GrammarKind, GrammarTrigger, ReasoningFormat, SamplingOptions};
 
-fn render_with(template: &str, jinja: bool, add_generation_prompt: bool) -> Result<String, Error> {
-    let messages = [ChatMessage::new("system", "Be brief."), ChatMessage::new("user", "Hi")];
-    let options = ChatOptions { template: None, jinja, add_generation_prompt };
-    render(&ChatTemplates::from_text(template)?, &messages, &options)
+fn render_with(template: &str, use_jinja: bool, add_generation_prompt: bool) -> Result<String, Error> {
+    let messages = r#"[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]"#.to_owned();
+    let inputs = ChatInputs { messages, use_jinja, add_generation_prompt, ..ChatInputs::default() };
+    Ok(ChatTemplates::from_text(template)?.apply(&inputs)?.prompt)
 }
 
 #[test]
-fn built_in_names() {
+fn templates_are_rendered() {
     let chatml = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n";
     let opened = format!("{chatml}<|im_start|>assistant\n");
     let llama3 = "<|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>\
@@ -22,29 +23,19 @@ fn built_in_names() {
         assert_eq!(render_with("chatml", jinja, false).unwrap(), chatml, "jinja {jinja}");
         assert_eq!(render_with("llama3", jinja, true).unwrap(), llama3, "jinja {jinja}");
     }
-}
-
-#[test]
-fn jinja_texts() {
     let template = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}\
                     {% if add_generation_prompt %}[assistant: {% endif %}";
     assert_eq!(render_with(template, true, true).unwrap(), "[system: Be brief.][user: Hi][assistant: ");
     assert_eq!(render_with(template, true, false).unwrap(), "[system: Be brief.][user: Hi]");
-}
-
-#[test]
-fn failures_are_errors() {
-    for (template, jinja) in [
-        ("{% for m in messages %}", true),
-        ("{{ raise_exception('no system messages here') }}", true),
-        ("a template that llama.cpp does not recognize", false),
-        ("nul \0", true),
+    for (template, jinja, reason) in [
+        ("{% for m in messages %}", true, ""),
+        ("{{ raise_exception('no system messages here') }}", true, "no system messages here"),
+        ("a template that llama.cpp does not recognize", false, ""),
+        ("nul \0", true, ""),
     ] {
         let error = render_with(template, jinja, true).unwrap_err();
-        assert!(matches!(error, Error::ChatTemplate(_)), "{template:?}: {error}");
+        assert!(matches!(&error, Error::ChatTemplate(found) if found.contains(reason)), "{template:?}: {error}");
     }
-    let raised = render_with("{{ raise_exception('no system messages here') }}", true, true).unwrap_err();
-    assert!(raised.to_string().contains("no system messages here"), "{raised}");
 }
 
 #[test]
@@ -71,7 +62,7 @@ fn a_models_templates_and_tokens_reach_the_interpreter() {
     assert_eq!(none.apply(&one_message()).unwrap().prompt, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
 }
 
-/// Like Qwen3's template: thoughts between tags; an empty pair turns thinking off.
+/// Like Qwen3's template: reasoning between tags; an empty pair turns thinking off.
 const THINKS: &str = "{%- for message in messages -%}\
 {{- '<|im_start|>' + message.role + '\n' -}}\
 {%- if message.role == 'assistant' and message.reasoning_content -%}\
@@ -142,7 +133,7 @@ fn reply(reasoning: &str, content: &str) -> ChatReply {
 }
 
 #[test]
-fn thoughts_between_tags() {
+fn reasoning_between_tags() {
     let templates = templates(THINKS);
     assert!(templates.supports_thinking() && templates.was_explicit());
     assert_eq!((templates.source(), templates.source_tool_use()), (THINKS, ""));
@@ -153,14 +144,14 @@ fn thoughts_between_tags() {
     let tags = ThinkingTags { start: "<think>".into(), ends: vec!["</think>".into()] };
     assert_eq!(prompt.thinking, Some(tags));
     assert!(prompt.grammar.is_none() && prompt.additional_stops.is_empty());
-    for (said, expected) in [
+    for (answer, expected) in [
         ("<think>\nhm</think>\n\nJa", reply("hm", "Ja")),
         ("<think>\nhm", reply("hm", "")),
         ("Ja", reply("", "Ja")),
         ("", reply("", "")),
         ("<think>a</think>b<think>c</think>d", reply("a", "b<think>c</think>d")),
     ] {
-        assert_eq!(prompt.parser.parse(said, false).unwrap(), expected, "{said:?}");
+        assert_eq!(prompt.parser.parse(answer, false).unwrap(), expected, "{answer:?}");
     }
     let off = templates.apply(&ChatInputs { enable_thinking: false, ..one_message() }).unwrap();
     assert!(off.prompt.ends_with("<|im_start|>assistant\n<think>\n\n</think>\n\n"), "{:?}", off.prompt);
@@ -177,16 +168,16 @@ fn thoughts_between_tags() {
 }
 
 #[test]
-fn thoughts_in_channels() {
+fn reasoning_in_channels() {
     let prompt = templates(CHANNELS).apply(&one_message()).unwrap();
     assert_eq!(prompt.prompt, "<|start|>user<|message|>Hi<|end|><|start|>assistant");
-    let said = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Ja";
-    assert_eq!(prompt.parser.parse(said, false).unwrap(), reply("hm", "Ja"));
+    let answer = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Ja";
+    assert_eq!(prompt.parser.parse(answer, false).unwrap(), reply("hm", "Ja"));
     assert!(prompt.preserved_tokens.iter().any(|token| token == "<|channel|>"), "{prompt:?}");
     // Channel names never appear in the output, wherever the text is split.
     let mut stream = ChatStream::new(prompt.parser.clone(), String::new).unwrap();
     let mut seen = (String::new(), String::new());
-    for c in said.chars() {
+    for c in answer.chars() {
         for change in stream.push(c.encode_utf8(&mut [0; 4]), true).unwrap() {
             match change {
                 ChatDelta::Reasoning(text) => seen.0 += &text,
@@ -195,13 +186,13 @@ fn thoughts_in_channels() {
             }
         }
     }
-    assert_eq!((seen.0.as_str(), seen.1.as_str(), stream.text()), ("hm", "Ja", said));
+    assert_eq!((seen.0.as_str(), seen.1.as_str(), stream.text()), ("hm", "Ja", answer));
     let error = prompt.parser.parse("<|channel|>nonsense", false).unwrap_err();
     assert!(matches!(error, Error::ChatReply(_)), "{error}");
 }
 
 #[test]
-fn what_the_template_wants_of_the_sampler() {
+fn a_template_constrains_the_sampler() {
     let plain = SamplingOptions { grammar: Some("root ::= \"a\"".into()), ..SamplingOptions::greedy() };
     let mut options = plain.clone();
     options.reasoning.tokens = Some(7);
@@ -228,8 +219,9 @@ fn tools_are_called() {
     assert!(!with_tools(ToolChoice::Required).grammar.unwrap().lazy);
     assert_eq!(with_tools(ToolChoice::None).grammar, None);
 
-    let said = "Let me look.<tool_call>\n{\"name\": \"get_time\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>";
-    let parsed = prompt.parser.parse(said, false).unwrap();
+    let answer =
+        "Let me look.<tool_call>\n{\"name\": \"get_time\", \"arguments\": {\"city\": \"Zürich\"}}\n</tool_call>";
+    let parsed = prompt.parser.parse(answer, false).unwrap();
     let arguments = |call: &ToolCall| serde_json::from_str::<serde_json::Value>(&call.arguments).unwrap();
     assert_eq!(parsed.content, "Let me look.");
     assert_eq!((parsed.tool_calls.len(), parsed.tool_calls[0].name.as_str()), (1, "get_time"));
@@ -238,7 +230,7 @@ fn tools_are_called() {
     // The result is the same in pieces.
     let mut stream = ChatStream::new(prompt.parser, || "made up".to_owned()).unwrap();
     let (mut content, mut call, mut n_names) = (String::new(), ToolCall::default(), 0);
-    let mut hear = |change: ChatDelta| match change {
+    let mut observe = |change: ChatDelta| match change {
         ChatDelta::Content(text) => content += &text,
         ChatDelta::Reasoning(text) => panic!("{text}"),
         ChatDelta::ToolCall(piece) => {
@@ -250,110 +242,14 @@ fn tools_are_called() {
             call.arguments += &piece.arguments;
         }
     };
-    for c in said.chars() {
-        stream.push(c.encode_utf8(&mut [0; 4]), true).unwrap().into_iter().for_each(&mut hear);
+    for c in answer.chars() {
+        stream.push(c.encode_utf8(&mut [0; 4]), true).unwrap().into_iter().for_each(&mut observe);
     }
-    stream.push("", false).unwrap().into_iter().for_each(&mut hear);
+    stream.push("", false).unwrap().into_iter().for_each(&mut observe);
     assert_eq!((content.as_str(), call.name.as_str(), call.id.as_str()), ("Let me look.", "get_time", "made up"));
     assert!(n_names >= 1);
     assert_eq!(arguments(&call), serde_json::json!({"city": "Zürich"}));
     assert_eq!(stream.reply().tool_calls, [call]);
-}
-
-/// Reference: the changes of a stream that parses the whole text again at each piece.
-fn told_anew(parser: &ChatParser, pieces: &[&str]) -> Vec<Vec<ChatDelta>> {
-    let (mut text, mut before) = (String::new(), parser.prefilled().unwrap());
-    let mut tell = |piece: &&str| {
-        text += piece;
-        let Ok(reply) = parser.parse(&text, true) else { return Vec::new() };
-        if reply.is_empty() {
-            return Vec::new();
-        }
-        let Ok(changes) = reply.changes_since(&before) else { return Vec::new() };
-        before = reply;
-        changes
-    };
-    pieces.iter().map(&mut tell).collect()
-}
-
-#[test]
-fn what_just_goes_on_is_told_as_if_all_were_read_again() {
-    let inputs = |reasoning_format| ChatInputs { reasoning_format, ..one_message() };
-    let prompts = [
-        templates(THINKS).apply(&inputs(ReasoningFormat::Deepseek)).unwrap(),
-        templates(THINKS).apply(&inputs(ReasoningFormat::None)).unwrap(),
-        templates(THINKS).apply(&ChatInputs { enable_thinking: false, ..one_message() }).unwrap(),
-        templates(THINKS).apply(&ChatInputs { pure_content: true, ..one_message() }).unwrap(),
-        templates(CHANNELS).apply(&one_message()).unwrap(),
-        templates(TOOLS).apply(&one_message()).unwrap(),
-        with_tools(ToolChoice::Auto),
-        with_tools(ToolChoice::Required),
-    ];
-    let parts = [
-        "<think>",
-        "</think>",
-        "<thi",
-        "nk>",
-        "</",
-        "<",
-        ">",
-        "<tool_call>",
-        "</tool_call>",
-        "{\"name\": \"get_time\"",
-        "\n",
-        " ",
-        "ä",
-        ", \"arguments\": {\"city\": \"Rome\"}}",
-        "<|channel|>analysis<|message|>",
-        "<|channel|>final<|message|>",
-        "<|end|>",
-        "<|start|>assistant",
-        "word",
-        " and",
-        " more",
-        " words",
-        " which",
-        " go on.",
-        "{",
-        "[1]",
-    ];
-    let mut random = 1_u32;
-    let mut below = |n: usize| {
-        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (random >> 16) as usize % n
-    };
-    let mut n_growing = vec![0; prompts.len()];
-    for round in 0..400 {
-        for (prompt, n_growing) in prompts.iter().zip(&mut n_growing) {
-            // Twice as many words as special pieces.
-            let piece = |_| match below(3) {
-                0 => parts[below(parts.len())],
-                _ => parts[18 + below(parts.len() - 18)],
-            };
-            let mut pieces: Vec<&str> = (0..20).map(piece).collect();
-            match below(4) {
-                0 => pieces.insert(0, "<think>"),
-                1 => pieces.insert(0, "<|channel|>analysis<|message|>"),
-                2 => pieces.insert(0, "<|channel|>final<|message|>"),
-                _ => {}
-            }
-            let expected = told_anew(&prompt.parser, &pieces);
-            let mut stream = ChatStream::new(prompt.parser.clone(), String::new).unwrap();
-            for (at, (piece, expected)) in pieces.iter().zip(expected).enumerate() {
-                let mut told = stream.push(piece, true).unwrap_or_default();
-                // Generated ids are arbitrary.
-                for change in &mut told {
-                    if let ChatDelta::ToolCall(call) = change {
-                        call.id.clear();
-                    }
-                }
-                assert_eq!(told, expected, "round {round}, piece {at} of {pieces:?} ({})", prompt.format);
-                *n_growing += usize::from(stream.is_growing());
-            }
-            assert_eq!(stream.text(), pieces.concat());
-        }
-    }
-    assert!(n_growing.iter().all(|n| *n > 400), "{n_growing:?}");
 }
 
 #[test]
@@ -367,7 +263,7 @@ fn a_schema_becomes_a_grammar() {
 }
 
 #[test]
-fn a_message_is_gone_on_with() {
+fn a_message_is_continued() {
     let messages = r#"[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ja, "}]"#.to_owned();
     let inputs = ChatInputs {
         messages,
@@ -441,13 +337,13 @@ fn on_a_small_stack(call: impl FnOnce() + Send + 'static) {
 const STACK_BYTES: usize = 2 << 20;
 
 #[test]
-fn what_is_deep_but_bearable_is_borne() {
+fn deep_inputs_within_the_limits_are_read() {
     on_a_small_stack(|| {
-        let deep = nested(nesting::DEPTH_MAX - 6);
+        let deep = nested(limits::DEPTH_MAX - 6);
         let call = serde_json::json!({"type": "function", "function": {"name": "get_time", "arguments": deep}});
         let messages = serde_json::json!([{"role": "assistant", "tool_calls": [call]}]).to_string();
         let mut schema = r#"{"type": "string"}"#.to_owned();
-        for _ in 0..nesting::DEPTH_MAX / 2 - 4 {
+        for _ in 0..limits::DEPTH_MAX / 2 - 4 {
             schema = format!(r#"{{"type": "object", "properties": {{"x": {schema}}}}}"#);
         }
         let tools = GET_TIME.replace(r#"{"type": "string"}"#, &schema[..]);
@@ -461,24 +357,24 @@ fn what_is_deep_but_bearable_is_borne() {
 }
 
 #[test]
-fn answers_that_are_nested_deep() {
+fn deep_answers() {
     on_a_small_stack(|| {
         let parser = with_tools(ToolChoice::Auto).parser;
-        let said = |arguments: &str| {
+        let answer = |arguments: &str| {
             format!("<tool_call>\n{{\"name\": \"get_time\", \"arguments\": {{\"city\": {arguments}}}}}\n</tool_call>")
         };
         for (text, is_partial) in
-            [(said(&nested(nesting::ANSWER_DEPTH_MAX - 2)), false), (said(&"[".repeat(4990)), true)]
+            [(answer(&nested(limits::ANSWER_DEPTH_MAX - 2)), false), (answer(&"[".repeat(4990)), true)]
         {
             let _ = parser.parse(&text, is_partial);
         }
-        let error = parser.parse(&said(&nested(1_000_000)), false).unwrap_err();
+        let error = parser.parse(&answer(&nested(1_000_000)), false).unwrap_err();
         assert!(error.to_string().contains("nested"), "{error}");
     });
 }
 
 #[test]
-fn what_a_message_is_gone_on_with_may_be_deep() {
+fn a_continued_message_may_be_deep() {
     let messages = serde_json::json!([
         {"role": "user", "content": "Go on."},
         {"role": "assistant", "content": "{\"a\": ".to_owned() + &"[".repeat(2000)},
@@ -495,7 +391,7 @@ fn what_a_message_is_gone_on_with_may_be_deep() {
         // Any result is fine as long as the call returns.
         let _ = (prompt.parser.prefilled(), prompt.parser.parse("[", true));
     };
-    std::thread::Builder::new().stack_size(2 << 20).spawn(read).unwrap().join().unwrap();
+    on_a_small_stack(read);
 }
 
 #[test]

@@ -11,11 +11,11 @@ use ggml_sys::llama;
 
 use super::{Model, ModelInfo, Shared, WrapStore};
 use crate::engine::adapters::CheckedAdapters;
-use crate::engine::backends;
 use crate::engine::buffer::while_loading;
 use crate::engine::device::Device;
 use crate::engine::error::Error;
 use crate::engine::experts::Experts;
+use crate::engine::ggml;
 use crate::engine::log;
 use crate::engine::params::kv_overrides;
 use crate::engine::placement::Placement;
@@ -33,23 +33,29 @@ use hobbit_core::trace::{Routes, TraceError};
 
 impl Model {
     /// Opens `path`, which may be any shard of a split model. Ordinary weights are read into memory; experts stay in
-    /// the file. `progress` is called with 0..=1 and stops loading by returning false.
+    /// the file.
+    ///
+    /// # Errors A damaged, incomplete or unsupported file ([`Error::Gguf`], [`Error::Load`]), an I/O error; a profile
+    /// that cannot be used ([`Error::Tuned`]) or is missing ([`Error::NoPenalties`]).
+    pub fn open(path: &Path, options: &ModelOptions) -> Result<Model, Error> {
+        Self::load(path, options, None)
+    }
+
+    /// As [`Model::open`]. `progress` is called with 0..=1 and stops loading by returning false.
     ///
     /// # Errors
-    /// A damaged, incomplete or unsupported file ([`Error::Gguf`], [`Error::Load`]), an I/O error, a cancelled load; a
-    /// profile that cannot be used ([`Error::Tuned`]) or is missing ([`Error::NoPenalties`]).
-    pub fn open(path: &Path, options: &ModelOptions, progress: impl FnMut(f32) -> bool) -> Result<Model, Error> {
+    /// As [`Model::open`], and [`Error::Cancelled`].
+    pub fn open_with(path: &Path, options: &ModelOptions, progress: impl FnMut(f32) -> bool) -> Result<Model, Error> {
         Self::load(path, options, None, progress)
     }
 
     /// As [`Model::open`]; every read of an expert goes through the store that `wrap` makes of the real one.
-    #[doc(hidden)]
     pub fn open_with_store(
         path: &Path,
         options: &ModelOptions,
         wrap: impl Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync + 'static,
     ) -> Result<Model, Error> {
-        Self::load(path, options, Some(Box::new(wrap)), |_| true)
+        Self::load(path, options, Some(Box::new(wrap)))
     }
 
     fn load(
@@ -62,7 +68,7 @@ impl Model {
         options.check_outputs(path)?;
         let source = ModelSource::open(path, options, &mut progress)?;
         validate::check_header(&source.gguf, options)?;
-        backends::ready();
+        ggml::ready();
         let adapters = CheckedAdapters::read(&options.adapters, &source.gguf)?;
         let (run_mode, n_ctx) = match source.map.is_empty() || wrap_store.is_some() {
             true => (RunMode::Seam, 0),
@@ -181,7 +187,7 @@ const ROUTED_EARLIER: [(&str, &str); 2] =
     [("llama4", "weighs what its experts are given"), ("grovemoe", "chooses further experts by the router's choice")];
 
 /// Architectures whose routers see another input than their experts: their scores for other experts are unknown.
-const ASKED_ELSEWHERE: [(&str, &str); 2] = [
+const ASKED_EARLIER: [(&str, &str); 2] = [
     ("gemma4", "asks its routers about another input than its experts get"),
     ("smallthinker", "asks its routers before attention"),
 ];
@@ -213,10 +219,10 @@ impl Shared {
             return Ok(());
         }
         if self.options.routes.is_some() {
-            return Err(Error::Routing("recorded routes do not tell what routers say of other experts".into()));
+            return Err(Error::Routing("recorded routes have no scores of other experts".into()));
         }
         let architecture = &self.info.architecture;
-        match ROUTED_EARLIER.iter().chain(&ASKED_ELSEWHERE).find(|(name, _)| name == architecture) {
+        match ROUTED_EARLIER.iter().chain(&ASKED_EARLIER).find(|(name, _)| name == architecture) {
             Some((_, reason)) => Err(Error::Routing(format!("{architecture} {reason}"))),
             None => Ok(()),
         }

@@ -1,14 +1,65 @@
-//! The chain of samplers, as `common_sampler_init` builds it.
+//! llama.cpp's samplers: the chain, as `common_sampler_init` builds it, and the reasoning budget, which counts the
+//! tokens between two tags and forces the end.
 
-use std::ffi::{CString, c_char};
+use std::ffi::{CString, c_char, c_int};
+use std::ptr::NonNull;
 
-use ggml_sys::llama::{self, llama_logit_bias, llama_sampler};
-use ggml_sys::shim;
+use ggml_sys::chat::{HOBBIT_REASONING_DONE, HOBBIT_REASONING_IDLE};
+use ggml_sys::llama::{llama_logit_bias, llama_sampler, llama_token_data_array};
+use ggml_sys::{chat, llama, shim};
 
-use super::raw::Raw;
 use crate::engine::error::Error;
 use crate::engine::model::Model;
+use crate::engine::raw::{MESSAGE_BYTES, text_of};
 use hobbit_core::options::{SamplerKind, SamplingOptions, Token};
+
+/// A sampler of llama.cpp, freed on drop.
+pub(super) struct Raw(NonNull<llama_sampler>);
+
+// SAFETY: a sampler is memory without ties to a thread; it is used only through `&mut Sampler`.
+unsafe impl Send for Raw {}
+
+impl Raw {
+    pub(super) fn new(made: *mut llama_sampler, name: &str) -> Result<Raw, Error> {
+        NonNull::new(made).map(Raw).ok_or_else(|| Error::Sampling(format!("llama.cpp refused the sampler '{name}'")))
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut llama_sampler {
+        self.0.as_ptr()
+    }
+
+    /// False where llama.cpp fails.
+    pub(super) fn accept(&mut self, token: Token) -> bool {
+        // SAFETY: the sampler is live.
+        unsafe { shim::hobbit_sampler_accept(self.as_ptr(), token) }
+    }
+
+    /// # Errors
+    /// [`Error::Sampling`]: llama.cpp fails; the candidates must not be used.
+    pub(super) fn apply(&mut self, candidates: &mut llama_token_data_array) -> Result<(), Error> {
+        let mut message = [0u8; MESSAGE_BYTES];
+        // SAFETY: the sampler is live; the array's data is valid for its size and stays in place.
+        let is_done = unsafe {
+            shim::hobbit_sampler_apply(self.as_ptr(), candidates, message.as_mut_ptr().cast(), message.len())
+        };
+        if is_done { Ok(()) } else { Err(Error::Sampling(format!("llama.cpp's samplers fail: {}", text_of(&message)))) }
+    }
+
+    pub(super) fn reset(&mut self) {
+        // SAFETY: the sampler is live, and so is the vocabulary a grammar refers to.
+        let is_done = unsafe { shim::hobbit_sampler_reset(self.as_ptr()) };
+        debug_assert!(is_done, "a sampler begins anew as it began");
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // SAFETY: owned by us, freed once. A chain frees its links.
+        unsafe { llama::llama_sampler_free(self.as_ptr()) };
+    }
+}
+
+// The chain.
 
 /// Candidates from which Mirostat 1 estimates its exponent, as in llama.cpp.
 const MIROSTAT_CANDIDATES: i32 = 100;
@@ -128,4 +179,108 @@ fn logit_bias(model: &Model, options: &SamplingOptions) -> Vec<llama_logit_bias>
         }
     }
     list
+}
+
+// The reasoning budget.
+
+/// Tracks reasoning.
+pub(super) struct Budget {
+    raw: Raw,
+    /// The generation prompt, in which reasoning may have begun.
+    prefill: Vec<Token>,
+    /// Tokens of the longest end tag.
+    end_len_max: usize,
+}
+
+impl Budget {
+    /// `Some` if there are tags and something depends on them: a budget, a lazy grammar (which is
+    /// inactive during reasoning), or a caller who may end reasoning.
+    ///
+    /// # Errors
+    /// Texts that the vocabulary cannot encode.
+    pub(super) fn new(model: &Model, options: &SamplingOptions, prefill: &[Token]) -> Result<Option<Self>, Error> {
+        let reasoning = &options.reasoning;
+        let is_wanted = reasoning.tokens.is_some() || options.grammar_lazy || reasoning.control;
+        if !is_wanted || reasoning.start.is_empty() {
+            return Ok(None);
+        }
+        let tokens = |text: &String| model.tokenize(text, false, true);
+        let start = tokens(&reasoning.start)?;
+        let ends: Vec<Vec<Token>> =
+            reasoning.ends.iter().filter(|end| !end.is_empty()).map(tokens).collect::<Result<_, _>>()?;
+        let Some(first) = ends.first().filter(|_| !start.is_empty()) else { return Ok(None) };
+        let mut forced = if reasoning.message.is_empty() { Vec::new() } else { tokens(&reasoning.message)? };
+        forced.extend(first);
+        let end_lens: Vec<usize> = ends.iter().map(Vec::len).collect();
+        let budget = reasoning.tokens.map_or(i32::MAX, |tokens| i32::try_from(tokens).unwrap_or(i32::MAX));
+        let all_ends = ends.concat();
+        // SAFETY: the model's vocabulary is live and lives as long as the sampler's owner; the arrays have the given
+        // lengths and are copied.
+        let made = unsafe {
+            chat::hobbit_reasoning_budget_init(
+                model.vocab(),
+                start.as_ptr(),
+                start.len(),
+                all_ends.as_ptr(),
+                end_lens.as_ptr(),
+                end_lens.len(),
+                forced.as_ptr(),
+                forced.len(),
+                budget,
+            )
+        };
+        let end_len_max = end_lens.into_iter().max().unwrap_or(0);
+        let mut own = Self { raw: Raw::new(made, "reasoning budget")?, prefill: prefill.to_vec(), end_len_max };
+        own.accept_prefill();
+        Ok(Some(own))
+    }
+
+    pub(super) fn raw(&mut self) -> &mut Raw {
+        &mut self.raw
+    }
+
+    pub(super) fn accept(&mut self, token: Token) {
+        let accepted = self.raw.accept(token);
+        debug_assert!(accepted, "a reasoning budget accepts any token");
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.raw.reset();
+        self.accept_prefill();
+    }
+
+    fn accept_prefill(&mut self) {
+        for token in self.prefill.clone() {
+            self.accept(token);
+        }
+    }
+
+    /// Whether the model reasons, or the end is being forced.
+    pub(super) fn is_reasoning(&self) -> bool {
+        !matches!(self.state(), HOBBIT_REASONING_IDLE | HOBBIT_REASONING_DONE)
+    }
+
+    /// The tokens that ended the last reasoning, if it has ended.
+    pub(super) fn end_match(&self) -> Vec<Token> {
+        if self.state() != HOBBIT_REASONING_DONE {
+            return Vec::new();
+        }
+        let mut tokens = vec![0; self.end_len_max];
+        // SAFETY: the sampler is live and a reasoning budget; it writes at most as many tokens as there is room for.
+        let n =
+            unsafe { chat::hobbit_reasoning_budget_end_match(self.raw.as_ptr(), tokens.as_mut_ptr(), tokens.len()) };
+        tokens.truncate(n);
+        tokens
+    }
+
+    /// Ends the model's reasoning. False if there is none, or if its end is being forced already.
+    pub(super) fn end_reasoning(&mut self) -> bool {
+        // SAFETY: the sampler is live and a reasoning budget.
+        unsafe { chat::hobbit_reasoning_budget_force(self.raw.as_ptr()) }
+    }
+
+    fn state(&self) -> c_int {
+        // SAFETY: the sampler is live and a reasoning budget.
+        unsafe { chat::hobbit_reasoning_budget_state(self.raw.as_ptr()) }
+    }
 }

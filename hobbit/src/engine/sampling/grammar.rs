@@ -1,19 +1,17 @@
 //! Grammars that the output must follow: from the start, or after a trigger.
 
-mod pattern;
-pub(super) mod said;
-
-use std::ffi::{CString, c_int, c_void};
+use std::collections::VecDeque;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
+use ggml_sys::grammar as sys;
 use ggml_sys::llama::llama_token_data;
 
-use self::pattern::Pattern;
-use self::said::Said;
-use super::gbnf;
+use super::checks::check_grammar;
 use crate::engine::error::Error;
-use crate::engine::log;
 use crate::engine::model::Model;
+use crate::engine::{limits, log};
 use hobbit_core::grammar::{Candidate, Element, Grammar as Rooted, Rules, TooMany};
 use hobbit_core::options::{GrammarKind, GrammarTrigger, SamplingOptions, Token};
 
@@ -27,11 +25,11 @@ pub(super) struct Grammar {
     own: Rooted,
     /// The generation prompt's tokens, if the grammar covers them.
     prefill: Vec<Token>,
-    /// Waits for a trigger, and sleeps while the model thinks.
+    /// Waits for a trigger, and is inactive during reasoning.
     pub(super) is_lazy: bool,
     triggers: Triggers,
     /// The text generated while it waits for a trigger; `None` once it is active.
-    said: Option<Said>,
+    waiting: Option<Waiting>,
 }
 
 impl Grammar {
@@ -50,7 +48,7 @@ impl Grammar {
         if text.starts_with("%llguidance") {
             return Err(Error::Grammar("llguidance is not built in; write it in GBNF".into()));
         }
-        gbnf::check(text)?;
+        check_grammar(text)?;
         let triggers = if options.grammar_lazy {
             Triggers::new(model, &options.grammar_triggers, preserved)?
         } else {
@@ -66,7 +64,7 @@ impl Grammar {
             prefill: if is_prefilled { prefill.to_vec() } else { Vec::new() },
             is_lazy: options.grammar_lazy,
             triggers,
-            said: options.grammar_lazy.then(Said::default),
+            waiting: options.grammar_lazy.then(Waiting::default),
         };
         grammar.accept_prefill(model)?;
         Ok(Some(grammar))
@@ -78,7 +76,7 @@ impl Grammar {
     /// # Errors
     /// A grammar that is too ambiguous to evaluate within the limit of steps.
     pub(super) fn mask(&mut self, model: &Model, candidates: &mut [llama_token_data]) -> Result<(), Error> {
-        if self.said.is_some() {
+        if self.waiting.is_some() {
             return Ok(());
         }
         let tokens = candidates.iter_mut().map(|token| {
@@ -105,29 +103,29 @@ impl Grammar {
     /// lazy it waits for its trigger again.
     pub(super) fn accept(&mut self, model: &Model, token: Token) -> Result<(), Error> {
         let own = candidate(model, token);
-        let went_on = match &mut self.said {
+        let is_allowed = match &mut self.waiting {
             None => self.own.accept(&[own], STEPS_MAX),
             Some(_) if self.triggers.tokens.contains(&token) => {
                 self.own.accept(&[Candidate { is_end: false, ..own }], STEPS_MAX)
             }
-            Some(said) => {
-                said.push(token, own.piece);
-                let Some(start) = self.triggers.patterns.iter().find_map(|pattern| pattern.find(said.text())) else {
+            Some(waiting) => {
+                waiting.push(token, own.piece);
+                let Some(start) = self.triggers.patterns.iter().find_map(|pattern| pattern.find(waiting.text())) else {
                     return Ok(());
                 };
-                let replayed = said.since(start).into_iter();
+                let replayed = waiting.since(start).into_iter();
                 let replayed: Vec<Candidate<'_>> =
                     replayed.map(|(token, piece)| Candidate { id: token as u32, piece, is_end: false }).collect();
                 self.own.accept(&replayed, STEPS_MAX)
             }
         };
-        if !went_on.map_err(too_ambiguous)? {
+        if !is_allowed.map_err(too_ambiguous)? {
             if self.is_lazy {
                 self.rewind();
             }
-            return Err(Error::Grammar(format!("it does not go on with token {token}")));
+            return Err(Error::Grammar(format!("it does not allow token {token}")));
         }
-        self.said = None;
+        self.waiting = None;
         Ok(())
     }
 
@@ -142,7 +140,7 @@ impl Grammar {
 
     fn rewind(&mut self) {
         self.own.reset();
-        self.said = self.is_lazy.then(Said::default);
+        self.waiting = self.is_lazy.then(Waiting::default);
     }
 
     fn accept_prefill(&mut self, model: &Model) -> Result<(), Error> {
@@ -151,7 +149,7 @@ impl Grammar {
         if self.own.accept(&tokens, STEPS_MAX).map_err(too_ambiguous)? {
             return Ok(());
         }
-        let reason = "it does not allow what the chat template says for the model (the generation prompt)";
+        let reason = "it does not allow the generation prompt, which the chat template writes for the model";
         Err(Error::Grammar(reason.into()))
     }
 }
@@ -162,7 +160,7 @@ fn candidate(model: &Model, token: Token) -> Candidate<'_> {
 }
 
 fn too_ambiguous(_: TooMany) -> Error {
-    let reason = "it is too ambiguous to be followed: what was said so far can be read in too many ways at once";
+    let reason = "it is too ambiguous to be followed: its text so far has too many readings";
     Error::Grammar(reason.into())
 }
 
@@ -201,7 +199,7 @@ impl Triggers {
     /// As llama-server reads them: a word that is one token is that token.
     fn new(model: &Model, triggers: &[GrammarTrigger], preserved: &[Token]) -> Result<Self, Error> {
         if triggers.is_empty() {
-            return Err(Error::Grammar("it is lazy and nothing would wake it; give it a trigger".into()));
+            return Err(Error::Grammar("it is lazy and has no trigger".into()));
         }
         let mut all = Self::default();
         for trigger in triggers {
@@ -250,14 +248,114 @@ fn c_text(text: &str) -> Result<CString, Error> {
     CString::new(text).map_err(|_| Error::Grammar("it contains a NUL byte".into()))
 }
 
+// Triggers that are regular expressions.
+
+/// Stack per byte of an expression: the C++ library parses it recursively.
+const STACK_PER_BYTE: usize = 1 << 10;
+
+struct Pattern(NonNull<sys::Pattern>);
+
+// SAFETY: memory without ties to a thread, immutable after its construction.
+unsafe impl Send for Pattern {}
+
+impl Pattern {
+    /// # Errors
+    /// [`Error::Grammar`] for an invalid expression (ECMAScript).
+    fn new(text: &str) -> Result<Self, Error> {
+        let pattern = c_text(text)?;
+        // SAFETY: the text is NUL-terminated and outlives the call, which copies.
+        let made = || NonNull::new(unsafe { sys::hobbit_pattern_init(pattern.as_ptr()) }).map(Self);
+        limits::with_stack(text.len() * STACK_PER_BYTE, made)
+            .map_err(Error::Grammar)?
+            .ok_or_else(|| Error::Grammar(format!("llama.cpp cannot parse its trigger's pattern: {text}")))
+    }
+
+    /// Start of the text that the grammar must match, if `text` contains the trigger.
+    fn find(&self, text: &[u8]) -> Option<usize> {
+        // SAFETY: the pattern is live, the text valid for its length.
+        let start = unsafe { sys::hobbit_pattern_find(self.0.as_ptr(), text.as_ptr().cast::<c_char>(), text.len()) };
+        (start <= text.len()).then_some(start)
+    }
+}
+
+impl Drop for Pattern {
+    fn drop(&mut self) {
+        // SAFETY: owned by us, freed once.
+        unsafe { sys::hobbit_pattern_free(self.0.as_ptr()) };
+    }
+}
+
+// The text generated while a lazy grammar waits for its trigger.
+
+/// Longest text, in bytes, that patterns search for a trigger. Each token makes them search all of it again, and the
+/// C++ library's regular expressions recurse with the length of a match, using about 350 bytes of stack per byte.
+pub(super) const SEARCHED_BYTES_MAX: usize = 2 << 10;
+
+/// Tokens, and their bytes, kept from the end of a text that grows too long: a trigger may have begun there.
+const TAIL_TOKENS: usize = 64;
+const TAIL_BYTES: usize = SEARCHED_BYTES_MAX / 2;
+
+/// Maximum tokens of a trigger.
+const TRIGGER_TOKENS: usize = 16;
+
+#[derive(Default)]
+struct Waiting {
+    text: Vec<u8>,
+    /// Its tokens, and the start of each.
+    tokens: VecDeque<(Token, usize)>,
+}
+
+impl Waiting {
+    fn text(&self) -> &[u8] {
+        &self.text
+    }
+
+    fn push(&mut self, token: Token, piece: &[u8]) {
+        self.tokens.push_back((token, self.text.len()));
+        self.text.extend_from_slice(piece);
+        if self.text.len() > SEARCHED_BYTES_MAX {
+            self.shorten();
+        }
+    }
+
+    /// The tokens that end after `start`; the first one without the bytes before it.
+    fn since(&self, start: usize) -> Vec<(Token, &[u8])> {
+        let ends = self.tokens.iter().skip(1).map(|(_, begin)| *begin).chain([self.text.len()]);
+        let tokens = self.tokens.iter().zip(ends).filter(|(_, end)| *end > start);
+        tokens.map(|((token, begin), end)| (*token, &self.text[start.max(*begin)..end])).collect()
+    }
+
+    /// Keeps only the last tokens, starting with one that begins with a letter, so that a pattern for the beginning of
+    /// the text does not match here. A trigger in progress is not cut: that letter must be well before the end, or else
+    /// any token is the first.
+    fn shorten(&mut self) {
+        let len = self.text.len();
+        let fits = |begin: usize| len - begin <= TAIL_BYTES;
+        let begins = |begin: usize| self.text.get(begin).is_some_and(u8::is_ascii_alphabetic);
+        let earliest = self.tokens.len().saturating_sub(TAIL_TOKENS);
+        let mut fitting =
+            (earliest..).zip(self.tokens.iter().skip(earliest)).filter(|(_, (_, begin))| fits(*begin)).peekable();
+        let any = fitting.peek().map_or(self.tokens.len(), |(at, _)| *at);
+        let with_letter = fitting.find(|(_, (_, begin))| begins(*begin)).map(|(at, _)| at);
+        let first = with_letter.filter(|at| at + TRIGGER_TOKENS <= self.tokens.len()).unwrap_or(any);
+        let start = self.tokens.get(first).map_or(len, |(_, begin)| *begin);
+        self.tokens.drain(..first);
+        self.text.drain(..start);
+        for (_, begin) in &mut self.tokens {
+            *begin -= start;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use ggml_sys::llama::{self, llama_token_data_array};
+    use ggml_sys::llama;
+    use ggml_sys::llama::llama_token_data_array;
     use proptest::prelude::Rng as _;
     use proptest::test_runner::{RngAlgorithm, TestRng};
 
     use super::super::Sampler;
-    use super::super::raw::Raw;
+    use super::super::chain::Raw;
     use super::super::tests::model;
     use super::*;
 
@@ -336,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn what_wakes_a_grammar_is_followed_within_the_bound() {
+    fn triggers_are_followed_within_the_limit() {
         // The text since the pattern's group has twice as many readings with every character.
         let options = SamplingOptions {
             grammar: Some("root ::= s\ns ::= [^!] s \"b\"? | [^!] s \"c\"? | [^!]".to_owned()),
@@ -349,7 +447,44 @@ mod tests {
         for _ in 0..29 {
             grammar.accept(model(), x).unwrap();
         }
-        assert!(grammar.said.is_some());
+        assert!(grammar.waiting.is_some());
         assert!(grammar.accept(model(), x).unwrap_err().to_string().contains("too ambiguous to be followed"));
+    }
+
+    #[test]
+    fn the_text_after_a_place() {
+        let mut waiting = Waiting::default();
+        for (token, piece) in [(1, "ab"), (2, ""), (3, "cde"), (4, "f")] {
+            waiting.push(token, piece.as_bytes());
+        }
+        assert_eq!(waiting.text(), b"abcdef");
+        assert_eq!(waiting.since(3), [(3, &b"de"[..]), (4, b"f")]);
+        assert_eq!(waiting.since(0).len(), 4);
+        assert_eq!(waiting.since(6), []);
+    }
+
+    #[test]
+    fn the_end_of_a_long_text_is_kept() {
+        let mut waiting = Waiting::default();
+        for n in 0..400 {
+            waiting.push(n, b" 12 word"[..8 - 4 * (n as usize % 2)].as_ref());
+            assert!(waiting.text.len() <= SEARCHED_BYTES_MAX);
+            waiting.push(1000 + n, b"word");
+        }
+        assert!(waiting.text().starts_with(b"word") && waiting.text().ends_with(b"word"));
+        assert_eq!(waiting.since(0).iter().map(|(_, piece)| piece.len()).sum::<usize>(), waiting.text().len());
+        // Cut at various points within a trigger.
+        for n_before in 0..40 {
+            let mut waiting = Waiting::default();
+            for n in 0..SEARCHED_BYTES_MAX as Token - n_before {
+                waiting.push(n, b"1");
+            }
+            for piece in ["<", "tool", "_", "call", ">"] {
+                waiting.push(9, piece.as_bytes());
+            }
+            assert!(waiting.text().ends_with(b"<tool_call>"), "{n_before}");
+        }
+        waiting.push(7, &[b' '; 5000]);
+        assert!(waiting.text().is_empty() && waiting.tokens.is_empty());
     }
 }

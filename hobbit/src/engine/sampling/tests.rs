@@ -7,13 +7,13 @@ use super::*;
 use crate::engine::session::Session;
 use hobbit_core::options::{GrammarKind, GrammarTrigger, ModelOptions, ReasoningBudget, SessionOptions};
 
-const PROMPT: &str = "And the LORD said unto";
+const PROMPT: &str = "And the LORD output unto";
 
 pub(super) fn model() -> &'static Model {
     static MODEL: OnceLock<Model> = OnceLock::new();
     MODEL.get_or_init(|| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
-        Model::open(&path, &ModelOptions::default(), |_| true).unwrap()
+        Model::open(&path, &ModelOptions::default()).unwrap()
     })
 }
 
@@ -43,7 +43,7 @@ fn plain(n: usize) -> Vec<Token> {
     generate(&SamplingOptions::greedy(), n).unwrap()
 }
 
-fn thinking(tokens: Option<u32>) -> SamplingOptions {
+fn reasoning_with(tokens: Option<u32>) -> SamplingOptions {
     let reasoning = ReasoningBudget {
         tokens,
         message: " So.".to_owned(),
@@ -55,41 +55,35 @@ fn thinking(tokens: Option<u32>) -> SamplingOptions {
 }
 
 #[test]
-fn samplers_move_between_threads() {
-    fn is_send<T: Send>() {}
-    is_send::<Sampler>();
-}
-
-#[test]
-fn a_thought_ends_with_its_budget() {
+fn reasoning_ends_with_its_budget() {
     let end = [tokens_of(" So."), tokens_of("</think>")].concat();
     let plain = plain(24);
     for budget in [0, 1, 5] {
-        let said = generate(&thinking(Some(budget as u32)), budget + end.len() + 2).unwrap();
-        assert_eq!(said[..budget], plain[..budget], "budget {budget}");
-        assert_eq!(said[budget..budget + end.len()], end, "budget {budget}: {:?}", text_of(&said));
+        let output = generate(&reasoning_with(Some(budget as u32)), budget + end.len() + 2).unwrap();
+        assert_eq!(output[..budget], plain[..budget], "budget {budget}");
+        assert_eq!(output[budget..budget + end.len()], end, "budget {budget}: {:?}", text_of(&output));
     }
-    assert_eq!(generate(&thinking(None), 24).unwrap(), plain, "without a budget nothing changes");
-    let elsewhere = SamplingOptions { generation_prompt: String::new(), ..thinking(Some(0)) };
-    assert_eq!(generate(&elsewhere, 24).unwrap(), plain, "nor where the model does not think");
-    let without_tags = SamplingOptions { reasoning: ReasoningBudget::default(), ..thinking(Some(0)) };
+    assert_eq!(generate(&reasoning_with(None), 24).unwrap(), plain, "without a budget nothing changes");
+    let elsewhere = SamplingOptions { generation_prompt: String::new(), ..reasoning_with(Some(0)) };
+    assert_eq!(generate(&elsewhere, 24).unwrap(), plain, "nor where the model does not reason");
+    let without_tags = SamplingOptions { reasoning: ReasoningBudget::default(), ..reasoning_with(Some(0)) };
     assert_eq!(generate(&without_tags, 24).unwrap(), plain, "nor without tags");
 }
 
 #[test]
-fn a_thought_is_ended_from_outside_and_begins_again() {
-    let mut options = thinking(None);
+fn reasoning_is_ended_from_outside_and_begins_again() {
+    let mut options = reasoning_with(None);
     options.reasoning.control = true;
     let mut sampler = Sampler::new(model(), &options).unwrap();
     let end = [tokens_of(" So."), tokens_of("</think>")].concat();
     for _ in 0..2 {
         let mut session = session(PROMPT);
-        assert!(sampler.is_thinking());
+        assert!(sampler.is_reasoning());
         session.generate(&mut sampler, Some(3)).for_each(drop);
-        assert!(sampler.is_thinking() && sampler.end_thought());
-        let said: Vec<Token> = session.generate(&mut sampler, Some(end.len())).map(Result::unwrap).collect();
-        assert_eq!(said, end);
-        assert!(!sampler.is_thinking() && !sampler.end_thought());
+        assert!(sampler.is_reasoning() && sampler.end_reasoning());
+        let output: Vec<Token> = session.generate(&mut sampler, Some(end.len())).map(Result::unwrap).collect();
+        assert_eq!(output, end);
+        assert!(!sampler.is_reasoning() && !sampler.end_reasoning());
         sampler.reset();
     }
 }
@@ -111,12 +105,12 @@ fn trigger(at: usize) -> (Vec<Token>, String) {
 }
 
 #[test]
-fn a_lazy_grammar_wakes_at_its_trigger() {
+fn a_lazy_grammar_begins_at_its_trigger() {
     let (before, trigger) = trigger(4);
-    let said = text_of(&generate(&exclaims(&trigger), 24).unwrap());
+    let output = text_of(&generate(&exclaims(&trigger), 24).unwrap());
     let expected = text_of(&before) + &trigger + "!!!";
-    assert!(said.starts_with(&expected), "{said:?} does not begin with {expected:?}");
-    assert_eq!(generate(&exclaims("<tool_call>"), 24).unwrap(), plain(24), "what is never said wakes nobody");
+    assert!(output.starts_with(&expected), "{output:?} does not begin with {expected:?}");
+    assert_eq!(generate(&exclaims("<tool_call>"), 24).unwrap(), plain(24), "without its trigger it does nothing");
 
     let pattern = GrammarTrigger::Pattern(format!("({})", grammar::escaped(&trigger)));
     let options = SamplingOptions { grammar_triggers: vec![pattern], ..exclaims(&trigger) };
@@ -127,29 +121,33 @@ fn a_lazy_grammar_wakes_at_its_trigger() {
         grammar_triggers: vec![GrammarTrigger::Token(first)],
         ..exclaims("")
     };
-    let said = text_of(&generate(&options, 8).unwrap());
-    assert!(said.starts_with(&(text_of(&[first]) + "!!!")), "{said:?}");
+    let output = text_of(&generate(&options, 8).unwrap());
+    assert!(output.starts_with(&(text_of(&[first]) + "!!!")), "{output:?}");
 }
 
 #[test]
-fn a_lazy_grammar_sleeps_through_thoughts() {
+fn a_lazy_grammar_is_inactive_during_reasoning() {
     let (_, trigger) = trigger(1);
     let end = [tokens_of(" So."), tokens_of("</think>")].concat();
     let thinks = |budget| {
-        let thought = thinking(Some(budget));
-        SamplingOptions { reasoning: thought.reasoning, generation_prompt: "<think>".to_owned(), ..exclaims(&trigger) }
+        let reasoning = reasoning_with(Some(budget));
+        SamplingOptions {
+            reasoning: reasoning.reasoning,
+            generation_prompt: "<think>".to_owned(),
+            ..exclaims(&trigger)
+        }
     };
-    let said = generate(&thinks(8), 8 + end.len()).unwrap();
-    assert_eq!(said[..8], plain(8));
-    assert_eq!(said[8..], end);
-    // The end of the thought may be the trigger.
+    let output = generate(&thinks(8), 8 + end.len()).unwrap();
+    assert_eq!(output[..8], plain(8));
+    assert_eq!(output[8..], end);
+    // The end of the reasoning may be the trigger.
     let options = SamplingOptions {
         grammar: Some("root ::= \"</think>\" \"!!!\" [a-z]+".to_owned()),
         grammar_triggers: vec![GrammarTrigger::Word("</think>".to_owned())],
         ..thinks(2)
     };
-    let said = text_of(&generate(&options, 2 + end.len() + 8).unwrap());
-    assert!(said.contains(" So.</think>!!!"), "{said:?}");
+    let output = text_of(&generate(&options, 2 + end.len() + 8).unwrap());
+    assert!(output.contains(" So.</think>!!!"), "{output:?}");
 }
 
 #[test]
@@ -158,7 +156,7 @@ fn a_trigger_is_found_after_any_length() {
     let mut sampler = Sampler::new(model(), &options).unwrap();
     let words = tokens_of(" and it came to pass in those days");
     let n_bytes = text_of(&words).len();
-    for _ in 0..grammar::said::SEARCHED_BYTES_MAX * 8 / n_bytes {
+    for _ in 0..grammar::SEARCHED_BYTES_MAX * 8 / n_bytes {
         for &token in &words {
             sampler.accept_generated(token).unwrap();
         }
@@ -167,12 +165,12 @@ fn a_trigger_is_found_after_any_length() {
         sampler.accept_generated(token).unwrap();
     }
     let mut session = session(PROMPT);
-    let said: Vec<Token> = session.generate(&mut sampler, Some(3)).map(Result::unwrap).collect();
-    assert!(text_of(&said).starts_with("!"), "{:?}", text_of(&said));
+    let output: Vec<Token> = session.generate(&mut sampler, Some(3)).map(Result::unwrap).collect();
+    assert!(text_of(&output).starts_with("!"), "{:?}", text_of(&output));
 }
 
 #[test]
-fn endless_white_space_is_borne() {
+fn long_white_space_does_not_overflow_the_stack() {
     let pattern = GrammarTrigger::Pattern("^\\s+to$".to_owned());
     let options = SamplingOptions { grammar_triggers: vec![pattern], ..exclaims("<tool_call>") };
     // The standard library gives a thread this much stack.
@@ -186,17 +184,17 @@ fn endless_white_space_is_borne() {
 }
 
 #[test]
-fn a_templates_grammar_goes_on_after_the_generation_prompt() {
+fn a_templates_grammar_continues_after_the_generation_prompt() {
     let options = |kind, prompt: &str| SamplingOptions {
         grammar: Some("root ::= \"said:\" [0-9]+".to_owned()),
         grammar_kind: kind,
         generation_prompt: prompt.to_owned(),
         ..SamplingOptions::greedy()
     };
-    let said = text_of(&generate(&options(GrammarKind::Template, "said:"), 6).unwrap());
-    assert!(!said.is_empty() && said.bytes().all(|byte| byte.is_ascii_digit()), "{said:?}");
-    let said = text_of(&generate(&options(GrammarKind::User, "said:"), 8).unwrap());
-    assert!(said.starts_with("said:"), "{said:?}");
+    let output = text_of(&generate(&options(GrammarKind::Template, "said:"), 6).unwrap());
+    assert!(!output.is_empty() && output.bytes().all(|byte| byte.is_ascii_digit()), "{output:?}");
+    let output = text_of(&generate(&options(GrammarKind::User, "said:"), 8).unwrap());
+    assert!(output.starts_with("said:"), "{output:?}");
     let doubling = SamplingOptions {
         grammar: Some(DOUBLING.to_owned()),
         grammar_kind: GrammarKind::Template,
@@ -210,13 +208,13 @@ fn a_templates_grammar_goes_on_after_the_generation_prompt() {
 }
 
 #[test]
-fn grammars_that_cannot_wake_are_refused() {
+fn lazy_grammars_without_a_valid_trigger_are_refused() {
     let refusal = |triggers: &[GrammarTrigger]| {
         let options = SamplingOptions { grammar_triggers: triggers.to_vec(), ..exclaims("x") };
         Sampler::new(model(), &options).err().expect("a refusal").to_string()
     };
-    assert!(refusal(&[]).contains("nothing would wake it"));
-    assert!(refusal(&[GrammarTrigger::Pattern("(".to_owned())]).contains("the pattern that wakes it"));
+    assert!(refusal(&[]).contains("has no trigger"));
+    assert!(refusal(&[GrammarTrigger::Pattern("(".to_owned())]).contains("trigger's pattern"));
     assert!(refusal(&[GrammarTrigger::Pattern("\0".to_owned())]).contains("NUL"));
     let one = text_of(&plain(1));
     assert!(refusal(&[GrammarTrigger::Word(one)]).contains("preserved tokens"));
@@ -249,14 +247,6 @@ fn probabilities_of_a_choice() {
     assert_eq!(sampler.probabilities(1, false), None, "logits are not kept unless asked for");
 }
 
-#[test]
-fn tokens_that_are_preserved() {
-    let word = text_of(&plain(1));
-    let options =
-        SamplingOptions { preserved_tokens: vec![word, "no token at all".to_owned()], ..SamplingOptions::greedy() };
-    assert_eq!(Sampler::new(model(), &options).unwrap().preserved_tokens(), plain(1));
-}
-
 /// Every further x doubles the number of parses.
 const DOUBLING: &str = "root ::= s\ns ::= \"x\" s \"b\"? | \"x\" s \"c\"? | \"x\"";
 
@@ -272,7 +262,7 @@ fn n_followed(sampler: &mut Sampler) -> (usize, Option<String>) {
 }
 
 #[test]
-fn grammars_that_grow_ambiguous_are_not_followed_for_ever() {
+fn ambiguous_grammars_are_followed_within_the_limit() {
     let with = |grammar: &str| SamplingOptions { grammar: Some(grammar.to_owned()), ..SamplingOptions::greedy() };
     let mut sampler = Sampler::new(model(), &with(DOUBLING)).unwrap();
     for _ in 0..2 {
@@ -349,4 +339,23 @@ fn a_failed_assertion_of_a_sampler_is_an_error() {
     let mut some = [1.0, 2.0].map(|logit| llama_token_data { id: 0, logit, p: 0.0 });
     let mut array = llama_token_data_array { data: some.as_mut_ptr(), size: some.len(), selected: -1, sorted: false };
     typical.apply(&mut array).unwrap();
+}
+
+#[test]
+fn softmax_of_logits() {
+    let logits = [1.0_f32.ln(), 2.0_f32.ln(), f32::NEG_INFINITY, 1.0_f32.ln()];
+    let found = of_logits(&logits, 3, 2);
+    assert!((found.chosen - 0.25_f32.ln()).abs() < 1e-6);
+    assert_eq!(found.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [1, 0]);
+    assert!((found.top[0].1 - 0.5_f32.ln()).abs() < 1e-6);
+    assert_eq!(of_logits(&logits, 2, 0), Probabilities { chosen: f32::NEG_INFINITY, top: vec![] });
+    assert_eq!(of_logits(&logits, 0, 99).top.len(), 4);
+}
+
+#[test]
+fn candidates_without_a_chance_are_left_out() {
+    let candidates = [(7, 0.25), (3, 0.75), (1, 0.0)].map(|(id, p)| llama_token_data { id, logit: 0.0, p });
+    let found = of_candidates(&candidates, 7, 5);
+    assert_eq!(found, Probabilities { chosen: 0.25_f32.ln(), top: vec![(3, 0.75_f32.ln()), (7, 0.25_f32.ln())] });
+    assert_eq!(of_candidates(&candidates, 9, 5).chosen, f32::NEG_INFINITY);
 }

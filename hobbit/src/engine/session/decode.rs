@@ -35,7 +35,7 @@ impl Session {
         let n_outputs_max = self.options.n_outputs_max.max(self.options.n_seq_max) as usize;
         if self.options.n_outputs_max > 0 && n_outputs > n_outputs_max {
             return Err(Error::Decode(format!(
-                "logits of {n_outputs} entries are asked for, of a session that keeps room for {n_outputs_max}: open it \
+                "logits of {n_outputs} entries are requested, and the session has room for {n_outputs_max}: open it \
                  with a larger n_outputs_max"
             )));
         }
@@ -86,7 +86,7 @@ impl Session {
         let running = contention::running(self.n_threads);
         let purpose = Purpose { phase, ..self.purpose };
         // SAFETY: the context is live and the batch's arrays outlive the call.
-        let (code, thrown) = purpose.during(|| unsafe { self.context.decode(batch, self.tells) });
+        let (code, thrown) = purpose.during(|| unsafe { self.context.decode(batch, self.announces) });
         drop(running);
         let seconds = started.elapsed().as_secs_f64();
         if let Some(memories) = experts.memories().as_mut().filter(|_| code == 0) {

@@ -32,7 +32,6 @@ impl Session {
     ///
     /// # Errors
     /// A sequence that the session does not have.
-    #[doc(hidden)]
     pub fn keep_of(&mut self, sequence: i32, n: usize) -> Result<usize, Error> {
         self.check_sequence(sequence)?;
         if self.cut(sequence, n) {
@@ -56,14 +55,12 @@ impl Session {
     }
 
     /// Whether the model's layers have a sliding window whose older cells are reused.
-    #[doc(hidden)]
     pub fn has_window(&self) -> bool {
         // SAFETY: the model is live.
         !self.options.swa_full && unsafe { llama::llama_model_n_swa(self.model.shared.raw.as_ptr()) } > 0
     }
 
     /// Whether tokens can be moved to other positions ([`Session::move_tokens`]).
-    #[doc(hidden)]
     pub fn can_move_tokens(&self) -> bool {
         self.context.can_shift()
     }
@@ -74,7 +71,6 @@ impl Session {
     ///
     /// # Errors
     /// A sequence that the session does not have, or a model whose tokens cannot be moved.
-    #[doc(hidden)]
     pub fn move_tokens(&mut self, sequence: i32, range: Range<i32>, by: i32) -> Result<(), Error> {
         self.check_sequence(sequence)?;
         if !self.can_move_tokens() {
@@ -88,7 +84,6 @@ impl Session {
     }
 
     /// Announces a new text: policies that count by sequence start over.
-    #[doc(hidden)]
     pub fn begin_text(&mut self) {
         if let Some(memories) = self.model.shared.experts.memories().as_mut() {
             memories.begin_sequence();
@@ -100,7 +95,6 @@ impl Session {
     ///
     /// # Errors
     /// A sequence that the session does not have; llama.cpp's refusal.
-    #[doc(hidden)]
     pub fn sequence_state(&mut self, sequence: i32) -> Result<Vec<u8>, Error> {
         self.check_sequence(sequence)?;
         self.context.state(sequence)
@@ -110,15 +104,14 @@ impl Session {
     ///
     /// # Errors
     /// An unknown sequence, or a state that does not fit; the sequence is then empty.
-    #[doc(hidden)]
     pub fn set_sequence_state(&mut self, sequence: i32, state: &[u8]) -> Result<(), Error> {
         self.check_sequence(sequence)?;
         self.context.forget(sequence, 0, -1)?;
         if self.context.set_state(sequence, state).is_err() {
             self.context.forget(sequence, 0, -1)?;
             return Err(Error::Decode(
-                "the saved state does not fit this context: another model, other types of KV cache, or a context that is \
-                 too short"
+                "the saved state does not fit this context: another model, other types of KV cache, or a context that \
+                 is too short"
                     .into(),
             ));
         }
@@ -126,7 +119,6 @@ impl Session {
     }
 
     /// The embedding, `[n_embd]`, of entry `index` of the last batch, for sessions without pooling.
-    #[doc(hidden)]
     pub fn embedding_of(&self, index: usize) -> Option<&[f32]> {
         let index = i32::try_from(index).ok()?;
         // SAFETY: the context is live; a non-null answer is one row of its output.
@@ -135,7 +127,6 @@ impl Session {
 
     /// The embedding, `[n_embd]`, of a sequence of the last batch, for sessions that pool. For those that rank
     /// ([`Pooling::Rank`]), the scores of the model's classes.
-    #[doc(hidden)]
     pub fn embedding_of_sequence(&self, sequence: i32) -> Option<&[f32]> {
         // SAFETY: the model is live; the context is, and a non-null answer is one row of its output, of as many
         // numbers.
@@ -156,7 +147,6 @@ impl Session {
     }
 
     /// The pooling of a sequence's embeddings: the requested one, or the model's. `None`: no pooling.
-    #[doc(hidden)]
     pub fn pooling(&self) -> Option<Pooling> {
         // SAFETY: the context is live.
         let kind = unsafe { llama::llama_pooling_type(self.context.as_ptr()) };
@@ -170,14 +160,12 @@ impl Session {
     }
 
     /// Counters of prompts and decoding so far: the first two fields of [`Session::stats`], at no cost.
-    #[doc(hidden)]
     pub fn phases(&self) -> (PhaseStats, PhaseStats) {
         (self.stats.prompt, self.stats.decode)
     }
 
     /// Maximum number of tokens, each of its own sequence, that may be decoded at once under the rules for generated
     /// tokens. Those differ from the rules for prompts where results are approximate.
-    #[doc(hidden)]
     pub fn decodes_at_once(&self) -> usize {
         let shared = &self.model.shared;
         let is_exact = shared.precisions.is_exact() && shared.options.routing.is_off();

@@ -1,9 +1,13 @@
-//! Evaluates prompts in batches, within the context's length.
+//! Prompts, evaluated in batches within the context's length, and generation: evaluates the last token, samples the
+//! next.
+
+use std::time::Instant;
 
 use ggml_sys::llama;
 
-use super::Session;
+use super::{Session, StopReason};
 use crate::engine::error::Error;
+use crate::engine::sampling::{Sampler, are_finite};
 use hobbit_core::options::Token;
 
 impl Session {
@@ -49,7 +53,6 @@ impl Session {
     ///
     /// # Errors
     /// A state that does not fit, or has another number of tokens; the context is then empty.
-    #[doc(hidden)]
     pub fn restore(&mut self, state: &[u8], n_tokens: usize) -> Result<(), Error> {
         self.reset();
         self.set_sequence_state(0, state)?;
@@ -63,7 +66,6 @@ impl Session {
     }
 
     /// Tokens in the context, without a pending sampled one.
-    #[doc(hidden)]
     pub fn n_evaluated(&self) -> usize {
         self.n_past
     }
@@ -157,5 +159,143 @@ impl Session {
             self.n_past -= n_discard;
         }
         Ok(())
+    }
+}
+
+/// The tokens of a generation. See [`Session::generate`].
+pub struct Generation<'a> {
+    pub(super) session: &'a mut Session,
+    pub(super) sampler: &'a mut Sampler,
+    pub(super) left: Option<usize>,
+    pub(super) stop: Option<StopReason>,
+    pub(super) failed: bool,
+}
+
+impl Generation<'_> {
+    /// Why the iterator ended; `None` before its end and after an error.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        self.stop
+    }
+
+    fn step(&mut self) -> Result<Result<Token, StopReason>, Error> {
+        if self.left == Some(0) {
+            return Ok(Err(StopReason::Length));
+        }
+        let session = &mut *self.session;
+        if let Some(mut token) = session.pending.take() {
+            let room = session.make_room(1);
+            // SAFETY: the batch borrows `token`, which outlives its evaluation.
+            let batch = unsafe { llama::llama_batch_get_one(&raw mut token, 1) };
+            let before = session.n_past;
+            match room.and_then(|()| session.decode(batch, &[(0, before as i32)])) {
+                Ok(()) => session.n_past += 1,
+                Err(error) => {
+                    // Unless the whole context was lost, the token stays pending for another try.
+                    session.pending = (session.n_past == before).then_some(token);
+                    return match error {
+                        Error::ContextFull { .. } => Ok(Err(StopReason::ContextFull)),
+                        Error::Interrupted => Ok(Err(StopReason::Interrupted)),
+                        error => Err(error),
+                    };
+                }
+            }
+        }
+        let token = session.sample(self.sampler, -1)?;
+        if session.model.is_eog(token) {
+            return Ok(Err(StopReason::Eog(token)));
+        }
+        session.pending = Some(token);
+        self.left = self.left.map(|left| left - 1);
+        Ok(Ok(token))
+    }
+}
+
+impl Iterator for Generation<'_> {
+    type Item = Result<Token, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.stop.is_some() || self.failed {
+            return None;
+        }
+        match self.step() {
+            Ok(Ok(token)) => Some(Ok(token)),
+            Ok(Err(reason)) => {
+                self.stop = Some(reason);
+                self.session.idle();
+                None
+            }
+            Err(error) => {
+                self.failed = true;
+                Some(Err(error))
+            }
+        }
+    }
+}
+
+impl Session {
+    /// Samples a token from the logits of entry `index` of the last batch (-1: the last), and records it in the sampler
+    /// as generated. For callers of [`Session::evaluate`], who must evaluate the token themselves.
+    ///
+    /// # Errors
+    /// [`Error::NothingEvaluated`] if the last evaluation failed or there was none, [`Error::Decode`] if the entry
+    /// asked for no logits, [`Error::NotFinite`] if they are not finite, [`Error::Sampling`] and [`Error::Grammar`] if
+    /// no token can be chosen.
+    pub fn sample(&mut self, sampler: &mut Sampler, index: i32) -> Result<Token, Error> {
+        if !self.is_current {
+            return Err(Error::NothingEvaluated);
+        }
+        let started = Instant::now();
+        let token = sampler.sample(&self.context, index)?;
+        self.sample_ms += started.elapsed().as_secs_f64() * 1e3;
+        self.sample_count += 1;
+        Ok(token)
+    }
+
+    /// Whether the logits of an entry of the last batch, if it asked for any, are finite. If not, its keys and values
+    /// corrupt all sequences of a shared cache, even through masked or freed cells, until [`Session::reset`] clears the
+    /// data.
+    pub fn has_finite_logits(&self, index: usize) -> bool {
+        self.logits(index).is_none_or(are_finite)
+    }
+}
+
+/// The text of a generation. See [`Session::generate_text`].
+pub struct GeneratedText<'a> {
+    pub(super) tokens: Generation<'a>,
+    /// The beginning of a character.
+    pub(super) bytes: Vec<u8>,
+}
+
+impl GeneratedText<'_> {
+    /// Why the iterator ended; `None` before its end and after an error.
+    pub fn stop_reason(&self) -> Option<StopReason> {
+        self.tokens.stop_reason()
+    }
+}
+
+/// Whole characters of one or several tokens. Bytes that are no UTF-8 become replacement characters.
+impl Iterator for GeneratedText<'_> {
+    type Item = Result<String, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            match self.tokens.next() {
+                Some(Ok(token)) => self.bytes.extend(self.tokens.session.model.piece(token, false)),
+                Some(Err(error)) => return Some(Err(error)),
+                None if self.bytes.is_empty() => return None,
+                None => return Some(Ok(String::from_utf8_lossy(&std::mem::take(&mut self.bytes)).into_owned())),
+            }
+            // An incomplete character at the end waits for its other bytes.
+            let whole = match std::str::from_utf8(&self.bytes) {
+                Err(error) if error.error_len().is_none() => error.valid_up_to(),
+                _ => self.bytes.len(),
+            };
+            if whole > 0 {
+                let rest = self.bytes.split_off(whole);
+                let text = String::from_utf8_lossy(&self.bytes).into_owned();
+                self.bytes = rest;
+                return Some(Ok(text));
+            }
+        }
     }
 }
