@@ -90,17 +90,6 @@ pub fn other_spellings(long: &str) -> Vec<String> {
     names.map(|(spelling, _)| spelling.to_string()).collect()
 }
 
-/// Every spelling of a flag except its letter, and whether a value may follow it.
-pub fn spellings(arg: &clap::Arg) -> Vec<(String, bool)> {
-    let all = arg.get_long().map(|long| spellings_of(arg, long)).unwrap_or_default();
-    let takes_value = |takes| matches!(takes, Takes::Value | Takes::Pair | Takes::TriWord);
-    let is_letter = |spelling: &str| arg.get_short().is_some_and(|letter| spelling == format!("-{letter}"));
-    all.into_iter()
-        .filter(|(spelling, _)| !is_letter(spelling))
-        .map(|(spelling, takes)| (spelling, takes_value(takes)))
-        .collect()
-}
-
 /// Every spelling of the flag `--long`.
 fn spellings_of(arg: &clap::Arg, long: &str) -> Vec<(String, Takes)> {
     let is_named = |name| arg.get_value_names().is_some_and(|names| names == [name]);
@@ -209,9 +198,6 @@ pub enum UsageError {
 }
 
 /// Rewrites the words after the program's name.
-///
-/// # Errors
-/// Unknown flags with one dash, and flags of llama.cpp's that hobbit does not have.
 pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) -> Result<Line, UsageError> {
     let mut line = Line::default();
     let mut rest = args.into_iter().peekable();
@@ -298,4 +284,25 @@ fn hint(name: &str, grammar: &Grammar) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_flag_is_both_here_and_unsupported() {
+        let own = Grammar::of(&crate::args::command());
+        for spelling in own.flags.keys() {
+            assert!(unsupported::find(spelling).is_none(), "{spelling}");
+        }
+        let mut all =
+            vec![own, Grammar::of(&crate::perplexity::args::command()), Grammar::of(&crate::bench::args::command())];
+        if cfg!(not(feature = "server")) {
+            return;
+        }
+        #[cfg(feature = "server")]
+        all.push(Grammar::of(&crate::args::server::command()));
+        for (spelling, long) in SPELLINGS.iter().chain(NEGATIONS) {
+            let mut found = all.iter().filter_map(|grammar| grammar.flags.get(*spelling));
+            assert!(found.any(|(target, _)| target == long), "{spelling}");
+        }
+    }
+}

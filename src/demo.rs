@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Names the demo model's file when it lies elsewhere.
+/// Variable with another path of the demo model.
 pub const VARIABLE: &str = "HOBBIT_DEMO_MODEL";
 /// Begins a text that the demo model can continue.
 pub const PROMPT: &str = "In the beginning God created the";

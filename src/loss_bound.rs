@@ -11,9 +11,6 @@ use hobbit_core::profile::{LossBound, Profile, ProfileError, beside, in_percent,
 
 /// The options with a bound of `max_loss`, a share, on the loss. The measurements are those of the profile beside the model, else
 /// those in the pack; the mix is chosen when a session opens.
-///
-/// # Errors
-/// No profile, a profile of another model, or one without mixes: each error names the command that makes one, and its cost.
 pub fn bound(options: ModelOptions, model: &Path, max_loss: f64) -> Result<ModelOptions> {
     let path = beside(model);
     let asked = format!("--max-loss {}%", in_percent(max_loss));

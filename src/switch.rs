@@ -82,28 +82,3 @@ pub fn negated_by_environment(command: &clap::Command, is_set: impl Fn(&str) -> 
         })
         .collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words() {
-        assert_eq!("enabled".parse(), Ok(Switch(true)));
-        assert_eq!("0".parse(), Ok(Switch(false)));
-        assert!("yes".parse::<Switch>().is_err());
-        assert_eq!("-1".parse(), Ok(Tri::Auto));
-        assert_eq!("on".parse(), Ok(Tri::On));
-        assert!(is_tri_word("false") && !is_tri_word("-m"));
-    }
-
-    #[test]
-    fn negative_environment() {
-        let command = crate::args::command();
-        let words = negated_by_environment(&command, |name| name == "LLAMA_ARG_NO_KV_OFFLOAD");
-        assert_eq!(words, ["--kv-offload=off"]);
-        let words = negated_by_environment(&command, |name| name == "LLAMA_ARG_NO_REPACK");
-        assert_eq!(words, ["--repack=off"]);
-        assert!(negated_by_environment(&command, |_| false).is_empty());
-    }
-}

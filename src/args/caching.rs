@@ -23,7 +23,7 @@ pub struct CachingArgs {
     #[arg(long, value_name = "LRU,LFU,LHU,FLD", env = "HOBBIT_ARG_POLICY_WEIGHTS")]
     pub policy_weights: Option<Weights>,
     /// How layers share the slots: even, shallow-first:N (the first N layers whole first) or by-penalty (where they save
-    /// most, as a profile says). A layer keeps as many as a token uses
+    /// most, by a profile). A layer keeps as many as a token uses
     #[arg(
         long = "expert-slots",
         value_name = "even|shallow-first[:N]|by-penalty",
@@ -91,9 +91,6 @@ impl CachingArgs {
     }
 
     /// The file of the path table.
-    ///
-    /// # Errors
-    /// A table that no predictor would look at.
     pub fn path_table(&self) -> Result<Option<PathBuf>> {
         ensure!(
             self.path_table.is_none() || self.predictor == PredictorKind::PathTable,
@@ -101,35 +98,5 @@ impl CachingArgs {
             self.predictor
         );
         Ok(self.path_table.clone())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Parser, Debug)]
-    struct Line {
-        #[command(flatten)]
-        caching: CachingArgs,
-    }
-
-    fn path_table(args: &[&str]) -> Result<Option<PathBuf>> {
-        Line::try_parse_from([&["line"], args].concat())?.caching.path_table()
-    }
-
-    #[test]
-    fn a_path_table_is_for_its_predictor() {
-        let given = ["--predictor", "path-table", "--path-table", "a.paths"];
-        assert_eq!(path_table(&given).unwrap(), Some("a.paths".into()));
-        assert_eq!(path_table(&given[..2]).unwrap(), None);
-        for predictor in ["none", "cross-layer"] {
-            let error = path_table(&["--predictor", predictor, "--path-table", "a.paths"]).unwrap_err().to_string();
-            assert!(error.contains(predictor), "{error}");
-        }
-        assert!(path_table(&["--path-table", "a.paths"]).is_err());
-        assert!(path_table(&["--predictor", "gate"]).is_err());
     }
 }

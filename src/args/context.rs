@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use clap::Args;
 
-use super::{finite, positive};
+use super::{finite, number, positive};
 use crate::switch::{Switch, Tri};
 use hobbit::options::{FlashAttn, KvType, RopeScaling};
 
@@ -106,8 +106,5 @@ pub struct RopeArgs {
 
 /// At most as many as ggml runs (`GGML_MAX_N_THREADS`).
 fn threads(text: &str) -> Result<i32, String> {
-    match text.parse() {
-        Ok(n) if n <= 512 => Ok(n),
-        _ => Err("expected a number up to 512, or -1".to_owned()),
-    }
+    number(i32::MIN..=512, "a number up to 512, or -1")(text)
 }

@@ -1,7 +1,6 @@
 //! Flags of `hobbit-server`: groups shared with hobbit-cli, and llama-server's own.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser};
@@ -11,7 +10,6 @@ use super::{
     as_program,
 };
 use crate::switch::Switch;
-use hobbit::Budget;
 use hobbit::options::Pooling;
 
 const EXAMPLES: &str = "\
@@ -100,8 +98,9 @@ pub struct HttpArgs {
     pub timeout: u64,
     /// Largest body of a request, in bytes. Of the memory budget, twelve times as much and 16 MiB are reserved for all
     /// requests
-    #[arg(long, value_name = "SIZE", default_value = "4M", env = "HOBBIT_ARG_MAX_BODY")]
-    pub max_body: Limit,
+    #[arg(long, value_name = "SIZE", default_value = "4M", env = "HOBBIT_ARG_MAX_BODY",
+          value_parser = size)]
+    pub max_body: usize,
     /// Seconds of silence after which a stream sends a sign of life; -1 never
     #[arg(long, value_name = "N", default_value = "30", value_parser = clap::value_parser!(i64).range(-1..))]
     pub sse_ping_interval: i64,
@@ -184,27 +183,13 @@ pub struct ServedChatArgs {
     pub prefill_assistant: Switch,
 }
 
-/// A number of bytes that fits this machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limit(pub usize);
-
-impl FromStr for Limit {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse() {
-            Ok(Budget::Bytes(bytes)) => usize::try_from(bytes).ok().filter(|n| *n > 0).map(Self),
-            _ => None,
-        }
-        .ok_or_else(|| "expected a size above 0, such as 64M".to_owned())
-    }
+fn size(text: &str) -> Result<usize, String> {
+    super::bytes(text).and_then(|bytes| usize::try_from(bytes).map_err(|error| error.to_string()))
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: Option<f64> = text.parse().ok();
-    seconds
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .ok_or_else(|| "expected a number of seconds, 0 or above".to_owned())
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.ok_or_else(|| "expected a number of seconds, 0 or above".to_owned())
 }
 
 /// The clap command.

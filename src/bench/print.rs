@@ -240,14 +240,10 @@ mod tests {
         let places: Vec<usize> = keys.split_whitespace().map(at).collect();
         assert!(places.is_sorted(), "{places:?}");
         assert_eq!(printed(Format::Json, &[]), "[\n\n]\n");
-    }
-
-    #[test]
-    fn a_line_for_each_record() {
-        let text = printed(Format::Jsonl, &[example(), example()]);
-        assert_eq!(text.lines().count(), 2);
-        let record: Record = serde_json::from_str(text.lines().next().unwrap()).unwrap();
-        assert_eq!(record, example());
+        let lines = printed(Format::Jsonl, &[example(), example()]);
+        assert!(
+            lines.lines().count() == 2 && lines.lines().all(|line| serde_json::from_str(line).ok() == Some(example()))
+        );
     }
 
     #[test]

@@ -6,10 +6,9 @@ use ureq::config::RedirectAuthHeaders;
 use ureq::http::{Response, Uri, header, uri::Scheme};
 use ureq::{Agent, Body};
 
-use super::Witness;
-use super::error::HubError;
 use super::names::{blob_name, is_sha256};
 use super::places::{Places, Token};
+use super::{HubError, Witness};
 
 const REDIRECTS_MAX: u32 = 10;
 /// Tries in a row without progress.
@@ -93,7 +92,7 @@ impl Web {
             404 | 410 => Err(HubError::NotFound { what }),
             status @ (408 | 425 | 429 | 500 | 502 | 503 | 504) => {
                 let wait = number(&answer, "retry-after").map(Duration::from_secs);
-                Err(HubError::Unreachable { what, host, why: format!("it says {status}"), wait })
+                Err(HubError::Unreachable { what, host, why: format!("it answered {status}"), wait })
             }
             status => Err(HubError::Refused { what, status }),
         }

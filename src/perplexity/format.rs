@@ -117,7 +117,6 @@ pub fn experts_used(stats: &Stats) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hobbit::stats::PhaseStats;
     use hobbit_core::perplexity::divergence::Comparison;
 
     #[test]
@@ -186,13 +185,5 @@ mod tests {
         ] {
             assert!(table.lines().any(|found| found == line), "{line} in\n{table}");
         }
-    }
-
-    #[test]
-    fn a_dense_model_uses_no_experts() {
-        assert_eq!(experts_used(&Stats::default()), None);
-        let prompt = PhaseStats { hits: 3, misses: 1, ..PhaseStats::default() };
-        let line = experts_used(&Stats { prompt, ..Stats::default() });
-        assert_eq!(line.unwrap(), "hobbit: experts: hit rate 75.0 % (3 hits, 1 misses)");
     }
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::args::percent;
-use crate::pages::PagesArgs;
+use crate::args::{bytes, number, percent, strength};
+use crate::manuals::PagesArgs;
 use crate::switch::Switch;
 use hobbit::options::{PrecisionMode, VirtualUpdate};
 use hobbit_core::cache::policy::{PolicyKind, Weights};
@@ -15,22 +15,15 @@ use hobbit_core::predict::PredictorKind;
 use hobbit_core::route::{Shares, Thresholds};
 use hobbit_core::sim::{Budget, Compute, Config, Eviction, PredictedBy, Prefetch, Recording, Slots, path_table};
 use hobbit_core::tuned::TunedPolicy;
-use hobbit_core::units::parse_bytes;
 
 const EXAMPLES: &str = "\
 Examples:
   hobbit-cli -m mixtral.gguf -p 'Once upon a time' -n 500 --trace prose.trace
       Record a run.
-  hobbit-sim show prose.trace | head
-      Print it, one JSON object per line.
   hobbit-sim import qwen.route.csv -o qwen.trace
       Take another program's recording of routes, for replay and --routes.
-  hobbit-sim replay prose.trace
-      Every policy with the slots that the run had.
   hobbit-sim replay prose.trace --policy lru,hobbit --budget 10%,25%,50% --predictor none,stacked-gate,oracle
       A table of hits, penalty and simulated speed for each combination.
-  hobbit-sim replay prose.trace --link 7GB --expert-ms 0.08 --layer-ms 0.3 --json
-      The same for another machine, as JSON.
   hobbit-sim replay prose.trace --cache-bias 0,0.1,0.2,0.3 --policy lru --budget 25%,50%
       What it would read if tokens might go to experts in memory.
   hobbit-sim curve prose.trace
@@ -52,7 +45,7 @@ pub struct Args {
     pub command: Command,
 }
 
-/// What to do with traces.
+/// An operation on traces.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Print a trace as JSON, one record per line, the header first
@@ -61,11 +54,11 @@ pub enum Command {
     Import(ImportArgs),
     /// Simulate policies, budgets and predictors on traces; table on standard output
     Replay(Box<ReplayArgs>),
-    /// How often experts are found by the share of slots, first meetings aside: what forecasts are made of
+    /// Hit rates by share of slots, without first uses: the basis of forecasts
     Curve(CurveArgs),
     /// Fit HOBBIT's four weights and T1/T2 to traces by least miss penalty
     Calibrate(FitArgs),
-    /// How much of what layers use predictors foretold, by layer and distance, whatever was in memory
+    /// Recall of predictors by layer and distance, whatever was in memory
     Recall(RecallArgs),
 }
 
@@ -130,7 +123,7 @@ pub struct FitArgs {
     /// Where the result goes
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Whose weights
+    /// Policy whose weights are tuned
     #[arg(long, value_name = "NAME", default_value = "hobbit")]
     pub policy: PolicyKind,
     /// Room for experts, as in replay
@@ -146,7 +139,7 @@ pub struct FitArgs {
     /// Pretend that experts have low versions of so many percent of their bytes, where the model had none
     #[arg(long, value_name = "N%", value_parser = percent)]
     pub low_bytes: Option<f64>,
-    /// What uses of experts shall ask for, in percent: high/low/skip. T1 and T2 follow from it
+    /// Percent of uses that ask for high, low and no version; T1 and T2 follow from it
     #[arg(long, value_name = "H/L/S", default_value = "67/30/3", value_parser = shares)]
     pub shares: Shares,
     /// Fixed T1 instead, with --t2
@@ -159,8 +152,8 @@ pub struct FitArgs {
 
 #[derive(clap::Args, Debug)]
 pub struct RecallArgs {
-    /// Traces. Those recorded with --predictor stacked-gate or cross-layer also hold what later routers said, as far ahead as
-    /// --prefetch-distance
+    /// Traces. Those recorded with --predictor stacked-gate or cross-layer also hold scores of later routers, up to
+    /// --prefetch-distance layers ahead
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// Layers ahead, at the most
@@ -169,7 +162,7 @@ pub struct RecallArgs {
     /// Other traces of the model, of which EdgeMoE's path table is made; without them it is left out
     #[arg(long, value_name = "FILES", value_delimiter = ',')]
     pub calibration: Vec<PathBuf>,
-    /// Recall whose price in experts is told
+    /// Recall for which the number of experts is printed
     #[arg(long, value_name = "N%", default_value = "97%", value_parser = percent)]
     pub aim: f64,
     /// Print everything as JSON
@@ -177,7 +170,7 @@ pub struct RecallArgs {
     pub json: bool,
 }
 
-/// The machine and the model, where they are to differ from the recorded ones.
+/// Differences from the recorded machine and model.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "What is simulated (default: as recorded)")]
 pub struct WorldArgs {
@@ -242,7 +235,7 @@ pub struct WorldArgs {
     /// Let predicted experts be evicted
     #[arg(long)]
     pub no_shield: bool,
-    /// Read ahead also what cannot be there in time
+    /// Also read experts ahead that cannot arrive in time
     #[arg(long)]
     pub late: bool,
     /// Bytes per second of the file
@@ -282,9 +275,6 @@ impl WorldArgs {
     }
 
     /// The recorded settings, changed by the flags.
-    ///
-    /// # Errors
-    /// Invalid thresholds; a trace of another version.
     pub fn config(&self, recording: &Recording) -> Result<Config> {
         let mut config = Config::recorded(recording)?;
         config.slots = self.slots.unwrap_or(config.slots);
@@ -292,16 +282,16 @@ impl WorldArgs {
             config.path_table = Some(Arc::new(path_table(&super::others(&self.calibration, recording)?)));
         }
         if let Some(file) = &self.penalties {
-            let fitted = TunedPolicy::read(file)?;
+            let tuned = TunedPolicy::read(file)?;
             let model = &recording.header.model;
             let layers: Vec<(u16, u16)> = model.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect();
-            fitted.check_model(&model.architecture, &layers, &file.display().to_string(), &recording.path)?;
+            tuned.check_model(&model.architecture, &layers, &file.display().to_string(), &recording.path)?;
             anyhow::ensure!(
-                fitted.has_penalties(),
-                "{}: it does not say what misses cost, because fitting was ended early; make it anew with 'hobbit-sim calibrate'",
+                tuned.has_penalties(),
+                "{}: it has no miss penalties, because tuning was ended early; make it again with 'hobbit-sim calibrate'",
                 file.display()
             );
-            config.penalties = Some(fitted.layers);
+            config.penalties = Some(tuned.layers);
         }
         if self.t1.is_some() || self.t2.is_some() || self.precision == Some(PrecisionMode::Dynamic) {
             let default = match config.mode {
@@ -350,10 +340,10 @@ impl WorldArgs {
     }
 
     /// Adds a predictor.
-    pub fn with_foresight(&self, config: &Config, foresight: PredictedBy) -> Config {
+    pub fn with_predictor(&self, config: &Config, predicted_by: PredictedBy) -> Config {
         let prefetch = Prefetch { distance_max: self.distance.max(1), shield: !self.no_shield, in_time: !self.late };
-        let is_on = foresight != PredictedBy::Predictor(PredictorKind::None);
-        Config { foresight, prefetch: is_on.then_some(prefetch), ..config.clone() }
+        let is_on = predicted_by != PredictedBy::Predictor(PredictorKind::None);
+        Config { foresight: predicted_by, prefetch: is_on.then_some(prefetch), ..config.clone() }
     }
 }
 
@@ -389,17 +379,7 @@ fn names<T: std::str::FromStr<Err: std::fmt::Display> + PartialEq>(
 }
 
 fn not_negative(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|n| (0.0..=1e12).contains(n));
-    number.ok_or_else(|| "expected a number from 0 on".into())
-}
-
-fn strength(text: &str) -> Result<f32, String> {
-    let number = text.parse().ok().filter(|n| (0.0..=100.0).contains(n));
-    number.ok_or_else(|| "expected a number from 0, such as 0.2".into())
-}
-
-fn bytes(text: &str) -> Result<u64, String> {
-    parse_bytes(text).filter(|size| *size > 0).ok_or_else(|| "expected a size such as 3GB".into())
+    number(0.0..=1e12, "a number from 0 on")(text)
 }
 
 fn shares(text: &str) -> Result<Shares, String> {

@@ -19,11 +19,11 @@ fn a_profile_is_made_and_loaded() {
     ran(sim).expect(0);
     let flags =
         ["--profile", &profile, "--policy", "hobbit", "--slots", "by-penalty", "-lv", "4", "--stats-json", &stats];
-    let fitted = demo(&[&usual[..], &flags].concat()).run().expect(0);
-    assert_eq!(fitted.stdout, recorded.stdout);
-    let told = format!("hobbit: profile {profile}: weights of hobbit, the cost of each layer's misses\n");
-    assert!(fitted.stderr.contains(&told), "{}", fitted.stderr);
-    assert!(fitted.stderr.contains("hobbit: slots of a layer: by-penalty: "), "{}", fitted.stderr);
+    let tuned = demo(&[&usual[..], &flags].concat()).run().expect(0);
+    assert_eq!(tuned.stdout, recorded.stdout);
+    let line = format!("hobbit: profile {profile}: weights of hobbit, the cost of each layer's misses\n");
+    assert!(tuned.stderr.contains(&line), "{}", tuned.stderr);
+    assert!(tuned.stderr.contains("hobbit: slots of a layer: by-penalty: "), "{}", tuned.stderr);
     let json: Value = serde_json::from_str(&std::fs::read_to_string(&stats).unwrap()).unwrap();
     let caching = &json["caching"];
     assert_eq!((&caching["slots"], &caching["policy"]), (&"by-penalty".into(), &"hobbit".into()));
@@ -71,8 +71,8 @@ fn a_path_table_is_taken_from_a_file() {
     assert!(text.contains("\"recall\":[{\"distance\":1"), "{text}");
 
     let refused = |args: &[&str], parts: &[&str]| {
-        let told = demo(&[&run[..], args].concat()).run().expect(1).stderr;
-        assert!(parts.iter().all(|part| told.contains(part)), "{parts:?} are not in: {told}");
+        let stderr = demo(&[&run[..], args].concat()).run().expect(1).stderr;
+        assert!(parts.iter().all(|part| stderr.contains(part)), "{parts:?} are not in: {stderr}");
     };
     refused(&ahead[..2], &["demo.gguf", "needs a table", "--path-table"]);
     refused(&["--path-table", &table], &["--predictor path-table, found --predictor none"]);
