@@ -98,7 +98,8 @@ fn simulation(error: &SimError) -> Option<&'static str> {
         SimError::Trace(TraceError::Magic { .. }) | SimError::NoBatches { .. } => Some(RECORD),
         SimError::NoLow { .. } => Some("give --low-bytes N%"),
         SimError::NoScores { .. } => Some(
-            "record one with hobbit-cli --trace, without --routes, or leave out --cache-bias, --substitute and --virtual-experts",
+            "record one with hobbit-cli --trace, without --routes, or leave out --cache-bias, --substitute and \
+             --virtual-experts",
         ),
         SimError::Unknown { what: "policy", .. } => Some("give --policy"),
         SimError::Unknown { .. } => Some("give --predictor"),
@@ -197,16 +198,16 @@ fn of_model(error: &hobbit::Error) -> Option<&'static str> {
         E::NoExperts { .. } => "leave --low out",
         E::LowMismatch { .. } => "give a smaller quant of the same model, or make one with --low q2_k",
         E::LowOfAnother { .. } => {
-            "make them again from this one, with gguf-tools pack --only-low --force or with --low TYPES, or give the model \
-             that they belong to"
+            "make them again from this one, with gguf-tools pack --only-low --force or with --low TYPES, or give the \
+             model that they belong to"
         }
         E::NoPathTable { .. } => {
             "make one with gguf-tools profile --path-table FILE and give it with --path-table, or pack the model with \
              gguf-tools pack --path-table"
         }
         E::NoPenalties { .. } => {
-            "record a run with --trace run.trace, let hobbit-sim calibrate run.trace -o profile.json measure them, and give \
-             --profile profile.json; or --expert-slots even"
+            "record a run with --trace run.trace, let hobbit-sim calibrate run.trace -o profile.json measure them, \
+             and give --profile profile.json; or --expert-slots even"
         }
         E::Load { reason, .. } => refused_model(reason),
         E::Context { reason, .. } => return refused_context(reason),
@@ -220,7 +221,8 @@ fn of_model(error: &hobbit::Error) -> Option<&'static str> {
         E::ChatReply(_) => "with --no-jinja, or -no-cnv, it is taken as it is",
         E::NotFinite => "gguf-tools verify looks for damaged weights",
         E::Routing(_) => {
-            "leave out --cache-bias, --substitute and --virtual-experts (--low and --drop work), or --routes if it is there"
+            "leave out --cache-bias, --substitute and --virtual-experts (--low and --drop work), or --routes if it is \
+             there"
         }
         _ => return None,
     })

@@ -33,14 +33,13 @@ pub use preset::PresetArgs;
 #[cfg(feature = "server")]
 pub use prompt::TemplateArgs;
 pub use prompt::{ChatArgs, PromptArgs, ReasoningArgs, TextArgs};
-pub use routing::RoutingArgs;
+pub use routing::{RoutingArgs, bounded};
 pub use sampling::SamplingArgs;
 
 use preset::PresetWords;
 
-use super::argv::{self, Grammar, Note};
+use super::argv::{self, Grammar, Note, Switch, Tri};
 use super::manuals::PagesArgs;
-use super::switch::{self, Switch, Tri};
 use super::unsupported;
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::IoMode;
@@ -63,10 +62,10 @@ Examples:
   hobbit-cli -m qwen3-moe.gguf -st -sys 'Answer in one word.' -p 'Capital of France?'
       Ask once.
 
-Input: without -p and -f, what is piped in is the text to continue; in a conversation its lines are the messages. With -p or
--f FILE the standard input is not read; -f - reads the text there.
-Signals: the first Ctrl-C stops an answer; SIGTERM and SIGHUP end in order, all files written. At the next token, SIGUSR1
-halves the expert caches and SIGUSR2 restores their planned size.
+Input: without -p and -f, what is piped in is the text to continue; in a conversation its lines are the messages. With
+-p or -f FILE the standard input is not read; -f - reads the text there.
+Signals: the first Ctrl-C stops an answer; SIGTERM and SIGHUP end in order, all files written. At the next token,
+SIGUSR1 halves the expert caches and SIGUSR2 restores their planned size.
 Environment: every flag that shows [env: NAME] may be given there; the command line wins.
 Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.";
 
@@ -114,8 +113,8 @@ pub struct ExpertArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Memory and I/O (hobbit's own)")]
 pub struct MemoryArgs {
-    /// Memory for weights, KV cache, compute buffers and experts together: 'auto', or a size such as 8G or 7500M. A model
-    /// that fits as a whole is run by llama.cpp itself, unless a flag determines how its experts are kept
+    /// Memory for weights, KV cache, compute buffers and experts together: 'auto', or a size such as 8G or 7500M. A
+    /// model that fits as a whole is run by llama.cpp itself, unless a flag determines how its experts are kept
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", env = "HOBBIT_ARG_MEM_BUDGET")]
     pub mem_budget: Budget,
     /// The part that holds experts: 'auto' (what the budget leaves), a size, or a share of all experts such as 50%
@@ -235,7 +234,7 @@ pub fn parse_as<A: FromArgMatches>(
 ) -> Result<(A, Vec<Note>), clap::Error> {
     let grammar = Grammar::of(&command);
     let line = argv::normalise(args, &grammar).map_err(|error| command.error(ErrorKind::UnknownArgument, error))?;
-    let negated = switch::negated_by_environment(&command, |name| std::env::var_os(name).is_some());
+    let negated = argv::negated_by_environment(&command, |name| std::env::var_os(name).is_some());
     let name = OsString::from(command.get_name());
     let preset = PresetWords::of(&line.words, &command, |name| std::env::var_os(name));
     let words = [name].into_iter().chain(negated).chain(preset.words.iter().cloned()).chain(line.words);

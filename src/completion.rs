@@ -1,4 +1,5 @@
-//! Completion: continues a text, which is typed, from a file or from standard input, with the user taking turns if requested.
+//! Completion: continues a text, which is typed, from a file or from standard input, with the user taking turns if
+//! requested.
 
 use std::io::{self, IsTerminal, Read};
 use std::time::Duration;
@@ -108,7 +109,7 @@ fn read_patiently(log: &Log, ctrl_c: &CtrlC) -> Result<Vec<u8>> {
             crossbeam_channel::select! {
                 recv(found) -> found => return Some(found),
                 recv(signals) -> _ => return None,
-                recv(patience) -> _ => log.line(Level::Info, "hobbit: reading the prompt from the standard input, to its end"),
+                recv(patience) -> _ => log.line(Level::Info, "hobbit: reading the prompt from standard input"),
             }
             patience = crossbeam_channel::never();
         }

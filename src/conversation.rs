@@ -269,8 +269,8 @@ impl Conversation {
         }
         (tokens > n_ctx as usize).then(|| {
             format!(
-                "the conversation would have {tokens} tokens, but the context holds {n_ctx}; the message is taken back: \
-                 {ROOM}, and send it again"
+                "the conversation would have {tokens} tokens, but the context holds {n_ctx}; the message is taken \
+                 back: {ROOM}, and send it again"
             )
         })
     }
@@ -288,7 +288,7 @@ impl Conversation {
     }
 
     /// Makes the context the longest possible proper prefix of `wanted`; returns its length in tokens. A template may
-    /// rewrite earlier messages, and text does not always tokenize as it was generated.
+    /// rewrite earlier messages, and text does not always tokenize to the generated tokens.
     fn keep_common(&self, wanted: &[Token], desk: &mut Desk) -> usize {
         let is_shifted = desk.session.n_past() != self.in_context.len();
         let common = common_prefix(&self.in_context, wanted).min(wanted.len().saturating_sub(1));

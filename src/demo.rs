@@ -14,7 +14,8 @@ pub const TEXT: &str = "demo-heldout-prose.txt";
 
 const FILE: &str = "models/demo.gguf";
 
-/// The first candidate that exists for a program in the file `executable`. A `named` one, from [`VARIABLE`], admits no other.
+/// The first candidate that exists for a program in the file `executable`. A `named` one, from [`VARIABLE`], admits no
+/// other.
 pub fn find(
     named: Option<PathBuf>,
     executable: Option<PathBuf>,

@@ -2,15 +2,15 @@
 //! hobbit-sim and hobbit-rpc. `gguf-tools` and the benches use it too; the library for others is [`hobbit`].
 //!
 //! **From flags to settings.** [`argv`] turns llama.cpp's spelling into clap's ([`unsupported`] lists llama.cpp's
-//! flags that hobbit lacks, [`switch`] handles on/off flags). [`args`] holds the parsed flags, and [`resolve`] makes
+//! flags that hobbit lacks). [`args`] holds the parsed flags, and [`resolve`] makes
 //! settings of them: it reads files, converts schemas, processes escapes, and builds the options of a model and a
 //! session. [`reasoning`] decides how a model thinks. [`demo`] finds the bundled model; [`hub`] and `download` fetch
 //! others.
 //!
-//! **hobbit-cli.** `run` opens the model and hands over to `completion` (whose prompt `prompt_cache` keeps in a file in the
-//! format of [`saved`]) or `conversation` (with its [`commands`]). Both let `stream` parse and print a generation on the
-//! `console`, through [`mod@text`]; `progress` shows how far a prompt is. `ctrl_c` stops a generation, and `memory` resizes
-//! caches on signals. [`report`] puts measurements into words.
+//! **hobbit-cli.** `run` opens the model and hands over to `completion` (whose prompt `prompt_cache` keeps in a file in
+//! the format of [`saved`]) or `conversation` (with its [`commands`]). Both let `stream` parse and print a generation
+//! on the `console`, through [`mod@text`]; `progress` shows how far a prompt is. `ctrl_c` stops a generation, and
+//! `memory` resizes caches on signals. [`report`] puts measurements into words.
 //!
 //! **The others.** [`perplexity`], [`sim`], `rpc` and [`mod@bench`].
 //!
@@ -33,7 +33,6 @@ mod commands;
 mod demo;
 pub mod exit;
 pub mod hub;
-mod loss_bound;
 pub mod manuals;
 pub mod output;
 mod perplexity;
@@ -43,7 +42,6 @@ mod resolve;
 mod saved;
 pub mod signals;
 mod sim;
-mod switch;
 mod text;
 mod unsupported;
 

@@ -14,7 +14,8 @@ const LLAMA_CPPS: &str = "--completion-bash";
 #[derive(Args, Debug)]
 pub struct PagesArgs {
     /// Print a script that completes this program's flags in bash, zsh, fish, elvish or powershell
-    #[arg(long, value_name = "SHELL", exclusive = true, help_heading = "Help", value_parser = PossibleValuesParser::new(SHELLS),
+    #[arg(long, value_name = "SHELL", exclusive = true, help_heading = "Help",
+          value_parser = PossibleValuesParser::new(SHELLS),
           hide_possible_values = true)]
     completions: Option<String>,
     /// Print the manual page, e.g. for 'man -l'

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use serde_json::Value;
 
 use super::args::ReasoningArgs;
-use super::switch::Tri;
+use super::argv::Tri;
 use hobbit::options::{ReasoningBudget, ReasoningFormat};
 
 /// The template variable that turns reasoning on and off.

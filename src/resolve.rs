@@ -8,12 +8,11 @@ use anyhow::{Context, Result, bail};
 
 use super::advice;
 use super::args::{
-    ClosingArgs, ContextArgs, ExpertArgs, LogArgs, LowArgs, ModelArgs, RopeArgs, SamplingArgs, TextArgs,
+    ClosingArgs, ContextArgs, ExpertArgs, LogArgs, LowArgs, ModelArgs, RopeArgs, SamplingArgs, TextArgs, bounded,
 };
+use super::argv::Tri;
 use super::demo;
-use super::loss_bound;
 use super::reasoning::Reasoning;
-use super::switch::Tri;
 use super::text::unescape;
 use hobbit::options::{
     DryOptions, MirostatOptions, ModelOptions, RopeOptions, SamplerKind, SamplingOptions, SessionOptions, XtcOptions,
@@ -351,7 +350,7 @@ pub fn experts(args: ExpertArgs, model: &Path, expects: SessionOptions) -> Resul
         ..ModelOptions::default()
     };
     match max_loss {
-        Some(max_loss) => loss_bound::bound(options, model, max_loss),
+        Some(max_loss) => bounded(options, model, max_loss),
         None => Ok(options),
     }
 }

@@ -48,7 +48,8 @@ struct Args {
     #[arg(short = 'H', long, value_name = "HOST", default_value = "127.0.0.1", value_parser = host)]
     host: Ipv4Addr,
     /// Port to listen on
-    #[arg(short, long, value_name = "PORT", default_value = "50052", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short, long, value_name = "PORT", default_value = "50052",
+          value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     /// Devices to serve, by name, separated by commas [default: all GPUs, or the CPU where there is none]
     #[arg(short, long, value_name = "DEV1,DEV2", value_delimiter = ',')]

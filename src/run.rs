@@ -312,8 +312,8 @@ fn warn_of_training(model: &Model, options: &SessionOptions, log: &Log) {
     let (n_ctx, trained) = (options.n_ctx, model.info().n_ctx_train);
     if trained > 0 && n_ctx > trained && options.rope == RopeOptions::default() {
         let warning = format!(
-            "warning: the context holds {n_ctx} tokens, but the model was trained on {trained}: beyond them it may talk \
-             nonsense; give -c {trained} or less, or see --rope-scaling"
+            "warning: the context holds {n_ctx} tokens, but the model was trained on {trained}: beyond them it may \
+             talk nonsense; give -c {trained} or less, or see --rope-scaling"
         );
         log.line(Level::Warning, warning);
     }

@@ -102,8 +102,8 @@ static LOST_PAGE: OnceLock<String> = OnceLock::new();
 /// status of a failure: if all of a model fits, llama.cpp maps its file.
 pub fn explain_lost_pages(model: &Path) {
     let line = format!(
-        "error: {}: a part of this file cannot be read any more: it was cut or written to while in use, or its disk fails; \
-         put it back and start again (to replace a model, rename another file to its name)\n",
+        "error: {}: a part of this file cannot be read any more: it was cut or written to while in use, or its disk \
+         fails; put it back and start again (to replace a model, rename another file to its name)\n",
         model.display()
     );
     if LOST_PAGE.set(line).is_err() {
@@ -111,8 +111,8 @@ pub fn explain_lost_pages(model: &Path) {
     }
     // The standard library's handler detects stack overflow by SIGSEGV on Linux and SIGBUS elsewhere.
     #[cfg(target_os = "linux")]
-    // SAFETY: all-zero is a valid `sigaction`. The handler has the signature that SA_SIGINFO asks for, and does only what is
-    // allowed at any point of a program: it loads an atomic, and calls `write`, `signal` and `_exit`.
+    // SAFETY: all-zero is a valid `sigaction`. The handler has the signature that SA_SIGINFO asks for, and does only
+    // what is allowed at any point of a program: it loads an atomic, and calls `write`, `signal` and `_exit`.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = lost_page;

@@ -1,5 +1,6 @@
-//! Text in pieces: escapes of typed text as llama.cpp's `string_process_escapes` reads them, bytes to text where a token may
-//! end in the middle of a character, and reverse prompts, which end a generation independent of token boundaries.
+//! Text in pieces: escapes of typed text as llama.cpp's `string_process_escapes` reads them, bytes to text where a
+//! token may end in the middle of a character, and reverse prompts, which end a generation independent of token
+//! boundaries.
 
 /// Replaces `\n \r \t \' \" \\ \xHH`; any other backslash stays. `\xHH` gives a byte, so the result need not be UTF-8.
 pub fn unescape(bytes: &[u8]) -> Vec<u8> {

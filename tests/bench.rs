@@ -151,12 +151,6 @@ fn llama_cpp_gets_the_threads_that_it_is_fastest_with() {
         let best = if tried[1].1 > tried[0].1 { 2 } else { 1 };
         assert_eq!(record["n_threads"], best, "{tried:?}");
     }
-    let auto = records_of(&bench(&[&small[..], &["--baseline-threads", "auto"]].concat()).expect(0));
-    let cores = std::thread::available_parallelism().unwrap().get();
-    assert_eq!(auto[0]["hobbit_threads_tried"][1]["threads"], 2 * cores);
-    let given = records_of(&bench(&[&small[..], &["--baseline-threads", "2"]].concat()).expect(0));
-    assert_eq!((&given[0]["n_threads"], &given[0]["hobbit_threads_tried"]), (&2.into(), &Value::Array(Vec::new())));
-    bench(&["--baseline-threads", "many"]).expect(2);
 }
 
 /// Control groups of a process, where memory has them.
@@ -174,7 +168,7 @@ fn a_termination_leaves_no_control_group() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hobbit-bench"));
     command.args(["-v", "-p", "0", "-n", "64", "-r", "100000", "-t", "1", "--limit", "160MiB", "--no-roofline"]);
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    // What the engine logs: it runs, in its group.
+    // A line of the log: the engine runs in its group.
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
     let first = lines.next().unwrap_or_default();
     if first.contains("--limit") {

@@ -5,22 +5,22 @@ use std::str::FromStr;
 use clap::Args;
 
 use super::{finite, number, positive};
-use crate::switch::{Switch, Tri};
+use crate::argv::{Switch, Tri};
 use hobbit::options::{FlashAttn, KvType, RopeScaling};
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Context and speed")]
 pub struct ContextArgs {
-    /// Context length in tokens; 0 takes the model's, or where the model does not fit with that, as much as an eighth of the
-    /// memory holds (4096 at least)
+    /// Context length in tokens; 0 takes the model's, or where the model does not fit with that, as much as an eighth
+    /// of the memory holds (4096 at least)
     #[arg(short, long, value_name = "N", default_value = "0", env = "LLAMA_ARG_CTX_SIZE")]
     pub ctx_size: u32,
     /// Prompt tokens submitted at once
     #[arg(short, long, value_name = "N", default_value = "2048", env = "LLAMA_ARG_BATCH",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub batch_size: u32,
-    /// Prompt tokens computed at once; auto: more than 512 for a long prompt where that reads experts less often, with other last
-    /// bits than at 512 (hobbit-cli)
+    /// Prompt tokens computed at once; auto: more than 512 for a long prompt where that reads experts less often, with
+    /// other last bits than at 512 (hobbit-cli)
     #[arg(long, value_name = "N|auto", default_value = "512", env = "LLAMA_ARG_UBATCH")]
     pub ubatch_size: UbatchSize,
     /// Threads for generation; -1 lets hobbit choose

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use clap::Args;
 
 use super::{gpu_layers, percent};
-use crate::switch::Switch;
+use crate::argv::Switch;
 use hobbit::options::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
 use hobbit_core::plan::ExpertCache;
 

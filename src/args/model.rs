@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, FromArgMatches};
 
-use crate::argv::PAIR;
+use crate::argv::{PAIR, Switch, Tri};
 use crate::hub::{Given, Source, Token};
-use crate::switch::{Switch, Tri};
 use hobbit::options::{AdapterOptions, KvOverride, ScaledFile};
 
 #[derive(Args, Debug)]
@@ -21,8 +20,9 @@ pub struct ModelArgs {
     /// Look for invalid values in the weights while loading
     #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub check_tensors: Switch,
-    /// Rearrange weights for the CPU: where the whole model fits and llama.cpp runs it by itself, and where half of the experts
-    /// have slots and are of MXFP4, Q4_0 or IQ4_NL (auto), always (on), or never; it changes the last bits of some types' results
+    /// Rearrange weights for the CPU: where the whole model fits and llama.cpp runs it by itself, and where half of the
+    /// experts have slots and are of MXFP4, Q4_0 or IQ4_NL (auto), always (on), or never; it changes the last bits of
+    /// some types' results
     #[arg(long, value_name = Tri::NAME, default_value = "auto", env = "LLAMA_ARG_REPACK")]
     pub repack: Tri,
     /// Replace metadata of the file, e.g. llama.expert_used_count=int:2; comma-separated or repeated
@@ -35,7 +35,8 @@ pub struct ModelArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Model")]
 pub struct SourceArgs {
-    /// Model of a repository on the Hub, fetched if it is not here yet. Without QUANT it is Q4_K_M, else Q8_0, else the first
+    /// Model of a repository on the Hub, fetched if it is not here yet. Without QUANT it is Q4_K_M, else Q8_0, else the
+    /// first
     #[arg(long, value_name = "USER/REPO[:QUANT]", env = "LLAMA_ARG_HF_REPO")]
     pub hf_repo: Option<String>,
     /// File of that repository, instead of a quant; of a split model, any part
@@ -128,7 +129,8 @@ fn keep_one(matches: &mut ArgMatches) -> Result<(), String> {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Model")]
 pub struct AdapterArgs {
-    /// LoRA adapter, applied to ordinary weights; comma-separated or repeated. One of experts needs memory for the whole model
+    /// LoRA adapter, applied to ordinary weights; comma-separated or repeated. One of experts needs memory for the
+    /// whole model
     #[arg(long, value_name = "FNAME", value_delimiter = ',')]
     pub lora: Vec<PathBuf>,
     /// LoRA adapter and its scale; these count after those of --lora

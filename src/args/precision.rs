@@ -7,7 +7,7 @@ use anyhow::Result;
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
-use crate::switch::Switch;
+use crate::argv::Switch;
 use hobbit::options::{KernelChoice, LowShare, LowSource, PrecisionMode, PrecisionOptions};
 use hobbit_core::pack::TypeChoice;
 
@@ -29,15 +29,16 @@ pub struct PrecisionArgs {
     /// skipped (default: dynamic where there are low-precision experts)
     #[arg(long, value_name = "exact|dynamic", env = "HOBBIT_ARG_PRECISION")]
     pub precision: Option<PrecisionMode>,
-    /// Kernels that multiply the experts' rows in prompts, where one is faster than llama.cpp's: identical takes those that give
-    /// the same bits, fastest also others, whose last bits differ (f16, bf16, iq4_nl)
+    /// Kernels that multiply the experts' rows in prompts, where one is faster than llama.cpp's: identical takes those
+    /// that give the same bits, fastest also others, whose last bits differ (f16, bf16, iq4_nl)
     #[arg(long, value_name = "identical|fastest", default_value = "identical", env = "HOBBIT_ARG_KERNELS")]
     pub kernels: KernelChoice,
     /// A missing expert comes in high precision if the token's router weights above its own sum to at most N, 0 to 1; 1
     /// takes every one so (default: the pack's, or 0.6)
     #[arg(long, value_name = "N", value_parser = threshold, env = "HOBBIT_ARG_T1")]
     pub t1: Option<f32>,
-    /// Otherwise in low precision if they sum to at most N; beyond, it is skipped, with 1 never (default: the pack's, or
+    /// Otherwise in low precision if they sum to at most N; beyond, it is skipped, with 1 never (default: the pack's,
+    /// or
     /// 0.9)
     #[arg(long, value_name = "N", value_parser = threshold, env = "HOBBIT_ARG_T2")]
     pub t2: Option<f32>,
@@ -97,8 +98,8 @@ impl PrecisionArgs {
         if self.kernels == KernelChoice::Fastest && is_typed("kernels") && self.options().demands_exactness() {
             let other = if self.deterministic.0 { "--deterministic" } else { "--precision exact" };
             return Err(format!(
-                "'--kernels fastest' contradicts '{other}': which kernels are the fastest is found by timing, and some round \
-                 otherwise than llama.cpp's; drop one of them"
+                "'--kernels fastest' contradicts '{other}': which kernels are the fastest is found by timing, and \
+                 some round otherwise than llama.cpp's; drop one of them"
             ));
         }
         let found = match &self.low {

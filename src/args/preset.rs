@@ -15,11 +15,11 @@ use hobbit_core::pack::Pack;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Papers as published (hobbit's own)")]
 pub struct PresetArgs {
-    /// Settings of a paper's system, for flags that are not given: hobbit (low versions by T1 and T2, stacked gate, weighted
-    /// sum), edgemoe (path table, frequency over distance; give it a pack with expert-wise widths), fate (cross-layer gate,
-    /// ARC, shallow layers first, a quarter of a prompt's experts low), smoe (experts in memory stand in for missing ones of little
-    /// score, top scores read ahead) or swapmoe (experts in memory alone, exchanged in the background). A line at the start says
-    /// which flags these are
+    /// Settings of a paper's system, for flags that are not given: hobbit (low versions by T1 and T2, stacked gate,
+    /// weighted sum), edgemoe (path table, frequency over distance; give it a pack with expert-wise widths), fate
+    /// (cross-layer gate, ARC, shallow layers first, a quarter of a prompt's experts low), smoe (experts in memory
+    /// stand in for missing ones of little score, top scores read ahead) or swapmoe (experts in memory alone, exchanged
+    /// in the background). A line at the start says which flags these are
     #[arg(long, value_name = "none|hobbit|edgemoe|fate|smoe|swapmoe", default_value_t, env = "HOBBIT_ARG_PRESET")]
     pub preset: Preset,
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::switch::{Switch, Tri};
+use crate::argv::{Switch, Tri};
 use hobbit::options::ReasoningFormat;
 
 /// A text: typed, or in a file.

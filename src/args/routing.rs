@@ -1,12 +1,18 @@
 //! Flags of cache-aware routing.
 
+use std::path::Path;
 use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
 
 use clap::Args;
 
 use super::{PrecisionArgs, number, strength};
-use crate::switch::Switch;
-use hobbit::options::{PrecisionMode, RoutingOptions, VirtualExperts, VirtualUpdate};
+use crate::argv::Switch;
+use hobbit::options::{ModelOptions, PrecisionMode, RoutingOptions, VirtualExperts, VirtualUpdate};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::pack::Pack;
+use hobbit_core::profile::{LossBound, Profile, ProfileError, beside, in_percent, mixes_of_json};
 use hobbit_core::units::parse_percent;
 
 #[derive(Args, Debug)]
@@ -20,16 +26,19 @@ pub struct RoutingArgs {
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_CACHE_BIAS_ANY")]
     pub cache_bias_any: Switch,
     /// Always use a token's best N experts, in memory or not
-    #[arg(long, value_name = "N", default_value_t = RoutingOptions::KEEP_TOP, value_parser = clap::value_parser!(u32).range(..=1024), env = "HOBBIT_ARG_KEEP_TOP")]
+    #[arg(long, value_name = "N", default_value_t = RoutingOptions::KEEP_TOP, env = "HOBBIT_ARG_KEEP_TOP",
+          value_parser = clap::value_parser!(u32).range(..=1024))]
     pub keep_top: u32,
-    /// A missing expert whose score is less than N above the best that was not chosen gives way to one in memory whose score is
-    /// less than N below it, both as shares of that score (SMoE's alpha; the paper has 0.25 to 0.35, auto takes 0.3)
+    /// A missing expert whose score is less than N above the best that was not chosen gives way to one in memory whose
+    /// score is less than N below it, both as shares of that score (SMoE's alpha; the paper has 0.25 to 0.35, auto
+    /// takes 0.3)
     #[arg(long, value_name = "N|auto|off", default_value = "off", value_parser = alpha, env = "HOBBIT_ARG_SUBSTITUTE")]
     pub substitute: f32,
     /// At most N experts of a token are substituted (default: any number)
     #[arg(long, value_name = "N", env = "HOBBIT_ARG_SUBSTITUTE_MAX")]
     pub substitute_max: Option<u32>,
-    /// In decoding, leave out a missing expert that has less than N times the uniform share of the token's weight; 0 is off
+    /// In decoding, leave out a missing expert that has less than N times the uniform share of the token's weight; 0 is
+    /// off
     #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = strength, env = "HOBBIT_ARG_DROP")]
     pub drop: f32,
     /// In decoding, use experts in memory only, and load others in the background (SwapMoE): auto, or a plan of
@@ -40,14 +49,16 @@ pub struct RoutingArgs {
     /// One of a layer's experts may change in N tokens; auto: as often as does not slow tokens by more than 2 %
     #[arg(long, value_name = "auto|N", default_value = "auto", env = "HOBBIT_ARG_VIRTUAL_UPDATE")]
     pub virtual_update: VirtualUpdate,
-    /// Give up at most N percent of perplexity for the fewest bytes: the cheapest mix of --cache-bias, --substitute, --drop and low
-    /// precision whose measured loss, with one standard error, stays below, as 'gguf-tools profile --max-loss' found it with no more
-    /// of the experts in memory, and wrote it beside the model (MODEL.profile.json) or 'gguf-tools pack' into the pack
+    /// Give up at most N percent of perplexity for the fewest bytes: the cheapest mix of --cache-bias, --substitute,
+    /// --drop and low precision whose measured loss, with one standard error, stays below, as 'gguf-tools profile
+    /// --max-loss' found it with no more of the experts in memory, and wrote it beside the model (MODEL.profile.json)
+    /// or 'gguf-tools pack' into the pack
     #[arg(long, value_name = "N%", value_parser = percent, env = "HOBBIT_ARG_MAX_LOSS")]
     pub max_loss: Option<f64>,
-    /// A token shall take no more than N milliseconds while it decodes: --cache-bias is then the least, up to what is given or 0.3,
-    /// that suffices, as measured in trials while it runs; or, where --substitute is given and no --cache-bias, SMoE's alpha up to that.
-    /// If none does, the largest is used, and the reachable time is printed. Not with --deterministic
+    /// A token shall take no more than N milliseconds while it decodes: --cache-bias is then the least, up to what is
+    /// given or 0.3, that suffices, as measured in trials while it runs; or, where --substitute is given and no
+    /// --cache-bias, SMoE's alpha up to that. If none does, the largest is used, and the reachable time is printed. Not
+    /// with --deterministic
     #[arg(long, value_name = "N", value_parser = milliseconds, env = "HOBBIT_ARG_TARGET_LATENCY")]
     pub target_latency: Option<Duration>,
     /// Apply this to prompts too; its effect on the context stays
@@ -62,8 +73,8 @@ impl RoutingArgs {
         let most = RoutingOptions::CACHE_BIAS_MAX;
         if self.cache_bias > most && !self.cache_bias_any.0 {
             return Err(format!(
-                "'--cache-bias {}' is above {most}, beyond which text stays fluent and becomes wrong; give at most {most}, or \
-                 --cache-bias-any too",
+                "'--cache-bias {}' is above {most}, beyond which text stays fluent and becomes wrong; give at most \
+                 {most}, or --cache-bias-any too",
                 self.cache_bias
             ));
         }
@@ -83,13 +94,13 @@ impl RoutingArgs {
             }
         }
         if let Some(max_loss) = self.max_loss {
-            let flag = format!("--max-loss {}%", hobbit_core::profile::in_percent(max_loss));
+            let flag = format!("--max-loss {}%", in_percent(max_loss));
             if precision.precision == Some(PrecisionMode::Exact) {
                 return Err(excludes(&flag, "--precision exact, which gives up nothing"));
             }
             if !options.is_off() || precision.t1.is_some() || precision.t2.is_some() {
-                const CHOSEN: &str = "--cache-bias, --substitute, --drop, --virtual-experts, --target-latency, --t1 and --t2, \
-                                      because it chooses these itself";
+                const CHOSEN: &str = "--cache-bias, --substitute, --drop, --virtual-experts, --target-latency, --t1 \
+                                      and --t2, because it chooses these itself";
                 return Err(excludes(&flag, CHOSEN));
             }
         }
@@ -163,4 +174,38 @@ fn percent(text: &str) -> Result<f64, String> {
 fn milliseconds(text: &str) -> Result<Duration, String> {
     let ms = number(f64::MIN_POSITIVE..=3.6e6, "milliseconds above 0, such as 50")(text)?;
     Ok(Duration::from_secs_f64(ms / 1e3))
+}
+
+/// The options of `--max-loss`, a share. The measurements are those of the profile beside the model, else
+/// those in the pack; the mix is chosen when a session opens.
+pub fn bounded(options: ModelOptions, model: &Path, max_loss: f64) -> anyhow::Result<ModelOptions> {
+    let path = beside(model);
+    let flag = format!("--max-loss {}%", in_percent(max_loss));
+    let mut bound = LossBound { max_loss, measured: Vec::new(), file: path.clone(), model: model.to_owned() };
+    // A session with less memory names its own share.
+    let make = bound.make("25%");
+    let has_profile = path.exists();
+    let gguf = if has_profile || model.exists() { Some(Gguf::open(model)?) } else { None };
+    let pack = if gguf.as_ref().is_some_and(Pack::is_pack) { Some(Pack::open(model)?) } else { None };
+    if let (Some(gguf), true) = (gguf, has_profile) {
+        let profile = Profile::read(&path).with_context(|| flag.clone())?;
+        let checked = match &pack {
+            Some(pack) => profile.check_model(&pack.plain, &pack.experts),
+            None => profile.check_model(&gguf, &gguf.experts()?),
+        };
+        checked.map_err(|error| anyhow!("{flag}: {error}; {make}"))?;
+        bound.measured = profile.mixes;
+    }
+    if let (Some(mixes), true) = (pack.and_then(|pack| pack.info.mixes), bound.measured.is_empty()) {
+        let mixes = mixes_of_json(&mixes).map_err(|reason| ProfileError::Mixes { path: model.to_owned(), reason });
+        bound.measured = mixes.with_context(|| flag.clone())?;
+        bound.file = model.to_owned();
+    }
+    if bound.measured.is_empty() && has_profile {
+        bail!("{flag}: {} has no mixes; {make}", path.display());
+    }
+    if bound.measured.is_empty() {
+        bail!("{flag}: no measurements of this model: there is no profile {}; {make}", path.display());
+    }
+    Ok(ModelOptions { loss_bound: Some(bound), ..options })
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{finite, number, positive};
-use crate::switch::Switch;
+use crate::argv::Switch;
 use hobbit::options::{SamplingOptions, Token};
 
 #[derive(Args, Debug)]

@@ -8,12 +8,11 @@ use std::path::{Path, PathBuf};
 use clap::FromArgMatches;
 
 use super::{PrecisionArgs, PresetWords, command, parse};
-use crate::argv::{Grammar, Note, normalise};
+use crate::argv::{Grammar, Note, Switch, Tri, negated_by_environment, normalise};
 use crate::demo;
 use crate::hub::{Source, Want};
 use crate::reasoning::Reasoning;
 use crate::resolve::{HiArgs, Surroundings, Verbosity};
-use crate::switch::{Switch, Tri, negated_by_environment};
 use hobbit::options::*;
 use hobbit_core::cache::Allocation;
 use hobbit_core::plan::{Budget, ExpertCache};
@@ -436,8 +435,8 @@ fn presets_set_flags_that_are_not_given() {
     for (name, flags) in [
         (
             "hobbit",
-            "--policy hobbit --expert-slots even --predictor stacked-gate --prefetch-distance 2 --prefetch on --no-overlap \
-             --cpu-helper off --low auto --low-share 20% --t1 0.6 --t2 0.9 --prefill-low 0% --no-upgrade"
+            "--policy hobbit --expert-slots even --predictor stacked-gate --prefetch-distance 2 --prefetch on \
+             --no-overlap --cpu-helper off --low auto --low-share 20% --t1 0.6 --t2 0.9 --prefill-low 0% --no-upgrade"
                 .to_owned(),
         ),
         (
@@ -447,8 +446,8 @@ fn presets_set_flags_that_are_not_given() {
         (
             "fate",
             format!(
-                "--policy arc --expert-slots shallow-first:3 --predictor cross-layer {ahead} off --low auto --low-share 0% \
-                 --t1 1 --t2 1 --prefill-low 25% --no-upgrade"
+                "--policy arc --expert-slots shallow-first:3 --predictor cross-layer {ahead} off --low auto \
+                 --low-share 0% --t1 1 --t2 1 --prefill-low 25% --no-upgrade"
             ),
         ),
         (
@@ -459,8 +458,8 @@ fn presets_set_flags_that_are_not_given() {
         ),
         (
             "swapmoe",
-            "--policy learned --expert-slots even --predictor none --prefetch-distance 1 --prefetch off --cpu-helper off \
-             --virtual-experts auto"
+            "--policy learned --expert-slots even --predictor none --prefetch-distance 1 --prefetch off --cpu-helper \
+             off --virtual-experts auto"
                 .to_owned(),
         ),
     ] {
@@ -486,4 +485,14 @@ fn presets_set_flags_that_are_not_given() {
 fn flags_without_effect_are_noted() {
     let (_, notes) = parse(typed("--prio 2")).unwrap();
     assert!(matches!(&notes[..], [Note::NoEffect { flag, .. }] if flag == "--prio"), "{notes:?}");
+}
+
+#[test]
+fn a_loss_bound_needs_measurements() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = directory.path().join("a.gguf");
+    let error = super::bounded(ModelOptions::default(), &model, 0.01).unwrap_err().to_string();
+    for part in ["--max-loss 1%", "a.profile.json", "gguf-tools profile", "37 runs"] {
+        assert!(error.contains(part), "{error}");
+    }
 }

@@ -91,7 +91,8 @@ pub struct TestArgs {
     #[arg(long, value_name = "0|1", value_delimiter = ',')]
     pub no_kv_offload: Vec<String>,
     /// Repetitions of each test in one run
-    #[arg(short, long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(short, long, value_name = "N", default_value = "5",
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub repetitions: u32,
     /// Seconds to wait before each test
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = clap::value_parser!(u64).range(0..=3600))]
@@ -108,8 +109,8 @@ pub struct ComparisonArgs {
     /// without it, are routed as no text is
     #[arg(long, value_name = "FNAME")]
     pub prompt_file: Option<PathBuf>,
-    /// Memory of the process that runs a test, page cache included: a control group of its own, and a cold page cache (as
-    /// root)
+    /// Memory of the process that runs a test, page cache included: a control group of its own, and a cold page cache
+    /// (as root)
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = args::bytes)]
     pub limit: Vec<u64>,
     /// Run plain llama.cpp as well, alternately, and compare logits
@@ -118,7 +119,7 @@ pub struct ComparisonArgs {
     /// Run plain llama.cpp alone
     #[arg(long, conflicts_with = "baseline")]
     pub baseline_only: bool,
-    /// Who runs when with --baseline: A is hobbit, B llama.cpp, each run in a process of its own
+    /// Order of runs with --baseline: A is hobbit, B llama.cpp, each run in a process of its own
     #[arg(long, value_name = "ORDER", default_value = "ABBA", value_parser = order)]
     pub order: Order,
     /// Threads of llama.cpp, of which those that wait for a page fault need no core: of several the best in a short run
@@ -126,9 +127,11 @@ pub struct ComparisonArgs {
     #[arg(long, value_name = "auto|N,N,...")]
     pub baseline_threads: Option<ThreadChoice>,
     /// How llama.cpp loads the model: mmap, none, mlock, mmap+mlock or dio
-    #[arg(long, value_name = "MODE", default_value = "mmap", value_parser = ["mmap", "none", "mlock", "mmap+mlock", "dio", "auto"])]
+    #[arg(long, value_name = "MODE", default_value = "mmap",
+          value_parser = ["mmap", "none", "mlock", "mmap+mlock", "dio", "auto"])]
     pub load_mode: String,
-    /// Repack weights for the CPU, llama.cpp's and the experts that hobbit keeps: 0 or 1 (logits then differ in the last bits)
+    /// Repack weights for the CPU, llama.cpp's and the experts that hobbit keeps: 0 or 1 (logits then differ in the
+    /// last bits)
     #[arg(long, value_name = "0|1", default_value = "0", value_parser = ["0", "1"])]
     pub repack: String,
     /// Do not measure the disk, which the roofline needs
@@ -355,9 +358,10 @@ mod tests {
     fn llama_benchs_spellings() {
         command().debug_assert();
         let typed = typed(
-            "-m a.gguf,b.gguf -p 512 -n 128,256 -pg 16,32 -pg 1,2 -d 0-4096+1024 -r 3 -b 64 -ub 32 -t 2,4 -ngl 0,99 -fa 0,1 \
-             -ctk q8_0 -ctv f16 -ncmoe 0-2 -ot a=CPU;b=CPU -o json -oe md --delay 1 --progress --no-warmup -nkvo 0,1 -lm none \
-             -mg 0 -sm layer -ts 3/1 --policy lru,learned --expert-cache 25% --expert-cache 1GiB --low q2_k,down=q3_k",
+            "-m a.gguf,b.gguf -p 512 -n 128,256 -pg 16,32 -pg 1,2 -d 0-4096+1024 -r 3 -b 64 -ub 32 -t 2,4 -ngl 0,99 \
+             -fa 0,1 -ctk q8_0 -ctv f16 -ncmoe 0-2 -ot a=CPU;b=CPU -o json -oe md --delay 1 --progress --no-warmup \
+             -nkvo 0,1 -lm none -mg 0 -sm layer -ts 3/1 --policy lru,learned --expert-cache 25% --expert-cache 1GiB \
+             --low q2_k,down=q3_k",
         )
         .unwrap();
         let (test, output) = (&typed.bench.test, &typed.bench.output);

@@ -288,8 +288,8 @@ fn number(text: &str) -> Option<i64> {
     is_number.then(|| text.parse().ok()).flatten()
 }
 
-/// Checks the models of all cases and the text before anything is measured or printed: a mistyped name is an error, not a
-/// row.
+/// Checks the models of all cases and the text before anything is measured or printed: a mistyped name is an error, not
+/// a row.
 pub fn check_files(cases: &[Case], source: &Source) -> Result<()> {
     let mut known: Vec<&Path> = Vec::new();
     for case in cases {

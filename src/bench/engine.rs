@@ -256,7 +256,8 @@ impl Tokens {
         let n = test.n_tokens();
         ensure!(
             row.len() >= n,
-            "the text has {} tokens, and a repetition takes {n}: give a longer --prompt-file, or smaller -p, -n, -pg and -d",
+            "the text has {} tokens, and a repetition takes {n}: give a longer --prompt-file, or smaller -p, -n, -pg \
+             and -d",
             row.len()
         );
         if let Some(bos) = bos {

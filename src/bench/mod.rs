@@ -1,8 +1,9 @@
 //! `hobbit-bench`: measures hobbit as llama.cpp's llama-bench measures llama.cpp.
 //!
-//! [`args`] reads the command line, [`case`] makes every combination of its lists and ranges and checks files before anything
-//! runs. `run` has `start` run each case in a process of its own (`child`), which may have a memory limit and feeds tokens to
-//! an `engine`. [`answer`] makes a [`record`] of the runs, and [`mod@print`] prints it in llama-bench's formats.
+//! [`args`] reads the command line, [`case`] makes every combination of its lists and ranges and checks files before
+//! anything runs. `run` has `start` run each case in a process of its own (`child`), which may have a memory limit and
+//! feeds tokens to an `engine`. [`answer`] makes a [`record`] of the runs, and [`mod@print`] prints it in llama-bench's
+//! formats.
 
 // The pure part has no user without the engine.
 #![cfg_attr(not(feature = "engine"), allow(dead_code))]

@@ -160,7 +160,7 @@ record! {
     hobbit_limit_hits: Option<u64>,
     /// Evaluations that this engine and the baseline both made.
     hobbit_logits_compared: Option<u64>,
-    /// Of the compared evaluations, those with identical bits.
+    /// Compared evaluations with identical bits.
     hobbit_logits_equal: Option<u64>,
     /// `ok`, `killed` (by the limit) or `failed: ` and why.
     hobbit_outcome: String,

@@ -1,11 +1,11 @@
 //! Models from the Hub (`-hf`) and from any server (`-mu`).
 //!
-//! Pure: [`Source`] names a model, [`names`] checks names and picks files of a repository, [`places`] reads the environment.
-//! With the feature `hub`: `web` sends requests, `transfer` fetches one file, `repo` knows where it belongs. A [`Witness`] sees
-//! progress: a terminal, or a test.
+//! Pure: [`Source`] names a model, [`names`] checks names and picks files of a repository, [`places`] reads the
+//! environment. With the feature `hub`: `web` sends requests, `transfer` fetches one file, `repo` knows where it
+//! belongs. A [`Witness`] sees progress: a terminal, or a test.
 //!
-//! Servers are not trusted: names do not lead out of the cache, answers are capped, sizes and checksums are compared before
-//! a file gets its name, and the token goes to the endpoint alone.
+//! Servers are not trusted: names do not lead out of the cache, answers are capped, sizes and checksums are compared
+//! before a file gets its name, and the token goes to the endpoint alone.
 
 pub mod names;
 pub mod places;
@@ -86,14 +86,15 @@ pub enum HubError {
     #[error("{repo}: {source}")]
     Choice { repo: String, source: names::ChoiceError },
     #[error(
-        "{what}: the server answered {status}: it does not exist, or is private or gated; accept its conditions on its page and give \
-         a token with --hf-token or HF_TOKEN"
+        "{what}: the server answered {status}: it does not exist, or is private or gated; accept its conditions on \
+         its page and give a token with --hf-token or HF_TOKEN"
     )]
     Denied { what: String, status: u16 },
     #[error("{what}: the server answered 404: there is no such thing; check the name")]
     NotFound { what: String },
     #[error(
-        "{what}: the server answered {status}; try again later, or fetch the file with another program and give it with -m"
+        "{what}: the server answered {status}; try again later, or fetch the file with another program and give it \
+         with -m"
     )]
     Refused { what: String, status: u16 },
     #[error(
@@ -101,32 +102,33 @@ pub enum HubError {
     )]
     Unreachable { what: String, host: String, why: String, wait: Option<Duration> },
     #[error(
-        "{what}: no secure connection to {host} ({why}); check the address, this machine's clock, and whether a proxy puts \
-         in a certificate of its own; or fetch the file with another program and give it with -m"
+        "{what}: no secure connection to {host} ({why}); check the address, this machine's clock, and whether a proxy \
+         puts in a certificate of its own; or fetch the file with another program and give it with -m"
     )]
     Insecure { what: String, host: String, why: String },
     #[error("{what}: the server redirects {why}")]
     Redirect { what: String, why: &'static str },
     #[error("{what}: the server's answer is not understood: {why}")]
     Answer { what: String, why: String },
-    #[error("{name}: broke off at {} {why}; what came is kept in {}: run again to go on", how_far(*.at, *.size), .part.display())]
+    #[error("{name}: broke off at {} {why}; what came is kept in {}: run again to go on", how_far(*.at, *.size),
+            .part.display())]
     Dropped { name: String, at: u64, size: Option<u64>, why: String, part: PathBuf, wait: Option<Duration> },
     #[error("{name}: the server has {found} bytes, expected {expected}: it is not the file that was asked for")]
     Size { name: String, found: u64, expected: u64 },
     #[error(
-        "{name}: the server does not say how long this file is, so it could be cut or endless; fetch it with another program \
-         and give it with -m"
+        "{name}: the server does not say how long this file is, so it could be cut or endless; fetch it with another \
+         program and give it with -m"
     )]
     NoLength { name: String },
     #[error(
-        "{name}: its SHA-256 is {found}, expected {expected}: it was damaged on its way; the part that came was removed: run \
-         again"
+        "{name}: its SHA-256 is {found}, expected {expected}: it was damaged on its way; the part that came was \
+         removed: run again"
     )]
     Sum { name: String, found: String, expected: String },
     #[error("{name}: what the server sends is no GGUF file (it begins with {begins:?}); check the name")]
     NotGguf { name: String, begins: String },
-    #[error("{}: {} are needed and {} are free ({} more stay free); make room, or set another directory with HF_HOME (or \
-            LLAMA_CACHE)", .directory.display(), Bytes(*.needed), Bytes(*.free), Bytes(*.reserve))]
+    #[error("{}: {} are needed and {} are free ({} more stay free); make room, or set another directory with HF_HOME \
+            (or LLAMA_CACHE)", .directory.display(), Bytes(*.needed), Bytes(*.free), Bytes(*.reserve))]
     Space { directory: PathBuf, needed: u64, free: u64, reserve: u64 },
     #[error("{what}: not in {} ({why}); run once without --offline", .place.display())]
     NotCached { what: String, place: PathBuf, why: String },

@@ -1,5 +1,5 @@
-//! Names of repositories and files, from users and servers: none leads out of the cache. A file of a repository is chosen by
-//! llama.cpp's rules (`common/download.cpp`).
+//! Names of repositories and files, from users and servers: none leads out of the cache. A file of a repository is
+//! chosen by llama.cpp's rules (`common/download.cpp`).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -27,7 +27,8 @@ impl fmt::Display for RepoId {
 impl FromStr for RepoId {
     type Err = String;
 
-    /// Letters, digits and `_`, with single `/`, `.` and `-` between them, one `/` in all: llama.cpp's rule, which the Hub's keep.
+    /// Letters, digits and `_`, with single `/`, `.` and `-` between them, one `/` in all: llama.cpp's rule, which the
+    /// Hub's keep.
     fn from_str(text: &str) -> Result<Self, String> {
         let is_plain = |part: &str| {
             let is_word = |word: &str| !word.is_empty() && word.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');

@@ -1,6 +1,7 @@
-//! Where models belong. Those of the Hub have the layout of its own cache: `blobs` by content, `snapshots` of commits that link to them, `refs`
-//! that name commits. Files that other clients of the Hub fetched are found, and the other way round.
-//! Models of other servers are kept by URL: each directory of a server has one in the cache, with all parts of a split model.
+//! Where models belong. Those of the Hub have the layout of its own cache: `blobs` by content, `snapshots` of commits
+//! that link to them, `refs` that name commits. Files that other clients of the Hub fetched are found, and the other
+//! way round. Models of other servers are kept by URL: each directory of a server has one in the cache, with all parts
+//! of a split model.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Downloads one file: resumes it where it broke off, locks out other processes, checks size, free space and checksum, and
-//! only then gives it its name.
+//! Downloads one file: resumes it where it broke off, locks out other processes, checks size, free space and checksum,
+//! and only then gives it its name.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};

@@ -46,8 +46,8 @@ impl Web {
         // Proxies are for other machines.
         let is_here =
             home.as_ref().and_then(Uri::host).is_some_and(|h| matches!(h, "localhost" | "127.0.0.1" | "[::1]"));
-        // A renamed private repository redirects within its host. ureq compares names of hosts but not ports, so this is
-        // safe only where no port is given.
+        // A renamed private repository redirects within its host. ureq compares names of hosts but not ports, so this
+        // is safe only where no port is given.
         let follows = home.as_ref().is_some_and(|home| home.port().is_none());
         let config = Agent::config_builder()
             .proxy(if is_here { None } else { ureq::Proxy::try_from_env() })

@@ -8,10 +8,9 @@ use anyhow::{Result, bail};
 use clap::{Args, CommandFactory, Parser};
 
 use crate::args::{self, ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, RopeArgs, TextArgs};
-use crate::argv::Note;
+use crate::argv::{Note, Switch};
 use crate::demo;
 use crate::resolve::{self, Bytes, Surroundings, Verbosity, as_typed, given_files, given_text, read};
-use crate::switch::Switch;
 use hobbit::options::{ModelOptions, SessionOptions};
 use hobbit_core::files::{Kind, OutputError};
 
@@ -23,7 +22,8 @@ Examples:
       Perplexity in chunks of 512 tokens, of each of which the second half is scored.
   hobbit-perplexity -m mixtral.gguf -f wiki.test.raw --kl-divergence-base mixtral.base --chunks 20
   hobbit-perplexity -m mixtral-q2.gguf --kl-divergence-base mixtral.base --kl-divergence
-      Keep the log-probabilities of one run, then compare another with them. llama-perplexity reads and writes the same files.
+      Keep the log-probabilities of one run, then compare another with them. llama-perplexity has the same
+      files.
   hobbit-perplexity -m mixtral.gguf -f wiki.test.raw --expert-cache 25% -ub 1 --json result.json
       Token by token, as in a generation, with a quarter of the experts in memory; all numbers as JSON.
 
@@ -59,7 +59,7 @@ pub struct MeasureArgs {
     /// Evaluate a window of -c tokens at every N-th token and score its last N; 0 for disjoint chunks
     #[arg(long, value_name = "N", default_value = "0", conflicts_with = "kl_divergence")]
     pub ppl_stride: u32,
-    /// What is printed for each chunk: its number and the perplexity so far (0), or a line with tokens, perplexity,
+    /// Output for each chunk: its number and the perplexity so far (0), or a line with tokens, perplexity,
     /// mean negative log-likelihood and its error (1)
     #[arg(long, value_name = "0|1", default_value = "0", value_parser = clap::value_parser!(u8).range(..=1))]
     pub ppl_output_type: u8,

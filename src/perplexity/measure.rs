@@ -30,7 +30,8 @@ fn start_token(model: &Model) -> Result<Option<Token>> {
         (false, []) => Ok(None),
         (true, &[bos]) => Ok(Some(bos)),
         (_, special) => bail!(
-            "this model's tokenizer makes {} tokens of an empty text: perplexity is defined for models that add at most BOS",
+            "this model's tokenizer makes {} tokens of an empty text: perplexity is defined for models that add at \
+             most BOS",
             special.len()
         ),
     }
@@ -48,8 +49,8 @@ struct ScoredRow<'a> {
     next: Token,
 }
 
-/// Evaluates the chunks of `tokens`, `[n_ctx, n_chunk]`. `score` gets blocks of neighbouring rows of one chunk, in order
-/// within a chunk; `done` gets the scores of each chunk in order.
+/// Evaluates the chunks of `tokens`, `[n_ctx, n_chunk]`. `score` gets blocks of neighbouring rows of one chunk, in
+/// order within a chunk; `done` gets the scores of each chunk in order.
 fn evaluate<T>(
     (desk, session, who): (&Desk, &mut Session, &str),
     windows: &Windows,
@@ -273,7 +274,8 @@ pub fn divergence<'a>(desk: &'a Desk, model: &Model, path: &Path) -> Result<Meas
     let head = &base.head;
     if head.n_vocab != model.n_vocab() {
         bail!(
-            "{}: inconsistent vocabulary ({} vs {}): the base is another model's; make one with a model of the same family",
+            "{}: inconsistent vocabulary ({} vs {}): the base is another model's; make one with a model of the same \
+             family",
             path.display(),
             head.n_vocab,
             model.n_vocab()

@@ -251,8 +251,8 @@ pub(super) mod tests {
         let report = DeviceReport { name: "CUDA0".into(), slots: 8, ..DeviceReport::default() };
         assert_eq!(
             device(&report, &counters).unwrap(),
-            "CUDA0: 30 hits, 10 misses, 40.00 MiB copied there; 8 experts copied ahead (75 % used); 5 on the CPU in 0.50 s; \
-             out of memory, 8 slots are left"
+            "CUDA0: 30 hits, 10 misses, 40.00 MiB copied there; 8 experts copied ahead (75 % used); 5 on the CPU in \
+             0.50 s; out of memory, 8 slots are left"
         );
         assert_eq!(device(&report, &DeviceCounters::default()), None);
     }

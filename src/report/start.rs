@@ -312,8 +312,8 @@ pub(super) mod tests {
         let with_low =
             PrecisionReport { low: low(), renormalise: true, deterministic: true, upgrade: false, ..dynamic };
         let lowered = "precision: dynamic (T1 0.60, T2 0.90), low q2_K from mixtral.low.gguf; results are approximate";
-        let details = "precision: prompt 25 % low, renormalised, no upgrades, deterministic; high q8_0 5.40 GiB (210 of 768 \
-                       resident); low q2_K 1.67 GiB (96 of 768 resident)";
+        let details = "precision: prompt 25 % low, renormalised, no upgrades, deterministic; high q8_0 5.40 GiB (210 \
+                       of 768 resident); low q2_K 1.67 GiB (96 of 768 resident)";
         assert_eq!(lines(&[], &with_low), [brief(lowered), detail(details)]);
         for (report, words) in [
             (PrecisionReport { cpu_helper: true, ..exact() }, "experts that the CPU helper computes)"),

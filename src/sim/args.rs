@@ -7,8 +7,8 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 use crate::args::{bytes, number, percent, strength};
+use crate::argv::Switch;
 use crate::manuals::PagesArgs;
-use crate::switch::Switch;
 use hobbit::options::{PrecisionMode, VirtualUpdate};
 use hobbit_core::cache::policy::{PolicyKind, Weights};
 use hobbit_core::predict::PredictorKind;
@@ -24,12 +24,12 @@ Examples:
       Take another program's recording of routes, for replay and --routes.
   hobbit-sim replay prose.trace --policy lru,hobbit --budget 10%,25%,50% --predictor none,stacked-gate,oracle
       A table of hits, penalty and simulated speed for each combination.
-  hobbit-sim replay prose.trace --cache-bias 0,0.1,0.2,0.3 --policy lru --budget 25%,50%
-      What it would read if tokens might go to experts in memory.
+  hobbit-sim replay prose.trace --cache-bias 0.2 --policy lru --budget 25%,50%
+      Reads if routing prefers experts in memory.
   hobbit-sim curve prose.trace
       Hit rates by share of slots, for 'gguf-tools inspect --forecast'.
   hobbit-sim calibrate prose.trace chat.trace -o mixtral.policy.json
-      Fit HOBBIT's weights and thresholds.
+      Tune HOBBIT's weights and thresholds.
   hobbit-sim recall prose.trace --calibration chat.trace
       How good predictors are, and how many experts it takes to be right.
 
@@ -56,8 +56,8 @@ pub enum Command {
     Replay(Box<ReplayArgs>),
     /// Hit rates by share of slots, without first uses: the basis of forecasts
     Curve(CurveArgs),
-    /// Fit HOBBIT's four weights and T1/T2 to traces by least miss penalty
-    Calibrate(FitArgs),
+    /// Tune HOBBIT's four weights and T1/T2 for the least miss penalty on traces
+    Calibrate(TuneArgs),
     /// Recall of predictors by layer and distance, whatever was in memory
     Recall(RecallArgs),
 }
@@ -94,8 +94,8 @@ pub struct ReplayArgs {
     /// Rooms for experts: 'recorded', a share of all of them (25%), high slots per layer (12slots) or a size (2GiB)
     #[arg(long, value_name = "SIZES", default_value = "recorded", value_delimiter = ',')]
     pub budget: Vec<Budget>,
-    /// Predictors of prefetches, separated by commas: a name (path-table with --calibration), 'none', 'oracle' (knows the future),
-    /// 'oracle:80%' (that much of it; for the rest it names others) or 'all' (but path-table)
+    /// Predictors of prefetches, separated by commas: a name (path-table with --calibration), 'none', 'oracle' (knows
+    /// the future), 'oracle:80%' (that much of it; for the rest it names others) or 'all' (but path-table)
     #[arg(long, value_name = "NAMES", default_value = "none", value_parser = predictors)]
     pub predictor: Names<PredictedBy>,
     /// Print everything as JSON
@@ -116,7 +116,7 @@ pub struct CurveArgs {
 }
 
 #[derive(clap::Args, Debug)]
-pub struct FitArgs {
+pub struct TuneArgs {
     /// Traces of one model; keep others back to see whether the result holds there
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
@@ -129,8 +129,8 @@ pub struct FitArgs {
     /// Room for experts, as in replay
     #[arg(long, value_name = "SIZE", default_value = "recorded")]
     pub budget: Budget,
-    /// How layers share it: even, shallow-first:N (the first N whole first), by-penalty (as these traces would have it) or global
-    /// (layers compete for all of them)
+    /// How layers share it: even, shallow-first:N (the first N whole first), by-penalty (as these traces would have it)
+    /// or global (layers compete for all of them)
     #[arg(long, value_name = "HOW", default_value_t, alias = "allocation")]
     pub slots: Slots,
     /// Percent of the room that low versions get
@@ -174,11 +174,12 @@ pub struct RecallArgs {
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "What is simulated (default: as recorded)")]
 pub struct WorldArgs {
-    /// How layers share the room: even, shallow-first:N (the first N whole first), by-penalty (as these traces would have it), or
-    /// global: layers of equally large experts compete for all of their slots, which the engine does not have
+    /// How layers share the room: even, shallow-first:N (the first N whole first), by-penalty (as these traces would
+    /// have it), or global: layers of equally large experts compete for all of their slots, which the engine does not
+    /// have
     #[arg(long, value_name = "HOW", alias = "allocation")]
     pub slots: Option<Slots>,
-    /// What misses cost each layer, from 'hobbit-sim calibrate' on other traces, for --slots by-penalty
+    /// Miss penalties of layers, from 'hobbit-sim calibrate' on other traces, for --slots by-penalty
     #[arg(long, value_name = "FILE")]
     pub penalties: Option<PathBuf>,
     /// Other traces of the model, of which EdgeMoE's path table is made, for --predictor path-table
@@ -202,25 +203,25 @@ pub struct WorldArgs {
     /// Replace low versions by high ones while nothing else is read
     #[arg(long, value_name = Switch::NAME)]
     pub upgrade: Option<Switch>,
-    /// Send tokens to experts in memory: λ times the range of a token's scores these are ahead, as hobbit-cli --cache-bias. For this
-    /// and --substitute a trace has to have scores (--trace of hobbit-cli, without --routes). Open-loop: what is computed with
-    /// another expert would change the tokens after it, and the recorded ones stay. Of this, --substitute and --drop 'replay' takes
-    /// several, separated by commas: all combinations
-    #[arg(long, value_name = "N,...", value_parser = strength, value_delimiter = ',')]
-    pub cache_bias: Vec<f32>,
+    /// Prefer experts in memory by N times the range of a token's scores, as hobbit-cli --cache-bias. This and
+    /// --substitute need a trace with scores (--trace of hobbit-cli, without --routes). Open-loop: the recorded tokens
+    /// stay, although another expert's results would change them
+    #[arg(long, value_name = "N", value_parser = strength)]
+    pub cache_bias: Option<f32>,
     /// A token's best N experts stay whatever is in memory, as hobbit-cli --keep-top
     #[arg(long, value_name = "N")]
     pub keep_top: Option<u16>,
     /// Exchange experts of scores within N (SMoE's alpha), as hobbit-cli --substitute
-    #[arg(long, value_name = "N,...", value_parser = strength, value_delimiter = ',')]
-    pub substitute: Vec<f32>,
-    /// Of a token at most N by --substitute
+    #[arg(long, value_name = "N", value_parser = strength)]
+    pub substitute: Option<f32>,
+    /// At most N experts of a token by --substitute
     #[arg(long, value_name = "N")]
     pub substitute_max: Option<u16>,
     /// Leave out a missing expert with less than N times the uniform share of a token's weight, as hobbit-cli --drop
-    #[arg(long, value_name = "N,...", value_parser = strength, value_delimiter = ',')]
-    pub drop: Vec<f32>,
-    /// Single tokens use what is in memory only, which changes beside them (SwapMoE), as hobbit-cli --virtual-experts auto
+    #[arg(long, value_name = "N", value_parser = strength)]
+    pub drop: Option<f32>,
+    /// Single tokens use what is in memory only, which changes beside them (SwapMoE), as hobbit-cli --virtual-experts
+    /// auto
     #[arg(long, value_name = Switch::NAME)]
     pub virtual_experts: Option<Switch>,
     /// One of a layer's experts may change in N tokens; auto: as often as does not slow tokens
@@ -256,24 +257,6 @@ pub struct WorldArgs {
 }
 
 impl WorldArgs {
-    /// One variant for each combination of strengths, in the typed order.
-    pub fn each(&self) -> Vec<Self> {
-        let one_by_one = |given: &Vec<f32>| match given[..] {
-            [] => vec![Vec::new()],
-            _ => given.iter().map(|strength| vec![*strength]).collect(),
-        };
-        let mut all = Vec::new();
-        for cache_bias in one_by_one(&self.cache_bias) {
-            for substitute in one_by_one(&self.substitute) {
-                for drop in one_by_one(&self.drop) {
-                    let (cache_bias, substitute) = (cache_bias.clone(), substitute.clone());
-                    all.push(Self { cache_bias, substitute, drop, ..self.clone() });
-                }
-            }
-        }
-        all
-    }
-
     /// The recorded settings, changed by the flags.
     pub fn config(&self, recording: &Recording) -> Result<Config> {
         let mut config = Config::recorded(recording)?;
@@ -288,7 +271,8 @@ impl WorldArgs {
             tuned.check_model(&model.architecture, &layers, &file.display().to_string(), &recording.path)?;
             anyhow::ensure!(
                 tuned.has_penalties(),
-                "{}: it has no miss penalties, because tuning was ended early; make it again with 'hobbit-sim calibrate'",
+                "{}: it has no miss penalties, because tuning was ended early; make it again with 'hobbit-sim \
+                 calibrate'",
                 file.display()
             );
             config.penalties = Some(tuned.layers);
@@ -307,11 +291,11 @@ impl WorldArgs {
             config.upgrade = upgrade.0;
         }
         let rules = &mut config.rerouting;
-        rules.bias = self.cache_bias.first().copied().unwrap_or(rules.bias);
+        rules.bias = self.cache_bias.unwrap_or(rules.bias);
         rules.keep_top = self.keep_top.map_or(rules.keep_top, usize::from);
-        rules.substitute = self.substitute.first().copied().unwrap_or(rules.substitute);
+        rules.substitute = self.substitute.unwrap_or(rules.substitute);
         rules.substitute_max = self.substitute_max.map(usize::from).or(rules.substitute_max);
-        config.drop = self.drop.first().copied().unwrap_or(config.drop);
+        config.drop = self.drop.unwrap_or(config.drop);
         if let Some(is_on) = self.virtual_experts {
             config.virtual_experts = is_on.0.then(|| config.virtual_experts.unwrap_or_default());
         }

@@ -199,7 +199,8 @@ mod tests {
     use super::*;
     use hobbit_core::trace::{Record, TraceReader};
 
-    /// Two layers of four experts, two of them used: a prompt of two tokens, of which the last layer has one, and a token.
+    /// Two layers of four experts, two of them used: a prompt of two tokens, of which the last layer has one, and a
+    /// token.
     const SMALL: &str = "\
 # route_trace v1
 # model=toy.gguf arch=toymoe n_layer=3 n_expert=4 n_expert_used=2

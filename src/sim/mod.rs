@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{CommandFactory, Parser};
 
-use args::{Args, Command, FitArgs, ShowArgs};
+use args::{Args, Command, ShowArgs, TuneArgs};
 
 use super::exit;
 use super::manuals;
@@ -47,7 +47,7 @@ fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8>
         Command::Import(args) => import::run(&args, out)?,
         Command::Replay(args) => replay::run(&args, out)?,
         Command::Curve(args) => recall::curve(&args, out)?,
-        Command::Calibrate(args) => calibrate(&args, out)?,
+        Command::Calibrate(args) => tune(&args, out)?,
         Command::Recall(args) => recall::run(&args, out)?,
     }
     out.flush()?;
@@ -73,7 +73,7 @@ fn show(args: &ShowArgs, out: &mut dyn Write) -> Result<()> {
 }
 
 /// `hobbit-sim calibrate`: HOBBIT's weights and thresholds, and what each layer's misses cost, from traces.
-fn calibrate(args: &FitArgs, out: &mut dyn Write) -> Result<()> {
+fn tune(args: &TuneArgs, out: &mut dyn Write) -> Result<()> {
     let thresholds = match (args.t1, args.t2) {
         (Some(t1), Some(t2)) => Some(Thresholds::new(t1, t2)?),
         _ => None,

@@ -1,5 +1,5 @@
-//! `hobbit-sim recall`: the share of used experts that predictors name, and how many experts that takes. `hobbit-sim curve`:
-//! hit rates by the share of a layer's experts that have slots.
+//! `hobbit-sim recall`: the share of used experts that predictors name, and how many experts that takes. `hobbit-sim
+//! curve`: hit rates by the share of a layer's experts that have slots.
 
 use std::collections::BTreeMap;
 use std::io::Write;

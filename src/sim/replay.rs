@@ -28,8 +28,7 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
     let mut all = Vec::new();
     for (file, n_before) in args.files.iter().zip(0..) {
         let recording = super::open(file, args.world.low_bytes)?;
-        let of_world = |world: &WorldArgs| compare(&recording, world, &args.budget, &args.predictor.0, &args.policy.0);
-        let by_strength: Vec<Vec<Row>> = args.world.each().iter().map(of_world).collect::<Result<_>>()?;
+        let rows = compare(&recording, &args.world, &args.budget, &args.predictor.0, &args.policy.0)?;
         if args.json {
             all.push(serde_json::json!({
                 "file": file,
@@ -37,21 +36,14 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
                 "settings": recording.header.settings,
                 "tokens": recording.n_tokens(),
                 "recall": recalls(&recording),
-                "open_loop": by_strength.iter().flatten().any(|row| row.routing.is_some()),
-                "replays": by_strength.concat(),
+                "open_loop": rows.iter().any(|row| row.routing.is_some()),
+                "replays": rows,
             }));
         } else {
             let gap = if n_before > 0 { "\n" } else { "" };
-            writeln!(out, "{gap}{}", about(&recording))?;
-            for rows in &by_strength {
-                let words = rows.first().and_then(|row| row.routing.as_deref());
-                if by_strength.len() > 1 {
-                    writeln!(out, "\nWith {}:", words.unwrap_or("the routers' choices"))?;
-                }
-                write!(out, "{}", lines(rows))?;
-                if let Some(words) = words {
-                    write!(out, "{}", routing_lines(words, rows))?;
-                }
+            write!(out, "{gap}{}\n{}", about(&recording), lines(&rows))?;
+            if let Some(words) = rows.first().and_then(|row| row.routing.as_deref()) {
+                write!(out, "{}", routing_lines(words, &rows))?;
             }
         }
     }
@@ -130,8 +122,9 @@ fn routing_lines(words: &str, rows: &[Row]) -> String {
     });
     let table = table(&heading, &cells.collect::<Vec<_>>(), 3);
     format!(
-        "\nSingle tokens with {words}. Open-loop: the tokens are the recorded ones, although these experts would change them. Shares \
-         are of the needed experts; 'given up' is the mean loss of a token's weight by re-routing.\n{table}"
+        "\nSingle tokens with {words}. Open-loop: the tokens are the recorded ones, although these experts would \
+         change them. Shares are of the needed experts; 'given up' is the mean loss of a token's weight by \
+         re-routing.\n{table}"
     )
 }
 

@@ -107,20 +107,6 @@ fn replay_compares_with_lru_and_the_optimum() {
 }
 
 #[test]
-fn several_strengths_are_replayed_in_one_call() {
-    let (_directory, file, _) = traces();
-    let words = [&file, "--policy", "lru", "--budget", "4slots", "--drop"];
-    let of = |drop: &str| rows(&[&words[..], &[drop]].concat());
-    let both = of("0,0.9");
-    assert_eq!(both, [of("0"), of("0.9")].concat(), "as one by one");
-    assert!(both[0]["routing"].is_null() && both[2]["routing"] == "missing below 0.9 left out", "{both:?}");
-    let (_, text) = hobbit_sim(&[&["replay"], &words[..], &["0,0.9"]].concat()).unwrap();
-    for heading in ["With the routers' choices:", "With missing below 0.9 left out:"] {
-        assert!(text.contains(heading), "{text}");
-    }
-}
-
-#[test]
 fn baselines_of_the_papers() {
     let (_directory, file, other) = traces();
     let rows = |words: &[&str]| rows(&[&[&file, "--budget", "4slots"], words].concat());
@@ -132,6 +118,8 @@ fn baselines_of_the_papers() {
     let global = rows(&["--policy", "edgemoe", "--slots", "global"]);
     assert!(penalty(&global, "belady") <= penalty(&global, "edgemoe"));
     assert_eq!(rows(&["--policy", "edgemoe", "--allocation", "global"]), global, "the older name");
+    let dropped = rows(&["--policy", "lru", "--drop", "0.9"]);
+    assert_eq!(dropped[0]["routing"], "missing below 0.9 left out", "{dropped:?}");
     let read = rows(&["--policy", "lru", "--predictor", "path-table", "--calibration", &other, "--late"]);
     assert!(read[0]["outcome"]["prefetch"]["useful"].as_u64().unwrap() > 0, "{}", read[0]);
     let error = hobbit_sim(&["replay", &file, "--predictor", "path-table"]).unwrap_err().to_string();

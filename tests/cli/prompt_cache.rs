@@ -15,7 +15,7 @@ fn a_known_prompt_is_continued() {
     let first = run(&file, PROMPT, &[]).run().expect(0);
     assert!(!first.stderr.contains("known from"), "{}", first.stderr);
     let bytes = std::fs::read(&file).unwrap();
-    // The same again, read only: the same text, and the file is as it was.
+    // The same again, read only: the same text and file.
     let again = run(&file, PROMPT, &["--prompt-cache-ro"]).run().expect(0);
     assert_eq!(again.stdout, first.stdout);
     assert!(again.stderr.contains(" tokens are known from "), "{}", again.stderr);

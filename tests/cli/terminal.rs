@@ -51,7 +51,7 @@ impl Terminal {
     }
 }
 
-/// What the editor writes when it begins to read keys: bracketed paste.
+/// The editor writes this when it begins to read keys: bracketed paste.
 const EDITS: &str = "\x1b[?2004h";
 const TALK: [&str; 8] = ["-cnv", "--chat-template", "chatml", "-n", "4", "--color", "off", "--quiet"];
 

@@ -37,18 +37,11 @@ fn a_profile_is_made_and_loaded() {
     assert_eq!(caching["slots_by_layer"][0]["most"].as_u64(), slots.max());
 
     let text = std::fs::read_to_string(&profile).unwrap();
-    let refused = |text: &str, parts: &[&str]| {
-        std::fs::write(&profile, text).unwrap();
-        let ran = demo(&["-p", "x", "-n", "1", "--profile", &profile]).run().expect(1);
-        for part in [&[profile.as_str(), "hobbit-sim calibrate"], parts].concat() {
-            assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
-        }
-    };
-    refused(&text[..text.len() / 2], &["EOF while parsing"]);
-    refused(&text.replace("\"n_expert\": 8", "\"n_expert\": 9"), &["slots are not ascending from 0 to 9"]);
-    refused(&text.replace("\"architecture\": \"", "\"architecture\": \"not-"), &["general.architecture is not-"]);
-    let shifted = text.replace("\"layer\": 5", "\"layer\": 6");
-    refused(&shifted, &["demo.gguf", "layer 6 of 8 experts, expected layer 5 of 8 experts"]);
+    std::fs::write(&profile, text.replace("\"layer\": 5", "\"layer\": 6")).unwrap();
+    let ran = demo(&["-p", "x", "-n", "1", "--profile", &profile]).run().expect(1);
+    for part in [&profile, "hobbit-sim calibrate", "layer 6 of 8 experts, expected layer 5 of 8 experts"] {
+        assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
+    }
     let ran = demo(&["-p", "x", "-n", "1", "--profile", &path("nowhere.json")]).run().expect(1);
     assert!(ran.stderr.contains("nowhere.json: cannot read this tuned policy"), "{}", ran.stderr);
 }
