@@ -3,6 +3,10 @@
 
 use std::error::Error;
 
+#[cfg(feature = "rpc")]
+use hobbit::engine::RpcError;
+#[cfg(feature = "engine")]
+use hobbit::engine::{CalibrateError, DeviceError, LowError};
 use hobbit_core::gguf::RecodeError;
 use hobbit_core::pack::imatrix::ImatrixError;
 use hobbit_core::pack::{PackError, PartialError, UnpackError, WriteError};
@@ -41,36 +45,45 @@ pub fn advice(error: &anyhow::Error) -> Option<String> {
 }
 
 fn of_cause(error: &(dyn Error + 'static)) -> Option<String> {
-    #[cfg(feature = "engine")]
-    if let Some(advice) = of_engine(error) {
-        return Some(advice);
+    macro_rules! of {
+        ($($advise:expr),+ $(,)?) => {
+            $(if let Some(error) = error.downcast_ref() {
+                return $advise(error).map(String::from);
+            })+
+        };
     }
-    let fixed = if let Some(error) = error.downcast_ref() {
-        return plan(error);
-    } else if let Some(BaseError::CutOff { complete, .. }) = error.downcast_ref() {
-        return Some(format!("--chunks {complete} uses those"));
-    } else if let Some(BaseError::NotABase { .. }) = error.downcast_ref() {
-        Some("make one with --kl-divergence-base FNAME and without --kl-divergence")
-    } else if let Some(error) = error.downcast_ref() {
-        store(error)
-    } else if let Some(error) = error.downcast_ref() {
-        simulation(error)
-    } else if let Some(error) = error.downcast_ref() {
-        pack(error)
-    } else if let Some(error) = error.downcast_ref() {
-        writing(error)
-    } else if let Some(UnpackError::Output(PartialError::Exists { .. })) = error.downcast_ref() {
-        Some(FORCE)
-    } else if let Some(UnpackError::Pack(error)) = error.downcast_ref() {
-        pack(error)
-    } else if let Some(ImatrixError::Shape { .. }) = error.downcast_ref() {
-        Some(OTHER_IMATRIX)
-    } else if let Some(TraceError::Magic { .. }) = error.downcast_ref() {
-        Some(RECORD)
-    } else {
-        None
-    };
-    fixed.map(str::to_owned)
+    of!(
+        plan,
+        store,
+        simulation,
+        pack,
+        writing,
+        |error: &BaseError| match error {
+            BaseError::CutOff { complete, .. } => Some(format!("--chunks {complete} uses those")),
+            BaseError::NotABase { .. } => Some("make one with --kl-divergence-base FNAME and without --kl-divergence".to_owned()),
+            _ => None,
+        },
+        |error: &UnpackError| match error {
+            UnpackError::Output(PartialError::Exists { .. }) => Some(FORCE),
+            UnpackError::Pack(error) => pack(error),
+            _ => None,
+        },
+        |error: &ImatrixError| matches!(error, ImatrixError::Shape { .. }).then_some(OTHER_IMATRIX),
+        |error: &TraceError| matches!(error, TraceError::Magic { .. }).then_some(RECORD),
+    );
+    #[cfg(feature = "engine")]
+    of!(model, device, low, |error: &CalibrateError| {
+        matches!(error, CalibrateError::UnknownDevice { .. }).then_some("--list-devices shows them")
+    });
+    #[cfg(feature = "rpc")]
+    of!(|error: &RpcError| match error {
+        RpcError::UnknownDevice { .. } => Some("give one of these with --device"),
+        RpcError::Listen { .. } =>
+            Some("is another server there? Choose another --port, or an address of this machine for --host"),
+        RpcError::Failed(_) => Some("try other devices with --device"),
+        _ => None,
+    });
+    None
 }
 
 fn store(error: &StoreError) -> Option<&'static str> {
@@ -86,7 +99,8 @@ fn simulation(error: &SimError) -> Option<&'static str> {
         SimError::Trace(TraceError::Magic { .. }) | SimError::NoBatches { .. } => Some(RECORD),
         SimError::NoLow { .. } => Some("give --low-bytes N%"),
         SimError::NoScores { .. } => Some(
-            "record one with hobbit-cli --trace, without --routes, or leave out --cache-bias, --substitute and --virtual-experts",
+            "record one with hobbit-cli --trace, without --routes, or leave out --cache-bias, --substitute and \
+             --virtual-experts",
         ),
         SimError::Unknown { what: "policy", .. } => Some("give --policy"),
         SimError::Unknown { .. } => Some("give --predictor"),
@@ -165,59 +179,36 @@ fn mib_up(bytes: u64) -> String {
 }
 
 #[cfg(feature = "engine")]
-fn of_engine(error: &(dyn Error + 'static)) -> Option<String> {
-    use hobbit::engine::{DeviceError, LowError};
-    #[cfg(feature = "rpc")]
-    if let Some(error) = error.downcast_ref() {
-        use hobbit::engine::RpcError::{self, Failed, Listen, UnknownDevice};
-        let error: &RpcError = error;
-        return match error {
-            UnknownDevice { .. } => Some("give one of these with --device".to_owned()),
-            Listen { .. } => Some(
-                "is another server there? Choose another --port, or an address of this machine for --host".to_owned(),
-            ),
-            Failed(_) => Some("try other devices with --device".to_owned()),
-            _ => None,
-        };
+fn model(error: &hobbit::Error) -> Option<String> {
+    use hobbit::Error as E;
+    if let E::Plan(error) = error {
+        return plan(error);
     }
-    if let Some(error) = error.downcast_ref::<hobbit::Error>() {
-        return match error {
-            hobbit::Error::Plan(error) => plan(error),
-            error => model(error).map(str::to_owned),
-        };
-    }
-    let fixed = if let Some(error) = error.downcast_ref::<DeviceError>() {
-        Some(device(error))
-    } else if let Some(error) = error.downcast_ref::<LowError>() {
-        low(error)
-    } else {
-        None
-    };
-    fixed.map(str::to_owned)
+    of_model(error).map(str::to_owned)
 }
 
 #[cfg(feature = "engine")]
-fn model(error: &hobbit::Error) -> Option<&'static str> {
+fn of_model(error: &hobbit::Error) -> Option<&'static str> {
     use hobbit::Error as E;
     Some(match error {
         E::Store(error) => return store(error),
         E::Pack(error) => return pack(error),
         E::PackWrite(error) => return writing(error),
-        E::Device(error) => device(error),
+        E::Device(error) => return device(error),
         E::Low(error) => return low(error),
         E::NoExperts { .. } => "leave --low out",
         E::LowMismatch { .. } => "give a smaller quant of the same model, or make one with --low q2_k",
         E::LowOfAnother { .. } => {
-            "make them again from this one, with gguf-tools pack --only-low --force or with --low TYPES, or give the model \
-             that they belong to"
+            "make them again from this one, with gguf-tools pack --only-low --force or with --low TYPES, or give the \
+             model that they belong to"
         }
         E::NoPathTable { .. } => {
             "make one with gguf-tools profile --path-table FILE and give it with --path-table, or pack the model with \
              gguf-tools pack --path-table"
         }
         E::NoPenalties { .. } => {
-            "record a run with --trace run.trace, let hobbit-sim calibrate run.trace -o profile.json measure them, and give \
-             --profile profile.json; or --expert-slots even"
+            "record a run with --trace run.trace, let hobbit-sim calibrate run.trace -o profile.json measure them, \
+             and give --profile profile.json; or --expert-slots even"
         }
         E::Load { reason, .. } => refused_model(reason),
         E::Context { reason, .. } => return refused_context(reason),
@@ -231,7 +222,8 @@ fn model(error: &hobbit::Error) -> Option<&'static str> {
         E::ChatReply(_) => "with --no-jinja, or -no-cnv, it is taken as it is",
         E::NotFinite => "gguf-tools verify looks for damaged weights",
         E::Routing(_) => {
-            "leave out --cache-bias, --substitute and --virtual-experts (--low and --drop work), or --routes if it is there"
+            "leave out --cache-bias, --substitute and --virtual-experts (--low and --drop work), or --routes if it is \
+             there"
         }
         _ => return None,
     })
@@ -263,15 +255,15 @@ fn refused_context(reason: &str) -> Option<&'static str> {
 }
 
 #[cfg(feature = "engine")]
-fn low(error: &hobbit::engine::LowError) -> Option<&'static str> {
-    use hobbit::engine::LowError::{Key, Router, Shape};
+fn low(error: &LowError) -> Option<&'static str> {
+    use LowError::{Key, Router, Shape};
     matches!(error, Key { .. } | Shape { .. } | Router { .. }).then_some("give --low a smaller quant of this model")
 }
 
 #[cfg(feature = "engine")]
-fn device(error: &hobbit::engine::DeviceError) -> &'static str {
-    use hobbit::engine::DeviceError as E;
-    match error {
+fn device(error: &DeviceError) -> Option<&'static str> {
+    use DeviceError as E;
+    Some(match error {
         E::Unknown { .. } => "--list-devices shows the names that --device takes",
         E::NotOffloadable { .. } => "give --device none for the CPU alone",
         E::Twice { .. } => "name each device once in --device",
@@ -283,7 +275,7 @@ fn device(error: &hobbit::engine::DeviceError) -> &'static str {
             "start a server there (hobbit-rpc -H HOST -p PORT, or llama.cpp's ggml-rpc-server), or leave --rpc out"
         }
         E::NoRemoteDevices { .. } => "start it with some, or leave it out of --rpc",
-    }
+    })
 }
 
 #[cfg(test)]
@@ -294,13 +286,13 @@ mod tests {
     const SMALL: PlanError =
         PlanError::TooSmall { budget: 300 * MIB, origin: BudgetSource::Given, minimum: 911 * MIB - 1, available: None };
 
-    fn told(error: PlanError) -> String {
+    fn advised(error: PlanError) -> String {
         advice(&anyhow::Error::new(error).context("opening a model")).unwrap()
     }
 
     #[test]
     fn budgets_are_advised_rounded_up() {
-        assert_eq!(told(SMALL), "give --mem-budget 911MiB, or make the context smaller (-c)");
+        assert_eq!(advised(SMALL), "give --mem-budget 911MiB, or make the context smaller (-c)");
         let large = |available| PlanError::ExpertCacheTooLarge {
             asked: 1200 * MIB,
             fits: 1138 * MIB - 1,
@@ -308,8 +300,11 @@ mod tests {
             minimum: 2111 * MIB,
             available,
         };
-        assert_eq!(told(large(None)), "give --expert-cache 1137MiB or less, or --mem-budget 2111MiB");
-        assert_eq!(told(large(Some(2000 * MIB))), "give --expert-cache 1137MiB or less (1.95 GiB are available here)");
+        assert_eq!(advised(large(None)), "give --expert-cache 1137MiB or less, or --mem-budget 2111MiB");
+        assert_eq!(
+            advised(large(Some(2000 * MIB))),
+            "give --expert-cache 1137MiB or less (1.95 GiB are available here)"
+        );
         let flags = |mem_budget, expert_cache| {
             for_one_token(&BelowTokenCycle { n_slots: 88, n_cycle: 128, mem_budget, expert_cache })
         };
@@ -321,12 +316,12 @@ mod tests {
     #[test]
     fn memory_that_is_not_there_is_not_advised() {
         let PlanError::TooSmall { budget, origin, minimum, .. } = SMALL else { unreachable!() };
-        let small = told(PlanError::TooSmall { budget, origin, minimum, available: Some(300 * MIB) });
+        let small = advised(PlanError::TooSmall { budget, origin, minimum, available: Some(300 * MIB) });
         assert!(small.starts_with("300 MiB are available here: make the context smaller (-c)"), "{small}");
         assert!(!small.contains("--mem-budget"), "{small}");
         let above = |available| PlanError::AboveLimit { budget, takes: budget, available, origin };
-        assert!(told(above(100 * MIB)).starts_with("give --mem-budget auto or at most 100MiB, or --overcommit"));
-        assert!(told(above(1)).starts_with("give --mem-budget auto, or --overcommit"));
+        assert!(advised(above(100 * MIB)).starts_with("give --mem-budget auto or at most 100MiB, or --overcommit"));
+        assert!(advised(above(1)).starts_with("give --mem-budget auto, or --overcommit"));
     }
 
     #[test]
@@ -343,11 +338,11 @@ mod tests {
     #[cfg(feature = "engine")]
     #[test]
     fn errors_of_the_engine_have_remedies() {
-        let told = |error: hobbit::Error| advice(&anyhow::Error::new(error));
-        let penalties = told(hobbit::Error::NoPenalties { found: "there is no profile".into() }).unwrap();
+        let of_engine = |error: hobbit::Error| advice(&anyhow::Error::new(error));
+        let penalties = of_engine(hobbit::Error::NoPenalties { found: "there is no profile".into() }).unwrap();
         assert!(penalties.ends_with("or --expert-slots even"), "--slots is an endpoint of hobbit-server");
-        assert_eq!(told(SMALL.into()), Some(super::tests::told(SMALL)));
-        assert!(told(hobbit::Error::ContextFull { n_ctx: 8 }).unwrap().contains("larger -c"));
-        assert_eq!(told(hobbit::Error::Interrupted), None);
+        assert_eq!(of_engine(SMALL.into()), Some(advised(SMALL)));
+        assert!(of_engine(hobbit::Error::ContextFull { n_ctx: 8 }).unwrap().contains("larger -c"));
+        assert_eq!(of_engine(hobbit::Error::Interrupted), None);
     }
 }

@@ -12,9 +12,13 @@ mod routing;
 mod sampling;
 #[cfg(feature = "server")]
 pub mod server;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
@@ -28,19 +32,18 @@ pub use precision::PrecisionArgs;
 pub use preset::PresetArgs;
 #[cfg(feature = "server")]
 pub use prompt::TemplateArgs;
-pub use prompt::{ChatArgs, PromptArgs, ReasoningArgs};
-pub use routing::RoutingArgs;
+pub use prompt::{ChatArgs, PromptArgs, ReasoningArgs, TextArgs};
+pub use routing::{RoutingArgs, bounded};
 pub use sampling::SamplingArgs;
 
 use preset::PresetWords;
 
-use super::argv::{self, Grammar, Note};
-use super::pages::PagesArgs;
-use super::switch::{self, Switch, Tri};
+use super::argv::{self, Grammar, Note, Switch, Tri};
+use super::manuals::PagesArgs;
 use super::unsupported;
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::IoMode;
-use hobbit_core::units::parse_percent;
+use hobbit_core::units::{parse_bytes, parse_percent};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -50,26 +53,19 @@ Examples:
       Continue a text, always with the most probable token.
   hobbit-cli -hf ggml-org/gpt-oss-20b-GGUF --mem-budget 8G
       A model of the Hub, fetched once.
-  hobbit-cli -m qwen3-moe.gguf --mem-budget 8G
-      Converse (Ctrl-C stops an answer, /exit ends) in 8 GiB, whatever the size of the file.
-  hobbit-cli -m mixtral.Q8_0.gguf --low mixtral.Q2_K.gguf
-      Decode faster: a missing expert that matters little comes from the second file, a smaller quant of the model.
   hobbit-cli -m mixtral.Q8_0.gguf --low q2_k,down=q3_k
-      The same without one: it is made once, in a file beside the model.
-  hobbit-cli -m mixtral.Q8_0.gguf --preset hobbit --t1 0.5
-      As the HOBBIT paper has it, but for T1. edgemoe, fate, smoe and swapmoe are others.
+      Decode faster: missing experts of little weight come from a smaller quant, made once beside the model.
   hobbit-cli -m qwen3-moe.gguf --mem-budget 8G --target-latency 80
-      Send tokens to experts in memory as far as it takes to be done in 80 ms each. Results are approximate.
+      Prefer experts in memory as far as 80 ms a token need. Results are approximate.
   hobbit-cli -m qwen3-moe.gguf -dev CUDA0 --device-cache 6G --host-cache 16G
       Ordinary weights and 6 GiB of experts on a GPU, 16 GiB of experts behind them in memory, the rest in the file.
   hobbit-cli -m qwen3-moe.gguf -st -sys 'Answer in one word.' -p 'Capital of France?'
       Ask once.
-  hobbit-cli -m model.gguf -no-cnv -f prompt.txt --expert-cache 50% --io direct --stats-json stats.json
-      Hold half of the experts in memory, bypass the page cache and write what was measured.
 
-Input: without -p and -f, what is piped in is the text to continue; in a conversation its lines are the messages. With -p or
--f FILE the standard input is not read; -f - reads the text there.
-Signals: the first Ctrl-C stops an answer; SIGTERM and SIGHUP end in order, all files written. At the next token, SIGUSR1 halves the expert caches and SIGUSR2 gives them back what was planned at the start.
+Input: without -p and -f, what is piped in is the text to continue; in a conversation its lines are the messages. With
+-p or -f FILE the standard input is not read; -f - reads the text there.
+Signals: the first Ctrl-C stops an answer; SIGTERM and SIGHUP end in order, all files written. At the next token,
+SIGUSR1 halves the expert caches and SIGUSR2 restores their planned size.
 Environment: every flag that shows [env: NAME] may be given there; the command line wins.
 Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.";
 
@@ -117,14 +113,14 @@ pub struct ExpertArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Memory and I/O (hobbit's own)")]
 pub struct MemoryArgs {
-    /// Memory for weights, KV cache, compute buffers and experts together: 'auto', or a size such as 8G or 7500M. A model
-    /// that fits as a whole is run by llama.cpp itself, unless a flag says how its experts are to be kept
+    /// Memory for weights, KV cache, compute buffers and experts together: 'auto', or a size such as 8G or 7500M. A
+    /// model that fits as a whole is run by llama.cpp itself, unless a flag determines how its experts are kept
     #[arg(long, value_name = "SIZE|auto", default_value = "auto", env = "HOBBIT_ARG_MEM_BUDGET")]
     pub mem_budget: Budget,
     /// The part that holds experts: 'auto' (what the budget leaves), a size, or a share of all experts such as 50%
     #[arg(long, value_name = "SIZE|N%|auto", default_value = "auto", env = "HOBBIT_ARG_EXPERT_CACHE")]
     pub expert_cache: ExpertCache,
-    /// Accept a budget above the memory that the system says is available; by default it is refused where it would be used
+    /// Accept a budget above the available memory; by default it is refused
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_OVERCOMMIT")]
     pub overcommit: Switch,
     /// Read experts around the page cache (direct), through it (buffered), or as fits the machine
@@ -227,9 +223,6 @@ pub fn with_spellings(command: clap::Command) -> clap::Command {
 }
 
 /// Reads a command line without its first word (the program's name).
-///
-/// # Errors
-/// A clap error, ready to print, for wrong usage; also for `--help` and `--version`.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<(LowArgs, Vec<Note>), clap::Error> {
     parse_as(command(), args)
 }
@@ -241,7 +234,7 @@ pub fn parse_as<A: FromArgMatches>(
 ) -> Result<(A, Vec<Note>), clap::Error> {
     let grammar = Grammar::of(&command);
     let line = argv::normalise(args, &grammar).map_err(|error| command.error(ErrorKind::UnknownArgument, error))?;
-    let negated = switch::negated_by_environment(&command, |name| std::env::var_os(name).is_some());
+    let negated = argv::negated_by_environment(&command, |name| std::env::var_os(name).is_some());
     let name = OsString::from(command.get_name());
     let preset = PresetWords::of(&line.words, &command, |name| std::env::var_os(name));
     let words = [name].into_iter().chain(negated).chain(preset.words.iter().cloned()).chain(line.words);
@@ -288,16 +281,31 @@ fn gpu_layers(text: &str) -> Result<i32, String> {
     }
 }
 
-fn finite(text: &str) -> Result<f32, String> {
-    match text.parse::<f32>() {
-        Ok(value) if value.is_finite() => Ok(value),
-        _ => Err("expected a finite number".to_owned()),
+/// A parser of numbers in `range`; `expected` words a refusal.
+pub fn number<T: FromStr + PartialOrd>(range: RangeInclusive<T>, expected: &str) -> impl Fn(&str) -> Result<T, String> {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        number.ok_or_else(|| format!("expected {expected}"))
     }
+}
+
+fn finite(text: &str) -> Result<f32, String> {
+    number(f32::MIN..=f32::MAX, "a finite number")(text)
+}
+
+/// How strongly routing prefers experts in memory.
+pub fn strength(text: &str) -> Result<f32, String> {
+    number(0.0..=100.0, "a number from 0, such as 0.2")(text)
 }
 
 /// A share of a whole.
 pub fn percent(text: &str) -> Result<f64, String> {
     parse_percent(text, 100.0).ok_or_else(|| "expected a number from 0% to 100%".to_owned())
+}
+
+/// A size in bytes above 0.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    parse_bytes(text).filter(|size| *size > 0).ok_or_else(|| "expected a size above 0, such as 2.5GiB".to_owned())
 }
 
 fn positive(text: &str) -> Result<f32, String> {

@@ -2,14 +2,15 @@
 //!
 //! llama.cpp has flags such as `-ngl` and `-no-cnv`, takes any word after a flag as its value, and reads `--top_k` as
 //! `--top-k`. Here each flag becomes `--long=value`, so that clap cannot mistake a value for a flag. Values are never
-//! rewritten.
+//! rewritten. Switches are bare, `--no-…`, `=on`, or from the environment.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
 use std::iter::Peekable;
+use std::str::FromStr;
 
-use super::switch::{Switch, Tri, is_tri_word};
 use super::unsupported::{self, Verdict};
+use hobbit::options::Repack;
 
 /// Spellings beyond a flag's long name, its letter and `--no-` before a switch.
 const SPELLINGS: &[(&str, &str)] = &[
@@ -88,17 +89,6 @@ const NEGATIONS: &[(&str, &str)] = &[
 pub fn other_spellings(long: &str) -> Vec<String> {
     let names = SPELLINGS.iter().chain(NEGATIONS).filter(|(_, target)| *target == long);
     names.map(|(spelling, _)| spelling.to_string()).collect()
-}
-
-/// Every spelling of a flag except its letter, and whether a value may follow it.
-pub fn spellings(arg: &clap::Arg) -> Vec<(String, bool)> {
-    let all = arg.get_long().map(|long| spellings_of(arg, long)).unwrap_or_default();
-    let takes_value = |takes| matches!(takes, Takes::Value | Takes::Pair | Takes::TriWord);
-    let is_letter = |spelling: &str| arg.get_short().is_some_and(|letter| spelling == format!("-{letter}"));
-    all.into_iter()
-        .filter(|(spelling, _)| !is_letter(spelling))
-        .map(|(spelling, takes)| (spelling, takes_value(takes)))
-        .collect()
 }
 
 /// Every spelling of the flag `--long`.
@@ -209,9 +199,6 @@ pub enum UsageError {
 }
 
 /// Rewrites the words after the program's name.
-///
-/// # Errors
-/// Unknown flags with one dash, and flags of llama.cpp's that hobbit does not have.
 pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) -> Result<Line, UsageError> {
     let mut line = Line::default();
     let mut rest = args.into_iter().peekable();
@@ -297,5 +284,104 @@ fn hint(name: &str, grammar: &Grammar) -> String {
     }
 }
 
+/// On or off, in llama.cpp's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switch(pub bool);
+
+/// On, off, or chosen automatically.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tri {
+    Auto,
+    On,
+    Off,
+}
+
+impl Switch {
+    /// Value name that marks such flags in the command.
+    pub const NAME: &str = "on|off";
+}
+
+impl From<Tri> for Repack {
+    fn from(tri: Tri) -> Self {
+        match tri {
+            Tri::Auto => Self::Auto,
+            Tri::On => Self::On,
+            Tri::Off => Self::Off,
+        }
+    }
+}
+
+impl Tri {
+    /// Value name that marks such flags in the command.
+    pub const NAME: &str = "on|off|auto";
+}
+
+/// Whether `word` is a value that a [`Tri`] flag may take from the next argument.
+fn is_tri_word(word: &str) -> bool {
+    word.parse::<Tri>().is_ok()
+}
+
+impl FromStr for Switch {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "on" | "enabled" | "true" | "1" => Ok(Self(true)),
+            "off" | "disabled" | "false" | "0" => Ok(Self(false)),
+            _ => Err("expected on or off".to_owned()),
+        }
+    }
+}
+
+impl FromStr for Tri {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        match word {
+            "auto" | "-1" => Ok(Self::Auto),
+            _ => match word.parse() {
+                Ok(Switch(true)) => Ok(Self::On),
+                Ok(Switch(false)) => Ok(Self::Off),
+                Err(_) => Err("expected on, off or auto".to_owned()),
+            },
+        }
+    }
+}
+
+/// llama.cpp's rule that `LLAMA_ARG_NO_X`, with any value, switches off what `LLAMA_ARG_X` would set:
+/// the words to put before the command line.
+pub fn negated_by_environment(command: &clap::Command, is_set: impl Fn(&str) -> bool) -> Vec<OsString> {
+    command
+        .get_arguments()
+        .filter(|arg| arg.get_value_names().is_some_and(|names| names == [Switch::NAME] || names == [Tri::NAME]))
+        .filter_map(|arg| {
+            let positive = arg.get_env()?.to_str()?;
+            let negative = positive.replacen("_ARG_", "_ARG_NO_", 1);
+            is_set(&negative).then(|| arg.get_long().map(|long| format!("--{long}=off").into()))?
+        })
+        .collect()
+}
+
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_flag_is_both_here_and_unsupported() {
+        let own = Grammar::of(&crate::args::command());
+        for spelling in own.flags.keys() {
+            assert!(unsupported::find(spelling).is_none(), "{spelling}");
+        }
+        let mut all =
+            vec![own, Grammar::of(&crate::perplexity::args::command()), Grammar::of(&crate::bench::args::command())];
+        if cfg!(not(feature = "server")) {
+            return;
+        }
+        #[cfg(feature = "server")]
+        all.push(Grammar::of(&crate::args::server::command()));
+        for (spelling, long) in SPELLINGS.iter().chain(NEGATIONS) {
+            let mut found = all.iter().filter_map(|grammar| grammar.flags.get(*spelling));
+            assert!(found.any(|(target, _)| target == long), "{spelling}");
+        }
+    }
+}

@@ -99,34 +99,21 @@ impl Input {
 mod tests {
     use super::*;
 
-    fn join(multiline: bool, lines: &[&str]) -> Vec<Option<String>> {
-        let mut joiner = Joiner::new(multiline);
-        lines.iter().map(|line| joiner.push(line)).collect()
-    }
-
     #[test]
-    fn a_backslash_goes_on() {
-        assert_eq!(join(false, &["one"]), [Some("one".into())]);
-        assert_eq!(join(false, &["one\\", "two"]), [None, Some("one\ntwo".into())]);
-        assert_eq!(join(false, &["one\\", ""]), [None, Some("one\n".into())]);
-    }
-
-    #[test]
-    fn a_backslash_ends_multiline_input() {
-        assert_eq!(join(true, &["one", "two\\", "three\\"]), [None, Some("one\ntwo".into()), Some("three".into())]);
-    }
-
-    #[test]
-    fn the_end_of_input_ends_the_text() {
+    fn lines_are_joined() {
+        for (multiline, lines, expected) in [
+            (false, &["one"][..], &[Some("one")][..]),
+            (false, &["one\\", "two"], &[None, Some("one\ntwo")]),
+            (false, &["one\\", ""], &[None, Some("one\n")]),
+            (true, &["one", "two\\", "three\\"], &[None, Some("one\ntwo"), Some("three")]),
+        ] {
+            let mut joiner = Joiner::new(multiline);
+            let found: Vec<Option<String>> = lines.iter().map(|line| joiner.push(line)).collect();
+            assert_eq!(found.iter().map(Option::as_deref).collect::<Vec<_>>(), expected, "{lines:?}");
+        }
         let mut joiner = Joiner::new(true);
         joiner.push("one");
-        assert_eq!(joiner.finish(), Some("one".into()));
-        assert_eq!(Joiner::new(false).finish(), None);
-    }
-
-    #[test]
-    fn commands_are_aligned() {
-        assert!(COMMANDS.lines().all(|line| line.starts_with("  ") && !line.starts_with("   ")));
+        assert_eq!((joiner.finish(), Joiner::new(false).finish()), (Some("one".into()), None));
     }
 
     #[test]

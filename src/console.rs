@@ -1,23 +1,24 @@
 //! The console: prints generated text and reads typed lines.
 
 use std::io::{self, BufRead, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
 
 use anstyle::{AnsiColor, Style};
 use crossbeam_channel::{Receiver, Sender};
 use nix::errno::Errno;
+use nix::sys::termios::{self, SetArg, Termios};
 use rustyline::error::ReadlineError;
 use rustyline::{Cmd, ConditionalEventHandler, Event, EventContext, EventHandler, KeyEvent, Movement, RepeatCount};
 
 use super::commands::Joiner;
 use super::ctrl_c::CtrlC;
-use super::terminal;
 
 /// The source of printed text; each has its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Voice {
     Model,
-    /// The model's thoughts, before it answers.
-    Thought,
+    /// The model's reasoning, before it answers.
+    Reasoning,
     Prompt,
     User,
 }
@@ -71,7 +72,7 @@ impl Screen {
         // llama.cpp's colours (`common/console.cpp`).
         let style = match voice {
             Voice::Model => Style::new(),
-            Voice::Thought => Style::new().fg_color(Some(AnsiColor::BrightBlack.into())),
+            Voice::Reasoning => Style::new().fg_color(Some(AnsiColor::BrightBlack.into())),
             Voice::Prompt => Style::new().fg_color(Some(AnsiColor::Yellow.into())),
             Voice::User => Style::new().bold().fg_color(Some(AnsiColor::Green.into())),
         };
@@ -120,7 +121,7 @@ impl Keyboard {
         let editor = if simple || !terminal { None } else { editor() };
         let edits = editor.is_some();
         if edits {
-            terminal::remember();
+            remember_terminal();
         }
         let (requests, wanted) = crossbeam_channel::unbounded();
         let (send, lines) = crossbeam_channel::unbounded();
@@ -181,7 +182,7 @@ impl Keyboard {
         });
         self.is_awaited = line.is_none();
         if ctrl_c.is_ending() && self.prompts {
-            terminal::restore();
+            restore_terminal();
             // Return was not pressed, so end the line; the terminal may be gone.
             let _ = screen.print(Voice::Model, "\n");
         } else if self.prompts {
@@ -256,4 +257,19 @@ fn plain_line() -> io::Result<Answer> {
     }
     let text = String::from_utf8_lossy(&bytes);
     Ok(Answer::Text(text.trim_end_matches('\n').trim_end_matches('\r').to_owned()))
+}
+
+/// The terminal's settings before a line editor changed them.
+static SETTINGS: Mutex<Option<Termios>> = Mutex::new(None);
+
+/// Saves the settings for [`restore_terminal`].
+fn remember_terminal() {
+    *SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) = termios::tcgetattr(io::stdin()).ok();
+}
+
+/// Restores the settings that a waiting editor has changed, before the program ends.
+pub fn restore_terminal() {
+    if let Some(settings) = &*SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) {
+        let _ = termios::tcsetattr(io::stdin(), SetArg::TCSANOW, settings);
+    }
 }

@@ -10,10 +10,9 @@ use super::console::{Answer, Keyboard, Voice};
 use super::exit::in_words;
 use super::log::Level;
 use super::prompt_cache::common_prefix;
-use super::reading::Reading;
 use super::run;
 use super::signals::Interrupted;
-use super::stream::{Desk, End, too_long};
+use super::stream::{Desk, End, Reading, too_long};
 use hobbit::engine::{ChatInputs, ChatPrompt, ChatTemplates};
 use hobbit::{Error, Sampler, SamplingOptions, Token};
 
@@ -26,7 +25,7 @@ const ROOM: &str = "forget the oldest turns with /forget N or all with /clear (-
 struct Message {
     role: &'static str,
     content: String,
-    /// Thoughts before the answer. Templates decide how long the model sees them.
+    /// Reasoning before the answer. Templates decide how long the model sees it.
     #[serde(skip_serializing_if = "String::is_empty")]
     reasoning_content: String,
 }
@@ -55,9 +54,6 @@ struct Conversation {
 }
 
 /// Runs the conversation until the user ends it, or for one turn with `-st`.
-///
-/// # Errors
-/// A template error, failed evaluation, failed output.
 pub fn run(desk: &mut Desk) -> Result<End> {
     let args = desk.args;
     let templates = run::templates(desk.model, &args.model, args.template.as_deref())?;
@@ -201,7 +197,7 @@ impl Conversation {
         desk.sampler = self.sampler(&prompt, desk)?;
         // Penalties count the whole prompt, including the part kept in the context.
         wanted[..common].iter().for_each(|token| desk.sampler.accept(*token));
-        // Without thoughts there is nothing to parse.
+        // Without reasoning there is nothing to parse.
         let keeps_tags = prompt.thinking.is_some();
         let parser = Some(prompt.parser).filter(|_| keeps_tags && !desk.args.reasoning.skip_parsing);
         let reading = Reading { parser, keeps_tags, stops: prompt.additional_stops };
@@ -228,7 +224,7 @@ impl Conversation {
         if !desk.args.single_turn {
             desk.screen.print(Voice::Model, "\n")?;
         }
-        self.messages.push(Message { reasoning_content: spoken.thought, ..Message::new("assistant", spoken.text) });
+        self.messages.push(Message { reasoning_content: spoken.reasoning, ..Message::new("assistant", spoken.text) });
         Ok(spoken.end)
     }
 
@@ -273,8 +269,8 @@ impl Conversation {
         }
         (tokens > n_ctx as usize).then(|| {
             format!(
-                "the conversation would have {tokens} tokens, but the context holds {n_ctx}; the message is taken back: \
-                 {ROOM}, and send it again"
+                "the conversation would have {tokens} tokens, but the context holds {n_ctx}; the message is taken \
+                 back: {ROOM}, and send it again"
             )
         })
     }
@@ -292,7 +288,7 @@ impl Conversation {
     }
 
     /// Makes the context the longest possible proper prefix of `wanted`; returns its length in tokens. A template may
-    /// rewrite earlier messages, and text does not always tokenize as it was generated.
+    /// rewrite earlier messages, and text does not always tokenize to the generated tokens.
     fn keep_common(&self, wanted: &[Token], desk: &mut Desk) -> usize {
         let is_shifted = desk.session.n_past() != self.in_context.len();
         let common = common_prefix(&self.in_context, wanted).min(wanted.len().saturating_sub(1));

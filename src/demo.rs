@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Names the demo model's file when it lies elsewhere.
+/// Variable with another path of the demo model.
 pub const VARIABLE: &str = "HOBBIT_DEMO_MODEL";
 /// Begins a text that the demo model can continue.
 pub const PROMPT: &str = "In the beginning God created the";
@@ -14,7 +14,8 @@ pub const TEXT: &str = "demo-heldout-prose.txt";
 
 const FILE: &str = "models/demo.gguf";
 
-/// The first candidate that exists for a program in the file `executable`. A `named` one, from [`VARIABLE`], admits no other.
+/// The first candidate that exists for a program in the file `executable`. A `named` one, from [`VARIABLE`], admits no
+/// other.
 pub fn find(
     named: Option<PathBuf>,
     executable: Option<PathBuf>,

@@ -23,9 +23,6 @@ const SPINNER: &str = "{spinner} {binary_bytes}, {binary_bytes_per_sec}";
 
 /// Sets the model's path to the file of the model that other flags of `model` name, if any; fetches it if it is
 /// missing.
-///
-/// # Errors
-/// As [`fetched`].
 pub fn into(model: &mut ModelArgs, verbosity: Verbosity) -> Result<()> {
     if let Some(path) = fetched(&model.source, verbosity)? {
         model.model = Some(path);
@@ -34,9 +31,6 @@ pub fn into(model: &mut ModelArgs, verbosity: Verbosity) -> Result<()> {
 }
 
 /// The file of the model that `args` names, if any; fetched if it is missing.
-///
-/// # Errors
-/// A failed download; the message says what to do.
 pub fn fetched(args: &SourceArgs, verbosity: Verbosity) -> Result<Option<PathBuf>> {
     let Some(source) = args.source().map_err(anyhow::Error::msg)? else { return Ok(None) };
     let read = |path: &Path| hobbit_core::files::capped::read_text(path, 1 << 12).ok();

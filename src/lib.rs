@@ -2,22 +2,21 @@
 //! hobbit-sim and hobbit-rpc. `gguf-tools` and the benches use it too; the library for others is [`hobbit`].
 //!
 //! **From flags to settings.** [`argv`] turns llama.cpp's spelling into clap's ([`unsupported`] lists llama.cpp's
-//! flags that hobbit lacks, [`switch`] handles on/off flags). [`args`] holds the parsed flags, and [`resolve`] makes
+//! flags that hobbit lacks). [`args`] holds the parsed flags, and [`resolve`] makes
 //! settings of them: it reads files, converts schemas, processes escapes, and builds the options of a model and a
 //! session. [`reasoning`] decides how a model thinks. [`demo`] finds the bundled model; [`hub`] and `download` fetch
 //! others.
 //!
-//! **hobbit-cli.** `run` opens the model and hands over to `completion` (of a `prompt`, which `prompt_cache` keeps in
-//! a file in the format of [`saved`]) or `conversation` (with its [`commands`]). Both let `stream` print a generation
-//! on the `console` (and `terminal`), through [`utf8`] and [`stop`]; `reading` parses answers, and `progress` shows
-//! how far a prompt is. `ctrl_c` stops a generation, and `memory` resizes caches on signals. [`report`] puts
-//! measurements into words.
+//! **hobbit-cli.** `run` opens the model and hands over to `completion` (whose prompt `prompt_cache` keeps in a file in
+//! the format of [`saved`]) or `conversation` (with its [`commands`]). Both let `stream` parse and print a generation
+//! on the `console`, through [`mod@text`]; `progress` shows how far a prompt is. `ctrl_c` stops a generation, and
+//! `memory` resizes caches on signals. [`report`] puts measurements into words.
 //!
 //! **The others.** [`perplexity`], [`sim`], `rpc` and [`mod@bench`].
 //!
 //! **Common to all programs.** [`signals`] asks them to end, [`exit`] reports how they ended, [`output`] writes lines
-//! and files and has the rule about closed pipes, [`advice`] adds helpful flags to the library's errors, [`pages`]
-//! provides completions and manuals; `log` and `devices` report the state.
+//! and files and has the rule about closed pipes, [`advice`] adds helpful flags to the library's errors, [`manuals`]
+//! provides man pages and completions; `log` and `devices` report the state.
 //!
 //! Without the feature `engine` only the pure part is built, for its tests and for tools that need no model.
 
@@ -32,12 +31,10 @@ mod argv;
 pub mod bench;
 mod commands;
 mod demo;
-mod escape;
 pub mod exit;
 pub mod hub;
-mod loss_bound;
+pub mod manuals;
 pub mod output;
-pub mod pages;
 mod perplexity;
 mod reasoning;
 mod report;
@@ -45,10 +42,8 @@ mod resolve;
 mod saved;
 pub mod signals;
 mod sim;
-mod stop;
-mod switch;
+mod text;
 mod unsupported;
-mod utf8;
 
 #[cfg(feature = "engine")]
 mod completion;
@@ -69,11 +64,7 @@ mod memory;
 #[cfg(feature = "engine")]
 mod progress;
 #[cfg(feature = "engine")]
-mod prompt;
-#[cfg(feature = "engine")]
 mod prompt_cache;
-#[cfg(feature = "engine")]
-mod reading;
 #[cfg(feature = "rpc")]
 mod rpc;
 #[cfg(feature = "engine")]
@@ -82,8 +73,6 @@ mod run;
 mod server;
 #[cfg(feature = "engine")]
 mod stream;
-#[cfg(feature = "engine")]
-mod terminal;
 
 #[cfg(feature = "engine")]
 pub use bench::main as bench_main;

@@ -2,8 +2,6 @@
 //! and values are restored bit for bit; the remaining tokens are evaluated in other batches than the whole prompt
 //! would be.
 
-use std::path::PathBuf;
-
 use anyhow::{Result, anyhow};
 
 use super::log::{Level, Log};
@@ -13,11 +11,9 @@ use hobbit::{Session, Token};
 
 /// The file, and its use by this run.
 pub struct PromptCache {
-    path: PathBuf,
+    options: PromptCacheOptions,
     /// Mark of the model and its KV cache.
     mark: u64,
-    keeps_all: bool,
-    writes: bool,
     /// Whether the first prompt was looked up.
     is_restored: bool,
     /// Tokens of this run, in order.
@@ -28,38 +24,27 @@ pub struct PromptCache {
 
 impl PromptCache {
     pub fn new(options: &PromptCacheOptions, mark: u64) -> Self {
-        Self {
-            path: options.path.clone(),
-            mark,
-            keeps_all: options.keeps_all,
-            writes: !options.is_read_only,
-            is_restored: false,
-            history: Vec::new(),
-            kept: 0,
-        }
+        Self { options: options.clone(), mark, is_restored: false, history: Vec::new(), kept: 0 }
     }
 
     /// Whether generated tokens are saved, too.
     pub fn keeps_all(&self) -> bool {
-        self.keeps_all
+        self.options.keeps_all
     }
 
     /// Restores as much of the first prompt into the session's empty context as the file has; returns the number of
     /// tokens. The last token is never restored, because its logits are needed.
-    ///
-    /// # Errors
-    /// A file that is damaged, or another model's.
     pub fn restore(&mut self, session: &mut Session, prompt: &[Token], log: &Log) -> Result<usize> {
         if std::mem::replace(&mut self.is_restored, true)
             || prompt.is_empty()
             || session.n_past() > 0
-            || !self.path.exists()
+            || !self.options.path.exists()
         {
             return Ok(0);
         }
-        let file = self.path.display().to_string();
+        let file = self.options.path.display().to_string();
         let refused = |why: String| anyhow!("--prompt-cache {file}: {why}; give another file, or remove this one");
-        let (tokens, state, _) = saved::read(&self.path, self.mark).map_err(refused)?;
+        let (tokens, state, _) = saved::read(&self.options.path, self.mark).map_err(refused)?;
         let shared = common_prefix(&tokens, prompt);
         self.kept = if shared == prompt.len() { tokens.len() } else { 0 };
         let wanted = shared.min(prompt.len() - 1);
@@ -74,13 +59,10 @@ impl PromptCache {
     }
 
     /// Writes the file if `prompt`, which was just read into the context, is not fully in it.
-    ///
-    /// # Errors
-    /// A file that cannot be written.
     pub fn keep_prompt(&mut self, session: &mut Session, prompt: &[Token]) -> Result<()> {
         let is_first = self.history.is_empty();
         self.history.extend_from_slice(prompt);
-        if is_first && self.writes && self.kept < prompt.len() && session.n_evaluated() == prompt.len() {
+        if is_first && !self.options.is_read_only && self.kept < prompt.len() && session.n_evaluated() == prompt.len() {
             self.write(session, prompt.len())?;
         }
         Ok(())
@@ -92,12 +74,9 @@ impl PromptCache {
     }
 
     /// At the end: writes the generated tokens if they are to be saved.
-    ///
-    /// # Errors
-    /// A file that cannot be written.
     pub fn finish(mut self, session: &mut Session, log: &Log) -> Result<()> {
         let n = session.n_evaluated();
-        if !self.keeps_all || !self.writes || n == 0 {
+        if !self.options.keeps_all || self.options.is_read_only || n == 0 {
             return Ok(());
         }
         if session.n_past() != self.history.len() {
@@ -109,8 +88,10 @@ impl PromptCache {
 
     fn write(&mut self, session: &mut Session, n: usize) -> Result<()> {
         let state = session.sequence_state(0)?;
-        let written = saved::write(&self.path, self.mark, &self.history[..n], &state);
-        written.map_err(|error| anyhow!("--prompt-cache {}: cannot write this file: {error}", self.path.display()))?;
+        let written = saved::write(&self.options.path, self.mark, &self.history[..n], &state);
+        written.map_err(|error| {
+            anyhow!("--prompt-cache {}: cannot write this file: {error}", self.options.path.display())
+        })?;
         self.kept = n;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Settings of a model's thoughts, from flags to the inputs of templates and samplers.
+//! Settings of a model's reasoning, from flags to the inputs of templates and samplers.
 
 use std::collections::BTreeMap;
 
@@ -6,14 +6,14 @@ use anyhow::{Result, bail};
 use serde_json::Value;
 
 use super::args::ReasoningArgs;
-use super::switch::Tri;
+use super::argv::Tri;
 use hobbit::options::{ReasoningBudget, ReasoningFormat};
 
-/// The template variable that turns thoughts on and off.
+/// The template variable that turns reasoning on and off.
 pub const ENABLE_THINKING: &str = "enable_thinking";
-/// The template variable for the effort of thoughts.
+/// The template variable for the effort of reasoning.
 pub const REASONING_EFFORT: &str = "reasoning_effort";
-/// The template variable that keeps earlier thoughts in the prompt.
+/// The template variable that keeps earlier reasoning in the prompt.
 const PRESERVE_REASONING: &str = "preserve_reasoning";
 
 /// How a model thinks.
@@ -21,11 +21,11 @@ const PRESERVE_REASONING: &str = "preserve_reasoning";
 pub struct Reasoning {
     /// On or off; `None` leaves it to the template.
     pub enabled: Option<bool>,
-    /// The form in which thoughts are returned.
+    /// The form in which reasoning is returned.
     pub format: ReasoningFormat,
-    /// Maximum tokens of one thought; `None`: no limit.
+    /// Maximum tokens of reasoning; `None`: no limit.
     pub budget: Option<u32>,
-    /// Text inserted before a thought is ended by its budget.
+    /// Text inserted where the budget ends the reasoning.
     pub budget_message: String,
     /// Variables of the chat template: names, and values in JSON.
     pub template_kwargs: BTreeMap<String, String>,
@@ -67,9 +67,6 @@ impl Reasoning {
     }
 
     /// Whether the model thinks, given these template variables; `template_thinks`: whether the template supports it.
-    ///
-    /// # Errors
-    /// The variable `enable_thinking` is a text.
     pub fn enable_thinking(&self, kwargs: &BTreeMap<String, String>, template_thinks: bool) -> Result<bool> {
         match kwargs.get(ENABLE_THINKING).map(String::as_str) {
             Some("true") => Ok(true),
@@ -81,61 +78,8 @@ impl Reasoning {
         }
     }
 
-    /// The sampler's settings; the template supplies the tags of thoughts.
+    /// The sampler's settings; the template supplies the tags of reasoning.
     pub fn sampled(&self) -> ReasoningBudget {
         ReasoningBudget { tokens: self.budget, message: self.budget_message.clone(), ..ReasoningBudget::default() }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        reasoning: ReasoningArgs,
-    }
-
-    fn reasoning(words: &[&str]) -> Reasoning {
-        Reasoning::new(Line::parse_from(["test"].iter().chain(words)).reasoning)
-    }
-
-    fn kwargs(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-        pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
-    }
-
-    #[test]
-    fn flags_become_variables() {
-        let preserve = ("preserve_reasoning", "true");
-        let plain = Reasoning { template_kwargs: kwargs(&[preserve]), ..Reasoning::default() };
-        assert_eq!(reasoning(&[]), plain);
-        let given = "--chat-template-kwargs={\"reasoning_effort\": \"low\", \"preserve_reasoning\": false, \"x\": 1}";
-        let low = [("reasoning_effort", "\"low\""), ("preserve_reasoning", "false"), ("x", "1")];
-        assert_eq!(reasoning(&[given]).template_kwargs, kwargs(&low));
-        let high = [("reasoning_effort", "\"high\""), ("preserve_reasoning", "false"), ("x", "1")];
-        assert_eq!(reasoning(&[given, "--reasoning-effort=high"]).template_kwargs, kwargs(&high));
-        let without = [("preserve_reasoning", "false"), ("x", "1")];
-        assert_eq!(reasoning(&[given, "--reasoning-effort=default"]).template_kwargs, kwargs(&without));
-        let off = reasoning(&["--reasoning=off", "--reasoning-budget=0", "--reasoning-budget-message=So:"]);
-        assert_eq!((off.enabled, off.budget, off.budget_message.as_str()), (Some(false), Some(0), "So:"));
-        assert_eq!(off.template_kwargs, kwargs(&[("enable_thinking", "false"), preserve]));
-        assert_eq!(off.sampled().tokens, Some(0));
-        assert_eq!(reasoning(&["--reasoning-budget=-1"]).budget, None);
-    }
-
-    #[test]
-    fn who_thinks() {
-        let (auto, off) = (reasoning(&[]), reasoning(&["--reasoning=off"]));
-        let on = reasoning(&["--reasoning=on"]);
-        for (reasoning, template_thinks, expected) in
-            [(&auto, true, true), (&auto, false, false), (&on, false, true), (&off, true, false)]
-        {
-            let thinks = reasoning.enable_thinking(&reasoning.template_kwargs, template_thinks).unwrap();
-            assert_eq!(thinks, expected, "{reasoning:?} {template_thinks}");
-        }
-        assert!(!auto.enable_thinking(&kwargs(&[("enable_thinking", "false")]), true).unwrap());
-        assert!(auto.enable_thinking(&kwargs(&[("enable_thinking", "\"no\"")]), true).is_err());
     }
 }

@@ -8,13 +8,12 @@ use anyhow::{Context, Result, bail};
 
 use super::advice;
 use super::args::{
-    ClosingArgs, ContextArgs, ExpertArgs, LogArgs, LowArgs, ModelArgs, PromptArgs, RopeArgs, SamplingArgs,
+    ClosingArgs, ContextArgs, ExpertArgs, LogArgs, LowArgs, ModelArgs, RopeArgs, SamplingArgs, TextArgs, bounded,
 };
+use super::argv::Tri;
 use super::demo;
-use super::escape::unescape;
-use super::loss_bound;
 use super::reasoning::Reasoning;
-use super::switch::Tri;
+use super::text::unescape;
 use hobbit::options::{
     DryOptions, MirostatOptions, ModelOptions, RopeOptions, SamplerKind, SamplingOptions, SessionOptions, XtcOptions,
     sampler_order,
@@ -142,13 +141,11 @@ pub struct Verbosity {
 }
 
 impl HiArgs {
-    /// # Errors
-    /// Unreadable files, settings that are not UTF-8, an invalid schema or sampler.
     pub fn new(low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
         let (model, is_demo) = model(&low.model, around)?;
         let inputs = given_files([
-            ("-f", &low.prompt.file),
-            ("-bf", &low.prompt.binary_file),
+            ("-f", &low.prompt.text.file),
+            ("-bf", &low.prompt.text.binary_file),
             ("--system-prompt-file", &low.chat.system_prompt_file),
             ("--chat-template-file", &low.chat.template.chat_template_file),
             ("--grammar-file", &low.sampling.grammar_file),
@@ -157,7 +154,7 @@ impl HiArgs {
         let conversation = low.chat.conversation.map(|switch| switch.0);
         let interactive_first = low.chat.interactive_first.0;
         let interactive = low.chat.interactive.0 || interactive_first;
-        let mut prompt = prompt(&low.prompt, around)?;
+        let mut prompt = given_text(&low.prompt.text, around)?.map(|(_, text)| text);
         let mut predict = low.prompt.predict;
         let prompt_cache = low.prompt.prompt_cache.map(|path| PromptCacheOptions {
             path,
@@ -170,7 +167,7 @@ impl HiArgs {
             predict = Some(demo_predict);
         }
         let until_full = predict == Some(-2);
-        let escape = low.prompt.escape.0;
+        let escape = low.prompt.text.escape.0;
         let chooses_ubatch = low.context.ubatch_size.0.is_none();
         let session = session(&low.context, &low.rope, until_full);
         let experts = experts(low.experts, &model, session.clone())?;
@@ -248,16 +245,15 @@ impl HiArgs {
     }
 }
 
-fn prompt(args: &PromptArgs, around: &dyn Surroundings) -> Result<Option<Bytes>> {
+/// The given text and its source.
+pub fn given_text(args: &TextArgs, around: &dyn Surroundings) -> Result<Option<(PathBuf, Bytes)>> {
     let escape = args.escape.0;
-    if let Some(typed) = &args.prompt {
-        return Ok(Some(unescaped(typed.as_bytes(), escape)));
-    }
-    match (&args.file, &args.binary_file) {
-        (Some(path), _) => Ok(Some(as_typed(prompt_file(path, around, "-f")?, escape))),
-        (None, Some(path)) => Ok(Some(Bytes(prompt_file(path, around, "-bf")?))),
-        (None, None) => Ok(None),
-    }
+    Ok(match (&args.prompt, &args.file, &args.binary_file) {
+        (Some(typed), ..) => Some(("-p".into(), unescaped(typed.as_bytes(), escape))),
+        (_, Some(path), _) => Some((path.clone(), as_typed(prompt_file(path, around, "-f")?, escape))),
+        (.., Some(path)) => Some((path.clone(), Bytes(prompt_file(path, around, "-bf")?))),
+        _ => None,
+    })
 }
 
 /// A file with a prompt; '-' is the standard input.
@@ -277,7 +273,7 @@ pub fn as_typed(bytes: Vec<u8>, escape: bool) -> Bytes {
     unescaped(&without_newline(bytes), escape)
 }
 
-pub fn without_newline(mut bytes: Vec<u8>) -> Vec<u8> {
+fn without_newline(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes.pop_if(|last| *last == b'\n');
     bytes
 }
@@ -329,9 +325,6 @@ pub fn check_outputs(
 }
 
 /// Options for expert storage and computation, for a session like `expects`. All programs' flags pass through here.
-///
-/// # Errors
-/// Flags without effect together; with `--low auto`, a model that cannot be read.
 pub fn experts(args: ExpertArgs, model: &Path, expects: SessionOptions) -> Result<ModelOptions> {
     let ExpertArgs { preset: _, memory, device, precision, routing, caching } = args;
     let max_loss = routing.max_loss;
@@ -357,7 +350,7 @@ pub fn experts(args: ExpertArgs, model: &Path, expects: SessionOptions) -> Resul
         ..ModelOptions::default()
     };
     match max_loss {
-        Some(max_loss) => loss_bound::bound(options, model, max_loss),
+        Some(max_loss) => bounded(options, model, max_loss),
         None => Ok(options),
     }
 }
@@ -497,6 +490,3 @@ pub fn utf8<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a str> {
 fn file(path: &Path, around: &dyn Surroundings) -> Result<String> {
     Ok(utf8(&read(path, around)?, path)?.to_owned())
 }
-
-#[cfg(test)]
-mod tests;

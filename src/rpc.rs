@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser};
 
 use super::args::AboutArgs;
-use super::pages::{self, Spelling};
+use super::manuals;
 use super::{exit, output, signals};
 use hobbit::engine::{RpcEvent, RpcServer};
 use hobbit::{LogLevel, set_log};
@@ -44,12 +44,12 @@ Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SI
     after_help = EXAMPLES
 )]
 struct Args {
-    /// IPv4 address to listen on; 0.0.0.0 is every one this machine has. Whoever can connect can do anything that this
-    /// process may
+    /// IPv4 address to listen on; 0.0.0.0 is every one this machine has. A client can do anything that this process may
     #[arg(short = 'H', long, value_name = "HOST", default_value = "127.0.0.1", value_parser = host)]
     host: Ipv4Addr,
     /// Port to listen on
-    #[arg(short, long, value_name = "PORT", default_value = "50052", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(short, long, value_name = "PORT", default_value = "50052",
+          value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
     /// Devices to serve, by name, separated by commas [default: all GPUs, or the CPU where there is none]
     #[arg(short, long, value_name = "DEV1,DEV2", value_delimiter = ',')]
@@ -71,7 +71,7 @@ pub fn main() -> ExitCode {
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let words: Vec<OsString> = words.collect();
-    if let Some(answered) = pages::answer(Args::command, Spelling::Clap, words.get(1..).unwrap_or_default()) {
+    if let Some(answered) = manuals::answer(Args::command, words.get(1..).unwrap_or_default()) {
         return answered;
     }
     let args = match Args::try_parse_from(words) {
@@ -96,7 +96,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     }
     if !args.host.is_loopback() {
         output::tell(format_args!(
-            "warning: {} can be reached from other machines, and the protocol knows no passwords: whoever connects can \
+            "warning: {} can be reached from other machines, and the protocol knows no passwords: a client can \
              read this process's memory, crash it or take it over. Serve trusted networks only.",
             args.host
         ));
@@ -158,12 +158,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_is_consistent() {
-        Args::command().debug_assert();
-    }
-
-    #[test]
     fn rpc_servers_spellings() {
+        Args::command().debug_assert();
         let args = Args::try_parse_from(["x", "-H", "0.0.0.0", "-p", "1", "-d", "a,b", "-t", "3", "-c"]).unwrap();
         assert_eq!((args.host, args.port, args.threads, args.cache), (Ipv4Addr::UNSPECIFIED, 1, Some(3), true));
         assert_eq!(args.device, ["a", "b"]);
@@ -173,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn where_tensors_are_kept() {
+    fn the_directory_of_tensors() {
         let with = |set: &'static [(&str, &str)]| {
             let value = move |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
             cache_directory(value)

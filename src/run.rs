@@ -22,9 +22,9 @@ use super::devices;
 use super::download;
 use super::exit::{self, FAILED};
 use super::log::{Level, Log};
+use super::manuals;
 use super::memory;
 use super::output::{is_closed_pipe, write_json};
-use super::pages::{self, Spelling};
 use super::progress::bar;
 use super::prompt_cache::PromptCache;
 use super::report::closing::{self, Closing};
@@ -33,7 +33,7 @@ use super::report::{self, Line};
 use super::resolve::{self, Bytes, HiArgs, Surroundings};
 use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
-use super::{completion, conversation, prompt, saved};
+use super::{completion, conversation, saved};
 use hobbit::engine::{ChatTemplates, low_cache_path, quantise_low};
 use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind};
 use hobbit::stats::{DeviceReport, Stats, Timings};
@@ -53,7 +53,7 @@ pub fn main() -> ExitCode {
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let words: Vec<OsString> = words.collect();
-    if let Some(answered) = pages::answer(args::command, Spelling::LlamaCpp, &words) {
+    if let Some(answered) = manuals::answer(args::command, &words) {
         return answered;
     }
     let (mut low, notes) = match args::parse(words) {
@@ -78,7 +78,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let has_template = model.info().chat_template.is_some();
     let given = match args.converses(has_template) {
         true => None,
-        false => Some(prompt::text(args, &Process, log, &ctrl_c)?),
+        false => Some(completion::text(args, &Process, log, &ctrl_c)?),
     };
     let wider = wider_ubatch(args, &model, given.as_ref().map(|(prompt, _)| prompt))?;
     let n_ubatch = wider.unwrap_or(args.session_options.n_ubatch);
@@ -314,8 +314,8 @@ fn warn_of_training(model: &Model, options: &SessionOptions, log: &Log) {
     let (n_ctx, trained) = (options.n_ctx, model.info().n_ctx_train);
     if trained > 0 && n_ctx > trained && options.rope == RopeOptions::default() {
         let warning = format!(
-            "warning: the context holds {n_ctx} tokens, but the model was trained on {trained}: beyond them it may talk \
-             nonsense; give -c {trained} or less, or see --rope-scaling"
+            "warning: the context holds {n_ctx} tokens, but the model was trained on {trained}: beyond them it may \
+             talk nonsense; give -c {trained} or less, or see --rope-scaling"
         );
         log.line(Level::Warning, warning);
     }
@@ -395,7 +395,7 @@ impl Surroundings for Process {
     }
 
     fn input(&self) -> io::Result<Vec<u8>> {
-        prompt::read()
+        completion::read()
     }
 
     fn shows_colour(&self) -> bool {

@@ -4,10 +4,11 @@
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread::JoinHandle;
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::{Handle, Signals};
 
 /// A signal that ends the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,29 +56,25 @@ pub fn check() -> Result<(), Interrupted> {
 }
 
 /// Calls `handler` on a separate thread for every ending signal. Once per process.
-pub fn watch(mut handler: impl FnMut(Signal) + Send + 'static) -> Result<()> {
-    let mut signals = wanted()?;
-    let deliver = move || {
-        for signal in signals.forever().filter_map(Signal::of) {
-            LAST.store(signal.status(), Ordering::SeqCst);
-            handler(signal);
-        }
-    };
-    let spawned = std::thread::Builder::new().name("signals".into()).spawn(deliver);
-    spawned.map(drop).context("cannot handle signals")
-}
-
-/// The ending signals. A signal that nohup set to be ignored stays ignored.
-fn wanted() -> Result<Signals> {
-    let is_wanted = |signal: &i32| *signal != SIGHUP || !ignores_hang_up();
-    let signals = Signals::new([SIGINT, SIGTERM, SIGHUP].iter().filter(|signal| is_wanted(signal)));
-    signals.context("cannot handle signals")
+pub fn watch(handler: impl FnMut(Signal) + Send + 'static) -> Result<()> {
+    listen(handler).map(drop)
 }
 
 /// Runs `work`, and meanwhile calls `handler` on a separate thread for every ending signal. Afterwards other code may
 /// watch.
-pub fn during<T>(mut handler: impl FnMut(Signal) + Send + 'static, work: impl FnOnce() -> T) -> Result<T> {
-    let mut signals = wanted()?;
+pub fn during<T>(handler: impl FnMut(Signal) + Send + 'static, work: impl FnOnce() -> T) -> Result<T> {
+    let (handle, thread) = listen(handler)?;
+    let result = work();
+    handle.close();
+    let _ = thread.join();
+    Ok(result)
+}
+
+/// A signal that nohup set to be ignored stays ignored.
+fn listen(mut handler: impl FnMut(Signal) + Send + 'static) -> Result<(Handle, JoinHandle<()>)> {
+    let is_wanted = |signal: &i32| *signal != SIGHUP || !ignores_hang_up();
+    let signals = Signals::new([SIGINT, SIGTERM, SIGHUP].iter().filter(|signal| is_wanted(signal)));
+    let mut signals = signals.context("cannot handle signals")?;
     let handle = signals.handle();
     let deliver = move || {
         for signal in signals.forever().filter_map(Signal::of) {
@@ -86,10 +83,7 @@ pub fn during<T>(mut handler: impl FnMut(Signal) + Send + 'static, work: impl Fn
         }
     };
     let thread = std::thread::Builder::new().name("signals".into()).spawn(deliver).context("cannot handle signals")?;
-    let result = work();
-    handle.close();
-    let _ = thread.join();
-    Ok(result)
+    Ok((handle, thread))
 }
 
 /// Whether the parent process set SIGHUP to be ignored, as nohup does.
@@ -108,8 +102,8 @@ static LOST_PAGE: OnceLock<String> = OnceLock::new();
 /// status of a failure: if all of a model fits, llama.cpp maps its file.
 pub fn explain_lost_pages(model: &Path) {
     let line = format!(
-        "error: {}: a part of this file cannot be read any more: it was cut or written to while in use, or its disk fails; \
-         put it back and start again (to replace a model, rename another file to its name)\n",
+        "error: {}: a part of this file cannot be read any more: it was cut or written to while in use, or its disk \
+         fails; put it back and start again (to replace a model, rename another file to its name)\n",
         model.display()
     );
     if LOST_PAGE.set(line).is_err() {
@@ -117,8 +111,8 @@ pub fn explain_lost_pages(model: &Path) {
     }
     // The standard library's handler detects stack overflow by SIGSEGV on Linux and SIGBUS elsewhere.
     #[cfg(target_os = "linux")]
-    // SAFETY: all-zero is a valid `sigaction`. The handler has the signature that SA_SIGINFO asks for, and does only what is
-    // allowed at any point of a program: it loads an atomic, and calls `write`, `signal` and `_exit`.
+    // SAFETY: all-zero is a valid `sigaction`. The handler has the signature that SA_SIGINFO asks for, and does only
+    // what is allowed at any point of a program: it loads an atomic, and calls `write`, `signal` and `_exit`.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = lost_page;

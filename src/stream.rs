@@ -2,16 +2,17 @@
 
 use anyhow::Result;
 
-use super::console::Screen;
+use super::console::{Screen, Voice};
 use super::ctrl_c::CtrlC;
+use super::exit::in_words;
 use super::log::{Level, Log};
 use super::memory;
 use super::progress::TokenBar;
 use super::prompt_cache::PromptCache;
-use super::reading::{Reader, Reading};
 use super::resolve::HiArgs;
-use super::stop::StopMatcher;
-use super::utf8::Utf8Decoder;
+use super::text::StopMatcher;
+use super::text::Utf8Decoder;
+use hobbit::engine::{ChatDelta, ChatParser, ChatStream};
 use hobbit::{Error, Model, Sampler, Session, StopReason, Token};
 
 /// The state shared by a run's generations.
@@ -59,10 +60,10 @@ pub enum End {
 pub struct Spoken {
     /// Generated tokens, those of a reverse prompt included.
     pub tokens: Vec<Token>,
-    /// Text without the reverse prompt and without thoughts.
+    /// Text without the reverse prompt and without reasoning.
     pub text: String,
-    /// The thoughts before the text, if they are parsed separately.
-    pub thought: String,
+    /// The reasoning before the text, if it is parsed separately.
+    pub reasoning: String,
     /// The reverse prompt that ended it.
     pub stop: Option<String>,
     pub end: End,
@@ -78,9 +79,6 @@ impl Desk<'_> {
     }
 
     /// As [`Desk::speak`], with the answer parsed by `reading`.
-    ///
-    /// # Errors
-    /// As [`Desk::speak`].
     pub fn answer(&mut self, prompt: &[Token], limit: Option<usize>, reading: &Reading) -> Result<Spoken> {
         let ctrl_c = self.ctrl_c.clone();
         let spoken = ctrl_c.during(|| self.feed_and_generate(prompt, limit, reading))?;
@@ -111,7 +109,7 @@ impl Desk<'_> {
 
     fn feed_and_generate(&mut self, prompt: &[Token], limit: Option<usize>, reading: &Reading) -> Result<Spoken> {
         let mut spoken =
-            Spoken { tokens: Vec::new(), text: String::new(), thought: String::new(), stop: None, end: End::Length };
+            Spoken { tokens: Vec::new(), text: String::new(), reasoning: String::new(), stop: None, end: End::Length };
         for &token in prompt {
             self.sampler.accept(token);
         }
@@ -144,7 +142,7 @@ impl Desk<'_> {
             if let Some(stop) = stop {
                 // A stop text of the template's does not open the user's turn.
                 let is_users = self.args.stops.contains(&stop);
-                (spoken.text, spoken.thought) = reader.finish();
+                (spoken.text, spoken.reasoning) = reader.finish();
                 let end = if is_users { End::Stopped } else { End::Eog };
                 return Ok(Spoken { stop: is_users.then_some(stop), end, ..spoken });
             }
@@ -159,7 +157,7 @@ impl Desk<'_> {
         rest.push_str(&matcher.finish());
         // An answer that was cut off may not parse.
         reader.push(&rest, spoken.end == End::Eog, &mut self.screen, self.log)?;
-        (spoken.text, spoken.thought) = reader.finish();
+        (spoken.text, spoken.reasoning) = reader.finish();
         Ok(spoken)
     }
 
@@ -182,5 +180,90 @@ impl Desk<'_> {
             let piece = self.model.piece(token, true);
             self.log.line(Level::Info, format!("{token:6} -> {:?}", String::from_utf8_lossy(&piece)));
         }
+    }
+}
+
+/// How an answer is parsed.
+#[derive(Clone, Debug, Default)]
+pub struct Reading {
+    /// Parses the answer; without a parser it is printed as it arrives.
+    pub parser: Option<ChatParser>,
+    /// Keep control tokens that the template names, such as the tags of reasoning.
+    pub keeps_tags: bool,
+    /// Texts at which the answer ends, in addition to the user's.
+    pub stops: Vec<String>,
+}
+
+/// An answer that is being printed.
+struct Reader {
+    parts: Option<ChatStream>,
+    /// The answer.
+    text: String,
+    reasoning: String,
+    voice: Voice,
+}
+
+impl Reader {
+    fn new(parser: Option<ChatParser>) -> Result<Self> {
+        // No tools are offered here, so no calls need ids.
+        let parts = parser.map(|parser| ChatStream::new(parser, String::new)).transpose()?;
+        Ok(Self { parts, text: String::new(), reasoning: String::new(), voice: Voice::Model })
+    }
+
+    /// Prints the text that `piece` adds. `ends`: it is the last piece.
+    fn push(&mut self, piece: &str, ends: bool, screen: &mut Screen, log: &Log) -> Result<()> {
+        let Some(parts) = &mut self.parts else {
+            self.text.push_str(piece);
+            return Ok(screen.print(Voice::Model, piece)?);
+        };
+        let changes = match parts.push(piece, !ends) {
+            Ok(changes) => changes,
+            Err(error) => return self.give_up(error, screen, log),
+        };
+        for change in changes {
+            match change {
+                ChatDelta::Reasoning(text) => {
+                    self.speak_as(Voice::Reasoning, screen)?;
+                    screen.print(Voice::Reasoning, &text)?;
+                    self.reasoning.push_str(&text);
+                }
+                ChatDelta::Content(text) => {
+                    self.speak_as(Voice::Model, screen)?;
+                    screen.print(Voice::Model, &text)?;
+                    self.text.push_str(&text);
+                }
+                ChatDelta::ToolCall(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The answer, and the reasoning before it.
+    fn finish(self) -> (String, String) {
+        (self.text, self.reasoning)
+    }
+
+    /// Headings as in llama-cli.
+    fn speak_as(&mut self, voice: Voice, screen: &mut Screen) -> Result<()> {
+        if voice == self.voice {
+            return Ok(());
+        }
+        screen.end_line()?;
+        let heading = if voice == Voice::Reasoning { "[Start thinking]\n\n" } else { "[End thinking]\n\n" };
+        screen.print(Voice::Reasoning, heading)?;
+        self.voice = voice;
+        Ok(())
+    }
+
+    /// Prints the rest of the answer unparsed.
+    fn give_up(&mut self, error: Error, screen: &mut Screen, log: &Log) -> Result<()> {
+        let text = self.parts.take().map(|parts| parts.text().to_owned()).unwrap_or_default();
+        screen.end_line()?;
+        let reason = in_words(&error.into());
+        log.line(Level::Warning, format!("warning: {reason}. Here is all of it as it is:"));
+        screen.print(Voice::Model, &text)?;
+        self.voice = Voice::Model;
+        (self.text, self.reasoning) = (text, String::new());
+        Ok(())
     }
 }

@@ -1,12 +1,16 @@
-//! `hobbit-bench` as its users meet it: the real binary on the demo model.
+//! `hobbit-bench` on the demo model.
 
 #[path = "fixture/not_run.rs"]
 mod not_run;
+#[allow(dead_code, reason = "shared by the tests of all programs")]
+#[path = "cli/rig.rs"]
+mod rig;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rig::{Ran, program, ran};
 use serde_json::Value;
 
 fn root() -> &'static Path {
@@ -21,36 +25,13 @@ fn demo() -> String {
     root().join("models/demo.gguf").display().to_string()
 }
 
-struct Ran {
-    status: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-/// Nothing of the caller's environment can change what it does.
 fn bench(args: &[&str]) -> Ran {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hobbit-bench"));
-    for (name, _) in std::env::vars_os() {
-        let word = name.to_string_lossy();
-        if word.starts_with("LLAMA_ARG_") || word.starts_with("HOBBIT_") {
-            command.env_remove(&name);
-        }
-    }
-    let output = command.args(args).stdin(Stdio::null()).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).expect("everything printed is UTF-8");
-    Ran { status: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    ran(program(env!("CARGO_BIN_EXE_hobbit-bench")).args(args).output().unwrap())
 }
 
-impl Ran {
-    fn expect(self, status: i32) -> Self {
-        assert_eq!(self.status, Some(status), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
-        self
-    }
-
-    /// What `-o jsonl` printed.
-    fn records(&self) -> Vec<Value> {
-        self.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-    }
+/// The output of `-o jsonl`.
+fn records_of(ran: &Ran) -> Vec<Value> {
+    ran.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 /// Flags of a small run on one thread, since tests run side by side.
@@ -61,7 +42,7 @@ fn both_engines_have_the_same_logits_on_a_text_at_any_cache_size() {
     let (text, args) = (text(), ["-p", "16", "-n", "8", "-d", "4", "--expert-cache", "25%,100%", "--baseline"]);
     let ran =
         bench(&[&SMALL[..], &args, &["--prompt-file", &text, "--label", "l", "--variant", "v"]].concat()).expect(0);
-    let records = ran.records();
+    let records = records_of(&ran);
     assert_eq!(records.len(), 8, "two cache sizes, two tests, two engines");
     for record in &records {
         assert_eq!(record["hobbit_outcome"], "ok");
@@ -89,7 +70,7 @@ fn both_engines_have_the_same_logits_on_a_text_at_any_cache_size() {
 fn the_first_token_is_timed_without_a_warm_up() {
     let ran =
         bench(&[&SMALL[..], &["-p", "0", "-n", "0", "-pg", "8,2", "--no-warmup", "--no-roofline"]].concat()).expect(0);
-    let record = &ran.records()[0];
+    let record = &records_of(&ran)[0];
     let (load, first) = (record["hobbit_load_ns"].as_u64().unwrap(), record["hobbit_first_token_ns"].as_u64().unwrap());
     assert!(load > 0 && first > load);
     assert!(record["hobbit_prompt_ts"].as_f64().unwrap() > 0.0 && record["hobbit_decode_ts"].as_f64().unwrap() > 0.0);
@@ -115,7 +96,7 @@ fn every_format() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_exit_status() {
+fn mistakes_and_failed_cases_have_their_exit_status() {
     for (args, part) in [
         (&["--policy", "best"][..], "best"),
         (&["-p", "x"], "-p: 'x'"),
@@ -128,14 +109,14 @@ fn what_is_wrong_is_told_with_its_exit_status() {
     }
     // A case that fails is a record, and the others run.
     let small = ["-p", "4", "-n", "0", "--no-roofline", "--mem-budget", "1MiB,1GiB"];
-    let records = bench(&[&SMALL[..], &small].concat()).expect(1).records();
+    let records = records_of(&bench(&[&SMALL[..], &small].concat()).expect(1));
     let outcome = records[0]["hobbit_outcome"].as_str().unwrap();
     assert!(outcome.starts_with("failed: ") && outcome.contains("is too small"), "{outcome}");
     assert_eq!(records[1]["hobbit_outcome"], "ok");
 }
 
 #[test]
-fn files_that_are_missing_are_told_before_anything_is_printed() {
+fn missing_files_are_named_before_anything_is_printed() {
     let dir = tempfile::tempdir().unwrap();
     let empty = dir.path().join("empty.txt").display().to_string();
     fs::write(&empty, "").unwrap();
@@ -158,7 +139,7 @@ fn files_that_are_missing_are_told_before_anything_is_printed() {
 #[test]
 fn llama_cpp_gets_the_threads_that_it_is_fastest_with() {
     let small = [&SMALL[..], &["-p", "4", "-n", "2", "--baseline-only"]].concat();
-    let records = bench(&[&small[..], &["--baseline-threads", "1,2"]].concat()).expect(0).records();
+    let records = records_of(&bench(&[&small[..], &["--baseline-threads", "1,2"]].concat()).expect(0));
     for record in &records {
         let tried: Vec<(i64, f64)> = record["hobbit_threads_tried"]
             .as_array()
@@ -170,12 +151,6 @@ fn llama_cpp_gets_the_threads_that_it_is_fastest_with() {
         let best = if tried[1].1 > tried[0].1 { 2 } else { 1 };
         assert_eq!(record["n_threads"], best, "{tried:?}");
     }
-    let auto = bench(&[&small[..], &["--baseline-threads", "auto"]].concat()).expect(0).records();
-    let cores = std::thread::available_parallelism().unwrap().get();
-    assert_eq!(auto[0]["hobbit_threads_tried"][1]["threads"], 2 * cores);
-    let given = bench(&[&small[..], &["--baseline-threads", "2"]].concat()).expect(0).records();
-    assert_eq!((&given[0]["n_threads"], &given[0]["hobbit_threads_tried"]), (&2.into(), &Value::Array(Vec::new())));
-    bench(&["--baseline-threads", "many"]).expect(2);
 }
 
 /// Control groups of a process, where memory has them.
@@ -193,7 +168,7 @@ fn a_termination_leaves_no_control_group() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hobbit-bench"));
     command.args(["-v", "-p", "0", "-n", "64", "-r", "100000", "-t", "1", "--limit", "160MiB", "--no-roofline"]);
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    // What the engine logs: it runs, in its group.
+    // A line of the log: the engine runs in its group.
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
     let first = lines.next().unwrap_or_default();
     if first.contains("--limit") {
@@ -225,7 +200,7 @@ fn limits() {
     });
     match ran.status {
         Some(0) => {
-            let record = &ran.records()[0];
+            let record = &records_of(&ran)[0];
             assert_eq!((&record["hobbit_limit"], &record["hobbit_outcome"]), (&(160u64 << 20).into(), &"ok".into()));
             let budget = record["hobbit_budget"].as_u64().unwrap();
             assert!(budget <= 160 << 20 && record["hobbit_peak_rss"].as_u64().unwrap() <= budget);

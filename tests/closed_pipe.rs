@@ -1,31 +1,25 @@
-//! Programs whose reader goes away, as in `hobbit-sim show trace | head`: status 0, and not a word about it.
+//! Programs whose reader closes the pipe, as in `hobbit-sim show trace | head`: status 0 and no message.
+
+#[allow(dead_code, reason = "shared by the tests of all programs")]
+#[path = "cli/rig.rs"]
+mod rig;
 
 use std::io::pipe;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
+
+use rig::program;
 
 const CLI: &str = env!("CARGO_BIN_EXE_hobbit-cli");
 const BENCH: &str = env!("CARGO_BIN_EXE_hobbit-bench");
 const PERPLEXITY: &str = env!("CARGO_BIN_EXE_hobbit-perplexity");
 const SIM: &str = env!("CARGO_BIN_EXE_hobbit-sim");
 
-fn program(path: &str, args: &[&str]) -> Command {
-    let mut command = Command::new(path);
-    for (name, _) in std::env::vars_os() {
-        let word = name.to_string_lossy();
-        if word.starts_with("LLAMA_ARG_") || word.starts_with("HOBBIT_") {
-            command.env_remove(&name);
-        }
-    }
-    command.args(args).stdin(Stdio::null());
-    command
-}
-
-/// Runs a program whose stdout nobody reads.
+/// Runs a program whose stdout is closed.
 fn unread(path: &str, args: &[&str]) {
     let (reader, writer) = pipe().unwrap();
     drop(reader);
-    let output = program(path, args).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    let output = program(path).args(args).stdout(writer).stderr(Stdio::piped()).output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).to_lowercase();
     assert_eq!(output.status.code(), Some(0), "{path} {args:?}: {stderr}");
     assert!(!stderr.contains("pipe") && !stderr.contains("panicked"), "{path} {args:?}: {stderr}");
@@ -36,7 +30,8 @@ fn every_program_ends_in_silence() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let dir = tempfile::tempdir().unwrap();
     let trace = dir.path().join("run.trace").display().to_string();
-    let made = program(CLI, &["-p", "In the beginning", "-n", "24", "-t", "1", "--trace", &trace]).output().unwrap();
+    let made =
+        program(CLI).args(["-p", "In the beginning", "-n", "24", "-t", "1", "--trace", &trace]).output().unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     for args in [&["show", &trace][..], &["show", "--header", &trace], &["replay", &trace], &["recall", &trace]] {
         unread(SIM, args);
@@ -48,9 +43,9 @@ fn every_program_ends_in_silence() {
     for format in ["md", "csv", "json", "jsonl", "sql"] {
         unread(BENCH, &[&small[..], &[format]].concat());
     }
-    for program in [CLI, BENCH, PERPLEXITY, SIM] {
-        unread(program, &["--help"]);
-        unread(program, &["--version"]);
+    for path in [CLI, BENCH, PERPLEXITY, SIM] {
+        unread(path, &["--help"]);
+        unread(path, &["--version"]);
     }
     unread(CLI, &["--list-devices"]);
 }

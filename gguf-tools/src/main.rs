@@ -15,8 +15,8 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use gguf_tools::synth::command as synth;
 use hobbit_core::files::OutputError;
+use hobbit_programs::manuals::{self, PagesArgs};
 use hobbit_programs::output::{is_closed_pipe, tell};
-use hobbit_programs::pages::{self, PagesArgs, Spelling};
 use hobbit_programs::{exit, signals};
 
 /// Inspect, verify, pack and synthesise GGUF model files.
@@ -51,7 +51,7 @@ enum Tool {
 
 fn main() -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
-    if let Some(answered) = pages::answer(Cli::command, Spelling::Clap, &words) {
+    if let Some(answered) = manuals::answer(Cli::command, &words) {
         return exit::code(answered);
     }
     let outcome = match Cli::parse().tool {

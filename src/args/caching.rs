@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 
 use super::percent;
-use crate::switch::Switch;
+use crate::argv::Switch;
 use hobbit::options::{CachingOptions, Prefetch, RouteOptions};
 use hobbit_core::cache::Allocation;
 use hobbit_core::cache::policy::{PolicyKind, Weights};
@@ -18,12 +18,12 @@ pub struct CachingArgs {
     /// Eviction policy: lru, lfu, hobbit, edgemoe, smoe, arc or learned
     #[arg(long, value_name = "NAME", default_value_t, env = "HOBBIT_ARG_POLICY")]
     pub policy: PolicyKind,
-    /// Weights of --policy hobbit: recency, uses, high-precision uses and distance of the layer, four numbers with commas
-    /// (default: the profile's, or 0.34,0.28,0.28,0.1)
+    /// Weights of --policy hobbit: recency, uses, high-precision uses and distance of the layer, four numbers with
+    /// commas (default: the profile's, or 0.34,0.28,0.28,0.1)
     #[arg(long, value_name = "LRU,LFU,LHU,FLD", env = "HOBBIT_ARG_POLICY_WEIGHTS")]
     pub policy_weights: Option<Weights>,
-    /// How layers share the slots: even, shallow-first:N (the first N layers whole first) or by-penalty (where they save
-    /// most, as a profile says). A layer keeps as many as a token uses
+    /// How layers share the slots: even, shallow-first:N (the first N layers whole first) or by-penalty (where they
+    /// save most, by a profile). A layer keeps as many as a token uses
     #[arg(
         long = "expert-slots",
         value_name = "even|shallow-first[:N]|by-penalty",
@@ -64,8 +64,8 @@ pub struct CachingArgs {
     /// Record routes and reads in a file, for hobbit-sim
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_TRACE")]
     pub trace: Option<PathBuf>,
-    /// Before the first token, read the experts that were in memory at the end of the last run; save their list at the end
-    /// of this one
+    /// Before the first token, read the experts that were in memory at the end of the last run; save their list at the
+    /// end of this one
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_CACHE_STATE")]
     pub cache_state: Option<PathBuf>,
 }
@@ -91,9 +91,6 @@ impl CachingArgs {
     }
 
     /// The file of the path table.
-    ///
-    /// # Errors
-    /// A table that no predictor would look at.
     pub fn path_table(&self) -> Result<Option<PathBuf>> {
         ensure!(
             self.path_table.is_none() || self.predictor == PredictorKind::PathTable,
@@ -101,35 +98,5 @@ impl CachingArgs {
             self.predictor
         );
         Ok(self.path_table.clone())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Parser, Debug)]
-    struct Line {
-        #[command(flatten)]
-        caching: CachingArgs,
-    }
-
-    fn path_table(args: &[&str]) -> Result<Option<PathBuf>> {
-        Line::try_parse_from([&["line"], args].concat())?.caching.path_table()
-    }
-
-    #[test]
-    fn a_path_table_is_for_its_predictor() {
-        let given = ["--predictor", "path-table", "--path-table", "a.paths"];
-        assert_eq!(path_table(&given).unwrap(), Some("a.paths".into()));
-        assert_eq!(path_table(&given[..2]).unwrap(), None);
-        for predictor in ["none", "cross-layer"] {
-            let error = path_table(&["--predictor", predictor, "--path-table", "a.paths"]).unwrap_err().to_string();
-            assert!(error.contains(predictor), "{error}");
-        }
-        assert!(path_table(&["--path-table", "a.paths"]).is_err());
-        assert!(path_table(&["--predictor", "gate"]).is_err());
     }
 }

@@ -4,23 +4,23 @@ use std::str::FromStr;
 
 use clap::Args;
 
-use super::{finite, positive};
-use crate::switch::{Switch, Tri};
+use super::{finite, number, positive};
+use crate::argv::{Switch, Tri};
 use hobbit::options::{FlashAttn, KvType, RopeScaling};
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Context and speed")]
 pub struct ContextArgs {
-    /// Context length in tokens; 0 takes the model's, or where the model does not fit with that, as much as an eighth of the
-    /// memory holds (4096 at least)
+    /// Context length in tokens; 0 takes the model's, or where the model does not fit with that, as much as an eighth
+    /// of the memory holds (4096 at least)
     #[arg(short, long, value_name = "N", default_value = "0", env = "LLAMA_ARG_CTX_SIZE")]
     pub ctx_size: u32,
     /// Prompt tokens submitted at once
     #[arg(short, long, value_name = "N", default_value = "2048", env = "LLAMA_ARG_BATCH",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub batch_size: u32,
-    /// Prompt tokens computed at once; auto: more than 512 for a long prompt where that reads experts less often, with other last
-    /// bits than at 512 (hobbit-cli)
+    /// Prompt tokens computed at once; auto: more than 512 for a long prompt where that reads experts less often, with
+    /// other last bits than at 512 (hobbit-cli)
     #[arg(long, value_name = "N|auto", default_value = "512", env = "LLAMA_ARG_UBATCH")]
     pub ubatch_size: UbatchSize,
     /// Threads for generation; -1 lets hobbit choose
@@ -106,8 +106,5 @@ pub struct RopeArgs {
 
 /// At most as many as ggml runs (`GGML_MAX_N_THREADS`).
 fn threads(text: &str) -> Result<i32, String> {
-    match text.parse() {
-        Ok(n) if n <= 512 => Ok(n),
-        _ => Err("expected a number up to 512, or -1".to_owned()),
-    }
+    number(i32::MIN..=512, "a number up to 512, or -1")(text)
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use clap::Args;
 
 use super::{gpu_layers, percent};
-use crate::switch::Switch;
+use crate::argv::Switch;
 use hobbit::options::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
 use hobbit_core::plan::ExpertCache;
 
@@ -103,30 +103,5 @@ fn split_mode(word: &str) -> Result<SplitMode, String> {
                 .to_owned())
         }
         _ => word.parse().map_err(|error: hobbit::options::UnknownName| error.to_string()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn portions() {
-        let split = |text: &str| text.parse::<TensorSplit>().map(|split| split.0);
-        assert_eq!(split("3,1"), Ok(vec![3.0, 1.0]));
-        assert_eq!(split("0.5/0.25, 0"), Ok(vec![0.5, 0.25, 0.0]));
-        for text in ["", ",", "1,", "a", "-1,2", "nan", "inf", "1e31"] {
-            assert!(split(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn percentages() {
-        for (text, value) in [("0", 0.0), ("10%", 10.0), ("12.5 %", 12.5), ("100%", 100.0)] {
-            assert_eq!(percent(text), Ok(value));
-        }
-        for text in ["", "%", "-1", "101%", "nan", "x"] {
-            assert!(percent(text).is_err(), "{text}");
-        }
     }
 }

@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, FromArgMatches};
 
-use crate::argv::PAIR;
+use crate::argv::{PAIR, Switch, Tri};
 use crate::hub::{Given, Source, Token};
-use crate::switch::{Switch, Tri};
 use hobbit::options::{AdapterOptions, KvOverride, ScaledFile};
 
 #[derive(Args, Debug)]
@@ -21,8 +20,9 @@ pub struct ModelArgs {
     /// Look for invalid values in the weights while loading
     #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub check_tensors: Switch,
-    /// Rearrange weights for the CPU: where the whole model fits and llama.cpp runs it by itself, and where half of the experts
-    /// have slots and are of MXFP4, Q4_0 or IQ4_NL (auto), always (on), or never; it changes the last bits of some types' results
+    /// Rearrange weights for the CPU: where the whole model fits and llama.cpp runs it by itself, and where half of the
+    /// experts have slots and are of MXFP4, Q4_0 or IQ4_NL (auto), always (on), or never; it changes the last bits of
+    /// some types' results
     #[arg(long, value_name = Tri::NAME, default_value = "auto", env = "LLAMA_ARG_REPACK")]
     pub repack: Tri,
     /// Replace metadata of the file, e.g. llama.expert_used_count=int:2; comma-separated or repeated
@@ -35,7 +35,8 @@ pub struct ModelArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Model")]
 pub struct SourceArgs {
-    /// Model of a repository on the Hub, fetched if it is not here yet. Without QUANT it is Q4_K_M, else Q8_0, else the first
+    /// Model of a repository on the Hub, fetched if it is not here yet. Without QUANT it is Q4_K_M, else Q8_0, else the
+    /// first
     #[arg(long, value_name = "USER/REPO[:QUANT]", env = "LLAMA_ARG_HF_REPO")]
     pub hf_repo: Option<String>,
     /// File of that repository, instead of a quant; of a split model, any part
@@ -57,13 +58,10 @@ const NAMES: [(&str, &str); 3] = [("model", "-m"), ("hf_repo", "-hf"), ("model_u
 
 impl SourceArgs {
     /// The model to fetch, if any.
-    ///
-    /// # Errors
-    /// An invalid repository; a file without a repository.
     pub fn source(&self) -> Result<Option<Source>, String> {
         // An empty variable counts as unset.
-        let said = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-        let (repo, file, url) = (said(&self.hf_repo), said(&self.hf_file), said(&self.model_url));
+        let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let (repo, file, url) = (given(&self.hf_repo), given(&self.hf_file), given(&self.model_url));
         match (repo, url) {
             (Some(repo), _) => Source::repo(&repo, file.as_deref()).map(Some).map_err(|error| format!("-hf: {error}")),
             (None, _) if file.is_some() => {
@@ -91,9 +89,6 @@ fn sources(matches: &ArgMatches) -> [Option<ValueSource>; 3] {
 }
 
 /// Checks that at most one model is named: a typed flag overrides the environment.
-///
-/// # Errors
-/// Two flags or two variables that name a model; errors of [`SourceArgs::source`].
 pub fn settle(matches: &mut ArgMatches) -> Result<(), String> {
     keep_one(matches)?;
     match SourceArgs::from_arg_matches(matches) {
@@ -134,7 +129,8 @@ fn keep_one(matches: &mut ArgMatches) -> Result<(), String> {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Model")]
 pub struct AdapterArgs {
-    /// LoRA adapter, applied to ordinary weights; comma-separated or repeated. One of experts needs memory for the whole model
+    /// LoRA adapter, applied to ordinary weights; comma-separated or repeated. One of experts needs memory for the
+    /// whole model
     #[arg(long, value_name = "FNAME", value_delimiter = ',')]
     pub lora: Vec<PathBuf>,
     /// LoRA adapter and its scale; these count after those of --lora
@@ -174,57 +170,4 @@ fn layers(text: &str) -> Result<(u32, u32), String> {
     };
     let (first, last) = (layer(start, 1)?, layer(end, i32::MAX as u32)?);
     if first > last { Err(format!("layer {first} is behind layer {last}")) } else { Ok((first, last)) }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::ffi::OsString;
-
-    use super::layers;
-    use crate::args::parse;
-    use crate::hub::{Source, Want};
-
-    fn source(words: &[&str]) -> Result<Option<Source>, String> {
-        let (low, _) = parse(words.iter().map(OsString::from)).map_err(|error| error.to_string())?;
-        low.model.source.source()
-    }
-
-    #[test]
-    fn llama_cpps_spellings() {
-        let repo = |want| Some(Source::Repo { id: "a/b".parse().unwrap(), want });
-        for words in
-            [&["-hf", "a/b:Q8_0"][..], &["-hfr", "a/b:Q8_0"], &["--hf-repo", "a/b:Q8_0"], &["--hf_repo=a/b:Q8_0"]]
-        {
-            assert_eq!(source(words).unwrap(), repo(Want::Quant("Q8_0".into())), "{words:?}");
-        }
-        assert_eq!(source(&["-hf", "a/b", "-hff", "c.gguf"]).unwrap(), repo(Want::File("c.gguf".into())));
-        assert_eq!(source(&["-mu", "http://h/m.gguf"]).unwrap(), Some(Source::Url("http://h/m.gguf".into())));
-        assert_eq!(source(&["-m", "m.gguf", "--offline"]).unwrap(), None);
-    }
-
-    #[test]
-    fn two_models_are_one_too_many() {
-        let error = source(&["-m", "m.gguf", "-hf", "a/b"]).unwrap_err();
-        assert!(error.contains("-m and -hf both name a model"), "{error}");
-        assert!(source(&["-hf", "a/b", "-mu", "http://h/m.gguf"]).unwrap_err().contains("-hf and -mu"));
-        assert!(source(&["-hff", "c.gguf"]).unwrap_err().contains("-hf USER/REPO"));
-        assert!(source(&["-hf", "a"]).unwrap_err().contains("-hf: 'a' is no repository"));
-    }
-
-    #[test]
-    fn the_token_is_not_shown() {
-        let (low, _) = parse(["-hft", "hf_secret"].map(OsString::from)).unwrap();
-        assert!(!format!("{low:?}").contains("hf_secret"));
-        // An unused token is not checked: it may come from the environment.
-        assert!(parse(["-hft", "hf secret"].map(OsString::from)).is_ok());
-    }
-
-    #[test]
-    fn layers_from_and_to() {
-        assert_eq!(layers("2,7"), Ok((2, 7)));
-        assert_eq!(layers("0,-1"), Ok((1, i32::MAX as u32)));
-        for wrong in ["7", "7,2", "a,2", "1,2,3"] {
-            assert!(layers(wrong).is_err(), "{wrong}");
-        }
-    }
 }

@@ -7,10 +7,9 @@ use anyhow::Result;
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
-use crate::switch::Switch;
+use crate::argv::Switch;
 use hobbit::options::{KernelChoice, LowShare, LowSource, PrecisionMode, PrecisionOptions};
-use hobbit_core::expert::SliceKind;
-use hobbit_core::gguf::GgmlType;
+use hobbit_core::pack::TypeChoice;
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Dynamic precision (hobbit's own)")]
@@ -30,15 +29,16 @@ pub struct PrecisionArgs {
     /// skipped (default: dynamic where there are low-precision experts)
     #[arg(long, value_name = "exact|dynamic", env = "HOBBIT_ARG_PRECISION")]
     pub precision: Option<PrecisionMode>,
-    /// Kernels that multiply the experts' rows in prompts, where one is faster than llama.cpp's: identical takes those that give
-    /// the same bits, fastest also others, whose last bits differ (f16, bf16, iq4_nl)
+    /// Kernels that multiply the experts' rows in prompts, where one is faster than llama.cpp's: identical takes those
+    /// that give the same bits, fastest also others, whose last bits differ (f16, bf16, iq4_nl)
     #[arg(long, value_name = "identical|fastest", default_value = "identical", env = "HOBBIT_ARG_KERNELS")]
     pub kernels: KernelChoice,
     /// A missing expert comes in high precision if the token's router weights above its own sum to at most N, 0 to 1; 1
     /// takes every one so (default: the pack's, or 0.6)
     #[arg(long, value_name = "N", value_parser = threshold, env = "HOBBIT_ARG_T1")]
     pub t1: Option<f32>,
-    /// Otherwise in low precision if they sum to at most N; beyond, it is skipped, with 1 never (default: the pack's, or
+    /// Otherwise in low precision if they sum to at most N; beyond, it is skipped, with 1 never (default: the pack's,
+    /// or
     /// 0.9)
     #[arg(long, value_name = "N", value_parser = threshold, env = "HOBBIT_ARG_T2")]
     pub t2: Option<f32>,
@@ -75,9 +75,6 @@ impl Low {
 impl PrecisionArgs {
     /// Checks for contradictions. `is_typed` tells by id whether a flag was on the command line: values from the
     /// environment are defaults for many runs, and yield silently to a flag that makes them useless.
-    ///
-    /// # Errors
-    /// The first contradiction.
     pub fn check(&self, is_typed: impl Fn(&str) -> bool) -> Result<(), String> {
         match (self.precision, self.t1, self.t2) {
             (Some(PrecisionMode::Exact), t1, t2) => {
@@ -101,8 +98,8 @@ impl PrecisionArgs {
         if self.kernels == KernelChoice::Fastest && is_typed("kernels") && self.options().demands_exactness() {
             let other = if self.deterministic.0 { "--deterministic" } else { "--precision exact" };
             return Err(format!(
-                "'--kernels fastest' contradicts '{other}': which kernels are the fastest is found by timing, and some round \
-                 otherwise than llama.cpp's; drop one of them"
+                "'--kernels fastest' contradicts '{other}': which kernels are the fastest is found by timing, and \
+                 some round otherwise than llama.cpp's; drop one of them"
             ));
         }
         let found = match &self.low {
@@ -119,9 +116,6 @@ impl PrecisionArgs {
     }
 
     /// The source of this model's low-precision experts.
-    ///
-    /// # Errors
-    /// With `--low auto`, a model that cannot be read.
     pub fn source(&self, model: &Path) -> Result<Option<LowSource>> {
         Ok(match self.low.clone() {
             Some(Low::Auto) if self.precision == Some(PrecisionMode::Exact) => None,
@@ -158,149 +152,19 @@ fn low_source(text: OsString, is_file: impl Fn(&Path) -> bool) -> Result<Low, St
     if types == Low::AUTO {
         return Ok(Low::Auto);
     }
-    match check_types(&types) {
-        Ok(()) => Ok(Low::Given(LowSource::Quantise { types, directory: None })),
+    match types.parse::<TypeChoice>() {
+        Ok(_) => Ok(Low::Given(LowSource::Quantise { types, directory: None })),
         Err(why) => {
             Err(format!("there is no such file, and these are no types such as q2_k or q2_k,down=q3_k either: {why}"))
         }
     }
 }
 
-/// `TYPE[,MATRIX=TYPE]...`
-fn check_types(text: &str) -> Result<(), String> {
-    let mut words = text.split(',');
-    check_type(words.next().unwrap_or_default())?;
-    let mut seen = Vec::new();
-    for word in words {
-        let (matrix, name) = word.split_once('=').ok_or_else(|| format!("'{word}' is not of the form MATRIX=TYPE"))?;
-        if !SliceKind::ALL.into_iter().any(|kind| matrix_name(kind) == matrix) {
-            let known = SliceKind::ALL.map(matrix_name).join(", ");
-            return Err(format!("unknown matrix '{matrix}' (known: {known})"));
-        }
-        if seen.contains(&matrix) {
-            return Err(format!("two types for '{matrix}'"));
-        }
-        seen.push(matrix);
-        check_type(name)?;
-    }
-    Ok(())
-}
-
-fn check_type(name: &str) -> Result<(), String> {
-    match GgmlType::from_name(name) {
-        Some(found) if holds_weights(found) => Ok(()),
-        _ => {
-            let known: Vec<_> = GgmlType::all().filter(|&known| holds_weights(known)).map(GgmlType::name).collect();
-            Err(format!("unknown type '{name}' (known: {})", known.join(", ")))
-        }
-    }
-}
-
-/// False for integers, doubles, and the types to which llama.cpp quantises activations.
-fn holds_weights(found: GgmlType) -> bool {
-    !["i8", "i16", "i32", "i64", "f64", "q8_1", "q8_K"].contains(&found.name())
-}
-
-/// `gate`, `gate_up`, `up` or `down`.
-fn matrix_name(kind: SliceKind) -> &'static str {
-    let stem = kind.tensor_stem();
-    stem.strip_prefix("ffn_").and_then(|stem| stem.strip_suffix("_exps")).unwrap_or(stem)
-}
-
 fn threshold(text: &str) -> Result<f32, String> {
-    let number = text.parse().ok().filter(|number| (0.0..=1.0).contains(number));
-    number.ok_or_else(|| "expected a number from 0 to 1".to_owned())
+    super::number(0.0..=1.0, "a number from 0 to 1")(text)
 }
 
 /// `25%` or `25`, as a share.
 fn share(text: &str) -> Result<f32, String> {
     super::percent(text).map(|percent| percent as f32 / 100.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::FromArgMatches;
-
-    use super::*;
-
-    fn source(text: &str) -> Result<Low, String> {
-        low_source(text.into(), |path| path == Path::new("q4_0"))
-    }
-
-    #[test]
-    fn files_and_types() {
-        let types = |types: &str| Ok(Low::Given(LowSource::Quantise { types: types.to_owned(), directory: None }));
-        let file = |path: &str| Ok(Low::Given(LowSource::File(path.into())));
-        assert_eq!(source("auto"), Ok(Low::Auto));
-        assert_eq!(source("q2_k"), types("q2_k"));
-        assert_eq!(source("Q2_K,down=Q3_K,gate_up=iq4_nl"), types("q2_k,down=q3_k,gate_up=iq4_nl"));
-        assert_eq!(source("bf16"), types("bf16"));
-        assert_eq!(source("dir/Low.GGUF"), file("dir/Low.GGUF"));
-        assert_eq!(source("q4_0"), file("q4_0"), "what exists is a file, whatever its name");
-    }
-
-    #[test]
-    fn what_is_neither_is_refused_with_both() {
-        for (text, why) in [
-            ("q9_9", "unknown type 'q9_9' (known: f32, f16, q4_0, "),
-            ("", "unknown type ''"),
-            ("i8", "unknown type 'i8'"),
-            ("q8_K", "unknown type 'q8_k'"),
-            ("low/model.bin", "unknown type 'low/model.bin'"),
-            ("q2_k,", "'' is not of the form MATRIX=TYPE"),
-            ("q2_k,q3_k", "'q3_k' is not of the form MATRIX=TYPE"),
-            ("q2_k,out=q3_k", "unknown matrix 'out' (known: gate, gate_up, up, down)"),
-            ("q2_k,down=", "unknown type ''"),
-            ("q2_k,down=q3_k,down=q4_k", "two types for 'down'"),
-            ("down=q3_k", "unknown type 'down=q3_k'"),
-        ] {
-            let error = source(text).unwrap_err();
-            assert!(error.contains("no such file") && error.contains(why), "{text}: {error}");
-        }
-    }
-
-    #[test]
-    fn numbers() {
-        for (text, value) in [("0", 0.0), ("0.6", 0.6), ("1", 1.0), ("1.0", 1.0)] {
-            assert_eq!(threshold(text), Ok(value));
-        }
-        for (text, value) in [("0%", 0.0), ("25%", 0.25), ("12.5 %", 0.125), ("100", 1.0)] {
-            assert_eq!(share(text), Ok(value));
-        }
-        for bad in ["", "%", "-1", "-0.1", "101%", "1.01e2", "nan", "inf", "x"] {
-            assert!(threshold(bad).is_err() && share(bad).is_err(), "{bad}");
-        }
-        assert!(threshold("60%").is_err() && threshold("1.5").is_err());
-    }
-
-    #[test]
-    fn the_environment_gives_way_to_what_is_typed() {
-        let command = super::super::command();
-        let check = |typed: &[&str], from_environment: &[&str]| {
-            // clap reads the process's environment, which tests share: pass the source of each value instead.
-            let words: Vec<_> = ["hobbit-cli"].iter().chain(typed).chain(from_environment).collect();
-            let matches = command.clone().try_get_matches_from(words).unwrap();
-            let is_typed =
-                |id: &str| typed.iter().any(|word| word.starts_with(&format!("--{}=", id.replace('_', "-"))));
-            let args = PrecisionArgs::from_arg_matches(&matches).unwrap();
-            args.check(is_typed).map(|()| args.source(Path::new("absent.gguf")).unwrap())
-        };
-        assert_eq!(check(&["--precision=exact"], &["--t1=0.5", "--t2=0.2"]), Ok(None));
-        let exact = check(&["--precision=exact", "--t2=0.5"], &["--t1=0.5"]).unwrap_err();
-        assert!(exact.starts_with("'--t2 0.5' contradicts '--precision exact'"), "{exact}");
-        let order = check(&["--t1=0.5"], &["--t2=0.2"]).unwrap_err();
-        assert!(order.starts_with("'--t1 0.5' is above '--t2 0.2'"), "{order}");
-        for (typed, other) in [
-            (&["--kernels=fastest", "--deterministic"][..], "--deterministic"),
-            (&["--kernels=fastest", "--precision=exact"], "--precision exact"),
-        ] {
-            let error = check(typed, &[]).unwrap_err();
-            assert!(error.starts_with(&format!("'--kernels fastest' contradicts '{other}'")), "{error}");
-        }
-        assert_eq!(check(&["--deterministic"], &["--kernels=fastest"]), Ok(None));
-        assert_eq!(check(&["--kernels=fastest"], &[]), Ok(None));
-        assert_eq!(check(&[], &["--low-dir=d"]), Ok(None));
-        let file = Some(LowSource::File("a.gguf".into()));
-        assert_eq!(check(&["--low=a.gguf"], &["--low-dir=d"]), Ok(file));
-    }
 }

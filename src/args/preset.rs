@@ -15,11 +15,11 @@ use hobbit_core::pack::Pack;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Papers as published (hobbit's own)")]
 pub struct PresetArgs {
-    /// Settings of a paper's system, where no flag says otherwise: hobbit (low versions by T1 and T2, stacked gate, weighted
-    /// sum), edgemoe (path table, frequency over distance; give it a pack with expert-wise widths), fate (cross-layer gate,
-    /// ARC, shallow layers first, a quarter of a prompt's experts low), smoe (experts in memory stand in for missing ones of little
-    /// score, top scores read ahead) or swapmoe (experts in memory alone, exchanged in the background). A line at the start says
-    /// which flags these are
+    /// Settings of a paper's system, for flags that are not given: hobbit (low versions by T1 and T2, stacked gate,
+    /// weighted sum), edgemoe (path table, frequency over distance; give it a pack with expert-wise widths), fate
+    /// (cross-layer gate, ARC, shallow layers first, a quarter of a prompt's experts low), smoe (experts in memory
+    /// stand in for missing ones of little score, top scores read ahead) or swapmoe (experts in memory alone, exchanged
+    /// in the background). A line at the start says which flags these are
     #[arg(long, value_name = "none|hobbit|edgemoe|fate|smoe|swapmoe", default_value_t, env = "HOBBIT_ARG_PRESET")]
     pub preset: Preset,
 }
@@ -52,7 +52,7 @@ impl PresetWords {
         let has_profile = is_given("profile");
         let words = flags(preset).into_iter().filter(|flag| arg(flag.long).is_some() && !is_given(flag.long));
         // Thresholds and substitutes have no effect in exact precision, and a profile has the model's own.
-        let words = words.filter(|flag| !(flag.is_approximate && is_exact || flag.is_fitted && has_profile));
+        let words = words.filter(|flag| !(flag.is_approximate && is_exact || flag.is_tuned && has_profile));
         Self { preset, words: words.map(|flag| format!("--{}={}", flag.long, flag.value).into()).collect() }
     }
 
@@ -92,14 +92,14 @@ struct Flag {
     value: String,
     /// Without effect in exact precision.
     is_approximate: bool,
-    /// Fitted to a model by `hobbit-sim calibrate`.
-    is_fitted: bool,
+    /// Tuned for a model by `hobbit-sim calibrate`.
+    is_tuned: bool,
 }
 
 fn flags(preset: Preset) -> Vec<Flag> {
     let Some(settings) = preset.settings() else { return Vec::new() };
     let flag =
-        |long, value: &dyn ToString| Flag { long, value: value.to_string(), is_approximate: false, is_fitted: false };
+        |long, value: &dyn ToString| Flag { long, value: value.to_string(), is_approximate: false, is_tuned: false };
     let no_exact = |long, value: &dyn ToString| Flag { is_approximate: true, ..flag(long, value) };
     let word = |on: bool| if on { "on" } else { "off" };
     let mut flags = vec![
@@ -129,8 +129,8 @@ fn flags(preset: Preset) -> Vec<Flag> {
     flags.extend([
         no_exact("low", &Low::AUTO),
         no_exact("low-share", &format!("{}%", low.low_share * 100.0)),
-        Flag { is_fitted: true, ..no_exact("t1", &low.t1) },
-        Flag { is_fitted: true, ..no_exact("t2", &low.t2) },
+        Flag { is_tuned: true, ..no_exact("t1", &low.t1) },
+        Flag { is_tuned: true, ..no_exact("t2", &low.t2) },
         no_exact("prefill-low", &format!("{}%", low.prefill_low * 100.0)),
         no_exact("upgrade", &word(false)),
     ]);
@@ -138,9 +138,6 @@ fn flags(preset: Preset) -> Vec<Flag> {
 }
 
 /// Source of low versions for `--low auto`: `None` if a pack has its own.
-///
-/// # Errors
-/// A file that is not a model.
 pub fn low_of(model: &Path, directory: Option<&Path>) -> Result<Option<LowSource>> {
     let gguf = Gguf::open(model)?;
     if Pack::is_pack(&gguf) && Pack::open(model)?.catalog.has_low() {
@@ -150,92 +147,4 @@ pub fn low_of(model: &Path, directory: Option<&Path>) -> Result<Option<LowSource
     let tensors = experts.layers.iter().flat_map(|layer| &layer.tensors);
     let types = LowSource::types_below(tensors.map(|tensor| tensor.dtype));
     Ok(Some(LowSource::Quantise { types: types.to_owned(), directory: directory.map(Path::to_owned) }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn words(preset: &str, typed: &[&str], variables: &[&str]) -> PresetWords {
-        let typed: Vec<OsString> =
-            typed.iter().copied().chain([format!("--preset={preset}").as_str()]).map(OsString::from).collect();
-        let variable = |name: &str| variables.contains(&name).then(|| "x".into());
-        PresetWords::of(&typed, &super::super::command(), variable)
-    }
-
-    fn told(preset: &str, typed: &[&str]) -> String {
-        words(preset, typed, &[]).note().map_or(String::new(), |note| note.to_string())
-    }
-
-    #[test]
-    fn each_names_what_it_sets() {
-        assert_eq!(
-            told("hobbit", &[]),
-            "preset hobbit: --policy hobbit --expert-slots even --predictor stacked-gate --prefetch-distance 2 --prefetch on \
-             --no-overlap --cpu-helper off --low auto --low-share 20% --t1 0.6 --t2 0.9 --prefill-low 0% --no-upgrade"
-        );
-        assert_eq!(
-            told("edgemoe", &[]),
-            "preset edgemoe: --policy edgemoe --expert-slots even --predictor path-table --prefetch-distance 1 --prefetch on \
-             --cpu-helper off --precision exact"
-        );
-        assert_eq!(
-            told("fate", &[]),
-            "preset fate: --policy arc --expert-slots shallow-first:3 --predictor cross-layer --prefetch-distance 1 --prefetch on \
-             --cpu-helper off --low auto --low-share 0% --t1 1 --t2 1 --prefill-low 25% --no-upgrade"
-        );
-        assert_eq!(
-            told("smoe", &[]),
-            "preset smoe: --policy smoe --expert-slots even --predictor stacked-gate --prefetch-distance 1 --prefetch on --cpu-helper auto \
-             --substitute 0.3 --keep-top 0"
-        );
-        assert_eq!(
-            told("swapmoe", &[]),
-            "preset swapmoe: --policy learned --expert-slots even --predictor none --prefetch-distance 1 --prefetch off \
-             --cpu-helper off --virtual-experts auto"
-        );
-        assert_eq!(told("none", &[]), "");
-    }
-
-    #[test]
-    fn every_word_is_a_flag_of_the_program() {
-        for preset in Preset::ALL {
-            let words = words(preset.name(), &[], &[]).words;
-            super::super::command().try_get_matches_from([&["hobbit-cli".into()], &words[..]].concat()).unwrap();
-        }
-    }
-
-    #[test]
-    fn what_is_typed_is_not_set() {
-        let told = told("hobbit", &["--policy=lru", "--low=q3_k", "--overlap=on"]);
-        assert!(
-            told.starts_with("preset hobbit: --expert-slots even")
-                && !told.contains("--low auto")
-                && told.contains("--t1 0.6")
-        );
-        assert!(!told.contains("overlap"), "{told}");
-    }
-
-    #[test]
-    fn what_an_exact_run_or_a_profile_leaves_no_use_for_is_not_set() {
-        let exact = told("hobbit", &["--precision=exact"]);
-        assert!(exact.ends_with("--no-overlap --cpu-helper off"), "{exact}");
-        let smoe = told("smoe", &["--precision=exact"]);
-        assert!(smoe.ends_with("--cpu-helper auto"), "{smoe}");
-        let fitted = told("hobbit", &["--profile=a.json"]);
-        assert!(!fitted.contains("--t1") && fitted.contains("--prefill-low 0%"), "{fitted}");
-    }
-
-    #[test]
-    fn variables_give_way_to_what_is_typed_and_win_over_a_preset_that_is_one() {
-        let typed = words("fate", &[], &["HOBBIT_ARG_POLICY"]);
-        assert!(typed.words.contains(&"--policy=arc".into()));
-        let variable = |name: &str| match name {
-            "HOBBIT_ARG_PRESET" => Some("fate".into()),
-            "HOBBIT_ARG_POLICY" => Some("lru".into()),
-            _ => None,
-        };
-        let words = PresetWords::of(&[], &super::super::command(), variable).words;
-        assert!(!words.contains(&"--policy=arc".into()) && words.contains(&"--predictor=cross-layer".into()));
-    }
 }

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::switch::{Switch, Tri};
+use crate::argv::{Switch, Tri};
 use hobbit::options::ReasoningFormat;
 
+/// A text: typed, or in a file.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Prompt")]
-pub struct PromptArgs {
+pub struct TextArgs {
     /// Text to continue, or the first message of a conversation (default: what is piped in)
     #[arg(short, long, value_name = "PROMPT", overrides_with_all = ["file", "binary_file"])]
     pub prompt: Option<String>,
@@ -23,6 +24,13 @@ pub struct PromptArgs {
     /// Process \n, \r, \t, \', \", \\ and \xHH in prompts and affixes
     #[arg(short, long, value_name = Switch::NAME, default_value = "on")]
     pub escape: Switch,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Prompt")]
+pub struct PromptArgs {
+    #[command(flatten)]
+    pub text: TextArgs,
     /// Print the prompt before the generated text
     #[arg(long, value_name = Switch::NAME, default_value = "on")]
     pub display_prompt: Switch,
@@ -135,19 +143,4 @@ fn template_kwargs(text: &str) -> Result<TemplateKwargs, String> {
     let object: serde_json::Map<String, serde_json::Value> =
         serde_json::from_str(text).map_err(|error| format!("expected a JSON object: {error}"))?;
     Ok(TemplateKwargs(object.into_iter().map(|(name, value)| (name, value.to_string())).collect()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn variables_of_templates() {
-        let kwargs = template_kwargs(r#"{"enable_thinking": false, "level": "low", "more": {"a": [1]}}"#).unwrap();
-        let expected = [("enable_thinking", "false"), ("level", "\"low\""), ("more", "{\"a\":[1]}")];
-        assert_eq!(kwargs.0, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
-        for text in ["", "[]", "{\"a\": }", "null"] {
-            assert!(template_kwargs(text).unwrap_err().contains("expected a JSON object"), "{text}");
-        }
-    }
 }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{finite, positive};
-use crate::switch::Switch;
+use super::{finite, number, positive};
+use crate::argv::Switch;
 use hobbit::options::{SamplingOptions, Token};
 
 #[derive(Args, Debug)]
@@ -121,10 +121,7 @@ fn seed(text: &str) -> Result<u32, String> {
 }
 
 fn dry_base(text: &str) -> Result<f32, String> {
-    match finite(text) {
-        Ok(base) if base >= 1.0 => Ok(base),
-        _ => Err("expected a number of at least 1".to_owned()),
-    }
+    number(1.0..=f32::MAX, "a number of at least 1")(text)
 }
 
 fn logit_bias(text: &str) -> Result<(Token, f32), String> {
@@ -133,26 +130,4 @@ fn logit_bias(text: &str) -> Result<(Token, f32), String> {
     let token = text[..sign].trim().parse::<Token>().map_err(|_| wrong())?;
     let bias = text[sign..].parse::<f32>().map_err(|_| wrong())?;
     if bias.is_nan() { Err(wrong()) } else { Ok((token, bias)) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn biases() {
-        assert_eq!(logit_bias("15043+1"), Ok((15043, 1.0)));
-        assert_eq!(logit_bias("15043-0.5"), Ok((15043, -0.5)));
-        assert_eq!(logit_bias("2-inf"), Ok((2, f32::NEG_INFINITY)));
-        for bad in ["", "15043", "+1", "a+1", "1+", "1+x", "1-nan"] {
-            assert!(logit_bias(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn seeds() {
-        assert_eq!(seed("-1"), Ok(u32::MAX));
-        assert_eq!(seed("7"), Ok(7));
-        assert!(seed("-2").is_err() && seed("4294967296").is_err());
-    }
 }

@@ -1,7 +1,6 @@
 //! Flags of `hobbit-server`: groups shared with hobbit-cli, and llama-server's own.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser};
@@ -10,8 +9,7 @@ use super::{
     ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, ReasoningArgs, RopeArgs, SamplingArgs, TemplateArgs,
     as_program,
 };
-use crate::switch::Switch;
-use hobbit::Budget;
+use crate::argv::Switch;
 use hobbit::options::Pooling;
 
 const EXAMPLES: &str = "\
@@ -27,8 +25,9 @@ Examples:
   hobbit-server -m nomic-moe.gguf --embeddings --pooling mean
       /v1/embeddings.
 
-Signals: SIGTERM, SIGHUP and Ctrl-C end it in order: nothing new is begun, streams have --shutdown-grace to finish or end with an error
-event, --cache-state is written. A second signal ends it at once. SIGUSR1 halves the expert caches and SIGUSR2 gives them back.
+Signals: SIGTERM, SIGHUP and Ctrl-C end it in order: nothing new is begun, streams have --shutdown-grace to finish or
+end with an error event, --cache-state is written. A second signal ends it at once. SIGUSR1 halves the expert caches
+and SIGUSR2 restores them.
 Environment: every flag that shows [env: NAME] may be given there; the command line wins.
 Exit status: 0 after a signal that ended it in order, 1 failure, 2 wrong usage.";
 
@@ -81,11 +80,12 @@ pub struct HttpArgs {
     /// File with keys, one a line; lines that begin with # are comments
     #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_API_KEY_FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Host names that requests without a key may use, comma-separated, besides localhost, IP addresses and those of --host;
-    /// '*' is any. Otherwise a web page whose name leads to this machine could use the server
+    /// Host names that requests without a key may use, comma-separated, besides localhost, IP addresses and those of
+    /// --host; '*' is any. Otherwise a web page whose name leads to this machine could use the server
     #[arg(long, value_name = "NAME", value_delimiter = ',', env = "HOBBIT_ARG_ALLOWED_HOSTS")]
     pub allowed_hosts: Vec<String>,
-    /// Web pages that may use the server from a browser: 'localhost', '*', or origins, comma-separated (default: only its own)
+    /// Web pages that may use the server from a browser: 'localhost', '*', or origins, comma-separated (default: only
+    /// its own)
     #[arg(long, value_name = "ORIGINS", env = "LLAMA_ARG_CORS_ORIGINS")]
     pub cors_origins: Option<String>,
     /// TLS: file with the private key (PEM)
@@ -94,14 +94,16 @@ pub struct HttpArgs {
     /// TLS: file with the certificate (PEM)
     #[arg(long, value_name = "FNAME", requires = "ssl_key_file", env = "LLAMA_ARG_SSL_CERT_FILE")]
     pub ssl_cert_file: Option<PathBuf>,
-    /// Seconds within which a request must arrive. A connection whose client is silent, or does not read its answer, is closed
-    /// after 30 s, or after this time if it is shorter
-    #[arg(long, value_name = "N", default_value = "600", env = "LLAMA_ARG_TIMEOUT", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Seconds within which a request must arrive. A connection whose client is silent, or does not read its answer, is
+    /// closed after 30 s, or after this time if it is shorter
+    #[arg(long, value_name = "N", default_value = "600", env = "LLAMA_ARG_TIMEOUT",
+          value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
     /// Largest body of a request, in bytes. Of the memory budget, twelve times as much and 16 MiB are reserved for all
     /// requests
-    #[arg(long, value_name = "SIZE", default_value = "4M", env = "HOBBIT_ARG_MAX_BODY")]
-    pub max_body: Limit,
+    #[arg(long, value_name = "SIZE", default_value = "4M", env = "HOBBIT_ARG_MAX_BODY",
+          value_parser = size)]
+    pub max_body: usize,
     /// Seconds of silence after which a stream sends a sign of life; -1 never
     #[arg(long, value_name = "N", default_value = "30", value_parser = clap::value_parser!(i64).range(-1..))]
     pub sse_ping_interval: i64,
@@ -125,12 +127,13 @@ pub struct HttpArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Slots")]
 pub struct SlotArgs {
-    /// Requests that are served at once; each has its part of --ctx-size, and all share the experts that are read (default: 4,
-    /// which share --ctx-size too, as with --kv-unified)
+    /// Requests that are served at once; each has its part of --ctx-size, and all share the experts that are read
+    /// (default: 4, which share --ctx-size too, as with --kv-unified)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), env = "LLAMA_ARG_N_PARALLEL")]
     pub parallel: Option<u32>,
     /// Requests that may wait beside those
-    #[arg(long, value_name = "N", default_value = "256", value_parser = clap::value_parser!(u32).range(1..), env = "HOBBIT_ARG_MAX_WAITING")]
+    #[arg(long, value_name = "N", default_value = "256", env = "HOBBIT_ARG_MAX_WAITING",
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub max_waiting: u32,
     /// Slots share one context: each may take as much as the others leave
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_KV_UNIFIED")]
@@ -138,8 +141,8 @@ pub struct SlotArgs {
     /// Generate for all slots in one batch (always)
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_CONT_BATCHING")]
     pub cont_batching: Switch,
-    /// Longest time in seconds that a stream should wait for its next token while prompts of others are computed: they are computed
-    /// in pieces that keep it, of one token at least
+    /// Longest time in seconds that a stream should wait for its next token while prompts of others are computed: they
+    /// are computed in pieces that keep it, of one token at least
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds, env = "HOBBIT_ARG_STALL_LIMIT")]
     pub stall_limit: Duration,
     /// Reuse the beginning of a prompt that a slot has evaluated already
@@ -158,7 +161,8 @@ pub struct SlotArgs {
     #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub lora_init_without_apply: Switch,
     /// Tokens to generate where a request gives no number; -1 without end
-    #[arg(short = 'n', long, value_name = "N", default_value = "-1", value_parser = clap::value_parser!(i32).range(-1..), env = "LLAMA_ARG_N_PREDICT")]
+    #[arg(short = 'n', long, value_name = "N", default_value = "-1", env = "LLAMA_ARG_N_PREDICT",
+          value_parser = clap::value_parser!(i32).range(-1..))]
     pub predict: i32,
     /// Serve embeddings, and nothing else
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_EMBEDDINGS")]
@@ -184,27 +188,13 @@ pub struct ServedChatArgs {
     pub prefill_assistant: Switch,
 }
 
-/// A number of bytes that fits this machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limit(pub usize);
-
-impl FromStr for Limit {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse() {
-            Ok(Budget::Bytes(bytes)) => usize::try_from(bytes).ok().filter(|n| *n > 0).map(Self),
-            _ => None,
-        }
-        .ok_or_else(|| "expected a size above 0, such as 64M".to_owned())
-    }
+fn size(text: &str) -> Result<usize, String> {
+    super::bytes(text).and_then(|bytes| usize::try_from(bytes).map_err(|error| error.to_string()))
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: Option<f64> = text.parse().ok();
-    seconds
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .ok_or_else(|| "expected a number of seconds, 0 or above".to_owned())
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.ok_or_else(|| "expected a number of seconds, 0 or above".to_owned())
 }
 
 /// The clap command.

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use super::args::Who;
 use super::case::{Source, Task};
 use super::host::Host;
-use super::limits::Usage;
 use super::record::{Moment, More, Record, speed};
 use hobbit::stats::efficiency;
 
@@ -62,6 +61,15 @@ impl Traffic {
             stall_ns: join(self.stall_ns, other.stall_ns),
         }
     }
+}
+
+/// The kernel's counts for a group.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// Largest use in bytes, page cache included; `None` if the kernel does not report it (v2 before 5.19).
+    pub peak: Option<u64>,
+    /// Times the limit was hit and memory had to be reclaimed.
+    pub limit_hits: u64,
 }
 
 /// The outcome of a run, and its control group's counts. A failure is worded as in a record: `killed` by the limit,
@@ -251,37 +259,18 @@ fn deviation(values: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::case::Case;
-    use super::super::case::Test;
+    use super::super::case::{Case, Test};
     use super::*;
 
     fn task(who: Who) -> Task {
-        Task {
-            who,
-            case: Case {
-                model: "m.gguf".into(),
-                words: vec!["--policy=lru".into(), "--n-gpu-layers=3".into()],
-                limit: Some(1 << 30),
-                n_batch: 64,
-                n_ubatch: 32,
-                type_k: "f16".into(),
-                type_v: "q8_0".into(),
-                no_kv_offload: false,
-                flash_attn: "on".into(),
-                threads: 2,
-                test: Test { n_prompt: 4, n_gen: 2, n_depth: 0 },
-            },
-            source: Source::Text("dir/text.txt".into()),
-            reps: 2,
-            first_rep: 0,
-            warmup: false,
-            delay: 0,
-            with_hashes: true,
-            load_mode: "mmap".into(),
-            repack: false,
-            started_ns: 0,
-            verbose: false,
-        }
+        let case = Case {
+            words: vec!["--policy=lru".into(), "--n-gpu-layers=3".into()],
+            limit: Some(1 << 30),
+            flash_attn: "on".into(),
+            test: Test { n_prompt: 4, n_gen: 2, n_depth: 0 },
+            ..Case::default()
+        };
+        Task { who, case, source: Source::Text("dir/text.txt".into()), load_mode: "mmap".into(), ..Task::default() }
     }
 
     fn answer(prompt_ns: u64, step_ns: u64, hashes: &[u64]) -> Run {
@@ -322,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_failed_is_told() {
+    fn a_failed_run_is_recorded() {
         let runs = [answer(1, 1, &[]), (Err("killed".into()), Usage::default())];
         assert_eq!(recorded(Who::Stock, &runs).hobbit_outcome, "killed");
         let record = recorded(Who::Stock, &[(Err("failed: why".into()), Usage::default())]);

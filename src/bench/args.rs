@@ -1,19 +1,19 @@
 //! Command line of `hobbit-bench`. Names and grammar follow llama.cpp's `llama-bench`; flags about expert storage are
 //! hobbit-cli's, and take lists as well.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, Args, Command, CommandFactory, FromArgMatches, Parser};
 
-use super::threads::ThreadChoice;
-use super::values;
+use super::case::integers;
 use crate::args::{self, ExpertArgs, SourceArgs};
 use crate::argv::{self, Grammar, Note};
-use crate::pages::PagesArgs;
-use hobbit_core::units::parse_bytes;
+use crate::manuals::PagesArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -22,7 +22,7 @@ Examples:
   hobbit-bench -m mixtral.gguf --prompt-file book.txt --limit 2.5GiB --baseline -p 0 -n 0 -pg 16,32 -pg 128,128 -o json
       Real text, in a memory control group, hobbit and plain llama.cpp alternately (as root).
   hobbit-bench -m mixtral.gguf --prompt-file book.txt -p 0 -n 64 --expert-cache 10%,25%,50%,100% --policy lru,learned
-      Every flag of hobbit-cli that says how experts are held takes a list: all combinations are run.
+      hobbit-cli's flags about experts take lists: all combinations are run.
 
   hobbit-bench -m mixtral.gguf --prompt-file book.txt -p 0 -n 64 --expert-cache 25% --preset none,hobbit,fate
       hobbit's own settings and those of two papers.
@@ -91,7 +91,8 @@ pub struct TestArgs {
     #[arg(long, value_name = "0|1", value_delimiter = ',')]
     pub no_kv_offload: Vec<String>,
     /// Repetitions of each test in one run
-    #[arg(short, long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    #[arg(short, long, value_name = "N", default_value = "5",
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub repetitions: u32,
     /// Seconds to wait before each test
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = clap::value_parser!(u64).range(0..=3600))]
@@ -108,9 +109,9 @@ pub struct ComparisonArgs {
     /// without it, are routed as no text is
     #[arg(long, value_name = "FNAME")]
     pub prompt_file: Option<PathBuf>,
-    /// Memory of the process that runs a test, page cache included: a control group of its own, and a cold page cache (as
-    /// root)
-    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = bytes)]
+    /// Memory of the process that runs a test, page cache included: a control group of its own, and a cold page cache
+    /// (as root)
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = args::bytes)]
     pub limit: Vec<u64>,
     /// Run plain llama.cpp as well, alternately, and compare logits
     #[arg(long)]
@@ -118,7 +119,7 @@ pub struct ComparisonArgs {
     /// Run plain llama.cpp alone
     #[arg(long, conflicts_with = "baseline")]
     pub baseline_only: bool,
-    /// Who runs when with --baseline: A is hobbit, B llama.cpp, each run in a process of its own
+    /// Order of runs with --baseline: A is hobbit, B llama.cpp, each run in a process of its own
     #[arg(long, value_name = "ORDER", default_value = "ABBA", value_parser = order)]
     pub order: Order,
     /// Threads of llama.cpp, of which those that wait for a page fault need no core: of several the best in a short run
@@ -126,9 +127,11 @@ pub struct ComparisonArgs {
     #[arg(long, value_name = "auto|N,N,...")]
     pub baseline_threads: Option<ThreadChoice>,
     /// How llama.cpp loads the model: mmap, none, mlock, mmap+mlock or dio
-    #[arg(long, value_name = "MODE", default_value = "mmap", value_parser = ["mmap", "none", "mlock", "mmap+mlock", "dio", "auto"])]
+    #[arg(long, value_name = "MODE", default_value = "mmap",
+          value_parser = ["mmap", "none", "mlock", "mmap+mlock", "dio", "auto"])]
     pub load_mode: String,
-    /// Repack weights for the CPU, llama.cpp's and the experts that hobbit keeps: 0 or 1 (logits then differ in the last bits)
+    /// Repack weights for the CPU, llama.cpp's and the experts that hobbit keeps: 0 or 1 (logits then differ in the
+    /// last bits)
     #[arg(long, value_name = "0|1", default_value = "0", value_parser = ["0", "1"])]
     pub repack: String,
     /// Do not measure the disk, which the roofline needs
@@ -173,8 +176,9 @@ pub enum Format {
 }
 
 /// An engine in a comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Who {
+    #[default]
     Hobbit,
     Stock,
 }
@@ -182,6 +186,47 @@ pub enum Who {
 /// Runs in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order(pub Vec<Who>);
+
+/// Maximum threads of llama.cpp.
+const THREADS_MAX: i32 = 512;
+
+/// The value of `--baseline-threads`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ThreadChoice {
+    /// The cores, and twice as many.
+    Auto,
+    /// These numbers; a single one is not tried.
+    Of(Vec<i32>),
+}
+
+impl FromStr for ThreadChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        let number = |part: &str| {
+            let n = part.trim().parse().ok().filter(|n| (1..=THREADS_MAX).contains(n));
+            n.ok_or_else(|| format!("'{part}': expected auto, or numbers from 1 to {THREADS_MAX} such as 2,4"))
+        };
+        text.split(',').map(number).collect::<Result<_, _>>().map(Self::Of)
+    }
+}
+
+impl ThreadChoice {
+    /// The candidates on a machine with this many cores.
+    pub fn candidates(&self, cores: usize) -> Vec<i32> {
+        let cores = i32::try_from(cores).unwrap_or(THREADS_MAX).clamp(1, THREADS_MAX);
+        let mut all = match self {
+            Self::Auto => vec![cores, (2 * cores).min(THREADS_MAX)],
+            Self::Of(numbers) => numbers.clone(),
+        };
+        let mut seen = HashSet::new();
+        all.retain(|n| seen.insert(*n));
+        all
+    }
+}
 
 /// Flags whose values may contain commas: repeat them to give several values.
 const WHOLE: [&str; 6] = ["low", "low-dir", "policy-weights", "profile", "path-table", "cache-state"];
@@ -228,9 +273,6 @@ pub fn command() -> Command {
 }
 
 /// Parses a command line without its first word.
-///
-/// # Errors
-/// A clap error, ready to print, for wrong usage; also for `--help` and `--version`.
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::Error> {
     let mut command = command();
     let grammar = Grammar::of(&command);
@@ -270,17 +312,8 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::E
     Ok(typed)
 }
 
-/// Expert arguments of one case.
-pub fn expert_args(words: &[String]) -> Result<ExpertArgs, clap::Error> {
-    Ok(with_notes(words)?.0)
-}
-
-/// Notes about a case's settings.
-pub fn expert_notes(words: &[String]) -> Result<Vec<Note>, clap::Error> {
-    Ok(with_notes(words)?.1)
-}
-
-fn with_notes(words: &[String]) -> Result<(ExpertArgs, Vec<Note>), clap::Error> {
+/// Expert arguments of one case, and notes about them.
+pub fn expert_args(words: &[String]) -> Result<(ExpertArgs, Vec<Note>), clap::Error> {
     args::parse_as(args::with_spellings(expert_command()), words.iter().map(OsString::from))
 }
 
@@ -290,18 +323,13 @@ fn alternatives_of(long: &str, text: &str) -> Result<Vec<String>, String> {
     Ok(match long {
         _ if WHOLE.contains(&long) => vec![text.to_owned()],
         _ if NUMBERS.contains(&long) && text.starts_with(|letter: char| letter.is_ascii_digit() || letter == '-') => {
-            values::integers(text, true)?.into_iter().map(|value| value.to_string()).collect()
+            integers(text, true)?.into_iter().map(|value| value.to_string()).collect()
         }
         // llama-bench separates the devices in one value by slashes.
         "device" => parts().map(|part| part.replace('/', ",")).collect(),
         "override-tensor" => parts().map(|part| part.replace(';', ",")).collect(),
         _ => parts().collect(),
     })
-}
-
-/// A size such as `2.5GiB`.
-fn bytes(text: &str) -> Result<u64, String> {
-    parse_bytes(text).ok_or_else(|| "no size, expected e.g. 2.5GiB".to_owned())
 }
 
 fn order(text: &str) -> Result<Order, String> {
@@ -322,25 +350,25 @@ fn order(text: &str) -> Result<Order, String> {
 mod tests {
     use super::*;
 
-    fn typed(words: &[&str]) -> Result<Typed, String> {
-        parse(words.iter().map(OsString::from)).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn the_command_is_consistent() {
-        command().debug_assert();
+    fn typed(line: &str) -> Result<Typed, String> {
+        parse(line.split_whitespace().map(OsString::from)).map_err(|error| error.to_string())
     }
 
     #[test]
     fn llama_benchs_spellings() {
-        let words = "-m a.gguf,b.gguf -p 512 -n 128,256 -pg 16,32 -pg 1,2 -d 0-4096+1024 -r 3 -b 64 -ub 32 -t 2,4 -ngl 0,99 \
-                     -fa 0,1 -ctk q8_0 -ctv f16 -ncmoe 0-2 -ot a=CPU;b=CPU -o json -oe md --delay 1 --progress --no-warmup \
-                     -nkvo 0,1 -lm none -mg 0 -sm layer -ts 3/1";
-        let typed = typed(&words.split_whitespace().collect::<Vec<_>>()).unwrap();
+        command().debug_assert();
+        let typed = typed(
+            "-m a.gguf,b.gguf -p 512 -n 128,256 -pg 16,32 -pg 1,2 -d 0-4096+1024 -r 3 -b 64 -ub 32 -t 2,4 -ngl 0,99 \
+             -fa 0,1 -ctk q8_0 -ctv f16 -ncmoe 0-2 -ot a=CPU;b=CPU -o json -oe md --delay 1 --progress --no-warmup \
+             -nkvo 0,1 -lm none -mg 0 -sm layer -ts 3/1 --policy lru,learned --expert-cache 25% --expert-cache 1GiB \
+             --low q2_k,down=q3_k",
+        )
+        .unwrap();
         let (test, output) = (&typed.bench.test, &typed.bench.output);
-        assert_eq!(test.model.len(), 2);
-        assert_eq!((&test.n_prompt[..], &test.n_gen[..]), (&["512".to_owned()][..], &["128,256".to_owned()][..]));
-        assert_eq!(test.pg, ["16,32", "1,2"]);
+        assert_eq!(
+            (test.model.len(), &test.pg[..], &test.n_gen[..]),
+            (2, &["16,32".into(), "1,2".into()][..], &["128,256".into()][..])
+        );
         assert_eq!((test.repetitions, test.delay, test.no_warmup, output.progress), (3, 1, true, true));
         assert_eq!((output.output, output.output_err), (Format::Json, Some(Format::Md)));
         assert_eq!(typed.bench.comparison.load_mode, "none");
@@ -349,54 +377,35 @@ mod tests {
             &["--n-cpu-moe=0", "--n-cpu-moe=1", "--n-cpu-moe=2"],
             &["--override-tensor=a=CPU,b=CPU"],
             &["--tensor-split=3/1"],
+            &["--expert-cache=25%", "--expert-cache=1GiB"],
+            &["--low=q2_k,down=q3_k"],
+            &["--policy=lru", "--policy=learned"],
         ] {
             assert!(typed.engine.iter().any(|found| found == list), "{list:?} in {:?}", typed.engine);
         }
-    }
-
-    #[test]
-    fn hobbits_flags_take_lists() {
-        let typed = typed(&[
-            "--policy",
-            "lru,learned",
-            "--expert-cache",
-            "25%",
-            "--expert-cache",
-            "1GiB",
-            "--low",
-            "q2_k,down=q3_k",
-        ])
-        .unwrap();
-        let expected = [
-            vec!["--expert-cache=25%", "--expert-cache=1GiB"],
-            vec!["--low=q2_k,down=q3_k"],
-            vec!["--policy=lru", "--policy=learned"],
-        ];
-        assert_eq!(typed.engine, expected);
-        let args = expert_args(&["--policy=lru".into(), "--no-overlap".into()]).unwrap();
-        assert!(!args.caching.overlap.0);
-        let (args, notes) = with_notes(&["--preset=hobbit".into(), "--policy=lru".into()]).unwrap();
+        let (args, notes) = expert_args(&["--preset=hobbit".into(), "--policy=lru".into()]).unwrap();
         assert_eq!((args.caching.policy.name(), args.caching.predictor.name()), ("lru", "stacked-gate"));
-        assert!(
-            matches!(&notes[..], [Note::Preset(words)] if words.starts_with("preset hobbit: --expert-slots even "))
-        );
+        assert!(notes[0].to_string().starts_with("preset hobbit: --expert-slots even "));
     }
 
     #[test]
-    fn what_is_wrong_is_told_before_anything_runs() {
-        for (words, part) in [
-            (&["--policy", "lru,best"][..], "best"),
-            (&["-ngl", "1-x"], "expected a number"),
-            (&["--order", "ABC"], "expected letters A"),
-            (&["--limit", "much"], "expected e.g. 2.5GiB"),
-            (&["--baseline", "--baseline-only"], "cannot be used with"),
-            (&["-o", "xml"], "possible values"),
-            (&["-r", "0"], "0 is not in"),
-            (&["--baseline-threads", "most"], "expected auto, or numbers"),
-            (&["--np", "1"], "unexpected argument"),
+    fn mistakes_are_found_before_anything_runs() {
+        for (line, part) in [
+            ("--policy lru,best", "best"),
+            ("-ngl 1-x", "expected a number"),
+            ("--order ABC", "expected letters A"),
+            ("--limit much", "such as 2.5GiB"),
+            ("--baseline --baseline-only", "cannot be used with"),
+            ("-o xml", "possible values"),
+            ("-r 0", "0 is not in"),
+            ("--baseline-threads most", "expected auto, or numbers from 1 to 512"),
+            ("--baseline-threads 513", "expected auto, or numbers from 1 to 512"),
+            ("--np 1", "unexpected argument"),
         ] {
-            let error = typed(words).unwrap_err();
-            assert!(error.contains(part), "{words:?}: {error}");
+            let error = typed(line).unwrap_err();
+            assert!(error.contains(part), "{line}: {error}");
         }
+        let candidates = |text: &str| text.parse::<ThreadChoice>().map(|choice| choice.candidates(2));
+        assert_eq!((candidates("auto"), candidates("4,2,4")), (Ok(vec![2, 4]), Ok(vec![4, 2])));
     }
 }

@@ -1,27 +1,28 @@
-//! Test cases: every combination of the command line's values, in llama-bench's order.
+//! Test cases: every combination of the command line's values, in llama-bench's order and grammar.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::args::{Typed, Who, expert_args};
-use super::values;
 use crate::resolve;
-use hobbit::options::{FlashAttn, KvType, ModelOptions, SessionOptions};
+use hobbit::options::{FlashAttn, KvType, LowSource, ModelOptions, SessionOptions};
+use hobbit_core::gguf::Gguf;
 
 /// The source of tokens.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     /// Random tokens, the same for every engine.
+    #[default]
     Random,
     /// A text.
     Text(PathBuf),
 }
 
 /// The tokens of one repetition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Test {
     /// Tokens of the prompt.
     pub n_prompt: u32,
@@ -50,7 +51,7 @@ impl Test {
 }
 
 /// One row of the results. Both engines run it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Case {
     pub model: PathBuf,
     /// hobbit's flags.
@@ -68,7 +69,7 @@ pub struct Case {
 }
 
 /// The task of one process.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Task {
     pub who: Who,
     pub case: Case,
@@ -92,9 +93,6 @@ pub struct Task {
 }
 
 /// All cases.
-///
-/// # Errors
-/// Invalid values, flags that contradict each other.
 pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Result<Vec<Case>> {
     let test = &typed.bench.test;
     let models = match &test.model[..] {
@@ -109,7 +107,7 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
         if given.is_empty() {
             return Ok(vec![usual]);
         }
-        let values = given.iter().map(|text| values::integers(text, false)).collect::<Result<Vec<_>, _>>();
+        let values = given.iter().map(|text| integers(text, false)).collect::<Result<Vec<_>, _>>();
         let values = values.map_err(|why| anyhow!("{flag}: {why}"))?.concat();
         ensure!(!values.is_empty(), "{flag} {}: an empty range", given.join(","));
         let number = |value: i64| u32::try_from(value).ok().filter(|n| *n <= 1 << 24);
@@ -177,7 +175,7 @@ fn tests(typed: &Typed, numbers: &impl Fn(&str, &[String], u32) -> Result<Vec<u3
     let prompts = numbers("-p", &test.n_prompt, 512)?;
     let gens = numbers("-n", &test.n_gen, 128)?;
     let pairs: Vec<(u32, u32)> =
-        test.pg.iter().map(|text| values::pair(text).map_err(|why| anyhow!("-pg: {why}"))).collect::<Result<_>>()?;
+        test.pg.iter().map(|text| pair(text).map_err(|why| anyhow!("-pg: {why}"))).collect::<Result<_>>()?;
     let tests: Vec<Test> = prompts
         .into_iter()
         .map(|n_prompt| (n_prompt, 0))
@@ -214,15 +212,12 @@ fn product(alternatives: &[Vec<String>]) -> Vec<Vec<String>> {
 impl Case {
     /// Options for a [`Model`](hobbit::Model).
     pub fn model_options(&self) -> Result<ModelOptions> {
-        let options = resolve::experts(expert_args(&self.words)?, &self.model, self.session_options()?)?;
+        let options = resolve::experts(expert_args(&self.words)?.0, &self.model, self.session_options()?)?;
         // Measured runs are not traced.
         Ok(ModelOptions { trace: None, ..options })
     }
 
     /// Options for a session of either engine.
-    ///
-    /// # Errors
-    /// Words that [`cases`] refuses.
     pub fn session_options(&self) -> Result<SessionOptions> {
         Ok(SessionOptions {
             n_ctx: u32::try_from(self.test.n_tokens())?.next_multiple_of(256),
@@ -240,6 +235,91 @@ impl Case {
     }
 }
 
+/// Maximum values in one range: more is a mistake.
+const VALUES_MAX: usize = 10_000;
+
+/// `first[-last[(+|*)step]]`, comma-separated.
+pub fn integers(text: &str, with_negative: bool) -> Result<Vec<i64>, String> {
+    let mut values = Vec::new();
+    for part in text.split(',') {
+        let wrong = || format!("'{part}': expected a number, or a range such as 16-64, 16-64+16 or 16-64*2");
+        let sign = if with_negative && part.starts_with('-') { 1 } else { 0 };
+        let (first, rest) = match part[sign..].split_once('-') {
+            Some((first, rest)) => (&part[..sign + first.len()], Some(rest)),
+            None => (part, None),
+        };
+        let first = number(first).ok_or_else(wrong)?;
+        let Some(rest) = rest else {
+            values.push(first);
+            continue;
+        };
+        let (last, step) = match rest.find(['+', '*']) {
+            Some(at) => (&rest[..at], Some((rest.as_bytes()[at], number(&rest[at + 1..]).ok_or_else(wrong)?))),
+            None => (rest, None),
+        };
+        let last = number(last).ok_or_else(wrong)?;
+        let mut value = first;
+        while value <= last {
+            values.push(value);
+            let next = match step {
+                None => value.checked_add(1),
+                Some((b'+', step)) => value.checked_add(step),
+                Some((_, factor)) => value.checked_mul(factor),
+            };
+            let next = next.filter(|next| *next > value && values.len() < VALUES_MAX);
+            value = next.ok_or_else(|| format!("'{part}': the range does not end"))?;
+        }
+    }
+    Ok(values)
+}
+
+/// `pp,tg`.
+fn pair(text: &str) -> Result<(u32, u32), String> {
+    let wrong = || format!("'{text}': expected two numbers, as in 512,128");
+    let (prompt, gen_) = text.split_once(',').ok_or_else(wrong)?;
+    let number = |word: &str| word.trim().parse().map_err(|_| wrong());
+    Ok((number(prompt)?, number(gen_)?))
+}
+
+/// Digits with an optional sign.
+fn number(text: &str) -> Option<i64> {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| text.parse().ok()).flatten()
+}
+
+/// Checks the models of all cases and the text before anything is measured or printed: a mistyped name is an error, not
+/// a row.
+pub fn check_files(cases: &[Case], source: &Source) -> Result<()> {
+    let mut known: Vec<&Path> = Vec::new();
+    for case in cases {
+        if !known.contains(&&*case.model) {
+            check_model(&case.model)?;
+            known.push(&case.model);
+        }
+        if let Some(LowSource::File(low)) = case.model_options()?.low {
+            check_model(&low).context("--low")?;
+        }
+    }
+    match source {
+        Source::Random => Ok(()),
+        Source::Text(path) => check_text(path).context("--prompt-file"),
+    }
+}
+
+fn check_model(path: &Path) -> Result<()> {
+    std::fs::metadata(path).with_context(|| format!("{}: cannot open this model", path.display()))?;
+    Gguf::open(path)?;
+    Ok(())
+}
+
+fn check_text(path: &Path) -> Result<()> {
+    let found =
+        std::fs::read_to_string(path).with_context(|| format!("{}: cannot read this file as text", path.display()))?;
+    ensure!(!found.trim().is_empty(), "{}: this file is empty, expected text", path.display());
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::ffi::OsString;
@@ -247,37 +327,33 @@ mod tests {
     use super::super::args::parse;
     use super::*;
 
-    fn all(words: &[&str]) -> Result<Vec<Case>> {
-        cases(&parse(words.iter().map(OsString::from)).unwrap(), || Ok("demo.gguf".into()))
-    }
-
-    fn names(words: &[&str]) -> Vec<String> {
-        all(words).unwrap().iter().map(|case| case.test.name()).collect()
+    fn all(line: &str) -> Result<Vec<Case>> {
+        cases(&parse(line.split_whitespace().map(OsString::from)).unwrap(), || Ok("demo.gguf".into()))
     }
 
     #[test]
     fn llama_benchs_tests() {
-        assert_eq!(names(&[]), ["pp512", "tg128"]);
-        assert_eq!(names(&["-p", "0", "-n", "64"]), ["tg64"]);
-        assert_eq!(names(&["-p", "8,16", "-n", "0", "-pg", "16,32"]), ["pp8", "pp16", "pp16+tg32"]);
-        assert_eq!(names(&["-p", "8", "-n", "4", "-d", "0-32+32"]), ["pp8", "tg4", "pp8 @ d32", "tg4 @ d32"]);
-        assert!(all(&["-p", "0", "-n", "0"]).unwrap_err().to_string().contains("nothing to test"));
+        for (line, expected) in [
+            ("", "pp512 tg128"),
+            ("-p 0 -n 64", "tg64"),
+            ("-p 8,16 -n 0 -pg 16,32", "pp8 pp16 pp16+tg32"),
+            ("-p 8 -n 4 -d 0-32+32", "pp8 tg4 pp8@d32 tg4@d32"),
+        ] {
+            let names: Vec<String> = all(line).unwrap().iter().map(|case| case.test.name().replace(' ', "")).collect();
+            assert_eq!(names.join(" "), expected, "{line}");
+        }
     }
 
     #[test]
     fn every_combination() {
-        let cases = all(&["-m", "a,b", "--limit", "1GiB,2GiB", "--policy", "lru,lfu", "-n", "0", "-t", "1,2"]).unwrap();
-        assert_eq!(cases.len(), 16);
-        assert_eq!(cases[0].words, ["--policy=lru"]);
-        assert_eq!((cases[0].threads, cases[1].threads), (1, 2));
-        assert_eq!(cases[2].words, ["--policy=lfu"]);
+        let cases = all("-m a,b --limit 1GiB,2GiB --policy lru,lfu -n 0 -t 1,2").unwrap();
+        assert_eq!((cases.len(), cases[0].threads, cases[1].threads), (16, 1, 2));
+        assert_eq!(
+            (&cases[0].words[..], &cases[2].words[..]),
+            (&["--policy=lru".into()][..], &["--policy=lfu".into()][..])
+        );
         assert_eq!((cases[4].limit, cases[8].model.to_str()), (Some(2 << 30), Some("b")));
-    }
-
-    #[test]
-    fn settings_of_a_case() {
-        let cases =
-            all(&["-p", "100", "-n", "0", "-b", "64", "-ctk", "q8_0", "-fa", "on", "-nkvo", "1", "-ngl", "3"]).unwrap();
+        let cases = all("-p 100 -n 0 -b 64 -ctk q8_0 -fa on -nkvo 1 -ngl 3").unwrap();
         let session = cases[0].session_options().unwrap();
         assert_eq!((session.n_ctx, session.n_batch, session.n_ubatch), (256, 64, 64));
         assert_eq!((session.type_k, session.flash_attn, session.kv_offload), (KvType::Q8_0, FlashAttn::On, false));
@@ -285,21 +361,44 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong() {
-        for (words, part) in [
-            (&["-p", "x"][..], "-p: 'x'"),
-            (&["-p", "9-1"], "-p 9-1: an empty range"),
-            (&["-b", "0"], "-b: expected numbers above 0"),
-            (&["-t", "1000"], "at most 512"),
-            (&["-ctk", "q9"], "-ctk: unknown KV cache type"),
-            (&["-fa", "maybe"], "-fa: unknown flash"),
-            (&["-nkvo", "2"], "-nkvo 2"),
-            (&["-pg", "1"], "-pg: '1'"),
-            (&["-p", "99999999"], "too large"),
-            (&["--precision", "exact", "--t1", "0.5"], "contradicts"),
+    fn mistakes() {
+        for (line, part) in [
+            ("-p x", "-p: 'x'"),
+            ("-p 9-1", "-p 9-1: an empty range"),
+            ("-p 0 -n 0", "nothing to test"),
+            ("-b 0", "-b: expected numbers above 0"),
+            ("-t 1000", "at most 512"),
+            ("-ctk q9", "-ctk: unknown KV cache type"),
+            ("-fa maybe", "-fa: unknown flash"),
+            ("-nkvo 2", "-nkvo 2"),
+            ("-pg 1", "-pg: '1'"),
+            ("-p 99999999", "too large"),
+            ("--precision exact --t1 0.5", "contradicts"),
         ] {
-            let error = all(words).unwrap_err().to_string();
-            assert!(error.contains(part), "{words:?}: {error}");
+            let error = all(line).unwrap_err().to_string();
+            assert!(error.contains(part), "{line}: {error}");
         }
+    }
+
+    #[test]
+    fn lists_and_ranges() {
+        for (text, expected) in [
+            ("512", &[512][..]),
+            ("16,32", &[16, 32]),
+            ("1-3", &[1, 2, 3]),
+            ("0-4096+1024", &[0, 1024, 2048, 3072, 4096]),
+            ("16-64*2,7", &[16, 32, 64, 7]),
+            ("5-4", &[]),
+        ] {
+            assert_eq!(integers(text, false).as_deref(), Ok(expected), "{text}");
+        }
+        assert_eq!(integers("-1,99", true), Ok(vec![-1, 99]));
+        for bad in ["", "a", "1,", "1-", "-1", "1-2+", "1-2x3", "1-4*1", "0-4*2", "1-4+0", "+1", "99999999999999999999"]
+        {
+            assert!(integers(bad, false).is_err(), "{bad}");
+        }
+        assert!(integers("0-9999999", false).unwrap_err().contains("does not end"));
+        assert_eq!(pair("16,32"), Ok((16, 32)));
+        assert!(["", "16", "16,", "a,1", "1,2,3", "-1,2"].iter().all(|bad| pair(bad).is_err()));
     }
 }

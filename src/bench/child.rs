@@ -1,32 +1,33 @@
 //! The process of one run: opens an engine, evaluates, and reports results and costs.
 
 use std::array;
+use std::fs;
 use std::io::{self, Write};
 use std::ops::{Add, Sub};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::answer::{Answer, Rep};
 use super::case::Task;
-use super::engine::{Engine, open};
-use super::process::{Footprint, disk_bytes, heap_bytes};
+use super::engine::{Engine, Tokens, open};
 use super::record::{Moment, Record};
 use super::start::now_ns;
-use super::tokens::Tokens;
 use hobbit::{DeviceKind, Token};
+use hobbit_core::expert::Extent;
+use hobbit_core::gguf::{ExpertMap, Gguf};
+use hobbit_core::pack::Pack;
+use hobbit_core::store::{self, StoreKind, measure_random_read, probe};
 
 /// Interval between samples of the process.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Runs the task.
-///
-/// # Errors
-/// As [`open`]; a text that is too short; a failed evaluation.
 pub fn run(task: &Task) -> Result<Answer> {
     let is_verbose = task.verbose;
     hobbit::set_log(move |level, text| {
@@ -194,5 +195,139 @@ impl Watch {
         self.is_over.store(true, Ordering::Release);
         self.thread.thread().unpark();
         self.thread.join().unwrap_or_default()
+    }
+}
+
+/// The memory and the handles of this process at one time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Footprint {
+    /// Resident set in bytes.
+    rss: u64,
+    /// Largest resident set so far in bytes.
+    peak_rss: u64,
+    /// Anonymous memory of the resident set in bytes.
+    anon: u64,
+    /// Threads.
+    threads: u32,
+    /// Open file descriptors.
+    fds: u32,
+}
+
+impl Footprint {
+    /// `None` where the system does not tell.
+    fn now() -> Option<Self> {
+        let status = fs::read_to_string("/proc/self/status").ok()?;
+        let field = |key: &str| -> Option<u64> {
+            let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+            line.split_whitespace().next()?.parse().ok()
+        };
+        let fds = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u32;
+        Some(Self {
+            rss: field("VmRSS")? << 10,
+            peak_rss: field("VmHWM")? << 10,
+            anon: field("RssAnon").unwrap_or(0) << 10,
+            threads: field("Threads").unwrap_or(0) as u32,
+            fds: fds.saturating_sub(1), // Looking opens one.
+        })
+    }
+}
+
+/// Bytes that malloc has handed out and not got back; `None` where it does not tell.
+fn heap_bytes() -> Option<u64> {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        // SAFETY: no arguments; counts under malloc's own locks.
+        let info = unsafe { libc::mallinfo2() };
+        Some((info.uordblks + info.hblkhd) as u64)
+    }
+    #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+    None
+}
+
+/// Bytes that the kernel has fetched from disks for this process so far.
+fn disk_bytes() -> Result<u64> {
+    let io = fs::read_to_string("/proc/self/io").context("/proc/self/io")?;
+    let bytes = io.lines().find_map(|line| line.strip_prefix("read_bytes: ")?.parse().ok());
+    bytes.context("no read_bytes in /proc/self/io")
+}
+
+/// Queue depths to try.
+const DEPTHS: [usize; 3] = [4, 8, 16];
+/// Maximum bytes read per depth.
+const BYTES_MAX: u64 = 2 << 30;
+
+/// Bytes per second of random reads of single expert slices of a model, at the best of several queue depths, each
+/// measured for `time`, with direct I/O where possible.
+pub fn random_reads(model: &Path, time: Duration) -> Result<f64> {
+    let gguf = Gguf::open(model)?;
+    let (ranges, slice_bytes) = match Pack::is_pack(&gguf) {
+        true => of_pack(&Pack::open(model)?),
+        false => of_plain(&gguf.experts()?),
+    };
+    ensure!(slice_bytes > 0, "{}: a dense model has no experts to read", model.display());
+    let files: Vec<PathBuf> = gguf.files.iter().map(|file| file.path.clone()).collect();
+    let can_direct = probe::io_uring().is_ok() && files.iter().all(|file| probe::direct(file).is_ok());
+    let store = store::open(if can_direct { StoreKind::Direct } else { StoreKind::Buffered }, &files)?;
+    DEPTHS.into_iter().try_fold(0.0, |best: f64, depth| {
+        let measured = measure_random_read(&*store, &ranges, slice_bytes, depth, BYTES_MAX, time);
+        let measured = measured.with_context(|| format!("{}: measuring the disk", model.display()))?;
+        Ok(best.max(measured.bytes_per_second()))
+    })
+}
+
+/// The extents of a plain model's experts, and the mean bytes of a slice.
+fn of_plain(experts: &ExpertMap) -> (Vec<Extent>, u64) {
+    let tensors: Vec<_> = experts.layers.iter().flat_map(|layer| &layer.tensors).collect();
+    let ranges = tensors.iter().map(|tensor| {
+        let first = tensor.extent(0);
+        Extent { len: first.len * u64::from(tensor.n_expert), ..first }
+    });
+    let bytes: u64 = tensors.iter().map(|tensor| tensor.slice_bytes).sum();
+    (ranges.collect(), bytes / tensors.len().max(1) as u64)
+}
+
+/// The same for a pack, whose records have several slices each.
+fn of_pack(pack: &Pack) -> (Vec<Extent>, u64) {
+    let records = pack.raw.tensors.iter().filter(|tensor| tensor.name.contains(".ffn_exps."));
+    let versions: Vec<_> = pack.catalog.layers.iter().flat_map(|layer| &layer.high).collect();
+    let bytes: u64 = versions.iter().map(|version| version.bytes()).sum();
+    let n_slices: usize = versions.iter().map(|version| version.slices.len()).sum();
+    (records.map(|tensor| tensor.extent).collect(), bytes / n_slices.max(1) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+
+    use hobbit_core::gguf::CopyOnly;
+    use hobbit_core::pack::{PackKind, PackSpec, write};
+
+    use super::*;
+
+    #[test]
+    fn this_process() {
+        let now = Footprint::now().unwrap();
+        assert!(now.rss > 0 && now.peak_rss >= now.rss && now.threads > 0 && now.fds < 10_000, "{now:?}");
+        assert!(disk_bytes().unwrap() <= disk_bytes().unwrap());
+        assert!(heap_bytes().is_none_or(|bytes| bytes > 0));
+    }
+
+    /// The same slices, in any file.
+    #[test]
+    fn packs_are_read_as_plain_models() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
+        let source = Gguf::open(&model).unwrap();
+        let (ranges, slice_bytes) = of_plain(&source.experts().unwrap());
+        let bytes: u64 = ranges.iter().map(|range| range.len).sum();
+        for nested in [false, true] {
+            let out = dir.path().join(format!("{nested}.gguf"));
+            let spec = PackSpec { nested, ..PackSpec::new(PackKind::Full) };
+            write(&source, &out, &spec, &CopyOnly, &mut |_| ControlFlow::Continue(())).unwrap();
+            let (own, own_slice_bytes) = of_pack(&Pack::open(&out).unwrap());
+            assert_eq!(own_slice_bytes, slice_bytes);
+            assert!(own.iter().map(|range| range.len).sum::<u64>() >= bytes);
+        }
+        assert!(random_reads(&dir.path().join("true.gguf"), Duration::from_millis(1)).unwrap() > 0.0);
     }
 }

@@ -1,12 +1,13 @@
-//! hobbit and plain llama.cpp behind one interface.
+//! hobbit and plain llama.cpp behind one interface, and the tokens that both evaluate.
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
+use rand_mt::Mt64;
 
 use super::answer::Traffic;
 use super::args::Who;
-use super::case::Task;
+use super::case::{Source, Task, Test};
 use super::record::{More, Record};
 use hobbit::engine::{Stock, StockOptions};
 use hobbit::options::Repack;
@@ -200,5 +201,110 @@ impl Engine for Stock {
     fn describe(&self) -> Record {
         let (model_type, model_size, model_n_params) = Stock::describe(self);
         Record { model_type, model_size, model_n_params, ..Record::default() }
+    }
+}
+
+/// llama-bench's random numbers use C's default seed; ours use the same seed with another generator.
+const SEED: u64 = 1;
+
+/// All tokens to evaluate: each repetition takes the next piece, and starts over after the last.
+#[derive(Debug)]
+pub struct Tokens {
+    test: Test,
+    row: Vec<Token>,
+}
+
+/// The tokens of one repetition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece<'a> {
+    test: Test,
+    tokens: &'a [Token],
+}
+
+impl<'a> Piece<'a> {
+    /// Tokens in the context beforehand.
+    pub fn depth(self) -> &'a [Token] {
+        &self.tokens[..self.test.n_depth as usize]
+    }
+
+    /// The prompt.
+    pub fn prompt(self) -> &'a [Token] {
+        &self.tokens[self.test.n_depth as usize..][..self.test.n_prompt as usize]
+    }
+
+    /// Tokens evaluated one by one.
+    pub fn singles(self) -> &'a [Token] {
+        &self.tokens[(self.test.n_depth + self.test.n_prompt) as usize..]
+    }
+}
+
+impl Tokens {
+    /// Reads and tokenises the task's source.
+    pub fn of(task: &Task, engine: &dyn Engine) -> Result<Self> {
+        let row = match &task.source {
+            Source::Random => random(task, engine.n_vocab()),
+            Source::Text(path) => {
+                let text = std::fs::read_to_string(path);
+                let text = text.with_context(|| format!("{}: cannot read this file as text", path.display()))?;
+                engine.tokenize(&text)?
+            }
+        };
+        Self::new(task.case.test, row, engine.bos())
+    }
+
+    fn new(test: Test, mut row: Vec<Token>, bos: Option<Token>) -> Result<Self> {
+        let n = test.n_tokens();
+        ensure!(
+            row.len() >= n,
+            "the text has {} tokens, and a repetition takes {n}: give a longer --prompt-file, or smaller -p, -n, -pg \
+             and -d",
+            row.len()
+        );
+        if let Some(bos) = bos {
+            row.iter_mut().step_by(n).for_each(|first| *first = bos);
+        }
+        Ok(Self { test, row })
+    }
+
+    /// The tokens of a repetition.
+    pub fn rep(&self, rep: u32) -> Piece<'_> {
+        let n = self.test.n_tokens();
+        let first = rep as usize % (self.row.len() / n) * n;
+        Piece { test: self.test, tokens: &self.row[first..first + n] }
+    }
+}
+
+/// Tokens for all repetitions and the warm-up.
+fn random(task: &Task, n_vocab: usize) -> Vec<Token> {
+    let (mut random, n_vocab) = (Mt64::new(SEED), n_vocab.max(1) as u64);
+    let n_pieces = (task.first_rep + task.reps + 1) as usize;
+    (0..task.case.test.n_tokens() * n_pieces).map(|_| (random.next_u64() % n_vocab) as Token).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::case::Case;
+    use super::*;
+
+    const TEST: Test = Test { n_prompt: 2, n_gen: 1, n_depth: 1 };
+
+    #[test]
+    fn a_text_continues_from_repetition_to_repetition() {
+        let tokens = Tokens::new(TEST, (97..107).collect(), Some(1000)).unwrap();
+        let first = tokens.rep(0);
+        assert_eq!((first.depth(), first.prompt(), first.singles()), (&[1000][..], &[98, 99][..], &[100][..]));
+        assert_eq!(tokens.rep(1).prompt(), [102, 103]);
+        assert_eq!(tokens.rep(2), first, "it begins again");
+        let error = Tokens::new(TEST, vec![1, 2, 3], None).unwrap_err().to_string();
+        assert!(error.contains("has 3 tokens, and a repetition takes 4"), "{error}");
+    }
+
+    #[test]
+    fn random_tokens_are_the_same_each_time_and_differ_by_repetition() {
+        let task = Task { reps: 2, case: Case { test: TEST, ..Case::default() }, ..Task::default() };
+        let tokens = Tokens::new(TEST, random(&task, 256), None).unwrap();
+        assert_eq!(random(&task, 256), tokens.row);
+        assert_ne!(tokens.rep(0), tokens.rep(1));
+        assert!(tokens.rep(2).prompt().iter().all(|token| (0..256).contains(token)), "the warm-up's");
     }
 }

@@ -12,23 +12,17 @@ use serde::{Deserialize, Serialize};
 pub struct Host {
     /// Name of the directory of results.
     pub machine: String,
-    /// Name of the processor.
     pub cpu: String,
     /// Cores that this process may use.
     pub cores: usize,
-    /// Memory in bytes.
     pub ram_bytes: u64,
-    /// Release of the kernel.
     pub kernel: String,
-    /// Name and version of the system around it.
     pub os: String,
     /// The disk of the model.
     pub disk: DiskKind,
     /// The commit that was built, or `unknown`.
     pub commit: String,
-    /// hobbit's version.
     pub hobbit: String,
-    /// Version of llama.cpp's bindings.
     pub llama_cpp_sys: String,
     /// CPU features that llama.cpp uses.
     pub system_info: String,
@@ -40,11 +34,9 @@ pub struct Host {
 pub struct DiskKind {
     /// `nvme`, `virtio`, `ssd`, `hdd`, or `unknown`.
     pub kind: String,
-    /// The disk's own model name.
     pub model: Option<String>,
     /// The kernel's read-ahead, which page faults depend on.
     pub read_ahead_kib: Option<u64>,
-    /// The I/O scheduler.
     pub scheduler: Option<String>,
 }
 

@@ -58,16 +58,13 @@ record! {
     n_gpu_layers: i32,
     /// Layers whose experts stay on the CPU.
     n_cpu_moe: u32,
-    /// How devices share the model.
     split_mode: String,
     /// The device used alone.
     main_gpu: u32,
     no_kv_offload: bool,
     /// -1 auto, 0 off, 1 on.
     flash_attn: i32,
-    /// Devices, or `auto`.
     devices: String,
-    /// Portions for the devices.
     tensor_split: String,
     /// `-ot`, or `none`.
     tensor_buft_overrides: String,
@@ -121,11 +118,8 @@ record! {
     hobbit_n_expert_used: Option<u32>,
     /// `exact` or `dynamic`.
     hobbit_precision: Option<String>,
-    /// Eviction policy.
     hobbit_policy: Option<String>,
-    /// Predictor of experts.
     hobbit_predictor: Option<String>,
-    /// Whether predicted experts are prefetched.
     hobbit_prefetch: Option<String>,
     /// Which kernels may multiply in batches.
     hobbit_kernels: Option<String>,
@@ -138,13 +132,9 @@ record! {
     hobbit_bytes: Option<u64>,
     /// Bytes that the kernel read for the process.
     hobbit_disk_bytes: Option<u64>,
-    /// Hits of single tokens.
     hobbit_decode_hits: Option<u64>,
-    /// Misses of single tokens.
     hobbit_decode_misses: Option<u64>,
-    /// Bytes that hobbit read for single tokens.
     hobbit_decode_bytes: Option<u64>,
-    /// Time that single tokens waited for reads.
     hobbit_decode_stall_ns: Option<u64>,
     /// Time that the computation waited for reads.
     hobbit_stall_ns: Option<u64>,
@@ -170,7 +160,7 @@ record! {
     hobbit_limit_hits: Option<u64>,
     /// Evaluations that this engine and the baseline both made.
     hobbit_logits_compared: Option<u64>,
-    /// Of the compared evaluations, those with identical bits.
+    /// Compared evaluations with identical bits.
     hobbit_logits_equal: Option<u64>,
     /// `ok`, `killed` (by the limit) or `failed: ` and why.
     hobbit_outcome: String,
@@ -180,9 +170,7 @@ record! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct More {
-    /// Time of each repetition.
     pub samples_ns: Vec<u64>,
-    /// Tokens per second of each repetition.
     pub samples_ts: Vec<f64>,
     /// Time of each repetition's prompt.
     pub hobbit_prompt_ns: Vec<u64>,
@@ -192,12 +180,10 @@ pub struct More {
     pub hobbit_threads_tried: Vec<Tried>,
     /// Time of every single token, in order.
     pub hobbit_steps_ns: Vec<u64>,
-    /// The process over time.
     pub hobbit_series: Vec<Moment>,
     /// Cost of stopping after every router for a single token in plain llama.cpp, if it follows recorded routes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hobbit_stops_ns: Option<i64>,
-    /// Kernels tried for batches.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hobbit_kernel_trials: Vec<KernelTrial>,
     /// How single tokens met `--target-latency`: a [`LatencyReport`](hobbit::stats::LatencyReport). A JSON value,
@@ -213,7 +199,6 @@ pub struct More {
 pub struct Moment {
     /// Time since the process started.
     pub t_ns: u64,
-    /// Resident set in bytes.
     pub rss: u64,
     /// Anonymous part of the resident set.
     pub anon: u64,
@@ -229,7 +214,6 @@ pub struct Moment {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tried {
-    /// llama.cpp's threads.
     pub threads: i32,
     /// Tokens per second, prompt and single tokens together; `None` if the run failed.
     pub tokens_per_second: Option<f64>,

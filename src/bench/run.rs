@@ -11,19 +11,18 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::answer::{Run, answers, equal_logits, ggml_build, record};
 use super::args::{self, Format, Typed, Who};
-use super::case::{Case, Source, Task, cases};
-use super::disk::random_reads;
+use super::case::{Case, Source, Task, Test, cases, check_files};
+use super::child::random_reads;
 use super::host::Host;
 use super::print::{Printer, Shown};
 use super::record::{Record, Tried};
-use super::threads;
-use super::{child, inputs, start};
+use super::{child, start};
 use crate::devices;
 use crate::download;
 use crate::exit::{self, USAGE};
+use crate::manuals;
 use crate::memory;
 use crate::output::{say, tell};
-use crate::pages::{self, Spelling};
 use crate::resolve::{Surroundings, Verbosity};
 use crate::run::Process;
 use crate::signals::{self, Interrupted};
@@ -54,7 +53,7 @@ fn inner(words: &[OsString], work: impl Fn(&str) -> Result<String>) -> Result<u8
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let words: Vec<OsString> = words.collect();
-    if let Some(answered) = pages::answer(args::command, Spelling::LlamaCpp, &words) {
+    if let Some(answered) = manuals::answer(args::command, &words) {
         return answered;
     }
     let mut typed = match args::parse(words) {
@@ -76,14 +75,14 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
             return Ok(USAGE);
         }
     };
-    let mut told = Vec::new();
-    for note in cases.iter().flat_map(|case| args::expert_notes(&case.words).unwrap_or_default()) {
-        if !told.contains(&note) {
+    let mut printed = Vec::new();
+    for note in cases.iter().filter_map(|case| args::expert_args(&case.words).ok()).flat_map(|(_, notes)| notes) {
+        if !printed.contains(&note) {
             tell(format_args!("{note}"));
-            told.push(note);
+            printed.push(note);
         }
     }
-    inputs::check(&cases, &source(&typed))?;
+    check_files(&cases, &source(&typed))?;
     start::end_with_signals()?;
     let output = &typed.bench.output;
     let shown = shown(&typed, &cases);
@@ -225,7 +224,7 @@ impl<'a> Bench<'a> {
         if !self.order.contains(&Who::Stock) || candidates.len() < 2 {
             return Ok(Vec::new());
         }
-        let short = Case { test: threads::trial(case.test), ..case.clone() };
+        let short = Case { test: trial(case.test), ..case.clone() };
         if let Some((_, tried)) = self.trials.iter().find(|(known, _)| *known == short) {
             return Ok(tried.clone());
         }
@@ -255,7 +254,7 @@ impl<'a> Bench<'a> {
         let mut case = case.clone();
         if who == Who::Stock {
             let given = || self.candidates().first().copied();
-            case.threads = threads::best(tried).or_else(given).unwrap_or(case.threads);
+            case.threads = fastest(tried).or_else(given).unwrap_or(case.threads);
         }
         Task {
             who,
@@ -294,5 +293,38 @@ impl<'a> Bench<'a> {
                 Ok(Some(speed))
             }
         }
+    }
+}
+
+/// Tokens of a trial, in the context, prompt and decoded: enough to separate the candidates.
+const TRIAL: Test = Test { n_prompt: 32, n_gen: 8, n_depth: 64 };
+
+/// The fastest number; on a tie, the first.
+fn fastest(tried: &[Tried]) -> Option<i32> {
+    let speed = |one: &Tried| one.tokens_per_second.unwrap_or(0.0);
+    // On a tie `max_by` takes the last.
+    tried.iter().rev().max_by(|a, b| speed(a).total_cmp(&speed(b))).map(|one| one.threads)
+}
+
+/// The trial for a test.
+fn trial(test: Test) -> Test {
+    Test {
+        n_prompt: test.n_prompt.min(TRIAL.n_prompt),
+        n_gen: test.n_gen.min(TRIAL.n_gen),
+        n_depth: test.n_depth.min(TRIAL.n_depth),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fastest_number_of_threads_wins_and_the_first_of_equals() {
+        let tried = |threads, speed| Tried { threads, tokens_per_second: speed };
+        assert_eq!(fastest(&[tried(2, Some(3.0)), tried(4, Some(5.0)), tried(8, Some(5.0))]), Some(4));
+        assert_eq!(fastest(&[tried(2, None), tried(4, Some(0.1))]), Some(4), "the other was killed");
+        assert_eq!((fastest(&[tried(2, None), tried(4, None)]), fastest(&[])), (Some(2), None));
+        assert_eq!(Tried::new(2, 40, 4_000_000_000), tried(2, Some(10.0)));
     }
 }

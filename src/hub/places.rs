@@ -11,8 +11,6 @@ pub const HUB: &str = "https://huggingface.co";
 pub struct Token(String);
 
 impl Token {
-    /// # Errors
-    /// The text cannot stand in a header.
     pub fn new(text: &str) -> Result<Self, String> {
         let is_sound = !text.is_empty() && text.len() <= 1024 && text.bytes().all(|b| b.is_ascii_graphic());
         is_sound.then(|| Self(text.to_owned())).ok_or_else(|| "expected a token such as hf_...".to_owned())
@@ -59,9 +57,6 @@ pub struct Given {
 
 impl Places {
     /// `variable` looks into the environment, `read` has a small file's text.
-    ///
-    /// # Errors
-    /// No home directory and no variable that says where; an endpoint that is no URL; a token that cannot be one.
     pub fn new(
         given: Given,
         variable: impl Fn(&str) -> Option<OsString>,
@@ -139,6 +134,9 @@ mod tests {
         let both = &[("HOME", "/h"), ("HF_ENDPOINT", "http://a"), ("MODEL_ENDPOINT", "https://b/x/")];
         assert_eq!(endpoint(both).unwrap(), "https://b/x");
         assert!(endpoint(&[("HOME", "/h"), ("HF_ENDPOINT", "a")]).unwrap_err().contains("'a' is no URL"));
+        let offline = |set| places(set, Given::default()).unwrap().offline;
+        assert!(offline(&[("HOME", "/h"), ("HF_HUB_OFFLINE", "yes")]));
+        assert!(!offline(&[("HOME", "/h"), ("HF_HUB_OFFLINE", "0")]));
     }
 
     #[test]
@@ -158,14 +156,5 @@ mod tests {
         assert!(places("hf secret").unwrap_err().contains("HF_TOKEN") && places(" ").unwrap().token.is_none());
         assert!(Token::new("a b").is_err() && Token::new("a\r\nX: y").is_err() && Token::new("").is_err());
         assert_eq!(format!("{:?}", Token::new("secret").unwrap()), "Token(...)");
-    }
-
-    #[test]
-    fn offline_by_the_hubs_variable() {
-        let offline = |set| places(set, Given::default()).unwrap().offline;
-        assert!(
-            offline(&[("HOME", "/h"), ("HF_HUB_OFFLINE", "yes")])
-                && !offline(&[("HOME", "/h"), ("HF_HUB_OFFLINE", "0")])
-        );
     }
 }

@@ -1,18 +1,19 @@
-//! Models of the Hub, in the layout of its own cache: `blobs` by content, `snapshots` of commits that link to them, `refs`
-//! that name commits. Files that other clients of the Hub fetched are found, and the other way round.
+//! Where models belong. Those of the Hub have the layout of its own cache: `blobs` by content, `snapshots` of commits
+//! that link to them, `refs` that name commits. Files that other clients of the Hub fetched are found, and the other
+//! way round. Models of other servers are kept by URL: each directory of a server has one in the cache, with all parts
+//! of a split model.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
+use xxhash_rust::xxh3::xxh3_64;
 
-use super::Witness;
-use super::choice::{Want, choose};
-use super::error::{HubError, failed};
-use super::names::{RepoId, blob_name, is_commit, is_sha256, path_within};
+use super::names::{RepoId, Want, blob_name, choose, file_of_url, is_commit, is_sha256, parts_of, path_within};
 use super::places::Places;
-use super::transfer::{self, Item, Lock, check_space, make_directory_of};
-use super::web::{TRIES, Web};
+use super::transfer::{self, Item, Lock, check_space, etag_of, make_directory_of};
+use super::web::{Announced, TRIES, Web};
+use super::{HubError, Witness, failed};
 
 /// The branch that is fetched.
 const BRANCH: &str = "main";
@@ -61,11 +62,14 @@ struct Repo<'a> {
     folder: String,
 }
 
-/// Downloads the missing files of the wanted model; returns the first one's path.
-///
-/// # Errors
-/// The repository has no such model, or [`transfer::fetch`] failed.
-pub fn fetch(id: &RepoId, want: &Want, places: &Places, web: &Web, witness: &dyn Witness) -> Result<PathBuf, HubError> {
+/// Downloads the missing files of a model of the Hub; returns the first one's path.
+pub fn fetch_repo(
+    id: &RepoId,
+    want: &Want,
+    places: &Places,
+    web: &Web,
+    witness: &dyn Witness,
+) -> Result<PathBuf, HubError> {
     let repo = Repo { id, places, folder: format!("models--{}", id.as_str().replace('/', "--")) };
     let kept = repo.kept(want);
     if places.offline {
@@ -107,7 +111,7 @@ impl Repo<'_> {
         let names: Vec<String> = info.siblings.iter().map(|file| file.rfilename.clone()).collect();
         let hostile = names.iter().filter(|name| path_within(name).is_none()).count();
         if hostile > 0 {
-            witness.note(&format!("{}: {hostile} names of files lead elsewhere and are passed over", self.id));
+            witness.note(&format!("{}: {hostile} names of files lead out of the repository and are ignored", self.id));
         }
         let chosen = choose(&names, want).map_err(|source| HubError::Choice { repo: self.id.to_string(), source })?;
         let snapshot = self.path(&["snapshots", &info.sha]);
@@ -151,10 +155,10 @@ impl Repo<'_> {
         let (blob, size) = match blob {
             Some(blob) => (blob, size),
             None => {
-                let said = web.head(&url, &what, TRIES, witness)?;
-                let blob = said.sha256.or_else(|| blob_name(&said.etag?));
+                let announced = web.head(&url, &what, TRIES, witness)?;
+                let blob = announced.sha256.or_else(|| blob_name(&announced.etag?));
                 let why = || "there is no etag to keep it by".to_owned();
-                (blob.ok_or_else(|| HubError::Answer { what: what.clone(), why: why() })?, said.size)
+                (blob.ok_or_else(|| HubError::Answer { what: what.clone(), why: why() })?, announced.size)
             }
         };
         Ok(Item {
@@ -215,9 +219,72 @@ fn files_in(directory: &Path, prefix: &str, depth: usize, names: &mut Vec<String
     }
 }
 
+/// Downloads the missing files of the model at `url`; returns the first one's path.
+pub fn fetch_url(url: &str, places: &Places, web: &Web, witness: &dyn Witness) -> Result<PathBuf, HubError> {
+    let items = items(url, places)?;
+    for item in &items {
+        if !places.offline {
+            let _lock = Lock::take(item, witness)?;
+            update(item, web, witness)?;
+        } else if !item.target.is_file() {
+            let (what, place) = (item.name.clone(), item.target.clone());
+            return Err(HubError::NotCached { what, place, why: "it was not fetched".to_owned() });
+        }
+    }
+    Ok(items[0].target.clone())
+}
+
+/// The files of the model at a URL, the first part first.
+fn items(url: &str, places: &Places) -> Result<Vec<Item>, HubError> {
+    let no_file =
+        || HubError::Given(format!("--model-url: '{url}' names no file, expected one such as https://host/model.gguf"));
+    let name = file_of_url(url).ok_or_else(no_file)?;
+    let (path, query) = url.split_at(url.find(['?', '#']).unwrap_or(url.len()));
+    let query = query.split('#').next().unwrap_or_default();
+    let directory = &path[..path.len() - name.len()];
+    let host = directory.split("://").nth(1).and_then(|rest| rest.split('/').next()).unwrap_or_default();
+    let host = host.rsplit('@').next().unwrap_or_default(); // without a user's name and password
+    let host = host.replace(|c: char| !(c.is_ascii_alphanumeric() || c == '.' || c == '-'), "_");
+    let hash = xxh3_64(format!("{directory}{query}").as_bytes());
+    let place = places.urls.join("url").join(format!("{}-{hash:016x}", host.trim_start_matches('.')));
+    let item = |name: String| Item {
+        url: format!("{directory}{name}{query}"),
+        target: place.join(&name),
+        lock: place.join(format!("{name}.lock")),
+        name,
+        ..Item::default()
+    };
+    Ok(parts_of(name).into_iter().map(item).collect())
+}
+
+/// Downloads a file if it is missing, or if the server has another version by now.
+fn update(item: &Item, web: &Web, witness: &dyn Witness) -> Result<(), HubError> {
+    let (is_here, etag) = (item.target.is_file(), etag_of(&item.target));
+    if is_here && etag.is_none() {
+        return Ok(()); // a change could not be seen
+    }
+    let Announced { etag: current, sha256, size } =
+        match web.head(&item.url, &item.name, if is_here { 1 } else { TRIES }, witness) {
+            Ok(announced) => announced,
+            Err(error) if is_here => {
+                witness.note(&format!("{error}; taking what is in the cache"));
+                return Ok(());
+            }
+            // Some servers do not answer HEAD, and have the file.
+            Err(HubError::Refused { .. } | HubError::Denied { .. } | HubError::NotFound { .. }) => Announced::default(),
+            Err(error) => return Err(error),
+        };
+    if is_here && (current.is_none() || current == etag) {
+        return Ok(());
+    }
+    let size = size.filter(|_| sha256.is_some()); // others are asked with GET
+    transfer::fetch(web, &Item { sha256, size, etag: current, ..item.clone() }, witness)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hub::places::HUB;
 
     #[test]
     fn paths_are_escaped() {
@@ -229,5 +296,40 @@ mod tests {
         let blob = Path::new("/c/models--a--b/blobs/x");
         assert_eq!(relative(blob, Path::new("/c/models--a--b/snapshots/s")), Path::new("../../blobs/x"));
         assert_eq!(relative(blob, Path::new("/c/models--a--b/snapshots/s/Q4")), Path::new("../../../blobs/x"));
+    }
+
+    fn targets(url: &str) -> Result<Vec<(String, String)>, String> {
+        let places = Places { endpoint: HUB.into(), hub: "/h".into(), urls: "/u".into(), token: None, offline: false };
+        let items = items(url, &places).map_err(|error| error.to_string())?;
+        Ok(items.into_iter().map(|item| (item.url, item.target.display().to_string())).collect())
+    }
+
+    #[test]
+    fn each_directory_of_a_server_has_one_here() {
+        let one = &targets("https://user:secret@h:80/a/m.gguf?x=1#f").unwrap()[0];
+        assert_eq!(one.0, "https://user:secret@h:80/a/m.gguf?x=1");
+        assert!(
+            one.1.starts_with("/u/url/h_80-") && one.1.ends_with("/m.gguf") && !one.1.contains("secret"),
+            "{}",
+            one.1
+        );
+        assert_ne!(one.1, targets("https://user:secret@h:80/b/m.gguf?x=1").unwrap()[0].1);
+        assert_ne!(one.1, targets("https://user:secret@h:80/a/m.gguf?x=2").unwrap()[0].1);
+    }
+
+    #[test]
+    fn parts_are_neighbours() {
+        let both = targets("http://h/m-00002-of-00002.gguf?t=1").unwrap();
+        assert_eq!(both[0].0, "http://h/m-00001-of-00002.gguf?t=1");
+        assert_eq!(both[1].0, "http://h/m-00002-of-00002.gguf?t=1");
+        assert_eq!(both[0].1.rsplit_once('/').unwrap().0, both[1].1.rsplit_once('/').unwrap().0);
+    }
+
+    #[test]
+    fn urls_without_a_file_are_refused() {
+        for bad in ["m.gguf", "http://h/", "http://h/..", "http://h/a\\b", "http://../../m"] {
+            let found = targets(bad);
+            assert!(found.is_err() || found.unwrap()[0].1.starts_with("/u/url/"), "{bad}");
+        }
     }
 }

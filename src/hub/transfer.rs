@@ -1,5 +1,5 @@
-//! Downloads one file: resumes it where it broke off, locks out other processes, checks size, free space and checksum, and
-//! only then gives it its name.
+//! Downloads one file: resumes it where it broke off, locks out other processes, checks size, free space and checksum,
+//! and only then gives it its name.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -10,9 +10,8 @@ use std::time::Duration;
 use hobbit_core::units::Bytes;
 use sha2::{Digest, Sha256};
 
-use super::Witness;
-use super::error::{HubError, failed};
 use super::web::{Answer, Patience, TRIES, Web, etag, header, is_etag, number};
+use super::{HubError, Witness, failed};
 
 /// Bytes that are written at once.
 const PIECE: usize = 1 << 18;
@@ -226,7 +225,7 @@ impl<'a> Transfer<'a> {
         let mut headers = Vec::new();
         if self.at > 0 {
             headers.push(("range", &*range));
-            // A checksum says more than an etag, and weak etags say nothing of bytes.
+            // A checksum is stronger than an etag, and a weak etag does not identify bytes.
             let is_checked = self.item.is_addressed || self.item.sha256.is_some();
             headers.extend(
                 self.etag.as_deref().filter(|etag| !is_checked && is_strong(etag)).map(|etag| ("if-range", etag)),
@@ -299,17 +298,17 @@ impl<'a> Transfer<'a> {
                     return Err(HubError::NotGguf { name: self.item.name.clone(), begins });
                 }
             }
-            let said = self.at + read as u64;
-            if let Some(expected) = self.size.filter(|size| said > *size) {
-                return Err(HubError::Size { name: self.item.name.clone(), said, expected });
+            let now = self.at + read as u64;
+            if let Some(expected) = self.size.filter(|size| now > *size) {
+                return Err(HubError::Size { name: self.item.name.clone(), found: now, expected });
             }
-            if said - checked_at >= SPACE_CHECK {
-                checked_at = said;
+            if now - checked_at >= SPACE_CHECK {
+                checked_at = now;
                 self.check_room()?;
             }
             self.file.write_all(&piece[..read]).map_err(failed(&self.part, "write this part of a download"))?;
             self.sum.update(&piece[..read]);
-            self.at = said;
+            self.at = now;
             self.witness.at(self.at);
         }
         if self.size != Some(self.at) {
@@ -319,14 +318,14 @@ impl<'a> Transfer<'a> {
     }
 
     /// Compares the length that the server announces. A file without a length could be cut or endless.
-    fn expect(&mut self, said: Option<u64>) -> Result<(), HubError> {
-        match (self.size, said) {
-            (Some(expected), Some(said)) if said != expected => {
-                Err(HubError::Size { name: self.item.name.clone(), said, expected })
+    fn expect(&mut self, announced: Option<u64>) -> Result<(), HubError> {
+        match (self.size, announced) {
+            (Some(expected), Some(found)) if found != expected => {
+                Err(HubError::Size { name: self.item.name.clone(), found, expected })
             }
             (None, None) => Err(HubError::NoLength { name: self.item.name.clone() }),
             (None, Some(_)) => {
-                self.size = said;
+                self.size = announced;
                 self.witness.begin(&self.item.name, self.size, self.at);
                 Ok(())
             }
@@ -397,7 +396,7 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// First byte, and length of the file if the server says it, of `bytes 5-9/10`.
+/// First byte, and length of the file if it is known, of `bytes 5-9/10`.
 fn range_of(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, all) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
     let all = if all == "*" { None } else { Some(all.parse().ok()?) };

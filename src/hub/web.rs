@@ -6,10 +6,9 @@ use ureq::config::RedirectAuthHeaders;
 use ureq::http::{Response, Uri, header, uri::Scheme};
 use ureq::{Agent, Body};
 
-use super::Witness;
-use super::error::HubError;
 use super::names::{blob_name, is_sha256};
 use super::places::{Places, Token};
+use super::{HubError, Witness};
 
 const REDIRECTS_MAX: u32 = 10;
 /// Tries in a row without progress.
@@ -47,8 +46,8 @@ impl Web {
         // Proxies are for other machines.
         let is_here =
             home.as_ref().and_then(Uri::host).is_some_and(|h| matches!(h, "localhost" | "127.0.0.1" | "[::1]"));
-        // A renamed private repository redirects within its host. ureq compares names of hosts but not ports, so this is
-        // safe only where no port is given.
+        // A renamed private repository redirects within its host. ureq compares names of hosts but not ports, so this
+        // is safe only where no port is given.
         let follows = home.as_ref().is_some_and(|home| home.port().is_none());
         let config = Agent::config_builder()
             .proxy(if is_here { None } else { ureq::Proxy::try_from_env() })
@@ -93,7 +92,7 @@ impl Web {
             404 | 410 => Err(HubError::NotFound { what }),
             status @ (408 | 425 | 429 | 500 | 502 | 503 | 504) => {
                 let wait = number(&answer, "retry-after").map(Duration::from_secs);
-                Err(HubError::Unreachable { what, host, why: format!("it says {status}"), wait })
+                Err(HubError::Unreachable { what, host, why: format!("it answered {status}"), wait })
             }
             status => Err(HubError::Refused { what, status }),
         }

@@ -1,13 +1,18 @@
-//! Command line of `hobbit-perplexity`. Names, defaults and environment follow llama.cpp's `llama-perplexity`.
+//! The command line of `hobbit-perplexity` and the settings made of it. Names, defaults and environment follow
+//! llama.cpp's `llama-perplexity`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use anyhow::{Result, bail};
 use clap::{Args, CommandFactory, Parser};
 
-use crate::args::{self, ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, RopeArgs};
-use crate::argv::Note;
-use crate::switch::Switch;
+use crate::args::{self, ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, RopeArgs, TextArgs};
+use crate::argv::{Note, Switch};
+use crate::demo;
+use crate::resolve::{self, Bytes, Surroundings, Verbosity, as_typed, given_files, given_text, read};
+use hobbit::options::{ModelOptions, SessionOptions};
+use hobbit_core::files::{Kind, OutputError};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -17,11 +22,10 @@ Examples:
       Perplexity in chunks of 512 tokens, of each of which the second half is scored.
   hobbit-perplexity -m mixtral.gguf -f wiki.test.raw --kl-divergence-base mixtral.base --chunks 20
   hobbit-perplexity -m mixtral-q2.gguf --kl-divergence-base mixtral.base --kl-divergence
-      Keep the log-probabilities of one run, then compare another with them. llama-perplexity reads and writes the same files.
+      Keep the log-probabilities of one run, then compare another with them. llama-perplexity has the same
+      files.
   hobbit-perplexity -m mixtral.gguf -f wiki.test.raw --expert-cache 25% -ub 1 --json result.json
       Token by token, as in a generation, with a quarter of the experts in memory; all numbers as JSON.
-  hobbit-perplexity -m mixtral.gguf -f wiki.test.raw --low q2_k --mem-budget 8G -ub 1
-      What dynamic precision costs: missing experts of little weight come in low precision.
 
 Environment: every flag that shows [env: NAME] may be given there; the command line wins.
 Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.";
@@ -47,23 +51,6 @@ pub struct LowArgs {
 }
 
 #[derive(Args, Debug)]
-#[command(next_help_heading = "Text")]
-pub struct TextArgs {
-    /// Text to predict
-    #[arg(short, long, value_name = "PROMPT", overrides_with_all = ["file", "binary_file"])]
-    pub prompt: Option<String>,
-    /// File with the text; one newline at its end is dropped
-    #[arg(short, long, value_name = "FNAME", overrides_with_all = ["prompt", "binary_file"])]
-    pub file: Option<PathBuf>,
-    /// The same, taken as it is
-    #[arg(long, value_name = "FNAME", overrides_with_all = ["prompt", "file"])]
-    pub binary_file: Option<PathBuf>,
-    /// Process \n, \r, \t, \', \", \\ and \xHH in the text
-    #[arg(short, long, value_name = Switch::NAME, default_value = "off")]
-    pub escape: Switch,
-}
-
-#[derive(Args, Debug)]
 #[command(next_help_heading = "Measurement")]
 pub struct MeasureArgs {
     /// Chunks to evaluate at most; -1 for all
@@ -72,7 +59,7 @@ pub struct MeasureArgs {
     /// Evaluate a window of -c tokens at every N-th token and score its last N; 0 for disjoint chunks
     #[arg(long, value_name = "N", default_value = "0", conflicts_with = "kl_divergence")]
     pub ppl_stride: u32,
-    /// What is printed for each chunk: its number and the perplexity so far (0), or a line with tokens, perplexity,
+    /// Output for each chunk: its number and the perplexity so far (0), or a line with tokens, perplexity,
     /// mean negative log-likelihood and its error (1)
     #[arg(long, value_name = "0|1", default_value = "0", value_parser = clap::value_parser!(u8).range(..=1))]
     pub ppl_output_type: u8,
@@ -106,6 +93,12 @@ pub fn command() -> clap::Command {
     let command = LowArgs::command()
         .mut_arg("ctx_size", ctx_size)
         // Chunks fill the context exactly.
+        .mut_arg("prompt", |arg| arg.help("Text to predict"))
+        .mut_arg("file", |arg| arg.help("File with the text; one newline at its end is dropped"))
+        .mut_arg("binary_file", |arg| arg.help("File with the text; its bytes are used unchanged"))
+        .mut_arg("escape", |arg| {
+            arg.default_value("off").help("Process \\n, \\r, \\t, \\', \\\", \\\\ and \\xHH in the text")
+        })
         .mut_arg("context_shift", |arg| arg.hide(true))
         .mut_arg("keep", |arg| arg.hide(true))
         .mut_arg("quiet", |arg| arg.help("Nothing on stderr but errors"))
@@ -119,33 +112,187 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<(LowArgs, Vec<
     args::parse_as(command(), words)
 }
 
+/// The kind of measurement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// Perplexity over disjoint chunks; their log-probabilities are kept in a base file.
+    Perplexity(Option<PathBuf>),
+    /// Perplexity over windows with this stride.
+    Strided(usize),
+    /// Divergence from a base file.
+    Divergence(PathBuf),
+}
+
+/// Settings of a run, complete and checked.
+#[derive(Debug)]
+pub struct HiArgs {
+    pub model: PathBuf,
+    /// Whether it is the bundled one.
+    pub is_demo: bool,
+    pub model_options: ModelOptions,
+    /// `n_ctx` is the length of a chunk.
+    pub session_options: SessionOptions,
+    pub measure: Measure,
+    /// The text and its source; `None` only for a comparison.
+    pub text: Option<(PathBuf, Bytes)>,
+    /// `None` for all.
+    pub n_chunk_max: Option<usize>,
+    /// A line for each chunk.
+    pub in_lines: bool,
+    pub verbosity: Verbosity,
+    pub log_file: Option<PathBuf>,
+    pub perf: bool,
+    pub json: Option<PathBuf>,
+    /// Files read for these settings, with their flags.
+    pub read: Vec<(&'static str, PathBuf)>,
+}
+
+impl HiArgs {
+    /// Checks that no output overwrites an input or a file of another kind.
+    pub fn check_outputs(&self) -> Result<(), OutputError> {
+        const BASE: &str = "--kl-divergence-base";
+        let mut read = self.read.clone();
+        let base = match &self.measure {
+            Measure::Perplexity(base) => base.clone(),
+            Measure::Divergence(base) => {
+                read.push((BASE, base.clone()));
+                None
+            }
+            Measure::Strided(_) => None,
+        };
+        let written =
+            [("--log-file", &self.log_file, Kind::Log), ("--json", &self.json, Kind::Json), (BASE, &base, Kind::Base)];
+        resolve::check_outputs(&self.model_options, &self.model, &written, &read)
+    }
+
+    pub fn new(low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
+        let (model, is_demo) = resolve::model(&low.model, around)?;
+        let measure = measure(&low.measure)?;
+        let mut inputs = given_files([("-f", &low.text.file), ("-bf", &low.text.binary_file)]);
+        let mut given = given_text(&low.text, around)?;
+        if given.is_none() && !matches!(measure, Measure::Divergence(_)) {
+            if !is_demo {
+                bail!("no text: give a file with -f (or -bf), or a text with -p");
+            }
+            let name = model.with_file_name(demo::TEXT);
+            inputs.push(("-f", name.clone()));
+            given = Some((name.clone(), as_typed(read(&name, around)?, false)));
+        }
+        let session = resolve::session(&low.context, &low.rope, true);
+        let experts = resolve::experts(low.experts, &model, session.clone())?;
+        Ok(Self {
+            model,
+            is_demo,
+            model_options: ModelOptions {
+                // Measure hobbit's expert handling, even if the model fits.
+                passthrough: false,
+                ..resolve::of_model(&low.model, experts)
+            },
+            // Whole batches are scored.
+            session_options: SessionOptions { n_outputs_max: 0, ..session },
+            measure,
+            text: given,
+            n_chunk_max: usize::try_from(low.measure.chunks).ok(),
+            in_lines: low.measure.ppl_output_type == 1,
+            verbosity: resolve::verbosity(&low.output.closing, &low.output.log),
+            log_file: low.output.log.log_file,
+            perf: low.output.closing.perf.0,
+            json: low.output.json,
+            read: inputs,
+        })
+    }
+}
+
+fn measure(args: &MeasureArgs) -> Result<Measure> {
+    if args.chunks == 0 {
+        bail!("--chunks 0 leaves nothing to evaluate; give at least 1, or -1 for all");
+    }
+    Ok(if args.kl_divergence.0 {
+        match args.kl_divergence_base.clone() {
+            Some(base) => Measure::Divergence(base),
+            None => bail!(
+                "you must provide a name of a file containing the log probabilities of the base model: \
+                 --kl-divergence-base FNAME"
+            ),
+        }
+    } else if args.ppl_stride > 0 {
+        if args.kl_divergence_base.is_some() {
+            bail!("--kl-divergence-base keeps disjoint chunks; leave --ppl-stride out");
+        }
+        Measure::Strided(args.ppl_stride as usize)
+    } else {
+        Measure::Perplexity(args.kl_divergence_base.clone())
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io;
+    use std::path::Path;
 
-    fn parsed(words: &[&str]) -> Result<LowArgs, String> {
-        parse(words.iter().map(OsString::from)).map(|(low, _)| low).map_err(|error| error.to_string())
+    struct Fake;
+
+    impl Surroundings for Fake {
+        fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+            match path.to_str() {
+                Some("text") => Ok(b"a\\n\n\n".to_vec()),
+                Some("models/demo-heldout-prose.txt") => Ok(b"prose\n".to_vec()),
+                _ => Err(io::ErrorKind::NotFound.into()),
+            }
+        }
+        fn demo_model(&self) -> Result<PathBuf, String> {
+            Ok("models/demo.gguf".into())
+        }
+        fn grammar_of_schema(&self, _: &str) -> Result<String> {
+            bail!("no grammars here")
+        }
+        fn shows_colour(&self) -> bool {
+            false
+        }
+    }
+
+    fn resolved(line: &str) -> Result<HiArgs> {
+        let words = line.split_whitespace().map(OsString::from);
+        let (low, _) = parse(words).map_err(|error| anyhow::anyhow!(error.to_string()))?;
+        HiArgs::new(low, &Fake)
     }
 
     #[test]
-    fn the_command_is_consistent() {
+    fn texts_and_measures() {
+        for (line, text, measure) in [
+            ("", "prose", Measure::Perplexity(None)),
+            ("-f text --save-all-logits x", "a\\n\n", Measure::Perplexity(Some("x".into()))),
+            ("-bf text --ppl-stride 8", "a\\n\n\n", Measure::Strided(8)),
+            ("-f text -e", "a\n\n", Measure::Perplexity(None)),
+            ("-p x --kl-divergence --kl_divergence_base b", "x", Measure::Divergence("b".into())),
+        ] {
+            let hi = resolved(line).unwrap();
+            assert_eq!((hi.text.unwrap().1.0, hi.measure), (text.as_bytes().to_vec(), measure), "{line}");
+        }
+        let hi = resolved("-b 1 -ub 1 -ngl 99 --slots even").unwrap();
+        let session = &hi.session_options;
+        assert_eq!((session.n_ctx, session.n_batch, session.n_ubatch, hi.n_chunk_max), (512, 1, 1, None));
+        assert_eq!(hi.model_options.n_gpu_layers, 99);
+        assert_eq!(resolved("--kl-divergence --kl-divergence-base b").unwrap().text, None);
+    }
+
+    #[test]
+    fn mistakes() {
         command().debug_assert();
-    }
-
-    #[test]
-    fn llama_perplexitys_spellings() {
-        let low = parsed(&["-f", "t", "--save-all-logits", "x", "-b", "1", "-ub", "1", "-ngl", "99"]).unwrap();
-        assert_eq!(low.measure.kl_divergence_base, Some("x".into()));
-        assert_eq!((low.context.batch_size, low.context.ubatch_size.0), (1, Some(1)));
-        assert_eq!((low.context.ctx_size, low.measure.chunks, low.text.escape), (512, -1, Switch(false)));
-        assert!(parsed(&["--kl-divergence", "--kl_divergence_base", "b"]).unwrap().measure.kl_divergence.0);
-    }
-
-    #[test]
-    fn one_measurement_at_a_time() {
-        assert!(parsed(&["--ppl-stride", "8", "--kl-divergence"]).unwrap_err().contains("cannot be used with"));
-        for words in [["-c", "2"], ["--ppl-output-type", "2"], ["--chunks", "-2"]] {
-            assert!(parsed(&words).unwrap_err().contains("invalid value"), "{words:?}");
+        for (line, part) in [
+            ("-m a.gguf", "no text: give a file with -f"),
+            ("-f none", "none: cannot read this file"),
+            ("--kl-divergence", "--kl-divergence-base FNAME"),
+            ("--chunks 0", "--chunks 0"),
+            ("--ppl-stride 8 --save-all-logits x", "leave --ppl-stride out"),
+            ("--ppl-stride 8 --kl-divergence", "cannot be used with"),
+            ("-c 2", "invalid value"),
+            ("--ppl-output-type 2", "invalid value"),
+            ("--chunks -2", "invalid value"),
+        ] {
+            let error = resolved(line).unwrap_err().to_string();
+            assert!(error.contains(part), "{line}: {error}");
         }
     }
 }

@@ -4,13 +4,13 @@
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use serde_json::json;
 
-use super::evaluate::{self, on_all_cpus, start_token};
 use super::{Desk, Measurement, format};
 use crate::log::Level;
-use hobbit::{BatchToken, Model, Token};
+use crate::resolve::utf8;
+use hobbit::{BatchToken, Model, Session, Token};
 use hobbit_core::perplexity::base::{BaseHead, BaseReader, BaseWriter};
 use hobbit_core::perplexity::divergence::{Divergence, TOKENS_MIN, compare};
 use hobbit_core::perplexity::estimate::Sums;
@@ -20,15 +20,105 @@ use hobbit_core::perplexity::windows::Windows;
 /// llama.cpp rounds a context up to this many tokens (`llama_context`), and `llama-perplexity` fills it.
 const CONTEXT_STEP: usize = 256;
 
+const NO_LOGITS: &str = "llama.cpp holds no logits of a token that asked for them";
+/// Rows processed together: their results are held in memory.
+const ROWS_MAX: usize = 32;
+
+/// The token that replaces the first one of every chunk; `None` for models without BOS.
+fn start_token(model: &Model) -> Result<Option<Token>> {
+    match (model.adds_bos(), model.tokenize("", true, false)?.as_slice()) {
+        (false, []) => Ok(None),
+        (true, &[bos]) => Ok(Some(bos)),
+        (_, special) => bail!(
+            "this model's tokenizer makes {} tokens of an empty text: perplexity is defined for models that add at \
+             most BOS",
+            special.len()
+        ),
+    }
+}
+
+/// A row of logits and the scored token that it predicts.
+#[derive(Clone, Copy, Debug)]
+struct ScoredRow<'a> {
+    chunk: usize,
+    /// Index of the row within the chunk.
+    row: usize,
+    /// `[n_vocab]`.
+    logits: &'a [f32],
+    /// The actual next token.
+    next: Token,
+}
+
+/// Evaluates the chunks of `tokens`, `[n_ctx, n_chunk]`. `score` gets blocks of neighbouring rows of one chunk, in
+/// order within a chunk; `done` gets the scores of each chunk in order.
+fn evaluate<T>(
+    (desk, session, who): (&Desk, &mut Session, &str),
+    windows: &Windows,
+    tokens: &[Token],
+    bos: Option<Token>,
+    mut score: impl FnMut(&[ScoredRow<'_>]) -> Result<Vec<T>>,
+    mut done: impl FnMut(usize, Vec<T>) -> Result<()>,
+) -> Result<()> {
+    for pass in windows.passes() {
+        let started = Instant::now();
+        let bar = desk.bar(session, windows, &pass);
+        let mut scores: Vec<Vec<T>> = pass.clone().map(|_| Vec::new()).collect();
+        let mut n_done = 0;
+        session.reset();
+        for piece in windows.pieces(pass.clone()) {
+            let entry = |(chunk, position): (usize, usize)| BatchToken {
+                token: bos.filter(|_| position == 0).unwrap_or(tokens[chunk * windows.n_ctx + position]),
+                position: position as i32,
+                sequence: (chunk - pass.start) as i32,
+                logits: position >= windows.first(),
+            };
+            let batch: Vec<BatchToken> = piece.places().map(entry).collect();
+            session.evaluate(&batch)?;
+            n_done += batch.len();
+            bar.as_ref().inspect(|bar| bar.set(n_done));
+            let mut rows = Vec::new();
+            for (i, (chunk, position)) in piece.places().enumerate().filter(|(_, place)| windows.is_scored(place.1)) {
+                let logits = session.logits(i).context(NO_LOGITS)?;
+                let next = tokens[chunk * windows.n_ctx + position + 1];
+                rows.push(ScoredRow { chunk, row: position - windows.first(), logits, next });
+            }
+            for block in rows.chunk_by(|a, b| a.chunk == b.chunk).flat_map(|of_chunk| of_chunk.chunks(ROWS_MAX)) {
+                scores[block[0].chunk - pass.start].extend(score(block)?);
+            }
+        }
+        drop(bar);
+        if pass.start == 0 {
+            desk.print_eta(who, started.elapsed(), windows)?;
+        }
+        pass.zip(scores).try_for_each(|(chunk, scores)| done(chunk, scores))?;
+    }
+    Ok(())
+}
+
+/// Applies `f` to every item on all CPUs, in order.
+fn on_all_cpus<T: Send, R: Send>(items: Vec<T>, f: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(items.len() / 4);
+    if n_threads < 2 {
+        return items.into_iter().map(f).collect();
+    }
+    let share = items.len().div_ceil(n_threads);
+    let mut items = items.into_iter();
+    let parts: Vec<Vec<T>> = (0..n_threads).map(|_| items.by_ref().take(share).collect()).collect();
+    let f = &f;
+    std::thread::scope(|scope| {
+        let workers: Vec<_> =
+            parts.into_iter().map(|part| scope.spawn(move || part.into_iter().map(f).collect::<Vec<R>>())).collect();
+        let joined = workers.into_iter().map(|worker| worker.join());
+        joined.flat_map(|part| part.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
 /// The tokens of the text, with the special tokens that the model expects before it.
-///
-/// # Errors
-/// Text that is not UTF-8, or has fewer tokens than two contexts.
 fn tokens_of_text(desk: &Desk, model: &Model, n_ctx: usize) -> Result<Vec<Token>> {
-    let text = desk.text()?;
+    let (name, text) = desk.text()?;
     desk.log.line(Level::Info, "perplexity: tokenizing the input ..");
     let started = Instant::now();
-    let tokens = model.tokenize(text.as_str()?, true, false)?;
+    let tokens = model.tokenize(utf8(&text.0, name)?, true, false)?;
     let milliseconds = format::significant(started.elapsed().as_micros() as f64 * 1e-3);
     desk.log.line(Level::Info, format!("perplexity: tokenization took {milliseconds} ms"));
     if tokens.len() < 2 * n_ctx {
@@ -36,7 +126,7 @@ fn tokens_of_text(desk: &Desk, model: &Model, n_ctx: usize) -> Result<Vec<Token>
             "you need at least {} tokens to evaluate perplexity with a context of {n_ctx}: the data file you provided \
              ({}) tokenizes to only {} tokens; give a longer text or a smaller -c",
             2 * n_ctx,
-            text.name.display(),
+            name.display(),
             tokens.len()
         );
     }
@@ -44,9 +134,6 @@ fn tokens_of_text(desk: &Desk, model: &Model, n_ctx: usize) -> Result<Vec<Token>
 }
 
 /// Prepares perplexity of disjoint chunks; `base` stores the log-probabilities.
-///
-/// # Errors
-/// A text that is too short, a base file that cannot be written.
 pub fn perplexity<'a>(desk: &'a Desk, model: &Model, base: Option<&Path>) -> Result<Measurement<'a>> {
     let bos = start_token(model)?;
     if let Some(path) = base {
@@ -62,38 +149,27 @@ pub fn perplexity<'a>(desk: &'a Desk, model: &Model, base: Option<&Path>) -> Res
     Ok(Measurement::new(&windows, move |session| {
         desk.log_windows("perplexity: calculating perplexity", &windows);
         let n_words = row_words(session.model().n_vocab());
-        let mut all = Sums::default();
-        let mut chunks = Vec::new();
-        let mut words = Vec::new();
-        for pass in windows.passes() {
-            let started = Instant::now();
-            let mut losses: Vec<Vec<f64>> = vec![Vec::new(); pass.len()];
-            let bar = desk.bar(session, &windows, &pass);
-            evaluate::pass(session, &windows, pass.clone(), &tokens, bos, bar.as_ref(), |rows| {
-                let losses = &mut losses[rows[0].chunk - pass.start];
-                let Some(base) = &mut base else {
-                    losses.extend(on_all_cpus(rows.to_vec(), |row| nll(row.logits, row.next)));
-                    return Ok(());
-                };
-                words.resize(rows.len() * n_words, 0u16);
-                let pairs = rows.iter().zip(words.chunks_exact_mut(n_words)).collect();
-                losses.extend(on_all_cpus(pairs, |(row, words)| f64::from(encode(row.logits, row.next, words))));
-                Ok(base.rows(rows[0].chunk, rows[0].row, &words)?)
-            })?;
-            drop(bar);
-            if pass.start == 0 {
-                desk.print_eta("perplexity", started.elapsed(), &windows)?;
-            }
-            for (chunk, losses) in pass.clone().zip(&losses) {
-                losses.iter().for_each(|&loss| all.add(loss));
-                let ppl = all.mean().exp();
-                chunks.push(ppl);
-                desk.print(&match desk.args.in_lines {
-                    false => format::chunk(chunk + 1, ppl),
-                    true => format::chunk_line(pass.start * windows.n_ctx, &all),
-                })?;
-            }
-        }
+        let (mut all, mut chunks, mut words) = (Sums::default(), Vec::new(), Vec::new());
+        let score = |rows: &[ScoredRow<'_>]| {
+            let Some(base) = &mut base else {
+                return Ok(on_all_cpus(rows.to_vec(), |row| nll(row.logits, row.next)));
+            };
+            words.resize(rows.len() * n_words, 0u16);
+            let pairs = rows.iter().zip(words.chunks_exact_mut(n_words)).collect();
+            let losses = on_all_cpus(pairs, |(row, words)| f64::from(encode(row.logits, row.next, words)));
+            base.rows(rows[0].chunk, rows[0].row, &words)?;
+            Ok(losses)
+        };
+        evaluate((desk, session, "perplexity"), &windows, &tokens, bos, score, |chunk, losses| {
+            losses.iter().for_each(|&loss| all.add(loss));
+            let ppl = all.mean().exp();
+            chunks.push(ppl);
+            let start = (chunk - chunk % windows.n_seq()) * windows.n_ctx;
+            desk.print(&match desk.args.in_lines {
+                false => format::chunk(chunk + 1, ppl),
+                true => format::chunk_line(start, &all),
+            })
+        })?;
         if let Some(base) = base {
             base.finish()?;
         }
@@ -116,9 +192,6 @@ pub fn perplexity<'a>(desk: &'a Desk, model: &Model, base: Option<&Path>) -> Res
 }
 
 /// Prepares perplexity of overlapping windows: every token but the first has a long context.
-///
-/// # Errors
-/// A text that is too short, a stride that exceeds the window.
 pub fn strided<'a>(desk: &'a Desk, model: &Model, stride: usize) -> Result<Measurement<'a>> {
     start_token(model)?;
     let given = desk.args.session_options.n_ctx as usize;
@@ -158,10 +231,14 @@ pub fn strided<'a>(desk: &'a Desk, model: &Model, stride: usize) -> Result<Measu
                 })
                 .collect();
             let mut probabilities = Vec::new();
-            for (number, batch) in batch.chunks(n_batch).enumerate() {
-                evaluate::rows(session, batch, n_ubatch, |i, logits| {
-                    probabilities.push(probability(logits, window[number * n_batch + i + 1]));
-                })?;
+            let mut at = 0;
+            for piece in batch.chunks(n_batch).flat_map(|batch| batch.chunks(n_ubatch)) {
+                session.evaluate(piece)?;
+                for (i, _) in piece.iter().enumerate().filter(|(_, entry)| entry.logits) {
+                    let logits = session.logits(i).context(NO_LOGITS)?;
+                    probabilities.push(probability(logits, window[at + i + 1]));
+                }
+                at += piece.len();
             }
             if chunk == 0 {
                 desk.print_eta("perplexity_v2", started.elapsed(), &windows)?;
@@ -191,16 +268,14 @@ pub fn strided<'a>(desk: &'a Desk, model: &Model, stride: usize) -> Result<Measu
 }
 
 /// Prepares a comparison with a base file.
-///
-/// # Errors
-/// An incomplete base file, or one of another vocabulary or text.
 pub fn divergence<'a>(desk: &'a Desk, model: &Model, path: &Path) -> Result<Measurement<'a>> {
     let bos = start_token(model)?;
     let mut base = BaseReader::open(path)?;
     let head = &base.head;
     if head.n_vocab != model.n_vocab() {
         bail!(
-            "{}: inconsistent vocabulary ({} vs {}): the base is another model's; make one with a model of the same family",
+            "{}: inconsistent vocabulary ({} vs {}): the base is another model's; make one with a model of the same \
+             family",
             path.display(),
             head.n_vocab,
             model.n_vocab()
@@ -214,9 +289,8 @@ pub fn divergence<'a>(desk: &'a Desk, model: &Model, path: &Path) -> Result<Meas
             head.n_ctx
         );
     }
-    if desk.args.text.is_some() {
-        let tokens = model.tokenize(desk.text()?.as_str()?, true, false)?;
-        is_of_text(head, &tokens, path)?;
+    if let Some((name, text)) = &desk.args.text {
+        is_of_text(head, &model.tokenize(utf8(&text.0, name)?, true, false)?, path)?;
     }
     let windows = desk.windows(head.n_ctx, head.n_chunk());
     base.holds(windows.n_chunk)?;
@@ -225,34 +299,24 @@ pub fn divergence<'a>(desk: &'a Desk, model: &Model, path: &Path) -> Result<Meas
         let tokens = base.head.tokens.clone();
         let n_vocab = session.model().n_vocab();
         let n_words = row_words(n_vocab);
-        let mut all = Divergence::default();
-        let mut chunks = Vec::new();
-        let mut words = Vec::new();
-        for pass in windows.passes() {
-            let started = Instant::now();
-            let mut compared = vec![Vec::new(); pass.len()];
-            let bar = desk.bar(session, &windows, &pass);
-            evaluate::pass(session, &windows, pass.clone(), &tokens, bos, bar.as_ref(), |rows| {
-                words.resize(rows.len() * n_words, 0u16);
-                base.rows(rows[0].chunk, rows[0].row, &mut words)?;
-                let pairs = rows.iter().zip(words.chunks_exact(n_words)).collect();
-                let found = on_all_cpus(pairs, |(row, words)| compare(row.logits, Row::new(words, n_vocab)?, row.next));
-                // Vocabulary and tokens were checked: every token has its place.
-                compared[rows[0].chunk - pass.start].extend(found.into_iter().flatten());
-                Ok(())
-            })?;
-            drop(bar);
-            if pass.start == 0 {
-                desk.print_eta("kl_divergence", started.elapsed(), &windows)?;
+        let (mut all, mut chunks, mut words) = (Divergence::default(), Vec::new(), Vec::new());
+        let score = |rows: &[ScoredRow<'_>]| {
+            words.resize(rows.len() * n_words, 0u16);
+            base.rows(rows[0].chunk, rows[0].row, &mut words)?;
+            let pairs = rows.iter().zip(words.chunks_exact(n_words)).collect();
+            let found = on_all_cpus(pairs, |(row, words)| compare(row.logits, Row::new(words, n_vocab)?, row.next));
+            // Vocabulary and tokens were checked: every token has its place.
+            Ok(found.into_iter().flatten().collect())
+        };
+        evaluate((desk, session, "kl_divergence"), &windows, &tokens, bos, score, |chunk, compared| {
+            if chunk == 0 {
                 desk.print(format::DIVERGENCE_HEAD)?;
             }
-            for (chunk, compared) in pass.zip(&compared) {
-                compared.iter().for_each(|one| all.add(one));
-                let means = all.means();
-                chunks.push(means.ppl.value);
-                desk.print(&format::divergence_line(chunk + 1, &means))?;
-            }
-        }
+            compared.iter().for_each(|one| all.add(one));
+            let means = all.means();
+            chunks.push(means.ppl.value);
+            desk.print(&format::divergence_line(chunk + 1, &means))
+        })?;
         desk.print("\n")?;
         if all.count() >= TOKENS_MIN {
             desk.print(&format::divergence_table(&all))?;

@@ -1,16 +1,12 @@
 //! The command line of `hobbit-perplexity`.
 //!
-//! [`args`] holds the parsed flags, [`resolve`] makes settings of them. A [`Measurement`] is prepared with the model,
-//! states the context that it needs, and runs in it (`measure`). `evaluate` turns tokens into rows of logits, which
-//! [`hobbit_core::perplexity`] scores. [`mod@format`] has the lines of `llama-perplexity`, on the streams that it
-//! prints them to.
+//! [`args`] has the flags and the settings made of them. A [`Measurement`] is prepared with the model, states the
+//! context that it needs, and runs in it (`measure`); [`hobbit_core::perplexity`] scores its rows of logits.
+//! [`mod@format`] has the lines of `llama-perplexity`, on the streams that it prints them to.
 
 pub mod args;
 mod format;
-mod resolve;
 
-#[cfg(feature = "engine")]
-mod evaluate;
 #[cfg(feature = "engine")]
 mod measure;
 #[cfg(feature = "engine")]

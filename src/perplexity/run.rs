@@ -3,26 +3,27 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::resolve::{HiArgs, Measure, Text};
-use super::{args, format, measure};
+use super::args::{self, HiArgs, Measure};
+use super::{format, measure};
 use crate::argv::Note;
 use crate::devices;
 use crate::download;
 use crate::exit;
 use crate::log::{Level, Log};
+use crate::manuals;
 use crate::memory;
 use crate::output::write_json;
-use crate::pages::{self, Spelling};
 use crate::progress::TokenBar;
 use crate::report;
 use crate::report::closing::{self, Closing};
-use crate::resolve;
+use crate::resolve::{self, Bytes};
 use crate::run::{Process, begin, describe, devices_now, measured, open};
 use crate::signals::{self, Interrupted};
 use hobbit::{Error, Model, Session, SessionOptions};
@@ -54,7 +55,7 @@ impl<'a> Measurement<'a> {
 
 impl Desk<'_> {
     /// The given text.
-    pub fn text(&self) -> Result<&Text> {
+    pub fn text(&self) -> Result<&(PathBuf, Bytes)> {
         self.args.text.as_ref().context("no text: give a file with -f")
     }
 
@@ -109,7 +110,7 @@ pub fn main() -> ExitCode {
 
 fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let words: Vec<OsString> = words.collect();
-    if let Some(answered) = pages::answer(args::command, Spelling::LlamaCpp, &words) {
+    if let Some(answered) = manuals::answer(args::command, &words) {
         return answered;
     }
     let (mut low, notes) = match args::parse(words) {
@@ -205,7 +206,7 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
     let Some(path) = &desk.args.json else { return Ok(()) };
     let mut all = measured(session, &timings, &stats, if status == 0 { "end" } else { "interrupted" });
     all["measure"] = json!(name(&desk.args.measure));
-    all["text"] = json!(desk.args.text.as_ref().map(|text| text.name.display().to_string()));
+    all["text"] = json!(desk.args.text.as_ref().map(|(name, _)| name.display().to_string()));
     all["n_ctx"] = json!(options.n_ctx);
     all["n_batch"] = json!(options.n_batch);
     all["n_ubatch"] = json!(options.n_ubatch);

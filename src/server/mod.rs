@@ -38,7 +38,7 @@ use hobbit::{DeviceKind, Model, ModelOptions, SessionOptions};
 use crate::args::{self, server::ServerArgs};
 use crate::ctrl_c::CtrlC;
 use crate::log::{Level, Log};
-use crate::pages::{self, Spelling};
+use crate::manuals;
 use crate::{download, exit, memory, run, saved, signals};
 use adapters::Adapters;
 use app::{App, Loaded};
@@ -63,7 +63,7 @@ pub fn main() -> ExitCode {
 
 fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let words: Vec<OsString> = words.collect();
-    if let Some(answered) = pages::answer(args::server::command, Spelling::LlamaCpp, &words) {
+    if let Some(answered) = manuals::answer(args::server::command, &words) {
         return answered;
     }
     let (mut args, notes) = match args::parse_as::<ServerArgs>(args::server::command(), words) {

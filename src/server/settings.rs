@@ -130,7 +130,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     };
     let shifts = context.context_shift.0;
     let model_options = resolve::of_model(&model, resolve::experts(experts, &path, session_options.clone())?);
-    let model_options = ModelOptions { reserved_bytes: memory::reserved(http.max_body.0), ..model_options };
+    let model_options = ModelOptions { reserved_bytes: memory::reserved(http.max_body), ..model_options };
     let schema = resolve::json_schema(&sampling, around)?;
     let hosts_allowed = if api_keys.is_empty() && !http.allowed_hosts.iter().any(|name| name == "*") {
         Hosts::Local(http.allowed_hosts.iter().chain(&http.host).map(|name| host_name(name)).collect())
@@ -147,7 +147,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         cors: cors(http.cors_origins.as_deref()),
         tls: http.ssl_key_file.zip(http.ssl_cert_file),
         timeout: Duration::from_secs(http.timeout),
-        max_body: http.max_body.0,
+        max_body: http.max_body,
         ping: u64::try_from(http.sse_ping_interval).ok().filter(|n| *n > 0).map(Duration::from_secs),
         has_page: http.ui.0,
         has_metrics: http.endpoint_metrics.0,

@@ -1,7 +1,7 @@
 //! Turns tokens into text that may be shown: complete characters, and no part of a stop text.
 
-use crate::stop::StopMatcher;
-use crate::utf8::Utf8Decoder;
+use crate::text::StopMatcher;
+use crate::text::Utf8Decoder;
 
 /// The text of one generation.
 #[derive(Debug)]

@@ -6,37 +6,30 @@ use std::sync::Arc;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-use crate::args::percent;
-use crate::pages::PagesArgs;
-use crate::switch::Switch;
+use crate::args::{bytes, number, percent, strength};
+use crate::argv::Switch;
+use crate::manuals::PagesArgs;
 use hobbit::options::{PrecisionMode, VirtualUpdate};
 use hobbit_core::cache::policy::{PolicyKind, Weights};
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::route::{Shares, Thresholds};
 use hobbit_core::sim::{Budget, Compute, Config, Eviction, PredictedBy, Prefetch, Recording, Slots, path_table};
 use hobbit_core::tuned::TunedPolicy;
-use hobbit_core::units::parse_bytes;
 
 const EXAMPLES: &str = "\
 Examples:
   hobbit-cli -m mixtral.gguf -p 'Once upon a time' -n 500 --trace prose.trace
       Record a run.
-  hobbit-sim show prose.trace | head
-      Print it, one JSON object per line.
   hobbit-sim import qwen.route.csv -o qwen.trace
       Take another program's recording of routes, for replay and --routes.
-  hobbit-sim replay prose.trace
-      Every policy with the slots that the run had.
   hobbit-sim replay prose.trace --policy lru,hobbit --budget 10%,25%,50% --predictor none,stacked-gate,oracle
       A table of hits, penalty and simulated speed for each combination.
-  hobbit-sim replay prose.trace --link 7GB --expert-ms 0.08 --layer-ms 0.3 --json
-      The same for another machine, as JSON.
-  hobbit-sim replay prose.trace --cache-bias 0,0.1,0.2,0.3 --policy lru --budget 25%,50%
-      What it would read if tokens might go to experts in memory.
+  hobbit-sim replay prose.trace --cache-bias 0.2 --policy lru --budget 25%,50%
+      Reads if routing prefers experts in memory.
   hobbit-sim curve prose.trace
       Hit rates by share of slots, for 'gguf-tools inspect --forecast'.
   hobbit-sim calibrate prose.trace chat.trace -o mixtral.policy.json
-      Fit HOBBIT's weights and thresholds.
+      Tune HOBBIT's weights and thresholds.
   hobbit-sim recall prose.trace --calibration chat.trace
       How good predictors are, and how many experts it takes to be right.
 
@@ -52,7 +45,7 @@ pub struct Args {
     pub command: Command,
 }
 
-/// What to do with traces.
+/// An operation on traces.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Print a trace as JSON, one record per line, the header first
@@ -61,11 +54,11 @@ pub enum Command {
     Import(ImportArgs),
     /// Simulate policies, budgets and predictors on traces; table on standard output
     Replay(Box<ReplayArgs>),
-    /// How often experts are found by the share of slots, first meetings aside: what forecasts are made of
+    /// Hit rates by share of slots, without first uses: the basis of forecasts
     Curve(CurveArgs),
-    /// Fit HOBBIT's four weights and T1/T2 to traces by least miss penalty
-    Calibrate(FitArgs),
-    /// How much of what layers use predictors foretold, by layer and distance, whatever was in memory
+    /// Tune HOBBIT's four weights and T1/T2 for the least miss penalty on traces
+    Calibrate(TuneArgs),
+    /// Recall of predictors by layer and distance, whatever was in memory
     Recall(RecallArgs),
 }
 
@@ -101,8 +94,8 @@ pub struct ReplayArgs {
     /// Rooms for experts: 'recorded', a share of all of them (25%), high slots per layer (12slots) or a size (2GiB)
     #[arg(long, value_name = "SIZES", default_value = "recorded", value_delimiter = ',')]
     pub budget: Vec<Budget>,
-    /// Predictors of prefetches, separated by commas: a name (path-table with --calibration), 'none', 'oracle' (knows the future),
-    /// 'oracle:80%' (that much of it; for the rest it names others) or 'all' (but path-table)
+    /// Predictors of prefetches, separated by commas: a name (path-table with --calibration), 'none', 'oracle' (knows
+    /// the future), 'oracle:80%' (that much of it; for the rest it names others) or 'all' (but path-table)
     #[arg(long, value_name = "NAMES", default_value = "none", value_parser = predictors)]
     pub predictor: Names<PredictedBy>,
     /// Print everything as JSON
@@ -123,21 +116,21 @@ pub struct CurveArgs {
 }
 
 #[derive(clap::Args, Debug)]
-pub struct FitArgs {
+pub struct TuneArgs {
     /// Traces of one model; keep others back to see whether the result holds there
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// Where the result goes
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Whose weights
+    /// Policy whose weights are tuned
     #[arg(long, value_name = "NAME", default_value = "hobbit")]
     pub policy: PolicyKind,
     /// Room for experts, as in replay
     #[arg(long, value_name = "SIZE", default_value = "recorded")]
     pub budget: Budget,
-    /// How layers share it: even, shallow-first:N (the first N whole first), by-penalty (as these traces would have it) or global
-    /// (layers compete for all of them)
+    /// How layers share it: even, shallow-first:N (the first N whole first), by-penalty (as these traces would have it)
+    /// or global (layers compete for all of them)
     #[arg(long, value_name = "HOW", default_value_t, alias = "allocation")]
     pub slots: Slots,
     /// Percent of the room that low versions get
@@ -146,7 +139,7 @@ pub struct FitArgs {
     /// Pretend that experts have low versions of so many percent of their bytes, where the model had none
     #[arg(long, value_name = "N%", value_parser = percent)]
     pub low_bytes: Option<f64>,
-    /// What uses of experts shall ask for, in percent: high/low/skip. T1 and T2 follow from it
+    /// Percent of uses that ask for high, low and no version; T1 and T2 follow from it
     #[arg(long, value_name = "H/L/S", default_value = "67/30/3", value_parser = shares)]
     pub shares: Shares,
     /// Fixed T1 instead, with --t2
@@ -159,8 +152,8 @@ pub struct FitArgs {
 
 #[derive(clap::Args, Debug)]
 pub struct RecallArgs {
-    /// Traces. Those recorded with --predictor stacked-gate or cross-layer also hold what later routers said, as far ahead as
-    /// --prefetch-distance
+    /// Traces. Those recorded with --predictor stacked-gate or cross-layer also hold scores of later routers, up to
+    /// --prefetch-distance layers ahead
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     /// Layers ahead, at the most
@@ -169,7 +162,7 @@ pub struct RecallArgs {
     /// Other traces of the model, of which EdgeMoE's path table is made; without them it is left out
     #[arg(long, value_name = "FILES", value_delimiter = ',')]
     pub calibration: Vec<PathBuf>,
-    /// Recall whose price in experts is told
+    /// Recall for which the number of experts is printed
     #[arg(long, value_name = "N%", default_value = "97%", value_parser = percent)]
     pub aim: f64,
     /// Print everything as JSON
@@ -177,15 +170,16 @@ pub struct RecallArgs {
     pub json: bool,
 }
 
-/// The machine and the model, where they are to differ from the recorded ones.
+/// Differences from the recorded machine and model.
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "What is simulated (default: as recorded)")]
 pub struct WorldArgs {
-    /// How layers share the room: even, shallow-first:N (the first N whole first), by-penalty (as these traces would have it), or
-    /// global: layers of equally large experts compete for all of their slots, which the engine does not have
+    /// How layers share the room: even, shallow-first:N (the first N whole first), by-penalty (as these traces would
+    /// have it), or global: layers of equally large experts compete for all of their slots, which the engine does not
+    /// have
     #[arg(long, value_name = "HOW", alias = "allocation")]
     pub slots: Option<Slots>,
-    /// What misses cost each layer, from 'hobbit-sim calibrate' on other traces, for --slots by-penalty
+    /// Miss penalties of layers, from 'hobbit-sim calibrate' on other traces, for --slots by-penalty
     #[arg(long, value_name = "FILE")]
     pub penalties: Option<PathBuf>,
     /// Other traces of the model, of which EdgeMoE's path table is made, for --predictor path-table
@@ -209,25 +203,25 @@ pub struct WorldArgs {
     /// Replace low versions by high ones while nothing else is read
     #[arg(long, value_name = Switch::NAME)]
     pub upgrade: Option<Switch>,
-    /// Send tokens to experts in memory: λ times the range of a token's scores these are ahead, as hobbit-cli --cache-bias. For this
-    /// and --substitute a trace has to have scores (--trace of hobbit-cli, without --routes). Open-loop: what is computed with
-    /// another expert would change the tokens after it, and the recorded ones stay. Of this, --substitute and --drop 'replay' takes
-    /// several, separated by commas: all combinations
-    #[arg(long, value_name = "N,...", value_parser = strength, value_delimiter = ',')]
-    pub cache_bias: Vec<f32>,
+    /// Prefer experts in memory by N times the range of a token's scores, as hobbit-cli --cache-bias. This and
+    /// --substitute need a trace with scores (--trace of hobbit-cli, without --routes). Open-loop: the recorded tokens
+    /// stay, although another expert's results would change them
+    #[arg(long, value_name = "N", value_parser = strength)]
+    pub cache_bias: Option<f32>,
     /// A token's best N experts stay whatever is in memory, as hobbit-cli --keep-top
     #[arg(long, value_name = "N")]
     pub keep_top: Option<u16>,
     /// Exchange experts of scores within N (SMoE's alpha), as hobbit-cli --substitute
-    #[arg(long, value_name = "N,...", value_parser = strength, value_delimiter = ',')]
-    pub substitute: Vec<f32>,
-    /// Of a token at most N by --substitute
+    #[arg(long, value_name = "N", value_parser = strength)]
+    pub substitute: Option<f32>,
+    /// At most N experts of a token by --substitute
     #[arg(long, value_name = "N")]
     pub substitute_max: Option<u16>,
     /// Leave out a missing expert with less than N times the uniform share of a token's weight, as hobbit-cli --drop
-    #[arg(long, value_name = "N,...", value_parser = strength, value_delimiter = ',')]
-    pub drop: Vec<f32>,
-    /// Single tokens use what is in memory only, which changes beside them (SwapMoE), as hobbit-cli --virtual-experts auto
+    #[arg(long, value_name = "N", value_parser = strength)]
+    pub drop: Option<f32>,
+    /// Single tokens use what is in memory only, which changes beside them (SwapMoE), as hobbit-cli --virtual-experts
+    /// auto
     #[arg(long, value_name = Switch::NAME)]
     pub virtual_experts: Option<Switch>,
     /// One of a layer's experts may change in N tokens; auto: as often as does not slow tokens
@@ -242,7 +236,7 @@ pub struct WorldArgs {
     /// Let predicted experts be evicted
     #[arg(long)]
     pub no_shield: bool,
-    /// Read ahead also what cannot be there in time
+    /// Also read experts ahead that cannot arrive in time
     #[arg(long)]
     pub late: bool,
     /// Bytes per second of the file
@@ -263,28 +257,7 @@ pub struct WorldArgs {
 }
 
 impl WorldArgs {
-    /// One variant for each combination of strengths, in the typed order.
-    pub fn each(&self) -> Vec<Self> {
-        let one_by_one = |given: &Vec<f32>| match given[..] {
-            [] => vec![Vec::new()],
-            _ => given.iter().map(|strength| vec![*strength]).collect(),
-        };
-        let mut all = Vec::new();
-        for cache_bias in one_by_one(&self.cache_bias) {
-            for substitute in one_by_one(&self.substitute) {
-                for drop in one_by_one(&self.drop) {
-                    let (cache_bias, substitute) = (cache_bias.clone(), substitute.clone());
-                    all.push(Self { cache_bias, substitute, drop, ..self.clone() });
-                }
-            }
-        }
-        all
-    }
-
     /// The recorded settings, changed by the flags.
-    ///
-    /// # Errors
-    /// Invalid thresholds; a trace of another version.
     pub fn config(&self, recording: &Recording) -> Result<Config> {
         let mut config = Config::recorded(recording)?;
         config.slots = self.slots.unwrap_or(config.slots);
@@ -292,16 +265,17 @@ impl WorldArgs {
             config.path_table = Some(Arc::new(path_table(&super::others(&self.calibration, recording)?)));
         }
         if let Some(file) = &self.penalties {
-            let fitted = TunedPolicy::read(file)?;
+            let tuned = TunedPolicy::read(file)?;
             let model = &recording.header.model;
             let layers: Vec<(u16, u16)> = model.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect();
-            fitted.check_model(&model.architecture, &layers, &file.display().to_string(), &recording.path)?;
+            tuned.check_model(&model.architecture, &layers, &file.display().to_string(), &recording.path)?;
             anyhow::ensure!(
-                fitted.has_penalties(),
-                "{}: it does not say what misses cost, because fitting was ended early; make it anew with 'hobbit-sim calibrate'",
+                tuned.has_penalties(),
+                "{}: it has no miss penalties, because tuning was ended early; make it again with 'hobbit-sim \
+                 calibrate'",
                 file.display()
             );
-            config.penalties = Some(fitted.layers);
+            config.penalties = Some(tuned.layers);
         }
         if self.t1.is_some() || self.t2.is_some() || self.precision == Some(PrecisionMode::Dynamic) {
             let default = match config.mode {
@@ -317,11 +291,11 @@ impl WorldArgs {
             config.upgrade = upgrade.0;
         }
         let rules = &mut config.rerouting;
-        rules.bias = self.cache_bias.first().copied().unwrap_or(rules.bias);
+        rules.bias = self.cache_bias.unwrap_or(rules.bias);
         rules.keep_top = self.keep_top.map_or(rules.keep_top, usize::from);
-        rules.substitute = self.substitute.first().copied().unwrap_or(rules.substitute);
+        rules.substitute = self.substitute.unwrap_or(rules.substitute);
         rules.substitute_max = self.substitute_max.map(usize::from).or(rules.substitute_max);
-        config.drop = self.drop.first().copied().unwrap_or(config.drop);
+        config.drop = self.drop.unwrap_or(config.drop);
         if let Some(is_on) = self.virtual_experts {
             config.virtual_experts = is_on.0.then(|| config.virtual_experts.unwrap_or_default());
         }
@@ -389,17 +363,7 @@ fn names<T: std::str::FromStr<Err: std::fmt::Display> + PartialEq>(
 }
 
 fn not_negative(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|n| (0.0..=1e12).contains(n));
-    number.ok_or_else(|| "expected a number from 0 on".into())
-}
-
-fn strength(text: &str) -> Result<f32, String> {
-    let number = text.parse().ok().filter(|n| (0.0..=100.0).contains(n));
-    number.ok_or_else(|| "expected a number from 0, such as 0.2".into())
-}
-
-fn bytes(text: &str) -> Result<u64, String> {
-    parse_bytes(text).filter(|size| *size > 0).ok_or_else(|| "expected a size such as 3GB".into())
+    number(0.0..=1e12, "a number from 0 on")(text)
 }
 
 fn shares(text: &str) -> Result<Shares, String> {

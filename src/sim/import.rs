@@ -66,41 +66,28 @@ fn import(text: &str, path: &Path) -> Result<(Vec<u8>, usize, usize)> {
     let mut writer = TraceWriter::new(Vec::new(), &header)?;
     let mut reader = csv::ReaderBuilder::new().comment(Some(b'#')).from_reader(text.as_bytes());
     ensure!(*reader.headers()? == COLUMNS[..], "expected the columns {}", COLUMNS.join(","));
+    let columns = csv::StringRecord::from(&COLUMNS[..]);
     let mut rows: Vec<(u64, Row)> = Vec::new();
+    for record in reader.into_records() {
+        let record = record?;
+        let line = record.position().map_or(0, csv::Position::line);
+        rows.push((line, record.deserialize(Some(&columns)).with_context(|| format!("line {line}"))?));
+    }
     let mut tokens = [0, 0];
     // End of the last batch.
     let mut last: Option<(u32, u64)> = None;
-    let mut records = reader.into_records();
-    loop {
-        let next = match records.next().transpose()? {
-            Some(record) => {
-                let line = record.position().map_or(0, csv::Position::line);
-                let columns = csv::StringRecord::from(&COLUMNS[..]);
-                let row: Row = record.deserialize(Some(&columns)).with_context(|| format!("line {line}"))?;
-                Some((line, row))
-            }
-            None => None,
-        };
-        // A batch ends where layer numbers start over.
-        let ends = rows.last().is_some_and(|(_, last)| {
-            next.is_none_or(|(_, row)| (row.turn, row.phase) != (last.turn, last.phase) || row.layer < last.layer)
-        });
-        if ends {
-            let (line, first) = rows[0];
-            let at = (first.turn, first.step);
-            ensure!(last < Some(at), "line {line}: turn {} step {} follows a later one", at.0, at.1);
-            if last.is_none_or(|(turn, _)| turn < first.turn) {
-                writer.sequence()?;
-            }
-            let n_tokens = batch(&rows, &header, &mut writer)?;
-            last = Some((first.turn, first.step + n_tokens as u64 - 1));
-            tokens[usize::from(first.phase)] += n_tokens;
-            rows.clear();
+    // A batch ends where layer numbers start over.
+    let continues = |a: &Row, b: &Row| (a.turn, a.phase) == (b.turn, b.phase) && a.layer <= b.layer;
+    for rows in rows.chunk_by(|(_, a), (_, b)| continues(a, b)) {
+        let (line, first) = rows[0];
+        let at = (first.turn, first.step);
+        ensure!(last < Some(at), "line {line}: turn {} step {} follows a later one", at.0, at.1);
+        if last.is_none_or(|(turn, _)| turn < first.turn) {
+            writer.sequence()?;
         }
-        match next {
-            Some(row) => rows.push(row),
-            None => break,
-        }
+        let n_tokens = batch(rows, &header, &mut writer)?;
+        last = Some((first.turn, first.step + n_tokens as u64 - 1));
+        tokens[usize::from(first.phase)] += n_tokens;
     }
     ensure!(last.is_some(), "expected lines of experts after the columns");
     Ok((writer.finish()?, tokens[0], tokens[1]))
@@ -212,7 +199,8 @@ mod tests {
     use super::*;
     use hobbit_core::trace::{Record, TraceReader};
 
-    /// Two layers of four experts, two of them used: a prompt of two tokens, of which the last layer has one, and a token.
+    /// Two layers of four experts, two of them used: a prompt of two tokens, of which the last layer has one, and a
+    /// token.
     const SMALL: &str = "\
 # route_trace v1
 # model=toy.gguf arch=toymoe n_layer=3 n_expert=4 n_expert_used=2
@@ -268,7 +256,7 @@ turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
     }
 
     #[test]
-    fn what_is_no_such_recording_is_refused_by_its_line() {
+    fn faults_are_refused_by_their_line() {
         let cases = [
             ("# route_trace v1\n", "# route_trace v2\n", "line 1: expected"),
             ("n_expert=4", "n_expert=-4", "line 2: n_expert=-4"),
@@ -300,7 +288,7 @@ turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
 
     /// A truncated file is always detected.
     #[test]
-    fn no_prefix_passes_for_the_whole() {
+    fn no_prefix_is_taken_for_the_whole() {
         let whole = records(SMALL).unwrap().1.len();
         for end in 0..SMALL.len() - 1 {
             if let Ok((_, records)) = records(&SMALL[..end]) {

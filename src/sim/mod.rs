@@ -1,9 +1,6 @@
-//! `hobbit-sim`: prints, imports and replays traces, and fits policies to them.
+//! `hobbit-sim`: prints, imports and replays traces, and tunes policies with them.
 
 mod args;
-mod compare;
-mod curve;
-mod fit;
 mod import;
 mod recall;
 mod replay;
@@ -11,20 +8,23 @@ mod replay;
 mod tests;
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{CommandFactory, Parser};
 
-use args::{Args, Command, ShowArgs};
+use args::{Args, Command, ShowArgs, TuneArgs};
 
 use super::exit;
-use super::pages::{self, Spelling};
+use super::manuals;
+use super::output::write_whole;
 use hobbit_core::files::{self, Input, Kind, Output, OutputError};
-use hobbit_core::sim::{Recording, SimError};
+use hobbit_core::route::Thresholds;
+use hobbit_core::sim::{FitGoal, Recording, SimError, fit};
 use hobbit_core::trace::TraceReader;
+use hobbit_core::tuned::{LayerPenalty, TunedPolicy};
 
 /// Runs `hobbit-sim` with the arguments of this process. Ctrl-C keeps the system's default, status 130 in a shell:
 /// outputs are written whole at the end.
@@ -35,7 +35,7 @@ pub fn main() -> ExitCode {
 /// Runs the command line `words`, program name first.
 fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8> {
     let words: Vec<OsString> = words.collect();
-    if let Some(answered) = pages::answer(Args::command, Spelling::Clap, words.get(1..).unwrap_or_default()) {
+    if let Some(answered) = manuals::answer(Args::command, words.get(1..).unwrap_or_default()) {
         return answered;
     }
     let args = match Args::try_parse_from(words) {
@@ -46,8 +46,8 @@ fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8>
         Command::Show(args) => show(&args, out)?,
         Command::Import(args) => import::run(&args, out)?,
         Command::Replay(args) => replay::run(&args, out)?,
-        Command::Curve(args) => curve::run(&args, out)?,
-        Command::Calibrate(args) => fit::run(&args, out)?,
+        Command::Curve(args) => recall::curve(&args, out)?,
+        Command::Calibrate(args) => tune(&args, out)?,
         Command::Recall(args) => recall::run(&args, out)?,
     }
     out.flush()?;
@@ -72,6 +72,56 @@ fn show(args: &ShowArgs, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
+/// `hobbit-sim calibrate`: HOBBIT's weights and thresholds, and what each layer's misses cost, from traces.
+fn tune(args: &TuneArgs, out: &mut dyn Write) -> Result<()> {
+    let thresholds = match (args.t1, args.t2) {
+        (Some(t1), Some(t2)) => Some(Thresholds::new(t1, t2)?),
+        _ => None,
+    };
+    check_output(&args.output, Kind::Json, &args.files)?;
+    let recordings: Vec<_> = args.files.iter().map(|file| open(file, args.low_bytes)).collect::<Result<_>>()?;
+    let goal = FitGoal {
+        policy: args.policy,
+        budget: args.budget,
+        slots: args.slots,
+        low_percent: args.low_share,
+        shares: args.shares,
+        thresholds,
+    };
+    let shows = io::stderr().is_terminal();
+    let tuned = fit(&recordings, &goal, &mut |n| {
+        if shows {
+            let _ = write!(io::stderr(), "\r{n} replays");
+        }
+        true
+    });
+    if shows {
+        let _ = write!(io::stderr(), "\r                    \r");
+    }
+    let tuned = tuned?;
+    write_whole(&args.output, tuned.to_json())?;
+    let [lru, lfu, lhu, fld] = tuned.weights;
+    writeln!(out, "{}: weights lru {lru}, lfu {lfu}, lhu {lhu}, fld {fld}", tuned.policy)?;
+    if let (Some(t1), Some(t2)) = (tuned.t1, tuned.t2) {
+        writeln!(out, "thresholds: T1 {t1:.3}, T2 {t2:.3}")?;
+    }
+    writeln!(
+        out,
+        "penalty per token: {:.3}, {:.3} under LRU ({} tokens, {} replays)",
+        tuned.penalty, tuned.penalty_lru, tuned.tuned_on.tokens, tuned.replays
+    )?;
+    writeln!(out, "penalty by layer with half of its experts: {}", by_layer(&tuned))?;
+    writeln!(out, "written to {}: for --profile", args.output.display())?;
+    Ok(())
+}
+
+/// Penalty per token of each layer with half of it in memory.
+fn by_layer(tuned: &TunedPolicy) -> String {
+    let half = |layer: &LayerPenalty| layer.at(f64::from(layer.n_expert) / 2.0);
+    let words = tuned.layers.iter().filter_map(half).map(|penalty| format!("{penalty:.3}"));
+    words.collect::<Vec<_>>().join(" ")
+}
+
 /// Checks that a result overwrites nothing but an earlier result.
 fn check_output(path: &Path, kind: Kind, traces: &[PathBuf]) -> Result<(), OutputError> {
     let traces: Vec<_> = traces.iter().map(|path| Input { flag: "a trace", path }).collect();
@@ -89,9 +139,6 @@ fn open(path: &Path, low_bytes: Option<f64>) -> Result<Recording> {
 }
 
 /// Other traces of a recording's model.
-///
-/// # Errors
-/// Files that cannot be read; [`SimError::OtherModel`].
 fn others(files: &[PathBuf], recording: &Recording) -> Result<Vec<Recording>> {
     let shape = |own: &Recording| -> Vec<_> {
         own.header.model.layers.iter().map(|layer| (layer.layer, layer.n_expert, layer.n_used)).collect()

@@ -1,14 +1,18 @@
-//! `hobbit-sim replay`: a table of simulated outcomes.
+//! `hobbit-sim replay`: one recording under many settings, on all processors, with results in a fixed order.
 
 use std::io::Write;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Result, ensure};
+use serde::Serialize;
 
 use super::args::{ReplayArgs, WorldArgs};
-use super::compare::{Row, compare};
 use super::table;
+use hobbit::options::{RoutingOptions, VirtualExperts};
 use hobbit_core::predict::{PredictorKind, RecallCounts};
-use hobbit_core::sim::{PredictedBy, Recording, recall};
+use hobbit_core::route::Rerouting;
+use hobbit_core::sim::{Budget, Config, Eviction, Outcome, PredictedBy, Recording, Shares, SimError, recall, replay};
 use hobbit_core::trace::Layer;
 use hobbit_core::units::{MIB, Percent};
 
@@ -24,8 +28,7 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
     let mut all = Vec::new();
     for (file, n_before) in args.files.iter().zip(0..) {
         let recording = super::open(file, args.world.low_bytes)?;
-        let of_world = |world: &WorldArgs| compare(&recording, world, &args.budget, &args.predictor.0, &args.policy.0);
-        let by_strength: Vec<Vec<Row>> = args.world.each().iter().map(of_world).collect::<Result<_>>()?;
+        let rows = compare(&recording, &args.world, &args.budget, &args.predictor.0, &args.policy.0)?;
         if args.json {
             all.push(serde_json::json!({
                 "file": file,
@@ -33,21 +36,14 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
                 "settings": recording.header.settings,
                 "tokens": recording.n_tokens(),
                 "recall": recalls(&recording),
-                "open_loop": by_strength.iter().flatten().any(|row| row.routing.is_some()),
-                "replays": by_strength.concat(),
+                "open_loop": rows.iter().any(|row| row.routing.is_some()),
+                "replays": rows,
             }));
         } else {
             let gap = if n_before > 0 { "\n" } else { "" };
-            writeln!(out, "{gap}{}", about(&recording))?;
-            for rows in &by_strength {
-                let words = rows.first().and_then(|row| row.routing.as_deref());
-                if by_strength.len() > 1 {
-                    writeln!(out, "\nWith {}:", words.unwrap_or("what routers chose"))?;
-                }
-                write!(out, "{}", lines(rows))?;
-                if let Some(words) = words {
-                    write!(out, "{}", routing_lines(words, rows))?;
-                }
+            write!(out, "{gap}{}\n{}", about(&recording), lines(&rows))?;
+            if let Some(words) = rows.first().and_then(|row| row.routing.as_deref()) {
+                write!(out, "{}", routing_lines(words, &rows))?;
             }
         }
     }
@@ -126,8 +122,9 @@ fn routing_lines(words: &str, rows: &[Row]) -> String {
     });
     let table = table(&heading, &cells.collect::<Vec<_>>(), 3);
     format!(
-        "\nSingle tokens with {words}. Open-loop: the tokens are the recorded ones, which these experts would have changed. Shares \
-         are of the needed experts; 'given up' is the mean share of a token's weight that going elsewhere cost.\n{table}"
+        "\nSingle tokens with {words}. Open-loop: the tokens are the recorded ones, although these experts would \
+         change them. Shares are of the needed experts; 'given up' is the mean loss of a token's weight by \
+         re-routing.\n{table}"
     )
 }
 
@@ -168,4 +165,112 @@ fn lines(rows: &[Row]) -> String {
         ]
     });
     table(&heading, &cells.collect::<Vec<_>>(), 3)
+}
+
+/// One replay, compared with LRU and the optimum.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    /// Eviction policy.
+    policy: String,
+    /// Memory for experts.
+    budget: String,
+    /// Predictor.
+    predictor: String,
+    /// Approximations of routing, in words; `None` for nothing. The replay is then open-loop: the recorded tokens stay
+    /// the same.
+    routing: Option<String>,
+    /// Shares of hits, misses and substitutions among the experts that decoded tokens needed.
+    shares: Option<Shares>,
+    /// Penalty divided by LRU's with the same budget and predictor; `None` if LRU has none.
+    penalty_to_lru: Option<f64>,
+    /// Penalty divided by the optimum's without prefetch; `None` if the optimum has none.
+    penalty_to_belady: Option<f64>,
+    /// Measurements of the replay.
+    outcome: Outcome,
+}
+
+/// Every combination, ordered by budget, predictor and policy; LRU and the optimum are always included.
+fn compare(
+    recording: &Recording,
+    world: &WorldArgs,
+    budgets: &[Budget],
+    predictors: &[PredictedBy],
+    evictions: &[Eviction],
+) -> Result<Vec<Row>> {
+    let base = world.config(recording)?;
+    let lru: Eviction = "lru".parse()?;
+    let blind = PredictedBy::Predictor(PredictorKind::None);
+    let mut configs = Vec::new();
+    for &budget in budgets {
+        for &predictor in predictors {
+            let mut all = evictions.to_vec();
+            all.retain(|eviction| *eviction != Eviction::Belady);
+            if !all.contains(&lru) {
+                all.insert(0, lru);
+            }
+            for eviction in all {
+                configs.push(world.with_predictor(&Config { eviction, budget, ..base.clone() }, predictor));
+            }
+        }
+        configs.push(world.with_predictor(&Config { eviction: Eviction::Belady, budget, ..base.clone() }, blind));
+    }
+    let outcomes = on_all_processors(&configs, |config| replay(recording, config, &mut |_, _, _| {}))?;
+    let penalty = |eviction, predictor, budget| {
+        let is_it =
+            |config: &Config| (config.eviction, config.foresight, config.budget) == (eviction, predictor, budget);
+        let at = configs.iter().position(is_it)?;
+        Some(outcomes[at].total().penalty).filter(|penalty| *penalty > 0.0)
+    };
+    let rows = configs.iter().zip(&outcomes).map(|(config, outcome)| {
+        let own = outcome.total().penalty;
+        Row {
+            policy: config.eviction.to_string(),
+            budget: config.budget.to_string(),
+            predictor: config.foresight.to_string(),
+            routing: routing_words(config),
+            shares: outcome.decode.shares(),
+            penalty_to_lru: penalty(lru, config.foresight, config.budget).map(|lru| own / lru),
+            penalty_to_belady: penalty(Eviction::Belady, blind, config.budget).map(|least| own / least),
+            outcome: outcome.clone(),
+        }
+    });
+    Ok(rows.collect())
+}
+
+/// The routing options that give something up, in words.
+fn routing_words(config: &Config) -> Option<String> {
+    let Rerouting { bias, keep_top, substitute, substitute_max, .. } = config.rerouting;
+    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let options = RoutingOptions {
+        cache_bias: bias,
+        keep_top: number(keep_top),
+        substitute,
+        substitute_max: substitute_max.map(number),
+        drop: config.drop,
+        virtual_experts: config.virtual_experts.map_or(VirtualExperts::Off, |_| VirtualExperts::Auto),
+        ..RoutingOptions::default()
+    };
+    options.words()
+}
+
+fn on_all_processors<T: Sync, R: Send>(
+    work: &[T],
+    run: impl Fn(&T) -> Result<R, SimError> + Sync,
+) -> Result<Vec<R>, SimError> {
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    let n_threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(work.len());
+    std::thread::scope(|scope| {
+        for _ in 0..n_threads {
+            scope.spawn(|| {
+                while let Some((at, item)) = work.iter().enumerate().nth(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = run(item);
+                    done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((at, result));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
 }

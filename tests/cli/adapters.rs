@@ -26,7 +26,7 @@ fn scaled(path: &Path, scale: &str) -> String {
 }
 
 #[test]
-fn an_adapter_changes_a_text_by_as_much_as_is_said() {
+fn an_adapter_applies_with_its_scale() {
     let dir = tempfile::tempdir().unwrap();
     let lora = of_attention(dir.path());
     let name = lora.to_str().unwrap();
@@ -35,7 +35,7 @@ fn an_adapter_changes_a_text_by_as_much_as_is_said() {
     let changed = text(&["--lora", name]);
     assert_ne!(changed, plain);
     assert_eq!(text(&["--lora-scaled", &scaled(&lora, "1")]), changed);
-    // Two halves are one, but for rounding; with experts out of memory it is the same adapter.
+    // Opposite scales cancel; a small cache changes nothing.
     let half = scaled(&lora, "-1");
     assert_eq!(text(&["--lora", name, "--lora-scaled", &half]), plain);
     assert_eq!(text(&["--lora", name, "--expert-cache", "50%"]), changed);
@@ -54,7 +54,7 @@ fn experts_are_changed_only_where_llama_cpp_has_them() {
 }
 
 #[test]
-fn directions_are_added_where_they_are_wanted() {
+fn control_vectors_change_their_layers() {
     let dir = tempfile::tempdir().unwrap();
     let vector = files::control_vector(&demo_model(), dir.path().join("vector.gguf"), 1..=2);
     let strong = scaled(&vector, "40");
@@ -66,7 +66,7 @@ fn directions_are_added_where_they_are_wanted() {
 }
 
 #[test]
-fn what_cannot_be_used_is_named() {
+fn unusable_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let model = demo_model();
     let fine = model.with_file_name("fine.gguf");

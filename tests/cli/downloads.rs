@@ -1,4 +1,4 @@
-//! Models that are fetched first: from a server of the test's own.
+//! Models that are fetched first, from a server of the test's own.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -56,7 +56,7 @@ fn a_model_of_the_hub_runs_as_a_file_does() {
     assert!(ran.stdout == expected && !ran.stderr.contains("downloading"), "{}", ran.stderr);
     let ran = fetching(&server, dir.path(), &["-mu", &server.url("/demo.gguf"), "--quiet"]).run().expect(0);
     assert_eq!((ran.stdout, ran.stderr.as_str()), (expected, ""));
-    // By the environment, and what is typed beats it.
+    // By the environment, and overridden by a typed flag.
     let mut cli = fetching(&server, dir.path(), &[]);
     cli.command.env("LLAMA_ARG_HF_REPO", "a/b");
     cli.run().expect(0);
@@ -66,14 +66,14 @@ fn a_model_of_the_hub_runs_as_a_file_does() {
 }
 
 #[test]
-fn what_cannot_be_fetched_is_told() {
+fn failed_downloads_name_the_remedy() {
     let (server, dir) = (hub(None), tempfile::tempdir().unwrap());
     for (args, status, part) in [
         (&["-hf", "a"][..], 2, "-hf: 'a' is no repository, expected USER/REPO[:QUANT]"),
         (&["-hf", "a/b", "-m", "x.gguf"], 2, "-m and -hf both name a model"),
         (&["-hff", "x.gguf"], 2, "give -hf USER/REPO"),
         (&["-hf", "a/b:Q2_K"], 1, "a/b: it has no file of the quant 'Q2_K'; there are Q8_0"),
-        (&["-hf", "a/c"], 1, "a/c: the server says 404"),
+        (&["-hf", "a/c"], 1, "a/c: the server answered 404"),
         (&["-hf", "a/c", "--offline"], 1, "run once without --offline"),
         (&["-mu", "nothing"], 1, "'nothing' names no file"),
     ] {
@@ -91,7 +91,7 @@ fn ctrl_c_keeps_what_came() {
     let mut child = cli.command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let part = dir.path().join(format!("hf/hub/models--a--b/blobs/{}.incomplete", "d".repeat(40)));
     while std::fs::metadata(&part).map_or(0, |found| found.len()) < CAME as u64 {
-        assert_eq!(child.try_wait().unwrap(), None, "it ended before it was told to");
+        assert_eq!(child.try_wait().unwrap(), None, "it ended before the signal");
         std::thread::yield_now();
     }
     send(&child, "INT");
@@ -111,7 +111,7 @@ fn scripts_and_pages_are_printed() {
     for (args, part) in [
         (&["--completions", "bash"][..], "complete -F _hobbit__cli"),
         (&["--completions=zsh"], "#compdef hobbit-cli"),
-        (&["--completion-bash"], " -ngl "),
+        (&["--completion-bash"], "complete -F _hobbit__cli"),
         (&["--man"], ".TH hobbit-cli 1"),
     ] {
         let ran = cli(args).run().expect(0);

@@ -1,4 +1,4 @@
-//! `hobbit-cli` as its users meet it: the real binary, in a fresh directory, with a clean environment.
+//! `hobbit-cli`: the binary in a fresh directory, with a clean environment.
 
 mod adapters;
 #[cfg(feature = "hub")]
@@ -8,7 +8,9 @@ mod files;
 mod presets;
 mod prompt_cache;
 mod prompts;
+mod reasoning;
 mod reports;
+#[allow(dead_code, reason = "shared by the tests of all programs")]
 mod rig;
 mod routing;
 #[cfg(feature = "hub")]
@@ -18,6 +20,5 @@ mod server;
 mod signals;
 mod talk;
 mod terminal;
-mod thoughts;
 mod tuned;
 mod usage;

@@ -9,13 +9,13 @@ fn run(file: &std::path::Path, prompt: &str, more: &[&str]) -> Cli {
 }
 
 #[test]
-fn a_prompt_that_is_known_is_gone_on_with() {
+fn a_known_prompt_is_continued() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("prompt");
     let first = run(&file, PROMPT, &[]).run().expect(0);
     assert!(!first.stderr.contains("known from"), "{}", first.stderr);
     let bytes = std::fs::read(&file).unwrap();
-    // The same again, read only: the same text, and the file is as it was.
+    // The same again, read only: the same text and file.
     let again = run(&file, PROMPT, &["--prompt-cache-ro"]).run().expect(0);
     assert_eq!(again.stdout, first.stdout);
     assert!(again.stderr.contains(" tokens are known from "), "{}", again.stderr);
@@ -27,7 +27,7 @@ fn a_prompt_that_is_known_is_gone_on_with() {
         assert_eq!(found.stdout, expected.stdout);
         assert!(!found.stderr.contains("hobbit: prompt: 0 of"), "{}", found.stderr);
     }
-    // What was generated is kept where that is asked for, and known then.
+    // With --prompt-cache-all the generated tokens are saved.
     run(&file, PROMPT, &["--prompt-cache-all"]).run().expect(0);
     assert!(std::fs::metadata(&file).unwrap().len() > bytes.len() as u64);
     let whole = first.stdout.trim_end().to_owned();
@@ -35,7 +35,7 @@ fn a_prompt_that_is_known_is_gone_on_with() {
 }
 
 #[test]
-fn files_that_are_no_use_are_refused_and_stay() {
+fn unusable_files_are_refused_and_stay() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("prompt");
     run(&file, PROMPT, &[]).run().expect(0);

@@ -1,4 +1,4 @@
-//! What is continued.
+//! Prompts of completions.
 
 use crate::rig::*;
 
@@ -35,18 +35,6 @@ fn prompts_from_files_and_environment_are_the_same_prompt() {
 }
 
 #[test]
-fn text_that_looks_like_flags_is_a_prompt() {
-    let ran = demo(&["-p", "-ngl --help", "-n", "1"]).run().expect(0);
-    assert!(ran.stdout.trim_start().starts_with("-ngl --help"), "{}", ran.stdout);
-}
-
-#[test]
-fn utf_8_goes_through_whole() {
-    let ran = demo(&["-p", "Grüße, 世界 😀", "-n", "24", "--temp", "2", "-s", "1"]).run().expect(0);
-    assert!(ran.stdout.trim_start().starts_with("Grüße, 世界 😀"), "{}", ran.stdout);
-}
-
-#[test]
 fn reverse_prompts_stop_and_are_shown() {
     let whole = demo(&["-p", "In the beginning", "-n", "24", "--no-display-prompt"]).run().expect(0).stdout;
     // The last two words cut across tokens, wherever those end.
@@ -59,7 +47,7 @@ fn reverse_prompts_stop_and_are_shown() {
 }
 
 #[test]
-fn what_the_context_cannot_hold_is_refused_before_it_is_shown() {
+fn a_prompt_beyond_the_context_is_refused_before_it_is_shown() {
     let long = "In the beginning God created the heaven. ".repeat(100);
     for extra in [&[][..], &["--context-shift"]] {
         let ran = demo(&[&["-p", &long], extra].concat()).run().expect(1);
@@ -79,7 +67,7 @@ fn what_the_context_cannot_hold_is_refused_before_it_is_shown() {
 }
 
 #[test]
-fn what_is_piped_in_is_the_prompt() {
+fn piped_input_is_the_prompt() {
     let usual = ["-n", "8", "--quiet"];
     let typed = demo(&[&usual[..], &["-p", "In the beginning"]].concat()).run().expect(0).stdout;
     for args in [&[][..], &["-f", "-"], &["-bf", "-"]] {
@@ -95,7 +83,7 @@ fn what_is_piped_in_is_the_prompt() {
 }
 
 #[test]
-fn an_empty_input_is_told() {
+fn an_empty_input_is_an_error() {
     for (args, part) in
         [(&["-n", "4"][..], "error: the standard input is empty"), (&["-f", "-"], "error: -f -: the standard")]
     {
@@ -104,7 +92,7 @@ fn an_empty_input_is_told() {
         assert_eq!(ran.stdout, "");
     }
     assert!(demo(&["-n", "4"]).run().expect(1).stderr.contains("give a text with -p"), "/dev/null");
-    // A bare hobbit-cli shows its demo, whatever starts it.
+    // hobbit-cli without arguments shows its demo.
     let ran = cli(&["--temp", "0", "-t", "1", "-n", "8"]).type_in("").expect(0);
     assert!(ran.stderr.contains("warning: the standard input is empty"), "{}", ran.stderr);
     assert!(ran.stdout.trim_start().starts_with("In the beginning God created the"), "{}", ran.stdout);
@@ -125,7 +113,7 @@ fn prompts_may_be_any_bytes() {
 }
 
 #[test]
-fn a_drawn_seed_is_told_and_repeats_the_run() {
+fn a_drawn_seed_is_printed_and_repeats_the_run() {
     let run = |extra: &[&str]| demo(&[&["-p", "In the", "-n", "24", "--temp", "1.5"], extra].concat()).run().expect(0);
     let first = run(&["--stats-json", "-"]);
     let seed = first.stderr.split("hobbit: seed ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap().to_owned();

@@ -1,11 +1,11 @@
-//! What a run says about itself.
+//! Start-up and closing lines, statistics and logs.
 
 use serde_json::Value;
 
 use crate::rig::*;
 
 #[test]
-fn a_run_is_told_in_three_lines_before_and_four_after() {
+fn a_run_has_three_lines_before_and_four_after() {
     let whole = ["-p", "In the beginning", "-n", "4"];
     for extra in [&["--expert-cache", "25%"][..], &["--io", "buffered", "--cache-state", "a.state"]] {
         let stderr = demo(&[&whole[..], extra].concat()).run().expect(0).stderr;
@@ -34,7 +34,7 @@ fn a_run_is_told_in_three_lines_before_and_four_after() {
 }
 
 #[test]
-fn a_context_beyond_the_training_is_told() {
+fn a_context_beyond_the_training_is_warned_of() {
     let warning = "warning: the context holds 1024 tokens, but the model was trained on 512";
     assert!(demo(&["-p", "a", "-n", "1", "-c", "1024"]).run().expect(0).stderr.contains(warning));
     assert!(!demo(&["-p", "a", "-n", "1", "-c", "512"]).run().expect(0).stderr.contains("warning"));
@@ -52,14 +52,6 @@ fn low_versions_that_cannot_be_kept_name_the_flag_that_helps() {
 }
 
 #[test]
-fn low_versions_of_which_none_is_finished_leave_no_files() {
-    let dir = tempfile::tempdir().unwrap();
-    let made = hobbit::engine::quantise_low(&demo_model(), "q2_k", Some(dir.path()), &mut |_| false);
-    assert!(matches!(made, Err(hobbit::Error::Cancelled)), "{made:?}");
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-}
-
-#[test]
 fn quiet_runs_print_nothing_but_the_text() {
     let ran = demo(&["-p", "In the beginning", "-n", "4", "--quiet"]).run().expect(0);
     assert_eq!(ran.stderr, "");
@@ -69,17 +61,8 @@ fn quiet_runs_print_nothing_but_the_text() {
 
 #[test]
 fn stats_json_has_counts_and_rates() {
-    let cli = demo(&[
-        "-p",
-        "In the beginning",
-        "-n",
-        "8",
-        "--ignore-eos",
-        "--expert-cache",
-        "50%",
-        "--stats-json",
-        "stats.json",
-    ]);
+    let flags = ["-n", "8", "--ignore-eos", "--expert-cache", "50%", "--stats-json", "stats.json"];
+    let cli = demo(&[&["-p", "In the beginning"], &flags[..]].concat());
     let path = cli.dir.path().join("stats.json");
     let Cli { dir, mut command } = cli;
     ran(command.output().unwrap()).expect(0);
@@ -103,19 +86,9 @@ fn stats_json_has_counts_and_rates() {
 }
 
 #[test]
-fn the_log_file_holds_what_stderr_shows() {
-    let cli = demo(&["-p", "a", "-n", "1", "--log-file", "log.txt"]);
-    let path = cli.dir.path().join("log.txt");
-    let Cli { dir, mut command } = cli;
-    let ran = ran(command.output().unwrap()).expect(0);
-    assert_eq!(std::fs::read_to_string(path).unwrap(), ran.stderr);
-    drop(dir);
-}
-
-#[test]
-fn the_log_file_of_a_quiet_run_holds_the_log() {
+fn log_files() {
     let logged = |extra: &[&str], status| {
-        let cli = demo(&[&["-n", "1", "--log-file", "log.txt", "--quiet"], extra].concat());
+        let cli = demo(&[&["-n", "1", "--log-file", "log.txt"], extra].concat());
         let path = cli.dir.path().join("log.txt");
         let Cli { dir, mut command } = cli;
         let ran = ran(command.output().unwrap()).expect(status);
@@ -124,11 +97,13 @@ fn the_log_file_of_a_quiet_run_holds_the_log() {
         (ran.stderr, log)
     };
     let (stderr, log) = logged(&["-p", "a"], 0);
+    assert_eq!(stderr, log);
+    let (stderr, log) = logged(&["-p", "a", "--quiet"], 0);
     assert_eq!(stderr, "");
     assert!(log.contains("hobbit: memory: ") && !log.contains("llama_perf"), "{log}");
-    let (stderr, log) = logged(&["-p", "a", "-v"], 0);
+    let (stderr, log) = logged(&["-p", "a", "-v", "--quiet"], 0);
     assert!(stderr.is_empty() && log.contains("llama_perf"), "{log}");
-    let (stderr, log) = logged(&["-p", "a", "-dev", "Warp9"], 1);
+    let (stderr, log) = logged(&["-p", "a", "-dev", "Warp9", "--quiet"], 1);
     assert!(stderr.starts_with("error: there is no device ") && log.ends_with(&stderr), "{stderr}{log}");
 }
 
@@ -154,11 +129,11 @@ fn statistics_that_find_no_room_leave_the_old_ones() {
 }
 
 #[test]
-fn a_log_that_finds_no_room_is_told_once_and_fails_the_run() {
+fn a_full_disk_ends_the_log_with_one_error() {
     let expected = demo(&["-p", "In the", "-n", "4"]).run().expect(0).stdout;
     let ran = demo(&["-p", "In the", "-n", "4", "--log-file", "/dev/full"]).run().expect(1);
     assert_eq!(ran.stdout, expected, "the run goes on");
-    let told = ran.stderr.lines().filter(|line| line.contains("/dev/full")).collect::<Vec<_>>();
-    assert_eq!(told.len(), 1, "{}", ran.stderr);
-    assert!(told[0].starts_with("error: /dev/full: this log ends here, it cannot be written: "), "{}", told[0]);
+    let errors = ran.stderr.lines().filter(|line| line.contains("/dev/full")).collect::<Vec<_>>();
+    assert_eq!(errors.len(), 1, "{}", ran.stderr);
+    assert!(errors[0].starts_with("error: /dev/full: this log ends here, it cannot be written: "), "{}", errors[0]);
 }

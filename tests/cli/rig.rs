@@ -1,4 +1,4 @@
-//! The binary, in a fresh directory, with a clean environment.
+//! The binaries, with a clean environment.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -9,17 +9,24 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// The binary with these arguments. Nothing of the caller's environment can change what it does.
-pub fn cli(args: &[&str]) -> Cli {
-    let dir = tempfile::tempdir().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hobbit-cli"));
+/// A program of hobbit's, independent of the caller's environment and without input.
+pub fn program(path: &str) -> Command {
+    let mut command = Command::new(path);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("LLAMA_ARG_") || text.starts_with("HOBBIT_") {
             command.env_remove(&name);
         }
     }
-    command.current_dir(dir.path()).args(args).stdin(Stdio::null());
+    command.stdin(Stdio::null());
+    command
+}
+
+/// hobbit-cli with these arguments.
+pub fn cli(args: &[&str]) -> Cli {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = program(env!("CARGO_BIN_EXE_hobbit-cli"));
+    command.current_dir(dir.path()).args(args);
     Cli { dir, command }
 }
 

@@ -1,6 +1,6 @@
-//! Ends that come from outside.
+//! Signals, and other ends from outside.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -11,7 +11,7 @@ use crate::rig::*;
 /// Generates without end: context shift, no EOS. Returns when it has begun.
 fn endless(mut cli: Cli) -> (Child, tempfile::TempDir, std::thread::JoinHandle<u64>) {
     use std::os::unix::process::CommandExt;
-    // Whoever runs the tests may ignore hang-ups (nohup), which a child inherits.
+    // The caller may ignore hang-ups (nohup), which a child inherits.
     // SAFETY: setting a disposition is safe between fork and exec.
     unsafe {
         cli.command.pre_exec(|| {
@@ -29,7 +29,7 @@ fn endless(mut cli: Cli) -> (Child, tempfile::TempDir, std::thread::JoinHandle<u
 
 const ENDLESS: [&str; 6] = ["-p", "In the beginning", "-n", "-1", "--ignore-eos", "--context-shift"];
 
-/// All that stderr says until the end, and the status.
+/// The status, and all of stderr.
 fn end_of(mut child: Child) -> (Option<i32>, String) {
     let mut stderr = String::new();
     child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
@@ -91,7 +91,7 @@ fn a_signal_ends_a_program_that_hangs() {
 
 /// As nohup does.
 #[test]
-fn a_hang_up_that_is_to_be_ignored_is_ignored() {
+fn an_ignored_hang_up_stays_ignored() {
     let mut cli = demo(&[]);
     let program = cli.command.get_program().to_owned();
     let args: Vec<_> = cli.command.get_args().map(ToOwned::to_owned).collect();
@@ -110,7 +110,7 @@ fn a_hang_up_that_is_to_be_ignored_is_ignored() {
 
 /// It waits for a line that does not come.
 #[test]
-fn a_signal_is_heard_while_nobody_types() {
+fn a_signal_is_handled_while_a_line_is_awaited() {
     let args = ["-cnv", "--chat-template", "chatml", "-n", "4", "--stats-json", "stats.json"];
     let once = demo(&[&args[..], &["-st", "-p", "hello", "--no-display-prompt"]].concat()).run().expect(0).stdout;
     for (signal, status) in [("INT", 130), ("TERM", 143)] {
@@ -130,26 +130,7 @@ fn a_signal_is_heard_while_nobody_types() {
     }
 }
 
-#[test]
-fn a_closed_pipe_is_not_an_error() {
-    let args = ["-p", "In the beginning", "-n", "-1", "--ignore-eos", "--context-shift", "--stats-json", "stats.json"];
-    let (mut child, dir) = demo(&args).spawn();
-    let mut stdout = BufReader::new(child.stdout.take().unwrap());
-    let mut byte = [0u8; 1];
-    stdout.read_exact(&mut byte).unwrap();
-    drop(stdout);
-    let mut stderr = String::new();
-    for line in BufReader::new(child.stderr.take().unwrap()).lines() {
-        stderr.push_str(&line.unwrap());
-        stderr.push('\n');
-    }
-    assert_eq!(child.wait().unwrap().code(), Some(0), "{stderr}");
-    assert!(!stderr.contains("error"), "{stderr}");
-    let stats: Value = serde_json::from_slice(&std::fs::read(dir.path().join("stats.json")).unwrap()).unwrap();
-    assert!(stats["prompt"]["tokens"].as_u64().unwrap() > 0, "{stats:#}");
-}
-
-/// It is sent while the process waits for its prompt: before the model is opened.
+/// A signal before the model is opened: the process waits for its prompt.
 #[test]
 fn memory_signals_wait_for_the_model() {
     let mut cli =

@@ -35,7 +35,7 @@ fn interactive_completion_takes_turns() {
 const TALK: [&str; 5] = ["-cnv", "--chat-template", "chatml", "-n", "8"];
 
 #[test]
-fn unknown_commands_are_told_and_two_slashes_send_one() {
+fn unknown_commands_are_errors_and_two_slashes_send_one() {
     let ran = demo(&TALK).type_in("/bogus\n//bogus\n").expect(1);
     assert!(
         ran.stderr.contains("error: unknown command /bogus; /help lists them, and '//bogus' sends it"),
@@ -47,7 +47,7 @@ fn unknown_commands_are_told_and_two_slashes_send_one() {
 }
 
 #[test]
-fn an_answer_again_is_another_answer() {
+fn a_regenerated_answer_differs() {
     let answers = |seed: &str, lines: &str| {
         let sampled = ["--temp", "1.5", "--ignore-eos", "-s", seed];
         demo(&[&TALK[..], &sampled].concat()).type_in(lines).expect(0).stdout
@@ -71,7 +71,7 @@ fn a_full_conversation_goes_on_without_its_oldest_turns() {
     assert!(ran.stdout.ends_with(&alone), "as if it were the first: {}", ran.stdout);
 }
 
-/// Shows the model a long introduction and the last message, nothing of what was said before.
+/// Shows the model a long introduction and the last message, without earlier ones.
 const FORGETFUL: &str = "{{- 'It is known that the same people may have been there before them, \
     and that all of it was made in one day. ' \
     -}}{{- messages[-1].content -}}{{- ': ' -}}";

@@ -1,4 +1,4 @@
-//! Where somebody types: a terminal, with its line editor.
+//! A terminal, with its line editor.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -30,7 +30,7 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits until `text` is shown, after what was waited for before.
+    /// Waits until `text` is shown, after the text awaited before.
     fn wait_for(&mut self, text: &str) {
         let mut bytes = [0; 4096];
         while !self.seen.contains(text) {
@@ -51,7 +51,7 @@ impl Terminal {
     }
 }
 
-/// What the editor writes when it begins to read keys: bracketed paste.
+/// The editor writes this when it begins to read keys: bracketed paste.
 const EDITS: &str = "\x1b[?2004h";
 const TALK: [&str; 8] = ["-cnv", "--chat-template", "chatml", "-n", "4", "--color", "off", "--quiet"];
 

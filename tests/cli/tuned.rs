@@ -19,11 +19,11 @@ fn a_profile_is_made_and_loaded() {
     ran(sim).expect(0);
     let flags =
         ["--profile", &profile, "--policy", "hobbit", "--slots", "by-penalty", "-lv", "4", "--stats-json", &stats];
-    let fitted = demo(&[&usual[..], &flags].concat()).run().expect(0);
-    assert_eq!(fitted.stdout, recorded.stdout);
-    let told = format!("hobbit: profile {profile}: weights of hobbit, the cost of each layer's misses\n");
-    assert!(fitted.stderr.contains(&told), "{}", fitted.stderr);
-    assert!(fitted.stderr.contains("hobbit: slots of a layer: by-penalty: "), "{}", fitted.stderr);
+    let tuned = demo(&[&usual[..], &flags].concat()).run().expect(0);
+    assert_eq!(tuned.stdout, recorded.stdout);
+    let line = format!("hobbit: profile {profile}: weights of hobbit, the cost of each layer's misses\n");
+    assert!(tuned.stderr.contains(&line), "{}", tuned.stderr);
+    assert!(tuned.stderr.contains("hobbit: slots of a layer: by-penalty: "), "{}", tuned.stderr);
     let json: Value = serde_json::from_str(&std::fs::read_to_string(&stats).unwrap()).unwrap();
     let caching = &json["caching"];
     assert_eq!((&caching["slots"], &caching["policy"]), (&"by-penalty".into(), &"hobbit".into()));
@@ -37,18 +37,11 @@ fn a_profile_is_made_and_loaded() {
     assert_eq!(caching["slots_by_layer"][0]["most"].as_u64(), slots.max());
 
     let text = std::fs::read_to_string(&profile).unwrap();
-    let refused = |text: &str, parts: &[&str]| {
-        std::fs::write(&profile, text).unwrap();
-        let ran = demo(&["-p", "x", "-n", "1", "--profile", &profile]).run().expect(1);
-        for part in [&[profile.as_str(), "hobbit-sim calibrate"], parts].concat() {
-            assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
-        }
-    };
-    refused(&text[..text.len() / 2], &["EOF while parsing"]);
-    refused(&text.replace("\"n_expert\": 8", "\"n_expert\": 9"), &["slots are not ascending from 0 to 9"]);
-    refused(&text.replace("\"architecture\": \"", "\"architecture\": \"not-"), &["general.architecture is not-"]);
-    let shifted = text.replace("\"layer\": 5", "\"layer\": 6");
-    refused(&shifted, &["demo.gguf", "layer 6 of 8 experts, expected layer 5 of 8 experts"]);
+    std::fs::write(&profile, text.replace("\"layer\": 5", "\"layer\": 6")).unwrap();
+    let ran = demo(&["-p", "x", "-n", "1", "--profile", &profile]).run().expect(1);
+    for part in [&profile, "hobbit-sim calibrate", "layer 6 of 8 experts, expected layer 5 of 8 experts"] {
+        assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
+    }
     let ran = demo(&["-p", "x", "-n", "1", "--profile", &path("nowhere.json")]).run().expect(1);
     assert!(ran.stderr.contains("nowhere.json: cannot read this tuned policy"), "{}", ran.stderr);
 }
@@ -71,8 +64,8 @@ fn a_path_table_is_taken_from_a_file() {
     assert!(text.contains("\"recall\":[{\"distance\":1"), "{text}");
 
     let refused = |args: &[&str], parts: &[&str]| {
-        let told = demo(&[&run[..], args].concat()).run().expect(1).stderr;
-        assert!(parts.iter().all(|part| told.contains(part)), "{parts:?} are not in: {told}");
+        let stderr = demo(&[&run[..], args].concat()).run().expect(1).stderr;
+        assert!(parts.iter().all(|part| stderr.contains(part)), "{parts:?} are not in: {stderr}");
     };
     refused(&ahead[..2], &["demo.gguf", "needs a table", "--path-table"]);
     refused(&["--path-table", &table], &["--predictor path-table, found --predictor none"]);

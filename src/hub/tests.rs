@@ -1,0 +1,711 @@
+//! Downloads from correct, faulty and hostile servers.
+
+mod server;
+
+use std::cell::{Cell, RefCell};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+use super::*;
+use server::{Reply, Request, Server};
+
+/// Records all notes and never waits.
+#[derive(Default)]
+struct Memory {
+    notes: RefCell<Vec<String>>,
+    pauses: RefCell<Vec<u64>>,
+    /// Called instead of a pause.
+    instead: RefCell<Option<Box<dyn FnOnce()>>>,
+    /// After so many questions about it the disk is full.
+    fills_up_after: Cell<Option<u32>>,
+}
+
+impl Memory {
+    fn notes(&self) -> String {
+        self.notes.borrow().join("\n")
+    }
+}
+
+impl Witness for Memory {
+    fn note(&self, text: &str) {
+        self.notes.borrow_mut().push(text.to_owned());
+    }
+    fn begin(&self, _: &str, _: Option<u64>, _: u64) {}
+    fn at(&self, _: u64) {}
+    fn end(&self) {}
+    fn pause(&self, time: Duration) {
+        self.pauses.borrow_mut().push(time.as_secs());
+        if let Some(instead) = self.instead.borrow_mut().take() {
+            instead();
+        }
+    }
+    fn free_space(&self, _: &Path) -> std::io::Result<u64> {
+        let Some(left) = self.fills_up_after.get() else { return Ok(1 << 40) };
+        self.fills_up_after.set(Some(left.saturating_sub(1)));
+        Ok(if left == 0 { 0 } else { 1 << 40 })
+    }
+}
+
+/// A cache of a test's own, for a server that stands for the Hub.
+struct Rig {
+    dir: TempDir,
+    places: Places,
+    memory: Memory,
+}
+
+impl Rig {
+    fn new(endpoint: String) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (hub, urls) = (dir.path().join("hub"), dir.path().join("urls"));
+        Self { places: Places { endpoint, hub, urls, token: None, offline: false }, memory: Memory::default(), dir }
+    }
+
+    fn hf(&self, repo: &str) -> Result<std::path::PathBuf, String> {
+        self.fetch(&Source::repo(repo, None).unwrap())
+    }
+
+    fn mu(&self, url: &str) -> Result<std::path::PathBuf, String> {
+        self.fetch(&Source::Url(url.to_owned()))
+    }
+
+    fn fetch(&self, source: &Source) -> Result<std::path::PathBuf, String> {
+        fetch(source, &self.places, &self.memory).map_err(|error| error.to_string())
+    }
+
+    /// Every file and link below the caches, in order.
+    fn files(&self) -> Vec<String> {
+        fn walk(directory: &Path, root: &Path, found: &mut Vec<String>) {
+            for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+                match entry.file_type().unwrap().is_dir() {
+                    true => walk(&entry.path(), root, found),
+                    false => found.push(entry.path().strip_prefix(root).unwrap().display().to_string()),
+                }
+            }
+        }
+        let mut found = Vec::new();
+        walk(self.dir.path(), self.dir.path(), &mut found);
+        found.sort();
+        found
+    }
+}
+
+/// A file that passes for a model.
+fn model(seed: u8, bytes: usize) -> Vec<u8> {
+    let noise = (0..bytes).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) as u8 ^ seed);
+    b"GGUF".iter().copied().chain(noise.skip(4)).collect()
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    hobbit_core::pack::Sha256(Sha256::digest(bytes).into()).to_string()
+}
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const API: &str = "/api/models/a/b/revision/main?blobs=true";
+
+/// The Hub's listing of a repository with these files.
+fn listing(files: &[(&str, &[u8])]) -> Reply {
+    let sibling = |(name, bytes): &(&str, &[u8])| {
+        let lfs = json!({"sha256": sha256(bytes), "size": bytes.len()});
+        json!({"rfilename": name, "size": bytes.len(), "blobId": "f".repeat(40), "lfs": lfs})
+    };
+    let siblings: Vec<_> = files.iter().map(sibling).collect();
+    Reply::new(200, json!({"sha": COMMIT, "siblings": siblings}).to_string())
+}
+
+/// A Hub with one repository, `a/b`, of these files; `twist` may answer requests for files instead.
+fn hub(files: &[(&'static str, Vec<u8>)], twist: impl Fn(&Request, &[u8]) -> Option<Reply> + Send + 'static) -> Server {
+    let files = files.to_vec();
+    Server::new(move |request| {
+        let named: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (*name, &bytes[..])).collect();
+        if request.path == API {
+            return listing(&named);
+        }
+        let name = request.path.strip_prefix(&format!("/a/b/resolve/{COMMIT}/"));
+        match named.iter().find(|(known, _)| Some(*known) == name) {
+            Some((_, bytes)) => twist(request, bytes).unwrap_or_else(|| Reply::file(request, bytes, "\"x\"")),
+            None => Reply::new(404, "no such file"),
+        }
+    })
+}
+
+fn plain(files: &[(&'static str, Vec<u8>)]) -> Server {
+    hub(files, |_, _| None)
+}
+
+fn rig(server: &Server) -> Rig {
+    Rig::new(server.url(""))
+}
+
+/// A download from `a/b`, which has only `m.gguf`; `twist` may answer requests for it.
+fn fetched(
+    bytes: &[u8],
+    twist: impl Fn(&Request, &[u8]) -> Option<Reply> + Send + 'static,
+) -> (Rig, Server, Result<Vec<u8>, String>) {
+    let server = hub(&[("m.gguf", bytes.to_vec())], twist);
+    let rig = rig(&server);
+    let found = rig.hf("a/b").map(|path| fs::read(path).unwrap());
+    (rig, server, found)
+}
+
+#[test]
+fn a_model_comes_into_the_hubs_own_layout() {
+    let (q4, q8) = (model(1, 5000), model(2, 9000));
+    let server = plain(&[("README.md", b"words".to_vec()), ("m-Q4_K_M.gguf", q4.clone()), ("m-Q8_0.gguf", q8.clone())]);
+    let rig = rig(&server);
+    let path = rig.hf("a/b").unwrap();
+    let snapshot = rig.places.hub.join(format!("models--a--b/snapshots/{COMMIT}"));
+    assert_eq!(path, snapshot.join("m-Q4_K_M.gguf"));
+    assert_eq!(fs::read(&path).unwrap(), q4);
+    assert_eq!(fs::read_link(&path).unwrap(), Path::new("../../blobs").join(sha256(&q4)));
+    assert_eq!(fs::read_to_string(rig.places.hub.join("models--a--b/refs/main")).unwrap(), COMMIT);
+    assert_eq!(rig.files().len(), 4, "{:?}", rig.files()); // blob, link, ref, lock
+    assert_eq!(server.seen().len(), 2);
+    // A cached file is not fetched again and needs no server.
+    assert_eq!(rig.hf("a/b:q4_k_m").unwrap(), path);
+    assert_eq!(server.seen().iter().map(|request| &*request.path).collect::<Vec<_>>(), [API]);
+    assert_eq!(fs::read(rig.hf("a/b:Q8_0").unwrap()).unwrap(), q8);
+    drop(server);
+    let offline = Rig { places: Places { offline: true, ..rig.places.clone() }, ..rig };
+    assert_eq!(offline.hf("a/b").unwrap(), path);
+    let error = offline.hf("a/b:Q2_K").unwrap_err();
+    assert!(error.contains("there are Q4_K_M, Q8_0") && error.contains("without --offline"), "{error}");
+    assert!(offline.hf("a/c").unwrap_err().contains("nothing was fetched yet"));
+}
+
+#[test]
+fn files_of_the_hubs_own_client_are_used() {
+    let bytes = model(1, 100);
+    let server = plain(&[("Q8_0/m-Q8_0.gguf", bytes.clone())]);
+    let rig = rig(&server);
+    let blob = rig.places.hub.join("models--a--b/blobs").join(sha256(&bytes));
+    fs::create_dir_all(blob.parent().unwrap()).unwrap();
+    fs::write(&blob, &bytes).unwrap();
+    let path = rig.hf("a/b").unwrap();
+    assert_eq!(server.seen().len(), 1, "only the listing: the blob is there");
+    assert_eq!(fs::read_link(&path).unwrap(), Path::new("../../../blobs").join(sha256(&bytes)));
+    // A truncated blob does not count.
+    fs::write(&blob, &bytes[..50]).unwrap();
+    rig.hf("a/b").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+}
+
+#[test]
+fn a_broken_connection_is_resumed() {
+    let bytes = model(3, 100_000);
+    let breaks = Mutex::new(vec![1000, 20_000, 0, 100]);
+    let (rig, server, found) = fetched(&bytes, move |request, bytes| {
+        let sent = breaks.lock().unwrap().pop()?;
+        Some(Reply::file(request, bytes, "\"x\"").breaking_off_after(sent))
+    });
+    assert!(found.unwrap() == bytes);
+    let ranges: Vec<_> = server.seen().iter().skip(1).map(Request::from).collect();
+    assert_eq!(ranges, [None, Some(100), Some(100), Some(20_100), Some(21_100)]);
+    assert_eq!(*rig.memory.pauses.borrow(), [1, 2, 4, 8]);
+    assert!(rig.memory.notes().contains("broke off at 100 B"), "{}", rig.memory.notes());
+    // Tries with progress are not counted.
+    let bytes = model(3, 16 << 20);
+    let (rig, _, found) =
+        fetched(&bytes, |request, bytes| Some(Reply::file(request, bytes, "\"x\"").breaking_off_after(2 << 20)));
+    assert!(found.unwrap() == bytes);
+    assert_eq!(*rig.memory.pauses.borrow(), [1; 7]);
+}
+
+#[test]
+fn the_next_run_resumes() {
+    let bytes = model(4, 50_000);
+    let is_down = Arc::new(Mutex::new(true));
+    let server = hub(&[("m.gguf", bytes.clone())], {
+        let is_down = Arc::clone(&is_down);
+        move |request, bytes| {
+            let sent = if request.from().is_some() { 0 } else { 30_000 };
+            is_down.lock().unwrap().then(|| Reply::file(request, bytes, "\"x\"").breaking_off_after(sent))
+        }
+    });
+    let rig = rig(&server);
+    let error = rig.hf("a/b").unwrap_err();
+    assert!(error.contains("broke off at 29.30 KiB of 48.83 KiB") && error.contains("run again"), "{error}");
+    let part = rig.places.hub.join(format!("models--a--b/blobs/{}.incomplete", sha256(&bytes)));
+    assert_eq!(fs::read(&part).unwrap(), bytes[..30_000]);
+    assert!(!rig.files().iter().any(|file| file.contains("refs") || file.contains("snapshots")), "{:?}", rig.files());
+    *is_down.lock().unwrap() = false;
+    server.seen();
+    assert_eq!(fs::read(rig.hf("a/b").unwrap()).unwrap(), bytes);
+    assert_eq!(server.seen().iter().filter_map(Request::from).collect::<Vec<_>>(), [30_000]);
+    assert!(!part.exists());
+}
+
+#[test]
+fn an_unusable_part_is_not_taken() {
+    let bytes = model(5, 5000);
+    let server = plain(&[("m.gguf", bytes.clone())]);
+    let rig = rig(&server);
+    let part = rig.places.hub.join(format!("models--a--b/blobs/{}.incomplete", sha256(&bytes)));
+    fs::create_dir_all(part.parent().unwrap()).unwrap();
+    fs::write(&part, model(6, 6000)).unwrap();
+    assert_eq!(fs::read(rig.hf("a/b").unwrap()).unwrap(), bytes);
+    // A link in its place is not followed.
+    let victim = rig.dir.path().join("victim");
+    fs::write(&victim, "mine").unwrap();
+    fs::remove_dir_all(rig.places.hub.join("models--a--b")).unwrap();
+    fs::create_dir_all(part.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(&victim, &part).unwrap();
+    assert!(rig.hf("a/b").unwrap_err().contains("incomplete: cannot write this part"));
+    assert_eq!(fs::read(victim).unwrap(), b"mine");
+    // Nor is a pipe waited for.
+    fs::remove_file(&part).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&part).status().unwrap().success());
+    assert!(rig.hf("a/b").unwrap_err().contains("incomplete: cannot write this part"));
+}
+
+type Twist = fn(&Request, &[u8]) -> Option<Reply>;
+
+/// Answers to requests for a file of 5000 bytes, and the error; empty if the file arrives all the same.
+const FAULTS: &[(&str, Twist, &str)] = &[
+    (
+        "damaged",
+        |request, bytes| {
+            let mut other = bytes.to_vec();
+            other[4000] ^= 1;
+            Some(Reply::file(request, &other, "\"x\""))
+        },
+        "a/b/m.gguf: its SHA-256 is ",
+    ),
+    ("shorter", |request, bytes| Some(Reply::file(request, &bytes[..4000], "\"x\"")), "has 4000 bytes, expected 5000"),
+    ("endless", |_, bytes| Some(Reply::new(200, [bytes, bytes].concat()).without_length()), "expected 5000"),
+    (
+        "cut, without a length",
+        |request, bytes| request.from().is_none().then(|| Reply::new(200, &bytes[..4500]).without_length()),
+        "",
+    ),
+    (
+        "another range",
+        |request, bytes| {
+            Some(match request.from() {
+                None => Reply::file(request, bytes, "\"x\"").breaking_off_after(100),
+                Some(_) => Reply::new(206, &bytes[..100]).with("content-range", "bytes 0-99/5000"),
+            })
+        },
+        "another range than was asked for",
+    ),
+    (
+        "no ranges",
+        |request, bytes| {
+            let sent = if request.from().is_some() { usize::MAX } else { 100 };
+            Some(Reply::new(200, bytes).breaking_off_after(sent))
+        },
+        "",
+    ),
+    (
+        "a page",
+        |_, _| Some(Reply::new(200, "<html>".repeat(1000)[..5000].as_bytes())),
+        "no GGUF file (it begins with \"<html>",
+    ),
+];
+
+#[test]
+fn faults_of_servers_are_named_and_leave_no_file() {
+    let bytes = model(8, 5000);
+    for (name, twist, part) in FAULTS {
+        let (rig, _, found) = fetched(&bytes, *twist);
+        match found {
+            Ok(found) => assert!(part.is_empty() && found == bytes, "{name}"),
+            Err(error) => {
+                assert!(
+                    !part.is_empty() && error.starts_with("a/b/m.gguf: ") && error.contains(part),
+                    "{name}: {error}"
+                );
+                assert!(rig.memory.pauses.borrow().len() <= 1, "{name}: {}", rig.memory.notes());
+                assert!(!rig.files().iter().any(|file| file.ends_with("m.gguf")), "{name}: {:?}", rig.files());
+            }
+        }
+    }
+    for (target, part) in [("/", "redirects too often"), ("file:///etc/passwd", ""), ("http://[", "")] {
+        let twist = move |request: &Request, _: &[u8]| {
+            Some(Reply::redirect(if part.is_empty() { target } else { &request.path }))
+        };
+        let error = fetched(&bytes, twist).2.unwrap_err();
+        assert!(error.starts_with("a/b/m.gguf: the server") && error.contains(part), "{target}: {error}");
+    }
+    for (status, part) in
+        [(401, "--hf-token or HF_TOKEN"), (403, "accept its conditions"), (404, "the name"), (400, "400")]
+    {
+        let error = fetched(&bytes, move |_, _| Some(Reply::new(status, "no"))).2.unwrap_err();
+        assert!(error.starts_with("a/b/m.gguf: ") && error.contains(part), "{status}: {error}");
+    }
+    // A wrong sum leaves only the lock.
+    let (rig, ..) = fetched(&bytes, FAULTS[0].1);
+    assert_eq!(rig.files().len(), 1, "{:?}", rig.files());
+}
+
+#[test]
+fn answers_that_are_no_listing() {
+    for (status, body, part) in [
+        (200, "<html>".to_owned(), "not understood"),
+        (200, "[]".to_owned(), "not understood"),
+        (200, json!({"sha": "main"}).to_string(), "names no commit"),
+        (200, " ".repeat(33 << 20), "not understood"),
+        (401, String::new(), "--hf-token or HF_TOKEN"),
+        (404, String::new(), "check the name"),
+    ] {
+        let server = Server::new(move |_| Reply::new(status, body.clone()));
+        let error = rig(&server).hf("a/b").unwrap_err();
+        assert!(error.starts_with("a/b: ") && error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn the_token_stays_with_the_endpoint() {
+    let bytes = model(9, 5000);
+    let cdn = Server::new({
+        let bytes = bytes.clone();
+        move |request| Reply::file(request, &bytes, "\"cdn\"")
+    });
+    let target = cdn.url("/blob?signature=1");
+    let server = hub(&[("m.gguf", bytes.clone())], move |_, _| Some(Reply::redirect(&target)));
+    let mut rig = rig(&server);
+    rig.places.token = Some(Token::new("hf_secret").unwrap());
+    assert_eq!(fs::read(rig.hf("a/b").unwrap()).unwrap(), bytes);
+    let sent = |server: &Server| {
+        server.seen().iter().map(|request| request.header("authorization").is_some()).collect::<Vec<_>>()
+    };
+    assert_eq!(sent(&server), [true, true]);
+    assert_eq!(sent(&cdn), [false]);
+}
+
+#[test]
+fn a_busy_server_is_waited_for() {
+    let bytes = model(10, 5000);
+    let busy = Mutex::new(vec![(503, "soon"), (503, "99999999"), (429, "7")]);
+    let server = hub(&[("m.gguf", bytes.clone())], move |_, _| {
+        let (status, wait) = busy.lock().unwrap().pop()?;
+        Some(Reply::new(status, "later").with("retry-after", wait))
+    });
+    let rig = rig(&server);
+    assert_eq!(fs::read(rig.hf("a/b").unwrap()).unwrap(), bytes);
+    assert_eq!(*rig.memory.pauses.borrow(), [7, 60, 4]);
+    assert!(rig.memory.notes().contains("it answered 429"), "{}", rig.memory.notes());
+}
+
+#[test]
+fn the_cache_serves_if_the_hub_is_away() {
+    let state = Arc::new(Mutex::new(200));
+    let bytes = model(11, 5000);
+    let server = Server::new({
+        let (state, bytes) = (Arc::clone(&state), bytes.clone());
+        move |request| match *state.lock().unwrap() {
+            200 if request.path == API => listing(&[("m.gguf", &bytes)]),
+            200 => Reply::file(request, &bytes, "\"x\""),
+            status => Reply::new(status, "away"),
+        }
+    });
+    let rig = rig(&server);
+    *state.lock().unwrap() = 503;
+    let error = rig.hf("a/b").unwrap_err();
+    assert!(error.contains("127.0.0.1 cannot be reached (it answered 503)") && error.contains("--offline"), "{error}");
+    assert_eq!(*rig.memory.pauses.borrow(), [1, 2, 4, 8]);
+    *state.lock().unwrap() = 200;
+    let path = rig.hf("a/b").unwrap();
+    *state.lock().unwrap() = 503;
+    assert_eq!(rig.hf("a/b").unwrap(), path);
+    assert!(rig.memory.notes().contains("taking what is in the cache"), "{}", rig.memory.notes());
+    drop(server);
+    assert_eq!(rig.hf("a/b").unwrap(), path);
+}
+
+#[test]
+fn hostile_names_lead_nowhere() {
+    let bytes = model(1, 100);
+    let names =
+        ["../../../m-Q4_K_M.gguf", "/tmp/m-Q4_K_M.gguf", "a\\m-Q4_K_M.gguf", "m-Q4_K_M.gguf\0", "a/../m-Q4_K_M.gguf"];
+    for name in names {
+        let server = hub(&[(name, bytes.clone())], |_, _| None);
+        let rig = rig(&server);
+        let error = rig.hf("a/b").unwrap_err();
+        assert!(error.contains("no GGUF file of a model"), "{name:?}: {error}");
+        assert!(rig.memory.notes().contains("1 names of files lead out of the repository"), "{}", rig.memory.notes());
+        assert!(rig.fetch(&Source::repo("a/b", Some(name)).unwrap()).is_err());
+        assert_eq!(rig.files(), [""; 0], "{name:?}");
+    }
+    // Names of commits and blobs become paths, too.
+    for (commit, blob) in [("../../x", "f"), (COMMIT, "../../../x"), (COMMIT, "/etc/x")] {
+        let server = Server::new(move |request| {
+            let file = json!({"rfilename": "m.gguf", "size": 100, "blobId": blob});
+            match request.path == API {
+                true => Reply::new(200, json!({"sha": commit, "siblings": [file]}).to_string()),
+                false => Reply::new(200, model(1, 100)).with("etag", "\"../../y\""),
+            }
+        });
+        let rig = rig(&server);
+        assert!(rig.hf("a/b").is_err());
+        assert_eq!(rig.files(), [""; 0], "{commit} {blob}");
+    }
+}
+
+#[test]
+fn a_sparse_listing_suffices() {
+    let bytes = model(1, 5000);
+    let server = Server::new({
+        let bytes = bytes.clone();
+        move |request| match request.path == API {
+            true => Reply::new(200, json!({"sha": COMMIT, "siblings": [{"rfilename": "m.gguf"}]}).to_string()),
+            false => Reply::file(request, &bytes, "\"etag-of-a-mirror\""),
+        }
+    });
+    let rig = rig(&server);
+    let path = rig.hf("a/b").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+    assert!(fs::read_link(&path).unwrap().ends_with("etag-of-a-mirror"));
+    assert!(rig.memory.notes().contains("only its length was checked"), "{}", rig.memory.notes());
+    assert_eq!(server.seen().iter().map(|request| &*request.method).collect::<Vec<_>>(), ["GET", "HEAD", "GET"]);
+}
+
+#[test]
+fn a_disk_that_is_too_small_is_named_before() {
+    let server = Server::new(|_| {
+        let file = json!({"rfilename": "m.gguf", "lfs": {"sha256": "a".repeat(64), "size": 1u64 << 60}});
+        Reply::new(200, json!({"sha": COMMIT, "siblings": [file]}).to_string())
+    });
+    let rig = rig(&server);
+    let error = rig.hf("a/b").unwrap_err();
+    assert!(error.contains("1.00 EiB are needed") && error.contains("HF_HOME"), "{error}");
+    assert_eq!(server.seen().len(), 1);
+}
+
+#[test]
+fn two_processes_do_not_write_at_once() {
+    let bytes = model(1, 5000);
+    let server = plain(&[("m.gguf", bytes.clone())]);
+    let rig = rig(&server);
+    let lock = rig.places.hub.join(format!(".locks/models--a--b/{}.lock", sha256(&bytes)));
+    fs::create_dir_all(lock.parent().unwrap()).unwrap();
+    let held = fs::File::create(&lock).unwrap();
+    held.lock().unwrap();
+    let blob = rig.places.hub.join("models--a--b/blobs").join(sha256(&bytes));
+    // The other one is done, and goes.
+    *rig.memory.instead.borrow_mut() = Some(Box::new({
+        let bytes = bytes.clone();
+        move || {
+            fs::create_dir_all(blob.parent().unwrap()).unwrap();
+            fs::write(&blob, &bytes).unwrap();
+            drop(held);
+        }
+    }));
+    assert_eq!(fs::read(rig.hf("a/b").unwrap()).unwrap(), bytes);
+    assert!(rig.memory.notes().contains("another process downloads it"), "{}", rig.memory.notes());
+    assert_eq!(server.seen().len(), 1, "nothing but the listing was asked for");
+}
+
+/// A server whose files may change: name, bytes, etag.
+type Shelf = Arc<Mutex<Vec<(&'static str, Vec<u8>, &'static str)>>>;
+
+fn shelf(files: &[(&'static str, Vec<u8>, &'static str)]) -> (Server, Shelf) {
+    let shelf: Shelf = Arc::new(Mutex::new(files.to_vec()));
+    let files = Arc::clone(&shelf);
+    let server = Server::new(move |request| {
+        let files = files.lock().unwrap();
+        match files.iter().find(|(name, ..)| request.path == *name) {
+            Some((_, bytes, etag)) => Reply::file(request, bytes, etag),
+            None => Reply::new(404, "no"),
+        }
+    });
+    (server, shelf)
+}
+
+#[test]
+fn a_file_is_fetched_once_and_again_when_it_changed() {
+    let (one, two) = (model(1, 5000), model(2, 6000));
+    let (server, shelf) = shelf(&[("/m.gguf?x=1", one.clone(), "\"1\"")]);
+    let rig = Rig::new(server.url(""));
+    let url = server.url("/m.gguf?x=1");
+    let path = rig.mu(&url).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), one);
+    assert!(path.starts_with(&rig.places.urls) && path.ends_with("m.gguf"), "{}", path.display());
+    assert!(rig.memory.notes().contains("only its length was checked"));
+    let methods = || server.seen().iter().map(|request| request.method.clone()).collect::<Vec<_>>();
+    assert_eq!(methods(), ["HEAD", "GET"]);
+    assert_eq!(rig.mu(&url).unwrap(), path);
+    assert_eq!(methods(), ["HEAD"]);
+    shelf.lock().unwrap()[0] = ("/m.gguf?x=1", two.clone(), "\"2\"");
+    assert_eq!(fs::read(rig.mu(&url).unwrap()).unwrap(), two);
+    assert_eq!(methods(), ["HEAD", "GET"]);
+    // A cached file suffices if the server does not answer.
+    shelf.lock().unwrap().clear();
+    assert_eq!(fs::read(rig.mu(&url).unwrap()).unwrap(), two);
+    drop(server);
+    let offline = Rig { places: Places { offline: true, ..rig.places.clone() }, ..rig };
+    assert_eq!(offline.mu(&url).unwrap(), path);
+    assert!(offline.mu("http://h/other.gguf").unwrap_err().contains("run once without --offline"));
+}
+
+#[test]
+fn only_a_part_of_the_same_file_is_resumed() {
+    let (one, two) = (model(1, 50_000), model(2, 50_000));
+    for (etag, then, then_etag, resumes) in
+        [("\"1\"", &one, "\"1\"", true), ("\"1\"", &two, "\"2\"", false), ("W/\"1\"", &one, "W/\"1\"", false)]
+    {
+        let state = Arc::new(Mutex::new((one.clone(), etag, true)));
+        let server = Server::new({
+            let state = Arc::clone(&state);
+            move |request| {
+                let (bytes, etag, breaks) = state.lock().unwrap().clone();
+                let sent = if !breaks {
+                    usize::MAX
+                } else if request.from().is_none() {
+                    20_000
+                } else {
+                    0
+                };
+                Reply::file(request, &bytes, etag).breaking_off_after(sent)
+            }
+        });
+        let rig = Rig::new(server.url(""));
+        let url = server.url("/m.gguf");
+        assert!(rig.mu(&url).unwrap_err().contains("broke off"));
+        *state.lock().unwrap() = (then.clone(), then_etag, false);
+        server.seen();
+        assert!(fs::read(rig.mu(&url).unwrap()).unwrap() == *then);
+        let seen = server.seen();
+        let expected = if resumes { (Some(20_000), Some(etag)) } else { (None, None) };
+        assert_eq!((seen[1].from(), seen[1].header("if-range")), expected, "{etag} {then_etag}");
+    }
+}
+
+#[test]
+fn a_file_that_changes_meanwhile_comes_with_its_new_length() {
+    for new in [model(2, 60_000), model(2, 40_000)] {
+        let old = model(1, 50_000);
+        let server = Server::new({
+            let new = new.clone();
+            let gets = AtomicUsize::new(0);
+            move |request| match (request.method.as_str(), gets.load(Ordering::SeqCst)) {
+                ("HEAD", 0) => Reply::file(request, &old, "\"1\""),
+                ("GET", 0) => {
+                    gets.store(1, Ordering::SeqCst);
+                    Reply::file(request, &old, "\"1\"").breaking_off_after(20_000)
+                }
+                _ => Reply::file(request, &new, "\"2\""),
+            }
+        });
+        let rig = Rig::new(server.url(""));
+        let url = server.url("/m.gguf");
+        assert_eq!(fs::read(rig.mu(&url).unwrap()).unwrap(), new);
+        server.seen();
+        assert_eq!(fs::read(rig.mu(&url).unwrap()).unwrap(), new);
+        assert_eq!(server.seen().len(), 1, "the new etag is kept");
+    }
+}
+
+#[test]
+fn a_url_of_the_hub_is_checked_as_the_hub_says() {
+    let bytes = model(1, 5000);
+    let sum = Arc::new(Mutex::new(sha256(&bytes)));
+    let cdn = Server::new({
+        let bytes = bytes.clone();
+        move |request| match request.method.as_str() {
+            "HEAD" => Reply::new(403, "signed for GET"),
+            _ => Reply::file(request, &bytes, "\"cdn\""),
+        }
+    });
+    let target = cdn.url("/x");
+    let server = Server::new({
+        let sum = Arc::clone(&sum);
+        move |_| {
+            let etag = format!("\"{}\"", sum.lock().unwrap());
+            Reply::redirect(&target).with("x-linked-etag", &etag).with("x-linked-size", "5000")
+        }
+    });
+    let rig = Rig::new("http://127.0.0.1:1".into());
+    let url = server.url("/a/b/resolve/main/m.gguf");
+    let path = rig.mu(&url).unwrap();
+    assert!(!rig.memory.notes().contains("no SHA-256"), "{}", rig.memory.notes());
+    cdn.seen();
+    assert_eq!(rig.mu(&url).unwrap(), path);
+    assert_eq!(cdn.seen().len(), 0, "it has not changed");
+    *sum.lock().unwrap() = "a".repeat(64);
+    assert!(rig.mu(&url).unwrap_err().contains("its SHA-256 is "));
+    assert_eq!(fs::read(&path).unwrap(), bytes, "what was here stays");
+}
+
+#[test]
+fn a_file_of_unknown_length_is_refused() {
+    let bytes = model(1, 50_000);
+    let whole = Server::new({
+        let bytes = bytes.clone();
+        move |_| Reply::new(200, bytes.clone()).without_length()
+    });
+    // A part, of which the rest comes as a range of nothing that is known.
+    let rest = Server::new(move |request| match request.from() {
+        None => Reply::file(request, &bytes, "\"1\"").breaking_off_after(20_000),
+        Some(from) => Reply::new(206, &bytes[from..]).without_length().with("content-range", "bytes 20000-/*"),
+    });
+    let rig = Rig::new(whole.url(""));
+    let error = rig.mu(&whole.url("/m.gguf")).unwrap_err();
+    assert!(error.contains("m.gguf: the server does not say how long this file is") && error.contains("-m"), "{error}");
+    assert!(!rig.files().iter().any(|file| file.contains("m.gguf") && !file.ends_with(".lock")), "{:?}", rig.files());
+    assert_eq!(whole.seen().len(), 2, "it is not tried again");
+    // The length was known from the first answer.
+    rig.mu(&rest.url("/m.gguf")).unwrap();
+}
+
+#[test]
+fn a_server_that_begins_again_and_again_is_given_up() {
+    const REQUESTS_MAX: usize = 200;
+    let bytes = model(1, 4 << 20);
+    let count = Arc::<AtomicUsize>::default();
+    for (ranges, why) in [("refused", "(the server began again more than 5 times)"), ("ignored", "")] {
+        let (bytes, counted) = (bytes.clone(), Arc::clone(&count));
+        let server = Server::new(move |request| match counted.fetch_add(1, Ordering::SeqCst) {
+            REQUESTS_MAX.. => Reply::new(404, "this test would go on for ever"),
+            _ if ranges == "refused" && request.from().is_some() => {
+                Reply::new(416, "").with("content-range", "bytes */1")
+            }
+            _ => Reply::new(200, bytes.clone()).with("etag", "\"1\"").breaking_off_after(2 << 20),
+        });
+        let rig = Rig::new(server.url(""));
+        let error = rig.mu(&server.url("/m.gguf")).unwrap_err();
+        assert!(error.contains("broke off at 2.00 MiB of 4.00 MiB") && error.contains(why), "{ranges}: {error}");
+        assert!(count.swap(0, Ordering::SeqCst) < 20, "{ranges}");
+    }
+}
+
+#[test]
+fn a_disk_that_fills_up_ends_a_download() {
+    let bytes = model(1, 40 << 20);
+    let (server, _) = shelf(&[("/m.gguf", bytes.clone(), "\"1\"")]);
+    let rig = Rig::new(server.url(""));
+    rig.memory.fills_up_after.set(Some(2));
+    let error = rig.mu(&server.url("/m.gguf")).unwrap_err();
+    assert!(error.contains("are needed and 0 B are free (64.00 MiB more stay free)"), "{error}");
+    let part = rig.files().into_iter().find(|file| file.ends_with(".incomplete")).unwrap();
+    let came = fs::metadata(rig.dir.path().join(part)).unwrap().len();
+    assert!((16 << 20..40 << 20).contains(&came), "{came}");
+    rig.memory.fills_up_after.set(None);
+    server.seen();
+    assert_eq!(fs::read(rig.mu(&server.url("/m.gguf")).unwrap()).unwrap(), bytes);
+    assert_eq!(server.seen()[1].from(), Some(came as usize), "it goes on where the disk was full");
+}
+
+#[test]
+fn a_server_without_tls_ends_at_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let rig = Rig::new(format!("https://{}", listener.local_addr().unwrap()));
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+            while stream.read(&mut [0; 4096]).is_ok_and(|n| n > 0) {}
+        }
+    });
+    let error = rig.hf("a/b").unwrap_err();
+    assert!(error.contains("no secure connection to 127.0.0.1 (") && error.contains("check the address"), "{error}");
+    assert!(rig.memory.pauses.borrow().is_empty(), "{}", rig.memory.notes());
+}
