@@ -13,7 +13,7 @@ use axum_server::Handle;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use tower_http::catch_panic::CatchPanicLayer;
 
-use super::api::{anthropic, chat, completions, embeddings, native, responses, small};
+use super::api::{anthropic, chat, completions, embeddings, infill, native, responses, small};
 use super::app::App;
 use super::http::connections::{self, Acceptor, Connections};
 use super::http::guard;
@@ -46,7 +46,7 @@ fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Router {
         .route("/slots/{id}", post(small::act_on_slot))
         .route("/tokenize", post(small::tokenize))
         .route("/detokenize", post(small::detokenize))
-        .route("/infill", post(small::infill))
+        .route("/infill", post(infill::infill))
         .route("/lora-adapters", post(small::set_adapters))
         .route("/completion", post(native::completion))
         .route("/completions", post(native::completion))
@@ -99,15 +99,11 @@ async fn with_charset(mut response: Response) -> Response {
 pub struct Listening {
     handles: Vec<Handle<SocketAddr>>,
     tasks: Vec<tokio::task::JoinHandle<std::io::Result<()>>>,
-    addresses: Vec<String>,
+    /// URLs of the server.
+    pub addresses: Vec<String>,
 }
 
 impl Listening {
-    /// URLs of the server.
-    pub fn addresses(&self) -> &[String] {
-        &self.addresses
-    }
-
     /// Accepts no new connections; open ones have `grace` to end.
     pub fn stop(&self, grace: Duration) {
         self.handles.iter().for_each(|handle| handle.graceful_shutdown(Some(grace)));
@@ -179,7 +175,7 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
         if !bound.ip().is_loopback() && settings.api_keys.is_empty() {
             log.line(
                 Level::Warning,
-                format!("warning: {bound}: everybody who reaches this machine may use the server; see --api-key"),
+                format!("warning: {bound}: anyone who reaches this machine may use the server; see --api-key"),
             );
         }
     }

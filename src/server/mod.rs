@@ -8,15 +8,11 @@
 mod adapters;
 mod api;
 mod app;
-mod control;
-#[cfg(fuzzing)]
-pub mod fuzzed;
+mod error;
 mod http;
 mod job;
 mod listen;
-mod metrics;
-pub mod page;
-mod probabilities;
+mod page;
 mod schedule;
 mod settings;
 mod slots;
@@ -106,7 +102,7 @@ fn answer(
             return Err(error);
         }
     };
-    log.line(Level::Info, format!("hobbit: ready; {}", listening.addresses().join(", ")));
+    log.line(Level::Info, format!("hobbit: ready; {}", listening.addresses.join(", ")));
     let loaded = app.loaded.get().expect("it was just loaded");
     let mut trimmed = Instant::now();
     while !signals::came() && !worker.is_finished() {
@@ -196,6 +192,34 @@ fn load(
     };
     assert!(app.loaded.set(loaded).is_ok(), "a model is loaded once");
     Ok(thread)
+}
+
+/// Entry points of fuzz targets.
+#[cfg(fuzzing)]
+pub mod fuzzed {
+    use serde_json::Value;
+
+    use super::api::{anthropic, chat, responses};
+    use crate::reasoning::Reasoning;
+
+    /// Reads the body of a chat request in OpenAI's and Anthropic's forms: the conversation that the template is given.
+    pub fn body(bytes: &[u8]) {
+        let Ok(Value::Object(body)) = serde_json::from_slice(bytes) else { return };
+        let reasoning = Reasoning::default();
+        for jinja in [true, false] {
+            let defaults = chat::request::Defaults {
+                reasoning: &reasoning,
+                jinja,
+                prefills_assistant: true,
+                template_reasons: true,
+                calls_in_parallel: true,
+            };
+            let other = [anthropic::request::to_openai(&body), responses::request::to_chat(body.clone())];
+            for body in other.into_iter().flatten().chain([body.clone()]) {
+                let _ = chat::request::read(body, &defaults);
+            }
+        }
+    }
 }
 
 /// The model's chat templates, or the given one. A template that refuses a single message may still work for others.

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use hobbit::Model;
 use hobbit::options::Token;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::params;
+use super::{Fields, params};
 use crate::server::app::App;
-use crate::server::http::error::ApiError;
+use crate::server::error::ApiError;
 
 /// The tokens of each prompt, shared by all its answers.
 pub type Prompts = Vec<Arc<[Token]>>;
@@ -17,26 +17,18 @@ pub type Prompts = Vec<Arc<[Token]>>;
 ///
 /// # Errors
 /// No prompt, or more prompts than the server lets wait.
-pub fn prompts(value: &Value, body: &Map<String, Value>, app: &App) -> Result<Prompts, ApiError> {
+pub fn prompts(value: &Value, body: &Fields, app: &App) -> Result<Prompts, ApiError> {
     let loaded = app.loaded()?;
     let model = &loaded.model;
     let n_answers = params::n_answers(body, loaded)?;
-    match value {
-        Value::Array(list) if list.is_empty() => Err(ApiError::invalid("\"prompt\" must not be empty")),
-        // A list with tokens is one prompt; a list of texts is several.
-        Value::Array(list) if list.iter().any(Value::is_number) && list.iter().all(is_part) => {
-            check(n_answers, app)?;
-            Ok(vec![one(value, model)?.into()])
-        }
-        Value::Array(list) => {
-            check(list.len().saturating_mul(n_answers), app)?;
-            list.iter().map(|own| Ok(one(own, model)?.into())).collect()
-        }
-        other => {
-            check(n_answers, app)?;
-            Ok(vec![one(other, model)?.into()])
-        }
-    }
+    // A list with tokens is one prompt; a list of texts is several.
+    let prompts = match value {
+        Value::Array(list) if list.is_empty() => return Err(ApiError::invalid("\"prompt\" must not be empty")),
+        Value::Array(list) if !list.iter().any(Value::is_number) || !list.iter().all(is_part) => list,
+        one => std::slice::from_ref(one),
+    };
+    check(prompts.len().saturating_mul(n_answers), app)?;
+    prompts.iter().map(|own| Ok(one(own, model)?.into())).collect()
 }
 
 /// Checks the number of texts in a request before they are tokenized: at most as many as may wait.
@@ -45,13 +37,13 @@ pub fn prompts(value: &Value, body: &Map<String, Value>, app: &App) -> Result<Pr
 /// There are more.
 pub fn check(n_texts: usize, app: &App) -> Result<(), ApiError> {
     let most = app.settings.n_waiting_max;
-    match n_texts > most {
-        true => Err(ApiError::invalid(format!(
-            "the request has {n_texts} texts, and {most} may wait: send several requests, or start the server with --max-waiting \
-             {n_texts}"
-        ))),
-        false => Ok(()),
+    if n_texts > most {
+        return Err(ApiError::invalid(format!(
+            "the request has {n_texts} texts, and {most} may wait: send several requests, or start the server with \
+             --max-waiting {n_texts}"
+        )));
     }
+    Ok(())
 }
 
 fn is_part(value: &Value) -> bool {
@@ -74,7 +66,8 @@ pub fn one(value: &Value, model: &Model) -> Result<Vec<Token>, ApiError> {
             _ => Err(ApiError::invalid("\"prompt_string\" is required in a prompt that is an object")),
         },
         _ => Err(ApiError::invalid(
-            "\"prompt\" must be a string, an array of tokens and strings, an object with prompt_string, or an array of these",
+            "\"prompt\" must be a string, an array of tokens and strings, an object with prompt_string, or an array of \
+             these",
         )),
     }
 }

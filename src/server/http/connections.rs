@@ -26,7 +26,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tower::Service;
 
-use super::error::ApiError;
+use crate::server::error::ApiError;
 
 /// Minimum number of connections, even if few requests may wait.
 const CONNECTIONS: usize = 512;

@@ -14,8 +14,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use subtle::ConstantTimeEq;
 
-use super::error::ApiError;
 use crate::server::app::App;
+use crate::server::error::ApiError;
 
 /// Paths that need no key.
 fn is_public(path: &str) -> bool {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::error::ApiError;
+use crate::server::error::ApiError;
 
 /// Memory is counted in units of so many bytes.
 const UNIT: usize = 16 << 10;

@@ -7,7 +7,8 @@ use hobbit::{BatchToken, Session};
 use super::Worker;
 use super::slot::{Phase, Slot};
 use super::step::progress;
-use crate::server::job::{Event, Failure, Work};
+use crate::server::error::ApiError;
+use crate::server::job::{Event, Work};
 use crate::server::schedule::{Turn, divide};
 
 impl Worker {
@@ -69,7 +70,7 @@ impl Worker {
         match self.evaluate(&batch) {
             Ok(true) => {}
             Ok(false) => return,
-            Err(error) => return self.failed(&slots, &error),
+            Err(error) => return self.failed(&slots, error),
         }
         let seconds = began.elapsed().as_secs_f64();
         self.pace.evaluated(batch.len(), seconds, (self.traffic() - before).io_wait_ms / 1e3);
@@ -119,14 +120,12 @@ impl Worker {
         let slot = &mut self.slots[at];
         let Some(run) = slot.run.take() else { return };
         let rows = rows(&self.session, slot.sequence(), first, run.job.prompt.len());
-        let _ = match rows {
-            Some(rows) => run.job.events.send(Event::Embedding(rows)),
-            None => run.job.events.send(Event::Failed(Failure::server("llama.cpp computed no embeddings"))),
-        };
+        run.job.events.send(match rows {
+            Some(rows) => Event::Embedding(rows),
+            None => Event::Failed(ApiError::server("llama.cpp computed no embeddings")),
+        });
         // Embeddings are not continued.
-        slot.tokens.clear();
-        let sequence = slot.sequence();
-        let _ = self.session.keep_of(sequence, 0);
+        let _ = self.forget(at);
         self.freed(at);
     }
 }

@@ -1,9 +1,9 @@
 //! Converts a request of Anthropic's Messages to OpenAI's chat completions.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::server::api::fields::get;
-use crate::server::http::error::ApiError;
+use crate::server::api::{Fields, get};
+use crate::server::error::ApiError;
 
 /// Default maximum of tokens.
 const MAX_TOKENS: u64 = 4096;
@@ -23,9 +23,9 @@ const OWN: [&str; 9] =
 ///
 /// # Errors
 /// No messages.
-pub fn to_openai(body: &Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
+pub fn to_openai(body: &Fields) -> Result<Fields, ApiError> {
     let others = body.iter().filter(|(name, _)| !OWN.contains(&name.as_str()));
-    let mut own: Map<String, Value> = others.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let mut own: Fields = others.map(|(name, value)| (name.clone(), value.clone())).collect();
     let mut set = |name: &str, value: Value| drop(own.insert(name.to_owned(), value));
     let mut messages: Vec<Value> = get(body, "system").map(system).into_iter().collect();
     match get(body, "messages") {
@@ -113,11 +113,11 @@ fn convert(message: &Value, messages: &mut Vec<Value>) {
         return;
     };
     let (mut content, mut calls, mut results) = (Vec::new(), Vec::new(), Vec::new());
-    let mut thought = String::new();
+    let mut reasoning = String::new();
     for block in blocks {
         match text_of(block, "type") {
             "text" => content.push(json!({"type": "text", "text": text_of(block, "text")})),
-            "thinking" => thought.push_str(text_of(block, "thinking")),
+            "thinking" => reasoning.push_str(text_of(block, "thinking")),
             "image" => content.push(image(block)),
             "tool_use" => {
                 let input = block.get("input").map_or_else(|| "{}".to_owned(), Value::to_string);
@@ -130,14 +130,14 @@ fn convert(message: &Value, messages: &mut Vec<Value>) {
             _ => {}
         }
     }
-    if !content.is_empty() || !calls.is_empty() || !thought.is_empty() {
+    if !content.is_empty() || !calls.is_empty() || !reasoning.is_empty() {
         let content = if content.is_empty() { json!("") } else { Value::Array(content) };
         let mut own = json!({"role": role, "content": content});
         if !calls.is_empty() {
             own["tool_calls"] = Value::Array(calls);
         }
-        if !thought.is_empty() {
-            own["reasoning_content"] = json!(thought);
+        if !reasoning.is_empty() {
+            own["reasoning_content"] = json!(reasoning);
         }
         messages.push(own);
     }
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(own["max_tokens"], 4096);
         assert_eq!(own["reasoning_effort"], "none");
         assert_eq!(own["tool_choice"]["function"]["name"], "w");
-        assert!(to_openai(&Map::new()).is_err());
+        assert!(to_openai(&Fields::new()).is_err());
     }
 
     #[test]

@@ -1,10 +1,10 @@
-//! Parses the model's output by the chat template's format: contents, thoughts, tool calls.
+//! Parses the model's output by the chat template's format: content, reasoning, tool calls.
 
 use hobbit::engine::{ChatDelta, ChatPrompt, ChatStream, ToolCall, ToolCallDelta};
 use serde_json::{Value, json};
 
 use crate::server::api::openai::random_id;
-use crate::server::http::error::ApiError;
+use crate::server::error::ApiError;
 use crate::server::http::stream::Whole;
 use crate::server::job::Stop;
 
@@ -46,37 +46,38 @@ impl Reader {
             (new, _) => new,
         };
         let new = new.map_err(|error| ApiError::server(error.to_string()))?;
-        let mut told = settle(&mut self.held, new);
-        told.extend(self.held.take().map(ChatDelta::ToolCall));
-        Ok(told)
+        let mut deltas = settle(&mut self.held, new);
+        deltas.extend(self.held.take().map(ChatDelta::ToolCall));
+        Ok(deltas)
     }
 }
 
 /// The deltas that can be sent: a call's name is held until it is complete, and sent with the first of its arguments.
 fn settle(held: &mut Option<ToolCallDelta>, new: Vec<ChatDelta>) -> Vec<ChatDelta> {
-    let mut told = Vec::new();
+    let mut deltas = Vec::new();
     for delta in new {
         match delta {
             ChatDelta::ToolCall(mut call) => {
                 if let Some(before) = held.take() {
                     if before.index != call.index {
-                        told.push(ChatDelta::ToolCall(before));
+                        deltas.push(ChatDelta::ToolCall(before));
                     } else if call.name.is_empty() {
                         (call.id, call.name) = (before.id, before.name);
                     }
                 }
-                match call.arguments.is_empty() {
-                    true => *held = Some(call),
-                    false => told.push(ChatDelta::ToolCall(call)),
+                if call.arguments.is_empty() {
+                    *held = Some(call);
+                } else {
+                    deltas.push(ChatDelta::ToolCall(call));
                 }
             }
             other => {
-                told.extend(held.take().map(ChatDelta::ToolCall));
-                told.push(other);
+                deltas.extend(held.take().map(ChatDelta::ToolCall));
+                deltas.push(other);
             }
         }
     }
-    told
+    deltas
 }
 
 /// A complete answer.

@@ -1,15 +1,15 @@
 //! Converts a request of OpenAI's Responses to a chat completion.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::server::api::fields::{get, text};
-use crate::server::http::error::ApiError;
+use crate::server::api::{Fields, get, text};
+use crate::server::error::ApiError;
 
 /// The request as a chat completion. Fields that both have stay as they are.
 ///
 /// # Errors
 /// Invalid input, and conversations that are stored elsewhere.
-pub fn to_chat(mut body: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
+pub fn to_chat(mut body: Fields) -> Result<Fields, ApiError> {
     let input = body.remove("input").ok_or_else(|| ApiError::invalid("'input' is required"))?;
     if text(&body, "previous_response_id")?.is_some_and(|id| !id.is_empty()) {
         return Err(ApiError::invalid("hobbit-server does not support 'previous_response_id'."));
@@ -101,13 +101,13 @@ fn add(item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
             messages.push(json!({"role": "tool", "tool_call_id": needs("call_id")?, "content": content}));
         }
         (_, Some("reasoning")) => {
-            let thought: String = ["content", "summary"]
+            let reasoning: String = ["content", "summary"]
                 .iter()
                 .find_map(|name| item.get(*name)?.as_array().filter(|parts| !parts.is_empty()))
                 .map(|parts| parts.iter().filter_map(|part| part.get("text")?.as_str()).collect())
                 .unwrap_or_default();
-            if !thought.is_empty() {
-                assistant(messages)["reasoning_content"] = json!(thought);
+            if !reasoning.is_empty() {
+                assistant(messages)["reasoning_content"] = json!(reasoning);
             }
         }
         _ => return Err(ApiError::invalid("Cannot determine type of 'item'")),
@@ -115,7 +115,7 @@ fn add(item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The assistant's current message: consecutive thoughts, texts and calls are merged into one.
+/// The assistant's current message: consecutive reasoning, texts and calls are merged into one.
 fn assistant(messages: &mut Vec<Value>) -> &mut Value {
     if messages.last().is_none_or(|last| last["role"] != "assistant") {
         messages.push(json!({"role": "assistant", "content": []}));

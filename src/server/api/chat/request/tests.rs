@@ -8,7 +8,7 @@ fn read_with(body: Value, change: impl FnOnce(&mut Defaults)) -> Result<Request,
         reasoning: &reasoning,
         jinja: true,
         prefills_assistant: true,
-        template_thinks: true,
+        template_reasons: true,
         calls_in_parallel: false,
     };
     change(&mut defaults);
@@ -104,7 +104,7 @@ fn schemas() {
 }
 
 #[test]
-fn last_messages_are_gone_on_with() {
+fn last_messages_are_continued() {
     let talk = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Wh"}]);
     let request = read_one(json!({"messages": talk}));
     assert_eq!(
@@ -127,7 +127,7 @@ fn last_messages_are_gone_on_with() {
 }
 
 #[test]
-fn thoughts() {
+fn reasoning_fields() {
     let request =
         read_one(json!({"reasoning_effort": "none", "thinking_budget_tokens": 3, "reasoning_budget_message": "So:"}));
     assert!(!request.inputs.enable_thinking);
@@ -151,4 +151,49 @@ fn probabilities_of_tokens() {
     assert!(!read_one(json!({"logprobs": false})).rest.contains_key("n_probs"));
     assert!(message(json!({"top_logprobs": 3})).contains("requires logprobs"));
     assert!(message(json!({"logprobs": true, "stream": true, "tools": [tool("a")]})).contains("tools + stream"));
+}
+
+#[test]
+fn invalid_conversations() {
+    for messages in [
+        json!("text"),
+        json!([123]),
+        json!([{}]),
+        json!([{"role": 123}]),
+        json!([{"role": 123, "content": "x"}]),
+        json!([{"content": "x"}]),
+        json!([{"role": "system", "content": 123}]),
+        json!([{"role": "user", "content": "x"}, {}]),
+        json!([{"role": "user"}]),
+        json!([{"role": "assistant"}]),
+        json!([{"role": "assistant", "tool_calls": null}]),
+        json!([{"role": "user", "content": [{"type": "text"}]}]),
+        json!([{"role": "user", "content": [{"type": "dream", "text": "x"}]}]),
+        json!([{"role": "user", "content": ["x"]}]),
+    ] {
+        let error = check_messages(&mut messages.clone()).unwrap_err();
+        assert_eq!(error.status.as_u16(), 400, "{messages}");
+    }
+}
+
+#[test]
+fn a_conversation() {
+    let mut messages = json!([
+        {"role": "system", "content": "s", "name": null},
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]},
+        {"role": "assistant", "content": null, "tool_calls": []},
+        {"role": "assistant", "tool_calls": []},
+    ]);
+    check_messages(&mut messages).unwrap();
+    assert_eq!(messages[0], json!({"role": "system", "content": "s"}));
+    assert_eq!(messages[2]["content"], Value::Null);
+    assert!(check_messages(&mut json!([])).is_ok());
+}
+
+#[test]
+fn images_are_refused() {
+    let mut messages = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]);
+    let error = check_messages(&mut messages).unwrap_err();
+    assert!(error.message.contains("image input is not supported"), "{}", error.message);
+    assert_eq!(error.status.as_u16(), 400);
 }
