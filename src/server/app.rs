@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use hobbit::engine::ChatTemplates;
-use hobbit::options::{Pooling, SamplingOptions, Token};
+use hobbit::options::{Pooling, Token};
 use hobbit::{Interrupt, Model};
 use tokio::sync::{Semaphore, oneshot};
 
@@ -36,13 +36,9 @@ pub struct Loaded {
     pub model: Model,
     pub commands: Sender<Command>,
     pub status: Arc<Status>,
-    pub n_slots: usize,
     /// Maximum tokens in one slot.
     pub n_ctx: usize,
     pub n_batch: usize,
-    pub n_ctx_train: u32,
-    /// Defaults for fields that a request leaves out.
-    pub sampling: SamplingOptions,
     pub pooling: Option<Pooling>,
     /// Adapter scales for requests that give none.
     pub adapters: Adapters,
@@ -65,9 +61,6 @@ impl App {
     }
 
     /// The model.
-    ///
-    /// # Errors
-    /// The model is not loaded yet.
     pub fn loaded(&self) -> Result<&Loaded, ApiError> {
         self.loaded.get().ok_or_else(|| ApiError::unavailable("Loading model"))
     }
@@ -101,9 +94,6 @@ impl Loaded {
     }
 
     /// Runs an operation on a slot.
-    ///
-    /// # Errors
-    /// The engine's failure.
     pub async fn act(&self, slot: usize, action: SlotAction) -> Result<SlotAnswer, ApiError> {
         let (answer, incoming) = oneshot::channel();
         let _ = self.commands.send(Command::Slot(SlotCommand { slot, action, answer }));

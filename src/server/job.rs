@@ -273,6 +273,17 @@ pub struct Traffic {
     pub io_wait_ms: f64,
 }
 
+impl Traffic {
+    /// Adds a share of a step's traffic; the wait for reads counts in full.
+    pub fn add(&mut self, step: &Self, share: f64) {
+        self.tokens += step.tokens * share;
+        self.hits += step.hits * share;
+        self.misses += step.misses * share;
+        self.bytes_read += step.bytes_read * share;
+        self.io_wait_ms += step.io_wait_ms;
+    }
+}
+
 impl Timings {
     /// llama-server's fields and ours; all values are nonnegative numbers.
     pub fn json(&self) -> serde_json::Value {

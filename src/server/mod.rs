@@ -38,6 +38,7 @@ use crate::pages::{self, Spelling};
 use crate::{download, exit, memory, run, saved, signals};
 use adapters::Adapters;
 use app::{App, Loaded};
+use job::Traffic;
 use settings::{Resolved, resolve};
 use status::{Status, Totals};
 use worker::{Worker, WorkerOptions};
@@ -132,7 +133,7 @@ fn answer(
     // All connections have ended: the model is closed, which writes its state files.
     runtime.shutdown_timeout(Duration::from_secs(1));
     drop(app);
-    anyhow::ensure!(!panicked, "the engine's thread ended with a fault; see what it said above");
+    anyhow::ensure!(!panicked, "the engine's thread ended with a fault; see its message above");
     Ok(0)
 }
 
@@ -177,14 +178,11 @@ fn load(
     let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || worker.run(&incoming))?;
     let loaded = Loaded {
         adapters: Adapters::of(&model, settings.applies_adapters),
-        n_ctx_train: model.info().n_ctx_train,
         model,
         commands,
         status,
-        n_slots,
         n_ctx,
         n_batch,
-        sampling: settings.sampling.clone(),
         pooling,
         templates,
         next_id: AtomicU64::new(0),
@@ -253,7 +251,8 @@ fn templates(model: &Model, settings: &settings::Settings, log: &Log) -> Result<
 
 /// The last log line: totals of the run.
 fn closing_line(totals: &Totals) -> String {
-    let Totals { requests, prompt_tokens, cached_tokens, predicted_tokens, hits, misses, bytes_read, .. } = *totals;
+    let Totals { requests, prompt_tokens, cached_tokens, predicted_tokens, traffic, .. } = *totals;
+    let Traffic { hits, misses, bytes_read, .. } = traffic;
     let mut line = format!(
         "{requests} requests: {prompt_tokens} tokens read ({cached_tokens} more were known), {predicted_tokens} written"
     );

@@ -42,9 +42,6 @@ pub struct Talk {
 
 impl Talk {
     /// Reads a request in OpenAI's form.
-    ///
-    /// # Errors
-    /// An invalid request, or a template that fails on it.
     pub fn new(app: &Arc<App>, loaded: &Loaded, body: Fields, held: Held) -> Result<Self, ApiError> {
         native::refuse_embedding_server(app)?;
         let Request { inputs, rest, budget, include_usage } = read(app, loaded, body)?;
@@ -66,9 +63,6 @@ impl Talk {
     }
 
     /// Hands the prompt to the engine, once per requested answer.
-    ///
-    /// # Errors
-    /// As [`native::start`].
     pub async fn start(&self, loaded: &Loaded) -> Result<Vec<Running>, ApiError> {
         native::start(loaded, &self.params, std::slice::from_ref(&self.tokens), &self.held).await
     }
@@ -121,9 +115,6 @@ fn write(loaded: &Loaded, inputs: &ChatInputs) -> Result<(ChatPrompt, Vec<Token>
 }
 
 /// Number of prompt tokens of a request in OpenAI's form.
-///
-/// # Errors
-/// As [`Talk::new`].
 pub fn count(app: &App, body: Fields) -> Result<usize, ApiError> {
     let loaded = app.loaded()?;
     let request = read(app, loaded, body)?;

@@ -146,7 +146,7 @@ async fn embed(app: &App, body: &mut Fields, held: Held) -> Result<Vec<Embedded>
         rows.iter_mut().for_each(|row| normalise(row, norm));
         Ok::<_, ApiError>(Embedded { rows, n_tokens })
     });
-    stream::iter(work).buffered(loaded.n_slots).try_collect().await
+    stream::iter(work).buffered(app.settings.n_slots).try_collect().await
 }
 
 /// The tokens of every input: of one, or of a list of them.

@@ -5,7 +5,6 @@ pub mod anthropic;
 pub mod chat;
 pub mod completions;
 pub mod embeddings;
-pub mod infill;
 pub mod native;
 pub mod openai;
 pub mod params;
@@ -43,32 +42,27 @@ fn read<'a, T>(
     of(value).map(Some).ok_or_else(|| ApiError::field(name, format!("expected {expected}")))
 }
 
-/// # Errors
-/// The field is not a boolean.
+/// A boolean, if present.
 pub fn boolean(body: &Fields, name: &str) -> Result<Option<bool>, ApiError> {
     read(body, name, "true or false", Value::as_bool)
 }
 
-/// # Errors
-/// The field is not a text.
+/// A text, if present.
 pub fn text<'a>(body: &'a Fields, name: &str) -> Result<Option<&'a str>, ApiError> {
     read(body, name, "a string", Value::as_str)
 }
 
-/// # Errors
-/// The field is not an object.
+/// An object, if present.
 pub fn object<'a>(body: &'a Fields, name: &str) -> Result<Option<&'a Fields>, ApiError> {
     read(body, name, "an object", Value::as_object)
 }
 
-/// # Errors
-/// The field is not a list.
+/// A list, if present.
 pub fn list<'a>(body: &'a Fields, name: &str) -> Result<Option<&'a Vec<Value>>, ApiError> {
     read(body, name, "an array", Value::as_array)
 }
 
-/// # Errors
-/// The field is not a finite number.
+/// A finite number, if present.
 pub fn number(body: &Fields, name: &str) -> Result<Option<f32>, ApiError> {
     read(body, name, "a finite number", |value| {
         value.as_f64().map(|number| number as f32).filter(|number| number.is_finite())
@@ -76,9 +70,6 @@ pub fn number(body: &Fields, name: &str) -> Result<Option<f32>, ApiError> {
 }
 
 /// An integer, from the first of several names that is present.
-///
-/// # Errors
-/// The field is not an integer, or is out of `range`.
 pub fn whole(body: &Fields, names: &[&str], range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
     let Some(name) = names.iter().find(|name| get(body, name).is_some()) else { return Ok(None) };
     let whole = read(body, name, "a whole number", |value| {
@@ -94,9 +85,6 @@ pub fn whole(body: &Fields, names: &[&str], range: RangeInclusive<i64>) -> Resul
 }
 
 /// One text, or a list of texts.
-///
-/// # Errors
-/// The field is anything else.
 pub fn texts(body: &Fields, name: &str) -> Result<Option<Vec<String>>, ApiError> {
     read(body, name, "a string or an array of strings", |value| match value {
         Value::String(text) => Some(vec![text.clone()]),

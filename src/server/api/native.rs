@@ -28,18 +28,12 @@ pub async fn completion(State(app): State<Arc<App>>, Body(body, held): Body) -> 
 }
 
 /// The prompts of a body, and the generation parameters.
-///
-/// # Errors
-/// An invalid request.
 pub fn read(body: Fields, app: &App) -> Result<(Prompts, Params), ApiError> {
     let prompt = get(&body, "prompt").ok_or_else(|| ApiError::invalid("\"prompt\" is required"))?;
     Ok((prompts(prompt, &body, app)?, Params::of(&body, app)?))
 }
 
 /// Continues prompts and answers in llama-server's shape.
-///
-/// # Errors
-/// An invalid request, or one that fails before it begins.
 pub async fn complete(app: &Arc<App>, params: Params, prompts: Prompts, held: Held) -> Result<Response, ApiError> {
     refuse_embedding_server(app)?;
     let running = start(app.loaded()?, &params, &prompts, &Arc::new(held)).await?;
@@ -88,9 +82,6 @@ const TEXT_BYTES: usize = 16 << 10;
 
 /// Hands prompts to the engine, each once per requested answer. Returns most of the memory that reading the request
 /// took.
-///
-/// # Errors
-/// The answers need more memory than there is.
 pub async fn start(
     loaded: &Loaded,
     params: &Params,
@@ -112,8 +103,7 @@ pub async fn start(
     Ok(texts.map(start).collect())
 }
 
-/// # Errors
-/// The server is an embedding server.
+/// Refuses requests for text on a server for embeddings.
 pub fn refuse_embedding_server(app: &App) -> Result<(), ApiError> {
     if app.settings.embeds {
         let message = "This server does not support completions. Start it without `--embeddings`";

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{Fields, boolean, get, number, text, texts, whole};
 use crate::server::adapters;
-use crate::server::app::{App, Loaded};
+use crate::server::app::App;
 use crate::server::error::ApiError;
 use crate::server::job::{Generate, Progress, Timings};
 
@@ -36,9 +36,6 @@ pub struct Params {
 
 impl Params {
     /// Reads a request's body. A JSON schema becomes a grammar if the body has no grammar.
-    ///
-    /// # Errors
-    /// Fields that are invalid.
     pub fn of(body: &Fields, app: &App) -> Result<Self, ApiError> {
         let loaded = app.loaded()?;
         let settings = &app.settings;
@@ -48,7 +45,7 @@ impl Params {
             None => settings.n_predict,
         };
         let n_probs = whole(body, &["n_probs"], 0..=MOST)?.unwrap_or(0).min(model.n_vocab() as i64) as usize;
-        let sampling = sampling(body, &loaded.sampling, model)?;
+        let sampling = sampling(body, &settings.sampling, model)?;
         let generate = Generate {
             seed: sampling.seed,
             sampling: Arc::new(sampling),
@@ -72,8 +69,9 @@ impl Params {
             },
         };
         let slot = whole(body, &["id_slot"], -1..=MOST)?.and_then(|slot| usize::try_from(slot).ok());
-        if slot.is_some_and(|slot| slot >= loaded.n_slots) {
-            return Err(ApiError::field("id_slot", format!("there are {} slots, from 0 on", loaded.n_slots)));
+        let n_slots = settings.n_slots;
+        if slot.is_some_and(|slot| slot >= n_slots) {
+            return Err(ApiError::field("id_slot", format!("there are {n_slots} slots, from 0 on")));
         }
         let ping = match whole(body, &["sse_ping_interval"], -1..=MOST)? {
             None => settings.ping,
@@ -82,7 +80,7 @@ impl Params {
         Ok(Self {
             generate,
             stream: boolean(body, "stream")?.unwrap_or(false),
-            n: n_answers(body, loaded)?,
+            n: n_answers(body, app)?,
             slot,
             cache_prompt: boolean(body, "cache_prompt")?.unwrap_or(settings.cache_prompt),
             timings_per_token: boolean(body, "timings_per_token")?.unwrap_or(false),
@@ -105,9 +103,6 @@ impl Params {
 
     /// Bytes that the candidates of all answers to `n_prompts` prompts take until they are sent. A stream sends them
     /// at once.
-    ///
-    /// # Errors
-    /// The request asks for too many candidates.
     pub fn check_answers(&self, n_prompts: usize, n_ctx: usize) -> Result<usize, ApiError> {
         let n_tokens = self.generate.n_predict.map_or(n_ctx, |n| n.min(n_ctx));
         let bytes = candidates(self.generate.n_probs, n_tokens, n_prompts * self.n)?;
@@ -136,11 +131,8 @@ impl Params {
 }
 
 /// Number of answers per prompt.
-///
-/// # Errors
-/// The number is 0, or exceeds the number of slots.
-pub fn n_answers(body: &Fields, loaded: &Loaded) -> Result<usize, ApiError> {
-    Ok(whole(body, &["n_cmpl", "n"], 1..=loaded.n_slots as i64)?.unwrap_or(1) as usize)
+pub fn n_answers(body: &Fields, app: &App) -> Result<usize, ApiError> {
+    Ok(whole(body, &["n_cmpl", "n"], 1..=app.settings.n_slots as i64)?.unwrap_or(1) as usize)
 }
 
 /// Candidates per token that a single answer may always ask for: OpenAI's maximum.

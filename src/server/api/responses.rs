@@ -1,5 +1,5 @@
-//! `/v1/responses`: conversations, in the shape of OpenAI's Responses. An answer is a list of items: reasoning, messages
-//! and calls, each with its own id.
+//! `/v1/responses`: conversations, in the shape of OpenAI's Responses. An answer is a list of items: reasoning,
+//! messages and calls, each with its own id.
 
 pub mod request;
 

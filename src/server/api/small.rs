@@ -40,7 +40,8 @@ pub async fn models(State(app): State<Arc<App>>) -> Answer {
     Ok(Json(json!({
         "models": [{
             "name": name, "model": name, "modified_at": "", "size": "", "digest": "", "type": "model",
-            "description": "", "tags": settings.tags, "capabilities": [if settings.embeds { "embedding" } else { "completion" }],
+            "description": "", "tags": settings.tags,
+            "capabilities": [if settings.embeds { "embedding" } else { "completion" }],
             "parameters": "", "details": {"parent_model": "", "format": "gguf", "family": "", "families": [""],
                 "parameter_size": "", "quantization_level": ""},
         }],
@@ -56,7 +57,7 @@ pub async fn models(State(app): State<Arc<App>>) -> Answer {
                 "vocab_type": loaded.model.vocab_type(),
                 "n_vocab": loaded.model.n_vocab(),
                 "n_ctx": loaded.n_ctx,
-                "n_ctx_train": loaded.n_ctx_train,
+                "n_ctx_train": info.n_ctx_train,
                 "n_embd": loaded.model.n_embd(),
                 "n_params": info.n_params,
                 "size": info.tensor_bytes,
@@ -81,7 +82,7 @@ pub async fn props(State(app): State<Arc<App>>) -> Answer {
             "params": params::shown(&defaults.generate, &loaded.model, true, false, false),
             "n_ctx": loaded.n_ctx,
         },
-        "total_slots": loaded.n_slots,
+        "total_slots": app.settings.n_slots,
         "model_alias": app.model_name(),
         "model_ftype": info.description,
         "model_path": info.path,
@@ -182,7 +183,7 @@ pub async fn act_on_slot(
         ));
     };
     let loaded = app.loaded()?;
-    let slot = id.parse().ok().filter(|slot| *slot < loaded.n_slots);
+    let slot = id.parse().ok().filter(|slot| *slot < app.settings.n_slots);
     let slot: usize = slot.ok_or_else(|| ApiError::invalid("Invalid slot ID"))?;
     let action = query.action.as_deref().unwrap_or_default();
     if action == "erase" {
@@ -293,7 +294,7 @@ pub async fn experts(State(app): State<Arc<App>>) -> Answer {
     let (places, capacity) = places.await.map_err(|error| ApiError::server(error.to_string()))?;
     let info = loaded.model.info();
     let state = loaded.status.get();
-    let totals = state.totals;
+    let (totals, traffic) = (&state.totals, &state.totals.traffic);
     let n_processing = state.slots.iter().filter(|slot| slot.is_processing).count();
     let layers: Vec<Value> = places
         .iter()
@@ -318,9 +319,9 @@ pub async fn experts(State(app): State<Arc<App>>) -> Answer {
         "n_expert": info.n_expert,
         "n_expert_used": info.n_expert_used,
         "layers": layers,
-        "totals": {"hits": totals.hits, "misses": totals.misses, "bytes_read": totals.bytes_read,
+        "totals": {"hits": traffic.hits, "misses": traffic.misses, "bytes_read": traffic.bytes_read,
             "tokens": totals.predicted_tokens, "seconds": totals.predicted_seconds,
-            "io_wait_seconds": totals.io_wait_seconds},
+            "io_wait_seconds": traffic.io_wait_ms / 1e3},
         "capacity_bytes": capacity,
         "expert_bytes": info.expert_bytes,
         "requests": {"processing": n_processing, "waiting": state.n_waiting},

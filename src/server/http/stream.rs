@@ -64,9 +64,6 @@ pub trait Shape: Send + 'static {
 
 /// Streams the events of several requests. Nothing is sent before all have begun, so that an earlier error is an
 /// answer of its own.
-///
-/// # Errors
-/// A request that fails before it begins.
 pub async fn respond(
     mut running: Vec<Running>,
     mut shape: impl Shape,
@@ -136,9 +133,6 @@ pub struct Whole {
 }
 
 /// Waits for the end of a generation and collects its output.
-///
-/// # Errors
-/// The generation's failure.
 pub async fn whole(mut running: Running) -> Result<Whole, ApiError> {
     let (mut text, mut tokens, mut probabilities) = (String::new(), Vec::new(), Vec::new());
     loop {
@@ -160,17 +154,11 @@ pub async fn whole(mut running: Running) -> Result<Whole, ApiError> {
 }
 
 /// Waits for several generations.
-///
-/// # Errors
-/// The first failure.
 pub async fn all(running: Vec<Running>) -> Result<Vec<Whole>, ApiError> {
     futures_util::future::try_join_all(running.into_iter().map(whole)).await
 }
 
 /// Waits for embeddings: rows, and the number of input tokens.
-///
-/// # Errors
-/// The request's failure.
 pub async fn embeddings(mut running: Running) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
     let mut n_tokens = 0;
     loop {

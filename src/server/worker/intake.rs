@@ -138,7 +138,10 @@ impl Worker {
         let _ = run.job.events.send(Event::Started(Started { slot: slot.id, n_prompt, n_cached }));
         slot.run = Some(run);
         super::step::progress(slot);
-        self.status.began(n_cached);
+        self.status.count(|totals| {
+            totals.requests += 1;
+            totals.cached_tokens += n_cached as u64;
+        });
         self.session.begin_text();
         if n_prompt == 0 {
             // Neither a prefix to continue nor a token to evaluate.

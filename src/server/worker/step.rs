@@ -8,7 +8,7 @@ use hobbit::stats::PhaseStats;
 use hobbit::{BatchToken, Error, Model, Sampler};
 
 use super::Worker;
-use super::slot::{Phase, Run, Slot};
+use super::slot::{Phase, Slot};
 use crate::server::app::EndReasoning;
 use crate::server::error::ApiError;
 use crate::server::job::{Candidate, Done, Event, Generate, Probabilities, Progress, Stop, TokenEvent, Traffic, Work};
@@ -25,7 +25,12 @@ impl Worker {
         if !generating.is_empty() {
             let seconds = began.elapsed().as_secs_f64();
             self.pace.stepped(seconds);
-            self.status.stepped(generating.len(), seconds);
+            let n = generating.len();
+            self.status.count(|totals| {
+                totals.n_decode += 1;
+                totals.n_busy += n as u64;
+                totals.predicted_seconds += n as f64 * seconds;
+            });
         }
     }
 
@@ -64,8 +69,8 @@ impl Worker {
             Ok(false) => return,
             Err(error) => return self.failed(&members, error),
         }
-        let cost = self.traffic() - before;
-        self.status.moved(&cost);
+        let cost = self.traffic_since(&before, members.len());
+        self.status.count(|totals| totals.traffic.add(&cost, 1.0));
         if !members.iter().enumerate().all(|(index, &at)| self.is_finite(at, index, 1)) {
             self.purge(&members);
             if let [_, _, ..] = members[..] {
@@ -77,7 +82,7 @@ impl Worker {
             let slot = &mut self.slots[at];
             let Some(run) = slot.run.as_mut() else { continue };
             slot.tokens.extend(run.pending.take());
-            add(run, &cost, members.len());
+            run.traffic.add(&cost, 1.0 / members.len() as f64);
             self.choose(at, index);
         }
     }
@@ -117,10 +122,22 @@ impl Worker {
         }
     }
 
-    /// The session's traffic so far, both phases together.
-    pub(super) fn traffic(&self) -> Moved {
+    /// The session's traffic so far, of prompts and generated tokens.
+    pub(super) fn traffic(&self) -> PhaseStats {
         let (prompt, decode) = self.session.phases();
-        Moved(prompt + decode)
+        prompt + decode
+    }
+
+    /// Traffic since `before`, of a step of `n` tokens.
+    pub(super) fn traffic_since(&self, before: &PhaseStats, n: usize) -> Traffic {
+        let now = self.traffic();
+        Traffic {
+            tokens: n as f64,
+            hits: (now.hits - before.hits) as f64,
+            misses: (now.misses - before.misses) as f64,
+            bytes_read: (now.bytes_read - before.bytes_read) as f64,
+            io_wait_ms: (now.io_wait_seconds - before.io_wait_seconds) * 1e3,
+        }
     }
 
     /// Ends a generation whose context is full.
@@ -156,7 +173,7 @@ impl Worker {
         let now = Instant::now();
         let prompted = *run.prompted.get_or_insert(now);
         run.n_decoded += 1;
-        self.status.predicted();
+        self.status.count(|totals| totals.predicted_tokens += 1);
         let is_end = self.model.is_eog(token);
         let is_spelled_out = generate.shows_special || sampler.preserved_tokens().contains(&token);
         let bytes = if is_end && !is_spelled_out { Vec::new() } else { self.model.piece(token, is_spelled_out) };
@@ -241,36 +258,6 @@ fn probabilities(model: &Model, sampler: &Sampler, token: Token, generate: &Gene
         top: found.top.into_iter().map(|(token, log)| candidate(token, log)).collect(),
         is_post_sampling: generate.post_sampling_probs,
     })
-}
-
-/// A session's traffic so far.
-#[derive(Clone, Copy)]
-pub(super) struct Moved(PhaseStats);
-
-impl std::ops::Sub for Moved {
-    type Output = Traffic;
-
-    /// Traffic since `before`, of all requests.
-    fn sub(self, before: Self) -> Traffic {
-        let (now, before) = (self.0, before.0);
-        Traffic {
-            tokens: 0.0,
-            hits: (now.hits - before.hits) as f64,
-            misses: (now.misses - before.misses) as f64,
-            bytes_read: (now.bytes_read - before.bytes_read) as f64,
-            io_wait_ms: (now.io_wait_seconds - before.io_wait_seconds) * 1e3,
-        }
-    }
-}
-
-/// Adds a request's share of a step of `n` slots; the wait for reads counts in full for each.
-fn add(run: &mut Run, cost: &Traffic, n: usize) {
-    let share = 1.0 / n as f64;
-    run.traffic.tokens += 1.0;
-    run.traffic.hits += cost.hits * share;
-    run.traffic.misses += cost.misses * share;
-    run.traffic.bytes_read += cost.bytes_read * share;
-    run.traffic.io_wait_ms += cost.io_wait_ms;
 }
 
 /// Sends the progress of a prompt.

@@ -20,9 +20,6 @@ const OWN: [&str; 9] =
     ["system", "messages", "tools", "tool_choice", "stop_sequences", "max_tokens", "thinking", "metadata", "n"];
 
 /// The same request in OpenAI's form.
-///
-/// # Errors
-/// No messages.
 pub fn to_openai(body: &Fields) -> Result<Fields, ApiError> {
     let others = body.iter().filter(|(name, _)| !OWN.contains(&name.as_str()));
     let mut own: Fields = others.map(|(name, value)| (name.clone(), value.clone())).collect();
@@ -37,32 +34,29 @@ pub fn to_openai(body: &Fields) -> Result<Fields, ApiError> {
     if let Some(Value::Array(tools)) = get(body, "tools") {
         set("tools", tools.iter().map(tool).collect());
     }
-    let choice = get(body, "tool_choice");
-    match choice.and_then(|choice| choice.get("type")).and_then(Value::as_str) {
-        Some("auto") => set("tool_choice", json!("auto")),
-        Some("any") => set("tool_choice", json!("required")),
-        Some("none") => set("tool_choice", json!("none")),
-        Some("tool") => match choice.and_then(|choice| choice.get("name")) {
-            Some(name) => set("tool_choice", json!({"type": "function", "function": {"name": name}})),
-            None => set("tool_choice", json!("required")),
-        },
-        _ => {}
-    }
-    if let Some(is_single) = choice.and_then(|choice| choice.get("disable_parallel_tool_use")).and_then(Value::as_bool)
-    {
-        set("parallel_tool_calls", json!(!is_single));
+    if let Some(choice) = get(body, "tool_choice") {
+        let kind = match (text_of(choice, "type"), choice.get("name")) {
+            ("tool", Some(name)) => Some(json!({"type": "function", "function": {"name": name}})),
+            ("any" | "tool", _) => Some(json!("required")),
+            (word @ ("auto" | "none"), _) => Some(json!(word)),
+            _ => None,
+        };
+        kind.into_iter().for_each(|kind| set("tool_choice", kind));
+        if let Some(is_single) = choice.get("disable_parallel_tool_use").and_then(Value::as_bool) {
+            set("parallel_tool_calls", json!(!is_single));
+        }
     }
     if let Some(stops) = get(body, "stop_sequences") {
         set("stop", stops.clone());
     }
     set("max_tokens", get(body, "max_tokens").cloned().unwrap_or_else(|| json!(MAX_TOKENS)));
     if let Some(thinking) = get(body, "thinking") {
-        match thinking.get("type").and_then(Value::as_str) {
-            Some("enabled") => {
+        match text_of(thinking, "type") {
+            "enabled" => {
                 let budget = thinking.get("budget_tokens").filter(|budget| !budget.is_null());
                 set("thinking_budget_tokens", budget.cloned().unwrap_or_else(|| json!(THINKING_BUDGET)));
             }
-            Some("disabled") => set("reasoning_effort", json!("none")),
+            "disabled" => set("reasoning_effort", json!("none")),
             _ => {}
         }
     }
@@ -157,13 +151,8 @@ fn result(block: &Value) -> Value {
             })
             .collect(),
         Some(Value::Array(parts)) => {
-            json!(
-                parts
-                    .iter()
-                    .filter(|part| part["type"] == "text")
-                    .map(|part| text_of(part, "text"))
-                    .collect::<String>()
-            )
+            let texts = parts.iter().filter(|part| part["type"] == "text").map(|part| text_of(part, "text"));
+            json!(texts.collect::<String>())
         }
         _ => json!(""),
     };
@@ -195,7 +184,7 @@ mod tests {
             "system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
             "max_tokens": 9,
             "stop_sequences": ["END"],
-            "tools": [{"name": "w", "description": "d", "input_schema": {"type": "object", "properties": {"b": {}, "a": {}}}}],
+            "tools": [{"name": "w", "description": "d", "input_schema": {"b": {}, "a": {}}}],
             "tool_choice": {"type": "any", "disable_parallel_tool_use": true},
             "thinking": {"type": "enabled", "budget_tokens": 5},
             "temperature": 0,
@@ -208,7 +197,9 @@ mod tests {
                 ]},
                 {"role": "user", "content": [
                     {"type": "text", "text": "Here:"},
-                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "su"}, {"type": "text", "text": "nny"}]},
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [
+                        {"type": "text", "text": "su"}, {"type": "text", "text": "nny"},
+                    ]},
                     {"type": "tool_result", "tool_use_id": "t2"},
                 ]},
             ],
@@ -224,8 +215,9 @@ mod tests {
                 {"role": "tool", "tool_call_id": "t1", "content": "sunny"},
                 {"role": "tool", "tool_call_id": "t2", "content": ""},
             ],
-            "tools": [{"type": "function", "function": {"name": "w", "description": "d",
-                "parameters": {"type": "object", "properties": {"b": {}, "a": {}}}}}],
+            "tools": [{"type": "function", "function": {
+                "name": "w", "description": "d", "parameters": {"b": {}, "a": {}},
+            }}],
             "tool_choice": "required",
             "parallel_tool_calls": false,
             "stop": ["END"],
@@ -238,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said() {
+    fn defaults() {
         let own = converted(
             json!({"messages": [], "thinking": {"type": "disabled"}, "tool_choice": {"type": "tool", "name": "w"}}),
         );
@@ -256,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_of_clients_do_not_matter() {
+    fn client_marks_are_made_constant() {
         let header = "x-anthropic-billing-header: cc_version=2; cch=a5145;You are";
         assert_eq!(stable(header), "x-anthropic-billing-header: cc_version=2; cch=fffff;You are");
         for text in ["cch=a5145;", "x-anthropic-billing-header: cch=a51", "x-anthropic-billing-header: cch=äöüäö;"]

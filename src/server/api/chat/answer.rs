@@ -90,9 +90,6 @@ pub struct Message {
 
 impl Message {
     /// Parses a complete generation into the message that a stream sends piece by piece.
-    ///
-    /// # Errors
-    /// As [`Reader`].
     pub fn of(prompt: &ChatPrompt, whole: &Whole) -> Result<Self, ApiError> {
         let mut message = Self::default();
         Reader::new(prompt)?.finish(&whole.text, &whole.done.stop)?.iter().for_each(|delta| message.add(delta));
@@ -191,7 +188,9 @@ mod tests {
             message.json(),
             json!({
                 "role": "assistant", "content": "Ja", "reasoning_content": "hm",
-                "tool_calls": [{"type": "function", "function": {"name": "get", "arguments": "{\"a\":1}"}, "id": "id0"}],
+                "tool_calls": [
+                    {"type": "function", "function": {"name": "get", "arguments": "{\"a\":1}"}, "id": "id0"},
+                ],
             })
         );
         assert_eq!(Message::default().json(), json!({"role": "assistant", "content": ""}));
@@ -200,10 +199,9 @@ mod tests {
     #[test]
     fn pieces_in_openai_form() {
         assert_eq!(delta_json(&ChatDelta::Content("x".to_owned())), json!({"content": "x"}));
-        assert_eq!(
-            delta_json(&call(1, "get", "{")),
-            json!({"tool_calls": [{"index": 1, "id": "id1", "type": "function", "function": {"name": "get", "arguments": "{"}}]})
-        );
+        let function = json!({"name": "get", "arguments": "{"});
+        let first = json!({"index": 1, "id": "id1", "type": "function", "function": function});
+        assert_eq!(delta_json(&call(1, "get", "{")), json!({"tool_calls": [first]}));
         assert_eq!(
             delta_json(&call(1, "", "}")),
             json!({"tool_calls": [{"index": 1, "function": {"arguments": "}"}}]})

@@ -34,9 +34,6 @@ pub struct Request {
 }
 
 /// Parses a request in OpenAI's form.
-///
-/// # Errors
-/// Invalid fields, or fields that exclude each other.
 pub fn read(mut body: Fields, defaults: &Defaults) -> Result<Request, ApiError> {
     let (tools, tool_choice) = tools(&mut body, defaults.jinja)?;
     let json_schema = schema(&mut body)?;
@@ -237,9 +234,6 @@ fn probabilities(body: &mut Fields, has_tools: bool) -> Result<(), ApiError> {
 }
 
 /// Checks messages in OpenAI's form, and removes null fields.
-///
-/// # Errors
-/// Not a list of messages, or content that needs vision or audio.
 fn check_messages(messages: &mut Value) -> Result<(), ApiError> {
     let Value::Array(messages) = messages else {
         return Err(ApiError::invalid("Expected 'messages' to be an array"));

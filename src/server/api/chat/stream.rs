@@ -34,8 +34,6 @@ struct Answer {
 }
 
 impl Chat {
-    /// # Errors
-    /// As [`Reader::new`].
     pub fn new(talk: Talk) -> Result<Self, ApiError> {
         let stamp = Stamp::new(&talk.app, "chat.completion.chunk");
         let answer = |_| {

@@ -28,7 +28,8 @@ fn message(body: Value) -> String {
 }
 
 fn tool(name: &str) -> Value {
-    json!({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"z": {}, "a": {}}}}})
+    let parameters = json!({"type": "object", "properties": {"z": {}, "a": {}}});
+    json!({"type": "function", "function": {"name": name, "parameters": parameters}})
 }
 
 #[test]
@@ -105,25 +106,26 @@ fn schemas() {
 
 #[test]
 fn last_messages_are_continued() {
-    let talk = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Wh"}]);
-    let request = read_one(json!({"messages": talk}));
-    assert_eq!(
-        (request.inputs.continue_final_message, request.inputs.add_generation_prompt),
-        (Continuation::Auto, false)
-    );
-    let request = read_with(json!({"messages": talk}), |defaults| defaults.prefills_assistant = false).unwrap();
-    assert_eq!(
-        (request.inputs.continue_final_message, request.inputs.add_generation_prompt),
-        (Continuation::None, true)
-    );
-    let request = read_one(json!({"messages": talk, "continue_final_message": "reasoning_content"}));
-    assert_eq!(request.inputs.continue_final_message, Continuation::Reasoning);
-    let both = json!({"messages": talk, "continue_final_message": true, "add_generation_prompt": true});
-    assert!(message(both).contains("Cannot set both"));
+    let chat = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Wh"}]);
+    let read = |more: Value, prefills: bool| {
+        let mut body = json!({"messages": chat});
+        body.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
+        let inputs = read_with(body, |defaults| defaults.prefills_assistant = prefills).unwrap().inputs;
+        (inputs.continue_final_message, inputs.add_generation_prompt)
+    };
+    assert_eq!(read(json!({}), true), (Continuation::Auto, false));
+    assert_eq!(read(json!({}), false), (Continuation::None, true));
+    let reasoning = json!({"continue_final_message": "reasoning_content"});
+    assert_eq!(read(reasoning, true), (Continuation::Reasoning, false));
+    let call = json!({"type": "function", "function": {"name": "a", "arguments": "{}"}});
     let two = json!([{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]);
-    assert!(message(json!({"messages": two})).contains("2 or more assistant messages"));
-    let calls = json!([{"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "a", "arguments": "{}"}}]}]);
-    assert!(message(json!({"messages": calls})).contains("contains tool calls"));
+    for (body, expected) in [
+        (json!({"messages": chat, "continue_final_message": true, "add_generation_prompt": true}), "Cannot set both"),
+        (json!({"messages": two}), "2 or more assistant messages"),
+        (json!({"messages": [{"role": "assistant", "tool_calls": [call]}]}), "contains tool calls"),
+    ] {
+        assert!(message(body).contains(expected), "{expected}");
+    }
 }
 
 #[test]
