@@ -86,7 +86,4 @@ pub use run::main;
 pub use server::fuzzed;
 #[cfg(feature = "server")]
 pub use server::main as server_main;
-#[cfg(feature = "server")]
-#[doc(hidden)]
-pub use server::page;
 pub use sim::main as sim_main;

@@ -46,8 +46,8 @@ DEATHS_MAX = 5
 
 @dataclasses.dataclass
 class Group:
-    """A kind of attack. `open_files` (a limit) and `strings` (to replace in the model's metadata) give it a server of its
-    own."""
+    """A kind of attack. `open_files` (a limit) and `strings` (to replace in the model's metadata) give it a server of
+    its own."""
 
     name: str
     run: object

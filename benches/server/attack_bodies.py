@@ -2,7 +2,7 @@
 
 import json
 
-from fuzz import CHAT, TOOL
+from mutations import CHAT, TOOL
 
 COMPLETION, CHATS, MESSAGES, RESPONSES = "/completion", "/v1/chat/completions", "/v1/messages", "/v1/responses"
 SHORT = {"prompt": "And God said", "n_predict": 2}

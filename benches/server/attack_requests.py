@@ -6,7 +6,7 @@ import random
 import time
 
 from attack_bodies import COMPLETION, SHORT, bodies
-from fuzz import SEEDS, mutated, written
+from mutations import SEEDS, mutated, written
 from under_test import Refused
 
 # Stretches of these are what tokenisers split badly.
@@ -49,7 +49,7 @@ async def hostile(attack) -> None:
 
 
 async def mutations(attack) -> None:
-    """Bodies of fuzz.py with random changes, for a while."""
+    """Good bodies with random changes, for a while."""
     end = time.monotonic() + attack.options.mutate
     while time.monotonic() < end:
         method, path, body = attack.rng.choice(SEEDS)

@@ -38,8 +38,9 @@ class Checks:
     """One method per check, named `package_what`; what it returns is shown beside its name."""
 
     def __init__(self, options):
-        self.openai = openai.OpenAI(base_url=options.url + "/v1", api_key=options.key or "none", max_retries=0, timeout=300)
-        self.anthropic = anthropic.Anthropic(base_url=options.url, api_key=options.key or "none", max_retries=0, timeout=300)
+        common = {"api_key": options.key or "none", "max_retries": 0, "timeout": 300}
+        self.openai = openai.OpenAI(base_url=options.url + "/v1", **common)
+        self.anthropic = anthropic.Anthropic(base_url=options.url, **common)
         self.embeddings = None
         if options.embeddings_url:
             self.embeddings = openai.OpenAI(
@@ -173,7 +174,8 @@ class Checks:
         return repr(answer.message.content)
 
     def openai_chat_tool_result(self):
-        call = {"id": "c1", "type": "function", "function": {"name": "plan_trip", "arguments": '{"city":"Rome","days":1}'}}
+        function = {"name": "plan_trip", "arguments": '{"city":"Rome","days":1}'}
+        call = {"id": "c1", "type": "function", "function": function}
         history = [
             {"role": "user", "content": "Plan a trip."},
             {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -197,7 +199,8 @@ class Checks:
         return " / ".join(repr(choice.text) for choice in answer.choices)
 
     def openai_responses(self):
-        answer = self.openai.responses.create(model=self.model, input="And God said", max_output_tokens=8, temperature=0.0)
+        answer = self.openai.responses.create(
+            model=self.model, input="And God said", max_output_tokens=8, temperature=0.0)
         assert answer.id.startswith("resp_") and answer.status in ("completed", "incomplete")
         assert answer.output_text
         return repr(answer.output_text)
@@ -308,7 +311,8 @@ class Checks:
 
     def anthropic_tools_stream(self):
         with self.anthropic.messages.stream(model=self.model, max_tokens=128, messages=MESSAGES[1:],
-                                            extra_body={"temperature": 0.0}, tools=[ANTHROPIC_TOOL], tool_choice={"type": "any"}) as stream:
+                                            extra_body={"temperature": 0.0}, tools=[ANTHROPIC_TOOL],
+                                            tool_choice={"type": "any"}) as stream:
             final = stream.get_final_message()
         calls = [block for block in final.content if block.type == "tool_use"]
         assert calls or final.stop_reason == "max_tokens"

@@ -128,7 +128,8 @@ def table(records: list[dict], known: list[list[str]], title: str) -> str:
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     for file, counts in [*sorted(by_file.items()), ("all", total)]:
-        lines.append(f"| {file} | {counts['passed']} | {counts['failed']} | {counts['not applicable']} | {counts['text']} |")
+        columns = [file, *(counts[name] for name in ("passed", "failed", "not applicable", "text"))]
+        lines.append("| " + " | ".join(map(str, columns)) + " |")
     if failed:
         lines += ["", "| failed | what came |", "| --- | --- |"]
         for record in failed:
@@ -176,7 +177,8 @@ def main() -> None:
             "PYTHONPATH": f"{HERE}{os.pathsep}{copy}",
             "PYTHONDONTWRITEBYTECODE": "1",
         }
-        command = [sys.executable, "-m", "pytest", "-p", "llama_tests_plugin", "-p", "no:cacheprovider", "-q", "--tb=short",
+        command = [sys.executable, "-m", "pytest",
+                   "-p", "llama_tests_plugin", "-p", "no:cacheprovider", "-q", "--tb=short",
                    f"--timeout={options.timeout}", *options.rest]
         subprocess.run(command, cwd=copy, env=environment, stdout=subprocess.DEVNULL if options.table else None)
         found = [json.loads(line) for line in records.read_text().splitlines()] if records.exists() else []

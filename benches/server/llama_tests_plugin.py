@@ -90,7 +90,8 @@ def pytest_collection_modifyitems(items) -> None:
 def pytest_runtest_setup(item) -> None:
     """Each test starts with nothing unchecked."""
     unchecked.clear()
-    besides[:] = [argument for pattern, arguments in SETTINGS["extra"] if matches(item, pattern) for argument in arguments]
+    extra = [arguments for pattern, arguments in SETTINGS["extra"] if matches(item, pattern)]
+    besides[:] = [argument for arguments in extra for argument in arguments]
 
 
 @pytest.hookimpl(wrapper=True)

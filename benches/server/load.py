@@ -157,14 +157,15 @@ class Mix:
         if text in self.alone:
             self.failures.append(f"{kind}: prompt {which} got the answer of prompt {self.alone.index(text)}")
         else:
-            # Wider batches are computed in another order: where two tokens are equally likely but for the last bits, the
+            # Wider batches are computed in another order: if two tokens are equally likely but for the last bits, the
             # other one may win.
             same = len(os.path.commonprefix([text, self.alone[which]]))
             margin = next((margin for start, margin in reversed(self.margins[which]) if start <= same), math.inf)
             self.ties.append(margin)
             if margin > self.options.tie:
                 self.failures.append(
-                    f"{kind}: prompt {which} answered otherwise than alone after {same} characters, where the margin was {margin:.4f}"
+                    f"{kind}: prompt {which} answered otherwise than alone after {same} characters, "
+                    f"where the margin was {margin:.4f}"
                 )
 
     def refused(self, kind: str, status: int, expected: set[int]) -> None:
@@ -224,7 +225,8 @@ class Mix:
             answer = await client.request("POST", "/completion", raw[:at] + rng.choice([b"", b"]", b"\xff", b"\x00"]))
             self.refused(kind, answer.status, {400, 413, 415, 422})
         elif kind == "wrong types":
-            wrong = rng.choice([{"prompt": 7}, {"n_predict": "many"}, {"stop": {"a": 1}, "prompt": None}, {"prompt": {}}])
+            wrong = rng.choice(
+                [{"prompt": 7}, {"n_predict": "many"}, {"stop": {"a": 1}, "prompt": None}, {"prompt": {}}])
             answer = await client.post("/completion", body | wrong)
             self.refused(kind, answer.status, {400, 422})
         elif kind == "too large":
@@ -263,7 +265,8 @@ class Mix:
                 done += 1
                 if done % (options.requests // 20 or 1) == 0:
                     memory.append(self.server.resident_kib())
-                    say(done=done, seconds=round(time.monotonic() - start, 1), rss_anon_kib=memory[-1], failures=len(self.failures))
+                    seconds = round(time.monotonic() - start, 1)
+                    say(done=done, seconds=seconds, rss_anon_kib=memory[-1], failures=len(self.failures))
                 if not self.server.alive():
                     left.clear()
 
@@ -393,15 +396,18 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000, help="mix: how many")
     parser.add_argument("--concurrency", type=int, default=12, help="mix: how many at once")
     parser.add_argument("--prompts", type=int, default=12, help="mix: different prompts")
-    parser.add_argument("--tie", type=float, default=0.01, help="mix: margin of two tokens' logarithms that last bits may turn")
+    parser.add_argument("--tie", type=float, default=0.01,
+                        help="mix: margin of two tokens' logarithms that last bits may turn")
     parser.add_argument("--oversized", type=int, default=64 << 20, help="mix: bytes of a body that is too large")
-    parser.add_argument("--growth", type=float, default=0.03, help="mix: share by which memory may grow after a quarter")
+    parser.add_argument("--growth", type=float, default=0.03,
+                        help="mix: share by which memory may grow after a quarter")
     parser.add_argument("--long-words", type=int, default=250, help="stall: words of a long prompt")
     parser.add_argument("--long-prompts", type=int, default=6, help="stall: how many arrive, one after another")
     parser.add_argument("--bound-ms", type=float, help="stall: longest gap that passes")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds after which a request is lost")
     parser.add_argument("--before-stop", type=float, default=3.0, help="stop: seconds of streaming before SIGTERM")
-    parser.add_argument("--limit-mib", type=int, help="control group's limit; its models leave the page cache first (root)")
+    parser.add_argument("--limit-mib", type=int,
+                        help="control group's limit; its models leave the page cache first (root)")
     parser.add_argument("--log", help="the server's output (default: a file in the temporary directory)")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # The server is ended too.

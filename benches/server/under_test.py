@@ -190,7 +190,8 @@ class Server:
         """Lines of the log that tell of a panic or an abort."""
         with open(self.log, "rb") as log:
             text = log.read().decode("utf-8", "replace")
-        return [line for line in text.splitlines() if "panicked at" in line or "GGML_ASSERT" in line or "abort" in line.lower()]
+        signs = ("panicked at", "ggml_assert", "abort")
+        return [line for line in text.splitlines() if any(sign in line.lower() for sign in signs)]
 
 
 @dataclasses.dataclass

@@ -320,9 +320,9 @@ mod tests {
         let source = Gguf::open(&model).unwrap();
         let (ranges, slice_bytes) = of_plain(&source.experts().unwrap());
         let bytes: u64 = ranges.iter().map(|range| range.len).sum();
-        for nested in [false, true] {
-            let out = dir.path().join(format!("{nested}.gguf"));
-            let spec = PackSpec { nested, ..PackSpec::new(PackKind::Full) };
+        for bit_planes in [false, true] {
+            let out = dir.path().join(format!("{bit_planes}.gguf"));
+            let spec = PackSpec { bit_planes, ..PackSpec::new(PackKind::Full) };
             write(&source, &out, &spec, &CopyOnly, &mut |_| ControlFlow::Continue(())).unwrap();
             let (own, own_slice_bytes) = of_pack(&Pack::open(&out).unwrap());
             assert_eq!(own_slice_bytes, slice_bytes);

@@ -6,7 +6,7 @@ use hobbit::Model;
 use hobbit::options::SCALE_MAX;
 use serde_json::{Value, json};
 
-use super::http::error::ApiError;
+use super::error::ApiError;
 
 /// One factor per adapter, in order; empty without adapters.
 pub type Scales = Arc<[f32]>;
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_not_named_is_off() {
+    fn scales_are_read() {
         let read = |list: Value| read(&list, 2).map(|scales| scales.to_vec());
         assert_eq!(read(json!([{"id": 1, "scale": 0.5}])), Ok(vec![0.0, 0.5]));
         assert_eq!(read(json!([])), Ok(vec![0.0, 0.0]));

@@ -1,21 +1,20 @@
 //! State shared by all requests.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use hobbit::engine::ChatTemplates;
-use hobbit::options::{Pooling, SamplingOptions, Token};
+use hobbit::options::{Pooling, Token};
 use hobbit::{Interrupt, Model};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 use super::adapters::Adapters;
-use super::control::Controls;
-use super::http::error::ApiError;
+use super::error::ApiError;
 use super::http::memory::{Held, Memory};
-use super::http::workers::Workers;
-use super::job::{self, Cancelled, Command, Event, Failure, Heard, Job, SlotAction, SlotAnswer, SlotCommand, Work};
+use super::job::{self, Command, Job, Running, SlotAction, SlotAnswer, SlotCommand, Work};
 use super::settings::Settings;
 use super::status::Status;
 
@@ -37,17 +36,12 @@ pub struct Loaded {
     pub model: Model,
     pub commands: Sender<Command>,
     pub status: Arc<Status>,
-    pub n_slots: usize,
     /// Maximum tokens in one slot.
     pub n_ctx: usize,
     pub n_batch: usize,
-    pub n_ctx_train: u32,
-    /// Defaults for fields that a request leaves out.
-    pub sampling: SamplingOptions,
     pub pooling: Option<Pooling>,
     /// Adapter scales for requests that give none.
     pub adapters: Adapters,
-    /// The chat templates.
     pub templates: ChatTemplates,
     pub next_id: AtomicU64,
     /// Interrupts a running evaluation.
@@ -67,9 +61,6 @@ impl App {
     }
 
     /// The model.
-    ///
-    /// # Errors
-    /// The model is not loaded yet.
     pub fn loaded(&self) -> Result<&Loaded, ApiError> {
         self.loaded.get().ok_or_else(|| ApiError::unavailable("Loading model"))
     }
@@ -80,42 +71,33 @@ impl App {
     }
 }
 
-/// One unit of work for the engine.
-pub struct Asked {
-    pub prompt: Arc<[Token]>,
-    pub work: Work,
-    pub slot: Option<usize>,
-    pub cache_prompt: bool,
-    pub held: Arc<Held>,
-}
-
 impl Loaded {
-    /// Hands a request to the engine.
-    pub fn start(&self, asked: Asked) -> Running {
-        let (events, incoming) = job::events();
-        let cancelled = Cancelled::default();
-        let Asked { prompt, work, slot, cache_prompt, held } = asked;
+    /// Hands a prompt to the engine, for the slot `slot` or for any.
+    pub fn start(
+        &self,
+        prompt: Arc<[Token]>,
+        work: Work,
+        slot: Option<usize>,
+        cache_prompt: bool,
+        held: &Arc<Held>,
+    ) -> Running {
+        let (events, running) = job::events(prompt.len());
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let n_prompt = prompt.len();
         let lora = match &work {
             Work::Generate(generate) => Arc::clone(&generate.lora),
             Work::Embed => self.adapters.scales(),
         };
-        let job = Job { id, prompt, work, slot, lora, cache_prompt, events, cancelled: cancelled.clone(), _held: held };
+        let job = Job { id, prompt, work, slot, lora, cache_prompt, events, _held: Arc::clone(held) };
         // If the thread has ended, the receiver reports it.
         let _ = self.commands.send(Command::Job(Box::new(job)));
-        Running { n_prompt, incoming, cancelled, has_ended: false }
+        running
     }
 
     /// Runs an operation on a slot.
-    ///
-    /// # Errors
-    /// The engine's failure.
     pub async fn act(&self, slot: usize, action: SlotAction) -> Result<SlotAnswer, ApiError> {
         let (answer, incoming) = oneshot::channel();
         let _ = self.commands.send(Command::Slot(SlotCommand { slot, action, answer }));
-        let answer = incoming.await.unwrap_or_else(|_| Err(Failure::server("the engine has ended")));
-        Ok(answer?)
+        incoming.await.unwrap_or_else(|_| Err(ApiError::engine_ended()))
     }
 
     /// Begins no new requests; running ones have `grace` to finish.
@@ -124,41 +106,113 @@ impl Loaded {
     }
 }
 
-/// A request that the engine works on; dropping it cancels it.
-pub struct Running {
-    pub n_prompt: usize,
-    incoming: Heard,
-    cancelled: Cancelled,
-    has_ended: bool,
-}
+/// Requests processed at once: the engine needs the cores, too.
+const WORKERS: usize = 2;
 
-impl Running {
-    /// The next event; `None` if the engine has ended.
-    pub async fn next(&mut self) -> Option<Event> {
-        let event = self.incoming.next().await;
-        self.note(event.as_ref());
-        event
-    }
+/// Bounds how many requests are processed at once.
+#[derive(Debug)]
+struct Workers(Semaphore);
 
-    /// The next event if one is queued already.
-    pub fn next_now(&mut self) -> Option<Event> {
-        let event = self.incoming.next_now()?;
-        self.note(Some(&event));
-        Some(event)
-    }
-
-    /// Whether the last event has arrived.
-    pub fn has_ended(&self) -> bool {
-        self.has_ended
-    }
-
-    fn note(&mut self, event: Option<&Event>) {
-        self.has_ended = matches!(event, None | Some(Event::Done(_) | Event::Embedding(_) | Event::Failed(_)));
+impl Default for Workers {
+    fn default() -> Self {
+        Self(Semaphore::new(WORKERS))
     }
 }
 
-impl Drop for Running {
+impl Workers {
+    /// Runs slow work of a request, such as parsing JSON, applying a template or tokenizing, while another thread
+    /// serves connections.
+    async fn work<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _permit = self.0.acquire().await.expect("it is never closed");
+        tokio::task::block_in_place(work)
+    }
+}
+
+/// Asks a generation to end its reasoning. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct EndReasoning(Arc<AtomicBool>);
+
+impl EndReasoning {
+    /// Takes the request, if there is one.
+    pub fn take(&self) -> bool {
+        // Usually unset: avoid the write.
+        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// Running streamed answers by client-visible id; `None` if their reasoning cannot be ended.
+#[derive(Debug, Default)]
+pub struct Controls(Mutex<BTreeMap<String, Option<EndReasoning>>>);
+
+/// Keeps an answer in the list for as long as this lives.
+#[derive(Debug)]
+pub struct Listed {
+    controls: Arc<Controls>,
+    id: String,
+}
+
+impl Controls {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Option<EndReasoning>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an answer.
+    pub fn list(self: &Arc<Self>, id: &str, end_reasoning: Option<EndReasoning>) -> Listed {
+        self.lock().insert(id.to_owned(), end_reasoning);
+        Listed { controls: Arc::clone(self), id: id.to_owned() }
+    }
+
+    /// Asks an answer to end its reasoning.
+    ///
+    /// # Errors
+    /// The reason why it cannot, in llama-server's words.
+    pub fn end_reasoning(&self, id: &str) -> Result<(), &'static str> {
+        match self.lock().get(id) {
+            None => Err("no active completion for this id"),
+            Some(None) => Err("reasoning control not enabled for this completion"),
+            Some(Some(EndReasoning(flag))) => {
+                flag.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Drop for Listed {
     fn drop(&mut self) {
-        self.cancelled.set();
+        self.controls.lock().remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn answers_are_listed_while_they_last() {
+        let controls = Arc::new(Controls::default());
+        let end = EndReasoning::default();
+        let listed = controls.list("a", Some(end.clone()));
+        let _without = controls.list("b", None);
+        assert_eq!(controls.end_reasoning("a"), Ok(()));
+        assert!(end.take() && !end.take());
+        assert!(controls.end_reasoning("b").unwrap_err().contains("not enabled"));
+        drop(listed);
+        assert!(controls.end_reasoning("a").unwrap_err().contains("no active"));
+    }
+
+    /// The first waits for the second, and the runtime has one thread.
+    #[test]
+    fn work_leaves_the_thread_to_others() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let workers = Arc::new(Workers::default());
+        let (sender, receiver) = mpsc::channel();
+        let own = Arc::clone(&workers);
+        let waits = runtime
+            .spawn(async move { own.work(move || receiver.recv_timeout(Duration::from_secs(60)).is_ok()).await });
+        let sends = runtime.spawn(async move { workers.work(move || sender.send(()).is_ok()).await });
+        assert_eq!(runtime.block_on(async { (waits.await.unwrap(), sends.await.unwrap()) }), (true, true));
     }
 }

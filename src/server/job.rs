@@ -2,31 +2,17 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use hobbit::options::{SamplingOptions, Token};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 
-use hobbit::options::{SamplingOptions, Token};
-
 use super::adapters::Scales;
-use super::control::Nudge;
+use super::app::EndReasoning;
+use super::error::ApiError;
 use super::http::memory::Held;
-
-/// Set when the last handle outside the engine is dropped: the client is gone, and the engine stops computing for it.
-#[derive(Clone, Debug, Default)]
-pub struct Cancelled(Arc<AtomicBool>);
-
-impl Cancelled {
-    pub fn set(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// One sequence of tokens, and the work to do on it.
 pub struct Job {
@@ -41,7 +27,6 @@ pub struct Job {
     /// Reuse tokens of the same beginning that this slot or another one has evaluated.
     pub cache_prompt: bool,
     pub events: Events,
-    pub cancelled: Cancelled,
     /// Memory accounted to the request for as long as any of its jobs lives.
     pub _held: Arc<Held>,
 }
@@ -49,25 +34,27 @@ pub struct Job {
 /// Bytes of events that may wait for a client that does not read.
 const BACKLOG_BYTES_MAX: usize = 4 << 20;
 
-/// The sending end of a job's events.
+/// The engine's end of a request.
 #[derive(Clone, Debug)]
 pub struct Events {
     sender: mpsc::UnboundedSender<Event>,
     unread: Arc<AtomicUsize>,
 }
 
-/// The receiving end of a job's events.
+/// A request that the engine works on. Dropping it cancels the request.
 #[derive(Debug)]
-pub struct Heard {
+pub struct Running {
+    pub n_prompt: usize,
     receiver: mpsc::UnboundedReceiver<Event>,
     unread: Arc<AtomicUsize>,
+    has_ended: bool,
 }
 
-/// A channel for one job's events.
-pub fn events() -> (Events, Heard) {
+/// Both ends of a request with a prompt of `n_prompt` tokens.
+pub fn events(n_prompt: usize) -> (Events, Running) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let unread = Arc::<AtomicUsize>::default();
-    (Events { sender, unread: Arc::clone(&unread) }, Heard { receiver, unread })
+    (Events { sender, unread: Arc::clone(&unread) }, Running { n_prompt, receiver, unread, has_ended: false })
 }
 
 impl Events {
@@ -75,21 +62,40 @@ impl Events {
     pub fn send(&self, event: Event) -> bool {
         self.unread.fetch_add(event.bytes(), Ordering::Relaxed) < BACKLOG_BYTES_MAX && self.sender.send(event).is_ok()
     }
+
+    /// Ends the request with a failure.
+    pub fn fail(&self, error: ApiError) {
+        self.send(Event::Failed(error));
+    }
+
+    /// Whether the client is gone.
+    pub fn is_cancelled(&self) -> bool {
+        self.sender.is_closed()
+    }
 }
 
-impl Heard {
-    /// The next event; `None` if the engine has ended.
-    pub async fn next(&mut self) -> Option<Event> {
+impl Running {
+    /// The next event.
+    pub async fn next(&mut self) -> Event {
         let event = self.receiver.recv().await;
-        self.unread.fetch_sub(event.as_ref().map_or(0, Event::bytes), Ordering::Relaxed);
-        event
+        self.note(event.unwrap_or_else(|| Event::Failed(ApiError::engine_ended())))
     }
 
     /// The next event if one is queued already.
     pub fn next_now(&mut self) -> Option<Event> {
         let event = self.receiver.try_recv().ok()?;
+        Some(self.note(event))
+    }
+
+    /// Whether the last event has arrived.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+
+    fn note(&mut self, event: Event) -> Event {
         self.unread.fetch_sub(event.bytes(), Ordering::Relaxed);
-        Some(event)
+        self.has_ended = matches!(event, Event::Done(_) | Event::Embedding(_) | Event::Failed(_));
+        event
     }
 }
 
@@ -127,8 +133,8 @@ pub struct Generate {
     pub time_limit: Option<Duration>,
     /// Minimum spaces at the beginning of every line; a line with fewer ends the text. 0: no check.
     pub n_indent: usize,
-    /// Lets a client end the current thought.
-    pub nudge: Option<Nudge>,
+    /// Lets a client end the reasoning.
+    pub end_reasoning: Option<EndReasoning>,
     /// Scale of each LoRA adapter.
     pub lora: Scales,
 }
@@ -136,10 +142,10 @@ pub struct Generate {
 impl Generate {
     /// Sampling options with the seed of this answer.
     pub fn sampling(&self) -> Cow<'_, SamplingOptions> {
-        match self.seed == self.sampling.seed {
-            true => Cow::Borrowed(&self.sampling),
-            false => Cow::Owned(SamplingOptions { seed: self.seed, ..SamplingOptions::clone(&self.sampling) }),
+        if self.seed == self.sampling.seed {
+            return Cow::Borrowed(&self.sampling);
         }
+        Cow::Owned(SamplingOptions { seed: self.seed, ..SamplingOptions::clone(&self.sampling) })
     }
 }
 
@@ -155,7 +161,7 @@ pub enum Event {
     Done(Box<Done>),
     /// One row for a pooled sequence, else one per token.
     Embedding(Vec<Vec<f32>>),
-    Failed(Failure),
+    Failed(ApiError),
 }
 
 impl Event {
@@ -267,6 +273,17 @@ pub struct Traffic {
     pub io_wait_ms: f64,
 }
 
+impl Traffic {
+    /// Adds a share of a step's traffic; the wait for reads counts in full.
+    pub fn add(&mut self, step: &Self, share: f64) {
+        self.tokens += step.tokens * share;
+        self.hits += step.hits * share;
+        self.misses += step.misses * share;
+        self.bytes_read += step.bytes_read * share;
+        self.io_wait_ms += step.io_wait_ms;
+    }
+}
+
 impl Timings {
     /// llama-server's fields and ours; all values are nonnegative numbers.
     pub fn json(&self) -> serde_json::Value {
@@ -293,36 +310,6 @@ impl Timings {
     }
 }
 
-/// Error kinds, as OpenAI has them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FailureKind {
-    /// The request is invalid.
-    Invalid,
-    /// The prompt does not fit the context.
-    ExceedsContext { n_prompt: usize, n_ctx: usize },
-    /// The server cannot serve the request at present.
-    Unavailable,
-    /// The engine failed.
-    Server,
-}
-
-/// The failure that ends a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    pub kind: FailureKind,
-    pub message: String,
-}
-
-impl Failure {
-    pub fn server(message: impl Into<String>) -> Self {
-        Self { kind: FailureKind::Server, message: message.into() }
-    }
-
-    pub fn invalid(message: impl Into<String>) -> Self {
-        Self { kind: FailureKind::Invalid, message: message.into() }
-    }
-}
-
 /// Commands to the engine thread.
 pub enum Command {
     Job(Box<Job>),
@@ -335,7 +322,7 @@ pub enum Command {
 pub struct SlotCommand {
     pub slot: usize,
     pub action: SlotAction,
-    pub answer: oneshot::Sender<Result<SlotAnswer, Failure>>,
+    pub answer: oneshot::Sender<Result<SlotAnswer, ApiError>>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

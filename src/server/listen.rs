@@ -13,7 +13,7 @@ use axum_server::Handle;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use tower_http::catch_panic::CatchPanicLayer;
 
-use super::api::{anthropic, chat, completions, embeddings, native, responses, small};
+use super::api::{anthropic, chat, completions, embeddings, native, prompts, responses, small};
 use super::app::App;
 use super::http::connections::{self, Acceptor, Connections};
 use super::http::guard;
@@ -32,45 +32,40 @@ const CONNECTION_BYTES: usize = 64 << 10;
 /// All endpoints.
 fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Router {
     let mut router = Router::new()
-        .route("/health", get(small::health))
-        .route("/v1/health", get(small::health))
-        .route("/models", get(small::models))
-        .route("/v1/models", get(small::models))
         .route("/api/tags", get(small::models))
-        .route("/props", get(small::props))
+        .route("/props", get(small::props).post(small::set_props))
         .route("/slots", get(small::slots))
+        .route("/slots/{id}", post(small::act_on_slot))
         .route("/metrics", get(small::metrics))
         .route("/experts", get(small::experts))
-        .route("/lora-adapters", get(small::adapters))
-        .route("/props", post(small::set_props))
-        .route("/slots/{id}", post(small::act_on_slot))
+        .route("/lora-adapters", get(small::adapters).post(small::set_adapters))
         .route("/tokenize", post(small::tokenize))
         .route("/detokenize", post(small::detokenize))
-        .route("/infill", post(small::infill))
-        .route("/lora-adapters", post(small::set_adapters))
+        .route("/infill", post(prompts::infill))
         .route("/completion", post(native::completion))
         .route("/completions", post(native::completion))
         .route("/v1/completions", post(completions::completions))
         .route("/apply-template", post(chat::apply_template))
-        .route("/chat/completions", post(chat::completions))
-        .route("/chat/completions/input_tokens", post(chat::input_tokens))
-        .route("/chat/completions/control", post(chat::control))
-        .route("/v1/chat/completions", post(chat::completions))
-        .route("/v1/chat/completions/input_tokens", post(chat::input_tokens))
-        .route("/v1/chat/completions/control", post(chat::control))
-        .route("/responses", post(responses::responses))
-        .route("/responses/input_tokens", post(responses::input_tokens))
-        .route("/v1/responses", post(responses::responses))
-        .route("/v1/responses/input_tokens", post(responses::input_tokens))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/embedding", post(embeddings::native))
         .route("/embeddings", post(embeddings::native))
-        .route("/v1/embeddings", post(embeddings::openai))
-        .route("/rerank", post(small::rerank))
-        .route("/reranking", post(small::rerank))
-        .route("/v1/rerank", post(small::rerank))
-        .route("/v1/reranking", post(small::rerank));
+        .route("/v1/embeddings", post(embeddings::openai));
+    for prefix in ["", "/v1"] {
+        let routes = [
+            ("/health", get(small::health)),
+            ("/models", get(small::models)),
+            ("/chat/completions", post(chat::completions)),
+            ("/chat/completions/input_tokens", post(chat::input_tokens)),
+            ("/chat/completions/control", post(chat::control)),
+            ("/responses", post(responses::responses)),
+            ("/responses/input_tokens", post(responses::input_tokens)),
+            ("/rerank", post(small::rerank)),
+            ("/reranking", post(small::rerank)),
+        ];
+        router =
+            routes.into_iter().fold(router, |router, (path, route)| router.route(&format!("{prefix}{path}"), route));
+    }
     if app.settings.has_page {
         router = router.merge(page::router());
     }
@@ -99,15 +94,11 @@ async fn with_charset(mut response: Response) -> Response {
 pub struct Listening {
     handles: Vec<Handle<SocketAddr>>,
     tasks: Vec<tokio::task::JoinHandle<std::io::Result<()>>>,
-    addresses: Vec<String>,
+    /// URLs of the server.
+    pub addresses: Vec<String>,
 }
 
 impl Listening {
-    /// URLs of the server.
-    pub fn addresses(&self) -> &[String] {
-        &self.addresses
-    }
-
     /// Accepts no new connections; open ones have `grace` to end.
     pub fn stop(&self, grace: Duration) {
         self.handles.iter().for_each(|handle| handle.graceful_shutdown(Some(grace)));
@@ -122,9 +113,6 @@ impl Listening {
 }
 
 /// Binds all addresses and begins to answer; until the model is loaded, answers say that it is loading.
-///
-/// # Errors
-/// An address that cannot be bound, keys that cannot be read.
 pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
     let settings = &app.settings;
     let tls = match &settings.tls {
@@ -179,7 +167,7 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
         if !bound.ip().is_loopback() && settings.api_keys.is_empty() {
             log.line(
                 Level::Warning,
-                format!("warning: {bound}: everybody who reaches this machine may use the server; see --api-key"),
+                format!("warning: {bound}: anyone who reaches this machine may use the server; see --api-key"),
             );
         }
     }

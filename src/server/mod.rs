@@ -8,15 +8,11 @@
 mod adapters;
 mod api;
 mod app;
-mod control;
-#[cfg(fuzzing)]
-pub mod fuzzed;
+mod error;
 mod http;
 mod job;
 mod listen;
-mod metrics;
-pub mod page;
-mod probabilities;
+mod page;
 mod schedule;
 mod settings;
 mod slots;
@@ -42,6 +38,7 @@ use crate::manuals;
 use crate::{download, exit, memory, run, saved, signals};
 use adapters::Adapters;
 use app::{App, Loaded};
+use job::Traffic;
 use settings::{Resolved, resolve};
 use status::{Status, Totals};
 use worker::{Worker, WorkerOptions};
@@ -106,7 +103,7 @@ fn answer(
             return Err(error);
         }
     };
-    log.line(Level::Info, format!("hobbit: ready; {}", listening.addresses().join(", ")));
+    log.line(Level::Info, format!("hobbit: ready; {}", listening.addresses.join(", ")));
     let loaded = app.loaded.get().expect("it was just loaded");
     let mut trimmed = Instant::now();
     while !signals::came() && !worker.is_finished() {
@@ -136,7 +133,7 @@ fn answer(
     // All connections have ended: the model is closed, which writes its state files.
     runtime.shutdown_timeout(Duration::from_secs(1));
     drop(app);
-    anyhow::ensure!(!panicked, "the engine's thread ended with a fault; see what it said above");
+    anyhow::ensure!(!panicked, "the engine's thread ended with a fault; see its message above");
     Ok(0)
 }
 
@@ -181,14 +178,11 @@ fn load(
     let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || worker.run(&incoming))?;
     let loaded = Loaded {
         adapters: Adapters::of(&model, settings.applies_adapters),
-        n_ctx_train: model.info().n_ctx_train,
         model,
         commands,
         status,
-        n_slots,
         n_ctx,
         n_batch,
-        sampling: settings.sampling.clone(),
         pooling,
         templates,
         next_id: AtomicU64::new(0),
@@ -196,6 +190,34 @@ fn load(
     };
     assert!(app.loaded.set(loaded).is_ok(), "a model is loaded once");
     Ok(thread)
+}
+
+/// Entry points of fuzz targets.
+#[cfg(fuzzing)]
+pub mod fuzzed {
+    use serde_json::Value;
+
+    use super::api::{anthropic, chat, responses};
+    use crate::reasoning::Reasoning;
+
+    /// Reads the body of a chat request in OpenAI's and Anthropic's forms: the conversation that the template is given.
+    pub fn body(bytes: &[u8]) {
+        let Ok(Value::Object(body)) = serde_json::from_slice(bytes) else { return };
+        let reasoning = Reasoning::default();
+        for jinja in [true, false] {
+            let defaults = chat::request::Defaults {
+                reasoning: &reasoning,
+                jinja,
+                prefills_assistant: true,
+                template_reasons: true,
+                calls_in_parallel: true,
+            };
+            let other = [anthropic::request::to_openai(&body), responses::request::to_chat(body.clone())];
+            for body in other.into_iter().flatten().chain([body.clone()]) {
+                let _ = chat::request::read(body, &defaults);
+            }
+        }
+    }
 }
 
 /// The model's chat templates, or the given one. A template that refuses a single message may still work for others.
@@ -229,7 +251,8 @@ fn templates(model: &Model, settings: &settings::Settings, log: &Log) -> Result<
 
 /// The last log line: totals of the run.
 fn closing_line(totals: &Totals) -> String {
-    let Totals { requests, prompt_tokens, cached_tokens, predicted_tokens, hits, misses, bytes_read, .. } = *totals;
+    let Totals { requests, prompt_tokens, cached_tokens, predicted_tokens, traffic, .. } = *totals;
+    let Traffic { hits, misses, bytes_read, .. } = traffic;
     let mut line = format!(
         "{requests} requests: {prompt_tokens} tokens read ({cached_tokens} more were known), {predicted_tokens} written"
     );

@@ -5,19 +5,14 @@
 //! that fail.
 
 use axum::Router;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use xxhash_rust::xxh3::xxh3_128;
 
 /// Content security policy: only this server's own files, and no HTML from strings.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
                       require-trusted-types-for 'script'; trusted-types 'none'";
-
-/// Paths of the page; its other files are under [`FILES`].
-const PAGE: [&str; 2] = ["/", "/index.html"];
-const FILES: &str = "/page/";
 
 struct Asset {
     name: &'static str,
@@ -52,50 +47,33 @@ const ASSETS: &[Asset] = assets! {
 };
 
 /// Serves the page at `/` and `/index.html`, and its files under `/page/`. They contain no secrets and need no key.
-///
-/// Browsers revalidate each file, so that a new version of the program shows at once.
 pub fn router<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let mut router = Router::new();
     for asset in ASSETS {
-        let tag = tag(asset.text);
-        let paths = match asset.name {
-            "index.html" => PAGE.map(str::to_owned).to_vec(),
-            name => vec![format!("{FILES}{name}")],
-        };
-        for path in paths {
-            let tag = tag.clone();
-            router = router.route(&path, get(async move |headers: HeaderMap| answer(asset, &tag, &headers)));
+        for path in paths(asset) {
+            router = router.route(&path, get(async move || answer(asset)));
         }
     }
     router
 }
 
-fn answer(asset: &Asset, tag: &HeaderValue, request: &HeaderMap) -> Response {
-    let headers = [
-        (header::CONTENT_TYPE, HeaderValue::from_static(content_type(asset.name))),
-        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-        (header::ETAG, tag.clone()),
-        (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
-        (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
-        (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
-    ];
-    if has(request, tag) {
-        (StatusCode::NOT_MODIFIED, headers).into_response()
-    } else {
-        (headers, asset.text).into_response()
+fn paths(asset: &Asset) -> Vec<String> {
+    match asset.name {
+        "index.html" => vec!["/".to_owned(), "/index.html".to_owned()],
+        name => vec![format!("/page/{name}")],
     }
 }
 
-/// Whether the client has the file that `tag` names: `If-None-Match` lists tags, compared weakly (RFC 9110, 13.1.2).
-fn has(request: &HeaderMap, tag: &HeaderValue) -> bool {
-    request.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok()).any(|value| {
-        value.split(',').map(str::trim).any(|one| one == "*" || one.strip_prefix("W/").unwrap_or(one) == tag)
-    })
-}
-
-fn tag(text: &str) -> HeaderValue {
-    let tag = format!("\"{:032x}\"", xxh3_128(text.as_bytes()));
-    HeaderValue::try_from(tag).expect("digits between quotes")
+fn answer(asset: &Asset) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, content_type(asset.name)),
+        // A new version of the program shows at once.
+        (header::CACHE_CONTROL, "no-cache"),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    (headers, asset.text).into_response()
 }
 
 fn content_type(name: &str) -> &'static str {
@@ -115,60 +93,30 @@ mod tests {
     use std::path::Path;
 
     use axum::body::Body;
-    use axum::http::Request;
+    use axum::http::{Request, StatusCode};
     use tower::ServiceExt;
 
     use super::*;
 
-    async fn ask(path: &str, known: Option<&str>) -> Response {
-        let mut request = Request::get(path);
-        if let Some(known) = known {
-            request = request.header(header::IF_NONE_MATCH, known);
-        }
-        router::<()>().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
-    }
-
-    fn header<'a>(answer: &'a Response, name: &header::HeaderName) -> &'a str {
-        answer.headers()[name].to_str().unwrap()
-    }
-
     #[tokio::test]
     async fn every_file_is_served_with_its_type_and_the_policy() {
+        let ask = |path: &str| router::<()>().oneshot(Request::get(path).body(Body::empty()).unwrap());
         for asset in ASSETS {
-            let paths = if asset.name == "index.html" {
-                PAGE.map(str::to_owned).to_vec()
-            } else {
-                vec![format!("/page/{}", asset.name)]
-            };
-            for path in paths {
-                let answer = ask(&path, None).await;
+            for path in paths(asset) {
+                let answer = ask(&path).await.unwrap();
                 assert_eq!(answer.status(), StatusCode::OK, "{path}");
-                assert_ne!(header(&answer, &header::CONTENT_TYPE), "application/octet-stream", "{path}");
-                assert_eq!(header(&answer, &header::CONTENT_SECURITY_POLICY), POLICY);
-                assert_eq!(header(&answer, &header::X_CONTENT_TYPE_OPTIONS), "nosniff");
-                assert_eq!(header(&answer, &header::REFERRER_POLICY), "no-referrer");
-                assert_eq!(header(&answer, &header::CACHE_CONTROL), "no-cache");
+                let header = |name: &str| answer.headers()[name].to_str().unwrap().to_owned();
+                assert_ne!(header("content-type"), "application/octet-stream", "{path}");
+                assert_eq!(header("content-security-policy"), POLICY);
+                assert_eq!(header("x-content-type-options"), "nosniff");
+                assert_eq!(header("referrer-policy"), "no-referrer");
                 let body = axum::body::to_bytes(answer.into_body(), usize::MAX).await.unwrap();
                 assert_eq!(body, asset.text.as_bytes(), "{path}");
             }
         }
         for path in ["/page/", "/page/none.js", "/page/../page.rs", "/page/%2e%2e/mod.rs"] {
-            assert_eq!(ask(path, None).await.status(), StatusCode::NOT_FOUND, "{path}");
+            assert_eq!(ask(path).await.unwrap().status(), StatusCode::NOT_FOUND, "{path}");
         }
-    }
-
-    #[tokio::test]
-    async fn what_a_browser_has_is_not_sent_again() {
-        let first = ask("/", None).await;
-        let tag = header(&first, &header::ETAG).to_owned();
-        for known in [tag.clone(), format!("W/{tag}"), format!("\"other\", {tag}"), "*".to_owned()] {
-            let again = ask("/", Some(&known)).await;
-            assert_eq!(again.status(), StatusCode::NOT_MODIFIED, "{known}");
-            assert_eq!(header(&again, &header::ETAG), tag);
-            assert!(axum::body::to_bytes(again.into_body(), usize::MAX).await.unwrap().is_empty());
-        }
-        assert_eq!(ask("/", Some("\"other\"")).await.status(), StatusCode::OK);
-        assert_eq!(ask("/page/main.js", Some(&tag)).await.status(), StatusCode::OK);
     }
 
     #[test]
@@ -180,42 +128,30 @@ mod tests {
         assert_eq!(there, built_in);
     }
 
-    /// The files contain nothing that the policy forbids or that makes HTML of a string.
     #[test]
-    fn nothing_makes_html_of_text_or_asks_elsewhere() {
+    fn no_file_makes_html_of_text_or_loads_from_elsewhere() {
+        const FORBIDDEN: [&str; 9] = [
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "DOMParser",
+            "style=\"",
+            "javascript:",
+            "https://",
+        ];
         for asset in ASSETS {
-            for word in [
-                "innerHTML",
-                "outerHTML",
-                "insertAdjacentHTML",
-                "document.write",
-                "eval(",
-                "DOMParser",
-                "style=\"",
-                "javascript:",
-            ] {
-                assert!(!asset.text.contains(word), "{}: {word}", asset.name);
-            }
-            for (at, _) in asset.text.match_indices("//") {
-                let before = &asset.text[..at];
-                assert!(!before.ends_with("https:"), "{}: an address", asset.name);
-                // SVG's namespace is a name and is not fetched.
-                let after = &asset.text[at..];
-                assert!(
-                    !before.ends_with("http:") || after.starts_with("//www.w3.org/2000/svg"),
-                    "{}: an address",
-                    asset.name
-                );
-            }
+            // SVG's namespace is a name and is not fetched.
+            let text = asset.text.replace("http://www.w3.org/2000/svg", "");
+            let found = FORBIDDEN.iter().find(|word| text.contains(**word));
+            assert!(found.is_none() && !text.contains("http://"), "{}: {found:?}", asset.name);
         }
         let page = ASSETS[0].text;
         for script in page.match_indices("<script").map(|(at, _)| &page[at..]) {
             assert!(script[..script.find('>').unwrap()].contains("src=\"page/"), "an inline script");
         }
-        assert!(!page.contains("<style"));
-        assert!(
-            !page.split_whitespace().any(|word| word.starts_with("on") && word.contains("=\"")),
-            "an inline handler"
-        );
+        let has_handler = page.split_whitespace().any(|word| word.starts_with("on") && word.contains("=\""));
+        assert!(!page.contains("<style") && !has_handler);
     }
 }

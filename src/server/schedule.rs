@@ -159,10 +159,10 @@ pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<u
     let has_short = lacking.iter().any(|n| is_short(*n));
     let has_long = lacking.iter().any(|n| *n >= ATTENTION_ROWS);
     if has_short && (turn == Turn::Short || !has_long) {
-        let mut left = width.min(ATTENTION_ROWS - 1);
+        let left = width.min(ATTENTION_ROWS - 1);
         let oldest = lacking.iter().copied().find(|n| is_short(*n)).unwrap_or(0);
         // Later, shorter prompts must not starve the oldest.
-        return if oldest > left { evenly(width, most, lacking) } else { take_whole(lacking, is_short, &mut left) };
+        return if oldest > left { evenly(width, most, lacking) } else { take_whole(lacking, is_short, left) };
     }
     if width < ATTENTION_ROWS || most < ATTENTION_ROWS {
         return evenly(width, most, lacking);
@@ -192,14 +192,12 @@ pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<u
     if shares.iter().all(|share| *share == 0) { evenly(width, most, lacking) } else { shares }
 }
 
-/// Whole prompts that satisfy `is_wanted`, as many as fit.
-fn take_whole(lacking: &[usize], is_wanted: impl Fn(usize) -> bool, left: &mut usize) -> Vec<usize> {
-    let take = |&n: &usize| match is_wanted(n) && n <= *left {
-        true => {
-            *left -= n;
-            n
-        }
-        false => 0,
+/// Whole prompts that satisfy `is_wanted`, as many as fit in `left`.
+pub fn take_whole(lacking: &[usize], is_wanted: impl Fn(usize) -> bool, mut left: usize) -> Vec<usize> {
+    let take = |&n: &usize| {
+        let taken = if is_wanted(n) && n <= left { n } else { 0 };
+        left -= taken;
+        taken
     };
     lacking.iter().map(take).collect()
 }
@@ -234,124 +232,108 @@ fn evenly(width: usize, most: usize, lacking: &[usize]) -> Vec<usize> {
 mod tests {
     use super::*;
 
+    /// A pace with this limit, after pieces as (tokens, seconds, seconds of reads).
+    fn after(limit: f64, pieces: &[(usize, f64, f64)]) -> Pace {
+        let mut pace = Pace::new(limit);
+        pieces.iter().for_each(|&(n, seconds, waited)| pace.evaluated(n, seconds, waited));
+        pace
+    }
+
+    /// The widths of `n` pieces, each of which takes `seconds` at its width.
+    fn run(pace: &mut Pace, n: usize, seconds: impl Fn(usize) -> f64) -> Vec<usize> {
+        let mut piece = || {
+            let width = pace.width(512, true);
+            pace.evaluated(width, seconds(width), 0.0);
+            width
+        };
+        (0..n).map(|_| piece()).collect()
+    }
+
     #[test]
-    fn alone_a_prompt_is_as_wide_as_can_be() {
-        assert_eq!(Pace::new(1.0).width(512, false), 512);
+    fn widths_follow_measured_times() {
+        assert_eq!(Pace::new(1.0).width(512, false), 512, "nothing else generates");
         assert_eq!(Pace::new(1.0).width(512, true), FIRST);
         assert_eq!(Pace::new(1.0).width(4, true), 4);
-        let mut pace = Pace::new(1.0);
-        pace.evaluated(512, 8.0, 0.0);
-        assert_eq!(pace.width(512, true), 1, "what took long alone is not tried");
-    }
-
-    #[test]
-    fn widths_grow_as_far_as_the_limit_lets_them() {
-        let mut pace = Pace::new(1.0);
-        let mut widths = Vec::new();
-        for _ in 0..8 {
-            let width = pace.width(512, true);
-            widths.push(width);
-            pace.stepped(0.1);
-            // 0.2 s, and 5 ms a token.
-            pace.evaluated(width, 0.2 + 0.005 * width as f64, 0.0);
+        for (limit, pieces, width) in [
+            (1.0, &[(512, 8.0, 0.0)][..], 1),
+            // Twice as many products.
+            (1.0, &[(64, 0.6, 0.0)], 64),
+            // 0.83 s, and a margin; reads grow slowly.
+            (1.0, &[(64, 0.6, 0.5)], 64),
+            (1.2, &[(64, 0.6, 0.5)], 128),
+            // A piece measured without generation bounds the time of narrower ones.
+            (1.2, &[(64, 0.6, 0.5), (300, 0.8, 0.6)], 256),
+        ] {
+            assert_eq!(after(limit, pieces).width(512, true), width, "{limit} {pieces:?}");
         }
-        assert!(widths.is_sorted(), "{widths:?}");
-        assert_eq!(widths.last(), Some(&64), "{widths:?}");
-    }
-
-    #[test]
-    fn what_takes_too_long_gets_narrower_and_goes_on() {
-        let mut pace = Pace::new(0.1);
-        for _ in 0..20 {
-            let width = pace.width(512, true);
-            pace.evaluated(width, 5.0, 0.0);
-        }
-        assert_eq!(pace.width(512, true), 1);
+        let mut pace = Pace::new(1.0);
+        pace.stepped(0.1);
+        let widths = run(&mut pace, 8, |width| 0.2 + 0.005 * width as f64);
+        assert!(widths.is_sorted() && widths.ends_with(&[64]), "{widths:?}");
+        assert!(run(&mut Pace::new(0.1), 20, |_| 5.0).ends_with(&[1]), "too slow at any width");
     }
 
     #[test]
     fn a_slow_piece_narrows_the_next_ones_for_a_while() {
         let mut pace = Pace::new(1.0);
         let timely = |width: usize| 0.004 * width as f64;
-        for _ in 0..12 {
-            let width = pace.width(512, true);
-            pace.evaluated(width, timely(width), 0.0);
-        }
+        run(&mut pace, 12, timely);
         assert_eq!(pace.width(512, true), 128, "0.51 s, and a margin");
         pace.evaluated(128, 3.0 * timely(128), 0.0);
         let narrow = pace.width(512, true);
         assert!(3.0 * timely(narrow) < 1.0, "as slow once more, {narrow} tokens keep the limit");
-        let again = (1..30).find(|_| {
-            let width = pace.width(512, true);
-            pace.evaluated(width, timely(width), 0.0);
-            width == 128
-        });
-        assert!(again.is_some(), "a width that was slow once is tried again");
-    }
-
-    #[test]
-    fn what_waits_for_reads_takes_little_longer_when_it_is_wider() {
-        let mut pace = Pace::new(1.0);
-        pace.evaluated(64, 0.6, 0.0);
-        assert_eq!(pace.width(512, true), 64, "twice as many products");
-        let mut pace = Pace::new(1.0);
-        pace.evaluated(64, 0.6, 0.5);
-        assert_eq!(pace.width(512, true), 64, "0.83 s, and a margin");
-        let mut pace = Pace::new(1.2);
-        pace.evaluated(64, 0.6, 0.5);
-        assert_eq!(pace.width(512, true), 128);
-        // A piece measured without generation bounds the time of narrower ones.
-        pace.evaluated(300, 0.8, 0.6);
-        assert_eq!(pace.width(512, true), 256);
+        assert!(run(&mut pace, 30, timely).contains(&128), "a width that was slow once is tried again");
     }
 
     #[test]
     fn a_slow_step_leaves_less_to_the_next_piece() {
-        let mut pace = Pace::new(1.0);
-        (0..12).for_each(|_| pace.stepped(0.1));
-        pace.evaluated(64, 0.3, 0.0);
-        pace.evaluated(128, 0.6, 0.0);
-        assert_eq!(pace.width(512, true), 128);
-        pace.stepped(0.6);
-        assert_eq!(pace.width(512, true), 64);
-        (0..4).for_each(|_| pace.stepped(0.1));
-        assert_eq!(pace.width(512, true), 128);
+        let mut pace = after(1.0, &[(64, 0.3, 0.0), (128, 0.6, 0.0)]);
+        for (seconds, n, width) in [(0.1, 12, 128), (0.6, 1, 64), (0.1, 4, 128)] {
+            (0..n).for_each(|_| pace.stepped(seconds));
+            assert_eq!(pace.width(512, true), width);
+        }
     }
 
     #[test]
     fn rows_stay_on_their_side() {
-        let long = |width, most, lacking: &[usize]| divide(width, most, Turn::Long, lacking);
-        assert_eq!(long(512, 512, &[1000]), [512]);
-        assert_eq!(long(512, 512, &[520]), [456], "the last piece is wide enough");
-        assert_eq!(long(64, 512, &[100]), [100]);
-        assert_eq!(long(64, 512, &[150]), [64]);
-        assert_eq!(long(512, 512, &[400, 400]), [256, 256]);
-        assert_eq!(long(128, 512, &[400, 10, 400, 400]), [64, 0, 64, 0]);
-        assert_eq!(long(128, 512, &[100, 100]), [100, 0], "together they are not wider than that");
-        assert_eq!(divide(512, 512, Turn::Short, &[400, 10, 30, 40]), [0, 10, 30, 0]);
-        assert_eq!(divide(512, 512, Turn::Short, &[400]), [400]);
-        assert_eq!(long(512, 512, &[20]), [20]);
-        assert_eq!(long(8, 512, &[400]), [8], "who may not be that wide goes on");
-        assert_eq!(divide(8, 512, Turn::Short, &[20]), [8]);
-        assert_eq!(divide(16, 512, Turn::Short, &[40, 10]), [8, 8], "the oldest goes on");
-        assert_eq!(long(32, 32, &[100, 100]), [16, 16]);
+        use Turn::{Long, Short};
+        for (width, most, turn, lacking, expected) in [
+            (512, 512, Long, &[1000][..], &[512][..]),
+            // The last piece is wide enough.
+            (512, 512, Long, &[520], &[456]),
+            (64, 512, Long, &[100], &[100]),
+            (64, 512, Long, &[150], &[64]),
+            (512, 512, Long, &[400, 400], &[256, 256]),
+            (128, 512, Long, &[400, 10, 400, 400], &[64, 0, 64, 0]),
+            (128, 512, Long, &[100, 100], &[100, 0]),
+            (512, 512, Short, &[400, 10, 30, 40], &[0, 10, 30, 0]),
+            (512, 512, Short, &[400], &[400]),
+            (512, 512, Long, &[20], &[20]),
+            // Below 64 tokens a prompt still advances.
+            (8, 512, Long, &[400], &[8]),
+            (8, 512, Short, &[20], &[8]),
+            // The oldest advances.
+            (16, 512, Short, &[40, 10], &[8, 8]),
+            (32, 32, Long, &[100, 100], &[16, 16]),
+        ] {
+            assert_eq!(divide(width, most, turn, lacking), expected, "{width} {most} {turn:?} {lacking:?}");
+        }
     }
 
     #[test]
-    fn no_prompt_waits_for_ever_and_none_is_exceeded() {
-        for width in [1, 8, 64, 100, 512] {
-            for most in [32, 64, 512] {
-                let mut lacking = [700usize, 63, 64, 65, 1, 129];
-                for step in 0.. {
-                    assert!(step < 2000, "{width} {most} {lacking:?}");
-                    let turn = if step % 2 == 0 { Turn::Short } else { Turn::Long };
-                    let shares = divide(width.min(most), most, turn, &lacking);
-                    let total: usize = shares.iter().sum();
-                    assert!(total > 0 && total <= most, "{width} {most} {lacking:?} {shares:?}");
-                    lacking.iter_mut().zip(shares).for_each(|(lacking, share)| *lacking -= share);
-                    if lacking.iter().all(|n| *n == 0) {
-                        break;
-                    }
+    fn every_prompt_advances_within_the_limit() {
+        for (width, most) in [1, 8, 64, 100, 512].into_iter().flat_map(|width| [32, 64, 512].map(|most| (width, most)))
+        {
+            let mut lacking = [700usize, 63, 64, 65, 1, 129];
+            for step in 0.. {
+                assert!(step < 2000, "{width} {most} {lacking:?}");
+                let turn = if step % 2 == 0 { Turn::Short } else { Turn::Long };
+                let shares = divide(width.min(most), most, turn, &lacking);
+                let total: usize = shares.iter().sum();
+                assert!(total > 0 && total <= most, "{width} {most} {lacking:?} {shares:?}");
+                lacking.iter_mut().zip(shares).for_each(|(lacking, share)| *lacking -= share);
+                if lacking.iter().all(|n| *n == 0) {
+                    break;
                 }
             }
         }
@@ -359,12 +341,16 @@ mod tests {
 
     #[test]
     fn shares_are_fair() {
-        assert_eq!(evenly(512, 2048, &[1000]), [512]);
-        assert_eq!(evenly(512, 2048, &[513]), [513]);
-        assert_eq!(evenly(512, 512, &[513]), [512]);
-        assert_eq!(evenly(10, 64, &[100, 2, 100]), [4, 2, 4]);
-        assert_eq!(evenly(1, 64, &[5, 5]), [1, 0]);
-        assert!(evenly(4, 64, &[]).is_empty());
-        assert_eq!(evenly(8, 64, &[3, 0]), [3, 0]);
+        for (width, most, lacking, expected) in [
+            (512, 2048, &[1000][..], &[512][..]),
+            (512, 2048, &[513], &[513]),
+            (512, 512, &[513], &[512]),
+            (10, 64, &[100, 2, 100], &[4, 2, 4]),
+            (1, 64, &[5, 5], &[1, 0]),
+            (4, 64, &[], &[]),
+            (8, 64, &[3, 0], &[3, 0]),
+        ] {
+            assert_eq!(evenly(width, most, lacking), expected);
+        }
     }
 }

@@ -75,9 +75,6 @@ pub struct Resolved {
 }
 
 /// Builds the settings from the command line.
-///
-/// # Errors
-/// Unreadable files, flags that contradict each other.
 pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> {
     let ServerArgs { model, experts, http, slots, chat, reasoning, context, rope, sampling, closing, log } = args;
     let (path, is_demo) = resolve::model(&model, around)?;
@@ -203,9 +200,6 @@ fn cors(origins: Option<&str>) -> Cors {
 }
 
 /// Checks that the model file exists: the most common mistake is reported first.
-///
-/// # Errors
-/// The file cannot be opened.
 pub fn check_model(path: &Path) -> Result<()> {
     std::fs::metadata(path).map(drop).with_context(|| format!("{}: cannot open this model", path.display()))
 }

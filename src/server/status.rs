@@ -1,8 +1,7 @@
-//! State of the server for status requests while the engine works: slots, and counts since the start.
+//! State of the server for status requests while the engine works: slots, and counts since the start, also as
+//! Prometheus reads them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use serde::Serialize;
 
 use super::job::Traffic;
 use super::worker::slot::{LastRun, Slot};
@@ -34,7 +33,7 @@ pub struct SlotState {
 }
 
 /// Counts of requests, tokens and traffic.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
@@ -45,10 +44,7 @@ pub struct Totals {
     pub n_busy: u64,
     pub n_tokens_max: u64,
     pub requests: u64,
-    pub hits: f64,
-    pub misses: f64,
-    pub bytes_read: f64,
-    pub io_wait_seconds: f64,
+    pub traffic: Traffic,
 }
 
 impl Status {
@@ -74,7 +70,8 @@ impl Status {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn count(&self, add: impl Fn(&mut Totals)) {
+    /// Adds to the counts.
+    pub fn count(&self, add: impl Fn(&mut Totals)) {
         let state = &mut *self.lock();
         add(&mut state.totals);
         add(&mut state.since);
@@ -97,45 +94,49 @@ impl Status {
         (state.slots, state.n_waiting) = (slots, n_waiting);
         state.totals.n_tokens_max = state.totals.n_tokens_max.max(most);
     }
+}
 
-    /// Counts a request, with `n_cached` tokens of its prompt reused.
-    pub fn began(&self, n_cached: usize) {
-        self.count(|totals| {
-            totals.requests += 1;
-            totals.cached_tokens += n_cached as u64;
-        });
-    }
-
-    /// Counts an evaluated piece of prompts.
-    pub fn prompted(&self, n_tokens: usize, seconds: f64) {
-        self.count(|totals| {
-            totals.prompt_tokens += n_tokens as u64;
-            totals.prompt_seconds += seconds;
-            totals.n_decode += 1;
-        });
-    }
-
-    /// Counts a decoding step of `n` slots together.
-    pub fn stepped(&self, n: usize, seconds: f64) {
-        self.count(|totals| {
-            totals.n_decode += 1;
-            totals.n_busy += n as u64;
-            totals.predicted_seconds += n as f64 * seconds;
-        });
-    }
-
-    /// Counts the traffic of a step.
-    pub fn moved(&self, traffic: &Traffic) {
-        self.count(|totals| {
-            totals.hits += traffic.hits;
-            totals.misses += traffic.misses;
-            totals.bytes_read += traffic.bytes_read;
-            totals.io_wait_seconds += traffic.io_wait_ms / 1e3;
-        });
-    }
-
-    /// Counts a generated token.
-    pub fn predicted(&self) {
-        self.count(|totals| totals.predicted_tokens += 1);
-    }
+/// The text of `/metrics`: llama-server's figures, and hobbit's own. `cache_bytes`: capacity of the expert cache.
+pub fn metrics(state: &State, cache_bytes: u64) -> String {
+    let (all, since) = (&state.totals, &state.since);
+    let (traffic, recent) = (&all.traffic, &since.traffic);
+    let ratio = |of: f64, all: f64| if all > 0.0 { of / all } else { 0.0 };
+    let busy = state.slots.iter().filter(|slot| slot.is_processing).count();
+    let counters = [
+        ("llamacpp:prompt_tokens_total", "Number of prompt tokens processed.", all.prompt_tokens as f64),
+        ("llamacpp:prompt_tokens_cached_total", "Number of cached prompt tokens.", all.cached_tokens as f64),
+        ("llamacpp:prompt_seconds_total", "Prompt process time", all.prompt_seconds),
+        ("llamacpp:tokens_predicted_total", "Number of generation tokens processed.", all.predicted_tokens as f64),
+        ("llamacpp:tokens_predicted_seconds_total", "Predict process time", all.predicted_seconds),
+        ("llamacpp:n_decode_total", "Total number of llama_decode() calls", all.n_decode as f64),
+        ("llamacpp:n_tokens_max", "Largest observed n_tokens.", all.n_tokens_max as f64),
+        // hobbit drafts nothing, but dashboards for llama-server read these.
+        ("llamacpp:spec_decode_num_draft_tokens_total", "Draft tokens generated.", 0.0),
+        ("llamacpp:spec_decode_num_accepted_tokens_total", "Draft tokens accepted.", 0.0),
+        ("llamacpp:spec_decode_num_drafts_total", "Drafts verified.", 0.0),
+        ("hobbit:requests_total", "Requests that were begun.", all.requests as f64),
+        ("hobbit:expert_hits_total", "Experts found in memory by generated tokens.", traffic.hits),
+        ("hobbit:expert_misses_total", "Experts read for generated tokens.", traffic.misses),
+        ("hobbit:expert_bytes_read_total", "Bytes read for generated tokens.", traffic.bytes_read),
+        ("hobbit:stall_seconds_total", "Time in which generated tokens waited for reads.", traffic.io_wait_ms / 1e3),
+    ];
+    let prompt_rate = ratio(since.prompt_tokens as f64, since.prompt_seconds);
+    let predicted_rate = ratio(since.predicted_tokens as f64, since.predicted_seconds);
+    let busy_slots = ratio(all.n_busy as f64, all.n_decode as f64);
+    let bytes_per_token = ratio(recent.bytes_read, since.predicted_tokens as f64);
+    let hit_rate = ratio(recent.hits, recent.hits + recent.misses);
+    let gauges = [
+        ("llamacpp:prompt_tokens_seconds", "Average prompt throughput in tokens/s.", prompt_rate),
+        ("llamacpp:predicted_tokens_seconds", "Average generation throughput in tokens/s.", predicted_rate),
+        ("llamacpp:requests_processing", "Number of requests processing.", busy as f64),
+        ("llamacpp:requests_deferred", "Number of requests deferred.", state.n_waiting as f64),
+        ("llamacpp:n_busy_slots_per_decode", "Average number of busy slots per llama_decode() call", busy_slots),
+        ("hobbit:bytes_per_token", "Bytes read per token since the last request for metrics.", bytes_per_token),
+        ("hobbit:expert_hit_rate", "Hit rate since the last request for metrics.", hit_rate),
+        ("hobbit:expert_cache_bytes", "Bytes of host memory that experts may fill.", cache_bytes as f64),
+    ];
+    let kinds = [("counter", &counters[..]), ("gauge", &gauges)];
+    let rows = kinds.iter().flat_map(|(kind, rows)| rows.iter().map(move |row| (kind, row)));
+    rows.map(|(kind, (name, help, value))| format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n"))
+        .collect()
 }

@@ -3,7 +3,7 @@
 
 mod intake;
 mod prompt;
-mod purge;
+mod room;
 pub mod slot;
 mod step;
 
@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::Receiver;
 use hobbit::{Model, Session};
 
-use super::job::{Command, Failure, FailureKind, Job, SlotCommand};
+use super::error::ApiError;
+use super::job::{Command, Job, SlotCommand};
 use super::schedule::{Pace, Turn};
 use super::status::Status;
 use slot::Slot;
@@ -62,20 +63,8 @@ impl Worker {
         let slots = (0..options.n_slots).map(Slot::new).collect();
         let pace = Pace::new(options.stall_limit.as_secs_f64());
         let model = session.model().clone();
-        let (waiting, actions) = (VecDeque::new(), Vec::new());
-        let mut worker = Self {
-            session,
-            model,
-            options,
-            slots,
-            waiting,
-            actions,
-            pace,
-            turn: Turn::Long,
-            status,
-            clock: 0,
-            ends_at: None,
-        };
+        let (waiting, actions, turn, clock, ends_at) = (VecDeque::new(), Vec::new(), Turn::Long, 0, None);
+        let mut worker = Self { session, model, options, slots, waiting, actions, pace, turn, status, clock, ends_at };
         worker.publish();
         worker
     }
@@ -106,26 +95,19 @@ impl Worker {
 
     /// Ends running requests because the server stops.
     fn end_all(&mut self) {
-        let failure = Failure { kind: FailureKind::Unavailable, message: "the server is shutting down".to_owned() };
-        for at in 0..self.slots.len() {
-            self.fail(at, &failure);
-        }
+        (0..self.slots.len()).for_each(|at| self.fail(at, ApiError::shutting_down()));
         self.refuse_waiting();
     }
 
     /// Refuses all waiting requests.
     fn refuse_waiting(&mut self) {
-        let failure = Failure { kind: FailureKind::Unavailable, message: "the server is shutting down".to_owned() };
-        for job in self.waiting.drain(..) {
-            let _ = job.events.send(super::job::Event::Failed(failure.clone()));
-        }
+        self.waiting.drain(..).for_each(|job| job.events.fail(ApiError::shutting_down()));
     }
 
     /// Fails a slot's request and frees the slot. The slot's tokens stay as the session holds them.
-    fn fail(&mut self, at: usize, failure: &Failure) {
-        let slot = &mut self.slots[at];
-        if let Some(run) = slot.run.take() {
-            let _ = run.job.events.send(super::job::Event::Failed(failure.clone()));
+    fn fail(&mut self, at: usize, error: ApiError) {
+        if let Some(run) = self.slots[at].run.take() {
+            run.job.events.fail(error);
             self.freed(at);
         }
     }

@@ -217,7 +217,7 @@ fn compare(
     let outcomes = on_all_processors(&configs, |config| replay(recording, config, &mut |_, _, _| {}))?;
     let penalty = |eviction, predictor, budget| {
         let is_it =
-            |config: &Config| (config.eviction, config.foresight, config.budget) == (eviction, predictor, budget);
+            |config: &Config| (config.eviction, config.predictor, config.budget) == (eviction, predictor, budget);
         let at = configs.iter().position(is_it)?;
         Some(outcomes[at].total().penalty).filter(|penalty| *penalty > 0.0)
     };
@@ -226,10 +226,10 @@ fn compare(
         Row {
             policy: config.eviction.to_string(),
             budget: config.budget.to_string(),
-            predictor: config.foresight.to_string(),
+            predictor: config.predictor.to_string(),
             routing: routing_words(config),
             shares: outcome.decode.shares(),
-            penalty_to_lru: penalty(lru, config.foresight, config.budget).map(|lru| own / lru),
+            penalty_to_lru: penalty(lru, config.predictor, config.budget).map(|lru| own / lru),
             penalty_to_belady: penalty(Eviction::Belady, blind, config.budget).map(|least| own / least),
             outcome: outcome.clone(),
         }

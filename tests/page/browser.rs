@@ -5,27 +5,22 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use axum::http::Method;
-use fantoccini::actions::{InputSource, KeyAction, KeyActions, MouseActions, PointerAction};
 use fantoccini::elements::Element;
-use fantoccini::key::Key;
 use fantoccini::wd::WebDriverCompatibleCommand;
 use fantoccini::{Client, ClientBuilder, Locator};
 use hyper_util::client::legacy::connect::HttpConnector;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// How long anything is waited for. What is waited for comes at once unless the page is broken.
+/// Longest wait for a change of the page.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// ChromeDriver; killed when dropped, with the browser it started.
-struct Driver {
-    child: Child,
-    port: u16,
-}
+struct Driver(Child);
 
 impl Driver {
-    /// Starts one on a port of its own choice; none where it is not installed.
-    fn start() -> Option<Driver> {
+    /// Starts one on a port of its own choice, which is returned; `None` if it is not installed.
+    fn start() -> Option<(Driver, u16)> {
         let mut command = Command::new("chromedriver");
         command.arg("--port=0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         #[cfg(unix)]
@@ -40,9 +35,9 @@ impl Driver {
             let line = line.unwrap();
             line.split_once("successfully on port ")?.1.trim_end_matches('.').parse().ok()
         });
-        // What it prints later is read, lest it waits for a reader.
+        // Drain the pipe, so that the driver never blocks on it.
         std::thread::spawn(move || lines.for_each(drop));
-        Some(Driver { child, port: port.expect("chromedriver says its port") })
+        Some((Driver(child), port.expect("chromedriver prints its port")))
     }
 }
 
@@ -50,26 +45,24 @@ impl Drop for Driver {
     fn drop(&mut self) {
         #[cfg(unix)]
         {
-            let group = i32::try_from(self.child.id()).unwrap();
+            let group = i32::try_from(self.0.id()).unwrap();
             // SAFETY: the group of a child that was not waited for.
             unsafe { libc::kill(-group, libc::SIGKILL) };
         }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
 /// A window with its own storage.
 pub struct Browser {
     pub client: Client,
-    // Ends before its directories do.
+    // Ends before its directory does.
     _driver: Driver,
-    /// Where it saves files.
-    pub downloads: TempDir,
     _data: TempDir,
 }
 
-/// No window, no graphics card, and nothing asked of the network by itself.
+/// No window, no graphics card, and no network requests of its own.
 const ARGUMENTS: [&str; 10] = [
     "--headless",
     "--no-sandbox",
@@ -83,34 +76,20 @@ const ARGUMENTS: [&str; 10] = [
     "--window-size=1400,900",
 ];
 
-/// How wide the window is.
-#[derive(Clone, Copy)]
-pub enum Window {
-    Desk,
-    /// A telephone's 360 pixels.
-    Narrow,
-}
-
 impl Browser {
-    /// Starts a browser; none where ChromeDriver is not installed.
-    pub async fn start(window: Window) -> Option<Browser> {
-        let driver = Driver::start()?;
-        let (data, downloads) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    /// Starts a browser; `None` if ChromeDriver is not installed.
+    pub async fn start() -> Option<Browser> {
+        let (driver, port) = Driver::start()?;
+        let data = tempfile::tempdir().unwrap();
         let mut arguments = ARGUMENTS.map(str::to_owned).to_vec();
         arguments.push(format!("--user-data-dir={}", data.path().display()));
-        let prefs = json!({"download.default_directory": downloads.path()});
-        let mut options = json!({"args": arguments, "prefs": prefs});
-        if let Window::Narrow = window {
-            // Chromium makes no window that narrow.
-            options["mobileEmulation"] = json!({"deviceMetrics": {"width": 360, "height": 740, "pixelRatio": 2.0}});
-        }
-        let capabilities = json!({"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}});
+        let capabilities = json!({"goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}});
         let client = ClientBuilder::new(HttpConnector::new())
             .capabilities(capabilities.as_object().unwrap().clone())
-            .connect(&format!("http://127.0.0.1:{}", driver.port))
+            .connect(&format!("http://127.0.0.1:{port}"))
             .await
             .expect("chromedriver is there, but no Chromium starts: install chromium of the same version");
-        Some(Browser { client, _driver: driver, downloads, _data: data })
+        Some(Browser { client, _driver: driver, _data: data })
     }
 
     /// The element of a selector, once there is one.
@@ -128,26 +107,38 @@ impl Browser {
         self.find(selector).await.click().await.unwrap_or_else(|error| panic!("{selector}: {error}"));
     }
 
-    /// Types into what has the focus.
+    /// Types into the focused element.
     pub async fn keys(&self, text: &str) {
         self.client.active_element().await.unwrap().send_keys(text).await.unwrap();
     }
 
-    /// Presses a key while others are held.
-    pub async fn chord(&self, held: Key, key: char) {
-        let keys = KeyActions::new("keyboard".to_owned())
-            .then(KeyAction::Down { value: held.into() })
-            .then(KeyAction::Down { value: key })
-            .then(KeyAction::Up { value: key })
-            .then(KeyAction::Up { value: held.into() });
-        self.client.perform_actions(keys).await.unwrap();
+    /// Reloads the page.
+    pub async fn reload(&self) {
+        self.client.refresh().await.unwrap();
+        self.ready().await;
     }
 
-    /// Moves the mouse over an element, so many pixels from its middle.
-    pub async fn point(&self, selector: &str, right: f64, down: f64) {
-        let element = self.find(selector).await;
-        let there = PointerAction::MoveToElement { element, duration: None, x: right, y: down };
-        self.client.perform_actions(MouseActions::new("mouse".to_owned()).then(there)).await.unwrap();
+    /// Waits until the page has the model's name from its server.
+    pub async fn ready(&self) {
+        self.reads("#model", "demo").await;
+    }
+
+    /// Types a message and sends it.
+    pub async fn ask(&self, text: &str) {
+        self.ready().await;
+        self.find("#input").await.send_keys(text).await.unwrap();
+        self.keys("\u{e007}").await;
+    }
+
+    /// Waits until an answer is complete.
+    pub async fn answered(&self) {
+        self.until("document.querySelector('.message.assistant') && !document.getElementById('send').hidden").await;
+    }
+
+    /// Presses a button under a message.
+    pub async fn press(&self, name: &str) {
+        let path = format!("//article//footer//button[text()='{name}']");
+        self.client.wait().for_element(Locator::XPath(&path)).await.unwrap().click().await.unwrap();
     }
 
     /// The value of an expression on the page.
@@ -156,16 +147,10 @@ impl Browser {
         value.unwrap_or_else(|error| panic!("{expression}: {error}"))
     }
 
-    /// What an async function's body on the page returns, with `arguments` as `given`.
-    pub async fn run(&self, body: &str, given: Value) -> Value {
-        let script = format!(
-            "const done = arguments[arguments.length - 1]; const given = arguments[0]; \
-             (async () => {{ {body} }})().then((value) => done([value]), (error) => done(String(error)));"
-        );
-        match self.client.execute_async(&script, vec![given]).await.unwrap() {
-            Value::Array(mut value) => value.remove(0),
-            error => panic!("{error}\n{body}"),
-        }
+    /// Runs an async function's body on the page.
+    pub async fn run(&self, body: &str) {
+        let script = format!("const done = arguments[0]; (async () => {{ {body} }})().then(() => done(), done);");
+        self.client.execute_async(&script, Vec::new()).await.unwrap();
     }
 
     /// Waits until an expression holds.
@@ -181,46 +166,36 @@ impl Browser {
         }
     }
 
-    /// Waits until an element's text is this.
+    /// Waits until an element's text is `text`.
     pub async fn reads(&self, selector: &str, text: &str) {
         self.until(&format!("document.querySelector({selector:?})?.textContent === {}", json!(text))).await;
     }
 
-    /// Waits until an element's text has this part.
-    pub async fn says(&self, selector: &str, part: &str) {
+    /// Waits until an element's text contains `part`.
+    pub async fn shows(&self, selector: &str, part: &str) {
         self.until(&format!("document.querySelector({selector:?})?.textContent.includes({}) ?? false", json!(part)))
             .await;
     }
 
-    /// What the console said since the last time, without what it says of every failed request and of tests that read a
-    /// canvas: `(source, message)`.
-    pub async fn console(&self) -> Vec<(String, String)> {
-        let entries = self.client.issue_cmd(Post { path: "se/log", body: json!({"type": "browser"}) }).await.unwrap();
-        let text = |entry: &Value, name: &str| entry[name].as_str().unwrap().to_owned();
-        let entries = entries.as_array().unwrap().iter().map(|entry| (text(entry, "source"), text(entry, "message")));
-        entries.filter(|(source, _)| !["network", "rendering"].contains(&source.as_str())).collect()
-    }
-
-    /// A command of Chromium's own protocol.
-    pub async fn devtools(&self, name: &str, parameters: Value) {
-        let body = json!({"cmd": name, "params": parameters});
-        self.client.issue_cmd(Post { path: "goog/cdp/execute", body }).await.unwrap();
+    /// New console messages, except about failed requests and about tests that read a canvas.
+    pub async fn console(&self) -> Vec<String> {
+        let entries = self.client.issue_cmd(Log).await.unwrap();
+        let entries = entries.as_array().unwrap().iter();
+        let entries = entries.filter(|entry| entry["source"] != "network" && entry["source"] != "rendering");
+        entries.map(|entry| entry["message"].as_str().unwrap().to_owned()).collect()
     }
 }
 
-/// A command of ChromeDriver's that is not in the standard.
+/// ChromeDriver's command for the console's messages, which is not in the standard.
 #[derive(Debug)]
-struct Post {
-    path: &'static str,
-    body: Value,
-}
+struct Log;
 
-impl WebDriverCompatibleCommand for Post {
+impl WebDriverCompatibleCommand for Log {
     fn endpoint(&self, base: &url::Url, session: Option<&str>) -> Result<url::Url, url::ParseError> {
-        base.join(&format!("session/{}/{}", session.unwrap_or_default(), self.path))
+        base.join(&format!("session/{}/se/log", session.unwrap_or_default()))
     }
 
     fn method_and_body(&self, _: &url::Url) -> (Method, Option<String>) {
-        (Method::POST, Some(self.body.to_string()))
+        (Method::POST, Some(json!({"type": "browser"}).to_string()))
     }
 }

@@ -1,101 +1,182 @@
-//! The server's page as its users meet it: in Chromium, against a server whose answers the tests write, and against hobbit-server.
+//! hobbit-server's page in Chromium, with the demo model.
 
 mod browser;
-mod chat;
-mod conversations;
-mod experts;
-mod looks;
-mod mock;
 #[path = "../fixture/not_run.rs"]
 mod not_run;
 #[path = "../server/rig.rs"]
 #[allow(dead_code)]
 mod rig;
-mod served;
 
-use std::sync::Arc;
+use browser::Browser;
+use serde_json::json;
 
-use browser::{Browser, Window};
-use fantoccini::Locator;
-use mock::{Mock, Shared};
 use rig::Server;
 
-/// A page that is open, and its server.
-pub struct Page<S = Arc<Shared>> {
-    pub browser: Browser,
-    pub server: S,
-    address: String,
-    /// The name that the server gives its model.
-    model: &'static str,
-}
+const ANSWER: &str = ".message.assistant:last-child .content";
+const LENGTH: &str = "(document.querySelector('.message.assistant .content')?.textContent.length ?? 0)";
 
-impl<S> Page<S> {
-    /// Loads the page afresh.
-    pub async fn load(&self) {
-        // Not only another fragment of the address.
-        self.browser.client.goto("about:blank").await.unwrap();
-        self.browser.client.goto(&self.address).await.unwrap();
-    }
-
-    /// Loads it again, as the browser's button does.
-    pub async fn reload(&self) {
-        self.browser.client.refresh().await.unwrap();
-        self.ready().await;
-    }
-
-    /// Waits until the page knows its server.
-    pub async fn ready(&self) {
-        self.browser.reads("#model", self.model).await;
-    }
-
-    /// Types a message and sends it.
-    pub async fn ask(&self, text: &str) {
-        self.browser.find("#input").await.send_keys(text).await.unwrap();
-        self.browser.keys("\u{e007}").await;
-    }
-
-    /// Waits until nothing is being written.
-    pub async fn answered(&self) {
-        self.browser
-            .until("document.querySelector('.message.assistant') && !document.getElementById('send').hidden")
-            .await;
-    }
-
-    /// Presses what stands under a message.
-    pub async fn act(&self, name: &str) {
-        let path = format!("//article//footer//button[text()='{name}']");
-        let button = self.browser.client.wait().for_element(Locator::XPath(&path)).await;
-        button.unwrap().click().await.unwrap();
-    }
-}
-
-/// Runs a test on a page; says so where it cannot.
-pub async fn page(window: Window, test: impl AsyncFnOnce(&Page)) {
-    page_after(window, |_| (), test).await;
-}
-
-/// The same, with the server prepared before the page is loaded.
-pub async fn page_after(window: Window, prepare: impl FnOnce(&Shared), test: impl AsyncFnOnce(&Page)) {
-    let mock = Mock::start().await;
-    prepare(&mock.state);
-    open(window, mock.state, format!("http://{}/", mock.address), "Tiny-8x1B", test).await;
-}
-
-/// The same with hobbit-server and the demo model.
-pub async fn served(flags: &[&str], test: impl AsyncFnOnce(&Page<Server>)) {
+/// Runs a test on the page of a server with these flags.
+async fn page(flags: &[&str], test: impl AsyncFnOnce(&Browser, &Server)) {
     let server = Server::start(&[&["--alias", "demo"], flags].concat());
-    let address = format!("{}/", server.url);
-    open(Window::Desk, server, address, "demo", test).await;
-}
-
-async fn open<S>(window: Window, server: S, address: String, model: &'static str, test: impl AsyncFnOnce(&Page<S>)) {
-    let Some(browser) = Browser::start(window).await else {
+    let Some(browser) = Browser::start().await else {
         return not_run::not_run("the server's page", "chromedriver is not installed (setup.sh --browser installs it)");
     };
-    let page = Page { browser, server, address, model };
-    page.load().await;
-    test(&page).await;
-    // Nothing was against the policy, and no script failed.
-    assert_eq!(page.browser.console().await, []);
-    page.browser.client.clone().close().await.unwrap();
+    browser.client.goto(&format!("{}/", server.url)).await.unwrap();
+    test(&browser, &server).await;
+    assert_eq!(browser.console().await, [""; 0], "the policy is kept, and no script fails");
+    browser.client.clone().close().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_streams_is_stopped_and_regenerated() {
+    // The answer does not end by itself.
+    page(&["--ignore-eos", "--context-shift", "--expert-cache", "50%"], async |browser, server| {
+        browser.ask("What is the best book?").await;
+        browser.until(&format!("{LENGTH} > 20")).await;
+        let so_far = browser.value(LENGTH).await;
+        browser.until(&format!("{LENGTH} > {so_far}")).await;
+        assert_eq!(browser.value("document.querySelector('.message.assistant').ariaBusy").await, "true");
+        assert_eq!(server.n_busy(), 1);
+        browser.click("#stop").await;
+        browser.answered().await;
+        browser.shows(".message.assistant footer", "Stopped.").await;
+        server.wait_for_busy(0);
+        assert!(browser.value(LENGTH).await.as_u64() > so_far.as_u64(), "the text so far is kept");
+
+        browser.click("#show-settings").await;
+        browser.find("[name=max_tokens]").await.send_keys("24").await.unwrap();
+        browser.press("Regenerate").await;
+        browser.shows(".message.assistant footer", "The answer reached its limit of tokens.").await;
+        let figures = browser.text(".message.assistant .figures-line:nth-of-type(2)").await;
+        for part in ["24 tokens · ", " tokens/s · prompt ", " % hits · ", "/token"] {
+            assert!(figures.contains(part), "{figures}");
+        }
+        assert_ne!(browser.value(LENGTH).await, 0);
+        assert_eq!(browser.value("document.querySelectorAll('.message').length").await, 2);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn conversations_survive_a_reload() {
+    page(&["-n", "4"], async |browser, _| {
+        for question in ["About hobbits?", "About dragons?"] {
+            browser.click("#new").await;
+            browser.ask(question).await;
+            browser.answered().await;
+        }
+        browser.reload().await;
+        let titles = "[...document.querySelectorAll('#list .open')].map((one) => one.textContent)";
+        assert_eq!(browser.value(titles).await, json!(["About dragons?", "About hobbits?"]));
+        browser.reads(".message.user .text", "About dragons?").await;
+        browser.shows(".message.assistant footer", "4 tokens").await;
+        browser.click("#list li:nth-child(2) .open").await;
+        browser.reads(".message.user .text", "About hobbits?").await;
+        browser.value("document.querySelector('#list li:nth-child(2) .tools button').focus()").await;
+        browser.click("#list li:nth-child(2) .tools button:last-child").await;
+        browser.reads("#notice-text", "Deleted: About hobbits?.").await;
+        assert_eq!(browser.value(titles).await, json!(["About dragons?"]));
+        browser.click("#notice-action").await;
+        browser.reload().await;
+        assert_eq!(browser.value(titles).await, json!(["About dragons?", "About hobbits?"]));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_key_is_asked_for_and_forgotten_with_the_tab() {
+    page(&["--api-key", "s3cret", "-n", "2"], async |browser, _| {
+        browser.reads("#notice-text", "This server wants an API key.").await;
+        browser.click("#notice-action").await;
+        browser.until("document.activeElement.id === 'key'").await;
+        browser.keys("s3cret\u{e007}").await;
+        browser.ready().await;
+        browser.ask("Let me in.").await;
+        browser.answered().await;
+        browser.shows(".message.assistant footer", "2 tokens").await;
+        let is_kept = "Object.values(localStorage).some((kept) => kept.includes('s3cret'))";
+        assert_eq!(browser.value(is_kept).await, false);
+        assert_eq!(browser.value("sessionStorage.getItem('hobbit.key')").await, "s3cret");
+    })
+    .await;
+}
+
+/// Text that would run if it became HTML.
+const HOSTILE: &str = "<img src=x onerror=\"window.harmed=1\"> <script>window.harmed=1</script>";
+const MADE_OF_TEXT: &str = "[...document.querySelectorAll('#messages, #list')]
+    .flatMap((one) => [...one.querySelectorAll('img, script, svg, b, a, iframe, style, [onclick]')]).length";
+
+#[tokio::test]
+async fn no_text_becomes_html() {
+    let grammar = format!("root ::= {}", json!(format!("{HOSTILE}\n\n# **{HOSTILE}**\n")));
+    page(&["--grammar", &grammar], async |browser, _| {
+        browser.ask(HOSTILE).await;
+        browser.answered().await;
+        browser.reads(&format!("{ANSWER} > p"), HOSTILE).await;
+        browser.reads(&format!("{ANSWER} .heading"), HOSTILE).await;
+        browser.reload().await;
+        browser.reads(".message.user .text", HOSTILE).await;
+        browser.reads(&format!("{ANSWER} > p"), HOSTILE).await;
+        browser.shows("#list .open", "<img src=x").await;
+        assert_eq!(browser.value(MADE_OF_TEXT).await, 0);
+        assert_eq!(browser.value("window.harmed ?? null").await, json!(null));
+
+        for (violation, word) in [
+            ("document.body.innerHTML = '<b>harm</b>'", "Trusted"),
+            ("document.body.setAttribute('style', 'color: red')", "style-src"),
+            ("document.body.append(Object.assign(new Image(), { src: 'http://127.0.0.1:9/x.png' }))", "img-src"),
+            ("await fetch('http://127.0.0.1:9/')", "connect-src"),
+        ] {
+            browser.run(&format!("try {{ {violation} }} catch {{}}")).await;
+            let log = browser.console().await;
+            assert!(log.iter().any(|message| message.contains(word)), "{violation}: {log:?}");
+        }
+    })
+    .await;
+}
+
+/// Layers and experts as drawn, a letter for each: H where at least half as many pixels as in the fullest cell.
+const DRAWN: &str = "((layers, experts) => {
+    const canvas = document.getElementById('map');
+    const layersAcross = document.getElementById('map-axes').textContent.startsWith('Layers across');
+    const [columns, rows] = layersAcross ? [layers, experts] : [experts, layers];
+    const [wide, high] = [canvas.width / columns, canvas.height / rows];
+    const cell = (index) => {
+        const [layer, expert] = [Math.floor(index / experts), index % experts];
+        const [column, row] = layersAcross ? [layer, expert] : [expert, layer];
+        const { data } = canvas.getContext('2d').getImageData(column * wide, row * high, wide, high);
+        return data.filter((value, index) => index % 4 === 3 && value > 0).length;
+    };
+    const cells = [...Array(layers * experts).keys()].map(cell);
+    return cells.map((pixels) => (2 * pixels >= Math.max(...cells) ? 'H' : '.')).join('');
+})";
+
+#[tokio::test]
+async fn the_map_shows_resident_experts() {
+    page(&["--mem-budget", "192MiB", "--expert-cache", "50%", "-n", "24"], async |browser, server| {
+        browser.ask("What is the best book?").await;
+        browser.shows(".message.assistant footer", " tokens/s").await;
+        server.wait_for_busy(0);
+        // The caches are at rest: the page shows the server's answer.
+        let experts = server.get("/experts").ok();
+        let layers: Vec<&str> =
+            experts["layers"].as_array().unwrap().iter().map(|layer| layer["cells"].as_str().unwrap()).collect();
+        let cells = layers.concat();
+        let here = cells.matches('H').count();
+        assert!(here > 0 && here < cells.len(), "{cells}");
+        assert_eq!(here + cells.matches('.').count(), cells.len(), "{cells}");
+        browser.reads("#map-summary", &format!("{here} of {} experts are in memory.", cells.len())).await;
+        let (n_layers, n_experts) = (layers.len(), layers[0].len());
+        browser.until(&format!("{DRAWN}({n_layers}, {n_experts}) === {cells:?}")).await;
+        assert!(experts["totals"]["tokens"].as_u64() > Some(0));
+        browser.shows("#rates", "% since start").await;
+        browser.shows("#slots", "free").await;
+        let layer = experts["layers"][0]["layer"].as_u64().unwrap();
+        browser.value("document.getElementById('map').focus()").await;
+        browser.keys("\u{e014}").await;
+        let words = if cells.starts_with('H') { "in memory, high precision" } else { "not in memory" };
+        browser.reads("#map-cell", &format!("Layer {layer}, expert 0: {words}")).await;
+        assert_eq!(server.get("/experts").ok()["layers"], experts["layers"], "nothing has moved");
+    })
+    .await;
 }

@@ -1,4 +1,4 @@
-//! LoRA adapters: `/lora-adapters`, and requests that say by how much.
+//! LoRA adapters: `/lora-adapters`, and scales of requests.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ fn text(server: &Server, lora: Option<Value>) -> String {
 }
 
 #[test]
-fn requests_say_how_much_of_an_adapter() {
+fn requests_scale_adapters() {
     let dir = tempfile::tempdir().unwrap();
     let path = adapter(dir.path());
     let (plain, server) = (Server::start(&[]), Server::start(&["--lora-scaled", &format!("{}:2", path.display())]));
@@ -35,23 +35,22 @@ fn requests_say_how_much_of_an_adapter() {
     let off = text(&plain, None);
     let whole = text(&server, None);
     assert_ne!(whole, off);
-    // What one request has left in its slot is no use to another.
+    // Tokens evaluated with another scale are not reused.
     for _ in 0..2 {
         assert_eq!(text(&server, Some(json!([{"id": 0, "scale": 0.0}]))), off);
-        assert_eq!(text(&server, Some(json!([]))), off, "who is not named is off");
+        assert_eq!(text(&server, Some(json!([]))), off, "adapters not listed are off");
         assert_eq!(text(&server, Some(json!([{"id": 0, "scale": 2.0}]))), whole);
     }
     let settings = server.post("/completion", &body(None)).ok();
     assert_eq!(settings["generation_settings"]["lora"], json!([{"id": 0, "scale": 2.0}]));
-    let error =
-        server.post("/completion", &body(Some(json!([{"id": 1, "scale": 1.0}])))).error(400, "invalid_request_error");
+    let error = server.post("/completion", &body(Some(json!([{"id": 1, "scale": 1.0}])))).refused();
     assert!(error.contains("Invalid adapter id"), "{error}");
-    plain.post("/completion", &body(Some(json!([{"id": 0}])))).error(400, "invalid_request_error");
-    // And for all who say nothing.
+    plain.post("/completion", &body(Some(json!([{"id": 0}])))).refused();
+    // The default for requests that name no scale.
     assert_eq!(server.post("/lora-adapters", &json!([{"id": 0, "scale": 0.0}])).ok(), json!({"success": true}));
     assert_eq!(text(&server, None), off);
     assert_eq!(server.get("/lora-adapters").ok()[0]["scale"], 0.0);
-    server.post("/lora-adapters", &json!({"id": 0})).error(400, "invalid_request_error");
+    server.post("/lora-adapters", &json!({"id": 0})).refused();
     let unapplied = Server::start(&["--lora", path.to_str().unwrap(), "--lora-init-without-apply"]);
     assert_eq!(text(&unapplied, None), off);
 }
@@ -77,7 +76,7 @@ fn at_the_same_time_each_has_its_own() {
 }
 
 #[test]
-fn saved_slots_are_of_their_adapter() {
+fn saved_slots_keep_their_scales() {
     let dir = tempfile::tempdir().unwrap();
     let path = adapter(dir.path());
     let flags = ["--lora", path.to_str().unwrap(), "--slot-save-path", dir.path().to_str().unwrap()];
@@ -88,12 +87,11 @@ fn saved_slots_are_of_their_adapter() {
     server.post("/slots/0?action=save", &json!({"filename": "slot"})).ok();
     server.post("/slots/0?action=restore", &json!({"filename": "slot"})).ok();
     server.post("/lora-adapters", &json!([{"id": 0, "scale": 0.5}])).ok();
-    let error =
-        server.post("/slots/0?action=restore", &json!({"filename": "slot"})).error(400, "invalid_request_error");
+    let error = server.post("/slots/0?action=restore", &json!({"filename": "slot"})).refused();
     assert!(error.contains("of another model"), "{error}");
 }
 
-/// Where the embeddings of this token are read, [`files::overflow`]'s adapter overflows.
+/// The adapter of [`files::overflow`] overflows at this token.
 const POISON: u64 = 400;
 
 /// Asks slot `slot` to continue a prompt by so many tokens, with that adapter or without.
@@ -154,9 +152,9 @@ fn scales_and_files_that_overflow_are_refused() {
     let expected = text(&server, None);
     for scale in [1e38, 1e10, -101.0] {
         let lora = json!([{"id": 0, "scale": scale}]);
-        let error = server.post("/completion", &body(Some(lora.clone()))).error(400, "invalid_request_error");
+        let error = server.post("/completion", &body(Some(lora.clone()))).refused();
         assert!(error.contains("from -100 to 100"), "{error}");
-        server.post("/lora-adapters", &lora).error(400, "invalid_request_error");
+        server.post("/lora-adapters", &lora).refused();
     }
     assert_eq!(text(&server, None), expected);
 }

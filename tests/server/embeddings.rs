@@ -40,7 +40,7 @@ fn rows_are_of_length_one() {
         json!({"input": {"content": "x"}}),
         json!({"input": "x", "encoding_format": "y"}),
     ] {
-        server.post(PATH, &body).error(400, "invalid_request_error");
+        server.post(PATH, &body).refused();
     }
     server.post("/v1/chat/completions", &json!({"messages": []})).error(501, "not_supported_error");
 }
@@ -50,18 +50,18 @@ fn without_pooling_there_is_a_row_for_each_token() {
     let server = Server::start(&["--embeddings", "--pooling", "none"]);
     let native = server.post("/embeddings", &json!({"input": [12, 34, 56]})).ok();
     assert_eq!(native[0]["embedding"].as_array().unwrap().len(), 3);
-    server.post(PATH, &json!({"input": "x"})).error(400, "invalid_request_error");
+    server.post(PATH, &json!({"input": "x"})).refused();
 }
 
 #[test]
-fn who_ranks_has_one_number() {
+fn rankers_have_one_number() {
     let server = Server::start(&["--embeddings", "--pooling", "rank"]);
     let native = server.post("/embedding", &json!({"content": "hello world"})).ok();
     assert_eq!(native[0]["embedding"][0].as_array().unwrap().len(), 1);
 }
 
 #[test]
-fn they_must_be_asked_for() {
+fn embeddings_need_their_flag() {
     let server = Server::start(&[]);
     server.post(PATH, &json!({"input": "x"})).error(501, "not_supported_error");
 }

@@ -1,11 +1,11 @@
-//! Limits of one request, and of the memory of all.
+//! Limits of one request, and of the memory of all: prompts, biases, long runs of characters, grammars, bodies.
 
 use std::io::Write;
 use std::net::TcpStream;
 
 use serde_json::{Value, json};
 
-use crate::rig::Server;
+use crate::rig::{Event, Server, with};
 
 const MIB: u64 = 1 << 20;
 
@@ -15,7 +15,7 @@ fn biases(n: usize) -> Value {
 }
 
 #[test]
-fn as_many_texts_as_may_wait_are_asked_for_at_once() {
+fn texts_of_a_request_are_limited_by_max_waiting() {
     let server = Server::start(&["--max-waiting", "4"]);
     let ask = |path, body| server.post(path, &body);
     ask("/completion", json!({"prompt": ["a", "b", "c", "d"], "n_predict": 1})).ok();
@@ -24,7 +24,7 @@ fn as_many_texts_as_may_wait_are_asked_for_at_once() {
         ("/completion", json!({"prompt": ["a", "b", "c"], "n_cmpl": 2, "n_predict": 1})),
         ("/v1/completions", json!({"prompt": vec!["a"; 5], "max_tokens": 1})),
     ] {
-        let message = ask(path, body).error(400, "invalid_request_error");
+        let message = ask(path, body).refused();
         assert!(message.contains("and 4 may wait") && message.contains("--max-waiting"), "{message}");
     }
 }
@@ -35,13 +35,13 @@ fn embeddings_of_many_inputs_are_computed_in_turn() {
     let answer = server.post("/v1/embeddings", &json!({"input": vec!["a"; 12]})).ok();
     assert_eq!(answer["data"].as_array().unwrap().len(), 12, "more than may wait");
     for path in ["/v1/embeddings", "/embedding"] {
-        let message = server.post(path, &json!({"input": vec!["a"; 2049]})).error(400, "invalid_request_error");
+        let message = server.post(path, &json!({"input": vec!["a"; 2049]})).refused();
         assert!(message.contains("2049") && message.contains("2048"), "{message}");
     }
 }
 
 #[test]
-fn there_are_no_more_biases_than_tokens() {
+fn biases_are_limited_by_the_vocabulary() {
     let server = Server::start(&[]);
     let models = server.get("/v1/models").ok();
     let n_vocab = models["data"][0]["meta"]["n_vocab"].as_u64().unwrap() as usize;
@@ -49,13 +49,13 @@ fn there_are_no_more_biases_than_tokens() {
     ask(biases(n_vocab)).ok();
     // Many pairs, and few whose texts are of many tokens.
     for bias in [biases(n_vocab + 1), json!([["one two three four ".repeat(n_vocab), 1]])] {
-        let message = ask(bias).error(400, "invalid_request_error");
+        let message = ask(bias).refused();
         assert!(message.contains("logit_bias") && message.contains(&n_vocab.to_string()), "{message}");
     }
 }
 
 #[test]
-fn answers_repeat_what_is_short() {
+fn answers_shorten_long_values() {
     let server = Server::start(&[]);
     let ask = |prompt: &str, n_biases, grammar: &str| {
         let body = json!({"prompt": prompt, "n_predict": 1, "logit_bias": biases(n_biases), "grammar": grammar});
@@ -91,7 +91,7 @@ fn a_request_of_many_prompts_and_biases_takes_little_memory() {
 }
 
 #[test]
-fn values_of_json_count_by_what_they_take() {
+fn values_of_json_count_by_their_memory() {
     let server = Server::start(&["--max-body", "1M"]);
     server.post("/completion", &json!({"prompt": "a", "n_predict": 1})).ok();
     let before = server.peak_bytes();
@@ -104,6 +104,13 @@ fn values_of_json_count_by_what_they_take() {
     assert!(more < 24 * MIB, "{} MiB", more / MIB);
     // A text takes less.
     server.post("/tokenize", &json!({"content": "and so ".repeat(20_000)})).ok();
+}
+
+#[test]
+fn bodies_are_bounded() {
+    let server = Server::start(&["--max-body", "2000"]);
+    server.post("/tokenize", &json!({"content": "x".repeat(4000)})).error(413, "invalid_request_error");
+    server.post("/tokenize", &json!({"content": "x"})).ok();
 }
 
 /// Begins a body of which the rest never comes.
@@ -124,4 +131,87 @@ fn bodies_that_arrive_leave_memory_to_others() {
         server.post("/tokenize", &json!({"content": "and so ".repeat(4000)})).ok();
     }
     drop(bodies);
+}
+
+#[test]
+fn candidates_are_bounded_by_their_number() {
+    let server = Server::start(&[]);
+    let all = json!({"prompt": "One", "n_predict": 1, "n_probs": 1 << 30});
+    let whole = server.post("/completion", &all).ok();
+    assert!(whole["completion_probabilities"][0]["top_logprobs"].as_array().unwrap().len() > 1000);
+    for more in [json!({}), json!({"max_tokens": 400})] {
+        let body = with(json!({"prompt": "One", "logprobs": 1 << 30}), more);
+        let error = server.post("/v1/completions", &body).refused();
+        assert!(error.contains("ask for fewer"), "{error}");
+    }
+    server.post("/v1/completions", &json!({"prompt": "One", "logprobs": 5, "max_tokens": 4})).ok();
+}
+
+#[test]
+fn stop_texts_are_bounded() {
+    let server = Server::start(&[]);
+    let many: Vec<String> = (0..1000).map(|n| format!("s{n}")).collect();
+    for stop in [json!("x".repeat(64 << 10)), json!(many)] {
+        let error = server.post("/completion", &json!({"prompt": "x", "stop": stop})).refused();
+        assert!(error.contains("stop"), "{error}");
+    }
+}
+
+/// llama.cpp's pre-tokenizers read these texts by recursion.
+#[test]
+fn long_runs_end_no_server() {
+    let server = Server::start(&["--override-kv", "tokenizer.ggml.pre=str:gpt-4o"]);
+    for unit in [" ", "\n", "-", "汉"] {
+        // These are tokenized, but do not fit the context.
+        let text = unit.repeat(20_000);
+        let chat = json!({"messages": [{"role": "user", "content": format!("{text}.")}]});
+        server.post("/v1/chat/completions", &chat).error(400, "exceed_context_size_error");
+        server.post("/tokenize", &json!({"content": text})).ok();
+    }
+    let text = "a".repeat(100_000);
+    for (path, body) in [
+        ("/tokenize", json!({"content": text})),
+        ("/completion", json!({"prompt": text})),
+        ("/completion", json!({"prompt": "x", "logit_bias": [[text, 1]]})),
+        ("/v1/messages", json!({"max_tokens": 1, "messages": [{"role": "user", "content": text}]})),
+    ] {
+        let answer = server.post(path, &body);
+        assert_eq!(answer.status, 400, "{path}: {}", answer.body);
+        assert!(answer.body.to_string().contains("divide them"), "{path}: {}", answer.body);
+    }
+    let tool = json!({"type": "function", "function": {"name": " ".repeat(100_000), "parameters": {}}});
+    let chat = json!({"messages": [{"role": "user", "content": "x"}], "tools": [tool]});
+    let error = server.post("/v1/chat/completions", &chat).refused();
+    assert!(error.contains("longer than 512 bytes"), "{error}");
+    server.post("/completion", &json!({"prompt": "x", "n_predict": 1})).ok();
+}
+
+/// Each further x doubles the number of parses.
+const DOUBLING: &str = "root ::= s\ns ::= \"x\" s \"b\"? | \"x\" s \"c\"? | \"x\"";
+
+#[test]
+fn a_grammar_that_grows_ambiguous_ends_its_own_request() {
+    let server = Server::start(&["--ignore-eos"]);
+    let plain = json!({"prompt": "The river runs", "n_predict": 200, "cache_prompt": false});
+    let alone = server.post("/completion", &plain).ok();
+    let mut other = server.stream("/completion", &plain);
+    let first = other.next().unwrap();
+    let body = json!({"prompt": "x", "n_predict": 100, "grammar": DOUBLING, "logit_bias": [["x", 100]]});
+    let message = server.post("/completion", &body).refused();
+    assert!(message.contains("too ambiguous to be followed"), "{message}");
+    let events: Vec<Event> = server.stream("/completion", &body).collect();
+    let error = &events.last().unwrap().data["error"];
+    assert_eq!((&error["code"], &error["message"]), (&json!(400), &json!(message)));
+    assert!(events.len() > 4, "{events:?}");
+    let rest: Vec<Event> = other.collect();
+    let done = &rest.last().unwrap().data;
+    assert_eq!((&done["stop"], &done["tokens_predicted"]), (&json!(true), &json!(200)));
+    let n_streamed = [first].iter().chain(&rest).filter(|event| event.data["stop"] == Value::Bool(false)).count();
+    assert_eq!(n_streamed, 200);
+    assert_eq!(alone["tokens_predicted"], 200);
+    // A grammar that begins in too many ways is refused at once.
+    let rules: String = (0..40).map(|n| format!("r{n} ::= r{m} \"a\"? | r{m} \"b\"?\n", m = n + 1)).collect();
+    let grammar = json!({"grammar": format!("root ::= r0\n{rules}r40 ::= \"x\"")});
+    let message = server.post("/completion", &with(plain, grammar)).refused();
+    assert!(message.contains("begins in too many ways at once"), "{message}");
 }

@@ -1,15 +1,15 @@
-//! Slots in files: requests replace slot files only.
+//! Slots: clients that go, requests beside each other, shared context, and files.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::process::Command;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::rig::*;
+use crate::rig::{Server, with};
 
 #[test]
-fn a_saved_slot_replaces_nothing_but_a_saved_slot() {
+fn a_saved_slot_replaces_only_a_saved_slot() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo.gguf"), at("model")).unwrap();
@@ -33,10 +33,10 @@ fn a_saved_slot_replaces_nothing_but_a_saved_slot() {
         ["model", "log", "second name", "link", "dangling", "pipe", "directory", "trace", "state", "notes", "empty"];
     let inodes = names.map(inode);
     for name in names {
-        let error = save(name).error(400, "invalid_request_error");
+        let error = save(name).refused();
         assert!(error.starts_with("Unable to save slot: ") && error.contains("another name"), "{name}: {error}");
     }
-    assert_eq!(names.map(inode), inodes, "each is the file that it was");
+    assert_eq!(names.map(inode), inodes, "each file is kept");
     assert!(fs::read(at("model")).unwrap() == before[0] && fs::read(at("slot")).unwrap() == before[2]);
     assert!(!before[1].is_empty() && fs::read(at("log")).unwrap().starts_with(&before[1]));
     others.iter().for_each(|(name, content)| assert_eq!(fs::read_to_string(at(name)).unwrap(), *content));
@@ -53,4 +53,122 @@ fn a_saved_slot_replaces_nothing_but_a_saved_slot() {
     assert!(kept == before[2]);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), count, "nothing else is left");
     server.post("/slots/1?action=restore", &json!({"filename": "slot"})).ok();
+}
+
+/// A request for text without an end.
+fn endless(prompt: &str) -> Value {
+    json!({"prompt": prompt, "n_predict": -1, "ignore_eos": true, "cache_prompt": false})
+}
+
+/// Requests within their share of the context never fail for those that take all of it, which end with `limit`.
+#[test]
+fn unlimited_requests_give_way_to_small_ones() {
+    let server = Server::start(&["-np", "4", "-c", "512", "--kv-unified"]);
+    let small = |n: usize, n_predict: usize| {
+        let prompt = format!("Number {n} is a small request that asks for little.");
+        server.post("/completion", &json!({"prompt": prompt, "n_predict": n_predict, "ignore_eos": true}))
+    };
+    std::thread::scope(|scope| {
+        let ask = |prompt: &'static str| {
+            let server = &server;
+            scope.spawn(move || server.post("/completion", &endless(prompt)).ok())
+        };
+        let unlimited = [ask("In the beginning God created"), ask("And the earth was without form")];
+        // Together the small ones never take more than their two shares.
+        let steady = scope.spawn(|| {
+            for n in 0..1000 {
+                if unlimited.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+                    break;
+                }
+                assert_eq!(small(n, 80).ok()["tokens_predicted"], 80);
+            }
+            unlimited.map(|own| own.join().unwrap())
+        });
+        for n in 1000..2000 {
+            if steady.is_finished() {
+                break;
+            }
+            assert_eq!(small(n, 8).ok()["tokens_predicted"], 8);
+        }
+        for answer in steady.join().unwrap() {
+            assert_eq!((&answer["stop_type"], &answer["truncated"]), (&json!("limit"), &json!(true)), "{answer}");
+            let n = answer["tokens_predicted"].as_u64().unwrap();
+            assert!(n > 512 / 4, "{n} tokens: within its share a request is not cut");
+        }
+    });
+}
+
+/// The most probable first token of an answer, and how probable it is.
+fn first(server: &Server, body: &Value) -> (i64, f64) {
+    let answer = server.post("/completion", body).ok();
+    let first = &answer["completion_probabilities"][0];
+    (first["id"].as_i64().unwrap(), first["logprob"].as_f64().unwrap())
+}
+
+#[test]
+fn moved_tokens_stay_for_other_slots() {
+    let server = Server::start(&[]);
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout-prose.txt")).unwrap();
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let tokens =
+        |text: String| server.post("/tokenize", &json!({"content": text})).ok()["tokens"].as_array().unwrap().clone();
+    let [start, left_out, kept, question] =
+        [0..20, 20..50, 50..90, 90..100].map(|range| tokens(words[range].join(" ")));
+    let whole = [&start[..], &left_out, &kept].concat();
+    let ask = |prompt: &[Value], slot: u32, reuse: u32| {
+        let body = json!({"prompt": prompt, "n_predict": 1, "n_probs": 1, "id_slot": slot});
+        with(body, json!({"n_cache_reuse": reuse}))
+    };
+    // One slot holds all of it; another begins alike and goes on with a later part.
+    first(&server, &ask(&whole, 0, 0));
+    first(&server, &ask(&[&start[..], &kept, &question].concat(), 1, 8));
+    let after = [&whole[..], &question].concat();
+    let (token, probability) = first(&server, &ask(&after, 0, 0));
+    let mut alone = ask(&after, 1, 0);
+    alone["cache_prompt"] = json!(false);
+    let (expected, of_it) = first(&server, &alone);
+    assert!(token == expected && (probability - of_it).abs() < 0.02, "{token} {probability}, not {expected} {of_it}");
+}
+
+#[test]
+fn a_vanished_client_frees_its_slot() {
+    let server = Server::start(&["--ignore-eos"]);
+    let chat = |text: &str, n: i32| json!({"messages": [{"role": "user", "content": text}], "max_tokens": n});
+    let mut first = server.stream("/v1/chat/completions", &chat("One", -1));
+    let mut second = server.stream("/v1/responses", &json!({"input": "Two", "max_output_tokens": 400}));
+    assert!(first.next().is_some() && second.next().is_some());
+    drop(first);
+    drop(second);
+    server.wait_for_busy(0);
+    server.post("/v1/chat/completions", &chat("x", 1)).ok();
+}
+
+/// The continuation of a text, from a stream.
+fn go_on(server: &Server, text: &str) -> String {
+    let body = json!({"prompt": text, "max_tokens": 40, "cache_prompt": false});
+    let mut whole = String::new();
+    for event in server.stream("/v1/completions", &body) {
+        assert!(event.data.get("error").is_none(), "{event:?}");
+        whole += event.data.pointer("/choices/0/text").and_then(Value::as_str).unwrap_or_default();
+    }
+    whole
+}
+
+#[test]
+fn streams_do_not_mix() {
+    let server = Server::start(&["--ignore-eos"]);
+    let texts = ["The river", "A letter to", "def main():"];
+    let alone: Vec<String> = texts.iter().map(|text| go_on(&server, text)).collect();
+    assert!(alone[0] != alone[1] && alone[1] != alone[2]);
+    // Three at once for two slots: one waits.
+    let beside: Vec<String> = std::thread::scope(|scope| {
+        let threads: Vec<_> = texts.iter().map(|text| scope.spawn(|| go_on(&server, text))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    // A batch of two may round otherwise than one, but every text begins as it does alone.
+    for (alone, beside) in alone.iter().zip(&beside) {
+        let same = alone.bytes().zip(beside.bytes()).take_while(|(a, b)| a == b).count();
+        println!("{same} of {} bytes as alone", alone.len());
+        assert!(same >= 8, "alone: {alone:?}\nbeside: {beside:?}");
+    }
 }

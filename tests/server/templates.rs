@@ -1,4 +1,4 @@
-//! Chat templates that loop, swell or crash fail the request that makes them do so, and nothing else.
+//! Chat templates that loop, swell or crash fail the request that triggers it, and nothing else.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -83,7 +83,7 @@ fn a_template_that_explodes_fails_one_request() {
         for _ in 0..2 {
             scope.spawn(|| {
                 while let Some((name, _)) = HOSTILE.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let message = ask(name).error(400, "invalid_request_error");
+                    let message = ask(name).refused();
                     assert!(message.contains("cannot apply the chat template"), "{name}: {message}");
                     eprintln!("{name}: {}", &message[..message.len().min(200)]);
                     ask("Hi").ok();
@@ -120,10 +120,10 @@ fn a_model_with_such_a_template_is_refused_and_another_replaces_it() {
         let model = model.to_str().unwrap();
         let talk = ["-m", model, "-p", "Hi", "-st", "-n", "1", "-t", "1", "-c", "64"];
         for refused in [run(cli, &talk), run(server, &["-m", model, "-t", "1", "-c", "64", "--port", "0"])] {
-            let said = String::from_utf8(refused.stderr).unwrap();
-            assert_eq!(refused.status.code(), Some(1), "{name}: {said}");
+            let log = String::from_utf8(refused.stderr).unwrap();
+            assert_eq!(refused.status.code(), Some(1), "{name}: {log}");
             let parts = ["hostile.gguf: the model's chat template cannot be used; --chat-template chatml"];
-            assert!(parts.iter().all(|part| said.contains(part)), "{name}: {said}");
+            assert!(parts.iter().all(|part| log.contains(part)), "{name}: {log}");
         }
         let other = run(cli, &[&talk[..], &["--chat-template", "chatml"]].concat());
         assert_eq!(other.status.code(), Some(0), "{name}: {}", String::from_utf8_lossy(&other.stderr));

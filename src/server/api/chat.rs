@@ -2,7 +2,6 @@
 //! are other shapes of the same.
 
 pub mod answer;
-pub mod messages;
 pub mod request;
 mod stream;
 
@@ -10,24 +9,22 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use hobbit::Error;
 use hobbit::engine::{ChatInputs, ChatPrompt};
 use hobbit::options::Token;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::fields::text;
-use super::openai::{Answer, Logprobs, Stamp, Usage, finish_reason};
+use super::openai::{self, Logprobs, Stamp, finish_reason};
 use super::params::Params;
-use super::{native, prompts};
-use crate::server::app::{App, Loaded, Running};
-use crate::server::control::Nudge;
-use crate::server::http::body::Body;
-use crate::server::http::error::ApiError;
+use super::{Fields, native, prompts, text};
+use crate::server::app::{App, EndReasoning, Loaded};
+use crate::server::error::ApiError;
+use crate::server::http::Body;
 use crate::server::http::memory::Held;
-use crate::server::http::stream::{Whole, respond, whole};
-use crate::server::job::Done;
+use crate::server::http::stream::{Whole, all, respond};
+use crate::server::job::{Done, Running};
 use answer::Message;
 use request::{Defaults, Request};
 
@@ -38,17 +35,14 @@ pub struct Talk {
     pub prompt: ChatPrompt,
     pub tokens: Arc<[Token]>,
     pub include_usage: bool,
-    /// How thoughts appear in the answer.
+    /// How reasoning appears in the answer.
     reasoning_format: &'static str,
     held: Arc<Held>,
 }
 
 impl Talk {
     /// Reads a request in OpenAI's form.
-    ///
-    /// # Errors
-    /// An invalid request, or a template that fails on it.
-    pub fn new(app: &Arc<App>, loaded: &Loaded, body: Map<String, Value>, held: Held) -> Result<Self, ApiError> {
+    pub fn new(app: &Arc<App>, loaded: &Loaded, body: Fields, held: Held) -> Result<Self, ApiError> {
         native::refuse_embedding_server(app)?;
         let Request { inputs, rest, budget, include_usage } = read(app, loaded, body)?;
         let mut params = Params::of(&rest, app)?;
@@ -58,7 +52,7 @@ impl Talk {
         prompt.prompt.clear();
         prompt.prompt.shrink_to_fit();
         let generate = &mut params.generate;
-        generate.nudge = budget.control.then(Nudge::default);
+        generate.end_reasoning = budget.control.then(EndReasoning::default);
         let sampling = Arc::make_mut(&mut generate.sampling);
         sampling.reasoning = budget;
         prompt.constrain(sampling);
@@ -69,9 +63,6 @@ impl Talk {
     }
 
     /// Hands the prompt to the engine, once per requested answer.
-    ///
-    /// # Errors
-    /// As [`native::start`].
     pub async fn start(&self, loaded: &Loaded) -> Result<Vec<Running>, ApiError> {
         native::start(loaded, &self.params, std::slice::from_ref(&self.tokens), &self.held).await
     }
@@ -98,7 +89,7 @@ impl Talk {
     }
 }
 
-fn read(app: &App, loaded: &Loaded, body: Map<String, Value>) -> Result<Request, ApiError> {
+fn read(app: &App, loaded: &Loaded, body: Fields) -> Result<Request, ApiError> {
     let settings = &app.settings;
     let templates = &loaded.templates;
     request::read(
@@ -107,7 +98,7 @@ fn read(app: &App, loaded: &Loaded, body: Map<String, Value>) -> Result<Request,
             reasoning: &settings.reasoning,
             jinja: settings.jinja,
             prefills_assistant: settings.prefills_assistant,
-            template_thinks: settings.jinja && templates.supports_thinking(),
+            template_reasons: settings.jinja && templates.supports_thinking(),
             calls_in_parallel: templates.capabilities().get("supports_parallel_tool_calls").copied().unwrap_or(false),
         },
     )
@@ -124,10 +115,7 @@ fn write(loaded: &Loaded, inputs: &ChatInputs) -> Result<(ChatPrompt, Vec<Token>
 }
 
 /// Number of prompt tokens of a request in OpenAI's form.
-///
-/// # Errors
-/// As [`Talk::new`].
-pub fn count(app: &App, body: Map<String, Value>) -> Result<usize, ApiError> {
+pub fn count(app: &App, body: Fields) -> Result<usize, ApiError> {
     let loaded = app.loaded()?;
     let request = read(app, loaded, body)?;
     Ok(write(loaded, &request.inputs)?.1.len())
@@ -142,7 +130,7 @@ pub async fn completions(State(app): State<Arc<App>>, Body(body, held): Body) ->
         let ping = talk.params.ping;
         return respond(running, stream::Chat::new(talk)?, ping).await;
     }
-    let results = futures_util::future::try_join_all(running.into_iter().map(whole)).await?;
+    let results = all(running).await?;
     app.work(|| answer(&talk, &results)).await
 }
 
@@ -157,11 +145,9 @@ struct Choice<'a> {
 
 /// One answer with all choices.
 fn answer(talk: &Talk, results: &[Whole]) -> Result<Response, ApiError> {
-    let messages = results.iter().map(|own| talk.message(own)).collect::<Result<Vec<_>, _>>()?;
-    let mut usage = Usage::default();
     let mut choices = Vec::new();
-    for (index, (own, message)) in results.iter().zip(&messages).enumerate() {
-        usage.add(Usage::of(&own.done), index, talk.params.n);
+    for (index, own) in results.iter().enumerate() {
+        let message = talk.message(own)?;
         choices.push(Choice {
             finish_reason: finish_reason(&own.done.stop, !message.calls.is_empty()),
             index,
@@ -169,15 +155,9 @@ fn answer(talk: &Talk, results: &[Whole]) -> Result<Response, ApiError> {
             logprobs: (talk.params.generate.n_probs > 0).then(|| Logprobs::new(&own.probabilities)),
         });
     }
-    let mut rest = Stamp::new(&talk.app, "chat.completion").rest();
-    rest["usage"] = usage.json();
-    if let Some(first) = results.first() {
-        rest["timings"] = first.done.timings.json();
-        if let Some(verbose) = talk.verbose(&first.done, 0, &first.text) {
-            rest["__verbose"] = verbose;
-        }
-    }
-    Ok(Json(Answer { choices, rest }).into_response())
+    let verbose = talk.verbose(&results[0].done, 0, &results[0].text);
+    let stamp = Stamp::new(&talk.app, "chat.completion");
+    Ok(openai::answer(&stamp, talk.params.n, results, choices, verbose))
 }
 
 /// `POST /v1/chat/completions/control`
@@ -186,7 +166,7 @@ pub async fn control(State(app): State<Arc<App>>, Body(body, _held): Body) -> Re
     if text(&body, "action")? != Some("reasoning_end") {
         return Err(ApiError::invalid("unknown control action"));
     }
-    Ok(Json(match app.controls.end_thought(id) {
+    Ok(Json(match app.controls.end_reasoning(id) {
         Ok(()) => json!({"success": true}),
         Err(message) => json!({"success": false, "message": message}),
     }))

@@ -2,21 +2,19 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
-use hobbit::options::Token;
+use axum::response::Response;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::fields::{boolean, get, whole as integer};
-use super::native;
-use super::openai::{Answer, Logprobs, Stamp, Usage, finish_reason};
+use super::openai::{Logprobs, Stamp, Usage, answer, finish_reason};
 use super::params::Params;
+use super::prompts::Prompts;
+use super::{Fields, boolean, get, native, whole as integer};
 use crate::server::app::App;
-use crate::server::http::body::Body;
-use crate::server::http::error::ApiError;
-use crate::server::http::stream::{Frame, Shape, respond, whole};
+use crate::server::error::ApiError;
+use crate::server::http::Body;
+use crate::server::http::stream::{Frame, Shape, all, respond};
 use crate::server::job::{Done, Event, Probabilities};
 
 /// Fields of OpenAI's that llama.cpp does not support.
@@ -29,30 +27,20 @@ pub async fn completions(State(app): State<Arc<App>>, Body(mut body, held): Body
     check(&mut body)?;
     let (prompts, params) = app.work(|| native::read(body, &app)).await?;
     let running = native::start(loaded, &params, &prompts, &Arc::new(held)).await?;
-    let stamp = Stamp::new(&app, "text_completion");
-    let ping = params.ping;
+    let (streams, ping, stamp) = (params.stream, params.ping, Stamp::new(&app, "text_completion"));
     let shape = Text { app: Arc::clone(&app), params, stamp, prompts };
-    if shape.params.stream {
+    if streams {
         return respond(running, shape, ping).await;
     }
-    let results = futures_util::future::try_join_all(running.into_iter().map(whole)).await?;
-    let mut usage = Usage::default();
-    let mut choices = Vec::new();
-    for (index, own) in results.iter().enumerate() {
-        usage.add(Usage::of(&own.done), index, shape.params.n);
-        choices.push(choice(&own.text, index, &own.probabilities, Some(&own.done)));
-    }
-    let mut rest = shape.stamp.rest();
-    rest["usage"] = usage.json();
-    if let Some(first) = results.first() {
-        rest["timings"] = first.done.timings.json();
-        shape.explain(&mut rest, 0, &first.done, &first.text);
-    }
-    Ok(app.work(|| Json(Answer { choices, rest }).into_response()).await)
+    let results = all(running).await?;
+    let choices = results.iter().enumerate();
+    let choices = choices.map(|(index, own)| choice(&own.text, index, &own.probabilities, Some(&own.done))).collect();
+    let verbose = shape.verbose(0, &results[0].done, &results[0].text);
+    Ok(app.work(|| answer(&shape.stamp, shape.params.n, &results, choices, verbose)).await)
 }
 
 /// Checks the fields of OpenAI's endpoint; `logprobs` becomes `n_probs`.
-fn check(body: &mut Map<String, Value>) -> Result<(), ApiError> {
+fn check(body: &mut Fields) -> Result<(), ApiError> {
     if boolean(body, "echo")?.unwrap_or(false) {
         return Err(ApiError::invalid("Only no echo is supported"));
     }
@@ -84,54 +72,50 @@ struct Text {
     app: Arc<App>,
     params: Params,
     stamp: Stamp,
-    prompts: Vec<Arc<[Token]>>,
+    prompts: Prompts,
 }
 
 impl Text {
-    fn explain(&self, answer: &mut Value, index: usize, done: &Done, content: &str) {
-        if self.params.verbose {
-            let prompt = &self.prompts[index / self.params.n];
-            answer["__verbose"] = native::last(&self.app, &self.params, done, index, prompt, content);
-        }
+    /// Details of a generation for `__verbose`; `None` if not requested.
+    fn verbose(&self, index: usize, done: &Done, content: &str) -> Option<Value> {
+        let prompt = &self.prompts[index / self.params.n];
+        self.params.verbose.then(|| native::last(&self.app, &self.params, done, index, prompt, content))
     }
 }
 
 impl Shape for Text {
     fn event(&mut self, index: usize, event: Event) -> Result<Vec<Frame>, ApiError> {
-        let part = |own: &Self, text: &str, probabilities: &[Probabilities], done: Option<&Done>| {
-            own.stamp.part(json!([choice(text, index, probabilities, done)]))
+        let part = |text: &str, probabilities: &[Probabilities], done: Option<&Done>| {
+            self.stamp.part(json!([choice(text, index, probabilities, done)]))
         };
         let parts = match event {
             Event::Progress(progress) if self.params.return_progress => {
-                let mut part = part(self, "", &[], None);
-                part["prompt_progress"] = json!(progress);
-                if self.params.timings_per_token {
-                    part["timings"] = progress.timings.json();
-                }
+                let mut part = part("", &[], None);
+                self.params.add_progress(&mut part, &progress);
                 vec![part]
             }
             Event::Token(token) => {
-                let mut part = part(self, &token.text, token.probabilities.as_slice(), None);
-                if self.params.timings_per_token {
-                    part["timings"] = token.timings.json();
-                }
+                let mut part = part(&token.text, token.probabilities.as_slice(), None);
+                self.params.add_timings(&mut part, &token.timings);
                 vec![part]
             }
             Event::Done(done) => {
-                let rest = Some(&done.rest).filter(|rest| !rest.is_empty()).map(|rest| part(self, rest, &[], None));
-                let mut last = part(self, "", &[], Some(&done));
+                let rest = Some(&done.rest).filter(|rest| !rest.is_empty()).map(|rest| part(rest, &[], None));
+                let mut last = part("", &[], Some(&done));
                 last["usage"] = Usage::of(&done).json();
                 last["timings"] = done.timings.json();
-                self.explain(&mut last, index, &done, "");
+                if let Some(verbose) = self.verbose(index, &done, "") {
+                    last["__verbose"] = verbose;
+                }
                 rest.into_iter().chain([last]).collect()
             }
-            Event::Started(_) | Event::Progress(_) | Event::Embedding(_) | Event::Failed(_) => Vec::new(),
+            _ => Vec::new(),
         };
         Ok(parts.iter().map(Frame::data).collect())
     }
 
     fn end(&mut self) -> Vec<Frame> {
-        vec![Frame { name: None, data: "[DONE]".to_owned() }]
+        vec![Frame::done()]
     }
 }
 
@@ -140,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_understood() {
+    fn fields_of_openai() {
         let read = |value: Value| {
             let Value::Object(mut body) = value else { panic!("a body is an object") };
             check(&mut body).map(|()| body).map_err(|error| error.message)
@@ -148,8 +132,6 @@ mod tests {
         assert_eq!(read(json!({"logprobs": 3})).unwrap()["n_probs"], 3);
         assert_eq!(read(json!({"logprobs": 3, "n_probs": 2})).unwrap()["n_probs"], 2);
         assert!(read(json!({"echo": false, "suffix": null})).is_ok());
-        assert_eq!(read(json!({"echo": true})).unwrap_err(), "Only no echo is supported");
-        assert_eq!(read(json!({"best_of": 2})).unwrap_err(), "Unsupported param: best_of");
         assert!(read(json!({"logprobs": -1})).unwrap_err().contains("'logprobs'"));
     }
 }

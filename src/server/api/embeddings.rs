@@ -11,14 +11,13 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use hobbit::Model;
 use hobbit::options::Token;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::chat::messages;
-use super::fields::{get, text, whole};
-use super::prompts;
-use crate::server::app::{App, Asked, Loaded};
-use crate::server::http::body::Body;
-use crate::server::http::error::ApiError;
+use super::chat::request::check_part;
+use super::{Fields, get, prompts, text, whole};
+use crate::server::app::{App, Loaded};
+use crate::server::error::ApiError;
+use crate::server::http::Body;
 use crate::server::http::memory::Held;
 use crate::server::http::stream::embeddings;
 use crate::server::job::Work;
@@ -64,12 +63,8 @@ pub async fn openai(State(app): State<Arc<App>>, Body(mut body, held): Body) -> 
     let n_tokens: usize = all.iter().map(|own| own.n_tokens).sum();
     let data = all.iter().enumerate().map(|(index, own)| {
         let row = own.rows.first().map_or(&[][..], Vec::as_slice);
-        let embedding = match is_base64 {
-            false => Numbers::Plain(row),
-            true => {
-                Numbers::Base64(STANDARD.encode(row.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>()))
-            }
-        };
+        let bytes = || row.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let embedding = if is_base64 { Numbers::Base64(STANDARD.encode(bytes())) } else { Numbers::Plain(row) };
         Row { embedding, index, object: "embedding", encoding_format: is_base64.then_some("base64") }
     });
     let model = get(&body, "model").and_then(Value::as_str).unwrap_or(app.model_name());
@@ -110,10 +105,10 @@ pub async fn native(State(app): State<Arc<App>>, Body(mut body, held): Body) -> 
 }
 
 fn loaded(app: &App) -> Result<&Loaded, ApiError> {
-    match app.settings.embeds {
-        true => app.loaded(),
-        false => Err(ApiError::unsupported("This server does not support embeddings. Start it with `--embeddings`")),
+    if !app.settings.embeds {
+        return Err(ApiError::unsupported("This server does not support embeddings. Start it with `--embeddings`"));
     }
+    app.loaded()
 }
 
 /// llama-server's own shape.
@@ -128,7 +123,7 @@ fn plain(all: &[Embedded]) -> Response {
 }
 
 /// The vectors of all inputs, in order; as many run at once as there are slots. Takes the inputs out of the body.
-async fn embed(app: &App, body: &mut Map<String, Value>, held: Held) -> Result<Vec<Embedded>, ApiError> {
+async fn embed(app: &App, body: &mut Fields, held: Held) -> Result<Vec<Embedded>, ApiError> {
     let loaded = loaded(app)?;
     let name = if get(body, "input").is_some() { "input" } else { "content" };
     let input = body.remove(name).filter(|input| !input.is_null());
@@ -146,34 +141,31 @@ async fn embed(app: &App, body: &mut Map<String, Value>, held: Held) -> Result<V
         Some(_) => whole(body, &["embd_normalize"], -1..=i64::from(i32::MAX))?.unwrap_or(EUCLIDEAN),
     };
     let work = inputs.into_iter().map(|prompt| async move {
-        let running =
-            loaded.start(Asked { prompt, work: Work::Embed, slot: None, cache_prompt: false, held: Arc::clone(held) });
+        let running = loaded.start(prompt, Work::Embed, None, false, held);
         let (mut rows, n_tokens) = embeddings(running).await?;
         rows.iter_mut().for_each(|row| normalise(row, norm));
         Ok::<_, ApiError>(Embedded { rows, n_tokens })
     });
-    stream::iter(work).buffered(loaded.n_slots).try_collect().await
+    stream::iter(work).buffered(app.settings.n_slots).try_collect().await
 }
 
 /// The tokens of every input: of one, or of a list of them.
 fn inputs(value: &Value, model: &Model) -> Result<Vec<Arc<[Token]>>, ApiError> {
-    let input = |value| Ok::<Arc<[Token]>, ApiError>(input(value, model)?.into());
-    let all = match value {
+    let list = match value {
         Value::Array(list) if list.is_empty() => return Err(ApiError::invalid("\"input\" must not be empty")),
-        Value::Array(list) if !list.iter().any(Value::is_number) => {
-            if list.len() > INPUTS_MAX {
-                let n = list.len();
-                let message = format!("the request has {n} inputs, and may have {INPUTS_MAX}: send several requests");
-                return Err(ApiError::invalid(message));
-            }
-            list.iter().map(input).collect::<Result<Vec<_>, _>>()?
-        }
-        one => vec![input(one)?],
+        Value::Array(list) if !list.iter().any(Value::is_number) => list,
+        one => std::slice::from_ref(one),
     };
-    match all.iter().any(|input| input.is_empty()) {
-        true => Err(ApiError::invalid("Input content cannot be empty")),
-        false => Ok(all),
+    if list.len() > INPUTS_MAX {
+        let n = list.len();
+        let message = format!("the request has {n} inputs, and may have {INPUTS_MAX}: send several requests");
+        return Err(ApiError::invalid(message));
     }
+    let tokens = |value| match input(value, model)? {
+        tokens if tokens.is_empty() => Err(ApiError::invalid("Input content cannot be empty")),
+        tokens => Ok(tokens.into()),
+    };
+    list.iter().map(tokens).collect()
 }
 
 /// The tokens of one input: of a prompt, or of a message's content.
@@ -181,7 +173,7 @@ fn input(value: &Value, model: &Model) -> Result<Vec<Token>, ApiError> {
     match value.get("content") {
         None => prompts::one(value, model),
         Some(Value::Array(parts)) => {
-            parts.iter().try_for_each(messages::check_part)?;
+            parts.iter().try_for_each(check_part)?;
             let text: String = parts.iter().filter_map(|part| part["text"].as_str()).collect();
             prompts::tokens(model, &text, true)
         }

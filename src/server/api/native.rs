@@ -9,17 +9,17 @@ use hobbit::Model;
 use hobbit::options::Token;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::fields::get;
 use super::params::{self, Params, SHOWN_BYTES_MAX};
-use super::prompts;
-use crate::server::app::{App, Asked, Loaded, Running};
-use crate::server::http::body::Body;
-use crate::server::http::error::ApiError;
+use super::prompts::{Prompts, prompts};
+use super::{Fields, get};
+use crate::server::app::{App, Loaded};
+use crate::server::error::ApiError;
+use crate::server::http::Body;
 use crate::server::http::memory::Held;
-use crate::server::http::stream::{Frame, Shape, Whole, respond, whole};
-use crate::server::job::{Candidate, Done, Event, Probabilities, Stop, Work};
+use crate::server::http::stream::{Frame, Shape, Whole, all, respond};
+use crate::server::job::{Candidate, Done, Event, Probabilities, Running, Stop, Work};
 
 /// `POST /completion`
 pub async fn completion(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
@@ -28,31 +28,19 @@ pub async fn completion(State(app): State<Arc<App>>, Body(body, held): Body) -> 
 }
 
 /// The prompts of a body, and the generation parameters.
-///
-/// # Errors
-/// An invalid request.
-pub fn read(body: Map<String, Value>, app: &App) -> Result<(prompts::Prompts, Params), ApiError> {
+pub fn read(body: Fields, app: &App) -> Result<(Prompts, Params), ApiError> {
     let prompt = get(&body, "prompt").ok_or_else(|| ApiError::invalid("\"prompt\" is required"))?;
-    Ok((prompts::prompts(prompt, &body, app)?, Params::of(&body, app)?))
+    Ok((prompts(prompt, &body, app)?, Params::of(&body, app)?))
 }
 
 /// Continues prompts and answers in llama-server's shape.
-///
-/// # Errors
-/// An invalid request, or one that fails before it begins.
-pub async fn complete(
-    app: &Arc<App>,
-    params: Params,
-    prompts: prompts::Prompts,
-    held: Held,
-) -> Result<Response, ApiError> {
+pub async fn complete(app: &Arc<App>, params: Params, prompts: Prompts, held: Held) -> Result<Response, ApiError> {
     refuse_embedding_server(app)?;
     let running = start(app.loaded()?, &params, &prompts, &Arc::new(held)).await?;
     if params.stream {
         let ping = params.ping;
         let shape = Native {
             app: Arc::clone(app),
-            n: running.len(),
             slots: vec![0; running.len()],
             n_prompt: running.iter().map(|own| own.n_prompt).collect(),
             params,
@@ -60,7 +48,7 @@ pub async fn complete(
         };
         return respond(running, shape, ping).await;
     }
-    let results = futures_util::future::try_join_all(running.into_iter().map(whole)).await?;
+    let results = all(running).await?;
     let answer = |index: usize, own: &Whole| {
         let mut answer = last(app, &params, &own.done, index, &prompts[index / params.n], &own.text);
         if params.return_tokens {
@@ -69,7 +57,7 @@ pub async fn complete(
         let fields = &params.response_fields;
         let tells = params.generate.n_probs > 0
             && (fields.is_empty() || fields.iter().any(|field| field == "completion_probabilities"));
-        let completion_probabilities = tells.then_some(Told(&own.probabilities));
+        let completion_probabilities = tells.then_some(Candidates(&own.probabilities));
         serde_json::to_string(&Answer { answer: select(answer, fields), completion_probabilities })
     };
     // Serialise one answer at a time: JSON values of all would take far more memory.
@@ -86,7 +74,7 @@ struct Answer<'a> {
     #[serde(flatten)]
     answer: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
-    completion_probabilities: Option<Told<'a>>,
+    completion_probabilities: Option<Candidates<'a>>,
 }
 
 /// Bytes per prompt while it is answered, besides its tokens: its job, a sampler, the answer's text.
@@ -94,9 +82,6 @@ const TEXT_BYTES: usize = 16 << 10;
 
 /// Hands prompts to the engine, each once per requested answer. Returns most of the memory that reading the request
 /// took.
-///
-/// # Errors
-/// The answers need more memory than there is.
 pub async fn start(
     loaded: &Loaded,
     params: &Params,
@@ -110,25 +95,21 @@ pub async fn start(
     held.grow_to(bytes).await?;
     held.shrink_to(bytes);
     let generate: Vec<_> = (0..params.n).map(|index| Arc::new(params.generate_of(index))).collect();
-    let asked = prompts.iter().flat_map(|prompt| {
-        generate.iter().map(|generate| Asked {
-            prompt: Arc::clone(prompt),
-            work: Work::Generate(Arc::clone(generate)),
-            slot: params.slot,
-            cache_prompt: params.cache_prompt,
-            held: Arc::clone(held),
-        })
-    });
-    Ok(asked.map(|asked| loaded.start(asked)).collect())
+    let texts = prompts.iter().flat_map(|prompt| generate.iter().map(move |generate| (prompt, generate)));
+    let start = |(prompt, generate): (&Arc<[Token]>, &Arc<_>)| {
+        let work = Work::Generate(Arc::clone(generate));
+        loaded.start(Arc::clone(prompt), work, params.slot, params.cache_prompt, held)
+    };
+    Ok(texts.map(start).collect())
 }
 
-/// # Errors
-/// The server is an embedding server.
+/// Refuses requests for text on a server for embeddings.
 pub fn refuse_embedding_server(app: &App) -> Result<(), ApiError> {
-    match app.settings.embeds {
-        true => Err(ApiError::unsupported("This server does not support completions. Start it without `--embeddings`")),
-        false => Ok(()),
+    if app.settings.embeds {
+        let message = "This server does not support completions. Start it without `--embeddings`";
+        return Err(ApiError::unsupported(message));
     }
+    Ok(())
 }
 
 /// A prompt as its tokens spell it, special ones too.
@@ -152,57 +133,50 @@ fn shown_prompt(model: &Model, tokens: &[Token]) -> String {
 /// llama-server's stream.
 struct Native {
     app: Arc<App>,
-    n: usize,
     params: Params,
-    prompts: prompts::Prompts,
+    prompts: Prompts,
     slots: Vec<usize>,
     n_prompt: Vec<usize>,
 }
 
 impl Shape for Native {
     fn event(&mut self, index: usize, event: Event) -> Result<Vec<Frame>, ApiError> {
-        let base = |own: &Self, content: &str, tokens: Vec<Token>, n_decoded: usize| {
+        let part = |content: &str, tokens: &[Token], n_decoded: usize| {
             json!({
                 "index": index,
                 "content": content,
                 "tokens": tokens,
                 "stop": false,
-                "id_slot": own.slots[index],
+                "id_slot": self.slots[index],
                 "tokens_predicted": n_decoded,
-                "tokens_evaluated": own.n_prompt[index],
+                "tokens_evaluated": self.n_prompt[index],
             })
         };
-        debug_assert!(index < self.n);
-        Ok(match event {
+        let value = match event {
             Event::Started(started) => {
                 self.slots[index] = started.slot;
-                Vec::new()
+                return Ok(Vec::new());
             }
             Event::Progress(progress) if self.params.return_progress => {
-                let mut value = base(self, "", Vec::new(), 0);
-                value["prompt_progress"] = json!(progress);
-                if self.params.timings_per_token {
-                    value["timings"] = progress.timings.json();
-                }
-                vec![Frame::data(&value)]
+                let mut value = part("", &[], 0);
+                self.params.add_progress(&mut value, &progress);
+                value
             }
             Event::Token(token) => {
-                let mut value = base(self, &token.text, vec![token.token], token.n_decoded);
-                if self.params.timings_per_token {
-                    value["timings"] = token.timings.json();
-                }
+                let mut value = part(&token.text, &[token.token], token.n_decoded);
+                self.params.add_timings(&mut value, &token.timings);
                 if let Some(probabilities) = token.probabilities {
-                    value["completion_probabilities"] = json!(Told(&[probabilities]));
+                    value["completion_probabilities"] = json!(Candidates(&[probabilities]));
                 }
-                vec![Frame::data(&value)]
+                value
             }
             Event::Done(done) => {
                 let prompt = &self.prompts[index / self.params.n];
-                let value = last(&self.app, &self.params, &done, index, prompt, &done.rest);
-                vec![Frame::data(&value)]
+                last(&self.app, &self.params, &done, index, prompt, &done.rest)
             }
-            Event::Progress(_) | Event::Embedding(_) | Event::Failed(_) => Vec::new(),
-        })
+            _ => return Ok(Vec::new()),
+        };
+        Ok(vec![Frame::data(&value)])
     }
 }
 
@@ -239,9 +213,9 @@ pub fn last(app: &App, params: &Params, done: &Done, index: usize, prompt: &[Tok
 }
 
 /// The candidates of each token, with the fields of llama-server and OpenAI.
-pub struct Told<'a>(pub &'a [Probabilities]);
+pub struct Candidates<'a>(pub &'a [Probabilities]);
 
-impl Serialize for Told<'_> {
+impl Serialize for Candidates<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(self.0.iter().map(|own| Entry { of: own, candidate: &own.chosen, is_chosen: true }))
     }
@@ -258,11 +232,9 @@ impl Serialize for Entry<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (of, candidate) = (self.of, self.candidate);
         let (one, many) = if of.is_post_sampling { ("prob", "top_probs") } else { ("logprob", "top_logprobs") };
-        let value = match of.is_post_sampling {
-            true => candidate.probability,
-            // Probability 0 becomes the lowest float, because JSON has no infinity.
-            false => candidate.probability.ln().max(f32::MIN),
-        };
+        // Probability 0 becomes the lowest float, because JSON has no infinity.
+        let log = candidate.probability.ln().max(f32::MIN);
+        let value = if of.is_post_sampling { candidate.probability } else { log };
         let mut fields = serializer.serialize_map(None)?;
         fields.serialize_entry("id", &candidate.token)?;
         fields.serialize_entry("token", &String::from_utf8_lossy(&candidate.bytes))?;
@@ -282,7 +254,7 @@ fn select(answer: Value, fields: &[String]) -> Value {
     if fields.is_empty() {
         return answer;
     }
-    let mut selected = Map::new();
+    let mut selected = Fields::new();
     for path in fields {
         let found = path.split('/').try_fold(&answer, |value, name| value.get(name));
         if let Some(found) = found.filter(|_| !selected.contains_key(path)) {
@@ -312,10 +284,10 @@ mod tests {
             top: vec![candidate(1.0), candidate(0.0)],
             is_post_sampling: false,
         };
-        let value = json!(Told(std::slice::from_ref(&own)))[0].take();
+        let value = json!(Candidates(std::slice::from_ref(&own)))[0].take();
         assert_eq!(value["logprob"], json!(f32::MIN));
         assert_eq!(value["top_logprobs"][0]["logprob"], json!(0.0));
         let own = Probabilities { is_post_sampling: true, ..own };
-        assert_eq!(json!(Told(&[own]))[0]["top_probs"].as_array().unwrap().len(), 1);
+        assert_eq!(json!(Candidates(&[own]))[0]["top_probs"].as_array().unwrap().len(), 1);
     }
 }

@@ -3,11 +3,15 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use axum::Json;
+use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::native::Told;
+use super::native::Candidates;
+use super::params::merge;
 use crate::server::app::App;
+use crate::server::http::stream::Whole;
 use crate::server::job::{Done, Probabilities, Stop};
 
 /// An unguessable and unique id: 32 random letters and digits.
@@ -52,14 +56,13 @@ impl Stamp {
 
     /// A part with these choices.
     pub fn part(&self, choices: Value) -> Value {
-        let Value::Object(rest) = self.rest() else { unreachable!("it is an object") };
         let mut part = json!({ "choices": choices });
-        part.as_object_mut().expect("it is an object").extend(rest);
+        merge(&mut part, self.rest());
         part
     }
 
     /// A part's fields other than its choices.
-    pub fn rest(&self) -> Value {
+    fn rest(&self) -> Value {
         json!({
             "created": self.created,
             "model": self.model,
@@ -119,21 +122,38 @@ pub struct Logprobs<'a>(Option<Content<'a>>);
 
 #[derive(Serialize)]
 struct Content<'a> {
-    content: Told<'a>,
+    content: Candidates<'a>,
 }
 
 impl<'a> Logprobs<'a> {
     pub fn new(all: &'a [Probabilities]) -> Self {
-        Self((!all.is_empty()).then_some(Content { content: Told(all) }))
+        Self((!all.is_empty()).then_some(Content { content: Candidates(all) }))
     }
 }
 
-/// An answer: its choices, and its other fields.
-#[derive(Serialize)]
-pub struct Answer<C> {
-    pub choices: Vec<C>,
-    #[serde(flatten)]
-    pub rest: Value,
+/// A complete answer with these choices, one for each result; `n` answers per prompt.
+pub fn answer<C: Serialize>(
+    stamp: &Stamp,
+    n: usize,
+    results: &[Whole],
+    choices: Vec<C>,
+    verbose: Option<Value>,
+) -> Response {
+    #[derive(Serialize)]
+    struct Answer<C> {
+        choices: Vec<C>,
+        #[serde(flatten)]
+        rest: Value,
+    }
+    let mut usage = Usage::default();
+    results.iter().enumerate().for_each(|(index, own)| usage.add(Usage::of(&own.done), index, n));
+    let mut rest = stamp.rest();
+    rest["usage"] = usage.json();
+    rest["timings"] = results[0].done.timings.json();
+    if let Some(verbose) = verbose {
+        rest["__verbose"] = verbose;
+    }
+    Json(Answer { choices, rest }).into_response()
 }
 
 #[cfg(test)]

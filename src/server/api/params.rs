@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use hobbit::options::{SamplerKind, SamplingOptions, Token, sampler_order};
 use hobbit::{Model, Sampler};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::fields::{boolean, get, number, text, texts, whole};
+use super::{Fields, boolean, get, number, text, texts, whole};
 use crate::server::adapters;
-use crate::server::app::{App, Loaded};
-use crate::server::http::error::ApiError;
-use crate::server::job::Generate;
+use crate::server::app::App;
+use crate::server::error::ApiError;
+use crate::server::job::{Generate, Progress, Timings};
 
 const MOST: i64 = i32::MAX as i64;
 
@@ -36,10 +36,7 @@ pub struct Params {
 
 impl Params {
     /// Reads a request's body. A JSON schema becomes a grammar if the body has no grammar.
-    ///
-    /// # Errors
-    /// Fields that are invalid.
-    pub fn of(body: &Map<String, Value>, app: &App) -> Result<Self, ApiError> {
+    pub fn of(body: &Fields, app: &App) -> Result<Self, ApiError> {
         let loaded = app.loaded()?;
         let settings = &app.settings;
         let model = &loaded.model;
@@ -48,7 +45,7 @@ impl Params {
             None => settings.n_predict,
         };
         let n_probs = whole(body, &["n_probs"], 0..=MOST)?.unwrap_or(0).min(model.n_vocab() as i64) as usize;
-        let sampling = sampling(body, &loaded.sampling, model)?;
+        let sampling = sampling(body, &settings.sampling, model)?;
         let generate = Generate {
             seed: sampling.seed,
             sampling: Arc::new(sampling),
@@ -65,15 +62,16 @@ impl Params {
                 .filter(|ms| *ms > 0)
                 .map(Duration::from_millis),
             n_indent: whole(body, &["n_indent"], 0..=MOST)?.unwrap_or(0) as usize,
-            nudge: None,
+            end_reasoning: None,
             lora: match get(body, "lora") {
                 Some(list) => adapters::read(list, model.adapters().len())?,
                 None => loaded.adapters.scales(),
             },
         };
         let slot = whole(body, &["id_slot"], -1..=MOST)?.and_then(|slot| usize::try_from(slot).ok());
-        if slot.is_some_and(|slot| slot >= loaded.n_slots) {
-            return Err(ApiError::field("id_slot", format!("there are {} slots, from 0 on", loaded.n_slots)));
+        let n_slots = settings.n_slots;
+        if slot.is_some_and(|slot| slot >= n_slots) {
+            return Err(ApiError::field("id_slot", format!("there are {n_slots} slots, from 0 on")));
         }
         let ping = match whole(body, &["sse_ping_interval"], -1..=MOST)? {
             None => settings.ping,
@@ -82,7 +80,7 @@ impl Params {
         Ok(Self {
             generate,
             stream: boolean(body, "stream")?.unwrap_or(false),
-            n: n_answers(body, loaded)?,
+            n: n_answers(body, app)?,
             slot,
             cache_prompt: boolean(body, "cache_prompt")?.unwrap_or(settings.cache_prompt),
             timings_per_token: boolean(body, "timings_per_token")?.unwrap_or(false),
@@ -105,13 +103,23 @@ impl Params {
 
     /// Bytes that the candidates of all answers to `n_prompts` prompts take until they are sent. A stream sends them
     /// at once.
-    ///
-    /// # Errors
-    /// The request asks for too many candidates.
     pub fn check_answers(&self, n_prompts: usize, n_ctx: usize) -> Result<usize, ApiError> {
         let n_tokens = self.generate.n_predict.map_or(n_ctx, |n| n.min(n_ctx));
         let bytes = candidates(self.generate.n_probs, n_tokens, n_prompts * self.n)?;
         Ok(if self.stream { 0 } else { bytes })
+    }
+
+    /// Adds the timings to a part of a stream, if the request asked for them.
+    pub fn add_timings(&self, part: &mut Value, timings: &Timings) {
+        if self.timings_per_token {
+            part["timings"] = timings.json();
+        }
+    }
+
+    /// Adds the progress of a prompt to a part of a stream.
+    pub fn add_progress(&self, part: &mut Value, progress: &Progress) {
+        part["prompt_progress"] = json!(progress);
+        self.add_timings(part, &progress.timings);
     }
 
     /// Bytes that stay in memory while the request is answered.
@@ -123,11 +131,8 @@ impl Params {
 }
 
 /// Number of answers per prompt.
-///
-/// # Errors
-/// The number is 0, or exceeds the number of slots.
-pub fn n_answers(body: &Map<String, Value>, loaded: &Loaded) -> Result<usize, ApiError> {
-    Ok(whole(body, &["n_cmpl", "n"], 1..=loaded.n_slots as i64)?.unwrap_or(1) as usize)
+pub fn n_answers(body: &Fields, app: &App) -> Result<usize, ApiError> {
+    Ok(whole(body, &["n_cmpl", "n"], 1..=app.settings.n_slots as i64)?.unwrap_or(1) as usize)
 }
 
 /// Candidates per token that a single answer may always ask for: OpenAI's maximum.
@@ -152,46 +157,52 @@ fn candidates(n_probs: usize, n_tokens: usize, n_answers: usize) -> Result<usize
     )))
 }
 
-fn sampling(body: &Map<String, Value>, defaults: &SamplingOptions, model: &Model) -> Result<SamplingOptions, ApiError> {
+/// The sampling parameters that are numbers, by llama-server's names.
+fn numbers(own: &mut SamplingOptions) -> [(&'static str, &mut f32); 18] {
+    [
+        ("temperature", &mut own.temp),
+        ("dynatemp_range", &mut own.dynatemp_range),
+        ("dynatemp_exponent", &mut own.dynatemp_exponent),
+        ("top_p", &mut own.top_p),
+        ("min_p", &mut own.min_p),
+        ("top_n_sigma", &mut own.top_n_sigma),
+        ("xtc_probability", &mut own.xtc.probability),
+        ("xtc_threshold", &mut own.xtc.threshold),
+        ("typical_p", &mut own.typical_p),
+        ("repeat_penalty", &mut own.repeat_penalty),
+        ("presence_penalty", &mut own.presence_penalty),
+        ("frequency_penalty", &mut own.frequency_penalty),
+        ("dry_multiplier", &mut own.dry.multiplier),
+        ("dry_base", &mut own.dry.base),
+        ("mirostat_tau", &mut own.mirostat.tau),
+        ("mirostat_eta", &mut own.mirostat.eta),
+        ("adaptive_target", &mut own.adaptive_target),
+        ("adaptive_decay", &mut own.adaptive_decay),
+    ]
+}
+
+/// The sampling parameters that are integers, by name and least value.
+fn integers(own: &mut SamplingOptions) -> [(&'static str, i32, &mut i32); 4] {
+    [
+        ("top_k", i32::MIN, &mut own.top_k),
+        ("repeat_last_n", -1, &mut own.repeat_last_n),
+        ("dry_allowed_length", 0, &mut own.dry.allowed_length),
+        ("dry_penalty_last_n", -1, &mut own.dry.penalty_last_n),
+    ]
+}
+
+fn sampling(body: &Fields, defaults: &SamplingOptions, model: &Model) -> Result<SamplingOptions, ApiError> {
     let mut own = defaults.clone();
-    let float = |name: &str, into: &mut f32| -> Result<(), ApiError> {
-        if let Some(value) = number(body, name)? {
-            *into = value;
-        }
-        Ok(())
-    };
-    float("temperature", &mut own.temp)?;
+    for (name, into) in numbers(&mut own) {
+        *into = number(body, name)?.unwrap_or(*into);
+    }
     own.temp = own.temp.max(0.0);
-    float("dynatemp_range", &mut own.dynatemp_range)?;
-    float("dynatemp_exponent", &mut own.dynatemp_exponent)?;
-    float("top_p", &mut own.top_p)?;
-    float("min_p", &mut own.min_p)?;
-    float("top_n_sigma", &mut own.top_n_sigma)?;
-    float("xtc_probability", &mut own.xtc.probability)?;
-    float("xtc_threshold", &mut own.xtc.threshold)?;
-    float("typical_p", &mut own.typical_p)?;
-    float("repeat_penalty", &mut own.repeat_penalty)?;
-    float("presence_penalty", &mut own.presence_penalty)?;
-    float("frequency_penalty", &mut own.frequency_penalty)?;
-    float("dry_multiplier", &mut own.dry.multiplier)?;
-    float("dry_base", &mut own.dry.base)?;
-    float("mirostat_tau", &mut own.mirostat.tau)?;
-    float("mirostat_eta", &mut own.mirostat.eta)?;
-    float("adaptive_target", &mut own.adaptive_target)?;
-    float("adaptive_decay", &mut own.adaptive_decay)?;
     for unit in [&mut own.top_p, &mut own.min_p, &mut own.xtc.probability, &mut own.xtc.threshold] {
         *unit = unit.clamp(0.0, 1.0);
     }
-    let int = |names: &[&'static str], low: i64, into: &mut i32| -> Result<(), ApiError> {
-        if let Some(value) = whole(body, names, low..=MOST)? {
-            *into = value as i32;
-        }
-        Ok(())
-    };
-    int(&["top_k"], i64::from(i32::MIN), &mut own.top_k)?;
-    int(&["repeat_last_n"], -1, &mut own.repeat_last_n)?;
-    int(&["dry_allowed_length"], 0, &mut own.dry.allowed_length)?;
-    int(&["dry_penalty_last_n"], -1, &mut own.dry.penalty_last_n)?;
+    for (name, low, into) in integers(&mut own) {
+        *into = whole(body, &[name], low.into()..=MOST)?.map_or(*into, |value| value as i32);
+    }
     if let Some(version) = whole(body, &["mirostat"], i64::from(i32::MIN)..=MOST)? {
         own.mirostat.version = version.clamp(0, 2) as u8;
     }
@@ -208,20 +219,14 @@ fn sampling(body: &Map<String, Value>, defaults: &SamplingOptions, model: &Model
         }
         own.dry.sequence_breakers = breakers;
     }
-    match get(body, "samplers") {
-        None => {}
-        Some(Value::String(letters)) => {
-            let kinds: Result<_, _> = letters.chars().map(SamplerKind::from_letter).collect();
-            own.samplers = kinds.map_err(|error| ApiError::field("samplers", error))?;
-        }
-        Some(_) => {
-            let names = texts(body, "samplers")?.unwrap_or_default();
-            own.samplers = sampler_order(&names.join(";")).map_err(|error| ApiError::field("samplers", error))?;
-        }
+    if let Some(given) = get(body, "samplers") {
+        let samplers: Result<_, _> = match given {
+            Value::String(letters) => letters.chars().map(SamplerKind::from_letter).collect(),
+            _ => sampler_order(&texts(body, "samplers")?.unwrap_or_default().join(";")),
+        };
+        own.samplers = samplers.map_err(|error| ApiError::field("samplers", error))?;
     }
-    if let Some(ignores) = boolean(body, "ignore_eos")? {
-        own.ignore_eos = ignores;
-    }
+    own.ignore_eos = boolean(body, "ignore_eos")?.unwrap_or(own.ignore_eos);
     own.logit_bias.extend(logit_bias(body, model)?);
     own.keep_logits = get(body, "n_probs").and_then(Value::as_i64).is_some_and(|n| n > 0);
     let grammar = text(body, "grammar")?.filter(|grammar| !grammar.is_empty());
@@ -251,7 +256,7 @@ fn check_texts(name: &str, texts: &[String]) -> Result<(), ApiError> {
 }
 
 /// `stop`: one text, or several.
-fn stops(body: &Map<String, Value>) -> Result<Vec<String>, ApiError> {
+fn stops(body: &Fields) -> Result<Vec<String>, ApiError> {
     let stops: Vec<String> =
         texts(body, "stop")?.unwrap_or_default().into_iter().filter(|stop| !stop.is_empty()).collect();
     check_texts("stop", &stops)?;
@@ -259,14 +264,12 @@ fn stops(body: &Map<String, Value>) -> Result<Vec<String>, ApiError> {
 }
 
 /// `[[token or text, bias or false], …]`, or an object of the same; at most one entry per token of the vocabulary.
-fn logit_bias(body: &Map<String, Value>, model: &Model) -> Result<Vec<(Token, f32)>, ApiError> {
+fn logit_bias(body: &Fields, model: &Model) -> Result<Vec<(Token, f32)>, ApiError> {
     let fail = || ApiError::field("logit_bias", "expected pairs of a token or a text and a number or false");
     let n_vocab = model.n_vocab();
-    let check = |n: usize| match n > n_vocab {
-        true => {
-            Err(ApiError::field("logit_bias", format!("has biases for {n} tokens, the model has {n_vocab} tokens")))
-        }
-        false => Ok(()),
+    let check = |n: usize| {
+        let message = || format!("has biases for {n} tokens, the model has {n_vocab} tokens");
+        if n > n_vocab { Err(ApiError::field("logit_bias", message())) } else { Ok(()) }
     };
     let mut all = Vec::new();
     let mut add = |token: Result<i64, &str>, bias: &Value| {
@@ -314,47 +317,23 @@ pub const SHOWN_BYTES_MAX: usize = 16 << 10;
 
 /// A text as answers repeat it, cut to that length.
 pub fn shortened(text: &str) -> Cow<'_, str> {
-    match text.len() > SHOWN_BYTES_MAX {
-        true => {
-            let shown = &text[..text.floor_char_boundary(SHOWN_BYTES_MAX)];
-            format!("{shown}… [truncated, {} bytes]", text.len()).into()
-        }
-        false => text.into(),
+    if text.len() <= SHOWN_BYTES_MAX {
+        return text.into();
     }
+    let shown = &text[..text.floor_char_boundary(SHOWN_BYTES_MAX)];
+    format!("{shown}… [truncated, {} bytes]", text.len()).into()
 }
 
 /// Generation settings as llama-server shows them; `is_whole` adds the fields that /props and /slots leave out. Long
 /// values are cut and named in `truncated`.
 pub fn shown(generate: &Generate, model: &Model, stream: bool, timings_per_token: bool, is_whole: bool) -> Value {
-    let own = &generate.sampling;
+    let mut own = SamplingOptions::clone(&generate.sampling);
     let n_predict = generate.n_predict.map_or(-1, |n| n as i64);
-    let mut value = json!({
-        "seed": generate.seed,
-        "temperature": own.temp,
-        "dynatemp_range": own.dynatemp_range,
-        "dynatemp_exponent": own.dynatemp_exponent,
-        "top_k": own.top_k,
-        "top_p": own.top_p,
-        "min_p": own.min_p,
-        "top_n_sigma": own.top_n_sigma,
-        "xtc_probability": own.xtc.probability,
-        "xtc_threshold": own.xtc.threshold,
-        "typical_p": own.typical_p,
-        "repeat_last_n": own.repeat_last_n,
-        "repeat_penalty": own.repeat_penalty,
-        "presence_penalty": own.presence_penalty,
-        "frequency_penalty": own.frequency_penalty,
-        "dry_multiplier": own.dry.multiplier,
-        "dry_base": own.dry.base,
-        "dry_allowed_length": own.dry.allowed_length,
-        "dry_penalty_last_n": own.dry.penalty_last_n,
-        "mirostat": own.mirostat.version,
-        "mirostat_tau": own.mirostat.tau,
-        "mirostat_eta": own.mirostat.eta,
-        "adaptive_target": own.adaptive_target,
-        "adaptive_decay": own.adaptive_decay,
-    });
+    let mut value = json!({"seed": generate.seed});
+    numbers(&mut own).into_iter().for_each(|(name, number)| value[name] = json!(number));
+    integers(&mut own).into_iter().for_each(|(name, _, number)| value[name] = json!(number));
     let more = json!({
+        "mirostat": own.mirostat.version,
         "max_tokens": n_predict,
         "n_predict": n_predict,
         "n_keep": generate.n_keep,
@@ -374,30 +353,38 @@ pub fn shown(generate: &Generate, model: &Model, stream: bool, timings_per_token
         "backend_sampling": false,
         "lora": adapters::shown(&generate.lora),
     });
-    if let (Value::Object(fields), Value::Object(more)) = (&mut value, more) {
-        fields.extend(more);
+    merge(&mut value, more);
+    if !is_whole {
+        return value;
     }
-    if is_whole && let Value::Object(fields) = &mut value {
-        let ends = (0..model.n_vocab() as Token).filter(|token| own.ignore_eos && model.is_eog(*token));
-        let ends = ends.map(|token| (token, f32::NEG_INFINITY));
-        let bias = own.logit_bias.iter().copied().chain(ends).take(SHOWN_ITEMS_MAX);
-        let bias: Vec<Value> = bias.map(|(token, bias)| json!({"token": token, "bias": bias})).collect();
-        let grammar = own.grammar.as_deref().unwrap_or_default();
-        let truncated =
-            [("logit_bias", own.logit_bias.len() > SHOWN_ITEMS_MAX), ("grammar", grammar.len() > SHOWN_BYTES_MAX)];
-        let truncated: Vec<&str> = truncated.iter().filter(|(_, is_cut)| *is_cut).map(|(name, _)| *name).collect();
-        fields.insert("dry_sequence_breakers".to_owned(), json!(own.dry.sequence_breakers));
-        fields.insert("stop".to_owned(), json!(*generate.stops));
-        fields.insert("logit_bias".to_owned(), json!(bias));
-        fields.insert("grammar".to_owned(), json!(shortened(grammar)));
-        fields.insert("grammar_lazy".to_owned(), json!(own.grammar_lazy));
-        fields.insert("grammar_triggers".to_owned(), json!([]));
-        fields.insert("preserved_tokens".to_owned(), json!(own.preserved_tokens));
-        if !truncated.is_empty() {
-            fields.insert("truncated".to_owned(), json!(truncated));
-        }
+    let ends = (0..model.n_vocab() as Token).filter(|token| own.ignore_eos && model.is_eog(*token));
+    let ends = ends.map(|token| (token, f32::NEG_INFINITY));
+    let bias = own.logit_bias.iter().copied().chain(ends).take(SHOWN_ITEMS_MAX);
+    let bias: Vec<Value> = bias.map(|(token, bias)| json!({"token": token, "bias": bias})).collect();
+    let grammar = own.grammar.as_deref().unwrap_or_default();
+    let is_cut = [("logit_bias", own.logit_bias.len() > SHOWN_ITEMS_MAX), ("grammar", grammar.len() > SHOWN_BYTES_MAX)];
+    let truncated: Vec<&str> = is_cut.iter().filter(|(_, is_cut)| *is_cut).map(|(name, _)| *name).collect();
+    let more = json!({
+        "dry_sequence_breakers": own.dry.sequence_breakers,
+        "stop": *generate.stops,
+        "logit_bias": bias,
+        "grammar": shortened(grammar),
+        "grammar_lazy": own.grammar_lazy,
+        "grammar_triggers": [],
+        "preserved_tokens": own.preserved_tokens,
+    });
+    merge(&mut value, more);
+    if !truncated.is_empty() {
+        value["truncated"] = json!(truncated);
     }
     value
+}
+
+/// Adds the fields of an object to another.
+pub fn merge(into: &mut Value, more: Value) {
+    if let (Value::Object(fields), Value::Object(more)) = (into, more) {
+        fields.extend(more);
+    }
 }
 
 #[cfg(test)]

@@ -1,57 +1,46 @@
-//! Prompts: a text, tokens, a mix of both, or several prompts.
+//! Prompts: a text, tokens, a mix of both, or several prompts; for `/infill`, a text with a gap.
 
 use std::sync::Arc;
 
+use axum::extract::State;
+use axum::response::Response;
 use hobbit::Model;
 use hobbit::options::Token;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::params;
+use super::params::{self, Params};
+use super::{Fields, get, native, text};
 use crate::server::app::App;
-use crate::server::http::error::ApiError;
+use crate::server::error::ApiError;
+use crate::server::http::Body;
 
 /// The tokens of each prompt, shared by all its answers.
 pub type Prompts = Vec<Arc<[Token]>>;
 
 /// The prompts of a request: one, or a list.
-///
-/// # Errors
-/// No prompt, or more prompts than the server lets wait.
-pub fn prompts(value: &Value, body: &Map<String, Value>, app: &App) -> Result<Prompts, ApiError> {
-    let loaded = app.loaded()?;
-    let model = &loaded.model;
-    let n_answers = params::n_answers(body, loaded)?;
-    match value {
-        Value::Array(list) if list.is_empty() => Err(ApiError::invalid("\"prompt\" must not be empty")),
-        // A list with tokens is one prompt; a list of texts is several.
-        Value::Array(list) if list.iter().any(Value::is_number) && list.iter().all(is_part) => {
-            check(n_answers, app)?;
-            Ok(vec![one(value, model)?.into()])
-        }
-        Value::Array(list) => {
-            check(list.len().saturating_mul(n_answers), app)?;
-            list.iter().map(|own| Ok(one(own, model)?.into())).collect()
-        }
-        other => {
-            check(n_answers, app)?;
-            Ok(vec![one(other, model)?.into()])
-        }
-    }
+pub fn prompts(value: &Value, body: &Fields, app: &App) -> Result<Prompts, ApiError> {
+    let model = &app.loaded()?.model;
+    let n_answers = params::n_answers(body, app)?;
+    // A list with tokens is one prompt; a list of texts is several.
+    let prompts = match value {
+        Value::Array(list) if list.is_empty() => return Err(ApiError::invalid("\"prompt\" must not be empty")),
+        Value::Array(list) if !list.iter().any(Value::is_number) || !list.iter().all(is_part) => list,
+        one => std::slice::from_ref(one),
+    };
+    check(prompts.len().saturating_mul(n_answers), app)?;
+    prompts.iter().map(|own| Ok(one(own, model)?.into())).collect()
 }
 
 /// Checks the number of texts in a request before they are tokenized: at most as many as may wait.
-///
-/// # Errors
-/// There are more.
 pub fn check(n_texts: usize, app: &App) -> Result<(), ApiError> {
     let most = app.settings.n_waiting_max;
-    match n_texts > most {
-        true => Err(ApiError::invalid(format!(
-            "the request has {n_texts} texts, and {most} may wait: send several requests, or start the server with --max-waiting \
-             {n_texts}"
-        ))),
-        false => Ok(()),
+    if n_texts > most {
+        return Err(ApiError::invalid(format!(
+            "the request has {n_texts} texts, and {most} may wait: send several requests, or start the server with \
+             --max-waiting {n_texts}"
+        )));
     }
+    Ok(())
 }
 
 fn is_part(value: &Value) -> bool {
@@ -59,9 +48,6 @@ fn is_part(value: &Value) -> bool {
 }
 
 /// One prompt.
-///
-/// # Errors
-/// The value is not a prompt.
 pub fn one(value: &Value, model: &Model) -> Result<Vec<Token>, ApiError> {
     match value {
         Value::String(text) => tokens(model, text, true),
@@ -74,15 +60,13 @@ pub fn one(value: &Value, model: &Model) -> Result<Vec<Token>, ApiError> {
             _ => Err(ApiError::invalid("\"prompt_string\" is required in a prompt that is an object")),
         },
         _ => Err(ApiError::invalid(
-            "\"prompt\" must be a string, an array of tokens and strings, an object with prompt_string, or an array of these",
+            "\"prompt\" must be a string, an array of tokens and strings, an object with prompt_string, or an array of \
+             these",
         )),
     }
 }
 
 /// Tokens and texts in turn; special tokens are added to the first part only.
-///
-/// # Errors
-/// Tokens outside the vocabulary.
 pub fn mixed(parts: &[Value], model: &Model, adds_special: bool) -> Result<Vec<Token>, ApiError> {
     let mut all = Vec::new();
     for (at, part) in parts.iter().enumerate() {
@@ -95,26 +79,91 @@ pub fn mixed(parts: &[Value], model: &Model, adds_special: bool) -> Result<Vec<T
 }
 
 /// A token of the vocabulary.
-///
-/// # Errors
-/// The vocabulary has no such token.
 pub fn token(value: &Value, model: &Model) -> Result<Token, ApiError> {
     let number = value.as_i64().filter(|number| (0..model.n_vocab() as i64).contains(number));
     number.map(|number| number as Token).ok_or_else(|| ApiError::invalid("Prompt contains invalid tokens"))
 }
 
 /// The tokens of a text, special tokens parsed.
-///
-/// # Errors
-/// Text that the vocabulary cannot encode.
 pub fn tokens(model: &Model, text: &str, adds_special: bool) -> Result<Vec<Token>, ApiError> {
     encode(model, text, adds_special, true)
 }
 
 /// The tokens of a text.
-///
-/// # Errors
-/// Text that the vocabulary cannot encode.
 pub fn encode(model: &Model, text: &str, adds_special: bool, parses_special: bool) -> Result<Vec<Token>, ApiError> {
     model.tokenize(text, adds_special, parses_special).map_err(|error| ApiError::invalid(error.to_string()))
+}
+
+/// `POST /infill`
+pub async fn infill(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
+    let read = || Ok::<_, ApiError>((gap(&app, &body)?, Params::of(&body, &app)?));
+    let (prompt, params) = app.work(read).await?;
+    check(params.n, &app)?;
+    drop(body);
+    native::complete(&app, params, vec![prompt.into()], held).await
+}
+
+/// The prompt for a text with a gap.
+fn gap(app: &App, body: &Fields) -> Result<Vec<Token>, ApiError> {
+    let loaded = app.loaded()?;
+    let model = &loaded.model;
+    let special = model.special_tokens();
+    let (Some(prefix_token), Some(suffix_token), Some(middle_token)) =
+        (special.fim_prefix, special.fim_suffix, special.fim_middle)
+    else {
+        let tokens = [(special.fim_prefix, "prefix"), (special.fim_suffix, "suffix"), (special.fim_middle, "middle")];
+        let missing = tokens.iter().filter(|(token, _)| token.is_none());
+        let missing: String = missing.map(|(_, name)| format!("{name} token is missing. ")).collect();
+        return Err(ApiError::unsupported(format!("Infill is not supported by this model: {missing}")));
+    };
+    let plain = |text: &str| encode(model, text, false, false);
+    let input = |name: &str| text(body, name)?.ok_or_else(|| ApiError::invalid(format!("\"{name}\" is required")));
+    let prompt = tokens(model, text(body, "prompt")?.unwrap_or_default(), false)?;
+    let (prefix, suffix) = (plain(input("input_prefix")?)?, plain(input("input_suffix")?)?);
+    let mut extra = Vec::new();
+    if let Some(token) = special.fim_repository {
+        extra.push(token);
+        extra.extend(plain("myproject\n")?);
+    }
+    let chunks = match get(body, "input_extra") {
+        None => &[][..],
+        Some(Value::Array(chunks)) => chunks,
+        Some(_) => {
+            let message = "\"input_extra\" must be an array of {\"filename\": string, \"text\": string}";
+            return Err(ApiError::invalid(message));
+        }
+    };
+    for chunk in chunks {
+        let text = chunk.get("text").and_then(Value::as_str).ok_or_else(|| {
+            ApiError::invalid("extra_context chunk must contain a \"text\" field with a string value")
+        })?;
+        let name = chunk.get("filename").map_or(Some("tmp"), Value::as_str);
+        let name =
+            name.ok_or_else(|| ApiError::invalid("extra_context chunk's \"filename\" field must be a string"))?;
+        extra.extend(special.fim_separator);
+        match special.fim_separator {
+            Some(_) => extra.extend(plain(&format!("{name}\n"))?),
+            None => extra.extend(plain("\n\n--- snippet ---\n\n")?),
+        }
+        extra.extend(plain(text)?);
+    }
+    if let Some(token) = special.fim_separator {
+        extra.push(token);
+        extra.extend(plain("filename\n")?);
+    }
+    // As llama-server divides a batch: the text nearest to the gap is kept.
+    let n_prefix = prefix.len().min(3 * (loaded.n_batch / 4));
+    let n_suffix = suffix.len().min((loaded.n_batch / 4).saturating_sub(2 + prompt.len()));
+    let n_predict = body.get("n_predict").and_then(Value::as_u64).unwrap_or(0) as usize;
+    let n_extra = extra.len().min(loaded.n_ctx.saturating_sub(loaded.n_batch + 2 * n_predict));
+    let before = [&[prefix_token], &prefix[prefix.len() - n_prefix..], &prompt].concat();
+    let after = [&[suffix_token], &suffix[..n_suffix]].concat();
+    let mut all = extra[extra.len() - n_extra..].to_vec();
+    if model.adds_bos() {
+        all.extend(special.bos);
+    }
+    let parts = if app.settings.spm_infill { [after, before] } else { [before, after] };
+    all.extend(parts.concat());
+    all.push(middle_token);
+    Ok(all)
 }

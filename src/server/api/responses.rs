@@ -1,46 +1,44 @@
-//! `/v1/responses`: conversations, in the shape of OpenAI's Responses.
+//! `/v1/responses`: conversations, in the shape of OpenAI's Responses. An answer is a list of items: reasoning,
+//! messages and calls, each with its own id.
 
-mod items;
 pub mod request;
-mod stream;
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use hobbit::engine::{ChatDelta, ToolCallDelta};
+use hobbit::engine::ChatDelta;
 use serde_json::{Value, json};
 
-use super::chat::answer::Message;
+use super::chat::answer::Reader;
 use super::chat::{Talk, count};
 use super::openai::{Usage, now, random_id};
+use super::params::merge;
 use crate::server::app::App;
-use crate::server::http::body::Body;
-use crate::server::http::error::ApiError;
-use crate::server::http::stream::{respond, whole};
-use crate::server::job::{Done, Stop};
-use items::Items;
+use crate::server::error::ApiError;
+use crate::server::http::Body;
+use crate::server::http::stream::{Frame, Shape, respond, whole};
+use crate::server::job::{Done, Event, Stop};
 use request::to_chat;
 
 /// `POST /v1/responses`
 pub async fn responses(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
     let talk = app.work(|| Talk::new(&app, loaded, to_chat(body)?, held)).await?;
-    let header = Header::new(&app);
     let mut running = talk.start(loaded).await?;
-    if talk.params.stream {
-        let ping = talk.params.ping;
-        return respond(running, stream::Events::new(talk, header)?, ping).await;
+    let (streams, ping) = (talk.params.stream, talk.params.ping);
+    let mut answer = Answer::new(talk)?;
+    if streams {
+        return respond(running, answer, ping).await;
     }
     let own = whole(running.remove(0)).await?;
-    let message = app.work(|| talk.message(&own)).await?;
-    let mut answer = header.whole(&output(&message), &own.done);
-    answer["timings"] = own.done.timings.json();
-    if let Some(verbose) = talk.verbose(&own.done, 0, &own.text) {
-        answer["__verbose"] = verbose;
+    let mut response = app.work(|| answer.finish(&own.text, &own.done, &mut Vec::new())).await?;
+    response["timings"] = own.done.timings.json();
+    if let Some(verbose) = answer.talk.verbose(&own.done, 0, &own.text) {
+        response["__verbose"] = verbose;
     }
-    Ok(Json(answer).into_response())
+    Ok(Json(response).into_response())
 }
 
 /// `POST /v1/responses/input_tokens`
@@ -49,34 +47,22 @@ pub async fn input_tokens(State(app): State<Arc<App>>, Body(body, _held): Body) 
     Ok(Json(json!({"input_tokens": n, "object": "response.input_tokens"})))
 }
 
-/// The items of a message.
-fn output(message: &Message) -> Vec<Value> {
-    let mut items = Items::default();
-    let mut events = Vec::new();
-    if !message.reasoning.is_empty() {
-        items.add(&ChatDelta::Reasoning(message.reasoning.clone()), &mut events);
-    }
-    if !message.content.is_empty() {
-        items.add(&ChatDelta::Content(message.content.clone()), &mut events);
-    }
-    for (index, call) in message.calls.iter().cloned().enumerate() {
-        let call = ToolCallDelta { index, id: call.id, name: call.name, arguments: call.arguments };
-        items.add(&ChatDelta::ToolCall(call), &mut events);
-    }
-    items.close(&mut events);
-    items.output().to_vec()
-}
-
-/// The fields of an answer other than its items.
-struct Header {
+/// An answer, complete or as a stream.
+struct Answer {
+    talk: Talk,
     id: String,
-    model: String,
     created: u64,
+    reader: Reader,
+    items: Items,
+    /// Events sent so far.
+    n: usize,
 }
 
-impl Header {
-    fn new(app: &App) -> Self {
-        Self { id: format!("resp_{}", random_id()), model: app.model_name().to_owned(), created: now() }
+impl Answer {
+    fn new(talk: Talk) -> Result<Self, ApiError> {
+        let reader = Reader::new(&talk.prompt)?;
+        let id = format!("resp_{}", random_id());
+        Ok(Self { talk, id, created: now(), reader, items: Items::default(), n: 0 })
     }
 
     /// The answer while it is generated.
@@ -86,7 +72,7 @@ impl Header {
             "object": "response",
             "created_at": self.created,
             "status": "in_progress",
-            "model": self.model,
+            "model": self.talk.app.model_name(),
             "output": [],
             "error": null,
             "incomplete_details": null,
@@ -96,13 +82,16 @@ impl Header {
         })
     }
 
-    /// The complete answer.
-    fn whole(&self, output: &[Value], done: &Done) -> Value {
+    /// The complete answer, whose text ends with `rest`; `events` are those of its last items.
+    fn finish(&mut self, rest: &str, done: &Done, events: &mut Vec<Value>) -> Result<Value, ApiError> {
+        let deltas = self.reader.finish(rest, &done.stop)?;
+        deltas.iter().for_each(|delta| self.items.add(delta, events));
+        self.items.close(events);
         let mut answer = self.begun();
         let usage = Usage::of(done);
         answer["completed_at"] = json!(now());
         answer["status"] = json!("completed");
-        answer["output"] = json!(output);
+        answer["output"] = json!(self.items.done);
         if done.stop == Stop::Limit {
             answer["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
@@ -112,24 +101,229 @@ impl Header {
             "total_tokens": usage.n_prompt + usage.n_decoded,
             "input_tokens_details": {"cached_tokens": usage.n_cached},
         });
-        answer
+        Ok(answer)
+    }
+
+    /// A numbered event, named after its type.
+    fn frame(&mut self, mut event: Value) -> Frame {
+        event["sequence_number"] = json!(self.n);
+        self.n += 1;
+        Frame::typed(&event)
+    }
+}
+
+impl Shape for Answer {
+    fn event(&mut self, _: usize, event: Event) -> Result<Vec<Frame>, ApiError> {
+        let mut events = Vec::new();
+        match event {
+            Event::Started(_) => {
+                for kind in ["response.created", "response.in_progress"] {
+                    events.push(json!({"type": kind, "response": self.begun()}));
+                }
+            }
+            Event::Progress(progress) if self.talk.params.return_progress => {
+                events.push(json!({"type": "response.in_progress", "response": self.begun()}));
+                self.talk.params.add_progress(&mut events[0], &progress);
+            }
+            Event::Token(token) => {
+                self.reader.push(&token.text).iter().for_each(|delta| self.items.add(delta, &mut events));
+                if let Some(last) = events.last_mut() {
+                    self.talk.params.add_timings(last, &token.timings);
+                }
+            }
+            Event::Done(done) => {
+                let response = self.finish(&done.rest, &done, &mut events)?;
+                let timings = done.timings.json();
+                events.push(json!({"type": "response.completed", "response": response, "timings": timings}));
+            }
+            _ => {}
+        }
+        Ok(events.into_iter().map(|event| self.frame(event)).collect())
+    }
+
+    fn failure(&mut self, error: &ApiError) -> Vec<Frame> {
+        let mut response = self.begun();
+        response["status"] = json!("failed");
+        response["error"] = error.json();
+        // llama-server's error, in the event that OpenAI's clients wait for.
+        let event = json!({"type": "response.failed", "response": response, "error": error.json()});
+        vec![self.frame(event)]
+    }
+}
+
+/// The kind of an item.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Kind {
+    Reasoning,
+    Message,
+    /// A tool call by index, with its id and name.
+    Call {
+        index: usize,
+        id: String,
+        name: String,
+    },
+}
+
+/// One item.
+#[derive(Clone, Debug)]
+struct Item {
+    kind: Kind,
+    id: String,
+    text: String,
+}
+
+impl Item {
+    fn json(&self, is_complete: bool) -> Value {
+        let status = if is_complete { "completed" } else { "in_progress" };
+        let content = |part: Value| if is_complete { json!([part]) } else { json!([]) };
+        match &self.kind {
+            Kind::Reasoning => json!({
+                "id": self.id, "summary": [], "type": "reasoning",
+                "content": content(json!({"text": self.text, "type": "reasoning_text"})),
+                "encrypted_content": "", "status": status,
+            }),
+            Kind::Message => json!({
+                "content": content(self.part()), "id": self.id, "role": "assistant", "status": status,
+                "type": "message",
+            }),
+            Kind::Call { id, name, .. } => json!({
+                "id": self.id, "type": "function_call", "status": status, "arguments": self.text,
+                "call_id": format!("call_{id}"), "name": name,
+            }),
+        }
+    }
+
+    fn part(&self) -> Value {
+        json!({"type": "output_text", "annotations": [], "logprobs": [], "text": self.text})
+    }
+}
+
+/// The items of an answer, in order.
+#[derive(Debug, Default)]
+struct Items {
+    open: Option<Item>,
+    /// Complete items.
+    done: Vec<Value>,
+}
+
+impl Items {
+    /// Adds a piece to an item of its kind.
+    fn add(&mut self, delta: &ChatDelta, events: &mut Vec<Value>) {
+        let (kind, text) = match delta {
+            ChatDelta::Reasoning(text) => (Kind::Reasoning, text),
+            ChatDelta::Content(text) => (Kind::Message, text),
+            ChatDelta::ToolCall(call) => {
+                (Kind::Call { index: call.index, id: call.id.clone(), name: call.name.clone() }, &call.arguments)
+            }
+        };
+        let goes_on = match (self.open.as_ref().map(|open| &open.kind), &kind) {
+            (Some(Kind::Call { index: open, .. }), Kind::Call { index, .. }) => open == index,
+            (open, kind) => open == Some(kind),
+        };
+        if !goes_on {
+            self.close(events);
+            self.begin(kind, events);
+        }
+        let output_index = self.done.len();
+        let Some(open) = self.open.as_mut().filter(|_| !text.is_empty()) else { return };
+        open.text.push_str(text);
+        let (kind, more) = match open.kind {
+            Kind::Reasoning => ("reasoning_text", json!({"content_index": 0})),
+            Kind::Message => ("output_text", json!({"content_index": 0, "logprobs": []})),
+            Kind::Call { .. } => ("function_call_arguments", json!({})),
+        };
+        let kind = format!("response.{kind}.delta");
+        let mut event = json!({"type": kind, "item_id": open.id, "output_index": output_index, "delta": text});
+        merge(&mut event, more);
+        events.push(event);
+    }
+
+    fn begin(&mut self, kind: Kind, events: &mut Vec<Value>) {
+        let id = match &kind {
+            Kind::Reasoning => format!("rs_{}", random_id()),
+            Kind::Message => format!("msg_{}", random_id()),
+            Kind::Call { id, .. } => format!("fc_{id}"),
+        };
+        let item = Item { kind, id, text: String::new() };
+        let at = self.done.len();
+        events.push(json!({"type": "response.output_item.added", "output_index": at, "item": item.json(false)}));
+        if item.kind == Kind::Message {
+            events.push(json!({
+                "type": "response.content_part.added", "item_id": item.id, "output_index": at, "content_index": 0,
+                "part": item.part(),
+            }));
+        }
+        self.open = Some(item);
+    }
+
+    /// Closes the open item.
+    fn close(&mut self, events: &mut Vec<Value>) {
+        let Some(item) = self.open.take() else { return };
+        let output_index = self.done.len();
+        let parts = match &item.kind {
+            Kind::Reasoning => vec![("reasoning_text", json!({"content_index": 0, "text": item.text}))],
+            Kind::Message => vec![
+                ("output_text", json!({"content_index": 0, "text": item.text, "logprobs": []})),
+                ("content_part", json!({"content_index": 0, "part": item.part()})),
+            ],
+            Kind::Call { name, .. } => {
+                vec![("function_call_arguments", json!({"arguments": item.text, "name": name}))]
+            }
+        };
+        for (kind, more) in parts {
+            let kind = format!("response.{kind}.done");
+            let mut event = json!({"type": kind, "item_id": item.id, "output_index": output_index});
+            merge(&mut event, more);
+            events.push(event);
+        }
+        let whole = item.json(true);
+        events.push(json!({"type": "response.output_item.done", "output_index": output_index, "item": whole}));
+        self.done.push(whole);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hobbit::engine::ToolCall;
+    use hobbit::engine::ToolCallDelta;
+
+    fn call(id: &str, name: &str, arguments: &str) -> ChatDelta {
+        let [id, name, arguments] = [id, name, arguments].map(str::to_owned);
+        ChatDelta::ToolCall(ToolCallDelta { index: 0, id, name, arguments })
+    }
 
     #[test]
-    fn a_message_in_items() {
-        let calls =
-            ["1", "2"].map(|id| ToolCall { id: id.to_owned(), name: "w".to_owned(), arguments: "{}".to_owned() });
-        let message = Message { content: "Ja".to_owned(), reasoning: String::new(), calls: calls.to_vec() };
-        let kinds: Vec<Value> = output(&message).iter().map(|item| json!([item["type"], item["call_id"]])).collect();
-        assert_eq!(
-            kinds,
-            [json!(["message", null]), json!(["function_call", "call_1"]), json!(["function_call", "call_2"])]
-        );
+    fn items_follow_each_other() {
+        let mut items = Items::default();
+        let mut events = Vec::new();
+        let text = str::to_owned;
+        for delta in [
+            ChatDelta::Reasoning(text("hm")),
+            ChatDelta::Content(text("J")),
+            ChatDelta::Content(text("a")),
+            call("x", "get", "{\"a\""),
+            call("", "", ":1}"),
+        ] {
+            items.add(&delta, &mut events);
+        }
+        items.close(&mut events);
+        let kind = |event: &Value| {
+            let kind = event["type"].as_str().unwrap().trim_start_matches("response.");
+            format!("{} {kind}", event["output_index"])
+        };
+        let kinds: Vec<String> = events.iter().map(kind).collect();
+        let expected = "0 output_item.added, 0 reasoning_text.delta, 0 reasoning_text.done, 0 output_item.done, \
+                        1 output_item.added, 1 content_part.added, 1 output_text.delta, 1 output_text.delta, \
+                        1 output_text.done, 1 content_part.done, 1 output_item.done, 2 output_item.added, \
+                        2 function_call_arguments.delta, 2 function_call_arguments.delta, \
+                        2 function_call_arguments.done, 2 output_item.done";
+        assert_eq!(kinds.join(", "), expected);
+        let output = items.done;
+        assert_eq!(output[0]["content"][0], json!({"text": "hm", "type": "reasoning_text"}));
+        assert_eq!(output[1]["content"][0]["text"], "Ja");
+        assert!(output[1]["id"].as_str().unwrap().starts_with("msg_"));
+        assert_eq!(events[5]["item_id"], output[1]["id"]);
+        assert_eq!((&output[2]["id"], &output[2]["call_id"]), (&json!("fc_x"), &json!("call_x")));
+        assert_eq!(output[2]["arguments"], "{\"a\":1}");
     }
 }

@@ -11,19 +11,17 @@ use hobbit::engine::ExpertPlace;
 use hobbit::options::Token;
 use hobbit_core::expert::Precision;
 use serde::{Deserialize, Serialize, Serializer};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::fields::{boolean, get, text};
 use super::params::{self, Params};
-use super::prompts;
+use super::{Fields, boolean, get, list, native, prompts};
 use crate::saved::is_file_name;
 use crate::server::adapters;
 use crate::server::app::App;
-use crate::server::http::body::{AnyBody, Body};
-use crate::server::http::error::ApiError;
+use crate::server::error::ApiError;
+use crate::server::http::{AnyBody, Body};
 use crate::server::job::SlotAction;
-use crate::server::metrics;
-use crate::server::status::SlotState;
+use crate::server::status::{self, SlotState};
 
 type Answer = Result<Json<Value>, ApiError>;
 
@@ -41,8 +39,9 @@ pub async fn models(State(app): State<Arc<App>>) -> Answer {
     let name = app.model_name();
     Ok(Json(json!({
         "models": [{
-            "name": name, "model": name, "modified_at": "", "size": "", "digest": "", "type": "model", "description": "",
-            "tags": settings.tags, "capabilities": [if settings.embeds { "embedding" } else { "completion" }],
+            "name": name, "model": name, "modified_at": "", "size": "", "digest": "", "type": "model",
+            "description": "", "tags": settings.tags,
+            "capabilities": [if settings.embeds { "embedding" } else { "completion" }],
             "parameters": "", "details": {"parent_model": "", "format": "gguf", "family": "", "families": [""],
                 "parameter_size": "", "quantization_level": ""},
         }],
@@ -58,7 +57,7 @@ pub async fn models(State(app): State<Arc<App>>) -> Answer {
                 "vocab_type": loaded.model.vocab_type(),
                 "n_vocab": loaded.model.n_vocab(),
                 "n_ctx": loaded.n_ctx,
-                "n_ctx_train": loaded.n_ctx_train,
+                "n_ctx_train": info.n_ctx_train,
                 "n_embd": loaded.model.n_embd(),
                 "n_params": info.n_params,
                 "size": info.tensor_bytes,
@@ -76,14 +75,14 @@ pub async fn props(State(app): State<Arc<App>>) -> Answer {
     let piece = |token: Option<i32>| {
         token.map_or_else(String::new, |token| String::from_utf8_lossy(&loaded.model.piece(token, true)).into_owned())
     };
-    let defaults = Params::of(&serde_json::Map::new(), &app)?;
+    let defaults = Params::of(&Fields::new(), &app)?;
     let templates = &loaded.templates;
     let mut props = json!({
         "default_generation_settings": {
             "params": params::shown(&defaults.generate, &loaded.model, true, false, false),
             "n_ctx": loaded.n_ctx,
         },
-        "total_slots": loaded.n_slots,
+        "total_slots": app.settings.n_slots,
         "model_alias": app.model_name(),
         "model_ftype": info.description,
         "model_path": info.path,
@@ -109,12 +108,11 @@ pub async fn props(State(app): State<Arc<App>>) -> Answer {
 
 /// `POST /props`
 pub async fn set_props(State(app): State<Arc<App>>) -> Answer {
-    match app.settings.has_props {
-        true => Ok(Json(json!({"success": true}))),
-        false => Err(ApiError::unsupported(
-            "This server does not support changing global properties. Start it with `--props`",
-        )),
+    if !app.settings.has_props {
+        let message = "This server does not support changing global properties. Start it with `--props`";
+        return Err(ApiError::unsupported(message));
     }
+    Ok(Json(json!({"success": true})))
 }
 
 /// The query of `/slots`.
@@ -185,30 +183,29 @@ pub async fn act_on_slot(
         ));
     };
     let loaded = app.loaded()?;
-    let slot = id.parse().ok().filter(|slot| *slot < loaded.n_slots);
+    let slot = id.parse().ok().filter(|slot| *slot < app.settings.n_slots);
     let slot: usize = slot.ok_or_else(|| ApiError::invalid("Invalid slot ID"))?;
     let action = query.action.as_deref().unwrap_or_default();
     if action == "erase" {
         let answer = loaded.act(slot, SlotAction::Erase).await?;
         return Ok(Json(json!({"id_slot": slot, "n_erased": answer.n_tokens})));
     }
-    if !matches!(action, "save" | "restore") {
-        return Err(ApiError::invalid("Invalid action"));
-    }
-    let name = body.get("filename").and_then(Value::as_str).filter(|name| is_file_name(name));
-    let name = name.ok_or_else(|| ApiError::invalid("Invalid filename"))?;
-    let path = directory.join(name);
-    if action == "save" {
-        let answer = loaded.act(slot, SlotAction::Save(path)).await?;
-        return Ok(Json(json!({
-            "id_slot": slot, "filename": name, "n_saved": answer.n_tokens, "n_written": answer.n_bytes,
-            "timings": {"save_ms": answer.ms},
-        })));
-    }
-    let answer = loaded.act(slot, SlotAction::Restore(path, loaded.adapters.scales())).await?;
+    let name = || {
+        let name = body.get("filename").and_then(Value::as_str).filter(|name| is_file_name(name));
+        name.ok_or_else(|| ApiError::invalid("Invalid filename"))
+    };
+    let (name, action, [n_tokens, n_bytes, ms]) = match action {
+        "save" => (name()?, SlotAction::Save(directory.join(name()?)), ["n_saved", "n_written", "save_ms"]),
+        "restore" => {
+            let action = SlotAction::Restore(directory.join(name()?), loaded.adapters.scales());
+            (name()?, action, ["n_restored", "n_read", "restore_ms"])
+        }
+        _ => return Err(ApiError::invalid("Invalid action")),
+    };
+    let answer = loaded.act(slot, action).await?;
     Ok(Json(json!({
-        "id_slot": slot, "filename": name, "n_restored": answer.n_tokens, "n_read": answer.n_bytes,
-        "timings": {"restore_ms": answer.ms},
+        "id_slot": slot, "filename": name, n_tokens: answer.n_tokens, n_bytes: answer.n_bytes,
+        "timings": {ms: answer.ms},
     })))
 }
 
@@ -217,14 +214,10 @@ pub async fn tokenize(State(app): State<Arc<App>>, Body(body, held): Body) -> Re
     let model = &app.loaded()?.model;
     let tokens = app.work(|| tokens(&body, model)).await?;
     let with_pieces = boolean(&body, "with_pieces")?.unwrap_or(false);
-    let each = if with_pieces { PIECE_BYTES } else { TOKEN_BYTES };
-    held.grow_to(tokens.len() * each).await?;
-    Ok(app
-        .work(|| match with_pieces {
-            false => Json(Tokens { tokens }).into_response(),
-            true => Json(Tokens { tokens: Pieces(&tokens, model) }).into_response(),
-        })
-        .await)
+    held.grow_to(tokens.len() * if with_pieces { PIECE_BYTES } else { TOKEN_BYTES }).await?;
+    let pieces = || Json(Tokens { tokens: Pieces(&tokens, model) }).into_response();
+    let plain = || Json(Tokens { tokens: &tokens }).into_response();
+    Ok(app.work(|| if with_pieces { pieces() } else { plain() }).await)
 }
 
 /// Bytes per token in an answer, whose buffer grows by doubling.
@@ -252,7 +245,7 @@ impl Serialize for Pieces<'_> {
 }
 
 /// The tokens of a text, or of a list of tokens and texts.
-fn tokens(body: &Map<String, Value>, model: &Model) -> Result<Vec<Token>, ApiError> {
+fn tokens(body: &Fields, model: &Model) -> Result<Vec<Token>, ApiError> {
     let adds_special = boolean(body, "add_special")?.unwrap_or(false);
     let parses_special = boolean(body, "parse_special")?.unwrap_or(true);
     match get(body, "content") {
@@ -272,110 +265,10 @@ pub async fn detokenize(State(app): State<Arc<App>>, Body(body, _held): Body) ->
     Ok(Json(json!({"content": text})))
 }
 
-fn detokenized(body: &Map<String, Value>, model: &Model) -> Result<String, ApiError> {
-    let tokens = match get(body, "tokens") {
-        None => &[][..],
-        Some(Value::Array(tokens)) => tokens,
-        Some(_) => return Err(ApiError::field("tokens", "expected an array")),
-    };
+fn detokenized(body: &Fields, model: &Model) -> Result<String, ApiError> {
+    let tokens = list(body, "tokens")?.map_or(&[][..], Vec::as_slice);
     let tokens: Vec<i32> = tokens.iter().map(|value| prompts::token(value, model)).collect::<Result<_, _>>()?;
-    Ok(super::native::text_of(model, &tokens))
-}
-
-/// `POST /infill`
-pub async fn infill(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
-    let prompt = app.work(|| gap(&app, &body)).await?;
-    let params = app.work(|| Params::of(&body, &app)).await?;
-    prompts::check(params.n, &app)?;
-    drop(body);
-    super::native::complete(&app, params, vec![prompt.into()], held).await
-}
-
-/// The prompt for a text with a gap.
-fn gap(app: &App, body: &Map<String, Value>) -> Result<Vec<Token>, ApiError> {
-    let loaded = app.loaded()?;
-    let model = &loaded.model;
-    let special = model.special_tokens();
-    let missing: Vec<&str> =
-        [(special.fim_prefix, "prefix"), (special.fim_suffix, "suffix"), (special.fim_middle, "middle")]
-            .iter()
-            .filter(|(token, _)| token.is_none())
-            .map(|(_, name)| *name)
-            .collect();
-    let (Some(prefix_token), Some(suffix_token), Some(middle_token)) =
-        (special.fim_prefix, special.fim_suffix, special.fim_middle)
-    else {
-        let missing: String = missing.iter().map(|name| format!("{name} token is missing. ")).collect();
-        return Err(ApiError::unsupported(format!("Infill is not supported by this model: {missing}")));
-    };
-    let prompt = match get(body, "prompt") {
-        None => "",
-        Some(_) => text(body, "prompt")?.unwrap_or_default(),
-    };
-    let input = |name: &str| text(body, name)?.ok_or_else(|| ApiError::invalid(format!("\"{name}\" is required")));
-    let (prefix, suffix) = (input("input_prefix")?, input("input_suffix")?);
-    let encode = |text: &str| prompts::tokens(model, text, false);
-    let plain = |text: &str| model.tokenize(text, false, false).map_err(|error| ApiError::invalid(error.to_string()));
-    let mut extra = Vec::new();
-    if let Some(token) = special.fim_repository {
-        extra.push(token);
-        extra.extend(plain("myproject\n")?);
-    }
-    let chunks = match get(body, "input_extra") {
-        None => &[][..],
-        Some(Value::Array(chunks)) => chunks,
-        Some(_) => {
-            return Err(ApiError::invalid(
-                "\"input_extra\" must be an array of {\"filename\": string, \"text\": string}",
-            ));
-        }
-    };
-    for chunk in chunks {
-        let of = |name: &str| chunk.get(name);
-        let text = of("text").and_then(Value::as_str).ok_or_else(|| {
-            ApiError::invalid("extra_context chunk must contain a \"text\" field with a string value")
-        })?;
-        let name = match of("filename") {
-            None => "tmp",
-            Some(name) => name
-                .as_str()
-                .ok_or_else(|| ApiError::invalid("extra_context chunk's \"filename\" field must be a string"))?,
-        };
-        match special.fim_separator {
-            Some(token) => {
-                extra.push(token);
-                extra.extend(plain(&format!("{name}\n"))?);
-            }
-            None => extra.extend(plain("\n\n--- snippet ---\n\n")?),
-        }
-        extra.extend(plain(text)?);
-    }
-    if let Some(token) = special.fim_separator {
-        extra.push(token);
-        extra.extend(plain("filename\n")?);
-    }
-    let prompt = encode(prompt)?;
-    let (prefix, suffix) = (plain(prefix)?, plain(suffix)?);
-    // As llama-server divides a batch: the text nearest to the gap is kept.
-    let n_prefix = prefix.len().min(3 * (loaded.n_batch / 4));
-    let n_suffix = suffix.len().min((loaded.n_batch / 4).saturating_sub(2 + prompt.len()));
-    let n_predict = body.get("n_predict").and_then(Value::as_u64).unwrap_or(0) as usize;
-    let n_extra = extra.len().min(loaded.n_ctx.saturating_sub(loaded.n_batch + 2 * n_predict));
-    let mut before = vec![prefix_token];
-    before.extend(&prefix[prefix.len() - n_prefix..]);
-    before.extend(&prompt);
-    let mut after = vec![suffix_token];
-    after.extend(&suffix[..n_suffix]);
-    let mut all = extra[extra.len() - n_extra..].to_vec();
-    if model.adds_bos() {
-        all.extend(special.bos);
-    }
-    match app.settings.spm_infill {
-        true => [after, before].iter().for_each(|part| all.extend(part)),
-        false => [before, after].iter().for_each(|part| all.extend(part)),
-    }
-    all.push(middle_token);
-    Ok(all)
+    Ok(native::text_of(model, &tokens))
 }
 
 /// `GET /metrics`
@@ -384,7 +277,7 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> 
         return Err(ApiError::unsupported("This server does not support metrics endpoint. Start it with `--metrics`"));
     }
     let loaded = app.loaded()?;
-    let text = metrics::text(&loaded.status.take(), loaded.model.host_cache_bytes());
+    let text = status::metrics(&loaded.status.take(), loaded.model.host_cache_bytes());
     let headers = [
         (CONTENT_TYPE.as_str(), "text/plain; version=0.0.4".to_owned()),
         ("process-start-time-unix", app.began.to_string()),
@@ -401,11 +294,15 @@ pub async fn experts(State(app): State<Arc<App>>) -> Answer {
     let (places, capacity) = places.await.map_err(|error| ApiError::server(error.to_string()))?;
     let info = loaded.model.info();
     let state = loaded.status.get();
-    let totals = state.totals;
+    let (totals, traffic) = (&state.totals, &state.totals.traffic);
+    let n_processing = state.slots.iter().filter(|slot| slot.is_processing).count();
     let layers: Vec<Value> = places
         .iter()
         .flatten()
-        .map(|layer| json!({"layer": layer.layer, "cells": layer.experts.iter().map(|place| letter(*place)).collect::<String>()}))
+        .map(|layer| {
+            let cells: String = layer.experts.iter().map(|place| letter(*place)).collect();
+            json!({"layer": layer.layer, "cells": cells})
+        })
         .collect();
     let slots: Vec<Value> = state
         .slots
@@ -422,11 +319,12 @@ pub async fn experts(State(app): State<Arc<App>>) -> Answer {
         "n_expert": info.n_expert,
         "n_expert_used": info.n_expert_used,
         "layers": layers,
-        "totals": {"hits": totals.hits, "misses": totals.misses, "bytes_read": totals.bytes_read,
-            "tokens": totals.predicted_tokens, "seconds": totals.predicted_seconds, "io_wait_seconds": totals.io_wait_seconds},
+        "totals": {"hits": traffic.hits, "misses": traffic.misses, "bytes_read": traffic.bytes_read,
+            "tokens": totals.predicted_tokens, "seconds": totals.predicted_seconds,
+            "io_wait_seconds": traffic.io_wait_ms / 1e3},
         "capacity_bytes": capacity,
         "expert_bytes": info.expert_bytes,
-        "requests": {"processing": state.slots.iter().filter(|slot| slot.is_processing).count(), "waiting": state.n_waiting},
+        "requests": {"processing": n_processing, "waiting": state.n_waiting},
         "slots": slots,
     })))
 }

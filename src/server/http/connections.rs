@@ -1,9 +1,9 @@
 //! Connections: how many there may be, and how long each may keep the server waiting.
 //!
-//! A connection waits for its client unless a request of it is being worked on: while it is silent, while a request
-//! arrives, while the client does not read an answer. One that waits longer than the server's patience is closed,
-//! whatever it speaks (TLS, HTTP/1, HTTP/2). At the limit, the one that has waited longest makes room for a new one.
-//! All requests of a closed connection are given up, so that their slots are free again.
+//! A connection waits for its client unless a request of it is being processed: while it is silent, while a request
+//! arrives, while the client does not read an answer. A connection that waits longer than the server's patience is
+//! closed, in TLS, HTTP/1 and HTTP/2. At the limit, the one that has waited longest makes room for a new one. All
+//! requests of a closed connection are cancelled, so that their slots are free again.
 
 use std::collections::HashMap;
 use std::future::{Ready, ready};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Extension, Request, State};
-use axum::middleware::Next;
+use axum::middleware::{AddExtension, Next};
 use axum::response::{IntoResponse, Response};
 use axum_server::accept::Accept;
 use futures_util::task::AtomicWaker;
@@ -24,9 +24,9 @@ use http_body::{Frame, SizeHint};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tower::Service;
+use tower::Layer;
 
-use super::error::ApiError;
+use crate::server::error::ApiError;
 
 /// Minimum number of connections, even if few requests may wait.
 const CONNECTIONS: usize = 512;
@@ -102,8 +102,8 @@ impl Connection {
         turn.n_working == 0 && turn.since.elapsed() > if is_idle { idle } else { patience }
     }
 
-    /// Bytes have come.
-    fn heard(&self) {
+    /// Bytes have arrived.
+    fn received(&self) {
         let mut turn = lock(&self.turn);
         if turn.is_idle {
             (turn.is_idle, turn.since) = (false, Instant::now());
@@ -176,15 +176,15 @@ pub struct Acceptor(pub Arc<Connections>);
 
 impl<S> Accept<TcpStream, S> for Acceptor {
     type Stream = Tracked;
-    type Service = Marking<S>;
-    type Future = Ready<io::Result<(Tracked, Marking<S>)>>;
+    type Service = AddExtension<S, Arc<Connection>>;
+    type Future = Ready<io::Result<(Tracked, Self::Service)>>;
 
     fn accept(&self, stream: TcpStream, service: S) -> Self::Future {
         // Events are small writes; Nagle's algorithm would delay them by 40 ms.
         let tracked = stream.set_nodelay(true).and_then(|()| self.0.take_in(stream));
         ready(tracked.map(|tracked| {
-            let connection = Arc::clone(&tracked.connection);
-            (tracked, Marking { service, connection })
+            let service = Extension(Arc::clone(&tracked.connection)).layer(service);
+            (tracked, service)
         }))
     }
 }
@@ -221,7 +221,7 @@ impl AsyncRead for Tracked {
         let before = buf.filled().len();
         let result = self.open(cx)?.poll_read(cx, buf);
         if buf.filled().len() > before {
-            self.connection.heard();
+            self.connection.received();
         }
         result
     }
@@ -233,47 +233,12 @@ impl AsyncWrite for Tracked {
         self.connection.wrote(result)
     }
 
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let result = self.open(cx)?.poll_write_vectored(cx, bufs);
-        self.connection.wrote(result)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.open(cx)?.poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.open(cx)?.poll_shutdown(cx)
-    }
-}
-
-/// A service whose requests know their connection.
-#[derive(Clone, Debug)]
-pub struct Marking<S> {
-    service: S,
-    connection: Arc<Connection>,
-}
-
-impl<S: Service<axum::http::Request<B>>, B> Service<axum::http::Request<B>> for Marking<S> {
-    type Response = S::Response;
-    type Error = S::Error;
-    type Future = S::Future;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.service.poll_ready(cx)
-    }
-
-    fn call(&mut self, mut request: axum::http::Request<B>) -> S::Future {
-        request.extensions_mut().insert(Arc::clone(&self.connection));
-        self.service.call(request)
     }
 }
 

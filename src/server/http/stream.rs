@@ -10,16 +10,14 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde_json::Value;
 
-use super::error::ApiError;
-use crate::server::app::Running;
-use crate::server::job::{Done, Event, Failure, Probabilities};
+use crate::server::error::ApiError;
+use crate::server::job::{Done, Event, Probabilities, Running};
 
 /// One server-sent event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frame {
-    /// Its name, where the protocol has names.
-    pub name: Option<&'static str>,
-    pub data: String,
+    name: Option<String>,
+    data: String,
 }
 
 impl Frame {
@@ -28,9 +26,20 @@ impl Frame {
         Self { name: None, data: value.to_string() }
     }
 
-    /// An event of that name.
-    pub fn named(name: &'static str, value: &Value) -> Self {
-        Self { name: Some(name), data: value.to_string() }
+    /// An event named after its type.
+    pub fn typed(value: &Value) -> Self {
+        Self { name: value["type"].as_str().map(str::to_owned), data: value.to_string() }
+    }
+
+    /// The end of OpenAI's streams.
+    pub fn done() -> Self {
+        Self { name: None, data: "[DONE]".to_owned() }
+    }
+
+    fn sse(self) -> SseEvent {
+        // Write the name first: not every client reads a whole event before it looks.
+        let event = self.name.map_or_else(SseEvent::default, |name| SseEvent::default().event(name));
+        event.data(self.data)
     }
 }
 
@@ -55,23 +64,17 @@ pub trait Shape: Send + 'static {
 
 /// Streams the events of several requests. Nothing is sent before all have begun, so that an earlier error is an
 /// answer of its own.
-///
-/// # Errors
-/// A request that fails before it begins.
 pub async fn respond(
-    running: Vec<Running>,
+    mut running: Vec<Running>,
     mut shape: impl Shape,
     ping: Option<Duration>,
 ) -> Result<Response, ApiError> {
-    let mut running = running;
     let mut frames = VecDeque::new();
     // One request may hold the only slot that another waits for: queue its events here.
     for (index, own) in running.iter_mut().enumerate() {
-        let event = if index == 0 { own.next().await } else { own.next_now() };
-        match event {
-            Some(Event::Failed(failure)) => return Err(failure.into()),
+        match if index == 0 { Some(own.next().await) } else { own.next_now() } {
+            Some(Event::Failed(error)) => return Err(error),
             Some(event) => frames.extend(shape.event(index, event)?),
-            None if index == 0 => return Err(gone()),
             None => {}
         }
     }
@@ -79,29 +82,25 @@ pub async fn respond(
     let events = stream::unfold(state, |(mut running, mut shape, mut frames, mut has_ended)| async move {
         loop {
             if let Some(frame) = frames.pop_front() {
-                return Some((Ok::<_, Infallible>(sse(frame)), (running, shape, frames, has_ended)));
+                return Some((Ok::<_, Infallible>(frame.sse()), (running, shape, frames, has_ended)));
             }
             if has_ended {
                 return None;
             }
-            match next_of(&mut running).await {
-                Some((_, Event::Failed(failure))) => {
-                    frames.extend(shape.failure(&failure.into()));
-                    has_ended = true;
-                }
-                Some((index, event)) => match shape.event(index, event) {
-                    Ok(own) => frames.extend(own),
-                    Err(error) => {
-                        frames.extend(shape.failure(&error));
-                        running.clear();
-                        has_ended = true;
-                    }
-                },
+            let new = match next_of(&mut running).await {
+                Some((_, Event::Failed(error))) => Err(error),
+                Some((index, event)) => shape.event(index, event),
                 None => {
-                    frames.extend(shape.end());
                     has_ended = true;
+                    Ok(shape.end())
                 }
-            }
+            };
+            frames.extend(new.unwrap_or_else(|error| {
+                has_ended = true;
+                // The other requests are given up.
+                running.clear();
+                shape.failure(&error)
+            }));
         }
     });
     let events = Sse::new(events);
@@ -113,15 +112,6 @@ pub async fn respond(
     Ok(response)
 }
 
-fn sse(frame: Frame) -> SseEvent {
-    // Write the name first: not every client reads a whole event before it looks.
-    let event = SseEvent::default();
-    match frame.name {
-        Some(name) => event.event(name).data(frame.data),
-        None => event.data(frame.data),
-    }
-}
-
 /// The next event of any request; `None` once all have ended.
 async fn next_of(running: &mut [Running]) -> Option<(usize, Event)> {
     let waits = running.iter_mut().enumerate().filter(|(_, own)| !own.has_ended());
@@ -129,12 +119,7 @@ async fn next_of(running: &mut [Running]) -> Option<(usize, Event)> {
     if waits.is_empty() {
         return None;
     }
-    let ((index, event), ..) = futures_util::future::select_all(waits).await;
-    Some((index, event.unwrap_or_else(|| Event::Failed(Failure::server("the engine has ended")))))
-}
-
-fn gone() -> ApiError {
-    ApiError::server("the engine has ended")
+    Some(futures_util::future::select_all(waits).await.0)
 }
 
 /// The collected output of a generation.
@@ -148,13 +133,10 @@ pub struct Whole {
 }
 
 /// Waits for the end of a generation and collects its output.
-///
-/// # Errors
-/// The generation's failure.
 pub async fn whole(mut running: Running) -> Result<Whole, ApiError> {
     let (mut text, mut tokens, mut probabilities) = (String::new(), Vec::new(), Vec::new());
     loop {
-        match running.next().await.ok_or_else(gone)? {
+        match running.next().await {
             Event::Started(_) | Event::Progress(_) | Event::Embedding(_) => {}
             Event::Token(event) => {
                 text.push_str(&event.text);
@@ -166,22 +148,24 @@ pub async fn whole(mut running: Running) -> Result<Whole, ApiError> {
                 probabilities.truncate(probabilities.len().saturating_sub(done.n_swallowed));
                 return Ok(Whole { text, tokens, probabilities, done: *done });
             }
-            Event::Failed(failure) => return Err(failure.into()),
+            Event::Failed(error) => return Err(error),
         }
     }
 }
 
+/// Waits for several generations.
+pub async fn all(running: Vec<Running>) -> Result<Vec<Whole>, ApiError> {
+    futures_util::future::try_join_all(running.into_iter().map(whole)).await
+}
+
 /// Waits for embeddings: rows, and the number of input tokens.
-///
-/// # Errors
-/// The request's failure.
 pub async fn embeddings(mut running: Running) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
     let mut n_tokens = 0;
     loop {
-        match running.next().await.ok_or_else(gone)? {
+        match running.next().await {
             Event::Started(started) => n_tokens = started.n_prompt,
             Event::Embedding(rows) => return Ok((rows, n_tokens)),
-            Event::Failed(failure) => return Err(failure.into()),
+            Event::Failed(error) => return Err(error),
             Event::Progress(_) | Event::Token(_) | Event::Done(_) => {}
         }
     }

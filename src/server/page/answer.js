@@ -1,4 +1,4 @@
-// What the chunks of a stream make of an answer, and its figures in words. Pure.
+// Collects the chunks of a stream into an answer, and puts its figures in words. Pure.
 
 import { bytes, count, counted, duration, percent, short } from "./format.js";
 

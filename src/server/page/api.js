@@ -26,7 +26,7 @@ export function setApiKey(value) {
   }
 }
 
-/** What the server answered instead of what was asked for; `status` is 0 where it did not answer. */
+/** An error answer of the server; `status` is 0 if there was no answer. */
 export class ApiError extends Error {
   constructor(message, status = 0, type = "") {
     super(message);

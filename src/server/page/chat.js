@@ -203,7 +203,7 @@ function draw({ all = false } = {}) {
   const last = open.messages.length - 1;
   const articles = at("messages").children;
   open.messages.forEach((shown, index) => {
-    // What comes changes the last one only.
+    // New text changes the last one only.
     if (!all && index < last) return;
     const actions = [];
     if (!generation && index === lastUser) actions.push(["Edit", () => edit(index)]);

@@ -120,7 +120,7 @@ function drop(conversation) {
 }
 
 function fromAnotherTab(id) {
-  // What is being written here is newer than what is there.
+  // The text being written here is newer than the stored one.
   if (calls.busy(id)) return;
   const kept = store.one(id);
   conversations = conversations.filter((conversation) => conversation.id !== id);

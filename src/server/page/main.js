@@ -86,7 +86,7 @@ function wantsKey() {
   });
 }
 
-/** What the chat could not do. */
+/** A failure of the chat. */
 function failed(error) {
   if (error.field) {
     panel("settings");

@@ -1,6 +1,6 @@
-// What two answers of /experts say together, and counts of one. Pure.
+// Rates between two answers of /experts, and counts of one. Pure.
 
-/** What a character of a layer's cells means. `shape` is what is drawn: colour is not the only mark. */
+/** Meanings of the characters in a layer's cells. `shape` is drawn: colour is not the only mark. */
 export const STATES = {
   H: { name: "high", words: "in memory, high precision", shape: "full" },
   L: { name: "low", words: "in memory, low precision", shape: "half" },

@@ -65,7 +65,7 @@ export function invalid() {
   return NUMBERS.map((name) => form.elements[name]).find((field) => !field.checkValidity()) ?? null;
 }
 
-/** What a request says of sampling and thinking. */
+/** A request's fields for sampling and reasoning. */
 export function parameters() {
   const given = {};
   for (const name of NUMBERS) {

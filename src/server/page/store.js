@@ -25,7 +25,7 @@ function id() {
   return Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** What a conversation is called by its first message. @param {string} text */
+/** A conversation's title from its first message. @param {string} text */
 export function title(text) {
   const line = text.trim().split("\n", 1)[0];
   return line.length > 60 ? `${line.slice(0, 59).trimEnd()}…` : line;

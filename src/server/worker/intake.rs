@@ -7,11 +7,10 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 use hobbit::Sampler;
 
 use super::Worker;
-use super::slot::{Phase, Run};
+use super::slot::{Phase, Run, Slot};
 use crate::saved;
-use crate::server::job::{
-    Command, Event, Failure, FailureKind, Job, SlotAction, SlotAnswer, SlotCommand, Started, Traffic, Work,
-};
+use crate::server::error::ApiError;
+use crate::server::job::{Command, Event, Job, SlotAction, SlotAnswer, SlotCommand, Started, Traffic, Work};
 use crate::server::slots::{self, Shares, SlotView};
 use crate::server::text::Text;
 
@@ -49,13 +48,10 @@ impl Worker {
 
     fn take(&mut self, command: Command) {
         match command {
-            Command::Job(job) if self.ends_at.is_some() => {
-                let message = "the server is shutting down".to_owned();
-                let _ = job.events.send(Event::Failed(Failure { kind: FailureKind::Unavailable, message }));
-            }
+            Command::Job(job) if self.ends_at.is_some() => job.events.fail(ApiError::shutting_down()),
             Command::Job(job) if self.waiting.len() >= self.options.n_waiting_max => {
                 let message = format!("{} requests wait already; try again later", self.waiting.len());
-                let _ = job.events.send(Event::Failed(Failure { kind: FailureKind::Unavailable, message }));
+                job.events.fail(ApiError::unavailable(message));
             }
             Command::Job(job) => self.waiting.push_back(*job),
             Command::Slot(command) => self.actions.push(command),
@@ -68,11 +64,9 @@ impl Worker {
 
     /// Drops requests whose clients have gone.
     pub(super) fn drop_cancelled(&mut self) {
-        self.waiting.retain(|job| !job.cancelled.is_set());
+        self.waiting.retain(|job| !job.events.is_cancelled());
         for at in 0..self.slots.len() {
-            let slot = &mut self.slots[at];
-            if slot.run.as_ref().is_some_and(|run| run.job.cancelled.is_set()) {
-                slot.run = None;
+            if self.slots[at].run.take_if(|run| run.job.events.is_cancelled()).is_some() {
                 self.freed(at);
             }
         }
@@ -82,7 +76,7 @@ impl Worker {
     pub(super) fn assign(&mut self) {
         let mut at = 0;
         while at < self.waiting.len() {
-            if !self.slots.iter().any(super::Slot::is_free) {
+            if !self.slots.iter().any(Slot::is_free) {
                 return;
             }
             let job = &self.waiting[at];
@@ -114,38 +108,14 @@ impl Worker {
 
     /// Starts a request in a slot.
     fn begin(&mut self, job: Job, placement: slots::Placement) {
-        let refuse = |job: &Job, failure: Failure| {
-            job.events.send(Event::Failed(failure));
-        };
-        let (n_prompt, n_ctx) = (job.prompt.len(), self.options.n_ctx);
-        let needs_room = matches!(job.work, Work::Generate(_));
-        if n_prompt >= n_ctx + usize::from(!needs_room) {
-            let message = format!(
-                "request ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it"
-            );
-            return refuse(&job, Failure { kind: FailureKind::ExceedsContext { n_prompt, n_ctx }, message });
-        }
-        let n_batch = self.options.n_batch;
-        let (sampler, text) = match &job.work {
-            Work::Embed if n_prompt > n_batch => {
-                let message = format!(
-                    "input ({n_prompt} tokens) is too large to process. increase the physical batch size (current batch size: \
-                     {n_batch})"
-                );
-                return refuse(&job, Failure::server(message));
-            }
-            Work::Embed => (None, Text::new(&[], 0)),
-            Work::Generate(generate) => match Sampler::new(&self.model, &generate.sampling()) {
-                Ok(sampler) => (Some(sampler), Text::new(&generate.stops, generate.n_indent)),
-                Err(error) => {
-                    let message = format!("Failed to initialize samplers: {error}");
-                    return refuse(&job, Failure::invalid(message));
-                }
-            },
+        let (n_prompt, events) = (job.prompt.len(), job.events.clone());
+        let (sampler, text) = match self.sampler_for(&job) {
+            Ok(made) => made,
+            Err(error) => return events.fail(error),
         };
         let n_cached = match self.prepare(placement, &job) {
             Ok(n_cached) => n_cached,
-            Err(error) => return refuse(&job, Failure::server(error.to_string())),
+            Err(error) => return events.fail(ApiError::server(error.to_string())),
         };
         let slot = &mut self.slots[placement.slot];
         let mut run = Run {
@@ -168,11 +138,34 @@ impl Worker {
         let _ = run.job.events.send(Event::Started(Started { slot: slot.id, n_prompt, n_cached }));
         slot.run = Some(run);
         super::step::progress(slot);
-        self.status.began(n_cached);
+        self.status.count(|totals| {
+            totals.requests += 1;
+            totals.cached_tokens += n_cached as u64;
+        });
         self.session.begin_text();
         if n_prompt == 0 {
             // Neither a prefix to continue nor a token to evaluate.
             self.finish_empty(placement.slot);
+        }
+    }
+
+    /// The sampler and the text of a request, if a slot can hold its prompt.
+    fn sampler_for(&self, job: &Job) -> Result<(Option<Sampler>, Text), ApiError> {
+        let (n_prompt, n_ctx, n_batch) = (job.prompt.len(), self.options.n_ctx, self.options.n_batch);
+        let generates = matches!(job.work, Work::Generate(_));
+        if n_prompt >= n_ctx + usize::from(!generates) {
+            return Err(ApiError::exceeds_context(n_prompt, n_ctx));
+        }
+        match &job.work {
+            Work::Embed if n_prompt > n_batch => Err(ApiError::server(format!(
+                "input ({n_prompt} tokens) is too large to process. increase the physical batch size (current batch \
+                 size: {n_batch})"
+            ))),
+            Work::Embed => Ok((None, Text::new(&[], 0))),
+            Work::Generate(generate) => match Sampler::new(&self.model, &generate.sampling()) {
+                Ok(sampler) => Ok((Some(sampler), Text::new(&generate.stops, generate.n_indent))),
+                Err(error) => Err(ApiError::invalid(format!("Failed to initialize samplers: {error}"))),
+            },
         }
     }
 
@@ -215,72 +208,61 @@ impl Worker {
 
     /// Runs the queued operations on free slots.
     pub(super) fn act_on_slots(&mut self) {
-        let mut later = Vec::new();
         for command in std::mem::take(&mut self.actions) {
             match self.slots.get(command.slot) {
-                None => drop(command.answer.send(Err(Failure::invalid("Invalid slot ID")))),
-                Some(slot) if !slot.is_free() => later.push(command),
+                None => drop(command.answer.send(Err(ApiError::invalid("Invalid slot ID")))),
+                Some(slot) if !slot.is_free() => self.actions.push(command),
                 Some(_) => {
                     let SlotCommand { slot, action, answer } = command;
-                    let result = self.act(slot, &action);
-                    let _ = answer.send(result);
+                    let _ = answer.send(self.act(slot, action));
                 }
             }
         }
-        self.actions = later;
     }
 
-    fn act(&mut self, at: usize, action: &SlotAction) -> Result<SlotAnswer, Failure> {
+    fn act(&mut self, at: usize, action: SlotAction) -> Result<SlotAnswer, ApiError> {
         let began = Instant::now();
+        let server = |error: hobbit::Error| ApiError::server(error.to_string());
         let sequence = self.slots[at].sequence();
         let (n_tokens, n_bytes) = match action {
             SlotAction::Erase => {
-                self.session.keep_of(sequence, 0).map_err(|error| Failure::server(error.to_string()))?;
-                self.slots[at].is_shared = false;
-                (std::mem::take(&mut self.slots[at].tokens).len(), 0)
+                let n = self.slots[at].tokens.len();
+                self.forget(at).map_err(server)?;
+                (n, 0)
             }
             SlotAction::Save(path) => {
-                let state =
-                    self.session.sequence_state(sequence).map_err(|error| Failure::server(error.to_string()))?;
-                let tokens = &self.slots[at].tokens;
-                let n_bytes =
-                    saved::write(path, saved::mark_with(self.options.mark, &self.slots[at].lora), tokens, &state)
-                        .map_err(|error| {
-                            let message = format!("Unable to save slot: {error}");
-                            match error.kind() {
-                                // The client chose the name and can choose another.
-                                ErrorKind::InvalidInput | ErrorKind::InvalidFilename => Failure::invalid(message),
-                                _ => Failure::server(message),
-                            }
-                        })?;
+                let state = self.session.sequence_state(sequence).map_err(server)?;
+                let Slot { tokens, lora, .. } = &self.slots[at];
+                let written = saved::write(&path, saved::mark_with(self.options.mark, lora), tokens, &state);
+                let n_bytes = written.map_err(|error| {
+                    let message = format!("Unable to save slot: {error}");
+                    match error.kind() {
+                        // The client chose the name and can choose another.
+                        ErrorKind::InvalidInput | ErrorKind::InvalidFilename => ApiError::invalid(message),
+                        _ => ApiError::server(message),
+                    }
+                })?;
                 (tokens.len(), n_bytes)
             }
             SlotAction::Restore(path, lora) => {
-                self.session.keep_of(sequence, 0).map_err(|error| Failure::server(error.to_string()))?;
-                self.slots[at].tokens.clear();
-                self.slots[at].is_shared = false;
-                let fail = |why: String| Failure::invalid(format!("Unable to restore slot: {why}"));
-                let (tokens, state, n_bytes) =
-                    saved::read(path, saved::mark_with(self.options.mark, lora)).map_err(fail)?;
-                if tokens.len() > self.options.n_ctx {
-                    let n_ctx = self.options.n_ctx;
-                    return Err(fail(format!("it holds {} tokens, and a slot {n_ctx}", tokens.len())));
+                self.forget(at).map_err(server)?;
+                let fail = |why: String| ApiError::invalid(format!("Unable to restore slot: {why}"));
+                let mark = saved::mark_with(self.options.mark, &lora);
+                let (tokens, state, n_bytes) = saved::read(&path, mark).map_err(fail)?;
+                let (n, n_ctx) = (tokens.len(), self.options.n_ctx);
+                if n > n_ctx {
+                    return Err(fail(format!("it holds {n} tokens, and a slot {n_ctx}")));
                 }
                 // If the context has no room, idle slots make room.
                 let mut n_freed = 0;
                 while let Err(error) = self.session.set_sequence_state(sequence, &state) {
                     // If as many cells are free as the state has tokens, more room does not help.
-                    if n_freed >= tokens.len() {
-                        return Err(fail(error.to_string()));
-                    }
-                    match self.forget_oldest_idle(Some(at)).map_err(|error| Failure::server(error.to_string()))? {
-                        Some(n) => n_freed += n,
-                        None => return Err(fail(error.to_string())),
-                    }
+                    let freed = if n_freed < n { self.forget_oldest_idle(at).map_err(server)? } else { None };
+                    n_freed += freed.ok_or_else(|| fail(error.to_string()))?;
                 }
-                self.slots[at].tokens = tokens;
-                self.slots[at].lora = std::sync::Arc::clone(lora);
-                (self.slots[at].tokens.len(), n_bytes)
+                let slot = &mut self.slots[at];
+                (slot.tokens, slot.lora) = (tokens, lora);
+                (n, n_bytes)
             }
         };
         Ok(SlotAnswer { n_tokens, n_bytes, ms: began.elapsed().as_secs_f64() * 1e3 })

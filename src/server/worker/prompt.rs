@@ -7,8 +7,9 @@ use hobbit::{BatchToken, Session};
 use super::Worker;
 use super::slot::{Phase, Slot};
 use super::step::progress;
-use crate::server::job::{Event, Failure, Work};
-use crate::server::schedule::{Turn, divide};
+use crate::server::error::ApiError;
+use crate::server::job::{Event, Work};
+use crate::server::schedule::{Turn, divide, take_whole};
 
 impl Worker {
     /// Evaluates one piece, a part of each waiting prompt.
@@ -26,16 +27,14 @@ impl Worker {
         if lacking.iter().all(|n| *n == 0) {
             return;
         }
-        let n_batch = self.options.n_batch;
-        let shares = match self.slots.iter().any(is_embedding) {
+        let shares = if self.slots.iter().any(is_embedding) {
             // Pooling needs all tokens of a text in one evaluation.
-            true => whole(n_batch, &lacking),
-            false => {
-                let others_generate = self.slots.iter().any(Slot::is_generating);
-                self.turn = if self.turn == Turn::Short { Turn::Long } else { Turn::Short };
-                let n_ubatch = self.options.n_ubatch;
-                divide(self.pace.width(n_ubatch, others_generate), n_ubatch, self.turn, &lacking)
-            }
+            take_whole(&lacking, |_| true, self.options.n_batch)
+        } else {
+            let others_generate = self.slots.iter().any(Slot::is_generating);
+            self.turn = if self.turn == Turn::Short { Turn::Long } else { Turn::Short };
+            let n_ubatch = self.options.n_ubatch;
+            divide(self.pace.width(n_ubatch, others_generate), n_ubatch, self.turn, &lacking)
         };
         let pieces: Vec<(usize, usize)> = order.into_iter().zip(shares).filter(|(_, share)| *share > 0).collect();
         self.evaluate_pieces(&pieces);
@@ -69,11 +68,15 @@ impl Worker {
         match self.evaluate(&batch) {
             Ok(true) => {}
             Ok(false) => return,
-            Err(error) => return self.failed(&slots, &error),
+            Err(error) => return self.failed(&slots, error),
         }
         let seconds = began.elapsed().as_secs_f64();
-        self.pace.evaluated(batch.len(), seconds, (self.traffic() - before).io_wait_ms / 1e3);
-        self.status.prompted(batch.len(), seconds);
+        self.pace.evaluated(batch.len(), seconds, self.traffic().io_wait_seconds - before.io_wait_seconds);
+        self.status.count(|totals| {
+            totals.prompt_tokens += batch.len() as u64;
+            totals.prompt_seconds += seconds;
+            totals.n_decode += 1;
+        });
         if !members.iter().all(|&(at, first, n)| self.is_finite(at, first, n)) {
             self.purge(&slots);
             if let [_, _, ..] = pieces {
@@ -119,33 +122,18 @@ impl Worker {
         let slot = &mut self.slots[at];
         let Some(run) = slot.run.take() else { return };
         let rows = rows(&self.session, slot.sequence(), first, run.job.prompt.len());
-        let _ = match rows {
-            Some(rows) => run.job.events.send(Event::Embedding(rows)),
-            None => run.job.events.send(Event::Failed(Failure::server("llama.cpp computed no embeddings"))),
-        };
+        run.job.events.send(match rows {
+            Some(rows) => Event::Embedding(rows),
+            None => Event::Failed(ApiError::server("llama.cpp computed no embeddings")),
+        });
         // Embeddings are not continued.
-        slot.tokens.clear();
-        let sequence = slot.sequence();
-        let _ = self.session.keep_of(sequence, 0);
+        let _ = self.forget(at);
         self.freed(at);
     }
 }
 
 fn is_embedding(slot: &Slot) -> bool {
     slot.run.as_ref().is_some_and(|run| matches!(run.job.work, Work::Embed))
-}
-
-/// Whole prompts, as many as fit into one evaluation, and at least the first.
-fn whole(n_batch: usize, lacking: &[usize]) -> Vec<usize> {
-    let mut left = n_batch;
-    let take = |&n: &usize| match n <= left {
-        true => {
-            left -= n;
-            n
-        }
-        false => 0,
-    };
-    lacking.iter().map(take).collect()
 }
 
 /// The embeddings of a sequence: one row if they are pooled, else one per token.

@@ -1,12 +1,13 @@
 //! One slot: the tokens of its sequence, and its current request.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use hobbit::Sampler;
 use hobbit::options::Token;
 
 use crate::server::adapters::Scales;
-use crate::server::job::{Generate, Job, Timings, Traffic};
+use crate::server::job::{Generate, Job, Timings, Traffic, Work};
 use crate::server::text::Text;
 
 /// A sequence of the session.
@@ -59,7 +60,7 @@ pub struct LastRun {
     pub n_decoded: usize,
     pub n_predict: Option<usize>,
     pub has_new_line: bool,
-    pub generate: Option<std::sync::Arc<Generate>>,
+    pub generate: Option<Arc<Generate>>,
 }
 
 impl Slot {
@@ -96,6 +97,14 @@ impl Slot {
 }
 
 impl Run {
+    /// The text to generate, unless the work is an embedding.
+    pub fn generate(&self) -> Option<&Arc<Generate>> {
+        match &self.job.work {
+            Work::Generate(generate) => Some(generate),
+            Work::Embed => None,
+        }
+    }
+
     /// Timings so far.
     pub fn timings(&self) -> Timings {
         let now = Instant::now();
@@ -112,15 +121,10 @@ impl Run {
             traffic: self.traffic,
         }
     }
-}
 
-impl Run {
     /// The summary of this request.
     pub fn as_last(&self) -> LastRun {
-        let generate = match &self.job.work {
-            crate::server::job::Work::Generate(generate) => Some(std::sync::Arc::clone(generate)),
-            crate::server::job::Work::Embed => None,
-        };
+        let generate = self.generate().cloned();
         LastRun {
             job: self.job.id,
             n_prompt: self.job.prompt.len(),

@@ -3,15 +3,15 @@
 
 use std::time::Instant;
 
+use hobbit::options::Token;
 use hobbit::stats::PhaseStats;
-use hobbit::{BatchToken, Error};
+use hobbit::{BatchToken, Error, Model, Sampler};
 
 use super::Worker;
-use super::slot::{LastRun, Phase, Run, Slot};
-use crate::server::control::Nudge;
-use crate::server::job::{Done, Event, Failure, FailureKind, Progress, Stop, TokenEvent, Traffic, Work};
-use crate::server::probabilities;
-use crate::server::slots::{self, Holder, Holding};
+use super::slot::{Phase, Slot};
+use crate::server::app::EndReasoning;
+use crate::server::error::ApiError;
+use crate::server::job::{Candidate, Done, Event, Generate, Probabilities, Progress, Stop, TokenEvent, Traffic, Work};
 
 impl Worker {
     /// Evaluates the last tokens of all generating slots, in groups that may share a batch.
@@ -25,7 +25,12 @@ impl Worker {
         if !generating.is_empty() {
             let seconds = began.elapsed().as_secs_f64();
             self.pace.stepped(seconds);
-            self.status.stepped(generating.len(), seconds);
+            let n = generating.len();
+            self.status.count(|totals| {
+                totals.n_decode += 1;
+                totals.n_busy += n as u64;
+                totals.predicted_seconds += n as f64 * seconds;
+            });
         }
     }
 
@@ -62,10 +67,10 @@ impl Worker {
             Ok(true) => {}
             // The next step runs without the slot that gave way.
             Ok(false) => return,
-            Err(error) => return self.failed(&members, &error),
+            Err(error) => return self.failed(&members, error),
         }
-        let cost = self.traffic() - before;
-        self.status.moved(&cost);
+        let cost = self.traffic_since(&before, members.len());
+        self.status.count(|totals| totals.traffic.add(&cost, 1.0));
         if !members.iter().enumerate().all(|(index, &at)| self.is_finite(at, index, 1)) {
             self.purge(&members);
             if let [_, _, ..] = members[..] {
@@ -77,7 +82,7 @@ impl Worker {
             let slot = &mut self.slots[at];
             let Some(run) = slot.run.as_mut() else { continue };
             slot.tokens.extend(run.pending.take());
-            add(run, &cost, members.len());
+            run.traffic.add(&cost, 1.0 / members.len() as f64);
             self.choose(at, index);
         }
     }
@@ -99,135 +104,44 @@ impl Worker {
         }
     }
 
-    /// Makes room in the shared context for a batch: the slot that [`slots::gives_way`] names, except `but`, ends its
-    /// request and drops its tokens. `None` if no slot gives way.
-    pub(super) fn give_way(&mut self, but: Option<usize>, batch: &[BatchToken]) -> Result<Option<usize>, Error> {
-        let n_ctx = self.session.n_ctx() as usize;
-        let holding = |slot: &Slot| {
-            let added = batch.iter().filter(|entry| entry.sequence == slot.sequence()).count();
-            let holder = slot.run.as_ref().map_or(Holder::Idle { since: slot.last_used }, |run| match &run.job.work {
-                Work::Generate(generate) if run.phase == Phase::Generating => Holder::Generation {
-                    is_unlimited: generate.n_predict.is_none_or(|n| run.job.prompt.len() + n > n_ctx),
-                },
-                _ => Holder::Prompt,
-            });
-            Holding { n: slot.tokens.len() + added, holder }
-        };
-        let holdings: Vec<Holding> = self.slots.iter().map(holding).collect();
-        let fair_share = n_ctx / self.slots.len();
-        let Some(at) = slots::gives_way(&holdings, fair_share, but) else { return Ok(None) };
-        match holdings[at].holder {
-            Holder::Idle { .. } => {}
-            Holder::Generation { .. } => self.end_full(at),
-            Holder::Prompt => {
-                let message = format!(
-                    "the context of {n_ctx} tokens is full, and this prompt takes more of it than its share of \
-                     {fair_share}: send it again later, or give the server a larger -c"
-                );
-                self.fail(at, &Failure { kind: FailureKind::Unavailable, message });
-            }
-        }
-        self.forget(at)?;
-        Ok(Some(at))
-    }
-
-    /// Empties the slot that has been idle the longest, except `but`. Returns the minimum number of freed cells;
-    /// `None` if no idle slot holds tokens.
-    pub(super) fn forget_oldest_idle(&mut self, but: Option<usize>) -> Result<Option<usize>, Error> {
-        let idle = self.slots.iter().filter(|slot| slot.is_free() && !slot.tokens.is_empty() && Some(slot.id) != but);
-        let Some(slot) = idle.min_by_key(|slot| slot.last_used) else { return Ok(None) };
-        // Another slot may share the cells.
-        let (at, n) = (slot.id, if slot.is_shared { 0 } else { slot.tokens.len() });
-        self.forget(at)?;
-        Ok(Some(n))
-    }
-
-    /// Empties a slot that has no request.
-    fn forget(&mut self, at: usize) -> Result<(), Error> {
-        let slot = &mut self.slots[at];
-        slot.tokens.clear();
-        slot.is_shared = false;
-        let sequence = slot.sequence();
-        self.session.keep_of(sequence, 0).map(drop)
-    }
-
-    /// Copies a slot's shared cells, so that only this slot has them; needs room for the copies.
-    fn make_private(&mut self, at: usize) -> Result<(), Error> {
-        if !self.slots[at].is_shared {
-            return Ok(());
-        }
-        let sequence = self.slots[at].sequence();
-        let state = self.session.sequence_state(sequence)?;
-        while let Err(error) = self.session.set_sequence_state(sequence, &state) {
-            if self.give_way(Some(at), &[])?.is_none() {
-                self.slots[at].tokens.clear();
-                return Err(error);
-            }
-        }
-        self.slots[at].is_shared = false;
-        Ok(())
-    }
-
     /// Fails the requests in the batch. The session has removed their tokens, or lost the whole context.
-    pub(super) fn failed(&mut self, members: &[usize], error: &Error) {
-        let (kind, message) = match error {
-            Error::ContextFull { .. } => (FailureKind::Server, "Context size has been exceeded.".to_owned()),
-            Error::Interrupted => (FailureKind::Unavailable, "the server is shutting down".to_owned()),
-            error => (FailureKind::Server, error.to_string()),
-        };
-        let failure = Failure { kind, message };
+    pub(super) fn failed(&mut self, members: &[usize], error: Error) {
         let is_lost = matches!(error, Error::ContextLost(_) | Error::Interrupted);
+        let error = match error {
+            Error::ContextFull { .. } => ApiError::server("Context size has been exceeded."),
+            Error::Interrupted => ApiError::shutting_down(),
+            error => ApiError::server(error.to_string()),
+        };
         for at in 0..self.slots.len() {
             if is_lost {
                 self.slots[at].tokens.clear();
             }
             if is_lost || members.contains(&at) {
-                self.fail(at, &failure);
+                self.fail(at, error.clone());
             }
         }
     }
 
-    /// The session's traffic so far, both phases together.
-    pub(super) fn traffic(&self) -> Moved {
+    /// The session's traffic so far, of prompts and generated tokens.
+    pub(super) fn traffic(&self) -> PhaseStats {
         let (prompt, decode) = self.session.phases();
-        Moved(prompt + decode)
+        prompt + decode
     }
 
-    /// Makes room for one more token, by a context shift if allowed. False if the text ends here.
-    fn make_room(&mut self, at: usize) -> bool {
-        let (n_ctx, shifts) = (self.options.n_ctx, self.options.context_shift && self.session.can_move_tokens());
-        let adds_bos = self.model.adds_bos();
-        let slot = &mut self.slots[at];
-        if slot.tokens.len() < n_ctx {
-            return true;
-        }
-        let Some(run) = slot.run.as_mut() else { return false };
-        let Work::Generate(generate) = &run.job.work else { return false };
-        let wanted = usize::try_from(generate.n_keep).unwrap_or(run.job.prompt.len()) + usize::from(adds_bos);
-        let dropped = slots::shift(slot.tokens.len(), wanted.min(n_ctx.saturating_sub(4)), generate.n_discard);
-        let Some((n_keep, n)) = dropped.filter(|_| shifts) else {
-            self.end_full(at);
-            return false;
-        };
-        let (from, end) = ((n_keep + n) as i32, slot.tokens.len() as i32);
-        run.truncated = true;
-        let sequence = slot.sequence();
-        if let Err(error) = self.make_private(at) {
-            self.failed(&[at], &error);
-            return false;
-        }
-        self.slots[at].tokens.drain(n_keep..n_keep + n);
-        match self.session.move_tokens(sequence, from..end, -(n as i32)) {
-            Ok(()) => true,
-            Err(error) => {
-                self.failed(&[at], &error);
-                false
-            }
+    /// Traffic since `before`, of a step of `n` tokens.
+    pub(super) fn traffic_since(&self, before: &PhaseStats, n: usize) -> Traffic {
+        let now = self.traffic();
+        Traffic {
+            tokens: n as f64,
+            hits: (now.hits - before.hits) as f64,
+            misses: (now.misses - before.misses) as f64,
+            bytes_read: (now.bytes_read - before.bytes_read) as f64,
+            io_wait_ms: (now.io_wait_seconds - before.io_wait_seconds) * 1e3,
         }
     }
 
     /// Ends a generation whose context is full.
-    fn end_full(&mut self, at: usize) {
+    pub(super) fn end_full(&mut self, at: usize) {
         let Some(run) = self.slots[at].run.as_mut() else { return };
         run.truncated = true;
         let rest = run.text.finish();
@@ -239,37 +153,31 @@ impl Worker {
         let (n_ctx, shifts) = (self.options.n_ctx, self.options.context_shift && self.session.can_move_tokens());
         let slot = &mut self.slots[at];
         let run = slot.run.as_mut().expect("it generates");
-        let Work::Generate(generate) = &run.job.work else { return };
+        let Some(generate) = run.generate().cloned() else { return };
         if generate.n_predict == Some(0) {
             run.prompted.get_or_insert_with(Instant::now);
             return self.finish(at, Stop::Limit, String::new(), 0);
         }
         let sampler = run.sampler.as_mut().expect("a generation has one");
-        if generate.nudge.as_ref().is_some_and(Nudge::take) {
+        if generate.end_reasoning.as_ref().is_some_and(EndReasoning::take) {
             sampler.end_reasoning();
         }
         let token = match self.session.sample(sampler, index as i32) {
             Ok(token) => token,
-            Err(error) => {
-                let message = error.to_string();
-                return self.fail(
-                    at,
-                    &match error {
-                        // The request's settings or grammar leave no candidate.
-                        Error::Sampling(_) | Error::Grammar(_) => Failure::invalid(message),
-                        _ => Failure::server(message),
-                    },
-                );
+            // The request's settings or grammar leave no candidate.
+            Err(error @ (Error::Sampling(_) | Error::Grammar(_))) => {
+                return self.fail(at, ApiError::invalid(error.to_string()));
             }
+            Err(error) => return self.fail(at, ApiError::server(error.to_string())),
         };
         let now = Instant::now();
         let prompted = *run.prompted.get_or_insert(now);
         run.n_decoded += 1;
-        self.status.predicted();
+        self.status.count(|totals| totals.predicted_tokens += 1);
         let is_end = self.model.is_eog(token);
         let is_spelled_out = generate.shows_special || sampler.preserved_tokens().contains(&token);
         let bytes = if is_end && !is_spelled_out { Vec::new() } else { self.model.piece(token, is_spelled_out) };
-        let probabilities = probabilities::of(&self.model, sampler, token, generate);
+        let probabilities = probabilities(&self.model, sampler, token, &generate);
         let piece = run.text.push(&bytes);
         let is_late = generate.time_limit.is_some_and(|limit| run.text.has_new_line && now - prompted > limit);
         let n_held = slot.tokens.len() + 1;
@@ -288,7 +196,7 @@ impl Worker {
         };
         let timings = run.timings();
         let event = TokenEvent { text: piece.text, token, probabilities, n_decoded: run.n_decoded, timings };
-        let is_heard = run.job.events.send(Event::Token(Box::new(event)));
+        let is_read = run.job.events.send(Event::Token(Box::new(event)));
         run.pending = Some(token);
         run.phase = Phase::Generating;
         match stop {
@@ -296,7 +204,7 @@ impl Worker {
                 let rest = if matches!(stop, Stop::Word(_)) { String::new() } else { run.text.finish() };
                 self.finish(at, stop, rest, n_swallowed);
             }
-            None if !is_heard => {
+            None if !is_read => {
                 slot.run = None;
                 self.freed(at);
             }
@@ -308,7 +216,7 @@ impl Worker {
     pub(super) fn finish_empty(&mut self, at: usize) {
         match self.slots[at].run.as_ref().map(|run| &run.job.work) {
             Some(Work::Generate(_)) => self.finish(at, Stop::Limit, String::new(), 0),
-            _ => self.fail(at, &Failure::invalid("the input has no tokens")),
+            _ => self.fail(at, ApiError::invalid("the input has no tokens")),
         }
     }
 
@@ -316,21 +224,7 @@ impl Worker {
     pub(super) fn finish(&mut self, at: usize, stop: Stop, rest: String, n_swallowed: usize) {
         let slot = &mut self.slots[at];
         let Some(run) = slot.run.take() else { return };
-        let timings = run.timings();
-        let generate = match &run.job.work {
-            Work::Generate(generate) => Some(std::sync::Arc::clone(generate)),
-            Work::Embed => None,
-        };
-        slot.last = Some(LastRun {
-            job: run.job.id,
-            n_prompt: run.job.prompt.len(),
-            n_cached: run.n_cached,
-            n_processed: timings.n_prompt,
-            n_decoded: run.n_decoded,
-            n_predict: generate.as_ref().and_then(|own| own.n_predict),
-            has_new_line: run.text.has_new_line,
-            generate,
-        });
+        slot.last = Some(run.as_last());
         let done = Done {
             stop,
             rest,
@@ -341,7 +235,7 @@ impl Worker {
             n_held: slot.tokens.len(),
             truncated: run.truncated,
             has_new_line: run.text.has_new_line,
-            timings,
+            timings: run.timings(),
         };
         self.freed(at);
         self.publish();
@@ -349,34 +243,21 @@ impl Worker {
     }
 }
 
-/// A session's traffic so far.
-#[derive(Clone, Copy)]
-pub(super) struct Moved(PhaseStats);
-
-impl std::ops::Sub for Moved {
-    type Output = Traffic;
-
-    /// Traffic since `before`, of all requests.
-    fn sub(self, before: Self) -> Traffic {
-        let (now, before) = (self.0, before.0);
-        Traffic {
-            tokens: 0.0,
-            hits: (now.hits - before.hits) as f64,
-            misses: (now.misses - before.misses) as f64,
-            bytes_read: (now.bytes_read - before.bytes_read) as f64,
-            io_wait_ms: (now.io_wait_seconds - before.io_wait_seconds) * 1e3,
-        }
+/// The candidates of the last choice, `token`; `None` if the request asked for none. Probabilities before sampling
+/// need a sampler that keeps logits.
+fn probabilities(model: &Model, sampler: &Sampler, token: Token, generate: &Generate) -> Option<Probabilities> {
+    if generate.n_probs == 0 {
+        return None;
     }
-}
-
-/// Adds a request's share of a step of `n` slots; the wait for reads counts in full for each.
-fn add(run: &mut Run, cost: &Traffic, n: usize) {
-    let share = 1.0 / n as f64;
-    run.traffic.tokens += 1.0;
-    run.traffic.hits += cost.hits * share;
-    run.traffic.misses += cost.misses * share;
-    run.traffic.bytes_read += cost.bytes_read * share;
-    run.traffic.io_wait_ms += cost.io_wait_ms;
+    let found = sampler.probabilities(generate.n_probs, generate.post_sampling_probs)?;
+    let candidate =
+        |token: Token, log: f32| Candidate { token, bytes: model.piece(token, true), probability: log.exp() };
+    Some(Probabilities {
+        // A token forced by a grammar may be missing among the earlier candidates: it counts as certain.
+        chosen: candidate(token, if found.chosen == f32::NEG_INFINITY { 0.0 } else { found.chosen }),
+        top: found.top.into_iter().map(|(token, log)| candidate(token, log)).collect(),
+        is_post_sampling: generate.post_sampling_probs,
+    })
 }
 
 /// Sends the progress of a prompt.

@@ -1,9 +1,9 @@
 //! Converts a request of Anthropic's Messages to OpenAI's chat completions.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::server::api::fields::get;
-use crate::server::http::error::ApiError;
+use crate::server::api::{Fields, get};
+use crate::server::error::ApiError;
 
 /// Default maximum of tokens.
 const MAX_TOKENS: u64 = 4096;
@@ -20,12 +20,9 @@ const OWN: [&str; 9] =
     ["system", "messages", "tools", "tool_choice", "stop_sequences", "max_tokens", "thinking", "metadata", "n"];
 
 /// The same request in OpenAI's form.
-///
-/// # Errors
-/// No messages.
-pub fn to_openai(body: &Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
+pub fn to_openai(body: &Fields) -> Result<Fields, ApiError> {
     let others = body.iter().filter(|(name, _)| !OWN.contains(&name.as_str()));
-    let mut own: Map<String, Value> = others.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let mut own: Fields = others.map(|(name, value)| (name.clone(), value.clone())).collect();
     let mut set = |name: &str, value: Value| drop(own.insert(name.to_owned(), value));
     let mut messages: Vec<Value> = get(body, "system").map(system).into_iter().collect();
     match get(body, "messages") {
@@ -37,32 +34,29 @@ pub fn to_openai(body: &Map<String, Value>) -> Result<Map<String, Value>, ApiErr
     if let Some(Value::Array(tools)) = get(body, "tools") {
         set("tools", tools.iter().map(tool).collect());
     }
-    let choice = get(body, "tool_choice");
-    match choice.and_then(|choice| choice.get("type")).and_then(Value::as_str) {
-        Some("auto") => set("tool_choice", json!("auto")),
-        Some("any") => set("tool_choice", json!("required")),
-        Some("none") => set("tool_choice", json!("none")),
-        Some("tool") => match choice.and_then(|choice| choice.get("name")) {
-            Some(name) => set("tool_choice", json!({"type": "function", "function": {"name": name}})),
-            None => set("tool_choice", json!("required")),
-        },
-        _ => {}
-    }
-    if let Some(is_single) = choice.and_then(|choice| choice.get("disable_parallel_tool_use")).and_then(Value::as_bool)
-    {
-        set("parallel_tool_calls", json!(!is_single));
+    if let Some(choice) = get(body, "tool_choice") {
+        let kind = match (text_of(choice, "type"), choice.get("name")) {
+            ("tool", Some(name)) => Some(json!({"type": "function", "function": {"name": name}})),
+            ("any" | "tool", _) => Some(json!("required")),
+            (word @ ("auto" | "none"), _) => Some(json!(word)),
+            _ => None,
+        };
+        kind.into_iter().for_each(|kind| set("tool_choice", kind));
+        if let Some(is_single) = choice.get("disable_parallel_tool_use").and_then(Value::as_bool) {
+            set("parallel_tool_calls", json!(!is_single));
+        }
     }
     if let Some(stops) = get(body, "stop_sequences") {
         set("stop", stops.clone());
     }
     set("max_tokens", get(body, "max_tokens").cloned().unwrap_or_else(|| json!(MAX_TOKENS)));
     if let Some(thinking) = get(body, "thinking") {
-        match thinking.get("type").and_then(Value::as_str) {
-            Some("enabled") => {
+        match text_of(thinking, "type") {
+            "enabled" => {
                 let budget = thinking.get("budget_tokens").filter(|budget| !budget.is_null());
                 set("thinking_budget_tokens", budget.cloned().unwrap_or_else(|| json!(THINKING_BUDGET)));
             }
-            Some("disabled") => set("reasoning_effort", json!("none")),
+            "disabled" => set("reasoning_effort", json!("none")),
             _ => {}
         }
     }
@@ -113,11 +107,11 @@ fn convert(message: &Value, messages: &mut Vec<Value>) {
         return;
     };
     let (mut content, mut calls, mut results) = (Vec::new(), Vec::new(), Vec::new());
-    let mut thought = String::new();
+    let mut reasoning = String::new();
     for block in blocks {
         match text_of(block, "type") {
             "text" => content.push(json!({"type": "text", "text": text_of(block, "text")})),
-            "thinking" => thought.push_str(text_of(block, "thinking")),
+            "thinking" => reasoning.push_str(text_of(block, "thinking")),
             "image" => content.push(image(block)),
             "tool_use" => {
                 let input = block.get("input").map_or_else(|| "{}".to_owned(), Value::to_string);
@@ -130,14 +124,14 @@ fn convert(message: &Value, messages: &mut Vec<Value>) {
             _ => {}
         }
     }
-    if !content.is_empty() || !calls.is_empty() || !thought.is_empty() {
+    if !content.is_empty() || !calls.is_empty() || !reasoning.is_empty() {
         let content = if content.is_empty() { json!("") } else { Value::Array(content) };
         let mut own = json!({"role": role, "content": content});
         if !calls.is_empty() {
             own["tool_calls"] = Value::Array(calls);
         }
-        if !thought.is_empty() {
-            own["reasoning_content"] = json!(thought);
+        if !reasoning.is_empty() {
+            own["reasoning_content"] = json!(reasoning);
         }
         messages.push(own);
     }
@@ -157,13 +151,8 @@ fn result(block: &Value) -> Value {
             })
             .collect(),
         Some(Value::Array(parts)) => {
-            json!(
-                parts
-                    .iter()
-                    .filter(|part| part["type"] == "text")
-                    .map(|part| text_of(part, "text"))
-                    .collect::<String>()
-            )
+            let texts = parts.iter().filter(|part| part["type"] == "text").map(|part| text_of(part, "text"));
+            json!(texts.collect::<String>())
         }
         _ => json!(""),
     };
@@ -195,7 +184,7 @@ mod tests {
             "system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
             "max_tokens": 9,
             "stop_sequences": ["END"],
-            "tools": [{"name": "w", "description": "d", "input_schema": {"type": "object", "properties": {"b": {}, "a": {}}}}],
+            "tools": [{"name": "w", "description": "d", "input_schema": {"b": {}, "a": {}}}],
             "tool_choice": {"type": "any", "disable_parallel_tool_use": true},
             "thinking": {"type": "enabled", "budget_tokens": 5},
             "temperature": 0,
@@ -208,7 +197,9 @@ mod tests {
                 ]},
                 {"role": "user", "content": [
                     {"type": "text", "text": "Here:"},
-                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "su"}, {"type": "text", "text": "nny"}]},
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [
+                        {"type": "text", "text": "su"}, {"type": "text", "text": "nny"},
+                    ]},
                     {"type": "tool_result", "tool_use_id": "t2"},
                 ]},
             ],
@@ -224,8 +215,9 @@ mod tests {
                 {"role": "tool", "tool_call_id": "t1", "content": "sunny"},
                 {"role": "tool", "tool_call_id": "t2", "content": ""},
             ],
-            "tools": [{"type": "function", "function": {"name": "w", "description": "d",
-                "parameters": {"type": "object", "properties": {"b": {}, "a": {}}}}}],
+            "tools": [{"type": "function", "function": {
+                "name": "w", "description": "d", "parameters": {"b": {}, "a": {}},
+            }}],
             "tool_choice": "required",
             "parallel_tool_calls": false,
             "stop": ["END"],
@@ -238,14 +230,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said() {
+    fn defaults() {
         let own = converted(
             json!({"messages": [], "thinking": {"type": "disabled"}, "tool_choice": {"type": "tool", "name": "w"}}),
         );
         assert_eq!(own["max_tokens"], 4096);
         assert_eq!(own["reasoning_effort"], "none");
         assert_eq!(own["tool_choice"]["function"]["name"], "w");
-        assert!(to_openai(&Map::new()).is_err());
+        assert!(to_openai(&Fields::new()).is_err());
     }
 
     #[test]
@@ -256,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_of_clients_do_not_matter() {
+    fn client_marks_are_made_constant() {
         let header = "x-anthropic-billing-header: cc_version=2; cch=a5145;You are";
         assert_eq!(stable(header), "x-anthropic-billing-header: cc_version=2; cch=fffff;You are");
         for text in ["cch=a5145;", "x-anthropic-billing-header: cch=a51", "x-anthropic-billing-header: cch=äöüäö;"]

@@ -1,10 +1,10 @@
-//! Parses the model's output by the chat template's format: contents, thoughts, tool calls.
+//! Parses the model's output by the chat template's format: content, reasoning, tool calls.
 
 use hobbit::engine::{ChatDelta, ChatPrompt, ChatStream, ToolCall, ToolCallDelta};
 use serde_json::{Value, json};
 
 use crate::server::api::openai::random_id;
-use crate::server::http::error::ApiError;
+use crate::server::error::ApiError;
 use crate::server::http::stream::Whole;
 use crate::server::job::Stop;
 
@@ -46,37 +46,38 @@ impl Reader {
             (new, _) => new,
         };
         let new = new.map_err(|error| ApiError::server(error.to_string()))?;
-        let mut told = settle(&mut self.held, new);
-        told.extend(self.held.take().map(ChatDelta::ToolCall));
-        Ok(told)
+        let mut deltas = settle(&mut self.held, new);
+        deltas.extend(self.held.take().map(ChatDelta::ToolCall));
+        Ok(deltas)
     }
 }
 
 /// The deltas that can be sent: a call's name is held until it is complete, and sent with the first of its arguments.
 fn settle(held: &mut Option<ToolCallDelta>, new: Vec<ChatDelta>) -> Vec<ChatDelta> {
-    let mut told = Vec::new();
+    let mut deltas = Vec::new();
     for delta in new {
         match delta {
             ChatDelta::ToolCall(mut call) => {
                 if let Some(before) = held.take() {
                     if before.index != call.index {
-                        told.push(ChatDelta::ToolCall(before));
+                        deltas.push(ChatDelta::ToolCall(before));
                     } else if call.name.is_empty() {
                         (call.id, call.name) = (before.id, before.name);
                     }
                 }
-                match call.arguments.is_empty() {
-                    true => *held = Some(call),
-                    false => told.push(ChatDelta::ToolCall(call)),
+                if call.arguments.is_empty() {
+                    *held = Some(call);
+                } else {
+                    deltas.push(ChatDelta::ToolCall(call));
                 }
             }
             other => {
-                told.extend(held.take().map(ChatDelta::ToolCall));
-                told.push(other);
+                deltas.extend(held.take().map(ChatDelta::ToolCall));
+                deltas.push(other);
             }
         }
     }
-    told
+    deltas
 }
 
 /// A complete answer.
@@ -89,9 +90,6 @@ pub struct Message {
 
 impl Message {
     /// Parses a complete generation into the message that a stream sends piece by piece.
-    ///
-    /// # Errors
-    /// As [`Reader`].
     pub fn of(prompt: &ChatPrompt, whole: &Whole) -> Result<Self, ApiError> {
         let mut message = Self::default();
         Reader::new(prompt)?.finish(&whole.text, &whole.done.stop)?.iter().for_each(|delta| message.add(delta));
@@ -190,7 +188,9 @@ mod tests {
             message.json(),
             json!({
                 "role": "assistant", "content": "Ja", "reasoning_content": "hm",
-                "tool_calls": [{"type": "function", "function": {"name": "get", "arguments": "{\"a\":1}"}, "id": "id0"}],
+                "tool_calls": [
+                    {"type": "function", "function": {"name": "get", "arguments": "{\"a\":1}"}, "id": "id0"},
+                ],
             })
         );
         assert_eq!(Message::default().json(), json!({"role": "assistant", "content": ""}));
@@ -199,10 +199,9 @@ mod tests {
     #[test]
     fn pieces_in_openai_form() {
         assert_eq!(delta_json(&ChatDelta::Content("x".to_owned())), json!({"content": "x"}));
-        assert_eq!(
-            delta_json(&call(1, "get", "{")),
-            json!({"tool_calls": [{"index": 1, "id": "id1", "type": "function", "function": {"name": "get", "arguments": "{"}}]})
-        );
+        let function = json!({"name": "get", "arguments": "{"});
+        let first = json!({"index": 1, "id": "id1", "type": "function", "function": function});
+        assert_eq!(delta_json(&call(1, "get", "{")), json!({"tool_calls": [first]}));
         assert_eq!(
             delta_json(&call(1, "", "}")),
             json!({"tool_calls": [{"index": 1, "function": {"arguments": "}"}}]})

@@ -2,12 +2,11 @@
 
 use hobbit::engine::{ChatInputs, Continuation, ToolChoice};
 use hobbit::options::{ReasoningBudget, ReasoningFormat};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::messages;
 use crate::reasoning::{ENABLE_THINKING, REASONING_EFFORT, Reasoning};
-use crate::server::api::fields::{boolean, first, get, text, whole};
-use crate::server::http::error::ApiError;
+use crate::server::api::{Fields, boolean, get, object, text, whole};
+use crate::server::error::ApiError;
 
 /// Default number of candidates with `logprobs`.
 const TOP_LOGPROBS: i64 = 20;
@@ -18,8 +17,8 @@ pub struct Defaults<'a> {
     pub jinja: bool,
     /// Continue a last message of the assistant's.
     pub prefills_assistant: bool,
-    /// Whether the template supports thoughts.
-    pub template_thinks: bool,
+    /// Whether the template supports reasoning.
+    pub template_reasons: bool,
     pub calls_in_parallel: bool,
 }
 
@@ -28,17 +27,14 @@ pub struct Defaults<'a> {
 pub struct Request {
     pub inputs: ChatInputs,
     /// The remaining fields, for the generation.
-    pub rest: Map<String, Value>,
+    pub rest: Fields,
     pub budget: ReasoningBudget,
     /// The stream ends with token counts.
     pub include_usage: bool,
 }
 
 /// Parses a request in OpenAI's form.
-///
-/// # Errors
-/// Invalid fields, or fields that exclude each other.
-pub fn read(mut body: Map<String, Value>, defaults: &Defaults) -> Result<Request, ApiError> {
+pub fn read(mut body: Fields, defaults: &Defaults) -> Result<Request, ApiError> {
     let (tools, tool_choice) = tools(&mut body, defaults.jinja)?;
     let json_schema = schema(&mut body)?;
     let grammar = text(&body, "grammar")?.filter(|grammar| !grammar.is_empty()).map(str::to_owned);
@@ -46,15 +42,12 @@ pub fn read(mut body: Map<String, Value>, defaults: &Defaults) -> Result<Request
         return Err(ApiError::invalid("Cannot use custom grammar constraints with tools."));
     }
     let mut conversation = body.remove("messages").ok_or_else(|| ApiError::invalid("'messages' is required"))?;
-    messages::check(&mut conversation)?;
+    check_messages(&mut conversation)?;
     let (continue_final_message, add_generation_prompt) = continuation(&body, &conversation, defaults)?;
-    let thinking = thinking(&body, defaults)?;
+    let reasoning = reasoning(&body, defaults)?;
     probabilities(&mut body, tools.is_some())?;
-    let include_usage = match get(&body, "stream_options") {
-        None => false,
-        Some(Value::Object(options)) => boolean(options, "include_usage")?.unwrap_or(false),
-        Some(_) => return Err(ApiError::field("stream_options", "expected an object")),
-    };
+    let options = object(&body, "stream_options")?.map(|options| boolean(options, "include_usage"));
+    let include_usage = options.transpose()?.flatten().unwrap_or(false);
     let inputs = ChatInputs {
         messages: conversation.to_string(),
         tools,
@@ -64,18 +57,18 @@ pub fn read(mut body: Map<String, Value>, defaults: &Defaults) -> Result<Request
         grammar,
         add_generation_prompt,
         continue_final_message,
-        reasoning_format: thinking.format,
-        enable_thinking: thinking.enabled,
-        template_kwargs: thinking.kwargs,
+        reasoning_format: reasoning.format,
+        enable_thinking: reasoning.enabled,
+        template_kwargs: reasoning.kwargs,
         use_jinja: defaults.jinja,
         pure_content: defaults.reasoning.skip_parsing,
         ..ChatInputs::default()
     };
-    Ok(Request { inputs, rest: body, budget: thinking.budget, include_usage })
+    Ok(Request { inputs, rest: body, budget: reasoning.budget, include_usage })
 }
 
 /// Tools as JSON, if any, and whether the model must call them.
-fn tools(body: &mut Map<String, Value>, jinja: bool) -> Result<(Option<String>, ToolChoice), ApiError> {
+fn tools(body: &mut Fields, jinja: bool) -> Result<(Option<String>, ToolChoice), ApiError> {
     let mut tools = match body.remove("tools") {
         None | Some(Value::Null) => Vec::new(),
         Some(Value::Array(tools)) => tools,
@@ -108,7 +101,7 @@ fn tools(body: &mut Map<String, Value>, jinja: bool) -> Result<(Option<String>, 
 }
 
 /// The schema that the answer must follow, as JSON.
-fn schema(body: &mut Map<String, Value>) -> Result<Option<String>, ApiError> {
+fn schema(body: &mut Fields) -> Result<Option<String>, ApiError> {
     let given = body.remove("json_schema").filter(|schema| !schema.is_null());
     let has_grammar = text(body, "grammar")?.is_some_and(|grammar| !grammar.is_empty());
     if given.is_some() && has_grammar {
@@ -129,8 +122,8 @@ fn schema(body: &mut Map<String, Value>) -> Result<Option<String>, ApiError> {
 }
 
 /// The schema of `response_format`; `given` is a schema from another field.
-fn format_schema(format: &mut Map<String, Value>, given: Option<Value>) -> Result<Option<Value>, ApiError> {
-    let schema = |own: &mut Map<String, Value>| own.remove("schema").filter(|schema| !schema.is_null());
+fn format_schema(format: &mut Fields, given: Option<Value>) -> Result<Option<Value>, ApiError> {
+    let schema = |own: &mut Fields| own.remove("schema").filter(|schema| !schema.is_null());
     let empty = || json!({});
     let kind = match get(format, "type") {
         None => "",
@@ -152,11 +145,7 @@ fn format_schema(format: &mut Map<String, Value>, given: Option<Value>) -> Resul
 }
 
 /// How the last message is continued, and whether a new turn is opened.
-fn continuation(
-    body: &Map<String, Value>,
-    conversation: &Value,
-    defaults: &Defaults,
-) -> Result<(Continuation, bool), ApiError> {
+fn continuation(body: &Fields, conversation: &Value, defaults: &Defaults) -> Result<(Continuation, bool), ApiError> {
     let opens = boolean(body, "add_generation_prompt")?;
     let mut own = match get(body, "continue_final_message") {
         None | Some(Value::Bool(false)) => Continuation::None,
@@ -168,9 +157,9 @@ fn continuation(
         return Err(ApiError::invalid("Cannot set both add_generation_prompt and continue_final_message to true."));
     }
     let messages = conversation.as_array().map_or(&[][..], Vec::as_slice);
-    let last = messages.last().filter(|last| messages::is_assistant(last));
+    let last = messages.last().filter(|last| is_assistant(last));
     if own == Continuation::None && defaults.prefills_assistant && last.is_some() {
-        if messages.len() >= 2 && messages::is_assistant(&messages[messages.len() - 2]) {
+        if messages.len() >= 2 && is_assistant(&messages[messages.len() - 2]) {
             return Err(ApiError::invalid("Cannot have 2 or more assistant messages at the end of the list."));
         }
         own = Continuation::Auto;
@@ -183,27 +172,24 @@ fn continuation(
     Ok((own, own == Continuation::None && opens.unwrap_or(true)))
 }
 
-/// Settings of the model's thoughts.
-struct Thinking {
+/// Settings of the model's reasoning.
+struct ReasoningFields {
     enabled: bool,
     format: ReasoningFormat,
     kwargs: std::collections::BTreeMap<String, String>,
     budget: ReasoningBudget,
 }
 
-fn thinking(body: &Map<String, Value>, defaults: &Defaults) -> Result<Thinking, ApiError> {
+fn reasoning(body: &Fields, defaults: &Defaults) -> Result<ReasoningFields, ApiError> {
     let own = defaults.reasoning;
     let format = match text(body, "reasoning_format")? {
         None => own.format,
         Some(word) => word.parse().map_err(|error| ApiError::field("reasoning_format", error))?,
     };
     let mut kwargs = own.template_kwargs.clone();
-    match get(body, "chat_template_kwargs") {
-        None => {}
-        Some(Value::Object(more)) => kwargs.extend(more.iter().map(|(name, value)| (name.clone(), value.to_string()))),
-        Some(_) => return Err(ApiError::field("chat_template_kwargs", "expected an object")),
-    }
-    let enabled = own.enable_thinking(&kwargs, defaults.template_thinks);
+    let more = object(body, "chat_template_kwargs")?.into_iter().flatten();
+    kwargs.extend(more.map(|(name, value)| (name.clone(), value.to_string())));
+    let enabled = own.enable_thinking(&kwargs, defaults.template_reasons);
     let mut enabled = enabled.map_err(|error| ApiError::invalid(error.to_string()))?;
     match text(body, "reasoning_effort")? {
         None | Some("") => {}
@@ -223,27 +209,92 @@ fn thinking(body: &Map<String, Value>, defaults: &Defaults) -> Result<Thinking, 
     if let Some(message) = text(body, "reasoning_budget_message")? {
         budget.message = message.to_owned();
     }
-    Ok(Thinking { enabled, format, kwargs, budget })
+    Ok(ReasoningFields { enabled, format, kwargs, budget })
 }
 
 /// `logprobs` and `top_logprobs` become `n_probs`.
-fn probabilities(body: &mut Map<String, Value>, has_tools: bool) -> Result<(), ApiError> {
+fn probabilities(body: &mut Fields, has_tools: bool) -> Result<(), ApiError> {
     let are_wanted = boolean(body, "logprobs")?.unwrap_or(false);
     let top = whole(body, &["top_logprobs"], 0..=i64::from(i32::MAX))?;
     let streams = boolean(body, "stream")?.unwrap_or(false);
-    let has_field = first(body, &["top_logprobs"]).is_some();
+    let has_field = get(body, "top_logprobs").is_some();
     for name in ["logprobs", "top_logprobs"] {
         body.remove(name);
     }
-    match are_wanted {
-        true if has_tools && streams => Err(ApiError::invalid("logprobs is not supported with tools + stream")),
-        true => {
-            body.insert("n_probs".to_owned(), json!(top.unwrap_or(TOP_LOGPROBS)));
-            Ok(())
-        }
-        false if has_field => Err(ApiError::invalid("top_logprobs requires logprobs to be set to true")),
-        false => Ok(()),
+    if are_wanted && has_tools && streams {
+        return Err(ApiError::invalid("logprobs is not supported with tools + stream"));
     }
+    if !are_wanted && has_field {
+        return Err(ApiError::invalid("top_logprobs requires logprobs to be set to true"));
+    }
+    if are_wanted {
+        body.insert("n_probs".to_owned(), json!(top.unwrap_or(TOP_LOGPROBS)));
+    }
+    Ok(())
+}
+
+/// Checks messages in OpenAI's form, and removes null fields.
+fn check_messages(messages: &mut Value) -> Result<(), ApiError> {
+    let Value::Array(messages) = messages else {
+        return Err(ApiError::invalid("Expected 'messages' to be an array"));
+    };
+    messages.iter_mut().try_for_each(|message| match message {
+        Value::Object(fields) => check_one(fields),
+        _ => Err(ApiError::invalid("Expected 'messages' to be an array of objects")),
+    })
+}
+
+fn check_one(message: &mut Fields) -> Result<(), ApiError> {
+    // Content may be null; any other null field counts as absent.
+    message.retain(|name, value| name == "content" || !value.is_null());
+    let role = match message.get("role") {
+        Some(Value::String(role)) => role.as_str(),
+        Some(_) => return Err(ApiError::invalid("Expected 'role' to be a string")),
+        None => "",
+    };
+    let (is_assistant, is_role_missing) = (role == "assistant", role.is_empty());
+    let Some(content) = message.get("content") else {
+        return match (is_assistant, message.contains_key("tool_calls")) {
+            (true, true) => Ok(()),
+            (true, false) => Err(ApiError::invalid("Assistant message must contain either 'content' or 'tool_calls'!")),
+            (false, _) => Err(ApiError::invalid("All non-assistant messages must contain 'content'")),
+        };
+    };
+    match content {
+        Value::Null | Value::String(_) => {}
+        Value::Array(parts) => parts.iter().try_for_each(check_part)?,
+        _ => return Err(ApiError::invalid("Expected 'content' to be a string or an array")),
+    }
+    if is_role_missing {
+        return Err(ApiError::invalid("Missing 'role' in message"));
+    }
+    Ok(())
+}
+
+/// Checks that a content part is a text.
+///
+/// # Errors
+/// Any other part. The server takes no images, audio or video, even if the model could.
+pub fn check_part(part: &Value) -> Result<(), ApiError> {
+    let cannot = |what: &str| {
+        Err(ApiError::invalid(format!(
+            "{what} input is not supported: this server takes text only; send the message without it, or use \
+             llama-server with --mmproj"
+        )))
+    };
+    match part.get("type").and_then(Value::as_str) {
+        Some("text") if part.get("text").is_some_and(Value::is_string) => Ok(()),
+        Some("text") => Err(ApiError::invalid("a content part of type 'text' needs a string 'text'")),
+        Some("image_url") => cannot("image"),
+        Some("input_audio") => cannot("audio"),
+        Some("input_video" | "video_url") => cannot("video"),
+        _ => Err(ApiError::invalid("unsupported content[].type")),
+    }
+}
+
+/// Whether a message has the assistant's role.
+fn is_assistant(message: &Value) -> bool {
+    message.get("role").is_some_and(|role| role == "assistant")
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use super::Talk;
 use super::answer::{Reader, delta_json};
 use crate::server::api::openai::{Logprobs, Stamp, Usage, finish_reason};
-use crate::server::control::Listed;
-use crate::server::http::error::ApiError;
+use crate::server::app::Listed;
+use crate::server::error::ApiError;
 use crate::server::http::stream::{Frame, Shape};
 use crate::server::job::{Done, Event, Probabilities, Progress, Timings, TokenEvent};
 
@@ -34,8 +34,6 @@ struct Answer {
 }
 
 impl Chat {
-    /// # Errors
-    /// As [`Reader::new`].
     pub fn new(talk: Talk) -> Result<Self, ApiError> {
         let stamp = Stamp::new(&talk.app, "chat.completion.chunk");
         let answer = |_| {
@@ -43,7 +41,7 @@ impl Chat {
             Ok(Answer { reader, has_begun: false, has_calls: false, probabilities: Vec::new() })
         };
         let answers = (0..talk.params.n).map(answer).collect::<Result<_, ApiError>>()?;
-        let listed = talk.app.controls.list(stamp.id(), talk.params.generate.nudge.clone());
+        let listed = talk.app.controls.list(stamp.id(), talk.params.generate.end_reasoning.clone());
         let (usage, timings) = (Usage::default(), Timings::default());
         Ok(Self { talk, stamp, answers, usage, timings, _listed: listed })
     }
@@ -59,7 +57,7 @@ impl Chat {
     }
 
     /// Chunks for the new deltas; the last one carries their tokens' probabilities.
-    fn told(&mut self, index: usize, deltas: &[ChatDelta]) -> Vec<Value> {
+    fn chunks(&mut self, index: usize, deltas: &[ChatDelta]) -> Vec<Value> {
         let mut chunks: Vec<Value> = deltas.iter().map(|delta| self.chunk(index, delta_json(delta), None)).collect();
         let answer = &mut self.answers[index];
         answer.has_calls |= deltas.iter().any(|delta| matches!(delta, ChatDelta::ToolCall(_)));
@@ -74,10 +72,7 @@ impl Chat {
     fn progress(&mut self, index: usize, progress: &Progress) -> Value {
         self.answers[index].has_begun = true;
         let mut chunk = self.chunk(index, json!({"role": "assistant", "content": null}), None);
-        chunk["prompt_progress"] = json!(progress);
-        if self.talk.params.timings_per_token {
-            chunk["timings"] = progress.timings.json();
-        }
+        self.talk.params.add_progress(&mut chunk, progress);
         chunk
     }
 
@@ -86,11 +81,11 @@ impl Chat {
         let answer = &mut self.answers[index];
         answer.probabilities.extend(token.probabilities);
         let deltas = answer.reader.push(&token.text);
-        let mut told = self.told(index, &deltas);
-        if let Some(last) = told.last_mut().filter(|_| self.talk.params.timings_per_token) {
-            last["timings"] = token.timings.json();
+        let mut new = self.chunks(index, &deltas);
+        if let Some(last) = new.last_mut() {
+            self.talk.params.add_timings(last, &token.timings);
         }
-        chunks.append(&mut told);
+        chunks.append(&mut new);
         chunks
     }
 
@@ -100,7 +95,7 @@ impl Chat {
         let answer = &mut self.answers[index];
         answer.probabilities.truncate(answer.probabilities.len().saturating_sub(done.n_swallowed));
         let deltas = answer.reader.finish(&done.rest, &done.stop)?;
-        chunks.append(&mut self.told(index, &deltas));
+        chunks.append(&mut self.chunks(index, &deltas));
         let reason = finish_reason(&done.stop, self.answers[index].has_calls);
         let mut last = self.chunk(index, json!({}), Some(reason));
         if !self.talk.include_usage {
@@ -122,7 +117,7 @@ impl Shape for Chat {
             Event::Progress(progress) if self.talk.params.return_progress => vec![self.progress(index, &progress)],
             Event::Token(token) => self.token(index, *token),
             Event::Done(done) => self.done(index, &done)?,
-            Event::Started(_) | Event::Progress(_) | Event::Embedding(_) | Event::Failed(_) => Vec::new(),
+            _ => Vec::new(),
         };
         Ok(chunks.iter().map(Frame::data).collect())
     }
@@ -135,7 +130,7 @@ impl Shape for Chat {
             last["timings"] = self.timings.json();
             frames.push(Frame::data(&last));
         }
-        frames.push(Frame { name: None, data: "[DONE]".to_owned() });
+        frames.push(Frame::done());
         frames
     }
 }

@@ -1,15 +1,15 @@
 //! Converts a request of OpenAI's Responses to a chat completion.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::server::api::fields::{get, text};
-use crate::server::http::error::ApiError;
+use crate::server::api::{Fields, get, text};
+use crate::server::error::ApiError;
 
 /// The request as a chat completion. Fields that both have stay as they are.
 ///
 /// # Errors
-/// Invalid input, and conversations that are stored elsewhere.
-pub fn to_chat(mut body: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
+/// Invalid input, and conversations that a server would have to store.
+pub fn to_chat(mut body: Fields) -> Result<Fields, ApiError> {
     let input = body.remove("input").ok_or_else(|| ApiError::invalid("'input' is required"))?;
     if text(&body, "previous_response_id")?.is_some_and(|id| !id.is_empty()) {
         return Err(ApiError::invalid("hobbit-server does not support 'previous_response_id'."));
@@ -75,22 +75,14 @@ fn add(item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
         }
         (Some("assistant"), None | Some("message")) => {
             let content = content(&item["content"], &["output_text", "input_text", "refusal"])?;
-            let own = assistant(messages);
-            match own.get_mut("content").and_then(Value::as_array_mut) {
-                Some(before) => before.extend(content),
-                None => own["content"] = Value::Array(content),
-            }
+            append(assistant(messages), "content", content);
         }
         (_, Some("function_call")) => {
             let call = json!({
                 "id": needs("call_id")?, "type": "function",
                 "function": {"name": needs("name")?, "arguments": needs("arguments")?},
             });
-            let own = assistant(messages);
-            match own.get_mut("tool_calls").and_then(Value::as_array_mut) {
-                Some(calls) => calls.push(call),
-                None => own["tool_calls"] = json!([call]),
-            }
+            append(assistant(messages), "tool_calls", vec![call]);
         }
         (_, Some("function_call_output")) => {
             let content = match item.get("output") {
@@ -101,13 +93,13 @@ fn add(item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
             messages.push(json!({"role": "tool", "tool_call_id": needs("call_id")?, "content": content}));
         }
         (_, Some("reasoning")) => {
-            let thought: String = ["content", "summary"]
+            let reasoning: String = ["content", "summary"]
                 .iter()
                 .find_map(|name| item.get(*name)?.as_array().filter(|parts| !parts.is_empty()))
                 .map(|parts| parts.iter().filter_map(|part| part.get("text")?.as_str()).collect())
                 .unwrap_or_default();
-            if !thought.is_empty() {
-                assistant(messages)["reasoning_content"] = json!(thought);
+            if !reasoning.is_empty() {
+                assistant(messages)["reasoning_content"] = json!(reasoning);
             }
         }
         _ => return Err(ApiError::invalid("Cannot determine type of 'item'")),
@@ -115,12 +107,20 @@ fn add(item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The assistant's current message: consecutive thoughts, texts and calls are merged into one.
+/// The assistant's current message: consecutive reasoning, texts and calls are merged into one.
 fn assistant(messages: &mut Vec<Value>) -> &mut Value {
     if messages.last().is_none_or(|last| last["role"] != "assistant") {
         messages.push(json!({"role": "assistant", "content": []}));
     }
     messages.last_mut().expect("there is one now")
+}
+
+/// Appends to a list of a message.
+fn append(message: &mut Value, name: &str, more: Vec<Value>) {
+    match message.get_mut(name).and_then(Value::as_array_mut) {
+        Some(list) => list.extend(more),
+        None => message[name] = Value::Array(more),
+    }
 }
 
 /// Content parts as a chat completion's. `kinds` are the part types that are texts.
@@ -157,7 +157,8 @@ mod tests {
     fn a_text() {
         let own = converted(json!({
             "input": "Hi", "instructions": "Be brief.", "max_output_tokens": 8, "temperature": 0.5,
-            "reasoning": {"effort": "low"}, "text": {"format": {"type": "json_schema", "name": "x", "schema": {"b": 1, "a": 2}}},
+            "reasoning": {"effort": "low"},
+            "text": {"format": {"type": "json_schema", "name": "x", "schema": {"b": 1, "a": 2}}},
         }));
         let expected = json!({
             "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
@@ -173,9 +174,9 @@ mod tests {
             "tools": [{"type": "web_search"}, {"type": "function", "name": "w", "parameters": {"z": 1, "a": 2}}],
             "input": [
                 {"role": "developer", "content": "Be brief."},
-                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}], "status": "completed"},
-                {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look.", "annotations": []}]},
+                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+                {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
                 {"type": "function_call", "call_id": "c1", "name": "w", "arguments": "{}"},
                 {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
                 {"role": "assistant", "content": "Sun."},
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_input() {
+    fn invalid_input() {
         for (body, expected) in [
             (json!({}), "'input' is required"),
             (json!({"input": 1}), "'input' must be a string or array of objects"),

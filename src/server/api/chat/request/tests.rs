@@ -8,7 +8,7 @@ fn read_with(body: Value, change: impl FnOnce(&mut Defaults)) -> Result<Request,
         reasoning: &reasoning,
         jinja: true,
         prefills_assistant: true,
-        template_thinks: true,
+        template_reasons: true,
         calls_in_parallel: false,
     };
     change(&mut defaults);
@@ -28,7 +28,8 @@ fn message(body: Value) -> String {
 }
 
 fn tool(name: &str) -> Value {
-    json!({"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"z": {}, "a": {}}}}})
+    let parameters = json!({"type": "object", "properties": {"z": {}, "a": {}}});
+    json!({"type": "function", "function": {"name": name, "parameters": parameters}})
 }
 
 #[test]
@@ -104,30 +105,31 @@ fn schemas() {
 }
 
 #[test]
-fn last_messages_are_gone_on_with() {
-    let talk = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Wh"}]);
-    let request = read_one(json!({"messages": talk}));
-    assert_eq!(
-        (request.inputs.continue_final_message, request.inputs.add_generation_prompt),
-        (Continuation::Auto, false)
-    );
-    let request = read_with(json!({"messages": talk}), |defaults| defaults.prefills_assistant = false).unwrap();
-    assert_eq!(
-        (request.inputs.continue_final_message, request.inputs.add_generation_prompt),
-        (Continuation::None, true)
-    );
-    let request = read_one(json!({"messages": talk, "continue_final_message": "reasoning_content"}));
-    assert_eq!(request.inputs.continue_final_message, Continuation::Reasoning);
-    let both = json!({"messages": talk, "continue_final_message": true, "add_generation_prompt": true});
-    assert!(message(both).contains("Cannot set both"));
+fn last_messages_are_continued() {
+    let chat = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Wh"}]);
+    let read = |more: Value, prefills: bool| {
+        let mut body = json!({"messages": chat});
+        body.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
+        let inputs = read_with(body, |defaults| defaults.prefills_assistant = prefills).unwrap().inputs;
+        (inputs.continue_final_message, inputs.add_generation_prompt)
+    };
+    assert_eq!(read(json!({}), true), (Continuation::Auto, false));
+    assert_eq!(read(json!({}), false), (Continuation::None, true));
+    let reasoning = json!({"continue_final_message": "reasoning_content"});
+    assert_eq!(read(reasoning, true), (Continuation::Reasoning, false));
+    let call = json!({"type": "function", "function": {"name": "a", "arguments": "{}"}});
     let two = json!([{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}]);
-    assert!(message(json!({"messages": two})).contains("2 or more assistant messages"));
-    let calls = json!([{"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "a", "arguments": "{}"}}]}]);
-    assert!(message(json!({"messages": calls})).contains("contains tool calls"));
+    for (body, expected) in [
+        (json!({"messages": chat, "continue_final_message": true, "add_generation_prompt": true}), "Cannot set both"),
+        (json!({"messages": two}), "2 or more assistant messages"),
+        (json!({"messages": [{"role": "assistant", "tool_calls": [call]}]}), "contains tool calls"),
+    ] {
+        assert!(message(body).contains(expected), "{expected}");
+    }
 }
 
 #[test]
-fn thoughts() {
+fn reasoning_fields() {
     let request =
         read_one(json!({"reasoning_effort": "none", "thinking_budget_tokens": 3, "reasoning_budget_message": "So:"}));
     assert!(!request.inputs.enable_thinking);
@@ -151,4 +153,49 @@ fn probabilities_of_tokens() {
     assert!(!read_one(json!({"logprobs": false})).rest.contains_key("n_probs"));
     assert!(message(json!({"top_logprobs": 3})).contains("requires logprobs"));
     assert!(message(json!({"logprobs": true, "stream": true, "tools": [tool("a")]})).contains("tools + stream"));
+}
+
+#[test]
+fn invalid_conversations() {
+    for messages in [
+        json!("text"),
+        json!([123]),
+        json!([{}]),
+        json!([{"role": 123}]),
+        json!([{"role": 123, "content": "x"}]),
+        json!([{"content": "x"}]),
+        json!([{"role": "system", "content": 123}]),
+        json!([{"role": "user", "content": "x"}, {}]),
+        json!([{"role": "user"}]),
+        json!([{"role": "assistant"}]),
+        json!([{"role": "assistant", "tool_calls": null}]),
+        json!([{"role": "user", "content": [{"type": "text"}]}]),
+        json!([{"role": "user", "content": [{"type": "dream", "text": "x"}]}]),
+        json!([{"role": "user", "content": ["x"]}]),
+    ] {
+        let error = check_messages(&mut messages.clone()).unwrap_err();
+        assert_eq!(error.status.as_u16(), 400, "{messages}");
+    }
+}
+
+#[test]
+fn a_conversation() {
+    let mut messages = json!([
+        {"role": "system", "content": "s", "name": null},
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]},
+        {"role": "assistant", "content": null, "tool_calls": []},
+        {"role": "assistant", "tool_calls": []},
+    ]);
+    check_messages(&mut messages).unwrap();
+    assert_eq!(messages[0], json!({"role": "system", "content": "s"}));
+    assert_eq!(messages[2]["content"], Value::Null);
+    assert!(check_messages(&mut json!([])).is_ok());
+}
+
+#[test]
+fn images_are_refused() {
+    let mut messages = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]);
+    let error = check_messages(&mut messages).unwrap_err();
+    assert!(error.message.contains("image input is not supported"), "{}", error.message);
+    assert_eq!(error.status.as_u16(), 400);
 }

@@ -1,4 +1,4 @@
-//! Errors in OpenAI's shape, with the right HTTP status.
+//! Errors of requests, in OpenAI's shape and with their HTTP status.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -6,8 +6,6 @@ use axum::http::header::RETRY_AFTER;
 use axum::response::{IntoResponse, Response};
 use hobbit_core::units::Bytes;
 use serde_json::{Map, Value, json};
-
-use crate::server::job::{Failure, FailureKind};
 
 /// An error answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,34 +88,36 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message)
     }
 
+    /// A prompt that does not fit a slot's context.
+    pub fn exceeds_context(n_prompt: usize, n_ctx: usize) -> Self {
+        let message = format!(
+            "request ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it"
+        );
+        let mut error = Self::new(StatusCode::BAD_REQUEST, "exceed_context_size_error", message);
+        error.more.insert("n_prompt_tokens".to_owned(), json!(n_prompt));
+        error.more.insert("n_ctx".to_owned(), json!(n_ctx));
+        error
+    }
+
+    /// The engine's thread is gone.
+    pub fn engine_ended() -> Self {
+        Self::server("the engine has ended")
+    }
+
+    /// The server stops and begins nothing new.
+    pub fn shutting_down() -> Self {
+        Self::unavailable("the server is shutting down")
+    }
+
     pub fn server(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
     /// `{"code", "message", "type", …}`: the value of `error`.
     pub fn json(&self) -> Value {
-        let mut fields = Map::new();
-        fields.insert("code".to_owned(), json!(self.status.as_u16()));
-        fields.insert("message".to_owned(), json!(self.message));
-        fields.insert("type".to_owned(), json!(self.kind));
-        fields.extend(self.more.clone());
-        Value::Object(fields)
-    }
-}
-
-impl From<Failure> for ApiError {
-    fn from(failure: Failure) -> Self {
-        match failure.kind {
-            FailureKind::Invalid => Self::invalid(failure.message),
-            FailureKind::Unavailable => Self::unavailable(failure.message),
-            FailureKind::Server => Self::server(failure.message),
-            FailureKind::ExceedsContext { n_prompt, n_ctx } => {
-                let mut error = Self::new(StatusCode::BAD_REQUEST, "exceed_context_size_error", failure.message);
-                error.more.insert("n_prompt_tokens".to_owned(), json!(n_prompt));
-                error.more.insert("n_ctx".to_owned(), json!(n_ctx));
-                error
-            }
-        }
+        let mut error = json!({"code": self.status.as_u16(), "message": self.message, "type": self.kind});
+        self.more.iter().for_each(|(name, value)| error[name] = value.clone());
+        error
     }
 }
 
@@ -128,21 +128,5 @@ impl IntoResponse for ApiError {
             response.headers_mut().insert(RETRY_AFTER, RETRY_AFTER_SECONDS.into());
         }
         response
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_prompt_that_is_too_long_says_by_how_much() {
-        let kind = FailureKind::ExceedsContext { n_prompt: 300, n_ctx: 256 };
-        let error = ApiError::from(Failure { kind, message: "too long".to_owned() });
-        assert_eq!(error.status, StatusCode::BAD_REQUEST);
-        assert_eq!(
-            error.json(),
-            json!({"code": 400, "message": "too long", "type": "exceed_context_size_error", "n_prompt_tokens": 300, "n_ctx": 256})
-        );
     }
 }
