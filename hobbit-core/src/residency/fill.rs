@@ -111,7 +111,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let is_of_layer = |version: Version| layer.is_none_or(|layer| version.expert.layer == layer);
         let withdrawn = self.withdraw(LoadClass::Fill, is_of_layer);
         self.fill.is_done &= withdrawn.is_empty();
-        withdrawn.into_iter().for_each(|asked| self.unread(asked.target));
+        withdrawn.into_iter().for_each(|asked| self.cancel(asked.target));
         self.fill.is_reading = self.reads.outstanding() > 0;
     }
 }

@@ -1,46 +1,44 @@
-//! Which experts are in memory, which are read, and what a layer computes with: the decisions, without the memory.
+//! The residency of experts: which are in memory, which are read, and which versions a layer multiplies.
 //!
 //! ```text
-//! router's choice ─► Chosen ─► LayerStep ─► products as slices land ─► end
-//!                      │           │   ▲
-//!    route: demands ◄──┤           │   └── poll, wait ◄──┐
-//!  Precisions          │           ▼                     │
-//!                      │   Residency ── Read ─────────► Reads (a loader, or a virtual link)
-//!                      │     │  │  └─ staging, upgrades, fill
-//!                      │     │  └─ ahead: predict, load::prefetch
-//!                      │     └─ cache (slots) ◄ policy
-//!                      └─► Observer (a trace, or a simulation's books)
+//! router's choice ─► Selection ─► LayerStep ─► products as slices land ─► end
+//!                      │             │   ▲
+//!    route: demands ◄──┤             │   └── poll, wait ◄──┐
+//!  Precisions          │             ▼                     │
+//!                      │     Residency ── Read ─────────► Reads (a loader, or a virtual link)
+//!                      │       │  │  └─ staging, upgrades, fill
+//!                      │       │  └─ ahead: predict, load::prefetch
+//!                      │       └─ cache (slots) ◄ policy
+//!                      └─► Observer (a trace, or counters of a simulation)
 //! ```
 //!
-//! A layer goes through [`Chosen::set`] (who is routed where), [`Chosen::reroute`] (or elsewhere), [`Chosen::ask`] (in which precision each expert is
-//! wanted), [`Chosen::begin`] (what is resident is pinned, a read is submitted for everything else), then, product by
-//! product, [`Residency::locate`] and [`Residency::wait`], and [`Chosen::end`]. The engine does so on the CPU and on
-//! devices, the simulator with recorded choices.
+//! [`run_layer`] takes a layer through its steps, for the engine's CPU and device paths and for the simulator; each
+//! implements [`Compute`]. Products ask [`Residency::locate`] and [`Residency::wait`] for slices.
 //!
 //! Versions beyond their layer's share of the cache stream through `staging` slots, in the order in which the products use
-//! them; while they do, the slots of the next layer are filled ahead when the batch is dense. While nothing else is read, a
-//! frequently used low version is replaced by its high version (`upgrades`), and free slots are filled (`fill`). Where tokens
-//! use only what is there, that changes beside them (`virtual_experts`).
+//! them; meanwhile the next layer's slots are filled ahead if the batch is dense. While nothing else is read, a
+//! frequently used low version is replaced by its high version (`upgrades`), and free slots are filled (`fill`). With
+//! virtual experts, the present ones change in the background (`virtual_experts`).
 //!
-//! Pure: no ggml, no memory, no I/O. Bytes and time are [`Reads`]'s; what routers say, and what other memories hold,
-//! comes in as data.
+//! Pure: no ggml, no memory, no I/O. Bytes and time come from [`Reads`]; router values and device residency are data.
 
 mod ahead;
-mod books;
-#[cfg(test)]
-mod by_hand;
-mod chosen;
+
+mod counters;
 mod fill;
 mod latency;
+mod layer;
 mod layout;
+#[cfg(test)]
+mod manual;
 #[cfg(test)]
 mod model_test;
 mod observer;
 mod precisions;
-mod present;
 mod reading;
 mod reads;
 mod restore;
+mod selection;
 mod staging;
 mod step;
 #[cfg(test)]
@@ -49,17 +47,17 @@ mod tickets;
 mod upgrades;
 mod virtual_experts;
 mod waiting;
-mod wanted;
 
-pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresBy, Slots, TokenChoices};
-pub use books::Counters;
-pub use chosen::{Chosen, RouterSays, Split};
+pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresByLayer, Slots};
+pub use counters::Counters;
 pub use latency::{Latency, LatencyOptions};
+pub use layer::{Compute, DeviceResidency, Router, TokenChoices, WeightsFor, run_layer};
 pub use layout::{LayerShape, LayerShare, Layout, RestBytes, VersionBytes};
 pub use observer::{NeededExpert, Observer};
 pub use precisions::Precisions;
 pub use reads::{Landed, Read, Reads, Target};
-pub use step::{Elsewhere, LayerStep, Used};
+pub use selection::{Selection, Split};
+pub use step::{LayerStep, Used};
 pub use virtual_experts::VirtualExpertsOptions;
 pub use waiting::Place;
 
@@ -131,7 +129,7 @@ pub struct Residency<R: Reads, O> {
     failure: Option<R::Error>,
     counters: Counters,
     /// By block.
-    by_layer: Vec<books::LayerCounts>,
+    by_layer: Vec<counters::LayerCounts>,
     /// In which precision experts are wanted.
     pub precisions: Precisions,
     /// Where tokens may go in place of experts that are missing.
@@ -153,7 +151,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             reads,
             observer,
             cache,
-            by_layer: vec![books::LayerCounts::default(); usize::from(layout.n_blocks())],
+            by_layer: vec![counters::LayerCounts::default(); usize::from(layout.n_blocks())],
             layout,
             staging: Staging::new(staging.n_slots),
             stages_ahead: staging.ahead,

@@ -72,9 +72,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         while !self.overlaps && is_pending(self) && self.wait() {}
     }
 
-    /// Makes the staging slots free for `slice`, which nothing in flight will bring: what else is staged is dropped, so
-    /// nobody may be reading it. False when that is impossible (there are no staging slots).
-    pub fn insist(&mut self, slice: SliceId, used: Used) -> bool {
+    /// Frees the staging slots for `slice`, which no read in flight brings: other staged slices are dropped, so none may be
+    /// in use. False if there are no staging slots.
+    pub fn force_staging(&mut self, slice: SliceId, used: Used) -> bool {
         // A slice that has a slot is read into it or not at all.
         if used.row.is_some() {
             return false;
@@ -89,7 +89,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.staging.get(slice).is_some()
     }
 
-    /// Whether [`Residency::insist`] would drop what is staged.
+    /// Whether [`Residency::force_staging`] keeps what is staged.
     pub fn is_staged_or_cached(&self, slice: SliceId, used: Used) -> bool {
         used.row.is_some() || self.staging.get(slice).is_some()
     }

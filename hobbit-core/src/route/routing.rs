@@ -115,23 +115,16 @@ impl Routing {
         rounded(if sum > 0.0 { weights[position] / sum } else { 1.0 / self.n_used as f32 })
     }
 
-    /// Takes experts out of the router's weights, `[n_tokens][n_used]`: of each token that has one of them, `without` changes
-    /// the weights, told which are left out, and `write` gets each by its token and rank.
-    pub fn leave_out(
-        &self,
-        skipped: &[u16],
-        weights: &mut [f32],
-        without: impl Fn(&mut [f32], &[bool]),
-        mut write: impl FnMut(usize, usize, f32),
-    ) {
+    /// Takes experts out of the router's weights, `[n_tokens][n_used]`: `without` changes the weights of each token that has
+    /// one of them, and gets a flag for each that is left out.
+    pub fn leave_out(&self, skipped: &[u16], weights: &mut [f32], without: impl Fn(&mut [f32], &[bool])) {
         let mut left_out = vec![false; self.n_used];
-        for (token, (ids, weights)) in self.ids.chunks(self.n_used).zip(weights.chunks_mut(self.n_used)).enumerate() {
+        for (ids, weights) in self.ids.chunks(self.n_used).zip(weights.chunks_mut(self.n_used)) {
             for (flag, id) in left_out.iter_mut().zip(ids) {
                 *flag = skipped.contains(id);
             }
             if left_out.contains(&true) {
                 without(weights, &left_out);
-                weights.iter().enumerate().for_each(|(rank, &weight)| write(token, rank, weight));
             }
         }
     }
@@ -194,13 +187,11 @@ mod tests {
         let mut routing = Routing::default();
         routing.set([3, 1, 0, 2, 1, 0].into_iter(), 2, 4).unwrap();
         let mut weights = [0.75, 0.25, 0.5, 0.5, 0.625, 0.375];
-        let mut written = Vec::new();
         let zero = |weights: &mut [f32], left_out: &[bool]| {
             weights.iter_mut().zip(left_out).filter(|(_, out)| **out).for_each(|(weight, _)| *weight = 0.0);
         };
-        routing.leave_out(&[1], &mut weights, zero, |token, rank, weight| written.push((token, rank, weight)));
+        routing.leave_out(&[1], &mut weights, zero);
         assert_eq!(weights, [0.75, 0.0, 0.5, 0.5, 0.0, 0.375]);
-        assert_eq!(written, [(0, 0, 0.75), (0, 1, 0.0), (2, 0, 0.0), (2, 1, 0.375)]);
     }
 
     #[test]

@@ -48,6 +48,11 @@ impl RouterValues {
         }
     }
 
+    /// The same of a copy of the tensor's bytes in host memory.
+    pub(super) fn of_copy(tensor: &ggml_tensor, bytes: &mut [u8], d: usize) -> Self {
+        Self { data: bytes.as_mut_ptr(), ..Self::of(tensor, d) }
+    }
+
     /// The tensor of the values.
     pub(super) fn tensor(&self) -> *mut ggml_tensor {
         self.tensor.cast_mut()

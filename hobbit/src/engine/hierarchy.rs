@@ -20,7 +20,7 @@ use hobbit_core::plan::MemoryPlan;
 use hobbit_core::predict::{GateStack, Popularity, sample};
 #[cfg(doc)]
 use hobbit_core::residency::Residency;
-use hobbit_core::residency::{Latency, Observer, Place, Reads, ScoresBy, Used};
+use hobbit_core::residency::{Latency, Observer, Place, Reads, ScoresByLayer, Used};
 use hobbit_core::route::Phase;
 use hobbit_core::stats::{CachingReport, DeviceReport, PrecisionReport, WarmStart};
 use hobbit_core::trace::Walk;
@@ -74,15 +74,15 @@ impl Tiers<'_> {
         self.0.iter().flat_map(|tiers| tiers.iter()).any(|tier| tier.is_resident(version))
     }
 
-    /// Makes `host` read into staging a slice that nothing in flight will bring. As [`Residency::insist`].
-    pub(super) fn insist(&mut self, host: &mut Host, slice: SliceId, used: Used) -> bool {
+    /// As [`Residency::force_staging`] of `host`.
+    pub(super) fn force_staging(&mut self, host: &mut Host, slice: SliceId, used: Used) -> bool {
         if !host.is_staged_or_cached(slice, used) {
             // Another device's uploads may hold all staging slots.
             for tier in self.0.iter_mut().flat_map(|tiers| tiers.iter_mut()) {
                 while !tier.wait_for_host_staging().is_empty() {}
             }
         }
-        host.insist(slice, used)
+        host.force_staging(slice, used)
     }
 }
 
@@ -134,7 +134,7 @@ impl Routers {
     }
 
     /// The same for `layers` (ascending) that have not run, where the router is known: for each token, by layer.
-    pub(super) fn of_later(&mut self, layers: &[u16], inputs: &[&[f32]]) -> Vec<ScoresBy<u16>> {
+    pub(super) fn of_later(&mut self, layers: &[u16], inputs: &[&[f32]]) -> Vec<ScoresByLayer> {
         match &self.walk {
             Some(walk) => walk.predicted(layers),
             None => self.gates.scores_of(inputs, layers),

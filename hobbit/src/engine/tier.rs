@@ -40,7 +40,7 @@ use hobbit_core::cache::{Cache, Lru, SavedCache, SliceState, SlotId, Use};
 use hobbit_core::expert::{SliceId, SliceKind, Version};
 use hobbit_core::gguf::SliceShape;
 use hobbit_core::load::balance::Balancer;
-use hobbit_core::residency::{Chosen, LayerStep, Used};
+use hobbit_core::residency::{LayerStep, Selection, Used};
 use hobbit_core::stats::{CacheSlots, DeviceCounters, DeviceReport};
 use hobbit_core::store::StoreError;
 
@@ -293,7 +293,7 @@ impl Tier {
                 continue;
             }
             let released = self.wait_for_host_staging();
-            if released.is_empty() && !uploads.insist(host) {
+            if released.is_empty() && !uploads.force_staging(host) {
                 return Ok(false);
             }
             released.into_iter().for_each(|slice| host.release(slice));
@@ -302,9 +302,9 @@ impl Tier {
     }
 
     /// Counts a use for the statistics and the policy.
-    pub(super) fn touch(&mut self, Version { expert, precision }: Version, hit: bool, chosen: &Chosen) {
-        let (n_tokens, since) = chosen.routing.uses_of(expert.index);
-        let weight = chosen.share(expert.index);
+    pub(super) fn touch(&mut self, Version { expert, precision }: Version, hit: bool, selection: &Selection) {
+        let (n_tokens, since) = selection.routing.uses_of(expert.index);
+        let weight = selection.share(expert.index);
         self.cache.touch(expert, Use { hit, precision: Some(precision), weight, n_tokens, since });
         match hit {
             true => self.counters.hits += 1,

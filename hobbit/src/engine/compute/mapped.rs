@@ -36,9 +36,9 @@ impl ExpertBackend {
         // SAFETY: nothing waits in the inner graph.
         let from = unsafe { self.kernels.plain_from(&mut self.inner, &*node, weights.type_, None) };
         let ids = RouterValues::of(ids, 0);
-        let routing = &mut self.chosen.routing;
         // SAFETY: computed by an earlier split of this ubatch into host memory.
-        let is_known = unsafe { routing.set(ids.read(), ids.n_used, weights.ne[2] as usize) }.is_ok();
+        let is_known = unsafe { self.routing.set(ids.read(), ids.n_used, weights.ne[2] as usize) }.is_ok();
+        let routing = &self.routing;
         // ggml reports an id that is no expert. Experts are sorted by falling popularity.
         if !is_known || routing.needed.first().is_none_or(|&most| routing.pairs_of(most).len() < from) {
             // SAFETY: by the caller.
@@ -53,19 +53,23 @@ impl ExpertBackend {
             interleaving: None,
         };
         let used = |&index: &u16| {
-            let used = Used { index, precision: Precision::High, share: 0, row: Some(index.into()), elsewhere: false };
+            let used =
+                Used { index, precision: Precision::High, share: 0, row: Some(index.into()), is_on_device: false };
             (used, None)
         };
         let experts: Vec<_> = routing.needed.iter().map(used).collect();
         // SAFETY: by the caller; rows are of floats, as llama.cpp plans them.
         let row_bytes = unsafe { ((*(*node).src[1]).ne[0] + (*node).ne[0]) as usize * size_of::<f32>() };
+        let routing = std::mem::take(&mut self.routing);
         let mut rest = experts.as_slice();
-        while !rest.is_empty() {
-            let (now, later) = rest.split_at(self.fitting(rest, row_bytes));
+        let mut result = Ok(());
+        while !rest.is_empty() && result.is_ok() {
+            let (now, later) = rest.split_at(groups::fitting(&routing, rest, row_bytes));
             // SAFETY: by the caller; the weights are llama.cpp's, and stay.
-            unsafe { self.groups(node, now, |_| view)? };
+            result = unsafe { self.groups(node, &routing, now, |_| view) };
             rest = later;
         }
-        Ok(())
+        self.routing = routing;
+        result
     }
 }

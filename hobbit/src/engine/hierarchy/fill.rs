@@ -138,7 +138,7 @@ fn preload_layer(host: &mut Host, tier: &mut Tier, layer: u16) -> Result<(), Sto
 /// # Errors
 /// A read that fails.
 fn upload(host: &mut Host, tier: &mut Tier, versions: &[Version]) -> Result<bool, StoreError> {
-    let Some(step) = host.bring(versions) else { return Ok(true) };
+    let Some(step) = host.load(versions) else { return Ok(true) };
     let kinds = host.layout().kinds(step.layer).to_vec();
     let result = tier.fill(host, &step, &kinds);
     let pins = host.finish(step);

@@ -7,6 +7,7 @@ use hobbit_core::expert::{SliceId, SliceKind};
 use hobbit_core::residency::{LayerStep, Used};
 
 /// Slices that are not uploaded yet.
+#[derive(Default)]
 pub(in crate::engine) struct Uploads {
     /// Kind by kind, in the order of products; within a kind, experts in the order of need.
     waiting: Vec<(SliceId, Used)>,
@@ -25,8 +26,8 @@ impl Uploads {
     }
 
     /// Makes the host read the first slice although no read is in flight. Returns `false` if that is impossible.
-    pub(in crate::engine) fn insist(&self, host: &mut Host) -> bool {
-        self.waiting.first().is_some_and(|&(slice, used)| host.insist(slice, used))
+    pub(in crate::engine) fn force_staging(&self, host: &mut Host) -> bool {
+        self.waiting.first().is_some_and(|&(slice, used)| host.force_staging(slice, used))
     }
 
     /// Starts every upload whose bytes are in host memory and that has a destination. Returns whether any was started.
