@@ -1,9 +1,9 @@
 //! Reads what the next layers are expected to use before they ask. Decisions are [`crate::predict`]'s and
 //! [`crate::load::prefetch`]'s; here is when they are made, and what becomes of them.
 //!
-//! For each layer of a batch that decodes: the router has chosen, reads for the layer itself are under way. The predictor
-//! sees the choice (and what the next layers' routers say about this layer's input), the experts that it names are
-//! shielded from eviction, and as soon as nothing waits for the link, those that are missing are read.
+//! For each layer of a batch that decodes: the router has chosen, reads for the layer itself are under way. The
+//! predictor sees the choice (and what the next layers' routers say about this layer's input), the experts that it
+//! names are shielded from eviction, and as soon as nothing waits for the link, those that are missing are read.
 
 use super::counters::is_present;
 use super::layer::{DeviceResidency, TokenChoices};
@@ -32,14 +32,14 @@ pub struct LookaheadOptions {
     pub compares_tokens: bool,
 }
 
-/// What looks ahead, and what it knows.
+/// Predictor and planner of prefetches, and their measurements.
 pub struct Lookahead {
     pub(super) predictor: Lanes,
     pub(super) prefetcher: Prefetcher,
     governor: Governor,
     options: LookaheadOptions,
     recall: Recall,
-    /// The layer that chose last, when, and for how many seconds somebody had waited by then.
+    /// The layer that chose last, when, and the seconds of waiting until then.
     chose: Option<(u16, f64, f64)>,
     /// Seconds waited, and bytes and seconds of reading, when the token began.
     before: (f64, u64, f64),
@@ -54,9 +54,9 @@ pub type Later = (u8, u16);
 /// Residents of the host's slots, for copies to a device.
 #[derive(Clone, Copy)]
 pub struct Slots<'a> {
-    /// Who is in which slot.
+    /// Residents of the slots.
     pub cache: &'a Cache,
-    /// What there is to keep.
+    /// Experts and their shares.
     pub layout: &'a Layout,
 }
 
@@ -72,7 +72,7 @@ impl Lookahead {
         Self { predictor, prefetcher, governor, options, recall, chose: None, before }
     }
 
-    /// A layer has chosen at a time, before which somebody had waited so long: learns what layers take.
+    /// Learns the time of layers from a layer that has chosen now, after `waited` seconds of waiting in all.
     fn time(&mut self, layer: u16, now: f64, waited: f64, known: Option<f64>) {
         let before = self.chose.replace((layer, now, waited));
         let measured = match before {
@@ -95,8 +95,8 @@ impl Lookahead {
         (1..=self.options.distance_max).map_while(target).collect()
     }
 
-    /// Shows the predictor the choice of a layer, and later routers' `scores`. `lower` lowers the scores of experts that are
-    /// missing, because tokens will be rerouted.
+    /// Shows the predictor the choice of a layer, and later routers' `scores`. `lower` lowers the scores of experts
+    /// that are missing, because tokens will be rerouted.
     fn show(
         &mut self,
         layer: u16,
@@ -124,7 +124,7 @@ impl Lookahead {
                 }
             }
         } else if observer.is_watching() {
-            // Of every layer in reach, not only of those that are looked at.
+            // For every layer in reach, not only for those that are looked at.
             let mut predicted = Vec::new();
             for distance in 1..=self.options.distance_max {
                 self.predictor.predict(layer, distance, &mut predicted);
@@ -133,7 +133,7 @@ impl Lookahead {
         }
     }
 
-    /// What the next layers are expected to use.
+    /// Predicts the experts of the next layers.
     fn look(
         &mut self,
         layer: u16,
@@ -154,7 +154,7 @@ impl Lookahead {
     }
 }
 
-/// What the tokens of a batch chose, each expert once.
+/// The experts of a batch's tokens, each once.
 fn union(tokens: &[Vec<(u16, f32)>]) -> Vec<(u16, f32)> {
     let mut all: Vec<(u16, f32)> = Vec::new();
     for (index, weight) in tokens.iter().flatten() {
@@ -182,8 +182,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.lookahead.as_ref().map_or(Vec::new(), of)
     }
 
-    /// After the choice of a layer's router for a batch that decodes, and the `step` made of it: shields what comes next from
-    /// eviction, and reads what is worth it. `seconds` of the layer without waits; `None`: measured.
+    /// After the choice of a layer's router for a batch that decodes, and the `step` made of it: shields what comes
+    /// next from eviction, and reads what is worth it. `seconds` of the layer without waits; `None`: measured.
     pub(super) fn predict(
         &mut self,
         step: &LayerStep,
@@ -311,7 +311,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.cache.unshield_all();
     }
 
-    /// What looking ahead did; `None` where nothing does.
+    /// Counts of prefetches; `None` without a predictor.
     pub fn prefetch_report(&self) -> Option<PrefetchReport> {
         let Lookahead { prefetcher, governor, recall, options, .. } = self.lookahead.as_ref()?;
         let recall = |distance| {
@@ -345,7 +345,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     }
 }
 
-/// What the planner may know.
+/// Holdings of the host, for the planner.
 struct HostHoldings<'a> {
     cache: &'a Cache,
     staging: &'a Staging,

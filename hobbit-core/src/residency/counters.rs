@@ -1,8 +1,8 @@
 //! Counters of a residency, and the uses that policies and observers see.
 
+use super::background::Upgrades;
 use super::layer::DeviceResidency;
 use super::selection::Selection;
-use super::upgrades::Upgrades;
 use super::{NeededExpert, Observer, Reads, Residency};
 use crate::cache::{Cache, Use};
 use crate::expert::{ExpertId, Precision, SliceId, Version};
@@ -22,7 +22,7 @@ pub struct Counters {
     pub slices_loaded: u64,
     /// Bytes moved.
     pub bytes_read: u64,
-    /// Seconds in which somebody waited for a read.
+    /// Seconds of waiting for reads.
     pub wait_seconds: f64,
     /// Uses, one for each token and each expert its router chose, by precision.
     pub used: PrecisionCounts,
@@ -102,7 +102,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
     }
 
-    /// The router's probabilities of all experts of a layer for one token, `[n_expert]`, for the policy: once per token.
+    /// The router's probabilities of all experts of a layer for one token, `[n_expert]`, for the policy: once per
+    /// token.
     pub fn tell_scores(&mut self, layer: u16, scores: &[f32]) {
         self.cache.scores(layer, scores);
     }
@@ -113,7 +114,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.observer.begin_layer(layer, routing, weights, scores, self.counters.wait_seconds);
     }
 
-    /// Counts a needed expert, which is used in this precision, and tells the policy and the observer. Whether it is there.
+    /// Counts a needed expert, which is used in this precision, and tells the policy and the observer. Whether it is
+    /// there.
     pub(super) fn count_use(
         &mut self,
         expert: ExpertId,
@@ -173,8 +175,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         !self.rerouting.is_off() && (phase.is_decode() || self.reroutes_prompts)
     }
 
-    /// Whether an expert can be used now in high precision without another read. One that is on its way can, unless tokens
-    /// use only complete experts.
+    /// Whether an expert can be used now in high precision without another read. One that is on its way can, unless
+    /// tokens use only complete experts.
     pub(super) fn is_present(&self, expert: ExpertId, devices: &dyn DeviceResidency) -> bool {
         if let Some(masked) = &self.masked {
             return !masked.contains(&expert);

@@ -19,8 +19,7 @@ use crate::route::Weighing;
 /// Experts in the memory of devices, as far as they concern a layer. By default there are no devices.
 pub trait DeviceResidency {
     /// Whether the device that multiplies has a version, so that nothing of it needs to be read.
-    fn has(&self, version: Version) -> bool {
-        let _ = version;
+    fn has(&self, _version: Version) -> bool {
         false
     }
 
@@ -30,8 +29,7 @@ pub trait DeviceResidency {
     }
 
     /// Whether an upload may still read a staged slice, which must stay until then.
-    fn is_uploading(&self, slice: SliceId) -> bool {
-        let _ = slice;
+    fn is_uploading(&self, _slice: SliceId) -> bool {
         false
     }
 }
@@ -57,7 +55,8 @@ pub struct TokenChoices {
     pub used: Option<Vec<Vec<(u16, f32)>>>,
 }
 
-/// The router of the running layer. Its values are asked for only if they decide something: on a device, each costs a copy.
+/// The router of the running layer. Its values are asked for only if they decide something: on a device, each costs a
+/// copy.
 pub trait Router {
     /// Cause of a failure.
     type Error;
@@ -88,8 +87,8 @@ pub trait Compute<R: Reads, O: Observer>: DeviceResidency {
     /// The layer's router.
     type Router: Router<Error = Self::Error>;
 
-    /// Whether the next layers are predicted when this one has been submitted. A device computes meanwhile, so prediction
-    /// costs no time then; where this thread multiplies, reads ahead must start before it does.
+    /// Whether the next layers are predicted when this one has been submitted. A device computes meanwhile, so
+    /// prediction costs no time then; where this thread multiplies, reads ahead must start before it does.
     const PREDICTS_BEHIND_PRODUCTS: bool = false;
 
     /// The layer's router.
@@ -104,21 +103,18 @@ pub trait Compute<R: Reads, O: Observer>: DeviceResidency {
     /// Replaces the router's ids, if some are given, and weights, `[n_tokens][n_used]`, for later nodes of the graph.
     fn write(&mut self, ids: Option<&[u16]>, weights: &[f32]);
 
-    /// Sets recorded demands. Only a recording has them: its weights, in half precision, might cross a threshold. Whether
-    /// it did.
-    fn recorded_demands(&mut self, selection: &mut Selection) -> bool {
-        let _ = selection;
+    /// Sets recorded demands. Only a recording has them: its weights, in half precision, might cross a threshold.
+    /// Whether it did.
+    fn recorded_demands(&mut self, _selection: &mut Selection) -> bool {
         false
     }
 
     /// The router's scores of all experts, `[n_tokens][n_expert]`, if the policy or an observer needs them; else empty.
     fn scores(&mut self, residency: &mut Residency<R, O>, selection: &Selection) -> Vec<f32>;
 
-    /// Sets [`Selection::expected`] of a dense prompt, if the next layer's router is known. Only the CPU path does: on a
-    /// device, a prompt's inputs are not in host memory.
-    fn expect(&mut self, residency: &Residency<R, O>, selection: &mut Selection) {
-        let _ = (residency, selection);
-    }
+    /// Sets [`Selection::expected`] of a dense prompt, if the next layer's router is known. Only the CPU path does:
+    /// on a device, a prompt's inputs are not in host memory.
+    fn expect(&mut self, _residency: &Residency<R, O>, _selection: &mut Selection) {}
 
     /// The tokens' experts for the predictor. A recording may know more of the router's choice than its order.
     fn token_choices(&self, selection: &Selection) -> TokenChoices {
@@ -126,8 +122,7 @@ pub trait Compute<R: Reads, O: Observer>: DeviceResidency {
     }
 
     /// Seconds of the layer without waits for reads. `None`: to be measured. Only a virtual clock knows them before.
-    fn layer_seconds(&self, step: &LayerStep) -> Option<f64> {
-        let _ = step;
+    fn layer_seconds(&self, _step: &LayerStep) -> Option<f64> {
         None
     }
 
@@ -148,11 +143,10 @@ pub trait Compute<R: Reads, O: Observer>: DeviceResidency {
     /// A read or a product fails.
     fn finish(
         &mut self,
-        residency: &mut Residency<R, O>,
-        selection: &Selection,
-        step: &LayerStep,
+        _residency: &mut Residency<R, O>,
+        _selection: &Selection,
+        _step: &LayerStep,
     ) -> Result<(), Self::Error> {
-        let _ = (residency, selection, step);
         Ok(())
     }
 
@@ -249,7 +243,7 @@ fn demand<R: Reads, O: Observer, C: Compute<R, O>>(
     Ok(())
 }
 
-/// Of a layer of a batch that decodes, once: predicts the next layers, and reads ahead what is worth it.
+/// Predicts the layers after one of a batch that decodes, once, and reads ahead what is worth it.
 fn predict<R: Reads, O: Observer, C: Compute<R, O>>(
     compute: &mut C,
     residency: &mut Residency<R, O>,

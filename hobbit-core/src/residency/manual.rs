@@ -22,13 +22,13 @@ pub(super) struct Manual {
     /// By order of submission.
     pub(super) waiting: Vec<(LoadClass, Read)>,
     landed: Vec<Landed<Read>>,
-    /// What is in a slot's region. Missing while it is being written.
+    /// Contents of each slot's region. Missing while it is being written.
     pub(super) slots: HashMap<(SlotId, SliceKind), Version>,
-    /// What is in a staging slot.
+    /// Contents of staging slots.
     pub(super) staged: HashMap<usize, SliceId>,
     /// So many of the next reads find no room.
     pub(super) refuses: usize,
-    /// Of the reads that [`Reads::wait`] lands next: positions among those that are expected, and whether they fail.
+    /// The reads that [`Reads::wait`] lands next: positions among the expected ones, and whether they fail.
     pub(super) script: Vec<(usize, bool)>,
     /// Every read that was submitted and not refused.
     pub(super) n_submitted: usize,
@@ -53,7 +53,7 @@ impl Manual {
         self.n_answered += 1;
         self.now += 1.0;
         if let (Some(held), Target::Slot { .. } | Target::Record { .. }) = (read.held, read.target) {
-            // What is read is no more than what this lacks.
+            // Only what the held version lacks is read.
             let low = Version::low(read.target.version().expert);
             for (_, kind) in Self::regions(read.target) {
                 assert_eq!(self.slots.get(&(held, kind)), Some(&low), "{read:?}: what it is a part of has gone");

@@ -17,7 +17,7 @@ use crate::load::prefetch::{Governor, Pace, PrefetchOptions, Prefetcher};
 use crate::predict::{self, PredictShape, PredictorKind};
 use crate::route::{Phase, Thresholds, resolve};
 
-/// What happens next.
+/// The next call.
 #[derive(Clone, Debug)]
 enum Call {
     /// A session computes a layer of tokens: `[n_tokens][n_used]`.
@@ -37,14 +37,14 @@ enum Call {
     /// The token, or the prompt, is over.
     EndBatch(u32),
     BeginSequence,
-    /// Nobody computes for a while.
+    /// No layer runs for a while.
     Idle,
     /// A layer's shares get so many slots.
     Resize {
         layer: u16,
         n_slots: u32,
     },
-    /// What a device held is given back.
+    /// Slots that a device held are given back.
     Unpin,
     Settle,
 }
@@ -78,7 +78,7 @@ struct Model {
     sessions: [Selection; 2],
     /// Slots that a device holds.
     held: Vec<Vec<SlotId>>,
-    /// Who must stay where, and how often.
+    /// Pins of versions in slots.
     pins: HashMap<(Version, SlotId), usize>,
     hits: u64,
     misses: u64,
@@ -156,7 +156,7 @@ impl Model {
             let weights = (0..tokens.len()).flat_map(|_| (0..n_used).map(|rank| 1.0 / (rank + 1) as f32));
             chosen.demand(&mut residency.precisions, &weights.collect::<Vec<_>>());
         }
-        // What is said of hits must be so when the layer begins.
+        // Hits are counted when the layer begins.
         residency.catch_up();
         let devices = Even(matches!(how, How::OnDevice));
         let expected = (!chosen.is_later_split()).then(|| self.expected(&chosen, layer, devices));
@@ -166,7 +166,7 @@ impl Model {
         match &expected {
             Some((precisions, hits)) => {
                 let used: Vec<_> = step.used.iter().map(|used| (used.index, used.precision)).collect();
-                assert_eq!(&used, precisions, "who is used");
+                assert_eq!(&used, precisions, "used versions");
                 assert_eq!(after.hits - before.hits, *hits);
                 assert_eq!(after.hits + after.misses - before.hits - before.misses, chosen.routing.needed.len() as u64);
                 self.hits += hits;
@@ -298,7 +298,7 @@ impl Model {
         assert!(!self.residency.staging.slices().any(is_loading));
     }
 
-    /// What holds after every call.
+    /// Invariants after every call.
     fn check(&self) {
         let (residency, reads) = (&self.residency, self.residency.reads());
         for (version, slot) in self.pins.keys() {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::layer::DeviceResidency;
 use super::layout::RestBytes;
+use super::reads::Asked;
 use super::step::LayerStep;
-use super::tickets::Asked;
 use super::{Landed, Observer, Read, Reads, Residency, Target};
 use crate::cache::SlotId;
 use crate::expert::{ExpertId, SliceId, SliceKind, Version};
@@ -68,7 +68,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         withdrawn.into_iter().map(|ticket| self.answered(ticket)).collect()
     }
 
-    /// What a read was for that is over: nobody needs the slot beside it any more.
+    /// The read of a ticket, which is over: the slot beside it is unpinned.
     fn answered(&mut self, ticket: u64) -> Asked {
         let asked = self.tickets.answer(ticket);
         if let Some(held) = asked.held {
@@ -183,8 +183,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             }
     }
 
-    /// Bytes of outstanding reads: of those that the running split waits for, whatever they were asked for as, and of the
-    /// others.
+    /// Bytes of outstanding reads: of those that the running split waits for, whatever they were asked for as, and of
+    /// the others.
     pub(super) fn queued(&self) -> (u64, u64) {
         let (mut waited, mut background) = (0, 0);
         for asked in self.tickets.outstanding() {
@@ -225,7 +225,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
     }
 
-    /// What was read is complete, or free again: of so many slices.
+    /// Slices of a read are complete, or free again. Returns their number.
     fn arrived(&mut self, target: Target, is_ok: bool) -> usize {
         let (slot, kinds) = match &target {
             Target::Slot { slot, slice } => (*slot, std::slice::from_ref(&slice.kind)),

@@ -1,4 +1,5 @@
-//! The selection of a layer: the experts that its router chose, where tokens were rerouted, and what is demanded of each.
+//! The selection of a layer: the experts that its router chose, where tokens were rerouted, and what is demanded of
+//! each.
 
 use super::layer::{DeviceResidency, TokenChoices};
 use super::step::LayerStep;
@@ -23,7 +24,7 @@ pub struct Split<'a> {
     pub kinds: &'a [SliceKind],
     /// Tells one choice of the layer from another: a layer that comes in several splits has the same in each.
     pub key: usize,
-    /// What the batch is evaluated for.
+    /// Phase of the batch.
     pub phase: Phase,
 }
 
@@ -46,10 +47,10 @@ pub struct Selection {
     /// The router's weights of its own choice and the norms of its inputs, for virtual experts.
     observed: Vec<f32>,
     input_norms: Vec<f32>,
-    /// Of a prompt: how many tokens are expected to use which expert of the next layer, if that is known.
+    /// Expected uses of the next layer's experts by a prompt's tokens, if they are known.
     pub expected: Popularity,
     phase: Phase,
-    /// What is demanded of each expert, by expert index.
+    /// The demand for each expert, by expert index.
     pub demands: Vec<Demand>,
     /// Layer and key of the selection that was decided last.
     decided: Option<(u16, usize)>,
@@ -161,9 +162,9 @@ impl Selection {
         experts.filter(|&expert| !residency.is_present(expert, devices)).map(Version::high).collect()
     }
 
-    /// Reroutes tokens to experts that are in memory, as far as [`Residency::rerouting`] allows. Returns the new weights
-    /// if ids or weights change: products use these and [`Selection::routing`], policies and observers go on seeing the
-    /// router's own choice.
+    /// Reroutes tokens to experts that are in memory, as far as [`Residency::rerouting`] allows. Returns the new
+    /// weights if ids or weights change: products use these and [`Selection::routing`], policies and observers go on
+    /// seeing the router's own choice.
     pub(super) fn reroute<R: Reads, O: Observer>(
         &mut self,
         residency: &mut Residency<R, O>,

@@ -58,8 +58,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
     }
 
-    /// Reads versions of one layer and precision into slots or staging, without a use: nothing is counted. `None` for no
-    /// versions.
+    /// Reads versions of one layer and precision into slots or staging, without a use: nothing is counted. `None` for
+    /// no versions.
     pub fn load(&mut self, versions: &[Version]) -> Option<LayerStep> {
         let layer = versions.first()?.expert.layer;
         let n_expert = usize::from(self.layout.n_expert(layer));

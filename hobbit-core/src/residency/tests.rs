@@ -1,4 +1,4 @@
-//! Small models by hand: who is read, in which order, and what a step says of it.
+//! Small models with manual reads: the order of reads, and the steps made of them.
 
 use super::manual::{KINDS, Manual, Small, begin_split, split};
 use super::*;
@@ -45,7 +45,7 @@ fn run(toy: &mut Toy, small: &Small, chosen: &mut Selection, layer: u16, tokens:
     finish(toy, chosen, step);
 }
 
-/// What waits: class, expert and matrix, or none for a whole slot; and whether it goes into staging.
+/// Waiting reads: class, expert, matrix (none for a whole slot), and whether it goes into staging.
 fn waiting(toy: &Toy) -> Vec<(LoadClass, u16, Option<SliceKind>, bool)> {
     let of = |&(class, read): &(LoadClass, Read)| {
         let index = read.target.version().expert.index;
@@ -153,7 +153,7 @@ fn nine_tenths_of_a_layer_are_dense_and_fill_the_next_one() {
         };
         assert_eq!((ahead(false), ahead(true)), (n_slots, n_staged), "{tokens:?}");
         finish(&mut toy, &chosen, step);
-        // What the next layer does not need and has not started is taken back.
+        // Reads that the next layer does not need and that have not started are withdrawn.
         let step = begin(&mut toy, &small, &mut chosen, 1, &[&[0, 9]]);
         assert!(waiting(&toy).iter().all(|(class, ..)| *class == LoadClass::OnDemandHigh), "{tokens:?}");
         finish(&mut toy, &chosen, step);
@@ -263,7 +263,7 @@ fn a_failure_that_somebody_waits_for_is_told_once() {
     // After a failed batch nothing is under way, and nothing of it fails the next one.
     toy.settle();
     assert_eq!((toy.reads().outstanding(), toy.take_failure()), (0, None));
-    // What is there stays; the matrices that failed are read again.
+    // Complete matrices stay; those that failed are read again.
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
     assert_eq!(waiting(&toy), [1, 2].map(|index| (LoadClass::OnDemandHigh, index, Some(Gate), false)));
     finish(&mut toy, &chosen, step);

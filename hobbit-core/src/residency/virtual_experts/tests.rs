@@ -1,4 +1,4 @@
-//! A layer of eight experts with four slots, two of them used by a token; reads land when the script says so.
+//! A layer of eight experts with four slots, two of them used by a token; reads land by a script.
 
 use super::super::manual::{KINDS, Manual, Small, begin_split, split};
 use super::super::{Place, Residency, Selection, Split};
@@ -28,8 +28,8 @@ fn is_present(toy: &Toy, index: u16) -> bool {
     toy.is_present(ExpertId { layer: LAYER, index }, &())
 }
 
-/// Evaluates tokens whose router wants these experts, and has the others only where they are present. How many reads products
-/// waited for.
+/// Evaluates tokens whose router wants these experts, and has the others only where they are present. How many reads
+/// products waited for.
 fn evaluate(toy: &mut Toy, small: &Small, tokens: &[[u16; N_USED]]) -> usize {
     let (n_tokens, mut chosen) = (tokens.len() as u32, Selection::default());
     let phase = Phase::of(tokens.len(), tokens.len() < 9);
@@ -198,7 +198,7 @@ fn nothing_is_read_where_every_expert_is_there() {
     for first in [0, 2, 4] {
         prompt(&mut toy, &small, [first, first + 1]);
     }
-    // What is not there yet is read, and not masked.
+    // Missing experts are read, and not masked.
     assert_eq!(evaluate(&mut toy, &small, &[[6, 7]]), 2 * KINDS.len());
     for token in 0..50u16 {
         assert_eq!(evaluate(&mut toy, &small, &[[token % 8, (token + 3) % 8]]), 0);
