@@ -8,38 +8,37 @@
 mod chain;
 mod groups;
 mod kernels;
-mod mapped;
-pub(super) mod scratch;
 mod tensors;
 
 use std::ffi::{CStr, c_int, c_void};
 use std::slice;
 use std::sync::Arc;
 
-use ggml_sys::llama::{
-    self, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, ggml_backend_buffer_type_t, ggml_status, ggml_tensor,
-};
+use ggml_sys::llama::{self, GGML_STATUS_SUCCESS, ggml_backend_buffer_type_t, ggml_status, ggml_tensor};
 
 use super::buffer::tag_of;
-use super::experts::{ExpertTag, Experts, RouterValues};
-use super::hierarchy::{Beside, Tiers};
+use super::calling::{phase, router_weights};
+use super::experts::{ExpertTag, RouterValues};
+use super::graph::Inner;
 use super::host_reads::{Host, HostReads, ShareView};
-use super::inner::Inner;
-use super::purpose::phase;
 use super::recorder::Recorder;
 use super::registration::Computes;
 use super::split::{self, Abort, Failed, LayerRouter};
+use super::tiers::{OtherTiers, TiersView};
 use hobbit_core::expert::{SliceId, SliceKind, Version};
-use hobbit_core::options::KernelChoice;
+use hobbit_core::gguf::ExpertMap;
+use hobbit_core::options::{KernelChoice, SessionOptions};
 use hobbit_core::residency::{Compute, DeviceResidency, LayerStep, Place, Selection, Split, Used, run_layer};
 use hobbit_core::route::{DECODE_TOKENS_MAX, Pair, Routing};
 
 use self::chain::Chain;
 use self::kernels::Kernels;
 pub(super) use self::kernels::{ROWS_MIN, may_be_plain, trials};
-use self::scratch::GATHER_BYTES_MAX;
 use self::tensors::{blank, plain_tensor, router_inputs, row_of, view_tensor};
 pub(super) use self::tensors::{is_dense_rows, is_view, router_input_tensor, weights_tensor};
+
+/// Maximum bytes of gathered rows for one product (more only if one expert alone has more).
+const GATHER_BYTES_MAX: usize = 16 << 20;
 
 /// One context's expert backend.
 pub(super) struct ExpertBackend {
@@ -134,15 +133,11 @@ impl ExpertBackend {
     /// # Safety
     /// As [`ExpertBackend::graph_compute`]; `nodes[0]` is an expert product with tag `tag`.
     unsafe fn layer(&mut self, tag: &ExpertTag, nodes: &[*mut ggml_tensor]) -> Result<(), Failed> {
-        let experts = &*tag.experts;
         // SAFETY: a product's sources are live.
         let (ids, n_expert) = unsafe { (&*(*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
-        let mut guard = experts.memories();
-        let Some(memories) = guard.as_mut() else {
-            experts.fail("no session has set up the expert cache");
-            return Err(GGML_STATUS_FAILED);
-        };
-        let Beside { host, routers, unseen, others: devices } = memories.for_cpu();
+        let mut guard = tag.experts.memories();
+        let memories = guard.as_mut().ok_or_else(|| split::failed("no session has set up the expert cache"))?;
+        let TiersView { host, routers, unseen, others: devices } = memories.for_cpu();
         // SAFETY: nodes of a live graph.
         let kinds = split::kinds_of(nodes.iter().filter_map(|&node| unsafe { self.product(node) }), unseen);
         // The last layer of a batch without logits.
@@ -152,14 +147,14 @@ impl ExpertBackend {
         let (n_used, key, phase) = (ids.ne[0] as usize, std::ptr::from_ref(ids) as usize, phase());
         let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key, phase };
         let mut selection = std::mem::take(&mut self.selection);
-        // SAFETY: nodes of a live graph, which outlives this call; the router's part was computed by earlier splits into
-        // host memory.
+        // SAFETY: nodes of a live graph, which outlives this call; the router's part was computed by earlier splits
+        // into host memory.
         let router = unsafe {
-            let weights = weights_of_layer(experts, tag.layer, nodes);
+            let weights = weights_of_layer(tag.layer, nodes);
             let needs_inputs = phase.is_decode() || host.may_reroute(phase);
             let inputs = if needs_inputs { router_inputs(nodes[0]) } else { Vec::new() };
             let values = [Some(RouterValues::of(ids, 0)), weights];
-            LayerRouter::new(experts, routers, split, nodes[0], values, inputs, "")
+            LayerRouter::new(routers, split, nodes[0], values, inputs, "")
         };
         let mut layer = CpuLayer { backend: self, router, devices, nodes };
         let result = run_layer(&mut layer, host, &mut selection);
@@ -279,7 +274,7 @@ impl ExpertBackend {
 struct CpuLayer<'a> {
     backend: &'a mut ExpertBackend,
     router: LayerRouter<'a>,
-    devices: Tiers<'a>,
+    devices: OtherTiers<'a>,
     nodes: &'a [*mut ggml_tensor],
 }
 
@@ -320,7 +315,7 @@ impl<'a> Compute<HostReads, Recorder> for CpuLayer<'a> {
     fn products(&mut self, host: &mut Host, selection: &Selection, step: &LayerStep) -> Result<(), Failed> {
         let kinds = self.router.kinds();
         host.wait_for_all(step, kinds);
-        let mut work = Work { experts: self.router.experts(), host, devices: &mut self.devices, selection, step };
+        let mut work = Work { host, devices: &mut self.devices, selection, step };
         // SAFETY: `ExpertBackend::layer` made this of a live graph's nodes.
         unsafe { self.backend.products(&mut work, kinds, self.nodes) }
     }
@@ -328,9 +323,8 @@ impl<'a> Compute<HostReads, Recorder> for CpuLayer<'a> {
 
 /// A step in progress, for the functions that multiply.
 struct Work<'a, 'b> {
-    experts: &'a Experts,
     host: &'a mut Host,
-    devices: &'a mut Tiers<'b>,
+    devices: &'a mut OtherTiers<'b>,
     selection: &'a Selection,
     step: &'a LayerStep,
 }
@@ -341,8 +335,7 @@ impl Work<'_, '_> {
         if self.host.wait() || self.devices.force_staging(self.host, slice, used) {
             return Ok(());
         }
-        self.experts.fail(format!("{slice}: nothing will ever load it"));
-        Err(GGML_STATUS_FAILED)
+        Err(split::failed(format!("{slice}: nothing will ever load it")))
     }
 }
 
@@ -388,8 +381,20 @@ fn check(status: ggml_status) -> Result<(), Failed> {
 ///
 /// # Safety
 /// Nodes of a live graph.
-unsafe fn weights_of_layer(experts: &Experts, layer: u16, nodes: &[*mut ggml_tensor]) -> Option<RouterValues> {
+unsafe fn weights_of_layer(layer: u16, nodes: &[*mut ggml_tensor]) -> Option<RouterValues> {
     // SAFETY: by the caller; sources of a live node are live.
     let beside = |&node: &*mut ggml_tensor| unsafe { weights_tensor(node).map(|w| RouterValues::of(&*w, 1)) };
-    nodes.iter().find_map(beside).or_else(|| experts.router_weights(layer))
+    nodes.iter().find_map(beside).or_else(|| router_weights(layer))
+}
+
+/// Bytes that products need besides the experts: gathered rows, their results, and ggml's quantised copies of the rows.
+pub(super) fn products_bytes(map: &ExpertMap, n_used: u64, options: &SessionOptions) -> u64 {
+    let tensors = || map.layers.iter().flat_map(|layer| &layer.tensors);
+    let n_in = tensors().map(|tensor| tensor.ne0).max().unwrap_or(0);
+    let row = tensors().map(|tensor| (tensor.ne0 + tensor.ne1) * 4).max().unwrap_or(0);
+    let n_tokens = u64::from(options.n_ubatch.min(options.n_batch));
+    let n_rows = n_tokens.saturating_mul(n_used);
+    // One expert may be chosen by every token; groups of several stay below the cap.
+    let gathered = n_tokens.saturating_mul(row).max(n_rows.saturating_mul(row).min(GATHER_BYTES_MAX as u64));
+    gathered.saturating_add(n_rows.saturating_mul(n_in) / 4 * 5)
 }

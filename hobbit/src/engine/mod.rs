@@ -2,13 +2,14 @@
 //!
 //! The files, in the order in which a model uses them: `stream` shows llama.cpp a file without expert bytes, `buffer`
 //! gives expert tensors an address but no memory, `device` makes ggml's scheduler send expert products here, `memory`
-//! divides the budget and sets up the `hierarchy` (slots of the host and of devices), `compute` multiplies, `session`
+//! divides the budget and sets up the `tiers` (slots of the host and of devices), `compute` multiplies, `session`
 //! evaluates tokens.
 
 mod adapters;
 mod backends;
 mod buffer;
 mod calibrate;
+mod calling;
 mod chat;
 mod compute;
 mod contention;
@@ -21,10 +22,8 @@ mod experts;
 mod gates;
 mod ggml;
 mod graph;
-mod hierarchy;
 mod hook;
 mod host_reads;
-mod inner;
 mod log;
 mod low;
 mod memory;
@@ -37,7 +36,6 @@ mod placement;
 mod pools;
 mod pressure;
 mod pretokenizer;
-mod purpose;
 mod quantise;
 mod raw;
 mod recorder;

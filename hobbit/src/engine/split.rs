@@ -5,11 +5,12 @@ use std::slice;
 
 use ggml_sys::llama::{self, GGML_STATUS_ABORTED, GGML_STATUS_FAILED, ggml_status, ggml_tensor};
 
+use super::calling;
 use super::compute::router_input_tensor;
-use super::experts::{ExpertTag, Experts, RouterValues};
+use super::experts::{ExpertTag, RouterValues};
 use super::gates;
-use super::hierarchy::{Routers, Unseen};
 use super::host_reads::Host;
+use super::tiers::{Routers, Unseen};
 use hobbit_core::expert::SliceKind;
 use hobbit_core::predict::{Gating, RouterScores};
 use hobbit_core::residency::{Later, ScoresByLayer, Selection, Split, WeightsFor};
@@ -45,9 +46,9 @@ pub(super) fn kinds_of<'a>(products: impl Iterator<Item = &'a ExpertTag>, unseen
     kinds
 }
 
-/// A layer's router as the graph of a split shows it. Its ids and weights are in host memory, by themselves or as copies.
+/// A layer's router as the graph of a split shows it. Its ids and weights are in host memory, by themselves or as
+/// copies.
 pub(super) struct LayerRouter<'a> {
-    experts: &'a Experts,
     routers: &'a mut Routers,
     split: Split<'a>,
     /// The layer's first product.
@@ -64,7 +65,6 @@ impl<'a> LayerRouter<'a> {
     /// # Safety
     /// While this lives, the product, the nodes of `ids` and `weights` and their values are live, and computed already.
     pub(super) unsafe fn new(
-        experts: &'a Experts,
         routers: &'a mut Routers,
         split: Split<'a>,
         product: *mut ggml_tensor,
@@ -73,12 +73,7 @@ impl<'a> LayerRouter<'a> {
         scope: &'static str,
     ) -> Self {
         let ids = ids.expect("a product has ids");
-        Self { experts, routers, split, product, ids, weights, inputs, scope }
-    }
-
-    /// The model of the layer.
-    pub(super) fn experts(&self) -> &'a Experts {
-        self.experts
+        Self { routers, split, product, ids, weights, inputs, scope }
     }
 
     /// The kinds of the split, in the order of its products.
@@ -94,21 +89,22 @@ impl<'a> LayerRouter<'a> {
         // SAFETY: by `new`.
         selection.set(&self.split, unsafe { self.ids.read() }).map_err(|id| {
             let Split { layer, n_expert, .. } = self.split;
-            self.fail(format!("layer {layer}: the router chose expert {id} of {n_expert}"))
+            failed(format!("layer {layer}: the router chose expert {id} of {n_expert}"))
         })?;
         if self.routers.walk.is_none() || selection.is_later_split() {
             return Ok(false);
         }
         let (layer, ids) = (self.split.layer, self.ids);
         let Some(weights) = self.weights_like(&selection.routing) else {
-            return Err(self.fail(format!(
+            return Err(failed(format!(
                 "layer {layer}: this architecture's router weights were not found; recorded routes cannot be followed"
             )));
         };
         let routes = self.routers.walk.as_mut().map(|walk| walk.enter(layer, ids.n_tokens)).unwrap_or_default();
         for (token, (experts, shares)) in routes.into_iter().enumerate() {
             for (rank, (expert, weight)) in experts.into_iter().zip(shares).enumerate() {
-                // SAFETY: by `new`: a route has as many ranks as the model's tokens, which was checked when it was read.
+                // SAFETY: by `new`: a route has as many ranks as the model's tokens, which was checked when it was
+                // read.
                 unsafe {
                     ids.at::<i32>(token, rank).write_unaligned(expert.into());
                     weights.at::<f32>(token, rank).write_unaligned(weight);
@@ -179,11 +175,6 @@ impl<'a> LayerRouter<'a> {
     fn weights_like(&self, routing: &Routing) -> Option<RouterValues> {
         self.weights.filter(|own| (own.n_used, own.n_tokens) == (routing.n_used, routing.n_tokens))
     }
-
-    fn fail(&self, reason: String) -> Failed {
-        self.experts.fail(reason);
-        GGML_STATUS_FAILED
-    }
 }
 
 impl hobbit_core::residency::Router for LayerRouter<'_> {
@@ -203,7 +194,7 @@ impl hobbit_core::residency::Router for LayerRouter<'_> {
         match found {
             // SAFETY: by `new`.
             Some(weights) => Ok(unsafe { weights.read() }.collect()),
-            None => Err(self.fail(format!(
+            None => Err(failed(format!(
                 "layer {}: this architecture's router weights were not found{}{} {advice}",
                 self.split.layer,
                 self.scope,
@@ -239,15 +230,20 @@ impl hobbit_core::residency::Router for LayerRouter<'_> {
     }
 }
 
+/// Records why the batch fails, for the session. Returns ggml's status.
+pub(super) fn failed(reason: impl Into<String>) -> Failed {
+    calling::fail(reason);
+    GGML_STATUS_FAILED
+}
+
 /// Handles reads that have completed.
 ///
 /// # Errors
 /// A read has failed, which is reported, or llama.cpp aborts the batch.
-pub(super) fn poll(host: &mut Host, experts: &Experts, Abort(callback, data): &Abort) -> Result<(), Failed> {
+pub(super) fn poll(host: &mut Host, Abort(callback, data): &Abort) -> Result<(), Failed> {
     host.poll();
     if let Some(error) = host.take_failure() {
-        experts.fail(error.to_string());
-        return Err(GGML_STATUS_FAILED);
+        return Err(failed(error.to_string()));
     }
     // SAFETY: callback and data are valid.
     match callback.is_some_and(|callback| unsafe { callback(*data) }) {

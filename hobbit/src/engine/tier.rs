@@ -16,10 +16,12 @@ mod link;
 mod loans;
 mod memory;
 mod orders;
+mod set_up;
 mod shrink;
 mod uploads;
 
 pub(super) use memory::{Memory, Refused, staging_stride};
+pub(super) use set_up::{reports, set_up};
 pub(super) use uploads::Uploads;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -33,8 +35,7 @@ use self::ahead::UploadsAhead;
 use self::link::{Clock, LINK_SAMPLE_ALONE};
 use self::loans::Loan;
 use crate::engine::ggml::{Buffer, Event, Events, Stream};
-use crate::engine::hierarchy::HostBytes;
-use crate::engine::host_reads::Host;
+use crate::engine::host_reads::{Host, host_bytes};
 use crate::engine::pinned::HostMemory;
 use hobbit_core::cache::{Cache, Lru, SavedCache, SliceState, SlotId, Use};
 use hobbit_core::expert::{SliceId, SliceKind, Version};
@@ -225,9 +226,9 @@ impl Tier {
 
     /// The location of a slice that the device reads from the host's slots, once it is complete.
     pub(super) fn locate_on_host(&self, host: &Host, slice: SliceId, used: Used) -> Option<Weights> {
-        let (data, _) = host.host_bytes(slice, used)?;
+        let (data, _) = host_bytes(host, slice, used)?;
         let range = self.host.iter().find(|range| range.addresses.contains(&(data as usize)))?;
-        Some(Weights::of(host.shape(slice), data.cast_mut(), range.buffer, None))
+        Some(Weights::of(host.reads().shape(slice), data.cast_mut(), range.buffer, None))
     }
 
     /// Whether a version has a slot.

@@ -1,6 +1,6 @@
 //! Choice of the ubatch size for a prompt: input for [`hobbit_core::plan`], as known before a session is opened.
 
-use super::compute::scratch;
+use super::compute;
 use super::model::Model;
 use super::run_mode::{bounds, room, tensor_bytes};
 use hobbit_core::options::{FlashAttn, SessionOptions};
@@ -56,7 +56,7 @@ impl Model {
         let of_experts = n_used.saturating_mul(n_ff.saturating_mul(2).saturating_add(n_embd));
         let activations = n_embd.saturating_mul(10).saturating_add(of_experts).saturating_add(attention);
         let one = SessionOptions { n_ubatch: 1, ..options.clone() };
-        let products = scratch::products_bytes(self.shared.experts.map(), n_used, &one);
+        let products = compute::products_bytes(self.shared.experts.map(), n_used, &one);
         activations.saturating_mul(4).saturating_add(products)
     }
 }

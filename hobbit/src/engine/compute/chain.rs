@@ -130,7 +130,7 @@ impl ExpertBackend {
         self.group_ids.clear();
         self.group_pairs.clear();
         while !pending.is_empty() {
-            split::poll(work.host, work.experts, &self.abort)?;
+            split::poll(work.host, &self.abort)?;
             for progress in &mut pending {
                 let used = progress.used;
                 let is_here = |link: &&Link| {
@@ -218,8 +218,8 @@ impl ExpertBackend {
         }
     }
 
-    /// Appends the rows of some experts of a link. `by_token`: each row is a token of its own, not one use of a single token.
-    /// `view`: the slots of a product.
+    /// Appends the rows of some experts of a link. `by_token`: each row is a token of its own, not one use of a
+    /// single token. `view`: the slots of a product.
     ///
     /// # Safety
     /// As [`Inner::add`]: scratch, ids and the slices stay until the run is over.
@@ -239,8 +239,8 @@ impl ExpertBackend {
             node.view_src = std::ptr::null_mut();
             let floats = |first: usize, stride: usize, len: usize, n: usize| {
                 let data = scratch.floats(first, n.saturating_sub(1) * stride + len);
-                // An expert has several rows only of several tokens: ggml's kernels for rearranged weights have room for one
-                // row of each expert and token.
+                // An expert has several rows only of several tokens: ggml's kernels for rearranged weights have room
+                // for one row of each expert and token.
                 let (uses, tokens) = if by_token { (1, n) } else { (n, 1) };
                 let shape = [len as i64, uses as i64, tokens as i64, 1];
                 let mut tensor = plain_tensor(llama::GGML_TYPE_F32, shape, data.cast(), &node);

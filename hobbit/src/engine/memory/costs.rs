@@ -1,6 +1,6 @@
 //! Memory of a model, a context and hobbit itself besides experts.
 
-use crate::engine::compute::scratch;
+use crate::engine::compute;
 use crate::engine::error::Error;
 use crate::engine::gates;
 use crate::engine::memory_use::{MemoryUse, trim_heap};
@@ -54,7 +54,7 @@ fn prediction_bytes(model: &Model) -> u64 {
     tables + if asks_routers { copied } else { 0 }
 }
 
-/// Bytes of the scratch for products ([`scratch::products_bytes`]), for a loaded model.
+/// Bytes of the scratch for products ([`compute::products_bytes`]), for a loaded model.
 pub(super) fn scratch_bytes(model: &Model, options: &SessionOptions) -> u64 {
-    scratch::products_bytes(model.shared.experts.map(), model.info().n_expert_used.into(), options)
+    compute::products_bytes(model.shared.experts.map(), model.info().n_expert_used.into(), options)
 }

@@ -18,21 +18,20 @@ use ggml_sys::llama::{
 };
 use ggml_sys::shim;
 
-use super::failure;
 use super::helper::{Helper, Node};
 use super::launch::{Launch, Product};
 use super::wrapper::Wrapper;
 use crate::engine::buffer::tag_of;
+use crate::engine::calling::phase;
 use crate::engine::compute::{is_dense_rows, router_input_tensor, weights_tensor};
 use crate::engine::experts::{ExpertTag, Experts, RouterValues};
 use crate::engine::ggml::Stream;
-use crate::engine::hierarchy::{Beside, Tiers};
 use crate::engine::host_reads::{Host, HostReads};
-use crate::engine::purpose::phase;
 use crate::engine::recorder::Recorder;
 use crate::engine::registration::Computes;
 use crate::engine::split::{self, Abort, Failed, LayerRouter};
 use crate::engine::tier::{Tier, Uploads, Weights};
+use crate::engine::tiers::{OtherTiers, TiersView};
 use hobbit_core::expert::{SliceId, SliceKind, Version};
 use hobbit_core::load::balance::Miss;
 use hobbit_core::residency::{Compute, DeviceResidency, LayerStep, Selection, Split, Used, run_layer};
@@ -63,7 +62,7 @@ type OnHost = (*mut ggml_tensor, Vec<u8>);
 struct DeviceLayer<'a, 'b> {
     offload: &'a mut Offload,
     tier: &'a mut Tier,
-    others: &'a mut Tiers<'b>,
+    others: &'a mut OtherTiers<'b>,
     router: LayerRouter<'a>,
     nodes: &'a [*mut ggml_tensor],
     /// Nodes of the router's choice and weights, and their bytes on the host.
@@ -101,7 +100,7 @@ impl Computes for Offload {
         };
         computed.inspect_err(|&status| {
             if status != GGML_STATUS_ABORTED {
-                failure::note(&self.wrapper.name, status);
+                split::failed(reason(&self.wrapper.name, status));
             }
         })
     }
@@ -201,12 +200,10 @@ impl Offload {
         nodes: &[*mut ggml_tensor],
         rest: &[*mut ggml_tensor],
     ) -> Result<(), Failed> {
-        let experts = &*tag.experts;
-        let mut guard = experts.memories();
+        let mut guard = tag.experts.memories();
         let memories = guard.as_mut().and_then(|memories| memories.for_device(self.wrapper.inner));
         let Some((tier, mut beside)) = memories else {
-            experts.fail(format!("no session has set up the expert cache of {}", self.wrapper.name));
-            return Err(GGML_STATUS_FAILED);
+            return Err(split::failed(format!("no session has set up the expert cache of {}", self.wrapper.name)));
         };
         if self.experts.is_none() {
             self.experts = Some(Arc::clone(&tag.experts));
@@ -229,12 +226,11 @@ impl Offload {
         &mut self,
         tag: &ExpertTag,
         tier: &mut Tier,
-        beside: &mut Beside,
+        beside: &mut TiersView,
         nodes: &[*mut ggml_tensor],
         rest: &[*mut ggml_tensor],
     ) -> Result<(), Failed> {
-        let experts = &*tag.experts;
-        let Beside { host, routers, unseen, others } = beside;
+        let TiersView { host, routers, unseen, others } = beside;
         // SAFETY: a product's sources are live.
         let (ids, n_expert) = unsafe { ((*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
         // SAFETY: nodes of a live graph.
@@ -274,7 +270,7 @@ impl Offload {
                 own.as_mut().map(|(tensor, bytes)| RouterValues::of_copy(&**tensor, bytes, d))
             };
             let values = [value(ids, 0), value(weights, 1)];
-            LayerRouter::new(experts, routers, split, nodes[0], values, inputs, " on the device")
+            LayerRouter::new(routers, split, nodes[0], values, inputs, " on the device")
         };
         let mut selection = std::mem::take(&mut self.selection);
         let uploads = Uploads::default();
@@ -306,6 +302,20 @@ impl Offload {
             self.launch.synchronize();
             (read_back, floats)
         }
+    }
+}
+
+/// Why a device's part of a batch failed.
+fn reason(device: &str, status: Failed) -> String {
+    match status {
+        GGML_STATUS_ALLOC_FAILED => format!(
+            "device {device} is out of memory, and nothing is left in its expert cache that could go; put fewer layers \
+             there, give a smaller context or ubatch, or compute experts on the CPU"
+        ),
+        _ => format!(
+            "device {device} failed (ggml status {status}): it may have been reset, removed or overheated; look at its \
+             driver's log, then start again, or leave it out"
+        ),
     }
 }
 
@@ -381,8 +391,8 @@ impl DeviceLayer<'_, '_> {
     fn write_back(&mut self, with_ids: bool) {
         let [ids, weights] = &self.read_back;
         for (tensor, bytes) in ids.iter().filter(|_| with_ids).chain(weights) {
-            // SAFETY: the tensors are on the device until the ubatch is done, and have as many bytes, which the launch keeps
-            // until the stream is waited for.
+            // SAFETY: the tensors are on the device until the ubatch is done, and have as many bytes, which the
+            // launch keeps until the stream is waited for.
             unsafe { self.offload.launch.set(*tensor, bytes.clone(), 0) };
         }
     }

@@ -16,8 +16,7 @@ use std::collections::VecDeque;
 use super::idle::Idle;
 use super::{Destination, Tier};
 use crate::engine::ggml::Stream;
-use crate::engine::hierarchy::HostBytes;
-use crate::engine::host_reads::Host;
+use crate::engine::host_reads::{Host, host_bytes};
 use hobbit_core::cache::{Cache, SlotId};
 use hobbit_core::expert::{ExpertId, SliceId, Version};
 use hobbit_core::load::prefetch::{Estimates, Holdings, Link, Load, Pace, PrefetchOptions, Prefetcher};
@@ -207,9 +206,9 @@ impl Tier {
         for &kind in &kinds {
             for &(version, used, slot) in &taken {
                 let slice = SliceId { version, kind };
-                let (data, _) = host.host_bytes(slice, used).expect("it was complete when it was pinned");
+                let (data, _) = host_bytes(host, slice, used).expect("it was complete when it was pinned");
                 // SAFETY: the host's slot is pinned until the upload has run: `UploadsAhead::run_until`.
-                unsafe { self.upload(slice, host.shape(slice), data, Destination::Slot(slot)) };
+                unsafe { self.upload(slice, host.reads().shape(slice), data, Destination::Slot(slot)) };
             }
         }
         self.counters.ahead += taken.len() as u64;

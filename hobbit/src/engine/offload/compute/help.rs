@@ -1,7 +1,7 @@
 //! The CPU's part of a region, beside the device.
 
 use super::*;
-use crate::engine::hierarchy::HostBytes;
+use crate::engine::host_reads::host_bytes;
 
 /// Work of the CPU in a region.
 pub(super) struct Help {
@@ -45,10 +45,10 @@ impl DeviceLayer<'_, '_> {
                 let slices = kinds().map(|kind| SliceId { version: step.version(used), kind });
                 Miss {
                     index: used.index,
-                    bytes: slices.clone().map(|slice| host.shape(slice).bytes).sum(),
+                    bytes: slices.clone().map(|slice| host.reads().shape(slice).bytes).sum(),
                     // The router's order replaces its weights if these were not read.
                     score: selection.weights.get(rank).copied().unwrap_or((n_used - rank) as f32),
-                    on_host: used.row.is_some() && slices.clone().all(|slice| host.host_bytes(slice, used).is_some()),
+                    on_host: used.row.is_some() && slices.clone().all(|slice| host_bytes(host, slice, used).is_some()),
                 }
             })
             .collect();
@@ -90,8 +90,8 @@ impl DeviceLayer<'_, '_> {
         for pair in selection.routing.pairs_of(used.index) {
             let weights = |kind: SliceKind| {
                 let slice = SliceId { version: step.version(used), kind };
-                let (data, _) = host.host_bytes(slice, used).expect("what the CPU computes is on the host");
-                (data, host.shape(slice).clone())
+                let (data, _) = host_bytes(host, slice, used).expect("what the CPU computes is on the host");
+                (data, host.reads().shape(slice).clone())
             };
             // SAFETY: by the caller; host slots of a step are pinned.
             let row = unsafe {

@@ -134,7 +134,7 @@ impl DeviceLayer<'_, '_> {
             let Some(&Product { slice, used, .. }) = pending.first() else { return Ok(()) };
             // The device computes the experts it has while the host waits for others.
             self.offload.launch.submit(self.tier)?;
-            split::poll(host, self.router.experts(), &self.offload.abort)?;
+            split::poll(host, &self.offload.abort)?;
             // SAFETY: as above.
             if unsafe { self.uploads.pump(host, self.tier) } || progress {
                 continue;
@@ -153,8 +153,7 @@ impl DeviceLayer<'_, '_> {
                 continue;
             }
             if !self.others.force_staging(host, slice, used) {
-                self.router.experts().fail(format!("{slice}: nothing will ever load it"));
-                return Err(GGML_STATUS_FAILED);
+                return Err(split::failed(format!("{slice}: nothing will ever load it")));
             }
         }
     }
