@@ -1,11 +1,11 @@
-//! What was counted against what was recorded. Pure.
+//! Compares counts with records. Pure.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use crate::counts::Counts;
 
-/// What has become of a bench.
+/// Result of a bench.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Within the margin.
@@ -52,7 +52,7 @@ pub fn compare(recorded: &Counts, found: &Counts, margin_percent: f64) -> Vec<Li
 }
 
 impl Verdict {
-    /// Whether the check fails. Faster does not: whoever made it so should record it.
+    /// Whether the check fails. A faster bench does not fail; record it.
     pub const fn fails(self) -> bool {
         matches!(self, Self::Slower | Self::Gone | Self::New)
     }

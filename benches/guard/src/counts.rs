@@ -1,4 +1,4 @@
-//! What gungraun says it counted: one JSON object a line (`--output-format=json`).
+//! Counts by gungraun: one JSON object a line (`--output-format=json`).
 
 use std::collections::BTreeMap;
 

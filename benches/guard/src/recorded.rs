@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::counts::Counts;
 
-/// What counts depend on beside hobbit's code.
+/// Versions that counts depend on besides hobbit's code.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tools {

@@ -1,12 +1,13 @@
 //! Reads what the next layers are expected to use before they ask. Decisions are [`crate::predict`]'s and
 //! [`crate::load::prefetch`]'s; here is when they are made, and what becomes of them.
 //!
-//! For each layer of a batch that decodes: the router has chosen, reads for the layer itself are under way. The predictor
-//! sees the choice (and what the next layers' routers say about this layer's input), the experts that it names are
-//! shielded from eviction, and as soon as nothing waits for the link, those that are missing are read.
+//! For each layer of a batch that decodes: the router has chosen, reads for the layer itself are under way. The
+//! predictor sees the choice (and what the next layers' routers say about this layer's input), the experts that it
+//! names are shielded from eviction, and as soon as nothing waits for the link, those that are missing are read.
 
+use super::counters::is_present;
+use super::layer::{DeviceResidency, TokenChoices};
 use super::layout::Layout;
-use super::present::present;
 use super::staging::{Staged, Staging};
 use super::step::{LayerStep, Used};
 use super::{Observer, Reads, Residency, Target};
@@ -31,44 +32,31 @@ pub struct LookaheadOptions {
     pub compares_tokens: bool,
 }
 
-/// What looks ahead, and what it knows.
+/// Predictor and planner of prefetches, and their measurements.
 pub struct Lookahead {
     pub(super) predictor: Lanes,
     pub(super) prefetcher: Prefetcher,
     governor: Governor,
     options: LookaheadOptions,
     recall: Recall,
-    /// The layer that chose last, when, and for how many seconds somebody had waited by then.
+    /// The layer that chose last, when, and the seconds of waiting until then.
     chose: Option<(u16, f64, f64)>,
     /// Seconds waited, and bytes and seconds of reading, when the token began.
     before: (f64, u64, f64),
 }
 
-/// What routers say about one input: each one's name, and the probabilities of its experts, `[n_expert]`.
-pub type ScoresBy<K> = Vec<(K, Vec<f32>)>;
+/// Scores that routers give for one input: each one's layer, and the probabilities of its experts, `[n_expert]`.
+pub type ScoresByLayer = Vec<(u16, Vec<f32>)>;
 
 /// A layer that has not run: layers with experts until it, and its block number.
 pub type Later = (u8, u16);
 
-/// A layer's choice for the tokens of a batch that decodes.
-pub struct TokenChoices<'a> {
-    /// Of each token, the experts that it uses, and their weights, which sum to 1.
-    pub chosen: &'a [Vec<(u16, f32)>],
-    /// Those that its router chose: the same unless tokens were rerouted.
-    pub wanted: &'a [Vec<(u16, f32)>],
-    /// What the layer takes beside waits for reads, where that is known; otherwise it is measured.
-    pub layer_seconds: Option<f64>,
-    /// What later routers, each named by distance and layer, say about this layer's input, for each token: the distance and
-    /// `[n_expert]` of those that are known. Asked once, for all of them.
-    pub scores: &'a mut dyn FnMut(&[Later]) -> Vec<ScoresBy<u8>>,
-}
-
-/// What is in slots, for whoever copies it elsewhere.
+/// Residents of the host's slots, for copies to a device.
 #[derive(Clone, Copy)]
 pub struct Slots<'a> {
-    /// Who is in which slot.
+    /// Residents of the slots.
     pub cache: &'a Cache,
-    /// What there is to keep.
+    /// Experts and their shares.
     pub layout: &'a Layout,
 }
 
@@ -84,7 +72,7 @@ impl Lookahead {
         Self { predictor, prefetcher, governor, options, recall, chose: None, before }
     }
 
-    /// A layer has chosen at a time, before which somebody had waited so long: learns what layers take.
+    /// Learns the time of layers from a layer that has chosen now, after `waited` seconds of waiting in all.
     fn time(&mut self, layer: u16, now: f64, waited: f64, known: Option<f64>) {
         let before = self.chose.replace((layer, now, waited));
         let measured = match before {
@@ -97,30 +85,38 @@ impl Lookahead {
         }
     }
 
-    /// Shows the predictor what a layer chose, and what later routers say.
-    /// `lower`: what a later layer's router says of experts that are not there is lowered, as tokens will go elsewhere.
+    /// Layers whose routers the predictor asks about the running layer's input.
+    fn layers_to_score(&self, layer: u16, is_watched: bool) -> Vec<Later> {
+        // Routers' products take time, which is saved while prefetching is given up.
+        if !self.predictor.needs_scores() || self.governor.has_given_up() && !is_watched {
+            return Vec::new();
+        }
+        let target = |distance| self.options.shape.target(layer, distance).map(|(target, ..)| (distance, target));
+        (1..=self.options.distance_max).map_while(target).collect()
+    }
+
+    /// Shows the predictor the choice of a layer, and later routers' `scores`. `lower` lowers the scores of experts
+    /// that are missing, because tokens will be rerouted.
     fn show(
         &mut self,
         layer: u16,
-        tokens: &mut TokenChoices,
+        tokens: &TokenChoices,
+        scores: Vec<ScoresByLayer>,
         observer: &mut impl Observer,
         lower: &dyn Fn(u16, &mut [f32], usize),
     ) {
         self.predictor.set_width(tokens.wanted.len());
-        self.recall.observe(layer, &union(tokens.chosen));
+        self.recall.observe(layer, &union(tokens.used.as_ref().unwrap_or(&tokens.wanted)));
         for (token, wanted) in tokens.wanted.iter().enumerate() {
             self.predictor.of_token(token).into_iter().for_each(|lane| lane.observe(layer, wanted));
         }
         if self.predictor.needs_scores() {
-            // Routers' products take time, which is saved while nobody asks for them.
-            if self.governor.has_given_up() && !observer.is_watching() {
-                return;
-            }
-            let target = |distance| self.options.shape.target(layer, distance).map(|(target, ..)| (distance, target));
-            let targets: Vec<(u8, u16)> = (1..=self.options.distance_max).map_while(target).collect();
-            for (token, scores) in (tokens.scores)(&targets).into_iter().enumerate() {
-                for (distance, mut scores) in scores {
-                    let Some((target, _, n_used)) = self.options.shape.target(layer, distance) else { continue };
+            for (token, scores) in scores.into_iter().enumerate() {
+                for (target, mut scores) in scores {
+                    let at =
+                        |distance: &u8| self.options.shape.target(layer, *distance).is_some_and(|own| own.0 == target);
+                    let Some(distance) = (1..=self.options.distance_max).find(at) else { continue };
+                    let Some((.., n_used)) = self.options.shape.target(layer, distance) else { continue };
                     observer.router_scores(token, distance, &scores, usize::from(n_used));
                     lower(target, &mut scores, usize::from(n_used));
                     let lane = self.predictor.of_token(token);
@@ -128,7 +124,7 @@ impl Lookahead {
                 }
             }
         } else if observer.is_watching() {
-            // Of every layer in reach, not only of those that are looked at.
+            // For every layer in reach, not only for those that are looked at.
             let mut predicted = Vec::new();
             for distance in 1..=self.options.distance_max {
                 self.predictor.predict(layer, distance, &mut predicted);
@@ -137,16 +133,16 @@ impl Lookahead {
         }
     }
 
-    /// What the next layers are expected to use.
+    /// Predicts the experts of the next layers.
     fn look(
         &mut self,
         layer: u16,
         cache: &Cache,
         staging: &Staging,
         layout: &Layout,
-        elsewhere: &dyn Fn(Version) -> bool,
+        devices: &dyn DeviceResidency,
     ) -> Ahead {
-        let held = HostHoldings { cache, staging, layout, shape: &self.options.shape, elsewhere };
+        let held = HostHoldings { cache, staging, layout, shape: &self.options.shape, devices };
         let ahead = self.prefetcher.look_ahead(&mut self.predictor, layer, self.options.distance_max, &held);
         for distance in 1..=ahead.depth {
             if let Some((target, ..)) = self.options.shape.target(layer, distance) {
@@ -158,7 +154,7 @@ impl Lookahead {
     }
 }
 
-/// What the tokens of a batch chose, each expert once.
+/// The experts of a batch's tokens, each once.
 fn union(tokens: &[Vec<(u16, f32)>]) -> Vec<(u16, f32)> {
     let mut all: Vec<(u16, f32)> = Vec::new();
     for (index, weight) in tokens.iter().flatten() {
@@ -180,32 +176,49 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.lookahead.as_ref().is_some_and(|lookahead| lookahead.predictor.needs_scores())
     }
 
-    /// The router of a layer has chosen for the tokens of a batch that decodes, and `step` is what was made of it: shields what
-    /// comes next from eviction, and reads what is worth it. `elsewhere`: whether a version is on a device.
-    pub fn predict(&mut self, step: &LayerStep, mut tokens: TokenChoices, elsewhere: &dyn Fn(Version) -> bool) {
+    /// Later layers whose routers are to score the running layer's input.
+    pub(super) fn layers_to_score(&self, layer: u16) -> Vec<Later> {
+        let of = |own: &Lookahead| own.layers_to_score(layer, self.observer.is_watching());
+        self.lookahead.as_ref().map_or(Vec::new(), of)
+    }
+
+    /// After the choice of a layer's router for a batch that decodes, and the `step` made of it: shields what comes
+    /// next from eviction, and reads what is worth it. `seconds` of the layer without waits; `None`: measured.
+    pub(super) fn predict(
+        &mut self,
+        step: &LayerStep,
+        tokens: &TokenChoices,
+        scores: Vec<ScoresByLayer>,
+        seconds: Option<f64>,
+        devices: &dyn DeviceResidency,
+    ) {
         let (waited, queued_bytes) = self.queued();
         let Self { lookahead: Some(lookahead), cache, staging, layout, observer, reads, counters, .. } = self else {
             return;
         };
         let (rerouting, upgrades) = (&self.rerouting, &self.upgrades);
         let layer = step.layer;
-        lookahead.time(layer, reads.seconds(), counters.wait_seconds, tokens.layer_seconds);
+        lookahead.time(layer, reads.seconds(), counters.wait_seconds, seconds);
         let lower = |target: u16, scores: &mut [f32], n_used: usize| {
-            let is_present = |index| present(cache, upgrades, rerouting, ExpertId { layer: target, index }, elsewhere);
-            rerouting.lower_missing(scores, n_used, &is_present);
+            let is_there = |index| {
+                let expert = ExpertId { layer: target, index };
+                is_present(cache, upgrades, rerouting, expert, devices.has_on_any(Version::high(expert)))
+            };
+            rerouting.lower_missing(scores, n_used, &is_there);
         };
-        lookahead.show(layer, &mut tokens, observer, &lower);
+        lookahead.show(layer, tokens, scores, observer, &lower);
+        let chosen = tokens.used.as_ref().unwrap_or(&tokens.wanted);
         let used: Vec<Version> = step.versions().collect();
         lookahead.prefetcher.estimates.observe_uses(step.n_hits, used.len() as u64);
-        let settled = lookahead.prefetcher.settle(layer, tokens.chosen, &used, waited > 0);
+        let settled = lookahead.prefetcher.settle(layer, chosen, &used, waited > 0);
         lookahead.governor.account(settled.saved_seconds, settled.delayed_seconds);
-        let ahead = lookahead.look(layer, cache, staging, layout, elsewhere);
+        let ahead = lookahead.look(layer, cache, staging, layout, devices);
         cache.unshield_all();
         if !lookahead.governor.is_on() {
             return;
         }
         let Lookahead { prefetcher, options, .. } = lookahead;
-        let held = HostHoldings { cache, staging, layout, shape: &options.shape, elsewhere };
+        let held = HostHoldings { cache, staging, layout, shape: &options.shape, devices };
         let likely = if options.shields { prefetcher.likely(&ahead, &held) } else { Vec::new() };
         let bytes_used: u64 = used.iter().filter_map(|&version| layout.bytes(version)).sum();
         // While what is missing is read, what is there is computed: that time is not left for the next layers.
@@ -298,7 +311,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.cache.unshield_all();
     }
 
-    /// What looking ahead did; `None` where nothing does.
+    /// Counts of prefetches; `None` without a predictor.
     pub fn prefetch_report(&self) -> Option<PrefetchReport> {
         let Lookahead { prefetcher, governor, recall, options, .. } = self.lookahead.as_ref()?;
         let recall = |distance| {
@@ -328,17 +341,17 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let share = self.layout.share_of(version);
         let row = Some(self.layout.row(version.expert.layer, share, slot));
         let (index, precision) = (version.expert.index, version.precision);
-        Some((Used { index, precision, share, row, elsewhere: false }, slot))
+        Some((Used { index, precision, share, row, is_on_device: false }, slot))
     }
 }
 
-/// What the planner may know.
+/// Holdings of the host, for the planner.
 struct HostHoldings<'a> {
     cache: &'a Cache,
     staging: &'a Staging,
     layout: &'a Layout,
     shape: &'a PredictShape,
-    elsewhere: &'a dyn Fn(Version) -> bool,
+    devices: &'a dyn DeviceResidency,
 }
 
 impl Holdings for HostHoldings<'_> {
@@ -346,7 +359,7 @@ impl Holdings for HostHoldings<'_> {
         let is_staged = |kind: &SliceKind| self.staging.get(SliceId { version, kind: *kind }).is_some();
         self.cache.lookup(version).is_some()
             || self.layout.kinds(version.expert.layer).iter().all(is_staged)
-            || (self.elsewhere)(version)
+            || self.devices.has_on_any(version)
     }
 
     fn bytes(&self, version: Version) -> Option<u64> {

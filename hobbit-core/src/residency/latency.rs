@@ -1,16 +1,17 @@
 //! The smallest strength of rerouting with which tokens take no longer than they may (SMoE's latency target).
 //!
-//! A strength is a step on a ladder of λ or α ([`RoutingOptions::ladder`](crate::options::RoutingOptions::ladder)): with every step tokens may go a little further for an
-//! expert that is in memory, and take less time, or as long. A *trial* tries three of them in six windows, A B C C B A, so that
-//! what changes steadily meanwhile (a cache that fills, a context that grows) falls on all alike. Through what is known of all
-//! strengths a curve is drawn that never rises (isotonic regression), and the smallest strength below the target is taken. The
-//! first trial tries the ladder's ends and its middle, later ones the strength that was found and its neighbours. They come
-//! after rests, which double as long as trials confirm each other.
+//! A strength is a step on a ladder of λ or α ([`RoutingOptions::ladder`](crate::options::RoutingOptions::ladder)):
+//! with every step tokens may go a little further for an expert that is in memory, and take less time, or as long. A
+//! *trial* tries three of them in six windows, A B C C B A, so that what changes steadily meanwhile (a cache that
+//! fills, a context that grows) falls on all alike. Through what is known of all strengths a curve is drawn that
+//! never rises (isotonic regression), and the smallest strength below the target is taken. The first trial tries the
+//! ladder's ends and its middle, later ones the strength that was found and its neighbours. They come after rests,
+//! which double as long as trials confirm each other.
 //!
-//! There is a step of hysteresis: one step down takes two trials in a row. Up it goes at once, and in a rest too, after two
-//! windows in a row in which tokens took clearly longer than they may.
+//! There is a step of hysteresis: one step down takes two trials in a row. Up it goes at once, and in a rest too,
+//! after two windows in a row in which tokens took clearly longer than they may.
 //!
-//! Pure: it is told what tokens took.
+//! Pure: the times of tokens are data.
 
 use smart_default::SmartDefault;
 
@@ -37,20 +38,20 @@ pub struct LatencyOptions {
     pub slack: f64,
 }
 
-/// See the module. One engine thread uses it: [`Latency::strength`], a single token, [`Latency::end_token`]. Batches are not
-/// shown to it.
+/// See the module. One engine thread uses it: [`Latency::strength`], a single token, [`Latency::end_token`]. Batches
+/// are not shown to it.
 #[derive(Clone, Debug)]
 pub struct Latency {
     options: LatencyOptions,
     target_seconds: f64,
-    /// What is set.
+    /// The strength in use.
     knob: Knob,
     /// Strengths of it, ascending, at least 3.
     ladder: Vec<f32>,
     /// The step that was found last.
     step: usize,
     state: State,
-    /// What tokens took with each strength, as was measured last.
+    /// The last measured time of tokens with each strength.
     known: Vec<Option<Measured>>,
     /// Tokens of the next rest.
     rest: u32,
@@ -59,9 +60,9 @@ pub struct Latency {
     /// The last window of the rest was too slow.
     was_slow: bool,
     trials: u64,
-    /// Somebody is to be told that the target is out of reach.
+    /// A notice is pending: the target is out of reach.
     has_news: bool,
-    /// Somebody was, or will be.
+    /// A notice was given, or is pending.
     is_told: bool,
 }
 
@@ -83,7 +84,7 @@ struct Mean {
 }
 
 impl Mean {
-    /// What is no time was not measured.
+    /// A time that is no number was not measured.
     fn add(&mut self, seconds: f64) {
         if seconds.is_finite() && seconds > 0.0 {
             self.n += 1;
@@ -100,7 +101,7 @@ impl Mean {
     }
 }
 
-/// What tokens took with a strength, and how much that counts: in tokens, of which every trial halves what was known before.
+/// Mean time of tokens with a strength, and its weight in tokens; every trial halves the weight of earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Measured {
     seconds: f64,
@@ -116,7 +117,7 @@ impl Measured {
     }
 }
 
-/// After a change that nobody tried, what was known counts for so little.
+/// Weight of earlier measurements after a change that was not tried.
 const STALE: f64 = 0.125;
 
 impl Latency {
@@ -149,7 +150,7 @@ impl Latency {
         }
     }
 
-    /// What is set.
+    /// The strength in use.
     pub fn knob(&self) -> Knob {
         self.knob
     }
@@ -241,7 +242,7 @@ impl Latency {
         }
     }
 
-    /// What more tokens took with a strength; what was known of it before counts for so much less.
+    /// Adds the time of more tokens with a strength; earlier ones count for this much less.
     fn learn(&mut self, strength: usize, mean: &Mean, keeps: f64) {
         let known = self.known[strength].unwrap_or(Measured { seconds: 0.0, weight: 0.0 });
         let known = Measured { weight: known.weight * keeps, ..known };
@@ -283,7 +284,7 @@ impl Latency {
         self.state = State::Rest { left: self.rest, token: 0, took: Mean::default() };
     }
 
-    /// What a token takes with a strength, by the curve through all that is known; `None` where nothing is.
+    /// Time of a token with a strength, by the curve through all measurements; `None` without any.
     fn seconds(&self, strength: usize) -> Option<f64> {
         let points = self.known.iter().zip(0usize..).filter_map(|(known, at)| Some((at, (*known)?)));
         let curve = never_rising(points);
@@ -302,7 +303,7 @@ impl Latency {
         Some(least <= self.target_seconds * (1.0 + self.options.slack))
     }
 
-    /// What to tell the user, once: that the target cannot be met.
+    /// The notice that the target cannot be met, once.
     pub fn take_news(&mut self) -> Option<LatencyReport> {
         std::mem::take(&mut self.has_news).then(|| self.report())
     }

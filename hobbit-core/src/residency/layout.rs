@@ -19,9 +19,9 @@ pub struct LayerShape {
 pub struct VersionBytes {
     /// By [`SliceKind::index`]; 0 for matrices that there are not.
     pub slices: [u64; SliceKind::COUNT],
-    /// Of the read that brings the whole slot, where the file lays the version out like a slot.
+    /// Bytes of one read for the whole slot, if the file lays the version out like a slot.
     pub record: Option<u64>,
-    /// Of a high version, what the low one lacks of it, where that is part of it.
+    /// Bytes of a high version that its low version lacks, if that is part of it.
     pub rest: Option<RestBytes>,
 }
 
@@ -30,7 +30,7 @@ pub struct VersionBytes {
 pub struct RestBytes {
     /// By [`SliceKind::index`].
     pub slices: [u64; SliceKind::COUNT],
-    /// Of the read that brings all of it, where it is together in the file.
+    /// Bytes of one read for all of it, if it is together in the file.
     pub record: Option<u64>,
 }
 
@@ -47,7 +47,7 @@ pub struct LayerShare {
     pub member: Version,
 }
 
-/// What there is to keep in memory.
+/// The experts of a model, their bytes and their shares of the cache.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
     /// By block number.
@@ -85,7 +85,7 @@ impl Entry {
 }
 
 impl Layout {
-    /// Of these layers, whose versions have slots in `cache`. `bytes` tells the size of each version that there is.
+    /// The layout of layers whose versions have slots in `cache`. `bytes`: the size of each version that exists.
     pub fn new(
         layers: impl IntoIterator<Item = LayerShape>,
         cache: &Cache,
@@ -186,7 +186,7 @@ impl Layout {
         self.find(version)?.bytes.record
     }
 
-    /// What the low version lacks of a high one, where that is part of it.
+    /// Bytes of a high version that its low version lacks, if that is part of it.
     pub fn rest(&self, version: Version) -> Option<RestBytes> {
         self.find(version)?.bytes.rest
     }

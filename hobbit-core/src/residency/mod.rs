@@ -1,100 +1,93 @@
-//! Which experts are in memory, which are read, and what a layer computes with: the decisions, without the memory.
+//! The residency of experts: which are in memory, which are read, and which versions a layer multiplies.
 //!
 //! ```text
-//! router's choice ─► Chosen ─► LayerStep ─► products as slices land ─► end
-//!                      │           │   ▲
-//!    route: demands ◄──┤           │   └── poll, wait ◄──┐
-//!  Precisions          │           ▼                     │
-//!                      │   Residency ── Read ─────────► Reads (a loader, or a virtual link)
-//!                      │     │  │  └─ staging, upgrades, fill
-//!                      │     │  └─ ahead: predict, load::prefetch
-//!                      │     └─ cache (slots) ◄ policy
-//!                      └─► Observer (a trace, or a simulation's books)
+//! router's choice ─► Selection ─► LayerStep ─► products as slices land ─► end
+//!                      │             │   ▲
+//!    route: demands ◄──┤             │   └── poll, wait ◄──┐
+//!  Precisions          │             ▼                     │
+//!                      │     Residency ── Read ─────────► Reads (a loader, or a virtual link)
+//!                      │       │  │  └─ staging, upgrades, fill
+//!                      │       │  └─ ahead: predict, load::prefetch
+//!                      │       └─ cache (slots) ◄ policy
+//!                      └─► Observer (a trace, or counters of a simulation)
 //! ```
 //!
-//! A layer goes through [`Chosen::set`] (who is routed where), [`Chosen::reroute`] (or elsewhere), [`Chosen::ask`] (in which precision each expert is
-//! wanted), [`Chosen::begin`] (what is resident is pinned, a read is submitted for everything else), then, product by
-//! product, [`Residency::locate`] and [`Residency::wait`], and [`Chosen::end`]. The engine does so on the CPU and on
-//! devices, the simulator with recorded choices.
+//! [`run_layer`] takes a layer through its steps, for the engine's CPU and device paths and for the simulator; each
+//! implements [`Compute`]. Products ask [`Residency::locate`] and [`Residency::wait`] for slices.
 //!
-//! Versions beyond their layer's share of the cache stream through `staging` slots, in the order in which the products use
-//! them; while they do, the slots of the next layer are filled ahead when the batch is dense. While nothing else is read, a
-//! frequently used low version is replaced by its high version (`upgrades`), and free slots are filled (`fill`). Where tokens
-//! use only what is there, that changes beside them (`virtual_experts`).
+//! Versions beyond their layer's share of the cache stream through `staging` slots, in the order in which the
+//! products use them; meanwhile the next layer's slots are filled ahead if the batch is dense. While nothing else is
+//! read, a frequently used low version is replaced by its high version and free slots are filled (`background`). With
+//! virtual experts, the present ones change in the background (`virtual_experts`).
 //!
-//! Pure: no ggml, no memory, no I/O. Bytes and time are [`Reads`]'s; what routers say, and what other memories hold,
-//! comes in as data.
+//! Pure: no ggml, no memory, no I/O. Bytes and time come from [`Reads`]; router values and device residency are data.
 
 mod ahead;
-mod books;
-#[cfg(test)]
-mod by_hand;
-mod chosen;
-mod fill;
+mod background;
+
+mod counters;
 mod latency;
+mod layer;
 mod layout;
+#[cfg(test)]
+mod manual;
 #[cfg(test)]
 mod model_test;
 mod observer;
 mod precisions;
-mod present;
 mod reading;
 mod reads;
-mod restore;
+mod selection;
 mod staging;
 mod step;
 #[cfg(test)]
 mod tests;
-mod tickets;
-mod upgrades;
 mod virtual_experts;
-mod waiting;
-mod wanted;
 
-pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresBy, Slots, TokenChoices};
-pub use books::Counters;
-pub use chosen::{Chosen, RouterSays, Split};
+pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresByLayer, Slots};
+pub use counters::Counters;
 pub use latency::{Latency, LatencyOptions};
+pub use layer::{Compute, DeviceResidency, Router, TokenChoices, WeightsFor, run_layer};
 pub use layout::{LayerShape, LayerShare, Layout, RestBytes, VersionBytes};
 pub use observer::{NeededExpert, Observer};
 pub use precisions::Precisions;
 pub use reads::{Landed, Read, Reads, Target};
-pub use step::{Elsewhere, LayerStep, Used};
+pub use selection::{Selection, Split};
+pub use staging::Place;
+pub use step::{LayerStep, Used};
 pub use virtual_experts::VirtualExpertsOptions;
-pub use waiting::Place;
 
 use std::collections::{HashSet, VecDeque};
 
-use self::fill::Fill;
+use self::background::{Fill, Upgrades};
+use self::reads::Tickets;
 use self::staging::Staging;
-use self::tickets::Tickets;
-use self::upgrades::Upgrades;
 use self::virtual_experts::VirtualExperts;
 use crate::cache::{Cache, ShareId, SlotId};
 use crate::expert::{ExpertId, SliceId, Version};
 use crate::route::Rerouting;
 
-/// What a [`Residency`] is made of.
+/// Parts of a [`Residency`].
 pub struct Parts<R, O> {
-    /// Who reads.
+    /// The reader.
     pub reads: R,
-    /// Who looks on.
+    /// The observer.
     pub observer: O,
-    /// Who is in which slot. Empty.
+    /// The slots. Empty.
     pub cache: Cache,
-    /// What there is to keep.
+    /// Experts and their shares.
     pub layout: Layout,
-    /// How experts without a slot pass through.
+    /// Staging of experts without a slot.
     pub staging: StagingOptions,
     /// Experts are computed while others are read.
     pub overlaps: bool,
-    /// In which precision experts are wanted.
+    /// Rules of precision.
     pub precisions: Precisions,
-    /// Who looks ahead; `None`: nobody.
+    /// Predicts the next layers; `None`: nothing is read ahead.
     pub lookahead: Option<Lookahead>,
 }
 
-/// How experts without a slot pass through.
+/// Staging of experts without a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StagingOptions {
     /// Staging slots; `None` are as many as it takes.
@@ -123,7 +116,7 @@ pub struct Residency<R: Reads, O> {
     overlaps: bool,
     fill: Fill,
     upgrades: Upgrades,
-    /// While tokens are decoded, nobody waits for what is missing.
+    /// While tokens are decoded, missing experts are not waited for.
     virtual_experts: Option<VirtualExperts>,
     /// The layer of the split in progress.
     running: Option<u16>,
@@ -131,16 +124,16 @@ pub struct Residency<R: Reads, O> {
     failure: Option<R::Error>,
     counters: Counters,
     /// By block.
-    by_layer: Vec<books::LayerCounts>,
-    /// In which precision experts are wanted.
+    by_layer: Vec<counters::LayerCounts>,
+    /// Rules of precision.
     pub precisions: Precisions,
-    /// Where tokens may go in place of experts that are missing.
+    /// Rules of rerouting.
     pub rerouting: Rerouting,
     /// In prompts too.
     pub reroutes_prompts: bool,
     /// These alone count as missing, wherever experts are; `None` goes by what is in memory.
     pub masked: Option<HashSet<ExpertId>>,
-    /// Who chooses [`Rerouting::bias`] by what tokens take; `None`: nobody.
+    /// Chooses [`Rerouting::bias`] by the time of tokens; `None`: it stays.
     pub latency: Option<Latency>,
     lookahead: Option<Lookahead>,
 }
@@ -153,7 +146,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             reads,
             observer,
             cache,
-            by_layer: vec![books::LayerCounts::default(); usize::from(layout.n_blocks())],
+            by_layer: vec![counters::LayerCounts::default(); usize::from(layout.n_blocks())],
             layout,
             staging: Staging::new(staging.n_slots),
             stages_ahead: staging.ahead,
@@ -178,17 +171,17 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
     }
 
-    /// What there is to keep.
+    /// Experts and their shares.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Who is in which slot.
+    /// The slots and their residents.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// Who reads.
+    /// The reader.
     pub fn reads(&self) -> &R {
         &self.reads
     }
@@ -198,7 +191,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         &mut self.reads
     }
 
-    /// Who looks on.
+    /// The observer.
     pub fn observer_mut(&mut self) -> &mut O {
         &mut self.observer
     }
@@ -220,7 +213,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
     }
 
-    /// Gives a share this many slots from now on, at most as many as it was made with; residents of the others leave.
+    /// Sets the number of slots of a share, at most its first number; residents of dropped slots leave.
     /// `false`, and no change, if one of them is in use. To be called after [`Residency::quiesce`].
     pub fn resize_share(&mut self, share: ShareId, n_slots: u32) -> bool {
         let Some(evicted) = self.cache.resize_share(share, n_slots) else { return false };

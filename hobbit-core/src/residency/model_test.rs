@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
-use super::by_hand::{ByHand, KINDS, Small, split};
+use super::manual::{KINDS, Manual, Small, begin_split, split};
 use super::*;
 use crate::cache::SliceState;
 use crate::cache::policy::PolicyKind;
@@ -17,7 +17,7 @@ use crate::load::prefetch::{Governor, Pace, PrefetchOptions, Prefetcher};
 use crate::predict::{self, PredictShape, PredictorKind};
 use crate::route::{Phase, Thresholds, resolve};
 
-/// What happens next.
+/// The next call.
 #[derive(Clone, Debug)]
 enum Call {
     /// A session computes a layer of tokens: `[n_tokens][n_used]`.
@@ -37,14 +37,14 @@ enum Call {
     /// The token, or the prompt, is over.
     EndBatch(u32),
     BeginSequence,
-    /// Nobody computes for a while.
+    /// No layer runs for a while.
     Idle,
     /// A layer's shares get so many slots.
     Resize {
         layer: u16,
         n_slots: u32,
     },
-    /// What a device held is given back.
+    /// Slots that a device held are given back.
     Unpin,
     Settle,
 }
@@ -59,16 +59,26 @@ enum How {
     /// A device keeps the slots pinned.
     Held,
     /// Versions with an even index are on a device.
-    Elsewhere,
+    OnDevice,
+}
+
+/// Whether a device has the versions with an even index.
+#[derive(Clone, Copy)]
+struct Even(bool);
+
+impl DeviceResidency for Even {
+    fn has(&self, version: Version) -> bool {
+        self.0 && version.expert.index.is_multiple_of(2)
+    }
 }
 
 struct Model {
     small: Small,
-    residency: Residency<ByHand, ()>,
-    sessions: [Chosen; 2],
+    residency: Residency<Manual, ()>,
+    sessions: [Selection; 2],
     /// Slots that a device holds.
     held: Vec<Vec<SlotId>>,
-    /// Who must stay where, and how often.
+    /// Pins of versions in slots.
     pins: HashMap<(Version, SlotId), usize>,
     hits: u64,
     misses: u64,
@@ -131,7 +141,7 @@ impl Model {
                 self.split(1 - session, (layer + 1) % self.small.n_layers, &tokens[..1], &KINDS, How::Whole);
                 self.split(session, layer, tokens, &KINDS[2..], how);
             }
-            How::GivenUp(_) | How::Held | How::Elsewhere => self.split(session, layer, tokens, &KINDS, how),
+            How::GivenUp(_) | How::Held | How::OnDevice => self.split(session, layer, tokens, &KINDS, how),
         }
     }
 
@@ -142,22 +152,21 @@ impl Model {
         let n_used = tokens[0].len();
         let ids = tokens.iter().flatten().map(|&index| i32::from(index % small.n_expert));
         chosen.set(&Split { kinds, ..split(&small, layer, n_used) }, ids).unwrap();
-        if !chosen.is_again() {
+        if !chosen.is_later_split() {
             let weights = (0..tokens.len()).flat_map(|_| (0..n_used).map(|rank| 1.0 / (rank + 1) as f32));
-            chosen.ask(&mut residency.precisions, weights);
+            chosen.demand(&mut residency.precisions, &weights.collect::<Vec<_>>());
         }
-        // What is said of hits must be so when the layer begins.
+        // Hits are counted when the layer begins.
         residency.catch_up();
-        let is_elsewhere = |version: Version| matches!(how, How::Elsewhere) && version.expert.index.is_multiple_of(2);
-        let expected = (!chosen.is_again()).then(|| self.expected(&chosen, layer, &is_elsewhere));
+        let devices = Even(matches!(how, How::OnDevice));
+        let expected = (!chosen.is_later_split()).then(|| self.expected(&chosen, layer, devices));
         let before = self.residency.counters();
-        let elsewhere = Elsewhere { has: &is_elsewhere, ..Elsewhere::NOTHING };
-        let step = chosen.begin(&mut self.residency, &[], &elsewhere);
+        let step = begin_split(&mut self.residency, &mut chosen, &devices);
         let after = self.residency.counters();
         match &expected {
             Some((precisions, hits)) => {
                 let used: Vec<_> = step.used.iter().map(|used| (used.index, used.precision)).collect();
-                assert_eq!(&used, precisions, "who is used");
+                assert_eq!(&used, precisions, "used versions");
                 assert_eq!(after.hits - before.hits, *hits);
                 assert_eq!(after.hits + after.misses - before.hits - before.misses, chosen.routing.needed.len() as u64);
                 self.hits += hits;
@@ -172,7 +181,9 @@ impl Model {
             *self.pins.entry((version, slot)).or_default() += 1;
         }
         self.check();
-        chosen.predict(&mut self.residency, &step, &mut |_| Vec::new(), &is_elsewhere);
+        if chosen.is_new_decode() && self.residency.looks_ahead() {
+            self.residency.predict(&step, &chosen.token_choices(), Vec::new(), None, &devices);
+        }
         self.check();
         let most = if let How::GivenUp(n) = how { n } else { usize::MAX };
         let is_whole = self.products(&step, kinds, most);
@@ -182,7 +193,7 @@ impl Model {
             self.held.push(slots);
         } else {
             self.unpin(&pinned);
-            chosen.end(&mut self.residency, step);
+            self.residency.end(step, &chosen);
         }
         self.sessions[session] = chosen;
         if !is_whole {
@@ -192,24 +203,19 @@ impl Model {
     }
 
     /// Versions that are used, and how many of the needed experts are there, by the maps and the rule of precisions.
-    fn expected(
-        &self,
-        chosen: &Chosen,
-        layer: u16,
-        is_elsewhere: &dyn Fn(Version) -> bool,
-    ) -> (Vec<(u16, Precision)>, u64) {
+    fn expected(&self, chosen: &Selection, layer: u16, devices: Even) -> (Vec<(u16, Precision)>, u64) {
         let (mut used, mut hits) = (Vec::new(), 0);
         let has_low = self.small.slots.1.is_some();
         for &index in &chosen.routing.needed {
             let expert = ExpertId { layer, index };
             let [high, low] = [Version::high(expert), Version::low(expert)];
-            let is_resident = |version| is_elsewhere(version) || self.residency.cache().lookup(version).is_some();
-            let is_coming = self.residency.upgrades.is_underway(high) && !is_elsewhere(high);
+            let is_resident = |version| devices.has(version) || self.residency.cache().lookup(version).is_some();
+            let is_coming = self.residency.upgrades.is_underway(high) && !devices.has(high);
             let residents = [is_resident(high) && !is_coming, has_low && is_resident(low)];
             let Some(precision) = resolve(chosen.demands[usize::from(index)], residents, has_low) else { continue };
             used.push((index, precision));
             let version = Version { expert, precision };
-            hits += u64::from(is_elsewhere(version) || self.is_ready(version));
+            hits += u64::from(devices.has(version) || self.is_ready(version));
         }
         (used, hits)
     }
@@ -219,7 +225,7 @@ impl Model {
         let slices: Vec<(SliceId, Used)> = kinds
             .iter()
             .flat_map(|&kind| step.used.iter().map(move |&used| (SliceId { version: step.version(used), kind }, used)))
-            .filter(|(_, used)| !used.elsewhere)
+            .filter(|(_, used)| !used.is_on_device)
             .collect();
         for (slice, used) in slices.into_iter().take(most) {
             loop {
@@ -241,7 +247,7 @@ impl Model {
                         break;
                     }
                     Place::Pending => {
-                        let goes_on = self.residency.wait() || self.residency.insist(slice, used);
+                        let goes_on = self.residency.wait() || self.residency.force_staging(slice, used);
                         let has_failed = self.residency.failure.is_some();
                         assert!(goes_on || has_failed, "{slice}: nothing will ever load it");
                     }
@@ -292,7 +298,7 @@ impl Model {
         assert!(!self.residency.staging.slices().any(is_loading));
     }
 
-    /// What holds after every call.
+    /// Invariants after every call.
     fn check(&self) {
         let (residency, reads) = (&self.residency, self.residency.reads());
         for (version, slot) in self.pins.keys() {
@@ -341,7 +347,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
         2 => Just(How::InTwo),
         1 => (0..6usize).prop_map(How::GivenUp),
         2 => Just(How::Held),
-        1 => Just(How::Elsewhere),
+        1 => Just(How::OnDevice),
     ];
     let tokens = prop_oneof![
         3 => prop::collection::vec(prop::collection::vec(0..7u16, 2), 1),

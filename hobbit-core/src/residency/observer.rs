@@ -1,4 +1,4 @@
-//! Who looks on: a trace that is being recorded, or the books of a simulation.
+//! Observers of a residency: a trace that is being recorded, or the counters of a simulation.
 
 use crate::expert::{ExpertId, Version};
 use crate::load::LoadClass;
@@ -10,11 +10,11 @@ use crate::route::{Demand, Routing};
 pub struct NeededExpert {
     /// Which.
     pub expert: ExpertId,
-    /// What is asked of it.
+    /// Its demand.
     pub demand: Demand,
-    /// What is used of it; `None`: it is left out.
+    /// The version that is used; `None`: it is left out.
     pub version: Option<Version>,
-    /// That version was complete where the products run.
+    /// The version was complete where the products run.
     pub hit: bool,
     /// It is resident, staged, or on its way.
     pub is_there: bool,
@@ -22,7 +22,7 @@ pub struct NeededExpert {
     pub bytes: u64,
 }
 
-/// Is told what happens. Nothing of it changes what happens.
+/// Sees events, and changes none.
 pub trait Observer {
     /// Whether anybody looks: otherwise what only an observer wants to know is not worked out.
     fn is_watching(&self) -> bool {
@@ -31,53 +31,35 @@ pub trait Observer {
 
     /// A layer runs: what its router chose for each token, `weights` `[n_tokens][n_used]` and the router's `scores`
     /// `[n_tokens][n_expert]` where they are known, else empty. `waited`: seconds of waiting for reads so far.
-    fn begin_layer(&mut self, layer: u16, routing: &Routing, weights: &[f32], scores: &[f32], waited: f64) {
-        let _ = (layer, routing, weights, scores, waited);
-    }
+    fn begin_layer(&mut self, _layer: u16, _routing: &Routing, _weights: &[f32], _scores: &[f32], _waited: f64) {}
 
-    /// Of the layer that has begun: what its tokens use in place of its router's choice, `[n_tokens][n_used]`.
-    fn rerouted(&mut self, ids: &[u16]) {
-        let _ = ids;
-    }
+    /// Tokens of the layer that has begun use these experts in place of its router's choice, `[n_tokens][n_used]`.
+    fn rerouted(&mut self, _ids: &[u16]) {}
 
     /// It has been computed, or the first of its splits has.
-    fn end_layer(&mut self, waited: f64) {
-        let _ = waited;
-    }
+    fn end_layer(&mut self, _waited: f64) {}
 
     /// Experts in the order in which they are asked for.
-    fn needed(&mut self, needed: &NeededExpert) {
-        let _ = needed;
-    }
+    fn needed(&mut self, _needed: &NeededExpert) {}
 
     /// A background read of a version, or of a part of it, was submitted. `whole`: bytes of all of it.
-    fn loading(&mut self, version: Version, class: LoadClass, bytes: u64, whole: u64) {
-        let _ = (version, class, bytes, whole);
-    }
+    fn loading(&mut self, _version: Version, _class: LoadClass, _bytes: u64, _whole: u64) {}
 
     /// A background read, or a part of one, was taken back.
-    fn withdrawn(&mut self, version: Version, bytes: u64) {
-        let _ = (version, bytes);
-    }
+    fn withdrawn(&mut self, _version: Version, _bytes: u64) {}
 
     /// A version left for another one.
-    fn evicted(&mut self, version: Version) {
-        let _ = version;
-    }
+    fn evicted(&mut self, _version: Version) {}
 
-    /// The router of a layer at a `distance` of layers with experts says this about the running layer's input of a token,
-    /// `[n_expert]`; `n_used` of them will be chosen.
-    fn router_scores(&mut self, token: usize, distance: u8, scores: &[f32], n_used: usize) {
-        let _ = (token, distance, scores, n_used);
-    }
+    /// The router of a layer at a `distance` of layers with experts says this about the running layer's input of a
+    /// token, `[n_expert]`; `n_used` of them will be chosen.
+    fn router_scores(&mut self, _token: usize, _distance: u8, _scores: &[f32], _n_used: usize) {}
 
     /// A predictor that works without scores expects these.
-    fn predicted(&mut self, predicted: &[Predicted]) {
-        let _ = predicted;
-    }
+    fn predicted(&mut self, _predicted: &[Predicted]) {}
 }
 
-/// Nobody.
+/// No observer.
 impl Observer for () {
     fn is_watching(&self) -> bool {
         false

@@ -13,10 +13,10 @@ pub struct Precisions {
     pub mode: PrecisionMode,
     /// When they do.
     pub thresholds: Thresholds,
-    /// What else was asked for.
+    /// The user's options.
     pub options: PrecisionOptions,
-    /// While it decodes, what has less than so many times the uniform share of each of its tokens' weight is left out where it is
-    /// missing; 0: nothing is.
+    /// While it decodes, what has less than so many times the uniform share of each of its tokens' weight is left out
+    /// where it is missing; 0: nothing is.
     pub drop: f32,
     /// Experts that are used in low precision whatever else holds, for measuring their sensitivity.
     pub forced_low: HashSet<ExpertId>,
@@ -27,7 +27,7 @@ pub struct Precisions {
 }
 
 impl Precisions {
-    /// Of a model whose low versions may stand in by these thresholds.
+    /// The rules of a model whose low versions may stand in by these thresholds.
     pub fn new(mode: PrecisionMode, thresholds: Thresholds, options: PrecisionOptions) -> Self {
         let (forced_low, of_token, is_first) = Default::default();
         Self { mode, thresholds, options, drop: 0.0, forced_low, of_token, is_first }
@@ -48,9 +48,9 @@ impl Precisions {
         self.is_exact() || self.thresholds.t1 > 0.0
     }
 
-    /// Demands of one layer's experts, by expert index; `weights` are the router's, `[n_tokens][n_used]`, with their sign. An
-    /// expert is wanted as the token wants it that wants it most; of a prompt, the least popular ones are lowered besides; where
-    /// HOBBIT's scorer is on, none that a token ranks first.
+    /// Demands of one layer's experts, by expert index; `weights` are the router's, `[n_tokens][n_used]`, with their
+    /// sign. An expert is wanted as the token wants it that wants it most; of a prompt, the least popular ones are
+    /// lowered besides; where HOBBIT's scorer is on, none that a token ranks first.
     pub fn demands(
         &mut self,
         routing: &Routing,
@@ -68,7 +68,7 @@ impl Precisions {
         out.resize(n_expert, Demand::Skip);
         let n_used = routing.n_used.max(1);
         let is_prompt = phase == Phase::Prompt;
-        // With T1 = 1 it is off, and popularity alone decides: Fate as it was published.
+        // With T1 = 1 it is off, and popularity alone decides: Fate as published.
         let is_scored = self.thresholds.t1 < 1.0;
         self.is_first.clear();
         self.is_first.resize(n_expert, false);
@@ -113,7 +113,7 @@ mod tests {
     use super::Demand::{High, Low, Skip};
     use super::*;
 
-    /// What tokens with these experts and weights are asked for, of eight experts: nine are a prompt.
+    /// Demands of tokens with these experts and weights, in a layer of eight experts. Nine tokens are a prompt.
     fn demands(precisions: &mut Precisions, tokens: &[[(u16, f32); 2]]) -> Vec<Demand> {
         let mut routing = Routing::default();
         let all = || tokens.iter().flatten();
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(demands(all_low, &eight), demands(all_low, &tokens));
     }
 
-    /// Nine tokens: expert 0 is the first of five of them, 4 of two, 1 and 2 of one each; 3 is nobody's.
+    /// Nine tokens: expert 0 is the first of five of them, 4 of two, 1 and 2 of one each; 3 of none.
     fn prompt() -> [[(u16, f32); 2]; 9] {
         let mut tokens = [[(0, 0.5), (1, 0.49)]; 9];
         (tokens[5], tokens[6]) = ([(4, 0.6), (3, 0.4)], [(4, 0.6), (5, 0.4)]);
@@ -165,7 +165,7 @@ mod tests {
         let mut exact = Precisions::new(PrecisionMode::Exact, Thresholds { t1: 0.6, t2: 0.9 }, Default::default());
         assert_eq!(demands(&mut exact, &tokens), [High; 8]);
         exact.drop = 0.7;
-        // Half is the uniform share: 0.3 and 0.05 are below 0.35, but 1 is somebody's first.
+        // Half is the uniform share: 0.3 and 0.05 are below 0.35, but 1 is a token's first.
         assert_eq!(demands(&mut exact, &tokens[..1])[..2], [High, Skip]);
         assert_eq!(demands(&mut exact, &tokens)[..4], [High, High, Skip, Skip]);
         let mut routing = Routing::default();

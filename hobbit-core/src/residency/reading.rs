@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use super::layer::DeviceResidency;
 use super::layout::RestBytes;
+use super::reads::Asked;
 use super::step::LayerStep;
-use super::tickets::Asked;
 use super::{Landed, Observer, Read, Reads, Residency, Target};
 use crate::cache::SlotId;
 use crate::expert::{ExpertId, SliceId, SliceKind, Version};
@@ -20,8 +21,8 @@ const RECORD_BYTES_MAX_OF_FEW: u64 = 8 << 20;
 const FEW_READS: usize = 2;
 
 impl<R: Reads, O: Observer> Residency<R, O> {
-    /// What was to be read sometime is needed now.
-    pub(super) fn hurry(&mut self, step: &LayerStep) {
+    /// Makes background reads of versions that a step uses urgent.
+    pub(super) fn promote(&mut self, step: &LayerStep) {
         if self.upgrades.underway.is_empty() && !self.is_reading_ahead && !self.fill.is_reading {
             return;
         }
@@ -53,7 +54,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
                 }
                 let bytes = self.bytes_of(asked);
                 self.observer.withdrawn(version, bytes);
-                self.unread(asked.target);
+                self.cancel(asked.target);
             }
         }
         self.is_reading_ahead = self.reads.outstanding() > 0;
@@ -67,7 +68,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         withdrawn.into_iter().map(|ticket| self.answered(ticket)).collect()
     }
 
-    /// What a read was for that is over: nobody needs the slot beside it any more.
+    /// The read of a ticket, which is over: the slot beside it is unpinned.
     fn answered(&mut self, ticket: u64) -> Asked {
         let asked = self.tickets.answer(ticket);
         if let Some(held) = asked.held {
@@ -83,7 +84,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         layer: u16,
         n_high: usize,
         expected: &Popularity,
-        is_elsewhere: &dyn Fn(Version) -> bool,
+        devices: &dyn DeviceResidency,
     ) {
         let Some(next) = (layer + 1..self.layout.n_blocks()).find(|&layer| self.layout.has(layer)) else { return };
         let is_exact = self.precisions.is_exact();
@@ -97,7 +98,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let n_expert = self.layout.n_expert(next);
         let mut missing: Vec<Version> = (0..n_expert)
             .map(|index| Version::high(ExpertId { layer: next, index }))
-            .filter(|&version| self.cache.lookup(version).is_none() && !is_elsewhere(version))
+            .filter(|&version| self.cache.lookup(version).is_none() && !devices.has(version))
             .filter(|&version| is_exact || self.cache.lookup(Version::low(version.expert)).is_none())
             .collect();
         expected.sort(&mut missing, |version| version.expert.index);
@@ -182,8 +183,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             }
     }
 
-    /// Bytes of outstanding reads: of those that the running split waits for, whatever they were asked for as, and of the
-    /// others.
+    /// Bytes of outstanding reads: of those that the running split waits for, whatever they were asked for as, and of
+    /// the others.
     pub(super) fn queued(&self) -> (u64, u64) {
         let (mut waited, mut background) = (0, 0);
         for asked in self.tickets.outstanding() {
@@ -224,7 +225,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
     }
 
-    /// What was read is complete, or free again: of so many slices.
+    /// Slices of a read are complete, or free again. Returns their number.
     fn arrived(&mut self, target: Target, is_ok: bool) -> usize {
         let (slot, kinds) = match &target {
             Target::Slot { slot, slice } => (*slot, std::slice::from_ref(&slice.kind)),
@@ -243,8 +244,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         kinds.len()
     }
 
-    /// A read that never started.
-    pub(super) fn unread(&mut self, target: Target) {
+    /// Forgets a read that never started.
+    pub(super) fn cancel(&mut self, target: Target) {
         let version = target.version();
         self.read_ahead_landed(version, false);
         self.upgrades.fail(version);
@@ -270,7 +271,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             if let (Err(error), false) = (result, class.is_background()) {
                 self.failure.get_or_insert(error);
             }
-            self.unread(target);
+            self.cancel(target);
         }
     }
 

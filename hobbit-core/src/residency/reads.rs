@@ -1,11 +1,11 @@
-//! Reads as the residency sees them: what is asked for, and whoever brings it. The engine's brings bytes from a store,
-//! the simulator's lets virtual time pass.
+//! Reads: what is asked for, and the tickets of those that are outstanding. The engine reads from a store, the
+//! simulator lets virtual time pass.
 
 use crate::cache::SlotId;
 use crate::expert::{SliceId, Version};
 use crate::load::{LoadClass, LoadStats};
 
-/// What a read fills.
+/// Destination of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// One slice's region of a slot.
@@ -35,8 +35,9 @@ pub struct Read {
     pub target: Target,
     /// Bytes in the file.
     pub bytes: u64,
-    /// The slot of the same expert's low version, whose bits are part of the high one that is read: only what it lacks comes
-    /// from the file ([`super::VersionBytes::rest`]). It is complete, and stays as it is until the read is answered.
+    /// The slot of the same expert's low version, whose bits are part of the high one that is read: only what it
+    /// lacks comes from the file ([`super::VersionBytes::rest`]). It is complete, and stays as it is until the read
+    /// is answered.
     pub held: Option<SlotId>,
 }
 
@@ -59,7 +60,7 @@ pub trait Reads {
     type Error;
 
     /// Queues reads, in this order within their class. Those that find no room in the queue get no answer, and are
-    /// returned with what is to be said where somebody waits for them.
+    /// returned with the error for a product that waits for them.
     fn submit(&mut self, class: LoadClass, reads: &[Read]) -> Vec<Landed<Self::Error>>;
 
     /// Takes back reads of a background class that have not started: the tickets of those that `unwanted` accepts, in
@@ -82,7 +83,7 @@ pub trait Reads {
     /// Reads submitted and not yet answered.
     fn outstanding(&self) -> usize;
 
-    /// What was read so far, and for how long.
+    /// Bytes read so far, and their time.
     fn stats(&self) -> LoadStats;
 
     /// Seconds since some moment.
@@ -90,4 +91,65 @@ pub trait Reads {
 
     /// Nothing that was submitted for free slots has to be prepared for any more.
     fn forget_fills(&mut self) {}
+}
+
+/// An outstanding read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    /// Where the bytes go.
+    pub(super) target: Target,
+    /// See [`Read::held`]. Pinned.
+    pub(super) held: Option<SlotId>,
+}
+
+/// Targets by ticket. Tickets are small numbers: one that was answered is issued again.
+#[derive(Debug, Default)]
+pub(super) struct Tickets {
+    targets: Vec<Option<Asked>>,
+    /// Where the search for a free one begins.
+    last: usize,
+}
+
+impl Tickets {
+    /// Asks for so many bytes, with a ticket that no outstanding read has.
+    pub(super) fn read(&mut self, target: Target, bytes: u64) -> Read {
+        self.read_beside(target, bytes, None)
+    }
+
+    /// The same, with a slot that is pinned for it.
+    pub(super) fn read_beside(&mut self, target: Target, bytes: u64, held: Option<SlotId>) -> Read {
+        Read { ticket: self.issue(Asked { target, held }), target, bytes, held }
+    }
+
+    fn issue(&mut self, asked: Asked) -> u64 {
+        let is_free = |ticket: &usize| self.targets[*ticket].is_none();
+        let ticket = match (self.last..self.targets.len()).chain(0..self.last).find(is_free) {
+            Some(free) => free,
+            None => {
+                self.targets.push(None);
+                self.targets.len() - 1
+            }
+        };
+        self.last = ticket;
+        self.targets[ticket] = Some(asked);
+        ticket as u64
+    }
+
+    /// Target of an outstanding read.
+    pub(super) fn get(&self, ticket: u64) -> Option<Target> {
+        Some((*self.targets.get(ticket as usize)?)?.target)
+    }
+
+    /// The read is answered, refused or withdrawn.
+    ///
+    /// # Panics
+    /// If it is not outstanding.
+    pub(super) fn answer(&mut self, ticket: u64) -> Asked {
+        self.targets[ticket as usize].take().expect("every ticket is answered once")
+    }
+
+    /// All outstanding reads.
+    pub(super) fn outstanding(&self) -> impl Iterator<Item = Asked> {
+        self.targets.iter().flatten().copied()
+    }
 }

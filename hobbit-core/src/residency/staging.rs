@@ -1,18 +1,20 @@
-//! Staging slots: a few slots for single slices on their way through a product, for working sets larger than a
-//! layer's share of the cache.
+//! Places of slices: slots, staging slots, and waiting for slices that are on their way.
 //!
-//! A staging slot holds one slice from the moment its read is submitted until its product is done. What is staged is
-//! decided elsewhere in [`super`]; here is only who sits where.
+//! A staging slot holds one slice on its way through a product, for working sets larger than a layer's share of the cache:
+//! from the moment its read is submitted until its product is done.
 
 use std::collections::HashMap;
 
-use crate::expert::SliceId;
+use super::step::{LayerStep, Used};
+use super::{Observer, Reads, Residency};
+use crate::cache::SliceState;
+use crate::expert::{SliceId, SliceKind};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
     Loading(SliceId),
-    /// Nobody wants the slice any more, but its read is in flight.
+    /// The slice is not wanted any more, but its read is in flight.
     Dropped,
     Ready(SliceId),
 }
@@ -105,6 +107,117 @@ impl Staging {
     }
 }
 
+/// Where the bytes of a needed slice are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In a share of the cache, in the row that [`Used::row`] names.
+    Cached,
+    /// In this staging slot.
+    Staged(usize),
+    /// On its way, or waiting for a staging slot.
+    Pending,
+}
+
+impl<R: Reads, O: Observer> Residency<R, O> {
+    /// Where a slice that a step uses is now.
+    pub fn locate(&self, slice: SliceId, used: Used) -> Place {
+        match used.row {
+            Some(_) => {
+                let slot = self.cache.lookup(slice.version).expect("a pinned version is resident");
+                match self.cache.state(slot, slice.kind) {
+                    SliceState::Ready => Place::Cached,
+                    _ => Place::Pending,
+                }
+            }
+            None => match self.staging.get(slice) {
+                Some(Staged::Ready(slot)) => Place::Staged(slot),
+                _ => Place::Pending,
+            },
+        }
+    }
+
+    /// The product of a staged slice is done: its staging slot takes the next one.
+    pub fn release(&mut self, slice: SliceId) {
+        self.staging.release(slice);
+        self.pump();
+    }
+
+    /// Takes what has landed, without waiting.
+    ///
+    /// Failures are kept for [`Residency::take_failure`].
+    pub fn poll(&mut self) {
+        self.reads.poll(&mut self.landed);
+        self.land();
+    }
+
+    /// Waits until something lands. False when nothing is on its way.
+    pub fn wait(&mut self) -> bool {
+        let started = self.reads.seconds();
+        if !self.reads.wait(&mut self.landed) {
+            return false;
+        }
+        self.counters.wait_seconds += self.reads.seconds() - started;
+        self.land();
+        true
+    }
+
+    /// Without overlap: waits until whatever of a step has a slot is there. What streams through staging cannot be
+    /// there all at once.
+    pub fn wait_for_all(&mut self, step: &LayerStep, kinds: &[SliceKind]) {
+        let is_pending = |own: &Self| {
+            let of_slots = step.used.iter().filter(|used| used.row.is_some());
+            let mut slices = of_slots
+                .flat_map(|&used| kinds.iter().map(move |&kind| (SliceId { version: step.version(used), kind }, used)));
+            slices.any(|(slice, used)| own.locate(slice, used) == Place::Pending)
+        };
+        while !self.overlaps && is_pending(self) && self.wait() {}
+    }
+
+    /// Frees the staging slots for `slice`, which no read in flight brings: other staged slices are dropped, so none
+    /// may be in use. False if there are no staging slots.
+    pub fn force_staging(&mut self, slice: SliceId, used: Used) -> bool {
+        // A slice that has a slot is read into it or not at all.
+        if used.row.is_some() {
+            return false;
+        }
+        if self.staging.get(slice).is_none() {
+            self.staging.retain(|_| false);
+            self.ahead.clear();
+            self.queue.retain(|queued| *queued != slice);
+            self.queue.push_front(slice);
+            self.pump();
+        }
+        self.staging.get(slice).is_some()
+    }
+
+    /// Whether [`Residency::force_staging`] keeps what is staged.
+    pub fn is_staged_or_cached(&self, slice: SliceId, used: Used) -> bool {
+        used.row.is_some() || self.staging.get(slice).is_some()
+    }
+
+    /// The first wanted read that failed since the last call.
+    pub fn take_failure(&mut self) -> Option<R::Error> {
+        self.failure.take()
+    }
+
+    /// After a failed batch: waits for what is in flight and forgets how it ended, so that it does not fail the next.
+    pub fn settle(&mut self) {
+        self.stop_filling(None);
+        self.queue.clear();
+        self.ahead.clear();
+        loop {
+            while self.wait() {}
+            // Reads into free slots that have started.
+            self.reads.drain(&mut self.landed);
+            if self.landed.is_empty() {
+                break;
+            }
+            self.land();
+        }
+        self.failure = None;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,31 +243,10 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_read_frees_its_slot() {
-        let mut staging = Staging::new(Some(1));
-        staging.take(slice(0));
-        staging.landed(0, false);
-        assert_eq!(staging.get(slice(0)), None);
-        assert_eq!(staging.take(slice(0)), Some(0));
-    }
-
-    #[test]
     fn unbounded_staging_grows_only_as_needed() {
         let mut staging = Staging::new(None);
         assert_eq!((staging.take(slice(0)), staging.take(slice(1))), (Some(0), Some(1)));
         staging.landed(0, false);
         assert_eq!((staging.take(slice(2)), staging.len()), (Some(0), 2));
-    }
-
-    #[test]
-    fn retain_drops_the_others() {
-        let mut staging = Staging::new(Some(3));
-        for index in 0..3 {
-            staging.take(slice(index));
-            staging.landed(usize::from(index), true);
-        }
-        staging.retain(|kept| kept == slice(1));
-        assert_eq!((staging.get(slice(0)), staging.get(slice(1))), (None, Some(Staged::Ready(1))));
-        assert_eq!(staging.take(slice(2)), Some(0));
     }
 }

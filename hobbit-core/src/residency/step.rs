@@ -1,26 +1,12 @@
 //! A layer in progress: which versions it uses, what of them is there, and what has to be read.
 
-use super::wanted::Wanted;
+use super::layer::DeviceResidency;
+use super::selection::Selection;
 use super::{Observer, Reads, Residency, Target};
 use crate::cache::{SliceState, SlotId};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
-use crate::predict::Popularity;
-use crate::route::{Demand, Routing};
-
-/// What other memories hold, as far as it concerns a layer.
-#[derive(Clone, Copy)]
-pub struct Elsewhere<'a> {
-    /// Whether a version is where the products run, so that nothing of it needs to be read.
-    pub has: &'a dyn Fn(Version) -> bool,
-    /// Whether somebody still reads a staged slice, so that it must stay.
-    pub reads: &'a dyn Fn(SliceId) -> bool,
-}
-
-impl Elsewhere<'_> {
-    /// There are no other memories.
-    pub const NOTHING: Self = Self { has: &|_| false, reads: &|_| false };
-}
+use crate::route::{Demand, resolve};
 
 /// A needed expert and the version of it that is multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,10 +17,10 @@ pub struct Used {
     pub precision: Precision,
     /// The number of the layer's share that the version belongs to.
     pub share: u16,
-    /// Its row in the share; `None` for one that streams through staging, or is elsewhere.
+    /// Its row in the share; `None` for one that streams through staging, or is on the device.
     pub row: Option<u32>,
-    /// Nothing of it is wanted from here.
-    pub elsewhere: bool,
+    /// The device that multiplies has it: nothing is read.
+    pub is_on_device: bool,
 }
 
 /// A layer in progress, or one of the splits in which it comes.
@@ -46,10 +32,8 @@ pub struct LayerStep {
     pub used: Vec<Used>,
     /// Needed experts that are left out.
     pub skipped: Vec<u16>,
-    /// Of the used ones, how many were there.
+    /// Used experts that were there.
     pub(super) n_hits: u64,
-    /// What was chosen, by expert index: for the layer's later splits.
-    pub(super) choices: Vec<Option<Precision>>,
     pinned: Vec<SlotId>,
 }
 
@@ -65,41 +49,6 @@ impl LayerStep {
     }
 }
 
-/// What a split asks of one layer.
-pub(super) struct Need<'a> {
-    pub(super) layer: u16,
-    /// Experts, each once, most urgent first.
-    pub(super) experts: &'a [u16],
-    /// The matrices, in the order of the split's products.
-    pub(super) kinds: &'a [SliceKind],
-    /// The next layer will need nearly all of its experts too.
-    pub(super) is_dense: bool,
-    /// How many of the tokens are expected to use which of these.
-    pub(super) expected: &'a Popularity,
-    pub(super) choices: Choices<'a>,
-}
-
-/// What a layer's router asks for.
-#[derive(Clone, Copy)]
-pub(super) struct Asked<'a> {
-    /// Who is routed where.
-    pub(super) routing: &'a Routing,
-    /// Of each expert, by expert index.
-    pub(super) demands: &'a [Demand],
-    /// Each expert's share of the router's weights, by expert index.
-    pub(super) shares: &'a [f32],
-    /// What it had chosen, where tokens have been sent elsewhere.
-    pub(super) wanted: Option<&'a Wanted>,
-}
-
-/// In which precision the experts are used.
-pub(super) enum Choices<'a> {
-    /// To be decided of what is asked, and counted.
-    Of(Asked<'a>),
-    /// Decided before, by expert index: nothing is counted again.
-    Made(&'a [Option<Precision>]),
-}
-
 impl<R: Reads, O: Observer> Residency<R, O> {
     /// Takes what has landed, and what follows of that, before a layer begins.
     pub fn catch_up(&mut self) {
@@ -109,28 +58,39 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
     }
 
-    /// Brings versions of one layer and precision into slots or staging though nobody uses them yet: nothing is
-    /// counted. `None` for no versions.
-    pub fn bring(&mut self, versions: &[Version]) -> Option<LayerStep> {
-        let Version { expert: ExpertId { layer, .. }, precision } = *versions.first()?;
-        let experts: Vec<u16> = versions.iter().map(|version| version.expert.index).collect();
-        let kinds = self.layout.kinds(layer).to_vec();
-        let choices = vec![Some(precision); usize::from(self.layout.n_expert(layer))];
-        let choices = Choices::Made(&choices);
-        let expected = &Popularity::default();
-        let need = Need { layer, experts: &experts, kinds: &kinds, is_dense: false, expected, choices };
-        Some(self.begin(&need, &Elsewhere::NOTHING))
+    /// Reads versions of one layer and precision into slots or staging, without a use: nothing is counted. `None` for
+    /// no versions.
+    pub fn load(&mut self, versions: &[Version]) -> Option<LayerStep> {
+        let layer = versions.first()?.expert.layer;
+        let n_expert = usize::from(self.layout.n_expert(layer));
+        let mut selection = Selection::unused(versions, self.layout.kinds(layer), n_expert);
+        Some(self.begin(&mut selection, &[], &()))
     }
 
-    /// Starts a split: chooses versions, pins those that are there, and asks for the others.
-    pub(super) fn begin(&mut self, need: &Need, elsewhere: &Elsewhere) -> LayerStep {
+    /// Counts the layer's tokens, before policies see anything of them.
+    pub(super) fn enter(&mut self, selection: &Selection) {
+        let n_tokens = u32::try_from(selection.routing.n_tokens).unwrap_or(u32::MAX);
+        self.cache.begin_layer(selection.layer(), n_tokens);
+    }
+
+    /// Begins a split: versions are chosen, slots given, reads submitted. `scores`: the router's, of all experts,
+    /// `[n_tokens][n_expert]`; empty if they are not known.
+    pub(super) fn begin(
+        &mut self,
+        selection: &mut Selection,
+        scores: &[f32],
+        devices: &dyn DeviceResidency,
+    ) -> LayerStep {
+        if !selection.is_later_split() {
+            selection.tell(self, scores);
+        }
         self.catch_up();
         self.failure = None;
-        let layer = need.layer;
+        let layer = selection.layer();
         self.running = Some(layer);
-        let order = self.layout.load_order(layer, need.kinds);
-        let (mut step, missing) = self.choose_versions(need, &order, elsewhere);
-        self.hurry(&step);
+        let order = self.layout.load_order(layer, selection.split_kinds());
+        let (mut step, missing) = self.choose_versions(selection, &order, devices);
+        self.promote(&step);
         self.drop_obsolete(layer);
         let mut reads: Vec<(SlotId, Version)> = Vec::new();
         for position in missing {
@@ -144,58 +104,58 @@ impl<R: Reads, O: Observer> Residency<R, O> {
                 reads.push((slot, version));
             }
         }
-        self.queue_for_staging(need, &step, elsewhere);
+        self.queue_for_staging(selection, &step, devices);
         for precision in Precision::ALL {
             let wanted: Vec<_> = reads.iter().copied().filter(|(_, version)| version.precision == precision).collect();
             self.read_slots(LoadClass::on_demand(precision), &wanted, &order);
         }
-        if need.is_dense {
+        if selection.is_dense() {
             let n_high = step.used.iter().filter(|used| used.precision == Precision::High).count();
-            self.look_ahead(layer, n_high, need.expected, elsewhere.has);
+            self.look_ahead(layer, n_high, &selection.expected, devices);
         }
         self.pump();
         step
     }
 
-    /// Decides which versions are used, pins those that have slots, and says which of them have none: positions in
+    /// Chooses the versions that are used, and pins those that have slots. Returns the others: positions in
     /// [`LayerStep::used`].
-    fn choose_versions(&mut self, need: &Need, order: &[SliceKind], elsewhere: &Elsewhere) -> (LayerStep, Vec<usize>) {
-        let layer = need.layer;
-        let mut step = LayerStep {
-            layer,
-            used: Vec::with_capacity(need.experts.len()),
-            skipped: Vec::new(),
-            n_hits: 0,
-            choices: match need.choices {
-                Choices::Of(asked) => vec![None; asked.demands.len()],
-                Choices::Made(choices) => choices.to_vec(),
-            },
-            pinned: Vec::new(),
-        };
+    fn choose_versions(
+        &mut self,
+        selection: &mut Selection,
+        order: &[SliceKind],
+        devices: &dyn DeviceResidency,
+    ) -> (LayerStep, Vec<usize>) {
+        let layer = selection.layer();
+        let n_needed = selection.routing.needed.len();
+        let used = Vec::with_capacity(n_needed);
+        let mut step = LayerStep { layer, used, skipped: Vec::new(), n_hits: 0, pinned: Vec::new() };
         let mut missing = Vec::new();
-        if let Choices::Of(Asked { routing, wanted: Some(wanted), .. }) = need.choices {
-            self.touch_unused(layer, wanted, routing);
+        let decides = !selection.is_later_split();
+        if decides {
+            selection.precisions = vec![None; selection.demands.len()];
+            self.touch_unused(selection);
         }
-        for &index in need.experts {
+        for position in 0..n_needed {
+            let index = selection.routing.needed[position];
             let expert = ExpertId { layer, index };
-            if let Choices::Of(asked) = need.choices {
-                let (precision, is_hit) = self.choose(expert, asked, elsewhere.has);
-                step.choices[usize::from(index)] = precision;
-                step.n_hits += u64::from(is_hit);
+            if decides {
+                let precision = self.choose_precision(expert, selection.demands[usize::from(index)], devices);
+                selection.precisions[usize::from(index)] = precision;
+                step.n_hits += u64::from(self.count_use(expert, precision, selection, devices));
             }
-            let Some(precision) = step.choices[usize::from(index)] else {
+            let Some(precision) = selection.precisions[usize::from(index)] else {
                 step.skipped.push(index);
                 continue;
             };
             let version = Version { expert, precision };
             let share = self.layout.share_of(version);
-            if (elsewhere.has)(version) {
-                step.used.push(Used { index, precision, share, row: None, elsewhere: true });
+            if devices.has(version) {
+                step.used.push(Used { index, precision, share, row: None, is_on_device: true });
                 continue;
             }
             let slot = self.cache.lookup(version);
             let row = slot.map(|slot| self.layout.row(layer, share, slot));
-            step.used.push(Used { index, precision, share, row, elsewhere: false });
+            step.used.push(Used { index, precision, share, row, is_on_device: false });
             match slot {
                 Some(slot) => {
                     self.load_free_slices(slot, version, order);
@@ -207,18 +167,36 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         (step, missing)
     }
 
-    /// Lines up what a step uses without a slot, and forgets what is staged and nobody wants any more.
-    fn queue_for_staging(&mut self, need: &Need, step: &LayerStep, elsewhere: &Elsewhere) {
-        let without_slot = step.used.iter().filter(|used| used.row.is_none() && !used.elsewhere);
+    /// The precision in which a needed expert is used; `None`: it is left out. A low version is used if it is forced or
+    /// demanded, and in place of nothing; a resident high version wins otherwise.
+    fn choose_precision(&self, expert: ExpertId, demand: Demand, devices: &dyn DeviceResidency) -> Option<Precision> {
+        let [high, low] = [Version::high(expert), Version::low(expert)];
+        let has_low = !self.precisions.is_exact() && self.layout.has_version(low);
+        if has_low && self.precisions.is_forced_low(expert) {
+            return Some(Precision::Low);
+        }
+        let is_resident = [
+            // A high version that arrives in the background does not count before it is complete.
+            devices.has(high) || self.cache.lookup(high).is_some() && !self.upgrades.is_underway(high),
+            has_low && (devices.has(low) || self.cache.lookup(low).is_some()),
+        ];
+        resolve(demand, is_resident, has_low)
+    }
+
+    /// Lines up the slices that a step uses without a slot, and drops staged slices that are no longer wanted.
+    fn queue_for_staging(&mut self, selection: &Selection, step: &LayerStep, devices: &dyn DeviceResidency) {
+        let without_slot = step.used.iter().filter(|used| used.row.is_none() && !used.is_on_device);
         let overflow: Vec<Version> = without_slot.map(|&used| step.version(used)).collect();
         let is_kept = |slice: &SliceId| {
-            overflow.contains(&slice.version) || (elsewhere.reads)(*slice) || self.is_staged_ahead(*slice, need.layer)
+            overflow.contains(&slice.version)
+                || devices.is_uploading(*slice)
+                || self.is_staged_ahead(*slice, step.layer)
         };
         let kept: Vec<SliceId> = self.staging.slices().filter(is_kept).collect();
         self.staging.retain(|slice| kept.contains(&slice));
         // Only what this split multiplies: of a layer that comes in several splits, nothing is read twice.
-        self.queue = need
-            .kinds
+        self.queue = selection
+            .split_kinds()
             .iter()
             .flat_map(|&kind| overflow.iter().map(move |&version| SliceId { version, kind }))
             .filter(|slice| self.staging.get(*slice).is_none())
@@ -240,8 +218,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.submit(LoadClass::on_demand(version.precision), reads);
     }
 
-    /// Ends a step: its experts may be evicted again. `may_upgrade`: it was decoded, and its layer's last.
-    pub(super) fn end(&mut self, step: LayerStep, may_upgrade: bool) {
+    /// Ends a step: its experts may be evicted again.
+    pub(super) fn end(&mut self, step: LayerStep, selection: &Selection) {
+        let may_upgrade = selection.ends_decoded_layer(self);
         let pinned = self.end_pinned(step);
         self.unpin(pinned);
         if !self.precisions.options.deterministic {

@@ -1,6 +1,6 @@
-//! Small models by hand: who is read, in which order, and what a step says of it.
+//! Small models with manual reads: the order of reads, and the steps made of them.
 
-use super::by_hand::{ByHand, KINDS, Small, split};
+use super::manual::{KINDS, Manual, Small, begin_split, split};
 use super::*;
 use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Precision, SliceKind};
@@ -8,44 +8,44 @@ use crate::load::LoadClass;
 use crate::route::{Phase, Thresholds};
 use SliceKind::{Down, Gate, Up};
 
-type Toy = Residency<ByHand, ()>;
+type Toy = Residency<Manual, ()>;
 
 fn high(layer: u16, index: u16) -> Version {
     Version::high(ExpertId { layer, index })
 }
 
 /// Begins a layer of tokens that choose these experts, with equal weights.
-fn begin(toy: &mut Toy, small: &Small, chosen: &mut Chosen, layer: u16, tokens: &[&[u16]]) -> LayerStep {
+fn begin(toy: &mut Toy, small: &Small, chosen: &mut Selection, layer: u16, tokens: &[&[u16]]) -> LayerStep {
     let n_used = tokens[0].len();
     let ids = tokens.iter().flat_map(|token| token.iter().map(|&index| i32::from(index)));
     chosen.set(&split(small, layer, n_used), ids).unwrap();
     let weights = if toy.precisions.is_exact() { Vec::new() } else { vec![1.0; tokens.len() * n_used] };
-    chosen.ask(&mut toy.precisions, weights);
-    chosen.begin(toy, &[], &Elsewhere::NOTHING)
+    chosen.demand(&mut toy.precisions, &weights);
+    begin_split(toy, chosen, &())
 }
 
 /// Lands everything that a step waits for, and ends it.
-fn finish(toy: &mut Toy, chosen: &Chosen, step: LayerStep) {
+fn finish(toy: &mut Toy, chosen: &Selection, step: LayerStep) {
     for kind in KINDS {
         for &used in &step.used {
             let slice = SliceId { version: step.version(used), kind };
             while toy.locate(slice, used) == Place::Pending {
-                assert!(toy.wait() || toy.insist(slice, used), "{slice}");
+                assert!(toy.wait() || toy.force_staging(slice, used), "{slice}");
             }
             if used.row.is_none() {
                 toy.release(slice);
             }
         }
     }
-    chosen.end(toy, step);
+    toy.end(step, chosen);
 }
 
-fn run(toy: &mut Toy, small: &Small, chosen: &mut Chosen, layer: u16, tokens: &[&[u16]]) {
+fn run(toy: &mut Toy, small: &Small, chosen: &mut Selection, layer: u16, tokens: &[&[u16]]) {
     let step = begin(toy, small, chosen, layer, tokens);
     finish(toy, chosen, step);
 }
 
-/// What waits: class, expert and matrix, or none for a whole slot; and whether it goes into staging.
+/// Waiting reads: class, expert, matrix (none for a whole slot), and whether it goes into staging.
 fn waiting(toy: &Toy) -> Vec<(LoadClass, u16, Option<SliceKind>, bool)> {
     let of = |&(class, read): &(LoadClass, Read)| {
         let index = read.target.version().expert.index;
@@ -61,7 +61,7 @@ fn waiting(toy: &Toy) -> Vec<(LoadClass, u16, Option<SliceKind>, bool)> {
 #[test]
 fn misses_are_read_matrix_by_matrix_and_hit_the_next_time() {
     let small = Small::default();
-    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let (mut toy, mut chosen) = (small.residency(), Selection::default());
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[5, 3]]);
     let demand = |index, kind| (LoadClass::OnDemandHigh, index, Some(kind), false);
     let order = [(5, Gate), (3, Gate), (5, Up), (3, Up), (5, Down), (3, Down)].map(|(index, kind)| demand(index, kind));
@@ -87,7 +87,7 @@ fn misses_are_read_matrix_by_matrix_and_hit_the_next_time() {
 #[test]
 fn what_has_no_slot_streams_through_staging_in_the_order_of_use() {
     let small = Small { n_staging: 2, slots: (1, None), ..Small::default() };
-    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let (mut toy, mut chosen) = (small.residency(), Selection::default());
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2, 3]]);
     let staged = |index, kind| (LoadClass::OnDemandHigh, index, Some(kind), true);
     assert_eq!(waiting(&toy)[3..], [staged(2, Gate), staged(3, Gate)], "both slots are taken");
@@ -96,7 +96,7 @@ fn what_has_no_slot_streams_through_staging_in_the_order_of_use() {
     assert_eq!(waiting(&toy).len(), 4, "nothing is released yet");
     toy.release(SliceId { version: high(0, 2), kind: Gate });
     assert_eq!(waiting(&toy)[4], staged(2, Up));
-    chosen.end(&mut toy, step);
+    toy.end(step, &chosen);
     toy.settle();
     run(&mut toy, &small, &mut chosen, 0, &[&[1, 2, 3]]);
     assert_eq!((toy.counters().hits, toy.counters().misses), (1, 5));
@@ -105,27 +105,27 @@ fn what_has_no_slot_streams_through_staging_in_the_order_of_use() {
 #[test]
 fn a_layer_in_two_splits_is_decided_once_whoever_comes_between() {
     let small = Small::default();
-    let (mut toy, mut one, mut other) = (small.residency(), Chosen::default(), Chosen::default());
-    let part = |toy: &mut Toy, chosen: &mut Chosen, kinds: &'static [SliceKind]| {
+    let (mut toy, mut one, mut other) = (small.residency(), Selection::default(), Selection::default());
+    let part = |toy: &mut Toy, chosen: &mut Selection, kinds: &'static [SliceKind]| {
         chosen.set(&Split { kinds, ..split(&small, 0, 2) }, [4, 6].into_iter()).unwrap();
-        if !chosen.is_again() {
-            chosen.ask(&mut toy.precisions, []);
+        if !chosen.is_later_split() {
+            chosen.demand(&mut toy.precisions, &[]);
         }
-        let step = chosen.begin(toy, &[], &Elsewhere::NOTHING);
+        let step = begin_split(toy, chosen, &());
         finish_kinds(toy, chosen, step, kinds);
     };
     part(&mut toy, &mut one, &[Gate, Up]);
-    assert!(!one.is_again());
+    assert!(!one.is_later_split());
     run(&mut toy, &small, &mut other, 0, &[&[0, 1]]);
     part(&mut toy, &mut one, &[Down]);
-    assert!(one.is_again());
+    assert!(one.is_later_split());
     assert_eq!((toy.counters().hits, toy.counters().misses), (0, 4), "the second split counts nothing");
     part(&mut toy, &mut one, &[Gate, Up]);
-    assert!(!one.is_again(), "the next token");
+    assert!(!one.is_later_split(), "the next token");
     assert_eq!(toy.counters().hits + toy.counters().misses, 6);
 }
 
-fn finish_kinds(toy: &mut Toy, chosen: &Chosen, step: LayerStep, kinds: &[SliceKind]) {
+fn finish_kinds(toy: &mut Toy, chosen: &Selection, step: LayerStep, kinds: &[SliceKind]) {
     for (&used, &kind) in step.used.iter().flat_map(|used| kinds.iter().map(move |kind| (used, kind))) {
         let slice = SliceId { version: step.version(used), kind };
         while toy.locate(slice, used) == Place::Pending {
@@ -135,7 +135,7 @@ fn finish_kinds(toy: &mut Toy, chosen: &Chosen, step: LayerStep, kinds: &[SliceK
             toy.release(slice);
         }
     }
-    chosen.end(toy, step);
+    toy.end(step, chosen);
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn nine_tenths_of_a_layer_are_dense_and_fill_the_next_one() {
     let eight: [&[u16]; 3] = [&[0, 1, 2], &[3, 4, 5], &[6, 7, 7]];
     let all: [&[u16]; 1] = [&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]];
     for (tokens, n_slots, n_staged) in [(&nine[..], 9, 21), (&eight[..], 0, 0), (&all[..], 0, 0)] {
-        let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+        let (mut toy, mut chosen) = (small.residency(), Selection::default());
         let step = begin(&mut toy, &small, &mut chosen, 0, tokens);
         let ahead = |is_staged| {
             let of = |(class, .., staged): &(_, _, _, bool)| *class == LoadClass::ReadAhead && *staged == is_staged;
@@ -153,7 +153,7 @@ fn nine_tenths_of_a_layer_are_dense_and_fill_the_next_one() {
         };
         assert_eq!((ahead(false), ahead(true)), (n_slots, n_staged), "{tokens:?}");
         finish(&mut toy, &chosen, step);
-        // What the next layer does not need and has not started is taken back.
+        // Reads that the next layer does not need and that have not started are withdrawn.
         let step = begin(&mut toy, &small, &mut chosen, 1, &[&[0, 9]]);
         assert!(waiting(&toy).iter().all(|(class, ..)| *class == LoadClass::OnDemandHigh), "{tokens:?}");
         finish(&mut toy, &chosen, step);
@@ -164,11 +164,11 @@ fn nine_tenths_of_a_layer_are_dense_and_fill_the_next_one() {
 fn what_most_tokens_are_expected_to_use_is_read_ahead_first() {
     let small = Small { n_expert: 10, slots: (3, None), n_staging: 99, ..Small::default() };
     let order = |expected: &[[u16; 2]]| {
-        let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+        let (mut toy, mut chosen) = (small.residency(), Selection::default());
         chosen.set(&split(&small, 0, 3), 0..9).unwrap();
-        chosen.ask(&mut toy.precisions, []);
+        chosen.demand(&mut toy.precisions, &[]);
         expected.iter().for_each(|token| chosen.expected.add(*token));
-        let step = chosen.begin(&mut toy, &[], &Elsewhere::NOTHING);
+        let step = begin_split(&mut toy, &mut chosen, &());
         let gates = waiting(&toy)
             .into_iter()
             .filter(|(class, _, kind, _)| *class == LoadClass::ReadAhead && *kind == Some(Gate));
@@ -186,7 +186,7 @@ fn what_most_tokens_are_expected_to_use_is_read_ahead_first() {
 #[test]
 fn a_prompts_uses_are_its_tokens() {
     let small = Small { n_layers: 1, policy: PolicyKind::Lfu, ..Small::default() };
-    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let (mut toy, mut chosen) = (small.residency(), Selection::default());
     // Two ubatches: expert 0 is used by three tokens, expert 1 by one and by one more later.
     toy.begin_batch(Phase::Prompt, 4);
     run(&mut toy, &small, &mut chosen, 0, &[&[0], &[0], &[1]]);
@@ -213,7 +213,7 @@ fn records_are_read_at_once_if_they_are_small_or_few() {
     ] {
         let small = Small { record, slots: (4, None), ..Small::default() };
         let n_reads = |token: &[u16]| {
-            let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+            let (mut toy, mut chosen) = (small.residency(), Selection::default());
             run(&mut toy, &small, &mut chosen, 0, &[token]);
             run(&mut toy, &small, &mut chosen, 0, &[token]);
             assert_eq!(toy.counters().hits, token.len() as u64);
@@ -226,11 +226,11 @@ fn records_are_read_at_once_if_they_are_small_or_few() {
 #[test]
 fn weights_and_residents_decide_the_precision() {
     let small = Small { slots: (2, Some(2)), thresholds: Thresholds { t1: 0.5, t2: 0.75 }, ..Small::default() };
-    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let (mut toy, mut chosen) = (small.residency(), Selection::default());
     let mut used = |toy: &mut Toy, ids: [i32; 3], weights: [f32; 3]| {
         chosen.set(&split(&small, 0, 3), ids.into_iter()).unwrap();
-        chosen.ask(&mut toy.precisions, weights);
-        let step = chosen.begin(toy, &[], &Elsewhere::NOTHING);
+        chosen.demand(&mut toy.precisions, &weights);
+        let step = begin_split(toy, &mut chosen, &());
         let used: Vec<_> = step.used.iter().map(|used| (used.index, used.precision)).collect();
         let skipped = step.skipped.clone();
         assert_eq!(chosen.leaves_out(&step), !skipped.is_empty());
@@ -252,18 +252,18 @@ fn weights_and_residents_decide_the_precision() {
 #[test]
 fn a_failure_that_somebody_waits_for_is_told_once() {
     let small = Small::default();
-    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let (mut toy, mut chosen) = (small.residency(), Selection::default());
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
     toy.reads_mut().land(0, true);
     toy.reads_mut().land(0, true);
     toy.poll();
     assert_eq!(toy.take_failure().map(|read| read.target.version()), Some(high(0, 1)), "the first");
     assert_eq!(toy.take_failure(), None);
-    chosen.end(&mut toy, step);
+    toy.end(step, &chosen);
     // After a failed batch nothing is under way, and nothing of it fails the next one.
     toy.settle();
     assert_eq!((toy.reads().outstanding(), toy.take_failure()), (0, None));
-    // What is there stays; the matrices that failed are read again.
+    // Complete matrices stay; those that failed are read again.
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
     assert_eq!(waiting(&toy), [1, 2].map(|index| (LoadClass::OnDemandHigh, index, Some(Gate), false)));
     finish(&mut toy, &chosen, step);
@@ -273,11 +273,11 @@ fn a_failure_that_somebody_waits_for_is_told_once() {
 #[test]
 fn reads_that_find_no_room_fail_only_who_waits_for_them() {
     let small = Small { n_expert: 4, ..Small::default() };
-    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let (mut toy, mut chosen) = (small.residency(), Selection::default());
     toy.reads_mut().refuses = 1;
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
     assert_eq!(toy.take_failure().map(|read| read.target.version()), Some(high(0, 1)));
-    chosen.end(&mut toy, step);
+    toy.end(step, &chosen);
     toy.settle();
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[0, 1], &[2, 3]]);
     toy.reads_mut().refuses = 99;
@@ -289,12 +289,12 @@ fn reads_that_find_no_room_fail_only_who_waits_for_them() {
 fn one_upgrade_a_token_while_nothing_is_read() {
     let small =
         Small { n_layers: 1, slots: (2, Some(4)), thresholds: Thresholds { t1: 0.5, t2: 1.0 }, ..Small::default() };
-    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let (mut toy, mut chosen) = (small.residency(), Selection::default());
     let mut token = |toy: &mut Toy, is_slow: bool| {
         chosen.set(&split(&small, 0, 3), [0, 1, 2].into_iter()).unwrap();
         // Experts 1 and 2 come in low precision.
-        chosen.ask(&mut toy.precisions, [0.8, 0.1, 0.1]);
-        let step = chosen.begin(toy, &[], &Elsewhere::NOTHING);
+        chosen.demand(&mut toy.precisions, &[0.8, 0.1, 0.1]);
+        let step = begin_split(toy, &mut chosen, &());
         finish(toy, &chosen, step);
         if !is_slow {
             toy.settle();
@@ -325,12 +325,12 @@ fn a_nested_version_is_completed_from_the_low_one() {
         nested: true,
         ..Small::default()
     };
-    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let (mut toy, mut chosen) = (small.residency(), Selection::default());
     let mut token = |toy: &mut Toy, experts: [i32; 3]| {
         let before = toy.counters().bytes_read;
         chosen.set(&split(&small, 0, 3), experts.into_iter()).unwrap();
-        chosen.ask(&mut toy.precisions, [0.8, 0.1, 0.1]);
-        let step = chosen.begin(toy, &[], &Elsewhere::NOTHING);
+        chosen.demand(&mut toy.precisions, &[0.8, 0.1, 0.1]);
+        let step = begin_split(toy, &mut chosen, &());
         finish(toy, &chosen, step);
         let read = toy.counters().bytes_read - before;
         toy.settle();
@@ -353,7 +353,7 @@ fn a_nested_version_is_completed_from_the_low_one() {
 #[test]
 fn free_slots_are_filled_while_nobody_waits() {
     let small = Small { slots: (3, None), ..Small::default() };
-    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let (mut toy, mut chosen) = (small.residency(), Selection::default());
     toy.fill_free_slots(true);
     assert!(waiting(&toy).iter().all(|(class, ..)| *class == LoadClass::Fill));
     assert_eq!(waiting(&toy).len(), 18);
@@ -374,7 +374,7 @@ fn free_slots_are_filled_while_nobody_waits() {
 #[test]
 fn what_was_resident_is_read_again() {
     let small = Small::default();
-    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let (mut toy, mut chosen) = (small.residency(), Selection::default());
     for token in [&[0, 1], &[1, 4]] {
         run(&mut toy, &small, &mut chosen, 0, &[token]);
         toy.end_batch(Phase::Decode, 1, 0.1);
@@ -398,7 +398,7 @@ fn what_was_resident_is_read_again() {
 #[test]
 fn shares_that_shrink_lose_residents_unless_they_are_in_use() {
     let small = Small::default();
-    let (mut toy, mut chosen) = (small.residency(), Chosen::default());
+    let (mut toy, mut chosen) = (small.residency(), Selection::default());
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
     let share = toy.layout().shares(0)[0].id;
     assert!(!toy.resize_share(share, 1), "both are being read");

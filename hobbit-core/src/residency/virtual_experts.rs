@@ -1,5 +1,5 @@
-//! Virtual experts (SwapMoE, section 3): while tokens are decoded, a layer's experts are those that are complete in its slots, and
-//! which these are changes beside the tokens.
+//! Virtual experts (SwapMoE, section 3): while tokens are decoded, a layer's experts are those that are complete in
+//! its slots, and which these are changes beside the tokens.
 //!
 //! ```text
 //! unmasked choices ─► Importance ─┐
@@ -7,9 +7,10 @@
 //! Pace: whose turn it is ─────────┘   complete? it is present from the next token on, and the least important one leaves
 //! ```
 //!
-//! Each layer keeps one slot to spare, so that whoever is present serves until the newcomer is complete. A prompt may use that
-//! slot, too: then the least important expert gives it back when the first replacement begins. Slots that are empty besides are
-//! filled without taking turns. Where every expert has a slot none is masked: what is not there yet is read. Reads are of the class that nobody waits for; what fails or is withdrawn changes nothing.
+//! Each layer keeps one slot to spare, so that present experts serve until the newcomer is complete. A prompt may use
+//! that slot, too: then the least important expert gives it back when the first replacement begins. Slots that are
+//! empty besides are filled without taking turns. If every expert has a slot, none is masked: missing ones are read.
+//! Reads are of the class that no product waits for; failed and withdrawn ones change nothing.
 
 mod importance;
 mod pace;
@@ -64,7 +65,7 @@ struct Lane {
     next: u64,
 }
 
-/// What became of a version that was to be read.
+/// State of a version that was to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Loading,
@@ -81,8 +82,8 @@ impl VirtualExperts {
 }
 
 impl<R: Reads, O: Observer> Residency<R, O> {
-    /// From now on, while tokens are decoded, what is present changes in the background. Nothing else fills free slots then, or
-    /// reads ahead of single tokens.
+    /// From now on, while tokens are decoded, what is present changes in the background. Nothing else fills free
+    /// slots then, or reads ahead of single tokens.
     pub fn keep_virtual_experts(&mut self, options: VirtualExpertsOptions) {
         let mut lanes: Vec<Lane> = Vec::new();
         for (version, share) in self.layout.versions_with_shares() {
@@ -117,7 +118,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.virtual_experts.is_some()
     }
 
-    /// Whether every expert of a layer has a slot: then nobody gives way.
+    /// Whether every expert of a layer has a slot: then none gives way.
     pub(super) fn is_whole(&self, layer: u16) -> bool {
         let own = self.virtual_experts.as_ref();
         own.is_some_and(|own| own.whole.get(usize::from(layer)).copied().unwrap_or(false))
@@ -128,15 +129,15 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.virtual_experts.as_ref().is_some_and(|own| own.is_underway(version))
     }
 
-    /// What changed so far; `None` where experts are not virtual.
+    /// Changes so far; `None` if experts are not virtual.
     pub fn virtual_experts_report(&self) -> Option<VirtualExpertsReport> {
         let own = self.virtual_experts.as_ref()?;
         let VirtualExperts { replacements, failed, .. } = *own;
         Some(VirtualExpertsReport { replacements, failed, period_tokens: own.pace.period() })
     }
 
-    /// The router of a layer chose for these tokens, wherever they go: `weights` `[n_tokens][n_used]`, or empty where they are not
-    /// known; `inputs`: the norm of each token's input, or nothing.
+    /// The router of a layer chose for these tokens, wherever they go: `weights` `[n_tokens][n_used]`, or empty where
+    /// they are not known; `inputs`: the norm of each token's input, or nothing.
     pub(super) fn count_wanted(&mut self, layer: u16, routing: &Routing, weights: &[f32], inputs: &[f32]) {
         if let Some(own) = &mut self.virtual_experts {
             own.importance.observe(layer, &routing.ids, weights, inputs, routing.n_used);
@@ -185,7 +186,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.virtual_experts = Some(own);
     }
 
-    /// What has arrived is present from now on, and the least important leave for it.
+    /// Arrived experts are present from now on, and the least important ones leave for them.
     fn take_in(&mut self) {
         let Some(mut own) = self.virtual_experts.take() else { return };
         let mut loading = Vec::new();
@@ -271,7 +272,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         lane.members.iter().map(version).filter(|&version| self.cache.lookup(version).is_some())
     }
 
-    /// Who is wanted most of those that are not there, and how much; the lowest number of equals.
+    /// The most important missing expert, and its importance; the lowest number of equals.
     fn most_missed(&self, own: &VirtualExperts, lane: &Lane) -> Option<(Version, f64)> {
         let version = |&index: &u16| Version::high(ExpertId { layer: lane.layer, index });
         let missing = lane.members.iter().map(version).filter(|&version| self.cache.lookup(version).is_none());
@@ -280,7 +281,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         missed.reduce(|most, next| if next.1 > most.1 { next } else { most })
     }
 
-    /// Who is wanted least of those that are there, but for a newcomer, and how much; the highest number of equals.
+    /// The least important resident except for a newcomer, and its importance; the highest number of equals.
     fn least_important(&self, own: &VirtualExperts, lane: &Lane, newcomer: Version) -> Option<(Version, f64)> {
         let others = self.residents_of(lane).filter(|version| *version != newcomer && !own.is_underway(*version));
         let wanted = others.map(|version| (version, own.importance.of(version.expert)));

@@ -5,8 +5,8 @@ use super::Demand;
 /// Most tokens of a batch that decodes.
 pub const DECODE_TOKENS_MAX: usize = 16;
 
-/// What a batch is evaluated for. Decided once, before it is evaluated; every rule that treats generated tokens in another
-/// way than a prompt's goes by it.
+/// The purpose of a batch, decided once before it is evaluated. Every rule that treats generated tokens differently
+/// from a prompt's goes by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -19,8 +19,8 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Of a batch of so many tokens: it decodes if the logits of each are wanted and they are few. A token by itself decodes
-    /// in any case.
+    /// The phase of a batch: it decodes if its tokens are few and the logits of each are wanted. A single token always
+    /// decodes.
     pub fn of(n_tokens: usize, wants_all_logits: bool) -> Self {
         let is_few = n_tokens <= DECODE_TOKENS_MAX && wants_all_logits;
         if n_tokens == 1 || is_few { Self::Decode } else { Self::Prompt }
@@ -32,9 +32,9 @@ impl Phase {
     }
 }
 
-/// Adds what tokens ask of experts to what each expert of a layer is asked for: the highest demand of all that chose it.
-/// `chosen` are the experts' indices with the tokens' demands; `by_expert` `[n_expert]` begins as [`Demand::Skip`]. An
-/// index beyond it is no expert and counts for nothing.
+/// Adds what tokens ask of experts to what each expert of a layer is asked for: the highest demand of all that chose
+/// it. `chosen` are the experts' indices with the tokens' demands; `by_expert` `[n_expert]` begins as
+/// [`Demand::Skip`]. An index beyond it is no expert and counts for nothing.
 pub fn merge(chosen: impl IntoIterator<Item = (u16, Demand)>, by_expert: &mut [Demand]) {
     for (index, demand) in chosen {
         if let Some(highest) = by_expert.get_mut(usize::from(index)) {
@@ -43,9 +43,9 @@ pub fn merge(chosen: impl IntoIterator<Item = (u16, Demand)>, by_expert: &mut [D
     }
 }
 
-/// Fate's popularity rule ("popularity-aware hybrid quantization", section 4.5): the least popular `share` of a batch's active
-/// experts, rounded down, get at most [`Demand::Low`]; of those that need not come as they are asked for, as HOBBIT has it of
-/// each token's most important one (`is_first`), so that there may be fewer.
+/// Fate's popularity rule ("popularity-aware hybrid quantization", section 4.5): the least popular `share` of a
+/// batch's active experts, rounded down, get at most [`Demand::Low`]; of those that need not come as they are asked
+/// for, as HOBBIT has it of each token's most important one (`is_first`), so that there may be fewer.
 ///
 /// `needed_by_popularity` are the active experts' indices, most tokens first; `share` is `0.0..=1.0`; `demands` is by
 /// expert index. For prompts.

@@ -1,7 +1,8 @@
 //! Routing that knows what is in memory: an expert that would have to be read gives way to one that is there.
 //!
-//! One loop for three rules. Of a token's chosen experts those that are missing stand in line, the lowest score first; of the others
-//! those that are present, the highest score first; and a pair is exchanged where a rule allows it:
+//! One loop for three rules. Of a token's chosen experts those that are missing stand in line, the lowest score
+//! first; of the others those that are present, the highest score first; and a pair is exchanged where a rule allows
+//! it:
 //!
 //! | rule | allows |
 //! |---|---|
@@ -11,7 +12,7 @@
 //!
 //! An expert that is present is never exchanged, so where everything is present not a bit changes. Pure.
 
-/// What a token may give up for fewer reads. The default gives up nothing.
+/// Rules of rerouting. The default changes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rerouting {
     /// λ: so much of the range of a token's scores an expert that is present is ahead of one that is not.
@@ -22,16 +23,16 @@ pub struct Rerouting {
     pub substitute: f32,
     /// By α at most so many of a token's experts are exchanged; `None` for any number.
     pub substitute_max: Option<usize>,
-    /// What is missing is not used where enough is present.
+    /// Missing experts are not used if enough are present.
     pub only_present: bool,
 }
 
-/// What a router says of all experts about one token, `[n_expert]` each.
+/// A router's scores of all experts for one token, `[n_expert]` each.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenScores<'a> {
     /// By these experts are chosen; negative infinity is never chosen.
     pub selection: &'a [f32],
-    /// Of these the weights of the chosen ones are made.
+    /// The weights of the chosen ones are made of these.
     pub weights: &'a [f32],
 }
 
@@ -59,14 +60,15 @@ pub struct Choice<'a> {
     pub weighing: Weighing,
 }
 
-/// What became of a choice.
+/// Result of rerouting a choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rerouted {
     /// Uses of experts that went to another one.
     pub exchanged: u64,
     /// Tokens that miss an expert and were left alone, because these scores do not explain their choice.
     pub refused: u64,
-    /// Shares of the chosen experts' weight that exchanged ones had, less what their substitutes would have had; summed.
+    /// Shares of the chosen experts' weight that exchanged ones had, less what their substitutes would have had;
+    /// summed.
     pub given_up: f64,
 }
 
@@ -76,8 +78,8 @@ impl Rerouting {
         !self.only_present && self.bias <= 0.0 && self.substitute <= 0.0
     }
 
-    /// Whether a chosen expert that is missing may give way to `candidate`, which is present; `next`: the best score that was
-    /// not chosen; `lead`: by so much what is present is ahead.
+    /// Whether a chosen expert that is missing may give way to `candidate`, which is present; `next`: the best score
+    /// that was not chosen; `lead`: by so much what is present is ahead.
     fn allows(&self, missing: f32, candidate: f32, next: f32, lead: f32) -> By {
         if self.only_present || self.bias > 0.0 && candidate + lead > missing {
             return By::Lead;
@@ -87,8 +89,8 @@ impl Rerouting {
         if alpha > 0.0 && is_near { By::Nearness } else { By::Nothing }
     }
 
-    /// Lowers the predicted scores of a later layer's router for experts that are not there, so that what is read ahead is what
-    /// will be used. `scores` are shares, `[n_expert]`, of which the best `n_used` will be chosen.
+    /// Lowers the predicted scores of a later layer's router for experts that are not there, so that what is read
+    /// ahead is what will be used. `scores` are shares, `[n_expert]`, of which the best `n_used` will be chosen.
     pub fn lower_missing(&self, scores: &mut [f32], n_used: usize, is_present: &dyn Fn(u16) -> bool) {
         if self.is_off() || scores.len() <= n_used {
             return;
@@ -119,8 +121,9 @@ enum By {
     Nearness,
 }
 
-/// Sends the tokens of `choice` to what is present, as far as `rules` allow. `scores`: one for each token. `is_present`: whether
-/// an expert can be used without a read. What another token of the batch will need anyway counts as present.
+/// Sends the tokens of `choice` to what is present, as far as `rules` allow. `scores`: one for each token.
+/// `is_present`: whether an expert can be used without a read. What another token of the batch will need anyway
+/// counts as present.
 pub fn reroute(
     rules: &Rerouting,
     choice: Choice<'_>,
@@ -132,13 +135,13 @@ pub fn reroute(
     if rules.is_off() || n_used == 0 {
         return outcome;
     }
-    // Of each token what it will use in any case; of those before the running one, what they use.
+    // The experts that each token uses in any case, and those that earlier tokens use.
     let mut needs: Vec<Vec<u16>> = match scores.len() {
         1 => vec![Vec::new()],
         _ => ids.chunks(n_used).zip(scores).map(|(ids, scores)| kept(rules, ids, scores)).collect(),
     };
     let tokens = ids.chunks_mut(n_used).zip(weights.chunks_mut(n_used)).zip(scores);
-    // What is masked changes all weights, whatever was chosen.
+    // Masked experts change all weights, whatever was chosen.
     let masks = rules.only_present && weighing == Weighing::OfAll;
     for (token, ((ids, weights), scores)) in tokens.enumerate() {
         let is_needed =
@@ -158,7 +161,7 @@ pub fn reroute(
     outcome
 }
 
-/// What a token uses whatever is present.
+/// The experts that a token keeps whatever is present.
 fn kept(rules: &Rerouting, ids: &[u16], scores: &TokenScores<'_>) -> Vec<u16> {
     if rules.only_present || !is_whole(scores, ids) {
         return Vec::new();
@@ -176,7 +179,7 @@ fn is_whole(scores: &TokenScores<'_>, ids: &[u16]) -> bool {
     scores.weights.len() == n_expert && ids.iter().all(|&index| usize::from(index) < n_expert)
 }
 
-/// Whether these are the scores by which a choice was made: nobody who was left has a higher one.
+/// Whether a choice was made by these scores: no expert that was left has a higher one.
 fn explains(scores: &TokenScores<'_>, ids: &[u16], weights: &[f32]) -> bool {
     if !is_whole(scores, ids) || weights.len() != ids.len() || weights.iter().any(|weight| !weight.is_finite()) {
         return false;

@@ -1,9 +1,9 @@
-//! Who is routed where in one batch: the router's ids, regrouped by expert, and as rows of slots. Pure.
+//! The routing of one batch: the router's ids, regrouped by expert, and as rows of slots. Pure.
 
 use half::f16;
 
-/// A router weight or score in half precision, as a trace keeps it. Policies that are shown rounded weights decide alike in a
-/// run and in its replay.
+/// A router weight or score in half precision, as a trace keeps it. Policies that are shown rounded weights decide
+/// alike in a run and in its replay.
 pub fn rounded(value: f32) -> f32 {
     f16::from_f32(value).to_f32()
 }
@@ -80,8 +80,8 @@ impl Routing {
         Ok(())
     }
 
-    /// How many tokens chose an expert, and how many come after the last of them. At least one token, as where it is said
-    /// that the expert is needed without any (a hostile trace).
+    /// How many tokens chose an expert, and how many come after the last of them. At least one token, as where it is
+    /// said that the expert is needed without any (a hostile trace).
     ///
     /// # Panics
     /// If the layer has no such expert.
@@ -91,8 +91,8 @@ impl Routing {
         ((pairs.len() as u32).max(1), since)
     }
 
-    /// The expert's share of the router's weight, summed over tokens, of each of which all shares sum to 1. `weights` is
-    /// `[n_tokens][n_used]`; where it is empty, all weigh alike.
+    /// The expert's share of the router's weight, summed over tokens, of each of which all shares sum to 1. `weights`
+    /// is `[n_tokens][n_used]`; where it is empty, all weigh alike.
     pub fn share(&self, expert: u16, weights: &[f32]) -> f32 {
         let position = |pair: &Pair| pair.token as usize * self.n_used + pair.rank as usize;
         self.pairs_of(expert).iter().map(|pair| self.share_of_pair(position(pair), weights)).sum()
@@ -108,36 +108,31 @@ impl Routing {
         self.ids.chunks(n_used).enumerate().map(of_token).collect()
     }
 
-    /// The same of one token, in the precision of traces: the share of the choice at `position` of `[n_tokens][n_used]`.
+    /// The same of one token, in the precision of traces: the share of the choice at `position` of
+    /// `[n_tokens][n_used]`.
     pub fn share_of_pair(&self, position: usize, weights: &[f32]) -> f32 {
         let start = position - position % self.n_used;
         let sum: f32 = weights.get(start..start + self.n_used).map_or(0.0, |row| row.iter().sum());
         rounded(if sum > 0.0 { weights[position] / sum } else { 1.0 / self.n_used as f32 })
     }
 
-    /// Takes experts out of the router's weights, `[n_tokens][n_used]`: of each token that has one of them, `without` changes
-    /// the weights, told which are left out, and `write` gets each by its token and rank.
-    pub fn leave_out(
-        &self,
-        skipped: &[u16],
-        weights: &mut [f32],
-        without: impl Fn(&mut [f32], &[bool]),
-        mut write: impl FnMut(usize, usize, f32),
-    ) {
+    /// Takes experts out of the router's weights, `[n_tokens][n_used]`: `without` changes the weights of each token
+    /// that has one of them, and gets a flag for each that is left out.
+    pub fn leave_out(&self, skipped: &[u16], weights: &mut [f32], without: impl Fn(&mut [f32], &[bool])) {
         let mut left_out = vec![false; self.n_used];
-        for (token, (ids, weights)) in self.ids.chunks(self.n_used).zip(weights.chunks_mut(self.n_used)).enumerate() {
+        for (ids, weights) in self.ids.chunks(self.n_used).zip(weights.chunks_mut(self.n_used)) {
             for (flag, id) in left_out.iter_mut().zip(ids) {
                 *flag = skipped.contains(id);
             }
             if left_out.contains(&true) {
                 without(weights, &left_out);
-                weights.iter().enumerate().for_each(|(rank, &weight)| write(token, rank, weight));
             }
         }
     }
 
-    /// The ids as a product takes them whose tensor has a row per slot: `out` is replaced by `[n_tokens][n_used]` rows. `rows`
-    /// names the row of each expert that has one, of a layer with `n_expert`; the others' is -1. `by_expert` is scratch.
+    /// The ids as a product takes them whose tensor has a row per slot: `out` is replaced by `[n_tokens][n_used]`
+    /// rows. `rows` names the row of each expert that has one, of a layer with `n_expert`; the others' is -1.
+    /// `by_expert` is scratch.
     ///
     /// # Panics
     /// If an expert in `rows`, or one that was chosen, is not of the layer.
@@ -194,13 +189,11 @@ mod tests {
         let mut routing = Routing::default();
         routing.set([3, 1, 0, 2, 1, 0].into_iter(), 2, 4).unwrap();
         let mut weights = [0.75, 0.25, 0.5, 0.5, 0.625, 0.375];
-        let mut written = Vec::new();
         let zero = |weights: &mut [f32], left_out: &[bool]| {
             weights.iter_mut().zip(left_out).filter(|(_, out)| **out).for_each(|(weight, _)| *weight = 0.0);
         };
-        routing.leave_out(&[1], &mut weights, zero, |token, rank, weight| written.push((token, rank, weight)));
+        routing.leave_out(&[1], &mut weights, zero);
         assert_eq!(weights, [0.75, 0.0, 0.5, 0.5, 0.0, 0.375]);
-        assert_eq!(written, [(0, 0, 0.75), (0, 1, 0.0), (2, 0, 0.0), (2, 1, 0.375)]);
     }
 
     #[test]

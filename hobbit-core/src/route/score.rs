@@ -1,6 +1,8 @@
-//! How much an expert matters to a token (HOBBIT, section 3.2).
+//! The demand of a token for an expert (HOBBIT, section 3.2), and the version that answers it.
 
-/// What a token asks for when an expert is missing. Ordered: `Skip < Low < High`.
+use crate::expert::Precision;
+
+/// The demand of a token for an expert. Ordered: `Skip < Low < High`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Demand {
@@ -30,17 +32,17 @@ pub enum ThresholdError {
     OutOfRange {
         /// `--t1` or `--t2`.
         flag: &'static str,
-        /// What was given.
+        /// The value.
         found: f32,
         /// The default.
         example: f32,
     },
-    /// What is worth high precision would be skipped.
+    /// Experts worth high precision would be skipped.
     #[error("--t1 {t1} is above --t2 {t2}; give --t2 {t1} or more, or a smaller --t1")]
     Crossed {
-        /// What was given for `--t1`, or its default.
+        /// T1, as given or by default.
         t1: f32,
-        /// What was given for `--t2`, or its default.
+        /// T2, as given or by default.
         t2: f32,
     },
 }
@@ -73,7 +75,7 @@ impl Thresholds {
         Ok(Self { t1, t2 })
     }
 
-    /// What an expert of this unimportance is worth. A token's first expert, at 0, is never skipped.
+    /// The demand for an expert of this unimportance. A token's first expert, at 0, is never skipped.
     pub fn demand(&self, unimportance: f32) -> Demand {
         if self.t1 > 0.0 && unimportance <= self.t1 {
             Demand::High
@@ -84,8 +86,8 @@ impl Thresholds {
         }
     }
 
-    /// What one token asks of the experts it chose. `weights` are its router weights `[n_expert_used]`, in any order;
-    /// `out` is replaced by the answers in the same order.
+    /// The demands of one token for the experts it chose. `weights` are its router weights `[n_expert_used]`, in any
+    /// order; `out` is replaced by the answers in the same order.
     ///
     /// Weights that rank nothing (all zero, or one of them no number) make every expert a first one.
     pub fn demands(&self, weights: &[f32], out: &mut Vec<Demand>) {
@@ -118,6 +120,41 @@ fn each_unimportance(weights: &[f32]) -> impl Iterator<Item = f32> {
         let before: f64 = weights.iter().map(magnitude).enumerate().filter_map(before).sum();
         ((before / total) as f32).min(1.0)
     })
+}
+
+/// Answers a demand: in which precision an expert is used now, if at all. If that version is not resident, it must be
+/// loaded.
+///
+/// `is_resident`: which versions are in memory or on their way, by [`Precision::index`]. A resident high version always
+/// wins; a resident low one is used rather than nothing. `has_low`: the expert has a low-precision version at all.
+pub fn resolve(demand: Demand, is_resident: [bool; Precision::COUNT], has_low: bool) -> Option<Precision> {
+    let [high, low] = is_resident;
+    match demand {
+        _ if high => Some(Precision::High),
+        Demand::Low if has_low => Some(Precision::Low),
+        Demand::High | Demand::Low => Some(Precision::High),
+        Demand::Skip => low.then_some(Precision::Low),
+    }
+}
+
+/// Sets the router weights of a token's skipped experts to zero and scales the others so that the sum stays.
+/// `weights` and `skipped` are `[n_expert_used]`; what has no flag is not skipped.
+///
+/// Without a skipped expert not a bit changes. Where the others sum to nothing that could be scaled, they stay as
+/// they are.
+pub fn renormalise(weights: &mut [f32], skipped: &[bool]) {
+    if !skipped.contains(&true) {
+        return;
+    }
+    let sum = |weights: &[f32]| -> f64 { weights.iter().copied().map(f64::from).sum() };
+    let whole = sum(weights);
+    for (weight, _) in weights.iter_mut().zip(skipped).filter(|(_, skipped)| **skipped) {
+        *weight = 0.0;
+    }
+    let scale = whole / sum(weights);
+    if scale.is_finite() && scale > 0.0 {
+        weights.iter_mut().for_each(|weight| *weight = (f64::from(*weight) * scale) as f32);
+    }
 }
 
 #[cfg(test)]
@@ -212,5 +249,62 @@ mod tests {
             prop_assume!(weights.iter().any(|weight| *weight != 0.0));
             prop_assert_eq!(unimportance_of(&weights), by_sorting(&weights));
         }
+    }
+
+    #[test]
+    fn every_case() {
+        use Demand as D;
+        const HIGH: Option<Precision> = Some(Precision::High);
+        const LOW: Option<Precision> = Some(Precision::Low);
+        let (neither, low, high, both) = ([false, false], [false, true], [true, false], [true, true]);
+        let table = [
+            // Demand, resident, what an expert with a low version gets, and one without.
+            (D::High, neither, HIGH, HIGH),
+            (D::High, low, HIGH, HIGH),
+            (D::High, high, HIGH, HIGH),
+            (D::High, both, HIGH, HIGH),
+            (D::Low, neither, LOW, HIGH),
+            (D::Low, low, LOW, HIGH),
+            (D::Low, high, HIGH, HIGH),
+            (D::Low, both, HIGH, HIGH),
+            (D::Skip, neither, None, None),
+            (D::Skip, low, LOW, LOW),
+            (D::Skip, high, HIGH, HIGH),
+            (D::Skip, both, HIGH, HIGH),
+        ];
+        for (demand, resident, with_low, without) in table {
+            assert_eq!(resolve(demand, resident, true), with_low, "{demand:?} {resident:?}");
+            assert_eq!(resolve(demand, resident, false), without, "{demand:?} {resident:?}, no low version");
+        }
+    }
+
+    fn renormalised<const N: usize>(mut weights: [f32; N], skipped: [bool; N]) -> [f32; N] {
+        renormalise(&mut weights, &skipped);
+        weights
+    }
+
+    #[test]
+    fn the_sum_stays() {
+        assert_eq!(renormalised([0.5, 0.25, 0.25], [false, false, true]), [0.6666667, 0.33333334, 0.0]);
+        // llama.cpp may have scaled the weights: their sum need not be 1.
+        assert_eq!(renormalised([2.0, 0.5], [false, true]), [2.5, 0.0]);
+        assert_eq!(renormalised([-1.0, -1.0], [true, false]), [0.0, -2.0]);
+    }
+
+    #[test]
+    fn without_a_skipped_expert_not_a_bit_changes() {
+        let weights = [0.1f32, 0.7, 1e-30, f32::NAN];
+        let same = renormalised(weights, [false; 4]);
+        assert_eq!(same.map(f32::to_bits), weights.map(f32::to_bits));
+    }
+
+    #[test]
+    fn nothing_is_divided_by_zero() {
+        assert_eq!(renormalised([0.7, 0.3], [true, true]), [0.0, 0.0]);
+        assert_eq!(renormalised([0.7, 0.0], [true, false]), [0.0, 0.0]);
+        assert_eq!(renormalised([0.0, 0.0], [true, false]), [0.0, 0.0]);
+        // A sum of the other sign must not flip anything.
+        assert_eq!(renormalised([-2.0, 1.0], [true, false]), [0.0, 1.0]);
+        assert_eq!(renormalised([f32::INFINITY, 1.0], [true, false]), [0.0, 1.0]);
     }
 }

@@ -155,7 +155,7 @@ fn penalty(used: Option<Precision>, low_cost: f64) -> f64 {
 pub(super) type Observe<'a> = &'a mut dyn FnMut(ExpertId, Option<Precision>, bool);
 
 /// Counters of a replay.
-pub(super) struct Books<'a> {
+pub(super) struct Tally<'a> {
     pub(super) outcome: Outcome,
     /// Phase of the running batch.
     pub(super) phase: Phase,
@@ -165,7 +165,7 @@ pub(super) struct Books<'a> {
     observe: Observe<'a>,
 }
 
-impl<'a> Books<'a> {
+impl<'a> Tally<'a> {
     pub(super) fn new(outcome: Outcome, low_cost: f64, observe: Observe<'a>) -> Self {
         Self { outcome, phase: Phase::Prompt, guessed: BTreeSet::new(), low_cost, observe }
     }
@@ -205,7 +205,7 @@ impl<'a> Books<'a> {
     }
 }
 
-impl Observer for Books<'_> {
+impl Observer for Tally<'_> {
     fn needed(&mut self, needed: &NeededExpert) {
         let precision = needed.version.map(|version| version.precision);
         (self.observe)(needed.expert, precision, needed.hit);

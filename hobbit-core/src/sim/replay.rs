@@ -1,10 +1,12 @@
 //! Replays a whole recording.
 
+use std::convert::Infallible;
+
 use super::budget::{HitCurve, hit_curves, slots};
 use super::config::{Compute, Config, Eviction, PredictedBy, Prefetch, Slots};
 use super::error::SimError;
 use super::link::Link;
-use super::outcome::{Books, LayerOutcome, Observe, Outcome};
+use super::outcome::{LayerOutcome, Observe, Outcome, Tally};
 use super::recall::{oracle, predict_shape};
 use super::recording::{Batch, Event, Recording, chosen, need_order, scores_at, summed_weights};
 use crate::cache::policy::{self, Belady, Hobbit, Near, Policy, PolicyKind, Shape, Upcoming};
@@ -12,13 +14,18 @@ use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SavedCache, Slice
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::prefetch::{Estimates, Governor, Pace, PrefetchOptions, Prefetcher};
 use crate::options::{PrecisionMode, PrecisionOptions};
+use crate::predict::RouterScores;
 use crate::predict::{self, Predictor};
 use crate::residency::{
-    self, Chosen, Elsewhere, LayerShape, LayerStep, Layout, LookaheadOptions, Parts, Place, Precisions, Reads,
-    Residency, RestBytes, RouterSays, Split, StagingOptions, TokenChoices, Used, VersionBytes, VirtualExpertsOptions,
+    self, DeviceResidency, Later, LayerShape, LayerStep, Layout, LookaheadOptions, Parts, Place, Precisions, Reads,
+    Residency, RestBytes, Router, ScoresByLayer, Selection, Split, StagingOptions, TokenChoices, Used, VersionBytes,
+    VirtualExpertsOptions, WeightsFor, run_layer,
 };
-use crate::route::{Demand, Phase, Thresholds, TokenScores, Weighing};
+use crate::route::{Demand, Phase, Thresholds, Weighing};
 use crate::trace::{Header, Layer, LayerRecord, ResidentsRecord};
+
+/// The replayed residency.
+type Host<'a> = Residency<Link, Tally<'a>>;
 
 /// Experts move as a whole: one slice stands for all of them.
 const WHOLE: SliceKind = SliceKind::Gate;
@@ -48,10 +55,8 @@ pub fn replay(
 struct Replay<'a> {
     recording: &'a Recording,
     config: &'a Config,
-    residency: Residency<Link, Books<'a>>,
-    chosen: Chosen,
-    /// Reused buffer.
-    scores: Vec<f32>,
+    residency: Host<'a>,
+    selection: Selection,
 }
 
 impl<'a> Replay<'a> {
@@ -93,7 +98,7 @@ impl<'a> Replay<'a> {
         let outcome = Outcome { layers: layers.iter().map(of_layer).collect(), ..Outcome::default() };
         let mut residency = Residency::new(Parts {
             reads: Link::new(config.link),
-            observer: Books::new(outcome, low_cost, observe),
+            observer: Tally::new(outcome, low_cost, observe),
             layout: layout(header, config, &cache),
             cache,
             staging: StagingOptions { n_slots: None, ahead: false },
@@ -107,7 +112,7 @@ impl<'a> Replay<'a> {
             let n_used = layers.iter().map(|layer| usize::from(layer.n_used)).max().unwrap_or(0);
             residency.keep_virtual_experts(VirtualExpertsOptions { n_used, update, norms: Vec::new() });
         }
-        Ok(Self { recording, config, residency, chosen: Chosen::default(), scores: Vec::new() })
+        Ok(Self { recording, config, residency, selection: Selection::default() })
     }
 
     /// Makes the recorded initial residents resident, as far as there are slots. A policy of the recorded kind also
@@ -142,188 +147,190 @@ impl<'a> Replay<'a> {
     }
 
     fn layer(&mut self, batch: &Batch, record: &LayerRecord) {
-        let layer_seconds = match self.config.compute {
+        let Self { recording, config, residency, selection } = self;
+        let layer_seconds = match config.compute {
             Compute::Recorded => batch.other_seconds_per_layer(),
             Compute::Given { layer_seconds, .. } => layer_seconds,
         };
-        self.pass(layer_seconds);
-        self.residency.catch_up();
-        let Self { chosen, residency, recording, config, .. } = self;
-        set(chosen, recording, batch.phase, record);
-        let weights = reroute(chosen, residency, recording, record);
-        match &weights {
-            Some(weights) => ask(chosen, &mut residency.precisions, weights),
-            None => read_record(chosen, &mut residency.precisions, recording, config, record),
-        }
-        chosen.enter(residency);
-        self.show_scores(record);
-        let Self { chosen, residency, .. } = self;
-        let step = chosen.begin(residency, &[], &Elsewhere::NOTHING);
-        self.predict(record, weights.is_some(), layer_seconds, &step);
-        self.multiply(record, &step);
-        self.chosen.end(&mut self.residency, step);
+        let mut layer = RecordedLayer { recording, config, record, phase: batch.phase, layer_seconds, rerouted: None };
+        let Ok(()) = run_layer(&mut layer, residency, selection);
     }
 
-    /// Passes recorded router scores to the policy, token by token.
-    fn show_scores(&mut self, record: &LayerRecord) {
-        if record.scores.is_empty() {
-            return;
-        }
-        let n_expert = self.recording.header.layer(record.layer).map_or(0, |layer| usize::from(layer.n_expert));
-        for token in 0..record.n_tokens as usize {
-            if record.scores_of(token, n_expert, &mut self.scores) {
-                self.residency.tell_scores(record.layer, &self.scores);
-            }
-        }
-    }
-
-    /// Predicts for decoded tokens; `is_rerouted`: they have been rerouted.
-    fn predict(&mut self, record: &LayerRecord, is_rerouted: bool, layer_seconds: f64, step: &LayerStep) {
-        if !self.chosen.decodes_anew() || !self.residency.looks_ahead() {
-            return;
-        }
-        let n_experts = step.used.len().max(usize::from(record.n_used));
-        let experts = self.expert_seconds(record, n_experts) * n_experts as f64;
-        let header = &self.recording.header;
-        let tokens = 0..record.n_tokens as usize;
-        let wanted: Vec<_> = tokens.clone().map(|token| chosen(record, token)).collect();
-        let used = self.chosen.tokens();
-        let choices = TokenChoices {
-            chosen: if is_rerouted { &used } else { &wanted },
-            wanted: &wanted,
-            layer_seconds: Some(layer_seconds + experts),
-            scores: &mut |targets| {
-                let of_token = |token: usize| {
-                    let scores =
-                        |&(distance, _): &(u8, u16)| Some((distance, scores_at(record, token, distance, header)?));
-                    targets.iter().filter_map(scores).collect()
-                };
-                tokens.clone().map(of_token).collect()
-            },
-        };
-        self.residency.predict(step, choices, &|_| false);
-    }
-
-    /// Seconds of one expert's products, if `n_multiplied` experts are multiplied.
-    fn expert_seconds(&self, record: &LayerRecord, n_multiplied: usize) -> f64 {
-        match self.config.compute {
-            Compute::Given { expert_seconds, .. } => expert_seconds,
-            Compute::Recorded => {
-                let recorded = record.needed.iter().filter(|needed| needed.used.is_some()).count();
-                let n = if recorded > 0 { recorded } else { n_multiplied };
-                f64::from(record.compute_seconds) / n.max(1) as f64
-            }
-        }
-    }
-
-    /// Multiplies resident experts first, then each expert when its read completes.
-    fn multiply(&mut self, record: &LayerRecord, step: &LayerStep) {
-        let seconds = self.expert_seconds(record, step.used.len());
-        let mut stalled = 0.0;
-        let mut left: Vec<(Used, SliceId)> =
-            step.used.iter().map(|&used| (used, SliceId { version: step.version(used), kind: WHOLE })).collect();
-        while !left.is_empty() {
-            self.residency.poll();
-            let is_there = |(used, slice): &(Used, SliceId)| self.residency.locate(*slice, *used) != Place::Pending;
-            if let Some(at) = left.iter().position(is_there) {
-                let (used, slice) = left.remove(at);
-                self.pass(seconds);
-                if used.row.is_none() {
-                    self.residency.release(slice);
-                }
-                continue;
-            }
-            let before = self.residency.reads().seconds();
-            if !self.residency.wait() {
-                debug_assert!(false, "every version in use is there or on its way");
-                break;
-            }
-            stalled += self.residency.reads().seconds() - before;
-        }
-        self.residency.observer_mut().stalled(record.layer, stalled);
-    }
     fn finish(mut self) -> Outcome {
         let (upgrades, bytes_read) = (self.residency.counters().upgrades, self.residency.reads().bytes);
         Outcome { upgrades, bytes_read, ..self.residency.observer_mut().end() }
     }
+}
 
-    /// Advances the clock and marks completed reads.
-    fn pass(&mut self, seconds: f64) {
-        self.residency.reads_mut().pass(seconds);
-        self.residency.poll();
+/// A recorded layer: its router's values are read from the record, and products pass virtual time.
+struct RecordedLayer<'a> {
+    recording: &'a Recording,
+    config: &'a Config,
+    record: &'a LayerRecord,
+    phase: Phase,
+    /// Seconds of what is no product of experts.
+    layer_seconds: f64,
+    /// The weights of rerouted tokens, `[n_tokens][n_used]`.
+    rerouted: Option<Vec<f32>>,
+}
+
+impl DeviceResidency for RecordedLayer<'_> {}
+
+impl Router for RecordedLayer<'_> {
+    type Error = Infallible;
+
+    fn weights(&mut self, _: &Selection, _: WeightsFor) -> Result<Vec<f32>, Infallible> {
+        Ok(self.rerouted.as_ref().unwrap_or(&self.record.weights).clone())
+    }
+
+    fn inputs(&self) -> Vec<&[f32]> {
+        Vec::new()
+    }
+
+    fn weighing(&mut self, _: &Selection) -> Weighing {
+        Weighing::Normalised
+    }
+
+    fn unmasked_scores(&mut self, selection: &Selection) -> Vec<RouterScores> {
+        let of_token = |token: usize| {
+            let mut scores = Vec::new();
+            let is_known = self.record.scores_of(token, selection.n_expert, &mut scores);
+            is_known.then(|| RouterScores { selection: scores.clone(), weights: scores })
+        };
+        let known: Option<Vec<RouterScores>> = (0..self.record.n_tokens as usize).map(of_token).collect();
+        known.unwrap_or_default()
+    }
+
+    fn later_scores(&mut self, later: &[Later]) -> Vec<ScoresByLayer> {
+        let of_token = |token: usize| {
+            let scores = |&(distance, layer): &Later| {
+                Some((layer, scores_at(self.record, token, distance, &self.recording.header)?))
+            };
+            later.iter().filter_map(scores).collect()
+        };
+        (0..self.record.n_tokens as usize).map(of_token).collect()
     }
 }
 
+impl residency::Compute<Link, Tally<'_>> for RecordedLayer<'_> {
+    type Error = Infallible;
+    type Router = Self;
+
+    fn router(&mut self) -> &mut Self {
+        self
+    }
+
+    fn select(&mut self, residency: &mut Host<'_>, selection: &mut Selection) -> Result<(), Infallible> {
+        pass(residency, self.layer_seconds);
+        residency.catch_up();
+        select(selection, self.recording, self.phase, self.record);
+        Ok(())
+    }
+
+    fn write(&mut self, ids: Option<&[u16]>, weights: &[f32]) {
+        if ids.is_some() {
+            self.rerouted = Some(weights.to_vec());
+        }
+    }
+
+    fn recorded_demands(&mut self, selection: &mut Selection) -> bool {
+        !selection.is_rerouted() && recorded_demands(selection, self.recording, self.config, self.record)
+    }
+
+    /// A recording may have scores of some tokens only, so the policy gets them here.
+    fn scores(&mut self, residency: &mut Host<'_>, selection: &Selection) -> Vec<f32> {
+        let mut scores = Vec::new();
+        if !self.record.scores.is_empty() {
+            for token in 0..self.record.n_tokens as usize {
+                if self.record.scores_of(token, selection.n_expert, &mut scores) {
+                    residency.tell_scores(self.record.layer, &scores);
+                }
+            }
+        }
+        Vec::new()
+    }
+
+    fn token_choices(&self, selection: &Selection) -> TokenChoices {
+        let wanted = (0..self.record.n_tokens as usize).map(|token| chosen(self.record, token)).collect();
+        TokenChoices { wanted, used: selection.is_rerouted().then(|| selection.tokens()) }
+    }
+
+    fn layer_seconds(&self, step: &LayerStep) -> Option<f64> {
+        let n_experts = step.used.len().max(usize::from(self.record.n_used));
+        Some(self.layer_seconds + self.expert_seconds(n_experts) * n_experts as f64)
+    }
+
+    /// Multiplies resident experts first, then each expert when its read completes.
+    fn products(&mut self, residency: &mut Host<'_>, _: &Selection, step: &LayerStep) -> Result<(), Infallible> {
+        let seconds = self.expert_seconds(step.used.len());
+        let mut stalled = 0.0;
+        let mut left: Vec<(Used, SliceId)> =
+            step.used.iter().map(|&used| (used, SliceId { version: step.version(used), kind: WHOLE })).collect();
+        while !left.is_empty() {
+            residency.poll();
+            let is_there = |(used, slice): &(Used, SliceId)| residency.locate(*slice, *used) != Place::Pending;
+            if let Some(at) = left.iter().position(is_there) {
+                let (used, slice) = left.remove(at);
+                pass(residency, seconds);
+                if used.row.is_none() {
+                    residency.release(slice);
+                }
+                continue;
+            }
+            let before = residency.reads().seconds();
+            if !residency.wait() {
+                debug_assert!(false, "every version in use is there or on its way");
+                break;
+            }
+            stalled += residency.reads().seconds() - before;
+        }
+        residency.observer_mut().stalled(self.record.layer, stalled);
+        Ok(())
+    }
+}
+
+impl RecordedLayer<'_> {
+    /// Seconds of one expert's products, if `n_multiplied` experts are multiplied.
+    fn expert_seconds(&self, n_multiplied: usize) -> f64 {
+        match self.config.compute {
+            Compute::Given { expert_seconds, .. } => expert_seconds,
+            Compute::Recorded => {
+                let recorded = self.record.needed.iter().filter(|needed| needed.used.is_some()).count();
+                let n = if recorded > 0 { recorded } else { n_multiplied };
+                f64::from(self.record.compute_seconds) / n.max(1) as f64
+            }
+        }
+    }
+}
+
+/// Advances the clock and marks completed reads.
+fn pass(residency: &mut Host<'_>, seconds: f64) {
+    residency.reads_mut().pass(seconds);
+    residency.poll();
+}
+
 /// Sets a layer's recorded router choice.
-fn set(chosen: &mut Chosen, recording: &Recording, phase: Phase, record: &LayerRecord) {
-    let n_expert = n_expert(recording, record);
+fn select(selection: &mut Selection, recording: &Recording, phase: Phase, record: &LayerRecord) {
+    let n_expert = recording.header.layer(record.layer).map_or(0, |layer| usize::from(layer.n_expert));
     // Records are whole layers, so the next one is never a later split of the same layer.
     let n_used = record.n_used.into();
     let split = Split { layer: record.layer, n_expert, n_used, kinds: &[WHOLE], key: 0, phase };
     let ids = record.chosen.iter().map(|&index| i32::from(index));
-    chosen.set(&split, ids).expect("a trace's reader refuses other experts");
+    selection.set(&split, ids).expect("a trace's reader refuses other experts");
 }
 
-fn n_expert(recording: &Recording, record: &LayerRecord) -> usize {
-    recording.header.layer(record.layer).map_or(0, |layer| usize::from(layer.n_expert))
-}
-
-/// Reroutes tokens, as far as the rules allow and their scores are known. Returns the new weights,
-/// `[n_tokens][n_used]`; `None` if no token is rerouted.
-fn reroute(
-    chosen: &mut Chosen,
-    residency: &mut Residency<Link, Books>,
-    recording: &Recording,
-    record: &LayerRecord,
-) -> Option<Vec<f32>> {
-    let weighing = Weighing::Normalised;
-    if chosen.may_reroute(residency) && residency.has_virtual_experts() {
-        chosen.heard(&record.weights, None);
-    }
-    if !chosen.may_reroute(residency) || !chosen.wants_scores(residency, &Elsewhere::NOTHING, || weighing) {
-        return None;
-    }
-    let n_expert = n_expert(recording, record);
-    let of_token = |token: usize| {
-        let mut scores = Vec::new();
-        record.scores_of(token, n_expert, &mut scores).then_some(scores)
-    };
-    let known: Option<Vec<Vec<f32>>> = (0..record.n_tokens as usize).map(of_token).collect();
-    let known = known.unwrap_or_default();
-    let scores: Vec<TokenScores> =
-        known.iter().map(|scores| TokenScores { selection: scores, weights: scores }).collect();
-    let says = RouterSays { weights: &record.weights, scores: &scores, weighing };
-    let mut weights = Vec::new();
-    chosen.reroute(residency, &Elsewhere::NOTHING, &says, &mut weights).then_some(weights)
-}
-
-/// Asks for precisions by weights, if anything depends on them.
-fn ask(chosen: &mut Chosen, precisions: &mut Precisions, weights: &[f32]) {
-    let weights = if precisions.asks_weights(chosen.phase()) { weights } else { &[] };
-    chosen.ask(precisions, weights.iter().copied());
-}
-
-/// Reads the needed experts of a layer that has been set, and their demands.
-fn read_record(
-    chosen: &mut Chosen,
-    precisions: &mut Precisions,
-    recording: &Recording,
-    config: &Config,
-    record: &LayerRecord,
-) {
-    let n_expert = n_expert(recording, record);
+/// Sets the recorded order of need and, if this replay demands as the recorded run did, the demands. Whether it did.
+fn recorded_demands(selection: &mut Selection, recording: &Recording, config: &Config, record: &LayerRecord) -> bool {
     let mut order = Vec::new();
     need_order(record, &mut order);
-    chosen.recorded(&order, &summed_weights(record));
-    let is_exact = config.mode == PrecisionMode::Exact;
-    if is_exact || !config.asks_as_recorded(recording) || record.needed.is_empty() {
-        ask(chosen, precisions, &record.weights);
-        return;
+    selection.recorded(&order, &summed_weights(record));
+    if config.mode == PrecisionMode::Exact || !config.asks_as_recorded(recording) || record.needed.is_empty() {
+        return false;
     }
-    // Use the recorded demands: weights in half precision might cross a threshold.
-    let mut demands = vec![Demand::Skip; n_expert];
+    let mut demands = vec![Demand::Skip; selection.n_expert];
     record.needed.iter().for_each(|needed| demands[usize::from(needed.expert)] = needed.demand);
-    chosen.demands = demands;
+    selection.demands = demands;
+    true
 }
 
 /// The engine's lookahead, with the link's speed and the precisions.
@@ -390,15 +397,17 @@ fn planner(config: &Config) -> Prefetcher {
 /// Every use of a recording, with its demand.
 fn uses_to_come(recording: &Recording, config: &Config) -> Vec<Upcoming> {
     let mut uses = Vec::new();
-    let (mut chosen, mut precisions) = (Chosen::default(), precisions(config));
+    let (mut selection, mut precisions) = (Selection::default(), precisions(config));
     let records = recording.batches().flat_map(|batch| batch.layers.iter().map(|record| (batch.phase, record)));
     for (time, (phase, record)) in (0..).zip(records) {
-        set(&mut chosen, recording, phase, record);
-        read_record(&mut chosen, &mut precisions, recording, config, record);
-        uses.extend(chosen.routing.needed.iter().map(|&index| Upcoming {
+        select(&mut selection, recording, phase, record);
+        if !recorded_demands(&mut selection, recording, config, record) {
+            selection.demand(&mut precisions, &record.weights);
+        }
+        uses.extend(selection.routing.needed.iter().map(|&index| Upcoming {
             time,
             expert: ExpertId { layer: record.layer, index },
-            demand: match chosen.demands[usize::from(index)] {
+            demand: match selection.demands[usize::from(index)] {
                 Demand::High => Some(Precision::High),
                 Demand::Low => Some(Precision::Low),
                 Demand::Skip => None,

@@ -4,7 +4,6 @@
 //! `set_tensor` drops its data, and `init_tensor` tags each tensor with its layer and kind so that the expert backend
 //! recognises it in a graph.
 
-use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,27 +13,9 @@ use ggml_sys::llama::{
     ggml_status, ggml_tensor,
 };
 
+use super::calling::{self, Loading};
 use super::experts::{ExpertTag, Experts};
 use super::stream::reserve;
-
-thread_local! {
-    /// The model being loaded by this thread: the experts for the next buffer, and whether their loading is skipped.
-    static LOADING: RefCell<Option<(Arc<Experts>, bool)>> = const { RefCell::new(None) };
-}
-
-/// Runs `load` such that expert buffers allocated by it on this thread belong to `experts`. `are_skipped`: `load` reads
-/// none of their bytes.
-pub(super) fn while_loading<T>(experts: &Arc<Experts>, are_skipped: bool, load: impl FnOnce() -> T) -> T {
-    struct Reset;
-    impl Drop for Reset {
-        fn drop(&mut self) {
-            LOADING.take();
-        }
-    }
-    LOADING.set(Some((Arc::clone(experts), are_skipped)));
-    let _reset = Reset;
-    load()
-}
 
 /// The `context` of an expert buffer, shared by all callbacks.
 struct ExpertBuffer {
@@ -99,11 +80,11 @@ unsafe extern "C" fn get_alignment(_: ggml_backend_buffer_type_t) -> usize {
 /// [`super::stream`] leaves nothing to read. As device memory it would be staged through a zeroed buffer of the
 /// tensor's size, page fault by page fault. In graphs it must not count as host memory: the CPU backend would take it.
 unsafe extern "C" fn is_host(_: ggml_backend_buffer_type_t) -> bool {
-    LOADING.with_borrow(Option::is_some)
+    calling::loading().is_some()
 }
 
 unsafe extern "C" fn alloc_buffer(buft: ggml_backend_buffer_type_t, size: usize) -> ggml_backend_buffer_t {
-    let Some((experts, are_skipped)) = LOADING.with_borrow(Clone::clone) else {
+    let Some(Loading { experts, are_skipped }) = calling::loading() else {
         return std::ptr::null_mut();
     };
     let bytes = size.max(1);
@@ -162,7 +143,7 @@ unsafe extern "C" fn init_tensor(buffer: ggml_backend_buffer_t, tensor: *mut ggm
             GGML_STATUS_SUCCESS
         }
         None => {
-            context.experts.fail(format!("tensor {name} was placed among the experts but is none"));
+            calling::fail(format!("tensor {name} was placed among the experts but is none"));
             GGML_STATUS_FAILED
         }
     }
@@ -191,16 +172,16 @@ unsafe extern "C" fn clear(_: ggml_backend_buffer_t, _value: u8) {}
 
 /// Only the expert backend may use expert tensors. Any other reader gets zeros, and the batch fails with a message.
 unsafe extern "C" fn get_tensor(
-    buffer: ggml_backend_buffer_t,
+    _: ggml_backend_buffer_t,
     tensor: *const ggml_tensor,
     data: *mut c_void,
     _offset: usize,
     size: usize,
 ) {
-    // SAFETY: ggml passes a live buffer of ours, a live tensor and room for `size` bytes.
+    // SAFETY: ggml passes a live tensor and room for `size` bytes.
     unsafe {
         let name = CStr::from_ptr((*tensor).name.as_ptr()).to_string_lossy().into_owned();
-        context(buffer).experts.fail(format!(
+        calling::fail(format!(
             "expert tensor {name} was asked for outside of an expert product: this architecture or option \
              (a LoRA merge, say) uses experts in a way hobbit does not know"
         ));
@@ -224,7 +205,8 @@ mod tests {
         for (are_skipped, bytes, expected) in [(true, 1usize << 40, "---p"), (false, 1 << 20, "rw-p")] {
             // SAFETY: the type is only kept; the buffer is freed once.
             unsafe {
-                let buffer = while_loading(&experts, are_skipped, || alloc_buffer(std::ptr::null_mut(), bytes));
+                let loading = Loading { experts: Arc::clone(&experts), are_skipped };
+                let buffer = calling::while_loading(loading, || alloc_buffer(std::ptr::null_mut(), bytes));
                 assert!(!buffer.is_null());
                 assert_eq!(permissions(get_base(buffer).addr() + bytes / 2), expected);
                 llama::ggml_backend_buffer_free(buffer);

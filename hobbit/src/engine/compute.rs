@@ -8,46 +8,47 @@
 mod chain;
 mod groups;
 mod kernels;
-mod mapped;
-pub(super) mod scratch;
 mod tensors;
 
 use std::ffi::{CStr, c_int, c_void};
 use std::slice;
 use std::sync::Arc;
 
-use ggml_sys::llama::{
-    self, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, ggml_backend_buffer_type_t, ggml_status, ggml_tensor,
-};
+use ggml_sys::llama::{self, GGML_STATUS_SUCCESS, ggml_backend_buffer_type_t, ggml_status, ggml_tensor};
 
 use super::buffer::tag_of;
-use super::experts::{ExpertTag, Experts, RouterValues};
-use super::hierarchy::{Beside, Routers, Tiers};
-use super::host_reads::Host;
-use super::host_reads::ShareView;
-use super::inner::Inner;
-use super::purpose::phase;
+use super::calling::{phase, router_weights};
+use super::experts::{ExpertTag, RouterValues};
+use super::graph::Inner;
+use super::host_reads::{Host, HostReads, ShareView};
+use super::recorder::Recorder;
 use super::registration::Computes;
-use super::split::{self, Abort, Failed, Router};
-use hobbit_core::expert::{SliceId, SliceKind};
-use hobbit_core::options::KernelChoice;
-use hobbit_core::residency::{Chosen, Elsewhere, LayerStep, Place, Split, Used};
-use hobbit_core::route::{DECODE_TOKENS_MAX, Pair, Phase};
+use super::split::{self, Abort, Failed, LayerRouter};
+use super::tiers::{OtherTiers, TiersView};
+use hobbit_core::expert::{SliceId, SliceKind, Version};
+use hobbit_core::gguf::ExpertMap;
+use hobbit_core::options::{KernelChoice, SessionOptions};
+use hobbit_core::residency::{Compute, DeviceResidency, LayerStep, Place, Selection, Split, Used, run_layer};
+use hobbit_core::route::{DECODE_TOKENS_MAX, Pair, Routing};
 
 use self::chain::Chain;
 use self::kernels::Kernels;
 pub(super) use self::kernels::{ROWS_MIN, may_be_plain, trials};
-use self::scratch::GATHER_BYTES_MAX;
 use self::tensors::{blank, plain_tensor, router_inputs, row_of, view_tensor};
 pub(super) use self::tensors::{is_dense_rows, is_view, router_input_tensor, weights_tensor};
+
+/// Maximum bytes of gathered rows for one product (more only if one expert alone has more).
+const GATHER_BYTES_MAX: usize = 16 << 20;
 
 /// One context's expert backend.
 pub(super) struct ExpertBackend {
     buft: ggml_backend_buffer_type_t,
     inner: Inner,
     abort: Abort,
-    /// The running layer's routing.
-    chosen: Chosen,
+    /// The running layer's selection.
+    selection: Selection,
+    /// Reused: the routing of a product in llama.cpp's memory.
+    routing: Routing,
     /// Rows of the view by expert index, `-1` where the expert has none.
     rows: Vec<i32>,
     slot_ids: Vec<i32>,
@@ -67,7 +68,8 @@ impl ExpertBackend {
             buft,
             inner: Inner::new()?,
             abort: Abort(None, std::ptr::null_mut()),
-            chosen: Chosen::default(),
+            selection: Selection::default(),
+            routing: Routing::default(),
             rows: Vec::new(),
             slot_ids: Vec::new(),
             group_ids: Vec::new(),
@@ -131,133 +133,44 @@ impl ExpertBackend {
     /// # Safety
     /// As [`ExpertBackend::graph_compute`]; `nodes[0]` is an expert product with tag `tag`.
     unsafe fn layer(&mut self, tag: &ExpertTag, nodes: &[*mut ggml_tensor]) -> Result<(), Failed> {
-        let experts = &*tag.experts;
         // SAFETY: a product's sources are live.
         let (ids, n_expert) = unsafe { (&*(*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
-        let mut guard = experts.memories();
-        let Some(memories) = guard.as_mut() else {
-            experts.fail("no session has set up the expert cache");
-            return Err(GGML_STATUS_FAILED);
-        };
-        let Beside { host, routers, unseen, others: mut devices } = memories.for_cpu();
+        let mut guard = tag.experts.memories();
+        let memories = guard.as_mut().ok_or_else(|| split::failed("no session has set up the expert cache"))?;
+        let TiersView { host, routers, unseen, others: devices } = memories.for_cpu();
         // SAFETY: nodes of a live graph.
         let kinds = split::kinds_of(nodes.iter().filter_map(|&node| unsafe { self.product(node) }), unseen);
         // The last layer of a batch without logits.
         if ids.ne[0] == 0 || ids.ne[1] == 0 {
             return Ok(());
         }
-        let (n_used, key) = (ids.ne[0] as usize, std::ptr::from_ref(ids) as usize);
-        let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key, phase: phase() };
-        // SAFETY: the ids were computed by an earlier split into host memory.
-        split::choose(&mut self.chosen, experts, &split, unsafe { RouterValues::of(ids, 0).read() })?;
-        if let Some(walk) = routers.walk.as_mut().filter(|_| !self.chosen.is_again()) {
-            // SAFETY: nodes of a live graph; ids and weights were computed by earlier splits into host memory.
-            unsafe {
-                let weights = weights_of_layer(experts, tag.layer, nodes);
-                split::follow(&mut self.chosen, experts, walk, RouterValues::of(ids, 0), weights)?;
-            }
-        }
-        let elsewhere = Elsewhere { reads: &|slice| devices.read(slice), ..Elsewhere::NOTHING };
-        if self.chosen.may_reroute(host) {
-            // SAFETY: nodes of a live graph; all of these were computed by earlier splits into host memory.
-            unsafe { self.reroute(experts, host, routers, &elsewhere, nodes)? };
-        }
-        // SAFETY: by the caller.
-        let weights = if self.chosen.is_again() { None } else { unsafe { self.ask(experts, host, nodes)? } };
-        // SAFETY: by the caller: sources of a live node are live and computed.
-        let inputs = if self.chosen.decodes_anew() { unsafe { router_inputs(nodes[0]) } } else { Vec::new() };
-        let scores = match self.chosen.decodes_anew() {
-            // SAFETY: as above.
-            true => unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], &inputs, n_expert) },
-            false => Vec::new(),
+        let (n_used, key, phase) = (ids.ne[0] as usize, std::ptr::from_ref(ids) as usize, phase());
+        let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key, phase };
+        let mut selection = std::mem::take(&mut self.selection);
+        // SAFETY: nodes of a live graph, which outlives this call; the router's part was computed by earlier splits
+        // into host memory.
+        let router = unsafe {
+            let weights = weights_of_layer(tag.layer, nodes);
+            let needs_inputs = phase.is_decode() || host.may_reroute(phase);
+            let inputs = if needs_inputs { router_inputs(nodes[0]) } else { Vec::new() };
+            let values = [Some(RouterValues::of(ids, 0)), weights];
+            LayerRouter::new(routers, split, nodes[0], values, inputs, "")
         };
-        if self.chosen.phase() == Phase::Prompt && self.chosen.is_dense() && !self.chosen.is_again() {
-            // SAFETY: as above.
-            unsafe {
-                let input = router_input_tensor(nodes[0]);
-                let ids = (*nodes[0]).src[2];
-                routers.popularity(host, tag.layer, ids, input, n_expert, &mut self.chosen.expected);
-            }
-        }
-        let elsewhere = Elsewhere { reads: &|slice| devices.read(slice), ..Elsewhere::NOTHING };
-        let step = self.chosen.begin(host, &scores, &elsewhere);
-        let mut later = |layers: &[u16]| routers.of_later(layers, &inputs);
-        self.chosen.predict(host, &step, &mut later, &|version| devices.have(version));
-        if let Some(weights) = weights.filter(|_| self.chosen.leaves_out(&step)) {
-            self.chosen.leave_out(&step, &host.precisions, |token, rank, weight| {
-                // SAFETY: the ubatch of these weights is being computed; only this split's last product reads them from
-                // here on.
-                unsafe { weights.at::<f32>(token, rank).write_unaligned(weight) };
-            });
-        }
-        host.wait_for_all(&step, &kinds);
-        // SAFETY: by the caller.
-        let result = unsafe { self.products(experts, host, &mut devices, &step, &kinds, nodes) };
-        self.chosen.end(host, step);
+        let mut layer = CpuLayer { backend: self, router, devices, nodes };
+        let result = run_layer(&mut layer, host, &mut selection);
+        self.selection = selection;
         result
-    }
-
-    /// As [`split::reroute`].
-    ///
-    /// # Safety
-    /// As [`ExpertBackend::layer`].
-    unsafe fn reroute(
-        &mut self,
-        experts: &Experts,
-        host: &mut Host,
-        routers: &mut Routers,
-        elsewhere: &Elsewhere,
-        nodes: &[*mut ggml_tensor],
-    ) -> Result<(), Failed> {
-        // SAFETY: by the caller: sources of live nodes are live.
-        unsafe {
-            let ids = (*nodes[0]).src[2];
-            let layer = self.chosen.layer();
-            let seen = experts.router_weights(layer);
-            let values = weights_of_layer(experts, layer, nodes);
-            let of_nodes = nodes.iter().find_map(|&node| weights_tensor(node));
-            let Some((weights, values)) = of_nodes.or(seen.map(|seen| seen.tensor())).zip(values) else {
-                return split::no_weights(experts, layer, "");
-            };
-            let input = router_input_tensor(nodes[0]).filter(|input| is_dense_rows(input));
-            let floats = |input: &ggml_tensor| {
-                slice::from_raw_parts(input.data.cast::<f32>(), (input.ne[0] * input.ne[2]) as usize)
-            };
-            let values = [RouterValues::of(&*ids, 0), values];
-            let router = Router { product: nodes[0], ids, weights, values, input: input.map(floats) };
-            split::reroute(&mut self.chosen, host, routers, elsewhere, &router);
-        }
-        Ok(())
-    }
-
-    /// As [`split::ask`].
-    ///
-    /// # Safety
-    /// As [`ExpertBackend::layer`].
-    unsafe fn ask(
-        &mut self,
-        experts: &Experts,
-        host: &mut Host,
-        nodes: &[*mut ggml_tensor],
-    ) -> Result<Option<RouterValues>, Failed> {
-        let layer = self.chosen.layer();
-        // SAFETY: nodes of a live graph.
-        let weights = || unsafe { weights_of_layer(experts, layer, nodes) };
-        // SAFETY: computed by an earlier split of this ubatch into host memory.
-        unsafe { split::ask(&mut self.chosen, experts, host, weights, "") }
     }
 
     /// # Safety
     /// As [`ExpertBackend::layer`].
     unsafe fn products(
         &mut self,
-        experts: &Experts,
-        host: &mut Host,
-        devices: &mut Tiers,
-        step: &LayerStep,
+        work: &mut Work,
         kinds: &[SliceKind],
         nodes: &[*mut ggml_tensor],
     ) -> Result<(), Failed> {
+        let (step, routing) = (work.step, &work.selection.routing);
         let layer = step.layer;
         // With one view for all experts, the product can run unchanged.
         let share = step.used.first().map(|used| used.share);
@@ -268,15 +181,14 @@ impl ExpertBackend {
                 .iter()
                 .all(|&used| host.locate(SliceId { version: step.version(used), kind }, used) == Place::Cached)
         };
-        let all_ready = one_view.is_some() && kinds.iter().all(|&kind| ready(host, kind));
+        let all_ready = one_view.is_some() && kinds.iter().all(|&kind| ready(work.host, kind));
         self.slot_ids.clear();
         if one_view.is_some() {
             let rows = step.used.iter().filter_map(|used| Some((used.index, used.row? as i32)));
-            self.chosen.routing.remap(rows, self.chosen.n_expert, &mut self.rows, &mut self.slot_ids);
+            routing.remap(rows, work.selection.n_expert, &mut self.rows, &mut self.slot_ids);
         }
         // Also for the few tokens of a prompt that reach the last layer: it changes the order of products, not their
         // bits.
-        let routing = &self.chosen.routing;
         let chain = match !all_ready && routing.n_tokens <= DECODE_TOKENS_MAX {
             // SAFETY: by the caller.
             true => unsafe {
@@ -287,7 +199,7 @@ impl ExpertBackend {
         };
         if let Some(chain) = &chain {
             // SAFETY: by the caller; the chain is the segment's.
-            unsafe { self.chain(experts, host, devices, step, chain)? };
+            unsafe { self.chain(work, chain)? };
         }
         for &node in &nodes[chain.map_or(0, |chain| chain.n_nodes)..] {
             // SAFETY: by the caller.
@@ -295,14 +207,18 @@ impl ExpertBackend {
                 match (self.product(node), one_view) {
                     (None, _) => self.plain(node)?,
                     (Some(tag), Some(share))
-                        if (all_ready || ready(host, tag.kind))
-                            && !self.is_plain_faster(&*node, host.reads().view(layer, share, tag.kind)) =>
+                        if (all_ready || ready(work.host, tag.kind))
+                            && !self.is_plain_faster(
+                                &*node,
+                                routing,
+                                work.host.reads().view(layer, share, tag.kind),
+                            ) =>
                     {
-                        self.whole(node, host.reads().view(layer, share, tag.kind))?;
+                        self.whole(node, routing, work.host.reads().view(layer, share, tag.kind))?;
                     }
                     (Some(tag), _) => {
                         self.run()?;
-                        self.by_expert(experts, host, devices, step, tag.kind, node)?;
+                        self.by_expert(work, tag.kind, node)?;
                     }
                 }
             }
@@ -314,8 +230,7 @@ impl ExpertBackend {
     ///
     /// # Safety
     /// `node` is a live product of ours.
-    unsafe fn is_plain_faster(&mut self, node: &ggml_tensor, view: ShareView<'_>) -> bool {
-        let routing = &self.chosen.routing;
+    unsafe fn is_plain_faster(&mut self, node: &ggml_tensor, routing: &Routing, view: ShareView<'_>) -> bool {
         // A trial must not run nodes that were added before.
         routing.ids.len() >= kernels::ROWS_MIN * routing.needed.len()
             && check(self.inner.run()).is_ok()
@@ -339,12 +254,12 @@ impl ExpertBackend {
     ///
     /// # Safety
     /// As [`Inner::add`]; every row in `slot_ids` of the view is ready.
-    unsafe fn whole(&mut self, node: *mut ggml_tensor, view: ShareView<'_>) -> Result<(), Failed> {
+    unsafe fn whole(&mut self, node: *mut ggml_tensor, routing: &Routing, view: ShareView<'_>) -> Result<(), Failed> {
         check(self.inner.reserve())?;
         // SAFETY: by the caller. The copied node writes where the original would have.
         unsafe {
             let mut product = *node;
-            let shape = [self.chosen.routing.n_used as i64, self.chosen.routing.n_tokens as i64, 1, 1];
+            let shape = [routing.n_used as i64, routing.n_tokens as i64, 1, 1];
             let ids = plain_tensor(llama::GGML_TYPE_I32, shape, self.slot_ids.as_mut_ptr().cast(), &product);
             product.src[0] = self.inner.tensor(view_tensor(&*product.src[0], view, &product));
             product.src[2] = self.inner.tensor(ids);
@@ -352,6 +267,75 @@ impl ExpertBackend {
             self.inner.add(product);
         }
         Ok(())
+    }
+}
+
+/// A layer on the CPU.
+struct CpuLayer<'a> {
+    backend: &'a mut ExpertBackend,
+    router: LayerRouter<'a>,
+    devices: OtherTiers<'a>,
+    nodes: &'a [*mut ggml_tensor],
+}
+
+impl DeviceResidency for CpuLayer<'_> {
+    fn has_on_any(&self, version: Version) -> bool {
+        self.devices.have(version)
+    }
+
+    fn is_uploading(&self, slice: SliceId) -> bool {
+        self.devices.read(slice)
+    }
+}
+
+impl<'a> Compute<HostReads, Recorder> for CpuLayer<'a> {
+    type Error = Failed;
+    type Router = LayerRouter<'a>;
+
+    fn router(&mut self) -> &mut LayerRouter<'a> {
+        &mut self.router
+    }
+
+    fn select(&mut self, _: &mut Host, selection: &mut Selection) -> Result<(), Failed> {
+        self.router.select(selection).map(drop)
+    }
+
+    fn write(&mut self, ids: Option<&[u16]>, weights: &[f32]) {
+        self.router.write(ids, weights);
+    }
+
+    fn scores(&mut self, host: &mut Host, selection: &Selection) -> Vec<f32> {
+        self.router.scores(host, selection)
+    }
+
+    fn expect(&mut self, host: &Host, selection: &mut Selection) {
+        self.router.popularity(host, selection);
+    }
+
+    fn products(&mut self, host: &mut Host, selection: &Selection, step: &LayerStep) -> Result<(), Failed> {
+        let kinds = self.router.kinds();
+        host.wait_for_all(step, kinds);
+        let mut work = Work { host, devices: &mut self.devices, selection, step };
+        // SAFETY: `ExpertBackend::layer` made this of a live graph's nodes.
+        unsafe { self.backend.products(&mut work, kinds, self.nodes) }
+    }
+}
+
+/// A step in progress, for the functions that multiply.
+struct Work<'a, 'b> {
+    host: &'a mut Host,
+    devices: &'a mut OtherTiers<'b>,
+    selection: &'a Selection,
+    step: &'a LayerStep,
+}
+
+impl Work<'_, '_> {
+    /// Waits until something lands; if nothing is on its way, has `slice` read.
+    fn wait_for(&mut self, slice: SliceId, used: Used) -> Result<(), Failed> {
+        if self.host.wait() || self.devices.force_staging(self.host, slice, used) {
+            return Ok(());
+        }
+        Err(split::failed(format!("{slice}: nothing will ever load it")))
     }
 }
 
@@ -397,8 +381,20 @@ fn check(status: ggml_status) -> Result<(), Failed> {
 ///
 /// # Safety
 /// Nodes of a live graph.
-unsafe fn weights_of_layer(experts: &Experts, layer: u16, nodes: &[*mut ggml_tensor]) -> Option<RouterValues> {
+unsafe fn weights_of_layer(layer: u16, nodes: &[*mut ggml_tensor]) -> Option<RouterValues> {
     // SAFETY: by the caller; sources of a live node are live.
     let beside = |&node: &*mut ggml_tensor| unsafe { weights_tensor(node).map(|w| RouterValues::of(&*w, 1)) };
-    nodes.iter().find_map(beside).or_else(|| experts.router_weights(layer))
+    nodes.iter().find_map(beside).or_else(|| router_weights(layer))
+}
+
+/// Bytes that products need besides the experts: gathered rows, their results, and ggml's quantised copies of the rows.
+pub(super) fn products_bytes(map: &ExpertMap, n_used: u64, options: &SessionOptions) -> u64 {
+    let tensors = || map.layers.iter().flat_map(|layer| &layer.tensors);
+    let n_in = tensors().map(|tensor| tensor.ne0).max().unwrap_or(0);
+    let row = tensors().map(|tensor| (tensor.ne0 + tensor.ne1) * 4).max().unwrap_or(0);
+    let n_tokens = u64::from(options.n_ubatch.min(options.n_batch));
+    let n_rows = n_tokens.saturating_mul(n_used);
+    // One expert may be chosen by every token; groups of several stay below the cap.
+    let gathered = n_tokens.saturating_mul(row).max(n_rows.saturating_mul(row).min(GATHER_BYTES_MAX as u64));
+    gathered.saturating_add(n_rows.saturating_mul(n_in) / 4 * 5)
 }

@@ -9,7 +9,6 @@
 //! batches with enough rows per expert, on weights in its mapped file. llama.cpp's graphs for single tokens have no
 //! nodes for the device.
 
-use std::cell::Cell;
 use std::ffi::c_char;
 use std::ptr;
 use std::sync::OnceLock;
@@ -18,9 +17,9 @@ use ggml_sys::backend as ffi;
 use ggml_sys::llama::{self, ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml_backend_t};
 
 use super::buffer::is_expert_tensor;
+use super::calling::{self, Purpose};
 use super::compute::{ExpertBackend, ROWS_MIN, is_view, may_be_plain};
 use super::error::Error;
-use super::purpose::Purpose;
 use super::registration::{NAME, Registration, backend};
 
 /// Maximum number of nodes that `supports_op` follows back to an expert product.
@@ -182,15 +181,6 @@ fn is_elementwise(op: llama::ggml_op) -> bool {
     )
 }
 
-thread_local! {
-    static N_BACKENDS: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Number of the device's backends made on this thread: a context with a backend adds one.
-pub(super) fn n_backends_made() -> usize {
-    N_BACKENDS.get()
-}
-
 static GUID: [u8; 16] = *b"hobbit-experts-1";
 
 unsafe extern "C" fn init_backend(dev: ggml_backend_dev_t, _params: *const c_char) -> ggml_backend_t {
@@ -198,7 +188,7 @@ unsafe extern "C" fn init_backend(dev: ggml_backend_dev_t, _params: *const c_cha
     let buft = unsafe { expert_buffer_type(dev) };
     let kernels = Purpose::current().unwrap_or_default().kernels;
     let Some(experts) = ExpertBackend::new(buft, kernels) else { return ptr::null_mut() };
-    N_BACKENDS.set(N_BACKENDS.get() + 1);
+    calling::count_backend();
     backend(&GUID, dev, experts, ffi::ggml_backend_i { get_name: Some(backend_name), ..ffi::ggml_backend_i::default() })
 }
 

@@ -1,12 +1,11 @@
 //! State shared by one loaded model's expert tensors, sessions and backends.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{self, ThreadId};
 
 use ggml_sys::llama::ggml_tensor;
 
-use super::hierarchy::Hierarchy;
+use super::tiers::Tiers;
 use hobbit_core::expert::SliceKind;
 use hobbit_core::gguf::{ExpertMap, ExpertTensor};
 
@@ -32,9 +31,6 @@ pub(super) struct RouterValues {
     strides: [usize; 2],
 }
 
-// SAFETY: only an address; each reader argues that the ubatch is still being computed.
-unsafe impl Send for RouterValues {}
-
 impl RouterValues {
     /// The values of a tensor whose dimension `d` counts ranks and `d + 1` tokens; it may be a strided view, such as an
     /// argsort's.
@@ -46,6 +42,11 @@ impl RouterValues {
             n_tokens: tensor.ne[d + 1].max(0) as usize,
             strides: [tensor.nb[d], tensor.nb[d + 1]],
         }
+    }
+
+    /// The same of a copy of the tensor's bytes in host memory.
+    pub(super) fn of_copy(tensor: &ggml_tensor, bytes: &mut [u8], d: usize) -> Self {
+        Self { data: bytes.as_mut_ptr(), ..Self::of(tensor, d) }
     }
 
     /// The tensor of the values.
@@ -81,23 +82,12 @@ pub(super) struct Experts {
     /// Tensors of `map` that llama.cpp created, known once it has loaded the model.
     placed: OnceLock<ExpertMap>,
     placed_names: Mutex<HashSet<String>>,
-    memories: Mutex<Option<Hierarchy>>,
-    /// Layer and weights that a router hook saw last, by evaluating thread.
-    router_weights: Mutex<HashMap<ThreadId, (u16, RouterValues)>>,
-    /// By evaluating thread: sessions of one model may run at the same time.
-    failures: Mutex<HashMap<ThreadId, String>>,
+    memories: Mutex<Option<Tiers>>,
 }
 
 impl Experts {
     pub(super) fn new(map: ExpertMap) -> Self {
-        Self {
-            map,
-            placed: OnceLock::new(),
-            placed_names: Mutex::default(),
-            memories: Mutex::default(),
-            router_weights: Mutex::default(),
-            failures: Mutex::default(),
-        }
+        Self { map, placed: OnceLock::new(), placed_names: Mutex::default(), memories: Mutex::default() }
     }
 
     /// Locations of the experts in the files. After loading, without the tensors that llama.cpp left out (layers for
@@ -127,36 +117,7 @@ impl Experts {
     }
 
     /// The model's memories; `None` before the first session. The lock is held during one expert split.
-    pub(super) fn memories(&self) -> MutexGuard<'_, Option<Hierarchy>> {
+    pub(super) fn memories(&self) -> MutexGuard<'_, Option<Tiers>> {
         self.memories.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Notes the weights of the layer that this thread computes.
-    pub(super) fn set_router_weights(&self, layer: u16, weights: RouterValues) {
-        let mut all = self.router_weights.lock().unwrap_or_else(PoisonError::into_inner);
-        all.insert(thread::current().id(), (layer, weights));
-    }
-
-    /// The weights of `layer`, if a router hook saw them last on this thread.
-    pub(super) fn router_weights(&self, layer: u16) -> Option<RouterValues> {
-        let all = self.router_weights.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(&thread::current().id()).filter(|(seen, _)| *seen == layer).map(|(_, weights)| *weights)
-    }
-
-    /// A ubatch has ended: its weights are no longer valid.
-    pub(super) fn forget_router_weights(&self) {
-        let mut all = self.router_weights.lock().unwrap_or_else(PoisonError::into_inner);
-        all.remove(&thread::current().id());
-    }
-
-    /// Records why the current batch of this thread fails. Keeps the first reason.
-    pub(super) fn fail(&self, reason: impl Into<String>) {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        failures.entry(thread::current().id()).or_insert_with(|| reason.into());
-    }
-
-    /// Takes the reason recorded by this thread.
-    pub(super) fn take_failure(&self) -> Option<String> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread::current().id())
     }
 }

@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ggml_sys::llama::{self, ggml_tensor};
 
-use super::experts::{Experts, RouterValues};
+use super::calling;
+use super::experts::RouterValues;
 
 /// A layer's router choice for a ubatch.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -38,8 +39,8 @@ type Shared = Mutex<State>;
 /// State of the callback, which holds its address.
 struct State {
     observer: Option<RouterObserver>,
-    /// The experts whose backend needs the weights.
-    experts: Option<Arc<Experts>>,
+    /// The expert backend needs the weights.
+    shows_weights: bool,
     current: Option<RouterChoice>,
 }
 
@@ -64,10 +65,10 @@ pub(super) fn asked(name: &str) -> Option<Asked> {
 }
 
 impl RouterHook {
-    /// `None` if neither an observer nor experts need it.
-    pub(super) fn new(observer: Option<RouterObserver>, experts: Option<Arc<Experts>>) -> Option<Self> {
-        let wanted = observer.is_some() || experts.is_some();
-        wanted.then(|| Self(Arc::new(Mutex::new(State { observer, experts, current: None }))))
+    /// `None` if neither an observer nor the expert backend needs it.
+    pub(super) fn new(observer: Option<RouterObserver>, shows_weights: bool) -> Option<Self> {
+        let wanted = observer.is_some() || shows_weights;
+        wanted.then(|| Self(Arc::new(Mutex::new(State { observer, shows_weights, current: None }))))
     }
 
     /// Makes `params` call back into the state, which must outlive the context.
@@ -116,8 +117,8 @@ impl State {
                     let d = usize::from(tensor.ne[0] != choice.n_expert_used as i64 || tensor.ne[2] > 1);
                     choice.weights = RouterValues::of(&readable, d).read().collect();
                     // A device reads its weights back itself.
-                    if let (Some(experts), None) = (&self.experts, &copy) {
-                        experts.set_router_weights(layer, RouterValues::of(tensor, d));
+                    if self.shows_weights && copy.is_none() {
+                        calling::set_router_weights(Some((layer, RouterValues::of(tensor, d))));
                     }
                 }
             }

@@ -11,7 +11,7 @@ use hobbit_core::expert::{ExpertId, Extent, SliceId, SliceKind, Version};
 use hobbit_core::gguf::{Catalog, LayerCatalog, SliceShape, SliceSource, Stored, VersionSource};
 use hobbit_core::load::{LoadClass, LoadStats, Loader};
 use hobbit_core::residency::{
-    Landed, LayerShape, LayerShare, Layout, Read, Reads, Residency, RestBytes, Target, VersionBytes,
+    Landed, LayerShape, LayerShare, Layout, Place, Read, Reads, Residency, RestBytes, Target, Used, VersionBytes,
 };
 use hobbit_core::store::{Arena, Form, HighPlane, Order, Part, ReadDone, ReadRequest, Rows, SlotPtr, StoreError};
 
@@ -196,90 +196,64 @@ impl HostReads {
 
     fn request(&self, read: &Read) -> ReadRequest {
         let version = read.target.version();
-        if let Some(request) = self.rearranged(read) {
-            return request;
-        }
-        // The version in this slot has the rest of the bytes.
-        let held = read.held.map(|slot| (self.slot(slot, Version::low(version.expert)), version.expert));
-        let (extent, lead, dst, capacity, parts) = match read.target {
+        let source = self.source(version);
+        let class = &self.catalog.classes[usize::from(source.class)];
+        // Positions of the slices that are read, and each one's first byte behind `start`.
+        let (start, capacity, slices) = match read.target {
             Target::Slot { slot, slice } => {
-                let start = self.slot(slot, version);
-                let (shape, source) = self.slice(slice);
-                let (extent, parts) = self.in_planes(&source, shape, 0, held);
-                (extent, source.lead, start.wrapping_add(shape.region as usize), shape.capacity as usize, parts)
+                let (position, shape) = slice_of(&class.slices, slice.kind);
+                let start = self.slot(slot, version).wrapping_add(shape.region as usize);
+                (start, shape.capacity as usize, vec![(position, 0)])
             }
             Target::Record { slot, .. } => {
-                let source = self.source(version);
-                let class = &self.catalog.classes[usize::from(source.class)];
-                let slices = source.slices.iter().zip(&class.slices);
-                let of_slice = |(slice, shape): (&SliceSource, &SliceShape)| {
-                    self.in_planes(slice, shape, shape.region as usize, held).1
-                };
-                let parts = slices.flat_map(of_slice).collect();
-                let extent = match held {
-                    None => source.record,
-                    Some(_) => source.rest(),
-                };
-                let extent = extent.expect("only records are asked for as such");
-                (extent, 0, self.slot(slot, version), class.stride as usize, parts)
+                let regions = class.slices.iter().map(|shape| shape.region as usize).enumerate();
+                (self.slot(slot, version), class.stride as usize, regions.collect())
             }
             Target::Staging { slot, slice } => {
-                let (shape, source) = self.slice(slice);
-                let (extent, parts) = self.in_planes(&source, shape, 0, held);
                 let start = self.staging.as_ptr().wrapping_add(slot * self.staging_stride);
-                (extent, source.lead, start, self.staging_stride, parts)
+                (start, self.staging_stride, vec![(slice_of(&class.slices, slice.kind).0, 0)])
             }
         };
-        // SAFETY: `dst` is a slot, or a slice's region of one, of `capacity` bytes in an arena of this value that
-        // outlives the loader. The residency keeps its state at loading from now until the read is reported as landed:
-        // nothing else reads or writes it, and it cannot be taken again.
-        let dst = unsafe { SlotPtr::new(dst) };
-        let form = if parts.is_empty() { Form::AsIs } else { Form::Planes(parts) };
+        let is_rearranged = slices.iter().any(|&(at, _)| self.interleavings.get(source.class, at).is_some());
+        // The version in this slot has the rest of the bytes.
+        let held = read.held.map(|slot| (self.slot(slot, Version::low(version.expert)), version.expert));
+        let first = &source.slices[slices[0].0];
+        let (mut extent, mut lead) = (first.extent, first.lead);
+        let mut record = source.record;
+        let form = if is_rearranged {
+            lead = 0;
+            Form::Rows(slices.into_iter().map(|(at, to)| self.rows(source, at, to)).collect())
+        } else {
+            let mut parts = Vec::new();
+            for (at, to) in slices {
+                let planes = self.in_planes(&source.slices[at], &class.slices[at], to, held);
+                extent = planes.0;
+                parts.extend(planes.1);
+            }
+            record = if held.is_some() { source.rest() } else { record };
+            if parts.is_empty() { Form::AsIs } else { Form::Planes(parts) }
+        };
+        if matches!(read.target, Target::Record { .. }) {
+            (extent, lead) = (record.expect("only records are asked for as such"), 0);
+        }
+        // SAFETY: `start` is a slot, a slice's region of one, or a staging slot, of `capacity` bytes in an arena of this
+        // value that outlives the loader. The residency keeps its state at loading from now until the read is reported as
+        // landed: nothing else reads or writes it, and it cannot be taken again.
+        let dst = unsafe { SlotPtr::new(start) };
         ReadRequest { ticket: read.ticket, extent, dst, capacity, lead: lead as usize, form }
     }
 
-    /// As `request`, for versions whose slices have another order in memory.
-    fn rearranged(&self, read: &Read) -> Option<ReadRequest> {
-        let version = read.target.version();
-        let source = self.source(version);
-        let class = &self.catalog.classes[usize::from(source.class)];
-        let rows_of = |position: usize, to: usize| {
-            let slice = &source.slices[position];
-            let interleaving = self.interleavings.get(source.class, position);
-            Rows {
-                offset: slice.extent.offset,
-                bytes: slice.extent.len,
-                group_bytes: interleaving.map_or(1, |interleaving| interleaving.group_bytes()),
-                to: to + slice.lead as usize,
-                order: interleaving.map_or(Order::AsIs, |interleaving| Order::Other(Arc::clone(interleaving) as _)),
-            }
-        };
-        let of_kind = |slice: SliceId| {
-            let (position, shape) = slice_of(&class.slices, slice.kind);
-            self.interleavings.get(source.class, position).map(|_| (rows_of(position, 0), position, shape))
-        };
-        let (extent, start, capacity, matrices) = match read.target {
-            Target::Slot { slot, slice } => {
-                let (rows, position, shape) = of_kind(slice)?;
-                let start = self.slot(slot, version).wrapping_add(shape.region as usize);
-                (source.slices[position].extent, start, shape.capacity as usize, vec![rows])
-            }
-            Target::Record { slot, .. } => {
-                let n = class.slices.len();
-                (0..n).find_map(|position| self.interleavings.get(source.class, position))?;
-                let matrices = (0..n).map(|position| rows_of(position, class.slices[position].region as usize));
-                let extent = source.record.expect("only records are asked for as such");
-                (extent, self.slot(slot, version), class.stride as usize, matrices.collect())
-            }
-            Target::Staging { slot, slice } => {
-                let (rows, position, _) = of_kind(slice)?;
-                let start = self.staging.as_ptr().wrapping_add(slot * self.staging_stride);
-                (source.slices[position].extent, start, self.staging_stride, vec![rows])
-            }
-        };
-        // SAFETY: as in `request`.
-        let dst = unsafe { SlotPtr::new(start) };
-        Some(ReadRequest { ticket: read.ticket, extent, dst, capacity, lead: 0, form: Form::Rows(matrices) })
+    /// A slice of a version whose class has another order in memory.
+    fn rows(&self, source: &VersionSource, position: usize, to: usize) -> Rows {
+        let slice = &source.slices[position];
+        let interleaving = self.interleavings.get(source.class, position);
+        Rows {
+            offset: slice.extent.offset,
+            bytes: slice.extent.len,
+            group_bytes: interleaving.map_or(1, |interleaving| interleaving.group_bytes()),
+            to: to + slice.lead as usize,
+            order: interleaving.map_or(Order::AsIs, |interleaving| Order::Other(Arc::clone(interleaving) as _)),
+        }
     }
 
     /// The bytes to read for a slice, and the parts to build if it is stored in planes: weights from `to` on, with the
@@ -383,6 +357,20 @@ impl Share {
             base: arena.as_ptr().wrapping_add(share.first_slot as usize * stride),
             leads: source.slices.iter().map(|slice| slice.lead).collect(),
         }
+    }
+}
+
+/// The bytes of a slice that a step uses, once they are complete, and whether they are in a staging slot that must be
+/// released after use.
+pub(super) fn host_bytes(host: &Host, slice: SliceId, used: Used) -> Option<(*const u8, bool)> {
+    match host.locate(slice, used) {
+        Place::Cached => {
+            let view = host.reads().view(slice.version.expert.layer, used.share, slice.kind);
+            let row = used.row.expect("a cached version has a row") as usize;
+            Some((view.base.wrapping_add(row * view.stride), false))
+        }
+        Place::Staged(slot) => Some((host.reads().staged(slot, slice), true)),
+        Place::Pending => None,
     }
 }
 

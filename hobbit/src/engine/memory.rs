@@ -10,7 +10,6 @@ use ggml_sys::llama::ggml_backend_dev_t;
 
 use super::error::Error;
 use super::ggml;
-use super::hierarchy::{Description, Hierarchy, Routers};
 use super::host_reads::{HostReads, Interleavings, layout_of};
 use super::log;
 use super::memory_use::MemoryUse;
@@ -20,8 +19,8 @@ use super::pools::{Pool, cache_of, pools_of};
 use super::raw::RawContext;
 use super::recorder::Recorder;
 use super::state_file::StateFile;
-use super::tier::Tier;
-use super::tiers;
+use super::tier::{self, Tier};
+use super::tiers::{Description, Routers, Tiers};
 use costs::{fixed_costs, runtime_bytes, scratch_bytes};
 use hobbit_core::cache::ModelMark;
 use hobbit_core::expert::Precision;
@@ -58,7 +57,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let specs: Vec<PoolSpec> = pools.iter().map(|pool| pool.spec(&catalog)).collect();
     let slice_bytes = specs.iter().map(|spec| spec.slice_stride_max).max().unwrap_or(0);
     let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(0);
-    let (mut tiers, on_devices) = tiers::set_up(model, &catalog, scratch_bytes(model, options))?;
+    let (mut tiers, on_devices) = tier::set_up(model, &catalog, scratch_bytes(model, options))?;
     // Devices may have taken their memory from the host's.
     let limits = MemoryLimits::read();
     // The host only passes on experts that the devices keep.
@@ -124,7 +123,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let precision = report::precision(model, (&precisions, &routing), &plan, &catalog, &tiers);
     if catalog.layers.is_empty() {
         let io_choice = "none: a dense model, run as plain llama.cpp".to_owned();
-        let devices = tiers::reports(&shared.placement, &[]);
+        let devices = tier::reports(&shared.placement, &[]);
         let caching = model.caching_report();
         return Ok(Description { plan, io_choice, precision, caching, devices, warm_start: None });
     }
@@ -160,7 +159,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let plan_bytes = plan.expert_cache;
     let mut arenas: Vec<Arena> = host_memory.into_iter().map(|memory| memory.arena).collect();
     let staging_memory = arenas.pop().expect("staging was put last");
-    let devices = tiers::reports(&shared.placement, &tiers);
+    let devices = tier::reports(&shared.placement, &tiers);
     let cache = cache_of(model, &catalog, &pools, &plan.pools);
     let mut caching = model.caching_report();
     let host_slots = CacheSlots::of("the host", &cache, catalog.layers.iter().map(|layer| layer.layer));
@@ -214,7 +213,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let unseen =
         host.layout().layers().flat_map(|layer| host.layout().kinds(layer).iter().map(move |kind| (layer, *kind)));
     let walk = shared.routes.as_ref().map(|(routes, recall)| Walk::new(std::sync::Arc::clone(routes), *recall));
-    let mut new = Hierarchy {
+    let mut new = Tiers {
         unseen: unseen.collect(),
         tiers,
         host,

@@ -11,11 +11,12 @@
 //! llama.cpp builds graphs, tokenises and samples; hobbit owns the experts. The files, in the order in which a model
 //! uses them: `stream` shows llama.cpp a file without expert bytes, `buffer` gives expert tensors an address but no
 //! memory, `device` makes ggml's scheduler send expert products here, `memory` divides the budget and sets up the
-//! `hierarchy` (slots of the host and of devices), `compute` multiplies, `session` evaluates tokens.
+//! `tiers` (slots of the host and of devices), `compute` multiplies, `session` evaluates tokens.
 
 mod adapters;
 mod buffer;
 mod calibrate;
+mod calling;
 mod chat;
 mod compute;
 mod contention;
@@ -27,10 +28,8 @@ mod experts;
 mod gates;
 mod ggml;
 mod graph;
-mod hierarchy;
 mod hook;
 mod host_reads;
-mod inner;
 mod limits;
 mod log;
 mod low;
@@ -42,7 +41,6 @@ mod params;
 mod pinned;
 mod placement;
 mod pools;
-mod purpose;
 mod quantise;
 mod raw;
 mod recorder;

@@ -254,16 +254,15 @@ impl Model {
         self.shared.expert_bytes_read_at_load
     }
 
-    /// The experts, if their backend needs the router's weights from the hook: a layer with scales spans several
-    /// splits.
-    pub(super) fn wants_router_weights(&self) -> Option<Arc<Experts>> {
+    /// Whether the expert backend needs the router's weights from the hook: a layer with scales spans several splits.
+    pub(super) fn wants_router_weights(&self) -> bool {
         let scaled = || self.shared.gguf.tensors.iter().any(|tensor| tensor.name.ends_with("_exps.scale"));
         let options = &self.shared.options;
         let wanted = !self.shared.precisions.is_exact()
             || self.shared.routes.is_some()
             || !options.routing.is_off()
             || options.loss_bound.is_some();
-        (wanted && scaled()).then(|| Arc::clone(&self.shared.experts))
+        wanted && scaled()
     }
 
     /// Checks that the tuned policy belongs to this model.

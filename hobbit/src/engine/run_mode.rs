@@ -3,7 +3,7 @@
 
 use ggml_sys::llama;
 
-use super::compute::scratch;
+use super::compute;
 use super::devices;
 use super::error::Error;
 use super::memory_use::MemoryUse;
@@ -175,7 +175,7 @@ pub(super) fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
 /// Bytes that plain products of a batch's rows use beside llama.cpp's buffers.
 fn products_bytes(source: &ModelSource, session: &SessionOptions) -> u64 {
     let key = format!("{}.expert_used_count", source.gguf.architecture());
-    scratch::products_bytes(&source.map, source.gguf.metadata.get_u64(&key).unwrap_or(1), session)
+    compute::products_bytes(&source.map, source.gguf.metadata.get_u64(&key).unwrap_or(1), session)
 }
 
 /// llama.cpp's own estimate, plus `products`: it creates model and context without allocating them. `None` if that

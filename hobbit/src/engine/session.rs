@@ -9,19 +9,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ggml_sys::llama;
 
+use super::calling::{self, Purpose};
 use super::compute;
-use super::device;
 use super::error::Error;
-use super::hierarchy::Description;
 use super::hook::{RouterHook, RouterObserver};
 use super::log;
 use super::memory;
 use super::model::Model;
 use super::params::context_params;
-use super::purpose::Purpose;
 pub use super::raw::BatchToken;
 use super::raw::RawContext;
 use super::sampling::Sampler;
+use super::tiers::Description;
 use hobbit_core::options::{SessionOptions, Token};
 use hobbit_core::plan::{CONTEXT_TOKENS_MIN, MemoryPlan, PlanError};
 use hobbit_core::residency::Latency;
@@ -122,7 +121,7 @@ impl Session {
         if let Some(hook) = &hook {
             hook.install(&mut params);
         }
-        let n_backends = device::n_backends_made();
+        let n_backends = calling::n_backends_made();
         let (kernels, takes_batches) = (model.shared.options.kernels_taken(), model.shared.run_mode.is_passthrough());
         let purpose = Purpose { kernels, takes_batches, phase: Phase::Prompt };
         let earlier = model.shared.experts.memories().as_ref().map(|memories| memories.device_counters());
@@ -162,7 +161,7 @@ impl Session {
             options,
             description,
             interrupt,
-            announces: device::n_backends_made() > n_backends,
+            announces: calling::n_backends_made() > n_backends,
             purpose,
             n_threads: params.n_threads.max(params.n_threads_batch),
             n_past: 0,

@@ -1,18 +1,20 @@
-//! Steps that every split of a layer goes through, wherever its products are computed.
+//! The router of a layer, and other parts of a split that are the same on the CPU and on devices.
 
 use std::ffi::c_void;
 use std::slice;
 
 use ggml_sys::llama::{self, GGML_STATUS_ABORTED, GGML_STATUS_FAILED, ggml_status, ggml_tensor};
 
-use super::experts::{ExpertTag, Experts, RouterValues};
-use super::hierarchy::{Routers, Unseen};
+use super::calling;
+use super::compute::router_input_tensor;
+use super::experts::{ExpertTag, RouterValues};
+use super::gates;
 use super::host_reads::Host;
+use super::tiers::{Routers, Unseen};
 use hobbit_core::expert::SliceKind;
 use hobbit_core::predict::{Gating, RouterScores};
-use hobbit_core::residency::{Chosen, Elsewhere, RouterSays, Split};
-use hobbit_core::route::{TokenScores, Weighing};
-use hobbit_core::trace::Walk;
+use hobbit_core::residency::{Later, ScoresByLayer, Selection, Split, WeightsFor};
+use hobbit_core::route::{Routing, Weighing};
 
 /// ggml's status of a step that failed.
 pub(super) type Failed = ggml_status;
@@ -44,191 +46,204 @@ pub(super) fn kinds_of<'a>(products: impl Iterator<Item = &'a ExpertTag>, unseen
     kinds
 }
 
-/// As [`Chosen::set`]; reports an id that is no expert.
-pub(super) fn choose(
-    chosen: &mut Chosen,
-    experts: &Experts,
-    split: &Split,
-    ids: impl Iterator<Item = i32>,
-) -> Result<(), Failed> {
-    chosen.set(split, ids).map_err(|id| {
-        experts.fail(format!("layer {}: the router chose expert {id} of {}", split.layer, split.n_expert));
-        GGML_STATUS_FAILED
-    })
-}
-
-/// Asks for a precision for each expert of the layer; returns the router's weights unless the mode is exact. `scope`:
-/// the place that was searched for them, for the message.
-///
-/// # Safety
-/// The weights can be read.
-pub(super) unsafe fn ask(
-    chosen: &mut Chosen,
-    experts: &Experts,
-    host: &mut Host,
-    weights: impl FnOnce() -> Option<RouterValues>,
-    scope: &str,
-) -> Result<Option<RouterValues>, Failed> {
-    if !host.precisions.asks_weights(chosen.phase()) {
-        chosen.ask(&mut host.precisions, []);
-        return Ok(None);
-    }
-    let (layer, routing) = (chosen.layer(), &chosen.routing);
-    let Some(weights) = weights().filter(|w| (w.n_used, w.n_tokens) == (routing.n_used, routing.n_tokens)) else {
-        experts.fail(format!(
-            "layer {layer}: this architecture's router weights were not found{scope}, which dynamic precision needs; \
-             use --precision exact, and no --drop"
-        ));
-        return Err(GGML_STATUS_FAILED);
-    };
-    // SAFETY: by the caller.
-    chosen.ask(&mut host.precisions, unsafe { weights.read() });
-    Ok(Some(weights))
-}
-
-/// Sends the layer's tokens along recorded routes: overwrites the router's `ids` and `weights`.
-///
-/// # Errors
-/// The weights were not found; this is reported.
-///
-/// # Safety
-/// Ids and weights can be read and written.
-pub(super) unsafe fn follow(
-    chosen: &mut Chosen,
-    experts: &Experts,
-    walk: &mut Walk,
+/// A layer's router as the graph of a split shows it. Its ids and weights are in host memory, by themselves or as
+/// copies.
+pub(super) struct LayerRouter<'a> {
+    routers: &'a mut Routers,
+    split: Split<'a>,
+    /// The layer's first product.
+    product: *mut ggml_tensor,
     ids: RouterValues,
     weights: Option<RouterValues>,
-) -> Result<(), Failed> {
-    let (layer, size) = (chosen.layer(), (ids.n_used, ids.n_tokens));
-    let Some(weights) = weights.filter(|weights| (weights.n_used, weights.n_tokens) == size) else {
-        experts.fail(format!(
-            "layer {layer}: this architecture's router weights were not found; recorded routes cannot be followed"
-        ));
-        return Err(GGML_STATUS_FAILED);
-    };
-    for (token, (experts, shares)) in walk.enter(layer, ids.n_tokens).into_iter().enumerate() {
-        for (rank, (expert, weight)) in experts.into_iter().zip(shares).enumerate() {
-            // SAFETY: by the caller: a route has as many ranks as the model's tokens, which was checked when it was
-            // read.
+    /// The router's input by token; empty if it is not known, or not needed.
+    inputs: Vec<&'a [f32]>,
+    /// The place that was searched for the weights, for messages.
+    scope: &'static str,
+}
+
+impl<'a> LayerRouter<'a> {
+    /// # Safety
+    /// While this lives, the product, the nodes of `ids` and `weights` and their values are live, and computed already.
+    pub(super) unsafe fn new(
+        routers: &'a mut Routers,
+        split: Split<'a>,
+        product: *mut ggml_tensor,
+        [ids, weights]: [Option<RouterValues>; 2],
+        inputs: Vec<&'a [f32]>,
+        scope: &'static str,
+    ) -> Self {
+        let ids = ids.expect("a product has ids");
+        Self { routers, split, product, ids, weights, inputs, scope }
+    }
+
+    /// The kinds of the split, in the order of its products.
+    pub(super) fn kinds(&self) -> &'a [SliceKind] {
+        self.split.kinds
+    }
+
+    /// Sets the router's choice, or the next recorded route, which is written over it. Returns whether it is recorded.
+    ///
+    /// # Errors
+    /// An id that is no expert, or a route without the router's weights; this is reported.
+    pub(super) fn select(&mut self, selection: &mut Selection) -> Result<bool, Failed> {
+        // SAFETY: by `new`.
+        selection.set(&self.split, unsafe { self.ids.read() }).map_err(|id| {
+            let Split { layer, n_expert, .. } = self.split;
+            failed(format!("layer {layer}: the router chose expert {id} of {n_expert}"))
+        })?;
+        if self.routers.walk.is_none() || selection.is_later_split() {
+            return Ok(false);
+        }
+        let (layer, ids) = (self.split.layer, self.ids);
+        let Some(weights) = self.weights_like(&selection.routing) else {
+            return Err(failed(format!(
+                "layer {layer}: this architecture's router weights were not found; recorded routes cannot be followed"
+            )));
+        };
+        let routes = self.routers.walk.as_mut().map(|walk| walk.enter(layer, ids.n_tokens)).unwrap_or_default();
+        for (token, (experts, shares)) in routes.into_iter().enumerate() {
+            for (rank, (expert, weight)) in experts.into_iter().zip(shares).enumerate() {
+                // SAFETY: by `new`: a route has as many ranks as the model's tokens, which was checked when it was
+                // read.
+                unsafe {
+                    ids.at::<i32>(token, rank).write_unaligned(expert.into());
+                    weights.at::<f32>(token, rank).write_unaligned(weight);
+                }
+            }
+        }
+        // SAFETY: by `new`.
+        let followed = selection.routing.set(unsafe { ids.read() }, ids.n_used, self.split.n_expert);
+        followed.map(|()| true).map_err(|_| GGML_STATUS_FAILED)
+    }
+
+    /// Overwrites the router's ids, if some are given, and weights: biases and scales of experts read them too.
+    pub(super) fn write(&mut self, new_ids: Option<&[u16]>, new_weights: &[f32]) {
+        let n_used = self.ids.n_used.max(1);
+        let places = (0..new_weights.len()).map(|position| (position / n_used, position % n_used));
+        for (position, (token, rank)) in places.enumerate() {
+            // SAFETY: by `new`: as many values as were read.
             unsafe {
-                ids.at::<i32>(token, rank).write_unaligned(expert.into());
-                weights.at::<f32>(token, rank).write_unaligned(weight);
+                if let Some(ids) = new_ids {
+                    self.ids.at::<i32>(token, rank).write_unaligned(ids[position].into());
+                }
+                if let Some(weights) = &self.weights {
+                    weights.at::<f32>(token, rank).write_unaligned(new_weights[position]);
+                }
             }
         }
     }
-    // SAFETY: by the caller.
-    let followed = chosen.routing.set(unsafe { ids.read() }, ids.n_used, chosen.n_expert);
-    followed.map_err(|_| GGML_STATUS_FAILED)
-}
 
-/// Reports that a layer's router weights were not found; `scope`: the place that was searched.
-///
-/// # Errors
-/// Always.
-pub(super) fn no_weights<T>(experts: &Experts, layer: u16, scope: &str) -> Result<T, Failed> {
-    experts.fail(format!(
-        "layer {layer}: this architecture's router weights were not found{scope}; tokens cannot be sent to other experts: \
-         leave out --cache-bias, --substitute and --virtual-experts"
-    ));
-    Err(GGML_STATUS_FAILED)
-}
-
-/// The parts of a layer's router that rerouting needs.
-pub(super) struct Router<'a> {
-    /// The layer's first product.
-    pub(super) product: *mut ggml_tensor,
-    /// The node of the choice.
-    pub(super) ids: *mut ggml_tensor,
-    /// The node of the weights.
-    pub(super) weights: *mut ggml_tensor,
-    /// The values of both, in host memory.
-    pub(super) values: [RouterValues; 2],
-    /// The router's input, `[n_tokens][width]`; `None` if it is not known.
-    pub(super) input: Option<&'a [f32]>,
-}
-
-/// Reroutes the layer's tokens to resident experts, as far as the user allows. Overwrites the router's `ids` and
-/// `weights`, because biases and scales of experts read them too. Returns whether anything was written.
-///
-/// # Safety
-/// The nodes are live and computed; their values can be read and written.
-pub(super) unsafe fn reroute(
-    chosen: &mut Chosen,
-    host: &mut Host,
-    routers: &mut Routers,
-    elsewhere: &Elsewhere,
-    router: &Router,
-) -> bool {
-    let (layer, n_expert, n_tokens) = (chosen.layer(), chosen.n_expert, chosen.routing.n_tokens);
-    let [ids, values] = router.values;
-    // SAFETY: by the caller.
-    let read = || -> Vec<f32> { unsafe { values.read() }.collect() };
-    let heard = host.has_virtual_experts().then(read);
-    if let Some(heard) = &heard {
-        chosen.heard(heard, router.input);
-    }
-    // Usually every expert is resident and no scores are needed. The router is learned, which copies its weights, only
-    // when it is first needed.
-    let gates = &mut routers.gates;
-    let mut understood = None;
-    let mut understand = || {
-        *understood.get_or_insert_with(|| {
-            // SAFETY: by the caller.
-            let normalises = unsafe { super::gates::normalises(router.weights, router.ids) };
-            // SAFETY: by the caller.
-            let is_known = gates.knows(layer) || unsafe { super::gates::learn(gates, layer, router.ids, n_expert) };
-            let weighing = match (normalises, gates.gating(layer)) {
-                (Some(true), _) => Weighing::Normalised,
-                (_, Some(Gating::Softmax)) => Weighing::OfAll,
-                _ => Weighing::Each,
-            };
-            (is_known && normalises.is_some(), weighing)
-        })
-    };
-    if !chosen.wants_scores(host, elsewhere, || understand().1) {
-        return false;
-    }
-    let (is_understood, weighing) = understand();
-    let before = heard.unwrap_or_else(read);
-    let mut judged = vec![RouterScores::default(); n_tokens];
-    // SAFETY: by the caller.
-    let sees = is_understood && unsafe { super::gates::sees_input_of(router.product, router.ids) };
-    let input = router.input.filter(|input| sees && !input.is_empty());
-    let width = input.map_or(1, |input| input.len() / n_tokens);
-    let rows = input.unwrap_or_default().chunks_exact(width.max(1));
-    let judged_rows = rows.zip(&mut judged).map(|(x, scores)| routers.gates.judge(x, layer, scores));
-    let is_judged = judged_rows.filter(|is_judged| *is_judged).count() == n_tokens;
-    let scores: Vec<TokenScores> = match is_judged {
-        true => judged.iter().map(|RouterScores { selection, weights }| TokenScores { selection, weights }).collect(),
-        false => Vec::new(),
-    };
-    let mut after = Vec::new();
-    let says = RouterSays { weights: &before, scores: &scores, weighing };
-    if !chosen.reroute(host, elsewhere, &says, &mut after) {
-        return false;
-    }
-    let n_used = chosen.routing.n_used;
-    for (position, (id, weight)) in chosen.routing.ids.iter().zip(after).enumerate() {
-        let (token, rank) = (position / n_used, position % n_used);
-        // SAFETY: by the caller: as many values as were read.
-        unsafe {
-            ids.at::<i32>(token, rank).write_unaligned((*id).into());
-            values.at::<f32>(token, rank).write_unaligned(weight);
+    /// As [`Routers::scores`], for the tokens of a batch that decodes.
+    pub(super) fn scores(&mut self, host: &Host, selection: &Selection) -> Vec<f32> {
+        let Split { layer, n_expert, .. } = self.split;
+        match selection.is_new_decode() {
+            // SAFETY: by `new`.
+            true => unsafe { self.routers.scores(host, layer, self.ids.tensor(), &self.inputs, n_expert) },
+            false => Vec::new(),
         }
     }
-    true
+
+    /// As [`Routers::popularity`].
+    pub(super) fn popularity(&mut self, host: &Host, selection: &mut Selection) {
+        // SAFETY: by `new`; sources of a live node are live.
+        unsafe {
+            let input = router_input_tensor(self.product);
+            let Split { layer, n_expert, .. } = self.split;
+            self.routers.popularity(host, layer, self.ids.tensor(), input, n_expert, &mut selection.expected);
+        }
+    }
+
+    /// Whether the layer's router is known, and how weights are made. The router is learned, which copies its weights,
+    /// only when this is first asked.
+    fn understand(&mut self) -> (bool, Weighing) {
+        let Split { layer, n_expert, .. } = self.split;
+        let (gates, ids) = (&mut self.routers.gates, self.ids.tensor());
+        let weights = self.weights.map(|weights| weights.tensor());
+        // SAFETY: by `new`.
+        let normalises = weights.and_then(|weights| unsafe { gates::normalises(weights, ids) });
+        // SAFETY: by `new`.
+        let is_known = gates.knows(layer) || unsafe { gates::learn(gates, layer, ids, n_expert) };
+        let weighing = match (normalises, gates.gating(layer)) {
+            (Some(true), _) => Weighing::Normalised,
+            (_, Some(Gating::Softmax)) => Weighing::OfAll,
+            _ => Weighing::Each,
+        };
+        (is_known && normalises.is_some(), weighing)
+    }
+
+    /// The router's weights, if they have the shape of its choice.
+    fn weights_like(&self, routing: &Routing) -> Option<RouterValues> {
+        self.weights.filter(|own| (own.n_used, own.n_tokens) == (routing.n_used, routing.n_tokens))
+    }
+}
+
+impl hobbit_core::residency::Router for LayerRouter<'_> {
+    type Error = Failed;
+
+    fn weights(&mut self, selection: &Selection, purpose: WeightsFor) -> Result<Vec<f32>, Failed> {
+        let (found, advice) = match purpose {
+            WeightsFor::Rerouting => (
+                self.weights,
+                "tokens cannot be sent to other experts: leave out --cache-bias, --substitute and --virtual-experts",
+            ),
+            WeightsFor::Demands => (
+                self.weights_like(&selection.routing),
+                "which dynamic precision needs; use --precision exact, and no --drop",
+            ),
+        };
+        match found {
+            // SAFETY: by `new`.
+            Some(weights) => Ok(unsafe { weights.read() }.collect()),
+            None => Err(failed(format!(
+                "layer {}: this architecture's router weights were not found{}{} {advice}",
+                self.split.layer,
+                self.scope,
+                if purpose == WeightsFor::Rerouting { ";" } else { "," }
+            ))),
+        }
+    }
+
+    fn inputs(&self) -> Vec<&[f32]> {
+        self.inputs.clone()
+    }
+
+    fn weighing(&mut self, _: &Selection) -> Weighing {
+        self.understand().1
+    }
+
+    fn unmasked_scores(&mut self, selection: &Selection) -> Vec<RouterScores> {
+        let (layer, n_tokens) = (self.split.layer, selection.routing.n_tokens);
+        // SAFETY: by `new`.
+        let sees_input = unsafe { gates::sees_input_of(self.product, self.ids.tensor()) };
+        if !self.understand().0 || !sees_input || self.inputs.len() != n_tokens {
+            return Vec::new();
+        }
+        let mut scores = vec![RouterScores::default(); n_tokens];
+        let mut judged = self.inputs.iter().zip(&mut scores);
+        let is_judged = judged.all(|(input, scores)| self.routers.gates.judge(input, layer, scores));
+        if is_judged { scores } else { Vec::new() }
+    }
+
+    fn later_scores(&mut self, later: &[Later]) -> Vec<ScoresByLayer> {
+        let layers: Vec<u16> = later.iter().map(|(_, layer)| *layer).collect();
+        self.routers.of_later(&layers, &self.inputs)
+    }
+}
+
+/// Records why the batch fails, for the session. Returns ggml's status.
+pub(super) fn failed(reason: impl Into<String>) -> Failed {
+    calling::fail(reason);
+    GGML_STATUS_FAILED
 }
 
 /// Handles reads that have completed.
 ///
 /// # Errors
 /// A read has failed, which is reported, or llama.cpp aborts the batch.
-pub(super) fn poll(host: &mut Host, experts: &Experts, Abort(callback, data): &Abort) -> Result<(), Failed> {
+pub(super) fn poll(host: &mut Host, Abort(callback, data): &Abort) -> Result<(), Failed> {
     host.poll();
     if let Some(error) = host.take_failure() {
-        experts.fail(error.to_string());
-        return Err(GGML_STATUS_FAILED);
+        return Err(failed(error.to_string()));
     }
     // SAFETY: callback and data are valid.
     match callback.is_some_and(|callback| unsafe { callback(*data) }) {

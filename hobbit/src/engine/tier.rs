@@ -16,10 +16,12 @@ mod link;
 mod loans;
 mod memory;
 mod orders;
+mod set_up;
 mod shrink;
 mod uploads;
 
 pub(super) use memory::{Memory, Refused, staging_stride};
+pub(super) use set_up::{reports, set_up};
 pub(super) use uploads::Uploads;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -33,14 +35,13 @@ use self::ahead::UploadsAhead;
 use self::link::{Clock, LINK_SAMPLE_ALONE};
 use self::loans::Loan;
 use crate::engine::ggml::{Buffer, Event, Events, Stream};
-use crate::engine::hierarchy::HostBytes;
-use crate::engine::host_reads::Host;
+use crate::engine::host_reads::{Host, host_bytes};
 use crate::engine::pinned::HostMemory;
 use hobbit_core::cache::{Cache, Lru, SavedCache, SliceState, SlotId, Use};
 use hobbit_core::expert::{SliceId, SliceKind, Version};
 use hobbit_core::gguf::SliceShape;
 use hobbit_core::load::balance::Balancer;
-use hobbit_core::residency::{Chosen, LayerStep, Used};
+use hobbit_core::residency::{LayerStep, Selection, Used};
 use hobbit_core::stats::{CacheSlots, DeviceCounters, DeviceReport};
 use hobbit_core::store::StoreError;
 
@@ -225,9 +226,9 @@ impl Tier {
 
     /// The location of a slice that the device reads from the host's slots, once it is complete.
     pub(super) fn locate_on_host(&self, host: &Host, slice: SliceId, used: Used) -> Option<Weights> {
-        let (data, _) = host.host_bytes(slice, used)?;
+        let (data, _) = host_bytes(host, slice, used)?;
         let range = self.host.iter().find(|range| range.addresses.contains(&(data as usize)))?;
-        Some(Weights::of(host.shape(slice), data.cast_mut(), range.buffer, None))
+        Some(Weights::of(host.reads().shape(slice), data.cast_mut(), range.buffer, None))
     }
 
     /// Whether a version has a slot.
@@ -293,7 +294,7 @@ impl Tier {
                 continue;
             }
             let released = self.wait_for_host_staging();
-            if released.is_empty() && !uploads.insist(host) {
+            if released.is_empty() && !uploads.force_staging(host) {
                 return Ok(false);
             }
             released.into_iter().for_each(|slice| host.release(slice));
@@ -302,9 +303,9 @@ impl Tier {
     }
 
     /// Counts a use for the statistics and the policy.
-    pub(super) fn touch(&mut self, Version { expert, precision }: Version, hit: bool, chosen: &Chosen) {
-        let (n_tokens, since) = chosen.routing.uses_of(expert.index);
-        let weight = chosen.share(expert.index);
+    pub(super) fn touch(&mut self, Version { expert, precision }: Version, hit: bool, selection: &Selection) {
+        let (n_tokens, since) = selection.routing.uses_of(expert.index);
+        let weight = selection.share(expert.index);
         self.cache.touch(expert, Use { hit, precision: Some(precision), weight, n_tokens, since });
         match hit {
             true => self.counters.hits += 1,

@@ -1,4 +1,4 @@
-//! What is hot, pure and too large to count under valgrind: files that are opened, traces that are written, read and replayed.
+//! Times of hot, pure functions that are too large for valgrind: opening files; writing, reading and replaying traces.
 //! `cargo bench --bench formats` in benches/guard.
 
 use std::hint::black_box;
@@ -123,7 +123,7 @@ fn planes(criterion: &mut Criterion) {
     group.bench_function("expand", |b| b.iter(|| assert!(expand(black_box(&high), &mut q4_1))));
     group.bench_function("complete", |b| b.iter(|| assert!(complete(black_box(&q4_1), &low, &mut own))));
     assert!(own == q8_0);
-    // What memory allows.
+    // Bounded by memory.
     group.bench_function("copy", |b| b.iter(|| own.copy_from_slice(black_box(&q8_0))));
     group.finish();
 }

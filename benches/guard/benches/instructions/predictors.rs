@@ -1,4 +1,4 @@
-//! What predictors take for one token, and the product that two of them live on.
+//! Predictors during one token, and the product that two of them use.
 
 use std::hint::black_box;
 use std::sync::Arc;

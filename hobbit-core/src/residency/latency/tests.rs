@@ -67,7 +67,7 @@ fn a_trial_tries_three_strengths_there_and_back() {
     let mut tried = Vec::new();
     for token in 0..18 {
         tried.push(latency.running());
-        // What is not settled is slow, and does not count.
+        // Tokens before the strength has settled are slow, and do not count.
         latency.end_token(if token % 3 == 0 { 1e3 } else { 0.1 });
     }
     assert_eq!(tried, [0, 0, 0, 3, 3, 3, 6, 6, 6, 6, 6, 6, 3, 3, 3, 0, 0, 0]);

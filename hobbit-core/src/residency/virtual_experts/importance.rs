@@ -10,9 +10,9 @@ const HALF_LIFE_TOKENS: f64 = 64.0;
 /// A unit beyond this is brought back to 1, and everything with it.
 const UNIT_MAX: f64 = 1e100;
 
-/// Of each expert the sum, over the uses that its router asked for, of ‖x‖ · g · ‖W‖ (SwapMoE, section 3.2): the norm of the
-/// layer's input, the router's weight before anything was masked, the norm of the expert's weights. Uses fade with the
-/// tokens after them.
+/// The sum for each expert, over the uses that its router chose, of ‖x‖ · g · ‖W‖ (SwapMoE, section 3.2): the norm of
+/// the layer's input, the router's weight before anything was masked, the norm of the expert's weights. Uses fade
+/// with the tokens after them.
 #[derive(Debug, Default)]
 pub(super) struct Importance {
     /// By block number.
@@ -37,15 +37,15 @@ impl Default for Layer {
 }
 
 impl Importance {
-    /// Nobody was wanted yet. `norms`: ‖W‖ by block and expert; what is no number above 0 counts as 1.
+    /// Without uses. `norms`: ‖W‖ by block and expert; a value that is no number above 0 counts as 1.
     pub(super) fn new(norms: Vec<(u16, Vec<f32>)>) -> Self {
         let layer = |(layer, norms)| (layer, Layer { norms, ..Layer::default() });
         Self { layers: norms.into_iter().map(layer).collect() }
     }
 
-    /// Tokens of a layer want these experts: `ids` `[n_tokens][n_used]`; `weights` alike, or empty where they are not known: then
-    /// all are equal; `inputs` `[n_tokens]`, or empty where they are not known: then
-    /// as the layer's first one that was.
+    /// Tokens of a layer want these experts: `ids` `[n_tokens][n_used]`; `weights` alike, or empty where they are not
+    /// known: then all are equal; `inputs` `[n_tokens]`, or empty where they are not known: then as the layer's first
+    /// one that was.
     pub(super) fn observe(&mut self, layer: u16, ids: &[u16], weights: &[f32], inputs: &[f32], n_used: usize) {
         let n_used = n_used.max(1);
         let layer = self.layers.entry(layer).or_default();
@@ -70,7 +70,7 @@ impl Importance {
         }
     }
 
-    /// What an expert's uses count now, in units of the last token's.
+    /// An expert's importance now, in units of the last token's.
     pub(super) fn of(&self, expert: ExpertId) -> f64 {
         let Some(layer) = self.layers.get(&expert.layer) else { return 0.0 };
         layer.wanted.get(usize::from(expert.index)).map_or(0.0, |wanted| wanted / layer.unit)

@@ -1,12 +1,13 @@
-//! A layer of eight experts with four slots, two of them used by a token; reads land when the script says so.
+//! A layer of eight experts with four slots, two of them used by a token; reads land by a script.
 
-use super::super::by_hand::{ByHand, KINDS, Small, split};
-use super::super::{Chosen, Elsewhere, Place, Residency, RouterSays, Split};
+use super::super::manual::{KINDS, Manual, Small, begin_split, split};
+use super::super::{Place, Residency, Selection, Split};
 use super::*;
 use crate::expert::SliceId;
-use crate::route::{Rerouting, TokenScores, Weighing};
+use crate::predict::RouterScores;
+use crate::route::{Rerouting, Weighing};
 
-type Toy = Residency<ByHand, ()>;
+type Toy = Residency<Manual, ()>;
 
 const LAYER: u16 = 0;
 const N_USED: usize = 2;
@@ -24,13 +25,13 @@ fn toy(small: Small, period: u32) -> Toy {
 }
 
 fn is_present(toy: &Toy, index: u16) -> bool {
-    toy.is_present(ExpertId { layer: LAYER, index }, &|_| false)
+    toy.is_present(ExpertId { layer: LAYER, index }, &())
 }
 
-/// Evaluates tokens whose router wants these experts, and has the others only where they are present. How many reads products
-/// waited for.
+/// Evaluates tokens whose router wants these experts, and has the others only where they are present. How many reads
+/// products waited for.
 fn evaluate(toy: &mut Toy, small: &Small, tokens: &[[u16; N_USED]]) -> usize {
-    let (n_tokens, mut chosen) = (tokens.len() as u32, Chosen::default());
+    let (n_tokens, mut chosen) = (tokens.len() as u32, Selection::default());
     let phase = Phase::of(tokens.len(), tokens.len() < 9);
     toy.begin_batch(phase, n_tokens);
     let ids = tokens.iter().flatten().map(|&index| i32::from(index));
@@ -38,29 +39,30 @@ fn evaluate(toy: &mut Toy, small: &Small, tokens: &[[u16; N_USED]]) -> usize {
     if phase.is_decode() {
         let scores =
             |token: &[u16; N_USED]| (0..8).map(|index| if token.contains(&index) { 0.4 } else { 0.03 }).collect();
-        let scores: Vec<Vec<f32>> = tokens.iter().map(scores).collect();
-        let scores: Vec<TokenScores> =
-            scores.iter().map(|scores| TokenScores { selection: scores, weights: scores }).collect();
+        let scores: Vec<RouterScores> = tokens
+            .iter()
+            .map(scores)
+            .map(|scores: Vec<f32>| RouterScores { selection: scores.clone(), weights: scores })
+            .collect();
         let weights = vec![0.5; N_USED * tokens.len()];
-        let says = RouterSays { weights: &weights, scores: &scores, weighing: Weighing::Normalised };
-        chosen.reroute(toy, &Elsewhere::NOTHING, &says, &mut Vec::new());
+        chosen.reroute(toy, &(), &weights, &scores, Weighing::Normalised);
     }
-    chosen.ask(&mut toy.precisions, []);
-    let step = chosen.begin(toy, &[], &Elsewhere::NOTHING);
+    chosen.demand(&mut toy.precisions, &[]);
+    let step = begin_split(toy, &mut chosen, &());
     let is_demanded = |class: &LoadClass| !class.is_background();
     let waited = toy.reads().waiting.iter().filter(|(class, _)| is_demanded(class)).count();
     for &used in &step.used {
         for kind in KINDS {
             let slice = SliceId { version: step.version(used), kind };
             while toy.locate(slice, used) == Place::Pending {
-                assert!(toy.wait() || toy.insist(slice, used), "{slice}");
+                assert!(toy.wait() || toy.force_staging(slice, used), "{slice}");
             }
             if used.row.is_none() {
                 toy.release(slice);
             }
         }
     }
-    chosen.end(toy, step);
+    toy.end(step, &chosen);
     toy.end_batch(phase, n_tokens, 0.01);
     waited
 }
@@ -196,7 +198,7 @@ fn nothing_is_read_where_every_expert_is_there() {
     for first in [0, 2, 4] {
         prompt(&mut toy, &small, [first, first + 1]);
     }
-    // What is not there yet is read, and not masked.
+    // Missing experts are read, and not masked.
     assert_eq!(evaluate(&mut toy, &small, &[[6, 7]]), 2 * KINDS.len());
     for token in 0..50u16 {
         assert_eq!(evaluate(&mut toy, &small, &[[token % 8, (token + 3) % 8]]), 0);

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 const SCORES: [f32; 8] = [0.30, 0.25, 0.15, 0.10, 0.08, 0.07, 0.04, 0.01];
 
-/// What becomes of one token that uses the best `n_used` experts of [`SCORES`], as rules say where these experts are present.
+/// Reroutes one token that uses the best `n_used` experts of [`SCORES`], by these rules and with these experts present.
 fn of(rules: Rerouting, n_used: usize, present: &[u16]) -> (Vec<u16>, Vec<f32>, Rerouted) {
     let mut ids: Vec<u16> = (0..n_used as u16).collect();
     let sum: f32 = SCORES[..n_used].iter().sum();

@@ -103,21 +103,14 @@ impl ExpertBackend {
     ///
     /// # Safety
     /// As [`ExpertBackend::layer`]; `chain` is of its segment.
-    pub(super) unsafe fn chain(
-        &mut self,
-        experts: &Experts,
-        host: &mut Host,
-        devices: &mut Tiers,
-        step: &LayerStep,
-        chain: &Chain,
-    ) -> Result<(), Failed> {
+    pub(super) unsafe fn chain(&mut self, work: &mut Work, chain: &Chain) -> Result<(), Failed> {
         let mut memory = std::mem::take(&mut self.gathered);
         if memory.len() < chain.n_floats {
             memory.resize(chain.n_floats, 0.0);
         }
         let scratch = Scratch { base: memory.as_mut_ptr(), n_floats: chain.n_floats };
         // SAFETY: by the caller; the memory is only used through `scratch` until the result is there.
-        let result = unsafe { self.chain_in(experts, host, devices, step, chain, scratch) };
+        let result = unsafe { self.chain_in(work, chain, scratch) };
         self.gathered = memory;
         result
     }
@@ -126,15 +119,8 @@ impl ExpertBackend {
     ///
     /// # Safety
     /// As [`ExpertBackend::chain`]; the scratch is used by nothing else meanwhile.
-    unsafe fn chain_in(
-        &mut self,
-        experts: &Experts,
-        host: &mut Host,
-        devices: &mut Tiers,
-        step: &LayerStep,
-        chain: &Chain,
-        scratch: Scratch,
-    ) -> Result<(), Failed> {
+    unsafe fn chain_in(&mut self, work: &mut Work, chain: &Chain, scratch: Scratch) -> Result<(), Failed> {
+        let (step, routing) = (work.step, &work.selection.routing);
         for input in chain.inputs.iter().filter(|input| !input.is_by_pair) {
             // SAFETY: the tensors are live and computed.
             unsafe { input.copy(Pair::default(), 0, scratch) };
@@ -144,25 +130,22 @@ impl ExpertBackend {
         self.group_ids.clear();
         self.group_pairs.clear();
         while !pending.is_empty() {
-            split::poll(host, experts, &self.abort)?;
+            split::poll(work.host, &self.abort)?;
             for progress in &mut pending {
                 let used = progress.used;
                 let is_here = |link: &&Link| {
-                    link.kind.is_none_or(|kind| host.locate(slice_of(used, kind), used) != Place::Pending)
+                    link.kind.is_none_or(|kind| work.host.locate(slice_of(used, kind), used) != Place::Pending)
                 };
                 progress.to = progress.done + chain.links[progress.done..].iter().take_while(is_here).count();
             }
             if pending.iter().all(|progress| progress.to == progress.done) {
                 let Progress { used, done, .. } = pending[0];
                 let first = slice_of(used, chain.links[done].kind.expect("other links wait for nothing"));
-                if !host.wait() && !devices.insist(host, first, used) {
-                    experts.fail(format!("{first}: nothing will ever load it"));
-                    return Err(GGML_STATUS_FAILED);
-                }
+                work.wait_for(first, used)?;
                 continue;
             }
             // SAFETY: by the caller.
-            unsafe { self.take_up(chain, &mut pending, scratch) };
+            unsafe { self.take_up(routing, chain, &mut pending, scratch) };
             self.slot_ids.clear();
             // The graph keeps addresses of the ids pushed below.
             self.slot_ids.reserve(chain.links.len() * chain.n_rows());
@@ -172,10 +155,10 @@ impl ExpertBackend {
                 let now: Vec<Part> = now
                     .map(|progress| {
                         let slice = link.kind.map(|kind| slice_of(progress.used, kind));
-                        let data = slice.and_then(|slice| match host.locate(slice, progress.used) {
+                        let data = slice.and_then(|slice| match work.host.locate(slice, progress.used) {
                             Place::Staged(slot) => {
                                 staged.push(slice);
-                                Some(host.reads().staged(slot, slice))
+                                Some(work.host.reads().staged(slot, slice))
                             }
                             Place::Cached | Place::Pending => None,
                         });
@@ -184,13 +167,13 @@ impl ExpertBackend {
                     .collect();
                 for parts in now.chunk_by(|a, b| a.rows.end == b.rows.start && (link.kind.is_none() || a.is_beside(b)))
                 {
-                    let view = link.kind.map(|kind| host.reads().view(step.layer, parts[0].used.share, kind));
+                    let view = link.kind.map(|kind| work.host.reads().view(step.layer, parts[0].used.share, kind));
                     // SAFETY: located slices are complete and stay until the run below is over; so do scratch and ids.
                     unsafe { self.link(link, parts, chain.shape[1] > 1, view, scratch)? };
                 }
             }
             self.run()?;
-            staged.into_iter().for_each(|slice| host.release(slice));
+            staged.into_iter().for_each(|slice| work.host.release(slice));
             pending.iter_mut().for_each(|progress| progress.done = progress.to);
             pending.retain(|progress| progress.done < chain.links.len());
         }
@@ -203,7 +186,7 @@ impl ExpertBackend {
                 let from = scratch.floats(last.start + row * stride, len);
                 row_of(&*last.node, pair).copy_from_nonoverlapping(from, len);
             }
-            for &pair in step.skipped.iter().flat_map(|&index| self.chosen.routing.pairs_of(index)) {
+            for &pair in step.skipped.iter().flat_map(|&index| routing.pairs_of(index)) {
                 row_of(&*last.node, pair).write_bytes(0, len);
             }
         }
@@ -214,7 +197,7 @@ impl ExpertBackend {
     ///
     /// # Safety
     /// As [`ExpertBackend::chain`].
-    unsafe fn take_up(&mut self, chain: &Chain, pending: &mut [Progress], scratch: Scratch) {
+    unsafe fn take_up(&mut self, routing: &Routing, chain: &Chain, pending: &mut [Progress], scratch: Scratch) {
         pending.sort_by_key(|progress| match (progress.done, progress.to) {
             (0, 0) => (2, 0, 0),
             (0, _) => (1, usize::from(progress.used.row.is_none()), usize::from(progress.used.share)),
@@ -223,7 +206,7 @@ impl ExpertBackend {
         for progress in pending.iter_mut().filter(|progress| progress.done == 0 && progress.to > 0) {
             let index = progress.used.index;
             let first = self.group_pairs.len();
-            self.group_pairs.extend_from_slice(self.chosen.routing.pairs_of(index));
+            self.group_pairs.extend_from_slice(routing.pairs_of(index));
             progress.rows = first..self.group_pairs.len();
             self.group_ids.resize(self.group_pairs.len(), i32::from(index));
             for input in chain.inputs.iter().filter(|input| input.is_by_pair) {
@@ -235,8 +218,8 @@ impl ExpertBackend {
         }
     }
 
-    /// Appends the rows of some experts of a link. `by_token`: each row is a token of its own, not one use of a single token.
-    /// `view`: the slots of a product.
+    /// Appends the rows of some experts of a link. `by_token`: each row is a token of its own, not one use of a
+    /// single token. `view`: the slots of a product.
     ///
     /// # Safety
     /// As [`Inner::add`]: scratch, ids and the slices stay until the run is over.
@@ -256,8 +239,8 @@ impl ExpertBackend {
             node.view_src = std::ptr::null_mut();
             let floats = |first: usize, stride: usize, len: usize, n: usize| {
                 let data = scratch.floats(first, n.saturating_sub(1) * stride + len);
-                // An expert has several rows only of several tokens: ggml's kernels for rearranged weights have room for one
-                // row of each expert and token.
+                // An expert has several rows only of several tokens: ggml's kernels for rearranged weights have room
+                // for one row of each expert and token.
                 let (uses, tokens) = if by_token { (1, n) } else { (n, 1) };
                 let shape = [len as i64, uses as i64, tokens as i64, 1];
                 let mut tensor = plain_tensor(llama::GGML_TYPE_F32, shape, data.cast(), &node);

@@ -1,6 +1,7 @@
 //! Computes a product expert by expert, each as soon as its slice is in memory.
 
 use super::*;
+use hobbit_core::expert::Precision;
 
 impl ExpertBackend {
     /// Computes a product expert by expert, each as soon as its slice is in memory.
@@ -9,17 +10,15 @@ impl ExpertBackend {
     /// As [`ExpertBackend::layer`]; `node` is a product of kind `kind` and its other source is computed.
     pub(super) unsafe fn by_expert(
         &mut self,
-        experts: &Experts,
-        host: &mut Host,
-        devices: &mut Tiers,
-        step: &LayerStep,
+        work: &mut Work,
         kind: SliceKind,
         node: *mut ggml_tensor,
     ) -> Result<(), Failed> {
+        let (step, routing) = (work.step, &work.selection.routing);
         // SAFETY: the product and its source are live and allocated.
         let row_bytes = unsafe {
             for &index in &step.skipped {
-                for &pair in self.chosen.routing.pairs_of(index) {
+                for &pair in routing.pairs_of(index) {
                     row_of(&*node, pair).write_bytes(0, (*node).ne[0] as usize);
                 }
             }
@@ -28,57 +27,41 @@ impl ExpertBackend {
         let slice_of = |used: Used| SliceId { version: step.version(used), kind };
         let mut pending = step.used.clone();
         while !pending.is_empty() {
-            split::poll(host, experts, &self.abort)?;
+            split::poll(work.host, &self.abort)?;
             let mut here: Vec<(Used, Option<*mut u8>)> = Vec::new();
-            pending.retain(|&used| match host.locate(slice_of(used), used) {
+            pending.retain(|&used| match work.host.locate(slice_of(used), used) {
                 Place::Cached => {
                     here.push((used, None));
                     false
                 }
                 Place::Staged(slot) => {
-                    here.push((used, Some(host.reads().staged(slot, slice_of(used)))));
+                    here.push((used, Some(work.host.reads().staged(slot, slice_of(used)))));
                     false
                 }
                 Place::Pending => true,
             });
             if here.is_empty() {
-                let first = slice_of(pending[0]);
-                if !host.wait() && !devices.insist(host, first, pending[0]) {
-                    experts.fail(format!("{first}: nothing will ever load it"));
-                    return Err(GGML_STATUS_FAILED);
-                }
+                work.wait_for(slice_of(pending[0]), pending[0])?;
                 continue;
             }
             // Experts of one view together, staged ones separately.
             here.sort_by_key(|(used, data)| (data.is_some(), used.share));
             let mut rest = here.as_slice();
             while !rest.is_empty() {
-                let n = self.fitting(rest, row_bytes);
+                let n = fitting(routing, rest, row_bytes);
                 let (now, later) = rest.split_at(n);
                 // SAFETY: the located slices are complete and stay: cached ones are pinned, staged ones are released
                 // only after their product.
-                unsafe { self.groups(node, now, |used| host.reads().view(step.layer, used.share, kind))? };
+                unsafe {
+                    self.groups(node, routing, now, |used| work.host.reads().view(step.layer, used.share, kind))?
+                };
                 for (used, _) in now.iter().filter(|(_, data)| data.is_some()) {
-                    host.release(slice_of(*used));
+                    work.host.release(slice_of(*used));
                 }
                 rest = later;
             }
         }
         Ok(())
-    }
-
-    /// Number of leading experts that may be gathered at once: at least one. In a batch, staged ones go one by one: the
-    /// staging slot of each takes the next read as soon as its product is done.
-    pub(super) fn fitting(&self, experts: &[(Used, Option<*mut u8>)], row_bytes: usize) -> usize {
-        if self.chosen.routing.n_tokens > 1 && experts[0].1.is_some() {
-            return 1;
-        }
-        let mut bytes = 0usize;
-        let beyond = experts.iter().position(|(used, _)| {
-            bytes = bytes.saturating_add(self.chosen.routing.pairs_of(used.index).len().saturating_mul(row_bytes));
-            bytes > GATHER_BYTES_MAX
-        });
-        beyond.map_or(experts.len(), |n| n.max(1))
     }
 
     /// Multiplies all rows routed to these experts in one run: gather, product and scatter for each view. A single row
@@ -89,6 +72,7 @@ impl ExpertBackend {
     pub(super) unsafe fn groups<'a>(
         &mut self,
         node: *mut ggml_tensor,
+        routing: &Routing,
         experts: &[(Used, Option<*mut u8>)],
         view_of: impl Fn(Used) -> ShareView<'a>,
     ) -> Result<(), Failed> {
@@ -100,7 +84,7 @@ impl ExpertBackend {
         self.group_pairs.clear();
         let mut bounds = Vec::new();
         let mut is_plain = |used: Used| {
-            let n = self.chosen.routing.pairs_of(used.index).len();
+            let n = routing.pairs_of(used.index).len();
             // SAFETY: by the caller; whatever was added has been run.
             n >= kernels::ROWS_MIN && n >= unsafe { self.plain_from(&output, view_of(used)) }
         };
@@ -114,7 +98,7 @@ impl ExpertBackend {
             let (is_plain, group) = (alone[group[0]], &experts[group[0]..=group[group.len() - 1]]);
             let start = self.group_ids.len();
             for (used, data) in group {
-                let pairs = self.chosen.routing.pairs_of(used.index);
+                let pairs = routing.pairs_of(used.index);
                 let row = if data.is_some() { 0 } else { used.row.map_or(0, |row| row as i32) };
                 self.group_pairs.extend_from_slice(pairs);
                 self.group_ids.resize(self.group_pairs.len(), row);
@@ -191,4 +175,87 @@ impl ExpertBackend {
         }
         Ok(())
     }
+
+    // Products in llama.cpp's own memory: if it runs a model alone, the backend takes batches for the faster kernels.
+
+    /// Computes nodes whose weights, if any, are wholly in host memory.
+    ///
+    /// # Safety
+    /// As [`ExpertBackend::graph_compute`].
+    pub(super) unsafe fn of_llama_cpp(&mut self, nodes: &[*mut ggml_tensor]) -> Result<(), Failed> {
+        for &node in nodes {
+            // SAFETY: by the caller.
+            unsafe {
+                match (*node).op {
+                    llama::GGML_OP_MUL_MAT_ID => self.mapped(node)?,
+                    _ => self.plain(node)?,
+                }
+            }
+        }
+        self.run()
+    }
+
+    /// Computes a product with weights in host memory. Experts with enough rows for the plain kernels are multiplied
+    /// separately.
+    ///
+    /// # Safety
+    /// As [`ExpertBackend::graph_compute`].
+    unsafe fn mapped(&mut self, node: *mut ggml_tensor) -> Result<(), Failed> {
+        // The choice and the rows must be computed, and a trial must not run nodes that were added before.
+        self.run()?;
+        // SAFETY: by the caller: sources of a live node are live.
+        let (weights, ids) = unsafe { (&*(*node).src[0], &*(*node).src[2]) };
+        // SAFETY: nothing waits in the inner graph.
+        let from = unsafe { self.kernels.plain_from(&mut self.inner, &*node, weights.type_, None) };
+        let ids = RouterValues::of(ids, 0);
+        // SAFETY: computed by an earlier split of this ubatch into host memory.
+        let is_known = unsafe { self.routing.set(ids.read(), ids.n_used, weights.ne[2] as usize) }.is_ok();
+        let routing = &self.routing;
+        // ggml reports an id that is no expert. Experts are sorted by falling popularity.
+        if !is_known || routing.needed.first().is_none_or(|&most| routing.pairs_of(most).len() < from) {
+            // SAFETY: by the caller.
+            return unsafe { self.plain(node) };
+        }
+        let view = ShareView {
+            base: weights.data.cast(),
+            stride: weights.nb[2],
+            n_slots: weights.ne[2] as u32,
+            type_id: weights.type_,
+            row: (weights.nb[0], weights.nb[1]),
+            interleaving: None,
+        };
+        let used = |&index: &u16| {
+            let used =
+                Used { index, precision: Precision::High, share: 0, row: Some(index.into()), is_on_device: false };
+            (used, None)
+        };
+        let experts: Vec<_> = routing.needed.iter().map(used).collect();
+        // SAFETY: by the caller; rows are of floats, as llama.cpp plans them.
+        let row_bytes = unsafe { ((*(*node).src[1]).ne[0] + (*node).ne[0]) as usize * size_of::<f32>() };
+        let routing = std::mem::take(&mut self.routing);
+        let mut rest = experts.as_slice();
+        let mut result = Ok(());
+        while !rest.is_empty() && result.is_ok() {
+            let (now, later) = rest.split_at(fitting(&routing, rest, row_bytes));
+            // SAFETY: by the caller; the weights are llama.cpp's, and stay.
+            result = unsafe { self.groups(node, &routing, now, |_| view) };
+            rest = later;
+        }
+        self.routing = routing;
+        result
+    }
+}
+
+/// Number of leading experts that may be gathered at once: at least one. In a batch, staged ones go one by one: the
+/// staging slot of each takes the next read as soon as its product is done.
+fn fitting(routing: &Routing, experts: &[(Used, Option<*mut u8>)], row_bytes: usize) -> usize {
+    if routing.n_tokens > 1 && experts[0].1.is_some() {
+        return 1;
+    }
+    let mut bytes = 0usize;
+    let beyond = experts.iter().position(|(used, _)| {
+        bytes = bytes.saturating_add(routing.pairs_of(used.index).len().saturating_mul(row_bytes));
+        bytes > GATHER_BYTES_MAX
+    });
+    beyond.map_or(experts.len(), |n| n.max(1))
 }

@@ -1,7 +1,7 @@
 //! Memory of a model, a context and hobbit itself besides experts; and the ubatch size for a prompt, which depends on
 //! it.
 
-use crate::engine::compute::scratch;
+use crate::engine::compute;
 use crate::engine::error::Error;
 use crate::engine::gates;
 use crate::engine::memory_use::{MemoryUse, trim_heap};
@@ -56,9 +56,9 @@ fn prediction_bytes(model: &Model) -> u64 {
     tables + if asks_routers { copied } else { 0 }
 }
 
-/// Bytes of the scratch for products ([`scratch::products_bytes`]), for a loaded model.
+/// Bytes of the scratch for products ([`compute::products_bytes`]), for a loaded model.
 pub(super) fn scratch_bytes(model: &Model, options: &SessionOptions) -> u64 {
-    scratch::products_bytes(model.shared.experts.map(), model.info().n_expert_used.into(), options)
+    compute::products_bytes(model.shared.experts.map(), model.info().n_expert_used.into(), options)
 }
 
 impl Model {

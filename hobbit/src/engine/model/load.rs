@@ -11,7 +11,7 @@ use ggml_sys::llama;
 
 use super::{Model, ModelInfo, Shared, WrapStore};
 use crate::engine::adapters::CheckedAdapters;
-use crate::engine::buffer::while_loading;
+use crate::engine::calling::{self, Loading, while_loading};
 use crate::engine::device::Device;
 use crate::engine::error::Error;
 use crate::engine::experts::Experts;
@@ -121,7 +121,8 @@ impl Model {
             let are_skipped = stream.skips_experts();
             let file = stream.as_file();
             // SAFETY: the stream outlives the call; so does everything that params point to.
-            let raw = while_loading(&experts, are_skipped, || unsafe { RawModel::load_stream(file, params) });
+            let loading = Loading { experts: Arc::clone(&experts), are_skipped };
+            let raw = while_loading(loading, || unsafe { RawModel::load_stream(file, params) });
             expert_bytes_read_at_load = stream.expert_bytes_read();
             raw.map_err(|message| stream.error().unwrap_or(message))
         };
@@ -130,7 +131,7 @@ impl Model {
             if cancelled {
                 return Error::Cancelled;
             }
-            let reasons = [message, experts.take_failure().unwrap_or_default(), log::take_errors()];
+            let reasons = [message, calling::take_failure().unwrap_or_default(), log::take_errors()];
             let reason = reasons.into_iter().find(|reason| !reason.is_empty());
             let reason = reason.unwrap_or_else(|| "it gave no reason".to_owned());
             Error::Load { path: gguf.files[0].path.clone(), reason }

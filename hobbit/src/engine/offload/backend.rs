@@ -7,8 +7,7 @@ use ggml_sys::backend as ffi;
 use ggml_sys::llama::{self, ggml_backend_dev_t, ggml_backend_event_t, ggml_backend_t, ggml_tensor};
 
 use super::compute::Offload;
-use super::forward::forward;
-use super::wrapper::wrapper;
+use super::wrapper::{forward, wrapper};
 use crate::engine::ggml::Stream;
 use crate::engine::registration::{backend, context};
 

@@ -6,7 +6,6 @@
 
 mod borrow;
 mod help;
-mod router;
 mod stages;
 
 use std::ffi::{c_int, c_void};
@@ -19,27 +18,26 @@ use ggml_sys::llama::{
 };
 use ggml_sys::shim;
 
-use super::failure;
 use super::helper::{Helper, Node};
 use super::launch::{Launch, Product};
 use super::wrapper::Wrapper;
 use crate::engine::buffer::tag_of;
+use crate::engine::calling::phase;
 use crate::engine::compute::{is_dense_rows, router_input_tensor, weights_tensor};
 use crate::engine::experts::{ExpertTag, Experts, RouterValues};
 use crate::engine::ggml::Stream;
-use crate::engine::hierarchy::Beside;
-use crate::engine::host_reads::Host;
-use crate::engine::purpose::phase;
+use crate::engine::host_reads::{Host, HostReads};
+use crate::engine::recorder::Recorder;
 use crate::engine::registration::Computes;
-use crate::engine::split::{self, Abort, Failed};
+use crate::engine::split::{self, Abort, Failed, LayerRouter};
 use crate::engine::tier::{Tier, Uploads, Weights};
-use hobbit_core::expert::{SliceId, SliceKind};
+use crate::engine::tiers::{OtherTiers, TiersView};
+use hobbit_core::expert::{SliceId, SliceKind, Version};
 use hobbit_core::load::balance::Miss;
-use hobbit_core::residency::{Chosen, Elsewhere, LayerStep, Split, Used};
+use hobbit_core::residency::{Compute, DeviceResidency, LayerStep, Selection, Split, Used, run_layer};
 use hobbit_core::route::Pair;
 
 use self::help::Help;
-use self::router::host_weights;
 use self::stages::{by_place, pin_present, stages};
 
 /// One context's backend on one device.
@@ -47,13 +45,8 @@ pub(super) struct Offload {
     wrapper: &'static Wrapper,
     launch: Launch,
     abort: Abort,
-    /// The running layer's routing.
-    chosen: Chosen,
-    /// The router's choice and weights, laid out as on the device.
-    ids: Vec<u8>,
-    weight_bytes: Vec<u8>,
-    /// The router's input for each token, `[n_tokens][n_embd]`; empty if it is not needed.
-    input: Vec<f32>,
+    /// The running layer's selection.
+    selection: Selection,
     helper: Option<Helper>,
     n_threads: c_int,
     /// The experts of the context's model, once a layer has been computed.
@@ -62,9 +55,25 @@ pub(super) struct Offload {
     borrowed: Vec<(*mut ggml_tensor, *mut ggml_tensor)>,
 }
 
+/// A tensor on the device, and a copy of its bytes.
+type OnHost = (*mut ggml_tensor, Vec<u8>);
+
+/// A layer on a device.
+struct DeviceLayer<'a, 'b> {
+    offload: &'a mut Offload,
+    tier: &'a mut Tier,
+    others: &'a mut OtherTiers<'b>,
+    router: LayerRouter<'a>,
+    nodes: &'a [*mut ggml_tensor],
+    /// Nodes of the router's choice and weights, and their bytes on the host.
+    read_back: [Option<OnHost>; 2],
+    uploads: Uploads,
+    /// The CPU helper's part.
+    help: Option<Help>,
+}
+
 /// The device's part of a step.
-struct Part<'a> {
-    step: &'a LayerStep,
+struct Part {
     used: Vec<Used>,
     /// Experts that are multiplied one by one, with their rows.
     coming: Vec<(Used, u32)>,
@@ -91,7 +100,7 @@ impl Computes for Offload {
         };
         computed.inspect_err(|&status| {
             if status != GGML_STATUS_ABORTED {
-                failure::note(&self.wrapper.name, status);
+                split::failed(reason(&self.wrapper.name, status));
             }
         })
     }
@@ -104,10 +113,7 @@ impl Offload {
             wrapper,
             launch: Launch::new(stream, wrapper.inner)?,
             abort: Abort(None, std::ptr::null_mut()),
-            chosen: Chosen::default(),
-            ids: Vec::new(),
-            weight_bytes: Vec::new(),
-            input: Vec::new(),
+            selection: Selection::default(),
             helper: None,
             n_threads: 1,
             experts: None,
@@ -194,12 +200,10 @@ impl Offload {
         nodes: &[*mut ggml_tensor],
         rest: &[*mut ggml_tensor],
     ) -> Result<(), Failed> {
-        let experts = &*tag.experts;
-        let mut guard = experts.memories();
+        let mut guard = tag.experts.memories();
         let memories = guard.as_mut().and_then(|memories| memories.for_device(self.wrapper.inner));
         let Some((tier, mut beside)) = memories else {
-            experts.fail(format!("no session has set up the expert cache of {}", self.wrapper.name));
-            return Err(GGML_STATUS_FAILED);
+            return Err(split::failed(format!("no session has set up the expert cache of {}", self.wrapper.name)));
         };
         if self.experts.is_none() {
             self.experts = Some(Arc::clone(&tag.experts));
@@ -222,150 +226,226 @@ impl Offload {
         &mut self,
         tag: &ExpertTag,
         tier: &mut Tier,
-        beside: &mut Beside,
+        beside: &mut TiersView,
         nodes: &[*mut ggml_tensor],
         rest: &[*mut ggml_tensor],
     ) -> Result<(), Failed> {
-        let experts = &*tag.experts;
-        let Beside { host, routers, unseen, others } = beside;
+        let TiersView { host, routers, unseen, others } = beside;
         // SAFETY: a product's sources are live.
-        let (ids, n_expert) = unsafe { (&*(*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
+        let (ids, n_expert) = unsafe { ((*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
         // SAFETY: nodes of a live graph.
         let kinds = split::kinds_of(nodes.iter().filter_map(|&node| unsafe { self.product(node) }), unseen);
+        // SAFETY: live.
+        let [n_used, n_tokens] = unsafe { [(*ids).ne[0], (*ids).ne[1]] };
         // The last layer of a batch without logits.
-        if ids.ne[0] == 0 || ids.ne[1] == 0 {
+        if n_used == 0 || n_tokens == 0 {
             return Ok(());
         }
-        let exact = host.precisions.is_exact();
         // SAFETY: nodes of a live graph.
         let weights = unsafe { nodes.iter().chain(rest).find_map(|&node| weights_tensor(node)) };
         let phase = phase();
         // The first of a layer's splits decides for all of them.
-        let reroutes = !host.rerouting.is_off() && (phase.is_decode() || host.reroutes_prompts);
-        let asks = host.precisions.asks_weights(phase) || reroutes;
-        let weights = weights.filter(|_| !exact || asks || routers.walk.is_some());
+        let reroutes = host.may_reroute(phase);
+        let asks = !host.precisions.is_exact() || host.precisions.asks_weights(phase) || reroutes;
+        let weights = weights.filter(|_| asks || routers.walk.is_some());
         // SAFETY: nodes of a live graph.
         let input = match phase.is_decode() && routers.want_input(host) || reroutes {
             true => unsafe { router_input_tensor(nodes[0]) }.filter(|input| is_dense_rows(input)),
             false => None,
         };
         // SAFETY: by the caller: all are allocated on the device.
-        unsafe { self.read_back(ids, weights, input) };
+        let (mut read_back, input) = unsafe { self.read_back([Some(ids), weights], input) };
         tier.enter(&self.launch.stream, Some(tag.layer));
         tier.settled_so_far(host);
         if phase.is_decode() {
             tier.chose(tag.layer, host.counters().wait_seconds);
         }
-
-        let mut host_ids = *ids;
-        host_ids.data = self.ids.as_mut_ptr().cast();
-        let (n_used, key) = (ids.ne[0] as usize, std::ptr::from_ref(ids) as usize);
-        let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key, phase };
-        // SAFETY: read back just now, with the device's strides.
-        split::choose(&mut self.chosen, experts, &split, unsafe { RouterValues::of(&host_ids, 0).read() })?;
-        let mut scores = Vec::new();
-        if !self.chosen.is_again() {
-            tier.cache.begin_layer(tag.layer, self.chosen.routing.n_tokens as u32);
-            let bytes = &mut self.weight_bytes;
-            if let Some(walk) = &mut routers.walk {
-                // SAFETY: read back just now; the tensors have as many bytes, which are kept until the stream is waited
-                // for.
-                unsafe {
-                    let on_host = weights.map(|tensor| host_weights(tensor, bytes));
-                    split::follow(&mut self.chosen, experts, walk, RouterValues::of(&host_ids, 0), on_host)?;
-                    self.launch.set(std::ptr::from_ref(ids).cast_mut(), self.ids.clone(), 0);
-                    weights.iter().for_each(|&tensor| self.launch.set(tensor, bytes.clone(), 0));
-                }
-            }
-            if self.chosen.may_reroute(host) {
-                let elsewhere =
-                    Elsewhere { has: &|version| tier.has(version, &kinds), reads: &|slice| others.read(slice) };
-                let of_router = [nodes[0], std::ptr::from_ref(ids).cast_mut()];
-                // SAFETY: read back just now; the tensors have as many bytes.
-                unsafe { self.reroute(experts, host, routers, &elsewhere, of_router, weights)? };
-            }
-            let bytes = &mut self.weight_bytes;
-            // SAFETY: read back just now.
-            let on_host = || weights.map(|tensor| unsafe { host_weights(tensor, bytes) });
-            // SAFETY: inside what was read back.
-            unsafe { split::ask(&mut self.chosen, experts, host, on_host, " on the device")? };
-            if phase.is_decode() {
-                // SAFETY: sources of a live node are live, and were computed before.
-                scores = unsafe { routers.scores(host, tag.layer, (*nodes[0]).src[2], &self.inputs(), n_expert) };
-            }
-            scores.chunks_exact(n_expert).for_each(|scores| tier.cache.scores(tag.layer, scores));
-        }
-        let elsewhere = Elsewhere { has: &|version| tier.has(version, &kinds), reads: &|slice| others.read(slice) };
-        let step = self.chosen.begin(host, &scores, &elsewhere);
-        if let Some(weights) = weights.filter(|_| self.chosen.leaves_out(&step)) {
-            // SAFETY: the weights are on the device until the ubatch is done.
-            unsafe { self.leave_out(&step, host, weights) };
-        }
-        // SAFETY: by the caller.
-        let result = unsafe { self.products(experts, tier, beside, &step, &kinds, nodes) };
-        // Uploads may still read these slots.
-        tier.hold(beside.host.finish(step));
-        tier.leave(&self.launch.stream);
+        let (n_used, n_tokens) = (n_used as usize, n_tokens as usize);
+        let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key: ids as usize, phase };
+        let inputs = input.chunks_exact((input.len() / n_tokens).max(1)).collect();
+        let [ids, weights] = &mut read_back;
+        // SAFETY: live nodes, read back just now; their bytes are kept until the layer is done.
+        let router = unsafe {
+            let value = |own: &mut Option<OnHost>, d| {
+                own.as_mut().map(|(tensor, bytes)| RouterValues::of_copy(&**tensor, bytes, d))
+            };
+            let values = [value(ids, 0), value(weights, 1)];
+            LayerRouter::new(routers, split, nodes[0], values, inputs, " on the device")
+        };
+        let mut selection = std::mem::take(&mut self.selection);
+        let uploads = Uploads::default();
+        let mut layer = DeviceLayer { offload: self, tier, others, router, nodes, read_back, uploads, help: None };
+        let result = run_layer(&mut layer, host, &mut selection);
+        self.selection = selection;
         result
+    }
+
+    /// Reads back the router's choice and weights, and its input, and waits for all submitted work.
+    ///
+    /// # Safety
+    /// The tensors are live and allocated on the device.
+    unsafe fn read_back(
+        &mut self,
+        tensors: [Option<*mut ggml_tensor>; 2],
+        input: Option<&ggml_tensor>,
+    ) -> ([Option<OnHost>; 2], Vec<f32>) {
+        // SAFETY: by the caller; the buffers are not touched before the stream has been waited for.
+        unsafe {
+            let mut read_back = tensors.map(|own| own.map(|tensor| (tensor, vec![0; llama::ggml_nbytes(tensor)])));
+            for (tensor, bytes) in read_back.iter_mut().flatten() {
+                self.launch.stream.get(&**tensor, bytes);
+            }
+            let mut floats = vec![0f32; input.map_or(0, |input| (input.ne[0] * input.ne[2]) as usize)];
+            if let Some(input) = input {
+                self.launch.stream.get(input, &mut floats);
+            }
+            self.launch.synchronize();
+            (read_back, floats)
+        }
+    }
+}
+
+/// Why a device's part of a batch failed.
+fn reason(device: &str, status: Failed) -> String {
+    match status {
+        GGML_STATUS_ALLOC_FAILED => format!(
+            "device {device} is out of memory, and nothing is left in its expert cache that could go; put fewer layers \
+             there, give a smaller context or ubatch, or compute experts on the CPU"
+        ),
+        _ => format!(
+            "device {device} failed (ggml status {status}): it may have been reset, removed or overheated; look at its \
+             driver's log, then start again, or leave it out"
+        ),
+    }
+}
+
+impl DeviceResidency for DeviceLayer<'_, '_> {
+    fn has(&self, version: Version) -> bool {
+        self.tier.has(version, self.router.kinds())
+    }
+
+    fn has_on_any(&self, version: Version) -> bool {
+        self.tier.is_resident(version) || self.others.have(version)
+    }
+
+    fn is_uploading(&self, slice: SliceId) -> bool {
+        self.others.read(slice)
+    }
+}
+
+impl<'a> Compute<HostReads, Recorder> for DeviceLayer<'a, '_> {
+    type Error = Failed;
+    type Router = LayerRouter<'a>;
+
+    const PREDICTS_BEHIND_PRODUCTS: bool = true;
+
+    fn router(&mut self) -> &mut LayerRouter<'a> {
+        &mut self.router
+    }
+
+    fn select(&mut self, _: &mut Host, selection: &mut Selection) -> Result<(), Failed> {
+        let is_recorded = self.router.select(selection)?;
+        if !selection.is_later_split() {
+            self.tier.cache.begin_layer(selection.layer(), selection.routing.n_tokens as u32);
+        }
+        if is_recorded {
+            self.write_back(true);
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, ids: Option<&[u16]>, weights: &[f32]) {
+        self.router.write(ids, weights);
+        self.write_back(ids.is_some());
+    }
+
+    fn scores(&mut self, host: &mut Host, selection: &Selection) -> Vec<f32> {
+        let scores = self.router.scores(host, selection);
+        let by_token = scores.chunks_exact(selection.n_expert);
+        by_token.for_each(|scores| self.tier.cache.scores(selection.layer(), scores));
+        scores
+    }
+
+    fn products(&mut self, host: &mut Host, selection: &Selection, step: &LayerStep) -> Result<(), Failed> {
+        // SAFETY: `Offload::layer` made this of a live graph's nodes.
+        unsafe { self.submit_products(host, selection, step) }
+    }
+
+    fn finish(&mut self, host: &mut Host, selection: &Selection, step: &LayerStep) -> Result<(), Failed> {
+        if selection.is_new_decode() {
+            self.tier.upload_ahead(host, step, selection);
+        }
+        // SAFETY: as above.
+        unsafe { self.finish_help(host, selection, step) }
+    }
+
+    fn end(&mut self, host: &mut Host, _: &Selection, step: LayerStep) {
+        // Uploads may still read these slots.
+        self.tier.hold(host.finish(step));
+        self.tier.leave(&self.offload.launch.stream);
+    }
+}
+
+impl DeviceLayer<'_, '_> {
+    /// Sends the router's weights to the device, and its ids if they have changed.
+    fn write_back(&mut self, with_ids: bool) {
+        let [ids, weights] = &self.read_back;
+        for (tensor, bytes) in ids.iter().filter(|_| with_ids).chain(weights) {
+            // SAFETY: the tensors are on the device until the ubatch is done, and have as many bytes, which the
+            // launch keeps until the stream is waited for.
+            unsafe { self.offload.launch.set(*tensor, bytes.clone(), 0) };
+        }
     }
 
     /// # Safety
     /// As [`Offload::layer`].
-    unsafe fn products(
+    unsafe fn submit_products(
         &mut self,
-        experts: &Experts,
-        tier: &mut Tier,
-        beside: &mut Beside,
+        host: &mut Host,
+        selection: &Selection,
         step: &LayerStep,
-        kinds: &[SliceKind],
-        nodes: &[*mut ggml_tensor],
     ) -> Result<(), Failed> {
-        let host = &mut *beside.host;
-        let missing = pin_present(tier, step, kinds, &self.chosen);
+        let (kinds, routing) = (self.router.kinds(), &selection.routing);
+        let missing = pin_present(self.tier, step, kinds, selection);
         let with_kind = |&node: &*mut ggml_tensor| {
             // SAFETY: nodes of a live graph.
-            (node, unsafe { self.product(node) }.map(|tag| tag.kind))
+            (node, unsafe { self.offload.product(node) }.map(|tag| tag.kind))
         };
-        let region: Vec<Node> = nodes.iter().map(with_kind).collect();
+        let region: Vec<Node> = self.nodes.iter().map(with_kind).collect();
         // SAFETY: by the caller.
-        let mut help = unsafe { self.divide(host, tier, step, &missing, &region) };
-        let is_helped = |used: &Used| help.as_ref().is_some_and(|help| help.experts.contains(used));
+        self.help = unsafe { self.divide(host, selection, step, &missing, &region) };
+        let is_helped = |used: &Used| self.help.as_ref().is_some_and(|help| help.experts.contains(used));
         let copied: Vec<Used> = missing.into_iter().filter(|used| !is_helped(used)).collect();
         let used: Vec<Used> = step.used.iter().copied().filter(|used| !is_helped(used)).collect();
         for &used in &copied {
-            tier.acquire(step.version(used), host.layout().kinds(step.layer));
+            self.tier.acquire(step.version(used), host.layout().kinds(step.layer));
         }
         let products: Vec<*mut ggml_tensor> =
             region.iter().filter(|(_, kind)| kind.is_some()).map(|(node, _)| *node).collect();
-        let (present, coming) = by_place(tier, step, kinds, &used, &copied);
+        let (present, coming) = by_place(self.tier, step, kinds, &used, &copied);
         // Skipped experts have rows of zeros.
         let skipped: Vec<Pair> =
-            step.skipped.iter().flat_map(|&index| self.chosen.routing.pairs_of(index).iter().copied()).collect();
+            step.skipped.iter().flat_map(|&index| routing.pairs_of(index).iter().copied()).collect();
         // SAFETY: by the caller.
-        unsafe { self.launch.prepare(tier, &self.chosen.routing, &products, &present, &coming, &skipped)? };
-        let mut uploads = Uploads::new(step, kinds, &copied);
+        unsafe { self.offload.launch.prepare(self.tier, routing, &products, &present, &coming, &skipped)? };
+        self.uploads = Uploads::new(step, kinds, &copied);
         // SAFETY: the host slots of the step are pinned until the uploads have run: `Tier::hold`.
-        unsafe { uploads.pump(host, tier) };
-        tier.measure_link();
-        let part = Part { step, used, coming };
+        unsafe { self.uploads.pump(host, self.tier) };
+        self.tier.measure_link();
+        let part = Part { used, coming };
         // SAFETY: nodes of a live graph.
         for stage in unsafe { stages(&region) } {
             // SAFETY: by the caller.
             unsafe {
                 for &(node, _) in &stage.products {
-                    self.launch.zero(tier, &self.chosen.routing, node, &skipped)?;
+                    self.offload.launch.zero(self.tier, routing, node, &skipped)?;
                 }
-                self.stage(experts, beside, tier, &part, &stage, &mut uploads, &mut help)?;
+                self.stage(host, selection, step, &part, &stage)?;
                 for &node in &stage.plain {
-                    self.launch.plain(tier, node)?;
+                    self.offload.launch.plain(self.tier, node)?;
                 }
             }
         }
-        self.launch.submit(tier)?;
-        if self.chosen.decodes_anew() {
-            self.look_ahead(tier, beside, step);
-        }
-        // SAFETY: by the caller.
-        unsafe { self.finish_help(beside.host, tier, step, help, &mut uploads) }
+        self.offload.launch.submit(self.tier)
     }
 }

@@ -11,8 +11,7 @@ use std::ptr;
 use ggml_sys::llama::{self, ggml_tensor};
 
 use crate::engine::ggml::{Buffer, Stream};
-use crate::engine::graph::tensor_at;
-use crate::engine::inner::Inner;
+use crate::engine::graph::{Inner, tensor_at};
 use hobbit_core::expert::SliceKind;
 use hobbit_core::gguf::SliceShape;
 

@@ -3,14 +3,12 @@
 //! In place of a ggml device, llama.cpp gets a wrapper around it: same name, memory, buffers and operations, plus the
 //! products of expert tensors in the expert buffer type. A layer thus stays one split on its device, with nothing
 //! copied and a single wait, for the router's choice. The wrapper passes other nodes of each graph on, and computes
-//! expert products from device slots ([`super::tier`]), which are filled from the host's ([`super::hierarchy`]).
+//! expert products from device slots ([`super::tier`]), which are filled from the host's ([`super::tiers`]).
 //!
 //! The wrapper uses the generic backend interface only, so it works with every ggml device.
 
 mod backend;
 mod compute;
-pub(super) mod failure;
-mod forward;
 mod helper;
 mod indices;
 mod launch;
@@ -29,8 +27,7 @@ use super::buffer::is_expert_tensor;
 use super::ggml;
 use super::registration::Registration;
 use compute::Offload;
-use forward::forward;
-use wrapper::wrapper;
+use wrapper::{forward, wrapper};
 
 pub(super) use wrapper::Wrapper;
 

@@ -7,11 +7,10 @@ use std::time::Instant;
 use ggml_sys::llama;
 
 use super::{BatchToken, Session};
+use crate::engine::calling::{self, Purpose};
 use crate::engine::contention;
 use crate::engine::error::Error;
 use crate::engine::log;
-use crate::engine::offload::failure;
-use crate::engine::purpose::Purpose;
 use crate::engine::raw::with_batch;
 use hobbit_core::residency::Counters;
 use hobbit_core::route::Phase;
@@ -73,8 +72,7 @@ impl Session {
             return Err(Error::Interrupted);
         }
         let experts = Arc::clone(&self.model.shared.experts);
-        experts.take_failure();
-        failure::take();
+        calling::take_failure();
         // SAFETY: the batch's arrays outlive the call.
         let (n_tokens, phase) = (batch.n_tokens.unsigned_abs(), unsafe { phase_of(&batch) });
         if let Some(memories) = experts.memories().as_mut() {
@@ -95,13 +93,11 @@ impl Session {
         if let Some(hook) = &self.hook {
             hook.flush();
         }
-        experts.forget_router_weights();
-        // The experts' error is nearer to the cause than the failure of the device's part.
-        let of_device = failure::take();
+        calling::set_router_weights(None);
         // After a write to a file, the latest reads may come from another model.
         let mut originals = self.model.shared.originals.iter();
         let written_to = originals.find_map(|original| original.check_unwritten().err());
-        let failure = experts.take_failure().or(of_device).or(written_to.map(|error| error.to_string()));
+        let failure = calling::take_failure().or(written_to.map(|error| error.to_string()));
         if code != 0 || failure.is_some() {
             if let Some(memories) = experts.memories().as_mut().filter(|_| failure.is_some()) {
                 memories.host.settle();

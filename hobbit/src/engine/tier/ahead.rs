@@ -16,13 +16,12 @@ use std::collections::VecDeque;
 use super::idle::Idle;
 use super::{Destination, Tier};
 use crate::engine::ggml::Stream;
-use crate::engine::hierarchy::HostBytes;
-use crate::engine::host_reads::Host;
+use crate::engine::host_reads::{Host, host_bytes};
 use hobbit_core::cache::{Cache, SlotId};
 use hobbit_core::expert::{ExpertId, SliceId, Version};
 use hobbit_core::load::prefetch::{Estimates, Holdings, Link, Load, Pace, PrefetchOptions, Prefetcher};
 use hobbit_core::predict::PredictShape;
-use hobbit_core::residency::{Chosen, LayerStep, Slots};
+use hobbit_core::residency::{LayerStep, Selection, Slots};
 use hobbit_core::route::Thresholds;
 
 /// Maximum experts in flight for layers that have not run: the number a token uses in a layer of today's models.
@@ -132,13 +131,13 @@ impl Tier {
         ahead.was_alone = ahead.underway.is_empty();
     }
 
-    /// A layer of a decode batch, whose router chose `chosen`, has been submitted: submits prefetches for the next
+    /// A layer of a decode batch, whose router chose `selection`, has been submitted: submits prefetches for the next
     /// layers.
-    pub(in crate::engine) fn upload_ahead(&mut self, host: &mut Host, step: &LayerStep, chosen: &Chosen) {
+    pub(in crate::engine) fn upload_ahead(&mut self, host: &mut Host, step: &LayerStep, selection: &Selection) {
         let Some(mut ahead) = self.ahead.take() else { return };
         let used: Vec<Version> = step.used.iter().map(|&used| step.version(used)).collect();
         self.counters.ahead_used += used.iter().filter(|used| ahead.planner.is_outstanding(**used)).count() as u64;
-        ahead.planner.settle(step.layer, &chosen.tokens(), &used, false);
+        ahead.planner.settle(step.layer, &selection.tokens(), &used, false);
         let own_bytes = self.counters.uploaded_bytes - self.before.1;
         ahead.planner.estimates = ahead.idle.estimates(own_bytes);
         let queued_bytes = ahead.underway.iter().filter(|own| own.layer != step.layer && !own.is_over);
@@ -207,9 +206,9 @@ impl Tier {
         for &kind in &kinds {
             for &(version, used, slot) in &taken {
                 let slice = SliceId { version, kind };
-                let (data, _) = host.host_bytes(slice, used).expect("it was complete when it was pinned");
+                let (data, _) = host_bytes(host, slice, used).expect("it was complete when it was pinned");
                 // SAFETY: the host's slot is pinned until the upload has run: `UploadsAhead::run_until`.
-                unsafe { self.upload(slice, host.shape(slice), data, Destination::Slot(slot)) };
+                unsafe { self.upload(slice, host.reads().shape(slice), data, Destination::Slot(slot)) };
             }
         }
         self.counters.ahead += taken.len() as u64;

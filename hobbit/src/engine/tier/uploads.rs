@@ -1,12 +1,12 @@
 //! The uploads of one region, in the order of need.
 
 use super::{Destination, Tier};
-use crate::engine::hierarchy::HostBytes;
-use crate::engine::host_reads::Host;
+use crate::engine::host_reads::{Host, host_bytes};
 use hobbit_core::expert::{SliceId, SliceKind};
 use hobbit_core::residency::{LayerStep, Used};
 
 /// Slices that are not uploaded yet.
+#[derive(Default)]
 pub(in crate::engine) struct Uploads {
     /// Kind by kind, in the order of products; within a kind, experts in the order of need.
     waiting: Vec<(SliceId, Used)>,
@@ -25,8 +25,8 @@ impl Uploads {
     }
 
     /// Makes the host read the first slice although no read is in flight. Returns `false` if that is impossible.
-    pub(in crate::engine) fn insist(&self, host: &mut Host) -> bool {
-        self.waiting.first().is_some_and(|&(slice, used)| host.insist(slice, used))
+    pub(in crate::engine) fn force_staging(&self, host: &mut Host) -> bool {
+        self.waiting.first().is_some_and(|&(slice, used)| host.force_staging(slice, used))
     }
 
     /// Starts every upload whose bytes are in host memory and that has a destination. Returns whether any was started.
@@ -42,7 +42,7 @@ impl Uploads {
             if is_staged && staging_for.is_some_and(|kind| kind != slice.kind) {
                 return true;
             }
-            let Some((data, on_loan)) = host.host_bytes(slice, used) else {
+            let Some((data, on_loan)) = host_bytes(host, slice, used) else {
                 if is_staged {
                     staging_for = Some(slice.kind);
                 }
@@ -54,7 +54,7 @@ impl Uploads {
             };
             debug_assert!(is_staged == matches!(to, Destination::Staging(_)));
             // SAFETY: by the caller for what is cached; a staged slice is kept until its upload has run.
-            unsafe { tier.upload(slice, host.shape(slice), data, to) };
+            unsafe { tier.upload(slice, host.reads().shape(slice), data, to) };
             if on_loan {
                 tier.hold_staged(slice);
             }

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Pins a step's experts that are on the device. Returns the others, in the order of need.
-pub(super) fn pin_present(tier: &mut Tier, step: &LayerStep, kinds: &[SliceKind], chosen: &Chosen) -> Vec<Used> {
+pub(super) fn pin_present(tier: &mut Tier, step: &LayerStep, kinds: &[SliceKind], selection: &Selection) -> Vec<Used> {
     let mut missing = Vec::new();
     if tier.is_unified() {
         return missing;
@@ -13,8 +13,8 @@ pub(super) fn pin_present(tier: &mut Tier, step: &LayerStep, kinds: &[SliceKind]
         // If a layer comes in several splits, an earlier one may have taken the slot for slices that it left to this
         // one.
         let hit = tier.pin(version) && tier.has(version, kinds);
-        if !chosen.is_again() {
-            tier.touch(version, hit, chosen);
+        if !selection.is_later_split() {
+            tier.touch(version, hit, selection);
         }
         if !hit {
             missing.push(used);
@@ -81,24 +81,20 @@ pub(super) unsafe fn stages(region: &[Node]) -> Vec<Stage> {
     stages
 }
 
-impl Offload {
+impl DeviceLayer<'_, '_> {
     /// Computes the products of a stage, those of present experts first.
     ///
     /// # Safety
     /// As [`Offload::layer`]; the inputs of the products have been submitted.
-    #[allow(clippy::too_many_arguments)]
     pub(super) unsafe fn stage(
         &mut self,
-        experts: &Experts,
-        beside: &mut Beside,
-        tier: &mut Tier,
+        host: &mut Host,
+        selection: &Selection,
+        step: &LayerStep,
         part: &Part,
         stage: &Stage,
-        uploads: &mut Uploads,
-        help: &mut Option<Help>,
     ) -> Result<(), Failed> {
-        let Beside { host, others, .. } = beside;
-        let step = part.step;
+        let routing = &selection.routing;
         let mut pending: Vec<Product> = Vec::new();
         for &(node, kind) in &stage.products {
             pending.extend(part.used.iter().map(|&used| {
@@ -108,7 +104,7 @@ impl Offload {
         }
         loop {
             let mut here = Vec::new();
-            pending.retain(|product| match locate(product, host, tier) {
+            pending.retain(|product| match locate(product, host, self.tier) {
                 Some(weights) => {
                     here.push((*product, weights));
                     false
@@ -117,52 +113,47 @@ impl Offload {
             });
             let progress = !here.is_empty();
             // Experts are multiplied one by one as their indices were uploaded.
-            let is_coming = |index: u16| !tier.is_unified() && part.coming.iter().any(|(used, _)| used.index == index);
+            let is_coming =
+                |index: u16| !self.tier.is_unified() && part.coming.iter().any(|(used, _)| used.index == index);
             let (arriving, here): (Vec<_>, Vec<_>) =
                 here.into_iter().partition(|(product, _)| is_coming(product.used.index));
             if !here.is_empty() {
                 // SAFETY: by the caller.
-                unsafe { self.launch.products(&self.chosen.routing, tier, &here)? };
+                unsafe { self.offload.launch.products(routing, self.tier, &here)? };
             }
             for located in arriving {
                 let slice = located.0.slice;
-                if tier.is_arriving(slice) {
+                if self.tier.is_arriving(slice) {
                     // The graph built so far must not wait for slices that are still arriving.
-                    self.launch.submit(tier)?;
+                    self.offload.launch.submit(self.tier)?;
                 }
-                tier.wait_for(&self.launch.stream, slice);
+                self.tier.wait_for(&self.offload.launch.stream, slice);
                 // SAFETY: by the caller.
-                unsafe { self.launch.products(&self.chosen.routing, tier, &[located])? };
+                unsafe { self.offload.launch.products(routing, self.tier, &[located])? };
             }
             let Some(&Product { slice, used, .. }) = pending.first() else { return Ok(()) };
             // The device computes the experts it has while the host waits for others.
-            self.launch.submit(tier)?;
-            split::poll(host, experts, &self.abort)?;
+            self.offload.launch.submit(self.tier)?;
+            split::poll(host, &self.offload.abort)?;
             // SAFETY: as above.
-            if unsafe { uploads.pump(host, tier) } || progress {
+            if unsafe { self.uploads.pump(host, self.tier) } || progress {
                 continue;
             }
             // Slices that have just landed are no longer in flight.
-            if pending.iter().any(|product| locate(product, host, tier).is_some()) {
+            if pending.iter().any(|product| locate(product, host, self.tier).is_some()) {
                 continue;
             }
             // SAFETY: by the caller.
-            if let Some(help) = help
-                && unsafe { self.help_once(host, step, help)? }
-            {
+            if unsafe { self.help_once(host, selection, step)? } || host.wait() {
                 continue;
             }
-            if host.wait() {
-                continue;
-            }
-            let released = tier.wait_for_host_staging();
+            let released = self.tier.wait_for_host_staging();
             if !released.is_empty() {
                 released.into_iter().for_each(|slice| host.release(slice));
                 continue;
             }
-            if !others.insist(host, slice, used) {
-                experts.fail(format!("{slice}: nothing will ever load it"));
-                return Err(GGML_STATUS_FAILED);
+            if !self.others.force_staging(host, slice, used) {
+                return Err(split::failed(format!("{slice}: nothing will ever load it")));
             }
         }
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use ggml_sys::llama::ggml_backend_dev_t;
 
-use super::Hierarchy;
+use super::Tiers;
 use crate::engine::host_reads::Host;
 use crate::engine::tier::Tier;
 use hobbit_core::cache::{CacheState, SavedCache};
@@ -19,7 +19,7 @@ const UPLOAD_AT_ONCE: usize = 8;
 /// Name of the host's cache in a saved state.
 const HOST: &str = "";
 
-impl Hierarchy {
+impl Tiers {
     /// The tier of a device.
     pub(in super::super) fn tier(&mut self, dev: ggml_backend_dev_t) -> Option<&mut Tier> {
         self.tiers.iter_mut().find(|tier| tier.dev == dev)
@@ -41,13 +41,13 @@ impl Hierarchy {
         Ok(())
     }
 
-    /// What every device holds now, in the order of the first session's reports.
+    /// Contents of every device now, in the order of the first session's reports.
     pub(in super::super) fn device_reports(&self) -> Vec<DeviceReport> {
         let now = |report: &DeviceReport| self.named(report).map_or_else(|| report.clone(), |tier| tier.report.clone());
         self.description.devices.iter().map(now).collect()
     }
 
-    /// What every device has done, in the same order.
+    /// Counters of every device, in the same order.
     pub(in super::super) fn device_counters(&self) -> Vec<DeviceCounters> {
         let done = |report: &DeviceReport| self.named(report).map(|tier| tier.counters).unwrap_or_default();
         self.description.devices.iter().map(done).collect()
@@ -138,7 +138,7 @@ fn preload_layer(host: &mut Host, tier: &mut Tier, layer: u16) -> Result<(), Sto
 /// # Errors
 /// A read that fails.
 fn upload(host: &mut Host, tier: &mut Tier, versions: &[Version]) -> Result<bool, StoreError> {
-    let Some(step) = host.bring(versions) else { return Ok(true) };
+    let Some(step) = host.load(versions) else { return Ok(true) };
     let kinds = host.layout().kinds(step.layer).to_vec();
     let result = tier.fill(host, &step, &kinds);
     let pins = host.finish(step);

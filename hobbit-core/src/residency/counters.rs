@@ -1,14 +1,14 @@
-//! What is chosen of an expert, and the books on it.
+//! Counters of a residency, and the uses that policies and observers see.
 
-use super::present::present;
-use super::step::Asked;
-use super::wanted::Wanted;
+use super::background::Upgrades;
+use super::layer::DeviceResidency;
+use super::selection::Selection;
 use super::{NeededExpert, Observer, Reads, Residency};
-use crate::cache::Use;
+use crate::cache::{Cache, Use};
 use crate::expert::{ExpertId, Precision, SliceId, Version};
 use crate::options::Knob;
 use crate::predict::Predictor;
-use crate::route::{Phase, Rerouted, Routing, resolve};
+use crate::route::{Phase, Rerouted, Rerouting, Routing};
 use crate::stats::{LayerStats, PrecisionCounts, RerouteCounts};
 
 /// Counted since a residency was made.
@@ -22,7 +22,7 @@ pub struct Counters {
     pub slices_loaded: u64,
     /// Bytes moved.
     pub bytes_read: u64,
-    /// Seconds in which somebody waited for a read.
+    /// Seconds of waiting for reads.
     pub wait_seconds: f64,
     /// Uses, one for each token and each expert its router chose, by precision.
     pub used: PrecisionCounts,
@@ -102,14 +102,10 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
     }
 
-    /// The router's probabilities of all experts of a layer for one token, `[n_expert]`, for the policy: once per token.
+    /// The router's probabilities of all experts of a layer for one token, `[n_expert]`, for the policy: once per
+    /// token.
     pub fn tell_scores(&mut self, layer: u16, scores: &[f32]) {
         self.cache.scores(layer, scores);
-    }
-
-    /// The router of a layer has chosen for so many tokens: they are counted.
-    pub(super) fn enter(&mut self, layer: u16, n_tokens: usize) {
-        self.cache.begin_layer(layer, u32::try_from(n_tokens).unwrap_or(u32::MAX));
     }
 
     /// Notes which layer is computed, and tells who looks on.
@@ -118,55 +114,45 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.observer.begin_layer(layer, routing, weights, scores, self.counters.wait_seconds);
     }
 
-    /// The precision in which a needed expert is used, if at all, whether it is a hit, and the books on it.
-    pub(super) fn choose(
+    /// Counts a needed expert, which is used in this precision, and tells the policy and the observer. Whether it is
+    /// there.
+    pub(super) fn count_use(
         &mut self,
         expert: ExpertId,
-        asked: Asked,
-        is_elsewhere: &dyn Fn(Version) -> bool,
-    ) -> (Option<Precision>, bool) {
-        let demand = asked.demands[usize::from(expert.index)];
-        let [high, low] = [Version::high(expert), Version::low(expert)];
-        let has_low = !self.precisions.is_exact() && self.layout.has_version(low);
-        let high_slot = self.cache.lookup(high);
-        let high_elsewhere = is_elsewhere(high);
-        let is_resident = [
-            // A high version that arrives in the background does not count before it is complete.
-            high_elsewhere || high_slot.is_some() && !self.upgrades.is_underway(high),
-            has_low && (is_elsewhere(low) || self.cache.lookup(low).is_some()),
-        ];
-        let precision = match self.precisions.is_forced_low(expert) && has_low {
-            true => Some(Precision::Low),
-            false => resolve(demand, is_resident, has_low),
-        };
+        precision: Option<Precision>,
+        selection: &Selection,
+        devices: &dyn DeviceResidency,
+    ) -> bool {
         let version = precision.map(|precision| Version { expert, precision });
-        let is_elsewhere = version.is_some_and(is_elsewhere);
+        let is_on_device = version.is_some_and(|version| devices.has(version));
         let slot = version.and_then(|version| self.cache.lookup(version));
-        let hit = is_elsewhere || slot.is_some_and(|slot| self.cache.is_ready(slot));
-        // What is elsewhere is not used here: it may age.
-        if !is_elsewhere {
-            match asked.wanted {
-                None => self.touch(expert, asked.routing, asked.shares, hit, precision),
-                // Who stands in for another is used, and not wanted: what policies learn is what routers say.
-                Some(wanted) if wanted.has(expert.index) => {
-                    self.touch(expert, &wanted.routing, &wanted.shares, hit, precision);
+        let hit = is_on_device || slot.is_some_and(|slot| self.cache.is_ready(slot));
+        // A device has its own policy: its residents may age here.
+        if !is_on_device {
+            match &selection.unmasked {
+                None => self.touch(expert, &selection.routing, &selection.shares, hit, precision),
+                // A substitute is used, not wanted: policies learn what routers choose.
+                Some(own) if !own.routing.pairs_of(expert.index).is_empty() => {
+                    self.touch(expert, &own.routing, &own.shares, hit, precision);
                 }
                 Some(_) => {}
             }
         }
-        let n_uses = asked.routing.pairs_of(expert.index).len() as u64;
+        let n_uses = selection.routing.pairs_of(expert.index).len() as u64;
         self.counters.used.count(precision, n_uses);
         self.by_layer[usize::from(expert.layer)].used.count(precision, n_uses);
-        if !high_elsewhere && high_slot.is_none_or(|slot| !self.cache.is_ready(slot)) {
+        let high = Version::high(expert);
+        if !devices.has(high) && self.cache.lookup(high).is_none_or(|slot| !self.cache.is_ready(slot)) {
             self.counters.missed.count(precision, 1);
         }
         self.count(expert.layer, hit);
         if self.observer.is_watching() {
+            let demand = selection.demands[usize::from(expert.index)];
             let bytes = version.and_then(|version| self.layout.bytes_missing(&self.cache, version)).unwrap_or(0);
-            let is_there = is_elsewhere || slot.is_some() || version.is_some_and(|version| self.is_staged(version));
+            let is_there = is_on_device || slot.is_some() || version.is_some_and(|version| self.is_staged(version));
             self.observer.needed(&NeededExpert { expert, demand, version, hit, is_there, bytes });
         }
-        (precision, hit)
+        hit
     }
 
     fn touch(&mut self, expert: ExpertId, routing: &Routing, shares: &[f32], hit: bool, precision: Option<Precision>) {
@@ -175,27 +161,35 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.cache.touch(expert, Use { hit, precision, weight, n_tokens, since });
     }
 
-    /// Tells the policy of experts that the router wanted and nobody uses: they are missing.
-    pub(super) fn touch_unused(&mut self, layer: u16, wanted: &Wanted, used: &Routing) {
-        for &index in wanted.routing.needed.iter().filter(|&&index| used.pairs_of(index).is_empty()) {
-            self.touch(ExpertId { layer, index }, &wanted.routing, &wanted.shares, false, Some(Precision::High));
+    /// Tells the policy of experts that the router chose and no token uses: they are missing.
+    pub(super) fn touch_unused(&mut self, selection: &Selection) {
+        let Some(own) = &selection.unmasked else { return };
+        let layer = selection.layer();
+        for &index in own.routing.needed.iter().filter(|&&index| selection.routing.pairs_of(index).is_empty()) {
+            self.touch(ExpertId { layer, index }, &own.routing, &own.shares, false, Some(Precision::High));
         }
     }
 
-    /// Whether an expert can be used now in high precision without another read; one that is on its way can, unless tokens
-    /// wait for nothing. `is_elsewhere`: whether a version is where the products run.
-    pub fn is_present(&self, expert: ExpertId, is_elsewhere: &dyn Fn(Version) -> bool) -> bool {
+    /// Whether experts that are missing may be replaced by others in this phase.
+    pub fn may_reroute(&self, phase: Phase) -> bool {
+        !self.rerouting.is_off() && (phase.is_decode() || self.reroutes_prompts)
+    }
+
+    /// Whether an expert can be used now in high precision without another read. One that is on its way can, unless
+    /// tokens use only complete experts.
+    pub(super) fn is_present(&self, expert: ExpertId, devices: &dyn DeviceResidency) -> bool {
         if let Some(masked) = &self.masked {
             return !masked.contains(&expert);
         }
         if self.is_whole(expert.layer) {
             return true;
         }
-        let is_arriving = self.is_arriving(Version::high(expert)) && !is_elsewhere(Version::high(expert));
-        !is_arriving && present(&self.cache, &self.upgrades, &self.rerouting, expert, is_elsewhere)
+        let high = Version::high(expert);
+        let is_arriving = self.is_arriving(high) && !devices.has(high);
+        !is_arriving && is_present(&self.cache, &self.upgrades, &self.rerouting, expert, devices.has(high))
     }
 
-    /// A layer's tokens have been sent elsewhere.
+    /// Counts rerouted tokens of a layer.
     pub(super) fn count_rerouted(&mut self, layer: u16, outcome: Rerouted) {
         let of_layer = &mut self.by_layer[usize::from(layer)].rerouted;
         *of_layer = *of_layer + outcome.into();
@@ -213,4 +207,17 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         *(if hit { hits } else { misses }) += 1;
         *(if hit { &mut self.counters.hits } else { &mut self.counters.misses }) += 1;
     }
+}
+
+/// As [`Residency::is_present`], of an expert that no virtual expert concerns.
+pub(super) fn is_present(
+    cache: &Cache,
+    upgrades: &Upgrades,
+    rerouting: &Rerouting,
+    expert: ExpertId,
+    is_on_device: bool,
+) -> bool {
+    let high = Version::high(expert);
+    let slot = cache.lookup(high).filter(|_| !upgrades.is_underway(high));
+    is_on_device || slot.is_some_and(|slot| !rerouting.only_present || cache.is_ready(slot))
 }

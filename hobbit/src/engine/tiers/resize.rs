@@ -1,6 +1,6 @@
 //! Resizes caches while a model is open.
 
-use super::Hierarchy;
+use super::Tiers;
 use crate::engine::tier::Tier;
 use hobbit_core::cache::ShareId;
 use hobbit_core::expert::Precision;
@@ -9,7 +9,7 @@ use hobbit_core::plan::ExpertCache;
 /// A share of the host's cache: its layer and number there, the bytes of its slots.
 type HostShare = (u16, u16, ShareId, u64);
 
-impl Hierarchy {
+impl Tiers {
     /// Bytes of the slots on the host.
     pub(in super::super) fn host_cache_bytes(&self) -> u64 {
         let bytes = |(_, _, id, stride): HostShare| self.host.cache().slots_of_share(id).len() as u64 * stride;

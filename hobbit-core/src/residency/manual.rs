@@ -1,11 +1,10 @@
-//! Reads that land when a test says so, in memory that is a map: slots and staging slots, and what has been read into
-//! them.
+//! A test double whose reads are completed manually. Its memory is a map of slots and staging slots.
 
 use std::collections::HashMap;
 
 use super::{
-    Landed, LayerShape, Layout, Parts, Precisions, Read, Reads, Residency, RestBytes, Split, StagingOptions, Target,
-    VersionBytes,
+    DeviceResidency, Landed, LayerShape, LayerStep, Layout, Parts, Precisions, Read, Reads, Residency, RestBytes,
+    Selection, Split, StagingOptions, Target, VersionBytes,
 };
 use crate::cache::policy::{self, PolicyKind, Shape, Weights};
 use crate::cache::{Cache, LayerLayout, PoolLayout, SliceKinds, SlotId};
@@ -17,19 +16,19 @@ use crate::route::{Phase, Thresholds};
 /// The matrices of every expert.
 pub(super) const KINDS: [SliceKind; 3] = [SliceKind::Gate, SliceKind::Up, SliceKind::Down];
 
-/// Reads that wait, and what those that landed left.
+/// Submitted reads, and memory filled by completed ones.
 #[derive(Default)]
-pub(super) struct ByHand {
+pub(super) struct Manual {
     /// By order of submission.
     pub(super) waiting: Vec<(LoadClass, Read)>,
     landed: Vec<Landed<Read>>,
-    /// What is in a slot's region. Missing while it is being written.
+    /// Contents of each slot's region. Missing while it is being written.
     pub(super) slots: HashMap<(SlotId, SliceKind), Version>,
-    /// What is in a staging slot.
+    /// Contents of staging slots.
     pub(super) staged: HashMap<usize, SliceId>,
     /// So many of the next reads find no room.
     pub(super) refuses: usize,
-    /// Of the reads that [`Reads::wait`] lands next: positions among those that are expected, and whether they fail.
+    /// The reads that [`Reads::wait`] lands next: positions among the expected ones, and whether they fail.
     pub(super) script: Vec<(usize, bool)>,
     /// Every read that was submitted and not refused.
     pub(super) n_submitted: usize,
@@ -38,7 +37,7 @@ pub(super) struct ByHand {
     now: f64,
 }
 
-impl ByHand {
+impl Manual {
     /// The regions that a read fills.
     fn regions(target: Target) -> Vec<(SlotId, SliceKind)> {
         match target {
@@ -54,7 +53,7 @@ impl ByHand {
         self.n_answered += 1;
         self.now += 1.0;
         if let (Some(held), Target::Slot { .. } | Target::Record { .. }) = (read.held, read.target) {
-            // What is read is no more than what this lacks.
+            // Only what the held version lacks is read.
             let low = Version::low(read.target.version().expert);
             for (_, kind) in Self::regions(read.target) {
                 assert_eq!(self.slots.get(&(held, kind)), Some(&low), "{read:?}: what it is a part of has gone");
@@ -73,7 +72,7 @@ impl ByHand {
     }
 }
 
-impl Reads for ByHand {
+impl Reads for Manual {
     /// The read that failed.
     type Error = Read;
 
@@ -194,7 +193,7 @@ impl Default for Small {
 }
 
 impl Small {
-    pub(super) fn residency(self) -> Residency<ByHand, ()> {
+    pub(super) fn residency(self) -> Residency<Manual, ()> {
         let pool = |of: fn(ExpertId) -> Version, slots: u32| {
             let members = |layer| (0..self.n_expert).map(move |index| of(ExpertId { layer, index })).collect();
             let layout = |layer| LayerLayout { layer, members: members(layer), kinds: SliceKinds::from_iter(KINDS) };
@@ -219,7 +218,7 @@ impl Small {
         let mode = if self.slots.1.is_some() { PrecisionMode::Dynamic } else { PrecisionMode::Exact };
         let options = PrecisionOptions { deterministic: self.deterministic, ..PrecisionOptions::default() };
         Residency::new(Parts {
-            reads: ByHand::default(),
+            reads: Manual::default(),
             observer: (),
             cache,
             layout,
@@ -241,4 +240,16 @@ pub(super) fn split(small: &Small, layer: u16, n_used: usize) -> Split<'static> 
         key: usize::from(layer),
         phase: Phase::Decode,
     }
+}
+
+/// Begins a split whose selection and demands are set.
+pub(super) fn begin_split(
+    residency: &mut Residency<Manual, ()>,
+    selection: &mut Selection,
+    devices: &dyn DeviceResidency,
+) -> LayerStep {
+    if !selection.is_later_split() {
+        residency.enter(selection);
+    }
+    residency.begin(selection, &[], devices)
 }

@@ -1,0 +1,280 @@
+//! Work beside the layers: upgrades, free slots, and the residents of an earlier run.
+//!
+//! While nothing else is read, a frequently used low version is replaced by its high version; the low one serves
+//! until the high one is complete. Free slots are filled in the order of the file, after the residents of an earlier
+//! run.
+
+use std::collections::BTreeSet;
+
+use super::{Observer, Reads, Residency};
+use crate::cache::{SavedCache, SliceState, SlotId};
+use crate::expert::{ExpertId, Version};
+use crate::load::LoadClass;
+use crate::route::Phase;
+
+/// High versions on their way in the background, at the most.
+const UPGRADES_MAX: usize = 2;
+
+/// A high version that is read in the background.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Upgrade {
+    version: Version,
+    /// Pinned.
+    slot: SlotId,
+    failed: bool,
+}
+
+/// Upgrades in flight, and the block that is looked at next.
+#[derive(Debug, Default)]
+pub(super) struct Upgrades {
+    pub(super) underway: Vec<Upgrade>,
+    next_layer: u16,
+    /// None has started since the last token: one per token bounds what a wrong guess can cost.
+    pub(super) may_start: bool,
+}
+
+impl Upgrades {
+    pub(super) fn is_underway(&self, version: Version) -> bool {
+        self.underway.iter().any(|upgrade| upgrade.version == version)
+    }
+
+    /// Whether a read that failed was an upgrade's.
+    pub(super) fn fail(&mut self, version: Version) -> bool {
+        let upgrade = self.underway.iter_mut().find(|upgrade| upgrade.version == version);
+        upgrade.map(|upgrade| upgrade.failed = true).is_some()
+    }
+
+    /// Those that are needed are upgrades no more; their slots, to be unpinned.
+    pub(super) fn take_over(&mut self, is_needed: impl Fn(Version) -> bool) -> Vec<SlotId> {
+        let needed = self.underway.extract_if(.., |upgrade| is_needed(upgrade.version));
+        needed.map(|upgrade| upgrade.slot).collect()
+    }
+}
+
+/// Between two tokens, at most so many bytes are lined up.
+const BETWEEN_TOKENS_BYTES: u64 = 16 << 20;
+
+/// Progress of filling.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Fill {
+    /// Free slots are to be filled.
+    is_on: bool,
+    /// The same between two tokens.
+    is_on_between_tokens: bool,
+    /// Reads are lined up or on their way: those of a layer that runs may have to be withdrawn.
+    pub(super) is_reading: bool,
+    /// They are so few that an evaluation may begin beside them.
+    is_little: bool,
+    /// No slot was free at the last look, and none has become so.
+    pub(super) is_done: bool,
+}
+
+/// Versions that are asked for at once: enough that the store is never without a read.
+const READ_AT_ONCE: usize = 32;
+
+impl<R: Reads, O: Observer> Residency<R, O> {
+    // Upgrades
+
+    /// Looks after upgrades that have landed: the low version gives its slot back, a failed one is forgotten.
+    pub(super) fn settle_upgrades(&mut self) {
+        let Self { upgrades, layout, cache, counters, .. } = self;
+        upgrades.underway.retain(|upgrade| {
+            let kinds = layout.kinds(upgrade.version.expert.layer);
+            if kinds.iter().any(|&kind| cache.state(upgrade.slot, kind) == SliceState::Loading) {
+                return true;
+            }
+            cache.unpin(upgrade.slot);
+            if upgrade.failed {
+                cache.release(upgrade.version);
+            } else {
+                counters.upgrades += 1;
+                cache.release(Version::low(upgrade.version.expert));
+            }
+            false
+        });
+    }
+
+    /// Starts one, if nothing else is read and none has started since the last token.
+    pub(super) fn upgrade_if_idle(&mut self) {
+        let may_start = self.upgrades.may_start && self.upgrades.underway.len() < UPGRADES_MAX;
+        if may_start && self.reads.outstanding() == 0 {
+            self.upgrade();
+        }
+    }
+
+    /// Upgrades between tokens only, at most one at a time, complete before the next token but one: what is resident
+    /// does not depend on how fast reads are.
+    pub(super) fn upgrade_in_step(&mut self) {
+        self.settle_upgrades();
+        while !self.upgrades.underway.is_empty() && self.wait() {
+            self.settle_upgrades();
+        }
+        self.upgrade();
+    }
+
+    /// Replaces one low version by its high version, if one is worth it. One block a time: looking costs time too.
+    fn upgrade(&mut self) {
+        if self.precisions.is_exact() || !self.precisions.options.upgrade || !self.precisions.loads_high() {
+            return;
+        }
+        let layer = self.upgrades.next_layer;
+        self.upgrades.next_layer = (layer + 1) % self.layout.n_blocks().max(1);
+        let Some(expert) = self.cache.upgrade(layer).filter(|&expert| !self.precisions.is_forced_low(expert)) else {
+            return;
+        };
+        let version = Version::high(expert);
+        let Some(acquired) = self.cache.acquire_upgrade(version) else { return };
+        self.upgrades.may_start = false;
+        self.takes(acquired.slot, version, acquired.evicted);
+        // It must not be evicted between its landing and `settle_upgrades`.
+        self.cache.pin(acquired.slot);
+        self.upgrades.underway.push(Upgrade { version, slot: acquired.slot, failed: false });
+        let order = self.layout.load_order(layer, &[]);
+        self.read_slots(LoadClass::Upgrade, &[(acquired.slot, version)], &order);
+    }
+
+    // Free slots
+
+    /// From now on free slots are filled while no product waits, unless that would be seen in what a repeatable run
+    /// or a trace depends on, or high versions are not wanted at all, or experts are virtual. Not for policies that
+    /// take an insertion for a use. `between_tokens`: also between two tokens of an answer.
+    pub fn fill_free_slots(&mut self, between_tokens: bool) {
+        let is_repeatable = self.observer.is_watching() || self.precisions.options.deterministic;
+        let is_fixed = is_repeatable || self.virtual_experts.is_some();
+        self.fill.is_on = !is_fixed && self.precisions.loads_high();
+        self.fill.is_on_between_tokens = self.fill.is_on && between_tokens;
+        self.idle();
+    }
+
+    /// Lines up reads for all free slots, while the session is idle. An evaluation withdraws them.
+    pub fn idle(&mut self) {
+        if self.fill.is_on && !self.fill.is_done {
+            self.poll();
+            self.fill.is_little = false;
+            let layers: Vec<u16> = self.layout.layers().collect();
+            self.fill_slots(layers, u64::MAX);
+        }
+    }
+
+    /// Waits for all that [`Residency::idle`] lines up. Bytes of the versions that are ready in slots then.
+    pub fn finish_filling(&mut self) -> u64 {
+        self.idle();
+        while self.reads.outstanding() > 0 {
+            self.reads.drain(&mut self.landed);
+            self.land();
+        }
+        self.poll();
+        let ready = self.cache.residents().filter(|(_, slot)| self.cache.is_ready(*slot));
+        ready.filter_map(|(version, _)| self.layout.bytes(version)).sum()
+    }
+
+    /// A token is done, and the next may follow at once: the deepest layers leave most time.
+    pub(super) fn fill_between_tokens(&mut self) {
+        if self.fill.is_on_between_tokens && !self.fill.is_done && self.reads.outstanding() == 0 {
+            self.fill.is_little = true;
+            let layers: Vec<u16> = self.layout.layers().rev().collect();
+            self.fill_slots(layers, BETWEEN_TOKENS_BYTES);
+        }
+    }
+
+    /// An evaluation begins: the disk, and the memory that slots have yet to be given, are for what it needs.
+    pub(super) fn pause_filling(&mut self, phase: Phase) {
+        if !phase.is_decode() || !self.fill.is_little {
+            self.stop_filling(None);
+        }
+    }
+
+    fn fill_slots(&mut self, layers: Vec<u16>, most_bytes: u64) {
+        let mut bytes = 0;
+        for layer in layers {
+            let mut slots: Vec<(SlotId, Version)> = Vec::new();
+            for index in 0..self.layout.n_expert(layer) {
+                let version = Version::high(ExpertId { layer, index });
+                if bytes >= most_bytes || self.cache.lookup(version).is_some() || !self.cache.has_empty_slot(version) {
+                    continue;
+                }
+                let Some(slot) = self.acquire(version) else { continue };
+                bytes += self.layout.bytes(version).unwrap_or(0);
+                slots.push((slot, version));
+            }
+            if !slots.is_empty() {
+                self.fill.is_reading = true;
+                let order = self.layout.load_order(layer, &[]);
+                self.read_slots(LoadClass::Fill, &slots, &order);
+            }
+            if bytes >= most_bytes {
+                return;
+            }
+        }
+        self.fill.is_done = bytes == 0;
+    }
+
+    /// Withdraws what has not started: of one layer, or everything.
+    pub(super) fn stop_filling(&mut self, layer: Option<u16>) {
+        if !self.fill.is_reading {
+            return;
+        }
+        if layer.is_none() {
+            self.reads.forget_fills();
+        }
+        let is_of_layer = |version: Version| layer.is_none_or(|layer| version.expert.layer == layer);
+        let withdrawn = self.withdraw(LoadClass::Fill, is_of_layer);
+        self.fill.is_done &= withdrawn.is_empty();
+        withdrawn.into_iter().for_each(|asked| self.cancel(asked.target));
+        self.fill.is_reading = self.reads.outstanding() > 0;
+    }
+
+    // Warm start
+
+    /// Shows the policy what it learned in an earlier run.
+    pub fn load_statistics(&mut self, saved: &SavedCache) {
+        self.cache.load_statistics(saved);
+    }
+
+    /// Reads what was resident in an earlier run, as far as there are slots: how many versions are there then. Whatever
+    /// else is resident leaves. Reads that fail are made again when they are needed.
+    pub fn restore(&mut self, saved: &SavedCache) -> u64 {
+        let wanted: BTreeSet<Version> = saved.residents.iter().copied().collect();
+        // Experts that passed through on their way to a device make room; the others need not be read again.
+        let passed = self.cache.residents().map(|(version, _)| version).filter(|version| !wanted.contains(version));
+        for version in passed.collect::<Vec<_>>() {
+            self.cache.release(version);
+        }
+        let mut taken = self.cache.restore(saved);
+        taken.sort_by_key(|(_, version)| (version.expert.layer, version.precision, version.expert.index));
+        let is_alike = |a: &(SlotId, Version), b: &(SlotId, Version)| {
+            (a.1.expert.layer, a.1.precision) == (b.1.expert.layer, b.1.precision)
+        };
+        for slots in taken.chunk_by(is_alike).flat_map(|alike| alike.chunks(READ_AT_ONCE)) {
+            let Version { expert: ExpertId { layer, .. }, precision } = slots[0].1;
+            for &(slot, version) in slots {
+                self.takes(slot, version, None);
+            }
+            let order = self.layout.load_order(layer, &[]);
+            self.read_slots(LoadClass::on_demand(precision), slots, &order);
+            while self.reads.outstanding() > READ_AT_ONCE && self.wait() {}
+        }
+        self.settle();
+        for (_, version) in taken {
+            if !self.cache.is_complete(version) {
+                self.cache.release(version);
+            }
+        }
+        wanted.into_iter().filter(|&version| self.cache.is_complete(version)).count() as u64
+    }
+
+    /// The same without a read: it is there at once.
+    pub fn assume(&mut self, saved: &SavedCache) {
+        for (slot, version) in self.cache.restore(saved) {
+            for &kind in self.layout.kinds(version.expert.layer) {
+                self.cache.set_loading(slot, kind);
+                self.cache.set_ready(slot, kind);
+            }
+        }
+    }
+
+    /// The residents, for another run.
+    pub fn save(&mut self, name: &str) -> SavedCache {
+        self.cache.save(name)
+    }
+}

@@ -1,0 +1,315 @@
+//! The selection of a layer: the experts that its router chose, where tokens were rerouted, and what is demanded of
+//! each.
+
+use super::layer::{DeviceResidency, TokenChoices};
+use super::step::LayerStep;
+use super::{Observer, Precisions, Reads, Residency};
+use crate::expert::{ExpertId, Precision, SliceKind, Version};
+use crate::predict::{Popularity, RouterScores};
+use crate::route::{Choice, Demand, Phase, Rerouted, Routing, TokenScores, Weighing, reroute};
+
+/// A batch that needs so many tenths of a layer's experts is dense: the next layer will need nearly all of its own.
+const DENSE_TENTHS: usize = 9;
+
+/// Products of one layer that are computed together.
+#[derive(Clone, Copy, Debug)]
+pub struct Split<'a> {
+    /// Block number.
+    pub layer: u16,
+    /// Experts of the layer.
+    pub n_expert: usize,
+    /// Experts that the router chooses for a token.
+    pub n_used: usize,
+    /// The matrices, in the order of the products.
+    pub kinds: &'a [SliceKind],
+    /// Tells one choice of the layer from another: a layer that comes in several splits has the same in each.
+    pub key: usize,
+    /// Phase of the batch.
+    pub phase: Phase,
+}
+
+/// The selection of a layer. One per context, which sets it layer after layer.
+///
+/// A layer may come in several splits, and another session may begin a layer between two of them: the decisions of the
+/// first split are kept here.
+#[derive(Debug, Default)]
+pub struct Selection {
+    /// The experts that tokens use.
+    pub routing: Routing,
+    /// The router's weights, `[n_tokens][n_used]`; empty in exact mode.
+    pub weights: Vec<f32>,
+    /// The same of a batch that decodes in exact mode, if scores are known.
+    known: Vec<f32>,
+    /// Each expert's share of the weights, by expert index: a token's sum to 1.
+    pub(super) shares: Vec<f32>,
+    /// The router's own choice, if tokens were rerouted.
+    pub(super) unmasked: Option<Unmasked>,
+    /// The router's weights of its own choice and the norms of its inputs, for virtual experts.
+    observed: Vec<f32>,
+    input_norms: Vec<f32>,
+    /// Expected uses of the next layer's experts by a prompt's tokens, if they are known.
+    pub expected: Popularity,
+    phase: Phase,
+    /// The demand for each expert, by expert index.
+    pub demands: Vec<Demand>,
+    /// Layer and key of the selection that was decided last.
+    decided: Option<(u16, usize)>,
+    /// Kinds of its splits so far.
+    kinds: Vec<SliceKind>,
+    /// The precision in which each expert is used, by expert index.
+    pub(super) precisions: Vec<Option<Precision>>,
+    is_later_split: bool,
+    /// The split's own part of [`Selection::kinds`] begins here.
+    first_kind: usize,
+    /// Experts of the layer.
+    pub n_expert: usize,
+}
+
+/// A router's own choice for tokens that were rerouted.
+#[derive(Debug)]
+pub(super) struct Unmasked {
+    pub(super) routing: Routing,
+    /// `[n_tokens][n_used]`.
+    weights: Vec<f32>,
+    /// As [`Selection::shares`].
+    pub(super) shares: Vec<f32>,
+}
+
+impl Selection {
+    /// Versions of one layer and precision that no token uses.
+    pub(super) fn unused(versions: &[Version], kinds: &[SliceKind], n_expert: usize) -> Self {
+        let Version { expert: ExpertId { layer, .. }, precision } = versions[0];
+        let mut routing = Routing::default();
+        routing.needed.extend(versions.iter().map(|version| version.expert.index));
+        Self {
+            routing,
+            decided: Some((layer, 0)),
+            kinds: kinds.to_vec(),
+            precisions: vec![Some(precision); n_expert],
+            is_later_split: true,
+            n_expert,
+            ..Self::default()
+        }
+    }
+
+    /// Takes the router's choice for a split, `[n_tokens][n_used]`.
+    ///
+    /// # Errors
+    /// An id that is no expert.
+    pub fn set(&mut self, split: &Split, ids: impl Iterator<Item = i32>) -> Result<(), i32> {
+        self.routing.set(ids, split.n_used, split.n_expert)?;
+        self.n_expert = split.n_expert;
+        let key = Some((split.layer, split.key));
+        self.is_later_split = self.decided == key && split.kinds.iter().all(|kind| !self.kinds.contains(kind));
+        if !self.is_later_split {
+            (self.decided, self.precisions) = (key, Vec::new());
+            self.kinds.clear();
+            self.weights.clear();
+            self.unmasked = None;
+        }
+        self.phase = split.phase;
+        self.known.clear();
+        self.shares.clear();
+        self.expected.clear();
+        self.input_norms.clear();
+        self.observed.clear();
+        self.first_kind = self.kinds.len();
+        self.kinds.extend_from_slice(split.kinds);
+        Ok(())
+    }
+
+    /// Whether an earlier split has decided already: then nothing is demanded or counted again.
+    pub fn is_later_split(&self) -> bool {
+        self.is_later_split
+    }
+
+    /// Block number; 0 before the first layer.
+    pub fn layer(&self) -> u16 {
+        self.decided.map_or(0, |(layer, _)| layer)
+    }
+
+    /// Phase of the batch.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Whether it is the first split of a layer of a batch that decodes: policies and predictors then see each token.
+    pub fn is_new_decode(&self) -> bool {
+        self.phase.is_decode() && !self.is_later_split
+    }
+
+    /// The kinds of the split, in the order of its products.
+    pub(super) fn split_kinds(&self) -> &[SliceKind] {
+        &self.kinds[self.first_kind..]
+    }
+
+    /// Notes the router's `weights` of its own choice, `[n_tokens][n_used]`, and its inputs, if they are known.
+    pub(super) fn observe(&mut self, weights: &[f32], inputs: &[&[f32]]) {
+        let norm = |x: &&[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32;
+        self.observed.clear();
+        self.observed.extend_from_slice(weights);
+        self.input_norms.clear();
+        self.input_norms.extend(inputs.iter().map(norm));
+    }
+
+    /// High versions of selected experts that rerouting counts as missing.
+    pub(super) fn missing<R: Reads, O: Observer>(
+        &self,
+        residency: &Residency<R, O>,
+        devices: &dyn DeviceResidency,
+    ) -> Vec<Version> {
+        let experts = self.routing.needed.iter().map(|&index| ExpertId { layer: self.layer(), index });
+        experts.filter(|&expert| !residency.is_present(expert, devices)).map(Version::high).collect()
+    }
+
+    /// Reroutes tokens to experts that are in memory, as far as [`Residency::rerouting`] allows. Returns the new
+    /// weights if ids or weights change: products use these and [`Selection::routing`], policies and observers go on
+    /// seeing the router's own choice.
+    pub(super) fn reroute<R: Reads, O: Observer>(
+        &mut self,
+        residency: &mut Residency<R, O>,
+        devices: &dyn DeviceResidency,
+        before: &[f32],
+        scores: &[RouterScores],
+        weighing: Weighing,
+    ) -> Option<Vec<f32>> {
+        let (layer, n_used) = (self.layer(), self.routing.n_used);
+        let (mut ids, mut weights) = (self.routing.ids.clone(), before.to_vec());
+        if scores.len() != self.routing.n_tokens || weights.len() != ids.len() {
+            let refused = self.routing.n_tokens as u64;
+            residency.count_rerouted(layer, Rerouted { refused, ..Rerouted::default() });
+            return None;
+        }
+        let scores: Vec<TokenScores> =
+            scores.iter().map(|RouterScores { selection, weights }| TokenScores { selection, weights }).collect();
+        let choice = Choice { ids: &mut ids, weights: &mut weights, n_used, weighing };
+        let is_present = |index| residency.is_present(ExpertId { layer, index }, devices);
+        let outcome = reroute(&residency.rerouting, choice, &scores, &is_present);
+        residency.count_rerouted(layer, outcome);
+        let is_same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
+        if ids == self.routing.ids && weights.iter().zip(before).all(is_same) {
+            return None;
+        }
+        let mut routing = Routing::default();
+        let known = ids.into_iter().map(i32::from);
+        routing.set(known, n_used, self.n_expert).expect("they are experts of the layer");
+        let unmasked = std::mem::replace(&mut self.routing, routing);
+        let mut shares = vec![0.0; self.n_expert];
+        for &expert in &unmasked.needed {
+            shares[usize::from(expert)] = unmasked.share(expert, before);
+        }
+        self.unmasked = Some(Unmasked { routing: unmasked, weights: before.to_vec(), shares });
+        self.known.extend_from_slice(&weights);
+        Some(weights)
+    }
+
+    /// Whether tokens were rerouted.
+    pub(crate) fn is_rerouted(&self) -> bool {
+        self.unmasked.is_some()
+    }
+
+    /// The router's own choice, and its weights as far as they are known, `[n_tokens][n_used]`.
+    fn unmasked(&self) -> (&Routing, &[f32]) {
+        match &self.unmasked {
+            Some(unmasked) => (&unmasked.routing, &unmasked.weights),
+            None => (&self.routing, self.known_weights()),
+        }
+    }
+
+    /// Demands a precision of each expert, by the router's `weights`, `[n_tokens][n_used]`, if these decide anything.
+    pub(crate) fn demand(&mut self, precisions: &mut Precisions, weights: &[f32]) {
+        self.weights.clear();
+        if precisions.asks_weights(self.phase) {
+            self.weights.extend_from_slice(weights);
+        }
+        precisions.demands(&self.routing, &self.weights, self.n_expert, self.phase, &mut self.demands);
+    }
+
+    /// Takes a recorded order of need, each expert once, and each expert's share of the weights, by expert index.
+    pub(crate) fn recorded(&mut self, needed: &[u16], shares: &[f32]) {
+        self.routing.needed.clear();
+        self.routing.needed.extend_from_slice(needed);
+        self.shares.clear();
+        self.shares.extend_from_slice(shares);
+        self.shares.resize(self.n_expert, 0.0);
+    }
+
+    /// The router's weights, and what is known of them in exact mode.
+    fn known_weights(&self) -> &[f32] {
+        if self.weights.is_empty() { &self.known } else { &self.weights }
+    }
+
+    /// An expert's share of the router's weights, summed over tokens; all shares of a token sum to 1. Known once the
+    /// layer has begun.
+    pub fn share(&self, expert: u16) -> f32 {
+        self.shares.get(usize::from(expert)).copied().unwrap_or(0.0)
+    }
+
+    /// Each token's experts and their shares, which sum to 1.
+    pub fn tokens(&self) -> Vec<Vec<(u16, f32)>> {
+        match self.routing.n_tokens {
+            1 => vec![self.routing.needed.iter().map(|&index| (index, self.share(index))).collect()],
+            _ => self.routing.tokens(self.known_weights()),
+        }
+    }
+
+    /// The same, and the router's own choice.
+    pub(super) fn token_choices(&self) -> TokenChoices {
+        match &self.unmasked {
+            None => TokenChoices { wanted: self.tokens(), used: None },
+            Some(own) => TokenChoices { wanted: own.routing.tokens(&own.weights), used: Some(self.tokens()) },
+        }
+    }
+
+    /// Tells policies, counters and the observer of the layer's first split. `scores`: the router's, of all experts,
+    /// `[n_tokens][n_expert]`; empty if they are not known.
+    pub(super) fn tell<R: Reads, O: Observer>(&mut self, residency: &mut Residency<R, O>, scores: &[f32]) {
+        let layer = self.layer();
+        let ids = self.routing.ids.chunks(self.routing.n_used.max(1));
+        for (scores, ids) in scores.chunks_exact(self.n_expert.max(1)).zip(ids) {
+            residency.tell_scores(layer, scores);
+            if self.unmasked.is_none() {
+                self.known.extend(ids.iter().map(|&id| scores[usize::from(id)]));
+            }
+        }
+        let (routing, weights) = self.unmasked();
+        let observed = if self.observed.is_empty() { weights } else { &self.observed };
+        residency.count_wanted(layer, routing, observed, &self.input_norms);
+        residency.begin_record(layer, routing, weights, scores);
+        if self.unmasked.is_some() {
+            residency.observer_mut().rerouted(&self.routing.ids);
+        }
+        if self.shares.is_empty() {
+            let weights = if self.weights.is_empty() { &self.known } else { &self.weights };
+            self.shares.resize(self.n_expert, 0.0);
+            for &expert in &self.routing.needed {
+                self.shares[usize::from(expert)] = self.routing.share(expert, weights);
+            }
+        }
+    }
+
+    /// Whether the next layer will need nearly all of its experts, too: they are read ahead.
+    pub fn is_dense(&self) -> bool {
+        self.routing.n_tokens > 1 && self.routing.needed.len() * 10 >= self.n_expert * DENSE_TENTHS
+    }
+
+    /// Takes the experts that a step leaves out from the router's weights. Whether any weight may have changed.
+    pub(super) fn leave_out(&mut self, step: &LayerStep, precisions: &Precisions) -> bool {
+        if !self.leaves_out(step) {
+            return false;
+        }
+        let without = |weights: &mut [f32], left_out: &[bool]| precisions.without_skipped(weights, left_out);
+        self.routing.leave_out(&step.skipped, &mut self.weights, without);
+        true
+    }
+
+    /// Whether router weights change because experts are left out.
+    pub(super) fn leaves_out(&self, step: &LayerStep) -> bool {
+        !step.skipped.is_empty() && !self.is_later_split && !self.weights.is_empty()
+    }
+
+    /// Whether it is the last split of its layer, of a batch that decodes.
+    pub(super) fn ends_decoded_layer<R: Reads, O: Observer>(&self, residency: &Residency<R, O>) -> bool {
+        self.phase.is_decode() && self.kinds.len() >= residency.layout().kinds(self.layer()).len()
+    }
+}

@@ -1,0 +1,118 @@
+//! Context of this thread's call into llama.cpp.
+//!
+//! ggml calls devices, buffer types and backends without a context of ours: it asks the device whether it takes a
+//! node and the buffer type for a buffer, and passes on a failed graph's status only. It makes these calls on the
+//! thread that called llama.cpp, so their context is kept by thread, here and nowhere else.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use super::experts::{Experts, RouterValues};
+use hobbit_core::options::KernelChoice;
+use hobbit_core::route::Phase;
+
+/// Purpose of making a context, planning its graphs, or evaluating on it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Purpose {
+    /// Kernels that may be used.
+    pub(super) kernels: KernelChoice,
+    /// Whether llama.cpp runs the model by itself and we take over the products of batches.
+    pub(super) takes_batches: bool,
+    /// Phase of the batch being evaluated, which a graph cannot carry.
+    pub(super) phase: Phase,
+}
+
+/// A model that is being loaded.
+#[derive(Clone)]
+pub(super) struct Loading {
+    /// Its experts, for the next buffer.
+    pub(super) experts: Arc<Experts>,
+    /// Whether loading reads none of their bytes.
+    pub(super) are_skipped: bool,
+}
+
+#[derive(Default)]
+struct Calling {
+    purpose: Option<Purpose>,
+    loading: Option<Loading>,
+    /// Layer and weights that a router hook saw last in this evaluation.
+    router_weights: Option<(u16, RouterValues)>,
+    /// Why the call fails: the first reason.
+    failure: Option<String>,
+    /// Backends of the expert device made so far: a context with such a backend adds one.
+    n_backends: usize,
+}
+
+thread_local! {
+    static CALLING: RefCell<Calling> = RefCell::default();
+}
+
+impl Purpose {
+    /// The current call's purpose.
+    pub(super) fn current() -> Option<Self> {
+        CALLING.with_borrow(|own| own.purpose)
+    }
+
+    /// Calls `run`, which makes a context or evaluates on it, with this purpose.
+    pub(super) fn during<R>(self, run: impl FnOnce() -> R) -> R {
+        let before = CALLING.with_borrow_mut(|own| own.purpose.replace(self));
+        let result = run();
+        CALLING.with_borrow_mut(|own| own.purpose = before);
+        result
+    }
+}
+
+/// [`Purpose::phase`] of the current call.
+pub(super) fn phase() -> Phase {
+    Purpose::current().map_or(Phase::default(), |purpose| purpose.phase)
+}
+
+/// Runs `load`: expert buffers that it allocates belong to `loading`.
+pub(super) fn while_loading<T>(loading: Loading, load: impl FnOnce() -> T) -> T {
+    struct Reset;
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            CALLING.with_borrow_mut(|own| own.loading = None);
+        }
+    }
+    CALLING.with_borrow_mut(|own| own.loading = Some(loading));
+    let _reset = Reset;
+    load()
+}
+
+/// The model that this call loads.
+pub(super) fn loading() -> Option<Loading> {
+    CALLING.with_borrow(|own| own.loading.clone())
+}
+
+/// Records why the current call fails. Keeps the first reason.
+pub(super) fn fail(reason: impl Into<String>) {
+    CALLING.with_borrow_mut(|own| {
+        own.failure.get_or_insert_with(|| reason.into());
+    });
+}
+
+/// Takes the recorded reason.
+pub(super) fn take_failure() -> Option<String> {
+    CALLING.with_borrow_mut(|own| own.failure.take())
+}
+
+/// Notes the weights of the layer that is computed; `None` when the ubatch ends, which they do not outlive.
+pub(super) fn set_router_weights(weights: Option<(u16, RouterValues)>) {
+    CALLING.with_borrow_mut(|own| own.router_weights = weights);
+}
+
+/// The weights of `layer`, if a router hook saw them last.
+pub(super) fn router_weights(layer: u16) -> Option<RouterValues> {
+    CALLING.with_borrow(|own| own.router_weights.filter(|(seen, _)| *seen == layer).map(|(_, weights)| weights))
+}
+
+/// Counts a backend of the expert device.
+pub(super) fn count_backend() {
+    CALLING.with_borrow_mut(|own| own.n_backends += 1);
+}
+
+/// Number of the expert device's backends made by calls of this thread.
+pub(super) fn n_backends_made() -> usize {
+    CALLING.with_borrow(|own| own.n_backends)
+}
