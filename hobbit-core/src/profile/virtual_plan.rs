@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::format::{LayerNorms, ModelId, TextId};
+use super::format::{LayerNorms, ModelId, TextId, check_norms};
 use crate::files::capped::{self, JSON_BYTES_MAX};
 
 /// Value of `format`.
@@ -138,7 +138,9 @@ impl VirtualPlan {
         if head.version != PLAN_VERSION {
             return Err(PlanFault::Version { found: head.version });
         }
-        serde_json::from_str(text).map_err(malformed)
+        let plan: Self = serde_json::from_str(text).map_err(malformed)?;
+        check_norms(&plan.norms).map_err(PlanFault::Malformed)?;
+        Ok(plan)
     }
 
     /// The file's text.
@@ -221,6 +223,11 @@ mod tests {
         );
         assert!(fault(&PLAN.replace("\"experts\": 4", "\"experts\": 9")).contains("layer 1: 9 experts of 8"));
         assert!(fault(&PLAN.replace("\"experts\": 4", "\"experts\": -1")).contains("expected"));
+        for norm in ["1e39", "-1"] {
+            let norms = format!(r#""version": 1, "norms": [{{"layer": 1, "norms": [0.5, {norm}]}}]"#);
+            let text = PLAN.replace("\"version\": 1", &norms);
+            assert!(fault(&text).contains("expected a number from 0 on"), "{}", fault(&text));
+        }
         let short = r#"{"format": "hobbit-plan", "version": 1, "layers": []}"#;
         assert!(fault(short).contains("number of layers with experts is 2, expected 0"));
         let missing = VirtualPlan::read(Path::new("/nowhere/plan.json")).unwrap_err().to_string();
