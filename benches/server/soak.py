@@ -56,7 +56,8 @@ class Soak:
         self.failures: collections.Counter = collections.Counter()
         self.resizes = self.events = 0
         self.worst_gap = 0.0
-        self.end = 0.0
+        self.start = self.end = 0.0
+        self.read_before = 0
 
     def fail(self, message: str) -> None:
         """One failure; the same one is printed once."""
@@ -191,11 +192,16 @@ class Soak:
                 self.server.process.send_signal(signal.SIGUSR2 if self.resizes % 2 else signal.SIGUSR1)
                 self.resizes += 1
 
+    def read_mib_per_s(self) -> float:
+        """Mean rate since the first request. The load of the model, before it, is not counted."""
+        read = self.server.read_bytes() - self.read_before
+        return round(read / (1 << 20) / (time.monotonic() - self.start), 2)
+
     async def watch(self, figures: list[int]) -> None:
         """A line at each tenth of the time."""
-        start, length = time.monotonic(), 60 * self.options.minutes
+        length = 60 * self.options.minutes
         for tenth in range(1, 11):
-            await asyncio.sleep(max(0.0, start + tenth * length / 10 - time.monotonic()))
+            await asyncio.sleep(max(0.0, self.start + tenth * length / 10 - time.monotonic()))
             if not self.server.alive():
                 return
             figures.append(self.server.resident_kib())
@@ -207,7 +213,7 @@ class Soak:
                 open_files=self.server.open_files(),
                 resizes=self.resizes,
                 events=self.events,
-                read_mib=self.server.read_bytes() >> 20,
+                read_mib_per_s=self.read_mib_per_s(),
                 worst_gap_ms=round(1e3 * self.worst_gap, 1),
                 failures=self.failures.total(),
             )
@@ -229,7 +235,8 @@ class Soak:
     async def run(self) -> bool:
         """All clients until the time is over, then what is left of it."""
         files, figures = self.server.open_files(), []
-        self.end = time.monotonic() + 60 * self.options.minutes
+        self.start, self.read_before = time.monotonic(), self.server.read_bytes()
+        self.end = self.start + 60 * self.options.minutes
         await asyncio.gather(
             *(self.worker(number) for number in range(self.options.clients)), self.resize(), self.watch(figures)
         )
@@ -240,6 +247,10 @@ class Soak:
             await self.all_slots()
         for line in self.server.panics():
             self.fail(f"log: {line[:200]}")
+        # The kernel lets a little more through at first.
+        rate = self.read_mib_per_s()
+        if self.options.disk_mib and rate > 1.1 * self.options.disk_mib:
+            self.fail(f"{rate} MiB were read per second: the limit of {self.options.disk_mib} does not hold")
         # Memory of the warm-up is taken within the first two tenths.
         steady = figures[min(1, len(figures) - 1)]
         if figures[-1] > steady * 1.05 + (16 << 10):
@@ -254,7 +265,8 @@ class Soak:
             events=self.events,
             resizes=self.resizes,
             worst_gap_ms=round(1e3 * self.worst_gap, 1),
-            read_mib=self.server.read_bytes() >> 20,
+            read_mib=(self.server.read_bytes() - self.read_before) >> 20,
+            read_mib_per_s=rate,
             rss_anon_mib=[figure >> 10 for figure in figures],
             peak_mib=self.server.peak_kib() >> 10,
             open_files=[files, left],
@@ -276,7 +288,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--resize", type=float, default=1.0, help="seconds between resize signals")
-    parser.add_argument("--disk-mib", type=int, help="MiB per second that may be read from the model's disk (root)")
+    parser.add_argument("--disk-mib", type=int, help="MiB per second that the server may read (root)")
     parser.add_argument("--embeddings", action="store_true", help="a server of embeddings alone")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds after which a request is lost")
     parser.add_argument("--seed", type=int, default=1)

@@ -12,7 +12,7 @@ use crate::expert::ExpertId;
 use crate::files::capped::{self, JSON_BYTES_MAX};
 use crate::gguf::{ExpertMap, GgmlType, Gguf};
 use crate::pack;
-use crate::route::Shares;
+use crate::route::{Shares, Thresholds};
 
 pub const FORMAT: &str = "hobbit-profile";
 /// Format version; it increases when older readers would misread the file.
@@ -167,7 +167,14 @@ pub fn norms_to_json(norms: &[LayerNorms]) -> String {
 }
 
 pub fn norms_of_json(text: &str) -> Result<Vec<LayerNorms>, String> {
-    serde_json::from_str(text).map_err(|error| error.to_string())
+    let norms: Vec<_> = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    check_norms(&norms).map(|()| norms)
+}
+
+/// Checks that norms are numbers from 0 on: JSON's 1e39 becomes an infinite `f32`, which cannot be written again.
+pub(super) fn check_norms(norms: &[LayerNorms]) -> Result<(), String> {
+    let wrong = norms.iter().flat_map(|layer| &layer.norms).find(|norm| !(0.0..=f32::MAX).contains(*norm));
+    wrong.map_or(Ok(()), |norm| Err(format!("the norm of an expert is {norm}, expected a number from 0 on")))
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -230,6 +237,17 @@ impl Profile {
             other => malformed(other.to_string()),
         })?;
         profile.mixes.iter().try_for_each(Mixes::check).map_err(malformed)?;
+        check_norms(&profile.norms).map_err(malformed)?;
+        if let Some(ChosenThresholds { t1, t2, .. }) = profile.thresholds
+            && Thresholds::new(t1, t2).is_err()
+        {
+            return Err(malformed(format!("the thresholds are {t1} and {t2}, expected T1 at most T2 from 0 to 1")));
+        }
+        if let Some(share) = profile.prefill.as_ref().map(|own| own.prefill_low)
+            && !(0.0..=1.0).contains(&share)
+        {
+            return Err(malformed(format!("prefill_low is {share}, expected a number from 0 to 1")));
+        }
         for width in &profile.widths {
             let of_layers = width.layers.iter().flat_map(|layer| layer.experts.iter().chain([&layer.kl]));
             let mut losses = of_layers.chain([&width.kl, &width.scale]);

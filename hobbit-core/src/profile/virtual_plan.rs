@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::format::{LayerNorms, ModelId, TextId, VersionedFault, read_versioned};
+use super::format::{LayerNorms, ModelId, TextId, VersionedFault, check_norms, read_versioned};
 use crate::files::capped::{self, JSON_BYTES_MAX};
 
 pub const PLAN_FORMAT: &str = "hobbit-plan";
@@ -101,10 +101,12 @@ impl VirtualPlan {
     }
 
     fn parse(text: &str) -> Result<Self, PlanFault> {
-        read_versioned(text, PLAN_FORMAT, PLAN_VERSION).map_err(|fault| match fault {
+        let plan: Self = read_versioned(text, PLAN_FORMAT, PLAN_VERSION).map_err(|fault| match fault {
             VersionedFault::Version(found) => PlanFault::Version { found },
             other => PlanFault::Malformed(other.to_string()),
-        })
+        })?;
+        check_norms(&plan.norms).map_err(PlanFault::Malformed)?;
+        Ok(plan)
     }
 
     pub fn to_json(&self) -> String {
@@ -183,6 +185,11 @@ mod tests {
         );
         assert!(fault(&PLAN.replace("\"experts\": 4", "\"experts\": 9")).contains("layer 1: 9 experts of 8"));
         assert!(fault(&PLAN.replace("\"experts\": 4", "\"experts\": -1")).contains("expected"));
+        for norm in ["1e39", "-1"] {
+            let norms = format!(r#""version": 1, "norms": [{{"layer": 1, "norms": [0.5, {norm}]}}]"#);
+            let text = PLAN.replace("\"version\": 1", &norms);
+            assert!(fault(&text).contains("expected a number from 0 on"), "{}", fault(&text));
+        }
         let short = r#"{"format": "hobbit-plan", "version": 1, "layers": []}"#;
         assert!(fault(short).contains("number of layers with experts is 2, expected 0"));
         let missing = VirtualPlan::read(Path::new("/nowhere/plan.json")).unwrap_err().to_string();

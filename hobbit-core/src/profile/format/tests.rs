@@ -136,7 +136,15 @@ fn what_is_no_profile_of_this_version_is_refused() {
     assert!(message(&json.replace("\"version\": 1", "\"version\": 2")).contains("version 2 of the format, expected 1"));
     assert!(message(&json.replace("q2_K\"", "q9\"")).contains("unknown type 'q9'"));
     assert!(message(&json.replace("ffn_up_exps", "ffn_sideways")).contains("unknown slice 'ffn_sideways'"));
-    assert!(message(&json.replace("\"calibration\": 2.0", "\"calibration\": -2.0")).contains("a sensitivity is -2"));
+    for (own, other, reason) in [
+        ("\"calibration\": 2.0", "\"calibration\": -2.0", "a sensitivity is -2"),
+        ("1.5,", "1e39,", "the norm of an expert is inf"),
+        ("\"t1\": 0.625", "\"t1\": 0.95", "the thresholds are 0.95 and 0.9"),
+        ("\"prefill_low\": 0.25", "\"prefill_low\": 1e39", "prefill_low is inf"),
+    ] {
+        assert!(message(&json.replace(own, other)).contains(reason), "{reason}");
+    }
+    assert!(norms_of_json(r#"[{"layer": 0, "norms": [1e39]}]"#).is_err());
 }
 
 #[test]
