@@ -6,7 +6,7 @@ use std::error::Error;
 #[cfg(feature = "rpc")]
 use hobbit::engine::RpcError;
 #[cfg(feature = "engine")]
-use hobbit::engine::{CalibrateError, DeviceError, LowError};
+use hobbit::engine::{DeviceError, LowError};
 use hobbit_core::gguf::RecodeError;
 use hobbit_core::pack::imatrix::ImatrixError;
 use hobbit_core::pack::{PackError, PartialError, UnpackError, WriteError};
@@ -60,7 +60,8 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<String> {
         writing,
         |error: &BaseError| match error {
             BaseError::CutOff { complete, .. } => Some(format!("--chunks {complete} uses those")),
-            BaseError::NotABase { .. } => Some("make one with --kl-divergence-base FNAME and without --kl-divergence".to_owned()),
+            BaseError::NotABase { .. } =>
+                Some("make one with --kl-divergence-base FNAME and without --kl-divergence".to_owned()),
             _ => None,
         },
         |error: &UnpackError| match error {
@@ -72,9 +73,7 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<String> {
         |error: &TraceError| matches!(error, TraceError::Magic { .. }).then_some(RECORD),
     );
     #[cfg(feature = "engine")]
-    of!(model, device, low, |error: &CalibrateError| {
-        matches!(error, CalibrateError::UnknownDevice { .. }).then_some("--list-devices shows them")
-    });
+    of!(model, device, low);
     #[cfg(feature = "rpc")]
     of!(|error: &RpcError| match error {
         RpcError::UnknownDevice { .. } => Some("give one of these with --device"),

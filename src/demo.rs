@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_named_file_is_the_only_candidate() {
-        assert_eq!(search(Some("x.gguf")), Ok("x.gguf".into()));
+        assert_eq!(search(Some("x.gguf"), |_| true), Ok("x.gguf".into()));
         assert!(search(Some("x.gguf"), |path| path != Path::new("x.gguf")).unwrap_err().contains("x.gguf"));
     }
 

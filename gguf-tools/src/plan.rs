@@ -79,8 +79,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
     let all = catalog.layers.iter().map(|layer| slot_bytes(catalog, layer.layer) * u64::from(layer.n_expert)).sum();
     let budget = budget.of(all).context("--budget auto: give a size, or a percentage of all experts")?;
-    let mut runner =
-        Runner::new(Model::open(&args.file, &options(&args, masking()))?, context, threads, None)?;
+    let mut runner = Runner::new(Model::open(&args.file, &options(&args, masking()))?, context, threads, None)?;
     let curves = curves(&args, catalog, n_used, |sets| masked(&mut runner, &text, &uses, sets, "layers"))?;
     let too_small = || format!("--budget {}: too small; give a larger one", args.budget);
     let experts = planner::hull(&curves, budget).with_context(too_small)?;

@@ -83,7 +83,7 @@ pub fn allocate(kind: Allocation, n_slots: u32, layers: &[LayerDemand]) -> Vec<u
     let mut shares = even(n_slots, &needs);
     let left = n_slots - shares.iter().sum::<u32>();
     match kind {
-        Allocation::Even => add_even(&mut shares, left, layers),
+        Allocation::Even => add_even(&mut shares, left, layers, |_| true),
         Allocation::ShallowFirst { layers: n_shallow } => shallow_first(&mut shares, left, layers, n_shallow),
         Allocation::ByPenalty => by_penalty(&mut shares, left, layers),
     }

@@ -247,7 +247,7 @@ impl Drop for Loader {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         for class in LoadClass::ALL {
-            state.queue.withdraw(class);
+            state.queue.withdraw(class, |_| true);
         }
         drop(self.shared.wait_while(state, |state| state.queue.outstanding() > 0));
     }

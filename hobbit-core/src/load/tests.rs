@@ -168,7 +168,7 @@ fn prefetches_start_when_nothing_is_waited_for_and_few_at_a_time() {
     submit(&loader, LoadClass::OnDemandLow, requests([10]));
     store.answer(40, Ok(100));
     assert_eq!(store.started(), [30, 41, 10]);
-    assert_eq!(loader.withdraw(LoadClass::Prefetch), [42, 43]);
+    assert_eq!(loader.withdraw(LoadClass::Prefetch, |_| true), [42, 43]);
     answer_all(&store);
     assert_eq!((loader.drain().len(), loader.stats().by_class), (6, [2, 1, 0, 1, 2, 0]));
 }
@@ -211,7 +211,7 @@ fn requests_and_bytes_in_flight_are_bounded() {
     assert_eq!(store.started(), [0, 1, 2]);
     store.answer(1, Ok(100));
     assert_eq!(store.started(), [0, 2, 3]);
-    loader.shared.lock().queue.withdraw(LoadClass::OnDemandHigh);
+    loader.shared.lock().queue.withdraw(LoadClass::OnDemandHigh, |_| true);
     store.started().into_iter().for_each(|ticket| store.answer(ticket, Ok(100)));
 
     // A further read starts below the bound, and one that is larger than the bound still starts.
@@ -246,7 +246,7 @@ fn what_has_not_started_can_be_withdrawn() {
 #[should_panic = "a product waits"]
 fn what_a_product_waits_for_cannot_be_withdrawn() {
     let (loader, _store) = manual(1, u64::MAX);
-    loader.withdraw(LoadClass::OnDemandLow);
+    loader.withdraw(LoadClass::OnDemandLow, |_| true);
 }
 
 #[test]
@@ -384,7 +384,7 @@ fn a_fill_that_is_needed_is_waited_for() {
     assert!(loader.wait().is_none());
     // One is on its way, one waits.
     assert_eq!(loader.promote(|ticket| ticket != 52, LoadClass::OnDemandHigh), 1);
-    assert_eq!(loader.withdraw(LoadClass::Fill), [52]);
+    assert_eq!(loader.withdraw(LoadClass::Fill, |_| true), [52]);
     store.answer(50, Ok(100));
     assert_eq!(tickets(loader.wait().unwrap()), [50]);
     store.answer(51, Ok(100));

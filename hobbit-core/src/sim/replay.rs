@@ -338,8 +338,8 @@ fn lookahead(recording: &Recording, config: &Config, prefetch: Prefetch) -> resi
     let shape = predict_shape(&recording.header);
     let predictor: Box<dyn Predictor> = match config.predictor {
         PredictedBy::Predictor(kind) => predict::build(kind, shape.clone(), config.path_table.clone()),
-        PredictedBy::Oracle => oracle(recording, shape.clone(), None),
-        PredictedBy::Partly(percent) => oracle(recording, shape.clone(), Some(percent)),
+        PredictedBy::Oracle => oracle(recording, shape.clone(), None, |_| true),
+        PredictedBy::Partly(percent) => oracle(recording, shape.clone(), Some(percent), |_| true),
     };
     let options = LookaheadOptions {
         shape,

@@ -11,7 +11,7 @@ use super::quantise::Ggml;
 use hobbit_core::cache::Allocation;
 use hobbit_core::gguf::{Catalog, ExpertMap, Gguf, SourceFile};
 use hobbit_core::options::{LowSource, ModelOptions, PrecisionMode};
-use hobbit_core::pack::{self, Pack, PackKind, PackSpec, Sha256, TypeChoice, WriteError, fingerprint};
+use hobbit_core::pack::{self, Pack, PackKind, PackSpec, PartialError, Sha256, TypeChoice, WriteError, fingerprint};
 use hobbit_core::predict::{PathTable, PredictorKind};
 use hobbit_core::profile::{LayerNorms, ProfileError, norms_of_json, read_path_table};
 use hobbit_core::residency::Precisions;

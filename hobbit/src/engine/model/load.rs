@@ -38,7 +38,7 @@ impl Model {
     /// # Errors A damaged, incomplete or unsupported file ([`Error::Gguf`], [`Error::Load`]), an I/O error; a profile
     /// that cannot be used ([`Error::Tuned`]) or is missing ([`Error::NoPenalties`]).
     pub fn open(path: &Path, options: &ModelOptions) -> Result<Model, Error> {
-        Self::load(path, options, None)
+        Self::load(path, options, None, |_| true)
     }
 
     /// As [`Model::open`]. `progress` is called with 0..=1 and stops loading by returning false.
@@ -55,7 +55,7 @@ impl Model {
         options: &ModelOptions,
         wrap: impl Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync + 'static,
     ) -> Result<Model, Error> {
-        Self::load(path, options, Some(Box::new(wrap)))
+        Self::load(path, options, Some(Box::new(wrap)), |_| true)
     }
 
     fn load(

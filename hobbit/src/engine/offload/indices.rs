@@ -120,7 +120,7 @@ mod tests {
     }
 
     fn at(index: u16, row: u32) -> (Used, u32) {
-        let used = Used { index, precision: Precision::High, share: 0, row: None, elsewhere: false };
+        let used = Used { index, precision: Precision::High, share: 0, row: None, is_on_device: false };
         (used, row)
     }
 
