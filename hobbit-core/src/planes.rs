@@ -220,6 +220,7 @@ fn parts_mut<const N: usize, const A: usize, const B: usize>(block: &mut [u8; N]
 mod tests {
     use super::*;
     use half::f16;
+    use proptest::prelude::*;
 
     /// Planes of Q8_0 blocks, and whether their scales are sound.
     fn planes(q8_0: &[u8]) -> (Vec<u8>, Vec<u8>, bool) {
@@ -313,5 +314,23 @@ mod tests {
     #[should_panic(expected = "another number of blocks")]
     fn planes_of_different_lengths_are_refused() {
         merge(&[0; 36], &[0; 16], &mut [0; 68]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes(n in 0usize..9, seed in any::<u64>()) {
+            let mut state = seed | 1;
+            let q8_0: Vec<u8> = (0..n * Q8_0_BYTES)
+                .map(|_| {
+                    state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+                    (state >> 56) as u8
+                })
+                .collect();
+            let (high, low, is_sound) = planes(&q8_0);
+            prop_assert_eq!(merged(&high, &low), (q8_0.clone(), is_sound));
+            if is_sound {
+                prop_assert_eq!(completed(&expanded(&high).0, &low), (q8_0, true));
+            }
+        }
     }
 }

@@ -3,6 +3,7 @@
 mod inputs;
 mod isolation;
 mod reply;
+mod stream;
 mod templates;
 
 use serde::Serialize;
@@ -12,7 +13,8 @@ use super::model::Model;
 
 pub use inputs::{ChatInputs, Continuation, ToolChoice};
 pub use isolation::isolate_chat_templates;
-pub use reply::{ChatDelta, ChatParser, ChatReply, ChatStream, ToolCall, ToolCallDelta};
+pub use reply::{ChatDelta, ChatParser, ChatReply, ToolCall, ToolCallDelta};
+pub use stream::ChatStream;
 pub use templates::{ChatPrompt, ChatTemplates, LazyGrammar, ThinkingTags};
 
 /// One turn of a conversation.

@@ -1,4 +1,5 @@
-//! A parsed answer: llama.cpp's `common_chat_msg`, the parser that a chat template defines, and an answer as it grows.
+//! A parsed answer: llama.cpp's `common_chat_msg`, its changes while it grows, and the parser that a chat template
+//! defines.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -11,6 +12,7 @@ use serde_json::json;
 
 use super::inputs::{ChatInputs, Continuation};
 use super::isolation::shim_text;
+use super::stream::Delimiters;
 use crate::engine::error::Error;
 use crate::engine::limits;
 use crate::engine::raw::with_message;
@@ -127,6 +129,7 @@ struct Inner {
     /// Text that llama.cpp parses before the answer; for a continued message, this includes the caller's text.
     generation_prompt: String,
     is_continuation: bool,
+    delimiters: Option<Delimiters>,
 }
 
 // SAFETY: immutable once made; `hobbit_chat_parse` only reads it, and may be called from several threads at once.
@@ -143,7 +146,12 @@ impl Drop for Inner {
 
 impl ChatParser {
     /// From the template's result: `parser` is in llama.cpp's notation.
-    pub(super) fn new(format: i32, parser: &str, generation_prompt: &str, inputs: &ChatInputs) -> Result<Self, Error> {
+    pub(super) fn new(
+        (format, format_name): (i32, &str),
+        parser: &str,
+        generation_prompt: &str,
+        inputs: &ChatInputs,
+    ) -> Result<Self, Error> {
         let is_continuation = inputs.continue_final_message != Continuation::None;
         let text = json!({
             "format": format,
@@ -160,8 +168,14 @@ impl ChatParser {
             chat::hobbit_chat_parser_init(text.as_ptr().cast(), text.len(), message, capacity)
         };
         let raw = with_message(make).map_err(Error::ChatTemplate)?;
+        let delimiters = Delimiters::of(format_name, parser);
         let generation_prompt = generation_prompt.to_owned();
-        Ok(Self(Arc::new(Inner { raw, generation_prompt, is_continuation })))
+        Ok(Self(Arc::new(Inner { raw, generation_prompt, is_continuation, delimiters })))
+    }
+
+    /// Delimiters of contents and reasoning, if nothing else can end them.
+    pub(super) fn delimiters(&self) -> Option<&Delimiters> {
+        self.0.delimiters.as_ref()
     }
 
     /// Parses `text`: all that the model has generated, with the preserved tokens written out. `is_partial` means that
@@ -195,60 +209,6 @@ impl ChatParser {
 impl fmt::Debug for ChatParser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ChatParser").field("is_continuation", &self.0.is_continuation).finish_non_exhaustive()
-    }
-}
-
-/// Parses a growing answer, and reports its changes.
-#[derive(Debug)]
-pub struct ChatStream {
-    parser: ChatParser,
-    text: String,
-    reply: ChatReply,
-    /// Ids for tool calls that the model does not number.
-    ids: Vec<String>,
-    make_id: fn() -> String,
-}
-
-impl ChatStream {
-    /// An empty answer. `make_id` numbers tool calls that the model does not number itself.
-    ///
-    /// # Errors
-    /// [`Error::ChatReply`] if the continued message does not have the template's form.
-    pub fn new(parser: ChatParser, make_id: fn() -> String) -> Result<Self, Error> {
-        let reply = parser.prefilled()?;
-        Ok(Self { parser, text: String::new(), reply, ids: Vec::new(), make_id })
-    }
-
-    /// Appends `text`, parses the whole answer, as llama-server does, and returns the changes. The last call has
-    /// `is_partial` false.
-    ///
-    /// # Errors
-    /// [`Error::ChatReply`] if the answer does not have the template's form.
-    pub fn push(&mut self, text: &str, is_partial: bool) -> Result<Vec<ChatDelta>, Error> {
-        self.text.push_str(text);
-        let mut reply = self.parser.parse(&self.text, is_partial)?;
-        if reply.is_empty() {
-            return Ok(Vec::new());
-        }
-        for (at, call) in reply.tool_calls.iter_mut().enumerate() {
-            if self.ids.len() <= at {
-                self.ids.push(if call.id.is_empty() { (self.make_id)() } else { call.id.clone() });
-            }
-            call.id.clone_from(&self.ids[at]);
-        }
-        let changes = reply.changes_since(&self.reply)?;
-        self.reply = reply;
-        Ok(changes)
-    }
-
-    /// The answer so far.
-    pub fn reply(&self) -> &ChatReply {
-        &self.reply
-    }
-
-    /// All text from the model.
-    pub fn text(&self) -> &str {
-        &self.text
     }
 }
 

@@ -291,7 +291,8 @@ impl Fields {
     /// # Errors
     /// [`Error::ChatTemplate`] for a parser or trigger that llama.cpp itself does not understand.
     fn into_prompt(self, inputs: &ChatInputs) -> Result<ChatPrompt, Error> {
-        let parser = ChatParser::new(self.format, &self.parser, &self.generation_prompt, inputs)?;
+        let format = (self.format, self.format_name.as_str());
+        let parser = ChatParser::new(format, &self.parser, &self.generation_prompt, inputs)?;
         let triggers = self.grammar_triggers.into_iter().map(Trigger::read).collect::<Result<_, _>>()?;
         let grammar = LazyGrammar { text: self.grammar, lazy: self.grammar_lazy, triggers };
         let thinking = ThinkingTags { start: self.thinking_start_tag, ends: self.thinking_end_tags };

@@ -252,6 +252,79 @@ fn tools_are_called() {
     assert_eq!(stream.reply().tool_calls, [call]);
 }
 
+/// Reference: the changes of a stream that parses the whole text again at each piece.
+fn deltas_of_full_parses(parser: &ChatParser, pieces: &[&str]) -> Vec<Vec<ChatDelta>> {
+    let (mut text, mut before) = (String::new(), parser.prefilled().unwrap());
+    let mut next = |piece: &&str| {
+        text += piece;
+        let Ok(reply) = parser.parse(&text, true) else { return Vec::new() };
+        if reply.is_empty() {
+            return Vec::new();
+        }
+        let Ok(changes) = reply.changes_since(&before) else { return Vec::new() };
+        before = reply;
+        changes
+    };
+    pieces.iter().map(&mut next).collect()
+}
+
+#[test]
+fn shortcuts_change_no_delta() {
+    let inputs = |reasoning_format| ChatInputs { reasoning_format, ..one_message() };
+    let prompts = [
+        templates(THINKS).apply(&inputs(ReasoningFormat::Deepseek)).unwrap(),
+        templates(THINKS).apply(&inputs(ReasoningFormat::None)).unwrap(),
+        templates(THINKS).apply(&ChatInputs { enable_thinking: false, ..one_message() }).unwrap(),
+        templates(THINKS).apply(&ChatInputs { pure_content: true, ..one_message() }).unwrap(),
+        templates(CHANNELS).apply(&one_message()).unwrap(),
+        templates(TOOLS).apply(&one_message()).unwrap(),
+        with_tools(ToolChoice::Auto),
+        with_tools(ToolChoice::Required),
+    ];
+    let special = "<think>~</think>~<thi~nk>~</~<~>~<tool_call>~\
+                   </tool_call>~\n~ ~ä~{\"name\": \"get_time\"~, \"arguments\": {\"city\": \"Rome\"}}~\
+                   <|channel|>analysis<|message|>~<|channel|>final<|message|>~<|end|>~<|start|>assistant";
+    let special: Vec<&str> = special.split('~').collect();
+    let words = ["word", " and", " more", " words", " which", " go on.", "{", "[1]"];
+    let mut random = 1_u32;
+    let mut below = |n: usize| {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (random >> 16) as usize % n
+    };
+    let mut n_growing = vec![0; prompts.len()];
+    for round in 0..400 {
+        for (prompt, n_growing) in prompts.iter().zip(&mut n_growing) {
+            // More words than special pieces.
+            let piece = |_| match below(3) {
+                0 => special[below(special.len())],
+                _ => words[below(words.len())],
+            };
+            let mut pieces: Vec<&str> = (0..20).map(piece).collect();
+            match below(4) {
+                0 => pieces.insert(0, "<think>"),
+                1 => pieces.insert(0, "<|channel|>analysis<|message|>"),
+                2 => pieces.insert(0, "<|channel|>final<|message|>"),
+                _ => {}
+            }
+            let expected = deltas_of_full_parses(&prompt.parser, &pieces);
+            let mut stream = ChatStream::new(prompt.parser.clone(), String::new).unwrap();
+            for (at, (piece, expected)) in pieces.iter().zip(expected).enumerate() {
+                let mut deltas = stream.push(piece, true).unwrap_or_default();
+                // Generated ids are arbitrary.
+                for change in &mut deltas {
+                    if let ChatDelta::ToolCall(call) = change {
+                        call.id.clear();
+                    }
+                }
+                assert_eq!(deltas, expected, "round {round}, piece {at} of {pieces:?} ({})", prompt.format);
+                *n_growing += usize::from(stream.is_growing());
+            }
+            assert_eq!(stream.text(), pieces.concat());
+        }
+    }
+    assert!(n_growing.iter().all(|n| *n > 400), "{n_growing:?}");
+}
+
 #[test]
 fn a_schema_becomes_a_grammar() {
     let schema = r#"{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}"#;
