@@ -245,7 +245,7 @@ fn scan(gguf: &Gguf, threads: usize) -> anyhow::Result<Vec<NotFinite>> {
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
         let join = |worker: std::thread::ScopedJoinHandle<'_, _>| worker.join().expect("no worker panics");
-        workers.into_iter().map(join).collect::<anyhow::Result<()>>()
+        workers.into_iter().try_for_each(join)
     })?;
     drop(bar);
     Ok(by_tensor(gguf, faults.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner)))

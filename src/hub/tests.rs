@@ -306,7 +306,7 @@ const FAULTS: &[(&str, Twist, &str)] = &[
     ),
     (
         "a page",
-        |_, _| Some(Reply::new(200, "<html>".repeat(1000)[..5000].as_bytes())),
+        |_, _| Some(Reply::new(200, &"<html>".repeat(1000).as_bytes()[..5000])),
         "no GGUF file (it begins with \"<html>",
     ),
 ];

@@ -105,7 +105,7 @@ fn a_trace_makes_the_same_table() {
     profiled(&table);
     let demo = demo();
     let model = Model::open(&demo, &ModelOptions { trace: Some(trace.clone()), ..options() }).unwrap();
-    let tokens = model.tokenize(&fs::read_to_string(prose()).unwrap(), false, false).unwrap();
+    let tokens = model.tokenize(fs::read_to_string(prose()).unwrap(), false, false).unwrap();
     let mut session = session(&model);
     for window in tokens[..N_TOKENS.0].chunks(CONTEXT.0) {
         session.reset();

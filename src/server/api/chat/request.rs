@@ -62,7 +62,6 @@ pub fn read(mut body: Fields, defaults: &Defaults) -> Result<Request, ApiError> 
         template_kwargs: reasoning.kwargs,
         use_jinja: defaults.jinja,
         pure_content: defaults.reasoning.skip_parsing,
-        ..ChatInputs::default()
     };
     Ok(Request { inputs, rest: body, budget: reasoning.budget, include_usage })
 }
