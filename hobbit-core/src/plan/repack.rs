@@ -5,7 +5,7 @@ use crate::gguf::GgmlType;
 use crate::plan::ExpertCache;
 
 /// Types whose products gain more than rearranging costs on arrival: 1.15x and more in batches, and for single tokens
-/// if most experts are resident. K-quants gain nothing; `cargo bench --bench kernels` has the figures.
+/// if most experts are resident. K-quants gain nothing; `benches/README.md` has the figures.
 const GAINING: [GgmlType; 3] = [GgmlType::MXFP4, GgmlType::Q4_0, GgmlType::IQ4_NL];
 
 /// Minimum percentage of experts with slots. Each miss pays for rearranging on arrival: with fewer slots single tokens

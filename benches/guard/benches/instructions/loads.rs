@@ -1,4 +1,4 @@
-//! What to load: ahead of the router, and, with a device, who copies and who computes.
+//! Decisions on loads: ahead of the router, and between copying to a device and computing on the CPU.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -170,7 +170,7 @@ fn handed(n_groups: usize) -> Handed {
     }
 }
 
-// What whoever completes a read does before the slot is handed over.
+// The completion of a read, before the slot is handed over.
 #[library_benchmark(setup = handed)]
 #[bench::rows(64)]
 fn hand_over(mut handed: Handed) -> Handed {

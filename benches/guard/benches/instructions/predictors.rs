@@ -1,4 +1,4 @@
-//! What predictors take for one token, and the product that two of them live on.
+//! Predictors over one token, and the product that two of them use.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use hobbit_guard::inputs::{self, N_EXPERT, N_LAYERS, Token};
 /// Width of the gating input.
 const WIDTH: usize = 2048;
 const N_GATES: u16 = 4;
-/// Layers that the stacked gate foretells.
+/// Layers that the stacked gate predicts.
 const N_LAYERS_AHEAD: u8 = 3;
 
 fn gates(gating: Gating) -> (GateStack, Vec<f32>) {
@@ -46,7 +46,7 @@ struct Warm {
 }
 
 impl Warm {
-    /// All layers. What the routers of later layers would say is what they say in the end.
+    /// All layers, with the later routers' final scores as predicted ones.
     fn run(&mut self) {
         let Self { predictor, distance_max, token, out } = self;
         predictor.begin_token();

@@ -1,4 +1,4 @@
-//! From the router's ids and weights to rows of slots and demands: a token (all of its layers), and a layer of a prompt.
+//! From the router's ids and weights to rows of slots and demands: all layers of a token, and a layer of a prompt.
 
 use std::hint::black_box;
 
@@ -135,7 +135,7 @@ fn shares(mut batches: Batches) -> Batches {
     batches
 }
 
-// What skipped experts leave to the others.
+// Weights of the other experts after some were skipped.
 #[library_benchmark(setup = batches)]
 #[bench::token(false)]
 #[bench::prompt(true)]
