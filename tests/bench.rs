@@ -1,13 +1,12 @@
 //! `hobbit-bench` as its users meet it: the real binary on the demo model.
 
-#[path = "fixture/not_run.rs"]
-mod not_run;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+
+use crate::fixture::not_run;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

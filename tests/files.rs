@@ -13,7 +13,7 @@ use hobbit::{DeviceOptions, Model, ModelOptions, SessionOptions};
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::IoMode;
 
-mod fixture;
+use crate::fixture;
 
 fn spec(seed: u64) -> Spec {
     Spec {

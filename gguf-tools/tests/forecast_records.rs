@@ -1,6 +1,6 @@
 //! Forecasts against every measured run that says what is needed: `benches/results/*/prove/*.jsonl`.
 //!
-//! `cargo test --release -p gguf-tools --test forecast_records -- --nocapture` prints the table of docs/FORECAST.md.
+//! `cargo test --release -p gguf-tools --test all forecast_records -- --nocapture` prints the table of docs/FORECAST.md.
 
 use std::collections::BTreeMap;
 use std::fs;

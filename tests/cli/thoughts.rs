@@ -1,6 +1,6 @@
 //! What a model thinks before it answers.
 
-use crate::rig::*;
+use super::rig::*;
 
 /// Opens a thought, as Qwen3's newer templates do, unless it is told not to.
 const THINKS: &str = "{%- for message in messages -%}\

@@ -3,9 +3,9 @@
 use fantoccini::key::Key;
 use serde_json::{Value, json};
 
-use crate::browser::Window;
-use crate::mock::Step::{Cut, End, Event, Gate, Hang, Raw, Refuse, Say, Think};
-use crate::{page, page_after};
+use super::browser::Window;
+use super::mock::Step::{Cut, End, Event, Gate, Hang, Raw, Refuse, Say, Think};
+use super::{page, page_after};
 
 const ANSWER: &str = ".message.assistant:last-child .content";
 
@@ -122,7 +122,7 @@ async fn the_last_answer_is_regenerated_and_the_last_message_edited() {
     .await;
 }
 
-async fn actions(page: &crate::Page) -> Vec<Value> {
+async fn actions(page: &super::Page) -> Vec<Value> {
     let names =
         page.browser.value("[...document.querySelectorAll('footer button')].map((button) => button.textContent)").await;
     names.as_array().unwrap().clone()

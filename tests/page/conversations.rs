@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::browser::{Browser, Window};
-use crate::mock::Step::{End, Hang, Say};
-use crate::page;
+use super::browser::{Browser, Window};
+use super::mock::Step::{End, Hang, Say};
+use super::page;
 
 async fn titles(browser: &Browser) -> Value {
     browser.value("[...document.querySelectorAll('#list .open')].map((one) => one.textContent)").await

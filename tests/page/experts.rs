@@ -3,8 +3,8 @@
 use fantoccini::key::Key;
 use serde_json::{Value, json};
 
-use crate::browser::Window;
-use crate::page_after;
+use super::browser::Window;
+use super::page_after;
 
 /// Two layers, four experts, each state once.
 fn two_layers(tokens: u64) -> Value {

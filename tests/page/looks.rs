@@ -3,9 +3,9 @@
 use fantoccini::key::Key;
 use serde_json::json;
 
-use crate::browser::Window;
-use crate::mock::Step::{End, Say};
-use crate::page;
+use super::browser::Window;
+use super::mock::Step::{End, Say};
+use super::page;
 
 const LONG: &str = "\
 Averylongwordthatdoesnotendwherealinedoes_Averylongwordthatdoesnotendwherealinedoes

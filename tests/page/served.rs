@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::served;
+use super::served;
 
 const LENGTH: &str = "(document.querySelector('.message.assistant .content')?.textContent.length ?? 0)";
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::rig::{Event, Server};
+use super::rig::{Event, Server};
 
 const PATH: &str = "/v1/completions";
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::rig::Server;
+use super::rig::Server;
 
 /// Asks for text without an end.
 fn endless(prompt: &str) -> Value {

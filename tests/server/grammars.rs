@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::rig::{Event, Server, with};
+use super::rig::{Event, Server, with};
 
 /// Every further x can be read in twice as many ways.
 const DOUBLING: &str = "root ::= s\ns ::= \"x\" s \"b\"? | \"x\" s \"c\"? | \"x\"";

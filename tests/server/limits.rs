@@ -5,7 +5,7 @@ use std::net::TcpStream;
 
 use serde_json::{Value, json};
 
-use crate::rig::Server;
+use super::rig::Server;
 
 const MIB: u64 = 1 << 20;
 

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::rig::*;
+use super::rig::*;
 
 #[test]
 fn a_saved_slot_replaces_nothing_but_a_saved_slot() {

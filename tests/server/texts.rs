@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::rig::Server;
+use super::rig::Server;
 
 #[test]
 fn long_runs_end_no_server() {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::rig::{Event, Server, with};
+use super::rig::{Event, Server, with};
 
 /// Opens a thought for the model.
 const TEMPLATE: &str = "{%- for message in messages -%}\

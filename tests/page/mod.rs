@@ -6,11 +6,6 @@ mod conversations;
 mod experts;
 mod looks;
 mod mock;
-#[path = "../fixture/not_run.rs"]
-mod not_run;
-#[path = "../server/rig.rs"]
-#[allow(dead_code)]
-mod rig;
 mod served;
 
 use std::sync::Arc;
@@ -18,7 +13,9 @@ use std::sync::Arc;
 use browser::{Browser, Window};
 use fantoccini::Locator;
 use mock::{Mock, Shared};
-use rig::Server;
+
+use crate::fixture::not_run;
+use crate::server::rig::Server;
 
 /// A page that is open, and its server.
 pub struct Page<S = Arc<Shared>> {

@@ -3,8 +3,6 @@
 mod adapters;
 #[cfg(feature = "hub")]
 mod downloads;
-#[path = "../fixture/adapters.rs"]
-mod files;
 mod presets;
 mod prompt_cache;
 mod prompts;
@@ -21,3 +19,5 @@ mod terminal;
 mod thoughts;
 mod tuned;
 mod usage;
+
+use crate::fixture::adapters as files;
