@@ -1,6 +1,7 @@
 //! Whichever member a command names, llama.cpp (four minutes) and hobbit are built with the same features, so that
 //! one build serves all: `cargo run`, `cargo run -p gguf-tools`, `cargo test --workspace`.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 /// What `cargo tree` prints.
@@ -63,4 +64,18 @@ fn whoever_takes_the_library_takes_nothing_of_the_programs() {
     for of_programs in ["anyhow", "clap", "clap_builder", "console", "indicatif", "rustyline", "signal-hook"] {
         assert!(!names.contains(&of_programs), "{of_programs}: {text}");
     }
+}
+
+/// `cargo test` builds hobbit's dependencies with the features that `cargo run` gives them, although its own dependencies
+/// ask for more: otherwise it would build llama.cpp and hobbit again.
+#[test]
+fn tests_take_llama_cpp_and_hobbit_as_programs_have_built_them() {
+    let packages = |edges: &str, selection: &[&str]| -> BTreeSet<String> {
+        let format = ["--edges", edges, "--prefix", "none", "--format", "{p} {f}"];
+        tree(&[&format, selection].concat()).lines().map(|line| line.trim_end_matches(" (*)").to_owned()).collect()
+    };
+    let programs = packages("normal,build", &["-p", "hobbit-programs"]);
+    let tests = packages("normal,build,dev", &["--workspace"]);
+    let other: Vec<&String> = programs.difference(&tests).collect();
+    assert!(other.is_empty(), "with other features in tests: {other:#?}");
 }
