@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes sure that what llama.cpp's build needs is there: cmake, a C++ compiler and libclang. Installs what is missing on
-# Debian-like systems when it may; otherwise names it. Changes nothing when all is there.
+# Installs the tools that llama.cpp's build needs and that are missing: cmake, a C++ compiler and libclang. On systems
+# other than Debian's, or without permission, it names them.
 # usage: ./setup.sh [--browser | --ci]
 #   --browser: also Chromium and its driver, for the tests of the server's page
 #   --ci: that, and Python with pip, for .ci/run
@@ -16,7 +16,7 @@ esac
 
 missing=""
 command -v cargo >/dev/null 2>&1 || {
-  echo "setup: cargo is missing: install Rust (rustup; 1.95 is what is tested), then run this again" >&2
+  echo "setup: cargo is missing: install Rust (rustup; tested with 1.95), then run this again" >&2
   exit 1
 }
 command -v git >/dev/null 2>&1 || missing="$missing git"

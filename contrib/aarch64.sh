@@ -1,12 +1,13 @@
 #!/bin/sh
-# Builds hobbit for 64-bit ARM on another machine and runs its exactness tests under qemu: that a session with experts out of
-# memory computes what llama.cpp computes there, bit for bit. Speeds under qemu say nothing.
+# Builds hobbit for 64-bit ARM on another machine and runs its exactness tests under qemu: that a session with experts
+# out of memory computes what llama.cpp computes there, bit for bit. Speeds under qemu say nothing.
 #
 #   contrib/aarch64.sh [DIRECTORY]     (default: ./aarch64; about 1.5 GiB)
 #
-# Debian's packages: gcc-aarch64-linux-gnu g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang libclang-dev cmake.
-# ARCH is what llama.cpp's kernels are compiled for (default armv8.2-a+dotprod), CPU what qemu is to be (default max), TESTS
-# what is run (default: exactness), NAMES single tests of them, BUILD_ONLY=1 stops before.
+# Debian's packages: gcc-aarch64-linux-gnu g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user clang libclang-dev
+# cmake. ARCH is the architecture of llama.cpp's kernels (default armv8.2-a+dotprod), CPU the one that qemu emulates
+# (default max), TESTS the start of the tests' names (default: exactness), NAMES single tests, BUILD_ONLY=1 stops
+# before.
 set -eu
 
 tree=$(cd "$(dirname "$0")/.." && pwd)
@@ -29,15 +30,13 @@ export BINDGEN_EXTRA_CLANG_ARGS_aarch64_unknown_linux_gnu="-I$root/include"
 export CARGO_TARGET_DIR="$place"
 
 cd "$tree"
-tests=
-for test in ${TESTS:-exactness}; do tests="$tests --test $test"; done
-flags="--release --locked --target $target --no-default-features --features engine $tests"
+flags="--release --locked --target $target --no-default-features --features engine --test all"
 # shellcheck disable=SC2086
 cargo test $flags --no-run
 [ -z "${BUILD_ONLY:-}" ] || exit 0
 # Each in a process of its own: qemu keeps what it has translated, and a budget counts that.
 # shellcheck disable=SC2086
-names=${NAMES:-$(cargo test $flags -- --list 2>/dev/null | sed -n 's/: test$//p')}
+names=${NAMES:-$(cargo test $flags -- --list 2>/dev/null | sed -n "/^${TESTS:-exactness}/s/: test\$//p")}
 failed=
 for name in $names; do
   # shellcheck disable=SC2086

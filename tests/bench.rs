@@ -1,17 +1,13 @@
 //! `hobbit-bench` on the demo model.
 
-#[path = "fixture/not_run.rs"]
-mod not_run;
-#[allow(dead_code, reason = "shared by the tests of all programs")]
-#[path = "cli/rig.rs"]
-mod rig;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rig::{Ran, program, ran};
 use serde_json::Value;
+
+use crate::cli::rig::{Ran, program, ran};
+use crate::fixture::not_run;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

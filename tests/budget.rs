@@ -1,16 +1,13 @@
 //! `--mem-budget` is kept: the real binary's largest resident set stays within what it was given.
 
-#[path = "fixture/cli.rs"]
-mod cli;
-#[path = "fixture/mod.rs"]
-mod fixture;
-
 use std::path::Path;
 
 use gguf_tools::synth::{Format, Spec};
 use hobbit_core::gguf::Gguf;
 use hobbit_core::store::slot_stride;
 use serde_json::Value;
+
+use crate::fixture::{self, cli};
 
 /// 102 MiB of experts: 8 layers of 32, each of three slices of 136 KiB.
 fn spec() -> Spec {
@@ -63,8 +60,8 @@ fn advised(run: &cli::Run) -> String {
     rest.chars().take_while(char::is_ascii_alphanumeric).collect()
 }
 
-/// The budget that a message advises is accepted, and not much less would be: whatever hobbit chooses by itself (a longer
-/// context, rearranged experts) gives way.
+/// The budget that a message advises is accepted, and not much less would be: whatever hobbit chooses by itself (a
+/// longer context, rearranged experts) gives way.
 #[test]
 fn the_advised_budget_is_enough() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,14 +1,10 @@
 //! Programs whose reader closes the pipe, as in `hobbit-sim show trace | head`: status 0 and no message.
 
-#[allow(dead_code, reason = "shared by the tests of all programs")]
-#[path = "cli/rig.rs"]
-mod rig;
-
 use std::io::pipe;
 use std::path::Path;
 use std::process::Stdio;
 
-use rig::program;
+use crate::cli::rig::program;
 
 const CLI: &str = env!("CARGO_BIN_EXE_hobbit-cli");
 const BENCH: &str = env!("CARGO_BIN_EXE_hobbit-bench");

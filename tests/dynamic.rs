@@ -1,8 +1,5 @@
 //! Dynamic precision between exact and low: reproducible runs, counts, failed reads.
 
-#[path = "fixture/mod.rs"]
-mod fixture;
-
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +15,8 @@ use hobbit_core::gguf::Gguf;
 use hobbit_core::pack::{PackKind, PackSpec, TypeChoice, write};
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::faulty::{Faults, FaultyStore, Hold};
+
+use crate::fixture;
 
 /// A model of 16 experts, four used per token, and the same with experts of fewer bits.
 struct Models {

@@ -13,7 +13,7 @@ use hobbit::{DeviceOptions, Model, ModelOptions, SessionOptions};
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::IoMode;
 
-mod fixture;
+use crate::fixture;
 
 fn spec(seed: u64) -> Spec {
     Spec { embd: 64, ff: 64, heads: 2, layers: 3, seed, ..Spec::tiny("qwen3moe") }

@@ -1,14 +1,15 @@
-//! The bundled fine-grained model is what models/README.md says of it: shape, types, size; it has learnt all four kinds of
-//! text, and no expert of it is dead.
+//! The bundled fine-grained model has the shape, types and size that models/README.md states. It has learnt all four
+//! kinds of text, and no expert of it is dead.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
 
 use hobbit::options::DeviceChoice;
 use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, SessionOptions, Token};
 use hobbit_core::gguf::{GgmlType, Gguf};
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::trace::{Record, TraceReader};
+
+use crate::fixture::{bundled, quiet_llama_cpp};
 
 const KINDS: [&str; 4] = ["prose", "code", "docs", "dialogue"];
 const N_LAYERS: u16 = 4;
@@ -18,11 +19,7 @@ const N_USED: u64 = 4;
 const WINDOW: usize = 512;
 const N_WINDOWS: usize = 4;
 
-fn bundled(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("models").join(name)
-}
-
-/// What models/README.md says of this model, after the demo model.
+/// The part of models/README.md on this model.
 fn readme() -> String {
     let text = std::fs::read_to_string(bundled("README.md")).unwrap();
     text.split_once("\n# The fine-grained model\n")
@@ -32,7 +29,7 @@ fn readme() -> String {
 }
 
 #[test]
-fn its_header_is_what_the_readme_says() {
+fn its_header_matches_the_readme() {
     let gguf = Gguf::open(&bundled("fine.gguf")).unwrap();
     assert_eq!(gguf.architecture(), "deepseek");
     let keys = [
@@ -88,7 +85,7 @@ fn perplexities() -> Vec<f64> {
 
 #[test]
 fn it_predicts_all_kinds_of_text_and_uses_all_experts() {
-    hobbit::set_log(|_, _| ());
+    quiet_llama_cpp();
     let dir = tempfile::tempdir().unwrap();
     let trace = dir.path().join("fine.trace");
     let options = ModelOptions {

@@ -1,11 +1,9 @@
-//! What is not tested on a machine is among the last lines of CI.
-#![cfg(unix)]
-
-#[path = "fixture/not_run.rs"]
-mod fixture;
+//! The last lines of CI name tests that cannot run on a machine.
 
 use std::path::Path;
 use std::process::Command;
+
+use crate::fixture::not_run::{line, note};
 
 fn last_lines(file: &Path) -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci/not-run");
@@ -15,18 +13,18 @@ fn last_lines(file: &Path) -> String {
 }
 
 #[test]
-fn what_cannot_run_is_among_the_last_lines_once() {
+fn each_note_is_among_the_last_lines_once() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("new/not-run.txt");
     for why in ["io_uring is forbidden here", "io_uring is forbidden here", "two\nlines"] {
-        fixture::note(&fixture::line("direct reads", why), &file).unwrap();
+        note(&line("direct reads", why), &file).unwrap();
     }
     let expected = "== not run here\ndirect reads: io_uring is forbidden here\ndirect reads: two lines\n";
     assert_eq!(last_lines(&file), expected);
 }
 
 #[test]
-fn a_machine_that_runs_everything_says_so() {
+fn no_note_means_that_every_test_ran() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(last_lines(&dir.path().join("nothing was noted")), "== every test ran\n");
 }

@@ -1,13 +1,9 @@
 //! `hobbit-perplexity`, the binary in a fresh directory.
 
-#[allow(dead_code, reason = "shared by the tests of all programs")]
-#[path = "cli/rig.rs"]
-mod rig;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rig::{Ran, program, ran};
+use crate::cli::rig::{Ran, program, ran};
 use serde_json::Value;
 
 /// Perplexities after each chunk: `[1]12.3456,[2]…`.

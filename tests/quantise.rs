@@ -9,7 +9,7 @@ use hobbit::engine::Ggml;
 use hobbit_core::gguf::Recode;
 use hobbit_core::gguf::{ExpertTensor, GgmlType, Gguf};
 
-mod fixture;
+use crate::fixture;
 
 /// Greatest number of values of the importance of an expert tensor here: 256 or 512 columns of 8 experts.
 const N_EXPERT: u32 = 8;

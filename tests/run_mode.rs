@@ -1,19 +1,17 @@
 //! Where everything fits, llama.cpp runs by itself, and its bits are llama.cpp's own defaults'.
 
-#[path = "fixture/cli.rs"]
-mod cli;
-#[path = "fixture/mod.rs"]
-mod fixture;
-
 use std::path::Path;
 
 use gguf_tools::synth::{Spec, architectures};
-use hobbit::engine::{Stock, StockOptions};
 use hobbit::options::{KernelChoice, PrecisionMode, Repack};
-use hobbit::{Model, ModelOptions, SessionOptions, Token};
+use hobbit::{Model, ModelOptions, Session, SessionOptions, Token};
 use hobbit_core::gguf::Gguf;
 use hobbit_core::plan::{Budget, ExpertCache, RunMode};
 use hobbit_core::store::IoMode;
+
+use crate::fixture::compare::{Placed, open_stock};
+use crate::fixture::script::bits;
+use crate::fixture::{self, cli};
 
 const GIB: u64 = 1 << 30;
 
@@ -30,7 +28,7 @@ fn settings() -> SessionOptions {
 }
 
 fn options() -> ModelOptions {
-    // The budget is the test's own: what the machine has left meanwhile decides nothing.
+    // A fixed budget: the machine's free memory decides nothing.
     ModelOptions { budget: Budget::Bytes(GIB), overcommit: true, expects: settings(), ..ModelOptions::default() }
 }
 
@@ -41,32 +39,27 @@ fn open(path: &Path, options: &ModelOptions) -> Model {
 /// A prompt and single tokens.
 const TOKENS: [&[Token]; 4] = [&[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], &[17], &[18], &[3]];
 
-/// Logits of the last token of each piece, as bits.
-fn logits_of(path: &Path, options: &ModelOptions) -> Vec<Vec<u32>> {
-    let model = open(path, options);
-    let mut session = model.session(&settings()).unwrap();
-    let mut row = |tokens: &[Token]| {
-        session.feed(tokens).unwrap();
-        // The last entry of the batch asked for logits.
-        let last = session.logits(tokens.len() - 1).unwrap();
-        last.iter().map(|logit| logit.to_bits()).collect()
-    };
-    TOKENS.iter().map(|tokens| row(tokens)).collect()
-}
-
-fn stock_options() -> StockOptions {
-    let device = ModelOptions::default().device;
-    StockOptions { device, n_gpu_layers: 0, load_mode: None, repack: true, routes: None, adapters: Default::default() }
-}
-
-fn stock_logits(path: &Path, repack: bool) -> Vec<Vec<u32>> {
-    let load = StockOptions { repack, ..stock_options() };
-    let mut stock = Stock::open(path, &load, &settings()).unwrap();
-    let mut row = |tokens: &[Token]| {
+/// Logits of stock llama.cpp, which its caller feeds.
+fn stock(path: &Path, options: &SessionOptions, repack: bool) -> impl FnMut(&[Token]) -> Vec<f32> + use<> {
+    let mut stock = open_stock(path, options, &Placed { repack, ..Placed::default() }).unwrap();
+    move |tokens| {
         stock.feed(tokens).unwrap();
-        stock.logits().unwrap().iter().map(|logit| logit.to_bits()).collect()
-    };
-    TOKENS.iter().map(|tokens| row(tokens)).collect()
+        stock.logits().unwrap().to_vec()
+    }
+}
+
+fn repack(is_on: bool) -> Repack {
+    if is_on { Repack::Auto } else { Repack::Off }
+}
+
+fn prompt() -> Vec<Token> {
+    (0..64).map(|i| 5 + i * 7 % 60).collect()
+}
+
+/// The logits of the last of these tokens.
+fn feed(session: &mut Session, tokens: &[Token]) -> Vec<f32> {
+    session.feed(tokens).unwrap();
+    session.logits(tokens.len() - 1).unwrap().to_vec()
 }
 
 #[test]
@@ -76,17 +69,21 @@ fn bits_are_llama_cpps_own_defaults() {
         let types = vec![name.parse().unwrap()];
         let spec = Spec { embd: 256, ff: 256, types: types.clone(), down_types: types, ..Spec::tiny("qwen3moe") };
         let path = fixture::write(dir.path(), &spec);
-        for repack in [true, false] {
-            let options = ModelOptions { repack: if repack { Repack::Auto } else { Repack::Off }, ..options() };
-            assert_eq!(open(&path, &options).run_mode(), RunMode::Passthrough { repack }, "{name}");
-            assert!(logits_of(&path, &options) == stock_logits(&path, repack), "{name}, repack {repack}");
+        for is_on in [true, false] {
+            let model = open(&path, &ModelOptions { repack: repack(is_on), ..options() });
+            assert_eq!(model.run_mode(), RunMode::Passthrough { repack: is_on }, "{name}");
+            let mut session = model.session(&settings()).unwrap();
+            let mut stock = stock(&path, &settings(), is_on);
+            for tokens in TOKENS {
+                assert!(bits(&feed(&mut session, tokens)) == bits(&stock(tokens)), "{name}, repack {is_on}");
+            }
         }
         std::fs::remove_file(path).unwrap();
     }
 }
 
-/// A prompt in which every expert has rows enough for plain kernels: they are tried for each shape of the model's, which no
-/// other test has, and taken where they are as they should be.
+/// Every expert has rows enough for plain kernels: they are tried for each shape of the model, which no other test has,
+/// and taken where their results are right.
 #[test]
 fn prompts_take_faster_kernels() {
     let dir = tempfile::tempdir().unwrap();
@@ -96,30 +93,17 @@ fn prompts_take_faster_kernels() {
         let ff = 768 + 256 * number as u32;
         let spec = Spec { embd: 256, ff, types: types.clone(), down_types: types, ..Spec::tiny("qwen3moe") };
         let path = fixture::write(dir.path(), &spec);
-        let prompt: Vec<Token> = (0..64).map(|i| 5 + i * 7 % 60).collect();
         let evaluate = |kernels: KernelChoice| {
             let model = open(&path, &ModelOptions { repack: Repack::Off, kernels, ..options() });
             assert!(model.run_mode().is_passthrough());
             let mut session = model.session(&settings()).unwrap();
             assert_eq!(session.precision().kernels, kernels);
-            session.feed(&prompt).unwrap();
-            let mut logits = session.logits(prompt.len() - 1).unwrap().to_vec();
-            session.feed(&[17]).unwrap();
-            logits.extend(session.logits(0).unwrap());
-            let trials = session.stats().kernels.trials;
-            (
-                logits,
-                trials.into_iter().filter(|trial| [trial.n_in, trial.n_out].contains(&ff.into())).collect::<Vec<_>>(),
-            )
+            let logits = [feed(&mut session, &prompt()), feed(&mut session, &[17])].concat();
+            let is_own = |trial: &hobbit::stats::KernelTrial| [trial.n_in, trial.n_out].contains(&ff.into());
+            (logits, session.stats().kernels.trials.into_iter().filter(is_own).collect::<Vec<_>>())
         };
-        let load = StockOptions { repack: false, ..stock_options() };
-        let mut stock = Stock::open(&path, &load, &settings()).unwrap();
-        let mut expected = Vec::new();
-        for tokens in [&prompt[..], &[17]] {
-            stock.feed(tokens).unwrap();
-            expected.extend_from_slice(stock.logits().unwrap());
-        }
-        let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
+        let mut stock = stock(&path, &settings(), false);
+        let expected = [stock(&prompt()), stock(&[17])].concat();
         let (identical, trials) = evaluate(KernelChoice::Identical);
         assert_eq!(trials.len(), 2, "{name}: gate and up, and down: {trials:?}");
         assert!(trials.iter().all(|trial| trial.dtype.eq_ignore_ascii_case(name) && trial.threads == 2), "{trials:?}");
@@ -136,35 +120,28 @@ fn prompts_take_faster_kernels() {
     }
 }
 
-/// Whatever lies between and behind the products: biases, scales, gates of other kinds. With weights rearranged, too, as far as
-/// llama.cpp rearranges them.
+/// Biases, scales and gates of other kinds lie between the products. With rearranged weights too, as far as llama.cpp
+/// rearranges them.
 #[test]
 fn prompts_of_all_architectures_keep_their_bits() {
     let dir = tempfile::tempdir().unwrap();
-    let prompt: Vec<Token> = (0..64).map(|i| 5 + i * 7 % 60).collect();
-    let last = |session: &mut hobbit::Session, tokens: &[Token]| {
-        session.feed(tokens).unwrap();
-        session.logits(tokens.len() - 1).unwrap().iter().map(|logit| logit.to_bits()).collect::<Vec<_>>()
-    };
     for arch in architectures() {
         let path = fixture::write(dir.path(), &Spec { seed: 3, ..Spec::tiny(arch) });
-        for repack in [true, false] {
-            let model =
-                open(&path, &ModelOptions { repack: if repack { Repack::Auto } else { Repack::Off }, ..options() });
+        for is_on in [true, false] {
+            let model = open(&path, &ModelOptions { repack: repack(is_on), ..options() });
             assert!(model.run_mode().is_passthrough(), "{arch}");
             let mut session = model.session(&settings()).unwrap();
-            let mut stock = Stock::open(&path, &StockOptions { repack, ..stock_options() }, &settings()).unwrap();
-            for tokens in [&prompt[..], &[17], &prompt[..33]] {
-                stock.feed(tokens).unwrap();
-                let expected: Vec<u32> = stock.logits().unwrap().iter().map(|logit| logit.to_bits()).collect();
-                assert!(last(&mut session, tokens) == expected, "{arch}, repack {repack}, {} tokens", tokens.len());
+            let mut stock = stock(&path, &settings(), is_on);
+            for tokens in [&prompt()[..], &[17], &prompt()[..33]] {
+                let found = bits(&feed(&mut session, tokens));
+                assert!(found == bits(&stock(tokens)), "{arch}, repack {is_on}, {} tokens", tokens.len());
             }
         }
         std::fs::remove_file(path).unwrap();
     }
 }
 
-/// Fewer passes over the file where experts are read in every one, and then the bits of that width.
+/// Wider ubatches read the experts less often, and have the bits of that width.
 #[test]
 fn long_prompts_are_computed_in_fewer_ubatches() {
     let dir = tempfile::tempdir().unwrap();
@@ -183,22 +160,16 @@ fn long_prompts_are_computed_in_fewer_ubatches() {
     assert_eq!(model(&|options| options.precision.deterministic = true).ubatch_for(64, &narrow), 16);
     assert_eq!(model(&|options| options.precision.mode = Some(PrecisionMode::Exact)).ubatch_for(64, &narrow), 16);
 
-    let prompt: Vec<Token> = (0..64).map(|i| 5 + i * 7 % 60).collect();
-    let wide = SessionOptions { n_ubatch: half.ubatch_for(prompt.len(), &narrow), ..narrow.clone() };
+    let wide = SessionOptions { n_ubatch: half.ubatch_for(prompt().len(), &narrow), ..narrow.clone() };
     let of = |options: &SessionOptions| {
         let model = model(&|options| options.caching.fill = false);
         let mut session = model.session(options).unwrap();
         assert_eq!(session.n_ubatch(), options.n_ubatch as usize);
-        session.feed(&prompt).unwrap();
-        (session.logits(prompt.len() - 1).unwrap().to_vec(), session.stats().prompt.bytes_read)
+        (feed(&mut session, &prompt()), session.stats().prompt.bytes_read)
     };
     let ((logits, bytes), (_, more)) = (of(&wide), of(&narrow));
     assert!(bytes < more, "{bytes} read in one pass, {more} in four");
-    let load = StockOptions { repack: false, ..stock_options() };
-    let mut stock = Stock::open(&path, &load, &wide).unwrap();
-    stock.feed(&prompt).unwrap();
-    let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
-    assert!(bits(&logits) == bits(stock.logits().unwrap()));
+    assert!(bits(&logits) == bits(&stock(&path, &wide, false)(&prompt())));
 }
 
 #[test]
@@ -216,7 +187,7 @@ fn the_fastest_kernels_are_not_for_exact_runs() {
 }
 
 #[test]
-fn whatever_says_how_experts_are_kept_takes_the_seam() {
+fn options_on_how_experts_are_kept_take_the_seam() {
     let dir = tempfile::tempdir().unwrap();
     let path = fixture::write(dir.path(), &Spec::tiny("qwen3moe"));
     let run_mode = |change: &dyn Fn(&mut ModelOptions)| {
@@ -234,9 +205,9 @@ fn whatever_says_how_experts_are_kept_takes_the_seam() {
     assert_eq!(run_mode(&|options| options.trace = Some(dir.path().join("trace"))), RunMode::Seam);
 }
 
-/// A context that nobody asked for leaves memory to the experts, and a short one may let everything fit.
+/// The default context leaves memory to the experts, and a short one may let everything fit.
 #[test]
-fn a_context_that_nobody_asked_for_is_fitted() {
+fn the_default_context_is_fitted() {
     const TRAINED: u32 = 1 << 20;
     let dir = tempfile::tempdir().unwrap();
     let path = fixture::write(dir.path(), &Spec { layers: 8, embd: 256, ctx: TRAINED, ..Spec::tiny("qwen3moe") });
@@ -254,7 +225,8 @@ fn a_context_that_nobody_asked_for_is_fitted() {
     assert_eq!(n_ctx(8192, GIB, false).0, 8192, "as asked");
 }
 
-/// From the smallest budget up: first the seam, then llama.cpp by itself; the budget is kept on both sides of the border.
+/// From the smallest budget up: first the seam, then llama.cpp by itself; the budget is kept on both sides of the
+/// border.
 #[test]
 fn the_border_is_where_everything_fits() {
     let dir = tempfile::tempdir().unwrap();
@@ -265,8 +237,8 @@ fn the_border_is_where_everything_fits() {
     for percent in [80, 100, 130, 170, 300] {
         let budget = file * percent / 100;
         let stats = dir.path().join(format!("{percent}.json"));
-        let words = ["--mem-budget", &budget.to_string(), "--stats-json", stats.to_str().unwrap(), "-c", "256"];
-        let run = cli::run(&path, &words);
+        let flags = ["--mem-budget", &budget.to_string(), "--stats-json", stats.to_str().unwrap(), "-c", "256"];
+        let run = cli::run(&path, &flags);
         assert_eq!(run.code, Some(0), "{percent} %:\n{}", run.stderr);
         let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&stats).unwrap()).unwrap();
         let peak = json["stats"]["peak_rss_bytes"].as_u64().or(json["peak_rss_bytes"].as_u64()).unwrap();
@@ -278,7 +250,7 @@ fn the_border_is_where_everything_fits() {
 }
 
 #[test]
-fn free_slots_are_filled_before_anybody_asks() {
+fn free_slots_are_filled_before_the_first_token() {
     let dir = tempfile::tempdir().unwrap();
     let path = fixture::write(dir.path(), &Spec::tiny("qwen3moe"));
     let first_token = |fill: bool, expert_cache: ExpertCache| {

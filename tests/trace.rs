@@ -16,6 +16,9 @@ use hobbit_core::sim::{
 };
 use hobbit_core::trace::{LayerRecord, ReadClass, Record, TraceReader};
 
+use crate::fixture::cli::PROGRAM;
+use crate::fixture::{bundled, demo_tokens, quiet_llama_cpp};
+
 /// As [`options`], with slots by layer and a profile.
 fn options_by_layer(policy: PolicyKind, slots: Allocation, profile: Option<&Path>, trace: &Path) -> ModelOptions {
     let even = options(policy, Some(trace));
@@ -27,7 +30,7 @@ fn options(policy: PolicyKind, trace: Option<&Path>) -> ModelOptions {
     ModelOptions {
         budget: Budget::Bytes(4 << 30),
         expert_cache: ExpertCache::Percent(50.0),
-        // When a read ahead lands decides what is resident: a matter of time, which a replay has not.
+        // The time at which a read ahead lands decides residency, and a replay does not know it.
         caching: CachingOptions { policy, predictor: PredictorKind::None, ..CachingOptions::default() },
         trace: trace.map(Path::to_owned),
         device: DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() },
@@ -42,15 +45,12 @@ fn run(options: &ModelOptions) -> (Vec<f32>, u64, u64) {
 }
 
 fn run_with_stats(options: &ModelOptions) -> (Vec<f32>, Stats) {
-    hobbit::set_log(|_, _| ());
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("models");
-    let model = Model::open(&models.join("demo.gguf"), options).unwrap();
+    quiet_llama_cpp();
+    let model = Model::open(&bundled("demo.gguf"), options).unwrap();
     let session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
     let mut session = model.session(&session).unwrap();
-    let text = std::fs::read_to_string(models.join("demo-heldout-prose.txt")).unwrap();
-    let tokens = model.tokenize(&text[..4096], true, false).unwrap();
     let mut logits = Vec::new();
-    for part in tokens[..400].chunks(200) {
+    for part in demo_tokens(&model, 400).chunks(200) {
         session.reset();
         for token in part.chunks(1) {
             session.feed(token).unwrap();
@@ -79,7 +79,7 @@ fn a_replay_counts_what_the_engine_counted() {
     for policy in PolicyKind::ALL {
         let path = dir.path().join(format!("{policy}.trace"));
         let (logits, hits, misses) = run(&options(policy, Some(&path)));
-        assert!(logits == expected, "{policy}: a policy decides what is read, not what comes out");
+        assert!(logits == expected, "{policy}: a policy changes no logit");
         let recording = Recording::open(&path).unwrap();
         assert_eq!(recording.n_tokens(), 400);
         let config = Config::recorded(&recording).unwrap();
@@ -91,8 +91,8 @@ fn a_replay_counts_what_the_engine_counted() {
     assert!(hits_of.len() > 3, "policies do not differ: {hits_of:?}");
 }
 
-/// Tokens that go elsewhere: what routers chose and what was used are both in the trace, and by the scores there a replay sends tokens
-/// where the engine sent them, but for near ties, since these are rounded.
+/// The trace has the routers' choices and the experts that were used. A replay reroutes by its scores as the engine
+/// did, but for near ties, since scores are rounded.
 #[test]
 fn a_rerouted_run_is_recorded_and_replayed() {
     let dir = tempfile::tempdir().unwrap();
@@ -101,14 +101,14 @@ fn a_rerouted_run_is_recorded_and_replayed() {
     let (_, stats) = run_with_stats(&ModelOptions { routing, ..options(PolicyKind::Lru, Some(&path)) });
     let (uses, total) = (stats.decode.rerouted.uses, stats.total());
     let records = records(&path);
-    let mut n_elsewhere = 0;
+    let mut n_rerouted = 0;
     for layer in layers(&records) {
         let used = if layer.executed.is_empty() { &layer.chosen } else { &layer.executed };
-        n_elsewhere += used.iter().zip(&layer.chosen).filter(|(used, chosen)| used != chosen).count() as u64;
+        n_rerouted += used.iter().zip(&layer.chosen).filter(|(used, chosen)| used != chosen).count() as u64;
         let needed: Vec<u16> = layer.needed.iter().map(|needed| needed.expert).collect();
         assert_eq!(&needed, used, "a single token needs what it uses");
     }
-    assert!(uses > 100 && n_elsewhere == uses, "{n_elsewhere} of {uses}");
+    assert!(uses > 100 && n_rerouted == uses, "{n_rerouted} of {uses}");
     let recording = Recording::open(&path).unwrap();
     let config = Config::recorded(&recording).unwrap();
     assert_eq!((config.rerouting.bias, config.rerouting.keep_top), (0.2, 1));
@@ -119,9 +119,9 @@ fn a_rerouted_run_is_recorded_and_replayed() {
     assert_eq!(replayed.decode.rerouted.refused, 0);
 }
 
-/// Record, calibrate, run with what was fitted: the way that users go.
+/// Record, calibrate, run with the tuned policy, as users do.
 #[test]
-fn a_fitted_profile_saves_misses_and_its_run_is_replayed_too() {
+fn a_tuned_policy_saves_misses_and_its_run_is_replayed_too() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     let (expected, _, lru) = run(&options(PolicyKind::Lru, Some(&path("lru.trace"))));
@@ -173,7 +173,7 @@ fn a_fitted_profile_saves_misses_and_its_run_is_replayed_too() {
 #[test]
 fn the_replay_of_a_warm_run_begins_as_warm() {
     let dir = tempfile::tempdir().unwrap();
-    // One that knows no more than the order of uses, one that starts its counts over, three with state of their own.
+    // LRU knows only the order of uses, one policy starts its counts over, three have a state.
     let kinds = [PolicyKind::Lru, PolicyKind::Hobbit, PolicyKind::EdgeMoe, PolicyKind::Arc, PolicyKind::Learned];
     for policy in kinds {
         let (state, path) = (dir.path().join(format!("{policy}.state")), dir.path().join(format!("{policy}.trace")));
@@ -189,7 +189,7 @@ fn the_replay_of_a_warm_run_begins_as_warm() {
         // Otherwise the equality above would say nothing.
         let forgetful = Recording { start: Default::default(), ..recording };
         let total = replay(&forgetful, &config, &mut |_, _, _| ()).unwrap().total();
-        assert!(total.hits < hits, "{policy}: {} hits from nothing, {hits} from what was resident", total.hits);
+        assert!(total.hits < hits, "{policy}: {} hits from empty caches, {hits} from restored ones", total.hits);
     }
 }
 
@@ -199,7 +199,7 @@ fn with_predictor(predictor: PredictorKind, prefetch: Prefetch, path: &Path) -> 
 }
 
 #[test]
-fn a_trace_has_what_was_predicted_for_every_layer_in_reach() {
+fn a_trace_has_predictions_for_every_layer_in_reach() {
     let dir = tempfile::tempdir().unwrap();
     for predictor in [PredictorKind::StackedGate, PredictorKind::CrossLayer, PredictorKind::Previous] {
         let path = dir.path().join(format!("{predictor}.trace"));
@@ -223,11 +223,11 @@ fn a_trace_has_what_was_predicted_for_every_layer_in_reach() {
                 assert!(is_new || [1, 2, 3].map(of) == expected, "{predictor}, layer {at}");
             }
         }
-        // The engine counts at distance 1 what it looked at, which is every layer.
-        let told = stats.prefetch.unwrap().recall.iter().find(|own| own.distance == 1).and_then(|own| own.recall);
+        // At distance 1 the engine looks at every layer.
+        let reported = stats.prefetch.unwrap().recall.iter().find(|own| own.distance == 1).and_then(|own| own.recall);
         let found = recall(&recording, PredictedBy::Predictor(predictor), 3).total(1).recall();
-        let (told, found) = (told.unwrap(), found.unwrap());
-        assert!((told - found).abs() < 0.005, "{predictor}: the engine found {told}, the trace says {found}");
+        let (reported, found) = (reported.unwrap(), found.unwrap());
+        assert!((reported - found).abs() < 0.005, "{predictor}: the engine found {reported}, the trace {found}");
         if predictor != PredictorKind::Previous {
             let widths = widths_by_distance(&widths(&recording, 3));
             // Scores that are equal in half precision are ranked by index there, as they were here.
@@ -240,7 +240,7 @@ fn a_trace_has_what_was_predicted_for_every_layer_in_reach() {
 }
 
 #[test]
-fn a_trace_accounts_for_every_byte_that_was_read() {
+fn a_trace_accounts_for_every_byte() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.trace");
     let (_, stats) = run_with_stats(&with_predictor(PredictorKind::StackedGate, Prefetch::On, &path));
@@ -279,10 +279,19 @@ fn hobbit_cli(program: &str, trace: &Path, n: &str) -> Command {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     if program == "sh" {
         // Files of this process end after so many blocks of 512 bytes, as on a full disk.
-        command.args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_hobbit-cli")]);
+        command.args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$@\"", "sh", PROGRAM]);
     }
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
-    command.arg("-m").arg(model).args(["-p", "In the beginning", "-no-cnv", "--temp", "0", "-t", "1", "-c", "512"]);
+    command.arg("-m").arg(bundled("demo.gguf")).args([
+        "-p",
+        "In the beginning",
+        "-no-cnv",
+        "--temp",
+        "0",
+        "-t",
+        "1",
+        "-c",
+        "512",
+    ]);
     command.args(["--ignore-eos", "--context-shift", "-n", n, "--trace"]).arg(trace);
     command
 }
@@ -292,7 +301,7 @@ fn hobbit_cli(program: &str, trace: &Path, n: &str) -> Command {
 fn a_full_disk_ends_the_trace_after_a_whole_record_and_not_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.trace");
-    let expected = hobbit_cli(env!("CARGO_BIN_EXE_hobbit-cli"), &dir.path().join("b.trace"), "128").output().unwrap();
+    let expected = hobbit_cli(PROGRAM, &dir.path().join("b.trace"), "128").output().unwrap();
     let cut = hobbit_cli("sh", &path, "128").output().unwrap();
     let stderr = String::from_utf8(cut.stderr).unwrap();
     assert!(cut.status.success() && expected.status.success(), "{stderr}");
@@ -305,11 +314,11 @@ fn a_full_disk_ends_the_trace_after_a_whole_record_and_not_the_run() {
 
 #[cfg(unix)]
 #[test]
-fn whatever_ends_the_process_leaves_every_token_that_was_shown() {
+fn a_killed_process_leaves_every_token_that_was_shown() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.trace");
-    let mut child = hobbit_cli(env!("CARGO_BIN_EXE_hobbit-cli"), &path, "-1").spawn().unwrap();
-    // Shown is what was sampled from the batch before; no token of this vocabulary is longer than 32 bytes.
+    let mut child = hobbit_cli(PROGRAM, &path, "-1").spawn().unwrap();
+    // A shown token was sampled from the batch before; no token of this vocabulary is longer than 32 bytes.
     let mut shown = [0u8; 320];
     child.stdout.take().unwrap().read_exact(&mut shown).unwrap();
     child.kill().unwrap();
@@ -336,10 +345,7 @@ fn a_trace_has_scores_and_waits() {
     }
     assert!(layers().map(|layer| layer.compute_seconds).sum::<f32>() > 0.0);
     assert_eq!(records.iter().filter(|record| matches!(record, Record::Sequence)).count(), 2);
-    let error = Model::open(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf"),
-        &options(PolicyKind::Lru, Some(Path::new("/nonexistent/a.trace"))),
-    );
+    let error = Model::open(&bundled("demo.gguf"), &options(PolicyKind::Lru, Some(Path::new("/nonexistent/a.trace"))));
     let error = error.unwrap().session(&SessionOptions::default()).err().unwrap().to_string();
     assert!(error.contains("trace: /nonexistent/a.trace: cannot create"), "{error}");
 }

@@ -1,20 +1,18 @@
-//! Virtual experts: tokens use what is in memory, and what is there changes beside them.
-
-#[path = "fixture/mod.rs"]
-mod fixture;
+//! Virtual experts: tokens use resident experts, which are replaced in the background.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fixture::gate::{Gate, Held, OpenAtLast};
 use gguf_tools::synth::Spec;
 use hobbit::options::{RoutingOptions, VirtualExperts, VirtualUpdate};
 use hobbit::stats::VirtualExpertsReport;
 use hobbit::{BatchToken, Error, Model, ModelOptions, PrecisionOptions, Session, SessionOptions, Token};
 use hobbit_core::plan::{Budget, ExpertCache};
-use hobbit_core::store::faulty::{Faults, FaultyStore};
-use hobbit_core::store::{Completion, ReadRequest, Store};
+
+use crate::fixture;
+use crate::fixture::script::bits;
+use crate::fixture::stores::{Breaking, Gate, Held, OpenAtLast};
 
 const N_EXPERT: u16 = 16;
 const N_USED: u16 = 4;
@@ -37,26 +35,6 @@ fn options(virtual_experts: VirtualExperts, expert_cache: f64) -> ModelOptions {
     }
 }
 
-/// A store that fails while somebody says so.
-struct Breaking {
-    inner: Arc<dyn Store>,
-    broken: FaultyStore,
-    is_broken: Arc<AtomicBool>,
-}
-
-impl Store for Breaking {
-    fn name(&self) -> &'static str {
-        "breaking"
-    }
-
-    fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>) {
-        match self.is_broken.load(Ordering::Relaxed) {
-            true => self.broken.submit(requests, sink),
-            false => self.inner.submit(requests, sink),
-        }
-    }
-}
-
 fn session(model: Result<Model, Error>) -> Session {
     let session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
     model.and_then(|model| model.session(&session)).expect("the model opens")
@@ -72,7 +50,7 @@ fn decode(session: &mut Session, positions: std::ops::Range<i32>) -> Result<Vec<
     let token = |i: i32| -> Token { if i % 3 == 0 { 40 + i / 30 } else { (i / 20 * 37) % 300 + i % 3 } };
     let one = |position: i32| {
         session.evaluate(&[BatchToken { token: token(position), position, sequence: 0, logits: true }])?;
-        Ok(session.logits(0).expect("asked for").iter().map(|logit| logit.to_bits()).collect())
+        Ok(bits(session.logits(0).expect("asked for")))
     };
     positions.map(one).collect()
 }
@@ -85,11 +63,10 @@ fn report(session: &Session) -> VirtualExpertsReport {
 fn no_token_waits_however_slow_the_disk_is() {
     let (_dir, path) = model();
     let held = Arc::new(Held::default());
-    let gate = Arc::clone(&held);
-    let wrap = move |inner| Arc::new(Gate { inner, held: Arc::clone(&gate) }) as Arc<dyn Store>;
-    let mut session = session(Model::open_with_store(&path, &options(VirtualExperts::Auto, 50.0), wrap));
+    let options = options(VirtualExperts::Auto, 50.0);
+    let mut session = session(Model::open_with_store(&path, &options, Gate::wrap(&held)));
     prompt(&mut session);
-    // What the prompt had read ahead may not be complete yet: a layer with fewer experts than a token uses reads.
+    // The prompt's reads ahead may not be complete yet: a layer with fewer experts than a token uses reads.
     decode(&mut session, 40..60).expect("nothing fails");
     let before = (session.stats().decode, report(&session).replacements);
     assert_eq!(before.0.rerouted.refused, 0, "every choice is explained: such tokens would read what they chose");
@@ -124,22 +101,16 @@ fn failed_reads_keep_the_old_experts() {
     // Reads end between tokens.
     options.precision = PrecisionOptions { deterministic: true, ..PrecisionOptions::default() };
     let is_broken = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&is_broken);
-    let wrap = move |inner: Arc<dyn Store>| {
-        let broken =
-            FaultyStore::new(Arc::clone(&inner), Faults { io_error: (0..10_000).collect(), ..Faults::default() });
-        Arc::new(Breaking { inner, broken, is_broken: Arc::clone(&flag) }) as Arc<dyn Store>
-    };
-    let mut session = session(Model::open_with_store(&path, &options, wrap));
+    let mut session = session(Model::open_with_store(&path, &options, Breaking::wrap(&is_broken)));
     prompt(&mut session);
     is_broken.store(true, Ordering::Relaxed);
-    let rows = decode(&mut session, 40..140).expect("nobody waits for what fails");
+    let rows = decode(&mut session, 40..140).expect("no token waits for a failed read");
     assert!(rows.iter().flatten().all(|bits| f32::from_bits(*bits).is_finite()));
     let VirtualExpertsReport { replacements, failed, .. } = report(&session);
     assert!(replacements == 0 && failed > 0, "{replacements} {failed}");
     is_broken.store(false, Ordering::Relaxed);
     decode(&mut session, 140..240).expect("nothing fails");
-    assert!(report(&session).replacements > 0, "what failed is tried again");
+    assert!(report(&session).replacements > 0, "failed reads are tried again");
 }
 
 #[test]

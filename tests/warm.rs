@@ -1,50 +1,50 @@
 //! `--cache-state`: a model that is closed and opened again has the same experts in memory, and computes the same.
 
-#[path = "fixture/not_run.rs"]
-mod not_run;
-
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hobbit::options::DeviceChoice;
 use hobbit::stats::WarmStart;
-use hobbit::{CachingOptions, DeviceOptions, LogLevel, Model, ModelOptions, SessionOptions, Token};
+use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, SessionOptions, Token};
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::cache::{Allocation, CacheState, ModelMark};
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::predict::PredictorKind;
 
-/// Notices go to one place per process: one test at a time.
-static NOTICES: Mutex<String> = Mutex::new(String::new());
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+use crate::fixture::not_run::not_run;
+use crate::fixture::{bundled, demo_tokens, notices_about, quiet_llama_cpp};
 
-fn alone() -> MutexGuard<'static, ()> {
-    let guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    hobbit::set_log(|level, text| {
-        if level == LogLevel::Notice {
-            NOTICES.lock().unwrap().push_str(text);
-        }
-    });
-    notices();
-    guard
+/// A temporary directory for cache states, and the notices that name it.
+struct Rig {
+    dir: tempfile::TempDir,
+    n_seen: usize,
 }
 
-/// What was told since the last call.
-fn notices() -> String {
-    std::mem::take(&mut *NOTICES.lock().unwrap())
-}
+impl Rig {
+    fn new() -> Rig {
+        quiet_llama_cpp();
+        Rig { dir: tempfile::tempdir().unwrap(), n_seen: 0 }
+    }
 
-fn models() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("models")
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Notices since the last call.
+    fn notices(&mut self) -> String {
+        let all = notices_about(self.dir.path().to_str().unwrap());
+        let new = all[self.n_seen..].concat();
+        self.n_seen = all.len();
+        new
+    }
 }
 
 fn options(percent: f64, policy: PolicyKind, state: Option<&Path>) -> ModelOptions {
     ModelOptions {
         budget: Budget::Bytes(4 << 30),
         expert_cache: ExpertCache::Percent(percent),
-        // What is read ahead would be resident too, or not.
+        // Reads ahead would make residency depend on time.
         caching: CachingOptions { policy, predictor: PredictorKind::None, ..CachingOptions::default() },
         cache_state: state.map(Path::to_owned),
         device: DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() },
@@ -90,21 +90,18 @@ fn run(model: &Path, options: &ModelOptions, parts: &[&[Token]]) -> Run {
 }
 
 fn demo() -> PathBuf {
-    models().join("demo.gguf")
+    bundled("demo.gguf")
 }
 
 fn tokens() -> Vec<Token> {
-    let model = Model::open(&demo(), &options(50.0, PolicyKind::Lru, None)).unwrap();
-    let text = fs::read_to_string(models().join("demo-heldout-prose.txt")).unwrap();
-    model.tokenize(&text[..8192], true, false).unwrap()
+    demo_tokens(&Model::open(&demo(), &options(50.0, PolicyKind::Lru, None)).unwrap(), 600)
 }
 
 /// Layers that have fewer slots now keep their most recent experts, others all that were there.
 #[test]
 fn slots_may_be_divided_otherwise() {
-    let _guard = alone();
-    let dir = tempfile::tempdir().unwrap();
-    let state = dir.path().join("state");
+    let mut rig = Rig::new();
+    let state = rig.path("state");
     let tokens = tokens();
     let with = |slots, state| {
         let even = options(50.0, PolicyKind::Lru, state);
@@ -122,24 +119,23 @@ fn slots_may_be_divided_otherwise() {
     assert_eq!(again.warm.map(|warm| (warm.saved, warm.experts)), Some((24, 24)));
     let back = run(&demo(), &with(Allocation::Even, Some(&state)), &[&tokens[..100]]).warm.unwrap();
     assert_eq!((back.saved, back.experts), (24, 20), "4 of 8, 4 of 4, and 3 of 3 four times");
-    assert_eq!(notices(), "");
+    assert_eq!(rig.notices(), "");
 }
 
 #[test]
 fn the_second_run_begins_where_the_first_ended() {
-    let _guard = alone();
-    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::new();
     let tokens = tokens();
     let (first, second) = (&tokens[..400], &tokens[400..600]);
     let mut table = String::new();
     for policy in [PolicyKind::Lru, PolicyKind::EdgeMoe, PolicyKind::Learned] {
-        let state = dir.path().join(policy.name());
+        let state = rig.path(policy.name());
         let before = run(&demo(), &options(50.0, policy, Some(&state)), &[first]);
         assert_eq!(before.warm, None, "there was no file");
         let cold = run(&demo(), &options(50.0, policy, None), &[second]);
         let warm = run(&demo(), &options(50.0, policy, Some(&state)), &[second]);
         let lasting = run(&demo(), &options(50.0, policy, None), &[first, second]);
-        assert!(warm.logits == cold.logits, "{policy}: what is resident changes nothing that comes out");
+        assert!(warm.logits == cold.logits, "{policy}: resident experts change no logit");
         assert_eq!(warm.counts, lasting.counts[400..], "{policy}: as if the model had stayed open");
         let restored = warm.warm.unwrap();
         assert_eq!((restored.saved, restored.experts), (24, 24), "half of 6 layers of 8");
@@ -150,21 +146,20 @@ fn the_second_run_begins_where_the_first_ended() {
             table += &format!("{policy}: first {n} tokens: cold {cold:.3}, warm {warm:.3}, steady {steady:.3}\n");
         }
         assert!(warm.hit_rate(0..16) > cold.hit_rate(0..16), "{table}");
-        // What the same tokens reach with caches that have been filled for long is the steady rate of this text.
+        // The steady rate of this text is that of the same tokens with caches that were filled long ago.
         assert!(warm.hit_rate(0..16) >= lasting.hit_rate(400..416), "{table}");
         assert!(warm.hit_rate(0..16) >= steady - 0.05, "{table}");
     }
     eprint!("{table}");
-    assert_eq!(notices(), "");
-    let names = || fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(rig.notices(), "");
+    let names = || fs::read_dir(rig.dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
     assert_eq!(names().count(), 3, "nothing else is left behind: {:?}", names().collect::<Vec<_>>());
 }
 
 #[test]
 fn caches_of_other_sizes_take_what_fits() {
-    let _guard = alone();
-    let dir = tempfile::tempdir().unwrap();
-    let state = dir.path().join("state");
+    let mut rig = Rig::new();
+    let state = rig.path("state");
     let tokens = tokens();
     run(&demo(), &options(50.0, PolicyKind::Lru, Some(&state)), &[&tokens[..200]]);
     let saved = fs::read(&state).unwrap();
@@ -176,19 +171,18 @@ fn caches_of_other_sizes_take_what_fits() {
         let WarmStart { saved, experts, .. } = warm.warm.unwrap();
         assert_eq!((saved, experts), (24, n), "{percent} %");
     }
-    // Another policy: the residents are as good, what the last one has learned is not.
+    // Another policy takes the residents, but not what the last one has learned.
     fs::write(&state, &saved).unwrap();
     let other = run(&demo(), &options(50.0, PolicyKind::EdgeMoe, Some(&state)), &[&tokens[..40]]);
     assert_eq!(other.warm.unwrap().experts, 24);
     assert!(other.logits == expected);
-    assert_eq!(notices(), "");
+    assert_eq!(rig.notices(), "");
 }
 
 #[test]
 fn a_run_that_computes_nothing_leaves_the_file_as_it_is() {
-    let _guard = alone();
-    let dir = tempfile::tempdir().unwrap();
-    let state = dir.path().join("state");
+    let rig = Rig::new();
+    let state = rig.path("state");
     let tokens = tokens();
     run(&demo(), &options(50.0, PolicyKind::Lru, Some(&state)), &[&tokens[..50]]);
     let saved = fs::read(&state).unwrap();
@@ -205,10 +199,9 @@ fn a_run_that_computes_nothing_leaves_the_file_as_it_is() {
 }
 
 #[test]
-fn files_that_do_not_fit_are_told_and_the_run_starts_cold() {
-    let _guard = alone();
-    let dir = tempfile::tempdir().unwrap();
-    let state = dir.path().join("state");
+fn a_file_that_does_not_fit_gives_a_notice_and_a_cold_start() {
+    let mut rig = Rig::new();
+    let state = rig.path("state");
     let tokens = tokens();
     let text = &tokens[..50];
     let cold = run(&demo(), &options(50.0, PolicyKind::Lru, Some(&state)), &[text]);
@@ -230,13 +223,16 @@ fn files_that_do_not_fit_are_told_and_the_run_starts_cold() {
         ("changed", changed, "it is damaged", true),
         ("cut off", good[..good.len() - 9].to_vec(), "it is damaged", true),
         ("empty", Vec::new(), "it is damaged", true),
-        ("not ours", b"The bytes of a text that somebody needs.".to_vec(), "not a cache state", false),
+        ("not ours", b"The bytes of a text of the user's.".to_vec(), "not a cache state", false),
     ];
     for (name, bytes, why, is_replaced) in table {
         fs::write(&state, &bytes).unwrap();
         let run = run(&demo(), &options(50.0, PolicyKind::Lru, Some(&state)), &[text]);
-        let told = notices();
-        assert!(told.contains("cache state") && told.contains(why) && told.contains("start empty"), "{name}: {told}");
+        let notice = rig.notices();
+        assert!(
+            notice.contains("cache state") && notice.contains(why) && notice.contains("start empty"),
+            "{name}: {notice}"
+        );
         assert_eq!((run.warm, &run.counts), (None, &cold.counts), "{name}");
         assert!(run.logits == cold.logits, "{name}");
         let expected = if is_replaced { &good } else { &bytes };
@@ -244,17 +240,16 @@ fn files_that_do_not_fit_are_told_and_the_run_starts_cold() {
     }
     // The same file under another name is another model: names are how people tell quantisations apart.
     fs::write(&state, &good).unwrap();
-    let copy = dir.path().join("copy.gguf");
+    let copy = rig.path("copy.gguf");
     fs::copy(demo(), &copy).unwrap();
     assert_eq!(run(&copy, &options(50.0, PolicyKind::Lru, Some(&state)), &[text]).warm, None);
-    assert!(notices().contains("of another model, \"demo.gguf\""));
+    assert!(rig.notices().contains("of another model, \"demo.gguf\""));
 }
 
 #[test]
-fn what_is_resident_of_a_hostile_file_is_only_what_the_model_has() {
-    let _guard = alone();
-    let dir = tempfile::tempdir().unwrap();
-    let state = dir.path().join("state");
+fn a_hostile_file_restores_only_experts_of_the_model() {
+    let rig = Rig::new();
+    let state = rig.path("state");
     let tokens = tokens();
     let text = &tokens[..50];
     let cold = run(&demo(), &options(50.0, PolicyKind::Learned, Some(&state)), &[text]);
@@ -277,29 +272,28 @@ fn what_is_resident_of_a_hostile_file_is_only_what_the_model_has() {
 }
 
 #[test]
-fn files_that_cannot_be_written_are_told() {
-    let _guard = alone();
-    let dir = tempfile::tempdir().unwrap();
+fn a_file_that_cannot_be_written_gives_a_notice() {
+    let mut rig = Rig::new();
     let tokens = tokens();
     let run = |path: &Path| run(&demo(), &options(50.0, PolicyKind::Lru, Some(path)), &[&tokens[..10]]);
-    let nowhere = dir.path().join("no such directory/state");
+    let nowhere = rig.path("no such directory/state");
     assert_eq!(run(&nowhere).counts.len(), 10);
-    let told = notices();
-    assert!(told.contains("no such directory/state") && told.contains("not saved"), "{told}");
-    run(dir.path());
-    let told = notices();
-    assert!(told.contains("not a regular file") && told.contains("left as it is"), "{told}");
+    let notice = rig.notices();
+    assert!(notice.contains("no such directory/state") && notice.contains("not saved"), "{notice}");
+    run(rig.dir.path());
+    let notice = rig.notices();
+    assert!(notice.contains("not a regular file") && notice.contains("left as it is"), "{notice}");
     run(Path::new("/dev/null"));
-    assert!(notices().contains("not a regular file"));
+    assert!(notices_about("/dev/null").concat().contains("not a regular file"));
     assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
-    let closed = dir.path().join("closed");
+    let closed = rig.path("closed");
     fs::create_dir(&closed).unwrap();
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o500)).unwrap();
     run(&closed.join("state"));
-    let told = notices();
+    let notice = rig.notices();
     if closed.join("state").exists() {
-        not_run::not_run("warm: a directory that may not be written", "this user may write everywhere (root)");
+        not_run("warm: a directory that may not be written", "this user may write everywhere (root)");
     } else {
-        assert!(told.contains("not saved"), "{told}");
+        assert!(notice.contains("not saved"), "{notice}");
     }
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Counts the instructions of hobbit's hot paths under valgrind and compares them with instructions.json: exit code 1 where one
-# takes more than the margin allows. Installs gungraun's runner (into the target directory) and valgrind where they are missing.
+# Counts the instructions of hobbit's hot paths under valgrind and compares them with instructions.json: exit code 1 if
+# one takes more than the margin allows. Installs gungraun's runner (into the target directory) and valgrind if missing.
 #
 # usage: benches/guard/check.sh [--record] [--margin PERCENT]
 set -eu
@@ -11,7 +11,7 @@ target=${CARGO_TARGET_DIR:-$here/target}
 mkdir -p "$target"
 CARGO_TARGET_DIR=$(cd "$target" && pwd)
 export CARGO_TARGET_DIR
-# .cargo/config.toml says what to compile for; these would take its place.
+# These would replace the flags of .cargo/config.toml.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS
 
 command -v valgrind >/dev/null 2>&1 || {
@@ -29,8 +29,8 @@ command -v valgrind >/dev/null 2>&1 || {
 version=$(sed -n 's/^gungraun = "=\(.*\)"$/\1/p' Cargo.toml)
 tools=$CARGO_TARGET_DIR/guard-tools-$version
 if ! [ -x "$tools/bin/gungraun-runner" ]; then
-  # Without optimisation: it waits for valgrind most of the time, and compiles in half of the time. From /
-  # nobody's configuration applies.
+  # Without optimisation: it waits for valgrind most of the time, and compiles in half of the time. From / no
+  # configuration applies.
   echo "guard: installing gungraun-runner $version" >&2
   (cd / && CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --root "$tools" \
     --target-dir "$CARGO_TARGET_DIR/guard-tools" "gungraun-runner@$version" >&2)
@@ -38,8 +38,8 @@ if ! [ -x "$tools/bin/gungraun-runner" ]; then
 fi
 
 counted=$CARGO_TARGET_DIR/guard-counts.json
-# Counts of an earlier run are not what is compared with.
+# Counts of an earlier run are no baseline.
 rm -rf "$CARGO_TARGET_DIR/gungraun/hobbit-guard"
-# Builds the program below, too, with the same features.
-GUNGRAUN_RUNNER=$tools/bin/gungraun-runner cargo bench --locked --bench instructions -- --output-format=json > "$counted"
-exec "$CARGO_TARGET_DIR/release/hobbit-guard" "$@" < "$counted"
+export GUNGRAUN_RUNNER=$tools/bin/gungraun-runner
+cargo bench --locked --bench instructions -- --output-format=json > "$counted"
+exec ./compare.py "$@" < "$counted"

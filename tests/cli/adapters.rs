@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::files;
-use crate::rig::*;
+use super::files;
+use super::rig::*;
 
 const PROMPT: [&str; 5] = ["-p", "In the beginning", "-n", "16", "-no-cnv"];
 

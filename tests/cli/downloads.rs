@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::json;
 
-use crate::rig::*;
-use crate::server::{Reply, Server};
+use super::rig::*;
+use super::server::{Reply, Server};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 

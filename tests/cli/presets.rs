@@ -1,6 +1,6 @@
 //! `--preset`: a paper's settings.
 
-use crate::rig::*;
+use super::rig::*;
 
 const WHOLE: [&str; 6] = ["-p", "In the beginning", "-n", "4", "--expert-cache", "50%"];
 

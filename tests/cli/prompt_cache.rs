@@ -1,6 +1,6 @@
 //! `--prompt-cache`: a prompt is read once.
 
-use crate::rig::*;
+use super::rig::*;
 
 const PROMPT: &str = "In the beginning God created the heaven and the earth. And the earth was without form, and void";
 

@@ -1,6 +1,6 @@
 //! Prompts of completions.
 
-use crate::rig::*;
+use super::rig::*;
 
 #[test]
 fn without_a_model_the_demo_speaks() {

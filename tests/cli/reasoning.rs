@@ -1,6 +1,6 @@
 //! Reasoning before an answer.
 
-use crate::rig::*;
+use super::rig::*;
 
 /// Opens reasoning, as Qwen3's newer templates do, unless `enable_thinking` is false.
 const THINKS: &str = "{%- for message in messages -%}\

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::rig::*;
+use super::rig::*;
 
 #[test]
 fn a_run_has_three_lines_before_and_four_after() {

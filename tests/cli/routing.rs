@@ -8,7 +8,7 @@ use hobbit_core::pack::{PackKind, PackSpec};
 use hobbit_core::profile::{FORMAT, MeasuredMix, Mix, Mixes, ModelId, Profile, TextId, VERSION, mixes_to_json};
 use serde_json::Value;
 
-use crate::rig::*;
+use super::rig::*;
 
 const WHOLE: [&str; 6] = ["-p", "In the beginning", "-n", "200", "--expert-cache", "50%"];
 

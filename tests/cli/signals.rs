@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::rig::*;
+use super::rig::*;
 
 /// Generates without end: context shift, no EOS. Returns when it has begun.
 fn endless(mut cli: Cli) -> (Child, tempfile::TempDir, std::thread::JoinHandle<u64>) {

@@ -2,7 +2,7 @@
 
 use gguf_tools::synth::{self, Spec};
 
-use crate::rig::*;
+use super::rig::*;
 
 #[test]
 fn conversations_read_turns_from_a_pipe() {

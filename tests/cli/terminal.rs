@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 use nix::pty::openpty;
 use nix::sys::termios::{LocalFlags, tcgetattr};
 
-use crate::rig::*;
+use super::rig::*;
 
 /// The program at the other end of a terminal.
 struct Terminal {

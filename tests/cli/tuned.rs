@@ -4,7 +4,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::rig::*;
+use super::rig::*;
 
 #[test]
 fn a_profile_is_made_and_loaded() {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::rig::*;
+use super::rig::*;
 
 #[test]
 fn help_names_every_spelling_and_shows_examples() {

@@ -1,95 +1,90 @@
-//! Experts that are copied and read before their layer's router has spoken: what comes out is what comes out without.
+//! Experts that are copied and read before their layer's router has chosen: the logits are those without.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gguf_tools::synth::Spec;
-use hobbit::options::{CpuHelper, DeviceChoice, Prefetch};
+use hobbit::options::{CpuHelper, Prefetch};
 use hobbit::stats::DeviceCounters;
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, Session, SessionOptions};
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::trace::{LayerRecord, Record, TraceReader};
-use lagging_device::{Device, Options, Order, register};
+use lagging_device::{Device, Options};
 
-use super::cases;
-use super::check::{ALL, QUARTER, SIZES, WAVES, check_with};
-use super::compare::BUDGET;
-use super::fixture;
-use super::places::{compare_with, named};
-use super::stock::Placed;
-
-const HALF: ExpertCache = ExpertCache::Percent(50.0);
+use super::compare::{
+    ALL, DEVICE_SIZES, HALF, Placed, QUARTER, WAVES, assert_none, check_on_device, devices, each, options,
+};
+use super::fixture::cases::part;
+use super::fixture::{bundled, demo_tokens, write};
+use super::places::compare_with;
+use super::{assert_sound, on, register};
 
 fn always(predictor: PredictorKind, policy: PolicyKind) -> CachingOptions {
     CachingOptions { policy, predictor, prefetch: Prefetch::On, distance: 3, ..CachingOptions::default() }
 }
 
 /// A device to which copies take next to no virtual time: all that is predicted is worth copying.
-fn device(options: &Options) -> Device {
-    fixture::quiet_llama_cpp();
-    register(Options { memory: 1 << 30, link_bandwidth: 1e12, ..options.clone() })
+fn fast(options: Options) -> Device {
+    register(Options { link_bandwidth: 1e12, ..options })
 }
 
 fn late() -> Device {
-    device(&Options { order: Order::CopiesLate, ..Options::default() })
+    fast(super::late())
 }
 
 fn early() -> Device {
-    device(&Options { order: Order::CopiesEarly, ..Options::default() })
+    fast(super::early())
 }
 
 /// Every predictor over every architecture, in an order of execution.
-fn every_architecture(options: &Options) {
-    let device = device(options);
-    let on_it = named(&[&device]);
+fn every_architecture(options: Options) {
+    let is_unified = options.unified;
+    let device = fast(options);
     let kinds = [
         (PredictorKind::StackedGate, PolicyKind::Learned),
         (PredictorKind::CrossLayer, PolicyKind::Smoe),
         (PredictorKind::Previous, PolicyKind::Lru),
     ];
-    let mut sizes = SIZES.to_vec();
-    sizes.extend([(HALF, ALL), (HALF, HALF)]);
-    let (mut failures, mut ahead) = (Vec::new(), 0);
-    for (part, (predictor, policy)) in kinds.into_iter().enumerate() {
-        for case in cases::all_architectures().into_iter().skip(part).step_by(kinds.len()) {
+    let sizes = [&DEVICE_SIZES[..], &[(HALF, ALL), (HALF, HALF)]].concat();
+    let mut ahead = 0;
+    for (at, (predictor, policy)) in kinds.into_iter().enumerate() {
+        let caching = always(predictor, policy);
+        let options = ModelOptions { caching, device: on(&[&device]), ..super::compare::options(ExpertCache::Auto) };
+        each(part(at, kinds.len()), |case| {
             let mut done = |counters: DeviceCounters| ahead += counters.ahead;
-            let found = check_with(&case, &on_it, always(predictor, policy), &sizes, &mut done);
-            failures.extend(found.into_iter().map(|failure| format!("{predictor}, {failure}")));
+            let mut failures = check_on_device(&case, &options, &sizes, &mut done);
             failures.extend(device.faults());
-        }
+            failures
+        });
     }
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
-    assert_eq!(ahead > 0, !options.unified, "{ahead} experts were copied ahead");
+    assert_eq!(ahead > 0, !is_unified, "{ahead} experts were copied ahead");
 }
 
 #[test]
 fn copies_late() {
-    every_architecture(&Options { order: Order::CopiesLate, ..Options::default() });
+    every_architecture(super::late());
 }
 
 #[test]
 fn copies_early() {
-    every_architecture(&Options { order: Order::CopiesEarly, ..Options::default() });
+    every_architecture(super::early());
 }
 
 #[test]
 fn unified_memory() {
-    every_architecture(&Options { unified: true, ..Options::default() });
+    every_architecture(Options { unified: true, ..Options::default() });
 }
 
 #[test]
 fn beside_the_cpu_helper() {
     let device = early();
     for cpu_helper in [CpuHelper::On, CpuHelper::Auto] {
-        let on_it = DeviceOptions { cpu_helper, ..named(&[&device]) };
         let caching = always(PredictorKind::StackedGate, PolicyKind::Lru);
-        let cases = cases::all_architectures().into_iter().step_by(6);
-        let failures: Vec<String> = cases
-            .flat_map(|case| check_with(&case, &on_it, caching, &[(QUARTER, ALL), (HALF, ALL)], &mut |_| ()))
-            .collect();
-        assert!(failures.is_empty(), "{cpu_helper:?}: {}", failures.join("\n"));
-        assert_eq!(device.faults(), Vec::<String>::new());
+        let device_options = DeviceOptions { cpu_helper, ..on(&[&device]) };
+        let options = ModelOptions { caching, device: device_options, ..options(ExpertCache::Auto) };
+        each(part(0, 6), |case| check_on_device(&case, &options, &[(QUARTER, ALL), (HALF, ALL)], &mut |_| ()));
+        assert_sound(&device);
     }
 }
 
@@ -99,8 +94,8 @@ fn two_devices() {
         let names = [a.name(), b.name()];
         for (split, predictor) in [(&[] as &[f32], PredictorKind::StackedGate), (&[1.0, 3.0], PredictorKind::Previous)]
         {
-            let placed = Placed { devices: &names, tensor_split: split, ..Placed::default() };
-            let on_both = DeviceOptions { tensor_split: split.to_vec(), cache: HALF, ..named(&[&a, &b]) };
+            let placed = Placed { tensor_split: split, ..Placed::on(&names) };
+            let on_both = DeviceOptions { tensor_split: split.to_vec(), cache: HALF, ..on(&[&a, &b]) };
             compare_with(&placed, &on_both, &[&a, &b], always(predictor, PolicyKind::Learned));
         }
     }
@@ -110,84 +105,67 @@ fn two_devices() {
 fn some_layers_on_the_cpu() {
     for lag in [late(), early()] {
         for (n_gpu_layers, cache) in [(2, HALF), (4, QUARTER), (4, WAVES)] {
-            let placed = Placed { devices: &[lag.name()], n_gpu_layers, ..Placed::default() };
+            let placed = Placed { n_gpu_layers, ..Placed::on(&[lag.name()]) };
             let caching = always(PredictorKind::StackedGate, PolicyKind::Smoe);
-            compare_with(&placed, &DeviceOptions { cache, ..named(&[&lag]) }, &[&lag], caching);
+            compare_with(&placed, &DeviceOptions { cache, ..on(&[&lag]) }, &[&lag], caching);
         }
     }
 }
 
-fn demo() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf")
+fn demo() -> PathBuf {
+    bundled("demo.gguf")
 }
 
-fn text(model: &Model, n: usize) -> Vec<hobbit::Token> {
-    let text = std::fs::read_to_string(demo().with_file_name("demo-heldout-prose.txt")).unwrap();
-    let mut tokens = model.tokenize(&text[..8192], true, false).unwrap();
-    tokens.truncate(n);
-    assert_eq!(tokens.len(), n);
-    tokens
-}
-
-/// What routers think of a token is known on a device as it is on the CPU.
+/// Routers' scores of a token are known on a device as on the CPU.
 #[test]
 fn scores_are_those_of_the_cpu() {
     let device = late();
     let dir = tempfile::tempdir().unwrap();
-    let layers = |name: &str, devices: DeviceChoice| -> Vec<LayerRecord> {
+    let layers = |name: &str, device: DeviceOptions| -> Vec<LayerRecord> {
         let path = dir.path().join(name);
-        {
-            let options = ModelOptions {
-                budget: BUDGET,
-                expert_cache: HALF,
-                device: DeviceOptions { devices, cache: HALF, headroom: 0.0, ..DeviceOptions::default() },
-                trace: Some(path.clone()),
-                ..ModelOptions::default()
-            };
-            let model = Model::open(&demo(), &options).unwrap();
-            let options = SessionOptions { n_ctx: 256, threads: Some(1), ..SessionOptions::default() };
-            let mut session = model.session(&options).unwrap();
-            for token in text(&model, 48) {
-                session.feed(&[token]).unwrap();
-            }
+        let device = DeviceOptions { cache: HALF, ..device };
+        let model = Model::open(&demo(), &ModelOptions { device, trace: Some(path.clone()), ..options(HALF) });
+        let options = SessionOptions { n_ctx: 256, threads: Some(1), ..SessionOptions::default() };
+        let mut session = model.and_then(|model| model.session(&options)).unwrap();
+        for token in demo_tokens(session.model(), 48) {
+            session.feed(&[token]).unwrap();
         }
+        drop(session);
         let records = TraceReader::open(&path).unwrap().map(Result::unwrap);
         records.filter_map(|record| if let Record::Layer(layer) = record { Some(layer) } else { None }).collect()
     };
-    let on_cpu = layers("cpu", DeviceChoice::None);
-    let on_device = layers("device", DeviceChoice::Named(vec![device.name().into()]));
+    let (on_cpu, on_device) = (layers("cpu", devices(&[])), layers("device", on(&[&device])));
     assert_eq!((on_cpu.len(), on_device.len()), (48 * 6, 48 * 6));
     for (cpu, device) in on_cpu.iter().zip(&on_device) {
         assert_eq!(device.unselected.len(), 6, "of 8, two are selected");
         assert_eq!((&cpu.chosen, &cpu.weights), (&device.chosen, &device.weights));
         assert_eq!((&cpu.scores, &cpu.unselected), (&device.scores, &device.unselected));
     }
-    assert_eq!(device.faults(), Vec::<String>::new());
-}
-
-fn session(path: &Path, device: &Device, cache: ExpertCache, caching: CachingOptions) -> Session {
-    let device = DeviceOptions { cache, cpu_helper: CpuHelper::Off, ..named(&[device]) };
-    let options = ModelOptions { budget: BUDGET, expert_cache: ALL, caching, device, ..ModelOptions::default() };
-    let options_of_session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
-    Model::open(path, &options).unwrap().session(&options_of_session).unwrap()
+    assert_sound(&device);
 }
 
 /// Bytes of weights per virtual second.
 const COMPUTE: f64 = 1e9;
-/// How much faster the link is.
+/// Speeds of the link, relative to computing.
 const FASTER: [f64; 2] = [0.25, 1.0];
-/// What copies ahead may cost where nothing can be hidden. Unless the user says otherwise, they are then given up.
+/// Copies ahead may cost this much where nothing can be hidden. Unless the user asks for them, they are then given up.
 const SLOWER_MAX: f64 = 1.06;
-/// What they save at least where there is time for them.
+/// They save at least this much where there is time for them.
 const FASTER_MIN: f64 = 0.95;
 
-/// Virtual seconds per token of a text that is evaluated token by token, everything in host memory, and what the device did.
+/// Virtual seconds per token of a text that is evaluated token by token, everything in host memory, and the device's
+/// counts.
 fn measure(path: &Path, device: &Device, cache: ExpertCache, predictor: PredictorKind) -> (f64, DeviceCounters) {
     let caching = CachingOptions { distance: 2, ..always(predictor, PolicyKind::Lru) };
-    let mut session = session(path, device, cache, caching);
-    let tokens: Vec<hobbit::Token> = match path == demo() {
-        true => text(session.model(), 160),
-        false => (0..160).map(|i| 3 + i * i * 7 % 101).collect(),
+    let device_options = DeviceOptions { cache, cpu_helper: CpuHelper::Off, ..on(&[device]) };
+    let options = ModelOptions { caching, device: device_options, ..options(ALL) };
+    let options_of_session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
+    let model = Model::open(path, &options).unwrap();
+    let mut session: Session = model.session(&options_of_session).unwrap();
+    let tokens: Vec<hobbit::Token> = if path == demo() {
+        demo_tokens(session.model(), 160)
+    } else {
+        (0..160).map(|i| 3 + i * i * 7 % 101).collect()
     };
     // Once for the host's cache.
     tokens.chunks(1).for_each(|token| session.feed(token).unwrap());
@@ -196,7 +174,7 @@ fn measure(path: &Path, device: &Device, cache: ExpertCache, predictor: Predicto
     device.reset();
     tokens.chunks(1).for_each(|token| session.feed(token).unwrap());
     let seconds = device.report().host_time;
-    assert_eq!(device.faults(), Vec::<String>::new());
+    assert_sound(device);
     (seconds / tokens.len() as f64, session.stats().devices[0] - before)
 }
 
@@ -206,7 +184,7 @@ fn copies_hide_where_there_is_something_to_compute() {
     let model = |name: &str, spec: Spec| {
         let dir = dir.path().join(name);
         std::fs::create_dir(&dir).unwrap();
-        fixture::write(&dir, &Spec { layers: 6, embd: 256, experts: 16, topk: 4, ..spec })
+        write(&dir, &Spec { layers: 6, embd: 256, experts: 16, topk: 4, ..spec })
     };
     let most = model("experts", Spec { ff: 512, ..Spec::tiny("qwen3moe") });
     let attention = Spec { heads: 16, kv_heads: Some(16), head_dim: Some(64), ..Spec::tiny("qwen3moe") };
@@ -215,16 +193,14 @@ fn copies_hide_where_there_is_something_to_compute() {
     for (name, path) in [("demo", &demo()), ("mostly experts", &most), ("mostly attention", &least)] {
         for faster in FASTER {
             let link_bandwidth = COMPUTE * faster;
-            let device =
-                register(Options { memory: 1 << 30, link_bandwidth, compute_bandwidth: COMPUTE, ..Options::default() });
-            fixture::quiet_llama_cpp();
+            let device = register(Options { link_bandwidth, compute_bandwidth: COMPUTE, ..Options::default() });
             for cache in [QUARTER, HALF] {
                 let (without, _) = measure(path, &device, cache, PredictorKind::None);
                 let (with, done) = measure(path, &device, cache, PredictorKind::StackedGate);
                 let ratio = with / without;
                 let what = format!(
-                    "{name}, link {faster}x as fast, {cache:?}: {:.3} ms to {:.3} ms a token ({ratio:.3}), {} experts ahead, \
-                     {} used",
+                    "{name}, link {faster}x as fast, {cache:?}: {:.3} ms to {:.3} ms a token ({ratio:.3}), {} experts \
+                     ahead, {} used",
                     1e3 * without,
                     1e3 * with,
                     done.ahead,
@@ -239,5 +215,5 @@ fn copies_hide_where_there_is_something_to_compute() {
             }
         }
     }
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert_none(failures);
 }

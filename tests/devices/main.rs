@@ -1,136 +1,160 @@
 //! Experts on devices whose memory is not the host's: every logit is, bit for bit, that of stock llama.cpp with all
 //! layers on the same device.
+//!
+//! A binary of its own: its devices are in ggml's list for the whole process, where other tests would choose them.
 
 mod ahead;
-#[path = "../exactness/cases.rs"]
-#[allow(dead_code)]
-mod cases;
-mod check;
-#[path = "../exactness/compare.rs"]
-#[allow(dead_code)]
-mod compare;
-#[path = "../exactness/dynamic.rs"]
-mod dynamic;
 #[path = "../fixture/mod.rs"]
 mod fixture;
-mod helper;
 mod overlap;
 mod places;
-#[path = "../exactness/routes.rs"]
-#[allow(dead_code)]
-mod recorded;
-mod rerouted;
-mod routes;
-#[path = "../exactness/script.rs"]
-#[allow(dead_code)]
-mod script;
-#[path = "../exactness/rerouted.rs"]
-mod sent;
-mod skipped;
-mod skipping;
-#[path = "../exactness/stock.rs"]
-#[allow(dead_code)]
-mod stock;
+mod precision;
+mod resize;
 mod trouble;
 mod virtual_experts;
-mod warm;
 
-use cases::Case;
-use check::{SIZES, check};
-use hobbit::DeviceOptions;
-use hobbit::options::{CpuHelper, DeviceChoice};
+use fixture::cases::{self, Case, known, part};
+use fixture::compare::{self, DEVICE_SIZES, QUARTER, Sizes, WAVES, check_on_device, devices, each};
+use fixture::{ends, quiet_llama_cpp, routing};
+use hobbit::options::{CpuHelper, Repack};
+use hobbit::{DeviceOptions, ModelOptions};
 use hobbit_core::plan::ExpertCache;
-use lagging_device::{Options, Order, Pinned};
+use lagging_device::{Device, Options, Order, Pinned};
 
-/// A lazy device in the given order of execution.
-fn lagging(options: Options, cases: &[Case], sizes: &[(ExpertCache, ExpertCache)]) {
+/// Architectures with softmax before and after the choice, scales per expert, and groups of experts.
+const SOME: [&str; 4] = ["qwen3moe", "gpt-oss", "deepseek2", "olmoe"];
+
+/// A device of 1 GiB.
+pub fn register(options: Options) -> Device {
     let device = lagging_device::register(Options { memory: 1 << 30, ..options });
-    fixture::quiet_llama_cpp();
-    let named = DeviceOptions {
-        devices: DeviceChoice::Named(vec![device.name().into()]),
-        headroom: 0.0,
-        ..DeviceOptions::default()
-    };
-    let failures: Vec<String> = cases
-        .iter()
-        .flat_map(|case| {
-            let mut failures = check(case, &named, sizes);
-            failures.extend(device.faults());
-            failures
-        })
-        .collect();
-    assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), cases.len(), failures.join("\n"));
+    quiet_llama_cpp();
+    device
 }
 
-fn architectures(part: usize, of: usize) -> Vec<Case> {
-    cases::all_architectures().into_iter().skip(part).step_by(of).collect()
+/// A device with this order of execution.
+pub fn ordered(order: Order) -> Device {
+    register(Options { order, ..Options::default() })
+}
+
+/// hobbit on these devices.
+pub fn on(all: &[&Device]) -> DeviceOptions {
+    devices(&all.iter().map(|device| device.name()).collect::<Vec<_>>())
+}
+
+/// Misuse that a device has found.
+pub fn assert_sound(device: &Device) {
+    assert_eq!(device.faults(), Vec::<String>::new());
+}
+
+/// Checks cases on a device with caches of these sizes.
+fn check(options: Options, helper: CpuHelper, cases: Vec<Case>, sizes: &[Sizes]) {
+    let device = register(options);
+    let device_options = DeviceOptions { cpu_helper: helper, ..on(&[&device]) };
+    let options = ModelOptions { device: device_options, ..compare::options(ExpertCache::Auto) };
+    each(cases, |case| {
+        let mut failures = check_on_device(&case, &options, sizes, &mut |_| ());
+        failures.extend(device.faults());
+        failures
+    });
+}
+
+fn late() -> Options {
+    Options { order: Order::CopiesLate, ..Options::default() }
+}
+
+fn early() -> Options {
+    Options { order: Order::CopiesEarly, ..Options::default() }
 }
 
 #[test]
 fn copies_late_in_the_first_half_of_architectures() {
-    lagging(Options { order: Order::CopiesLate, ..Options::default() }, &architectures(0, 2), &SIZES[..4]);
+    check(late(), CpuHelper::default(), part(0, 2), &DEVICE_SIZES[..4]);
 }
 
 #[test]
 fn copies_late_in_the_second_half_of_architectures() {
-    lagging(Options { order: Order::CopiesLate, ..Options::default() }, &architectures(1, 2), &SIZES[..4]);
+    check(late(), CpuHelper::default(), part(1, 2), &DEVICE_SIZES[..4]);
 }
 
 #[test]
 fn copies_early() {
-    lagging(Options { order: Order::CopiesEarly, ..Options::default() }, &architectures(1, 4), &SIZES);
+    check(early(), CpuHelper::default(), part(1, 4), &DEVICE_SIZES);
 }
 
 #[test]
 fn memory_that_cannot_be_pinned() {
-    lagging(Options { pinned: Pinned::Refused, ..Options::default() }, &architectures(2, 8), &SIZES[1..2]);
-    lagging(Options { pinned: Pinned::None, ..Options::default() }, &architectures(3, 8), &SIZES[1..2]);
+    for (at, pinned) in [(2, Pinned::Refused), (3, Pinned::None)] {
+        check(Options { pinned, ..late() }, CpuHelper::default(), part(at, 8), &DEVICE_SIZES[1..2]);
+    }
 }
 
 #[test]
 fn unified_memory() {
-    let options = Options { unified: true, ..Options::default() };
-    lagging(Options { order: Order::CopiesLate, ..options.clone() }, &architectures(0, 4), &SIZES[2..]);
-    lagging(Options { order: Order::CopiesEarly, ..options }, &architectures(2, 4), &SIZES[3..]);
+    check(Options { unified: true, ..late() }, CpuHelper::default(), part(0, 4), &DEVICE_SIZES[2..]);
+    check(Options { unified: true, ..early() }, CpuHelper::default(), part(2, 4), &DEVICE_SIZES[3..]);
 }
 
-/// A layer comes in several splits: what its slots get in one is not what another needs.
+/// A layer comes in several splits: the contents of its slots differ between them.
 #[test]
 fn a_device_without_some_operations() {
     let without = vec![ggml_sys::llama::GGML_OP_GLU, ggml_sys::llama::GGML_OP_ADD_ID];
-    for (order, cpu_helper) in [(Order::CopiesLate, CpuHelper::Off), (Order::CopiesEarly, CpuHelper::Auto)] {
-        let options = Options { memory: 1 << 30, order, without: without.clone(), ..Options::default() };
-        let device = lagging_device::register(options);
-        let named = DeviceOptions {
-            devices: DeviceChoice::Named(vec![device.name().into()]),
-            headroom: 0.0,
-            cpu_helper,
-            ..DeviceOptions::default()
-        };
-        fixture::quiet_llama_cpp();
-        let known = ["qwen3moe", "gpt-oss", "deepseek2", "olmoe"];
-        let cases = cases::all_architectures().into_iter().filter(|case| known.contains(&case.name.as_str()));
-        let failures: Vec<String> = cases.flat_map(|case| check(&case, &named, &SIZES[1..])).collect();
-        assert!(failures.is_empty(), "{cpu_helper:?}: {}", failures.join("\n"));
-        assert_eq!(device.faults(), Vec::<String>::new());
+    for (options, helper) in [(late(), CpuHelper::Off), (early(), CpuHelper::Auto)] {
+        check(Options { without: without.clone(), ..options }, helper, known(&SOME), &DEVICE_SIZES[1..]);
     }
 }
 
-/// The lazy device multiplies on this CPU: what the helper computes has its bits.
+/// The lazy device multiplies on this CPU, so the helper's products have its bits.
 #[test]
-fn cpu_helper() {
-    for (mode, order) in [(CpuHelper::On, Order::CopiesLate), (CpuHelper::Auto, Order::CopiesEarly)] {
-        let device = lagging_device::register(Options { memory: 1 << 30, order, ..Options::default() });
-        let named = DeviceOptions {
-            devices: DeviceChoice::Named(vec![device.name().into()]),
-            headroom: 0.0,
-            cpu_helper: mode,
-            ..DeviceOptions::default()
+fn the_cpu_helper() {
+    for (options, helper) in [(late(), CpuHelper::On), (early(), CpuHelper::Auto)] {
+        check(options, helper, part(0, 3), &DEVICE_SIZES[1..4]);
+    }
+}
+
+#[test]
+fn several_sequences() {
+    let cases = cases::two_sequences().into_iter().chain(cases::many_sequences());
+    check(late(), CpuHelper::default(), cases.collect(), &DEVICE_SIZES[..4]);
+}
+
+#[test]
+fn recorded_routes() {
+    for order in [Order::CopiesLate, Order::CopiesEarly] {
+        let device = ordered(order);
+        let with = |(cache, expert_cache)| ModelOptions {
+            device: DeviceOptions { cache, ..on(&[&device]) },
+            ..compare::options(expert_cache)
         };
-        fixture::quiet_llama_cpp();
-        let cases = architectures(0, 3);
-        let failures: Vec<String> = cases.iter().flat_map(|case| check(case, &named, &SIZES[1..4])).collect();
-        assert!(failures.is_empty(), "{mode:?}: {} of {} cases:\n{}", failures.len(), cases.len(), failures.join("\n"));
-        assert_eq!(device.faults(), Vec::<String>::new());
+        let all = DEVICE_SIZES.map(with);
+        each(known(&SOME), |case| routing::check_recorded(&case, &[device.name()], &all));
+        assert_sound(&device);
+    }
+}
+
+/// Ids and weights of rerouted tokens are written on the device.
+#[test]
+fn rerouted_tokens() {
+    let is_special = |case: &Case| case.name.contains("groups") || case.name.contains("per expert");
+    for order in [Order::CopiesLate, Order::CopiesEarly] {
+        let device = ordered(order);
+        let cases = known(&SOME).into_iter().chain(cases::layouts().into_iter().filter(is_special));
+        let sizes = [(QUARTER, QUARTER), (WAVES, QUARTER)];
+        each(cases, |case| routing::check_rerouted(&case, &[device.name()], &sizes));
+        assert_sound(&device);
+    }
+}
+
+#[test]
+fn dynamic_precision_at_its_ends() {
+    let alike = [60.0, 25.0].map(|percent| (ExpertCache::Percent(percent), ExpertCache::Percent(percent)));
+    let sizes = [alike[0], alike[1], (WAVES, compare::NONE)];
+    let unified = Options { unified: true, ..Options::default() };
+    for (at, options) in [late(), early(), unified].into_iter().enumerate() {
+        let device = register(options);
+        each(part(at, 4).into_iter().map(Case::brief), |case| {
+            let mut failures = ends::check(&case, &[device.name()], &sizes, Repack::Auto);
+            failures.extend(device.faults());
+            failures
+        });
     }
 }

@@ -1,24 +1,23 @@
-//! Time that copies and computation of experts have in common, in the test device's virtual time: no clock, no noise.
+//! Time that copies and products of experts have in common, in the test device's virtual time: no clock, no noise.
 //!
 //! Everything is in host memory, so only the link and the device count. Latencies are zero.
 
 use std::path::Path;
 
 use gguf_tools::synth::Spec;
-use hobbit::options::{CpuHelper, DeviceChoice, FlashAttn};
+use hobbit::options::{CpuHelper, FlashAttn};
 use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, Session, SessionOptions, Token};
 use hobbit_core::plan::ExpertCache;
-use lagging_device::{Device, Options, Report, register};
+use lagging_device::{Device, Options, Report};
 
-use super::check::{ALL, QUARTER, WAVES};
-use super::compare::BUDGET;
-use super::fixture;
-use super::script::Evaluate;
-use super::stock::{Placed, Stock};
+use super::compare::{ALL, Placed, QUARTER, WAVES, assert_none, open_stock, options};
+use super::fixture::script::Evaluate;
+use super::fixture::write;
+use super::{assert_sound, on, register};
 
 /// Bytes of weights per virtual second.
 const COMPUTE: f64 = 1e9;
-/// How much slower a slice is copied than multiplied.
+/// Time to copy a slice, relative to multiplying by it.
 const SLOWER: [f64; 3] = [4.0, 1.0, 0.25];
 const WIDTHS: (u32, u32) = (256, 512);
 const N_USED: u32 = 4;
@@ -27,7 +26,7 @@ const BATCH: (u32, u32) = (96, 2);
 /// Gate, up or down of an expert in Q8_0.
 const SLICE_BYTES: f64 = (WIDTHS.0 * WIDTHS.1 / 32 * 34) as f64;
 
-/// Of what could be hidden.
+/// Share of the time that could be hidden.
 const HIDDEN_MIN: f64 = 0.8;
 
 fn spec(experts: u32, layers: u32, topk: u32) -> Spec {
@@ -37,9 +36,7 @@ fn spec(experts: u32, layers: u32, topk: u32) -> Spec {
 
 fn device(slower: f64) -> Device {
     let (link_bandwidth, compute_bandwidth) = (COMPUTE / slower, COMPUTE);
-    let device = register(Options { memory: 1 << 30, link_bandwidth, compute_bandwidth, ..Options::default() });
-    fixture::quiet_llama_cpp();
-    device
+    register(Options { link_bandwidth, compute_bandwidth, ..Options::default() })
 }
 
 fn session_options() -> SessionOptions {
@@ -47,15 +44,8 @@ fn session_options() -> SessionOptions {
 }
 
 fn session(path: &Path, device: &Device, cache: ExpertCache) -> Session {
-    let device = DeviceOptions {
-        devices: DeviceChoice::Named(vec![device.name().into()]),
-        headroom: 0.0,
-        cache,
-        cpu_helper: CpuHelper::Off,
-        ..DeviceOptions::default()
-    };
-    let options = ModelOptions { budget: BUDGET, expert_cache: ALL, device, ..ModelOptions::default() };
-    Model::open(path, &options).unwrap().session(&session_options()).unwrap()
+    let device = DeviceOptions { cache, cpu_helper: CpuHelper::Off, ..on(&[device]) };
+    Model::open(path, &ModelOptions { device, ..options(ALL) }).unwrap().session(&session_options()).unwrap()
 }
 
 /// Tokens from position `from`. All logits are wanted: else the last layer would see a single token.
@@ -74,12 +64,12 @@ fn chatter(n: usize) -> Vec<Token> {
     (0..n).map(|i| 3 + 11 * (i * i % 7) as Token).collect()
 }
 
-/// What the device did for a batch.
+/// The device's report of an evaluation.
 fn measure(device: &Device, evaluate: impl FnOnce()) -> Report {
     device.reset();
     evaluate();
     let report = device.report();
-    assert_eq!(device.faults(), Vec::<String>::new());
+    assert_sound(device);
     report
 }
 
@@ -105,7 +95,7 @@ fn possible(hits: u64, misses: u64, copy: f64, product: f64) -> f64 {
 fn decoding_hides_what_dependencies_allow() {
     let dir = tempfile::tempdir().unwrap();
     // The next layer's router waits for this layer, so layers have nothing in common: one shows all there is.
-    let path = fixture::write(dir.path(), &spec(16, 1, N_USED));
+    let path = write(dir.path(), &spec(16, 1, N_USED));
     let tokens = chatter(48);
     let mut failures = Vec::new();
     for slower in SLOWER {
@@ -140,13 +130,13 @@ fn decoding_hides_what_dependencies_allow() {
             }
         }
     }
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert_none(failures);
 }
 
 #[test]
 fn prefill_hides_the_smaller_of_copies_and_products() {
     let dir = tempfile::tempdir().unwrap();
-    let path = fixture::write(dir.path(), &spec(BATCH.0, BATCH.1, 2));
+    let path = write(dir.path(), &spec(BATCH.0, BATCH.1, 2));
     let mut failures = Vec::new();
     for slower in SLOWER {
         let device = device(slower);
@@ -176,25 +166,25 @@ fn prefill_hides_the_smaller_of_copies_and_products() {
             }
         }
     }
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert_none(failures);
 }
 
 #[test]
 fn large_batches_are_never_slower_than_by_op_offload() {
     let dir = tempfile::tempdir().unwrap();
-    let path = fixture::write(dir.path(), &spec(BATCH.0, BATCH.1, 2));
+    let path = write(dir.path(), &spec(BATCH.0, BATCH.1, 2));
     let mut failures = Vec::new();
     for slower in SLOWER {
         let device = device(slower);
         for n_tokens in [64, 512] {
             let prompt = batch(0, &text(n_tokens));
             let stock = {
-                // Of large batches, it copies experts to the device (`op_offload`).
-                let placed = Placed { devices: &[device.name()], on_cpu: "ffn_.*_exps", ..Placed::default() };
-                let mut stock = Stock::open_placed(&path, &session_options(), &placed).unwrap();
-                measure(&device, || drop(stock.evaluate(&prompt).unwrap()))
+                // It copies the experts of large batches to the device (`op_offload`).
+                let placed = Placed { on_cpu: "ffn_.*_exps", ..Placed::on(&[device.name()]) };
+                let mut stock = open_stock(&path, &session_options(), &placed).unwrap();
+                measure(&device, || drop(Evaluate::evaluate(&mut stock, &prompt).unwrap()))
             };
-            // What llama.cpp computes on the CPU takes no virtual time.
+            // Products on the CPU take no virtual time.
             let experts = f64::from(BATCH.0 * BATCH.1) * 3.0 * SLICE_BYTES;
             assert!(stock.copied_bytes as f64 >= 0.3 * experts, "it copied {} bytes, no experts", stock.copied_bytes);
             for cache in [QUARTER, WAVES] {
@@ -211,5 +201,5 @@ fn large_batches_are_never_slower_than_by_op_offload() {
             }
         }
     }
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    assert_none(failures);
 }

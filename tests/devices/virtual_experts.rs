@@ -1,4 +1,4 @@
-//! Virtual experts where a device computes: what the host holds, and what the device holds, is what tokens use.
+//! Virtual experts where a device computes: tokens use the experts that the host and the device hold.
 
 use std::sync::Arc;
 
@@ -6,35 +6,13 @@ use gguf_tools::synth::Spec;
 use hobbit::options::{RoutingOptions, VirtualExperts, VirtualUpdate};
 use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, Session, SessionOptions};
 use hobbit_core::plan::ExpertCache;
-use hobbit_core::store::Store;
-use lagging_device::{Device, Options, Order};
+use lagging_device::Order;
 
-use super::check::{ALL, QUARTER};
-use super::compare::BUDGET;
-use super::fixture::{self, gate};
-use super::places::named;
-
-const HALF: ExpertCache = ExpertCache::Percent(50.0);
-
-fn options(device: &Device, host: ExpertCache, virtual_experts: VirtualExperts) -> ModelOptions {
-    options_with(device, QUARTER, host, virtual_experts)
-}
-
-fn options_with(
-    device: &Device,
-    on_device: ExpertCache,
-    host: ExpertCache,
-    virtual_experts: VirtualExperts,
-) -> ModelOptions {
-    let virtual_update = VirtualUpdate::Tokens(1);
-    ModelOptions {
-        budget: BUDGET,
-        expert_cache: host,
-        device: DeviceOptions { cache: on_device, ..named(&[device]) },
-        routing: RoutingOptions { virtual_experts, virtual_update, ..RoutingOptions::default() },
-        ..ModelOptions::default()
-    }
-}
+use super::compare::{ALL, HALF, NONE, QUARTER, options};
+use super::fixture::script::bits;
+use super::fixture::stores::{Gate, Held, OpenAtLast};
+use super::fixture::write;
+use super::{assert_sound, on, ordered};
 
 fn evaluate(session: &mut Session, positions: std::ops::Range<i32>) -> Vec<u32> {
     let entry = |position: i32| {
@@ -43,7 +21,7 @@ fn evaluate(session: &mut Session, positions: std::ops::Range<i32>) -> Vec<u32> 
     };
     let batch: Vec<BatchToken> = positions.clone().map(entry).collect();
     session.evaluate(&batch).expect("nothing fails");
-    session.logits(batch.len() - 1).expect("asked for").iter().map(|logit| logit.to_bits()).collect()
+    bits(session.logits(batch.len() - 1).expect("asked for"))
 }
 
 fn decode(session: &mut Session, positions: std::ops::Range<i32>) -> Vec<Vec<u32>> {
@@ -51,26 +29,29 @@ fn decode(session: &mut Session, positions: std::ops::Range<i32>) -> Vec<Vec<u32
 }
 
 #[test]
-fn tokens_use_what_host_and_device_hold() {
+fn tokens_use_resident_experts_as_virtual_ones() {
     for order in [Order::CopiesLate, Order::CopiesEarly] {
-        let device = lagging_device::register(Options { memory: 1 << 30, order, ..Options::default() });
-        fixture::quiet_llama_cpp();
+        let device = ordered(order);
         let dir = tempfile::tempdir().expect("a temporary directory");
         let spec = Spec { experts: 16, topk: 4, ff: 64, seed: 11, ..Spec::tiny("qwen3moe") };
-        let path = fixture::write(dir.path(), &spec);
+        let path = write(dir.path(), &spec);
         let settings = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
-        let open = |options: &ModelOptions, held: &Arc<gate::Held>| {
-            let held = Arc::clone(held);
-            let wrap = move |inner| Arc::new(gate::Gate { inner, held: Arc::clone(&held) }) as Arc<dyn Store>;
-            Model::open_with_store(&path, options, wrap).and_then(|model| model.session(&settings))
+        let open = |cache, host, virtual_experts, held: &Arc<Held>| {
+            let virtual_update = VirtualUpdate::Tokens(1);
+            let options = ModelOptions {
+                device: DeviceOptions { cache, ..on(&[&device]) },
+                routing: RoutingOptions { virtual_experts, virtual_update, ..RoutingOptions::default() },
+                ..options(host)
+            };
+            Model::open_with_store(&path, &options, Gate::wrap(held)).and_then(|model| model.session(&settings))
         };
         let held = Arc::default();
-        let mut session = open(&options(&device, HALF, VirtualExperts::Auto), &held).expect("the model opens");
+        let mut session = open(QUARTER, HALF, VirtualExperts::Auto, &held).expect("the model opens");
         evaluate(&mut session, 0..40);
         decode(&mut session, 40..60);
         let before = session.stats();
         assert_eq!(before.decode.rerouted.refused, 0, "every choice is explained");
-        let at_last = gate::OpenAtLast(Arc::clone(&held));
+        let at_last = OpenAtLast(Arc::clone(&held));
         // A token that waited for a read would wait for ever.
         held.close();
         decode(&mut session, 60..100);
@@ -80,25 +61,24 @@ fn tokens_use_what_host_and_device_hold() {
         assert!(after.decode.rerouted.uses > before.decode.rerouted.uses, "{:?}", after.decode);
         held.open();
         let replaced = |session: &Session| session.stats().virtual_experts.expect("they are virtual").replacements;
-        let (n, mut position) = (replaced(&session), 100);
-        while replaced(&session) == n {
+        let n = replaced(&session);
+        let last = (100..512).find(|&position| {
             decode(&mut session, position..position + 1);
-            position += 1;
-            assert!(position < 512, "nobody is replaced");
-        }
+            replaced(&session) > n
+        });
+        assert!(last.is_some(), "no expert is replaced");
         drop((at_last, session));
         // Where host or device have a place for each, nothing gives way.
-        for (on_device, host) in [(QUARTER, ALL), (ALL, ExpertCache::Auto)] {
+        for (cache, host) in [(QUARTER, ALL), (ALL, ExpertCache::Auto)] {
             let run = |virtual_experts| {
-                let options = options_with(&device, on_device, host, virtual_experts);
-                let mut session = open(&options, &Arc::default()).expect("the model opens");
+                let mut session = open(cache, host, virtual_experts, &Arc::default()).expect("the model opens");
                 (evaluate(&mut session, 0..40), decode(&mut session, 40..60))
             };
-            assert!(run(VirtualExperts::Auto) == run(VirtualExperts::Off), "{order:?} {on_device:?} {host:?}");
+            assert!(run(VirtualExperts::Auto) == run(VirtualExperts::Off), "{order:?} {cache:?} {host:?}");
         }
-        let none = open(&options(&device, ExpertCache::Bytes(0), VirtualExperts::Auto), &Arc::default());
-        let refused = none.map(drop).expect_err("there is nothing to go by").to_string();
+        let none = open(QUARTER, NONE, VirtualExperts::Auto, &Arc::default());
+        let refused = none.map(drop).expect_err("no expert is resident").to_string();
         assert!(refused.contains("the expert cache has no room"), "{refused}");
-        assert_eq!(device.faults(), Vec::<String>::new());
+        assert_sound(&device);
     }
 }

@@ -1,78 +1,49 @@
-//! LoRA adapters and control vectors: what llama.cpp makes of them, bit for bit, wherever experts are.
+//! LoRA adapters and control vectors give llama.cpp's logits at every cache size.
 
-use std::path::Path;
-
+use anyhow::{Result, ensure};
+use hobbit::ModelOptions;
 use hobbit::options::{AdapterOptions, Repack, ScaledFile};
-use hobbit::{Model, ModelOptions};
 use hobbit_core::gguf::Gguf;
-use hobbit_core::plan::ExpertCache;
 
-use super::cases::{Case, Source};
-use super::compare::{BUDGET, Hobbit, same};
-use super::fixture::{self, adapters};
-use super::script::Row;
-use super::stock::{Placed, Stock};
-
-const SIZES: [ExpertCache; 3] = [ExpertCache::Percent(100.0), ExpertCache::Percent(25.0), ExpertCache::Bytes(0)];
+use crate::fixture::adapters::{control_vector, lora};
+use crate::fixture::cases::Case;
+use crate::fixture::compare::{ALL, NONE, Placed, QUARTER, Reference, options, same};
 
 /// Matrices that llama.cpp multiplies with an adapter in mind, in every architecture that has them.
 const CHANGED: [&str; 9] =
     ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp", "ffn_gate_shexp", "ffn_up", "ffn_down", "ffn_gate"];
 
 fn is_changed(name: &str) -> bool {
-    let stem =
-        name.strip_prefix("blk.").and_then(|name| name.strip_suffix(".weight")).and_then(|name| name.split_once('.'));
+    let inner = name.strip_prefix("blk.").and_then(|name| name.strip_suffix(".weight"));
+    let stem = inner.and_then(|name| name.split_once('.'));
     stem.is_some_and(|(_, stem)| CHANGED.contains(&stem)) || name == "output.weight"
 }
 
-/// What is wrong with a case, one message per setting; empty when every logit is llama.cpp's and the adapter changes some.
+/// Messages about a case, one per setting; none if every logit is llama.cpp's and the adapter changes some.
 pub fn check(case: &Case) -> Vec<String> {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let Source::Synth(spec) = &case.model else { panic!("{}: not a file of our own", case.name) };
-    let path = fixture::write(dir.path(), spec);
-    let lora = adapters::lora(&path, dir.path().join("lora.gguf"), 3, is_changed);
-    let n_layer = Gguf::open(&path).expect("it was just written");
-    let n_layer =
-        n_layer.metadata.get_u64(&format!("{}.block_count", n_layer.architecture())).expect("a model has layers");
-    let vector = adapters::control_vector(&path, dir.path().join("vector.gguf"), 1..=n_layer as u32 - 1);
+    let reference = Reference::new(case, &Placed::default());
+    let (path, dir) = (&reference.path, reference.dir.path());
+    let adapter = lora(path, dir.join("lora.gguf"), 3, is_changed);
+    let gguf = Gguf::open(path).expect("it was just written");
+    let n_layer = gguf.metadata.get_u64(&format!("{}.block_count", gguf.architecture())).expect("it has layers");
+    let vector = control_vector(path, dir.join("vector.gguf"), 1..=n_layer as u32 - 1);
+    let scaled = |scale| ScaledFile { path: adapter.clone(), scale };
     let settings = [
-        AdapterOptions { lora: vec![ScaledFile { path: lora.clone(), scale: 0.7 }], ..AdapterOptions::default() },
+        AdapterOptions { lora: vec![scaled(0.7)], ..AdapterOptions::default() },
         AdapterOptions {
-            lora: vec![ScaledFile::whole(&lora), ScaledFile { path: lora, scale: -0.3 }],
+            lora: vec![ScaledFile::whole(&adapter), scaled(-0.3)],
             control_vectors: vec![ScaledFile { path: vector, scale: 0.5 }],
             control_layers: Some((1, 2)),
         },
     ];
-    let mut failures = Vec::new();
-    for settings in settings {
-        if let Err(error) = check_setting(case, &path, &settings) {
-            failures.push(format!("{}, {settings:?}: {error}", case.name));
+    let check = |adapters: &AdapterOptions| -> Result<()> {
+        let expected = case.stock(path, &Placed { adapters: adapters.clone(), ..Placed::default() });
+        ensure!(same(&expected, &reference.expected).is_err(), "the adapters change nothing");
+        for size in [ALL, QUARTER, NONE] {
+            let options = ModelOptions { repack: Repack::Off, adapters: adapters.clone(), ..options(size) };
+            same(&expected, &case.hobbit(path, &options, None)?.0)?;
         }
-    }
-    failures
-}
-
-fn check_setting(case: &Case, path: &Path, adapters: &AdapterOptions) -> Result<(), String> {
-    let n_batch = case.options.n_batch as usize;
-    let stock = |adapters: AdapterOptions| {
-        let mut stock = Stock::open_placed(path, &case.options, &Placed { adapters, ..Placed::default() })?;
-        case.script.run(&mut stock, n_batch)
+        Ok(())
     };
-    let (expected, plain) = (stock(adapters.clone())?, stock(AdapterOptions::default())?);
-    if same(&expected, &plain).is_ok() {
-        return Err("the adapters change nothing".to_owned());
-    }
-    for expert_cache in SIZES {
-        let found = run(case, path, expert_cache, adapters)?;
-        same(&expected, &found).map_err(|error| format!("{expert_cache:?}: {error}"))?;
-    }
-    Ok(())
-}
-
-fn run(case: &Case, path: &Path, expert_cache: ExpertCache, adapters: &AdapterOptions) -> Result<Vec<Row>, String> {
-    let (budget, repack) = (BUDGET, Repack::Off);
-    let options = ModelOptions { budget, repack, expert_cache, adapters: adapters.clone(), ..ModelOptions::default() };
-    let model = Model::open(path, &options).map_err(|error| error.to_string())?;
-    let session = model.session(&case.options).map_err(|error| error.to_string())?;
-    case.script.run(&mut Hobbit::new(session), case.options.n_batch as usize)
+    settings.iter().filter_map(|setting| reference.failure(format!("{setting:?}"), check(setting))).collect()
 }

@@ -1,39 +1,30 @@
-//! What an evaluation leaves behind, or another one does meanwhile, does not show in the logits.
+//! An earlier or a concurrent evaluation does not show in the logits.
 
 use std::sync::{Arc, OnceLock};
 
-use hobbit::options::{LowSource, PrecisionMode};
-use hobbit::{BatchToken, Error, Interrupt, Model, ModelOptions, PrecisionOptions, Session};
-use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit::options::LowSource;
+use hobbit::{BatchToken, Error, Interrupt, Model, ModelOptions, Session};
 use hobbit_core::store::{Completion, ReadRequest, Store};
 
-use super::cases::{Case, Source, Variant};
-use super::compare::Hobbit;
-use super::fixture;
-use super::script::Row;
+use super::Variant;
+use crate::fixture::cases::Case;
+use crate::fixture::compare::{ALL, NONE, options};
+use crate::fixture::ends::{dynamic, lowered};
+use crate::fixture::script::{Row, bits};
+use crate::fixture::{quiet_llama_cpp, write};
 
 /// A model file of a case, and the logits to expect.
 fn reference(case: &Case) -> (tempfile::TempDir, std::path::PathBuf, Vec<Vec<u32>>) {
+    quiet_llama_cpp();
     let dir = tempfile::tempdir().unwrap();
-    let Source::Synth(spec) = &case.model else { panic!("{}: not a file of our own", case.name) };
-    let path = fixture::write(dir.path(), spec);
-    let model = Model::open(&path, &options(Variant::ALL.expert_cache)).unwrap();
-    let expected = run(case, model.session(&case.options).unwrap()).unwrap();
+    let path = case.write(dir.path());
+    let model = Model::open(&path, &options(ALL)).unwrap();
+    let expected = run(case, model.session(&case.options).unwrap());
     (dir, path, expected)
 }
 
-fn options(expert_cache: ExpertCache) -> ModelOptions {
-    ModelOptions { budget: Budget::Bytes(4 << 30), expert_cache, ..ModelOptions::default() }
-}
-
-fn run(case: &Case, session: Session) -> Result<Vec<Vec<u32>>, String> {
-    let mut hobbit = Hobbit::new(session);
-    let rows = case.script.run(&mut hobbit, case.options.n_batch as usize)?;
-    Ok(rows.iter().map(bits).collect())
-}
-
-fn bits(row: &Row) -> Vec<u32> {
-    row.logits.iter().map(|logit| logit.to_bits()).collect()
+fn run(case: &Case, mut session: Session) -> Vec<Vec<u32>> {
+    case.run(&mut session).unwrap().iter().map(Row::bits).collect()
 }
 
 /// Sessions of one model share its cache, also at the same time.
@@ -44,10 +35,10 @@ pub fn sessions_side_by_side(case: &Case) {
         std::thread::scope(|scope| {
             let threads = [(); 2].map(|()| scope.spawn(|| run(case, model.session(&case.options).unwrap())));
             for thread in threads {
-                assert!(thread.join().unwrap().unwrap() == expected, "{}, {variant:?}: other logits", case.name);
+                assert!(thread.join().unwrap() == expected, "{}, {variant:?}: other logits", case.name);
             }
         });
-        let third = run(case, model.session(&case.options).unwrap()).unwrap();
+        let third = run(case, model.session(&case.options).unwrap());
         assert!(third == expected, "{}, {variant:?}: other logits in a later session", case.name);
     }
 }
@@ -57,19 +48,17 @@ pub fn an_interrupted_batch(case: &Case) {
     let (_dir, path, expected) = reference(case);
     for variant in Variant::SIZES {
         let interrupt = Arc::new(OnceLock::<Interrupt>::new());
-        let wrap = {
-            let interrupt = Arc::clone(&interrupt);
-            move |inner| -> Arc<dyn Store> { Arc::new(Interrupting { inner, interrupt: Arc::clone(&interrupt) }) }
-        };
+        let shared = Arc::clone(&interrupt);
+        let wrap = move |inner| Arc::new(Interrupting { inner, interrupt: Arc::clone(&shared) }) as Arc<dyn Store>;
         let model = Model::open_with_store(&path, &options(variant.expert_cache), wrap).unwrap();
         let mut session = model.session(&case.options).unwrap();
         interrupt.set(session.interrupt_handle()).unwrap();
         let stopped = session.feed(&[1, 2, 3, 4, 5, 6, 7, 8]);
         assert!(matches!(stopped, Err(Error::Interrupted)), "{variant:?}: {stopped:?}");
-        // The handle of the session that is gone: nothing stops the next one.
+        // The handle is of the session that is gone: nothing stops the next one.
         drop(session);
         let session = model.session(&case.options).unwrap();
-        assert!(run(case, session).unwrap() == expected, "{}, {variant:?}: other logits", case.name);
+        assert!(run(case, session) == expected, "{}, {variant:?}: other logits", case.name);
     }
 }
 
@@ -95,30 +84,22 @@ impl Store for Interrupting {
 /// Rounds of both sessions; a race that shows in most of them cannot hide.
 const ROUNDS: usize = 8;
 
-/// In dynamic precision, where a layer comes in several splits (scales per expert), what one session chose for its first
-/// split stands for its later ones, whatever another session chooses meanwhile. Without slots nothing is resident, so the
-/// choices depend on the router's weights alone, and serial evaluation is the reference.
+/// In dynamic precision, where a layer comes in several splits (scales per expert), the choice that a session makes for
+/// its first split stands for its later ones, whatever another session chooses meanwhile. Without slots nothing is
+/// resident, so the choices depend on the router's weights alone, and serial evaluation is the reference.
 pub fn dynamic_sessions_side_by_side(case: &Case) {
-    let Source::Synth(spec) = &case.model else { panic!("{}: not a model of our own", case.name) };
+    quiet_llama_cpp();
     let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let path = fixture::write(dirs[0].path(), spec);
-    let low = fixture::write(dirs[1].path(), &super::dynamic::lowered(spec));
-    let precision = PrecisionOptions {
-        mode: Some(PrecisionMode::Dynamic),
-        t1: Some(0.3),
-        t2: Some(0.6),
-        ..PrecisionOptions::default()
-    };
-    let options =
-        ModelOptions { low: Some(LowSource::File(low)), precision, ..self::options(Variant::ONE_SLOT.expert_cache) };
+    let path = case.write(dirs[0].path());
+    let low = write(dirs[1].path(), &lowered(case.spec()));
+    let options = ModelOptions { low: Some(LowSource::File(low)), precision: dynamic(0.3, 0.6), ..options(NONE) };
     let model = Model::open(&path, &options).unwrap();
     let texts = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]];
     let evaluate = |session: &mut Session, text: &[hobbit::Token]| -> Vec<Vec<u32>> {
         session.reset();
         let one = |(position, &token)| {
-            let entry = BatchToken { token, position, sequence: 0, logits: true };
-            session.evaluate(&[entry]).unwrap();
-            session.logits(0).unwrap().iter().map(|logit| logit.to_bits()).collect()
+            session.evaluate(&[BatchToken { token, position, sequence: 0, logits: true }]).unwrap();
+            bits(session.logits(0).unwrap())
         };
         (0..).zip(text).map(one).collect()
     };
@@ -129,13 +110,12 @@ pub fn dynamic_sessions_side_by_side(case: &Case) {
     assert!(used.high > 0 && used.low > 0 && used.skipped > 0, "{}: not every choice is made: {used:?}", case.name);
     drop(session);
     let differ: usize = std::thread::scope(|scope| {
-        let threads = [0, 1].map(|which| {
+        let threads = [0, 1].map(|at| {
             let mut session = model.session(&case.options).unwrap();
-            let (texts, expected) = (&texts, &expected);
-            scope
-                .spawn(move || (0..ROUNDS).filter(|_| evaluate(&mut session, &texts[which]) != expected[which]).count())
+            let (text, expected) = (&texts[at], &expected[at]);
+            scope.spawn(move || (0..ROUNDS).filter(|_| evaluate(&mut session, text) != *expected).count())
         });
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
-    assert_eq!(differ, 0, "{}: of {} evaluations side by side so many differ", case.name, 2 * ROUNDS);
+    assert_eq!(differ, 0, "{}: {differ} of {} evaluations side by side differ", case.name, 2 * ROUNDS);
 }

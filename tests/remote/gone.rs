@@ -1,5 +1,5 @@
-//! An RPC server that is killed while it is in use. ggml then ends the process, so that is done in a child of this test:
-//! the test binary itself, which finds its part in the environment.
+//! An RPC server that is killed while it is in use. ggml then ends the process, so the tests run a child process: this
+//! program, whose part is in the environment.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
@@ -9,22 +9,23 @@ use hobbit::options::DeviceChoice;
 use hobbit::{DeviceOptions, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions};
 use hobbit_core::plan::ExpertCache;
 
-use super::fixture;
 use super::server::Server;
+use crate::fixture;
 
 const PART: &str = "HOBBIT_TEST_PART";
 const ENDPOINT: &str = "HOBBIT_TEST_ENDPOINT";
 const MODEL: &str = "HOBBIT_TEST_MODEL";
-/// What the child writes when the server may be killed.
+/// The child writes this when the server may be killed.
 const READY: &str = "the server may go";
 
-/// Runs [`child`] in a process of its own and kills the server when that says so. Exit code, stdout after that, stderr.
+/// Runs [`child`] in a process of its own and kills the server when that is ready. Exit code, stdout after that,
+/// stderr.
 fn run(part: &str) -> (Option<i32>, String, String) {
     let mut server = Server::start();
     let dir = tempfile::tempdir().unwrap();
     let path = fixture::write(dir.path(), &Spec::tiny("qwen3moe"));
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "gone::child", "--nocapture", "--test-threads", "1"])
+        .args(["--exact", "remote::gone::child", "--nocapture"])
         .envs([(PART, part), (ENDPOINT, &server.endpoint()), (MODEL, path.to_str().unwrap())])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -70,7 +71,7 @@ fn child() {
         assert!(error.contains("cannot connect to") && error.contains(&endpoint), "{error}");
         let error = Model::open(path.as_ref(), &options).err().unwrap().to_string();
         assert!(error.contains("cannot connect to") && error.contains(&endpoint), "{error}");
-        // Who does not name it gets along without it.
+        // Without its name it is not needed.
         assert!(!hobbit::devices(&[]).unwrap().iter().any(|device| device.name == "RPC0"));
         let without = DeviceOptions { devices: DeviceChoice::Auto, rpc: Vec::new(), ..options.device.clone() };
         assert!(Model::open(path.as_ref(), &ModelOptions { device: without, ..options }).is_ok());
@@ -103,7 +104,7 @@ fn a_server_that_is_killed_ends_a_run_with_a_message() {
 }
 
 #[test]
-fn a_server_that_has_gone_is_not_asked() {
+fn a_server_that_is_gone_is_not_needed() {
     let (code, stdout, stderr) = run("known");
     assert_eq!(code, Some(0), "{stdout}{stderr}");
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use gguf_tools::synth::Spec;
 use hobbit_core::gguf::Gguf;
 
-use super::{cli, fixture};
+use crate::fixture::{self, cli};
 
 /// A sound model in memory, and where its parts lie.
 struct Original {
@@ -105,10 +105,10 @@ fn place_of_string(bytes: &[u8], text: &str) -> usize {
     at.unwrap_or_else(|| panic!("the header has no string {text}")) + 8
 }
 
-/// What is done to the model: a name, the damage, and what the message must contain.
+/// Name of a damage, its change of the model, and the parts of the message.
 type Damage<'a> = (&'a str, &'a dyn Fn(&mut Bytes, &Original), &'a [&'a str]);
 
-/// Damages the model, runs the binary on it and collects what is not as it should be.
+/// Runs the binary on each damaged model, and fails with all unexpected results.
 fn check(table: &[Damage<'_>]) {
     let dir = tempfile::tempdir().unwrap();
     let original = Original::new(dir.path());
@@ -191,7 +191,7 @@ fn hostile_lengths_and_offsets() {
     ]);
 }
 
-/// The header is sound, what it says is not: llama.cpp's business, mostly, which must not take the process with it.
+/// The header is sound, its values are not: mostly llama.cpp refuses them, and the process must survive that.
 #[test]
 fn impossible_models() {
     fn set(key: &'static str, value: u32) -> impl Fn(&mut Bytes, &Original) {
@@ -235,14 +235,14 @@ fn impossible_models() {
 }
 
 #[test]
-fn a_context_nobody_has_memory_for() {
+fn a_context_that_no_memory_holds() {
     let dir = tempfile::tempdir().unwrap();
     let mut bytes = Bytes(Original::new(dir.path()).bytes);
     bytes.key("llama.context_length", u32::MAX);
     let path = dir.path().join(FILE);
     fs::write(&path, &bytes.0).unwrap();
     cli::run(&path, &["-c", &u32::MAX.to_string()]).is_refused(&["-c"]).unwrap();
-    // Where nobody asks for it, it is as long as there is memory for.
+    // By default it is as long as memory allows.
     assert_eq!(cli::run(&path, &["-c", "0", "--mem-budget", "1GiB"]).code, Some(0));
 }
 

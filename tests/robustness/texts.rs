@@ -1,23 +1,25 @@
 //! Texts with long words, or long runs of one character: llama.cpp's pre-tokenizers go through them by recursion.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use hobbit::{Model, ModelOptions};
 
-use super::cli;
+use crate::fixture::{bundled, cli};
 
 /// All names of pre-tokenizers that llama.cpp knows.
-const NAMES: &str = "a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe command-r dbrx \
-    deepseek-coder deepseek-llm deepseek-r1-qwen deepseek-v3 default exaone exaone-moe exaone4 f2llmv2 falcon falcon-h1 \
-    falcon3 gemma4 gigachat glm4 glm5 gpt-2 gpt-4o gpt3-finnish granite-docling granite-embed-multi-311m \
-    granite-embed-multi-97m grok-2 hunyuan hunyuan-dense hy_v4 jais jais-2 jina-de jina-es jina-v1-en jina-v2-code \
-    jina-v2-de jina-v2-es jina-v5-nano joyai-llm kanana2 kimi-k2 kormo laguna lfm2 llada-moe llama-bpe llama-v3 llama3 \
-    llama4 megrez mellum mellum2 midm-2.0 minerva-7b minicpm5 minimax-m2 mmbert modern-bert mpt olmo phi-2 pixtral \
-    poro-chat qwen2 qwen35 refact roberta-bpe sarvam-moe seed-coder smaug-bpe smollm solar-open spark2_5 stablelm2 \
-    starcoder superbpe talkie tekken tiny_aya trillion ufakzeka viking whitespace youtu";
+const NAMES: &str = "a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe \
+    command-r dbrx deepseek-coder deepseek-llm deepseek-r1-qwen deepseek-v3 default exaone \
+    exaone-moe exaone4 f2llmv2 falcon falcon-h1 falcon3 gemma4 gigachat glm4 glm5 gpt-2 gpt-4o \
+    gpt3-finnish granite-docling granite-embed-multi-311m granite-embed-multi-97m grok-2 hunyuan \
+    hunyuan-dense hy_v4 jais jais-2 jina-de jina-es jina-v1-en jina-v2-code jina-v2-de \
+    jina-v2-es jina-v5-nano joyai-llm kanana2 kimi-k2 kormo laguna lfm2 llada-moe llama-bpe \
+    llama-v3 llama3 llama4 megrez mellum mellum2 midm-2.0 minerva-7b minicpm5 minimax-m2 mmbert \
+    modern-bert mpt olmo phi-2 pixtral poro-chat qwen2 qwen35 refact roberta-bpe sarvam-moe \
+    seed-coder smaug-bpe smollm solar-open spark2_5 stablelm2 starcoder superbpe talkie tekken \
+    tiny_aya trillion ufakzeka viking whitespace youtu";
 
-/// Those for which llama.cpp has code of its own: no text is too long for them.
+/// Names for which llama.cpp has code of its own: no text is too long for them.
 const CODED: [&str; 6] = ["gpt-2", "llama-bpe", "qwen2", "qwen35", "kimi-k2", "gemma4"];
 
 /// Spaces, line breaks, letters, digits, dashes, CJK, emoji, and mixtures that some patterns take for one word.
@@ -28,7 +30,7 @@ const UNITS: [&str; 15] =
 const MATCH_MAX: usize = 64 << 10;
 
 fn demo() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf")
+    bundled("demo.gguf")
 }
 
 fn model(pre: &str) -> Model {
@@ -61,9 +63,9 @@ fn every_pre_tokenizer_reads_long_runs_or_refuses_them() {
                 continue;
             }
             if let Err(error) = model.tokenize(run_of(unit, n), false, false) {
-                let said = error.to_string();
-                assert!(!CODED.contains(&pre), "{pre}: {said}");
-                assert!(said.contains("takes at most") && said.contains("divide"), "{pre}: {said}");
+                let error = error.to_string();
+                assert!(!CODED.contains(&pre), "{pre}: {error}");
+                assert!(error.contains("takes at most") && error.contains("divide"), "{pre}: {error}");
             }
         }
     }
@@ -84,7 +86,7 @@ fn a_long_run_is_read_where_its_match_fits() {
     assert!(model.tokenize(&long, false, false).unwrap().len() > 200_000);
 }
 
-/// Each program says what is wrong and ends with exit code 1.
+/// Each program names the problem and ends with exit code 1.
 #[test]
 fn programs_refuse_what_is_too_long() {
     let dir = tempfile::tempdir().unwrap();
@@ -102,7 +104,7 @@ fn programs_refuse_what_is_too_long() {
     let perplexity = env!("CARGO_BIN_EXE_hobbit-perplexity");
     let output =
         Command::new(perplexity).arg("-m").arg(&demo).args(pre).args(["-f", file, "-t", "1"]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(parts.iter().all(|part| said.contains(part)), "{said}");
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(parts.iter().all(|part| stderr.contains(part)), "{stderr}");
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
 }

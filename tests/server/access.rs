@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 
 use serde_json::{Value, json};
 
-use crate::rig::Server;
+use super::rig::Server;
 
 const PATH: &str = "/v1/chat/completions";
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::rig::{Event, Server, TEMPLATE, pushed, with};
+use super::rig::{Event, Server, TEMPLATE, pushed, with};
 
 const PATH: &str = "/v1/chat/completions";
 

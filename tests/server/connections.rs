@@ -5,7 +5,7 @@ use std::net::TcpStream;
 
 use serde_json::{Value, json};
 
-use crate::rig::Server;
+use super::rig::Server;
 
 /// Reads until the server closes the connection; what it has sent.
 #[track_caller]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::rig::Server;
+use super::rig::Server;
 
 const PATH: &str = "/v1/embeddings";
 

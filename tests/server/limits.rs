@@ -5,7 +5,7 @@ use std::net::TcpStream;
 
 use serde_json::{Value, json};
 
-use crate::rig::{Event, Server, with};
+use super::rig::{Event, Server, with};
 
 const MIB: u64 = 1 << 20;
 

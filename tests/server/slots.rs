@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::rig::{Server, with};
+use super::rig::{Server, with};
 
 #[test]
 fn a_saved_slot_replaces_only_a_saved_slot() {

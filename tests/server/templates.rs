@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use gguf_tools::synth::{self, Spec};
 use serde_json::json;
 
-use crate::rig::*;
+use super::rig::*;
 
 /// Hostile templates by name. The content of the message chooses one.
 const HOSTILE: [(&str, &str); 22] = [

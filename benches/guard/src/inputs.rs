@@ -36,7 +36,7 @@ impl Choice {
 /// One token: its choices, `[N_LAYERS]`.
 pub type Token = Vec<Choice>;
 
-/// Tokens of one text. Some experts are popular throughout; most of what is chosen drifts from token to token.
+/// Tokens of one text. Some experts are popular throughout; most choices drift from token to token.
 pub fn tokens(n_tokens: usize, seed: u32) -> Vec<Token> {
     let mut random = Random(Mt::new(seed));
     let n = usize::from(N_LAYERS) * usize::from(N_EXPERT);
@@ -44,7 +44,7 @@ pub fn tokens(n_tokens: usize, seed: u32) -> Vec<Token> {
     let mut drift = random.normals(n);
     (0..n_tokens)
         .map(|_| {
-            // The variance stays: 0.8² + 0.6² = 1.
+            // The variance is equal at all times: 0.8² + 0.6² = 1.
             drift.iter_mut().zip(random.normals(n)).for_each(|(old, new)| *old = 0.8 * *old + 0.6 * new);
             let noise = random.normals(n);
             let logits: Vec<f32> = (0..n).map(|i| always[i] + drift[i] + 0.5 * noise[i]).collect();
@@ -88,8 +88,7 @@ pub fn q8_0(n_blocks: usize) -> Vec<u8> {
 struct Random(Mt);
 
 impl Random {
-    /// Nearly normal, of variance 1: sums of twelve uniform numbers. Only additions: no machine rounds them
-    /// differently.
+    /// Nearly normal, of variance 1: sums of twelve uniform numbers. All machines round additions alike.
     fn normal(&mut self) -> f32 {
         // Four bytes of three numbers.
         let sum: u32 = (0..3).flat_map(|_| self.0.next_u32().to_le_bytes()).map(u32::from).sum();
@@ -120,7 +119,7 @@ mod tests {
                 again += a.experts().filter(|expert| b.experts().any(|other| other == *expert)).count();
             }
         }
-        // A text, not noise: of noise it were an eighth.
+        // A text, not noise, of which it would be an eighth.
         let part = again as f64 / (39.0 * f64::from(N_LAYERS) * f64::from(N_USED));
         assert!((0.35..0.65).contains(&part), "{part}");
     }

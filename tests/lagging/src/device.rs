@@ -1,4 +1,4 @@
-//! The device: what a test holds, and what ggml's registry sees.
+//! The device: the handle of tests, and the interface for ggml's registry.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -25,10 +25,10 @@ pub struct Device {
     shared: &'static Shared,
 }
 
-/// What a device has done since [`Device::reset`], in virtual seconds, bytes and calls.
+/// Work of a device since [`Device::reset`], in virtual seconds, bytes and calls.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// The host's virtual time: work it did and what it waited for.
+    /// The host's virtual time: its work and its waits.
     pub host_time: f64,
     /// Seconds the link was busy.
     pub copy_busy: f64,
@@ -36,20 +36,8 @@ pub struct Report {
     pub compute_busy: f64,
     /// Bytes copied, up and down, synchronous copies included.
     pub copied_bytes: u64,
-    /// Copies to the device.
-    pub uploads: u64,
-    /// Copies to the host.
-    pub downloads: u64,
     /// Graphs submitted.
     pub graph_computes: u64,
-    /// Nodes that have run.
-    pub nodes: u64,
-    /// Times the host waited for a whole stream.
-    pub synchronizes: u64,
-    /// Times the host waited for an event.
-    pub event_synchronizes: u64,
-    /// Times a stream was told to wait for an event.
-    pub event_waits: u64,
 }
 
 /// Registers a device with ggml, under a name of its own (`LAG0`, `LAG1`, …).
@@ -67,7 +55,7 @@ pub fn register(options: Options) -> Device {
 }
 
 impl Device {
-    /// The device's name in ggml: what to give to `-dev`.
+    /// The device's name in ggml, for `-dev`.
     pub fn name(&self) -> &str {
         self.shared.name.to_str().expect("LAG and a number")
     }
@@ -77,7 +65,7 @@ impl Device {
         self.shared.pointers().device
     }
 
-    /// What happened since the last [`Device::reset`]. Graphs that have not run are not in the times.
+    /// Work since the last [`Device::reset`]. Times lack graphs that have not run.
     pub fn report(&self) -> Report {
         let state = self.shared.state();
         Report {
@@ -88,7 +76,7 @@ impl Device {
         }
     }
 
-    /// Runs what is queued, then sets all times and counts to zero. Faults injected and found stay.
+    /// Runs all queued operations, then sets all times and counts to zero. Faults injected and found stay.
     pub fn reset(&self) {
         self.shared.finish_all();
         let mut state = self.shared.state();
@@ -96,12 +84,7 @@ impl Device {
         state.report = Report::default();
     }
 
-    /// The host works for so many seconds of virtual time.
-    pub fn add_host_time(&self, seconds: f64) {
-        self.shared.state().schedule.host += seconds;
-    }
-
-    /// Misuse found so far, each with what was touched; after the first, every graph fails.
+    /// Misuse found so far; after the first, every graph fails.
     pub fn faults(&self) -> Vec<String> {
         self.shared.state().faults.clone()
     }
@@ -111,12 +94,7 @@ impl Device {
         self.shared.state().allocation_bytes_max = bytes;
     }
 
-    /// The next graph is refused with this status.
-    pub fn fail_next_graph(&self, status: ggml_status) {
-        self.fail_graphs(0, 1, status);
-    }
-
-    /// After `after` more graphs, `n` graphs are refused with this status, in place of what was to fail until now.
+    /// After `after` more graphs, `n` graphs are refused with this status. Replaces earlier calls.
     pub fn fail_graphs(&self, after: usize, n: usize, status: ggml_status) {
         let mut state = self.shared.state();
         state.graphs_until_failure = after;
@@ -209,7 +187,8 @@ unsafe extern "C" fn reg_device(reg: ggml_backend_reg_t, index: usize) -> ggml_b
     pool.get(index).map_or(ptr::null_mut(), |shared| shared.pointers().device)
 }
 
-/// `hobbit_device_seconds`: the host's virtual time, so that decisions that are a matter of time depend on nothing else.
+/// `hobbit_device_seconds`: the host's virtual time, so that decisions that are a matter of time depend on nothing
+/// else.
 unsafe extern "C" fn reg_proc_address(_: ggml_backend_reg_t, name: *const c_char) -> *mut c_void {
     // SAFETY: ggml passes a NUL-terminated name.
     match unsafe { CStr::from_ptr(name) } == c"hobbit_device_seconds" {
@@ -296,13 +275,13 @@ unsafe extern "C" fn supports_buft(dev: ggml_backend_dev_t, buft: ggml_backend_b
         && (buft == pointers.buffer_type || (shared.options().unified && buft == pointers.host_buffer_type))
 }
 
-/// What the CPU computes, unless a source is in the memory of another device. Host memory does not matter here, as with
-/// CUDA: ggml's scheduler copies such sources, and `offload_op` is about them.
+/// The CPU's operations, unless a source is in the memory of another device. Host memory does not matter here, as with
+/// CUDA: ggml's scheduler copies such sources, and `offload_op` decides about them.
 unsafe extern "C" fn supports_op(dev: ggml_backend_dev_t, op: *const ggml_tensor) -> bool {
     // SAFETY: ggml passes our device and a live node with live sources.
     unsafe {
         let shared = shared_of(dev);
-        let elsewhere = |src: &*mut ggml_tensor| {
+        let is_foreign = |src: &*mut ggml_tensor| {
             src.as_ref().map(|src| buffer_of(src)).filter(|buffer| !buffer.is_null()).is_some_and(|buffer| {
                 llama::ggml_backend_buffer_get_type(buffer) != shared.buffer_type()
                     && !llama::ggml_backend_buffer_is_host(buffer)
@@ -310,7 +289,7 @@ unsafe extern "C" fn supports_op(dev: ggml_backend_dev_t, op: *const ggml_tensor
         };
         let cpu = llama::ggml_backend_dev_by_type(llama::GGML_BACKEND_DEVICE_TYPE_CPU);
         !shared.is_spare()
-            && !(*op).src.iter().any(elsewhere)
+            && !(*op).src.iter().any(is_foreign)
             && !shared.options().without.contains(&(*op).op)
             && !cpu.is_null()
             && llama::ggml_backend_dev_supports_op(cpu, op)

@@ -1,4 +1,4 @@
-//! A graph as the device keeps it from submission to execution, and the CPU backend that runs it.
+//! A graph from its submission to its execution, and the CPU backend that runs it.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::CStr;
@@ -11,25 +11,24 @@ use crate::Options;
 use crate::memory::{DeviceMemory, UNWRITTEN, buffer_of, memory_of, row_padding};
 use crate::shared::Shared;
 
-/// Copies of a graph's nodes and of what they read, pointing at real memory.
+/// Copies of a graph's nodes and of their sources, pointing at real memory.
 pub(crate) struct Captured {
     /// Sources point into this, which is not changed any more.
     tensors: Vec<ggml_tensor>,
     /// Which of them to run, in order, and the device memory their weights lie in, whose padding kernels would read.
     nodes: Vec<(usize, Option<Arc<DeviceMemory>>)>,
-    /// Keeps what `tensors` point at.
+    /// Keeps the memory of `tensors`.
     _memories: Vec<Arc<DeviceMemory>>,
 }
 
 // SAFETY: owns its tensors; the memory behind them is shared between streams as on a GPU.
 unsafe impl Send for Captured {}
 
-/// What running a graph came to.
+/// The result of running a graph.
 #[derive(Default)]
 pub(crate) struct Ran {
     /// Virtual seconds.
     pub(crate) seconds: f64,
-    pub(crate) nodes: u64,
     pub(crate) faults: Vec<String>,
 }
 
@@ -41,10 +40,10 @@ struct Capture<'a> {
 }
 
 impl Captured {
-    /// Copies what it takes to run `graph` later.
+    /// Copies all that is needed to run `graph` later.
     ///
     /// # Errors
-    /// Names a node that reads or writes what the device cannot reach.
+    /// Names a node that reads or writes memory that the device cannot reach.
     ///
     /// # Safety
     /// `graph` is live, and so are its nodes, their sources and their buffers.
@@ -106,12 +105,12 @@ impl Capture<'_> {
                 }
             } else if !(self.shared.options().unified && self.shared.is_host_memory(tensor.data.cast())) {
                 let buffer = buffer_of(tensor);
-                let elsewhere = if buffer.is_null() {
+                let place = if buffer.is_null() {
                     "no buffer".into()
                 } else {
                     CStr::from_ptr(llama::ggml_backend_buffer_name(buffer)).to_string_lossy()
                 };
-                return Err(format!("tensor {} is not in device memory but in {elsewhere}", name(tensor)));
+                return Err(format!("tensor {} is not in device memory but in {place}", name(tensor)));
             }
         }
         let at = self.tensors.len();
@@ -161,8 +160,8 @@ unsafe fn round(node: &ggml_tensor) {
     }
 }
 
-/// Whether padding behind these weights must be clean. What ggml's scheduler copies into compute buffers is not: CUDA
-/// cleans that itself.
+/// Whether padding behind these weights must be clean. In compute buffers, where ggml's scheduler copies weights, CUDA
+/// cleans it itself.
 ///
 /// # Safety
 /// The tensor's view source and buffer are live.
@@ -250,7 +249,6 @@ impl Engine {
                     unsafe { ptr::write_bytes(node.data.cast::<u8>(), UNWRITTEN, llama::ggml_nbytes(node)) };
                 }
             }
-            ran.nodes += 1;
         }
         ran
     }
@@ -266,7 +264,7 @@ impl Drop for Engine {
     }
 }
 
-/// What a node reads that counts, in bytes, and the ends of the matrices it multiplies by.
+/// Bytes that a node reads and that count, and the ends of the matrices it multiplies by.
 struct Touched {
     bytes: usize,
     ends: Vec<*const u8>,
@@ -288,7 +286,7 @@ fn touched(node: &ggml_tensor) -> Result<Touched, String> {
                 let end = |id: &i64| weights.data.cast::<u8>().add(*id as usize * weights.nb[2] + slice).cast_const();
                 Ok(Touched { bytes: used.len() * slice, ends: used.iter().map(end).collect() })
             }
-            // The node is all of its target; what it writes is its source.
+            // The node is all of its target; it writes its source.
             (llama::GGML_OP_SET_ROWS, Some(rows)) => Ok(Touched { bytes: llama::ggml_nbytes(rows), ends: Vec::new() }),
             _ => Ok(Touched { bytes: llama::ggml_nbytes(node), ends: Vec::new() }),
         }

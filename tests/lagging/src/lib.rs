@@ -1,26 +1,26 @@
 //! A ggml device that stands in for a GPU, so that the mistakes one makes with a GPU are seen without one.
 //!
-//! [`register`] adds a device `LAG<n>` of type GPU to ggml. It computes what the CPU backend computes, one node at a time
-//! on one thread, so its bits depend neither on how a graph is split nor on when it runs. What it makes visible:
+//! [`register`] adds a device `LAG<n>` of type GPU to ggml. It computes what the CPU backend computes, one node at a
+//! time on one thread, so its bits depend neither on how a graph is split nor on when it runs. It makes visible:
 //!
 //! * **Touching device memory from the host.** Tensors have addresses, but no page is readable there: a stray read or
 //!   write is a segmentation fault. The real bytes lie elsewhere.
-//! * **Using memory that nobody wrote.** New buffers are full of 0xFF, NaN in every float format; the padding behind
-//!   quantised rows that CUDA kernels read is checked before every product ([`Device::faults`]).
-//! * **A missing event.** Streams only queue. With [`Order::CopiesLate`] an operation runs when something waits for it, and
-//!   only what is needed runs; a product whose upload nobody waited for multiplies what was there before. With
-//!   [`Order::CopiesEarly`] copies run at once and graphs late; an upload that does not wait for the last use of
-//!   its target overwrites what the product should have seen.
+//! * **Using memory that was never written.** New buffers are full of 0xFF, NaN in every float format; the padding
+//!   behind quantised rows that CUDA kernels read is checked before every product ([`Device::faults`]).
+//! * **A missing event.** Streams only queue. With [`Order::CopiesLate`] an operation runs when something waits for it,
+//!   and only the needed operations run; a product that does not wait for its upload multiplies the bytes from before.
+//!   With [`Order::CopiesEarly`] copies run at once and graphs late; an upload that does not wait for the last use of
+//!   its target overwrites the product's weights.
 //! * **Reusing pinned host memory too early.** It is read when the upload runs, not when it is submitted. Other host
 //!   memory is copied at submission, as drivers do. Results arrive at the host when the download runs.
 //! * **Freeing a graph too early is allowed**, as on CUDA: node structs are copied at submission, data is not.
 //! * **Tensors the device cannot reach**: a node that reads host memory (unless [`Options::unified`]) fails.
-//! * **Lost time.** Every stream, the host and the one link all copies share have a virtual time; [`Device::report`] says
-//!   how long a schedule would take with given speeds, without a clock and without noise.
+//! * **Lost time.** Every stream, the host and the one link all copies share have a virtual time; [`Device::report`]
+//!   says how long a schedule would take with given speeds, without a clock and without noise.
 //! * **Bad days**: too little memory, refused pinned memory, a failing graph, a lost device.
 //!
-//! With [`Options::real_time`] operations run at once, on one thread per stream, and copies take as long as the link says:
-//! for benches.
+//! With [`Options::real_time`] operations run at once, on one thread per stream, and copies take as long as the link
+//! says: for benches.
 //!
 //! ggml's registry is not thread-safe. The first [`register`] of a process adds [`DEVICES_MAX`] devices to it and hands
 //! out one; the others pass for spare CPU devices, which llama.cpp ignores. A test binary in which tests run side
@@ -39,12 +39,12 @@ mod stream;
 
 pub use device::{DEVICES_MAX, Device, Report, register};
 
-/// What a device can do and how fast it would be.
+/// Abilities and speeds of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// Device memory in bytes.
     pub memory: u64,
-    /// Whether host memory for fast transfers is to be had.
+    /// Whether the device allocates host memory for fast transfers.
     pub pinned: Pinned,
     /// An integrated GPU: the device type is IGPU, and graphs may read the device's host buffers.
     pub unified: bool,
@@ -93,7 +93,7 @@ impl Default for Options {
 pub enum Pinned {
     /// Buffers of type `LAG_Host`, page-aligned.
     Offered,
-    /// The type is there, but what it allocates are ordinary CPU buffers, as CUDA does when `cudaMallocHost` fails.
+    /// The type is there, but it allocates ordinary CPU buffers, as CUDA does when `cudaMallocHost` fails.
     Refused,
     /// No host buffer type.
     None,
@@ -102,10 +102,9 @@ pub enum Pinned {
 /// When queued operations run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// At submission.
-    Eager,
     /// When waited for: by the host (`synchronize`, `event_synchronize`) or by a stream that runs an `event_wait`.
     CopiesLate,
-    /// Copies at submission, with all that is before them on their stream and all they wait for; graphs when waited for.
+    /// Copies at submission, with all operations before them on their stream and all they wait for; graphs when waited
+    /// for.
     CopiesEarly,
 }

@@ -14,7 +14,7 @@ use crate::shared::Shared;
 const ALIGNMENT: usize = 128;
 /// CUDA kernels read rows of quantised weights in multiples of so many values.
 const ROW_PADDING: i64 = 512;
-/// What new memory is full of: NaN in every float format, scales of quantised blocks included.
+/// Contents of new memory: NaN in every float format, scales of quantised blocks included.
 pub(crate) const UNWRITTEN: u8 = 0xFF;
 
 /// A private anonymous mapping.
@@ -23,7 +23,7 @@ pub(crate) struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: an address range without an owner thread; who reads and writes it is the streams' business, as on a GPU.
+// SAFETY: an address range without an owner thread; the streams order its reads and writes, as on a GPU.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -48,21 +48,21 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`; whoever still reads or writes it holds a reference.
+        // SAFETY: mapped by `new`; readers and writers hold a reference.
         unsafe { libc::munmap(self.base.cast(), self.bytes.max(1)) };
     }
 }
 
 /// One buffer of device memory.
 pub(crate) struct DeviceMemory {
-    /// What tensors point into: no access.
+    /// Tensors point into this: no access.
     shown: Mapping,
     real: Mapping,
     /// The real bytes as the CPU backend sees them.
     cpu_buffer: ggml_backend_buffer_t,
 }
 
-// SAFETY: the CPU buffer is a description of `real` that nobody writes after it was made.
+// SAFETY: the CPU buffer is a description of `real` that is not written after it was made.
 unsafe impl Send for DeviceMemory {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceMemory {}
@@ -102,7 +102,7 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// What `context` of a device buffer points to.
+/// The `context` of a device buffer.
 struct BufferContext {
     shared: &'static Shared,
     memory: Arc<DeviceMemory>,
@@ -233,7 +233,7 @@ unsafe fn context<'a>(buffer: ggml_backend_buffer_t) -> &'a BufferContext {
     unsafe { &*(*buffer.cast::<ffi::ggml_backend_buffer>()).context.cast::<BufferContext>() }
 }
 
-/// What is still queued on the buffer keeps its memory: it runs, unseen.
+/// Operations that are still queued on the buffer keep its memory: they run, unseen.
 unsafe extern "C" fn free_device(buffer: ggml_backend_buffer_t) {
     // SAFETY: called once, last, by ggml; takes back what `alloc_device` made.
     unsafe {
@@ -307,7 +307,7 @@ unsafe extern "C" fn set_tensor(
     // SAFETY: ggml passes a live buffer of ours, a live tensor in it and `bytes` readable bytes.
     if let Some(real) = unsafe { range(buffer, tensor, offset, bytes) } {
         // SAFETY: `range` checked the target.
-        unsafe { context(buffer) }.shared.host_copy(bytes, true, || unsafe { ptr::copy(data.cast(), real, bytes) });
+        unsafe { context(buffer) }.shared.host_copy(bytes, || unsafe { ptr::copy(data.cast(), real, bytes) });
     }
 }
 
@@ -321,7 +321,7 @@ unsafe extern "C" fn get_tensor(
     // SAFETY: ggml passes a live buffer of ours, a live tensor in it and room for `bytes` bytes.
     if let Some(real) = unsafe { range(buffer, tensor, offset, bytes) } {
         // SAFETY: `range` checked the source.
-        unsafe { context(buffer) }.shared.host_copy(bytes, false, || unsafe { ptr::copy(real, data.cast(), bytes) });
+        unsafe { context(buffer) }.shared.host_copy(bytes, || unsafe { ptr::copy(real, data.cast(), bytes) });
     }
 }
 
@@ -363,8 +363,8 @@ unsafe extern "C" fn alloc_host(buft: ggml_backend_buffer_type_t, bytes: usize) 
     }
     let Some(mapping) = Mapping::new(bytes, libc::PROT_READ | libc::PROT_WRITE) else { return ptr::null_mut() };
     let base = mapping.base();
-    // SAFETY: the mapping is writable and lives until `free_host`; the CPU's interface works on any host memory. Type and
-    // `free_buffer` are replaced before anyone else sees the buffer, as CUDA's host buffer type does.
+    // SAFETY: the mapping is writable and lives until `free_host`; the CPU's interface works on any host memory. Type
+    // and `free_buffer` are replaced before anyone else sees the buffer, as CUDA's host buffer type does.
     unsafe {
         let buffer = llama::ggml_backend_cpu_buffer_from_ptr(base.cast(), bytes);
         let fields = buffer.cast::<ffi::ggml_backend_buffer>();

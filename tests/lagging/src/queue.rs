@@ -1,4 +1,4 @@
-//! Streams of queued operations, and what makes them run.
+//! Streams of queued operations, and the waits that run them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ptr;
@@ -22,7 +22,7 @@ pub(crate) struct DeviceAddress {
 pub(crate) enum Source {
     /// Pinned host memory: read when the upload runs.
     Pinned { _mapping: Arc<Mapping>, address: *const u8 },
-    /// Anything else: what was there at submission.
+    /// Anything else: a copy from submission.
     Copied(Vec<u8>),
 }
 
@@ -77,7 +77,7 @@ struct Queue {
 }
 
 enum Runner {
-    /// Run by whoever waits, under the device's lock.
+    /// Run by a waiter, under the device's lock.
     Lazy { done: u64, waiting: VecDeque<Work>, engine: Arc<Mutex<Engine>> },
     /// Run by a thread as they come.
     Worker { sender: Sender<Work>, thread: JoinHandle<()> },
@@ -99,7 +99,7 @@ impl Shared {
         Some(stream)
     }
 
-    /// Runs what is left and ends the stream.
+    /// Runs all operations and ends the stream.
     pub(crate) fn close_stream(&self, stream: usize) {
         let mut state = self.state();
         self.run_until(&mut state, stream, u64::MAX);
@@ -115,10 +115,10 @@ impl Shared {
     /// Queues an upload or download on a stream.
     pub(crate) fn submit_copy(&self, stream: usize, work: Work, bytes: usize) {
         let mut state = self.state();
-        state.count_copy(bytes, matches!(work, Work::Upload { .. }));
+        state.report.copied_bytes += bytes as u64;
         state.schedule.copy(stream, self.copy_seconds(bytes));
         let position = self.submit(&mut state, stream, work);
-        if self.options().order != Order::CopiesLate {
+        if self.options().order == Order::CopiesEarly {
             self.run_until(&mut state, stream, position);
         }
     }
@@ -127,26 +127,24 @@ impl Shared {
         let mut state = self.state();
         let id = state.schedule.graph(stream);
         state.report.graph_computes += 1;
-        self.submit_and_maybe_run(&mut state, stream, Work::Graph(graph, id));
+        self.submit(&mut state, stream, Work::Graph(graph, id));
     }
 
     pub(crate) fn submit_record(&self, stream: usize) -> Arc<Ticket> {
         let mut state = self.state();
         let ticket = self.ticket(&mut state, stream);
-        self.submit_and_maybe_run(&mut state, stream, Work::Record(Arc::clone(&ticket)));
+        self.submit(&mut state, stream, Work::Record(Arc::clone(&ticket)));
         ticket
     }
 
     pub(crate) fn submit_wait(&self, stream: usize, ticket: Arc<Ticket>) {
         let mut state = self.state();
-        state.report.event_waits += 1;
         state.schedule.wait(stream, ticket.moment);
-        self.submit_and_maybe_run(&mut state, stream, Work::Wait(ticket));
+        self.submit(&mut state, stream, Work::Wait(ticket));
     }
 
     /// The host waits for a stream.
     pub(crate) fn synchronize(&self, stream: usize) {
-        self.state().report.synchronizes += 1;
         self.finish(stream);
         self.state().schedule.synchronize(stream);
     }
@@ -154,7 +152,6 @@ impl Shared {
     /// The host waits for a recorded event.
     pub(crate) fn synchronize_ticket(&self, ticket: &Ticket) {
         let mut state = self.state();
-        state.report.event_synchronizes += 1;
         self.run_until(&mut state, ticket.stream, ticket.position);
         drop(state);
         if self.options().real_time {
@@ -187,13 +184,6 @@ impl Shared {
         Ticket::new(stream, position, state.schedule.record(stream))
     }
 
-    fn submit_and_maybe_run(&self, state: &mut State, stream: usize, work: Work) {
-        let position = self.submit(state, stream, work);
-        if self.options().order == Order::Eager {
-            self.run_until(state, stream, position);
-        }
-    }
-
     /// Returns the operation's position in its stream.
     fn submit(&self, state: &mut State, stream: usize, work: Work) -> u64 {
         let queue =
@@ -207,8 +197,8 @@ impl Shared {
         queue.submitted
     }
 
-    /// Runs a stream's operations up to a position, and of other streams what these wait for. Waits point backwards in
-    /// time of submission, so this ends. Does nothing where workers run.
+    /// Runs a stream's operations up to a position, and the operations of other streams that these wait for. Waits
+    /// point backwards in time of submission, so this ends. Does nothing where workers run.
     fn run_until(&self, state: &mut State, stream: usize, position: u64) {
         loop {
             let Some(Queue { runner: Runner::Lazy { done, waiting, engine }, .. }) =

@@ -1,4 +1,4 @@
-//! A device's inside: memory accounts, faults, and the state behind its lock.
+//! The state of a device: memory accounts, faults, and the state behind its lock.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -54,13 +54,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn count_copy(&mut self, bytes: usize, upload: bool) {
-        self.report.copied_bytes += bytes as u64;
-        *(if upload { &mut self.report.uploads } else { &mut self.report.downloads }) += 1;
-    }
-
     pub(crate) fn graph_ran(&mut self, graph: GraphId, ran: Ran) {
-        self.report.nodes += ran.nodes;
         self.faults.extend(ran.faults);
         self.schedule.graph_done(graph, ran.seconds);
     }
@@ -155,9 +149,9 @@ impl Shared {
     }
 
     /// A synchronous copy: acts at once and makes nothing else run.
-    pub(crate) fn host_copy(&self, bytes: usize, upload: bool, copy: impl FnOnce()) {
+    pub(crate) fn host_copy(&self, bytes: usize, copy: impl FnOnce()) {
         let mut state = self.state();
-        state.count_copy(bytes, upload);
+        state.report.copied_bytes += bytes as u64;
         state.schedule.host_copy(self.copy_seconds(bytes));
         if self.options().real_time {
             drop(state);

@@ -14,7 +14,7 @@ use crate::shared::Shared;
 
 static GUID: [u8; 16] = *b"lagging-device-1";
 
-/// What `context` of a backend points to.
+/// The `context` of a backend.
 struct Stream {
     shared: &'static Shared,
     id: usize,

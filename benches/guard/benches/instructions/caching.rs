@@ -17,7 +17,7 @@ struct Warm {
     cache: Cache,
     shows_scores: bool,
     token: Token,
-    /// Demands of the token, by layer and expert.
+    /// The token's demands, by layer and expert.
     demands: Vec<Vec<Demand>>,
     has_low: bool,
     pinned: Vec<SlotId>,
@@ -86,7 +86,7 @@ impl Warm {
     }
 }
 
-/// The token's misses; none if every expert has a slot.
+/// A cache that has seen some tokens under this policy.
 fn warm(kind: PolicyKind, n_slots: u32, has_low: bool) -> Warm {
     let pool = |of: fn(ExpertId) -> Version| PoolLayout {
         layers: (0..N_LAYERS)

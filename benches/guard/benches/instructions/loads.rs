@@ -1,4 +1,4 @@
-//! Decisions about loads: prefetches, and with a device the balance between copies and the CPU.
+//! Decisions on loads: ahead of the router, and between copying to a device and computing on the CPU.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -170,7 +170,7 @@ fn handed(n_groups: usize) -> Handed {
     }
 }
 
-// The work of a completed read before its slot is handed over.
+// The completion of a read, before the slot is handed over.
 #[library_benchmark(setup = handed)]
 #[bench::rows(64)]
 fn hand_over(mut handed: Handed) -> Handed {

@@ -1,4 +1,4 @@
-//! Eviction policies during one token: 256 uses, and an eviction for each miss.
+//! Eviction policies over one token: 256 uses, and an eviction for each miss.
 
 use std::hint::black_box;
 
@@ -11,7 +11,7 @@ use hobbit_guard::inputs::{self, N_EXPERT, N_LAYERS, N_SLOTS, Token};
 /// Tokens that a policy has seen before: enough for queues and windows to be full.
 const N_BEFORE: usize = 40;
 
-/// Prepared questions to a policy at one layer.
+/// A policy's input at one layer.
 struct Layer {
     layer: u16,
     scores: Vec<f32>,
@@ -72,7 +72,7 @@ impl Decisions {
     }
 }
 
-/// A policy that has seen some tokens, and its layers' slots as it left them.
+/// A policy that has seen some tokens, and the slots of its layers after them.
 fn warm(mut policy: Box<dyn Policy>, shows_scores: bool, tokens: &[Token]) -> Decisions {
     let all = |layer, n| (0..n).map(move |index| Version::high(ExpertId { layer, index }));
     let mut slots: Vec<Vec<Candidate>> = Vec::new();
@@ -113,7 +113,7 @@ fn of_kind(kind: PolicyKind) -> Decisions {
     warm(policy::build(kind, &Weights::default(), shape), kind.needs_scores(), &tokens)
 }
 
-/// For the simulator only.
+/// Belady's policy, which only the simulator has.
 fn belady() -> Decisions {
     let tokens = inputs::tokens(2 * N_BEFORE, 1);
     let uses = |(choice, time)| {

@@ -1,4 +1,4 @@
-//! Predictors during one token, and the product that two of them use.
+//! Predictors over one token, and the product that two of them use.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ struct Warm {
 }
 
 impl Warm {
-    /// All layers. What the routers of later layers would say is what they say in the end.
+    /// All layers, with the later routers' final scores as predicted ones.
     fn run(&mut self) {
         let Self { predictor, distance_max, token, out } = self;
         predictor.begin_token();

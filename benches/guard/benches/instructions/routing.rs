@@ -135,7 +135,7 @@ fn shares(mut batches: Batches) -> Batches {
     batches
 }
 
-// Weights of the other experts when some are skipped.
+// Weights of the other experts after some were skipped.
 #[library_benchmark(setup = batches)]
 #[bench::token(false)]
 #[bench::prompt(true)]

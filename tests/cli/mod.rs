@@ -3,15 +3,12 @@
 mod adapters;
 #[cfg(feature = "hub")]
 mod downloads;
-#[path = "../fixture/adapters.rs"]
-mod files;
 mod presets;
 mod prompt_cache;
 mod prompts;
 mod reasoning;
 mod reports;
-#[allow(dead_code, reason = "shared by the tests of all programs")]
-mod rig;
+pub mod rig;
 mod routing;
 #[cfg(feature = "hub")]
 #[allow(dead_code, reason = "the hub's own tests use all of it")]
@@ -22,3 +19,5 @@ mod talk;
 mod terminal;
 mod tuned;
 mod usage;
+
+use crate::fixture::adapters as files;

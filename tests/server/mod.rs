@@ -6,10 +6,9 @@ mod answers;
 mod chat;
 mod connections;
 mod embeddings;
-#[path = "../fixture/adapters.rs"]
-#[allow(dead_code)]
-mod files;
 mod limits;
-mod rig;
+pub mod rig;
 mod slots;
 mod templates;
+
+use crate::fixture::adapters as files;

@@ -1,91 +1,54 @@
 //! Caches that get smaller and larger while a model is open: memory really goes and comes back, logits stay the same.
-//! One test: what it measures is the whole process.
+//! One test in a process of its own, whose resident set it measures.
 
-#[path = "exactness/cases.rs"]
-#[allow(dead_code)]
-mod cases;
-#[path = "exactness/compare.rs"]
-#[allow(dead_code)]
-mod compare;
-mod fixture;
-#[path = "exactness/script.rs"]
-#[allow(dead_code)]
-mod script;
-#[path = "exactness/stock.rs"]
-#[allow(dead_code)]
-mod stock;
-
-use std::path::Path;
-
-use compare::{BUDGET, Hobbit, same};
 use gguf_tools::synth::Spec;
-use hobbit::options::DeviceChoice;
 use hobbit::stats::rss_bytes;
-use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, SessionOptions};
+use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions};
 use hobbit_core::cache::Allocation;
 use hobbit_core::plan::ExpertCache;
 use lagging_device::{Device, Options, Pinned};
-use script::{Row, Script};
-use stock::Stock;
 
-const QUARTER: ExpertCache = ExpertCache::Percent(25.0);
-const ALL: ExpertCache = ExpertCache::Percent(100.0);
+use super::compare::{ALL, NONE, Placed, QUARTER, Reference, devices, options, same};
+use super::fixture::cases::case;
+use super::fixture::{in_own_process, tuned_policy};
+use super::{assert_sound, register};
 
-/// 51 MiB of experts.
-fn spec() -> Spec {
-    Spec { layers: 4, experts: 32, topk: 4, embd: 256, ff: 512, seed: 31, ..Spec::tiny("qwen3moe") }
-}
-
-fn options() -> SessionOptions {
-    SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() }
-}
-
-struct Rig<'a> {
-    path: &'a Path,
-    expected: Vec<Row>,
-}
+struct Rig<'a>(Reference<'a>);
 
 impl Rig<'_> {
-    fn open(&self, expert_cache: ExpertCache, device: DeviceOptions) -> Model {
-        Model::open(self.path, &ModelOptions { budget: BUDGET, expert_cache, device, ..ModelOptions::default() })
-            .unwrap()
-    }
-
-    fn open_by_layer(&self, expert_cache: ExpertCache, device: DeviceOptions, slots: Allocation) -> Model {
-        let profile =
-            (slots == Allocation::ByPenalty).then(|| fixture::profile(self.path, self.path.parent().unwrap()));
+    fn open(&self, expert_cache: ExpertCache, device: DeviceOptions, slots: Allocation) -> Model {
+        let Reference { path, dir, .. } = &self.0;
+        let profile = (slots == Allocation::ByPenalty).then(|| tuned_policy(path, dir.path()));
         let caching = CachingOptions { slots, ..CachingOptions::default() };
-        let options =
-            ModelOptions { budget: BUDGET, expert_cache, device, caching, profile, ..ModelOptions::default() };
-        Model::open(self.path, &options).unwrap()
+        let options = ModelOptions { device, caching, profile, ..options(expert_cache) };
+        Model::open(path, &options).unwrap()
     }
 
     fn is_exact(&self, model: &Model) {
-        let mut hobbit = Hobbit::new(model.session(&options()).unwrap());
-        same(&self.expected, &Script::Single.run(&mut hobbit, 512).unwrap()).unwrap();
+        let case = self.0.case;
+        same(&self.0.expected, &case.run(&mut model.session(&case.options).unwrap()).unwrap()).unwrap();
     }
 }
 
-/// What memory a model's cache takes, in MiB of the resident set.
+/// MiB of the resident set.
 fn rss_mib() -> f64 {
     rss_bytes() as f64 / f64::from(1 << 20)
 }
 
 fn on(device: &Device, cache: ExpertCache) -> DeviceOptions {
-    let devices = DeviceChoice::Named(vec![device.name().into()]);
-    DeviceOptions { devices, cache, headroom: 0.0, ..DeviceOptions::default() }
+    DeviceOptions { cache, ..super::on(&[device]) }
 }
 
 #[test]
 fn caches_get_smaller_and_larger() {
-    let device = lagging_device::register(Options { memory: 1 << 30, pinned: Pinned::None, ..Options::default() });
-    fixture::quiet_llama_cpp();
-    let dir = tempfile::tempdir().unwrap();
-    let path = fixture::write(dir.path(), &spec());
-    let mut stock = Stock::open(&path, &options()).unwrap();
-    let expected = Script::Single.run(&mut stock, 512).unwrap();
-    drop(stock);
-    let rig = Rig { path: &path, expected };
+    if !in_own_process("resize::caches_get_smaller_and_larger") {
+        return;
+    }
+    let device = register(Options { pinned: Pinned::None, ..Options::default() });
+    // 51 MiB of experts.
+    let spec = Spec { layers: 4, experts: 32, topk: 4, embd: 256, ff: 512, seed: 31, ..Spec::tiny("qwen3moe") };
+    let case = case("qwen3moe", spec);
+    let rig = Rig(Reference::new(&case, &Placed::default()));
     the_cache_of_the_host(&rig);
     the_cache_of_a_device(&rig, &device);
     unequal_layers(&rig, &device);
@@ -95,14 +58,10 @@ fn caches_get_smaller_and_larger() {
 }
 
 fn the_cache_of_the_host(rig: &Rig) {
-    let none = DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() };
-    let model = rig.open(ALL, none);
-    assert_eq!(
-        (model.host_cache_bytes(), model.set_host_cache(QUARTER)),
-        (0, 0),
-        "there is none before the first session"
-    );
-    let session = model.session(&options()).unwrap();
+    let model = rig.open(ALL, devices(&[]), Allocation::Even);
+    let before = (model.host_cache_bytes(), model.set_host_cache(QUARTER));
+    assert_eq!(before, (0, 0), "there is no cache before the first session");
+    let session = model.session(&rig.0.case.options).unwrap();
     let planned = model.host_cache_bytes();
     assert!(planned > 48 << 20, "{planned}");
     rig.is_exact(&model);
@@ -115,7 +74,7 @@ fn the_cache_of_the_host(rig: &Rig) {
     assert_eq!(slots, 32);
     rig.is_exact(&model);
     assert!(full - rss_mib() > 25.0, "{} MiB before, {} after a run", full, rss_mib());
-    assert_eq!(model.set_host_cache(ExpertCache::Bytes(0)), 0);
+    assert_eq!(model.set_host_cache(NONE), 0);
     rig.is_exact(&model);
     assert_eq!(model.set_host_cache(ExpertCache::Bytes(1 << 40)), planned, "no more than was planned");
     rig.is_exact(&model);
@@ -133,8 +92,8 @@ fn free_on(device: &Device) -> u64 {
 }
 
 fn the_cache_of_a_device(rig: &Rig, device: &Device) {
-    let model = rig.open(QUARTER, on(device, ALL));
-    let _session = model.session(&options()).unwrap();
+    let model = rig.open(QUARTER, on(device, ALL), Allocation::Even);
+    let _session = model.session(&rig.0.case.options).unwrap();
     rig.is_exact(&model);
     let report = model.device_reports().remove(0);
     assert_eq!((report.slots, report.experts), (128, 128));
@@ -144,19 +103,18 @@ fn the_cache_of_a_device(rig: &Rig, device: &Device) {
     assert_eq!((smaller.slots, smaller.cache_bytes), (32, quarter));
     assert_eq!(free_on(device) - full, report.cache_bytes - quarter, "it is free on the device");
     rig.is_exact(&model);
-    assert_eq!(model.set_device_cache(ExpertCache::Bytes(0)), 0);
+    assert_eq!(model.set_device_cache(NONE), 0);
     rig.is_exact(&model);
     assert_eq!(model.set_device_cache(ExpertCache::Auto), report.cache_bytes);
     assert_eq!((model.device_reports().remove(0), free_on(device)), (report, full));
     rig.is_exact(&model);
-    assert_eq!(device.faults(), Vec::<String>::new());
+    assert_sound(device);
 }
 
-/// Each layer keeps its part of what is left, and gets back what it had.
+/// Each layer keeps its share of a smaller cache, and gets its slots back with a larger one.
 fn unequal_layers(rig: &Rig, device: &Device) {
-    let none = DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() };
-    let model = rig.open_by_layer(QUARTER, none, Allocation::ShallowFirst { layers: 1 });
-    let session = model.session(&options()).unwrap();
+    let model = rig.open(QUARTER, devices(&[]), Allocation::ShallowFirst { layers: 1 });
+    let session = model.session(&rig.0.case.options).unwrap();
     let slots = || session.stats().layers.iter().map(|layer| layer.slots).collect::<Vec<_>>();
     assert_eq!(slots(), [20, 4, 4, 4], "a quarter of 128, 4 for a token, and the rest for the first layer");
     rig.is_exact(&model);
@@ -166,12 +124,12 @@ fn unequal_layers(rig: &Rig, device: &Device) {
     assert_eq!((model.set_host_cache(ExpertCache::Auto), slots()), (planned, vec![20, 4, 4, 4]));
     rig.is_exact(&model);
 
-    let model = rig.open_by_layer(QUARTER, on(device, QUARTER), Allocation::ByPenalty);
-    let session = model.session(&options()).unwrap();
-    let told = &session.caching().slots_by_layer;
-    assert_eq!((told[0].cache.as_str(), told[1].cache.as_str()), ("the host", device.name()));
-    for slots in told {
-        assert!(slots.least == 4 && slots.most > 8, "{told:?}");
+    let model = rig.open(QUARTER, on(device, QUARTER), Allocation::ByPenalty);
+    let session = model.session(&rig.0.case.options).unwrap();
+    let reported = &session.caching().slots_by_layer;
+    assert_eq!((reported[0].cache.as_str(), reported[1].cache.as_str()), ("the host", device.name()));
+    for slots in reported {
+        assert!(slots.least == 4 && slots.most > 8, "{reported:?}");
     }
     rig.is_exact(&model);
     let report = model.device_reports().remove(0);
@@ -180,14 +138,14 @@ fn unequal_layers(rig: &Rig, device: &Device) {
     rig.is_exact(&model);
     assert_eq!(model.set_device_cache(ExpertCache::Auto), report.cache_bytes);
     rig.is_exact(&model);
-    assert_eq!(device.faults(), Vec::<String>::new());
+    assert_sound(device);
 }
 
 /// In the middle of a text, and while another session evaluates.
 fn both_with_dynamic_sizes(rig: &Rig, device: &Device, slots: Allocation) {
     let size = ExpertCache::Percent(60.0);
-    let model = rig.open_by_layer(size, on(device, size), slots);
-    let _session = model.session(&options()).unwrap();
+    let model = rig.open(size, on(device, size), slots);
+    let _session = model.session(&rig.0.case.options).unwrap();
     std::thread::scope(|scope| {
         let runs = [(); 2].map(|()| scope.spawn(|| rig.is_exact(&model)));
         for round in 0..200 {
@@ -198,5 +156,5 @@ fn both_with_dynamic_sizes(rig: &Rig, device: &Device, slots: Allocation) {
         runs.into_iter().for_each(|run| run.join().unwrap());
     });
     rig.is_exact(&model);
-    assert_eq!(device.faults(), Vec::<String>::new());
+    assert_sound(device);
 }

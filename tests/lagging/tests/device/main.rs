@@ -65,7 +65,7 @@ fn expert_ffn(stream: &Stream) -> Vec<Vec<u8>> {
 #[test]
 fn results_are_the_cpus_bit_for_bit() {
     let expected = expert_ffn(&Stream::cpu());
-    for order in [Order::Eager, Order::CopiesLate, Order::CopiesEarly] {
+    for order in [Order::CopiesLate, Order::CopiesEarly] {
         let device = register(options(order));
         assert!(expert_ffn(&Stream::of(&device)) == expected, "{order:?}");
         assert_eq!(device.faults(), Vec::<String>::new());
@@ -82,7 +82,7 @@ fn products_count_the_slices_they_use() {
     // Experts 0, 1, 2 and 5 of 32 rows of 68 bytes; results of 32 x 2 x 5 floats (ADD, GLU), 32 x 2 written
     // into 32 x 7 (SET_ROWS counts what it writes), 32 x 3.
     let expected = 4 * 32 * 68 + 2 * 32 * 2 * 5 * 4 + 32 * 2 * 4 + 32 * 3 * 4;
-    assert_eq!((report.compute_busy, report.nodes, report.graph_computes), (f64::from(expected), 5, 1));
+    assert_eq!((report.compute_busy, report.graph_computes), (f64::from(expected), 1));
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn the_host_cannot_read_device_memory() {
 }
 
 #[test]
-fn memory_that_nobody_wrote_is_nan() {
+fn unwritten_memory_is_nan() {
     let device = register(Options::default());
     let stream = Stream::of(&device);
     let (tensors, _, output) = doubling(&stream, 4);
@@ -110,7 +110,7 @@ fn memory_that_nobody_wrote_is_nan() {
 }
 
 #[test]
-fn a_product_that_does_not_wait_for_its_upload_sees_what_was_there() {
+fn a_product_that_does_not_wait_for_its_upload_sees_the_bytes_from_before() {
     for (waits, expected) in [(false, 2.0), (true, 20.0)] {
         let device = register(options(Order::CopiesLate));
         let (compute, copies, landed) = (Stream::of(&device), Stream::of(&device), Event::of(&device));
@@ -146,7 +146,7 @@ fn an_upload_that_does_not_wait_for_the_last_use_overwrites_it() {
 }
 
 #[test]
-fn waiting_for_an_event_runs_what_is_before_it_and_no_more() {
+fn waiting_for_an_event_runs_earlier_operations_only() {
     let device = register(options(Order::CopiesLate));
     let (stream, event) = (Stream::of(&device), Event::of(&device));
     let (_tensors, input, _) = doubling(&stream, 4);
@@ -228,9 +228,7 @@ fn a_copy_of_a_second_and_a_graph_of_a_second_overlap_on_two_streams() {
         other.synchronize();
         let report = device.report();
         assert_eq!((report.host_time, report.copy_busy, report.compute_busy), (expected, 1.0, 1.0), "two: {two}");
-        assert_eq!((report.copied_bytes, report.uploads, report.downloads, report.synchronizes), (16, 1, 0, 2));
-        device.add_host_time(3.0);
-        assert_eq!(device.report().host_time, expected + 3.0);
+        assert_eq!(report.copied_bytes, 16);
         device.reset();
         assert_eq!(device.report(), lagging_device::Report::default());
     }
@@ -265,11 +263,11 @@ fn memory_ends_where_the_options_say_and_comes_back() {
 
 #[test]
 fn graphs_fail_when_told() {
-    let device = register(options(Order::Eager));
+    let device = register(Options::default());
     let stream = Stream::of(&device);
     let (tensors, input, _) = doubling(&stream, 4);
     set(input, &[1.0f32; 4]);
-    device.fail_next_graph(llama::GGML_STATUS_ALLOC_FAILED);
+    device.fail_graphs(0, 1, llama::GGML_STATUS_ALLOC_FAILED);
     assert_eq!(stream.submit(&tensors), llama::GGML_STATUS_ALLOC_FAILED);
     assert_eq!(stream.submit(&tensors), llama::GGML_STATUS_SUCCESS);
     device.lose();
@@ -307,7 +305,7 @@ fn nodes_reach_host_memory_on_unified_devices_only() {
 }
 
 #[test]
-fn a_product_finds_padding_that_nobody_wrote() {
+fn a_product_finds_unwritten_padding() {
     for clean in [true, false] {
         let device = register(Options::default());
         let stream = Stream::of(&device);
@@ -320,7 +318,8 @@ fn a_product_finds_padding_that_nobody_wrote() {
         let _tensors = tensors.on(&stream);
         let slots = Tensors::new();
         let weights = slots.tensor(llama::GGML_TYPE_Q8_0, [64, 1, 2]);
-        // SAFETY: the weights are described as a strided view of the arena, as slots are; the rest is of one live context.
+        // SAFETY: the weights are described as a strided view of the arena, as slots are; the rest is of one live
+        // context.
         unsafe {
             (*weights).nb[2] = row as usize + 34 * 14;
             (*weights).data = (*arena).data;

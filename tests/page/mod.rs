@@ -1,16 +1,12 @@
 //! hobbit-server's page in Chromium, with the demo model.
 
 mod browser;
-#[path = "../fixture/not_run.rs"]
-mod not_run;
-#[path = "../server/rig.rs"]
-#[allow(dead_code)]
-mod rig;
 
 use browser::Browser;
 use serde_json::json;
 
-use rig::Server;
+use crate::fixture::not_run;
+use crate::server::rig::Server;
 
 const ANSWER: &str = ".message.assistant:last-child .content";
 const LENGTH: &str = "(document.querySelector('.message.assistant .content')?.textContent.length ?? 0)";

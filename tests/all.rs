@@ -1,0 +1,35 @@
+//! Tests of the programs and of the library with llama.cpp, in one binary that is linked once.
+//!
+//! Binaries of their own are `devices`, whose test devices are in ggml's list for the whole process, and `gguf_memory`,
+//! whose allocator counts every allocation of the process. Tests of a process's resident set or of its RPC devices run
+//! themselves in a process of their own (`fixture::in_own_process`).
+
+mod bench;
+mod budget;
+mod cli;
+mod closed_pipe;
+mod dynamic;
+mod engine;
+mod exactness;
+mod features;
+mod files;
+mod fine_model;
+mod fixture;
+mod low;
+mod not_run;
+#[cfg(feature = "server")]
+mod page;
+mod perplexity;
+mod quantise;
+#[cfg(feature = "rpc")]
+mod remote;
+mod robustness;
+#[cfg(feature = "rpc")]
+mod rpc;
+mod run_mode;
+mod sampling;
+#[cfg(feature = "server")]
+mod server;
+mod trace;
+mod virtual_experts;
+mod warm;

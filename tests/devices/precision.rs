@@ -1,0 +1,174 @@
+//! Dynamic precision, the CPU helper and saved caches on a device with arithmetic or timing of its own.
+
+use std::path::Path;
+
+use gguf_tools::synth::{Format, Spec};
+use hobbit::options::{CpuHelper, LowShare, LowSource};
+use hobbit::stats::WarmStart;
+use hobbit::{DeviceOptions, Model, ModelOptions, PrecisionOptions, SessionOptions};
+use hobbit_core::cache::CacheState;
+use lagging_device::{Options, Order};
+
+use super::compare::{ALL, HALF, NONE, QUARTER, WAVES, devices, options, same};
+use super::fixture::cases::case;
+use super::fixture::ends::{dynamic, lowered};
+use super::fixture::script::Row;
+use super::fixture::{bundled, demo_tokens, write};
+use super::{assert_sound, on, ordered, register};
+
+/// The device leaves out the experts that the CPU leaves out. Without caches every use is a miss, so that both leave
+/// out the same ones: all but each token's first few.
+#[test]
+fn skipped_experts() {
+    let (dir, low_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let spec = Spec { topk: 4, dense_type: Some(Format::Q8_0), ..Spec::tiny("qwen3moe") };
+    let path = write(dir.path(), &spec);
+    let low = write(low_dir.path(), &Spec { types: vec![Format::Q4_0], ..spec.clone() });
+    let case = case("qwen3moe", spec).brief();
+    let run = |device: DeviceOptions| {
+        let low = Some(LowSource::File(low.clone()));
+        let options = ModelOptions { low, precision: dynamic(0.5, 0.6), device, ..options(NONE) };
+        let (rows, session) = case.hobbit(&path, &options, None).unwrap();
+        (rows, session.stats().total().used.skipped)
+    };
+    for order in [Order::CopiesLate, Order::CopiesEarly] {
+        let device = ordered(order);
+        let (expected, on_cpu) = run(devices(&[]));
+        let (found, on_device) = run(DeviceOptions { cache: WAVES, cpu_helper: CpuHelper::Off, ..on(&[&device]) });
+        assert_sound(&device);
+        assert!(on_cpu > 0 && on_cpu == on_device, "{on_cpu} on the CPU, {on_device} on the device");
+        for (expected, found) in expected.iter().zip(&found) {
+            let apart = expected.logits.iter().zip(&found.logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(apart < 1e-3, "{}: {apart} apart from the CPU", expected.what);
+        }
+    }
+}
+
+/// In deterministic mode nothing depends on when operations run, not even skipping.
+#[test]
+fn skipping_does_not_depend_on_when_operations_run() {
+    for arch in ["qwen3moe", "gpt-oss", "deepseek2"] {
+        let case = case(arch, Spec { experts: 16, topk: 4, seed: 21, ..Spec::tiny(arch) });
+        let (dir, low_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (high, low) = (case.write(dir.path()), write(low_dir.path(), &lowered(case.spec())));
+        let run = |order: Order, unified: bool, cache, expert_cache| {
+            let device = register(Options { order, unified, ..Options::default() });
+            let options = ModelOptions {
+                low: Some(LowSource::File(low.clone())),
+                low_share: LowShare::Percent(40.0),
+                precision: PrecisionOptions { deterministic: true, ..dynamic(0.4, 0.7) },
+                device: DeviceOptions { cache, ..on(&[&device]) },
+                ..options(expert_cache)
+            };
+            let (rows, session) = case.hobbit(&high, &options, None).unwrap();
+            let used = session.stats().total().used;
+            assert!(used.high > 0 && used.low > 0 && used.skipped > 0, "{arch}: {used:?}");
+            assert_sound(&device);
+            rows
+        };
+        let equal = |what: &str, a: &[Row], b: &[Row]| {
+            same(a, b).unwrap_or_else(|error| panic!("{arch}, {what}: {error}"));
+        };
+        for (cache, expert_cache) in [(QUARTER, HALF), (WAVES, HALF), (HALF, NONE)] {
+            let rows = run(Order::CopiesLate, false, cache, expert_cache);
+            equal("copies early", &rows, &run(Order::CopiesEarly, false, cache, expert_cache));
+            equal("again", &rows, &run(Order::CopiesLate, false, cache, expert_cache));
+            if cache == WAVES {
+                // Without slots of its own a device has what the host has.
+                equal("unified", &rows, &run(Order::CopiesLate, true, cache, expert_cache));
+                equal("unified, early", &rows, &run(Order::CopiesEarly, true, cache, expert_cache));
+            }
+        }
+    }
+}
+
+/// Mean KL divergence of the next token's distribution, in nats: the tolerance that README states.
+const KL_MAX: f64 = 1e-3;
+
+fn divergence(from: &[Vec<f32>], to: &[Vec<f32>]) -> f64 {
+    let log_softmax = |logits: &[f32]| -> Vec<f64> {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
+        logits.iter().map(|&logit| f64::from(logit - max) - sum.ln()).collect()
+    };
+    let of_row = |(p, q): (&Vec<f32>, &Vec<f32>)| -> f64 {
+        let (p, q) = (log_softmax(p), log_softmax(q));
+        p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum()
+    };
+    from.iter().zip(to).map(of_row).sum::<f64>() / from.len() as f64
+}
+
+/// Beside a device with other arithmetic, the helper's results are close to the device's own, and no farther from them
+/// than the CPU's are.
+#[test]
+fn the_cpu_helper_is_as_close_as_the_two_backends_are() {
+    let device = register(Options { rounds_products: true, ..Options::default() });
+    // A trained model: close decisions of random routers flip with the last bit.
+    let run = |device: DeviceOptions, cpu_helper: CpuHelper| {
+        let device = DeviceOptions { cache: WAVES, cpu_helper, ..device };
+        let model = Model::open(&bundled("demo.gguf"), &ModelOptions { device, ..options(ALL) }).unwrap();
+        let session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
+        let mut session = model.session(&session).unwrap();
+        let logits = demo_tokens(&model, 64).into_iter().map(|token| {
+            session.feed(&[token]).unwrap();
+            session.logits(0).unwrap().to_vec()
+        });
+        let logits: Vec<Vec<f32>> = logits.collect();
+        (logits, session.stats().devices.first().map_or(0, |device| device.helper_experts))
+    };
+    let (on_cpu, _) = run(devices(&[]), CpuHelper::Off);
+    let (on_device, _) = run(on(&[&device]), CpuHelper::Off);
+    let (both, helped) = run(on(&[&device]), CpuHelper::On);
+    let (apart, found) = (divergence(&on_device, &on_cpu), divergence(&on_device, &both));
+    println!("KL divergence of the two backends {apart:.2e}, with the helper {found:.2e}");
+    assert!(helped > 0 && apart > 0.0 && found > 0.0, "the two backends do not differ");
+    assert!(apart < KL_MAX && found < KL_MAX && found <= 2.0 * apart, "{found}, backends {apart} apart");
+}
+
+/// `--cache-state`: the device's slots are filled again, and it computes the same, also with a hostile file.
+#[test]
+fn saved_caches_are_restored() {
+    let device = ordered(Order::CopiesLate);
+    let dir = tempfile::tempdir().unwrap();
+    let path = write(dir.path(), &Spec { experts: 32, layers: 3, seed: 11, ..Spec::tiny("qwen3moe") });
+    let run = |state: Option<&Path>| {
+        let cache_state = state.map(Path::to_owned);
+        let device = DeviceOptions { cache: QUARTER, ..on(&[&device]) };
+        let options = ModelOptions { device, cache_state, ..options(QUARTER) };
+        let model = Model::open(&path, &options).unwrap();
+        let options = SessionOptions { n_ctx: 256, threads: Some(1), ..SessionOptions::default() };
+        let mut session = model.session(&options).unwrap();
+        let mut logits = Vec::new();
+        for token in 10..50 {
+            session.feed(&[token]).unwrap();
+            logits.extend_from_slice(session.logits(0).unwrap());
+        }
+        (logits, session.warm_start(), session.stats().devices[0])
+    };
+    let state = dir.path().join("state");
+    let (expected, none, cold) = run(Some(&state));
+    assert_eq!(none, None);
+    let (logits, restored, warm) = run(Some(&state));
+    assert!(logits == expected && run(None).0 == expected);
+    let WarmStart { saved, experts, .. } = restored.unwrap();
+    assert_eq!((saved, experts), (48, 48), "a quarter of 3 layers of 32 here, and there");
+
+    // Every resident twice, strangers among them, and each cache again.
+    let mut hostile = CacheState::from_bytes(&std::fs::read(&state).unwrap()).unwrap();
+    for saved in &mut hostile.caches {
+        let mut twice: Vec<_> = saved.residents.iter().flat_map(|version| [*version; 2]).collect();
+        let mut stranger = saved.residents[0];
+        stranger.expert.index = u16::MAX;
+        twice.extend([stranger, saved.residents[0]]);
+        saved.residents = twice;
+    }
+    hostile.caches.extend(hostile.caches.clone());
+    assert_eq!(hostile.caches.len(), 4);
+    let hostile_path = dir.path().join("hostile");
+    std::fs::write(&hostile_path, hostile.to_bytes()).unwrap();
+    let (logits, restored, _) = run(Some(&hostile_path));
+    assert!(logits == expected);
+    assert_eq!(restored.unwrap().experts, 48);
+    assert_sound(&device);
+    assert!(warm.hits > cold.hits, "{cold:?}, {warm:?}");
+}

@@ -1,0 +1,249 @@
+//! Every logit that hobbit computes is, bit for bit, llama.cpp's.
+//!
+//! A model is evaluated twice in this process: by llama.cpp as it is, which holds all experts in memory, and by hobbit,
+//! with all experts cached, a quarter of them, and none (every product streams through one staging slot). Both get the
+//! same batches, and every row of logits is compared: bit-identity holds only at equal batch width and equal kernels,
+//! so like is compared with like (`use_extra_bufts` off, one thread, same context settings).
+
+mod adapters;
+mod packs;
+mod sharing;
+mod variants;
+
+use gguf_tools::synth::{Format, Spec};
+use hobbit::options::{Repack, RouteOptions};
+use hobbit::{Model, ModelOptions};
+use hobbit_core::cache::Allocation;
+use hobbit_core::plan::ExpertCache;
+use hobbit_core::predict::PredictorKind;
+use hobbit_core::store::IoMode;
+
+use crate::fixture::cases::{self, Case, all_architectures, part};
+use crate::fixture::compare::{ALL, HALF, NONE, QUARTER, each, options};
+use crate::fixture::{self, ends, routing};
+use variants::{Variant, check, check_altered};
+
+fn check_all(cases: impl IntoIterator<Item = Case>, variants: &[Variant]) {
+    each(cases, |case| check(&case, variants));
+}
+
+/// Tests that compare the logits of cases at every cache size.
+macro_rules! at_all_sizes {
+    ($($name:ident: $cases:expr;)*) => { $(
+        #[test]
+        fn $name() {
+            check_all($cases, &Variant::SIZES);
+        }
+    )* };
+}
+
+// Two halves of architectures, so that two cores share them.
+at_all_sizes! {
+    architectures_of_the_first_half: part(0, 2);
+    architectures_of_the_second_half: part(1, 2);
+    expert_types: cases::expert_types();
+    router_and_tensor_layouts: cases::layouts();
+    context_settings: cases::settings();
+    several_sequences_in_one_batch: cases::two_sequences();
+    the_bundled_models: cases::bundled();
+    two_threads: cases::two_threads();
+}
+
+#[test]
+fn lora_adapters_and_control_vectors() {
+    each(all_architectures(), |case| adapters::check(&case));
+}
+
+#[test]
+fn reads_ahead_change_no_logit() {
+    use PredictorKind::{CrossLayer, PathTable, Previous, StackedGate};
+    for (at, predictor) in [StackedGate, CrossLayer, Previous, PathTable].into_iter().enumerate() {
+        let with = |size| Variant { ahead: Some(predictor), shuffle: Some(at as u64), ..size };
+        check_all(part(at, 4), &[Variant::QUARTER, Variant::HALF, Variant::ONE_SLOT].map(with));
+    }
+}
+
+#[test]
+fn slots_by_layer() {
+    let kinds = [Allocation::ShallowFirst { layers: 1 }, Allocation::ByPenalty, Allocation::ShallowFirst { layers: 4 }];
+    for (at, slots) in kinds.into_iter().enumerate() {
+        let with = |size| Variant { slots, shuffle: Some(at as u64), ..size };
+        check_all(part(at, 3), &[Variant::HALF, Variant::QUARTER].map(with));
+        // Pools of their own for layers of other types, and layers without experts between others.
+        let layouts = cases::expert_types().into_iter().chain(cases::layouts());
+        check_all(layouts.skip(at).step_by(3), &[with(Variant::HALF)]);
+        check_all([cases::plain()], &[Variant::ALL, Variant::ONE_SLOT].map(with));
+    }
+    let ahead = Some(PredictorKind::StackedGate);
+    check_all([cases::plain()], &kinds.map(|slots| Variant { slots, ahead, ..Variant::HALF }));
+}
+
+fn check_ends(cases: impl IntoIterator<Item = Case>) {
+    let sizes = [ExpertCache::Percent(60.0), QUARTER, NONE].map(|size| (ExpertCache::Auto, size));
+    each(cases, |case| ends::check(&case, &[], &sizes, Repack::Auto));
+}
+
+#[test]
+fn dynamic_precision_at_its_ends_in_the_first_half_of_architectures() {
+    check_ends(part(0, 2));
+}
+
+#[test]
+fn dynamic_precision_at_its_ends_in_the_second_half_of_architectures() {
+    check_ends(part(1, 2));
+}
+
+#[test]
+fn dynamic_precision_at_its_ends_with_other_layouts() {
+    check_ends(cases::layouts().into_iter().map(Case::brief));
+}
+
+fn packed() -> impl Iterator<Item = Case> {
+    part(0, 4).into_iter().chain(cases::layouts()).map(Case::brief).chain([cases::plain()])
+}
+
+#[test]
+fn full_packs() {
+    each(packed(), |case| packs::check(&case));
+}
+
+#[test]
+fn nested_packs() {
+    let is_q8_0 = |case: &Case| {
+        let spec = case.spec();
+        spec.types == [Format::Q8_0] && spec.down_types.iter().all(|dtype| *dtype == Format::Q8_0)
+    };
+    let cases: Vec<Case> = packed().filter(is_q8_0).collect();
+    assert!(cases.len() > 5);
+    each(cases, |case| packs::check_nested(&case));
+}
+
+#[test]
+fn packs_of_experts_of_unequal_types() {
+    each(cases::two_sequences().into_iter().chain([cases::plain()]), |case| packs::check_widths(&case));
+}
+
+/// Weights in the order of bytes that ggml multiplies fastest: in slots of every number, staged, and out of a pack.
+#[test]
+fn rearranged_experts() {
+    each(cases::rearranged(), |case| packs::check_rearranged(&case));
+}
+
+/// Without a flag, types that gain are rearranged where at least half of the experts have slots.
+#[test]
+fn experts_that_are_rearranged_by_default() {
+    let gains = |case: &Case| case.name.contains("mxfp4") || case.name.ends_with("rearranged q4_0");
+    let cases: Vec<Case> = cases::rearranged().into_iter().filter(gains).collect();
+    assert_eq!(cases.len(), 2);
+    each(cases, |case| packs::check_rearranged_by_default(&case));
+}
+
+#[test]
+fn rearranged_experts_in_low_precision() {
+    let sizes = [ExpertCache::Percent(60.0), QUARTER].map(|size| (ExpertCache::Auto, size));
+    each(cases::rearranged(), |case| ends::check(&case, &[], &sizes, Repack::On));
+}
+
+#[test]
+fn decode_batches_of_2_to_16_sequences() {
+    let ahead = [PredictorKind::StackedGate, PredictorKind::Previous];
+    let ahead = ahead.map(|kind| Variant { ahead: Some(kind), ..Variant::HALF });
+    let shuffled = Variant { shuffle: Some(3), ..Variant::QUARTER };
+    check_all(cases::many_sequences(), &[&Variant::SIZES[..], &ahead, &[shuffled]].concat());
+}
+
+/// The comparison notices one altered weight.
+#[test]
+fn an_altered_weight_is_noticed() {
+    fixture::quiet_llama_cpp();
+    let noticed = check_altered(&cases::plain(), &Variant::SIZES);
+    assert_eq!(noticed.len(), Variant::SIZES.len(), "{noticed:?}");
+    assert!(noticed.iter().all(|message| message.contains("rows of logits differ")), "{noticed:?}");
+}
+
+/// Reads may be answered in any order, by either engine.
+#[test]
+fn any_order_of_answers() {
+    let beside_the_models = tempfile::NamedTempFile::new().expect("a temporary directory");
+    fixture::reads_directly("exactness: any order of answers", beside_the_models.path());
+    for io in [IoMode::Buffered, IoMode::Direct] {
+        for seed in 0..2 {
+            check_all([cases::plain()], &Variant::SIZES.map(|size| Variant { io, shuffle: Some(seed), ..size }));
+        }
+    }
+}
+
+/// Recorded routes through every architecture, at every cache size, with guesses that are wrong half of the time.
+#[test]
+fn recorded_routes() {
+    let used_early = ["llama4", "grovemoe"];
+    let mut all = [ALL, QUARTER, NONE, HALF].map(|size| ModelOptions { repack: Repack::Off, ..options(size) });
+    all[3].caching.predictor = PredictorKind::StackedGate;
+    let cases = all_architectures().into_iter().chain(cases::two_sequences());
+    let cases = cases.filter(|case| !used_early.contains(&case.name.as_str()));
+    each(cases, |case| routing::check_recorded(&case, &[], &all));
+    // Where the choice is used before the seam, and where the recording has another shape, routes are refused.
+    let dir = tempfile::tempdir().unwrap();
+    let refusal = |model: &std::path::Path, routes: RouteOptions| {
+        let options = ModelOptions { routes: Some(routes), ..ModelOptions::default() };
+        Model::open(model, &options).err().expect("refused").to_string()
+    };
+    for arch in used_early {
+        let path = fixture::write(dir.path(), &Spec::tiny(arch));
+        let error = refusal(&path, routing::record(&path, dir.path()));
+        assert!(error.contains("cannot be followed") && error.contains(arch), "{error}");
+    }
+    let small = Spec::tiny("qwen3moe");
+    let routes = routing::record(&fixture::write(dir.path(), &small), dir.path());
+    let wide = fixture::write(dir.path(), &Spec { topk: small.topk + 1, ..small });
+    let error = refusal(&wide, routes);
+    assert!(error.contains("routes.trace: these routes cannot be followed: layer 0 used"), "{error}");
+}
+
+fn check_rerouted(cases: impl IntoIterator<Item = Case>) {
+    let used_early = ["llama4", "grovemoe", "gemma4", "smallthinker"];
+    let is_used_early = |case: &Case| used_early.iter().any(|name| case.name.starts_with(name));
+    let (refused, cases): (Vec<_>, Vec<_>) = cases.into_iter().partition(is_used_early);
+    let sizes = [HALF, QUARTER].map(|size| (ExpertCache::Auto, size));
+    each(cases, |case| routing::check_rerouted(&case, &[], &sizes));
+    for case in refused {
+        let arch = &case.spec().arch;
+        let dir = tempfile::tempdir().unwrap();
+        let path = fixture::write(dir.path(), &Spec::tiny(arch));
+        let open = |routing| Model::open(&path, &ModelOptions { routing, ..ModelOptions::default() });
+        let error = open(routing::strongest()).err().expect("refused").to_string();
+        assert!(error.contains("cannot be sent") && error.contains(arch.as_str()), "{error}");
+        open(hobbit::options::RoutingOptions { drop: 0.5, ..Default::default() }).expect("--drop works");
+    }
+}
+
+#[test]
+fn rerouted_tokens_in_the_first_half_of_architectures() {
+    check_rerouted(part(0, 2));
+}
+
+#[test]
+fn rerouted_tokens_in_the_second_half_of_architectures() {
+    check_rerouted(part(1, 2));
+}
+
+#[test]
+fn rerouted_tokens_with_other_layouts() {
+    check_rerouted(cases::layouts().into_iter().chain(cases::two_sequences()));
+}
+
+#[test]
+fn sessions_side_by_side() {
+    sharing::sessions_side_by_side(&cases::plain());
+}
+
+#[test]
+fn dynamic_sessions_side_by_side() {
+    let scaled = cases::layouts().into_iter().filter(|case| case.name.contains("scales per expert"));
+    scaled.chain([cases::plain()]).for_each(|case| sharing::dynamic_sessions_side_by_side(&case));
+}
+
+#[test]
+fn an_interrupted_batch() {
+    sharing::an_interrupted_batch(&cases::plain());
+}

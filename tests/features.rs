@@ -1,0 +1,81 @@
+//! Whichever member a command names, llama.cpp (four minutes) and hobbit are built with the same features, so that
+//! one build serves all: `cargo run`, `cargo run -p gguf-tools`, `cargo test --workspace`.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+/// What `cargo tree` prints.
+fn tree(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["tree", "--offline", "--locked"])
+        .args(args)
+        .output()
+        .expect("cargo, which runs this test, can be run");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// `package` and all that it is built from, with features, as lines of `cargo tree` when cargo is called with
+/// `selection`.
+fn built_from(package: &str, selection: &[&str]) -> Vec<String> {
+    let format = ["--edges", "normal,build", "--prefix", "depth", "--no-dedupe", "--format", " {p} {f}"];
+    let text = tree(&[&format, selection].concat());
+    let depth = |line: &str| line.split(' ').next().and_then(|depth| depth.parse::<usize>().ok());
+    let mut lines = text.lines().skip_while(|line| line.split(' ').nth(1) != Some(package));
+    let first = lines.next().unwrap_or_else(|| panic!("{package} is not built by {selection:?}"));
+    let top = depth(first).unwrap();
+    let relative = |line: &str| {
+        let (depth, what) = line.split_once(' ').unwrap();
+        format!("{} {what}", depth.parse::<usize>().unwrap() - top)
+    };
+    let below = lines.take_while(|line| depth(line).is_some_and(|depth| depth > top));
+    [first].into_iter().chain(below).map(relative).collect()
+}
+
+/// The lines of `other` that `expected` lacks, which is easier to read than both.
+fn assert_same(expected: &[String], other: &[String], selection: &str) {
+    let new: Vec<_> = other.iter().filter(|line| !expected.contains(line)).collect();
+    assert!(expected == other, "{selection} builds again: {new:#?}");
+}
+
+#[test]
+fn llama_cpp_is_built_once_for_all_members() {
+    let expected = built_from("llama-cpp-sys-2", &[]);
+    for selection in [&["--workspace"][..], &["-p", "gguf-tools"], &["-p", "lagging-device"], &["-p", "ggml-sys"]] {
+        assert_same(&expected, &built_from("llama-cpp-sys-2", selection), &selection.join(" "));
+    }
+}
+
+#[test]
+fn gguf_tools_takes_hobbit_as_it_is_built_for_its_own_programs() {
+    let expected = built_from("hobbit", &[]);
+    for selection in [&["--workspace"][..], &["-p", "gguf-tools"]] {
+        assert_same(&expected, &built_from("hobbit", selection), &selection.join(" "));
+    }
+}
+
+#[test]
+fn whoever_takes_the_library_takes_nothing_of_the_programs() {
+    let text = tree(&["-p", "hobbit", "--all-features", "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
+    let names: Vec<&str> = text.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(names.contains(&"hobbit") && names.contains(&"thiserror"), "{text}");
+    for of_programs in ["anyhow", "clap", "clap_builder", "console", "indicatif", "rustyline", "signal-hook"] {
+        assert!(!names.contains(&of_programs), "{of_programs}: {text}");
+    }
+}
+
+/// `cargo test` builds hobbit's dependencies with the features that `cargo run` gives them, although its own dependencies
+/// ask for more: otherwise it would build llama.cpp and hobbit again.
+#[test]
+fn tests_take_llama_cpp_and_hobbit_as_programs_have_built_them() {
+    let packages = |edges: &str, selection: &[&str]| -> BTreeSet<String> {
+        let format = ["--edges", edges, "--prefix", "none", "--format", "{p} {f}"];
+        tree(&[&format, selection].concat()).lines().map(|line| line.trim_end_matches(" (*)").to_owned()).collect()
+    };
+    let programs = packages("normal,build", &["-p", "hobbit-programs"]);
+    let tests = packages("normal,build,dev", &["--workspace"]);
+    let other: Vec<&String> = programs.difference(&tests).collect();
+    assert!(other.is_empty(), "with other features in tests: {other:#?}");
+}

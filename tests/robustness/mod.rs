@@ -1,0 +1,6 @@
+//! Faults are reported with the file and the remedy, and exit code 1: no crash, no abort, no wrong answer.
+
+mod damage;
+mod disk;
+mod limits;
+mod texts;
