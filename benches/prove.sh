@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What hobbit claims, measured: hobbit, the llama.cpp that is linked into it and other programs, under the same limits.
+# Measures hobbit's claims: hobbit, the llama.cpp that is linked into it and other programs, under the same limits.
 #
 # usage: benches/prove.sh [STUDY...]     as root, for the control groups; without a name, all of them: about three hours
 #   papers      [input, output] = [16,32] [16,128] [128,32] [128,128] on four shapes of models

@@ -192,7 +192,7 @@ class Refusals(unittest.TestCase):
             self.assertEqual(of([Arm("small: --experts q4_k")]), ["exact", *uniform[:2], *uniform[3:], "small"])
             with self.assertRaises(Refused):
                 of([Arm("exact: --low q2_k")])
-            # Of a model whose experts are q4_k, larger types are no controls.
+            # Types larger than the model's own q4_k are no controls.
             small = Workshop(Subject(workshop.requantised("q4_k"), PROGRAMS), pathlib.Path(made, "s"), 1, (PROSE, 512))
             small.directory.mkdir()
             self.assertEqual([arm.name for arm in small.with_controls([])], ["exact", *uniform[3:]])

@@ -4,7 +4,7 @@
 #   contrib/cuda.sh [DIRECTORY]      (default: ./cuda; about 1 GiB for the toolkit, 3 GiB for the build)
 #
 # ARCH is the GPU's compute capability (default 89: RTX 40; 86: RTX 30; 90: H100). TOOLKIT_ONLY=1 stops before the build.
-# What a GPU does with the result this script cannot know. The program needs libcublas.so.13 and libcublasLt.so.13 at run
+# The script does not run the result on a GPU. The program needs libcublas.so.13 and libcublasLt.so.13 at run
 # time (they lie in DIRECTORY/toolkit/lib) and the driver's libcuda.so.1: without a driver it does not start, unless
 # LD_LIBRARY_PATH is DIRECTORY/toolkit/lib/stubs, with which it finds no device.
 set -eu

@@ -2,7 +2,7 @@
 # Installs every program: hobbit-cli, hobbit-server, hobbit-bench, hobbit-sim, hobbit-perplexity, hobbit-rpc and gguf-tools, with
 # completions and manual pages. llama.cpp is built once.
 #
-#   contrib/install.sh [PREFIX]      (default: ~/.cargo, whose bin is on the PATH of whoever has Rust)
+#   contrib/install.sh [PREFIX]      (default: ~/.cargo, whose bin rustup puts on the PATH)
 #
 # FEATURES are cargo's, e.g. FEATURES=cuda; SKIP_PAGES=1 leaves completions and manual pages out.
 set -eu

@@ -66,8 +66,8 @@ fn whoever_takes_the_library_takes_nothing_of_the_programs() {
     }
 }
 
-/// `cargo test` builds hobbit's dependencies with the features that `cargo run` gives them, although its own dependencies
-/// ask for more: otherwise it would build llama.cpp and hobbit again.
+/// `cargo test` builds hobbit's dependencies with the features that `cargo run` gives them, although the dependencies of
+/// tests ask for more: otherwise it would build llama.cpp and hobbit again.
 #[test]
 fn tests_take_llama_cpp_and_hobbit_as_programs_have_built_them() {
     let packages = |edges: &str, selection: &[&str]| -> BTreeSet<String> {

@@ -202,7 +202,7 @@ def quality(path: Path) -> None:
     at = lambda row: (row["bytes_per_token"] / (1 << 20), 1e3 * row["kl"]["value"])
     for axis, ((text, cache), own) in zip(axes, groups.items()):
         controls = sorted(at(row) for row in own if row["is_control"])
-        # Of controls only those that none with fewer bytes beats.
+        # Keep a control only if no smaller one is better.
         best = [point for n, point in enumerate(controls) if all(point[1] < other[1] for other in controls[:n])]
         axis.plot(*zip(*best), "--k", label="smaller quants (control)")
         for n, row in enumerate(own):

@@ -12,7 +12,7 @@ source_directory() {
         exit 1
     fi
     sources=$(cd "$sources" && pwd)
-    # What a directory inside of another repository says of itself is not about it.
+    # A directory inside of another repository has that repository's commit, not one of its own.
     commit=unknown
     if [[ $(git -C "$sources" rev-parse --show-toplevel 2>/dev/null) == "$sources" ]]; then
         commit=$(git -C "$sources" describe --always --dirty)

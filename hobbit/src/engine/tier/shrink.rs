@@ -33,7 +33,8 @@ impl Tier {
         if freed > 0 {
             self.counters.cache_shrunk += 1;
             log::notice(format_args!(
-                "{}: out of device memory; its expert cache has {} MiB instead of {}; give a smaller device cache or a larger head-room",
+                "{}: out of device memory; its expert cache has {} MiB instead of {}; give a smaller device cache or a \
+                 larger head-room",
                 self.report.name,
                 self.report.cache_bytes >> 20,
                 before >> 20
