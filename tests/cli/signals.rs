@@ -160,7 +160,9 @@ fn a_mapped_model_that_is_cut_ends_the_run_with_its_name() {
     reader.join().unwrap();
     assert_eq!(status, Some(1), "{stderr}");
     let last = stderr.lines().last().unwrap_or_default();
-    for part in ["error: model.gguf: ", "cannot be read any more", "put it back and start again"] {
+    // Either an evaluation touches a lost page, or the check behind it finds the file too short: one message for both.
+    assert!(last.starts_with("error: "), "{stderr}");
+    for part in ["model.gguf: a part of this file cannot be read any more", "put it back and start again"] {
         assert!(last.contains(part), "{stderr}");
     }
 }

@@ -27,6 +27,12 @@ pub enum StoreError {
          mixed; start again, and change no model while it is in use", path.display()
     )]
     Changed { path: PathBuf, what: &'static str },
+    /// The file has become shorter since its first check.
+    #[error(
+        "{}: a part of this file cannot be read any more: it was cut while in use; put it back and start again",
+        path.display()
+    )]
+    Cut { path: PathBuf },
     /// The bytes read are no bit plane of 8-bit weights.
     #[error(
         "{}: the {len} bytes at offset {offset} are not the planes of weights that they should be (a scale is no sound \

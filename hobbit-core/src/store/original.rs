@@ -111,12 +111,15 @@ impl Original {
     /// that was too short and has its length again counts as restored.
     ///
     /// # Errors
-    /// [`StoreError::Changed`].
+    /// [`StoreError::Cut`] if it is too short now, [`StoreError::Changed`] after any other write.
     pub fn check_unwritten(&self) -> Result<(), StoreError> {
         let now = self.now()?;
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut written.is_short, now.len < self.state.len) && now.len == self.state.len {
             written.restored = Some(now);
+        }
+        if written.is_short {
+            return Err(StoreError::Cut { path: self.path.clone() });
         }
         match now.is_unwritten_since(written.restored.as_ref().unwrap_or(&self.state)) {
             true => Ok(()),
@@ -180,8 +183,10 @@ mod tests {
         let (path, state) = file(dir.path());
         let original = Original::open(&path, state).unwrap();
         fs::write(&path, "fir").unwrap();
-        original.check_unwritten().unwrap_err();
-        original.check_unwritten().unwrap_err();
+        for _ in 0..2 {
+            let error = original.check_unwritten().unwrap_err().to_string();
+            assert!(error.contains("model: a part of this file cannot be read any more"), "{error}");
+        }
         fs::write(&path, "first").unwrap();
         original.check_unwritten().unwrap();
         original.check_unwritten().unwrap();
