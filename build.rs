@@ -1,5 +1,5 @@
-//! Stamps what was built: version, commit and the version of llama.cpp's bindings, which records name. Programs with dynamic
-//! backends look for libraries beside themselves.
+//! Stamps what was built: version, commit and the version of llama.cpp's bindings, which records name. Programs with
+//! dynamic backends look for libraries beside themselves.
 
 use std::process::Command;
 

@@ -14,15 +14,16 @@
 #   long        2,000 tokens in the least memory, alone and with another process that takes memory
 #   peers       other programs: benches/peers/setup.sh installs them (and llama.cpp, which fits needs too)
 #   efficiency  reading while multiplying: shares of the experts in memory, slower disks, with and without looking ahead
-#   routes      only by its name: the shape of Qwen3-30B-A3B on a real model's recorded routes, a trace that $ROUTES names (made by
-#               hobbit-cli --trace or hobbit-sim import); $ROUTES_TOPK experts a token (default: 6)
+#   routes      only by its name: the shape of Qwen3-30B-A3B on a real model's recorded routes, a trace that $ROUTES
+#               names (made by hobbit-cli --trace or hobbit-sim import); $ROUTES_TOPK experts a token (default: 6)
 # then
 #   report      tables and pictures, from the raw files alone (Python with requirements.txt)
 #
-# Raw results go to $RESULTS (default: benches/results/<machine>/prove), models to $MODELS (default: target/prove, 20 GiB).
-# llama.cpp gets as many threads as it is fastest with in a short run of each case: the cores, or twice as many, since those
-# that wait for a page fault need none.
-# The disk's read-ahead is $READ_AHEAD_KIB while it runs: 128, which Linux has by default; llama.cpp depends on it. 0 leaves it.
+# Raw results go to $RESULTS (default: benches/results/<machine>/prove), models to $MODELS (default: target/prove, 20
+# GiB). llama.cpp gets as many threads as it is fastest with in a short run of each case: the cores, or twice as many,
+# since those that wait for a page fault need none.
+# The disk's read-ahead is $READ_AHEAD_KIB while it runs: 128, which Linux has by default; llama.cpp depends on it. 0
+# leaves it.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
@@ -160,7 +161,8 @@ resident() {
     done
 }
 
-# hobbit-cli as its users start it, and llama.cpp as it is by default: repacked weights are copies, for which there must be room.
+# hobbit-cli as its users start it, and llama.cpp as it is by default: repacked weights are copies, for which there must
+# be room.
 fits() {
     begin fits
     shapes
@@ -261,8 +263,8 @@ routes() {
     done
 }
 
-# How near reading and multiplying come to not waiting for each other, and what looking ahead adds: shares of the experts in
-# memory, and slower disks.
+# How near reading and multiplying come to not waiting for each other, and what looking ahead adds: shares of the
+# experts in memory, and slower disks.
 efficiency() {
     begin efficiency
     shapes

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Makes tables and pictures of raw records, and checks that the committed tables are what the records make.
 
-usage: benches/report.py [DIRECTORY...]       fills in the marked tables of DIRECTORY/README.md and benches/README.md, and draws
-                                              DIRECTORY/*.svg (default: every benches/results/*/prove)
+usage: benches/report.py [DIRECTORY...]       fills in the marked tables of DIRECTORY/README.md and of benches/README.md,
+                                              draws DIRECTORY/*.svg (default: every benches/results/*/prove)
        benches/report.py --check              changes nothing; fails if a committed table differs or a verdict is wrong
        benches/report.py --table NAME [DIRECTORY...]
        benches/report.py --quality FILE.json...     draws loss against bytes read per token, beside each file
        benches/report.py --sim FILE.json -o FILE.svg   draws what `hobbit-sim replay --json` or `recall --json` printed
 
-Needs Python 3.11 and `pip install -r benches/requirements.txt`. A table stands between the lines `<!-- report NAME -->` and
-`<!-- /report NAME -->` of a Markdown file.
+Needs Python 3.11 and `pip install -r benches/requirements.txt`. A table stands between the lines `<!-- report NAME -->`
+and `<!-- /report NAME -->` of a Markdown file.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 """Runs programs under limits and prints records as hobbit-bench does, one JSON object a line.
 
 usage: benches/study.py peers -m MODEL --prompt-file TEXT -n TOKENS [--limit SIZE] [--warm] --baseline DIR [PEER...]
-           hobbit-cli, llama.cpp (the peer --baseline) and other peers (directories with a program `run`, see peers/README.md)
-           continue the same text, there and back, each in a control group of its own and from a cold page cache.
+           hobbit-cli, llama.cpp (the peer --baseline) and other peers (directories with a program `run`, see
+           peers/README.md) continue the same text, there and back, each in a control group of its own and from a cold
+           page cache.
        benches/study.py bench [--limit SIZE] [--pressure SIZE] [--disk-limit BYTES/S] [--busy N] -- FLAGS...
-           hobbit-bench with FLAGS, in a control group with a process that takes memory again and again, on a slower disk,
-           or beside N busy processes.
+           hobbit-bench with FLAGS, in a control group with a process that takes memory again and again, on a slower
+           disk, or beside N busy processes.
        benches/study.py machine PATH
            The name of this machine with the disk of PATH, as results/ has it.
 
@@ -78,7 +79,8 @@ def drop_from_page_cache(file: Path) -> None:
 
 
 class Group:
-    """A control group, v1 or v2, with a limit of memory, of reads, or of neither: then processes run without a group."""
+    """A control group, v1 or v2, with a limit of memory, of reads, or of neither: then processes run without a
+    group."""
 
     count = 0
 
@@ -170,7 +172,8 @@ class Watch(threading.Thread):
 
 
 def run(group: Group, command: list, timeout: float, answer) -> dict:
-    """Runs a command in a group: its outcome, what it answered (read by `answer` from stdout), and what was seen of it."""
+    """Runs a command in a group: its outcome, what it answered (read by `answer` from stdout), and what was seen of
+    it."""
     began = time.monotonic()
     process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, start_new_session=True, preexec_fn=group.enter)
@@ -295,8 +298,8 @@ def peers(args: argparse.Namespace) -> None:
 
 
 def take_memory(most: int, file: Path) -> None:
-    """Takes memory and gives it back, again and again, and reads a file through the page cache meanwhile. Lowest priority: it
-    takes memory rather than time."""
+    """Takes memory and gives it back, again and again, and reads a file through the page cache meanwhile. Lowest
+    priority: it takes memory rather than time."""
     os.nice(19)
     with file.open("rb", buffering=0) as opened:
         while True:

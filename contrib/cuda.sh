@@ -1,10 +1,11 @@
 #!/bin/sh
-# Builds hobbit for CUDA with a toolkit that is put together from the wheels that NVIDIA publishes on PyPI: no root, no GPU.
+# Builds hobbit for CUDA with a toolkit that is put together from the wheels that NVIDIA publishes on PyPI: no root, no
+# GPU.
 #
 #   contrib/cuda.sh [DIRECTORY]      (default: ./cuda; about 1 GiB for the toolkit, 3 GiB for the build)
 #
-# ARCH is the GPU's compute capability (default 89: RTX 40; 86: RTX 30; 90: H100). TOOLKIT_ONLY=1 stops before the build.
-# The script does not run the result on a GPU. The program needs libcublas.so.13 and libcublasLt.so.13 at run
+# ARCH is the GPU's compute capability (default 89: RTX 40; 86: RTX 30; 90: H100). TOOLKIT_ONLY=1 stops before the
+# build. The script does not run the result on a GPU. The program needs libcublas.so.13 and libcublasLt.so.13 at run
 # time (they lie in DIRECTORY/toolkit/lib) and the driver's libcuda.so.1: without a driver it does not start, unless
 # LD_LIBRARY_PATH is DIRECTORY/toolkit/lib/stubs, with which it finds no device.
 set -eu
@@ -27,8 +28,9 @@ if [ ! -x "$place/toolkit/bin/nvcc" ]; then
 fi
 toolkit=$place/toolkit
 
-# 2. Wheels have no names for the linker, no driver, and no static cuBLAS, for which llama.cpp's bindings ask by name: links, a
-# stand-in for the driver (the real one comes with the GPU's), and empty archives beside which the shared library is linked.
+# 2. Wheels have no names for the linker, no driver, and no static cuBLAS, for which llama.cpp's bindings ask by name:
+# links, a stand-in for the driver (the real one comes with the GPU's), and empty archives beside which the shared
+# library is linked.
 cd "$toolkit/lib"
 for library in libcudart libcublas libcublasLt; do ln -sf "$(basename "$library".so.[0-9]*)" "$library.so"; done
 ln -sfn lib "$toolkit/lib64"

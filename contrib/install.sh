@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs every program: hobbit-cli, hobbit-server, hobbit-bench, hobbit-sim, hobbit-perplexity, hobbit-rpc and gguf-tools, with
-# completions and manual pages. llama.cpp is built once.
+# Installs every program: hobbit-cli, hobbit-server, hobbit-bench, hobbit-sim, hobbit-perplexity, hobbit-rpc and
+# gguf-tools, with completions and manual pages. llama.cpp is built once.
 #
 #   contrib/install.sh [PREFIX]      (default: ~/.cargo, whose bin rustup puts on the PATH)
 #
@@ -17,7 +17,8 @@ cargo install --locked --path . --root "$prefix" --target-dir "$target" ${FEATUR
 cargo install --locked --path gguf-tools --root "$prefix" --target-dir "$target"
 [ -z "${SKIP_PAGES:-}" ] || exit 0
 
-# Man looks beside the programs (PREFIX/share), shells below XDG_DATA_HOME for what a user has, below /usr/local for everybody.
+# Man looks beside the programs (PREFIX/share), shells below XDG_DATA_HOME for what a user has, below /usr/local for
+# everybody.
 case "$prefix" in
   "$HOME"/*) share=${XDG_DATA_HOME:-$HOME/.local/share} ;;
   *) share=$prefix/share ;;

@@ -1,4 +1,5 @@
-"""Checks that the judge can say no: each promise is broken by a record that is made worse, and by none that is better."""
+"""Checks that the judge can say no: each promise is broken by a record that is made worse, and by none that is
+better."""
 
 from __future__ import annotations
 

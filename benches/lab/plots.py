@@ -1,4 +1,5 @@
-"""Pictures of the studies, of the quality bench and of hobbit-sim, as SVG files that do not depend on when they were drawn."""
+"""Pictures of the studies, of the quality bench and of hobbit-sim, as SVG files that do not depend on when they were
+drawn."""
 
 from __future__ import annotations
 

@@ -141,8 +141,8 @@ def papers(study: Study):
 
 
 def fits(study: Study):
-    """The whole command lasts from the start of the process to its end. Each run follows an equal one in the same memory and
-    finds what that left in the page cache. Ratios say how many times as fast as llama.cpp hobbit is."""
+    """The whole command lasts from the start of the process to its end. Each run follows an equal one in the same
+    memory and finds what that left in the page cache. Ratios say how many times as fast as llama.cpp hobbit is."""
     for case in sum(study.hobbit_by("limit"), []):
         other = study.baseline(case)
         known = lambda c, figure: c if c and c.median(figure) > 0 else None
@@ -168,9 +168,9 @@ def curve(study: Study):
 
 
 def routes(study: Study):
-    """Both engines take experts and weights of every token from a recording of the real model. Predictions for later layers come
-    from it too, with a recall of 80 % unless the variant names another. "At once" is the time that reading and multiplying
-    would take without ever waiting for each other, as a share of the measured time."""
+    """Both engines take experts and weights of every token from a recording of the real model. Predictions for later
+    layers come from it too, with a recall of 80 % unless the variant names another. "At once" is the time that reading
+    and multiplying would take without ever waiting for each other, as a share of the measured time."""
     for case in study.hobbit():
         whole = [c for c in study.hobbit() if not c.place.limit and c.place.model == case.place.model]
         other = study.baseline(case)
@@ -189,9 +189,9 @@ def routes(study: Study):
 
 
 def efficiency(study: Study):
-    """Exact, without a limit of memory but with a share of the experts in memory. Slower disks are the same disk behind a control
-    group's limit. "At once" is the time that reading and multiplying would take without ever waiting for each other, as a
-    share of the measured time. Looking ahead is `--predictor stacked-gate`."""
+    """Exact, without a limit of memory but with a share of the experts in memory. Slower disks are the same disk behind
+    a control group's limit. "At once" is the time that reading and multiplying would take without ever waiting for each
+    other, as a share of the measured time. Looking ahead is `--predictor stacked-gate`."""
     room = lambda c: round(100 * c.median("in_memory"))
     for case in (c for c in study.hobbit() if c.variant == "none"):
         ahead = next((c for c in study.hobbit() if c.variant != "none" and (c.place, room(c)) == (case.place, room(case))), None)
@@ -262,8 +262,8 @@ def contended(study: Study):
 
 
 def startup(study: Study):
-    """Until the context is open, and until the logits of the first evaluation. Ratios say how many times as fast as llama.cpp
-    hobbit is."""
+    """Until the context is open, and until the logits of the first evaluation. Ratios say how many times as fast as
+    llama.cpp hobbit is."""
     for case in study.hobbit():
         pair = (case, study.baseline(case))
         yield row(where(case.place) | {"engine": case.name()}, versus("load", "s", *pair, "load_s", slower),

@@ -2,8 +2,8 @@
 # Sets peers up: those named, or all. Goes on after one that fails; the last line says which did.
 #
 # usage: benches/peers/setup.sh [NAME...]
-# Those that no registry has want a directory with their sources, in the variable that NAME/source-directory names; without it,
-# they are left out, unless named.
+# Those that no registry has want a directory with their sources, in the variable that NAME/source-directory names;
+# without it, they are left out, unless named.
 # PEERS_DIR   where to [default: target/peers in the repository]
 # PEERS_JOBS  how many compilers at once [default: one a core]
 set -euo pipefail

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes a text in the shape of a chat: lines of held-out prose and code as a user's turns, answered by the model itself.
+"""Makes a text in the shape of a chat: lines of held-out prose and code as a user's turns, answered by the model
+itself.
 
 It is no real dialogue: the model was never trained on any. It shows topics that change every few dozen tokens.
 usage: chat.py HOBBIT_CLI MODEL PROSE CODE > chat.txt

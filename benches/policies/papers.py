@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """What three papers report beside the same here, from recorded runs: Markdown on standard output.
 
-usage: papers.py HOBBIT_SIM [--low-bytes N%] [--budgets N%,N%] NAME[@N%,N%] CALIBRATION EVALUATION [NAME CALIBRATION EVALUATION ...]
+usage: papers.py HOBBIT_SIM [--low-bytes N%] [--budgets N%,N%] NAME[@N%,N%] CALIBRATION EVALUATION [NAME CALIBRATION
+EVALUATION ...]
 
-CALIBRATION and EVALUATION are traces of one model, each one file or several with commas: weights, penalties and path tables are
-fitted on the first and judged on the second. The same file twice is hindsight, and the tables say so. Predictions take traces
-recorded with --predictor stacked-gate --prefetch off --prefetch-distance 3 (or 4); without, their lines are left out. Budgets behind
-a name are that model's. Weights are fitted by about a hundred replays for each budget and way to share slots: a few thousand tokens
-of calibration are enough.
+CALIBRATION and EVALUATION are traces of one model, each one file or several with commas: weights, penalties and path
+tables are fitted on the first and judged on the second. The same file twice is hindsight, and the tables say so.
+Predictions take traces recorded with --predictor stacked-gate --prefetch off --prefetch-distance 3 (or 4); without,
+their lines are left out. Budgets behind a name are that model's. Weights are fitted by about a hundred replays for each
+budget and way to share slots: a few thousand tokens of calibration are enough.
 """
 import collections
 import json

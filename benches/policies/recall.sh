@@ -1,6 +1,6 @@
 #!/bin/sh
-# Predictors on recorded traces: records the bundled demo model on held-out text with what later routers say, and judges every
-# predictor by layer and distance. Nothing is read ahead: recall does not depend on what is in memory.
+# Predictors on recorded traces: records the bundled demo model on held-out text with what later routers say, and judges
+# every predictor by layer and distance. Nothing is read ahead: recall does not depend on what is in memory.
 #
 # usage: benches/policies/recall.sh WORK_DIR MACHINE
 # Needs hobbit-perplexity and hobbit-sim in $BIN (default: target/release).

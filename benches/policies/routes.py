@@ -2,8 +2,8 @@
 """Tables of policies, slots, thresholds and predictions on recorded routes, as Markdown on standard output.
 
 usage: routes.py HOBBIT_SIM TRACE [TRACE ...] [--halves FIRST SECOND [FIRST SECOND ...]]
-TRACEs come from 'hobbit-sim import'. With halves, slots by penalty are fitted on the FIRST trace of each pair and judged on
-the SECOND. Nothing is tuned on what it is judged on, but where the table says so.
+TRACEs come from 'hobbit-sim import'. With halves, slots by penalty are fitted on the FIRST trace of each pair and
+judged on the SECOND. Nothing is tuned on what it is judged on, but where the table says so.
 """
 import json
 import subprocess

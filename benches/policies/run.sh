@@ -1,6 +1,7 @@
 #!/bin/sh
-# Policies on recorded traces: records the bundled demo model and a synthetic one with 64 experts, fits HOBBIT's weights on the
-# calibration parts of the texts, replays the others under every policy and budget, and writes JSON and a Markdown table.
+# Policies on recorded traces: records the bundled demo model and a synthetic one with 64 experts, fits HOBBIT's weights
+# on the calibration parts of the texts, replays the others under every policy and budget, and writes JSON and a
+# Markdown table.
 #
 # usage: benches/policies/run.sh WORK_DIR MACHINE [TABLE.md]
 # Needs hobbit-cli, hobbit-perplexity, hobbit-sim and gguf-tools in $BIN (default: target/release), and python3.
@@ -32,8 +33,8 @@ head -c 9000 code-eval.txt > syn-code-eval.txt
 [ -s syn64.gguf ] || "$bin/gguf-tools" synth syn64.gguf --preset qwen3moe-bench --layers 8 --embd 256 --ff 64 --heads 4 \
     --ctx 2048
 
-# One token after the other, windows of 512 tokens, each a sequence. The last layer sees only the second half of each: logits
-# of the others are not wanted, and llama.cpp leaves them out there.
+# One token after the other, windows of 512 tokens, each a sequence. The last layer sees only the second half of each:
+# logits of the others are not wanted, and llama.cpp leaves them out there.
 record() {
     [ -s "$3.trace" ] || "$bin/hobbit-perplexity" -m "$1" -f "$2.txt" -c 512 -b 512 -ub 1 -t 1 --expert-cache 50% \
         --trace "$3.trace" > "$3.log" 2>&1

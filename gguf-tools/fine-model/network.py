@@ -1,6 +1,7 @@
 """A DeepSeekMoE (arXiv:2401.06066) as llama.cpp's architecture "deepseek" computes it: RMSNorm, grouped-query
 attention with rotary positions on neighbouring pairs, and in every layer a shared expert beside many small routed ones:
-softmax over all, the best few, *their weights as they are* (not made to sum to 1). Output and input share embeddings."""
+softmax over all, the best few, *their weights as they are* (not made to sum to 1). Output and input share
+embeddings."""
 import math, os, sys
 import torch
 import torch.nn as nn

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# BigMoeOnEdge from the sources in BIGMOEONEDGE_SOURCE (github.com/Helldez/BigMoeOnEdge, with its submodule third_party/llama.cpp).
-# Overlap needs the hook that the submodule's branch has: without it, reads and products take turns, which the adapter tells.
-# Needs cmake and a C++ compiler; flags for cmake: PEERS_CMAKE_FLAGS.
+# BigMoeOnEdge from the sources in BIGMOEONEDGE_SOURCE (github.com/Helldez/BigMoeOnEdge, with its submodule
+# third_party/llama.cpp). Overlap needs the hook that the submodule's branch has: without it, reads and products take
+# turns, which the adapter tells. Needs cmake and a C++ compiler; flags for cmake: PEERS_CMAKE_FLAGS.
 set -euo pipefail
 peer=bigmoeonedge
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

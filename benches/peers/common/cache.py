@@ -85,7 +85,8 @@ class Header:
 
 
 def cache_bytes(model: Path, memory: int) -> int:
-    """What is left; 0 where that is less than a token uses: a cache of all layers that is used in a cycle never hits then."""
+    """What is left; 0 where that is less than a token uses: a cache of all layers that is used in a cycle never hits
+    then."""
     header = Header(model)
     experts = sum(n for name, n in header.bytes.items() if "_exps.weight" in name)
     others = sum(header.bytes.values()) - experts

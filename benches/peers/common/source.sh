@@ -1,4 +1,5 @@
-# A peer that is built from a directory with its sources, which a variable names: no registry has it. Sourced after paths.sh.
+# A peer that is built from a directory with its sources, which a variable names: no registry has it. Sourced after
+# paths.sh.
 #
 # The file `source-directory` beside its setup.sh has the variable's name.
 

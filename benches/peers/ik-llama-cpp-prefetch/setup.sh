@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# ik_llama.cpp, newer than the wheel of ik-llama-cpp, from the sources in IK_LLAMA_CPP_SOURCE (github.com/ikawrakow/ik_llama.cpp).
-# Needs cmake and a C++ compiler; flags for cmake: PEERS_CMAKE_FLAGS.
+# ik_llama.cpp, newer than the wheel of ik-llama-cpp, from the sources in IK_LLAMA_CPP_SOURCE
+# (github.com/ikawrakow/ik_llama.cpp). Needs cmake and a C++ compiler; flags for cmake: PEERS_CMAKE_FLAGS.
 set -euo pipefail
 peer=ik-llama-cpp-prefetch
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
