@@ -5,12 +5,13 @@
 //! predictor sees the choice (and what the next layers' routers say about this layer's input), the experts that it
 //! names are shielded from eviction, and as soon as nothing waits for the link, those that are missing are read.
 
+use super::background::Background;
 use super::counters::is_present;
+use super::in_flight::{Staged, Staging};
 use super::layer::{DeviceResidency, TokenChoices};
 use super::layout::Layout;
-use super::staging::{Staged, Staging};
 use super::step::{LayerStep, Used};
-use super::{Observer, Reads, Residency, Target};
+use super::{Observer, Reads, Residency};
 use crate::cache::{Acquired, Cache, SlotId};
 use crate::expert::{ExpertId, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
@@ -168,18 +169,18 @@ fn union(tokens: &[Vec<(u16, f32)>]) -> Vec<(u16, f32)> {
 impl<R: Reads, O: Observer> Residency<R, O> {
     /// Whether tokens are looked ahead of while they are decoded: not where they use only what is there.
     pub fn looks_ahead(&self) -> bool {
-        self.lookahead.is_some() && self.virtual_experts.is_none()
+        self.background.lookahead.is_some() && self.background.virtual_experts.is_none()
     }
 
     /// Whether the next layers' routers are to be asked.
     pub fn asks_routers(&self) -> bool {
-        self.lookahead.as_ref().is_some_and(|lookahead| lookahead.predictor.needs_scores())
+        self.background.lookahead.as_ref().is_some_and(|lookahead| lookahead.predictor.needs_scores())
     }
 
     /// Later layers whose routers are to score the running layer's input.
     pub(super) fn layers_to_score(&self, layer: u16) -> Vec<Later> {
         let of = |own: &Lookahead| own.layers_to_score(layer, self.observer.is_watching());
-        self.lookahead.as_ref().map_or(Vec::new(), of)
+        self.background.lookahead.as_ref().map_or(Vec::new(), of)
     }
 
     /// After the choice of a layer's router for a batch that decodes, and the `step` made of it: shields what comes
@@ -192,13 +193,12 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         seconds: Option<f64>,
         devices: &dyn DeviceResidency,
     ) {
-        let (waited, queued_bytes) = self.queued();
-        let Self { lookahead: Some(lookahead), cache, staging, layout, observer, reads, counters, .. } = self else {
-            return;
-        };
-        let (rerouting, upgrades) = (&self.rerouting, &self.upgrades);
+        let Self { background, in_flight, cache, layout, observer, rerouting, .. } = self;
+        let Background { lookahead: Some(lookahead), upgrades, .. } = background else { return };
+        let (waited, queued_bytes) = in_flight.queued_bytes(cache, layout);
+        let staging = &in_flight.staging;
         let layer = step.layer;
-        lookahead.time(layer, reads.seconds(), counters.wait_seconds, seconds);
+        lookahead.time(layer, in_flight.reader.seconds(), self.counts.all.wait_seconds, seconds);
         let lower = |target: u16, scores: &mut [f32], n_used: usize| {
             let is_there = |index| {
                 let expert = ExpertId { layer: target, index };
@@ -239,43 +239,22 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             let order = self.layout.load_order(version.expert.layer, &[]);
             if let Some(Acquired { slot, evicted }) = self.cache.acquire(version) {
                 self.takes(slot, version, evicted);
-                if let (Some(lookahead), Some(evicted)) = (&mut self.lookahead, evicted) {
+                if let (Some(lookahead), Some(evicted)) = (&mut self.background.lookahead, evicted) {
                     lookahead.prefetcher.evicted(evicted);
                 }
                 self.read_slots(LoadClass::Prefetch, &[(slot, version)], &order);
-            } else if !self.stage_ahead(version, &order)
-                && let Some(lookahead) = &mut self.lookahead
-            {
+            } else if let Some(reads) = self.in_flight.stage_ahead(version, &order, &self.layout) {
+                self.submit(LoadClass::Prefetch, reads);
+            } else if let Some(lookahead) = &mut self.background.lookahead {
                 lookahead.prefetcher.failed(version);
             }
         }
     }
 
-    /// Reads a version without a slot into staging, of which half stays free for what products wait for. Whether there
-    /// was room.
-    fn stage_ahead(&mut self, version: Version, order: &[SliceKind]) -> bool {
-        if !self.stages_ahead || self.staging.n_free() < order.len() + self.staging.len() / 2 {
-            return false;
-        }
-        let mut reads = Vec::with_capacity(order.len());
-        for slice in order.iter().map(|&kind| SliceId { version, kind }) {
-            if let Some(slot) = self.staging.take(slice) {
-                reads.push(self.tickets.read(Target::Staging { slot, slice }, self.layout.slice_bytes(slice)));
-            }
-        }
-        self.submit(LoadClass::Prefetch, reads);
-        true
-    }
-
-    /// Whether what is staged is meant for a later layer.
-    pub(super) fn is_staged_ahead(&self, slice: SliceId, layer: u16) -> bool {
-        let is_outstanding = |own: &Lookahead| own.prefetcher.is_outstanding(slice.version);
-        slice.version.expert.layer != layer && self.lookahead.as_ref().is_some_and(is_outstanding)
-    }
-
     /// A slice of a version has been read, or not.
     pub(super) fn read_ahead_landed(&mut self, version: Version, is_ok: bool) {
-        let Some(lookahead) = self.lookahead.as_mut().filter(|own| own.prefetcher.is_outstanding(version)) else {
+        let Some(lookahead) = self.background.lookahead.as_mut().filter(|own| own.prefetcher.is_outstanding(version))
+        else {
             return;
         };
         if !is_ok {
@@ -283,7 +262,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             return;
         }
         let is_staged = |kind: &SliceKind| {
-            let staged = self.staging.get(SliceId { version, kind: *kind });
+            let staged = self.in_flight.staging.get(SliceId { version, kind: *kind });
             staged.is_some_and(|staged| staged != Staged::Loading)
         };
         let is_there = match self.cache.lookup(version) {
@@ -297,9 +276,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// A batch is over.
     pub(super) fn lookahead_end_batch(&mut self, phase: Phase, seconds: f64) {
-        let Some(lookahead) = &mut self.lookahead else { return };
-        let stats = self.reads.stats();
-        let now = (self.counters.wait_seconds, stats.bytes, stats.busy.as_secs_f64());
+        let Some(lookahead) = &mut self.background.lookahead else { return };
+        let stats = self.in_flight.reader.stats();
+        let now = (self.counts.all.wait_seconds, stats.bytes, stats.busy.as_secs_f64());
         let (waited, bytes, busy) = std::mem::replace(&mut lookahead.before, now);
         lookahead.prefetcher.estimates.observe_load(now.1 - bytes, now.2 - busy);
         lookahead.chose = None;
@@ -313,7 +292,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// Counts of prefetches; `None` without a predictor.
     pub fn prefetch_report(&self) -> Option<PrefetchReport> {
-        let Lookahead { prefetcher, governor, recall, options, .. } = self.lookahead.as_ref()?;
+        let Lookahead { prefetcher, governor, recall, options, .. } = self.background.lookahead.as_ref()?;
         let recall = |distance| {
             let counts = recall.total(distance);
             RecallReport { distance, recall: counts.recall(), precision: counts.precision() }
@@ -328,7 +307,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Asks the predictor, which has been shown the running layer's choice, about the next layers: `ask` gets it with
     /// the model's shape and how far to look at most. `None` while nothing is read ahead.
     pub fn ask_ahead<T>(&mut self, ask: impl FnOnce(Slots, &mut dyn Predictor, &PredictShape, u8) -> T) -> Option<T> {
-        let lookahead = self.lookahead.as_mut().filter(|lookahead| lookahead.governor.is_on())?;
+        let lookahead = self.background.lookahead.as_mut().filter(|lookahead| lookahead.governor.is_on())?;
         let slots = Slots { cache: &self.cache, layout: &self.layout };
         Some(ask(slots, &mut lookahead.predictor, &lookahead.options.shape, lookahead.options.distance_max))
     }

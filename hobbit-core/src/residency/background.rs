@@ -1,4 +1,5 @@
-//! Work beside the layers: upgrades, free slots, and the residents of an earlier run.
+//! Work beside the layers: reading ahead ([`super::ahead`]), virtual experts ([`super::virtual_experts`]), and here
+//! upgrades, free slots, and the residents of an earlier run.
 //!
 //! While nothing else is read, a frequently used low version is replaced by its high version; the low one serves
 //! until the high one is complete. Free slots are filled in the order of the file, after the residents of an earlier
@@ -6,11 +7,48 @@
 
 use std::collections::BTreeSet;
 
+use super::ahead::Lookahead;
+use super::layout::Layout;
+use super::virtual_experts::VirtualExperts;
 use super::{Observer, Reads, Residency};
-use crate::cache::{SavedCache, SliceState, SlotId};
+use crate::cache::{Cache, SavedCache, SliceState, SlotId};
 use crate::expert::{ExpertId, Version};
 use crate::load::LoadClass;
 use crate::route::Phase;
+
+/// Work that no product waits for.
+#[derive(Default)]
+pub(super) struct Background {
+    pub(super) fill: Fill,
+    pub(super) upgrades: Upgrades,
+    /// While tokens are decoded, missing experts are not waited for.
+    pub(super) virtual_experts: Option<VirtualExperts>,
+    pub(super) lookahead: Option<Lookahead>,
+}
+
+impl Background {
+    /// Whether upgrades or reads for free slots may be waiting or in flight.
+    pub(super) fn is_reading(&self) -> bool {
+        self.fill.is_reading || !self.upgrades.underway.is_empty()
+    }
+
+    /// Whether a version is replacing its low version, or arrives for a layer of virtual experts: it is not present
+    /// before it is complete.
+    pub(super) fn is_arriving(&self, version: Version) -> bool {
+        self.virtual_experts.as_ref().is_some_and(|own| own.is_underway(version))
+    }
+
+    /// Whether every expert of a layer of virtual experts has a slot: then none gives way.
+    pub(super) fn is_whole(&self, layer: u16) -> bool {
+        self.virtual_experts.as_ref().is_some_and(|own| own.is_whole(layer))
+    }
+
+    /// Whether what is staged is meant for a later layer.
+    pub(super) fn is_staged_ahead(&self, version: Version, layer: u16) -> bool {
+        let is_outstanding = |own: &Lookahead| own.prefetcher.is_outstanding(version);
+        version.expert.layer != layer && self.lookahead.as_ref().is_some_and(is_outstanding)
+    }
+}
 
 /// High versions on their way in the background, at the most.
 const UPGRADES_MAX: usize = 2;
@@ -49,6 +87,22 @@ impl Upgrades {
         let needed = self.underway.extract_if(.., |upgrade| is_needed(upgrade.version));
         needed.map(|upgrade| upgrade.slot).collect()
     }
+
+    /// Looks after those that have landed: the low version gives its slot back, a failed one is forgotten. Returns the
+    /// number of the others.
+    fn settle(&mut self, cache: &mut Cache, layout: &Layout) -> u64 {
+        let mut n_complete = 0;
+        self.underway.retain(|&Upgrade { version, slot, failed }| {
+            if layout.kinds(version.expert.layer).iter().any(|&kind| cache.state(slot, kind) == SliceState::Loading) {
+                return true;
+            }
+            cache.unpin(slot);
+            cache.release(if failed { version } else { Version::low(version.expert) });
+            n_complete += u64::from(!failed);
+            false
+        });
+        n_complete
+    }
 }
 
 /// Between two tokens, at most so many bytes are lined up.
@@ -75,29 +129,15 @@ const READ_AT_ONCE: usize = 32;
 impl<R: Reads, O: Observer> Residency<R, O> {
     // Upgrades
 
-    /// Looks after upgrades that have landed: the low version gives its slot back, a failed one is forgotten.
+    /// Looks after upgrades that have landed.
     pub(super) fn settle_upgrades(&mut self) {
-        let Self { upgrades, layout, cache, counters, .. } = self;
-        upgrades.underway.retain(|upgrade| {
-            let kinds = layout.kinds(upgrade.version.expert.layer);
-            if kinds.iter().any(|&kind| cache.state(upgrade.slot, kind) == SliceState::Loading) {
-                return true;
-            }
-            cache.unpin(upgrade.slot);
-            if upgrade.failed {
-                cache.release(upgrade.version);
-            } else {
-                counters.upgrades += 1;
-                cache.release(Version::low(upgrade.version.expert));
-            }
-            false
-        });
+        self.counts.all.upgrades += self.background.upgrades.settle(&mut self.cache, &self.layout);
     }
 
     /// Starts one, if nothing else is read and none has started since the last token.
     pub(super) fn upgrade_if_idle(&mut self) {
-        let may_start = self.upgrades.may_start && self.upgrades.underway.len() < UPGRADES_MAX;
-        if may_start && self.reads.outstanding() == 0 {
+        let may_start = self.background.upgrades.may_start && self.background.upgrades.underway.len() < UPGRADES_MAX;
+        if may_start && self.in_flight.reader.outstanding() == 0 {
             self.upgrade();
         }
     }
@@ -106,7 +146,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// does not depend on how fast reads are.
     pub(super) fn upgrade_in_step(&mut self) {
         self.settle_upgrades();
-        while !self.upgrades.underway.is_empty() && self.wait() {
+        while !self.background.upgrades.underway.is_empty() && self.wait() {
             self.settle_upgrades();
         }
         self.upgrade();
@@ -117,18 +157,18 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if self.precisions.is_exact() || !self.precisions.options.upgrade || !self.precisions.loads_high() {
             return;
         }
-        let layer = self.upgrades.next_layer;
-        self.upgrades.next_layer = (layer + 1) % self.layout.n_blocks().max(1);
+        let layer = self.background.upgrades.next_layer;
+        self.background.upgrades.next_layer = (layer + 1) % self.layout.n_blocks().max(1);
         let Some(expert) = self.cache.upgrade(layer).filter(|&expert| !self.precisions.is_forced_low(expert)) else {
             return;
         };
         let version = Version::high(expert);
         let Some(acquired) = self.cache.acquire_upgrade(version) else { return };
-        self.upgrades.may_start = false;
+        self.background.upgrades.may_start = false;
         self.takes(acquired.slot, version, acquired.evicted);
         // It must not be evicted between its landing and `settle_upgrades`.
         self.cache.pin(acquired.slot);
-        self.upgrades.underway.push(Upgrade { version, slot: acquired.slot, failed: false });
+        self.background.upgrades.underway.push(Upgrade { version, slot: acquired.slot, failed: false });
         let order = self.layout.load_order(layer, &[]);
         self.read_slots(LoadClass::Upgrade, &[(acquired.slot, version)], &order);
     }
@@ -140,17 +180,17 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// take an insertion for a use. `between_tokens`: also between two tokens of an answer.
     pub fn fill_free_slots(&mut self, between_tokens: bool) {
         let is_repeatable = self.observer.is_watching() || self.precisions.options.deterministic;
-        let is_fixed = is_repeatable || self.virtual_experts.is_some();
-        self.fill.is_on = !is_fixed && self.precisions.loads_high();
-        self.fill.is_on_between_tokens = self.fill.is_on && between_tokens;
+        let is_fixed = is_repeatable || self.background.virtual_experts.is_some();
+        self.background.fill.is_on = !is_fixed && self.precisions.loads_high();
+        self.background.fill.is_on_between_tokens = self.background.fill.is_on && between_tokens;
         self.idle();
     }
 
     /// Lines up reads for all free slots, while the session is idle. An evaluation withdraws them.
     pub fn idle(&mut self) {
-        if self.fill.is_on && !self.fill.is_done {
+        if self.background.fill.is_on && !self.background.fill.is_done {
             self.poll();
-            self.fill.is_little = false;
+            self.background.fill.is_little = false;
             let layers: Vec<u16> = self.layout.layers().collect();
             self.fill_slots(layers, u64::MAX);
         }
@@ -159,9 +199,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Waits for all that [`Residency::idle`] lines up. Bytes of the versions that are ready in slots then.
     pub fn finish_filling(&mut self) -> u64 {
         self.idle();
-        while self.reads.outstanding() > 0 {
-            self.reads.drain(&mut self.landed);
-            self.land();
+        while self.in_flight.reader.outstanding() > 0 {
+            self.drain();
         }
         self.poll();
         let ready = self.cache.residents().filter(|(_, slot)| self.cache.is_ready(*slot));
@@ -170,8 +209,11 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// A token is done, and the next may follow at once: the deepest layers leave most time.
     pub(super) fn fill_between_tokens(&mut self) {
-        if self.fill.is_on_between_tokens && !self.fill.is_done && self.reads.outstanding() == 0 {
-            self.fill.is_little = true;
+        if self.background.fill.is_on_between_tokens
+            && !self.background.fill.is_done
+            && self.in_flight.reader.outstanding() == 0
+        {
+            self.background.fill.is_little = true;
             let layers: Vec<u16> = self.layout.layers().rev().collect();
             self.fill_slots(layers, BETWEEN_TOKENS_BYTES);
         }
@@ -179,7 +221,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// An evaluation begins: the disk, and the memory that slots have yet to be given, are for what it needs.
     pub(super) fn pause_filling(&mut self, phase: Phase) {
-        if !phase.is_decode() || !self.fill.is_little {
+        if !phase.is_decode() || !self.background.fill.is_little {
             self.stop_filling(None);
         }
     }
@@ -198,7 +240,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
                 slots.push((slot, version));
             }
             if !slots.is_empty() {
-                self.fill.is_reading = true;
+                self.background.fill.is_reading = true;
                 let order = self.layout.load_order(layer, &[]);
                 self.read_slots(LoadClass::Fill, &slots, &order);
             }
@@ -206,22 +248,22 @@ impl<R: Reads, O: Observer> Residency<R, O> {
                 return;
             }
         }
-        self.fill.is_done = bytes == 0;
+        self.background.fill.is_done = bytes == 0;
     }
 
     /// Withdraws what has not started: of one layer, or everything.
     pub(super) fn stop_filling(&mut self, layer: Option<u16>) {
-        if !self.fill.is_reading {
+        if !self.background.fill.is_reading {
             return;
         }
         if layer.is_none() {
-            self.reads.forget_fills();
+            self.in_flight.reader.forget_fills();
         }
         let is_of_layer = |version: Version| layer.is_none_or(|layer| version.expert.layer == layer);
-        let withdrawn = self.withdraw(LoadClass::Fill, is_of_layer);
-        self.fill.is_done &= withdrawn.is_empty();
+        let withdrawn = self.in_flight.withdraw(LoadClass::Fill, is_of_layer, &mut self.cache);
+        self.background.fill.is_done &= withdrawn.is_empty();
         withdrawn.into_iter().for_each(|asked| self.cancel(asked.target));
-        self.fill.is_reading = self.reads.outstanding() > 0;
+        self.background.fill.is_reading = self.in_flight.reader.outstanding() > 0;
     }
 
     // Warm start
@@ -252,7 +294,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             }
             let order = self.layout.load_order(layer, &[]);
             self.read_slots(LoadClass::on_demand(precision), slots, &order);
-            while self.reads.outstanding() > READ_AT_ONCE && self.wait() {}
+            while self.in_flight.reader.outstanding() > READ_AT_ONCE && self.wait() {}
         }
         self.settle();
         for (_, version) in taken {

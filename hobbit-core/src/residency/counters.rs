@@ -5,7 +5,7 @@ use super::layer::DeviceResidency;
 use super::selection::Selection;
 use super::{NeededExpert, Observer, Reads, Residency};
 use crate::cache::{Cache, Use};
-use crate::expert::{ExpertId, Precision, SliceId, Version};
+use crate::expert::{ExpertId, Precision, Version};
 use crate::options::Knob;
 use crate::predict::Predictor;
 use crate::route::{Phase, Rerouted, Rerouting, Routing};
@@ -36,9 +36,41 @@ pub struct Counters {
     pub layer: u16,
 }
 
+/// Counts of all layers together, and of each by block.
+pub(super) struct Counts {
+    pub(super) all: Counters,
+    by_layer: Vec<LayerCounts>,
+}
+
+impl Counts {
+    pub(super) fn new(n_blocks: u16) -> Self {
+        Self { all: Counters::default(), by_layer: vec![LayerCounts::default(); usize::from(n_blocks)] }
+    }
+
+    /// A needed expert was there, or not.
+    fn needed(&mut self, layer: u16, hit: bool) {
+        let LayerCounts { hits, misses, .. } = &mut self.by_layer[usize::from(layer)];
+        *(if hit { hits } else { misses }) += 1;
+        *(if hit { &mut self.all.hits } else { &mut self.all.misses }) += 1;
+    }
+
+    /// So many uses in a precision; `None`: they were left out.
+    fn used(&mut self, layer: u16, precision: Option<Precision>, n_uses: u64) {
+        self.all.used.count(precision, n_uses);
+        self.by_layer[usize::from(layer)].used.count(precision, n_uses);
+    }
+
+    /// Tokens of a layer were rerouted.
+    pub(super) fn rerouted(&mut self, layer: u16, outcome: Rerouted) {
+        let of_layer = &mut self.by_layer[usize::from(layer)].rerouted;
+        *of_layer = *of_layer + outcome.into();
+        self.all.rerouted = self.all.rerouted + outcome.into();
+    }
+}
+
 /// Counts of one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct LayerCounts {
+struct LayerCounts {
     hits: u64,
     misses: u64,
     used: PrecisionCounts,
@@ -48,13 +80,13 @@ pub(super) struct LayerCounts {
 impl<R: Reads, O: Observer> Residency<R, O> {
     /// Counts so far.
     pub fn counters(&self) -> Counters {
-        self.counters
+        self.counts.all
     }
 
     /// Counts of each layer with experts, ascending.
     pub fn layer_stats(&self) -> Vec<LayerStats> {
         let stats = |layer: u16| {
-            let LayerCounts { hits, misses, used, rerouted } = self.by_layer[usize::from(layer)];
+            let LayerCounts { hits, misses, used, rerouted } = self.counts.by_layer[usize::from(layer)];
             let slots = self.cache.capacity_of_layer(layer, Precision::High);
             LayerStats { layer, slots, hits, misses, used, rerouted: rerouted.uses, refused: rerouted.refused }
         };
@@ -67,17 +99,17 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             self.pause_filling(phase);
         }
         self.cache.begin_batch(n_tokens);
-        if let Some(lookahead) = &mut self.lookahead {
+        if let Some(lookahead) = &mut self.background.lookahead {
             lookahead.predictor.begin_batch(if phase.is_decode() { n_tokens as usize } else { 1 });
         }
     }
 
     /// A batch of so many tokens was evaluated, in so many seconds: the next token begins.
     pub fn end_batch(&mut self, phase: Phase, n_tokens: u32, seconds: f64) {
-        self.counters.layer = 0;
+        self.counts.all.layer = 0;
         self.lookahead_end_batch(phase, seconds);
         self.cache.end_batch(n_tokens);
-        self.upgrades.may_start = true;
+        self.background.upgrades.may_start = true;
         if self.precisions.options.deterministic {
             self.upgrade_in_step();
         }
@@ -97,7 +129,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// A new sequence begins.
     pub fn begin_sequence(&mut self) {
         self.cache.begin_sequence();
-        if let Some(lookahead) = &mut self.lookahead {
+        if let Some(lookahead) = &mut self.background.lookahead {
             lookahead.predictor.begin_sequence();
         }
     }
@@ -110,8 +142,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// Notes which layer is computed, and tells who looks on.
     pub(super) fn begin_record(&mut self, layer: u16, routing: &Routing, weights: &[f32], scores: &[f32]) {
-        self.counters.layer = layer;
-        self.observer.begin_layer(layer, routing, weights, scores, self.counters.wait_seconds);
+        self.counts.all.layer = layer;
+        self.observer.begin_layer(layer, routing, weights, scores, self.counts.all.wait_seconds);
     }
 
     /// Counts a needed expert, which is used in this precision, and tells the policy and the observer. Whether it is
@@ -139,17 +171,18 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             }
         }
         let n_uses = selection.routing.pairs_of(expert.index).len() as u64;
-        self.counters.used.count(precision, n_uses);
-        self.by_layer[usize::from(expert.layer)].used.count(precision, n_uses);
+        self.counts.used(expert.layer, precision, n_uses);
         let high = Version::high(expert);
         if !devices.has(high) && self.cache.lookup(high).is_none_or(|slot| !self.cache.is_ready(slot)) {
-            self.counters.missed.count(precision, 1);
+            self.counts.all.missed.count(precision, 1);
         }
-        self.count(expert.layer, hit);
+        self.counts.needed(expert.layer, hit);
         if self.observer.is_watching() {
             let demand = selection.demands[usize::from(expert.index)];
             let bytes = version.and_then(|version| self.layout.bytes_missing(&self.cache, version)).unwrap_or(0);
-            let is_there = is_on_device || slot.is_some() || version.is_some_and(|version| self.is_staged(version));
+            let is_there = is_on_device
+                || slot.is_some()
+                || version.is_some_and(|version| self.in_flight.is_staged(version, &self.layout));
             self.observer.needed(&NeededExpert { expert, demand, version, hit, is_there, bytes });
         }
         hit
@@ -181,31 +214,12 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if let Some(masked) = &self.masked {
             return !masked.contains(&expert);
         }
-        if self.is_whole(expert.layer) {
+        if self.background.is_whole(expert.layer) {
             return true;
         }
         let high = Version::high(expert);
-        let is_arriving = self.is_arriving(high) && !devices.has(high);
-        !is_arriving && is_present(&self.cache, &self.upgrades, &self.rerouting, expert, devices.has(high))
-    }
-
-    /// Counts rerouted tokens of a layer.
-    pub(super) fn count_rerouted(&mut self, layer: u16, outcome: Rerouted) {
-        let of_layer = &mut self.by_layer[usize::from(layer)].rerouted;
-        *of_layer = *of_layer + outcome.into();
-        self.counters.rerouted = self.counters.rerouted + outcome.into();
-    }
-
-    /// Whether some of a version without a slot has been read into staging, or is on its way there.
-    fn is_staged(&self, version: Version) -> bool {
-        let kinds = self.layout.kinds(version.expert.layer);
-        kinds.iter().any(|&kind| self.staging.get(SliceId { version, kind }).is_some())
-    }
-
-    fn count(&mut self, layer: u16, hit: bool) {
-        let LayerCounts { hits, misses, .. } = &mut self.by_layer[usize::from(layer)];
-        *(if hit { hits } else { misses }) += 1;
-        *(if hit { &mut self.counters.hits } else { &mut self.counters.misses }) += 1;
+        let is_arriving = self.background.is_arriving(high) && !devices.has(high);
+        !is_arriving && is_present(&self.cache, &self.background.upgrades, &self.rerouting, expert, devices.has(high))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The layers with experts: which versions there are, how many bytes they have, and whose slots each may take.
 
+use super::in_flight::{Asked, Target};
 use crate::cache::{Cache, ShareId, SlotId};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 
@@ -202,6 +203,20 @@ impl Layout {
     pub(super) fn bytes_missing(&self, cache: &Cache, version: Version) -> Option<u64> {
         let rest = self.part_of(cache, version).map(|(_, rest)| rest.slices.iter().sum());
         rest.or_else(|| self.bytes(version))
+    }
+
+    /// Bytes of weights that a read brings.
+    pub(super) fn bytes_of(&self, Asked { target, held }: Asked) -> u64 {
+        if let Some(rest) = self.rest(target.version()).filter(|_| held.is_some()) {
+            return match target {
+                Target::Slot { slice, .. } | Target::Staging { slice, .. } => rest.slices[slice.kind.index()],
+                Target::Record { .. } => rest.slices.iter().sum(),
+            };
+        }
+        match target {
+            Target::Slot { slice, .. } | Target::Staging { slice, .. } => self.slice_bytes(slice),
+            Target::Record { version, .. } => self.bytes(version).unwrap_or(0),
+        }
     }
 
     /// All matrices of the layer: those of `first` in their order, then the rest.

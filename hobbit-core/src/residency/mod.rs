@@ -5,9 +5,8 @@
 //!                      │             │   ▲
 //!    route: demands ◄──┤             │   └── poll, wait ◄──┐
 //!  Precisions          │             ▼                     │
-//!                      │     Residency ── Read ─────────► Reads (a loader, or a virtual link)
-//!                      │       │  │  └─ staging, upgrades, fill
-//!                      │       │  └─ ahead: predict, load::prefetch
+//!                      │     Residency ── in_flight ────► Reads (a loader, or a virtual link)
+//!                      │       │  └─ background: ahead (predict, load::prefetch), upgrades, fill
 //!                      │       └─ cache (slots) ◄ policy
 //!                      └─► Observer (a trace, or counters of a simulation)
 //! ```
@@ -15,7 +14,7 @@
 //! [`run_layer`] takes a layer through its steps, for the engine's CPU and device paths and for the simulator; each
 //! implements [`Compute`]. Products ask [`Residency::locate`] and [`Residency::wait`] for slices.
 //!
-//! Versions beyond their layer's share of the cache stream through `staging` slots, in the order in which the
+//! Versions beyond their layer's share of the cache stream through staging slots, in the order in which the
 //! products use them; meanwhile the next layer's slots are filled ahead if the batch is dense. While nothing else is
 //! read, a frequently used low version is replaced by its high version and free slots are filled (`background`). With
 //! virtual experts, the present ones change in the background (`virtual_experts`).
@@ -24,8 +23,8 @@
 
 mod ahead;
 mod background;
-
 mod counters;
+mod in_flight;
 mod latency;
 mod layer;
 mod layout;
@@ -36,9 +35,7 @@ mod model_test;
 mod observer;
 mod precisions;
 mod reading;
-mod reads;
 mod selection;
-mod staging;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -46,25 +43,23 @@ mod virtual_experts;
 
 pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresByLayer, Slots};
 pub use counters::Counters;
+pub use in_flight::{Landed, Place, Read, Reads, Target};
 pub use latency::{Latency, LatencyOptions};
 pub use layer::{Compute, DeviceResidency, Router, TokenChoices, WeightsFor, run_layer};
 pub use layout::{LayerShape, LayerShare, Layout, RestBytes, VersionBytes};
 pub use observer::{NeededExpert, Observer};
 pub use precisions::Precisions;
-pub use reads::{Landed, Read, Reads, Target};
 pub use selection::{Selection, Split};
-pub use staging::Place;
 pub use step::{LayerStep, Used};
 pub use virtual_experts::VirtualExpertsOptions;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 
-use self::background::{Fill, Upgrades};
-use self::reads::Tickets;
-use self::staging::Staging;
-use self::virtual_experts::VirtualExperts;
+use self::background::Background;
+use self::counters::Counts;
+use self::in_flight::InFlight;
 use crate::cache::{Cache, ShareId, SlotId};
-use crate::expert::{ExpertId, SliceId, Version};
+use crate::expert::{ExpertId, Version};
 use crate::route::Rerouting;
 
 /// Parts of a [`Residency`].
@@ -96,35 +91,16 @@ pub struct StagingOptions {
     pub ahead: bool,
 }
 
-/// See the [module](self).
+/// The cache, the reads in flight and the background work, which know nothing of each other: its own methods bring them
+/// together. See the [module](self).
 pub struct Residency<R: Reads, O> {
-    reads: R,
-    observer: O,
     cache: Cache,
+    in_flight: InFlight<R>,
+    background: Background,
     layout: Layout,
-    staging: Staging,
-    stages_ahead: bool,
-    tickets: Tickets,
-    /// Reused: answers that are being taken.
-    landed: Vec<Landed<R::Error>>,
-    /// Slices the running layer still has to stage, in the order of use.
-    queue: VecDeque<SliceId>,
-    /// Slices of the next layer to stage when nothing of the running layer is left to submit.
-    ahead: VecDeque<SliceId>,
-    /// Reads ahead may be waiting or in flight.
-    is_reading_ahead: bool,
+    observer: O,
+    counts: Counts,
     overlaps: bool,
-    fill: Fill,
-    upgrades: Upgrades,
-    /// While tokens are decoded, missing experts are not waited for.
-    virtual_experts: Option<VirtualExperts>,
-    /// The layer of the split in progress.
-    running: Option<u16>,
-    /// The first wanted read that failed.
-    failure: Option<R::Error>,
-    counters: Counters,
-    /// By block.
-    by_layer: Vec<counters::LayerCounts>,
     /// Rules of precision.
     pub precisions: Precisions,
     /// Rules of rerouting.
@@ -135,7 +111,6 @@ pub struct Residency<R: Reads, O> {
     pub masked: Option<HashSet<ExpertId>>,
     /// Chooses [`Rerouting::bias`] by the time of tokens; `None`: it stays.
     pub latency: Option<Latency>,
-    lookahead: Option<Lookahead>,
 }
 
 impl<R: Reads, O: Observer> Residency<R, O> {
@@ -143,31 +118,18 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     pub fn new(parts: Parts<R, O>) -> Self {
         let Parts { reads, observer, cache, layout, staging, overlaps, precisions, lookahead } = parts;
         Self {
-            reads,
-            observer,
             cache,
-            by_layer: vec![counters::LayerCounts::default(); usize::from(layout.n_blocks())],
+            in_flight: InFlight::new(reads, staging),
+            background: Background { lookahead, ..Background::default() },
+            counts: Counts::new(layout.n_blocks()),
             layout,
-            staging: Staging::new(staging.n_slots),
-            stages_ahead: staging.ahead,
-            tickets: Tickets::default(),
-            landed: Vec::new(),
-            queue: VecDeque::new(),
-            ahead: VecDeque::new(),
-            is_reading_ahead: false,
+            observer,
             overlaps,
-            fill: Fill::default(),
-            upgrades: Upgrades::default(),
-            virtual_experts: None,
-            running: None,
-            failure: None,
-            counters: Counters::default(),
             precisions,
             rerouting: Rerouting::default(),
             reroutes_prompts: false,
             masked: None,
             latency: None,
-            lookahead,
         }
     }
 
@@ -183,12 +145,12 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// The reader.
     pub fn reads(&self) -> &R {
-        &self.reads
+        &self.in_flight.reader
     }
 
     /// The same, to be changed.
     pub fn reads_mut(&mut self) -> &mut R {
-        &mut self.reads
+        &mut self.in_flight.reader
     }
 
     /// The observer.
@@ -218,7 +180,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     pub fn resize_share(&mut self, share: ShareId, n_slots: u32) -> bool {
         let Some(evicted) = self.cache.resize_share(share, n_slots) else { return false };
         evicted.into_iter().for_each(|version| self.observer.evicted(version));
-        self.fill.is_done = false;
+        self.background.fill.is_done = false;
         true
     }
 
@@ -230,7 +192,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// How many staging slots there are.
     pub fn n_staging(&self) -> usize {
-        self.staging.len()
+        self.in_flight.staging.len()
     }
 
     /// There are so many staging slots from now on.
@@ -238,7 +200,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// # Panics
     /// If there were some before.
     pub fn set_staging(&mut self, n_slots: usize) {
-        assert!(self.staging.len() == 0, "what is staged would be lost");
-        self.staging = Staging::new(Some(n_slots));
+        assert!(self.in_flight.staging.len() == 0, "what is staged would be lost");
+        self.in_flight.staging = in_flight::Staging::new(Some(n_slots));
     }
 }

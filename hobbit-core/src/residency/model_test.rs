@@ -12,7 +12,7 @@ use super::manual::{KINDS, Manual, Small, begin_split, split};
 use super::*;
 use crate::cache::SliceState;
 use crate::cache::policy::PolicyKind;
-use crate::expert::{ExpertId, Precision, SliceKind};
+use crate::expert::{ExpertId, Precision, SliceId, SliceKind};
 use crate::load::prefetch::{Governor, Pace, PrefetchOptions, Prefetcher};
 use crate::predict::{self, PredictShape, PredictorKind};
 use crate::route::{Phase, Thresholds, resolve};
@@ -95,7 +95,7 @@ impl Model {
             Governor::fixed(true),
             LookaheadOptions { shape, distance_max: 2, shields: true, compares_tokens: false },
         );
-        residency.lookahead = Some(lookahead);
+        residency.background.lookahead = Some(lookahead);
         residency.fill_free_slots(true);
         let (held, pins) = (Vec::new(), HashMap::new());
         Self { small, residency, sessions: Default::default(), held, pins, hits: 0, misses: 0 }
@@ -210,7 +210,7 @@ impl Model {
             let expert = ExpertId { layer, index };
             let [high, low] = [Version::high(expert), Version::low(expert)];
             let is_resident = |version| devices.has(version) || self.residency.cache().lookup(version).is_some();
-            let is_coming = self.residency.upgrades.is_underway(high) && !devices.has(high);
+            let is_coming = self.residency.background.upgrades.is_underway(high) && !devices.has(high);
             let residents = [is_resident(high) && !is_coming, has_low && is_resident(low)];
             let Some(precision) = resolve(chosen.demands[usize::from(index)], residents, has_low) else { continue };
             used.push((index, precision));
@@ -248,7 +248,7 @@ impl Model {
                     }
                     Place::Pending => {
                         let goes_on = self.residency.wait() || self.residency.force_staging(slice, used);
-                        let has_failed = self.residency.failure.is_some();
+                        let has_failed = self.residency.in_flight.failure.is_some();
                         assert!(goes_on || has_failed, "{slice}: nothing will ever load it");
                     }
                 }
@@ -289,13 +289,13 @@ impl Model {
         self.residency.settle();
         assert!(self.residency.take_failure().is_none(), "what has failed does not fail the next batch");
         assert_eq!(self.residency.reads().outstanding(), 0);
-        assert_eq!(self.residency.tickets.outstanding().count(), 0);
+        assert_eq!(self.residency.in_flight.outstanding().count(), 0);
         for (version, slot) in self.residency.cache().residents() {
             let states = KINDS.map(|kind| self.residency.cache().state(slot, kind));
             assert!(!states.contains(&SliceState::Loading), "{version} is not loading");
         }
-        let is_loading = |slice| self.residency.staging.get(slice) == Some(super::staging::Staged::Loading);
-        assert!(!self.residency.staging.slices().any(is_loading));
+        let is_loading = |slice| self.residency.in_flight.staging.get(slice) == Some(super::in_flight::Staged::Loading);
+        assert!(!self.residency.in_flight.staging.slices().any(is_loading));
     }
 
     /// Invariants after every call.

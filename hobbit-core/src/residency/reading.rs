@@ -1,80 +1,49 @@
-//! Reads: what is asked for, in which order, and where the answers go.
+//! What is read when, and what becomes of the answers: here the reads in flight meet the cache, the background work,
+//! the counters and the observer.
 
 use std::collections::BTreeMap;
 
 use super::layer::DeviceResidency;
-use super::layout::RestBytes;
-use super::reads::Asked;
-use super::step::LayerStep;
-use super::{Landed, Observer, Read, Reads, Residency, Target};
+use super::step::{LayerStep, Used};
+use super::{Landed, Observer, Place, Read, Reads, Residency, Target};
 use crate::cache::SlotId;
 use crate::expert::{ExpertId, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
 use crate::predict::Popularity;
 
-/// Records up to this many bytes are read at once: measured, a read of 1.5 MiB wins over three of 0.5. Of larger ones
-/// the first product need not wait for the last slice: at 5 MiB one read is 10 % slower than three.
-const RECORD_BYTES_MAX: u64 = 2 << 20;
-
-/// The same where at most [`FEW_READS`] versions are read: slice by slice would be no earlier.
-const RECORD_BYTES_MAX_OF_FEW: u64 = 8 << 20;
-const FEW_READS: usize = 2;
-
 impl<R: Reads, O: Observer> Residency<R, O> {
     /// Makes background reads of versions that a step uses urgent.
     pub(super) fn promote(&mut self, step: &LayerStep) {
-        if self.upgrades.underway.is_empty() && !self.is_reading_ahead && !self.fill.is_reading {
+        if !self.in_flight.is_reading_ahead && !self.background.is_reading() {
             return;
         }
         let is_needed = |version: Version| step.versions().any(|used| used == version);
         // From here on its read is one like any other: if it fails, the batch does.
-        for slot in self.upgrades.take_over(is_needed) {
+        for slot in self.background.upgrades.take_over(is_needed) {
             self.cache.unpin(slot);
         }
-        let tickets = &self.tickets;
-        let mut needed = |ticket: u64| tickets.get(ticket).is_some_and(|target| is_needed(target.version()));
-        self.reads.promote(&mut needed, LoadClass::OnDemandHigh);
+        self.in_flight.promote(is_needed);
     }
 
     /// Drops reads ahead that have not started and that the running layer has no use for: what the router chose is
     /// known now.
     pub(super) fn drop_obsolete(&mut self, layer: u16) {
         // Virtual experts come while layers run.
-        if self.virtual_experts.is_none() {
+        if self.background.virtual_experts.is_none() {
             self.stop_filling(Some(layer));
         }
-        if !self.is_reading_ahead {
+        if !self.in_flight.is_reading_ahead {
             return;
         }
         for class in [LoadClass::ReadAhead, LoadClass::Prefetch] {
-            for asked in self.withdraw(class, |version| version.expert.layer == layer) {
+            for asked in self.in_flight.withdraw(class, |version| version.expert.layer == layer, &mut self.cache) {
                 let version = asked.target.version();
-                if let Some(lookahead) = &mut self.lookahead {
-                    lookahead.prefetcher.dropped(version);
-                }
-                let bytes = self.bytes_of(asked);
-                self.observer.withdrawn(version, bytes);
+                self.background.lookahead.iter_mut().for_each(|own| own.prefetcher.dropped(version));
+                self.observer.withdrawn(version, self.layout.bytes_of(asked));
                 self.cancel(asked.target);
             }
         }
-        self.is_reading_ahead = self.reads.outstanding() > 0;
-    }
-
-    /// Takes back reads of a class that have not started: what they were for.
-    pub(super) fn withdraw(&mut self, class: LoadClass, is_obsolete: impl Fn(Version) -> bool) -> Vec<Asked> {
-        let Self { reads, tickets, .. } = self;
-        let mut unwanted = |ticket: u64| tickets.get(ticket).is_some_and(|target| is_obsolete(target.version()));
-        let withdrawn = reads.withdraw(class, &mut unwanted);
-        withdrawn.into_iter().map(|ticket| self.answered(ticket)).collect()
-    }
-
-    /// The read of a ticket, which is over: the slot beside it is unpinned.
-    fn answered(&mut self, ticket: u64) -> Asked {
-        let asked = self.tickets.answer(ticket);
-        if let Some(held) = asked.held {
-            self.cache.unpin(held);
-        }
-        asked
+        self.in_flight.is_reading_ahead = self.in_flight.reader.outstanding() > 0;
     }
 
     /// Fills what is free of the next layer's high share, and lines the rest up for staging: first who most tokens are
@@ -113,113 +82,137 @@ impl<R: Reads, O: Observer> Residency<R, O> {
                 None => rest.push(version),
             }
         }
-        if self.stages_ahead {
-            for &kind in &order {
-                self.ahead.extend(rest.iter().map(|&version| SliceId { version, kind }));
-            }
-        }
+        self.in_flight.stage_next_layer(&rest, &order);
         self.read_slots(LoadClass::ReadAhead, &filled, &order);
     }
 
     /// Submits reads as long as there are staging slots and slices to stage.
     pub(super) fn pump(&mut self) {
-        loop {
-            let (class, slice) = match (self.queue.front(), self.ahead.front()) {
-                (Some(&slice), _) => (LoadClass::on_demand(slice.version.precision), slice),
-                (None, Some(&slice)) => (LoadClass::ReadAhead, slice),
-                (None, None) => return,
-            };
-            if self.staging.get(slice).is_none() {
-                let Some(slot) = self.staging.take(slice) else { return };
-                let read = self.tickets.read(Target::Staging { slot, slice }, self.layout.slice_bytes(slice));
-                self.submit(class, vec![read]);
-            }
-            match class {
-                LoadClass::ReadAhead => self.ahead.pop_front(),
-                _ => self.queue.pop_front(),
-            };
+        while let Some((class, read)) = self.in_flight.next_staged(&self.layout) {
+            self.submit(class, vec![read]);
         }
     }
 
-    /// Reads versions into their slots, whose slices are all loading: small records at once, others slice by slice,
-    /// first the slices that are multiplied first.
+    /// Reads versions into their slots, whose slices are all loading.
     pub(super) fn read_slots(&mut self, class: LoadClass, slots: &[(SlotId, Version)], order: &[SliceKind]) {
-        let most = if slots.len() <= FEW_READS { RECORD_BYTES_MAX_OF_FEW } else { RECORD_BYTES_MAX };
-        let mut reads = Vec::with_capacity(slots.len() * order.len());
-        let mut by_slice = Vec::new();
-        for &(slot, version) in slots {
-            let part = self.layout.part_of(&self.cache, version);
-            let whole = part.map_or(self.layout.record_bytes(version), |(_, rest)| rest.record);
-            match whole.filter(|bytes| *bytes <= most) {
-                Some(bytes) => reads.push(self.read(Target::Record { slot, version }, bytes, part)),
-                None => by_slice.push((slot, version, part)),
-            }
-        }
-        for &kind in order {
-            for &(slot, version, part) in &by_slice {
-                let slice = SliceId { version, kind };
-                let bytes = part.map_or(self.layout.slice_bytes(slice), |(_, rest)| rest.slices[kind.index()]);
-                reads.push(self.read(Target::Slot { slot, slice }, bytes, part));
-            }
-        }
+        let reads = self.in_flight.of_slots(slots, order, &mut self.cache, &self.layout);
         self.submit(class, reads);
     }
 
-    /// A read into a slot, beside a low version that it needs no bytes of.
-    pub(super) fn read(&mut self, target: Target, bytes: u64, part: Option<(SlotId, RestBytes)>) -> Read {
-        let held = part.map(|(slot, _)| slot);
-        if let Some(held) = held {
-            self.cache.pin(held);
-        }
-        self.tickets.read_beside(target, bytes, held)
+    /// Where a slice that a step uses is now.
+    pub fn locate(&self, slice: SliceId, used: Used) -> Place {
+        self.in_flight.locate(slice, used, &self.cache)
     }
 
-    /// Whether the running split waits for this read.
-    fn is_wanted(&self, target: Target) -> bool {
-        self.running == Some(target.version().expert.layer)
-            && match target {
-                Target::Slot { slot, .. } | Target::Record { slot, .. } => self.cache.is_pinned(slot),
-                Target::Staging { slice, .. } => self.staging.get(slice).is_some(),
+    /// The product of a staged slice is done: its staging slot takes the next one.
+    pub fn release(&mut self, slice: SliceId) {
+        self.in_flight.staging.release(slice);
+        self.pump();
+    }
+
+    /// Frees the staging slots for `slice`, which no read in flight brings: other staged slices are dropped, so none
+    /// may be in use. False if there are no staging slots.
+    pub fn force_staging(&mut self, slice: SliceId, used: Used) -> bool {
+        // A slice that has a slot is read into it or not at all.
+        if used.row.is_some() {
+            return false;
+        }
+        if !self.is_staged_or_cached(slice, used) {
+            self.in_flight.force_staging(slice);
+            self.pump();
+        }
+        self.is_staged_or_cached(slice, used)
+    }
+
+    /// Whether [`Residency::force_staging`] keeps what is staged.
+    pub fn is_staged_or_cached(&self, slice: SliceId, used: Used) -> bool {
+        used.row.is_some() || self.in_flight.staging.get(slice).is_some()
+    }
+
+    /// Takes what has landed, without waiting.
+    ///
+    /// Failures are kept for [`Residency::take_failure`].
+    pub fn poll(&mut self) {
+        self.in_flight.reader.poll(&mut self.in_flight.landed);
+        self.land();
+    }
+
+    /// Waits until something lands. False when nothing is on its way.
+    pub fn wait(&mut self) -> bool {
+        let started = self.in_flight.reader.seconds();
+        if !self.in_flight.reader.wait(&mut self.in_flight.landed) {
+            return false;
+        }
+        self.counts.all.wait_seconds += self.in_flight.reader.seconds() - started;
+        self.land();
+        true
+    }
+
+    /// Waits until every read is answered. Whether any was.
+    pub(super) fn drain(&mut self) -> bool {
+        self.in_flight.reader.drain(&mut self.in_flight.landed);
+        let has_answers = !self.in_flight.landed.is_empty();
+        self.land();
+        has_answers
+    }
+
+    /// Without overlap: waits until whatever of a step has a slot is there. What streams through staging cannot be
+    /// there all at once.
+    pub fn wait_for_all(&mut self, step: &LayerStep, kinds: &[SliceKind]) {
+        let is_pending = |own: &Self| {
+            let of_slots = step.used.iter().filter(|used| used.row.is_some());
+            let mut slices = of_slots
+                .flat_map(|&used| kinds.iter().map(move |&kind| (SliceId { version: step.version(used), kind }, used)));
+            slices.any(|(slice, used)| own.locate(slice, used) == Place::Pending)
+        };
+        while !self.overlaps && is_pending(self) && self.wait() {}
+    }
+
+    /// The first wanted read that failed since the last call.
+    pub fn take_failure(&mut self) -> Option<R::Error> {
+        self.in_flight.failure.take()
+    }
+
+    /// After a failed batch: waits for what is in flight and forgets how it ended, so that it does not fail the next.
+    pub fn settle(&mut self) {
+        self.stop_filling(None);
+        self.in_flight.forget_queue(true);
+        loop {
+            while self.wait() {}
+            // Reads into free slots that have started.
+            if !self.drain() {
+                break;
             }
-    }
-
-    /// Bytes of outstanding reads: of those that the running split waits for, whatever they were asked for as, and of
-    /// the others.
-    pub(super) fn queued(&self) -> (u64, u64) {
-        let (mut waited, mut background) = (0, 0);
-        for asked in self.tickets.outstanding() {
-            *(if self.is_wanted(asked.target) { &mut waited } else { &mut background }) += self.bytes_of(asked);
         }
-        (waited, background)
+        self.in_flight.failure = None;
     }
 
-    /// Takes the answers in [`Residency::landed`].
-    pub(super) fn land(&mut self) {
-        let mut landed = std::mem::take(&mut self.landed);
+    /// Takes the answers that have come.
+    fn land(&mut self) {
+        let mut landed = std::mem::take(&mut self.in_flight.landed);
         for answer in landed.drain(..) {
             self.land_one(answer);
         }
-        self.landed = landed;
+        self.in_flight.landed = landed;
         self.pump();
     }
 
     fn land_one(&mut self, Landed { ticket, result }: Landed<R::Error>) {
-        let target = self.answered(ticket).target;
+        let target = self.in_flight.answer(ticket, &mut self.cache).target;
         let version = target.version();
-        let is_wanted = self.is_wanted(target);
+        let is_wanted = self.in_flight.is_wanted(target, &self.cache);
         let n_slices = self.arrived(target, result.is_ok());
         let is_staged = matches!(target, Target::Staging { .. });
-        self.read_ahead_landed(version, result.is_ok());
         match result {
             Ok(bytes) => {
-                self.counters.slices_loaded += n_slices as u64;
-                self.counters.bytes_read += bytes;
+                self.counts.all.slices_loaded += n_slices as u64;
+                self.counts.all.bytes_read += bytes;
             }
             // The low version goes on serving.
-            Err(_) if !is_staged && self.upgrades.fail(version) => {}
+            Err(_) if !is_staged && self.background.upgrades.fail(version) => {}
             // A read ahead that failed is tried again when its layer runs, if it is needed at all.
             Err(error) if is_wanted => {
-                self.failure.get_or_insert(error);
+                self.in_flight.failure.get_or_insert(error);
             }
             Err(_) => {}
         }
@@ -228,27 +221,28 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Slices of a read are complete, or free again. Returns their number.
     fn arrived(&mut self, target: Target, is_ok: bool) -> usize {
         let (slot, kinds) = match &target {
-            Target::Slot { slot, slice } => (*slot, std::slice::from_ref(&slice.kind)),
-            Target::Record { slot, version } => (*slot, self.layout.kinds(version.expert.layer)),
-            Target::Staging { slot, .. } => {
-                self.staging.landed(*slot, is_ok);
-                return 1;
+            Target::Slot { slot, slice } => (Some(*slot), std::slice::from_ref(&slice.kind)),
+            Target::Record { slot, version } => (Some(*slot), self.layout.kinds(version.expert.layer)),
+            Target::Staging { slot, slice } => {
+                self.in_flight.staging.landed(*slot, is_ok);
+                (None, std::slice::from_ref(&slice.kind))
             }
         };
-        for &kind in kinds {
+        for (slot, &kind) in slot.iter().flat_map(|slot| kinds.iter().map(move |kind| (*slot, kind))) {
             match is_ok {
                 true => self.cache.set_ready(slot, kind),
                 false => self.cache.set_failed(slot, kind),
             }
         }
-        kinds.len()
+        let n_slices = kinds.len();
+        self.read_ahead_landed(target.version(), is_ok);
+        n_slices
     }
 
     /// Forgets a read that never started.
     pub(super) fn cancel(&mut self, target: Target) {
         let version = target.version();
-        self.read_ahead_landed(version, false);
-        self.upgrades.fail(version);
+        self.background.upgrades.fail(version);
         self.arrived(target, false);
         if !matches!(target, Target::Staging { .. }) {
             self.cache.release(version);
@@ -260,23 +254,23 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if reads.is_empty() {
             return;
         }
-        self.is_reading_ahead |= matches!(class, LoadClass::ReadAhead | LoadClass::Prefetch);
-        let refused = self.reads.submit(class, &reads);
+        self.in_flight.is_reading_ahead |= matches!(class, LoadClass::ReadAhead | LoadClass::Prefetch);
+        let refused = self.in_flight.reader.submit(class, &reads);
         if class.is_background() && self.observer.is_watching() {
             let is_refused = |read: &&Read| refused.iter().any(|own| own.ticket == read.ticket);
-            self.tell_of(class, reads.iter().filter(|read| !is_refused(read)));
+            self.tell_observer(class, reads.iter().filter(|read| !is_refused(read)));
         }
         for Landed { ticket, result } in refused {
-            let target = self.answered(ticket).target;
+            let target = self.in_flight.answer(ticket, &mut self.cache).target;
             if let (Err(error), false) = (result, class.is_background()) {
-                self.failure.get_or_insert(error);
+                self.in_flight.failure.get_or_insert(error);
             }
             self.cancel(target);
         }
     }
 
-    /// Tells who looks on of reads that no product waits for, all parts of a version together.
-    fn tell_of<'a>(&mut self, class: LoadClass, reads: impl Iterator<Item = &'a Read>) {
+    /// Tells the observer of reads that no product waits for, all parts of a version together.
+    fn tell_observer<'a>(&mut self, class: LoadClass, reads: impl Iterator<Item = &'a Read>) {
         let mut whole: BTreeMap<Version, (u64, bool)> = BTreeMap::new();
         for read in reads {
             let (bytes, is_rest) = whole.entry(read.target.version()).or_default();
@@ -287,20 +281,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             let rest = self.layout.rest(version).filter(|_| is_rest).map(|rest| rest.slices.iter().sum());
             let all = rest.or_else(|| self.layout.bytes(version)).unwrap_or(bytes);
             self.observer.loading(version, class, bytes, all);
-        }
-    }
-
-    /// Bytes of weights that a read brings.
-    pub(super) fn bytes_of(&self, Asked { target, held }: Asked) -> u64 {
-        if let Some(rest) = self.layout.rest(target.version()).filter(|_| held.is_some()) {
-            return match target {
-                Target::Slot { slice, .. } | Target::Staging { slice, .. } => rest.slices[slice.kind.index()],
-                Target::Record { .. } => rest.slices.iter().sum(),
-            };
-        }
-        match target {
-            Target::Slot { slice, .. } | Target::Staging { slice, .. } => self.layout.slice_bytes(slice),
-            Target::Record { version, .. } => self.layout.bytes(version).unwrap_or(0),
         }
     }
 }

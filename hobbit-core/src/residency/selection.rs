@@ -177,7 +177,7 @@ impl Selection {
         let (mut ids, mut weights) = (self.routing.ids.clone(), before.to_vec());
         if scores.len() != self.routing.n_tokens || weights.len() != ids.len() {
             let refused = self.routing.n_tokens as u64;
-            residency.count_rerouted(layer, Rerouted { refused, ..Rerouted::default() });
+            residency.counts.rerouted(layer, Rerouted { refused, ..Rerouted::default() });
             return None;
         }
         let scores: Vec<TokenScores> =
@@ -185,7 +185,7 @@ impl Selection {
         let choice = Choice { ids: &mut ids, weights: &mut weights, n_used, weighing };
         let is_present = |index| residency.is_present(ExpertId { layer, index }, devices);
         let outcome = reroute(&residency.rerouting, choice, &scores, &is_present);
-        residency.count_rerouted(layer, outcome);
+        residency.counts.rerouted(layer, outcome);
         let is_same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
         if ids == self.routing.ids && weights.iter().zip(before).all(is_same) {
             return None;

@@ -2,7 +2,7 @@
 
 use super::layer::DeviceResidency;
 use super::selection::Selection;
-use super::{Observer, Reads, Residency, Target};
+use super::{Observer, Reads, Residency};
 use crate::cache::{SliceState, SlotId};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
@@ -85,9 +85,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             selection.tell(self, scores);
         }
         self.catch_up();
-        self.failure = None;
+        self.in_flight.failure = None;
         let layer = selection.layer();
-        self.running = Some(layer);
+        self.in_flight.running = Some(layer);
         let order = self.layout.load_order(layer, selection.split_kinds());
         let (mut step, missing) = self.choose_versions(selection, &order, devices);
         self.promote(&step);
@@ -96,7 +96,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         for position in missing {
             let used = step.used[position];
             let version = step.version(used);
-            let is_staged = order.iter().any(|&kind| self.staging.get(SliceId { version, kind }).is_some());
+            let is_staged = self.in_flight.is_staged(version, &self.layout);
             if let Some(slot) = if is_staged { None } else { self.acquire(version) } {
                 step.used[position].row = Some(self.layout.row(layer, used.share, slot));
                 self.cache.pin(slot);
@@ -177,7 +177,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
         let is_resident = [
             // A high version that arrives in the background does not count before it is complete.
-            devices.has(high) || self.cache.lookup(high).is_some() && !self.upgrades.is_underway(high),
+            devices.has(high) || self.cache.lookup(high).is_some() && !self.background.upgrades.is_underway(high),
             has_low && (devices.has(low) || self.cache.lookup(low).is_some()),
         ];
         resolve(demand, is_resident, has_low)
@@ -187,21 +187,15 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     fn queue_for_staging(&mut self, selection: &Selection, step: &LayerStep, devices: &dyn DeviceResidency) {
         let without_slot = step.used.iter().filter(|used| used.row.is_none() && !used.is_on_device);
         let overflow: Vec<Version> = without_slot.map(|&used| step.version(used)).collect();
-        let is_kept = |slice: &SliceId| {
+        let is_kept = |slice: SliceId| {
             overflow.contains(&slice.version)
-                || devices.is_uploading(*slice)
-                || self.is_staged_ahead(*slice, step.layer)
+                || devices.is_uploading(slice)
+                || self.background.is_staged_ahead(slice.version, step.layer)
         };
-        let kept: Vec<SliceId> = self.staging.slices().filter(is_kept).collect();
-        self.staging.retain(|slice| kept.contains(&slice));
         // Only what this split multiplies: of a layer that comes in several splits, nothing is read twice.
-        self.queue = selection
-            .split_kinds()
-            .iter()
-            .flat_map(|&kind| overflow.iter().map(move |&version| SliceId { version, kind }))
-            .filter(|slice| self.staging.get(*slice).is_none())
-            .collect();
-        self.ahead.clear();
+        let kinds = selection.split_kinds().iter();
+        let slices = kinds.flat_map(|&kind| overflow.iter().map(move |&version| SliceId { version, kind }));
+        self.in_flight.stage(slices, is_kept);
     }
 
     /// Pins a resident version, and asks for slices of it that an earlier failure left free.
@@ -212,9 +206,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             self.cache.set_loading(slot, kind);
         }
         self.cache.pin(slot);
-        let Self { layout, tickets, .. } = self;
-        let slices = free.iter().map(|&kind| SliceId { version, kind });
-        let reads = slices.map(|slice| tickets.read(Target::Slot { slot, slice }, layout.slice_bytes(slice))).collect();
+        let reads = self.in_flight.of_slices(slot, version, &free, &self.layout);
         self.submit(LoadClass::on_demand(version.precision), reads);
     }
 
@@ -241,9 +233,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     }
 
     fn end_pinned(&mut self, step: LayerStep) -> Vec<SlotId> {
-        self.observer.end_layer(self.counters.wait_seconds);
-        self.queue.clear();
-        self.running = None;
+        self.observer.end_layer(self.counts.all.wait_seconds);
+        self.in_flight.forget_queue(false);
+        self.in_flight.running = None;
         step.pinned
     }
 

@@ -3,7 +3,7 @@
 use super::manual::{KINDS, Manual, Small, begin_split, split};
 use super::*;
 use crate::cache::policy::PolicyKind;
-use crate::expert::{ExpertId, Precision, SliceKind};
+use crate::expert::{ExpertId, Precision, SliceId, SliceKind};
 use crate::load::LoadClass;
 use crate::route::{Phase, Thresholds};
 use SliceKind::{Down, Gate, Up};

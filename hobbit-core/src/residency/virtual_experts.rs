@@ -76,8 +76,14 @@ enum Progress {
 }
 
 impl VirtualExperts {
-    fn is_underway(&self, version: Version) -> bool {
+    /// Whether a version arrives in the background, or has since the last token: it is not present yet.
+    pub(super) fn is_underway(&self, version: Version) -> bool {
         self.underway.contains(&version)
+    }
+
+    /// Whether every expert of a layer has a slot.
+    pub(super) fn is_whole(&self, layer: u16) -> bool {
+        self.whole.get(usize::from(layer)).copied().unwrap_or(false)
     }
 }
 
@@ -109,29 +115,18 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let n_used = options.n_used;
         let whole = vec![false; usize::from(self.layout.n_blocks())];
         let (underway, token, replacements, failed) = (Vec::new(), 0, 0, 0);
-        self.virtual_experts =
+        self.background.virtual_experts =
             Some(VirtualExperts { n_used, importance, pace, lanes, whole, underway, token, replacements, failed });
     }
 
     /// Whether tokens use only what is present.
     pub fn has_virtual_experts(&self) -> bool {
-        self.virtual_experts.is_some()
-    }
-
-    /// Whether every expert of a layer has a slot: then none gives way.
-    pub(super) fn is_whole(&self, layer: u16) -> bool {
-        let own = self.virtual_experts.as_ref();
-        own.is_some_and(|own| own.whole.get(usize::from(layer)).copied().unwrap_or(false))
-    }
-
-    /// Whether a version arrives in the background, or has since the last token: it is not present yet.
-    pub(super) fn is_arriving(&self, version: Version) -> bool {
-        self.virtual_experts.as_ref().is_some_and(|own| own.is_underway(version))
+        self.background.virtual_experts.is_some()
     }
 
     /// Changes so far; `None` if experts are not virtual.
     pub fn virtual_experts_report(&self) -> Option<VirtualExpertsReport> {
-        let own = self.virtual_experts.as_ref()?;
+        let own = self.background.virtual_experts.as_ref()?;
         let VirtualExperts { replacements, failed, .. } = *own;
         Some(VirtualExpertsReport { replacements, failed, period_tokens: own.pace.period() })
     }
@@ -139,14 +134,14 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// The router of a layer chose for these tokens, wherever they go: `weights` `[n_tokens][n_used]`, or empty where
     /// they are not known; `inputs`: the norm of each token's input, or nothing.
     pub(super) fn count_wanted(&mut self, layer: u16, routing: &Routing, weights: &[f32], inputs: &[f32]) {
-        if let Some(own) = &mut self.virtual_experts {
+        if let Some(own) = &mut self.background.virtual_experts {
             own.importance.observe(layer, &routing.ids, weights, inputs, routing.n_used);
         }
     }
 
     /// A batch begins. Whether it is of tokens that use what is present: nothing is withdrawn for them.
     pub(super) fn begin_virtual_batch(&mut self, phase: Phase) -> bool {
-        let Some(own) = &mut self.virtual_experts else { return false };
+        let Some(own) = &mut self.background.virtual_experts else { return false };
         own.whole.fill(true);
         for lane in &own.lanes {
             let is_whole = self.cache.slots_of_share(lane.share).len() >= lane.members.len();
@@ -168,27 +163,26 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// A batch was evaluated in so many seconds.
     pub(super) fn end_virtual_batch(&mut self, phase: Phase, n_tokens: u32, seconds: f64) {
-        if self.virtual_experts.is_none() || !phase.is_decode() {
+        if self.background.virtual_experts.is_none() || !phase.is_decode() {
             return;
         }
         if self.precisions.options.deterministic {
-            self.reads.drain(&mut self.landed);
-            self.land();
+            self.drain();
         }
         self.poll();
         self.take_in();
-        let Some(mut own) = self.virtual_experts.take() else { return };
+        let Some(mut own) = self.background.virtual_experts.take() else { return };
         own.pace.end_token(seconds);
         own.token += u64::from(n_tokens);
         for at in 0..own.lanes.len() {
             self.next_in_lane(&mut own, at);
         }
-        self.virtual_experts = Some(own);
+        self.background.virtual_experts = Some(own);
     }
 
     /// Arrived experts are present from now on, and the least important ones leave for them.
     fn take_in(&mut self) {
-        let Some(mut own) = self.virtual_experts.take() else { return };
+        let Some(mut own) = self.background.virtual_experts.take() else { return };
         let mut loading = Vec::new();
         for version in std::mem::take(&mut own.underway) {
             match self.progress(version) {
@@ -209,7 +203,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             }
         }
         own.underway = loading;
-        self.virtual_experts = Some(own);
+        self.background.virtual_experts = Some(own);
     }
 
     fn progress(&self, version: Version) -> Progress {
@@ -261,7 +255,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
         if let Some(slot) = self.acquire(version) {
             own.underway.push(version);
-            self.fill.is_reading = true;
+            self.background.fill.is_reading = true;
             let order = self.layout.load_order(version.expert.layer, &[]);
             self.read_slots(LoadClass::Fill, &[(slot, version)], &order);
         }

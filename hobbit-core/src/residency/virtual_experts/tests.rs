@@ -187,7 +187,7 @@ fn a_layer_has_its_turn_once_in_a_period() {
 fn layers_take_turns() {
     let small = Small { n_layers: 4, ..small(4) };
     let toy = toy(small, 16);
-    let next: Vec<u64> = toy.virtual_experts.as_ref().unwrap().lanes.iter().map(|lane| lane.next).collect();
+    let next: Vec<u64> = toy.background.virtual_experts.as_ref().unwrap().lanes.iter().map(|lane| lane.next).collect();
     assert_eq!(next, [0, 4, 8, 12]);
 }
 
@@ -242,7 +242,7 @@ fn a_prompt_takes_back_what_has_not_begun_and_uses_what_has() {
         evaluate(&mut toy, &small, &[[0, 6]]);
     }
     prompt(&mut toy, &small, [6, 7]);
-    assert!(toy.virtual_experts.as_ref().unwrap().underway.is_empty());
+    assert!(toy.background.virtual_experts.as_ref().unwrap().underway.is_empty());
     assert!(reading(&toy).is_empty() && is_present(&toy, 6) && is_present(&toy, 7));
     assert_eq!(toy.reads().n_answered, toy.reads().n_submitted);
 }
