@@ -1,8 +1,18 @@
-//! Candidates for eviction, shields, and shares that shrink and grow again.
+//! Candidates for eviction, shields, upgrades, and shares that shrink and grow again.
+//!
+//! Recent uses choose the expert to upgrade and its victim, not the policy: an upgrade that the next miss undoes has
+//! wasted a whole transfer, so an expert must be used clearly more than its victim.
 
 use super::{Acquired, Cache, Candidate, ShareId, SlotId, Whereabouts};
-use crate::expert::Version;
+use crate::expert::{ExpertId, Precision, Version};
 use std::ops::Range;
+
+/// Recent uses without which no expert is upgraded: two of them, at most a half-life apart.
+pub(super) const UPGRADE_USES_MIN: f32 = 1.5;
+
+/// Minimum ratio of an expert's recent uses to its victim's. Without it two experts of about equal use would take
+/// turns.
+pub(super) const UPGRADE_HYSTERESIS: f32 = 1.5;
 
 impl Cache {
     /// Shields versions until [`Cache::unshield_all`], resident or not: others are evicted first. Unknown versions are
@@ -109,5 +119,52 @@ impl Cache {
         slots
             .map(|index| self.slot(SlotId { pool: share.pool, index }))
             .all(|slot| slot.version.is_none() || slot.is_evictable())
+    }
+
+    /// The expert of `layer` to upgrade next: the one with the most recent uses (equal ones: the lowest index) among
+    /// those
+    /// - whose low version is ready, and whose high version has a share and is not resident;
+    /// - that have at least about two recent uses;
+    /// - whose high version's share has an empty slot, or an evictable resident with fewer recent uses than theirs
+    ///   divided by a hysteresis factor of 1.5.
+    pub fn upgrade(&self, layer: u16) -> Option<ExpertId> {
+        let mut best: Option<(f32, ExpertId)> = None;
+        for (places, index) in self.places.layer(layer).iter().zip(0..=u16::MAX) {
+            let expert = ExpertId { layer, index };
+            let Some(high) = &places[Precision::High.index()] else { continue };
+            if !self.is_complete(Version::low(expert)) || high.slot.is_some() {
+                continue;
+            }
+            let uses = self.recent.get(expert, self.now.token);
+            let is_more_used = best.is_none_or(|(most, _)| uses > most);
+            if uses >= UPGRADE_USES_MIN && is_more_used && self.yields(high.share, uses) {
+                best = Some((uses, expert));
+            }
+        }
+        best.map(|(_, expert)| expert)
+    }
+
+    /// As [`Cache::acquire`], but evicts the resident with the fewest recent uses (equal ones: the lowest slot).
+    ///
+    /// # Panics
+    /// If `version` is resident already, or no share has it.
+    pub fn acquire_upgrade(&mut self, version: Version) -> Option<Acquired> {
+        self.acquire_from(version, |own, share| {
+            let (coldest, _) = own.coldest(share)?;
+            own.policy.on_remove(coldest, own.now);
+            Some(coldest)
+        })
+    }
+
+    /// Whether the share has a slot for an expert with so many recent uses.
+    fn yields(&self, share: ShareId, uses: f32) -> bool {
+        self.shares[&share].has_empty()
+            || self.coldest(share).is_some_and(|(_, coldest)| coldest < uses / UPGRADE_HYSTERESIS)
+    }
+
+    /// The evictable resident of the share with the fewest recent uses, and those.
+    fn coldest(&self, share: ShareId) -> Option<(Version, f32)> {
+        let uses = |version: Version| (version, self.recent.get(version.expert, self.now.token));
+        self.evictable(share).map(uses).min_by(|a, b| a.1.total_cmp(&b.1))
     }
 }

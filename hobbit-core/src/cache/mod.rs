@@ -28,36 +28,29 @@
 //! Methods panic when a caller breaks this order (a bug in the engine, not bad input), and for slots that do not exist.
 
 mod allocate;
-mod by_expert;
 mod bytes;
-mod clock;
 mod evict;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod model_test;
 pub mod policy;
-mod pools;
 mod slots;
 mod state;
 #[cfg(test)]
 mod tests;
-mod upgrade;
+mod uses;
 
 pub use allocate::{Allocation, LayerDemand, allocate};
 pub use policy::{Candidate, Lru, Now, Policy, Use};
-pub use pools::{LayerLayout, PoolLayout, ShareId};
-pub use slots::{SliceKinds, SliceState, SlotId};
+pub use slots::{LayerLayout, PoolLayout, ShareId, SliceKinds, SliceState, SlotId};
 pub use state::{CacheState, ModelMark, SavedCache, StateError};
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
-use by_expert::ByExpert;
-use clock::TokenClock;
-use pools::Share;
-use slots::Slot;
-use upgrade::{RecentUses, Uses};
+use slots::{ByExpert, Share, Slot};
+use uses::{RecentUses, TokenClock, Uses};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acquired {

@@ -1,6 +1,6 @@
 //! Everything one can ask the cache, against the model.
 
-use super::super::upgrade::{UPGRADE_HYSTERESIS, UPGRADE_USES_MIN};
+use super::super::evict::{UPGRADE_HYSTERESIS, UPGRADE_USES_MIN};
 use super::super::{Cache, LayerLayout, Lru, PoolLayout, ShareId, SlotId};
 use super::{Member, Model, ROUNDING, Resident};
 use crate::expert::{Precision, Version};

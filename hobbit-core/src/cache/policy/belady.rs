@@ -2,7 +2,7 @@
 
 use super::{Candidate, Now, Policy, Use, lowest};
 use crate::cache::ShareId;
-use crate::cache::by_expert::ByExpert;
+use crate::cache::slots::ByExpert;
 use crate::expert::{ExpertId, Precision, Version};
 use std::collections::VecDeque;
 

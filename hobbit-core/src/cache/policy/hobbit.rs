@@ -1,7 +1,7 @@
 //! HOBBIT's weighted sum (section 3.4, equation 3), and its parts as policies of their own.
 
 use super::{Candidate, Now, Policy, Use, Weights, lowest};
-use crate::cache::by_expert::ByExpert;
+use crate::cache::slots::ByExpert;
 use crate::expert::{ExpertId, Precision, Version};
 
 /// Evicts the lowest `w_lru*R/T + w_lfu*F/T + w_lhu*H/T + w_fld*(1 - ((l_t - l_i + L) mod L)/L)`.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Candidate, Now, Policy, Use, lowest};
 use crate::cache::ShareId;
-use crate::cache::by_expert::ByExpert;
+use crate::cache::slots::ByExpert;
 use crate::expert::{ExpertId, Precision, Version};
 
 /// Evicts the version whose last use or insertion is longest ago. Only the version that is used counts as used: a low

@@ -1,65 +1,49 @@
-//! Upgrades to high versions while the link is idle.
-//!
-//! Recent uses ([`RecentUses`]) choose the expert and the victim, not the policy: an upgrade that the next miss undoes
-//! has wasted a whole transfer, so an expert must be used clearly more than its victim.
+//! The policies' clock, and how much each expert was used of late.
 
-use super::by_expert::ByExpert;
-use super::{Acquired, Cache, ShareId};
-use crate::expert::{ExpertId, Precision, Version};
+use super::slots::ByExpert;
+use crate::expert::ExpertId;
 
-/// Recent uses without which no expert is upgraded: two of them, at most a half-life apart.
-pub(super) const UPGRADE_USES_MIN: f32 = 1.5;
+/// Counts a sequence's tokens. A batch comes in ubatches, each of which goes through all layers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TokenClock {
+    /// Tokens before the running batch, and before its running ubatch.
+    before_batch: u64,
+    before_part: u64,
+    /// Tokens of the running ubatch: the maximum of its layers, because the last layer may see only those whose logits
+    /// are wanted.
+    n_tokens: u32,
+    /// The layer of the running ubatch that has chosen last.
+    layer: Option<u16>,
+}
 
-/// Minimum ratio of an expert's recent uses to its victim's. Without it two experts of about equal use would take
-/// turns.
-pub(super) const UPGRADE_HYSTERESIS: f32 = 1.5;
+impl TokenClock {
+    /// A batch that was not ended does not count.
+    pub(super) fn begin_batch(&mut self) {
+        *self = Self { before_batch: self.before_batch, before_part: self.before_batch, n_tokens: 0, layer: None };
+    }
 
-impl Cache {
-    /// The expert of `layer` to upgrade next: the one with the most recent uses (equal ones: the lowest index) among
-    /// those
-    /// - whose low version is ready, and whose high version has a share and is not resident;
-    /// - that have at least about two recent uses;
-    /// - whose high version's share has an empty slot, or an evictable resident with fewer recent uses than theirs
-    ///   divided by a hysteresis factor of 1.5.
-    pub fn upgrade(&self, layer: u16) -> Option<ExpertId> {
-        let mut best: Option<(f32, ExpertId)> = None;
-        for (places, index) in self.places.layer(layer).iter().zip(0..=u16::MAX) {
-            let expert = ExpertId { layer, index };
-            let Some(high) = &places[Precision::High.index()] else { continue };
-            if !self.is_complete(Version::low(expert)) || high.slot.is_some() {
-                continue;
-            }
-            let uses = self.recent.get(expert, self.now.token);
-            let is_more_used = best.is_none_or(|(most, _)| uses > most);
-            if uses >= UPGRADE_USES_MIN && is_more_used && self.yields(high.share, uses) {
-                best = Some((uses, expert));
-            }
+    /// The router of a layer has chosen. Layers of a ubatch ascend: one that does not begins the next ubatch.
+    pub(super) fn begin_layer(&mut self, layer: u16, n_tokens: u32) {
+        if self.layer.is_some_and(|before| layer <= before) {
+            self.before_part += u64::from(self.n_tokens);
+            self.n_tokens = 0;
         }
-        best.map(|(_, expert)| expert)
+        (self.layer, self.n_tokens) = (Some(layer), self.n_tokens.max(n_tokens));
     }
 
-    /// As [`Cache::acquire`], but evicts the resident with the fewest recent uses (equal ones: the lowest slot).
-    ///
-    /// # Panics
-    /// If `version` is resident already, or no share has it.
-    pub fn acquire_upgrade(&mut self, version: Version) -> Option<Acquired> {
-        self.acquire_from(version, |own, share| {
-            let (coldest, _) = own.coldest(share)?;
-            own.policy.on_remove(coldest, own.now);
-            Some(coldest)
-        })
+    pub(super) fn end_batch(&mut self, n_tokens: u32) {
+        self.before_batch += u64::from(n_tokens);
+        self.begin_batch();
     }
 
-    /// Whether the share has a slot for an expert with so many recent uses.
-    fn yields(&self, share: ShareId, uses: f32) -> bool {
-        self.shares[&share].has_empty()
-            || self.coldest(share).is_some_and(|(_, coldest)| coldest < uses / UPGRADE_HYSTERESIS)
+    /// Tokens of the sequence before the last one of the running ubatch; between two batches, all of them.
+    pub(super) fn token(&self) -> u64 {
+        self.before_part + u64::from(self.n_tokens.saturating_sub(1))
     }
 
-    /// The evictable resident of the share with the fewest recent uses, and those.
-    fn coldest(&self, share: ShareId) -> Option<(Version, f32)> {
-        let uses = |version: Version| (version, self.recent.get(version.expert, self.now.token));
-        self.evictable(share).map(uses).min_by(|a, b| a.1.total_cmp(&b.1))
+    /// Tokens of the running ubatch, at least one.
+    pub(super) fn n_tokens(&self) -> u32 {
+        self.n_tokens.max(1)
     }
 }
 
@@ -173,5 +157,27 @@ mod tests {
         (0..5000).for_each(|token| recent.add(EXPERT, token, ONE));
         let limit = 1.0 / (1.0 - (-1.0 / HALF_LIFE_TOKENS).exp2());
         assert!((recent.get(EXPERT, 4999) - limit).abs() < 0.01, "{limit}");
+    }
+
+    #[test]
+    fn a_batch_counts_all_of_its_tokens_part_by_part() {
+        let mut clock = TokenClock::default();
+        clock.end_batch(10);
+        clock.begin_batch();
+        let mut seen = Vec::new();
+        // In the second ubatch the last layer sees only the token whose logits are wanted.
+        for (layer, n_tokens) in [(0, 4), (1, 4), (2, 4), (0, 3), (1, 3), (2, 1)] {
+            clock.begin_layer(layer, n_tokens);
+            seen.push(clock.token());
+        }
+        assert_eq!(seen, [13, 13, 13, 16, 16, 16]);
+        clock.end_batch(7);
+        assert_eq!(clock.token(), 17);
+        // A batch that failed.
+        clock.begin_batch();
+        [0, 1, 0].into_iter().for_each(|layer| clock.begin_layer(layer, 4));
+        assert_eq!(clock.token(), 24);
+        clock.begin_batch();
+        assert_eq!((clock.token(), clock.n_tokens()), (17, 1));
     }
 }
