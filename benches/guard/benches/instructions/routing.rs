@@ -149,8 +149,8 @@ fn make_up(mut batches: Batches) -> Batches {
     batches
 }
 
-/// A token's layers, and what may be sent elsewhere there.
-struct Elsewhere {
+/// A token's layers, and how it may be rerouted there.
+struct ReroutedToken {
     rules: Rerouting,
     token: Token,
     /// Whether one expert in two is missing.
@@ -165,26 +165,26 @@ const LAMBDA: Rerouting =
     Rerouting { bias: 0.2, keep_top: 1, substitute: 0.0, substitute_max: None, only_present: false };
 const ALPHA: Rerouting = Rerouting { bias: 0.0, substitute: 0.3, ..LAMBDA };
 
-fn elsewhere(rules: Rerouting, misses: bool) -> Elsewhere {
+fn rerouted_token(rules: Rerouting, misses: bool) -> ReroutedToken {
     let token = inputs::tokens(1, 2).remove(0);
     let of = |choice: &inputs::Choice| choice.chosen.iter().copied().unzip();
     let (ids, weights) = token.iter().map(of).unzip();
-    Elsewhere { rules, token, misses, ids, weights, exchanged: 0 }
+    ReroutedToken { rules, token, misses, ids, weights, exchanged: 0 }
 }
 
-// Tokens sent to experts in memory: where nothing is missing, and where one expert in two is.
-#[library_benchmark(setup = elsewhere)]
+// Tokens rerouted to experts in memory: where nothing is missing, and where one expert in two is.
+#[library_benchmark(setup = rerouted_token)]
 #[bench::all_present(LAMBDA, false)]
 #[bench::lambda(LAMBDA, true)]
 #[bench::alpha(ALPHA, true)]
-fn sent(mut elsewhere: Elsewhere) -> Elsewhere {
-    let Elsewhere { rules, token, misses, ids, weights, exchanged } = black_box(&mut elsewhere);
+fn sent(mut rerouted: ReroutedToken) -> ReroutedToken {
+    let ReroutedToken { rules, token, misses, ids, weights, exchanged } = black_box(&mut rerouted);
     for ((choice, ids), weights) in token.iter().zip(ids).zip(weights) {
         let choice_of = Choice { ids, weights, n_used: N_USED.into(), weighing: Weighing::Normalised };
         let scores = TokenScores { selection: &choice.scores, weights: &choice.scores };
         *exchanged += reroute(rules, choice_of, &[scores], &|index| !*misses || index % 2 == 0).exchanged;
     }
-    elsewhere
+    rerouted
 }
 
 library_benchmark_group!(name = route, benchmarks = [regroup, remap, classify, shares, make_up, sent]);
