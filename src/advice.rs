@@ -2,6 +2,7 @@
 //! when they print an error ([`super::exit::in_words`]). Advice uses only spellings that all programs share.
 
 use std::error::Error;
+use std::path::Path;
 
 #[cfg(feature = "rpc")]
 use hobbit::engine::RpcError;
@@ -12,6 +13,7 @@ use hobbit_core::pack::imatrix::ImatrixError;
 use hobbit_core::pack::{PackError, PartialError, UnpackError, WriteError};
 use hobbit_core::perplexity::base::BaseError;
 use hobbit_core::plan::{BelowTokenCycle, PlanError};
+use hobbit_core::profile::{LossBoundError, RUNS_MAX, VirtualPlanError, WidthsError, beside, in_percent};
 use hobbit_core::sim::SimError;
 use hobbit_core::store::StoreError;
 use hobbit_core::trace::TraceError;
@@ -68,6 +70,11 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<String> {
             UnpackError::Output(PartialError::Exists { .. }) => Some(FORCE),
             UnpackError::Pack(error) => pack(error),
             _ => None,
+        },
+        |error: &WidthsError| match error {
+            WidthsError::NoWidths => Some("make one with gguf-tools profile --widths q2_k,q3_k,q4_k"),
+            WidthsError::TargetSize { .. } => Some("give a larger --target-size, or profile narrower --widths"),
+            WidthsError::Layer { .. } => None,
         },
         |error: &ImatrixError| matches!(error, ImatrixError::Shape { .. }).then_some(OTHER_IMATRIX),
         |error: &TraceError| matches!(error, TraceError::Magic { .. }).then_some(RECORD),
@@ -136,6 +143,20 @@ fn writing(error: &WriteError) -> Option<&'static str> {
     })
 }
 
+/// The command that measures a model's mixes within a loss, with these expert caches, and its cost.
+pub fn measure_mixes(model: &Path, max_loss: f64, expert_caches: &str) -> String {
+    format!(
+        "make one with: gguf-tools profile {} --text FILE --max-loss {}% --no-widths --expert-cache {expert_caches} -o \
+         {} (for each cache some {} runs over half of the text, token by token: with its 4096 tokens as long as \
+         generating {} takes here)",
+        model.display(),
+        in_percent(max_loss),
+        beside(model).display(),
+        RUNS_MAX + 2,
+        (RUNS_MAX + 2) * 2048,
+    )
+}
+
 fn plan(error: &PlanError) -> Option<String> {
     let unavailable = |minimum: u64, available: Option<u64>| available.filter(|available| minimum > *available);
     Some(match *error {
@@ -180,10 +201,17 @@ fn mib_up(bytes: u64) -> String {
 #[cfg(feature = "engine")]
 fn model(error: &hobbit::Error) -> Option<String> {
     use hobbit::Error as E;
-    if let E::Plan(error) = error {
-        return plan(error);
+    match error {
+        E::Plan(error) => plan(error),
+        E::LossBound(error) => {
+            let LossBoundError { model, max_loss, expert_caches, .. } = &**error;
+            Some(measure_mixes(model, *max_loss, expert_caches))
+        }
+        E::VirtualPlan(VirtualPlanError::TooLarge { needed, given, .. }) => Some(format!(
+            "give --expert-cache {needed}MiB, leave it out, or make a plan with gguf-tools plan --budget {given}MiB"
+        )),
+        _ => of_model(error).map(str::to_owned),
     }
-    of_model(error).map(str::to_owned)
 }
 
 #[cfg(feature = "engine")]

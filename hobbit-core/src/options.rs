@@ -208,9 +208,6 @@ impl FromStr for KvOverride {
 impl ModelOptions {
     /// Checks that a run of `model` with these options overwrites no other data; `more` are the files that the program
     /// itself writes and reads. Errors use `name` to name the option of a file, such as `trace`. See [`files::check`].
-    ///
-    /// # Errors
-    /// As [`files::check`].
     pub fn check_outputs_with(
         &self,
         model: &Path,
@@ -238,9 +235,6 @@ impl ModelOptions {
     }
 
     /// As [`ModelOptions::check_outputs_with`], for a program that writes no files itself.
-    ///
-    /// # Errors
-    /// As [`files::check`].
     pub fn check_outputs(&self, model: &Path) -> Result<(), OutputError> {
         self.check_outputs_with(model, (&[], &[]), |setting| setting)
     }

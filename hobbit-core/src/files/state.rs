@@ -21,17 +21,11 @@ pub struct FileState {
 
 impl FileState {
     /// State of an open file.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn of(file: &File) -> io::Result<Self> {
         Ok(Self::from(&file.metadata()?))
     }
 
     /// State of the file at this path, behind links.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn at(path: &Path) -> io::Result<Self> {
         Ok(Self::from(&std::fs::metadata(path)?))
     }

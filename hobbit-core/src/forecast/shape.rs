@@ -26,7 +26,6 @@ pub type TypeBytes = BTreeMap<GgmlType, u64>;
 pub enum ShapeError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// A dense model, which uses all weights for every token.
     #[error(
         "{0}: no experts: a dense model, which runs as fast as llama.cpp does where it fits, and no faster with hobbit"
     )]

@@ -13,19 +13,15 @@ use super::{GgmlType, Gguf, GgufError, TensorInfo};
 /// Why a file cannot be used beside a model.
 #[derive(Debug, thiserror::Error)]
 pub enum AdapterError {
-    /// It is damaged, or no GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// It is not what it should be, or of another model.
     #[error("{}: this file cannot be used as a {kind}: {fault}", path.display())]
     Unusable { path: PathBuf, kind: &'static str, fault: String },
-    /// It changes experts that are read from files.
     #[error(
         "{}: this LoRA adapter changes experts ({tensor}), which hobbit reads as the model's file has them; merge it \
          into the model (llama-export-lora), or give a --mem-budget in which the whole model fits", path.display()
     )]
     OfExperts { path: PathBuf, tensor: String },
-    /// It could not be read.
     #[error("{}: cannot read this file: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
 }
@@ -41,7 +37,6 @@ pub struct LoraSummary {
     pub output_row_elements: u64,
     /// An expert tensor that it changes.
     pub of_experts: Option<String>,
-    /// Whether it changes routers.
     pub of_routers: bool,
     /// Norm vectors, which llama.cpp leaves out.
     pub n_left_out: usize,
@@ -212,9 +207,6 @@ pub struct Directions {
 }
 
 /// Reads control vectors, each a file and its factor.
-///
-/// # Errors
-/// Any [`AdapterError`] but [`AdapterError::OfExperts`].
 pub fn read_directions<'a>(
     files: impl IntoIterator<Item = (&'a Path, f32)>,
     model: &Gguf,

@@ -32,13 +32,11 @@ pub struct ExpertClass {
 pub struct SliceShape {
     /// Which matrix.
     pub kind: SliceKind,
-    /// Element type.
     pub dtype: GgmlType,
     /// Row length in elements.
     pub ne0: u64,
     /// Rows.
     pub ne1: u64,
-    /// Bytes of the slice.
     pub bytes: u64,
     /// Start of its region in the slot, a multiple of [`BLOCK_BYTES`].
     pub region: u64,
@@ -51,7 +49,6 @@ pub struct SliceShape {
 pub struct LayerCatalog {
     /// Block number.
     pub layer: u16,
-    /// Number of experts.
     pub n_expert: u16,
     /// Every expert's high version.
     pub high: Vec<VersionSource>,
@@ -108,7 +105,6 @@ pub struct SliceSource {
     pub extent: Extent,
     /// Distance of the first byte from the start of the slice's region: where a direct read lands in place.
     pub lead: u64,
-    /// How it is stored.
     pub stored: Stored,
 }
 
@@ -126,7 +122,6 @@ impl SliceSource {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("tensor '{tensor}': {found}, expected {expected}")]
 pub struct LowMismatch {
-    /// The tensor that disagrees.
     pub tensor: String,
     /// Value in the low file.
     pub found: String,
@@ -135,7 +130,6 @@ pub struct LowMismatch {
 }
 
 impl ExpertClass {
-    /// The slice of this kind.
     pub fn slice(&self, kind: SliceKind) -> Option<&SliceShape> {
         self.slices.iter().find(|slice| slice.kind == kind)
     }

@@ -16,7 +16,6 @@ pub struct ExpertMap {
 pub struct LayerExperts {
     /// Block number.
     pub layer: u16,
-    /// Number of experts.
     pub n_expert: u32,
     /// At least `up` (or `gate_up`) and `down`, sorted by [`SliceKind`].
     pub tensors: Vec<ExpertTensor>,
@@ -27,15 +26,12 @@ pub struct LayerExperts {
 pub struct ExpertTensor {
     /// Which matrix.
     pub kind: SliceKind,
-    /// Name in the file.
     pub name: String,
-    /// Element type.
     pub dtype: GgmlType,
     /// Row length in elements.
     pub ne0: u64,
     /// Rows per expert.
     pub ne1: u64,
-    /// Number of experts.
     pub n_expert: u32,
     /// Index into [`Gguf::files`].
     pub file: u32,

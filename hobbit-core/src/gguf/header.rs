@@ -28,7 +28,6 @@ const DIMS_MAX: u32 = 4;
 /// Where a key-value pair lies in the header and what it holds.
 #[derive(Clone, Debug)]
 pub struct KvEntry {
-    /// Key.
     pub key: String,
     /// Type of the value, or of an array's elements.
     pub item: ValueType,

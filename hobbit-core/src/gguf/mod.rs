@@ -41,7 +41,6 @@ use split::ShardName;
 /// One of the files a model consists of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceFile {
-    /// Path.
     pub path: PathBuf,
     /// Length in bytes when the header was read.
     pub len: u64,
@@ -49,12 +48,9 @@ pub struct SourceFile {
     pub state: FileState,
 }
 
-/// A tensor of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Name.
     pub name: String,
-    /// Element type.
     pub dtype: GgmlType,
     /// Shape, fastest first; 1 to 4 entries.
     pub dims: Vec<u64>,
@@ -246,7 +242,6 @@ impl Gguf {
         Ok((header, metadata))
     }
 
-    /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         let found = self.by_name.binary_search_by_key(&name, |i| self.tensors[*i as usize].name.as_str());
         found.ok().map(|i| &self.tensors[self.by_name[i] as usize])

@@ -37,14 +37,12 @@ pub enum Piece<'a> {
     Header(&'a [u8]),
     /// The rest of a segment: `source` starts at the position.
     Source {
-        /// The segment.
         segment: &'a Segment,
         /// Its bytes from the position on.
         source: Extent,
     },
     /// The rest of a segment without source. Reads as zeros.
     Absent {
-        /// The segment.
         segment: &'a Segment,
         /// Bytes from the position on.
         len: u64,
@@ -67,7 +65,6 @@ pub struct VirtualGguf {
 }
 
 impl VirtualGguf {
-    /// The piece at `pos`.
     pub fn segment_at(&self, pos: u64) -> Piece<'_> {
         if pos >= self.len {
             return Piece::End;

@@ -179,7 +179,6 @@ impl Automaton {
         })
     }
 
-    /// Number of nodes.
     pub(super) fn n_nodes(&self) -> usize {
         self.stacks.len()
     }

@@ -15,7 +15,6 @@ pub const VERSION_BIT_PLANES: u32 = 2;
 /// Maximum number of experts, over all layers, and of their versions.
 pub(super) const VERSIONS_MAX: u64 = 1 << 20;
 
-/// Keys.
 pub(super) mod key {
     pub const VERSION: &str = "hobbit.pack.version";
     pub const KIND: &str = "hobbit.pack.kind";
@@ -139,7 +138,6 @@ pub(super) struct Row {
     pub checksum: u64,
 }
 
-/// Bytes of a [`Row`].
 pub(super) const ROW_BYTES: usize = 64;
 
 impl Row {

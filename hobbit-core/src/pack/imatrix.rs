@@ -41,28 +41,22 @@ struct Entry {
 /// Why an importance matrix cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImatrixError {
-    /// The operating system refused.
     #[error("{}: cannot {action}: {error}", path.display())]
     Io { path: PathBuf, action: &'static str, error: io::Error },
-    /// A damaged GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// The binary format of llama-imatrix before GGUF, or not an importance matrix.
     #[error(
         "{path}: this is not a GGUF file; convert an importance matrix of the old format: llama-imatrix --in-file \
             {path} -o imatrix.gguf",
         path = path.display()
     )]
     NotGguf { path: PathBuf },
-    /// Another kind of GGUF file, or a damaged one.
     #[error("{}: {what}: found {found}, expected {expected}; is this a file of llama-imatrix? if so, compute or fetch \
         it again", path.display())]
     Malformed { path: PathBuf, what: String, found: String, expected: String },
-    /// Values for a tensor of another shape.
     #[error("{}: tensor '{tensor}': {found} values, expected {expected}; this importance matrix was computed from \
         another model", path.display())]
     Shape { path: PathBuf, tensor: String, found: String, expected: String },
-    /// A value that cannot be a mean of squares.
     #[error("{}: tensor '{tensor}', expert {expert}: {what} is {value}, expected a finite number from 0; compute the \
         importance matrix again", path.display())]
     Value { path: PathBuf, tensor: String, expert: u16, what: String, value: f32 },
@@ -70,9 +64,6 @@ pub enum ImatrixError {
 
 impl Imatrix {
     /// Opens an importance matrix and reads its index.
-    ///
-    /// # Errors
-    /// [`ImatrixError::Io`], [`ImatrixError::NotGguf`], [`ImatrixError::Gguf`] or [`ImatrixError::Malformed`].
     pub fn open(path: &Path) -> Result<Self, ImatrixError> {
         let io = |action| move |error| ImatrixError::Io { path: path.to_owned(), action, error };
         // Check before opening: opening a pipe would block until it has a writer.
@@ -92,9 +83,6 @@ impl Imatrix {
     /// Importance of the columns of one expert's matrix (`n_per_row` values): the mean square of its inputs, or ones
     /// for an expert without tokens. `None` if the file has no entry for the tensor. `tensor` is the weight's name in
     /// the model, of shape `[n_per_row, rows, n_expert]`; `n_expert` is 1 for ordinary matrices.
-    ///
-    /// # Errors
-    /// [`ImatrixError::Shape`], [`ImatrixError::Value`] or [`ImatrixError::Io`].
     ///
     /// # Panics
     /// If `expert` is not below `n_expert`.
@@ -216,7 +204,6 @@ mod tests {
         Imatrix::open(file.path())
     }
 
-    /// Sums and counts of [`DOWN`].
     fn down(dims: [u64; 2], sums: &[f32], counts: &[f32]) -> Imatrix {
         let (sum_name, count_name) = (format!("{DOWN}{SUMS}"), format!("{DOWN}{COUNTS}"));
         let n_counts = counts.len() as u64;

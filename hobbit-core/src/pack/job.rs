@@ -25,7 +25,6 @@ const CHUNK: u64 = 4 << 20;
 pub(super) struct Jobs<'a> {
     pub plan: &'a Plan<'a>,
     pub recode: &'a dyn Recode,
-    /// Files of the source.
     pub files: &'a [File],
     pub partial: &'a Partial<'a>,
     /// Bytes written by all jobs.

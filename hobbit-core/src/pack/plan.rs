@@ -46,7 +46,6 @@ pub struct PackSpec<'a> {
     pub norms: Option<String>,
     /// Measured mixes, as `profile::mixes_to_json` writes them.
     pub mixes: Option<String>,
-    /// Importance matrix.
     pub importance: Option<&'a Imatrix>,
     /// Threads that recode, at least 1.
     pub threads: usize,
@@ -68,9 +67,7 @@ pub struct Fallback {
     pub tensor: String,
     /// Elements per row.
     pub ne0: u64,
-    /// Type asked for.
     pub wanted: GgmlType,
-    /// Type taken.
     pub taken: GgmlType,
 }
 
@@ -99,7 +96,6 @@ pub(super) struct Plan<'a> {
     /// `hobbit.paths`; empty if there is no path table.
     pub paths: Vec<u8>,
     pub source_size: u64,
-    /// Fingerprint of the source.
     pub fingerprint: Sha256,
     pub fallbacks: Vec<Fallback>,
     /// Whether a plain GGUF can express the high versions, and whether it equals the source.
@@ -249,7 +245,6 @@ impl<'a> Plan<'a> {
         WriteError::Source { path: self.source.files[file as usize].path.clone(), error }
     }
 
-    /// The layer of a row.
     pub fn layer(&self, row: &Row) -> &LayerExperts {
         self.experts.layer(row.version.expert.layer).expect("rows are made of the map's layers")
     }

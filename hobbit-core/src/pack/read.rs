@@ -24,7 +24,6 @@ const CLASSES_MAX: usize = 1024;
 /// Maximum bytes of a plain model's header; the GGUF reader's own limit.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
 
-/// Metadata of a pack.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackInfo {
     /// Types of the high versions, for people: `q8_0`, `q4_K,down=q6_K`. `None` in a low pack.
@@ -60,7 +59,6 @@ pub struct PackInfo {
 pub struct PackedVersion {
     /// Expert and precision.
     pub version: Version,
-    /// Types of its slices.
     pub types: SliceTypes,
     /// Location of the record; file 0 is the pack. In bit planes, the version's own ones only: a high version is read
     /// from the low version's record and its own, which follows it.
@@ -105,9 +103,6 @@ impl Pack {
     }
 
     /// Reads and checks header and index of the pack at `path`, without records and tensors: see [`super::verify()`].
-    ///
-    /// # Errors
-    /// Any [`PackError`] but [`PackError::LowOnly`].
     pub fn open(path: &Path) -> Result<Self, PackError> {
         let raw = Gguf::open(path)?;
         if !Self::is_pack(&raw) {
@@ -173,7 +168,6 @@ impl Pack {
         checked.map_err(|error| PackError::PathTable { path: self.path.clone(), error })
     }
 
-    /// Version of the format.
     pub fn version(&self) -> u32 {
         if self.info.bit_planes { format::VERSION_BIT_PLANES } else { format::VERSION }
     }
@@ -188,9 +182,6 @@ impl Pack {
     }
 
     /// Checks that the pack works without a plain model.
-    ///
-    /// # Errors
-    /// [`PackError::LowOnly`].
     pub fn require_full(&self) -> Result<(), PackError> {
         let (path, model) = (self.path.clone(), self.info.source_name.clone());
         if self.kind == PackKind::Full { Ok(()) } else { Err(PackError::LowOnly { path, model }) }

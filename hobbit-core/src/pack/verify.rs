@@ -19,7 +19,6 @@ pub struct Verified {
     pub tensors: usize,
     /// Records checked.
     pub versions: usize,
-    /// Bytes checked.
     pub bytes: u64,
     /// All faults, in file order.
     pub faults: Vec<Fault>,
@@ -32,7 +31,6 @@ pub struct Fault {
     pub tensor: String,
     /// Block number, where the part is a record.
     pub layer: Option<u16>,
-    /// Expert, likewise.
     pub expert: Option<u16>,
     /// `high` or `low`, likewise.
     pub precision: Option<&'static str>,

@@ -29,22 +29,18 @@ use crate::gguf::{Gguf, Recode, SourceFile, WriteError as HeaderError};
 pub struct Written {
     /// The pack.
     pub path: PathBuf,
-    /// Its length in bytes.
     pub bytes: u64,
     /// Records in it.
     pub versions: usize,
     /// Types that did not fit, and their replacements.
     pub fallbacks: Vec<Fallback>,
-    /// Digest of the source.
     pub source_sha256: Sha256,
     /// Digest of the output of [`super::unpack()`], if a plain GGUF can express the pack.
     pub plain_sha256: Option<Sha256>,
 }
 
-/// Progress of a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Current stage.
     pub stage: Stage,
     /// Bytes done in this stage.
     pub done: u64,
@@ -54,7 +50,6 @@ pub struct Progress {
     pub finished: usize,
 }
 
-/// Stage of a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// Writing tensors and records.

@@ -29,7 +29,6 @@ const HEAD_BYTES: u64 = MAGIC.len() as u64 + 3 * 4;
 /// Why a base file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BaseError {
-    /// The system refuses an operation.
     #[error("{}: cannot {action} this base file: {source}", path.display())]
     Io {
         /// The file.
@@ -39,7 +38,6 @@ pub enum BaseError {
         /// The cause.
         source: io::Error,
     },
-    /// Another kind of file.
     #[error(
         "{}: this does not look like a file containing log-probabilities, or the run that made it did not end",
         path.display()
@@ -48,7 +46,6 @@ pub enum BaseError {
         /// The file.
         path: PathBuf,
     },
-    /// Numbers in the head that no run writes.
     #[error("{}: the head is damaged ({what} is {found}); make the base again", path.display())]
     Damaged {
         /// The file.
@@ -58,7 +55,6 @@ pub enum BaseError {
         /// Its value.
         found: i64,
     },
-    /// The run that made it did not end.
     #[error(
         "{}: cut off: {found} bytes where {expected} belong; it holds {complete} complete chunks; use no more, or \
          make the base again",
@@ -71,7 +67,6 @@ pub enum BaseError {
         found: u64,
         /// Its length by its head for the wanted chunks, in bytes.
         expected: u64,
-        /// Complete chunks.
         complete: usize,
     },
 }
@@ -88,7 +83,6 @@ pub struct BaseHead {
 }
 
 impl BaseHead {
-    /// Number of chunks.
     pub fn n_chunk(&self) -> usize {
         self.tokens.len() / self.n_ctx.max(1)
     }
@@ -135,18 +129,12 @@ impl BaseWriter {
     }
 
     /// Writes neighbouring rows of a chunk, from row number `row` on, as [`super::logits::encode`] makes them.
-    ///
-    /// # Errors
-    /// A full disk.
     pub fn rows(&mut self, chunk: usize, row: usize, words: &[u16]) -> Result<(), BaseError> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.write_at(self.head.offset(chunk, row), &bytes)
     }
 
     /// Marks the file as complete.
-    ///
-    /// # Errors
-    /// A full disk.
     pub fn finish(mut self) -> Result<(), BaseError> {
         self.write_at(0, MAGIC)
     }
@@ -161,7 +149,6 @@ impl BaseWriter {
 pub struct BaseReader {
     path: PathBuf,
     file: File,
-    /// Its head.
     pub head: BaseHead,
     bytes: u64,
 }
@@ -209,9 +196,6 @@ impl BaseReader {
     }
 
     /// Whether the rows of the first `n_chunk` chunks are there.
-    ///
-    /// # Errors
-    /// [`BaseError::CutOff`].
     pub fn holds(&self, n_chunk: usize) -> Result<(), BaseError> {
         let rows = self.bytes - self.head.offset(0, 0);
         let complete = usize::try_from(rows / self.head.chunk_bytes()).unwrap_or(usize::MAX);

@@ -19,7 +19,6 @@ pub struct Outcome {
     pub decode: PhaseOutcome,
     /// Layers with experts, ascending; both phases.
     pub layers: Vec<LayerOutcome>,
-    /// Prefetches.
     pub prefetch: PrefetchOutcome,
     /// Low versions that were replaced by high ones in the background.
     pub upgrades: u64,
@@ -27,10 +26,8 @@ pub struct Outcome {
     pub bytes_read: u64,
 }
 
-/// One phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PhaseOutcome {
-    /// Tokens.
     pub tokens: u64,
     /// Needed experts whose version was there: one per distinct expert, layer and batch.
     pub hits: u64,
@@ -63,7 +60,6 @@ pub struct Shares {
     pub loaded: f64,
 }
 
-/// Result of one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LayerOutcome {
     /// Block number.

@@ -380,7 +380,6 @@ fn layout(header: &Header, config: &Config, cache: &Cache) -> Layout {
     Layout::new(header.model.layers.iter().map(shape), cache, bytes)
 }
 
-/// The planner of prefetches.
 fn planner(config: &Config) -> Prefetcher {
     let thresholds = match config.mode {
         PrecisionMode::Exact => Thresholds { t1: 1.0, t2: 1.0 },

@@ -23,9 +23,6 @@ pub(super) fn probe_ring() -> io::Result<()> {
 
 impl DirectStore {
     /// Fails.
-    ///
-    /// # Errors
-    /// [`StoreError::Unavailable`].
     pub fn start(_: Vec<OpenFile>, _: DirectOptions) -> Result<Self, StoreError> {
         Err(StoreError::Unavailable { engine: ENGINE, reason: "it needs Linux (io_uring and O_DIRECT)".into() })
     }

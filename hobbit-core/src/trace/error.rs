@@ -6,17 +6,14 @@ use std::path::{Path, PathBuf};
 /// Why a trace cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The operating system refused.
     #[error("{}cannot {action} this trace: {error}", named(path))]
     Io {
         /// File; empty for a writer, which has no path.
         path: PathBuf,
-        /// Attempted action.
         action: &'static str,
         /// The operating system's reason.
         error: io::Error,
     },
-    /// Another kind of file.
     #[error("{}: not a trace: it begins with {found:02x?}, expected \"HOBBITTR\"", path.display())]
     Magic {
         /// File.
@@ -24,7 +21,6 @@ pub enum TraceError {
         /// Its first bytes, at most eight.
         found: Vec<u8>,
     },
-    /// Written by another version.
     #[error("{}: version {found} of the trace format, expected {expected}; record the trace again with this hobbit",
         path.display())]
     Version {
@@ -35,7 +31,6 @@ pub enum TraceError {
         /// Supported version.
         expected: u16,
     },
-    /// The description of model and settings is invalid.
     #[error("{}: the trace's header is damaged: {reason}; record the trace again", path.display())]
     Header {
         /// File.
@@ -43,7 +38,6 @@ pub enum TraceError {
         /// The fault.
         reason: String,
     },
-    /// A record is invalid.
     #[error("{}: the record at byte {offset} is damaged: {reason}; what precedes it can be read, record the rest again",
         path.display())]
     Record {
@@ -54,7 +48,6 @@ pub enum TraceError {
         /// The value found and the expected value.
         reason: String,
     },
-    /// The recorded routes do not fit this model.
     #[error("{}: these routes cannot be followed: {reason}", path.display())]
     Routes {
         /// File.
@@ -62,7 +55,6 @@ pub enum TraceError {
         /// The value found and the expected value.
         reason: String,
     },
-    /// The format cannot store a value: a bug of the caller, or a batch beyond all limits.
     #[error("this cannot be recorded: {reason}")]
     Unwritable {
         /// The fault.

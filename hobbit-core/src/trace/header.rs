@@ -20,12 +20,9 @@ const LAYERS_MAX: usize = 4096;
 /// Maximum bytes of an expert, so that sums over all experts of all layers fit in 64 bits.
 const EXPERT_BYTES_MAX: u64 = 1 << 35;
 
-/// Header of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Header {
-    /// The recorded model.
     pub model: ModelDescription,
-    /// Settings of the engine.
     #[serde(default)]
     pub settings: Settings,
     /// Measurements of the machine, if known: `link_bytes_per_second`, `read_latency_seconds` and others.
@@ -44,12 +41,10 @@ pub struct ModelDescription {
     pub layers: Vec<Layer>,
 }
 
-/// One layer with experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
     /// Block number.
     pub layer: u16,
-    /// Experts.
     pub n_expert: u16,
     /// Experts per token (k).
     pub n_used: u16,
@@ -70,7 +65,6 @@ fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
 }
 
-/// Settings of the engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, SmartDefault)]
 #[serde(default)]
 pub struct Settings {

@@ -48,10 +48,6 @@ struct Executed {
 }
 
 impl TraceReader<BufReader<File>> {
-    /// Opens a file.
-    ///
-    /// # Errors
-    /// As [`TraceReader::new`].
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let file = File::open(path).map_err(|error| TraceError::Io { path: path.to_owned(), action: "open", error })?;
         Self::new(BufReader::with_capacity(1 << 20, file), path)
@@ -60,9 +56,6 @@ impl TraceReader<BufReader<File>> {
 
 impl<R: Read> TraceReader<R> {
     /// Reads the header; `path` is for messages.
-    ///
-    /// # Errors
-    /// [`TraceError::Io`], [`TraceError::Magic`], [`TraceError::Version`] or [`TraceError::Header`].
     pub fn new(mut input: R, path: impl Into<PathBuf>) -> Result<Self, TraceError> {
         let path = path.into();
         let io = |error| TraceError::Io { path: path.clone(), action: "read", error };
@@ -95,7 +88,6 @@ impl<R: Read> TraceReader<R> {
         Ok(Self { input, path, header, offset, payload: json, executed: None, is_done: false, truncated: None })
     }
 
-    /// Header of the trace.
     pub fn header(&self) -> &Header {
         &self.header
     }

@@ -14,7 +14,6 @@ const USES_MAX: usize = 64 << 20;
 /// A model's layers with experts: block number, experts, experts per token.
 pub type Shape = [(u16, usize, usize)];
 
-/// The routes of a trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Routes {
     layers: Vec<LayerRoutes>,

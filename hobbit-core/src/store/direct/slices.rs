@@ -54,7 +54,6 @@ pub(super) struct Operation {
     pub address: *mut u8,
     /// End of the needed bytes in the file.
     end: u64,
-    /// Number of its unit.
     unit: Option<usize>,
 }
 
