@@ -28,7 +28,7 @@ pub use error::GgufError;
 pub use experts::{ExpertMap, ExpertTensor, LayerExperts};
 pub use header::Header;
 pub use metadata::Metadata;
-pub use recode::{CopyOnly, Recode, RecodeError};
+pub use recode::{Recode, RecodeError};
 pub use split::shards_by_name;
 pub use value::{Value, ValueType};
 pub use virtual_file::{Piece, Segment, VirtualGguf};

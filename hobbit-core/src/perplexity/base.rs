@@ -30,45 +30,22 @@ const HEAD_BYTES: u64 = MAGIC.len() as u64 + 3 * 4;
 #[derive(Debug, thiserror::Error)]
 pub enum BaseError {
     #[error("{}: cannot {action} this base file: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The failed operation.
-        action: &'static str,
-        /// The cause.
-        source: io::Error,
-    },
+    Io { path: PathBuf, action: &'static str, source: io::Error },
     #[error(
         "{}: this does not look like a file containing log-probabilities, or the run that made it did not end",
         path.display()
     )]
-    NotABase {
-        /// The file.
-        path: PathBuf,
-    },
+    NotABase { path: PathBuf },
+    /// A number in the head that no run writes.
     #[error("{}: the head is damaged ({what} is {found}); make the base again", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// The number.
-        what: &'static str,
-        /// Its value.
-        found: i64,
-    },
+    Damaged { path: PathBuf, what: &'static str, found: i64 },
+    /// The run that made it did not end: bytes found and expected, and complete chunks.
     #[error(
         "{}: cut off: {found} bytes where {expected} belong; it holds {complete} complete chunks; use no more, or \
          make the base again",
         path.display()
     )]
-    CutOff {
-        /// The file.
-        path: PathBuf,
-        /// Its length in bytes.
-        found: u64,
-        /// Its length by its head for the wanted chunks, in bytes.
-        expected: u64,
-        complete: usize,
-    },
+    CutOff { path: PathBuf, found: u64, expected: u64, complete: usize },
 }
 
 /// Head of a base file.

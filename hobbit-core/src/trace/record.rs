@@ -16,7 +16,6 @@ pub enum Record {
     Layer(LayerRecord),
     /// A read without a waiting product has started.
     Load {
-        /// Expert and precision.
         #[serde(flatten)]
         version: Version,
         /// Reason; never [`ReadClass::OnDemand`], which [`Needed`] records.
@@ -24,18 +23,11 @@ pub enum Record {
         bytes: u64,
     },
     /// A batch has been evaluated: its layers are the layer records since the last one.
-    Batch {
-        /// Prompt or decoding.
-        phase: Phase,
-        n_tokens: u32,
-        /// Wall time.
-        seconds: f32,
-    },
+    Batch { phase: Phase, n_tokens: u32, seconds: f32 },
     /// Residents before the first batch.
     Residents(ResidentsRecord),
     /// A read of an earlier [`Record::Load`] was withdrawn before it started.
     Withdrawn {
-        /// Expert and precision.
         #[serde(flatten)]
         version: Version,
         /// Bytes that were not read.
@@ -119,7 +111,6 @@ pub struct Needed {
 /// nothing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LayerRecord {
-    /// Block number.
     pub layer: u16,
     pub n_tokens: u32,
     /// Experts per token.

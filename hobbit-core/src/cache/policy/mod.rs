@@ -18,7 +18,7 @@ mod smoe;
 mod tests;
 mod weights;
 
-pub use belady::{Belady, Near, Upcoming};
+pub use belady::{Belady, Upcoming};
 pub use edgemoe::EdgeMoe;
 pub use hobbit::Hobbit;
 pub use kind::{PolicyKind, Shape, build, table_bytes};
