@@ -9,11 +9,15 @@ use hobbit::engine::RpcError;
 #[cfg(feature = "engine")]
 use hobbit::engine::{DeviceError, LowError};
 use hobbit_core::gguf::RecodeError;
+#[cfg(feature = "engine")]
+use hobbit_core::gguf::adapter::AdapterError;
 use hobbit_core::pack::imatrix::ImatrixError;
 use hobbit_core::pack::{PackError, PartialError, UnpackError, WriteError};
 use hobbit_core::perplexity::base::BaseError;
 use hobbit_core::plan::{BelowTokenCycle, PlanError};
-use hobbit_core::profile::{LossBoundError, RUNS_MAX, VirtualPlanError, WidthsError, beside, in_percent};
+#[cfg(feature = "engine")]
+use hobbit_core::profile::{LossBoundError, VirtualPlanError};
+use hobbit_core::profile::{RUNS_MAX, WidthsError, beside, in_percent};
 use hobbit_core::sim::SimError;
 use hobbit_core::store::StoreError;
 use hobbit_core::trace::TraceError;
@@ -130,8 +134,7 @@ fn writing(error: &WriteError) -> Option<&'static str> {
         WriteError::PlanesLowOnly { .. } => "leave out --bit-planes or --only-low",
         WriteError::Scale { .. } => "leave out --bit-planes",
         WriteError::NothingLow { .. } => "give --low, for example --low q2_k",
-        WriteError::NeedsImportance { .. }
-        | WriteError::Recode { error: RecodeError::ImportanceMissing { .. }, .. } => {
+        WriteError::Recode { error: RecodeError::ImportanceMissing { .. }, .. } => {
             "give one with --imatrix, or choose a type like q2_k"
         }
         WriteError::PathTable { .. } => "or leave out --path-table",
@@ -223,6 +226,7 @@ fn of_model(error: &hobbit::Error) -> Option<&'static str> {
         E::PackWrite(error) => return writing(error),
         E::Device(error) => return device(error),
         E::Low(error) => return low(error),
+        E::Adapter(AdapterError::OfExperts { .. }) => "or give a --mem-budget in which the whole model fits",
         E::NoExperts { .. } => "leave --low out",
         E::LowMismatch { .. } => "give a smaller quant of the same model, or make one with --low q2_k",
         E::LowOfAnother { .. } => {

@@ -205,7 +205,7 @@ fn failures_name_the_file() {
     assert!(failure(&["replay", &file]).contains("no complete batch"));
     trace(Path::new(&file), 2);
     assert!(failure(&["replay", &file, "--precision", "dynamic"]).contains("--low-bytes"));
-    assert!(failure(&["replay", &file, "--t1", "0.9", "--t2", "0.5"]).contains("--t1 0.9 is above"));
+    assert!(failure(&["replay", &file, "--t1", "0.9", "--t2", "0.5"]).contains("T1 = 0.9 is above"));
     for words in [
         &["replay"][..],
         &["fly"],

@@ -19,11 +19,9 @@ pub enum AdapterError {
     Unusable { path: PathBuf, kind: &'static str, fault: String },
     #[error(
         "{}: this LoRA adapter changes experts ({tensor}), which hobbit reads as the model's file has them; merge it \
-         into the model (llama-export-lora), or give a --mem-budget in which the whole model fits", path.display()
+         into the model (llama-export-lora)", path.display()
     )]
     OfExperts { path: PathBuf, tensor: String },
-    #[error("{}: cannot read this file: {source}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
 }
 
 /// Facts from the header of an adapter that fits the model.
@@ -51,14 +49,11 @@ const CONTROL: &str = "control vector";
 
 /// Reads an adapter's header, holds it against the model's, and looks through its weights for numbers that are not
 /// finite.
-///
-/// # Errors
-/// Any [`AdapterError`] but [`AdapterError::OfExperts`], which depends on who keeps the experts.
 pub fn check_lora(path: &Path, model: &Gguf) -> Result<LoraSummary, AdapterError> {
     let adapter = Gguf::open(path)?;
     let unusable = |fault| AdapterError::Unusable { path: path.to_owned(), kind: LORA, fault };
     let summary = lora_summary(&adapter, model).map_err(unusable)?;
-    let read = |source| AdapterError::Read { path: path.to_owned(), source };
+    let read = |error| GgufError::Io { path: path.to_owned(), action: "read".to_owned(), error };
     let file = std::fs::File::open(path).map_err(read)?;
     for tensor in &adapter.tensors {
         if !is_finite(&file, tensor).map_err(read)? {
@@ -220,7 +215,7 @@ pub fn read_directions<'a>(
         let vector = Gguf::open(path)?;
         let unusable = |fault| AdapterError::Unusable { path: path.to_owned(), kind: CONTROL, fault };
         let directions = check_whole(&vector).and_then(|()| directions(&vector, n_embd, n_layer)).map_err(unusable)?;
-        let read = |source| AdapterError::Read { path: path.to_owned(), source };
+        let read = |error| GgufError::Io { path: path.to_owned(), action: "read".to_owned(), error };
         let file = std::fs::File::open(path).map_err(read)?;
         let mut bytes = vec![0; n_embd as usize * 4];
         for (layer, tensor) in directions {

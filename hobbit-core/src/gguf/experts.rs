@@ -101,11 +101,8 @@ pub fn parse_name(name: &str) -> Option<(u16, SliceKind)> {
 }
 
 impl Gguf {
-    /// The model's experts.
-    ///
-    /// # Errors
-    /// [`GgufError::Experts`] if a layer's expert tensors have shapes that do not fit each other, are incomplete, or
-    /// disagree with `<architecture>.expert_count`.
+    /// The model's experts. A layer's expert tensors must be complete, and their shapes must fit each other and
+    /// `<architecture>.expert_count`.
     pub fn experts(&self) -> Result<ExpertMap, GgufError> {
         let mut all = Vec::new();
         for info in &self.tensors {
@@ -195,6 +192,7 @@ impl Gguf {
 
     fn expert_fault(&self, info: &TensorInfo, what: &'static str, found: String, expected: String) -> GgufError {
         let path = self.files[info.extent.file as usize].path.clone();
-        GgufError::Experts { path, tensor: info.name.clone(), what, found, expected }
+        let remedy = "the model was converted wrongly, fetch or convert it again";
+        GgufError::Malformed { path, what: format!("tensor '{}': {what}", info.name), found, expected, remedy }
     }
 }

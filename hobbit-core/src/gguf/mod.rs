@@ -92,9 +92,6 @@ struct Views {
 
 impl Gguf {
     /// Reads the headers of the model at `path`; of a split model, `path` is any shard.
-    ///
-    /// # Errors
-    /// Any [`GgufError`] but [`GgufError::Experts`]. Experts are looked at by [`Gguf::experts`].
     pub fn open(path: &Path) -> Result<Self, GgufError> {
         Self::open_as(path, Extents::InsideFile)
     }
@@ -102,9 +99,6 @@ impl Gguf {
     /// As [`Gguf::open`], of files whose headers are whole and whose data end early, such as the first megabytes of a
     /// download. Such a model can be inspected, not run: [`TensorInfo::extent`] may lie beyond the end of its file, and
     /// [`Gguf::missing_bytes`] counts the bytes beyond it.
-    ///
-    /// # Errors
-    /// As [`Gguf::open`]; [`GgufError::HeaderCut`] where a file ends inside its header.
     pub fn open_partial(path: &Path) -> Result<Self, GgufError> {
         Self::open_as(path, Extents::Anywhere)
     }
@@ -122,7 +116,8 @@ impl Gguf {
 
     fn open_shards(path: &Path, count: u64, extents: Extents) -> Result<Self, GgufError> {
         let mismatch = |path: &Path, what, found: String, expected: String| {
-            Err(GgufError::SplitMismatch { path: path.to_owned(), what, found, expected })
+            let remedy = "the shards come from different splits or were renamed, fetch them again";
+            Err(GgufError::Malformed { path: path.to_owned(), what: String::from(what), found, expected, remedy })
         };
         let Some(name) = ShardName::parse(path).filter(|n| u64::from(n.count) == count) else {
             let found = path.file_name().unwrap_or_default().display().to_string();
@@ -134,12 +129,12 @@ impl Gguf {
         for number in 1..=name.count {
             let shard = name.path(number, path);
             if !shard.exists() {
-                return Err(GgufError::MissingShard {
-                    path: path.to_owned(),
-                    number,
-                    count: name.count,
-                    missing: shard,
-                });
+                let (count, shard) = (name.count, shard.display());
+                let reason = format!(
+                    "shard {number} of {count} is missing, looked for {shard}; fetch it into the same directory, under \
+                     that name"
+                );
+                return Err(GgufError::refused(path, reason));
             }
             let (file, mut header) = open_header(&shard, extents)?;
             let own = Metadata::decode(&header, &shard)?;
@@ -186,11 +181,8 @@ impl Gguf {
         by_name.sort_by_key(|i| tensors[*i as usize].name.as_str());
         if let Some(twice) = by_name.windows(2).find(|w| tensors[w[0] as usize].name == tensors[w[1] as usize].name) {
             let (first, second) = (&tensors[twice[0] as usize], &tensors[twice[1] as usize]);
-            return Err(GgufError::DuplicateTensor {
-                path: files[second.extent.file as usize].path.clone(),
-                tensor: second.name.clone(),
-                first: files[first.extent.file as usize].path.clone(),
-            });
+            let [first_file, file] = [first, second].map(|tensor| &files[tensor.extent.file as usize].path);
+            return Err(occurs_twice(file, &second.name, first_file));
         }
         // The virtual file's length must be a file offset too, padding included.
         let padded =
@@ -281,6 +273,11 @@ enum Extents {
     Anywhere,
 }
 
+fn occurs_twice(path: &Path, tensor: &str, first: &Path) -> GgufError {
+    let (first, remedy) = (first.display(), "names must be unique, fetch or convert the model again");
+    GgufError::refused(path, format!("tensor '{tensor}' occurs twice, first in {first}; {remedy}"))
+}
+
 fn open_header(path: &Path, extents: Extents) -> Result<(SourceFile, Header), GgufError> {
     let io = |action: &str| {
         let action = action.to_owned();
@@ -289,10 +286,13 @@ fn open_header(path: &Path, extents: Extents) -> Result<(SourceFile, Header), Gg
     // Before opening: opening a pipe would wait for a writer.
     let kind = std::fs::metadata(path).map_err(io("open"))?;
     if kind.is_dir() {
-        return Err(GgufError::Directory { path: path.to_owned() });
+        let reason =
+            "is a directory, expected a .gguf file; name the file inside it (for a split model: any of its shards)";
+        return Err(GgufError::refused(path, reason));
     }
     if !kind.is_file() {
-        return Err(GgufError::NotAFile { path: path.to_owned() });
+        let reason = "is not a regular file; experts are read at random offsets, copy the model to a disk first";
+        return Err(GgufError::refused(path, reason));
     }
     let file = File::open(path).map_err(io("open"))?;
     let state = FileState::of(&file).map_err(io("read the length"))?;
@@ -304,7 +304,11 @@ fn open_header(path: &Path, extents: Extents) -> Result<(SourceFile, Header), Gg
     };
     let header = Header::read(file, len, path).map_err(|error| match error {
         GgufError::Truncated { path, what, end, len, .. } if extents == Extents::Anywhere => {
-            GgufError::HeaderCut { path, what, end, len }
+            let reason = format!(
+                "the {len} bytes that are there end inside the header: {what} needs bytes up to {end}; fetch more of it, \
+                 headers with a tokenizer have up to 40 MiB"
+            );
+            GgufError::Refused { path, reason }
         }
         error => error,
     })?;

@@ -15,12 +15,8 @@ use crate::store::StoreError;
 pub enum PackError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    #[error("{}: not an expert pack: key 'hobbit.pack.version' is missing; make one with `gguf-tools pack`",
-        path.display())]
-    NotAPack { path: PathBuf },
-    #[error("{}: expert pack of version {found}, expected 1 to {expected}; the file is newer than this build, update, \
-        or pack the model again", path.display())]
-    Version { path: PathBuf, found: u64, expected: u32 },
+    #[error("{}: {reason}", path.display())]
+    Refused { path: PathBuf, reason: String },
     #[error("{}: {what}: found {found}, expected {expected}; the pack is damaged, fetch it or pack the model again",
         path.display())]
     Malformed { path: PathBuf, what: String, found: String, expected: String },
@@ -28,8 +24,6 @@ pub enum PackError {
     PathTable { path: PathBuf, error: PathTableError },
     #[error("{}: holds only low-precision experts, expected a whole model; it was made from {model}", path.display())]
     LowOnly { path: PathBuf, model: String },
-    #[error("{}: cannot {action}: {error}", path.display())]
-    Io { path: PathBuf, action: String, error: io::Error },
 }
 
 impl PackError {
@@ -45,7 +39,7 @@ impl PackError {
 
     pub(super) fn io(path: &Path, action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let (path, action) = (path.to_owned(), action.into());
-        move |error| Self::Io { path, action, error }
+        move |error| Self::Gguf(GgufError::Io { path, action, error })
     }
 }
 
@@ -54,15 +48,8 @@ impl PackError {
 pub enum WriteError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    #[error("{}: is an expert pack already, expected a plain GGUF; unpack it first: `gguf-tools unpack`",
-        path.display())]
-    AlreadyPack { path: PathBuf },
-    #[error("{}: has {found} experts, expected 1 to {limit}; only Mixture-of-Experts models can be packed",
-        path.display())]
-    Experts { path: PathBuf, found: u64, limit: u64 },
-    #[error("{}: tensor '{tensor}' has a name that packs use themselves; such a model cannot be packed",
-        path.display())]
-    ReservedName { path: PathBuf, tensor: String },
+    #[error("{}: {reason}", path.display())]
+    Unfit { path: PathBuf, reason: String },
     #[error("{}: low type {wanted} is nowhere smaller than the high versions, expected fewer bits per weight; choose \
         a smaller type", path.display())]
     NotSmaller { path: PathBuf, wanted: String },
@@ -82,27 +69,16 @@ pub enum WriteError {
     Scale { tensor: String },
     #[error("{}: a low pack needs the types of its low versions", path.display())]
     NothingLow { path: PathBuf },
-    #[error("{}: more than {limit} bytes that belong to no tensor and are not zero; this is not a model alone, cut \
-        off what was appended", path.display())]
-    Trailing { path: PathBuf, limit: u64 },
-    #[error("{}: the pack's header cannot be made: {error}", path.display())]
-    Header { path: PathBuf, error: crate::gguf::WriteError },
     #[error("tensor '{tensor}': {error}")]
     Recode { tensor: String, error: RecodeError },
-    #[error("tensor '{tensor}': type {dtype} needs an importance matrix, which has no entry for it")]
-    NeedsImportance { tensor: String, dtype: GgmlType },
     #[error("{}: {error}", path.display())]
     PathTable { path: PathBuf, error: PathTableError },
     #[error(transparent)]
     Imatrix(#[from] ImatrixError),
     #[error(transparent)]
     Output(#[from] PartialError),
-    #[error("tensor '{tensor}': recoding gave {found} bytes, expected {expected}; please report this")]
-    RecodedLength { tensor: String, found: u64, expected: u64 },
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("{}: cannot read: {error}", path.display())]
-    Source { path: PathBuf, error: io::Error },
     #[error("{}: was changed while it was being packed; pack it again", path.display())]
     SourceChanged { path: PathBuf },
     #[error("the finished pack cannot be read: {0}; report this if it happens again")]
@@ -114,11 +90,8 @@ pub enum WriteError {
 pub enum UnpackError {
     #[error(transparent)]
     Pack(#[from] PackError),
-    #[error("{}: layer {layer}: expert {expert} has types {found}, expert 0 has {expected}; a plain GGUF has one type \
-        for all experts of a tensor, use the pack as it is", path.display())]
-    MixedTypes { path: PathBuf, layer: u16, expert: u16, found: String, expected: String },
-    #[error("{}: the plain header cannot be made: {error}", path.display())]
-    Header { path: PathBuf, error: crate::gguf::WriteError },
+    #[error("{}: {reason}", path.display())]
+    Unfit { path: PathBuf, reason: String },
     #[error(transparent)]
     Output(#[from] PartialError),
     #[error("{}: unpacks to SHA-256 {found}, expected {expected}; the pack is damaged, `gguf-tools verify` says where",

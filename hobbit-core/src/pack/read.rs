@@ -106,7 +106,8 @@ impl Pack {
     pub fn open(path: &Path) -> Result<Self, PackError> {
         let raw = Gguf::open(path)?;
         if !Self::is_pack(&raw) {
-            return Err(PackError::NotAPack { path: path.to_owned() });
+            let reason = "not an expert pack: key 'hobbit.pack.version' is missing; make one with `gguf-tools pack`";
+            return Err(PackError::Refused { path: path.to_owned(), reason: reason.to_owned() });
         }
         let (kind, info) = metadata(&raw, path)?;
         let file = File::open(path).map_err(PackError::io(path, "open"))?;
@@ -156,7 +157,7 @@ impl Pack {
     /// Reads the path table; `None` if the pack has none.
     ///
     /// # Errors
-    /// [`PackError::PathTable`] for a table that is damaged or of another model, or [`PackError::Io`].
+    /// [`PackError::PathTable`] for a table that is damaged or of another model.
     pub fn path_table(&self) -> Result<Option<PathTable>, PackError> {
         let Some(tensor) = self.raw.tensor(format::PATHS) else { return Ok(None) };
         let file = File::open(&self.path).map_err(PackError::io(&self.path, "open"))?;
@@ -211,7 +212,10 @@ fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> 
         Some(version) if version == u64::from(format::VERSION) => false,
         Some(version) if version == u64::from(format::VERSION_BIT_PLANES) => true,
         Some(found) => {
-            return Err(PackError::Version { path: path.to_owned(), found, expected: format::VERSION_BIT_PLANES });
+            let (latest, remedy) =
+                (format::VERSION_BIT_PLANES, "the file is newer than this build, update, or pack the model again");
+            let reason = format!("expert pack of version {found}, expected 1 to {latest}; {remedy}");
+            return Err(PackError::Refused { path: path.to_owned(), reason });
         }
         None => return Err(fault(key::VERSION, "a number")),
     };

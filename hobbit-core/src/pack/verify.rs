@@ -54,9 +54,7 @@ impl fmt::Display for Fault {
 
 /// Reads everything in `pack` and compares checksums. `progress` receives bytes done and total bytes, and returns
 /// whether to continue; if not, the result is `None`.
-///
-/// # Errors
-/// [`PackError::Io`] if the file cannot be opened. An unreadable part is a [`Fault`].
+/// An unreadable part is a [`Fault`].
 pub fn verify(
     pack: &Pack,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
