@@ -1,6 +1,5 @@
 //! Choices by their names, as flags and files spell them.
 
-/// An unknown word.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} '{found}' (expected one of: {expected})")]
 pub struct UnknownName {
@@ -23,7 +22,6 @@ impl UnknownName {
 macro_rules! named {
     ($choice:ident, $what:literal: $($value:ident = $name:literal $(| $other:literal)*),+ $(,)?) => {
         impl $choice {
-            /// Every choice.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$value),+];
 
             /// The word that chooses it.

@@ -55,7 +55,6 @@ pub enum Repack {
     /// As `Auto`, and wherever hobbit keeps experts on the CPU: each is rearranged on arrival, other weights while
     /// loading.
     On,
-    /// Never.
     Off,
 }
 
@@ -153,7 +152,6 @@ pub struct RouteOptions {
 pub struct KvOverride {
     /// Metadata key, at most [`KvOverride::KEY_BYTES_MAX`] bytes.
     pub key: String,
-    /// The value to use.
     pub value: KvValue,
 }
 

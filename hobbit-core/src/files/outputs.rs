@@ -26,10 +26,8 @@ const HEAD_BYTES: u64 = 1024;
 
 const GGUF: &[u8] = b"GGUF";
 
-/// First bytes of a trace.
 pub const TRACE_MAGIC: [u8; 8] = *b"HOBBITTR";
 
-/// First bytes of a path table.
 pub const PATH_TABLE_MAGIC: [u8; 4] = *b"hbPT";
 
 /// First bytes of a saved sequence: tokens and llama.cpp's state.

@@ -42,7 +42,6 @@ pub enum ShapeError {
 pub struct ExpertLayer {
     pub layer: u16,
     pub n_expert: u16,
-    /// Bytes of one expert, all slices.
     pub expert_bytes: u64,
     pub pool: usize,
 }

@@ -30,7 +30,6 @@ pub struct ExpertClass {
 /// One slice of a class, and its region in the slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceShape {
-    /// Which matrix.
     pub kind: SliceKind,
     pub dtype: GgmlType,
     /// Row length in elements.
@@ -40,7 +39,6 @@ pub struct SliceShape {
     pub bytes: u64,
     /// Start of its region in the slot, a multiple of [`BLOCK_BYTES`].
     pub region: u64,
-    /// Bytes of its region.
     pub capacity: u64,
 }
 
@@ -68,7 +66,6 @@ pub struct VersionSource {
 }
 
 impl VersionSource {
-    /// Bytes of its weights in the file.
     pub fn bytes(&self) -> u64 {
         self.slices.iter().map(SliceSource::bytes).sum()
     }
@@ -109,7 +106,6 @@ pub struct SliceSource {
 }
 
 impl SliceSource {
-    /// Bytes in the file.
     pub fn bytes(&self) -> u64 {
         match self.stored {
             Stored::Whole | Stored::High => self.extent.len,
@@ -275,7 +271,6 @@ impl Catalog {
         self.layers.iter_mut().for_each(|layer| layer.low.iter_mut().for_each(|low| *low = None));
     }
 
-    /// The layer's versions.
     pub fn layer(&self, layer: u16) -> Option<&LayerCatalog> {
         self.layers.binary_search_by_key(&layer, |l| l.layer).ok().map(|i| &self.layers[i])
     }

@@ -11,7 +11,6 @@ pub struct ExpertMap {
     pub layers: Vec<LayerExperts>,
 }
 
-/// One layer's expert weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerExperts {
     /// Block number.
@@ -24,7 +23,6 @@ pub struct LayerExperts {
 /// The same matrix of all experts of a layer, `[ne0, ne1, n_expert]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertTensor {
-    /// Which matrix.
     pub kind: SliceKind,
     pub name: String,
     pub dtype: GgmlType,
@@ -54,12 +52,10 @@ impl ExpertTensor {
 }
 
 impl LayerExperts {
-    /// The tensor of this kind, if the layer has one.
     pub fn tensor(&self, kind: SliceKind) -> Option<&ExpertTensor> {
         self.tensors.iter().find(|t| t.kind == kind)
     }
 
-    /// Bytes of one expert, all kinds.
     pub fn expert_bytes(&self) -> u64 {
         self.tensors.iter().map(|t| t.slice_bytes).sum()
     }
@@ -81,7 +77,6 @@ impl ExpertMap {
         self.layers.binary_search_by_key(&layer, |l| l.layer).ok().map(|i| &self.layers[i])
     }
 
-    /// Bytes of all experts.
     pub fn bytes(&self) -> u64 {
         self.layers.iter().map(LayerExperts::bytes).sum()
     }

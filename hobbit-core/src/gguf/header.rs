@@ -31,7 +31,6 @@ pub struct KvEntry {
     pub key: String,
     /// Type of the value, or of an array's elements.
     pub item: ValueType,
-    /// Number of elements if the value is an array.
     pub array_len: Option<u64>,
     /// Bytes of the whole pair, from the key's length to the end of the value.
     pub(super) pair: Range<usize>,

@@ -244,7 +244,6 @@ impl Gguf {
         self.metadata.get_str("general.architecture").unwrap_or("unknown")
     }
 
-    /// Bytes of all source files.
     pub fn file_bytes(&self) -> u64 {
         self.files.iter().map(|f| f.len).sum()
     }

@@ -77,7 +77,6 @@ pub fn count_rows(dtype: GgmlType, n_per_row: u64, len: usize) -> Result<(u64, u
     }
 }
 
-/// Checks the importance of a row's columns.
 pub fn check_importance(importance: &[f32], n_per_row: u64) -> Result<(), RecodeError> {
     if importance.len() as u64 != n_per_row {
         return Err(RecodeError::ImportanceLength { found: importance.len() as u64, expected: n_per_row });

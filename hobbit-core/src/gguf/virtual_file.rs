@@ -47,7 +47,6 @@ pub enum Piece<'a> {
         /// Bytes from the position on.
         len: u64,
     },
-    /// So many zero bytes.
     Zeros(u64),
     /// Nothing: the position is at or beyond the end.
     End,
@@ -60,7 +59,6 @@ pub struct VirtualGguf {
     pub header: Vec<u8>,
     /// The rest, ascending and disjoint. What neither the header nor a segment covers is zero.
     pub segments: Vec<Segment>,
-    /// Length in bytes.
     pub len: u64,
 }
 

@@ -149,9 +149,7 @@ fn check_name(what: &'static str, name: &str, limit: u64, used: &mut HashSet<Str
 pub struct Layout {
     /// The header, without the padding before the data.
     pub header: Vec<u8>,
-    /// First byte of data, from the start of the file.
     pub data_start: u64,
-    /// Length of the whole file in bytes.
     pub len: u64,
     /// Tensors in the order of their data.
     pub tensors: Vec<TensorInfo>,

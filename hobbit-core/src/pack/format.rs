@@ -66,7 +66,6 @@ pub(super) fn is_reserved(name: &str) -> bool {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PackKind {
-    /// The whole model.
     #[default]
     Full,
     /// Only low-precision experts, for use beside the model.

@@ -27,7 +27,6 @@ pub(super) struct Jobs<'a> {
     pub recode: &'a dyn Recode,
     pub files: &'a [File],
     pub partial: &'a Partial<'a>,
-    /// Bytes written by all jobs.
     pub written: AtomicU64,
     /// Set when a stop was requested.
     pub stop: &'a AtomicBool,

@@ -70,11 +70,9 @@ pub struct PackedVersion {
 /// An expert pack: a GGUF in which every expert is one record, at one or two precisions.
 #[derive(Debug)]
 pub struct Pack {
-    /// The file.
     pub path: PathBuf,
     /// Whether it holds a whole model.
     pub kind: PackKind,
-    /// Metadata.
     pub info: PackInfo,
     /// The pack itself, as any GGUF reader sees it.
     pub raw: Gguf,
@@ -97,7 +95,6 @@ pub struct Pack {
 }
 
 impl Pack {
-    /// Whether a GGUF claims to be a pack.
     pub fn is_pack(gguf: &Gguf) -> bool {
         gguf.metadata.value_type(key::VERSION).is_some()
     }

@@ -23,7 +23,6 @@ impl SliceTypes {
         self.0[kind.index()]
     }
 
-    /// Sets the type of a slice.
     pub fn set(&mut self, kind: SliceKind, dtype: GgmlType) {
         self.0[kind.index()] = Some(dtype);
     }
@@ -132,7 +131,6 @@ pub enum TypeChoiceError {
 }
 
 impl TypeChoice {
-    /// The type for slices of this kind.
     pub fn of(&self, kind: SliceKind) -> GgmlType {
         self.slices.get(kind).unwrap_or(self.default)
     }

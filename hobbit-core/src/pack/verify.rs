@@ -20,7 +20,6 @@ pub struct Verified {
     /// Records checked.
     pub versions: usize,
     pub bytes: u64,
-    /// All faults, in file order.
     pub faults: Vec<Fault>,
 }
 
@@ -36,7 +35,6 @@ pub struct Fault {
     pub precision: Option<&'static str>,
     /// First byte, from the start of the file.
     pub offset: u64,
-    /// Bytes.
     pub len: u64,
     /// Description of the fault.
     pub reason: String,

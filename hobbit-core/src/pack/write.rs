@@ -27,10 +27,8 @@ use crate::gguf::{Gguf, Recode, SourceFile, WriteError as HeaderError};
 /// A pack that [`write()`] made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// The pack.
     pub path: PathBuf,
     pub bytes: u64,
-    /// Records in it.
     pub versions: usize,
     /// Types that did not fit, and their replacements.
     pub fallbacks: Vec<Fallback>,
@@ -42,9 +40,7 @@ pub struct Written {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     pub stage: Stage,
-    /// Bytes done in this stage.
     pub done: u64,
-    /// Bytes of this stage.
     pub total: u64,
     /// Records and tensors written.
     pub finished: usize,
@@ -97,7 +93,6 @@ struct Writer<'a> {
     progress: OnProgress<'a>,
     /// Checksum of each finished job.
     checksums: Vec<Option<u64>>,
-    /// Number of finished jobs.
     finished: usize,
 }
 

@@ -53,7 +53,6 @@ pub enum BaseError {
 pub struct BaseHead {
     /// Context length in tokens.
     pub n_ctx: usize,
-    /// Tokens in the vocabulary.
     pub n_vocab: usize,
     /// The text, `[n_ctx, n_chunk]`.
     pub tokens: Vec<Token>,
@@ -80,7 +79,6 @@ impl BaseHead {
     }
 }
 
-/// Writes a base file.
 pub struct BaseWriter {
     path: PathBuf,
     file: File,
@@ -122,7 +120,6 @@ impl BaseWriter {
     }
 }
 
-/// Reads a base file.
 pub struct BaseReader {
     path: PathBuf,
     file: File,

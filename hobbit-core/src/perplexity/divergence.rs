@@ -85,13 +85,10 @@ pub struct Means {
 /// How values are distributed.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Distribution {
-    /// Smallest value.
     pub minimum: f32,
     /// Share of the values, 0..=1, and the value below which they lie, descending.
     pub percentiles: Vec<(f32, f32)>,
-    /// Middle value.
     pub median: f32,
-    /// Largest value.
     pub maximum: f32,
 }
 

@@ -48,7 +48,6 @@ impl Sums {
         self.count += 1;
     }
 
-    /// Number of values.
     pub fn count(&self) -> usize {
         self.count
     }

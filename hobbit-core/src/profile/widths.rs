@@ -31,7 +31,6 @@ pub struct Widths {
     pub counts: BTreeMap<GgmlType, u64>,
     /// Predicted relative increase of perplexity.
     pub loss: f64,
-    /// Bytes of all experts' records.
     pub record_bytes: u64,
 }
 

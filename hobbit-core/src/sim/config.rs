@@ -115,7 +115,6 @@ pub enum Compute {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub eviction: Eviction,
-    /// Weights of the weighted policies.
     pub weights: Weights,
     pub budget: Budget,
     pub slots: Slots,
@@ -123,7 +122,6 @@ pub struct Config {
     pub penalties: Option<Vec<LayerPenalty>>,
     /// The table of [`PredictorKind::PathTable`], which predicts nothing without it.
     pub path_table: Option<Arc<PathTable>>,
-    /// Percent of the bytes for low versions.
     pub low_percent: f64,
     pub mode: PrecisionMode,
     pub thresholds: Thresholds,

@@ -22,7 +22,6 @@ pub struct Outcome {
     pub prefetch: PrefetchOutcome,
     /// Low versions that were replaced by high ones in the background.
     pub upgrades: u64,
-    /// Bytes of all reads of any class.
     pub bytes_read: u64,
 }
 
@@ -174,7 +173,6 @@ impl<'a> Tally<'a> {
         self.outcome.phase_mut(self.phase).stall_seconds += seconds;
     }
 
-    /// Ends the recording and returns the outcome.
     pub(super) fn end(&mut self) -> Outcome {
         self.outcome.prefetch.wasted += self.guessed.len() as u64;
         std::mem::take(&mut self.outcome)

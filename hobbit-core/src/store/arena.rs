@@ -140,7 +140,6 @@ impl Arena {
         self.base.as_ptr()
     }
 
-    /// Bytes in the arena.
     pub fn len(&self) -> usize {
         self.bytes
     }

@@ -184,7 +184,6 @@ pub struct Part {
     pub to: usize,
 }
 
-/// Location of a high plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HighPlane {
     /// In the file: its first byte, a multiple of [`BLOCK_BYTES`].

@@ -8,14 +8,11 @@ use smart_default::SmartDefault;
 use crate::files;
 use crate::options::{PrecisionMode, Prefetch, RoutingOptions};
 
-/// First bytes of every trace.
 pub const MAGIC: [u8; 8] = files::TRACE_MAGIC;
 /// Format version; it increases when older readers would misread the file.
 pub const VERSION: u16 = 1;
-/// Maximum bytes of a header's JSON.
 pub const HEADER_BYTES_MAX: u32 = 4 << 20;
 
-/// Maximum layers of a model.
 const LAYERS_MAX: usize = 4096;
 /// Maximum bytes of an expert, so that sums over all experts of all layers fit in 64 bits.
 const EXPERT_BYTES_MAX: u64 = 1 << 35;
@@ -97,7 +94,6 @@ pub struct Settings {
     /// Rules for experts in memory to replace missing ones.
     #[serde(skip_serializing_if = "RoutingOptions::is_off")]
     pub routing: RoutingOptions,
-    /// Bytes of the expert cache.
     pub cache_bytes: u64,
     /// Other information: flags, weights of the policy, the text.
     pub more: BTreeMap<String, String>,
@@ -151,7 +147,6 @@ impl Header {
         Ok(())
     }
 
-    /// The layer of this block number.
     pub fn layer(&self, number: u16) -> Option<&Layer> {
         let layers = &self.model.layers;
         layers.binary_search_by_key(&number, |layer| layer.layer).ok().map(|at| &layers[at])

@@ -10,7 +10,6 @@ use super::header::{HEADER_BYTES_MAX, Header, MAGIC, VERSION};
 use super::record::{CLASSES, DEMANDS, LayerRecord, Needed, PHASES, PRECISIONS, Prediction, Record, ResidentsRecord};
 use crate::expert::{ExpertId, Precision, Version};
 
-/// Maximum bytes of a record's payload.
 pub(super) const RECORD_BYTES_MAX: u64 = 64 << 20;
 
 pub(super) const SEQUENCE: u8 = 1;
@@ -29,7 +28,6 @@ pub struct TraceReader<R> {
     input: R,
     path: PathBuf,
     header: Header,
-    /// Bytes consumed.
     offset: u64,
     payload: Vec<u8>,
     /// Executed experts of the next layer, if they differ from its router's choice, and the offset of that record.

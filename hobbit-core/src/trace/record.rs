@@ -10,7 +10,6 @@ use crate::route::{Demand, Phase};
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "record", rename_all = "lowercase")]
 pub enum Record {
-    /// A new sequence begins.
     Sequence,
     /// One layer of the batch that the next [`Record::Batch`] ends.
     Layer(LayerRecord),
@@ -23,7 +22,11 @@ pub enum Record {
         bytes: u64,
     },
     /// A batch has been evaluated: its layers are the layer records since the last one.
-    Batch { phase: Phase, n_tokens: u32, seconds: f32 },
+    Batch {
+        phase: Phase,
+        n_tokens: u32,
+        seconds: f32,
+    },
     /// Residents before the first batch.
     Residents(ResidentsRecord),
     /// A read of an earlier [`Record::Load`] was withdrawn before it started.

@@ -166,7 +166,6 @@ impl<W: Write> TraceWriter<W> {
         self.whole
     }
 
-    /// The file.
     pub fn get_ref(&self) -> &W {
         &self.out
     }
@@ -182,7 +181,6 @@ impl<W: Write> TraceWriter<W> {
         written.map_err(|error| TraceError::Io { path: PathBuf::new(), action: "write", error })
     }
 
-    /// Ends the trace and returns the file.
     pub fn finish(mut self) -> Result<W, TraceError> {
         self.flush()?;
         Ok(self.out)

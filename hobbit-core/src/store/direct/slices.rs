@@ -50,7 +50,6 @@ struct Straight {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operation {
     pub chunk: Chunk,
-    /// Address of the chunk's bytes.
     pub address: *mut u8,
     /// End of the needed bytes in the file.
     end: u64,
