@@ -22,6 +22,7 @@ impl UnknownName {
 macro_rules! named {
     ($choice:ident, $what:literal: $($value:ident = $name:literal $(| $other:literal)*),+ $(,)?) => {
         impl $choice {
+            /// Every choice.
             pub const ALL: [Self; [$($name),+].len()] = [$(Self::$value),+];
 
             /// The word that chooses it.

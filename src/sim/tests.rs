@@ -9,16 +9,7 @@ use hobbit_core::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, Pr
 
 /// A trace of two layers whose first experts are used most.
 fn trace(path: &Path, n_tokens: u16) {
-    let layer = |layer| Layer {
-        layer,
-        n_expert: 8,
-        n_used: 2,
-        bytes_high: 1 << 20,
-        bytes_low: 0,
-        bytes_rest: 0,
-        slots_high: 3,
-        slots_low: 0,
-    };
+    let layer = |layer| Layer { layer, n_expert: 8, n_used: 2, bytes_high: 1 << 20, slots_high: 3, ..Layer::default() };
     let model =
         ModelDescription { name: "toy".into(), architecture: "toymoe".into(), layers: vec![layer(0), layer(2)] };
     let mut header = Header { model, ..Header::default() };

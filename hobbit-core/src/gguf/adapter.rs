@@ -35,7 +35,6 @@ pub struct LoraSummary {
     pub output_row_elements: u64,
     /// An expert tensor that it changes.
     pub of_experts: Option<String>,
-    pub of_routers: bool,
     /// Norm vectors, which llama.cpp leaves out.
     pub n_left_out: usize,
     /// `adapter.lora.task_name`.
@@ -155,7 +154,6 @@ impl LoraSummary {
         if parse_name(&weight.name).is_some() {
             self.of_experts.get_or_insert_with(|| weight.name.clone());
         }
-        self.of_routers |= weight.name.ends_with(".ffn_gate_inp.weight");
     }
 }
 

@@ -38,7 +38,7 @@ pub struct ModelDescription {
     pub layers: Vec<Layer>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
     /// Block number.
     pub layer: u16,
