@@ -304,8 +304,8 @@ fn open_header(path: &Path, extents: Extents) -> Result<(SourceFile, Header), Gg
     let header = Header::read(file, len, path).map_err(|error| match error {
         GgufError::Truncated { path, what, end, len, .. } if extents == Extents::Anywhere => {
             let reason = format!(
-                "the {len} bytes that are there end inside the header: {what} needs bytes up to {end}; fetch more of it, \
-                 headers with a tokenizer have up to 40 MiB"
+                "the {len} bytes that are there end inside the header: {what} needs bytes up to {end}; fetch more of \
+                 it, headers with a tokenizer have up to 40 MiB"
             );
             GgufError::Refused { path, reason }
         }

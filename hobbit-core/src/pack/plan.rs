@@ -449,9 +449,8 @@ pub(super) fn gaps_of(source: &Gguf) -> Result<Vec<u8>, WriteError> {
                 plain::push_gap(&mut found, start, run);
                 start += run.len() as u64;
                 if found.len() as u64 > GAP_BYTES_MAX {
-                    let reason = format!(
-                        "more than {GAP_BYTES_MAX} bytes that are not zero belong to no tensor; cut off what was appended"
-                    );
+                    let reason =
+                        format!("more than {GAP_BYTES_MAX} bytes that are not zero belong to no tensor; cut them off");
                     return Err(WriteError::Unfit { path: path.clone(), reason });
                 }
             }

@@ -118,8 +118,8 @@ fn changed_types(pack: &Pack) -> Result<HashMap<u16, SliceTypes>, UnpackError> {
         if let Some(index) = (1..layer.high.len()).find(|index| types_of(layer, *index) != types) {
             let (layer, found, expected) = (layer.layer, words(&types_of(layer, index)), words(&types));
             let reason = format!(
-                "layer {layer}: expert {index} has types {found}, expert 0 has {expected}; a plain GGUF has one type for \
-                 all experts of a tensor, use the pack as it is"
+                "layer {layer}: expert {index} has types {found}, expert 0 has {expected}; a plain GGUF has one type \
+                 for all experts of a tensor, use the pack as it is"
             );
             return Err(UnpackError::Unfit { path: pack.path.clone(), reason });
         }

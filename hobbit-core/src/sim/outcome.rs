@@ -102,7 +102,9 @@ impl Outcome {
     }
 }
 
-crate::stats::field_by_field!(PhaseOutcome: Add::add { tokens, hits, misses, rerouted, bytes, penalty, stall_seconds, seconds });
+crate::stats::field_by_field!(PhaseOutcome: Add::add {
+    tokens, hits, misses, rerouted, bytes, penalty, stall_seconds, seconds
+});
 
 impl PhaseOutcome {
     /// Needed experts that were not resident.
