@@ -2,16 +2,22 @@
 //! when they print an error ([`super::exit::in_words`]). Advice uses only spellings that all programs share.
 
 use std::error::Error;
+use std::path::Path;
 
 #[cfg(feature = "rpc")]
 use hobbit::engine::RpcError;
 #[cfg(feature = "engine")]
 use hobbit::engine::{DeviceError, LowError};
 use hobbit_core::gguf::RecodeError;
+#[cfg(feature = "engine")]
+use hobbit_core::gguf::adapter::AdapterError;
 use hobbit_core::pack::imatrix::ImatrixError;
 use hobbit_core::pack::{PackError, PartialError, UnpackError, WriteError};
 use hobbit_core::perplexity::base::BaseError;
 use hobbit_core::plan::{BelowTokenCycle, PlanError};
+#[cfg(feature = "engine")]
+use hobbit_core::profile::{LossBoundError, VirtualPlanError};
+use hobbit_core::profile::{RUNS_MAX, WidthsError, beside, in_percent};
 use hobbit_core::sim::SimError;
 use hobbit_core::store::StoreError;
 use hobbit_core::trace::TraceError;
@@ -69,6 +75,11 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<String> {
             UnpackError::Pack(error) => pack(error),
             _ => None,
         },
+        |error: &WidthsError| match error {
+            WidthsError::NoWidths => Some("make one with gguf-tools profile --widths q2_k,q3_k,q4_k"),
+            WidthsError::TargetSize { .. } => Some("give a larger --target-size, or profile narrower --widths"),
+            WidthsError::Layer { .. } => None,
+        },
         |error: &ImatrixError| matches!(error, ImatrixError::Shape { .. }).then_some(OTHER_IMATRIX),
         |error: &TraceError| matches!(error, TraceError::Magic { .. }).then_some(RECORD),
     );
@@ -123,8 +134,7 @@ fn writing(error: &WriteError) -> Option<&'static str> {
         WriteError::PlanesLowOnly { .. } => "leave out --bit-planes or --only-low",
         WriteError::Scale { .. } => "leave out --bit-planes",
         WriteError::NothingLow { .. } => "give --low, for example --low q2_k",
-        WriteError::NeedsImportance { .. }
-        | WriteError::Recode { error: RecodeError::ImportanceMissing { .. }, .. } => {
+        WriteError::Recode { error: RecodeError::ImportanceMissing { .. }, .. } => {
             "give one with --imatrix, or choose a type like q2_k"
         }
         WriteError::PathTable { .. } => "or leave out --path-table",
@@ -134,6 +144,20 @@ fn writing(error: &WriteError) -> Option<&'static str> {
         WriteError::ReadBack(error) => return pack(error),
         _ => return None,
     })
+}
+
+/// The command that measures a model's mixes within a loss, with these expert caches, and its cost.
+pub fn measure_mixes(model: &Path, max_loss: f64, expert_caches: &str) -> String {
+    format!(
+        "make one with: gguf-tools profile {} --text FILE --max-loss {}% --no-widths --expert-cache {expert_caches} -o \
+         {} (for each cache some {} runs over half of the text, token by token: with its 4096 tokens as long as \
+         generating {} takes here)",
+        model.display(),
+        in_percent(max_loss),
+        beside(model).display(),
+        RUNS_MAX + 2,
+        (RUNS_MAX + 2) * 2048,
+    )
 }
 
 fn plan(error: &PlanError) -> Option<String> {
@@ -180,10 +204,17 @@ fn mib_up(bytes: u64) -> String {
 #[cfg(feature = "engine")]
 fn model(error: &hobbit::Error) -> Option<String> {
     use hobbit::Error as E;
-    if let E::Plan(error) = error {
-        return plan(error);
+    match error {
+        E::Plan(error) => plan(error),
+        E::LossBound(error) => {
+            let LossBoundError { model, max_loss, expert_caches, .. } = &**error;
+            Some(measure_mixes(model, *max_loss, expert_caches))
+        }
+        E::VirtualPlan(VirtualPlanError::TooLarge { needed, given, .. }) => Some(format!(
+            "give --expert-cache {needed}MiB, leave it out, or make a plan with gguf-tools plan --budget {given}MiB"
+        )),
+        _ => of_model(error).map(str::to_owned),
     }
-    of_model(error).map(str::to_owned)
 }
 
 #[cfg(feature = "engine")]
@@ -195,6 +226,7 @@ fn of_model(error: &hobbit::Error) -> Option<&'static str> {
         E::PackWrite(error) => return writing(error),
         E::Device(error) => return device(error),
         E::Low(error) => return low(error),
+        E::Adapter(AdapterError::OfExperts { .. }) => "or give a --mem-budget in which the whole model fits",
         E::NoExperts { .. } => "leave --low out",
         E::LowMismatch { .. } => "give a smaller quant of the same model, or make one with --low q2_k",
         E::LowOfAnother { .. } => {

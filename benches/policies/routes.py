@@ -74,20 +74,6 @@ def slots(trace):
     table("slots, misses of learned to even slots", BUDGETS, lines)
 
 
-def sight(trace):
-    far = [1, 2, 4, 8, 16, 32]
-    lines = []
-    for name, options in [("even", []), ("one pool", ["--slots", "global"])]:
-        for budget in BUDGETS[:3]:
-            policies = "learned," + ",".join(f"belady:{tokens}" for tokens in far)
-            replays = replay(trace, *options, policy=policies, budgets=[budget])["replays"]
-            of = {row["policy"]: row for row in replays}
-            first = total(of["learned"], "misses")
-            cells = [f"{of[name]['penalty_to_belady']:.2f}" for name in policies.split(",")]
-            lines.append([f"{name}, {budget}", str(first), *cells])
-    table("misses to the optimum's", ["learned, misses", "knows nothing", *(f"next {n}" for n in far)], lines)
-
-
 def halved(first, second):
     fitted = first + ".policy.json"
     command = [sim, "calibrate", first, "--policy", "learned", "--budget", "25%", "-o", fitted]
@@ -159,7 +145,6 @@ for trace in traces:
     print("How slots are divided: misses, and to those of even slots.\n")
     slots(trace)
     print("What knowing the next tokens' routes would bring: learned that evicts nobody whom they need.\n")
-    sight(trace)
     print("Predictions taken from the recording: hit rate in decode, bytes read a token (prompt included), waits a token, "
           "simulated speed, used part of what was read ahead.\n")
     recalls(trace)

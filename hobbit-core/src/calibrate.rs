@@ -9,7 +9,6 @@ use std::fmt;
 pub struct Calibration {
     /// The device's name, as ggml has it.
     pub device: String,
-    /// Its description.
     pub device_description: String,
     /// From pinned host memory to the device, in bytes per second.
     pub upload_bytes_per_s: Option<f64>,

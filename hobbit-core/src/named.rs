@@ -1,6 +1,5 @@
 //! Choices by their names, as flags and files spell them.
 
-/// An unknown word.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what} '{found}' (expected one of: {expected})")]
 pub struct UnknownName {

@@ -55,7 +55,6 @@ pub enum Repack {
     /// As `Auto`, and wherever hobbit keeps experts on the CPU: each is rearranged on arrival, other weights while
     /// loading.
     On,
-    /// Never.
     Off,
 }
 
@@ -153,7 +152,6 @@ pub struct RouteOptions {
 pub struct KvOverride {
     /// Metadata key, at most [`KvOverride::KEY_BYTES_MAX`] bytes.
     pub key: String,
-    /// The value to use.
     pub value: KvValue,
 }
 
@@ -208,9 +206,6 @@ impl FromStr for KvOverride {
 impl ModelOptions {
     /// Checks that a run of `model` with these options overwrites no other data; `more` are the files that the program
     /// itself writes and reads. Errors use `name` to name the option of a file, such as `trace`. See [`files::check`].
-    ///
-    /// # Errors
-    /// As [`files::check`].
     pub fn check_outputs_with(
         &self,
         model: &Path,
@@ -238,9 +233,6 @@ impl ModelOptions {
     }
 
     /// As [`ModelOptions::check_outputs_with`], for a program that writes no files itself.
-    ///
-    /// # Errors
-    /// As [`files::check`].
     pub fn check_outputs(&self, model: &Path) -> Result<(), OutputError> {
         self.check_outputs_with(model, (&[], &[]), |setting| setting)
     }

@@ -18,8 +18,6 @@
 //!
 //! Pure, and plain loops over blocks that the compiler makes vectors of.
 
-/// Weights of a block.
-pub const BLOCK_WEIGHTS: usize = 32;
 /// Bytes of a block of Q8_0.
 pub const Q8_0_BYTES: usize = 34;
 /// Bytes of a block of Q4_1.

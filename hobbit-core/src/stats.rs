@@ -36,7 +36,6 @@ pub use crate::plan::MemoryPlan;
 /// Expert traffic of one phase: prompt processing or decoding. Warm-up is never counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PhaseStats {
-    /// Tokens evaluated.
     pub tokens: u64,
     /// Wall time spent evaluating them.
     pub seconds: f64,
@@ -53,7 +52,6 @@ pub struct PhaseStats {
     pub rerouted: RerouteCounts,
     /// Low-precision versions replaced by high-precision ones in the background.
     pub upgrades: u64,
-    /// Slices read.
     pub slices_loaded: u64,
     /// Bytes moved from the files, alignment included.
     pub bytes_read: u64,
@@ -199,7 +197,6 @@ pub struct Timings {
     pub load_ms: f64,
     /// Prompt processing, in milliseconds.
     pub prompt_ms: f64,
-    /// Prompt tokens evaluated.
     pub prompt_tokens: u64,
     /// Single-token evaluation, in milliseconds.
     pub eval_ms: f64,
@@ -207,7 +204,6 @@ pub struct Timings {
     pub eval_runs: u64,
     /// Sampling, in milliseconds.
     pub sample_ms: f64,
-    /// Tokens sampled.
     pub sample_count: u64,
     /// From the start of loading until now, in milliseconds.
     pub total_ms: f64,
@@ -227,7 +223,6 @@ pub struct WarmStart {
     pub saved: u64,
     /// Versions that have slots again: fewer if caches are smaller now.
     pub experts: u64,
-    /// Bytes read for them.
     pub bytes: u64,
 }
 

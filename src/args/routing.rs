@@ -8,10 +8,11 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 
 use super::{PrecisionArgs, number, strength};
+use crate::advice::measure_mixes;
 use crate::argv::Switch;
 use hobbit::options::{ModelOptions, PrecisionMode, RoutingOptions, VirtualExperts, VirtualUpdate};
 use hobbit_core::gguf::Gguf;
-use hobbit_core::pack::Pack;
+use hobbit_core::pack::{MIXES_KEY, Pack};
 use hobbit_core::profile::{LossBound, Profile, ProfileError, beside, in_percent, mixes_of_json};
 use hobbit_core::units::parse_percent;
 
@@ -183,7 +184,7 @@ pub fn bounded(options: ModelOptions, model: &Path, max_loss: f64) -> anyhow::Re
     let flag = format!("--max-loss {}%", in_percent(max_loss));
     let mut bound = LossBound { max_loss, measured: Vec::new(), file: path.clone(), model: model.to_owned() };
     // A session with less memory names its own share.
-    let make = bound.make("25%");
+    let make = measure_mixes(model, max_loss, "25%");
     let has_profile = path.exists();
     let gguf = if has_profile || model.exists() { Some(Gguf::open(model)?) } else { None };
     let pack = if gguf.as_ref().is_some_and(Pack::is_pack) { Some(Pack::open(model)?) } else { None };
@@ -197,8 +198,8 @@ pub fn bounded(options: ModelOptions, model: &Path, max_loss: f64) -> anyhow::Re
         bound.measured = profile.mixes;
     }
     if let (Some(mixes), true) = (pack.and_then(|pack| pack.info.mixes), bound.measured.is_empty()) {
-        let mixes = mixes_of_json(&mixes).map_err(|reason| ProfileError::Mixes { path: model.to_owned(), reason });
-        bound.measured = mixes.with_context(|| flag.clone())?;
+        let unusable = |reason| ProfileError::Key { path: model.to_owned(), key: MIXES_KEY, reason };
+        bound.measured = mixes_of_json(&mixes).map_err(unusable).with_context(|| flag.clone())?;
         bound.file = model.to_owned();
     }
     if bound.measured.is_empty() && has_profile {

@@ -299,7 +299,7 @@ fn of_pack(pack: &Pack) -> (Vec<Extent>, u64) {
 mod tests {
     use std::ops::ControlFlow;
 
-    use hobbit_core::gguf::CopyOnly;
+    use hobbit::engine::Ggml;
     use hobbit_core::pack::{PackKind, PackSpec, write};
 
     use super::*;
@@ -323,7 +323,7 @@ mod tests {
         for bit_planes in [false, true] {
             let out = dir.path().join(format!("{bit_planes}.gguf"));
             let spec = PackSpec { bit_planes, ..PackSpec::new(PackKind::Full) };
-            write(&source, &out, &spec, &CopyOnly, &mut |_| ControlFlow::Continue(())).unwrap();
+            write(&source, &out, &spec, &Ggml, &mut |_| ControlFlow::Continue(())).unwrap();
             let (own, own_slice_bytes) = of_pack(&Pack::open(&out).unwrap());
             assert_eq!(own_slice_bytes, slice_bytes);
             assert!(own.iter().map(|range| range.len).sum::<u64>() >= bytes);

@@ -86,9 +86,8 @@ pub struct ReplayArgs {
     /// Traces
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Policies, separated by commas; 'all' is every one of the engine's. Of the simulator alone are 'lfu-model'
-    /// (uses of the whole run, where lfu counts a sequence's) and 'belady:4' (knows the next 4 tokens). LRU and
-    /// the optimum (belady) are always simulated beside them
+    /// Policies, separated by commas; 'all' is every one of the engine's. Of the simulator alone is 'lfu-model' (uses
+    /// of the whole run, where lfu counts a sequence's). LRU and the optimum (belady) are always simulated beside them
     #[arg(long, value_name = "NAMES", default_value = "all", value_parser = policies)]
     pub policy: Names<Eviction>,
     /// Rooms for experts: 'recorded', a share of all of them (25%), high slots per layer (12slots) or a size (2GiB)

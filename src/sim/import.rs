@@ -123,16 +123,7 @@ fn model(text: &str, path: &Path) -> Result<ModelDescription> {
         if let (Some(layer), Some(bytes_high), Some(n_expert), Some(n_used)) = (layer, bytes, n_expert, n_used) {
             ensure!(Some(layer) < n_layer, "line {number}: layer {layer} of {}", n_layer.unwrap_or(0));
             let slots_high = u32::from(n_expert);
-            layers.push(Layer {
-                layer,
-                n_expert,
-                n_used,
-                bytes_high,
-                bytes_low: 0,
-                bytes_rest: 0,
-                slots_high,
-                slots_low: 0,
-            });
+            layers.push(Layer { layer, n_expert, n_used, bytes_high, slots_high, ..Layer::default() });
         }
     }
     ensure!(!layers.is_empty(), "expected the lines \"# model=...\" and \"# layer=...\"");

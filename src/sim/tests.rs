@@ -9,16 +9,7 @@ use hobbit_core::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, Pr
 
 /// A trace of two layers whose first experts are used most.
 fn trace(path: &Path, n_tokens: u16) {
-    let layer = |layer| Layer {
-        layer,
-        n_expert: 8,
-        n_used: 2,
-        bytes_high: 1 << 20,
-        bytes_low: 0,
-        bytes_rest: 0,
-        slots_high: 3,
-        slots_low: 0,
-    };
+    let layer = |layer| Layer { layer, n_expert: 8, n_used: 2, bytes_high: 1 << 20, slots_high: 3, ..Layer::default() };
     let model =
         ModelDescription { name: "toy".into(), architecture: "toymoe".into(), layers: vec![layer(0), layer(2)] };
     let mut header = Header { model, ..Header::default() };
@@ -205,7 +196,7 @@ fn failures_name_the_file() {
     assert!(failure(&["replay", &file]).contains("no complete batch"));
     trace(Path::new(&file), 2);
     assert!(failure(&["replay", &file, "--precision", "dynamic"]).contains("--low-bytes"));
-    assert!(failure(&["replay", &file, "--t1", "0.9", "--t2", "0.5"]).contains("--t1 0.9 is above"));
+    assert!(failure(&["replay", &file, "--t1", "0.9", "--t2", "0.5"]).contains("T1 = 0.9 is above"));
     for words in [
         &["replay"][..],
         &["fly"],

@@ -71,7 +71,6 @@ fn the_mix_was_measured_at_the_largest_cache_not_above_ours() {
         text: TextId { file: "prose.txt".into(), tokens: 4096, context: 512, perplexity: 30.0 },
         thresholds: None,
         mixes: vec![measured(0.25, 0.15), measured(0.5, 0.25)],
-        prefill: None,
         widths: Vec::new(),
         norms: Vec::new(),
     };

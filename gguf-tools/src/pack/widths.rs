@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use hobbit_core::gguf::{ExpertClass, ExpertMap, GgmlType, Gguf};
+use hobbit_core::gguf::{ExpertClass, ExpertMap, Gguf};
 use hobbit_core::pack::{TypeChoice, Widths, fitting};
 use hobbit_core::profile::{self, Goal, Profile, mixes_to_json, norms_to_json};
 use hobbit_core::store::BLOCK_BYTES;
 use hobbit_core::units::{Bytes, Percent};
 use hobbit_programs::output::tell;
 
-use crate::shared::{dtype, percent, size};
+use crate::shared::{percent, size};
 
 /// Flags of `pack` that need a profile.
 #[derive(Debug, clap::Args)]
@@ -25,10 +25,6 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", requires = "profile", value_parser = size)]
     #[arg(conflicts_with_all = ["high", "only_low"])]
     target_size: Option<u64>,
-    /// Lower the high precision of the experts that gguf-tools profile --tolerance found to this type
-    #[arg(long, value_name = "TYPE", requires = "profile", value_parser = dtype)]
-    #[arg(conflicts_with_all = ["high", "only_low", "max_loss", "target_size"])]
-    tolerated: Option<GgmlType>,
 }
 
 /// A pack's contents that come from a profile.
@@ -55,16 +51,6 @@ impl Args {
         let norms = (!profile.norms.is_empty()).then(|| norms_to_json(&profile.norms));
         let mixes = (!profile.mixes.is_empty()).then(|| mixes_to_json(&profile.mixes));
         let thresholds = profile.thresholds.as_ref().map(|own| (own.t1, own.t2));
-        if let Some(width) = self.tolerated {
-            let (lowered, tolerated) = profile.tolerated(width, &map)?;
-            tell(format_args!(
-                "{} experts lowered to {width}: measured perplexity {:+.2} (at most {})",
-                lowered.len(),
-                Percent(tolerated.loss),
-                Percent(tolerated.max_loss)
-            ));
-            return Ok(Chosen { widths: Some(lowered.into_iter().collect()), thresholds, norms, mixes });
-        }
         let goal = match (self.max_loss, self.target_size) {
             (Some(max_loss), _) => Goal::MaxLoss(max_loss),
             (None, Some(bytes)) => Goal::TargetSize { bytes, other: other_bytes(source, &map, low) },

@@ -65,16 +65,13 @@ impl Source<'_> {
         Ok(widths)
     }
 
-    /// The versions for `--low`, and their name: of a file, or made in the type named, else in the smallest width.
+    /// The versions for `--low`: of a file, or made in the type named, else in the smallest width.
     ///
     /// # Errors
     /// A type that cannot be made or is not smaller, a pack, or nothing to make versions of.
-    pub fn low(&self, asked: Option<&str>, smallest: Option<GgmlType>) -> anyhow::Result<(LowVersions, String)> {
+    pub fn low(&self, asked: Option<&str>, smallest: Option<GgmlType>) -> anyhow::Result<LowVersions> {
         let dtype = match asked.map(|word| (word, Path::new(word))) {
-            Some((_, path)) if path.exists() => {
-                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                return Ok((LowVersions::File(path.to_owned()), name));
-            }
+            Some((_, path)) if path.exists() => return Ok(LowVersions::File(path.to_owned())),
             Some((word, _)) => match GgmlType::from_name(word) {
                 Some(dtype) => dtype,
                 None => bail!(
@@ -92,7 +89,7 @@ impl Source<'_> {
         );
         Ggml.supports(dtype).context("--low")?;
         ensure!(self.lowers(dtype), "--low {dtype}: not smaller than the model's experts; give a smaller type");
-        Ok((LowVersions::File(self.lower(dtype)?), dtype.name().to_owned()))
+        Ok(LowVersions::File(self.lower(dtype)?))
     }
 
     /// Writes all experts at `width` into the temporary directory.

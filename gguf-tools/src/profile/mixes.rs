@@ -1,4 +1,4 @@
-//! Mixes and prompts in low precision, measured through the real cache.
+//! Mixes, measured through the real cache.
 
 use std::path::Path;
 
@@ -6,9 +6,7 @@ use anyhow::Context;
 use hobbit::Token;
 use hobbit::options::RoutingOptions;
 use hobbit_core::perplexity::estimate::{Estimate, Sums};
-use hobbit_core::profile::{
-    MeasuredMix, Mix, Mixes, Part, PrefillShare, Uses, most_lowered, nll, search_mixes, text_sha256,
-};
+use hobbit_core::profile::{MeasuredMix, Mix, Mixes, Part, Uses, nll, search_mixes, text_sha256};
 use hobbit_core::route::{Shares, Thresholds, fit};
 use hobbit_programs::output::tell;
 
@@ -16,9 +14,6 @@ use super::Run;
 use super::low::LowVersions;
 use super::text::{Runner, Text};
 use crate::shared::Bar;
-
-/// First share of a prompt to try, in percent: Fate's own for Qwen1.5-MoE.
-const FIRST: usize = 25;
 
 /// Thresholds to try, ascending in what they give up: for these percentages of high, low and skipped uses.
 const SHARES: [[f64; 3]; 4] = [[90.0, 10.0, 0.0], [75.0, 25.0, 0.0], [67.0, 30.0, 3.0], [50.0, 50.0, 0.0]];
@@ -53,7 +48,7 @@ pub fn find(
     let half = text.windows.len() / 2;
     if half == 0 {
         // A cache in which everything fits is refused in any case.
-        run.open_for_misses(None, None)?;
+        run.open_for_misses(None)?;
         tell(format_args!(
             "note: --max-loss: the text has one window, and none to hold out: no mix is sought; give more --tokens, \
              or a smaller --context"
@@ -104,7 +99,7 @@ impl Measurer<'_> {
         if self.runner.as_ref().is_none_or(|(has_low, _)| *has_low != with_low) {
             // One model at a time.
             self.runner = None;
-            let runner = self.run.open_for_misses(self.low.filter(|_| with_low), None)?;
+            let runner = self.run.open_for_misses(self.low.filter(|_| with_low))?;
             if let (true, Some(low)) = (with_low, &runner.session.precision().low) {
                 self.low_types = Some(low.types.clone());
             }
@@ -125,49 +120,8 @@ impl Measurer<'_> {
         let runner = self.runner(mix.uses_low())?;
         runner.model.set_thresholds(mix.thresholds());
         runner.model.set_routing(&RoutingOptions::default().with(mix));
-        score(runner, windows, Some(1), mix.words())
+        score(runner, windows, mix.words())
     }
-}
-
-/// The largest share of a prompt's experts, in whole percents, that may be read in low precision while all others are
-/// high (Fate, section 4.5). Each window is read in one batch.
-///
-/// # Errors
-/// A model that cannot be run, an expert cache in which everything fits.
-pub fn prefill(
-    run: &Run,
-    text: &Text,
-    low: &LowVersions,
-    low_name: String,
-    max_loss: f64,
-) -> anyhow::Result<PrefillShare> {
-    let mut runner = run.open_for_misses(Some(low), Some(0.0))?;
-    let mut prompts = |percent: usize| {
-        runner.model.set_prefill_low(percent as f32 / 100.0);
-        score(&mut runner, &text.windows, None, format!("{percent} % of prompts low"))
-    };
-    let (exact, exact_bytes_per_token) = prompts(0)?;
-    let mut tried = vec![(0, Estimate::default(), exact_bytes_per_token)];
-    let (percent, _) = most_lowered(100, FIRST, max_loss, |percent| -> anyhow::Result<f64> {
-        let (lowered, bytes_per_token) = prompts(percent)?;
-        let ratio = differences(&lowered, &exact).exp();
-        tried.push((percent, Estimate { value: ratio.value - 1.0, ..ratio }, bytes_per_token));
-        Ok(ratio.value - 1.0)
-    })?;
-    let n_measured = tried.len() as u32 - 1;
-    let found = tried.into_iter().find(|(tried, ..)| *tried == percent);
-    let (_, loss, bytes_per_token) = found.context("the answer was measured")?;
-    Ok(PrefillShare {
-        prefill_low: percent as f32 / 100.0,
-        max_loss,
-        loss: loss.value,
-        loss_error: loss.uncertainty,
-        bytes_per_token,
-        exact_bytes_per_token,
-        expert_cache: run.expert_cache_word.clone(),
-        low: low_name,
-        n_measured,
-    })
 }
 
 /// Mean of the differences, token by token.
@@ -177,19 +131,13 @@ fn differences(changed: &[f64], exact: &[f64]) -> Estimate {
     sums.estimate()
 }
 
-/// Negative log-likelihood of each token in nats, and expert bytes read per token; `step` tokens at a time, else whole
-/// windows.
-fn score(
-    runner: &mut Runner,
-    windows: &[Vec<Token>],
-    step: Option<usize>,
-    stage: String,
-) -> anyhow::Result<(Vec<f64>, f64)> {
+/// Negative log-likelihood of each token in nats, and expert bytes read per token; one token at a time.
+fn score(runner: &mut Runner, windows: &[Vec<Token>], stage: String) -> anyhow::Result<(Vec<f64>, f64)> {
     let before = runner.session.stats().total();
     let bar = Bar::of_units(stage, windows.len() as u64)?;
     let mut nlls = Vec::new();
     for window in windows {
-        runner.window(window, step.unwrap_or(window.len()), |logits, next| nlls.push(nll(logits, next)))?;
+        runner.window(window, 1, |logits, next| nlls.push(nll(logits, next)))?;
         bar.step(1)?;
     }
     let after = runner.session.stats().total();

@@ -1,5 +1,4 @@
-//! `gguf-tools profile`: measures thresholds, mixes, a prompt's share in low precision, each expert's sensitivity to
-//! fewer bits, and path tables.
+//! `gguf-tools profile`: measures thresholds, mixes, each expert's sensitivity to fewer bits, and path tables.
 
 mod low;
 mod mixes;
@@ -19,8 +18,7 @@ use hobbit_core::gguf::GgmlType;
 use hobbit_core::pack::imatrix::Imatrix;
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::profile::{
-    ChosenThresholds, FORMAT, MeasuredMix, MeasuredThresholds, Mixes, ModelId, Profile, TextId, Uses, VERSION,
-    in_percent,
+    ChosenThresholds, FORMAT, MeasuredMix, Mixes, ModelId, Profile, TextId, Uses, VERSION, in_percent,
 };
 use hobbit_core::route::{Shares, fit};
 
@@ -30,7 +28,6 @@ use text::{Runner, Text};
 
 /// Arguments of `profile`.
 #[derive(Debug, clap::Args)]
-#[command(group(clap::ArgGroup::new("loss").multiple(true)))]
 #[command(after_help = "Without --shares and --max-loss, no thresholds are tuned. \
     Each width needs one temporary copy of the experts, and as many runs over the text as there are layers; \
     a path table comes of the one run that is made in any case.
@@ -39,8 +36,6 @@ Examples:
   gguf-tools profile model.gguf --text some.txt --max-loss 1% --low q2_k -o model.profile.json
   gguf-tools profile model.gguf --text some.txt --max-loss 1% --no-widths --expert-cache 25%,50% -o model.profile.json
   gguf-tools profile model.hobbit.gguf --text some.txt --max-loss 1% --no-widths -o model.hobbit.profile.json
-  gguf-tools profile model.gguf --text some.txt --no-widths --max-prefill-loss 0.5% --low q2_k
-  gguf-tools profile model.gguf --text some.txt --widths q2_k --tolerance 2% -o model.profile.json
   gguf-tools profile model.gguf --text some.txt --tokens 20000 --no-widths --path-table model.paths
   gguf-tools profile model.gguf --from-trace chats.trace --path-table model.paths")]
 pub struct Args {
@@ -58,19 +53,14 @@ pub struct Args {
     /// Measure mixes that raise perplexity by at most this, 1%: of T1 and T2 (with low versions), --cache-bias,
     /// --substitute and --drop. At most 37 runs over half of the text, token by token; 'hobbit-cli --max-loss' takes
     /// the mix with the fewest reads from MODEL.profile.json beside the model
-    #[arg(long, value_name = "N%", value_parser = percent, group = "loss")]
+    #[arg(long, value_name = "N%", value_parser = percent)]
     max_loss: Option<f64>,
-    /// Find the largest share of a prompt's experts in low precision (--prefill-low, beside --t1 1) that raises
-    /// perplexity by at most this, pieces of the text read in one batch each: 1%
-    #[arg(long, value_name = "N%", value_parser = percent, group = "loss")]
-    max_prefill_loss: Option<f64>,
-    /// Low-precision experts for --max-loss and --max-prefill-loss: a GGUF of the model in a smaller quant, or a type
-    /// [default: the smallest of --widths]
-    #[arg(long, value_name = "FILE|TYPE", requires = "loss")]
+    /// Low-precision experts for --max-loss: a GGUF of the model in a smaller quant, or a type [default: the smallest of
+    /// --widths]
+    #[arg(long, value_name = "FILE|TYPE", requires = "max_loss")]
     low: Option<String>,
-    /// Expert cache for --max-loss and --max-prefill-loss: a size, or a percentage of all experts. With a list such as
-    /// 25%,50%, --max-loss searches mixes for each ('hobbit-cli --max-loss' takes those of the largest that is no
-    /// larger than its own); the rest uses the first
+    /// Expert cache for --max-loss: a size, or a percentage of all experts. Of a list such as 25%,50% each is searched
+    /// ('hobbit-cli --max-loss' takes the mixes of the largest that is no larger than its own)
     #[arg(long, value_name = "SIZE|N%,...", default_value = "25%", value_delimiter = ',')]
     expert_cache: Vec<String>,
     #[command(flatten)]
@@ -86,10 +76,6 @@ pub struct Args {
     /// Importance matrix made by llama-imatrix
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
-    /// Lower the most robust experts to each width together, run the mixed model, and adjust their number until
-    /// perplexity rises by at most this: for gguf-tools pack --tolerated
-    #[arg(long, value_name = "N%", value_parser = percent, conflicts_with = "no_widths")]
-    tolerance: Option<f64>,
     /// Where temporary copies of the experts go [default: the system's]
     #[arg(long, value_name = "DIR")]
     temp_dir: Option<PathBuf>,
@@ -109,18 +95,12 @@ pub struct Run {
 impl Run {
     /// Opens the model with these low-precision experts. Every use asks for high precision, nothing is rerouted, and
     /// results do not depend on the speed of reads.
-    fn open(
-        &self,
-        low: Option<&LowVersions>,
-        expert_cache: ExpertCache,
-        prefill_low: Option<f32>,
-    ) -> anyhow::Result<Runner> {
+    fn open(&self, low: Option<&LowVersions>, expert_cache: ExpertCache) -> anyhow::Result<Runner> {
         let thresholds = low.map(|_| 1.0);
         let precision = PrecisionOptions {
             mode: Some(if low.is_some() { PrecisionMode::Dynamic } else { PrecisionMode::Exact }),
             t1: thresholds,
             t2: thresholds,
-            prefill_low,
             upgrade: false,
             deterministic: true,
             ..Default::default()
@@ -142,8 +122,8 @@ impl Run {
     ///
     /// # Errors
     /// A model that cannot be run, or a cache that holds all experts.
-    fn open_for_misses(&self, low: Option<&LowVersions>, prefill_low: Option<f32>) -> anyhow::Result<Runner> {
-        let runner = self.open(low, self.expert_cache, prefill_low)?;
+    fn open_for_misses(&self, low: Option<&LowVersions>) -> anyhow::Result<Runner> {
+        let runner = self.open(low, self.expert_cache)?;
         let (plan, precision) = (runner.session.plan(), runner.session.precision());
         ensure!(
             !plan.is_fully_resident() && plan.n_experts > 0 && (low.is_none() || precision.is_dynamic()),
@@ -233,7 +213,6 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
         },
         thresholds: args.shares.map(|target| for_shares(&uses, target)).transpose()?,
         mixes: Vec::new(),
-        prefill: None,
         widths: Vec::new(),
         norms: match &opened.pack_norms {
             Some(json) => norms::of_pack(&args.file, json.as_deref())?,
@@ -242,28 +221,23 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
     };
     let has_own = opened.is_pack() && opened.catalog.has_low();
     let smallest = widths.last().copied();
-    let wants_low = args.low.is_some() || smallest.is_some() || args.max_prefill_loss.is_some();
-    let low = match args.max_loss.or(args.max_prefill_loss) {
-        Some(_) if has_own && args.low.is_none() => Some((LowVersions::Own, "the pack".to_owned())),
+    let wants_low = args.low.is_some() || smallest.is_some();
+    let low = match args.max_loss {
+        Some(_) if has_own && args.low.is_none() => Some(LowVersions::Own),
         Some(_) if wants_low => Some(source.low(args.low.as_deref(), smallest)?),
         _ => None,
     };
     if let Some(max_loss) = args.max_loss {
         let thresholds = mixes::thresholds(&uses)?;
         for run in &runs {
-            let with = low.as_ref().map(|(versions, _)| (versions, &thresholds[..]));
+            let with = low.as_ref().map(|versions| (versions, &thresholds[..]));
             let Some(found) = mixes::find(run, &text, text_file, with, max_loss)? else { continue };
-            if let (None, Some((_, name))) = (&profile.thresholds, &low) {
-                profile.thresholds = of_mixes(&uses, &found, name, max_loss);
-            }
+            profile.thresholds = profile.thresholds.or_else(|| of_mixes(&uses, &found, max_loss));
             profile.mixes.push(found);
         }
     }
-    if let (Some(max_loss), Some((versions, name))) = (args.max_prefill_loss, low) {
-        profile.prefill = Some(mixes::prefill(first, &text, &versions, name, max_loss)?);
-    }
     for &dtype in &widths {
-        let width = sensitivity::width(first, &source, &text, &uses, &profile.norms, dtype, args.tolerance)?;
+        let width = sensitivity::width(first, &source, &text, &uses, &profile.norms, dtype)?;
         profile.widths.push(width);
     }
     Ok(profile)
@@ -278,12 +252,11 @@ fn for_shares(uses: &Uses, target: Shares) -> anyhow::Result<ChosenThresholds> {
         t2: tuned.thresholds.t2,
         goal: format!("shares {high}/{low}/{skip}"),
         shares: tuned.shares,
-        measured: None,
     })
 }
 
 /// T1 and T2 of the mix that uses low versions only, if it stays within the loss: packs take these.
-fn of_mixes(uses: &Uses, mixes: &Mixes, low_name: &str, max_loss: f64) -> Option<ChosenThresholds> {
+fn of_mixes(uses: &Uses, mixes: &Mixes, max_loss: f64) -> Option<ChosenThresholds> {
     let fits = |own: &&MeasuredMix| own.mix.is_low_alone() && own.loss <= max_loss;
     let own = mixes.mixes.iter().find(fits)?;
     Some(ChosenThresholds {
@@ -291,13 +264,6 @@ fn of_mixes(uses: &Uses, mixes: &Mixes, low_name: &str, max_loss: f64) -> Option
         t2: own.mix.t2,
         goal: format!("max loss {}%", in_percent(max_loss)),
         shares: Shares::reached(own.mix.thresholds(), uses.n_first, &uses.samples),
-        measured: Some(MeasuredThresholds {
-            loss: own.loss,
-            bytes_per_token: own.bytes_per_token,
-            exact_bytes_per_token: mixes.exact_bytes_per_token,
-            expert_cache: mixes.expert_cache.clone(),
-            low: low_name.to_owned(),
-        }),
     })
 }
 

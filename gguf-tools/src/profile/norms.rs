@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::Context;
 use hobbit::engine::Ggml;
 use hobbit_core::gguf::{ExpertMap, ExpertTensor, Gguf, Recode};
+use hobbit_core::pack::NORMS_KEY;
 use hobbit_core::profile::{LayerNorms, ProfileError, norms_of_json};
 
 use crate::shared::Bar;
@@ -66,5 +67,5 @@ fn square(file: &File, tensor: &ExpertTensor, expert: u16) -> anyhow::Result<f64
 /// The pack's norms are damaged.
 pub fn of_pack(path: &Path, json: Option<&str>) -> Result<Vec<LayerNorms>, ProfileError> {
     let norms = json.map_or(Ok(Vec::new()), norms_of_json);
-    norms.map_err(|reason| ProfileError::Norms { path: path.to_owned(), reason })
+    norms.map_err(|reason| ProfileError::Key { path: path.to_owned(), key: NORMS_KEY, reason })
 }

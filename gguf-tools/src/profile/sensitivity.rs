@@ -5,17 +5,17 @@ use hobbit::Error;
 use hobbit_core::expert::ExpertId;
 use hobbit_core::gguf::GgmlType;
 use hobbit_core::plan::ExpertCache;
-use hobbit_core::profile::{LayerNorms, LayerWidth, SliceTypes, Tolerated, Uses, Width, divide, most_lowered};
+use hobbit_core::profile::{LayerNorms, LayerWidth, SliceTypes, Uses, Width, divide};
 
 use super::Run;
 use super::low::{LowVersions, Source};
-use super::text::{Runner, Text};
+use super::text::Text;
 
 /// One layer is lowered while all others stay as they are, so nearly all experts should be in memory; the engine keeps
 /// low-precision versions only if some are not.
 const EXPERT_CACHE: ExpertCache = ExpertCache::Percent(90.0);
 
-/// Measures one width; with a `tolerance`, also how many experts can be lowered together.
+/// Measures one width.
 ///
 /// # Errors
 /// A model that cannot be run.
@@ -26,14 +26,13 @@ pub fn width(
     uses: &Uses,
     norms: &[LayerNorms],
     dtype: GgmlType,
-    tolerance: Option<f64>,
 ) -> anyhow::Result<Width> {
     let path = source.lower(dtype)?;
     let low = LowVersions::File(path.clone());
-    let mut runner = match run.open(Some(&low), EXPERT_CACHE, Some(0.0)) {
+    let mut runner = match run.open(Some(&low), EXPERT_CACHE) {
         // Too much for this machine: use the cache that fits.
         Err(error) if matches!(error.downcast_ref(), Some(Error::Plan(_))) => {
-            run.open(Some(&low), ExpertCache::Auto, Some(0.0))?
+            run.open(Some(&low), ExpertCache::Auto)?
         }
         opened => opened?,
     };
@@ -58,40 +57,14 @@ pub fn width(
         let experts = divide(loss.kl(), &importance, &norms.norms);
         LayerWidth { layer: layer.layer, types: SliceTypes::lowered(layer, dtype), kl: loss.kl(), experts }
     });
-    let mut width = Width {
+    let width = Width {
         dtype,
         kl: all.kl(),
         perplexity_increase: all.log_increase().exp_m1(),
         scale: if sum > 0.0 { whole / sum } else { 1.0 },
         layers: layers.collect(),
-        tolerated: None,
     };
-    if let Some(max_loss) = tolerance {
-        width.tolerated = Some(tolerated(&mut runner, text, &width, max_loss)?);
-    }
     drop(runner);
     std::fs::remove_file(&path).with_context(|| format!("{}: cannot remove", path.display()))?;
     Ok(width)
-}
-
-/// Lowers as many experts as the mixed model is measured to tolerate, most robust first (EdgeMoE, section III-B).
-fn tolerated(runner: &mut Runner, text: &Text, width: &Width, max_loss: f64) -> anyhow::Result<Tolerated> {
-    let mut order: Vec<(f64, ExpertId)> = Vec::new();
-    for own in &width.layers {
-        let ids = (0..).map(|index| ExpertId { layer: own.layer, index });
-        order.extend(own.experts.iter().copied().zip(ids));
-    }
-    order.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-    // Start where the sum of the predictions reaches the tolerance.
-    let mut nats = 0.0;
-    let guess = order.iter().take_while(|(kl, _)| (nats += kl * width.scale, nats.exp_m1() <= max_loss).1).count();
-    let mut n_measured = 0;
-    let (n, loss) = most_lowered(order.len(), guess, max_loss, |n| -> anyhow::Result<f64> {
-        n_measured += 1;
-        let set = order[..n].iter().map(|(_, expert)| *expert).collect();
-        let losses = runner.losses(text, &[set], &format!("{n} experts at {}", width.dtype))?;
-        Ok(losses[0].log_increase().exp_m1())
-    })?;
-    let experts = order[..n].iter().map(|(_, expert)| (expert.layer, expert.index)).collect();
-    Ok(Tolerated { max_loss, loss, experts, n_measured })
 }

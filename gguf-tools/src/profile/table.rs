@@ -3,7 +3,7 @@
 use std::fmt;
 
 use hobbit_core::pack::slice_name;
-use hobbit_core::profile::{ChosenThresholds, Mixes, PrefillShare, Profile, SliceTypes, Tolerated, Width};
+use hobbit_core::profile::{ChosenThresholds, Mixes, Profile, SliceTypes, Width};
 use hobbit_core::units::{Bytes, Percent};
 
 /// Experts shown at either end.
@@ -14,7 +14,7 @@ pub struct Table<'a>(pub &'a Profile);
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Profile { model, text, thresholds, prefill, mixes, widths, .. } = self.0;
+        let Profile { model, text, thresholds, mixes, widths, .. } = self.0;
         writeln!(
             f,
             "{}: {}, {} experts in {} layers, {} used per token and layer",
@@ -29,9 +29,6 @@ impl fmt::Display for Table<'_> {
             show_thresholds(f, tuned)?;
         }
         mixes.iter().try_for_each(|mixes| show_mixes(f, mixes))?;
-        if let Some(share) = prefill {
-            show_prefill(f, share)?;
-        }
         widths.iter().try_for_each(|width| show_width(f, width))
     }
 }
@@ -39,19 +36,7 @@ impl fmt::Display for Table<'_> {
 fn show_thresholds(f: &mut fmt::Formatter<'_>, tuned: &ChosenThresholds) -> fmt::Result {
     let [high, low, skip] = [tuned.shares.high, tuned.shares.low, tuned.shares.skip].map(|share| 100.0 * share);
     writeln!(f, "\nthresholds for {}: --t1 {:.4} --t2 {:.4}", tuned.goal, tuned.t1, tuned.t2)?;
-    writeln!(f, "of all uses, if none were in memory: {high:.1} % high, {low:.1} % low, {skip:.1} % skipped")?;
-    if let Some(measured) = &tuned.measured {
-        let [bytes, exact] =
-            [measured.bytes_per_token, measured.exact_bytes_per_token].map(|bytes| Bytes(bytes as u64));
-        writeln!(
-            f,
-            "measured with --expert-cache {} and {} as low: perplexity {:+.2}, {bytes} per token (exact: {exact})",
-            measured.expert_cache,
-            measured.low,
-            Percent(measured.loss)
-        )?;
-    }
-    Ok(())
+    writeln!(f, "of all uses, if none were in memory: {high:.1} % high, {low:.1} % low, {skip:.1} % skipped")
 }
 
 fn show_mixes(f: &mut fmt::Formatter<'_>, mixes: &Mixes) -> fmt::Result {
@@ -70,26 +55,6 @@ fn show_mixes(f: &mut fmt::Formatter<'_>, mixes: &Mixes) -> fmt::Result {
         writeln!(f, "{bytes:>12}{:>8}  {loss:<22}{words}", format!("{:.0}", Percent(share)))?;
     }
     Ok(())
-}
-
-fn show_prefill(f: &mut fmt::Formatter<'_>, share: &PrefillShare) -> fmt::Result {
-    let [bytes, exact] = [share.bytes_per_token, share.exact_bytes_per_token].map(|bytes| Bytes(bytes as u64));
-    writeln!(
-        f,
-        "\nprompts within {}: --t1 1 --prefill-low {:.0}%",
-        Percent(share.max_loss),
-        100.0 * share.prefill_low
-    )?;
-    writeln!(
-        f,
-        "measured with --expert-cache {} and {} as low, in {} runs: perplexity {:+.2} ± {:.2}, {bytes} per token \
-            (exact: {exact})",
-        share.expert_cache,
-        share.low,
-        share.n_measured,
-        Percent(share.loss),
-        Percent(share.loss_error)
-    )
 }
 
 fn show_width(f: &mut fmt::Formatter<'_>, width: &Width) -> fmt::Result {
@@ -119,18 +84,7 @@ fn show_width(f: &mut fmt::Formatter<'_>, width: &Width) -> fmt::Result {
     };
     let n = SHOWN.min(experts.len() / 2);
     writeln!(f, "most sensitive (layer:expert KL): {}", line(&experts[..n]))?;
-    writeln!(f, "most robust: {}", line(&experts[experts.len() - n..]))?;
-    if let Some(Tolerated { max_loss, loss, experts: lowered, n_measured }) = &width.tolerated {
-        writeln!(
-            f,
-            "within {}: {} of {} experts lowered together, measured {:+.2} ({n_measured} runs)",
-            Percent(*max_loss),
-            lowered.len(),
-            experts.len(),
-            Percent(*loss)
-        )?;
-    }
-    Ok(())
+    writeln!(f, "most robust: {}", line(&experts[experts.len() - n..]))
 }
 
 /// `down:q3_K gate:q2_K`, or one name where all are equal.

@@ -26,10 +26,8 @@ const HEAD_BYTES: u64 = 1024;
 
 const GGUF: &[u8] = b"GGUF";
 
-/// First bytes of a trace.
 pub const TRACE_MAGIC: [u8; 8] = *b"HOBBITTR";
 
-/// First bytes of a path table.
 pub const PATH_TABLE_MAGIC: [u8; 4] = *b"hbPT";
 
 /// First bytes of a saved sequence: tokens and llama.cpp's state.
@@ -41,7 +39,6 @@ pub const BASE_MAGIC: [u8; 8] = *b"_logits_";
 /// Kind of file about to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Log lines.
     Log,
     /// Statistics, a profile, a policy.
     Json,
@@ -113,7 +110,6 @@ pub struct Output<'a> {
     pub flag: &'a str,
     /// Destination. For JSON, `-` means no file.
     pub path: &'a Path,
-    /// Its kind.
     pub kind: Kind,
 }
 
@@ -122,23 +118,19 @@ pub struct Output<'a> {
 pub struct Input<'a> {
     /// Name in errors, as [`Output::flag`].
     pub flag: &'a str,
-    /// Its path.
     pub path: &'a Path,
 }
 
 /// Why a file is not written.
 #[derive(Debug, thiserror::Error)]
 pub enum OutputError {
-    /// The run reads this file.
     #[error(
         "{flag} {}: this is the file of {input_flag}{}, and would be destroyed; give {flag} a name of its own",
         path.display(), other_name(path, input)
     )]
     IsInput { flag: String, path: PathBuf, input_flag: String, input: PathBuf },
-    /// Two outputs name one file.
     #[error("{flag} {}: this is the file of {other_flag} too; give each a name of its own", path.display())]
     Twice { flag: String, path: PathBuf, other_flag: String },
-    /// An existing file must not be overwritten.
     #[error("{flag} {}: {reason}", path.display())]
     Refused { flag: String, path: PathBuf, reason: Refusal },
 }
@@ -146,12 +138,10 @@ pub enum OutputError {
 /// Why an existing file must not be overwritten.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// A file of another kind.
     #[error(
         "this file exists and is no {}: it would be destroyed; give another name, or remove it first", expected.words()
     )]
     OtherKind { expected: Kind },
-    /// The file cannot be identified.
     #[error(
         "this file exists and cannot be read ({source}), so what would be lost is unknown; give another name, or \
             remove it first"
@@ -221,9 +211,6 @@ pub fn overwrite(path: &Path, kind: Kind, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Finds out whether [`overwrite`] can write to `path`. Changes nothing.
-///
-/// # Errors
-/// The system's error.
 pub fn try_overwriting(path: &Path) -> io::Result<()> {
     if is_descriptor(path) {
         return Ok(());

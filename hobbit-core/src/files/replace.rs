@@ -22,9 +22,6 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Checks that a file can be put in `path`'s place. Changes nothing.
-///
-/// # Errors
-/// The system's error.
 pub fn try_replacing(path: &Path) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
@@ -35,9 +32,6 @@ pub fn try_replacing(path: &Path) -> io::Result<()> {
 }
 
 /// A new file beside `path` under a random name, removed when dropped. Existing files and links are not opened.
-///
-/// # Errors
-/// The system's error.
 pub fn new_beside(path: &Path) -> io::Result<NamedTempFile> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".");

@@ -9,7 +9,6 @@ use std::path::Path;
 /// `cp -p` sets back the time of the last write, but no program can set the time of the last change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileState {
-    /// Length in bytes.
     pub len: u64,
     /// Time of the last write, in nanoseconds since 1970.
     modified_ns: i128,
@@ -21,17 +20,11 @@ pub struct FileState {
 
 impl FileState {
     /// State of an open file.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn of(file: &File) -> io::Result<Self> {
         Ok(Self::from(&file.metadata()?))
     }
 
     /// State of the file at this path, behind links.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn at(path: &Path) -> io::Result<Self> {
         Ok(Self::from(&std::fs::metadata(path)?))
     }

@@ -107,7 +107,6 @@ pub enum Limit {
 
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ForecastError {
-    /// The memory cannot hold the model even with no expert cached.
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error("{what} of {found} bytes per second, expected a number above 0")]

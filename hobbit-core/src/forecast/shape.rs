@@ -26,7 +26,6 @@ pub type TypeBytes = BTreeMap<GgmlType, u64>;
 pub enum ShapeError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// A dense model, which uses all weights for every token.
     #[error(
         "{0}: no experts: a dense model, which runs as fast as llama.cpp does where it fits, and no faster with hobbit"
     )]
@@ -43,7 +42,6 @@ pub enum ShapeError {
 pub struct ExpertLayer {
     pub layer: u16,
     pub n_expert: u16,
-    /// Bytes of one expert, all slices.
     pub expert_bytes: u64,
     pub pool: usize,
 }

@@ -147,10 +147,8 @@ pub(super) fn recording(
         n_expert: layer.n_expert,
         n_used: n_used.min(layer.n_expert.into()) as u16, // at most the experts
         bytes_high: layer.expert_bytes,
-        bytes_low: 0,
-        bytes_rest: 0,
         slots_high: *slots,
-        slots_low: 0,
+        ..Layer::default()
     };
     let layers: Vec<Layer> = shape.layers.iter().zip(slots).map(layer).collect();
     let mut residents = Vec::new();

@@ -239,39 +239,6 @@ fn what_was_not_recorded_is_interpolated() {
     assert_eq!((Expectation::of(2), Expectation::of(384)), (Expectation::of(8), Expectation::of(128)));
 }
 
-/// Forecasts each of two real models from the other one's curve.
-#[test]
-fn one_real_model_forecasts_the_other() {
-    let [qwen, gptoss] = [3, 4].map(|at| TRAINED[at].locality());
-    assert_eq!((TRAINED[3].n_used, TRAINED[4].n_used), (6, 2));
-    let worst = SHARES.map(|share| (qwen.hit(share) - gptoss.hit(share)).abs()).into_iter().skip(1).fold(0.0, f64::max);
-    assert!(worst < 0.06, "{worst}");
-}
-
-/// Published LRU hit rates in single decode sessions, by the share of experts in the cache: Qwen3-30B-A3B (48 layers of
-/// 128 experts of 2.9 MiB, 1000 to 6000 MiB), gpt-oss-120b (36 of 128, 12.6 MiB, 2000 to 8000) and Gemma-4-26B (30 of
-/// 128, 4.1 MiB, 1000 to 4000), which use 8, 4 and 8 of them.
-#[test]
-fn published_hit_rates_are_near() {
-    let published = [
-        (0.056, 0.38),
-        (0.112, 0.57),
-        (0.168, 0.71),
-        (0.224, 0.80),
-        (0.337, 0.92),
-        (0.034, 0.31),
-        (0.069, 0.52),
-        (0.138, 0.66),
-        (0.064, 0.36),
-        (0.127, 0.62),
-        (0.254, 0.82),
-    ];
-    let expected = Expectation::of(128).expected;
-    let errors = published.map(|(share, hit)| (expected.hit(share) - hit).abs());
-    assert!(errors.iter().all(|error| *error < 0.12), "{errors:?}");
-    assert!(errors.iter().filter(|error| **error < 0.06).count() >= 9, "{errors:?}");
-}
-
 /// Time and memory do not grow with the model: 61 layers of 384 experts, 8 used.
 #[test]
 fn what_is_simulated_is_bounded() {

@@ -13,21 +13,15 @@ use super::{GgmlType, Gguf, GgufError, TensorInfo};
 /// Why a file cannot be used beside a model.
 #[derive(Debug, thiserror::Error)]
 pub enum AdapterError {
-    /// It is damaged, or no GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// It is not what it should be, or of another model.
     #[error("{}: this file cannot be used as a {kind}: {fault}", path.display())]
     Unusable { path: PathBuf, kind: &'static str, fault: String },
-    /// It changes experts that are read from files.
     #[error(
         "{}: this LoRA adapter changes experts ({tensor}), which hobbit reads as the model's file has them; merge it \
-         into the model (llama-export-lora), or give a --mem-budget in which the whole model fits", path.display()
+         into the model (llama-export-lora)", path.display()
     )]
     OfExperts { path: PathBuf, tensor: String },
-    /// It could not be read.
-    #[error("{}: cannot read this file: {source}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
 }
 
 /// Facts from the header of an adapter that fits the model.
@@ -41,8 +35,6 @@ pub struct LoraSummary {
     pub output_row_elements: u64,
     /// An expert tensor that it changes.
     pub of_experts: Option<String>,
-    /// Whether it changes routers.
-    pub of_routers: bool,
     /// Norm vectors, which llama.cpp leaves out.
     pub n_left_out: usize,
     /// `adapter.lora.task_name`.
@@ -56,14 +48,11 @@ const CONTROL: &str = "control vector";
 
 /// Reads an adapter's header, holds it against the model's, and looks through its weights for numbers that are not
 /// finite.
-///
-/// # Errors
-/// Any [`AdapterError`] but [`AdapterError::OfExperts`], which depends on who keeps the experts.
 pub fn check_lora(path: &Path, model: &Gguf) -> Result<LoraSummary, AdapterError> {
     let adapter = Gguf::open(path)?;
     let unusable = |fault| AdapterError::Unusable { path: path.to_owned(), kind: LORA, fault };
     let summary = lora_summary(&adapter, model).map_err(unusable)?;
-    let read = |source| AdapterError::Read { path: path.to_owned(), source };
+    let read = |error| GgufError::Io { path: path.to_owned(), action: "read".to_owned(), error };
     let file = std::fs::File::open(path).map_err(read)?;
     for tensor in &adapter.tensors {
         if !is_finite(&file, tensor).map_err(read)? {
@@ -165,7 +154,6 @@ impl LoraSummary {
         if parse_name(&weight.name).is_some() {
             self.of_experts.get_or_insert_with(|| weight.name.clone());
         }
-        self.of_routers |= weight.name.ends_with(".ffn_gate_inp.weight");
     }
 }
 
@@ -212,9 +200,6 @@ pub struct Directions {
 }
 
 /// Reads control vectors, each a file and its factor.
-///
-/// # Errors
-/// Any [`AdapterError`] but [`AdapterError::OfExperts`].
 pub fn read_directions<'a>(
     files: impl IntoIterator<Item = (&'a Path, f32)>,
     model: &Gguf,
@@ -228,7 +213,7 @@ pub fn read_directions<'a>(
         let vector = Gguf::open(path)?;
         let unusable = |fault| AdapterError::Unusable { path: path.to_owned(), kind: CONTROL, fault };
         let directions = check_whole(&vector).and_then(|()| directions(&vector, n_embd, n_layer)).map_err(unusable)?;
-        let read = |source| AdapterError::Read { path: path.to_owned(), source };
+        let read = |error| GgufError::Io { path: path.to_owned(), action: "read".to_owned(), error };
         let file = std::fs::File::open(path).map_err(read)?;
         let mut bytes = vec![0; n_embd as usize * 4];
         for (layer, tensor) in directions {

@@ -30,19 +30,15 @@ pub struct ExpertClass {
 /// One slice of a class, and its region in the slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceShape {
-    /// Which matrix.
     pub kind: SliceKind,
-    /// Element type.
     pub dtype: GgmlType,
     /// Row length in elements.
     pub ne0: u64,
     /// Rows.
     pub ne1: u64,
-    /// Bytes of the slice.
     pub bytes: u64,
     /// Start of its region in the slot, a multiple of [`BLOCK_BYTES`].
     pub region: u64,
-    /// Bytes of its region.
     pub capacity: u64,
 }
 
@@ -51,7 +47,6 @@ pub struct SliceShape {
 pub struct LayerCatalog {
     /// Block number.
     pub layer: u16,
-    /// Number of experts.
     pub n_expert: u16,
     /// Every expert's high version.
     pub high: Vec<VersionSource>,
@@ -71,7 +66,6 @@ pub struct VersionSource {
 }
 
 impl VersionSource {
-    /// Bytes of its weights in the file.
     pub fn bytes(&self) -> u64 {
         self.slices.iter().map(SliceSource::bytes).sum()
     }
@@ -108,12 +102,10 @@ pub struct SliceSource {
     pub extent: Extent,
     /// Distance of the first byte from the start of the slice's region: where a direct read lands in place.
     pub lead: u64,
-    /// How it is stored.
     pub stored: Stored,
 }
 
 impl SliceSource {
-    /// Bytes in the file.
     pub fn bytes(&self) -> u64 {
         match self.stored {
             Stored::Whole | Stored::High => self.extent.len,
@@ -126,7 +118,6 @@ impl SliceSource {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("tensor '{tensor}': {found}, expected {expected}")]
 pub struct LowMismatch {
-    /// The tensor that disagrees.
     pub tensor: String,
     /// Value in the low file.
     pub found: String,
@@ -135,7 +126,6 @@ pub struct LowMismatch {
 }
 
 impl ExpertClass {
-    /// The slice of this kind.
     pub fn slice(&self, kind: SliceKind) -> Option<&SliceShape> {
         self.slices.iter().find(|slice| slice.kind == kind)
     }
@@ -281,7 +271,6 @@ impl Catalog {
         self.layers.iter_mut().for_each(|layer| layer.low.iter_mut().for_each(|low| *low = None));
     }
 
-    /// The layer's versions.
     pub fn layer(&self, layer: u16) -> Option<&LayerCatalog> {
         self.layers.binary_search_by_key(&layer, |l| l.layer).ok().map(|i| &self.layers[i])
     }

@@ -11,12 +11,10 @@ pub struct ExpertMap {
     pub layers: Vec<LayerExperts>,
 }
 
-/// One layer's expert weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerExperts {
     /// Block number.
     pub layer: u16,
-    /// Number of experts.
     pub n_expert: u32,
     /// At least `up` (or `gate_up`) and `down`, sorted by [`SliceKind`].
     pub tensors: Vec<ExpertTensor>,
@@ -25,17 +23,13 @@ pub struct LayerExperts {
 /// The same matrix of all experts of a layer, `[ne0, ne1, n_expert]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExpertTensor {
-    /// Which matrix.
     pub kind: SliceKind,
-    /// Name in the file.
     pub name: String,
-    /// Element type.
     pub dtype: GgmlType,
     /// Row length in elements.
     pub ne0: u64,
     /// Rows per expert.
     pub ne1: u64,
-    /// Number of experts.
     pub n_expert: u32,
     /// Index into [`Gguf::files`].
     pub file: u32,
@@ -58,12 +52,10 @@ impl ExpertTensor {
 }
 
 impl LayerExperts {
-    /// The tensor of this kind, if the layer has one.
     pub fn tensor(&self, kind: SliceKind) -> Option<&ExpertTensor> {
         self.tensors.iter().find(|t| t.kind == kind)
     }
 
-    /// Bytes of one expert, all kinds.
     pub fn expert_bytes(&self) -> u64 {
         self.tensors.iter().map(|t| t.slice_bytes).sum()
     }
@@ -85,7 +77,6 @@ impl ExpertMap {
         self.layers.binary_search_by_key(&layer, |l| l.layer).ok().map(|i| &self.layers[i])
     }
 
-    /// Bytes of all experts.
     pub fn bytes(&self) -> u64 {
         self.layers.iter().map(LayerExperts::bytes).sum()
     }
@@ -105,11 +96,8 @@ pub fn parse_name(name: &str) -> Option<(u16, SliceKind)> {
 }
 
 impl Gguf {
-    /// The model's experts.
-    ///
-    /// # Errors
-    /// [`GgufError::Experts`] if a layer's expert tensors have shapes that do not fit each other, are incomplete, or
-    /// disagree with `<architecture>.expert_count`.
+    /// The model's experts. A layer's expert tensors must be complete, and their shapes must fit each other and
+    /// `<architecture>.expert_count`.
     pub fn experts(&self) -> Result<ExpertMap, GgufError> {
         let mut all = Vec::new();
         for info in &self.tensors {
@@ -199,6 +187,7 @@ impl Gguf {
 
     fn expert_fault(&self, info: &TensorInfo, what: &'static str, found: String, expected: String) -> GgufError {
         let path = self.files[info.extent.file as usize].path.clone();
-        GgufError::Experts { path, tensor: info.name.clone(), what, found, expected }
+        let remedy = "the model was converted wrongly, fetch or convert it again";
+        GgufError::Malformed { path, what: format!("tensor '{}': {what}", info.name), found, expected, remedy }
     }
 }

@@ -28,11 +28,9 @@ const DIMS_MAX: u32 = 4;
 /// Where a key-value pair lies in the header and what it holds.
 #[derive(Clone, Debug)]
 pub struct KvEntry {
-    /// Key.
     pub key: String,
     /// Type of the value, or of an array's elements.
     pub item: ValueType,
-    /// Number of elements if the value is an array.
     pub array_len: Option<u64>,
     /// Bytes of the whole pair, from the key's length to the end of the value.
     pub(super) pair: Range<usize>,
@@ -61,7 +59,8 @@ impl Header {
     /// Reads the header of a file of `file_len` bytes from `source`, which stands at its first byte.
     pub(super) fn read(source: impl Read, file_len: u64, path: &Path) -> Result<Self, GgufError> {
         if file_len == 0 {
-            return Err(GgufError::Empty { path: path.to_owned() });
+            let reason = "file is empty, expected a GGUF header; the download probably failed, fetch it again";
+            return Err(GgufError::refused(path, reason));
         }
         if file_len > i64::MAX as u64 {
             // No file system has such files; below, sums of offsets and lengths cannot overflow.
@@ -83,8 +82,7 @@ impl Header {
         let data_start = header_len.next_multiple_of(alignment);
         place(&mut tensors, alignment, data_start, file_len, path)?;
         if let Some(tensor) = duplicate(tensors.iter().map(|tensor| &tensor.name)) {
-            let (path, first) = (path.to_owned(), path.to_owned());
-            return Err(GgufError::DuplicateTensor { path, tensor: tensor.clone(), first });
+            return Err(super::occurs_twice(path, tensor, path));
         }
         refuse_overlaps(&tensors, path)?;
         Ok(Self { version, kv, tensors, alignment, data_start, bytes: window.into_bytes() })
@@ -107,7 +105,9 @@ impl Header {
 }
 
 fn malformed(path: &Path, what: String, found: impl ToString, expected: impl ToString) -> GgufError {
-    GgufError::Malformed { path: path.to_owned(), what, found: found.to_string(), expected: expected.to_string() }
+    let remedy = "the header is damaged or written by a faulty tool, fetch or convert the model again";
+    let (found, expected) = (found.to_string(), expected.to_string());
+    GgufError::Malformed { path: path.to_owned(), what, found, expected, remedy }
 }
 
 fn magic_and_version(window: &mut Window<'_, impl Read>) -> Result<u32, GgufError> {
@@ -123,21 +123,19 @@ fn magic_and_version(window: &mut Window<'_, impl Read>) -> Result<u32, GgufErro
             b"PK\x03\x04" => "this is a ZIP or PyTorch file, convert it with llama.cpp's convert_hf_to_gguf.py",
             _ => "check the path, or convert the model with llama.cpp's convert_hf_to_gguf.py",
         };
-        return Err(GgufError::NotGguf {
-            path: path.to_owned(),
-            found: format!("\"{}\"", found.escape_ascii()),
-            remedy,
-        });
+        let found = found.escape_ascii();
+        let reason = format!("not a GGUF file: starts with \"{found}\", expected \"GGUF\"; {remedy}");
+        return Err(GgufError::refused(path, reason));
     }
     let version = window.u32(format_args!("version"))?;
-    let refuse = |remedy| Err(GgufError::Version { path: path.to_owned(), version, remedy });
-    match version {
-        2 | 3 => Ok(version),
-        0 => refuse("the header is damaged, fetch the file again"),
-        1 => refuse("convert the model again with a current llama.cpp"),
-        v if v & 0xffff == 0 => Err(GgufError::BigEndian { path: path.to_owned(), version }),
-        _ => refuse("the file is newer than this build, update"),
-    }
+    let remedy = match version {
+        2 | 3 => return Ok(version),
+        0 => "the header is damaged, fetch the file again",
+        1 => "convert the model again with a current llama.cpp",
+        v if v & 0xffff == 0 => "the file is big-endian, convert it with gguf-py's gguf_convert_endian.py",
+        _ => "the file is newer than this build, update",
+    };
+    Err(GgufError::refused(path, format!("GGUF version {version}, expected 2 or 3; {remedy}")))
 }
 
 fn count(window: &mut Window<'_, impl Read>, what: &str, limit: u64) -> Result<u64, GgufError> {
@@ -226,7 +224,8 @@ fn tensor(window: &mut Window<'_, impl Read>, i: u64) -> Result<TensorInfo, Gguf
     let offset = window.u64(format_args!("offset of tensor '{name}'"))?;
     let Some(dtype) = GgmlType::from_id(id) else {
         let (found, remedy) = GgmlType::describe_missing(id);
-        return Err(GgufError::UnsupportedType { path: path.to_owned(), tensor: name, id, found, remedy });
+        let reason = format!("tensor '{name}' has ggml type {id} ({found}), which current llama.cpp lacks; {remedy}");
+        return Err(GgufError::refused(path, reason));
     };
     let elements = dims.iter().try_fold(1u64, |n, ne| n.checked_mul(*ne)).filter(|n| i64::try_from(*n).is_ok());
     if elements.is_none() || dims.iter().any(|ne| i64::try_from(*ne).is_err()) {
@@ -283,12 +282,12 @@ fn refuse_overlaps(tensors: &[TensorInfo], path: &Path) -> Result<(), GgufError>
     let mut order: Vec<&TensorInfo> = tensors.iter().filter(|t| t.extent.len > 0).collect();
     order.sort_unstable_by_key(|t| t.extent.offset);
     match order.windows(2).find(|w| w[0].extent.end() > w[1].extent.offset) {
-        Some(w) => Err(GgufError::Overlap {
-            path: path.to_owned(),
-            first: w[0].name.clone(),
-            second: w[1].name.clone(),
-            offset: w[1].extent.offset,
-        }),
+        Some(w) => {
+            let (first, second, offset) = (&w[0].name, &w[1].name, w[1].extent.offset);
+            let remedy = "the header is damaged, fetch the file again";
+            let reason = format!("tensors '{first}' and '{second}' overlap at byte {offset}; {remedy}");
+            Err(GgufError::refused(path, reason))
+        }
         None => Ok(()),
     }
 }

@@ -22,7 +22,6 @@ pub struct Metadata {
 /// A value, decoded as far as it is used.
 #[derive(Debug)]
 enum Decoded {
-    /// An integer of any width.
     Integer(i128),
     Float(f64),
     Bool(bool),
@@ -78,7 +77,6 @@ impl Metadata {
         Ok(Self { entries: header.kv.clone(), values: header.kv.iter().filter_map(value).collect() })
     }
 
-    /// Keys in file order.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.entries.iter().map(|e| e.key.as_str())
     }
@@ -119,7 +117,6 @@ impl Metadata {
         Some(text)
     }
 
-    /// Number of elements of an array.
     pub fn get_arr_len(&self, key: &str) -> Option<u64> {
         self.entry(key)?.array_len
     }

@@ -28,7 +28,7 @@ pub use error::GgufError;
 pub use experts::{ExpertMap, ExpertTensor, LayerExperts};
 pub use header::Header;
 pub use metadata::Metadata;
-pub use recode::{CopyOnly, Recode, RecodeError};
+pub use recode::{Recode, RecodeError};
 pub use split::shards_by_name;
 pub use value::{Value, ValueType};
 pub use virtual_file::{Piece, Segment, VirtualGguf};
@@ -41,7 +41,6 @@ use split::ShardName;
 /// One of the files a model consists of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceFile {
-    /// Path.
     pub path: PathBuf,
     /// Length in bytes when the header was read.
     pub len: u64,
@@ -49,12 +48,9 @@ pub struct SourceFile {
     pub state: FileState,
 }
 
-/// A tensor of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Name.
     pub name: String,
-    /// Element type.
     pub dtype: GgmlType,
     /// Shape, fastest first; 1 to 4 entries.
     pub dims: Vec<u64>,
@@ -96,9 +92,6 @@ struct Views {
 
 impl Gguf {
     /// Reads the headers of the model at `path`; of a split model, `path` is any shard.
-    ///
-    /// # Errors
-    /// Any [`GgufError`] but [`GgufError::Experts`]. Experts are looked at by [`Gguf::experts`].
     pub fn open(path: &Path) -> Result<Self, GgufError> {
         Self::open_as(path, Extents::InsideFile)
     }
@@ -106,9 +99,6 @@ impl Gguf {
     /// As [`Gguf::open`], of files whose headers are whole and whose data end early, such as the first megabytes of a
     /// download. Such a model can be inspected, not run: [`TensorInfo::extent`] may lie beyond the end of its file, and
     /// [`Gguf::missing_bytes`] counts the bytes beyond it.
-    ///
-    /// # Errors
-    /// As [`Gguf::open`]; [`GgufError::HeaderCut`] where a file ends inside its header.
     pub fn open_partial(path: &Path) -> Result<Self, GgufError> {
         Self::open_as(path, Extents::Anywhere)
     }
@@ -126,7 +116,8 @@ impl Gguf {
 
     fn open_shards(path: &Path, count: u64, extents: Extents) -> Result<Self, GgufError> {
         let mismatch = |path: &Path, what, found: String, expected: String| {
-            Err(GgufError::SplitMismatch { path: path.to_owned(), what, found, expected })
+            let remedy = "the shards come from different splits or were renamed, fetch them again";
+            Err(GgufError::Malformed { path: path.to_owned(), what: String::from(what), found, expected, remedy })
         };
         let Some(name) = ShardName::parse(path).filter(|n| u64::from(n.count) == count) else {
             let found = path.file_name().unwrap_or_default().display().to_string();
@@ -138,12 +129,12 @@ impl Gguf {
         for number in 1..=name.count {
             let shard = name.path(number, path);
             if !shard.exists() {
-                return Err(GgufError::MissingShard {
-                    path: path.to_owned(),
-                    number,
-                    count: name.count,
-                    missing: shard,
-                });
+                let (count, shard) = (name.count, shard.display());
+                let reason = format!(
+                    "shard {number} of {count} is missing, looked for {shard}; fetch it into the same directory, under \
+                     that name"
+                );
+                return Err(GgufError::refused(path, reason));
             }
             let (file, mut header) = open_header(&shard, extents)?;
             let own = Metadata::decode(&header, &shard)?;
@@ -190,11 +181,8 @@ impl Gguf {
         by_name.sort_by_key(|i| tensors[*i as usize].name.as_str());
         if let Some(twice) = by_name.windows(2).find(|w| tensors[w[0] as usize].name == tensors[w[1] as usize].name) {
             let (first, second) = (&tensors[twice[0] as usize], &tensors[twice[1] as usize]);
-            return Err(GgufError::DuplicateTensor {
-                path: files[second.extent.file as usize].path.clone(),
-                tensor: second.name.clone(),
-                first: files[first.extent.file as usize].path.clone(),
-            });
+            let [first_file, file] = [first, second].map(|tensor| &files[tensor.extent.file as usize].path);
+            return Err(occurs_twice(file, &second.name, first_file));
         }
         // The virtual file's length must be a file offset too, padding included.
         let padded =
@@ -246,7 +234,6 @@ impl Gguf {
         Ok((header, metadata))
     }
 
-    /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         let found = self.by_name.binary_search_by_key(&name, |i| self.tensors[*i as usize].name.as_str());
         found.ok().map(|i| &self.tensors[self.by_name[i] as usize])
@@ -257,7 +244,6 @@ impl Gguf {
         self.metadata.get_str("general.architecture").unwrap_or("unknown")
     }
 
-    /// Bytes of all source files.
     pub fn file_bytes(&self) -> u64 {
         self.files.iter().map(|f| f.len).sum()
     }
@@ -286,6 +272,11 @@ enum Extents {
     Anywhere,
 }
 
+fn occurs_twice(path: &Path, tensor: &str, first: &Path) -> GgufError {
+    let (first, remedy) = (first.display(), "names must be unique, fetch or convert the model again");
+    GgufError::refused(path, format!("tensor '{tensor}' occurs twice, first in {first}; {remedy}"))
+}
+
 fn open_header(path: &Path, extents: Extents) -> Result<(SourceFile, Header), GgufError> {
     let io = |action: &str| {
         let action = action.to_owned();
@@ -294,10 +285,13 @@ fn open_header(path: &Path, extents: Extents) -> Result<(SourceFile, Header), Gg
     // Before opening: opening a pipe would wait for a writer.
     let kind = std::fs::metadata(path).map_err(io("open"))?;
     if kind.is_dir() {
-        return Err(GgufError::Directory { path: path.to_owned() });
+        let reason =
+            "is a directory, expected a .gguf file; name the file inside it (for a split model: any of its shards)";
+        return Err(GgufError::refused(path, reason));
     }
     if !kind.is_file() {
-        return Err(GgufError::NotAFile { path: path.to_owned() });
+        let reason = "is not a regular file; experts are read at random offsets, copy the model to a disk first";
+        return Err(GgufError::refused(path, reason));
     }
     let file = File::open(path).map_err(io("open"))?;
     let state = FileState::of(&file).map_err(io("read the length"))?;
@@ -309,7 +303,11 @@ fn open_header(path: &Path, extents: Extents) -> Result<(SourceFile, Header), Gg
     };
     let header = Header::read(file, len, path).map_err(|error| match error {
         GgufError::Truncated { path, what, end, len, .. } if extents == Extents::Anywhere => {
-            GgufError::HeaderCut { path, what, end, len }
+            let reason = format!(
+                "the {len} bytes that are there end inside the header: {what} needs bytes up to {end}; fetch more of \
+                 it, headers with a tokenizer have up to 40 MiB"
+            );
+            GgufError::Refused { path, reason }
         }
         error => error,
     })?;

@@ -21,98 +21,45 @@ pub trait Recode: Sync {
     ) -> Result<(), RecodeError>;
 
     /// Decodes rows of `n_per_row` elements to floats, finite or not; `out` is replaced.
-    ///
-    /// # Errors
-    /// [`RecodeError::NotDecodable`], [`RecodeError::RowLength`] or [`RecodeError::DataLength`].
     fn dequantise(&self, from: GgmlType, n_per_row: u64, bytes: &[u8], out: &mut Vec<f32>) -> Result<(), RecodeError>;
 
     /// Whether data can be encoded as this type.
-    ///
-    /// # Errors
-    /// [`RecodeError::NotEncodable`].
     fn supports(&self, to: GgmlType) -> Result<(), RecodeError>;
 
     /// Whether nothing can be encoded as this type without an importance of each column.
     fn needs_importance(&self, to: GgmlType) -> bool;
 }
 
-/// No quantiser, for builds without ggml: a pack made with it holds the source's types.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CopyOnly;
-
-impl Recode for CopyOnly {
-    fn recode(
-        &self,
-        _from: GgmlType,
-        to: GgmlType,
-        _n_per_row: u64,
-        _bytes: &[u8],
-        _importance: Option<&[f32]>,
-        _out: &mut Vec<u8>,
-    ) -> Result<(), RecodeError> {
-        self.supports(to)
-    }
-
-    fn dequantise(
-        &self,
-        from: GgmlType,
-        _n_per_row: u64,
-        _bytes: &[u8],
-        _out: &mut Vec<f32>,
-    ) -> Result<(), RecodeError> {
-        Err(RecodeError::NotDecodable { dtype: from })
-    }
-
-    fn supports(&self, to: GgmlType) -> Result<(), RecodeError> {
-        Err(RecodeError::NotEncodable { dtype: to })
-    }
-
-    fn needs_importance(&self, _to: GgmlType) -> bool {
-        false
-    }
-}
-
 /// Why tensor data cannot be recoded.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RecodeError {
-    /// Integers, or a type that only exists while computing.
     #[error("type {dtype} cannot be decoded, expected f32, f16, bf16 or a quantised type of model files")]
     NotDecodable { dtype: GgmlType },
-    /// A type that ggml has no quantiser for.
     #[error("nothing can be quantised to type {dtype}, expected one like q2_k, q4_k or q8_0")]
     NotEncodable { dtype: GgmlType },
-    /// Rows that are no whole number of blocks.
     #[error("rows of {n_per_row} elements do not divide into blocks of type {dtype}, expected a multiple of {}; \
         choose another type", dtype.block_size())]
     RowLength { dtype: GgmlType, n_per_row: u64 },
-    /// Data that are no whole number of rows.
     #[error("{found} bytes of type {dtype}, expected whole rows of {row_bytes} bytes ({n_per_row} elements)")]
     DataLength { dtype: GgmlType, n_per_row: u64, row_bytes: u64, found: u64 },
-    /// More bytes than can be addressed.
     #[error("{rows} rows of {n_per_row} elements of type {dtype} are more than this machine can address")]
     TooLarge { dtype: GgmlType, n_per_row: u64, rows: u64 },
-    /// Types of two bits and less need to know which columns count.
     #[error("type {dtype} needs an importance matrix")]
     ImportanceMissing { dtype: GgmlType },
-    /// An importance matrix of another shape.
     #[error("the importance matrix has {found} values for a row of {expected}; it was made from another model")]
     ImportanceLength { found: u64, expected: u64 },
-    /// An importance that is no mean of squares.
     #[error(
         "column {column} has importance {value}, expected 0 to {:e}; compute the importance matrix again",
         IMPORTANCE_MAX
     )]
     ImportanceValue { column: u64, value: f32 },
-    /// NaN or infinity among the weights.
     #[error(
         "row {row}, column {column} is {value}, expected a finite number; the model is damaged, fetch or convert it \
             again"
     )]
     NotFinite { row: u64, column: u64, value: f32 },
-    /// A weight that the type cannot express.
     #[error("row {row}, column {column} is {value}, expected at most {limit} for type {dtype}; choose a wider type")]
     OutOfRange { dtype: GgmlType, row: u64, column: u64, value: f32, limit: f32 },
-    /// The quantiser made blocks that decode to NaN or infinity.
     #[error("rows {row} to {} quantised to type {dtype} are not finite; choose another type", row + rows - 1)]
     Invalid { dtype: GgmlType, row: u64, rows: u64 },
 }
@@ -121,9 +68,6 @@ pub enum RecodeError {
 pub const IMPORTANCE_MAX: f32 = 1e18;
 
 /// Number of rows in `len` bytes, and bytes of a row.
-///
-/// # Errors
-/// [`RecodeError::RowLength`] or [`RecodeError::DataLength`].
 pub fn count_rows(dtype: GgmlType, n_per_row: u64, len: usize) -> Result<(u64, u64), RecodeError> {
     let row_bytes = dtype.row_bytes(n_per_row).filter(|bytes| *bytes > 0);
     let row_bytes = row_bytes.ok_or(RecodeError::RowLength { dtype, n_per_row })?;
@@ -133,10 +77,6 @@ pub fn count_rows(dtype: GgmlType, n_per_row: u64, len: usize) -> Result<(u64, u
     }
 }
 
-/// Checks the importance of a row's columns.
-///
-/// # Errors
-/// [`RecodeError::ImportanceLength`] or [`RecodeError::ImportanceValue`].
 pub fn check_importance(importance: &[f32], n_per_row: u64) -> Result<(), RecodeError> {
     if importance.len() as u64 != n_per_row {
         return Err(RecodeError::ImportanceLength { found: importance.len() as u64, expected: n_per_row });

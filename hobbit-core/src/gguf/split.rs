@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-/// The parts of a shard's file name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ShardName {
     prefix: String,

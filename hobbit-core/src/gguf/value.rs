@@ -68,7 +68,6 @@ pub struct Value(pub(super) Vec<u8>);
 
 /// A Rust type with a scalar metadata type of its own.
 pub trait Scalar {
-    /// The metadata type.
     const TYPE: ValueType;
     /// Appends the value as stored in files.
     fn encode(&self, out: &mut Vec<u8>);

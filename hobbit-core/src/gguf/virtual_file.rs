@@ -37,19 +37,16 @@ pub enum Piece<'a> {
     Header(&'a [u8]),
     /// The rest of a segment: `source` starts at the position.
     Source {
-        /// The segment.
         segment: &'a Segment,
         /// Its bytes from the position on.
         source: Extent,
     },
     /// The rest of a segment without source. Reads as zeros.
     Absent {
-        /// The segment.
         segment: &'a Segment,
         /// Bytes from the position on.
         len: u64,
     },
-    /// So many zero bytes.
     Zeros(u64),
     /// Nothing: the position is at or beyond the end.
     End,
@@ -62,12 +59,10 @@ pub struct VirtualGguf {
     pub header: Vec<u8>,
     /// The rest, ascending and disjoint. What neither the header nor a segment covers is zero.
     pub segments: Vec<Segment>,
-    /// Length in bytes.
     pub len: u64,
 }
 
 impl VirtualGguf {
-    /// The piece at `pos`.
     pub fn segment_at(&self, pos: u64) -> Piece<'_> {
         if pos >= self.len {
             return Piece::End;

@@ -14,20 +14,15 @@ const ALIGNMENT_KEY: &str = "general.alignment";
 /// Why something cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// The destination refused.
     #[error("cannot write: {0}")]
     Io(#[from] io::Error),
-    /// Not a power of two, or wider than 32 bits.
     #[error("alignment {0}: expected a power of two below 2^32")]
     Alignment(u64),
-    /// Empty, too long, with a NUL byte, or used before.
     #[error("{what} '{name}': {fault}")]
     Name { what: &'static str, name: String, fault: &'static str },
-    /// A shape that its type does not permit.
     #[error("tensor '{tensor}' of type {dtype}: shape {dims:?}, expected 1 to 4 dimensions, rows of whole blocks of \
         {} and fewer than 2^63 bytes", dtype.block_size())]
     Shape { tensor: String, dtype: GgmlType, dims: Vec<u64> },
-    /// The data callback wrote too much or too little.
     #[error("tensor '{tensor}': {found} bytes of data written, expected {expected}")]
     DataLength { tensor: String, expected: u64, found: u64 },
 }
@@ -58,9 +53,6 @@ pub struct HeaderBuilder {
 
 impl HeaderBuilder {
     /// `alignment` of tensor data in bytes; 32 unless there is a reason.
-    ///
-    /// # Errors
-    /// [`WriteError::Alignment`].
     pub fn new(alignment: u64) -> Result<Self, WriteError> {
         if !alignment.is_power_of_two() || alignment > u64::from(u32::MAX) {
             return Err(WriteError::Alignment(alignment));
@@ -98,9 +90,6 @@ impl HeaderBuilder {
     }
 
     /// Adds a tensor of shape `dims`, fastest first. Data are laid out in the order of these calls.
-    ///
-    /// # Errors
-    /// [`WriteError::Name`] or [`WriteError::Shape`].
     pub fn tensor(&mut self, name: &str, dtype: GgmlType, dims: &[u64]) -> Result<&mut Self, WriteError> {
         let shape = || WriteError::Shape { tensor: name.to_owned(), dtype, dims: dims.to_owned() };
         if dims.len() > 4 {
@@ -160,9 +149,7 @@ fn check_name(what: &'static str, name: &str, limit: u64, used: &mut HashSet<Str
 pub struct Layout {
     /// The header, without the padding before the data.
     pub header: Vec<u8>,
-    /// First byte of data, from the start of the file.
     pub data_start: u64,
-    /// Length of the whole file in bytes.
     pub len: u64,
     /// Tensors in the order of their data.
     pub tensors: Vec<TensorInfo>,

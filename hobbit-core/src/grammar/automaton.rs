@@ -100,7 +100,6 @@ impl Automaton {
         })
     }
 
-    /// The state after a character.
     pub(super) fn follow(&mut self, state: State, character: u32, steps: &mut Steps) -> Result<Option<State>, TooMany> {
         if self.met(state).runs.is_none() {
             self.divide(state, steps)?;
@@ -179,7 +178,6 @@ impl Automaton {
         })
     }
 
-    /// Number of nodes.
     pub(super) fn n_nodes(&self) -> usize {
         self.stacks.len()
     }
@@ -208,7 +206,6 @@ impl Automaton {
         self.state_after(from, steps)
     }
 
-    /// The state that stacks lead to.
     fn state_after(&mut self, mut from: Vec<Stack>, steps: &mut Steps) -> Result<Option<State>, TooMany> {
         steps.take(4 * from.len() as u64)?;
         from.sort_unstable();

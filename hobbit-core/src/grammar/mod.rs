@@ -23,7 +23,6 @@ use text::Part;
 /// Steps before the automaton is rebuilt with the part of it that is still needed.
 const KEPT_STEPS: u64 = 1 << 22;
 
-/// Maximum number of nodes in use.
 const NODES_MAX: usize = 1 << 20;
 
 /// A grammar, and its state after a text.
@@ -58,7 +57,6 @@ impl Grammar {
         })
     }
 
-    /// Returns to the beginning.
     pub fn reset(&mut self) {
         (self.now, self.part) = (self.first, Part::NONE);
     }

@@ -26,7 +26,6 @@ mod kind {
     pub const TOKEN_NOT: u32 = 9;
 }
 
-/// A symbol of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Symbol {
     /// The end of a way through a rule.

@@ -90,7 +90,6 @@ impl Stacks {
         Ok(found)
     }
 
-    /// Number of nodes.
     pub(super) fn len(&self) -> usize {
         self.nodes.len()
     }

@@ -4,7 +4,6 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Part {
     value: u32,
-    /// Bytes that it lacks.
     lacks: u32,
 }
 

@@ -43,7 +43,6 @@ impl FromStr for DeviceChoice {
 pub enum SplitMode {
     /// One device holds everything.
     None,
-    /// Whole layers.
     #[default]
     Layer,
 }
@@ -59,7 +58,6 @@ pub enum CpuHelper {
     Auto,
     /// Every missing expert that is in host memory.
     On,
-    /// Never.
     Off,
     /// As [`CpuHelper::Auto`], with this many threads.
     Threads(u16),
@@ -137,7 +135,6 @@ impl fmt::Display for TensorOverride {
 /// Placement of ordinary weights and expert products.
 #[derive(Clone, Debug, PartialEq, SmartDefault)]
 pub struct DeviceOptions {
-    /// Devices to use.
     pub devices: DeviceChoice,
     /// Endpoints (`host:port`) of ggml RPC servers that offer devices.
     pub rpc: Vec<String>,
@@ -177,7 +174,6 @@ pub const SCALE_MAX: f32 = 100.0;
 /// A file and its factor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScaledFile {
-    /// The file.
     pub path: PathBuf,
     /// Factor, at most [`SCALE_MAX`] either way.
     pub scale: f32,

@@ -84,7 +84,6 @@ pub enum LowSource {
     File(PathBuf),
     /// Made once from the model, in a file beside it: types as in `gguf-tools pack --low`, such as `q2_k,down=q3_k`.
     Quantise {
-        /// The types.
         types: String,
         /// Where the file goes; `None` for the model's own directory.
         directory: Option<PathBuf>,
@@ -122,7 +121,6 @@ pub enum Prefetch {
     /// As long as tokens wait less with it.
     #[default]
     Auto,
-    /// Always.
     On,
     /// Never. Predictions are still made and judged.
     Off,
@@ -133,7 +131,6 @@ named!(Prefetch, "prefetch setting": Auto = "auto", On = "on", Off = "off");
 /// Eviction, slots and prefetching of the caches of the host and of each device.
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct CachingOptions {
-    /// Eviction policy.
     pub policy: PolicyKind,
     /// The weights of [`PolicyKind::Hobbit`]. `None` takes the profile's ([`super::ModelOptions::profile`]), else
     /// [`Weights::default`].

@@ -66,18 +66,15 @@ pub struct SamplingOptions {
     pub logit_bias: Vec<(Token, f32)>,
     /// GBNF grammar that the output must follow.
     pub grammar: Option<String>,
-    /// Origin of the grammar.
     pub grammar_kind: GrammarKind,
     /// The grammar is inactive until a trigger is seen, and during reasoning.
     pub grammar_lazy: bool,
-    /// Triggers of a lazy grammar.
     pub grammar_triggers: Vec<GrammarTrigger>,
     /// Texts of control tokens that stay in the answer for a parser.
     pub preserved_tokens: Vec<String>,
     /// Text that the template adds for the model at the end of the prompt. A template's grammar and the reasoning
     /// budget continue from there.
     pub generation_prompt: String,
-    /// Limit on reasoning.
     pub reasoning: ReasoningBudget,
     /// Keep the model's logits of each token, for `Sampler::probabilities`.
     pub keep_logits: bool,
@@ -146,13 +143,11 @@ pub enum SamplerKind {
     Dry,
     /// Top-n-sigma.
     TopNSigma,
-    /// Top-k.
     TopK,
     /// Locally typical.
     TypicalP,
     /// Nucleus.
     TopP,
-    /// Min-p.
     MinP,
     /// Exclude-top-choices.
     Xtc,
@@ -160,7 +155,6 @@ pub enum SamplerKind {
     Temperature,
     /// Fill-in-the-middle.
     Infill,
-    /// Adaptive-p.
     AdaptiveP,
 }
 
@@ -183,7 +177,6 @@ impl SamplerKind {
         Self::LETTERS[self as usize]
     }
 
-    /// The kind with this letter.
     pub fn from_letter(letter: char) -> Result<Self, UnknownName> {
         Self::ALL.into_iter().find(|kind| kind.letter() == letter).ok_or_else(|| {
             let expected = Self::ALL.map(|kind| format!("{} ({})", kind.letter(), kind.name())).join(", ");
@@ -216,13 +209,11 @@ pub enum GrammarKind {
 /// Trigger of a lazy grammar: llama.cpp's `common_grammar_trigger`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GrammarTrigger {
-    /// This text.
     Word(String),
     /// A regular expression (ECMAScript), found anywhere. The grammar applies from its first group on, if it has one.
     Pattern(String),
     /// A regular expression for the whole output.
     PatternFull(String),
-    /// This token.
     Token(Token),
 }
 

@@ -60,7 +60,6 @@ pub struct SessionOptions {
 pub enum Pooling {
     /// No pooling.
     None,
-    /// Mean of all tokens.
     Mean,
     /// Embedding of the first token.
     Cls,
@@ -104,7 +103,6 @@ pub enum RopeScaling {
     None,
     /// Positions divided by a factor.
     Linear,
-    /// YaRN.
     Yarn,
 }
 
@@ -116,9 +114,7 @@ pub enum FlashAttn {
     /// Where the backend supports it.
     #[default]
     Auto,
-    /// Always.
     On,
-    /// Never.
     Off,
 }
 

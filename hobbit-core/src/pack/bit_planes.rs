@@ -19,7 +19,6 @@ pub(super) const fn type_of(precision: Precision) -> GgmlType {
     }
 }
 
-/// The types of a layer's versions.
 pub(super) fn types_of(layer: &LayerExperts, precision: Precision) -> SliceTypes {
     layer.tensors.iter().map(|tensor| (tensor.kind, type_of(precision))).collect()
 }

@@ -11,7 +11,6 @@ use crate::expert::Extent;
 use crate::gguf::{Piece, Segment, VirtualGguf};
 use crate::planes;
 
-/// Maximum bytes of a piece.
 pub(super) const CHUNK: u64 = 4 << 20;
 
 /// Why reading ended early.
@@ -19,7 +18,6 @@ pub(super) const CHUNK: u64 = 4 << 20;
 pub(super) enum Interrupted<E> {
     /// A file, by index, could not be read.
     Read(u32, io::Error),
-    /// The sink's error.
     Sink(E),
 }
 

@@ -15,7 +15,6 @@ pub const VERSION_BIT_PLANES: u32 = 2;
 /// Maximum number of experts, over all layers, and of their versions.
 pub(super) const VERSIONS_MAX: u64 = 1 << 20;
 
-/// Keys.
 pub(super) mod key {
     pub const VERSION: &str = "hobbit.pack.version";
     pub const KIND: &str = "hobbit.pack.kind";
@@ -67,7 +66,6 @@ pub(super) fn is_reserved(name: &str) -> bool {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PackKind {
-    /// The whole model.
     #[default]
     Full,
     /// Only low-precision experts, for use beside the model.
@@ -139,7 +137,6 @@ pub(super) struct Row {
     pub checksum: u64,
 }
 
-/// Bytes of a [`Row`].
 pub(super) const ROW_BYTES: usize = 64;
 
 impl Row {

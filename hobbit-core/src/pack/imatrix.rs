@@ -41,40 +41,26 @@ struct Entry {
 /// Why an importance matrix cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImatrixError {
-    /// The operating system refused.
-    #[error("{}: cannot {action}: {error}", path.display())]
-    Io { path: PathBuf, action: &'static str, error: io::Error },
-    /// A damaged GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// The binary format of llama-imatrix before GGUF, or not an importance matrix.
     #[error(
         "{path}: this is not a GGUF file; convert an importance matrix of the old format: llama-imatrix --in-file \
             {path} -o imatrix.gguf",
         path = path.display()
     )]
     NotGguf { path: PathBuf },
-    /// Another kind of GGUF file, or a damaged one.
     #[error("{}: {what}: found {found}, expected {expected}; is this a file of llama-imatrix? if so, compute or fetch \
         it again", path.display())]
     Malformed { path: PathBuf, what: String, found: String, expected: String },
-    /// Values for a tensor of another shape.
     #[error("{}: tensor '{tensor}': {found} values, expected {expected}; this importance matrix was computed from \
         another model", path.display())]
     Shape { path: PathBuf, tensor: String, found: String, expected: String },
-    /// A value that cannot be a mean of squares.
-    #[error("{}: tensor '{tensor}', expert {expert}: {what} is {value}, expected a finite number from 0; compute the \
-        importance matrix again", path.display())]
-    Value { path: PathBuf, tensor: String, expert: u16, what: String, value: f32 },
 }
 
 impl Imatrix {
     /// Opens an importance matrix and reads its index.
-    ///
-    /// # Errors
-    /// [`ImatrixError::Io`], [`ImatrixError::NotGguf`], [`ImatrixError::Gguf`] or [`ImatrixError::Malformed`].
     pub fn open(path: &Path) -> Result<Self, ImatrixError> {
-        let io = |action| move |error| ImatrixError::Io { path: path.to_owned(), action, error };
+        let io = |action: &'static str| move |error| io_error(path, action, error);
         // Check before opening: opening a pipe would block until it has a writer.
         if !std::fs::metadata(path).map_err(io("open"))?.is_file() {
             return Err(malformed(path, "file".into(), "a directory or device".into(), "a regular file"));
@@ -92,9 +78,6 @@ impl Imatrix {
     /// Importance of the columns of one expert's matrix (`n_per_row` values): the mean square of its inputs, or ones
     /// for an expert without tokens. `None` if the file has no entry for the tensor. `tensor` is the weight's name in
     /// the model, of shape `[n_per_row, rows, n_expert]`; `n_expert` is 1 for ordinary matrices.
-    ///
-    /// # Errors
-    /// [`ImatrixError::Shape`], [`ImatrixError::Value`] or [`ImatrixError::Io`].
     ///
     /// # Panics
     /// If `expert` is not below `n_expert`.
@@ -117,12 +100,9 @@ impl Imatrix {
                 expected: format!("{n_per_row} for each of {n_expert} experts"),
             });
         }
-        let fault = |what: String, value| ImatrixError::Value {
-            path: self.path.clone(),
-            tensor: tensor.to_owned(),
-            expert,
-            what,
-            value,
+        let fault = |what: String, value: f32| {
+            let what = format!("tensor '{tensor}', expert {expert}: {what}");
+            malformed(&self.path, what, value.to_string(), "a finite number from 0")
         };
         let count_at = if n_counts == 1 { 0 } else { expert_at };
         let count = self.read(entry.counts + 4 * count_at, 1)?[0];
@@ -146,8 +126,7 @@ impl Imatrix {
     /// `n` f32 at `offset`; the index has checked that they lie in the file.
     fn read(&self, offset: u64, n: usize) -> Result<Vec<f32>, ImatrixError> {
         let mut bytes = vec![0; n * 4];
-        let io = |error| ImatrixError::Io { path: self.path.clone(), action: "read values", error };
-        self.file.read_exact_at(&mut bytes, offset).map_err(io)?;
+        self.file.read_exact_at(&mut bytes, offset).map_err(|error| io_error(&self.path, "read values", error))?;
         Ok(bytes.as_chunks().0.iter().map(|le| f32::from_le_bytes(*le)).collect())
     }
 }
@@ -185,6 +164,10 @@ fn index(path: &Path) -> Result<Index, ImatrixError> {
     Ok((entries, gguf.metadata.get_u64("imatrix.chunk_count")))
 }
 
+fn io_error(path: &Path, action: &str, error: io::Error) -> ImatrixError {
+    GgufError::Io { path: path.to_owned(), action: action.to_owned(), error }.into()
+}
+
 fn malformed(path: &Path, what: String, found: String, expected: &str) -> ImatrixError {
     ImatrixError::Malformed { path: path.to_owned(), what, found, expected: expected.to_owned() }
 }
@@ -216,7 +199,6 @@ mod tests {
         Imatrix::open(file.path())
     }
 
-    /// Sums and counts of [`DOWN`].
     fn down(dims: [u64; 2], sums: &[f32], counts: &[f32]) -> Imatrix {
         let (sum_name, count_name) = (format!("{DOWN}{SUMS}"), format!("{DOWN}{COUNTS}"));
         let n_counts = counts.len() as u64;
@@ -246,7 +228,9 @@ mod tests {
         let refused = down([2, 2], &[1.0; 4], &[1.0; 3]).importance(DOWN, 2, 2, 0).unwrap_err();
         assert!(refused.to_string().contains("4 (counts: 3) values, expected 2 for each of 2 experts"), "{refused}");
         for wrong in [f32::NAN, f32::INFINITY, -1.0] {
-            for (value, count, part) in [(wrong, 1.0, "expert 1: column 1 is"), (1.0, wrong, "expert 1: count is")] {
+            for (value, count, part) in
+                [(wrong, 1.0, "expert 1: column 1: found"), (1.0, wrong, "expert 1: count: found")]
+            {
                 let imatrix = down([2, 2], &[1.0, 1.0, 1.0, value], &[1.0, count]);
                 assert!(imatrix.importance(DOWN, 2, 2, 0).is_ok());
                 let error = imatrix.importance(DOWN, 2, 2, 1).unwrap_err().to_string();

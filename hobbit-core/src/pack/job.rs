@@ -14,7 +14,7 @@ use super::format::Row;
 use super::partial::Partial;
 use super::plan::{Job, Plan, importance_of};
 use crate::expert::{Extent, Precision, Version};
-use crate::gguf::{ExpertClass, ExpertTensor, GgmlType, LayerExperts, Recode};
+use crate::gguf::{ExpertClass, ExpertTensor, GgmlType, LayerExperts, Recode, RecodeError};
 use crate::planes;
 use crate::store::BLOCK_BYTES;
 
@@ -25,10 +25,8 @@ const CHUNK: u64 = 4 << 20;
 pub(super) struct Jobs<'a> {
     pub plan: &'a Plan<'a>,
     pub recode: &'a dyn Recode,
-    /// Files of the source.
     pub files: &'a [File],
     pub partial: &'a Partial<'a>,
-    /// Bytes written by all jobs.
     pub written: AtomicU64,
     /// Set when a stop was requested.
     pub stop: &'a AtomicBool,
@@ -151,10 +149,11 @@ impl Jobs<'_> {
             if is_recoded {
                 made.clear();
                 self.recode.recode(tensor.dtype, to, tensor.ne0, read, importance.as_deref(), made).map_err(fault)?;
-                let (found, expected) = (made.len() as u64, to.row_bytes(tensor.ne0).map_or(0, |bytes| bytes * n));
-                if found != expected {
-                    let tensor = format!("{}[{index}]", tensor.name);
-                    return Err(WriteError::RecodedLength { tensor, found, expected });
+                // Whole rows of the new type, as many as were read.
+                let row_bytes = to.row_bytes(tensor.ne0).unwrap_or(0);
+                let found = made.len() as u64;
+                if found != row_bytes * n {
+                    return Err(fault(RecodeError::DataLength { dtype: to, n_per_row: tensor.ne0, row_bytes, found }));
                 }
             }
             sink(if is_recoded { made } else { read }, [high, low])?;

@@ -40,3 +40,5 @@ pub use write::{OnProgress, Progress, Stage, Written, write};
 pub const POLICY_KEY: &str = format::key::POLICY;
 /// The key of the experts' norms, for messages.
 pub const NORMS_KEY: &str = format::key::NORMS;
+/// The key of the measured mixes, for messages.
+pub const MIXES_KEY: &str = format::key::MIXES;

@@ -11,30 +11,22 @@ use crate::files::{self, Input, Kind, Output, OutputError};
 /// Why an output was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum PartialError {
-    /// The output exists already.
     #[error("{}: this file exists already", path.display())]
     Exists { path: PathBuf },
-    /// The output, or a link on its path, is an input or of another kind.
     #[error(transparent)]
     Overwrites(#[from] OutputError),
-    /// Another process is writing the same output.
     #[error("{}: another process is writing this file; wait for it, or give another name", path.display())]
     Busy { path: PathBuf },
-    /// The path of the unfinished file is a link or a second name of another file.
     #[error("{}: this is {found}, expected a file that an interrupted run has left, or none; remove it",
         path.display())]
     NotOurs { path: PathBuf, found: &'static str },
-    /// Not enough free disk space.
     #[error("{}: {needed} bytes are needed here, {available} are free; make room or choose another disk",
         path.display())]
     Space { path: PathBuf, needed: u64, available: u64 },
-    /// The output could not be created: a missing or unwritable directory, a read-only disk.
     #[error("{}: cannot create this file: {error}; choose a directory that can be written", path.display())]
     Create { path: PathBuf, error: io::Error },
-    /// The output could not be written, for example on a full disk.
     #[error("{}: cannot {action}: {error}", path.display())]
     Write { path: PathBuf, action: &'static str, error: io::Error },
-    /// The progress callback stopped the run. The unfinished file is removed.
     #[error("{}: stopped, nothing was written", path.display())]
     Stopped { path: PathBuf },
 }

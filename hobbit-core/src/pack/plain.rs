@@ -13,10 +13,8 @@ use crate::files::FileState;
 use crate::gguf::experts::parse_name;
 use crate::gguf::{Gguf, Segment, SourceFile, TensorInfo, VirtualGguf};
 
-/// Maximum bytes of gaps in a pack.
 pub(super) const GAP_BYTES_MAX: u64 = 64 << 20;
 
-/// One gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gap {
     /// First byte in the plain file.

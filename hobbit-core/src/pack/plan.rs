@@ -14,7 +14,8 @@ use crate::expert::{ExpertId, Extent, Precision, Version};
 use crate::gguf::experts::parse_name;
 use crate::gguf::writer::Layout;
 use crate::gguf::{
-    ExpertMap, ExpertTensor, GgmlType, Gguf, HeaderBuilder, LayerExperts, Recode, WriteError as HeaderError,
+    ExpertMap, ExpertTensor, GgmlType, Gguf, GgufError, HeaderBuilder, LayerExperts, Recode, RecodeError,
+    WriteError as HeaderError,
 };
 use crate::pack::imatrix::Imatrix;
 use crate::predict::{PathTable, PredictShape};
@@ -46,7 +47,6 @@ pub struct PackSpec<'a> {
     pub norms: Option<String>,
     /// Measured mixes, as `profile::mixes_to_json` writes them.
     pub mixes: Option<String>,
-    /// Importance matrix.
     pub importance: Option<&'a Imatrix>,
     /// Threads that recode, at least 1.
     pub threads: usize,
@@ -68,9 +68,7 @@ pub struct Fallback {
     pub tensor: String,
     /// Elements per row.
     pub ne0: u64,
-    /// Type asked for.
     pub wanted: GgmlType,
-    /// Type taken.
     pub taken: GgmlType,
 }
 
@@ -99,7 +97,6 @@ pub(super) struct Plan<'a> {
     /// `hobbit.paths`; empty if there is no path table.
     pub paths: Vec<u8>,
     pub source_size: u64,
-    /// Fingerprint of the source.
     pub fingerprint: Sha256,
     pub fallbacks: Vec<Fallback>,
     /// Whether a plain GGUF can express the high versions, and whether it equals the source.
@@ -127,16 +124,25 @@ impl<'a> Plan<'a> {
         fingerprint: Sha256,
     ) -> Result<Self, WriteError> {
         let path = &source.files[0].path;
+        let unfit = |reason| WriteError::Unfit { path: path.clone(), reason };
         if super::Pack::is_pack(source) {
-            return Err(WriteError::AlreadyPack { path: path.clone() });
+            return Err(unfit(
+                "is an expert pack already, expected a plain GGUF; unpack it first: `gguf-tools unpack`".to_owned(),
+            ));
         }
         let experts = source.experts()?;
         let n_experts: u64 = experts.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
         if n_experts == 0 || n_experts * Precision::COUNT as u64 > VERSIONS_MAX {
-            return Err(WriteError::Experts { path: path.clone(), found: n_experts, limit: VERSIONS_MAX / 2 });
+            return Err(unfit(format!(
+                "has {n_experts} experts, expected 1 to {}; only MoE models can be packed",
+                VERSIONS_MAX / 2
+            )));
         }
         if let Some(tensor) = source.tensors.iter().find(|t| format::is_reserved(&t.name)) {
-            return Err(WriteError::ReservedName { path: path.clone(), tensor: tensor.name.clone() });
+            return Err(unfit(format!(
+                "tensor '{}' has a name that packs use themselves; it cannot be packed",
+                tensor.name
+            )));
         }
         let mut fallbacks = BTreeSet::new();
         let mut rows = rows(&experts, spec, &mut fallbacks);
@@ -241,15 +247,16 @@ impl<'a> Plan<'a> {
     }
 
     pub fn header_error(&self, error: HeaderError) -> WriteError {
-        WriteError::Header { path: self.source.files[0].path.clone(), error }
+        let reason = format!("the pack's header cannot be made: {error}");
+        WriteError::Unfit { path: self.source.files[0].path.clone(), reason }
     }
 
     /// Error for an unreadable file of the source, by index.
     pub fn source_error(&self, file: u32, error: io::Error) -> WriteError {
-        WriteError::Source { path: self.source.files[file as usize].path.clone(), error }
+        let path = self.source.files[file as usize].path.clone();
+        GgufError::Io { path, action: "read".to_owned(), error }.into()
     }
 
-    /// The layer of a row.
     pub fn layer(&self, row: &Row) -> &LayerExperts {
         self.experts.layer(row.version.expert.layer).expect("rows are made of the map's layers")
     }
@@ -395,7 +402,8 @@ fn check_recoding(
             }
             let importance = importance_of(spec.importance, t, row.version.expert.index)?;
             if importance.is_none() && recode.needs_importance(to) {
-                return Err(WriteError::NeedsImportance { tensor: t.name.clone(), dtype: to });
+                let error = RecodeError::ImportanceMissing { dtype: to };
+                return Err(WriteError::Recode { tensor: t.name.clone(), error });
             }
         }
     }
@@ -430,7 +438,7 @@ fn plain_form(kind: PackKind, experts: &ExpertMap, rows: &[Row]) -> PlainForm {
 pub(super) fn gaps_of(source: &Gguf) -> Result<Vec<u8>, WriteError> {
     const RUN: usize = 1 << 20;
     let path = &source.files[0].path;
-    let io = |error| WriteError::Source { path: path.clone(), error };
+    let io = |error| WriteError::Gguf(GgufError::Io { path: path.clone(), action: "read".to_owned(), error });
     let file = std::fs::File::open(path).map_err(io)?;
     let (mut found, mut buffer) = (Vec::new(), Vec::new());
     for segment in source.one_file().segments.iter().filter(|segment| segment.tensor.is_none()) {
@@ -441,7 +449,9 @@ pub(super) fn gaps_of(source: &Gguf) -> Result<Vec<u8>, WriteError> {
                 plain::push_gap(&mut found, start, run);
                 start += run.len() as u64;
                 if found.len() as u64 > GAP_BYTES_MAX {
-                    return Err(WriteError::Trailing { path: path.clone(), limit: GAP_BYTES_MAX });
+                    let reason =
+                        format!("more than {GAP_BYTES_MAX} bytes that are not zero belong to no tensor; cut them off");
+                    return Err(WriteError::Unfit { path: path.clone(), reason });
                 }
             }
             Ok(())

@@ -24,7 +24,6 @@ const CLASSES_MAX: usize = 1024;
 /// Maximum bytes of a plain model's header; the GGUF reader's own limit.
 const HEADER_BYTES_MAX: u64 = 256 << 20;
 
-/// Metadata of a pack.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackInfo {
     /// Types of the high versions, for people: `q8_0`, `q4_K,down=q6_K`. `None` in a low pack.
@@ -60,7 +59,6 @@ pub struct PackInfo {
 pub struct PackedVersion {
     /// Expert and precision.
     pub version: Version,
-    /// Types of its slices.
     pub types: SliceTypes,
     /// Location of the record; file 0 is the pack. In bit planes, the version's own ones only: a high version is read
     /// from the low version's record and its own, which follows it.
@@ -72,11 +70,9 @@ pub struct PackedVersion {
 /// An expert pack: a GGUF in which every expert is one record, at one or two precisions.
 #[derive(Debug)]
 pub struct Pack {
-    /// The file.
     pub path: PathBuf,
     /// Whether it holds a whole model.
     pub kind: PackKind,
-    /// Metadata.
     pub info: PackInfo,
     /// The pack itself, as any GGUF reader sees it.
     pub raw: Gguf,
@@ -99,19 +95,16 @@ pub struct Pack {
 }
 
 impl Pack {
-    /// Whether a GGUF claims to be a pack.
     pub fn is_pack(gguf: &Gguf) -> bool {
         gguf.metadata.value_type(key::VERSION).is_some()
     }
 
     /// Reads and checks header and index of the pack at `path`, without records and tensors: see [`super::verify()`].
-    ///
-    /// # Errors
-    /// Any [`PackError`] but [`PackError::LowOnly`].
     pub fn open(path: &Path) -> Result<Self, PackError> {
         let raw = Gguf::open(path)?;
         if !Self::is_pack(&raw) {
-            return Err(PackError::NotAPack { path: path.to_owned() });
+            let reason = "not an expert pack: key 'hobbit.pack.version' is missing; make one with `gguf-tools pack`";
+            return Err(PackError::Refused { path: path.to_owned(), reason: reason.to_owned() });
         }
         let (kind, info) = metadata(&raw, path)?;
         let file = File::open(path).map_err(PackError::io(path, "open"))?;
@@ -161,7 +154,7 @@ impl Pack {
     /// Reads the path table; `None` if the pack has none.
     ///
     /// # Errors
-    /// [`PackError::PathTable`] for a table that is damaged or of another model, or [`PackError::Io`].
+    /// [`PackError::PathTable`] for a table that is damaged or of another model.
     pub fn path_table(&self) -> Result<Option<PathTable>, PackError> {
         let Some(tensor) = self.raw.tensor(format::PATHS) else { return Ok(None) };
         let file = File::open(&self.path).map_err(PackError::io(&self.path, "open"))?;
@@ -173,7 +166,6 @@ impl Pack {
         checked.map_err(|error| PackError::PathTable { path: self.path.clone(), error })
     }
 
-    /// Version of the format.
     pub fn version(&self) -> u32 {
         if self.info.bit_planes { format::VERSION_BIT_PLANES } else { format::VERSION }
     }
@@ -188,9 +180,6 @@ impl Pack {
     }
 
     /// Checks that the pack works without a plain model.
-    ///
-    /// # Errors
-    /// [`PackError::LowOnly`].
     pub fn require_full(&self) -> Result<(), PackError> {
         let (path, model) = (self.path.clone(), self.info.source_name.clone());
         if self.kind == PackKind::Full { Ok(()) } else { Err(PackError::LowOnly { path, model }) }
@@ -220,7 +209,10 @@ fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> 
         Some(version) if version == u64::from(format::VERSION) => false,
         Some(version) if version == u64::from(format::VERSION_BIT_PLANES) => true,
         Some(found) => {
-            return Err(PackError::Version { path: path.to_owned(), found, expected: format::VERSION_BIT_PLANES });
+            let (latest, remedy) =
+                (format::VERSION_BIT_PLANES, "the file is newer than this build, update, or pack the model again");
+            let reason = format!("expert pack of version {found}, expected 1 to {latest}; {remedy}");
+            return Err(PackError::Refused { path: path.to_owned(), reason });
         }
         None => return Err(fault(key::VERSION, "a number")),
     };

@@ -19,12 +19,10 @@ pub struct SliceTypes([Option<GgmlType>; SliceKind::COUNT]);
 const ABSENT: u8 = 0xff;
 
 impl SliceTypes {
-    /// The type of this slice.
     pub fn get(&self, kind: SliceKind) -> Option<GgmlType> {
         self.0[kind.index()]
     }
 
-    /// Sets the type of a slice.
     pub fn set(&mut self, kind: SliceKind, dtype: GgmlType) {
         self.0[kind.index()] = Some(dtype);
     }
@@ -124,19 +122,15 @@ pub struct TypeChoice {
 /// Why a text is not a [`TypeChoice`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TypeChoiceError {
-    /// Not the name of a ggml type.
     #[error("unknown type '{found}', expected a ggml type such as q2_k, q4_k, q8_0 or f16")]
     Type { found: String },
-    /// Not the name of a slice.
     #[error("unknown slice '{found}', expected gate, gate_up, up or down, as in q2_k,down=q3_k")]
     Slice { found: String },
-    /// Not `TYPE` first and then `slice=TYPE`.
     #[error("'{found}': expected TYPE, or TYPE,SLICE=TYPE as in q2_k,down=q3_k, each slice at most once")]
     Form { found: String },
 }
 
 impl TypeChoice {
-    /// The type for slices of this kind.
     pub fn of(&self, kind: SliceKind) -> GgmlType {
         self.slices.get(kind).unwrap_or(self.default)
     }

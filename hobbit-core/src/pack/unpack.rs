@@ -98,7 +98,10 @@ fn plain_file(pack: &Pack) -> Result<VirtualGguf, UnpackError> {
         changed.unwrap_or(tensor.dtype)
     };
     let rewritten = plain.rewritten(|_| true, dtype).map(VirtualGguf::without_experts);
-    rewritten.map_err(|error| UnpackError::Header { path: pack.path.clone(), error })
+    rewritten.map_err(|error| {
+        let reason = format!("the plain header cannot be made: {error}");
+        UnpackError::Unfit { path: pack.path.clone(), reason }
+    })
 }
 
 /// The layers whose high versions have other types than the source, with these types.
@@ -113,13 +116,12 @@ fn changed_types(pack: &Pack) -> Result<HashMap<u16, SliceTypes>, UnpackError> {
     for layer in catalog.layers.iter().filter(|layer| !layer.high.is_empty()) {
         let types = types_of(layer, 0);
         if let Some(index) = (1..layer.high.len()).find(|index| types_of(layer, *index) != types) {
-            return Err(UnpackError::MixedTypes {
-                path: pack.path.clone(),
-                layer: layer.layer,
-                expert: index as u16,
-                found: words(&types_of(layer, index)),
-                expected: words(&types),
-            });
+            let (layer, found, expected) = (layer.layer, words(&types_of(layer, index)), words(&types));
+            let reason = format!(
+                "layer {layer}: expert {index} has types {found}, expert 0 has {expected}; a plain GGUF has one type \
+                 for all experts of a tensor, use the pack as it is"
+            );
+            return Err(UnpackError::Unfit { path: pack.path.clone(), reason });
         }
         if pack.experts.layer(layer.layer).is_none_or(|source| SliceTypes::own(source) != types) {
             changed.insert(layer.layer, types);

@@ -19,9 +19,7 @@ pub struct Verified {
     pub tensors: usize,
     /// Records checked.
     pub versions: usize,
-    /// Bytes checked.
     pub bytes: u64,
-    /// All faults, in file order.
     pub faults: Vec<Fault>,
 }
 
@@ -32,13 +30,11 @@ pub struct Fault {
     pub tensor: String,
     /// Block number, where the part is a record.
     pub layer: Option<u16>,
-    /// Expert, likewise.
     pub expert: Option<u16>,
     /// `high` or `low`, likewise.
     pub precision: Option<&'static str>,
     /// First byte, from the start of the file.
     pub offset: u64,
-    /// Bytes.
     pub len: u64,
     /// Description of the fault.
     pub reason: String,
@@ -56,9 +52,7 @@ impl fmt::Display for Fault {
 
 /// Reads everything in `pack` and compares checksums. `progress` receives bytes done and total bytes, and returns
 /// whether to continue; if not, the result is `None`.
-///
-/// # Errors
-/// [`PackError::Io`] if the file cannot be opened. An unreadable part is a [`Fault`].
+/// An unreadable part is a [`Fault`].
 pub fn verify(
     pack: &Pack,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,

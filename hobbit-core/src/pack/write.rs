@@ -27,34 +27,25 @@ use crate::gguf::{Gguf, Recode, SourceFile, WriteError as HeaderError};
 /// A pack that [`write()`] made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// The pack.
     pub path: PathBuf,
-    /// Its length in bytes.
     pub bytes: u64,
-    /// Records in it.
     pub versions: usize,
     /// Types that did not fit, and their replacements.
     pub fallbacks: Vec<Fallback>,
-    /// Digest of the source.
     pub source_sha256: Sha256,
     /// Digest of the output of [`super::unpack()`], if a plain GGUF can express the pack.
     pub plain_sha256: Option<Sha256>,
 }
 
-/// Progress of a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Current stage.
     pub stage: Stage,
-    /// Bytes done in this stage.
     pub done: u64,
-    /// Bytes of this stage.
     pub total: u64,
     /// Records and tensors written.
     pub finished: usize,
 }
 
-/// Stage of a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
     /// Writing tensors and records.
@@ -102,7 +93,6 @@ struct Writer<'a> {
     progress: OnProgress<'a>,
     /// Checksum of each finished job.
     checksums: Vec<Option<u64>>,
-    /// Number of finished jobs.
     finished: usize,
 }
 

@@ -29,51 +29,23 @@ const HEAD_BYTES: u64 = MAGIC.len() as u64 + 3 * 4;
 /// Why a base file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BaseError {
-    /// The system refuses an operation.
     #[error("{}: cannot {action} this base file: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The failed operation.
-        action: &'static str,
-        /// The cause.
-        source: io::Error,
-    },
-    /// Another kind of file.
+    Io { path: PathBuf, action: &'static str, source: io::Error },
     #[error(
         "{}: this does not look like a file containing log-probabilities, or the run that made it did not end",
         path.display()
     )]
-    NotABase {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Numbers in the head that no run writes.
+    NotABase { path: PathBuf },
+    /// A number in the head that no run writes.
     #[error("{}: the head is damaged ({what} is {found}); make the base again", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// The number.
-        what: &'static str,
-        /// Its value.
-        found: i64,
-    },
-    /// The run that made it did not end.
+    Damaged { path: PathBuf, what: &'static str, found: i64 },
+    /// The run that made it did not end: bytes found and expected, and complete chunks.
     #[error(
         "{}: cut off: {found} bytes where {expected} belong; it holds {complete} complete chunks; use no more, or \
          make the base again",
         path.display()
     )]
-    CutOff {
-        /// The file.
-        path: PathBuf,
-        /// Its length in bytes.
-        found: u64,
-        /// Its length by its head for the wanted chunks, in bytes.
-        expected: u64,
-        /// Complete chunks.
-        complete: usize,
-    },
+    CutOff { path: PathBuf, found: u64, expected: u64, complete: usize },
 }
 
 /// Head of a base file.
@@ -81,14 +53,12 @@ pub enum BaseError {
 pub struct BaseHead {
     /// Context length in tokens.
     pub n_ctx: usize,
-    /// Tokens in the vocabulary.
     pub n_vocab: usize,
     /// The text, `[n_ctx, n_chunk]`.
     pub tokens: Vec<Token>,
 }
 
 impl BaseHead {
-    /// Number of chunks.
     pub fn n_chunk(&self) -> usize {
         self.tokens.len() / self.n_ctx.max(1)
     }
@@ -109,7 +79,6 @@ impl BaseHead {
     }
 }
 
-/// Writes a base file.
 pub struct BaseWriter {
     path: PathBuf,
     file: File,
@@ -135,18 +104,12 @@ impl BaseWriter {
     }
 
     /// Writes neighbouring rows of a chunk, from row number `row` on, as [`super::logits::encode`] makes them.
-    ///
-    /// # Errors
-    /// A full disk.
     pub fn rows(&mut self, chunk: usize, row: usize, words: &[u16]) -> Result<(), BaseError> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         self.write_at(self.head.offset(chunk, row), &bytes)
     }
 
     /// Marks the file as complete.
-    ///
-    /// # Errors
-    /// A full disk.
     pub fn finish(mut self) -> Result<(), BaseError> {
         self.write_at(0, MAGIC)
     }
@@ -157,11 +120,9 @@ impl BaseWriter {
     }
 }
 
-/// Reads a base file.
 pub struct BaseReader {
     path: PathBuf,
     file: File,
-    /// Its head.
     pub head: BaseHead,
     bytes: u64,
 }
@@ -209,9 +170,6 @@ impl BaseReader {
     }
 
     /// Whether the rows of the first `n_chunk` chunks are there.
-    ///
-    /// # Errors
-    /// [`BaseError::CutOff`].
     pub fn holds(&self, n_chunk: usize) -> Result<(), BaseError> {
         let rows = self.bytes - self.head.offset(0, 0);
         let complete = usize::try_from(rows / self.head.chunk_bytes()).unwrap_or(usize::MAX);

@@ -13,7 +13,6 @@ pub const TOKENS_MIN: usize = 100;
 pub struct Comparison {
     /// Negative log-likelihood of the token that came, in nats.
     pub nll: f32,
-    /// The same by the base.
     pub nll_base: f32,
     /// Divergence of the model from the base over the whole vocabulary, in nats.
     pub kld: f64,
@@ -64,7 +63,6 @@ pub struct Divergence {
 pub struct Means {
     /// Perplexity of the model.
     pub ppl: Estimate,
-    /// Perplexity of the base.
     pub ppl_base: Estimate,
     /// Correlation of both log-perplexities, -1..=1.
     pub ln_ppl_correlation: f64,
@@ -87,18 +85,14 @@ pub struct Means {
 /// How values are distributed.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Distribution {
-    /// Smallest value.
     pub minimum: f32,
     /// Share of the values, 0..=1, and the value below which they lie, descending.
     pub percentiles: Vec<(f32, f32)>,
-    /// Middle value.
     pub median: f32,
-    /// Largest value.
     pub maximum: f32,
 }
 
 impl Distribution {
-    /// Of `values` at `shares`.
     pub fn of(mut values: Vec<f32>, shares: &[f32]) -> Self {
         values.sort_by(f32::total_cmp);
         Self {
@@ -111,7 +105,6 @@ impl Distribution {
 }
 
 impl Divergence {
-    /// Adds one token.
     pub fn add(&mut self, one: &Comparison) {
         let Comparison { nll, nll_base, kld, p_diff, same_top } = *one;
         self.nll.add_with_square(nll.into(), (nll * nll).into());
@@ -131,7 +124,6 @@ impl Divergence {
         self.kld.count()
     }
 
-    /// Means so far.
     pub fn means(&self) -> Means {
         let (ln_ppl, ln_base) = (self.nll.estimate(), self.nll_base.estimate());
         let covariance = self.nll.covariance(&self.nll_base, self.sum_nll_products);

@@ -3,7 +3,6 @@
 /// A value and its standard error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Estimate {
-    /// The value.
     pub value: f64,
     /// Its standard error; 0 where too few values say nothing about it.
     pub uncertainty: f64,
@@ -49,7 +48,6 @@ impl Sums {
         self.count += 1;
     }
 
-    /// Number of values.
     pub fn count(&self) -> usize {
         self.count
     }

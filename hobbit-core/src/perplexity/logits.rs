@@ -93,7 +93,6 @@ pub fn encode(logits: &[f32], token: Token, row: &mut [u16]) -> f32 {
     logit(logits, token).map_or(f32::NAN, |logit| max + log_sum_exp - logit)
 }
 
-/// A quantised row.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'a> {
     scale: f32,

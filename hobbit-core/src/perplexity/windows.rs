@@ -17,16 +17,13 @@ pub struct Windows {
     pub n_batch: usize,
     /// Tokens computed at once.
     pub n_ubatch: usize,
-    /// Chunks.
     pub n_chunk: usize,
 }
 
 /// Tokens that are computed at once: the same positions of neighbouring chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Chunks.
     pub chunks: Range<usize>,
-    /// Positions in each.
     pub positions: Range<usize>,
 }
 

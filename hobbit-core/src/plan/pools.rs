@@ -83,7 +83,6 @@ pub(super) struct Division {
 }
 
 impl Division {
-    /// Number and bytes of all slots of a precision.
     pub(super) fn slots(&self, precision: Precision) -> (u64, u64) {
         let of = self.pools.iter().filter(|pool| pool.precision == precision);
         of.fold((0, 0), |(n, bytes), pool| (n + u64::from(pool.n_slots), bytes + pool.expert_cache))

@@ -279,29 +279,6 @@ fn the_low_share_can_be_given() {
     }
 }
 
-#[test]
-fn low_slots_count_for_a_tokens_cycle() {
-    // With high versions only, 1300 MiB hold less than a cycle.
-    let plan = plan_with_low(|input| input.budget = Budget::Bytes(1300 * MIB));
-    assert_eq!((plan.n_slots, plan.n_low_slots, plan.warning), (66, 88, None));
-    let small = plan_with_low(|input| input.budget = Budget::Bytes(1100 * MIB));
-    assert_eq!((small.n_slots, small.n_low_slots), (32, 43));
-    let warning = small.warning.unwrap();
-    // 73 low and 55 high versions need 294 MiB of cache, a tenth of the room beside it.
-    assert_eq!((warning.n_slots, warning.n_cycle, warning.mem_budget), (75, 128, Some(1235 * MIB)));
-    assert_eq!(plan_with_low(|input| input.budget = Budget::Bytes(1235 * MIB)).warning, None);
-}
-
-#[test]
-fn a_plan_is_written_as_json() {
-    let json = serde_json::to_value(plan(|_| ()).unwrap()).unwrap();
-    assert_eq!(json["fixed"]["weights"], 412 * MIB);
-    assert_eq!(json["budget_source"], "Given");
-    assert_eq!(json["pools"][0]["n_slots"], 272);
-    assert_eq!(json["pools"][0]["precision"], "high");
-    assert_eq!(json["staging_slots"], 24);
-}
-
 /// Slices are multiples of `unit` bytes.
 fn pool_spec(unit: u64) -> impl Strategy<Value = PoolSpec> {
     let precision = prop_oneof![2 => Just(High), 1 => Just(Low)];

@@ -1,6 +1,5 @@
 //! The profile file: JSON, so that other tools can read it.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
@@ -8,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use sha2::Digest;
 
 use super::{Mixes, ProfileError, SliceTypes};
-use crate::expert::ExpertId;
 use crate::files::capped::{self, JSON_BYTES_MAX};
 use crate::gguf::{ExpertMap, GgmlType, Gguf};
 use crate::pack;
@@ -30,9 +28,6 @@ pub struct Profile {
     /// The cheapest ways to give up a little quality, by expert cache, if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mixes: Vec<Mixes>,
-    /// Tolerated low-precision share of a prompt's experts, if requested.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prefill: Option<PrefillShare>,
     /// Sensitivities, one entry per width, widest first; empty if not requested.
     pub widths: Vec<Width>,
     /// ‖W‖ of every expert, for virtual experts: packs carry it. Empty in older profiles.
@@ -45,7 +40,6 @@ pub struct ModelId {
     pub file: String,
     pub architecture: String,
     pub n_layers: u32,
-    /// Experts of all layers.
     pub n_experts: u32,
     pub n_expert_used: u32,
     /// SHA-256 of the (first) file's header without padding, hexadecimal: metadata, names, types and shapes of tensors.
@@ -73,43 +67,6 @@ pub struct ChosenThresholds {
     pub goal: String,
     /// Demands of the experts' uses at these thresholds, if none were resident.
     pub shares: Shares,
-    /// Measured run with them, if the goal is a loss.
-    pub measured: Option<MeasuredThresholds>,
-}
-
-/// A run of single tokens through the real cache.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MeasuredThresholds {
-    /// Relative increase of perplexity.
-    pub loss: f64,
-    /// Expert bytes read per token.
-    pub bytes_per_token: f64,
-    /// The same with T1 = 1.
-    pub exact_bytes_per_token: f64,
-    pub expert_cache: String,
-    /// Where low-precision versions came from.
-    pub low: String,
-}
-
-/// The largest share of a prompt's experts in low precision that keeps within a loss (Fate, section 4.5), with
-/// everything else in high precision.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PrefillShare {
-    /// Share of a layer's active experts that come in low precision, least popular first: `--prefill-low`, beside `--t1
-    /// 1`.
-    pub prefill_low: f32,
-    /// Allowed relative increase of perplexity.
-    pub max_loss: f64,
-    /// Relative increase of perplexity measured with that share, with each piece of the text in one batch.
-    pub loss: f64,
-    /// Standard error of `loss`, paired by token.
-    pub loss_error: f64,
-    pub bytes_per_token: f64,
-    /// The same with nothing in low precision.
-    pub exact_bytes_per_token: f64,
-    pub expert_cache: String,
-    pub low: String,
-    pub n_measured: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -126,21 +83,6 @@ pub struct Width {
     #[serde(rename = "calibration")]
     pub scale: f64,
     pub layers: Vec<LayerWidth>,
-    /// Experts that a tolerance allows to lower, if requested.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tolerated: Option<Tolerated>,
-}
-
-/// The most experts whose joint lowering, as measured, stays within a tolerance.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Tolerated {
-    pub max_loss: f64,
-    /// Measured loss of the mixed model.
-    pub loss: f64,
-    /// Layer and index of the lowered experts, most robust first.
-    pub experts: Vec<(u16, u16)>,
-    /// Number of runs of the mixed model.
-    pub n_measured: u32,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -177,33 +119,26 @@ pub(super) fn check_norms(norms: &[LayerNorms]) -> Result<(), String> {
     wrong.map_or(Ok(()), |norm| Err(format!("the norm of an expert is {norm}, expected a number from 0 on")))
 }
 
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum VersionedFault {
-    #[error(transparent)]
-    Json(#[from] serde_json::Error),
-    #[error("format is '{found}', expected '{expected}'")]
-    Format { found: String, expected: &'static str },
-    #[error("version {0}")]
-    Version(u64),
-}
-
 /// Reads JSON with these values of `format` and `version`. They are checked first: the fields of another version may
 /// differ.
 pub(crate) fn read_versioned<T: DeserializeOwned>(
     text: &str,
     expected: &'static str,
     version: u64,
-) -> Result<T, VersionedFault> {
+) -> Result<T, String> {
     #[derive(Deserialize)]
     struct Head {
         format: String,
         version: u64,
     }
-    let head: Head = serde_json::from_str(text)?;
+    let read = |error: serde_json::Error| error.to_string();
+    let head: Head = serde_json::from_str(text).map_err(read)?;
     match head {
-        Head { format: found, .. } if found != expected => Err(VersionedFault::Format { found, expected }),
-        Head { version: found, .. } if found != version => Err(VersionedFault::Version(found)),
-        _ => Ok(serde_json::from_str(text)?),
+        Head { format: found, .. } if found != expected => Err(format!("format is '{found}', expected '{expected}'")),
+        Head { version: found, .. } if found != version => {
+            Err(format!("version {found} of the format, expected {version}"))
+        }
+        _ => serde_json::from_str(text).map_err(read),
     }
 }
 
@@ -232,21 +167,13 @@ impl Profile {
     /// Reads a profile's text; `path` is for messages.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ProfileError> {
         let malformed = |reason: String| ProfileError::Malformed { path: path.to_owned(), reason };
-        let profile: Self = read_versioned(text, FORMAT, VERSION).map_err(|fault| match fault {
-            VersionedFault::Version(found) => ProfileError::Version { path: path.to_owned(), found, expected: VERSION },
-            other => malformed(other.to_string()),
-        })?;
+        let profile: Self = read_versioned(text, FORMAT, VERSION).map_err(malformed)?;
         profile.mixes.iter().try_for_each(Mixes::check).map_err(malformed)?;
         check_norms(&profile.norms).map_err(malformed)?;
         if let Some(ChosenThresholds { t1, t2, .. }) = profile.thresholds
             && Thresholds::new(t1, t2).is_err()
         {
             return Err(malformed(format!("the thresholds are {t1} and {t2}, expected T1 at most T2 from 0 to 1")));
-        }
-        if let Some(share) = profile.prefill.as_ref().map(|own| own.prefill_low)
-            && !(0.0..=1.0).contains(&share)
-        {
-            return Err(malformed(format!("prefill_low is {share}, expected a number from 0 to 1")));
         }
         for width in &profile.widths {
             let of_layers = width.layers.iter().flat_map(|layer| layer.experts.iter().chain([&layer.kl]));
@@ -256,32 +183,6 @@ impl Profile {
             }
         }
         Ok(profile)
-    }
-
-    /// Types of the experts tolerated at this width, and the measurement.
-    ///
-    /// # Errors
-    /// [`ProfileError::NotMeasured`]; [`ProfileError::Malformed`] for experts that the model does not have.
-    pub fn tolerated(
-        &self,
-        dtype: GgmlType,
-        map: &ExpertMap,
-    ) -> Result<(BTreeMap<ExpertId, SliceTypes>, &Tolerated), ProfileError> {
-        let width = self.widths.iter().find(|width| width.dtype == dtype);
-        let measured = width.and_then(|width| Some((width, width.tolerated.as_ref()?)));
-        let (width, tolerated) =
-            measured.ok_or_else(|| ProfileError::NotMeasured { profiled: self.model.file.clone(), dtype })?;
-        let mut types = BTreeMap::new();
-        for &(layer, index) in &tolerated.experts {
-            let own = width.layers.iter().find(|own| own.layer == layer);
-            let is_there = map.layer(layer).is_some_and(|own| u32::from(index) < own.n_expert);
-            let own = own.filter(|_| is_there).ok_or_else(|| ProfileError::Malformed {
-                path: self.model.file.clone().into(),
-                reason: format!("it lowers expert {index} of layer {layer}, which the model has not"),
-            })?;
-            types.insert(ExpertId { layer, index }, own.types);
-        }
-        Ok((types, tolerated))
     }
 
     pub fn to_json(&self) -> String {

@@ -1,11 +1,11 @@
-//! `--max-loss`: the fastest mix whose measured loss is within a bound.
+//! The fastest mix whose measured loss is within a bound.
 //!
 //! Loss grows as the cache shrinks. Use the measurement taken at the largest cache that is not above ours; refuse
 //! otherwise.
 
 use std::path::PathBuf;
 
-use super::mixes::{MeasuredMix, Mixes, RUNS_MAX, beside};
+use super::mixes::{MeasuredMix, Mixes};
 use super::{LossBoundError, Mix};
 use crate::units::Percent;
 
@@ -42,14 +42,14 @@ pub struct ChosenMix {
 impl LossBound {
     /// The mix with the fewest bytes that was measured within the bound.
     pub fn choose(&self, here: &Here) -> Result<ChosenMix, LossBoundError> {
-        let (max_loss, file) = (self.flag(), self.file.clone());
         let of_these: Vec<&Mixes> = self.measured.iter().filter(|own| own.high == here.high).collect();
         let cache = format!("{}%", (100.0 * (here.cache_share + ROUNDING)).floor().max(1.0));
         if of_these.is_empty() {
             let mut types: Vec<&str> = self.measured.iter().map(|own| own.high.as_str()).collect();
             types.dedup();
-            let (measured, here) = (types.join(", "), here.high.clone());
-            return Err(LossBoundError::OtherExperts { max_loss, file, measured, here, make: self.make(&cache) });
+            let reason =
+                format!("measured a model whose experts are {}, here they are {}", types.join(", "), here.high);
+            return Err(self.unmeasured(reason, cache));
         }
         let not_above = of_these.iter().filter(|own| own.cache_share <= here.cache_share + ROUNDING);
         let Some(nearest) = not_above.max_by(|a, b| a.cache_share.total_cmp(&b.cache_share)) else {
@@ -58,9 +58,12 @@ impl LossBound {
             let shares: Vec<String> = shares.iter().map(|share| format!("{:.0}", Percent(*share))).collect();
             let known = of_these.iter().map(|own| own.expert_cache.clone());
             let caches: Vec<String> = std::iter::once(cache).chain(known).collect();
-            let here = format!("{:.0}", Percent(here.cache_share));
-            let (measured, make) = (shares.join(", "), self.make(&caches.join(",")));
-            return Err(LossBoundError::SmallerCache { max_loss, file, measured, here, make });
+            let reason = format!(
+                "has measured with {} of the experts in memory, and here are {:.0}: more may be lost",
+                shares.join(", "),
+                Percent(here.cache_share)
+            );
+            return Err(self.unmeasured(reason, caches.join(",")));
         };
         let has_low = here.low.is_some() && nearest.low == here.low;
         let chosen = nearest.cheapest(self.max_loss, has_low);
@@ -73,23 +76,9 @@ impl LossBound {
         ChosenMix { mix: Mix::EXACT, words }
     }
 
-    fn flag(&self) -> String {
-        format!("{}%", in_percent(self.max_loss))
-    }
-
-    /// The command that measures with these expert caches, and its cost.
-    pub fn make(&self, caches: &str) -> String {
-        format!(
-            "make one with: gguf-tools profile {} --text FILE --max-loss {} --no-widths --expert-cache {caches} -o \
-             {} (for each \
-             cache some {} runs over half of the text, token by token: with its 4096 tokens as long as generating {} \
-             takes here)",
-            self.model.display(),
-            self.flag(),
-            beside(&self.model).display(),
-            RUNS_MAX + 2,
-            (RUNS_MAX + 2) * 2048,
-        )
+    fn unmeasured(&self, reason: String, expert_caches: String) -> LossBoundError {
+        let (file, model, max_loss) = (self.file.clone(), self.model.clone(), self.max_loss);
+        LossBoundError { file, reason, model, max_loss, expert_caches }
     }
 
     fn words(&self, by: &Mixes, chosen: Option<&MeasuredMix>, here: &Here) -> String {
@@ -166,8 +155,7 @@ mod tests {
         assert_eq!(
             high.words,
             "max loss 1.0 %: --cache-bias 0.2 --keep-top 1 was measured at +0.60 % +- 0.10 % on prose.txt, reading \
-             45 % of \
-             exact's bytes with 25 % of the experts in memory"
+             45 % of exact's bytes with 25 % of the experts in memory"
         );
         assert_eq!(of(0.01, Some("q3_K")).mix, high.mix, "others than those that were measured");
         assert_eq!(of(0.005, Some("q2_K")).mix.cache_bias, 0.1, "with its standard error");
@@ -185,23 +173,18 @@ mod tests {
         }
         let words = bound(0.01).choose(&here(0.43, None)).unwrap().words;
         assert!(words.ends_with("with 25 % of the experts in memory (here 43 %)"), "{words}");
-        let refused = bias(0.18).unwrap_err().to_string();
-        for part in [
-            "--max-loss 1%: m.profile.json has measured with 25 %, 50 % of the experts in memory, and here are 18 %",
-            "gguf-tools profile m.gguf --text FILE --max-loss 1% --no-widths --expert-cache 18%,25%,50% -o \
-             m.profile.json",
-            "37 runs",
-        ] {
-            assert!(refused.contains(part), "{refused}");
-        }
+        let refused = bias(0.18).unwrap_err();
+        let expected = "m.profile.json: has measured with 25 %, 50 % of the experts in memory, and here are 18 %: more may \
+                        be lost";
+        assert_eq!((refused.to_string().as_str(), refused.expert_caches.as_str()), (expected, "18%,25%,50%"));
     }
 
     #[test]
     fn other_experts_have_other_losses() {
         let other = Here { high: "q4_K".into(), ..here(0.3, None) };
-        let refused = bound(0.01).choose(&other).unwrap_err().to_string();
-        assert!(refused.contains("whose experts are q8_0, here they are q4_K; make one with"), "{refused}");
-        assert!(refused.contains("--expert-cache 30%"), "{refused}");
+        let refused = bound(0.01).choose(&other).unwrap_err();
+        assert!(refused.reason.contains("whose experts are q8_0, here they are q4_K"), "{refused}");
+        assert_eq!(refused.expert_caches, "30%");
         let mut both = bound(0.01);
         both.measured.push(Mixes { high: "q4_K".into(), ..mixes(0.2, &[(0.05, 1.0, 0.001, 800.0)]) });
         assert_eq!(both.choose(&other).unwrap().mix.cache_bias, 0.05);

@@ -2,12 +2,11 @@
 //! PLAN.json` reads it. It is JSON so that other tools can make one; only `format`, `version` and `layers` are
 //! required.
 
-use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::format::{LayerNorms, ModelId, TextId, VersionedFault, check_norms, read_versioned};
+use super::format::{LayerNorms, ModelId, TextId, check_norms, read_versioned};
 use crate::files::capped::{self, JSON_BYTES_MAX};
 
 pub const PLAN_FORMAT: &str = "hobbit-plan";
@@ -63,50 +62,23 @@ pub struct PlanOutcome {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("{file}: {fault}")]
-pub struct VirtualPlanError {
-    pub file: String,
-    pub fault: PlanFault,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum PlanFault {
-    #[error("cannot read this plan: {0}; gguf-tools plan makes one, --virtual-experts auto needs none")]
-    Io(io::Error),
-    #[error("{0}; expected what gguf-tools plan -o writes")]
-    Malformed(String),
-    #[error("version {found} of the format, expected {PLAN_VERSION}; make it again with this gguf-tools plan")]
-    Version { found: u64 },
-    #[error("this plan is of another model: {what} is {found}, expected {expected}; make one with gguf-tools plan")]
-    OtherModel { what: String, found: String, expected: String },
-    #[error(
-        "layer {layer}: {experts} experts of {of}; a layer keeps at least as many as a token uses ({n_used}), and at \
-         most all \
-         of them"
-    )]
-    Experts { layer: u16, experts: u16, of: u16, n_used: u32 },
-    #[error(
-        "this plan takes {needed} MiB of experts' slots, and --expert-cache gives {given}; give --expert-cache \
-         {needed}MiB, \
-         leave it out, or make a plan with gguf-tools plan --budget {given}MiB"
-    )]
-    TooLarge { needed: u64, given: u64 },
+pub enum VirtualPlanError {
+    #[error("{file}: {reason}; make one with gguf-tools plan")]
+    Unusable { file: String, reason: String },
+    #[error("{file}: this plan takes {needed} MiB of experts' slots, and the expert cache has {given}")]
+    TooLarge { file: String, needed: u64, given: u64 },
 }
 
 impl VirtualPlan {
     pub fn read(path: &Path) -> Result<Self, VirtualPlanError> {
-        let file = path.display().to_string();
-        let text = capped::read_text(path, JSON_BYTES_MAX).map_err(PlanFault::Io);
-        text.and_then(|text| Self::parse(&text)).map_err(|fault| VirtualPlanError { file, fault })
+        let text = capped::read_text(path, JSON_BYTES_MAX).map_err(|error| format!("cannot read this plan: {error}"));
+        let unusable = |reason| VirtualPlanError::Unusable { file: path.display().to_string(), reason };
+        text.and_then(|text| Self::parse(&text)).map_err(unusable)
     }
 
-    fn parse(text: &str) -> Result<Self, PlanFault> {
-        let plan: Self = read_versioned(text, PLAN_FORMAT, PLAN_VERSION).map_err(|fault| match fault {
-            VersionedFault::Version(found) => PlanFault::Version { found },
-            other => PlanFault::Malformed(other.to_string()),
-        })?;
-        check_norms(&plan.norms).map_err(PlanFault::Malformed)?;
-        Ok(plan)
+    fn parse(text: &str) -> Result<Self, String> {
+        let plan: Self = read_versioned(text, PLAN_FORMAT, PLAN_VERSION)?;
+        check_norms(&plan.norms).map(|()| plan)
     }
 
     pub fn to_json(&self) -> String {
@@ -115,30 +87,23 @@ impl VirtualPlan {
 
     /// Checks that the plan fits a model with these `layers` (block and experts, ascending), of which a token uses
     /// `n_used`.
-    pub fn check(&self, architecture: &str, layers: &[(u16, u16)], n_used: u32) -> Result<(), PlanFault> {
-        let other =
-            |what: String, found: String, expected: String| Err(PlanFault::OtherModel { what, found, expected });
-        if let Some(model) = self.model.as_ref().filter(|model| model.architecture != architecture) {
-            return other("general.architecture".to_owned(), architecture.to_owned(), model.architecture.clone());
+    pub fn check(&self, architecture: &str, layers: &[(u16, u16)], n_used: u32) -> Result<(), String> {
+        fn same<T: PartialEq + std::fmt::Display>(what: String, found: T, expected: T) -> Result<(), String> {
+            let other = || format!("this plan is of another model: {what} is {found}, expected {expected}");
+            if found == expected { Ok(()) } else { Err(other()) }
         }
-        if self.layers.len() != layers.len() {
-            let [found, expected] = [layers.len(), self.layers.len()].map(|n| n.to_string());
-            return other("number of layers with experts".to_owned(), found, expected);
+        if let Some(model) = &self.model {
+            same("general.architecture".to_owned(), architecture, &model.architecture)?;
         }
-        for (own, &(layer, of)) in self.layers.iter().zip(layers) {
-            if own.layer != layer {
-                return other(
-                    "block number of a layer with experts".to_owned(),
-                    layer.to_string(),
-                    own.layer.to_string(),
-                );
-            }
-            if own.of != of {
-                return other(format!("number of experts of layer {layer}"), of.to_string(), own.of.to_string());
-            }
-            let least = n_used.min(of.into());
-            if u32::from(own.experts) < least || own.experts > of {
-                return Err(PlanFault::Experts { layer, experts: own.experts, of, n_used });
+        same("number of layers with experts".to_owned(), layers.len(), self.layers.len())?;
+        for (&PlannedLayer { layer, experts, of }, &(number, n_expert)) in self.layers.iter().zip(layers) {
+            same("block number of a layer with experts".to_owned(), number, layer)?;
+            same(format!("number of experts of layer {layer}"), n_expert, of)?;
+            if u32::from(experts) < n_used.min(of.into()) || experts > of {
+                return Err(format!(
+                    "layer {layer}: {experts} experts of {of}; a layer keeps at least as many as a token uses \
+                     ({n_used}), and at most all of them"
+                ));
             }
         }
         Ok(())
@@ -161,7 +126,7 @@ mod tests {
 
     fn fault(text: &str) -> String {
         let parsed = VirtualPlan::parse(text);
-        parsed.and_then(|plan| plan.check("toy", &LAYERS, 2)).unwrap_err().to_string()
+        parsed.and_then(|plan| plan.check("toy", &LAYERS, 2)).unwrap_err()
     }
 
     #[test]
@@ -175,16 +140,18 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_told() {
-        assert!(fault("{").contains("gguf-tools plan -o"));
-        assert!(fault(&PLAN.replace("hobbit-plan", "plan")).contains("format is 'plan'"));
-        assert!(fault(&PLAN.replace("\"version\": 1", "\"version\": 2")).contains("version 2"));
-        assert!(fault(&PLAN.replace("\"layer\": 2", "\"layer\": 3")).contains("block number"));
-        assert!(fault(&PLAN.replace("\"of\": 8}]", "\"of\": 9}]")).contains("number of experts of layer 2 is 8"));
-        assert!(
-            fault(&PLAN.replace("\"experts\": 4", "\"experts\": 1")).contains("at least as many as a token uses (2)")
-        );
-        assert!(fault(&PLAN.replace("\"experts\": 4", "\"experts\": 9")).contains("layer 1: 9 experts of 8"));
-        assert!(fault(&PLAN.replace("\"experts\": 4", "\"experts\": -1")).contains("expected"));
+        for (own, other, part) in [
+            ("hobbit-plan", "plan", "format is 'plan'"),
+            ("\"version\": 1", "\"version\": 2", "version 2"),
+            ("\"layer\": 2", "\"layer\": 3", "block number"),
+            ("\"of\": 8}]", "\"of\": 9}]", "number of experts of layer 2 is 8"),
+            ("\"experts\": 4", "\"experts\": 1", "at least as many as a token uses (2)"),
+            ("\"experts\": 4", "\"experts\": 9", "layer 1: 9 experts of 8"),
+            ("\"experts\": 4", "\"experts\": -1", "expected"),
+        ] {
+            let found = fault(&PLAN.replace(own, other));
+            assert!(found.contains(part), "{found}");
+        }
         for norm in ["1e39", "-1"] {
             let norms = format!(r#""version": 1, "norms": [{{"layer": 1, "norms": [0.5, {norm}]}}]"#);
             let text = PLAN.replace("\"version\": 1", &norms);

@@ -31,7 +31,6 @@ pub struct Widths {
     pub counts: BTreeMap<GgmlType, u64>,
     /// Predicted relative increase of perplexity.
     pub loss: f64,
-    /// Bytes of all experts' records.
     pub record_bytes: u64,
 }
 
@@ -85,7 +84,6 @@ pub fn widths(profile: &Profile, map: &ExpertMap, goal: Goal) -> Result<Widths, 
 /// The position of each expert's choice. Every expert has at least its first choice, which is no change.
 fn choose(experts: &[Vec<Choice>], goal: Goal) -> Result<Vec<usize>, WidthsError> {
     match goal {
-        Goal::MaxLoss(found) if !(0.0..=f64::MAX).contains(&found) => Err(WidthsError::MaxLoss { found }),
         Goal::MaxLoss(max) => Ok(walk(experts, |_, nats| nats.exp_m1() <= max).chosen),
         Goal::TargetSize { bytes: target, other } => {
             let walked = walk(experts, |bytes, _| bytes.saturating_add(other) > target);

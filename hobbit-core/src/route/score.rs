@@ -25,27 +25,9 @@ pub struct Thresholds {
 }
 
 /// Thresholds that do not make sense.
-#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-pub enum ThresholdError {
-    /// Not a number between 0 and 1.
-    #[error("{flag} {found} is not a threshold; give a number from 0 to 1, for example {flag} {example}")]
-    OutOfRange {
-        /// `--t1` or `--t2`.
-        flag: &'static str,
-        /// The value.
-        found: f32,
-        /// The default.
-        example: f32,
-    },
-    /// Experts worth high precision would be skipped.
-    #[error("--t1 {t1} is above --t2 {t2}; give --t2 {t1} or more, or a smaller --t1")]
-    Crossed {
-        /// T1, as given or by default.
-        t1: f32,
-        /// T2, as given or by default.
-        t2: f32,
-    },
-}
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{0}")]
+pub struct ThresholdError(String);
 
 impl Default for Thresholds {
     /// [`Thresholds::MIXTRAL`].
@@ -64,13 +46,14 @@ impl Thresholds {
     /// [`ThresholdError`] unless `0 <= t1 <= t2 <= 1`.
     pub fn new(t1: f32, t2: f32) -> Result<Self, ThresholdError> {
         let Self { t1: default_t1, t2: default_t2 } = Self::default();
-        for (flag, found, example) in [("--t1", t1, default_t1), ("--t2", t2, default_t2)] {
+        for (name, found, example) in [("T1", t1, default_t1), ("T2", t2, default_t2)] {
             if !(0.0..=1.0).contains(&found) {
-                return Err(ThresholdError::OutOfRange { flag, found, example });
+                let example = format!("give a number from 0 to 1, for example {example}");
+                return Err(ThresholdError(format!("{name} = {found} is not a threshold; {example}")));
             }
         }
         if t1 > t2 {
-            return Err(ThresholdError::Crossed { t1, t2 });
+            return Err(ThresholdError(format!("T1 = {t1} is above T2 = {t2}; give a larger T2 or a smaller T1")));
         }
         Ok(Self { t1, t2 })
     }
@@ -217,12 +200,12 @@ mod tests {
     }
 
     #[test]
-    fn senseless_thresholds_are_refused_with_the_flag() {
+    fn senseless_thresholds_are_refused() {
         let message = |t1, t2| Thresholds::new(t1, t2).unwrap_err().to_string();
-        assert_eq!(message(-0.1, 0.9), "--t1 -0.1 is not a threshold; give a number from 0 to 1, for example --t1 0.6");
-        assert_eq!(message(0.5, 1.5), "--t2 1.5 is not a threshold; give a number from 0 to 1, for example --t2 0.9");
-        assert_eq!(message(0.95, 0.9), "--t1 0.95 is above --t2 0.9; give --t2 0.95 or more, or a smaller --t1");
-        assert!(message(f32::NAN, 0.9).starts_with("--t1 NaN is not"));
+        assert_eq!(message(-0.1, 0.9), "T1 = -0.1 is not a threshold; give a number from 0 to 1, for example 0.6");
+        assert_eq!(message(0.5, 1.5), "T2 = 1.5 is not a threshold; give a number from 0 to 1, for example 0.9");
+        assert_eq!(message(0.95, 0.9), "T1 = 0.95 is above T2 = 0.9; give a larger T2 or a smaller T1");
+        assert!(message(f32::NAN, 0.9).starts_with("T1 = NaN is not"));
         assert!(Thresholds::new(0.5, 0.5).is_ok());
     }
 

@@ -226,9 +226,9 @@ mod tests {
             n_used: 2,
             bytes_high: 100,
             bytes_low: 25,
-            bytes_rest: 0,
             slots_high: 3,
             slots_low: 1,
+            ..Layer::default()
         });
         Header { model: ModelDescription { layers: layers.collect(), ..Default::default() }, ..Header::default() }
     }

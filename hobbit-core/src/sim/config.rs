@@ -24,8 +24,6 @@ pub enum Eviction {
     /// The optimum, which knows the future: no policy has fewer misses if all misses cost the same and no layer needs
     /// more experts at once than it has slots. Otherwise it is near the optimum.
     Belady,
-    /// A policy that knows the uses of this many tokens ahead, and uses the engine's default policy beyond.
-    Near(u8),
     /// Least frequently used over the whole run: counts outlive sequences (HOBBIT's baseline "model level", section
     /// 5.5.3).
     LfuOfModel,
@@ -117,7 +115,6 @@ pub enum Compute {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub eviction: Eviction,
-    /// Weights of the weighted policies.
     pub weights: Weights,
     pub budget: Budget,
     pub slots: Slots,
@@ -125,7 +122,6 @@ pub struct Config {
     pub penalties: Option<Vec<LayerPenalty>>,
     /// The table of [`PredictorKind::PathTable`], which predicts nothing without it.
     pub path_table: Option<Arc<PathTable>>,
-    /// Percent of the bytes for low versions.
     pub low_percent: f64,
     pub mode: PrecisionMode,
     pub thresholds: Thresholds,
@@ -222,18 +218,14 @@ impl FromStr for Eviction {
     type Err = UnknownName;
 
     fn from_str(word: &str) -> Result<Self, UnknownName> {
-        let near = || word.strip_prefix("belady:")?.parse().ok().map(Self::Near);
         match word {
             "belady" => Ok(Self::Belady),
             "lfu-model" => Ok(Self::LfuOfModel),
-            _ => match near() {
-                Some(own) => Ok(own),
-                None => word.parse().map(Self::Policy).map_err(|error: UnknownName| UnknownName {
-                    what: "policy",
-                    expected: error.expected + ", lfu-model, belady, belady:TOKENS",
-                    ..error
-                }),
-            },
+            _ => word.parse().map(Self::Policy).map_err(|error: UnknownName| UnknownName {
+                what: "policy",
+                expected: error.expected + ", lfu-model, belady",
+                ..error
+            }),
         }
     }
 }
@@ -242,7 +234,6 @@ impl fmt::Display for Eviction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Belady => f.pad("belady"),
-            Self::Near(tokens) => f.pad(&format!("belady:{tokens}")),
             Self::LfuOfModel => f.pad("lfu-model"),
             Self::Policy(kind) => f.pad(&kind.to_string()),
         }

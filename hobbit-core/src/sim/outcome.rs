@@ -19,18 +19,14 @@ pub struct Outcome {
     pub decode: PhaseOutcome,
     /// Layers with experts, ascending; both phases.
     pub layers: Vec<LayerOutcome>,
-    /// Prefetches.
     pub prefetch: PrefetchOutcome,
     /// Low versions that were replaced by high ones in the background.
     pub upgrades: u64,
-    /// Bytes of all reads of any class.
     pub bytes_read: u64,
 }
 
-/// One phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PhaseOutcome {
-    /// Tokens.
     pub tokens: u64,
     /// Needed experts whose version was there: one per distinct expert, layer and batch.
     pub hits: u64,
@@ -63,7 +59,6 @@ pub struct Shares {
     pub loaded: f64,
 }
 
-/// Result of one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct LayerOutcome {
     /// Block number.
@@ -107,7 +102,9 @@ impl Outcome {
     }
 }
 
-crate::stats::field_by_field!(PhaseOutcome: Add::add { tokens, hits, misses, rerouted, bytes, penalty, stall_seconds, seconds });
+crate::stats::field_by_field!(PhaseOutcome: Add::add {
+    tokens, hits, misses, rerouted, bytes, penalty, stall_seconds, seconds
+});
 
 impl PhaseOutcome {
     /// Needed experts that were not resident.
@@ -178,7 +175,6 @@ impl<'a> Tally<'a> {
         self.outcome.phase_mut(self.phase).stall_seconds += seconds;
     }
 
-    /// Ends the recording and returns the outcome.
     pub(super) fn end(&mut self) -> Outcome {
         self.outcome.prefetch.wasted += self.guessed.len() as u64;
         std::mem::take(&mut self.outcome)

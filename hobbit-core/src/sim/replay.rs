@@ -9,7 +9,7 @@ use super::link::Link;
 use super::outcome::{LayerOutcome, Observe, Outcome, Tally};
 use super::recall::{oracle, predict_shape};
 use super::recording::{Batch, Event, Recording, chosen, need_order, scores_at, summed_weights};
-use crate::cache::policy::{self, Belady, Hobbit, Near, Policy, PolicyKind, Shape, Upcoming};
+use crate::cache::policy::{self, Belady, Hobbit, Policy, Shape, Upcoming};
 use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SavedCache, SliceKinds};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::prefetch::{Estimates, Governor, Pace, PrefetchOptions, Prefetcher};
@@ -78,16 +78,12 @@ impl<'a> Replay<'a> {
         };
         let pools = pools(header, config, &curves);
         let n_layers = layers.last().map_or(0, |layer| layer.layer.saturating_add(1));
-        let build = |kind| policy::build(kind, &config.weights, Shape { n_layers, low_cost: low_cost as f32 });
-        let belady = || Belady::new(uses_to_come(recording, config), low_cost as f32);
         let policy: Box<dyn Policy> = match config.eviction {
-            Eviction::Policy(kind) => build(kind),
-            Eviction::Belady => Box::new(belady()),
-            Eviction::LfuOfModel => Box::new(Hobbit::lfu_of_model(n_layers)),
-            // Each layer of a token is one step.
-            Eviction::Near(tokens) => {
-                Box::new(Near::new(belady(), build(PolicyKind::default()), u64::from(tokens) * layers.len() as u64))
+            Eviction::Policy(kind) => {
+                policy::build(kind, &config.weights, Shape { n_layers, low_cost: low_cost as f32 })
             }
+            Eviction::Belady => Box::new(Belady::new(uses_to_come(recording, config), low_cost as f32)),
+            Eviction::LfuOfModel => Box::new(Hobbit::lfu_of_model(n_layers)),
         };
         let cache = Cache::new(pools, policy);
         let of_layer = |layer: &Layer| LayerOutcome {
@@ -380,7 +376,6 @@ fn layout(header: &Header, config: &Config, cache: &Cache) -> Layout {
     Layout::new(header.model.layers.iter().map(shape), cache, bytes)
 }
 
-/// The planner of prefetches.
 fn planner(config: &Config) -> Prefetcher {
     let thresholds = match config.mode {
         PrecisionMode::Exact => Thresholds { t1: 1.0, t2: 1.0 },

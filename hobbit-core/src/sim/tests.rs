@@ -53,9 +53,9 @@ impl Toy {
             n_used: self.n_used,
             bytes_high: 4000,
             bytes_low: if self.thresholds.is_some() { 1000 } else { 0 },
-            bytes_rest: 0,
             slots_high: self.slots.0,
             slots_low: self.slots.1,
+            ..Layer::default()
         };
         let model = ModelDescription { layers: (0..self.n_layers).map(layer).collect(), ..Default::default() };
         let mut header = Header { model, ..Header::default() };

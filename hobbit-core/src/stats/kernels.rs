@@ -9,7 +9,6 @@ use crate::options::KernelChoice;
 /// Kernels that multiply the experts' rows in batches. Displays as a line of `-v`, without a line end.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelReport {
-    /// Allowed kernels.
     pub choice: KernelChoice,
     /// Trials by all sessions of the process.
     pub trials: Vec<KernelTrial>,
@@ -29,7 +28,6 @@ pub struct KernelTrial {
     /// The weights' bytes are in the order of llama.cpp's kernels for this CPU.
     #[serde(default)]
     pub rearranged: bool,
-    /// Threads that multiplied.
     pub threads: i32,
     /// Timings, the most rows first, down to the first number of rows at which the plain product is no faster.
     pub speeds: Vec<KernelSpeed>,
@@ -44,7 +42,6 @@ pub struct KernelTrial {
 /// One of a trial's measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelSpeed {
-    /// Rows of one expert.
     pub rows: usize,
     /// The plain product's speed, in percent of `MUL_MAT_ID`'s.
     pub percent: u32,

@@ -19,7 +19,6 @@ pub struct PrecisionCounts {
 }
 
 impl PrecisionCounts {
-    /// All of them.
     pub fn total(&self) -> u64 {
         self.high + self.low + self.skipped
     }
@@ -97,20 +96,16 @@ pub struct PrecisionReport {
     pub routing: Option<String>,
     /// Choice for the loss bound, as text; `None` without a bound.
     pub loss_bound: Option<String>,
-    /// The high-precision versions.
     pub high: VersionsReport,
     /// The low-precision versions, if there are any.
     pub low: Option<LowReport>,
 }
 
-/// All versions of one precision.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct VersionsReport {
     /// ggml's names of their types, such as `q8_0`, or `q4_K, q6_K` where they differ.
     pub types: String,
-    /// Bytes of all of them in the files.
     pub bytes: u64,
-    /// Slots in the cache.
     pub slots: u64,
     /// Number of versions, over all layers.
     pub experts: u64,
@@ -129,7 +124,6 @@ pub struct LowReport {
     pub slots: u64,
     /// As in [`VersionsReport::experts`].
     pub experts: u64,
-    /// Bytes of the expert cache for them.
     pub cache_bytes: u64,
 }
 

@@ -9,7 +9,6 @@ use crate::expert::Precision;
 use crate::load::prefetch::{GovernorReport, PrefetchCounters};
 use crate::options::Knob;
 
-/// Report of one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceReport {
     /// ggml's name, such as `CUDA0`.
@@ -44,7 +43,6 @@ pub struct DeviceCounters {
     pub misses: u64,
     /// Slices copied to the device.
     pub uploads: u64,
-    /// Bytes copied.
     pub uploaded_bytes: u64,
     /// Experts copied before their layer's router decided. They count in `uploads`, and as hits if they are used.
     pub ahead: u64,
@@ -72,7 +70,6 @@ impl DeviceCounters {
 /// Cache settings of a session.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CachingReport {
-    /// Name of the eviction policy.
     pub policy: String,
     /// The weights of HOBBIT's policy in effect: lru,lfu,lhu,fld.
     pub policy_weights: String,
@@ -89,7 +86,6 @@ pub struct CachingReport {
 pub struct TunedReport {
     /// Its file, or the pack.
     pub file: String,
-    /// Name of its policy.
     pub policy: String,
     /// Whether it has T1 and T2.
     pub thresholds: bool,
@@ -97,7 +93,6 @@ pub struct TunedReport {
     pub penalties: bool,
 }
 
-/// Slots of one cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CacheSlots {
     /// `the host`, or a device's name.
@@ -167,7 +162,6 @@ pub struct LatencyReport {
     pub is_reachable: Option<bool>,
     /// Time of a token with the highest allowed value, if measured.
     pub least_seconds: Option<f64>,
-    /// Finished trials.
     pub trials: u64,
     /// Last measurements, ascending by strength.
     pub measured: Vec<LatencyStep>,
@@ -176,7 +170,6 @@ pub struct LatencyReport {
 /// Tokens at one strength.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencyStep {
-    /// Value of the strength.
     pub strength: f32,
     /// Mean time of a token.
     pub seconds: f64,

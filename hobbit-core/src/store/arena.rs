@@ -51,9 +51,6 @@ impl Arena {
 
     /// As [`Arena::new`], but pages are touched only when [`Arena::need`] names them: on a machine that has not used
     /// its memory for long, page faults take seconds per GiB, which would delay the first token.
-    ///
-    /// # Errors
-    /// As [`Arena::new`].
     pub fn touched_as_needed(bytes: usize) -> io::Result<Self> {
         let mut arena = Self::untouched(bytes)?;
         arena.faults = Faults::begin(arena.base, arena.bytes);
@@ -143,7 +140,6 @@ impl Arena {
         self.base.as_ptr()
     }
 
-    /// Bytes in the arena.
     pub fn len(&self) -> usize {
         self.bytes
     }

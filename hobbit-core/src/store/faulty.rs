@@ -32,7 +32,6 @@ pub struct Hold {
     pub seed: u64,
 }
 
-/// A store with faults.
 pub struct FaultyStore {
     inner: Arc<dyn Store>,
     faults: Faults,

@@ -45,7 +45,6 @@ pub struct Rows {
     pub group_bytes: u64,
     /// Offset of the first row from the request's `dst`.
     pub to: usize,
-    /// The order in memory.
     pub order: Order,
 }
 
@@ -177,7 +176,6 @@ impl Form {
 pub struct Part {
     /// Blocks of 32 weights.
     pub n_blocks: u64,
-    /// Its high plane.
     pub high: HighPlane,
     /// First byte of its low plane in the file, a multiple of [`BLOCK_BYTES`]. `None`: the high plane alone becomes
     /// Q4_1.
@@ -186,7 +184,6 @@ pub struct Part {
     pub to: usize,
 }
 
-/// Location of a high plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HighPlane {
     /// In the file: its first byte, a multiple of [`BLOCK_BYTES`].
@@ -369,7 +366,6 @@ impl Unit {
         is_sound
     }
 
-    /// Bytes of the buffer.
     pub fn buffer_bytes(&self) -> usize {
         self.pieces.last().map_or(0, |piece| piece.at + piece.len.next_multiple_of(BLOCK_BYTES) as usize)
     }

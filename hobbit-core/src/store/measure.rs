@@ -8,10 +8,8 @@ use crossbeam_channel::unbounded;
 use super::{Arena, Completion, Form, ReadDone, ReadRequest, SlotPtr, Store, StoreError, lead_of, slot_stride};
 use crate::expert::Extent;
 
-/// A measured bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bandwidth {
-    /// Slices read.
     pub reads: u64,
     /// Bytes moved, whole blocks included.
     pub bytes: u64,

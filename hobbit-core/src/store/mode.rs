@@ -48,7 +48,6 @@ pub struct Conditions {
 pub struct Choice {
     /// The engine.
     pub kind: StoreKind,
-    /// The reason, for people.
     pub reason: String,
 }
 

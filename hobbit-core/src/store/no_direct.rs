@@ -16,16 +16,11 @@ pub struct DirectOptions;
 /// An engine that does not start.
 pub enum DirectStore {}
 
-/// Fails.
 pub(super) fn probe_ring() -> io::Result<()> {
     Err(io::Error::from_raw_os_error(libc::ENOSYS))
 }
 
 impl DirectStore {
-    /// Fails.
-    ///
-    /// # Errors
-    /// [`StoreError::Unavailable`].
     pub fn start(_: Vec<OpenFile>, _: DirectOptions) -> Result<Self, StoreError> {
         Err(StoreError::Unavailable { engine: ENGINE, reason: "it needs Linux (io_uring and O_DIRECT)".into() })
     }

@@ -60,18 +60,12 @@ impl Original {
     }
 
     /// An independent handle on the same file.
-    ///
-    /// # Errors
-    /// [`StoreError::Changed`], [`StoreError::Open`].
     pub fn again(&self) -> Result<File, StoreError> {
         self.check()?;
         self.file.try_clone().map_err(|source| open_error(&self.path, BUFFERED, source))
     }
 
     /// The same file opened past the page cache.
-    ///
-    /// # Errors
-    /// [`StoreError::Changed`], [`StoreError::Open`].
     pub fn again_direct(&self) -> Result<File, StoreError> {
         self.check()?;
         // This name leads to the open file, whatever its path means by now. Without /proc the path may do.
@@ -87,9 +81,6 @@ impl Original {
 
     /// Checks that the file has not changed, including the time of its last change. New permissions or hard links count
     /// as changes; removal of its name does not.
-    ///
-    /// # Errors
-    /// [`StoreError::Changed`].
     pub fn check(&self) -> Result<(), StoreError> {
         let now = self.now()?;
         // Removing a name changes the file's state, too.
@@ -146,7 +137,6 @@ mod tests {
     use std::fs;
     use std::io::Read;
 
-    /// A file and its state.
     fn file(dir: &Path) -> (PathBuf, FileState) {
         let path = dir.join("model");
         fs::write(&path, "first").unwrap();

@@ -22,7 +22,6 @@ impl SlotPtr {
         Self(ptr)
     }
 
-    /// The address.
     pub const fn as_ptr(self) -> *mut u8 {
         self.0
     }
@@ -92,7 +91,6 @@ impl ReadRequest {
 /// The answer to a [`ReadRequest`].
 #[derive(Debug)]
 pub struct ReadDone {
-    /// The request's ticket.
     pub ticket: u64,
     /// Bytes moved from the device, page cache or memory: at least `extent.len`, more where whole blocks were read.
     pub result: Result<u64, StoreError>,

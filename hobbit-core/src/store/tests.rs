@@ -1,6 +1,5 @@
 //! Each test runs on every engine.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -265,52 +264,6 @@ fn a_missing_file_is_named_when_opening() {
         let named = error.to_string().contains("/nonexistent/model.gguf");
         assert!(named || matches!(error, StoreError::Unavailable { .. }), "{error}");
     }
-}
-
-#[test]
-fn faults_strike_the_requests_they_name() {
-    let files = Files::new();
-    let extent = |offset| Extent { file: 0, offset, len: 10_000 };
-    for (name, store) in files.stores() {
-        let faults = Faults {
-            io_error: vec![1],
-            short_read: vec![3],
-            shrunk: HashMap::from([(0, 50_000)]),
-            hold: Some(Hold { answers_max: 3, seed: 1 }),
-        };
-        let store = Arc::new(FaultyStore::new(store, faults));
-        let memory = SlotMemory::new(6, slot_stride(10_000) as usize);
-        let offsets = [0, 10_000, 20_000, 30_000, 40_000, 45_000];
-        let requests =
-            offsets.iter().zip(0..).map(|(&offset, slot)| memory.request(slot as u64, extent(offset), slot, 0));
-        let answers = read_sorted(&*store, requests);
-        let outcome: Vec<_> = answers
-            .iter()
-            .map(|done| match &done.result {
-                Ok(_) => "ok",
-                Err(StoreError::Read { .. }) => "eio",
-                Err(StoreError::Shrank { .. }) => "shrank",
-                Err(error) => panic!("{name}: {error}"),
-            })
-            .collect();
-        assert_eq!(outcome, ["ok", "eio", "ok", "shrank", "ok", "shrank"], "{name}");
-        assert!(memory.bytes(3, 0, 5000) == files.expected(&Extent { file: 0, offset: 30_000, len: 5000 }), "{name}");
-    }
-}
-
-#[test]
-fn held_answers_come_out_of_order_and_all_of_them() {
-    let store = Arc::new(MemoryStore::new(vec![vec![1; 100].into()]).unwrap());
-    let faults = Faults { hold: Some(Hold { answers_max: 64, seed: 3 }), ..Default::default() };
-    let store = FaultyStore::new(store, faults);
-    let memory = SlotMemory::new(1, 4096);
-    let requests: Vec<_> =
-        (0..20).map(|ticket| memory.request(ticket, Extent { file: 0, offset: 0, len: 0 }, 0, 0)).collect();
-    let order: Vec<_> = read_all(&store, requests).iter().map(|done| done.ticket).collect();
-    let mut sorted = order.clone();
-    sorted.sort_unstable();
-    assert_eq!(sorted, (0..20).collect::<Vec<_>>());
-    assert_ne!(order, sorted);
 }
 
 #[test]

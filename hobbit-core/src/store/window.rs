@@ -38,7 +38,6 @@ impl Window {
         Self { start, end: extent.end().next_multiple_of(BLOCK_BYTES) }
     }
 
-    /// Bytes in the window.
     pub fn len(&self) -> u64 {
         self.end - self.start
     }

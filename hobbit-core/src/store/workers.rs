@@ -21,9 +21,7 @@ pub(super) const CHUNK_BYTES: u64 = 1 << 20;
 
 /// Files that can be read at an offset.
 pub trait Source: Send + Sync + 'static {
-    /// Name of the engine.
     const NAME: &'static str;
-    /// Number of files.
     fn files(&self) -> usize;
     /// Name of a file in messages.
     fn path(&self, file: usize) -> &Path;
@@ -235,9 +233,6 @@ pub type MemoryStore = Workers<Vec<Arc<[u8]>>>;
 
 impl MemoryStore {
     /// Serves `files`, in the order of the model's list of files.
-    ///
-    /// # Errors
-    /// [`StoreError::Thread`].
     pub fn new(files: Vec<Arc<[u8]>>) -> Result<Self, StoreError> {
         Workers::start(files, 1, CHUNK_BYTES)
     }

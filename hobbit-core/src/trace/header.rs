@@ -8,24 +8,18 @@ use smart_default::SmartDefault;
 use crate::files;
 use crate::options::{PrecisionMode, Prefetch, RoutingOptions};
 
-/// First bytes of every trace.
 pub const MAGIC: [u8; 8] = files::TRACE_MAGIC;
 /// Format version; it increases when older readers would misread the file.
 pub const VERSION: u16 = 1;
-/// Maximum bytes of a header's JSON.
 pub const HEADER_BYTES_MAX: u32 = 4 << 20;
 
-/// Maximum layers of a model.
 const LAYERS_MAX: usize = 4096;
 /// Maximum bytes of an expert, so that sums over all experts of all layers fit in 64 bits.
 const EXPERT_BYTES_MAX: u64 = 1 << 35;
 
-/// Header of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Header {
-    /// The recorded model.
     pub model: ModelDescription,
-    /// Settings of the engine.
     #[serde(default)]
     pub settings: Settings,
     /// Measurements of the machine, if known: `link_bytes_per_second`, `read_latency_seconds` and others.
@@ -44,12 +38,10 @@ pub struct ModelDescription {
     pub layers: Vec<Layer>,
 }
 
-/// One layer with experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
     /// Block number.
     pub layer: u16,
-    /// Experts.
     pub n_expert: u16,
     /// Experts per token (k).
     pub n_used: u16,
@@ -70,7 +62,6 @@ fn is_zero(bytes: &u64) -> bool {
     *bytes == 0
 }
 
-/// Settings of the engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, SmartDefault)]
 #[serde(default)]
 pub struct Settings {
@@ -103,7 +94,6 @@ pub struct Settings {
     /// Rules for experts in memory to replace missing ones.
     #[serde(skip_serializing_if = "RoutingOptions::is_off")]
     pub routing: RoutingOptions,
-    /// Bytes of the expert cache.
     pub cache_bytes: u64,
     /// Other information: flags, weights of the policy, the text.
     pub more: BTreeMap<String, String>,
@@ -157,7 +147,6 @@ impl Header {
         Ok(())
     }
 
-    /// The layer of this block number.
     pub fn layer(&self, number: u16) -> Option<&Layer> {
         let layers = &self.model.layers;
         layers.binary_search_by_key(&number, |layer| layer.layer).ok().map(|at| &layers[at])

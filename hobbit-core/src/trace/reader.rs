@@ -10,7 +10,6 @@ use super::header::{HEADER_BYTES_MAX, Header, MAGIC, VERSION};
 use super::record::{CLASSES, DEMANDS, LayerRecord, Needed, PHASES, PRECISIONS, Prediction, Record, ResidentsRecord};
 use crate::expert::{ExpertId, Precision, Version};
 
-/// Maximum bytes of a record's payload.
 pub(super) const RECORD_BYTES_MAX: u64 = 64 << 20;
 
 pub(super) const SEQUENCE: u8 = 1;
@@ -29,7 +28,6 @@ pub struct TraceReader<R> {
     input: R,
     path: PathBuf,
     header: Header,
-    /// Bytes consumed.
     offset: u64,
     payload: Vec<u8>,
     /// Executed experts of the next layer, if they differ from its router's choice, and the offset of that record.
@@ -48,10 +46,6 @@ struct Executed {
 }
 
 impl TraceReader<BufReader<File>> {
-    /// Opens a file.
-    ///
-    /// # Errors
-    /// As [`TraceReader::new`].
     pub fn open(path: &Path) -> Result<Self, TraceError> {
         let file = File::open(path).map_err(|error| TraceError::Io { path: path.to_owned(), action: "open", error })?;
         Self::new(BufReader::with_capacity(1 << 20, file), path)
@@ -60,9 +54,6 @@ impl TraceReader<BufReader<File>> {
 
 impl<R: Read> TraceReader<R> {
     /// Reads the header; `path` is for messages.
-    ///
-    /// # Errors
-    /// [`TraceError::Io`], [`TraceError::Magic`], [`TraceError::Version`] or [`TraceError::Header`].
     pub fn new(mut input: R, path: impl Into<PathBuf>) -> Result<Self, TraceError> {
         let path = path.into();
         let io = |error| TraceError::Io { path: path.clone(), action: "read", error };
@@ -95,7 +86,6 @@ impl<R: Read> TraceReader<R> {
         Ok(Self { input, path, header, offset, payload: json, executed: None, is_done: false, truncated: None })
     }
 
-    /// Header of the trace.
     pub fn header(&self) -> &Header {
         &self.header
     }

@@ -7,38 +7,30 @@ use serde::Serialize;
 use crate::expert::{Precision, Version};
 use crate::route::{Demand, Phase};
 
-/// One record.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "record", rename_all = "lowercase")]
 pub enum Record {
-    /// A new sequence begins.
     Sequence,
     /// One layer of the batch that the next [`Record::Batch`] ends.
     Layer(LayerRecord),
     /// A read without a waiting product has started.
     Load {
-        /// Expert and precision.
         #[serde(flatten)]
         version: Version,
         /// Reason; never [`ReadClass::OnDemand`], which [`Needed`] records.
         class: ReadClass,
-        /// Bytes asked for.
         bytes: u64,
     },
     /// A batch has been evaluated: its layers are the layer records since the last one.
     Batch {
-        /// Prompt or decoding.
         phase: Phase,
-        /// Tokens in it.
         n_tokens: u32,
-        /// Wall time.
         seconds: f32,
     },
     /// Residents before the first batch.
     Residents(ResidentsRecord),
     /// A read of an earlier [`Record::Load`] was withdrawn before it started.
     Withdrawn {
-        /// Expert and precision.
         #[serde(flatten)]
         version: Version,
         /// Bytes that were not read.
@@ -51,13 +43,11 @@ pub enum Record {
     },
 }
 
-/// Reason for a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReadClass {
     /// A product needed them.
     OnDemand,
-    /// A prefetch.
     Prefetch,
     /// An upgrade of a resident low version to its high version.
     Upgrade,
@@ -97,7 +87,6 @@ pub struct Prediction {
     pub distance: u8,
     /// Expert of that layer.
     pub expert: u16,
-    /// Its predicted score.
     pub score: f32,
 }
 
@@ -108,7 +97,6 @@ fn is_first(token: &u16) -> bool {
 /// A distinct expert that a layer needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Needed {
-    /// Expert of the layer.
     pub expert: u16,
     /// Demand by its tokens' weights.
     pub demand: Demand,
@@ -126,9 +114,7 @@ pub struct Needed {
 /// nothing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LayerRecord {
-    /// Block number.
     pub layer: u16,
-    /// Tokens.
     pub n_tokens: u32,
     /// Experts per token.
     pub n_used: u16,

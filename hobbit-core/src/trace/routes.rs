@@ -14,7 +14,6 @@ const USES_MAX: usize = 64 << 20;
 /// A model's layers with experts: block number, experts, experts per token.
 pub type Shape = [(u16, usize, usize)];
 
-/// The routes of a trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Routes {
     layers: Vec<LayerRoutes>,
@@ -250,16 +249,7 @@ mod tests {
 
     /// A prompt of two tokens, one of which ran in the second layer, and a decoded token.
     fn file(dir: &tempfile::TempDir) -> std::path::PathBuf {
-        let layer = |layer| Layer {
-            layer,
-            n_expert: 16,
-            n_used: 2,
-            bytes_high: 1,
-            bytes_low: 0,
-            bytes_rest: 0,
-            slots_high: 1,
-            slots_low: 0,
-        };
+        let layer = |layer| Layer { layer, n_expert: 16, n_used: 2, bytes_high: 1, slots_high: 1, ..Layer::default() };
         let model = ModelDescription { layers: vec![layer(0), layer(1)], ..ModelDescription::default() };
         let mut writer = TraceWriter::new(Vec::new(), &Header { model, ..Header::default() }).unwrap();
         type Tokens = &'static [[u16; 2]];

@@ -47,9 +47,6 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Records the start of a new sequence.
-    ///
-    /// # Errors
-    /// [`TraceError::Io`].
     pub fn sequence(&mut self) -> Result<(), TraceError> {
         self.payload.clear();
         self.append(reader::SEQUENCE)
@@ -107,9 +104,6 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Records the start of a read without a waiting product.
-    ///
-    /// # Errors
-    /// [`TraceError::Io`].
     pub fn load(&mut self, version: Version, class: ReadClass, bytes: u64) -> Result<(), TraceError> {
         let out = &mut self.payload;
         out.clear();
@@ -120,9 +114,6 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Records an evaluated batch of `n_tokens` tokens and its wall time in seconds.
-    ///
-    /// # Errors
-    /// [`TraceError::Io`].
     pub fn batch(&mut self, phase: Phase, n_tokens: u32, seconds: f32) -> Result<(), TraceError> {
         let out = &mut self.payload;
         out.clear();
@@ -133,9 +124,6 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Records that a background read was withdrawn before it started.
-    ///
-    /// # Errors
-    /// [`TraceError::Io`].
     pub fn withdrawn(&mut self, version: Version, bytes: u64) -> Result<(), TraceError> {
         let out = &mut self.payload;
         out.clear();
@@ -178,7 +166,6 @@ impl<W: Write> TraceWriter<W> {
         self.whole
     }
 
-    /// The file.
     pub fn get_ref(&self) -> &W {
         &self.out
     }
@@ -194,10 +181,6 @@ impl<W: Write> TraceWriter<W> {
         written.map_err(|error| TraceError::Io { path: PathBuf::new(), action: "write", error })
     }
 
-    /// Ends the trace and returns the file.
-    ///
-    /// # Errors
-    /// [`TraceError::Io`].
     pub fn finish(mut self) -> Result<W, TraceError> {
         self.flush()?;
         Ok(self.out)

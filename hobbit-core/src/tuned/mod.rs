@@ -4,14 +4,13 @@
 //! A tuned policy describes how the model's experts are best cached. Tolerance for lower precision is in another file,
 //! the [`crate::profile::Profile`].
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::cache::policy::{PolicyKind, Weights};
 use crate::files::capped::{self, JSON_BYTES_MAX};
-use crate::profile::{self, VersionedFault, read_versioned};
+use crate::profile::read_versioned;
 use crate::route::{Shares, Thresholds};
 
 pub const TUNED_FORMAT: &str = "hobbit-policy";
@@ -21,31 +20,10 @@ pub const TUNED_VERSION: u64 = 2;
 const LAYERS_MAX: usize = 4096;
 
 #[derive(Debug, thiserror::Error)]
-pub enum TunedError {
-    #[error("{file}: cannot read this tuned policy: {error}; hobbit-sim calibrate makes one of traces")]
-    Io { file: String, error: io::Error },
-    #[error("{file}: {reason}; expected what hobbit-sim calibrate -o writes, make it again")]
-    Malformed { file: String, reason: String },
-    #[error(
-        "{file}: a profile by gguf-tools profile, expected a tuned policy by hobbit-sim calibrate; such profiles go \
-         into a pack \
-         (gguf-tools pack --profile)"
-    )]
-    OfTheModel { file: String },
-    #[error("{file}: version {found} of the format, expected {expected}; make it again with this hobbit-sim calibrate")]
-    Version { file: String, found: u64, expected: u64 },
-    #[error(
-        "{file}: this policy was tuned on {tuned_on}, not on {}: {what} is {found}, expected {expected}; make one of \
-         traces of this model with hobbit-sim calibrate", model.display()
-    )]
-    OtherModel {
-        file: Box<str>,
-        tuned_on: Box<str>,
-        model: PathBuf,
-        what: &'static str,
-        found: Box<str>,
-        expected: Box<str>,
-    },
+#[error("{file}: {reason}; make one from traces of the model with hobbit-sim calibrate")]
+pub struct TunedError {
+    file: String,
+    reason: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -111,24 +89,15 @@ impl TunedPolicy {
         let file = path.display().to_string();
         match capped::read_text(path, JSON_BYTES_MAX) {
             Ok(text) => Self::parse(&text, &file),
-            Err(error) => Err(TunedError::Io { file, error }),
+            Err(error) => Err(TunedError { file, reason: format!("cannot read this tuned policy: {error}") }),
         }
     }
 
     /// Reads a file's text; `file` is for messages.
     pub fn parse(text: &str, file: &str) -> Result<Self, TunedError> {
-        let malformed = |reason: String| TunedError::Malformed { file: file.to_owned(), reason };
-        let tuned: Self = read_versioned(text, TUNED_FORMAT, TUNED_VERSION).map_err(|fault| match fault {
-            VersionedFault::Format { found, .. } if found == profile::FORMAT => {
-                TunedError::OfTheModel { file: file.to_owned() }
-            }
-            VersionedFault::Version(found) => {
-                TunedError::Version { file: file.to_owned(), found, expected: TUNED_VERSION }
-            }
-            other => malformed(other.to_string()),
-        })?;
-        tuned.check().map_err(malformed)?;
-        Ok(tuned)
+        let tuned = read_versioned(text, TUNED_FORMAT, TUNED_VERSION);
+        let checked = tuned.and_then(|tuned: Self| tuned.check().map(|()| tuned));
+        checked.map_err(|reason| TunedError { file: file.to_owned(), reason })
     }
 
     /// Checks that the numbers make sense; the error says what was found and what was expected.
@@ -175,14 +144,13 @@ impl TunedPolicy {
         ];
         match parts.into_iter().find(|(_, found, expected)| found != expected) {
             None => Ok(()),
-            Some((what, found, expected)) => Err(TunedError::OtherModel {
-                file: file.into(),
-                tuned_on: self.tuned_on.model.as_str().into(),
-                model: model.to_owned(),
-                what,
-                found: found.into(),
-                expected: expected.into(),
-            }),
+            Some((what, found, expected)) => {
+                let (tuned_on, model) = (&self.tuned_on.model, model.display());
+                let reason = format!(
+                    "this policy was tuned on {tuned_on}, not on {model}: {what} is {found}, expected {expected}"
+                );
+                Err(TunedError { file: file.to_owned(), reason })
+            }
         }
     }
 

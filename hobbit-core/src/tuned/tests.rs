@@ -55,7 +55,7 @@ fn what_is_written_is_read() {
 fn damage_is_reported_with_file_and_remedy() {
     type Change = fn(&mut Value);
     let cases: [(Change, &str); 14] = [
-        (|value| value["format"] = json!("x"), "format is 'x', expected 'hobbit-policy'"),
+        (|value| value["format"] = json!("hobbit-profile"), "format is 'hobbit-profile', expected 'hobbit-policy'"),
         (|value| value["version"] = json!(1), "version 1 of the format, expected 2"),
         (|value| drop(value.as_object_mut().unwrap().remove("layers")), "missing field `layers`"),
         (|value| value["weights"] = json!([0.5, 0.5]), "invalid length 2"),
@@ -83,12 +83,6 @@ fn damage_is_reported_with_file_and_remedy() {
         let error = TunedPolicy::parse(&text[..cut], "a.json").unwrap_err().to_string();
         assert!(error.starts_with("a.json: EOF"), "{error}");
     }
-}
-
-#[test]
-fn a_profile_is_no_tuned_policy() {
-    let error = changed(|value| (value["format"], value["version"]) = (json!("hobbit-profile"), json!(1))).unwrap_err();
-    assert!(error.contains("by gguf-tools profile") && error.contains("gguf-tools pack --profile"), "{error}");
 }
 
 #[test]

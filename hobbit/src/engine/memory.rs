@@ -29,7 +29,7 @@ use hobbit_core::load::{Loader, LoaderOptions};
 use hobbit_core::options::{PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts};
 use hobbit_core::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, RunMode, StagingWish};
 use hobbit_core::predict::{self, PredictorKind};
-use hobbit_core::profile::{PlanFault, VirtualPlanError};
+use hobbit_core::profile::VirtualPlanError;
 use hobbit_core::residency::{
     self, Latency, LatencyOptions, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions,
     VirtualExpertsOptions,
@@ -244,14 +244,14 @@ fn planned_slots(model: &Model, pools: &[Pool], specs: &[PoolSpec]) -> Result<Op
     else {
         return Ok(None);
     };
-    let fail = |fault| Err(VirtualPlanError { file: path.display().to_string(), fault }.into());
     let high = || pools.iter().zip(specs).filter(|(_, spec)| spec.precision == Precision::High);
     let slots: Vec<u32> = high().map(|(pool, _)| pool.planned(plan).iter().sum()).collect();
     let bytes = high().zip(&slots).map(|((_, spec), slots)| spec.expert_stride * u64::from(*slots)).sum();
     let all = high().map(|(_, spec)| spec.bytes()).sum();
     match options.expert_cache.of(all) {
         Some(given) if given < bytes => {
-            fail(PlanFault::TooLarge { needed: bytes.div_ceil(1 << 20), given: given >> 20 })
+            let (file, needed, given) = (path.display().to_string(), bytes.div_ceil(1 << 20), given >> 20);
+            Err(VirtualPlanError::TooLarge { file, needed, given }.into())
         }
         _ => Ok(Some((bytes, slots))),
     }

@@ -148,13 +148,6 @@ impl Model {
         });
     }
 
-    /// Changes the share of a prompt's experts in low precision
-    /// ([`PrecisionOptions::prefill_low`](crate::PrecisionOptions)), `0.0..=1.0`, for every session of the model,
-    /// starting with the next evaluation.
-    pub fn set_prefill_low(&self, share: f32) {
-        self.with_host(|host| host.precisions.options.prefill_low = Some(share));
-    }
-
     /// Forces low precision for these experts, where they have a low version; replaces the previous list. Requires
     /// dynamic mode and a session. For measuring sensitivity.
     pub fn force_low(&self, experts: impl IntoIterator<Item = ExpertId>) {

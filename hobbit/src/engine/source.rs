@@ -108,7 +108,8 @@ impl ModelSource {
         let (t1, t2) = options.precision.thresholds(given.or_else(carried));
         let precisions = Precisions::new(mode, Thresholds::new(t1, t2)?, options.precision);
         let norms = info.as_ref().and_then(|info| info.norms.as_deref()).map_or(Ok(Vec::new()), norms_of_json);
-        let norms = norms.map_err(|reason| ProfileError::Norms { path: path.to_owned(), reason })?;
+        let norms =
+            norms.map_err(|reason| ProfileError::Key { path: path.to_owned(), key: pack::NORMS_KEY, reason })?;
         let originals = files.iter().map(|file| Original::open(&file.path, file.state)).collect::<Result<_, _>>()?;
         Ok(Self { gguf, is_pack, map, catalog, originals, low_name, precisions, path_table, tuned, norms })
     }

@@ -17,7 +17,7 @@ mod smoe;
 mod tests;
 mod weights;
 
-pub use belady::{Belady, Near, Upcoming};
+pub use belady::{Belady, Upcoming};
 pub use edgemoe::EdgeMoe;
 pub use hobbit::Hobbit;
 pub use learned::{Learned, LearnedOptions};

@@ -92,7 +92,7 @@ fn models_may_lack_experts_or_gates_or_fuse_gate_and_up() {
         experts_of(&layer.map(|(n, dims)| (format!("blk.0.ffn_{n}_exps.weight"), GgmlType::Q8_0, dims)))
     };
     assert_eq!(fused(64).unwrap().layers[0].tensors[0].kind, SliceKind::GateUp);
-    assert!(matches!(fused(32), Err(GgufError::Experts { what: "shape", .. })));
+    assert!(fused(32).unwrap_err().to_string().contains("ffn_gate_up_exps.weight': shape: found"));
 }
 
 #[test]
@@ -146,8 +146,8 @@ fn things_that_are_no_model_are_named_for_what_they_are() {
     for (i, (bytes, parts)) in cases.iter().enumerate() {
         assert_refused(&write(&dir, &format!("case{i}.gguf"), bytes), parts);
     }
-    assert!(matches!(Gguf::open(dir.path()), Err(GgufError::Directory { .. })));
-    assert!(matches!(Gguf::open(Path::new("/dev/zero")), Err(GgufError::NotAFile { .. })));
+    assert_refused(dir.path(), &["is a directory"]);
+    assert_refused(Path::new("/dev/zero"), &["is not a regular file"]);
     assert_refused(&dir.path().join("absent.gguf"), &["cannot open"]);
 }
 
@@ -253,10 +253,9 @@ fn a_file_that_ends_too_early_can_be_looked_at() {
     assert_eq!(Gguf::open_partial(&path).unwrap().missing_bytes(), 0);
     for len in 1..layout.header.len() {
         std::fs::write(&path, &whole[..len]).unwrap();
-        let error = Gguf::open_partial(&path).unwrap_err();
-        let is_named = matches!(&error, GgufError::HeaderCut { len: found, .. } if *found == len as u64);
-        assert!(is_named || len < 4 && matches!(error, GgufError::NotGguf { .. }), "{len}: {error}");
+        let error = Gguf::open_partial(&path).unwrap_err().to_string();
+        assert!(error.contains(&format!("the {len} bytes that are there end")), "{error}");
     }
     std::fs::write(&path, b"").unwrap();
-    assert!(matches!(Gguf::open_partial(&path), Err(GgufError::Empty { .. })));
+    assert!(Gguf::open_partial(&path).unwrap_err().to_string().contains("file is empty"));
 }

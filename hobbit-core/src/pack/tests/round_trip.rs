@@ -239,7 +239,7 @@ fn requests_that_make_no_sense_are_refused() {
         assert!(error.contains(part) && !x.exists() && !partial_path(&x).exists(), "{error}");
     }
     let error = Pack::open(&path).unwrap_err();
-    assert!(matches!(error, PackError::NotAPack { .. }), "{error}");
+    assert!(error.to_string().contains("not an expert pack"), "{error}");
 }
 
 /// An importance matrix for one expert tensor, with a value per expert.

@@ -73,28 +73,6 @@ fn a_source_that_changes_while_it_is_packed_gives_no_pack() {
     assert!(matches!(error, WriteError::SourceChanged { .. }) && !out.exists(), "{error}");
 }
 
-#[test]
-fn links_under_the_name_of_the_partial_file_are_not_followed() {
-    let dir = tempfile::tempdir().unwrap();
-    let (path, out, made) = packed(dir.path(), &spec(), &low_spec());
-    let (again, victim) = (dir.path().join("again.gguf"), dir.path().join("victim"));
-    fs::write(&victim, "precious").unwrap();
-    type Link = fn(&Path, &Path) -> std::io::Result<()>;
-    let links: [Link; 2] = [|from, to| std::os::unix::fs::symlink(from, to), |from, to| fs::hard_link(from, to)];
-    for link in links {
-        link(&victim, &partial_path(&out)).unwrap();
-        link(&victim, &partial_path(&again)).unwrap();
-        let words = try_pack(&path, &out, &PackSpec { force: true, ..low_spec() }).unwrap_err().to_string();
-        let has_remedy = words.contains("destroyed") || words.contains("remove it");
-        assert!(words.contains("pack.gguf.partial") && has_remedy, "{words}");
-        unpack(&made, &again, true, &mut go_on).unwrap_err();
-        for file in [&out, &again] {
-            fs::remove_file(partial_path(file)).unwrap();
-        }
-        assert_eq!(fs::read(&victim).unwrap(), b"precious", "{words}");
-    }
-}
-
 /// Under any name, and with `--force`.
 #[test]
 fn the_source_is_not_the_output() {

@@ -4,9 +4,7 @@ use proptest::prelude::*;
 
 use super::{any_cache, any_low_share, pool, pool_spec};
 use crate::expert::Precision::High;
-use crate::plan::{
-    DevicePlan, DevicePlanInput, ExpertCache, LowShare, PlanError, PoolSpec, StagingWish, device, divide_wanted,
-};
+use crate::plan::{DevicePlan, DevicePlanInput, ExpertCache, LowShare, PlanError, StagingWish, device, divide_wanted};
 use crate::units::MIB;
 
 /// A device of 10000 MiB with 16 layers of 32 experts of 4 MiB on it: 2 GiB of experts.
@@ -177,10 +175,6 @@ fn check(input: &DevicePlanInput, more: u64) {
     }
 }
 
-fn n_slots(input: &DevicePlanInput) -> u32 {
-    DevicePlan::new(input).map_or(0, |plan| plan.pools.iter().map(|pool| pool.n_slots).sum())
-}
-
 proptest! {
     #![proptest_config(ProptestConfig {
         rng_seed: prop::test_runner::RngSeed::Fixed(21),
@@ -191,17 +185,5 @@ proptest! {
     #[test]
     fn plans_keep_their_promises(input in any_input(), more in 0..500 * MIB) {
         check(&input, more);
-    }
-
-    /// With several pools or more staging the same bytes are spent differently; with one pool and no staging they only
-    /// grow.
-    #[test]
-    fn slots_grow_with_the_memory(input in any_input(), pool in pool_spec(1331), more in 0..500 * MIB) {
-        let pools = vec![PoolSpec { precision: High, ..pool }];
-        let total = input.total + more;
-        let staging = StagingWish { min: 1, wanted: 1 };
-        let less = DevicePlanInput { pools, total, staging, wanted: ExpertCache::Auto, ..input };
-        let larger = DevicePlanInput { free: less.free + more, ..less.clone() };
-        prop_assert!(n_slots(&less) <= n_slots(&larger));
     }
 }

@@ -28,9 +28,7 @@ fn profile() -> Profile {
     let experts = vec![0.001, 0.003];
     let types = SliceTypes::lowered(&map().layers[0], q2());
     let layers = vec![LayerWidth { layer: 3, types, kl: 0.004, experts }];
-    let tolerated = Tolerated { max_loss: 0.02, loss: 0.015, experts: vec![(3, 0)], n_measured: 2 };
-    let width =
-        Width { dtype: q2(), kl: 0.003, perplexity_increase: 0.002, scale: 2.0, layers, tolerated: Some(tolerated) };
+    let width = Width { dtype: q2(), kl: 0.003, perplexity_increase: 0.002, scale: 2.0, layers };
     Profile {
         format: FORMAT.to_owned(),
         version: VERSION,
@@ -48,13 +46,6 @@ fn profile() -> Profile {
             t2: 0.9,
             goal: "max loss 1%".to_owned(),
             shares: Shares { high: 0.67, low: 0.3, skip: 0.03 },
-            measured: Some(MeasuredThresholds {
-                loss: 0.008,
-                bytes_per_token: 1e6,
-                exact_bytes_per_token: 2e6,
-                expert_cache: "25%".to_owned(),
-                low: "q2_K".to_owned(),
-            }),
         }),
         mixes: vec![Mixes {
             text: "text.txt".to_owned(),
@@ -72,17 +63,6 @@ fn profile() -> Profile {
                 bytes_per_token: 4.5e4,
             }],
         }],
-        prefill: Some(PrefillShare {
-            prefill_low: 0.25,
-            max_loss: 0.01,
-            loss: 0.0075,
-            loss_error: 0.001,
-            bytes_per_token: 1e5,
-            exact_bytes_per_token: 1.2e5,
-            expert_cache: "25%".to_owned(),
-            low: "q2_K".to_owned(),
-            n_measured: 7,
-        }),
         widths: vec![width],
         norms: vec![LayerNorms { layer: 0, norms: vec![1.5, 2.5] }],
     }
@@ -96,34 +76,12 @@ fn parse(text: &str) -> Result<Profile, ProfileError> {
 fn a_profile_survives_writing_and_reading() {
     let json = profile().to_json();
     assert_eq!(parse(&json).unwrap(), profile());
-    for part in [
-        "\"type\": \"q2_K\"",
-        "\"ffn_up_exps\": \"q2_K\"",
-        "\"ffn_down_exps\": \"iq4_nl\"",
-        "\"t1\": 0.625",
-        "\"prefill_low\": 0.25",
-    ] {
+    for part in [r#""type": "q2_K""#, r#""ffn_up_exps": "q2_K""#, r#""ffn_down_exps": "iq4_nl""#, r#""t1": 0.625"#] {
         assert!(json.contains(part), "{json}");
     }
-    let without = Profile { prefill: None, ..profile() };
-    assert!(!without.to_json().contains("prefill") && parse(&without.to_json()).unwrap() == without);
-}
-
-#[test]
-fn what_was_measured_to_be_tolerated_is_lowered() {
-    let mut profile = profile();
-    let (types, measured) = profile.tolerated(q2(), &map()).unwrap();
-    let lowered = SliceTypes::lowered(&map().layers[0], q2());
-    assert_eq!(types.into_iter().collect::<Vec<_>>(), [(ExpertId { layer: 3, index: 0 }, lowered)]);
-    assert_eq!((measured.loss, measured.n_measured), (0.015, 2));
-    let message = |profile: &Profile| profile.tolerated(q2(), &map()).unwrap_err().to_string();
-    for (layer, index) in [(3, 2), (4, 0)] {
-        profile.widths[0].tolerated.as_mut().unwrap().experts = vec![(layer, index)];
-        assert!(message(&profile).contains(&format!("expert {index} of layer {layer}, which the model has not")));
-    }
-    profile.widths[0].tolerated = None;
-    assert!(!profile.to_json().contains("tolerated") && parse(&profile.to_json()).unwrap() == profile);
-    assert!(message(&profile).contains("--widths q2_K --tolerance 2%"), "{}", message(&profile));
+    // Fields that earlier programs wrote.
+    let older = json.replacen('{', r#"{"prefill": {"prefill_low": 0.25},"#, 1);
+    assert_eq!(parse(&older).unwrap(), profile());
 }
 
 #[test]
@@ -140,7 +98,6 @@ fn what_is_no_profile_of_this_version_is_refused() {
         ("\"calibration\": 2.0", "\"calibration\": -2.0", "a sensitivity is -2"),
         ("1.5,", "1e39,", "the norm of an expert is inf"),
         ("\"t1\": 0.625", "\"t1\": 0.95", "the thresholds are 0.95 and 0.9"),
-        ("\"prefill_low\": 0.25", "\"prefill_low\": 1e39", "prefill_low is inf"),
     ] {
         assert!(message(&json.replace(own, other)).contains(reason), "{reason}");
     }

@@ -10,16 +10,7 @@ use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, 
 /// A layer of four experts with two slots; single tokens, each with two experts and these scores. Records keep
 /// `n_unselected` scores.
 fn trace(tokens: &[([u16; 2], [f32; 4])], n_unselected: Option<usize>, routing: RoutingOptions) -> Vec<u8> {
-    let layer = Layer {
-        layer: 0,
-        n_expert: 4,
-        n_used: 2,
-        bytes_high: 4000,
-        bytes_low: 0,
-        bytes_rest: 0,
-        slots_high: 2,
-        slots_low: 0,
-    };
+    let layer = Layer { layer: 0, n_expert: 4, n_used: 2, bytes_high: 4000, slots_high: 2, ..Layer::default() };
     let model = ModelDescription { layers: vec![layer], ..ModelDescription::default() };
     let mut header = Header { model, ..Header::default() };
     header.settings.routing = routing;

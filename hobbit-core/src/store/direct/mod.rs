@@ -68,7 +68,6 @@ pub struct DirectStore {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Makes a ring and drops it.
 pub(super) fn probe_ring() -> std::io::Result<()> {
     ring::new_ring(1).map(drop)
 }

@@ -50,11 +50,9 @@ struct Straight {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operation {
     pub chunk: Chunk,
-    /// Address of the chunk's bytes.
     pub address: *mut u8,
     /// End of the needed bytes in the file.
     end: u64,
-    /// Number of its unit.
     unit: Option<usize>,
 }
 

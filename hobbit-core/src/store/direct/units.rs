@@ -8,7 +8,6 @@ use super::super::request::SlotPtr;
 use super::super::window::{BLOCK_BYTES, Chunk, Window};
 use crate::expert::Extent;
 
-/// A pool of buffers.
 #[derive(Default)]
 pub(super) struct Buffers {
     idle: Vec<Arena>,

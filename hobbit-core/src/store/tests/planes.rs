@@ -13,9 +13,7 @@ fn weights(n_blocks: usize, seed: usize) -> Vec<u8> {
     bytes
 }
 
-/// A file of planes.
 struct Planes {
-    /// Weights of each matrix.
     weights: Vec<Vec<u8>>,
     /// First bytes of its planes.
     high: Vec<u64>,

@@ -210,7 +210,7 @@ impl Shared {
         let plan = VirtualPlan::read(path)?;
         let layers: Vec<(u16, u16)> = self.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect();
         let checked = plan.check(&self.info.architecture, &layers, self.info.n_expert_used);
-        checked.map_err(|fault| VirtualPlanError { file: path.display().to_string(), fault })?;
+        checked.map_err(|reason| VirtualPlanError::Unusable { file: path.display().to_string(), reason })?;
         Ok(Some(plan))
     }
 
