@@ -5,7 +5,7 @@
 //!   or a [`ChatStream`] while it grows. [`isolate_chat_templates`] bounds hostile templates.
 //! * Low-precision versions: [`quantise_low`], [`check_low`], [`low_cache_path`]; ggml's quantisers, [`Ggml`].
 //! * Observation: [`RouterObserver`], [`ExpertPlace`].
-//! * This machine: [`calibrate_report`], [`cpu_bytes_per_second`], [`system_info`], [`MemorySignal`], [`trim_heap`].
+//! * This machine: [`cpu_bytes_per_second`], [`system_info`], [`MemorySignal`], [`trim_heap`].
 //! * Comparison with plain llama.cpp: [`Stock`].
 //!
 //! llama.cpp builds graphs, tokenises and samples; hobbit owns the experts. The files, in the order in which a model
@@ -15,11 +15,11 @@
 
 mod adapters;
 mod buffer;
-mod calibrate;
 mod calling;
 mod chat;
 mod compute;
 mod contention;
+mod cpu_speed;
 mod device;
 mod device_error;
 mod devices;
@@ -62,11 +62,11 @@ mod validate;
 mod vocabulary;
 
 pub use adapters::AdapterInfo;
-pub use calibrate::{calibrate_report, cpu_bytes_per_second};
 pub use chat::{
     ChatDelta, ChatInputs, ChatMessage, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates, Continuation,
     LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice, isolate_chat_templates,
 };
+pub use cpu_speed::cpu_bytes_per_second;
 pub use device_error::DeviceError;
 pub use devices::{DeviceInfo, DeviceKind, devices};
 pub use error::Error;

@@ -1,7 +1,6 @@
-//! From a placement to device tiers: measures, divides and allocates each device's free memory.
+//! From a placement to device tiers: divides and allocates each device's free memory.
 
 use super::{Memory, Refused, Tier, staging_stride};
-use crate::engine::calibrate::{by_bytes, calibrate, helper_threads};
 use crate::engine::error::Error;
 use crate::engine::ggml;
 use crate::engine::log;
@@ -86,7 +85,8 @@ pub(in crate::engine) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) 
         let n_shrunk = refusals.iter().filter(|cache| **cache > plan.cache).count() as u32;
         if let Some(asked) = refusals.first().filter(|_| n_shrunk > 0) {
             log::notice(format_args!(
-                "{}: the device refused memory; its expert cache has {} MiB instead of {}; give a smaller device cache or a larger head-room",
+                "{}: the device refused memory; its expert cache has {} MiB instead of {}; give a smaller device cache or \
+                 a larger head-room",
                 plan.name,
                 plan.cache >> 20,
                 asked >> 20
@@ -101,10 +101,9 @@ pub(in crate::engine) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) 
             headroom_bytes: plan.headroom,
             ..report
         };
-        let balancer = balancer(model, part, &catalog);
         let mut tier = Tier::new(dev, cache, memory, report).ok_or_else(|| refused(part))?;
         tier.counters.cache_shrunk = n_shrunk;
-        tier.balancer = balancer;
+        tier.balancer = balancer(model);
         if let CpuHelper::Threads(threads) = options.cpu_helper {
             tier.helper_threads = Some(threads);
         }
@@ -133,23 +132,15 @@ fn without_experts(part: &DeviceLayers) -> DeviceReport {
     }
 }
 
-/// The balancer between CPU and device for a device's experts. `None`: the CPU computes none.
-fn balancer(model: &Model, part: &DeviceLayers, catalog: &Catalog) -> Option<Balancer> {
-    let options = &model.shared.options.device;
-    let mode = HelperMode::from(options.cpu_helper);
+/// The balancer between the CPU and a device. `None`: the CPU computes none.
+fn balancer(model: &Model) -> Option<Balancer> {
+    let mode = HelperMode::from(model.shared.options.device.cpu_helper);
     // The CPU's share depends on its speed.
     let repeatable = mode == HelperMode::Auto && model.shared.precisions.options.deterministic;
     if mode == HelperMode::Off || repeatable {
         return None;
     }
-    let costs = match (options.calibrate, by_bytes(catalog).first()) {
-        (true, Some(first)) => {
-            let calibration = calibrate(part.wrapper.inner, helper_threads(options), &[*first]);
-            Costs::seeded(&calibration, first.name(), options.pinned)
-        }
-        _ => Costs::default(),
-    };
-    Some(Balancer::new(costs, mode))
+    Some(Balancer::new(Costs::default(), mode))
 }
 
 fn refused(part: &DeviceLayers) -> Error {
