@@ -8,7 +8,7 @@ mod templates;
 
 use serde::Serialize;
 
-use super::error::Error;
+use super::error::ChatError;
 use super::model::Model;
 
 pub use inputs::{ChatInputs, Continuation, ToolChoice};
@@ -38,8 +38,8 @@ impl Model {
     ///
     /// # Errors
     /// A template that fails on these messages.
-    pub fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, Error> {
-        let messages = serde_json::to_string(messages).map_err(|error| Error::ChatInput(error.to_string()))?;
+    pub fn render_chat(&self, messages: &[ChatMessage]) -> Result<String, ChatError> {
+        let messages = serde_json::to_string(messages).map_err(|error| ChatError::Input(error.to_string()))?;
         Ok(ChatTemplates::new(self, None)?.apply(&ChatInputs { messages, ..ChatInputs::default() })?.prompt)
     }
 }

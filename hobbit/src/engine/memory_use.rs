@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use ggml_sys::{llama, shim};
 
-use super::error::Error;
+use super::error::OpenError;
 use super::raw::RawContext;
 
 /// Host memory that llama.cpp holds for a model and a context, in bytes.
@@ -20,7 +20,7 @@ pub(super) struct MemoryUse {
 }
 
 impl MemoryUse {
-    pub(super) fn of(context: &RawContext) -> Result<Self, Error> {
+    pub(super) fn of(context: &RawContext) -> Result<Self, OpenError> {
         unsafe extern "C" fn add(
             found: *mut c_void,
             buft: llama::ggml_backend_buffer_type_t,
@@ -42,7 +42,11 @@ impl MemoryUse {
         let mut found = MemoryUse::default();
         // SAFETY: the context is live; `found` outlives the call.
         let known = unsafe { shim::hobbit_memory_breakdown(context.as_ptr(), add, (&raw mut found).cast()) };
-        if known { Ok(found) } else { Err(Error::Seam("llama.cpp does not report the memory it holds".into())) }
+        if known {
+            Ok(found)
+        } else {
+            Err(OpenError::Unsupported("llama.cpp does not report the memory it holds".into()))
+        }
     }
 }
 

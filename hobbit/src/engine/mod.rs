@@ -21,7 +21,6 @@ mod compute;
 mod contention;
 mod cpu_speed;
 mod device;
-mod device_error;
 mod devices;
 mod error;
 mod experts;
@@ -67,9 +66,8 @@ pub use chat::{
     LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice, isolate_chat_templates,
 };
 pub use cpu_speed::cpu_bytes_per_second;
-pub use device_error::DeviceError;
 pub use devices::{DeviceInfo, DeviceKind, devices};
-pub use error::Error;
+pub use error::{ChatError, DeviceError, EvalError, OpenError, SamplerError, TokenizeError};
 pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};

@@ -15,7 +15,7 @@ use ggml_sys::llama;
 use ggml_sys::llama::ggml_tensor;
 
 use super::adapters::CheckedAdapters;
-use super::error::Error;
+use super::error::{EvalError, OpenError, TokenizeError};
 use super::hook::{Asked, asked};
 use super::params::{NEVER_INTERRUPTED, Overrides, context_params};
 use super::raw::{RawContext, RawModel, with_batch};
@@ -60,8 +60,8 @@ impl Stock {
     ///
     /// # Errors
     /// An error from llama.cpp; unknown devices and buffer types.
-    pub fn open(path: &Path, options: &StockOptions, session: &SessionOptions) -> Result<Self, Error> {
-        let load = |reason: String| Error::Load { path: path.to_owned(), reason };
+    pub fn open(path: &Path, options: &StockOptions, session: &SessionOptions) -> Result<Self, OpenError> {
+        let load = |reason: String| OpenError::Load { path: path.to_owned(), reason };
         let followed = options.routes.as_ref().map(|routes| Followed::open(path, routes)).transpose()?;
         ggml::ready();
         // SAFETY: returns a struct of plain values.
@@ -124,8 +124,8 @@ impl Stock {
     /// context is empty afterwards.
     ///
     /// # Errors
-    /// [`Error::Decode`].
-    pub fn touch_all(&mut self) -> Result<(), Error> {
+    /// [`EvalError::Decode`].
+    pub fn touch_all(&mut self) -> Result<(), EvalError> {
         let context = self.context.as_ptr();
         // SAFETY: the context is live.
         unsafe { llama::llama_set_warmup(context, true) };
@@ -141,8 +141,8 @@ impl Stock {
     /// Evaluates tokens after the context's content; keeps the logits of the last token.
     ///
     /// # Errors
-    /// [`Error::Decode`].
-    pub fn feed(&mut self, tokens: &[Token]) -> Result<(), Error> {
+    /// [`EvalError::Decode`].
+    pub fn feed(&mut self, tokens: &[Token]) -> Result<(), EvalError> {
         for piece in tokens.chunks(self.n_batch) {
             let mut piece = piece.to_vec();
             // SAFETY: the batch borrows `piece`, which outlives its evaluation.
@@ -158,8 +158,8 @@ impl Stock {
     /// Evaluates entries with explicit positions, at most one batch; keeps the logits of entries that ask for them.
     ///
     /// # Errors
-    /// [`Error::Decode`].
-    pub fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), Error> {
+    /// [`EvalError::Decode`].
+    pub fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), EvalError> {
         // SAFETY: the batch is valid for the call.
         answer(with_batch(batch, |raw| unsafe { self.context.decode(raw, false) }))
     }
@@ -185,8 +185,8 @@ impl Stock {
     /// stops, which reads nothing. The context is empty afterwards.
     ///
     /// # Errors
-    /// [`Error::Decode`].
-    pub fn seconds_of_stops(&mut self) -> Result<Option<f64>, Error> {
+    /// [`EvalError::Decode`].
+    pub fn seconds_of_stops(&mut self) -> Result<Option<f64>, EvalError> {
         let mut times = [Vec::new(), Vec::new()];
         // The first round loads the experts it needs.
         for round in 0..9 {
@@ -214,8 +214,8 @@ impl Stock {
     ///
     /// # Errors
     /// Text that the vocabulary cannot encode.
-    pub fn tokenize(&self, text: &str) -> Result<Vec<Token>, Error> {
-        self.model.tokenize(text.as_bytes(), false, false).map_err(Error::Tokenize)
+    pub fn tokenize(&self, text: &str) -> Result<Vec<Token>, TokenizeError> {
+        self.model.tokenize(text.as_bytes(), false, false).map_err(TokenizeError)
     }
 
     /// The token that begins every text, if the model wants one.
@@ -241,10 +241,10 @@ impl Stock {
     }
 }
 
-fn answer((code, thrown): (i32, String)) -> Result<(), Error> {
+fn answer((code, thrown): (i32, String)) -> Result<(), EvalError> {
     match code {
         0 => Ok(()),
-        _ => Err(Error::Decode(format!("llama_decode answers {code}: {thrown}{}", log::take_errors()))),
+        _ => Err(EvalError::Decode(format!("llama_decode answers {code}: {thrown}{}", log::take_errors()))),
     }
 }
 
@@ -280,8 +280,8 @@ impl Followed {
     /// For the model at `path`, as its header describes it.
     ///
     /// # Errors
-    /// [`Error::Gguf`], [`Error::Trace`].
-    fn open(path: &Path, options: &RouteOptions) -> Result<Self, Error> {
+    /// [`OpenError::Gguf`], [`OpenError::Trace`].
+    fn open(path: &Path, options: &RouteOptions) -> Result<Self, OpenError> {
         let gguf = Gguf::open(path)?;
         let n_used = gguf.metadata.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap_or(0) as usize;
         let layers = gguf.experts()?.layers;

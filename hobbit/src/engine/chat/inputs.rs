@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use smart_default::SmartDefault;
 
-use crate::engine::error::Error;
+use crate::engine::error::ChatError;
 use crate::engine::limits::{NAME_MAX, check_depth, read_json, schema_stack};
 use hobbit_core::named::named;
 use hobbit_core::options::ReasoningFormat;
@@ -86,9 +86,9 @@ impl ChatInputs {
     /// Checks the inputs and converts them for the shim. Returns the JSON, and the bytes of stack that it needs.
     ///
     /// # Errors
-    /// [`Error::ChatInput`] for invalid JSON, excessive depth or length, or settings that exclude each other.
-    pub(super) fn to_json(&self, use_jinja: bool) -> Result<(String, usize), Error> {
-        let stack_bytes = self.check(use_jinja).map_err(Error::ChatInput)?;
+    /// [`ChatError::Input`] for invalid JSON, excessive depth or length, or settings that exclude each other.
+    pub(super) fn to_json(&self, use_jinja: bool) -> Result<(String, usize), ChatError> {
+        let stack_bytes = self.check(use_jinja).map_err(ChatError::Input)?;
         let text = json!({
             "messages": self.messages,
             "tools": self.tools.as_deref().unwrap_or_default(),

@@ -2,7 +2,7 @@
 //! it.
 
 use crate::engine::compute;
-use crate::engine::error::Error;
+use crate::engine::error::OpenError;
 use crate::engine::gates;
 use crate::engine::memory_use::{MemoryUse, trim_heap};
 use crate::engine::model::Model;
@@ -26,7 +26,11 @@ pub(super) fn runtime_bytes(weights: u64, kv: u64) -> u64 {
     rss_bytes().saturating_sub(weights + kv).max(RUNTIME_BYTES_MIN)
 }
 
-pub(super) fn fixed_costs(model: &Model, options: &SessionOptions, context: &RawContext) -> Result<FixedCosts, Error> {
+pub(super) fn fixed_costs(
+    model: &Model,
+    options: &SessionOptions,
+    context: &RawContext,
+) -> Result<FixedCosts, OpenError> {
     let MemoryUse { weights, kv, compute, .. } = MemoryUse::of(context)?;
     // A dense model is mapped: its resident pages count as weights.
     let resident = runtime_bytes(weights, kv);

@@ -1,7 +1,7 @@
 //! From a placement to device tiers: divides and allocates each device's free memory.
 
 use super::{Memory, Refused, Tier, staging_stride};
-use crate::engine::error::Error;
+use crate::engine::error::OpenError;
 use crate::engine::ggml;
 use crate::engine::log;
 use crate::engine::model::Model;
@@ -25,7 +25,11 @@ const SHRINK: f64 = 0.85;
 ///
 /// # Errors
 /// A device lacks memory for a single wave.
-pub(in crate::engine) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(Vec<Tier>, bool), Error> {
+pub(in crate::engine) fn set_up(
+    model: &Model,
+    catalog: &Catalog,
+    scratch: u64,
+) -> Result<(Vec<Tier>, bool), OpenError> {
     let shared = &model.shared;
     let options = &shared.options.device;
     let parts: Vec<(&DeviceLayers, Catalog)> = shared
@@ -143,8 +147,11 @@ fn balancer(model: &Model) -> Option<Balancer> {
     Some(Balancer::new(Costs::default(), mode))
 }
 
-fn refused(part: &DeviceLayers) -> Error {
-    Error::Seam(format!("{} gives no second stream; give it no expert cache, or leave it out", part.wrapper.name))
+fn refused(part: &DeviceLayers) -> OpenError {
+    OpenError::Unsupported(format!(
+        "{} gives no second stream; give it no expert cache, or leave it out",
+        part.wrapper.name
+    ))
 }
 
 fn spec(pool: &Pool, catalog: &Catalog, staging_slot: u64) -> PoolSpec {
@@ -156,14 +163,14 @@ fn spec(pool: &Pool, catalog: &Catalog, staging_slot: u64) -> PoolSpec {
 ///
 /// # Errors
 /// The plan is already the smallest.
-fn ask_for_less(input: &mut DevicePlanInput, plan: &DevicePlan, refused: Refused) -> Result<(), Error> {
+fn ask_for_less(input: &mut DevicePlanInput, plan: &DevicePlan, refused: Refused) -> Result<(), OpenError> {
     let StagingWish { min, wanted } = &mut input.staging;
     if refused.is_staging && plan.staging_slots > *min {
         *wanted = (plan.staging_slots / 2).max(*min);
         return Ok(());
     }
     if plan.cache == 0 {
-        return Err(Error::DeviceMemory { device: plan.name.clone(), bytes: refused.bytes, free: plan.free });
+        return Err(OpenError::DeviceMemory { device: plan.name.clone(), bytes: refused.bytes, free: plan.free });
     }
     let next = (plan.cache as f64 * SHRINK) as u64;
     // One byte means staging only.
