@@ -9,7 +9,6 @@ mod fixture;
 mod overlap;
 mod places;
 mod precision;
-mod resize;
 mod trouble;
 mod virtual_experts;
 

@@ -1,7 +1,6 @@
-//! Host memory: the part that llama.cpp holds, its return to the system, and requests by signal to use less.
+//! Host memory: the part that llama.cpp holds, and its return to the system.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicI32, Ordering};
 
 use ggml_sys::{llama, shim};
 
@@ -70,39 +69,5 @@ unsafe fn is_the_cpus(buft: llama::ggml_backend_buffer_type_t) -> bool {
     unsafe {
         let dev = llama::ggml_backend_buft_get_device(buft);
         !dev.is_null() && llama::ggml_backend_dev_type(dev) == llama::GGML_BACKEND_DEVICE_TYPE_CPU
-    }
-}
-
-// Requests by signal, from the user or another program.
-
-/// The request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemorySignal {
-    /// SIGUSR1: use half the memory.
-    Halve,
-    /// SIGUSR2: use the planned memory again.
-    Restore,
-}
-
-/// The pending signal's number; 0: none.
-static LAST: AtomicI32 = AtomicI32::new(0);
-
-/// Records SIGUSR1 and SIGUSR2 for [`take_memory_signal`] from now on, instead of ending the process.
-pub fn watch_memory_signals() {
-    extern "C" fn note(signal: libc::c_int) {
-        LAST.store(signal, Ordering::Relaxed);
-    }
-    for signal in [libc::SIGUSR1, libc::SIGUSR2] {
-        // SAFETY: the handler only stores to an atomic, which is allowed at any point of a program.
-        unsafe { libc::signal(signal, note as extern "C" fn(libc::c_int) as libc::sighandler_t) };
-    }
-}
-
-/// The last signal since the previous call.
-pub fn take_memory_signal() -> Option<MemorySignal> {
-    match LAST.swap(0, Ordering::Relaxed) {
-        libc::SIGUSR1 => Some(MemorySignal::Halve),
-        libc::SIGUSR2 => Some(MemorySignal::Restore),
-        _ => None,
     }
 }

@@ -1,7 +1,6 @@
 //! All memories of one model's experts: the host's slots and the devices' tiers.
 
 mod fill;
-mod resize;
 
 use std::collections::BTreeSet;
 

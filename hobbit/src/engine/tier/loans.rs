@@ -38,17 +38,13 @@ impl Tier {
         }
     }
 
-    /// Whether a graph is being submitted that reads [`Tier::complete`] tensors.
-    pub(in crate::engine) fn is_lent(&self) -> bool {
-        self.loans.iter().any(|loan| loan.is_running)
-    }
-
-    /// A layer is no longer wholly on the device. Returns `false`, and changes nothing, while it is lent.
+    /// A layer is no longer wholly on the device. Returns `false`, and changes nothing, while a graph is being submitted
+    /// that reads its tensors.
     pub(super) fn dissolve(&mut self, layer: u16) -> bool {
         if !self.complete.contains(&layer) {
             return true;
         }
-        if self.is_lent() {
+        if self.loans.iter().any(|loan| loan.is_running) {
             return false;
         }
         self.loans.drain(..).filter_map(|loan| loan.fence).for_each(|fence| fence.synchronize());

@@ -83,6 +83,17 @@ impl Tiers {
         self.description.warm_start = Some(warm);
     }
 
+    /// Frees slots of all devices for a new session that lacks memory there. Returns whether there were any.
+    pub(in super::super) fn make_room_on_devices(&mut self) -> bool {
+        let Self { tiers, host, .. } = self;
+        let mut freed = 0;
+        for tier in tiers {
+            tier.rest(host);
+            freed += tier.shrink_idle(0);
+        }
+        freed > 0
+    }
+
     /// Returns the number of experts uploaded. Layers that are wholly on the device are skipped.
     fn warm_up_device(&mut self, saved: &SavedCache) -> u64 {
         let Self { tiers, host, .. } = self;
