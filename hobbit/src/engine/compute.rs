@@ -19,7 +19,7 @@ use ggml_sys::llama::{self, GGML_STATUS_SUCCESS, ggml_backend_buffer_type_t, ggm
 use super::buffer::tag_of;
 use super::calling::{phase, router_weights};
 use super::experts::{ExpertTag, RouterValues};
-use super::graph::Inner;
+use super::graph::{Inner, tensor_at};
 use super::host_reads::{Host, HostReads, ShareView};
 use super::recorder::Recorder;
 use super::registration::Computes;
@@ -34,8 +34,8 @@ use hobbit_core::route::{DECODE_TOKENS_MAX, Pair, Routing};
 use self::chain::Chain;
 use self::kernels::Kernels;
 pub(super) use self::kernels::{ROWS_MIN, may_be_plain, trials};
-use self::tensors::{blank, plain_tensor, router_inputs, row_of, view_tensor};
 pub(super) use self::tensors::{is_dense_rows, is_view, router_input_tensor, weights_tensor};
+use self::tensors::{plain_tensor, router_inputs, row_of, view_tensor};
 
 /// Maximum bytes of gathered rows for one product (more only if one expert alone has more).
 const GATHER_BYTES_MAX: usize = 16 << 20;

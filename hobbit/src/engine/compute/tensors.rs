@@ -82,32 +82,17 @@ pub(super) fn plain_tensor(
     data: *mut c_void,
     neighbour: &ggml_tensor,
 ) -> ggml_tensor {
-    let mut tensor = blank(type_, ne, data, neighbour);
-    tensor.nb[0] = size_of::<f32>();
-    for d in 1..4 {
-        tensor.nb[d] = tensor.nb[d - 1] * ne[d - 1] as usize;
-    }
-    tensor
+    tensor_at(type_, ne, data.cast(), neighbour.buffer, None)
 }
 
 /// The slots of `view` as the weights of a product, in place of the expert tensor `weights`.
 pub(super) fn view_tensor(weights: &ggml_tensor, view: ShareView<'_>, neighbour: &ggml_tensor) -> ggml_tensor {
     let ne = [weights.ne[0], weights.ne[1], i64::from(view.n_slots), 1];
-    let mut tensor = blank(view.type_id as llama::ggml_type, ne, view.base.cast(), neighbour);
+    let mut tensor = plain_tensor(view.type_id as llama::ggml_type, ne, view.base.cast(), neighbour);
     let (block, row) = view.row;
     tensor.nb = [block, row, view.stride, view.stride * view.n_slots as usize];
     if let Some(interleaving) = view.interleaving {
         interleaving.mark(&mut tensor);
     }
-    tensor
-}
-
-pub(super) fn blank(type_: llama::ggml_type, ne: [i64; 4], data: *mut c_void, neighbour: &ggml_tensor) -> ggml_tensor {
-    // SAFETY: all-zero is a valid `ggml_tensor`: null pointers, empty name, op NONE.
-    let mut tensor: ggml_tensor = unsafe { std::mem::zeroed() };
-    tensor.type_ = type_;
-    tensor.buffer = neighbour.buffer;
-    tensor.ne = ne;
-    tensor.data = data;
     tensor
 }
