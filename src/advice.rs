@@ -217,6 +217,9 @@ fn evaluating(error: &EvalError) -> Option<&'static str> {
         EvalError::BatchTooLarge { .. } => "-b gives the size of a batch",
         EvalError::ContextFull { .. } => "give a larger -c (or --context-shift, for text that goes on and on)",
         EvalError::NotFinite => "gguf-tools verify looks for damaged weights",
+        EvalError::Decode(reason) if reason.contains("router weights were not found") => {
+            "leave out --routes, --cache-bias, --substitute, --virtual-experts and --drop, and use --precision exact"
+        }
         _ => return None,
     })
 }

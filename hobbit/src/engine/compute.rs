@@ -12,7 +12,6 @@ mod tensors;
 
 use std::ffi::{CStr, c_int, c_void};
 use std::slice;
-use std::sync::Arc;
 
 use ggml_sys::llama::{self, GGML_STATUS_SUCCESS, ggml_backend_buffer_type_t, ggml_status, ggml_tensor};
 
@@ -78,25 +77,6 @@ impl ExpertBackend {
             products: Vec::new(),
             kernels: Kernels::new(choice),
         })
-    }
-
-    /// The leading nodes that belong together: all nodes before the first expert product, or one layer's products (by
-    /// the same ids) with the nodes between and after them.
-    ///
-    /// # Safety
-    /// Nodes of a live graph.
-    unsafe fn segment<'a>(&self, nodes: &'a [*mut ggml_tensor]) -> (&'a [*mut ggml_tensor], Option<&'a ExpertTag>) {
-        // SAFETY: by the caller.
-        let key = |&node: &*mut ggml_tensor| unsafe {
-            self.product(node).map(|tag| (Arc::as_ptr(&tag.experts), tag.layer, (*node).src[2]))
-        };
-        let first = key(&nodes[0]);
-        let len = nodes[1..]
-            .iter()
-            .position(|node| key(node).is_some_and(|key| Some(key) != first))
-            .map_or(nodes.len(), |position| position + 1);
-        // SAFETY: by the caller.
-        (&nodes[..len], unsafe { self.product(nodes[0]) })
     }
 
     /// As [`tag_of`].
@@ -361,12 +341,13 @@ impl Computes for ExpertBackend {
         while !rest.is_empty() {
             // SAFETY: nodes of a live graph; by the caller.
             unsafe {
-                let (segment, tag) = self.segment(rest);
-                match tag {
+                // A layer's products with the nodes between and after them, or all nodes before the first product.
+                let (segment, later) = rest.split_at(split::leading(rest, self.buft));
+                match self.product(segment[0]) {
                     Some(tag) => self.layer(tag, segment)?,
                     None => self.of_llama_cpp(segment)?,
                 }
-                rest = &rest[segment.len()..];
+                rest = later;
             }
         }
         Ok(())

@@ -2,9 +2,13 @@
 
 use std::ffi::c_void;
 use std::slice;
+use std::sync::Arc;
 
-use ggml_sys::llama::{self, GGML_STATUS_ABORTED, GGML_STATUS_FAILED, ggml_status, ggml_tensor};
+use ggml_sys::llama::{
+    self, GGML_STATUS_ABORTED, GGML_STATUS_FAILED, ggml_backend_buffer_type_t, ggml_status, ggml_tensor,
+};
 
+use super::buffer::tag_of;
 use super::calling;
 use super::compute::router_input_tensor;
 use super::experts::{ExpertTag, RouterValues};
@@ -32,6 +36,20 @@ pub(super) unsafe fn nodes_of<'a>(graph: *mut llama::ggml_cgraph) -> &'a [*mut g
         0 => &[],
         n => unsafe { slice::from_raw_parts(llama::ggml_graph_nodes(graph), n) },
     }
+}
+
+/// Number of leading nodes that belong together: those before the first product of another layer, or by other ids.
+///
+/// # Safety
+/// Nodes of a live graph; `buft` is the expert buffer type.
+pub(super) unsafe fn leading(nodes: &[*mut ggml_tensor], buft: ggml_backend_buffer_type_t) -> usize {
+    // SAFETY: by the caller; sources of live nodes are live.
+    let key = |&node: &*mut ggml_tensor| unsafe {
+        tag_of(node, buft).map(|tag| (Arc::as_ptr(&tag.experts), tag.layer, (*node).src[2]))
+    };
+    let first = key(&nodes[0]);
+    let is_other = |node: &_| key(node).is_some_and(|key| Some(key) != first);
+    nodes.iter().position(is_other).unwrap_or(nodes.len())
 }
 
 /// The kinds that products of one layer multiply by, each once. Removes them from `unseen`.
@@ -97,7 +115,7 @@ impl<'a> LayerRouter<'a> {
         let (layer, ids) = (self.split.layer, self.ids);
         let Some(weights) = self.weights_like(&selection.routing) else {
             return Err(failed(format!(
-                "layer {layer}: this architecture's router weights were not found; recorded routes cannot be followed"
+                "layer {layer}: this architecture's router weights were not found, and recorded routes need them"
             )));
         };
         let routes = self.routers.walk.as_mut().map(|walk| walk.enter(layer, ids.n_tokens)).unwrap_or_default();
@@ -181,24 +199,16 @@ impl hobbit_core::residency::Router for LayerRouter<'_> {
     type Error = Failed;
 
     fn weights(&mut self, selection: &Selection, purpose: WeightsFor) -> Result<Vec<f32>, Failed> {
-        let (found, advice) = match purpose {
-            WeightsFor::Rerouting => (
-                self.weights,
-                "tokens cannot be sent to other experts: leave out --cache-bias, --substitute and --virtual-experts",
-            ),
-            WeightsFor::Demands => (
-                self.weights_like(&selection.routing),
-                "which dynamic precision needs; use --precision exact, and no --drop",
-            ),
+        let (found, use_) = match purpose {
+            WeightsFor::Rerouting => (self.weights, "sending tokens to other experts"),
+            WeightsFor::Demands => (self.weights_like(&selection.routing), "dynamic precision"),
         };
         match found {
             // SAFETY: by `new`.
             Some(weights) => Ok(unsafe { weights.read() }.collect()),
             None => Err(failed(format!(
-                "layer {}: this architecture's router weights were not found{}{} {advice}",
-                self.split.layer,
-                self.scope,
-                if purpose == WeightsFor::Rerouting { ";" } else { "," }
+                "layer {}: this architecture's router weights were not found{}, and {use_} needs them",
+                self.split.layer, self.scope
             ))),
         }
     }
