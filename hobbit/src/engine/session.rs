@@ -12,7 +12,7 @@ use ggml_sys::llama;
 use super::calling::{self, Purpose};
 use super::compute;
 use super::error::OpenError;
-use super::hook::{RouterHook, RouterObserver};
+use super::hook::{EvalHook, Observed, RouterObserver};
 use super::log;
 use super::memory;
 use super::model::Model;
@@ -70,7 +70,7 @@ impl Interrupt {
 pub struct Session {
     // Dropped before the hook, which it calls, and the model, which it reads.
     context: RawContext,
-    hook: Option<RouterHook>,
+    hook: Option<EvalHook<Observed>>,
     model: Model,
     options: SessionOptions,
     description: Description,
@@ -117,7 +117,7 @@ impl Session {
     fn new(model: &Model, options: &SessionOptions, observer: Option<RouterObserver>) -> Result<Session, OpenError> {
         let interrupt = Interrupt::default();
         let mut params = context_params(options, Arc::as_ptr(&interrupt.0));
-        let hook = RouterHook::new(observer, model.wants_router_weights());
+        let hook = Observed::hook(observer, model.wants_router_weights());
         if let Some(hook) = &hook {
             hook.install(&mut params);
         }

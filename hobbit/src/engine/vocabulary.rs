@@ -114,15 +114,6 @@ impl Model {
         // SAFETY: the vocabulary lives as long as the model.
         unsafe { llama::llama_vocab_type(self.vocab()) as u32 }
     }
-
-    /// Whether the model is an encoder: llama.cpp evaluates its text without a causal order and generates none.
-    pub fn is_encoder(&self) -> bool {
-        // SAFETY: the model is live.
-        unsafe {
-            llama::llama_model_has_encoder(self.shared.raw.as_ptr())
-                && !llama::llama_model_has_decoder(self.shared.raw.as_ptr())
-        }
-    }
 }
 
 /// Text of every token, control tokens included.

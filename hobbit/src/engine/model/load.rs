@@ -11,7 +11,7 @@ use ggml_sys::llama;
 
 use super::{Model, ModelInfo, Shared, WrapStore};
 use crate::engine::adapters::CheckedAdapters;
-use crate::engine::calling::{self, Loading, while_loading};
+use crate::engine::calling::{self, while_loading};
 use crate::engine::device::Device;
 use crate::engine::error::OpenError;
 use crate::engine::experts::Experts;
@@ -111,7 +111,6 @@ impl Model {
         params.progress_callback_user_data = (&raw mut progress).cast();
 
         log::clear_errors();
-        let mut expert_bytes_read_at_load = 0;
         let raw = if is_plain {
             if let RunMode::Passthrough { repack } = run_mode {
                 params.use_extra_bufts = repack && options.repack != Repack::Off;
@@ -122,12 +121,16 @@ impl Model {
             params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
             params.use_extra_bufts = options.repack == Repack::On;
             let mut stream = CookieStream::open(gguf.virtual_file(), &originals)?;
-            let are_skipped = stream.skips_experts();
+            let reads_experts = || OpenError::Unsupported("this system's stdio reads experts at load".into());
+            if !stream.skips_experts() {
+                return Err(reads_experts());
+            }
             let file = stream.as_file();
             // SAFETY: the stream outlives the call; so does everything that params point to.
-            let loading = Loading { experts: Arc::clone(&experts), are_skipped };
-            let raw = while_loading(loading, || unsafe { RawModel::load_stream(file, params) });
-            expert_bytes_read_at_load = stream.expert_bytes_read();
+            let raw = while_loading(&experts, || unsafe { RawModel::load_stream(file, params) });
+            if stream.expert_bytes_read() > 0 {
+                return Err(reads_experts());
+            }
             raw.map_err(|message| stream.error().unwrap_or(message))
         };
         let cancelled = progress.cancelled;
@@ -170,7 +173,6 @@ impl Model {
             load_time: started.elapsed(),
             opened_at: started,
             info,
-            expert_bytes_read_at_load,
             pieces: OnceLock::new(),
         };
         shared.check_loaded()?;

@@ -91,7 +91,7 @@ impl Session {
             memories.end_batch(phase, n_tokens, seconds);
         }
         if let Some(hook) = &self.hook {
-            hook.flush();
+            hook.lock().flush();
         }
         calling::set_router_weights(None);
         // After a write to a file, the latest reads may come from another model.
