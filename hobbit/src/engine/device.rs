@@ -18,8 +18,9 @@ use ggml_sys::llama::{self, ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml
 
 use super::buffer::is_expert_tensor;
 use super::calling::{self, Purpose};
-use super::compute::{ExpertBackend, ROWS_MIN, is_view, may_be_plain};
+use super::compute::{ExpertBackend, ROWS_MIN, may_be_plain};
 use super::error::DeviceError;
+use super::graph::is_view;
 use super::registration::{NAME, Registration, backend};
 
 /// Maximum number of nodes that `supports_op` follows back to an expert product.

@@ -33,7 +33,6 @@ mod limits;
 mod log;
 mod low;
 mod memory;
-mod memory_use;
 mod model;
 mod offload;
 mod params;
@@ -71,7 +70,7 @@ pub use error::{ChatError, DeviceError, EvalError, OpenError, SamplerError, Toke
 pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};
-pub use memory_use::trim_heap;
+pub use memory::trim_heap;
 pub use model::{ExpertPlace, LayerPlaces, Model, ModelInfo};
 pub use quantise::Ggml;
 #[cfg(feature = "rpc")]

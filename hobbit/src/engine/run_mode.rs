@@ -6,7 +6,7 @@ use ggml_sys::llama;
 use super::compute;
 use super::devices;
 use super::error::OpenError;
-use super::memory_use::MemoryUse;
+use super::memory::MemoryUse;
 use super::params::{NEVER_INTERRUPTED, context_params, kv_overrides};
 use super::raw::{RawContext, RawModel};
 use super::repack::Interleaving;

@@ -1,6 +1,6 @@
 //! The router of a layer, and other parts of a split that are the same on the CPU and on devices.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::slice;
 use std::sync::Arc;
 
@@ -10,7 +10,6 @@ use ggml_sys::llama::{
 
 use super::buffer::tag_of;
 use super::calling;
-use super::compute::router_input_tensor;
 use super::experts::{ExpertTag, RouterValues};
 use super::gates;
 use super::host_reads::Host;
@@ -50,6 +49,56 @@ pub(super) unsafe fn leading(nodes: &[*mut ggml_tensor], buft: ggml_backend_buff
     let first = key(&nodes[0]);
     let is_other = |node: &_| key(node).is_some_and(|key| Some(key) != first);
     nodes.iter().position(is_other).unwrap_or(nodes.len())
+}
+
+/// A layer's router input for each token, `[n_embd, 1, n_tokens]`, if it is also the input of the layer's first
+/// product.
+///
+/// # Safety
+/// A live product.
+pub(super) unsafe fn router_input_tensor<'a>(product: *mut ggml_tensor) -> Option<&'a ggml_tensor> {
+    // SAFETY: by the caller: sources of a live node are live.
+    let input = unsafe { &*(*product).src[1] };
+    // Experts with separate inputs do not share the router's.
+    (input.ne[1] == 1 && input.type_ == llama::GGML_TYPE_F32 && input.nb[0] == size_of::<f32>()).then_some(input)
+}
+
+/// Whether the tokens of a router's input follow one another without gaps.
+pub(super) fn is_dense_rows(input: &ggml_tensor) -> bool {
+    input.ne[2] == 1 || input.nb[2] == input.ne[0] as usize * size_of::<f32>()
+}
+
+/// The same, token by token, `[n_embd]` each; empty if it is not known.
+///
+/// # Safety
+/// A live product whose input has been computed in host memory; the input outlives its use.
+pub(super) unsafe fn router_inputs<'a>(product: *mut ggml_tensor) -> Vec<&'a [f32]> {
+    // SAFETY: by the caller; floats of a row are contiguous.
+    unsafe {
+        let Some(input) = router_input_tensor(product) else { return Vec::new() };
+        let row = |token: usize| input.data.cast::<u8>().add(token * input.nb[2]).cast::<f32>();
+        (0..input.ne[2] as usize).map(|token| slice::from_raw_parts(row(token), input.ne[0] as usize)).collect()
+    }
+}
+
+/// The router's weights if `node` multiplies an expert's input or output by them.
+///
+/// # Safety
+/// `node` is live.
+pub(super) unsafe fn weights_tensor(node: *mut ggml_tensor) -> Option<*mut ggml_tensor> {
+    // SAFETY: by the caller; sources of a live node are live.
+    unsafe {
+        let weighted = |node: *mut ggml_tensor| {
+            let name = CStr::from_ptr((*node).name.as_ptr()).to_bytes();
+            let shape = (*node).op == llama::GGML_OP_MUL && name.starts_with(b"ffn_moe_weighted-");
+            (shape && (*(*node).src[1]).type_ == llama::GGML_TYPE_F32).then(|| (*node).src[1])
+        };
+        let input = (*node).src[1];
+        weighted(node).or_else(|| match (*node).op {
+            llama::GGML_OP_MUL_MAT_ID if !input.is_null() => weighted(input),
+            _ => None,
+        })
+    }
 }
 
 /// The kinds that products of one layer multiply by, each once. Removes them from `unseen`.

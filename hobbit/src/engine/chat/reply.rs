@@ -10,9 +10,9 @@ use ggml_sys::chat;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::inputs::{ChatInputs, Continuation};
 use super::isolation::shim_text;
 use super::stream::Delimiters;
+use super::{ChatInputs, Continuation};
 use crate::engine::error::ChatError;
 use crate::engine::limits;
 use crate::engine::raw::with_message;

@@ -8,7 +8,7 @@ use ggml_sys::llama;
 use ggml_sys::llama::llama_vocab;
 use serde::{Deserialize, Serialize};
 
-use super::inputs::ChatInputs;
+use super::ChatInputs;
 use super::isolation;
 use super::isolation::{Failure, Task};
 use super::reply::ChatParser;

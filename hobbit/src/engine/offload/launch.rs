@@ -14,9 +14,8 @@ use std::slice;
 use ggml_sys::llama::{self, GGML_STATUS_SUCCESS, ggml_backend_dev_t, ggml_tensor};
 
 use self::indices::{Form, INDEX_ALIGNMENT, Scratch, forms, gathered_bytes, zeros_and_rows};
-use crate::engine::compute::is_view;
 use crate::engine::ggml::Stream;
-use crate::engine::graph::{Graph, rows, tensor_at};
+use crate::engine::graph::{Graph, is_view, rows, tensor_at};
 use crate::engine::split::Failed;
 use crate::engine::tier::{Tier, Weights};
 use hobbit_core::expert::SliceId;
