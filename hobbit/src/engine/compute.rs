@@ -28,7 +28,7 @@ use hobbit_core::options::{KernelChoice, SessionOptions};
 use hobbit_core::residency::{Compute, DeviceResidency, LayerStep, Place, Selection, Split, Used, run_layer};
 use hobbit_core::route::{DECODE_TOKENS_MAX, Pair, Routing};
 
-use self::chain::Chain;
+pub(super) use self::chain::Chain;
 use self::kernels::Kernels;
 pub(super) use self::kernels::{ROWS_MIN, may_be_plain, trials};
 

@@ -2,7 +2,8 @@
 //! helper computes its part beside it.
 
 use super::*;
-use crate::engine::host_reads::host_bytes;
+use crate::engine::host_reads::{ShareView, host_bytes};
+use crate::engine::offload::helper::{HostChain, chain_of};
 
 /// The device's part of a step.
 struct Part {
@@ -313,7 +314,10 @@ fn locate(product: &Product, host: &Host, tier: &Tier) -> Option<Weights> {
 
 /// Work of the CPU in a region.
 pub(super) struct Help {
-    region: Vec<Node>,
+    chain: HostChain,
+    /// The region's first and last product.
+    first: *mut ggml_tensor,
+    last: *mut ggml_tensor,
     /// Experts, most important first.
     experts: Vec<Used>,
     /// The input of the region's first product, `[n_in, 1 or n_used]`.
@@ -341,11 +345,12 @@ impl DeviceLayer<'_, '_> {
         let kinds = || region.iter().filter_map(|(_, kind)| *kind);
         // A part of a layer has results besides the last product's.
         let is_whole = kinds().count() == host.layout().kinds(step.layer).len();
-        // SAFETY: nodes of a live graph.
-        if missing.is_empty() || !is_whole || selection.routing.n_tokens != 1 || !unsafe { Helper::can(region) } {
+        if missing.is_empty() || !is_whole || selection.routing.n_tokens != 1 {
             return None;
         }
         let n_used = selection.routing.n_used;
+        // SAFETY: nodes of a live graph.
+        let chain = unsafe { chain_of(region, n_used)? };
         let misses: Vec<Miss> = missing
             .iter()
             .map(|&used| {
@@ -367,17 +372,18 @@ impl DeviceLayer<'_, '_> {
         if self.offload.helper.is_none() {
             self.offload.helper = Helper::new();
         }
-        let n_threads = self.tier.helper_threads.map_or(self.offload.n_threads, c_int::from);
-        self.offload.helper.as_mut()?.set_n_threads(n_threads);
+        let helper = self.offload.helper.as_mut()?;
         let experts = missing.iter().copied().filter(|used| split.cpu.contains(&used.index)).collect();
         let bytes = misses.iter().filter(|miss| split.cpu.contains(&miss.index)).map(|miss| miss.bytes).sum();
         // SAFETY: by the caller; the input was computed before, and is waited for.
         unsafe {
-            let tensor = &*(*region[0].0).src[1];
+            let (first, last) = (region[0].0, region[region.len() - 1].0);
+            let tensor = &*(*first).src[1];
             let mut input = vec![0f32; llama::ggml_nbytes(tensor) / size_of::<f32>()];
             self.offload.launch.stream.get(tensor, &mut input);
             self.offload.launch.synchronize();
-            Some(Help { region: region.to_vec(), experts, input, rows: Vec::new(), bytes, seconds: 0.0 })
+            let chain = helper.on_host(&self.offload.launch.stream, chain);
+            Some(Help { chain, first, last, experts, input, rows: Vec::new(), bytes, seconds: 0.0 })
         }
     }
 
@@ -389,22 +395,23 @@ impl DeviceLayer<'_, '_> {
         let Some(help) = self.help.as_mut().filter(|help| !help.experts.is_empty()) else { return Ok(false) };
         let started = Instant::now();
         let used = help.experts.remove(0);
+        let n_threads = self.tier.helper_threads.map_or(self.offload.n_threads, c_int::from);
         let Some(helper) = self.offload.helper.as_mut() else { return Err(GGML_STATUS_FAILED) };
         for pair in selection.routing.pairs_of(used.index) {
-            let weights = |kind: SliceKind| {
+            let view_of = |kind: SliceKind| {
                 let slice = SliceId { version: step.version(used), kind };
                 let (data, _) = host_bytes(host, slice, used).expect("what the CPU computes is on the host");
-                (data, host.reads().shape(slice).clone())
+                let view = host.reads().view(step.layer, used.share, kind);
+                ShareView { base: data.cast_mut(), n_slots: 1, ..view }
             };
             // SAFETY: by the caller; host slots of a step are pinned.
             let row = unsafe {
-                let tensor = &*(*help.region[0].0).src[1];
+                let tensor = &*(*help.first).src[1];
                 let n = tensor.ne[0] as usize;
                 let at = (i64::from(pair.rank) % tensor.ne[1]) as usize * n;
-                let (stream, input) = (&self.offload.launch.stream, &mut help.input[at..at + n]);
-                helper.row(stream, &help.region, input, used.index, &weights)
+                helper.row(&help.chain, n_threads, used, &help.input[at..at + n], view_of)
             };
-            help.rows.push((pair.rank, row.ok_or(GGML_STATUS_FAILED)?));
+            help.rows.push((pair.rank, row?));
         }
         help.seconds += started.elapsed().as_secs_f64();
         Ok(true)
@@ -422,12 +429,11 @@ impl DeviceLayer<'_, '_> {
             unsafe { self.uploads.pump(host, self.tier) };
         }
         let Some(help) = self.help.take() else { return Ok(()) };
-        let (last, _) = *help.region.last().expect("a region has a product");
         self.tier.helped(help.rows.len() as u64, help.bytes, help.seconds);
         for (rank, row) in help.rows {
             let bytes = row.iter().flat_map(|value| value.to_ne_bytes()).collect();
             // SAFETY: the last product is allocated on the device and has the rank's row.
-            unsafe { self.offload.launch.set(last, bytes, rank as usize * (*last).nb[1]) };
+            unsafe { self.offload.launch.set(help.last, bytes, rank as usize * (*help.last).nb[1]) };
         }
         Ok(())
     }
