@@ -40,8 +40,8 @@
 //!    `Interrupt` stops either from another thread.
 //! 4. `Session::stats` returns hits, misses, bytes read and other measurements ([`Stats`]).
 //!
-//! Each operation has an enum of its errors: `OpenError`, `EvalError`, `SamplerError`, `ChatError`. Messages state facts
-//! and name the file, the tensor or the setting; programs add the remedy in their own flags. llama.cpp's log is
+//! Each operation has an enum of its errors: `OpenError`, `EvalError`, `SamplerError`, `ChatError`. Messages state
+//! facts and name the file, the tensor or the setting; programs add the remedy in their own flags. llama.cpp's log is
 //! discarded until `set_log` receives it.
 //!
 //! # Features

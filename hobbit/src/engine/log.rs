@@ -51,8 +51,8 @@ const ERRORS_BYTES_MAX: usize = 4096;
 /// Sends llama.cpp's log to `sink`, text as it comes (lines may arrive in pieces, newlines included). The log is
 /// discarded until this function is called.
 ///
-/// The sink runs on one thread at a time, and must not wait for a thread that logs. It may use hobbit; log output caused
-/// by the sink itself is dropped, since it would recurse for ever, and so is a sink that it sets.
+/// The sink runs on one thread at a time, and must not wait for a thread that logs. It may use hobbit; log output that
+/// the sink causes is dropped, since it would recurse for ever, and so is a sink that it sets.
 pub fn set_log(sink: impl FnMut(LogLevel, &str) + Send + 'static) {
     install();
     if !IN_SINK.get() {

@@ -38,7 +38,7 @@ pub enum LowError {
         model: Box<Path>,
         /// The property with the low file's value and the expected one.
         what: String,
-        /// What else follows from the difference.
+        /// A conclusion from the difference, or empty.
         note: &'static str,
     },
     /// A router of a type whose values cannot be compared.

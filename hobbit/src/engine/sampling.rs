@@ -100,8 +100,8 @@ impl Sampler {
     /// second choice.
     ///
     /// # Errors
-    /// [`EvalError::Decode`] if `index` has no logits, [`EvalError::NotFinite`] if they are not finite, [`EvalError::Sampler`]
-    /// if no candidate is left, or no token continues the grammar.
+    /// [`EvalError::Decode`] if `index` has no logits, [`EvalError::NotFinite`] if they are not finite,
+    /// [`EvalError::Sampler`] if no candidate is left, or no token continues the grammar.
     pub(super) fn sample(&mut self, context: &RawContext, index: i32) -> Result<Token, EvalError> {
         self.chosen = None;
         let mut token = self.choose(context, index, false)?;

@@ -50,7 +50,8 @@ pub enum StopReason {
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Makes the running evaluation, and every later one, end with [`EvalError::Interrupted`](crate::EvalError::Interrupted).
+    /// Makes the running evaluation, and every later one, end with
+    /// [`EvalError::Interrupted`](crate::EvalError::Interrupted).
     pub fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -35,8 +35,9 @@ impl Model {
     /// Opens `path`, which may be any shard of a split model. Ordinary weights are read into memory; experts stay in
     /// the file.
     ///
-    /// # Errors A damaged, incomplete or unsupported file ([`OpenError::Gguf`], [`OpenError::Load`]), an I/O error; a profile
-    /// that cannot be used ([`OpenError::Tuned`]) or is missing ([`OpenError::NoPenalties`]).
+    /// # Errors
+    /// A damaged, incomplete or unsupported file ([`OpenError::Gguf`], [`OpenError::Load`]), an I/O error; a profile that
+    /// cannot be used ([`OpenError::Tuned`]) or is missing ([`OpenError::NoPenalties`]).
     pub fn open(path: &Path, options: &ModelOptions) -> Result<Model, OpenError> {
         Self::load(path, options, None, |_| true)
     }

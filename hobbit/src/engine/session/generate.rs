@@ -76,8 +76,8 @@ impl Session {
     /// [`Session::generate`].
     ///
     /// # Errors
-    /// A full context ([`EvalError::ContextFull`]), an interrupt, a failed read. The context is then as before, unless it
-    /// was shifted or cannot go back that far ([`Session::truncate`]): it is then empty, or holds the part of the
+    /// A full context ([`EvalError::ContextFull`]), an interrupt, a failed read. The context is then as before, unless
+    /// it was shifted or cannot go back that far ([`Session::truncate`]): it is then empty, or holds the part of the
     /// tokens that was evaluated, as [`Session::n_past`] reports.
     pub fn feed(&mut self, tokens: &[Token]) -> Result<(), EvalError> {
         self.feed_by(tokens, usize::MAX, &mut |_| {})
@@ -244,9 +244,9 @@ impl Session {
     /// as generated. For callers of [`Session::evaluate`], who must evaluate the token themselves.
     ///
     /// # Errors
-    /// [`EvalError::NothingEvaluated`] if the last evaluation failed or there was none, [`EvalError::Decode`] if the entry
-    /// asked for no logits, [`EvalError::NotFinite`] if they are not finite, [`EvalError::Sampler`] if no token can
-    /// be chosen.
+    /// [`EvalError::NothingEvaluated`] if the last evaluation failed or there was none, [`EvalError::Decode`] if the
+    /// entry asked for no logits, [`EvalError::NotFinite`] if they are not finite, [`EvalError::Sampler`] if no token
+    /// can be chosen.
     pub fn sample(&mut self, sampler: &mut Sampler, index: i32) -> Result<Token, EvalError> {
         if !self.is_current {
             return Err(EvalError::NothingEvaluated);
