@@ -99,8 +99,8 @@ impl Grammar {
     /// Advances by a token that the grammar allows.
     ///
     /// # Errors
-    /// [`SamplerError::Grammar`] if it does not allow the token, or cannot decide: its state is then unchanged, or if it
-    /// is lazy it waits for its trigger again.
+    /// [`SamplerError::Grammar`] if it does not allow the token, or cannot decide: its state is then unchanged, or if
+    /// it is lazy it waits for its trigger again.
     pub(super) fn accept(&mut self, model: &Model, token: Token) -> Result<(), SamplerError> {
         let own = candidate(model, token);
         let is_allowed = match &mut self.waiting {

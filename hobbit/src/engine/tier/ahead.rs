@@ -243,8 +243,8 @@ fn pays(p: f64, estimates: &Estimates, distance: u8, bytes: u64, queued: u64) ->
     p * load.min(slack) > (1.0 - p) * ((load - slack).max(0.0) + MISSED_AGAIN * load)
 }
 
-// Idle time of the link after a layer's own copies, until the next router has chosen: the time available for prefetches.
-// Learned while layers run. Reads no clock: the caller gives the times.
+// Idle time of the link after a layer's own copies, until the next router has chosen: the time available for
+// prefetches. Learned while layers run. Reads no clock: the caller gives the times.
 
 /// Idle time of a link that is never idle; running means do not accept zero.
 const NEVER_SECONDS: f64 = 1e-9;

@@ -320,8 +320,8 @@ impl Tier {
         }
     }
 
-    /// A layer is no longer wholly on the device. Returns `false`, and changes nothing, while a graph is being submitted
-    /// that reads its tensors.
+    /// A layer is no longer wholly on the device. Returns `false`, and changes nothing, while a graph is being
+    /// submitted that reads its tensors.
     fn dissolve(&mut self, layer: u16) -> bool {
         if !self.complete.contains(&layer) {
             return true;

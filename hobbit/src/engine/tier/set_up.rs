@@ -89,8 +89,8 @@ pub(in crate::engine) fn set_up(
         let n_shrunk = refusals.iter().filter(|cache| **cache > plan.cache).count() as u32;
         if let Some(asked) = refusals.first().filter(|_| n_shrunk > 0) {
             log::notice(format_args!(
-                "{}: the device refused memory; its expert cache has {} MiB instead of {}; give a smaller device cache or \
-                 a larger head-room",
+                "{}: the device refused memory; its expert cache has {} MiB instead of {}; give a smaller device cache \
+                 or a larger head-room",
                 plan.name,
                 plan.cache >> 20,
                 asked >> 20
