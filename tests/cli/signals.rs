@@ -130,6 +130,25 @@ fn a_signal_is_handled_while_a_line_is_awaited() {
     }
 }
 
+/// A signal before the model is opened: the process waits for its prompt.
+#[test]
+fn memory_signals_wait_for_the_model() {
+    let mut cli =
+        cli(&["-m", demo_model().to_str().unwrap(), "-f", "prompt", "-n", "2", "-t", "1", "-c", "256", "-no-cnv"]);
+    let prompt = cli.dir.path().join("prompt");
+    assert!(Command::new("mkfifo").arg(&prompt).status().unwrap().success());
+    cli.command.args(["--expert-cache", "100%"]);
+    let (child, _dir) = cli.spawn();
+    // Opened once the child opens it, too.
+    let mut text = std::fs::File::options().write(true).open(prompt).unwrap();
+    send(&child, "USR1");
+    text.write_all(b"In the beginning").unwrap();
+    drop(text);
+    let (status, stderr) = end_of(child);
+    assert_eq!(status, Some(0), "{stderr}");
+    assert!(stderr.contains("the expert cache now has"), "{stderr}");
+}
+
 #[test]
 fn a_mapped_model_that_is_cut_ends_the_run_with_its_name() {
     let cli = cli(&[&ENDLESS[..], &["-t", "1", "-c", "256", "-no-cnv", "--no-repack", "-m", "model.gguf"]].concat());

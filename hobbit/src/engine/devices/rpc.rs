@@ -20,26 +20,24 @@ pub(super) fn add_servers(endpoints: &[String]) -> Result<(), DeviceError> {
     if endpoints.is_empty() {
         return Ok(());
     }
-    for endpoint in endpoints {
-        parse(endpoint)?;
-    }
+    let endpoints = endpoints.iter().map(|text| Endpoint::parse(text)).collect::<Result<Vec<_>, _>>()?;
     let add_server = add_server_function().ok_or(DeviceError::NoRpc)?;
     let mut added = ADDED.lock().unwrap_or_else(PoisonError::into_inner);
     let added = added.get_or_insert_default();
     for endpoint in endpoints {
-        if added.contains(endpoint) {
+        if added.contains(endpoint.text) {
             continue;
         }
-        probe(endpoint)?;
-        let text = CString::new(endpoint.as_str()).map_err(|_| malformed(endpoint, "it contains a NUL"))?;
+        probe(endpoint.text)?;
+        let text = CString::new(endpoint.text).map_err(|_| endpoint.error("it contains a NUL"))?;
         // SAFETY: the function is ggml's, of the type it documents; it copies the text.
         let backend = unsafe { add_server(text.as_ptr()) };
         if backend.is_null() {
-            return Err(DeviceError::NoRemoteDevices { endpoint: endpoint.clone() });
+            return Err(DeviceError::NoRemoteDevices { endpoint: endpoint.text.to_owned() });
         }
         // SAFETY: a backend that lives as long as the process.
         unsafe { llama::ggml_backend_register(backend) };
-        added.insert(endpoint.clone());
+        added.insert(endpoint.text.to_owned());
     }
     Ok(())
 }
@@ -51,14 +49,7 @@ pub(super) fn add_servers(endpoints: &[String]) -> Result<(), DeviceError> {
 /// [`DeviceError::Unreachable`].
 pub(super) fn probe(endpoint: &str) -> Result<(), DeviceError> {
     let unreachable = |source| DeviceError::Unreachable { endpoint: endpoint.to_owned(), source };
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no IPv4 address");
-    for address in parse(endpoint)?.to_socket_addrs().map_err(unreachable)?.filter(SocketAddr::is_ipv4) {
-        match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
-            Ok(_) => return Ok(()),
-            Err(error) => last = error,
-        }
-    }
-    Err(unreachable(last))
+    Endpoint::parse(endpoint)?.try_connecting().map_err(unreachable)
 }
 
 type AddServer = unsafe extern "C" fn(endpoint: *const c_char) -> ggml_backend_reg_t;
@@ -80,22 +71,44 @@ fn add_server_function() -> Option<AddServer> {
     }
 }
 
-fn malformed(endpoint: &str, why: &'static str) -> DeviceError {
-    DeviceError::Endpoint { endpoint: endpoint.to_owned(), why }
+/// `host:port`, as ggml splits it: at the first colon, so that a host is a name or an IPv4 address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Endpoint<'a> {
+    text: &'a str,
+    host: &'a str,
+    port: u16,
 }
 
-/// Host and port, as ggml splits them: at the first colon, so that a host is a name or an IPv4 address.
-fn parse(endpoint: &str) -> Result<(&str, u16), DeviceError> {
-    let (host, port) = endpoint.split_once(':').ok_or_else(|| malformed(endpoint, "it has no port"))?;
-    if host.is_empty() || host.contains(char::is_whitespace) {
-        return Err(malformed(endpoint, "it has no host"));
+impl<'a> Endpoint<'a> {
+    fn parse(text: &'a str) -> Result<Self, DeviceError> {
+        let error = |why| DeviceError::Endpoint { endpoint: text.to_owned(), why };
+        let (host, port) = text.split_once(':').ok_or_else(|| error("it has no port"))?;
+        if host.is_empty() || host.contains(char::is_whitespace) {
+            return Err(error("it has no host"));
+        }
+        if port.contains(':') {
+            return Err(error("ggml's RPC knows no IPv6 addresses"));
+        }
+        match port.parse() {
+            Ok(port) if port > 0 => Ok(Self { text, host, port }),
+            _ => Err(error("a port is a number from 1 to 65535")),
+        }
     }
-    if port.contains(':') {
-        return Err(malformed(endpoint, "ggml's RPC knows no IPv6 addresses"));
+
+    fn error(&self, why: &'static str) -> DeviceError {
+        DeviceError::Endpoint { endpoint: self.text.to_owned(), why }
     }
-    match port.parse() {
-        Ok(port) if port > 0 => Ok((host, port)),
-        _ => Err(malformed(endpoint, "a port is a number from 1 to 65535")),
+
+    /// Opens a connection and closes it.
+    fn try_connecting(&self) -> io::Result<()> {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no IPv4 address");
+        for address in (self.host, self.port).to_socket_addrs()?.filter(SocketAddr::is_ipv4) {
+            match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
+                Ok(_) => return Ok(()),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
     }
 }
 
@@ -105,7 +118,8 @@ mod tests {
 
     #[test]
     fn endpoints() {
-        assert_eq!(parse("localhost:50052").unwrap(), ("localhost", 50052));
+        let endpoint = Endpoint::parse("localhost:50052").unwrap();
+        assert_eq!((endpoint.host, endpoint.port), ("localhost", 50052));
         for (text, why) in [
             ("", "it has no port"),
             ("somewhere", "it has no port"),
@@ -119,7 +133,7 @@ mod tests {
             ("[::1]:50052", "ggml's RPC knows no IPv6 addresses"),
             ("fe80::1:5", "ggml's RPC knows no IPv6 addresses"),
         ] {
-            let error = parse(text).unwrap_err().to_string();
+            let error = Endpoint::parse(text).unwrap_err().to_string();
             let expected = format!("'{text}' is no RPC endpoint: {why}; give HOST:PORT");
             assert!(error.contains(&expected), "{text}: {error}");
         }
