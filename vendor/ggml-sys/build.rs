@@ -67,10 +67,16 @@ fn check_amx(built: &Built) {
     let backends = env::var_os("DEP_LLAMA_BACKENDS_DIR").map(PathBuf::from).unwrap_or_default();
     let release = if env::var("PROFILE").is_ok_and(|profile| profile == "release") { " --release" } else { "" };
     let directory = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR")).join("amx");
+    let probe = || {
+        let object = Path::new(&env::var("OUT_DIR").expect("cargo sets OUT_DIR")).join("amx_probe.o");
+        let compiler = cc::Build::new().cpp(true).warnings(false).get_compiler();
+        amx::probe(|| compiler.to_command(), &directory.join("probe.cpp"), &object).expect("the C++ compiler runs")
+    };
     let advice = amx::advice(
         amx::Record::parse(&built.cache).as_ref(),
         &asked,
         amx::is_in_libraries(&[&built.libraries, &backends]),
+        probe,
         &format!("cargo clean{release} -p llama-cpp-sys-2"),
         &directory.join("amx.cmake").display().to_string(),
     );

@@ -4,7 +4,9 @@
 //! Part of the build script, and of its test.
 
 use std::fs;
+use std::io;
 use std::path::Path;
+use std::process::Command;
 
 /// The record of `amx.cmake`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +36,17 @@ impl Record {
     }
 }
 
+/// A compiler's result for `probe.cpp`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// It does not know AMX.
+    Unknown,
+    /// Tile configurations reach the processor as they were stored.
+    Right,
+    /// Stores are dropped, or the probe could not be judged.
+    Wrong,
+}
+
 /// Message of the build script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Advice {
@@ -45,7 +58,14 @@ pub enum Advice {
 
 /// Message about a build with `record` whose libraries have AMX or not, when HOBBIT_AMX is `asked` now. `remedy`
 /// rebuilds llama.cpp; `script` is the path of `amx.cmake`.
-pub fn advice(record: Option<&Record>, asked: &str, has_amx: bool, remedy: &str, script: &str) -> Advice {
+pub fn advice(
+    record: Option<&Record>,
+    asked: &str,
+    has_amx: bool,
+    probe: impl FnOnce() -> Probe,
+    remedy: &str,
+    script: &str,
+) -> Advice {
     let Some(record) = record else {
         if !has_amx || asked == "on" {
             return Advice::Nothing;
@@ -56,11 +76,14 @@ pub fn advice(record: Option<&Record>, asked: &str, has_amx: bool, remedy: &str,
                  CMAKE_PROJECT_INCLUDE={script}, then `{remedy}` and build again"
             ));
         }
-        return Advice::Warn(format!(
-            "llama.cpp was built with AMX and without {script}, which leaves it out where the compiler miscompiles it \
-             (GCC 12 does: prompts end with SIGSEGV). Set CMAKE_PROJECT_INCLUDE={script} (or CFLAGS and CXXFLAGS to \
-             '-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'), then `{remedy}` and build again; HOBBIT_AMX=on keeps it"
-        ));
+        return match probe() {
+            Probe::Right | Probe::Unknown => Advice::Nothing,
+            Probe::Wrong => Advice::Fail(format!(
+                "llama.cpp was built with AMX, which this C++ compiler miscompiles: prompts would end with SIGSEGV. \
+                 Set CMAKE_PROJECT_INCLUDE={script} (or CFLAGS and CXXFLAGS to '-mno-amx-tile -mno-amx-int8 \
+                 -mno-amx-bf16'), then `{remedy}` and build again; HOBBIT_AMX=on keeps it"
+            )),
+        };
     };
     if asked != record.asked {
         return Advice::Fail(format!(
@@ -82,14 +105,34 @@ pub fn advice(record: Option<&Record>, asked: &str, has_amx: bool, remedy: &str,
     Advice::Nothing
 }
 
-/// The symbol of ggml's products with AMX.
-const AMX: &[u8] = b"ggml_backend_amx_mul_mat";
-
 /// Whether any library in `directories` has ggml's AMX products in it.
 pub fn is_in_libraries(directories: &[&Path]) -> bool {
     directories.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten().flatten().any(|entry| {
         let name = entry.file_name().to_string_lossy().into_owned();
         name.contains("ggml-cpu")
-            && fs::read(entry.path()).is_ok_and(|bytes| bytes.windows(AMX.len()).any(|window| window == AMX))
+            && fs::read(entry.path()).is_ok_and(|bytes| contains(&bytes, b"ggml_backend_amx_mul_mat"))
     })
+}
+
+/// Compiles `probe.cpp` by `compiler` (a command with its flags), twice, to `object`, and looks for the mark.
+pub fn probe(compiler: impl Fn() -> Command, source: &Path, object: &Path) -> io::Result<Probe> {
+    let compile = |definition: Option<&str>| -> io::Result<Option<bool>> {
+        let mut command = compiler();
+        command.args(definition).args(["-O3", "-g0", "-fno-lto", "-mamx-tile", "-c"]).arg(source).arg("-o").arg(object);
+        if !command.output()?.status.success() {
+            return Ok(None);
+        }
+        let bytes = fs::read(object)?;
+        fs::remove_file(object)?;
+        Ok(Some(contains(&bytes, &0x5a5b_5c5d_u32.to_le_bytes())))
+    };
+    Ok(match (compile(Some("-DHOBBIT_AMX_CONTROL"))?, compile(None)?) {
+        (None, _) => Probe::Unknown,
+        (Some(true), Some(true)) => Probe::Right,
+        _ => Probe::Wrong,
+    })
+}
+
+fn contains(bytes: &[u8], wanted: &[u8]) -> bool {
+    bytes.windows(wanted.len()).any(|window| window == wanted)
 }
