@@ -13,9 +13,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{OnceLock, mpsc};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -24,6 +24,9 @@ use hobbit_core::store::threads;
 
 /// Time between two samples, about a token of a large model.
 const INTERVAL: Duration = Duration::from_millis(250);
+
+/// Samples without an evaluation before the watcher sleeps.
+const IDLE_LOOKS_MAX: u32 = 8;
 
 /// Maximum number of idle threads: a machine has fewer cores beyond a session's threads.
 const EXTRAS_MAX: usize = 1024;
@@ -68,6 +71,9 @@ struct Watch {
     n_running: AtomicUsize,
     /// Threads of the largest session so far.
     n_threads: AtomicUsize,
+    is_asleep: AtomicBool,
+    sleep: Mutex<()>,
+    wake: Condvar,
 }
 
 /// Marks an evaluation as running until dropped.
@@ -76,7 +82,7 @@ pub(super) struct Running(Option<&'static Watch>);
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(watch) = self.0 {
-            watch.n_running.fetch_sub(1, Ordering::Relaxed);
+            watch.n_running.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
@@ -87,7 +93,11 @@ pub(super) fn running(n_threads: i32) -> Running {
         return Running(None);
     };
     watch.n_threads.fetch_max(n_threads.unsigned_abs() as usize, Ordering::Relaxed);
-    watch.n_running.fetch_add(1, Ordering::Relaxed);
+    watch.n_running.fetch_add(1, Ordering::SeqCst);
+    if watch.is_asleep.load(Ordering::SeqCst) {
+        let _guard = watch.sleep.lock().unwrap_or_else(PoisonError::into_inner);
+        watch.wake.notify_one();
+    }
     Running(Some(watch))
 }
 
@@ -103,6 +113,9 @@ fn watch() -> Option<&'static Watch> {
             gomp: Gomp::loaded()?,
             n_running: AtomicUsize::new(0),
             n_threads: AtomicUsize::new(0),
+            is_asleep: AtomicBool::new(false),
+            sleep: Mutex::new(()),
+            wake: Condvar::new(),
         }));
         thread::Builder::new().name("hobbit-cores".into()).spawn(|| watch.run()).ok().map(|_| watch)
     })
@@ -112,24 +125,39 @@ impl Watch {
     fn run(&self) {
         let mut contention = Contention::default();
         let mut extras: Option<Extras> = None;
-        let (mut before, mut at) = (None, Instant::now());
-        let mut was_faulting = is_faulting();
+        let (mut before, mut at) = (Waited::look(), Instant::now());
+        let (mut n_idle, mut was_faulting) = (0, is_faulting());
         loop {
             thread::sleep(INTERVAL);
-            let elapsed = at.elapsed();
+            let (now, elapsed) = (Waited::look(), at.elapsed());
             at = Instant::now();
-            let now = if self.n_running.load(Ordering::Relaxed) > 0 { Waited::look() } else { None };
             // Exclude our own page-fault threads: they take turns with the compute threads as another program would.
             let is_ours = std::mem::replace(&mut was_faulting, is_faulting()) || was_faulting;
             if let (Some(before), Some(now), false) = (&before, &now, is_ours) {
-                match (contention.observe(now.since(before, elapsed)), &extras) {
+                let sample = now.since(before, elapsed);
+                match (contention.observe(sample), &extras) {
                     (true, None) => extras = self.extras(),
                     (false, Some(_)) => extras = None,
                     _ => {}
                 }
             }
             before = now;
+            n_idle = if self.n_running.load(Ordering::SeqCst) > 0 { 0 } else { n_idle + 1 };
+            if n_idle > IDLE_LOOKS_MAX {
+                self.sleep();
+                (before, at, n_idle) = (Waited::look(), Instant::now(), 0);
+            }
         }
+    }
+
+    /// Sleeps until the next evaluation.
+    fn sleep(&self) {
+        let mut guard = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_asleep.store(true, Ordering::SeqCst);
+        while self.n_running.load(Ordering::SeqCst) == 0 {
+            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.is_asleep.store(false, Ordering::SeqCst);
     }
 
     /// One thread more than there are cores for, including the compute threads.
@@ -233,18 +261,36 @@ const WAITED_SHARE_CALM: f64 = 0.02;
 /// Minimum load, in cores, for a sample to count.
 const BUSY_CORES_MIN: f64 = 0.1;
 
-/// Calm time before threads spin again, in seconds: sleeping threads wait less than spinning ones, so contention may
-/// only seem to have ended.
-const PATIENCE_SECONDS: f64 = 8.0;
+/// Initial calm time before threads spin again, in seconds. Short, because the contention may have been a moment of the
+/// system's own work.
+const PATIENCE_SECONDS: f64 = 0.5;
+
+/// Maximum calm time, reached by doubling after each relapse.
+const PATIENCE_SECONDS_MAX: f64 = 32.0;
+
+/// Contention that returns within this time never ended: sleeping threads wait less.
+const RELAPSE_SECONDS: f64 = 2.0;
 
 /// State between two samples.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Contention {
     is_contended: bool,
     /// The last sample was above the contended share but below the certain one.
     is_suspected: bool,
-    /// Seconds of calm so far, while contended.
+    /// Seconds of calm so far; when not contended, seconds since contention ended.
     calm_seconds: f64,
+    patience_seconds: f64,
+}
+
+impl Default for Contention {
+    fn default() -> Self {
+        Self {
+            is_contended: false,
+            is_suspected: false,
+            calm_seconds: f64::INFINITY,
+            patience_seconds: PATIENCE_SECONDS,
+        }
+    }
 }
 
 impl Contention {
@@ -255,14 +301,23 @@ impl Contention {
             return self.is_contended;
         }
         let share = sample.waited_seconds / could_run;
-        if self.is_contended {
-            self.calm_seconds = if share >= WAITED_SHARE_CALM { 0.0 } else { self.calm_seconds + sample.seconds };
-            self.is_contended = self.calm_seconds < PATIENCE_SECONDS;
-            self.is_suspected = false;
-        } else {
+        if !self.is_contended {
+            self.calm_seconds += sample.seconds;
             let was_suspected = std::mem::replace(&mut self.is_suspected, share >= WAITED_SHARE_CONTENDED);
-            self.is_contended = share >= WAITED_SHARE_CERTAIN || self.is_suspected && was_suspected;
+            if share >= WAITED_SHARE_CERTAIN || self.is_suspected && was_suspected {
+                self.patience_seconds = match self.calm_seconds <= RELAPSE_SECONDS {
+                    true => (2.0 * self.patience_seconds).min(PATIENCE_SECONDS_MAX),
+                    false => PATIENCE_SECONDS,
+                };
+                (self.is_contended, self.calm_seconds) = (true, 0.0);
+            }
+        } else if share >= WAITED_SHARE_CALM {
             self.calm_seconds = 0.0;
+        } else {
+            self.calm_seconds += sample.seconds;
+            if self.calm_seconds >= self.patience_seconds {
+                (self.is_contended, self.calm_seconds) = (false, 0.0);
+            }
         }
         self.is_contended
     }
@@ -316,16 +371,45 @@ mod tests {
         Sample { seconds: 1.0, ran_seconds: 2.0 * (1.0 - share), waited_seconds: 2.0 * share }
     }
 
+    /// Calm seconds until the cores count as free.
+    fn seconds_to_calm(contention: &mut Contention) -> usize {
+        (1..200).find(|_| !contention.observe(second(0.0))).expect("it ends")
+    }
+
     #[test]
     fn contention_begins_at_once_and_ends_after_calm() {
         let mut contention = Contention::default();
-        let mut observe = |share: f64| contention.observe(second(share));
-        assert!(!observe(0.01) && observe(0.2));
-        assert!((0..100).all(|_| observe(0.03)), "less waiting is still waiting");
-        assert_eq!((1..200).find(|_| !observe(0.0)), Some(PATIENCE_SECONDS as usize));
-        for _ in 0..3 {
-            assert!(!observe(0.1) && !observe(0.0), "a moment of waiting is no contention");
+        assert!(!contention.observe(second(0.01)));
+        assert!(contention.observe(second(0.2)));
+        for _ in 0..100 {
+            assert!(contention.observe(second(0.03)), "less waiting is still waiting");
         }
-        assert!(!observe(0.1) && observe(0.1));
+        assert_eq!(seconds_to_calm(&mut contention), 1);
+        assert!(!contention.observe(second(0.01)));
+    }
+
+    #[test]
+    fn a_moment_of_waiting_is_no_contention() {
+        let mut contention = Contention::default();
+        for _ in 0..3 {
+            assert!(!contention.observe(second(0.1)));
+            assert!(!contention.observe(second(0.0)));
+        }
+        assert!(!contention.observe(second(0.1)));
+        assert!(contention.observe(second(0.1)));
+    }
+
+    #[test]
+    fn contention_that_returns_soon_lasts_longer() {
+        let mut contention = Contention::default();
+        for expected in [1, 1, 2, 4, 8, 16, 32, 32] {
+            assert!(contention.observe(second(0.2)));
+            assert_eq!(seconds_to_calm(&mut contention), expected);
+        }
+        for _ in 0..3 {
+            assert!(!contention.observe(second(0.0)));
+        }
+        assert!(contention.observe(second(0.2)));
+        assert_eq!(seconds_to_calm(&mut contention), 1, "after a while it starts anew");
     }
 }
