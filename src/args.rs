@@ -64,7 +64,8 @@ Examples:
 
 Input: without -p and -f, what is piped in is the text to continue; in a conversation its lines are the messages. With
 -p or -f FILE the standard input is not read; -f - reads the text there.
-Signals: the first Ctrl-C stops an answer; SIGTERM and SIGHUP end in order, all files written.
+Signals: the first Ctrl-C stops an answer; SIGTERM and SIGHUP end in order, all files written. At the next token,
+SIGUSR1 halves the expert caches and SIGUSR2 restores their planned size.
 Environment: every flag that shows [env: NAME] may be given there; the command line wins.
 Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.";
 

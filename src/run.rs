@@ -45,7 +45,7 @@ const DEMO: &str = "no model given (-m): running the demo model";
 
 /// Runs `hobbit-cli` with the arguments of this process.
 pub fn main() -> ExitCode {
-    memory::few_arenas();
+    memory::begin();
     // SAFETY: no thread has been started yet.
     unsafe { hobbit::engine::isolate_chat_templates() };
     exit::code(run(std::env::args_os().skip(1)))

@@ -6,6 +6,7 @@ use super::console::{Screen, Voice};
 use super::ctrl_c::CtrlC;
 use super::exit::in_words;
 use super::log::{Level, Log};
+use super::memory;
 use super::progress::TokenBar;
 use super::prompt_cache::PromptCache;
 use super::resolve::HiArgs;
@@ -133,6 +134,7 @@ impl Desk<'_> {
         let mut generation = self.session.generate(&mut self.sampler, limit);
         for token in generation.by_ref() {
             let token = token?;
+            memory::obey(self.model, self.log);
             spoken.tokens.push(token);
             let special = self.args.special || preserved.contains(&token);
             let (text, stop) = matcher.push(&decoder.push(&self.model.piece(token, special)));

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Clients with every kind of request for a long time, while the disk is slow.
+"""Clients with every kind of request for a long time, while caches are resized and the disk is slow.
 
     ./soak.py --server hobbit-server --minutes 60 --text ../../models/demo-heldout-prose.txt
     ./soak.py --server hobbit-server --model large.gguf --flags '--mem-budget 8GiB' --disk-mib 100 --text …
 
-Eight clients chat, complete, stream, cancel, tokenise, read metrics, save and restore slots. With `--disk-mib` a
-control group slows reads down (root). With `--embeddings` the server serves embeddings alone. A line of figures is
-printed at each tenth of the time. Exits with 1 when a request fails, a stream does not end in order, memory grows, or a
-slot is lost.
+Eight clients chat, complete, stream, cancel, tokenise, read metrics, save and restore slots; SIGUSR1 and SIGUSR2 halve
+the caches and restore them. With `--disk-mib` a control group slows reads down (root). With `--embeddings` the server
+serves embeddings alone. A line of figures is printed at each tenth of the time. Exits with 1 when a request fails, a
+stream does not end in order, memory grows, or a slot is lost.
 """
 
 import argparse
@@ -54,7 +54,7 @@ class Soak:
         self.prompts = passages(options.text.read_text(), 64, 24, options.seed)
         self.counts: collections.Counter = collections.Counter()
         self.failures: collections.Counter = collections.Counter()
-        self.events = 0
+        self.resizes = self.events = 0
         self.worst_gap = 0.0
         self.start = self.end = 0.0
         self.read_before = 0
@@ -184,6 +184,14 @@ class Soak:
                 self.fail(f"{kind}: {type(failure).__name__} {failure}")
             self.counts[kind] += 1
 
+    async def resize(self) -> None:
+        """Halves the caches and gives them back, in turn."""
+        while time.monotonic() < self.end:
+            await asyncio.sleep(self.options.resize)
+            if self.server.alive():
+                self.server.process.send_signal(signal.SIGUSR2 if self.resizes % 2 else signal.SIGUSR1)
+                self.resizes += 1
+
     def read_mib_per_s(self) -> float:
         """Mean rate since the first request. The load of the model, before it, is not counted."""
         read = self.server.read_bytes() - self.read_before
@@ -203,6 +211,7 @@ class Soak:
                 rss_anon_mib=figures[-1] >> 10,
                 peak_mib=self.server.peak_kib() >> 10,
                 open_files=self.server.open_files(),
+                resizes=self.resizes,
                 events=self.events,
                 read_mib_per_s=self.read_mib_per_s(),
                 worst_gap_ms=round(1e3 * self.worst_gap, 1),
@@ -229,7 +238,7 @@ class Soak:
         self.start, self.read_before = time.monotonic(), self.server.read_bytes()
         self.end = self.start + 60 * self.options.minutes
         await asyncio.gather(
-            *(self.worker(number) for number in range(self.options.clients)), self.watch(figures)
+            *(self.worker(number) for number in range(self.options.clients)), self.resize(), self.watch(figures)
         )
         if not self.server.alive():
             self.fail(f"the server ended with {self.server.process.returncode}")
@@ -254,6 +263,7 @@ class Soak:
             requests=self.counts.total(),
             kinds=dict(sorted(self.counts.items())),
             events=self.events,
+            resizes=self.resizes,
             worst_gap_ms=round(1e3 * self.worst_gap, 1),
             read_mib=(self.server.read_bytes() - self.read_before) >> 20,
             read_mib_per_s=rate,
@@ -277,6 +287,7 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--resize", type=float, default=1.0, help="seconds between resize signals")
     parser.add_argument("--disk-mib", type=int, help="MiB per second that the server may read (root)")
     parser.add_argument("--embeddings", action="store_true", help="a server of embeddings alone")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds after which a request is lost")

@@ -26,7 +26,8 @@ Examples:
       /v1/embeddings.
 
 Signals: SIGTERM, SIGHUP and Ctrl-C end it in order: nothing new is begun, streams have --shutdown-grace to finish or
-end with an error event, --cache-state is written. A second signal ends it at once.
+end with an error event, --cache-state is written. A second signal ends it at once. SIGUSR1 halves the expert caches
+and SIGUSR2 restores them.
 Environment: every flag that shows [env: NAME] may be given there; the command line wins.
 Exit status: 0 after a signal that ended it in order, 1 failure, 2 wrong usage.";
 

@@ -52,7 +52,7 @@ const TRIM: Duration = Duration::from_secs(5);
 
 /// Runs `hobbit-server` with the arguments of this process.
 pub fn main() -> ExitCode {
-    memory::few_arenas();
+    memory::begin();
     // SAFETY: no thread has been started yet.
     unsafe { hobbit::engine::isolate_chat_templates() };
     exit::code(serve(std::env::args_os().skip(1)))
@@ -107,6 +107,7 @@ fn answer(
     let loaded = app.loaded.get().expect("it was just loaded");
     let mut trimmed = Instant::now();
     while !signals::came() && !worker.is_finished() {
+        memory::obey(&loaded.model, log);
         if trimmed.elapsed() >= TRIM && !loaded.status.is_processing() {
             hobbit::engine::trim_heap();
             trimmed = Instant::now();

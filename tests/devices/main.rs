@@ -9,6 +9,7 @@ mod fixture;
 mod overlap;
 mod places;
 mod precision;
+mod resize;
 mod trouble;
 mod virtual_experts;
 

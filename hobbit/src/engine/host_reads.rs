@@ -110,6 +110,10 @@ impl HostReads {
         Self { loader, catalog, interleavings, pools, staging, staging_stride, shares, began: Instant::now() }
     }
 
+    pub(super) fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
     /// The slots of a layer's share for one kind.
     pub(super) fn view(&self, layer: u16, share: u16, kind: SliceKind) -> ShareView<'_> {
         let share = &self.shares[usize::from(layer)][usize::from(share)];
@@ -136,9 +140,39 @@ impl HostReads {
         self.slice(slice).0
     }
 
+    /// Bytes of a slot of a share.
+    pub(super) fn stride(&self, layer: u16, share: u16) -> u64 {
+        let share = &self.shares[usize::from(layer)][usize::from(share)];
+        self.catalog.classes[usize::from(share.class)].stride
+    }
+
     /// Seconds with at least one read in flight.
     pub(super) fn busy_seconds(&self) -> f64 {
         self.loader.stats().busy.as_secs_f64()
+    }
+
+    /// Whether a pool's memory can be given back to the system.
+    pub(super) fn is_discardable(&self, pool: u16) -> bool {
+        self.pools[usize::from(pool)].is_discardable()
+    }
+
+    /// Gives the memory of slots `slots` of a layer's share back to the system.
+    ///
+    /// # Safety
+    /// The slots are empty and can no longer be taken, and nothing reads or writes them.
+    pub(super) unsafe fn discard(&self, layer: u16, share: u16, slots: std::ops::Range<u32>) {
+        let stride = self.stride(layer, share) as usize;
+        let share = &self.shares[usize::from(layer)][usize::from(share)];
+        let at = |slot: u32| (share.slots.first_slot + slot) as usize * stride;
+        // SAFETY: by the caller.
+        unsafe { self.pools[usize::from(share.slots.id.pool)].discard(at(slots.start)..at(slots.end)) };
+    }
+
+    /// Allocates `n_slots` staging slots where there were none. Returns whether that succeeded.
+    pub(super) fn make_staging(&mut self, n_slots: usize) -> bool {
+        let Ok(arena) = Arena::new(n_slots * self.staging_stride) else { return false };
+        self.staging = arena;
+        true
     }
 
     fn source(&self, version: Version) -> &VersionSource {

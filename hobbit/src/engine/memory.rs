@@ -21,7 +21,7 @@ use super::state_file::StateFile;
 use super::tier::{self, Tier};
 use super::tiers::{Description, Routers, Tiers};
 pub(super) use costs::MemoryUse;
-pub use costs::trim_heap;
+pub use costs::{MemorySignal, take_memory_signal, trim_heap, watch_memory_signals};
 use costs::{fixed_costs, runtime_bytes, scratch_bytes};
 use hobbit_core::cache::ModelMark;
 use hobbit_core::expert::Precision;

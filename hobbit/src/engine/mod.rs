@@ -5,7 +5,7 @@
 //!   or a [`ChatStream`] while it grows. [`isolate_chat_templates`] bounds hostile templates.
 //! * Low-precision versions: [`quantise_low`], [`check_low`], [`low_cache_path`]; ggml's quantisers, [`Ggml`].
 //! * Observation: [`RouterObserver`], [`ExpertPlace`].
-//! * This machine: [`cpu_bytes_per_second`], [`system_info`], [`trim_heap`].
+//! * This machine: [`cpu_bytes_per_second`], [`system_info`], [`MemorySignal`], [`trim_heap`].
 //! * Comparison with plain llama.cpp: [`Stock`].
 //!
 //! llama.cpp builds graphs, tokenises and samples; hobbit owns the experts. The files, in the order in which a model
@@ -70,7 +70,7 @@ pub use error::{ChatError, DeviceError, EvalError, OpenError, SamplerError, Toke
 pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};
-pub use memory::trim_heap;
+pub use memory::{MemorySignal, take_memory_signal, trim_heap, watch_memory_signals};
 pub use model::{ExpertPlace, LayerPlaces, Model, ModelInfo};
 pub use quantise::Ggml;
 #[cfg(feature = "rpc")]

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::adapters::{AdapterInfo, Adapters};
 use super::experts::Experts;
 use super::host_reads::Host;
+use super::log;
 use super::placement::DeviceLayers;
 use super::raw::RawModel;
 use super::source::Tuned;
@@ -18,7 +19,7 @@ use hobbit_core::cache::policy::Weights;
 use hobbit_core::expert::{ExpertId, Precision};
 use hobbit_core::gguf::{Catalog, Gguf};
 use hobbit_core::options::{ModelOptions, RoutingOptions};
-use hobbit_core::plan::RunMode;
+use hobbit_core::plan::{ExpertCache, RunMode};
 use hobbit_core::predict::{PathTable, PredictShape};
 use hobbit_core::profile::{LayerNorms, VirtualPlan};
 use hobbit_core::residency::Precisions;
@@ -170,15 +171,50 @@ impl Model {
         self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect()
     }
 
-    /// Bytes of the expert cache in host memory; 0 before the first session.
+    /// Bytes of host memory that the cache may fill now; 0 before the first session.
     pub fn host_cache_bytes(&self) -> u64 {
-        self.shared.experts.memories().as_ref().map_or(0, |memories| memories.description.plan.expert_cache)
+        self.shared.experts.memories().as_ref().map_or(0, |memories| memories.host_cache_bytes())
+    }
+
+    /// Shrinks the cache in host memory, or restores it to at most the size planned at the start, which is also the
+    /// size for [`ExpertCache::Auto`]. Experts that lose their slot are read again when they are needed; results stay
+    /// the same, except that dynamic precision depends on residency. Takes effect at once, between two layers of an
+    /// evaluation on another thread. Memory that is pinned for a device keeps its size.
+    ///
+    /// Returns the bytes the cache may fill now: whole slots, so somewhat less than requested; 0 before the first
+    /// session.
+    pub fn set_host_cache(&self, cache: ExpertCache) -> u64 {
+        self.shared.experts.memories().as_mut().map_or(0, |memories| memories.resize_host(cache))
     }
 
     /// Waits until no fillable slot is free ([`CachingOptions::fill`](crate::CachingOptions::fill)); returns the bytes
     /// of experts in the slots. Without filling, returns the current value.
     pub fn finish_filling(&self) -> u64 {
         self.shared.experts.memories().as_mut().map_or(0, |memories| memories.host.finish_filling())
+    }
+
+    /// As [`Model::set_host_cache`], for the memory of all devices together, which is freed and allocated again. A
+    /// layer whose number of slots changes loses their content. [`Model::device_reports`] shows each device's part.
+    pub fn set_device_cache(&self, cache: ExpertCache) -> u64 {
+        self.shared.experts.memories().as_mut().map_or(0, |memories| memories.resize_devices(cache))
+    }
+
+    /// Frees a quarter of the slots of earlier sessions when a new session lacks device memory. False if there was
+    /// nothing to free.
+    pub(super) fn make_room_on_devices(&self) -> bool {
+        let before: u64 = self.device_reports().iter().map(|device| device.cache_bytes).sum();
+        if before == 0 {
+            return false;
+        }
+        let after = self.set_device_cache(ExpertCache::Bytes(before / 4 * 3));
+        if after < before {
+            log::notice(format_args!(
+                "a session more: the expert caches of devices have {} MiB instead of {}",
+                after >> 20,
+                before >> 20
+            ));
+        }
+        after < before
     }
 
     /// The devices that hold layers, and their current share of the model's experts; empty before the first session and

@@ -136,8 +136,7 @@ impl Session {
             let init = || purpose.during(|| unsafe { RawContext::new(&model.shared.raw, params) });
             let mut context = init();
             // An earlier session's experts may hold the memory that this one needs.
-            let make_room = || model.shared.experts.memories().as_mut().is_some_and(|own| own.make_room_on_devices());
-            while context.is_err() && make_room() {
+            while context.is_err() && model.make_room_on_devices() {
                 log::clear_errors();
                 context = init();
             }

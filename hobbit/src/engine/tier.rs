@@ -146,6 +146,8 @@ pub(super) struct Tier {
     /// Layers with every expert in the slot of its number: [`Tier::fill`] was called for all, in order.
     pub(super) complete: HashSet<u16>,
     loans: Vec<Loan>,
+    /// Bytes that the slots will have once no layer is lent, if they differ from the current bytes.
+    pub(super) pending: Option<u64>,
     /// Host memory with slots that the device computes in.
     host: Vec<HostRange>,
     /// Prefetches for layers that have not run; `None`: disabled.
@@ -190,6 +192,7 @@ impl Tier {
             began_on_clock: 0.0,
             complete: HashSet::new(),
             loans: Vec::new(),
+            pending: None,
             host: Vec::new(),
             ahead: None,
         })

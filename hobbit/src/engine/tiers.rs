@@ -1,5 +1,7 @@
 //! All memories of one model's experts: the host's slots and the devices' tiers.
 
+mod resize;
+
 use std::collections::BTreeSet;
 
 use ggml_sys::llama::{ggml_backend_dev_t, ggml_tensor};
@@ -322,17 +324,6 @@ impl Tiers {
         }
         warm.bytes = self.host.counters().bytes_read - before;
         self.description.warm_start = Some(warm);
-    }
-
-    /// Frees slots of all devices for a new session that lacks memory there. Returns whether there were any.
-    pub(super) fn make_room_on_devices(&mut self) -> bool {
-        let Self { tiers, host, .. } = self;
-        let mut freed = 0;
-        for tier in tiers {
-            tier.rest(host);
-            freed += tier.shrink_idle(0);
-        }
-        freed > 0
     }
 
     /// Returns the number of experts uploaded. Layers that are wholly on the device are skipped.

@@ -311,6 +311,7 @@ impl Offload {
         let mut guard = experts.memories();
         // Recorded routes overwrite the router's choice, which must be read for that.
         let Some(memories) = guard.as_mut().filter(|memories| !memories.follows_routes()) else { return };
+        memories.catch_up();
         let mut borrowed = Vec::new();
         for (node, tag) in products {
             let tier = memories.tier(self.wrapper.inner);

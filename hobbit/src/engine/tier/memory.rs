@@ -178,7 +178,7 @@ pub(in crate::engine) fn staging_stride(classes: &[ExpertClass]) -> u64 {
     largest.max(1).next_multiple_of(STAGING_ALIGNMENT)
 }
 
-// Fewer slots.
+// Fewer slots: the device is out of memory, or the user asks for some of it.
 
 /// Divisor for the part of the slots freed when the missing size is unknown.
 const SHRINK_PART: u64 = 4;
@@ -190,18 +190,13 @@ impl Tier {
     pub(in crate::engine) fn shrink(&mut self, stream: &Stream, bytes: u64) -> u64 {
         stream.synchronize();
         self.copy.synchronize();
-        self.shrink_idle(bytes)
-    }
-
-    /// As [`Tier::shrink`]; nothing on the device reads or writes slots.
-    pub(in crate::engine) fn shrink_idle(&mut self, bytes: u64) -> u64 {
         let before = self.report.cache_bytes;
         let target = bytes.max(before / SHRINK_PART).max(1);
         let mut stuck: Vec<u16> = self.busy.into_iter().collect();
         let mut freed = 0;
         while freed < target {
             let Some(layer) = self.largest_layer(&stuck) else { break };
-            match self.shrink_layer(layer) {
+            match self.resize_layer(layer, |n, _| n * 3 / 4) {
                 0 => stuck.push(layer),
                 n => freed += n,
             }
@@ -238,17 +233,21 @@ impl Tier {
         self.shares_of_layer(layer).into_iter().map(bytes).sum()
     }
 
-    /// Shrinks each of a layer's shares by a quarter, or to as many slots as the device still has. The contents are
-    /// lost. Returns the bytes freed: 0 if slots are in use.
-    fn shrink_layer(&mut self, layer: u16) -> u64 {
+    /// Resizes each of a layer's shares to `size` of its current and its initial slot count, or to as many as the
+    /// device still has. The contents are lost. Returns the bytes freed: 0 if slots are in use.
+    ///
+    /// Nothing on the device may be reading or writing the layer's slots.
+    fn resize_layer(&mut self, layer: u16, size: impl Fn(u32, u32) -> u32) -> u64 {
         let shares = self.shares_of_layer(layer);
         if !shares.iter().all(|share| self.cache.is_share_idle(*share)) {
             return 0;
         }
         let before = self.bytes_of_layer(layer);
         let n_slots = |cache: &Cache, share| cache.slots_of_share(share).len() as u32;
-        let mut wanted: Vec<(ShareId, u32)> =
-            shares.iter().map(|&share| (share, n_slots(&self.cache, share) * 3 / 4)).collect();
+        let mut wanted: Vec<(ShareId, u32)> = shares
+            .iter()
+            .map(|&share| (share, size(n_slots(&self.cache, share), self.cache.most_of_share(share))))
+            .collect();
         if wanted.iter().all(|&(share, n)| n_slots(&self.cache, share) == n) {
             return 0;
         }
@@ -269,6 +268,25 @@ impl Tier {
         let after = self.bytes_of_layer(layer);
         self.count_slots();
         before.saturating_sub(after)
+    }
+
+    /// Resizes the slots to `bytes` bytes in all, at most their initial size and the device's free memory; layers that
+    /// change lose their contents. Call [`Tier::rest`] just before. Returns the bytes of the slots.
+    pub(in crate::engine) fn resize(&mut self, bytes: u64) -> u64 {
+        self.copy.synchronize();
+        let planned = self.planned_bytes().max(1);
+        let share_of = |most: u32| (u128::from(most) * u128::from(bytes.min(planned)) / u128::from(planned)) as u32;
+        for layer in self.layers() {
+            self.resize_layer(layer, |_, most| share_of(most));
+        }
+        self.pending = (self.is_lent() && self.report.cache_bytes != bytes.min(planned)).then_some(bytes);
+        self.report.cache_bytes
+    }
+
+    /// Bytes of all initial slots.
+    pub(in crate::engine) fn planned_bytes(&self) -> u64 {
+        let bytes = |share: ShareId| u64::from(self.cache.most_of_share(share)) * self.memory.slot_bytes(share.pool);
+        self.cache.shares().map(bytes).sum()
     }
 
     /// Layers that have or had slots.
@@ -320,13 +338,17 @@ impl Tier {
         }
     }
 
-    /// A layer is no longer wholly on the device. Returns `false`, and changes nothing, while a graph is being
-    /// submitted that reads its tensors.
+    /// Whether a graph is being submitted that reads [`Tier::complete`] tensors.
+    pub(in crate::engine) fn is_lent(&self) -> bool {
+        self.loans.iter().any(|loan| loan.is_running)
+    }
+
+    /// A layer is no longer wholly on the device. Returns `false`, and changes nothing, while it is lent.
     fn dissolve(&mut self, layer: u16) -> bool {
         if !self.complete.contains(&layer) {
             return true;
         }
-        if self.loans.iter().any(|loan| loan.is_running) {
+        if self.is_lent() {
             return false;
         }
         self.loans.drain(..).filter_map(|loan| loan.fence).for_each(|fence| fence.synchronize());
