@@ -4,10 +4,12 @@
 use std::error::Error;
 use std::path::Path;
 
+#[cfg(feature = "engine")]
+use hobbit::engine::LowError;
 #[cfg(feature = "rpc")]
 use hobbit::engine::RpcError;
 #[cfg(feature = "engine")]
-use hobbit::engine::{DeviceError, LowError};
+use hobbit::{ChatError, DeviceError, EvalError, OpenError};
 use hobbit_core::gguf::RecodeError;
 #[cfg(feature = "engine")]
 use hobbit_core::gguf::adapter::AdapterError;
@@ -84,7 +86,7 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<String> {
         |error: &TraceError| matches!(error, TraceError::Magic { .. }).then_some(RECORD),
     );
     #[cfg(feature = "engine")]
-    of!(model, device, low);
+    of!(opening, evaluating, chat, device, low);
     #[cfg(feature = "rpc")]
     of!(|error: &RpcError| match error {
         RpcError::UnknownDevice { .. } => Some("give one of these with --device"),
@@ -202,37 +204,23 @@ fn mib_up(bytes: u64) -> String {
 }
 
 #[cfg(feature = "engine")]
-fn model(error: &hobbit::Error) -> Option<String> {
-    use hobbit::Error as E;
-    match error {
-        E::Plan(error) => plan(error),
-        E::LossBound(error) => {
-            let LossBoundError { model, max_loss, expert_caches, .. } = &**error;
-            Some(measure_mixes(model, *max_loss, expert_caches))
+fn opening(error: &OpenError) -> Option<String> {
+    use OpenError as E;
+    let advice = match error {
+        E::Plan(error) => return plan(error),
+        E::LossBound(error) => return Some(measure_mixes(&error.model, error.max_loss, &error.expert_caches)),
+        E::VirtualPlan(VirtualPlanError::TooLarge { needed, given, .. }) => {
+            return Some(format!(
+                "give --expert-cache {needed}MiB, leave it out, or make a plan with gguf-tools plan --budget {given}MiB"
+            ));
         }
-        E::VirtualPlan(VirtualPlanError::TooLarge { needed, given, .. }) => Some(format!(
-            "give --expert-cache {needed}MiB, leave it out, or make a plan with gguf-tools plan --budget {given}MiB"
-        )),
-        _ => of_model(error).map(str::to_owned),
-    }
-}
-
-#[cfg(feature = "engine")]
-fn of_model(error: &hobbit::Error) -> Option<&'static str> {
-    use hobbit::Error as E;
-    Some(match error {
-        E::Store(error) => return store(error),
-        E::Pack(error) => return pack(error),
-        E::PackWrite(error) => return writing(error),
-        E::Device(error) => return device(error),
-        E::Low(error) => return low(error),
+        E::Store(error) => return store(error).map(str::to_owned),
+        E::Pack(error) => return pack(error).map(str::to_owned),
+        E::PackWrite(error) => return writing(error).map(str::to_owned),
+        E::Device(error) => return device(error).map(str::to_owned),
+        E::Low(error) => return low(error).map(str::to_owned),
+        E::WarmUp(error) => return evaluating(error).map(str::to_owned),
         E::Adapter(AdapterError::OfExperts { .. }) => "or give a --mem-budget in which the whole model fits",
-        E::NoExperts { .. } => "leave --low out",
-        E::LowMismatch { .. } => "give a smaller quant of the same model, or make one with --low q2_k",
-        E::LowOfAnother { .. } => {
-            "make them again from this one, with gguf-tools pack --only-low --force or with --low TYPES, or give the \
-             model that they belong to"
-        }
         E::NoPathTable { .. } => {
             "make one with gguf-tools profile --path-table FILE and give it with --path-table, or pack the model with \
              gguf-tools pack --path-table"
@@ -242,22 +230,38 @@ fn of_model(error: &hobbit::Error) -> Option<&'static str> {
              and give --profile profile.json; or --expert-slots even"
         }
         E::Load { reason, .. } => refused_model(reason),
-        E::Context { reason, .. } => return refused_context(reason),
-        E::LowTypes(_) => "--low takes them",
-        E::LowOfPack { .. } => "leave --low out if the pack has its own, or make it again with gguf-tools pack --low",
+        E::Context { reason, .. } => return refused_context(reason).map(str::to_owned),
         E::OutOfMemory { .. } => LESS_MEMORY,
         E::DeviceMemory { .. } => LESS_ON_THE_DEVICE,
-        E::BatchTooLarge { .. } => "-b gives the size of a batch",
-        E::ContextFull { .. } => "give a larger -c (or --context-shift, for text that goes on and on)",
-        E::ChatTemplate(_) => "give another with --chat-template or use -no-cnv",
-        E::ChatReply(_) => "with --no-jinja, or -no-cnv, it is taken as it is",
-        E::NotFinite => "gguf-tools verify looks for damaged weights",
         E::Routing(_) => {
             "leave out --cache-bias, --substitute and --virtual-experts (--low and --drop work), or --routes if it is \
              there"
         }
         _ => return None,
+    };
+    Some(advice.to_owned())
+}
+
+#[cfg(feature = "engine")]
+fn evaluating(error: &EvalError) -> Option<&'static str> {
+    Some(match error {
+        EvalError::BatchTooLarge { .. } => "-b gives the size of a batch",
+        EvalError::ContextFull { .. } => "give a larger -c (or --context-shift, for text that goes on and on)",
+        EvalError::NotFinite => "gguf-tools verify looks for damaged weights",
+        EvalError::Decode(reason) if reason.contains("router weights were not found") => {
+            "leave out --routes, --cache-bias, --substitute, --virtual-experts and --drop, and use --precision exact"
+        }
+        _ => return None,
     })
+}
+
+#[cfg(feature = "engine")]
+fn chat(error: &ChatError) -> Option<&'static str> {
+    match error {
+        ChatError::Template(_) => Some("give another with --chat-template or use -no-cnv"),
+        ChatError::Reply(_) => Some("with --no-jinja, or -no-cnv, it is taken as it is"),
+        _ => None,
+    }
 }
 
 /// llama.cpp's message reveals only by its wording whether memory was refused: `unable to allocate %s buffer`.
@@ -287,8 +291,19 @@ fn refused_context(reason: &str) -> Option<&'static str> {
 
 #[cfg(feature = "engine")]
 fn low(error: &LowError) -> Option<&'static str> {
-    use LowError::{Key, Router, Shape};
-    matches!(error, Key { .. } | Shape { .. } | Router { .. }).then_some("give --low a smaller quant of this model")
+    use LowError as E;
+    Some(match error {
+        E::OtherModel { .. } => "give --low a smaller quant of this model",
+        E::NoExperts { .. } => "leave --low out",
+        E::Mismatch { .. } => "give a smaller quant of the same model, or make one with --low q2_k",
+        E::OfAnotherModel { .. } => {
+            "make them again from this one, with gguf-tools pack --only-low --force or with --low TYPES, or give the \
+             model that they belong to"
+        }
+        E::Types(_) => "--low takes them",
+        E::OfPack { .. } => "leave --low out if the pack has its own, or make it again with gguf-tools pack --low",
+        _ => return None,
+    })
 }
 
 #[cfg(feature = "engine")]
@@ -306,6 +321,7 @@ fn device(error: &DeviceError) -> Option<&'static str> {
             "start a server there (hobbit-rpc -H HOST -p PORT, or llama.cpp's ggml-rpc-server), or leave --rpc out"
         }
         E::NoRemoteDevices { .. } => "start it with some, or leave it out of --rpc",
+        _ => return None,
     })
 }
 
@@ -369,11 +385,12 @@ mod tests {
     #[cfg(feature = "engine")]
     #[test]
     fn errors_of_the_engine_have_remedies() {
-        let of_engine = |error: hobbit::Error| advice(&anyhow::Error::new(error));
-        let penalties = of_engine(hobbit::Error::NoPenalties { found: "there is no profile".into() }).unwrap();
+        let opening = |error: OpenError| advice(&anyhow::Error::new(error));
+        let evaluating = |error: EvalError| advice(&anyhow::Error::new(error));
+        let penalties = opening(OpenError::NoPenalties { found: "there is no profile".into() }).unwrap();
         assert!(penalties.ends_with("or --expert-slots even"), "--slots is an endpoint of hobbit-server");
-        assert_eq!(of_engine(SMALL.into()), Some(advised(SMALL)));
-        assert!(of_engine(hobbit::Error::ContextFull { n_ctx: 8 }).unwrap().contains("larger -c"));
-        assert_eq!(of_engine(hobbit::Error::Interrupted), None);
+        assert_eq!(opening(SMALL.into()), Some(advised(SMALL)));
+        assert!(evaluating(EvalError::ContextFull { n_ctx: 8 }).unwrap().contains("larger -c"));
+        assert_eq!(evaluating(EvalError::Interrupted), None);
     }
 }

@@ -14,7 +14,7 @@ use super::run;
 use super::signals::Interrupted;
 use super::stream::{Desk, End, Reading, too_long};
 use hobbit::engine::{ChatInputs, ChatPrompt, ChatTemplates};
-use hobbit::{Error, Sampler, SamplingOptions, Token};
+use hobbit::{EvalError, Sampler, SamplingOptions, Token};
 
 const PROMPT: &str = "> ";
 /// Advice for a full context.
@@ -203,7 +203,7 @@ impl Conversation {
         let reading = Reading { parser, keeps_tags, stops: prompt.additional_stops };
         let spoken = match desk.answer(&wanted[common..], desk.args.predict, &reading) {
             Ok(spoken) => spoken,
-            Err(error) if matches!(error.downcast_ref(), Some(Error::ContextFull { .. })) => {
+            Err(error) if matches!(error.downcast_ref(), Some(EvalError::ContextFull { .. })) => {
                 desk.log.line(Level::Error, format!("error: {}; {ROOM}", in_words(&error)));
                 desk.failed = true;
                 self.withdraw(desk);

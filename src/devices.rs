@@ -8,8 +8,7 @@ use serde_json::json;
 
 use super::log::{Level, Log};
 use super::output::write_json;
-use hobbit::engine::calibrate_report;
-use hobbit::{DeviceInfo, DeviceKind, DeviceOptions, ModelOptions, devices};
+use hobbit::{DeviceInfo, DeviceKind, ModelOptions, devices};
 use hobbit_core::files::{self, Kind, Output};
 
 /// Prints the devices other than the CPU as llama.cpp does, with their capabilities if `verbose`. `json` is the flag
@@ -35,12 +34,6 @@ pub fn list(rpc: &[String], verbose: bool, json: Option<(&str, &Path)>) -> Resul
         writeln!(out, "  {}: {} ({total} MiB, {free} MiB free)", device.name, device.description)?;
         if verbose {
             writeln!(out, "    {}", abilities(device))?;
-        }
-    }
-    if verbose {
-        let options = DeviceOptions { rpc: rpc.to_vec(), ..DeviceOptions::default() };
-        for measured in calibrate_report(&options)? {
-            writeln!(out, "{measured}")?;
         }
     }
     Ok(out.flush()?)

@@ -37,7 +37,7 @@ use super::{completion, conversation, saved};
 use hobbit::engine::{ChatTemplates, low_cache_path, quantise_low};
 use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind};
 use hobbit::stats::{DeviceReport, Stats, Timings};
-use hobbit::{Error, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions};
+use hobbit::{Model, ModelOptions, OpenError, Sampler, SamplingOptions, Session, SessionOptions};
 use hobbit_core::pack::{PartialError, WriteError};
 
 /// Note for a run without a model argument.
@@ -222,7 +222,7 @@ fn low_source(path: &Path, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) ->
     });
     bar.finish_and_clear();
     let made = made.map_err(|error| match &error {
-        Error::PackWrite(WriteError::Output(
+        OpenError::PackWrite(WriteError::Output(
             PartialError::Create { .. } | PartialError::Space { .. } | PartialError::Write { .. },
         )) => {
             let place =

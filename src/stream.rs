@@ -13,7 +13,7 @@ use super::resolve::HiArgs;
 use super::text::StopMatcher;
 use super::text::Utf8Decoder;
 use hobbit::engine::{ChatDelta, ChatParser, ChatStream};
-use hobbit::{Error, Model, Sampler, Session, StopReason, Token};
+use hobbit::{ChatError, EvalError, Model, Sampler, Session, StopReason, Token};
 
 /// The state shared by a run's generations.
 pub struct Desk<'a> {
@@ -97,7 +97,7 @@ impl Desk<'_> {
     }
 
     /// Reads `prompt` and shows progress on a terminal.
-    fn feed(&mut self, prompt: &[Token]) -> Result<(), Error> {
+    fn feed(&mut self, prompt: &[Token]) -> Result<(), EvalError> {
         let n_ubatch = self.session.n_ubatch();
         let model = self.model.clone();
         let share = move || model.evaluated_share();
@@ -120,7 +120,7 @@ impl Desk<'_> {
         if !prompt.is_empty() {
             match self.feed(&prompt[known..]) {
                 Ok(()) => {}
-                Err(Error::Interrupted) => return Ok(Spoken { end: End::Interrupted, ..spoken }),
+                Err(EvalError::Interrupted) => return Ok(Spoken { end: End::Interrupted, ..spoken }),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -256,7 +256,7 @@ impl Reader {
     }
 
     /// Prints the rest of the answer unparsed.
-    fn give_up(&mut self, error: Error, screen: &mut Screen, log: &Log) -> Result<()> {
+    fn give_up(&mut self, error: ChatError, screen: &mut Screen, log: &Log) -> Result<()> {
         let text = self.parts.take().map(|parts| parts.text().to_owned()).unwrap_or_default();
         screen.end_line()?;
         let reason = in_words(&error.into());

@@ -8,7 +8,7 @@ use gguf_tools::synth::{Format, Spec};
 use hobbit::options::{LowShare, LowSource, PrecisionMode};
 use hobbit::stats::PhaseStats;
 use hobbit::{
-    BatchToken, CachingOptions, Error, Model, ModelOptions, PrecisionOptions, Session, SessionOptions, Token,
+    BatchToken, CachingOptions, EvalError, Model, ModelOptions, PrecisionOptions, Session, SessionOptions, Token,
 };
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::gguf::Gguf;
@@ -62,7 +62,7 @@ fn text() -> impl Iterator<Item = Token> {
 }
 
 /// Feeds a prompt of eight tokens at once and then single tokens; the bits of all logits.
-fn run(session: &mut Session) -> Result<Vec<Vec<u32>>, Error> {
+fn run(session: &mut Session) -> Result<Vec<Vec<u32>>, EvalError> {
     let tokens: Vec<Token> = text().collect();
     let batches = [&tokens[..8]].into_iter().chain(tokens[8..].chunks(1));
     let mut position = 0;

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use gguf_tools::synth::{self, Format, Spec};
 use hobbit::engine::RouterChoice;
 use hobbit::{
-    BatchToken, CachingOptions, Error, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions, StopReason, Token,
+    BatchToken, CachingOptions, EvalError, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions, StopReason,
+    Token,
 };
 use hobbit_core::gguf::Gguf;
 use hobbit_core::plan::ExpertCache;
@@ -151,7 +152,7 @@ fn a_full_context_ends_or_shifts() {
                 assert_eq!((count, stop), (n_ctx - prompt.len() + 1, Some(StopReason::ContextFull)));
                 let too_long = vec![prompt[0]; n_ctx + 1];
                 session.reset();
-                assert!(matches!(session.feed(&too_long), Err(Error::ContextFull { .. })));
+                assert!(matches!(session.feed(&too_long), Err(EvalError::ContextFull { .. })));
             }
         }
     }
@@ -199,7 +200,7 @@ fn a_refused_batch_leaves_the_context_alone() {
             session.evaluate(&[impossible]).unwrap_err();
             let interrupt = session.interrupt_handle();
             interrupt.set();
-            assert!(matches!(session.evaluate(&place(&tokens, 8, 24, true)), Err(Error::Interrupted)));
+            assert!(matches!(session.evaluate(&place(&tokens, 8, 24, true)), Err(EvalError::Interrupted)));
             interrupt.clear();
         }
         session.evaluate(&place(&tokens, 8, 24, true)).unwrap();
@@ -222,7 +223,7 @@ fn a_sampled_token_is_not_lost() {
     session.truncate(10).unwrap_err();
     let interrupt = session.interrupt_handle();
     interrupt.set();
-    assert!(matches!(session.feed(&prompt), Err(Error::Interrupted)));
+    assert!(matches!(session.feed(&prompt), Err(EvalError::Interrupted)));
     assert_eq!(session.n_past(), 9, "a feed that failed changes nothing");
     interrupt.clear();
     session.feed(&prompt).unwrap();
@@ -335,18 +336,18 @@ fn generation_needs_current_logits() {
     let mut session = model.session(&settings()).unwrap();
     let mut sampler = Sampler::new(&model, &SamplingOptions::greedy()).unwrap();
     let mut next = |session: &mut hobbit::Session| session.generate(&mut sampler, Some(1)).next().unwrap();
-    assert!(matches!(next(&mut session), Err(Error::NothingEvaluated)), "a new session");
+    assert!(matches!(next(&mut session), Err(EvalError::NothingEvaluated)), "a new session");
     session.feed(&prompt).unwrap();
     let first = next(&mut session).unwrap();
     session.reset();
-    assert!(matches!(next(&mut session), Err(Error::NothingEvaluated)), "after a reset");
+    assert!(matches!(next(&mut session), Err(EvalError::NothingEvaluated)), "after a reset");
     session.feed(&prompt).unwrap();
     assert_eq!(next(&mut session).unwrap(), first);
     // The sampled token alone: the logits are those that it was sampled from.
     session.truncate(8).unwrap();
     assert_eq!(next(&mut session).unwrap(), first);
     session.truncate(4).unwrap();
-    assert!(matches!(next(&mut session), Err(Error::NothingEvaluated)), "after a cut");
+    assert!(matches!(next(&mut session), Err(EvalError::NothingEvaluated)), "after a cut");
     session.feed(&prompt[4..]).unwrap();
     assert_eq!(next(&mut session).unwrap(), first);
 }
@@ -359,7 +360,7 @@ fn a_batch_that_cannot_be_is_an_error() {
     let mut session = model.session(&SessionOptions { n_batch: 8, ..settings() }).unwrap();
     let place = |tokens: &[Token]| place(tokens, 0, tokens.len(), true);
     let error = session.evaluate(&place(&tokens)).unwrap_err();
-    assert!(matches!(error, Error::BatchTooLarge { n_tokens: 12, n_batch: 8 }), "{error}");
+    assert!(matches!(error, EvalError::BatchTooLarge { n_tokens: 12, n_batch: 8 }), "{error}");
     assert!(error.to_string().contains("12 tokens"), "{error}");
     let good = place(&tokens[..4]);
     let altered = |alter: &dyn Fn(&mut hobbit::BatchToken)| {

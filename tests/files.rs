@@ -153,7 +153,7 @@ fn session() -> SessionOptions {
     SessionOptions { n_ctx: 64, threads: Some(1), ..SessionOptions::default() }
 }
 
-fn logits(model: &Model) -> Result<Vec<f32>, hobbit::Error> {
+fn logits(model: &Model) -> anyhow::Result<Vec<f32>> {
     let mut session = model.session(&session())?;
     let mut all = Vec::new();
     for token in 10..20 {
@@ -252,7 +252,7 @@ fn a_model_that_is_replaced_after_it_was_opened_is_still_read() {
 #[test]
 fn a_model_that_is_written_to_after_it_was_opened_is_an_error() {
     fixture::quiet_llama_cpp();
-    let names = |error: hobbit::Error, path: &Path| {
+    let names = |error: anyhow::Error, path: &Path| {
         let error = error.to_string();
         let parts = [path.to_str().unwrap(), "replaced or written to after it was opened", "start again"];
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
@@ -277,6 +277,6 @@ fn a_model_that_is_written_to_after_it_was_opened_is_an_error() {
         while written() == before {
             fs::write(second(&path), &bytes).unwrap();
         }
-        names(session.feed(&[12]).unwrap_err(), &second(&path));
+        names(session.feed(&[12]).unwrap_err().into(), &second(&path));
     }
 }

@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 
 use hobbit::options::{DryOptions, MirostatOptions, SamplerKind, XtcOptions};
 use hobbit::{
-    ChatMessage, Error, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions, StopReason, Token,
+    ChatMessage, EvalError, Model, ModelOptions, Sampler, SamplerError, SamplingOptions, Session, SessionOptions,
+    StopReason, Token,
 };
 
 const PROMPT: &str = "And the LORD said unto";
@@ -33,7 +34,7 @@ struct Output {
     stop: StopReason,
 }
 
-fn generate_with(sampler: &mut Sampler, n_predict: usize) -> Result<Output, Error> {
+fn generate_with(sampler: &mut Sampler, n_predict: usize) -> Result<Output, EvalError> {
     let mut session = session(PROMPT);
     let mut generation = session.generate(sampler, Some(n_predict));
     let tokens = generation.by_ref().collect::<Result<Vec<_>, _>>()?;
@@ -167,15 +168,15 @@ fn a_grammar_is_obeyed() {
     let endless = SamplingOptions { ignore_eos: true, ..greedy };
     let mut sampler = Sampler::new(model(), &endless).unwrap();
     let error = generate_with(&mut sampler, 16).err().expect("no token can follow");
-    assert!(matches!(error, Error::Grammar(_)), "{error}");
+    assert!(matches!(error, EvalError::Sampler(SamplerError::Grammar(_))), "{error}");
     // The sampler is as good as new after a reset.
     sampler.reset();
-    assert!(matches!(generate_with(&mut sampler, 16), Err(Error::Grammar(_))));
+    assert!(matches!(generate_with(&mut sampler, 16), Err(EvalError::Sampler(SamplerError::Grammar(_)))));
 
     for bad in ["root ::= (", "start ::= \"a\"", "root ::= root \"a\"", "%llguidance {}", "root ::= \"a\0\""] {
         let options = SamplingOptions { grammar: Some(bad.into()), ..seeded(1) };
         let error = Sampler::new(model(), &options).err().expect("a broken grammar");
-        assert!(matches!(error, Error::Grammar(_)), "{bad:?}: {error}");
+        assert!(matches!(error, SamplerError::Grammar(_)), "{bad:?}: {error}");
     }
 }
 
@@ -218,7 +219,7 @@ fn logit_bias_forces_and_excludes() {
     for options in [greedy(), seeded(1)] {
         let options = SamplingOptions { logit_bias: Clone::clone(&nothing_left), ..options };
         let error = generate_with(&mut Sampler::new(model(), &options).unwrap(), 1).err().expect("no token is left");
-        assert!(matches!(error, Error::Sampling(_)), "{error}");
+        assert!(matches!(error, EvalError::Sampler(SamplerError::Settings(_))), "{error}");
     }
 }
 
@@ -261,7 +262,7 @@ fn a_sampler_is_bound_to_its_model() {
     // The sampler keeps its model alive.
     drop(other);
     let error = generate_with(&mut sampler, 1).err().expect("another model");
-    assert!(matches!(error, Error::Sampling(_)), "{error}");
+    assert!(matches!(error, EvalError::Sampler(SamplerError::Settings(_))), "{error}");
     sampler.reset();
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use gguf_tools::synth::Spec;
 use hobbit::options::{RoutingOptions, VirtualExperts, VirtualUpdate};
 use hobbit::stats::VirtualExpertsReport;
-use hobbit::{BatchToken, Error, Model, ModelOptions, PrecisionOptions, Session, SessionOptions, Token};
+use hobbit::{BatchToken, EvalError, Model, ModelOptions, OpenError, PrecisionOptions, Session, SessionOptions, Token};
 use hobbit_core::plan::{Budget, ExpertCache};
 
 use crate::fixture;
@@ -35,7 +35,7 @@ fn options(virtual_experts: VirtualExperts, expert_cache: f64) -> ModelOptions {
     }
 }
 
-fn session(model: Result<Model, Error>) -> Session {
+fn session(model: Result<Model, OpenError>) -> Session {
     let session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
     model.and_then(|model| model.session(&session)).expect("the model opens")
 }
@@ -46,7 +46,7 @@ fn prompt(session: &mut Session) {
 }
 
 /// Single tokens from a position on; the bits of their logits.
-fn decode(session: &mut Session, positions: std::ops::Range<i32>) -> Result<Vec<Vec<u32>>, Error> {
+fn decode(session: &mut Session, positions: std::ops::Range<i32>) -> Result<Vec<Vec<u32>>, EvalError> {
     let token = |i: i32| -> Token { if i % 3 == 0 { 40 + i / 30 } else { (i / 20 * 37) % 300 + i % 3 } };
     let one = |position: i32| {
         session.evaluate(&[BatchToken { token: token(position), position, sequence: 0, logits: true }])?;

@@ -8,7 +8,6 @@
 //! | `expert` `planes` `units` `named` | ids of experts and slices; 8-bit weights in two planes; sizes; named choices |
 //! | `files` | what programs may do to the user's files |
 //! | `store` | reads: direct, buffered, memory, faulty |
-//! | `calibrate` | measured bandwidths and times of this machine |
 //! | `gguf` | the bytes of every tensor in its files |
 //! | `grammar` | tokens that a grammar allows next |
 //! | `cache` `route` `predict` | residents and eviction; precision; prediction |
@@ -29,7 +28,6 @@
 //! pure: no ggml, no I/O, no clock.
 
 pub mod cache;
-pub mod calibrate;
 pub mod expert;
 pub mod files;
 pub mod forecast;

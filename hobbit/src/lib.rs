@@ -40,8 +40,9 @@
 //!    `Interrupt` stops either from another thread.
 //! 4. `Session::stats` returns hits, misses, bytes read and other measurements ([`Stats`]).
 //!
-//! All errors are of one type, `Error`. Its messages state facts and name the file, the tensor or the setting; programs
-//! add the remedy in their own flags. llama.cpp's log is discarded until `set_log` receives it.
+//! Each operation has an enum of its errors: `OpenError`, `EvalError`, `SamplerError`, `ChatError`. Messages state
+//! facts and name the file, the tensor or the setting; programs add the remedy in their own flags. llama.cpp's log is
+//! discarded until `set_log` receives it.
 //!
 //! # Features
 //!
@@ -68,8 +69,8 @@ pub use hobbit_core::{options, stats};
 #[cfg(feature = "engine")]
 #[doc(inline)]
 pub use engine::{
-    BatchToken, ChatMessage, DeviceInfo, DeviceKind, Error, GeneratedText, Generation, Interrupt, LogLevel, Model,
-    ModelInfo, Sampler, Session, StopReason, devices, set_log,
+    BatchToken, ChatError, ChatMessage, DeviceError, DeviceInfo, DeviceKind, EvalError, GeneratedText, Generation,
+    Interrupt, LogLevel, Model, ModelInfo, OpenError, Sampler, SamplerError, Session, StopReason, devices, set_log,
 };
 #[doc(inline)]
 pub use hobbit_core::options::{

@@ -75,7 +75,6 @@ impl DeviceArgs {
             headroom: self.device_headroom,
             cpu_helper: self.cpu_helper,
             pinned: self.pinned.0,
-            calibrate: true,
         }
     }
 }

@@ -70,10 +70,9 @@ fn normal(words: &[&str]) -> Vec<OsString> {
 #[test]
 fn defaults_are_llama_cpps() {
     let hi = hi("-m a.gguf");
-    let device = DeviceOptions { calibrate: true, ..DeviceOptions::default() };
     // A chat asks for the last token's logits only.
     let session = SessionOptions { n_outputs_max: 1, ..SessionOptions::default() };
-    let expected = ModelOptions { device, expects: session.clone(), ..ModelOptions::default() };
+    let expected = ModelOptions { expects: session.clone(), ..ModelOptions::default() };
     assert_eq!((hi.model_options, hi.session_options), (expected, session));
     assert_eq!(hi.sampling, SamplingOptions::default());
     assert_eq!((hi.prompt, hi.predict, hi.conversation), (None, None, None));

@@ -26,7 +26,7 @@ use crate::report::closing::{self, Closing};
 use crate::resolve::{self, Bytes};
 use crate::run::{Process, begin, describe, devices_now, measured, open};
 use crate::signals::{self, Interrupted};
-use hobbit::{Error, Model, Session, SessionOptions};
+use hobbit::{EvalError, Model, Session, SessionOptions};
 use hobbit_core::perplexity::windows::Windows;
 
 /// State shared by all measurements.
@@ -146,7 +146,7 @@ fn evaluate(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let outcome = ctrl_c.during(|| (measurement.run)(&mut session));
     let (result, status) = match outcome {
         Ok(result) => (result, 0),
-        Err(error) if matches!(error.downcast_ref(), Some(Error::Interrupted)) => {
+        Err(error) if matches!(error.downcast_ref(), Some(EvalError::Interrupted)) => {
             desk.print("\n")?;
             (Value::Null, signals::status())
         }

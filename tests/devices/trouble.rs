@@ -3,7 +3,7 @@
 use anyhow::Result;
 use ggml_sys::llama;
 use gguf_tools::synth::Spec;
-use hobbit::{BatchToken, DeviceOptions, Error, Model, ModelOptions, Session, SessionOptions};
+use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, OpenError, Session, SessionOptions};
 use hobbit_core::plan::ExpertCache;
 use lagging_device::{Device, Options, Order, Pinned};
 
@@ -99,7 +99,7 @@ fn a_device_that_has_no_room_even_for_staging_is_refused() {
     let rig = Rig::new(Options::default(), Script::Brief);
     let error = rig.open(QUARTER, 100.0).session(&rig.case.options).err().unwrap();
     let text = error.to_string();
-    assert!(matches!(error, Error::Plan(_)) && text.contains(rig.device.name()), "{text}");
+    assert!(matches!(error, OpenError::Plan(_)) && text.contains(rig.device.name()), "{text}");
     // Memory that the device calls free is refused.
     let spec = Spec { experts: 4, layers: 2, ff: 4096, ..Spec::tiny("qwen3moe") };
     let dir = tempfile::tempdir().unwrap();
@@ -110,7 +110,7 @@ fn a_device_that_has_no_room_even_for_staging_is_refused() {
     model.device.fail_allocations_above(256 * 4096 * 34 / 32 - 1);
     let error = opened.session(&options).err().unwrap();
     let text = error.to_string();
-    assert!(matches!(error, Error::DeviceMemory { .. }), "{error:?}");
+    assert!(matches!(error, OpenError::DeviceMemory { .. }), "{error:?}");
     assert!(["refuses 1114624 bytes", model.device.name()].iter().all(|part| text.contains(part)), "{text}");
     model.device.fail_allocations_above(u64::MAX);
     assert!(opened.session(&options).is_ok(), "memory has come back");

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use hobbit::options::LowSource;
-use hobbit::{BatchToken, Error, Interrupt, Model, ModelOptions, Session};
+use hobbit::{BatchToken, EvalError, Interrupt, Model, ModelOptions, Session};
 use hobbit_core::store::{Completion, ReadRequest, Store};
 
 use super::Variant;
@@ -54,7 +54,7 @@ pub fn an_interrupted_batch(case: &Case) {
         let mut session = model.session(&case.options).unwrap();
         interrupt.set(session.interrupt_handle()).unwrap();
         let stopped = session.feed(&[1, 2, 3, 4, 5, 6, 7, 8]);
-        assert!(matches!(stopped, Err(Error::Interrupted)), "{variant:?}: {stopped:?}");
+        assert!(matches!(stopped, Err(EvalError::Interrupted)), "{variant:?}: {stopped:?}");
         // The handle is of the session that is gone: nothing stops the next one.
         drop(session);
         let session = model.session(&case.options).unwrap();

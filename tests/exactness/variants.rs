@@ -109,8 +109,6 @@ fn check_variant(reference: &Reference, variant: &Variant, paths: Option<&Path>)
         ..options(variant.expert_cache)
     };
     let model = crate::fixture::compare::open(path, &options, variant.shuffle)?;
-    let bytes = model.expert_bytes_read_at_load();
-    ensure!(bytes == 0, "loading read {bytes} bytes of experts");
     let mut session = model.session(&case.options)?;
     same(&reference.expected, &case.run(&mut session)?)?;
     check_traffic(&session, path, variant)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gguf_tools::synth::Spec;
-use hobbit::{BatchToken, Error, Model, ModelOptions, Session, SessionOptions, Token};
+use hobbit::{BatchToken, EvalError, Model, ModelOptions, Session, SessionOptions, Token};
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::faulty::{Faults, FaultyStore};
 use hobbit_core::store::{IoMode, Store};
@@ -28,7 +28,7 @@ fn session(model: &Model) -> Session {
 }
 
 /// Evaluates a prompt and a few single tokens; all logits of the last token.
-fn evaluate(session: &mut Session) -> Result<Vec<f32>, Error> {
+fn evaluate(session: &mut Session) -> Result<Vec<f32>, EvalError> {
     let entry =
         |position: i32| BatchToken { token: (position * 37 % 500) as Token, position, sequence: 0, logits: true };
     session.evaluate(&(0..40).map(entry).collect::<Vec<_>>())?;

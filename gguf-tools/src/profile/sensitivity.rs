@@ -1,7 +1,7 @@
 //! How much each expert loses at each width.
 
 use anyhow::Context;
-use hobbit::Error;
+use hobbit::OpenError;
 use hobbit_core::expert::ExpertId;
 use hobbit_core::gguf::GgmlType;
 use hobbit_core::plan::ExpertCache;
@@ -31,7 +31,7 @@ pub fn width(
     let low = LowVersions::File(path.clone());
     let mut runner = match run.open(Some(&low), EXPERT_CACHE) {
         // Too much for this machine: use the cache that fits.
-        Err(error) if matches!(error.downcast_ref(), Some(Error::Plan(_))) => {
+        Err(error) if matches!(error.downcast_ref(), Some(OpenError::Plan(_))) => {
             run.open(Some(&low), ExpertCache::Auto)?
         }
         opened => opened?,

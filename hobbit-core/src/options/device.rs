@@ -158,8 +158,6 @@ pub struct DeviceOptions {
     /// Keep experts in pinned host memory where the device offers it.
     #[default(true)]
     pub pinned: bool,
-    /// Measure link and CPU before the first token, in half a second. Otherwise the CPU helper learns during the run.
-    pub calibrate: bool,
 }
 
 impl DeviceOptions {

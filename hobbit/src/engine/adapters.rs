@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use ggml_sys::llama::{self, llama_adapter_lora};
 use ggml_sys::shim;
 
-use super::error::Error;
+use super::error::OpenError;
 use super::log;
 use super::raw::{RawContext, RawModel, with_message};
 use hobbit_core::gguf::Gguf;
@@ -36,8 +36,8 @@ pub(super) struct CheckedAdapters {
 
 impl CheckedAdapters {
     /// # Errors
-    /// [`Error::Adapter`].
-    pub(super) fn read(options: &AdapterOptions, model: &Gguf) -> Result<Self, Error> {
+    /// [`OpenError::Adapter`].
+    pub(super) fn read(options: &AdapterOptions, model: &Gguf) -> Result<Self, OpenError> {
         let check = |file: &hobbit_core::options::ScaledFile| check_lora(&file.path, model);
         let lora = options.lora.iter().map(check).collect::<Result<_, _>>()?;
         Ok(Self { options: options.clone(), lora })
@@ -52,7 +52,7 @@ impl CheckedAdapters {
     ///
     /// # Errors
     /// [`AdapterError::OfExperts`].
-    pub(super) fn leave_experts(&self) -> Result<(), Error> {
+    pub(super) fn leave_experts(&self) -> Result<(), OpenError> {
         for (file, lora) in self.options.lora.iter().zip(&self.lora) {
             if let Some(tensor) = &lora.of_experts {
                 let (path, tensor) = (file.path.clone(), tensor.clone());
@@ -65,8 +65,8 @@ impl CheckedAdapters {
     /// Loads them into llama.cpp, which frees them with the model.
     ///
     /// # Errors
-    /// [`Error::Adapter`].
-    pub(super) fn load(self, raw: &RawModel, model: &Gguf) -> Result<Adapters, Error> {
+    /// [`OpenError::Adapter`].
+    pub(super) fn load(self, raw: &RawModel, model: &Gguf) -> Result<Adapters, OpenError> {
         let mut lora = Vec::new();
         for (file, summary) in self.options.lora.iter().zip(self.lora) {
             let unusable = |fault| AdapterError::Unusable { path: file.path.clone(), kind: "LoRA adapter", fault };
@@ -149,7 +149,7 @@ impl Adapters {
     ///
     /// # Errors
     /// A control vector that llama.cpp refuses.
-    pub(super) fn begin(&self, context: &RawContext) -> Result<(), Error> {
+    pub(super) fn begin(&self, context: &RawContext) -> Result<(), OpenError> {
         self.apply(context, &self.scales());
         let Some(directions) = &self.directions else { return Ok(()) };
         let last = directions.data.len() / (directions.n_embd.max(1) as usize);
@@ -170,7 +170,7 @@ impl Adapters {
         };
         match code {
             0 => Ok(()),
-            _ => Err(Error::ControlVector(log::take_errors())),
+            _ => Err(OpenError::ControlVector(log::take_errors())),
         }
     }
 

@@ -22,19 +22,11 @@ pub(super) struct Purpose {
     pub(super) phase: Phase,
 }
 
-/// A model that is being loaded.
-#[derive(Clone)]
-pub(super) struct Loading {
-    /// Its experts, for the next buffer.
-    pub(super) experts: Arc<Experts>,
-    /// Whether loading reads none of their bytes.
-    pub(super) are_skipped: bool,
-}
-
 #[derive(Default)]
 struct Calling {
     purpose: Option<Purpose>,
-    loading: Option<Loading>,
+    /// Experts of the model that is being loaded, for the next buffer.
+    loading: Option<Arc<Experts>>,
     /// Layer and weights that a router hook saw last in this evaluation.
     router_weights: Option<(u16, RouterValues)>,
     /// Why the call fails: the first reason.
@@ -67,21 +59,21 @@ pub(super) fn phase() -> Phase {
     Purpose::current().map_or(Phase::default(), |purpose| purpose.phase)
 }
 
-/// Runs `load`: expert buffers that it allocates belong to `loading`.
-pub(super) fn while_loading<T>(loading: Loading, load: impl FnOnce() -> T) -> T {
+/// Runs `load`: expert buffers that it allocates belong to `experts`.
+pub(super) fn while_loading<T>(experts: &Arc<Experts>, load: impl FnOnce() -> T) -> T {
     struct Reset;
     impl Drop for Reset {
         fn drop(&mut self) {
             CALLING.with_borrow_mut(|own| own.loading = None);
         }
     }
-    CALLING.with_borrow_mut(|own| own.loading = Some(loading));
+    CALLING.with_borrow_mut(|own| own.loading = Some(Arc::clone(experts)));
     let _reset = Reset;
     load()
 }
 
-/// The model that this call loads.
-pub(super) fn loading() -> Option<Loading> {
+/// Experts of the model that this call loads.
+pub(super) fn loading() -> Option<Arc<Experts>> {
     CALLING.with_borrow(|own| own.loading.clone())
 }
 

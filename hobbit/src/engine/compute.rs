@@ -8,22 +8,19 @@
 mod chain;
 mod groups;
 mod kernels;
-mod tensors;
 
-use std::ffi::{CStr, c_int, c_void};
-use std::slice;
-use std::sync::Arc;
+use std::ffi::{c_int, c_void};
 
 use ggml_sys::llama::{self, GGML_STATUS_SUCCESS, ggml_backend_buffer_type_t, ggml_status, ggml_tensor};
 
 use super::buffer::tag_of;
 use super::calling::{phase, router_weights};
 use super::experts::{ExpertTag, RouterValues};
-use super::graph::Inner;
+use super::graph::{Inner, is_view, tensor_at};
 use super::host_reads::{Host, HostReads, ShareView};
 use super::recorder::Recorder;
 use super::registration::Computes;
-use super::split::{self, Abort, Failed, LayerRouter};
+use super::split::{self, Abort, Failed, LayerRouter, router_inputs, weights_tensor};
 use super::tiers::{OtherTiers, TiersView};
 use hobbit_core::expert::{SliceId, SliceKind, Version};
 use hobbit_core::gguf::ExpertMap;
@@ -31,11 +28,9 @@ use hobbit_core::options::{KernelChoice, SessionOptions};
 use hobbit_core::residency::{Compute, DeviceResidency, LayerStep, Place, Selection, Split, Used, run_layer};
 use hobbit_core::route::{DECODE_TOKENS_MAX, Pair, Routing};
 
-use self::chain::Chain;
+pub(super) use self::chain::Chain;
 use self::kernels::Kernels;
 pub(super) use self::kernels::{ROWS_MIN, may_be_plain, trials};
-use self::tensors::{blank, plain_tensor, router_inputs, row_of, view_tensor};
-pub(super) use self::tensors::{is_dense_rows, is_view, router_input_tensor, weights_tensor};
 
 /// Maximum bytes of gathered rows for one product (more only if one expert alone has more).
 const GATHER_BYTES_MAX: usize = 16 << 20;
@@ -78,25 +73,6 @@ impl ExpertBackend {
             products: Vec::new(),
             kernels: Kernels::new(choice),
         })
-    }
-
-    /// The leading nodes that belong together: all nodes before the first expert product, or one layer's products (by
-    /// the same ids) with the nodes between and after them.
-    ///
-    /// # Safety
-    /// Nodes of a live graph.
-    unsafe fn segment<'a>(&self, nodes: &'a [*mut ggml_tensor]) -> (&'a [*mut ggml_tensor], Option<&'a ExpertTag>) {
-        // SAFETY: by the caller.
-        let key = |&node: &*mut ggml_tensor| unsafe {
-            self.product(node).map(|tag| (Arc::as_ptr(&tag.experts), tag.layer, (*node).src[2]))
-        };
-        let first = key(&nodes[0]);
-        let len = nodes[1..]
-            .iter()
-            .position(|node| key(node).is_some_and(|key| Some(key) != first))
-            .map_or(nodes.len(), |position| position + 1);
-        // SAFETY: by the caller.
-        (&nodes[..len], unsafe { self.product(nodes[0]) })
     }
 
     /// As [`tag_of`].
@@ -361,12 +337,13 @@ impl Computes for ExpertBackend {
         while !rest.is_empty() {
             // SAFETY: nodes of a live graph; by the caller.
             unsafe {
-                let (segment, tag) = self.segment(rest);
-                match tag {
+                // A layer's products with the nodes between and after them, or all nodes before the first product.
+                let (segment, later) = rest.split_at(split::leading(rest, self.buft));
+                match self.product(segment[0]) {
                     Some(tag) => self.layer(tag, segment)?,
                     None => self.of_llama_cpp(segment)?,
                 }
-                rest = &rest[segment.len()..];
+                rest = later;
             }
         }
         Ok(())
@@ -385,6 +362,34 @@ unsafe fn weights_of_layer(layer: u16, nodes: &[*mut ggml_tensor]) -> Option<Rou
     // SAFETY: by the caller; sources of a live node are live.
     let beside = |&node: &*mut ggml_tensor| unsafe { weights_tensor(node).map(|w| RouterValues::of(&*w, 1)) };
     nodes.iter().find_map(beside).or_else(|| router_weights(layer))
+}
+
+/// The row of a pair in a product's input, `[n_in, n_used or 1, n_tokens]`, or result, `[n_out, n_used, n_tokens]`.
+///
+/// # Safety
+/// `tensor` is allocated and has the pair's token and rank.
+unsafe fn row_of(tensor: &ggml_tensor, pair: Pair) -> *mut f32 {
+    let rank = (pair.rank % tensor.ne[1] as u32) as usize;
+    let offset = pair.token as usize * tensor.nb[2] + rank * tensor.nb[1];
+    // SAFETY: by the caller.
+    unsafe { tensor.data.cast::<u8>().add(offset).cast() }
+}
+
+/// A contiguous tensor over `data` that lies in host memory like `neighbour`.
+fn plain_tensor(type_: llama::ggml_type, ne: [i64; 4], data: *mut c_void, neighbour: &ggml_tensor) -> ggml_tensor {
+    tensor_at(type_, ne, data.cast(), neighbour.buffer, None)
+}
+
+/// The slots of `view` as the weights of a product, in place of the expert tensor `weights`.
+fn view_tensor(weights: &ggml_tensor, view: ShareView<'_>, neighbour: &ggml_tensor) -> ggml_tensor {
+    let ne = [weights.ne[0], weights.ne[1], i64::from(view.n_slots), 1];
+    let mut tensor = plain_tensor(view.type_id as llama::ggml_type, ne, view.base.cast(), neighbour);
+    let (block, row) = view.row;
+    tensor.nb = [block, row, view.stride, view.stride * view.n_slots as usize];
+    if let Some(interleaving) = view.interleaving {
+        interleaving.mark(&mut tensor);
+    }
+    tensor
 }
 
 /// Bytes that products need besides the experts: gathered rows, their results, and ggml's quantised copies of the rows.

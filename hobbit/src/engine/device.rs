@@ -18,8 +18,9 @@ use ggml_sys::llama::{self, ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml
 
 use super::buffer::is_expert_tensor;
 use super::calling::{self, Purpose};
-use super::compute::{ExpertBackend, ROWS_MIN, is_view, may_be_plain};
-use super::error::Error;
+use super::compute::{ExpertBackend, ROWS_MIN, may_be_plain};
+use super::error::DeviceError;
+use super::graph::is_view;
 use super::registration::{NAME, Registration, backend};
 
 /// Maximum number of nodes that `supports_op` follows back to an expert product.
@@ -42,9 +43,9 @@ impl Device {
     /// Registers the expert device with ggml, once.
     ///
     /// # Errors
-    /// [`Error::Seam`] when C and Rust disagree about the structs they share.
-    pub(super) fn get() -> Result<&'static Device, Error> {
-        DEVICE.get_or_init(register).as_ref().map_err(|message| Error::Seam(message.clone()))
+    /// [`DeviceError::Abi`] when C and Rust disagree about the structs they share.
+    pub(super) fn get() -> Result<&'static Device, DeviceError> {
+        DEVICE.get_or_init(register).as_ref().map_err(|message| DeviceError::Abi(message.clone()))
     }
 }
 

@@ -10,8 +10,7 @@ use ggml_sys::llama::ggml_backend_dev_t;
 use serde::Serialize;
 
 use super::device::Device;
-use super::device_error::DeviceError;
-use super::error::Error;
+use super::error::DeviceError;
 use super::ggml;
 use super::ggml::text;
 use super::registration::NAME;
@@ -42,8 +41,8 @@ pub struct DeviceInfo {
 /// hobbit's own.
 ///
 /// # Errors
-/// [`Error::Device`] for a malformed endpoint, an unreachable server, or a build without RPC.
-pub fn devices(rpc: &[String]) -> Result<Vec<DeviceInfo>, Error> {
+/// [`DeviceError`] for a malformed endpoint, an unreachable server, or a build without RPC.
+pub fn devices(rpc: &[String]) -> Result<Vec<DeviceInfo>, DeviceError> {
     Ok(found(rpc)?.into_iter().map(info).collect())
 }
 
@@ -51,7 +50,7 @@ pub fn devices(rpc: &[String]) -> Result<Vec<DeviceInfo>, Error> {
 ///
 /// # Errors
 /// As [`devices`]; an unknown name, or a device that models are not offloaded to; [`DeviceOptions::main`] out of range.
-pub(super) fn choose(options: &DeviceOptions) -> Result<Vec<ggml_backend_dev_t>, Error> {
+pub(super) fn choose(options: &DeviceOptions) -> Result<Vec<ggml_backend_dev_t>, DeviceError> {
     let found = found(&options.rpc)?;
     let candidates: Vec<Candidate> = found.iter().map(|device| candidate(*device)).collect();
     let chosen = choose_among(&candidates, options)?;
@@ -62,7 +61,7 @@ pub(super) fn choose(options: &DeviceOptions) -> Result<Vec<ggml_backend_dev_t>,
 ///
 /// # Errors
 /// As [`choose`].
-pub(super) fn by_name(options: &DeviceOptions) -> Result<Option<Vec<ggml_backend_dev_t>>, Error> {
+pub(super) fn by_name(options: &DeviceOptions) -> Result<Option<Vec<ggml_backend_dev_t>>, DeviceError> {
     rpc::add_servers(&options.rpc)?;
     let names = match &options.devices {
         DeviceChoice::Auto => return Ok(None),
@@ -79,7 +78,7 @@ pub(super) fn by_name(options: &DeviceOptions) -> Result<Option<Vec<ggml_backend
 }
 
 /// Every device except ours.
-fn found(rpc: &[String]) -> Result<Vec<ggml_backend_dev_t>, Error> {
+fn found(rpc: &[String]) -> Result<Vec<ggml_backend_dev_t>, DeviceError> {
     // Our backend first: it installs the handler that ends a failed ggml assertion with a message.
     Device::get()?;
     ggml::ready();
@@ -95,7 +94,7 @@ fn found(rpc: &[String]) -> Result<Vec<ggml_backend_dev_t>, Error> {
 fn without_gone(
     all: impl Iterator<Item = ggml_backend_dev_t>,
     rpc: &[String],
-) -> Result<Vec<ggml_backend_dev_t>, Error> {
+) -> Result<Vec<ggml_backend_dev_t>, DeviceError> {
     let mut gone: BTreeMap<String, bool> = BTreeMap::new();
     let mut there = Vec::new();
     for device in all {
@@ -104,7 +103,7 @@ fn without_gone(
             let is_gone = match gone.get(&endpoint) {
                 Some(known) => *known,
                 None => match rpc::probe(&endpoint) {
-                    Err(error) if rpc.contains(&endpoint) => return Err(error.into()),
+                    Err(error) if rpc.contains(&endpoint) => return Err(error),
                     probed => probed.is_err(),
                 },
             };

@@ -1,23 +1,24 @@
-//! All errors between a model file and a token.
+//! Errors of the engine, one enum for each operation. Messages name the file, tensor or setting; programs add the
+//! remedy in their own flags.
 
 use std::path::PathBuf;
 
-use super::device_error::DeviceError;
+use super::devices::DeviceKind;
 use super::low::LowError;
 use hobbit_core::files::OutputError;
+use hobbit_core::gguf::GgufError;
 use hobbit_core::gguf::adapter::AdapterError;
-use hobbit_core::gguf::{GgufError, LowMismatch};
-use hobbit_core::pack::{PackError, TypeChoiceError};
+use hobbit_core::pack::PackError;
 use hobbit_core::plan::PlanError;
 use hobbit_core::profile::{LossBoundError, ProfileError, VirtualPlanError};
 use hobbit_core::route::ThresholdError;
 use hobbit_core::store::StoreError;
 use hobbit_core::tuned::TunedError;
 
-/// Errors of the engine. Messages name the file, tensor or setting; programs add the remedy in their own flags.
+/// Errors of opening a model, and of starting a session on it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum OpenError {
     /// The model file is damaged, incomplete or of an unknown kind.
     #[error(transparent)]
     Gguf(#[from] GgufError),
@@ -30,38 +31,9 @@ pub enum Error {
     /// A requested device is unavailable.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Low-precision versions for a model that has no experts.
-    #[error("{}: this model has no experts, so there is nothing to have in low precision", path.display())]
-    NoExperts {
-        /// The model file.
-        path: PathBuf,
-    },
-    /// The low-precision file is not the same model.
+    /// Low-precision versions that cannot be used.
     #[error(transparent)]
     Low(#[from] LowError),
-    /// The low-precision file's experts have other shapes.
-    #[error("{}: this file cannot serve as low precision: {mismatch}", path.display())]
-    LowMismatch {
-        /// The low-precision file.
-        path: PathBuf,
-        /// The mismatch.
-        mismatch: LowMismatch,
-    },
-    /// Low-precision experts of a pack that was made from another model.
-    #[error(
-        "{}: these low-precision experts were made from another model than {}: {what} (it was called {source_name})",
-        low.display(), model.display()
-    )]
-    LowOfAnother {
-        /// The pack.
-        low: PathBuf,
-        /// The model.
-        model: PathBuf,
-        /// Name of the model that the pack was made from, at that time.
-        source_name: String,
-        /// The difference.
-        what: &'static str,
-    },
     /// An output file is one that the run reads, or is not a regular file.
     #[error(transparent)]
     Output(#[from] OutputError),
@@ -130,15 +102,6 @@ pub enum Error {
     /// Low-precision versions could not be written.
     #[error(transparent)]
     PackWrite(#[from] hobbit_core::pack::WriteError),
-    /// Unknown types for low-precision versions.
-    #[error("low-precision types: {0}")]
-    LowTypes(TypeChoiceError),
-    /// Low-precision versions requested for a pack; they are made from plain models.
-    #[error("{}: this is a pack; low-precision versions are made of a plain GGUF", path.display())]
-    LowOfPack {
-        /// The pack.
-        path: PathBuf,
-    },
     /// The expert cache's memory was refused.
     #[error("cannot allocate {bytes} bytes for the expert cache: {source}")]
     OutOfMemory {
@@ -166,6 +129,30 @@ pub enum Error {
         /// Bytes requested.
         bytes: u64,
     },
+    /// This model or run does not support rerouting tokens to other experts.
+    #[error("tokens cannot be sent to experts in memory: {0}")]
+    Routing(String),
+    /// Loading was cancelled by the progress callback.
+    #[error("loading was cancelled")]
+    Cancelled,
+    /// A device without a second stream, or llama.cpp without a report of its memory.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The first evaluation, which warms up a dense model, failed.
+    #[error(transparent)]
+    WarmUp(#[from] EvalError),
+}
+
+impl From<LossBoundError> for OpenError {
+    fn from(error: LossBoundError) -> Self {
+        Self::LossBound(Box::new(error))
+    }
+}
+
+/// Errors of evaluating tokens and of generating text. The session goes on, unless a variant states otherwise.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EvalError {
     /// llama.cpp or the expert backend failed while computing a batch.
     #[error("decoding failed: {0}")]
     Decode(String),
@@ -198,43 +185,136 @@ pub enum Error {
     /// Generation was interrupted.
     #[error("interrupted")]
     Interrupted,
-    /// Text that the model's vocabulary cannot encode.
-    #[error("cannot tokenize: {0}")]
-    Tokenize(String),
-    /// The chat template failed or is missing.
-    #[error("cannot apply the chat template: {0}")]
-    ChatTemplate(String),
-    /// Messages, tools or settings of a conversation that cannot be understood.
-    #[error("cannot read the conversation: {0}")]
-    ChatInput(String),
-    /// The model's answer does not have the form that its chat template defines.
-    #[error("cannot read the model's answer: {0}")]
-    ChatReply(String),
-    /// A grammar or JSON schema that llama.cpp refuses.
-    #[error("cannot use this grammar: {0}")]
-    Grammar(String),
-    /// Invalid sampling settings, or logits without a valid candidate.
-    #[error("cannot sample: {0}")]
-    Sampling(String),
     /// Logits that are NaN or infinite.
     #[error(
         "the model computed logits that are not finite numbers; likely causes, in this order: too large a scale of a \
          LoRA adapter, a control vector, damaged weights"
     )]
     NotFinite,
-    /// This model or run does not support rerouting tokens to other experts.
-    #[error("tokens cannot be sent to experts in memory: {0}")]
-    Routing(String),
-    /// Loading was cancelled by the progress callback.
-    #[error("loading was cancelled")]
-    Cancelled,
-    /// The expert products did not reach hobbit's backend.
+    /// Expert products did not reach hobbit's backend: the architecture is not supported.
     #[error("{0}")]
     Seam(String),
+    /// No token can be chosen.
+    #[error(transparent)]
+    Sampler(#[from] SamplerError),
 }
 
-impl From<LossBoundError> for Error {
-    fn from(error: LossBoundError) -> Self {
-        Self::LossBound(Box::new(error))
+/// Errors of making a sampler, and of choosing tokens with it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SamplerError {
+    /// Invalid sampling settings, or logits without a valid candidate.
+    #[error("cannot sample: {0}")]
+    Settings(String),
+    /// A grammar or JSON schema that llama.cpp refuses, or that allows no token.
+    #[error("cannot use this grammar: {0}")]
+    Grammar(String),
+    /// Tags or triggers that the vocabulary cannot encode.
+    #[error(transparent)]
+    Tokenize(#[from] TokenizeError),
+}
+
+/// Text that the model's vocabulary cannot encode.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot tokenize: {0}")]
+pub struct TokenizeError(pub(super) String);
+
+/// Errors of rendering a conversation, and of parsing its answers.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChatError {
+    /// The chat template failed or is missing.
+    #[error("cannot apply the chat template: {0}")]
+    Template(String),
+    /// Messages, tools or settings of a conversation that cannot be understood.
+    #[error("cannot read the conversation: {0}")]
+    Input(String),
+    /// The model's answer does not have the form that its chat template defines.
+    #[error("cannot read the model's answer: {0}")]
+    Reply(String),
+}
+
+/// A requested device that is unavailable.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// C and Rust disagree about the structs they share.
+    #[error("{0}")]
+    Abi(String),
+    /// A name that no device has.
+    #[error("there is no device named '{name}' ({})", known_names(known))]
+    Unknown {
+        /// As given.
+        name: String,
+        /// Devices that models can be offloaded to.
+        known: Vec<String>,
+    },
+    /// A device that computes in host memory.
+    #[error(
+        "'{name}' is {}, and models are not offloaded to it ({})",
+        kind.in_words(), known_names(known)
+    )]
+    NotOffloadable {
+        /// Its name.
+        name: String,
+        /// Its kind.
+        kind: DeviceKind,
+        /// Devices that models can be offloaded to.
+        known: Vec<String>,
+    },
+    /// A device that is named twice.
+    #[error("the device '{name}' is named twice")]
+    Twice {
+        /// Its name.
+        name: String,
+    },
+    /// The main device's index is out of range.
+    #[error("the main device is number {main}, but there are {n_devices} devices; numbers begin at 0")]
+    MainOutOfRange {
+        /// As given.
+        main: u32,
+        /// Devices that were chosen.
+        n_devices: usize,
+    },
+    /// An override that names an unknown buffer type.
+    #[error("there is no buffer type named '{found}'; there are {}", known.join(", "))]
+    NoBufferType {
+        /// As given.
+        found: String,
+        /// Names that can be given.
+        known: Vec<String>,
+    },
+    /// A build without support for RPC servers.
+    #[error("this build of hobbit has no RPC; rebuild it with the feature rpc")]
+    NoRpc,
+    /// A malformed endpoint.
+    #[error("'{endpoint}' is no RPC endpoint: {why}; give HOST:PORT, for example 127.0.0.1:50052")]
+    Endpoint {
+        /// As given.
+        endpoint: String,
+        /// The reason.
+        why: &'static str,
+    },
+    /// No server listens there.
+    #[error("cannot connect to the RPC server {endpoint}: {source}")]
+    Unreachable {
+        /// The endpoint.
+        endpoint: String,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// A server without devices.
+    #[error("the RPC server {endpoint} offers no devices")]
+    NoRemoteDevices {
+        /// The endpoint.
+        endpoint: String,
+    },
+}
+
+fn known_names(known: &[String]) -> String {
+    match known {
+        [] => "there is none beside the CPU".to_owned(),
+        [one] => format!("there is only {one}"),
+        many => format!("there are {}", many.join(", ")),
     }
 }

@@ -32,19 +32,6 @@ pub(super) fn devices() -> impl Iterator<Item = ggml_backend_dev_t> {
     unsafe { (0..llama::ggml_backend_dev_count()).map(|index| llama::ggml_backend_dev_get(index)) }
 }
 
-/// Whether a device is the processor itself.
-pub(super) fn is_cpu(dev: ggml_backend_dev_t) -> bool {
-    // SAFETY: a registered device.
-    unsafe { llama::ggml_backend_dev_type(dev) == llama::GGML_BACKEND_DEVICE_TYPE_CPU }
-}
-
-/// Devices that compute products themselves, in ggml's order: neither ours nor other helpers of the CPU.
-pub(super) fn computing_devices() -> Vec<ggml_backend_dev_t> {
-    // SAFETY: a registered device.
-    let is_helper = |&dev: &_| unsafe { llama::ggml_backend_dev_type(dev) == llama::GGML_BACKEND_DEVICE_TYPE_ACCEL };
-    devices().filter(|dev| !is_helper(dev)).collect()
-}
-
 /// A device's properties, as it reports them.
 pub(super) fn properties(dev: ggml_backend_dev_t) -> llama::ggml_backend_dev_props {
     // SAFETY: zero is a valid value of every property; the device fills them in.

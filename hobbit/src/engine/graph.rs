@@ -191,3 +191,15 @@ impl Inner {
         self.graph.submit(&self.cpu.stream, || false)
     }
 }
+
+/// Whether a node computes nothing.
+pub(super) fn is_view(op: llama::ggml_op) -> bool {
+    matches!(
+        op,
+        llama::GGML_OP_NONE
+            | llama::GGML_OP_VIEW
+            | llama::GGML_OP_RESHAPE
+            | llama::GGML_OP_PERMUTE
+            | llama::GGML_OP_TRANSPOSE
+    )
+}

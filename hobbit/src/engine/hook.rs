@@ -31,13 +31,41 @@ pub struct RouterChoice {
 /// Receives router choices, layer by layer.
 pub type RouterObserver = Box<dyn FnMut(RouterChoice) + Send>;
 
-/// The callback, installed while this lives.
-pub(super) struct RouterHook(Arc<Shared>);
+/// Receives tensors with parts of routers' choices, as they are computed.
+pub(super) trait Watcher: Send {
+    /// Whether to receive this tensor. The graph breaks after it.
+    fn wants(&self, asked: Asked, name: &str) -> bool;
 
-type Shared = Mutex<State>;
+    /// # Safety
+    /// `tensor` is computed.
+    unsafe fn take(&mut self, asked: Asked, name: &str, tensor: &ggml_tensor);
+}
 
-/// State of the callback, which holds its address.
-struct State {
+/// ggml's evaluation callback with its state, installed while this lives. The callback holds the state's address.
+pub(super) struct EvalHook<W>(Arc<Mutex<W>>);
+
+impl<W: Watcher> EvalHook<W> {
+    pub(super) fn new(watcher: W) -> Self {
+        Self(Arc::new(Mutex::new(watcher)))
+    }
+
+    /// Makes `params` call back into the state, which must outlive the context.
+    pub(super) fn install(&self, params: &mut llama::llama_context_params) {
+        params.cb_eval = Some(on_eval::<W>);
+        params.cb_eval_user_data = Arc::as_ptr(&self.0).cast_mut().cast();
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, W> {
+        lock(&self.0)
+    }
+}
+
+fn lock<W>(watcher: &Mutex<W>) -> MutexGuard<'_, W> {
+    watcher.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Passes choices to an observer, and weights to the expert backend.
+pub(super) struct Observed {
     observer: Option<RouterObserver>,
     /// The expert backend needs the weights.
     shows_weights: bool,
@@ -64,39 +92,27 @@ pub(super) fn asked(name: &str) -> Option<Asked> {
     WEIGHTS.iter().find_map(|prefix| name.strip_prefix(prefix)?.parse().ok()).map(Asked::Weights)
 }
 
-impl RouterHook {
-    /// `None` if neither an observer nor the expert backend needs it.
-    pub(super) fn new(observer: Option<RouterObserver>, shows_weights: bool) -> Option<Self> {
+impl Observed {
+    /// A hook for an observer or the expert backend; `None` if neither needs it.
+    pub(super) fn hook(observer: Option<RouterObserver>, shows_weights: bool) -> Option<EvalHook<Self>> {
         let wanted = observer.is_some() || shows_weights;
-        wanted.then(|| Self(Arc::new(Mutex::new(State { observer, shows_weights, current: None }))))
-    }
-
-    /// Makes `params` call back into the state, which must outlive the context.
-    pub(super) fn install(&self, params: &mut llama::llama_context_params) {
-        params.cb_eval = Some(on_eval);
-        params.cb_eval_user_data = Arc::as_ptr(&self.0).cast_mut().cast();
+        wanted.then(|| EvalHook::new(Self { observer, shows_weights, current: None }))
     }
 
     /// Passes the last layer of a batch to the observer.
-    pub(super) fn flush(&self) {
-        lock(&self.0).flush();
-    }
-}
-
-fn lock(state: &Shared) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl State {
-    fn flush(&mut self) {
+    pub(super) fn flush(&mut self) {
         if let (Some(choice), Some(observer)) = (self.current.take(), &mut self.observer) {
             observer(choice);
         }
     }
+}
 
-    /// # Safety
-    /// `tensor` is computed.
-    unsafe fn take(&mut self, asked: Asked, tensor: &ggml_tensor) {
+impl Watcher for Observed {
+    fn wants(&self, _: Asked, _: &str) -> bool {
+        true
+    }
+
+    unsafe fn take(&mut self, asked: Asked, _: &str, tensor: &ggml_tensor) {
         // SAFETY: by the caller; a copy has the tensor's strides, and is read while it is there.
         unsafe {
             let copy = copy_of_device_memory(tensor);
@@ -143,18 +159,21 @@ unsafe fn copy_of_device_memory(tensor: &ggml_tensor) -> Option<Vec<u8>> {
     }
 }
 
-unsafe extern "C" fn on_eval(tensor: *mut ggml_tensor, ask: bool, state: *mut c_void) -> bool {
+unsafe extern "C" fn on_eval<W: Watcher>(tensor: *mut ggml_tensor, ask: bool, watcher: *mut c_void) -> bool {
     // SAFETY: ggml passes a live tensor with a NUL-terminated name; `install` passed the state, which outlives the
     // context.
-    let (tensor, state) = unsafe { (&*tensor, &*state.cast::<Shared>()) };
+    let (tensor, watcher) = unsafe { (&*tensor, &*watcher.cast::<Mutex<W>>()) };
     // SAFETY: as above.
-    let name = unsafe { CStr::from_ptr(tensor.name.as_ptr()) };
-    let Some(asked) = name.to_str().ok().and_then(asked) else { return !ask };
+    let name = unsafe { CStr::from_ptr(tensor.name.as_ptr()) }.to_str().unwrap_or_default();
+    let mut watcher = lock(watcher);
+    let asked = asked(name).filter(|&asked| watcher.wants(asked, name));
     if ask {
-        return true;
+        return asked.is_some();
     }
-    // SAFETY: the tensor was just computed by the CPU backend.
-    let _ = catch_unwind(AssertUnwindSafe(|| unsafe { lock(state).take(asked, tensor) }));
+    if let Some(asked) = asked {
+        // SAFETY: the tensor was just computed.
+        let _ = catch_unwind(AssertUnwindSafe(|| unsafe { watcher.take(asked, name, tensor) }));
+    }
     true
 }
 

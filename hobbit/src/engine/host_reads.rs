@@ -236,9 +236,9 @@ impl HostReads {
         if matches!(read.target, Target::Record { .. }) {
             (extent, lead) = (record.expect("only records are asked for as such"), 0);
         }
-        // SAFETY: `start` is a slot, a slice's region of one, or a staging slot, of `capacity` bytes in an arena of this
-        // value that outlives the loader. The residency keeps its state at loading from now until the read is reported as
-        // landed: nothing else reads or writes it, and it cannot be taken again.
+        // SAFETY: `start` is a slot, a slice's region of one, or a staging slot, of `capacity` bytes in an arena of
+        // this value that outlives the loader. The residency keeps its state at loading from now until the read is
+        // reported as landed: nothing else reads or writes it, and it cannot be taken again.
         let dst = unsafe { SlotPtr::new(start) };
         ReadRequest { ticket: read.ticket, extent, dst, capacity, lead: lead as usize, form }
     }

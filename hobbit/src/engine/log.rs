@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_void};
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use ggml_sys::llama;
 
@@ -20,17 +20,18 @@ pub enum LogLevel {
     Notice,
 }
 
-type Sink = Arc<Mutex<Box<dyn FnMut(LogLevel, &str) + Send>>>;
+type Sink = Box<dyn FnMut(LogLevel, &str) + Send>;
 
-/// Never locked while a sink runs, which may call back.
+/// Locked while the sink runs.
+static SINK: Mutex<Option<Sink>> = Mutex::new(None);
+
 struct State {
-    sink: Option<Sink>,
     last_level: LogLevel,
     /// Errors logged on threads that have not called [`clear_errors`].
     errors: String,
 }
 
-static STATE: Mutex<State> = Mutex::new(State { sink: None, last_level: LogLevel::Info, errors: String::new() });
+static STATE: Mutex<State> = Mutex::new(State { last_level: LogLevel::Info, errors: String::new() });
 
 thread_local! {
     /// Whether this thread runs a sink.
@@ -50,13 +51,15 @@ const ERRORS_BYTES_MAX: usize = 4096;
 /// Sends llama.cpp's log to `sink`, text as it comes (lines may arrive in pieces, newlines included). The log is
 /// discarded until this function is called.
 ///
-/// The sink runs on one thread at a time, and must not wait for a thread that logs. It may use hobbit, and may call
-/// this function; log output caused by the sink itself is dropped, since it would recurse for ever.
+/// The sink runs on one thread at a time, and must not wait for a thread that logs. It may use hobbit; log output that
+/// the sink causes is dropped, since it would recurse for ever, and so is a sink that it sets.
 pub fn set_log(sink: impl FnMut(LogLevel, &str) + Send + 'static) {
     install();
-    let before = state().sink.replace(Arc::new(Mutex::new(Box::new(sink))));
-    // Drop the old sink outside the lock: it runs the owner's code.
-    drop(before);
+    if !IN_SINK.get() {
+        let before = SINK.lock().unwrap_or_else(PoisonError::into_inner).replace(Box::new(sink));
+        // Not earlier: dropping it runs the owner's code, and the lock is free now.
+        drop(before);
+    }
 }
 
 /// Makes llama.cpp log to us instead of stderr.
@@ -68,18 +71,17 @@ pub(super) fn install() {
 
 /// Sends the user's sink a line about behaviour that differs from the request.
 pub(super) fn notice(text: impl std::fmt::Display) {
-    let text = format!("{text}\n");
-    deliver(state(), LogLevel::Notice, &text);
+    deliver(LogLevel::Notice, &format!("{text}\n"));
 }
 
 /// Delivers text to the sink.
-fn deliver(state: MutexGuard<'_, State>, level: LogLevel, text: &str) {
-    let Some(sink) = state.sink.clone().filter(|_| !IN_SINK.replace(true)) else { return };
-    drop(state);
-    // A panicking sink only loses its line. If it was replaced, it is dropped here, which may log as well.
-    let _ = catch_unwind(AssertUnwindSafe(move || {
-        let mut run = sink.lock().unwrap_or_else(PoisonError::into_inner);
-        run(level, text);
+fn deliver(level: LogLevel, text: &str) {
+    if IN_SINK.replace(true) {
+        return;
+    }
+    // A panicking sink only loses its line.
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        SINK.lock().unwrap_or_else(PoisonError::into_inner).iter_mut().for_each(|sink| sink(level, text));
     }));
     IN_SINK.set(false);
 }
@@ -140,7 +142,8 @@ unsafe extern "C" fn on_log(level: llama::ggml_log_level, text: *const c_char, _
             keep(&mut state.errors);
         }
     }
-    deliver(state, level, &text);
+    drop(state);
+    deliver(level, &text);
 }
 
 #[cfg(test)]
@@ -180,24 +183,16 @@ mod tests {
     }
 
     #[test]
-    fn a_sink_may_log_and_replace_itself() {
-        let (first, observed_first) = mpsc::channel();
-        let (second, observed_second) = mpsc::channel();
+    fn output_of_the_sink_itself_is_dropped() {
+        let (sender, observed) = mpsc::channel();
         set_log(move |_, text| {
-            let _ = first.send(text.to_owned());
-            if text == "called back: outer\n" {
-                notice("called back: inner");
-                let second = second.clone();
-                set_log(move |_, text| {
-                    let _ = second.send(text.to_owned());
-                });
-            }
+            let _ = sender.send(text.to_owned());
+            notice("called back: inner");
+            set_log(|_, _| {});
         });
         notice("called back: outer");
         notice("called back: after");
-        assert_eq!(next(&observed_first), "outer");
-        assert_eq!(next(&observed_second), "after");
-        assert_eq!(next(&observed_first), "", "the first sink is gone, and its own log was dropped");
+        assert_eq!([next(&observed), next(&observed)], ["outer", "after"]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::Ggml;
 use hobbit_core::gguf::{Catalog, Gguf, GgufError, LowMismatch, Recode, RecodeError, TensorInfo};
+use hobbit_core::pack::TypeChoiceError;
 
 /// Bytes of a tensor read at a time, unless a row is longer.
 const BATCH_BYTES: u64 = 1 << 20;
@@ -22,52 +23,23 @@ const BF16_ROUNDING: f64 = 1.0 / 256.0;
 /// Tolerance for a quantised router: root mean square of all distances, relative to the tensor's.
 const QUANTISED_TOLERANCE: f64 = 0.1;
 
-/// Reasons why a file cannot serve as the low-precision version of a model.
+/// Reasons why a model has no low-precision versions, or a file cannot serve as such.
 #[derive(Debug, thiserror::Error)]
 pub enum LowError {
     /// One of the two is damaged.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// Another kind or size of model.
-    #[error("{}: {key} is {found}, expected {expected} as in {}", low.display(), model.display())]
-    Key {
+    /// Another model: its header, its shapes or the weights of its routers differ.
+    #[error("{}: {what} as in {}{note}", low.display(), model.display())]
+    OtherModel {
         /// The low file.
         low: Box<Path>,
         /// The model.
         model: Box<Path>,
-        /// The metadata key, or another name of the property.
-        key: String,
-        /// The low file's value.
-        found: String,
-        /// The model's value.
-        expected: String,
-    },
-    /// Experts of another shape.
-    #[error("{}: {mismatch} as in {}", low.display(), model.display())]
-    Shape {
-        /// The low file.
-        low: Box<Path>,
-        /// The model.
-        model: Box<Path>,
-        /// The tensor and its shapes.
-        mismatch: LowMismatch,
-    },
-    /// A router with other weights.
-    #[error(
-        "{}: tensor '{tensor}': {found}, expected {expected} as in {}; this is another model or fine-tune of the same \
-         shape", low.display(), model.display()
-    )]
-    Router {
-        /// The low file.
-        low: Box<Path>,
-        /// The model.
-        model: Box<Path>,
-        /// The router's tensor.
-        tensor: String,
-        /// The low file's value.
-        found: String,
-        /// The accepted value.
-        expected: String,
+        /// The property with the low file's value and the expected one.
+        what: String,
+        /// A conclusion from the difference, or empty.
+        note: &'static str,
     },
     /// A router of a type whose values cannot be compared.
     #[error("{}: tensor '{tensor}': {source}", path.display())]
@@ -78,6 +50,44 @@ pub enum LowError {
         tensor: String,
         /// The cause.
         source: RecodeError,
+    },
+    /// Low-precision versions for a model that has no experts.
+    #[error("{}: this model has no experts, so there is nothing to have in low precision", path.display())]
+    NoExperts {
+        /// The model file.
+        path: PathBuf,
+    },
+    /// The low-precision file's experts have other shapes.
+    #[error("{}: this file cannot serve as low precision: {mismatch}", path.display())]
+    Mismatch {
+        /// The low-precision file.
+        path: PathBuf,
+        /// The mismatch.
+        mismatch: LowMismatch,
+    },
+    /// Low-precision experts of a pack that was made from another model.
+    #[error(
+        "{}: these low-precision experts were made from another model than {}: {what} (it was called {source_name})",
+        low.display(), model.display()
+    )]
+    OfAnotherModel {
+        /// The pack.
+        low: PathBuf,
+        /// The model.
+        model: PathBuf,
+        /// Name of the model that the pack was made from, at that time.
+        source_name: String,
+        /// The difference.
+        what: &'static str,
+    },
+    /// Unknown types for low-precision versions.
+    #[error("low-precision types: {0}")]
+    Types(TypeChoiceError),
+    /// Low-precision versions requested for a pack; they are made from plain models.
+    #[error("{}: this is a pack; low-precision versions are made of a plain GGUF", path.display())]
+    OfPack {
+        /// The pack.
+        path: PathBuf,
     },
 }
 
@@ -91,7 +101,7 @@ pub fn check_low(model: &Gguf, low: &Gguf) -> Result<(), LowError> {
     pair.check_keys()?;
     let experts = model.experts()?;
     let added = Catalog::plain(&experts).add_low(&low.experts()?, model.files.len() as u32);
-    added.map_err(|mismatch| LowError::Shape { low: path(low), model: path(model), mismatch })?;
+    added.map_err(|mismatch| pair.differs(mismatch.to_string(), ""))?;
     for tensor in model.tensors.iter().filter(|tensor| is_router(&tensor.name)) {
         pair.check_router(tensor)?;
     }
@@ -168,12 +178,16 @@ impl Pair<'_> {
             return Ok(());
         }
         let word = |value: Option<String>| value.unwrap_or_else(|| "missing".to_owned());
-        let (found, expected, key) = (word(found), word(expected), key.to_owned());
-        Err(LowError::Key { low: path(self.low), model: path(self.model), key, found, expected })
+        Err(self.differs(format!("{key} is {}, expected {}", word(found), word(expected)), ""))
+    }
+
+    fn differs(&self, what: String, note: &'static str) -> LowError {
+        LowError::OtherModel { low: path(self.low), model: path(self.model), what, note }
     }
 
     fn router(&self, tensor: &str, found: String, expected: String) -> LowError {
-        LowError::Router { low: path(self.low), model: path(self.model), tensor: tensor.to_owned(), found, expected }
+        let what = format!("tensor '{tensor}': {found}, expected {expected}");
+        self.differs(what, "; this is another model or fine-tune of the same shape")
     }
 
     fn check_router(&self, ours: &TensorInfo) -> Result<(), LowError> {

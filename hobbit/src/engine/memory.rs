@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use ggml_sys::llama::ggml_backend_dev_t;
 
-use super::error::Error;
+use super::error::OpenError;
 use super::ggml;
 use super::host_reads::{HostReads, Interleavings, layout_of};
 use super::log;
-use super::memory_use::MemoryUse;
 use super::model::Model;
 use super::pinned::{HostMemory, Reach};
 use super::pools::{Pool, cache_of, pools_of};
@@ -21,6 +20,8 @@ use super::recorder::Recorder;
 use super::state_file::StateFile;
 use super::tier::{self, Tier};
 use super::tiers::{Description, Routers, Tiers};
+pub(super) use costs::MemoryUse;
+pub use costs::{MemorySignal, take_memory_signal, trim_heap, watch_memory_signals};
 use costs::{fixed_costs, runtime_bytes, scratch_bytes};
 use hobbit_core::cache::ModelMark;
 use hobbit_core::expert::Precision;
@@ -40,7 +41,7 @@ use hobbit_core::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
 use hobbit_core::trace::Walk;
 
 /// Plans memory for the model's first session and allocates it; later sessions share it.
-pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawContext) -> Result<Description, Error> {
+pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawContext) -> Result<Description, OpenError> {
     let shared = &model.shared;
     let mut memories = shared.experts.memories();
     if let Some(memories) = memories.as_ref() {
@@ -70,7 +71,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     if changes && !tiers.is_empty() && expert_cache == ExpertCache::Bytes(0) {
         let reason = "virtual experts change in the host's memory, from where a device has them, and the expert cache \
                       has no room there";
-        return Err(Error::Routing(reason.to_owned()));
+        return Err(OpenError::Routing(reason.to_owned()));
     }
     let high_slots = planned_slots(model, &pools, &specs)?;
     let expert_cache = high_slots.as_ref().map_or(expert_cache, |(bytes, _)| ExpertCache::Bytes(*bytes));
@@ -237,8 +238,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
 /// Slots of each high pool under the plan of virtual experts, in order, and their total bytes; `None` without a plan.
 ///
 /// # Errors
-/// [`Error::VirtualPlan`] if the requested cache is smaller than the plan.
-fn planned_slots(model: &Model, pools: &[Pool], specs: &[PoolSpec]) -> Result<Option<(u64, Vec<u32>)>, Error> {
+/// [`OpenError::VirtualPlan`] if the requested cache is smaller than the plan.
+fn planned_slots(model: &Model, pools: &[Pool], specs: &[PoolSpec]) -> Result<Option<(u64, Vec<u32>)>, OpenError> {
     let options = &model.shared.options;
     let (Some(plan), VirtualExperts::Plan(path)) = (&model.shared.virtual_plan, &options.routing.virtual_experts)
     else {
@@ -263,7 +264,7 @@ fn passthrough(
     options: &SessionOptions,
     context: &RawContext,
     repack: bool,
-) -> Result<Description, Error> {
+) -> Result<Description, OpenError> {
     let shared = &model.shared;
     let MemoryUse { weights, kv, compute, .. } = MemoryUse::of(context)?;
     let runtime = runtime_bytes(weights, kv) + scratch_bytes(model, options) + shared.options.reserved_bytes;
@@ -355,7 +356,7 @@ impl HostSlots {
         }
     }
 
-    fn memory(&self, bytes: usize, slot_bytes: usize) -> Result<HostMemory, Error> {
+    fn memory(&self, bytes: usize, slot_bytes: usize) -> Result<HostMemory, OpenError> {
         match self.0 {
             Some((dev, reach)) => HostMemory::of(dev, reach, bytes, slot_bytes),
             None => HostMemory::plain(bytes),

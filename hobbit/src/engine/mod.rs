@@ -5,7 +5,7 @@
 //!   or a [`ChatStream`] while it grows. [`isolate_chat_templates`] bounds hostile templates.
 //! * Low-precision versions: [`quantise_low`], [`check_low`], [`low_cache_path`]; ggml's quantisers, [`Ggml`].
 //! * Observation: [`RouterObserver`], [`ExpertPlace`].
-//! * This machine: [`calibrate_report`], [`cpu_bytes_per_second`], [`system_info`], [`MemorySignal`], [`trim_heap`].
+//! * This machine: [`cpu_bytes_per_second`], [`system_info`], [`MemorySignal`], [`trim_heap`].
 //! * Comparison with plain llama.cpp: [`Stock`].
 //!
 //! llama.cpp builds graphs, tokenises and samples; hobbit owns the experts. The files, in the order in which a model
@@ -15,13 +15,12 @@
 
 mod adapters;
 mod buffer;
-mod calibrate;
 mod calling;
 mod chat;
 mod compute;
 mod contention;
+mod cpu_speed;
 mod device;
-mod device_error;
 mod devices;
 mod error;
 mod experts;
@@ -34,7 +33,6 @@ mod limits;
 mod log;
 mod low;
 mod memory;
-mod memory_use;
 mod model;
 mod offload;
 mod params;
@@ -62,18 +60,17 @@ mod validate;
 mod vocabulary;
 
 pub use adapters::AdapterInfo;
-pub use calibrate::{calibrate_report, cpu_bytes_per_second};
 pub use chat::{
     ChatDelta, ChatInputs, ChatMessage, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates, Continuation,
     LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice, isolate_chat_templates,
 };
-pub use device_error::DeviceError;
+pub use cpu_speed::cpu_bytes_per_second;
 pub use devices::{DeviceInfo, DeviceKind, devices};
-pub use error::Error;
+pub use error::{ChatError, DeviceError, EvalError, OpenError, SamplerError, TokenizeError};
 pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};
-pub use memory_use::{MemorySignal, take_memory_signal, trim_heap, watch_memory_signals};
+pub use memory::{MemorySignal, take_memory_signal, trim_heap, watch_memory_signals};
 pub use model::{ExpertPlace, LayerPlaces, Model, ModelInfo};
 pub use quantise::Ggml;
 #[cfg(feature = "rpc")]

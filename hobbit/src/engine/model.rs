@@ -106,7 +106,6 @@ pub(super) struct Shared {
     pub(super) load_time: Duration,
     pub(super) opened_at: Instant,
     info: ModelInfo,
-    expert_bytes_read_at_load: u64,
     /// Built on first use.
     pub(super) pieces: OnceLock<Pieces>,
 }
@@ -239,12 +238,6 @@ impl Model {
     /// The parsed header of the model's files.
     pub fn gguf(&self) -> &Gguf {
         &self.shared.gguf
-    }
-
-    /// Bytes of experts that loading read from the files. 0 unless this system's stdio does not support the stream's
-    /// seek trick.
-    pub fn expert_bytes_read_at_load(&self) -> u64 {
-        self.shared.expert_bytes_read_at_load
     }
 
     /// Whether the expert backend needs the router's weights from the hook: a layer with scales spans several splits.

@@ -9,7 +9,7 @@ use ggml_sys::llama::{
     llama_model_kv_override__bindgen_ty_1 as Value, llama_model_tensor_buft_override,
 };
 
-use super::device_error::DeviceError;
+use super::error::DeviceError;
 use hobbit_core::options::{
     FlashAttn, KvType, KvValue, ModelOptions, Pooling, RopeScaling, SessionOptions, TensorOverride,
 };

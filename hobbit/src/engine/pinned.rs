@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_backend_dev_t};
 
-use super::error::Error;
+use super::error::OpenError;
 use super::ggml::{self, Buffer};
 use hobbit_core::store::{Arena, BLOCK_BYTES};
 
@@ -63,9 +63,9 @@ impl HostMemory {
     ///
     /// # Errors
     /// The system refuses the memory.
-    pub(super) fn plain(bytes: usize) -> Result<Self, Error> {
+    pub(super) fn plain(bytes: usize) -> Result<Self, OpenError> {
         let arena =
-            Arena::touched_as_needed(bytes).map_err(|source| Error::OutOfMemory { bytes: bytes as u64, source })?;
+            Arena::touched_as_needed(bytes).map_err(|source| OpenError::OutOfMemory { bytes: bytes as u64, source })?;
         Ok(Self { arena, buffer: None, shown: None, dev: None, pinned: false })
     }
 
@@ -74,7 +74,12 @@ impl HostMemory {
     ///
     /// # Errors
     /// As [`HostMemory::plain`]; a device that computes in host memory refuses it.
-    pub(super) fn of(dev: ggml_backend_dev_t, reach: Reach, bytes: usize, slot_bytes: usize) -> Result<Self, Error> {
+    pub(super) fn of(
+        dev: ggml_backend_dev_t,
+        reach: Reach,
+        bytes: usize,
+        slot_bytes: usize,
+    ) -> Result<Self, OpenError> {
         match reach {
             Reach::Copies => Self::plain(bytes),
             Reach::Pinned => Self::pinned(dev, bytes).map_or_else(|| Self::plain(bytes), Ok),
@@ -109,7 +114,7 @@ impl HostMemory {
 }
 
 /// Experts of such a device can be computed only in these host slots.
-fn refused(bytes: usize) -> Error {
+fn refused(bytes: usize) -> OpenError {
     let source = std::io::Error::new(std::io::ErrorKind::OutOfMemory, "the device cannot compute in so much of it");
-    Error::OutOfMemory { bytes: bytes as u64, source }
+    OpenError::OutOfMemory { bytes: bytes as u64, source }
 }

@@ -8,7 +8,7 @@ use ggml_sys::llama;
 
 use super::device::Device;
 use super::devices;
-use super::error::Error;
+use super::error::OpenError;
 use super::ggml;
 use super::log;
 use super::offload::Wrapper;
@@ -47,7 +47,12 @@ impl Placement {
     ///
     /// # Errors
     /// An unknown device. Experts in types that their layer's device cannot multiply are computed on the CPU instead.
-    pub(super) fn new(options: &ModelOptions, gguf: &Gguf, map: &ExpertMap, catalog: &Catalog) -> Result<Self, Error> {
+    pub(super) fn new(
+        options: &ModelOptions,
+        gguf: &Gguf,
+        map: &ExpertMap,
+        catalog: &Catalog,
+    ) -> Result<Self, OpenError> {
         let chosen = match options.n_gpu_layers {
             0 => Vec::new(),
             _ => devices::choose(&options.device)?,

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use ggml_sys::llama::{self, llama_batch, llama_context, llama_context_params, llama_model, llama_model_params};
 use ggml_sys::shim;
 
-use super::error::Error;
+use super::error::EvalError;
 use super::vocabulary::Matches;
 use hobbit_core::options::Token;
 
@@ -60,14 +60,14 @@ fn checked<T>(
     doing: &str,
     is_done: impl FnOnce(&T) -> bool,
     call: impl FnOnce(*mut c_char, usize) -> T,
-) -> Result<T, Error> {
+) -> Result<T, EvalError> {
     let mut message = [0u8; MESSAGE_BYTES];
     let answer = call(message.as_mut_ptr().cast(), message.len());
     if is_done(&answer) {
         return Ok(answer);
     }
     let reason = text_of(&message);
-    Err(Error::Decode(if reason.is_empty() { doing.to_owned() } else { format!("{doing}: {reason}") }))
+    Err(EvalError::Decode(if reason.is_empty() { doing.to_owned() } else { format!("{doing}: {reason}") }))
 }
 
 /// The text of a NUL-terminated message buffer.
@@ -235,7 +235,7 @@ impl RawContext {
     ///
     /// # Errors
     /// llama.cpp fails.
-    pub(super) fn forget(&mut self, sequence: i32, from: i32, to: i32) -> Result<bool, Error> {
+    pub(super) fn forget(&mut self, sequence: i32, from: i32, to: i32) -> Result<bool, EvalError> {
         // SAFETY: the context is live, the message buffer valid for its capacity; so below.
         let remove = |message, capacity| unsafe {
             shim::hobbit_memory_remove(self.as_ptr(), sequence, from, to, message, capacity)
@@ -248,7 +248,7 @@ impl RawContext {
     ///
     /// # Errors
     /// llama.cpp fails.
-    pub(super) fn copy(&mut self, from: i32, to: i32) -> Result<(), Error> {
+    pub(super) fn copy(&mut self, from: i32, to: i32) -> Result<(), EvalError> {
         // SAFETY: as in `forget`.
         let copy = |message, capacity| unsafe { shim::hobbit_memory_copy(self.as_ptr(), from, to, message, capacity) };
         checked(&format!("llama.cpp cannot copy sequence {from} to {to}"), |done| *done, copy).map(drop)
@@ -258,7 +258,7 @@ impl RawContext {
     ///
     /// # Errors
     /// llama.cpp fails.
-    pub(super) fn shift(&mut self, sequence: i32, range: Range<i32>, by: i32) -> Result<(), Error> {
+    pub(super) fn shift(&mut self, sequence: i32, range: Range<i32>, by: i32) -> Result<(), EvalError> {
         // SAFETY: as in `forget`.
         let shift = |message, capacity| unsafe {
             shim::hobbit_memory_move(self.as_ptr(), sequence, range.start, range.end, by, message, capacity)
@@ -288,7 +288,7 @@ impl RawContext {
     ///
     /// # Errors
     /// llama.cpp refuses.
-    pub(super) fn state(&mut self, sequence: i32) -> Result<Vec<u8>, Error> {
+    pub(super) fn state(&mut self, sequence: i32) -> Result<Vec<u8>, EvalError> {
         let doing = format!("llama.cpp cannot save the state of sequence {sequence}");
         // SAFETY: as in `forget`.
         let size = |message, capacity| unsafe { shim::hobbit_state_size(self.as_ptr(), sequence, message, capacity) };
@@ -307,7 +307,7 @@ impl RawContext {
     ///
     /// # Errors
     /// llama.cpp refuses; the sequence's content is then undefined.
-    pub(super) fn set_state(&mut self, sequence: i32, state: &[u8]) -> Result<(), Error> {
+    pub(super) fn set_state(&mut self, sequence: i32, state: &[u8]) -> Result<(), EvalError> {
         // SAFETY: as in `forget`; the bytes are valid for their length.
         let set = |message, capacity| unsafe {
             shim::hobbit_state_set(self.as_ptr(), sequence, state.as_ptr(), state.len(), message, capacity)

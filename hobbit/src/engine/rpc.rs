@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
 
-use ggml_sys::llama::ggml_backend_dev_t;
+use ggml_sys::llama::{self, ggml_backend_dev_t};
 use ggml_sys::{rpc, shim};
 
 use super::devices::{self, DeviceInfo};
@@ -68,10 +68,15 @@ impl RpcServer {
     /// [`RpcError::UnknownDevice`], [`RpcError::NoDevice`].
     pub fn new(names: &[String]) -> Result<Self, RpcError> {
         ggml::ready();
-        let all = ggml::computing_devices();
+        // SAFETY: a registered device.
+        let kind = |device: &ggml_backend_dev_t| unsafe { llama::ggml_backend_dev_type(*device) };
+        // Neither ours nor other helpers of the CPU.
+        let computes = |device: &_| kind(device) != llama::GGML_BACKEND_DEVICE_TYPE_ACCEL;
+        let all: Vec<_> = ggml::devices().filter(computes).collect();
         let devices = match names {
             [] => {
-                let gpus: Vec<_> = all.iter().copied().filter(|&device| !ggml::is_cpu(device)).collect();
+                let is_gpu = |device: &_| kind(device) != llama::GGML_BACKEND_DEVICE_TYPE_CPU;
+                let gpus: Vec<_> = all.iter().copied().filter(is_gpu).collect();
                 if gpus.is_empty() { all } else { gpus }
             }
             names => names.iter().map(|name| by_name(&all, name)).collect::<Result<_, _>>()?,

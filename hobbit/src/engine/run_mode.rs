@@ -5,8 +5,8 @@ use ggml_sys::llama;
 
 use super::compute;
 use super::devices;
-use super::error::Error;
-use super::memory_use::MemoryUse;
+use super::error::OpenError;
+use super::memory::MemoryUse;
 use super::params::{NEVER_INTERRUPTED, context_params, kv_overrides};
 use super::raw::{RawContext, RawModel};
 use super::repack::Interleaving;
@@ -29,7 +29,7 @@ const VOCABULARY_BYTES: u64 = 400;
 ///
 /// # Errors
 /// A budget that certainly exceeds the system's memory.
-pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64) -> Result<(RunMode, u32), Error> {
+pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64) -> Result<(RunMode, u32), OpenError> {
     let on_devices = options.n_gpu_layers != 0 && !devices::choose(&options.device)?.is_empty();
     let experts: u64 = source.map.layers.iter().map(|layer| layer.bytes()).sum();
     let limits = MemoryLimits::read();

@@ -13,7 +13,7 @@ use ggml_sys::llama::{llama_token_data, llama_token_data_array};
 
 use self::chain::{Budget, Raw};
 use self::grammar::Grammar;
-use super::error::Error;
+use super::error::{EvalError, SamplerError, TokenizeError};
 use super::limits;
 use super::model::Model;
 use super::raw::RawContext;
@@ -42,9 +42,9 @@ impl Sampler {
     /// Builds the chain: logit bias, then the samplers in their order (or Mirostat), then the draw.
     ///
     /// # Errors
-    /// [`Error::Sampling`] for invalid settings, [`Error::Grammar`] for a grammar llama.cpp refuses,
-    /// [`Error::Tokenize`] for tags and triggers that the vocabulary cannot encode.
-    pub fn new(model: &Model, options: &SamplingOptions) -> Result<Sampler, Error> {
+    /// [`SamplerError::Settings`] if they are invalid, [`SamplerError::Grammar`] for a grammar llama.cpp refuses,
+    /// [`SamplerError::Tokenize`] for tags and triggers that the vocabulary cannot encode.
+    pub fn new(model: &Model, options: &SamplingOptions) -> Result<Sampler, SamplerError> {
         checks::validate(options)?;
         let preserved = preserved_tokens(model, options)?;
         let prefill = prefill_tokens(model, &options.generation_prompt)?;
@@ -64,20 +64,21 @@ impl Sampler {
     /// The GBNF grammar of the JSON texts that `schema` (a JSON schema) describes.
     ///
     /// # Errors
-    /// [`Error::Grammar`] for a schema that is not JSON or that llama.cpp cannot express.
-    pub fn json_schema_to_grammar(schema: &str) -> Result<String, Error> {
+    /// [`SamplerError::Grammar`] for a schema that is not JSON or that llama.cpp cannot express.
+    pub fn json_schema_to_grammar(schema: &str) -> Result<String, SamplerError> {
         // Parsed here too: serde_json reports the position of an error, and bounds the depth.
-        let value: serde_json::Value =
-            serde_json::from_str(schema).map_err(|error| Error::Grammar(format!("the schema is not JSON: {error}")))?;
+        let value: serde_json::Value = serde_json::from_str(schema)
+            .map_err(|error| SamplerError::Grammar(format!("the schema is not JSON: {error}")))?;
         let stack_bytes =
-            limits::schema_stack(&value).map_err(|error| Error::Grammar(format!("the schema: {error}")))?;
-        let schema = CString::new(schema).map_err(|_| Error::Grammar("the schema contains a NUL byte".into()))?;
+            limits::schema_stack(&value).map_err(|error| SamplerError::Grammar(format!("the schema: {error}")))?;
+        let schema =
+            CString::new(schema).map_err(|_| SamplerError::Grammar("the schema contains a NUL byte".into()))?;
         let make = || {
             let mut made: *mut c_char = ptr::null_mut();
             // SAFETY: the schema is NUL-terminated; `made` receives a string that we free; the wrapper does not throw.
             let status = unsafe { llama::llama_rs_json_schema_to_grammar(schema.as_ptr(), true, &raw mut made) };
             if status != llama::LLAMA_RS_STATUS_OK || made.is_null() {
-                return Err(Error::Grammar(
+                return Err(SamplerError::Grammar(
                     "llama.cpp cannot turn this JSON schema into a grammar; its grammars/README.md lists the \
                      keywords and patterns that it supports"
                         .into(),
@@ -90,7 +91,7 @@ impl Sampler {
                 Ok(grammar)
             }
         };
-        limits::with_stack(stack_bytes, make).map_err(Error::Grammar)?
+        limits::with_stack(stack_bytes, make).map_err(SamplerError::Grammar)?
     }
 
     /// Chooses a token from the logits at `index` of the last batch (-1: the last) and remembers it as generated.
@@ -99,15 +100,15 @@ impl Sampler {
     /// second choice.
     ///
     /// # Errors
-    /// [`Error::Decode`] if `index` has no logits, [`Error::NotFinite`] if they are not finite, [`Error::Sampling`] if
-    /// no candidate is left, [`Error::Grammar`] if no token continues the grammar.
-    pub(super) fn sample(&mut self, context: &RawContext, index: i32) -> Result<Token, Error> {
+    /// [`EvalError::Decode`] if `index` has no logits, [`EvalError::NotFinite`] if they are not finite,
+    /// [`EvalError::Sampler`] if no candidate is left, or no token continues the grammar.
+    pub(super) fn sample(&mut self, context: &RawContext, index: i32) -> Result<Token, EvalError> {
         self.chosen = None;
         let mut token = self.choose(context, index, false)?;
         if !self.grammar_allows(token)? {
             token = self.choose(context, index, true)?;
             if !self.grammar_allows(token)? {
-                return Err(no_token());
+                return Err(no_token().into());
             }
         }
         self.accept_generated(token)?;
@@ -125,8 +126,8 @@ impl Sampler {
     /// those that they choose.
     ///
     /// # Errors
-    /// [`Error::Grammar`] if the grammar does not allow it.
-    pub fn accept_generated(&mut self, token: Token) -> Result<(), Error> {
+    /// [`SamplerError::Grammar`] if the grammar does not allow it.
+    pub fn accept_generated(&mut self, token: Token) -> Result<(), SamplerError> {
         let is_grammars = self.grammar_applies();
         let mut replayed = Vec::new();
         if let Some(budget) = &mut self.budget {
@@ -213,7 +214,7 @@ impl Sampler {
     }
 
     /// Runs the budget and the chain over fresh logits; the grammar masks them in between if `masked`.
-    fn choose(&mut self, context: &RawContext, index: i32, masked: bool) -> Result<Token, Error> {
+    fn choose(&mut self, context: &RawContext, index: i32, masked: bool) -> Result<Token, EvalError> {
         self.load_logits(context, index)?;
         let mut array = llama_token_data_array {
             data: self.candidates.as_mut_ptr(),
@@ -234,12 +235,13 @@ impl Sampler {
         let selected = usize::try_from(array.selected).ok().and_then(|selected| self.kept().get(selected));
         match selected {
             Some(chosen) if chosen.logit > f32::NEG_INFINITY && !chosen.p.is_nan() => Ok(chosen.id),
-            _ if masked => Err(no_token()),
-            _ => Err(Error::Sampling(
+            _ if masked => Err(no_token().into()),
+            _ => Err(SamplerError::Settings(
                 "no candidate is left; loosen the logit biases or the sampling settings, which exclude every token or \
                  overflow"
                     .into(),
-            )),
+            )
+            .into()),
         }
     }
 
@@ -249,20 +251,21 @@ impl Sampler {
     }
 
     /// Copies the logits (`[n_vocab]`) into `candidates`.
-    fn load_logits(&mut self, context: &RawContext, index: i32) -> Result<(), Error> {
+    fn load_logits(&mut self, context: &RawContext, index: i32) -> Result<(), EvalError> {
         // SAFETY: the context is live.
         unsafe {
             if !ptr::eq(llama::llama_get_model(context.as_ptr()), self.model.shared.raw.as_ptr()) {
-                return Err(Error::Sampling("the sampler was made for another model".into()));
+                return Err(SamplerError::Settings("the sampler was made for another model".into()).into());
             }
             llama::llama_synchronize(context.as_ptr());
         }
         // Our contexts have no samplers attached, so only logits can be read.
         let logits = context.logits(index, self.model.n_vocab());
-        let logits = logits.ok_or_else(|| Error::Decode(format!("the last batch has no logits at index {index}")))?;
+        let logits =
+            logits.ok_or_else(|| EvalError::Decode(format!("the last batch has no logits at index {index}")))?;
         // Checked here because llama.cpp's samplers sort: with NaN there is no order.
         if !are_finite(logits) {
-            return Err(Error::NotFinite);
+            return Err(EvalError::NotFinite);
         }
         if let Some(kept) = &mut self.logits {
             kept.clear();
@@ -279,7 +282,7 @@ impl Sampler {
     }
 
     /// Whether the grammar, if it applies, allows `token`. Does not advance it.
-    fn grammar_allows(&mut self, token: Token) -> Result<bool, Error> {
+    fn grammar_allows(&mut self, token: Token) -> Result<bool, SamplerError> {
         let applies = self.grammar_applies();
         match &mut self.grammar {
             Some(grammar) if applies => grammar.allows(&self.model, token),
@@ -288,8 +291,8 @@ impl Sampler {
     }
 }
 
-fn no_token() -> Error {
-    Error::Grammar("it allows no token of this model next".into())
+fn no_token() -> SamplerError {
+    SamplerError::Grammar("it allows no token of this model next".into())
 }
 
 /// Whether these logits permit a choice. Minus infinity excludes a token; NaN and infinity mean a failed computation.
@@ -298,7 +301,7 @@ pub(super) fn are_finite(logits: &[f32]) -> bool {
 }
 
 /// The tokens of those `preserved_tokens` that are a single token.
-fn preserved_tokens(model: &Model, options: &SamplingOptions) -> Result<Vec<Token>, Error> {
+fn preserved_tokens(model: &Model, options: &SamplingOptions) -> Result<Vec<Token>, TokenizeError> {
     let mut preserved = Vec::new();
     for text in &options.preserved_tokens {
         if let [token] = model.tokenize(text, false, true)?[..] {
@@ -309,7 +312,7 @@ fn preserved_tokens(model: &Model, options: &SamplingOptions) -> Result<Vec<Toke
 }
 
 /// The tokens of the generation prompt, without the space that some tokenizers put before a special token.
-fn prefill_tokens(model: &Model, text: &str) -> Result<Vec<Token>, Error> {
+fn prefill_tokens(model: &Model, text: &str) -> Result<Vec<Token>, TokenizeError> {
     if text.is_empty() {
         return Ok(Vec::new());
     }

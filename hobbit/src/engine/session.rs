@@ -11,8 +11,8 @@ use ggml_sys::llama;
 
 use super::calling::{self, Purpose};
 use super::compute;
-use super::error::Error;
-use super::hook::{RouterHook, RouterObserver};
+use super::error::OpenError;
+use super::hook::{EvalHook, Observed, RouterObserver};
 use super::log;
 use super::memory;
 use super::model::Model;
@@ -50,7 +50,8 @@ pub enum StopReason {
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Makes the running evaluation, and every later one, end with [`Error::Interrupted`].
+    /// Makes the running evaluation, and every later one, end with
+    /// [`EvalError::Interrupted`](crate::EvalError::Interrupted).
     pub fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -70,7 +71,7 @@ impl Interrupt {
 pub struct Session {
     // Dropped before the hook, which it calls, and the model, which it reads.
     context: RawContext,
-    hook: Option<RouterHook>,
+    hook: Option<EvalHook<Observed>>,
     model: Model,
     options: SessionOptions,
     description: Description,
@@ -98,8 +99,8 @@ impl Model {
     /// Plans memory and prepares to evaluate tokens.
     ///
     /// # Errors
-    /// A budget that is too small ([`Error::Plan`]), refused memory, or settings that llama.cpp rejects.
-    pub fn session(&self, options: &SessionOptions) -> Result<Session, Error> {
+    /// A budget that is too small ([`OpenError::Plan`]), refused memory, or settings that llama.cpp rejects.
+    pub fn session(&self, options: &SessionOptions) -> Result<Session, OpenError> {
         Session::new(self, options, None)
     }
 
@@ -108,16 +109,16 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::session`].
-    pub fn session_observed(&self, options: &SessionOptions, observer: RouterObserver) -> Result<Session, Error> {
+    pub fn session_observed(&self, options: &SessionOptions, observer: RouterObserver) -> Result<Session, OpenError> {
         Session::new(self, options, Some(observer))
     }
 }
 
 impl Session {
-    fn new(model: &Model, options: &SessionOptions, observer: Option<RouterObserver>) -> Result<Session, Error> {
+    fn new(model: &Model, options: &SessionOptions, observer: Option<RouterObserver>) -> Result<Session, OpenError> {
         let interrupt = Interrupt::default();
         let mut params = context_params(options, Arc::as_ptr(&interrupt.0));
-        let hook = RouterHook::new(observer, model.wants_router_weights());
+        let hook = Observed::hook(observer, model.wants_router_weights());
         if let Some(hook) = &hook {
             hook.install(&mut params);
         }
@@ -127,7 +128,7 @@ impl Session {
         let earlier = model.shared.experts.memories().as_ref().map(|memories| memories.device_counters());
         let devices_before = earlier.unwrap_or_default();
         let n_ctx_of = |n_ctx: u32| if n_ctx == 0 { model.info().n_ctx_train } else { n_ctx };
-        let prepare = |n_ctx: u32| -> Result<_, Error> {
+        let prepare = |n_ctx: u32| -> Result<_, OpenError> {
             let options = SessionOptions { n_ctx, ..options.clone() };
             let params = llama::llama_context_params { n_ctx, ..params };
             log::clear_errors();
@@ -141,7 +142,7 @@ impl Session {
             }
             let context = context.map_err(|message| {
                 let reason = if message.is_empty() { log::take_errors() } else { message };
-                Error::Context { n_ctx: n_ctx_of(n_ctx), reason }
+                OpenError::Context { n_ctx: n_ctx_of(n_ctx), reason }
             })?;
             model.shared.adapters.begin(&context)?;
             let description = memory::set_up(model, &options, &context)?;
@@ -151,7 +152,7 @@ impl Session {
         let is_fitted = options.n_ctx == 0 && n_ctx_of(n_ctx) > CONTEXT_TOKENS_MIN;
         let (options, context, description) = match prepare(n_ctx) {
             // A default context length must not make a budget fail: use the smallest.
-            Err(Error::Plan(PlanError::TooSmall { .. })) if is_fitted => prepare(CONTEXT_TOKENS_MIN)?,
+            Err(OpenError::Plan(PlanError::TooSmall { .. })) if is_fitted => prepare(CONTEXT_TOKENS_MIN)?,
             prepared => prepared?,
         };
         let mut session = Session {
@@ -254,7 +255,7 @@ impl Session {
 
     /// Generates after the context's content, at most `n_predict` tokens (`None`: until the model ends).
     /// [`Session::feed`] must have evaluated at least one token since the session was opened, reset or truncated:
-    /// otherwise the first token is [`Error::NothingEvaluated`].
+    /// otherwise the first token is [`EvalError::NothingEvaluated`](crate::EvalError::NothingEvaluated).
     pub fn generate<'a>(&'a mut self, sampler: &'a mut Sampler, n_predict: Option<usize>) -> Generation<'a> {
         Generation { session: self, sampler, left: n_predict, stop: None, failed: false }
     }
@@ -343,6 +344,7 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::error::EvalError;
     use hobbit_core::options::ModelOptions;
 
     fn demo() -> Model {
@@ -363,7 +365,7 @@ mod tests {
         let batch = unsafe { llama::llama_batch_get_one(tokens.as_mut_ptr(), tokens.len() as i32) };
         let error = session.decode(batch, &[(0, 0)]).unwrap_err();
         assert!(
-            matches!(&error, Error::Decode(reason) if reason.contains("n_tokens_all <= cparams.n_batch")),
+            matches!(&error, EvalError::Decode(reason) if reason.contains("n_tokens_all <= cparams.n_batch")),
             "{error}"
         );
         session.feed(&tokens[..n_batch]).unwrap();

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::error::Error;
-use super::low::{check_low, low_cache_path};
+use super::error::OpenError;
+use super::low::{LowError, check_low, low_cache_path};
 use super::quantise::Ggml;
 use hobbit_core::cache::Allocation;
 use hobbit_core::gguf::{Catalog, ExpertMap, Gguf, SourceFile};
@@ -50,7 +50,7 @@ impl ModelSource {
         path: &Path,
         options: &ModelOptions,
         progress: &mut dyn FnMut(f32) -> bool,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, OpenError> {
         let file = Gguf::open(path)?;
         let pack = if Pack::is_pack(&file) { Some(Pack::open(path)?) } else { None };
         let (map, mut catalog) = match &pack {
@@ -70,12 +70,12 @@ impl ModelSource {
             (Some(file), _) => Some((file.clone(), read_path_table(file)?)),
             (None, pack) => {
                 let table = pack.as_ref().map_or(Ok(None), Pack::path_table)?;
-                Some((path.to_owned(), table.ok_or_else(|| Error::NoPathTable { path: path.to_owned() })?))
+                Some((path.to_owned(), table.ok_or_else(|| OpenError::NoPathTable { path: path.to_owned() })?))
             }
         };
         let low_path = match &options.low {
             None => None,
-            Some(_) if map.is_empty() => return Err(Error::NoExperts { path: path.to_owned() }),
+            Some(_) if map.is_empty() => return Err(LowError::NoExperts { path: path.to_owned() }.into()),
             Some(LowSource::File(path)) => Some(path.clone()),
             Some(LowSource::Quantise { .. }) if options.precision.mode == Some(PrecisionMode::Exact) => None,
             Some(LowSource::Quantise { types, directory }) => {
@@ -122,8 +122,8 @@ fn add_low(
     sha256: Option<Sha256>,
     low_path: &Path,
     files: &mut Vec<SourceFile>,
-) -> Result<(), Error> {
-    let mismatch = |mismatch| Error::LowMismatch { path: low_path.to_owned(), mismatch };
+) -> Result<(), OpenError> {
+    let mismatch = |mismatch| LowError::Mismatch { path: low_path.to_owned(), mismatch };
     let low = Gguf::open(low_path)?;
     let first_file = files.len() as u32; // shards are capped
     if !Pack::is_pack(&low) {
@@ -143,8 +143,8 @@ fn add_low(
 /// records its source). Compares headers, then [`pack::fingerprint()`]s, which takes milliseconds.
 ///
 /// # Errors
-/// [`Error::LowOfAnother`]; a model that cannot be read.
-fn check_made_from(low: &Pack, model: &Gguf, sha256: Option<Sha256>) -> Result<(), Error> {
+/// [`LowError::OfAnotherModel`]; a model that cannot be read.
+fn check_made_from(low: &Pack, model: &Gguf, sha256: Option<Sha256>) -> Result<(), OpenError> {
     let difference = match (sha256, low.info.source_fingerprint) {
         _ if !low.has_header_of(model) => "header or length differ",
         (Some(known), _) if known != low.info.source_sha256 => "the SHA-256 of what they were made from differ",
@@ -153,12 +153,13 @@ fn check_made_from(low: &Pack, model: &Gguf, sha256: Option<Sha256>) -> Result<(
         (None, Some(print)) if print != pack::fingerprint(model)? => "its weights differ",
         (None, Some(_)) => return Ok(()),
     };
-    Err(Error::LowOfAnother {
+    Err(LowError::OfAnotherModel {
         low: low.path.clone(),
         model: model.files[0].path.clone(),
         source_name: low.info.source_name.clone(),
         what: difference,
-    })
+    }
+    .into())
 }
 
 /// Converts a callback's answer to control flow.
@@ -172,18 +173,18 @@ fn go_on(answer: bool) -> ControlFlow<()> {
 ///
 /// # Errors
 /// A model that cannot be read or is a pack, types that cannot be made of it, a directory that cannot be written, a
-/// full disk; [`Error::Cancelled`].
+/// full disk; [`OpenError::Cancelled`].
 pub fn quantise_low(
     model: &Path,
     types: &str,
     directory: Option<&Path>,
     progress: &mut dyn FnMut(f32) -> bool,
-) -> Result<PathBuf, Error> {
+) -> Result<PathBuf, OpenError> {
     let source = Gguf::open(model)?;
     if Pack::is_pack(&source) {
-        return Err(Error::LowOfPack { path: model.to_owned() });
+        return Err(LowError::OfPack { path: model.to_owned() }.into());
     }
-    let low: TypeChoice = types.parse().map_err(Error::LowTypes)?;
+    let low: TypeChoice = types.parse().map_err(LowError::Types)?;
     let path = low_cache_path(model, types, directory);
     if is_current(&path, &source) {
         return Ok(path);
@@ -196,7 +197,7 @@ pub fn quantise_low(
     });
     match written {
         Ok(_) => Ok(path),
-        Err(WriteError::Output(PartialError::Stopped { .. })) => Err(Error::Cancelled),
+        Err(WriteError::Output(PartialError::Stopped { .. })) => Err(OpenError::Cancelled),
         Err(error) => Err(error.into()),
     }
 }
@@ -242,12 +243,12 @@ impl Tuned {
 /// Checks that slots can be divided by penalty, if requested.
 ///
 /// # Errors
-/// [`Error::NoPenalties`].
-pub(super) fn check_penalties(allocation: Allocation, tuned: Option<&Tuned>) -> Result<(), Error> {
+/// [`OpenError::NoPenalties`].
+pub(super) fn check_penalties(allocation: Allocation, tuned: Option<&Tuned>) -> Result<(), OpenError> {
     match (allocation, tuned) {
-        (Allocation::ByPenalty, None) => Err(Error::NoPenalties { found: "there is no tuned policy".to_owned() }),
+        (Allocation::ByPenalty, None) => Err(OpenError::NoPenalties { found: "there is no tuned policy".to_owned() }),
         (Allocation::ByPenalty, Some(tuned)) if !tuned.policy.has_penalties() => {
-            Err(Error::NoPenalties { found: format!("{} does not say", tuned.file) })
+            Err(OpenError::NoPenalties { found: format!("{} does not say", tuned.file) })
         }
         _ => Ok(()),
     }

@@ -1,12 +1,15 @@
 //! The router of a layer, and other parts of a split that are the same on the CPU and on devices.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::slice;
+use std::sync::Arc;
 
-use ggml_sys::llama::{self, GGML_STATUS_ABORTED, GGML_STATUS_FAILED, ggml_status, ggml_tensor};
+use ggml_sys::llama::{
+    self, GGML_STATUS_ABORTED, GGML_STATUS_FAILED, ggml_backend_buffer_type_t, ggml_status, ggml_tensor,
+};
 
+use super::buffer::tag_of;
 use super::calling;
-use super::compute::router_input_tensor;
 use super::experts::{ExpertTag, RouterValues};
 use super::gates;
 use super::host_reads::Host;
@@ -31,6 +34,70 @@ pub(super) unsafe fn nodes_of<'a>(graph: *mut llama::ggml_cgraph) -> &'a [*mut g
     match unsafe { llama::ggml_graph_n_nodes(graph) as usize } {
         0 => &[],
         n => unsafe { slice::from_raw_parts(llama::ggml_graph_nodes(graph), n) },
+    }
+}
+
+/// Number of leading nodes that belong together: those before the first product of another layer, or by other ids.
+///
+/// # Safety
+/// Nodes of a live graph; `buft` is the expert buffer type.
+pub(super) unsafe fn leading(nodes: &[*mut ggml_tensor], buft: ggml_backend_buffer_type_t) -> usize {
+    // SAFETY: by the caller; sources of live nodes are live.
+    let key = |&node: &*mut ggml_tensor| unsafe {
+        tag_of(node, buft).map(|tag| (Arc::as_ptr(&tag.experts), tag.layer, (*node).src[2]))
+    };
+    let first = key(&nodes[0]);
+    let is_other = |node: &_| key(node).is_some_and(|key| Some(key) != first);
+    nodes.iter().position(is_other).unwrap_or(nodes.len())
+}
+
+/// A layer's router input for each token, `[n_embd, 1, n_tokens]`, if it is also the input of the layer's first
+/// product.
+///
+/// # Safety
+/// A live product.
+pub(super) unsafe fn router_input_tensor<'a>(product: *mut ggml_tensor) -> Option<&'a ggml_tensor> {
+    // SAFETY: by the caller: sources of a live node are live.
+    let input = unsafe { &*(*product).src[1] };
+    // Experts with separate inputs do not share the router's.
+    (input.ne[1] == 1 && input.type_ == llama::GGML_TYPE_F32 && input.nb[0] == size_of::<f32>()).then_some(input)
+}
+
+/// Whether the tokens of a router's input follow one another without gaps.
+pub(super) fn is_dense_rows(input: &ggml_tensor) -> bool {
+    input.ne[2] == 1 || input.nb[2] == input.ne[0] as usize * size_of::<f32>()
+}
+
+/// The same, token by token, `[n_embd]` each; empty if it is not known.
+///
+/// # Safety
+/// A live product whose input has been computed in host memory; the input outlives its use.
+pub(super) unsafe fn router_inputs<'a>(product: *mut ggml_tensor) -> Vec<&'a [f32]> {
+    // SAFETY: by the caller; floats of a row are contiguous.
+    unsafe {
+        let Some(input) = router_input_tensor(product) else { return Vec::new() };
+        let row = |token: usize| input.data.cast::<u8>().add(token * input.nb[2]).cast::<f32>();
+        (0..input.ne[2] as usize).map(|token| slice::from_raw_parts(row(token), input.ne[0] as usize)).collect()
+    }
+}
+
+/// The router's weights if `node` multiplies an expert's input or output by them.
+///
+/// # Safety
+/// `node` is live.
+pub(super) unsafe fn weights_tensor(node: *mut ggml_tensor) -> Option<*mut ggml_tensor> {
+    // SAFETY: by the caller; sources of a live node are live.
+    unsafe {
+        let weighted = |node: *mut ggml_tensor| {
+            let name = CStr::from_ptr((*node).name.as_ptr()).to_bytes();
+            let shape = (*node).op == llama::GGML_OP_MUL && name.starts_with(b"ffn_moe_weighted-");
+            (shape && (*(*node).src[1]).type_ == llama::GGML_TYPE_F32).then(|| (*node).src[1])
+        };
+        let input = (*node).src[1];
+        weighted(node).or_else(|| match (*node).op {
+            llama::GGML_OP_MUL_MAT_ID if !input.is_null() => weighted(input),
+            _ => None,
+        })
     }
 }
 
@@ -97,7 +164,7 @@ impl<'a> LayerRouter<'a> {
         let (layer, ids) = (self.split.layer, self.ids);
         let Some(weights) = self.weights_like(&selection.routing) else {
             return Err(failed(format!(
-                "layer {layer}: this architecture's router weights were not found; recorded routes cannot be followed"
+                "layer {layer}: this architecture's router weights were not found, and recorded routes need them"
             )));
         };
         let routes = self.routers.walk.as_mut().map(|walk| walk.enter(layer, ids.n_tokens)).unwrap_or_default();
@@ -181,24 +248,16 @@ impl hobbit_core::residency::Router for LayerRouter<'_> {
     type Error = Failed;
 
     fn weights(&mut self, selection: &Selection, purpose: WeightsFor) -> Result<Vec<f32>, Failed> {
-        let (found, advice) = match purpose {
-            WeightsFor::Rerouting => (
-                self.weights,
-                "tokens cannot be sent to other experts: leave out --cache-bias, --substitute and --virtual-experts",
-            ),
-            WeightsFor::Demands => (
-                self.weights_like(&selection.routing),
-                "which dynamic precision needs; use --precision exact, and no --drop",
-            ),
+        let (found, use_) = match purpose {
+            WeightsFor::Rerouting => (self.weights, "sending tokens to other experts"),
+            WeightsFor::Demands => (self.weights_like(&selection.routing), "dynamic precision"),
         };
         match found {
             // SAFETY: by `new`.
             Some(weights) => Ok(unsafe { weights.read() }.collect()),
             None => Err(failed(format!(
-                "layer {}: this architecture's router weights were not found{}{} {advice}",
-                self.split.layer,
-                self.scope,
-                if purpose == WeightsFor::Rerouting { ";" } else { "," }
+                "layer {}: this architecture's router weights were not found{}, and {use_} needs them",
+                self.split.layer, self.scope
             ))),
         }
     }

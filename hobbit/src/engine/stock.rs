@@ -5,18 +5,17 @@
 //! [`Mode`] measures that cost.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ffi::CString;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use ggml_sys::llama;
 use ggml_sys::llama::ggml_tensor;
 
 use super::adapters::CheckedAdapters;
-use super::error::Error;
-use super::hook::{Asked, asked};
+use super::error::{EvalError, OpenError, TokenizeError};
+use super::hook::{Asked, EvalHook, Watcher};
 use super::params::{NEVER_INTERRUPTED, Overrides, context_params};
 use super::raw::{RawContext, RawModel, with_batch};
 use super::session::BatchToken;
@@ -52,7 +51,7 @@ pub struct Stock {
     context: RawContext,
     model: RawModel,
     n_batch: usize,
-    followed: Option<Followed>,
+    followed: Option<EvalHook<Followed>>,
 }
 
 impl Stock {
@@ -60,9 +59,10 @@ impl Stock {
     ///
     /// # Errors
     /// An error from llama.cpp; unknown devices and buffer types.
-    pub fn open(path: &Path, options: &StockOptions, session: &SessionOptions) -> Result<Self, Error> {
-        let load = |reason: String| Error::Load { path: path.to_owned(), reason };
-        let followed = options.routes.as_ref().map(|routes| Followed::open(path, routes)).transpose()?;
+    pub fn open(path: &Path, options: &StockOptions, session: &SessionOptions) -> Result<Self, OpenError> {
+        let load = |reason: String| OpenError::Load { path: path.to_owned(), reason };
+        let followed =
+            options.routes.as_ref().map(|routes| Followed::open(path, routes)).transpose()?.map(EvalHook::new);
         ggml::ready();
         // SAFETY: returns a struct of plain values.
         let mut params = unsafe { llama::llama_model_default_params() };
@@ -124,8 +124,8 @@ impl Stock {
     /// context is empty afterwards.
     ///
     /// # Errors
-    /// [`Error::Decode`].
-    pub fn touch_all(&mut self) -> Result<(), Error> {
+    /// [`EvalError::Decode`].
+    pub fn touch_all(&mut self) -> Result<(), EvalError> {
         let context = self.context.as_ptr();
         // SAFETY: the context is live.
         unsafe { llama::llama_set_warmup(context, true) };
@@ -141,8 +141,8 @@ impl Stock {
     /// Evaluates tokens after the context's content; keeps the logits of the last token.
     ///
     /// # Errors
-    /// [`Error::Decode`].
-    pub fn feed(&mut self, tokens: &[Token]) -> Result<(), Error> {
+    /// [`EvalError::Decode`].
+    pub fn feed(&mut self, tokens: &[Token]) -> Result<(), EvalError> {
         for piece in tokens.chunks(self.n_batch) {
             let mut piece = piece.to_vec();
             // SAFETY: the batch borrows `piece`, which outlives its evaluation.
@@ -158,8 +158,8 @@ impl Stock {
     /// Evaluates entries with explicit positions, at most one batch; keeps the logits of entries that ask for them.
     ///
     /// # Errors
-    /// [`Error::Decode`].
-    pub fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), Error> {
+    /// [`EvalError::Decode`].
+    pub fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), EvalError> {
         // SAFETY: the batch is valid for the call.
         answer(with_batch(batch, |raw| unsafe { self.context.decode(raw, false) }))
     }
@@ -177,7 +177,7 @@ impl Stock {
     /// Empties the context.
     pub fn clear(&mut self) {
         self.context.clear();
-        self.followed.iter().for_each(Followed::rewind);
+        self.followed.iter().for_each(|followed| followed.lock().walk.rewind());
     }
 
     /// Extra seconds per token for following routes, because the graph stops after every router; `None` if no routes
@@ -185,14 +185,14 @@ impl Stock {
     /// stops, which reads nothing. The context is empty afterwards.
     ///
     /// # Errors
-    /// [`Error::Decode`].
-    pub fn seconds_of_stops(&mut self) -> Result<Option<f64>, Error> {
+    /// [`EvalError::Decode`].
+    pub fn seconds_of_stops(&mut self) -> Result<Option<f64>, EvalError> {
         let mut times = [Vec::new(), Vec::new()];
         // The first round loads the experts it needs.
         for round in 0..9 {
             for mode in [Mode::Pass, Mode::Stop, Mode::Stop, Mode::Pass] {
                 let Some(followed) = &self.followed else { return Ok(None) };
-                followed.set_mode(mode);
+                followed.lock().mode = mode;
                 self.clear();
                 let started = Instant::now();
                 self.feed(&[0])?;
@@ -201,7 +201,7 @@ impl Stock {
                 }
             }
         }
-        self.followed.iter().for_each(|followed| followed.set_mode(Mode::Follow));
+        self.followed.iter().for_each(|followed| followed.lock().mode = Mode::Follow);
         self.clear();
         let [passed, stopped] = times.map(|mut times| {
             times.sort_by(f64::total_cmp);
@@ -214,8 +214,8 @@ impl Stock {
     ///
     /// # Errors
     /// Text that the vocabulary cannot encode.
-    pub fn tokenize(&self, text: &str) -> Result<Vec<Token>, Error> {
-        self.model.tokenize(text.as_bytes(), false, false).map_err(Error::Tokenize)
+    pub fn tokenize(&self, text: &str) -> Result<Vec<Token>, TokenizeError> {
+        self.model.tokenize(text.as_bytes(), false, false).map_err(TokenizeError)
     }
 
     /// The token that begins every text, if the model wants one.
@@ -241,10 +241,10 @@ impl Stock {
     }
 }
 
-fn answer((code, thrown): (i32, String)) -> Result<(), Error> {
+fn answer((code, thrown): (i32, String)) -> Result<(), EvalError> {
     match code {
         0 => Ok(()),
-        _ => Err(Error::Decode(format!("llama_decode answers {code}: {thrown}{}", log::take_errors()))),
+        _ => Err(EvalError::Decode(format!("llama_decode answers {code}: {thrown}{}", log::take_errors()))),
     }
 }
 
@@ -259,13 +259,8 @@ enum Mode {
     Pass,
 }
 
-/// The callback, installed while this lives.
-struct Followed(Arc<Shared>);
-
-type Shared = Mutex<State>;
-
-/// State of the callback, which holds its address.
-struct State {
+/// Writes recorded routes over the routers' choices.
+struct Followed {
     walk: Walk,
     mode: Mode,
     /// Each token's experts and weights in the current layer.
@@ -280,44 +275,25 @@ impl Followed {
     /// For the model at `path`, as its header describes it.
     ///
     /// # Errors
-    /// [`Error::Gguf`], [`Error::Trace`].
-    fn open(path: &Path, options: &RouteOptions) -> Result<Self, Error> {
+    /// [`OpenError::Gguf`], [`OpenError::Trace`].
+    fn open(path: &Path, options: &RouteOptions) -> Result<Self, OpenError> {
         let gguf = Gguf::open(path)?;
         let n_used = gguf.metadata.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap_or(0) as usize;
         let layers = gguf.experts()?.layers;
         let shape: Vec<_> = layers.iter().map(|layer| (layer.layer, layer.n_expert as usize, n_used)).collect();
         let routes = Arc::new(Routes::open(&options.trace, &shape)?);
-        Ok(Self(Arc::new(Mutex::new(State {
+        Ok(Self {
             walk: Walk::new(routes, options.recall),
             mode: Mode::Follow,
             tokens: Vec::new(),
             weights: HashMap::new(),
             last_layer: None,
             knows_weights: false,
-        }))))
-    }
-
-    /// Makes `params` call back into the state, which must outlive the context.
-    fn install(&self, params: &mut llama::llama_context_params) {
-        params.cb_eval = Some(on_eval);
-        params.cb_eval_user_data = Arc::as_ptr(&self.0).cast_mut().cast();
-    }
-
-    fn set_mode(&self, mode: Mode) {
-        lock(&self.0).mode = mode;
-    }
-
-    /// Returns to the first token.
-    fn rewind(&self) {
-        lock(&self.0).walk.rewind();
+        })
     }
 }
 
-fn lock(state: &Shared) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl State {
+impl Watcher for Followed {
     fn wants(&self, asked: Asked, name: &str) -> bool {
         match asked {
             _ if self.mode == Mode::Pass => false,
@@ -326,9 +302,10 @@ impl State {
         }
     }
 
-    /// # Safety
-    /// `tensor` is computed.
-    unsafe fn write(&mut self, asked: Asked, name: &str, tensor: &ggml_tensor) {
+    unsafe fn take(&mut self, asked: Asked, name: &str, tensor: &ggml_tensor) {
+        if self.mode != Mode::Follow {
+            return;
+        }
         match asked {
             Asked::Experts(layer) => {
                 self.knows_weights |= self.last_layer.is_some_and(|last| layer <= last);
@@ -375,22 +352,4 @@ unsafe fn set<T>(tensor: &ggml_tensor, values: &[T], offset: usize, stride: usiz
             );
         }
     }
-}
-
-unsafe extern "C" fn on_eval(tensor: *mut ggml_tensor, ask: bool, state: *mut c_void) -> bool {
-    // SAFETY: ggml passes a live tensor with a NUL-terminated name; `install` passed the state, which outlives the
-    // context.
-    let (tensor, state) = unsafe { (&*tensor, &*state.cast::<Shared>()) };
-    let mut state = lock(state);
-    // SAFETY: as above.
-    let name = unsafe { CStr::from_ptr(tensor.name.as_ptr()) }.to_str().unwrap_or_default();
-    let asked = asked(name).filter(|&asked| state.wants(asked, name));
-    if ask {
-        return asked.is_some();
-    }
-    if let Some(asked) = asked.filter(|_| state.mode == Mode::Follow) {
-        // SAFETY: the tensor was just computed.
-        let _ = catch_unwind(AssertUnwindSafe(|| unsafe { state.write(asked, name, tensor) }));
-    }
-    true
 }

@@ -14,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::error::Error;
+use super::error::OpenError;
 use hobbit_core::expert::Extent;
 use hobbit_core::gguf::{Piece, VirtualGguf};
 use hobbit_core::store::{Original, StoreError};
@@ -47,17 +47,17 @@ impl CookieStream {
     ///
     /// # Errors
     /// A source file that has changed since, or no address space for the buffer.
-    pub(super) fn open(virtual_file: VirtualGguf, files: &[Original]) -> Result<CookieStream, Error> {
+    pub(super) fn open(virtual_file: VirtualGguf, files: &[Original]) -> Result<CookieStream, OpenError> {
         let open = |file: &Original| Ok((file.again()?, file.path.clone()));
         let sources = files.iter().map(open).collect::<Result<_, StoreError>>()?;
         let buffer_bytes = (virtual_file.len + 1).next_power_of_two() as usize + 1;
-        let buffer = reserve(buffer_bytes).ok_or(Error::AddressSpace { bytes: buffer_bytes as u64 })?;
+        let buffer = reserve(buffer_bytes).ok_or(OpenError::AddressSpace { bytes: buffer_bytes as u64 })?;
         let writable = buffer_bytes.min(READ_BYTES_MAX);
         // SAFETY: the beginning of the mapping just made.
         if unsafe { libc::mprotect(buffer, writable, libc::PROT_READ | libc::PROT_WRITE) } != 0 {
             // SAFETY: as above; unused so far.
             unsafe { libc::munmap(buffer, buffer_bytes) };
-            return Err(Error::AddressSpace { bytes: writable as u64 });
+            return Err(OpenError::AddressSpace { bytes: writable as u64 });
         }
         let state = State { virtual_file, sources, position: 0, expert_bytes_read: 0, error: None };
         let state = Arc::new(Mutex::new(state));
@@ -68,7 +68,7 @@ impl CookieStream {
         if file.is_null() {
             // SAFETY: the mapping made above, unused so far.
             unsafe { libc::munmap(buffer, buffer_bytes) };
-            return Err(Error::Io {
+            return Err(OpenError::Io {
                 path: files[0].path.clone(),
                 action: "open a stream on",
                 source: std::io::Error::last_os_error(),

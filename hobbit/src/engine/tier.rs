@@ -11,18 +11,12 @@
 
 mod ahead;
 mod copies;
-mod idle;
-mod link;
-mod loans;
 mod memory;
-mod orders;
 mod set_up;
-mod shrink;
-mod uploads;
 
+pub(super) use copies::Uploads;
 pub(super) use memory::{Memory, Refused, staging_stride};
 pub(super) use set_up::{reports, set_up};
-pub(super) use uploads::Uploads;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -32,8 +26,8 @@ use std::time::Instant;
 use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_backend_dev_t, ggml_tensor};
 
 use self::ahead::UploadsAhead;
-use self::link::{Clock, LINK_SAMPLE_ALONE};
-use self::loans::Loan;
+use self::copies::{Clock, LINK_SAMPLE_ALONE};
+use self::memory::Loan;
 use crate::engine::ggml::{Buffer, Event, Events, Stream};
 use crate::engine::host_reads::{Host, host_bytes};
 use crate::engine::pinned::HostMemory;

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 
 use ggml_sys::llama;
 
-use super::error::Error;
+use super::error::OpenError;
 use super::quantise::Aligned;
 use hobbit_core::expert::{ExpertId, Extent, Precision, SliceId, Version};
 use hobbit_core::gguf::{Catalog, ExpertMap, GgmlType, Gguf, Stored};
@@ -21,8 +21,8 @@ const EPSILONS: [&str; 3] =
 /// assertion would then end the process.
 ///
 /// # Errors
-/// [`Error::Load`] with the key, its value, and the expected value.
-pub(super) fn check_header(gguf: &Gguf, options: &ModelOptions) -> Result<(), Error> {
+/// [`OpenError::Load`] with the key, its value, and the expected value.
+pub(super) fn check_header(gguf: &Gguf, options: &ModelOptions) -> Result<(), OpenError> {
     for key in EPSILONS.map(|key| format!("{}.{key}", gguf.architecture())) {
         let chosen = options.kv_overrides.iter().find(|chosen| chosen.key == key).map(|chosen| &chosen.value);
         let value = match chosen {
@@ -33,7 +33,7 @@ pub(super) fn check_header(gguf: &Gguf, options: &ModelOptions) -> Result<(), Er
         };
         if let Some(value) = value.filter(|value| value.is_nan() || *value < 0.0) {
             let reason = format!("{key} is {value}, expected a number that is not negative");
-            return Err(Error::Load { path: gguf.files[0].path.clone(), reason });
+            return Err(OpenError::Load { path: gguf.files[0].path.clone(), reason });
         }
     }
     Ok(())
@@ -56,21 +56,21 @@ struct Weights {
 /// called with 0..=1 and stops by returning false.
 ///
 /// # Errors
-/// The first tensor with a block that contains NaN or infinity; a file that cannot be read; [`Error::Cancelled`].
+/// The first tensor with a block that contains NaN or infinity; a file that cannot be read; [`OpenError::Cancelled`].
 pub(super) fn check_tensors(
     gguf: &Gguf,
     map: &ExpertMap,
     catalog: &Catalog,
     files: &[Original],
     progress: &mut dyn FnMut(f32) -> bool,
-) -> Result<(), Error> {
+) -> Result<(), OpenError> {
     let all = in_file_order(gguf, map, catalog);
     let total: u64 = all.iter().map(|weights| weights.extent.len).sum();
     let mut done = 0;
     let mut buffer = Aligned::default();
     for of_file in all.chunk_by(|a, b| a.extent.file == b.extent.file) {
         let path = files[of_file[0].extent.file as usize].path.as_path();
-        let failed = |action| move |source| Error::Io { path: path.to_owned(), action, source };
+        let failed = |action| move |source| OpenError::Io { path: path.to_owned(), action, source };
         let file = File::open(path).map_err(failed("open"))?;
         for Weights { name, dtype, extent, is_plane } in of_file {
             let block = if *is_plane { planes::HIGH_BYTES as u64 } else { dtype.type_size().max(1) };
@@ -88,11 +88,11 @@ pub(super) fn check_tensors(
                 };
                 if !is_valid {
                     let reason = format!("{name} has invalid data");
-                    return Err(Error::Load { path: path.to_owned(), reason });
+                    return Err(OpenError::Load { path: path.to_owned(), reason });
                 }
                 done += n as u64;
                 if !progress(done as f32 / total.max(1) as f32) {
-                    return Err(Error::Cancelled);
+                    return Err(OpenError::Cancelled);
                 }
             }
         }

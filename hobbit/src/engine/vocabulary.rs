@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ggml_sys::{llama, shim};
 
-use super::error::Error;
+use super::error::TokenizeError;
 use super::limits;
 use super::model::Model;
 use super::raw::{MESSAGE_BYTES, RawModel, text_of};
@@ -48,8 +48,8 @@ impl Model {
         text: impl AsRef<[u8]>,
         add_special: bool,
         parse_special: bool,
-    ) -> Result<Vec<Token>, Error> {
-        self.shared.raw.tokenize(text.as_ref(), add_special, parse_special).map_err(Error::Tokenize)
+    ) -> Result<Vec<Token>, TokenizeError> {
+        self.shared.raw.tokenize(text.as_ref(), add_special, parse_special).map_err(TokenizeError)
     }
 
     /// The bytes a token stands for; they may be part of a UTF-8 character. `special` spells out control tokens.
@@ -113,15 +113,6 @@ impl Model {
     pub fn vocab_type(&self) -> u32 {
         // SAFETY: the vocabulary lives as long as the model.
         unsafe { llama::llama_vocab_type(self.vocab()) as u32 }
-    }
-
-    /// Whether the model is an encoder: llama.cpp evaluates its text without a causal order and generates none.
-    pub fn is_encoder(&self) -> bool {
-        // SAFETY: the model is live.
-        unsafe {
-            llama::llama_model_has_encoder(self.shared.raw.as_ptr())
-                && !llama::llama_model_has_decoder(self.shared.raw.as_ptr())
-        }
     }
 }
 

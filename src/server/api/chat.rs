@@ -10,7 +10,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
-use hobbit::Error;
+use hobbit::ChatError;
 use hobbit::engine::{ChatInputs, ChatPrompt};
 use hobbit::options::Token;
 use serde::Serialize;
@@ -107,7 +107,7 @@ fn read(app: &App, loaded: &Loaded, body: Fields) -> Result<Request, ApiError> {
 /// The conversation as the template writes it, with its tokens.
 fn write(loaded: &Loaded, inputs: &ChatInputs) -> Result<(ChatPrompt, Vec<Token>), ApiError> {
     let prompt = loaded.templates.apply(inputs).map_err(|error| match error {
-        Error::ChatInput(reason) => ApiError::invalid(reason),
+        ChatError::Input(reason) => ApiError::invalid(reason),
         error => ApiError::invalid(error.to_string()),
     })?;
     let tokens = prompts::tokens(&loaded.model, &prompt.prompt, true)?;

@@ -170,7 +170,7 @@ impl Worker {
     }
 
     /// Gives a slot the evaluated beginning of a prompt; returns its length in tokens.
-    fn prepare(&mut self, placement: slots::Placement, job: &Job) -> Result<usize, hobbit::Error> {
+    fn prepare(&mut self, placement: slots::Placement, job: &Job) -> Result<usize, hobbit::EvalError> {
         let at = placement.slot;
         let sequence = self.slots[at].sequence();
         if let Some(from) = placement.from {
@@ -222,7 +222,7 @@ impl Worker {
 
     fn act(&mut self, at: usize, action: SlotAction) -> Result<SlotAnswer, ApiError> {
         let began = Instant::now();
-        let server = |error: hobbit::Error| ApiError::server(error.to_string());
+        let server = |error: hobbit::EvalError| ApiError::server(error.to_string());
         let sequence = self.slots[at].sequence();
         let (n_tokens, n_bytes) = match action {
             SlotAction::Erase => {

@@ -5,7 +5,7 @@
 //! and its requests are evaluated again one by one. The state of recurrent and hybrid models cannot go back: there
 //! every request that shared the failed evaluation fails with 503.
 
-use hobbit::{BatchToken, Error};
+use hobbit::{BatchToken, EvalError};
 
 use super::Worker;
 use super::slot::{Phase, Slot};
@@ -49,7 +49,7 @@ impl Worker {
 
     /// Makes room in the shared context for a batch: the slot that [`slots::gives_way`] names, except `but`, ends its
     /// request and drops its tokens. `None` if no slot gives way.
-    pub(super) fn give_way(&mut self, but: Option<usize>, batch: &[BatchToken]) -> Result<Option<usize>, Error> {
+    pub(super) fn give_way(&mut self, but: Option<usize>, batch: &[BatchToken]) -> Result<Option<usize>, EvalError> {
         let n_ctx = self.session.n_ctx() as usize;
         let holding = |slot: &Slot| {
             let added = batch.iter().filter(|entry| entry.sequence == slot.sequence()).count();
@@ -81,7 +81,7 @@ impl Worker {
 
     /// Empties the slot that has been idle the longest, except `but`. Returns the minimum number of freed cells;
     /// `None` if no idle slot holds tokens.
-    pub(super) fn forget_oldest_idle(&mut self, but: usize) -> Result<Option<usize>, Error> {
+    pub(super) fn forget_oldest_idle(&mut self, but: usize) -> Result<Option<usize>, EvalError> {
         let idle = self.slots.iter().filter(|slot| slot.is_free() && !slot.tokens.is_empty() && slot.id != but);
         let Some(slot) = idle.min_by_key(|slot| slot.last_used) else { return Ok(None) };
         // Another slot may share the cells.
@@ -91,7 +91,7 @@ impl Worker {
     }
 
     /// Empties a slot that has no request.
-    pub(super) fn forget(&mut self, at: usize) -> Result<(), Error> {
+    pub(super) fn forget(&mut self, at: usize) -> Result<(), EvalError> {
         let slot = &mut self.slots[at];
         slot.tokens.clear();
         slot.is_shared = false;
@@ -100,7 +100,7 @@ impl Worker {
     }
 
     /// Copies a slot's shared cells, so that only this slot has them; needs room for the copies.
-    fn make_private(&mut self, at: usize) -> Result<(), Error> {
+    fn make_private(&mut self, at: usize) -> Result<(), EvalError> {
         if !self.slots[at].is_shared {
             return Ok(());
         }
@@ -131,7 +131,7 @@ impl Worker {
     /// slots get their state back bit for bit; idle slots lose theirs.
     pub(super) fn purge(&mut self, members: &[usize]) {
         if let [at] = members {
-            self.fail(*at, ApiError::server(Error::NotFinite.to_string()));
+            self.fail(*at, ApiError::server(EvalError::NotFinite.to_string()));
         }
         let mut kept = Vec::new();
         for at in 0..self.slots.len() {

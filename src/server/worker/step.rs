@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use hobbit::options::Token;
 use hobbit::stats::PhaseStats;
-use hobbit::{BatchToken, Error, Model, Sampler};
+use hobbit::{BatchToken, EvalError, Model, Sampler};
 
 use super::Worker;
 use super::slot::{Phase, Slot};
@@ -89,11 +89,11 @@ impl Worker {
 
     /// Evaluates a batch. If the context is full, other slots give way; false if one of those has a token in the
     /// batch.
-    pub(super) fn evaluate(&mut self, batch: &[BatchToken]) -> Result<bool, Error> {
+    pub(super) fn evaluate(&mut self, batch: &[BatchToken]) -> Result<bool, EvalError> {
         loop {
             match self.session.evaluate(batch) {
-                Err(Error::ContextFull { n_ctx }) => match self.give_way(None, batch)? {
-                    None => return Err(Error::ContextFull { n_ctx }),
+                Err(EvalError::ContextFull { n_ctx }) => match self.give_way(None, batch)? {
+                    None => return Err(EvalError::ContextFull { n_ctx }),
                     Some(at) if batch.iter().any(|entry| entry.sequence == self.slots[at].sequence()) => {
                         return Ok(false);
                     }
@@ -105,11 +105,11 @@ impl Worker {
     }
 
     /// Fails the requests in the batch. The session has removed their tokens, or lost the whole context.
-    pub(super) fn failed(&mut self, members: &[usize], error: Error) {
-        let is_lost = matches!(error, Error::ContextLost(_) | Error::Interrupted);
+    pub(super) fn failed(&mut self, members: &[usize], error: EvalError) {
+        let is_lost = matches!(error, EvalError::ContextLost(_) | EvalError::Interrupted);
         let error = match error {
-            Error::ContextFull { .. } => ApiError::server("Context size has been exceeded."),
-            Error::Interrupted => ApiError::shutting_down(),
+            EvalError::ContextFull { .. } => ApiError::server("Context size has been exceeded."),
+            EvalError::Interrupted => ApiError::shutting_down(),
             error => ApiError::server(error.to_string()),
         };
         for at in 0..self.slots.len() {
@@ -165,7 +165,7 @@ impl Worker {
         let token = match self.session.sample(sampler, index as i32) {
             Ok(token) => token,
             // The request's settings or grammar leave no candidate.
-            Err(error @ (Error::Sampling(_) | Error::Grammar(_))) => {
+            Err(error @ EvalError::Sampler(_)) => {
                 return self.fail(at, ApiError::invalid(error.to_string()));
             }
             Err(error) => return self.fail(at, ApiError::server(error.to_string())),

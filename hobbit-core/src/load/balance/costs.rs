@@ -2,8 +2,6 @@
 
 use smart_default::SmartDefault;
 
-use crate::calibrate::Calibration;
-
 /// An exponentially weighted running mean that one outlier cannot carry away.
 ///
 /// The first samples count evenly (the mean of `n` samples moves by `1 / (n + 1)`) until a sample's weight has fallen
@@ -80,25 +78,6 @@ impl Costs {
 
     /// Part of a measured time that constants may explain away; the rest is laid to the bytes.
     const CONSTANT_SHARE_MAX: f64 = 0.875;
-
-    /// Starts from the measurements on this machine.
-    ///
-    /// `element_type` is the type of most expert bytes (`"q4_K"`); if it was not measured, the slowest type per byte
-    /// counts. `pinned`: copies start in pinned host memory, not in pageable memory.
-    pub fn seeded(calibration: &Calibration, element_type: &str, pinned: bool) -> Self {
-        let upload = match pinned {
-            true => calibration.upload_bytes_per_s.or(calibration.upload_pageable_bytes_per_s),
-            false => calibration.upload_pageable_bytes_per_s,
-        };
-        let cpu = &calibration.cpu_expert_seconds_per_byte;
-        let cpu = cpu.get(element_type).copied().or_else(|| cpu.values().copied().max_by(f64::total_cmp));
-        Self {
-            link: upload.map(f64::recip).map(RunningMean::seeded).unwrap_or_default(),
-            cpu: cpu.map(RunningMean::seeded).unwrap_or_default(),
-            link_latency: calibration.upload_latency_s.unwrap_or(Self::LINK_LATENCY),
-            ..Self::default()
-        }
-    }
 
     /// Seconds per byte beside the constant part; not positive without a measurement.
     pub(super) fn per_byte(bytes: u64, seconds: f64, constant: f64) -> f64 {

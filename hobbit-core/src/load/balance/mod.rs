@@ -23,7 +23,7 @@
 //! lands last. Experts that are not in host memory yet can only be copied. [`split`] is exact in this model: no other
 //! cut of the list finishes sooner, all-copy and all-CPU included; among equals the one that copies most wins.
 //!
-//! With an unknown cost (neither observed nor seeded) everything is copied until [`Balancer`] has tried. [`split`] and
+//! With an unknown cost everything is copied until [`Balancer`] has tried. [`split`] and
 //! [`Costs`] are pure; [`Balancer`] keeps the costs fresh.
 
 mod costs;

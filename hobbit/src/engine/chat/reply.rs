@@ -10,10 +10,10 @@ use ggml_sys::chat;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::inputs::{ChatInputs, Continuation};
 use super::isolation::shim_text;
 use super::stream::Delimiters;
-use crate::engine::error::Error;
+use super::{ChatInputs, Continuation};
+use crate::engine::error::ChatError;
 use crate::engine::limits;
 use crate::engine::raw::with_message;
 
@@ -72,8 +72,8 @@ impl ChatReply {
     /// The difference to `before`, the same answer when it was shorter: as `common_chat_msg_diff::compute_diffs`.
     ///
     /// # Errors
-    /// [`Error::ChatReply`] if this does not continue `before`.
-    pub fn changes_since(&self, before: &Self) -> Result<Vec<ChatDelta>, Error> {
+    /// [`ChatError::Reply`] if this does not continue `before`.
+    pub fn changes_since(&self, before: &Self) -> Result<Vec<ChatDelta>, ChatError> {
         let mut changes = Vec::new();
         let reasoning = added(&before.reasoning_content, &self.reasoning_content)?;
         changes.extend((!reasoning.is_empty()).then(|| ChatDelta::Reasoning(reasoning.to_owned())));
@@ -82,7 +82,7 @@ impl ChatReply {
         let n_before = before.tool_calls.len();
         if self.tool_calls.len() < n_before {
             let n = self.tool_calls.len();
-            return Err(Error::ChatReply(format!("only {n} of its {n_before} tool calls are left as it grows")));
+            return Err(ChatError::Reply(format!("only {n} of its {n_before} tool calls are left as it grows")));
         }
         // Only the last earlier call can have grown.
         if let Some((last, now)) = before.tool_calls.last().zip(self.tool_calls.get(n_before.wrapping_sub(1))) {
@@ -97,10 +97,10 @@ impl ChatReply {
 }
 
 /// The growth of call `index`, if any.
-fn grown(index: usize, before: &ToolCall, now: &ToolCall) -> Result<Option<ToolCallDelta>, Error> {
+fn grown(index: usize, before: &ToolCall, now: &ToolCall) -> Result<Option<ToolCallDelta>, ChatError> {
     if !before.name.is_empty() && !now.name.is_empty() && !now.name.starts_with(&before.name) {
         let (before, now) = (&before.name, &now.name);
-        return Err(Error::ChatReply(format!("a call of '{before}' becomes one of '{now}' as it grows")));
+        return Err(ChatError::Reply(format!("a call of '{before}' becomes one of '{now}' as it grows")));
     }
     let arguments = added(&before.arguments, &now.arguments)?;
     let is_renamed = before.id != now.id || before.name != now.name;
@@ -112,11 +112,11 @@ fn grown(index: usize, before: &ToolCall, now: &ToolCall) -> Result<Option<ToolC
 }
 
 /// The suffix of `now` after `before`; empty if it is shorter, as when a stop word at the end is removed.
-fn added<'a>(before: &str, now: &'a str) -> Result<&'a str, Error> {
+fn added<'a>(before: &str, now: &'a str) -> Result<&'a str, ChatError> {
     match now.strip_prefix(before) {
         Some(added) => Ok(added),
         None if before.starts_with(now) => Ok(""),
-        None => Err(Error::ChatReply("its earlier text is read in another way as it grows".into())),
+        None => Err(ChatError::Reply("its earlier text is read in another way as it grows".into())),
     }
 }
 
@@ -151,7 +151,7 @@ impl ChatParser {
         parser: &str,
         generation_prompt: &str,
         inputs: &ChatInputs,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, ChatError> {
         let is_continuation = inputs.continue_final_message != Continuation::None;
         let text = json!({
             "format": format,
@@ -167,7 +167,7 @@ impl ChatParser {
         let make = |message, capacity| unsafe {
             chat::hobbit_chat_parser_init(text.as_ptr().cast(), text.len(), message, capacity)
         };
-        let raw = with_message(make).map_err(Error::ChatTemplate)?;
+        let raw = with_message(make).map_err(ChatError::Template)?;
         let delimiters = Delimiters::of(format_name, parser);
         let generation_prompt = generation_prompt.to_owned();
         Ok(Self(Arc::new(Inner { raw, generation_prompt, is_continuation, delimiters })))
@@ -182,8 +182,8 @@ impl ChatParser {
     /// the answer continues; its end may then be held back until it is unambiguous.
     ///
     /// # Errors
-    /// [`Error::ChatReply`] if the text does not have the form that the template defines.
-    pub fn parse(&self, text: &str, is_partial: bool) -> Result<ChatReply, Error> {
+    /// [`ChatError::Reply`] if the text does not have the form that the template defines.
+    pub fn parse(&self, text: &str, is_partial: bool) -> Result<ChatReply, ChatError> {
         let inner = &*self.0;
         let parse = || {
             // SAFETY: the parser is live; the text is valid for its length, the message buffer for its capacity.
@@ -192,16 +192,16 @@ impl ChatParser {
                 chat::hobbit_chat_parse(inner.raw.as_ptr(), bytes, len, is_partial, output, context, message, capacity)
             })
         };
-        let parsed = limits::with_stack_for(&[&inner.generation_prompt, text], parse).map_err(Error::ChatReply)?;
-        let parsed = parsed.map_err(|(_, reason)| Error::ChatReply(reason))?;
-        serde_json::from_str(&parsed).map_err(|error| Error::ChatReply(error.to_string()))
+        let parsed = limits::with_stack_for(&[&inner.generation_prompt, text], parse).map_err(ChatError::Reply)?;
+        let parsed = parsed.map_err(|(_, reason)| ChatError::Reply(reason))?;
+        serde_json::from_str(&parsed).map_err(|error| ChatError::Reply(error.to_string()))
     }
 
     /// The answer before the model generates anything: the given part of a continued message.
     ///
     /// # Errors
     /// As [`ChatParser::parse`].
-    pub fn prefilled(&self) -> Result<ChatReply, Error> {
+    pub fn prefilled(&self) -> Result<ChatReply, ChatError> {
         if self.0.is_continuation { self.parse("", true) } else { Ok(ChatReply::default()) }
     }
 }

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use serde::Deserialize;
 
 use super::reply::{ChatDelta, ChatParser, ChatReply};
-use crate::engine::error::Error;
+use crate::engine::error::ChatError;
 
 /// Parses a growing answer, and reports its changes.
 #[derive(Debug)]
@@ -38,8 +38,8 @@ impl ChatStream {
     /// An empty answer. `make_id` numbers tool calls that the model does not number itself.
     ///
     /// # Errors
-    /// [`Error::ChatReply`] if the continued message does not have the template's form.
-    pub fn new(parser: ChatParser, make_id: fn() -> String) -> Result<Self, Error> {
+    /// [`ChatError::Reply`] if the continued message does not have the template's form.
+    pub fn new(parser: ChatParser, make_id: fn() -> String) -> Result<Self, ChatError> {
         let reply = parser.prefilled()?;
         Ok(Self { parser, text: String::new(), reply, ids: Vec::new(), make_id, growing: None })
     }
@@ -47,8 +47,8 @@ impl ChatStream {
     /// Appends `text` and returns the changes. The last call has `is_partial` false.
     ///
     /// # Errors
-    /// [`Error::ChatReply`] if the answer does not have the template's form.
-    pub fn push(&mut self, text: &str, is_partial: bool) -> Result<Vec<ChatDelta>, Error> {
+    /// [`ChatError::Reply`] if the answer does not have the template's form.
+    pub fn push(&mut self, text: &str, is_partial: bool) -> Result<Vec<ChatDelta>, ChatError> {
         let goes_on = is_partial && !text.is_empty() && self.can_only_go_on(text);
         if goes_on && let Some(growing) = self.growing {
             return Ok(vec![self.grow(growing, text)]);

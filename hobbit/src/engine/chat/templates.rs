@@ -8,11 +8,11 @@ use ggml_sys::llama;
 use ggml_sys::llama::llama_vocab;
 use serde::{Deserialize, Serialize};
 
-use super::inputs::ChatInputs;
+use super::ChatInputs;
 use super::isolation;
 use super::isolation::{Failure, Task};
 use super::reply::ChatParser;
-use crate::engine::error::Error;
+use crate::engine::error::ChatError;
 use crate::engine::limits;
 use crate::engine::model::Model;
 use hobbit_core::options::{GrammarKind, GrammarTrigger, SamplingOptions, Token};
@@ -51,8 +51,8 @@ impl ChatTemplates {
     /// text. Without either, `chatml`. The template is tried on a message.
     ///
     /// # Errors
-    /// [`Error::ChatTemplate`] for an invalid template, and for one that takes too much time, memory or stack.
-    pub fn new(model: &Model, template_override: Option<&str>) -> Result<Self, Error> {
+    /// [`ChatError::Template`] for an invalid template, and for one that takes too much time, memory or stack.
+    pub fn new(model: &Model, template_override: Option<&str>) -> Result<Self, ChatError> {
         Self::read(Texts::of(model, template_override))
     }
 
@@ -60,17 +60,17 @@ impl ChatTemplates {
     ///
     /// # Errors
     /// As for [`ChatTemplates::new`].
-    pub fn from_text(template: &str) -> Result<Self, Error> {
+    pub fn from_text(template: &str) -> Result<Self, ChatError> {
         Self::read(Texts { source: template.to_owned(), ..Texts::default() })
     }
 
-    pub(super) fn read(texts: Texts) -> Result<Self, Error> {
-        texts.check().map_err(Error::ChatTemplate)?;
+    pub(super) fn read(texts: Texts) -> Result<Self, ChatError> {
+        texts.check().map_err(ChatError::Template)?;
         let (was_explicit, is_built_in) = (texts.are_explicit(), texts.is_built_in());
-        let texts = serde_json::to_string(&texts).map_err(|error| Error::ChatTemplate(error.to_string()))?;
+        let texts = serde_json::to_string(&texts).map_err(|error| ChatError::Template(error.to_string()))?;
         let task = Task { template: texts, inputs: None, schema_stack: 0 };
         let described = isolation::run(&task).map_err(error_of)?;
-        let description = serde_json::from_str(&described).map_err(|error| Error::ChatTemplate(error.to_string()))?;
+        let description = serde_json::from_str(&described).map_err(|error| ChatError::Template(error.to_string()))?;
         Ok(Self { texts: task.template, description, was_explicit, is_built_in })
     }
 
@@ -102,13 +102,13 @@ impl ChatTemplates {
     /// Renders a conversation.
     ///
     /// # Errors
-    /// [`Error::ChatInput`] for messages and tools that cannot be understood, [`Error::ChatTemplate`] if the template
+    /// [`ChatError::Input`] for messages and tools that cannot be understood, [`ChatError::Template`] if the template
     /// fails on them, or takes too much time, memory or stack.
-    pub fn apply(&self, inputs: &ChatInputs) -> Result<ChatPrompt, Error> {
+    pub fn apply(&self, inputs: &ChatInputs) -> Result<ChatPrompt, ChatError> {
         let (text, schema_stack) = inputs.to_json(inputs.use_jinja && !self.is_built_in)?;
         let task = Task { template: self.texts.clone(), inputs: Some(text), schema_stack };
         let applied = isolation::run(&task).map_err(error_of)?;
-        let fields: Fields = serde_json::from_str(&applied).map_err(|error| Error::ChatTemplate(error.to_string()))?;
+        let fields: Fields = serde_json::from_str(&applied).map_err(|error| ChatError::Template(error.to_string()))?;
         fields.into_prompt(inputs)
     }
 }
@@ -187,10 +187,10 @@ fn own_template(model: &Model, name: *const c_char) -> String {
     }
 }
 
-fn error_of(failure: Failure) -> Error {
+fn error_of(failure: Failure) -> ChatError {
     match failure {
-        Failure::Inputs(reason) => Error::ChatInput(reason),
-        Failure::Template(reason) => Error::ChatTemplate(reason),
+        Failure::Inputs(reason) => ChatError::Input(reason),
+        Failure::Template(reason) => ChatError::Template(reason),
     }
 }
 
@@ -289,8 +289,8 @@ struct Trigger {
 
 impl Fields {
     /// # Errors
-    /// [`Error::ChatTemplate`] for a parser or trigger that llama.cpp itself does not understand.
-    fn into_prompt(self, inputs: &ChatInputs) -> Result<ChatPrompt, Error> {
+    /// [`ChatError::Template`] for a parser or trigger that llama.cpp itself does not understand.
+    fn into_prompt(self, inputs: &ChatInputs) -> Result<ChatPrompt, ChatError> {
         let format = (self.format, self.format_name.as_str());
         let parser = ChatParser::new(format, &self.parser, &self.generation_prompt, inputs)?;
         let triggers = self.grammar_triggers.into_iter().map(Trigger::read).collect::<Result<_, _>>()?;
@@ -311,13 +311,13 @@ impl Fields {
 
 impl Trigger {
     /// By `common_grammar_trigger_type`.
-    fn read(self) -> Result<GrammarTrigger, Error> {
+    fn read(self) -> Result<GrammarTrigger, ChatError> {
         Ok(match self.r#type {
             0 => GrammarTrigger::Token(self.token),
             1 => GrammarTrigger::Word(self.value),
             2 => GrammarTrigger::Pattern(self.value),
             3 => GrammarTrigger::PatternFull(self.value),
-            other => return Err(Error::ChatTemplate(format!("llama.cpp has a trigger of an unknown kind, {other}"))),
+            other => return Err(ChatError::Template(format!("llama.cpp has a trigger of an unknown kind, {other}"))),
         })
     }
 }

@@ -5,7 +5,7 @@ use super::*;
 use crate::engine::limits;
 use hobbit_core::options::{GrammarKind, GrammarTrigger, ReasoningFormat, SamplingOptions};
 
-fn render_with(template: &str, use_jinja: bool, add_generation_prompt: bool) -> Result<String, Error> {
+fn render_with(template: &str, use_jinja: bool, add_generation_prompt: bool) -> Result<String, ChatError> {
     let messages = r#"[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]"#.to_owned();
     let inputs = ChatInputs { messages, use_jinja, add_generation_prompt, ..ChatInputs::default() };
     Ok(ChatTemplates::from_text(template)?.apply(&inputs)?.prompt)
@@ -34,7 +34,7 @@ fn templates_are_rendered() {
         ("nul \0", true, ""),
     ] {
         let error = render_with(template, jinja, true).unwrap_err();
-        assert!(matches!(&error, Error::ChatTemplate(found) if found.contains(reason)), "{template:?}: {error}");
+        assert!(matches!(&error, ChatError::Template(found) if found.contains(reason)), "{template:?}: {error}");
     }
 }
 
@@ -188,7 +188,7 @@ fn reasoning_in_channels() {
     }
     assert_eq!((seen.0.as_str(), seen.1.as_str(), stream.text()), ("hm", "Ja", answer));
     let error = prompt.parser.parse("<|channel|>nonsense", false).unwrap_err();
-    assert!(matches!(error, Error::ChatReply(_)), "{error}");
+    assert!(matches!(error, ChatError::Reply(_)), "{error}");
 }
 
 #[test]
@@ -351,7 +351,7 @@ fn a_message_is_continued() {
     assert_eq!(stream.push("gut.", true).unwrap(), [ChatDelta::Content("gut.".into())]);
     assert_eq!(stream.reply().content, "Ja, gut.");
     let both = ChatInputs { add_generation_prompt: true, ..inputs };
-    assert!(matches!(templates(TOOLS).apply(&both), Err(Error::ChatInput(_))));
+    assert!(matches!(templates(TOOLS).apply(&both), Err(ChatError::Input(_))));
 }
 
 fn nested(n: usize) -> String {
@@ -365,7 +365,7 @@ fn hostile_inputs_are_errors() {
         let mut inputs = one_message();
         change(&mut inputs);
         let error = templates.apply(&inputs).unwrap_err();
-        assert!(matches!(error, Error::ChatInput(_)), "{error}");
+        assert!(matches!(error, ChatError::Input(_)), "{error}");
         error.to_string()
     };
     let deep = nested(1_000_000);
@@ -476,7 +476,7 @@ fn schemas_without_end_are_refused() {
         ChatInputs { tools: Some(tool), ..one_message() },
     ] {
         let error = templates(THINKS).apply(&inputs).unwrap_err();
-        assert!(matches!(&error, Error::ChatInput(reason) if reason.contains("leads to itself")), "{error}");
+        assert!(matches!(&error, ChatError::Input(reason) if reason.contains("leads to itself")), "{error}");
     }
 }
 
@@ -488,7 +488,7 @@ fn templates_that_are_too_deep_are_refused() {
     ] {
         let error = ChatTemplates::from_text(&hostile).unwrap_err();
         assert!(
-            matches!(&error, Error::ChatTemplate(reason) if reason.contains("the template has more than")),
+            matches!(&error, ChatError::Template(reason) if reason.contains("the template has more than")),
             "{error}"
         );
     }

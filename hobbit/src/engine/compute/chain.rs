@@ -7,15 +7,16 @@
 //! on neighbouring rows, and all rows of an expert go through one product, as elsewhere.
 
 use std::ops::Range;
+use std::slice;
 
 use super::*;
 
 /// A layer's products and the nodes between them.
-pub(super) struct Chain {
+pub(in crate::engine) struct Chain {
     links: Vec<Link>,
     inputs: Vec<Input>,
     /// Number of nodes it replaces in the segment.
-    pub(super) n_nodes: usize,
+    pub(in crate::engine) n_nodes: usize,
     /// Experts per token, and tokens: one row per pair.
     shape: [usize; 2],
     /// Floats of scratch it needs.
@@ -193,6 +194,47 @@ impl ExpertBackend {
         Ok(())
     }
 
+    /// Computes one expert's row of the result, with the rows of inputs given by `input`. `view_of`: a view of one slot
+    /// for each matrix.
+    ///
+    /// # Safety
+    /// The chain's nodes and the tables of weights that they read are live, and in host memory; so are the views.
+    pub(in crate::engine) unsafe fn row<'v>(
+        &mut self,
+        chain: &Chain,
+        n_threads: c_int,
+        used: Used,
+        input: &[f32],
+        view_of: impl Fn(SliceKind) -> ShareView<'v>,
+    ) -> Result<Vec<f32>, Failed> {
+        self.inner.set_n_threads(n_threads);
+        self.inner.discard();
+        let mut memory = vec![0.0; chain.n_floats];
+        let scratch = Scratch { base: memory.as_mut_ptr(), n_floats: chain.n_floats };
+        for own in &chain.inputs {
+            // SAFETY: `floats` gives as many floats; they are no part of `input`.
+            unsafe { scratch.floats(own.start, input.len()).copy_from_nonoverlapping(input.as_ptr(), input.len()) };
+        }
+        self.group_ids.clear();
+        self.group_ids.push(used.index.into());
+        self.slot_ids.clear();
+        // The graph keeps addresses of the ids pushed below.
+        self.slot_ids.reserve(chain.links.len());
+        for link in &chain.links {
+            let view = link.kind.map(&view_of);
+            let part = Part { used, rows: 0..1, data: view.map(|view| view.base) };
+            // SAFETY: by the caller; scratch and ids stay until the run below is over.
+            unsafe { self.link(link, &[part], false, view, scratch)? };
+        }
+        self.run()?;
+        let last = chain.links.last().expect("a chain has a product");
+        // SAFETY: the last link's node is live; its first row is in scratch, and the run is over.
+        unsafe {
+            let len = (*last.node).ne[0] as usize;
+            Ok(slice::from_raw_parts(scratch.floats(last.start, len), len).to_vec())
+        }
+    }
+
     /// Assigns rows to experts that begin, those of one view side by side, and sorts the experts by row.
     ///
     /// # Safety
@@ -299,7 +341,7 @@ impl Chain {
     ///
     /// # Safety
     /// Nodes of a live graph; `nodes[0]` is a product.
-    pub(super) unsafe fn of(
+    pub(in crate::engine) unsafe fn of(
         nodes: &[*mut ggml_tensor],
         shape: [usize; 2],
         kind_of: impl Fn(*mut ggml_tensor) -> Option<SliceKind>,
@@ -340,6 +382,16 @@ impl Chain {
             let is_read = nodes[chain.n_nodes..].iter().any(|&node| (*node).src.iter().any(is_inner));
             (!is_read).then_some(chain)
         }
+    }
+
+    /// Whether its products read no other input than this.
+    pub(in crate::engine) fn reads_only(&self, input: *mut ggml_tensor) -> bool {
+        self.inputs.iter().all(|own| own.tensor == input)
+    }
+
+    /// Replaces every node by a copy, for a computation in other memory.
+    pub(in crate::engine) fn replace_nodes(&mut self, mut copy: impl FnMut(*mut ggml_tensor) -> *mut ggml_tensor) {
+        self.links.iter_mut().for_each(|link| link.node = copy(link.node));
     }
 
     fn n_rows(&self) -> usize {

@@ -234,14 +234,12 @@ impl<'a> Trial<'a> {
         let [ne0, ne1] = self.ne;
         let result = self.results[usize::from(is_plain)].as_mut_ptr();
         let f32s = |ne, data: *mut f32| plain_tensor(llama::GGML_TYPE_F32, ne, data.cast(), self.neighbour);
-        let mut weights = blank(
+        let mut weights = plain_tensor(
             self.type_.id() as llama::ggml_type,
             [ne0, ne1, 1, 1],
             self.weights.bytes(self.bytes).as_mut_ptr().cast(),
             self.neighbour,
         );
-        let row = self.bytes / ne1 as usize;
-        weights.nb = [self.type_.type_size() as usize, row, self.bytes, self.bytes];
         self.interleaving.iter().for_each(|interleaving| interleaving.mark(&mut weights));
         let rows = if is_plain { [ne0, n as i64, 1, 1] } else { [ne0, 1, n as i64, 1] };
         let input = f32s(rows, self.input.as_mut_ptr());

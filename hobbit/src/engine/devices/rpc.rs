@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ggml_sys::llama::{self, ggml_backend_reg_t};
 
-use crate::engine::device_error::DeviceError;
+use crate::engine::error::DeviceError;
 
 /// How long a server may take to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -1,10 +1,14 @@
 //! Memory of a model, a context and hobbit itself besides experts; and the ubatch size for a prompt, which depends on
 //! it.
 
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use ggml_sys::{llama, shim};
+
 use crate::engine::compute;
-use crate::engine::error::Error;
+use crate::engine::error::OpenError;
 use crate::engine::gates;
-use crate::engine::memory_use::{MemoryUse, trim_heap};
 use crate::engine::model::Model;
 use crate::engine::raw::RawContext;
 use crate::engine::run_mode::{bounds, room, tensor_bytes};
@@ -26,7 +30,11 @@ pub(super) fn runtime_bytes(weights: u64, kv: u64) -> u64 {
     rss_bytes().saturating_sub(weights + kv).max(RUNTIME_BYTES_MIN)
 }
 
-pub(super) fn fixed_costs(model: &Model, options: &SessionOptions, context: &RawContext) -> Result<FixedCosts, Error> {
+pub(super) fn fixed_costs(
+    model: &Model,
+    options: &SessionOptions,
+    context: &RawContext,
+) -> Result<FixedCosts, OpenError> {
     let MemoryUse { weights, kv, compute, .. } = MemoryUse::of(context)?;
     // A dense model is mapped: its resident pages count as weights.
     let resident = runtime_bytes(weights, kv);
@@ -59,6 +67,71 @@ fn prediction_bytes(model: &Model) -> u64 {
 /// Bytes of the scratch for products ([`compute::products_bytes`]), for a loaded model.
 pub(super) fn scratch_bytes(model: &Model, options: &SessionOptions) -> u64 {
     compute::products_bytes(model.shared.experts.map(), model.info().n_expert_used.into(), options)
+}
+
+/// Host memory that llama.cpp holds for a model and a context, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::engine) struct MemoryUse {
+    /// Weights, mapped or not.
+    pub(in crate::engine) weights: u64,
+    /// Part of the weights that was repacked for the CPU.
+    pub(in crate::engine) repacked: u64,
+    pub(in crate::engine) kv: u64,
+    pub(in crate::engine) compute: u64,
+}
+
+impl MemoryUse {
+    pub(in crate::engine) fn of(context: &RawContext) -> Result<Self, OpenError> {
+        unsafe extern "C" fn add(
+            found: *mut c_void,
+            buft: llama::ggml_backend_buffer_type_t,
+            weights: usize,
+            kv: usize,
+            compute: usize,
+        ) {
+            // SAFETY: `of` passes a `MemoryUse`; llama.cpp passes a live buffer type.
+            let (is_host, is_repacked, found) =
+                unsafe { (llama::ggml_backend_buft_is_host(buft), is_the_cpus(buft), &mut *found.cast::<MemoryUse>()) };
+            if !is_host && !is_repacked {
+                return;
+            }
+            found.weights += weights as u64;
+            found.repacked += if is_host { 0 } else { weights as u64 };
+            found.kv += kv as u64;
+            found.compute += compute as u64;
+        }
+        let mut found = MemoryUse::default();
+        // SAFETY: the context is live; `found` outlives the call.
+        let known = unsafe { shim::hobbit_memory_breakdown(context.as_ptr(), add, (&raw mut found).cast()) };
+        if known {
+            Ok(found)
+        } else {
+            Err(OpenError::Unsupported("llama.cpp does not report the memory it holds".into()))
+        }
+    }
+}
+
+/// Returns unused memory of the allocator to the system: glibc keeps most of what is freed. Takes milliseconds if there
+/// is much.
+pub fn trim_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it may be called at any time, from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// Whether a buffer type belongs to the CPU. Its extra types do not count as host memory in ggml, because other
+/// backends cannot read them.
+///
+/// # Safety
+/// A live buffer type.
+unsafe fn is_the_cpus(buft: llama::ggml_backend_buffer_type_t) -> bool {
+    // SAFETY: by the caller; a device outlives its buffer types.
+    unsafe {
+        let dev = llama::ggml_backend_buft_get_device(buft);
+        !dev.is_null() && llama::ggml_backend_dev_type(dev) == llama::GGML_BACKEND_DEVICE_TYPE_CPU
+    }
 }
 
 impl Model {
@@ -112,5 +185,39 @@ impl Model {
         let one = SessionOptions { n_ubatch: 1, ..options.clone() };
         let products = scratch_bytes(self, &one);
         activations.saturating_mul(4).saturating_add(products)
+    }
+}
+
+// Requests by signal, from the user or another program.
+
+/// The request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemorySignal {
+    /// SIGUSR1: use half the memory.
+    Halve,
+    /// SIGUSR2: use the planned memory again.
+    Restore,
+}
+
+/// The pending signal's number; 0: none.
+static LAST: AtomicI32 = AtomicI32::new(0);
+
+/// Records SIGUSR1 and SIGUSR2 for [`take_memory_signal`] from now on, instead of ending the process.
+pub fn watch_memory_signals() {
+    extern "C" fn note(signal: libc::c_int) {
+        LAST.store(signal, Ordering::Relaxed);
+    }
+    for signal in [libc::SIGUSR1, libc::SIGUSR2] {
+        // SAFETY: the handler only stores to an atomic, which is allowed at any point of a program.
+        unsafe { libc::signal(signal, note as extern "C" fn(libc::c_int) as libc::sighandler_t) };
+    }
+}
+
+/// The last signal since the previous call.
+pub fn take_memory_signal() -> Option<MemorySignal> {
+    match LAST.swap(0, Ordering::Relaxed) {
+        libc::SIGUSR1 => Some(MemorySignal::Halve),
+        libc::SIGUSR2 => Some(MemorySignal::Restore),
+        _ => None,
     }
 }

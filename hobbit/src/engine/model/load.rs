@@ -11,9 +11,9 @@ use ggml_sys::llama;
 
 use super::{Model, ModelInfo, Shared, WrapStore};
 use crate::engine::adapters::CheckedAdapters;
-use crate::engine::calling::{self, Loading, while_loading};
+use crate::engine::calling::{self, while_loading};
 use crate::engine::device::Device;
-use crate::engine::error::Error;
+use crate::engine::error::OpenError;
 use crate::engine::experts::Experts;
 use crate::engine::ggml;
 use crate::engine::log;
@@ -35,17 +35,22 @@ impl Model {
     /// Opens `path`, which may be any shard of a split model. Ordinary weights are read into memory; experts stay in
     /// the file.
     ///
-    /// # Errors A damaged, incomplete or unsupported file ([`Error::Gguf`], [`Error::Load`]), an I/O error; a profile
-    /// that cannot be used ([`Error::Tuned`]) or is missing ([`Error::NoPenalties`]).
-    pub fn open(path: &Path, options: &ModelOptions) -> Result<Model, Error> {
+    /// # Errors
+    /// A damaged, incomplete or unsupported file ([`OpenError::Gguf`], [`OpenError::Load`]), an I/O error; a profile
+    /// that cannot be used ([`OpenError::Tuned`]) or is missing ([`OpenError::NoPenalties`]).
+    pub fn open(path: &Path, options: &ModelOptions) -> Result<Model, OpenError> {
         Self::load(path, options, None, |_| true)
     }
 
     /// As [`Model::open`]. `progress` is called with 0..=1 and stops loading by returning false.
     ///
     /// # Errors
-    /// As [`Model::open`], and [`Error::Cancelled`].
-    pub fn open_with(path: &Path, options: &ModelOptions, progress: impl FnMut(f32) -> bool) -> Result<Model, Error> {
+    /// As [`Model::open`], and [`OpenError::Cancelled`].
+    pub fn open_with(
+        path: &Path,
+        options: &ModelOptions,
+        progress: impl FnMut(f32) -> bool,
+    ) -> Result<Model, OpenError> {
         Self::load(path, options, None, progress)
     }
 
@@ -54,7 +59,7 @@ impl Model {
         path: &Path,
         options: &ModelOptions,
         wrap: impl Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync + 'static,
-    ) -> Result<Model, Error> {
+    ) -> Result<Model, OpenError> {
         Self::load(path, options, Some(Box::new(wrap)), |_| true)
     }
 
@@ -63,7 +68,7 @@ impl Model {
         options: &ModelOptions,
         wrap_store: Option<WrapStore>,
         mut progress: impl FnMut(f32) -> bool,
-    ) -> Result<Model, Error> {
+    ) -> Result<Model, OpenError> {
         let started = Instant::now();
         options.check_outputs(path)?;
         let source = ModelSource::open(path, options, &mut progress)?;
@@ -107,7 +112,6 @@ impl Model {
         params.progress_callback_user_data = (&raw mut progress).cast();
 
         log::clear_errors();
-        let mut expert_bytes_read_at_load = 0;
         let raw = if is_plain {
             if let RunMode::Passthrough { repack } = run_mode {
                 params.use_extra_bufts = repack && options.repack != Repack::Off;
@@ -118,23 +122,27 @@ impl Model {
             params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
             params.use_extra_bufts = options.repack == Repack::On;
             let mut stream = CookieStream::open(gguf.virtual_file(), &originals)?;
-            let are_skipped = stream.skips_experts();
+            let reads_experts = || OpenError::Unsupported("this system's stdio reads experts at load".into());
+            if !stream.skips_experts() {
+                return Err(reads_experts());
+            }
             let file = stream.as_file();
             // SAFETY: the stream outlives the call; so does everything that params point to.
-            let loading = Loading { experts: Arc::clone(&experts), are_skipped };
-            let raw = while_loading(loading, || unsafe { RawModel::load_stream(file, params) });
-            expert_bytes_read_at_load = stream.expert_bytes_read();
+            let raw = while_loading(&experts, || unsafe { RawModel::load_stream(file, params) });
+            if stream.expert_bytes_read() > 0 {
+                return Err(reads_experts());
+            }
             raw.map_err(|message| stream.error().unwrap_or(message))
         };
         let cancelled = progress.cancelled;
         let raw = raw.map_err(|message| {
             if cancelled {
-                return Error::Cancelled;
+                return OpenError::Cancelled;
             }
             let reasons = [message, calling::take_failure().unwrap_or_default(), log::take_errors()];
             let reason = reasons.into_iter().find(|reason| !reason.is_empty());
             let reason = reason.unwrap_or_else(|| "it gave no reason".to_owned());
-            Error::Load { path: gguf.files[0].path.clone(), reason }
+            OpenError::Load { path: gguf.files[0].path.clone(), reason }
         })?;
 
         if !run_mode.is_passthrough() {
@@ -166,7 +174,6 @@ impl Model {
             load_time: started.elapsed(),
             opened_at: started,
             info,
-            expert_bytes_read_at_load,
             pieces: OnceLock::new(),
         };
         shared.check_loaded()?;
@@ -195,7 +202,7 @@ const ASKED_EARLIER: [(&str, &str); 2] = [
 
 impl Shared {
     /// Checks that the loaded files are those whose headers were read: llama.cpp itself opens models by name.
-    fn check_loaded(&self) -> Result<(), Error> {
+    fn check_loaded(&self) -> Result<(), OpenError> {
         for original in &self.originals {
             original.check()?;
             if self.experts.map().is_empty() || self.run_mode.is_passthrough() {
@@ -205,7 +212,7 @@ impl Shared {
         Ok(())
     }
 
-    fn read_virtual_plan(&self) -> Result<Option<VirtualPlan>, Error> {
+    fn read_virtual_plan(&self) -> Result<Option<VirtualPlan>, OpenError> {
         let VirtualExperts::Plan(path) = &self.options.routing.virtual_experts else { return Ok(None) };
         let plan = VirtualPlan::read(path)?;
         let layers: Vec<(u16, u16)> = self.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect();
@@ -215,21 +222,21 @@ impl Shared {
     }
 
     /// Checks that this model can reroute tokens, if `routing` asks for it.
-    pub(in crate::engine) fn check_routing(&self, routing: &RoutingOptions) -> Result<(), Error> {
+    pub(in crate::engine) fn check_routing(&self, routing: &RoutingOptions) -> Result<(), OpenError> {
         if routing.rerouting().is_off() && routing.target_latency.is_none() {
             return Ok(());
         }
         if self.options.routes.is_some() {
-            return Err(Error::Routing("recorded routes have no scores of other experts".into()));
+            return Err(OpenError::Routing("recorded routes have no scores of other experts".into()));
         }
         let architecture = &self.info.architecture;
         match ROUTED_EARLIER.iter().chain(&ASKED_EARLIER).find(|(name, _)| name == architecture) {
-            Some((_, reason)) => Err(Error::Routing(format!("{architecture} {reason}"))),
+            Some((_, reason)) => Err(OpenError::Routing(format!("{architecture} {reason}"))),
             None => Ok(()),
         }
     }
 
-    fn followed_routes(&self) -> Result<Option<(Arc<Routes>, f64)>, Error> {
+    fn followed_routes(&self) -> Result<Option<(Arc<Routes>, f64)>, OpenError> {
         let Some(options) = &self.options.routes else { return Ok(None) };
         let architecture = &self.info.architecture;
         if let Some((_, reason)) = ROUTED_EARLIER.iter().find(|(name, _)| name == architecture) {

@@ -4,9 +4,7 @@
 //! router's choice; everything else is submitted and ordered by events. Experts that are on the device are multiplied
 //! while the others are being copied; each of these follows as its upload is submitted.
 
-mod borrow;
-mod help;
-mod stages;
+mod layer;
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -18,18 +16,17 @@ use ggml_sys::llama::{
 };
 use ggml_sys::shim;
 
+use super::Wrapper;
 use super::helper::{Helper, Node};
 use super::launch::{Launch, Product};
-use super::wrapper::Wrapper;
 use crate::engine::buffer::tag_of;
 use crate::engine::calling::phase;
-use crate::engine::compute::{is_dense_rows, router_input_tensor, weights_tensor};
 use crate::engine::experts::{ExpertTag, Experts, RouterValues};
 use crate::engine::ggml::Stream;
 use crate::engine::host_reads::{Host, HostReads};
 use crate::engine::recorder::Recorder;
 use crate::engine::registration::Computes;
-use crate::engine::split::{self, Abort, Failed, LayerRouter};
+use crate::engine::split::{self, Abort, Failed, LayerRouter, is_dense_rows, router_input_tensor, weights_tensor};
 use crate::engine::tier::{Tier, Uploads, Weights};
 use crate::engine::tiers::{OtherTiers, TiersView};
 use hobbit_core::expert::{SliceId, SliceKind, Version};
@@ -37,8 +34,7 @@ use hobbit_core::load::balance::Miss;
 use hobbit_core::residency::{Compute, DeviceResidency, LayerStep, Selection, Split, Used, run_layer};
 use hobbit_core::route::Pair;
 
-use self::help::Help;
-use self::stages::{by_place, pin_present, stages};
+use self::layer::Help;
 
 /// One context's backend on one device.
 pub(super) struct Offload {
@@ -70,13 +66,6 @@ struct DeviceLayer<'a, 'b> {
     uploads: Uploads,
     /// The CPU helper's part.
     help: Option<Help>,
-}
-
-/// The device's part of a step.
-struct Part {
-    used: Vec<Used>,
-    /// Experts that are multiplied one by one, with their rows.
-    coming: Vec<(Used, u32)>,
 }
 
 impl Computes for Offload {
@@ -157,28 +146,15 @@ impl Offload {
             }
             // SAFETY: nodes of a live graph; by the caller.
             unsafe {
-                let n = self.region(&nodes[first..]);
+                let n = split::leading(&nodes[first..], self.wrapper.buffer_type);
+                let last = nodes[first..first + n].iter().rposition(|&node| self.product(node).is_some());
+                let n = last.map_or(1, |last| last + 1);
                 let tag = self.product(nodes[first]).expect("a region starts with a product");
                 self.layer(tag, &nodes[first..first + n], &nodes[first + n..])?;
                 at = first + n;
             }
         }
         Ok(())
-    }
-
-    /// Number of leading nodes in one layer's region, which ends with its last product.
-    ///
-    /// # Safety
-    /// Nodes of a live graph, the first of which is an expert product.
-    unsafe fn region(&self, nodes: &[*mut ggml_tensor]) -> usize {
-        // SAFETY: by the caller.
-        let key = |&node: &*mut ggml_tensor| unsafe {
-            self.product(node).map(|tag| (Arc::as_ptr(&tag.experts), tag.layer, (*node).src[2]))
-        };
-        let first = key(&nodes[0]);
-        let is_other = |node: &*mut ggml_tensor| key(node).is_some_and(|key| Some(key) != first);
-        let end = nodes.iter().position(is_other).unwrap_or(nodes.len());
-        nodes[..end].iter().rposition(|node| key(node).is_some()).map_or(1, |last| last + 1)
     }
 
     /// As [`tag_of`].
@@ -319,133 +295,78 @@ fn reason(device: &str, status: Failed) -> String {
     }
 }
 
-impl DeviceResidency for DeviceLayer<'_, '_> {
-    fn has(&self, version: Version) -> bool {
-        self.tier.has(version, self.router.kinds())
-    }
+// Layers that are wholly on the device: their products are ordinary nodes while a graph runs.
 
-    fn has_on_any(&self, version: Version) -> bool {
-        self.tier.is_resident(version) || self.others.have(version)
-    }
-
-    fn is_uploading(&self, slice: SliceId) -> bool {
-        self.others.read(slice)
-    }
-}
-
-impl<'a> Compute<HostReads, Recorder> for DeviceLayer<'a, '_> {
-    type Error = Failed;
-    type Router = LayerRouter<'a>;
-
-    const PREDICTS_BEHIND_PRODUCTS: bool = true;
-
-    fn router(&mut self) -> &mut LayerRouter<'a> {
-        &mut self.router
-    }
-
-    fn select(&mut self, _: &mut Host, selection: &mut Selection) -> Result<(), Failed> {
-        let is_recorded = self.router.select(selection)?;
-        if !selection.is_later_split() {
-            self.tier.cache.begin_layer(selection.layer(), selection.routing.n_tokens as u32);
-        }
-        if is_recorded {
-            self.write_back(true);
-        }
-        Ok(())
-    }
-
-    fn write(&mut self, ids: Option<&[u16]>, weights: &[f32]) {
-        self.router.write(ids, weights);
-        self.write_back(ids.is_some());
-    }
-
-    fn scores(&mut self, host: &mut Host, selection: &Selection) -> Vec<f32> {
-        let scores = self.router.scores(host, selection);
-        let by_token = scores.chunks_exact(selection.n_expert);
-        by_token.for_each(|scores| self.tier.cache.scores(selection.layer(), scores));
-        scores
-    }
-
-    fn products(&mut self, host: &mut Host, selection: &Selection, step: &LayerStep) -> Result<(), Failed> {
-        // SAFETY: `Offload::layer` made this of a live graph's nodes.
-        unsafe { self.submit_products(host, selection, step) }
-    }
-
-    fn finish(&mut self, host: &mut Host, selection: &Selection, step: &LayerStep) -> Result<(), Failed> {
-        if selection.is_new_decode() {
-            self.tier.upload_ahead(host, step, selection);
-        }
-        // SAFETY: as above.
-        unsafe { self.finish_help(host, selection, step) }
-    }
-
-    fn end(&mut self, host: &mut Host, _: &Selection, step: LayerStep) {
-        // Uploads may still read these slots.
-        self.tier.hold(host.finish(step));
-        self.tier.leave(&self.offload.launch.stream);
-    }
-}
-
-impl DeviceLayer<'_, '_> {
-    /// Sends the router's weights to the device, and its ids if they have changed.
-    fn write_back(&mut self, with_ids: bool) {
-        let [ids, weights] = &self.read_back;
-        for (tensor, bytes) in ids.iter().filter(|_| with_ids).chain(weights) {
-            // SAFETY: the tensors are on the device until the ubatch is done, and have as many bytes, which the
-            // launch keeps until the stream is waited for.
-            unsafe { self.offload.launch.set(*tensor, bytes.clone(), 0) };
-        }
-    }
-
+impl Offload {
+    /// Gives products of layers that are wholly on the device the weights there, until [`Offload::return_complete`]:
+    /// these products are then ordinary nodes.
+    ///
     /// # Safety
-    /// As [`Offload::layer`].
-    unsafe fn submit_products(
-        &mut self,
-        host: &mut Host,
-        selection: &Selection,
-        step: &LayerStep,
-    ) -> Result<(), Failed> {
-        let (kinds, routing) = (self.router.kinds(), &selection.routing);
-        let missing = pin_present(self.tier, step, kinds, selection);
-        let with_kind = |&node: &*mut ggml_tensor| {
-            // SAFETY: nodes of a live graph.
-            (node, unsafe { self.offload.product(node) }.map(|tag| tag.kind))
-        };
-        let region: Vec<Node> = self.nodes.iter().map(with_kind).collect();
+    /// Nodes of a live graph.
+    unsafe fn borrow_complete(&mut self, nodes: &[*mut ggml_tensor]) {
         // SAFETY: by the caller.
-        self.help = unsafe { self.divide(host, selection, step, &missing, &region) };
-        let is_helped = |used: &Used| self.help.as_ref().is_some_and(|help| help.experts.contains(used));
-        let copied: Vec<Used> = missing.into_iter().filter(|used| !is_helped(used)).collect();
-        let used: Vec<Used> = step.used.iter().copied().filter(|used| !is_helped(used)).collect();
-        for &used in &copied {
-            self.tier.acquire(step.version(used), host.layout().kinds(step.layer));
-        }
-        let products: Vec<*mut ggml_tensor> =
-            region.iter().filter(|(_, kind)| kind.is_some()).map(|(node, _)| *node).collect();
-        let (present, coming) = by_place(self.tier, step, kinds, &used, &copied);
-        // Skipped experts have rows of zeros.
-        let skipped: Vec<Pair> =
-            step.skipped.iter().flat_map(|&index| routing.pairs_of(index).iter().copied()).collect();
-        // SAFETY: by the caller.
-        unsafe { self.offload.launch.prepare(self.tier, routing, &products, &present, &coming, &skipped)? };
-        self.uploads = Uploads::new(step, kinds, &copied);
-        // SAFETY: the host slots of the step are pinned until the uploads have run: `Tier::hold`.
-        unsafe { self.uploads.pump(host, self.tier) };
-        self.tier.measure_link();
-        let part = Part { used, coming };
-        // SAFETY: nodes of a live graph.
-        for stage in unsafe { stages(&region) } {
-            // SAFETY: by the caller.
-            unsafe {
-                for &(node, _) in &stage.products {
-                    self.offload.launch.zero(self.tier, routing, node, &skipped)?;
-                }
-                self.stage(host, selection, step, &part, &stage)?;
-                for &node in &stage.plain {
-                    self.offload.launch.plain(self.tier, node)?;
+        let mut products = nodes.iter().filter_map(|&node| unsafe { Some((node, self.product(node)?)) }).peekable();
+        let Some((_, first)) = products.peek() else { return };
+        let experts = Arc::clone(&first.experts);
+        let mut guard = experts.memories();
+        // Recorded routes overwrite the router's choice, which must be read for that.
+        let Some(memories) = guard.as_mut().filter(|memories| !memories.follows_routes()) else { return };
+        memories.catch_up();
+        let mut borrowed = Vec::new();
+        for (node, tag) in products {
+            let tier = memories.tier(self.wrapper.inner);
+            if let Some(weights) = tier.and_then(|tier| tier.complete(tag.layer, tag.kind)) {
+                memories.unseen.remove(&(tag.layer, tag.kind));
+                // SAFETY: by the caller.
+                unsafe {
+                    borrowed.push((node, (*node).src[0]));
+                    (*node).src[0] = weights;
                 }
             }
         }
-        self.offload.launch.submit(self.tier)
+        if let Some(tier) = memories.tier(self.wrapper.inner).filter(|_| !borrowed.is_empty()) {
+            tier.lend(&self.launch.stream);
+        }
+        drop(guard);
+        self.borrowed = borrowed;
+        self.experts = Some(experts);
+    }
+
+    /// Undoes [`Offload::borrow_complete`].
+    ///
+    /// # Safety
+    /// The graph is still live.
+    unsafe fn return_complete(&mut self) {
+        if self.borrowed.is_empty() {
+            return;
+        }
+        for (node, weights) in self.borrowed.drain(..) {
+            // SAFETY: by the caller.
+            unsafe { (*node).src[0] = weights };
+        }
+        let mut guard = self.experts.as_ref().map(|experts| experts.memories());
+        let memories = guard.as_mut().and_then(|guard| guard.as_mut());
+        if let Some(tier) = memories.and_then(|memories| memories.tier(self.wrapper.inner)) {
+            tier.returned(&self.launch.stream);
+        }
+    }
+
+    /// Frees device memory of slots, between two regions. Returns whether there was any to free.
+    ///
+    /// # Safety
+    /// The graph that is being computed is live.
+    unsafe fn relieve(&mut self) -> bool {
+        // SAFETY: by the caller.
+        unsafe { self.return_complete() };
+        let Some(experts) = &self.experts else { return false };
+        let mut guard = experts.memories();
+        let memories = guard.as_mut().and_then(|memories| memories.for_device(self.wrapper.inner));
+        let Some((tier, beside)) = memories else { return false };
+        self.launch.synchronize();
+        tier.enter(&self.launch.stream, None);
+        tier.settled(beside.host);
+        let freed = tier.shrink(&self.launch.stream, 0);
+        tier.leave(&self.launch.stream);
+        freed > 0
     }
 }

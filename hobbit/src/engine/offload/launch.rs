@@ -6,18 +6,16 @@
 //! Indices share the link with experts, so all indices known in advance are uploaded before a region's experts
 //! ([`Launch::prepare`]): behind them, no product could start before the last expert has arrived.
 
-mod scratch;
+mod indices;
 
 use std::collections::HashMap;
 use std::slice;
 
 use ggml_sys::llama::{self, GGML_STATUS_SUCCESS, ggml_backend_dev_t, ggml_tensor};
 
-use self::scratch::{INDEX_ALIGNMENT, Scratch};
-use super::indices::{Form, forms, gathered_bytes, zeros_and_rows};
-use crate::engine::compute::is_view;
+use self::indices::{Form, INDEX_ALIGNMENT, Scratch, forms, gathered_bytes, zeros_and_rows};
 use crate::engine::ggml::Stream;
-use crate::engine::graph::{Graph, rows, tensor_at};
+use crate::engine::graph::{Graph, is_view, rows, tensor_at};
 use crate::engine::split::Failed;
 use crate::engine::tier::{Tier, Weights};
 use hobbit_core::expert::SliceId;

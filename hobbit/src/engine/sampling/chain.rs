@@ -8,7 +8,7 @@ use ggml_sys::chat::{HOBBIT_REASONING_DONE, HOBBIT_REASONING_IDLE};
 use ggml_sys::llama::{llama_logit_bias, llama_sampler, llama_token_data_array};
 use ggml_sys::{chat, llama, shim};
 
-use crate::engine::error::Error;
+use crate::engine::error::SamplerError;
 use crate::engine::model::Model;
 use crate::engine::raw::{MESSAGE_BYTES, text_of};
 use hobbit_core::options::{SamplerKind, SamplingOptions, Token};
@@ -20,8 +20,10 @@ pub(super) struct Raw(NonNull<llama_sampler>);
 unsafe impl Send for Raw {}
 
 impl Raw {
-    pub(super) fn new(made: *mut llama_sampler, name: &str) -> Result<Raw, Error> {
-        NonNull::new(made).map(Raw).ok_or_else(|| Error::Sampling(format!("llama.cpp refused the sampler '{name}'")))
+    pub(super) fn new(made: *mut llama_sampler, name: &str) -> Result<Raw, SamplerError> {
+        NonNull::new(made)
+            .map(Raw)
+            .ok_or_else(|| SamplerError::Settings(format!("llama.cpp refused the sampler '{name}'")))
     }
 
     pub(super) fn as_ptr(&self) -> *mut llama_sampler {
@@ -35,14 +37,18 @@ impl Raw {
     }
 
     /// # Errors
-    /// [`Error::Sampling`]: llama.cpp fails; the candidates must not be used.
-    pub(super) fn apply(&mut self, candidates: &mut llama_token_data_array) -> Result<(), Error> {
+    /// [`SamplerError::Settings`]: llama.cpp fails; the candidates must not be used.
+    pub(super) fn apply(&mut self, candidates: &mut llama_token_data_array) -> Result<(), SamplerError> {
         let mut message = [0u8; MESSAGE_BYTES];
         // SAFETY: the sampler is live; the array's data is valid for its size and stays in place.
         let is_done = unsafe {
             shim::hobbit_sampler_apply(self.as_ptr(), candidates, message.as_mut_ptr().cast(), message.len())
         };
-        if is_done { Ok(()) } else { Err(Error::Sampling(format!("llama.cpp's samplers fail: {}", text_of(&message)))) }
+        if is_done {
+            Ok(())
+        } else {
+            Err(SamplerError::Settings(format!("llama.cpp's samplers fail: {}", text_of(&message))))
+        }
     }
 
     pub(super) fn reset(&mut self) {
@@ -68,7 +74,7 @@ const MIROSTAT_CANDIDATES: i32 = 100;
 const NO_TOKEN: Token = -1;
 
 /// `common_sampler_init` without the grammar and the reasoning budget.
-pub(super) fn new_chain(model: &Model, options: &SamplingOptions) -> Result<Raw, Error> {
+pub(super) fn new_chain(model: &Model, options: &SamplingOptions) -> Result<Raw, SamplerError> {
     // SAFETY: returns a chain that owns what is added to it.
     let chain = unsafe { llama::llama_sampler_chain_init(llama::llama_sampler_chain_params { no_perf: false }) };
     let chain = Raw::new(chain, "chain")?;
@@ -77,13 +83,13 @@ pub(super) fn new_chain(model: &Model, options: &SamplingOptions) -> Result<Raw,
         // SAFETY: both are live; the chain takes the link over.
         unsafe { llama::llama_sampler_chain_add(chain.as_ptr(), link.as_ptr()) };
         std::mem::forget(link);
-        Ok::<(), Error>(())
+        Ok::<(), SamplerError>(())
     };
 
     let bias = logit_bias(model, options);
     let n_vocab = i32::try_from(model.n_vocab()).expect("llama.cpp counts tokens in an i32");
     if !bias.is_empty() {
-        let n_bias = i32::try_from(bias.len()).map_err(|_| Error::Sampling("too many logit biases".into()))?;
+        let n_bias = i32::try_from(bias.len()).map_err(|_| SamplerError::Settings("too many logit biases".into()))?;
         // SAFETY: the sampler copies the biases.
         add(unsafe { shim::hobbit_sampler_init_logit_bias(n_vocab, n_bias, bias.as_ptr()) }, "logit_bias")?;
     }
@@ -117,7 +123,7 @@ pub(super) fn new_chain(model: &Model, options: &SamplingOptions) -> Result<Raw,
     Ok(chain)
 }
 
-fn new_link(model: &Model, options: &SamplingOptions, kind: SamplerKind) -> Result<*mut llama_sampler, Error> {
+fn new_link(model: &Model, options: &SamplingOptions, kind: SamplerKind) -> Result<*mut llama_sampler, SamplerError> {
     let o = options;
     let min_keep = o.min_keep as usize;
     // SAFETY: constructors that take plain values, the live vocabulary of the model, and (DRY) strings they copy.
@@ -134,7 +140,7 @@ fn new_link(model: &Model, options: &SamplingOptions, kind: SamplerKind) -> Resu
                 let breakers = o.dry.sequence_breakers.iter().map(|text| CString::new(text.as_str()));
                 let breakers: Vec<CString> = breakers
                     .collect::<Result<_, _>>()
-                    .map_err(|_| Error::Sampling("a DRY sequence breaker contains a NUL byte".into()))?;
+                    .map_err(|_| SamplerError::Settings("a DRY sequence breaker contains a NUL byte".into()))?;
                 let mut pointers: Vec<*const c_char> = breakers.iter().map(|text| text.as_ptr()).collect();
                 shim::hobbit_sampler_init_dry(
                     model.vocab(),
@@ -198,7 +204,11 @@ impl Budget {
     ///
     /// # Errors
     /// Texts that the vocabulary cannot encode.
-    pub(super) fn new(model: &Model, options: &SamplingOptions, prefill: &[Token]) -> Result<Option<Self>, Error> {
+    pub(super) fn new(
+        model: &Model,
+        options: &SamplingOptions,
+        prefill: &[Token],
+    ) -> Result<Option<Self>, SamplerError> {
         let reasoning = &options.reasoning;
         let is_wanted = reasoning.tokens.is_some() || options.grammar_lazy || reasoning.control;
         if !is_wanted || reasoning.start.is_empty() {

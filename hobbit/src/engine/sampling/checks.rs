@@ -7,7 +7,7 @@
 //! * It writes out repeated elements, again for every repetition that follows, and names each rule it makes.
 //! * It recurses for every parenthesis.
 
-use crate::engine::error::Error;
+use crate::engine::error::SamplerError;
 use hobbit_core::options::SamplingOptions;
 
 /// Maximum tokens that penalties may look back over: bounds the memory that one number can claim (64 MiB).
@@ -20,9 +20,9 @@ const SEQUENCE_BREAKERS_MAX: usize = 64;
 const SEQUENCE_BREAKER_BYTES_MAX: usize = 4 << 10;
 
 /// Refuses settings that would make llama.cpp abort, exhaust memory or choose at random.
-pub(super) fn validate(options: &SamplingOptions) -> Result<(), Error> {
+pub(super) fn validate(options: &SamplingOptions) -> Result<(), SamplerError> {
     let fail = |setting: &str, expected: &str, found: &dyn std::fmt::Display| {
-        Err(Error::Sampling(format!("{setting} must be {expected}, not {found}")))
+        Err(SamplerError::Settings(format!("{setting} must be {expected}, not {found}")))
     };
     let penalty = options.repeat_penalty;
     if !penalty.is_finite() || penalty <= 0.0 || !(1.0 / penalty).is_finite() {
@@ -113,10 +113,10 @@ const REPETITIONS_MAX: u64 = 2000;
 /// Refuses a grammar in GBNF that llama.cpp's parser would not survive. Leaves other errors to that parser.
 ///
 /// # Errors
-/// [`Error::Grammar`] with the repetition whose bounds are reversed, or the exceeded limit.
-pub(super) fn check_grammar(grammar: &str) -> Result<(), Error> {
+/// [`SamplerError::Grammar`] with the repetition whose bounds are reversed, or the exceeded limit.
+pub(super) fn check_grammar(grammar: &str) -> Result<(), SamplerError> {
     if grammar.len() > TEXT_MAX {
-        return Err(Error::Grammar(format!("it is longer than {TEXT_MAX} bytes")));
+        return Err(SamplerError::Grammar(format!("it is longer than {TEXT_MAX} bytes")));
     }
     let mut made = Made::default();
     let mut rest = grammar;
@@ -138,7 +138,7 @@ pub(super) fn check_grammar(grammar: &str) -> Result<(), Error> {
                 depth += 1;
                 made.rules += 1;
                 if depth > NESTING_MAX {
-                    return Err(Error::Grammar(format!("more than {NESTING_MAX} parentheses are open at once")));
+                    return Err(SamplerError::Grammar(format!("more than {NESTING_MAX} parentheses are open at once")));
                 }
                 after
             }
@@ -155,7 +155,7 @@ pub(super) fn check_grammar(grammar: &str) -> Result<(), Error> {
                 let Some((least, most, rest)) = repetition(after) else { return made.check() };
                 if most.is_some_and(|most| most < least) {
                     let message = format!("the repetition {{{least},{}}} ends before it begins", most.unwrap_or(0));
-                    return Err(Error::Grammar(message));
+                    return Err(SamplerError::Grammar(message));
                 }
                 made.repeat(least, most.filter(|most| *most <= REPETITIONS_MAX));
                 rest
@@ -198,14 +198,14 @@ impl Made {
         self.last = least.saturating_mul(self.last).saturating_add(u64::from(n_rules > 0));
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<(), SamplerError> {
         if self.elements > REPEATED_MAX {
-            return Err(Error::Grammar(format!("its repetitions make more than {REPEATED_MAX} characters")));
+            return Err(SamplerError::Grammar(format!("its repetitions make more than {REPEATED_MAX} characters")));
         }
         if self.rules.saturating_mul(RULE_BYTES + self.longest_name) > RULES_BYTES_MAX {
             let message =
                 format!("its repetitions make {} rules, too many for names of {}", self.rules, self.longest_name);
-            return Err(Error::Grammar(message + " characters"));
+            return Err(SamplerError::Grammar(message + " characters"));
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use ggml_sys::grammar as sys;
 use ggml_sys::llama::llama_token_data;
 
 use super::checks::check_grammar;
-use crate::engine::error::Error;
+use crate::engine::error::SamplerError;
 use crate::engine::model::Model;
 use crate::engine::{limits, log};
 use hobbit_core::grammar::{Candidate, Element, Grammar as Rooted, Rules, TooMany};
@@ -36,17 +36,17 @@ impl Grammar {
     /// The grammar of `options`, if any. `prefill` are the tokens of the generation prompt.
     ///
     /// # Errors
-    /// [`Error::Grammar`] if llama.cpp cannot parse it, if it cannot be followed, or if it rejects the generation
-    /// prompt.
+    /// [`SamplerError::Grammar`] if llama.cpp cannot parse it, if it cannot be followed, or if it rejects the
+    /// generation prompt.
     pub(super) fn new(
         model: &Model,
         options: &SamplingOptions,
         preserved: &[Token],
         prefill: &[Token],
-    ) -> Result<Option<Self>, Error> {
+    ) -> Result<Option<Self>, SamplerError> {
         let Some(text) = options.grammar.as_deref().filter(|text| !text.is_empty()) else { return Ok(None) };
         if text.starts_with("%llguidance") {
-            return Err(Error::Grammar("llguidance is not built in; write it in GBNF".into()));
+            return Err(SamplerError::Grammar("llguidance is not built in; write it in GBNF".into()));
         }
         check_grammar(text)?;
         let triggers = if options.grammar_lazy {
@@ -56,7 +56,7 @@ impl Grammar {
         };
         let rules = Arc::new(parsed(model, text)?);
         let own = Rooted::new(rules, STEPS_MAX).map_err(|TooMany| {
-            Error::Grammar("it begins in too many ways at once, or goes round without a character".into())
+            SamplerError::Grammar("it begins in too many ways at once, or goes round without a character".into())
         })?;
         let is_prefilled = options.grammar_kind == GrammarKind::Template && !options.grammar_lazy;
         let mut grammar = Self {
@@ -75,7 +75,7 @@ impl Grammar {
     ///
     /// # Errors
     /// A grammar that is too ambiguous to evaluate within the limit of steps.
-    pub(super) fn mask(&mut self, model: &Model, candidates: &mut [llama_token_data]) -> Result<(), Error> {
+    pub(super) fn mask(&mut self, model: &Model, candidates: &mut [llama_token_data]) -> Result<(), SamplerError> {
         if self.waiting.is_some() {
             return Ok(());
         }
@@ -90,7 +90,7 @@ impl Grammar {
     ///
     /// # Errors
     /// As [`Self::mask`].
-    pub(super) fn allows(&mut self, model: &Model, token: Token) -> Result<bool, Error> {
+    pub(super) fn allows(&mut self, model: &Model, token: Token) -> Result<bool, SamplerError> {
         let mut single = [llama_token_data { id: token, logit: 1.0, p: 0.0 }];
         self.mask(model, &mut single)?;
         Ok(single[0].logit != f32::NEG_INFINITY)
@@ -99,9 +99,9 @@ impl Grammar {
     /// Advances by a token that the grammar allows.
     ///
     /// # Errors
-    /// [`Error::Grammar`] if it does not allow the token, or cannot decide: its state is then unchanged, or if it is
-    /// lazy it waits for its trigger again.
-    pub(super) fn accept(&mut self, model: &Model, token: Token) -> Result<(), Error> {
+    /// [`SamplerError::Grammar`] if it does not allow the token, or cannot decide: its state is then unchanged, or if
+    /// it is lazy it waits for its trigger again.
+    pub(super) fn accept(&mut self, model: &Model, token: Token) -> Result<(), SamplerError> {
         let own = candidate(model, token);
         let is_allowed = match &mut self.waiting {
             None => self.own.accept(&[own], STEPS_MAX),
@@ -123,7 +123,7 @@ impl Grammar {
             if self.is_lazy {
                 self.rewind();
             }
-            return Err(Error::Grammar(format!("it does not allow token {token}")));
+            return Err(SamplerError::Grammar(format!("it does not allow token {token}")));
         }
         self.waiting = None;
         Ok(())
@@ -133,7 +133,7 @@ impl Grammar {
     ///
     /// # Errors
     /// The grammar rejects the generation prompt.
-    pub(super) fn reset(&mut self, model: &Model) -> Result<(), Error> {
+    pub(super) fn reset(&mut self, model: &Model) -> Result<(), SamplerError> {
         self.rewind();
         self.accept_prefill(model)
     }
@@ -143,14 +143,14 @@ impl Grammar {
         self.waiting = self.is_lazy.then(Waiting::default);
     }
 
-    fn accept_prefill(&mut self, model: &Model) -> Result<(), Error> {
+    fn accept_prefill(&mut self, model: &Model) -> Result<(), SamplerError> {
         // The prompt may hold text chosen by the caller, so it has the same limit.
         let tokens: Vec<Candidate<'_>> = self.prefill.iter().map(|token| candidate(model, *token)).collect();
         if self.own.accept(&tokens, STEPS_MAX).map_err(too_ambiguous)? {
             return Ok(());
         }
         let reason = "it does not allow the generation prompt, which the chat template writes for the model";
-        Err(Error::Grammar(reason.into()))
+        Err(SamplerError::Grammar(reason.into()))
     }
 }
 
@@ -159,13 +159,13 @@ fn candidate(model: &Model, token: Token) -> Candidate<'_> {
     Candidate { id: token as u32, piece: pieces.piece(token), is_end: pieces.is_end(token) }
 }
 
-fn too_ambiguous(_: TooMany) -> Error {
+fn too_ambiguous(_: TooMany) -> SamplerError {
     let reason = "it is too ambiguous to be followed: its text so far has too many readings";
-    Error::Grammar(reason.into())
+    SamplerError::Grammar(reason.into())
 }
 
 /// The rules of a grammar, by llama.cpp's parser.
-fn parsed(model: &Model, text: &str) -> Result<Rules, Error> {
+fn parsed(model: &Model, text: &str) -> Result<Rules, SamplerError> {
     unsafe extern "C" fn add(rules: *mut c_void, elements: *const ggml_sys::grammar::Element, n: usize) {
         // SAFETY: the context is the vector below, the elements are valid during the call.
         let (rules, elements) =
@@ -179,11 +179,11 @@ fn parsed(model: &Model, text: &str) -> Result<Rules, Error> {
     let root: c_int =
         unsafe { ggml_sys::grammar::hobbit_grammar_parse(model.vocab(), text.as_ptr(), add, (&raw mut rules).cast()) };
     match u32::try_from(root) {
-        Ok(root) => Rules::new(&rules, root).map_err(Error::Grammar),
-        Err(_) if root == -2 => Err(Error::Grammar("grammar does not contain a 'root' symbol".into())),
+        Ok(root) => Rules::new(&rules, root).map_err(SamplerError::Grammar),
+        Err(_) if root == -2 => Err(SamplerError::Grammar("grammar does not contain a 'root' symbol".into())),
         Err(_) => {
             let reason = log::take_errors();
-            Err(Error::Grammar(if reason.is_empty() { "failed to parse grammar".into() } else { reason }))
+            Err(SamplerError::Grammar(if reason.is_empty() { "failed to parse grammar".into() } else { reason }))
         }
     }
 }
@@ -197,9 +197,9 @@ struct Triggers {
 
 impl Triggers {
     /// As llama-server reads them: a word that is one token is that token.
-    fn new(model: &Model, triggers: &[GrammarTrigger], preserved: &[Token]) -> Result<Self, Error> {
+    fn new(model: &Model, triggers: &[GrammarTrigger], preserved: &[Token]) -> Result<Self, SamplerError> {
         if triggers.is_empty() {
-            return Err(Error::Grammar("it is lazy and has no trigger".into()));
+            return Err(SamplerError::Grammar("it is lazy and has no trigger".into()));
         }
         let mut all = Self::default();
         for trigger in triggers {
@@ -212,7 +212,7 @@ impl Triggers {
                     [_] => {
                         let reason =
                             format!("its trigger '{word}' is one token, and must be among the preserved tokens");
-                        return Err(Error::Grammar(reason));
+                        return Err(SamplerError::Grammar(reason));
                     }
                     _ => all.patterns.push(Pattern::new(&escaped(word))?),
                 },
@@ -244,8 +244,8 @@ pub(super) fn escaped(text: &str) -> String {
     pattern
 }
 
-fn c_text(text: &str) -> Result<CString, Error> {
-    CString::new(text).map_err(|_| Error::Grammar("it contains a NUL byte".into()))
+fn c_text(text: &str) -> Result<CString, SamplerError> {
+    CString::new(text).map_err(|_| SamplerError::Grammar("it contains a NUL byte".into()))
 }
 
 // Triggers that are regular expressions.
@@ -260,14 +260,14 @@ unsafe impl Send for Pattern {}
 
 impl Pattern {
     /// # Errors
-    /// [`Error::Grammar`] for an invalid expression (ECMAScript).
-    fn new(text: &str) -> Result<Self, Error> {
+    /// [`SamplerError::Grammar`] for an invalid expression (ECMAScript).
+    fn new(text: &str) -> Result<Self, SamplerError> {
         let pattern = c_text(text)?;
         // SAFETY: the text is NUL-terminated and outlives the call, which copies.
         let made = || NonNull::new(unsafe { sys::hobbit_pattern_init(pattern.as_ptr()) }).map(Self);
         limits::with_stack(text.len() * STACK_PER_BYTE, made)
-            .map_err(Error::Grammar)?
-            .ok_or_else(|| Error::Grammar(format!("llama.cpp cannot parse its trigger's pattern: {text}")))
+            .map_err(SamplerError::Grammar)?
+            .ok_or_else(|| SamplerError::Grammar(format!("llama.cpp cannot parse its trigger's pattern: {text}")))
     }
 
     /// Start of the text that the grammar must match, if `text` contains the trigger.

@@ -33,7 +33,7 @@ fn session(prompt: &str) -> Session {
     session
 }
 
-fn generate(options: &SamplingOptions, n: usize) -> Result<Vec<Token>, Error> {
+fn generate(options: &SamplingOptions, n: usize) -> Result<Vec<Token>, EvalError> {
     let mut sampler = Sampler::new(model(), options)?;
     session(PROMPT).generate(&mut sampler, Some(n)).collect()
 }
@@ -335,7 +335,7 @@ fn a_failed_assertion_of_a_sampler_is_an_error() {
     let mut typical = Raw::new(unsafe { llama::llama_sampler_init_typical(0.5, 1) }, "typical").unwrap();
     let mut none = llama_token_data_array { data: ptr::null_mut(), size: 0, selected: -1, sorted: false };
     let error = typical.apply(&mut none).unwrap_err();
-    assert!(matches!(&error, Error::Sampling(reason) if reason.contains("cur_p->size > 0")), "{error}");
+    assert!(matches!(&error, SamplerError::Settings(reason) if reason.contains("cur_p->size > 0")), "{error}");
     let mut some = [1.0, 2.0].map(|logit| llama_token_data { id: 0, logit, p: 0.0 });
     let mut array = llama_token_data_array { data: some.as_mut_ptr(), size: some.len(), selected: -1, sorted: false };
     typical.apply(&mut array).unwrap();

@@ -9,7 +9,7 @@ use ggml_sys::llama;
 use super::{BatchToken, Session};
 use crate::engine::calling::{self, Purpose};
 use crate::engine::contention;
-use crate::engine::error::Error;
+use crate::engine::error::EvalError;
 use crate::engine::log;
 use crate::engine::raw::with_batch;
 use hobbit_core::residency::Counters;
@@ -21,19 +21,19 @@ impl Session {
     /// (several sequences, logits of a whole prompt); not to be mixed with [`Session::feed`] on sequence 0.
     ///
     /// # Errors
-    /// More entries than `n_batch` ([`Error::BatchTooLarge`]), and as [`Session::feed`].
-    pub fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), Error> {
+    /// More entries than `n_batch` ([`EvalError::BatchTooLarge`]), and as [`Session::feed`].
+    pub fn evaluate(&mut self, batch: &[BatchToken]) -> Result<(), EvalError> {
         if batch.is_empty() {
             return Ok(());
         }
         let n_batch = self.n_batch();
         if batch.len() > n_batch {
-            return Err(Error::BatchTooLarge { n_tokens: batch.len(), n_batch });
+            return Err(EvalError::BatchTooLarge { n_tokens: batch.len(), n_batch });
         }
         let n_outputs = batch.iter().filter(|entry| entry.logits).count();
         let n_outputs_max = self.options.n_outputs_max.max(self.options.n_seq_max) as usize;
         if self.options.n_outputs_max > 0 && n_outputs > n_outputs_max {
-            return Err(Error::Decode(format!(
+            return Err(EvalError::Decode(format!(
                 "logits of {n_outputs} entries are requested, and the session has room for {n_outputs_max}: open it \
                  with a larger n_outputs_max"
             )));
@@ -49,7 +49,7 @@ impl Session {
 
     /// One empty evaluation, so that the first prompt does not pay for first touches. MoE models skip it: llama.cpp's
     /// warm-up would use every expert of every layer.
-    pub(super) fn warm_up(&mut self) -> Result<(), Error> {
+    pub(super) fn warm_up(&mut self) -> Result<(), EvalError> {
         // SAFETY: the context is live.
         unsafe {
             let bos = llama::llama_vocab_bos(self.model.vocab());
@@ -67,9 +67,9 @@ impl Session {
 
     /// Evaluates a batch and counts its cost. `firsts` are the sequences it adds to, each with its first new position:
     /// a failed batch's tokens from there on are removed, so that the caller may try again.
-    pub(super) fn decode(&mut self, batch: llama::llama_batch, firsts: &[(i32, i32)]) -> Result<(), Error> {
+    pub(super) fn decode(&mut self, batch: llama::llama_batch, firsts: &[(i32, i32)]) -> Result<(), EvalError> {
         if self.interrupt.is_set() {
-            return Err(Error::Interrupted);
+            return Err(EvalError::Interrupted);
         }
         let experts = Arc::clone(&self.model.shared.experts);
         calling::take_failure();
@@ -91,7 +91,7 @@ impl Session {
             memories.end_batch(phase, n_tokens, seconds);
         }
         if let Some(hook) = &self.hook {
-            hook.flush();
+            hook.lock().flush();
         }
         calling::set_router_weights(None);
         // After a write to a file, the latest reads may come from another model.
@@ -110,17 +110,17 @@ impl Session {
                 self.context.clear();
                 (self.n_past, self.n_prompt, self.pending) = (0, 0, None);
                 return Err(match failure {
-                    None if code == 2 => Error::Interrupted,
-                    failure => Error::ContextLost(failure.unwrap_or_else(|| format!("llama_decode: {code}"))),
+                    None if code == 2 => EvalError::Interrupted,
+                    failure => EvalError::ContextLost(failure.unwrap_or_else(|| format!("llama_decode: {code}"))),
                 });
             }
             return Err(match (failure, code) {
-                (Some(reason), _) => Error::Decode(reason),
-                (None, 2) => Error::Interrupted,
-                (None, 1) => Error::ContextFull { n_ctx: self.n_ctx_seq() },
+                (Some(reason), _) => EvalError::Decode(reason),
+                (None, 2) => EvalError::Interrupted,
+                (None, 1) => EvalError::ContextFull { n_ctx: self.n_ctx_seq() },
                 (None, _) => {
                     let logged = log::take_errors();
-                    Error::Decode(if thrown.is_empty() { format!("llama_decode: {code} {logged}") } else { thrown })
+                    EvalError::Decode(if thrown.is_empty() { format!("llama_decode: {code} {logged}") } else { thrown })
                 }
             });
         }
@@ -144,7 +144,7 @@ impl Session {
         if let Some(memories) = experts.memories().as_ref().filter(|_| !self.checked) {
             let unseen = memories.unseen_tensors();
             if !unseen.is_empty() {
-                return Err(Error::Seam(format!(
+                return Err(EvalError::Seam(format!(
                     "the products of {} expert tensors ({} first) did not reach hobbit: this architecture is not \
                      supported",
                     unseen.len(),

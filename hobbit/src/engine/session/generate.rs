@@ -6,7 +6,7 @@ use std::time::Instant;
 use ggml_sys::llama;
 
 use super::{Session, StopReason};
-use crate::engine::error::Error;
+use crate::engine::error::EvalError;
 use crate::engine::sampling::{Sampler, are_finite};
 use hobbit_core::options::Token;
 
@@ -17,9 +17,9 @@ impl Session {
     /// Fewer than `n_keep` tokens in the context, or a context that cannot go back that far: a recurrent state cannot
     /// at all, a sliding window only while it holds the tokens before. The context is then unchanged; [`Session::keep`]
     /// empties it.
-    pub fn truncate(&mut self, n_keep: usize) -> Result<(), Error> {
+    pub fn truncate(&mut self, n_keep: usize) -> Result<(), EvalError> {
         if n_keep > self.n_past() {
-            return Err(Error::Decode(format!("the context holds {} tokens, not {n_keep}", self.n_past())));
+            return Err(EvalError::Decode(format!("the context holds {} tokens, not {n_keep}", self.n_past())));
         }
         if n_keep == self.n_past() {
             return Ok(());
@@ -28,7 +28,7 @@ impl Session {
             let n_past = self.n_past;
             let reason =
                 format!("the context of {n_past} tokens cannot go back to {n_keep}: reset it and feed them again");
-            return Err(Error::Decode(reason));
+            return Err(EvalError::Decode(reason));
         }
         // Removing only the pending token leaves the logits from which it was sampled.
         self.is_current &= n_keep == self.n_past;
@@ -53,13 +53,15 @@ impl Session {
     ///
     /// # Errors
     /// A state that does not fit, or has another number of tokens; the context is then empty.
-    pub fn restore(&mut self, state: &[u8], n_tokens: usize) -> Result<(), Error> {
+    pub fn restore(&mut self, state: &[u8], n_tokens: usize) -> Result<(), EvalError> {
         self.reset();
         self.set_sequence_state(0, state)?;
         let last = self.context.last_position(0);
         if usize::try_from(i64::from(last) + 1).ok() != Some(n_tokens) {
             self.reset();
-            return Err(Error::Decode(format!("the saved state ends at position {last}, not after {n_tokens} tokens")));
+            return Err(EvalError::Decode(format!(
+                "the saved state ends at position {last}, not after {n_tokens} tokens"
+            )));
         }
         (self.n_past, self.n_prompt) = (n_tokens, n_tokens);
         Ok(())
@@ -74,10 +76,10 @@ impl Session {
     /// [`Session::generate`].
     ///
     /// # Errors
-    /// A full context ([`Error::ContextFull`]), an interrupt, a failed read. The context is then as before, unless it
-    /// was shifted or cannot go back that far ([`Session::truncate`]): it is then empty, or holds the part of the
+    /// A full context ([`EvalError::ContextFull`]), an interrupt, a failed read. The context is then as before, unless
+    /// it was shifted or cannot go back that far ([`Session::truncate`]): it is then empty, or holds the part of the
     /// tokens that was evaluated, as [`Session::n_past`] reports.
-    pub fn feed(&mut self, tokens: &[Token]) -> Result<(), Error> {
+    pub fn feed(&mut self, tokens: &[Token]) -> Result<(), EvalError> {
         self.feed_by(tokens, usize::MAX, &mut |_| {})
     }
 
@@ -85,12 +87,12 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::feed`].
-    pub fn feed_with(&mut self, tokens: &[Token], mut progress: impl FnMut(usize)) -> Result<(), Error> {
+    pub fn feed_with(&mut self, tokens: &[Token], mut progress: impl FnMut(usize)) -> Result<(), EvalError> {
         self.feed_by(tokens, self.n_ubatch(), &mut progress)
     }
 
     /// As [`Session::feed`], with `at_once` tokens per batch.
-    fn feed_by(&mut self, tokens: &[Token], at_once: usize, progress: &mut dyn FnMut(usize)) -> Result<(), Error> {
+    fn feed_by(&mut self, tokens: &[Token], at_once: usize, progress: &mut dyn FnMut(usize)) -> Result<(), EvalError> {
         let waiting = self.pending.take();
         let before = self.n_past;
         let all: Vec<Token> = waiting.into_iter().chain(tokens.iter().copied()).collect();
@@ -106,7 +108,12 @@ impl Session {
         result
     }
 
-    fn feed_pieces(&mut self, tokens: &[Token], at_once: usize, progress: &mut dyn FnMut(usize)) -> Result<(), Error> {
+    fn feed_pieces(
+        &mut self,
+        tokens: &[Token],
+        at_once: usize,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<(), EvalError> {
         let mut done = 0;
         for mut rest in tokens.chunks(self.n_batch()) {
             self.make_room(rest.len())?;
@@ -130,12 +137,12 @@ impl Session {
     }
 
     /// Makes room for `n` more tokens, by a context shift if it is enabled and possible.
-    pub(super) fn make_room(&mut self, n: usize) -> Result<(), Error> {
+    pub(super) fn make_room(&mut self, n: usize) -> Result<(), EvalError> {
         let n_ctx = self.n_ctx_seq() as usize;
         if self.n_past + n <= n_ctx {
             return Ok(());
         }
-        let full = Error::ContextFull { n_ctx: n_ctx as u32 };
+        let full = EvalError::ContextFull { n_ctx: n_ctx as u32 };
         if !self.options.context_shift || !self.context.can_shift() || n > n_ctx {
             return Err(full);
         }
@@ -177,7 +184,7 @@ impl Generation<'_> {
         self.stop
     }
 
-    fn step(&mut self) -> Result<Result<Token, StopReason>, Error> {
+    fn step(&mut self) -> Result<Result<Token, StopReason>, EvalError> {
         if self.left == Some(0) {
             return Ok(Err(StopReason::Length));
         }
@@ -193,8 +200,8 @@ impl Generation<'_> {
                     // Unless the whole context was lost, the token stays pending for another try.
                     session.pending = (session.n_past == before).then_some(token);
                     return match error {
-                        Error::ContextFull { .. } => Ok(Err(StopReason::ContextFull)),
-                        Error::Interrupted => Ok(Err(StopReason::Interrupted)),
+                        EvalError::ContextFull { .. } => Ok(Err(StopReason::ContextFull)),
+                        EvalError::Interrupted => Ok(Err(StopReason::Interrupted)),
                         error => Err(error),
                     };
                 }
@@ -211,7 +218,7 @@ impl Generation<'_> {
 }
 
 impl Iterator for Generation<'_> {
-    type Item = Result<Token, Error>;
+    type Item = Result<Token, EvalError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.stop.is_some() || self.failed {
@@ -237,12 +244,12 @@ impl Session {
     /// as generated. For callers of [`Session::evaluate`], who must evaluate the token themselves.
     ///
     /// # Errors
-    /// [`Error::NothingEvaluated`] if the last evaluation failed or there was none, [`Error::Decode`] if the entry
-    /// asked for no logits, [`Error::NotFinite`] if they are not finite, [`Error::Sampling`] and [`Error::Grammar`] if
-    /// no token can be chosen.
-    pub fn sample(&mut self, sampler: &mut Sampler, index: i32) -> Result<Token, Error> {
+    /// [`EvalError::NothingEvaluated`] if the last evaluation failed or there was none, [`EvalError::Decode`] if the
+    /// entry asked for no logits, [`EvalError::NotFinite`] if they are not finite, [`EvalError::Sampler`] if no token
+    /// can be chosen.
+    pub fn sample(&mut self, sampler: &mut Sampler, index: i32) -> Result<Token, EvalError> {
         if !self.is_current {
-            return Err(Error::NothingEvaluated);
+            return Err(EvalError::NothingEvaluated);
         }
         let started = Instant::now();
         let token = sampler.sample(&self.context, index)?;
@@ -275,7 +282,7 @@ impl GeneratedText<'_> {
 
 /// Whole characters of one or several tokens. Bytes that are no UTF-8 become replacement characters.
 impl Iterator for GeneratedText<'_> {
-    type Item = Result<String, Error>;
+    type Item = Result<String, EvalError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {

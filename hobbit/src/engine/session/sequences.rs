@@ -6,7 +6,7 @@ use std::ops::Range;
 use ggml_sys::llama;
 
 use super::Session;
-use crate::engine::error::Error;
+use crate::engine::error::EvalError;
 use hobbit_core::options::Pooling;
 use hobbit_core::stats::PhaseStats;
 
@@ -16,7 +16,7 @@ impl Session {
     ///
     /// # Errors
     /// A sequence that the session does not have.
-    pub fn copy_sequence(&mut self, from: i32, to: i32) -> Result<(), Error> {
+    pub fn copy_sequence(&mut self, from: i32, to: i32) -> Result<(), EvalError> {
         self.check_sequence(from)?;
         self.check_sequence(to)?;
         if from == to {
@@ -32,7 +32,7 @@ impl Session {
     ///
     /// # Errors
     /// A sequence that the session does not have.
-    pub fn keep_of(&mut self, sequence: i32, n: usize) -> Result<usize, Error> {
+    pub fn keep_of(&mut self, sequence: i32, n: usize) -> Result<usize, EvalError> {
         self.check_sequence(sequence)?;
         if self.cut(sequence, n) {
             return Ok(n);
@@ -71,10 +71,10 @@ impl Session {
     ///
     /// # Errors
     /// A sequence that the session does not have, or a model whose tokens cannot be moved.
-    pub fn move_tokens(&mut self, sequence: i32, range: Range<i32>, by: i32) -> Result<(), Error> {
+    pub fn move_tokens(&mut self, sequence: i32, range: Range<i32>, by: i32) -> Result<(), EvalError> {
         self.check_sequence(sequence)?;
         if !self.can_move_tokens() {
-            return Err(Error::Decode("this model's tokens cannot be moved in their context".into()));
+            return Err(EvalError::Decode("this model's tokens cannot be moved in their context".into()));
         }
         let cleared = if by < 0 { (range.start + by).max(0)..range.start } else { range.end..range.end + by };
         if !cleared.is_empty() {
@@ -95,7 +95,7 @@ impl Session {
     ///
     /// # Errors
     /// A sequence that the session does not have; llama.cpp's refusal.
-    pub fn sequence_state(&mut self, sequence: i32) -> Result<Vec<u8>, Error> {
+    pub fn sequence_state(&mut self, sequence: i32) -> Result<Vec<u8>, EvalError> {
         self.check_sequence(sequence)?;
         self.context.state(sequence)
     }
@@ -104,12 +104,12 @@ impl Session {
     ///
     /// # Errors
     /// An unknown sequence, or a state that does not fit; the sequence is then empty.
-    pub fn set_sequence_state(&mut self, sequence: i32, state: &[u8]) -> Result<(), Error> {
+    pub fn set_sequence_state(&mut self, sequence: i32, state: &[u8]) -> Result<(), EvalError> {
         self.check_sequence(sequence)?;
         self.context.forget(sequence, 0, -1)?;
         if self.context.set_state(sequence, state).is_err() {
             self.context.forget(sequence, 0, -1)?;
-            return Err(Error::Decode(
+            return Err(EvalError::Decode(
                 "the saved state does not fit this context: another model, other types of KV cache, or a context that \
                  is too short"
                     .into(),
@@ -172,10 +172,10 @@ impl Session {
         if is_exact { usize::MAX } else { hobbit_core::route::DECODE_TOKENS_MAX }
     }
 
-    fn check_sequence(&self, sequence: i32) -> Result<(), Error> {
+    fn check_sequence(&self, sequence: i32) -> Result<(), EvalError> {
         let n_seq_max = self.options.n_seq_max.max(1);
         if u32::try_from(sequence).map_or(true, |sequence| sequence >= n_seq_max) {
-            return Err(Error::Decode(format!("sequence {sequence} of a session with {n_seq_max}")));
+            return Err(EvalError::Decode(format!("sequence {sequence} of a session with {n_seq_max}")));
         }
         Ok(())
     }

@@ -1,12 +1,77 @@
-//! Copies to the device: their destinations, their order, and the waits for them.
+//! Copies to the device: their destinations, their order, the waits for them, and the host memory that they read.
 
 use std::time::Instant;
 
-use super::{Destination, Memory, StagingState, Tier, Weights, ZEROS, padding_bytes};
+use ggml_sys::llama::{self, ggml_backend_dev_t};
+
+use super::{Destination, Memory, StagingState, TIDY_UPLOADS, Tier, Weights, ZEROS, padding_bytes};
 use crate::engine::ggml::Stream;
+use crate::engine::host_reads::{Host, host_bytes};
 use hobbit_core::cache::SliceState;
 use hobbit_core::expert::{SliceId, SliceKind, Version};
 use hobbit_core::gguf::SliceShape;
+use hobbit_core::residency::{LayerStep, Used};
+
+// Starting copies.
+
+/// Slices that are not uploaded yet.
+#[derive(Default)]
+pub(in crate::engine) struct Uploads {
+    /// Kind by kind, in the order of products; within a kind, experts in the order of need.
+    waiting: Vec<(SliceId, Used)>,
+}
+
+impl Uploads {
+    pub(in crate::engine) fn new(step: &LayerStep, kinds: &[SliceKind], missing: &[Used]) -> Self {
+        let of_kind = |&kind: &SliceKind| {
+            missing.iter().map(move |&used| (SliceId { version: step.version(used), kind }, used)).collect::<Vec<_>>()
+        };
+        Self { waiting: kinds.iter().flat_map(of_kind).collect() }
+    }
+
+    pub(in crate::engine) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Makes the host read the first slice although no read is in flight. Returns `false` if that is impossible.
+    pub(in crate::engine) fn force_staging(&self, host: &mut Host) -> bool {
+        self.waiting.first().is_some_and(|&(slice, used)| host.force_staging(slice, used))
+    }
+
+    /// Starts every upload whose bytes are in host memory and that has a destination. Returns whether any was started.
+    ///
+    /// # Safety
+    /// The step's pinned host slots stay unchanged until the uploads have run.
+    pub(in crate::engine) unsafe fn pump(&mut self, host: &Host, tier: &mut Tier) -> bool {
+        // Staging slots go to the earliest products: taken by a later one, they might never become free again.
+        let mut staging_for = None;
+        let before = self.waiting.len();
+        self.waiting.retain(|&(slice, used)| {
+            let is_staged = !tier.is_resident(slice.version);
+            if is_staged && staging_for.is_some_and(|kind| kind != slice.kind) {
+                return true;
+            }
+            let Some((data, on_loan)) = host_bytes(host, slice, used) else {
+                if is_staged {
+                    staging_for = Some(slice.kind);
+                }
+                return true;
+            };
+            let Some(to) = tier.destination(slice) else {
+                staging_for = Some(slice.kind);
+                return true;
+            };
+            debug_assert!(is_staged == matches!(to, Destination::Staging(_)));
+            // SAFETY: by the caller for what is cached; a staged slice is kept until its upload has run.
+            unsafe { tier.upload(slice, host.reads().shape(slice), data, to) };
+            if on_loan {
+                tier.hold_staged(slice);
+            }
+            false
+        });
+        self.waiting.len() < before
+    }
+}
 
 impl Tier {
     /// Destination of an upload of this slice now: its version's slot, or a free staging slot.
@@ -137,6 +202,195 @@ impl Tier {
             let event = event.get_or_insert_with(|| self.events.record(compute)).clone();
             self.n_staged_uses += 1;
             self.staging[slot] = StagingState::Free(self.n_staged_uses, event);
+        }
+    }
+}
+
+// Copies that have run, and host memory that they no longer read.
+
+impl Tier {
+    /// Products of slices staged on the host have been submitted: the host gets these staging slots back once the
+    /// products have run.
+    pub(in crate::engine) fn used_on_host(&mut self, compute: &Stream, slices: impl IntoIterator<Item = SliceId>) {
+        self.submitted += 1;
+        self.waited = self.submitted;
+        let event = self.events.record(compute);
+        self.marks.push_back((self.submitted, event));
+        self.held.extend(slices.into_iter().map(|slice| (self.submitted, slice)));
+    }
+
+    /// The stream `user` is about to use the tier, for a region of `layer` if any.
+    pub(in crate::engine) fn enter(&mut self, user: &Stream, layer: Option<u16>) {
+        self.busy = layer;
+        self.before = (self.counters.uploads, self.counters.uploaded_bytes);
+        let user = user.raw() as usize;
+        if self.user != user {
+            // Another session's products may still read slots that this one is about to overwrite.
+            if let Some(fence) = self.fence.take() {
+                fence.synchronize();
+            }
+            self.user = user;
+        }
+    }
+
+    /// Waits for all work submitted for this tier.
+    pub(in crate::engine) fn rest(&mut self, host: &mut Host) {
+        if let Some(fence) = self.fence.take() {
+            fence.synchronize();
+        }
+        self.user = 0;
+        self.settled(host);
+    }
+
+    /// `user` is done with the tier for now.
+    pub(in crate::engine) fn leave(&mut self, user: &Stream) {
+        self.catch_up(user);
+        self.fence = self.events.record(user);
+    }
+
+    /// The compute stream has run all its submissions, and so the uploads it waited for; waits for any others. Returns
+    /// to the host what uploads were reading: pins and staged slices.
+    pub(in crate::engine) fn settled(&mut self, host: &mut Host) {
+        // Uploads for a product that was never submitted (a failed batch, a later layer) have not been waited for.
+        if self.submitted > self.waited {
+            self.copy.synchronize();
+            self.waited = self.submitted;
+        }
+        self.settled_so_far(host);
+    }
+
+    /// As [`Tier::settled`], but prefetches for layers that have not run continue.
+    pub(in crate::engine) fn settled_so_far(&mut self, host: &mut Host) {
+        let (waited, submitted) = (self.waited, self.submitted);
+        if submitted > waited && !self.ahead.as_ref().is_some_and(|ahead| ahead.are_all(waited, submitted)) {
+            return self.settled(host);
+        }
+        for pin in self.pins.drain(..) {
+            self.cache.unpin(pin);
+        }
+        for state in &mut self.staging {
+            if let StagingState::Free(_, event) = state {
+                *event = None;
+            }
+        }
+        if self.submitted >= self.tidied + TIDY_UPLOADS {
+            self.tidied = self.submitted;
+            // The stream has run, so this costs next to nothing, but Vulkan reuses events and command buffers only
+            // afterwards.
+            self.copy.synchronize();
+            self.events.synchronize();
+        }
+        let staged = self.run_until(self.waited);
+        host.unpin(std::mem::take(&mut self.host_pins));
+        staged.into_iter().for_each(|slice| host.release(slice));
+    }
+
+    /// Uploads up to `upload` have run.
+    pub(super) fn run_until(&mut self, upload: u64) -> Vec<SliceId> {
+        self.done = self.done.max(upload);
+        let done = self.done;
+        self.waited = self.waited.max(done);
+        self.marks.retain(|(mark, _)| *mark > done);
+        self.arrivals.retain(|_, mark| *mark > done);
+        self.host_pins.extend(self.ahead.iter_mut().flat_map(|ahead| ahead.run_until(done)));
+        let n = self.held.partition_point(|(upload, _)| *upload <= done);
+        self.held.drain(..n).map(|(_, slice)| slice).collect()
+    }
+
+    /// Whether an upload that may not have run reads a staging slot of the host.
+    pub(in crate::engine) fn is_reading(&self, slice: SliceId) -> bool {
+        self.held.iter().any(|(_, held)| *held == slice)
+    }
+
+    /// Waits on the host for the oldest upload that reads a host staging slot. Returns the slices to release; empty if
+    /// there is no such upload.
+    pub(in crate::engine) fn wait_for_host_staging(&mut self) -> Vec<SliceId> {
+        let Some(&(upload, _)) = self.held.front() else { return Vec::new() };
+        if let Some((_, Some(event))) = self.marks.iter().find(|(mark, _)| *mark >= upload) {
+            event.synchronize();
+        }
+        self.run_until(upload)
+    }
+}
+
+// Speed of copies and of the CPU, by the device's own clock if it has one: input of the balancer and of prefetches.
+
+/// The link is measured in one of this many regions with uploads, beside a CPU helper.
+const LINK_SAMPLE: u32 = 32;
+
+/// The same if only prefetches use the result.
+pub(super) const LINK_SAMPLE_ALONE: u32 = 256;
+
+/// Seconds since some moment; NaN for a device without a clock.
+type Seconds = unsafe extern "C" fn(ggml_backend_dev_t) -> f64;
+
+/// The device's clock if it has one (the tests' device does), otherwise the host's.
+pub(super) struct Clock {
+    dev: ggml_backend_dev_t,
+    own: Option<Seconds>,
+    began: Instant,
+}
+
+impl Clock {
+    pub(in crate::engine) fn of(dev: ggml_backend_dev_t) -> Self {
+        // SAFETY: a registered device; what its registry has under this name is such a function.
+        let own = unsafe {
+            let reg = llama::ggml_backend_dev_backend_reg(dev);
+            let address = llama::ggml_backend_reg_get_proc_address(reg, c"hobbit_device_seconds".as_ptr());
+            (!address.is_null()).then(|| std::mem::transmute::<*mut std::ffi::c_void, Seconds>(address))
+        };
+        // SAFETY: the device is live as long as the process.
+        let own = own.filter(|seconds| !unsafe { seconds(dev) }.is_nan());
+        Self { dev, own, began: Instant::now() }
+    }
+
+    /// Seconds since some moment. A device's own clock may be set back.
+    pub(in crate::engine) fn seconds(&self) -> f64 {
+        match self.own {
+            // SAFETY: as above.
+            Some(seconds) => unsafe { seconds(self.dev) },
+            None => self.began.elapsed().as_secs_f64(),
+        }
+    }
+}
+
+impl Tier {
+    /// Whether the CPU may compute misses.
+    pub(in crate::engine) fn has_helper(&self) -> bool {
+        self.balancer.is_some() && self.is_divided()
+    }
+
+    /// The uploads of a region have been submitted. Some regions' uploads are waited for and timed.
+    pub(in crate::engine) fn measure_link(&mut self) {
+        let (n, bytes) = (self.counters.uploads - self.before.0, self.counters.uploaded_bytes - self.before.1);
+        if n == 0 {
+            return;
+        }
+        self.unmeasured = self.unmeasured.saturating_add(1);
+        if self.unmeasured >= self.link_sample() {
+            self.unmeasured = 0;
+            self.copy.synchronize();
+            let seconds = self.began.elapsed().as_secs_f64();
+            self.balancer.iter_mut().for_each(|balancer| balancer.observe_copy(bytes / n, seconds / n as f64));
+            let seconds = self.clock.seconds() - self.began_on_clock;
+            self.ahead.iter_mut().for_each(|ahead| ahead.idle.observe_link(bytes, seconds));
+        }
+    }
+
+    pub(super) fn link_sample(&self) -> u32 {
+        match (&self.balancer, &self.ahead) {
+            (Some(_), _) => LINK_SAMPLE,
+            (None, Some(_)) => LINK_SAMPLE_ALONE,
+            (None, None) => u32::MAX,
+        }
+    }
+
+    /// The CPU has computed experts.
+    pub(in crate::engine) fn helped(&mut self, experts: u64, bytes: u64, seconds: f64) {
+        self.counters.helper_experts += experts;
+        self.counters.helper_seconds += seconds;
+        if let Some(balancer) = self.balancer.as_mut() {
+            balancer.observe_cpu(bytes, seconds);
         }
     }
 }

@@ -1,15 +1,20 @@
 //! Device memory of a tier: for each layer and pool one tensor `[ne0, ne1, n_slots]` per matrix, as llama.cpp itself
 //! would allocate a layer's experts, and one block for the staging slots.
+//!
+//! A layer's slots are one allocation. If the device is out of memory while a model runs, the allocation is made again
+//! with fewer slots; its contents are lost and are copied from the host again when needed.
 
 use std::collections::BTreeMap;
 use std::ptr;
+use std::rc::Rc;
 
 use ggml_sys::llama::{self, ggml_backend_dev_t, ggml_tensor};
 
-use super::{Share, padding_bytes};
-use crate::engine::ggml::{self, Buffer, Context};
+use super::{Share, Tier, padding_bytes};
+use crate::engine::ggml::{self, Buffer, Context, Event, Stream};
+use crate::engine::log;
 use hobbit_core::cache::{Cache, ShareId};
-use hobbit_core::expert::SliceKind;
+use hobbit_core::expert::{Precision, SliceKind};
 use hobbit_core::gguf::{Catalog, ExpertClass, SliceShape};
 
 /// Alignment of staging slots in bytes, more than any backend's alignment.
@@ -171,4 +176,182 @@ pub(in crate::engine) fn staging_stride(classes: &[ExpertClass]) -> u64 {
     let slices = classes.iter().flat_map(|class| &class.slices);
     let largest = slices.map(|slice| slice.bytes + padding_bytes(slice) as u64).max().unwrap_or(0);
     largest.max(1).next_multiple_of(STAGING_ALIGNMENT)
+}
+
+// Fewer slots: the device is out of memory, or the user asks for some of it.
+
+/// Divisor for the part of the slots freed when the missing size is unknown.
+const SHRINK_PART: u64 = 4;
+
+impl Tier {
+    /// The device refused memory: frees at least `bytes` bytes of slots and a quarter of all, as far as possible. Waits
+    /// for `stream`, so that nothing reads the freed slots; keeps the slots of the layer being computed. Returns the
+    /// bytes freed: 0 if nothing is left to free.
+    pub(in crate::engine) fn shrink(&mut self, stream: &Stream, bytes: u64) -> u64 {
+        stream.synchronize();
+        self.copy.synchronize();
+        let before = self.report.cache_bytes;
+        let target = bytes.max(before / SHRINK_PART).max(1);
+        let mut stuck: Vec<u16> = self.busy.into_iter().collect();
+        let mut freed = 0;
+        while freed < target {
+            let Some(layer) = self.largest_layer(&stuck) else { break };
+            match self.resize_layer(layer, |n, _| n * 3 / 4) {
+                0 => stuck.push(layer),
+                n => freed += n,
+            }
+        }
+        if freed > 0 {
+            self.counters.cache_shrunk += 1;
+            log::notice(format_args!(
+                "{}: out of device memory; its expert cache has {} MiB instead of {}; give a smaller device cache or a \
+                 larger head-room",
+                self.report.name,
+                self.report.cache_bytes >> 20,
+                before >> 20
+            ));
+        }
+        freed
+    }
+
+    /// The layer with the most bytes of slots.
+    fn largest_layer(&self, except: &[u16]) -> Option<u16> {
+        let layers = self.cache.shares().map(|share| share.layer).filter(|layer| !except.contains(layer));
+        layers
+            .map(|layer| (self.bytes_of_layer(layer), layer))
+            .filter(|(bytes, _)| *bytes > 0)
+            .max()
+            .map(|(_, layer)| layer)
+    }
+
+    fn shares_of_layer(&self, layer: u16) -> Vec<ShareId> {
+        self.cache.shares().filter(|share| share.layer == layer).collect()
+    }
+
+    fn bytes_of_layer(&self, layer: u16) -> u64 {
+        let bytes = |share: ShareId| self.cache.slots_of_share(share).len() as u64 * self.memory.slot_bytes(share.pool);
+        self.shares_of_layer(layer).into_iter().map(bytes).sum()
+    }
+
+    /// Resizes each of a layer's shares to `size` of its current and its initial slot count, or to as many as the
+    /// device still has. The contents are lost. Returns the bytes freed: 0 if slots are in use.
+    ///
+    /// Nothing on the device may be reading or writing the layer's slots.
+    fn resize_layer(&mut self, layer: u16, size: impl Fn(u32, u32) -> u32) -> u64 {
+        let shares = self.shares_of_layer(layer);
+        if !shares.iter().all(|share| self.cache.is_share_idle(*share)) {
+            return 0;
+        }
+        let before = self.bytes_of_layer(layer);
+        let n_slots = |cache: &Cache, share| cache.slots_of_share(share).len() as u32;
+        let mut wanted: Vec<(ShareId, u32)> = shares
+            .iter()
+            .map(|&share| (share, size(n_slots(&self.cache, share), self.cache.most_of_share(share))))
+            .collect();
+        if wanted.iter().all(|&(share, n)| n_slots(&self.cache, share) == n) {
+            return 0;
+        }
+        if !self.dissolve(layer) {
+            return 0;
+        }
+        loop {
+            for &(share, n) in &wanted {
+                for n in [0, n] {
+                    self.cache.resize_share(share, n).expect("nothing in it is in use");
+                }
+            }
+            if self.memory.allocate_layer(layer, &self.cache).is_ok() {
+                break;
+            }
+            wanted.iter_mut().for_each(|(_, n)| *n /= 2);
+        }
+        let after = self.bytes_of_layer(layer);
+        self.count_slots();
+        before.saturating_sub(after)
+    }
+
+    /// Resizes the slots to `bytes` bytes in all, at most their initial size and the device's free memory; layers that
+    /// change lose their contents. Call [`Tier::rest`] just before. Returns the bytes of the slots.
+    pub(in crate::engine) fn resize(&mut self, bytes: u64) -> u64 {
+        self.copy.synchronize();
+        let planned = self.planned_bytes().max(1);
+        let share_of = |most: u32| (u128::from(most) * u128::from(bytes.min(planned)) / u128::from(planned)) as u32;
+        for layer in self.layers() {
+            self.resize_layer(layer, |_, most| share_of(most));
+        }
+        self.pending = (self.is_lent() && self.report.cache_bytes != bytes.min(planned)).then_some(bytes);
+        self.report.cache_bytes
+    }
+
+    /// Bytes of all initial slots.
+    pub(in crate::engine) fn planned_bytes(&self) -> u64 {
+        let bytes = |share: ShareId| u64::from(self.cache.most_of_share(share)) * self.memory.slot_bytes(share.pool);
+        self.cache.shares().map(bytes).sum()
+    }
+
+    /// Layers that have or had slots.
+    fn layers(&self) -> Vec<u16> {
+        let mut layers: Vec<u16> = self.cache.shares().map(|share| share.layer).collect();
+        layers.sort_unstable();
+        layers.dedup();
+        layers
+    }
+
+    /// Brings the report up to date.
+    fn count_slots(&mut self) {
+        let layers = self.layers();
+        self.report.cache_bytes = layers.iter().map(|layer| self.bytes_of_layer(*layer)).sum();
+        let high = |layer: &u16| u64::from(self.cache.capacity_of_layer(*layer, Precision::High));
+        self.report.slots = layers.iter().map(high).sum();
+    }
+}
+
+// Layers that are wholly on the device, and the streams that compute with them.
+
+/// A stream that computes with layers that are wholly on the device.
+pub(super) struct Loan {
+    user: usize,
+    is_running: bool,
+    /// Event after the last work it submitted.
+    fence: Option<Rc<Event>>,
+}
+
+impl Tier {
+    /// The tensor of all experts of a layer, if it is wholly on the device.
+    pub(in crate::engine) fn complete(&self, layer: u16, kind: SliceKind) -> Option<*mut ggml_tensor> {
+        if self.complete.contains(&layer) { self.memory.only_tensor(layer, kind) } else { None }
+    }
+
+    /// `user` computes with [`Tier::complete`] tensors until [`Tier::returned`].
+    pub(in crate::engine) fn lend(&mut self, user: &Stream) {
+        let user = user.raw() as usize;
+        self.loans.retain(|loan| loan.user != user);
+        self.loans.push(Loan { user, is_running: true, fence: None });
+    }
+
+    /// `user` has submitted all work that reads these tensors.
+    pub(in crate::engine) fn returned(&mut self, user: &Stream) {
+        let fence = self.events.record(user);
+        let user = user.raw() as usize;
+        if let Some(loan) = self.loans.iter_mut().find(|loan| loan.user == user) {
+            *loan = Loan { user, is_running: false, fence };
+        }
+    }
+
+    /// Whether a graph is being submitted that reads [`Tier::complete`] tensors.
+    pub(in crate::engine) fn is_lent(&self) -> bool {
+        self.loans.iter().any(|loan| loan.is_running)
+    }
+
+    /// A layer is no longer wholly on the device. Returns `false`, and changes nothing, while it is lent.
+    fn dissolve(&mut self, layer: u16) -> bool {
+        if !self.complete.contains(&layer) {
+            return true;
+        }
+        if self.is_lent() {
+            return false;
+        }
+        self.loans.drain(..).filter_map(|loan| loan.fence).for_each(|fence| fence.synchronize());
+        self.complete.remove(&layer)
+    }
 }

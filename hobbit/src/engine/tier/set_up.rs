@@ -1,8 +1,7 @@
-//! From a placement to device tiers: measures, divides and allocates each device's free memory.
+//! From a placement to device tiers: divides and allocates each device's free memory.
 
 use super::{Memory, Refused, Tier, staging_stride};
-use crate::engine::calibrate::{by_bytes, calibrate, helper_threads};
-use crate::engine::error::Error;
+use crate::engine::error::OpenError;
 use crate::engine::ggml;
 use crate::engine::log;
 use crate::engine::model::Model;
@@ -26,7 +25,11 @@ const SHRINK: f64 = 0.85;
 ///
 /// # Errors
 /// A device lacks memory for a single wave.
-pub(in crate::engine) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(Vec<Tier>, bool), Error> {
+pub(in crate::engine) fn set_up(
+    model: &Model,
+    catalog: &Catalog,
+    scratch: u64,
+) -> Result<(Vec<Tier>, bool), OpenError> {
     let shared = &model.shared;
     let options = &shared.options.device;
     let parts: Vec<(&DeviceLayers, Catalog)> = shared
@@ -86,7 +89,8 @@ pub(in crate::engine) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) 
         let n_shrunk = refusals.iter().filter(|cache| **cache > plan.cache).count() as u32;
         if let Some(asked) = refusals.first().filter(|_| n_shrunk > 0) {
             log::notice(format_args!(
-                "{}: the device refused memory; its expert cache has {} MiB instead of {}; give a smaller device cache or a larger head-room",
+                "{}: the device refused memory; its expert cache has {} MiB instead of {}; give a smaller device cache \
+                 or a larger head-room",
                 plan.name,
                 plan.cache >> 20,
                 asked >> 20
@@ -101,10 +105,9 @@ pub(in crate::engine) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) 
             headroom_bytes: plan.headroom,
             ..report
         };
-        let balancer = balancer(model, part, &catalog);
         let mut tier = Tier::new(dev, cache, memory, report).ok_or_else(|| refused(part))?;
         tier.counters.cache_shrunk = n_shrunk;
-        tier.balancer = balancer;
+        tier.balancer = balancer(model);
         if let CpuHelper::Threads(threads) = options.cpu_helper {
             tier.helper_threads = Some(threads);
         }
@@ -133,27 +136,22 @@ fn without_experts(part: &DeviceLayers) -> DeviceReport {
     }
 }
 
-/// The balancer between CPU and device for a device's experts. `None`: the CPU computes none.
-fn balancer(model: &Model, part: &DeviceLayers, catalog: &Catalog) -> Option<Balancer> {
-    let options = &model.shared.options.device;
-    let mode = HelperMode::from(options.cpu_helper);
+/// The balancer between the CPU and a device. `None`: the CPU computes none.
+fn balancer(model: &Model) -> Option<Balancer> {
+    let mode = HelperMode::from(model.shared.options.device.cpu_helper);
     // The CPU's share depends on its speed.
     let repeatable = mode == HelperMode::Auto && model.shared.precisions.options.deterministic;
     if mode == HelperMode::Off || repeatable {
         return None;
     }
-    let costs = match (options.calibrate, by_bytes(catalog).first()) {
-        (true, Some(first)) => {
-            let calibration = calibrate(part.wrapper.inner, helper_threads(options), &[*first]);
-            Costs::seeded(&calibration, first.name(), options.pinned)
-        }
-        _ => Costs::default(),
-    };
-    Some(Balancer::new(costs, mode))
+    Some(Balancer::new(Costs::default(), mode))
 }
 
-fn refused(part: &DeviceLayers) -> Error {
-    Error::Seam(format!("{} gives no second stream; give it no expert cache, or leave it out", part.wrapper.name))
+fn refused(part: &DeviceLayers) -> OpenError {
+    OpenError::Unsupported(format!(
+        "{} gives no second stream; give it no expert cache, or leave it out",
+        part.wrapper.name
+    ))
 }
 
 fn spec(pool: &Pool, catalog: &Catalog, staging_slot: u64) -> PoolSpec {
@@ -165,14 +163,14 @@ fn spec(pool: &Pool, catalog: &Catalog, staging_slot: u64) -> PoolSpec {
 ///
 /// # Errors
 /// The plan is already the smallest.
-fn ask_for_less(input: &mut DevicePlanInput, plan: &DevicePlan, refused: Refused) -> Result<(), Error> {
+fn ask_for_less(input: &mut DevicePlanInput, plan: &DevicePlan, refused: Refused) -> Result<(), OpenError> {
     let StagingWish { min, wanted } = &mut input.staging;
     if refused.is_staging && plan.staging_slots > *min {
         *wanted = (plan.staging_slots / 2).max(*min);
         return Ok(());
     }
     if plan.cache == 0 {
-        return Err(Error::DeviceMemory { device: plan.name.clone(), bytes: refused.bytes, free: plan.free });
+        return Err(OpenError::DeviceMemory { device: plan.name.clone(), bytes: refused.bytes, free: plan.free });
     }
     let next = (plan.cache as f64 * SHRINK) as u64;
     // One byte means staging only.

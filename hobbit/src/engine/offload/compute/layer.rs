@@ -1,0 +1,440 @@
+//! A layer on a device, in stages of independent products: each product is submitted as its experts arrive. The CPU
+//! helper computes its part beside it.
+
+use super::*;
+use crate::engine::host_reads::{ShareView, host_bytes};
+use crate::engine::offload::helper::{HostChain, chain_of};
+
+/// The device's part of a step.
+struct Part {
+    used: Vec<Used>,
+    /// Experts that are multiplied one by one, with their rows.
+    coming: Vec<(Used, u32)>,
+}
+
+impl DeviceResidency for DeviceLayer<'_, '_> {
+    fn has(&self, version: Version) -> bool {
+        self.tier.has(version, self.router.kinds())
+    }
+
+    fn has_on_any(&self, version: Version) -> bool {
+        self.tier.is_resident(version) || self.others.have(version)
+    }
+
+    fn is_uploading(&self, slice: SliceId) -> bool {
+        self.others.read(slice)
+    }
+}
+
+impl<'a> Compute<HostReads, Recorder> for DeviceLayer<'a, '_> {
+    type Error = Failed;
+    type Router = LayerRouter<'a>;
+
+    const PREDICTS_BEHIND_PRODUCTS: bool = true;
+
+    fn router(&mut self) -> &mut LayerRouter<'a> {
+        &mut self.router
+    }
+
+    fn select(&mut self, _: &mut Host, selection: &mut Selection) -> Result<(), Failed> {
+        let is_recorded = self.router.select(selection)?;
+        if !selection.is_later_split() {
+            self.tier.cache.begin_layer(selection.layer(), selection.routing.n_tokens as u32);
+        }
+        if is_recorded {
+            self.write_back(true);
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, ids: Option<&[u16]>, weights: &[f32]) {
+        self.router.write(ids, weights);
+        self.write_back(ids.is_some());
+    }
+
+    fn scores(&mut self, host: &mut Host, selection: &Selection) -> Vec<f32> {
+        let scores = self.router.scores(host, selection);
+        let by_token = scores.chunks_exact(selection.n_expert);
+        by_token.for_each(|scores| self.tier.cache.scores(selection.layer(), scores));
+        scores
+    }
+
+    fn products(&mut self, host: &mut Host, selection: &Selection, step: &LayerStep) -> Result<(), Failed> {
+        // SAFETY: `Offload::layer` made this of a live graph's nodes.
+        unsafe { self.submit_products(host, selection, step) }
+    }
+
+    fn finish(&mut self, host: &mut Host, selection: &Selection, step: &LayerStep) -> Result<(), Failed> {
+        if selection.is_new_decode() {
+            self.tier.upload_ahead(host, step, selection);
+        }
+        // SAFETY: as above.
+        unsafe { self.finish_help(host, selection, step) }
+    }
+
+    fn end(&mut self, host: &mut Host, _: &Selection, step: LayerStep) {
+        // Uploads may still read these slots.
+        self.tier.hold(host.finish(step));
+        self.tier.leave(&self.offload.launch.stream);
+    }
+}
+
+impl DeviceLayer<'_, '_> {
+    /// Sends the router's weights to the device, and its ids if they have changed.
+    fn write_back(&mut self, with_ids: bool) {
+        let [ids, weights] = &self.read_back;
+        for (tensor, bytes) in ids.iter().filter(|_| with_ids).chain(weights) {
+            // SAFETY: the tensors are on the device until the ubatch is done, and have as many bytes, which the
+            // launch keeps until the stream is waited for.
+            unsafe { self.offload.launch.set(*tensor, bytes.clone(), 0) };
+        }
+    }
+
+    /// # Safety
+    /// As [`Offload::layer`].
+    unsafe fn submit_products(
+        &mut self,
+        host: &mut Host,
+        selection: &Selection,
+        step: &LayerStep,
+    ) -> Result<(), Failed> {
+        let (kinds, routing) = (self.router.kinds(), &selection.routing);
+        let missing = pin_present(self.tier, step, kinds, selection);
+        let with_kind = |&node: &*mut ggml_tensor| {
+            // SAFETY: nodes of a live graph.
+            (node, unsafe { self.offload.product(node) }.map(|tag| tag.kind))
+        };
+        let region: Vec<Node> = self.nodes.iter().map(with_kind).collect();
+        // SAFETY: by the caller.
+        self.help = unsafe { self.divide(host, selection, step, &missing, &region) };
+        let is_helped = |used: &Used| self.help.as_ref().is_some_and(|help| help.experts.contains(used));
+        let copied: Vec<Used> = missing.into_iter().filter(|used| !is_helped(used)).collect();
+        let used: Vec<Used> = step.used.iter().copied().filter(|used| !is_helped(used)).collect();
+        for &used in &copied {
+            self.tier.acquire(step.version(used), host.layout().kinds(step.layer));
+        }
+        let products: Vec<*mut ggml_tensor> =
+            region.iter().filter(|(_, kind)| kind.is_some()).map(|(node, _)| *node).collect();
+        let (present, coming) = by_place(self.tier, step, kinds, &used, &copied);
+        // Skipped experts have rows of zeros.
+        let skipped: Vec<Pair> =
+            step.skipped.iter().flat_map(|&index| routing.pairs_of(index).iter().copied()).collect();
+        // SAFETY: by the caller.
+        unsafe { self.offload.launch.prepare(self.tier, routing, &products, &present, &coming, &skipped)? };
+        self.uploads = Uploads::new(step, kinds, &copied);
+        // SAFETY: the host slots of the step are pinned until the uploads have run: `Tier::hold`.
+        unsafe { self.uploads.pump(host, self.tier) };
+        self.tier.measure_link();
+        let part = Part { used, coming };
+        // SAFETY: nodes of a live graph.
+        for stage in unsafe { stages(&region) } {
+            // SAFETY: by the caller.
+            unsafe {
+                for &(node, _) in &stage.products {
+                    self.offload.launch.zero(self.tier, routing, node, &skipped)?;
+                }
+                self.stage(host, selection, step, &part, &stage)?;
+                for &node in &stage.plain {
+                    self.offload.launch.plain(self.tier, node)?;
+                }
+            }
+        }
+        self.offload.launch.submit(self.tier)
+    }
+}
+
+// Stages.
+
+/// Pins a step's experts that are on the device. Returns the others, in the order of need.
+fn pin_present(tier: &mut Tier, step: &LayerStep, kinds: &[SliceKind], selection: &Selection) -> Vec<Used> {
+    let mut missing = Vec::new();
+    if tier.is_unified() {
+        return missing;
+    }
+    for &used in &step.used {
+        let version = step.version(used);
+        // If a layer comes in several splits, an earlier one may have taken the slot for slices that it left to this
+        // one.
+        let hit = tier.pin(version) && tier.has(version, kinds);
+        if !selection.is_later_split() {
+            tier.touch(version, hit, selection);
+        }
+        if !hit {
+            missing.push(used);
+        }
+    }
+    missing
+}
+
+/// Divides a step's experts, with their rows, into groups that are multiplied together and experts that are multiplied
+/// one by one. The latter include prefetched experts that may not have arrived.
+#[allow(clippy::type_complexity)]
+fn by_place(
+    tier: &Tier,
+    step: &LayerStep,
+    kinds: &[SliceKind],
+    all: &[Used],
+    missing: &[Used],
+) -> (Vec<Vec<(Used, u32)>>, Vec<(Used, u32)>) {
+    let mut present: Vec<(u16, Vec<(Used, u32)>)> = Vec::new();
+    let mut coming = Vec::new();
+    for &used in all {
+        let version = step.version(used);
+        let is_coming =
+            missing.iter().any(|other| other.index == used.index) || tier.is_version_arriving(version, kinds);
+        match tier.place(version) {
+            Some((pool, row)) if !is_coming => match present.iter_mut().find(|(known, _)| *known == pool) {
+                Some((_, members)) => members.push((used, row)),
+                None => present.push((pool, vec![(used, row)])),
+            },
+            place => coming.push((used, place.map_or(0, |(_, row)| row))),
+        }
+    }
+    (present.into_iter().map(|(_, members)| members).collect(), coming)
+}
+
+/// Products that do not depend on each other, and the nodes after them.
+struct Stage {
+    products: Vec<(*mut ggml_tensor, SliceKind)>,
+    plain: Vec<*mut ggml_tensor>,
+}
+
+/// Divides a region into stages.
+///
+/// # Safety
+/// Nodes of a live graph, the first of which is a product.
+unsafe fn stages(region: &[Node]) -> Vec<Stage> {
+    let mut stages: Vec<Stage> = Vec::new();
+    for &(node, kind) in region {
+        let Some(kind) = kind else {
+            stages.last_mut().expect("a region starts with a product").plain.push(node);
+            continue;
+        };
+        // SAFETY: sources of a live node are live.
+        let inputs = unsafe { [(*node).src[1], (*(*node).src[1]).view_src] };
+        let is_apart = |stage: &&mut Stage| {
+            let mut earlier = stage.products.iter().map(|(node, _)| node).chain(&stage.plain);
+            !earlier.any(|earlier| inputs.contains(earlier))
+        };
+        match stages.last_mut().filter(is_apart) {
+            Some(stage) => stage.products.push((node, kind)),
+            None => stages.push(Stage { products: vec![(node, kind)], plain: Vec::new() }),
+        }
+    }
+    stages
+}
+
+impl DeviceLayer<'_, '_> {
+    /// Computes the products of a stage, those of present experts first.
+    ///
+    /// # Safety
+    /// As [`Offload::layer`]; the inputs of the products have been submitted.
+    unsafe fn stage(
+        &mut self,
+        host: &mut Host,
+        selection: &Selection,
+        step: &LayerStep,
+        part: &Part,
+        stage: &Stage,
+    ) -> Result<(), Failed> {
+        let routing = &selection.routing;
+        let mut pending: Vec<Product> = Vec::new();
+        for &(node, kind) in &stage.products {
+            pending.extend(part.used.iter().map(|&used| {
+                let slice = SliceId { version: step.version(used), kind };
+                Product { node, used, slice }
+            }));
+        }
+        loop {
+            let mut here = Vec::new();
+            pending.retain(|product| match locate(product, host, self.tier) {
+                Some(weights) => {
+                    here.push((*product, weights));
+                    false
+                }
+                None => true,
+            });
+            let progress = !here.is_empty();
+            // Experts are multiplied one by one as their indices were uploaded.
+            let is_coming =
+                |index: u16| !self.tier.is_unified() && part.coming.iter().any(|(used, _)| used.index == index);
+            let (arriving, here): (Vec<_>, Vec<_>) =
+                here.into_iter().partition(|(product, _)| is_coming(product.used.index));
+            if !here.is_empty() {
+                // SAFETY: by the caller.
+                unsafe { self.offload.launch.products(routing, self.tier, &here)? };
+            }
+            for located in arriving {
+                let slice = located.0.slice;
+                if self.tier.is_arriving(slice) {
+                    // The graph built so far must not wait for slices that are still arriving.
+                    self.offload.launch.submit(self.tier)?;
+                }
+                self.tier.wait_for(&self.offload.launch.stream, slice);
+                // SAFETY: by the caller.
+                unsafe { self.offload.launch.products(routing, self.tier, &[located])? };
+            }
+            let Some(&Product { slice, used, .. }) = pending.first() else { return Ok(()) };
+            // The device computes the experts it has while the host waits for others.
+            self.offload.launch.submit(self.tier)?;
+            split::poll(host, &self.offload.abort)?;
+            // SAFETY: as above.
+            if unsafe { self.uploads.pump(host, self.tier) } || progress {
+                continue;
+            }
+            // Slices that have just landed are no longer in flight.
+            if pending.iter().any(|product| locate(product, host, self.tier).is_some()) {
+                continue;
+            }
+            // SAFETY: by the caller.
+            if unsafe { self.help_once(host, selection, step)? } || host.wait() {
+                continue;
+            }
+            let released = self.tier.wait_for_host_staging();
+            if !released.is_empty() {
+                released.into_iter().for_each(|slice| host.release(slice));
+                continue;
+            }
+            if !self.others.force_staging(host, slice, used) {
+                return Err(split::failed(format!("{slice}: nothing will ever load it")));
+            }
+        }
+    }
+}
+
+/// The location of weights that the device can multiply by, now or once submitted uploads have arrived.
+fn locate(product: &Product, host: &Host, tier: &Tier) -> Option<Weights> {
+    match tier.is_unified() {
+        true => tier.locate_on_host(host, product.slice, product.used),
+        false => tier.locate(product.slice),
+    }
+}
+
+// The CPU's part.
+
+/// Work of the CPU in a region.
+pub(super) struct Help {
+    chain: HostChain,
+    /// The region's first and last product.
+    first: *mut ggml_tensor,
+    last: *mut ggml_tensor,
+    /// Experts, most important first.
+    experts: Vec<Used>,
+    /// The input of the region's first product, `[n_in, 1 or n_used]`.
+    input: Vec<f32>,
+    /// Rows of the last product that have been computed, by rank.
+    rows: Vec<(u32, Vec<f32>)>,
+    bytes: u64,
+    seconds: f64,
+}
+
+impl DeviceLayer<'_, '_> {
+    /// Decides which of the missing experts the CPU computes, and reads the input for them.
+    ///
+    /// # Safety
+    /// As [`Offload::layer`].
+    unsafe fn divide(
+        &mut self,
+        host: &Host,
+        selection: &Selection,
+        step: &LayerStep,
+        missing: &[Used],
+        region: &[Node],
+    ) -> Option<Help> {
+        let balancer = self.tier.balancer.as_mut()?;
+        let kinds = || region.iter().filter_map(|(_, kind)| *kind);
+        // A part of a layer has results besides the last product's.
+        let is_whole = kinds().count() == host.layout().kinds(step.layer).len();
+        if missing.is_empty() || !is_whole || selection.routing.n_tokens != 1 {
+            return None;
+        }
+        let n_used = selection.routing.n_used;
+        // SAFETY: nodes of a live graph.
+        let chain = unsafe { chain_of(region, n_used)? };
+        let misses: Vec<Miss> = missing
+            .iter()
+            .map(|&used| {
+                let rank = selection.routing.pairs_of(used.index).first().map_or(0, |pair| pair.rank as usize);
+                let slices = kinds().map(|kind| SliceId { version: step.version(used), kind });
+                Miss {
+                    index: used.index,
+                    bytes: slices.clone().map(|slice| host.reads().shape(slice).bytes).sum(),
+                    // The router's order replaces its weights if these were not read.
+                    score: selection.weights.get(rank).copied().unwrap_or((n_used - rank) as f32),
+                    on_host: used.row.is_some() && slices.clone().all(|slice| host_bytes(host, slice, used).is_some()),
+                }
+            })
+            .collect();
+        let split = balancer.split(&misses, 0.0);
+        if split.cpu.is_empty() {
+            return None;
+        }
+        if self.offload.helper.is_none() {
+            self.offload.helper = Helper::new();
+        }
+        let helper = self.offload.helper.as_mut()?;
+        let experts = missing.iter().copied().filter(|used| split.cpu.contains(&used.index)).collect();
+        let bytes = misses.iter().filter(|miss| split.cpu.contains(&miss.index)).map(|miss| miss.bytes).sum();
+        // SAFETY: by the caller; the input was computed before, and is waited for.
+        unsafe {
+            let (first, last) = (region[0].0, region[region.len() - 1].0);
+            let tensor = &*(*first).src[1];
+            let mut input = vec![0f32; llama::ggml_nbytes(tensor) / size_of::<f32>()];
+            self.offload.launch.stream.get(tensor, &mut input);
+            self.offload.launch.synchronize();
+            let chain = helper.on_host(&self.offload.launch.stream, chain);
+            Some(Help { chain, first, last, experts, input, rows: Vec::new(), bytes, seconds: 0.0 })
+        }
+    }
+
+    /// Computes the most important of the experts left to the CPU. Returns whether there was one.
+    ///
+    /// # Safety
+    /// As [`Offload::layer`].
+    unsafe fn help_once(&mut self, host: &Host, selection: &Selection, step: &LayerStep) -> Result<bool, Failed> {
+        let Some(help) = self.help.as_mut().filter(|help| !help.experts.is_empty()) else { return Ok(false) };
+        let started = Instant::now();
+        let used = help.experts.remove(0);
+        let n_threads = self.tier.helper_threads.map_or(self.offload.n_threads, c_int::from);
+        let Some(helper) = self.offload.helper.as_mut() else { return Err(GGML_STATUS_FAILED) };
+        for pair in selection.routing.pairs_of(used.index) {
+            let view_of = |kind: SliceKind| {
+                let slice = SliceId { version: step.version(used), kind };
+                let (data, _) = host_bytes(host, slice, used).expect("what the CPU computes is on the host");
+                let view = host.reads().view(step.layer, used.share, kind);
+                ShareView { base: data.cast_mut(), n_slots: 1, ..view }
+            };
+            // SAFETY: by the caller; host slots of a step are pinned.
+            let row = unsafe {
+                let tensor = &*(*help.first).src[1];
+                let n = tensor.ne[0] as usize;
+                let at = (i64::from(pair.rank) % tensor.ne[1]) as usize * n;
+                helper.row(&help.chain, n_threads, used, &help.input[at..at + n], view_of)
+            };
+            help.rows.push((pair.rank, row?));
+        }
+        help.seconds += started.elapsed().as_secs_f64();
+        Ok(true)
+    }
+
+    /// Computes the rest of the CPU's experts, and writes their rows to the device.
+    ///
+    /// # Safety
+    /// As [`Offload::layer`]; the region has been submitted.
+    unsafe fn finish_help(&mut self, host: &mut Host, selection: &Selection, step: &LayerStep) -> Result<(), Failed> {
+        // SAFETY: by the caller.
+        while unsafe { self.help_once(host, selection, step)? } {
+            host.poll();
+            // SAFETY: the host slots of the step are pinned until the uploads have run.
+            unsafe { self.uploads.pump(host, self.tier) };
+        }
+        let Some(help) = self.help.take() else { return Ok(()) };
+        self.tier.helped(help.rows.len() as u64, help.bytes, help.seconds);
+        for (rank, row) in help.rows {
+            let bytes = row.iter().flat_map(|value| value.to_ne_bytes()).collect();
+            // SAFETY: the last product is allocated on the device and has the rank's row.
+            unsafe { self.offload.launch.set(help.last, bytes, rank as usize * (*help.last).nb[1]) };
+        }
+        Ok(())
+    }
+}
