@@ -7,7 +7,6 @@
 mod bench;
 mod budget;
 mod cli;
-mod closed_pipe;
 mod dynamic;
 mod engine;
 mod exactness;
@@ -16,13 +15,10 @@ mod files;
 mod fine_model;
 mod fixture;
 mod low;
-mod not_run;
 #[cfg(feature = "server")]
 mod page;
 mod perplexity;
 mod quantise;
-#[cfg(feature = "rpc")]
-mod remote;
 mod robustness;
 #[cfg(feature = "rpc")]
 mod rpc;

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use gguf_tools::synth::{self, Spec};
 use serde_json::{Value, json};
 
-use super::files;
 use super::rig::Server;
+use crate::fixture::adapters as files;
 
 fn adapter(dir: &Path) -> PathBuf {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
