@@ -31,7 +31,6 @@ async fn an_answer_streams_is_stopped_and_regenerated() {
         browser.until(&format!("{LENGTH} > 20")).await;
         let so_far = browser.value(LENGTH).await;
         browser.until(&format!("{LENGTH} > {so_far}")).await;
-        assert_eq!(browser.value("document.querySelector('.message.assistant').ariaBusy").await, "true");
         assert_eq!(server.n_busy(), 1);
         browser.click("#stop").await;
         browser.answered().await;
@@ -47,7 +46,6 @@ async fn an_answer_streams_is_stopped_and_regenerated() {
         for part in ["24 tokens · ", " tokens/s · prompt ", " % hits · ", "/token"] {
             assert!(figures.contains(part), "{figures}");
         }
-        assert_ne!(browser.value(LENGTH).await, 0);
         assert_eq!(browser.value("document.querySelectorAll('.message').length").await, 2);
     })
     .await;
@@ -131,22 +129,6 @@ async fn no_text_becomes_html() {
     .await;
 }
 
-/// Layers and experts as drawn, a letter for each: H where at least half as many pixels as in the fullest cell.
-const DRAWN: &str = "((layers, experts) => {
-    const canvas = document.getElementById('map');
-    const layersAcross = document.getElementById('map-axes').textContent.startsWith('Layers across');
-    const [columns, rows] = layersAcross ? [layers, experts] : [experts, layers];
-    const [wide, high] = [canvas.width / columns, canvas.height / rows];
-    const cell = (index) => {
-        const [layer, expert] = [Math.floor(index / experts), index % experts];
-        const [column, row] = layersAcross ? [layer, expert] : [expert, layer];
-        const { data } = canvas.getContext('2d').getImageData(column * wide, row * high, wide, high);
-        return data.filter((value, index) => index % 4 === 3 && value > 0).length;
-    };
-    const cells = [...Array(layers * experts).keys()].map(cell);
-    return cells.map((pixels) => (2 * pixels >= Math.max(...cells) ? 'H' : '.')).join('');
-})";
-
 #[tokio::test]
 async fn the_map_shows_resident_experts() {
     page(&["--mem-budget", "192MiB", "--expert-cache", "50%", "-n", "24"], async |browser, server| {
@@ -162,11 +144,7 @@ async fn the_map_shows_resident_experts() {
         assert!(here > 0 && here < cells.len(), "{cells}");
         assert_eq!(here + cells.matches('.').count(), cells.len(), "{cells}");
         browser.reads("#map-summary", &format!("{here} of {} experts are in memory.", cells.len())).await;
-        let (n_layers, n_experts) = (layers.len(), layers[0].len());
-        browser.until(&format!("{DRAWN}({n_layers}, {n_experts}) === {cells:?}")).await;
-        assert!(experts["totals"]["tokens"].as_u64() > Some(0));
         browser.shows("#rates", "% since start").await;
-        browser.shows("#slots", "free").await;
         let layer = experts["layers"][0]["layer"].as_u64().unwrap();
         browser.value("document.getElementById('map').focus()").await;
         browser.keys("\u{e014}").await;

@@ -252,17 +252,4 @@ mod tests {
         assert_eq!(schedule.host, 10.0, "the record itself was submitted at 10; the copy ran from 2 to 3");
         assert_eq!(schedule.link.taken, [(0.0, 1.0), (2.0, 3.0), (10.0, 11.0)]);
     }
-
-    #[test]
-    fn host_work_hides_what_was_submitted_before_it() {
-        let mut schedule = Schedule::default();
-        let copies = schedule.stream();
-        schedule.copy(copies, 1.0);
-        schedule.host += 4.0;
-        schedule.synchronize(copies);
-        assert_eq!(schedule.host, 4.0);
-        schedule.copy(copies, 1.0);
-        schedule.synchronize(copies);
-        assert_eq!(schedule.host, 5.0, "a copy starts no earlier than it is submitted");
-    }
 }
