@@ -124,7 +124,7 @@ fn repeats(models: &Models, options: &ModelOptions) {
 /// A pack of bit planes gives the logits of a pack and a low one with the same weights, with upgrades and shared low
 /// versions, and reads less.
 #[test]
-fn bit_planes_are_as_good_as_two_packs() {
+fn bit_planes_give_the_logits_of_two_packs() {
     let models = models();
     let dir = tempfile::tempdir().expect("a temporary directory");
     let [planes, high, low] = ["planes", "high", "low"].map(|name| dir.path().join(format!("{name}.gguf")));

@@ -281,7 +281,7 @@ fn generation_needs_current_logits_and_loses_no_token() {
 
 /// A batch that llama.cpp asserts against is an error, and only the batch is lost.
 #[test]
-fn a_batch_that_cannot_be_is_an_error() {
+fn an_impossible_batch_is_an_error() {
     let model = open(&demo_model(), ExpertCache::Percent(50.0));
     let tokens = demo_tokens(&model, 12);
     let mut session = model.session(&SessionOptions { n_batch: 8, ..settings() }).unwrap();
@@ -320,7 +320,7 @@ fn headers_that_kernels_fail_on_are_refused() {
 
 /// Every block of every tensor, experts included, of which llama.cpp only knows addresses.
 #[test]
-fn tensors_are_checked_where_their_bytes_are() {
+fn check_tensors_finds_invalid_blocks() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     synth::write(&path, &Spec { types: vec![Format::Q8_0], ..Spec::tiny("qwen3moe") }).unwrap();

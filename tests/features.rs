@@ -35,13 +35,9 @@ fn built_from(package: &str, selection: &[&str]) -> Vec<String> {
 
 #[test]
 fn every_command_builds_llama_cpp_and_hobbit_with_the_same_features() {
-    for (package, selections) in [
-        (
-            "llama-cpp-sys-2",
-            &[&["--workspace"][..], &["-p", "gguf-tools"], &["-p", "lagging-device"], &["-p", "ggml-sys"]][..],
-        ),
-        ("hobbit", &[&["--workspace"], &["-p", "gguf-tools"]]),
-    ] {
+    let (all, tools): (&[&str], &[&str]) = (&["--workspace"], &["-p", "gguf-tools"]);
+    let of_llama_cpp = [all, tools, &["-p", "lagging-device"], &["-p", "ggml-sys"]];
+    for (package, selections) in [("llama-cpp-sys-2", &of_llama_cpp[..]), ("hobbit", &[all, tools])] {
         let expected = built_from(package, &[]);
         for selection in selections {
             let other = built_from(package, selection);
@@ -61,7 +57,7 @@ fn the_library_depends_on_no_crate_of_the_programs() {
     }
 }
 
-/// `cargo test` builds hobbit's dependencies with the features that `cargo run` gives them, although the dependencies of
+/// `cargo test` builds hobbit's dependencies with the features that `cargo run` gives them, although dependencies of
 /// tests ask for more: otherwise it would build llama.cpp and hobbit again.
 #[test]
 fn tests_use_the_build_of_the_programs() {

@@ -35,7 +35,7 @@ fn run(path: &str, dir: &Path, args: &[&str]) -> Ran {
 type Case<'a> = (&'a str, &'a [&'a str], &'a str, &'a str, &'a str, &'a str);
 
 #[test]
-fn no_flag_destroys_what_the_run_reads() {
+fn outputs_over_inputs_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let shards = model(dir.path(), "split", &Spec { shards: 2, ..spec(1) });

@@ -185,7 +185,7 @@ fn a_base_that_does_not_fit_is_refused() {
 }
 
 #[test]
-fn strides_score_what_windows_end_with() {
+fn strides_score_the_end_of_each_window() {
     let bench = Bench::new();
     let args = ["-f", &text("prose"), "-c", "192", "--ppl-stride", "128", "--chunks", "2", "--json", "s.json"];
     let ran = bench.run(&args).expect(0).says(&["adjusting context size from 192 to 256"]);

@@ -228,7 +228,7 @@ fn the_default_context_is_fitted() {
 /// From the smallest budget up: first the seam, then llama.cpp by itself; the budget is kept on both sides of the
 /// border.
 #[test]
-fn the_border_is_where_everything_fits() {
+fn passthrough_begins_where_everything_fits() {
     let dir = tempfile::tempdir().unwrap();
     let spec = Spec { layers: 8, experts: 32, topk: 4, embd: 256, ff: 512, ..Spec::tiny("qwen3moe") };
     let path = fixture::write(dir.path(), &spec);

@@ -153,7 +153,7 @@ fn caches_of_other_sizes_take_what_fits() {
 }
 
 #[test]
-fn a_run_that_computes_nothing_leaves_the_file_as_it_is() {
+fn an_idle_run_keeps_the_file() {
     let rig = Rig::new();
     let state = rig.path("state");
     let tokens = tokens();

@@ -76,7 +76,7 @@ fn failed_downloads_name_the_remedy() {
 }
 
 #[test]
-fn ctrl_c_keeps_what_came() {
+fn ctrl_c_keeps_the_part_that_was_downloaded() {
     const CAME: usize = 100_000;
     let (server, dir) = (hub(Some(CAME)), tempfile::tempdir().unwrap());
     let mut cli = fetching(&server, dir.path(), &["-hf", "a/b"]);

@@ -56,7 +56,7 @@ fn stats_json_has_counts_and_rates() {
 }
 
 #[test]
-fn log_files_keep_what_a_quiet_terminal_does_not_show() {
+fn log_files_have_the_lines_that_quiet_hides() {
     let logged = |flags: &[&str], status| {
         let mut cli = demo(&[&["-p", "a", "-n", "1", "--log-file", "log.txt"], flags].concat());
         let ran = ran(cli.command.output().unwrap()).expect(status);

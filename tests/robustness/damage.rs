@@ -242,7 +242,7 @@ fn a_context_that_no_memory_holds() {
 }
 
 #[test]
-fn things_that_are_no_model() {
+fn files_of_other_kinds_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, bytes: &[u8]| -> PathBuf {
         let path = dir.path().join(name);
@@ -264,7 +264,7 @@ fn things_that_are_no_model() {
 }
 
 #[test]
-fn shards_that_are_missing_or_strangers() {
+fn missing_and_foreign_shards_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let first = fixture::write(dir.path(), &Spec { shards: 3, ..spec() });
     let second = dir.path().join("llama-00002-of-00003.gguf");

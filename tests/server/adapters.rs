@@ -73,7 +73,7 @@ fn requests_scale_adapters() {
 }
 
 #[test]
-fn at_the_same_time_each_has_its_own() {
+fn concurrent_requests_keep_their_own_scale() {
     let dir = tempfile::tempdir().unwrap();
     let path = adapter(dir.path());
     // Experts out of memory: every step goes through slots.

@@ -140,7 +140,7 @@ fn waiting_for_an_event_runs_earlier_operations_only() {
 }
 
 #[test]
-fn pinned_memory_is_read_when_the_upload_runs_other_memory_when_it_is_submitted() {
+fn only_pinned_memory_is_read_when_the_upload_runs() {
     for (pinned, expected) in [(Pinned::Offered, 9.0), (Pinned::Refused, 1.0), (Pinned::None, 1.0)] {
         let device = register(Options { pinned, ..Options::default() });
         let stream = Stream::of(&device);
