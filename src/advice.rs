@@ -18,7 +18,7 @@ use hobbit_core::pack::{PackError, PartialError, UnpackError, WriteError};
 use hobbit_core::perplexity::base::BaseError;
 use hobbit_core::plan::{BelowTokenCycle, PlanError};
 #[cfg(feature = "engine")]
-use hobbit_core::profile::{LossBoundError, VirtualPlanError};
+use hobbit_core::profile::VirtualPlanError;
 use hobbit_core::profile::{RUNS_MAX, WidthsError, beside, in_percent};
 use hobbit_core::sim::SimError;
 use hobbit_core::store::StoreError;

@@ -7,7 +7,6 @@
 mod bench;
 mod budget;
 mod cli;
-mod closed_pipe;
 mod dynamic;
 mod engine;
 mod exactness;
@@ -21,8 +20,6 @@ mod not_run;
 mod page;
 mod perplexity;
 mod quantise;
-#[cfg(feature = "rpc")]
-mod remote;
 mod robustness;
 #[cfg(feature = "rpc")]
 mod rpc;

@@ -124,7 +124,7 @@ fn repeats(models: &Models, options: &ModelOptions) {
 /// A pack of bit planes gives the logits of a pack and a low one with the same weights, with upgrades and shared low
 /// versions, and reads less.
 #[test]
-fn bit_planes_are_as_good_as_two_packs() {
+fn bit_planes_give_the_logits_of_two_packs() {
     let models = models();
     let dir = tempfile::tempdir().expect("a temporary directory");
     let [planes, high, low] = ["planes", "high", "low"].map(|name| dir.path().join(format!("{name}.gguf")));
@@ -205,23 +205,11 @@ fn any_read_may_fail() {
             let logits = session.logits(0).expect("asked for");
             assert!(logits.iter().all(|logit| logit.is_finite()));
         }
-        match failed {
-            true => n_failed_batches += 1,
-            false => n_survived += 1,
+        if failed {
+            n_failed_batches += 1;
+        } else {
+            n_survived += 1;
         }
     }
     assert!(n_failed_batches > 0 && n_survived > 0, "{n_failed_batches} batches failed, {n_survived} upgrades did");
-}
-
-/// Refusals name the file and what disagrees.
-#[test]
-fn a_low_file_of_another_model_is_refused() {
-    let models = models();
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let other = fixture::write(dir.path(), &Spec { experts: 8, topk: 4, ff: 64, ..Spec::tiny("qwen3moe") });
-    let options = options(Some(&other), PrecisionOptions::default());
-    let Err(error) = Model::open(&models.high, &options) else { panic!("it is another model") };
-    let message = error.to_string();
-    assert!(message.contains(&other.display().to_string()), "{message}");
-    assert!(message.contains("expert_count is 8, expected 16"), "{message}");
 }

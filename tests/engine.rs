@@ -1,7 +1,7 @@
 //! Sessions beside exact logits: observed routers, dense models, context shift.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use gguf_tools::synth::{self, Format, Spec};
@@ -13,9 +13,8 @@ use hobbit::{
 use hobbit_core::gguf::Gguf;
 use hobbit_core::plan::ExpertCache;
 
-fn demo() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf")
-}
+use crate::fixture::cli::demo_model;
+use crate::fixture::demo_tokens;
 
 fn open(path: &Path, cache: ExpertCache) -> Model {
     Model::open(path, &ModelOptions { expert_cache: cache, ..ModelOptions::default() }).unwrap()
@@ -25,26 +24,19 @@ fn settings() -> SessionOptions {
     SessionOptions { n_ctx: 256, n_batch: 256, n_ubatch: 256, threads: Some(1), ..SessionOptions::default() }
 }
 
-fn heldout(model: &Model, n_tokens: usize) -> Vec<Token> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo-heldout-prose.txt");
-    let mut tokens = model.tokenize(std::fs::read_to_string(path).unwrap(), true, false).unwrap();
-    tokens.truncate(n_tokens);
-    tokens
-}
-
 #[test]
 fn an_observer_sees_every_choice_and_changes_nothing() {
-    let model = open(&demo(), ExpertCache::Percent(25.0));
-    let tokens = heldout(&model, 40);
+    let model = open(&demo_model(), ExpertCache::Percent(25.0));
+    let tokens = demo_tokens(&model, 40);
     let run = |observe: bool| {
         let seen = Arc::new(Mutex::new(Vec::<RouterChoice>::new()));
         let sink = Arc::clone(&seen);
-        let mut session = match observe {
-            false => model.session(&settings()).unwrap(),
-            true => {
-                model.session_observed(&settings(), Box::new(move |choice| sink.lock().unwrap().push(choice))).unwrap()
-            }
+        let session = if observe {
+            model.session_observed(&settings(), Box::new(move |choice| sink.lock().unwrap().push(choice)))
+        } else {
+            model.session(&settings())
         };
+        let mut session = session.unwrap();
         session.feed(&tokens).unwrap();
         let logits = session.logits(tokens.len() - 1).unwrap().to_vec();
         drop(session);
@@ -72,10 +64,10 @@ fn an_observer_sees_every_choice_and_changes_nothing() {
 #[test]
 fn progress_within_a_prompt_changes_nothing() {
     const N_UBATCH: usize = 8;
-    let model = open(&demo(), ExpertCache::Percent(50.0));
+    let model = open(&demo_model(), ExpertCache::Percent(50.0));
     let settings = SessionOptions { n_batch: 32, n_ubatch: N_UBATCH as u32, ..settings() };
     for n_tokens in [1, 2, 8, 9, 10, 32, 33, 34, 73, 74] {
-        let tokens = heldout(&model, n_tokens);
+        let tokens = demo_tokens(&model, n_tokens);
         let mut whole = model.session(&settings).unwrap();
         whole.feed(&tokens).unwrap();
         let last_batch = (n_tokens - 1) % 32 + 1;
@@ -100,9 +92,9 @@ fn waiting_for_all_experts_first_changes_nothing() {
         let caching = CachingOptions { overlap, ..CachingOptions::default() };
         // A quarter is what one token uses: a prompt streams through staging besides.
         let expert_cache = ExpertCache::Percent(25.0);
-        let model = Model::open(&demo(), &ModelOptions { caching, expert_cache, ..ModelOptions::default() });
+        let model = Model::open(&demo_model(), &ModelOptions { caching, expert_cache, ..ModelOptions::default() });
         let model = model.unwrap();
-        let (tokens, mut session) = (heldout(&model, 48), model.session(&settings()).unwrap());
+        let (tokens, mut session) = (demo_tokens(&model, 48), model.session(&settings()).unwrap());
         let mut logits = Vec::new();
         for piece in [&tokens[..24]].into_iter().chain(tokens[24..].chunks(1)) {
             session.feed(piece).unwrap();
@@ -133,8 +125,8 @@ fn a_dense_model_runs_as_plain_llama_cpp() {
 
 #[test]
 fn a_full_context_ends_or_shifts() {
-    let model = open(&demo(), ExpertCache::Percent(50.0));
-    let prompt = heldout(&model, 20);
+    let model = open(&demo_model(), ExpertCache::Percent(50.0));
+    let prompt = demo_tokens(&model, 20);
     let greedy = SamplingOptions { ignore_eos: true, ..SamplingOptions::greedy() };
     for context_shift in [false, true] {
         let options = SessionOptions { n_ctx: 64, n_batch: 64, context_shift, ..settings() };
@@ -145,39 +137,15 @@ fn a_full_context_ends_or_shifts() {
         let mut generation = session.generate(&mut sampler, Some(3 * n_ctx));
         let count = generation.by_ref().map(Result::unwrap).count();
         let stop = generation.stop_reason();
-        match context_shift {
-            true => assert_eq!((count, stop), (3 * n_ctx, Some(StopReason::Length))),
-            false => {
-                // The last token is sampled from the last place but never evaluated.
-                assert_eq!((count, stop), (n_ctx - prompt.len() + 1, Some(StopReason::ContextFull)));
-                let too_long = vec![prompt[0]; n_ctx + 1];
-                session.reset();
-                assert!(matches!(session.feed(&too_long), Err(EvalError::ContextFull { .. })));
-            }
+        if context_shift {
+            assert_eq!((count, stop), (3 * n_ctx, Some(StopReason::Length)));
+            continue;
         }
+        // The last token is sampled from the last place but never evaluated.
+        assert_eq!((count, stop), (n_ctx - prompt.len() + 1, Some(StopReason::ContextFull)));
+        session.reset();
+        assert!(matches!(session.feed(&vec![prompt[0]; n_ctx + 1]), Err(EvalError::ContextFull { .. })));
     }
-}
-
-#[test]
-fn a_prompt_fed_in_pieces_is_the_same_prompt() {
-    let model = open(&demo(), ExpertCache::Percent(25.0));
-    let tokens = heldout(&model, 90);
-    let run = |pieces: &[usize]| {
-        let mut session = model.session(&settings()).unwrap();
-        let mut rest = &tokens[..];
-        for &len in pieces {
-            session.feed(&rest[..len]).unwrap();
-            rest = &rest[len..];
-        }
-        assert_eq!((rest.len(), session.n_past()), (0, tokens.len()));
-        session.logits(pieces[pieces.len() - 1] - 1).unwrap().to_vec()
-    };
-    // ggml's kernels round differently for batches of other widths, so the logits agree but are not equal.
-    let (whole, pieces) = (run(&[90]), run(&[30, 60]));
-    let worst = whole.iter().zip(&pieces).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    let range = whole.iter().fold(0.0f32, |most, l| most.max(l.abs()));
-    assert!(worst < 0.02 * range, "logits differ by {worst} of {range}");
-    assert_eq!(whole, run(&[90]), "the same pieces give the same bits");
 }
 
 /// Evaluates `tokens[from..to]` on sequence 0, logits of the last one only where wanted.
@@ -189,8 +157,8 @@ fn place(tokens: &[Token], from: usize, to: usize, logits: bool) -> Vec<BatchTok
 
 #[test]
 fn a_refused_batch_leaves_the_context_alone() {
-    let model = open(&demo(), ExpertCache::Percent(25.0));
-    let tokens = heldout(&model, 24);
+    let model = open(&demo_model(), ExpertCache::Percent(25.0));
+    let tokens = demo_tokens(&model, 24);
     let run = |disturb: bool| {
         let mut session = model.session(&settings()).unwrap();
         session.evaluate(&place(&tokens, 0, 8, true)).unwrap();
@@ -207,29 +175,6 @@ fn a_refused_batch_leaves_the_context_alone() {
         session.logits(15).unwrap().to_vec()
     };
     assert_eq!(run(false), run(true));
-}
-
-#[test]
-fn a_sampled_token_is_not_lost() {
-    let model = open(&demo(), ExpertCache::Percent(50.0));
-    let prompt = heldout(&model, 8);
-    let mut session = model.session(&settings()).unwrap();
-    session.feed(&prompt).unwrap();
-    let mut sampler = Sampler::new(&model, &SamplingOptions::greedy()).unwrap();
-    session.generate(&mut sampler, Some(1)).next().unwrap().unwrap();
-    assert_eq!(session.n_past(), 9, "the sampled token waits for its evaluation");
-    session.truncate(9).unwrap();
-    assert_eq!(session.n_past(), 9);
-    session.truncate(10).unwrap_err();
-    let interrupt = session.interrupt_handle();
-    interrupt.set();
-    assert!(matches!(session.feed(&prompt), Err(EvalError::Interrupted)));
-    assert_eq!(session.n_past(), 9, "a feed that failed changes nothing");
-    interrupt.clear();
-    session.feed(&prompt).unwrap();
-    assert_eq!(session.n_past(), 17);
-    session.truncate(8).unwrap();
-    assert_eq!(session.n_past(), 8);
 }
 
 #[test]
@@ -330,9 +275,9 @@ fn a_context_that_goes_back_forgets_what_followed() {
 
 /// Logits of a context that is gone are not sampled from.
 #[test]
-fn generation_needs_current_logits() {
-    let model = open(&demo(), ExpertCache::Percent(50.0));
-    let prompt = heldout(&model, 8);
+fn generation_needs_current_logits_and_loses_no_token() {
+    let model = open(&demo_model(), ExpertCache::Percent(50.0));
+    let prompt = demo_tokens(&model, 8);
     let mut session = model.session(&settings()).unwrap();
     let mut sampler = Sampler::new(&model, &SamplingOptions::greedy()).unwrap();
     let mut next = |session: &mut hobbit::Session| session.generate(&mut sampler, Some(1)).next().unwrap();
@@ -350,13 +295,22 @@ fn generation_needs_current_logits() {
     assert!(matches!(next(&mut session), Err(EvalError::NothingEvaluated)), "after a cut");
     session.feed(&prompt[4..]).unwrap();
     assert_eq!(next(&mut session).unwrap(), first);
+    // The sampled token waits for its evaluation; a feed that fails does not lose it.
+    let interrupt = session.interrupt_handle();
+    interrupt.set();
+    assert!(matches!(session.feed(&prompt), Err(EvalError::Interrupted)));
+    assert_eq!(session.n_past(), 9);
+    session.truncate(10).unwrap_err();
+    interrupt.clear();
+    session.feed(&prompt).unwrap();
+    assert_eq!(session.n_past(), 17);
 }
 
 /// A batch that llama.cpp asserts against is an error, and only the batch is lost.
 #[test]
-fn a_batch_that_cannot_be_is_an_error() {
-    let model = open(&demo(), ExpertCache::Percent(50.0));
-    let tokens = heldout(&model, 12);
+fn an_impossible_batch_is_an_error() {
+    let model = open(&demo_model(), ExpertCache::Percent(50.0));
+    let tokens = demo_tokens(&model, 12);
     let mut session = model.session(&SessionOptions { n_batch: 8, ..settings() }).unwrap();
     let place = |tokens: &[Token]| place(tokens, 0, tokens.len(), true);
     let error = session.evaluate(&place(&tokens)).unwrap_err();
@@ -386,14 +340,14 @@ fn headers_that_kernels_fail_on_are_refused() {
     for value in ["-1", "nan"] {
         let text = format!("llama.attention.layer_norm_rms_epsilon=float:{value}");
         let options = ModelOptions { kv_overrides: vec![text.parse().unwrap()], ..ModelOptions::default() };
-        let error = Model::open(&demo(), &options).err().expect("it is refused").to_string();
+        let error = Model::open(&demo_model(), &options).err().expect("it is refused").to_string();
         assert!(error.contains("demo.gguf") && error.contains("layer_norm_rms_epsilon"), "{error}");
     }
 }
 
 /// Every block of every tensor, experts included, of which llama.cpp only knows addresses.
 #[test]
-fn tensors_are_checked_where_their_bytes_are() {
+fn check_tensors_finds_invalid_blocks() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     synth::write(&path, &Spec { types: vec![Format::Q8_0], ..Spec::tiny("qwen3moe") }).unwrap();

@@ -1,10 +1,9 @@
-//! Whichever member a command names, llama.cpp (four minutes) and hobbit are built with the same features, so that
-//! one build serves all: `cargo run`, `cargo run -p gguf-tools`, `cargo test --workspace`.
+//! Every command builds llama.cpp (four minutes) and hobbit with the same features, so that one build serves
+//! `cargo run`, `cargo run -p gguf-tools` and `cargo test --workspace`.
 
 use std::collections::BTreeSet;
 use std::process::Command;
 
-/// What `cargo tree` prints.
 fn tree(args: &[&str]) -> String {
     let output = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -34,30 +33,22 @@ fn built_from(package: &str, selection: &[&str]) -> Vec<String> {
     [first].into_iter().chain(below).map(relative).collect()
 }
 
-/// The lines of `other` that `expected` lacks, which is easier to read than both.
-fn assert_same(expected: &[String], other: &[String], selection: &str) {
-    let new: Vec<_> = other.iter().filter(|line| !expected.contains(line)).collect();
-    assert!(expected == other, "{selection} builds again: {new:#?}");
-}
-
 #[test]
-fn llama_cpp_is_built_once_for_all_members() {
-    let expected = built_from("llama-cpp-sys-2", &[]);
-    for selection in [&["--workspace"][..], &["-p", "gguf-tools"], &["-p", "lagging-device"], &["-p", "ggml-sys"]] {
-        assert_same(&expected, &built_from("llama-cpp-sys-2", selection), &selection.join(" "));
+fn every_command_builds_llama_cpp_and_hobbit_with_the_same_features() {
+    let (all, tools): (&[&str], &[&str]) = (&["--workspace"], &["-p", "gguf-tools"]);
+    let of_llama_cpp = [all, tools, &["-p", "lagging-device"], &["-p", "ggml-sys"]];
+    for (package, selections) in [("llama-cpp-sys-2", &of_llama_cpp[..]), ("hobbit", &[all, tools])] {
+        let expected = built_from(package, &[]);
+        for selection in selections {
+            let other = built_from(package, selection);
+            let new: Vec<_> = other.iter().filter(|line| !expected.contains(line)).collect();
+            assert!(expected == other, "{selection:?} builds {package} again: {new:#?}");
+        }
     }
 }
 
 #[test]
-fn gguf_tools_takes_hobbit_as_it_is_built_for_its_own_programs() {
-    let expected = built_from("hobbit", &[]);
-    for selection in [&["--workspace"][..], &["-p", "gguf-tools"]] {
-        assert_same(&expected, &built_from("hobbit", selection), &selection.join(" "));
-    }
-}
-
-#[test]
-fn whoever_takes_the_library_takes_nothing_of_the_programs() {
+fn the_library_depends_on_no_crate_of_the_programs() {
     let text = tree(&["-p", "hobbit", "--all-features", "--edges", "normal", "--prefix", "none", "--format", "{p}"]);
     let names: Vec<&str> = text.lines().filter_map(|line| line.split(' ').next()).collect();
     assert!(names.contains(&"hobbit") && names.contains(&"thiserror"), "{text}");
@@ -66,10 +57,10 @@ fn whoever_takes_the_library_takes_nothing_of_the_programs() {
     }
 }
 
-/// `cargo test` builds hobbit's dependencies with the features that `cargo run` gives them, although the dependencies of
+/// `cargo test` builds hobbit's dependencies with the features that `cargo run` gives them, although dependencies of
 /// tests ask for more: otherwise it would build llama.cpp and hobbit again.
 #[test]
-fn tests_take_llama_cpp_and_hobbit_as_programs_have_built_them() {
+fn tests_use_the_build_of_the_programs() {
     let packages = |edges: &str, selection: &[&str]| -> BTreeSet<String> {
         let format = ["--edges", edges, "--prefix", "none", "--format", "{p} {f}"];
         tree(&[&format, selection].concat()).lines().map(|line| line.trim_end_matches(" (*)").to_owned()).collect()

@@ -27,7 +27,7 @@ fn low(spec: &Spec) -> Spec {
 }
 
 #[test]
-fn another_quant_of_the_model_is_welcome() {
+fn another_quant_of_the_model_is_taken_and_a_fine_tune_refused() {
     let dir = tempfile::tempdir().unwrap();
     for architecture in ["qwen3moe", "deepseek2", "gpt-oss"] {
         let spec = Spec { shards: 1, ..Spec::tiny(architecture) };
@@ -39,20 +39,11 @@ fn another_quant_of_the_model_is_welcome() {
         let split = write(dir.path(), "split.gguf", &Spec { shards: 3, ..low(&spec) });
         check(&model, &split).unwrap();
         check(&split, &model).unwrap();
+        // Its fine-tune has another router.
+        let other = write(dir.path(), "other.gguf", &Spec { seed: 1, ..low(&spec) });
+        let message = refusal(&model, &other);
+        assert!(message.contains(".ffn_gate_inp.weight': other weights"), "{message}");
     }
-}
-
-#[test]
-fn a_fine_tune_is_refused_by_its_router() {
-    let dir = tempfile::tempdir().unwrap();
-    let spec = Spec::tiny("qwen3moe");
-    let model = write(dir.path(), "model.gguf", &spec);
-    let other = write(dir.path(), "other.gguf", &Spec { seed: 1, ..low(&spec) });
-    let message = refusal(&model, &other);
-    assert!(
-        message.contains("tensor 'blk.0.ffn_gate_inp.weight': other weights, expected the same bytes"),
-        "{message}"
-    );
 }
 
 #[test]
@@ -74,23 +65,6 @@ fn other_sizes_are_refused_by_what_differs() {
         let message = refusal(&model, &other);
         assert!(message.contains(expected), "{message}");
     }
-}
-
-#[test]
-fn a_truncated_file_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let spec = Spec::tiny("qwen3moe");
-    let model = write(dir.path(), "model.gguf", &spec);
-    let smaller = write(dir.path(), "small.gguf", &low(&spec));
-    let opened = (Gguf::open(&model).unwrap(), Gguf::open(&smaller).unwrap());
-    let file = std::fs::OpenOptions::new().write(true).open(&smaller).unwrap();
-    file.set_len(file.metadata().unwrap().len() - 1).unwrap();
-    let message = Gguf::open(&smaller).unwrap_err().to_string();
-    assert!(message.contains("truncated"), "{message}");
-    // As if the file had been cut after its header was read.
-    file.set_len(4096).unwrap();
-    let message = check_low(&opened.0, &opened.1).unwrap_err().to_string();
-    assert!(message.contains("small.gguf: cannot read tensor 'blk.0.ffn_gate_inp.weight'"), "{message}");
 }
 
 const N_EMBD: u64 = 256;
@@ -145,7 +119,7 @@ fn routers_of_other_types_may_differ_by_rounding() {
     nudged[100] += 0.02; // 0.04 root mean squares
     let half = |values: &[f32]| values.iter().map(|v| v * 0.85).collect::<Vec<_>>();
     let of = |name: &str, dtype: &str, values: &[f32]| toy(dir.path(), name, dtype, values, None);
-    // Each with how far is too far for it.
+    // Types, and router weights that are too far for them.
     for (ours, theirs, far) in [
         ("f32", "f16", nudged.clone()),
         ("f32", "bf16", nudged.clone()),
@@ -174,6 +148,23 @@ fn router_biases_are_compared_too() {
     check(&with, &with).unwrap();
     assert!(refusal(&with, &without).contains("'blk.0.exp_probs_b.bias': no such tensor, expected shape [8]"));
     assert!(refusal(&without, &with).contains("'blk.0.exp_probs_b.bias': a tensor, expected no such tensor"));
+}
+
+#[test]
+fn a_truncated_file_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = Spec::tiny("qwen3moe");
+    let model = write(dir.path(), "model.gguf", &spec);
+    let smaller = write(dir.path(), "small.gguf", &low(&spec));
+    let opened = (Gguf::open(&model).unwrap(), Gguf::open(&smaller).unwrap());
+    let file = std::fs::OpenOptions::new().write(true).open(&smaller).unwrap();
+    file.set_len(file.metadata().unwrap().len() - 1).unwrap();
+    let message = Gguf::open(&smaller).unwrap_err().to_string();
+    assert!(message.contains("truncated"), "{message}");
+    // As if the file had been cut after its header was read.
+    file.set_len(4096).unwrap();
+    let message = check_low(&opened.0, &opened.1).unwrap_err().to_string();
+    assert!(message.contains("small.gguf: cannot read tensor 'blk.0.ffn_gate_inp.weight'"), "{message}");
 }
 
 #[test]

@@ -1,31 +1,36 @@
-//! `hobbit-rpc`: the binary on a loopback port, and ggml's RPC client against it.
+//! `hobbit-rpc` on a loopback port: the binary, ggml's RPC client against it, and experts on it.
 
 use std::ffi::{CStr, CString};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use ggml_sys::{llama, rpc};
+use gguf_tools::synth::Spec;
+use hobbit::options::DeviceChoice;
+use hobbit::{DeviceOptions, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions};
+use hobbit_core::plan::ExpertCache;
+
+use crate::fixture::cases::all_architectures;
+use crate::fixture::cli::{Ran, check_refusals, program, ran, send};
+use crate::fixture::compare::{DEVICE_SIZES, check_on_device, each, options};
+use crate::fixture::{self, in_own_process};
 
 fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hobbit-rpc"));
-    command.args(args).env_remove("GGML_RPC_DEBUG").stdin(Stdio::null());
+    let mut command = program(env!("CARGO_BIN_EXE_hobbit-rpc"));
+    command.args(args).env_remove("GGML_RPC_DEBUG");
     command
 }
 
-fn failed(args: &[&str], status: i32) -> String {
-    let Output { status: actual, stdout, stderr } = command(args).output().unwrap();
-    let stderr = String::from_utf8(stderr).unwrap();
-    assert_eq!(actual.code(), Some(status), "{args:?}: {stderr}");
-    assert!(!String::from_utf8(stdout).unwrap().contains("listening"), "{args:?}");
-    stderr
+fn run(args: &[&str]) -> Ran {
+    ran(command(args).output().unwrap())
 }
 
-/// A server that listens; killed when dropped.
+/// A server that listens, with one thread of this machine's CPU; killed when dropped.
 struct Server {
     child: Child,
-    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
     /// Lines before it listened.
     printed: Vec<String>,
     port: u16,
@@ -33,14 +38,11 @@ struct Server {
 
 impl Server {
     /// Starts one on a port that was free. Another process may take the port first: then the next one is tried.
-    fn start(args: &[&str], cache: Option<&Path>) -> Server {
+    fn start(args: &[&str], cache: &Path) -> Server {
         for _ in 0..16 {
             let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-            let mut command = command(&["-t", "1", "-p", &port.to_string()]);
-            command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
-            if let Some(cache) = cache {
-                command.env("LLAMA_CACHE", cache);
-            }
+            let mut command = command(&["-t", "1", "-d", "CPU", "-p", &port.to_string()]);
+            command.args(args).env("LLAMA_CACHE", cache).stdout(Stdio::piped()).stderr(Stdio::piped());
             let mut child = command.spawn().unwrap();
             let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
             let mut printed = Vec::new();
@@ -58,14 +60,17 @@ impl Server {
         panic!("other processes took 16 free ports");
     }
 
+    fn endpoint(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
     fn next_line(&mut self) -> String {
         self.lines.next().unwrap().unwrap()
     }
 
-    /// Ends it; returns stderr.
-    fn end(mut self) -> String {
+    fn kill(&mut self) {
         self.child.kill().unwrap();
-        stderr_of(&mut self.child)
+        self.child.wait().unwrap();
     }
 }
 
@@ -83,63 +88,33 @@ fn stderr_of(child: &mut Child) -> String {
 }
 
 #[test]
-fn help_shows_every_flag_and_examples() {
-    let output = command(&["--help"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(0));
-    let help = String::from_utf8(output.stdout).unwrap();
+fn help_and_mistakes() {
+    let help = run(&["--help"]).expect(0).stdout;
     for part in ["-H, --host", "-p, --port", "-d, --device", "-t, --threads", "-c, --cache", "50052", "Examples:"] {
         assert!(help.contains(part), "{part} is missing in:\n{help}");
     }
-    let version = command(&["--version"]).output().unwrap().stdout;
-    assert_eq!(String::from_utf8(version).unwrap(), concat!("hobbit-rpc ", env!("HOBBIT_VERSION"), "\n"));
-}
-
-#[test]
-fn wrong_usage_exits_with_2_and_names_the_mistake() {
-    for (args, part) in [
-        (&["-p", "0"][..], "invalid value '0' for '--port <PORT>'"),
-        (&["-p", "65536"], "'65536'"),
-        (&["-H", "example.invalid"], "expected an IPv4 address"),
-        (&["-H", "::1"], "expected an IPv4 address"),
-        (&["-t", "0"], "invalid value '0' for '--threads <N>'"),
-        (&["stray"], "'stray'"),
-    ] {
-        let stderr = failed(args, 2);
-        assert!(stderr.starts_with("error: ") && stderr.contains(part), "{args:?}: {stderr}");
-    }
-}
-
-#[test]
-fn an_unknown_device_is_named_beside_those_there_are() {
-    let stderr = failed(&["-d", "CPU,Sextant7"], 1);
-    assert!(
-        stderr.contains("no device is named 'Sextant7'; there are ")
-            && stderr.contains("CPU")
-            && stderr.contains("--device"),
-        "{stderr}"
-    );
-}
-
-#[test]
-fn a_taken_port_is_an_error() {
+    assert_eq!(run(&["--version"]).expect(0).stdout, concat!("hobbit-rpc ", env!("HOBBIT_VERSION"), "\n"));
+    let usage: &[(&[&str], i32, &str)] = &[
+        (&["-p", "65536"], 2, "'65536'"),
+        (&["-H", "example.invalid"], 2, "expected an IPv4 address"),
+        (&["-H", "::1"], 2, "expected an IPv4 address"),
+        (&["-t", "0"], 2, "invalid value '0' for '--threads <N>'"),
+        (&["-d", "CPU,Sextant7"], 1, "no device is named 'Sextant7'; there are "),
+    ];
+    check_refusals(run, usage);
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let port = taken.local_addr().unwrap().port();
-    let stderr = failed(&["-p", &port.to_string()], 1);
-    assert!(stderr.starts_with(&format!("error: cannot listen on 127.0.0.1:{port}: ")), "{stderr}");
-    assert!(stderr.contains("in use") && stderr.contains("--port"), "{stderr}");
-}
-
-#[test]
-fn an_address_of_another_machine_is_an_error() {
+    let refused = run(&["-p", &port.to_string()]).expect(1);
+    refused.says(&[&format!("error: cannot listen on 127.0.0.1:{port}: "), "in use", "--port"]);
     // TEST-NET-1: an address of no machine.
-    let stderr = failed(&["-H", "192.0.2.1"], 1);
-    assert!(stderr.contains("error: cannot listen on 192.0.2.1:50052: "), "{stderr}");
-    assert!(stderr.contains("warning: 192.0.2.1 can be reached from other machines"), "{stderr}");
+    let refused = run(&["-H", "192.0.2.1"]).expect(1);
+    refused.says(&["cannot listen on 192.0.2.1:50052: ", "warning: 192.0.2.1 can be reached from other machines"]);
 }
 
 #[test]
-fn one_client_after_another() {
-    let mut server = Server::start(&["-d", "cpu"], None);
+fn one_client_after_another_until_ctrl_c() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(&[], dir.path());
     assert!(server.printed.iter().any(|line| line.starts_with("CPU: ")), "{:?}", server.printed);
     for _ in 0..2 {
         let client = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port)).unwrap();
@@ -147,17 +122,9 @@ fn one_client_after_another() {
         drop(client);
         assert_eq!(server.next_line(), "client gone");
     }
-    assert_eq!(server.end(), "");
-}
-
-#[cfg(unix)]
-#[test]
-fn ctrl_c_exits_with_130() {
-    let mut server = Server::start(&["-d", "CPU"], None);
-    let pid = i32::try_from(server.child.id()).unwrap();
-    // SAFETY: a child of ours that was not waited for.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGINT) }, 0);
+    send(&server.child, "INT");
     assert_eq!(server.child.wait().unwrap().code(), Some(130));
+    assert_eq!(stderr_of(&mut server.child), "");
 }
 
 #[test]
@@ -165,12 +132,12 @@ fn ggmls_client_finds_the_device_and_gets_back_what_it_sends() {
     // A server with -c keeps weights above 10 MiB.
     const BYTES: usize = 12 << 20;
     let cache = tempfile::tempdir().unwrap();
-    let mut server = Server::start(&["-d", "CPU", "-c"], Some(cache.path()));
+    let mut server = Server::start(&["-c"], cache.path());
     let kept = cache.path().join("rpc");
     assert!(server.printed.iter().any(|line| line.ends_with(&kept.display().to_string())), "{:?}", server.printed);
 
     ggml_sys::register_backends();
-    let endpoint = CString::new(format!("127.0.0.1:{}", server.port)).unwrap();
+    let endpoint = CString::new(server.endpoint()).unwrap();
     let sent: Vec<u8> = (0..BYTES).map(|i| (i * 31 % 251) as u8).collect();
     let mut received = vec![0; BYTES];
     // SAFETY: each result is checked before it is used; the tensor lies inside the buffer; all is freed once, the
@@ -202,4 +169,110 @@ fn ggmls_client_finds_the_device_and_gets_back_what_it_sends() {
     assert!(sent == received);
     assert_eq!(server.next_line(), "client connected");
     assert_eq!(std::fs::read_dir(kept).unwrap().count(), 1);
+}
+
+/// hobbit on the device of a server.
+fn on(endpoint: String, cache: ExpertCache) -> DeviceOptions {
+    let devices = DeviceChoice::Named(vec!["RPC0".into()]);
+    DeviceOptions { devices, rpc: vec![endpoint], headroom: 0.0, cache, ..DeviceOptions::default() }
+}
+
+/// Every logit is, bit for bit, that of stock llama.cpp with all layers on the same server.
+#[test]
+fn logits_are_llama_cpps_on_the_same_server() {
+    if !in_own_process("rpc::logits_are_llama_cpps_on_the_same_server") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&[], dir.path());
+    let device = on(server.endpoint(), ExpertCache::Auto);
+    hobbit::devices(&device.rpc).unwrap();
+    let options = ModelOptions { device, ..options(ExpertCache::Auto) };
+    each(all_architectures().into_iter().take(2), |case| check_on_device(&case, &options, &DEVICE_SIZES, &mut |_| ()));
+}
+
+const PART: &str = "HOBBIT_TEST_PART";
+const ENDPOINT: &str = "HOBBIT_TEST_ENDPOINT";
+const MODEL: &str = "HOBBIT_TEST_MODEL";
+/// The child writes this when the server may be killed.
+const READY: &str = "the server may go";
+
+/// A server is killed while it is in use. ggml then ends the process, so [`child`] runs in a process of its own: this
+/// program, whose part is in the environment. Returns how it ended.
+fn run_until_killed(part: &str) -> Ran {
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = Server::start(&[], dir.path());
+    let path = fixture::write(dir.path(), &Spec::tiny("qwen3moe"));
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "rpc::child", "--nocapture"])
+        .envs([(PART, part), (ENDPOINT, &server.endpoint()), (MODEL, path.to_str().unwrap())])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    if lines.any(|line| line.contains(READY)) {
+        server.kill();
+        writeln!(child.stdin.take().unwrap()).unwrap();
+        lines.for_each(drop);
+    }
+    ran(child.wait_with_output().unwrap())
+}
+
+/// Not a test of its own: see [`run_until_killed`].
+#[test]
+fn child() {
+    let (Ok(part), Ok(endpoint), Ok(path)) = (std::env::var(PART), std::env::var(ENDPOINT), std::env::var(MODEL))
+    else {
+        return;
+    };
+    let wait = || {
+        println!("{READY}");
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+    };
+    let is_listed = |rpc: &[String]| hobbit::devices(rpc).unwrap().iter().any(|device| device.name == "RPC0");
+    let options = ModelOptions { device: on(endpoint.clone(), ExpertCache::Percent(50.0)), ..ModelOptions::default() };
+    if part == "known" {
+        let rpc = &options.device.rpc;
+        assert!(is_listed(rpc));
+        wait();
+        let listed = hobbit::devices(rpc).map(drop).unwrap_err().to_string();
+        let opened = Model::open(path.as_ref(), &options).err().unwrap().to_string();
+        for error in [listed, opened] {
+            assert!(error.contains("cannot connect to") && error.contains(&endpoint), "{error}");
+        }
+        // Without its name it is not needed.
+        assert!(!is_listed(&[]));
+        let device = DeviceOptions { devices: DeviceChoice::Auto, rpc: Vec::new(), ..options.device.clone() };
+        assert!(Model::open(path.as_ref(), &ModelOptions { device, ..options }).is_ok());
+        return;
+    }
+    let model = Model::open(path.as_ref(), &options).unwrap();
+    let options = SessionOptions { n_ctx: 256, threads: Some(1), ..SessionOptions::default() };
+    let mut session = model.session(&options).unwrap();
+    session.feed(&[1, 2, 3]).unwrap();
+    if part == "feeding" {
+        wait();
+        let result = session.feed(&(4..100).collect::<Vec<_>>());
+        panic!("without a server: {result:?}");
+    }
+    let mut sampler = Sampler::new(&model, &SamplingOptions::greedy()).unwrap();
+    let mut tokens = session.generate(&mut sampler, None);
+    tokens.next().unwrap().unwrap();
+    wait();
+    panic!("without a server: {:?}", tokens.collect::<Result<Vec<_>, _>>());
+}
+
+#[test]
+fn a_server_that_is_killed_ends_a_run_with_a_message() {
+    for part in ["generating", "feeding"] {
+        let ran = run_until_killed(part).expect(1).says(&["RPC server", "start it again"]);
+        assert!(!ran.stderr.contains("/llama.cpp/") && !ran.stderr.contains("panicked"), "{part}: {}", ran.stderr);
+    }
+}
+
+#[test]
+fn a_server_that_is_gone_is_not_needed() {
+    run_until_killed("known").expect(0);
 }

@@ -1,23 +1,20 @@
-//! Samplers, grammars and chat templates on the demo model.
+//! Samplers and grammars on the demo model.
 
 use std::collections::HashSet;
-use std::path::Path;
 use std::sync::OnceLock;
 
 use hobbit::options::{DryOptions, MirostatOptions, SamplerKind, XtcOptions};
 use hobbit::{
-    ChatMessage, EvalError, Model, ModelOptions, Sampler, SamplerError, SamplingOptions, Session, SessionOptions,
-    StopReason, Token,
+    EvalError, Model, ModelOptions, Sampler, SamplerError, SamplingOptions, Session, SessionOptions, StopReason, Token,
 };
+
+use crate::fixture::cli::demo_model;
 
 const PROMPT: &str = "And the LORD said unto";
 
 fn model() -> &'static Model {
     static MODEL: OnceLock<Model> = OnceLock::new();
-    MODEL.get_or_init(|| {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
-        Model::open(&path, &ModelOptions::default()).unwrap()
-    })
+    MODEL.get_or_init(|| Model::open(&demo_model(), &ModelOptions::default()).unwrap())
 }
 
 /// A session that has read `prompt`.
@@ -90,27 +87,18 @@ fn the_chain_is_llama_cpps() {
     };
     assert_eq!(describe(&adaptive), "logits -> min-p -> adaptive-p");
 
-    // Every one of them generates.
+    // Every one of them generates, and the same again after a reset.
     for options in [
         everything,
         adaptive,
         SamplingOptions { mirostat: mirostat(1), ..seeded(1) },
         SamplingOptions { mirostat: mirostat(2), ..seeded(1) },
+        SamplingOptions { grammar: Some(r#"root ::= ("yes" | "no") "!"+"#.to_owned()), ..seeded(5) },
     ] {
-        assert_eq!(generate(&options, 8).tokens, generate(&options, 8).tokens, "{options:?}");
-    }
-}
-
-#[test]
-fn greedy_needs_no_seed() {
-    let first = generate(&SamplingOptions::greedy(), 24);
-    assert_eq!(first.tokens.len(), 24);
-    assert_eq!(first.stop, StopReason::Length);
-    for seed in 0..3 {
-        let options = SamplingOptions { seed, ..SamplingOptions::greedy() };
-        assert_eq!(generate(&options, 24).tokens, first.tokens);
-        // Temperature 0 is greedy whatever else is in the chain.
-        assert_eq!(generate(&SamplingOptions { temp: 0.0, ..seeded(seed) }, 24).tokens, first.tokens);
+        let mut sampler = Sampler::new(model(), &options).unwrap();
+        let first = generate_with(&mut sampler, 8).unwrap();
+        sampler.reset();
+        assert_eq!(generate_with(&mut sampler, 8).unwrap().tokens, first.tokens, "{options:?}");
     }
 }
 
@@ -124,9 +112,10 @@ fn seeds_decide() {
         })
         .collect();
     assert!(texts.len() >= 5, "six seeds gave {} texts", texts.len());
-
-    let sampler = Sampler::new(model(), &seeded(42)).unwrap();
-    assert_eq!(sampler.seed(), 42);
+    // Temperature 0 is greedy with any seed and any chain.
+    let greedy = generate(&SamplingOptions::greedy(), 24);
+    assert_eq!((greedy.tokens.len(), greedy.stop), (24, StopReason::Length));
+    assert_eq!(generate(&SamplingOptions { temp: 0.0, ..seeded(3) }, 24).tokens, greedy.tokens);
     // An undetermined seed is drawn and reported, and determines the text.
     let mut drawn = Sampler::new(model(), &SamplingOptions::default()).unwrap();
     let seed = drawn.seed();
@@ -134,15 +123,6 @@ fn seeds_decide() {
     assert_eq!(generate(&seeded(seed), 24).text, text);
     let (ms, tokens) = drawn.perf();
     assert!(ms >= 0.0 && tokens == 24, "{tokens} tokens");
-}
-
-#[test]
-fn reset_starts_anew() {
-    let grammar = Some(r#"root ::= ("yes" | "no") "!"+"#.to_owned());
-    let mut sampler = Sampler::new(model(), &SamplingOptions { grammar, ..seeded(5) }).unwrap();
-    let first = generate_with(&mut sampler, 12).unwrap();
-    sampler.reset();
-    assert_eq!(generate_with(&mut sampler, 12).unwrap().tokens, first.tokens);
 }
 
 #[test]
@@ -256,22 +236,11 @@ fn penalties_see_the_prompt() {
 
 #[test]
 fn a_sampler_is_bound_to_its_model() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
-    let other = Model::open(&path, &ModelOptions::default()).unwrap();
+    let other = Model::open(&demo_model(), &ModelOptions::default()).unwrap();
     let mut sampler = Sampler::new(&other, &SamplingOptions::greedy()).unwrap();
     // The sampler keeps its model alive.
     drop(other);
     let error = generate_with(&mut sampler, 1).err().expect("another model");
     assert!(matches!(error, EvalError::Sampler(SamplerError::Settings(_))), "{error}");
     sampler.reset();
-}
-
-#[test]
-fn conversations_are_rendered() {
-    let rendered = model().render_chat(&[ChatMessage::new("user", "Who built the ark?")]).unwrap();
-    assert!(rendered.contains("Who built the ark?"));
-    if model().info().chat_template.is_none() {
-        let chatml = "<|im_start|>user\nWho built the ark?<|im_end|>\n<|im_start|>assistant\n";
-        assert_eq!(rendered, chatml, "chatml is llama.cpp's fallback");
-    }
 }

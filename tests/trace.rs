@@ -16,15 +16,8 @@ use hobbit_core::sim::{
 };
 use hobbit_core::trace::{LayerRecord, ReadClass, Record, TraceReader};
 
-use crate::fixture::cli::PROGRAM;
+use crate::fixture::cli::{CLI, demo_model, program, program_after, ran};
 use crate::fixture::{bundled, demo_tokens, quiet_llama_cpp};
-
-/// As [`options`], with slots by layer and a profile.
-fn options_by_layer(policy: PolicyKind, slots: Allocation, profile: Option<&Path>, trace: &Path) -> ModelOptions {
-    let even = options(policy, Some(trace));
-    let caching = CachingOptions { slots, ..even.caching };
-    ModelOptions { caching, profile: profile.map(Path::to_owned), ..even }
-}
 
 fn options(policy: PolicyKind, trace: Option<&Path>) -> ModelOptions {
     ModelOptions {
@@ -138,11 +131,15 @@ fn a_tuned_policy_saves_misses_and_its_run_is_replayed_too() {
     let profile = path("fitted.json");
     std::fs::write(&profile, fitted.to_json()).unwrap();
 
+    let by_layer = |slots, trace: &Path| {
+        let even = options(PolicyKind::Hobbit, Some(trace));
+        ModelOptions { caching: CachingOptions { slots, ..even.caching }, profile: Some(profile.clone()), ..even }
+    };
     let mut misses_of = Vec::new();
     let kinds = [Allocation::Even, Allocation::ShallowFirst { layers: 2 }, Allocation::ByPenalty];
     for slots in kinds {
         let trace = path(&format!("{slots}.trace"));
-        let (logits, hits, misses) = run(&options_by_layer(PolicyKind::Hobbit, slots, Some(&profile), &trace));
+        let (logits, hits, misses) = run(&by_layer(slots, &trace));
         assert!(logits == expected, "{slots}");
         let recording = Recording::open(&trace).unwrap();
         let by_layer: Vec<u32> = recording.header.model.layers.iter().map(|layer| layer.slots_high).collect();
@@ -165,7 +162,7 @@ fn a_tuned_policy_saves_misses_and_its_run_is_replayed_too() {
     assert!(even < lru && by_penalty < even && even < shallow, "{misses_of:?}, {lru} under LRU");
 
     // Weights that are given win over the profile's.
-    let mut options = options_by_layer(PolicyKind::Hobbit, Allocation::Even, Some(&profile), &path("given.trace"));
+    let mut options = by_layer(Allocation::Even, &path("given.trace"));
     options.caching.weights = Some("1,0,0,0".parse().unwrap());
     assert_eq!(run(&options).2, lru);
 }
@@ -269,30 +266,9 @@ fn a_trace_accounts_for_every_byte() {
     assert_eq!(Config::recorded(&recording).unwrap().link.bytes_per_second, host["link_bytes_per_second"]);
 }
 
-fn hobbit_cli(program: &str, trace: &Path, n: &str) -> Command {
-    let mut command = Command::new(program);
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("HOBBIT_") || name.to_string_lossy().starts_with("LLAMA_ARG_") {
-            command.env_remove(name);
-        }
-    }
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    if program == "sh" {
-        // Files of this process end after so many blocks of 512 bytes, as on a full disk.
-        command.args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$@\"", "sh", PROGRAM]);
-    }
-    command.arg("-m").arg(bundled("demo.gguf")).args([
-        "-p",
-        "In the beginning",
-        "-no-cnv",
-        "--temp",
-        "0",
-        "-t",
-        "1",
-        "-c",
-        "512",
-    ]);
-    command.args(["--ignore-eos", "--context-shift", "-n", n, "--trace"]).arg(trace);
+fn traced(mut command: Command, trace: &Path, n: &str) -> Command {
+    command.args(["-p", "In the beginning", "-no-cnv", "--temp", "0", "-t", "1", "-c", "512", "--ignore-eos"]);
+    command.args(["--context-shift", "-n", n]).arg("-m").arg(demo_model()).arg("--trace").arg(trace);
     command
 }
 
@@ -301,23 +277,21 @@ fn hobbit_cli(program: &str, trace: &Path, n: &str) -> Command {
 fn a_full_disk_ends_the_trace_after_a_whole_record_and_not_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.trace");
-    let expected = hobbit_cli(PROGRAM, &dir.path().join("b.trace"), "128").output().unwrap();
-    let cut = hobbit_cli("sh", &path, "128").output().unwrap();
-    let stderr = String::from_utf8(cut.stderr).unwrap();
-    assert!(cut.status.success() && expected.status.success(), "{stderr}");
+    let expected = ran(traced(program(CLI), &dir.path().join("b.trace"), "128").output().unwrap()).expect(0);
+    // Files of this process end after so many blocks of 512 bytes, as on a full disk.
+    let limited = program_after("trap '' XFSZ; ulimit -f 64", CLI);
+    let cut = ran(traced(limited, &path, "128").output().unwrap()).expect(0);
     assert_eq!(cut.stdout, expected.stdout, "the run goes on");
-    let message = format!("trace {}: cannot write this trace: ", path.display());
-    assert!(stderr.contains(&message) && stderr.contains("the trace ends here, the run goes on"), "{stderr}");
+    cut.says(&[&format!("trace {}: cannot write this trace: ", path.display()), "the run goes on"]);
     let (found, whole) = (records(&path), records(&dir.path().join("b.trace")));
     assert!(layers(&found).count() > 0 && layers(&found).count() < layers(&whole).count());
 }
 
-#[cfg(unix)]
 #[test]
 fn a_killed_process_leaves_every_token_that_was_shown() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.trace");
-    let mut child = hobbit_cli(PROGRAM, &path, "-1").spawn().unwrap();
+    let mut child = traced(program(CLI), &path, "-1").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     // A shown token was sampled from the batch before; no token of this vocabulary is longer than 32 bytes.
     let mut shown = [0u8; 320];
     child.stdout.take().unwrap().read_exact(&mut shown).unwrap();

@@ -130,7 +130,7 @@ fn repeatable_runs_repeat() {
 }
 
 #[test]
-fn where_every_expert_is_there_not_a_bit_changes() {
+fn resident_experts_change_no_bit() {
     let (dir, path) = model();
     let run = |options: &ModelOptions| {
         let mut session = session(Model::open_with_store(&path, options, |inner| inner));

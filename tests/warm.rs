@@ -1,7 +1,7 @@
 //! `--cache-state`: a model that is closed and opened again has the same experts in memory, and computes the same.
 
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use hobbit::options::DeviceChoice;
@@ -12,8 +12,9 @@ use hobbit_core::cache::{Allocation, CacheState, ModelMark};
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::predict::PredictorKind;
 
+use crate::fixture::cli::demo_model;
 use crate::fixture::not_run::not_run;
-use crate::fixture::{bundled, demo_tokens, notices_about, quiet_llama_cpp};
+use crate::fixture::{demo_tokens, notices_about, quiet_llama_cpp};
 
 /// A temporary directory for cache states, and the notices that name it.
 struct Rig {
@@ -89,37 +90,8 @@ fn run(model: &Path, options: &ModelOptions, parts: &[&[Token]]) -> Run {
     run
 }
 
-fn demo() -> PathBuf {
-    bundled("demo.gguf")
-}
-
 fn tokens() -> Vec<Token> {
-    demo_tokens(&Model::open(&demo(), &options(50.0, PolicyKind::Lru, None)).unwrap(), 600)
-}
-
-/// Layers that have fewer slots now keep their most recent experts, others all that were there.
-#[test]
-fn slots_may_be_divided_otherwise() {
-    let mut rig = Rig::new();
-    let state = rig.path("state");
-    let tokens = tokens();
-    let with = |slots, state| {
-        let even = options(50.0, PolicyKind::Lru, state);
-        ModelOptions { caching: CachingOptions { slots, ..even.caching }, ..even }
-    };
-    run(&demo(), &with(Allocation::Even, Some(&state)), &[&tokens[..400]]);
-    let shallow = Allocation::ShallowFirst { layers: 1 };
-    let cold = run(&demo(), &with(shallow, None), &[&tokens[400..500]]);
-    let warm = run(&demo(), &with(shallow, Some(&state)), &[&tokens[400..500]]);
-    assert!(warm.logits == cold.logits);
-    let restored = warm.warm.unwrap();
-    assert_eq!((restored.saved, restored.experts), (24, 20), "4 of each layer for 8, 4, 3, 3, 3 and 3 slots");
-    assert!(warm.hit_rate(0..16) > cold.hit_rate(0..16));
-    let again = run(&demo(), &with(shallow, Some(&state)), &[&tokens[500..600]]);
-    assert_eq!(again.warm.map(|warm| (warm.saved, warm.experts)), Some((24, 24)));
-    let back = run(&demo(), &with(Allocation::Even, Some(&state)), &[&tokens[..100]]).warm.unwrap();
-    assert_eq!((back.saved, back.experts), (24, 20), "4 of 8, 4 of 4, and 3 of 3 four times");
-    assert_eq!(rig.notices(), "");
+    demo_tokens(&Model::open(&demo_model(), &options(50.0, PolicyKind::Lru, None)).unwrap(), 600)
 }
 
 #[test]
@@ -127,30 +99,25 @@ fn the_second_run_begins_where_the_first_ended() {
     let mut rig = Rig::new();
     let tokens = tokens();
     let (first, second) = (&tokens[..400], &tokens[400..600]);
-    let mut table = String::new();
     for policy in [PolicyKind::Lru, PolicyKind::EdgeMoe, PolicyKind::Learned] {
         let state = rig.path(policy.name());
-        let before = run(&demo(), &options(50.0, policy, Some(&state)), &[first]);
+        let before = run(&demo_model(), &options(50.0, policy, Some(&state)), &[first]);
         assert_eq!(before.warm, None, "there was no file");
-        let cold = run(&demo(), &options(50.0, policy, None), &[second]);
-        let warm = run(&demo(), &options(50.0, policy, Some(&state)), &[second]);
-        let lasting = run(&demo(), &options(50.0, policy, None), &[first, second]);
+        let cold = run(&demo_model(), &options(50.0, policy, None), &[second]);
+        let warm = run(&demo_model(), &options(50.0, policy, Some(&state)), &[second]);
+        let lasting = run(&demo_model(), &options(50.0, policy, None), &[first, second]);
         assert!(warm.logits == cold.logits, "{policy}: resident experts change no logit");
         assert_eq!(warm.counts, lasting.counts[400..], "{policy}: as if the model had stayed open");
         let restored = warm.warm.unwrap();
         assert_eq!((restored.saved, restored.experts), (24, 24), "half of 6 layers of 8");
         assert!(restored.bytes > 0);
         let steady = before.hit_rate(200..400);
-        for n in [16, 64] {
-            let (cold, warm) = (cold.hit_rate(0..n), warm.hit_rate(0..n));
-            table += &format!("{policy}: first {n} tokens: cold {cold:.3}, warm {warm:.3}, steady {steady:.3}\n");
-        }
-        assert!(warm.hit_rate(0..16) > cold.hit_rate(0..16), "{table}");
+        let rates = [&cold, &warm].map(|run| run.hit_rate(0..16));
+        assert!(rates[1] > rates[0], "{policy}: {rates:?}");
         // The steady rate of this text is that of the same tokens with caches that were filled long ago.
-        assert!(warm.hit_rate(0..16) >= lasting.hit_rate(400..416), "{table}");
-        assert!(warm.hit_rate(0..16) >= steady - 0.05, "{table}");
+        assert!(warm.hit_rate(0..16) >= lasting.hit_rate(400..416), "{policy}: {rates:?}");
+        assert!(warm.hit_rate(0..16) >= steady - 0.05, "{policy}: {rates:?}, steady {steady}");
     }
-    eprint!("{table}");
     assert_eq!(rig.notices(), "");
     let names = || fs::read_dir(rig.dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
     assert_eq!(names().count(), 3, "nothing else is left behind: {:?}", names().collect::<Vec<_>>());
@@ -161,38 +128,44 @@ fn caches_of_other_sizes_take_what_fits() {
     let mut rig = Rig::new();
     let state = rig.path("state");
     let tokens = tokens();
-    run(&demo(), &options(50.0, PolicyKind::Lru, Some(&state)), &[&tokens[..200]]);
+    run(&demo_model(), &options(50.0, PolicyKind::Lru, Some(&state)), &[&tokens[..200]]);
     let saved = fs::read(&state).unwrap();
-    let expected = run(&demo(), &options(50.0, PolicyKind::Lru, None), &[&tokens[..40]]).logits;
-    for (percent, n) in [(25.0, 12), (75.0, 24), (100.0, 24)] {
+    let expected = run(&demo_model(), &options(50.0, PolicyKind::Lru, None), &[&tokens[..40]]).logits;
+    // Another policy takes the residents without the statistics of the last one.
+    let (lru, other) = (PolicyKind::Lru, PolicyKind::EdgeMoe);
+    let (even, shallow) = (Allocation::Even, Allocation::ShallowFirst { layers: 1 });
+    for (percent, policy, slots, n) in [
+        (25.0, lru, even, 12),
+        (100.0, lru, even, 24),
+        (50.0, other, even, 24),
+        // 4 of each layer for 8, 4, 3, 3, 3 and 3 slots.
+        (50.0, lru, shallow, 20),
+    ] {
         fs::write(&state, &saved).unwrap();
-        let warm = run(&demo(), &options(percent, PolicyKind::Lru, Some(&state)), &[&tokens[..40]]);
-        assert!(warm.logits == expected, "{percent} %");
+        let mut options = options(percent, policy, Some(&state));
+        options.caching.slots = slots;
+        let warm = run(&demo_model(), &options, &[&tokens[..40]]);
+        assert!(warm.logits == expected, "{percent} % {policy} {slots}");
         let WarmStart { saved, experts, .. } = warm.warm.unwrap();
-        assert_eq!((saved, experts), (24, n), "{percent} %");
+        assert_eq!((saved, experts), (24, n), "{percent} % {policy} {slots}");
     }
-    // Another policy takes the residents, but not what the last one has learned.
-    fs::write(&state, &saved).unwrap();
-    let other = run(&demo(), &options(50.0, PolicyKind::EdgeMoe, Some(&state)), &[&tokens[..40]]);
-    assert_eq!(other.warm.unwrap().experts, 24);
-    assert!(other.logits == expected);
     assert_eq!(rig.notices(), "");
 }
 
 #[test]
-fn a_run_that_computes_nothing_leaves_the_file_as_it_is() {
+fn an_idle_run_keeps_the_file() {
     let rig = Rig::new();
     let state = rig.path("state");
     let tokens = tokens();
-    run(&demo(), &options(50.0, PolicyKind::Lru, Some(&state)), &[&tokens[..50]]);
+    run(&demo_model(), &options(50.0, PolicyKind::Lru, Some(&state)), &[&tokens[..50]]);
     let saved = fs::read(&state).unwrap();
-    let none = run(&demo(), &options(25.0, PolicyKind::Lru, Some(&state)), &[]);
+    let none = run(&demo_model(), &options(25.0, PolicyKind::Lru, Some(&state)), &[]);
     assert_eq!(none.warm.unwrap().experts, 12);
     assert_eq!(fs::read(&state).unwrap(), saved);
     // Equal files and equal tokens: equal hits, and equal files in the end.
     let again = || {
         fs::write(&state, &saved).unwrap();
-        let run = run(&demo(), &options(25.0, PolicyKind::Learned, Some(&state)), &[&tokens[50..150]]);
+        let run = run(&demo_model(), &options(25.0, PolicyKind::Learned, Some(&state)), &[&tokens[50..150]]);
         (run.counts, fs::read(&state).unwrap())
     };
     assert!(again() == again());
@@ -204,7 +177,7 @@ fn a_file_that_does_not_fit_gives_a_notice_and_a_cold_start() {
     let state = rig.path("state");
     let tokens = tokens();
     let text = &tokens[..50];
-    let cold = run(&demo(), &options(50.0, PolicyKind::Lru, Some(&state)), &[text]);
+    let cold = run(&demo_model(), &options(50.0, PolicyKind::Lru, Some(&state)), &[text]);
     let good = fs::read(&state).unwrap();
     let of_model = |change: fn(&mut ModelMark)| {
         let mut state = CacheState::from_bytes(&good).unwrap();
@@ -215,19 +188,16 @@ fn a_file_that_does_not_fit_gives_a_notice_and_a_cold_start() {
     newer[8] += 1;
     let mut changed = good.clone();
     changed[good.len() / 2] ^= 1;
-    let table: [(&str, Vec<u8>, &str, bool); 8] = [
+    let table: [(&str, Vec<u8>, &str, bool); 5] = [
         ("another name", of_model(|model| model.name.push('2')), "of another model, \"demo.gguf2\"", true),
-        ("another size", of_model(|model| model.bytes += 1), "of another model", true),
         ("other places", of_model(|model| model.catalog += 1), "of another model", true),
         ("another version", newer, "of version 2, expected 1", true),
         ("changed", changed, "it is damaged", true),
-        ("cut off", good[..good.len() - 9].to_vec(), "it is damaged", true),
-        ("empty", Vec::new(), "it is damaged", true),
         ("not ours", b"The bytes of a text of the user's.".to_vec(), "not a cache state", false),
     ];
     for (name, bytes, why, is_replaced) in table {
         fs::write(&state, &bytes).unwrap();
-        let run = run(&demo(), &options(50.0, PolicyKind::Lru, Some(&state)), &[text]);
+        let run = run(&demo_model(), &options(50.0, PolicyKind::Lru, Some(&state)), &[text]);
         let notice = rig.notices();
         assert!(
             notice.contains("cache state") && notice.contains(why) && notice.contains("start empty"),
@@ -241,7 +211,7 @@ fn a_file_that_does_not_fit_gives_a_notice_and_a_cold_start() {
     // The same file under another name is another model: names are how people tell quantisations apart.
     fs::write(&state, &good).unwrap();
     let copy = rig.path("copy.gguf");
-    fs::copy(demo(), &copy).unwrap();
+    fs::copy(demo_model(), &copy).unwrap();
     assert_eq!(run(&copy, &options(50.0, PolicyKind::Lru, Some(&state)), &[text]).warm, None);
     assert!(rig.notices().contains("of another model, \"demo.gguf\""));
 }
@@ -252,7 +222,7 @@ fn a_hostile_file_restores_only_experts_of_the_model() {
     let state = rig.path("state");
     let tokens = tokens();
     let text = &tokens[..50];
-    let cold = run(&demo(), &options(50.0, PolicyKind::Learned, Some(&state)), &[text]);
+    let cold = run(&demo_model(), &options(50.0, PolicyKind::Learned, Some(&state)), &[text]);
     let mut hostile = CacheState::from_bytes(&fs::read(&state).unwrap()).unwrap();
     let host = &mut hostile.caches[0];
     host.statistics.iter_mut().for_each(|byte| *byte = !*byte);
@@ -266,7 +236,7 @@ fn a_hostile_file_restores_only_experts_of_the_model() {
     let more = hobbit_core::cache::SavedCache { name: "no such device".to_owned(), ..host.clone() };
     hostile.caches.push(more);
     fs::write(&state, hostile.to_bytes()).unwrap();
-    let warm = run(&demo(), &options(50.0, PolicyKind::Learned, Some(&state)), &[text]);
+    let warm = run(&demo_model(), &options(50.0, PolicyKind::Learned, Some(&state)), &[text]);
     assert_eq!(warm.warm.unwrap().experts, 24);
     assert!(warm.logits == cold.logits);
 }
@@ -275,7 +245,7 @@ fn a_hostile_file_restores_only_experts_of_the_model() {
 fn a_file_that_cannot_be_written_gives_a_notice() {
     let mut rig = Rig::new();
     let tokens = tokens();
-    let run = |path: &Path| run(&demo(), &options(50.0, PolicyKind::Lru, Some(path)), &[&tokens[..10]]);
+    let run = |path: &Path| run(&demo_model(), &options(50.0, PolicyKind::Lru, Some(path)), &[&tokens[..10]]);
     let nowhere = rig.path("no such directory/state");
     assert_eq!(run(&nowhere).counts.len(), 10);
     let notice = rig.notices();
@@ -283,9 +253,6 @@ fn a_file_that_cannot_be_written_gives_a_notice() {
     run(rig.dir.path());
     let notice = rig.notices();
     assert!(notice.contains("not a regular file") && notice.contains("left as it is"), "{notice}");
-    run(Path::new("/dev/null"));
-    assert!(notices_about("/dev/null").concat().contains("not a regular file"));
-    assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
     let closed = rig.path("closed");
     fs::create_dir(&closed).unwrap();
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o500)).unwrap();

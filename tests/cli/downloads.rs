@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::json;
 
-use super::rig::*;
 use super::server::{Reply, Server};
+use crate::fixture::cli::*;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -68,23 +68,15 @@ fn a_model_of_the_hub_runs_as_a_file_does() {
 #[test]
 fn failed_downloads_name_the_remedy() {
     let (server, dir) = (hub(None), tempfile::tempdir().unwrap());
-    for (args, status, part) in [
-        (&["-hf", "a"][..], 2, "-hf: 'a' is no repository, expected USER/REPO[:QUANT]"),
-        (&["-hf", "a/b", "-m", "x.gguf"], 2, "-m and -hf both name a model"),
-        (&["-hff", "x.gguf"], 2, "give -hf USER/REPO"),
+    let rows: &[(&[&str], i32, &str)] = &[
         (&["-hf", "a/b:Q2_K"], 1, "a/b: it has no file of the quant 'Q2_K'; there are Q8_0"),
-        (&["-hf", "a/c"], 1, "a/c: the server answered 404"),
         (&["-hf", "a/c", "--offline"], 1, "run once without --offline"),
-        (&["-mu", "nothing"], 1, "'nothing' names no file"),
-    ] {
-        let ran = fetching(&server, dir.path(), args).run().expect(status);
-        assert!(ran.stderr.contains(part), "{args:?}: {}", ran.stderr);
-        assert_eq!(ran.stdout, "");
-    }
+    ];
+    check_refusals(|args| fetching(&server, dir.path(), args).run(), rows);
 }
 
 #[test]
-fn ctrl_c_keeps_what_came() {
+fn ctrl_c_keeps_the_part_that_was_downloaded() {
     const CAME: usize = 100_000;
     let (server, dir) = (hub(Some(CAME)), tempfile::tempdir().unwrap());
     let mut cli = fetching(&server, dir.path(), &["-hf", "a/b"]);
@@ -104,20 +96,4 @@ fn ctrl_c_keeps_what_came() {
     assert!(ran.stderr.contains("going on at 97.66 KiB"), "{}", ran.stderr);
     assert!(server.seen().iter().any(|request| request.from() == Some(CAME)));
     assert!(!part.exists());
-}
-
-#[test]
-fn scripts_and_pages_are_printed() {
-    for (args, part) in [
-        (&["--completions", "bash"][..], "complete -F _hobbit__cli"),
-        (&["--completions=zsh"], "#compdef hobbit-cli"),
-        (&["--completion-bash"], "complete -F _hobbit__cli"),
-        (&["--man"], ".TH hobbit-cli 1"),
-    ] {
-        let ran = cli(args).run().expect(0);
-        assert!(ran.stdout.contains(part) && ran.stderr.is_empty(), "{args:?}: {}", ran.stderr);
-    }
-    let ran = cli(&["--man", "-n", "1"]).run().expect(2);
-    assert!(ran.stderr.contains("--man"), "{}", ran.stderr);
-    assert!(cli(&["--completions", "csh"]).run().expect(2).stderr.contains("csh"));
 }

@@ -1,50 +1,63 @@
-//! Refusals and answers before a model runs.
+//! Answers and refusals before a model runs, and programs whose reader closes the pipe.
+
+use std::io::pipe;
 
 use serde_json::Value;
 
-use super::rig::*;
+use crate::fixture::bundled;
+use crate::fixture::cli::*;
 
 #[test]
-fn help_names_every_spelling_and_shows_examples() {
+fn help_version_and_scripts_are_printed() {
     let help = cli(&["--help"]).run().expect(0).stdout;
-    for part in ["-m, --model", "-ngl", "-no-cnv", "--mem-budget", "--expert-cache", "LLAMA_ARG_MODEL", "Examples:"] {
+    for part in ["-m, --model", "-no-cnv", "--mem-budget", "LLAMA_ARG_MODEL", "Memory and I/O", "Devices:", "Examples:"]
+    {
         assert!(help.contains(part), "{part} is missing in:\n{help}");
     }
-    for headline in ["Model:", "Sampling:", "Conversation:", "Memory and I/O", "Devices:"] {
-        assert!(help.contains(headline), "{headline}");
-    }
     assert_eq!(cli(&["-h"]).run().expect(0).stdout, help);
-}
-
-#[test]
-fn version() {
-    let printed = cli(&["--version"]).run().expect(0).stdout;
-    assert!(printed.starts_with(concat!("hobbit-cli ", env!("CARGO_PKG_VERSION"))), "{printed}");
-    assert_eq!(printed, concat!("hobbit-cli ", env!("HOBBIT_VERSION"), "\n"));
-}
-
-#[test]
-fn wrong_usage_exits_with_2_and_names_the_mistake() {
+    let version = concat!("hobbit-cli ", env!("HOBBIT_VERSION"), "\n");
+    assert_eq!(cli(&["--version"]).run().expect(0).stdout, version);
     for (args, part) in [
-        (&["--frobnicate"][..], "'--frobnicate'"),
-        (&["-frob"], "unknown flag '-frob'"),
-        (&["--mmproj", "x"], "'--mmproj' is a llama.cpp flag"),
-        (&["--prompt-cache-ro"], "--prompt-cache"),
-        (&["-n", "many"], "invalid value 'many'"),
+        (&["--completions", "bash"][..], "complete -F _hobbit__cli"),
+        (&["--completion-bash"], "complete -F _hobbit__cli"),
+        (&["--man"], ".TH hobbit-cli 1"),
     ] {
-        let ran = cli(args).run().expect(2);
-        assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains(part), "{args:?}: {}", ran.stderr);
-        assert_eq!(ran.stdout, "");
+        let ran = cli(args).run().expect(0);
+        assert!(ran.stdout.contains(part) && ran.stderr.is_empty(), "{args:?}: {}", ran.stderr);
     }
 }
 
 #[test]
-fn by_penalty_without_a_profile_is_wrong_usage() {
-    let ran = demo(&["-p", "x", "-n", "1", "--slots", "by-penalty"]).run().expect(2);
-    for part in ["slots by penalty", "--trace", "hobbit-sim calibrate", "--profile", "--expert-slots even"] {
-        assert!(ran.stderr.contains(part), "{part}: {}", ran.stderr);
+fn mistakes_are_named_before_a_model_loads() {
+    // Bound and closed: no other process gets this port meanwhile.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let gone = format!("127.0.0.1:{port}");
+    let usage: &[(&[&str], i32, &str)] = &[
+        (&["-frob"], 2, "unknown flag '-frob'"),
+        (&["-n", "many"], 2, "invalid value 'many'"),
+        (&["--mmproj", "x"], 2, "'--mmproj' is a llama.cpp flag"),
+        (&["--man", "-n", "1"], 2, "--man"),
+        (&["--completions", "csh"], 2, "csh"),
+        (&["--slots", "by-penalty"], 2, "hobbit-sim calibrate"),
+        (&["-m", "nowhere.gguf", "-p", "x"], 1, "error: nowhere.gguf: "),
+        (&["-f", "none.txt"], 1, "error: none.txt: cannot read this file"),
+        (&["-p", "x", "-j", "{not json"], 1, "error: --json-schema: "),
+        (&["-p", "x", "--stats-json", "absent/x.json"], 1, "error: absent/x.json: cannot write the statistics"),
+        (&["-p", "x", "-dev", "Warp9"], 1, "error: there is no device named 'Warp9' (there "),
+        (&["-p", "x", "-dev", "CPU"], 1, "error: 'CPU' is the CPU, "),
+    ];
+    check_refusals(|args| demo(args).run(), usage);
+    if cfg!(feature = "rpc") {
+        let unreachable = format!("error: cannot connect to the RPC server {gone}: ");
+        let rpc: &[(&[&str], i32, &str)] = &[
+            (&["--rpc", &gone, "--list-devices"], 1, &unreachable),
+            (&["--rpc", &gone, "-p", "x"], 1, &unreachable),
+            (&["--rpc", "nowhere", "--list-devices"], 1, "'nowhere' is no RPC endpoint"),
+        ];
+        check_refusals(|args| demo(args).run(), rpc);
     }
-    assert_eq!(ran.stdout, "");
+    let ran = demo(&["-p", "x", "-n", "1", "-dev", "none", "-ngl", "99"]).run().expect(0);
+    ran.says(&["note: -ngl has no effect: "]);
 }
 
 #[test]
@@ -55,102 +68,52 @@ fn devices_are_listed_without_a_model() {
     let json = cli(&["--list-devices", "--stats-json", "-"]).run().expect(0).stdout;
     let json: Value = serde_json::from_str(&json).unwrap();
     let found = json["devices"].as_array().unwrap();
-    if found.is_empty() {
-        assert_eq!(devices, "  (none)\n");
-    }
+    assert!(!found.is_empty() || devices == "  (none)\n", "{devices}");
     for device in found {
         let (name, description) = (device["name"].as_str().unwrap(), device["description"].as_str().unwrap());
         assert!(devices.contains(&format!("  {name}: {description} (")), "{devices}");
         assert!(name != "CPU" && name != "HOBBIT", "{json}");
     }
-    let verbose = cli(&["--list-devices", "-v"]).run().expect(0).stdout;
-    assert_eq!(verbose.matches("pinned host memory: ").count(), found.len(), "{verbose}");
-}
-
-#[test]
-fn a_device_that_is_not_there_is_named_with_those_that_are() {
-    let ran = demo(&["-p", "x", "-n", "1", "-dev", "Warp9"]).run().expect(1);
-    assert!(ran.stderr.contains("error: there is no device named 'Warp9' (there "), "{}", ran.stderr);
-    let ran = demo(&["-p", "x", "-n", "1", "-dev", "CPU"]).run().expect(1);
-    assert!(ran.stderr.contains("error: 'CPU' is the CPU, "), "{}", ran.stderr);
-    demo(&["-p", "x", "-n", "1", "-dev", "none"]).run().expect(0);
-}
-
-#[test]
-fn an_rpc_server_that_is_not_there_is_an_error_not_an_abort() {
-    // Bound and closed: no other process gets this port meanwhile.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let endpoint = format!("127.0.0.1:{port}");
-    for args in [&["--rpc", &endpoint, "--list-devices"][..], &["--rpc", &endpoint, "-p", "x", "-n", "1"]] {
-        let ran = demo(args).run().expect(1);
-        let unreachable = format!("error: cannot connect to the RPC server {endpoint}: ");
-        let is_named = ran.stderr.contains(&unreachable) || ran.stderr.contains("rebuild it with the feature rpc");
-        assert!(is_named, "{}", ran.stderr);
-    }
-    let ran = cli(&["--rpc", "nowhere", "--list-devices"]).run().expect(1);
-    assert!(ran.stderr.contains("'nowhere' is no RPC endpoint: it has no port; give HOST:PORT"), "{}", ran.stderr);
-}
-
-#[test]
-fn layers_without_a_device_are_noted() {
-    let ran = demo(&["-p", "x", "-n", "1", "-dev", "none", "-ngl", "99"]).run().expect(0);
-    assert!(ran.stderr.contains("note: -ngl has no effect: "), "{}", ran.stderr);
-}
-
-#[test]
-fn a_missing_model_is_named() {
-    let ran = cli(&["-m", "nowhere.gguf", "-p", "x"]).run().expect(1);
-    assert!(ran.stderr.starts_with("error: nowhere.gguf: "), "{}", ran.stderr);
-    let mut absent = cli(&[]);
-    absent.command.env("HOBBIT_DEMO_MODEL", "absent.gguf");
-    assert!(absent.run().expect(1).stderr.starts_with("error: absent.gguf: "));
-}
-
-#[test]
-fn missing_prompt_files_and_bad_settings_fail_before_the_model_loads() {
-    let ran = demo(&["-f", "none.txt"]).run().expect(1);
-    assert!(ran.stderr.starts_with("error: none.txt: cannot read this file"), "{}", ran.stderr);
-    let ran = demo(&["-p", "x", "--samplers", "bogus"]).run().expect(1);
-    assert!(ran.stderr.contains("unknown sampler 'bogus'"), "{}", ran.stderr);
-    let ran = demo(&["-p", "x", "-j", "{not json"]).run().expect(1);
-    assert!(ran.stderr.starts_with("error: --json-schema: "), "{}", ran.stderr);
-}
-
-#[test]
-fn stats_json_that_cannot_be_written_fails_at_the_start() {
-    let ran = demo(&["-p", "a", "--stats-json", "absent/stats.json"]).run().expect(1);
-    assert!(ran.stderr.starts_with("error: absent/stats.json: cannot write the statistics"), "{}", ran.stderr);
-    assert_eq!(ran.stdout, "");
 }
 
 #[test]
 fn variables_of_unsupported_flags_are_named() {
-    let with = |args: &[&str], variable: &str, value: &str| {
+    let with = |args: &[&str], variable: &str| {
         let mut cli = cli(args);
-        cli.command.env(variable, value);
+        cli.command.env(variable, "x");
         cli.run()
     };
-    for quiet in [&[][..], &["--quiet"]] {
-        let ran = with(&[&["-n", "1", "-t", "1"], quiet].concat(), "LLAMA_ARG_DOCKER_REPO", "ai/model").expect(2);
-        let parts = ["error: ", "LLAMA_ARG_DOCKER_REPO names a model: models come from files", ", or unset it"];
-        assert!(parts.iter().all(|part| ran.stderr.contains(part)), "{}", ran.stderr);
-        assert_eq!(ran.stdout, "");
-    }
-    let demo = demo_model();
-    let named = ["-m", demo.to_str().unwrap(), "-p", "a", "-n", "1", "-t", "1"];
-    for (variable, why) in
-        [("LLAMA_ARG_DOCKER_REPO", "models come from files"), ("LLAMA_ARG_MMPROJ", "only text models")]
-    {
-        let ran = with(&named, variable, "x").expect(0);
-        let note = format!("note: the environment variable {variable} has no effect: {why}");
-        assert!(ran.stderr.contains(&note), "{}", ran.stderr);
-    }
+    let ran = with(&["-n", "1", "-t", "1", "--quiet"], "LLAMA_ARG_DOCKER_REPO").expect(2);
+    assert_eq!(ran.says(&["error: ", "LLAMA_ARG_DOCKER_REPO names a model", ", or unset it"]).stdout, "");
+    let model = demo_model();
+    let named = ["-m", model.to_str().unwrap(), "-p", "a", "-n", "1", "-t", "1"];
+    with(&named, "LLAMA_ARG_MMPROJ").expect(0).says(&["variable LLAMA_ARG_MMPROJ has no effect: only text models"]);
+}
+
+/// Runs a program whose stdout is closed, as in `hobbit-sim show trace | head`.
+fn run_unread(path: &str, args: &[&str]) {
+    let (reader, writer) = pipe().unwrap();
+    drop(reader);
+    let ran = ran(program(path).args(args).stdout(writer).output().unwrap()).expect(0);
+    let stderr = ran.stderr.to_lowercase();
+    assert!(!stderr.contains("pipe") && !stderr.contains("panicked"), "{path} {args:?}: {stderr}");
 }
 
 #[test]
-fn a_quiet_run_without_a_model_names_the_demo() {
-    let ran = cli(&["--temp", "0", "-t", "1", "-n", "4", "--quiet"]).run().expect(0);
-    assert!(ran.stderr.starts_with("hobbit: no model given (-m): running the demo model "), "{}", ran.stderr);
-    assert_eq!(ran.stderr.lines().count(), 1);
-    assert!(ran.stdout.trim_start().starts_with("In the beginning"), "{}", ran.stdout);
+fn a_closed_pipe_ends_every_program_without_a_message() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("run.trace").display().to_string();
+    ran(program(CLI).args(["-p", "a", "-n", "24", "-t", "1", "--trace", &trace]).output().unwrap()).expect(0);
+    for args in [&["show", &trace][..], &["show", "--header", &trace], &["replay", &trace], &["recall", &trace]] {
+        run_unread(SIM, args);
+    }
+    let prose = bundled("demo-heldout-prose.txt").display().to_string();
+    run_unread(PERPLEXITY, &["-f", &prose, "-c", "64", "-b", "64", "--chunks", "2", "-t", "1"]);
+    run_unread(CLI, &["-p", "In the beginning", "-n", "4", "-t", "1"]);
+    for format in ["md", "csv", "json", "jsonl", "sql"] {
+        run_unread(BENCH, &["-t", "1", "-r", "1", "-p", "4", "-n", "0", "--no-roofline", "-o", format]);
+    }
+    for path in [CLI, BENCH, PERPLEXITY, SIM] {
+        run_unread(path, &["--help"]);
+    }
 }

@@ -18,7 +18,7 @@ use super::compare::{
 use super::fixture::cases::part;
 use super::fixture::{bundled, demo_tokens, write};
 use super::places::compare_with;
-use super::{assert_sound, on, register};
+use super::{assert_sound, early, late, on, register};
 
 fn always(predictor: PredictorKind, policy: PolicyKind) -> CachingOptions {
     CachingOptions { policy, predictor, prefetch: Prefetch::On, distance: 3, ..CachingOptions::default() }
@@ -27,14 +27,6 @@ fn always(predictor: PredictorKind, policy: PolicyKind) -> CachingOptions {
 /// A device to which copies take next to no virtual time: all that is predicted is worth copying.
 fn fast(options: Options) -> Device {
     register(Options { link_bandwidth: 1e12, ..options })
-}
-
-fn late() -> Device {
-    fast(super::late())
-}
-
-fn early() -> Device {
-    fast(super::early())
 }
 
 /// Every predictor over every architecture, in an order of execution.
@@ -63,12 +55,12 @@ fn every_architecture(options: Options) {
 
 #[test]
 fn copies_late() {
-    every_architecture(super::late());
+    every_architecture(late());
 }
 
 #[test]
 fn copies_early() {
-    every_architecture(super::early());
+    every_architecture(early());
 }
 
 #[test]
@@ -78,7 +70,7 @@ fn unified_memory() {
 
 #[test]
 fn beside_the_cpu_helper() {
-    let device = early();
+    let device = fast(early());
     for cpu_helper in [CpuHelper::On, CpuHelper::Auto] {
         let caching = always(PredictorKind::StackedGate, PolicyKind::Lru);
         let device_options = DeviceOptions { cpu_helper, ..on(&[&device]) };
@@ -90,7 +82,7 @@ fn beside_the_cpu_helper() {
 
 #[test]
 fn two_devices() {
-    for [a, b] in [[late(), early()], [early(), late()]] {
+    for [a, b] in [[late(), early()], [early(), late()]].map(|pair| pair.map(fast)) {
         let names = [a.name(), b.name()];
         for (split, predictor) in [(&[] as &[f32], PredictorKind::StackedGate), (&[1.0, 3.0], PredictorKind::Previous)]
         {
@@ -103,7 +95,7 @@ fn two_devices() {
 
 #[test]
 fn some_layers_on_the_cpu() {
-    for lag in [late(), early()] {
+    for lag in [late(), early()].map(fast) {
         for (n_gpu_layers, cache) in [(2, HALF), (4, QUARTER), (4, WAVES)] {
             let placed = Placed { n_gpu_layers, ..Placed::on(&[lag.name()]) };
             let caching = always(PredictorKind::StackedGate, PolicyKind::Smoe);
@@ -119,7 +111,7 @@ fn demo() -> PathBuf {
 /// Routers' scores of a token are known on a device as on the CPU.
 #[test]
 fn scores_are_those_of_the_cpu() {
-    let device = late();
+    let device = fast(late());
     let dir = tempfile::tempdir().unwrap();
     let layers = |name: &str, device: DeviceOptions| -> Vec<LayerRecord> {
         let path = dir.path().join(name);
@@ -206,7 +198,6 @@ fn copies_hide_where_there_is_something_to_compute() {
                     done.ahead,
                     done.ahead_used
                 );
-                println!("{what}");
                 assert!(done.ahead > 0 && done.ahead_used > 0, "{what}");
                 let has_time = path == &least && faster < 1.0 && cache == QUARTER;
                 if ratio > if has_time { FASTER_MIN } else { SLOWER_MAX } {

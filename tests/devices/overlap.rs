@@ -122,7 +122,6 @@ fn decoding_hides_what_dependencies_allow() {
             session.reset();
             let (found, best, (hits, misses)) = run(&mut session);
             let share = found / best;
-            println!("decode, copies {slower}x as slow, {cache:?}: {hits} hits, {misses} misses, {share:.3} hidden");
             assert!(misses > 0 && best > 0.0);
             assert!(cache != QUARTER || hits > 0);
             if share < HIDDEN_MIN {
@@ -154,12 +153,6 @@ fn prefill_hides_the_smaller_of_copies_and_products() {
                 let copies = (after.uploads - before.uploads) as f64 * copy;
                 let smaller = copies.min(3.0 * experts * product);
                 let share = overlap(&report) / smaller;
-                println!(
-                    "prefill of {n_tokens}, copies {slower}x as slow, {cache:?}: {share:.3} hidden, link busy {:.3}, \
-                     device busy {:.3}",
-                    report.copy_busy / report.host_time,
-                    report.compute_busy / report.host_time,
-                );
                 if share < HIDDEN_MIN {
                     failures.push(format!("{n_tokens} tokens, copies {slower}x as slow, {cache:?}: {share}"));
                 }
@@ -193,7 +186,6 @@ fn large_batches_are_never_slower_than_by_op_offload() {
                 session.reset();
                 let found = measure(&device, || session.evaluate(&prompt).unwrap());
                 let ratio = stock.host_time / found.host_time;
-                println!("{n_tokens} tokens, copies {slower}x as slow, {cache:?}: {ratio:.3}x as fast as op-offload");
                 if ratio < 1.0 {
                     failures
                         .push(format!("{n_tokens} tokens, copies {slower}x as slow, {cache:?}: {found:?}, {stock:?}"));

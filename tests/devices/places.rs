@@ -5,7 +5,7 @@ use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, Sampler, Sampli
 use hobbit_core::plan::ExpertCache;
 use lagging_device::{Device, Order};
 
-use super::compare::{ALL, NONE, Placed, QUARTER, Reference, WAVES, devices, options, same};
+use super::compare::{ALL, NONE, Placed, QUARTER, Reference, WAVES, devices, each, options, same};
 use super::fixture::cases::{self, Case, known};
 use super::fixture::script::bits;
 use super::{assert_sound, on, ordered};
@@ -22,36 +22,29 @@ fn compare(placed: &Placed, device: &DeviceOptions, devices: &[&Device]) {
 }
 
 pub fn compare_with(placed: &Placed, device: &DeviceOptions, devices: &[&Device], caching: CachingOptions) {
-    for case in some_cases() {
+    let n_gpu_layers = placed.n_gpu_layers;
+    each(some_cases(), |case| {
         let reference = Reference::new(&case, placed);
-        for expert_cache in [QUARTER, ALL] {
-            let n_gpu_layers = placed.n_gpu_layers;
+        let check = |expert_cache| {
             let options = ModelOptions { n_gpu_layers, caching, device: device.clone(), ..options(expert_cache) };
-            reference.check(&options, None).unwrap_or_else(|error| panic!("{}: {error:#}", case.name));
+            let found = reference.check(&options, None);
             devices.iter().for_each(|device| assert_sound(device));
-        }
-    }
+            reference.failure(format!("{expert_cache:?}"), found)
+        };
+        [QUARTER, ALL].into_iter().filter_map(check).collect()
+    });
 }
 
 #[test]
-fn no_device_cache_computes_experts_on_the_cpu() {
+fn some_layers_or_experts_on_the_cpu() {
     let lag = ordered(Order::CopiesLate);
     let placed = Placed { on_cpu: EXPERTS, ..Placed::on(&[lag.name()]) };
     compare(&placed, &DeviceOptions { cache: NONE, ..on(&[&lag]) }, &[&lag]);
     assert!(lag.report().graph_computes > 0, "ordinary weights are on the device");
-}
-
-#[test]
-fn experts_of_some_layers_on_the_cpu() {
-    let lag = ordered(Order::CopiesEarly);
     let on_cpu = format!(r"^blk\.(0|1)\.{EXPERTS}");
-    let placed = Placed { on_cpu: &on_cpu, ..Placed::on(&[lag.name()]) };
-    compare(&placed, &DeviceOptions { n_cpu_moe: 2, cache: QUARTER, ..on(&[&lag]) }, &[&lag]);
-}
-
-#[test]
-fn some_layers_on_the_cpu() {
-    let lag = ordered(Order::CopiesLate);
+    let early = ordered(Order::CopiesEarly);
+    let placed = Placed { on_cpu: &on_cpu, ..Placed::on(&[early.name()]) };
+    compare(&placed, &DeviceOptions { n_cpu_moe: 2, cache: QUARTER, ..on(&[&early]) }, &[&early]);
     for n_gpu_layers in [1, 2, 4] {
         let placed = Placed { n_gpu_layers, ..Placed::on(&[lag.name()]) };
         compare(&placed, &DeviceOptions { cache: QUARTER, ..on(&[&lag]) }, &[&lag]);

@@ -6,7 +6,6 @@ use gguf_tools::synth::{Format, Spec};
 use hobbit::options::{CpuHelper, LowShare, LowSource};
 use hobbit::stats::WarmStart;
 use hobbit::{DeviceOptions, Model, ModelOptions, PrecisionOptions, SessionOptions};
-use hobbit_core::cache::CacheState;
 use lagging_device::{Options, Order};
 
 use super::compare::{ALL, HALF, NONE, QUARTER, WAVES, devices, options, same};
@@ -120,12 +119,11 @@ fn the_cpu_helper_is_as_close_as_the_two_backends_are() {
     let (on_device, _) = run(on(&[&device]), CpuHelper::Off);
     let (both, helped) = run(on(&[&device]), CpuHelper::On);
     let (apart, found) = (divergence(&on_device, &on_cpu), divergence(&on_device, &both));
-    println!("KL divergence of the two backends {apart:.2e}, with the helper {found:.2e}");
     assert!(helped > 0 && apart > 0.0 && found > 0.0, "the two backends do not differ");
     assert!(apart < KL_MAX && found < KL_MAX && found <= 2.0 * apart, "{found}, backends {apart} apart");
 }
 
-/// `--cache-state`: the device's slots are filled again, and it computes the same, also with a hostile file.
+/// `--cache-state`: the device's slots are filled again, and it computes the same.
 #[test]
 fn saved_caches_are_restored() {
     let device = ordered(Order::CopiesLate);
@@ -152,23 +150,6 @@ fn saved_caches_are_restored() {
     assert!(logits == expected && run(None).0 == expected);
     let WarmStart { saved, experts, .. } = restored.unwrap();
     assert_eq!((saved, experts), (48, 48), "a quarter of 3 layers of 32 here, and there");
-
-    // Every resident twice, strangers among them, and each cache again.
-    let mut hostile = CacheState::from_bytes(&std::fs::read(&state).unwrap()).unwrap();
-    for saved in &mut hostile.caches {
-        let mut twice: Vec<_> = saved.residents.iter().flat_map(|version| [*version; 2]).collect();
-        let mut stranger = saved.residents[0];
-        stranger.expert.index = u16::MAX;
-        twice.extend([stranger, saved.residents[0]]);
-        saved.residents = twice;
-    }
-    hostile.caches.extend(hostile.caches.clone());
-    assert_eq!(hostile.caches.len(), 4);
-    let hostile_path = dir.path().join("hostile");
-    std::fs::write(&hostile_path, hostile.to_bytes()).unwrap();
-    let (logits, restored, _) = run(Some(&hostile_path));
-    assert!(logits == expected);
-    assert_eq!(restored.unwrap().experts, 48);
     assert_sound(&device);
     assert!(warm.hits > cold.hits, "{cold:?}, {warm:?}");
 }

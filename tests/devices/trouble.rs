@@ -80,7 +80,7 @@ impl Evaluate for Troubled<'_> {
 }
 
 #[test]
-fn memory_that_is_refused_at_the_start_makes_the_cache_smaller() {
+fn memory_refused_at_the_start_makes_the_cache_smaller_or_pageable() {
     let rig = Rig::new(Options::default(), Script::Single);
     let model = rig.open(ALL, 0.0);
     rig.device.fail_allocations_above(3 << 20);
@@ -92,6 +92,11 @@ fn memory_that_is_refused_at_the_start_makes_the_cache_smaller() {
     let counters = session.stats().devices[0];
     assert!(counters.cache_shrunk > 0 && counters.hits > 0 && counters.misses > 0, "{counters:?}");
     rig.noticed("the device refused memory");
+
+    let rig = Rig::new(Options { pinned: Pinned::Refused, ..Options::default() }, Script::Brief);
+    let (errors, _) = rig.run(&rig.open(QUARTER, 0.0), &mut |_| ());
+    assert!(errors.is_empty(), "{errors:?}");
+    rig.noticed("cannot pin");
 }
 
 #[test]
@@ -116,14 +121,6 @@ fn a_device_that_has_no_room_even_for_staging_is_refused() {
     assert!(opened.session(&options).is_ok(), "memory has come back");
 }
 
-#[test]
-fn refused_pinned_memory_is_noticed() {
-    let rig = Rig::new(Options { pinned: Pinned::Refused, ..Options::default() }, Script::Brief);
-    let (errors, _) = rig.run(&rig.open(QUARTER, 0.0), &mut |_| ());
-    assert!(errors.is_empty(), "{errors:?}");
-    rig.noticed("cannot pin");
-}
-
 /// Any graph of a token may fail.
 #[test]
 fn a_graph_without_memory_makes_the_cache_smaller_and_runs() {
@@ -131,8 +128,7 @@ fn a_graph_without_memory_makes_the_cache_smaller_and_runs() {
         for cache in [ALL, HALF] {
             let rig = Rig::new(Options { order, ..Options::default() }, Script::Single);
             let model = rig.open(cache, 0.0);
-            let mut n_failed = 0;
-            let mut before = 0;
+            let (mut n_failed, mut before) = (0, 0);
             let (errors, session) = rig.run(&model, &mut |n| {
                 if n % 3 == 1 && n_failed < 6 {
                     rig.device.fail_graphs(n / 3 % 9, 1, llama::GGML_STATUS_ALLOC_FAILED);
@@ -141,8 +137,7 @@ fn a_graph_without_memory_makes_the_cache_smaller_and_runs() {
                 }
             });
             assert!(errors.is_empty(), "{errors:?}");
-            let shrunk = session.stats().devices[0].cache_shrunk;
-            assert_eq!(shrunk, 6);
+            assert_eq!(session.stats().devices[0].cache_shrunk, 6);
             assert!(model.device_reports()[0].cache_bytes < before, "{:?}", model.device_reports());
             rig.noticed("out of device memory");
         }

@@ -1,7 +1,6 @@
 //! Disks that fail while tokens are evaluated.
 
 use std::fs::{self, File};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -38,18 +37,14 @@ fn evaluate(session: &mut Session) -> Result<Vec<f32>, EvalError> {
     Ok(session.logits(0).expect("the last batch asked for logits").to_vec())
 }
 
-fn expected(path: &Path) -> Vec<f32> {
-    let model = Model::open(path, &options(CACHES[0], IoMode::Auto)).unwrap();
-    evaluate(&mut session(&model)).unwrap()
-}
-
 /// One failed read fails one evaluation, with the reason. The next evaluation succeeds with the usual logits.
 #[test]
-fn a_failed_read_is_reported_and_survived() {
+fn failed_reads_are_reported_and_survived() {
     fixture::quiet_llama_cpp();
     let dir = tempfile::tempdir().unwrap();
     let path = fixture::write(dir.path(), &spec());
-    let expected = expected(&path);
+    let model = Model::open(&path, &options(CACHES[0], IoMode::Auto)).unwrap();
+    let expected = evaluate(&mut session(&model)).unwrap();
     let io_error = |n| Faults { io_error: vec![n], ..Faults::default() };
     let short_read = |n| Faults { short_read: vec![n], ..Faults::default() };
     for cache in CACHES {
@@ -66,17 +61,7 @@ fn a_failed_read_is_reported_and_survived() {
                 assert_eq!(found, expected, "{what}, second evaluation");
             }
         }
-    }
-}
-
-/// Every read fails until the disk is back.
-#[test]
-fn a_disk_that_comes_back() {
-    fixture::quiet_llama_cpp();
-    let dir = tempfile::tempdir().unwrap();
-    let path = fixture::write(dir.path(), &spec());
-    let expected = expected(&path);
-    for cache in CACHES {
+        // Every read fails until the disk is back.
         let gone = Arc::new(AtomicBool::new(true));
         let model = Model::open_with_store(&path, &options(cache, IoMode::Auto), Breaking::wrap(&gone)).unwrap();
         let mut session = session(&model);

@@ -1,7 +1,7 @@
 //! Memory and address space that the system refuses, and signals to take less of it.
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use gguf_tools::synth::Spec;
 
@@ -15,7 +15,7 @@ fn an_expert_cache_that_the_system_refuses() {
     let spec = Spec { embd: 32, ff: 32, heads: 1, experts: 512, layers: 40, ..Spec::tiny("llama") };
     let path = fixture::write(dir.path(), &spec);
     let whole = ["--mem-budget", "4G", "--expert-cache", "100%"];
-    assert_eq!(cli::run(&path, &whole).code, Some(0), "without a limit it runs");
+    cli::run(&path, &whole).expect(0);
     let refused = cli::run_within_address_space(450 << 10, &path, &whole);
     refused.is_refused(&["cannot allocate", "expert cache", "--expert-cache"]).unwrap();
 }
@@ -27,7 +27,7 @@ fn little_address_space() {
     let path = fixture::write(dir.path(), &Spec { layers: 8, experts: 64, ..Spec::tiny("qwen3moe") });
     for mib in (128..=512).step_by(32) {
         let run = cli::run_within_address_space(mib << 10, &path, &[]);
-        match run.code {
+        match run.status {
             Some(0) => {}
             Some(1) => assert!(!run.stderr.trim().is_empty(), "{mib} MiB: no message"),
             code => panic!("{mib} MiB: exit code {code:?}:\n{}", run.stderr),
@@ -40,12 +40,11 @@ fn little_address_space() {
 fn caches_follow_signals() {
     let dir = tempfile::tempdir().unwrap();
     let model = fixture::write(dir.path(), &Spec { experts: 32, ff: 512, ..Spec::tiny("qwen3moe") });
-    let mut child = Command::new(cli::PROGRAM)
+    let mut child = cli::program(cli::CLI)
         .arg("-m")
         .arg(&model)
         .args(["-p", "x", "-n", "-1", "--ignore-eos", "-t", "1", "-c", "512", "--context-shift", "-no-cnv"])
         .args(["--expert-cache", "100%", "--simple-io"])
-        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -55,10 +54,6 @@ fn caches_follow_signals() {
     stdout.read_exact(&mut [0; 8]).unwrap();
     let drain = std::thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let send = |signal| {
-        // SAFETY: a child of ours that has not been waited for.
-        assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
-    };
     let mut answer = || {
         let line = lines.by_ref().map(Result::unwrap).find(|line| line.contains("the expert cache now has"));
         let line = line.expect("only our signals end it");
@@ -67,11 +62,11 @@ fn caches_follow_signals() {
         assert_eq!(numbers.len(), 2, "{line}");
         (numbers[0], numbers[1])
     };
-    send(libc::SIGUSR1);
+    cli::send(&child, "USR1");
     let (half, all) = answer();
-    send(libc::SIGUSR1);
+    cli::send(&child, "USR1");
     let (quarter, before) = answer();
-    send(libc::SIGUSR2);
+    cli::send(&child, "USR2");
     let (restored, _) = answer();
     assert!(all > 40, "{all} MiB");
     assert_eq!((half, before, restored), (all / 2, half, all));

@@ -1,11 +1,8 @@
 //! Texts with long words, or long runs of one character: llama.cpp's pre-tokenizers go through them by recursion.
 
-use std::path::PathBuf;
-use std::process::Command;
-
 use hobbit::{Model, ModelOptions};
 
-use crate::fixture::{bundled, cli};
+use crate::fixture::cli::{self, demo_model};
 
 /// All names of pre-tokenizers that llama.cpp knows.
 const NAMES: &str = "a.x-4.0 afmoe bailingmoe bailingmoe2 bloom chameleon chatglm-bpe codeshell cohere2moe \
@@ -29,13 +26,9 @@ const UNITS: [&str; 15] =
 /// The most characters in one match, as `engine::pretokenizer` has it.
 const MATCH_MAX: usize = 64 << 10;
 
-fn demo() -> PathBuf {
-    bundled("demo.gguf")
-}
-
 fn model(pre: &str) -> Model {
     let overridden = format!("tokenizer.ggml.pre=str:{pre}").parse().unwrap();
-    Model::open(&demo(), &ModelOptions { kv_overrides: vec![overridden], ..ModelOptions::default() }).unwrap()
+    Model::open(&demo_model(), &ModelOptions { kv_overrides: vec![overridden], ..ModelOptions::default() }).unwrap()
 }
 
 fn run_of(unit: &str, n_chars: usize) -> String {
@@ -92,19 +85,15 @@ fn programs_refuse_what_is_too_long() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("long.txt");
     std::fs::write(&file, run_of("a", 100_000)).unwrap();
-    let (file, demo) = (file.to_str().unwrap(), demo());
+    let (file, demo) = (file.to_str().unwrap(), demo_model());
     let pre = ["--override-kv", "tokenizer.ggml.pre=str:gpt-4o"];
     let parts = ["100008 characters from byte 0 on", "divide them"];
     cli::run(&demo, &[&pre[..], &["-f", file]].concat()).is_refused(&parts).unwrap();
     let more = dir.path().join("fits.txt");
     std::fs::write(&more, run_of("a", 30_000)).unwrap();
-    let run = cli::run(&demo, &[&pre[..], &["-f", more.to_str().unwrap()]].concat());
-    assert_eq!(run.code, Some(1), "{}", run.stderr);
-    assert!(run.stderr.contains("the prompt has 30001 tokens"), "{}", run.stderr);
-    let perplexity = env!("CARGO_BIN_EXE_hobbit-perplexity");
-    let output =
-        Command::new(perplexity).arg("-m").arg(&demo).args(pre).args(["-f", file, "-t", "1"]).output().unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(parts.iter().all(|part| stderr.contains(part)), "{stderr}");
-    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let fits = cli::run(&demo, &[&pre[..], &["-f", more.to_str().unwrap()]].concat());
+    fits.is_refused(&["the prompt has 30001 tokens"]).unwrap();
+    let mut perplexity = cli::program(cli::PERPLEXITY);
+    perplexity.arg("-m").arg(&demo).args(pre).args(["-f", file, "-t", "1"]);
+    cli::ran(perplexity.output().unwrap()).is_refused(&parts).unwrap();
 }

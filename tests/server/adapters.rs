@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 use gguf_tools::synth::{self, Spec};
 use serde_json::{Value, json};
 
-use super::files;
-use super::rig::Server;
+use super::rig::{Server, with};
+use crate::fixture::adapters as files;
+use crate::fixture::cli::demo_model;
 
 fn adapter(dir: &Path) -> PathBuf {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
-    files::lora(&model, dir.join("attention.gguf"), 4, |name| name.contains("attn_q.") || name.contains("attn_v."))
+    files::lora(&demo_model(), dir.join("attention.gguf"), 4, |name| {
+        name.contains("attn_q.") || name.contains("attn_v.")
+    })
 }
 
 fn body(lora: Option<Value>) -> Value {
@@ -27,7 +29,9 @@ fn text(server: &Server, lora: Option<Value>) -> String {
 fn requests_scale_adapters() {
     let dir = tempfile::tempdir().unwrap();
     let path = adapter(dir.path());
-    let (plain, server) = (Server::start(&[]), Server::start(&["--lora-scaled", &format!("{}:2", path.display())]));
+    let slots = ["--slot-save-path", dir.path().to_str().unwrap()];
+    let scaled = ["--lora-scaled", &format!("{}:2", path.display())];
+    let (plain, server) = (Server::start(&[]), Server::start(&[slots, scaled].concat()));
     assert_eq!(plain.get("/lora-adapters").ok(), json!([]));
     let there = server.get("/lora-adapters").ok();
     assert_eq!((&there[0]["id"], &there[0]["scale"]), (&json!(0), &json!(2.0)));
@@ -46,17 +50,30 @@ fn requests_scale_adapters() {
     let error = server.post("/completion", &body(Some(json!([{"id": 1, "scale": 1.0}])))).refused();
     assert!(error.contains("Invalid adapter id"), "{error}");
     plain.post("/completion", &body(Some(json!([{"id": 0}])))).refused();
+    for scale in [1e38, 1e10, -101.0] {
+        let lora = json!([{"id": 0, "scale": scale}]);
+        let error = server.post("/completion", &body(Some(lora.clone()))).refused();
+        assert!(error.contains("from -100 to 100"), "{error}");
+        server.post("/lora-adapters", &lora).refused();
+    }
+    // A saved slot keeps its scale.
+    server.post("/completion", &with(body(None), json!({"id_slot": 0}))).ok();
+    let slot = |action: &str| server.post(&format!("/slots/0?action={action}"), &json!({"filename": "slot"}));
+    slot("save").ok();
+    slot("restore").ok();
     // The default for requests that name no scale.
     assert_eq!(server.post("/lora-adapters", &json!([{"id": 0, "scale": 0.0}])).ok(), json!({"success": true}));
     assert_eq!(text(&server, None), off);
     assert_eq!(server.get("/lora-adapters").ok()[0]["scale"], 0.0);
+    let error = slot("restore").refused();
+    assert!(error.contains("of another model"), "{error}");
     server.post("/lora-adapters", &json!({"id": 0})).refused();
     let unapplied = Server::start(&["--lora", path.to_str().unwrap(), "--lora-init-without-apply"]);
     assert_eq!(text(&unapplied, None), off);
 }
 
 #[test]
-fn at_the_same_time_each_has_its_own() {
+fn concurrent_requests_keep_their_own_scale() {
     let dir = tempfile::tempdir().unwrap();
     let path = adapter(dir.path());
     // Experts out of memory: every step goes through slots.
@@ -73,22 +90,6 @@ fn at_the_same_time_each_has_its_own() {
         asked.into_iter().map(|own| own.join().unwrap()).collect::<Vec<_>>()
     });
     assert_eq!(together, [&alone[0], &alone[1], &alone[0], &alone[1]].map(String::clone));
-}
-
-#[test]
-fn saved_slots_keep_their_scales() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = adapter(dir.path());
-    let flags = ["--lora", path.to_str().unwrap(), "--slot-save-path", dir.path().to_str().unwrap()];
-    let server = Server::start(&flags);
-    let mut asked = body(None);
-    asked["id_slot"] = json!(0);
-    server.post("/completion", &asked).ok();
-    server.post("/slots/0?action=save", &json!({"filename": "slot"})).ok();
-    server.post("/slots/0?action=restore", &json!({"filename": "slot"})).ok();
-    server.post("/lora-adapters", &json!([{"id": 0, "scale": 0.5}])).ok();
-    let error = server.post("/slots/0?action=restore", &json!({"filename": "slot"})).refused();
-    assert!(error.contains("of another model"), "{error}");
 }
 
 /// The adapter of [`files::overflow`] overflows at this token.
@@ -145,25 +146,9 @@ fn a_request_that_overflows_fails_alone() {
 }
 
 #[test]
-fn scales_and_files_that_overflow_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = adapter(dir.path());
-    let server = Server::start(&["--lora", path.to_str().unwrap()]);
-    let expected = text(&server, None);
-    for scale in [1e38, 1e10, -101.0] {
-        let lora = json!([{"id": 0, "scale": scale}]);
-        let error = server.post("/completion", &body(Some(lora.clone()))).refused();
-        assert!(error.contains("from -100 to 100"), "{error}");
-        server.post("/lora-adapters", &lora).refused();
-    }
-    assert_eq!(text(&server, None), expected);
-}
-
-#[test]
 fn a_control_vector_that_overflows_fails_requests_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/demo.gguf");
-    let vector = files::control_vector(&model, dir.path().join("vector.gguf"), 1..=2);
+    let vector = files::control_vector(&demo_model(), dir.path().join("vector.gguf"), 1..=2);
     for layer in 1..=2 {
         files::set_first(&vector, &format!("direction.{layer}"), 3e38);
     }

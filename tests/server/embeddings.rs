@@ -21,7 +21,6 @@ fn rows_are_of_length_one() {
     let body = json!({"input": ["hello world", "another", parts, [12, 34]], "model": "mine"});
     let all = server.post(PATH, &body).ok();
     assert_eq!((&all["object"], &all["model"]), (&json!("list"), &json!("mine")));
-    assert_eq!(all["usage"]["prompt_tokens"], all["usage"]["total_tokens"]);
     let data = all["data"].as_array().unwrap();
     let rows: Vec<Vec<f64>> = data.iter().map(|own| row(&own["embedding"])).collect();
     assert!(data.iter().enumerate().all(|(at, own)| own["index"] == at));
@@ -34,34 +33,20 @@ fn rows_are_of_length_one() {
     assert_eq!(n_bytes, rows[0].len() * 4);
     let native = server.post("/embedding", &json!({"content": "hello world"})).ok();
     assert!((length(&row(&native[0]["embedding"][0])) - 1.0).abs() < 1e-5);
-    for body in [
-        json!({}),
-        json!({"input": []}),
-        json!({"input": {"content": "x"}}),
-        json!({"input": "x", "encoding_format": "y"}),
-    ] {
+    for body in [json!({}), json!({"input": []}), json!({"input": "x", "encoding_format": "y"})] {
         server.post(PATH, &body).refused();
     }
     server.post("/v1/chat/completions", &json!({"messages": []})).error(501, "not_supported_error");
 }
 
 #[test]
-fn without_pooling_there_is_a_row_for_each_token() {
+fn other_poolings_give_a_row_for_each_token_or_one_number() {
     let server = Server::start(&["--embeddings", "--pooling", "none"]);
     let native = server.post("/embeddings", &json!({"input": [12, 34, 56]})).ok();
     assert_eq!(native[0]["embedding"].as_array().unwrap().len(), 3);
     server.post(PATH, &json!({"input": "x"})).refused();
-}
-
-#[test]
-fn rankers_have_one_number() {
-    let server = Server::start(&["--embeddings", "--pooling", "rank"]);
-    let native = server.post("/embedding", &json!({"content": "hello world"})).ok();
+    let ranker = Server::start(&["--embeddings", "--pooling", "rank"]);
+    let native = ranker.post("/embedding", &json!({"content": "hello world"})).ok();
     assert_eq!(native[0]["embedding"][0].as_array().unwrap().len(), 1);
-}
-
-#[test]
-fn embeddings_need_their_flag() {
-    let server = Server::start(&[]);
-    server.post(PATH, &json!({"input": "x"})).error(501, "not_supported_error");
+    Server::start(&[]).post(PATH, &json!({"input": "x"})).error(501, "not_supported_error");
 }

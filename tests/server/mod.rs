@@ -10,5 +10,3 @@ mod limits;
 pub mod rig;
 mod slots;
 mod templates;
-
-use crate::fixture::adapters as files;

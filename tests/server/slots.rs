@@ -168,7 +168,6 @@ fn streams_do_not_mix() {
     // A batch of two may round otherwise than one, but every text begins as it does alone.
     for (alone, beside) in alone.iter().zip(&beside) {
         let same = alone.bytes().zip(beside.bytes()).take_while(|(a, b)| a == b).count();
-        println!("{same} of {} bytes as alone", alone.len());
         assert!(same >= 8, "alone: {alone:?}\nbeside: {beside:?}");
     }
 }

@@ -1,0 +1,139 @@
+//! Presets, tuned policies, path tables, latency targets and loss bounds.
+
+use std::path::Path;
+
+use hobbit::engine::Ggml;
+use hobbit_core::gguf::Gguf;
+use hobbit_core::pack::{PackKind, PackSpec};
+use hobbit_core::predict::{PathLimits, PathTableBuilder, PredictShape};
+use hobbit_core::profile::{
+    FORMAT, MeasuredMix, Mix, Mixes, ModelId, Profile, TextId, VERSION, mixes_to_json, write_path_table,
+};
+
+use crate::fixture::cli::*;
+
+const WHOLE: [&str; 6] = ["-p", "In the beginning", "-n", "24", "--expert-cache", "50%"];
+
+fn whole(flags: &[&str]) -> Cli {
+    demo(&[&WHOLE, flags].concat())
+}
+
+#[test]
+fn in_exact_precision_a_preset_changes_no_letter() {
+    let text = |flags: &[&str]| whole(flags).run().expect(0).stdout;
+    let exact = text(&[]);
+    for preset in ["hobbit", "smoe"] {
+        assert_eq!(text(&["--preset", preset, "--precision", "exact"]), exact, "{preset}");
+    }
+    let fate = ["--preset", "fate", "--low-dir", "."];
+    whole(&fate).run().expect(0).says(&["hobbit: preset fate: --policy arc --expert-slots shallow-first:3"]);
+    assert_eq!(whole(&[&fate[..], &["--quiet"]].concat()).run().expect(0).stderr, "");
+    whole(&["--preset", "edgemoe"]).run().expect(1).says(&["needs a table", "--path-table"]);
+    whole(&["--preset", "lina"]).run().expect(2).says(&["unknown preset 'lina'"]);
+}
+
+#[test]
+fn a_policy_is_tuned_and_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (trace, profile) = (path("a.trace"), path("a.json"));
+    let recorded = whole(&["--trace", &trace]).run().expect(0);
+    ran(program(SIM).args(["calibrate", &trace, "-o", &profile]).output().unwrap()).expect(0);
+    let flags = ["--profile", &profile, "--policy", "hobbit", "--slots", "by-penalty", "-lv", "4"];
+    let (tuned, json) = whole(&[&flags[..], &["--stats-json", "stats.json"]].concat()).json("stats.json");
+    assert_eq!(tuned.stdout, recorded.stdout);
+    tuned.says(&[&format!("hobbit: profile {profile}: weights of hobbit, the cost of each layer's misses\n")]);
+    let caching = &json["caching"];
+    assert_eq!((&caching["slots"], &caching["policy"]), (&"by-penalty".into(), &"hobbit".into()));
+    let slots = json["layers"].as_array().unwrap().iter().map(|layer| layer["slots"].as_u64().unwrap());
+    assert_eq!((slots.clone().sum::<u64>(), caching["slots_by_layer"][0]["most"].as_u64()), (24, slots.max()));
+
+    let text = std::fs::read_to_string(&profile).unwrap();
+    std::fs::write(&profile, text.replace("\"layer\": 5", "\"layer\": 6")).unwrap();
+    let refused = whole(&["--profile", &profile]).run().expect(1);
+    refused.says(&[&profile, "layer 6 of 8 experts, expected layer 5 of 8 experts"]);
+    whole(&["--profile", &path("nowhere.json")]).run().expect(1).says(&["nowhere.json: cannot read"]);
+}
+
+#[test]
+fn a_path_table_is_taken_from_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = dir.path().join("a.paths").display().to_string();
+    let shape = PredictShape::new((0..6).map(|layer| (layer, 8)), 2);
+    let mut builder = PathTableBuilder::new(shape, PathLimits::default());
+    (0..6).for_each(|layer| builder.observe(layer, [1, 2]));
+    write_path_table(table.as_ref(), &builder.build()).unwrap();
+    let ahead = ["--predictor", "path-table", "--prefetch", "on", "--path-table", &table, "--stats-json", "stats.json"];
+    let (ran, stats) = whole(&ahead).json("stats.json");
+    assert_eq!(ran.stdout, whole(&[]).run().expect(0).stdout);
+    assert!(stats.to_string().contains("\"recall\":[{\"distance\":1"), "{stats}");
+    whole(&ahead[..2]).run().expect(1).says(&["demo.gguf", "needs a table", "--path-table"]);
+    std::fs::write(&table, "hbPT and more").unwrap();
+    whole(&ahead).run().expect(1).says(&["a.paths", "path table of version", "profile the model again"]);
+}
+
+#[test]
+fn a_latency_target_is_reported() {
+    // A second is always enough, and a thousandth of a millisecond never is.
+    for (flags, knob, is_reachable, strength) in [
+        (&["--target-latency", "1000"][..], "cache-bias", true, 0.0),
+        (&["--target-latency", "0.001"], "cache-bias", false, 0.3),
+        (&["--target-latency", "0.001", "--substitute", "0.2"], "substitute", false, 0.2),
+    ] {
+        let (ran, stats) = whole(&[flags, &["-n", "200", "--stats-json", "stats.json"]].concat()).json("stats.json");
+        let latency = &stats["target_latency"];
+        assert_eq!((&latency["is_reachable"], &latency["trials"]), (&is_reachable.into(), &1.into()), "{latency}");
+        assert_eq!((&latency["knob"], &latency["strength"]), (&knob.into(), &strength.into()), "{latency}");
+        assert_eq!(ran.stderr.contains("out of reach here: a token takes "), !is_reachable, "{}", ran.stderr);
+    }
+}
+
+/// A cache bias with a measured loss of half a percent with this share of the experts in memory.
+fn measured(cache_share: f64, cache_bias: f32) -> Mixes {
+    let mix = Mix { cache_bias, ..Mix::EXACT };
+    Mixes {
+        text: "prose.txt".into(),
+        text_sha256: "00".repeat(32),
+        tokens: 2048,
+        expert_cache: format!("{}%", 100.0 * cache_share),
+        cache_share,
+        high: "q8_0".into(),
+        low: None,
+        exact_bytes_per_token: 1000.0,
+        mixes: vec![MeasuredMix { mix, loss: 0.005, error: 0.001, bytes_per_token: 500.0 }],
+    }
+}
+
+#[test]
+fn a_loss_bound_uses_the_measurement_at_the_largest_cache_not_above_ours() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("demo.gguf");
+    std::fs::copy(demo_model(), &model).unwrap();
+    let gguf = Gguf::open(&model).unwrap();
+    let profile = Profile {
+        format: FORMAT.into(),
+        version: VERSION,
+        model: ModelId::of(&gguf, &gguf.experts().unwrap()),
+        text: TextId { file: "prose.txt".into(), tokens: 4096, context: 512, perplexity: 30.0 },
+        thresholds: None,
+        mixes: vec![measured(0.25, 0.15), measured(0.5, 0.25)],
+        widths: Vec::new(),
+        norms: Vec::new(),
+    };
+    let beside = dir.path().join("demo.profile.json");
+    std::fs::write(&beside, profile.to_json()).unwrap();
+    let bounded = |model: &Path, cache| run(model, &["--expert-cache", cache, "--max-loss", "1%"]);
+    bounded(&model, "50%").expect(0).says(&["routing: cache bias 0.25, the best 1 kept ", "(max loss 1.0 %: "]);
+    bounded(&model, "40%").expect(0).says(&["routing: cache bias 0.15", "with 25 % of the experts in memory (here "]);
+    bounded(&model, "20%").expect(1).says(&["has measured with 25 %, 50 % of the experts in memory", "%,25%,50%"]);
+    bounded(&model, "100%").expect(0).says(&["max loss 1.0 %: everything is in memory, nothing is given up"]);
+
+    // A pack carries measurements; a profile beside it comes first.
+    let pack = dir.path().join("demo.hobbit.gguf");
+    let mixes = Some(mixes_to_json(&profile.mixes[..1]));
+    let spec = PackSpec { mixes, ..PackSpec::new(PackKind::Full) };
+    hobbit_core::pack::write(&gguf, &pack, &spec, &Ggml, &mut |_| std::ops::ControlFlow::Continue(())).unwrap();
+    bounded(&pack, "50%").expect(0).says(&["routing: cache bias 0.15", "(here 50 %)"]);
+    std::fs::copy(&beside, dir.path().join("demo.hobbit.profile.json")).unwrap();
+    bounded(&pack, "50%").expect(0).says(&["routing: cache bias 0.25"]);
+}

@@ -1,0 +1,193 @@
+//! Conversations and interactive completion, by a pipe and at a terminal; reasoning before an answer.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::{Child, Stdio};
+
+use gguf_tools::synth::{self, Spec};
+use nix::pty::openpty;
+use nix::sys::termios::{LocalFlags, tcgetattr};
+
+use crate::fixture::cli::*;
+
+const TALK: [&str; 5] = ["-cnv", "--chat-template", "chatml", "-n", "8"];
+
+#[test]
+fn conversations_read_turns_and_commands_from_a_pipe() {
+    let talk = |flags: &[&str]| demo(&[&TALK[..], flags].concat());
+    let lines = "hello\n/regen\nsecond \\\nline\n/clear\n/regen\n/exit\nnever read\n";
+    let ran = talk(&["-sys", "Be brief."]).type_in(lines).expect(0);
+    ran.says(&["there is no answer to replace", "the conversation is forgotten"]);
+    let once = talk(&["-st", "-p", "hello"]).run().expect(0);
+    assert!(once.stdout.starts_with("> hello\n"), "{}", once.stdout);
+    // An unknown command is an error; two slashes send one.
+    let ran = talk(&[]).type_in("/bogus\n//bogus\n").expect(1);
+    let sent = talk(&["-st", "-p", "/bogus", "--no-display-prompt"]).run().expect(0).stdout;
+    assert_eq!(ran.stdout.trim_end(), sent.trim_end());
+    ran.says(&["error: unknown command /bogus; /help lists them, and '//bogus' sends it"]);
+
+    let sampled =
+        |seed, lines: &str| talk(&["--temp", "1.5", "--ignore-eos", "-s", seed]).type_in(lines).expect(0).stdout;
+    let (first, next) = (sampled("1", "hello\n"), sampled("2", "hello\n"));
+    assert_ne!(first, next);
+    assert_eq!(sampled("1", "hello\n/regen\n"), first + &next, "a new answer has the next seed");
+
+    // Completion takes turns, too.
+    let ran = demo(&["-i", "-p", "In the", "-n", "2", "--in-prefix", " "]).type_in("beginning\n").expect(0);
+    assert!(ran.stdout.trim_start().starts_with("In the"), "{}", ran.stdout);
+    assert_eq!(demo(&["-if", "-n", "2"]).type_in("").expect(0).stdout, "");
+}
+
+#[test]
+fn a_full_conversation_goes_on_without_its_oldest_turns() {
+    let args = ["-cnv", "--chat-template", "chatml", "-n", "400", "--ignore-eos", "-sys", "Be brief."];
+    let shifting = demo(&[&args[..], &["--context-shift"]].concat()).type_in("hello\nsecond\nthird\n").expect(0);
+    assert!(!shifting.stderr.contains("error"), "{}", shifting.stderr);
+    shifting.says(&["oldest messages are forgotten"]);
+    let ran = demo(&args).type_in("hello\nsecond\n/forget\nthird\n").expect(1);
+    let alone = demo(&args).type_in("third\n").expect(0).stdout;
+    assert!(ran.stdout.ends_with(&alone), "as if it were the first: {}", ran.stdout);
+    ran.says(&["forget the oldest turns with /forget N", "error: the conversation would have ", "1 turn is forgotten"]);
+}
+
+/// Shows the model a long introduction and the last message, without earlier ones.
+const FORGETFUL: &str = "{{- 'It is known that the same people may have been there before them, \
+    and that all of it was made in one day. ' \
+    -}}{{- messages[-1].content -}}{{- ': ' -}}";
+
+/// A context goes back to the prefix that it shares with a new prompt; a sliding window that has moved on does not
+/// hold that prefix any more.
+#[test]
+fn answers_do_not_depend_on_earlier_contents_of_a_window() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model.gguf");
+    synth::write(&model, &Spec::tiny("gpt-oss")).unwrap();
+    // llama.cpp by itself, and at the seam.
+    for experts in [&[][..], &["--expert-cache", "50%"]] {
+        let answers = |lines: &str| {
+            let flags = ["-m", model.to_str().unwrap(), "-c", "2048", "-ub", "1", "-n", "450", "--ignore-eos"];
+            let talk =
+                ["--override-kv", "gpt-oss.attention.sliding_window=int:32", "-cnv", "--chat-template", FORGETFUL];
+            demo(&[&flags[..], &talk, experts].concat()).type_in(lines).expect(0).stdout
+        };
+        let (first, other) = (answers("hello\n"), answers("another\n"));
+        assert_ne!(first, other);
+        let both = first.clone() + &first + &other;
+        assert!(answers("hello\n/regen\nanother\n") == both, "{experts:?}");
+    }
+}
+
+/// Opens reasoning, as Qwen3's newer templates do, unless `enable_thinking` is false.
+const THINKS: &str = "{%- for message in messages -%}\
+{{- message.role + ':\n' -}}\
+{%- if message.role == 'assistant' and message.reasoning_content -%}\
+{{- '<think>' + message.reasoning_content + '</think>' -}}\
+{%- endif -%}\
+{{- message.content + '\n' -}}\
+{%- endfor -%}\
+{%- if add_generation_prompt -%}\
+{{- 'assistant:\n<think>' -}}\
+{%- if enable_thinking is defined and enable_thinking is false -%}{{- '</think>' -}}{%- endif -%}\
+{%- endif -%}";
+
+#[test]
+fn reasoning_is_separate_bounded_and_can_be_turned_off() {
+    let talk = |flags: &[&str]| {
+        let plain = ["-st", "-p", "hello", "-n", "24", "--ignore-eos", "--no-display-prompt"];
+        demo(&[&plain[..], &["--chat-template", THINKS], flags].concat()).run().expect(0).stdout
+    };
+    let output = talk(&["--reasoning-budget", "4", "--reasoning-budget-message", " So."]);
+    let (heading, rest) = output.split_once("\n\n").unwrap();
+    assert_eq!(heading, "[Start thinking]", "{output}");
+    let (reasoning, answer) = rest.split_once("[End thinking]\n\n").unwrap();
+    assert!(reasoning.trim_end().ends_with(" So."), "{reasoning:?}");
+    assert!(!answer.trim().is_empty() && !output.contains("think>"), "{output}");
+    for raw in [&["--skip-chat-parsing"][..], &["--reasoning-format", "none"]] {
+        let output = talk(&[&["--reasoning-budget", "4"], raw].concat());
+        assert!(output.contains("</think>") && !output.contains("thinking]"), "{output}");
+    }
+    let none = talk(&["--reasoning-budget", "0"]);
+    assert!(!none.contains("thinking]") && !none.contains("think>"), "{none}");
+    let off = talk(&["--reasoning", "off"]);
+    assert!(!off.contains("thinking]"), "{off}");
+    assert_eq!(talk(&["--chat-template-kwargs", "{\"enable_thinking\": false}"]), off);
+}
+
+/// The program at the other end of a terminal.
+struct Terminal {
+    child: Child,
+    keys: File,
+    seen: String,
+    _dir: tempfile::TempDir,
+}
+
+impl Terminal {
+    /// A conversation that awaits its first line.
+    fn start() -> Self {
+        let mut cli = demo(&[&TALK[..], &["--color", "off", "--quiet"]].concat());
+        let pair = openpty(None, None).unwrap();
+        let end = || Stdio::from(pair.slave.try_clone().unwrap());
+        cli.command.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
+        let child = cli.command.spawn().unwrap();
+        let mut terminal = Self { child, keys: File::from(pair.master), seen: String::new(), _dir: cli.dir };
+        terminal.wait_for("> ");
+        terminal
+    }
+
+    fn type_in(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Waits until `text` is shown, after the text awaited before.
+    fn wait_for(&mut self, text: &str) {
+        let mut bytes = [0; 4096];
+        while !self.seen.contains(text) {
+            let n = self.keys.read(&mut bytes).unwrap_or_else(|_| panic!("it ended without {text:?}: {}", self.seen));
+            self.seen += &String::from_utf8_lossy(&bytes[..n]);
+        }
+        self.seen = self.seen.split_once(text).unwrap().1.to_owned();
+    }
+
+    /// Its status at the end, and whether the terminal echoes keys again.
+    fn end(mut self) -> (Option<i32>, bool) {
+        let mut bytes = [0; 4096];
+        // The terminal of a program that has ended cannot be read.
+        while self.keys.read(&mut bytes).is_ok_and(|n| n > 0) {}
+        let code = self.child.wait().unwrap().code();
+        let flags = tcgetattr(&self.keys).unwrap().local_flags;
+        (code, flags.contains(LocalFlags::ECHO | LocalFlags::ICANON))
+    }
+}
+
+/// The editor writes this when it begins to read keys: bracketed paste.
+const EDITS: &str = "\x1b[?2004h";
+
+#[test]
+fn ctrl_c_clears_a_line_and_ends_on_an_empty_one() {
+    let mut terminal = Terminal::start();
+    terminal.type_in("half typed");
+    terminal.wait_for("half typed");
+    terminal.type_in("\x03/help\r");
+    terminal.wait_for("/regen");
+    terminal.wait_for("> ");
+    // Lines that wait for the rest are dropped as well.
+    terminal.type_in("one\\\r");
+    terminal.wait_for("one");
+    terminal.wait_for(EDITS);
+    terminal.type_in("\x03");
+    terminal.wait_for("> ");
+    terminal.type_in("/help\r");
+    terminal.wait_for("/regen");
+    terminal.wait_for("> ");
+    terminal.type_in("\x03");
+    assert_eq!(terminal.end(), (Some(130), true));
+}
+
+#[test]
+fn sigterm_while_a_line_is_edited_leaves_a_sane_terminal() {
+    let mut terminal = Terminal::start();
+    terminal.type_in("half");
+    terminal.wait_for("half");
+    send(&terminal.child, "TERM");
+    assert_eq!(terminal.end(), (Some(143), true));
+}
