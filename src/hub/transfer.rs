@@ -243,6 +243,8 @@ impl<'a> Transfer<'a> {
                     self.witness.note(&format!("{}: the server sends it from the start again", self.item.name));
                     self.start_over()?;
                 }
+                // An earlier answer's length may be another version's.
+                self.size = self.item.size;
                 self.expect(number(&answer, "content-length"))?;
                 self.keep_etag(&answer)?;
             }
