@@ -15,6 +15,7 @@
 
 use smart_default::SmartDefault;
 
+use crate::load::prefetch::Mean;
 use crate::options::Knob;
 use crate::stats::{LatencyReport, LatencyStep};
 
@@ -72,33 +73,6 @@ enum State {
     Trial { tried: Vec<usize>, took: Vec<Mean>, token: u32 },
     /// Tokens until the next trial, tokens since the strength changed or a window ended, and what they took.
     Rest { left: u32, token: u32, took: Mean },
-}
-
-/// The mean of what tokens took.
-#[derive(Clone, Copy, Debug, Default)]
-struct Mean {
-    n: u32,
-    seconds: f64,
-    /// Sum of squared deviations from it.
-    squares: f64,
-}
-
-impl Mean {
-    /// A time that is no number was not measured.
-    fn add(&mut self, seconds: f64) {
-        if seconds.is_finite() && seconds > 0.0 {
-            self.n += 1;
-            let deviation = seconds - self.seconds;
-            self.seconds += deviation / f64::from(self.n);
-            self.squares += deviation * (seconds - self.seconds);
-        }
-    }
-
-    /// Its standard error.
-    fn error(&self) -> f64 {
-        let n = f64::from(self.n);
-        if self.n > 1 { (self.squares / (n - 1.0) / n).sqrt() } else { 0.0 }
-    }
 }
 
 /// Mean time of tokens with a strength, and its weight in tokens; every trial halves the weight of earlier ones.
@@ -163,15 +137,9 @@ impl Latency {
     /// The step for the running token.
     fn running(&self) -> usize {
         match &self.state {
-            State::Trial { tried, token, .. } => tried[self.window(*token, tried.len())],
+            State::Trial { tried, token, .. } => tried[window(*token / self.window_tokens(), tried.len())],
             State::Rest { .. } => self.step,
         }
-    }
-
-    /// Which of `n` strengths a trial's token tries.
-    fn window(&self, token: u32, n: usize) -> usize {
-        let window = (token / self.window_tokens()) as usize;
-        if window < n { window } else { (2 * n - 1).saturating_sub(window) }
     }
 
     fn window_tokens(&self) -> u32 {
@@ -181,21 +149,19 @@ impl Latency {
     /// A single token took so many seconds. What is no time was not measured: the token counts, its time does not.
     pub fn end_token(&mut self, seconds: f64) {
         let window_tokens = self.window_tokens();
-        let n_tried = if let State::Trial { tried, .. } = &self.state { tried.len() } else { 0 };
+        let is_measured = seconds.is_finite() && seconds > 0.0;
         match &mut self.state {
-            State::Trial { took, token, .. } => {
-                if *token % window_tokens >= self.options.settle_tokens {
-                    let window = (*token / window_tokens) as usize;
-                    let at = if window < n_tried { window } else { 2 * n_tried - 1 - window };
-                    took[at].add(seconds);
+            State::Trial { tried, took, token } => {
+                if is_measured && *token % window_tokens >= self.options.settle_tokens {
+                    took[window(*token / window_tokens, tried.len())].add(seconds);
                 }
                 *token += 1;
-                if *token == 2 * n_tried as u32 * window_tokens {
+                if *token == 2 * tried.len() as u32 * window_tokens {
                     self.judge();
                 }
             }
             State::Rest { left, token, took } => {
-                if *token >= self.options.settle_tokens {
+                if is_measured && *token >= self.options.settle_tokens {
                     took.add(seconds);
                 }
                 (*token, *left) = (*token + 1, left.saturating_sub(1));
@@ -226,7 +192,7 @@ impl Latency {
             return;
         }
         self.learn(self.step, &mean, 0.75);
-        let is_slow = mean.seconds - mean.error() > self.target_seconds * (1.0 + self.options.slack);
+        let is_slow = mean.seconds - mean.variance().sqrt() > self.target_seconds * (1.0 + self.options.slack);
         let is_clear = is_slow && self.was_slow;
         self.was_slow = is_slow && !is_clear;
         if is_clear && self.step + 1 < self.ladder.len() {
@@ -326,6 +292,12 @@ impl Latency {
             measured: measured.filter_map(step).collect(),
         }
     }
+}
+
+/// Which of `n` strengths a trial tries in a window: there and back.
+fn window(window: u32, n: usize) -> usize {
+    let window = window as usize;
+    if window < n { window } else { (2 * n - 1).saturating_sub(window) }
 }
 
 impl State {

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use super::{
-    DeviceResidency, Landed, LayerShape, LayerStep, Layout, Parts, Precisions, Read, Reads, Residency, RestBytes,
-    Selection, Split, StagingOptions, Target, VersionBytes,
+    DeviceResidency, Landed, LayerShape, LayerStep, Layout, Parts, Place, Precisions, Read, Reads, Residency,
+    RestBytes, Selection, Split, StagingOptions, Target, VersionBytes,
 };
 use crate::cache::policy::{self, PolicyKind, Shape, Weights};
 use crate::cache::{Cache, LayerLayout, PoolLayout, SliceKinds, SlotId};
@@ -252,4 +252,17 @@ pub(super) fn begin_split(
         residency.enter(selection);
     }
     residency.begin(selection, &[], devices)
+}
+
+/// Lands all that the products of a step wait for, matrix by matrix.
+pub(super) fn multiply(residency: &mut Residency<Manual, ()>, step: &LayerStep, kinds: &[SliceKind]) {
+    for (&kind, &used) in kinds.iter().flat_map(|kind| step.used.iter().map(move |used| (kind, used))) {
+        let slice = SliceId { version: step.version(used), kind };
+        while residency.locate(slice, used) == Place::Pending {
+            assert!(residency.wait() || residency.force_staging(slice, used), "{slice}");
+        }
+        if used.row.is_none() {
+            residency.release(slice);
+        }
+    }
 }

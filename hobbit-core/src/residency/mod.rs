@@ -32,7 +32,6 @@ mod layout;
 mod manual;
 #[cfg(test)]
 mod model_test;
-mod observer;
 mod precisions;
 mod reading;
 mod selection;
@@ -42,12 +41,11 @@ mod tests;
 mod virtual_experts;
 
 pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresByLayer, Slots};
-pub use counters::Counters;
+pub use counters::{Counters, NeededExpert, Observer};
 pub use in_flight::{Landed, Place, Read, Reads, Target};
 pub use latency::{Latency, LatencyOptions};
 pub use layer::{Compute, DeviceResidency, Router, TokenChoices, WeightsFor, run_layer};
 pub use layout::{LayerShape, LayerShare, Layout, RestBytes, VersionBytes};
-pub use observer::{NeededExpert, Observer};
 pub use precisions::Precisions;
 pub use selection::{Selection, Split};
 pub use step::{LayerStep, Used};

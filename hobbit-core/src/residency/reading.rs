@@ -1,5 +1,5 @@
-//! What is read when, and what becomes of the answers: here the reads in flight meet the cache, the background work,
-//! the counters and the observer.
+//! Submits reads and takes their answers: here the reads in flight meet the cache, the background work, the
+//! counters and the observer.
 
 use std::collections::BTreeMap;
 

@@ -275,7 +275,9 @@ impl Selection {
         let (routing, weights) = self.unmasked();
         let observed = if self.observed.is_empty() { weights } else { &self.observed };
         residency.count_wanted(layer, routing, observed, &self.input_norms);
-        residency.begin_record(layer, routing, weights, scores);
+        residency.counts.all.layer = layer;
+        let waited = residency.counts.all.wait_seconds;
+        residency.observer.begin_layer(layer, routing, weights, scores, waited);
         if self.unmasked.is_some() {
             residency.observer_mut().rerouted(&self.routing.ids);
         }

@@ -1,6 +1,6 @@
 //! Small models with manual reads: the order of reads, and the steps made of them.
 
-use super::manual::{KINDS, Manual, Small, begin_split, split};
+use super::manual::{KINDS, Manual, Small, begin_split, multiply, split};
 use super::*;
 use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind};
@@ -26,17 +26,7 @@ fn begin(toy: &mut Toy, small: &Small, chosen: &mut Selection, layer: u16, token
 
 /// Lands everything that a step waits for, and ends it.
 fn finish(toy: &mut Toy, chosen: &Selection, step: LayerStep) {
-    for kind in KINDS {
-        for &used in &step.used {
-            let slice = SliceId { version: step.version(used), kind };
-            while toy.locate(slice, used) == Place::Pending {
-                assert!(toy.wait() || toy.force_staging(slice, used), "{slice}");
-            }
-            if used.row.is_none() {
-                toy.release(slice);
-            }
-        }
-    }
+    multiply(toy, &step, &KINDS);
     toy.end(step, chosen);
 }
 
@@ -112,7 +102,8 @@ fn a_layer_in_two_splits_is_decided_once_whoever_comes_between() {
             chosen.demand(&mut toy.precisions, &[]);
         }
         let step = begin_split(toy, chosen, &());
-        finish_kinds(toy, chosen, step, kinds);
+        multiply(toy, &step, kinds);
+        toy.end(step, chosen);
     };
     part(&mut toy, &mut one, &[Gate, Up]);
     assert!(!one.is_later_split());
@@ -123,19 +114,6 @@ fn a_layer_in_two_splits_is_decided_once_whoever_comes_between() {
     part(&mut toy, &mut one, &[Gate, Up]);
     assert!(!one.is_later_split(), "the next token");
     assert_eq!(toy.counters().hits + toy.counters().misses, 6);
-}
-
-fn finish_kinds(toy: &mut Toy, chosen: &Selection, step: LayerStep, kinds: &[SliceKind]) {
-    for (&used, &kind) in step.used.iter().flat_map(|used| kinds.iter().map(move |kind| (used, kind))) {
-        let slice = SliceId { version: step.version(used), kind };
-        while toy.locate(slice, used) == Place::Pending {
-            assert!(toy.wait(), "{slice}");
-        }
-        if used.row.is_none() {
-            toy.release(slice);
-        }
-    }
-    toy.end(step, chosen);
 }
 
 #[test]

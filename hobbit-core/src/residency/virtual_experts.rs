@@ -2,9 +2,9 @@
 //! its slots, and which these are changes beside the tokens.
 //!
 //! ```text
-//! unmasked choices ─► Importance ─┐
-//!                                 ├─► between two tokens: the most important missing expert is read into the spare slot
-//! Pace: whose turn it is ─────────┘   complete? it is present from the next token on, and the least important one leaves
+//! unmasked choices -> Importance -+
+//!                                 +-> between two tokens: the most important missing expert is read into the spare
+//! Pace: whose turn it is ---------+   slot; once complete it is present from the next token on, the least one leaves
 //! ```
 //!
 //! Each layer keeps one slot to spare, so that present experts serve until the newcomer is complete. A prompt may use

@@ -16,8 +16,8 @@ pub struct Shares {
 /// Shares that do not divide a whole.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error(
-    "shares of {high} high, {low} low and {skip} skipped do not divide a whole; give three numbers from 0 to 1 that add \
-     up to 1, for example 0.67, 0.3 and 0.03"
+    "shares of {high} high, {low} low and {skip} skipped do not divide a whole; give three numbers from 0 to 1 that \
+     add up to 1, for example 0.67, 0.3 and 0.03"
 )]
 pub struct SharesError {
     pub high: f64,

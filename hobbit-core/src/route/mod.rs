@@ -10,14 +10,15 @@
 //! experts, and [`fit()`] chooses the thresholds. Before all of that, [`reroute()`] may replace experts by others
 //! that are in memory.
 
-mod batch;
+mod demand;
 mod fit;
 mod reroute;
 mod routing;
-mod score;
 
-pub use batch::{DECODE_TOKENS_MAX, Phase, lower_least_popular, merge};
+pub use demand::{
+    DECODE_TOKENS_MAX, Demand, Phase, ThresholdError, Thresholds, lower_least_popular, merge, renormalise, resolve,
+    unimportance,
+};
 pub use fit::{Fit, NoUses, Shares, SharesError, fit};
 pub use reroute::{Choice, Rerouted, Rerouting, TokenScores, Weighing, reroute};
 pub use routing::{Pair, Routing, rounded};
-pub use score::{Demand, ThresholdError, Thresholds, renormalise, resolve, unimportance};

@@ -6,11 +6,12 @@
 //!
 //! | rule | allows |
 //! |---|---|
-//! | [`Rerouting::bias`], λ | what a top k would choose if λ times the range of the token's scores were added to all that is present |
-//! | [`Rerouting::substitute`], α | of the best score S' that was not chosen: a missing expert below (1 + α) S' for one above (1 - α) S' (SMoE, section 4.2) |
+//! | [`Rerouting::bias`], λ | the top k after λ times the range of the token's scores is added to present experts |
+//! | [`Rerouting::substitute`], α | a missing expert below (1 + α) S' for one above (1 - α) S' (SMoE, section 4.2) |
 //! | [`Rerouting::only_present`] | everything: what is missing is masked (SwapMoE, section 3.1) |
 //!
-//! An expert that is present is never exchanged, so where everything is present not a bit changes. Pure.
+//! S' is the best score that was not chosen. An expert that is present is never exchanged, so where everything is
+//! present not a bit changes. Pure.
 
 /// Rules of rerouting. The default changes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

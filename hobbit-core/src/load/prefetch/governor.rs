@@ -97,8 +97,8 @@ pub struct Governor {
     decided_on: bool,
     /// Tokens of the next rest.
     rest: u32,
-    on: Waits,
-    off: Waits,
+    on: Mean,
+    off: Mean,
     /// Running mean of the planner's account in seconds per token, and its tokens.
     account: (f64, u32),
     /// The running token's account.
@@ -121,25 +121,25 @@ enum State {
     Rest(u32),
 }
 
-/// Waits of one side of a trial.
+/// The mean of measured seconds.
 #[derive(Clone, Copy, Debug, Default)]
-struct Waits {
-    n: u32,
-    mean: f64,
+pub(crate) struct Mean {
+    pub(crate) n: u32,
+    pub(crate) seconds: f64,
     /// Sum of squared deviations from the mean.
     squares: f64,
 }
 
-impl Waits {
-    fn add(&mut self, seconds: f64) {
+impl Mean {
+    pub(crate) fn add(&mut self, seconds: f64) {
         self.n += 1;
-        let deviation = seconds - self.mean;
-        self.mean += deviation / f64::from(self.n);
-        self.squares += deviation * (seconds - self.mean);
+        let deviation = seconds - self.seconds;
+        self.seconds += deviation / f64::from(self.n);
+        self.squares += deviation * (seconds - self.seconds);
     }
 
-    /// Variance of the mean.
-    fn error(&self) -> f64 {
+    /// Variance of the mean: its standard error squared.
+    pub(crate) fn variance(&self) -> f64 {
         let n = f64::from(self.n);
         if self.n > 1 { self.squares / (n - 1.0) / n } else { 0.0 }
     }
@@ -234,10 +234,10 @@ impl Governor {
 
     fn judge(&mut self) {
         self.report.trials += 1;
-        let benefit = self.off.mean - self.on.mean;
-        let error = (self.on.error() + self.off.error()).sqrt();
+        let benefit = self.off.seconds - self.on.seconds;
+        let error = (self.on.variance() + self.off.variance()).sqrt();
         (self.report.benefit_seconds, self.report.benefit_error_seconds) = (Some(benefit), Some(error));
-        let margin = f64::max(self.options.errors_min * error, self.options.share_min * self.off.mean);
+        let margin = f64::max(self.options.errors_min * error, self.options.share_min * self.off.seconds);
         let (is_on, reason) = if benefit > margin {
             self.trusts_account &= !self.was_off_by_account;
             (true, GovernorReason::Pays)

@@ -10,9 +10,9 @@ const HALF_LIFE_TOKENS: f64 = 64.0;
 /// A unit beyond this is brought back to 1, and everything with it.
 const UNIT_MAX: f64 = 1e100;
 
-/// The sum for each expert, over the uses that its router chose, of ‖x‖ · g · ‖W‖ (SwapMoE, section 3.2): the norm of
-/// the layer's input, the router's weight before anything was masked, the norm of the expert's weights. Uses fade
-/// with the tokens after them.
+/// The sum for each expert, over the uses that its router chose, of ‖x‖ · g · ‖W‖ (SwapMoE, section 3.2): the
+/// norm of the layer's input, the router's weight before anything was masked, the norm of the expert's weights. Uses
+/// fade with the tokens after them.
 #[derive(Debug, Default)]
 pub(super) struct Importance {
     /// By block number.

@@ -1,9 +1,8 @@
 //! A layer of eight experts with four slots, two of them used by a token; reads land by a script.
 
-use super::super::manual::{KINDS, Manual, Small, begin_split, split};
-use super::super::{Place, Residency, Selection, Split};
+use super::super::manual::{KINDS, Manual, Small, begin_split, multiply, split};
+use super::super::{Residency, Selection, Split};
 use super::*;
-use crate::expert::SliceId;
 use crate::predict::RouterScores;
 use crate::route::{Rerouting, Weighing};
 
@@ -51,17 +50,7 @@ fn evaluate(toy: &mut Toy, small: &Small, tokens: &[[u16; N_USED]]) -> usize {
     let step = begin_split(toy, &mut chosen, &());
     let is_demanded = |class: &LoadClass| !class.is_background();
     let waited = toy.reads().waiting.iter().filter(|(class, _)| is_demanded(class)).count();
-    for &used in &step.used {
-        for kind in KINDS {
-            let slice = SliceId { version: step.version(used), kind };
-            while toy.locate(slice, used) == Place::Pending {
-                assert!(toy.wait() || toy.force_staging(slice, used), "{slice}");
-            }
-            if used.row.is_none() {
-                toy.release(slice);
-            }
-        }
-    }
+    multiply(toy, &step, &KINDS);
     toy.end(step, &chosen);
     toy.end_batch(phase, n_tokens, 0.01);
     waited

@@ -209,7 +209,10 @@ proptest! {
         reroute(&bias(lambda, 1), choice, &[TokenScores { selection: &scores[0], weights: &scores[0] }], &is_present);
         let [low, high] = [f32::min, f32::max].map(|pick| scores[0].iter().copied().reduce(pick).unwrap());
         let mut led: Vec<f64> = (0..12u16)
-            .map(|index| f64::from(scores[0][usize::from(index)]) + f64::from(lambda * (high - low)) * f64::from(u8::from(is_present(index))))
+            .map(|index| {
+                let lead = f64::from(lambda * (high - low)) * f64::from(u8::from(is_present(index)));
+                f64::from(scores[0][usize::from(index)]) + lead
+            })
             .collect();
         let first = by_score(&scores[0], 0..12)[0];
         led[usize::from(first)] = f64::INFINITY;

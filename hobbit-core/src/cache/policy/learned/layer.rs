@@ -1,10 +1,9 @@
 //! Statistics of one layer's experts.
 
-use super::follow::Follow;
-use super::learner::Features;
+use super::learner::{Features, Follow};
 use super::{N_FEATURES, N_RATES};
-use crate::cache::bytes::{Cursor, Writer};
 use crate::cache::policy::Use;
+use crate::cache::state::{Cursor, Writer};
 use crate::expert::Precision;
 
 /// Experts that a token uses of those of a layer, as a part, until something is known.

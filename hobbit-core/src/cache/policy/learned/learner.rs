@@ -1,7 +1,8 @@
-//! Logistic regression, one step at a time.
+//! The learner: logistic regression one step at a time, and habits (which experts tend to be used by the token after
+//! one that used others).
 
 use super::N_FEATURES;
-use crate::cache::bytes::{Cursor, Writer};
+use crate::cache::state::{Cursor, Writer};
 
 /// Statistics of an expert at some token, each about 1 in size.
 pub(super) type Features = [f32; N_FEATURES];
@@ -57,6 +58,89 @@ impl Learner {
     }
 }
 
+// Habits
+
+/// Layers with more experts learn nothing: their pairs would take too much memory.
+const N_EXPERT_MAX: usize = 256;
+
+/// Prior chance of a pair.
+const PRESUMED: f32 = 0.125;
+
+/// Observations that the prior counts as.
+const PRIOR_TOKENS: f32 = 8.0;
+
+/// Observations after which old ones begin to fade.
+const MEMORY_TOKENS: f32 = 512.0;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Follow {
+    n_expert: usize,
+    /// `[n_expert][n_expert]`: chance that a token uses the second if the one before used the first.
+    chances: Vec<f32>,
+    /// Tokens that taught each row.
+    n_seen: Vec<f32>,
+}
+
+pub(in super::super) fn table_bytes(n_expert: usize) -> u64 {
+    let n_pairs = if n_expert > N_EXPERT_MAX { 0 } else { n_expert * n_expert };
+    ((n_pairs + n_expert) * size_of::<f32>()) as u64
+}
+
+impl Follow {
+    /// A token used `now`, the one before it `before`, of `n_expert` experts.
+    pub(super) fn learn(&mut self, n_expert: usize, before: &[u16], now: &[u16]) {
+        if n_expert > N_EXPERT_MAX {
+            return;
+        }
+        if n_expert > self.n_expert {
+            self.grow(n_expert);
+        }
+        let n_expert = self.n_expert;
+        for first in before.iter().map(|&first| usize::from(first)) {
+            let step = 1.0 / self.n_seen[first];
+            self.n_seen[first] = (self.n_seen[first] + 1.0).min(MEMORY_TOKENS);
+            let row = &mut self.chances[first * n_expert..][..n_expert];
+            row.iter_mut().for_each(|chance| *chance -= *chance * step);
+            now.iter().for_each(|&second| row[usize::from(second)] += step);
+        }
+    }
+
+    fn grow(&mut self, n_expert: usize) {
+        let mut chances = vec![PRESUMED; n_expert * n_expert];
+        for (row, known) in chances.chunks_mut(n_expert).zip(self.chances.chunks(self.n_expert.max(1))) {
+            row[..known.len()].copy_from_slice(known);
+        }
+        self.chances = chances;
+        self.n_seen.resize(n_expert, PRIOR_TOKENS);
+        self.n_expert = n_expert;
+    }
+
+    /// The mean chance that `second` comes after one of `before`; the prior if unknown.
+    pub(super) fn chance(&self, before: &[u16], second: usize) -> f32 {
+        let of_first = |&first: &u16| self.chances.get(usize::from(first) * self.n_expert + second);
+        if second >= self.n_expert || before.is_empty() {
+            return PRESUMED;
+        }
+        before.iter().map(|first| of_first(first).copied().unwrap_or(PRESUMED)).sum::<f32>() / before.len() as f32
+    }
+
+    pub(super) fn save(&self, out: &mut Writer) {
+        out.count(self.n_expert);
+        out.f32s(&self.n_seen);
+        out.f32s(&self.chances);
+    }
+
+    pub(super) fn load(saved: &mut Cursor) -> Option<Self> {
+        // Each expert has at least its row's count and one chance.
+        let n_expert = saved.count(8).filter(|n| *n <= N_EXPERT_MAX)?;
+        let is_seen = |n: &f32| (PRIOR_TOKENS..=MEMORY_TOKENS).contains(n);
+        let n_seen: Option<Vec<f32>> = (0..n_expert).map(|_| saved.f32().filter(is_seen)).collect();
+        let is_chance = |chance: &f32| (0.0..=1.0).contains(chance);
+        let chances: Option<Vec<f32>> = (0..n_expert * n_expert).map(|_| saved.f32().filter(is_chance)).collect();
+        Some(Self { n_expert, chances: chances?, n_seen: n_seen? })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,5 +177,25 @@ mod tests {
         assert_eq!(learner.weights, origin);
         (0..1000).for_each(|_| learner.learn(&examples()));
         assert!(learner.weights[1] < 0.0, "a strong pull holds it back");
+    }
+
+    #[test]
+    fn habits_are_learned_and_unlearned() {
+        let mut follow = Follow::default();
+        assert_eq!(follow.chance(&[0], 1), PRESUMED);
+        (0..100).for_each(|_| follow.learn(4, &[0, 2], &[1, 2]));
+        assert!(follow.chance(&[0], 1) > 0.9 && follow.chance(&[0], 3) < 0.05);
+        assert_eq!(follow.chance(&[1], 3), PRESUMED, "nobody followed 1 yet");
+        assert_eq!([follow.chance(&[], 1), follow.chance(&[0], 9)], [PRESUMED; 2]);
+        (0..2000).for_each(|_| follow.learn(4, &[0], &[3]));
+        assert!(follow.chance(&[0], 3) > 0.9 && follow.chance(&[0], 1) < 0.05);
+    }
+
+    #[test]
+    fn pairs_of_too_many_experts_are_left_alone() {
+        let mut follow = Follow::default();
+        follow.learn(N_EXPERT_MAX + 1, &[0], &[1]);
+        assert_eq!(follow.chance(&[0], 1), PRESUMED);
+        assert!(follow.chances.is_empty());
     }
 }

@@ -17,7 +17,6 @@
 //! other version serves them. Among candidates of several layers it is that cost divided by the expected tokens until
 //! a use, `1 / p - 1` and the part of a token until the layer runs; `p` is the chance of a use by one token.
 
-mod follow;
 mod layer;
 mod learner;
 #[cfg(test)]
@@ -25,11 +24,11 @@ mod tests;
 
 use super::{Candidate, Now, Policy, Use, lowest};
 use crate::cache::ShareId;
-use crate::cache::bytes::{Cursor, Writer};
+use crate::cache::state::{Cursor, Writer};
 use crate::expert::{ExpertId, Version};
-pub(super) use follow::table_bytes;
 use layer::{Layer, Rates};
 use learner::Learner;
+pub(super) use learner::table_bytes;
 
 /// Half-lives of scores and uses.
 const N_RATES: usize = 3;
