@@ -13,17 +13,12 @@ fn a_profile_is_made_and_loaded() {
     let (trace, profile, stats) = (path("a.trace"), path("a.json"), path("stats.json"));
     let usual = ["-p", "In the beginning", "-n", "24", "--expert-cache", "50%"];
     let recorded = demo(&[&usual[..], &["--trace", &trace]].concat()).run().expect(0);
-    assert!(!recorded.stderr.contains("slots of a layer"), "even is not worth a line: {}", recorded.stderr);
     let sim =
         Command::new(env!("CARGO_BIN_EXE_hobbit-sim")).args(["calibrate", &trace, "-o", &profile]).output().unwrap();
     ran(sim).expect(0);
-    let flags =
-        ["--profile", &profile, "--policy", "hobbit", "--slots", "by-penalty", "-lv", "4", "--stats-json", &stats];
+    let flags = ["--profile", &profile, "--policy", "hobbit", "--slots", "by-penalty", "--stats-json", &stats];
     let tuned = demo(&[&usual[..], &flags].concat()).run().expect(0);
     assert_eq!(tuned.stdout, recorded.stdout);
-    let line = format!("hobbit: profile {profile}: weights of hobbit, the cost of each layer's misses\n");
-    assert!(tuned.stderr.contains(&line), "{}", tuned.stderr);
-    assert!(tuned.stderr.contains("hobbit: slots of a layer: by-penalty: "), "{}", tuned.stderr);
     let json: Value = serde_json::from_str(&std::fs::read_to_string(&stats).unwrap()).unwrap();
     let caching = &json["caching"];
     assert_eq!((&caching["slots"], &caching["policy"]), (&"by-penalty".into(), &"hobbit".into()));
