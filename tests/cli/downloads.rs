@@ -70,7 +70,7 @@ fn failed_downloads_name_the_remedy() {
     let (server, dir) = (hub(None), tempfile::tempdir().unwrap());
     for (args, status, part) in [
         (&["-hf", "a"][..], 2, "-hf: 'a' is no repository, expected USER/REPO[:QUANT]"),
-        (&["-hf", "a/b", "-m", "x.gguf"], 2, "-m and -hf both name a model"),
+        (&["-hf", "a/b", "-m", "x.gguf"], 2, "cannot be used with"),
         (&["-hff", "x.gguf"], 2, "give -hf USER/REPO"),
         (&["-hf", "a/b:Q2_K"], 1, "a/b: it has no file of the quant 'Q2_K'; there are Q8_0"),
         (&["-hf", "a/c"], 1, "a/c: the server answered 404"),

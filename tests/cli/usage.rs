@@ -124,30 +124,6 @@ fn stats_json_that_cannot_be_written_fails_at_the_start() {
 }
 
 #[test]
-fn variables_of_unsupported_flags_are_named() {
-    let with = |args: &[&str], variable: &str, value: &str| {
-        let mut cli = cli(args);
-        cli.command.env(variable, value);
-        cli.run()
-    };
-    for quiet in [&[][..], &["--quiet"]] {
-        let ran = with(&[&["-n", "1", "-t", "1"], quiet].concat(), "LLAMA_ARG_DOCKER_REPO", "ai/model").expect(2);
-        let parts = ["error: ", "LLAMA_ARG_DOCKER_REPO names a model: models come from files", ", or unset it"];
-        assert!(parts.iter().all(|part| ran.stderr.contains(part)), "{}", ran.stderr);
-        assert_eq!(ran.stdout, "");
-    }
-    let demo = demo_model();
-    let named = ["-m", demo.to_str().unwrap(), "-p", "a", "-n", "1", "-t", "1"];
-    for (variable, why) in
-        [("LLAMA_ARG_DOCKER_REPO", "models come from files"), ("LLAMA_ARG_MMPROJ", "only text models")]
-    {
-        let ran = with(&named, variable, "x").expect(0);
-        let note = format!("note: the environment variable {variable} has no effect: {why}");
-        assert!(ran.stderr.contains(&note), "{}", ran.stderr);
-    }
-}
-
-#[test]
 fn a_quiet_run_without_a_model_names_the_demo() {
     let ran = cli(&["--temp", "0", "-t", "1", "-n", "4", "--quiet"]).run().expect(0);
     assert!(ran.stderr.starts_with("hobbit: no model given (-m): running the demo model "), "{}", ran.stderr);
