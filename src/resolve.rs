@@ -487,6 +487,6 @@ pub fn utf8<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a str> {
 }
 
 /// The text of a file.
-fn file(path: &Path, around: &dyn Surroundings) -> Result<String> {
+pub fn file(path: &Path, around: &dyn Surroundings) -> Result<String> {
     Ok(utf8(&read(path, around)?, path)?.to_owned())
 }

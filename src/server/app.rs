@@ -51,7 +51,7 @@ pub struct Loaded {
 impl App {
     /// A server whose model is not loaded yet.
     pub fn new(settings: Settings, began: u64) -> Self {
-        let memory = Memory::new(settings.max_body);
+        let memory = Memory::new(settings.http.max_body);
         Self { settings, loaded: OnceLock::new(), began, controls: Arc::default(), memory, workers: Workers::default() }
     }
 
@@ -67,7 +67,7 @@ impl App {
 
     /// The name by which clients know the model.
     pub fn model_name(&self) -> &str {
-        self.settings.aliases.first().map_or("hobbit", String::as_str)
+        self.settings.http.alias.first().map_or("hobbit", String::as_str)
     }
 }
 
