@@ -40,6 +40,7 @@ use preset::PresetWords;
 
 use super::argv::{self, Grammar, Note, Switch, Tri};
 use super::manuals::PagesArgs;
+use super::resolve::{Verbosity, verbosity};
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::IoMode;
 use hobbit_core::units::{parse_bytes, parse_percent};
@@ -146,6 +147,12 @@ pub struct OutputArgs {
     pub simple_io: Switch,
     #[command(flatten)]
     pub log: LogArgs,
+}
+
+impl OutputArgs {
+    pub fn verbosity(&self) -> Verbosity {
+        verbosity(&self.closing, &self.log)
+    }
 }
 
 /// The report at the end of a run.

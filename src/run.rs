@@ -65,7 +65,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     download::into(&mut low.model, resolve::verbosity(&low.output.closing, &low.output.log))?;
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;
-    let log = Log::new(args.output.verbosity, args.output.log_file.as_deref())?;
+    let log = Log::new(args.output.verbosity(), args.output.log.log_file.as_deref())?;
     log.end(speak(&args, &notes, &log))
 }
 
@@ -101,7 +101,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         saved::mark_with(saved::mark(&model, &args.model_options, &args.session_options), &scales)
     };
     let cache = args.prompt_cache.as_ref().map(|cache| PromptCache::new(cache, mark()));
-    if cache.as_ref().is_some_and(PromptCache::keeps_all) && (given.is_none() || args.interactive) {
+    if cache.as_ref().is_some_and(PromptCache::keeps_all) && (given.is_none() || args.chat.interactive.0) {
         anyhow::bail!("--prompt-cache-all keeps a text that is continued, not a conversation; leave it out");
     }
     let mut desk =
@@ -115,7 +115,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         // Also if the terminal is gone and nothing can be printed.
         _ if ctrl_c.is_ending() => (End::Interrupted, signals::status()),
         Ok(End::Interrupted) => (End::Interrupted, signals::status()),
-        Ok(end) if desk.failed && (args.single_turn || !io::stdin().is_terminal()) => (end, FAILED),
+        Ok(end) if desk.failed && (args.chat.single_turn.0 || !io::stdin().is_terminal()) => (end, FAILED),
         Ok(end) => (end, 0),
         // A reader that closed the pipe still wants the measurements.
         Err(error) if is_closed_pipe(&error) => (End::Interrupted, 0),
@@ -311,7 +311,7 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
     let output = &desk.args.output;
     let (timings, stats) = (desk.session.timings(), desk.session.stats());
     let devices = devices_now(&desk.session);
-    if output.perf {
+    if output.closing.perf.0 {
         let log = desk.log;
         let closing = Closing {
             stats: &stats,
@@ -328,7 +328,7 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
     }
     let mut all = measured(&desk.session, &timings, &stats, end);
     all["seed"] = desk.seed.into();
-    if output.perf {
+    if output.closing.perf.0 {
         desk.log.line(Level::More, format!("hobbit: {all}"));
     }
     output.stats_json.as_ref().map_or(Ok(()), |path| write_json(path, &all, "statistics"))
