@@ -40,7 +40,7 @@ use preset::PresetWords;
 
 use super::argv::{self, Grammar, Note, Switch, Tri};
 use super::manuals::PagesArgs;
-use super::unsupported;
+use super::resolve::{Verbosity, verbosity};
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::IoMode;
 use hobbit_core::units::{parse_bytes, parse_percent};
@@ -149,6 +149,12 @@ pub struct OutputArgs {
     pub log: LogArgs,
 }
 
+impl OutputArgs {
+    pub fn verbosity(&self) -> Verbosity {
+        verbosity(&self.closing, &self.log)
+    }
+}
+
 /// The report at the end of a run.
 #[derive(Args, Debug)]
 pub struct ClosingArgs {
@@ -232,26 +238,18 @@ pub fn parse_as<A: FromArgMatches>(
     mut command: clap::Command,
     args: impl IntoIterator<Item = OsString>,
 ) -> Result<(A, Vec<Note>), clap::Error> {
-    let grammar = Grammar::of(&command);
-    let line = argv::normalise(args, &grammar).map_err(|error| command.error(ErrorKind::UnknownArgument, error))?;
+    let line = argv::normalise(args, &Grammar::of(&command))
+        .map_err(|error| command.error(ErrorKind::UnknownArgument, error))?;
+    command = model::without_idle_variables(command, &line.words);
     let negated = argv::negated_by_environment(&command, |name| std::env::var_os(name).is_some());
     let name = OsString::from(command.get_name());
     let preset = PresetWords::of(&line.words, &command, |name| std::env::var_os(name));
     let words = [name].into_iter().chain(negated).chain(preset.words.iter().cloned()).chain(line.words);
     let mut matches = command.try_get_matches_from_mut(words)?;
     check_precision(&matches, &preset, &mut command)?;
-    model::settle(&mut matches).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))?;
-    let has_model = model::is_named(&matches);
+    model::check(&matches).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))?;
     let mut notes = line.notes;
     notes.extend(preset.note());
-    for (name, why, names_model) in unsupported::variables(|name| std::env::var_os(name), |flag| grammar.knows(flag)) {
-        // Without it another model would run.
-        if names_model && !has_model {
-            let message = format!("the environment variable {name} names a model: {why}, or unset it");
-            return Err(command.error(ErrorKind::ArgumentConflict, message));
-        }
-        notes.push(Note::NoEffect { flag: format!("the environment variable {name}"), why });
-    }
     Ok((A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?, notes))
 }
 

@@ -157,11 +157,6 @@ impl Grammar {
         }
         Self { flags }
     }
-
-    /// Whether the program itself has a flag in this spelling.
-    pub fn knows(&self, flag: &str) -> bool {
-        self.flags.contains_key(flag)
-    }
 }
 
 /// A command line in clap's spelling, with the meaning that llama.cpp gives the original.
@@ -372,15 +367,12 @@ mod tests {
         for spelling in own.flags.keys() {
             assert!(unsupported::find(spelling).is_none(), "{spelling}");
         }
-        let mut all =
-            vec![own, Grammar::of(&crate::perplexity::args::command()), Grammar::of(&crate::bench::args::command())];
-        if cfg!(not(feature = "server")) {
-            return;
-        }
         #[cfg(feature = "server")]
-        all.push(Grammar::of(&crate::args::server::command()));
         for (spelling, long) in SPELLINGS.iter().chain(NEGATIONS) {
-            let mut found = all.iter().filter_map(|grammar| grammar.flags.get(*spelling));
+            let commands =
+                [crate::perplexity::args::command, crate::bench::args::command, crate::args::server::command];
+            let others = commands.map(|command| Grammar::of(&command()));
+            let mut found = others.iter().chain([&own]).filter_map(|grammar| grammar.flags.get(*spelling));
             assert!(found.any(|(target, _)| target == long), "{spelling}");
         }
     }

@@ -28,11 +28,11 @@ pub fn run(desk: &mut Desk, prompt: &Bytes, predict: Option<usize>) -> Result<En
         let text = desk.text_of(&tokens);
         desk.screen.print(Voice::Prompt, &text)?;
     }
-    let mut keyboard = Keyboard::new(args.simple_io, args.multiline_input);
-    if args.interactive && io::stdin().is_terminal() {
+    let mut keyboard = Keyboard::new(args.output.simple_io.0, args.chat.multiline_input.0);
+    if args.chat.interactive.0 && io::stdin().is_terminal() {
         desk.log.line(Level::Info, "hobbit: interactive; Ctrl-C takes the turn, and ends when it is yours");
     }
-    let mut users_turn = args.interactive_first;
+    let mut users_turn = args.chat.interactive_first.0;
     loop {
         if users_turn {
             match ask(desk, &mut keyboard)? {
@@ -47,7 +47,7 @@ pub fn run(desk: &mut Desk, prompt: &Bytes, predict: Option<usize>) -> Result<En
         tokens.clear();
         // llama-completion prints the reverse prompt: it opens the user's turn.
         desk.screen.print(Voice::Model, spoken.stop.as_deref().unwrap_or_default())?;
-        if !args.interactive || spoken.end == End::ContextFull || desk.ctrl_c.is_ending() {
+        if !args.chat.interactive.0 || spoken.end == End::ContextFull || desk.ctrl_c.is_ending() {
             desk.screen.end_line()?;
             return Ok(spoken.end);
         }
@@ -84,7 +84,7 @@ pub fn text(args: &HiArgs, around: &dyn Surroundings, log: &Log, ctrl_c: &CtrlC)
     if let Some(prompt) = &args.prompt {
         return Ok((prompt.clone(), args.predict));
     }
-    if args.interactive || around.is_typed_in() {
+    if args.chat.interactive.0 || around.is_typed_in() {
         return Ok((Bytes::default(), args.predict));
     }
     let found = if around.has_input() { read_patiently(log, ctrl_c)? } else { Vec::new() };

@@ -56,25 +56,25 @@ struct Conversation {
 /// Runs the conversation until the user ends it, or for one turn with `-st`.
 pub fn run(desk: &mut Desk) -> Result<End> {
     let args = desk.args;
-    let templates = run::templates(desk.model, &args.model, args.template.as_deref())?;
+    let templates = run::templates(desk.model, &args.model, args.chat.template.chat_template.as_deref())?;
     let kwargs = &args.reasoning.template_kwargs;
-    let template_thinks = args.jinja && templates.supports_thinking();
+    let template_thinks = args.chat.template.jinja.0 && templates.supports_thinking();
     let inputs = ChatInputs {
         json_schema: args.json_schema.clone(),
         reasoning_format: args.reasoning.format,
         enable_thinking: args.reasoning.enable_thinking(kwargs, template_thinks)?,
         template_kwargs: kwargs.clone(),
-        use_jinja: args.jinja,
+        use_jinja: args.chat.template.jinja.0,
         ..ChatInputs::default()
     };
     let mut talk = Conversation { messages: Vec::new(), n_answers: 0, in_context: Vec::new(), templates, inputs };
     talk.clear(desk);
-    if args.template.is_none() && desk.model.info().chat_template.is_none() {
+    if args.chat.template.chat_template.is_none() && desk.model.info().chat_template.is_none() {
         desk.log.line(Level::Warning, "warning: the model has no chat template: using chatml; see --chat-template");
     }
-    let mut keyboard = Keyboard::new(args.simple_io, args.multiline_input);
+    let mut keyboard = Keyboard::new(args.output.simple_io.0, args.chat.multiline_input.0);
     let mut given = args.prompt.as_ref().map(|prompt| text_of(&prompt.0, "the prompt", desk));
-    if std::io::stdin().is_terminal() && (given.is_none() || !args.single_turn) {
+    if std::io::stdin().is_terminal() && (given.is_none() || !args.chat.single_turn.0) {
         let line = "hobbit: conversation; Ctrl-C stops an answer, /help lists commands, /exit ends";
         desk.log.line(Level::Info, line);
     }
@@ -130,7 +130,7 @@ pub fn run(desk: &mut Desk) -> Result<End> {
                 }
                 let end = talk.answer(&echo.unwrap_or_default(), desk)?;
                 talk.n_answers += 1;
-                if args.single_turn || desk.ctrl_c.is_ending() {
+                if args.chat.single_turn.0 || desk.ctrl_c.is_ending() {
                     return Ok(end);
                 }
             }
@@ -143,7 +143,7 @@ impl Conversation {
         desk.session.reset();
         self.in_context.clear();
         self.messages.clear();
-        if let Some(system) = &desk.args.system_prompt {
+        if let Some(system) = &desk.args.chat.system_prompt {
             self.messages.push(Message::new("system", system.as_str()));
         }
     }
@@ -221,7 +221,7 @@ impl Conversation {
         }
         self.in_context = wanted;
         self.in_context.extend(&spoken.tokens);
-        if !desk.args.single_turn {
+        if !desk.args.chat.single_turn.0 {
             desk.screen.print(Voice::Model, "\n")?;
         }
         self.messages.push(Message { reasoning_content: spoken.reasoning, ..Message::new("assistant", spoken.text) });

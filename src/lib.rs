@@ -10,7 +10,7 @@
 //! **hobbit-cli.** `run` opens the model and hands over to `completion` (whose prompt `prompt_cache` keeps in a file in
 //! the format of [`saved`]) or `conversation` (with its [`commands`]). Both let `stream` parse and print a generation
 //! on the `console`, through [`mod@text`]; `progress` shows how far a prompt is. `ctrl_c` stops a generation, and
-//! `memory` resizes caches on signals. [`report`] puts measurements into words.
+//! `memory` resizes caches on signals. `report` puts measurements into words.
 //!
 //! **The others.** [`perplexity`], [`sim`], `rpc` and [`mod@bench`].
 //!
@@ -37,7 +37,6 @@ pub mod manuals;
 pub mod output;
 mod perplexity;
 mod reasoning;
-mod report;
 mod resolve;
 mod saved;
 pub mod signals;
@@ -65,6 +64,8 @@ mod memory;
 mod progress;
 #[cfg(feature = "engine")]
 mod prompt_cache;
+#[cfg(feature = "engine")]
+mod report;
 #[cfg(feature = "rpc")]
 mod rpc;
 #[cfg(feature = "engine")]

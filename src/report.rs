@@ -1,42 +1,198 @@
-//! Measurements as text and as JSON. Start-up and closing lines give each figure once: brief lines are always shown,
-//! details with `-v`.
+//! Measurements in words and as JSON: at most three lines when a run starts and four when it ends. All figures are in
+//! the JSON of `--stats-json`, which `-v` logs too.
 
-pub mod closing;
-pub mod start;
+use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-#[cfg(feature = "engine")]
-use super::log::Level;
-use hobbit::stats::{PhaseStats, Stats, Timings};
+use hobbit::engine::ModelInfo;
+use hobbit::options::KernelChoice;
+use hobbit::stats::{DeviceReport, PhaseStats, PrecisionReport, Stats, Timings, WarmStart};
+use hobbit_core::plan::{BudgetSource, MemoryPlan};
+use hobbit_core::units::{Bytes, Percent, Seconds};
 
 /// Hit rate from which reads are assumed not to bound decoding, unless decoding waited for them anyway.
 const RESIDENT: f64 = 0.95;
 /// Share of decode time that such waiting has to exceed: few misses of large experts can be most of the time.
 const WAITED: f64 = 0.1;
 
-/// A line of a report.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
-    /// Whether it is shown without `-v`.
-    pub is_brief: bool,
-    pub text: String,
-}
-
-impl Line {
-    /// The level of the log at which it is shown.
-    #[cfg(feature = "engine")]
-    pub fn level(&self) -> Level {
-        if self.is_brief { Level::Info } else { Level::More }
+/// The model, and the session's context. `name` is the model's file as shown; `is_n_ctx_given`: the user gave the
+/// context's length.
+pub fn model(name: &str, info: &ModelInfo, n_ctx: u32, is_n_ctx_given: bool) -> String {
+    let ModelInfo { n_params, tensor_bytes, n_layer, n_expert, n_expert_used, n_ctx_train, .. } = info;
+    let mut line =
+        format!("{name}: {}, {}, {n_layer} layers", description(&info.description, *n_params), Bytes(*tensor_bytes));
+    if info.is_moe() {
+        let _ = write!(line, " of {n_expert} experts, {n_expert_used} per token");
     }
+    let _ = write!(line, ", context {n_ctx}");
+    if !is_n_ctx_given && n_ctx < *n_ctx_train {
+        let _ = write!(line, " of {n_ctx_train} (-c)");
+    }
+    line
 }
 
-pub fn brief(text: impl Into<String>) -> Line {
-    Line { is_brief: true, text: text.into() }
+/// The available memory, and the experts in it; also reports a session that runs as plain llama.cpp.
+pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>) -> String {
+    let origin = match plan.budget_source {
+        BudgetSource::Given => "--mem-budget",
+        BudgetSource::Cgroup => "limit of the control group",
+        BudgetSource::MemAvailable => "available memory",
+    };
+    let mut line = format!("memory: {} ({origin})", Bytes(plan.budget));
+    let (slots, experts) = (plan.n_slots, plan.n_experts);
+    let _ = match (io_choice.strip_prefix("none: "), percent(slots, experts)) {
+        (Some(words), _) => write!(line, "; {words}"),
+        (None, _) if plan.is_fully_resident() => {
+            write!(line, "; all {experts} experts fit, in {}", Bytes(plan.expert_cache))
+        }
+        (None, percent) => {
+            let how = if io_choice.starts_with("direct") { "by direct I/O" } else { "through the page cache" };
+            let low =
+                if plan.n_low_slots > 0 { format!(" and {} low versions", plan.n_low_slots) } else { String::new() };
+            let (cache, percent) = (Bytes(plan.expert_cache), percent.unwrap_or(0));
+            write!(line, "; {slots} of {experts} experts ({percent} %){low} in {cache}, the others are read {how}")
+        }
+    };
+    if let Some(WarmStart { saved, experts, bytes }) = warm {
+        let _ = write!(line, "; {experts} of the {saved} of an earlier run are back ({} read)", Bytes(bytes));
+    }
+    line
 }
 
-pub fn detail(text: impl Into<String>) -> Line {
-    Line { is_brief: false, text: text.into() }
+/// The devices, and everything that makes results differ from llama.cpp's. A dense model's precision is not reported.
+pub fn devices_and_precision(devices: &[DeviceReport], precision: &PrecisionReport) -> Option<String> {
+    let mut parts: Vec<String> = devices.iter().map(device).collect();
+    if let Some(words) = &precision.routing {
+        parts.push(format!("routing: {words}; results are approximate"));
+    }
+    parts.extend(deviation(precision));
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// The precision of a run, unless it is exact in every way and uses all it was given.
+fn deviation(precision: &PrecisionReport) -> Option<String> {
+    let low = precision.low.as_ref().map(|low| format!("low {} from {}", low.types, low.source));
+    if precision.is_dynamic() {
+        let PrecisionReport { t1, t2, .. } = precision;
+        let low = low.unwrap_or_else(|| "no low".to_owned());
+        return Some(format!("precision: dynamic (T1 {t1:.2}, T2 {t2:.2}), {low}; results are approximate"));
+    }
+    let is_resident = precision.high.slots == precision.high.experts;
+    let unused = low.map(|low| match is_resident {
+        true => format!("everything fits, {low} is not needed"),
+        false => format!("{low} is not used"),
+    });
+    if precision.routing.is_some() {
+        return unused;
+    }
+    let mut except = match (precision.divided, precision.cpu_helper) {
+        (false, false) => "",
+        (true, false) => ", except for the device's rounding in divided prompts",
+        (_, true) => {
+            ", except for the device's rounding in divided prompts, and for experts that the CPU helper computes"
+        }
+    }
+    .to_owned();
+    if precision.kernels == KernelChoice::Fastest {
+        except += ", except for the fastest kernels' rounding of prompts: they are approximate";
+    }
+    if except.is_empty() && unused.is_none() {
+        return None;
+    }
+    let unused = unused.map_or_else(String::new, |unused| format!("; {unused}"));
+    Some(format!("precision: exact (bit-identical to llama.cpp{except}){unused}"))
+}
+
+fn device(device: &DeviceReport) -> String {
+    let layers = if device.n_layers == 1 { "layer" } else { "layers" };
+    let mut text = format!("{}: {} {layers}", device.name, device.n_layers);
+    if let Some(percent) = percent(device.slots, device.experts) {
+        let _ = write!(text, ", {} of {} experts ({percent} %)", device.slots, device.experts);
+    }
+    text
+}
+
+fn percent(part: u64, whole: u64) -> Option<u64> {
+    (part * 100).checked_div(whole)
+}
+
+/// The measurements of a run and how it ended.
+pub struct Closing<'a> {
+    pub stats: &'a Stats,
+    pub precision: &'a PrecisionReport,
+    pub devices: &'a [DeviceReport],
+    /// Whether the model ended the text.
+    pub is_eog: bool,
+    /// `None` if sampling is not random.
+    pub seed: Option<u32>,
+    /// Whether the seed was drawn because none was given.
+    pub is_seed_drawn: bool,
+}
+
+/// The closing lines: four at most.
+pub fn closing(run: &Closing) -> Vec<String> {
+    let stats = run.stats;
+    let phases = [("prompt", &stats.prompt), ("decode", &stats.decode)];
+    let mut lines = Vec::new();
+    for (name, phase) in phases {
+        if let (tokens @ 1.., Some(rate)) = (phase.tokens, phase.tokens_per_second()) {
+            let (s, time) = (if tokens == 1 { "" } else { "s" }, Seconds(phase.seconds));
+            lines.push(format!("{name}: {tokens} token{s} in {time}, {rate:.2} tokens/s"));
+        }
+    }
+    if let Some(last) = lines.last_mut() {
+        if let Some(latency) = &stats.latency {
+            let _ = write!(last, "; {latency}");
+        }
+        if run.is_eog {
+            *last += "; end of text";
+        }
+    }
+    // A dense model has no hit rate.
+    let counted = phases.into_iter().rev().find(|(_, phase)| phase.hit_rate().is_some());
+    lines.extend(counted.map(|(name, phase)| experts(name, phase, run)));
+    let drawn = if run.is_seed_drawn { " (drawn; repeat with -s)" } else { "" };
+    let seed = run.seed.map(|seed| format!("seed {seed}{drawn}"));
+    let peak = (stats.peak_rss_bytes > 0).then(|| format!("peak memory {}", Bytes(stats.peak_rss_bytes)));
+    let last: Vec<String> = seed.into_iter().chain(peak).collect();
+    if !last.is_empty() {
+        lines.push(last.join(", "));
+    }
+    lines
+}
+
+/// Hits and misses of a phase.
+fn experts(name: &str, phase: &PhaseStats, run: &Closing) -> String {
+    let hit_rate = Percent(phase.hit_rate().unwrap_or(0.0));
+    let per_token = Bytes(phase.bytes_read / phase.tokens.max(1));
+    let (waited, time) = (Seconds(phase.io_wait_seconds), Seconds(phase.seconds));
+    let mut line =
+        format!("experts in {name}: hit rate {hit_rate}, {per_token} read per token, waited {waited} of {time}");
+    if let Some(shares) = phase.used.shares().filter(|_| run.precision.is_dynamic()) {
+        let _ = write!(line, "; computed {shares}");
+    }
+    let rerouted = (phase.used.total() > 0).then(|| phase.rerouted.uses as f64 / phase.used.total() as f64);
+    if let (Some(share), true) = (rerouted, run.precision.routing.is_some()) {
+        let _ = write!(line, "; {} of uses went to experts in memory", Percent(share));
+        if phase.rerouted.refused > 0 {
+            let refused = phase.rerouted.refused;
+            let _ = write!(line, " ({refused} choices were not understood and left alone)");
+        }
+    }
+    if let (Some(changed), "decode") = (run.stats.virtual_experts, name) {
+        let (n, period) = (changed.replacements, changed.period_tokens);
+        let _ = write!(line, "; {n} experts changed meanwhile, one of a layer in {period} tokens");
+        if changed.failed > 0 {
+            let _ = write!(line, " ({} could not be read)", changed.failed);
+        }
+    }
+    for (device, counters) in run.devices.iter().zip(&run.stats.devices) {
+        if let Some(rate) = counters.hit_rate() {
+            let _ = write!(line, "; {}: hit rate {}", device.name, Percent(rate));
+        }
+    }
+    line
 }
 
 /// llama.cpp's lines, as `llama_perf_sampler_print` and `llama_perf_context_print` print them.
@@ -116,7 +272,7 @@ fn efficiency(stats: &Stats) -> Option<f64> {
 }
 
 /// A readable number of parameters: `11.7M`.
-pub fn parameters(n: u64) -> String {
+fn parameters(n: u64) -> String {
     match n as f64 {
         few if n < 1_000_000_000 => format!("{:.1}M", few / 1e6),
         many => format!("{:.2}B", many / 1e9),
@@ -124,14 +280,18 @@ pub fn parameters(n: u64) -> String {
 }
 
 /// llama.cpp's description of a model; the number of parameters replaces an unknown size name.
-pub fn description(text: &str, n_params: u64) -> String {
+fn description(text: &str, n_params: u64) -> String {
     text.replace("?B", &parameters(n_params)).replace(" (guessed)", "")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hobbit::stats::DeviceCounters;
+    use hobbit::options::PrecisionMode;
+    use hobbit::stats::{DeviceCounters, LowReport, PrecisionCounts, VersionsReport};
+    use hobbit_core::plan::{Budget, ExpertCache, FixedCosts, MemoryLimits, PlanInput, PoolSpec, StagingWish};
+
+    const MIB: u64 = 1 << 20;
 
     const TIMINGS: Timings = Timings {
         load_ms: 123.456,
@@ -144,6 +304,70 @@ mod tests {
         total_ms: 400.0,
         graphs_reused: 19,
     };
+
+    fn stats() -> Stats {
+        let decode = PhaseStats {
+            tokens: 20,
+            seconds: 0.2,
+            hits: 75,
+            misses: 25,
+            used: PrecisionCounts { high: 134, low: 60, skipped: 6 },
+            missed: PrecisionCounts { high: 10, low: 12, skipped: 3 },
+            rerouted: Default::default(),
+            upgrades: 2,
+            slices_loaded: 75,
+            bytes_read: 1 << 30,
+            io_busy_seconds: 0.1,
+            io_wait_seconds: 0.05,
+        };
+        Stats { decode, peak_rss_bytes: 3 << 29, ..Stats::default() }
+    }
+
+    fn plan(budget: u64, n_layers: usize) -> MemoryPlan {
+        let pool = PoolSpec {
+            precision: hobbit_core::expert::Precision::High,
+            n_versions: vec![8; n_layers],
+            expert_stride: 4 * MIB,
+            slice_stride_max: 2 * MIB,
+        };
+        let plan = MemoryPlan::new(&PlanInput {
+            overcommit: false,
+            budget: Budget::Bytes(budget * MIB),
+            limits: MemoryLimits::default(),
+            expert_cache: ExpertCache::Auto,
+            low_share: Default::default(),
+            fixed: FixedCosts::default(),
+            margin: None,
+            pools: if n_layers > 0 { vec![pool] } else { Vec::new() },
+            n_expert_used: 2,
+            staging: StagingWish::default(),
+        });
+        plan.unwrap()
+    }
+
+    fn exact() -> PrecisionReport {
+        PrecisionReport {
+            mode: PrecisionMode::Exact,
+            t1: 0.6,
+            t2: 0.9,
+            prefill_low: 0.25,
+            renormalise: false,
+            deterministic: false,
+            cpu_helper: false,
+            divided: false,
+            kernels: KernelChoice::Identical,
+            routing: None,
+            loss_bound: None,
+            upgrade: true,
+            high: VersionsReport { types: "q8_0".into(), bytes: 5_798_205_850, slots: 210, experts: 768 },
+            low: None,
+        }
+    }
+
+    fn low() -> Option<LowReport> {
+        let (source, types) = ("mixtral.low.gguf".into(), "q2_K".into());
+        Some(LowReport { source, types, bytes: 1_793_148_846, slots: 96, experts: 768, cache_bytes: 224_143_605 })
+    }
 
     #[test]
     fn timing_lines_are_llama_cpps() {
@@ -160,7 +384,7 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
 
     #[test]
     fn no_roofline_when_nearly_everything_was_resident() {
-        let mut stats = closing::tests::stats();
+        let mut stats = stats();
         (stats.decode.hits, stats.decode.misses) = (95, 5);
         stats.decode.io_wait_seconds = 0.5 * stats.decode.seconds;
         assert!(roofline(&stats).is_some(), "a few large misses may bound decoding");
@@ -181,7 +405,7 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
     fn json_has_counts_and_rates() {
         let about = json!({ "caching": { "slots": "even" }, "devices": [{ "name": "CUDA0" }, { "name": "CUDA1" }] });
         let counters = DeviceCounters { hits: 4, ..Default::default() };
-        let value = json(about, &TIMINGS, &Stats { devices: vec![counters], ..closing::tests::stats() });
+        let value = json(about, &TIMINGS, &Stats { devices: vec![counters], ..stats() });
         for (pointer, expected) in [
             ("/devices/0/counters/hits", json!(4)),
             ("/devices/1", json!({ "name": "CUDA1" })),
@@ -203,5 +427,93 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
         {
             assert!(value.get(key).is_some(), "{key}");
         }
+    }
+
+    #[test]
+    fn four_lines_at_the_end() {
+        let run = |stats, precision| Closing {
+            stats,
+            precision,
+            devices: &[],
+            is_eog: false,
+            seed: Some(7),
+            is_seed_drawn: false,
+        };
+        let mut stats = stats();
+        stats.prompt = PhaseStats { tokens: 10, seconds: 0.05, ..PhaseStats::default() };
+        stats.decode.bytes_read = 20 * MIB;
+        let precision = exact();
+        let expected = [
+            "prompt: 10 tokens in 0.05 s, 200.00 tokens/s",
+            "decode: 20 tokens in 0.20 s, 100.00 tokens/s",
+            "experts in decode: hit rate 75.0 %, 1.00 MiB read per token, waited 0.05 s of 0.20 s",
+            "seed 7, peak memory 1.50 GiB",
+        ];
+        assert_eq!(closing(&run(&stats, &precision)), expected);
+        let dynamic = PrecisionReport { mode: PrecisionMode::Dynamic, ..exact() };
+        let lines = closing(&Closing { is_eog: true, is_seed_drawn: true, ..run(&stats, &dynamic) });
+        assert!(lines[1].ends_with("; end of text") && lines[3].starts_with("seed 7 (drawn; repeat with -s), "));
+        assert!(lines[2].ends_with("; computed 67.0 % high, 30.0 % low, 3.0 % skipped"), "{}", lines[2]);
+        let none = Stats::default();
+        assert_eq!(closing(&run(&none, &precision)), ["seed 7"], "a dense model, and no tokens");
+        assert!(closing(&Closing { seed: None, ..run(&none, &precision) }).is_empty(), "greedy");
+    }
+
+    #[test]
+    fn models_and_memory() {
+        let mut info = ModelInfo {
+            description: "llama ?B Q8_0 (guessed)".into(),
+            architecture: "llama".into(),
+            path: "demo.gguf".into(),
+            n_ctx_train: 4096,
+            n_params: 11_700_000,
+            tensor_bytes: 12 * MIB,
+            expert_bytes: 10 * MIB,
+            n_layer: 6,
+            n_expert: 8,
+            n_expert_used: 2,
+            chat_template: None,
+        };
+        let line = "demo.gguf: llama 11.7M Q8_0, 12.00 MiB, 6 layers of 8 experts, 2 per token, context 512";
+        assert_eq!(model("demo.gguf", &info, 512, true), line);
+        info.n_expert = 0;
+        assert!(model("m", &info, 512, false).ends_with("6 layers, context 512 of 4096 (-c)"), "a dense model");
+        let words = |plan: &MemoryPlan, io| memory(plan, io, None);
+        let part = plan(120, 4);
+        let (slots, percent, cache) = (part.n_slots, part.n_slots * 100 / 32, Bytes(part.expert_cache));
+        let expected = format!("{slots} of 32 experts ({percent} %) in {cache}, the others are read by direct I/O");
+        assert_eq!(words(&part, "direct (why)"), format!("memory: 120.00 MiB (--mem-budget); {expected}"));
+        assert!(words(&part, "buffered (why)").ends_with("read through the page cache"));
+        let warm = Some(WarmStart { saved: 32, experts: 30, bytes: MIB });
+        let all = "memory: 1.00 GiB (--mem-budget); all 32 experts fit, in 128.00 MiB; \
+                   30 of the 32 of an earlier run are back (1.00 MiB read)";
+        assert_eq!(memory(&plan(1024, 4), "direct (why)", warm), all);
+        let plain = words(&plan(1024, 0), "none: run as llama.cpp");
+        assert_eq!(plain, "memory: 1.00 GiB (--mem-budget); run as llama.cpp");
+    }
+
+    #[test]
+    fn approximations_are_always_announced() {
+        let line = |precision: PrecisionReport| devices_and_precision(&[], &precision);
+        assert_eq!(line(exact()), None);
+        let dynamic = || PrecisionReport { mode: PrecisionMode::Dynamic, ..exact() };
+        let with_low = || PrecisionReport { low: low(), ..dynamic() };
+        let routed =
+            PrecisionReport { routing: Some("cache bias 0.2".into()), mode: PrecisionMode::Exact, ..with_low() };
+        for (report, words) in [
+            (dynamic(), "precision: dynamic (T1 0.60, T2 0.90), no low; results are approximate"),
+            (with_low(), "(T1 0.60, T2 0.90), low q2_K from mixtral.low.gguf; results are approximate"),
+            (PrecisionReport { cpu_helper: true, ..exact() }, "experts that the CPU helper computes)"),
+            (PrecisionReport { divided: true, ..exact() }, "rounding in divided prompts)"),
+            (PrecisionReport { kernels: KernelChoice::Fastest, ..exact() }, "prompts: they are approximate)"),
+            (PrecisionReport { low: low(), ..exact() }, "llama.cpp); low q2_K from mixtral.low.gguf is not used"),
+            (routed, "routing: cache bias 0.2; results are approximate; low q2_K from mixtral.low.gguf is not used"),
+        ] {
+            assert!(line(report).is_some_and(|line| line.ends_with(words)), "{words}");
+        }
+        let device =
+            DeviceReport { name: "CUDA0".into(), n_layers: 4, slots: 8, experts: 32, ..DeviceReport::default() };
+        let found = devices_and_precision(&[device], &exact());
+        assert_eq!(found.as_deref(), Some("CUDA0: 4 layers, 8 of 32 experts (25 %)"));
     }
 }

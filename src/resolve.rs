@@ -8,9 +8,10 @@ use anyhow::{Context, Result, bail};
 
 use super::advice;
 use super::args::{
-    ClosingArgs, ContextArgs, ExpertArgs, LogArgs, LowArgs, ModelArgs, RopeArgs, SamplingArgs, TextArgs, bounded,
+    ChatArgs, ClosingArgs, ContextArgs, ExpertArgs, LogArgs, LowArgs, ModelArgs, OutputArgs, RopeArgs, SamplingArgs,
+    TextArgs, bounded,
 };
-use super::argv::Tri;
+use super::argv::{Switch, Tri};
 use super::demo;
 use super::reasoning::Reasoning;
 use super::text::unescape;
@@ -62,7 +63,6 @@ pub struct HiArgs {
     pub reasoning: Reasoning,
     /// Text to continue, or the first message. Usually UTF-8, but llama.cpp takes any bytes.
     pub prompt: Option<Bytes>,
-    pub system_prompt: Option<String>,
     pub prompt_cache: Option<PromptCacheOptions>,
     /// Tokens to generate at once; `None` until the model or the context ends.
     pub predict: Option<usize>,
@@ -70,25 +70,15 @@ pub struct HiArgs {
     pub demo_predict: Option<usize>,
     /// Texts at which generation stops.
     pub stops: Vec<String>,
-    /// `None`: if the model has a chat template.
-    pub conversation: Option<bool>,
-    pub single_turn: bool,
-    /// Continue a text with the user.
-    pub interactive: bool,
-    /// Ask the user first.
-    pub interactive_first: bool,
-    pub affixes: Affixes,
-    pub template: Option<String>,
-    pub jinja: bool,
-    pub multiline_input: bool,
-    /// Process escapes in input, too.
-    pub escape: bool,
     pub display_prompt: bool,
     pub verbose_prompt: bool,
-    pub special: bool,
+    /// Process escapes in input, too.
+    pub escape: bool,
+    /// The files of the system prompt and the template were read; `-if` is `-i` too.
+    pub chat: ChatArgs,
+    pub affixes: Affixes,
+    pub output: OutputArgs,
     pub colour: bool,
-    pub simple_io: bool,
-    pub output: Reporting,
     /// Files read for these settings, with their flags.
     pub read: Vec<(&'static str, PathBuf)>,
 }
@@ -122,15 +112,6 @@ pub struct Affixes {
     pub given: bool,
 }
 
-/// Destinations of messages and measurements.
-#[derive(Debug)]
-pub struct Reporting {
-    pub verbosity: Verbosity,
-    pub perf: bool,
-    pub log_file: Option<PathBuf>,
-    pub stats_json: Option<PathBuf>,
-}
-
 /// Levels up to which lines show: 1 errors, 2 warnings, 3 information, 4 more, 5 everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verbosity {
@@ -141,7 +122,7 @@ pub struct Verbosity {
 }
 
 impl HiArgs {
-    pub fn new(low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
+    pub fn new(mut low: LowArgs, around: &dyn Surroundings) -> Result<Self> {
         let (model, is_demo) = model(&low.model, around)?;
         let inputs = given_files([
             ("-f", &low.prompt.text.file),
@@ -151,9 +132,11 @@ impl HiArgs {
             ("--grammar-file", &low.sampling.grammar_file),
             ("--json-schema-file", &low.sampling.json_schema_file),
         ]);
-        let conversation = low.chat.conversation.map(|switch| switch.0);
-        let interactive_first = low.chat.interactive_first.0;
-        let interactive = low.chat.interactive.0 || interactive_first;
+        low.chat.interactive.0 |= low.chat.interactive_first.0;
+        low.chat.template.read_file(around)?;
+        if let (None, Some(path)) = (&low.chat.system_prompt, &low.chat.system_prompt_file) {
+            low.chat.system_prompt = Some(utf8(&without_newline(read(path, around)?), path)?.to_owned());
+        }
         let mut prompt = given_text(&low.prompt.text, around)?.map(|(_, text)| text);
         let mut predict = low.prompt.predict;
         let prompt_cache = low.prompt.prompt_cache.map(|path| PromptCacheOptions {
@@ -162,7 +145,8 @@ impl HiArgs {
             is_read_only: low.prompt.prompt_cache_ro.0,
         });
         let demo_predict = predict.unwrap_or(demo::PREDICT);
-        if is_demo && prompt.is_none() && !interactive && conversation != Some(true) && !around.has_input() {
+        let is_talk = low.chat.interactive.0 || low.chat.conversation == Some(Switch(true));
+        if is_demo && prompt.is_none() && !is_talk && !around.has_input() {
             prompt = Some(Bytes(demo::PROMPT.into()));
             predict = Some(demo_predict);
         }
@@ -182,46 +166,26 @@ impl HiArgs {
             json_schema: json_schema.map(|(_, schema)| schema),
             reasoning: Reasoning::new(low.reasoning),
             prompt,
-            system_prompt: match (low.chat.system_prompt, &low.chat.system_prompt_file) {
-                (None, Some(path)) => Some(utf8(&without_newline(read(path, around)?), path)?.to_owned()),
-                (typed, _) => typed,
-            },
             prompt_cache,
             predict: predict.and_then(|n| usize::try_from(n).ok()),
             demo_predict: usize::try_from(demo_predict).ok(),
             stops: low.prompt.reverse_prompt.iter().map(|stop| text(stop, escape, "-r")).collect::<Result<_>>()?,
-            conversation,
-            single_turn: low.chat.single_turn.0,
-            interactive,
-            interactive_first,
             affixes: Affixes {
                 prefix: text(low.chat.in_prefix.as_deref().unwrap_or_default(), escape, "--in-prefix")?,
                 suffix: text(low.chat.in_suffix.as_deref().unwrap_or_default(), escape, "--in-suffix")?,
                 bos: low.chat.in_prefix_bos.0,
                 given: low.chat.in_prefix.is_some() || low.chat.in_suffix.is_some() || low.chat.in_prefix_bos.0,
             },
-            template: match (low.chat.template.chat_template, &low.chat.template.chat_template_file) {
-                (None, Some(path)) => Some(file(path, around)?),
-                (typed, _) => typed,
-            },
-            jinja: low.chat.template.jinja.0,
-            multiline_input: low.chat.multiline_input.0,
             escape,
             display_prompt: low.prompt.display_prompt.0,
             verbose_prompt: low.prompt.verbose_prompt.0,
-            special: low.output.special.0,
             colour: match low.output.color {
                 Tri::On => true,
                 Tri::Off => false,
                 Tri::Auto => around.shows_colour(),
             },
-            simple_io: low.output.simple_io.0,
-            output: Reporting {
-                verbosity: verbosity(&low.output.closing, &low.output.log),
-                perf: low.output.closing.perf.0,
-                log_file: low.output.log.log_file,
-                stats_json: low.output.stats_json,
-            },
+            chat: low.chat,
+            output: low.output,
             read: inputs,
         })
     }
@@ -230,7 +194,7 @@ impl HiArgs {
     pub fn check_outputs(&self) -> Result<(), OutputError> {
         let cache = self.prompt_cache.as_ref().filter(|cache| !cache.is_read_only).map(|cache| cache.path.clone());
         let written = [
-            ("--log-file", &self.output.log_file, Kind::Log),
+            ("--log-file", &self.output.log.log_file, Kind::Log),
             ("--stats-json", &self.output.stats_json, Kind::Json),
             ("--prompt-cache", &cache, Kind::Sequence),
         ];
@@ -239,9 +203,9 @@ impl HiArgs {
 
     /// Conversation or completion, as llama-completion decides.
     pub fn converses(&self, model_has_template: bool) -> bool {
-        let explicit = self.interactive && !self.conversation.unwrap_or(false);
-        let has_template = model_has_template || self.template.is_some();
-        !self.affixes.given && self.conversation.unwrap_or(has_template && !explicit)
+        let wanted = self.chat.conversation.map(|switch| switch.0);
+        let has_template = model_has_template || self.chat.template.chat_template.is_some();
+        !self.affixes.given && wanted.unwrap_or(has_template && !self.chat.interactive.0)
     }
 }
 
@@ -487,6 +451,6 @@ pub fn utf8<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a str> {
 }
 
 /// The text of a file.
-fn file(path: &Path, around: &dyn Surroundings) -> Result<String> {
+pub fn file(path: &Path, around: &dyn Surroundings) -> Result<String> {
     Ok(utf8(&read(path, around)?, path)?.to_owned())
 }

@@ -27,9 +27,7 @@ use super::memory;
 use super::output::{is_closed_pipe, write_json};
 use super::progress::bar;
 use super::prompt_cache::PromptCache;
-use super::report::closing::{self, Closing};
-use super::report::start::{self, ModelFacts};
-use super::report::{self, Line};
+use super::report::{self, Closing};
 use super::resolve::{self, Bytes, HiArgs, Surroundings};
 use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
@@ -67,7 +65,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
     download::into(&mut low.model, resolve::verbosity(&low.output.closing, &low.output.log))?;
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;
-    let log = Log::new(args.output.verbosity, args.output.log_file.as_deref())?;
+    let log = Log::new(args.output.verbosity(), args.output.log.log_file.as_deref())?;
     log.end(speak(&args, &notes, &log))
 }
 
@@ -103,7 +101,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         saved::mark_with(saved::mark(&model, &args.model_options, &args.session_options), &scales)
     };
     let cache = args.prompt_cache.as_ref().map(|cache| PromptCache::new(cache, mark()));
-    if cache.as_ref().is_some_and(PromptCache::keeps_all) && (given.is_none() || args.interactive) {
+    if cache.as_ref().is_some_and(PromptCache::keeps_all) && (given.is_none() || args.chat.interactive.0) {
         anyhow::bail!("--prompt-cache-all keeps a text that is continued, not a conversation; leave it out");
     }
     let mut desk =
@@ -117,7 +115,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         // Also if the terminal is gone and nothing can be printed.
         _ if ctrl_c.is_ending() => (End::Interrupted, signals::status()),
         Ok(End::Interrupted) => (End::Interrupted, signals::status()),
-        Ok(end) if desk.failed && (args.single_turn || !io::stdin().is_terminal()) => (end, FAILED),
+        Ok(end) if desk.failed && (args.chat.single_turn.0 || !io::stdin().is_terminal()) => (end, FAILED),
         Ok(end) => (end, 0),
         // A reader that closed the pipe still wants the measurements.
         Err(error) if is_closed_pipe(&error) => (End::Interrupted, 0),
@@ -263,49 +261,30 @@ fn warn_of_threads(options: &SessionOptions, log: &Log) {
     }
 }
 
-/// Start-up lines: at most three brief ones, and details. Warnings are always printed.
+/// Start-up lines: at most three, and with `-v` all facts as JSON. Warnings are always printed.
 pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &ModelOptions, log: &Log) {
     let info = model.info();
-    let say = |line: Line| log.line(line.level(), format!("hobbit: {}", line.text));
+    let say = |line: &str| log.line(Level::Info, format!("hobbit: {line}"));
     let plan = session.plan();
     let name = info.path.display();
     let name = if is_demo { format!("{DEMO} {name}") } else { name.to_string() };
-    let facts = ModelFacts {
-        name: &name,
-        description: &info.description,
-        n_params: info.n_params,
-        tensor_bytes: info.tensor_bytes,
-        n_layer: info.n_layer,
-        n_expert: info.n_expert,
-        n_expert_used: info.n_expert_used,
-        expert_bytes: info.expert_bytes,
-        n_ctx: session.n_ctx(),
-        n_ctx_train: info.n_ctx_train,
-        is_n_ctx_given: options.expects.n_ctx > 0,
-    };
-    let (devices, precision, helper) = (session.devices(), session.precision(), options.device.cpu_helper);
-    let mut lines = Vec::from(start::model(&facts));
-    lines.extend(start::memory(plan, session.io_choice(), session.warm_start()));
+    say(&report::model(&name, info, session.n_ctx(), options.expects.n_ctx > 0));
+    say(&report::memory(plan, session.io_choice(), session.warm_start()));
     if let Some(routes) = &options.routes {
         let file = routes.trace.display();
-        let text =
-            format!("routes: tokens follow the routes recorded in {file}, not the routers; their text means nothing");
-        lines.push(report::brief(text));
+        say(&format!("routes: tokens follow the routes recorded in {file}, not the routers; their text means nothing"));
     }
-    lines.extend(start::devices_and_precision(devices, precision, helper, info.is_moe()));
+    let precision = session.precision();
+    report::devices_and_precision(session.devices(), precision).iter().for_each(|line| say(line));
     if let (Some(bound), None) = (&precision.loss_bound, &precision.routing) {
-        lines.push(report::brief(bound));
+        say(bound);
     }
-    lines.extend(start::caching(session.caching()));
-    let (brief, details): (Vec<Line>, Vec<Line>) = lines.into_iter().partition(|line| line.is_brief);
-    brief.into_iter().for_each(say);
     devices::warn_without_devices(options, !session.devices().is_empty(), log);
     if let Some(warning) = &plan.warning {
         log.line(Level::Warning, format!("warning: {warning}; {}", advice::for_one_token(warning)));
     }
-
-    details.into_iter().for_each(say);
     log.line(Level::More, plan);
+    log.line(Level::More, format!("hobbit: {}", about(session)));
     log.line(Level::More, hobbit::engine::system_info());
 }
 
@@ -332,7 +311,7 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
     let output = &desk.args.output;
     let (timings, stats) = (desk.session.timings(), desk.session.stats());
     let devices = devices_now(&desk.session);
-    if output.perf {
+    if output.closing.perf.0 {
         let log = desk.log;
         let closing = Closing {
             stats: &stats,
@@ -342,20 +321,22 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
             seed: leaves_to_chance(&desk.args.sampling).then_some(desk.seed),
             is_seed_drawn: desk.args.sampling.seed == SamplingOptions::RANDOM_SEED,
         };
-        for line in closing::lines(&closing) {
-            log.line(line.level(), format!("hobbit: {}", line.text));
+        for line in report::closing(&closing) {
+            log.line(Level::Info, format!("hobbit: {line}"));
         }
         log.text(Level::More, &report::timing_lines(&timings));
     }
-    let Some(path) = &output.stats_json else { return Ok(()) };
     let mut all = measured(&desk.session, &timings, &stats, end);
     all["seed"] = desk.seed.into();
-    write_json(path, &all, "statistics")
+    if output.closing.perf.0 {
+        desk.log.line(Level::More, format!("hobbit: {all}"));
+    }
+    output.stats_json.as_ref().map_or(Ok(()), |path| write_json(path, &all, "statistics"))
 }
 
-/// The measurements of a session, and how it ended.
-pub fn measured(session: &Session, timings: &Timings, stats: &Stats, stop: impl Serialize) -> Value {
-    let about = json!({
+/// A session's model, memory, devices and settings.
+fn about(session: &Session) -> Value {
+    json!({
         "model": session.model().info(),
         "plan": session.plan(),
         "precision": session.precision(),
@@ -363,8 +344,13 @@ pub fn measured(session: &Session, timings: &Timings, stats: &Stats, stop: impl 
         "devices": devices_now(session),
         "io": session.io_choice(),
         "n_ubatch": session.n_ubatch(),
-        "stop": stop,
-    });
+    })
+}
+
+/// The measurements of a session, and how it ended.
+pub fn measured(session: &Session, timings: &Timings, stats: &Stats, stop: impl Serialize) -> Value {
+    let mut about = about(session);
+    about["stop"] = json!(stop);
     report::json(about, timings, stats)
 }
 

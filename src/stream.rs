@@ -136,7 +136,7 @@ impl Desk<'_> {
             let token = token?;
             memory::obey(self.model, self.log);
             spoken.tokens.push(token);
-            let special = self.args.special || preserved.contains(&token);
+            let special = self.args.output.special.0 || preserved.contains(&token);
             let (text, stop) = matcher.push(&decoder.push(&self.model.piece(token, special)));
             reader.push(&text, stop.is_some(), &mut self.screen, self.log)?;
             if let Some(stop) = stop {
@@ -165,7 +165,7 @@ impl Desk<'_> {
     pub fn text_of(&self, tokens: &[Token]) -> String {
         let mut decoder = Utf8Decoder::default();
         let mut text: String =
-            tokens.iter().map(|&token| decoder.push(&self.model.piece(token, self.args.special))).collect();
+            tokens.iter().map(|&token| decoder.push(&self.model.piece(token, self.args.output.special.0))).collect();
         text.push_str(decoder.finish());
         text
     }

@@ -3,8 +3,6 @@
 //! A flag that could change the output or leave work undone is refused with the remedy. Performance hints are
 //! accepted and reported. Requests for hobbit's fixed behaviour are accepted silently.
 
-use std::ffi::OsString;
-
 /// The treatment of a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -35,23 +33,6 @@ pub fn find(name: &str) -> Option<&'static Unsupported> {
     FLAGS.iter().find(|flag| flag.names.contains(&name))
 }
 
-/// The llama.cpp environment variables that are set and that hobbit does not support. `value` looks up a variable;
-/// `is_ours` recognises flags that this program has. Each comes with the reason, and with whether it names a model.
-pub fn variables(
-    value: impl Fn(&str) -> Option<OsString>,
-    is_ours: impl Fn(&str) -> bool,
-) -> Vec<(&'static str, &'static str, bool)> {
-    let set = |&(name, flag): &(&'static str, &'static str)| {
-        let found = find(flag).filter(|_| !is_ours(flag))?;
-        let value = value(name)?;
-        // A switch that is off has no effect.
-        let is_off = found.values == 0 && OFF.iter().any(|off| value == **off);
-        let (Verdict::Refused(why) | Verdict::NoEffect(why)) = found.verdict else { return None };
-        (!value.is_empty() && !is_off).then(|| (name, why, MODEL_FLAGS.contains(&flag)))
-    };
-    VARIABLES.iter().filter_map(set).collect()
-}
-
 const fn refused(names: &'static [&'static str], values: usize, why: &'static str) -> Unsupported {
     Unsupported { names, values, verdict: Verdict::Refused(why) }
 }
@@ -74,38 +55,6 @@ const READING: &str = "hobbit reads the file itself; see --io and --mem-budget";
 const TASKS: &str = "score tasks with lm-eval through hobbit-server";
 const SCHEDULING: &str = "threads are left to the system's scheduler; see -t, or taskset(1)";
 const LOGGING: &str = "log lines have one form; see --log-file and --verbosity";
-
-/// Values that switch off (`common/arg.cpp`).
-const OFF: [&str; 4] = ["off", "disabled", "false", "0"];
-
-/// Flags that name a model.
-const MODEL_FLAGS: [&str; 1] = ["--docker-repo"];
-
-/// llama.cpp's variables of the flags below (`set_env` in `common/arg.cpp`), without those that only its server reads.
-static VARIABLES: &[(&str, &str)] = &[
-    ("LLAMA_ARG_DOCKER_REPO", "--docker-repo"),
-    ("LLAMA_ARG_MMPROJ", "--mmproj"),
-    ("LLAMA_ARG_MMPROJ_URL", "--mmproj-url"),
-    ("LLAMA_ARG_IMAGE_MIN_TOKENS", "--image-min-tokens"),
-    ("LLAMA_ARG_IMAGE_MAX_TOKENS", "--image-max-tokens"),
-    ("LLAMA_ARG_VIDEO_FPS", "--video-fps"),
-    ("LLAMA_ARG_GRP_ATTN_N", "--grp-attn-n"),
-    ("LLAMA_ARG_GRP_ATTN_W", "--grp-attn-w"),
-    ("LLAMA_ARG_N_PARALLEL", "--parallel"),
-    ("LLAMA_ARG_LOG_JSONL", "--log-jsonl"),
-    ("LLAMA_ARG_SPEC_TYPE", "--spec-type"),
-    ("LLAMA_ARG_SPEC_DRAFT_MODEL", "--model-draft"),
-    ("LLAMA_ARG_SPEC_DRAFT_HF_REPO", "--hf-repo-draft"),
-    ("LLAMA_ARG_DRAFT_MAX", "--draft-max"),
-    ("LLAMA_ARG_DRAFT_MIN", "--draft-min"),
-    ("LLAMA_ARG_LOAD_MODE", "--load-mode"),
-    ("LLAMA_ARG_LAZY_MODE", "--lazy-mode"),
-    ("LLAMA_ARG_NUMA", "--numa"),
-    ("LLAMA_ARG_N_CPU_FFN", "--n-cpu-ffn"),
-    ("LLAMA_ARG_NO_HOST", "--no-host"),
-    ("LLAMA_ARG_DEFRAG_THOLD", "--defrag-thold"),
-    ("LLAMA_ARG_BACKEND_SAMPLING", "--backend-sampling"),
-];
 
 static SPECULATIVE: Unsupported = refused(&["--spec-*"], 0, DRAFT);
 
@@ -169,25 +118,7 @@ mod tests {
         for name in FLAGS.iter().flat_map(|flag| flag.names) {
             assert!(name.starts_with('-') && !name.contains('_') && seen.insert(name), "{name}");
         }
-        for (name, flag) in VARIABLES {
-            assert!(name.starts_with("LLAMA_ARG_") && find(flag).is_some(), "{name} {flag}");
-        }
-        assert!(MODEL_FLAGS.iter().all(|flag| VARIABLES.iter().any(|(_, of)| of == flag)));
         assert_eq!(find("--spec-draft-n-max").map(|flag| flag.verdict), Some(Verdict::Refused(DRAFT)));
         assert!(find("--special").is_none());
-    }
-
-    #[test]
-    fn variables_that_are_set() {
-        let found = |set: &'static [(&str, &str)], ours: &str| {
-            let value = |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into());
-            let found = variables(value, |flag| flag == ours);
-            found.into_iter().map(|(name, _, names_model)| (name, names_model)).collect::<Vec<_>>()
-        };
-        let set = &[("LLAMA_ARG_DOCKER_REPO", "a/b"), ("LLAMA_ARG_N_PARALLEL", "4"), ("LLAMA_ARG_MODEL", "x")];
-        assert_eq!(found(set, ""), [("LLAMA_ARG_DOCKER_REPO", true), ("LLAMA_ARG_N_PARALLEL", false)]);
-        assert_eq!(found(set, "--parallel"), [("LLAMA_ARG_DOCKER_REPO", true)]);
-        assert_eq!(found(&[("LLAMA_ARG_DOCKER_REPO", ""), ("LLAMA_ARG_LOG_JSONL", "off")], ""), []);
-        assert_eq!(found(&[("LLAMA_ARG_LOG_JSONL", "1")], ""), [("LLAMA_ARG_LOG_JSONL", false)]);
     }
 }

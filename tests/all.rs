@@ -15,7 +15,6 @@ mod files;
 mod fine_model;
 mod fixture;
 mod low;
-mod not_run;
 #[cfg(feature = "server")]
 mod page;
 mod perplexity;

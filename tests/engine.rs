@@ -179,10 +179,10 @@ fn a_refused_batch_leaves_the_context_alone() {
 
 #[test]
 fn sequences_share_the_context_evenly() {
-    let model = open(&demo(), ExpertCache::Percent(50.0));
+    let model = open(&demo_model(), ExpertCache::Percent(50.0));
     let options = SessionOptions { n_ctx: 512, n_seq_max: 2, context_shift: true, ..settings() };
     let mut session = model.session(&options).unwrap();
-    let tokens = heldout(&model, 300);
+    let tokens = demo_tokens(&model, 300);
     for piece in tokens.chunks(60) {
         session.feed(piece).unwrap();
     }
@@ -193,11 +193,11 @@ fn sequences_share_the_context_evenly() {
 fn one_expert_per_token_has_one_weight() {
     let mut options = ModelOptions::default();
     options.kv_overrides.push("llama.expert_used_count=int:1".parse().unwrap());
-    let model = Model::open(&demo(), &options).unwrap();
+    let model = Model::open(&demo_model(), &options).unwrap();
     let seen = Arc::new(Mutex::new(Vec::<RouterChoice>::new()));
     let sink = Arc::clone(&seen);
     let observer = Box::new(move |choice| sink.lock().unwrap().push(choice));
-    model.session_observed(&settings(), observer).unwrap().feed(&heldout(&model, 5)).unwrap();
+    model.session_observed(&settings(), observer).unwrap().feed(&demo_tokens(&model, 5)).unwrap();
     let seen = seen.lock().unwrap();
     assert_eq!(seen.len(), model.info().n_layer as usize);
     assert!(seen.iter().all(|choice| choice.experts.len() == choice.weights.len()), "{seen:?}");

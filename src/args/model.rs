@@ -1,9 +1,9 @@
 //! Flags of the model: its location, and additions such as adapters.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, FromArgMatches};
+use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 use crate::argv::{PAIR, Switch, Tri};
 use crate::hub::{Given, Source, Token};
@@ -13,7 +13,7 @@ use hobbit::options::{AdapterOptions, KvOverride, ScaledFile};
 #[command(next_help_heading = "Model")]
 pub struct ModelArgs {
     /// Model to run; of a split model, any part. Without it the bundled demo model runs
-    #[arg(short, long, value_name = "FNAME", env = "LLAMA_ARG_MODEL")]
+    #[arg(short, long, value_name = "FNAME", group = "named_model", env = "LLAMA_ARG_MODEL")]
     pub model: Option<PathBuf>,
     #[command(flatten)]
     pub source: SourceArgs,
@@ -37,7 +37,7 @@ pub struct ModelArgs {
 pub struct SourceArgs {
     /// Model of a repository on the Hub, fetched if it is not here yet. Without QUANT it is Q4_K_M, else Q8_0, else the
     /// first
-    #[arg(long, value_name = "USER/REPO[:QUANT]", env = "LLAMA_ARG_HF_REPO")]
+    #[arg(long, value_name = "USER/REPO[:QUANT]", group = "named_model", env = "LLAMA_ARG_HF_REPO")]
     pub hf_repo: Option<String>,
     /// File of that repository, instead of a quant; of a split model, any part
     #[arg(long, value_name = "FILE", env = "LLAMA_ARG_HF_FILE")]
@@ -46,28 +46,22 @@ pub struct SourceArgs {
     #[arg(long, value_name = "TOKEN", env = "HF_TOKEN", value_parser = Token::typed)]
     pub hf_token: Option<Token>,
     /// Model at this URL, fetched if it is not here yet
-    #[arg(long, value_name = "URL", env = "LLAMA_ARG_MODEL_URL")]
+    #[arg(long, value_name = "URL", group = "named_model", env = "LLAMA_ARG_MODEL_URL")]
     pub model_url: Option<String>,
     /// Contact no server: use only files that were fetched earlier
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_OFFLINE")]
     pub offline: Switch,
 }
 
-/// Flags that name a model: their ids, and how they are typed.
-const NAMES: [(&str, &str); 3] = [("model", "-m"), ("hf_repo", "-hf"), ("model_url", "-mu")];
-
 impl SourceArgs {
     /// The model to fetch, if any.
     pub fn source(&self) -> Result<Option<Source>, String> {
-        // An empty variable counts as unset.
-        let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-        let (repo, file, url) = (given(&self.hf_repo), given(&self.hf_file), given(&self.model_url));
-        match (repo, url) {
-            (Some(repo), _) => Source::repo(&repo, file.as_deref()).map(Some).map_err(|error| format!("-hf: {error}")),
-            (None, _) if file.is_some() => {
-                Err("-hff: the repository of this file is missing: give -hf USER/REPO".to_owned())
+        match (&self.hf_repo, &self.hf_file) {
+            (Some(repo), file) => {
+                Source::repo(repo, file.as_deref()).map(Some).map_err(|error| format!("-hf: {error}"))
             }
-            (None, url) => Ok(url.map(Source::Url)),
+            (None, Some(_)) => Err("-hff: the repository of this file is missing: give -hf USER/REPO".to_owned()),
+            (None, None) => Ok(self.model_url.clone().map(Source::Url)),
         }
     }
 
@@ -77,53 +71,24 @@ impl SourceArgs {
     }
 }
 
-/// Whether any flag or variable names a model.
-pub fn is_named(matches: &ArgMatches) -> bool {
-    sources(matches).iter().any(Option::is_some)
+/// Removes the variables that do not count: empty ones, and those of another model than the one that `words`, in
+/// clap's spelling, name.
+pub fn without_idle_variables(command: Command, words: &[OsString]) -> Command {
+    let is_typed = |flag: &[u8]| words.iter().any(|word| word.as_encoded_bytes().starts_with(flag));
+    let overridden: &[&str] = match is_typed(b"--hf-repo=") {
+        true => &["model", "model_url"],
+        false if is_typed(b"--model=") || is_typed(b"--model-url=") => &["model", "hf_repo", "hf_file", "model_url"],
+        false => &[],
+    };
+    command.mut_args(|arg| {
+        let is_empty = arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
+        if is_empty || overridden.contains(&arg.get_id().as_str()) { arg.env(None::<&str>) } else { arg }
+    })
 }
 
-fn sources(matches: &ArgMatches) -> [Option<ValueSource>; 3] {
-    let is_known = |id: &str| matches.try_contains_id(id).is_ok();
-    let is_empty = |id: &str| matches!(matches.try_get_one::<String>(id), Ok(Some(text)) if text.is_empty());
-    NAMES.map(|(id, _)| if is_known(id) && !is_empty(id) { matches.value_source(id) } else { None })
-}
-
-/// Checks that at most one model is named: a typed flag overrides the environment.
-pub fn settle(matches: &mut ArgMatches) -> Result<(), String> {
-    keep_one(matches)?;
-    match SourceArgs::from_arg_matches(matches) {
-        Ok(args) => args.source().map(drop),
-        Err(_) => Ok(()), // a command that has no such flags
-    }
-}
-
-fn keep_one(matches: &mut ArgMatches) -> Result<(), String> {
-    let found = sources(matches);
-    for source in [ValueSource::CommandLine, ValueSource::EnvVariable] {
-        let named: Vec<usize> = (0..NAMES.len()).filter(|&i| found[i] == Some(source)).collect();
-        let &[one, ref others @ ..] = &named[..] else { continue };
-        if let Some(&other) = others.first() {
-            let how = if source == ValueSource::EnvVariable { " (by the environment)" } else { "" };
-            return Err(format!("{} and {} both name a model{how}; give one of them", NAMES[one].1, NAMES[other].1));
-        }
-        for (i, (id, _)) in NAMES.iter().enumerate().filter(|(i, _)| *i != one && found[*i].is_some()) {
-            let _ = if i == 0 {
-                matches.remove_one::<PathBuf>(id).is_some()
-            } else {
-                matches.remove_one::<String>(id).is_some()
-            };
-        }
-        // A file belongs to a repository: ignore the file of another model's repository.
-        let is_repo = NAMES[one].0 == "hf_repo";
-        let is_typed = |id: &str| {
-            matches.try_contains_id(id).is_ok() && matches.value_source(id) == Some(ValueSource::CommandLine)
-        };
-        if !is_repo && !is_typed("hf_file") && matches.try_contains_id("hf_file").is_ok() {
-            let _ = matches.remove_one::<String>("hf_file");
-        }
-        return Ok(());
-    }
-    Ok(())
+/// Checks the source of the model, if the command has such flags.
+pub fn check(matches: &ArgMatches) -> Result<(), String> {
+    SourceArgs::from_arg_matches(matches).map_or(Ok(()), |args| args.source().map(drop))
 }
 
 #[derive(Args, Debug)]

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::argv::{Switch, Tri};
+use crate::resolve::{Surroundings, file};
 use hobbit::options::ReasoningFormat;
 
 /// A text: typed, or in a file.
@@ -103,6 +104,16 @@ pub struct TemplateArgs {
     /// Run the chat template; without it llama.cpp recognises well-known ones and writes their format
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_JINJA")]
     pub jinja: Switch,
+}
+
+impl TemplateArgs {
+    /// Reads the file, unless the template was typed.
+    pub fn read_file(&mut self, around: &dyn Surroundings) -> anyhow::Result<()> {
+        if let (None, Some(path)) = (&self.chat_template, &self.chat_template_file) {
+            self.chat_template = Some(file(path, around)?);
+        }
+        Ok(())
+    }
 }
 
 #[derive(Args, Debug)]

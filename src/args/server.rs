@@ -96,9 +96,8 @@ pub struct HttpArgs {
     pub ssl_cert_file: Option<PathBuf>,
     /// Seconds within which a request must arrive. A connection whose client is silent, or does not read its answer, is
     /// closed after 30 s, or after this time if it is shorter
-    #[arg(long, value_name = "N", default_value = "600", env = "LLAMA_ARG_TIMEOUT",
-          value_parser = clap::value_parser!(u64).range(1..))]
-    pub timeout: u64,
+    #[arg(long, value_name = "N", default_value = "600", env = "LLAMA_ARG_TIMEOUT", value_parser = timeout)]
+    pub timeout: Duration,
     /// Largest body of a request, in bytes. Of the memory budget, twelve times as much and 16 MiB are reserved for all
     /// requests
     #[arg(long, value_name = "SIZE", default_value = "4M", env = "HOBBIT_ARG_MAX_BODY",
@@ -190,6 +189,10 @@ pub struct ServedChatArgs {
 
 fn size(text: &str) -> Result<usize, String> {
     super::bytes(text).and_then(|bytes| usize::try_from(bytes).map_err(|error| error.to_string()))
+}
+
+fn timeout(text: &str) -> Result<Duration, String> {
+    super::number(1..=u64::MAX, "a number of seconds above 0")(text).map(Duration::from_secs)
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -75,9 +75,9 @@ fn defaults_are_llama_cpps() {
     let expected = ModelOptions { expects: session.clone(), ..ModelOptions::default() };
     assert_eq!((hi.model_options, hi.session_options), (expected, session));
     assert_eq!(hi.sampling, SamplingOptions::default());
-    assert_eq!((hi.prompt, hi.predict, hi.conversation), (None, None, None));
-    assert!(hi.display_prompt && hi.escape && hi.output.perf && hi.colour && !hi.chooses_ubatch);
-    assert_eq!(hi.output.verbosity, Verbosity { shown: 3, logged: 3 });
+    assert_eq!((hi.prompt, hi.predict, hi.chat.conversation), (None, None, None));
+    assert!(hi.display_prompt && hi.escape && hi.output.closing.perf.0 && hi.colour && !hi.chooses_ubatch);
+    assert_eq!(hi.output.verbosity(), Verbosity { shown: 3, logged: 3 });
 }
 
 type Holds = fn(&HiArgs) -> bool;
@@ -123,9 +123,9 @@ const GIVEN: &[(&str, Holds)] = &[
     ("--n_predict 9", |hi| hi.predict == Some(9)),
     ("-m a -n -1", |hi| hi.predict.is_none()),
     ("-n 0", |hi| hi.predict == Some(0)),
-    ("-no-cnv -st", |hi| hi.conversation == Some(false) && hi.single_turn),
+    ("-no-cnv -st", |hi| hi.chat.conversation == Some(Switch(false)) && hi.chat.single_turn.0),
     ("-e --no-escape", |hi| !hi.escape),
-    ("--no-perf --show-timings", |hi| hi.output.perf),
+    ("--no-perf --show-timings", |hi| hi.output.closing.perf.0),
     ("-dev RPC0,CUDA1", |hi| device(hi).devices == DeviceChoice::Named(vec!["RPC0".into(), "CUDA1".into()])),
     ("--device none", |hi| device(hi).devices == DeviceChoice::None),
     ("-sm none -mg 1", |hi| (device(hi).split, device(hi).main) == (SplitMode::None, 1)),
@@ -173,9 +173,9 @@ const GIVEN: &[(&str, Holds)] = &[
         hi.model_options.routing.virtual_experts == VirtualExperts::Plan("p.json".into())
     }),
     ("--control-vector-layer-range 2 -1", |hi| hi.model_options.adapters.control_layers == Some((2, i32::MAX as u32))),
-    ("--quiet -lv 4", |hi| hi.output.verbosity == Verbosity { shown: 1, logged: 4 }),
-    ("-v --log-disable", |hi| hi.output.verbosity == Verbosity { shown: 1, logged: 5 }),
-    ("-v", |hi| hi.output.verbosity == Verbosity { shown: 5, logged: 5 }),
+    ("--quiet -lv 4", |hi| hi.output.verbosity() == Verbosity { shown: 1, logged: 4 }),
+    ("-v --log-disable", |hi| hi.output.verbosity() == Verbosity { shown: 1, logged: 5 }),
+    ("-v", |hi| hi.output.verbosity() == Verbosity { shown: 5, logged: 5 }),
     ("--color off", |hi| !hi.colour),
     ("--no-log-jsonl --no-mmap --prio 2 -n 3", |hi| hi.predict == Some(3)),
 ];
@@ -261,8 +261,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("--route-prompts", "of no use"),
     ("--max-loss 1% --t1 0.5", "'--max-loss 1%' cannot be had with --cache-bias"),
     ("--max-loss 1% --precision exact", "'--max-loss 1%' cannot be had with --precision exact"),
-    ("-m m.gguf -hf a/b", "-m and -hf both name a model"),
-    ("-hf a/b -mu http://h/m.gguf", "-hf and -mu both name a model"),
+    ("-m m.gguf -hf a/b", "cannot be used with"),
+    ("-hf a/b -mu http://h/m.gguf", "cannot be used with"),
     ("-hff c.gguf", "give -hf USER/REPO"),
     ("-hf a", "-hf: 'a' is no repository"),
     ("--chat-template-kwargs [1]", "expected a JSON object"),
@@ -356,7 +356,7 @@ fn prompts() {
     assert!(format!("{:#}", with("-f none").unwrap_err()).starts_with("none: cannot read this file: "));
     assert!(format!("{:#}", with(r"-r \xff").unwrap_err()).starts_with("-r: "));
     let hi = with(r"-sysf p -r \nUser: --in-prefix \t").unwrap();
-    assert_eq!(hi.system_prompt.as_deref(), Some("from\\n file\n"));
+    assert_eq!(hi.chat.system_prompt.as_deref(), Some("from\\n file\n"));
     assert_eq!((hi.stops, hi.affixes.prefix), (vec!["\nUser:".to_owned()], "\t".to_owned()));
 }
 

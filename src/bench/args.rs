@@ -53,7 +53,7 @@ pub struct BenchArgs {
 #[command(next_help_heading = "Tests (llama-bench's)")]
 pub struct TestArgs {
     /// Model; without it the bundled demo model
-    #[arg(short, long, value_name = "FNAME", value_delimiter = ',')]
+    #[arg(short, long, value_name = "FNAME", value_delimiter = ',', group = "named_model")]
     pub model: Vec<PathBuf>,
     #[command(flatten)]
     pub source: SourceArgs,
@@ -277,9 +277,10 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::E
     let mut command = command();
     let grammar = Grammar::of(&command);
     let line = argv::normalise(words, &grammar).map_err(|error| command.error(ErrorKind::UnknownArgument, error))?;
+    command = args::model::without_idle_variables(command, &line.words);
     let words = std::iter::once(OsString::from(command.get_name())).chain(line.words);
-    let mut matches = command.try_get_matches_from_mut(words)?;
-    args::model::settle(&mut matches).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))?;
+    let matches = command.try_get_matches_from_mut(words)?;
+    args::model::check(&matches).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))?;
     let bench = BenchArgs::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
     let mut engine = Vec::new();
     for arg in expert_flags() {

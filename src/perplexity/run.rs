@@ -21,8 +21,7 @@ use crate::manuals;
 use crate::memory;
 use crate::output::write_json;
 use crate::progress::TokenBar;
-use crate::report;
-use crate::report::closing::{self, Closing};
+use crate::report::{self, Closing};
 use crate::resolve::{self, Bytes};
 use crate::run::{Process, begin, describe, devices_now, measured, open};
 use crate::signals::{self, Interrupted};
@@ -196,8 +195,8 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
         let precision = session.precision();
         let closing =
             Closing { stats: &stats, precision, devices: &devices, is_eog: false, seed: None, is_seed_drawn: false };
-        for line in closing::lines(&closing) {
-            desk.log.line(Level::Info, format!("hobbit: {}", line.text));
+        for line in report::closing(&closing) {
+            desk.log.line(Level::Info, format!("hobbit: {line}"));
         }
         if let Some(line) = format::experts_used(&stats) {
             desk.log.line(Level::Info, line);

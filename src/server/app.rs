@@ -28,7 +28,7 @@ pub struct App {
     /// Streamed answers that accept control requests.
     pub controls: Arc<Controls>,
     pub memory: Memory,
-    workers: Workers,
+    workers: Semaphore,
 }
 
 /// The loaded model.
@@ -51,13 +51,20 @@ pub struct Loaded {
 impl App {
     /// A server whose model is not loaded yet.
     pub fn new(settings: Settings, began: u64) -> Self {
-        let memory = Memory::new(settings.max_body);
-        Self { settings, loaded: OnceLock::new(), began, controls: Arc::default(), memory, workers: Workers::default() }
+        let memory = Memory::new(settings.http.max_body);
+        Self {
+            settings,
+            loaded: OnceLock::new(),
+            began,
+            controls: Arc::default(),
+            memory,
+            workers: Semaphore::new(WORKERS),
+        }
     }
 
-    /// See [`Workers::work`].
+    /// See [`work`].
     pub async fn work<T>(&self, work: impl FnOnce() -> T) -> T {
-        self.workers.work(work).await
+        self::work(&self.workers, work).await
     }
 
     /// The model.
@@ -67,7 +74,7 @@ impl App {
 
     /// The name by which clients know the model.
     pub fn model_name(&self) -> &str {
-        self.settings.aliases.first().map_or("hobbit", String::as_str)
+        self.settings.http.alias.first().map_or("hobbit", String::as_str)
     }
 }
 
@@ -109,23 +116,11 @@ impl Loaded {
 /// Requests processed at once: the engine needs the cores, too.
 const WORKERS: usize = 2;
 
-/// Bounds how many requests are processed at once.
-#[derive(Debug)]
-struct Workers(Semaphore);
-
-impl Default for Workers {
-    fn default() -> Self {
-        Self(Semaphore::new(WORKERS))
-    }
-}
-
-impl Workers {
-    /// Runs slow work of a request, such as parsing JSON, applying a template or tokenizing, while another thread
-    /// serves connections.
-    async fn work<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _permit = self.0.acquire().await.expect("it is never closed");
-        tokio::task::block_in_place(work)
-    }
+/// Runs slow work of a request, such as parsing JSON, applying a template or tokenizing, while another thread serves
+/// connections.
+async fn work<T>(permits: &Semaphore, work: impl FnOnce() -> T) -> T {
+    let _permit = permits.acquire().await.expect("it is never closed");
+    tokio::task::block_in_place(work)
 }
 
 /// Asks a generation to end its reasoning. Cheap to clone.
@@ -207,12 +202,13 @@ mod tests {
     #[test]
     fn work_leaves_the_thread_to_others() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
-        let workers = Arc::new(Workers::default());
+        let workers = Arc::new(Semaphore::new(WORKERS));
         let (sender, receiver) = mpsc::channel();
         let own = Arc::clone(&workers);
-        let waits = runtime
-            .spawn(async move { own.work(move || receiver.recv_timeout(Duration::from_secs(60)).is_ok()).await });
-        let sends = runtime.spawn(async move { workers.work(move || sender.send(()).is_ok()).await });
+        let waits = runtime.spawn(async move {
+            super::work(&own, move || receiver.recv_timeout(Duration::from_secs(60)).is_ok()).await
+        });
+        let sends = runtime.spawn(async move { super::work(&workers, move || sender.send(()).is_ok()).await });
         assert_eq!(runtime.block_on(async { (waits.await.unwrap(), sends.await.unwrap()) }), (true, true));
     }
 }

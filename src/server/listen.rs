@@ -66,7 +66,7 @@ fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Router {
         router =
             routes.into_iter().fold(router, |router, (path, route)| router.route(&format!("{prefix}{path}"), route));
     }
-    if app.settings.has_page {
+    if app.settings.http.ui.0 {
         router = router.merge(page::router());
     }
     router
@@ -115,7 +115,7 @@ impl Listening {
 /// Binds all addresses and begins to answer; until the model is loaded, answers say that it is loading.
 pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
     let settings = &app.settings;
-    let tls = match &settings.tls {
+    let tls = match settings.http.ssl_key_file.as_ref().zip(settings.http.ssl_cert_file.as_ref()) {
         None => None,
         Some((key, certificate)) => {
             let _ = rustls::crypto::ring::default_provider().install_default();
@@ -126,14 +126,14 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
         }
     };
     let connections = Connections::new(
-        connections::limit(settings.n_slots + settings.n_waiting_max),
-        settings.timeout.min(PATIENCE),
-        settings.timeout.min(IDLE_PATIENCE),
+        connections::limit(settings.n_slots + settings.slots.max_waiting as usize),
+        settings.http.timeout.min(PATIENCE),
+        settings.http.timeout.min(IDLE_PATIENCE),
     );
     tokio::spawn(Arc::clone(&connections).watch());
     let mut listening = Listening { handles: Vec::new(), tasks: Vec::new(), addresses: Vec::new() };
-    let mut port = settings.port;
-    for host in &settings.hosts {
+    let mut port = settings.http.port;
+    for host in &settings.http.host {
         let name = host.trim().trim_start_matches('[').trim_end_matches(']');
         let wanted = port;
         let fail =
@@ -164,7 +164,7 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
         listening.handles.push(handle);
         listening.tasks.push(task);
         listening.addresses.push(format!("{scheme}://{bound}"));
-        if !bound.ip().is_loopback() && settings.api_keys.is_empty() {
+        if !bound.ip().is_loopback() && settings.http.api_key.is_empty() {
             log.line(
                 Level::Warning,
                 format!("warning: {bound}: anyone who reaches this machine may use the server; see --api-key"),

@@ -115,7 +115,7 @@ fn answer(
         std::thread::sleep(LOOK);
     }
     ctrl_c.obey();
-    let grace = app.settings.shutdown_grace;
+    let grace = app.settings.http.shutdown_grace;
     log.line(Level::Info, "hobbit: ending");
     loaded.stop(grace);
     listening.stop(grace + Duration::from_secs(1));
@@ -161,10 +161,10 @@ fn load(
     let options = WorkerOptions {
         n_slots,
         n_ctx,
-        context_shift: settings.context_shift,
-        similarity: settings.similarity,
-        stall_limit: settings.stall_limit,
-        n_waiting_max: settings.n_waiting_max,
+        context_shift: settings.context.context_shift.0,
+        similarity: settings.slots.slot_prompt_similarity,
+        stall_limit: settings.slots.stall_limit,
+        n_waiting_max: settings.slots.max_waiting as usize,
         // The context's own values, which llama.cpp may have changed.
         n_ubatch: session_options.n_ubatch.min(session_options.n_batch).min(session.n_batch() as u32) as usize,
         n_batch: session.n_batch(),
@@ -177,7 +177,7 @@ fn load(
     let worker = Worker::new(session, options, Arc::clone(&status));
     let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || worker.run(&incoming))?;
     let loaded = Loaded {
-        adapters: Adapters::of(&model, settings.applies_adapters),
+        adapters: Adapters::of(&model, !settings.slots.lora_init_without_apply.0),
         model,
         commands,
         status,
@@ -225,14 +225,14 @@ pub mod fuzzed {
 /// # Errors
 /// As [`run::templates`]; without Jinja, a template that llama.cpp does not know.
 fn templates(model: &Model, settings: &settings::Settings, log: &Log) -> Result<ChatTemplates> {
-    let templates = run::templates(model, &settings.model, settings.template.as_deref())?;
+    let templates = run::templates(model, &settings.model, settings.chat.template.chat_template.as_deref())?;
     let trial = ChatInputs {
         messages: r#"[{"role": "user", "content": "Hi"}]"#.to_owned(),
-        use_jinja: settings.jinja,
+        use_jinja: settings.chat.template.jinja.0,
         ..ChatInputs::default()
     };
     match templates.apply(&trial) {
-        Err(error) if !settings.jinja => {
+        Err(error) if !settings.chat.template.jinja.0 => {
             return Err(error).context("--no-jinja: llama.cpp does not know this chat template by itself");
         }
         Err(error) => {

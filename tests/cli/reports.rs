@@ -23,7 +23,7 @@ fn a_run_has_three_lines_before_and_four_after() {
     let low = ["--expert-cache", "25%", "--low", "q2_k", "--low-dir", "."];
     assert!(stderr(&low).contains("results are approximate"));
     let all = stderr(&["-v"]);
-    for part in ["llama_perf_context_print:        eval time = ", "memory budget", "precision: exact"] {
+    for part in ["llama_perf_context_print:        eval time = ", "memory budget", "\"mode\":\"exact\"", "\"io\":\""] {
         assert!(all.contains(part), "{part}: {all}");
     }
     let warning = "warning: the context holds 1024 tokens, but the model was trained on 512";

@@ -76,20 +76,6 @@ fn devices_are_listed_without_a_model() {
     }
 }
 
-#[test]
-fn variables_of_unsupported_flags_are_named() {
-    let with = |args: &[&str], variable: &str| {
-        let mut cli = cli(args);
-        cli.command.env(variable, "x");
-        cli.run()
-    };
-    let ran = with(&["-n", "1", "-t", "1", "--quiet"], "LLAMA_ARG_DOCKER_REPO").expect(2);
-    assert_eq!(ran.says(&["error: ", "LLAMA_ARG_DOCKER_REPO names a model", ", or unset it"]).stdout, "");
-    let model = demo_model();
-    let named = ["-m", model.to_str().unwrap(), "-p", "a", "-n", "1", "-t", "1"];
-    with(&named, "LLAMA_ARG_MMPROJ").expect(0).says(&["variable LLAMA_ARG_MMPROJ has no effect: only text models"]);
-}
-
 /// Runs a program whose stdout is closed, as in `hobbit-sim show trace | head`.
 fn run_unread(path: &str, args: &[&str]) {
     let (reader, writer) = pipe().unwrap();

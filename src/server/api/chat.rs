@@ -96,9 +96,9 @@ fn read(app: &App, loaded: &Loaded, body: Fields) -> Result<Request, ApiError> {
         body,
         &Defaults {
             reasoning: &settings.reasoning,
-            jinja: settings.jinja,
-            prefills_assistant: settings.prefills_assistant,
-            template_reasons: settings.jinja && templates.supports_thinking(),
+            jinja: settings.chat.template.jinja.0,
+            prefills_assistant: settings.chat.prefill_assistant.0,
+            template_reasons: settings.chat.template.jinja.0 && templates.supports_thinking(),
             calls_in_parallel: templates.capabilities().get("supports_parallel_tool_calls").copied().unwrap_or(false),
         },
     )

@@ -105,7 +105,7 @@ pub async fn native(State(app): State<Arc<App>>, Body(mut body, held): Body) -> 
 }
 
 fn loaded(app: &App) -> Result<&Loaded, ApiError> {
-    if !app.settings.embeds {
+    if !app.settings.slots.embeddings.0 {
         return Err(ApiError::unsupported("This server does not support embeddings. Start it with `--embeddings`"));
     }
     app.loaded()

@@ -105,7 +105,7 @@ pub async fn start(
 
 /// Refuses requests for text on a server for embeddings.
 pub fn refuse_embedding_server(app: &App) -> Result<(), ApiError> {
-    if app.settings.embeds {
+    if app.settings.slots.embeddings.0 {
         let message = "This server does not support completions. Start it without `--embeddings`";
         return Err(ApiError::unsupported(message));
     }

@@ -42,7 +42,7 @@ impl Params {
         let model = &loaded.model;
         let n_predict = match whole(body, &["n_predict", "max_completion_tokens", "max_tokens"], -1..=MOST)? {
             Some(n) => usize::try_from(n).ok(),
-            None => settings.n_predict,
+            None => usize::try_from(settings.slots.predict).ok(),
         };
         let n_probs = whole(body, &["n_probs"], 0..=MOST)?.unwrap_or(0).min(model.n_vocab() as i64) as usize;
         let sampling = sampling(body, &settings.sampling, model)?;
@@ -50,13 +50,13 @@ impl Params {
             seed: sampling.seed,
             sampling: Arc::new(sampling),
             n_predict,
-            n_keep: whole(body, &["n_keep"], -1..=MOST)?.map_or(settings.n_keep, |n| n as i32),
+            n_keep: whole(body, &["n_keep"], -1..=MOST)?.map_or(settings.context.keep, |n| n as i32),
             n_discard: whole(body, &["n_discard"], 0..=MOST)?.unwrap_or(0) as usize,
-            cache_reuse: whole(body, &["n_cache_reuse"], 0..=MOST)?.map_or(settings.cache_reuse, |n| n as usize),
+            cache_reuse: whole(body, &["n_cache_reuse"], 0..=MOST)?.map_or(settings.slots.cache_reuse, |n| n as usize),
             stops: stops(body)?.into(),
             n_probs,
             post_sampling_probs: boolean(body, "post_sampling_probs")?.unwrap_or(false),
-            shows_special: settings.shows_special,
+            shows_special: settings.slots.special.0,
             time_limit: whole(body, &["t_max_predict_ms"], -1..=MOST)?
                 .and_then(|ms| u64::try_from(ms).ok())
                 .filter(|ms| *ms > 0)
@@ -82,7 +82,7 @@ impl Params {
             stream: boolean(body, "stream")?.unwrap_or(false),
             n: n_answers(body, app)?,
             slot,
-            cache_prompt: boolean(body, "cache_prompt")?.unwrap_or(settings.cache_prompt),
+            cache_prompt: boolean(body, "cache_prompt")?.unwrap_or(settings.slots.cache_prompt.0),
             timings_per_token: boolean(body, "timings_per_token")?.unwrap_or(false),
             return_progress: boolean(body, "return_progress")?.unwrap_or(false),
             return_tokens: boolean(body, "return_tokens")?.unwrap_or(false),

@@ -33,7 +33,7 @@ pub fn prompts(value: &Value, body: &Fields, app: &App) -> Result<Prompts, ApiEr
 
 /// Checks the number of texts in a request before they are tokenized: at most as many as may wait.
 pub fn check(n_texts: usize, app: &App) -> Result<(), ApiError> {
-    let most = app.settings.n_waiting_max;
+    let most = app.settings.slots.max_waiting as usize;
     if n_texts > most {
         return Err(ApiError::invalid(format!(
             "the request has {n_texts} texts, and {most} may wait: send several requests, or start the server with \
@@ -162,7 +162,7 @@ fn gap(app: &App, body: &Fields) -> Result<Vec<Token>, ApiError> {
     if model.adds_bos() {
         all.extend(special.bos);
     }
-    let parts = if app.settings.spm_infill { [after, before] } else { [before, after] };
+    let parts = if app.settings.slots.spm_infill.0 { [after, before] } else { [before, after] };
     all.extend(parts.concat());
     all.push(middle_token);
     Ok(all)

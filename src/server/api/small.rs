@@ -40,16 +40,16 @@ pub async fn models(State(app): State<Arc<App>>) -> Answer {
     Ok(Json(json!({
         "models": [{
             "name": name, "model": name, "modified_at": "", "size": "", "digest": "", "type": "model",
-            "description": "", "tags": settings.tags,
-            "capabilities": [if settings.embeds { "embedding" } else { "completion" }],
+            "description": "", "tags": settings.http.tags,
+            "capabilities": [if settings.slots.embeddings.0 { "embedding" } else { "completion" }],
             "parameters": "", "details": {"parent_model": "", "format": "gguf", "family": "", "families": [""],
                 "parameter_size": "", "quantization_level": ""},
         }],
         "object": "list",
         "data": [{
             "id": name,
-            "aliases": settings.aliases,
-            "tags": settings.tags,
+            "aliases": settings.http.alias,
+            "tags": settings.http.tags,
             "object": "model",
             "created": app.began,
             "owned_by": "llamacpp",
@@ -87,10 +87,10 @@ pub async fn props(State(app): State<Arc<App>>) -> Answer {
         "model_ftype": info.description,
         "model_path": info.path,
         "modalities": {"vision": false, "video": false, "audio": false},
-        "endpoint_slots": app.settings.has_slots,
-        "endpoint_props": app.settings.has_props,
-        "endpoint_metrics": app.settings.has_metrics,
-        "ui": app.settings.has_page,
+        "endpoint_slots": app.settings.http.endpoint_slots.0,
+        "endpoint_props": app.settings.http.endpoint_props.0,
+        "endpoint_metrics": app.settings.http.endpoint_metrics.0,
+        "ui": app.settings.http.ui.0,
         "ui_settings": {},
         "chat_template": templates.source(),
         "chat_template_caps": templates.capabilities(),
@@ -108,7 +108,7 @@ pub async fn props(State(app): State<Arc<App>>) -> Answer {
 
 /// `POST /props`
 pub async fn set_props(State(app): State<Arc<App>>) -> Answer {
-    if !app.settings.has_props {
+    if !app.settings.http.endpoint_props.0 {
         let message = "This server does not support changing global properties. Start it with `--props`";
         return Err(ApiError::unsupported(message));
     }
@@ -123,7 +123,7 @@ pub struct SlotsQuery {
 
 /// `GET /slots`
 pub async fn slots(State(app): State<Arc<App>>, Query(query): Query<SlotsQuery>) -> Answer {
-    if !app.settings.has_slots {
+    if !app.settings.http.endpoint_slots.0 {
         return Err(ApiError::unsupported("This server does not support slots endpoint. Start it with `--slots`"));
     }
     let loaded = app.loaded()?;
@@ -177,7 +177,7 @@ pub async fn act_on_slot(
     Query(query): Query<ActionQuery>,
     AnyBody(body, _held): AnyBody,
 ) -> Answer {
-    let Some(directory) = &app.settings.slot_save_path else {
+    let Some(directory) = &app.settings.slots.slot_save_path else {
         return Err(ApiError::unsupported(
             "This server does not support slots action. Start it with `--slot-save-path`",
         ));
@@ -273,7 +273,7 @@ fn detokenized(body: &Fields, model: &Model) -> Result<String, ApiError> {
 
 /// `GET /metrics`
 pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
-    if !app.settings.has_metrics {
+    if !app.settings.http.endpoint_metrics.0 {
         return Err(ApiError::unsupported("This server does not support metrics endpoint. Start it with `--metrics`"));
     }
     let loaded = app.loaded()?;

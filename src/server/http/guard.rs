@@ -24,7 +24,7 @@ fn is_public(path: &str) -> bool {
 
 /// Requires a key if keys are set.
 pub async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let keys = &app.settings.api_keys;
+    let keys = &app.settings.http.api_key;
     if keys.is_empty() || is_public(request.uri().path()) || has_key(request.headers(), keys) {
         return next.run(request).await;
     }

@@ -30,7 +30,7 @@ const SMALL_BODY: usize = 32 << 10;
 
 /// The bytes of a body.
 async fn read(request: Request, app: &App, held: &Held) -> Result<Vec<u8>, ApiError> {
-    let limit = app.settings.max_body;
+    let limit = app.settings.http.max_body;
     let declared = request.headers().get("content-length").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if declared.is_some_and(|declared| declared > limit as u64) {
         return Err(ApiError::too_large(limit));
@@ -57,7 +57,7 @@ async fn read(request: Request, app: &App, held: &Held) -> Result<Vec<u8>, ApiEr
         }
         Ok(())
     };
-    tokio::time::timeout(app.settings.timeout, arrive).await.map_err(|_| ApiError::too_slow())??;
+    tokio::time::timeout(app.settings.http.timeout, arrive).await.map_err(|_| ApiError::too_slow())??;
     exchange.iter().for_each(|exchange| exchange.work());
     Ok(bytes)
 }
