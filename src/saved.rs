@@ -34,9 +34,10 @@ pub fn mark(model: &hobbit::Model, model_options: &hobbit::ModelOptions, options
     // Fine-tunes of a model differ only in their weights.
     let print = hobbit_core::pack::fingerprint(model.gguf()).map_or_else(|_| String::new(), |print| print.to_string());
     // Keys and values of approximate runs are approximate.
-    let approximate = match model_options.precision.demands_exactness() {
-        true => String::new(),
-        false => format!("{:?} {:?} {:?}", model_options.low, model_options.precision, model_options.routing),
+    let approximate = if model_options.precision.demands_exactness() {
+        String::new()
+    } else {
+        format!("{:?} {:?} {:?}", model_options.low, model_options.precision, model_options.routing)
     };
     let words = format!("{words} {print} {approximate}");
     // Adapters and control vectors change the state: identify the files by name and size.
@@ -52,12 +53,11 @@ pub fn mark(model: &hobbit::Model, model_options: &hobbit::ModelOptions, options
 
 /// The mark for these LoRA scales.
 pub fn mark_with(mark: u64, lora: &[f32]) -> u64 {
-    match lora.iter().all(|scale| *scale == 0.0) {
-        true => mark,
-        false => lora.iter().fold(mark, |mark, scale| {
-            xxh3_64(&[mark.to_le_bytes(), u64::from(scale.to_bits()).to_le_bytes()].concat())
-        }),
+    if lora.iter().all(|scale| *scale == 0.0) {
+        return mark;
     }
+    let with = |mark: u64, scale: &f32| [mark.to_le_bytes(), u64::from(scale.to_bits()).to_le_bytes()].concat();
+    lora.iter().fold(mark, |mark, scale| xxh3_64(&with(mark, scale)))
 }
 
 /// Writes a slot and returns its length in bytes. Readers see the old file or the new one.

@@ -1,11 +1,12 @@
 //! Scales of LoRA adapters: the defaults, and those that requests give.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use hobbit::Model;
 use hobbit::options::SCALE_MAX;
 use serde_json::{Value, json};
 
+use super::app::lock;
 use super::error::ApiError;
 
 /// One factor per adapter, in order; empty without adapters.
@@ -22,11 +23,11 @@ impl Adapters {
     }
 
     pub fn scales(&self) -> Scales {
-        Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&lock(&self.0))
     }
 
     pub fn set(&self, scales: Scales) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = scales;
+        *lock(&self.0) = scales;
     }
 }
 

@@ -18,6 +18,11 @@ use super::job::{self, Command, Job, Running, SlotAction, SlotAnswer, SlotComman
 use super::settings::Settings;
 use super::status::Status;
 
+/// Locks a mutex. A thread that panics with the lock leaves the value usable.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The server.
 pub struct App {
     pub settings: Settings,
@@ -52,19 +57,14 @@ impl App {
     /// A server whose model is not loaded yet.
     pub fn new(settings: Settings, began: u64) -> Self {
         let memory = Memory::new(settings.http.max_body);
-        Self {
-            settings,
-            loaded: OnceLock::new(),
-            began,
-            controls: Arc::default(),
-            memory,
-            workers: Semaphore::new(WORKERS),
-        }
+        let workers = Semaphore::new(WORKERS);
+        Self { settings, loaded: OnceLock::new(), began, controls: Arc::default(), memory, workers }
     }
 
-    /// See [`work`].
+    /// Runs slow work of a request, such as parsing JSON, applying a template or tokenizing, while another thread
+    /// serves connections.
     pub async fn work<T>(&self, work: impl FnOnce() -> T) -> T {
-        self::work(&self.workers, work).await
+        work_within(&self.workers, work).await
     }
 
     /// The model.
@@ -116,10 +116,8 @@ impl Loaded {
 /// Requests processed at once: the engine needs the cores, too.
 const WORKERS: usize = 2;
 
-/// Runs slow work of a request, such as parsing JSON, applying a template or tokenizing, while another thread serves
-/// connections.
-async fn work<T>(permits: &Semaphore, work: impl FnOnce() -> T) -> T {
-    let _permit = permits.acquire().await.expect("it is never closed");
+async fn work_within<T>(workers: &Semaphore, work: impl FnOnce() -> T) -> T {
+    let _permit = workers.acquire().await.expect("it is never closed");
     tokio::task::block_in_place(work)
 }
 
@@ -147,13 +145,9 @@ pub struct Listed {
 }
 
 impl Controls {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Option<EndReasoning>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds an answer.
     pub fn list(self: &Arc<Self>, id: &str, end_reasoning: Option<EndReasoning>) -> Listed {
-        self.lock().insert(id.to_owned(), end_reasoning);
+        lock(&self.0).insert(id.to_owned(), end_reasoning);
         Listed { controls: Arc::clone(self), id: id.to_owned() }
     }
 
@@ -162,7 +156,7 @@ impl Controls {
     /// # Errors
     /// The reason why it cannot, in llama-server's words.
     pub fn end_reasoning(&self, id: &str) -> Result<(), &'static str> {
-        match self.lock().get(id) {
+        match lock(&self.0).get(id) {
             None => Err("no active completion for this id"),
             Some(None) => Err("reasoning control not enabled for this completion"),
             Some(Some(EndReasoning(flag))) => {
@@ -175,7 +169,7 @@ impl Controls {
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        self.controls.lock().remove(&self.id);
+        lock(&self.controls.0).remove(&self.id);
     }
 }
 
@@ -205,10 +199,9 @@ mod tests {
         let workers = Arc::new(Semaphore::new(WORKERS));
         let (sender, receiver) = mpsc::channel();
         let own = Arc::clone(&workers);
-        let waits = runtime.spawn(async move {
-            super::work(&own, move || receiver.recv_timeout(Duration::from_secs(60)).is_ok()).await
-        });
-        let sends = runtime.spawn(async move { super::work(&workers, move || sender.send(()).is_ok()).await });
+        let receive = move || receiver.recv_timeout(Duration::from_secs(60)).is_ok();
+        let waits = runtime.spawn(async move { work_within(&own, receive).await });
+        let sends = runtime.spawn(async move { work_within(&workers, move || sender.send(()).is_ok()).await });
         assert_eq!(runtime.block_on(async { (waits.await.unwrap(), sends.await.unwrap()) }), (true, true));
     }
 }

@@ -15,6 +15,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use super::api::{anthropic, chat, completions, embeddings, native, prompts, responses, small};
 use super::app::App;
+use super::error::ApiError;
 use super::http::connections::{self, Acceptor, Connections};
 use super::http::guard;
 use super::page;
@@ -70,8 +71,8 @@ fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Router {
         router = router.merge(page::router());
     }
     router
-        .fallback(small::nothing)
-        .method_not_allowed_fallback(small::wrong_method)
+        .fallback(async || ApiError::not_found("File Not Found"))
+        .method_not_allowed_fallback(async || ApiError::wrong_method())
         .layer(map_response(with_charset))
         .layer(CatchPanicLayer::new())
         .layer(from_fn_with_state(Arc::clone(app), guard::authenticate))

@@ -1,8 +1,9 @@
 //! State of the server for status requests while the engine works: slots, and counts since the start, also as
 //! Prometheus reads them.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
+use super::app::lock;
 use super::job::Traffic;
 use super::worker::slot::{LastRun, Slot};
 
@@ -50,29 +51,25 @@ pub struct Totals {
 impl Status {
     /// A copy of the state.
     pub fn get(&self) -> State {
-        self.lock().clone()
+        lock(&self.0).clone()
     }
 
     /// Whether any slot works on a request.
     pub fn is_processing(&self) -> bool {
-        self.lock().slots.iter().any(|slot| slot.is_processing)
+        lock(&self.0).slots.iter().any(|slot| slot.is_processing)
     }
 
     /// A copy of the state; resets the counts since the last call.
     pub fn take(&self) -> State {
-        let mut state = self.lock();
+        let mut state = lock(&self.0);
         let copy = state.clone();
         state.since = Totals::default();
         copy
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds to the counts.
     pub fn count(&self, add: impl Fn(&mut Totals)) {
-        let state = &mut *self.lock();
+        let state = &mut *lock(&self.0);
         add(&mut state.totals);
         add(&mut state.since);
     }
@@ -90,7 +87,7 @@ impl Status {
             })
             .collect();
         let most = slots.iter().map(|slot| slot.n_past as u64).max().unwrap_or(0);
-        let state = &mut *self.lock();
+        let state = &mut *lock(&self.0);
         (state.slots, state.n_waiting) = (slots, n_waiting);
         state.totals.n_tokens_max = state.totals.n_tokens_max.max(most);
     }

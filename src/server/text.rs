@@ -1,7 +1,6 @@
 //! Turns tokens into text that may be shown: complete characters, and no part of a stop text.
 
-use crate::text::StopMatcher;
-use crate::text::Utf8Decoder;
+use crate::text::{StopMatcher, Utf8Decoder};
 
 /// The text of one generation.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use super::texts;
 use crate::server::app::App;
 use crate::server::error::ApiError;
 use crate::server::http::Body;
-use crate::server::http::stream::{Frame, Shape, respond, whole};
+use crate::server::http::stream::{Frame, Shape, respond, typed, whole};
 use crate::server::job::{Done, Event, Stop};
 use request::to_openai;
 
@@ -34,7 +34,7 @@ pub async fn messages(State(app): State<Arc<App>>, Body(body, held): Body) -> Re
         return respond(running, answer, ping).await;
     }
     let own = whole(running.remove(0)).await?;
-    let message = app.work(|| answer.talk.message(&own)).await?;
+    let message = app.work(|| Message::of(&answer.talk.prompt, &own)).await?;
     let (done, n_cached) = (&own.done, own.done.timings.n_cached);
     let mut value = answer.message(blocks(&message), n_cached, done.n_prompt.saturating_sub(n_cached), done.n_decoded);
     value["stop_reason"] = json!(stop_reason(&done.stop, !message.calls.is_empty(), &answer.stops));
@@ -114,11 +114,11 @@ impl Shape for Answer {
             Event::Done(done) => self.done(&done, &mut events)?,
             _ => {}
         }
-        Ok(events.iter().map(Frame::typed).collect())
+        Ok(events.iter().map(typed).collect())
     }
 
     fn failure(&mut self, error: &ApiError) -> Vec<Frame> {
-        vec![Frame::typed(&json!({"type": "error", "error": error.json()}))]
+        vec![typed(&json!({"type": "error", "error": error.json()}))]
     }
 }
 

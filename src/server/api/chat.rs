@@ -67,14 +67,6 @@ impl Talk {
         native::start(loaded, &self.params, std::slice::from_ref(&self.tokens), &self.held).await
     }
 
-    /// The `index`-th answer, complete.
-    ///
-    /// # Errors
-    /// The text does not follow the template's format.
-    pub fn message(&self, whole: &Whole) -> Result<Message, ApiError> {
-        Message::of(&self.prompt, whole)
-    }
-
     /// Details of a generation for `__verbose`; `None` if not requested.
     pub fn verbose(&self, done: &Done, index: usize, content: &str) -> Option<Value> {
         if !self.params.verbose {
@@ -147,7 +139,7 @@ struct Choice<'a> {
 fn answer(talk: &Talk, results: &[Whole]) -> Result<Response, ApiError> {
     let mut choices = Vec::new();
     for (index, own) in results.iter().enumerate() {
-        let message = talk.message(own)?;
+        let message = Message::of(&talk.prompt, own)?;
         choices.push(Choice {
             finish_reason: finish_reason(&own.done.stop, !message.calls.is_empty()),
             index,

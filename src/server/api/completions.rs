@@ -14,7 +14,7 @@ use super::{Fields, boolean, get, native, whole as integer};
 use crate::server::app::App;
 use crate::server::error::ApiError;
 use crate::server::http::Body;
-use crate::server::http::stream::{Frame, Shape, all, respond};
+use crate::server::http::stream::{Frame, Shape, all, done as end, respond, unnamed};
 use crate::server::job::{Done, Event, Probabilities};
 
 /// Fields of OpenAI's that llama.cpp does not support.
@@ -111,11 +111,11 @@ impl Shape for Text {
             }
             _ => Vec::new(),
         };
-        Ok(parts.iter().map(Frame::data).collect())
+        Ok(parts.iter().map(unnamed).collect())
     }
 
     fn end(&mut self) -> Vec<Frame> {
-        vec![Frame::done()]
+        vec![end()]
     }
 }
 

@@ -18,7 +18,7 @@ use crate::server::app::{App, Loaded};
 use crate::server::error::ApiError;
 use crate::server::http::Body;
 use crate::server::http::memory::Held;
-use crate::server::http::stream::{Frame, Shape, Whole, all, respond};
+use crate::server::http::stream::{Frame, Shape, Whole, all, respond, unnamed};
 use crate::server::job::{Candidate, Done, Event, Probabilities, Running, Stop, Work};
 
 /// `POST /completion`
@@ -176,7 +176,7 @@ impl Shape for Native {
             }
             _ => return Ok(Vec::new()),
         };
-        Ok(vec![Frame::data(&value)])
+        Ok(vec![unnamed(&value)])
     }
 }
 

@@ -18,7 +18,7 @@ use super::params::merge;
 use crate::server::app::App;
 use crate::server::error::ApiError;
 use crate::server::http::Body;
-use crate::server::http::stream::{Frame, Shape, respond, whole};
+use crate::server::http::stream::{Frame, Shape, respond, typed, whole};
 use crate::server::job::{Done, Event, Stop};
 use request::to_chat;
 
@@ -108,7 +108,7 @@ impl Answer {
     fn frame(&mut self, mut event: Value) -> Frame {
         event["sequence_number"] = json!(self.n);
         self.n += 1;
-        Frame::typed(&event)
+        typed(&event)
     }
 }
 

@@ -360,13 +360,3 @@ pub async fn set_adapters(State(app): State<Arc<App>>, AnyBody(body, _held): Any
 pub async fn rerank(_body: Result<AnyBody, ApiError>) -> Answer {
     Err(ApiError::unsupported("This server does not support reranking"))
 }
-
-/// Any unknown path.
-pub async fn nothing() -> ApiError {
-    ApiError::not_found("File Not Found")
-}
-
-/// A known path with another method.
-pub async fn wrong_method() -> ApiError {
-    ApiError::wrong_method()
-}

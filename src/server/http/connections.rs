@@ -10,7 +10,7 @@ use std::future::{Ready, ready};
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tower::Layer;
 
+use crate::server::app::lock;
 use crate::server::error::ApiError;
 
 /// Minimum number of connections, even if few requests may wait.
@@ -82,10 +83,6 @@ struct Turn {
     is_idle: bool,
     /// When the client last did its part.
     since: Instant,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Connection {

@@ -1,11 +1,12 @@
 //! Memory of requests: a reserved part of the memory budget. Each request holds its share from the first byte of its
 //! body until it is answered.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use crate::server::app::lock;
 use crate::server::error::ApiError;
 
 /// Memory is counted in units of so many bytes.
@@ -59,10 +60,6 @@ struct Pool {
 pub struct Held {
     pool: Arc<Pool>,
     n_units: Mutex<usize>,
-}
-
-fn lock(mutex: &Mutex<usize>) -> MutexGuard<'_, usize> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Memory {

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::http::HeaderValue;
-use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
+use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde_json::Value;
@@ -14,33 +14,23 @@ use crate::server::error::ApiError;
 use crate::server::job::{Done, Event, Probabilities, Running};
 
 /// One server-sent event.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Frame {
-    name: Option<String>,
-    data: String,
+pub use axum::response::sse::Event as Frame;
+
+/// An event without a name.
+pub fn unnamed(value: &Value) -> Frame {
+    Frame::default().data(value.to_string())
 }
 
-impl Frame {
-    /// An event without a name.
-    pub fn data(value: &Value) -> Self {
-        Self { name: None, data: value.to_string() }
-    }
+/// An event named after its type.
+pub fn typed(value: &Value) -> Frame {
+    // Write the name first: not every client reads a whole event before it looks.
+    let frame = value["type"].as_str().map_or_else(Frame::default, |name| Frame::default().event(name));
+    frame.data(value.to_string())
+}
 
-    /// An event named after its type.
-    pub fn typed(value: &Value) -> Self {
-        Self { name: value["type"].as_str().map(str::to_owned), data: value.to_string() }
-    }
-
-    /// The end of OpenAI's streams.
-    pub fn done() -> Self {
-        Self { name: None, data: "[DONE]".to_owned() }
-    }
-
-    fn sse(self) -> SseEvent {
-        // Write the name first: not every client reads a whole event before it looks.
-        let event = self.name.map_or_else(SseEvent::default, |name| SseEvent::default().event(name));
-        event.data(self.data)
-    }
+/// The end of OpenAI's streams.
+pub fn done() -> Frame {
+    Frame::default().data("[DONE]")
 }
 
 /// A protocol's form of events.
@@ -58,7 +48,7 @@ pub trait Shape: Send + 'static {
 
     /// The frames that end the stream after a failure past the first frame.
     fn failure(&mut self, error: &ApiError) -> Vec<Frame> {
-        vec![Frame::data(&serde_json::json!({ "error": error.json() }))]
+        vec![unnamed(&serde_json::json!({ "error": error.json() }))]
     }
 }
 
@@ -82,7 +72,7 @@ pub async fn respond(
     let events = stream::unfold(state, |(mut running, mut shape, mut frames, mut has_ended)| async move {
         loop {
             if let Some(frame) = frames.pop_front() {
-                return Some((Ok::<_, Infallible>(frame.sse()), (running, shape, frames, has_ended)));
+                return Some((Ok::<_, Infallible>(frame), (running, shape, frames, has_ended)));
             }
             if has_ended {
                 return None;

@@ -90,6 +90,9 @@ pub struct Message {
 
 impl Message {
     /// Parses a complete generation into the message that a stream sends piece by piece.
+    ///
+    /// # Errors
+    /// The text does not follow the template's format.
     pub fn of(prompt: &ChatPrompt, whole: &Whole) -> Result<Self, ApiError> {
         let mut message = Self::default();
         Reader::new(prompt)?.finish(&whole.text, &whole.done.stop)?.iter().for_each(|delta| message.add(delta));

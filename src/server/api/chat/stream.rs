@@ -8,7 +8,7 @@ use super::answer::{Reader, delta_json};
 use crate::server::api::openai::{Logprobs, Stamp, Usage, finish_reason};
 use crate::server::app::Listed;
 use crate::server::error::ApiError;
-use crate::server::http::stream::{Frame, Shape};
+use crate::server::http::stream::{Frame, Shape, done as end, unnamed};
 use crate::server::job::{Done, Event, Probabilities, Progress, Timings, TokenEvent};
 
 /// OpenAI's stream.
@@ -119,7 +119,7 @@ impl Shape for Chat {
             Event::Done(done) => self.done(index, &done)?,
             _ => Vec::new(),
         };
-        Ok(chunks.iter().map(Frame::data).collect())
+        Ok(chunks.iter().map(unnamed).collect())
     }
 
     fn end(&mut self) -> Vec<Frame> {
@@ -128,9 +128,9 @@ impl Shape for Chat {
             let mut last = self.stamp.part(json!([]));
             last["usage"] = self.usage.json();
             last["timings"] = self.timings.json();
-            frames.push(Frame::data(&last));
+            frames.push(unnamed(&last));
         }
-        frames.push(Frame::done());
+        frames.push(end());
         frames
     }
 }
