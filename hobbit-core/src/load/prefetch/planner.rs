@@ -386,14 +386,24 @@ impl Prefetcher {
         candidates
     }
 
-    /// The load of this version of a candidate if its read begins in `taken` seconds; `None` if it does not pay.
-    fn load(&self, candidate: &Candidate, precision: Precision, layer_seconds: f64, taken: f64) -> Option<Load> {
+    /// The load of this version of a candidate with these chances if its read begins in `taken` seconds; `None` if it
+    /// does not pay.
+    fn load(
+        &self,
+        candidate: &Candidate,
+        chances: Chances,
+        precision: Precision,
+        layer_seconds: f64,
+        taken: f64,
+    ) -> Option<Load> {
         let (version, bytes) = candidate.version(precision)?;
         let distance = candidate.predicted.distance;
-        let load_seconds = self.estimates.load_seconds(bytes)?;
         let slack_seconds = f64::from(distance) * layer_seconds - taken;
+        if slack_seconds <= 0.0 {
+            return None;
+        }
+        let load_seconds = self.estimates.load_seconds(bytes)?;
         let spare = |asked| self.estimates.load_seconds(candidate.spared(asked, precision)).unwrap_or(0.0);
-        let chances = self.odds.chances(candidate.guess());
         let left = (load_seconds - slack_seconds).max(0.0);
         let spares = [spare(Demand::Low), spare(Demand::High)];
         let load = Load { version, bytes, distance, load_seconds, slack_seconds, saved: 0.0, spares };
@@ -409,19 +419,21 @@ impl Prefetcher {
     }
 
     /// Greedy: repeatedly the version that saves most in the remaining time.
-    fn in_time(&self, mut candidates: Vec<Candidate>, link: Link, room: usize) -> Vec<Load> {
+    fn in_time(&self, candidates: Vec<Candidate>, link: Link, room: usize) -> Vec<Load> {
         let (Some(layer_seconds), Some(mut taken)) =
             (self.estimates.layer_seconds(), self.estimates.load_seconds(link.queued_bytes))
         else {
             return Vec::new();
         };
         taken += link.elapsed_seconds.max(0.0);
+        let with_chances = |candidate: Candidate| (self.odds.chances(candidate.guess()), candidate);
+        let mut candidates: Vec<_> = candidates.into_iter().map(with_chances).collect();
         let mut loads = Vec::new();
         while loads.len() < room {
             let mut best: Option<(usize, Load)> = None;
-            for (i, candidate) in candidates.iter().enumerate() {
+            for (i, (chances, candidate)) in candidates.iter().enumerate() {
                 let [low, high] = [Precision::Low, Precision::High]
-                    .map(|precision| self.load(candidate, precision, layer_seconds, taken));
+                    .map(|precision| self.load(candidate, *chances, precision, layer_seconds, taken));
                 // Take the version that saves more per byte: the link may have better reads to do.
                 let per_second = |load: &Load| load.saved / load.load_seconds;
                 let load = match (low, high) {
