@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes tables and pictures of raw records, and checks that the committed tables are what the records make.
 
-usage: benches/report.py [DIRECTORY...]       fills in the marked tables of DIRECTORY/README.md and of benches/README.md,
+usage: benches/report.py [DIRECTORY...]       fills in the marked tables of DIRECTORY/README.md, benches/README.md,
                                               draws DIRECTORY/*.svg (default: every benches/results/*/prove)
        benches/report.py --check              changes nothing; fails if a committed table differs or a verdict is wrong
        benches/report.py --table NAME [DIRECTORY...]

@@ -3,7 +3,7 @@
 
 usage: routes.py HOBBIT_SIM TRACE [TRACE ...] [--halves FIRST SECOND [FIRST SECOND ...]]
 TRACEs come from 'hobbit-sim import'. With halves, slots by penalty are fitted on the FIRST trace of each pair and
-judged on the SECOND. Nothing is tuned on what it is judged on, but where the table says so.
+judged on the SECOND. The table marks figures that were tuned on the text that judges them.
 """
 import json
 import subprocess

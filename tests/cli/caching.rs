@@ -124,7 +124,7 @@ fn a_loss_bound_uses_the_measurement_at_the_largest_cache_not_above_ours() {
     let bounded = |model: &Path, cache| run(model, &["--expert-cache", cache, "--max-loss", "1%"]);
     bounded(&model, "50%").expect(0).says(&["routing: cache bias 0.25, the best 1 kept ", "(max loss 1.0 %: "]);
     bounded(&model, "40%").expect(0).says(&["routing: cache bias 0.15", "with 25 % of the experts in memory (here "]);
-    bounded(&model, "20%").expect(1).says(&["has measured with 25 %, 50 % of the experts in memory", "%,25%,50%"]);
+    bounded(&model, "20%").expect(1).says(&["was measured with 25 %, 50 % of the experts in memory", "%,25%,50%"]);
     bounded(&model, "100%").expect(0).says(&["max loss 1.0 %: everything is in memory, nothing is given up"]);
 
     // A pack carries measurements; a profile beside it comes first.

@@ -140,7 +140,7 @@ fn a_pack_is_measured_with_its_own_low_versions_and_with_several_caches() {
     assert!(!high.is_dynamic() && high.low.is_none_or(|low| low.slots == 0));
     assert!(high.loss_bound.unwrap().contains("with 50 % of the experts in memory (here "));
     let error = session(15.0, bound(1.0)).unwrap_err().to_string();
-    assert!(error.contains("has measured with 25 %, 50 %"), "{error}");
+    assert!(error.contains("was measured with 25 %, 50 %"), "{error}");
 
     refused(1, &args(&pack, &text, &["--tokens", "256"]), "give --no-widths, or the plain model");
     refused(1, &args(&pack, &text, &[&all[..], &["--low", "q3_k"]].concat()), "not made of a pack");

@@ -10,8 +10,8 @@
 //!                  |W_e| = norm of all its matrices together                       (LayerNorms)
 //! ```
 //!
-//! An expert adds its router weight times its output to a token's hidden state. Its output is proportional to the norms
-//! of two matrices, and KL divergence is quadratic in small errors.
+//! An expert adds its router weight times its output to a token's hidden state. Its output is proportional to two
+//! matrices' norms, and KL divergence is quadratic in small errors.
 
 use std::collections::BTreeMap;
 

@@ -36,8 +36,8 @@ impl Model {
     /// the file.
     ///
     /// # Errors
-    /// A damaged, incomplete or unsupported file ([`OpenError::Gguf`], [`OpenError::Load`]), an I/O error; a profile
-    /// that cannot be used ([`OpenError::Tuned`]) or is missing ([`OpenError::NoPenalties`]).
+    /// A damaged, incomplete or unsupported file ([`OpenError::Gguf`], [`OpenError::Load`]), an I/O error; an
+    /// unusable profile ([`OpenError::Tuned`]) or none where one is needed ([`OpenError::NoPenalties`]).
     pub fn open(path: &Path, options: &ModelOptions) -> Result<Model, OpenError> {
         Self::load(path, options, None, |_| true)
     }

@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(follow.chance(&[0], 1), PRESUMED);
         (0..100).for_each(|_| follow.learn(4, &[0, 2], &[1, 2]));
         assert!(follow.chance(&[0], 1) > 0.9 && follow.chance(&[0], 3) < 0.05);
-        assert_eq!(follow.chance(&[1], 3), PRESUMED, "nobody followed 1 yet");
+        assert_eq!(follow.chance(&[1], 3), PRESUMED, "no expert has followed 1 yet");
         assert_eq!([follow.chance(&[], 1), follow.chance(&[0], 9)], [PRESUMED; 2]);
         (0..2000).for_each(|_| follow.learn(4, &[0], &[3]));
         assert!(follow.chance(&[0], 3) > 0.9 && follow.chance(&[0], 1) < 0.05);
