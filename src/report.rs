@@ -44,7 +44,9 @@ pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>) -> St
     let _ = match (io_choice.strip_prefix("none: "), percent(slots, experts)) {
         (Some(words), _) => write!(line, "; {words}"),
         (None, _) if plan.is_fully_resident() => {
-            write!(line, "; all {experts} experts fit, in {}", Bytes(plan.expert_cache))
+            let low =
+                if plan.n_low_slots > 0 { format!(" and {} low versions", plan.n_low_slots) } else { String::new() };
+            write!(line, "; all {experts} experts{low} fit, in {}", Bytes(plan.expert_cache))
         }
         (None, percent) => {
             let how = if io_choice.starts_with("direct") { "by direct I/O" } else { "through the page cache" };
@@ -76,9 +78,10 @@ fn deviation(precision: &PrecisionReport) -> Option<String> {
     if precision.is_dynamic() {
         let PrecisionReport { t1, t2, .. } = precision;
         let low = low.unwrap_or_else(|| "no low".to_owned());
-        return Some(format!("precision: dynamic (T1 {t1:.2}, T2 {t2:.2}), {low}; results are approximate"));
+        let over = if precision.over_link { " over the link" } else { "" };
+        return Some(format!("precision: dynamic{over} (T1 {t1:.2}, T2 {t2:.2}), {low}; results are approximate"));
     }
-    let is_resident = precision.high.slots == precision.high.experts;
+    let is_resident = precision.high.slots == precision.high.experts && !precision.divided;
     let unused = low.map(|low| match is_resident {
         true => format!("everything fits, {low} is not needed"),
         false => format!("{low} is not used"),

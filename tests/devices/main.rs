@@ -6,6 +6,7 @@
 mod ahead;
 #[path = "../fixture/mod.rs"]
 mod fixture;
+mod full_host;
 mod overlap;
 mod places;
 mod precision;

@@ -98,7 +98,7 @@ pub struct MemoryPlan {
     /// Bytes of all slots, high and low.
     pub expert_cache: u64,
     pub low_cache: u64,
-    /// Slots for slices of experts without a slot; 0 when every high version has a slot.
+    /// Slots for slices of versions without a slot; 0 when every high version has one, and every low one that is used.
     pub staging_slots: u32,
     /// Bytes of a staging slot: the largest slice of the model.
     pub staging_slot_bytes: u64,
@@ -324,6 +324,37 @@ impl MemoryPlan {
         (self.n_low_slots, self.low_cache) = (0, 0);
     }
 
+    /// Gives low versions beside all high ones the room that is left, for devices: there a miss copies the low version
+    /// from the host. Whether low versions can be used then; one without a slot passes through staging.
+    pub fn add_low_slots(&mut self, cache: ExpertCache, staging: StagingWish) -> bool {
+        if !self.is_fully_resident() {
+            return true;
+        }
+        let asked = if let ExpertCache::Bytes(bytes) = cache { bytes } else { u64::MAX };
+        let room = self.unused().min(asked.saturating_sub(self.expert_cache));
+        let all: u64 = self.low_pools().map(|pool| pool.expert_stride * u64::from(pool.n_versions)).sum();
+        let slot_bytes = self.staging_slot_bytes.max(1);
+        let staging = match room < all {
+            true => (room / 10 / slot_bytes).clamp(u64::from(staging.min), u64::from(staging.wanted)),
+            false => 0,
+        };
+        let Some(room) = room.checked_sub(staging * slot_bytes).filter(|_| all > 0) else { return false };
+        for pool in self.pools.iter_mut().filter(|pool| pool.precision == Precision::Low) {
+            let fitting = u128::from(pool.n_versions) * u128::from(room) / u128::from(all);
+            pool.n_slots = fitting.min(pool.n_versions.into()) as u32; // at most the versions
+            pool.expert_cache = pool.expert_stride * u64::from(pool.n_slots);
+        }
+        self.n_low_slots = self.low_pools().map(|pool| u64::from(pool.n_slots)).sum();
+        self.low_cache = self.low_pools().map(|pool| pool.expert_cache).sum();
+        self.expert_cache += self.low_cache;
+        (self.staging_slots, self.staging) = (staging as u32, staging * slot_bytes);
+        true
+    }
+
+    fn low_pools(&self) -> impl Iterator<Item = &PoolPlan> {
+        self.pools.iter().filter(|pool| pool.precision == Precision::Low)
+    }
+
     /// Bytes of the budget that stay unused: everything fits, or less was asked for.
     pub fn unused(&self) -> u64 {
         self.budget - self.margin - self.fixed.total() - self.expert_cache - self.staging
@@ -336,7 +367,7 @@ impl MemoryPlan {
         self.expert_cache as f64 / bytes.max(1) as f64
     }
 
-    /// Whether every high version has a slot: each is read once, and low versions have no slots.
+    /// Whether every high version has a slot: each is read once.
     pub fn is_fully_resident(&self) -> bool {
         self.n_slots == self.n_experts
     }
@@ -359,8 +390,8 @@ impl fmt::Display for MemoryPlan {
         row("margin", self.margin, "kept free")?;
         if let Some(note) = share(self.n_slots, self.n_experts) {
             row("expert cache", self.expert_cache - self.low_cache, &note)?;
-            let low = self.pools.iter().filter(|pool| pool.precision == Precision::Low);
-            if let Some(note) = share(self.n_low_slots, low.map(|pool| u64::from(pool.n_versions)).sum()) {
+            let n_low = self.low_pools().map(|pool| u64::from(pool.n_versions)).sum();
+            if let Some(note) = share(self.n_low_slots, n_low) {
                 row("low cache", self.low_cache, &format!("{note} in low precision"))?;
             }
             let note = match self.staging_slots {

@@ -73,6 +73,11 @@ impl Lookahead {
         Self { predictor, prefetcher, governor, options, recall, chose: None, before }
     }
 
+    /// Measured seconds per byte of reads.
+    pub(super) fn seconds_per_byte(&self) -> Option<f64> {
+        self.prefetcher.estimates.load_seconds(1)
+    }
+
     /// Learns the time of layers from a layer that has chosen now, after `waited` seconds of waiting in all.
     fn time(&mut self, layer: u16, now: f64, waited: f64, known: Option<f64>) {
         let before = self.chose.replace((layer, now, waited));
@@ -202,7 +207,8 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let lower = |target: u16, scores: &mut [f32], n_used: usize| {
             let is_there = |index| {
                 let expert = ExpertId { layer: target, index };
-                is_present(cache, upgrades, rerouting, expert, devices.has_on_any(Version::high(expert)))
+                let is_on_device = devices.has_on_any(Version::high(expert));
+                is_on_device || !devices.copies() && is_present(cache, upgrades, rerouting, expert)
             };
             rerouting.lower_missing(scores, n_used, &is_there);
         };

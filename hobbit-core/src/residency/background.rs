@@ -12,7 +12,7 @@ use super::layout::Layout;
 use super::virtual_experts::VirtualExperts;
 use super::{Observer, Reads, Residency};
 use crate::cache::{Cache, SavedCache, SliceState, SlotId};
-use crate::expert::{ExpertId, Version};
+use crate::expert::{ExpertId, Precision, Version};
 use crate::load::LoadClass;
 use crate::route::Phase;
 
@@ -230,8 +230,12 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let mut bytes = 0;
         for layer in layers {
             let mut slots: Vec<(SlotId, Version)> = Vec::new();
-            for index in 0..self.layout.n_expert(layer) {
-                let version = Version::high(ExpertId { layer, index });
+            let experts = (0..self.layout.n_expert(layer)).map(|index| ExpertId { layer, index });
+            let has_all =
+                self.cache.capacity_of_layer(layer, Precision::High) >= u32::from(self.layout.n_expert(layer));
+            // Low versions beside all high ones save copies to a device; otherwise a high version saves more reads.
+            let low = experts.clone().filter(|_| has_all).map(Version::low);
+            for version in experts.map(Version::high).chain(low) {
                 if bytes >= most_bytes || self.cache.lookup(version).is_some() || !self.cache.has_empty_slot(version) {
                     continue;
                 }
@@ -239,10 +243,11 @@ impl<R: Reads, O: Observer> Residency<R, O> {
                 bytes += self.layout.bytes(version).unwrap_or(0);
                 slots.push((slot, version));
             }
-            if !slots.is_empty() {
+            slots.sort_by_key(|(_, version)| version.precision);
+            for alike in slots.chunk_by(|a, b| a.1.precision == b.1.precision) {
                 self.background.fill.is_reading = true;
                 let order = self.layout.load_order(layer, &[]);
-                self.read_slots(LoadClass::Fill, &slots, &order);
+                self.read_slots(LoadClass::Fill, alike, &order);
             }
             if bytes >= most_bytes {
                 return;

@@ -214,7 +214,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let version = precision.map(|precision| Version { expert, precision });
         let is_on_device = version.is_some_and(|version| devices.has(version));
         let slot = version.and_then(|version| self.cache.lookup(version));
-        let hit = is_on_device || slot.is_some_and(|slot| self.cache.is_ready(slot));
+        // How far a read has come depends on the disk's speed.
+        let is_ready = |slot| self.precisions.options.deterministic || self.cache.is_ready(slot);
+        let hit = is_on_device || slot.is_some_and(is_ready);
         // A device has its own policy: its residents may age here.
         if !is_on_device {
             match &selection.unmasked {
@@ -229,7 +231,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let n_uses = selection.routing.pairs_of(expert.index).len() as u64;
         self.counts.used(expert.layer, precision, n_uses);
         let high = Version::high(expert);
-        if !devices.has(high) && self.cache.lookup(high).is_none_or(|slot| !self.cache.is_ready(slot)) {
+        if !devices.has(high) && (devices.copies() || !self.cache.is_complete(high)) {
             self.counts.all.missed.count(precision, 1);
         }
         self.counts.needed(expert.layer, hit);
@@ -264,30 +266,28 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         !self.rerouting.is_off() && (phase.is_decode() || self.reroutes_prompts)
     }
 
-    /// Whether an expert can be used now in high precision without another read. One that is on its way can, unless
-    /// tokens use only complete experts.
+    /// Whether using an expert now in high precision costs nothing where products run. One that is on its way costs
+    /// nothing either, unless tokens use only complete experts.
     pub(super) fn is_present(&self, expert: ExpertId, devices: &dyn DeviceResidency) -> bool {
         if let Some(masked) = &self.masked {
             return !masked.contains(&expert);
         }
+        let high = Version::high(expert);
+        if devices.copies() {
+            return devices.has(high);
+        }
         if self.background.is_whole(expert.layer) {
             return true;
         }
-        let high = Version::high(expert);
-        let is_arriving = self.background.is_arriving(high) && !devices.has(high);
-        !is_arriving && is_present(&self.cache, &self.background.upgrades, &self.rerouting, expert, devices.has(high))
+        devices.has(high)
+            || !self.background.is_arriving(high)
+                && is_present(&self.cache, &self.background.upgrades, &self.rerouting, expert)
     }
 }
 
-/// As [`Residency::is_present`], of an expert that no virtual expert concerns.
-pub(super) fn is_present(
-    cache: &Cache,
-    upgrades: &Upgrades,
-    rerouting: &Rerouting,
-    expert: ExpertId,
-    is_on_device: bool,
-) -> bool {
+/// As [`Residency::is_present`], of an expert that no virtual expert concerns, in the host's slots.
+pub(super) fn is_present(cache: &Cache, upgrades: &Upgrades, rerouting: &Rerouting, expert: ExpertId) -> bool {
     let high = Version::high(expert);
     let slot = cache.lookup(high).filter(|_| !upgrades.is_underway(high));
-    is_on_device || slot.is_some_and(|slot| !rerouting.only_present || cache.is_ready(slot))
+    slot.is_some_and(|slot| !rerouting.only_present || cache.is_ready(slot))
 }

@@ -32,6 +32,22 @@ pub trait DeviceResidency {
     fn is_uploading(&self, _slice: SliceId) -> bool {
         false
     }
+
+    /// Seconds per byte from the host's slots to the memory where products run, or of the CPU's products where these
+    /// are quicker; 0 where products run on the host's slots.
+    fn seconds_per_byte(&self) -> f64 {
+        0.0
+    }
+
+    /// Whether products run in another memory than the host's slots, so that experts there have to be copied.
+    fn copies(&self) -> bool {
+        self.seconds_per_byte() > 0.0
+    }
+
+    /// Whether the device that multiplies has an empty slot for a version, which then stays there.
+    fn has_empty_slot(&self, _version: Version) -> bool {
+        false
+    }
 }
 
 /// No devices.
@@ -213,7 +229,11 @@ fn reroute<R: Reads, O: Observer, C: Compute<R, O>>(
         only_present && compute.router().weighing(selection) == Weighing::OfAll
     } else {
         // An expert that finds a free slot is read once and stays.
-        only_present || !missing.iter().any(|&version| residency.cache().has_empty_slot(version))
+        let has_empty_slot = |version: Version| match compute.copies() {
+            true => compute.has_empty_slot(version),
+            false => residency.cache().has_empty_slot(version),
+        };
+        only_present || !missing.iter().any(|&version| has_empty_slot(version))
     };
     if !wants_scores {
         return Ok(());

@@ -215,7 +215,12 @@ impl Model {
             let Some(precision) = resolve(chosen.demands[usize::from(index)], residents, has_low) else { continue };
             used.push((index, precision));
             let version = Version { expert, precision };
-            hits += u64::from(devices.has(version) || self.is_ready(version));
+            // Where nothing may depend on the disk's speed, a read that has not landed is a hit, too.
+            let is_there = match self.residency.precisions.options.deterministic {
+                true => self.residency.cache().lookup(version).is_some(),
+                false => self.is_ready(version),
+            };
+            hits += u64::from(devices.has(version) || is_there);
         }
         (used, hits)
     }

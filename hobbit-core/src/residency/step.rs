@@ -2,11 +2,11 @@
 
 use super::layer::DeviceResidency;
 use super::selection::Selection;
-use super::{Observer, Reads, Residency};
+use super::{Lookahead, Observer, Reads, Residency};
 use crate::cache::{SliceState, SlotId};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
-use crate::route::{Demand, resolve};
+use crate::route::{Demand, Location, Rates, resolve};
 
 /// A needed expert and the version of it that is multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,12 +175,32 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if has_low && self.precisions.is_forced_low(expert) {
             return Some(Precision::Low);
         }
-        let is_resident = [
-            // A high version that arrives in the background does not count before it is complete.
-            devices.has(high) || self.cache.lookup(high).is_some() && !self.background.upgrades.is_underway(high),
-            has_low && (devices.has(low) || self.cache.lookup(low).is_some()),
-        ];
-        resolve(demand, is_resident, has_low)
+        let is_here = [high, low].map(|version| self.location(version, devices) == Location::Here);
+        // The low version may be in a file and the high one in host memory: then the high one can come sooner.
+        let is_quick = || self.seconds(low, devices) <= self.seconds(high, devices);
+        let may_load_low = || !devices.copies() || !self.precisions.loads_high() || is_quick();
+        resolve(demand, [is_here[0], has_low && is_here[1]], has_low && may_load_low())
+    }
+
+    /// The nearest memory that has a version, seen from where products run.
+    fn location(&self, version: Version, devices: &dyn DeviceResidency) -> Location {
+        // A high version that arrives in the background does not count before it is complete.
+        let is_on_host = || self.cache.lookup(version).is_some() && !self.background.upgrades.is_underway(version);
+        match devices.has(version) {
+            true => Location::Here,
+            false if !is_on_host() => Location::File,
+            false if devices.copies() => Location::Host,
+            false => Location::Here,
+        }
+    }
+
+    /// Seconds until the device that multiplies has a version, at the speeds measured so far.
+    fn seconds(&self, version: Version, devices: &dyn DeviceResidency) -> f64 {
+        let disk = self.background.lookahead.as_ref().and_then(Lookahead::seconds_per_byte);
+        let rates = Rates { link: devices.seconds_per_byte(), disk: disk.unwrap_or(Rates::DISK) };
+        let bytes = self.layout.bytes(version).unwrap_or(0);
+        let missing = self.layout.bytes_missing(&self.cache, version).unwrap_or(bytes);
+        rates.seconds(self.location(version, devices), (bytes, missing))
     }
 
     /// Lines up the slices that a step uses without a slot, and drops staged slices that are no longer wanted.

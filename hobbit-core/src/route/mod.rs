@@ -6,12 +6,13 @@
 //!
 //! [`Routing`] regroups the router's ids by expert. [`Thresholds`] demand high precision, low precision or nothing of
 //! each expert of a token. [`merge`] and [`lower_least_popular`] turn the demands of a batch's tokens into one
-//! [`Demand`] per expert, and [`resolve()`] answers it with what is in memory. [`renormalise()`] makes up for skipped
+//! [`Demand`] per expert, and [`resolve()`] answers it with what is in memory; [`Rates`] tell the cost of what is not. [`renormalise()`] makes up for skipped
 //! experts, and [`fit()`] chooses the thresholds. Before all of that, [`reroute()`] may replace experts by others
 //! that are in memory.
 
 mod demand;
 mod fit;
+mod location;
 mod reroute;
 mod routing;
 
@@ -20,5 +21,6 @@ pub use demand::{
     unimportance,
 };
 pub use fit::{Fit, NoUses, Shares, SharesError, fit};
+pub use location::{Location, Rates};
 pub use reroute::{Choice, Rerouted, Rerouting, TokenScores, Weighing, reroute};
 pub use routing::{Pair, Routing, rounded};

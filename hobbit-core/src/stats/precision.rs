@@ -94,6 +94,8 @@ pub struct PrecisionReport {
     pub kernels: KernelChoice,
     /// Quality that routing gives up for fewer reads, as text; `None` if every token uses its routers' choices.
     pub routing: Option<String>,
+    /// Whether the host has every expert in high precision, so that low versions save copies to a device only.
+    pub over_link: bool,
     /// Choice for the loss bound, as text; `None` without a bound.
     pub loss_bound: Option<String>,
     pub high: VersionsReport,

@@ -59,6 +59,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let slice_bytes = specs.iter().map(|spec| spec.slice_stride_max).max().unwrap_or(0);
     let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(0);
     let (mut tiers, on_devices) = tier::set_up(model, &catalog, scratch_bytes(model, options))?;
+    let copies = !on_devices && tiers.iter().any(|tier| !tier.is_unified());
+    let staging = StagingWish::of(slice_bytes, n_kinds);
     // Devices may have taken their memory from the host's.
     let limits = MemoryLimits::read();
     // The host only passes on experts that the devices keep.
@@ -85,7 +87,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         margin: None,
         pools: specs,
         n_expert_used: model.info().n_expert_used,
-        staging: StagingWish::of(slice_bytes, n_kinds),
+        staging,
     };
     let mut plan = MemoryPlan::new(&input)?;
     let (mut precisions, mut routing) = (shared.precisions.clone(), shared.options.routing.clone());
@@ -95,7 +97,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         let high_pools = pools_of(&high);
         let specs = high_pools.iter().map(|pool| pool.spec(&high)).collect();
         let high_plan = MemoryPlan::new(&PlanInput { pools: specs, ..input })?;
-        let chosen = if on_devices || high_plan.is_fully_resident() {
+        let chosen = if on_devices || high_plan.is_fully_resident() && !copies {
             bound.exact()
         } else {
             bound.choose(&report::here(&high_plan, &catalog, &tiers))?
@@ -112,8 +114,10 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     if let Some((_, slots)) = high_slots.filter(|_| !plan.is_fully_resident()) {
         plan.set_high_slots(&slots);
     }
-    // Nothing is ever evicted: low precision would save one read per expert.
-    if plan.is_fully_resident() || on_devices {
+    // Nothing is ever evicted, read twice or copied twice: low precision would save one read per expert. Copies from
+    // the host to a device are saved at every miss.
+    let saves_copies = copies && !precisions.is_exact() && plan.add_low_slots(expert_cache, staging);
+    if on_devices || plan.is_fully_resident() && !saves_copies {
         precisions.mode = PrecisionMode::Exact;
         catalog.drop_low();
     }

@@ -36,6 +36,7 @@ use hobbit_core::expert::{SliceId, SliceKind, Version};
 use hobbit_core::gguf::SliceShape;
 use hobbit_core::load::balance::Balancer;
 use hobbit_core::residency::{LayerStep, Selection, Used};
+use hobbit_core::route::Rates;
 use hobbit_core::stats::{CacheSlots, DeviceCounters, DeviceReport};
 use hobbit_core::store::StoreError;
 
@@ -234,6 +235,20 @@ impl Tier {
     pub(super) fn has(&self, version: Version, kinds: &[SliceKind]) -> bool {
         let is_ready = |slot| kinds.iter().all(|&kind| self.cache.state(slot, kind) == SliceState::Ready);
         self.cache.lookup(version).is_some_and(is_ready)
+    }
+
+    /// Whether experts have to be copied to it from the host during a run.
+    pub(super) fn has_misses(&self) -> bool {
+        !self.is_unified() && self.is_divided()
+    }
+
+    /// Seconds per byte of a copy from the host, or of the CPU's products where these are quicker, as far as they were
+    /// measured.
+    pub(super) fn seconds_per_byte(&self) -> f64 {
+        let costs = self.balancer.as_ref().map(|balancer| balancer.costs);
+        let ahead = self.ahead.as_ref().and_then(UploadsAhead::seconds_per_byte);
+        let link = costs.and_then(|costs| costs.link.get()).or(ahead).unwrap_or(Rates::LINK);
+        costs.and_then(|costs| costs.cpu.get()).map_or(link, |cpu| link.min(cpu))
     }
 
     /// Whether products are computed in parts, as experts arrive.

@@ -195,11 +195,12 @@ impl Tiers {
         Some((tier, TiersView { host, routers, unseen, others: OtherTiers([before, after]) }))
     }
 
-    /// Enables filling of free slots during idle time, if that does no harm: devices keep what they need themselves,
-    /// and some policies take an insertion for a use. `between_tokens`: also between two tokens of an answer.
+    /// Enables filling of free slots during idle time, if that does no harm: devices keep what they need themselves
+    /// unless the host has room for all, and some policies take an insertion for a use. `between_tokens`: also between
+    /// two tokens of an answer.
     pub(super) fn fill_free_slots(&mut self, policy: PolicyKind, between_tokens: bool) {
-        let is_indifferent = policy == PolicyKind::Learned || self.description.plan.is_fully_resident();
-        if is_indifferent && self.tiers.is_empty() {
+        let has_all = self.description.plan.is_fully_resident();
+        if has_all || policy == PolicyKind::Learned && self.tiers.is_empty() {
             self.host.fill_free_slots(between_tokens);
         }
     }

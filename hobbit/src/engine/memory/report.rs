@@ -5,7 +5,7 @@ use crate::engine::tier::Tier;
 use hobbit_core::cache::Cache;
 use hobbit_core::expert::{ExpertId, Precision, Version};
 use hobbit_core::gguf::{Catalog, LayerCatalog, VersionSource};
-use hobbit_core::options::RoutingOptions;
+use hobbit_core::options::{PrecisionMode, RoutingOptions};
 use hobbit_core::plan::MemoryPlan;
 use hobbit_core::profile::Here;
 use hobbit_core::residency::Precisions;
@@ -47,7 +47,8 @@ pub(super) fn precision(
         cpu_helper: tiers.iter().any(Tier::has_helper),
         divided: tiers.iter().any(Tier::is_divided),
         kernels: shared.options.kernels_taken(),
-        routing: routing.words().filter(|_| !plan.is_fully_resident()),
+        routing: routing.words().filter(|_| !plan.is_fully_resident() || tiers.iter().any(Tier::has_misses)),
+        over_link: *mode == PrecisionMode::Dynamic && plan.is_fully_resident(),
         loss_bound: routing.loss_bound.clone(),
         high: VersionsReport {
             types: types_of(catalog, Precision::High),
@@ -59,13 +60,16 @@ pub(super) fn precision(
     }
 }
 
-/// Residency for a loss bound, by a plan of high versions alone. The host may hold the same experts as a device, so
-/// this takes the larger share of both, a lower bound.
+/// Residency for a loss bound, by a plan of high versions alone: the share of experts that lie where products run, in
+/// the memory where it is smallest.
 pub(super) fn here(plan: &MemoryPlan, catalog: &Catalog, tiers: &[Tier]) -> Here {
-    let slots: u64 = tiers.iter().map(|tier| tier.report.slots).sum();
-    let on_devices = slots as f64 / plan.n_experts.max(1) as f64;
+    let copying = || tiers.iter().filter(|tier| !tier.is_unified());
+    let (slots, experts) =
+        copying().fold((0, 0), |(slots, experts), tier| (slots + tier.report.slots, experts + tier.report.experts));
+    let on_devices = if experts > 0 { slots as f64 / experts as f64 } else { 1.0 };
+    let on_host = if experts < plan.n_experts { plan.cache_share() } else { 1.0 };
     Here {
-        cache_share: plan.cache_share().max(on_devices),
+        cache_share: on_host.min(on_devices),
         high: types_of(catalog, Precision::High),
         low: catalog.has_low().then(|| types_of(catalog, Precision::Low)),
     }

@@ -70,6 +70,11 @@ impl UploadsAhead {
         Self { planner, idle: Idle::default(), underway: VecDeque::new(), was_alone: true }
     }
 
+    /// Measured seconds per byte of the link.
+    pub(super) fn seconds_per_byte(&self) -> Option<f64> {
+        self.idle.byte.get()
+    }
+
     /// Whether every upload after `waited` up to `submitted` is a prefetch.
     pub(super) fn are_all(&self, waited: u64, submitted: u64) -> bool {
         let beyond = |own: &Underway| (own.last.min(submitted) + 1).saturating_sub(own.first.max(waited + 1));

@@ -24,6 +24,14 @@ impl DeviceResidency for DeviceLayer<'_, '_> {
     fn is_uploading(&self, slice: SliceId) -> bool {
         self.others.read(slice)
     }
+
+    fn seconds_per_byte(&self) -> f64 {
+        if self.tier.is_unified() { 0.0 } else { self.tier.seconds_per_byte() }
+    }
+
+    fn has_empty_slot(&self, version: Version) -> bool {
+        self.tier.cache.has_empty_slot(version)
+    }
 }
 
 impl<'a> Compute<HostReads, Recorder> for DeviceLayer<'a, '_> {

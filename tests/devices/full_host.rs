@@ -1,0 +1,108 @@
+//! The host has every expert and the device a quarter: approximations save copies over the link.
+
+use std::time::Duration;
+
+use gguf_tools::synth::{Format, Spec};
+use hobbit::options::{CpuHelper, LowShare, LowSource, PrecisionMode};
+use hobbit::stats::PrecisionReport;
+use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, PrecisionOptions, SessionOptions, Stats};
+use lagging_device::{Options, Order};
+
+use super::compare::{ALL, QUARTER, options};
+use super::fixture::ends::dynamic;
+use super::fixture::write;
+use super::{assert_sound, on, register};
+
+fn spec() -> Spec {
+    let types = vec![Format::Q8_0];
+    Spec { experts: 16, topk: 4, embd: 256, ff: 64, seed: 11, types, ..Spec::tiny("qwen3moe") }
+}
+
+/// Evaluates 32 tokens of a prompt, then 64 one by one, on a device that has a quarter of the experts. Counts bytes
+/// copied for the prompt and for the others, and uses in low precision, skipped, and of other experts than the
+/// router's.
+fn run(order: Order, low: bool, change: fn(&mut ModelOptions)) -> ([u64; 5], PrecisionReport) {
+    let device = register(Options { order, ..Options::default() });
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let high = write(dir.path(), &spec());
+    let low_dir = tempfile::tempdir().expect("a temporary directory");
+    let dense_type = Some(Format::Q8_0);
+    let low = low.then(|| write(low_dir.path(), &Spec { types: vec![Format::Q4_0], dense_type, ..spec() }));
+    let mut options = ModelOptions {
+        low: low.map(LowSource::File),
+        precision: PrecisionOptions { deterministic: true, ..PrecisionOptions::default() },
+        device: DeviceOptions { cache: QUARTER, cpu_helper: CpuHelper::Off, ..on(&[&device]) },
+        ..options(ALL)
+    };
+    change(&mut options);
+    let model = Model::open(&high, &options).expect("the model opens");
+    let settings = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
+    let mut session = model.session(&settings).expect("a session");
+    let token = |position: i32| BatchToken {
+        token: (position * 37) % 300 + 3 + position / 20,
+        position,
+        sequence: 0,
+        logits: position >= 31,
+    };
+    let uploaded = |stats: &Stats| stats.devices.iter().map(|device| device.uploaded_bytes).sum::<u64>();
+    let before = uploaded(&session.stats());
+    session.evaluate(&(0..32).map(token).collect::<Vec<_>>()).expect("nothing fails");
+    let prompt = uploaded(&session.stats());
+    for position in 32..96 {
+        session.evaluate(&[token(position)]).expect("nothing fails");
+    }
+    let stats = session.stats();
+    assert_sound(&device);
+    let total = stats.total();
+    let counts = [prompt - before, uploaded(&stats) - prompt, total.used.low, total.used.skipped, total.rerouted.uses];
+    (counts, session.precision().clone())
+}
+
+/// A set of flags, whether it has low versions, and the counts expected.
+type Row = (&'static str, bool, fn(&mut ModelOptions), [u64; 5]);
+
+fn repeatable(t1: f32, t2: f32) -> PrecisionOptions {
+    PrecisionOptions { deterministic: true, ..dynamic(t1, t2) }
+}
+
+#[test]
+fn each_approximation_saves_copies() {
+    let exact = [2_558_976, 35_355_648, 0, 0, 0];
+    let rows: [Row; 11] = [
+        ("no flag", false, |_| {}, exact),
+        ("--precision exact", true, |all| all.precision.mode = Some(PrecisionMode::Exact), exact),
+        ("--low", true, |_| {}, [2_288_640, 25_141_248, 73, 173, 0]),
+        ("--t1 0.4 --t2 0.8", true, |all| all.precision = repeatable(0.4, 0.8), [2_128_896, 19_049_472, 83, 279, 0]),
+        ("--low-share 20%", true, |all| all.low_share = LowShare::Percent(20.0), [2_288_640, 26_612_736, 116, 160, 0]),
+        (
+            "--t1 1 --prefill-low 25%",
+            true,
+            |all| all.precision = PrecisionOptions { prefill_low: Some(0.25), ..repeatable(1.0, 1.0) },
+            [2_316_288, 35_355_648, 34, 0, 0],
+        ),
+        ("--cache-bias 0.2", false, |all| all.routing.cache_bias = 0.2, [2_558_976, 20_262_912, 0, 0, 286]),
+        (
+            "--cache-bias 0.2 --keep-top 3",
+            false,
+            |all| (all.routing.cache_bias, all.routing.keep_top) = (0.2, 3),
+            [2_558_976, 27_052_032, 0, 0, 161],
+        ),
+        ("--substitute 0.3", false, |all| all.routing.substitute = 0.3, [2_558_976, 32_796_672, 0, 0, 43]),
+        ("--drop 0.9", false, |all| all.routing.drop = 0.9, [2_558_976, 12_742_656, 0, 419, 0]),
+        (
+            // Out of reach: λ climbs to the highest strength.
+            "--target-latency",
+            false,
+            |all| all.routing.target_latency = Some(Duration::from_nanos(1)),
+            [2_558_976, 24_336_384, 0, 0, 207],
+        ),
+    ];
+    for (name, low, change, expected) in rows {
+        for order in [Order::CopiesLate, Order::CopiesEarly] {
+            let (counts, report) = run(order, low, change);
+            assert_eq!(counts, expected, "{name}, {order:?}");
+            let is_dynamic = low && name != "--precision exact";
+            assert_eq!((report.is_dynamic(), report.over_link), (is_dynamic, is_dynamic), "{name}");
+        }
+    }
+}
