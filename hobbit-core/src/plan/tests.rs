@@ -258,6 +258,25 @@ fn low_versions_get_a_quarter_of_the_cache() {
 }
 
 #[test]
+fn low_versions_beside_all_high_ones_take_the_rest_of_the_room() {
+    let with = |budget: u64, cache: ExpertCache, is_added: bool| {
+        let mut plan = plan_with_low(|input| (input.budget, input.expert_cache) = (Budget::Bytes(budget * MIB), cache));
+        assert_eq!(plan.add_low_slots(cache, StagingWish::default()), is_added);
+        assert_eq!(plan.expert_cache, plan.n_slots * 4 * MIB + plan.low_cache);
+        (plan.n_slots, plan.n_low_slots, plan.staging_slots, plan.unused() / MIB)
+    };
+    // 909 MiB are for other things, 4096 for high versions, 1024 for low ones.
+    let all = ExpertCache::Percent(100.0);
+    for cache in [ExpertCache::Auto, all, ExpertCache::Bytes(5120 * MIB)] {
+        assert_eq!(with(6100, cache, true), (1024, 1024, 0, 71), "{cache:?}");
+    }
+    assert_eq!(with(5505, all, true), (1024, 452, 24, 0), "the others pass through staging");
+    assert_eq!(with(6100, ExpertCache::Bytes(4196 * MIB), true), (1024, 90, 5, 995), "as much as was asked for");
+    assert_eq!(with(5006, all, false), (1024, 0, 0, 1), "not even staging");
+    assert_eq!(with(2048, ExpertCache::Auto, true), (204, 272, 24, 3), "high versions are missing: a plan like any");
+}
+
+#[test]
 fn the_low_share_can_be_given() {
     let slots = |share: &str| {
         let plan = plan_with_low(|input| input.low_share = share.parse().unwrap());
