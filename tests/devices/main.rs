@@ -110,6 +110,7 @@ fn the_cpu_helper() {
     for (options, helper) in [(late(), CpuHelper::On), (early(), CpuHelper::Auto)] {
         check(options, helper, part(0, 3), &DEVICE_SIZES[1..4]);
     }
+    check(early(), CpuHelper::On, cases::many_sequences(), &[(QUARTER, compare::ALL), (WAVES, QUARTER)]);
 }
 
 #[test]

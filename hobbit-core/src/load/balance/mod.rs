@@ -15,11 +15,12 @@
 //! ```text
 //! copy   = sum over copied experts of (link latency + bytes / bandwidth)
 //! device = max(copy, device_busy) + tail          without a copy: device_busy
-//! cpu    = overhead + sum over computed experts of bytes * seconds per byte      without any: 0
+//! cpu    = overhead + sum over computed experts of work * seconds per byte      without any: 0
 //! finish = max(device, cpu)
 //! ```
 //!
-//! `device_busy` is what the device computes anyway, behind which copies hide; `tail` is the product of the expert that
+//! An expert is copied once for all tokens of a batch, but the CPU multiplies each of its rows: `work` is the expert's
+//! bytes for [`Miss::ROWS_AT_ONCE`] rows or fewer, and grows with the rows beyond ([`Miss::work`]). `device_busy` is what the device computes anyway, behind which copies hide; `tail` is the product of the expert that
 //! lands last. Experts that are not in host memory yet can only be copied. [`split`] is exact in this model: no other
 //! cut of the list finishes sooner, all-copy and all-CPU included; among equals the one that copies most wins.
 //!
@@ -43,10 +44,23 @@ pub struct Miss {
     pub index: u16,
     /// Bytes of its slices in the version that is wanted.
     pub bytes: u64,
+    /// Tokens of the batch that use it.
+    pub rows: u32,
     /// Router weight by size, the highest of the batch.
     pub score: f32,
     /// Whether it is in host memory. If not it is being read, and can only be copied.
     pub on_host: bool,
+}
+
+impl Miss {
+    /// Rows that the CPU multiplies in the time in which memory delivers the weights. An assumption: its cores compute
+    /// about four times as fast as they read.
+    pub const ROWS_AT_ONCE: u32 = 4;
+
+    /// Bytes that take the CPU as long to read as this expert takes to compute.
+    pub fn work(&self) -> u64 {
+        self.bytes * u64::from(self.rows.max(Self::ROWS_AT_ONCE)) / u64::from(Self::ROWS_AT_ONCE)
+    }
 }
 
 /// Experts that the CPU may compute.
@@ -117,12 +131,12 @@ fn cut(misses: &[Miss], n_copied: usize, costs: &Costs, device_busy: f64) -> Spl
 fn load_of(misses: &[Miss], n_copied: usize) -> Load {
     let mut load = Load::default();
     for miss in misses {
-        let (number, bytes) = match miss.on_host {
-            true => (&mut load.computed, &mut load.cpu_bytes),
-            false => (&mut load.copies, &mut load.copy_bytes),
+        let (number, bytes, more) = match miss.on_host {
+            true => (&mut load.computed, &mut load.cpu_work, miss.work()),
+            false => (&mut load.copies, &mut load.copy_bytes, miss.bytes),
         };
         *number += 1;
-        *bytes += miss.bytes;
+        *bytes += more;
     }
     misses.iter().filter(|miss| miss.on_host).take(n_copied).for_each(|miss| load.move_to_link(miss));
     load
@@ -134,13 +148,13 @@ struct Load {
     copies: u64,
     copy_bytes: u64,
     computed: u64,
-    cpu_bytes: u64,
+    cpu_work: u64,
 }
 
 impl Load {
     fn move_to_link(&mut self, miss: &Miss) {
         self.computed -= 1;
-        self.cpu_bytes -= miss.bytes;
+        self.cpu_work -= miss.work();
         self.copies += 1;
         self.copy_bytes += miss.bytes;
     }
@@ -151,7 +165,7 @@ impl Load {
             0 => device_busy,
             copies => costs.copy(copies, self.copy_bytes)?.max(device_busy) + costs.tail,
         };
-        let cpu = if self.computed == 0 { 0.0 } else { costs.cpu(self.cpu_bytes)? };
+        let cpu = if self.computed == 0 { 0.0 } else { costs.cpu(self.cpu_work)? };
         Some(device.max(cpu))
     }
 }

@@ -126,9 +126,10 @@ impl Balancer {
         self.link.observed(&mut self.costs.link, seen);
     }
 
-    /// Learns from the CPU's part of one step: experts of `bytes` together, `seconds` from its start to its end.
-    pub fn observe_cpu(&mut self, bytes: u64, seconds: f64) {
-        let seen = Costs::per_byte(bytes, seconds, self.costs.cpu_overhead);
+    /// Learns from the CPU's part of one step: experts of this [`Miss::work`] together, `seconds` from its start to its
+    /// end.
+    pub fn observe_cpu(&mut self, work: u64, seconds: f64) {
+        let seen = Costs::per_byte(work, seconds, self.costs.cpu_overhead);
         self.cpu.observed(&mut self.costs.cpu, seen);
     }
 }

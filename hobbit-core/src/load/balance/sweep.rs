@@ -52,7 +52,7 @@ impl Random {
         let hit_ratio = self.unit();
         let hits = (0..N_USED).filter(|_| self.unit() < hit_ratio).count() as u16;
         let task = |index| Task {
-            miss: Miss { index, bytes, score: 1.0 / f64::from(index + 1) as f32, on_host: self.unit() < 0.95 },
+            miss: Miss { index, bytes, rows: 1, score: 1.0 / f64::from(index + 1) as f32, on_host: self.unit() < 0.95 },
             copy_noise: self.noise(0.1),
             cpu_noise: self.noise(0.3),
         };

@@ -7,6 +7,7 @@ fn misses(sizes: &[(u64, bool)]) -> Vec<Miss> {
     let miss = |(i, &(bytes, on_host)): (usize, &(u64, bool))| Miss {
         index: 10 + i as u16,
         bytes,
+        rows: 1,
         score: 1.0 / (1.0 + i as f32),
         on_host,
     };
@@ -52,6 +53,17 @@ fn important_experts_are_copied_and_the_rest_is_computed_where_it_is_done_sooner
         let expected = Split { copy: copy.to_vec(), cpu: cpu.to_vec(), finish: *finish };
         assert_eq!(found, expected, "{mode:?} {sizes:?} {costs:?} busy {busy}");
     }
+}
+
+#[test]
+fn rows_beyond_four_take_the_cpu_longer_and_the_link_not() {
+    let [most, second, third] =
+        [(10, 16), (11, 8), (12, 4)].map(|(index, rows)| Miss { index, bytes: MIB, rows, score: 0.5, on_host: true });
+    assert_eq!([most, second, third].map(|miss| miss.work()), [4 * MIB, 2 * MIB, MIB]);
+    let found = split(&[most, second, third], &costs(1.0, 0.5), 0.0, HelperMode::Auto);
+    // Two copies take 2 s; one copy would leave 1.5 s to the CPU, none 3.5 s.
+    assert_eq!(found, Split { copy: vec![10], cpu: vec![11, 12], finish: 1.5 });
+    assert_eq!(split(&[third; 1], &costs(1.0, 0.5), 0.0, HelperMode::Auto).cpu, [12]);
 }
 
 #[test]

@@ -194,45 +194,95 @@ impl ExpertBackend {
         Ok(())
     }
 
-    /// Computes one expert's row of the result, with the rows of inputs given by `input`. `view_of`: a view of one slot
-    /// for each matrix.
+    /// Computes the rows of the result that some experts give, in one graph, and returns each with its pair. `input_of`:
+    /// a pair's row of every input. `view_of`: a view of one slot for each matrix of an expert.
     ///
     /// # Safety
     /// The chain's nodes and the tables of weights that they read are live, and in host memory; so are the views.
-    pub(in crate::engine) unsafe fn row<'v>(
+    pub(in crate::engine) unsafe fn rows<'i, 'v>(
         &mut self,
         chain: &Chain,
-        n_threads: c_int,
-        used: Used,
-        input: &[f32],
-        view_of: impl Fn(SliceKind) -> ShareView<'v>,
-    ) -> Result<Vec<f32>, Failed> {
-        self.inner.set_n_threads(n_threads);
+        routing: &Routing,
+        experts: &[Used],
+        input_of: impl Fn(Pair) -> &'i [f32],
+        view_of: impl Fn(Used, SliceKind) -> ShareView<'v>,
+    ) -> Result<Vec<(Pair, Vec<f32>)>, Failed> {
         self.inner.discard();
-        let mut memory = vec![0.0; chain.n_floats];
-        let scratch = Scratch { base: memory.as_mut_ptr(), n_floats: chain.n_floats };
-        for own in &chain.inputs {
-            // SAFETY: `floats` gives as many floats; they are no part of `input`.
-            unsafe { scratch.floats(own.start, input.len()).copy_from_nonoverlapping(input.as_ptr(), input.len()) };
+        let mut memory = std::mem::take(&mut self.gathered);
+        if memory.len() < chain.n_floats {
+            memory.resize(chain.n_floats, 0.0);
         }
+        let scratch = Scratch { base: memory.as_mut_ptr(), n_floats: chain.n_floats };
+        // SAFETY: by the caller; the memory is only used through `scratch` until the rows are there.
+        let rows = unsafe { self.rows_in(chain, routing, experts, input_of, view_of, scratch) };
+        self.gathered = memory;
+        rows
+    }
+
+    /// As [`ExpertBackend::rows`], with scratch of `chain.n_floats`.
+    ///
+    /// # Safety
+    /// As there; the scratch is used by nothing else meanwhile.
+    unsafe fn rows_in<'i, 'v>(
+        &mut self,
+        chain: &Chain,
+        routing: &Routing,
+        experts: &[Used],
+        input_of: impl Fn(Pair) -> &'i [f32],
+        view_of: impl Fn(Used, SliceKind) -> ShareView<'v>,
+        scratch: Scratch,
+    ) -> Result<Vec<(Pair, Vec<f32>)>, Failed> {
         self.group_ids.clear();
-        self.group_ids.push(used.index.into());
+        self.group_pairs.clear();
+        let mut parts: Vec<Part> = Vec::with_capacity(experts.len());
+        for &used in experts {
+            let first = self.group_pairs.len();
+            self.group_pairs.extend_from_slice(routing.pairs_of(used.index));
+            self.group_ids.resize(self.group_pairs.len(), used.index.into());
+            parts.push(Part { used, rows: first..self.group_pairs.len(), data: None });
+        }
+        for own in &chain.inputs {
+            let n_rows = if own.is_by_pair { self.group_pairs.len() } else { 1 };
+            for (row, &pair) in self.group_pairs.iter().take(n_rows).enumerate() {
+                let input = input_of(pair);
+                let to = scratch.floats(own.start + row * input.len(), input.len());
+                // SAFETY: `floats` gives as many floats; they are no part of `input`.
+                unsafe { to.copy_from_nonoverlapping(input.as_ptr(), input.len()) };
+            }
+        }
         self.slot_ids.clear();
         // The graph keeps addresses of the ids pushed below.
-        self.slot_ids.reserve(chain.links.len());
+        self.slot_ids.reserve(chain.links.len() * self.group_pairs.len());
+        let by_token = chain.shape[1] > 1;
         for link in &chain.links {
-            let view = link.kind.map(&view_of);
-            let part = Part { used, rows: 0..1, data: view.map(|view| view.base) };
-            // SAFETY: by the caller; scratch and ids stay until the run below is over.
-            unsafe { self.link(link, &[part], false, view, scratch)? };
+            let Some(kind) = link.kind else {
+                // SAFETY: scratch and ids stay until the run below is over.
+                unsafe { self.link(link, &parts, by_token, None, scratch)? };
+                continue;
+            };
+            for part in &parts {
+                let view = view_of(part.used, kind);
+                let part = Part { used: part.used, rows: part.rows.clone(), data: Some(view.base) };
+                // SAFETY: by the caller; scratch and ids stay until the run below is over.
+                unsafe { self.link(link, &[part], by_token, Some(view), scratch)? };
+            }
         }
         self.run()?;
         let last = chain.links.last().expect("a chain has a product");
-        // SAFETY: the last link's node is live; its first row is in scratch, and the run is over.
-        unsafe {
-            let len = (*last.node).ne[0] as usize;
-            Ok(slice::from_raw_parts(scratch.floats(last.start, len), len).to_vec())
-        }
+        let row = |(row, &pair): (usize, &Pair)| {
+            // SAFETY: the last link's node is live; its rows are in scratch, and the run is over.
+            let values = unsafe {
+                let len = (*last.node).ne[0] as usize;
+                slice::from_raw_parts(scratch.floats(last.start + row * last.stride(), len), len).to_vec()
+            };
+            (pair, values)
+        };
+        Ok(self.group_pairs.iter().enumerate().map(row).collect())
+    }
+
+    /// Threads of [`ExpertBackend::rows`].
+    pub(in crate::engine) fn set_row_threads(&mut self, n_threads: c_int) {
+        self.inner.set_n_threads(n_threads);
     }
 
     /// Assigns rows to experts that begin, those of one view side by side, and sorts the experts by row.

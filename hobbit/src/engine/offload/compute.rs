@@ -63,6 +63,8 @@ struct DeviceLayer<'a, 'b> {
     nodes: &'a [*mut ggml_tensor],
     /// Nodes of the router's choice and weights, and their bytes on the host.
     read_back: [Option<OnHost>; 2],
+    /// The bytes of the first product's input, if the CPU helper may compute; else empty.
+    input: &'a [f32],
     uploads: Uploads,
     /// The CPU helper's part.
     help: Option<Help>,
@@ -225,10 +227,13 @@ impl Offload {
         let asks = !host.precisions.is_exact() || host.precisions.asks_weights(phase) || reroutes;
         let weights = weights.filter(|_| asks || routers.walk.is_some());
         // SAFETY: nodes of a live graph.
-        let input = match phase.is_decode() && routers.want_input(host) || reroutes {
+        let of_router = match phase.is_decode() && routers.want_input(host) || reroutes {
             true => unsafe { router_input_tensor(nodes[0]) }.filter(|input| is_dense_rows(input)),
             false => None,
         };
+        let may_help = phase.is_decode() && tier.has_helper();
+        // SAFETY: a product's sources are live.
+        let input = of_router.or_else(|| may_help.then(|| unsafe { &*(*nodes[0]).src[1] }));
         // SAFETY: by the caller: all are allocated on the device.
         let (mut read_back, input) = unsafe { self.read_back([Some(ids), weights], input) };
         tier.enter(&self.launch.stream, Some(tag.layer));
@@ -238,7 +243,8 @@ impl Offload {
         }
         let (n_used, n_tokens) = (n_used as usize, n_tokens as usize);
         let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key: ids as usize, phase };
-        let inputs = input.chunks_exact((input.len() / n_tokens).max(1)).collect();
+        let router_input = if of_router.is_some() { &input[..] } else { &[] };
+        let inputs = router_input.chunks_exact((router_input.len() / n_tokens).max(1)).collect();
         let [ids, weights] = &mut read_back;
         // SAFETY: live nodes, read back just now; their bytes are kept until the layer is done.
         let router = unsafe {
@@ -250,13 +256,15 @@ impl Offload {
         };
         let mut selection = std::mem::take(&mut self.selection);
         let uploads = Uploads::default();
-        let mut layer = DeviceLayer { offload: self, tier, others, router, nodes, read_back, uploads, help: None };
+        let input = if may_help { &input[..] } else { &[] };
+        let mut layer =
+            DeviceLayer { offload: self, tier, others, router, nodes, read_back, input, uploads, help: None };
         let result = run_layer(&mut layer, host, &mut selection);
         self.selection = selection;
         result
     }
 
-    /// Reads back the router's choice and weights, and its input, and waits for all submitted work.
+    /// Reads back the router's choice and weights, and the input of a product, and waits for all submitted work.
     ///
     /// # Safety
     /// The tensors are live and allocated on the device.
@@ -271,7 +279,7 @@ impl Offload {
             for (tensor, bytes) in read_back.iter_mut().flatten() {
                 self.launch.stream.get(&**tensor, bytes);
             }
-            let mut floats = vec![0f32; input.map_or(0, |input| (input.ne[0] * input.ne[2]) as usize)];
+            let mut floats = vec![0f32; input.map_or(0, |input| llama::ggml_nbytes(input) / size_of::<f32>())];
             if let Some(input) = input {
                 self.launch.stream.get(input, &mut floats);
             }

@@ -1,8 +1,8 @@
-//! The CPU helper: computes some of a single token's missing experts from host memory, while the device computes the
-//! others (HOBBIT's cooperative mode; SMoE, Algorithm 2).
+//! The CPU helper: computes some of the missing experts of a batch that decodes from host memory, while the device
+//! computes the others (HOBBIT's cooperative mode; SMoE, Algorithm 2).
 //!
-//! The helper repeats the nodes of a layer's region as the CPU computes a layer of few tokens ([`Chain`]), one row at a
-//! time. A region that is no chain is left to the device.
+//! The helper repeats the nodes of a layer's region as the CPU computes a layer of few tokens ([`Chain`]): the rows of
+//! several experts in one graph. A region that is no chain is left to the device.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -17,12 +17,13 @@ use crate::engine::host_reads::ShareView;
 use crate::engine::split::Failed;
 use hobbit_core::expert::SliceKind;
 use hobbit_core::residency::Used;
+use hobbit_core::route::{Pair, Routing};
 
 /// A node of a layer's region, and the matrix that it multiplies by, if it is a product. The last node is the last
 /// product.
 pub(super) type Node = (*mut ggml_tensor, Option<SliceKind>);
 
-/// A CPU backend for single rows.
+/// A CPU backend for the rows of some experts.
 pub(super) struct Helper {
     backend: ExpertBackend,
     /// The buffer given for ordinary memory.
@@ -42,16 +43,17 @@ pub(super) struct HostChain {
     _nodes: Vec<Box<ggml_tensor>>,
 }
 
-/// The region of a token with `n_used` experts as a chain; `None` if the helper cannot compute it row by row.
+/// A region as a chain; `None` if the helper cannot compute it row by row.
 ///
 /// # Safety
 /// Nodes of a live graph, the first of which is a product.
-pub(super) unsafe fn chain_of(region: &[Node], n_used: usize) -> Option<Chain> {
+pub(super) unsafe fn chain_of(region: &[Node], routing: &Routing) -> Option<Chain> {
     let nodes: Vec<_> = region.iter().map(|(node, _)| *node).collect();
     let kind_of = |node| region.iter().find(|(own, _)| *own == node).and_then(|(_, kind)| *kind);
+    let shape = [routing.n_used, routing.n_tokens];
     // SAFETY: by the caller; sources of live nodes are live.
     unsafe {
-        let chain = Chain::of(&nodes, [n_used, 1], kind_of).filter(|chain| chain.reads_only((*nodes[0]).src[1]))?;
+        let chain = Chain::of(&nodes, shape, kind_of).filter(|chain| chain.reads_only((*nodes[0]).src[1]))?;
         let reads_leaf = |&node: &*mut ggml_tensor| {
             (*node).op != llama::GGML_OP_ADD_ID || (*(*node).src[1]).op == llama::GGML_OP_NONE
         };
@@ -91,21 +93,23 @@ impl Helper {
         HostChain { chain, _nodes: nodes }
     }
 
-    /// Computes one expert's row of a region's last product. `input`: the row of the first product's input. `view_of`:
-    /// each matrix.
+    /// Computes the rows of a region's last product that some experts give. `input_of`: a pair's row of the first
+    /// product's input. `view_of`: each matrix of an expert.
     ///
     /// # Safety
     /// The views are valid.
-    pub(super) unsafe fn row<'v>(
+    pub(super) unsafe fn rows<'i, 'v>(
         &mut self,
         own: &HostChain,
         n_threads: c_int,
-        used: Used,
-        input: &[f32],
-        view_of: impl Fn(SliceKind) -> ShareView<'v>,
-    ) -> Result<Vec<f32>, Failed> {
+        routing: &Routing,
+        experts: &[Used],
+        input_of: impl Fn(Pair) -> &'i [f32],
+        view_of: impl Fn(Used, SliceKind) -> ShareView<'v>,
+    ) -> Result<Vec<(Pair, Vec<f32>)>, Failed> {
+        self.backend.set_row_threads(n_threads);
         // SAFETY: by the caller; the chain's nodes and biases are ours.
-        unsafe { self.backend.row(&own.chain, n_threads, used, input, view_of) }
+        unsafe { self.backend.rows(&own.chain, routing, experts, input_of, view_of) }
     }
 }
 

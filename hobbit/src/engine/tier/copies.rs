@@ -385,12 +385,12 @@ impl Tier {
         }
     }
 
-    /// The CPU has computed experts.
-    pub(in crate::engine) fn helped(&mut self, experts: u64, bytes: u64, seconds: f64) {
+    /// The CPU has computed experts of so much [`hobbit_core::load::balance::Miss::work`].
+    pub(in crate::engine) fn helped(&mut self, experts: u64, work: u64, seconds: f64) {
         self.counters.helper_experts += experts;
         self.counters.helper_seconds += seconds;
         if let Some(balancer) = self.balancer.as_mut() {
-            balancer.observe_cpu(bytes, seconds);
+            balancer.observe_cpu(work, seconds);
         }
     }
 }

@@ -323,21 +323,21 @@ fn locate(product: &Product, host: &Host, tier: &Tier) -> Option<Weights> {
 /// Work of the CPU in a region.
 pub(super) struct Help {
     chain: HostChain,
-    /// The region's first and last product.
-    first: *mut ggml_tensor,
+    /// The input of the region's first product, `[n_in, 1 or n_used, n_tokens]`, and the region's last product.
+    input: *mut ggml_tensor,
     last: *mut ggml_tensor,
-    /// Experts, most important first.
+    /// Experts that are not computed yet, in the order of need.
     experts: Vec<Used>,
-    /// The input of the region's first product, `[n_in, 1 or n_used]`.
-    input: Vec<f32>,
-    /// Rows of the last product that have been computed, by rank.
-    rows: Vec<(u32, Vec<f32>)>,
-    bytes: u64,
+    /// Rows of the last product that have been computed.
+    rows: Vec<(Pair, Vec<f32>)>,
+    /// All of its experts, their work ([`Miss::work`]) and the time that they took.
+    n_experts: u64,
+    work: u64,
     seconds: f64,
 }
 
 impl DeviceLayer<'_, '_> {
-    /// Decides which of the missing experts the CPU computes, and reads the input for them.
+    /// Decides which of the missing experts of a batch that decodes the CPU computes.
     ///
     /// # Safety
     /// As [`Offload::layer`].
@@ -353,26 +353,32 @@ impl DeviceLayer<'_, '_> {
         let kinds = || region.iter().filter_map(|(_, kind)| *kind);
         // A part of a layer has results besides the last product's.
         let is_whole = kinds().count() == host.layout().kinds(step.layer).len();
-        if missing.is_empty() || !is_whole || selection.routing.n_tokens != 1 {
+        if missing.is_empty() || !is_whole || self.input.is_empty() {
             return None;
         }
-        let n_used = selection.routing.n_used;
+        let routing = &selection.routing;
         // SAFETY: nodes of a live graph.
-        let chain = unsafe { chain_of(region, n_used)? };
-        let misses: Vec<Miss> = missing
-            .iter()
-            .map(|&used| {
-                let rank = selection.routing.pairs_of(used.index).first().map_or(0, |pair| pair.rank as usize);
-                let slices = kinds().map(|kind| SliceId { version: step.version(used), kind });
-                Miss {
-                    index: used.index,
-                    bytes: slices.clone().map(|slice| host.reads().shape(slice).bytes).sum(),
-                    // The router's order replaces its weights if these were not read.
-                    score: selection.weights.get(rank).copied().unwrap_or((n_used - rank) as f32),
-                    on_host: used.row.is_some() && slices.clone().all(|slice| host_bytes(host, slice, used).is_some()),
-                }
-            })
-            .collect();
+        let chain = unsafe { chain_of(region, routing)? };
+        let score = |pair: &Pair| {
+            let position = pair.token as usize * routing.n_used + pair.rank as usize;
+            // The router's order replaces its weights if these were not read.
+            let weight = selection.weights.get(position).copied();
+            weight.unwrap_or((routing.n_used - pair.rank as usize) as f32)
+        };
+        let miss = |&used: &Used| {
+            let slices = kinds().map(|kind| SliceId { version: step.version(used), kind });
+            let pairs = routing.pairs_of(used.index);
+            Miss {
+                index: used.index,
+                bytes: slices.clone().map(|slice| host.reads().shape(slice).bytes).sum(),
+                rows: pairs.len() as u32,
+                score: pairs.iter().map(score).fold(0.0, f32::max),
+                on_host: used.row.is_some() && slices.clone().all(|slice| host_bytes(host, slice, used).is_some()),
+            }
+        };
+        let mut misses: Vec<Miss> = missing.iter().map(miss).collect();
+        // An expert of many tokens is likely to be used again, and takes the CPU longer.
+        misses.sort_by(|a, b| b.rows.cmp(&a.rows).then(b.score.total_cmp(&a.score)));
         let split = balancer.split(&misses, 0.0);
         if split.cpu.is_empty() {
             return None;
@@ -381,46 +387,44 @@ impl DeviceLayer<'_, '_> {
             self.offload.helper = Helper::new();
         }
         let helper = self.offload.helper.as_mut()?;
-        let experts = missing.iter().copied().filter(|used| split.cpu.contains(&used.index)).collect();
-        let bytes = misses.iter().filter(|miss| split.cpu.contains(&miss.index)).map(|miss| miss.bytes).sum();
-        // SAFETY: by the caller; the input was computed before, and is waited for.
+        let experts: Vec<Used> = missing.iter().copied().filter(|used| split.cpu.contains(&used.index)).collect();
+        let work = misses.iter().filter(|miss| split.cpu.contains(&miss.index)).map(Miss::work).sum();
+        let n_experts = experts.len() as u64;
+        // SAFETY: by the caller.
         unsafe {
-            let (first, last) = (region[0].0, region[region.len() - 1].0);
-            let tensor = &*(*first).src[1];
-            let mut input = vec![0f32; llama::ggml_nbytes(tensor) / size_of::<f32>()];
-            self.offload.launch.stream.get(tensor, &mut input);
-            self.offload.launch.synchronize();
+            let (input, last) = ((*region[0].0).src[1], region[region.len() - 1].0);
             let chain = helper.on_host(&self.offload.launch.stream, chain);
-            Some(Help { chain, first, last, experts, input, rows: Vec::new(), bytes, seconds: 0.0 })
+            Some(Help { chain, input, last, experts, rows: Vec::new(), n_experts, work, seconds: 0.0 })
         }
     }
 
-    /// Computes the most important of the experts left to the CPU. Returns whether there was one.
+    /// Computes experts that are left to the CPU: the first of them if copies still wait for what the host does between
+    /// two experts, else all. Returns whether there were any.
     ///
     /// # Safety
     /// As [`Offload::layer`].
     unsafe fn help_once(&mut self, host: &Host, selection: &Selection, step: &LayerStep) -> Result<bool, Failed> {
         let Some(help) = self.help.as_mut().filter(|help| !help.experts.is_empty()) else { return Ok(false) };
         let started = Instant::now();
-        let used = help.experts.remove(0);
+        let n = if self.uploads.is_empty() { help.experts.len() } else { 1 };
+        let experts: Vec<Used> = help.experts.drain(..n).collect();
         let n_threads = self.tier.helper_threads.map_or(self.offload.n_threads, c_int::from);
         let Some(helper) = self.offload.helper.as_mut() else { return Err(GGML_STATUS_FAILED) };
-        for pair in selection.routing.pairs_of(used.index) {
-            let view_of = |kind: SliceKind| {
-                let slice = SliceId { version: step.version(used), kind };
-                let (data, _) = host_bytes(host, slice, used).expect("what the CPU computes is on the host");
-                let view = host.reads().view(step.layer, used.share, kind);
-                ShareView { base: data.cast_mut(), n_slots: 1, ..view }
-            };
-            // SAFETY: by the caller; host slots of a step are pinned.
-            let row = unsafe {
-                let tensor = &*(*help.first).src[1];
-                let n = tensor.ne[0] as usize;
-                let at = (i64::from(pair.rank) % tensor.ne[1]) as usize * n;
-                helper.row(&help.chain, n_threads, used, &help.input[at..at + n], view_of)
-            };
-            help.rows.push((pair.rank, row?));
-        }
+        let view_of = |used: Used, kind: SliceKind| {
+            let slice = SliceId { version: step.version(used), kind };
+            let (data, _) = host_bytes(host, slice, used).expect("what the CPU computes is on the host");
+            let view = host.reads().view(step.layer, used.share, kind);
+            ShareView { base: data.cast_mut(), n_slots: 1, ..view }
+        };
+        // SAFETY: the source of a live product.
+        let (ne, nb) = unsafe { ((*help.input).ne, (*help.input).nb) };
+        let input_of = |pair: Pair| {
+            let row = pair.token as usize * nb[2] + (i64::from(pair.rank) % ne[1]) as usize * nb[1];
+            &self.input[row / size_of::<f32>()..][..ne[0] as usize]
+        };
+        // SAFETY: by the caller; host slots of a step are pinned.
+        let rows = unsafe { helper.rows(&help.chain, n_threads, &selection.routing, &experts, input_of, view_of)? };
+        help.rows.extend(rows);
         help.seconds += started.elapsed().as_secs_f64();
         Ok(true)
     }
@@ -437,11 +441,17 @@ impl DeviceLayer<'_, '_> {
             unsafe { self.uploads.pump(host, self.tier) };
         }
         let Some(help) = self.help.take() else { return Ok(()) };
-        self.tier.helped(help.rows.len() as u64, help.bytes, help.seconds);
-        for (rank, row) in help.rows {
-            let bytes = row.iter().flat_map(|value| value.to_ne_bytes()).collect();
-            // SAFETY: the last product is allocated on the device and has the rank's row.
-            unsafe { self.offload.launch.set(help.last, bytes, rank as usize * (*help.last).nb[1]) };
+        self.tier.helped(help.n_experts, help.work, help.seconds);
+        // SAFETY: a live product.
+        let nb = unsafe { (*help.last).nb };
+        let place = |(pair, row): (Pair, Vec<f32>)| (pair.token as usize * nb[2] + pair.rank as usize * nb[1], row);
+        let mut rows: Vec<(usize, Vec<f32>)> = help.rows.into_iter().map(place).collect();
+        rows.sort_unstable_by_key(|(offset, _)| *offset);
+        // Rows side by side are one copy.
+        for run in rows.chunk_by(|(a, row), (b, _)| a + size_of_val(&row[..]) == *b) {
+            let bytes = run.iter().flat_map(|(_, row)| row).flat_map(|value| value.to_ne_bytes()).collect();
+            // SAFETY: the last product is allocated on the device and has these rows.
+            unsafe { self.offload.launch.set(help.last, bytes, run[0].0) };
         }
         Ok(())
     }
