@@ -45,8 +45,8 @@ impl RouterValues {
     }
 
     /// The same of a copy of the tensor's bytes in host memory.
-    pub(super) fn of_copy(tensor: &ggml_tensor, bytes: &mut [u8], d: usize) -> Self {
-        Self { data: bytes.as_mut_ptr(), ..Self::of(tensor, d) }
+    pub(super) fn of_copy(tensor: &ggml_tensor, data: *mut u8, d: usize) -> Self {
+        Self { data, ..Self::of(tensor, d) }
     }
 
     /// The tensor of the values.

@@ -1,6 +1,7 @@
 //! Host memory that a device reaches directly: pinned, so that copies need no detour, or unified, so that nothing is
 //! copied.
 
+use std::io;
 use std::ptr::NonNull;
 
 use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_backend_dev_t};
@@ -64,8 +65,11 @@ impl HostMemory {
     /// # Errors
     /// The system refuses the memory.
     pub(super) fn plain(bytes: usize) -> Result<Self, OpenError> {
-        let arena =
-            Arena::touched_as_needed(bytes).map_err(|source| OpenError::OutOfMemory { bytes: bytes as u64, source })?;
+        Self::in_arena(Arena::touched_as_needed(bytes), bytes)
+    }
+
+    fn in_arena(arena: io::Result<Arena>, bytes: usize) -> Result<Self, OpenError> {
+        let arena = arena.map_err(|source| OpenError::OutOfMemory { bytes: bytes as u64, source })?;
         Ok(Self { arena, buffer: None, shown: None, dev: None, pinned: false })
     }
 
@@ -98,6 +102,16 @@ impl HostMemory {
         }
     }
 
+    /// Memory for results of `dev`, `pinned` if that is wanted and the device pins memory.
+    ///
+    /// # Errors
+    /// As [`HostMemory::plain`].
+    pub(super) fn for_results(dev: ggml_backend_dev_t, pinned: bool, bytes: usize) -> Result<Self, OpenError> {
+        let pins = pinned && matches!(Reach::of(dev), Reach::Pinned | Reach::Unified);
+        let memory = if pins { Self::pinned(dev, bytes) } else { None };
+        memory.map_or_else(|| Self::in_arena(Arena::new(bytes), bytes), Ok)
+    }
+
     /// `None` if the device pins no memory.
     fn pinned(dev: ggml_backend_dev_t, bytes: usize) -> Option<Self> {
         let block = BLOCK_BYTES as usize;
@@ -115,6 +129,6 @@ impl HostMemory {
 
 /// Experts of such a device can be computed only in these host slots.
 fn refused(bytes: usize) -> OpenError {
-    let source = std::io::Error::new(std::io::ErrorKind::OutOfMemory, "the device cannot compute in so much of it");
+    let source = io::Error::new(io::ErrorKind::OutOfMemory, "the device cannot compute in so much of it");
     OpenError::OutOfMemory { bytes: bytes as u64, source }
 }

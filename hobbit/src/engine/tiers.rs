@@ -74,6 +74,11 @@ impl OtherTiers<'_> {
         self.0.iter().flat_map(|tiers| tiers.iter()).any(|tier| tier.is_resident(version))
     }
 
+    /// Whether one of these devices has pinned host memory.
+    pub(super) fn are_pinned(&self) -> bool {
+        self.0.iter().flat_map(|tiers| tiers.iter()).any(|tier| tier.report.pinned)
+    }
+
     /// As [`Residency::force_staging`] of `host`.
     pub(super) fn force_staging(&mut self, host: &mut Host, slice: SliceId, used: Used) -> bool {
         if !host.is_staged_or_cached(slice, used) {

@@ -38,6 +38,9 @@ pub struct Report {
     pub copied_bytes: u64,
     /// Graphs submitted.
     pub graph_computes: u64,
+    /// Times the host waited: for a stream, an event, a synchronous copy, or a result in memory that is not pinned,
+    /// where drivers block until it is there.
+    pub waits: u64,
 }
 
 /// Registers a device with ggml, under a name of its own (`LAG0`, `LAG1`, …).

@@ -146,7 +146,9 @@ impl Shared {
     /// The host waits for a stream.
     pub(crate) fn synchronize(&self, stream: usize) {
         self.finish(stream);
-        self.state().schedule.synchronize(stream);
+        let mut state = self.state();
+        state.report.waits += 1;
+        state.schedule.synchronize(stream);
     }
 
     /// The host waits for a recorded event.
@@ -157,7 +159,9 @@ impl Shared {
         if self.options().real_time {
             ticket.block();
         }
-        self.state().schedule.synchronize_moment(ticket.moment);
+        let mut state = self.state();
+        state.report.waits += 1;
+        state.schedule.synchronize_moment(ticket.moment);
     }
 
     /// Runs everything on every stream, without any virtual waiting.

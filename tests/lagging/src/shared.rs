@@ -152,6 +152,7 @@ impl Shared {
     pub(crate) fn host_copy(&self, bytes: usize, copy: impl FnOnce()) {
         let mut state = self.state();
         state.report.copied_bytes += bytes as u64;
+        state.report.waits += 1;
         state.schedule.host_copy(self.copy_seconds(bytes));
         if self.options().real_time {
             drop(state);

@@ -122,6 +122,8 @@ unsafe extern "C" fn get_tensor_async(
     unsafe {
         let Stream { shared, id } = stream(backend);
         let Some(source) = address_of(shared, tensor, offset, bytes) else { return };
+        let is_pinned = shared.host_mapping(data.cast::<u8>(), bytes).is_some();
+        shared.state().report.waits += u64::from(!is_pinned);
         shared.submit_copy(*id, Work::Download { source, target: data.cast(), bytes }, bytes);
     }
 }

@@ -10,6 +10,7 @@ use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Instant;
+use std::{ptr, slice};
 
 use ggml_sys::llama::{
     self, GGML_STATUS_ABORTED, GGML_STATUS_ALLOC_FAILED, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, ggml_tensor,
@@ -24,6 +25,7 @@ use crate::engine::calling::phase;
 use crate::engine::experts::{ExpertTag, Experts, RouterValues};
 use crate::engine::ggml::Stream;
 use crate::engine::host_reads::{Host, HostReads};
+use crate::engine::pinned::HostMemory;
 use crate::engine::recorder::Recorder;
 use crate::engine::registration::Computes;
 use crate::engine::split::{self, Abort, Failed, LayerRouter, is_dense_rows, router_input_tensor, weights_tensor};
@@ -36,6 +38,12 @@ use hobbit_core::route::Pair;
 
 use self::layer::Help;
 
+/// Alignment of results on the host, in bytes.
+const RESULT_ALIGNMENT: usize = 64;
+
+/// Initial room for the results that one layer reads back.
+const RESULT_ROOM: usize = 64 << 10;
+
 /// One context's backend on one device.
 pub(super) struct Offload {
     wrapper: &'static Wrapper,
@@ -47,12 +55,19 @@ pub(super) struct Offload {
     n_threads: c_int,
     /// The experts of the context's model, once a layer has been computed.
     experts: Option<Arc<Experts>>,
+    /// Where results are read back to, in every layer: pinned where the device pins memory.
+    results: Option<HostMemory>,
     /// Products that currently use weights in their layer's slots, and the weights these replace.
     borrowed: Vec<(*mut ggml_tensor, *mut ggml_tensor)>,
 }
 
-/// A tensor on the device, and a copy of its bytes.
-type OnHost = (*mut ggml_tensor, Vec<u8>);
+/// A tensor on the device, and a copy of its bytes in [`Offload::results`], which stays until the next layer.
+#[derive(Clone, Copy)]
+struct OnHost {
+    tensor: *mut ggml_tensor,
+    data: *mut u8,
+    bytes: usize,
+}
 
 /// A layer on a device.
 struct DeviceLayer<'a, 'b> {
@@ -61,7 +76,7 @@ struct DeviceLayer<'a, 'b> {
     others: &'a mut OtherTiers<'b>,
     router: LayerRouter<'a>,
     nodes: &'a [*mut ggml_tensor],
-    /// Nodes of the router's choice and weights, and their bytes on the host.
+    /// The router's choice and weights.
     read_back: [Option<OnHost>; 2],
     /// The bytes of the first product's input, if the CPU helper may compute; else empty.
     input: &'a [f32],
@@ -108,6 +123,7 @@ impl Offload {
             helper: None,
             n_threads: 1,
             experts: None,
+            results: None,
             borrowed: Vec::new(),
         })
     }
@@ -234,8 +250,10 @@ impl Offload {
         let may_help = phase.is_decode() && tier.has_helper();
         // SAFETY: a product's sources are live.
         let input = of_router.or_else(|| may_help.then(|| unsafe { &*(*nodes[0]).src[1] }));
+        let input = input.map(|input| ptr::from_ref(input).cast_mut());
+        let is_pinned = tier.report.pinned || others.are_pinned();
         // SAFETY: by the caller: all are allocated on the device.
-        let (mut read_back, input) = unsafe { self.read_back([Some(ids), weights], input) };
+        let [ids_read, weights, input] = unsafe { self.read_back([Some(ids), weights, input], is_pinned)? };
         tier.enter(&self.launch.stream, Some(tag.layer));
         tier.settled_so_far(host);
         if phase.is_decode() {
@@ -243,20 +261,20 @@ impl Offload {
         }
         let (n_used, n_tokens) = (n_used as usize, n_tokens as usize);
         let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key: ids as usize, phase };
-        let router_input = if of_router.is_some() { &input[..] } else { &[] };
+        // SAFETY: read back just now, and kept until the layer is done.
+        let input = input.map_or(&[] as &[f32], |own| unsafe { own.floats() });
+        let router_input = if of_router.is_some() { input } else { &[] };
         let inputs = router_input.chunks_exact((router_input.len() / n_tokens).max(1)).collect();
-        let [ids, weights] = &mut read_back;
         // SAFETY: live nodes, read back just now; their bytes are kept until the layer is done.
         let router = unsafe {
-            let value = |own: &mut Option<OnHost>, d| {
-                own.as_mut().map(|(tensor, bytes)| RouterValues::of_copy(&**tensor, bytes, d))
-            };
-            let values = [value(ids, 0), value(weights, 1)];
+            let value = |own: OnHost, d| RouterValues::of_copy(&*own.tensor, own.data, d);
+            let values = [ids_read.map(|own| value(own, 0)), weights.map(|own| value(own, 1))];
             LayerRouter::new(routers, split, nodes[0], values, inputs, " on the device")
         };
+        let read_back = [ids_read, weights];
         let mut selection = std::mem::take(&mut self.selection);
         let uploads = Uploads::default();
-        let input = if may_help { &input[..] } else { &[] };
+        let input = if may_help { input } else { &[] };
         let mut layer =
             DeviceLayer { offload: self, tier, others, router, nodes, read_back, input, uploads, help: None };
         let result = run_layer(&mut layer, host, &mut selection);
@@ -264,28 +282,64 @@ impl Offload {
         result
     }
 
-    /// Reads back the router's choice and weights, and the input of a product, and waits for all submitted work.
+    /// Copies tensors to the host, one behind the other, and waits once, for all submitted work.
+    ///
+    /// # Errors
+    /// The system refuses memory for them.
     ///
     /// # Safety
-    /// The tensors are live and allocated on the device.
-    unsafe fn read_back(
+    /// The tensors are live and allocated on the device. Results of an earlier call are not used any more.
+    unsafe fn read_back<const N: usize>(
         &mut self,
-        tensors: [Option<*mut ggml_tensor>; 2],
-        input: Option<&ggml_tensor>,
-    ) -> ([Option<OnHost>; 2], Vec<f32>) {
-        // SAFETY: by the caller; the buffers are not touched before the stream has been waited for.
-        unsafe {
-            let mut read_back = tensors.map(|own| own.map(|tensor| (tensor, vec![0; llama::ggml_nbytes(tensor)])));
-            for (tensor, bytes) in read_back.iter_mut().flatten() {
-                self.launch.stream.get(&**tensor, bytes);
+        tensors: [Option<*mut ggml_tensor>; N],
+        is_pinned: bool,
+    ) -> Result<[Option<OnHost>; N], Failed> {
+        let mut end = 0;
+        let mut place = |tensor: *mut ggml_tensor| {
+            // SAFETY: by the caller.
+            let (at, bytes) = (end, unsafe { llama::ggml_nbytes(tensor) });
+            end = (at + bytes).next_multiple_of(RESULT_ALIGNMENT);
+            (tensor, at, bytes)
+        };
+        let places = tensors.map(|own| own.map(&mut place));
+        let base = match &self.results {
+            Some(memory) if memory.arena.len() >= end => memory.arena.as_ptr(),
+            _ => {
+                let bytes = end.next_power_of_two().max(RESULT_ROOM);
+                let memory = HostMemory::for_results(self.wrapper.inner, is_pinned, bytes);
+                let memory = memory.map_err(|error| split::failed(error.to_string()))?;
+                // The last call has waited for all copies into the memory that this replaces.
+                self.results.insert(memory).arena.as_ptr()
             }
-            let mut floats = vec![0f32; input.map_or(0, |input| llama::ggml_nbytes(input) / size_of::<f32>())];
-            if let Some(input) = input {
-                self.launch.stream.get(input, &mut floats);
-            }
-            self.launch.synchronize();
-            (read_back, floats)
-        }
+        };
+        let read = places.map(|own| {
+            own.map(|(tensor, at, bytes)| {
+                // SAFETY: by the caller; each has room of its own, which is not touched before the wait below.
+                unsafe {
+                    let data = base.add(at);
+                    self.launch.stream.get(tensor, slice::from_raw_parts_mut(data, bytes));
+                    OnHost { tensor, data, bytes }
+                }
+            })
+        });
+        self.launch.synchronize();
+        Ok(read)
+    }
+}
+
+impl OnHost {
+    /// # Safety
+    /// The next layer has not begun.
+    unsafe fn bytes<'a>(self) -> &'a [u8] {
+        // SAFETY: by the caller.
+        unsafe { slice::from_raw_parts(self.data, self.bytes) }
+    }
+
+    /// # Safety
+    /// As [`OnHost::bytes`]; the tensor is of floats.
+    unsafe fn floats<'a>(self) -> &'a [f32] {
+        // SAFETY: by the caller; results are aligned.
+        unsafe { slice::from_raw_parts(self.data.cast(), self.bytes / size_of::<f32>()) }
     }
 }
 

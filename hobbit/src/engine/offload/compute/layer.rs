@@ -91,10 +91,10 @@ impl DeviceLayer<'_, '_> {
     /// Sends the router's weights to the device, and its ids if they have changed.
     fn write_back(&mut self, with_ids: bool) {
         let [ids, weights] = &self.read_back;
-        for (tensor, bytes) in ids.iter().filter(|_| with_ids).chain(weights) {
-            // SAFETY: the tensors are on the device until the ubatch is done, and have as many bytes, which the
-            // launch keeps until the stream is waited for.
-            unsafe { self.offload.launch.set(*tensor, bytes.clone(), 0) };
+        for own in ids.iter().filter(|_| with_ids).chain(weights) {
+            // SAFETY: the tensors are on the device until the ubatch is done, and have as many bytes. The launch keeps
+            // a copy until the stream is waited for: the values may change again before.
+            unsafe { self.offload.launch.set(own.tensor, own.bytes().to_vec(), 0) };
         }
     }
 
