@@ -41,14 +41,15 @@ pub struct CachingArgs {
     /// Table of --predictor path-table, made by gguf-tools profile --path-table [default: the pack's]
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PATH_TABLE")]
     pub path_table: Option<PathBuf>,
-    /// Read predicted experts before they are needed: while that is measured to help (auto), always, or never
-    #[arg(long, value_name = "auto|on|off", default_value_t, env = "HOBBIT_ARG_PREFETCH")]
+    /// Read predicted experts before they are needed: while that is measured to help (auto), always those that are
+    /// worth their read (on), every one as the papers do (all), or never
+    #[arg(long, value_name = "auto|on|all|off", default_value_t, env = "HOBBIT_ARG_PREFETCH")]
     pub prefetch: Prefetch,
     /// How many layers ahead to look at most
     #[arg(long, value_name = "N", default_value_t = CachingOptions::DISTANCE,
           value_parser = clap::value_parser!(u8).range(1..=8), env = "HOBBIT_ARG_PREFETCH_DISTANCE")]
     pub prefetch_distance: u8,
-    /// Compute with the experts of a layer that are in memory while others are read. Off measures the gain, on the CPU
+    /// Compute with the experts of a layer that are in memory while others are read or copied. Off measures the gain
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_OVERLAP")]
     pub overlap: Switch,
     /// Fill free slots while no computation waits for a read: before the first prompt, and while a message is typed

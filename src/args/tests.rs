@@ -430,11 +430,11 @@ fn preset(line: &str, variables: &[(&str, &str)]) -> PresetWords {
 #[test]
 fn presets_set_flags_that_are_not_given() {
     let note = |line: &str| preset(line, &[]).note().map_or_else(String::new, |note| note.to_string());
-    let ahead = "--prefetch-distance 1 --prefetch on --cpu-helper";
+    let ahead = "--prefetch-distance 1 --prefetch all --cpu-helper";
     for (name, flags) in [
         (
             "hobbit",
-            "--policy hobbit --expert-slots even --predictor stacked-gate --prefetch-distance 2 --prefetch on \
+            "--policy hobbit --expert-slots even --predictor stacked-gate --prefetch-distance 2 --prefetch all \
              --no-overlap --cpu-helper off --low auto --low-share 20% --t1 0.6 --t2 0.9 --prefill-low 0% --no-upgrade"
                 .to_owned(),
         ),

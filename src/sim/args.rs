@@ -11,6 +11,7 @@ use crate::argv::Switch;
 use crate::manuals::PagesArgs;
 use hobbit::options::{PrecisionMode, VirtualUpdate};
 use hobbit_core::cache::policy::{PolicyKind, Weights};
+use hobbit_core::load::prefetch::Pace;
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::route::{Shares, Thresholds};
 use hobbit_core::sim::{Budget, Compute, Config, Eviction, PredictedBy, Prefetch, Recording, Slots, path_table};
@@ -235,7 +236,7 @@ pub struct WorldArgs {
     /// Let predicted experts be evicted
     #[arg(long)]
     pub no_shield: bool,
-    /// Also read experts ahead that cannot arrive in time
+    /// Read every guess, as --prefetch all of the programs does, by the rule of the predictor's paper
     #[arg(long)]
     pub late: bool,
     /// Bytes per second of the file
@@ -324,7 +325,12 @@ impl WorldArgs {
 
     /// Adds a predictor.
     pub fn with_predictor(&self, config: &Config, predictor: PredictedBy) -> Config {
-        let prefetch = Prefetch { distance_max: self.distance.max(1), shield: !self.no_shield, in_time: !self.late };
+        let pace = match predictor {
+            _ if !self.late => Pace::Timed,
+            PredictedBy::Predictor(kind) => Pace::of_paper(kind),
+            PredictedBy::Oracle | PredictedBy::Partly(_) => Pace::First(usize::MAX),
+        };
+        let prefetch = Prefetch { distance_max: self.distance.max(1), shield: !self.no_shield, pace };
         let is_on = predictor != PredictedBy::Predictor(PredictorKind::None);
         Config { predictor, prefetch: is_on.then_some(prefetch), ..config.clone() }
     }

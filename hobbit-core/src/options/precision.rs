@@ -8,6 +8,7 @@ use smart_default::SmartDefault;
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
 use crate::gguf::GgmlType;
+use crate::load::prefetch::Pace;
 use crate::named::named;
 use crate::predict::PredictorKind;
 use crate::route::Thresholds;
@@ -122,11 +123,24 @@ pub enum Prefetch {
     #[default]
     Auto,
     On,
+    /// Every guess, by the rule of the predictor's paper ([`Pace::of_paper`]): none is judged for its worth, and no
+    /// predicted expert is evicted before its layer has run.
+    All,
     /// Never. Predictions are still made and judged.
     Off,
 }
 
-named!(Prefetch, "prefetch setting": Auto = "auto", On = "on", Off = "off");
+named!(Prefetch, "prefetch setting": Auto = "auto", On = "on", All = "all", Off = "off");
+
+impl Prefetch {
+    /// How reads ahead are chosen with this predictor.
+    pub const fn pace(self, predictor: PredictorKind) -> Pace {
+        match self {
+            Self::All => Pace::of_paper(predictor),
+            Self::Auto | Self::On | Self::Off => Pace::Timed,
+        }
+    }
+}
 
 /// Eviction, slots and prefetching of the caches of the host and of each device.
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]

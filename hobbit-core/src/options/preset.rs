@@ -41,7 +41,7 @@ pub struct PresetSettings {
     pub predictor: PredictorKind,
     /// Layers to look ahead.
     pub distance: u8,
-    /// Whether predicted experts are read ahead. No paper turns this off when it does not pay.
+    /// Whether predicted experts are read ahead. No paper judges whether that pays.
     pub prefetch: Prefetch,
     /// Whether a layer computes with resident experts while others are read.
     pub overlap: bool,
@@ -94,7 +94,7 @@ impl Preset {
             slots: Allocation::Even,
             predictor: PredictorKind::StackedGate,
             distance: 1,
-            prefetch: Prefetch::On,
+            prefetch: Prefetch::All,
             overlap: true,
             cpu_helper: CpuHelper::Off,
             low: None,
@@ -112,13 +112,13 @@ impl Preset {
                 low: Some(LowRules { t1, t2, low_share: 0.2, prefill_low: 0.0 }),
                 ..base
             },
-            // III-B: widths are chosen before the run. III-C1: the next layer is preloaded by the table until the
-            // router decides. III-C2: frequency over distance.
+            // III-B: widths are chosen before the run. III-C1: 1 to 3 experts of the next layer are preloaded by the
+            // table until the router decides. III-C2: frequency over distance.
             Self::EdgeMoe => {
                 PresetSettings { policy: PolicyKind::EdgeMoe, predictor: PredictorKind::PathTable, ..base }
             }
-            // 4.2: the next layer's gate, everything above the 75th percentile. 4.3: experts are computed in the order
-            // in which their transfers end. 4.4: the first L layers whole (L = 3 for Qwen1.5-MoE), ARC in each. 4.5: 25
+            // 4.2: the next layer's gate, everything above the 75th percentile. 4.3: as many experts as can be read
+            // while a layer runs; experts are computed in the order in which their transfers end. 4.4: the first L layers whole (L = 3 for Qwen1.5-MoE), ARC in each. 4.5: 25
             // % of a prompt's experts low, none in decode, and none cached.
             Self::Fate => PresetSettings {
                 policy: PolicyKind::Arc,
@@ -176,14 +176,14 @@ mod tests {
         ] {
             let settings = of(preset);
             assert_eq!((settings.policy.name(), settings.predictor.name()), (policy, predictor));
-            assert_eq!(settings.prefetch, Prefetch::On);
+            assert_eq!(settings.prefetch, Prefetch::All);
         }
         for preset in [Preset::Hobbit, Preset::EdgeMoe, Preset::Fate] {
             assert!(of(preset).routing.is_off(), "routing is never changed");
         }
         let smoe = of(Preset::Smoe);
         assert_eq!((smoe.routing.substitute, smoe.policy.name(), smoe.low), (Some((0.3, 0)), "smoe", None));
-        assert_eq!((smoe.predictor.name(), smoe.distance, smoe.prefetch), ("stacked-gate", 1, Prefetch::On));
+        assert_eq!((smoe.predictor.name(), smoe.distance, smoe.prefetch), ("stacked-gate", 1, Prefetch::All));
         let swapmoe = of(Preset::SwapMoe);
         assert_eq!((swapmoe.routing.virtual_experts, swapmoe.prefetch), (true, Prefetch::Off));
         assert_eq!(of(Preset::Fate).slots.to_string(), "shallow-first:3");

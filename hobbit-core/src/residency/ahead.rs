@@ -225,7 +225,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
         let Lookahead { prefetcher, options, .. } = lookahead;
         let held = HostHoldings { cache, staging, layout, shape: &options.shape, devices };
-        let likely = if options.shields { prefetcher.likely(&ahead, &held) } else { Vec::new() };
         let bytes_used: u64 = used.iter().filter_map(|&version| layout.bytes(version)).sum();
         // While what is missing is read, what is there is computed: that time is not left for the next layers.
         let there = 1.0 - waited as f64 / bytes_used.max(waited).max(1) as f64;
@@ -235,7 +234,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             elapsed_seconds: prefetcher.estimates.load_seconds(waited).unwrap_or(0.0).min(computed),
         };
         let loads = prefetcher.plan(&ahead, link, &held);
-        cache.shield(likely.into_iter().flat_map(|expert| [Version::high(expert), Version::low(expert)]));
+        if options.shields {
+            cache.shield(prefetcher.masked());
+        }
         self.read_ahead(loads);
     }
 
@@ -243,7 +244,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     fn read_ahead(&mut self, loads: Vec<Load>) {
         for Load { version, .. } in loads {
             let order = self.layout.load_order(version.expert.layer, &[]);
-            if let Some(Acquired { slot, evicted }) = self.cache.acquire(version) {
+            if let Some(Acquired { slot, evicted }) = self.cache.acquire_ahead(version) {
                 self.takes(slot, version, evicted);
                 if let (Some(lookahead), Some(evicted)) = (&mut self.background.lookahead, evicted) {
                     lookahead.prefetcher.evicted(evicted);

@@ -12,8 +12,9 @@ use super::link::LinkModel;
 use super::recording::Recording;
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
+use crate::load::prefetch::Pace;
 use crate::named::UnknownName;
-use crate::options::{PrecisionMode, VirtualExperts, VirtualUpdate};
+use crate::options::{self, PrecisionMode, VirtualExperts, VirtualUpdate};
 use crate::predict::{PathTable, PredictorKind};
 use crate::route::{Rerouting, Thresholds};
 use crate::tuned::LayerPenalty;
@@ -95,10 +96,8 @@ pub struct Prefetch {
     /// Protect predicted experts from eviction until their layer has run.
     #[default(true)]
     pub shield: bool,
-    /// Prefetch only reads that [`crate::load::prefetch`] finds worth their risk in the time available; otherwise every
-    /// predicted expert that is missing.
-    #[default(true)]
-    pub in_time: bool,
+    /// Which predicted experts that are missing are read: [`Pace::Timed`], or [`Pace::of_paper`].
+    pub pace: Pace,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -157,6 +156,10 @@ impl Config {
         let host = |key: &str| recording.header.host.get(key).copied().filter(|value| *value >= 0.0);
         let is_read_ahead = predictor != PredictedBy::Predictor(PredictorKind::None) && settings.prefetch != "off";
         let distance_max = if settings.distance > 0 { settings.distance } else { Prefetch::default().distance_max };
+        let pace = match (settings.prefetch.parse(), predictor) {
+            (Ok(options::Prefetch::All), PredictedBy::Predictor(kind)) => Pace::of_paper(kind),
+            _ => Pace::Timed,
+        };
         let default = LinkModel::default();
         let link = LinkModel {
             bytes_per_second: host("link_bytes_per_second")
@@ -182,7 +185,7 @@ impl Config {
             virtual_experts: (settings.routing.virtual_experts != VirtualExperts::Off)
                 .then_some(settings.routing.virtual_update),
             drop: settings.routing.drop,
-            prefetch: is_read_ahead.then(|| Prefetch { distance_max, ..Prefetch::default() }),
+            prefetch: is_read_ahead.then_some(Prefetch { distance_max, pace, ..Prefetch::default() }),
             predictor,
             link,
             compute: Compute::Recorded,

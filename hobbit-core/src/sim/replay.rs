@@ -381,10 +381,7 @@ fn planner(config: &Config) -> Prefetcher {
         PrecisionMode::Exact => Thresholds { t1: 1.0, t2: 1.0 },
         PrecisionMode::Dynamic => config.thresholds,
     };
-    let pace = match config.prefetch {
-        Some(prefetch) if !prefetch.in_time => Pace::Deterministic(usize::MAX),
-        _ => Pace::Timed,
-    };
+    let pace = config.prefetch.map_or(Pace::Timed, |prefetch| prefetch.pace);
     let options = PrefetchOptions { thresholds, pace, ..PrefetchOptions::default() };
     Prefetcher::new(options, Estimates::seeded(config.link.bytes_per_second))
 }

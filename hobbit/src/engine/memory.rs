@@ -27,7 +27,9 @@ use hobbit_core::cache::ModelMark;
 use hobbit_core::expert::Precision;
 use hobbit_core::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
 use hobbit_core::load::{Loader, LoaderOptions};
-use hobbit_core::options::{PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts};
+use hobbit_core::options::{
+    CachingOptions, PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts,
+};
 use hobbit_core::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, RunMode, StagingWish};
 use hobbit_core::predict::{self, PredictorKind};
 use hobbit_core::profile::VirtualPlanError;
@@ -185,7 +187,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     // The completion time of a prefetch depends on the speed of reads.
     let looks_ahead = shared.options.caching.predictor != PredictorKind::None && !precisions.options.deterministic;
     if looks_ahead {
-        tiers.iter_mut().for_each(|tier| tier.copy_ahead(prefetch_thresholds(&precisions)));
+        tiers.iter_mut().for_each(|tier| tier.copy_ahead(prefetch_options(model, &precisions)));
     }
     // The host does not see delays caused by copies to a device.
     let compares_tokens = tiers.iter().any(|tier| tier.ahead.is_some());
@@ -302,23 +304,24 @@ fn lookahead_of(model: &Model, precisions: &Precisions, compares_tokens: bool) -
     let caching = &model.shared.options.caching;
     let shape = model.predict_shape();
     let predictor = predict::build(caching.predictor, shape.clone(), model.shared.path_table.clone());
-    let options = PrefetchOptions { thresholds: prefetch_thresholds(precisions), ..PrefetchOptions::default() };
-    let prefetcher = Prefetcher::new(options, Default::default());
+    let prefetcher = Prefetcher::new(prefetch_options(model, precisions), Default::default());
     let governor = match caching.prefetch {
         Prefetch::Auto => Governor::new(GovernorOptions::default()),
-        Prefetch::On => Governor::fixed(true),
+        Prefetch::On | Prefetch::All => Governor::fixed(true),
         Prefetch::Off => Governor::fixed(false),
     };
     let options = LookaheadOptions { shape, distance_max: caching.distance, shields: true, compares_tokens };
     Lookahead::new(predictor, prefetcher, governor, options)
 }
 
-/// Thresholds for the precision of prefetches.
-fn prefetch_thresholds(precisions: &Precisions) -> Thresholds {
-    match precisions.is_exact() {
+/// Precision and pace of prefetches.
+fn prefetch_options(model: &Model, precisions: &Precisions) -> PrefetchOptions {
+    let CachingOptions { prefetch, predictor, .. } = model.shared.options.caching;
+    let thresholds = match precisions.is_exact() {
         true => Thresholds { t1: 1.0, t2: 1.0 },
         false => precisions.thresholds,
-    }
+    };
+    PrefetchOptions { thresholds, pace: prefetch.pace(predictor), ..PrefetchOptions::default() }
 }
 
 /// The file that keeps the resident set between runs, if requested.

@@ -63,8 +63,8 @@ impl Ahead {
             let used: Vec<Version> = choice.experts().map(Version::high).collect();
             black_box(prefetcher.settle(choice.layer, std::slice::from_ref(&choice.chosen), &used, true));
             let ahead = prefetcher.look_ahead(predictor, choice.layer, DISTANCE_MAX, held);
-            black_box(prefetcher.likely(&ahead, held));
             let loads = prefetcher.plan(&ahead, Link::default(), held);
+            prefetcher.masked().for_each(|version| _ = black_box(version));
             loads.iter().for_each(|load| prefetcher.landed(load.version));
         }
         prefetcher.abandon();

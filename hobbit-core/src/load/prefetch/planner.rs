@@ -5,7 +5,7 @@ use smart_default::SmartDefault;
 use super::estimates::{Chances, Estimates, Guess, Odds, Presence, Regret};
 use crate::expert::{ExpertId, Precision, Version};
 use crate::load::LoaderOptions;
-use crate::predict::{Ahead, Predicted, Predictor, ahead};
+use crate::predict::{Ahead, Predicted, Predictor, PredictorKind, ahead};
 use crate::route::{Demand, Thresholds, resolve, unimportance};
 
 /// By default exact, and as much as there is time for.
@@ -31,12 +31,29 @@ pub struct PrefetchOptions {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pace {
-    /// As much as there is time for; see the module.
+    /// As much as there is time for and is worth its risk; see the module.
     #[default]
     Timed,
-    /// This many versions per layer, best scores first, whatever the time, and none is withdrawn. Residency then
-    /// depends on tokens only, provided that [`Holdings::is_resident`] does and the governor is fixed.
-    Deterministic(usize),
+    /// Every guess, at most this many versions per layer, best scores first, whatever the time. Residency then depends
+    /// on tokens only, provided that [`Holdings::is_resident`] does and the governor is fixed.
+    First(usize),
+    /// The best guesses of a layer, as many as can be read while a layer runs: Fate's `n = T / t_expert` (section
+    /// 4.3).
+    Budget,
+}
+
+impl Pace {
+    /// EdgeMoE preloads 1 to 3 experts per layer (section III-C1).
+    const EDGEMOE: usize = 3;
+
+    /// The rule of the paper that has this predictor. No paper judges what a read is worth.
+    pub const fn of_paper(predictor: PredictorKind) -> Self {
+        match predictor {
+            PredictorKind::CrossLayer => Self::Budget,
+            PredictorKind::PathTable => Self::First(Self::EDGEMOE),
+            PredictorKind::None | PredictorKind::StackedGate | PredictorKind::Previous => Self::First(usize::MAX),
+        }
+    }
 }
 
 /// The planner's view of the cache.
@@ -72,7 +89,7 @@ pub struct Load {
     pub load_seconds: f64,
     /// Seconds until its layer begins, less what is read before it; 0 where that is unknown.
     pub slack_seconds: f64,
-    /// Expected saved wait in seconds, see [`super`]; in deterministic mode the score instead.
+    /// Expected saved wait in seconds, see [`super`]; the score instead where no worth is judged.
     pub saved: f64,
     /// Seconds of reading that it saves if the expert is asked for in low and in high precision; 0 where unknown.
     pub spares: [f64; 2],
@@ -112,7 +129,7 @@ pub struct PrefetchCounters {
 /// Decides what to read ahead. One per link.
 ///
 /// For each layer of a decode batch: [`Prefetcher::settle`] with what it uses, [`Prefetcher::look_ahead`], then
-/// [`Prefetcher::plan`], as often as the link falls idle.
+/// [`Prefetcher::plan`], as often as the link falls idle, and [`Prefetcher::masked`].
 #[derive(Clone, Debug)]
 pub struct Prefetcher {
     options: PrefetchOptions,
@@ -122,6 +139,8 @@ pub struct Prefetcher {
     outstanding: Vec<Outstanding>,
     /// Predictions whose layer's router has not chosen yet.
     predicted: Vec<(ExpertId, Guess)>,
+    /// Experts of the last plan that are not to be evicted.
+    masked: Vec<ExpertId>,
     regret: Regret,
     pub counters: PrefetchCounters,
     /// Delay by wrong guesses that were dropped since the last layer was settled.
@@ -143,6 +162,7 @@ impl Prefetcher {
             odds: Odds::default(),
             outstanding: Vec::new(),
             predicted: Vec::new(),
+            masked: Vec::new(),
             regret: Regret::default(),
             counters: PrefetchCounters::default(),
             stuck_seconds: 0.0,
@@ -167,22 +187,18 @@ impl Prefetcher {
         self.candidates(ahead, holdings).into_iter().map(probability).collect()
     }
 
-    /// Experts that are more likely used than not: evicting them would be a loss.
-    pub fn likely(&self, ahead: &Ahead, holdings: &dyn Holdings) -> Vec<ExpertId> {
-        let all = self.probabilities(ahead, holdings).into_iter();
-        all.filter(|(_, probability)| *probability > 0.5).map(|(expert, _)| expert).collect()
-    }
-
     /// The wanted experts to read now, in this order. They count as outstanding from now on.
     pub fn plan(&mut self, ahead: &Ahead, link: Link, holdings: &dyn Holdings) -> Vec<Load> {
         let candidates = self.candidates(ahead, holdings);
         self.remember(&candidates);
+        self.mask(&candidates);
         let room = self.options.outstanding_max.saturating_sub(self.outstanding.len());
         let is_wanted = |own: &Candidate| ahead.wanted.iter().any(|wanted| wanted.expert == own.predicted.expert);
         let candidates = candidates.into_iter().filter(is_wanted).collect();
         let loads = match self.options.pace {
             Pace::Timed => self.in_time(candidates, link, room),
-            Pace::Deterministic(n) => self.first(candidates, n, room),
+            Pace::First(n) => self.first(candidates, |_| n, room),
+            Pace::Budget => self.first(candidates, |bytes| self.reads_per_layer(bytes), room),
         };
         for &load in &loads {
             self.counters.issued += 1;
@@ -190,6 +206,25 @@ impl Prefetcher {
             self.outstanding.push(Outstanding { load, has_landed: false });
         }
         loads
+    }
+
+    /// Versions not to evict before their layer has run: the experts that the last plan masked, and what is read
+    /// ahead for layers that have not begun.
+    ///
+    /// HOBBIT masks all predicted experts (section 3.3). [`Pace::Timed`] masks those that are more likely used than
+    /// not: evicting the others costs less than the slot is worth.
+    pub fn masked(&self) -> impl Iterator<Item = Version> {
+        let both = |&expert| [Version::high(expert), Version::low(expert)];
+        self.masked.iter().flat_map(both).chain(self.outstanding.iter().map(|own| own.load.version))
+    }
+
+    fn mask(&mut self, candidates: &[Candidate]) {
+        let is_likely = |own: &&Candidate| {
+            let Chances { high, low } = self.odds.chances(own.guess());
+            self.options.pace != Pace::Timed || high + low > 0.5
+        };
+        self.masked.clear();
+        self.masked.extend(candidates.iter().filter(is_likely).map(|own| own.predicted.expert));
     }
 
     pub fn evicted(&mut self, version: Version) {
@@ -451,15 +486,24 @@ impl Prefetcher {
         loads
     }
 
-    /// The first `n` of each layer by score, outstanding ones included.
-    fn first(&self, candidates: Vec<Candidate>, n: usize, room: usize) -> Vec<Load> {
+    /// Reads of this many bytes that end while a layer runs; 0 before both times were observed.
+    fn reads_per_layer(&self, bytes: u64) -> usize {
+        match (self.estimates.layer_seconds(), self.estimates.load_seconds(bytes)) {
+            (Some(layer), Some(load)) if load > 0.0 => (layer / load) as usize,
+            _ => 0,
+        }
+    }
+
+    /// The first `n` of each layer by score, outstanding ones included. Experts with a score of 0 will be replaced by
+    /// others: SMoE prefetches predicted experts less the predicted substitutes.
+    fn first(&self, candidates: Vec<Candidate>, n: impl Fn(u64) -> usize, room: usize) -> Vec<Load> {
         let mut loads: Vec<Load> = Vec::new();
-        for candidate in candidates {
+        for candidate in candidates.into_iter().filter(|own| own.predicted.score > 0.0) {
             let Some((version, bytes)) = candidate.missing() else { continue };
             let layer = version.expert.layer;
             let is_here = |load: &Load| load.version.expert.layer == layer;
             let outstanding = self.outstanding.iter().filter(|own| is_here(&own.load)).count();
-            if loads.len() < room && outstanding + loads.iter().filter(|load| is_here(load)).count() < n {
+            if loads.len() < room && outstanding + loads.iter().filter(|load| is_here(load)).count() < n(bytes) {
                 let Predicted { score, distance, .. } = candidate.predicted;
                 let (load_seconds, slack_seconds, spares) = (0.0, 0.0, [0.0; 2]);
                 let saved = f64::from(score);

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::expert::{ExpertId, Precision, Version};
-use crate::predict::{Ahead, Gates, PredictShape, Predicted, Predictor};
+use crate::predict::{Ahead, Gates, PredictShape, Predicted, Predictor, PredictorKind};
 use crate::route::{Demand, Thresholds};
 
 const MIB: u64 = 1 << 20;
@@ -291,8 +291,50 @@ fn a_free_slot_costs_nobody_anything() {
 }
 
 #[test]
+fn papers_read_every_guess() {
+    let n = |predictor: PredictorKind, layer_seconds, scores: &[f32]| {
+        let options = PrefetchOptions { pace: Pace::of_paper(predictor), ..PrefetchOptions::default() };
+        let late = Link { queued_bytes: 64 * MIB, elapsed_seconds: 1.0 };
+        prefetcher(layer_seconds, options).plan(&wanted(scores), late, &World::default()).len()
+    };
+    let unlikely = [0.01; 8];
+    assert_eq!(timed(1.0).plan(&wanted(&unlikely), Link::default(), &World::default()).len(), 0);
+    assert_eq!(n(PredictorKind::StackedGate, 1e-9, &unlikely), 8, "HOBBIT");
+    assert_eq!(n(PredictorKind::StackedGate, 1.0, &[0.01, 0.01, 0.0]), 2, "SMoE: the last one will be substituted");
+    assert_eq!(n(PredictorKind::PathTable, 1e-9, &unlikely), 3, "EdgeMoE");
+    let fate = |layer_seconds| n(PredictorKind::CrossLayer, layer_seconds, &unlikely);
+    assert_eq!([0.0079, 0.0081, 0.0161, 0.0401, 1.0].map(fate), [0, 1, 2, 5, 8], "whole reads of 8 ms in a layer");
+    let options = PrefetchOptions { pace: Pace::Budget, ..PrefetchOptions::default() };
+    let mut unknown = Prefetcher::new(options, Estimates::default());
+    assert!(unknown.plan(&wanted(&unlikely), Link::default(), &World::default()).is_empty(), "T is unknown");
+}
+
+#[test]
+fn all_predicted_experts_are_masked_where_no_worth_is_judged() {
+    let masked = |prefetcher: &Prefetcher| {
+        let mut indices: Vec<u16> = prefetcher.masked().map(|version| version.expert.index).collect();
+        indices.dedup();
+        indices
+    };
+    // The first one is resident.
+    let world = World { resident: high(&[0]).into_iter().collect(), ..World::default() };
+    let ahead = wanted(&[0.2, 0.7, 0.1]);
+    let mut judging = timed(0.008);
+    assert_eq!(versions(&judging.plan(&ahead, Link::default(), &world)), high(&[1]));
+    assert_eq!(masked(&judging), [1]);
+    let options = PrefetchOptions { pace: Pace::First(1), ..PrefetchOptions::default() };
+    let mut paper = prefetcher(0.008, options);
+    assert_eq!(versions(&paper.plan(&ahead, Link::default(), &world)), high(&[1]));
+    assert_eq!(masked(&paper), [0, 1, 2, 1], "what is read ahead is masked on its own account, too");
+    paper.plan(&Ahead::default(), Link::default(), &world);
+    assert_eq!(paper.masked().collect::<Vec<_>>(), high(&[1]), "until its layer begins");
+    paper.settle(1, &[], &[], false);
+    assert_eq!(paper.masked().count(), 0);
+}
+
+#[test]
 fn deterministic_plans_know_no_time() {
-    let options = PrefetchOptions { pace: Pace::Deterministic(2), ..PrefetchOptions::default() };
+    let options = PrefetchOptions { pace: Pace::First(2), ..PrefetchOptions::default() };
     let busy = Link { queued_bytes: u64::MAX, elapsed_seconds: 1e9 };
     let mut unknown = Prefetcher::new(options, Estimates::default());
     let mut slow = prefetcher(1e-9, options);
@@ -336,7 +378,7 @@ proptest! {
         thresholds in (0.0f32..=1.0, 0.0f32..=1.0),
         has_low: bool,
         large in prop::option::of(0u16..12),
-        pace in prop_oneof![Just(Pace::Timed), (0usize..5).prop_map(Pace::Deterministic)],
+        pace in prop_oneof![Just(Pace::Timed), (0usize..5).prop_map(Pace::First), Just(Pace::Budget)],
     ) {
         let thresholds = Thresholds::new(thresholds.0.min(thresholds.1), thresholds.0.max(thresholds.1)).unwrap();
         let options = PrefetchOptions { thresholds, pace, outstanding_max: 9, ..PrefetchOptions::default() };
@@ -387,7 +429,11 @@ proptest! {
                     }
                     prop_assert!(loads.is_sorted_by(|a, b| a.saved >= b.saved), "order");
                 }
-                Pace::Deterministic(n) => prop_assert!(outstanding.len() <= n, "fixed budget"),
+                Pace::First(n) => prop_assert!(outstanding.len() <= n, "fixed budget"),
+                Pace::Budget => {
+                    let least = prefetcher.estimates.load_seconds(2 * MIB).unwrap();
+                    prop_assert!(outstanding.len() as f64 <= layer_seconds / least, "Fate's n");
+                }
             }
             if settles {
                 let used: Vec<Version> = loads.iter().map(|load| load.version).take(1).collect();
@@ -405,7 +451,7 @@ proptest! {
 #[test]
 fn a_batch_wants_an_expert_as_the_token_that_wants_it_most() {
     let thresholds = Thresholds::new(0.6, 1.0).unwrap();
-    let options = PrefetchOptions { thresholds, pace: Pace::Deterministic(8), ..PrefetchOptions::default() };
+    let options = PrefetchOptions { thresholds, pace: Pace::First(8), ..PrefetchOptions::default() };
     let (mut planner, world) = (prefetcher(1.0, options), World { has_low: true, ..World::default() });
     // Expert 1 is the second of the first token and the first of the second one.
     let one = |(token, index, score)| Predicted { expert: expert(index), score, distance: 1, token };

@@ -4,7 +4,7 @@
 //! experts of the next layers that the host holds and the device lacks are copied in that time. A submitted copy cannot
 //! be withdrawn, and the next layer's misses queue behind it, so there are few at a time.
 //! [`hobbit_core::load::prefetch`] chooses them by probability and by the link's idle time ([`Idle`]); [`pays`] adds
-//! the cost of the eviction.
+//! the cost of the eviction. `--prefetch all` copies every guess instead.
 //!
 //! From its submission on, such a copy is treated like any other: the slot counts as filled, and a product that uses it
 //! waits for its event. Three things differ. It only takes slots that are not shielded. The host does not wait for it:
@@ -17,14 +17,14 @@ use super::{Destination, Tier};
 use crate::engine::ggml::Stream;
 use crate::engine::host_reads::{Host, host_bytes};
 use hobbit_core::cache::{Cache, SlotId};
-use hobbit_core::expert::{ExpertId, SliceId, Version};
+use hobbit_core::expert::{SliceId, Version};
 use hobbit_core::load::balance::RunningMean;
 use hobbit_core::load::prefetch::{Estimates, Holdings, Link, Load, Pace, PrefetchOptions, Prefetcher};
 use hobbit_core::predict::PredictShape;
 use hobbit_core::residency::{LayerStep, Selection, Slots};
-use hobbit_core::route::Thresholds;
 
-/// Maximum experts in flight for layers that have not run: the number a token uses in a layer of today's models.
+/// Maximum experts in flight for layers that have not run, if their worth is judged: the number a token uses in a layer
+/// of today's models.
 const OUTSTANDING_MAX: usize = 8;
 
 /// All bytes of a wrong guess count as in flight: a submitted copy cannot be withdrawn.
@@ -37,6 +37,8 @@ const MISSED_AGAIN: f64 = 0.5;
 /// Prefetches to one device.
 pub(in crate::engine) struct UploadsAhead {
     planner: Prefetcher,
+    /// Copies that do not pay are left out; otherwise every guess is copied, as the papers do.
+    judges: bool,
     pub(super) idle: Idle,
     /// In order of submission.
     underway: VecDeque<Underway>,
@@ -58,16 +60,12 @@ struct Underway {
 }
 
 impl UploadsAhead {
-    fn new(thresholds: Thresholds) -> Self {
-        let options = PrefetchOptions {
-            thresholds,
-            pace: Pace::Timed,
-            outstanding_max: OUTSTANDING_MAX,
-            in_flight_bytes: ALL_OF_IT,
-            ..PrefetchOptions::default()
-        };
+    fn new(options: PrefetchOptions) -> Self {
+        let judges = options.pace == Pace::Timed;
+        let outstanding_max = if judges { OUTSTANDING_MAX } else { options.outstanding_max };
+        let options = PrefetchOptions { outstanding_max, in_flight_bytes: ALL_OF_IT, ..options };
         let planner = Prefetcher::new(options, Default::default());
-        Self { planner, idle: Idle::default(), underway: VecDeque::new(), was_alone: true }
+        Self { planner, judges, idle: Idle::default(), underway: VecDeque::new(), was_alone: true }
     }
 
     /// Measured seconds per byte of the link.
@@ -122,10 +120,9 @@ impl Holdings for DeviceHoldings<'_> {
 }
 
 impl Tier {
-    /// Enables prefetches, in the versions that `thresholds` give their predicted weights. Devices that compute in host
-    /// memory get none.
-    pub(in crate::engine) fn copy_ahead(&mut self, thresholds: Thresholds) {
-        self.ahead = (!self.is_unified()).then(|| UploadsAhead::new(thresholds));
+    /// Enables prefetches. Devices that compute in host memory get none.
+    pub(in crate::engine) fn copy_ahead(&mut self, options: PrefetchOptions) {
+        self.ahead = (!self.is_unified()).then(|| UploadsAhead::new(options));
     }
 
     /// The router of a layer has chosen for a decode batch. `waited`: total seconds of waiting for files.
@@ -151,6 +148,7 @@ impl Tier {
             let held = DeviceHoldings { host: slots, cache: &self.cache, shape };
             let mut found = ahead.planner.look_ahead(predictor, step.layer, distance_max, &held);
             let probabilities = ahead.planner.probabilities(&found, &held);
+            let judges = ahead.judges;
             found.wanted.retain(|predicted| {
                 let versions = [Version::high(predicted.expert), Version::low(predicted.expert)];
                 let on_host = versions.into_iter().find(|version| slots.cache.is_complete(*version));
@@ -158,30 +156,21 @@ impl Tier {
                 let p = of_expert.map_or(0.0, |(_, probability)| f64::from(*probability));
                 let bytes = on_host.and_then(|version| held.bytes(version));
                 bytes.is_some_and(|bytes| {
-                    pays(p, &ahead.planner.estimates, predicted.distance, bytes, link.queued_bytes)
+                    !judges || pays(p, &ahead.planner.estimates, predicted.distance, bytes, link.queued_bytes)
                 })
             });
-            let loads = ahead.planner.plan(&found, link, &held);
-            (ahead.planner.likely(&found, &held), loads)
+            ahead.planner.plan(&found, link, &held)
         });
         self.cache.unshield_all();
-        let is_alone = ahead.was_alone && found.as_ref().is_none_or(|(_, loads)| loads.is_empty());
+        let is_alone = ahead.was_alone && found.as_ref().is_none_or(Vec::is_empty);
         ahead.idle.submitted(own_bytes, is_alone && self.unmeasured > 0);
-        if let Some((likely, loads)) = found {
-            self.shield(&ahead, likely);
+        if let Some(loads) = found {
+            self.cache.shield(ahead.planner.masked());
             for loads in loads.chunk_by(|a, b| a.version.expert.layer == b.version.expert.layer) {
                 self.upload_for_layer(host, &mut ahead, loads);
             }
         }
         self.ahead = Some(ahead);
-    }
-
-    /// Shields experts that are likely to be used, and prefetches for layers that have not run.
-    fn shield(&mut self, ahead: &UploadsAhead, likely: Vec<ExpertId>) {
-        let both = |expert| [Version::high(expert), Version::low(expert)];
-        self.cache.shield(likely.into_iter().flat_map(both));
-        let resident: Vec<Version> = self.cache.residents().map(|(version, _)| version).collect();
-        self.cache.shield(resident.into_iter().filter(|version| ahead.planner.is_outstanding(*version)));
     }
 
     /// Copies versions of one layer, kind by kind in the order of its products.
@@ -346,7 +335,7 @@ mod tests {
 
     #[test]
     fn the_host_gets_back_what_has_been_read() {
-        let mut ahead = UploadsAhead::new(Thresholds { t1: 1.0, t2: 1.0 });
+        let mut ahead = UploadsAhead::new(PrefetchOptions::default());
         ahead.underway.extend([underway(4, 6, 1), underway(9, 14, 2)]);
         assert!(ahead.are_all(3, 6) && ahead.are_all(5, 6) && ahead.are_all(14, 14));
         assert!(!ahead.are_all(2, 6) && !ahead.are_all(3, 8), "1, 2, 3, 7 and 8 are for products");
