@@ -54,11 +54,14 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     if shared.precisions.is_exact() {
         catalog.drop_low();
     }
+    let (mut tiers, on_devices) = tier::set_up(model, &catalog, scratch_bytes(model, options))?;
+    if tiers.iter().any(Tier::is_unified) {
+        catalog.make_room(|slice| tier::padding_bytes(slice) as u64);
+    }
     let mut pools = pools_of(&catalog);
     let specs: Vec<PoolSpec> = pools.iter().map(|pool| pool.spec(&catalog)).collect();
     let slice_bytes = specs.iter().map(|spec| spec.slice_stride_max).max().unwrap_or(0);
     let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(0);
-    let (mut tiers, on_devices) = tier::set_up(model, &catalog, scratch_bytes(model, options))?;
     // Devices may have taken their memory from the host's.
     let limits = MemoryLimits::read();
     // The host only passes on experts that the devices keep.

@@ -6,7 +6,8 @@
 //! * **Touching device memory from the host.** Tensors have addresses, but no page is readable there: a stray read or
 //!   write is a segmentation fault. The real bytes lie elsewhere.
 //! * **Using memory that was never written.** New buffers are full of 0xFF, NaN in every float format; the padding
-//!   behind quantised rows that CUDA kernels read is checked before every product ([`Device::faults`]).
+//!   behind quantised rows that CUDA kernels read is checked before every product ([`Device::faults`]), and must be
+//!   zero behind experts in host memory.
 //! * **A missing event.** Streams only queue. With [`Order::CopiesLate`] an operation runs when something waits for it,
 //!   and only the needed operations run; a product that does not wait for its upload multiplies the bytes from before.
 //!   With [`Order::CopiesEarly`] copies run at once and graphs late; an upload that does not wait for the last use of
