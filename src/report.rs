@@ -107,7 +107,9 @@ fn deviation(precision: &PrecisionReport) -> Option<String> {
 fn device(device: &DeviceReport) -> String {
     let layers = if device.n_layers == 1 { "layer" } else { "layers" };
     let mut text = format!("{}: {} {layers}", device.name, device.n_layers);
-    if let Some(percent) = percent(device.slots, device.experts) {
+    if device.unified {
+        text += ", experts in place in host memory";
+    } else if let Some(percent) = percent(device.slots, device.experts) {
         let _ = write!(text, ", {} of {} experts ({percent} %)", device.slots, device.experts);
     }
     text

@@ -27,7 +27,9 @@ use hobbit_core::cache::ModelMark;
 use hobbit_core::expert::Precision;
 use hobbit_core::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
 use hobbit_core::load::{Loader, LoaderOptions};
-use hobbit_core::options::{PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts};
+use hobbit_core::options::{
+    DeviceOptions, PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts,
+};
 use hobbit_core::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, RunMode, StagingWish};
 use hobbit_core::predict::{self, PredictorKind};
 use hobbit_core::profile::VirtualPlanError;
@@ -132,20 +134,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         return Ok(Description { plan, io_choice, precision, caching, devices, warm_start: None });
     }
 
-    let ours = plan.budget - plan.unused();
-    let conditions = store::Conditions {
-        expert_bytes: catalog.stored_bytes().saturating_sub(plan.expert_cache),
-        page_cache_bytes_available: limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(ours)),
-        direct: shared.originals.iter().try_for_each(|file| probe::direct(&file.path)),
-        io_uring: probe::io_uring(),
-    };
-    let choice = choose(shared.options.io, &conditions);
-    let mut store = store::open_originals(choice.kind, &shared.originals)?;
-    if let Some(wrap) = &shared.wrap_store {
-        store = wrap(store);
-    }
-
-    let host = HostSlots::of(&tiers, shared.options.device.pinned);
+    let host = HostSlots::of(&tiers, &shared.options.device);
     let mut host_memory = Vec::new();
     for (pool, planned) in pools.iter().zip(&plan.pools) {
         let stride = catalog.classes[usize::from(pool.class)].stride as usize;
@@ -160,6 +149,25 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     host_memory.push(host.memory(n_staging * staging_stride, staging_stride)?);
     host.tell_of_refusal(&host_memory);
     tiers.iter_mut().for_each(|tier| host_memory.iter_mut().for_each(|memory| tier.show(memory)));
+
+    let ours = plan.budget - plan.unused();
+    let conditions = store::Conditions {
+        expert_bytes: catalog.stored_bytes().saturating_sub(plan.expert_cache),
+        page_cache_bytes_available: limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(ours)),
+        direct: shared.originals.iter().try_for_each(|file| {
+            match host_memory.iter_mut().find(|own| own.dev.is_some()) {
+                Some(own) => probe::direct_into(&file.path, &mut own.arena),
+                None => probe::direct(&file.path),
+            }
+        }),
+        io_uring: probe::io_uring(),
+    };
+    let choice = choose(shared.options.io, &conditions);
+    let mut store = store::open_originals(choice.kind, &shared.originals)?;
+    if let Some(wrap) = &shared.wrap_store {
+        store = wrap(store);
+    }
+
     let plan_bytes = plan.expert_cache;
     let mut arenas: Vec<Arena> = host_memory.into_iter().map(|memory| memory.arena).collect();
     let staging_memory = arenas.pop().expect("staging was put last");
@@ -338,11 +346,12 @@ struct HostSlots(Option<(ggml_backend_dev_t, Reach)>);
 
 impl HostSlots {
     /// Selects the first device that reaches host memory better than by copying.
-    fn of(tiers: &[Tier], pinned: bool) -> Self {
+    fn of(tiers: &[Tier], options: &DeviceOptions) -> Self {
+        let reach = |tier: &Tier| (tier.dev, Reach::of(tier.dev, options.unified));
         // A device that computes in host memory cannot do without it.
-        let unified = tiers.iter().find(|tier| tier.is_unified()).map(|tier| (tier.dev, Reach::of(tier.dev)));
-        let pins = |tier: &&Tier| pinned && Reach::of(tier.dev) == Reach::Pinned;
-        Self(unified.or_else(|| tiers.iter().find(pins).map(|tier| (tier.dev, Reach::Pinned))))
+        let unified = tiers.iter().find(|tier| tier.is_unified());
+        let pins = |tier: &&Tier| options.pinned && reach(tier).1 == Reach::Pinned;
+        Self(unified.or_else(|| tiers.iter().find(pins)).map(reach))
     }
 
     /// Notifies the user of memory that could not be pinned: copies from it take a detour.

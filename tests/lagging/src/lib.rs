@@ -49,6 +49,8 @@ pub struct Options {
     pub pinned: Pinned,
     /// An integrated GPU: the device type is IGPU, and graphs may read the device's host buffers.
     pub unified: bool,
+    /// With `unified`: the device says that it supports its own buffers only, as CUDA does on Jetson.
+    pub undeclared: bool,
     /// When queued operations run. Without effect with `real_time`.
     pub order: Order,
     /// Seconds before the first byte of every copy.
@@ -76,6 +78,7 @@ impl Default for Options {
             memory: 256 << 20,
             pinned: Pinned::Offered,
             unified: false,
+            undeclared: false,
             order: Order::CopiesLate,
             link_latency: 0.0,
             link_bandwidth: 1e9,
