@@ -312,6 +312,7 @@ fn device(error: &DeviceError) -> Option<&'static str> {
     Some(match error {
         E::Unknown { .. } => "--list-devices shows the names that --device takes",
         E::NotOffloadable { .. } => "give --device none for the CPU alone",
+        E::NotUnified { .. } => "without --unified on, experts are copied to it",
         E::Twice { .. } => "name each device once in --device",
         E::MainOutOfRange { .. } => "--main-gpu takes the place of a device in --device",
         E::NoBufferType { .. } => "--override-tensor takes PATTERN=BUFFER",

@@ -48,7 +48,8 @@ fn abilities(device: &DeviceInfo) -> String {
     };
     let has = |has: bool| if has { "yes" } else { "no" };
     format!(
-        "{kind}; pinned host memory: {}, asynchronous: {}, events: {}",
+        "{kind}; experts in place in host memory: {}, pinned host memory: {}, asynchronous: {}, events: {}",
+        has(device.unified),
         has(device.pinned_host),
         has(device.asynchronous),
         has(device.events)
@@ -81,8 +82,11 @@ mod tests {
             pinned_host: true,
             asynchronous: true,
             events: false,
+            unified: false,
         };
-        assert_eq!(abilities(&device), "GPU; pinned host memory: yes, asynchronous: yes, events: no");
+        let expected =
+            "GPU; experts in place in host memory: no, pinned host memory: yes, asynchronous: yes, events: no";
+        assert_eq!(abilities(&device), expected);
         assert_eq!(json!(device)["kind"], "gpu");
     }
 }

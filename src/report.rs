@@ -110,7 +110,9 @@ fn deviation(precision: &PrecisionReport) -> Option<String> {
 fn device(device: &DeviceReport) -> String {
     let layers = if device.n_layers == 1 { "layer" } else { "layers" };
     let mut text = format!("{}: {} {layers}", device.name, device.n_layers);
-    if let Some(percent) = percent(device.slots, device.experts) {
+    if device.unified {
+        text += ", experts in place in host memory";
+    } else if let Some(percent) = percent(device.slots, device.experts) {
         let _ = write!(text, ", {} of {} experts ({percent} %)", device.slots, device.experts);
     }
     text
@@ -360,6 +362,7 @@ mod tests {
             divided: false,
             kernels: KernelChoice::Identical,
             routing: None,
+            over_link: false,
             loss_bound: None,
             upgrade: true,
             high: VersionsReport { types: "q8_0".into(), bytes: 5_798_205_850, slots: 210, experts: 768 },

@@ -9,6 +9,7 @@ mod session;
 
 pub use device::{
     AdapterOptions, CpuHelper, DeviceChoice, DeviceOptions, SCALE_MAX, ScaledFile, SplitMode, TensorOverride,
+    UnifiedMemory,
 };
 pub use precision::{CachingOptions, KernelChoice, LowSource, PrecisionMode, PrecisionOptions, Prefetch};
 pub use preset::{LowRules, Preset, PresetSettings, RoutingRules};

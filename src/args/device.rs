@@ -1,4 +1,4 @@
-//! Flags of devices. Names and meaning are llama.cpp's, except for the last four.
+//! Flags of devices. Names and meaning are llama.cpp's, except for the last five.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{gpu_layers, percent};
 use crate::argv::Switch;
-use hobbit::options::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride};
+use hobbit::options::{CpuHelper, DeviceChoice, DeviceOptions, SplitMode, TensorOverride, UnifiedMemory};
 use hobbit_core::plan::ExpertCache;
 
 #[derive(Args, Debug)]
@@ -58,6 +58,10 @@ pub struct DeviceArgs {
     /// Keep experts in pinned host memory where the device offers it, which makes copies faster
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_PINNED")]
     pub pinned: Switch,
+    /// Compute experts in place in host memory, without copies: on GPUs known to share it (auto), on every integrated
+    /// GPU while others are refused, or never
+    #[arg(long, value_name = "auto|on|off", default_value = "auto", env = "HOBBIT_ARG_UNIFIED")]
+    pub unified: UnifiedMemory,
 }
 
 impl DeviceArgs {
@@ -75,6 +79,7 @@ impl DeviceArgs {
             headroom: self.device_headroom,
             cpu_helper: self.cpu_helper,
             pinned: self.pinned.0,
+            unified: self.unified,
         }
     }
 }

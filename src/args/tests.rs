@@ -141,6 +141,7 @@ const GIVEN: &[(&str, Holds)] = &[
     ("--device-cache 6G", |hi| device(hi).cache == ExpertCache::Bytes(6 << 30)),
     ("--device_headroom 12.5%", |hi| device(hi).headroom == 12.5),
     ("--cpu-helper 4 --no-pinned", |hi| device(hi).cpu_helper == CpuHelper::Threads(4) && !device(hi).pinned),
+    ("--unified on", |hi| device(hi).unified == UnifiedMemory::On),
     ("--cpu-helper 0", |hi| device(hi).cpu_helper == CpuHelper::Off),
     ("--low q2_k,down=Q3_K --low-dir d", |hi| {
         let expected = LowSource::Quantise { types: "q2_k,down=q3_k".into(), directory: Some("d".into()) };

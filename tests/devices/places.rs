@@ -1,14 +1,17 @@
 //! Where layers and experts go: on several devices, partly on the CPU, for several sessions.
 
-use hobbit::options::SplitMode;
-use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions};
+use hobbit::options::{SplitMode, UnifiedMemory};
+use hobbit::{
+    CachingOptions, DeviceError, DeviceOptions, Model, ModelOptions, OpenError, Sampler, SamplingOptions,
+    SessionOptions,
+};
 use hobbit_core::plan::ExpertCache;
-use lagging_device::{Device, Order};
+use lagging_device::{Device, Options, Order, Report};
 
 use super::compare::{ALL, NONE, Placed, QUARTER, Reference, WAVES, devices, each, options, same};
 use super::fixture::cases::{self, Case, known};
 use super::fixture::script::bits;
-use super::{assert_sound, on, ordered};
+use super::{assert_sound, on, ordered, register};
 
 const EXPERTS: &str = r"ffn_(gate|up|down|gate_up)_exps\.weight";
 
@@ -133,4 +136,61 @@ fn context_shift() {
     let expected = generate(devices(&[]));
     assert!(generate(DeviceOptions { cache: QUARTER, ..on(&[&lag]) }) == expected);
     assert_sound(&lag);
+}
+
+/// As on Jetson: an integrated GPU whose backend supports its own buffers only.
+#[test]
+fn experts_in_unified_memory_are_there_once_and_never_copied() {
+    for order in [Order::CopiesLate, Order::CopiesEarly] {
+        let lag = register(Options { unified: true, undeclared: true, order, ..Options::default() });
+        for case in some_cases() {
+            let reference = Reference::new(&case, &Placed::on(&[lag.name()]));
+            let n_expert = case.spec().experts as u32;
+            let run = |unified, expert_cache| {
+                let device = DeviceOptions { unified, cache: ALL, ..on(&[&lag]) };
+                let session = reference.check(&ModelOptions { device, ..options(expert_cache) }, None);
+                let session = session.unwrap_or_else(|error| panic!("{}, {unified}: {error:#}", case.name));
+                assert_sound(&lag);
+                session
+            };
+            for expert_cache in [ALL, QUARTER, NONE] {
+                let session = run(UnifiedMemory::On, expert_cache);
+                let (report, counters) = (&session.devices()[0], session.stats().devices[0]);
+                assert!(report.unified);
+                assert_eq!((report.slots, report.staging_slots, report.cache_bytes), (0, 0, 0), "{report:?}");
+                assert_eq!((counters.uploads, counters.uploaded_bytes), (0, 0), "{counters:?}");
+            }
+            let copies = |session: &hobbit::Session| -> Vec<(String, u32, u32)> {
+                let slots = session.caching().slots_by_layer.iter();
+                slots.map(|slots| (slots.cache.clone(), slots.least, slots.most)).collect()
+            };
+            let host = ("the host".to_owned(), n_expert, n_expert);
+            assert_eq!(copies(&run(UnifiedMemory::On, ALL)), [host.clone()]);
+            for unified in [UnifiedMemory::Auto, UnifiedMemory::Off] {
+                let session = run(unified, ALL);
+                assert_eq!(copies(&session), [host.clone(), (lag.name().to_owned(), n_expert, n_expert)]);
+                let (report, counters) = (&session.devices()[0], session.stats().devices[0]);
+                assert!(!report.unified && counters.uploaded_bytes > 0, "{report:?} {counters:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn unified_memory_can_be_left_unused() {
+    let lag = register(Options { unified: true, ..Options::default() });
+    let device = DeviceOptions { unified: UnifiedMemory::Off, cache: QUARTER, ..on(&[&lag]) };
+    compare(&Placed::on(&[lag.name()]), &device, &[&lag]);
+}
+
+#[test]
+fn unified_memory_is_refused_where_a_device_has_its_own() {
+    let lag = ordered(Order::CopiesLate);
+    let dir = tempfile::tempdir().unwrap();
+    let path = cases::plain().write(dir.path());
+    let device = DeviceOptions { unified: UnifiedMemory::On, ..on(&[&lag]) };
+    let error = Model::open(&path, &ModelOptions { device, ..options(QUARTER) }).err().unwrap();
+    assert!(matches!(error, OpenError::Device(DeviceError::NotUnified { .. })), "{error:?}");
+    assert_eq!(error.to_string(), format!("'{}' (LAG) cannot compute in the host's memory", lag.name()));
+    assert_eq!(lag.report(), Report::default(), "nothing was loaded");
 }

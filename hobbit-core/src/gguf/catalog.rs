@@ -271,6 +271,26 @@ impl Catalog {
         self.layers.iter_mut().for_each(|layer| layer.low.iter_mut().for_each(|low| *low = None));
     }
 
+    /// Adds a block of room behind each slice that needs `padding`: kernels of devices read so many bytes after it. Its
+    /// version is no longer read at once, as records are laid out without that room.
+    pub fn make_room(&mut self, padding: impl Fn(&SliceShape) -> u64) {
+        for class in &mut self.classes {
+            class.stride = 0;
+            for slice in &mut class.slices {
+                slice.capacity += if padding(slice) > 0 { BLOCK_BYTES } else { 0 };
+                slice.region = class.stride;
+                class.stride += slice.capacity;
+            }
+        }
+        let classes = &self.classes;
+        for layer in &mut self.layers {
+            for version in layer.high.iter_mut().chain(layer.low.iter_mut().flatten()) {
+                let is_roomy = classes[usize::from(version.class)].slices.iter().any(|slice| padding(slice) > 0);
+                version.record = version.record.filter(|_| !is_roomy);
+            }
+        }
+    }
+
     pub fn layer(&self, layer: u16) -> Option<&LayerCatalog> {
         self.layers.binary_search_by_key(&layer, |l| l.layer).ok().map(|i| &self.layers[i])
     }
@@ -368,5 +388,32 @@ impl Catalog {
             record: None,
         });
         versions.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_behind_slices_moves_the_next_ones_and_ends_reads_of_whole_records() {
+        let shapes = [(SliceKind::Gate, 64), (SliceKind::Up, 512), (SliceKind::Down, 64)];
+        let class = |rows: [u64; 3]| {
+            let slices = shapes.into_iter().zip(rows).map(|((kind, ne0), ne1)| (kind, GgmlType::Q8_0, ne0, ne1));
+            ExpertClass::packed(slices).unwrap()
+        };
+        let classes = vec![class([1, 1, 100]), ExpertClass::packed([(SliceKind::Gate, GgmlType::F32, 64, 1)]).unwrap()];
+        let record = Some(Extent { file: 0, offset: 0, len: 16384 });
+        let high = (0..2).map(|class| VersionSource { class, slices: Vec::new(), record }).collect();
+        let layers = vec![LayerCatalog { layer: 0, n_expert: 2, high, low: vec![None; 2] }];
+        let mut catalog = Catalog { classes, layers };
+        catalog.make_room(|slice| if slice.ne0 == 64 && slice.dtype == GgmlType::Q8_0 { 1 } else { 0 });
+        let regions = |class: &ExpertClass| -> Vec<(u64, u64)> {
+            class.slices.iter().map(|slice| (slice.region, slice.capacity)).collect()
+        };
+        assert_eq!(regions(&catalog.classes[0]), [(0, 8192), (8192, 4096), (12288, 12288)]);
+        assert_eq!(regions(&catalog.classes[1]), [(0, 4096)]);
+        assert_eq!([&catalog.classes[0], &catalog.classes[1]].map(|class| class.stride), [24576, 4096]);
+        assert_eq!([&catalog.layers[0].high[0], &catalog.layers[0].high[1]].map(|own| own.record), [None, record]);
     }
 }

@@ -101,6 +101,20 @@ impl fmt::Display for CpuHelper {
     }
 }
 
+/// Whether a device computes experts in place, in memory that it shares with the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UnifiedMemory {
+    /// On devices that are known to.
+    #[default]
+    Auto,
+    /// On every integrated GPU; other devices are refused.
+    On,
+    /// On none: experts are copied to slots of the device.
+    Off,
+}
+
+named!(UnifiedMemory, "unified memory setting": Auto = "auto", On = "on", Off = "off");
+
 /// Placement of ordinary weights by name: as llama.cpp's tensor overrides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorOverride {
@@ -158,6 +172,8 @@ pub struct DeviceOptions {
     /// Keep experts in pinned host memory where the device offers it.
     #[default(true)]
     pub pinned: bool,
+    /// Whether experts are computed in place in host memory.
+    pub unified: UnifiedMemory,
 }
 
 impl DeviceOptions {

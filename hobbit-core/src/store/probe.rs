@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use super::Arena;
+
 /// Checks that `io_uring` can be used.
 ///
 /// # Errors
@@ -18,15 +20,21 @@ pub fn io_uring() -> Result<(), String> {
 /// # Errors
 /// A sentence for the user: a file system that refuses `O_DIRECT`, a file that cannot be opened.
 pub fn direct(path: &Path) -> Result<(), String> {
-    let read = || {
-        let file = open_direct(path)?;
-        let block = super::Arena::new(super::BLOCK_BYTES as usize)?;
-        // SAFETY: the arena's bytes are initialised and not used by others.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(block.as_ptr(), block.len()) };
-        file.read_at(bytes, 0).map(drop)
-    };
-    read().map_err(|error: io::Error| match error.raw_os_error() {
+    let block = Arena::new(super::BLOCK_BYTES as usize);
+    direct_into(path, &mut block.map_err(|error| error.to_string())?)
+}
+
+/// The same, into a device's memory: the kernel cannot reach all that drivers map.
+///
+/// # Errors
+/// As [`direct`]; memory that direct reads cannot reach.
+pub fn direct_into(path: &Path, memory: &mut Arena) -> Result<(), String> {
+    // SAFETY: an arena has at least one block, which nothing else uses during this call; a byte has no invalid value.
+    let block = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), super::BLOCK_BYTES as usize) };
+    let read = open_direct(path).and_then(|file| file.read_at(block, 0));
+    read.map(drop).map_err(|error: io::Error| match error.raw_os_error() {
         Some(libc::EINVAL | libc::EOPNOTSUPP) => format!("the file system of {} refuses O_DIRECT", path.display()),
+        Some(libc::EFAULT) => "they cannot reach the memory that the device shares".to_owned(),
         _ => format!("{} cannot be opened for direct reads: {error}", path.display()),
     })
 }
@@ -59,6 +67,20 @@ pub(super) fn refusal(error: &io::Error) -> String {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_that_direct_reads_cannot_reach() {
+        let file = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+        let (bytes, flags) = (super::super::BLOCK_BYTES as usize, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping, which stays mapped. Only the kernel looks at its bytes, and reports what it finds.
+        let mut memory = unsafe {
+            let base = libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0);
+            Arena::borrowed(std::ptr::NonNull::new(base.cast()).unwrap(), bytes, Box::new(()))
+        };
+        if direct(file).is_ok() {
+            assert!(direct_into(file, &mut memory).unwrap_err().contains("cannot reach the memory"));
+        }
+    }
 
     #[test]
     fn refusals_name_file_and_cause() {

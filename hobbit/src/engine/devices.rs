@@ -13,8 +13,9 @@ use super::device::Device;
 use super::error::DeviceError;
 use super::ggml;
 use super::ggml::text;
+use super::pinned::Reach;
 use super::registration::NAME;
-use hobbit_core::options::{DeviceChoice, DeviceOptions, SplitMode};
+use hobbit_core::options::{DeviceChoice, DeviceOptions, SplitMode, UnifiedMemory};
 
 /// A device as ggml describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -35,6 +36,8 @@ pub struct DeviceInfo {
     pub asynchronous: bool,
     /// Whether one queue can wait for an event of another.
     pub events: bool,
+    /// Whether experts are computed in place in host memory ([`DeviceOptions::unified`] at `Auto`).
+    pub unified: bool,
 }
 
 /// Every device of this process in ggml's order, including those of the RPC servers `rpc` (`host:port`), without
@@ -49,12 +52,20 @@ pub fn devices(rpc: &[String]) -> Result<Vec<DeviceInfo>, DeviceError> {
 /// The devices to offload to, in llama.cpp's order; empty for the CPU alone.
 ///
 /// # Errors
-/// As [`devices`]; an unknown name, or a device that models are not offloaded to; [`DeviceOptions::main`] out of range.
+/// As [`devices`]; an unknown name, or a device that models are not offloaded to; [`DeviceOptions::main`] out of range;
+/// [`UnifiedMemory::On`] for a device that does not share the host's memory.
 pub(super) fn choose(options: &DeviceOptions) -> Result<Vec<ggml_backend_dev_t>, DeviceError> {
     let found = found(&options.rpc)?;
     let candidates: Vec<Candidate> = found.iter().map(|device| candidate(*device)).collect();
     let chosen = choose_among(&candidates, options)?;
-    Ok(chosen.into_iter().map(|index| found[index]).collect())
+    let chosen: Vec<ggml_backend_dev_t> = chosen.into_iter().map(|index| found[index]).collect();
+    let is_apart = |device: &&ggml_backend_dev_t| !Reach::of(**device, options.unified).is_unified();
+    match chosen.iter().find(is_apart).filter(|_| options.unified == UnifiedMemory::On) {
+        Some(device) => {
+            Err(DeviceError::NotUnified { name: ggml::name(*device), backend: ggml::backend_name(*device) })
+        }
+        None => Ok(chosen),
+    }
 }
 
 /// The named devices, null-terminated, without registering hobbit's own; `None` leaves the choice to llama.cpp.
@@ -140,6 +151,7 @@ pub(super) fn info(device: ggml_backend_dev_t) -> DeviceInfo {
         pinned_host: properties.caps.host_buffer,
         asynchronous: properties.caps.async_,
         events: properties.caps.events,
+        unified: Reach::of(device, UnifiedMemory::Auto).is_unified(),
     }
 }
 

@@ -268,6 +268,14 @@ pub enum DeviceError {
         /// Its name.
         name: String,
     },
+    /// Experts cannot be computed in place in host memory.
+    #[error("'{name}' ({backend}) cannot compute in the host's memory")]
+    NotUnified {
+        /// Its name.
+        name: String,
+        /// ggml's name of its backend.
+        backend: String,
+    },
     /// The main device's index is out of range.
     #[error("the main device is number {main}, but there are {n_devices} devices; numbers begin at 0")]
     MainOutOfRange {

@@ -28,7 +28,7 @@ use hobbit_core::expert::Precision;
 use hobbit_core::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
 use hobbit_core::load::{Loader, LoaderOptions};
 use hobbit_core::options::{
-    CachingOptions, PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts,
+    CachingOptions, DeviceOptions, PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts,
 };
 use hobbit_core::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, RunMode, StagingWish};
 use hobbit_core::predict::{self, PredictorKind};
@@ -56,11 +56,14 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     if shared.precisions.is_exact() {
         catalog.drop_low();
     }
+    let (mut tiers, on_devices) = tier::set_up(model, &catalog, scratch_bytes(model, options))?;
+    if tiers.iter().any(Tier::is_unified) {
+        catalog.make_room(|slice| tier::padding_bytes(slice) as u64);
+    }
     let mut pools = pools_of(&catalog);
     let specs: Vec<PoolSpec> = pools.iter().map(|pool| pool.spec(&catalog)).collect();
     let slice_bytes = specs.iter().map(|spec| spec.slice_stride_max).max().unwrap_or(0);
     let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(0);
-    let (mut tiers, on_devices) = tier::set_up(model, &catalog, scratch_bytes(model, options))?;
     let copies = !on_devices && tiers.iter().any(|tier| !tier.is_unified());
     let staging = StagingWish::of(slice_bytes, n_kinds);
     // Devices may have taken their memory from the host's.
@@ -135,20 +138,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         return Ok(Description { plan, io_choice, precision, caching, devices, warm_start: None });
     }
 
-    let ours = plan.budget - plan.unused();
-    let conditions = store::Conditions {
-        expert_bytes: catalog.stored_bytes().saturating_sub(plan.expert_cache),
-        page_cache_bytes_available: limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(ours)),
-        direct: shared.originals.iter().try_for_each(|file| probe::direct(&file.path)),
-        io_uring: probe::io_uring(),
-    };
-    let choice = choose(shared.options.io, &conditions);
-    let mut store = store::open_originals(choice.kind, &shared.originals)?;
-    if let Some(wrap) = &shared.wrap_store {
-        store = wrap(store);
-    }
-
-    let host = HostSlots::of(&tiers, shared.options.device.pinned);
+    let host = HostSlots::of(&tiers, &shared.options.device);
     let mut host_memory = Vec::new();
     for (pool, planned) in pools.iter().zip(&plan.pools) {
         let stride = catalog.classes[usize::from(pool.class)].stride as usize;
@@ -163,6 +153,25 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     host_memory.push(host.memory(n_staging * staging_stride, staging_stride)?);
     host.tell_of_refusal(&host_memory);
     tiers.iter_mut().for_each(|tier| host_memory.iter_mut().for_each(|memory| tier.show(memory)));
+
+    let ours = plan.budget - plan.unused();
+    let conditions = store::Conditions {
+        expert_bytes: catalog.stored_bytes().saturating_sub(plan.expert_cache),
+        page_cache_bytes_available: limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(ours)),
+        direct: shared.originals.iter().try_for_each(|file| {
+            match host_memory.iter_mut().find(|own| own.dev.is_some()) {
+                Some(own) => probe::direct_into(&file.path, &mut own.arena),
+                None => probe::direct(&file.path),
+            }
+        }),
+        io_uring: probe::io_uring(),
+    };
+    let choice = choose(shared.options.io, &conditions);
+    let mut store = store::open_originals(choice.kind, &shared.originals)?;
+    if let Some(wrap) = &shared.wrap_store {
+        store = wrap(store);
+    }
+
     let plan_bytes = plan.expert_cache;
     let mut arenas: Vec<Arena> = host_memory.into_iter().map(|memory| memory.arena).collect();
     let staging_memory = arenas.pop().expect("staging was put last");
@@ -342,11 +351,12 @@ struct HostSlots(Option<(ggml_backend_dev_t, Reach)>);
 
 impl HostSlots {
     /// Selects the first device that reaches host memory better than by copying.
-    fn of(tiers: &[Tier], pinned: bool) -> Self {
+    fn of(tiers: &[Tier], options: &DeviceOptions) -> Self {
+        let reach = |tier: &Tier| (tier.dev, Reach::of(tier.dev, options.unified));
         // A device that computes in host memory cannot do without it.
-        let unified = tiers.iter().find(|tier| tier.is_unified()).map(|tier| (tier.dev, Reach::of(tier.dev)));
-        let pins = |tier: &&Tier| pinned && Reach::of(tier.dev) == Reach::Pinned;
-        Self(unified.or_else(|| tiers.iter().find(pins).map(|tier| (tier.dev, Reach::Pinned))))
+        let unified = tiers.iter().find(|tier| tier.is_unified());
+        let pins = |tier: &&Tier| options.pinned && reach(tier).1 == Reach::Pinned;
+        Self(unified.or_else(|| tiers.iter().find(pins)).map(reach))
     }
 
     /// Notifies the user of memory that could not be pinned: copies from it take a detour.

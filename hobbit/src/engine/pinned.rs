@@ -8,6 +8,7 @@ use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_backend_dev_t};
 
 use super::error::OpenError;
 use super::ggml::{self, Buffer};
+use hobbit_core::options::UnifiedMemory;
 use hobbit_core::store::{Arena, BLOCK_BYTES};
 
 /// How a device reaches host memory.
@@ -17,25 +18,61 @@ pub(super) enum Reach {
     Copies,
     /// Copies faster from memory of its host buffer type.
     Pinned,
-    /// Computes in memory of its host buffer type.
+    /// Computes in memory of its host buffer type, which the host may write while the device reads other parts.
     Unified,
     /// Computes in any host memory that was registered with it.
     Shown,
 }
 
+/// A device's declarations about host memory.
+#[derive(Clone, Debug)]
+struct Declared {
+    backend: String,
+    /// Whether it is an integrated GPU.
+    is_integrated: bool,
+    /// Whether it has a host buffer type.
+    pins: bool,
+    /// Whether graphs may have tensors in that buffer type.
+    supports_pinned: bool,
+    /// Whether other host memory can be registered with it.
+    registers: bool,
+}
+
 impl Reach {
-    /// As the device reports it.
-    pub(super) fn of(dev: ggml_backend_dev_t) -> Self {
+    /// How `dev` reaches host memory if experts may be computed in place as `wanted`.
+    pub(super) fn of(dev: ggml_backend_dev_t, wanted: UnifiedMemory) -> Self {
         let props = ggml::properties(dev);
-        let shares = props.type_ == llama::GGML_BACKEND_DEVICE_TYPE_IGPU || ggml::backend_name(dev) == "MTL";
         // SAFETY: a registered device.
         let host = unsafe { llama::ggml_backend_dev_host_buffer_type(dev) };
-        match !host.is_null() {
-            // SAFETY: as above.
-            true if shares && unsafe { llama::ggml_backend_dev_supports_buft(dev, host) } => Self::Unified,
-            _ if shares && props.caps.buffer_from_host_ptr => Self::Shown,
-            true => Self::Pinned,
-            false => Self::Copies,
+        let pins = !host.is_null();
+        Self::by(
+            &Declared {
+                backend: ggml::backend_name(dev),
+                is_integrated: props.type_ == llama::GGML_BACKEND_DEVICE_TYPE_IGPU,
+                pins,
+                // SAFETY: as above.
+                supports_pinned: pins && unsafe { llama::ggml_backend_dev_supports_buft(dev, host) },
+                registers: props.caps.buffer_from_host_ptr,
+            },
+            wanted,
+        )
+    }
+
+    fn by(declared: &Declared, wanted: UnifiedMemory) -> Self {
+        let shares = declared.is_integrated || declared.backend == "MTL";
+        // CUDA takes the type from the driver, but does not let ggml's scheduler use pinned memory: it reused inputs
+        // while kernels read them (llama.cpp's issue 15034). Expert slots are reused only once their products have
+        // run, and kernels take any address that the GPU can read.
+        let is_known = declared.supports_pinned || declared.backend == "CUDA";
+        let copied = if declared.pins { Self::Pinned } else { Self::Copies };
+        if !shares || wanted == UnifiedMemory::Off {
+            return copied;
+        }
+        match declared.pins {
+            true if is_known => Self::Unified,
+            _ if declared.registers => Self::Shown,
+            true if wanted == UnifiedMemory::On => Self::Unified,
+            _ => copied,
         }
     }
 
@@ -107,7 +144,7 @@ impl HostMemory {
     /// # Errors
     /// As [`HostMemory::plain`].
     pub(super) fn for_results(dev: ggml_backend_dev_t, pinned: bool, bytes: usize) -> Result<Self, OpenError> {
-        let pins = pinned && matches!(Reach::of(dev), Reach::Pinned | Reach::Unified);
+        let pins = pinned && Reach::of(dev, UnifiedMemory::Off) == Reach::Pinned;
         let memory = if pins { Self::pinned(dev, bytes) } else { None };
         memory.map_or_else(|| Self::in_arena(Arena::new(bytes), bytes), Ok)
     }
@@ -131,4 +168,35 @@ impl HostMemory {
 fn refused(bytes: usize) -> OpenError {
     let source = io::Error::new(io::ErrorKind::OutOfMemory, "the device cannot compute in so much of it");
     OpenError::OutOfMemory { bytes: bytes as u64, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn experts_are_used_in_place_where_the_device_can_and_the_options_allow_it() {
+        use Reach::{Copies, Pinned, Shown, Unified};
+        let device = |backend: &str, is_integrated, [pins, supports_pinned, registers]: [bool; 3]| Declared {
+            backend: backend.to_owned(),
+            is_integrated,
+            pins,
+            supports_pinned,
+            registers,
+        };
+        for (declared, [auto, on, off]) in [
+            // A Jetson, and a discrete GPU.
+            (device("CUDA", true, [true, false, false]), [Unified, Unified, Pinned]),
+            (device("CUDA", false, [true, false, false]), [Pinned, Pinned, Pinned]),
+            (device("MTL", false, [false, false, true]), [Shown, Shown, Copies]),
+            (device("Vulkan", true, [true, false, false]), [Pinned, Unified, Pinned]),
+            (device("X", true, [true, true, false]), [Unified, Unified, Pinned]),
+            (device("X", true, [false, false, false]), [Copies, Copies, Copies]),
+            (device("RPC", false, [false, false, false]), [Copies, Copies, Copies]),
+        ] {
+            let reach = |wanted| Reach::by(&declared, wanted);
+            let found = [UnifiedMemory::Auto, UnifiedMemory::On, UnifiedMemory::Off].map(reach);
+            assert_eq!(found, [auto, on, off], "{declared:?}");
+        }
+    }
 }

@@ -223,7 +223,12 @@ impl Tier {
     pub(super) fn locate_on_host(&self, host: &Host, slice: SliceId, used: Used) -> Option<Weights> {
         let (data, _) = host_bytes(host, slice, used)?;
         let range = self.host.iter().find(|range| range.addresses.contains(&(data as usize)))?;
-        Some(Weights::of(host.reads().shape(slice), data.cast_mut(), range.buffer, None))
+        let (shape, data) = (host.reads().shape(slice), data.cast_mut());
+        // Kernels read the last row to the end of a step, where a read may have left bytes that are NaN.
+        // SAFETY: `Catalog::make_room` left room for a block behind the slice, in its own region of a slot that has
+        // been read and stays pinned: no read writes there. The device may read zeros that are already there.
+        unsafe { data.add(shape.bytes as usize).write_bytes(0, padding_bytes(shape)) };
+        Some(Weights::of(shape, data, range.buffer, None))
     }
 
     /// Whether a version has a slot.
@@ -393,7 +398,7 @@ impl Share {
 }
 
 /// Bytes after a slice that kernels may read.
-fn padding_bytes(shape: &SliceShape) -> usize {
+pub(super) fn padding_bytes(shape: &SliceShape) -> usize {
     let block = shape.dtype.block_size();
     if block <= 1 || shape.ne0.is_multiple_of(ROW_PADDING) {
         return 0;

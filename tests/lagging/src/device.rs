@@ -273,9 +273,9 @@ unsafe extern "C" fn get_host_buffer_type(dev: ggml_backend_dev_t) -> ggml_backe
 unsafe extern "C" fn supports_buft(dev: ggml_backend_dev_t, buft: ggml_backend_buffer_type_t) -> bool {
     // SAFETY: ggml passes our device.
     let shared = unsafe { shared_of(dev) };
-    let pointers = shared.pointers();
-    !shared.is_spare()
-        && (buft == pointers.buffer_type || (shared.options().unified && buft == pointers.host_buffer_type))
+    let (pointers, options) = (shared.pointers(), shared.options());
+    let declares = options.unified && !options.undeclared;
+    !shared.is_spare() && (buft == pointers.buffer_type || (declares && buft == pointers.host_buffer_type))
 }
 
 /// The CPU's operations, unless a source is in the memory of another device. Host memory does not matter here, as with

@@ -8,21 +8,28 @@ use std::sync::Arc;
 use ggml_sys::llama::{self, ggml_backend_t, ggml_cgraph, ggml_tensor};
 
 use crate::Options;
-use crate::memory::{DeviceMemory, UNWRITTEN, buffer_of, memory_of, row_padding};
+use crate::memory::{DeviceMemory, Mapping, UNWRITTEN, buffer_of, memory_of, row_padding};
 use crate::shared::Shared;
 
 /// Copies of a graph's nodes and of their sources, pointing at real memory.
 pub(crate) struct Captured {
     /// Sources point into this, which is not changed any more.
     tensors: Vec<ggml_tensor>,
-    /// Which of them to run, in order, and the device memory their weights lie in, whose padding kernels would read.
-    nodes: Vec<(usize, Option<Arc<DeviceMemory>>)>,
+    /// Which of them to run, in order, and the memory their weights lie in, whose padding kernels would read.
+    nodes: Vec<(usize, Option<Padded>)>,
     /// Keeps the memory of `tensors`.
     _memories: Vec<Arc<DeviceMemory>>,
 }
 
 // SAFETY: owns its tensors; the memory behind them is shared between streams as on a GPU.
 unsafe impl Send for Captured {}
+
+/// Memory with padding behind weights.
+enum Padded {
+    Device(Arc<DeviceMemory>),
+    /// Host memory with experts.
+    Host(Arc<Mapping>),
+}
 
 /// The result of running a graph.
 #[derive(Default)]
@@ -59,7 +66,7 @@ impl Captured {
                 }
                 let at = capture.tensor(node)?;
                 let weights = is_product(node).then(|| node.src[0].as_ref()).flatten().filter(|w| is_padded(w));
-                nodes.push((at, weights.and_then(|w| memory_of(w, shared.buffer_type())).cloned()));
+                nodes.push((at, weights.and_then(|weights| padded(node, weights, shared))));
                 for src in node.src.into_iter().filter(|src| !src.is_null()) {
                     capture.tensor(&mut *src)?;
                 }
@@ -175,6 +182,19 @@ unsafe fn is_padded(weights: &ggml_tensor) -> bool {
     }
 }
 
+/// The memory of a product's weights.
+///
+/// # Safety
+/// The weights' view source and buffer are live.
+unsafe fn padded(node: &ggml_tensor, weights: &ggml_tensor, shared: &Shared) -> Option<Padded> {
+    // SAFETY: by the caller.
+    if let Some(memory) = unsafe { memory_of(weights, shared.buffer_type()) } {
+        return Some(Padded::Device(Arc::clone(memory)));
+    }
+    let experts = (node.op == llama::GGML_OP_MUL_MAT_ID).then_some(weights)?;
+    shared.host_mapping(experts.data.cast(), 1).map(Padded::Host)
+}
+
 fn name(tensor: &ggml_tensor) -> String {
     // SAFETY: ggml keeps names NUL-terminated.
     unsafe { CStr::from_ptr(tensor.name.as_ptr()) }.to_string_lossy().into_owned()
@@ -224,7 +244,7 @@ impl Engine {
             // SAFETY: the index is from `Captured::new`, whose tensors do not move; sources are in the same slice.
             let node = unsafe { &mut *graph.tensors.as_mut_ptr().add(*at) };
             match touched(node).and_then(|touched| {
-                check_padding(node, &touched.ends, weights.as_deref())?;
+                check_padding(node, &touched.ends, weights.as_ref())?;
                 Ok(touched.bytes)
             }) {
                 Ok(bytes) => {
@@ -317,17 +337,26 @@ unsafe fn ids(node: &ggml_tensor) -> Result<HashSet<i64>, String> {
 }
 
 /// CUDA kernels read whole multiples of 512 values, so behind a matrix there must be memory, and no NaN in it.
-fn check_padding(node: &ggml_tensor, ends: &[*const u8], memory: Option<&DeviceMemory>) -> Result<(), String> {
+fn check_padding(node: &ggml_tensor, ends: &[*const u8], memory: Option<&Padded>) -> Result<(), String> {
     let Some(memory) = memory else { return Ok(()) };
     // SAFETY: a product has weights, and they were captured.
     let padding = row_padding(unsafe { &*node.src[0] });
     for &end in ends {
-        if !memory.holds_real(end, padding) {
+        let is_there = match memory {
+            Padded::Device(memory) => memory.holds_real(end, padding),
+            Padded::Host(memory) => memory.contains(end, padding),
+        };
+        if !is_there {
             return Err(format!("node {}: no room for {padding} bytes of padding behind its weights", name(node)));
         }
         // SAFETY: just checked to be in the buffer.
-        if unsafe { std::slice::from_raw_parts(end, padding) }.iter().all(|&byte| byte == UNWRITTEN) {
-            return Err(format!("node {}: the padding behind its weights was never written", name(node)));
+        let bytes = unsafe { std::slice::from_raw_parts(end, padding) };
+        let fault = match memory {
+            Padded::Device(_) => bytes.iter().all(|&byte| byte == UNWRITTEN).then_some("was never written"),
+            Padded::Host(_) => bytes.iter().any(|&byte| byte != 0).then_some("is not zero"),
+        };
+        if let Some(fault) = fault {
+            return Err(format!("node {}: the padding behind its weights {fault}", name(node)));
         }
     }
     Ok(())

@@ -6,7 +6,8 @@
 //! * **Touching device memory from the host.** Tensors have addresses, but no page is readable there: a stray read or
 //!   write is a segmentation fault. The real bytes lie elsewhere.
 //! * **Using memory that was never written.** New buffers are full of 0xFF, NaN in every float format; the padding
-//!   behind quantised rows that CUDA kernels read is checked before every product ([`Device::faults`]).
+//!   behind quantised rows that CUDA kernels read is checked before every product ([`Device::faults`]), and must be
+//!   zero behind experts in host memory.
 //! * **A missing event.** Streams only queue. With [`Order::CopiesLate`] an operation runs when something waits for it,
 //!   and only the needed operations run; a product that does not wait for its upload multiplies the bytes from before.
 //!   With [`Order::CopiesEarly`] copies run at once and graphs late; an upload that does not wait for the last use of
@@ -48,6 +49,8 @@ pub struct Options {
     pub pinned: Pinned,
     /// An integrated GPU: the device type is IGPU, and graphs may read the device's host buffers.
     pub unified: bool,
+    /// With `unified`: the device says that it supports its own buffers only, as CUDA does on Jetson.
+    pub undeclared: bool,
     /// When queued operations run. Without effect with `real_time`.
     pub order: Order,
     /// Seconds before the first byte of every copy.
@@ -75,6 +78,7 @@ impl Default for Options {
             memory: 256 << 20,
             pinned: Pinned::Offered,
             unified: false,
+            undeclared: false,
             order: Order::CopiesLate,
             link_latency: 0.0,
             link_bandwidth: 1e9,

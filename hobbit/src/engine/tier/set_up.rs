@@ -52,7 +52,7 @@ pub(in crate::engine) fn set_up(
         let experts = catalog.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
         let report = DeviceReport { experts, ..without_experts(part) };
         // Only one device can use the host's slots directly: a second one has its own.
-        if Reach::of(dev).is_unified() && !tiers.iter().any(Tier::is_unified) {
+        if Reach::of(dev, options.unified).is_unified() && !tiers.iter().any(Tier::is_unified) {
             all = false;
             let report = DeviceReport { unified: true, ..report };
             tiers.push(Tier::unified(dev, report).ok_or_else(|| refused(part))?);
