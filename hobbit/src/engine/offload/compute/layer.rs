@@ -393,7 +393,7 @@ impl DeviceLayer<'_, '_> {
     /// As [`Offload::layer`].
     unsafe fn help_once(&mut self, host: &Host, selection: &Selection, step: &LayerStep) -> Result<bool, Failed> {
         let Some(help) = self.help.as_mut().filter(|help| !help.experts.is_empty()) else { return Ok(false) };
-        let started = Instant::now();
+        let started = self.tier.clock.seconds();
         let used = help.experts.remove(0);
         let n_threads = self.tier.helper_threads.map_or(self.offload.n_threads, c_int::from);
         let Some(helper) = self.offload.helper.as_mut() else { return Err(GGML_STATUS_FAILED) };
@@ -413,7 +413,9 @@ impl DeviceLayer<'_, '_> {
             };
             help.rows.push((pair.rank, row?));
         }
-        help.seconds += started.elapsed().as_secs_f64();
+        let slices = self.router.kinds().iter().map(|&kind| SliceId { version: step.version(used), kind });
+        self.tier.clock.host_worked(slices.map(|slice| host.reads().shape(slice).bytes).sum());
+        help.seconds += self.tier.clock.seconds() - started;
         Ok(true)
     }
 
