@@ -1,68 +1,58 @@
-//! Experts on a device behind a throttled link, over a sweep of link speeds: missing experts copied, computed on the
-//! CPU, or whichever is sooner, against llama.cpp with its experts on the CPU and op-offload.
+//! Decoding and prompts on models of real machines: an RTX 4090 with experts in host memory, and a Jetson AGX Orin.
 //!
-//! The device is the tests' own ([`lagging_device`]), in real time: it computes on CPU threads, and each copy takes as
-//! long as the link says. The bench shows the balance between copying and computing, not the speed of a GPU. All
-//! weights are in host memory before anything is measured; decoding is teacher-forced, on real text.
+//! The device is the tests' own ([`lagging_device`]) with sourced speeds, and all times are virtual: neither this
+//! machine's speed nor its load matters, and nothing here was measured on a GPU. A shape has a known model's layers, or
+//! a part of them, with fewer weights in each; the device's rates are divided by the same factor and figures are given
+//! for the full model. Host memory holds every expert. Not counted: the host's own work beside waits and expert
+//! products, and arithmetic, which bounds prompts on real GPUs.
 //!
 //! ```text
-//! cargo bench --bench devices                                # about 20 minutes
-//! cargo bench --bench devices -- --tiny --links 0.5,8        # a look whether it runs
-//! cargo bench --bench devices -- --model model.gguf --caches 10,25
+//! hobbit-sim import qwen.route.csv qwen.trace
+//! cargo bench --bench devices -- --routes qwen3-30b=qwen.trace
+//! cargo bench --bench devices -- --shapes mixtral-f16 --flags "--low auto;--preset hobbit"
+//! cargo bench --bench devices -- --machine orin
 //! ```
 //!
-//! At each speed all contestants run in order and then in reverse. A table (markdown) goes to stdout, raw numbers to
-//! `benches/results/<machine>/devices-<model>.json`.
+//! Tables (markdown) go to stdout, raw numbers to `benches/results/<machine>/devices-<machine modelled>.json`.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
-use gguf_tools::synth::{Spec, write};
+use clap::{Parser, ValueEnum};
+use gguf_tools::synth::{Format, Spec, write};
 use hobbit::engine::{Stock, StockOptions};
-use hobbit::options::{CpuHelper, DeviceChoice};
-use hobbit::stats::DeviceCounters;
-use hobbit::{DeviceOptions, ModelOptions, SessionOptions, Token};
-use hobbit_core::plan::ExpertCache;
-use hobbit_programs::bench::engine::{Engine, Hobbit};
-use hobbit_programs::bench::host::{Host, sanitised};
-use lagging_device::Device;
+use hobbit::options::DeviceChoice;
+use hobbit::{DeviceOptions, Model, Session, Token};
+use hobbit_core::gguf::Gguf;
+use hobbit_core::trace::TraceReader;
+use hobbit_programs::bench::host::Host;
+use hobbit_programs::bench::{Case, Test};
+use lagging_device::{Device, Options, Report};
 use serde::Serialize;
 use serde_json::json;
 
-/// hobbit on a device behind a throttled link
+/// hobbit and llama.cpp on models of real machines, in virtual time
 #[derive(Debug, Parser)]
 struct Args {
-    /// Model to use instead of a generated one
-    #[arg(long, value_name = "FILE", conflicts_with = "tiny")]
-    model: Option<PathBuf>,
-    /// A model of a few MB, for a look whether everything runs
-    #[arg(long)]
-    tiny: bool,
-    /// Speeds of the link in GB/s
-    #[arg(long, value_name = "GB/S,...", value_delimiter = ',', default_value = "0.25,0.5,1,2,4,8,16")]
-    links: Vec<f64>,
-    /// Seconds before each copy begins
-    #[arg(long, value_name = "S", default_value_t = 1e-5)]
-    latency: f64,
-    /// Device caches in percent of all experts
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "25,50")]
-    caches: Vec<f64>,
-    /// Tokens of the prompt, evaluated in one batch
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=2048))]
-    prompt_tokens: u32,
+    /// Machine that the device stands for
+    #[arg(long, value_enum, default_value = "rtx-4090")]
+    machine: Machine,
+    /// Shapes to run [default: all]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    shapes: Vec<String>,
+    /// Flags of hobbit's that make a row each [default: a list]
+    #[arg(long, value_name = "FLAGS;...", value_delimiter = ';', allow_hyphen_values = true)]
+    flags: Vec<String>,
+    /// Traces (hobbit-sim import) whose routes hobbit follows; the model then uses as many experts as were recorded
+    #[arg(long, value_name = "SHAPE=FILE,...", value_delimiter = ',', value_parser = named_file)]
+    routes: Vec<(String, PathBuf)>,
+    /// EdgeMoE's path tables (gguf-tools profile); a shape without one has no row of EdgeMoE
+    #[arg(long, value_name = "SHAPE=FILE,...", value_delimiter = ',', value_parser = named_file)]
+    path_tables: Vec<(String, PathBuf)>,
     /// Tokens decoded
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 96, value_parser = clap::value_parser!(u32).range(1..=1024))]
     decode_tokens: u32,
-    /// Repetitions of the order
-    #[arg(long, value_name = "R", default_value_t = 1)]
-    rounds: usize,
-    /// Threads of the device, and of the CPU [default: half of the cores each]
-    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=256))]
-    threads: Option<u32>,
-    /// Where raw numbers go [default: benches/results/<machine>/devices-<model>.json]
+    /// Where raw numbers go
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Passed by cargo bench
@@ -70,146 +60,411 @@ struct Args {
     bench: bool,
 }
 
-/// A way to run the model.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(rename_all = "snake_case")]
-enum Contestant {
-    /// Plain llama.cpp: experts on the CPU, of large batches copied to the device (`--n-cpu-moe` all, op-offload on).
-    Stock,
-    /// hobbit with a device cache of so many percent of all experts.
-    Hobbit { cache_percent: f64, helper: CpuHelper },
+fn named_file(text: &str) -> Result<(String, PathBuf), String> {
+    let (name, file) = text.split_once('=').ok_or("expected SHAPE=FILE")?;
+    Ok((name.to_owned(), file.into()))
 }
 
-impl fmt::Display for Contestant {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+enum Machine {
+    #[value(name = "rtx-4090")]
+    Rtx4090,
+    #[value(name = "orin")]
+    Orin,
+}
+
+impl Machine {
+    fn options(self) -> Options {
         match self {
-            Contestant::Stock => f.write_str("llama.cpp, experts on the CPU"),
-            Contestant::Hobbit { cache_percent, helper } => {
-                write!(f, "hobbit, {cache_percent}% on the device, CPU helper {helper}")
-            }
+            Self::Rtx4090 => Options::rtx_4090(),
+            Self::Orin => Options::orin_64gb(),
+        }
+    }
+
+    /// Rows of the table, by hobbit's flags. Rows without `--cpu-helper` and `--preset` have the helper.
+    fn rows(self) -> &'static [&'static str] {
+        match self {
+            Self::Rtx4090 => &[
+                EXACT,
+                "",
+                "--low auto --cpu-helper off",
+                "--low auto",
+                "--preset hobbit --precision exact",
+                "--preset hobbit",
+                "--cache-bias 0.1 --cpu-helper off",
+                "--cache-bias 0.2 --cpu-helper off",
+                "--preset edgemoe",
+                "--preset fate",
+                "--preset smoe",
+                "--preset swapmoe",
+            ],
+            Self::Orin => &["", "--low auto", "--preset hobbit", "--cache-bias 0.2"],
         }
     }
 }
 
-/// One measurement.
-#[derive(Clone, Debug, Serialize)]
-struct Run {
-    contestant: Contestant,
-    link_gb_per_second: f64,
-    prompt_seconds: f64,
-    /// Decoding, token by token.
-    step_seconds: Vec<f64>,
-    /// Bytes over the link while decoding, per token.
-    link_bytes_per_token: f64,
-    /// The device's counts for the prompt, and for the tokens after it.
-    prompt_device: Option<DeviceCounters>,
-    decode_device: Option<DeviceCounters>,
+/// The row that others are compared with.
+const EXACT: &str = "--cpu-helper off";
+
+/// A model, made smaller.
+struct Shape {
+    name: &'static str,
+    title: &'static str,
+    spec: Spec,
+    /// Layers, width and hidden width of the full model.
+    full: [u32; 3],
+    /// Percent of the experts on the RTX 4090, and in the Orin's memory.
+    percents: [u32; 2],
 }
 
-fn model(args: &Args) -> Result<(String, PathBuf)> {
-    if let Some(path) = &args.model {
-        let stem = path.file_stem().context("--model: expected a file")?.to_string_lossy();
-        return Ok((sanitised(&stem), path.clone()));
+impl Shape {
+    /// The factor by which each layer's bytes are divided.
+    fn factor(&self) -> f64 {
+        f64::from(self.full[1]) * f64::from(self.full[2]) / (f64::from(self.spec.embd) * f64::from(self.spec.ff))
     }
-    // 420 MiB in 256 experts of 1.6 MiB, of which a token uses 32.
-    let large = Spec { layers: 8, embd: 1024, ff: 512, experts: 32, topk: 4, heads: 8, ..Spec::tiny("qwen3moe") };
-    let (name, spec) = if args.tiny { ("tiny", Spec::tiny("qwen3moe")) } else { ("qwen3moe-420mib", large) };
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("devices-{name}.gguf"));
-    if !path.exists() {
-        write(&path, &spec)?;
+
+    /// The factor by which layers are divided.
+    fn depth(&self) -> f64 {
+        f64::from(self.full[0]) / f64::from(self.spec.layers)
     }
-    Ok((name.to_owned(), path))
+
+    fn percent(&self, machine: Machine) -> u32 {
+        self.percents[machine as usize]
+    }
 }
 
-/// Opens a contestant, reads everything into host memory, and times a prompt and single tokens.
-fn run(args: &Args, path: &Path, threads: u32, contestant: Contestant, device: &Device, link: f64) -> Result<Run> {
-    let devices = DeviceChoice::Named(vec![device.name().into()]);
-    // A prompt is one batch.
-    let n_batch = args.prompt_tokens.max(32);
-    let session = SessionOptions {
-        n_ctx: (args.prompt_tokens + args.decode_tokens + 1).next_multiple_of(256),
-        n_batch,
-        n_ubatch: n_batch,
-        threads: Some(threads as i32),
-        ..SessionOptions::default()
+fn shapes() -> Vec<Shape> {
+    let mixtral = |type_| Spec {
+        layers: 32,
+        embd: 256,
+        ff: 1024,
+        experts: 8,
+        topk: 2,
+        heads: 4,
+        vocab: 2288,
+        // As of `mixtral-8x7b`: demands by T1 and T2 are the paper's.
+        router_spread: 1.6,
+        types: vec![type_],
+        ..Spec::tiny("llama")
     };
-    let mut engine: Box<dyn Engine> = match contestant {
-        Contestant::Stock => {
+    vec![
+        Shape {
+            name: "mixtral-f16",
+            title: "Mixtral-8x7B F16",
+            spec: mixtral(Format::F16),
+            full: [32, 4096, 14_336],
+            percents: [20, 60],
+        },
+        Shape {
+            name: "mixtral-q4",
+            title: "Mixtral-8x7B Q4_K",
+            spec: mixtral(Format::Q4_K),
+            full: [32, 4096, 14_336],
+            percents: [70, 100],
+        },
+        Shape {
+            name: "qwen3-30b",
+            title: "Qwen3-30B-A3B Q8_0",
+            spec: Spec {
+                layers: 12,
+                experts: 128,
+                topk: 8,
+                heads: 10,
+                kv_heads: Some(2),
+                head_dim: Some(128),
+                vocab: 12_672,
+                ..Spec::tiny("qwen3moe")
+            },
+            full: [48, 2048, 768],
+            percents: [60, 100],
+        },
+        Shape {
+            name: "gpt-oss-120b",
+            title: "gpt-oss-120b MXFP4",
+            spec: Spec {
+                layers: 18,
+                embd: 288,
+                ff: 288,
+                experts: 128,
+                topk: 4,
+                heads: 6,
+                kv_heads: Some(1),
+                head_dim: Some(64),
+                vocab: 10_048,
+                ..Spec::tiny("gpt-oss")
+            },
+            full: [36, 2880, 2880],
+            percents: [30, 80],
+        },
+    ]
+}
+
+/// Tokens of the prompt that is timed, and before the decoded tokens. The first of these are not counted.
+const PROMPT: u32 = 512;
+const BEFORE: u32 = 28;
+const UNCOUNTED: u32 = 16;
+
+enum Engine {
+    Stock(Box<Stock>),
+    Hobbit(Box<Session>),
+}
+
+impl Engine {
+    fn tokenize(&self, text: &str) -> Result<Vec<Token>> {
+        Ok(match self {
+            Self::Stock(stock) => stock.tokenize(text)?,
+            Self::Hobbit(session) => session.model().tokenize(text, false, false)?,
+        })
+    }
+
+    /// Evaluates tokens, and waits for the last one's logits.
+    fn feed(&mut self, tokens: &[Token]) -> Result<()> {
+        let logits = match self {
+            Self::Stock(stock) => {
+                stock.feed(tokens)?;
+                stock.logits()
+            }
+            Self::Hobbit(session) => {
+                session.feed(tokens)?;
+                session.logits(tokens.len() - 1)
+            }
+        };
+        logits.map(|_| ()).context("no logits")
+    }
+
+    fn clear(&mut self) {
+        match self {
+            Self::Stock(stock) => stock.clear(),
+            Self::Hobbit(session) => session.reset(),
+        }
+    }
+}
+
+/// A row of the table, for the full model.
+#[derive(Clone, Debug, Default, Serialize)]
+struct Row {
+    shape: String,
+    row: String,
+    decode_tokens_per_second: f64,
+    prompt_tokens_per_second: f64,
+    /// Seconds of a decoded token in which the link and the device are busy, and the CPU computes experts.
+    link_seconds: f64,
+    device_seconds: f64,
+    cpu_seconds: f64,
+    /// Bytes of experts that a decoded token copies to the device and reads from files.
+    link_bytes: f64,
+    file_bytes: f64,
+    hits: u64,
+    misses: u64,
+    helper_experts: u64,
+    high_uses: u64,
+    low_uses: u64,
+    skipped_uses: u64,
+    rerouted_uses: u64,
+    error: Option<String>,
+}
+
+/// A model of `shape`, with as many experts per token as routes have.
+fn model(shape: &mut Shape, routes: Option<&Path>) -> Result<PathBuf> {
+    if let Some(routes) = routes {
+        let reader = TraceReader::open(routes)?;
+        shape.spec.topk = reader.header().model.layers.first().map_or(shape.spec.topk, |layer| layer.n_used.into());
+    }
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let path = dir.join(format!("devices-{}-{}.gguf", shape.name, shape.spec.topk));
+    if !path.exists() {
+        write(&path, &shape.spec)?;
+    }
+    Ok(path)
+}
+
+/// Runs llama.cpp, or hobbit with the row's flags.
+fn run(args: &Args, shape: &Shape, path: &Path, flags: Option<&str>) -> Result<Row> {
+    let (factor, depth) = (shape.factor(), shape.depth());
+    let options = args.machine.options().scaled(factor);
+    let device = lagging_device::register(options.clone());
+    let percent = shape.percent(args.machine);
+    let flag = |flag: &str| format!("--{}", flag.trim().replacen(' ', "=", 1));
+    let mut words: Vec<String> = flags.unwrap_or_default().split("--").skip(1).map(flag).collect();
+    let (device_cache, expert_cache) = if options.unified { (100, percent) } else { (percent, 100) };
+    words.extend([format!("--device={}", device.name()), "--device-headroom=0%".to_owned()]);
+    words.extend([format!("--device-cache={device_cache}%"), format!("--expert-cache={expert_cache}%")]);
+    let file = |files: &[(String, PathBuf)], flag: &str| {
+        let (_, file) = files.iter().find(|(name, _)| name == shape.name)?;
+        Some(format!("--{flag}={}", file.display()))
+    };
+    words.extend(file(&args.routes, "routes"));
+    if flags.is_some_and(|flags| flags.contains("edgemoe")) {
+        words.extend(file(&args.path_tables, "path-table"));
+    }
+    let case = Case {
+        model: path.to_owned(),
+        words,
+        n_batch: PROMPT,
+        n_ubatch: PROMPT,
+        type_k: "f16".to_owned(),
+        type_v: "f16".to_owned(),
+        flash_attn: "auto".to_owned(),
+        threads: 1,
+        test: Test { n_prompt: PROMPT, n_gen: args.decode_tokens, n_depth: 0 },
+        ..Case::default()
+    };
+    let session = case.session_options()?;
+    // Layers whose experts llama.cpp's CPU computes, and their bytes for a token.
+    let n_cpu_moe = shape.spec.layers - shape.spec.layers * percent / 100;
+    let mut cpu_bytes = 0;
+    let mut engine = match flags {
+        Some(_) => Engine::Hobbit(Box::new(Model::open(path, &case.model_options()?)?.session(&session)?)),
+        None => {
+            let layers = Gguf::open(path)?.experts()?.layers;
+            let tensors = layers.iter().take(n_cpu_moe as usize).flat_map(|layer| &layer.tensors);
+            cpu_bytes = tensors.map(|tensor| tensor.slice_bytes * u64::from(shape.spec.topk)).sum();
+            let devices = DeviceChoice::Named(vec![device.name().into()]);
             let stock = StockOptions {
-                device: DeviceOptions { devices, n_cpu_moe: u32::MAX, ..DeviceOptions::default() },
+                device: DeviceOptions { devices, n_cpu_moe, ..DeviceOptions::default() },
                 n_gpu_layers: 999,
                 load_mode: Some("none".to_owned()),
                 repack: false,
                 routes: None,
                 adapters: Default::default(),
             };
-            Box::new(Stock::open(path, &stock, &session)?)
-        }
-        Contestant::Hobbit { cache_percent, helper: cpu_helper } => {
-            let cache = ExpertCache::Percent(cache_percent);
-            let device = DeviceOptions { devices, cache, cpu_helper, headroom: 0.0, ..DeviceOptions::default() };
-            let expert_cache = ExpertCache::Percent(100.0);
-            Box::new(Hobbit::open(path, &ModelOptions { expert_cache, device, ..ModelOptions::default() }, &session)?)
+            Engine::Stock(Box::new(Stock::open(path, &stock, &session)?))
         }
     };
     let text = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout-prose.txt");
-    let text = std::fs::read_to_string(text).context("models/demo-heldout-prose.txt")?;
-    let tokens: Vec<Token> = engine.bos().into_iter().chain(engine.tokenize(&text)?).collect();
-    let (n_prompt, n_decode) = (args.prompt_tokens as usize, args.decode_tokens as usize);
-    ensure!(tokens.len() >= n_prompt + n_decode, "the text has {} tokens", tokens.len());
-    let (prompt, rest) = tokens.split_at(n_prompt);
-    let decoded = &rest[..n_decode];
+    let tokens = engine.tokenize(&std::fs::read_to_string(text).context(text)?)?;
+    let (prompt, rest) = tokens.split_at(PROMPT as usize);
+    let (before, rest) = rest.split_at((BEFORE + UNCOUNTED) as usize);
+    let decoded = rest.get(..args.decode_tokens as usize).context("--decode-tokens: the text is shorter")?;
 
+    // Fills host memory.
     engine.feed(prompt)?;
-    decoded.chunks(1).try_for_each(|token| engine.feed(token))?;
     engine.clear();
-
-    let at_start = engine.device();
-    let started = Instant::now();
+    engine.feed(&before[..BEFORE as usize])?;
+    before[BEFORE as usize..].chunks(1).try_for_each(|token| engine.feed(token))?;
+    let decode = measure(&device, &engine);
+    decoded.chunks(1).try_for_each(|token| engine.feed(token))?;
+    let decode = decode.until(&device, &engine);
+    engine.clear();
+    let evaluate = measure(&device, &engine);
     engine.feed(prompt)?;
-    let prompt_seconds = started.elapsed().as_secs_f64();
-    let at_prompt = engine.device();
-    let bytes = device.report().copied_bytes;
-    let step_seconds = decoded.chunks(1).map(|token| {
-        let started = Instant::now();
-        engine.feed(token).map(|()| started.elapsed().as_secs_f64())
-    });
-    let step_seconds = step_seconds.collect::<Result<Vec<_>>>()?;
-    let bytes = device.report().copied_bytes - bytes;
+    let evaluate = evaluate.until(&device, &engine);
     ensure!(device.faults().is_empty(), "the device found fault: {}", device.faults().join("; "));
-    Ok(Run {
-        contestant,
-        link_gb_per_second: link,
-        prompt_seconds,
-        step_seconds,
-        link_bytes_per_token: bytes as f64 / n_decode as f64,
-        prompt_device: at_start.zip(at_prompt).map(|(before, after)| after - before),
-        decode_device: at_prompt.zip(engine.device()).map(|(before, after)| after - before),
+
+    let per_token = |value: f64| value / f64::from(args.decode_tokens);
+    let file_bytes = per_token(decode.row.file_bytes);
+    // llama.cpp's CPU and device take turns; its CPU computes no prompt of this length (op-offload).
+    let stock_seconds = cpu_bytes as f64 / options.host_bandwidth;
+    // Not overlapped with anything, so an upper bound.
+    let file_seconds = |bytes: f64| bytes * factor / Options::ORIN_DISK;
+    let token_seconds = per_token(decode.report.host_time) + stock_seconds + file_seconds(file_bytes);
+    let prompt_seconds = evaluate.report.host_time + file_seconds(evaluate.row.file_bytes);
+    let prompt_tokens_per_second = f64::from(PROMPT) / prompt_seconds / depth;
+    Ok(Row {
+        shape: shape.name.to_owned(),
+        row: flags.map_or_else(|| format!("llama.cpp, --n-cpu-moe {n_cpu_moe} of {}", shape.spec.layers), named),
+        decode_tokens_per_second: 1.0 / token_seconds / depth,
+        prompt_tokens_per_second,
+        link_seconds: per_token(decode.report.copy_busy) * depth,
+        device_seconds: per_token(decode.report.compute_busy) * depth,
+        cpu_seconds: (per_token(decode.row.cpu_seconds) + stock_seconds) * depth,
+        link_bytes: per_token(decode.row.link_bytes) * factor * depth,
+        file_bytes: file_bytes * factor * depth,
+        ..decode.row
     })
 }
 
-fn table(args: &Args, contestants: &[Contestant], runs: &[Run]) {
-    println!("\n| link GB/s | | prompt t/s | decode t/s | link MB/token | hits | by the CPU, of misses |");
-    println!("|---|---|---|---|---|---|---|");
-    let percent = |part: u64, whole: u64| {
-        if whole == 0 { "-".to_owned() } else { format!("{:.1}%", 100.0 * part as f64 / whole as f64) }
-    };
-    for &link in &args.links {
-        for &contestant in contestants {
-            let runs = runs.iter().filter(|run| run.contestant == contestant && run.link_gb_per_second == link);
-            let runs: Vec<&Run> = runs.collect();
-            let mean = |of: &dyn Fn(&Run) -> f64| runs.iter().map(|run| of(run)).sum::<f64>() / runs.len() as f64;
-            let count = |of: fn(DeviceCounters) -> u64| runs.iter().filter_map(|run| run.decode_device).map(of).sum();
-            let (hits, misses): (u64, u64) = (count(|device| device.hits), count(|device| device.misses));
-            println!(
-                "| {link} | {contestant} | {:.1} | {:.2} | {:.2} | {} | {} |",
-                f64::from(args.prompt_tokens) / mean(&|run| run.prompt_seconds),
-                f64::from(args.decode_tokens) / mean(&|run| run.step_seconds.iter().sum()),
-                mean(&|run| run.link_bytes_per_token) / 1e6,
-                percent(hits, hits + misses),
-                percent(count(|device| device.helper_experts), misses),
-            );
+fn named(flags: &str) -> String {
+    match flags {
+        "" => "hobbit, exact with helper (default)".to_owned(),
+        EXACT => "hobbit, exact without helper".to_owned(),
+        flags => format!("hobbit {flags}"),
+    }
+}
+
+/// Counts so far, of the small model.
+struct Measured {
+    report: Report,
+    row: Row,
+}
+
+fn measure(device: &Device, engine: &Engine) -> Measured {
+    let mut row = Row::default();
+    if let Engine::Hobbit(session) = engine {
+        let stats = session.stats();
+        let used = stats.decode.used;
+        (row.high_uses, row.low_uses, row.skipped_uses) = (used.high, used.low, used.skipped);
+        row.rerouted_uses = stats.decode.rerouted.uses;
+        row.file_bytes = (stats.prompt.bytes_read + stats.decode.bytes_read) as f64;
+        if let Some(device) = stats.devices.first() {
+            (row.hits, row.misses, row.helper_experts) = (device.hits, device.misses, device.helper_experts);
+            (row.link_bytes, row.cpu_seconds) = (device.uploaded_bytes as f64, device.helper_seconds);
         }
+    }
+    Measured { report: device.report(), row }
+}
+
+impl Measured {
+    fn until(self, device: &Device, engine: &Engine) -> Measured {
+        let Measured { report, row } = measure(device, engine);
+        Measured {
+            report: Report {
+                host_time: report.host_time - self.report.host_time,
+                copy_busy: report.copy_busy - self.report.copy_busy,
+                compute_busy: report.compute_busy - self.report.compute_busy,
+                ..report
+            },
+            row: Row {
+                cpu_seconds: row.cpu_seconds - self.row.cpu_seconds,
+                link_bytes: row.link_bytes - self.row.link_bytes,
+                file_bytes: row.file_bytes - self.row.file_bytes,
+                hits: row.hits - self.row.hits,
+                misses: row.misses - self.row.misses,
+                helper_experts: row.helper_experts - self.row.helper_experts,
+                high_uses: row.high_uses - self.row.high_uses,
+                low_uses: row.low_uses - self.row.low_uses,
+                skipped_uses: row.skipped_uses - self.row.skipped_uses,
+                rerouted_uses: row.rerouted_uses - self.row.rerouted_uses,
+                ..row
+            },
+        }
+    }
+}
+
+fn table(shape: &Shape, machine: Machine, rows: &[Row]) {
+    println!("\n### {}, {} % of the experts in memory\n", shape.title, shape.percent(machine));
+    println!("| | t/s | / exact | / llama.cpp | MB/token copied | hits | by CPU | low | rerouted | prompt t/s |");
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    let speed_of =
+        |name: &str| rows.iter().find(|row| row.row.starts_with(name)).map(|row| row.decode_tokens_per_second);
+    let bases = [named(EXACT), "llama.cpp".to_owned()].map(|name| speed_of(&name));
+    for row in rows {
+        if let Some(error) = &row.error {
+            println!("| {} | {error} | | | | | | | | |", row.row);
+            continue;
+        }
+        let ratio = |base: Option<f64>| {
+            base.map_or("-".to_owned(), |base| format!("{:.2}", row.decode_tokens_per_second / base))
+        };
+        let percent = |part: u64, whole: u64| match whole {
+            0 => "-".to_owned(),
+            whole => format!("{:.0}%", 100.0 * part as f64 / whole as f64),
+        };
+        let uses = row.high_uses + row.low_uses + row.skipped_uses;
+        println!(
+            "| {} | {:.2} | {} | {} | {:.1} | {} | {} | {} | {} | {:.0} |",
+            row.row,
+            row.decode_tokens_per_second,
+            ratio(bases[0]),
+            ratio(bases[1]),
+            row.link_bytes / 1e6,
+            percent(row.hits, row.hits + row.misses),
+            percent(row.helper_experts, row.misses),
+            percent(row.low_uses, uses),
+            percent(row.rerouted_uses, uses),
+            row.prompt_tokens_per_second,
+        );
     }
 }
 
@@ -219,54 +474,44 @@ fn main() -> Result<()> {
         return Ok(());
     }
     let args = Args::parse();
-    ensure!(args.links.iter().all(|link| *link > 0.0), "--links: expected speeds above 0 GB/s");
-    let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
-    let threads = args.threads.unwrap_or((cores / 2).max(1));
     // Before anything looks at ggml's list of devices.
-    let device = |link: &f64| {
-        lagging_device::register(lagging_device::Options {
-            memory: 64 << 30,
-            link_latency: args.latency,
-            link_bandwidth: link * 1e9,
-            n_threads: threads as usize,
-            real_time: true,
-            ..lagging_device::Options::default()
-        })
-    };
-    let devices: Vec<Device> = args.links.iter().map(device).collect();
+    lagging_device::register(Options { memory: 0, ..Options::default() });
     hobbit::set_log(|level, text| {
         if level == hobbit::LogLevel::Error {
             eprint!("{text}");
         }
     });
-    let (name, path) = model(&args)?;
-    let of_cache = |&cache_percent: &f64| {
-        [CpuHelper::Off, CpuHelper::On, CpuHelper::Auto].map(|helper| Contestant::Hobbit { cache_percent, helper })
-    };
-    let contestants: Vec<_> = [Contestant::Stock].into_iter().chain(args.caches.iter().flat_map(of_cache)).collect();
-    let order: Vec<Contestant> = contestants.iter().chain(contestants.iter().rev()).copied().collect();
-    let mut runs: Vec<Run> = Vec::new();
-    for (device, &link) in devices.iter().zip(&args.links) {
-        for contestant in order.repeat(args.rounds) {
-            eprintln!("{link} GB/s: {contestant}");
-            let run = run(&args, &path, threads, contestant, device, link);
-            runs.push(run.with_context(|| format!("{contestant} at {link} GB/s"))?);
+    let mut all = Vec::new();
+    let is_wanted = |shape: &Shape| args.shapes.is_empty() || args.shapes.iter().any(|name| name == shape.name);
+    for mut shape in shapes().into_iter().filter(is_wanted) {
+        let routes = args.routes.iter().find(|(name, _)| name == shape.name);
+        let path = model(&mut shape, routes.map(|(_, file)| file.as_path()))?;
+        let has_paths = args.path_tables.iter().any(|(name, _)| name == shape.name);
+        let given: Vec<&str> = args.flags.iter().map(|flags| flags.trim()).collect();
+        let flags = if given.is_empty() { args.machine.rows() } else { &given[..] };
+        let flags = flags.iter().filter(|flags| has_paths || !flags.contains("edgemoe"));
+        let stock = (args.machine == Machine::Rtx4090).then_some(None);
+        let mut rows = Vec::new();
+        for flags in stock.into_iter().chain(flags.map(|flags| Some(*flags))) {
+            let name = flags.map_or_else(|| "llama.cpp".to_owned(), named);
+            eprintln!("{}: {name}", shape.name);
+            rows.push(run(&args, &shape, &path, flags).unwrap_or_else(|error| Row {
+                shape: shape.name.to_owned(),
+                row: name,
+                error: Some(format!("{error:#}")),
+                ..Row::default()
+            }));
         }
+        table(&shape, args.machine, &rows);
+        all.extend(rows);
     }
-    let host = Host::describe(&path);
-    println!("\n{name}: prompt of {} tokens, {} decoded; {}", args.prompt_tokens, args.decode_tokens, host.machine);
-    table(&args, &contestants, &runs);
+    let host = Host::describe(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    let machine = args.machine.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
     let results = || Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/results").join(&host.machine);
-    let json = args.json.clone().unwrap_or_else(|| results().join(format!("devices-{name}.json")));
-    let settings = json!({
-        "prompt_tokens": args.prompt_tokens,
-        "decode_tokens": args.decode_tokens,
-        "threads": threads,
-        "device_threads": threads,
-        "link_latency_seconds": args.latency,
-    });
-    let raw = json!({ "host": host, "model": name, "settings": settings, "runs": runs });
-    std::fs::write(&json, serde_json::to_string_pretty(&raw)? + "\n").with_context(|| json.display().to_string())?;
-    eprintln!("raw numbers: {}", json.display());
+    let path = args.json.clone().unwrap_or_else(|| results().join(format!("devices-{machine}.json")));
+    let settings = json!({ "machine": machine, "decode_tokens": args.decode_tokens, "prompt_tokens": PROMPT });
+    let raw = json!({ "time": "virtual", "host": host, "settings": settings, "rows": all });
+    std::fs::write(&path, serde_json::to_string_pretty(&raw)? + "\n").with_context(|| path.display().to_string())?;
+    eprintln!("raw numbers: {}", path.display());
     Ok(())
 }

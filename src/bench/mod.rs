@@ -24,5 +24,6 @@ mod run;
 #[cfg(feature = "engine")]
 mod start;
 
+pub use case::{Case, Test};
 #[cfg(feature = "engine")]
 pub use run::main;

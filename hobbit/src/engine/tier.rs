@@ -21,7 +21,6 @@ pub(super) use set_up::{reports, set_up};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
-use std::time::Instant;
 
 use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_backend_dev_t, ggml_tensor};
 
@@ -141,9 +140,8 @@ pub(super) struct Tier {
     unmeasured: u32,
     /// Uploads and their bytes before the running region, and the time of its start.
     before: (u64, u64),
-    began: Instant,
-    clock: Clock,
-    began_on_clock: f64,
+    began: f64,
+    pub(super) clock: Clock,
     /// Layers with every expert in the slot of its number: [`Tier::fill`] was called for all, in order.
     pub(super) complete: HashSet<u16>,
     loans: Vec<Loan>,
@@ -188,9 +186,8 @@ impl Tier {
             helper_threads: None,
             unmeasured: LINK_SAMPLE_ALONE,
             before: (0, 0),
-            began: Instant::now(),
+            began: 0.0,
             clock: Clock::of(dev),
-            began_on_clock: 0.0,
             complete: HashSet::new(),
             loans: Vec::new(),
             pending: None,

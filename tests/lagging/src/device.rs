@@ -191,20 +191,25 @@ unsafe extern "C" fn reg_device(reg: ggml_backend_reg_t, index: usize) -> ggml_b
 }
 
 /// `hobbit_device_seconds`: the host's virtual time, so that decisions that are a matter of time depend on nothing
-/// else.
+/// else. `hobbit_device_host_work`: the host's CPU has multiplied by so many bytes of weights, at `host_bandwidth`.
 unsafe extern "C" fn reg_proc_address(_: ggml_backend_reg_t, name: *const c_char) -> *mut c_void {
     // SAFETY: ggml passes a NUL-terminated name.
-    match unsafe { CStr::from_ptr(name) } == c"hobbit_device_seconds" {
-        true => device_seconds as *mut c_void,
-        false => ptr::null_mut(),
+    match unsafe { CStr::from_ptr(name) }.to_bytes() {
+        b"hobbit_device_seconds" => device_seconds as *mut c_void,
+        b"hobbit_device_host_work" => host_work as *mut c_void,
+        _ => ptr::null_mut(),
     }
 }
 
-/// Not a number in real time.
 unsafe extern "C" fn device_seconds(dev: ggml_backend_dev_t) -> f64 {
     // SAFETY: the caller passes our device.
+    unsafe { shared_of(dev) }.state().schedule.host
+}
+
+unsafe extern "C" fn host_work(dev: ggml_backend_dev_t, bytes: u64) {
+    // SAFETY: the caller passes our device.
     let shared = unsafe { shared_of(dev) };
-    if shared.options().real_time { f64::NAN } else { shared.state().schedule.host }
+    shared.state().schedule.host += bytes as f64 / shared.options().host_bandwidth;
 }
 
 unsafe extern "C" fn device_name(dev: ggml_backend_dev_t) -> *const c_char {

@@ -212,7 +212,7 @@ unsafe impl Send for Engine {}
 
 impl Engine {
     /// `None` where ggml has no CPU backend.
-    pub(crate) fn new(n_threads: usize) -> Option<Engine> {
+    pub(crate) fn new() -> Option<Engine> {
         // SAFETY: plain calls of ggml's API; every pointer is checked before it is used.
         unsafe {
             let device = llama::ggml_backend_dev_by_type(llama::GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -224,7 +224,7 @@ impl Engine {
             let set = llama::ggml_backend_reg_get_proc_address(reg, c"ggml_backend_set_n_threads".as_ptr());
             if !set.is_null() {
                 let set: unsafe extern "C" fn(ggml_backend_t, i32) = std::mem::transmute(set);
-                set(cpu, n_threads as i32);
+                set(cpu, 1);
             }
             let context = llama::ggml_init(llama::ggml_init_params {
                 mem_size: llama::ggml_graph_overhead_custom(1, false) + 256,

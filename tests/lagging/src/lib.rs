@@ -20,9 +20,6 @@
 //!   says how long a schedule would take with given speeds, without a clock and without noise.
 //! * **Bad days**: too little memory, refused pinned memory, a failing graph, a lost device.
 //!
-//! With [`Options::real_time`] operations run at once, on one thread per stream, and copies take as long as the link
-//! says: for benches.
-//!
 //! ggml's registry is not thread-safe. The first [`register`] of a process adds [`DEVICES_MAX`] devices to it and hands
 //! out one; the others pass for spare CPU devices, which llama.cpp ignores. A test binary in which tests run side
 //! by side calls [`register`] before anything else that looks at ggml's devices.
@@ -33,6 +30,7 @@
 mod device;
 mod graph;
 mod memory;
+mod profiles;
 mod queue;
 mod schedule;
 mod shared;
@@ -51,12 +49,21 @@ pub struct Options {
     pub unified: bool,
     /// With `unified`: the device says that it supports its own buffers only, as CUDA does on Jetson.
     pub undeclared: bool,
-    /// When queued operations run. Without effect with `real_time`.
+    /// When queued operations run.
     pub order: Order,
     /// Seconds before the first byte of every copy.
     pub link_latency: f64,
     /// Bytes per second of the link that all copies, up and down, share.
     pub link_bandwidth: f64,
+    /// The same for copies from and to host memory that is not pinned; never more than `link_bandwidth`.
+    pub pageable_bandwidth: f64,
+    /// Copies of at most so many bytes take `link_latency` alone.
+    pub small_copy_bytes: usize,
+    /// Seconds of the host for each wait: a synchronous copy, or a synchronisation with a stream or an event that has
+    /// run since the last one. Each copy into host memory that is not pinned waits for itself, as on CUDA.
+    pub wait_latency: f64,
+    /// Bytes of weights per second that the host's CPU multiplies by, if the caller reports its work.
+    pub host_bandwidth: f64,
     /// Seconds every node takes besides its bytes.
     pub node_latency: f64,
     /// Bytes of weights (`MUL_MAT`, `MUL_MAT_ID`: slices of the experts used) or results (other nodes) per second.
@@ -65,14 +72,11 @@ pub struct Options {
     pub without: Vec<ggml_sys::llama::ggml_op>,
     /// Products are rounded to 15 bits: other bits than the CPU's, as kernels of another make give.
     pub rounds_products: bool,
-    /// CPU threads per stream that compute.
-    pub n_threads: usize,
-    /// Run at once on a thread per stream, and let copies take `link_latency` and `link_bandwidth` of real time.
-    pub real_time: bool,
 }
 
 impl Default for Options {
-    /// 256 MiB, pinned memory, copies late; a link of 1 GB/s, 10 GB/s of weights, no latencies; one thread.
+    /// 256 MiB, pinned memory, copies late; a link of 1 GB/s, 10 GB/s of weights, no latencies, a host that takes no
+    /// time; one thread.
     fn default() -> Options {
         Options {
             memory: 256 << 20,
@@ -82,12 +86,14 @@ impl Default for Options {
             order: Order::CopiesLate,
             link_latency: 0.0,
             link_bandwidth: 1e9,
+            pageable_bandwidth: f64::INFINITY,
+            small_copy_bytes: 0,
+            wait_latency: 0.0,
+            host_bandwidth: f64::INFINITY,
             node_latency: 0.0,
             compute_bandwidth: 1e10,
             without: Vec::new(),
             rounds_products: false,
-            n_threads: 1,
-            real_time: false,
         }
     }
 }

@@ -307,7 +307,9 @@ unsafe extern "C" fn set_tensor(
     // SAFETY: ggml passes a live buffer of ours, a live tensor in it and `bytes` readable bytes.
     if let Some(real) = unsafe { range(buffer, tensor, offset, bytes) } {
         // SAFETY: `range` checked the target.
-        unsafe { context(buffer) }.shared.host_copy(bytes, || unsafe { ptr::copy(data.cast(), real, bytes) });
+        unsafe { context(buffer) }
+            .shared
+            .host_copy(data.cast(), bytes, || unsafe { ptr::copy(data.cast(), real, bytes) });
     }
 }
 
@@ -321,7 +323,9 @@ unsafe extern "C" fn get_tensor(
     // SAFETY: ggml passes a live buffer of ours, a live tensor in it and room for `bytes` bytes.
     if let Some(real) = unsafe { range(buffer, tensor, offset, bytes) } {
         // SAFETY: `range` checked the source.
-        unsafe { context(buffer) }.shared.host_copy(bytes, || unsafe { ptr::copy(real, data.cast(), bytes) });
+        unsafe { context(buffer) }
+            .shared
+            .host_copy(data.cast(), bytes, || unsafe { ptr::copy(real, data.cast(), bytes) });
     }
 }
 

@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ptr;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex};
 
 use crate::Order;
 use crate::graph::{Captured, Engine};
@@ -30,7 +28,7 @@ pub(crate) enum Work {
     Upload { source: Source, target: DeviceAddress, bytes: usize },
     Download { source: DeviceAddress, target: *mut u8, bytes: usize },
     Graph(Captured, GraphId),
-    Record(Arc<Ticket>),
+    Record,
     Wait(Arc<Ticket>),
 }
 
@@ -43,26 +41,6 @@ pub(crate) struct Ticket {
     /// How many operations had been submitted to the stream, this one included.
     pub(crate) position: u64,
     pub(crate) moment: Moment,
-    done: Mutex<bool>,
-    told: Condvar,
-}
-
-impl Ticket {
-    fn new(stream: usize, position: u64, moment: Moment) -> Arc<Ticket> {
-        Arc::new(Ticket { stream, position, moment, done: Mutex::new(false), told: Condvar::new() })
-    }
-
-    fn tell(&self) {
-        *self.done.lock().unwrap_or_else(|poison| poison.into_inner()) = true;
-        self.told.notify_all();
-    }
-
-    fn block(&self) {
-        let mut done = self.done.lock().unwrap_or_else(|poison| poison.into_inner());
-        while !*done {
-            done = self.told.wait(done).unwrap_or_else(|poison| poison.into_inner());
-        }
-    }
 }
 
 /// The queues of a device.
@@ -71,31 +49,21 @@ pub(crate) struct Queues {
     by_stream: BTreeMap<usize, Queue>,
 }
 
+/// A thread that waits for operations runs them, under the device's lock.
 struct Queue {
     submitted: u64,
-    runner: Runner,
-}
-
-enum Runner {
-    /// Run by a waiter, under the device's lock.
-    Lazy { done: u64, waiting: VecDeque<Work>, engine: Arc<Mutex<Engine>> },
-    /// Run by a thread as they come.
-    Worker { sender: Sender<Work>, thread: JoinHandle<()> },
+    done: u64,
+    waiting: VecDeque<Work>,
+    engine: Arc<Mutex<Engine>>,
 }
 
 impl Shared {
     /// A new stream; `None` where there is no CPU backend to compute with.
-    pub(crate) fn open_stream(&'static self) -> Option<usize> {
-        let engine = Engine::new(self.options().n_threads)?;
+    pub(crate) fn open_stream(&self) -> Option<usize> {
+        let engine = Arc::new(Mutex::new(Engine::new()?));
         let mut state = self.state();
         let stream = state.schedule.stream();
-        let runner = if self.options().real_time {
-            let (sender, receiver) = channel();
-            Runner::Worker { sender, thread: std::thread::spawn(move || self.work(engine, &receiver)) }
-        } else {
-            Runner::Lazy { done: 0, waiting: VecDeque::new(), engine: Arc::new(Mutex::new(engine)) }
-        };
-        state.queues.by_stream.insert(stream, Queue { submitted: 0, runner });
+        state.queues.by_stream.insert(stream, Queue { submitted: 0, done: 0, waiting: VecDeque::new(), engine });
         Some(stream)
     }
 
@@ -103,20 +71,26 @@ impl Shared {
     pub(crate) fn close_stream(&self, stream: usize) {
         let mut state = self.state();
         self.run_until(&mut state, stream, u64::MAX);
-        let queue = state.queues.by_stream.remove(&stream);
-        drop(state);
-        if let Some(Queue { runner: Runner::Worker { sender, thread }, .. }) = queue {
-            drop(sender);
-            // A worker that panicked has told the test already.
-            let _ = thread.join();
-        }
+        state.queues.by_stream.remove(&stream);
     }
 
     /// Queues an upload or download on a stream.
     pub(crate) fn submit_copy(&self, stream: usize, work: Work, bytes: usize) {
+        let (is_pinned, is_blocking) = match &work {
+            Work::Upload { source, .. } => (matches!(source, Source::Pinned { .. }), false),
+            Work::Download { target, .. } => {
+                let is_pinned = self.host_mapping(*target, bytes).is_some();
+                (is_pinned, !is_pinned)
+            }
+            Work::Graph(..) | Work::Record | Work::Wait(_) => (true, false),
+        };
+        let seconds = self.copy_seconds(bytes, is_pinned);
         let mut state = self.state();
         state.report.copied_bytes += bytes as u64;
-        state.schedule.copy(stream, self.copy_seconds(bytes));
+        match is_blocking {
+            true => state.schedule.blocking_copy(stream, seconds),
+            false => state.schedule.copy(stream, seconds),
+        }
         let position = self.submit(&mut state, stream, work);
         if self.options().order == Order::CopiesEarly {
             self.run_until(&mut state, stream, position);
@@ -132,8 +106,9 @@ impl Shared {
 
     pub(crate) fn submit_record(&self, stream: usize) -> Arc<Ticket> {
         let mut state = self.state();
-        let ticket = self.ticket(&mut state, stream);
-        self.submit(&mut state, stream, Work::Record(Arc::clone(&ticket)));
+        let position = state.queues.by_stream.get(&stream).map_or(0, |queue| queue.submitted + 1);
+        let ticket = Arc::new(Ticket { stream, position, moment: state.schedule.record(stream) });
+        self.submit(&mut state, stream, Work::Record);
         ticket
     }
 
@@ -145,47 +120,27 @@ impl Shared {
 
     /// The host waits for a stream.
     pub(crate) fn synchronize(&self, stream: usize) {
-        self.finish(stream);
         let mut state = self.state();
+        self.run_until(&mut state, stream, u64::MAX);
         state.report.waits += 1;
-        state.schedule.synchronize(stream);
+        state.schedule.synchronize(stream, self.options().wait_latency);
     }
 
     /// The host waits for a recorded event.
     pub(crate) fn synchronize_ticket(&self, ticket: &Ticket) {
         let mut state = self.state();
         self.run_until(&mut state, ticket.stream, ticket.position);
-        drop(state);
-        if self.options().real_time {
-            ticket.block();
-        }
-        let mut state = self.state();
         state.report.waits += 1;
-        state.schedule.synchronize_moment(ticket.moment);
+        state.schedule.synchronize_moment(ticket.stream, ticket.moment, self.options().wait_latency);
     }
 
     /// Runs everything on every stream, without any virtual waiting.
     pub(crate) fn finish_all(&self) {
-        let streams: Vec<usize> = self.state().queues.by_stream.keys().copied().collect();
-        for stream in streams {
-            self.finish(stream);
-        }
-    }
-
-    fn finish(&self, stream: usize) {
         let mut state = self.state();
-        self.run_until(&mut state, stream, u64::MAX);
-        if self.options().real_time && state.queues.by_stream.contains_key(&stream) {
-            let ticket = self.ticket(&mut state, stream);
-            self.submit(&mut state, stream, Work::Record(Arc::clone(&ticket)));
-            drop(state);
-            ticket.block();
+        let streams: Vec<usize> = state.queues.by_stream.keys().copied().collect();
+        for stream in streams {
+            self.run_until(&mut state, stream, u64::MAX);
         }
-    }
-
-    fn ticket(&self, state: &mut State, stream: usize) -> Arc<Ticket> {
-        let position = state.queues.by_stream.get(&stream).map_or(0, |queue| queue.submitted + 1);
-        Ticket::new(stream, position, state.schedule.record(stream))
     }
 
     /// Returns the operation's position in its stream.
@@ -193,29 +148,20 @@ impl Shared {
         let queue =
             state.queues.by_stream.get_mut(&stream).expect("ggml uses a backend between its making and its end");
         queue.submitted += 1;
-        match &mut queue.runner {
-            Runner::Lazy { waiting, .. } => waiting.push_back(work),
-            // A worker that panicked receives no more; the test has failed already.
-            Runner::Worker { sender, .. } => drop(sender.send(work)),
-        }
+        queue.waiting.push_back(work);
         queue.submitted
     }
 
     /// Runs a stream's operations up to a position, and the operations of other streams that these wait for. Waits
-    /// point backwards in time of submission, so this ends. Does nothing where workers run.
+    /// point backwards in time of submission, so this ends.
     fn run_until(&self, state: &mut State, stream: usize, position: u64) {
         loop {
-            let Some(Queue { runner: Runner::Lazy { done, waiting, engine }, .. }) =
-                state.queues.by_stream.get_mut(&stream)
-            else {
+            let Some(queue) = state.queues.by_stream.get_mut(&stream).filter(|queue| queue.done < position) else {
                 return;
             };
-            if *done >= position {
-                return;
-            }
-            let Some(work) = waiting.pop_front() else { return };
-            *done += 1;
-            let engine = Arc::clone(engine);
+            let Some(work) = queue.waiting.pop_front() else { return };
+            queue.done += 1;
+            let engine = Arc::clone(&queue.engine);
             match work {
                 Work::Wait(ticket) => self.run_until(state, ticket.stream, ticket.position),
                 Work::Graph(mut graph, id) => {
@@ -223,27 +169,9 @@ impl Shared {
                     let ran = engine.run(&mut graph, self.options());
                     state.graph_ran(id, ran);
                 }
-                Work::Record(ticket) => ticket.tell(),
+                Work::Record => {}
                 // SAFETY: the submitter keeps host memory valid until the copy has run; device memory is held.
                 copy => unsafe { copy.copy() },
-            }
-        }
-    }
-
-    /// A stream's own thread, with `real_time`.
-    fn work(&self, engine: Engine, receiver: &Receiver<Work>) {
-        for work in receiver {
-            match work {
-                Work::Wait(ticket) => ticket.block(),
-                Work::Graph(mut graph, id) => {
-                    let ran = engine.run(&mut graph, self.options());
-                    self.state().graph_ran(id, ran);
-                }
-                Work::Record(ticket) => ticket.tell(),
-                Work::Upload { bytes, .. } | Work::Download { bytes, .. } => {
-                    // SAFETY: as in `run_until`.
-                    self.throttled(bytes, || unsafe { work.copy() });
-                }
             }
         }
     }
@@ -264,7 +192,7 @@ impl Work {
                     ptr::copy(source, target.address, *bytes);
                 }
                 Work::Download { source, target, bytes } => ptr::copy(source.address, *target, *bytes),
-                Work::Graph(..) | Work::Record(_) | Work::Wait(_) => {}
+                Work::Graph(..) | Work::Record | Work::Wait(_) => {}
             }
         }
     }

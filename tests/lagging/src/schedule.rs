@@ -32,6 +32,10 @@ struct Entry {
 #[derive(Default)]
 struct Clock {
     time: f64,
+    /// The time up to which the host has waited for the stream.
+    seen: f64,
+    /// Copies since then that make the host wait, each for itself.
+    blocking: u32,
     /// Submitted, in order, not settled.
     open: VecDeque<Entry>,
 }
@@ -51,12 +55,18 @@ pub(crate) struct Schedule {
 impl Schedule {
     /// A new stream's index.
     pub(crate) fn stream(&mut self) -> usize {
-        self.streams.push(Clock { time: self.host, open: VecDeque::new() });
+        self.streams.push(Clock { time: self.host, seen: self.host, ..Clock::default() });
         self.streams.len() - 1
     }
 
     pub(crate) fn copy(&mut self, stream: usize, seconds: f64) {
         self.submit(stream, Step::Copy { seconds });
+    }
+
+    /// A copy that makes the host wait; its wait is counted at the next synchronisation, when all times are known.
+    pub(crate) fn blocking_copy(&mut self, stream: usize, seconds: f64) {
+        self.copy(stream, seconds);
+        self.streams[stream].blocking += 1;
     }
 
     pub(crate) fn graph(&mut self, stream: usize) -> GraphId {
@@ -83,24 +93,32 @@ impl Schedule {
         self.submit(stream, Step::Wait(moment));
     }
 
-    /// A synchronous copy: the host waits for the link and for the copy.
-    pub(crate) fn host_copy(&mut self, seconds: f64) {
+    /// A synchronous copy: the host waits for the link and for the copy, and `latency` longer.
+    pub(crate) fn host_copy(&mut self, seconds: f64, latency: f64) {
         self.copy_busy += seconds;
-        self.host = self.link.take(self.host, seconds);
+        self.host = self.link.take(self.host, seconds) + latency;
     }
 
     /// The host waits for everything on a stream, all of which has run.
-    pub(crate) fn synchronize(&mut self, stream: usize) {
-        let clock = &self.streams[stream];
-        assert!(clock.open.is_empty(), "everything before a synchronisation has run");
-        self.host = self.host.max(clock.time);
+    pub(crate) fn synchronize(&mut self, stream: usize, latency: f64) {
+        assert!(self.streams[stream].open.is_empty(), "everything before a synchronisation has run");
+        let waits = std::mem::take(&mut self.streams[stream].blocking).max(1);
+        self.wait_until(stream, self.streams[stream].time, latency * f64::from(waits));
     }
 
-    /// The host waits for a recorded event, before which everything has run.
-    pub(crate) fn synchronize_moment(&mut self, moment: Moment) {
+    /// The host waits for an event recorded on a stream, before which everything has run.
+    pub(crate) fn synchronize_moment(&mut self, stream: usize, moment: Moment, latency: f64) {
         let time = self.moments[moment.0];
         assert!(time.is_some(), "everything before an event that is waited for has run");
-        self.host = self.host.max(time.unwrap_or(0.0));
+        self.wait_until(stream, time.unwrap_or(0.0), latency);
+    }
+
+    /// A wait for something already waited for takes no time.
+    fn wait_until(&mut self, stream: usize, time: f64, latency: f64) {
+        if time > self.streams[stream].seen {
+            self.streams[stream].seen = time;
+            self.host = self.host.max(time) + latency;
+        }
     }
 
     /// Starts again at zero; everything submitted has run.
@@ -109,7 +127,7 @@ impl Schedule {
         self.link = Link::default();
         for clock in &mut self.streams {
             assert!(clock.open.is_empty(), "everything before a reset has run");
-            clock.time = 0.0;
+            (clock.time, clock.seen, clock.blocking) = (0.0, 0.0, 0);
         }
         self.moments.fill(Some(0.0));
     }
@@ -207,7 +225,7 @@ mod tests {
         let second = schedule.graph(compute);
         schedule.graph_done(first, 1.0);
         schedule.graph_done(second, 1.0);
-        schedule.synchronize(compute);
+        schedule.synchronize(compute, 0.0);
         assert_eq!((schedule.host, schedule.copy_busy, schedule.compute_busy), (4.0, 3.0, 2.0));
     }
 
@@ -220,7 +238,7 @@ mod tests {
         schedule.wait(copies, used);
         schedule.copy(copies, 1.0);
         schedule.graph_done(graph, 5.0);
-        schedule.synchronize(copies);
+        schedule.synchronize(copies, 0.0);
         assert_eq!(schedule.host, 6.0);
     }
 
@@ -230,9 +248,9 @@ mod tests {
         let (one, two) = (schedule.stream(), schedule.stream());
         schedule.copy(one, 2.0);
         schedule.copy(two, 2.0);
-        schedule.host_copy(1.0);
+        schedule.host_copy(1.0, 0.0);
         assert_eq!(schedule.host, 5.0);
-        schedule.synchronize(two);
+        schedule.synchronize(two, 0.0);
         assert_eq!(schedule.host, 5.0, "it ended at 4");
     }
 
@@ -248,7 +266,7 @@ mod tests {
         schedule.graph_done(graph, 2.0);
         let done = schedule.record(compute);
         schedule.host = 0.0;
-        schedule.synchronize_moment(done);
+        schedule.synchronize_moment(compute, done, 0.0);
         assert_eq!(schedule.host, 10.0, "the record itself was submitted at 10; the copy ran from 2 to 3");
         assert_eq!(schedule.link.taken, [(0.0, 1.0), (2.0, 3.0), (10.0, 11.0)]);
     }
@@ -259,10 +277,27 @@ mod tests {
         let copies = schedule.stream();
         schedule.copy(copies, 1.0);
         schedule.host += 4.0;
-        schedule.synchronize(copies);
+        schedule.synchronize(copies, 0.0);
         assert_eq!(schedule.host, 4.0);
         schedule.copy(copies, 1.0);
-        schedule.synchronize(copies);
+        schedule.synchronize(copies, 0.0);
         assert_eq!(schedule.host, 5.0, "a copy starts no earlier than it is submitted");
+    }
+
+    #[test]
+    fn each_wait_for_something_new_costs_its_latency() {
+        let mut schedule = Schedule::default();
+        let copies = schedule.stream();
+        schedule.copy(copies, 1.0);
+        let landed = schedule.record(copies);
+        schedule.synchronize_moment(copies, landed, 0.5);
+        schedule.synchronize(copies, 0.5);
+        assert_eq!(schedule.host, 1.5, "the second wait finds nothing new");
+        schedule.blocking_copy(copies, 1.0);
+        schedule.blocking_copy(copies, 1.0);
+        schedule.synchronize(copies, 0.5);
+        assert_eq!(schedule.host, 4.5, "two copies, and a wait for each");
+        schedule.host_copy(1.0, 0.5);
+        assert_eq!(schedule.host, 6.0);
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
-use std::time::{Duration, Instant};
 
 use ggml_sys::llama::{self, ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml_status};
 
@@ -21,8 +20,6 @@ pub(crate) struct Shared {
     /// Set when the device is handed out.
     pub(crate) options: OnceLock<Options>,
     state: Mutex<State>,
-    /// Held while a copy takes real time.
-    link: Mutex<()>,
 }
 
 pub(crate) struct Pointers {
@@ -67,7 +64,6 @@ impl Shared {
             pointers: OnceLock::new(),
             options: OnceLock::new(),
             state: Mutex::new(State { allocation_bytes_max: u64::MAX, ..State::default() }),
-            link: Mutex::new(()),
         }
     }
 
@@ -144,32 +140,20 @@ impl Shared {
         self.host_mapping(address, 1).is_some()
     }
 
-    pub(crate) fn copy_seconds(&self, bytes: usize) -> f64 {
-        self.options().link_latency + bytes as f64 / self.options().link_bandwidth
+    pub(crate) fn copy_seconds(&self, bytes: usize, is_pinned: bool) -> f64 {
+        let &Options { link_latency, link_bandwidth, pageable_bandwidth, small_copy_bytes, .. } = self.options();
+        let bandwidth = if is_pinned { link_bandwidth } else { link_bandwidth.min(pageable_bandwidth) };
+        link_latency + if bytes > small_copy_bytes { bytes as f64 / bandwidth } else { 0.0 }
     }
 
-    /// A synchronous copy: acts at once and makes nothing else run.
-    pub(crate) fn host_copy(&self, bytes: usize, copy: impl FnOnce()) {
+    /// A synchronous copy between the device and `host`: acts at once and makes nothing else run.
+    pub(crate) fn host_copy(&self, host: *const u8, bytes: usize, copy: impl FnOnce()) {
+        let is_pinned = self.host_mapping(host, bytes).is_some();
+        let seconds = self.copy_seconds(bytes, is_pinned);
         let mut state = self.state();
         state.report.copied_bytes += bytes as u64;
         state.report.waits += 1;
-        state.schedule.host_copy(self.copy_seconds(bytes));
-        if self.options().real_time {
-            drop(state);
-            self.throttled(bytes, copy);
-        } else {
-            copy();
-        }
-    }
-
-    /// Holds the link for as long as a copy of so many bytes takes.
-    pub(crate) fn throttled(&self, bytes: usize, copy: impl FnOnce()) {
-        let _link = self.link.lock().unwrap_or_else(|poison| poison.into_inner());
-        let start = Instant::now();
+        state.schedule.host_copy(seconds, self.options().wait_latency);
         copy();
-        let left = Duration::from_secs_f64(self.copy_seconds(bytes)).saturating_sub(start.elapsed());
-        if !left.is_zero() {
-            std::thread::sleep(left);
-        }
     }
 }

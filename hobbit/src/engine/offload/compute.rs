@@ -9,7 +9,6 @@ mod layer;
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::time::Instant;
 use std::{ptr, slice};
 
 use ggml_sys::llama::{

@@ -1,5 +1,6 @@
 //! Copies to the device: their destinations, their order, the waits for them, and the host memory that they read.
 
+use std::ffi::{CStr, c_void};
 use std::time::Instant;
 
 use ggml_sys::llama::{self, ggml_backend_dev_t};
@@ -106,8 +107,7 @@ impl Tier {
                 // The measurement must not include prefetches.
                 self.copy.synchronize();
             }
-            self.began = Instant::now();
-            self.began_on_clock = self.clock.seconds();
+            self.began = self.clock.seconds();
         }
         let bytes = shape.bytes as usize;
         let (tensor, offset) = match to {
@@ -321,34 +321,48 @@ const LINK_SAMPLE: u32 = 32;
 /// The same if only prefetches use the result.
 pub(super) const LINK_SAMPLE_ALONE: u32 = 256;
 
-/// Seconds since some moment; NaN for a device without a clock.
+/// Seconds since some moment.
 type Seconds = unsafe extern "C" fn(ggml_backend_dev_t) -> f64;
+/// The host's CPU has multiplied by so many bytes of weights.
+type HostWork = unsafe extern "C" fn(ggml_backend_dev_t, u64);
 
 /// The device's clock if it has one (the tests' device does), otherwise the host's.
-pub(super) struct Clock {
+pub(in crate::engine) struct Clock {
     dev: ggml_backend_dev_t,
-    own: Option<Seconds>,
+    own: Option<(Seconds, HostWork)>,
     began: Instant,
 }
 
 impl Clock {
     pub(in crate::engine) fn of(dev: ggml_backend_dev_t) -> Self {
-        // SAFETY: a registered device; what its registry has under this name is such a function.
+        // SAFETY: a registered device; what its registry has under these names are such functions.
         let own = unsafe {
             let reg = llama::ggml_backend_dev_backend_reg(dev);
-            let address = llama::ggml_backend_reg_get_proc_address(reg, c"hobbit_device_seconds".as_ptr());
-            (!address.is_null()).then(|| std::mem::transmute::<*mut std::ffi::c_void, Seconds>(address))
+            let address = |name: &CStr| llama::ggml_backend_reg_get_proc_address(reg, name.as_ptr());
+            let [seconds, work] = [c"hobbit_device_seconds", c"hobbit_device_host_work"].map(address);
+            (!seconds.is_null() && !work.is_null()).then(|| {
+                (
+                    std::mem::transmute::<*mut c_void, Seconds>(seconds),
+                    std::mem::transmute::<*mut c_void, HostWork>(work),
+                )
+            })
         };
-        // SAFETY: the device is live as long as the process.
-        let own = own.filter(|seconds| !unsafe { seconds(dev) }.is_nan());
         Self { dev, own, began: Instant::now() }
+    }
+
+    /// The CPU has computed beside the device, with so many bytes of weights: a clock of the device's own moves on.
+    pub(in crate::engine) fn host_worked(&self, bytes: u64) {
+        if let Some((_, work)) = self.own {
+            // SAFETY: the device is live as long as the process.
+            unsafe { work(self.dev, bytes) }
+        }
     }
 
     /// Seconds since some moment. A device's own clock may be set back.
     pub(in crate::engine) fn seconds(&self) -> f64 {
         match self.own {
             // SAFETY: as above.
-            Some(seconds) => unsafe { seconds(self.dev) },
+            Some((seconds, _)) => unsafe { seconds(self.dev) },
             None => self.began.elapsed().as_secs_f64(),
         }
     }
@@ -370,9 +384,8 @@ impl Tier {
         if self.unmeasured >= self.link_sample() {
             self.unmeasured = 0;
             self.copy.synchronize();
-            let seconds = self.began.elapsed().as_secs_f64();
+            let seconds = self.clock.seconds() - self.began;
             self.balancer.iter_mut().for_each(|balancer| balancer.observe_copy(bytes / n, seconds / n as f64));
-            let seconds = self.clock.seconds() - self.began_on_clock;
             self.ahead.iter_mut().for_each(|ahead| ahead.idle.observe_link(bytes, seconds));
         }
     }

@@ -405,7 +405,7 @@ impl DeviceLayer<'_, '_> {
     /// As [`Offload::layer`].
     unsafe fn help_once(&mut self, host: &Host, selection: &Selection, step: &LayerStep) -> Result<bool, Failed> {
         let Some(help) = self.help.as_mut().filter(|help| !help.experts.is_empty()) else { return Ok(false) };
-        let started = Instant::now();
+        let started = self.tier.clock.seconds();
         let n = if self.uploads.is_empty() { help.experts.len() } else { 1 };
         let experts: Vec<Used> = help.experts.drain(..n).collect();
         let n_threads = self.tier.helper_threads.map_or(self.offload.n_threads, c_int::from);
@@ -425,7 +425,12 @@ impl DeviceLayer<'_, '_> {
         // SAFETY: by the caller; host slots of a step are pinned.
         let rows = unsafe { helper.rows(&help.chain, n_threads, &selection.routing, &experts, input_of, view_of)? };
         help.rows.extend(rows);
-        help.seconds += started.elapsed().as_secs_f64();
+        let kinds = self.router.kinds();
+        let slices = experts
+            .iter()
+            .flat_map(|&used| kinds.iter().map(move |&kind| SliceId { version: step.version(used), kind }));
+        self.tier.clock.host_worked(slices.map(|slice| host.reads().shape(slice).bytes).sum());
+        help.seconds += self.tier.clock.seconds() - started;
         Ok(true)
     }
 
