@@ -34,14 +34,14 @@ fn every_architecture(options: Options) {
     let is_unified = options.unified;
     let device = fast(options);
     let kinds = [
-        (PredictorKind::StackedGate, PolicyKind::Learned),
-        (PredictorKind::CrossLayer, PolicyKind::Smoe),
-        (PredictorKind::Previous, PolicyKind::Lru),
+        (PredictorKind::StackedGate, PolicyKind::Learned, Prefetch::All),
+        (PredictorKind::CrossLayer, PolicyKind::Smoe, Prefetch::All),
+        (PredictorKind::Previous, PolicyKind::Lru, Prefetch::On),
     ];
     let sizes = [&DEVICE_SIZES[..], &[(HALF, ALL), (HALF, HALF)]].concat();
     let mut ahead = 0;
-    for (at, (predictor, policy)) in kinds.into_iter().enumerate() {
-        let caching = always(predictor, policy);
+    for (at, (predictor, policy, prefetch)) in kinds.into_iter().enumerate() {
+        let caching = CachingOptions { prefetch, ..always(predictor, policy) };
         let options = ModelOptions { caching, device: on(&[&device]), ..super::compare::options(ExpertCache::Auto) };
         each(part(at, kinds.len()), |case| {
             let mut done = |counters: DeviceCounters| ahead += counters.ahead;
@@ -168,6 +168,26 @@ fn measure(path: &Path, device: &Device, cache: ExpertCache, predictor: Predicto
     let seconds = device.report().host_time;
     assert_sound(device);
     (seconds / tokens.len() as f64, session.stats().devices[0] - before)
+}
+
+/// Over a link so slow that no guess pays, the papers' prefetching copies every guess, and `on` copies none.
+#[test]
+fn every_guess_is_copied_as_in_the_papers() {
+    let device = register(Options { link_bandwidth: 1e6, compute_bandwidth: 1e9, ..Options::default() });
+    let counts = |prefetch| {
+        let caching = CachingOptions { prefetch, distance: 1, ..always(PredictorKind::StackedGate, PolicyKind::Lru) };
+        let device_options = DeviceOptions { cache: HALF, cpu_helper: CpuHelper::Off, ..on(&[&device]) };
+        let options = ModelOptions { caching, device: device_options, ..options(ALL) };
+        let options_of_session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
+        let mut session = Model::open(&demo(), &options).unwrap().session(&options_of_session).unwrap();
+        for token in demo_tokens(session.model(), 32) {
+            session.feed(&[token]).unwrap();
+        }
+        let counters = session.stats().devices[0];
+        assert_sound(&device);
+        (counters.ahead, counters.ahead_used)
+    };
+    assert_eq!([counts(Prefetch::On), counts(Prefetch::All)], [(0, 0), (95, 61)]);
 }
 
 #[test]

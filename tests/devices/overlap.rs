@@ -6,11 +6,11 @@ use std::path::Path;
 
 use gguf_tools::synth::Spec;
 use hobbit::options::{CpuHelper, FlashAttn};
-use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, Session, SessionOptions, Token};
+use hobbit::{BatchToken, CachingOptions, DeviceOptions, Model, ModelOptions, Session, SessionOptions, Token};
 use hobbit_core::plan::ExpertCache;
 use lagging_device::{Device, Options, Report};
 
-use super::compare::{ALL, Placed, QUARTER, WAVES, assert_none, open_stock, options};
+use super::compare::{ALL, HALF, Placed, QUARTER, WAVES, assert_none, open_stock, options};
 use super::fixture::script::Evaluate;
 use super::fixture::write;
 use super::{assert_sound, on, register};
@@ -77,6 +77,11 @@ fn overlap(report: &Report) -> f64 {
     report.copy_busy + report.compute_busy - report.host_time
 }
 
+/// The same in copies of a slice where these are as fast as products, rounded.
+fn overlap_of_slices(report: &Report) -> i64 {
+    (overlap(report) * COMPUTE / SLICE_BYTES).round() as i64
+}
+
 /// The time that copies and products of one token can have in common at most in one layer, with `hits` experts on the
 /// device and `misses` that come slice by slice; gates and ups are complete before the first down.
 fn possible(hits: u64, misses: u64, copy: f64, product: f64) -> f64 {
@@ -130,6 +135,37 @@ fn decoding_hides_what_dependencies_allow() {
         }
     }
     assert_none(failures);
+}
+
+/// HOBBIT computes a layer once its loads have ended (section 3.1).
+#[test]
+fn without_overlap_nothing_is_hidden() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = write(dir.path(), &spec(16, 1, N_USED));
+    let run = |overlap: bool, cache: ExpertCache| {
+        let device = device(1.0);
+        let device_options = DeviceOptions { cache, cpu_helper: CpuHelper::Off, ..on(&[&device]) };
+        let caching = CachingOptions { overlap, ..CachingOptions::default() };
+        let options = ModelOptions { device: device_options, caching, ..options(ALL) };
+        let mut session = Model::open(&path, &options).unwrap().session(&session_options()).unwrap();
+        let (mut logits, mut hidden) = (Vec::new(), Vec::new());
+        for (at, token) in chatter(12).iter().enumerate() {
+            let report = measure(&device, || {
+                logits.extend(Evaluate::evaluate(&mut session, &batch(at, &[*token])).unwrap());
+            });
+            hidden.push(overlap_of_slices(&report));
+        }
+        let counts = session.stats().devices[0];
+        (logits, hidden, (counts.hits, counts.misses))
+    };
+    for cache in [QUARTER, HALF] {
+        let (expected, with, counts) = run(true, cache);
+        let (found, without, same) = run(false, cache);
+        assert_eq!(counts, same);
+        assert!(found == expected, "the order of products is no matter of bits");
+        assert_eq!(without, [0; 12], "{cache:?}");
+        assert!(with.iter().sum::<i64>() > 0, "{cache:?}: {with:?} slices hidden");
+    }
 }
 
 #[test]

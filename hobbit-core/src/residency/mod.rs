@@ -131,6 +131,11 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
     }
 
+    /// Whether experts are computed while others of their layer are read or copied.
+    pub fn overlaps(&self) -> bool {
+        self.overlaps
+    }
+
     /// Experts and their shares.
     pub fn layout(&self) -> &Layout {
         &self.layout

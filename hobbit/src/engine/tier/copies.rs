@@ -183,6 +183,11 @@ impl Tier {
         }
     }
 
+    /// Later work on `compute` runs after every upload submitted so far.
+    pub(in crate::engine) fn wait_for_all(&mut self, compute: &Stream) {
+        self.wait_for_upload(compute, self.submitted);
+    }
+
     /// The same for the upload with this number.
     pub(super) fn wait_for_upload(&mut self, compute: &Stream, upload: u64) {
         if upload <= self.waited {

@@ -132,6 +132,14 @@ impl DeviceLayer<'_, '_> {
         self.uploads = Uploads::new(step, kinds, &copied);
         // SAFETY: the host slots of the step are pinned until the uploads have run: `Tier::hold`.
         unsafe { self.uploads.pump(host, self.tier) };
+        if !host.overlaps() {
+            // HOBBIT computes a layer once its missing experts are loaded (section 3.1). Those that stream through
+            // staging cannot be there all at once, and follow one by one.
+            host.wait_for_all(step, kinds);
+            // SAFETY: as above.
+            unsafe { self.uploads.pump(host, self.tier) };
+            self.tier.wait_for_all(&self.offload.launch.stream);
+        }
         self.tier.measure_link();
         let part = Part { used, coming };
         // SAFETY: nodes of a live graph.
