@@ -4,7 +4,7 @@ use super::background::Upgrades;
 use super::layer::DeviceResidency;
 use super::selection::Selection;
 use super::{Reads, Residency};
-use crate::cache::{Cache, Use};
+use crate::cache::Cache;
 use crate::expert::{ExpertId, Precision, Version};
 use crate::load::LoadClass;
 use crate::options::Knob;
@@ -219,14 +219,9 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let hit = is_on_device || slot.is_some_and(is_ready);
         // A device has its own policy: its residents may age here.
         if !is_on_device {
-            match &selection.unmasked {
-                None => self.touch(expert, &selection.routing, &selection.shares, hit, precision),
-                // A substitute is used, not wanted: policies learn what routers choose.
-                Some(own) if !own.routing.pairs_of(expert.index).is_empty() => {
-                    self.touch(expert, &own.routing, &own.shares, hit, precision);
-                }
-                Some(_) => {}
-            }
+            // A substitute is used, not wanted: policies learn the choices of routers.
+            let usage = selection.usage(expert.index, hit, precision);
+            usage.into_iter().for_each(|usage| self.cache.touch(expert, usage));
         }
         let n_uses = selection.routing.pairs_of(expert.index).len() as u64;
         self.counts.used(expert.layer, precision, n_uses);
@@ -246,18 +241,11 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         hit
     }
 
-    fn touch(&mut self, expert: ExpertId, routing: &Routing, shares: &[f32], hit: bool, precision: Option<Precision>) {
-        let weight = shares.get(usize::from(expert.index)).copied().unwrap_or(0.0);
-        let (n_tokens, since) = routing.uses_of(expert.index);
-        self.cache.touch(expert, Use { hit, precision, weight, n_tokens, since });
-    }
-
     /// Tells the policy of experts that the router chose and no token uses: they are missing.
     pub(super) fn touch_unused(&mut self, selection: &Selection) {
-        let Some(own) = &selection.unmasked else { return };
-        let layer = selection.layer();
-        for &index in own.routing.needed.iter().filter(|&&index| selection.routing.pairs_of(index).is_empty()) {
-            self.touch(ExpertId { layer, index }, &own.routing, &own.shares, false, Some(Precision::High));
+        for expert in selection.passed_over() {
+            let usage = selection.usage(expert.index, false, Some(Precision::High));
+            usage.into_iter().for_each(|usage| self.cache.touch(expert, usage));
         }
     }
 

@@ -4,6 +4,7 @@
 use super::layer::{DeviceResidency, TokenChoices};
 use super::step::LayerStep;
 use super::{Observer, Precisions, Reads, Residency};
+use crate::cache::Use;
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
 use crate::predict::{Popularity, RouterScores};
 use crate::route::{Choice, Demand, Phase, Rerouted, Routing, TokenScores, Weighing, reroute};
@@ -243,6 +244,30 @@ impl Selection {
     /// layer has begun.
     pub fn share(&self, expert: u16) -> f32 {
         self.shares.get(usize::from(expert)).copied().unwrap_or(0.0)
+    }
+
+    /// The router's own choice, and each expert's share of its weights, by expert index: policies go by these.
+    pub fn of_router(&self) -> (&Routing, &[f32]) {
+        match &self.unmasked {
+            Some(own) => (&own.routing, &own.shares),
+            None => (&self.routing, &self.shares),
+        }
+    }
+
+    /// Experts that the router chose and no token uses.
+    pub fn passed_over(&self) -> impl Iterator<Item = ExpertId> {
+        let own = self.unmasked.iter().flat_map(|own| &own.routing.needed);
+        let unused = own.copied().filter(|&index| self.routing.pairs_of(index).is_empty());
+        unused.map(|index| ExpertId { layer: self.layer(), index })
+    }
+
+    /// How an expert was used, for policies; `None` of a substitute, which no router chose.
+    pub fn usage(&self, expert: u16, hit: bool, precision: Option<Precision>) -> Option<Use> {
+        let (routing, shares) = self.of_router();
+        let (n_tokens, since) = routing.uses_of(expert);
+        let weight = shares.get(usize::from(expert)).copied().unwrap_or(0.0);
+        let is_chosen = self.unmasked.is_none() || !routing.pairs_of(expert).is_empty();
+        is_chosen.then_some(Use { hit, precision, weight, n_tokens, since })
     }
 
     /// Each token's experts and their shares, which sum to 1.

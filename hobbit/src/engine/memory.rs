@@ -193,10 +193,12 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         }
         None => Recorder::default(),
     };
-    // The completion time of a prefetch depends on the speed of reads.
+    // The completion time of a prefetch depends on the speed of reads, and promotions on the link's idle time.
     let looks_ahead = shared.options.caching.predictor != PredictorKind::None && !precisions.options.deterministic;
-    if looks_ahead {
-        tiers.iter_mut().for_each(|tier| tier.copy_ahead(prefetch_options(model, &precisions)));
+    if !precisions.options.deterministic {
+        let prefetches = looks_ahead.then(|| prefetch_options(model, &precisions));
+        let promotes = !routing.is_off() || !precisions.is_exact() && precisions.options.upgrade;
+        tiers.iter_mut().for_each(|tier| tier.copy_ahead(prefetches, promotes));
     }
     // The host does not see delays caused by copies to a device.
     let compares_tokens = tiers.iter().any(|tier| tier.ahead.is_some());

@@ -30,8 +30,8 @@ use self::memory::Loan;
 use crate::engine::ggml::{Buffer, Event, Events, Stream};
 use crate::engine::host_reads::{Host, host_bytes};
 use crate::engine::pinned::HostMemory;
-use hobbit_core::cache::{Cache, Lru, SavedCache, SliceState, SlotId, Use};
-use hobbit_core::expert::{SliceId, SliceKind, Version};
+use hobbit_core::cache::{Cache, Lru, SavedCache, SliceState, SlotId};
+use hobbit_core::expert::{Precision, SliceId, SliceKind, Version};
 use hobbit_core::gguf::SliceShape;
 use hobbit_core::load::balance::Balancer;
 use hobbit_core::residency::{LayerStep, Selection, Used};
@@ -313,14 +313,22 @@ impl Tier {
         Ok(true)
     }
 
-    /// Counts a use for the statistics and the policy.
+    /// Counts a use for the statistics and the policy, which sees the router's own choice.
     pub(super) fn touch(&mut self, Version { expert, precision }: Version, hit: bool, selection: &Selection) {
-        let (n_tokens, since) = selection.routing.uses_of(expert.index);
-        let weight = selection.share(expert.index);
-        self.cache.touch(expert, Use { hit, precision: Some(precision), weight, n_tokens, since });
+        let usage = selection.usage(expert.index, hit, Some(precision));
+        usage.into_iter().for_each(|usage| self.cache.touch(expert, usage));
         match hit {
             true => self.counters.hits += 1,
             false => self.counters.misses += 1,
+        }
+    }
+
+    /// Tells the policy of experts that tokens were routed away from, which the device copies when the link is idle.
+    pub(super) fn pass_over(&mut self, selection: &Selection) {
+        for expert in selection.passed_over() {
+            let usage = selection.usage(expert.index, false, Some(Precision::High));
+            usage.into_iter().for_each(|usage| self.cache.touch(expert, usage));
+            self.want(Version::high(expert));
         }
     }
 

@@ -208,6 +208,11 @@ impl Prefetcher {
         loads
     }
 
+    /// Whether guesses are read only if they are worth their risk.
+    pub fn judges(&self) -> bool {
+        self.options.pace == Pace::Timed
+    }
+
     /// Versions not to evict before their layer has run: the experts that the last plan masked, and what is read
     /// ahead for layers that have not begun.
     ///

@@ -30,7 +30,7 @@ use crate::engine::registration::Computes;
 use crate::engine::split::{self, Abort, Failed, LayerRouter, is_dense_rows, router_input_tensor, weights_tensor};
 use crate::engine::tier::{Tier, Uploads, Weights};
 use crate::engine::tiers::{OtherTiers, TiersView};
-use hobbit_core::expert::{SliceId, SliceKind, Version};
+use hobbit_core::expert::{Precision, SliceId, SliceKind, Version};
 use hobbit_core::load::balance::Miss;
 use hobbit_core::residency::{Compute, DeviceResidency, LayerStep, Selection, Split, Used, run_layer};
 use hobbit_core::route::Pair;

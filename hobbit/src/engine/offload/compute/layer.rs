@@ -107,7 +107,8 @@ impl DeviceLayer<'_, '_> {
         step: &LayerStep,
     ) -> Result<(), Failed> {
         let (kinds, routing) = (self.router.kinds(), &selection.routing);
-        let missing = pin_present(self.tier, step, kinds, selection);
+        let upgrades = host.precisions.options.upgrade && host.precisions.loads_high();
+        let missing = pin_present(self.tier, step, kinds, selection, upgrades);
         let with_kind = |&node: &*mut ggml_tensor| {
             // SAFETY: nodes of a live graph.
             (node, unsafe { self.offload.product(node) }.map(|tag| tag.kind))
@@ -115,6 +116,9 @@ impl DeviceLayer<'_, '_> {
         let region: Vec<Node> = self.nodes.iter().map(with_kind).collect();
         // SAFETY: by the caller.
         self.help = unsafe { self.divide(host, selection, step, &missing, &region) };
+        // The most important last: it is copied first.
+        let helped = self.help.iter().flat_map(|help| help.experts.iter().rev());
+        helped.for_each(|&used| self.tier.want(step.version(used)));
         let is_helped = |used: &Used| self.help.as_ref().is_some_and(|help| help.experts.contains(used));
         let copied: Vec<Used> = missing.into_iter().filter(|used| !is_helped(used)).collect();
         let used: Vec<Used> = step.used.iter().copied().filter(|used| !is_helped(used)).collect();
@@ -161,11 +165,21 @@ impl DeviceLayer<'_, '_> {
 
 // Stages.
 
-/// Pins a step's experts that are on the device. Returns the others, in the order of need.
-fn pin_present(tier: &mut Tier, step: &LayerStep, kinds: &[SliceKind], selection: &Selection) -> Vec<Used> {
+/// Pins a step's experts that are on the device. Returns the others, in the order of need. `upgrades`: high versions of
+/// experts that are used in low precision are wanted there.
+fn pin_present(
+    tier: &mut Tier,
+    step: &LayerStep,
+    kinds: &[SliceKind],
+    selection: &Selection,
+    upgrades: bool,
+) -> Vec<Used> {
     let mut missing = Vec::new();
     if tier.is_unified() {
         return missing;
+    }
+    if !selection.is_later_split() {
+        tier.pass_over(selection);
     }
     for &used in &step.used {
         let version = step.version(used);
@@ -174,6 +188,9 @@ fn pin_present(tier: &mut Tier, step: &LayerStep, kinds: &[SliceKind], selection
         let hit = tier.pin(version) && tier.has(version, kinds);
         if !selection.is_later_split() {
             tier.touch(version, hit, selection);
+            if upgrades && used.precision == Precision::Low {
+                tier.want(Version::high(version.expert));
+            }
         }
         if !hit {
             missing.push(used);
