@@ -1,7 +1,7 @@
 //! Candidates for eviction, shields, upgrades, and shares that shrink and grow again.
 //!
-//! Recent uses choose the expert to upgrade and its victim, not the policy: an upgrade that the next miss undoes has
-//! wasted a whole transfer, so an expert must be used clearly more than its victim.
+//! Recent uses choose the expert to upgrade and its victim, not the policy, and what is copied while a link is idle: a
+//! transfer that the next miss undoes is wasted, so an expert must be used clearly more than its victim.
 
 use super::{Acquired, Cache, Candidate, ShareId, SlotId, Whereabouts};
 use crate::expert::{ExpertId, Precision, Version};
@@ -151,6 +151,25 @@ impl Cache {
     pub fn acquire_upgrade(&mut self, version: Version) -> Option<Acquired> {
         self.acquire_from(version, |own, share| {
             let (coldest, _) = own.coldest(share)?;
+            own.policy.on_remove(coldest, own.now);
+            Some(coldest)
+        })
+    }
+
+    /// As [`Cache::acquire_upgrade`], for a version that nothing waits for. It evicts only if it has at least about two
+    /// recent uses, and 1.5 times as many as its victim, which is not shielded.
+    ///
+    /// # Panics
+    /// As [`Cache::acquire`].
+    pub fn acquire_wanted(&mut self, version: Version) -> Option<Acquired> {
+        let uses = self.recent.get(version.expert, self.now.token);
+        self.acquire_from(version, |own, share| {
+            let (coldest, fewest) = own.coldest(share)?;
+            let is_shielded = own.place(coldest).is_some_and(|place| place.is_shielded);
+            let may_leave = !own.stays_in_its_layer(version, share) || coldest.expert.layer == version.expert.layer;
+            if uses < UPGRADE_USES_MIN || fewest >= uses / UPGRADE_HYSTERESIS || is_shielded || !may_leave {
+                return None;
+            }
             own.policy.on_remove(coldest, own.now);
             Some(coldest)
         })

@@ -48,6 +48,8 @@ pub struct DeviceCounters {
     pub ahead: u64,
     /// Copied ahead, and used by the layer that they were copied for.
     pub ahead_used: u64,
+    /// Experts copied because they were of use, while the link was idle. They count in `uploads`.
+    pub promoted: u64,
     /// Missing experts that the CPU computed in the meantime.
     pub helper_experts: u64,
     /// Wall time of these computations.
@@ -57,7 +59,7 @@ pub struct DeviceCounters {
 }
 
 super::field_by_field!(DeviceCounters: Sub::sub {
-    hits, misses, uploads, uploaded_bytes, ahead, ahead_used, helper_experts, helper_seconds, cache_shrunk
+    hits, misses, uploads, uploaded_bytes, ahead, ahead_used, promoted, helper_experts, helper_seconds, cache_shrunk
 });
 
 impl DeviceCounters {

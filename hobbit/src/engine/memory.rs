@@ -178,10 +178,11 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         }
         None => Recorder::default(),
     };
-    // The completion time of a prefetch depends on the speed of reads.
+    // The completion time of a prefetch depends on the speed of reads, and promotions on the link's idle time.
     let looks_ahead = shared.options.caching.predictor != PredictorKind::None && !precisions.options.deterministic;
-    if looks_ahead {
-        tiers.iter_mut().for_each(|tier| tier.copy_ahead(prefetch_thresholds(&precisions)));
+    if !precisions.options.deterministic {
+        let thresholds = looks_ahead.then(|| prefetch_thresholds(&precisions));
+        tiers.iter_mut().for_each(|tier| tier.copy_ahead(thresholds));
     }
     // The host does not see delays caused by copies to a device.
     let compares_tokens = tiers.iter().any(|tier| tier.ahead.is_some());

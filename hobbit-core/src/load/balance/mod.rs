@@ -19,9 +19,9 @@
 //! finish = max(device, cpu)
 //! ```
 //!
-//! An expert is copied once for all tokens of a batch, but the CPU multiplies each of its rows: `work` is the expert's
-//! bytes for [`Miss::ROWS_AT_ONCE`] rows or fewer, and grows with the rows beyond ([`Miss::work`]). `device_busy` is what the device computes anyway, behind which copies hide; `tail` is the product of the expert that
-//! lands last. Experts that are not in host memory yet can only be copied. [`split`] is exact in this model: no other
+//! `device_busy` is what the device computes anyway, behind which copies hide; `tail` is the product of the expert that
+//! lands last. Experts that are not in host memory yet can only be copied. An expert is copied once for all tokens of a
+//! batch, but the CPU multiplies each of its rows: `work` is [`Miss::work`]. [`split`] is exact in this model: no other
 //! cut of the list finishes sooner, all-copy and all-CPU included; among equals the one that copies most wins.
 //!
 //! With an unknown cost everything is copied until [`Balancer`] has tried. [`split`] and

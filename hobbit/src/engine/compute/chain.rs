@@ -194,8 +194,8 @@ impl ExpertBackend {
         Ok(())
     }
 
-    /// Computes the rows of the result that some experts give, in one graph, and returns each with its pair. `input_of`:
-    /// a pair's row of every input. `view_of`: a view of one slot for each matrix of an expert.
+    /// Computes the rows of the result that some experts give, in one graph, and returns each with its pair.
+    /// `input_of`: a pair's row of every input. `view_of`: a view of one slot for each matrix of an expert.
     ///
     /// # Safety
     /// The chain's nodes and the tables of weights that they read are live, and in host memory; so are the views.

@@ -1,4 +1,5 @@
-//! Prefetches into device slots: experts copied before their layers' routers have chosen (HOBBIT, section 3.3).
+//! Copies into device slots that no product waits for: prefetches, which are experts copied before their layers'
+//! routers have chosen (HOBBIT, section 3.3), and promotions.
 //!
 //! Once a decoded layer and its own copies are submitted, the link is idle until the next router chooses. Predicted
 //! experts of the next layers that the host holds and the device lacks are copied in that time. A submitted copy cannot
@@ -10,16 +11,24 @@
 //! waits for its event. Three things differ. It only takes slots that are not shielded. The host does not wait for it:
 //! [`Tier::settled_so_far`] leaves it running. The host slots it reads stay pinned until it is known to have run, which
 //! a wait for the compute stream shows at the latest one layer after its own ([`Tier::catch_up`]).
+//!
+//! Promotions are versions that were of use and have no slot, such as those that the CPU helper computed: without them,
+//! a CPU faster than the link would leave the device's slots as they are. They wait in a bounded queue
+//! ([`Tier::want`]) and are copied in the rest of a layer's idle time, if the layer had no copies of its own and the
+//! cache gives them a slot ([`Cache::acquire_wanted`]). A promotion fits in the idle time of one layer, so an expert
+//! that takes the link longer than that is not promoted.
+
+mod idle;
 
 use std::collections::VecDeque;
 
+use self::idle::Idle;
 use super::{Destination, Tier};
 use crate::engine::ggml::Stream;
 use crate::engine::host_reads::{Host, host_bytes};
 use hobbit_core::cache::{Cache, SlotId};
 use hobbit_core::expert::{ExpertId, SliceId, Version};
-use hobbit_core::load::balance::RunningMean;
-use hobbit_core::load::prefetch::{Estimates, Holdings, Link, Load, Pace, PrefetchOptions, Prefetcher};
+use hobbit_core::load::prefetch::{Estimates, Holdings, Link, Pace, PrefetchOptions, Prefetcher};
 use hobbit_core::predict::PredictShape;
 use hobbit_core::residency::{LayerStep, Selection, Slots};
 use hobbit_core::route::Thresholds;
@@ -34,14 +43,20 @@ const ALL_OF_IT: u64 = u64::MAX;
 /// is copied again. A conservative estimate.
 const MISSED_AGAIN: f64 = 0.5;
 
-/// Prefetches to one device.
+/// Maximum versions that wait for a promotion: some layers' worth. The oldest ones give way.
+const WANTED_MAX: usize = 64;
+
+/// Prefetches and promotions to one device.
 pub(in crate::engine) struct UploadsAhead {
-    planner: Prefetcher,
+    /// Chooses prefetches; `None`: there are none.
+    planner: Option<Prefetcher>,
     pub(super) idle: Idle,
     /// In order of submission.
     underway: VecDeque<Underway>,
     /// No prefetch was on the link when the running layer began.
     was_alone: bool,
+    /// Versions to promote, those wanted last at the end.
+    wanted: VecDeque<Version>,
 }
 
 /// Slices of one layer, submitted together, that may not have run yet.
@@ -55,22 +70,25 @@ struct Underway {
     pins: Vec<SlotId>,
     /// Their layer has run, or will never run.
     is_over: bool,
+    /// Their layer had run already: it is over when it runs again.
+    is_promotion: bool,
 }
 
 impl UploadsAhead {
-    fn new(thresholds: Thresholds) -> Self {
-        let options = PrefetchOptions {
+    fn new(thresholds: Option<Thresholds>) -> Self {
+        let options = |thresholds| PrefetchOptions {
             thresholds,
             pace: Pace::Timed,
             outstanding_max: OUTSTANDING_MAX,
             in_flight_bytes: ALL_OF_IT,
             ..PrefetchOptions::default()
         };
-        let planner = Prefetcher::new(options, Default::default());
-        Self { planner, idle: Idle::default(), underway: VecDeque::new(), was_alone: true }
+        let planner = thresholds.map(|thresholds| Prefetcher::new(options(thresholds), Default::default()));
+        let (underway, wanted) = (VecDeque::new(), VecDeque::new());
+        Self { planner, idle: Idle::default(), underway, was_alone: true, wanted }
     }
 
-    /// Whether every upload after `waited` up to `submitted` is a prefetch.
+    /// Whether no product waits for any upload after `waited` up to `submitted`.
     pub(super) fn are_all(&self, waited: u64, submitted: u64) -> bool {
         let beyond = |own: &Underway| (own.last.min(submitted) + 1).saturating_sub(own.first.max(waited + 1));
         self.underway.iter().map(beyond).sum::<u64>() == submitted.saturating_sub(waited)
@@ -87,9 +105,24 @@ impl UploadsAhead {
         self.underway.iter().filter(|own| own.is_over).map(|own| own.last).max()
     }
 
+    /// Prefetches for a layer, or for all, are over.
     fn is_over(&mut self, layer: Option<u16>) {
-        let of_layer = |own: &&mut Underway| layer.is_none_or(|layer| own.layer == layer);
+        let of_layer = |own: &&mut Underway| !own.is_promotion && layer.is_none_or(|layer| own.layer == layer);
         self.underway.iter_mut().filter(of_layer).for_each(|own| own.is_over = true);
+    }
+
+    /// The router of a layer has chosen: promotions after the layer's last run have had a token's time.
+    fn runs_again(&mut self, layer: u16) {
+        let of_layer = |own: &&mut Underway| own.is_promotion && own.layer == layer;
+        self.underway.iter_mut().filter(of_layer).for_each(|own| own.is_over = true);
+    }
+
+    fn want(&mut self, version: Version) {
+        self.wanted.retain(|own| *own != version);
+        if self.wanted.len() == WANTED_MAX {
+            self.wanted.pop_front();
+        }
+        self.wanted.push_back(version);
     }
 }
 
@@ -117,10 +150,16 @@ impl Holdings for DeviceHoldings<'_> {
 }
 
 impl Tier {
-    /// Enables prefetches, in the versions that `thresholds` give their predicted weights. Devices that compute in host
-    /// memory get none.
-    pub(in crate::engine) fn copy_ahead(&mut self, thresholds: Thresholds) {
-        self.ahead = (!self.is_unified()).then(|| UploadsAhead::new(thresholds));
+    /// Enables promotions, and prefetches in the versions that `thresholds` give their predicted weights. Devices that
+    /// compute in host memory get none.
+    pub(in crate::engine) fn copy_ahead(&mut self, thresholds: Option<Thresholds>) {
+        let is_of_use = thresholds.is_some() || self.balancer.is_some();
+        self.ahead = (!self.is_unified() && is_of_use).then(|| UploadsAhead::new(thresholds));
+    }
+
+    /// The version would be of use in a slot. It is copied there when the link is idle.
+    pub(in crate::engine) fn want(&mut self, version: Version) {
+        self.ahead.iter_mut().for_each(|ahead| ahead.want(version));
     }
 
     /// The router of a layer has chosen for a decode batch. `waited`: total seconds of waiting for files.
@@ -128,70 +167,128 @@ impl Tier {
         let now = self.clock.seconds() - waited;
         let Some(ahead) = &mut self.ahead else { return };
         ahead.idle.chose(layer, now);
-        ahead.was_alone = ahead.underway.is_empty();
+        ahead.runs_again(layer);
+        ahead.was_alone = ahead.underway.iter().all(|own| own.is_promotion);
     }
 
     /// A layer of a decode batch, whose router chose `selection`, has been submitted: submits prefetches for the next
-    /// layers.
+    /// layers, and promotions.
     pub(in crate::engine) fn upload_ahead(&mut self, host: &mut Host, step: &LayerStep, selection: &Selection) {
         let Some(mut ahead) = self.ahead.take() else { return };
-        let used: Vec<Version> = step.used.iter().map(|&used| step.version(used)).collect();
-        self.counters.ahead_used += used.iter().filter(|used| ahead.planner.is_outstanding(**used)).count() as u64;
-        ahead.planner.settle(step.layer, &selection.tokens(), &used, false);
         let own_bytes = self.counters.uploaded_bytes - self.before.1;
-        ahead.planner.estimates = ahead.idle.estimates(own_bytes);
-        let queued_bytes = ahead.underway.iter().filter(|own| own.layer != step.layer && !own.is_over);
-        let link = Link { queued_bytes: queued_bytes.map(|own| own.bytes).sum(), ..Link::default() };
+        let estimates = ahead.idle.estimates(own_bytes);
+        // Promotions have run: each fits in the idle time of one layer.
+        let is_queued = |own: &&Underway| !own.is_promotion && !own.is_over && own.layer != step.layer;
+        let mut queued_bytes: u64 = ahead.underway.iter().filter(is_queued).map(|own| own.bytes).sum();
+        self.cache.unshield_all();
+        let before = self.counters.uploaded_bytes;
+        if let Some(mut planner) = ahead.planner.take() {
+            planner.estimates = estimates;
+            self.prefetch(host, &mut planner, &mut ahead.underway, (step, selection), queued_bytes);
+            ahead.planner = Some(planner);
+        }
+        let ahead_bytes = self.counters.uploaded_bytes - before;
+        queued_bytes += ahead_bytes;
+        let measured = own_bytes == 0 && self.promote(host, &mut ahead, &estimates, queued_bytes);
+        let is_alone = ahead.was_alone && ahead_bytes == 0 && !measured;
+        ahead.idle.submitted(own_bytes, is_alone && self.unmeasured > 0);
+        self.ahead = Some(ahead);
+    }
+
+    /// Submits prefetches for the layers after the one of `step`, and shields what is likely to be used there.
+    fn prefetch(
+        &mut self,
+        host: &mut Host,
+        planner: &mut Prefetcher,
+        underway: &mut VecDeque<Underway>,
+        (step, selection): (&LayerStep, &Selection),
+        queued_bytes: u64,
+    ) {
+        let used: Vec<Version> = step.used.iter().map(|&used| step.version(used)).collect();
+        self.counters.ahead_used += used.iter().filter(|used| planner.is_outstanding(**used)).count() as u64;
+        planner.settle(step.layer, &selection.tokens(), &used, false);
+        let link = Link { queued_bytes, ..Link::default() };
         let found = host.ask_ahead(|slots, predictor, shape, distance_max| {
             let held = DeviceHoldings { host: slots, cache: &self.cache, shape };
-            let mut found = ahead.planner.look_ahead(predictor, step.layer, distance_max, &held);
-            let probabilities = ahead.planner.probabilities(&found, &held);
+            let mut found = planner.look_ahead(predictor, step.layer, distance_max, &held);
+            let probabilities = planner.probabilities(&found, &held);
             found.wanted.retain(|predicted| {
                 let versions = [Version::high(predicted.expert), Version::low(predicted.expert)];
                 let on_host = versions.into_iter().find(|version| slots.cache.is_complete(*version));
                 let of_expert = probabilities.iter().find(|(expert, _)| *expert == predicted.expert);
                 let p = of_expert.map_or(0.0, |(_, probability)| f64::from(*probability));
                 let bytes = on_host.and_then(|version| held.bytes(version));
-                bytes.is_some_and(|bytes| {
-                    pays(p, &ahead.planner.estimates, predicted.distance, bytes, link.queued_bytes)
-                })
+                bytes.is_some_and(|bytes| pays(p, &planner.estimates, predicted.distance, bytes, queued_bytes))
             });
-            let loads = ahead.planner.plan(&found, link, &held);
-            (ahead.planner.likely(&found, &held), loads)
+            let loads = planner.plan(&found, link, &held);
+            (planner.likely(&found, &held), loads)
         });
-        self.cache.unshield_all();
-        let is_alone = ahead.was_alone && found.as_ref().is_none_or(|(_, loads)| loads.is_empty());
-        ahead.idle.submitted(own_bytes, is_alone && self.unmeasured > 0);
-        if let Some((likely, loads)) = found {
-            self.shield(&ahead, likely);
-            for loads in loads.chunk_by(|a, b| a.version.expert.layer == b.version.expert.layer) {
-                self.upload_for_layer(host, &mut ahead, loads);
-            }
+        let Some((likely, loads)) = found else { return };
+        self.shield(planner, likely);
+        for loads in loads.chunk_by(|a, b| a.version.expert.layer == b.version.expert.layer) {
+            let versions: Vec<Version> = loads.iter().map(|load| load.version).collect();
+            let taken = self.upload_for_layer(host, underway, &versions, false);
+            versions.into_iter().filter(|version| !taken.contains(version)).for_each(|other| planner.failed(other));
+            self.counters.ahead += taken.len() as u64;
         }
-        self.ahead = Some(ahead);
     }
 
     /// Shields experts that are likely to be used, and prefetches for layers that have not run.
-    fn shield(&mut self, ahead: &UploadsAhead, likely: Vec<ExpertId>) {
+    fn shield(&mut self, planner: &Prefetcher, likely: Vec<ExpertId>) {
         let both = |expert| [Version::high(expert), Version::low(expert)];
         self.cache.shield(likely.into_iter().flat_map(both));
         let resident: Vec<Version> = self.cache.residents().map(|(version, _)| version).collect();
-        self.cache.shield(resident.into_iter().filter(|version| ahead.planner.is_outstanding(*version)));
+        self.cache.shield(resident.into_iter().filter(|version| planner.is_outstanding(*version)));
     }
 
-    /// Copies versions of one layer, kind by kind in the order of its products.
-    fn upload_for_layer(&mut self, host: &mut Host, ahead: &mut UploadsAhead, loads: &[Load]) {
-        let Some(layer) = loads.first().map(|load| load.version.expert.layer) else { return };
+    /// Copies wanted versions, the last first, in the idle time that `queued` bytes on the link leave. Versions that
+    /// are resident, have left host memory, or would evict better ones are dropped: the next use wants them again.
+    /// Returns whether the host has waited for a copy, to measure the link.
+    fn promote(&mut self, host: &mut Host, ahead: &mut UploadsAhead, estimates: &Estimates, queued: u64) -> bool {
+        let idle = estimates.layer_seconds().unwrap_or(0.0);
+        let mut bytes_before = queued;
+        while let Some(version) = ahead.wanted.pop_back() {
+            let has_room = self.cache.share_of(version).is_some() && self.cache.lookup(version).is_none();
+            let Some(bytes) = host.layout().bytes(version).filter(|_| has_room) else { continue };
+            let seconds = estimates.load_seconds(bytes_before + bytes);
+            if seconds.is_some_and(|seconds| seconds > idle) {
+                ahead.wanted.push_back(version);
+                break;
+            }
+            let began = self.clock.seconds();
+            if self.upload_for_layer(host, &mut ahead.underway, &[version], true).is_empty() {
+                continue;
+            }
+            self.counters.promoted += 1;
+            bytes_before += bytes;
+            if seconds.is_none() {
+                // Where the CPU computes every miss, nothing else measures the link.
+                self.copy.synchronize();
+                ahead.idle.observe_link(bytes, self.clock.seconds() - began);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Copies versions of one layer into slots, kind by kind in the order of its products. Returns those that are in
+    /// host memory and get a slot.
+    fn upload_for_layer(
+        &mut self,
+        host: &mut Host,
+        underway: &mut VecDeque<Underway>,
+        versions: &[Version],
+        is_promotion: bool,
+    ) -> Vec<Version> {
+        let Some(layer) = versions.first().map(|version| version.expert.layer) else { return Vec::new() };
         let kinds = host.layout().kinds(layer).to_vec();
         let (mut taken, mut pins) = (Vec::new(), Vec::new());
-        for version in loads.iter().map(|load| load.version) {
-            let Some((used, pin)) = host.pin_complete(version) else {
-                ahead.planner.failed(version);
-                continue;
-            };
-            let Some(acquired) = self.cache.acquire_ahead(version) else {
+        for &version in versions {
+            let Some((used, pin)) = host.pin_complete(version) else { continue };
+            let acquired =
+                if is_promotion { self.cache.acquire_wanted(version) } else { self.cache.acquire_ahead(version) };
+            let Some(acquired) = acquired else {
                 host.unpin(vec![pin]);
-                ahead.planner.failed(version);
                 continue;
             };
             kinds.iter().for_each(|&kind| self.cache.set_loading(acquired.slot, kind));
@@ -199,10 +296,11 @@ impl Tier {
             pins.push(pin);
         }
         if taken.is_empty() {
-            return;
+            return Vec::new();
         }
-        let first = self.submitted + 1;
-        let bytes = loads.iter().map(|load| load.bytes).sum();
+        let (first, before) = (self.submitted + 1, self.counters.uploaded_bytes);
+        // A measurement of the link is of a layer's own copies.
+        let busy = self.busy.take();
         for &kind in &kinds {
             for &(version, used, slot) in &taken {
                 let slice = SliceId { version, kind };
@@ -211,8 +309,10 @@ impl Tier {
                 unsafe { self.upload(slice, host.reads().shape(slice), data, Destination::Slot(slot)) };
             }
         }
-        self.counters.ahead += taken.len() as u64;
-        ahead.underway.push_back(Underway { first, last: self.submitted, layer, bytes, pins, is_over: false });
+        self.busy = busy;
+        let (last, bytes) = (self.submitted, self.counters.uploaded_bytes - before);
+        underway.push_back(Underway { first, last, layer, bytes, pins, is_over: false, is_promotion });
+        taken.into_iter().map(|(version, ..)| version).collect()
     }
 
     /// A layer has been submitted to `compute`. Unused prefetches for earlier layers have had a layer's time: `compute`
@@ -228,7 +328,7 @@ impl Tier {
     /// A token or a batch has ended.
     pub(super) fn end_ahead(&mut self) {
         let Some(ahead) = &mut self.ahead else { return };
-        ahead.planner.abandon();
+        ahead.planner.iter_mut().for_each(Prefetcher::abandon);
         ahead.is_over(None);
         self.cache.unshield_all();
     }
@@ -241,73 +341,6 @@ fn pays(p: f64, estimates: &Estimates, distance: u8, bytes: u64, queued: u64) ->
     let (Some(layer), Some(load), Some(before)) = times else { return false };
     let slack = f64::from(distance) * layer - before;
     p * load.min(slack) > (1.0 - p) * ((load - slack).max(0.0) + MISSED_AGAIN * load)
-}
-
-// Idle time of the link after a layer's own copies, until the next router has chosen: the time available for
-// prefetches. Learned while layers run. Reads no clock: the caller gives the times.
-
-/// Idle time of a link that is never idle; running means do not accept zero.
-const NEVER_SECONDS: f64 = 1e-9;
-
-/// Running means of the link's speed and of its idle time per layer.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Idle {
-    byte: RunningMean,
-    /// After layers without copies of their own, and after layers with some: little is left to compute after those
-    /// copies.
-    per_layer: [RunningMean; 2],
-    running: Option<Running>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Running {
-    layer: u16,
-    since: f64,
-    /// Bytes of its own copies, once they were submitted.
-    bytes: Option<u64>,
-}
-
-impl Idle {
-    /// `bytes` bytes took `seconds` on the link.
-    pub(super) fn observe_link(&mut self, bytes: u64, seconds: f64) {
-        if bytes > 0 {
-            self.byte.add(seconds / bytes as f64);
-        }
-    }
-
-    /// The router of `layer` has chosen for a decode batch at the time `now`, which excludes waits for files.
-    fn chose(&mut self, layer: u16, now: f64) {
-        let Some(before) = self.running.replace(Running { layer, since: now, bytes: None }) else { return };
-        let (Some(bytes), Some(copying)) = (before.bytes, before.bytes.and_then(|bytes| self.seconds_of(bytes))) else {
-            return;
-        };
-        // The time from the last layer to the first includes more than a layer.
-        if before.layer < layer {
-            let idle = (now - before.since - copying).max(NEVER_SECONDS);
-            self.per_layer[usize::from(bytes > 0)].add(idle);
-        }
-    }
-
-    /// The layer that chose last has submitted `bytes` bytes of its own. `is_alone`: nothing else is on the link while
-    /// it runs.
-    fn submitted(&mut self, bytes: u64, is_alone: bool) {
-        self.running.iter_mut().for_each(|running| running.bytes = is_alone.then_some(bytes));
-    }
-
-    /// Estimates for the planner after a layer that has copied `bytes` bytes of its own; times count from the end of
-    /// these copies.
-    fn estimates(&self, bytes: u64) -> Estimates {
-        let mut estimates = Estimates::seeded(self.byte.get().map_or(0.0, f64::recip));
-        let [without, with] = self.per_layer.map(|mean| mean.get());
-        // If layers always have copies, the idle time after these is a lower bound.
-        let idle = if bytes > 0 { with } else { without.or(with) };
-        idle.into_iter().for_each(|seconds| estimates.observe_layer(seconds));
-        estimates
-    }
-
-    fn seconds_of(&self, bytes: u64) -> Option<f64> {
-        if bytes == 0 { Some(0.0) } else { self.byte.get().map(|seconds| seconds * bytes as f64) }
-    }
 }
 
 #[cfg(test)]
@@ -336,12 +369,12 @@ mod tests {
 
     fn underway(first: u64, last: u64, layer: u16) -> Underway {
         let pins = vec![SlotId { pool: 0, index: last as u32 }];
-        Underway { first, last, layer, bytes: 1, pins, is_over: false }
+        Underway { first, last, layer, bytes: 1, pins, is_over: false, is_promotion: false }
     }
 
     #[test]
     fn the_host_gets_back_what_has_been_read() {
-        let mut ahead = UploadsAhead::new(Thresholds { t1: 1.0, t2: 1.0 });
+        let mut ahead = UploadsAhead::new(None);
         ahead.underway.extend([underway(4, 6, 1), underway(9, 14, 2)]);
         assert!(ahead.are_all(3, 6) && ahead.are_all(5, 6) && ahead.are_all(14, 14));
         assert!(!ahead.are_all(2, 6) && !ahead.are_all(3, 8), "1, 2, 3, 7 and 8 are for products");
@@ -358,31 +391,21 @@ mod tests {
     }
 
     #[test]
-    fn what_a_layers_own_copies_leave() {
-        let mut idle = Idle::default();
-        assert_eq!(idle.estimates(0), Estimates::default());
-        idle.observe_link(1000, 2.0);
-        // Layer, time of its choice, its bytes, and whether it had the link to itself.
-        for (layer, at, bytes, is_alone) in
-            [(0, 10.0, 0, true), (1, 13.0, 500, true), (2, 15.0, 0, false), (3, 22.0, 0, true), (0, 99.0, 0, true)]
-        {
-            idle.chose(layer, at);
-            idle.submitted(bytes, is_alone);
+    fn a_promotion_has_the_time_until_its_layer_runs_again() {
+        let mut ahead = UploadsAhead::new(None);
+        ahead.underway.push_back(Underway { is_promotion: true, ..underway(1, 3, 1) });
+        ahead.is_over(Some(1));
+        ahead.is_over(None);
+        ahead.runs_again(2);
+        assert_eq!(ahead.last_over(), None);
+        ahead.runs_again(1);
+        assert_eq!(ahead.last_over(), Some(3));
+        for index in 0..=WANTED_MAX as u16 {
+            ahead.want(Version::high(ExpertId { layer: 0, index }));
         }
-        assert_eq!(idle.estimates(0).layer_seconds(), Some(3.0), "layer 0: layer 2 was disturbed, 3 was the last");
-        assert_eq!(idle.estimates(500).layer_seconds(), Some(1.0), "layer 1: 2 seconds, in one of which it copied");
-        assert_eq!(idle.estimates(0).load_seconds(250), Some(0.5));
-    }
-
-    #[test]
-    fn a_saturated_link_is_never_idle() {
-        let mut idle = Idle::default();
-        idle.observe_link(1000, 1.0);
-        for layer in 0..2 {
-            idle.chose(layer, f64::from(layer));
-            idle.submitted(2000, true);
-        }
-        assert_eq!(idle.estimates(1).layer_seconds(), Some(NEVER_SECONDS));
-        assert_eq!(idle.estimates(0).layer_seconds(), Some(NEVER_SECONDS));
+        ahead.want(Version::high(ExpertId { layer: 0, index: 1 }));
+        assert_eq!(ahead.wanted.len(), WANTED_MAX);
+        let ends = [ahead.wanted.front(), ahead.wanted.back()].map(|version| version.unwrap().expert.index);
+        assert_eq!(ends, [2, 1], "the oldest gave way, and 1 is wanted anew");
     }
 }

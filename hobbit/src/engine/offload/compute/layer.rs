@@ -107,6 +107,9 @@ impl DeviceLayer<'_, '_> {
         let region: Vec<Node> = self.nodes.iter().map(with_kind).collect();
         // SAFETY: by the caller.
         self.help = unsafe { self.divide(host, selection, step, &missing, &region) };
+        // The most important last: it is copied first.
+        let helped = self.help.iter().flat_map(|help| help.experts.iter().rev());
+        helped.for_each(|&used| self.tier.want(step.version(used)));
         let is_helped = |used: &Used| self.help.as_ref().is_some_and(|help| help.experts.contains(used));
         let copied: Vec<Used> = missing.into_iter().filter(|used| !is_helped(used)).collect();
         let used: Vec<Used> = step.used.iter().copied().filter(|used| !is_helped(used)).collect();
