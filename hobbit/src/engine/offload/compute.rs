@@ -363,9 +363,11 @@ impl Offload {
         let Some((_, first)) = products.peek() else { return };
         let experts = Arc::clone(&first.experts);
         let mut guard = experts.memories();
-        // Recorded routes overwrite the router's choice, which must be read for that.
-        let Some(memories) = guard.as_mut().filter(|memories| !memories.follows_routes()) else { return };
+        let Some(memories) = guard.as_mut() else { return };
         memories.catch_up();
+        if memories.needs_every_choice() {
+            return;
+        }
         let mut borrowed = Vec::new();
         for (node, tag) in products {
             let tier = memories.tier(self.wrapper.inner);
