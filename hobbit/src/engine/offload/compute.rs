@@ -55,6 +55,8 @@ pub(super) struct Offload {
     n_threads: c_int,
     /// The experts of the context's model, once a layer has been computed.
     experts: Option<Arc<Experts>>,
+    /// The device has refused memory to the nodes behind the last region.
+    is_refused: bool,
     /// Where results are read back to, in every layer: pinned where the device pins memory.
     results: Option<HostMemory>,
     /// Products that currently use weights in their layer's slots, and the weights these replace.
@@ -69,13 +71,30 @@ struct OnHost {
     bytes: usize,
 }
 
+/// A layer's expert products with the nodes between them: nodes `from..to` of a graph's.
+#[derive(Clone, Copy)]
+struct Region<'a> {
+    graph: *mut llama::ggml_cgraph,
+    all: &'a [*mut ggml_tensor],
+    from: usize,
+    to: usize,
+}
+
+impl<'a> Region<'a> {
+    fn nodes(&self) -> &'a [*mut ggml_tensor] {
+        &self.all[self.from..self.to]
+    }
+}
+
 /// A layer on a device.
 struct DeviceLayer<'a, 'b> {
     offload: &'a mut Offload,
     tier: &'a mut Tier,
     others: &'a mut OtherTiers<'b>,
     router: LayerRouter<'a>,
-    nodes: &'a [*mut ggml_tensor],
+    region: Region<'a>,
+    /// Nodes of the graph before this one have been submitted.
+    submitted: usize,
     /// The router's choice and weights.
     read_back: [Option<OnHost>; 2],
     uploads: Uploads,
@@ -94,6 +113,7 @@ impl Computes for Offload {
 
     unsafe fn graph_compute(&mut self, graph: *mut llama::ggml_cgraph) -> Result<(), Failed> {
         self.launch.discard();
+        self.is_refused = false;
         // SAFETY: by the caller.
         let computed = unsafe {
             let nodes = split::nodes_of(graph);
@@ -121,6 +141,7 @@ impl Offload {
             helper: None,
             n_threads: 1,
             experts: None,
+            is_refused: false,
             results: None,
             borrowed: Vec::new(),
         })
@@ -141,36 +162,65 @@ impl Offload {
         // These nodes were already refused memory once.
         let mut relieved = false;
         while at < nodes.len() {
-            // SAFETY: nodes of a live graph.
-            let first = nodes[at..].iter().position(|&node| unsafe { self.product(node) }.is_some());
-            let first = first.map_or(nodes.len(), |first| at + first);
-            if first > at {
-                let (from, to, cut) = (at as c_int, first as c_int, self.wrapper.is_remote);
-                // SAFETY: by the caller; nodes of a live graph.
-                match unsafe { shim::hobbit_compute_nodes(self.stream().raw(), graph, from, to, cut) } {
-                    GGML_STATUS_SUCCESS => relieved = false,
-                    GGML_STATUS_ALLOC_FAILED if !relieved && unsafe { self.relieve() } => {
-                        // Some of these nodes are expert products again.
-                        relieved = true;
-                        continue;
-                    }
-                    status => return Err(status),
+            let submitted = match std::mem::take(&mut self.is_refused) {
+                true => Err(GGML_STATUS_ALLOC_FAILED),
+                // SAFETY: by the caller.
+                false => unsafe { self.submit_plain(graph, nodes, at) },
+            };
+            match submitted {
+                Ok(first) => {
+                    relieved &= first == at;
+                    at = first;
                 }
+                // SAFETY: by the caller.
+                Err(GGML_STATUS_ALLOC_FAILED) if !relieved && unsafe { self.relieve() } => {
+                    // Some of these nodes are expert products again.
+                    relieved = true;
+                    continue;
+                }
+                Err(status) => return Err(status),
             }
-            if first == nodes.len() {
+            if at == nodes.len() {
                 break;
             }
             // SAFETY: nodes of a live graph; by the caller.
             unsafe {
-                let n = split::leading(&nodes[first..], self.wrapper.buffer_type);
-                let last = nodes[first..first + n].iter().rposition(|&node| self.product(node).is_some());
-                let n = last.map_or(1, |last| last + 1);
-                let tag = self.product(nodes[first]).expect("a region starts with a product");
-                self.layer(tag, &nodes[first..first + n], &nodes[first + n..])?;
-                at = first + n;
+                let n = split::leading(&nodes[at..], self.wrapper.buffer_type);
+                let last = nodes[at..at + n].iter().rposition(|&node| self.product(node).is_some());
+                let to = at + last.map_or(1, |last| last + 1);
+                let tag = self.product(nodes[at]).expect("a region starts with a product");
+                at = self.layer(tag, Region { graph, all: nodes, from: at, to })?;
+                relieved &= at == to;
             }
         }
         Ok(())
+    }
+
+    /// Submits the nodes from `at` to the next expert product, whose position it returns.
+    ///
+    /// # Errors
+    /// The device's status.
+    ///
+    /// # Safety
+    /// As [`Offload::compute_parts`].
+    unsafe fn submit_plain(
+        &mut self,
+        graph: *mut llama::ggml_cgraph,
+        nodes: &[*mut ggml_tensor],
+        at: usize,
+    ) -> Result<usize, Failed> {
+        // SAFETY: nodes of a live graph.
+        let first = nodes[at..].iter().position(|&node| unsafe { self.product(node) }.is_some());
+        let first = first.map_or(nodes.len(), |first| at + first);
+        if first > at {
+            let (from, to, cut) = (at as c_int, first as c_int, self.wrapper.is_remote);
+            // SAFETY: by the caller; nodes of a live graph.
+            match unsafe { shim::hobbit_compute_nodes(self.stream().raw(), graph, from, to, cut) } {
+                GGML_STATUS_SUCCESS => {}
+                status => return Err(status),
+            }
+        }
+        Ok(first)
     }
 
     /// As [`tag_of`].
@@ -182,16 +232,12 @@ impl Offload {
         unsafe { tag_of(node, self.wrapper.buffer_type) }
     }
 
-    /// Computes one layer's region. `rest`: the nodes after it.
+    /// Computes one layer's region, and perhaps nodes after it. Returns the position of the next node to be submitted.
     ///
     /// # Safety
-    /// As [`Computes::graph_compute`]; `nodes[0]` is an expert product with tag `tag`.
-    unsafe fn layer(
-        &mut self,
-        tag: &ExpertTag,
-        nodes: &[*mut ggml_tensor],
-        rest: &[*mut ggml_tensor],
-    ) -> Result<(), Failed> {
+    /// As [`Computes::graph_compute`]; the region begins with an expert product with tag `tag`, and all nodes before it
+    /// have been submitted.
+    unsafe fn layer(&mut self, tag: &ExpertTag, region: Region) -> Result<usize, Failed> {
         let mut guard = tag.experts.memories();
         let memories = guard.as_mut().and_then(|memories| memories.for_device(self.wrapper.inner));
         let Some((tier, mut beside)) = memories else {
@@ -201,8 +247,8 @@ impl Offload {
             self.experts = Some(Arc::clone(&tag.experts));
         }
         // SAFETY: by the caller.
-        let result = catch_unwind(AssertUnwindSafe(|| unsafe { self.layer_on(tag, tier, &mut beside, nodes, rest) }));
-        if !matches!(result, Ok(Ok(()))) {
+        let result = catch_unwind(AssertUnwindSafe(|| unsafe { self.layer_on(tag, tier, &mut beside, region) }));
+        if !matches!(result, Ok(Ok(_))) {
             // Nothing may still read the memory given back below.
             self.launch.synchronize();
             tier.abandon();
@@ -219,10 +265,10 @@ impl Offload {
         tag: &ExpertTag,
         tier: &mut Tier,
         beside: &mut TiersView,
-        nodes: &[*mut ggml_tensor],
-        rest: &[*mut ggml_tensor],
-    ) -> Result<(), Failed> {
+        region: Region,
+    ) -> Result<usize, Failed> {
         let TiersView { host, routers, unseen, others } = beside;
+        let nodes = region.nodes();
         // SAFETY: a product's sources are live.
         let (ids, n_expert) = unsafe { ((*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
         // SAFETY: nodes of a live graph.
@@ -231,10 +277,10 @@ impl Offload {
         let [n_used, n_tokens] = unsafe { [(*ids).ne[0], (*ids).ne[1]] };
         // The last layer of a batch without logits.
         if n_used == 0 || n_tokens == 0 {
-            return Ok(());
+            return Ok(region.to);
         }
         // SAFETY: nodes of a live graph.
-        let weights = unsafe { nodes.iter().chain(rest).find_map(|&node| weights_tensor(node)) };
+        let weights = unsafe { region.all[region.from..].iter().find_map(|&node| weights_tensor(node)) };
         let phase = phase();
         // The first of a layer's splits decides for all of them.
         let reroutes = host.may_reroute(phase);
@@ -268,8 +314,10 @@ impl Offload {
         let read_back = [ids_read, weights];
         let mut selection = std::mem::take(&mut self.selection);
         let uploads = Uploads::default();
-        let mut layer = DeviceLayer { offload: self, tier, others, router, nodes, read_back, uploads, help: None };
-        let result = run_layer(&mut layer, host, &mut selection);
+        let submitted = region.to;
+        let mut layer =
+            DeviceLayer { offload: self, tier, others, router, region, submitted, read_back, uploads, help: None };
+        let result = run_layer(&mut layer, host, &mut selection).map(|()| layer.submitted);
         self.selection = selection;
         result
     }
