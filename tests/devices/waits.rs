@@ -17,6 +17,8 @@ use super::{assert_sound, late, on, register};
 
 const LAYERS: u64 = 4;
 const TOKENS: u64 = 8;
+/// Width of an input that is much larger than what a layer copies otherwise.
+const WIDE: u32 = 512;
 /// With this rule and cache the first two of four layers are wholly on the device, the others have two slots each.
 const TWO_WHOLE: (Allocation, ExpertCache) = (Allocation::ShallowFirst { layers: 2 }, ExpertCache::Percent(62.5));
 
@@ -97,20 +99,32 @@ fn the_host_does_not_wait_for_a_layer_that_is_wholly_on_the_device() {
     }
 }
 
-/// A trace needs the choices of all layers.
+/// A trace needs the choices of all layers, and the router's scores, which come from logits of the device: its input is
+/// not copied for them.
 #[test]
 fn a_trace_has_layers_that_are_wholly_on_the_device() {
     let device = register(Options::default());
     let dir = tempfile::tempdir().unwrap();
-    let path = model_case().write(dir.path());
+    let case = case("qwen3moe", Spec { embd: WIDE, ..spec() });
+    let path = case.write(dir.path());
+    let copied = |slots, cache, trace| {
+        let options = model_options(&device, cache, caching(PolicyKind::Lru, slots));
+        let model = Model::open(&path, &ModelOptions { trace, ..options }).unwrap();
+        waits(&device, &mut session_of(&model));
+        device.report().copied_bytes
+    };
     for (name, (slots, cache)) in [("two", TWO_WHOLE), ("all", (Allocation::Even, ALL))] {
         let trace = dir.path().join(name);
-        let options = model_options(&device, cache, caching(PolicyKind::Lru, slots));
-        let model = Model::open(&path, &ModelOptions { trace: Some(trace.clone()), ..options }).unwrap();
-        waits(&device, &mut session_of(&model));
-        drop(model);
+        let bytes = copied(slots, cache, Some(trace.clone()));
         let records = TraceReader::open(&trace).unwrap().map(Result::unwrap);
-        let n_layers = records.filter(|record| matches!(record, Record::Layer(_))).count() as u64;
-        assert_eq!(n_layers, (1 + TOKENS) * LAYERS);
+        let layers: Vec<_> =
+            records.filter_map(|record| if let Record::Layer(layer) = record { Some(layer) } else { None }).collect();
+        assert_eq!(layers.len() as u64, (1 + TOKENS) * LAYERS);
+        assert!(layers.iter().all(|layer| layer.unselected.len() == 6), "of 8, two are selected");
+        if cache == ALL {
+            let more = bytes - copied(slots, cache, None);
+            assert!(more < TOKENS * LAYERS * u64::from(WIDE) * 4, "{more} bytes more");
+        }
     }
+    assert_sound(&device);
 }

@@ -23,6 +23,7 @@ use super::launch::{Launch, Product};
 use crate::engine::buffer::tag_of;
 use crate::engine::calling::phase;
 use crate::engine::experts::{ExpertTag, Experts, RouterValues};
+use crate::engine::gates;
 use crate::engine::ggml::Stream;
 use crate::engine::host_reads::{Host, HostReads};
 use crate::engine::pinned::HostMemory;
@@ -149,6 +150,11 @@ impl Offload {
 
     pub(super) fn stream(&self) -> &Stream {
         &self.launch.stream
+    }
+
+    /// The buffer type of this device's expert tensors.
+    pub(super) fn buffer_type(&self) -> llama::ggml_backend_buffer_type_t {
+        self.wrapper.buffer_type
     }
 
     /// # Safety
@@ -286,15 +292,22 @@ impl Offload {
         let reroutes = host.may_reroute(phase);
         let asks = !host.precisions.is_exact() || host.precisions.asks_weights(phase) || reroutes;
         let weights = weights.filter(|_| asks || routers.walk.is_some());
+        // SAFETY: nodes of a live graph; those before the region have been submitted.
+        let logits = match phase.is_decode() && routers.wants_scores && routers.walk.is_none() {
+            true => unsafe { gates::intact_logits(&region.all[..region.from], tag.layer, n_expert) },
+            false => None,
+        };
+        let needs_input = phase.is_decode() && routers.want_input(host) && (logits.is_none() || host.asks_routers());
         // SAFETY: nodes of a live graph.
-        let input = match phase.is_decode() && routers.want_input(host) || reroutes {
+        let input = match needs_input || reroutes {
             true => unsafe { router_input_tensor(nodes[0]) }.filter(|input| is_dense_rows(input)),
             false => None,
         };
         let input = input.map(|input| ptr::from_ref(input).cast_mut());
         let is_pinned = tier.report.pinned || others.are_pinned();
         // SAFETY: by the caller: all are allocated on the device.
-        let [ids_read, weights, input] = unsafe { self.read_back([Some(ids), weights, input], is_pinned)? };
+        let [ids_read, weights, input, logits] =
+            unsafe { self.read_back([Some(ids), weights, input, logits], is_pinned)? };
         tier.enter(&self.launch.stream, Some(tag.layer));
         tier.settled_so_far(host);
         if phase.is_decode() {
@@ -305,11 +318,13 @@ impl Offload {
         // SAFETY: read back just now, and kept until the layer is done.
         let input = input.map_or(&[] as &[f32], |own| unsafe { own.floats() });
         let inputs = input.chunks_exact((input.len() / n_tokens).max(1)).collect();
+        // SAFETY: as above.
+        let logits = logits.map(|own| unsafe { own.floats() });
         // SAFETY: live nodes, read back just now; their bytes are kept until the layer is done.
         let router = unsafe {
             let value = |own: OnHost, d| RouterValues::of_copy(&*own.tensor, own.data, d);
             let values = [ids_read.map(|own| value(own, 0)), weights.map(|own| value(own, 1))];
-            LayerRouter::new(routers, split, nodes[0], values, inputs, " on the device")
+            LayerRouter::new(routers, split, nodes[0], values, inputs, " on the device").with_logits(logits)
         };
         let read_back = [ids_read, weights];
         let mut selection = std::mem::take(&mut self.selection);
