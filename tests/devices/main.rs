@@ -13,6 +13,7 @@ mod precision;
 mod resize;
 mod trouble;
 mod virtual_experts;
+mod waits;
 
 use fixture::cases::{self, Case, known, part};
 use fixture::compare::{self, DEVICE_SIZES, QUARTER, Sizes, WAVES, check_on_device, devices, each};

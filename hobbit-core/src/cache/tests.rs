@@ -80,7 +80,7 @@ fn for_a_guess_nobody_leaves_who_is_shielded() {
 #[test]
 fn a_wanted_expert_evicts_one_that_is_used_clearly_less() {
     let mut cache = lru(vec![pool(0..1, 8, 2)]);
-    let mut use_it = |cache: &mut Cache, index, hit| cache.touch(expert(0, index), use_high(hit));
+    let use_it = |cache: &mut Cache, index, hit| cache.touch(expert(0, index), use_high(hit));
     use_it(&mut cache, 0, false);
     assert_eq!(cache.acquire_wanted(high(0, 0)).unwrap().evicted, None, "an empty slot costs nothing");
     (0..2).for_each(|_| use_it(&mut cache, 1, false));

@@ -145,6 +145,23 @@ impl GateStack {
         all
     }
 
+    /// The same for one layer, from logits that its router has computed, with its bias: `[n_tokens][n_expert]`. Empty
+    /// for an unknown router.
+    pub fn scores_of_logits(&self, layer: u16, logits: &[f32]) -> Vec<f32> {
+        let Some(gate) = self.gates.get(&layer) else { return Vec::new() };
+        let n_expert = gate.rows.rows().len() / self.width.max(1);
+        let mut scores = RouterScores::default();
+        let mut all = Vec::with_capacity(logits.len());
+        for logits in logits.chunks_exact(n_expert.max(1)) {
+            scores.weights.clear();
+            scores.weights.extend_from_slice(logits);
+            gate.decide(&mut scores);
+            shares(&mut scores.selection);
+            all.extend_from_slice(&scores.selection);
+        }
+        all
+    }
+
     /// Scores of the router of `layer` for the input `x` of `width` floats. `false`, without a change, for an unknown
     /// one.
     pub fn judge(&mut self, x: &[f32], layer: u16, out: &mut RouterScores) -> bool {
@@ -182,12 +199,16 @@ impl Gate {
     }
 
     fn judge(&self, logits: &[f32], out: &mut RouterScores) {
-        let RouterScores { selection, weights } = out;
-        weights.clear();
+        out.weights.clear();
         match &self.bias {
-            Some(bias) => weights.extend(logits.iter().zip(bias).map(|(logit, bias)| logit + bias)),
-            None => weights.extend_from_slice(logits),
+            Some(bias) => out.weights.extend(logits.iter().zip(bias).map(|(logit, bias)| logit + bias)),
+            None => out.weights.extend_from_slice(logits),
         }
+        self.decide(out);
+    }
+
+    /// Makes weights of logits, in place, and of these what decides the choice.
+    fn decide(&self, RouterScores { selection, weights }: &mut RouterScores) {
         match self.gating {
             Gating::Softmax => {
                 let max = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -212,17 +233,20 @@ impl Gate {
         }
     }
 
-    /// Estimated probability of a choice of each expert: its share of the sum.
     fn probabilities(&self, logits: &[f32]) -> Vec<f32> {
         let mut scores = RouterScores::default();
         self.judge(logits, &mut scores);
-        let mut shares = scores.selection;
-        shares.iter_mut().for_each(|share| *share = share.max(0.0));
-        let sum: f32 = shares.iter().sum();
-        if sum > 0.0 {
-            shares.iter_mut().for_each(|share| *share /= sum);
-        }
-        shares
+        shares(&mut scores.selection);
+        scores.selection
+    }
+}
+
+/// Makes an estimated probability of each expert of what decides a choice: its share of the sum.
+fn shares(selection: &mut [f32]) {
+    selection.iter_mut().for_each(|share| *share = share.max(0.0));
+    let sum: f32 = selection.iter().sum();
+    if sum > 0.0 {
+        selection.iter_mut().for_each(|share| *share /= sum);
     }
 }
 
@@ -328,6 +352,23 @@ mod tests {
         let mut scores = RouterScores::default();
         gate.judge(logits, &mut scores);
         scores
+    }
+
+    #[test]
+    fn logits_of_a_router_need_no_product() {
+        let mut gates = gates();
+        let inputs = [[1.0, -0.5], [0.25, 2.0]];
+        for (layer, bias) in [(3, [0.0, 0.0]), (5, [0.0, 4.0])] {
+            let scale = gates.gates[&layer].rows.rows()[0];
+            let logits = inputs.map(|input| [scale * input[0] + bias[0], scale * input[1] + bias[1]]);
+            let expected: Vec<f32> = gates
+                .scores_of(&[&inputs[0], &inputs[1]], &[layer])
+                .into_iter()
+                .flat_map(|of_token| of_token.into_iter().flat_map(|(_, scores)| scores))
+                .collect();
+            assert_eq!(gates.scores_of_logits(layer, logits.as_flattened()), expected);
+        }
+        assert!(gates.scores_of_logits(4, &[0.0; 2]).is_empty());
     }
 
     #[test]

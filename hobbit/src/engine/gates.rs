@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use ggml_sys::llama::{self, ggml_tensor};
 
+use super::graph::is_view;
 use super::quantise::Ggml;
 use hobbit_core::gguf::{GgmlType, Gguf, Recode};
 use hobbit_core::predict::{Gate, GateRows, GateStack, Gating, Groups};
@@ -107,6 +108,57 @@ unsafe fn router_of(ids: *mut ggml_tensor) -> Option<Router> {
         level = above;
     }
     None
+}
+
+/// Maximum number of nodes between a router's logits and the layer's first expert product.
+const NODES_MAX: usize = 64;
+
+/// Position of the node of a router's logits, with the router's bias, `[n_expert, n_tokens]`. `before`: nodes before
+/// the first expert product of `layer`.
+///
+/// # Safety
+/// Live nodes of a graph.
+pub(super) unsafe fn logits_of(before: &[*mut ggml_tensor], layer: u16) -> Option<usize> {
+    let is_logits = |&node: &*mut ggml_tensor| {
+        // SAFETY: by the caller; ggml keeps names NUL-terminated.
+        let (op, name) = unsafe { ((*node).op, CStr::from_ptr((*node).name.as_ptr()).to_str()) };
+        let Some((stem, number)) = name.ok().and_then(|name| name.rsplit_once('-')) else { return false };
+        let is_known = match stem {
+            "ffn_moe_logits" | "ffn_moe_logits_biased" => true,
+            // Without an activation, llama.cpp names the logits as it names probabilities.
+            "ffn_moe_probs" => matches!(op, llama::GGML_OP_MUL_MAT | llama::GGML_OP_ADD),
+            _ => false,
+        };
+        is_known && number.parse() == Ok(layer)
+    };
+    let first = before.len().saturating_sub(NODES_MAX);
+    before[first..].iter().rposition(is_logits).map(|position| first + position)
+}
+
+/// The router's logits of `n_expert` experts, dense floats. `None` if they are not known, or a later node has
+/// overwritten them: ggml reuses the memory of tensors that no later node reads.
+///
+/// # Safety
+/// `before` are live, allocated nodes of a graph that have been submitted, in this order, and no others since.
+pub(super) unsafe fn intact_logits(
+    before: &[*mut ggml_tensor],
+    layer: u16,
+    n_expert: usize,
+) -> Option<*mut ggml_tensor> {
+    let bytes_of = |&node: &*mut ggml_tensor| {
+        // SAFETY: by the caller.
+        let (start, bytes) = unsafe { ((*node).data as usize, llama::ggml_nbytes(node)) };
+        start..start + bytes
+    };
+    // SAFETY: by the caller.
+    unsafe {
+        let position = logits_of(before, layer)?;
+        let (logits, own) = (before[position], bytes_of(&before[position]));
+        let is_plain = (*logits).type_ == llama::GGML_TYPE_F32 && llama::ggml_is_contiguous(logits);
+        let mut later = before[position + 1..].iter().filter(|&&node| !is_view((*node).op)).map(bytes_of);
+        let is_overwritten = later.any(|other| other.start < own.end && own.start < other.end);
+        (is_plain && (*logits).ne[0] as usize == n_expert && !is_overwritten).then_some(logits)
+    }
 }
 
 /// Whether the weights of a choice are scaled so that their sum does not depend on the chosen experts (to 1, then by a

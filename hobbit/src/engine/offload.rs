@@ -21,10 +21,12 @@ use ggml_sys::llama::{
     ggml_tensor,
 };
 
-use super::buffer::is_expert_tensor;
+use super::buffer::{is_expert_tensor, tag_of};
+use super::gates;
 use super::ggml::{self, Stream};
 use super::graph::tensor_at;
 use super::registration::{Registration, backend, context};
+use super::split;
 use compute::Offload;
 
 /// Number of rows in queries about batches.
@@ -215,7 +217,6 @@ unsafe extern "C" fn init_backend(dev: ggml_backend_dev_t, _params: *const c_cha
         return ptr::null_mut();
     };
     let has = offload.stream().interface();
-    // Nodes are not to be reordered (`graph_optimize`): that would tear a layer's products apart.
     let iface = ffi::ggml_backend_i {
         get_name: Some(backend_name),
         set_tensor_async: has.set_tensor_async.map(|_| set_tensor_async as _),
@@ -226,6 +227,7 @@ unsafe extern "C" fn init_backend(dev: ggml_backend_dev_t, _params: *const c_cha
         synchronize: has.synchronize.map(|_| synchronize as _),
         event_record: has.event_record.map(|_| event_record as _),
         event_wait: has.event_wait.map(|_| event_wait as _),
+        graph_optimize: Some(graph_optimize),
         ..ffi::ggml_backend_i::default()
     };
     backend(&GUID, dev, offload, iface)
@@ -278,6 +280,29 @@ unsafe extern "C" fn cpy_tensor_async(
         let (from, to) = (unwrapped(from), unwrapped(to));
         let copy = (*to.cast::<ffi::ggml_backend>()).iface.cpy_tensor_async;
         copy.is_some_and(|copy| copy(from, to, src, dst))
+    }
+}
+
+/// Keeps a router's logits until the layer's first expert product, when the host reads them. Nodes are not reordered:
+/// that would tear a layer's products apart.
+unsafe extern "C" fn graph_optimize(
+    backend: ggml_backend_t,
+    graph: *mut llama::ggml_cgraph,
+    params: *mut ffi::ggml_backend_graph_optimize_params,
+) {
+    // SAFETY: see above; the graph's nodes are live, and the parameters' function takes nodes of the graph.
+    unsafe {
+        let params = &*params;
+        let (Some(keep), nodes) = (params.add_alloc_dep, split::nodes_of(graph)) else { return };
+        let expert_buffers = (&*context::<Offload>(backend)).buffer_type();
+        let mut last = None;
+        for (position, &node) in nodes.iter().enumerate() {
+            let Some(tag) = tag_of(node, expert_buffers).filter(|tag| last != Some(tag.layer)) else { continue };
+            last = Some(tag.layer);
+            if let Some(logits) = gates::logits_of(&nodes[..position], tag.layer) {
+                keep(params.user_data, nodes[logits], node);
+            }
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use super::calling;
 use super::experts::{ExpertTag, RouterValues};
 use super::gates;
 use super::host_reads::Host;
+use super::recorder::as_recorded;
 use super::tiers::{Routers, Unseen};
 use hobbit_core::expert::SliceKind;
 use hobbit_core::predict::{Gating, RouterScores};
@@ -124,6 +125,8 @@ pub(super) struct LayerRouter<'a> {
     weights: Option<RouterValues>,
     /// The router's input by token; empty if it is not known, or not needed.
     inputs: Vec<&'a [f32]>,
+    /// The router's logits, `[n_tokens][n_expert]`, with its bias, if they need not be computed again.
+    logits: Option<&'a [f32]>,
     /// The place that was searched for the weights, for messages.
     scope: &'static str,
 }
@@ -140,7 +143,12 @@ impl<'a> LayerRouter<'a> {
         scope: &'static str,
     ) -> Self {
         let ids = ids.expect("a product has ids");
-        Self { routers, split, product, ids, weights, inputs, scope }
+        Self { routers, split, product, ids, weights, inputs, logits: None, scope }
+    }
+
+    /// The same with logits of [`gates::intact_logits`].
+    pub(super) fn with_logits(self, logits: Option<&'a [f32]>) -> Self {
+        Self { logits, ..self }
     }
 
     /// The kinds of the split, in the order of its products.
@@ -200,13 +208,23 @@ impl<'a> LayerRouter<'a> {
         }
     }
 
-    /// As [`Routers::scores`], for the tokens of a batch that decodes.
+    /// As [`Routers::scores`], for the tokens of a batch that decodes. A device's logits may differ from those computed
+    /// here in the last bits.
     pub(super) fn scores(&mut self, host: &Host, selection: &Selection) -> Vec<f32> {
+        if !selection.is_new_decode() {
+            return Vec::new();
+        }
         let Split { layer, n_expert, .. } = self.split;
-        match selection.is_new_decode() {
+        let (gates, ids) = (&mut self.routers.gates, self.ids.tensor());
+        match self.logits {
             // SAFETY: by `new`.
-            true => unsafe { self.routers.scores(host, layer, self.ids.tensor(), &self.inputs, n_expert) },
-            false => Vec::new(),
+            Some(logits) if gates.knows(layer) || unsafe { gates::learn(gates, layer, ids, n_expert) } => {
+                let mut scores = gates.scores_of_logits(layer, logits);
+                as_recorded(&mut scores);
+                scores
+            }
+            // SAFETY: by `new`.
+            _ => unsafe { self.routers.scores(host, layer, ids, &self.inputs, n_expert) },
         }
     }
 

@@ -270,9 +270,12 @@ impl Tier {
         self.cache.that_fit(saved)
     }
 
-    /// Layers that have one share with a slot for each of their experts.
-    pub(super) fn whole_layers(&self) -> Vec<u16> {
-        if self.report.slots == self.report.experts { self.memory.layers_of_one_share() } else { Vec::new() }
+    /// Layers that have one share with a slot for each of their `n_expert` experts.
+    pub(super) fn whole_layers(&self, n_expert: impl Fn(u16) -> u16) -> Vec<u16> {
+        let n_slots = |layer: u16| self.cache.capacity_of_layer(layer, Precision::High);
+        let mut layers = self.memory.layers_of_one_share();
+        layers.retain(|&layer| n_slots(layer) == u32::from(n_expert(layer)));
+        layers
     }
 
     /// How the slots are divided among its layers; `None` if it has no slots of its own.

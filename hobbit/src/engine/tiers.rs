@@ -232,6 +232,15 @@ impl Tiers {
         self.routers.walk.is_some()
     }
 
+    /// Whether the router's choice counts even in a layer that is wholly on its device: recorded routes overwrite it, a
+    /// trace records it, virtual experts and masks change it, and experts forced to low precision are not in the slots.
+    pub(super) fn needs_every_choice(&mut self) -> bool {
+        let changes = self.host.has_virtual_experts() || self.host.masked.is_some();
+        let is_forced = !self.host.precisions.forced_low.is_empty();
+        let is_divided = self.tiers.iter().any(Tier::is_divided);
+        self.follows_routes() || self.host.observer_mut().is_watching() || is_divided && (changes || is_forced)
+    }
+
     /// A new sequence begins.
     pub(super) fn begin_sequence(&mut self) {
         self.routers.walk.iter_mut().for_each(Walk::rewind);
@@ -259,7 +268,7 @@ impl Drop for Tiers {
     }
 }
 
-// Filling caches: tiers that have slots for all experts, and at a warm start, before the first token, the experts that
+// Filling caches: layers that have slots for all experts, and at a warm start, before the first token, the experts that
 // were resident when the model was closed.
 
 /// Experts of a layer that are uploaded to a device at once.
@@ -274,14 +283,17 @@ impl Tiers {
         self.tiers.iter_mut().find(|tier| tier.dev == dev)
     }
 
-    /// Fills the tiers that have a slot for every expert of their layers, as llama.cpp loads a model: from then on
-    /// these layers are computed like any other.
+    /// Fills layers that have a slot for every expert on their device, as llama.cpp loads a model: from then on these
+    /// are computed like layers without experts. Not if all experts are to be in low precision.
     ///
     /// # Errors
     /// A read that fails.
     pub(super) fn preload(&mut self) -> Result<(), StoreError> {
+        if !self.host.precisions.loads_high() {
+            return Ok(());
+        }
         for tier in &mut self.tiers {
-            for layer in tier.whole_layers() {
+            for layer in tier.whole_layers(|layer| self.host.layout().n_expert(layer)) {
                 if tier.is_empty(layer) {
                     preload_layer(&mut self.host, tier, layer)?;
                 }
@@ -336,9 +348,9 @@ impl Tiers {
     fn warm_up_device(&mut self, saved: &SavedCache) -> u64 {
         let Self { tiers, host, .. } = self;
         let Some(tier) = tiers.iter_mut().find(|tier| tier.report.name == saved.name) else { return 0 };
-        let whole = tier.whole_layers();
         let mut versions = tier.begin_warm_up(saved);
-        versions.retain(|version| !whole.contains(&version.expert.layer) && host.layout().has_version(*version));
+        versions
+            .retain(|version| !tier.complete.contains(&version.expert.layer) && host.layout().has_version(*version));
         // Layer by layer; the order within a layer is that of their last uses.
         versions.sort_by_key(|version| version.expert.layer);
         let is_alike = |a: &Version, b: &Version| (a.expert.layer, a.precision) == (b.expert.layer, b.precision);

@@ -22,6 +22,7 @@ use super::launch::{Launch, Product};
 use crate::engine::buffer::tag_of;
 use crate::engine::calling::phase;
 use crate::engine::experts::{ExpertTag, Experts, RouterValues};
+use crate::engine::gates;
 use crate::engine::ggml::Stream;
 use crate::engine::host_reads::{Host, HostReads};
 use crate::engine::pinned::HostMemory;
@@ -54,6 +55,8 @@ pub(super) struct Offload {
     n_threads: c_int,
     /// The experts of the context's model, once a layer has been computed.
     experts: Option<Arc<Experts>>,
+    /// The device has refused memory to the nodes behind the last region.
+    is_refused: bool,
     /// Where results are read back to, in every layer: pinned where the device pins memory.
     results: Option<HostMemory>,
     /// Products that currently use weights in their layer's slots, and the weights these replace.
@@ -68,13 +71,30 @@ struct OnHost {
     bytes: usize,
 }
 
+/// A layer's expert products with the nodes between them: nodes `from..to` of a graph's.
+#[derive(Clone, Copy)]
+struct Region<'a> {
+    graph: *mut llama::ggml_cgraph,
+    all: &'a [*mut ggml_tensor],
+    from: usize,
+    to: usize,
+}
+
+impl<'a> Region<'a> {
+    fn nodes(&self) -> &'a [*mut ggml_tensor] {
+        &self.all[self.from..self.to]
+    }
+}
+
 /// A layer on a device.
 struct DeviceLayer<'a, 'b> {
     offload: &'a mut Offload,
     tier: &'a mut Tier,
     others: &'a mut OtherTiers<'b>,
     router: LayerRouter<'a>,
-    nodes: &'a [*mut ggml_tensor],
+    region: Region<'a>,
+    /// Nodes of the graph before this one have been submitted.
+    submitted: usize,
     /// The router's choice and weights.
     read_back: [Option<OnHost>; 2],
     /// The bytes of the first product's input, if the CPU helper may compute; else empty.
@@ -95,6 +115,7 @@ impl Computes for Offload {
 
     unsafe fn graph_compute(&mut self, graph: *mut llama::ggml_cgraph) -> Result<(), Failed> {
         self.launch.discard();
+        self.is_refused = false;
         // SAFETY: by the caller.
         let computed = unsafe {
             let nodes = split::nodes_of(graph);
@@ -122,6 +143,7 @@ impl Offload {
             helper: None,
             n_threads: 1,
             experts: None,
+            is_refused: false,
             results: None,
             borrowed: Vec::new(),
         })
@@ -129,6 +151,11 @@ impl Offload {
 
     pub(super) fn stream(&self) -> &Stream {
         &self.launch.stream
+    }
+
+    /// The buffer type of this device's expert tensors.
+    pub(super) fn buffer_type(&self) -> llama::ggml_backend_buffer_type_t {
+        self.wrapper.buffer_type
     }
 
     /// # Safety
@@ -142,36 +169,65 @@ impl Offload {
         // These nodes were already refused memory once.
         let mut relieved = false;
         while at < nodes.len() {
-            // SAFETY: nodes of a live graph.
-            let first = nodes[at..].iter().position(|&node| unsafe { self.product(node) }.is_some());
-            let first = first.map_or(nodes.len(), |first| at + first);
-            if first > at {
-                let (from, to, cut) = (at as c_int, first as c_int, self.wrapper.is_remote);
-                // SAFETY: by the caller; nodes of a live graph.
-                match unsafe { shim::hobbit_compute_nodes(self.stream().raw(), graph, from, to, cut) } {
-                    GGML_STATUS_SUCCESS => relieved = false,
-                    GGML_STATUS_ALLOC_FAILED if !relieved && unsafe { self.relieve() } => {
-                        // Some of these nodes are expert products again.
-                        relieved = true;
-                        continue;
-                    }
-                    status => return Err(status),
+            let submitted = match std::mem::take(&mut self.is_refused) {
+                true => Err(GGML_STATUS_ALLOC_FAILED),
+                // SAFETY: by the caller.
+                false => unsafe { self.submit_plain(graph, nodes, at) },
+            };
+            match submitted {
+                Ok(first) => {
+                    relieved &= first == at;
+                    at = first;
                 }
+                // SAFETY: by the caller.
+                Err(GGML_STATUS_ALLOC_FAILED) if !relieved && unsafe { self.relieve() } => {
+                    // Some of these nodes are expert products again.
+                    relieved = true;
+                    continue;
+                }
+                Err(status) => return Err(status),
             }
-            if first == nodes.len() {
+            if at == nodes.len() {
                 break;
             }
             // SAFETY: nodes of a live graph; by the caller.
             unsafe {
-                let n = split::leading(&nodes[first..], self.wrapper.buffer_type);
-                let last = nodes[first..first + n].iter().rposition(|&node| self.product(node).is_some());
-                let n = last.map_or(1, |last| last + 1);
-                let tag = self.product(nodes[first]).expect("a region starts with a product");
-                self.layer(tag, &nodes[first..first + n], &nodes[first + n..])?;
-                at = first + n;
+                let n = split::leading(&nodes[at..], self.wrapper.buffer_type);
+                let last = nodes[at..at + n].iter().rposition(|&node| self.product(node).is_some());
+                let to = at + last.map_or(1, |last| last + 1);
+                let tag = self.product(nodes[at]).expect("a region starts with a product");
+                at = self.layer(tag, Region { graph, all: nodes, from: at, to })?;
+                relieved &= at == to;
             }
         }
         Ok(())
+    }
+
+    /// Submits the nodes from `at` to the next expert product, whose position it returns.
+    ///
+    /// # Errors
+    /// The device's status.
+    ///
+    /// # Safety
+    /// As [`Offload::compute_parts`].
+    unsafe fn submit_plain(
+        &mut self,
+        graph: *mut llama::ggml_cgraph,
+        nodes: &[*mut ggml_tensor],
+        at: usize,
+    ) -> Result<usize, Failed> {
+        // SAFETY: nodes of a live graph.
+        let first = nodes[at..].iter().position(|&node| unsafe { self.product(node) }.is_some());
+        let first = first.map_or(nodes.len(), |first| at + first);
+        if first > at {
+            let (from, to, cut) = (at as c_int, first as c_int, self.wrapper.is_remote);
+            // SAFETY: by the caller; nodes of a live graph.
+            match unsafe { shim::hobbit_compute_nodes(self.stream().raw(), graph, from, to, cut) } {
+                GGML_STATUS_SUCCESS => {}
+                status => return Err(status),
+            }
+        }
+        Ok(first)
     }
 
     /// As [`tag_of`].
@@ -183,16 +239,12 @@ impl Offload {
         unsafe { tag_of(node, self.wrapper.buffer_type) }
     }
 
-    /// Computes one layer's region. `rest`: the nodes after it.
+    /// Computes one layer's region, and perhaps nodes after it. Returns the position of the next node to be submitted.
     ///
     /// # Safety
-    /// As [`Computes::graph_compute`]; `nodes[0]` is an expert product with tag `tag`.
-    unsafe fn layer(
-        &mut self,
-        tag: &ExpertTag,
-        nodes: &[*mut ggml_tensor],
-        rest: &[*mut ggml_tensor],
-    ) -> Result<(), Failed> {
+    /// As [`Computes::graph_compute`]; the region begins with an expert product with tag `tag`, and all nodes before it
+    /// have been submitted.
+    unsafe fn layer(&mut self, tag: &ExpertTag, region: Region) -> Result<usize, Failed> {
         let mut guard = tag.experts.memories();
         let memories = guard.as_mut().and_then(|memories| memories.for_device(self.wrapper.inner));
         let Some((tier, mut beside)) = memories else {
@@ -202,8 +254,8 @@ impl Offload {
             self.experts = Some(Arc::clone(&tag.experts));
         }
         // SAFETY: by the caller.
-        let result = catch_unwind(AssertUnwindSafe(|| unsafe { self.layer_on(tag, tier, &mut beside, nodes, rest) }));
-        if !matches!(result, Ok(Ok(()))) {
+        let result = catch_unwind(AssertUnwindSafe(|| unsafe { self.layer_on(tag, tier, &mut beside, region) }));
+        if !matches!(result, Ok(Ok(_))) {
             // Nothing may still read the memory given back below.
             self.launch.synchronize();
             tier.abandon();
@@ -220,10 +272,10 @@ impl Offload {
         tag: &ExpertTag,
         tier: &mut Tier,
         beside: &mut TiersView,
-        nodes: &[*mut ggml_tensor],
-        rest: &[*mut ggml_tensor],
-    ) -> Result<(), Failed> {
+        region: Region,
+    ) -> Result<usize, Failed> {
         let TiersView { host, routers, unseen, others } = beside;
+        let nodes = region.nodes();
         // SAFETY: a product's sources are live.
         let (ids, n_expert) = unsafe { ((*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
         // SAFETY: nodes of a live graph.
@@ -232,17 +284,23 @@ impl Offload {
         let [n_used, n_tokens] = unsafe { [(*ids).ne[0], (*ids).ne[1]] };
         // The last layer of a batch without logits.
         if n_used == 0 || n_tokens == 0 {
-            return Ok(());
+            return Ok(region.to);
         }
         // SAFETY: nodes of a live graph.
-        let weights = unsafe { nodes.iter().chain(rest).find_map(|&node| weights_tensor(node)) };
+        let weights = unsafe { region.all[region.from..].iter().find_map(|&node| weights_tensor(node)) };
         let phase = phase();
         // The first of a layer's splits decides for all of them.
         let reroutes = host.may_reroute(phase);
         let asks = !host.precisions.is_exact() || host.precisions.asks_weights(phase) || reroutes;
         let weights = weights.filter(|_| asks || routers.walk.is_some());
+        // SAFETY: nodes of a live graph; those before the region have been submitted.
+        let logits = match phase.is_decode() && routers.wants_scores && routers.walk.is_none() {
+            true => unsafe { gates::intact_logits(&region.all[..region.from], tag.layer, n_expert) },
+            false => None,
+        };
+        let needs_input = phase.is_decode() && routers.want_input(host) && (logits.is_none() || host.asks_routers());
         // SAFETY: nodes of a live graph.
-        let of_router = match phase.is_decode() && routers.want_input(host) || reroutes {
+        let of_router = match needs_input || reroutes {
             true => unsafe { router_input_tensor(nodes[0]) }.filter(|input| is_dense_rows(input)),
             false => None,
         };
@@ -252,7 +310,8 @@ impl Offload {
         let input = input.map(|input| ptr::from_ref(input).cast_mut());
         let is_pinned = tier.report.pinned || others.are_pinned();
         // SAFETY: by the caller: all are allocated on the device.
-        let [ids_read, weights, input] = unsafe { self.read_back([Some(ids), weights, input], is_pinned)? };
+        let [ids_read, weights, input, logits] =
+            unsafe { self.read_back([Some(ids), weights, input, logits], is_pinned)? };
         tier.enter(&self.launch.stream, Some(tag.layer));
         tier.settled_so_far(host);
         if phase.is_decode() {
@@ -264,19 +323,32 @@ impl Offload {
         let input = input.map_or(&[] as &[f32], |own| unsafe { own.floats() });
         let router_input = if of_router.is_some() { input } else { &[] };
         let inputs = router_input.chunks_exact((router_input.len() / n_tokens).max(1)).collect();
+        // SAFETY: as above.
+        let logits = logits.map(|own| unsafe { own.floats() });
         // SAFETY: live nodes, read back just now; their bytes are kept until the layer is done.
         let router = unsafe {
             let value = |own: OnHost, d| RouterValues::of_copy(&*own.tensor, own.data, d);
             let values = [ids_read.map(|own| value(own, 0)), weights.map(|own| value(own, 1))];
-            LayerRouter::new(routers, split, nodes[0], values, inputs, " on the device")
+            LayerRouter::new(routers, split, nodes[0], values, inputs, " on the device").with_logits(logits)
         };
         let read_back = [ids_read, weights];
         let mut selection = std::mem::take(&mut self.selection);
         let uploads = Uploads::default();
+        let submitted = region.to;
         let input = if may_help { input } else { &[] };
-        let mut layer =
-            DeviceLayer { offload: self, tier, others, router, nodes, read_back, input, uploads, help: None };
-        let result = run_layer(&mut layer, host, &mut selection);
+        let mut layer = DeviceLayer {
+            offload: self,
+            tier,
+            others,
+            router,
+            region,
+            submitted,
+            read_back,
+            input,
+            uploads,
+            help: None,
+        };
+        let result = run_layer(&mut layer, host, &mut selection).map(|()| layer.submitted);
         self.selection = selection;
         result
     }
@@ -370,9 +442,11 @@ impl Offload {
         let Some((_, first)) = products.peek() else { return };
         let experts = Arc::clone(&first.experts);
         let mut guard = experts.memories();
-        // Recorded routes overwrite the router's choice, which must be read for that.
-        let Some(memories) = guard.as_mut().filter(|memories| !memories.follows_routes()) else { return };
+        let Some(memories) = guard.as_mut() else { return };
         memories.catch_up();
+        if memories.needs_every_choice() {
+            return;
+        }
         let mut borrowed = Vec::new();
         for (node, tag) in products {
             let tier = memories.tier(self.wrapper.inner);

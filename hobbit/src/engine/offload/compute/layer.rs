@@ -69,7 +69,10 @@ impl<'a> Compute<HostReads, Recorder> for DeviceLayer<'a, '_> {
 
     fn products(&mut self, host: &mut Host, selection: &Selection, step: &LayerStep) -> Result<(), Failed> {
         // SAFETY: `Offload::layer` made this of a live graph's nodes.
-        unsafe { self.submit_products(host, selection, step) }
+        unsafe {
+            self.submit_products(host, selection, step)?;
+            self.submit_following()
+        }
     }
 
     fn finish(&mut self, host: &mut Host, selection: &Selection, step: &LayerStep) -> Result<(), Failed> {
@@ -98,6 +101,25 @@ impl DeviceLayer<'_, '_> {
         }
     }
 
+    /// Submits the nodes after the region, so that the device has work while the next layers are predicted; not if the
+    /// CPU helper has yet to give its part.
+    ///
+    /// # Safety
+    /// As [`Offload::layer`]; the region has been submitted.
+    unsafe fn submit_following(&mut self) -> Result<(), Failed> {
+        let Region { graph, all, to, .. } = self.region;
+        if self.help.is_none() {
+            // SAFETY: by the caller.
+            match unsafe { self.offload.submit_plain(graph, all, to) } {
+                Ok(next) => self.submitted = next,
+                // The tier can give up memory once the layer is done.
+                Err(GGML_STATUS_ALLOC_FAILED) => self.offload.is_refused = true,
+                Err(status) => return Err(status),
+            }
+        }
+        Ok(())
+    }
+
     /// # Safety
     /// As [`Offload::layer`].
     unsafe fn submit_products(
@@ -113,7 +135,7 @@ impl DeviceLayer<'_, '_> {
             // SAFETY: nodes of a live graph.
             (node, unsafe { self.offload.product(node) }.map(|tag| tag.kind))
         };
-        let region: Vec<Node> = self.nodes.iter().map(with_kind).collect();
+        let region: Vec<Node> = self.region.nodes().iter().map(with_kind).collect();
         // SAFETY: by the caller.
         self.help = unsafe { self.divide(host, selection, step, &missing, &region) };
         // The most important last: it is copied first.
