@@ -43,7 +43,8 @@ struct Args {
     /// Flags of hobbit's that make a row each [default: a list]
     #[arg(long, value_name = "FLAGS;...", value_delimiter = ';', allow_hyphen_values = true)]
     flags: Vec<String>,
-    /// Traces (hobbit-sim import) whose routes hobbit follows; the model then uses as many experts as were recorded
+    /// Traces (hobbit-sim import) whose routes hobbit follows; the model then uses as many experts as were recorded,
+    /// and rows that choose other experts are left out
     #[arg(long, value_name = "SHAPE=FILE,...", value_delimiter = ',', value_parser = named_file)]
     routes: Vec<(String, PathBuf)>,
     /// EdgeMoE's path tables (gguf-tools profile); a shape without one has no row of EdgeMoE
@@ -282,7 +283,8 @@ fn model(shape: &mut Shape, routes: Option<&Path>) -> Result<PathBuf> {
 /// Runs llama.cpp, or hobbit with the row's flags.
 fn run(args: &Args, shape: &Shape, path: &Path, flags: Option<&str>) -> Result<Row> {
     let (factor, depth) = (shape.factor(), shape.depth());
-    let options = args.machine.options().scaled(factor);
+    // The share of experts is given, and llama.cpp's buffers shrink less than weights.
+    let options = Options { memory: 64 << 30, ..args.machine.options().scaled(factor) };
     let device = lagging_device::register(options.clone());
     let percent = shape.percent(args.machine);
     let flag = |flag: &str| format!("--{}", flag.trim().replacen(' ', "=", 1));
@@ -397,7 +399,8 @@ fn measure(device: &Device, engine: &Engine) -> Measured {
         (row.high_uses, row.low_uses, row.skipped_uses) = (used.high, used.low, used.skipped);
         row.rerouted_uses = stats.decode.rerouted.uses;
         row.file_bytes = (stats.prompt.bytes_read + stats.decode.bytes_read) as f64;
-        if let Some(device) = stats.devices.first() {
+        (row.hits, row.misses) = (stats.decode.hits, stats.decode.misses);
+        if let Some(device) = stats.devices.first().filter(|device| device.hits + device.misses > 0) {
             (row.hits, row.misses, row.helper_experts) = (device.hits, device.misses, device.helper_experts);
             (row.link_bytes, row.cpu_seconds) = (device.uploaded_bytes as f64, device.helper_seconds);
         }
@@ -432,12 +435,16 @@ impl Measured {
     }
 }
 
-fn table(shape: &Shape, machine: Machine, rows: &[Row]) {
-    println!("\n### {}, {} % of the experts in memory\n", shape.title, shape.percent(machine));
-    println!("| | t/s | / exact | / llama.cpp | MB/token copied | hits | by CPU | low | rerouted | prompt t/s |");
+fn table(shape: &Shape, machine: Machine, is_recorded: bool, rows: &[Row]) {
+    let (title, used, percent) = (shape.title, shape.spec.topk, shape.percent(machine));
+    let routes = if is_recorded { "recorded" } else { "synthetic" };
+    println!("\n### {title}: {percent} % of the experts in its memory, {used} per token on {routes} routes\n");
+    println!("| | t/s | / exact | / llama.cpp | MB/token copied, read | hits | by CPU | low | rerouted | prompt t/s |");
     println!("|---|---|---|---|---|---|---|---|---|---|");
-    let speed_of =
-        |name: &str| rows.iter().find(|row| row.row.starts_with(name)).map(|row| row.decode_tokens_per_second);
+    let speed_of = |name: &str| {
+        let row = rows.iter().find(|row| row.row.starts_with(name) && row.error.is_none())?;
+        Some(row.decode_tokens_per_second)
+    };
     let bases = [named(EXACT), "llama.cpp".to_owned()].map(|name| speed_of(&name));
     for row in rows {
         if let Some(error) = &row.error {
@@ -453,12 +460,13 @@ fn table(shape: &Shape, machine: Machine, rows: &[Row]) {
         };
         let uses = row.high_uses + row.low_uses + row.skipped_uses;
         println!(
-            "| {} | {:.2} | {} | {} | {:.1} | {} | {} | {} | {} | {:.0} |",
+            "| {} | {:.2} | {} | {} | {:.1}, {:.1} | {} | {} | {} | {} | {:.0} |",
             row.row,
             row.decode_tokens_per_second,
             ratio(bases[0]),
             ratio(bases[1]),
             row.link_bytes / 1e6,
+            row.file_bytes / 1e6,
             percent(row.hits, row.hits + row.misses),
             percent(row.helper_experts, row.misses),
             percent(row.low_uses, uses),
@@ -487,9 +495,12 @@ fn main() -> Result<()> {
         let routes = args.routes.iter().find(|(name, _)| name == shape.name);
         let path = model(&mut shape, routes.map(|(_, file)| file.as_path()))?;
         let has_paths = args.path_tables.iter().any(|(name, _)| name == shape.name);
+        // Recorded routes have no scores of other experts.
+        let reroutes = |flags: &str| ["cache-bias", "smoe", "swapmoe"].iter().any(|word| flags.contains(word));
+        let can_run = |flags: &str| (has_paths || !flags.contains("edgemoe")) && (routes.is_none() || !reroutes(flags));
         let given: Vec<&str> = args.flags.iter().map(|flags| flags.trim()).collect();
         let flags = if given.is_empty() { args.machine.rows() } else { &given[..] };
-        let flags = flags.iter().filter(|flags| has_paths || !flags.contains("edgemoe"));
+        let flags = flags.iter().filter(|flags| can_run(flags));
         let stock = (args.machine == Machine::Rtx4090).then_some(None);
         let mut rows = Vec::new();
         for flags in stock.into_iter().chain(flags.map(|flags| Some(*flags))) {
@@ -498,18 +509,23 @@ fn main() -> Result<()> {
             rows.push(run(&args, &shape, &path, flags).unwrap_or_else(|error| Row {
                 shape: shape.name.to_owned(),
                 row: name,
-                error: Some(format!("{error:#}")),
+                error: Some(format!("{error:#}").replace(&format!("{}: ", path.display()), "")),
                 ..Row::default()
             }));
         }
-        table(&shape, args.machine, &rows);
+        table(&shape, args.machine, routes.is_some(), &rows);
         all.extend(rows);
     }
     let host = Host::describe(Path::new(env!("CARGO_TARGET_TMPDIR")));
     let machine = args.machine.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
     let results = || Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/results").join(&host.machine);
     let path = args.json.clone().unwrap_or_else(|| results().join(format!("devices-{machine}.json")));
-    let settings = json!({ "machine": machine, "decode_tokens": args.decode_tokens, "prompt_tokens": PROMPT });
+    let settings = json!({
+        "machine": machine,
+        "decode_tokens": args.decode_tokens,
+        "prompt_tokens": PROMPT,
+        "recorded_routes": args.routes.iter().map(|(shape, _)| shape).collect::<Vec<_>>(),
+    });
     let raw = json!({ "time": "virtual", "host": host, "settings": settings, "rows": all });
     std::fs::write(&path, serde_json::to_string_pretty(&raw)? + "\n").with_context(|| path.display().to_string())?;
     eprintln!("raw numbers: {}", path.display());
