@@ -227,7 +227,8 @@ fn measure(path: &Path, device: &Device, cache: ExpertCache, predictor: Predicto
 fn every_guess_is_copied_as_in_the_papers() {
     let device = register(Options { link_bandwidth: 1e6, compute_bandwidth: 1e9, ..Options::default() });
     let counts = |prefetch| {
-        let caching = CachingOptions { prefetch, distance: 1, ..always(PredictorKind::StackedGate, PolicyKind::Lru) };
+        let caching = always(PredictorKind::StackedGate, PolicyKind::Lru);
+        let caching = CachingOptions { prefetch, distance: 1, fill: false, ..caching };
         let device_options = DeviceOptions { cache: HALF, cpu_helper: CpuHelper::Off, ..on(&[&device]) };
         let options = ModelOptions { caching, device: device_options, ..options(ALL) };
         let options_of_session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };

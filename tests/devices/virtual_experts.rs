@@ -71,7 +71,11 @@ fn tokens_use_resident_experts_as_virtual_ones() {
         // The host has every expert: the device's are the present ones, and change while the link is idle.
         let mut session = open(QUARTER, ALL, VirtualExperts::Auto, &Arc::default()).expect("the model opens");
         evaluate(&mut session, 0..40);
-        decode(&mut session, 40..100);
+        for position in 40..160 {
+            // One token again and again: its experts are wanted more than those that the prompt left.
+            let again = BatchToken { token: 9, position, sequence: 0, logits: true };
+            session.evaluate(&[again]).expect("nothing fails");
+        }
         let stats = session.stats();
         assert!(stats.decode.rerouted.uses > 0 && stats.devices[0].promoted > 0, "{:?}", stats.devices);
         drop(session);

@@ -12,11 +12,11 @@
 //! [`Tier::settled_so_far`] leaves it running. The host slots it reads stay pinned until it is known to have run, which
 //! a wait for the compute stream shows at the latest one layer after its own ([`Tier::catch_up`]).
 //!
-//! Promotions are versions that were of use and have no slot, such as those that the CPU helper computed: without them,
-//! a CPU faster than the link would leave the device's slots as they are. They wait in a bounded queue
-//! ([`Tier::want`]) and are copied in the rest of a layer's idle time, if the layer had no copies of its own and the
-//! cache gives them a slot ([`Cache::acquire_wanted`]). A promotion fits in the idle time of one layer, so an expert
-//! that takes the link longer than that is not promoted.
+//! Promotions are versions that were of use and have no slot: misses that the CPU helper computed, experts that tokens
+//! were routed away from, and high versions of experts used in low precision. Without them the device's slots would
+//! stay as they are. They wait in a bounded queue ([`Tier::want`]) and are copied after layers without copies of their
+//! own, if the cache gives them a slot ([`Cache::acquire_wanted`]). A promotion takes at most as long as the link has
+//! been idle since its last copy for a product: it may delay the next one by that time.
 
 mod idle;
 
@@ -57,6 +57,10 @@ pub(in crate::engine) struct UploadsAhead {
     was_alone: bool,
     /// Versions to promote, those wanted last at the end.
     wanted: VecDeque<Version>,
+    /// Idle seconds of the link since it last copied for a product, less those of the promotions since then.
+    spare: f64,
+    /// When the last promotion will have run.
+    promoted_at: f64,
 }
 
 /// Slices of one layer, submitted together, that may not have run yet.
@@ -82,7 +86,7 @@ impl UploadsAhead {
         };
         let planner = options.map(|options| Prefetcher::new(with_bounds(options), Default::default()));
         let (underway, wanted) = (VecDeque::new(), VecDeque::new());
-        Self { planner, idle: Idle::default(), underway, was_alone: true, wanted }
+        Self { planner, idle: Idle::default(), underway, was_alone: true, wanted, spare: 0.0, promoted_at: 0.0 }
     }
 
     /// Measured seconds per byte of the link.
@@ -170,7 +174,7 @@ impl Tier {
         let Some(ahead) = &mut self.ahead else { return };
         ahead.idle.chose(layer, now);
         ahead.runs_again(layer);
-        ahead.was_alone = ahead.underway.iter().all(|own| own.is_promotion);
+        ahead.was_alone = ahead.underway.iter().all(|own| own.is_promotion) && ahead.promoted_at <= now + waited;
     }
 
     /// A layer of a decode batch, whose router chose `selection`, has been submitted: submits prefetches for the next
@@ -179,9 +183,12 @@ impl Tier {
         let Some(mut ahead) = self.ahead.take() else { return };
         let own_bytes = self.counters.uploaded_bytes - self.before.1;
         let estimates = ahead.idle.estimates(own_bytes);
-        // Promotions have run: each fits in the idle time of one layer.
         let is_queued = |own: &&Underway| !own.is_promotion && !own.is_over && own.layer != step.layer;
         let mut queued_bytes: u64 = ahead.underway.iter().filter(is_queued).map(|own| own.bytes).sum();
+        if let Some(seconds_per_byte) = ahead.seconds_per_byte() {
+            // As much as is left of a promotion.
+            queued_bytes += ((ahead.promoted_at - self.clock.seconds()).max(0.0) / seconds_per_byte) as u64;
+        }
         self.cache.unshield_all();
         let before = self.counters.uploaded_bytes;
         if let Some(mut planner) = ahead.planner.take() {
@@ -190,8 +197,9 @@ impl Tier {
             ahead.planner = Some(planner);
         }
         let ahead_bytes = self.counters.uploaded_bytes - before;
-        queued_bytes += ahead_bytes;
-        let measured = own_bytes == 0 && self.promote(host, &mut ahead, &estimates, queued_bytes);
+        let idle = estimates.layer_seconds().unwrap_or(0.0) - estimates.load_seconds(ahead_bytes).unwrap_or(0.0);
+        ahead.spare = if own_bytes > 0 { 0.0 } else { (ahead.spare + idle).max(0.0) };
+        let measured = own_bytes == 0 && self.promote(host, &mut ahead, &estimates);
         let is_alone = ahead.was_alone && ahead_bytes == 0 && !measured;
         ahead.idle.submitted(own_bytes, is_alone && self.unmeasured > 0);
         self.ahead = Some(ahead);
@@ -236,17 +244,14 @@ impl Tier {
         }
     }
 
-    /// Copies wanted versions, the last first, in the idle time that `queued` bytes on the link leave. Versions that
-    /// are resident, have left host memory, or would evict better ones are dropped: the next use wants them again.
+    /// Copies wanted versions, the last first, in the time for which the link has been idle. Versions that are resident, have left host memory, or would evict better ones are dropped: the next use wants them again.
     /// Returns whether the host has waited for a copy, to measure the link.
-    fn promote(&mut self, host: &mut Host, ahead: &mut UploadsAhead, estimates: &Estimates, queued: u64) -> bool {
-        let idle = estimates.layer_seconds().unwrap_or(0.0);
-        let mut bytes_before = queued;
+    fn promote(&mut self, host: &mut Host, ahead: &mut UploadsAhead, estimates: &Estimates) -> bool {
         while let Some(version) = ahead.wanted.pop_back() {
             let has_room = self.cache.share_of(version).is_some() && self.cache.lookup(version).is_none();
             let Some(bytes) = host.layout().bytes(version).filter(|_| has_room) else { continue };
-            let seconds = estimates.load_seconds(bytes_before + bytes);
-            if seconds.is_some_and(|seconds| seconds > idle) {
+            let seconds = estimates.load_seconds(bytes);
+            if seconds.is_some_and(|seconds| seconds > ahead.spare) {
                 ahead.wanted.push_back(version);
                 break;
             }
@@ -255,13 +260,14 @@ impl Tier {
                 continue;
             }
             self.counters.promoted += 1;
-            bytes_before += bytes;
-            if seconds.is_none() {
+            let Some(seconds) = seconds else {
                 // Where the CPU computes every miss, nothing else measures the link.
                 self.copy.synchronize();
                 ahead.idle.observe_link(bytes, self.clock.seconds() - began);
                 return true;
-            }
+            };
+            ahead.spare -= seconds;
+            ahead.promoted_at = ahead.promoted_at.max(began) + seconds;
         }
         false
     }
