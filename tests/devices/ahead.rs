@@ -80,6 +80,57 @@ fn beside_the_cpu_helper() {
     }
 }
 
+/// Expert slots of the device in each of the three layers of [`promoted`]'s model.
+const N_SLOTS: u64 = 4;
+
+/// A model of 16 experts, 4 of which a token uses, on a device with [`N_SLOTS`] for each layer, everything in host
+/// memory: the device's counts of each phase, in which a token comes again and again.
+fn promoted(cpu_helper: CpuHelper, link_bandwidth: f64, phases: &[(hobbit::Token, usize)]) -> Vec<DeviceCounters> {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = Spec { layers: 3, experts: 16, topk: N_SLOTS as u32, seed: 3, ..Spec::tiny("qwen3moe") };
+    let path = write(dir.path(), &spec);
+    let device = register(Options { link_bandwidth, compute_bandwidth: COMPUTE, ..early() });
+    let caching = CachingOptions { policy: PolicyKind::Lru, predictor: PredictorKind::None, ..Default::default() };
+    let device_options = DeviceOptions { cache: QUARTER, cpu_helper, ..on(&[&device]) };
+    let options = ModelOptions { caching, device: device_options, ..options(ALL) };
+    let settings = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
+    let mut session = Model::open(&path, &options).unwrap().session(&settings).unwrap();
+    let mut counts = Vec::new();
+    for &(token, n) in phases {
+        let before = session.stats().devices[0];
+        (0..n).for_each(|_| session.feed(&[token]).unwrap());
+        counts.push(session.stats().devices[0] - before);
+    }
+    assert_sound(&device);
+    counts
+}
+
+/// Experts that the CPU computes are copied to the device while the link is idle, once they are used more than those
+/// that are there: hits grow.
+#[test]
+fn promotions_over_an_idle_link() {
+    let (warm_up, once, often) = ((5, 32), [(9, 1), (5, 1), (9, 1)], (9, 96));
+    let phases = [&[warm_up], &once[..], &[often]].concat();
+    let run = |helper, link| -> Vec<_> {
+        let counts = promoted(helper, link, &phases).into_iter();
+        counts.map(|own| (own.hits, own.misses, own.promoted, own.helper_experts)).collect()
+    };
+    let on = run(CpuHelper::On, 1e12);
+    // What is read from the file goes to the device: three experts of the first token lose their slots, and come back.
+    assert_eq!(on[1..3], [(9, 3, 0, 0), (9, 3, 3, 3)]);
+    // Those of the second token are used twice, the others 33 times.
+    assert_eq!(on[3], (9, 3, 0, 3));
+    // The second token's replace them in the end.
+    let (hits, misses, n_promoted, _) = on[4];
+    assert!(n_promoted >= 3 && hits > 6 * misses, "{on:?}");
+    // The idle time of a layer is too short for an expert: at most one is copied, to measure the link.
+    let slow = run(CpuHelper::On, 1e6);
+    assert!(slow.iter().map(|own| own.2).sum::<u64>() <= 1, "{slow:?}");
+    // Every miss is copied on demand.
+    let off = run(CpuHelper::Off, 1e12);
+    assert!(off.iter().all(|own| (own.2, own.3) == (0, 0)), "{off:?}");
+}
+
 #[test]
 fn two_devices() {
     for [a, b] in [[late(), early()], [early(), late()]].map(|pair| pair.map(fast)) {

@@ -5,7 +5,7 @@ use std::path::Path;
 use gguf_tools::synth::{Format, Spec};
 use hobbit::options::{CpuHelper, LowShare, LowSource};
 use hobbit::stats::WarmStart;
-use hobbit::{DeviceOptions, Model, ModelOptions, PrecisionOptions, SessionOptions};
+use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, PrecisionOptions, Session, SessionOptions};
 use lagging_device::{Options, Order};
 
 use super::compare::{ALL, HALF, NONE, QUARTER, WAVES, devices, options, same};
@@ -103,24 +103,47 @@ fn divergence(from: &[Vec<f32>], to: &[Vec<f32>]) -> f64 {
 fn the_cpu_helper_is_as_close_as_the_two_backends_are() {
     let device = register(Options { rounds_products: true, ..Options::default() });
     // A trained model: close decisions of random routers flip with the last bit.
-    let run = |device: DeviceOptions, cpu_helper: CpuHelper| {
+    let run = |n_sequences: usize, n_steps: usize, device: DeviceOptions, cpu_helper: CpuHelper| {
         let device = DeviceOptions { cache: WAVES, cpu_helper, ..device };
         let model = Model::open(&bundled("demo.gguf"), &ModelOptions { device, ..options(ALL) }).unwrap();
-        let session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
-        let mut session = model.session(&session).unwrap();
-        let logits = demo_tokens(&model, 64).into_iter().map(|token| {
-            session.feed(&[token]).unwrap();
-            session.logits(0).unwrap().to_vec()
-        });
-        let logits: Vec<Vec<f32>> = logits.collect();
-        (logits, session.stats().devices.first().map_or(0, |device| device.helper_experts))
+        let n_seq_max = n_sequences as u32;
+        let settings = SessionOptions { n_ctx: 1024, n_seq_max, threads: Some(1), ..SessionOptions::default() };
+        let mut session = model.session(&settings).unwrap();
+        let tokens = demo_tokens(&model, n_steps + 2 * n_sequences);
+        // Once for the host's cache.
+        tokens.iter().for_each(|&token| session.feed(&[token]).unwrap());
+        session.reset();
+        let counters = |session: &Session| session.stats().devices.first().copied().unwrap_or_default();
+        let before = counters(&session);
+        let mut logits: Vec<Vec<f32>> = Vec::new();
+        for step in 0..n_steps {
+            let entry = |sequence: usize| BatchToken {
+                token: tokens[step + 2 * sequence],
+                position: step as i32,
+                sequence: sequence as i32,
+                logits: true,
+            };
+            session.evaluate(&(0..n_sequences).map(entry).collect::<Vec<_>>()).unwrap();
+            logits.extend((0..n_sequences).map(|row| session.logits(row).unwrap().to_vec()));
+        }
+        (logits, counters(&session) - before)
     };
-    let (on_cpu, _) = run(devices(&[]), CpuHelper::Off);
-    let (on_device, _) = run(on(&[&device]), CpuHelper::Off);
-    let (both, helped) = run(on(&[&device]), CpuHelper::On);
-    let (apart, found) = (divergence(&on_device, &on_cpu), divergence(&on_device, &both));
-    assert!(helped > 0 && apart > 0.0 && found > 0.0, "the two backends do not differ");
-    assert!(apart < KL_MAX && found < KL_MAX && found <= 2.0 * apart, "{found}, backends {apart} apart");
+    for (n_sequences, n_steps) in [(1, 64), (2, 32), (5, 16), (16, 16)] {
+        let run = |device, helper| run(n_sequences, n_steps, device, helper);
+        let (on_cpu, _) = run(devices(&[]), CpuHelper::Off);
+        let (on_device, alone) = run(on(&[&device]), CpuHelper::Off);
+        let (both, helped) = run(on(&[&device]), CpuHelper::On);
+        let (apart, found) = (divergence(&on_device, &on_cpu), divergence(&on_device, &both));
+        assert!(apart > 0.0 && found > 0.0, "the two backends do not differ");
+        assert!(found < KL_MAX && found <= 2.0 * apart, "{n_sequences} sequences: {found}, backends {apart} apart");
+        // Without slots every expert is missing, and with all of them in host memory the CPU computes each, once for
+        // all sequences: of 8 in each of 6 layers, which use 2 for a token.
+        let n_uses = (2 * 6 * n_sequences * n_steps) as u64;
+        assert_eq!((alone.helper_experts, helped.helper_experts), (0, helped.misses), "{n_sequences} sequences");
+        assert!(helped.misses <= n_uses.min(8 * 6 * n_steps as u64), "{n_sequences} sequences: {helped:?}");
+        assert_eq!(helped.misses == n_uses, n_sequences == 1, "{n_sequences} sequences: {helped:?}");
+    }
+    assert_sound(&device);
 }
 
 /// `--cache-state`: the device's slots are filled again, and it computes the same.

@@ -77,6 +77,26 @@ fn for_a_guess_nobody_leaves_who_is_shielded() {
     assert_eq!(cache.acquire_ahead(high(0, 3)).unwrap().evicted, Some(high(0, 0)), "2 is pinned");
 }
 
+#[test]
+fn a_wanted_expert_evicts_one_that_is_used_clearly_less() {
+    let mut cache = lru(vec![pool(0..1, 8, 2)]);
+    let use_it = |cache: &mut Cache, index, hit| cache.touch(expert(0, index), use_high(hit));
+    use_it(&mut cache, 0, false);
+    assert_eq!(cache.acquire_wanted(high(0, 0)).unwrap().evicted, None, "an empty slot costs nothing");
+    (0..2).for_each(|_| use_it(&mut cache, 1, false));
+    assert_eq!(cache.acquire_wanted(high(0, 1)).unwrap().evicted, None);
+    use_it(&mut cache, 2, false);
+    assert_eq!(cache.acquire_wanted(high(0, 2)), None, "as often as the least used resident");
+    use_it(&mut cache, 2, false);
+    cache.shield([high(0, 0)].into_iter());
+    assert_eq!(cache.acquire_wanted(high(0, 2)), None, "1 is used as often, and 0 is shielded");
+    cache.unshield_all();
+    assert_eq!(cache.acquire_wanted(high(0, 2)).unwrap().evicted, Some(high(0, 0)));
+    cache.begin_sequence();
+    use_it(&mut cache, 3, false);
+    assert_eq!(cache.acquire_wanted(high(0, 3)), None, "one use is too few, whoever is resident");
+}
+
 /// Records its calls.
 struct Recorder(Arc<Mutex<Vec<String>>>);
 
