@@ -90,7 +90,8 @@ fn promoted(cpu_helper: CpuHelper, link_bandwidth: f64, phases: &[(hobbit::Token
     let spec = Spec { layers: 3, experts: 16, topk: N_SLOTS as u32, seed: 3, ..Spec::tiny("qwen3moe") };
     let path = write(dir.path(), &spec);
     let device = register(Options { link_bandwidth, compute_bandwidth: COMPUTE, ..early() });
-    let caching = CachingOptions { policy: PolicyKind::Lru, predictor: PredictorKind::None, ..Default::default() };
+    let caching =
+        CachingOptions { policy: PolicyKind::Lru, predictor: PredictorKind::None, fill: false, ..Default::default() };
     let device_options = DeviceOptions { cache: QUARTER, cpu_helper, ..on(&[&device]) };
     let options = ModelOptions { caching, device: device_options, ..options(ALL) };
     let settings = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
@@ -115,21 +116,20 @@ fn promotions_over_an_idle_link() {
         let counts = promoted(helper, link, &phases).into_iter();
         counts.map(|own| (own.hits, own.misses, own.promoted, own.helper_experts)).collect()
     };
-    // Experts of the first phases come from the file, which only the device takes from. The other token's experts stay
-    // on the host after one use and after two, and replace the first one's after many.
     let on = run(CpuHelper::On, 1e12);
-    // The idle time of a layer is too short for an expert, so the CPU computes it each time.
+    // What is read from the file goes to the device: three experts of the first token lose their slots, and come back.
+    assert_eq!(on[1..3], [(9, 3, 0, 0), (9, 3, 3, 3)]);
+    // Those of the second token are used twice, the others 33 times.
+    assert_eq!(on[3], (9, 3, 0, 3));
+    // The second token's replace them in the end.
+    let (hits, misses, n_promoted, _) = on[4];
+    assert!(n_promoted >= 3 && hits > 6 * misses, "{on:?}");
+    // The idle time of a layer is too short for an expert: at most one is copied, to measure the link.
     let slow = run(CpuHelper::On, 1e6);
+    assert!(slow.iter().map(|own| own.2).sum::<u64>() <= 1, "{slow:?}");
     // Every miss is copied on demand.
     let off = run(CpuHelper::Off, 1e12);
-    assert_eq!(
-        [on, slow, off],
-        [
-            [(372, 12, 0, 0), (9, 3, 0, 0), (9, 3, 3, 3), (9, 3, 0, 3), (0, 0, 3, 0)],
-            [(372, 12, 0, 0), (9, 3, 0, 0), (9, 3, 0, 3), (9, 3, 0, 0), (0, 0, 0, 0)],
-            [(372, 12, 0, 0), (9, 3, 0, 0), (9, 3, 0, 0), (9, 3, 0, 0), (0, 0, 0, 0)],
-        ]
-    );
+    assert!(off.iter().all(|own| (own.2, own.3) == (0, 0)), "{off:?}");
 }
 
 #[test]

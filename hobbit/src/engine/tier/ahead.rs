@@ -247,6 +247,8 @@ impl Tier {
     /// Copies wanted versions, the last first, in the time for which the link has been idle. Versions that are resident, have left host memory, or would evict better ones are dropped: the next use wants them again.
     /// Returns whether the host has waited for a copy, to measure the link.
     fn promote(&mut self, host: &mut Host, ahead: &mut UploadsAhead, estimates: &Estimates) -> bool {
+        let mut again = Vec::new();
+        let mut measured = false;
         while let Some(version) = ahead.wanted.pop_back() {
             let has_room = self.cache.share_of(version).is_some() && self.cache.lookup(version).is_none();
             let Some(bytes) = host.layout().bytes(version).filter(|_| has_room) else { continue };
@@ -257,6 +259,8 @@ impl Tier {
             }
             let began = self.clock.seconds();
             if self.upload_for_layer(host, &mut ahead.underway, &[version], true).is_empty() {
+                // The running layer pins what it uses.
+                again.extend((self.busy == Some(version.expert.layer)).then_some(version));
                 continue;
             }
             self.counters.promoted += 1;
@@ -264,12 +268,14 @@ impl Tier {
                 // Where the CPU computes every miss, nothing else measures the link.
                 self.copy.synchronize();
                 ahead.idle.observe_link(bytes, self.clock.seconds() - began);
-                return true;
+                measured = true;
+                break;
             };
             ahead.spare -= seconds;
             ahead.promoted_at = ahead.promoted_at.max(began) + seconds;
         }
-        false
+        ahead.wanted.extend(again.into_iter().rev());
+        measured
     }
 
     /// Copies versions of one layer into slots, kind by kind in the order of its products. Returns those that are in
