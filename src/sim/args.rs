@@ -328,7 +328,7 @@ impl WorldArgs {
         let pace = match predictor {
             _ if !self.late => Pace::Timed,
             PredictedBy::Predictor(kind) => Pace::of_paper(kind),
-            PredictedBy::Oracle | PredictedBy::Partly(_) => Pace::First(usize::MAX),
+            PredictedBy::Oracle | PredictedBy::Partly(_) => Pace::All,
         };
         let prefetch = Prefetch { distance_max: self.distance.max(1), shield: !self.no_shield, pace };
         let is_on = predictor != PredictedBy::Predictor(PredictorKind::None);

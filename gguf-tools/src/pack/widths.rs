@@ -21,6 +21,10 @@ pub struct Args {
     #[arg(long, value_name = "N%", requires = "profile", value_parser = percent)]
     #[arg(conflicts_with_all = ["high", "only_low", "target_size"])]
     max_loss: Option<f64>,
+    /// With --max-loss: choose between two of the profile's widths only, with all experts at which the model was
+    /// measured just within and beyond the loss (EdgeMoE)
+    #[arg(long, requires = "max_loss")]
+    bounds: bool,
     /// Lower the most robust experts' high precision until the pack is this small: 6GiB
     #[arg(long, value_name = "SIZE", requires = "profile", value_parser = size)]
     #[arg(conflicts_with_all = ["high", "only_low"])]
@@ -52,6 +56,7 @@ impl Args {
         let mixes = (!profile.mixes.is_empty()).then(|| mixes_to_json(&profile.mixes));
         let thresholds = profile.thresholds.as_ref().map(|own| (own.t1, own.t2));
         let goal = match (self.max_loss, self.target_size) {
+            (Some(max_loss), _) if self.bounds => Goal::Bounded(max_loss),
             (Some(max_loss), _) => Goal::MaxLoss(max_loss),
             (None, Some(bytes)) => Goal::TargetSize { bytes, other: other_bytes(source, &map, low) },
             (None, None) => return Ok(Chosen { widths: None, thresholds, norms, mixes }),

@@ -48,6 +48,8 @@ fn each_expert_gets_its_own_width() {
     assert!(measured.norms.len() == 6 && measured.norms.iter().all(|own| own.norms.len() == 8));
     assert!(measured.norms.iter().flat_map(|own| &own.norms).all(|norm| *norm > 0.0));
     assert_eq!(info(&pack).mixes, None, "none were sought");
+    let bounded = pack_with(&["--max-loss", "1%", "--bounds"], "perplexity +");
+    assert!(bounded < Gguf::open(Path::new(&model)).unwrap().file_bytes(), "{bounded}");
     let sized = pack_with(&["--target-size", "8MiB"], "perplexity +");
     assert!(sized <= 8 << 20 && sized > 7 << 20, "{sized}");
     refuse(&["--target-size", "1MiB"], "cannot be reached");

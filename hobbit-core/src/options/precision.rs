@@ -123,8 +123,7 @@ pub enum Prefetch {
     #[default]
     Auto,
     On,
-    /// Every guess, by the rule of the predictor's paper ([`Pace::of_paper`]): none is judged for its worth, and no
-    /// predicted expert is evicted before its layer has run.
+    /// Every guess, by the rule of the predictor's paper ([`Pace::of_paper`]): none is judged for its worth.
     All,
     /// Never. Predictions are still made and judged.
     Off,

@@ -118,8 +118,9 @@ impl Preset {
                 PresetSettings { policy: PolicyKind::EdgeMoe, predictor: PredictorKind::PathTable, ..base }
             }
             // 4.2: the next layer's gate, everything above the 75th percentile. 4.3: as many experts as can be read
-            // while a layer runs; experts are computed in the order in which their transfers end. 4.4: the first L layers whole (L = 3 for Qwen1.5-MoE), ARC in each. 4.5: 25
-            // % of a prompt's experts low, none in decode, and none cached.
+            // while a layer runs; experts are computed in the order in which their transfers end. 4.4: the first L
+            // layers whole (L = 3 for Qwen1.5-MoE), ARC in each. 4.5: 25 % of a prompt's experts low, none in decode,
+            // and none cached.
             Self::Fate => PresetSettings {
                 policy: PolicyKind::Arc,
                 slots: Allocation::ShallowFirst { layers: 3 },

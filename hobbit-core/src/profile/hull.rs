@@ -16,7 +16,7 @@ pub(super) struct Walked {
     pub(super) loss: f64,
 }
 
-/// Starts with each item's first choice, which is the largest and loses nothing, and takes steps to smaller ones while
+/// Starts with each item's first choice, which is the largest and loses least, and takes steps to smaller ones while
 /// `goes_on` returns true. `goes_on` receives the bytes before and the loss after each step. The choices of fewer steps
 /// are always a prefix of more.
 pub(super) fn walk(items: &[Vec<Choice>], goes_on: impl Fn(u64, f64) -> bool) -> Walked {
@@ -41,7 +41,8 @@ pub(super) fn walk(items: &[Vec<Choice>], goes_on: impl Fn(u64, f64) -> bool) ->
     steps.sort_by(|a, b| a.slope.total_cmp(&b.slope).then(a.at.cmp(&b.at)));
 
     let bytes = items.iter().map(|choices| choices[0].bytes).sum();
-    let mut walked = Walked { chosen: vec![0; items.len()], bytes, loss: 0.0 };
+    let loss = items.iter().map(|choices| choices[0].loss).sum();
+    let mut walked = Walked { chosen: vec![0; items.len()], bytes, loss };
     for Step { item, to, .. } in steps {
         let (from, next) = (items[item][walked.chosen[item]], items[item][to]);
         let loss = walked.loss + (next.loss - from.loss);

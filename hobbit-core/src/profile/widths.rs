@@ -4,9 +4,10 @@
 //! loss per byte saved until the goal is reached, so choices for a looser goal contain those for a stricter one.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use super::hull::{Choice, walk};
-use super::{Profile, SliceTypes, WidthsError};
+use super::{Profile, SliceTypes, Width, WidthsError};
 use crate::expert::ExpertId;
 use crate::gguf::{ExpertMap, GgmlType};
 
@@ -14,6 +15,9 @@ use crate::gguf::{ExpertMap, GgmlType};
 pub enum Goal {
     /// Save as much as costs at most this relative increase of perplexity (predicted); 0.02 is two percent.
     MaxLoss(f64),
+    /// The same with EdgeMoE's bounds: each expert gets one of two neighbouring widths. Measured with every expert at
+    /// the wider one, the model is within the loss, at the narrower one beyond it.
+    Bounded(f64),
     /// Lose as little as a file of at most `bytes` allows; `other` of them are no high-precision expert records:
     /// ordinary tensors, header, low-precision records.
     TargetSize {
@@ -39,6 +43,7 @@ pub fn widths(profile: &Profile, map: &ExpertMap, goal: Goal) -> Result<Widths, 
     if profile.widths.is_empty() {
         return Err(WidthsError::NoWidths);
     }
+    let allowed = allowed(&profile.widths, goal);
     let mut ids = Vec::new();
     let mut choices = Vec::new();
     let mut types = Vec::new();
@@ -57,11 +62,12 @@ pub fn widths(profile: &Profile, map: &ExpertMap, goal: Goal) -> Result<Widths, 
         }
         for index in 0..layer.n_expert as u16 {
             ids.push(ExpertId { layer: layer.layer, index });
-            let of = |(width, profiled, bytes): &(&super::Width, &super::LayerWidth, u64)| Choice {
+            let of = |(width, profiled, bytes): &(&Width, &super::LayerWidth, u64)| Choice {
                 bytes: *bytes,
                 loss: profiled.experts[usize::from(index)] * width.scale,
             };
-            choices.push([Choice { bytes: whole, loss: 0.0 }].into_iter().chain(lowered.iter().map(of)).collect());
+            let all = [Choice { bytes: whole, loss: 0.0 }].into_iter().chain(lowered.iter().map(of));
+            choices.push(all.skip(*allowed.start()).take(allowed.clone().count()).collect());
             types.push(lowered.iter().map(|(width, profiled, _)| (width.dtype, profiled.types)).collect::<Vec<_>>());
         }
     }
@@ -72,7 +78,7 @@ pub fn widths(profile: &Profile, map: &ExpertMap, goal: Goal) -> Result<Widths, 
         let Choice { bytes, loss } = choices[i][choice];
         nats += loss;
         widths.record_bytes += bytes;
-        if let Some((width, slices)) = choice.checked_sub(1).map(|lowered| types[i][lowered]) {
+        if let Some((width, slices)) = (allowed.start() + choice).checked_sub(1).map(|lowered| types[i][lowered]) {
             widths.types.insert(ids[i], slices);
             *widths.counts.entry(width).or_default() += 1;
         }
@@ -81,10 +87,18 @@ pub fn widths(profile: &Profile, map: &ExpertMap, goal: Goal) -> Result<Widths, 
     Ok(widths)
 }
 
-/// The position of each expert's choice. Every expert has at least its first choice, which is no change.
+/// The widths that experts may have: 0 is the model's own, others are the profile's, widest first.
+fn allowed(widths: &[Width], goal: Goal) -> RangeInclusive<usize> {
+    let Goal::Bounded(max) = goal else { return 0..=widths.len() };
+    let loss = |width: &Width| width.kl.exp_m1().max(width.perplexity_increase);
+    let wider = widths.iter().take_while(|width| loss(width) <= max).count();
+    wider..=(wider + 1).min(widths.len())
+}
+
+/// The position of each expert's choice. Every expert has at least its first choice, the widest.
 fn choose(experts: &[Vec<Choice>], goal: Goal) -> Result<Vec<usize>, WidthsError> {
     match goal {
-        Goal::MaxLoss(max) => Ok(walk(experts, |_, nats| nats.exp_m1() <= max).chosen),
+        Goal::MaxLoss(max) | Goal::Bounded(max) => Ok(walk(experts, |_, nats| nats.exp_m1() <= max).chosen),
         Goal::TargetSize { bytes: target, other } => {
             let walked = walk(experts, |bytes, _| bytes.saturating_add(other) > target);
             let smallest = walked.bytes.saturating_add(other);

@@ -5,6 +5,8 @@ use super::*;
 use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind};
 use crate::load::LoadClass;
+use crate::load::prefetch::{Governor, Pace, PrefetchOptions, Prefetcher};
+use crate::predict::{self, PredictShape, PredictorKind};
 use crate::route::{Phase, Thresholds};
 use SliceKind::{Down, Gate, Up};
 
@@ -385,4 +387,30 @@ fn shares_that_shrink_lose_residents_unless_they_are_in_use() {
     assert_eq!([1, 2].map(|index| toy.cache().is_complete(high(0, index))), [true, false]);
     run(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
     assert_eq!((toy.counters().hits, toy.counters().misses), (1, 3));
+}
+
+/// HOBBIT masks predicted experts (section 3.3), however unlikely they are. What finds no slot then is staged.
+#[test]
+fn a_read_ahead_evicts_no_predicted_expert() {
+    let small = Small::default();
+    let (mut toy, mut chosen) = (small.residency(), Selection::default());
+    let shape = PredictShape::new((0..2).map(|layer| (layer, small.n_expert)), 3);
+    let options = PrefetchOptions { pace: Pace::All, ..PrefetchOptions::default() };
+    toy.background.lookahead = Some(Lookahead::new(
+        predict::build(PredictorKind::StackedGate, shape.clone(), None),
+        Prefetcher::new(options, Default::default()),
+        Governor::fixed(true),
+        LookaheadOptions { shape, distance_max: 1, shields: true, compares_tokens: false },
+    ));
+    run(&mut toy, &small, &mut chosen, 1, &[&[0, 1]]);
+    let step = begin(&mut toy, &small, &mut chosen, 0, &[&[2, 3]]);
+    let scores = [0.05, 0.0, 0.0, 0.0, 0.0, 0.75, 0.2, 0.0];
+    toy.predict(&step, &chosen.token_choices(), vec![vec![(1, scores.to_vec())]], None, &());
+    let ahead: Vec<_> = waiting(&toy).into_iter().filter(|(class, ..)| *class == LoadClass::Prefetch).collect();
+    let read = |index, kind, is_staged| (LoadClass::Prefetch, index, Some(kind), is_staged);
+    let expected = [(5, false), (6, true)].map(|(index, is_staged)| KINDS.map(|kind| read(index, kind, is_staged)));
+    assert_eq!(ahead, expected.concat());
+    let is_resident = |index| toy.cache().lookup(high(1, index)).is_some();
+    assert_eq!([0, 1, 5, 6].map(is_resident), [true, false, true, false], "0 is older than 1, but predicted");
+    finish(&mut toy, &chosen, step);
 }

@@ -35,8 +35,8 @@
 //! Probabilities are learned by predicted weight, separately for resident and missing experts ([`Odds`]): where nearly
 //! all used experts are in the cache, most predictions of missing ones are wrong.
 //!
-//! The papers judge no guess. With [`Pace::First`] and [`Pace::Budget`] every guess is read, as far as there are slots
-//! or staging for it, and none is evicted before its layer has run ([`Prefetcher::masked`]).
+//! The papers judge no guess: with [`Pace::All`], [`Pace::First`] and [`Pace::Budget`] it is read if there is a slot or
+//! staging for it.
 //!
 //! The [`Governor`] measures the costs that no estimate knows, for example a disk that slows down the computation.
 

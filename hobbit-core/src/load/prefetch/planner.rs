@@ -34,8 +34,11 @@ pub enum Pace {
     /// As much as there is time for and is worth its risk; see the module.
     #[default]
     Timed,
-    /// Every guess, at most this many versions per layer, best scores first, whatever the time. Residency then depends
-    /// on tokens only, provided that [`Holdings::is_resident`] does and the governor is fixed.
+    /// Every guess, whatever the time, and no predicted expert is evicted before its layer has run (HOBBIT, section
+    /// 3.3).
+    All,
+    /// At most this many versions per layer, best scores first, whatever the time. As with [`Pace::All`], residency
+    /// depends on tokens only, provided that [`Holdings::is_resident`] does and the governor is fixed.
     First(usize),
     /// The best guesses of a layer, as many as can be read while a layer runs: Fate's `n = T / t_expert` (section
     /// 4.3).
@@ -51,7 +54,7 @@ impl Pace {
         match predictor {
             PredictorKind::CrossLayer => Self::Budget,
             PredictorKind::PathTable => Self::First(Self::EDGEMOE),
-            PredictorKind::None | PredictorKind::StackedGate | PredictorKind::Previous => Self::First(usize::MAX),
+            PredictorKind::None | PredictorKind::StackedGate | PredictorKind::Previous => Self::All,
         }
     }
 }
@@ -197,6 +200,7 @@ impl Prefetcher {
         let candidates = candidates.into_iter().filter(is_wanted).collect();
         let loads = match self.options.pace {
             Pace::Timed => self.in_time(candidates, link, room),
+            Pace::All => self.first(candidates, |_| usize::MAX, room),
             Pace::First(n) => self.first(candidates, |_| n, room),
             Pace::Budget => self.first(candidates, |bytes| self.reads_per_layer(bytes), room),
         };
@@ -216,8 +220,7 @@ impl Prefetcher {
     /// Versions not to evict before their layer has run: the experts that the last plan masked, and what is read
     /// ahead for layers that have not begun.
     ///
-    /// HOBBIT masks all predicted experts (section 3.3). [`Pace::Timed`] masks those that are more likely used than
-    /// not: evicting the others costs less than the slot is worth.
+    /// [`Pace::All`] masks all predicted experts, the others those that are more likely used than not.
     pub fn masked(&self) -> impl Iterator<Item = Version> {
         let both = |&expert| [Version::high(expert), Version::low(expert)];
         self.masked.iter().flat_map(both).chain(self.outstanding.iter().map(|own| own.load.version))
@@ -226,7 +229,7 @@ impl Prefetcher {
     fn mask(&mut self, candidates: &[Candidate]) {
         let is_likely = |own: &&Candidate| {
             let Chances { high, low } = self.odds.chances(own.guess());
-            self.options.pace != Pace::Timed || high + low > 0.5
+            self.options.pace == Pace::All || high + low > 0.5
         };
         self.masked.clear();
         self.masked.extend(candidates.iter().filter(is_likely).map(|own| own.predicted.expert));

@@ -310,7 +310,7 @@ fn papers_read_every_guess() {
 }
 
 #[test]
-fn all_predicted_experts_are_masked_where_no_worth_is_judged() {
+fn all_predicted_experts_are_masked_where_all_are_read() {
     let masked = |prefetcher: &Prefetcher| {
         let mut indices: Vec<u16> = prefetcher.masked().map(|version| version.expert.index).collect();
         indices.dedup();
@@ -322,12 +322,12 @@ fn all_predicted_experts_are_masked_where_no_worth_is_judged() {
     let mut judging = timed(0.008);
     assert_eq!(versions(&judging.plan(&ahead, Link::default(), &world)), high(&[1]));
     assert_eq!(masked(&judging), [1]);
-    let options = PrefetchOptions { pace: Pace::First(1), ..PrefetchOptions::default() };
+    let options = PrefetchOptions { pace: Pace::All, ..PrefetchOptions::default() };
     let mut paper = prefetcher(0.008, options);
-    assert_eq!(versions(&paper.plan(&ahead, Link::default(), &world)), high(&[1]));
-    assert_eq!(masked(&paper), [0, 1, 2, 1], "what is read ahead is masked on its own account, too");
+    assert_eq!(versions(&paper.plan(&ahead, Link::default(), &world)), high(&[1, 2]));
+    assert_eq!(masked(&paper), [0, 1, 2, 1, 2], "what is read ahead is masked on its own account, too");
     paper.plan(&Ahead::default(), Link::default(), &world);
-    assert_eq!(paper.masked().collect::<Vec<_>>(), high(&[1]), "until its layer begins");
+    assert_eq!(paper.masked().collect::<Vec<_>>(), high(&[1, 2]), "until its layer begins");
     paper.settle(1, &[], &[], false);
     assert_eq!(paper.masked().count(), 0);
 }
@@ -378,7 +378,7 @@ proptest! {
         thresholds in (0.0f32..=1.0, 0.0f32..=1.0),
         has_low: bool,
         large in prop::option::of(0u16..12),
-        pace in prop_oneof![Just(Pace::Timed), (0usize..5).prop_map(Pace::First), Just(Pace::Budget)],
+        pace in prop_oneof![Just(Pace::Timed), (0usize..5).prop_map(Pace::First), Just(Pace::All), Just(Pace::Budget)],
     ) {
         let thresholds = Thresholds::new(thresholds.0.min(thresholds.1), thresholds.0.max(thresholds.1)).unwrap();
         let options = PrefetchOptions { thresholds, pace, outstanding_max: 9, ..PrefetchOptions::default() };
@@ -430,6 +430,7 @@ proptest! {
                     prop_assert!(loads.is_sorted_by(|a, b| a.saved >= b.saved), "order");
                 }
                 Pace::First(n) => prop_assert!(outstanding.len() <= n, "fixed budget"),
+                Pace::All => prop_assert!(outstanding.len() <= 9, "room"),
                 Pace::Budget => {
                     let least = prefetcher.estimates.load_seconds(2 * MIB).unwrap();
                     prop_assert!(outstanding.len() as f64 <= layer_seconds / least, "Fate's n");

@@ -119,6 +119,33 @@ fn widths_come_with_the_types_of_every_slice() {
     assert_eq!(chosen.counts, [(q2(), 1)].into());
 }
 
+/// EdgeMoE (section III-B): bounds by uniform widths first, then the most robust experts at the lower one.
+#[test]
+fn bounds_leave_two_neighbouring_widths() {
+    let width = |name: &str, loss: f64| {
+        let dtype = GgmlType::from_name(name).unwrap();
+        let types = SliceTypes::lowered(&map().layers[0], dtype);
+        let layers = vec![LayerWidth { layer: 3, types, kl: 4.0 * loss, experts: vec![loss, 3.0 * loss] }];
+        Width { dtype, kl: 4.0 * loss, perplexity_increase: (4.0 * loss).exp_m1(), scale: 1.0, layers }
+    };
+    let widths_of = |goal| {
+        let profile =
+            Profile { widths: vec![width("q6_k", 0.001), width("q4_k", 0.002), width("q2_k", 0.01)], ..profile() };
+        let chosen = widths(&profile, &map(), goal).unwrap();
+        let names = (0..2).map(|index| {
+            let types = chosen.types.get(&ExpertId { layer: 3, index })?;
+            Some(types.get(SliceKind::Up)?.name().to_owned())
+        });
+        names.map(|name| name.unwrap_or_else(|| "own".to_owned())).collect::<Vec<_>>()
+    };
+    // Every expert at q4_K loses 0.8 %, at q2_K 4.1 %.
+    assert_eq!(widths_of(Goal::Bounded(0.02)), ["q2_K", "q4_K"]);
+    assert_eq!(widths_of(Goal::Bounded(0.008)), ["q4_K", "q6_K"], "the logarithm of 0.8 % is below 0.008");
+    assert_eq!(widths_of(Goal::Bounded(0.002)), ["q6_K", "own"]);
+    assert_eq!(widths_of(Goal::Bounded(0.0)), ["own", "own"]);
+    assert_eq!(widths_of(Goal::Bounded(1.0)), ["q2_K", "q2_K"]);
+}
+
 #[test]
 fn another_models_layers_and_empty_profiles_are_refused() {
     let mut other = map();
