@@ -317,7 +317,12 @@ fn run(args: &Args, shape: &Shape, path: &Path, flags: Option<&str>) -> Result<R
     let n_cpu_moe = shape.spec.layers - shape.spec.layers * percent / 100;
     let mut cpu_bytes = 0;
     let mut engine = match flags {
-        Some(_) => Engine::Hobbit(Box::new(Model::open(path, &case.model_options()?)?.session(&session)?)),
+        Some(_) => {
+            let session = Model::open(path, &case.model_options()?)?.session(&session)?;
+            // Experts are in host memory, low versions too, as after some time of use.
+            session.model().finish_filling();
+            Engine::Hobbit(Box::new(session))
+        }
         None => {
             let layers = Gguf::open(path)?.experts()?.layers;
             let tensors = layers.iter().take(n_cpu_moe as usize).flat_map(|layer| &layer.tensors);

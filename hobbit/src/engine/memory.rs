@@ -243,9 +243,9 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     new.warm_up();
     new.record_residents();
     if shared.options.caching.fill && shared.wrap_store.is_none() {
-        // Filling from the page cache costs the same CPU time now as on demand. Only direct reads, which take the
-        // disk's time instead, are worth doing between tokens.
-        new.fill_free_slots(shared.options.caching.policy, choice.kind == StoreKind::Direct);
+        // Filling from the page cache costs the same CPU time now as on demand. Direct reads take the disk's time
+        // instead, and where a device computes, the CPU's time is free.
+        new.fill_free_slots(shared.options.caching.policy, choice.kind == StoreKind::Direct || copies);
     }
     let description = new.description.clone();
     *memories = Some(new);
