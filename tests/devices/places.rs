@@ -145,7 +145,7 @@ fn experts_in_unified_memory_are_there_once_and_never_copied() {
         let lag = register(Options { unified: true, undeclared: true, order, ..Options::default() });
         for case in some_cases() {
             let reference = Reference::new(&case, &Placed::on(&[lag.name()]));
-            let n_expert = case.spec().experts as u32;
+            let n_expert = case.spec().experts;
             let run = |unified, expert_cache| {
                 let device = DeviceOptions { unified, cache: ALL, ..on(&[&lag]) };
                 let session = reference.check(&ModelOptions { device, ..options(expert_cache) }, None);
@@ -165,7 +165,7 @@ fn experts_in_unified_memory_are_there_once_and_never_copied() {
                 slots.map(|slots| (slots.cache.clone(), slots.least, slots.most)).collect()
             };
             let host = ("the host".to_owned(), n_expert, n_expert);
-            assert_eq!(copies(&run(UnifiedMemory::On, ALL)), [host.clone()]);
+            assert_eq!(copies(&run(UnifiedMemory::On, ALL)), std::slice::from_ref(&host));
             for unified in [UnifiedMemory::Auto, UnifiedMemory::Off] {
                 let session = run(unified, ALL);
                 assert_eq!(copies(&session), [host.clone(), (lag.name().to_owned(), n_expert, n_expert)]);
