@@ -6,12 +6,12 @@ use gguf_tools::synth::{Format, Spec};
 use hobbit::options::{CpuHelper, LowShare, LowSource, PrecisionMode};
 use hobbit::stats::PrecisionReport;
 use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, PrecisionOptions, SessionOptions, Stats};
-use lagging_device::{Options, Order};
+use lagging_device::{Device, Order};
 
 use super::compare::{ALL, QUARTER, options};
 use super::fixture::ends::dynamic;
 use super::fixture::write;
-use super::{assert_sound, on, register};
+use super::{assert_sound, on, ordered};
 
 fn spec() -> Spec {
     let types = vec![Format::Q8_0];
@@ -21,8 +21,7 @@ fn spec() -> Spec {
 /// Evaluates 32 tokens of a prompt, then 64 one by one, on a device that has a quarter of the experts. Counts bytes
 /// copied for the prompt and for the others, and uses in low precision, skipped, and of other experts than the
 /// router's.
-fn run(order: Order, low: bool, change: fn(&mut ModelOptions)) -> ([u64; 5], PrecisionReport) {
-    let device = register(Options { order, ..Options::default() });
+fn run(device: &Device, low: bool, change: fn(&mut ModelOptions)) -> ([u64; 5], PrecisionReport) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let high = write(dir.path(), &spec());
     let low_dir = tempfile::tempdir().expect("a temporary directory");
@@ -31,7 +30,7 @@ fn run(order: Order, low: bool, change: fn(&mut ModelOptions)) -> ([u64; 5], Pre
     let mut options = ModelOptions {
         low: low.map(LowSource::File),
         precision: PrecisionOptions { deterministic: true, ..PrecisionOptions::default() },
-        device: DeviceOptions { cache: QUARTER, cpu_helper: CpuHelper::Off, ..on(&[&device]) },
+        device: DeviceOptions { cache: QUARTER, cpu_helper: CpuHelper::Off, ..on(&[device]) },
         ..options(ALL)
     };
     change(&mut options);
@@ -52,7 +51,7 @@ fn run(order: Order, low: bool, change: fn(&mut ModelOptions)) -> ([u64; 5], Pre
         session.evaluate(&[token(position)]).expect("nothing fails");
     }
     let stats = session.stats();
-    assert_sound(&device);
+    assert_sound(device);
     let total = stats.total();
     let counts = [prompt - before, uploaded(&stats) - prompt, total.used.low, total.used.skipped, total.rerouted.uses];
     (counts, session.precision().clone())
@@ -97,9 +96,10 @@ fn each_approximation_saves_copies() {
             [2_558_976, 24_336_384, 0, 0, 207],
         ),
     ];
-    for (name, low, change, expected) in rows {
-        for order in [Order::CopiesLate, Order::CopiesEarly] {
-            let (counts, report) = run(order, low, change);
+    for order in [Order::CopiesLate, Order::CopiesEarly] {
+        let device = ordered(order);
+        for (name, low, change, expected) in rows {
+            let (counts, report) = run(&device, low, change);
             assert_eq!(counts, expected, "{name}, {order:?}");
             let is_dynamic = low && name != "--precision exact";
             assert_eq!((report.is_dynamic(), report.over_link), (is_dynamic, is_dynamic), "{name}");

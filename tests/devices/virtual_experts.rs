@@ -70,11 +70,11 @@ fn tokens_use_resident_experts_as_virtual_ones() {
         drop((at_last, session));
         // The host has every expert: the device's are the present ones, and change while the link is idle.
         let mut session = open(QUARTER, ALL, VirtualExperts::Auto, &Arc::default()).expect("the model opens");
-        evaluate(&mut session, 0..40);
-        for position in 40..160 {
-            // One token again and again: its experts are wanted more than those that the prompt left.
-            let again = BatchToken { token: 9, position, sequence: 0, logits: true };
-            session.evaluate(&[again]).expect("nothing fails");
+        // The prompt leaves the experts of its one token; those of the others, again and again, are then wanted more.
+        let entry = |token| move |position| BatchToken { token, position, sequence: 0, logits: true };
+        session.evaluate(&(0..40).map(entry(5)).collect::<Vec<_>>()).expect("nothing fails");
+        for (position, token) in (40..).zip([9, 77, 130, 201].into_iter().flat_map(|token| [token; 60])) {
+            session.evaluate(&[entry(token)(position)]).expect("nothing fails");
         }
         let stats = session.stats();
         assert!(stats.decode.rerouted.uses > 0 && stats.devices[0].promoted > 0, "{:?}", stats.devices);
