@@ -117,7 +117,7 @@ fn promotions_over_an_idle_link() {
         counts.map(|own| (own.hits, own.misses, own.promoted, own.helper_experts)).collect()
     };
     let on = run(CpuHelper::On, 1e12);
-    // What is read from the file goes to the device: three experts of the first token lose their slots, and come back.
+    // Misses that the file serves go to the device: three experts of the first token lose their slots, and come back.
     assert_eq!(on[1..3], [(9, 3, 0, 0), (9, 3, 3, 3)]);
     // Those of the second token are used twice, the others 33 times.
     assert_eq!(on[3], (9, 3, 0, 3));

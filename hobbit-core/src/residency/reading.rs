@@ -17,7 +17,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if !self.in_flight.is_reading_ahead && !self.background.is_reading() {
             return;
         }
-        // An upgrade whose expert a device has remains one: without its pin, its slot could be evicted once it has landed.
+        // An upgrade whose expert a device has remains one: without its pin, its slot could be evicted at once.
         let is_needed = |version| step.used.iter().any(|&used| !used.is_on_device && step.version(used) == version);
         // From here on its read is one like any other: if it fails, the batch does.
         for slot in self.background.upgrades.take_over(is_needed) {

@@ -1,4 +1,4 @@
-//! What it costs to multiply an expert, by the memory that it lies in.
+//! The cost of multiplying an expert, by the memory that it lies in.
 
 /// The nearest memory that has a version, seen from the device that multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
