@@ -104,7 +104,7 @@ fn prefetch(mut ahead: Ahead) -> Ahead {
 
 /// A token's misses, layer by layer: every chosen expert, three in four of them in host memory.
 fn misses() -> (Vec<Vec<Miss>>, Costs) {
-    let on_host = |index: u16| index % 4 != 0;
+    let on_host = |index: u16| !index.is_multiple_of(4);
     let miss = |&(index, score): &(u16, f32)| Miss { index, bytes: 6 * MIB, rows: 1, score, on_host: on_host(index) };
     let token = inputs::tokens(1, 6).remove(0);
     let misses = token.iter().map(|choice| choice.chosen.iter().map(miss).collect()).collect();
