@@ -6,7 +6,7 @@ use gguf_tools::synth::{Format, Spec};
 use hobbit::options::{CpuHelper, LowShare, LowSource};
 use hobbit::stats::WarmStart;
 use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, PrecisionOptions, Session, SessionOptions};
-use lagging_device::{Options, Order};
+use lagging_device::{Device, Options, Order};
 
 use super::compare::{ALL, HALF, NONE, QUARTER, WAVES, devices, options, same};
 use super::fixture::cases::case;
@@ -46,35 +46,37 @@ fn skipped_experts() {
 /// In deterministic mode nothing depends on when operations run, not even skipping.
 #[test]
 fn skipping_does_not_depend_on_when_operations_run() {
+    let orders = [Order::CopiesLate, Order::CopiesEarly];
+    let [copying, unified] =
+        [false, true].map(|unified| orders.map(|order| register(Options { order, unified, ..Options::default() })));
     for arch in ["qwen3moe", "gpt-oss", "deepseek2"] {
         let types = vec![Format::Q8_0];
         let case = case(arch, Spec { experts: 16, topk: 4, seed: 21, types, ..Spec::tiny(arch) });
         let (dir, low_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (high, low) = (case.write(dir.path()), write(low_dir.path(), &lowered(case.spec())));
-        let run = |order: Order, unified: bool, cache, expert_cache| {
-            let device = register(Options { order, unified, ..Options::default() });
+        let run = |device: &Device, cache, expert_cache| {
             let options = ModelOptions {
                 low: Some(LowSource::File(low.clone())),
                 low_share: LowShare::Percent(40.0),
                 precision: PrecisionOptions { deterministic: true, ..dynamic(0.4, 0.7) },
-                device: DeviceOptions { cache, ..on(&[&device]) },
+                device: DeviceOptions { cache, ..on(&[device]) },
                 ..options(expert_cache)
             };
             let (rows, session) = case.hobbit(&high, &options, None).unwrap();
             let used = session.stats().total().used;
             assert!(used.high > 0 && used.low > 0 && used.skipped > 0, "{arch}: {used:?}");
-            assert_sound(&device);
+            assert_sound(device);
             rows
         };
         let equal = |what: &str, a: &[Row], b: &[Row]| {
             same(a, b).unwrap_or_else(|error| panic!("{arch}, {what}: {error}"));
         };
-        for (unified, cache, expert_cache) in
-            [(false, QUARTER, HALF), (false, WAVES, HALF), (false, HALF, NONE), (true, WAVES, HALF)]
+        for ([late, early], cache, expert_cache) in
+            [(&copying, QUARTER, HALF), (&copying, WAVES, HALF), (&copying, HALF, NONE), (&unified, WAVES, HALF)]
         {
-            let rows = run(Order::CopiesLate, unified, cache, expert_cache);
-            equal("copies early", &rows, &run(Order::CopiesEarly, unified, cache, expert_cache));
-            equal("again", &rows, &run(Order::CopiesLate, unified, cache, expert_cache));
+            let rows = run(late, cache, expert_cache);
+            equal("copies early", &rows, &run(early, cache, expert_cache));
+            equal("again", &rows, &run(late, cache, expert_cache));
         }
     }
 }
