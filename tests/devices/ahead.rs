@@ -106,8 +106,8 @@ fn promoted(cpu_helper: CpuHelper, link_bandwidth: f64, phases: &[(hobbit::Token
     counts
 }
 
-/// Experts that the CPU computes are copied to the device while the link is idle, once they are used more than those
-/// that are there: hits grow.
+/// The device copies experts that the CPU computes while the link is idle, once tokens use them more than its residents:
+/// its hits grow.
 #[test]
 fn promotions_over_an_idle_link() {
     let (warm_up, once, often) = ((5, 32), [(9, 1), (5, 1), (9, 1)], (9, 96));

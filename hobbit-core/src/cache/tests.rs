@@ -94,7 +94,7 @@ fn a_wanted_expert_evicts_one_that_is_used_clearly_less() {
     assert_eq!(cache.acquire_wanted(high(0, 2)).unwrap().evicted, Some(high(0, 0)));
     cache.begin_sequence();
     use_it(&mut cache, 3, false);
-    assert_eq!(cache.acquire_wanted(high(0, 3)), None, "one use is too few, whoever is resident");
+    assert_eq!(cache.acquire_wanted(high(0, 3)), None, "one use is too few for an eviction");
 }
 
 /// Records its calls.

@@ -174,8 +174,8 @@ mod tests {
         let words = bound(0.01).choose(&here(0.43, None)).unwrap().words;
         assert!(words.ends_with("with 25 % of the experts in memory (here 43 %)"), "{words}");
         let refused = bias(0.18).unwrap_err();
-        let expected = "m.profile.json: was measured with 25 %, 50 % of the experts in memory, and this cache holds 18 %: \
-                        more may be lost";
+        let expected = "m.profile.json: was measured with 25 %, 50 % of the experts in memory, and this cache holds \
+                        18 %: more may be lost";
         assert_eq!((refused.to_string().as_str(), refused.expert_caches.as_str()), (expected, "18%,25%,50%"));
     }
 

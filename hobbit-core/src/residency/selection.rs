@@ -247,7 +247,7 @@ impl Selection {
     }
 
     /// The router's own choice, and each expert's share of its weights, by expert index: policies go by these.
-    pub fn of_router(&self) -> (&Routing, &[f32]) {
+    fn of_router(&self) -> (&Routing, &[f32]) {
         match &self.unmasked {
             Some(own) => (&own.routing, &own.shares),
             None => (&self.routing, &self.shares),

@@ -283,8 +283,8 @@ unsafe extern "C" fn cpy_tensor_async(
     }
 }
 
-/// Keeps a router's logits until the layer's first expert product, when the host reads them. Nodes are not reordered:
-/// that would tear a layer's products apart.
+/// Keeps a router's logits until the layer's first expert product, when the host reads them. It reorders no nodes, so
+/// that a layer's products stay together.
 unsafe extern "C" fn graph_optimize(
     backend: ggml_backend_t,
     graph: *mut llama::ggml_cgraph,

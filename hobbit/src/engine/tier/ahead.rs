@@ -32,8 +32,8 @@ use hobbit_core::load::prefetch::{Estimates, Holdings, Link, Pace, PrefetchOptio
 use hobbit_core::predict::PredictShape;
 use hobbit_core::residency::{LayerStep, Selection, Slots};
 
-/// Maximum experts in flight for layers that have not run, if their worth is judged: the number a token uses in a layer
-/// of today's models.
+/// Maximum experts in flight for layers that have not run, if their worth is judged: a token of current models uses as
+/// many in a layer.
 const OUTSTANDING_MAX: usize = 8;
 
 /// All bytes of a wrong guess count as in flight: a submitted copy cannot be withdrawn.
@@ -156,8 +156,8 @@ impl Holdings for DeviceHoldings<'_> {
 }
 
 impl Tier {
-    /// Enables prefetches, if there are options for them, and promotions: of misses that the CPU computes, and of others
-    /// if `promotes`. Devices that compute in host memory get none.
+    /// Enables prefetches, if there are options for them, and promotions: of misses that the CPU computes, and of
+    /// others if `promotes`. Devices that compute in host memory get none.
     pub(in crate::engine) fn copy_ahead(&mut self, prefetches: Option<PrefetchOptions>, promotes: bool) {
         let is_of_use = prefetches.is_some() || promotes || self.balancer.is_some();
         self.ahead = (!self.is_unified() && is_of_use).then(|| UploadsAhead::new(prefetches));
@@ -244,8 +244,9 @@ impl Tier {
         }
     }
 
-    /// Copies wanted versions, the last first, in the time for which the link has been idle. Versions that are resident, have left host memory, or would evict better ones are dropped: the next use wants them again.
-    /// Returns whether the host has waited for a copy, to measure the link.
+    /// Copies wanted versions, the last first, in the time for which the link has been idle. It drops versions that are
+    /// resident, that have left host memory, or that would evict better ones: the next use wants them again. Returns
+    /// whether the host has waited for a copy, to measure the link.
     fn promote(&mut self, host: &mut Host, ahead: &mut UploadsAhead, estimates: &Estimates) -> bool {
         let mut again = Vec::new();
         let mut measured = false;
