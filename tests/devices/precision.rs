@@ -107,7 +107,8 @@ fn the_cpu_helper_is_as_close_as_the_two_backends_are() {
         let device = DeviceOptions { cache: WAVES, cpu_helper, ..device };
         let model = Model::open(&bundled("demo.gguf"), &ModelOptions { device, ..options(ALL) }).unwrap();
         let n_seq_max = n_sequences as u32;
-        let settings = SessionOptions { n_ctx: 512 * n_seq_max, n_seq_max, threads: Some(1), ..SessionOptions::default() };
+        let settings =
+            SessionOptions { n_ctx: 512 * n_seq_max, n_seq_max, threads: Some(1), ..SessionOptions::default() };
         let mut session = model.session(&settings).unwrap();
         let tokens = demo_tokens(&model, 500);
         // A prompt that uses every expert brings all of them into host memory, whichever of them the steps below use:

@@ -41,6 +41,7 @@ macro_rules! at_all_sizes {
 at_all_sizes! {
     architectures_of_the_first_half: part(0, 2);
     architectures_of_the_second_half: part(1, 2);
+    recent_architectures: cases::recent();
     expert_types: cases::expert_types();
     router_and_tensor_layouts: cases::layouts();
     context_settings: cases::settings();

@@ -1,11 +1,11 @@
-//! Every architecture that `synth` can write, as data.
+//! Architectures whose layers all have ordinary attention, as data, and the groups of tensors that others share.
 
 use super::arch::{
     AT_LEAST_ONE, Arch, Dim::*, Key, KeyValue::*, ONE, OPTIONAL, Role::*, Row, Scope, Scope::*, USUALLY_ONE, row,
 };
 
 #[rustfmt::skip]
-mod groups {
+pub(super) mod groups {
     use super::*;
 
     pub const MODEL: &[Row] = &[
@@ -124,7 +124,7 @@ mod groups {
 }
 use groups::*;
 
-const LATENT_KEYS: &[Key] = &[
+pub(super) const LATENT_KEYS: &[Key] = &[
     ("attention.head_count_kv", Int(1)),
     ("attention.q_lora_rank", Size(LoraQ)),
     ("attention.kv_lora_rank", Size(LoraKv)),
@@ -137,15 +137,15 @@ const LATENT_KEYS: &[Key] = &[
     ("expert_weights_norm", Bool(true)),
 ];
 
-const GRANITE_KEYS: &[Key] = &[
+pub(super) const GRANITE_KEYS: &[Key] = &[
     ("logit_scale", Float(1.0)),
     ("residual_scale", Float(0.8)),
     ("embedding_scale", Float(1.5)),
     ("attention.scale", Float(0.125)),
 ];
 
-const SOFTMAX: u32 = 1;
-const SIGMOID: u32 = 2;
+pub(super) const SOFTMAX: u32 = 1;
+pub(super) const SIGMOID: u32 = 2;
 
 #[rustfmt::skip]
 pub(super) const ARCHS: &[Arch] = &[

@@ -15,6 +15,8 @@
 //! written atomically) ← `format` (random blocks).
 
 mod arch;
+mod arch_hybrid;
+mod arch_sparse;
 mod arch_table;
 pub mod command;
 mod file;
@@ -30,4 +32,4 @@ pub mod vocab;
 pub use file::{Written, header, write, write_with};
 pub use format::Format;
 pub use presets::presets;
-pub use spec::{ExpertGroups, Gating, Spec, architectures};
+pub use spec::{ExpertGroups, Gating, Spec, architectures, recent_architectures};

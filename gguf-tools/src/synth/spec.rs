@@ -3,8 +3,8 @@
 use anyhow::{Context, bail};
 
 use super::arch::{Arch, Dim};
-use super::arch_table::ARCHS;
 use super::format::Format;
+use super::{arch_hybrid, arch_sparse, arch_table};
 
 /// How a router turns scores into weights; llama.cpp's `expert_gating_func`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +87,16 @@ pub struct Spec {
 
 /// Names for [`Spec::arch`].
 pub fn architectures() -> impl Iterator<Item = &'static str> {
-    ARCHS.iter().map(|arch| arch.name)
+    archs().map(|arch| arch.name)
+}
+
+/// The names in [`architectures`] whose layers are not all ordinary attention with experts of the same input.
+pub fn recent_architectures() -> impl Iterator<Item = &'static str> {
+    arch_hybrid::ARCHS.iter().chain(arch_sparse::ARCHS).map(|arch| arch.name)
+}
+
+fn archs() -> impl Iterator<Item = &'static Arch> {
+    arch_table::ARCHS.iter().chain(arch_hybrid::ARCHS).chain(arch_sparse::ARCHS)
 }
 
 /// Default [`Spec::router_spread`]: clear enough that tokens use different experts, soft enough that more than one
@@ -133,7 +142,7 @@ impl Spec {
 
     /// Checks all fields and derives the sizes left open.
     pub(super) fn sizes(&self) -> anyhow::Result<Sizes> {
-        let arch = ARCHS.iter().find(|arch| arch.name == self.arch).with_context(|| {
+        let arch = archs().find(|arch| arch.name == self.arch).with_context(|| {
             let known: Vec<_> = architectures().collect();
             format!("--arch '{}': expected one of {}", self.arch, known.join(", "))
         })?;
@@ -187,7 +196,7 @@ impl Spec {
             return fault("--shared", shared.to_string(), format!("{least} to {most}"));
         }
         if self.fused && !arch.fused {
-            let able: Vec<_> = ARCHS.iter().filter(|arch| arch.fused).map(|arch| arch.name).collect();
+            let able: Vec<_> = archs().filter(|arch| arch.fused).map(|arch| arch.name).collect();
             return fault("--fused", "given".to_owned(), format!("one of {}", able.join(", ")));
         }
         if let Some(ExpertGroups { count, used }) = self.groups
