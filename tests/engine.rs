@@ -203,23 +203,25 @@ fn one_expert_per_token_has_one_weight() {
     assert!(seen.iter().all(|choice| choice.experts.len() == choice.weights.len()), "{seen:?}");
 }
 
+/// llama.cpp leaves out the tensors of such a layer (glm4moe), or loads them and never runs them (hy_v3).
 #[test]
-fn layers_that_llama_cpp_leaves_out_have_no_slots() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("mtp.gguf");
-    synth::write(&path, &Spec { layers: 5, ..Spec::tiny("glm4moe") }).unwrap();
-    let layers = |overrides: &[&str]| {
-        let kv_overrides = overrides.iter().map(|text| text.parse().unwrap()).collect();
-        let options = ModelOptions { kv_overrides, passthrough: false, ..ModelOptions::default() };
-        let model = Model::open(&path, &options).unwrap();
-        let mut session = model.session(&settings()).unwrap();
-        session.feed(&model.tokenize("some text", true, false).unwrap()).unwrap();
-        assert!(session.unseen_experts().is_empty());
-        session.stats().layers.len()
-    };
-    let all = layers(&[]);
-    // The last block becomes one for multi-token prediction, which plain decoding never runs.
-    assert_eq!(layers(&["glm4moe.nextn_predict_layers=int:1"]), all - 1);
+fn layers_for_multi_token_prediction_have_no_slots() {
+    for arch in ["glm4moe", "hy_v3"] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mtp.gguf");
+        synth::write(&path, &Spec { layers: 5, ..Spec::tiny(arch) }).unwrap();
+        let layers = |n: u32| {
+            let kv_overrides = vec![format!("{arch}.nextn_predict_layers=int:{n}").parse().unwrap()];
+            let options = ModelOptions { kv_overrides, passthrough: false, ..ModelOptions::default() };
+            let model = Model::open(&path, &options).unwrap();
+            let mut session = model.session(&settings()).unwrap();
+            session.feed(&model.tokenize("some text", true, false).unwrap()).unwrap();
+            assert!(session.unseen_experts().is_empty());
+            session.stats().layers.len()
+        };
+        // The last block becomes one for multi-token prediction.
+        assert_eq!(layers(1), layers(0) - 1, "{arch}");
+    }
 }
 
 /// Going back to the first tokens of a context is as if nothing had ever followed, wherever a sliding window has moved

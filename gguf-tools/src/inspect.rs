@@ -132,9 +132,9 @@ struct Residency {
 impl Report {
     fn of(gguf: &Gguf) -> anyhow::Result<Self> {
         let experts = gguf.experts()?;
-        let n_expert_used = gguf.metadata.get_u64(&format!("{}.expert_used_count", gguf.architecture()));
+        let n_expert_used = Some(u64::from(gguf.n_expert_used_max())).filter(|n| *n > 0);
         let per_token = n_expert_used.filter(|_| !experts.is_empty());
-        let per_token = per_token.map(|n| experts.bytes_per_token(u32::try_from(n).unwrap_or(u32::MAX)));
+        let per_token = per_token.map(|_| experts.bytes_per_token(|layer| gguf.n_expert_used(layer)));
         let layers = layers(gguf, &experts);
         let in_layers: u64 = layers.iter().map(|l| l.experts_bytes + l.other_bytes).sum();
         Ok(Self {

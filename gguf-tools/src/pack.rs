@@ -132,13 +132,9 @@ fn spec<'a>(args: &Args, imatrix: Option<&'a Imatrix>) -> anyhow::Result<PackSpe
 fn policy(path: &Path, source: &Gguf) -> anyhow::Result<TunedPolicy> {
     let tuned = TunedPolicy::read(path)?;
     let architecture = source.architecture();
-    let key = |name: &str| source.metadata.get_u64(&format!("{architecture}.{name}"));
-    // Layers for multi-token prediction come last, and are never run.
-    let end = key("block_count").map(|blocks| blocks - key("nextn_predict_layers").unwrap_or(0).min(blocks));
     let map = source.experts()?;
-    let runs = |layer: u16| end.is_none_or(|end| u64::from(layer) < end);
     let layers: Vec<(u16, u16)> = (map.layers.iter())
-        .filter(|layer| runs(layer.layer))
+        .filter(|layer| u64::from(layer.layer) < source.n_layers_run())
         .map(|layer| (layer.layer, u16::try_from(layer.n_expert).unwrap_or(u16::MAX)))
         .collect();
     tuned.check_model(architecture, &layers, &path.display().to_string(), &source.files[0].path)?;

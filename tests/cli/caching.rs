@@ -58,7 +58,7 @@ fn a_policy_is_tuned_and_used() {
 fn a_path_table_is_taken_from_a_file() {
     let dir = tempfile::tempdir().unwrap();
     let table = dir.path().join("a.paths").display().to_string();
-    let shape = PredictShape::new((0..6).map(|layer| (layer, 8)), 2);
+    let shape = PredictShape::new((0..6).map(|layer| (layer, 8)), |_| 2);
     let mut builder = PathTableBuilder::new(shape, PathLimits::default());
     (0..6).for_each(|layer| builder.observe(layer, [1, 2]));
     write_path_table(table.as_ref(), &builder.build()).unwrap();

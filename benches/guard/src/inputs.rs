@@ -67,7 +67,7 @@ fn choose(layer: u16, logits: &[f32]) -> Choice {
 
 /// The model as predictors know it.
 pub fn shape() -> PredictShape {
-    PredictShape::new((0..N_LAYERS).map(|layer| (layer, N_EXPERT)), N_USED.into())
+    PredictShape::new((0..N_LAYERS).map(|layer| (layer, N_EXPERT)), |_| N_USED.into())
 }
 
 /// `n` numbers between -1 and 1.

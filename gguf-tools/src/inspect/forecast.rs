@@ -215,7 +215,7 @@ fn rows(shape: &Shape, host: &Host, task: &Task, expectation: &Expectation) -> V
     };
     let needed = shape.tensor_bytes.saturating_add(shape.tensor_bytes / 10);
     let mut sizes: Vec<u64> =
-        SIZES_GIB.map(|gib| gib * GIB).into_iter().filter(|size| *size > shape.ordinary_bytes()).collect();
+        SIZES_GIB.map(|gib| gib * GIB).into_iter().filter(|size| *size > shape.ordinary_bytes).collect();
     let enough = sizes.partition_point(|size| *size < needed) + 1;
     sizes.truncate(enough);
     // Skip sizes that would be refused; when there are too many, keep the largest, which are the common ones.

@@ -57,7 +57,7 @@ impl FirstToken {
         batch(UBATCH_TOKENS, n_whole);
         batch(rest, u64::from(rest > 0));
         Self {
-            load_seconds: shape.ordinary_bytes() as f64 / host.disk,
+            load_seconds: shape.ordinary_bytes as f64 / host.disk,
             prompt_seconds: prompt,
             reading_seconds: reading,
             products_seconds: products,

@@ -54,15 +54,22 @@ pub struct Shape {
     pub n_parameters: u64,
     /// Number of weights that one token is multiplied with.
     pub n_parameters_used: u64,
+    /// All tensors of the file.
     pub tensor_bytes: u64,
+    /// Experts of layers that run.
     pub expert_bytes: u64,
+    /// The other weights of these layers, and those of no layer.
+    pub ordinary_bytes: u64,
     pub layers: Vec<ExpertLayer>,
     pub n_expert_used: u32,
     /// Expert weights that one token uses, by type.
     pub experts_per_token: TypeBytes,
     /// Other weights that one token uses, by type: all but the embeddings of other tokens.
     pub ordinary_per_token: TypeBytes,
+    /// Keys and values of a token of the context, F16.
     pub kv_bytes_per_token: u64,
+    /// State of the recurrent layers, F32.
+    state_bytes: u64,
     pub pools: Vec<PoolSpec>,
     pub staging: StagingWish,
     compute_bytes: u64,
@@ -75,16 +82,17 @@ impl Shape {
     /// Shape of a model whose header has been read; its tensors may be absent.
     pub fn of(gguf: &Gguf) -> Result<Self, ShapeError> {
         let name = gguf.metadata.get_str("general.name").unwrap_or("unnamed").to_owned();
-        let experts = gguf.experts()?;
+        let mut experts = gguf.experts()?;
+        experts.layers.retain(|layer| u64::from(layer.layer) < gguf.n_layers_run());
         if experts.is_empty() {
             return Err(ShapeError::Dense(name));
         }
         let architecture = gguf.architecture().to_owned();
         let number = |key: &str| gguf.metadata.get_u64(&format!("{architecture}.{key}"));
-        let used = number("expert_used_count").and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0);
-        let Some(n_expert_used) = used else {
+        let n_expert_used = gguf.n_expert_used_max();
+        if n_expert_used == 0 {
             return Err(ShapeError::Used { model: name, key: format!("{architecture}.expert_used_count") });
-        };
+        }
 
         let n_layers = experts.layers.len() as u64;
         let n_expert = experts.layers.iter().map(|layer| u64::from(layer.n_expert)).max().unwrap_or(0);
@@ -110,7 +118,7 @@ impl Shape {
             let n_expert = own.n_expert as u16; // few, as was checked
             pools[pool].1.push(n_expert);
             layers.push(ExpertLayer { layer: own.layer, n_expert, expert_bytes: own.expert_bytes(), pool });
-            let n_used = u64::from(n_expert_used.min(own.n_expert));
+            let n_used = u64::from(gguf.n_expert_used(own.layer).min(own.n_expert));
             for tensor in &own.tensors {
                 *experts_per_token.entry(tensor.dtype).or_default() += n_used * tensor.slice_bytes;
                 let parameters = n_used.saturating_mul(tensor.ne0.saturating_mul(tensor.ne1));
@@ -127,10 +135,14 @@ impl Shape {
             |tensor: &str| is_tied || !matches!(tensor, "token_embd.weight" | "per_layer_token_embd.weight");
         let elements = |dims: &[u64]| dims.iter().fold(1u64, |product, dim| product.saturating_mul(*dim));
         let mut ordinary_per_token = TypeBytes::new();
-        let (mut n_parameters, mut n_ordinary_used) = (0u64, 0u64);
+        let (mut n_parameters, mut n_ordinary_used, mut ordinary_bytes) = (0u64, 0u64, 0u64);
         for tensor in &gguf.tensors {
             n_parameters = n_parameters.saturating_add(elements(&tensor.dims));
-            if crate::gguf::experts::parse_name(&tensor.name).is_none() && is_touched(&tensor.name) {
+            if crate::gguf::experts::parse_name(&tensor.name).is_some() || gguf.is_idle(&tensor.name) {
+                continue;
+            }
+            ordinary_bytes = ordinary_bytes.saturating_add(tensor.extent.len);
+            if is_touched(&tensor.name) {
                 *ordinary_per_token.entry(tensor.dtype).or_default() += tensor.extent.len;
                 n_ordinary_used = n_ordinary_used.saturating_add(elements(&tensor.dims));
             }
@@ -153,11 +165,13 @@ impl Shape {
             n_parameters_used: n_ordinary_used.saturating_add(expert_parameters_used),
             tensor_bytes: gguf.tensor_bytes(),
             expert_bytes: experts.bytes(),
+            ordinary_bytes,
             layers,
             n_expert_used,
             experts_per_token,
             ordinary_per_token,
-            kv_bytes_per_token: kv_bytes_per_token(gguf),
+            kv_bytes_per_token: gguf.kv_elements().saturating_mul(2),
+            state_bytes: gguf.state_elements().saturating_mul(4),
             pools: specs,
             staging: StagingWish::of(slice_max, n_kinds),
             compute_bytes: activations.saturating_add(n_vocab).saturating_mul(4),
@@ -168,15 +182,11 @@ impl Shape {
         })
     }
 
-    pub fn ordinary_bytes(&self) -> u64 {
-        self.tensor_bytes - self.expert_bytes
-    }
-
     /// Estimated memory besides experts for a context of `n_ctx` tokens; the engine measures it.
     pub fn fixed_costs(&self, n_ctx: u64) -> FixedCosts {
         FixedCosts {
-            weights: self.ordinary_bytes(),
-            kv: self.kv_bytes_per_token.saturating_mul(n_ctx),
+            weights: self.ordinary_bytes,
+            kv: self.kv_bytes_per_token.saturating_mul(n_ctx).saturating_add(self.state_bytes),
             compute: self.compute_bytes,
             runtime: (self.n_vocab.saturating_mul(VOCABULARY_BYTES)).saturating_add(PROCESS_BYTES + self.scratch_bytes),
             prediction: self.layers.iter().map(|layer| table_bytes(PolicyKind::default(), layer.n_expert)).sum(),
@@ -187,24 +197,4 @@ impl Shape {
     pub fn n_expert(&self) -> u16 {
         self.layers.first().map_or(0, |layer| layer.n_expert)
     }
-}
-
-/// F16, every layer at its full length: sliding windows would need less. Compressed keys and values keep only the keys.
-fn kv_bytes_per_token(gguf: &Gguf) -> u64 {
-    let architecture = gguf.architecture();
-    let key = |name: &str| format!("{architecture}.{name}");
-    let number = |name: &str| gguf.metadata.get_u64(&key(name));
-    let n_head = number("attention.head_count").unwrap_or(0);
-    let head = number("embedding_length").unwrap_or(0) / n_head.max(1);
-    let k = number("attention.key_length").unwrap_or(head);
-    let v = match number("attention.key_length_mla") {
-        Some(_) => 0,
-        None => number("attention.value_length").unwrap_or(head),
-    };
-    let n_layer = number("block_count").unwrap_or(0);
-    let heads = match gguf.metadata.get_u64_arr(&key("attention.head_count_kv")) {
-        Some(by_layer) => by_layer.into_iter().fold(0, u64::saturating_add),
-        None => number("attention.head_count_kv").unwrap_or(n_head).saturating_mul(n_layer),
-    };
-    heads.saturating_mul(k.saturating_add(v)).saturating_mul(2)
 }

@@ -81,9 +81,9 @@ impl ExpertMap {
         self.layers.iter().map(LayerExperts::bytes).sum()
     }
 
-    /// Expert bytes that a token touches when `n_used` experts are chosen in every layer.
-    pub fn bytes_per_token(&self, n_used: u32) -> u64 {
-        self.layers.iter().map(|l| l.expert_bytes() * u64::from(n_used.min(l.n_expert))).sum()
+    /// Expert bytes that a token touches which uses `n_used` experts of a layer.
+    pub fn bytes_per_token(&self, n_used: impl Fn(u16) -> u32) -> u64 {
+        self.layers.iter().map(|l| l.expert_bytes() * u64::from(n_used(l.layer).min(l.n_expert))).sum()
     }
 }
 

@@ -11,6 +11,7 @@ pub mod dtype;
 mod error;
 pub mod experts;
 pub mod header;
+mod layers;
 pub mod metadata;
 pub mod recode;
 mod split;

@@ -127,19 +127,18 @@ pub struct PredictShape {
 
 impl PredictShape {
     /// Layers by block number and experts; `n_used` experts per token, or all experts of a layer with fewer.
-    pub fn new(layers: impl IntoIterator<Item = (u16, u16)>, n_used: u32) -> Self {
-        let n_used = u16::try_from(n_used).unwrap_or(u16::MAX);
-        let layers = layers.into_iter().map(|(layer, n_expert)| (layer, n_expert, n_used.min(n_expert).max(1)));
+    pub fn new(layers: impl IntoIterator<Item = (u16, u16)>, n_used: impl Fn(u16) -> u32) -> Self {
+        let used = |layer: u16| u16::try_from(n_used(layer)).unwrap_or(u16::MAX);
+        let layers = layers.into_iter().map(|(layer, n_expert)| (layer, n_expert, used(layer).min(n_expert).max(1)));
         Self { layers: layers.collect() }
     }
 
     /// The layers of a model up to block `last_layer`, from its header alone: the blocks behind are for multi-token
     /// prediction and do not run. Without `last_layer`, every layer with experts.
     pub fn of_header(gguf: &Gguf, experts: &ExpertMap, last_layer: Option<u16>) -> Self {
-        let used = gguf.metadata.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap_or(0);
         let layers = experts.layers.iter().filter(|layer| last_layer.is_none_or(|last| layer.layer <= last));
         let layers = layers.map(|layer| (layer.layer, u16::try_from(layer.n_expert).unwrap_or(u16::MAX)));
-        Self::new(layers, u32::try_from(used).unwrap_or(u32::MAX))
+        Self::new(layers, |layer| gguf.n_expert_used(layer))
     }
 
     /// Number of layers with experts before this one; `None` for a layer without experts.

@@ -146,13 +146,12 @@ impl ModelId {
     pub fn of(gguf: &Gguf, experts: &ExpertMap) -> Self {
         let header_sha256 = pack::Sha256(sha2::Sha256::digest(&gguf.header_bytes).into()).to_string();
         let architecture = gguf.architecture().to_owned();
-        let used = gguf.metadata.get_u64(&format!("{architecture}.expert_used_count")).unwrap_or(0);
         Self {
             file: gguf.files[0].path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             architecture,
             n_layers: experts.layers.len() as u32,
             n_experts: experts.layers.iter().map(|layer| layer.n_expert).sum(),
-            n_expert_used: u32::try_from(used).unwrap_or(u32::MAX),
+            n_expert_used: gguf.n_expert_used_max(),
             header_sha256,
         }
     }

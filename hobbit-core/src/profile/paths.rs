@@ -34,7 +34,7 @@ mod tests {
     fn files_are_read_as_they_were_written_and_refused_by_name() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.paths");
-        let shape = PredictShape::new([(1, 4), (2, 4)], 2);
+        let shape = PredictShape::new([(1, 4), (2, 4)], |_| 2);
         let mut builder = PathTableBuilder::new(shape, PathLimits::default());
         builder.observe(1, [0, 3]);
         builder.observe(2, [1, 2]);

@@ -87,7 +87,7 @@ struct Model {
 impl Model {
     fn new(small: Small, predictor: PredictorKind) -> Self {
         let mut residency = small.residency();
-        let shape = PredictShape::new((0..small.n_layers).map(|layer| (layer, small.n_expert)), 2);
+        let shape = PredictShape::new((0..small.n_layers).map(|layer| (layer, small.n_expert)), |_| 2);
         let options = PrefetchOptions { pace: Pace::First(2), ..PrefetchOptions::default() };
         let lookahead = Lookahead::new(
             predict::build(predictor, shape.clone(), None),

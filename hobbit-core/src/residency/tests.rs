@@ -394,7 +394,7 @@ fn shares_that_shrink_lose_residents_unless_they_are_in_use() {
 fn a_read_ahead_evicts_no_predicted_expert() {
     let small = Small::default();
     let (mut toy, mut chosen) = (small.residency(), Selection::default());
-    let shape = PredictShape::new((0..2).map(|layer| (layer, small.n_expert)), 3);
+    let shape = PredictShape::new((0..2).map(|layer| (layer, small.n_expert)), |_| 3);
     let options = PrefetchOptions { pace: Pace::All, ..PrefetchOptions::default() };
     toy.background.lookahead = Some(Lookahead::new(
         predict::build(PredictorKind::StackedGate, shape.clone(), None),

@@ -90,20 +90,21 @@ impl Experts {
         Self { map, placed: OnceLock::new(), placed_names: Mutex::default(), memories: Mutex::default() }
     }
 
-    /// Locations of the experts in the files. After loading, without the tensors that llama.cpp left out (layers for
-    /// multi-token prediction, for example).
+    /// Locations of the experts in the files. After loading, without the tensors that llama.cpp left out, and without
+    /// the layers for multi-token prediction, which plain decoding never runs.
     pub(super) fn map(&self) -> &ExpertMap {
         self.placed.get().unwrap_or(&self.map)
     }
 
-    /// Loading has ended: experts that were not placed are not served.
-    pub(super) fn loaded(&self) {
+    /// Loading has ended: experts that were not placed are not served, nor those from the layer `n_layer` on, which do
+    /// not run.
+    pub(super) fn loaded(&self, n_layer: i32) {
         let names = self.placed_names.lock().unwrap_or_else(PoisonError::into_inner);
         let mut map = self.map.clone();
         for layer in &mut map.layers {
             layer.tensors.retain(|tensor| names.contains(&tensor.name));
         }
-        map.layers.retain(|layer| !layer.tensors.is_empty());
+        map.layers.retain(|layer| !layer.tensors.is_empty() && i32::from(layer.layer) < n_layer);
         self.placed.get_or_init(|| map);
     }
 

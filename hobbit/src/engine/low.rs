@@ -164,9 +164,11 @@ impl Pair<'_> {
         let architecture = self.model.architecture();
         let own = |gguf: &Gguf, key: &str| gguf.metadata.get_u64(&format!("{architecture}.{key}"));
         self.same("general.architecture", |gguf| Some(gguf.architecture().to_owned()))?;
-        for key in ["block_count", "embedding_length", "expert_count", "expert_used_count"] {
+        for key in ["block_count", "embedding_length", "expert_count"] {
             self.same(&format!("{architecture}.{key}"), |gguf| own(gguf, key).map(|n| n.to_string()))?;
         }
+        let used = |gguf: &Gguf| Some(gguf.n_expert_used_max().to_string());
+        self.same(&format!("{architecture}.expert_used_count"), used)?;
         self.same("number of tokens in tokenizer.ggml.tokens", |gguf| {
             gguf.metadata.get_arr_len("tokenizer.ggml.tokens").map(|n| n.to_string())
         })

@@ -232,7 +232,7 @@ impl Model {
     /// The model's shape for a predictor: the layers with experts that run.
     pub fn predict_shape(&self) -> PredictShape {
         let layers = self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert));
-        PredictShape::new(layers, self.info().n_expert_used)
+        PredictShape::new(layers, |layer| self.shared.n_expert_used(layer))
     }
 
     /// The parsed header of the model's files.

@@ -103,8 +103,8 @@ fn fitted_context(gguf: &Gguf, session: &SessionOptions, room: u64) -> u32 {
     let trained = gguf.metadata.get_u64(&format!("{}.context_length", gguf.architecture()));
     let trained = trained.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
     // Context lengths are multiples of this step anyway.
-    let (_, most) = bounds(gguf, &SessionOptions { n_ctx: 256, ..session.clone() });
-    let n_ctx = context_tokens(trained, most.kv / 256, room);
+    let kv = |n_ctx: u32| bounds(gguf, &SessionOptions { n_ctx, ..session.clone() }).1.kv;
+    let n_ctx = context_tokens(trained, kv(512).saturating_sub(kv(256)) / 256, room);
     if n_ctx < trained { n_ctx } else { 0 }
 }
 
@@ -148,19 +148,15 @@ pub(super) fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
     let embeddings = gguf.tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
     let n_vocab: u64 = embeddings.and_then(|tensor| tensor.dims.get(1).copied()).unwrap_or(0);
     let n_embd = number("embedding_length").unwrap_or(0);
-    // If layers differ, use the maximum.
     let n_head = number("attention.head_count").unwrap_or(n_embd);
-    let n_head_kv = number("attention.head_count_kv").unwrap_or(n_head);
-    let head = n_embd / n_head.max(1);
-    let row = number("attention.key_length").unwrap_or(head) + number("attention.value_length").unwrap_or(head);
     let n_ctx = if session.n_ctx == 0 { number("context_length").unwrap_or(0) } else { session.n_ctx.into() };
     let n_ctx = n_ctx.min(u32::MAX.into()).next_multiple_of(256).saturating_mul(session.n_seq_max.max(1).into());
-    let n_layer = number("block_count").unwrap_or(0);
     // The wider of both types; at most 4 bytes.
     let width = if [session.type_k, session.type_v].contains(&KvType::F32) { 4 } else { 2 };
-    let kv = [n_ctx, n_layer, n_head_kv, row, width].into_iter().fold(1, u64::saturating_mul);
+    let state = gguf.state_elements().saturating_mul(session.n_seq_max.max(1).into()).saturating_mul(4);
+    let kv = [gguf.kv_elements(), n_ctx, width].into_iter().fold(1, u64::saturating_mul).saturating_add(state);
     let n_tokens = u64::from(session.n_ubatch.min(session.n_batch));
-    let n_used = number("expert_used_count").unwrap_or(1);
+    let n_used = u64::from(gguf.n_expert_used_max().max(1));
     let n_ff = number("expert_feed_forward_length").unwrap_or(0).max(number("feed_forward_length").unwrap_or(0));
     // Activations of a layer, including attention without fused kernels.
     let activations = 16 * n_embd + n_used.saturating_mul(3 * n_ff + 2 * n_embd) + n_head.saturating_mul(n_ctx);
@@ -174,8 +170,7 @@ pub(super) fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
 
 /// Bytes that plain products of a batch's rows use beside llama.cpp's buffers.
 fn products_bytes(source: &ModelSource, session: &SessionOptions) -> u64 {
-    let key = format!("{}.expert_used_count", source.gguf.architecture());
-    compute::products_bytes(&source.map, source.gguf.metadata.get_u64(&key).unwrap_or(1), session)
+    compute::products_bytes(&source.map, source.gguf.n_expert_used_max().max(1).into(), session)
 }
 
 /// llama.cpp's own estimate, plus `products`: it creates model and context without allocating them. `None` if that

@@ -20,7 +20,7 @@ use super::params::{NEVER_INTERRUPTED, Overrides, context_params};
 use super::raw::{RawContext, RawModel, with_batch};
 use super::session::BatchToken;
 use super::{devices, ggml, log};
-use hobbit_core::gguf::Gguf;
+use hobbit_core::gguf::{Gguf, LayerExperts};
 use hobbit_core::options::{AdapterOptions, DeviceOptions, RouteOptions, SessionOptions, SplitMode, Token};
 use hobbit_core::trace::{Routes, Walk};
 
@@ -278,9 +278,10 @@ impl Followed {
     /// [`OpenError::Gguf`], [`OpenError::Trace`].
     fn open(path: &Path, options: &RouteOptions) -> Result<Self, OpenError> {
         let gguf = Gguf::open(path)?;
-        let n_used = gguf.metadata.get_u64(&format!("{}.expert_used_count", gguf.architecture())).unwrap_or(0) as usize;
         let layers = gguf.experts()?.layers;
-        let shape: Vec<_> = layers.iter().map(|layer| (layer.layer, layer.n_expert as usize, n_used)).collect();
+        let of =
+            |layer: &LayerExperts| (layer.layer, layer.n_expert as usize, gguf.n_expert_used(layer.layer) as usize);
+        let shape: Vec<_> = layers.iter().map(of).collect();
         let routes = Arc::new(Routes::open(&options.trace, &shape)?);
         Ok(Self {
             walk: Walk::new(routes, options.recall),

@@ -66,8 +66,8 @@ fn experts_are_found_by_name() {
     let (gate, down) = (64 / 32 * 34 * 32, 18 * 64);
     assert_eq!(layer.expert_bytes(), 2 * gate + down);
     assert_eq!(map.bytes(), 2 * N_EXPERT * (2 * gate + down));
-    assert_eq!(map.bytes_per_token(2), 2 * 2 * (2 * gate + down));
-    assert_eq!(map.bytes_per_token(99), map.bytes());
+    assert_eq!(map.bytes_per_token(|_| 2), 2 * 2 * (2 * gate + down));
+    assert_eq!(map.bytes_per_token(|_| 99), map.bytes());
     let tensor = layer.tensor(SliceKind::Down).unwrap();
     let all = data(&tensor.name, down * N_EXPERT);
     for index in 0..N_EXPERT as u16 {

@@ -2,6 +2,7 @@
 
 mod files;
 mod hostile;
+mod layers;
 mod virtual_files;
 mod writing;
 

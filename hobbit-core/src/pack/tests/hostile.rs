@@ -34,7 +34,7 @@ impl Small {
         header.finish().write(&mut bytes, |t, out| out.write_all(&vec![1; t.extent.len as usize])).unwrap();
         bytes.extend(b"tail");
         fs::write(&model, &bytes).unwrap();
-        let mut builder = PathTableBuilder::new(PredictShape::new([(0, 2)], 1), PathLimits::default());
+        let mut builder = PathTableBuilder::new(PredictShape::new([(0, 2)], |_| 1), PathLimits::default());
         builder.observe(0, [1]);
         let (low, path_table) = ((!bit_planes).then(|| GgmlType::Q8_0.into()), Some(builder.build()));
         let thresholds = Some((0.5, 0.9));

@@ -146,7 +146,8 @@ impl Model {
         })?;
 
         if !run_mode.is_passthrough() {
-            experts.loaded();
+            // SAFETY: the model is live.
+            experts.loaded(unsafe { llama::llama_model_n_layer(raw.as_ptr()) });
         }
         let adapters = adapters.load(&raw, &gguf)?;
         catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
@@ -212,6 +213,12 @@ impl Shared {
         Ok(())
     }
 
+    /// Number of experts that a token uses in a layer.
+    pub(super) fn n_expert_used(&self, layer: u16) -> u32 {
+        let replaced = replaced_n_expert_used(&self.options, &self.info.architecture);
+        replaced.unwrap_or_else(|| self.gguf.n_expert_used(layer))
+    }
+
     fn read_virtual_plan(&self) -> Result<Option<VirtualPlan>, OpenError> {
         let VirtualExperts::Plan(path) = &self.options.routing.virtual_experts else { return Ok(None) };
         let plan = VirtualPlan::read(path)?;
@@ -243,10 +250,19 @@ impl Shared {
             let reason = format!("{architecture} {reason}");
             return Err(TraceError::Routes { path: options.trace.clone(), reason }.into());
         }
-        let n_used = self.info.n_expert_used as usize;
-        let shape = self.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert as usize, n_used));
+        let n_used = |layer: u16| self.n_expert_used(layer) as usize;
+        let shape = self.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert as usize, n_used(layer.layer)));
         let routes = Routes::open(&options.trace, &shape.collect::<Vec<_>>())?;
         Ok(Some((Arc::new(routes), options.recall)))
+    }
+}
+
+/// The number of experts that a token uses, if the caller replaces the header's.
+fn replaced_n_expert_used(options: &ModelOptions, architecture: &str) -> Option<u32> {
+    let key = format!("{architecture}.expert_used_count");
+    match options.kv_overrides.iter().find(|chosen| chosen.key == key).map(|chosen| &chosen.value) {
+        Some(KvValue::Int(n)) => u32::try_from(*n).ok(),
+        _ => None,
     }
 }
 
@@ -262,13 +278,6 @@ fn describe(model: &RawModel, gguf: &Gguf, experts: &Experts, options: &ModelOpt
             template.as_ref().map(|text| CStr::from_ptr(text).to_string_lossy().into_owned()),
         )
     };
-    let used = format!("{architecture}.expert_used_count");
-    let replaced = options.kv_overrides.iter().find(|chosen| chosen.key == used).map(|chosen| &chosen.value);
-    let n_expert_used = match replaced {
-        Some(KvValue::Int(n)) => u64::try_from(*n).ok(),
-        _ => gguf.metadata.get_u64(&used),
-    };
-    let n_expert_used = n_expert_used.unwrap_or(0);
     ModelInfo {
         description,
         path: gguf.files[0].path.clone(),
@@ -278,7 +287,7 @@ fn describe(model: &RawModel, gguf: &Gguf, experts: &Experts, options: &ModelOpt
         expert_bytes: experts.map().layers.iter().map(|layer| layer.bytes()).sum(),
         n_layer,
         n_expert: experts.map().layers.iter().map(|layer| layer.n_expert).max().unwrap_or(0),
-        n_expert_used: u32::try_from(n_expert_used).unwrap_or(u32::MAX),
+        n_expert_used: replaced_n_expert_used(options, &architecture).unwrap_or_else(|| gguf.n_expert_used_max()),
         architecture,
         chat_template,
     }

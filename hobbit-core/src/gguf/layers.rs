@@ -1,0 +1,107 @@
+//! Facts about a model's layers (llama.cpp's blocks) from its header: which of them run, how many experts a token uses
+//! in each, and the memory of a context.
+//!
+//! Keys that llama.cpp reads by layer are one number for all layers, or an array with a number for each.
+
+use super::Gguf;
+
+/// Tensors that make keys. Of layers without one beside layers with one, no token stays in the context: they are
+/// recurrent, or have no attention at all.
+const KEYS: [&str; 2] = ["attn_k.weight", "attn_kv_a_mqa.weight"];
+
+/// Beginnings of the names of recurrent layers' tensors.
+const RECURRENT: [&str; 2] = ["ssm_", "shortconv."];
+
+/// Layer and rest of the name of a layer's tensor.
+fn layer_of(name: &str) -> Option<(u64, &str)> {
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    Some((layer.parse().ok()?, rest))
+}
+
+impl Gguf {
+    fn number(&self, name: &str) -> Option<u64> {
+        self.metadata.get_u64(&format!("{}.{name}", self.architecture()))
+    }
+
+    fn numbers(&self, name: &str) -> Option<Vec<u64>> {
+        self.metadata.get_u64_arr(&format!("{}.{name}", self.architecture()))
+    }
+
+    /// Number of the layers that run when a token is decoded. Those behind are for multi-token prediction. All layers,
+    /// `u64::MAX`, if the header does not tell.
+    pub fn n_layers_run(&self) -> u64 {
+        let ahead = self.number("nextn_predict_layers").unwrap_or(0);
+        self.number("block_count").map_or(u64::MAX, |all| all.saturating_sub(ahead))
+    }
+
+    /// Whether a tensor belongs to a layer that does not run when a token is decoded.
+    pub fn is_idle(&self, tensor: &str) -> bool {
+        layer_of(tensor).is_some_and(|(layer, _)| layer >= self.n_layers_run())
+    }
+
+    /// Number of experts that a token uses in `layer`; 0 if the header does not tell.
+    pub fn n_expert_used(&self, layer: u16) -> u32 {
+        const KEY: &str = "expert_used_count";
+        let by_layer = || self.numbers(KEY)?.get(usize::from(layer)).copied();
+        let n = self.number(KEY).or_else(by_layer).unwrap_or(0);
+        u32::try_from(n).unwrap_or(u32::MAX)
+    }
+
+    /// The most experts that a token uses in any layer; 0 if the header does not tell.
+    pub fn n_expert_used_max(&self) -> u32 {
+        let layers = self.numbers("expert_used_count").map_or(1, |by_layer| by_layer.len());
+        (0..layers).map(|layer| self.n_expert_used(layer as u16)).max().unwrap_or(0)
+    }
+
+    /// Numbers of keys and values that one token of a context takes in all layers. Sliding windows would take less.
+    pub fn kv_elements(&self) -> u64 {
+        let n_head = self.number("attention.head_count").unwrap_or(0);
+        let head = self.number("embedding_length").unwrap_or(0) / n_head.max(1);
+        let k = self.number("attention.key_length").unwrap_or(head);
+        // Of compressed keys and values, llama.cpp keeps the keys only.
+        let is_compressed = self.number("attention.key_length_mla").is_some();
+        let v = if is_compressed { 0 } else { self.number("attention.value_length").unwrap_or(head) };
+        let n_layers = self.n_layers_run();
+        let heads = match self.numbers("attention.head_count_kv") {
+            Some(by_layer) => {
+                let end = usize::try_from(n_layers).unwrap_or(usize::MAX).min(by_layer.len());
+                by_layer[..end].iter().copied().fold(0, u64::saturating_add)
+            }
+            None => {
+                let with_keys = self.count_layers(|rest| KEYS.contains(&rest));
+                let n_layers =
+                    if with_keys > 0 { with_keys } else { self.number("block_count").map_or(0, |_| n_layers) };
+                self.number("attention.head_count_kv").unwrap_or(n_head).saturating_mul(n_layers)
+            }
+        };
+        heads.saturating_mul(k.saturating_add(v))
+    }
+
+    /// Numbers of the state that recurrent layers keep of one sequence, whatever its length. An upper estimate; source:
+    /// llama.cpp `llama_hparams::n_embd_r` and `n_embd_s`.
+    pub fn state_elements(&self) -> u64 {
+        let number = |name: &str| self.number(name).unwrap_or(0);
+        let n_head = number("attention.head_count");
+        let square = |width: u64| width.saturating_mul(width).saturating_mul(n_head);
+        let (inner, state) = (number("ssm.inner_size"), number("ssm.state_size"));
+        let groups = number("ssm.group_count").saturating_mul(2).saturating_mul(state);
+        let of_scan = inner.saturating_mul(state).saturating_add(square(number("kda.head_dim")));
+        let width =
+            inner.saturating_add(groups).saturating_add(n_head.saturating_mul(3 * number("kda.head_dim").min(1 << 32)));
+        let of_convolution = width.saturating_mul(number("ssm.conv_kernel"));
+        let of_short = number("embedding_length").saturating_mul(number("shortconv.l_cache"));
+        let by_layer = of_scan.saturating_add(of_convolution).saturating_add(of_short);
+        let n_layers = self.count_layers(|rest| RECURRENT.iter().any(|known| rest.starts_with(known)));
+        by_layer.saturating_mul(n_layers)
+    }
+
+    /// Number of layers that run and have a tensor that `is_such`, by the name behind the layer's number.
+    fn count_layers(&self, is_such: impl Fn(&str) -> bool) -> u64 {
+        let of_tensors = self.tensors.iter().filter_map(|tensor| layer_of(&tensor.name));
+        let mut layers: Vec<u64> = of_tensors.filter(|(_, rest)| is_such(rest)).map(|(layer, _)| layer).collect();
+        layers.sort_unstable();
+        layers.dedup();
+        layers.retain(|layer| *layer < self.n_layers_run());
+        layers.len() as u64
+    }
+}

@@ -1,0 +1,64 @@
+//! Facts about layers, from headers without weights.
+
+use super::super::{GgmlType, Gguf, HeaderBuilder, Value};
+
+fn gguf(keys: &[(&str, Value)], tensors: &[&str]) -> Gguf {
+    let mut header = HeaderBuilder::new(32).unwrap();
+    header.key("general.architecture", "toy").unwrap();
+    for (key, value) in keys {
+        header.key(&format!("toy.{key}"), value.clone()).unwrap();
+    }
+    for name in tensors {
+        header.tensor(name, GgmlType::F32, &[32]).unwrap();
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), header.finish().header).unwrap();
+    Gguf::open_partial(file.path()).unwrap()
+}
+
+#[test]
+fn layers_for_multi_token_prediction_do_not_run() {
+    let two = gguf(&[("block_count", 6u32.into()), ("nextn_predict_layers", 2u32.into())], &[]);
+    assert_eq!(two.n_layers_run(), 4);
+    let idle = ["blk.4.attn_q.weight", "blk.5.nextn.eh_proj.weight", "blk.3.attn_q.weight", "output.weight"];
+    assert_eq!(idle.map(|name| two.is_idle(name)), [true, true, false, false]);
+    let more_than_there_are = gguf(&[("block_count", 1u32.into()), ("nextn_predict_layers", 2u32.into())], &[]);
+    assert_eq!(more_than_there_are.n_layers_run(), 0);
+    assert!(!gguf(&[], &[]).is_idle("blk.4.attn_q.weight"));
+}
+
+#[test]
+fn experts_used_are_one_number_or_one_for_each_layer() {
+    let one = gguf(&[("expert_used_count", 8u32.into())], &[]);
+    assert_eq!((one.n_expert_used(0), one.n_expert_used(7), one.n_expert_used_max()), (8, 8, 8));
+    let each = gguf(&[("expert_used_count", Value::array([0u32, 4, 22, 4]))], &[]);
+    assert_eq!([0, 1, 2, 9].map(|layer| each.n_expert_used(layer)), [0, 4, 22, 0]);
+    assert_eq!(each.n_expert_used_max(), 22);
+    assert_eq!(gguf(&[], &[]).n_expert_used_max(), 0);
+}
+
+#[test]
+fn only_layers_with_attention_keep_tokens() {
+    let keys = |head_count_kv: Value| {
+        [
+            ("block_count", 4u32.into()),
+            ("embedding_length", 512u32.into()),
+            ("attention.head_count", 8u32.into()),
+            ("attention.head_count_kv", head_count_kv),
+            ("ssm.inner_size", 1024u32.into()),
+            ("ssm.state_size", 16u32.into()),
+            ("ssm.conv_kernel", 4u32.into()),
+        ]
+    };
+    let row = 64 + 64;
+    // By the header.
+    assert_eq!(gguf(&keys(Value::array([0u32, 0, 2, 0])), &[]).kv_elements(), 2 * row);
+    // By the tensors: three recurrent layers, one with keys.
+    let tensors = ["blk.0.ssm_a", "blk.1.ssm_a", "blk.2.ssm_a", "blk.2.ssm_d", "blk.3.attn_k.weight"];
+    let hybrid = gguf(&keys(2u32.into()), &tensors);
+    assert_eq!(hybrid.kv_elements(), 2 * row);
+    assert_eq!(hybrid.state_elements(), 3 * (1024 * 16 + 1024 * 4));
+    // Keys that have another name are everywhere.
+    let plain = gguf(&keys(2u32.into()), &["blk.0.attn_qkv.weight"]);
+    assert_eq!((plain.kv_elements(), plain.state_elements()), (4 * 2 * row, 0));
+}
