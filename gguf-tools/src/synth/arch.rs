@@ -40,6 +40,20 @@ pub(super) enum Dim {
     MlaV,
     /// Experts divided into pairs (`chexps` of Grove MoE).
     ChunkExperts,
+    /// The same in every model.
+    Exactly(u32),
+    /// So often another length.
+    Times(u32, &'static Dim),
+    KvHeads,
+    /// Input and output of an expert: the latent width, or `Embd`.
+    ExpertEmbd,
+    /// Inner width of Mamba, of which `granitehybrid` and `jamba` want twice the embedding.
+    SsmInner,
+    SsmHeads,
+    /// What Mamba 2 convolves: its input, and two states per group.
+    SsmConv,
+    /// Everything that Mamba 2 projects its layer's input to.
+    SsmIn,
 }
 
 /// The role of a tensor, which decides its type and the spread of its weights.
@@ -62,6 +76,10 @@ pub(super) enum Role {
     Router,
     ExpertIn,
     ExpertDown,
+    /// Rate of a recurrent state's decay: F32 around -1, below 0.
+    Decay,
+    /// Bias of a time step: F32 around -3, so that a recurrent state remembers some ten tokens.
+    TimeStep,
 }
 
 /// The layers in which a tensor occurs.
@@ -81,6 +99,52 @@ pub(super) enum Scope {
     /// As `MoeScaled`, when gate and up are separate.
     MoeScaledSplit,
     Dense,
+    /// In layers with attention, of architectures that have others.
+    FullAttention,
+    /// In layers with a recurrent state.
+    Recurrent,
+    /// In layers whose experts see a projection of the layer's input.
+    MoeLatent,
+}
+
+/// Groups and state of Mamba 2.
+pub(super) const SSM_GROUPS: u32 = 2;
+pub(super) const SSM_STATE: u32 = 128;
+
+/// How the layers mix tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mixing {
+    Attention,
+    /// Attention in every n-th layer, a recurrent state in the others.
+    AttentionEvery(u32),
+    /// Layers that are one thing only, in turn: a recurrent state, experts, attention, experts.
+    InTurn,
+}
+
+impl Mixing {
+    pub(super) fn period(self) -> u32 {
+        match self {
+            Self::Attention => 1,
+            Self::AttentionEvery(n) => n,
+            Self::InTurn => 4,
+        }
+    }
+
+    pub(super) fn is_attention(self, layer: u32) -> bool {
+        match self {
+            Self::Attention => true,
+            Self::AttentionEvery(n) => (layer + 1).is_multiple_of(n),
+            Self::InTurn => layer % 4 == 2,
+        }
+    }
+
+    pub(super) fn is_recurrent(self, layer: u32) -> bool {
+        match self {
+            Self::Attention => false,
+            Self::AttentionEvery(n) => !(layer + 1).is_multiple_of(n),
+            Self::InTurn => layer % 4 == 0,
+        }
+    }
 }
 
 /// One tensor (or one per layer).
@@ -108,6 +172,8 @@ pub(super) enum KeyValue {
     WindowExceptEvery(u32),
     /// Four numbers (`rope.dimension_sections`): the rotated half in three parts, then 0.
     RopeSections,
+    /// One length per layer, 0 outside of these layers.
+    InLayers(Scope, Dim),
 }
 
 /// `<architecture>.<key>`.
@@ -130,6 +196,8 @@ pub(super) struct Arch {
     pub tensors: &'static [&'static [Row]],
     /// Keys beyond those that every architecture gets.
     pub keys: &'static [Key],
+    /// Keys of the recurrent layers.
+    pub state_keys: &'static [Key],
     pub shared: Shared,
     /// Leading layers without experts; `None` if the architecture has no such layers.
     pub dense_lead: Option<u32>,
@@ -143,6 +211,9 @@ pub(super) struct Arch {
     pub ff_is_expert: bool,
     /// Default gate of the router: llama.cpp's `expert_gating_func`; 0 omits the key.
     pub gating: u32,
+    pub mixing: Mixing,
+    /// Key of the width of the experts' input, if that may be a projection of what the router sees.
+    pub latent: Option<&'static str>,
 }
 
 impl Arch {
@@ -151,6 +222,7 @@ impl Arch {
         name: "",
         tensors: &[],
         keys: &[],
+        state_keys: &[],
         shared: NEVER,
         dense_lead: None,
         interleaved: false,
@@ -158,5 +230,7 @@ impl Arch {
         multi_head: false,
         ff_is_expert: false,
         gating: 0,
+        mixing: Mixing::Attention,
+        latent: None,
     };
 }

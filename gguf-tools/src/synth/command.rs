@@ -51,6 +51,9 @@ pub struct Args {
     /// Attention heads
     #[arg(long, value_name = "N")]
     heads: Option<u32>,
+    /// Width of the experts' input where they see a projection of it, 0 for none [default: about half of --embd]
+    #[arg(long, value_name = "N")]
+    latent: Option<u32>,
     /// Tokens in the vocabulary
     #[arg(long, value_name = "N")]
     vocab: Option<u32>,
@@ -133,6 +136,7 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
     if args.experts.is_some() {
         spec.groups = None;
     }
+    spec.latent = args.latent.or(spec.latent);
     spec.router_spread = args.router_spread.unwrap_or(spec.router_spread);
     // Replacing a preset's type also replaces the type of its down matrices.
     if !args.types.is_empty() {

@@ -34,7 +34,7 @@ pub(super) fn tensors(spec: &Spec, sizes: &Sizes) -> anyhow::Result<Vec<Tensor>>
     let mut moe_index = 0;
     for layer in 0..spec.layers {
         let moe = spec.is_moe_layer(layer, sizes);
-        for row in rows().filter(|row| occurs(row.scope, moe, spec, sizes)) {
+        for row in rows().filter(|row| occurs(row.scope, layer, spec, sizes)) {
             tensors.push(tensor(spec, sizes, row, format!("blk.{layer}.{}", row.name), moe_index)?);
         }
         moe_index += usize::from(moe);
@@ -42,7 +42,8 @@ pub(super) fn tensors(spec: &Spec, sizes: &Sizes) -> anyhow::Result<Vec<Tensor>>
     Ok(tensors)
 }
 
-fn occurs(scope: Scope, moe: bool, spec: &Spec, sizes: &Sizes) -> bool {
+fn occurs(scope: Scope, layer: u32, spec: &Spec, sizes: &Sizes) -> bool {
+    let moe = spec.is_moe_layer(layer, sizes);
     match scope {
         Scope::Model => false,
         Scope::Layer => true,
@@ -53,6 +54,9 @@ fn occurs(scope: Scope, moe: bool, spec: &Spec, sizes: &Sizes) -> bool {
         Scope::MoeShared => moe && sizes.shared > 0,
         Scope::MoeScaled => moe && spec.expert_scales,
         Scope::MoeScaledSplit => moe && spec.expert_scales && !spec.fused,
+        Scope::FullAttention => sizes.arch.mixing.is_attention(layer),
+        Scope::Recurrent => sizes.arch.mixing.is_recurrent(layer),
+        Scope::MoeLatent => moe && sizes.latent > 0,
     }
 }
 
@@ -65,6 +69,8 @@ fn tensor(spec: &Spec, sizes: &Sizes, row: &Row, name: String, moe_index: usize)
     let (wanted, mean, deviation) = match row.role {
         Role::Norm => (Format::F32, 1.0, 0.05),
         Role::Bias => (Format::F32, 0.0, 0.05),
+        Role::Decay => (Format::F32, -1.0, 0.2),
+        Role::TimeStep => (Format::F32, -3.0, 0.5),
         Role::Router => (Format::F32, 0.0, spec.router_spread * keep),
         Role::SmallMatrix => (Format::F32, 0.0, keep),
         Role::Embedding => (dense_type, 0.0, 1.0),
@@ -121,6 +127,9 @@ pub(super) fn keys(spec: &Spec, sizes: &Sizes) -> Vec<(String, Value)> {
     if arch.interleaved {
         own.push(("interleave_moe_layer_step", spec.moe_step.into()));
     }
+    if let Some(key) = arch.latent.filter(|_| sizes.latent > 0) {
+        own.push((key, (sizes.latent as u32).into()));
+    }
     let gating = spec.gating.map_or(arch.gating, |gating| gating as u32);
     if gating > 0 {
         own.push(("expert_gating_func", gating.into()));
@@ -129,7 +138,7 @@ pub(super) fn keys(spec: &Spec, sizes: &Sizes) -> Vec<(String, Value)> {
         own.push(("expert_group_count", groups.count.into()));
         own.push(("expert_group_used_count", groups.used.into()));
     }
-    for (key, value) in arch.keys {
+    for (key, value) in arch.keys.iter().chain(arch.state_keys) {
         own.retain(|(known, _)| known != key);
         own.push((key, key_value(*value, spec, sizes)));
     }
@@ -156,6 +165,10 @@ fn key_value(value: KeyValue, spec: &Spec, sizes: &Sizes) -> Value {
             let half = sizes.head_dim as i32 / 2;
             let part = half / 3;
             Value::array([half - 2 * part, part, part, 0])
+        }
+        KeyValue::InLayers(scope, dim) => {
+            let length = |layer| if occurs(scope, layer, spec, sizes) { sizes.of(dim) as u32 } else { 0 };
+            Value::array((0..spec.layers).map(length))
         }
     }
 }

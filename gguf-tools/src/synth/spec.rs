@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 
-use super::arch::{Arch, Dim};
+use super::arch::{Arch, Dim, Mixing, SSM_GROUPS, SSM_STATE};
 use super::format::Format;
 use super::{arch_hybrid, arch_sparse, arch_table};
 
@@ -69,6 +69,9 @@ pub struct Spec {
     pub lora_q: Option<u32>,
     /// Rank of compressed keys and values; `None`: about half of `embd`.
     pub lora_kv: Option<u32>,
+    /// Width of the experts' input where they see a projection (Nemotron-H, Kimi K3), 0 for none; `None`: about half of
+    /// `embd`.
+    pub latent: Option<u32>,
     /// Tokens in the vocabulary, at least [`super::vocab::TOKENS_MIN`].
     pub vocab: u32,
     /// Context length in tokens that the model claims.
@@ -130,6 +133,7 @@ impl Spec {
             head_dim: None,
             lora_q: None,
             lora_kv: None,
+            latent: None,
             vocab: 512,
             ctx: 4096,
             types: vec![if gpt_oss { Format::Mxfp4 } else { Format::Q8_0 }],
@@ -151,7 +155,7 @@ impl Spec {
         };
         // llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS; the others keep every product inside 64 bits.
         let limits = [
-            ("--layers", self.layers, 1, 512),
+            ("--layers", self.layers, arch.mixing.period(), 512),
             ("--embd", self.embd, 32, 1 << 17),
             ("--ff", self.ff, 32, 1 << 18),
             ("--experts", self.experts, 2, 512),
@@ -216,6 +220,11 @@ impl Spec {
                 return fault(flag, rank.to_string(), "a multiple of 32 from 32 to 131072".to_owned());
             }
         }
+        let latent = self.latent.unwrap_or(if arch.latent.is_some() { rank } else { 0 });
+        if !latent.is_multiple_of(32) || latent > if arch.latent.is_some() { 1 << 17 } else { 0 } {
+            let wanted = if arch.latent.is_some() { "a multiple of 32 up to 131072" } else { "0" };
+            return fault("--latent", latent.to_string(), wanted.to_owned());
+        }
         if self.types.is_empty() {
             return fault("--type", "none".to_owned(), "at least one type".to_owned());
         }
@@ -239,13 +248,17 @@ impl Spec {
             head_dim: head_dim.into(),
             lora_q: lora_q.into(),
             lora_kv: lora_kv.into(),
+            latent: latent.into(),
             shared: shared.into(),
             dense_lead,
         })
     }
 
     pub(super) fn is_moe_layer(&self, layer: u32, sizes: &Sizes) -> bool {
-        layer >= sizes.dense_lead && (layer + 1).is_multiple_of(self.moe_step)
+        match sizes.arch.mixing {
+            Mixing::InTurn => layer % 2 == 1,
+            _ => layer >= sizes.dense_lead && (layer + 1).is_multiple_of(self.moe_step),
+        }
     }
 }
 
@@ -263,6 +276,7 @@ pub(super) struct Sizes {
     pub head_dim: u64,
     pub lora_q: u64,
     pub lora_kv: u64,
+    pub latent: u64,
     pub shared: u64,
     pub dense_lead: u32,
 }
@@ -270,6 +284,8 @@ pub(super) struct Sizes {
 impl Sizes {
     pub(super) fn of(&self, dim: Dim) -> u64 {
         let rope = self.head_dim / 2;
+        let (ssm_inner, ssm_heads) = (2 * self.embd, 2 * self.embd / 64);
+        let ssm_conv = ssm_inner + 2 * u64::from(SSM_GROUPS * SSM_STATE);
         match dim {
             Dim::Embd => self.embd,
             Dim::Vocab => self.vocab,
@@ -290,6 +306,15 @@ impl Sizes {
             Dim::MlaHead => self.head_dim + rope,
             Dim::MlaQ => self.heads * (self.head_dim + rope),
             Dim::ChunkExperts => self.experts / 2,
+            Dim::Exactly(length) => length.into(),
+            Dim::KvHeads => self.kv_heads,
+            Dim::Times(times, dim) => u64::from(times) * self.of(*dim),
+            Dim::ExpertEmbd if self.latent > 0 => self.latent,
+            Dim::ExpertEmbd => self.embd,
+            Dim::SsmInner => ssm_inner,
+            Dim::SsmHeads => ssm_heads,
+            Dim::SsmConv => ssm_conv,
+            Dim::SsmIn => ssm_inner + ssm_conv + ssm_heads,
         }
     }
 }

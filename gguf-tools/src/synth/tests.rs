@@ -31,15 +31,21 @@ fn every_architecture_has_the_experts_that_were_asked_for() {
         assert_eq!(gguf.architecture(), arch);
         assert_eq!(gguf.file_bytes(), written.bytes, "{arch}");
         assert_eq!(gguf.metadata.get_u64(&format!("{arch}.expert_used_count")), Some(3), "{arch}");
-        let lead = gguf.metadata.get_u64(&format!("{arch}.leading_dense_block_count")).unwrap_or(0) as u16;
+        let key = |name: &str| gguf.metadata.get_u64(&format!("{arch}.{name}"));
+        let lead = key("leading_dense_block_count").unwrap_or(0) as u16;
+        // Nemotron-H: layers of experts between others, and no gates.
+        let is_apart = arch == "nemotron_h_moe";
+        let width = key("moe_latent_size").or(key("expert_latent_length")).unwrap_or(128);
         let map = gguf.experts().unwrap();
         let layers: Vec<u16> = map.layers.iter().map(|layer| layer.layer).collect();
-        assert_eq!(layers, (lead..4).collect::<Vec<_>>(), "{arch}");
+        let expected: Vec<u16> = (lead..4).filter(|layer| !is_apart || layer % 2 == 1).collect();
+        assert_eq!(layers, expected, "{arch}");
         for layer in &map.layers {
             assert_eq!(layer.n_expert, 6, "{arch}");
             let found: Vec<_> = layer.tensors.iter().map(|t| (t.kind, t.ne0, t.ne1, t.dtype)).collect();
             let q8_0 = GgmlType::Q8_0;
-            assert_eq!(found, [(Gate, 128, 64, q8_0), (Up, 128, 64, q8_0), (Down, 64, 128, q8_0)], "{arch}");
+            let expected = [(Gate, width, 64, q8_0), (Up, width, 64, q8_0), (Down, 64, width, q8_0)];
+            assert_eq!(found, expected[usize::from(is_apart)..], "{arch}");
         }
     }
 }
@@ -79,6 +85,29 @@ fn every_other_layer_has_experts() {
     let layers: Vec<_> = gguf.experts().unwrap().layers.iter().map(|layer| layer.layer).collect();
     assert_eq!(layers, [1, 3]);
     assert!(gguf.tensor("blk.0.ffn_down.weight").is_some());
+}
+
+#[test]
+fn experts_may_see_a_projection() {
+    for (latent, width) in [(None, 64), (Some(32), 32), (Some(0), 128)] {
+        let (_dir, _, gguf) = make(&Spec { latent, ..small("nemotron_h_moe") });
+        assert_eq!(gguf.tensor("blk.1.ffn_up_exps.weight").unwrap().dims, [width, 64, 8]);
+        assert_eq!(gguf.tensor("blk.1.ffn_latent_down.weight").is_some(), latent != Some(0));
+    }
+}
+
+#[test]
+fn layers_have_attention_or_a_recurrent_state() {
+    let layers_with = |gguf: &Gguf, name: &str| -> Vec<u32> {
+        (0..8).filter(|layer| gguf.tensor(&format!("blk.{layer}.{name}.weight")).is_some()).collect()
+    };
+    for (arch, state, states, attention) in [
+        ("lfm2moe", "shortconv.conv", vec![0, 1, 2, 4, 5, 6], vec![3, 7]),
+        ("nemotron_h_moe", "ssm_in", vec![0, 4], vec![2, 6]),
+    ] {
+        let (_dir, _, gguf) = make(&Spec { layers: 8, ..small(arch) });
+        assert_eq!((layers_with(&gguf, state), layers_with(&gguf, "attn_q")), (states, attention), "{arch}");
+    }
 }
 
 #[test]
@@ -151,6 +180,9 @@ fn what_does_not_fit_together_is_refused() {
     refused(Spec { dense_lead: Some(1), ..Spec::tiny("llama") }, "--dense-lead 1");
     refused(Spec { shared: Some(0), ..Spec::tiny("deepseek2") }, "--shared 0");
     refused(Spec { groups: Some(ExpertGroups { count: 3, used: 1 }), ..Spec::tiny("deepseek2") }, "--groups 3/1");
+    refused(Spec { layers: 3, ..Spec::tiny("qwen3next") }, "--layers 3: expected 4 to 512");
+    refused(Spec { latent: Some(128), ..Spec::tiny("llama") }, "--latent 128: expected 0");
+    refused(Spec { latent: Some(40), ..Spec::tiny("kimi-k3") }, "--latent 40: expected a multiple of 32");
     refused(Spec { vocab: 10, ..Spec::tiny("llama") }, "--vocab 10");
     refused(Spec { types: vec![Format::Q4_K], ff: 288, ..Spec::tiny("llama") }, "tensor 'blk.0.ffn_down_exps.weight'");
     assert!(Format::all().all(|format| format.name().parse::<Format>().is_ok_and(|parsed| parsed == format)));
