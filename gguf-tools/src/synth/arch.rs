@@ -40,6 +40,11 @@ pub(super) enum Dim {
     MlaV,
     /// Experts divided into pairs (`chexps` of Grove MoE).
     ChunkExperts,
+    KvHeads,
+    /// Experts per token.
+    Used,
+    Fixed(u64),
+    Times(u64, &'static Dim),
 }
 
 /// The role of a tensor, which decides its type and the spread of its weights.
@@ -62,6 +67,8 @@ pub(super) enum Role {
     Router,
     ExpertIn,
     ExpertDown,
+    /// Numbers of different experts in each row.
+    Routes,
 }
 
 /// The layers in which a tensor occurs.
@@ -81,6 +88,17 @@ pub(super) enum Scope {
     /// As `MoeScaled`, when gate and up are separate.
     MoeScaledSplit,
     Dense,
+    /// In layers with experts, when they are among the first n.
+    MoeFirst(u32),
+    /// In layers with experts, when they come after the first n.
+    MoeAfter(u32),
+    /// In layers for which `layer % of == at`.
+    Every {
+        of: u32,
+        at: u32,
+    },
+    /// In layers of multi-token prediction, which have the tensors of ordinary layers, too.
+    Mtp,
 }
 
 /// One tensor (or one per layer).
@@ -108,6 +126,10 @@ pub(super) enum KeyValue {
     WindowExceptEvery(u32),
     /// Four numbers (`rope.dimension_sections`): the rotated half in three parts, then 0.
     RopeSections,
+    /// One number per layer, in turn; 0 in layers of multi-token prediction.
+    Turns(&'static [u32]),
+    /// As `Turns`, without the layers of multi-token prediction.
+    MainTurns(&'static [u32]),
 }
 
 /// `<architecture>.<key>`.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 
-use super::arch::{Arch, Dim};
+use super::arch::{Arch, Dim, Scope};
 use super::format::Format;
 use super::{arch_hybrid, arch_sparse, arch_table};
 
@@ -47,6 +47,8 @@ pub struct Spec {
     pub shared: Option<u32>,
     /// Leading layers without experts; `None`: as usual for the architecture.
     pub dense_lead: Option<u32>,
+    /// Layers of multi-token prediction after the others (`nextn_predict_layers`).
+    pub mtp: u32,
     /// Only every n-th layer has experts (Llama 4).
     pub moe_step: u32,
     /// Router's gate; `None`: as usual for the architecture.
@@ -119,6 +121,7 @@ impl Spec {
             topk: 2,
             shared: None,
             dense_lead: None,
+            mtp: 0,
             moe_step: 1,
             gating: None,
             groups: None,
@@ -150,6 +153,7 @@ impl Spec {
             bail!("{flag} {found}: expected {expected} ({})", arch.name)
         };
         // llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS; the others keep every product inside 64 bits.
+        let has_mtp = arch.tensors.iter().copied().flatten().any(|row| row.scope == Scope::Mtp);
         let limits = [
             ("--layers", self.layers, 1, 512),
             ("--embd", self.embd, 32, 1 << 17),
@@ -159,6 +163,7 @@ impl Spec {
             ("--heads", self.heads, 1, 1024),
             ("--vocab", self.vocab, super::vocab::TOKENS_MIN, super::vocab::TOKENS_MAX),
             ("--ctx", self.ctx, 1, 1 << 24),
+            ("--mtp", self.mtp, 0, if has_mtp { 8 } else { 0 }),
             ("--moe-step", self.moe_step, 1, if arch.interleaved { self.layers } else { 1 }),
             ("--split", self.shards, 1, 9999),
         ];
@@ -233,6 +238,7 @@ impl Spec {
             ff: self.ff.into(),
             ff_dense: ff_dense.into(),
             experts: self.experts.into(),
+            topk: self.topk.into(),
             heads: self.heads.into(),
             vocab: self.vocab.into(),
             kv_heads: kv_heads.into(),
@@ -257,6 +263,7 @@ pub(super) struct Sizes {
     pub ff: u64,
     pub ff_dense: u64,
     pub experts: u64,
+    pub topk: u64,
     pub heads: u64,
     pub vocab: u64,
     pub kv_heads: u64,
@@ -290,6 +297,10 @@ impl Sizes {
             Dim::MlaHead => self.head_dim + rope,
             Dim::MlaQ => self.heads * (self.head_dim + rope),
             Dim::ChunkExperts => self.experts / 2,
+            Dim::KvHeads => self.kv_heads,
+            Dim::Used => self.topk,
+            Dim::Fixed(length) => length,
+            Dim::Times(factor, dim) => factor * self.of(*dim),
         }
     }
 }
