@@ -1,16 +1,9 @@
 //! Architectures with sparse attention, hashed routes, multi-token prediction or per-layer tables, as data.
 
-use super::arch::{
-    AT_LEAST_ONE, Arch,
-    Dim::*,
-    Key,
-    KeyValue::*,
-    Role::*,
-    Row,
-    Scope::{Every, Layer, Model, MoeAfter, MoeFirst},
-    row,
-};
+use super::arch::Scope::{self, Every, Layer, Model, Moe, MoeAfter, MoeFirst};
+use super::arch::{AT_LEAST_ONE, Arch, Dim::*, Key, KeyValue::*, Role::*, Row, row};
 use super::arch_table::groups::*;
+use super::arch_table::{LATENT_KEYS, SIGMOID};
 
 /// Width of an indexer's keys: llama.cpp rotates them in squares of 64 and more.
 const INDEX_WIDTH: u64 = 128;
@@ -21,8 +14,8 @@ const STREAMS: u64 = 4;
 const HASH_LAYERS: u32 = 2;
 
 /// Layers of DeepSeek V4 that compress keys and values of four tokens into one, and of 128 tokens.
-const BY_4: super::arch::Scope = Every { of: 2, at: 1 };
-const BY_128: super::arch::Scope = Every { of: 4, at: 2 };
+const BY_4: Scope = Every { of: 2, at: 1 };
+const BY_128: Scope = Every { of: 4, at: 2 };
 
 #[rustfmt::skip]
 mod deepseek4 {
@@ -69,6 +62,79 @@ mod deepseek4 {
     ];
 }
 
+#[rustfmt::skip]
+mod groups {
+    use super::*;
+
+    /// Chooses the tokens that a layer attends to.
+    const fn indexer(scope: Scope) -> [Row; 5] {
+        [
+            row(scope, "indexer.k_norm.weight", &[Fixed(INDEX_WIDTH)], Norm),
+            row(scope, "indexer.k_norm.bias", &[Fixed(INDEX_WIDTH)], Bias),
+            row(scope, "indexer.proj.weight", &[Embd, Fixed(INDEX_HEADS)], Matrix),
+            row(scope, "indexer.attn_k.weight", &[Embd, Fixed(INDEX_WIDTH)], Matrix),
+            row(scope, "indexer.attn_q_b.weight", &[LoraQ, Fixed(INDEX_HEADS * INDEX_WIDTH)], Matrix),
+        ]
+    }
+    pub const INDEXER: &[Row] = &indexer(Layer);
+    /// Every second layer attends to the tokens that the layer before it has chosen.
+    pub const SHARED_INDEXER: &[Row] = &indexer(Every { of: 2, at: 0 });
+    pub const KPOOL_INDEXER: &[Row] = &indexer(KPOOL_FULL);
+    pub const KPOOL: &[Row] = &[
+        row(KPOOL_FULL, "indexer_compressor_gate.weight", &[Embd, Fixed(INDEX_WIDTH)], Matrix),
+        row(KPOOL_FULL, "indexer_compressor_ape.weight", &[Fixed(INDEX_WIDTH), Fixed(4)], Bias),
+    ];
+    /// MiniMax M3 chooses blocks of tokens, with a head for each head of keys.
+    pub const BLOCK_INDEXER: &[Row] = &[
+        row(Moe, "indexer.q_proj.weight", &[Embd, Times(INDEX_WIDTH, &KvHeads)], Matrix),
+        row(Moe, "indexer.k_proj.weight", &[Embd, Fixed(INDEX_WIDTH)], Matrix),
+        row(Moe, "indexer.q_norm.weight", &[Fixed(INDEX_WIDTH)], Norm),
+        row(Moe, "indexer.k_norm.weight", &[Fixed(INDEX_WIDTH)], Norm),
+    ];
+    pub const HEAD_GATE: &[Row] = &[row(Layer, "attn_gate.weight", &[Embd, Heads], Matrix)];
+    pub const LATENT_GATE: &[Row] = &[row(Layer, "attn_gate.weight", &[Embd, MlaV], Matrix)];
+    /// Hunyuan 4: streams without a mix among themselves.
+    pub const INDEPENDENT_STREAMS: &[Row] = &[
+        row(Layer, "hc_attn_fn.weight", &[Times(STREAMS, &Embd), Fixed(2 * STREAMS)], SmallMatrix),
+        row(Layer, "hc_attn_base.weight", &[Fixed(2 * STREAMS)], Bias),
+        row(Layer, "hc_attn_scale.weight", &[Fixed(2)], Norm),
+        row(Layer, "hc_ffn_fn.weight", &[Times(STREAMS, &Embd), Fixed(2 * STREAMS)], SmallMatrix),
+        row(Layer, "hc_ffn_base.weight", &[Fixed(2 * STREAMS)], Bias),
+        row(Layer, "hc_ffn_scale.weight", &[Fixed(2)], Norm),
+    ];
+
+    const LINEAR: Scope = Every { of: 2, at: 0 };
+    const ATTENDING: Scope = Every { of: 2, at: 1 };
+    const KPOOL_FULL: Scope = Every { of: 4, at: 1 };
+    /// GLM-5.3: linear attention in every second layer, latent attention without rotation in the others.
+    pub const LINEAR_AND_LATENT: &[Row] = &[
+        row(Layer, "attn_norm.weight", &[Embd], Norm),
+        row(LINEAR, "ssm_conv1d_q.weight", &[Fixed(4), Fixed(1), Q], SmallMatrix),
+        row(LINEAR, "ssm_conv1d_k.weight", &[Fixed(4), Fixed(1), Q], SmallMatrix),
+        row(LINEAR, "ssm_conv1d_v.weight", &[Fixed(4), Fixed(1), Q], SmallMatrix),
+        row(LINEAR, "attn_q.weight", &[Embd, Q], Matrix),
+        row(LINEAR, "attn_k.weight", &[Embd, Q], Matrix),
+        row(LINEAR, "attn_v.weight", &[Embd, Q], Matrix),
+        row(LINEAR, "ssm_f_a.weight", &[Embd, HeadWidth], Matrix),
+        row(LINEAR, "ssm_f_b.weight", &[HeadWidth, Q], Matrix),
+        row(LINEAR, "ssm_beta.weight", &[Embd, Heads], Matrix),
+        row(LINEAR, "ssm_a", &[Heads], Bias),
+        row(LINEAR, "ssm_dt.bias", &[Q], Bias),
+        row(LINEAR, "ssm_g_a.weight", &[Embd, HeadWidth], Matrix),
+        row(LINEAR, "ssm_g_b.weight", &[HeadWidth, Q], Matrix),
+        row(LINEAR, "ssm_norm.weight", &[HeadWidth], Norm),
+        row(ATTENDING, "attn_q_a.weight", &[Embd, LoraQ], Matrix),
+        row(ATTENDING, "attn_q_a_norm.weight", &[LoraQ], Norm),
+        row(ATTENDING, "attn_q_b.weight", &[LoraQ, Q], Matrix),
+        row(ATTENDING, "attn_kv_a_mqa.weight", &[Embd, LoraKv], Matrix),
+        row(ATTENDING, "attn_kv_a_norm.weight", &[LoraKv], Norm),
+        row(ATTENDING, "attn_k_b.weight", &[HeadWidth, LoraKv, Heads], Matrix),
+        row(ATTENDING, "attn_v_b.weight", &[LoraKv, HeadWidth, Heads], Matrix),
+        row(Layer, "attn_output.weight", &[Q, Embd], Residual),
+    ];
+}
+use groups::*;
+
 /// The streams of hyper-connections become one before the output.
 #[rustfmt::skip]
 const STREAM_HEAD: &[Row] = &[
@@ -98,6 +164,57 @@ const DEEPSEEK4_KEYS: &[Key] = &[
     ("expert_weights_norm", Bool(true)),
 ];
 
+/// Joins two lists of keys.
+const fn join<const N: usize>(first: &[Key], then: &[Key]) -> [Key; N] {
+    assert!(N == first.len() + then.len());
+    let mut all = [first[0]; N];
+    let mut at = 0;
+    while at < N {
+        all[at] = if at < first.len() { first[at] } else { then[at - first.len()] };
+        at += 1;
+    }
+    all
+}
+
+const INDEX_KEYS: &[Key] = &[
+    ("attention.indexer.head_count", Int(INDEX_HEADS as u32)),
+    ("attention.indexer.key_length", Int(INDEX_WIDTH as u32)),
+    ("attention.indexer.top_k", Int(8)),
+];
+const SPARSE_KEYS: &[Key] = &join::<{ LATENT_KEYS.len() + INDEX_KEYS.len() }>(LATENT_KEYS, INDEX_KEYS);
+const SHARING_KEYS: &[Key] = &join::<{ SPARSE_KEYS.len() + 5 }>(
+    SPARSE_KEYS,
+    &[
+        ("attention.indexer.types", MainTurns(&[1, 0])),
+        ("hyper_connection.count", Int(STREAMS as u32)),
+        ("hyper_connection.epsilon", Float(1e-6)),
+        ("hyper_connection.magnitude", Float(1.0)),
+        ("swiglu_clamp_exp", Float(7.0)),
+    ],
+);
+const GLM5_NEXT_KEYS: &[Key] = &join::<{ INDEX_KEYS.len() + 17 }>(
+    INDEX_KEYS,
+    &[
+        ("attention.head_count_kv", Turns(&[0, 1])),
+        ("attention.q_lora_rank", Size(LoraQ)),
+        ("attention.kv_lora_rank", Size(LoraKv)),
+        ("attention.key_length", Size(LoraKv)),
+        ("attention.value_length", Size(LoraKv)),
+        ("attention.key_length_mla", Size(HeadWidth)),
+        ("attention.value_length_mla", Size(HeadWidth)),
+        ("attention.indexer.kpool", Int(4)),
+        ("attention.indexer.kpool_select_tail", Bool(true)),
+        ("attention.indexer.types", MainTurns(&[1, 1, 1, 0])),
+        ("rope.dimension_count", Int(0)),
+        ("ssm.conv_kernel", Int(4)),
+        ("kda.head_dim", Size(HeadWidth)),
+        ("hyper_connection.count", Int(STREAMS as u32)),
+        ("hyper_connection.sinkhorn_iterations", Int(4)),
+        ("hyper_connection.epsilon", Float(1e-6)),
+        ("expert_weights_norm", Bool(true)),
+    ],
+);
+
 const SQRT_SOFTPLUS: u32 = 4;
 
 #[rustfmt::skip]
@@ -105,4 +222,30 @@ pub(super) const ARCHS: &[Arch] = &[
     Arch { name: "deepseek4", tensors: &[MODEL, STREAM_HEAD, deepseek4::ATTENTION, SINKS, deepseek4::COMPRESSORS,
         deepseek4::STREAM_MIXES, FFN_NORM, EXPERTS, deepseek4::ROUTES, SHARED, NEXTN],
         keys: DEEPSEEK4_KEYS, shared: AT_LEAST_ONE, gating: SQRT_SOFTPLUS, ..Arch::PLAIN },
+    Arch { name: "step35", tensors: &[MODEL, ATTENTION, HEAD_NORMS, HEAD_GATE, FFN_NORM, DENSE, EXPERTS,
+        SELECTION_BIAS, SHARED, NEXTN],
+        keys: &[("attention.sliding_window", Int(16)), ("rope.freq_base_swa", Float(10_000.0)),
+            ("attention.sliding_window_pattern", WindowExceptEvery(4)), ("swiglu_clamp_exp", Float(7.0)),
+            ("expert_weights_norm", Bool(true)), ("expert_weights_scale", Float(1.5))],
+        shared: AT_LEAST_ONE, dense_lead: Some(1), gating: SIGMOID, ..Arch::PLAIN },
+    Arch { name: "deepseek32", tensors: &[MODEL, ATTENTION_LATENT, INDEXER, FFN_NORM, DENSE, EXPERTS, SELECTION_BIAS,
+        SHARED, NEXTN],
+        keys: SPARSE_KEYS, shared: AT_LEAST_ONE, dense_lead: Some(1), gating: SIGMOID, ..Arch::PLAIN },
+    Arch { name: "glm-dsa", tensors: &[MODEL, ATTENTION_LATENT, SHARED_INDEXER, FFN_NORM, DENSE, EXPERTS,
+        SELECTION_BIAS, SHARED, NEXTN],
+        keys: SHARING_KEYS, shared: AT_LEAST_ONE, dense_lead: Some(1), gating: SIGMOID, ..Arch::PLAIN },
+    Arch { name: "glm5-next", tensors: &[MODEL, LINEAR_AND_LATENT, KPOOL_INDEXER, KPOOL, deepseek4::STREAM_MIXES,
+        FFN_NORM, DENSE, EXPERTS, SELECTION_BIAS, SHARED],
+        keys: GLM5_NEXT_KEYS, shared: AT_LEAST_ONE, dense_lead: Some(1), gating: SIGMOID, ..Arch::PLAIN },
+    Arch { name: "minimax-m3", tensors: &[MODEL, ATTENTION, HEAD_NORMS, BLOCK_INDEXER, FFN_NORM, DENSE, EXPERTS,
+        SELECTION_BIAS, SHARED],
+        keys: &[("attention.indexer.head_count", Size(KvHeads)),
+            ("attention.indexer.key_length", Int(INDEX_WIDTH as u32)), ("attention.indexer.top_k", Int(2)),
+            ("attention.indexer.block_size", Int(8)), ("attention.indexer.local_blocks", Int(1)),
+            ("rope.dimension_count", Size(Rope)), ("expert_weights_norm", Bool(true)),
+            ("expert_weights_scale", Float(1.5))],
+        shared: AT_LEAST_ONE, dense_lead: Some(1), gating: SIGMOID, ..Arch::PLAIN },
+    Arch { name: "hy_v4", tensors: &[MODEL, STREAM_HEAD, ATTENTION_LATENT, SINKS, LATENT_GATE, SHARED_INDEXER,
+        INDEPENDENT_STREAMS, FFN_NORM, DENSE, EXPERTS, SELECTION_BIAS, SHARED],
+        keys: SHARING_KEYS, shared: AT_LEAST_ONE, dense_lead: Some(1), gating: SIGMOID, ..Arch::PLAIN },
 ];
