@@ -54,6 +54,8 @@ pub(super) enum Dim {
     SsmConv,
     /// Everything that Mamba 2 projects its layer's input to.
     SsmIn,
+    /// Experts per token.
+    Used,
 }
 
 /// The role of a tensor, which decides its type and the spread of its weights.
@@ -80,6 +82,8 @@ pub(super) enum Role {
     Decay,
     /// Bias of a time step: F32 around -3, so that a recurrent state remembers some ten tokens.
     TimeStep,
+    /// Numbers of different experts in each row.
+    Routes,
 }
 
 /// The layers in which a tensor occurs.
@@ -105,6 +109,17 @@ pub(super) enum Scope {
     Recurrent,
     /// In layers whose experts see a projection of the layer's input.
     MoeLatent,
+    /// In layers with experts, when they are among the first n.
+    MoeFirst(u32),
+    /// In layers with experts, when they come after the first n.
+    MoeAfter(u32),
+    /// In layers for which `layer % of == at`.
+    Every {
+        of: u32,
+        at: u32,
+    },
+    /// In layers of multi-token prediction, which have the tensors of ordinary layers, too.
+    Mtp,
 }
 
 /// Groups and state of Mamba 2.
@@ -174,6 +189,10 @@ pub(super) enum KeyValue {
     RopeSections,
     /// One length per layer, 0 outside of these layers.
     InLayers(Scope, Dim),
+    /// One number per layer, in turn; 0 in layers of multi-token prediction.
+    Turns(&'static [u32]),
+    /// As `Turns`, without the layers of multi-token prediction.
+    MainTurns(&'static [u32]),
 }
 
 /// `<architecture>.<key>`.

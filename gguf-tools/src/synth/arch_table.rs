@@ -119,6 +119,13 @@ pub(super) mod groups {
         row(Layer, "post_ffw_norm_1.weight", &[Embd], Norm),
         row(Layer, "post_ffw_norm_2.weight", &[Embd], Norm),
     ];
+    /// The wiring of a layer of multi-token prediction: it reads a hidden state beside a token.
+    pub const NEXTN: &[Row] = &[
+        row(Mtp, "nextn.eh_proj.weight", &[Times(2, &Embd), Embd], Matrix),
+        row(Mtp, "nextn.enorm.weight", &[Embd], Norm),
+        row(Mtp, "nextn.hnorm.weight", &[Embd], Norm),
+        row(Mtp, "nextn.shared_head_norm.weight", &[Embd], Norm),
+    ];
     /// One set of rotation factors for the layers without a window.
     pub const ROPE_FACTORS: &[Row] = &[row(Model, "rope_freqs.weight", &[Rope], Norm)];
 }
@@ -201,7 +208,7 @@ pub(super) const ARCHS: &[Arch] = &[
         keys: &[("expert_weights_norm", Bool(true)), ("expert_weights_scale", Float(1.5))],
         shared: AT_LEAST_ONE, dense_lead: Some(1), multi_head: true, gating: SIGMOID, ..Arch::PLAIN },
     Arch { name: "glm4moe", tensors: &[MODEL, ATTENTION, QKV_BIAS, HEAD_NORMS, POST_ATTENTION_NORM, DENSE, EXPERTS,
-        SELECTION_BIAS, SHARED],
+        SELECTION_BIAS, SHARED, NEXTN],
         keys: &[("expert_weights_norm", Bool(true)), ("expert_weights_scale", Float(1.0))],
         shared: AT_LEAST_ONE, dense_lead: Some(1), gating: SIGMOID, ..Arch::PLAIN },
     Arch { name: "minimax-m2", tensors: &[MODEL, ATTENTION, WIDE_NORMS, FFN_NORM, EXPERTS, SELECTION_BIAS],
@@ -232,7 +239,7 @@ pub(super) const ARCHS: &[Arch] = &[
         keys: &[("attention.sliding_window", Int(128)), ("logit_scale", Float(1.0)),
             ("expert_weights_norm", Bool(true))],
         shared: OPTIONAL, dense_lead: Some(1), fused: true, gating: SIGMOID, ..Arch::PLAIN },
-    Arch { name: "hy_v3", tensors: &[MODEL, ATTENTION, HEAD_NORMS, FFN_NORM, DENSE, EXPERTS, SHARED],
+    Arch { name: "hy_v3", tensors: &[MODEL, ATTENTION, HEAD_NORMS, FFN_NORM, DENSE, EXPERTS, SHARED, NEXTN],
         keys: &[("expert_weights_norm", Bool(true)), ("expert_weights_scale", Float(1.0))],
         shared: AT_LEAST_ONE, dense_lead: Some(1), fused: true, gating: SIGMOID, ..Arch::PLAIN },
     Arch { name: "granite_swa", tensors: &[MODEL, ATTENTION, SINKS, FFN_NORM, EXPERTS],

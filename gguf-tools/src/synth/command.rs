@@ -48,6 +48,9 @@ pub struct Args {
     /// the preset's]
     #[arg(long, value_name = "X")]
     router_spread: Option<f32>,
+    /// Layers of multi-token prediction after the others
+    #[arg(long, value_name = "N")]
+    mtp: Option<u32>,
     /// Attention heads
     #[arg(long, value_name = "N")]
     heads: Option<u32>,
@@ -117,6 +120,7 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
         (&mut spec.ff, args.ff),
         (&mut spec.experts, args.experts),
         (&mut spec.topk, args.topk),
+        (&mut spec.mtp, args.mtp),
         (&mut spec.heads, args.heads),
         (&mut spec.vocab, args.vocab),
         (&mut spec.ctx, args.ctx),

@@ -147,16 +147,30 @@ pub(super) fn shard_names(path: &Path, count: u32) -> anyhow::Result<Vec<PathBuf
 }
 
 fn fill(tensor: &Tensor, seed: u64, out: &mut dyn Write, mut wrote: impl FnMut(u64)) -> io::Result<()> {
-    let block = tensor.format.block_bytes();
+    let row = if tensor.experts > 0 { tensor.dims[0] as usize } else { 1 };
+    let block = tensor.format.block_bytes() * row;
+    let mut order: Vec<i32> = (0..tensor.experts as i32).collect();
     let mut buffer = vec![0; (BUFFER_BYTES / block * block).min(tensor.bytes as usize)];
     let mut random = Random::new(seed, &tensor.name);
     let mut left = tensor.bytes;
     while left > 0 {
         let part = &mut buffer[..left.min(BUFFER_BYTES as u64 / block as u64 * block as u64) as usize];
-        tensor.format.fill(part, &mut random, tensor.mean, tensor.deviation);
+        match tensor.experts {
+            0 => tensor.format.fill(part, &mut random, tensor.mean, tensor.deviation),
+            _ => part.chunks_exact_mut(block).for_each(|row| route(row, &mut random, &mut order)),
+        }
         out.write_all(part)?;
         left -= part.len() as u64;
         wrote(part.len() as u64);
     }
     Ok(())
+}
+
+/// Fills a row with different experts: the first of `order`, which is shuffled on from row to row.
+fn route(row: &mut [u8], random: &mut Random, order: &mut [i32]) {
+    for (at, entry) in row.chunks_exact_mut(4).enumerate() {
+        let other = at + (random.next_u64() % (order.len() - at) as u64) as usize;
+        order.swap(at, other);
+        entry.copy_from_slice(&order[at].to_le_bytes());
+    }
 }

@@ -31,6 +31,8 @@ pub enum Format {
     Iq4Nl,
     Iq4Xs,
     Mxfp4,
+    /// Whole numbers: for tables, not for weights.
+    I32,
 }
 
 /// A format's type, and the spread of its random bits once decoded.
@@ -62,7 +64,7 @@ enum Scale {
 use Scale::{Centred, Exponent, Float, Offset, Signed};
 
 #[rustfmt::skip]
-const LAYOUTS: [Layout; 16] = [
+const LAYOUTS: [Layout; 17] = [
     Layout { format: Format::F32,   id: 0,  file_type: 0,  scale: Float },
     Layout { format: Format::F16,   id: 1,  file_type: 1,  scale: Float },
     Layout { format: Format::Bf16,  id: 30, file_type: 32, scale: Float },
@@ -84,12 +86,13 @@ const LAYOUTS: [Layout; 16] = [
     Layout { format: Format::Iq4Nl, id: 20, file_type: 25, scale: Signed { at: 0, deviation: 67.4 } },
     Layout { format: Format::Iq4Xs, id: 23, file_type: 30, scale: Signed { at: 0, deviation: 1246.0 } },
     Layout { format: Format::Mxfp4, id: 39, file_type: 38, scale: Exponent { deviation: 5.85 } },
+    Layout { format: Format::I32,   id: 26, file_type: 0,  scale: Float },
 ];
 
 impl Format {
-    /// Every format, in the order of the help text.
+    /// Every format of weights, in the order of the help text.
     pub fn all() -> impl Iterator<Item = Format> {
-        LAYOUTS.iter().map(|layout| layout.format)
+        LAYOUTS.iter().map(|layout| layout.format).filter(|format| *format != Format::I32)
     }
 
     fn layout(self) -> &'static Layout {

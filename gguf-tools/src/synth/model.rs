@@ -17,6 +17,8 @@ pub(super) struct Tensor {
     pub mean: f32,
     pub deviation: f32,
     pub bytes: u64,
+    /// Experts that a table of routes chooses from; 0 for all other tensors.
+    pub experts: u64,
 }
 
 /// Spread of the logits: a few likely tokens, none certain.
@@ -32,7 +34,7 @@ pub(super) fn tensors(spec: &Spec, sizes: &Sizes) -> anyhow::Result<Vec<Tensor>>
         tensors.push(tensor(spec, sizes, row, row.name.to_owned(), 0)?);
     }
     let mut moe_index = 0;
-    for layer in 0..spec.layers {
+    for layer in 0..spec.layers + spec.mtp {
         let moe = spec.is_moe_layer(layer, sizes);
         for row in rows().filter(|row| occurs(row.scope, layer, spec, sizes)) {
             tensors.push(tensor(spec, sizes, row, format!("blk.{layer}.{}", row.name), moe_index)?);
@@ -57,6 +59,10 @@ fn occurs(scope: Scope, layer: u32, spec: &Spec, sizes: &Sizes) -> bool {
         Scope::FullAttention => sizes.arch.mixing.is_attention(layer),
         Scope::Recurrent => sizes.arch.mixing.is_recurrent(layer),
         Scope::MoeLatent => moe && sizes.latent > 0,
+        Scope::MoeFirst(n) => moe && layer < n,
+        Scope::MoeAfter(n) => moe && layer >= n,
+        Scope::Every { of, at } => layer < spec.layers && layer % of == at,
+        Scope::Mtp => layer >= spec.layers,
     }
 }
 
@@ -79,6 +85,7 @@ fn tensor(spec: &Spec, sizes: &Sizes, row: &Row, name: String, moe_index: usize)
         Role::Residual => (dense_type, 0.0, residual),
         Role::ExpertIn => (spec.types[moe_index % spec.types.len()], 0.0, keep),
         Role::ExpertDown => (down_types[moe_index % down_types.len()], 0.0, residual),
+        Role::Routes => (Format::I32, 0.0, 0.0),
     };
     let expert = matches!(row.role, Role::ExpertIn | Role::ExpertDown);
     let (found, block) = (dims[0], wanted.block_weights());
@@ -94,7 +101,8 @@ fn tensor(spec: &Spec, sizes: &Sizes, row: &Row, name: String, moe_index: usize)
         .expect("F16 takes any row");
     let bytes = dims.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim)).and_then(|n| format.bytes_of(n));
     let bytes = bytes.with_context(|| format!("tensor '{name}' is too large"))?;
-    Ok(Tensor { name, format, dims, mean, deviation, bytes })
+    let experts = if row.role == Role::Routes { sizes.experts } else { 0 };
+    Ok(Tensor { name, format, dims, mean, deviation, bytes, experts })
 }
 
 /// All keys, in the order of the file, without those of a split model.
@@ -104,7 +112,7 @@ pub(super) fn keys(spec: &Spec, sizes: &Sizes) -> Vec<(String, Value)> {
         ("vocab_size", spec.vocab.into()),
         ("context_length", spec.ctx.into()),
         ("embedding_length", spec.embd.into()),
-        ("block_count", spec.layers.into()),
+        ("block_count", (spec.layers + spec.mtp).into()),
         ("feed_forward_length", (sizes.ff_dense as u32).into()),
         ("attention.head_count", spec.heads.into()),
         ("attention.head_count_kv", (sizes.kv_heads as u32).into()),
@@ -129,6 +137,9 @@ pub(super) fn keys(spec: &Spec, sizes: &Sizes) -> Vec<(String, Value)> {
     }
     if let Some(key) = arch.latent.filter(|_| sizes.latent > 0) {
         own.push((key, (sizes.latent as u32).into()));
+    }
+    if spec.mtp > 0 {
+        own.push(("nextn_predict_layers", spec.mtp.into()));
     }
     let gating = spec.gating.map_or(arch.gating, |gating| gating as u32);
     if gating > 0 {
@@ -160,7 +171,7 @@ fn key_value(value: KeyValue, spec: &Spec, sizes: &Sizes) -> Value {
         KeyValue::Float(number) => number.into(),
         KeyValue::Bool(flag) => flag.into(),
         KeyValue::Size(dim) => (sizes.of(dim) as u32).into(),
-        KeyValue::WindowExceptEvery(n) => Value::array((1..=spec.layers).map(|layer| layer % n != 0)),
+        KeyValue::WindowExceptEvery(n) => Value::array((1..=spec.layers + spec.mtp).map(|layer| layer % n != 0)),
         KeyValue::RopeSections => {
             let half = sizes.head_dim as i32 / 2;
             let part = half / 3;
@@ -170,7 +181,13 @@ fn key_value(value: KeyValue, spec: &Spec, sizes: &Sizes) -> Value {
             let length = |layer| if occurs(scope, layer, spec, sizes) { sizes.of(dim) as u32 } else { 0 };
             Value::array((0..spec.layers).map(length))
         }
+        KeyValue::Turns(turns) => Value::array(in_turn(turns, spec).chain((0..spec.mtp).map(|_| 0))),
+        KeyValue::MainTurns(turns) => Value::array(in_turn(turns, spec)),
     }
+}
+
+fn in_turn(turns: &'static [u32], spec: &Spec) -> impl Iterator<Item = u32> {
+    turns.iter().copied().cycle().take(spec.layers as usize)
 }
 
 fn vocab_keys(size: u32) -> Vec<(String, Value)> {

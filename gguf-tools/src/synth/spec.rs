@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 
-use super::arch::{Arch, Dim, Mixing, SSM_GROUPS, SSM_STATE};
+use super::arch::{Arch, Dim, Mixing, SSM_GROUPS, SSM_STATE, Scope};
 use super::format::Format;
 use super::{arch_hybrid, arch_sparse, arch_table};
 
@@ -47,6 +47,8 @@ pub struct Spec {
     pub shared: Option<u32>,
     /// Leading layers without experts; `None`: as usual for the architecture.
     pub dense_lead: Option<u32>,
+    /// Layers of multi-token prediction after the others (`nextn_predict_layers`).
+    pub mtp: u32,
     /// Only every n-th layer has experts (Llama 4).
     pub moe_step: u32,
     /// Router's gate; `None`: as usual for the architecture.
@@ -122,6 +124,7 @@ impl Spec {
             topk: 2,
             shared: None,
             dense_lead: None,
+            mtp: 0,
             moe_step: 1,
             gating: None,
             groups: None,
@@ -154,6 +157,7 @@ impl Spec {
             bail!("{flag} {found}: expected {expected} ({})", arch.name)
         };
         // llama.cpp: LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS; the others keep every product inside 64 bits.
+        let has_mtp = arch.tensors.iter().copied().flatten().any(|row| row.scope == Scope::Mtp);
         let limits = [
             ("--layers", self.layers, arch.mixing.period(), 512),
             ("--embd", self.embd, 32, 1 << 17),
@@ -163,6 +167,7 @@ impl Spec {
             ("--heads", self.heads, 1, 1024),
             ("--vocab", self.vocab, super::vocab::TOKENS_MIN, super::vocab::TOKENS_MAX),
             ("--ctx", self.ctx, 1, 1 << 24),
+            ("--mtp", self.mtp, 0, if has_mtp { 8 } else { 0 }),
             ("--moe-step", self.moe_step, 1, if arch.interleaved { self.layers } else { 1 }),
             ("--split", self.shards, 1, 9999),
         ];
@@ -242,6 +247,7 @@ impl Spec {
             ff: self.ff.into(),
             ff_dense: ff_dense.into(),
             experts: self.experts.into(),
+            topk: self.topk.into(),
             heads: self.heads.into(),
             vocab: self.vocab.into(),
             kv_heads: kv_heads.into(),
@@ -270,6 +276,7 @@ pub(super) struct Sizes {
     pub ff: u64,
     pub ff_dense: u64,
     pub experts: u64,
+    pub topk: u64,
     pub heads: u64,
     pub vocab: u64,
     pub kv_heads: u64,
@@ -315,6 +322,7 @@ impl Sizes {
             Dim::SsmHeads => ssm_heads,
             Dim::SsmConv => ssm_conv,
             Dim::SsmIn => ssm_inner + ssm_conv + ssm_heads,
+            Dim::Used => self.topk,
         }
     }
 }

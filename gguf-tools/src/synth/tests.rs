@@ -97,6 +97,18 @@ fn experts_may_see_a_projection() {
 }
 
 #[test]
+fn layers_of_multi_token_prediction_follow_the_others() {
+    for arch in ["glm4moe", "hy_v3", "deepseek4"] {
+        let (_dir, _, gguf) = make(&Spec { mtp: 2, ..small(arch) });
+        assert_eq!(gguf.metadata.get_u64(&format!("{arch}.block_count")), Some(6), "{arch}");
+        assert_eq!(gguf.metadata.get_u64(&format!("{arch}.nextn_predict_layers")), Some(2), "{arch}");
+        let has = |name: &str| gguf.tensor(name).is_some();
+        assert!(has("blk.5.nextn.eh_proj.weight") && has("blk.5.ffn_down_exps.weight"), "{arch}");
+        assert!(!has("blk.3.nextn.eh_proj.weight"), "{arch}");
+    }
+}
+
+#[test]
 fn layers_have_attention_or_a_recurrent_state() {
     let layers_with = |gguf: &Gguf, name: &str| -> Vec<u32> {
         (0..8).filter(|layer| gguf.tensor(&format!("blk.{layer}.{name}.weight")).is_some()).collect()
@@ -108,6 +120,20 @@ fn layers_have_attention_or_a_recurrent_state() {
         let (_dir, _, gguf) = make(&Spec { layers: 8, ..small(arch) });
         assert_eq!((layers_with(&gguf, state), layers_with(&gguf, "attn_q")), (states, attention), "{arch}");
     }
+}
+
+#[test]
+fn hash_layers_route_each_token_to_different_experts() {
+    let (_dir, written, gguf) = make(&Spec { experts: 6, topk: 3, ..small("deepseek4") });
+    let table = gguf.tensor("blk.1.ffn_gate_tid2eid.weight").unwrap();
+    assert_eq!((table.dtype.name(), &table.dims[..]), ("i32", &[3, 300][..]));
+    assert!(gguf.tensor("blk.2.ffn_gate_tid2eid.weight").is_none());
+    let bytes = &fs::read(&written.files[0]).unwrap()[table.extent.offset as usize..table.extent.end() as usize];
+    let ids: Vec<u32> = bytes.chunks_exact(4).map(|id| u32::from_le_bytes(id.try_into().unwrap())).collect();
+    for row in ids.chunks_exact(3) {
+        assert!(row.iter().all(|id| *id < 6) && row[0] != row[1] && row[1] != row[2] && row[0] != row[2], "{row:?}");
+    }
+    assert!((0..6).all(|expert| ids.iter().filter(|id| **id == expert).count() > 100));
 }
 
 #[test]
@@ -183,6 +209,7 @@ fn what_does_not_fit_together_is_refused() {
     refused(Spec { layers: 3, ..Spec::tiny("qwen3next") }, "--layers 3: expected 4 to 512");
     refused(Spec { latent: Some(128), ..Spec::tiny("llama") }, "--latent 128: expected 0");
     refused(Spec { latent: Some(40), ..Spec::tiny("kimi-k3") }, "--latent 40: expected a multiple of 32");
+    refused(Spec { mtp: 1, ..Spec::tiny("llama") }, "--mtp 1: expected 0 to 0");
     refused(Spec { vocab: 10, ..Spec::tiny("llama") }, "--vocab 10");
     refused(Spec { types: vec![Format::Q4_K], ff: 288, ..Spec::tiny("llama") }, "tensor 'blk.0.ffn_down_exps.weight'");
     assert!(Format::all().all(|format| format.name().parse::<Format>().is_ok_and(|parsed| parsed == format)));
