@@ -38,6 +38,10 @@ pub(super) enum Dim {
     /// Plain part of one head; also its value width.
     MlaPlain,
     MlaV,
+    /// A layer's part of the embeddings per layer; tensors with it occur only where it is not 0.
+    PerLayer,
+    /// The same of all layers.
+    AllPerLayer,
     /// Experts divided into pairs (`chexps` of Grove MoE).
     ChunkExperts,
     /// The same in every model.

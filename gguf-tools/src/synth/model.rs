@@ -28,7 +28,8 @@ const RESIDUAL_GAIN: f32 = 3.0;
 
 /// All tensors, in the order of the file.
 pub(super) fn tensors(spec: &Spec, sizes: &Sizes) -> anyhow::Result<Vec<Tensor>> {
-    let rows = || sizes.arch.tensors.iter().copied().flatten();
+    let is_there = |row: &&Row| row.dims.iter().all(|dim| sizes.of(*dim) > 0);
+    let rows = || sizes.arch.tensors.iter().copied().flatten().filter(is_there);
     let mut tensors = Vec::new();
     for row in rows().filter(|row| row.scope == Scope::Model) {
         tensors.push(tensor(spec, sizes, row, row.name.to_owned(), 0)?);

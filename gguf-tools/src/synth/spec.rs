@@ -74,6 +74,8 @@ pub struct Spec {
     /// Width of the experts' input where they see a projection (Nemotron-H, Kimi K3), 0 for none; `None`: about half of
     /// `embd`.
     pub latent: Option<u32>,
+    /// Width of the embeddings per layer (Gemma 4), or 0 for none.
+    pub per_layer_embd: u32,
     /// Tokens in the vocabulary, at least [`super::vocab::TOKENS_MIN`].
     pub vocab: u32,
     /// Context length in tokens that the model claims.
@@ -137,6 +139,7 @@ impl Spec {
             lora_q: None,
             lora_kv: None,
             latent: None,
+            per_layer_embd: 0,
             vocab: 512,
             ctx: 4096,
             types: vec![if gpt_oss { Format::Mxfp4 } else { Format::Q8_0 }],
@@ -214,6 +217,11 @@ impl Spec {
             let wanted = "N/K: N groups that divide --experts, 0 < K < N".to_owned();
             return fault("--groups", format!("{count}/{used}"), wanted);
         }
+        let has_per_layer = arch.tensors.iter().copied().flatten().any(|row| row.dims.contains(&Dim::PerLayer));
+        if self.per_layer_embd > 0 && !has_per_layer || self.per_layer_embd > 4096 {
+            let wanted = if has_per_layer { "0 to 4096" } else { "0" };
+            return fault("--per-layer-embd", self.per_layer_embd.to_string(), wanted.to_owned());
+        }
         if arch.name == "deepseek2" && matches!(self.layers, 26 | 27) {
             // llama.cpp takes such models for DeepSeek-V2-Lite, whose queries are not compressed.
             return fault("--layers", self.layers.to_string(), "not 26 or 27".to_owned());
@@ -255,6 +263,8 @@ impl Spec {
             lora_q: lora_q.into(),
             lora_kv: lora_kv.into(),
             latent: latent.into(),
+            per_layer: self.per_layer_embd.into(),
+            layers: self.layers.into(),
             shared: shared.into(),
             dense_lead,
         })
@@ -284,6 +294,8 @@ pub(super) struct Sizes {
     pub lora_q: u64,
     pub lora_kv: u64,
     pub latent: u64,
+    pub per_layer: u64,
+    pub layers: u64,
     pub shared: u64,
     pub dense_lead: u32,
 }
@@ -312,6 +324,8 @@ impl Sizes {
             Dim::Rope => rope,
             Dim::MlaHead => self.head_dim + rope,
             Dim::MlaQ => self.heads * (self.head_dim + rope),
+            Dim::PerLayer => self.per_layer,
+            Dim::AllPerLayer => self.per_layer * self.layers,
             Dim::ChunkExperts => self.experts / 2,
             Dim::Exactly(length) => length.into(),
             Dim::KvHeads => self.kv_heads,

@@ -58,7 +58,7 @@ pub struct Shape {
     pub tensor_bytes: u64,
     /// Experts of layers that run.
     pub expert_bytes: u64,
-    /// The other weights of these layers, and those of no layer.
+    /// Their other weights, and those of no layer, without the tables that stay in the file.
     pub ordinary_bytes: u64,
     pub layers: Vec<ExpertLayer>,
     pub n_expert_used: u32,
@@ -129,10 +129,7 @@ impl Shape {
         let specs: Vec<PoolSpec> =
             pools.into_iter().map(|(class, n_versions)| PoolSpec::of(&class, Precision::High, n_versions)).collect();
 
-        // Without an output matrix, the output uses the embeddings again.
-        let is_tied = gguf.tensor("output.weight").is_none();
-        let is_touched =
-            |tensor: &str| is_tied || !matches!(tensor, "token_embd.weight" | "per_layer_token_embd.weight");
+        let is_touched = |tensor: &str| !gguf.row_tables().any(|table| table.name == tensor);
         let elements = |dims: &[u64]| dims.iter().fold(1u64, |product, dim| product.saturating_mul(*dim));
         let mut ordinary_per_token = TypeBytes::new();
         let (mut n_parameters, mut n_ordinary_used, mut ordinary_bytes) = (0u64, 0u64, 0u64);
@@ -141,8 +138,8 @@ impl Shape {
             if crate::gguf::experts::parse_name(&tensor.name).is_some() || gguf.is_idle(&tensor.name) {
                 continue;
             }
-            ordinary_bytes = ordinary_bytes.saturating_add(tensor.extent.len);
             if is_touched(&tensor.name) {
+                ordinary_bytes = ordinary_bytes.saturating_add(tensor.extent.len);
                 *ordinary_per_token.entry(tensor.dtype).or_default() += tensor.extent.len;
                 n_ordinary_used = n_ordinary_used.saturating_add(elements(&tensor.dims));
             }

@@ -23,6 +23,7 @@ mod open;
 pub mod original;
 pub mod probe;
 mod request;
+pub mod rows;
 pub mod threads;
 mod window;
 mod workers;
@@ -40,6 +41,7 @@ pub use mode::{Choice, Conditions, IoMode, StoreKind, choose};
 pub use open::{advise_random, open, open_originals};
 pub use original::Original;
 pub use request::{Completion, ReadDone, ReadRequest, SlotPtr};
+pub use rows::{RowReader, RowTable};
 pub use window::{BLOCK_BYTES, lead_of, slot_stride};
 pub use workers::MemoryStore;
 

@@ -46,7 +46,9 @@ pub(super) fn fixed_costs(
     let has_buffers = model.shared.catalog.has_planes() || model.shared.options.repack == Repack::On;
     let buffers = if has_buffers { PLANE_BUFFERS_BYTES } else { 0 };
     let graph = model.shared.adapters.graph_bytes(options);
-    let runtime = resident + scratch_bytes(model, options) + buffers + graph + model.shared.options.reserved_bytes;
+    let rows = model.shared.experts.tables().memory_bytes();
+    let runtime =
+        resident + scratch_bytes(model, options) + buffers + rows + graph + model.shared.options.reserved_bytes;
     Ok(FixedCosts { weights, kv, compute, runtime, prediction: prediction_bytes(model) })
 }
 
@@ -148,7 +150,8 @@ impl Model {
         let (_, most) = bounds(self.gguf(), options);
         let limits = MemoryLimits::read();
         let left = || {
-            let ordinary = tensor_bytes(self.gguf()).saturating_sub(expert_bytes);
+            let in_files = expert_bytes + shared.experts.tables().file_bytes();
+            let ordinary = tensor_bytes(self.gguf()).saturating_sub(in_files);
             let fixed = [ordinary, most.kv, most.runtime, u64::from(options.n_ubatch) * self.token_bytes(options)];
             fixed.into_iter().fold(room(&shared.options, &limits).unwrap_or(0), u64::saturating_sub)
         };
