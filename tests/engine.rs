@@ -203,24 +203,29 @@ fn one_expert_per_token_has_one_weight() {
     assert!(seen.iter().all(|choice| choice.experts.len() == choice.weights.len()), "{seen:?}");
 }
 
-/// llama.cpp leaves out the tensors of such a layer (glm4moe), or loads them and never runs them (hy_v3).
+/// Layers for multi-token prediction have no slots, and their weights stay in the file, unless an option says only at
+/// load that they are such.
 #[test]
-fn layers_for_multi_token_prediction_have_no_slots() {
-    for arch in ["glm4moe", "hy_v3"] {
+fn layers_for_multi_token_prediction_stay_in_the_file() {
+    for arch in ["glm4moe", "hy_v3", "step35"] {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("mtp.gguf");
-        synth::write(&path, &Spec { layers: 5, ..Spec::tiny(arch) }).unwrap();
-        let layers = |n: u32| {
-            let kv_overrides = vec![format!("{arch}.nextn_predict_layers=int:{n}").parse().unwrap()];
+        let [path, without] = ["mtp.gguf", "plain.gguf"].map(|name| dir.path().join(name));
+        synth::write(&path, &Spec { mtp: 1, ..Spec::tiny(arch) }).unwrap();
+        synth::write(&without, &Spec::tiny(arch)).unwrap();
+        let opened = |path: &Path, kv_overrides: &[&str]| {
+            let kv_overrides = kv_overrides.iter().map(|text| text.parse().unwrap()).collect();
             let options = ModelOptions { kv_overrides, passthrough: false, ..ModelOptions::default() };
-            let model = Model::open(&path, &options).unwrap();
+            let model = Model::open(path, &options).unwrap();
             let mut session = model.session(&settings()).unwrap();
             session.feed(&model.tokenize("some text", true, false).unwrap()).unwrap();
             assert!(session.unseen_experts().is_empty());
-            session.stats().layers.len()
+            (session.stats().layers.len(), session.plan().fixed.weights)
         };
-        // The last block becomes one for multi-token prediction.
-        assert_eq!(layers(1), layers(0) - 1, "{arch}");
+        assert_eq!(opened(&path, &[]), opened(&without, &[]), "{arch}");
+        let (layers, weights) = opened(&path, &[&format!("{arch}.nextn_predict_layers=int:1")]);
+        assert_eq!(layers, opened(&without, &[]).0);
+        // llama.cpp by itself leaves out glm4moe's.
+        assert!(arch == "glm4moe" || weights > opened(&without, &[]).1, "{arch}");
     }
 }
 

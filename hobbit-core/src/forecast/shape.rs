@@ -1,6 +1,6 @@
 //! Shape of a model for a forecast, from its header alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use crate::cache::policy::{PolicyKind, table_bytes};
 use crate::expert::Precision;
@@ -133,12 +133,11 @@ impl Shape {
         let elements = |dims: &[u64]| dims.iter().fold(1u64, |product, dim| product.saturating_mul(*dim));
         let mut ordinary_per_token = TypeBytes::new();
         let (mut n_parameters, mut n_ordinary_used, mut ordinary_bytes) = (0u64, 0u64, 0u64);
+        let idle: HashSet<&str> = gguf.tensors_from(gguf.n_layers_run()).map(|tensor| &*tensor.name).collect();
         for tensor in &gguf.tensors {
             n_parameters = n_parameters.saturating_add(elements(&tensor.dims));
-            if crate::gguf::experts::parse_name(&tensor.name).is_some() || gguf.is_idle(&tensor.name) {
-                continue;
-            }
-            if is_touched(&tensor.name) {
+            let is_expert = crate::gguf::experts::parse_name(&tensor.name).is_some();
+            if !is_expert && !idle.contains(&*tensor.name) && is_touched(&tensor.name) {
                 ordinary_bytes = ordinary_bytes.saturating_add(tensor.extent.len);
                 *ordinary_per_token.entry(tensor.dtype).or_default() += tensor.extent.len;
                 n_ordinary_used = n_ordinary_used.saturating_add(elements(&tensor.dims));

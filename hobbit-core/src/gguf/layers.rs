@@ -3,7 +3,7 @@
 //!
 //! Keys that llama.cpp reads by layer are one number for all layers, or an array with a number for each.
 
-use super::Gguf;
+use super::{Gguf, TensorInfo};
 
 /// Tensors that make keys. Of layers without one beside layers with one, no token stays in the context: they are
 /// recurrent, or have no attention at all.
@@ -15,7 +15,8 @@ const RECURRENT: [&str; 2] = ["ssm_", "shortconv."];
 /// Layer and rest of the name of a layer's tensor.
 fn layer_of(name: &str) -> Option<(u64, &str)> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-    Some((layer.parse().ok()?, rest))
+    let is_number = layer.bytes().all(|byte| byte.is_ascii_digit());
+    Some((layer.parse().ok().filter(|_| is_number)?, rest))
 }
 
 impl Gguf {
@@ -27,16 +28,21 @@ impl Gguf {
         self.metadata.get_u64_arr(&format!("{}.{name}", self.architecture()))
     }
 
-    /// Number of the layers that run when a token is decoded. Those behind are for multi-token prediction. All layers,
-    /// `u64::MAX`, if the header does not tell.
+    /// Number of the layers that run when a token is decoded. Those behind are for multi-token prediction. `u64::MAX` if
+    /// the header does not tell.
     pub fn n_layers_run(&self) -> u64 {
-        let ahead = self.number("nextn_predict_layers").unwrap_or(0);
-        self.number("block_count").map_or(u64::MAX, |all| all.saturating_sub(ahead))
+        let Some(all) = self.number("block_count") else { return u64::MAX };
+        let run = all.saturating_sub(self.number("nextn_predict_layers").unwrap_or(0));
+        // llama.cpp takes deepseek4's last layers for ordinary ones if they lack this tensor.
+        let is_ordinary =
+            self.architecture() == "deepseek4" && self.tensor(&format!("blk.{run}.nextn.eh_proj.weight")).is_none();
+        if is_ordinary { all } else { run }
     }
 
-    /// Whether a tensor belongs to a layer that does not run when a token is decoded.
-    pub fn is_idle(&self, tensor: &str) -> bool {
-        layer_of(tensor).is_some_and(|(layer, _)| layer >= self.n_layers_run())
+    /// The tensors of layers from `first` on.
+    pub fn tensors_from(&self, first: u64) -> impl Iterator<Item = &TensorInfo> {
+        let is_behind = move |name: &str| layer_of(name).is_some_and(|(layer, _)| layer >= first);
+        self.tensors.iter().filter(move |tensor| is_behind(&tensor.name))
     }
 
     /// Number of experts that a token uses in `layer`; 0 if the header does not tell.

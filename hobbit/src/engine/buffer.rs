@@ -53,7 +53,7 @@ pub(super) unsafe fn tag_of<'a>(node: *const ggml_tensor, buft: ggml_backend_buf
     unsafe {
         match tag_of_weights(node, GGML_OP_MUL_MAT_ID, buft)? {
             Tag::Expert(tag) => Some(tag),
-            Tag::Table(_) => None,
+            Tag::Table(_) | Tag::Idle => None,
         }
     }
 }
@@ -66,7 +66,7 @@ pub(super) unsafe fn table_of<'a>(node: *const ggml_tensor, buft: ggml_backend_b
     // SAFETY: by the caller.
     match unsafe { tag_of_weights(node, GGML_OP_GET_ROWS, buft)? } {
         Tag::Table(tag) => Some(tag),
-        Tag::Expert(_) => None,
+        Tag::Expert(_) | Tag::Idle => None,
     }
 }
 
@@ -163,7 +163,7 @@ unsafe extern "C" fn init_tensor(buffer: ggml_backend_buffer_t, tensor: *mut ggm
             GGML_STATUS_SUCCESS
         }
         None => {
-            calling::fail(format!("tensor {name} was placed among the experts but is neither one nor a table"));
+            calling::fail(format!("tensor {name} was placed among the experts but is not known"));
             GGML_STATUS_FAILED
         }
     }
@@ -206,6 +206,9 @@ unsafe extern "C" fn get_tensor(
                 "{name} stays in the file, where only single rows are read, and this architecture uses it in another \
                  way; a tensor override for {name} to the CPU keeps it in memory"
             ),
+            Some(Tag::Idle) => {
+                format!("{name} was asked for: its layer is for multi-token prediction and is not loaded")
+            }
             _ => format!(
                 "expert tensor {name} was asked for outside of an expert product: this architecture or option \
                  (a LoRA merge, say) uses experts in a way hobbit does not know"

@@ -14,6 +14,8 @@ use hobbit_core::gguf::{ExpertMap, ExpertTensor};
 pub(super) enum Tag {
     Expert(ExpertTag),
     Table(TableTag),
+    /// No graph uses the tensor.
+    Idle,
 }
 
 /// The tag of an expert tensor.
@@ -122,8 +124,8 @@ impl Experts {
 
     /// The tag of the expert tensor or table called `name`, which llama.cpp has just placed; `None` for any other name.
     pub(super) fn tag(self: &Arc<Self>, name: &str) -> Option<Tag> {
-        if let Some(table) = self.tables.names().iter().position(|own| own == name) {
-            return Some(Tag::Table(TableTag { table, experts: Arc::clone(self) }));
+        if let Some(tag) = self.tables.tag(name, self) {
+            return Some(tag);
         }
         let mut tensors =
             self.map.layers.iter().flat_map(|layer| layer.tensors.iter().map(|tensor| (layer.layer, tensor)));

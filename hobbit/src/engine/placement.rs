@@ -13,6 +13,7 @@ use super::ggml;
 use super::log;
 use super::offload::Wrapper;
 use super::params::Overrides;
+use super::tables::Tables;
 use hobbit_core::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
 use hobbit_core::options::{DeviceOptions, ModelOptions};
 use hobbit_core::plan::{ExpertCache, layer_devices};
@@ -52,7 +53,7 @@ impl Placement {
         gguf: &Gguf,
         map: &ExpertMap,
         catalog: &Catalog,
-        tables: &[String],
+        tables: &Tables,
     ) -> Result<Self, OpenError> {
         let chosen = match options.n_gpu_layers {
             0 => Vec::new(),
@@ -101,16 +102,15 @@ impl Placement {
         };
         raw.push(ptr::null_mut());
         let mut overrides = Overrides::default();
+        for pattern in tables.patterns() {
+            overrides.push(CString::new(pattern).expect("names of a header"), Device::get()?.buffer_type);
+        }
         for part in parts.iter().filter(|part| !part.experts.is_empty()) {
             let layers: Vec<String> = part.experts.iter().map(u16::to_string).collect();
             let pattern = format!(r"^blk\.({})\.{EXPERTS}", layers.join("|"));
             overrides.push(CString::new(pattern).expect("digits and constants"), part.wrapper.buffer_type);
         }
         overrides.push(CString::new(format!(r"\.{EXPERTS}")).expect("a constant"), Device::get()?.buffer_type);
-        for name in tables {
-            let pattern = format!("^{}$", name.replace('.', r"\."));
-            overrides.push(CString::new(pattern).expect("a name of ours"), Device::get()?.buffer_type);
-        }
         overrides.add(&options.device.override_tensors, &raw)?;
         // SAFETY: takes no arguments and returns a constant.
         let n_devices_max = unsafe { llama::llama_max_devices() };

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use super::error::OpenError;
 use super::low::{LowError, check_low, low_cache_path};
 use super::quantise::Ggml;
+use super::tables;
 use hobbit_core::cache::Allocation;
 use hobbit_core::gguf::{Catalog, ExpertMap, Gguf, SourceFile};
 use hobbit_core::options::{LowSource, ModelOptions, PrecisionMode};
@@ -53,7 +54,7 @@ impl ModelSource {
     ) -> Result<Self, OpenError> {
         let file = Gguf::open(path)?;
         let pack = if Pack::is_pack(&file) { Some(Pack::open(path)?) } else { None };
-        let (map, mut catalog) = match &pack {
+        let (mut map, mut catalog) = match &pack {
             Some(pack) => {
                 pack.require_full()?;
                 (pack.experts.clone(), pack.catalog.clone())
@@ -111,6 +112,9 @@ impl ModelSource {
         let norms =
             norms.map_err(|reason| ProfileError::Key { path: path.to_owned(), key: pack::NORMS_KEY, reason })?;
         let originals = files.iter().map(|file| Original::open(&file.path, file.state)).collect::<Result<_, _>>()?;
+        let n_layers_run = tables::n_layers_run(&gguf, options);
+        map.layers.retain(|layer| u64::from(layer.layer) < n_layers_run);
+        catalog.retain_layers(|layer| u64::from(layer) < n_layers_run);
         Ok(Self { gguf, is_pack, map, catalog, originals, low_name, precisions, path_table, tuned, norms })
     }
 }

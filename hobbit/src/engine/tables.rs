@@ -1,4 +1,5 @@
-//! Embedding tables that stay in their files: of each batch only its tokens' rows are read.
+//! Tensors that stay in their files although they are no experts: those of layers that do not run, and embedding
+//! tables. Of a table only the rows of each batch's tokens are read.
 //!
 //! llama.cpp places such a table in the expert buffer type, which has addresses and no memory, and ggml's scheduler
 //! sends every `GET_ROWS` on it to the expert backend. Other operations on it fail the batch with the table's name.
@@ -8,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ggml_sys::llama::{self, ggml_tensor};
 
-use super::experts::Experts;
+use super::experts::{Experts, Tag};
 use hobbit_core::gguf::{GgmlType, Gguf, TensorInfo};
 use hobbit_core::options::ModelOptions;
 use hobbit_core::store::{RowReader, RowTable, Store, StoreError};
@@ -21,11 +22,13 @@ pub(super) struct TableTag {
     pub(super) experts: Arc<Experts>,
 }
 
-/// A model's tables that stay in the files, and their reader.
+/// A model's tensors that stay in the files, and the reader of its tables.
 #[derive(Default)]
 pub(super) struct Tables {
+    /// The tables, and behind them what no graph uses.
     names: Vec<String>,
     tables: Vec<RowTable>,
+    idle_bytes: u64,
     /// Tables that have a row for each token.
     by_token: Vec<usize>,
     /// `None` before the first session.
@@ -47,17 +50,38 @@ impl Tables {
             new.names.push(info.name.clone());
             new.tables.push(table);
         }
+        for info in gguf.tensors_from(n_layers_run(gguf, options)) {
+            new.names.push(info.name.clone());
+            new.idle_bytes = new.idle_bytes.saturating_add(info.extent.len);
+        }
         new
     }
 
-    /// Their names.
-    pub(super) fn names(&self) -> &[String] {
-        &self.names
+    /// Whether a tensor stays in the file.
+    pub(super) fn contains(&self, name: &str) -> bool {
+        self.names.iter().any(|own| own == name)
+    }
+
+    /// The tag of such a tensor of `experts`' model.
+    pub(super) fn tag(&self, name: &str, experts: &Arc<Experts>) -> Option<Tag> {
+        let table = self.names.iter().position(|own| own == name)?;
+        let is_idle = table >= self.tables.len();
+        Some(if is_idle { Tag::Idle } else { Tag::Table(TableTag { table, experts: Arc::clone(experts) }) })
+    }
+
+    /// Regular expressions for the names: few, because llama.cpp tries each at every tensor of the model.
+    pub(super) fn patterns(&self) -> Vec<String> {
+        let (tables, idle) = self.names.split_at(self.tables.len());
+        let mut layers: Vec<&str> = idle.iter().filter_map(|name| name.split('.').nth(1)).collect();
+        layers.sort_unstable();
+        layers.dedup();
+        let of_layers = (!layers.is_empty()).then(|| format!(r"^blk\.({})\.", layers.join("|")));
+        tables.iter().map(|name| format!("^{}$", name.replace('.', r"\."))).chain(of_layers).collect()
     }
 
     /// Bytes that stay in the files.
     pub(super) fn file_bytes(&self) -> u64 {
-        self.tables.iter().map(|table| table.extent.len).sum()
+        self.tables.iter().map(|table| table.extent.len).fold(self.idle_bytes, u64::saturating_add)
     }
 
     /// Memory for rows, in bytes.
@@ -122,6 +146,13 @@ impl Tables {
     fn reader(&self) -> MutexGuard<'_, Option<RowReader>> {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Number of a model's layers that run; `u64::MAX` if the header does not tell, or the caller replaces what it tells.
+pub(super) fn n_layers_run(gguf: &Gguf, options: &ModelOptions) -> u64 {
+    let keys = ["block_count", "nextn_predict_layers"].map(|key| format!("{}.{key}", gguf.architecture()));
+    let is_replaced = options.kv_overrides.iter().any(|chosen| keys.contains(&chosen.key));
+    if is_replaced { u64::MAX } else { gguf.n_layers_run() }
 }
 
 /// A tensor as a table, if it is one that rows can be read of.

@@ -89,7 +89,7 @@ impl Model {
             true => Tables::default(),
             false => Tables::of(&gguf, options),
         };
-        let mut placement = Placement::new(options, &gguf, &map, &catalog, tables.names())?;
+        let mut placement = Placement::new(options, &gguf, &map, &catalog, &tables)?;
         let experts = Arc::new(Experts::new(map, tables));
         Device::get()?;
 
@@ -128,7 +128,7 @@ impl Model {
             // llama.cpp would map the file, and our stream is none.
             params.lazy_mode = llama::LLAMA_LAZY_MODE_OFF;
             params.use_extra_bufts = options.repack == Repack::On;
-            let is_left = |tensor: u32| experts.tables().names().contains(&gguf.tensors[tensor as usize].name);
+            let is_left = |tensor: u32| experts.tables().contains(&gguf.tensors[tensor as usize].name);
             let mut stream = CookieStream::open(gguf.virtual_file().leaving(is_left), &originals)?;
             let reads_experts = || OpenError::Unsupported("this system's stdio reads experts at load".into());
             if !stream.skips_experts() {
