@@ -47,6 +47,7 @@ fn occurs(scope: Scope, moe: bool, spec: &Spec, sizes: &Sizes) -> bool {
     match scope {
         Scope::Model => false,
         Scope::Layer => true,
+        Scope::LayerInput => sizes.per_layer > 0,
         Scope::Dense => !moe,
         Scope::Moe => moe,
         Scope::MoeSplit => moe && !spec.fused,
