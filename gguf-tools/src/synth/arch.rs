@@ -95,6 +95,8 @@ pub(super) enum Role {
 pub(super) enum Scope {
     Model,
     Layer,
+    /// In all layers, when there are embeddings per layer.
+    LayerInput,
     Moe,
     /// In layers with experts, when gate and up are separate.
     MoeSplit,

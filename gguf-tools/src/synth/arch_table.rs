@@ -130,9 +130,9 @@ pub(super) mod groups {
         row(Model, "per_layer_token_embd.weight", &[AllPerLayer, Vocab], Embedding),
         row(Model, "per_layer_model_proj.weight", &[Embd, AllPerLayer], Matrix),
         row(Model, "per_layer_proj_norm.weight", &[PerLayer], Norm),
-        row(Layer, "inp_gate.weight", &[Embd, PerLayer], Matrix),
-        row(Layer, "proj.weight", &[PerLayer, Embd], Matrix),
-        row(Layer, "post_norm.weight", &[Embd], Norm),
+        row(LayerInput, "inp_gate.weight", &[Embd, PerLayer], Matrix),
+        row(LayerInput, "proj.weight", &[PerLayer, Embd], Residual),
+        row(LayerInput, "post_norm.weight", &[Embd], Norm),
     ];
     /// One set of rotation factors for the layers without a window.
     pub const ROPE_FACTORS: &[Row] = &[row(Model, "rope_freqs.weight", &[Rope], Norm)];

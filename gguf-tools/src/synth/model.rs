@@ -50,6 +50,7 @@ fn occurs(scope: Scope, layer: u32, spec: &Spec, sizes: &Sizes) -> bool {
     match scope {
         Scope::Model => false,
         Scope::Layer => true,
+        Scope::LayerInput => sizes.per_layer > 0,
         Scope::Dense => !moe,
         Scope::Moe => moe,
         Scope::MoeSplit => moe && !spec.fused,
