@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use gguf_tools::synth::{self, Format, Spec};
 use hobbit::engine::RouterChoice;
+use hobbit::options::Prefetch;
 use hobbit::{
     BatchToken, CachingOptions, EvalError, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions, StopReason,
     Token,
@@ -15,6 +16,8 @@ use hobbit_core::plan::ExpertCache;
 
 use crate::fixture::cli::demo_model;
 use crate::fixture::demo_tokens;
+use crate::fixture::script::bits;
+use crate::fixture::stores::AtOnce;
 
 fn open(path: &Path, cache: ExpertCache) -> Model {
     Model::open(path, &ModelOptions { expert_cache: cache, ..ModelOptions::default() }).unwrap()
@@ -229,6 +232,36 @@ fn layers_for_multi_token_prediction_stay_in_the_file() {
     }
 }
 
+/// A hash layer's experts follow from the token, so they have come when its step begins.
+#[test]
+fn experts_that_follow_from_a_token_are_read_before_their_layers() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("hash.gguf");
+    synth::write(&path, &Spec { experts: 32, topk: 4, ff: 64, ..Spec::tiny("deepseek4") }).unwrap();
+    let run = |prefetch: Prefetch| {
+        let caching = CachingOptions { prefetch, ..CachingOptions::default() };
+        let options = ModelOptions { expert_cache: ExpertCache::Percent(25.0), caching, ..ModelOptions::default() };
+        let model = Model::open_with_store(&path, &options, AtOnce::wrap).unwrap();
+        let mut session = model.session(&settings()).unwrap();
+        let mut feed = |token| {
+            session.feed(&[token]).unwrap();
+            bits(session.logits(0).unwrap())
+        };
+        let logits: Vec<_> = (0..24).map(|at| feed(at * 7919 % 509)).collect();
+        let stats = session.stats();
+        let misses: Vec<u64> = stats.layers.iter().map(|layer| layer.misses).collect();
+        (logits, misses, stats.token_routed)
+    };
+    let (ahead, misses, report) = run(Prefetch::Auto);
+    let (on_demand, misses_before, no_report) = run(Prefetch::Off);
+    assert!(ahead == on_demand);
+    assert!(misses[..2] == [0, 0] && misses_before[..2].iter().all(|n| *n > 24), "{misses:?} {misses_before:?}");
+    assert_eq!(misses[2..], misses_before[2..], "other layers are left alone");
+    let report = report.unwrap();
+    assert_eq!((report.issued, report.useful, report.late), (misses_before[0] + misses_before[1], report.issued, 0));
+    assert_eq!(no_report, None);
+}
+
 /// Going back to the first tokens of a context is as if nothing had ever followed, wherever a sliding window has moved
 /// on to.
 #[test]
@@ -276,7 +309,8 @@ fn a_context_that_goes_back_forgets_what_followed() {
         }
     }
     with_window.dedup();
-    let expected = "gpt-oss llama4 smallthinker mimo2 exaone-moe afmoe laguna mellum cohere2moe granite_swa gemma4";
+    let expected = "gpt-oss llama4 smallthinker mimo2 exaone-moe afmoe laguna mellum cohere2moe granite_swa gemma4 \
+                    step35";
     assert_eq!(with_window.join(" "), expected);
 }
 

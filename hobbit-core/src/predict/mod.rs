@@ -16,6 +16,8 @@
 //! Each token of a decode batch has a predictor of its own ([`Lanes`]). Predictors do not see a prompt's tokens:
 //! [`Popularity`] counts the experts that many of them will use.
 //!
+//! Layers that route by the token alone need no predictor: [`TokenRoutes`] knows their experts.
+//!
 //! A distance counts layers with experts: 1 is the next one, wherever dense blocks lie between. Predictions end at the
 //! last layer of a token.
 
@@ -38,7 +40,7 @@ pub use path_table::{PathBatches, PathLimits, PathPredictor, PathTable, PathTabl
 pub use popularity::{Popularity, sample};
 pub use recall::{Recall, RecallCounts};
 pub use scores::{softmax, top_k};
-pub use tokens::{FutureToken, Oracle, Previous};
+pub use tokens::{FutureToken, Oracle, Previous, TokenRoutes};
 
 use std::sync::Arc;
 

@@ -1,6 +1,8 @@
-//! Predictors by the uses of whole tokens: the previous token, or this one, which only the simulator knows.
+//! Predictors by the uses of whole tokens: the previous token, or this one, which only the simulator knows. And routes
+//! that follow from tokens.
 
 use super::{PredictShape, Predicted, Predictor, predicted};
+use crate::gguf::{Gguf, TensorInfo};
 
 /// Predicts that a layer uses the experts of the previous token again. A score is the router weight there.
 #[derive(Clone, Debug)]
@@ -75,5 +77,62 @@ impl<I: Iterator<Item = Vec<FutureToken>> + Send> Predictor for Oracle<I> {
 
     fn begin_token(&mut self) {
         self.tokens = self.future.next().unwrap_or_default();
+    }
+}
+
+/// Experts of layers that route by the token alone (hash routing): a table for each such layer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenRoutes {
+    /// In the order in which they run.
+    layers: Vec<OfLayer>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct OfLayer {
+    layer: u16,
+    n_used: usize,
+    /// `[n_vocab][n_used]`.
+    experts: Vec<u16>,
+}
+
+impl TokenRoutes {
+    /// Maximum bytes of a layer's table in a file: 16 experts of each of 256 thousand tokens.
+    const BYTES_MAX: u64 = 16 << 20;
+
+    /// The table of a layer in a model's file, `[n_vocab][n_used]`; `None` if the layer has none, or one of another
+    /// form.
+    pub fn table(gguf: &Gguf, layer: u16) -> Option<&TensorInfo> {
+        let table = gguf.tensor(&format!("blk.{layer}.ffn_gate_tid2eid.weight"))?;
+        let is_known = table.dtype.name() == "i32" && table.dims.len() == 2 && table.dims[0] > 0;
+        (is_known && table.extent.len <= Self::BYTES_MAX).then_some(table)
+    }
+
+    /// Bytes of the tables of `layers` in memory.
+    pub fn bytes(gguf: &Gguf, layers: impl Iterator<Item = u16>) -> u64 {
+        layers.filter_map(|layer| Self::table(gguf, layer)).map(|table| table.extent.len / 2).sum()
+    }
+
+    /// Adds a layer behind the others, with the bytes of its [`TokenRoutes::table`] of `n_used` experts per token.
+    pub fn add(&mut self, layer: u16, n_used: usize, bytes: &[u8]) {
+        let experts = bytes.as_chunks().0.iter().map(|id| u16::try_from(i32::from_le_bytes(*id)).unwrap_or(u16::MAX));
+        self.layers.push(OfLayer { layer, n_used, experts: experts.collect() });
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+
+    /// Experts that a batch of tokens will use, layer by layer, each once. Unknown tokens use none.
+    pub fn of(&self, tokens: &[i32]) -> impl Iterator<Item = (u16, u16)> {
+        self.layers.iter().flat_map(|own| {
+            let mut used: Vec<u16> = Vec::new();
+            let row = |&token: &i32| own.experts.chunks_exact(own.n_used.max(1)).nth(usize::try_from(token).ok()?);
+            for expert in tokens.iter().filter_map(row).flatten() {
+                if !used.contains(expert) {
+                    used.push(*expert);
+                }
+            }
+            used.into_iter().map(|expert| (own.layer, expert))
+        })
     }
 }

@@ -6,8 +6,9 @@
 //! names are shielded from eviction, and as soon as nothing waits for the link, those that are missing are read.
 
 use super::background::Background;
+use super::certain::Certain;
 use super::counters::is_present;
-use super::in_flight::{Staged, Staging};
+use super::in_flight::Staging;
 use super::layer::{DeviceResidency, TokenChoices};
 use super::layout::Layout;
 use super::step::{LayerStep, Used};
@@ -76,6 +77,11 @@ impl Lookahead {
     /// Measured seconds per byte of reads.
     pub(super) fn seconds_per_byte(&self) -> Option<f64> {
         self.prefetcher.estimates.load_seconds(1)
+    }
+
+    /// Versions that are not to be evicted before their layers run.
+    pub(super) fn masked(&self) -> impl Iterator<Item = Version> {
+        self.prefetcher.masked().filter(|_| self.options.shields)
     }
 
     /// Learns the time of layers from a layer that has chosen now, after `waited` seconds of waiting in all.
@@ -199,7 +205,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         devices: &dyn DeviceResidency,
     ) {
         let Self { background, in_flight, cache, layout, observer, rerouting, .. } = self;
-        let Background { lookahead: Some(lookahead), upgrades, .. } = background else { return };
+        let Background { lookahead: Some(lookahead), upgrades, certain, .. } = background else { return };
         let (waited, queued_bytes) = in_flight.queued_bytes(cache, layout);
         let staging = &in_flight.staging;
         let layer = step.layer;
@@ -220,6 +226,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         lookahead.governor.account(settled.saved_seconds, settled.delayed_seconds);
         let ahead = lookahead.look(layer, cache, staging, layout, devices);
         cache.unshield_all();
+        cache.shield(certain.iter().flat_map(Certain::expected));
         if !lookahead.governor.is_on() {
             return;
         }
@@ -260,24 +267,12 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// A slice of a version has been read, or not.
     pub(super) fn read_ahead_landed(&mut self, version: Version, is_ok: bool) {
-        let Some(lookahead) = self.background.lookahead.as_mut().filter(|own| own.prefetcher.is_outstanding(version))
-        else {
-            return;
-        };
-        if !is_ok {
-            lookahead.prefetcher.failed(version);
+        let is_outstanding = |own: &Lookahead| own.prefetcher.is_outstanding(version);
+        if !self.background.lookahead.as_ref().is_some_and(is_outstanding) || is_ok && !self.is_complete(version) {
             return;
         }
-        let is_staged = |kind: &SliceKind| {
-            let staged = self.in_flight.staging.get(SliceId { version, kind: *kind });
-            staged.is_some_and(|staged| staged != Staged::Loading)
-        };
-        let is_there = match self.cache.lookup(version) {
-            Some(slot) => self.cache.is_ready(slot),
-            None => self.layout.kinds(version.expert.layer).iter().all(is_staged),
-        };
-        if is_there {
-            lookahead.prefetcher.landed(version);
+        if let Some(Lookahead { prefetcher, .. }) = &mut self.background.lookahead {
+            if is_ok { prefetcher.landed(version) } else { prefetcher.failed(version) }
         }
     }
 

@@ -435,6 +435,11 @@ impl Staging {
         Some(if self.slots[slot] == State::Loading(slice) { Staged::Loading } else { Staged::Ready(slot) })
     }
 
+    /// Whether a slice has been read.
+    pub(super) fn is_ready(&self, slice: SliceId) -> bool {
+        matches!(self.get(slice), Some(Staged::Ready(_)))
+    }
+
     /// Gives `slice` a free slot in state loading; `None` when all are taken.
     pub(super) fn take(&mut self, slice: SliceId) -> Option<usize> {
         debug_assert!(!self.by_slice.contains_key(&slice), "{slice} is staged already");

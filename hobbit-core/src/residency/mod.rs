@@ -16,13 +16,15 @@
 //!
 //! Versions beyond their layer's share of the cache stream through staging slots, in the order in which the
 //! products use them; meanwhile the next layer's slots are filled ahead if the batch is dense. While nothing else is
-//! read, a frequently used low version is replaced by its high version and free slots are filled (`background`). With
+//! read, a frequently used low version is replaced by its high version and free slots are filled (`background`). Layers
+//! that route by the token alone are read for before the batch is computed (`certain`). With
 //! virtual experts, the present ones change in the background (`virtual_experts`).
 //!
 //! Pure: no ggml, no memory, no I/O. Bytes and time come from [`Reads`]; router values and device residency are data.
 
 mod ahead;
 mod background;
+mod certain;
 mod counters;
 mod in_flight;
 mod latency;

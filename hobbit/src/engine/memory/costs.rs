@@ -13,8 +13,9 @@ use crate::engine::model::Model;
 use crate::engine::raw::RawContext;
 use crate::engine::run_mode::{bounds, room, tensor_bytes};
 use hobbit_core::cache::policy;
-use hobbit_core::options::{FlashAttn, Repack, SessionOptions};
+use hobbit_core::options::{FlashAttn, Prefetch, Repack, SessionOptions};
 use hobbit_core::plan::{ExpertCache, FixedCosts, MemoryLimits, UbatchInput};
+use hobbit_core::predict::TokenRoutes;
 use hobbit_core::stats::rss_bytes;
 use hobbit_core::store::PLANE_BUFFERS_BYTES;
 
@@ -63,7 +64,18 @@ fn prediction_bytes(model: &Model) -> u64 {
     // With devices, llama.cpp decides which routers are on them, so every layer counts.
     let is_on_device = |_| !shared.placement.is_empty();
     let copied = gates::copied_bytes(model.gguf(), layers().map(|layer| layer.layer), is_on_device);
-    tables + if asks_routers { copied } else { 0 }
+    let routes = match reads_token_routes(model) {
+        true => TokenRoutes::bytes(model.gguf(), layers().map(|layer| layer.layer)),
+        false => 0,
+    };
+    tables + routes + if asks_routers { copied } else { 0 }
+}
+
+/// Whether experts of layers that route by the token are read as soon as a batch's tokens are known. Their completion
+/// depends on the speed of reads.
+pub(super) fn reads_token_routes(model: &Model) -> bool {
+    let options = &model.shared.options;
+    options.caching.prefetch != Prefetch::Off && !model.shared.precisions.options.deterministic
 }
 
 /// Bytes of the scratch for products ([`compute::products_bytes`]), for a loaded model.

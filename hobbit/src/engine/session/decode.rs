@@ -74,9 +74,11 @@ impl Session {
         let experts = Arc::clone(&self.model.shared.experts);
         calling::take_failure();
         // SAFETY: the batch's arrays outlive the call.
-        let (n_tokens, phase) = (batch.n_tokens.unsigned_abs(), unsafe { phase_of(&batch) });
+        let (phase, tokens) = unsafe { (phase_of(&batch), tokens_of(&batch)) };
+        let n_tokens = batch.n_tokens.unsigned_abs();
         if let Some(memories) = experts.memories().as_mut() {
-            memories.begin_batch(phase, n_tokens);
+            let first = tokens.len().min(self.options.n_ubatch as usize);
+            memories.begin_batch(phase, n_tokens, &tokens[..first]);
         }
         if !batch.token.is_null() {
             // SAFETY: the batch's arrays are as long as its number of entries.
@@ -165,6 +167,18 @@ impl Session {
         let memories = self.model.shared.experts.memories();
         let counters = memories.as_ref().map(|own| (own.host.counters(), own.host.reads().busy_seconds()));
         counters.unwrap_or_default()
+    }
+}
+
+/// The tokens of a batch; none if it has embeddings.
+///
+/// # Safety
+/// The batch's arrays are as long as its number of entries, and outlive the result.
+unsafe fn tokens_of<'a>(batch: &llama::llama_batch) -> &'a [llama::llama_token] {
+    match batch.token.is_null() {
+        true => &[],
+        // SAFETY: by the caller.
+        false => unsafe { std::slice::from_raw_parts(batch.token, batch.n_tokens.unsigned_abs() as usize) },
     }
 }
 
