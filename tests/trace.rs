@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use gguf_tools::synth::{self, Spec};
 use hobbit::options::{DeviceChoice, Prefetch, RoutingOptions};
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, SessionOptions, Stats};
 use hobbit_core::cache::Allocation;
@@ -38,8 +39,12 @@ fn run(options: &ModelOptions) -> (Vec<f32>, u64, u64) {
 }
 
 fn run_with_stats(options: &ModelOptions) -> (Vec<f32>, Stats) {
+    run_model(&bundled("demo.gguf"), options)
+}
+
+fn run_model(path: &Path, options: &ModelOptions) -> (Vec<f32>, Stats) {
     quiet_llama_cpp();
-    let model = Model::open(&bundled("demo.gguf"), options).unwrap();
+    let model = Model::open(path, options).unwrap();
     let session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
     let mut session = model.session(&session).unwrap();
     let mut logits = Vec::new();
@@ -233,6 +238,29 @@ fn a_trace_has_predictions_for_every_layer_in_reach() {
             assert!(widths[&1].recall(8).unwrap() > 0.99 && widths[&1].recall(4) > widths[&1].recall(2));
             assert!(widths[&3].recall(2) < widths[&1].recall(2), "further is harder");
         }
+    }
+}
+
+/// Routers that see another input than their experts are asked about their own: their scores explain their choices, and
+/// predict later ones.
+#[test]
+fn routers_with_inputs_of_their_own_are_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    for arch in ["gemma4", "smallthinker", "llama4"] {
+        let (model, path) = (dir.path().join("model.gguf"), dir.path().join("a.trace"));
+        let spec = Spec { experts: 16, topk: 2, ..Spec::tiny(arch) };
+        synth::write(&model, &spec).unwrap();
+        let (_, stats) = run_model(&model, &with_predictor(PredictorKind::StackedGate, Prefetch::Off, &path));
+        let records = records(&path);
+        assert!(layers(&records).count() > 400);
+        for layer in layers(&records) {
+            let best = layer.unselected.first().unwrap_or_else(|| panic!("{arch}: no scores of {}", layer.layer)).1;
+            assert!(layer.scores.iter().all(|score| *score >= best), "{arch}: a router chooses the best: {layer:?}");
+        }
+        let recalls = stats.prefetch.unwrap().recall;
+        let recall = recalls.iter().find(|own| own.distance == 1).and_then(|own| own.recall);
+        // Two of 16 by chance: 0.125.
+        assert!(recall.is_some_and(|recall| recall > 0.4), "{arch}: {recalls:?}");
     }
 }
 

@@ -89,8 +89,9 @@ pub trait Router {
     /// How its weights were made.
     fn weighing(&mut self, selection: &Selection) -> Weighing;
 
-    /// Its scores of all experts, chosen or not, token by token; empty if they do not explain its choice.
-    fn unmasked_scores(&mut self, selection: &Selection) -> Vec<RouterScores>;
+    /// Its scores of all experts, chosen or not, token by token; empty if they do not explain its choice. `None`: no
+    /// router chose, because the layer's experts follow from the token alone.
+    fn unmasked_scores(&mut self, selection: &Selection) -> Option<Vec<RouterScores>>;
 
     /// Scores by the routers of `later` layers for this layer's input, token by token, of those that are known.
     fn later_scores(&mut self, later: &[Later]) -> Vec<ScoresByLayer>;
@@ -239,7 +240,7 @@ fn reroute<R: Reads, O: Observer, C: Compute<R, O>>(
         return Ok(());
     }
     let weighing = compute.router().weighing(selection);
-    let scores = compute.router().unmasked_scores(selection);
+    let Some(scores) = compute.router().unmasked_scores(selection) else { return Ok(()) };
     if let Some(weights) = selection.reroute(residency, compute, &before, &scores, weighing) {
         compute.write(Some(&selection.routing.ids), &weights);
     }

@@ -187,14 +187,14 @@ impl Router for RecordedLayer<'_> {
         Weighing::Normalised
     }
 
-    fn unmasked_scores(&mut self, selection: &Selection) -> Vec<RouterScores> {
+    fn unmasked_scores(&mut self, selection: &Selection) -> Option<Vec<RouterScores>> {
         let of_token = |token: usize| {
             let mut scores = Vec::new();
             let is_known = self.record.scores_of(token, selection.n_expert, &mut scores);
             is_known.then(|| RouterScores { selection: scores.clone(), weights: scores })
         };
         let known: Option<Vec<RouterScores>> = (0..self.record.n_tokens as usize).map(of_token).collect();
-        known.unwrap_or_default()
+        Some(known.unwrap_or_default())
     }
 
     fn later_scores(&mut self, later: &[Later]) -> Vec<ScoresByLayer> {

@@ -29,6 +29,8 @@ struct Calling {
     loading: Option<Arc<Experts>>,
     /// Layer and weights that a router hook saw last in this evaluation.
     router_weights: Option<(u16, RouterValues)>,
+    /// The same of a router's input, `[width, n_tokens]`: a copy that the hook keeps.
+    router_input: Option<(u16, RouterValues)>,
     /// Why the call fails: the first reason.
     failure: Option<String>,
     /// Backends of the expert device made so far: a context with such a backend adds one.
@@ -89,14 +91,29 @@ pub(super) fn take_failure() -> Option<String> {
     CALLING.with_borrow_mut(|own| own.failure.take())
 }
 
-/// Notes the weights of the layer that is computed; `None` when the ubatch ends, which they do not outlive.
-pub(super) fn set_router_weights(weights: Option<(u16, RouterValues)>) {
-    CALLING.with_borrow_mut(|own| own.router_weights = weights);
+/// Notes the weights of the layer that is computed.
+pub(super) fn set_router_weights(layer: u16, weights: RouterValues) {
+    CALLING.with_borrow_mut(|own| own.router_weights = Some((layer, weights)));
+}
+
+/// Notes the input of the router of the layer that is computed.
+pub(super) fn set_router_input(layer: u16, input: RouterValues) {
+    CALLING.with_borrow_mut(|own| own.router_input = Some((layer, input)));
+}
+
+/// Forgets weights and input when the batch ends, which they do not outlive.
+pub(super) fn forget_router() {
+    CALLING.with_borrow_mut(|own| (own.router_weights, own.router_input) = (None, None));
 }
 
 /// The weights of `layer`, if a router hook saw them last.
 pub(super) fn router_weights(layer: u16) -> Option<RouterValues> {
     CALLING.with_borrow(|own| own.router_weights.filter(|(seen, _)| *seen == layer).map(|(_, weights)| weights))
+}
+
+/// The input of the router of `layer`, if a router hook saw it last.
+pub(super) fn router_input(layer: u16) -> Option<RouterValues> {
+    CALLING.with_borrow(|own| own.router_input.filter(|(seen, _)| *seen == layer).map(|(_, input)| input))
 }
 
 /// Counts a backend of the expert device.

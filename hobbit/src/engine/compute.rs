@@ -20,7 +20,7 @@ use super::graph::{Inner, is_view, tensor_at};
 use super::host_reads::{Host, HostReads, ShareView};
 use super::recorder::Recorder;
 use super::registration::Computes;
-use super::split::{self, Abort, Failed, LayerRouter, router_inputs, weights_tensor};
+use super::split::{self, Abort, Failed, LayerRouter, router_input, rows_of, weights_tensor};
 use super::tiers::{OtherTiers, TiersView};
 use hobbit_core::expert::{SliceId, SliceKind, Version};
 use hobbit_core::gguf::ExpertMap;
@@ -110,27 +110,29 @@ impl ExpertBackend {
     /// As [`ExpertBackend::graph_compute`]; `nodes[0]` is an expert product with tag `tag`.
     unsafe fn layer(&mut self, tag: &ExpertTag, nodes: &[*mut ggml_tensor]) -> Result<(), Failed> {
         // SAFETY: a product's sources are live.
-        let (ids, n_expert) = unsafe { (&*(*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
+        let (ids, n_expert) = unsafe { ((*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
         let mut guard = tag.experts.memories();
         let memories = guard.as_mut().ok_or_else(|| split::failed("no session has set up the expert cache"))?;
         let TiersView { host, routers, unseen, others: devices } = memories.for_cpu();
         // SAFETY: nodes of a live graph.
         let kinds = split::kinds_of(nodes.iter().filter_map(|&node| unsafe { self.product(node) }), unseen);
+        // SAFETY: live.
+        let [n_used, n_tokens] = unsafe { [(*ids).ne[0] as usize, (*ids).ne[1] as usize] };
         // The last layer of a batch without logits.
-        if ids.ne[0] == 0 || ids.ne[1] == 0 {
+        if n_used == 0 || n_tokens == 0 {
             return Ok(());
         }
-        let (n_used, key, phase) = (ids.ne[0] as usize, std::ptr::from_ref(ids) as usize, phase());
+        let (key, phase) = (ids as usize, phase());
         let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key, phase };
         let mut selection = std::mem::take(&mut self.selection);
         // SAFETY: nodes of a live graph, which outlives this call; the router's part was computed by earlier splits
         // into host memory.
         let router = unsafe {
             let weights = weights_of_layer(tag.layer, nodes);
-            let needs_inputs = phase.is_decode() || host.may_reroute(phase);
-            let inputs = if needs_inputs { router_inputs(nodes[0]) } else { Vec::new() };
-            let values = [Some(RouterValues::of(ids, 0)), weights];
-            LayerRouter::new(routers, split, nodes[0], values, inputs, "")
+            let needs_input = phase.is_decode() && routers.want_input(host) || host.may_reroute(phase);
+            let input = if needs_input { router_input(routers, tag.layer, nodes[0], ids) } else { None };
+            let values = [Some(RouterValues::of(&*ids, 0)), weights];
+            LayerRouter::new(routers, split, nodes[0], values, rows_of(input), "")
         };
         let mut layer = CpuLayer { backend: self, router, devices, nodes };
         let result = run_layer(&mut layer, host, &mut selection);

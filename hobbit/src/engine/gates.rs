@@ -145,18 +145,13 @@ pub(super) unsafe fn intact_logits(
     layer: u16,
     n_expert: usize,
 ) -> Option<*mut ggml_tensor> {
-    let bytes_of = |&node: &*mut ggml_tensor| {
-        // SAFETY: by the caller.
-        let (start, bytes) = unsafe { ((*node).data as usize, llama::ggml_nbytes(node)) };
-        start..start + bytes
-    };
     // SAFETY: by the caller.
     unsafe {
         let position = logits_of(before, layer)?;
-        let (logits, own) = (before[position], bytes_of(&before[position]));
+        let logits = before[position];
         let is_plain = (*logits).type_ == llama::GGML_TYPE_F32 && llama::ggml_is_contiguous(logits);
-        let mut later = before[position + 1..].iter().filter(|&&node| !is_view((*node).op)).map(bytes_of);
-        let is_overwritten = later.any(|other| other.start < own.end && own.start < other.end);
+        let mut later = before[position + 1..].iter().filter(|&&node| !is_view((*node).op));
+        let is_overwritten = later.any(|&node| overlap(node, logits));
         (is_plain && (*logits).ne[0] as usize == n_expert && !is_overwritten).then_some(logits)
     }
 }
@@ -188,16 +183,65 @@ pub(super) unsafe fn normalises(weights: *mut ggml_tensor, ids: *mut ggml_tensor
     None
 }
 
-/// Whether the router that made the choice `ids` has the same input as the expert product `product`.
+/// Maximum number of nodes that make the experts' input of the router's.
+const PATH_MAX: usize = 4;
+
+/// The input `[width, n_tokens]` of the router that made the choice `ids`, if it is unchanged when the layer's first
+/// `product` begins. Experts may get the same input, or one that is made of it: a projection where experts are latent.
+///
+/// The tensor keeps its memory until its last reader has run. If that makes the experts' input, llama.cpp runs nothing
+/// afterwards but the nodes between that reader and `product`, so only those may have taken the memory.
 ///
 /// # Safety
-/// Live nodes of a graph.
-pub(super) unsafe fn sees_input_of(product: *mut ggml_tensor, ids: *mut ggml_tensor) -> bool {
+/// Live, allocated nodes of a graph, all of those before `product` computed and none behind.
+pub(super) unsafe fn input_of(product: *mut ggml_tensor, ids: *mut ggml_tensor) -> Option<*mut ggml_tensor> {
     // SAFETY: by the caller; sources of a live node are live.
     unsafe {
         let root = |tensor: *mut ggml_tensor| if (*tensor).view_src.is_null() { tensor } else { (*tensor).view_src };
-        router_of(ids).is_some_and(|router| root((*router.product).src[1]) == root((*product).src[1]))
+        let input = (*router_of(ids)?.product).src[1];
+        let is_plain = (*input).type_ == llama::GGML_TYPE_F32
+            && (*input).nb[0] == size_of::<f32>()
+            && [(*input).ne[1], (*input).ne[2], (*input).ne[3]] == [(*ids).ne[1], 1, 1];
+        if !is_plain {
+            return None;
+        }
+        let mut level = vec![(*product).src[1]];
+        for _ in 0..=PATH_MAX {
+            if level.iter().any(|&node| root(node) == root(input)) {
+                return Some(input);
+            }
+            let computed = |&&node: &&*mut ggml_tensor| (*node).op != llama::GGML_OP_NONE;
+            if level.iter().filter(computed).any(|&node| overlap(node, input)) {
+                return None;
+            }
+            let sources = level.iter().filter(computed).flat_map(|&node| (*node).src);
+            level = sources.filter(|source| !source.is_null()).collect();
+        }
+        None
     }
+}
+
+/// Whether no router made the choice `ids`: a table has each token's experts.
+///
+/// # Safety
+/// A live node.
+pub(super) unsafe fn is_by_token(ids: *mut ggml_tensor) -> bool {
+    // SAFETY: by the caller; sources of a live node are live.
+    unsafe { (*ids).op == llama::GGML_OP_GET_ROWS && (*(*ids).src[0]).op == llama::GGML_OP_NONE }
+}
+
+/// Whether two tensors share memory.
+///
+/// # Safety
+/// Live, allocated tensors.
+unsafe fn overlap(a: *mut ggml_tensor, b: *mut ggml_tensor) -> bool {
+    let bytes_of = |tensor: *mut ggml_tensor| {
+        // SAFETY: by the caller.
+        let (start, bytes) = unsafe { ((*tensor).data as usize, llama::ggml_nbytes(tensor)) };
+        start..start + bytes
+    };
+    let (a, b) = (bytes_of(a), bytes_of(b));
+    a.start < b.end && b.start < a.end
 }
 
 /// Whether two tensors are one, or views of the same.

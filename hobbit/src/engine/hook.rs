@@ -2,9 +2,10 @@
 //!
 //! The engine reads ids and weights inside the expert split and needs no hook. The hook serves studies of routing, and
 //! models whose layers span several splits (those with a scale per expert), where the split of the first products does
-//! not see the weights. It uses ggml's evaluation callback, which breaks the graph after each requested tensor (about
-//! 35 µs), so it is installed only when there is an observer. Tensors are requested by exact name: the weights have a
-//! `(reshaped)` twin. Results do not change.
+//! not see the weights, or whose routers see another input than their experts, which ggml may have overwritten by then.
+//! It uses ggml's evaluation callback, which breaks the graph after each requested tensor (about 35 µs), so it is
+//! installed only when one of these is needed. Tensors are requested by exact name: the weights have a `(reshaped)`
+//! twin. Results do not change.
 
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -64,24 +65,34 @@ fn lock<W>(watcher: &Mutex<W>) -> MutexGuard<'_, W> {
     watcher.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Passes choices to an observer, and weights to the expert backend.
+/// Parts of a router's choice that the expert backend needs from the hook.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Shown {
+    pub(super) weights: bool,
+    pub(super) input: bool,
+}
+
+/// Passes choices to an observer, and weights and inputs to the expert backend.
 pub(super) struct Observed {
     observer: Option<RouterObserver>,
-    /// The expert backend needs the weights.
-    shows_weights: bool,
+    shown: Shown,
     current: Option<RouterChoice>,
+    /// The input of the router that was seen last.
+    input: Vec<f32>,
 }
 
 /// Names of tensors with weights, in the graph's order: the last one of a layer counts.
 const WEIGHTS: [&str; 4] =
     ["ffn_moe_weights-", "ffn_moe_weights_softmax-", "ffn_moe_weights_norm-", "ffn_moe_weights_scaled-"];
 const TOP_K: &str = "ffn_moe_topk-";
+const LOGITS: &str = "ffn_moe_logits-";
 
 /// A tensor with part of a router's choice, by its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
     Experts(u16),
     Weights(u16),
+    Logits(u16),
 }
 
 /// The meaning of a tensor's name.
@@ -89,14 +100,17 @@ pub(super) fn asked(name: &str) -> Option<Asked> {
     if let Some(layer) = name.strip_prefix(TOP_K) {
         return layer.parse().ok().map(Asked::Experts);
     }
+    if let Some(layer) = name.strip_prefix(LOGITS) {
+        return layer.parse().ok().map(Asked::Logits);
+    }
     WEIGHTS.iter().find_map(|prefix| name.strip_prefix(prefix)?.parse().ok()).map(Asked::Weights)
 }
 
 impl Observed {
     /// A hook for an observer or the expert backend; `None` if neither needs it.
-    pub(super) fn hook(observer: Option<RouterObserver>, shows_weights: bool) -> Option<EvalHook<Self>> {
-        let wanted = observer.is_some() || shows_weights;
-        wanted.then(|| EvalHook::new(Self { observer, shows_weights, current: None }))
+    pub(super) fn hook(observer: Option<RouterObserver>, shown: Shown) -> Option<EvalHook<Self>> {
+        let wanted = observer.is_some() || shown.weights || shown.input;
+        wanted.then(|| EvalHook::new(Self { observer, shown, current: None, input: Vec::new() }))
     }
 
     /// Passes the last layer of a batch to the observer.
@@ -108,13 +122,19 @@ impl Observed {
 }
 
 impl Watcher for Observed {
-    fn wants(&self, _: Asked, _: &str) -> bool {
-        true
+    fn wants(&self, asked: Asked, _: &str) -> bool {
+        match asked {
+            Asked::Experts(_) | Asked::Weights(_) => self.observer.is_some() || self.shown.weights,
+            Asked::Logits(_) => self.shown.input,
+        }
     }
 
     unsafe fn take(&mut self, asked: Asked, _: &str, tensor: &ggml_tensor) {
         // SAFETY: by the caller; a copy has the tensor's strides, and is read while it is there.
         unsafe {
+            if let Asked::Logits(layer) = asked {
+                return self.show_input(layer, tensor);
+            }
             let copy = copy_of_device_memory(tensor);
             let mut readable = *tensor;
             if let Some(copy) = &copy {
@@ -133,11 +153,36 @@ impl Watcher for Observed {
                     let d = usize::from(tensor.ne[0] != choice.n_expert_used as i64 || tensor.ne[2] > 1);
                     choice.weights = RouterValues::of(&readable, d).read().collect();
                     // A device reads its weights back itself.
-                    if self.shows_weights && copy.is_none() {
-                        calling::set_router_weights(Some((layer, RouterValues::of(tensor, d))));
+                    if self.shown.weights && copy.is_none() {
+                        calling::set_router_weights(layer, RouterValues::of(tensor, d));
                     }
                 }
+                Asked::Logits(_) => {}
             }
+        }
+    }
+}
+
+impl Observed {
+    /// Copies a router's input and shows it to the expert backend, until the next router is seen.
+    ///
+    /// # Safety
+    /// `logits` have just been computed, and nothing after them.
+    unsafe fn show_input(&mut self, layer: u16, logits: &ggml_tensor) {
+        let input = logits.src[1];
+        // SAFETY: by the caller: the source of a product is live, and unchanged until the next node; the copy has room
+        // for its bytes and is written again only for the next router.
+        unsafe {
+            if logits.op != llama::GGML_OP_MUL_MAT
+                || (*input).type_ != llama::GGML_TYPE_F32
+                || !llama::ggml_is_contiguous(input)
+            {
+                return;
+            }
+            self.input.resize(llama::ggml_nelements(input) as usize, 0.0);
+            let copy = self.input.as_mut_ptr();
+            llama::ggml_backend_tensor_get(input, copy.cast(), 0, llama::ggml_nbytes(input));
+            calling::set_router_input(layer, RouterValues::of_copy(&*input, copy.cast(), 0));
         }
     }
 }
@@ -186,6 +231,8 @@ mod tests {
         assert_eq!(asked("ffn_moe_topk-3"), Some(Asked::Experts(3)));
         assert_eq!(asked("ffn_moe_weights-12"), Some(Asked::Weights(12)));
         assert_eq!(asked("ffn_moe_weights_norm-0"), Some(Asked::Weights(0)));
+        assert_eq!(asked("ffn_moe_logits-7"), Some(Asked::Logits(7)));
+        assert_eq!(asked("ffn_moe_logits_biased-7"), None);
         assert_eq!(asked("ffn_moe_weights_norm-0 (reshaped)"), None);
         assert_eq!(asked("ffn_moe_weights_sum-0"), None);
         assert_eq!(asked("ffn_moe_gate-1"), None);

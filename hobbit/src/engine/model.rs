@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::adapters::{AdapterInfo, Adapters};
 use super::experts::Experts;
+use super::hook::Shown;
 use super::host_reads::Host;
 use super::log;
 use super::placement::DeviceLayers;
@@ -240,15 +241,19 @@ impl Model {
         &self.shared.gguf
     }
 
-    /// Whether the expert backend needs the router's weights from the hook: a layer with scales spans several splits.
-    pub(super) fn wants_router_weights(&self) -> bool {
+    /// Parts of routers' choices that the expert backend needs from the hook: weights, if a layer with scales spans
+    /// several splits, and inputs, if experts have others.
+    pub(super) fn shown(&self) -> Shown {
         let scaled = || self.shared.gguf.tensors.iter().any(|tensor| tensor.name.ends_with("_exps.scale"));
         let options = &self.shared.options;
-        let wanted = !self.shared.precisions.is_exact()
-            || self.shared.routes.is_some()
-            || !options.routing.is_off()
-            || options.loss_bound.is_some();
-        wanted && scaled()
+        let reroutes = !options.routing.is_off() || options.loss_bound.is_some();
+        let wants_weights = !self.shared.precisions.is_exact() || self.shared.routes.is_some() || reroutes;
+        let asks = options.caching.policy.needs_scores()
+            || options.caching.predictor.needs_scores()
+            || options.trace.is_some()
+            || reroutes;
+        let is_other = || load::ASKED_EARLIER.contains(&self.info().architecture.as_str());
+        Shown { weights: wants_weights && scaled(), input: asks && self.shared.routes.is_none() && is_other() }
     }
 
     /// Checks that the tuned policy belongs to this model.

@@ -118,7 +118,7 @@ impl Session {
     fn new(model: &Model, options: &SessionOptions, observer: Option<RouterObserver>) -> Result<Session, OpenError> {
         let interrupt = Interrupt::default();
         let mut params = context_params(options, Arc::as_ptr(&interrupt.0));
-        let hook = Observed::hook(observer, model.wants_router_weights());
+        let hook = Observed::hook(observer, model.shown());
         if let Some(hook) = &hook {
             hook.install(&mut params);
         }

@@ -52,34 +52,50 @@ pub(super) unsafe fn leading(nodes: &[*mut ggml_tensor], buft: ggml_backend_buff
     nodes.iter().position(is_other).unwrap_or(nodes.len())
 }
 
-/// A layer's router input for each token, `[n_embd, 1, n_tokens]`, if it is also the input of the layer's first
-/// product.
+/// The input of a layer's router, `[width, n_tokens]`, in host memory: as the router hook shows it, or in the graph
+/// ([`gates::input_of`]). A line tells once that it is not known.
 ///
 /// # Safety
-/// A live product.
-pub(super) unsafe fn router_input_tensor<'a>(product: *mut ggml_tensor) -> Option<&'a ggml_tensor> {
-    // SAFETY: by the caller: sources of a live node are live.
-    let input = unsafe { &*(*product).src[1] };
-    // Experts with separate inputs do not share the router's.
-    (input.ne[1] == 1 && input.type_ == llama::GGML_TYPE_F32 && input.nb[0] == size_of::<f32>()).then_some(input)
-}
-
-/// Whether the tokens of a router's input follow one another without gaps.
-pub(super) fn is_dense_rows(input: &ggml_tensor) -> bool {
-    input.ne[2] == 1 || input.nb[2] == input.ne[0] as usize * size_of::<f32>()
-}
-
-/// The same, token by token, `[n_embd]` each; empty if it is not known.
-///
-/// # Safety
-/// A live product whose input has been computed in host memory; the input outlives its use.
-pub(super) unsafe fn router_inputs<'a>(product: *mut ggml_tensor) -> Vec<&'a [f32]> {
-    // SAFETY: by the caller; floats of a row are contiguous.
+/// As [`gates::input_of`].
+pub(super) unsafe fn router_input(
+    routers: &mut Routers,
+    layer: u16,
+    product: *mut ggml_tensor,
+    ids: *mut ggml_tensor,
+) -> Option<RouterValues> {
+    // SAFETY: by the caller; an allocated tensor's buffer is live.
     unsafe {
-        let Some(input) = router_input_tensor(product) else { return Vec::new() };
-        let row = |token: usize| input.data.cast::<u8>().add(token * input.nb[2]).cast::<f32>();
-        (0..input.ne[2] as usize).map(|token| slice::from_raw_parts(row(token), input.ne[0] as usize)).collect()
+        let in_graph = || {
+            let input = &*gates::input_of(product, ids)?;
+            let is_here = !input.buffer.is_null() && llama::ggml_backend_buffer_is_host(input.buffer);
+            is_here.then(|| RouterValues::of(input, 0))
+        };
+        let found = shown_input(layer, ids).or_else(in_graph);
+        if found.is_none() {
+            routers.misses_input(layer, ids);
+        }
+        found
     }
+}
+
+/// The same, as far as the router hook shows it.
+///
+/// # Safety
+/// A live node.
+pub(super) unsafe fn shown_input(layer: u16, ids: *mut ggml_tensor) -> Option<RouterValues> {
+    // SAFETY: by the caller.
+    calling::router_input(layer).filter(|input| input.n_tokens == unsafe { (*ids).ne[1] } as usize)
+}
+
+/// The input of each token; empty if it is not known.
+///
+/// # Safety
+/// The values have been computed in host memory and outlive their use; a token's are contiguous floats.
+pub(super) unsafe fn rows_of<'a>(input: Option<RouterValues>) -> Vec<&'a [f32]> {
+    let Some(input) = input else { return Vec::new() };
+    // SAFETY: by the caller.
+    let row = |token: usize| unsafe { slice::from_raw_parts(input.at::<f32>(token, 0), input.n_used) };
+    (0..input.n_tokens).map(row).collect()
 }
 
 /// The router's weights if `node` multiplies an expert's input or output by them.
@@ -230,11 +246,14 @@ impl<'a> LayerRouter<'a> {
 
     /// As [`Routers::popularity`].
     pub(super) fn popularity(&mut self, host: &Host, selection: &mut Selection) {
+        if !self.routers.ask_ahead(host) {
+            return;
+        }
+        let Split { layer, n_expert, .. } = self.split;
         // SAFETY: by `new`; sources of a live node are live.
         unsafe {
-            let input = router_input_tensor(self.product);
-            let Split { layer, n_expert, .. } = self.split;
-            self.routers.popularity(host, layer, self.ids.tensor(), input, n_expert, &mut selection.expected);
+            let rows = rows_of(router_input(self.routers, layer, self.product, self.ids.tensor()));
+            self.routers.popularity(host, layer, self.ids.tensor(), &rows, n_expert, &mut selection.expected);
         }
     }
 
@@ -288,17 +307,19 @@ impl hobbit_core::residency::Router for LayerRouter<'_> {
         self.understand().1
     }
 
-    fn unmasked_scores(&mut self, selection: &Selection) -> Vec<RouterScores> {
+    fn unmasked_scores(&mut self, selection: &Selection) -> Option<Vec<RouterScores>> {
         let (layer, n_tokens) = (self.split.layer, selection.routing.n_tokens);
         // SAFETY: by `new`.
-        let sees_input = unsafe { gates::sees_input_of(self.product, self.ids.tensor()) };
-        if !self.understand().0 || !sees_input || self.inputs.len() != n_tokens {
-            return Vec::new();
+        if unsafe { gates::is_by_token(self.ids.tensor()) } {
+            return None;
+        }
+        if !self.understand().0 || self.inputs.len() != n_tokens {
+            return Some(Vec::new());
         }
         let mut scores = vec![RouterScores::default(); n_tokens];
         let mut judged = self.inputs.iter().zip(&mut scores);
         let is_judged = judged.all(|(input, scores)| self.routers.gates.judge(input, layer, scores));
-        if is_judged { scores } else { Vec::new() }
+        Some(if is_judged { scores } else { Vec::new() })
     }
 
     fn later_scores(&mut self, later: &[Later]) -> Vec<ScoresByLayer> {

@@ -298,6 +298,7 @@ impl Watcher for Followed {
     fn wants(&self, asked: Asked, name: &str) -> bool {
         match asked {
             _ if self.mode == Mode::Pass => false,
+            Asked::Logits(_) => false,
             Asked::Experts(_) => true,
             Asked::Weights(layer) => !self.knows_weights || self.weights.get(&layer).is_some_and(|last| last == name),
         }
@@ -332,6 +333,7 @@ impl Watcher for Followed {
                     unsafe { set(tensor, weights, token * tensor.nb[d + 1], tensor.nb[d]) };
                 }
             }
+            Asked::Logits(_) => {}
         }
     }
 }

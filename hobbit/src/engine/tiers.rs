@@ -99,12 +99,29 @@ pub(super) struct Routers {
     pub(super) wants_scores: bool,
     /// Recorded routes that replace the routers' choices.
     pub(super) walk: Option<Walk>,
+    /// An unknown input has been reported.
+    pub(super) reported: bool,
 }
 
 impl Routers {
+    /// Reports once that a router's input is needed and not known. Not of a layer without a router.
+    ///
+    /// # Safety
+    /// `ids` is a live node: the layer's choice.
+    pub(super) unsafe fn misses_input(&mut self, layer: u16, ids: *mut ggml_tensor) {
+        // SAFETY: by the caller.
+        if !self.reported && !unsafe { gates::is_by_token(ids) } {
+            self.reported = true;
+            log::notice(format_args!(
+                "layer {layer}: the input of this model's router cannot be read here: its experts are neither \
+                 predicted nor replaced"
+            ));
+        }
+    }
+
     /// Whether the router's input of a decode batch is needed.
     pub(super) fn want_input(&self, host: &Host) -> bool {
-        self.walk.is_none() && (self.wants_scores || host.asks_routers())
+        self.wants_scores && self.walk.is_none() || self.ask_ahead(host)
     }
 
     /// The scores that the router of `layer` gives all of its experts for tokens with these inputs,
@@ -146,35 +163,34 @@ impl Routers {
         }
     }
 
-    /// Expected popularity of experts in the layer after `layer` for a prompt's tokens. `input`: their inputs of the
-    /// router of `layer`, `[n_embd, 1, n_tokens]`. Leaves `out` as it is if there is no prefetching by routers, or if
-    /// the next router is not known yet (in a model's first ubatch).
+    /// Whether routers are asked about the experts of later layers.
+    pub(super) fn ask_ahead(&self, host: &Host) -> bool {
+        self.walk.is_none() && host.asks_routers()
+    }
+
+    /// Expected popularity of experts in the layer after `layer` for a prompt's tokens, whose inputs of the router of
+    /// `layer` are `rows`. Leaves `out` as it is without them, or if the next router is not known yet (in a model's
+    /// first ubatch).
     ///
     /// # Safety
-    /// `ids` is a live node that was computed: the router's choice. `input` is live, and was computed in host memory.
+    /// `ids` is a live node that was computed: the router's choice.
     pub(super) unsafe fn popularity(
         &mut self,
         host: &Host,
         layer: u16,
         ids: *mut ggml_tensor,
-        input: Option<&ggml_tensor>,
+        rows: &[&[f32]],
         n_expert: usize,
         out: &mut Popularity,
     ) {
-        let Some(input) = input.filter(|_| self.walk.is_none() && host.asks_routers()) else { return };
         // SAFETY: by the caller.
         let (n_used, is_known) = unsafe {
             let is_known = self.gates.knows(layer) || gates::learn(&mut self.gates, layer, ids, n_expert);
             ((*ids).ne[0] as usize, is_known)
         };
         let next = (layer + 1..host.layout().n_blocks()).find(|&next| host.layout().has(next));
-        if let Some(next) = next.filter(|_| is_known) {
-            let (width, stride) = (input.ne[0] as usize, input.nb[2]);
-            // SAFETY: a token of the input; its floats are contiguous.
-            let row = |token: usize| unsafe {
-                std::slice::from_raw_parts(input.data.cast::<u8>().add(token * stride).cast::<f32>(), width)
-            };
-            self.gates.popularity(sample(input.ne[2] as usize).map(row), next, n_used, out);
+        if let Some(next) = next.filter(|_| is_known && !rows.is_empty()) {
+            self.gates.popularity(sample(rows.len()).map(|token| rows[token]), next, n_used, out);
         }
     }
 }

@@ -187,6 +187,9 @@ impl Model {
         };
         shared.check_loaded()?;
         shared.check_routing(&options.routing)?;
+        if !options.routing.rerouting().is_off() {
+            shared.tell_layers_without_router();
+        }
         shared.routes = shared.followed_routes()?;
         shared.virtual_plan = shared.read_virtual_plan()?;
         let model = Model { shared: Arc::new(shared) };
@@ -203,11 +206,9 @@ impl Model {
 const ROUTED_EARLIER: [(&str, &str); 2] =
     [("llama4", "weighs what its experts are given"), ("grovemoe", "chooses further experts by the router's choice")];
 
-/// Architectures whose routers see another input than their experts: their scores for other experts are unknown.
-const ASKED_EARLIER: [(&str, &str); 2] = [
-    ("gemma4", "asks its routers about another input than its experts get"),
-    ("smallthinker", "asks its routers before attention"),
-];
+/// Architectures whose routers see another input than their experts, overwritten by the time these run: the router
+/// hook copies it.
+pub(in crate::engine) const ASKED_EARLIER: [&str; 2] = ["gemma4", "smallthinker"];
 
 impl Shared {
     /// Checks that the loaded files are those whose headers were read: llama.cpp itself opens models by name.
@@ -245,9 +246,18 @@ impl Shared {
             return Err(OpenError::Routing("recorded routes have no scores of other experts".into()));
         }
         let architecture = &self.info.architecture;
-        match ROUTED_EARLIER.iter().chain(&ASKED_EARLIER).find(|(name, _)| name == architecture) {
+        match ROUTED_EARLIER.iter().find(|(name, _)| name == architecture) {
             Some((_, reason)) => Err(OpenError::Routing(format!("{architecture} {reason}"))),
             None => Ok(()),
+        }
+    }
+
+    /// Tells how many layers keep their experts, because these follow from the token alone.
+    fn tell_layers_without_router(&self) {
+        let is_table = |name: &str| name.ends_with(".ffn_gate_tid2eid.weight");
+        let n = self.gguf.tensors.iter().filter(|tensor| is_table(&tensor.name)).count();
+        if n > 0 && !self.run_mode.is_passthrough() {
+            log::notice(format_args!("{n} layers choose experts by the token alone: their tokens are not rerouted"));
         }
     }
 

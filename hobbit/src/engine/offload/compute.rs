@@ -8,8 +8,8 @@ mod layer;
 
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::slice;
 use std::sync::Arc;
-use std::{ptr, slice};
 
 use ggml_sys::llama::{
     self, GGML_STATUS_ABORTED, GGML_STATUS_ALLOC_FAILED, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, ggml_tensor,
@@ -28,7 +28,7 @@ use crate::engine::host_reads::{Host, HostReads};
 use crate::engine::pinned::HostMemory;
 use crate::engine::recorder::Recorder;
 use crate::engine::registration::Computes;
-use crate::engine::split::{self, Abort, Failed, LayerRouter, is_dense_rows, router_input_tensor, weights_tensor};
+use crate::engine::split::{self, Abort, Failed, LayerRouter, rows_of, shown_input, weights_tensor};
 use crate::engine::tier::{Tier, Uploads, Weights};
 use crate::engine::tiers::{OtherTiers, TiersView};
 use hobbit_core::expert::{Precision, SliceId, SliceKind, Version};
@@ -299,30 +299,45 @@ impl Offload {
             false => None,
         };
         let needs_input = phase.is_decode() && routers.want_input(host) && (logits.is_none() || host.asks_routers());
-        // SAFETY: nodes of a live graph.
-        let of_router = match needs_input || reroutes {
-            true => unsafe { router_input_tensor(nodes[0]) }.filter(|input| is_dense_rows(input)),
-            false => None,
+        // SAFETY: nodes of a live graph; those before the region have been submitted, and none behind.
+        let (shown, of_router) = unsafe {
+            match (needs_input || reroutes).then(|| shown_input(tag.layer, ids)) {
+                None => (None, None),
+                Some(Some(shown)) => (Some(shown), None),
+                Some(None) => {
+                    let input = gates::input_of(nodes[0], ids).filter(|&input| llama::ggml_is_contiguous(input));
+                    if input.is_none() {
+                        routers.misses_input(tag.layer, ids);
+                    }
+                    (None, input)
+                }
+            }
         };
         let may_help = phase.is_decode() && tier.has_helper();
         // SAFETY: a product's sources are live.
-        let input = of_router.or_else(|| may_help.then(|| unsafe { &*(*nodes[0]).src[1] }));
-        let input = input.map(|input| ptr::from_ref(input).cast_mut());
+        let of_experts = may_help.then(|| unsafe { (*nodes[0]).src[1] });
+        // Usually they are one.
+        // SAFETY: live tensors.
+        let is_one = of_experts.zip(of_router).is_some_and(|(a, b)| unsafe { (*a).data == (*b).data });
+        let of_experts = of_experts.filter(|_| !is_one);
         let is_pinned = tier.report.pinned || others.are_pinned();
         // SAFETY: by the caller: all are allocated on the device.
-        let [ids_read, weights, input, logits] =
-            unsafe { self.read_back([Some(ids), weights, input, logits], is_pinned)? };
+        let [ids_read, weights, of_router, of_experts, logits] =
+            unsafe { self.read_back([Some(ids), weights, of_router, of_experts, logits], is_pinned)? };
         tier.enter(&self.launch.stream, Some(tag.layer));
         tier.settled_so_far(host);
         if phase.is_decode() {
             tier.chose(tag.layer, host.counters().wait_seconds);
         }
-        let (n_used, n_tokens) = (n_used as usize, n_tokens as usize);
+        let n_used = n_used as usize;
         let split = Split { layer: tag.layer, n_expert, n_used, kinds: &kinds, key: ids as usize, phase };
         // SAFETY: read back just now, and kept until the layer is done.
-        let input = input.map_or(&[] as &[f32], |own| unsafe { own.floats() });
-        let router_input = if of_router.is_some() { input } else { &[] };
-        let inputs = router_input.chunks_exact((router_input.len() / n_tokens).max(1)).collect();
+        let input = of_experts.or(of_router.filter(|_| is_one)).map_or(&[] as &[f32], |own| unsafe { own.floats() });
+        // SAFETY: live nodes, read back just now, or kept by the router hook until the next layer.
+        let inputs = unsafe {
+            let read = of_router.map(|own| RouterValues::of_copy(&*own.tensor, own.data, 0));
+            rows_of(shown.or(read))
+        };
         // SAFETY: as above.
         let logits = logits.map(|own| unsafe { own.floats() });
         // SAFETY: live nodes, read back just now; their bytes are kept until the layer is done.
@@ -335,7 +350,6 @@ impl Offload {
         let mut selection = std::mem::take(&mut self.selection);
         let uploads = Uploads::default();
         let submitted = region.to;
-        let input = if may_help { input } else { &[] };
         let mut layer = DeviceLayer {
             offload: self,
             tier,

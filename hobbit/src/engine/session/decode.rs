@@ -99,7 +99,7 @@ impl Session {
         if let Some(hook) = &self.hook {
             hook.lock().flush();
         }
-        calling::set_router_weights(None);
+        calling::forget_router();
         // After a write to a file, the latest reads may come from another model.
         let mut originals = self.model.shared.originals.iter();
         let written_to = originals.find_map(|original| original.check_unwritten().err());
