@@ -156,7 +156,7 @@ fn budgets_count_routers_and_tables() {
     }
 }
 
-/// Embeddings of 80 MiB per layer and per token, which stay in the file: they need their cache of rows.
+/// Embeddings of 80 MiB per layer and per token, which stay in the file.
 #[test]
 fn budgets_do_not_count_tables_that_are_read_by_row() {
     let dir = tempfile::tempdir().unwrap();

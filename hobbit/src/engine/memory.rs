@@ -170,7 +170,6 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     };
     let choice = choose(shared.options.io, &conditions);
     let mut store = store::open_originals(choice.kind, &shared.originals)?;
-    shared.experts.tables().open(&store)?;
     if let Some(wrap) = &shared.wrap_store {
         store = wrap(store);
     }

@@ -48,7 +48,7 @@ impl Placement {
     ///
     /// # Errors
     /// An unknown device. Experts in types that their layer's device cannot multiply are computed on the CPU instead.
-    pub(super) fn new(
+    pub(super) fn new<'a>(
         options: &ModelOptions,
         gguf: &Gguf,
         map: &ExpertMap,

@@ -92,9 +92,8 @@ pub(super) fn rearranges(gguf: &Gguf, catalog: &Catalog, options: &ModelOptions,
     let expert_bytes = catalog.layers.iter().flat_map(|layer| &layer.high).map(|version| version.bytes()).sum();
     let expects = SessionOptions { n_ctx: options.expects.n_ctx.max(n_ctx), ..options.expects.clone() };
     let (_, most) = bounds(gguf, &expects);
-    let tables = Tables::of(gguf, options);
-    let weights = tensor_bytes(gguf).saturating_sub(expert_bytes).saturating_sub(tables.file_bytes());
-    let weights = weights.saturating_add(tables.memory_bytes());
+    let in_files = Tables::of(gguf, options).file_bytes().saturating_add(expert_bytes);
+    let weights = tensor_bytes(gguf).saturating_sub(in_files);
     let besides = [weights, most.kv, most.compute, most.runtime, PLANE_BUFFERS_BYTES];
     let besides = besides.into_iter().fold(0, u64::saturating_add);
     RepackInput { expert_bytes, expert_cache: options.expert_cache, room, besides }

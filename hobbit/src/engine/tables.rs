@@ -3,16 +3,28 @@
 //!
 //! llama.cpp places such a table in the expert buffer type, which has addresses and no memory, and ggml's scheduler
 //! sends every `GET_ROWS` on it to the expert backend. Other operations on it fail the batch with the table's name.
+//!
+//! Rows are read through the page cache, also where experts bypass it: recent rows stay there as long as the system has
+//! room, and the kernel reads a batch's rows at once, from before its graph is built.
 
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::slice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use ggml_sys::llama::{self, ggml_tensor};
 
 use super::experts::{Experts, Tag};
+use super::quantise::Aligned;
+use hobbit_core::expert::Extent;
 use hobbit_core::gguf::{GgmlType, Gguf, TensorInfo};
 use hobbit_core::options::ModelOptions;
-use hobbit_core::store::{RowReader, RowTable, Store, StoreError};
+use hobbit_core::store::{Original, StoreError, advise_needed, advise_random};
+
+/// The longest row that is read by itself, in bytes.
+const ROW_BYTES_MAX: u64 = 1 << 20;
 
 /// Written into `ggml_tensor::extra` of a table.
 pub(super) struct TableTag {
@@ -22,94 +34,92 @@ pub(super) struct TableTag {
     pub(super) experts: Arc<Experts>,
 }
 
-/// A model's tensors that stay in the files, and the reader of its tables.
+/// A table of equal rows.
+struct Table {
+    name: String,
+    extent: Extent,
+    n_rows: u64,
+    row_bytes: u64,
+    /// The table has a row for each token.
+    is_by_token: bool,
+}
+
+/// A model's tables that stay in the files, and what no graph uses.
 #[derive(Default)]
 pub(super) struct Tables {
-    /// The tables, and behind them what no graph uses.
-    names: Vec<String>,
-    tables: Vec<RowTable>,
+    all: Vec<Table>,
+    /// Names of tensors of layers that do not run.
+    idle: Vec<String>,
     idle_bytes: u64,
-    /// Tables that have a row for each token.
-    by_token: Vec<usize>,
-    /// `None` before the first session.
-    reader: Mutex<Option<RowReader>>,
+    /// The model's files, if there are tables.
+    files: Vec<(File, PathBuf)>,
 }
 
 impl Tables {
-    /// The tables of a model that is loaded at the seam. In memory stay the tied ones, those that a LoRA adapter may
-    /// change, and all if an override of the user places embeddings.
+    /// The tables of a model that is loaded at the seam. In memory stay the tied ones, all if a LoRA adapter may change
+    /// them, and all if an override of the user places embeddings.
     pub(super) fn of(gguf: &Gguf, options: &ModelOptions) -> Self {
         let is_placed = options.device.override_tensors.iter().any(|own| own.pattern.contains("token_embd"));
-        let n_tokens = gguf.tensor("token_embd.weight").and_then(|tensor| tensor.dims.get(1));
-        let mut new = Self::default();
-        for info in gguf.row_tables().filter(|_| !is_placed && options.adapters.lora.is_empty()) {
-            let Some(table) = row_table(info) else { continue };
-            if info.dims.get(1) == n_tokens {
-                new.by_token.push(new.tables.len());
-            }
-            new.names.push(info.name.clone());
-            new.tables.push(table);
-        }
-        for info in gguf.tensors_from(n_layers_run(gguf, options)) {
-            new.names.push(info.name.clone());
-            new.idle_bytes = new.idle_bytes.saturating_add(info.extent.len);
-        }
-        new
+        let n_tokens = gguf.tensor("token_embd.weight").and_then(|tensor| tensor.dims.get(1).copied());
+        let all = match is_placed || !options.adapters.lora.is_empty() {
+            true => Vec::new(),
+            false => gguf.row_tables().filter_map(|info| Table::of(info, n_tokens)).collect(),
+        };
+        let idle = || gguf.tensors_from(n_layers_run(gguf, options));
+        let idle_bytes = idle().map(|info| info.extent.len).fold(0, u64::saturating_add);
+        Self { all, idle: idle().map(|info| info.name.clone()).collect(), idle_bytes, files: Vec::new() }
     }
 
-    /// Whether a tensor stays in the file.
-    pub(super) fn contains(&self, name: &str) -> bool {
-        self.names.iter().any(|own| own == name)
-    }
-
-    /// The tag of such a tensor of `experts`' model.
-    pub(super) fn tag(&self, name: &str, experts: &Arc<Experts>) -> Option<Tag> {
-        let table = self.names.iter().position(|own| own == name)?;
-        let is_idle = table >= self.tables.len();
-        Some(if is_idle { Tag::Idle } else { Tag::Table(TableTag { table, experts: Arc::clone(experts) }) })
-    }
-
-    /// Regular expressions for the names: few, because llama.cpp tries each at every tensor of the model.
-    pub(super) fn patterns(&self) -> Vec<String> {
-        let (tables, idle) = self.names.split_at(self.tables.len());
-        let mut layers: Vec<&str> = idle.iter().filter_map(|name| name.split('.').nth(1)).collect();
-        layers.sort_unstable();
-        layers.dedup();
-        let of_layers = (!layers.is_empty()).then(|| format!(r"^blk\.({})\.", layers.join("|")));
-        tables.iter().map(|name| format!("^{}$", name.replace('.', r"\."))).chain(of_layers).collect()
-    }
-
-    /// Bytes that stay in the files.
-    pub(super) fn file_bytes(&self) -> u64 {
-        self.tables.iter().map(|table| table.extent.len).fold(self.idle_bytes, u64::saturating_add)
-    }
-
-    /// Memory for rows, in bytes.
-    pub(super) fn memory_bytes(&self) -> u64 {
-        if self.tables.is_empty() { 0 } else { RowReader::memory_bytes(&self.tables) }
-    }
-
-    /// Reads rows from `store` from now on.
+    /// Opens the model's files.
     ///
     /// # Errors
-    /// No memory for rows.
-    pub(super) fn open(&self, store: &Arc<dyn Store>) -> Result<(), StoreError> {
-        if !self.tables.is_empty() {
-            *self.reader() = Some(RowReader::new(Arc::clone(store), self.tables.clone())?);
+    /// A file that was written to.
+    pub(super) fn open(&mut self, files: &[Original]) -> Result<(), StoreError> {
+        if !self.all.is_empty() {
+            let open = |file: &Original| Ok((file.again()?, file.path.clone()));
+            self.files = files.iter().map(open).collect::<Result<_, StoreError>>()?;
+            self.files.iter().for_each(|(file, _)| advise_random(file));
         }
         Ok(())
     }
 
-    /// Starts reading the rows of a batch's tokens.
-    pub(super) fn expect(&self, tokens: &[i32]) {
-        if let Some(reader) = self.reader().as_mut() {
-            let rows = |&table: &usize| {
-                let n_rows = self.tables[table].n_rows;
-                let known = tokens.iter().filter_map(|token| u32::try_from(*token).ok());
-                known.filter(move |row| u64::from(*row) < n_rows).map(move |row| (table, row))
-            };
-            reader.expect(self.by_token.iter().flat_map(rows));
+    /// Whether a tensor stays in the file.
+    pub(super) fn contains(&self, name: &str) -> bool {
+        self.all.iter().any(|table| table.name == name) || self.idle.iter().any(|idle| idle == name)
+    }
+
+    /// The tag of such a tensor of `experts`' model.
+    pub(super) fn tag(&self, name: &str, experts: &Arc<Experts>) -> Option<Tag> {
+        match self.all.iter().position(|table| table.name == name) {
+            Some(table) => Some(Tag::Table(TableTag { table, experts: Arc::clone(experts) })),
+            None => self.contains(name).then_some(Tag::Idle),
         }
+    }
+
+    /// Regular expressions for the names: few, because llama.cpp tries each at every tensor of the model.
+    pub(super) fn patterns(&self) -> Vec<String> {
+        let mut layers: Vec<&str> = self.idle.iter().filter_map(|name| name.split('.').nth(1)).collect();
+        layers.sort_unstable();
+        layers.dedup();
+        let of_layers = (!layers.is_empty()).then(|| format!(r"^blk\.({})\.", layers.join("|")));
+        let of_table = |table: &Table| format!("^{}$", table.name.replace('.', r"\."));
+        self.all.iter().map(of_table).chain(of_layers).collect()
+    }
+
+    /// Bytes that stay in the files.
+    pub(super) fn file_bytes(&self) -> u64 {
+        self.all.iter().map(|table| table.extent.len).fold(self.idle_bytes, u64::saturating_add)
+    }
+
+    /// Has the kernel read the rows of a batch's tokens, which its graph will need.
+    pub(super) fn expect(&self, tokens: &[i32]) {
+        for table in self.all.iter().filter(|table| table.is_by_token) {
+            tokens.iter().filter_map(|token| table.row(*token)).for_each(|row| self.advise(row));
+        }
+    }
+
+    fn advise(&self, row: Extent) {
+        advise_needed(&self.files[row.file as usize].0, row.offset, row.len);
     }
 
     /// Computes a `GET_ROWS` on a table: the same floats as ggml's, by the same functions.
@@ -119,32 +129,46 @@ impl Tables {
     pub(super) unsafe fn get_rows(&self, node: &ggml_tensor, table: usize) -> Result<(), String> {
         // SAFETY: sources of a live node are live.
         let (weights, ids) = unsafe { (&*node.src[0], &*node.src[1]) };
-        let (ne0, n_rows) = (weights.ne[0] as usize, self.tables[table].n_rows);
+        let (ne0, own) = (weights.ne[0] as usize, &self.all[table]);
         // SAFETY: by the caller; ids may be a strided view.
         let id = |at: usize| unsafe { ids.data.cast::<u8>().add(at * ids.nb[0]).cast::<i32>().read_unaligned() };
-        let rows = (0..ids.ne[0] as usize).map(id);
-        if let Some(wrong) = rows.clone().find(|id| u64::try_from(*id).map_or(true, |id| id >= n_rows)) {
-            return Err(format!("{} has no row {wrong}: it has {n_rows}", self.names[table]));
+        let n = ids.ne[0] as usize;
+        if let Some(wrong) = (0..n).map(id).find(|id| own.row(*id).is_none()) {
+            return Err(format!("{} has no row {wrong}: it has {}", own.name, own.n_rows));
         }
-        // SAFETY: an entry of a static table, of a type that `row_table` accepted.
+        let rows = (0..n).filter_map(|at| own.row(id(at)));
+        if !own.is_by_token {
+            rows.clone().for_each(|row| self.advise(row));
+        }
+        // SAFETY: an entry of a static table, of a type that `Table::of` accepted.
         let to_float = unsafe { (*llama::ggml_get_type_traits(weights.type_)).to_float };
-        let take = |at: usize, bytes: &[u8]| {
+        let mut row_bytes = Aligned::default();
+        let bytes = row_bytes.bytes(own.row_bytes as usize);
+        for (at, row) in rows.enumerate() {
+            self.read(row, bytes).map_err(|error| error.to_string())?;
             // SAFETY: by the caller; the result has a row of `ne0` floats for each id.
             let out =
                 unsafe { slice::from_raw_parts_mut(node.data.cast::<u8>().add(at * node.nb[1]).cast::<f32>(), ne0) };
             match to_float.filter(|_| weights.type_ != llama::GGML_TYPE_F32) {
-                // SAFETY: `bytes` are a whole row, aligned as in the file's tensor.
+                // SAFETY: `bytes` are a whole row, aligned for every type of block.
                 Some(to_float) => unsafe { to_float(bytes.as_ptr().cast(), out.as_mut_ptr(), ne0 as i64) },
                 None => out.iter_mut().zip(bytes.as_chunks().0).for_each(|(out, le)| *out = f32::from_le_bytes(*le)),
             }
-        };
-        let mut reader = self.reader();
-        let reader = reader.as_mut().ok_or("no session has opened the model's tables")?;
-        reader.read(table, rows.map(|id| id as u32), take).map_err(|error| error.to_string())
+        }
+        Ok(())
     }
 
-    fn reader(&self) -> MutexGuard<'_, Option<RowReader>> {
-        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
+    fn read(&self, Extent { file, offset, len }: Extent, bytes: &mut [u8]) -> Result<(), StoreError> {
+        let (file, path) = &self.files[file as usize];
+        file.read_exact_at(bytes, offset).map_err(|source| {
+            let path = path.clone();
+            match (source.kind(), file.metadata()) {
+                (io::ErrorKind::UnexpectedEof, Ok(now)) => {
+                    StoreError::Shrank { path, offset, len, file_len: now.len() }
+                }
+                _ => StoreError::Read { path, offset, len, source },
+            }
+        })
     }
 }
 
@@ -155,12 +179,22 @@ pub(super) fn n_layers_run(gguf: &Gguf, options: &ModelOptions) -> u64 {
     if is_replaced { u64::MAX } else { gguf.n_layers_run() }
 }
 
-/// A tensor as a table, if it is one that rows can be read of.
-fn row_table(info: &TensorInfo) -> Option<RowTable> {
-    let &[ne0, n_rows] = info.dims.as_slice() else { return None };
-    // SAFETY: an entry of a static table; the reader of headers knows only types of current llama.cpp.
-    let is_decoded = unsafe { (*llama::ggml_get_type_traits(info.dtype.id() as llama::ggml_type)).to_float.is_some() };
-    let row_bytes = info.dtype.row_bytes(ne0).filter(|bytes| (1..=RowTable::ROW_BYTES_MAX).contains(bytes))?;
-    let is_sound = n_rows > 0 && row_bytes.checked_mul(n_rows) == Some(info.extent.len);
-    (is_sound && (is_decoded || info.dtype == GgmlType::F32)).then_some(RowTable { extent: info.extent, n_rows })
+impl Table {
+    /// `None` for a tensor of which rows cannot be read.
+    fn of(info: &TensorInfo, n_tokens: Option<u64>) -> Option<Self> {
+        let &[ne0, n_rows] = info.dims.as_slice() else { return None };
+        // SAFETY: an entry of a static table; the reader of headers knows only types of current llama.cpp.
+        let is_decoded =
+            unsafe { (*llama::ggml_get_type_traits(info.dtype.id() as llama::ggml_type)).to_float.is_some() };
+        let row_bytes = info.dtype.row_bytes(ne0).filter(|bytes| (1..=ROW_BYTES_MAX).contains(bytes))?;
+        let is_sound = row_bytes.checked_mul(n_rows) == Some(info.extent.len);
+        let (name, extent, is_by_token) = (info.name.clone(), info.extent, Some(n_rows) == n_tokens);
+        let table = Self { name, extent, n_rows, row_bytes, is_by_token };
+        (is_sound && (is_decoded || info.dtype == GgmlType::F32)).then_some(table)
+    }
+
+    fn row(&self, row: i32) -> Option<Extent> {
+        let row = u64::try_from(row).ok().filter(|row| *row < self.n_rows)?;
+        Some(Extent { offset: self.extent.offset + row * self.row_bytes, len: self.row_bytes, ..self.extent })
+    }
 }

@@ -47,9 +47,7 @@ pub(super) fn fixed_costs(
     let has_buffers = model.shared.catalog.has_planes() || model.shared.options.repack == Repack::On;
     let buffers = if has_buffers { PLANE_BUFFERS_BYTES } else { 0 };
     let graph = model.shared.adapters.graph_bytes(options);
-    let rows = model.shared.experts.tables().memory_bytes();
-    let runtime =
-        resident + scratch_bytes(model, options) + buffers + rows + graph + model.shared.options.reserved_bytes;
+    let runtime = resident + scratch_bytes(model, options) + buffers + graph + model.shared.options.reserved_bytes;
     Ok(FixedCosts { weights, kv, compute, runtime, prediction: prediction_bytes(model) })
 }
 

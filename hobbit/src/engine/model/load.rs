@@ -85,10 +85,11 @@ impl Model {
         }
         let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, tuned, norms, .. } =
             source;
-        let tables = match map.is_empty() || run_mode.is_passthrough() {
+        let mut tables = match map.is_empty() || run_mode.is_passthrough() {
             true => Tables::default(),
             false => Tables::of(&gguf, options),
         };
+        tables.open(&originals)?;
         let mut placement = Placement::new(options, &gguf, &map, &catalog, &tables)?;
         let experts = Arc::new(Experts::new(map, tables));
         Device::get()?;
