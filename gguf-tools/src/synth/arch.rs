@@ -38,6 +38,10 @@ pub(super) enum Dim {
     /// Plain part of one head; also its value width.
     MlaPlain,
     MlaV,
+    /// A layer's part of the embeddings per layer; tensors with it occur only where it is not 0.
+    PerLayer,
+    /// The same of all layers.
+    AllPerLayer,
     /// Experts divided into pairs (`chexps` of Grove MoE).
     ChunkExperts,
 }
@@ -69,6 +73,8 @@ pub(super) enum Role {
 pub(super) enum Scope {
     Model,
     Layer,
+    /// In all layers, when there are embeddings per layer.
+    LayerInput,
     Moe,
     /// In layers with experts, when gate and up are separate.
     MoeSplit,

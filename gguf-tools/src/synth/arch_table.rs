@@ -119,6 +119,14 @@ pub(super) mod groups {
         row(Layer, "post_ffw_norm_1.weight", &[Embd], Norm),
         row(Layer, "post_ffw_norm_2.weight", &[Embd], Norm),
     ];
+    pub const PER_LAYER_EMBEDDINGS: &[Row] = &[
+        row(Model, "per_layer_token_embd.weight", &[AllPerLayer, Vocab], Embedding),
+        row(Model, "per_layer_model_proj.weight", &[Embd, AllPerLayer], Matrix),
+        row(Model, "per_layer_proj_norm.weight", &[PerLayer], Norm),
+        row(LayerInput, "inp_gate.weight", &[Embd, PerLayer], Matrix),
+        row(LayerInput, "proj.weight", &[PerLayer, Embd], Residual),
+        row(LayerInput, "post_norm.weight", &[Embd], Norm),
+    ];
     /// One set of rotation factors for the layers without a window.
     pub const ROPE_FACTORS: &[Row] = &[row(Model, "rope_freqs.weight", &[Rope], Norm)];
 }
@@ -244,9 +252,9 @@ pub(super) const ARCHS: &[Arch] = &[
             ("experts_per_group", Int(2))],
         ..Arch::PLAIN },
     Arch { name: "gemma4", tensors: &[MODEL, ROPE_FACTORS, ATTENTION, HEAD_NORMS, POST_ATTENTION_NORM, FFN_NORM,
-        POST_FFN_NORM, GEMMA_BESIDE, EXPERTS],
+        POST_FFN_NORM, GEMMA_BESIDE, PER_LAYER_EMBEDDINGS, EXPERTS],
         keys: &[("attention.sliding_window", Int(128)), ("attention.sliding_window_pattern", WindowExceptEvery(2)),
                 ("attention.key_length_swa", Size(HeadWidth)), ("attention.value_length_swa", Size(HeadWidth)),
-                ("embedding_length_per_layer_input", Int(0)), ("final_logit_softcapping", Float(30.0))],
+                ("embedding_length_per_layer_input", Size(PerLayer)), ("final_logit_softcapping", Float(30.0))],
         fused: true, ..Arch::PLAIN },
 ];

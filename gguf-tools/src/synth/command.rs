@@ -54,6 +54,9 @@ pub struct Args {
     /// Tokens in the vocabulary
     #[arg(long, value_name = "N")]
     vocab: Option<u32>,
+    /// Width of the embeddings per layer (gemma4) [default: 0, none]
+    #[arg(long, value_name = "N")]
+    per_layer_embd: Option<u32>,
     /// Context length in tokens that the model claims
     #[arg(long, value_name = "N")]
     ctx: Option<u32>,
@@ -116,6 +119,7 @@ fn spec(args: &Args) -> anyhow::Result<Spec> {
         (&mut spec.topk, args.topk),
         (&mut spec.heads, args.heads),
         (&mut spec.vocab, args.vocab),
+        (&mut spec.per_layer_embd, args.per_layer_embd),
         (&mut spec.ctx, args.ctx),
     ] {
         *field = value.unwrap_or(*field);

@@ -26,7 +26,8 @@ const RESIDUAL_GAIN: f32 = 3.0;
 
 /// All tensors, in the order of the file.
 pub(super) fn tensors(spec: &Spec, sizes: &Sizes) -> anyhow::Result<Vec<Tensor>> {
-    let rows = || sizes.arch.tensors.iter().copied().flatten();
+    let is_there = |row: &&Row| row.dims.iter().all(|dim| sizes.of(*dim) > 0);
+    let rows = || sizes.arch.tensors.iter().copied().flatten().filter(is_there);
     let mut tensors = Vec::new();
     for row in rows().filter(|row| row.scope == Scope::Model) {
         tensors.push(tensor(spec, sizes, row, row.name.to_owned(), 0)?);
@@ -46,6 +47,7 @@ fn occurs(scope: Scope, moe: bool, spec: &Spec, sizes: &Sizes) -> bool {
     match scope {
         Scope::Model => false,
         Scope::Layer => true,
+        Scope::LayerInput => sizes.per_layer > 0,
         Scope::Dense => !moe,
         Scope::Moe => moe,
         Scope::MoeSplit => moe && !spec.fused,

@@ -69,6 +69,8 @@ pub struct Spec {
     pub lora_q: Option<u32>,
     /// Rank of compressed keys and values; `None`: about half of `embd`.
     pub lora_kv: Option<u32>,
+    /// Width of the embeddings per layer (Gemma 4), or 0 for none.
+    pub per_layer_embd: u32,
     /// Tokens in the vocabulary, at least [`super::vocab::TOKENS_MIN`].
     pub vocab: u32,
     /// Context length in tokens that the model claims.
@@ -130,6 +132,7 @@ impl Spec {
             head_dim: None,
             lora_q: None,
             lora_kv: None,
+            per_layer_embd: 0,
             vocab: 512,
             ctx: 4096,
             types: vec![if gpt_oss { Format::Mxfp4 } else { Format::Q8_0 }],
@@ -205,6 +208,11 @@ impl Spec {
             let wanted = "N/K: N groups that divide --experts, 0 < K < N".to_owned();
             return fault("--groups", format!("{count}/{used}"), wanted);
         }
+        let has_per_layer = arch.tensors.iter().copied().flatten().any(|row| row.dims.contains(&Dim::PerLayer));
+        if self.per_layer_embd > 0 && !has_per_layer || self.per_layer_embd > 4096 {
+            let wanted = if has_per_layer { "0 to 4096" } else { "0" };
+            return fault("--per-layer-embd", self.per_layer_embd.to_string(), wanted.to_owned());
+        }
         if arch.name == "deepseek2" && matches!(self.layers, 26 | 27) {
             // llama.cpp takes such models for DeepSeek-V2-Lite, whose queries are not compressed.
             return fault("--layers", self.layers.to_string(), "not 26 or 27".to_owned());
@@ -239,6 +247,8 @@ impl Spec {
             head_dim: head_dim.into(),
             lora_q: lora_q.into(),
             lora_kv: lora_kv.into(),
+            per_layer: self.per_layer_embd.into(),
+            layers: self.layers.into(),
             shared: shared.into(),
             dense_lead,
         })
@@ -263,6 +273,8 @@ pub(super) struct Sizes {
     pub head_dim: u64,
     pub lora_q: u64,
     pub lora_kv: u64,
+    pub per_layer: u64,
+    pub layers: u64,
     pub shared: u64,
     pub dense_lead: u32,
 }
@@ -289,6 +301,8 @@ impl Sizes {
             Dim::Rope => rope,
             Dim::MlaHead => self.head_dim + rope,
             Dim::MlaQ => self.heads * (self.head_dim + rope),
+            Dim::PerLayer => self.per_layer,
+            Dim::AllPerLayer => self.per_layer * self.layers,
             Dim::ChunkExperts => self.experts / 2,
         }
     }
