@@ -155,3 +155,25 @@ fn budgets_count_routers_and_tables() {
         }
     }
 }
+
+/// Embeddings of 80 MiB per layer and per token, which stay in the file.
+#[test]
+fn budgets_do_not_count_tables_that_are_read_by_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = |per_layer_embd| {
+        let (vocab, layers, experts) = (1 << 16, 4, 16);
+        let spec = Spec { vocab, layers, experts, per_layer_embd, ff: 64, ..Spec::tiny("gemma4") };
+        Spec { dense_type: Some(Format::Q8_0), ..spec }
+    };
+    let [with, without] = [256, 0].map(|per_layer_embd| {
+        let dir = dir.path().join(per_layer_embd.to_string());
+        std::fs::create_dir(&dir).unwrap();
+        fixture::write(&dir, &spec(per_layer_embd))
+    });
+    let tables: u64 = Gguf::open(&with).unwrap().row_tables().map(|table| table.extent.len).sum();
+    assert!(tables > 80 << 20, "{tables}");
+    let [minimum, base] = [&with, &without].map(|model| bytes(&stated_minimum(model, &[])));
+    assert!(minimum < base + (16 << 20), "{minimum} bytes with the tables, {base} without");
+    let measured = measure(&with, &["--mem-budget", &minimum.to_string()]);
+    assert!(measured.peak_rss_bytes <= minimum, "{} bytes resident, {minimum} allowed", measured.peak_rss_bytes);
+}

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use gguf_tools::synth::Spec;
 use hobbit::{BatchToken, EvalError, Model, ModelOptions, Session, SessionOptions, Token};
+use hobbit_core::gguf::Gguf;
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::faulty::{Faults, FaultyStore};
 use hobbit_core::store::{IoMode, Store};
@@ -95,5 +96,29 @@ fn a_file_that_shrinks_while_running() {
         session.reset();
         let found = evaluate(&mut session).unwrap_or_else(|error| panic!("{io}, {cache:?}, restored: {error}"));
         assert!(found.iter().all(|logit| logit.is_finite()));
+    }
+}
+
+/// A file that ends before its embeddings: their rows are read for each batch, and its error names the file.
+#[test]
+fn embeddings_that_are_cut_off_while_running() {
+    fixture::quiet_llama_cpp();
+    let dir = tempfile::tempdir().unwrap();
+    for io in [IoMode::Buffered, IoMode::Direct] {
+        let path = fixture::write(dir.path(), &spec());
+        let whole = fs::read(&path).unwrap();
+        let table = Gguf::open(&path).unwrap().tensor("token_embd.weight").unwrap().extent;
+        let model = Model::open(&path, &options(CACHES[0], io)).unwrap();
+        let mut session = session(&model);
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_len(table.offset + 100 * table.len / 512).unwrap();
+        let entry = |token| BatchToken { token, position: 0, sequence: 0, logits: true };
+        for token in [400, 100] {
+            let error = session.evaluate(&[entry(token)]).expect_err("the row is gone").to_string();
+            assert!(error.contains(path.to_str().unwrap()) && error.contains("shrank"), "{io}: {error}");
+        }
+        fs::write(&path, &whole).unwrap();
+        session.reset();
+        evaluate(&mut session).unwrap_or_else(|error| panic!("{io}, restored: {error}"));
     }
 }

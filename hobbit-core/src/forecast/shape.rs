@@ -55,6 +55,8 @@ pub struct Shape {
     /// Number of weights that one token is multiplied with.
     pub n_parameters_used: u64,
     pub tensor_bytes: u64,
+    /// Tables of which rows are read: they stay in the file.
+    pub table_bytes: u64,
     pub expert_bytes: u64,
     pub layers: Vec<ExpertLayer>,
     pub n_expert_used: u32,
@@ -121,10 +123,7 @@ impl Shape {
         let specs: Vec<PoolSpec> =
             pools.into_iter().map(|(class, n_versions)| PoolSpec::of(&class, Precision::High, n_versions)).collect();
 
-        // Without an output matrix, the output uses the embeddings again.
-        let is_tied = gguf.tensor("output.weight").is_none();
-        let is_touched =
-            |tensor: &str| is_tied || !matches!(tensor, "token_embd.weight" | "per_layer_token_embd.weight");
+        let is_touched = |tensor: &str| !gguf.row_tables().any(|table| table.name == tensor);
         let elements = |dims: &[u64]| dims.iter().fold(1u64, |product, dim| product.saturating_mul(*dim));
         let mut ordinary_per_token = TypeBytes::new();
         let (mut n_parameters, mut n_ordinary_used) = (0u64, 0u64);
@@ -152,6 +151,7 @@ impl Shape {
             n_parameters,
             n_parameters_used: n_ordinary_used.saturating_add(expert_parameters_used),
             tensor_bytes: gguf.tensor_bytes(),
+            table_bytes: gguf.row_tables().map(|table| table.extent.len).sum(),
             expert_bytes: experts.bytes(),
             layers,
             n_expert_used,
@@ -169,7 +169,7 @@ impl Shape {
     }
 
     pub fn ordinary_bytes(&self) -> u64 {
-        self.tensor_bytes - self.expert_bytes
+        self.tensor_bytes - self.expert_bytes - self.table_bytes
     }
 
     /// Estimated memory besides experts for a context of `n_ctx` tokens; the engine measures it.

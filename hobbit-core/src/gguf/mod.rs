@@ -258,6 +258,14 @@ impl Gguf {
         ends.iter().zip(&self.files).map(|(end, file)| end - file.len).fold(0, u64::saturating_add)
     }
 
+    /// Embedding tables of which graphs read single rows: those per layer, and the tokens' if it is not the output
+    /// matrix as well.
+    pub fn row_tables(&self) -> impl Iterator<Item = &TensorInfo> {
+        let is_tied = self.tensor("output.weight").is_none();
+        let tokens = (!is_tied).then_some("token_embd.weight");
+        tokens.into_iter().chain(["per_layer_token_embd.weight"]).filter_map(|name| self.tensor(name))
+    }
+
     /// Bytes of all tensors, without headers and padding.
     pub fn tensor_bytes(&self) -> u64 {
         self.tensors.iter().map(|t| t.extent.len).sum()

@@ -17,8 +17,8 @@ pub struct Segment {
     pub len: u64,
     /// The same bytes in a source file; `None` where no file has them in one piece: the experts of a pack.
     pub source: Option<Extent>,
-    /// The bytes are an expert weight tensor's.
-    pub expert: bool,
+    /// Loading leaves the bytes in the file: they are an expert weight tensor's, or a table's that is read by row.
+    pub in_file: bool,
     /// Index into [`Gguf::tensors`]; `None` for what lies between tensors of a file shown as it is.
     pub tensor: Option<u32>,
 }
@@ -149,15 +149,21 @@ impl Gguf {
 fn segments_of(shows: &[TensorInfo], sources: &[TensorInfo]) -> impl Iterator<Item = Segment> {
     shows.iter().zip(sources).enumerate().filter(|(_, (shown, _))| shown.extent.len > 0).map(|(i, (shown, source))| {
         let Extent { offset: start, len, .. } = shown.extent;
-        let expert = parse_name(&shown.name).is_some();
-        Segment { start, len, source: Some(source.extent), expert, tensor: Some(i as u32) }
+        let in_file = parse_name(&shown.name).is_some();
+        Segment { start, len, source: Some(source.extent), in_file, tensor: Some(i as u32) }
     })
 }
 
 impl VirtualGguf {
     /// The same file with its experts absent.
     pub fn without_experts(mut self) -> Self {
-        self.segments.iter_mut().filter(|s| s.expert).for_each(|s| s.source = None);
+        self.segments.iter_mut().filter(|s| s.in_file).for_each(|s| s.source = None);
+        self
+    }
+
+    /// The same file; loading leaves these tensors in it, by their index, as it does experts.
+    pub fn leaving(mut self, is_left: impl Fn(u32) -> bool) -> Self {
+        self.segments.iter_mut().for_each(|s| s.in_file |= s.tensor.is_some_and(&is_left));
         self
     }
 }
@@ -166,5 +172,5 @@ impl VirtualGguf {
 fn between(start: u64, end: u64) -> Option<Segment> {
     let len = end.checked_sub(start)?;
     let source = Some(Extent { file: 0, offset: start, len });
-    (len > 0).then_some(Segment { start, len, source, expert: false, tensor: None })
+    (len > 0).then_some(Segment { start, len, source, in_file: false, tensor: None })
 }

@@ -80,12 +80,12 @@ pub(super) fn model(
         };
         let Extent { offset: start, len, .. } = tensor.extent;
         if len > 0 {
-            segments.push(Segment { start, len, source, expert, tensor: Some(i as u32) });
+            segments.push(Segment { start, len, source, in_file: expert, tensor: Some(i as u32) });
         }
     }
     segments.extend(gaps.iter().map(|&Gap { start, len, at }| {
         let source = Some(Extent { file: 0, offset: gaps_at + at, len });
-        Segment { start, len, source, expert: false, tensor: None }
+        Segment { start, len, source, in_file: false, tensor: None }
     }));
     segments.sort_unstable_by_key(|segment| segment.start);
     let mut end = header.len() as u64;

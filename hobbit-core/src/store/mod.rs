@@ -37,7 +37,7 @@ pub use error::StoreError;
 pub use form::{Form, HighPlane, Order, PLANE_BUFFERS_BYTES, Part, Rearrange, Rows};
 pub use measure::{Bandwidth, measure_random_read};
 pub use mode::{Choice, Conditions, IoMode, StoreKind, choose};
-pub use open::{advise_random, open, open_originals};
+pub use open::{advise_needed, advise_random, open, open_originals};
 pub use original::Original;
 pub use request::{Completion, ReadDone, ReadRequest, SlotPtr};
 pub use window::{BLOCK_BYTES, lead_of, slot_stride};

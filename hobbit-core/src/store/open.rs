@@ -72,6 +72,18 @@ pub fn advise_random(file: &File) {
 #[cfg(not(target_os = "linux"))]
 pub fn advise_random(_: &File) {}
 
+/// Has the system start reading a range into the page cache. A failure costs time only.
+#[cfg(target_os = "linux")]
+pub fn advise_needed(file: &File, offset: u64, len: u64) {
+    let (fd, offset, len) = (std::os::fd::AsRawFd::as_raw_fd(file), offset as i64, len as i64);
+    // SAFETY: the descriptor is open; the call takes no memory, and refuses what is no range.
+    unsafe { libc::posix_fadvise(fd, offset, len, libc::POSIX_FADV_WILLNEED) };
+}
+
+/// Nothing: only Linux takes this advice.
+#[cfg(not(target_os = "linux"))]
+pub fn advise_needed(_: &File, _offset: u64, _len: u64) {}
+
 /// `pread` through the page cache, straight to the place in the slot.
 impl Source for Vec<OpenFile> {
     const NAME: &'static str = BUFFERED;

@@ -1,4 +1,4 @@
-//! The expert buffer type: llama.cpp places the expert tensors in it.
+//! The expert buffer type: llama.cpp places the expert tensors in it, and tables that are read by row.
 //!
 //! A buffer of this type is reserved address space without memory. llama.cpp gets distinct tensor addresses,
 //! `set_tensor` drops its data, and `init_tensor` tags each tensor with its layer and kind so that the expert backend
@@ -9,13 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ggml_sys::backend as ffi;
 use ggml_sys::llama::{
-    GGML_OP_MUL_MAT_ID, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, ggml_backend_buffer_t, ggml_backend_buffer_type_t,
-    ggml_status, ggml_tensor,
+    GGML_OP_GET_ROWS, GGML_OP_MUL_MAT_ID, GGML_STATUS_FAILED, GGML_STATUS_SUCCESS, ggml_backend_buffer_t,
+    ggml_backend_buffer_type_t, ggml_op, ggml_status, ggml_tensor,
 };
 
 use super::calling;
-use super::experts::{ExpertTag, Experts};
+use super::experts::{ExpertTag, Experts, Tag};
 use super::stream::reserve;
+use super::tables::TableTag;
 
 /// The `context` of an expert buffer, shared by all callbacks.
 struct ExpertBuffer {
@@ -23,7 +24,7 @@ struct ExpertBuffer {
     base: *mut c_void,
     bytes: usize,
     /// `ggml_tensor::extra` points to them. Not in a `Box`: moving one invalidates every other pointer to its contents.
-    tags: Mutex<Vec<Arc<ExpertTag>>>,
+    tags: Mutex<Vec<Arc<Tag>>>,
 }
 
 impl Drop for ExpertBuffer {
@@ -48,13 +49,41 @@ pub(super) fn buffer_type_interface() -> ffi::ggml_backend_buffer_type_i {
 /// # Safety
 /// `node` and its sources are live; `buft` is the expert buffer type.
 pub(super) unsafe fn tag_of<'a>(node: *const ggml_tensor, buft: ggml_backend_buffer_type_t) -> Option<&'a ExpertTag> {
+    // SAFETY: by the caller.
+    unsafe {
+        match tag_of_weights(node, GGML_OP_MUL_MAT_ID, buft)? {
+            Tag::Expert(tag) => Some(tag),
+            Tag::Table(_) => None,
+        }
+    }
+}
+
+/// The table whose rows a node reads.
+///
+/// # Safety
+/// As [`tag_of`].
+pub(super) unsafe fn table_of<'a>(node: *const ggml_tensor, buft: ggml_backend_buffer_type_t) -> Option<&'a TableTag> {
+    // SAFETY: by the caller.
+    match unsafe { tag_of_weights(node, GGML_OP_GET_ROWS, buft)? } {
+        Tag::Table(tag) => Some(tag),
+        Tag::Expert(_) => None,
+    }
+}
+
+/// # Safety
+/// As [`tag_of`].
+unsafe fn tag_of_weights<'a>(
+    node: *const ggml_tensor,
+    op: ggml_op,
+    buft: ggml_backend_buffer_type_t,
+) -> Option<&'a Tag> {
     // SAFETY: by the caller; buffers of our type hold only tensors that `init_tensor` tagged, and tags live as long
     // as the buffer, which lives as long as its tensors.
     unsafe {
-        if (*node).op != GGML_OP_MUL_MAT_ID || !is_expert_tensor((*node).src[0], buft) {
+        if (*node).op != op || !is_expert_tensor((*node).src[0], buft) {
             return None;
         }
-        (*(*node).src[0]).extra.cast::<ExpertTag>().as_ref()
+        (*(*node).src[0]).extra.cast::<Tag>().as_ref()
     }
 }
 
@@ -134,7 +163,7 @@ unsafe extern "C" fn init_tensor(buffer: ggml_backend_buffer_t, tensor: *mut ggm
             GGML_STATUS_SUCCESS
         }
         None => {
-            calling::fail(format!("tensor {name} was placed among the experts but is none"));
+            calling::fail(format!("tensor {name} was placed among the experts but is neither one nor a table"));
             GGML_STATUS_FAILED
         }
     }
@@ -161,7 +190,7 @@ unsafe extern "C" fn memset_tensor(
 
 unsafe extern "C" fn clear(_: ggml_backend_buffer_t, _value: u8) {}
 
-/// Only the expert backend may use expert tensors. Any other reader gets zeros, and the batch fails with a message.
+/// Only the expert backend may use these tensors. Any other reader gets zeros, and the batch fails with a message.
 unsafe extern "C" fn get_tensor(
     _: ggml_backend_buffer_t,
     tensor: *const ggml_tensor,
@@ -172,10 +201,17 @@ unsafe extern "C" fn get_tensor(
     // SAFETY: ggml passes a live tensor and room for `size` bytes.
     unsafe {
         let name = CStr::from_ptr((*tensor).name.as_ptr()).to_string_lossy().into_owned();
-        calling::fail(format!(
-            "expert tensor {name} was asked for outside of an expert product: this architecture or option \
-             (a LoRA merge, say) uses experts in a way hobbit does not know"
-        ));
+        let reason = match (*tensor).extra.cast::<Tag>().as_ref() {
+            Some(Tag::Table(_)) => format!(
+                "{name} stays in the file, where only single rows are read, and this architecture uses it in another \
+                 way; a tensor override for {name} to the CPU keeps it in memory"
+            ),
+            _ => format!(
+                "expert tensor {name} was asked for outside of an expert product: this architecture or option \
+                 (a LoRA merge, say) uses experts in a way hobbit does not know"
+            ),
+        };
+        calling::fail(reason);
         data.cast::<u8>().write_bytes(0, size);
     }
 }
@@ -186,13 +222,14 @@ mod tests {
 
     use super::*;
     use crate::engine::stream::tests::permissions;
+    use crate::engine::tables::Tables;
     use hobbit_core::gguf::ExpertMap;
 
     /// More address space than any machine has memory: none of it may be committed, as writable memory is if
     /// `vm.overcommit_memory` is 2.
     #[test]
     fn experts_that_are_not_read_take_addresses_only() {
-        let experts = Arc::new(Experts::new(ExpertMap::default()));
+        let experts = Arc::new(Experts::new(ExpertMap::default(), Tables::default()));
         let bytes = 1usize << 40;
         // SAFETY: the type is only kept; the buffer is freed once.
         unsafe {

@@ -13,7 +13,7 @@ use std::ffi::{c_int, c_void};
 
 use ggml_sys::llama::{self, GGML_STATUS_SUCCESS, ggml_backend_buffer_type_t, ggml_status, ggml_tensor};
 
-use super::buffer::tag_of;
+use super::buffer::{table_of, tag_of};
 use super::calling::{phase, router_weights};
 use super::experts::{ExpertTag, RouterValues};
 use super::graph::{Inner, is_view, tensor_at};
@@ -337,8 +337,18 @@ impl Computes for ExpertBackend {
         while !rest.is_empty() {
             // SAFETY: nodes of a live graph; by the caller.
             unsafe {
+                if let Some(tag) = table_of(rest[0], self.buft) {
+                    // A graph may have branches that are not taken.
+                    if (*rest[0]).flags & llama::GGML_TENSOR_FLAG_COMPUTE as i32 != 0 {
+                        tag.experts.tables().get_rows(&*rest[0], tag.table).map_err(split::failed)?;
+                    }
+                    rest = &rest[1..];
+                    continue;
+                }
+                let until = rest.iter().position(|&node| table_of(node, self.buft).is_some()).unwrap_or(rest.len());
                 // A layer's products with the nodes between and after them, or all nodes before the first product.
-                let (segment, later) = rest.split_at(split::leading(rest, self.buft));
+                let (segment, _) = rest.split_at(split::leading(&rest[..until], self.buft));
+                let later = &rest[segment.len()..];
                 match self.product(segment[0]) {
                     Some(tag) => self.layer(tag, segment)?,
                     None => self.of_llama_cpp(segment)?,

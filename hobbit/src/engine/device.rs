@@ -2,7 +2,7 @@
 //!
 //! llama.cpp gives every context one backend of each ACCEL device, and ggml's scheduler runs a node where its weights
 //! are: every `MUL_MAT_ID` on an expert tensor comes to us, and the element-wise nodes fed by it come along, so that an
-//! expert FFN arrives as one split. The device's own buffer type is the CPU's: ordinary weights stay away, and our
+//! expert FFN arrives as one split. So does every `GET_ROWS` on a table that stays in the file. The device's own buffer type is the CPU's: ordinary weights stay away, and our
 //! results are in host memory that the CPU backend reads without a copy.
 //!
 //! From a model that llama.cpp runs alone, the device takes products that llama.cpp would multiply by slower kernels:
@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 use ggml_sys::backend as ffi;
 use ggml_sys::llama::{self, ggml_backend_buffer_type_t, ggml_backend_dev_t, ggml_backend_t};
 
-use super::buffer::is_expert_tensor;
+use super::buffer::{is_expert_tensor, table_of};
 use super::calling::{self, Purpose};
 use super::compute::{ExpertBackend, ROWS_MIN, may_be_plain};
 use super::error::DeviceError;
@@ -144,10 +144,14 @@ unsafe fn is_batch(node: &llama::ggml_tensor) -> bool {
     }
 }
 
-/// Whether a node is an expert product, an element-wise node fed by one, or a weight or view: nothing to compute.
+/// Whether a node is an expert product, an element-wise node fed by one, reads rows of a table, or is a weight or view:
+/// nothing to compute.
 unsafe extern "C" fn supports_op(dev: ggml_backend_dev_t, op: *const llama::ggml_tensor) -> bool {
     // SAFETY: ggml passes our device and a node of a live graph, whose sources are live.
-    unsafe { is_view((*op).op) || is_fed_by_expert(op, expert_buffer_type(dev), CHAIN_DEPTH_MAX) }
+    unsafe {
+        let buft = expert_buffer_type(dev);
+        is_view((*op).op) || is_fed_by_expert(op, buft, CHAIN_DEPTH_MAX) || table_of(op, buft).is_some()
+    }
 }
 
 /// # Safety

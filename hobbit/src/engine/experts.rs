@@ -5,11 +5,18 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ggml_sys::llama::ggml_tensor;
 
+use super::tables::{TableTag, Tables};
 use super::tiers::Tiers;
 use hobbit_core::expert::SliceKind;
 use hobbit_core::gguf::{ExpertMap, ExpertTensor};
 
-/// Written into `ggml_tensor::extra` of an expert tensor.
+/// Written into `ggml_tensor::extra` of a tensor in an expert buffer.
+pub(super) enum Tag {
+    Expert(ExpertTag),
+    Table(TableTag),
+}
+
+/// The tag of an expert tensor.
 pub(super) struct ExpertTag {
     /// Layer number (llama.cpp's block).
     pub(super) layer: u16,
@@ -76,9 +83,10 @@ impl RouterValues {
     }
 }
 
-/// The experts of one model.
+/// The experts of one model, and its tables that stay in the files as they do.
 pub(super) struct Experts {
     map: ExpertMap,
+    tables: Tables,
     /// Tensors of `map` that llama.cpp created, known once it has loaded the model.
     placed: OnceLock<ExpertMap>,
     placed_names: Mutex<HashSet<String>>,
@@ -86,14 +94,18 @@ pub(super) struct Experts {
 }
 
 impl Experts {
-    pub(super) fn new(map: ExpertMap) -> Self {
-        Self { map, placed: OnceLock::new(), placed_names: Mutex::default(), memories: Mutex::default() }
+    pub(super) fn new(map: ExpertMap, tables: Tables) -> Self {
+        Self { map, tables, placed: OnceLock::new(), placed_names: Mutex::default(), memories: Mutex::default() }
     }
 
     /// Locations of the experts in the files. After loading, without the tensors that llama.cpp left out (layers for
     /// multi-token prediction, for example).
     pub(super) fn map(&self) -> &ExpertMap {
         self.placed.get().unwrap_or(&self.map)
+    }
+
+    pub(super) fn tables(&self) -> &Tables {
+        &self.tables
     }
 
     /// Loading has ended: experts that were not placed are not served.
@@ -107,13 +119,16 @@ impl Experts {
         self.placed.get_or_init(|| map);
     }
 
-    /// The tag of the expert tensor called `name`, which llama.cpp has just placed; `None` for any other name.
-    pub(super) fn tag(self: &Arc<Self>, name: &str) -> Option<ExpertTag> {
+    /// The tag of the expert tensor or table called `name`, which llama.cpp has just placed; `None` for any other name.
+    pub(super) fn tag(self: &Arc<Self>, name: &str) -> Option<Tag> {
+        if let Some(table) = self.tables.names().position(|own| own == name) {
+            return Some(Tag::Table(TableTag { table, experts: Arc::clone(self) }));
+        }
         let mut tensors =
             self.map.layers.iter().flat_map(|layer| layer.tensors.iter().map(|tensor| (layer.layer, tensor)));
         let (layer, ExpertTensor { kind, .. }) = tensors.find(|(_, tensor)| tensor.name == name)?;
         self.placed_names.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
-        Some(ExpertTag { layer, kind: *kind, experts: Arc::clone(self) })
+        Some(Tag::Expert(ExpertTag { layer, kind: *kind, experts: Arc::clone(self) }))
     }
 
     /// The model's memories; `None` before the first session. The lock is held during one expert split.

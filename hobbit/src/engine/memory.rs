@@ -41,6 +41,7 @@ use hobbit_core::route::Thresholds;
 use hobbit_core::stats::CacheSlots;
 use hobbit_core::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
 use hobbit_core::trace::Walk;
+use hobbit_core::units::Bytes;
 
 /// Plans memory for the model's first session and allocates it; later sessions share it.
 pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawContext) -> Result<Description, OpenError> {
@@ -185,7 +186,11 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let is_rearranged = shared.options.repack == Repack::On && tiers.is_empty() && !catalog.has_planes();
     let interleavings = if is_rearranged { Interleavings::of(&catalog) } else { Interleavings::default() };
     let how = if interleavings.is_plain() { "" } else { "; experts rearranged for this CPU" };
-    let io_choice = format!("{choice}{how}");
+    let rows = match shared.experts.tables().file_bytes() {
+        0 => String::new(),
+        bytes => format!("; {} of embeddings stay in the file and are read by row", Bytes(bytes)),
+    };
+    let io_choice = format!("{choice}{how}{rows}");
     let description = Description { plan, io_choice, precision, caching, devices, warm_start: None };
     let recorder = match &shared.options.trace {
         Some(path) => {

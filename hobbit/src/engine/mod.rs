@@ -54,6 +54,7 @@ mod split;
 mod state_file;
 mod stock;
 mod stream;
+mod tables;
 mod tier;
 mod tiers;
 mod validate;

@@ -43,15 +43,16 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// Chooses devices and divides the layers. Dense models use the devices directly.
+    /// Chooses devices and divides the layers. Dense models use the devices directly. `tables` stay in the files.
     ///
     /// # Errors
     /// An unknown device. Experts in types that their layer's device cannot multiply are computed on the CPU instead.
-    pub(super) fn new(
+    pub(super) fn new<'a>(
         options: &ModelOptions,
         gguf: &Gguf,
         map: &ExpertMap,
         catalog: &Catalog,
+        tables: impl Iterator<Item = &'a str>,
     ) -> Result<Self, OpenError> {
         let chosen = match options.n_gpu_layers {
             0 => Vec::new(),
@@ -106,6 +107,10 @@ impl Placement {
             overrides.push(CString::new(pattern).expect("digits and constants"), part.wrapper.buffer_type);
         }
         overrides.push(CString::new(format!(r"\.{EXPERTS}")).expect("a constant"), Device::get()?.buffer_type);
+        for name in tables {
+            let pattern = format!("^{}$", name.replace('.', r"\."));
+            overrides.push(CString::new(pattern).expect("a name of ours"), Device::get()?.buffer_type);
+        }
         overrides.add(&options.device.override_tensors, &raw)?;
         // SAFETY: takes no arguments and returns a constant.
         let n_devices_max = unsafe { llama::llama_max_devices() };

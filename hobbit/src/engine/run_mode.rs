@@ -11,6 +11,7 @@ use super::params::{NEVER_INTERRUPTED, context_params, kv_overrides};
 use super::raw::{RawContext, RawModel};
 use super::repack::Interleaving;
 use super::source::ModelSource;
+use super::tables::Tables;
 use hobbit_core::gguf::{Catalog, Gguf};
 use hobbit_core::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, Repack, SessionOptions};
 use hobbit_core::plan::{
@@ -34,7 +35,8 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64
     let experts: u64 = source.map.layers.iter().map(|layer| layer.bytes()).sum();
     let limits = MemoryLimits::read();
     if !options.overcommit && !on_devices {
-        let ordinary = tensor_bytes(&source.gguf).saturating_sub(experts);
+        let in_files = experts.saturating_add(Tables::of(&source.gguf, options).file_bytes());
+        let ordinary = tensor_bytes(&source.gguf).saturating_sub(in_files);
         MemoryPlan::check_budget(options.budget, &limits, options.expert_cache, ordinary, experts)?;
     }
     // On devices the context does not use host memory.
@@ -90,7 +92,8 @@ pub(super) fn rearranges(gguf: &Gguf, catalog: &Catalog, options: &ModelOptions,
     let expert_bytes = catalog.layers.iter().flat_map(|layer| &layer.high).map(|version| version.bytes()).sum();
     let expects = SessionOptions { n_ctx: options.expects.n_ctx.max(n_ctx), ..options.expects.clone() };
     let (_, most) = bounds(gguf, &expects);
-    let weights = tensor_bytes(gguf).saturating_sub(expert_bytes);
+    let in_files = Tables::of(gguf, options).file_bytes().saturating_add(expert_bytes);
+    let weights = tensor_bytes(gguf).saturating_sub(in_files);
     let besides = [weights, most.kv, most.compute, most.runtime, PLANE_BUFFERS_BYTES];
     let besides = besides.into_iter().fold(0, u64::saturating_add);
     RepackInput { expert_bytes, expert_cache: options.expert_cache, room, besides }

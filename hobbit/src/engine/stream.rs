@@ -1,4 +1,5 @@
-//! The virtual GGUF as a C stream: llama.cpp reads headers and ordinary weights, never an expert.
+//! The virtual GGUF as a C stream: llama.cpp reads headers and ordinary weights, never an expert or a table that stays
+//! in the file.
 //!
 //! llama.cpp loads from a `FILE*` (`llama_model_load_from_file_ptr`). We pass it a cookie stream over [`VirtualGguf`].
 //! A seek to an expert tensor returns the end of the file; llama.cpp clips every read to the rest of the file, so it
@@ -87,7 +88,8 @@ impl CookieStream {
     /// Whether the seek trick works with this system's stdio: after a seek to an expert nothing is read. Must be called
     /// before any read.
     pub(super) fn skips_experts(&mut self) -> bool {
-        let start = self.state().virtual_file.segments.iter().find(|segment| segment.expert).map(|expert| expert.start);
+        let start =
+            self.state().virtual_file.segments.iter().find(|segment| segment.in_file).map(|expert| expert.start);
         let Some(start) = start else { return true };
         let Ok(start) = libc::off_t::try_from(start) else { return false };
         let mut byte = 0u8;
@@ -149,7 +151,7 @@ impl State {
             Piece::Header(rest) => (rest.len() as u64, false),
             Piece::Zeros(len) => (*len, false),
             Piece::Absent { len, .. } => (*len, true),
-            Piece::Source { segment, source } => (source.len, segment.expert),
+            Piece::Source { segment, source } => (source.len, segment.in_file),
         };
         let n = len.min(out.len().min(READ_BYTES_MAX) as u64) as usize;
         let out = &mut out[..n];
@@ -181,7 +183,7 @@ impl State {
         let on_expert = matches!(
             self.virtual_file.segment_at(target),
             Piece::Source { segment, .. } | Piece::Absent { segment, .. }
-                if segment.expert && segment.start == target
+                if segment.in_file && segment.start == target
         );
         self.position = if on_expert { len } else { target };
         Some(self.position)

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::super::{Gguf, HeaderBuilder, Piece, VirtualGguf};
+use super::super::{GgmlType, Gguf, HeaderBuilder, Piece, VirtualGguf};
 use super::{builder, data, file, model, tensors};
 
 /// Reads the whole virtual file the way a stream would, from `step` positions at a time.
@@ -76,10 +76,36 @@ fn a_single_file_is_shown_unchanged() {
         assert!(read_all(&gguf, &view, 61) == bytes && read_all(&gguf, &view, u64::MAX) == bytes);
         for s in &view.segments {
             let name = s.tensor.map_or("", |i| &gguf.tensors[i as usize].name);
-            assert_eq!(s.expert, name.ends_with("_exps.weight"), "{name}");
+            assert_eq!(s.in_file, name.ends_with("_exps.weight"), "{name}");
         }
-        let expert_bytes: u64 = view.segments.iter().filter(|s| s.expert).map(|s| s.len).sum();
+        let expert_bytes: u64 = view.segments.iter().filter(|s| s.in_file).map(|s| s.len).sum();
         assert_eq!(expert_bytes, gguf.experts().unwrap().bytes());
+    }
+}
+
+/// Token embeddings that are the output matrix as well are multiplied with, and must be loaded.
+#[test]
+fn tables_stay_in_the_file_unless_they_are_tied() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("toy.gguf");
+    let table = |name: &str| (name.to_owned(), GgmlType::F32, vec![8, 16]);
+    let (tokens, layers, output) = ("token_embd.weight", "per_layer_token_embd.weight", "output.weight");
+    for (names, expected) in [
+        (&[tokens, output][..], &[tokens][..]),
+        (&[tokens], &[]),
+        (&[tokens, layers], &[layers]),
+        (&[layers, output, tokens], &[tokens, layers]),
+    ] {
+        let all: Vec<_> = names.iter().map(|name| table(name)).collect();
+        fs::write(&path, file(builder(32, None), &all)).unwrap();
+        let gguf = Gguf::open(&path).unwrap();
+        let found: Vec<&str> = gguf.row_tables().map(|table| table.name.as_str()).collect();
+        assert_eq!(found, expected);
+        let is_left = |i: u32| expected.contains(&gguf.tensors[i as usize].name.as_str());
+        let view = gguf.virtual_file().leaving(is_left);
+        let of_tensors = view.segments.iter().filter(|s| s.tensor.is_some());
+        assert!(of_tensors.clone().count() == names.len() && view.segments.iter().all(|s| s.source.is_some()));
+        assert_eq!(of_tensors.filter(|s| s.in_file).count(), expected.len());
     }
 }
 

@@ -40,12 +40,12 @@ fn check(dir: &Path, path: &Path) {
         let (theirs, own) = (source.virtual_file(), pack.plain.virtual_file());
         assert_eq!((&theirs.header, theirs.len), (&own.header, own.len));
         let (mut theirs_bytes, own_bytes) = (read_all(&theirs, &files), read_all(&own, &[fs::read(&out).unwrap()]));
-        for segment in theirs.segments.iter().filter(|s| s.expert) {
+        for segment in theirs.segments.iter().filter(|s| s.in_file) {
             theirs_bytes[segment.start as usize..segment.end() as usize].fill(0);
         }
         assert!(theirs_bytes == own_bytes, "{}", path.display());
-        assert!(own.segments.iter().all(|s| s.expert == s.source.is_none()));
-        let n_experts = |view: &VirtualGguf| view.segments.iter().filter(|s| s.expert).count();
+        assert!(own.segments.iter().all(|s| s.in_file == s.source.is_none()));
+        let n_experts = |view: &VirtualGguf| view.segments.iter().filter(|s| s.in_file).count();
         assert_eq!(n_experts(&own), n_experts(&theirs));
 
         // The rest of the model is unchanged.

@@ -148,7 +148,8 @@ impl Model {
         let (_, most) = bounds(self.gguf(), options);
         let limits = MemoryLimits::read();
         let left = || {
-            let ordinary = tensor_bytes(self.gguf()).saturating_sub(expert_bytes);
+            let in_files = expert_bytes + shared.experts.tables().file_bytes();
+            let ordinary = tensor_bytes(self.gguf()).saturating_sub(in_files);
             let fixed = [ordinary, most.kv, most.runtime, u64::from(options.n_ubatch) * self.token_bytes(options)];
             fixed.into_iter().fold(room(&shared.options, &limits).unwrap_or(0), u64::saturating_sub)
         };

@@ -23,6 +23,7 @@ use crate::engine::raw::RawModel;
 use crate::engine::run_mode;
 use crate::engine::source::ModelSource;
 use crate::engine::stream::CookieStream;
+use crate::engine::tables::Tables;
 use crate::engine::validate;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::options::{KvValue, ModelOptions, Repack, RoutingOptions, VirtualExperts};
@@ -84,8 +85,13 @@ impl Model {
         }
         let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, tuned, norms, .. } =
             source;
-        let mut placement = Placement::new(options, &gguf, &map, &catalog)?;
-        let experts = Arc::new(Experts::new(map));
+        let mut tables = match map.is_empty() || run_mode.is_passthrough() {
+            true => Tables::default(),
+            false => Tables::of(&gguf, options),
+        };
+        tables.open(&originals)?;
+        let mut placement = Placement::new(options, &gguf, &map, &catalog, tables.names())?;
+        let experts = Arc::new(Experts::new(map, tables));
         Device::get()?;
 
         let mut options = options.clone();
@@ -120,8 +126,11 @@ impl Model {
             unsafe { RawModel::load_path(&gguf.files[0].path, params) }
         } else {
             params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
+            // llama.cpp would map the file, and our stream is none.
+            params.lazy_mode = llama::LLAMA_LAZY_MODE_OFF;
             params.use_extra_bufts = options.repack == Repack::On;
-            let mut stream = CookieStream::open(gguf.virtual_file(), &originals)?;
+            let is_left = |tensor: u32| experts.tables().names().any(|name| gguf.tensors[tensor as usize].name == name);
+            let mut stream = CookieStream::open(gguf.virtual_file().leaving(is_left), &originals)?;
             let reads_experts = || OpenError::Unsupported("this system's stdio reads experts at load".into());
             if !stream.skips_experts() {
                 return Err(reads_experts());

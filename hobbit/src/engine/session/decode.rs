@@ -78,6 +78,10 @@ impl Session {
         if let Some(memories) = experts.memories().as_mut() {
             memories.begin_batch(phase, n_tokens);
         }
+        if !batch.token.is_null() {
+            // SAFETY: the batch's arrays are as long as its number of entries.
+            experts.tables().expect(unsafe { std::slice::from_raw_parts(batch.token, n_tokens as usize) });
+        }
         let (before, busy_before) = self.counters();
         self.is_current = false;
         let started = Instant::now();

@@ -1,0 +1,167 @@
+//! Embedding tables that stay in their files: of each batch only its tokens' rows are read.
+//!
+//! llama.cpp places such a table in the expert buffer type, which has addresses and no memory, and ggml's scheduler
+//! sends every `GET_ROWS` on it to the expert backend. Other operations on it fail the batch with the table's name.
+//!
+//! Rows are read through the page cache, also where experts bypass it: recent rows stay there as long as the system has
+//! room, and the kernel reads a batch's rows at once, from before its graph is built.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::slice;
+use std::sync::Arc;
+
+use ggml_sys::llama::{self, ggml_tensor};
+
+use super::experts::Experts;
+use super::quantise::Aligned;
+use hobbit_core::expert::Extent;
+use hobbit_core::gguf::{GgmlType, Gguf, TensorInfo};
+use hobbit_core::options::ModelOptions;
+use hobbit_core::store::{Original, StoreError, advise_needed, advise_random};
+
+/// The longest row that is read by itself, in bytes.
+const ROW_BYTES_MAX: u64 = 1 << 20;
+
+/// Written into `ggml_tensor::extra` of a table.
+pub(super) struct TableTag {
+    /// Index among the model's tables.
+    pub(super) table: usize,
+    /// The model of the table.
+    pub(super) experts: Arc<Experts>,
+}
+
+/// A table of equal rows.
+struct Table {
+    name: String,
+    extent: Extent,
+    n_rows: u64,
+    row_bytes: u64,
+    /// The table has a row for each token.
+    is_by_token: bool,
+}
+
+/// A model's tables that stay in the files.
+#[derive(Default)]
+pub(super) struct Tables {
+    all: Vec<Table>,
+    /// The model's files, if there are tables.
+    files: Vec<(File, PathBuf)>,
+}
+
+impl Tables {
+    /// The tables of a model that is loaded at the seam. In memory stay the tied ones, all if a LoRA adapter may change
+    /// them, and all if an override of the user places embeddings.
+    pub(super) fn of(gguf: &Gguf, options: &ModelOptions) -> Self {
+        let is_placed = options.device.override_tensors.iter().any(|own| own.pattern.contains("token_embd"));
+        if is_placed || !options.adapters.lora.is_empty() {
+            return Self::default();
+        }
+        let n_tokens = gguf.tensor("token_embd.weight").and_then(|tensor| tensor.dims.get(1).copied());
+        Self { all: gguf.row_tables().filter_map(|info| Table::of(info, n_tokens)).collect(), files: Vec::new() }
+    }
+
+    /// Opens the model's files.
+    ///
+    /// # Errors
+    /// A file that was written to.
+    pub(super) fn open(&mut self, files: &[Original]) -> Result<(), StoreError> {
+        if !self.all.is_empty() {
+            let open = |file: &Original| Ok((file.again()?, file.path.clone()));
+            self.files = files.iter().map(open).collect::<Result<_, StoreError>>()?;
+            self.files.iter().for_each(|(file, _)| advise_random(file));
+        }
+        Ok(())
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.all.iter().map(|table| table.name.as_str())
+    }
+
+    /// Bytes that stay in the files.
+    pub(super) fn file_bytes(&self) -> u64 {
+        self.all.iter().map(|table| table.extent.len).sum()
+    }
+
+    /// Has the kernel read the rows of a batch's tokens, which its graph will need.
+    pub(super) fn expect(&self, tokens: &[i32]) {
+        for table in self.all.iter().filter(|table| table.is_by_token) {
+            tokens.iter().filter_map(|token| table.row(*token)).for_each(|row| self.advise(row));
+        }
+    }
+
+    fn advise(&self, row: Extent) {
+        advise_needed(&self.files[row.file as usize].0, row.offset, row.len);
+    }
+
+    /// Computes a `GET_ROWS` on a table: the same floats as ggml's, by the same functions.
+    ///
+    /// # Safety
+    /// `node` is live and `table` its source's number; its ids are computed and its result allocated, in host memory.
+    pub(super) unsafe fn get_rows(&self, node: &ggml_tensor, table: usize) -> Result<(), String> {
+        // SAFETY: sources of a live node are live.
+        let (weights, ids) = unsafe { (&*node.src[0], &*node.src[1]) };
+        let (ne0, own) = (weights.ne[0] as usize, &self.all[table]);
+        // SAFETY: by the caller; ids may be a strided view.
+        let id = |at: usize| unsafe { ids.data.cast::<u8>().add(at * ids.nb[0]).cast::<i32>().read_unaligned() };
+        let n = ids.ne[0] as usize;
+        if let Some(wrong) = (0..n).map(id).find(|id| own.row(*id).is_none()) {
+            return Err(format!("{} has no row {wrong}: it has {}", own.name, own.n_rows));
+        }
+        let rows = (0..n).filter_map(|at| own.row(id(at)));
+        if !own.is_by_token {
+            rows.clone().for_each(|row| self.advise(row));
+        }
+        // SAFETY: an entry of a static table, of a type that `Table::of` accepted.
+        let to_float = unsafe { (*llama::ggml_get_type_traits(weights.type_)).to_float };
+        let mut row_bytes = Aligned::default();
+        let bytes = row_bytes.bytes(own.row_bytes as usize);
+        for (at, row) in rows.enumerate() {
+            self.read(row, bytes).map_err(|error| error.to_string())?;
+            // SAFETY: by the caller; the result has a row of `ne0` floats for each id.
+            let out =
+                unsafe { slice::from_raw_parts_mut(node.data.cast::<u8>().add(at * node.nb[1]).cast::<f32>(), ne0) };
+            match to_float.filter(|_| weights.type_ != llama::GGML_TYPE_F32) {
+                // SAFETY: `bytes` are a whole row, aligned for every type of block.
+                Some(to_float) => unsafe { to_float(bytes.as_ptr().cast(), out.as_mut_ptr(), ne0 as i64) },
+                None => out.iter_mut().zip(bytes.as_chunks().0).for_each(|(out, le)| *out = f32::from_le_bytes(*le)),
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, Extent { file, offset, len }: Extent, bytes: &mut [u8]) -> Result<(), StoreError> {
+        let (file, path) = &self.files[file as usize];
+        file.read_exact_at(bytes, offset).map_err(|source| {
+            let path = path.clone();
+            match (source.kind(), file.metadata()) {
+                (io::ErrorKind::UnexpectedEof, Ok(now)) => {
+                    StoreError::Shrank { path, offset, len, file_len: now.len() }
+                }
+                _ => StoreError::Read { path, offset, len, source },
+            }
+        })
+    }
+}
+
+impl Table {
+    /// `None` for a tensor of which rows cannot be read.
+    fn of(info: &TensorInfo, n_tokens: Option<u64>) -> Option<Self> {
+        let &[ne0, n_rows] = info.dims.as_slice() else { return None };
+        // SAFETY: an entry of a static table; the reader of headers knows only types of current llama.cpp.
+        let is_decoded =
+            unsafe { (*llama::ggml_get_type_traits(info.dtype.id() as llama::ggml_type)).to_float.is_some() };
+        let row_bytes = info.dtype.row_bytes(ne0).filter(|bytes| (1..=ROW_BYTES_MAX).contains(bytes))?;
+        let is_sound = row_bytes.checked_mul(n_rows) == Some(info.extent.len);
+        let (name, extent, is_by_token) = (info.name.clone(), info.extent, Some(n_rows) == n_tokens);
+        let table = Self { name, extent, n_rows, row_bytes, is_by_token };
+        (is_sound && (is_decoded || info.dtype == GgmlType::F32)).then_some(table)
+    }
+
+    fn row(&self, row: i32) -> Option<Extent> {
+        let row = u64::try_from(row).ok().filter(|row| *row < self.n_rows)?;
+        Some(Extent { offset: self.extent.offset + row * self.row_bytes, len: self.row_bytes, ..self.extent })
+    }
+}
