@@ -109,7 +109,7 @@ pub(super) enum Scope {
     /// As `MoeScaled`, when gate and up are separate.
     MoeScaledSplit,
     Dense,
-    /// In layers with attention, of architectures that have others.
+    /// In layers with attention, of architectures that have others; also in those of multi-token prediction.
     FullAttention,
     /// In layers with a recurrent state.
     Recurrent,

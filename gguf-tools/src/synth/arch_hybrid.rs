@@ -143,6 +143,7 @@ mod hybrid {
         row(MoeShared, "ffn_up_shexp.weight", &[Embd, FfShared], Matrix),
         row(MoeShared, "ffn_down_shexp.weight", &[FfShared, Embd], Residual),
     ];
+    pub const NEXTN_NORM: &[Row] = &[row(Mtp, "post_attention_norm.weight", &[Embd], Norm)];
     pub const LATENT_EXPERTS: &[Row] = &[
         row(Moe, "ffn_gate_inp.weight", &[Embd, Experts], Router),
         row(MoeLatent, "ffn_routed_down.weight", &[Embd, ExpertEmbd], Matrix),
@@ -204,14 +205,14 @@ pub(super) const ARCHS: &[Arch] = &[
         keys: GRANITE_KEYS, state_keys: MAMBA_2_KEYS,
         shared: USUALLY_ONE, ff_is_expert: true, mixing: AttentionEvery(4), ..Arch::PLAIN },
     Arch { name: "qwen3next", tensors: &[MODEL, NORM, GATED_QUERIES, KEYS_VALUES, SOME_HEAD_NORMS, DELTA_NET,
-        DELTA_NET_FUSED, POST_ATTENTION_NORM, EXPERTS, SHARED_GATE, SHARED],
+        DELTA_NET_FUSED, POST_ATTENTION_NORM, EXPERTS, SHARED_GATE, SHARED, NEXTN],
         state_keys: DELTA_NET_KEYS, shared: ONE, fused: true, mixing: AttentionEvery(4), ..Arch::PLAIN },
     Arch { name: "qwen35moe", tensors: &[MODEL, NORM, GATED_QUERIES, KEYS_VALUES, SOME_HEAD_NORMS, DELTA_NET,
-        DELTA_NET_SPLIT, POST_ATTENTION_NORM, EXPERTS, SHARED_GATE, SHARED],
+        DELTA_NET_SPLIT, POST_ATTENTION_NORM, EXPERTS, SHARED_GATE, SHARED, NEXTN],
         keys: &[("rope.dimension_sections", RopeSections)],
         state_keys: DELTA_NET_KEYS, shared: ONE, fused: true, mixing: AttentionEvery(4), ..Arch::PLAIN },
     Arch { name: "nemotron_h_moe", tensors: &[MODEL, NORM, QUERIES, KEYS_VALUES, MAMBA_2, UNGATED_EXPERTS,
-        SELECTION_BIAS],
+        SELECTION_BIAS, NEXTN, NEXTN_NORM],
         keys: &[("feed_forward_length", InLayers(Moe, FfExpert)), ("expert_weights_norm", Bool(true)),
             ("expert_weights_scale", Float(2.5))],
         state_keys: MAMBA_2_KEYS,

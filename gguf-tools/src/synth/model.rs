@@ -3,7 +3,7 @@
 use anyhow::{Context, ensure};
 use hobbit_core::gguf::Value;
 
-use super::arch::{KeyValue, Role, Row, Scope};
+use super::arch::{Dim, Key, KeyValue, Role, Row, Scope};
 use super::format::Format;
 use super::spec::{Sizes, Spec};
 use super::vocab::{CHAT_TEMPLATE, Vocab};
@@ -36,9 +36,9 @@ pub(super) fn tensors(spec: &Spec, sizes: &Sizes) -> anyhow::Result<Vec<Tensor>>
     }
     let mut moe_index = 0;
     for layer in 0..spec.layers + spec.mtp {
-        let moe = spec.is_moe_layer(layer, sizes);
+        let (moe, own) = (spec.is_moe_layer(layer, sizes), sizes.at(layer));
         for row in rows().filter(|row| occurs(row.scope, layer, spec, sizes)) {
-            tensors.push(tensor(spec, sizes, row, format!("blk.{layer}.{}", row.name), moe_index)?);
+            tensors.push(tensor(spec, &own, row, format!("blk.{layer}.{}", row.name), moe_index)?);
         }
         moe_index += usize::from(moe);
     }
@@ -58,8 +58,8 @@ fn occurs(scope: Scope, layer: u32, spec: &Spec, sizes: &Sizes) -> bool {
         Scope::MoeShared => moe && sizes.shared > 0,
         Scope::MoeScaled => moe && spec.expert_scales,
         Scope::MoeScaledSplit => moe && spec.expert_scales && !spec.fused,
-        Scope::FullAttention => sizes.arch.mixing.is_attention(layer),
-        Scope::Recurrent => sizes.arch.mixing.is_recurrent(layer),
+        Scope::FullAttention => layer >= spec.layers || sizes.arch.mixing.is_attention(layer),
+        Scope::Recurrent => layer < spec.layers && sizes.arch.mixing.is_recurrent(layer),
         Scope::MoeLatent => moe && sizes.latent > 0,
         Scope::MoeFirst(n) => moe && layer < n,
         Scope::MoeAfter(n) => moe && layer >= n,
@@ -129,7 +129,7 @@ pub(super) fn keys(spec: &Spec, sizes: &Sizes) -> Vec<(String, Value)> {
     ];
     if sizes.shared > 0 {
         own.push(("expert_shared_count", (sizes.shared as u32).into()));
-        own.push(("expert_shared_feed_forward_length", ((sizes.ff * sizes.shared) as u32).into()));
+        own.push(("expert_shared_feed_forward_length", (sizes.ff_shared as u32).into()));
     }
     if arch.dense_lead.is_some() {
         own.push(("leading_dense_block_count", sizes.dense_lead.into()));
@@ -151,7 +151,15 @@ pub(super) fn keys(spec: &Spec, sizes: &Sizes) -> Vec<(String, Value)> {
         own.push(("expert_group_count", groups.count.into()));
         own.push(("expert_group_used_count", groups.used.into()));
     }
-    for (key, value) in arch.keys.iter().chain(arch.state_keys) {
+    let uneven: &[Key] = if spec.uneven {
+        &[
+            ("expert_feed_forward_length", KeyValue::InLayers(Scope::Moe, Dim::FfExpert)),
+            ("expert_used_count", KeyValue::InLayers(Scope::Moe, Dim::Used)),
+        ]
+    } else {
+        &[]
+    };
+    for (key, value) in arch.keys.iter().chain(arch.state_keys).chain(uneven) {
         own.retain(|(known, _)| known != key);
         own.push((key, key_value(*value, spec, sizes)));
     }
@@ -180,8 +188,8 @@ fn key_value(value: KeyValue, spec: &Spec, sizes: &Sizes) -> Value {
             Value::array([half - 2 * part, part, part, 0])
         }
         KeyValue::InLayers(scope, dim) => {
-            let length = |layer| if occurs(scope, layer, spec, sizes) { sizes.of(dim) as u32 } else { 0 };
-            Value::array((0..spec.layers).map(length))
+            let length = |layer| if occurs(scope, layer, spec, sizes) { sizes.at(layer).of(dim) as u32 } else { 0 };
+            Value::array((0..spec.layers + spec.mtp).map(length))
         }
         KeyValue::Turns(turns) => Value::array(in_turn(turns, spec).chain((0..spec.mtp).map(|_| 0))),
         KeyValue::MainTurns(turns) => Value::array(in_turn(turns, spec)),

@@ -74,6 +74,8 @@ pub struct Spec {
     /// Width of the experts' input where they see a projection (Nemotron-H, Kimi K3), 0 for none; `None`: about half of
     /// `embd`.
     pub latent: Option<u32>,
+    /// Every second layer with experts has them of half the width and uses half as many (Nemotron-H Puzzle).
+    pub uneven: bool,
     /// Width of the embeddings per layer (Gemma 4), or 0 for none.
     pub per_layer_embd: u32,
     /// Tokens in the vocabulary, at least [`super::vocab::TOKENS_MIN`].
@@ -139,6 +141,7 @@ impl Spec {
             lora_q: None,
             lora_kv: None,
             latent: None,
+            uneven: false,
             per_layer_embd: 0,
             vocab: 512,
             ctx: 4096,
@@ -238,6 +241,9 @@ impl Spec {
             let wanted = if arch.latent.is_some() { "a multiple of 32 up to 131072" } else { "0" };
             return fault("--latent", latent.to_string(), wanted.to_owned());
         }
+        if self.uneven && arch.mixing != Mixing::InTurn {
+            return fault("--uneven", "given".to_owned(), "nemotron_h_moe".to_owned());
+        }
         if self.types.is_empty() {
             return fault("--type", "none".to_owned(), "at least one type".to_owned());
         }
@@ -263,16 +269,18 @@ impl Spec {
             lora_q: lora_q.into(),
             lora_kv: lora_kv.into(),
             latent: latent.into(),
+            uneven: self.uneven,
             per_layer: self.per_layer_embd.into(),
             layers: self.layers.into(),
             shared: shared.into(),
+            ff_shared: u64::from(shared) * u64::from(self.ff),
             dense_lead,
         })
     }
 
     pub(super) fn is_moe_layer(&self, layer: u32, sizes: &Sizes) -> bool {
         match sizes.arch.mixing {
-            Mixing::InTurn => layer % 2 == 1,
+            Mixing::InTurn => layer % 2 == 1 || layer >= self.layers,
             _ => layer >= sizes.dense_lead && (layer + 1).is_multiple_of(self.moe_step),
         }
     }
@@ -294,13 +302,24 @@ pub(super) struct Sizes {
     pub lora_q: u64,
     pub lora_kv: u64,
     pub latent: u64,
+    pub uneven: bool,
     pub per_layer: u64,
     pub layers: u64,
     pub shared: u64,
+    pub ff_shared: u64,
     pub dense_lead: u32,
 }
 
 impl Sizes {
+    /// The sizes of one layer.
+    pub(super) fn at(&self, layer: u32) -> Sizes {
+        let mut sizes = self.clone();
+        if self.uneven && layer % 4 == 3 {
+            (sizes.ff, sizes.topk) = (self.ff / 2, self.topk.div_ceil(2));
+        }
+        sizes
+    }
+
     pub(super) fn of(&self, dim: Dim) -> u64 {
         let rope = self.head_dim / 2;
         let (ssm_inner, ssm_heads) = (2 * self.embd, 2 * self.embd / 64);
@@ -317,7 +336,7 @@ impl Sizes {
             Dim::FfExpert => self.ff,
             Dim::FfGateUp => 2 * self.ff,
             Dim::FfDense => self.ff_dense,
-            Dim::FfShared => self.ff * self.shared,
+            Dim::FfShared => self.ff_shared,
             Dim::LoraQ => self.lora_q,
             Dim::LoraKv => self.lora_kv,
             Dim::LatentKv => self.lora_kv + rope,

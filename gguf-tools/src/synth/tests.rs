@@ -97,8 +97,17 @@ fn experts_may_see_a_projection() {
 }
 
 #[test]
+fn every_second_layer_may_have_half_of_the_experts_width() {
+    let (_dir, _, gguf) = make(&Spec { uneven: true, ..small("nemotron_h_moe") });
+    let widths = [1, 3].map(|layer| gguf.tensor(&format!("blk.{layer}.ffn_up_exps.weight")).unwrap().dims[1]);
+    assert_eq!((widths, [1, 3].map(|layer| gguf.n_expert_used(layer))), ([64, 32], [2, 1]));
+    let shared = [1, 3].map(|layer| gguf.tensor(&format!("blk.{layer}.ffn_up_shexp.weight")).unwrap().dims[1]);
+    assert_eq!(shared, [64, 64]);
+}
+
+#[test]
 fn layers_of_multi_token_prediction_follow_the_others() {
-    for arch in ["glm4moe", "hy_v3", "deepseek4"] {
+    for arch in ["glm4moe", "hy_v3", "deepseek4", "qwen35moe", "nemotron_h_moe"] {
         let (_dir, _, gguf) = make(&Spec { mtp: 2, ..small(arch) });
         assert_eq!(gguf.metadata.get_u64(&format!("{arch}.block_count")), Some(6), "{arch}");
         assert_eq!(gguf.metadata.get_u64(&format!("{arch}.nextn_predict_layers")), Some(2), "{arch}");
@@ -209,6 +218,7 @@ fn what_does_not_fit_together_is_refused() {
     refused(Spec { layers: 3, ..Spec::tiny("qwen3next") }, "--layers 3: expected 4 to 512");
     refused(Spec { latent: Some(128), ..Spec::tiny("llama") }, "--latent 128: expected 0");
     refused(Spec { latent: Some(40), ..Spec::tiny("kimi-k3") }, "--latent 40: expected a multiple of 32");
+    refused(Spec { uneven: true, ..Spec::tiny("llama") }, "--uneven given: expected nemotron_h_moe");
     refused(Spec { mtp: 1, ..Spec::tiny("llama") }, "--mtp 1: expected 0 to 0");
     refused(Spec { vocab: 10, ..Spec::tiny("llama") }, "--vocab 10");
     refused(Spec { types: vec![Format::Q4_K], ff: 288, ..Spec::tiny("llama") }, "tensor 'blk.0.ffn_down_exps.weight'");
