@@ -292,9 +292,6 @@ impl Conversation {
     fn keep_common(&self, wanted: &[Token], desk: &mut Desk) -> usize {
         let is_shifted = desk.session.n_past() != self.in_context.len();
         let common = common_prefix(&self.in_context, wanted).min(wanted.len().saturating_sub(1));
-        if common == self.in_context.len() {
-            return common;
-        }
         desk.session.keep(if is_shifted { 0 } else { common })
     }
 }

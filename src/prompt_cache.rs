@@ -1,12 +1,12 @@
 //! The state after a prompt in a file (`--prompt-cache`): a later run whose prompt begins alike continues there. Keys
 //! and values are restored bit for bit; the remaining tokens are evaluated in other batches than the whole prompt
-//! would be.
+//! would be. A state that cannot be rewound continues at a checkpoint, which the file keeps, too.
 
 use anyhow::{Result, anyhow};
 
 use super::log::{Level, Log};
 use super::resolve::PromptCacheOptions;
-use super::saved;
+use super::saved::{self, Saved};
 use hobbit::{Session, Token};
 
 /// The file, and its use by this run.
@@ -44,12 +44,13 @@ impl PromptCache {
         }
         let file = self.options.path.display().to_string();
         let refused = |why: String| anyhow!("--prompt-cache {file}: {why}; give another file, or remove this one");
-        let (tokens, state, _) = saved::read(&self.options.path, self.mark).map_err(refused)?;
+        let (Saved { tokens, state, checkpoints }, _) = saved::read(&self.options.path, self.mark).map_err(refused)?;
         let shared = common_prefix(&tokens, prompt);
         self.kept = if shared == prompt.len() { tokens.len() } else { 0 };
         let wanted = shared.min(prompt.len() - 1);
         if wanted > 0 {
             session.restore(&state, tokens.len()).map_err(|error| refused(error.to_string()))?;
+            session.set_checkpoints(0, checkpoints);
             session.keep(wanted);
         }
         let known = session.n_past();
@@ -88,7 +89,8 @@ impl PromptCache {
 
     fn write(&mut self, session: &mut Session, n: usize) -> Result<()> {
         let state = session.sequence_state(0)?;
-        let written = saved::write(&self.options.path, self.mark, &self.history[..n], &state);
+        let checkpoints = session.checkpoints(0);
+        let written = saved::write(&self.options.path, self.mark, &self.history[..n], &state, checkpoints);
         written.map_err(|error| {
             anyhow!("--prompt-cache {}: cannot write this file: {error}", self.options.path.display())
         })?;

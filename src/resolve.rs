@@ -340,6 +340,8 @@ pub fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> Sess
         context_shift: context.context_shift.0 && !until_full,
         n_keep: context.keep,
         swa_full: context.swa_full.0,
+        checkpoints: context.ctx_checkpoints,
+        checkpoint_step: context.checkpoint_min_step,
         kv_offload: context.kv_offload.0,
         rope: RopeOptions {
             scaling: rope.rope_scaling,

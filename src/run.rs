@@ -80,7 +80,11 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     };
     let wider = wider_ubatch(args, &model, given.as_ref().map(|(prompt, _)| prompt))?;
     let n_ubatch = wider.unwrap_or(args.session_options.n_ubatch);
-    let session = ctrl_c.during(|| model.session(&SessionOptions { n_ubatch, ..args.session_options.clone() }))?;
+    // A single prompt goes back to nothing, unless a file keeps its state.
+    let goes_back = args.prompt_cache.is_some() || given.is_none() && !args.chat.single_turn.0;
+    let checkpoints = if goes_back { args.session_options.checkpoints } else { 0 };
+    let session_options = SessionOptions { n_ubatch, checkpoints, ..args.session_options.clone() };
+    let session = ctrl_c.during(|| model.session(&session_options))?;
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
     }

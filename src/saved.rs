@@ -1,16 +1,20 @@
-//! A saved sequence, the server's slot or hobbit-cli's prompt: the tokens, and llama.cpp's state for them. Damaged
-//! files and those of another model are refused before llama.cpp reads them, and files of other kinds are never
-//! replaced.
+//! A saved sequence, the server's slot or hobbit-cli's prompt: the tokens, llama.cpp's state for them, and checkpoints
+//! of models that cannot go back without. Damaged files and those of another model are refused before llama.cpp reads
+//! them, and files of other kinds are never replaced.
 
 use std::io::{Error, ErrorKind};
 use std::path::Path;
+use std::sync::Arc;
 
 use hobbit::options::Token;
+use hobbit_core::checkpoints::Checkpoint;
 use hobbit_core::files;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Magic, mark, number of tokens, bytes of the state, checksum of the remaining data.
 const HEADER: usize = 8 + 8 + 8 + 8 + 8;
+/// A checkpoint, after the state: number of tokens, whether it is a boundary, bytes of the state.
+const CHECKPOINT_HEADER: usize = 8 + 8 + 8;
 /// Maximum bytes to read.
 const BYTES_MAX: u64 = 64 << 30;
 
@@ -60,13 +64,29 @@ pub fn mark_with(mark: u64, lora: &[f32]) -> u64 {
     lora.iter().fold(mark, |mark, scale| xxh3_64(&with(mark, scale)))
 }
 
+/// A saved sequence.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Saved {
+    pub tokens: Vec<Token>,
+    pub state: Vec<u8>,
+    /// In the order of their tokens.
+    pub checkpoints: Vec<Checkpoint>,
+}
+
 /// Writes a slot and returns its length in bytes. Readers see the old file or the new one.
 ///
 /// # Errors
 /// `InvalidInput` if the name is taken by anything but a saved slot; otherwise the system's error.
-pub fn write(path: &Path, mark: u64, tokens: &[Token], state: &[u8]) -> std::io::Result<u64> {
+pub fn write(
+    path: &Path,
+    mark: u64,
+    tokens: &[Token],
+    state: &[u8],
+    checkpoints: &[Checkpoint],
+) -> std::io::Result<u64> {
     check_is_file(path)?;
-    let mut bytes = Vec::with_capacity(HEADER + tokens.len() * 4 + state.len());
+    let n_checkpoints: usize = checkpoints.iter().map(|own| CHECKPOINT_HEADER + own.state.len()).sum();
+    let mut bytes = Vec::with_capacity(HEADER + tokens.len() * 4 + state.len() + n_checkpoints);
     bytes.extend_from_slice(&files::SEQUENCE_MAGIC);
     bytes.extend_from_slice(&mark.to_le_bytes());
     bytes.extend_from_slice(&(tokens.len() as u64).to_le_bytes());
@@ -74,6 +94,12 @@ pub fn write(path: &Path, mark: u64, tokens: &[Token], state: &[u8]) -> std::io:
     bytes.extend_from_slice(&[0; 8]);
     tokens.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
     bytes.extend_from_slice(state);
+    for Checkpoint { n_tokens, is_boundary, state } in checkpoints {
+        for number in [*n_tokens as u64, u64::from(*is_boundary), state.len() as u64] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        bytes.extend_from_slice(state);
+    }
     let sum = xxh3_64(&bytes[HEADER..]);
     bytes[HEADER - 8..HEADER].copy_from_slice(&sum.to_le_bytes());
     files::overwrite(path, files::Kind::Sequence, &bytes).map_err(|error| match error.kind() {
@@ -83,14 +109,14 @@ pub fn write(path: &Path, mark: u64, tokens: &[Token], state: &[u8]) -> std::io:
     Ok(bytes.len() as u64)
 }
 
-/// Reads a slot: tokens, state, bytes of the file.
+/// Reads a slot; also returns the bytes of the file.
 ///
 /// # Errors
 /// The reason why the file cannot be used.
-pub fn read(path: &Path, mark: u64) -> Result<(Vec<Token>, Vec<u8>, u64), String> {
+pub fn read(path: &Path, mark: u64) -> Result<(Saved, u64), String> {
     check_is_file(path).map_err(|error| error.to_string())?;
     let bytes = files::capped::read(path, BYTES_MAX).map_err(|error| error.to_string())?;
-    parse(&bytes, mark).map(|(tokens, state)| (tokens, state, bytes.len() as u64))
+    parse(&bytes, mark).map(|saved| (saved, bytes.len() as u64))
 }
 
 /// Requires a regular file or none: a symlink may lead out of the directory, and a FIFO never ends.
@@ -104,11 +130,8 @@ fn check_is_file(path: &Path) -> std::io::Result<()> {
     }
 }
 
-fn parse(bytes: &[u8], mark: u64) -> Result<(Vec<Token>, Vec<u8>), String> {
-    let number = |at: usize| {
-        let eight = bytes.get(at..at + 8).and_then(|eight| eight.try_into().ok());
-        eight.map(u64::from_le_bytes).ok_or_else(|| "the file is cut off".to_owned())
-    };
+fn parse(bytes: &[u8], mark: u64) -> Result<Saved, String> {
+    let number = |at: usize| number_at(bytes, at).ok_or_else(|| "the file is cut off".to_owned());
     if bytes.get(..8) != Some(&files::SEQUENCE_MAGIC) {
         return Err("it is no saved slot".to_owned());
     }
@@ -121,14 +144,37 @@ fn parse(bytes: &[u8], mark: u64) -> Result<(Vec<Token>, Vec<u8>), String> {
         );
     }
     let rest = &bytes[HEADER..];
-    let n_token_bytes = n_tokens.checked_mul(4).filter(|n| n.checked_add(n_state) == Some(rest.len() as u64));
-    let n_token_bytes = n_token_bytes.ok_or("its lengths are wrong: it is damaged")?;
+    const DAMAGED: &str = "its lengths are wrong: it is damaged";
+    let n_token_bytes = n_tokens.checked_mul(4).ok_or(DAMAGED)?;
+    let n_bytes = n_token_bytes.checked_add(n_state).filter(|n| *n <= rest.len() as u64).ok_or(DAMAGED)?;
     if xxh3_64(rest) != sum {
         return Err("its checksum is wrong: it is damaged".to_owned());
     }
-    let (tokens, state) = rest.split_at(n_token_bytes as usize);
+    let (own, rest) = rest.split_at(n_bytes as usize);
+    let (tokens, state) = own.split_at(n_token_bytes as usize);
     let tokens = tokens.chunks_exact(4).map(|four| Token::from_le_bytes([four[0], four[1], four[2], four[3]]));
-    Ok((tokens.collect(), state.to_vec()))
+    let checkpoints = checkpoints(rest, n_tokens).ok_or("its checkpoints are wrong: it is damaged")?;
+    Ok(Saved { tokens: tokens.collect(), state: state.to_vec(), checkpoints })
+}
+
+/// The checkpoints that `bytes` consist of, of a sequence of `n_tokens` tokens; `None` if they are not in order.
+fn checkpoints(mut bytes: &[u8], n_tokens: u64) -> Option<Vec<Checkpoint>> {
+    let (mut all, mut last) = (Vec::new(), 0);
+    while !bytes.is_empty() {
+        let (n, is_boundary, len) = (number_at(bytes, 0)?, number_at(bytes, 8)?, number_at(bytes, 16)?);
+        if n <= last || n > n_tokens || is_boundary > 1 {
+            return None;
+        }
+        let (state, rest) = bytes[CHECKPOINT_HEADER..].split_at_checked(usize::try_from(len).ok()?)?;
+        let state = Arc::new(state.to_vec());
+        all.push(Checkpoint { n_tokens: n as usize, is_boundary: is_boundary == 1, state });
+        (bytes, last) = (rest, n);
+    }
+    Some(all)
+}
+
+fn number_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..at + 8).and_then(|eight| eight.try_into().ok()).map(u64::from_le_bytes)
 }
 
 /// Whether `name` is a plain file name, without any path.
@@ -153,8 +199,21 @@ mod tests {
     fn what_is_written_is_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("slot");
-        let n = write(&path, 7, &[1, -2, 3], b"state").unwrap();
-        assert_eq!(read(&path, 7), Ok((vec![1, -2, 3], b"state".to_vec(), n)));
+        let checkpoint = |n_tokens: usize, state: &[u8]| Checkpoint {
+            n_tokens,
+            is_boundary: n_tokens == 1,
+            state: Arc::new(state.to_vec()),
+        };
+        for checkpoints in [Vec::new(), vec![checkpoint(1, b"one"), checkpoint(3, b"")]] {
+            let n = write(&path, 7, &[1, -2, 3], b"state", &checkpoints).unwrap();
+            let saved = Saved { tokens: vec![1, -2, 3], state: b"state".to_vec(), checkpoints };
+            assert_eq!(read(&path, 7), Ok((saved, n)));
+        }
+        // Checkpoints after more tokens than there are, and out of order.
+        for wrong in [vec![checkpoint(4, b"x")], vec![checkpoint(2, b"x"), checkpoint(2, b"x")]] {
+            write(&path, 7, &[1, -2, 3], b"state", &wrong).unwrap();
+            assert!(read(&path, 7).unwrap_err().contains("checkpoints"));
+        }
         assert!(read(&path, 8).unwrap_err().contains("another model"));
         assert!(read(&directory.path().join("none"), 7).is_err());
     }
@@ -163,7 +222,9 @@ mod tests {
     fn damage_is_found_wherever_it_is() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("slot");
-        write(&path, 7, &[1, 2], b"abc").unwrap();
+        let state = Arc::new(b"def".to_vec());
+        let checkpoint = Checkpoint { n_tokens: 2, is_boundary: true, state };
+        write(&path, 7, &[1, 2], b"abc", &[checkpoint]).unwrap();
         let whole = std::fs::read(&path).unwrap();
         for at in 0..whole.len() {
             let mut damaged = whole.clone();
@@ -178,13 +239,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (file, link) = (directory.path().join("file"), directory.path().join("link"));
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        assert!(write(&link, 7, &[1], b"x").is_err() && !file.exists());
-        write(&file, 7, &[1], b"x").unwrap();
+        assert!(write(&link, 7, &[1], b"x", &[]).is_err() && !file.exists());
+        write(&file, 7, &[1], b"x", &[]).unwrap();
         assert!(read(&link, 7).unwrap_err().contains("a link"));
-        assert!(write(directory.path(), 7, &[1], b"x").is_err());
+        assert!(write(directory.path(), 7, &[1], b"x", &[]).is_err());
         for text in ["GGUF\x03", "a log\n", "HOBBITTR", ""] {
             std::fs::write(&file, text).unwrap();
-            let error = write(&file, 7, &[1], b"x").unwrap_err();
+            let error = write(&file, 7, &[1], b"x", &[]).unwrap_err();
             assert!(
                 error.kind() == ErrorKind::InvalidInput && error.to_string().contains("no saved sequence"),
                 "{error}"

@@ -75,11 +75,7 @@ static FLAGS: &[Unsupported] = &[
     no_effect(&["-bs", "--backend-sampling"], 0, "sampling runs on the CPU"),
     no_effect(&["--log-colors"], 1, LOGGING),
     no_effect(&["--log-prefix", "--no-log-prefix", "--log-timestamps", "--no-log-timestamps"], 0, LOGGING),
-    no_effect(
-        &["-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "-cram", "--cache-ram"],
-        1,
-        "one conversation is held",
-    ),
+    no_effect(&["-cram", "--cache-ram"], 1, "one conversation is held"),
     refused(&["--log-jsonl"], 0, LOGGING),
     refused(
         &["-C", "--cpu-mask", "-Cr", "--cpu-range", "-Cb", "--cpu-mask-batch", "-Crb", "--cpu-range-batch"],

@@ -6,6 +6,7 @@
 
 mod bench;
 mod budget;
+mod checkpoints;
 mod cli;
 mod dynamic;
 mod engine;

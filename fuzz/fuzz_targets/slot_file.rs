@@ -31,9 +31,9 @@ fuzz_target!(|input: &[u8]| {
 
 fn check(path: &std::path::Path, bytes: &[u8]) {
     std::fs::write(path, bytes).expect("the fuzzer's own file");
-    if let Ok((tokens, state, n_bytes)) = saved::read(path, MARK) {
+    if let Ok((saved, n_bytes)) = saved::read(path, MARK) {
         assert_eq!(n_bytes, bytes.len() as u64);
-        saved::write(path, MARK, &tokens, &state).expect("the fuzzer's own file");
+        saved::write(path, MARK, &saved.tokens, &saved.state, &saved.checkpoints).expect("the fuzzer's own file");
         assert!(std::fs::read(path).expect("the fuzzer's own file") == bytes);
     }
 }

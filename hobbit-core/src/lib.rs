@@ -18,6 +18,7 @@
 //! | `plan` | from a memory budget to slots, or to passthrough |
 //! | `options` | a caller's options |
 //! | `stats` | a session's measurements |
+//! | `checkpoints` | states of a sequence to go back to: where they are taken, which are kept |
 //! | `residency` | one layer's step, from the router's choice to slots and reads |
 //! | `trace` | recordings |
 //! | `sim` | the same step over a virtual link and clock |
@@ -28,6 +29,7 @@
 //! pure: no ggml, no I/O, no clock.
 
 pub mod cache;
+pub mod checkpoints;
 pub mod expert;
 pub mod files;
 pub mod forecast;

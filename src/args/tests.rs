@@ -102,6 +102,8 @@ const GIVEN: &[(&str, Holds)] = &[
     ("-fa off", |hi| hi.session_options.flash_attn == FlashAttn::Off),
     ("-ctk q8_0", |hi| hi.session_options.type_k == KvType::Q8_0),
     ("-ctv iq4_nl", |hi| hi.session_options.type_v == KvType::Iq4Nl),
+    ("-ctxcp 3 -cms 0", |hi| (hi.session_options.checkpoints, hi.session_options.checkpoint_step) == (3, 0)),
+    ("--swa-checkpoints 0", |hi| hi.session_options.checkpoints == 0),
     ("--no-warmup", |hi| !hi.session_options.warmup),
     ("--no-warmup --warmup", |hi| hi.session_options.warmup),
     ("--context-shift --keep -1", |hi| hi.session_options.context_shift && hi.session_options.n_keep == -1),

@@ -188,8 +188,8 @@ impl HiArgs {
                 passthrough: false,
                 ..resolve::of_model(&low.model, experts)
             },
-            // Whole batches are scored.
-            session_options: SessionOptions { n_outputs_max: 0, ..session },
+            // Whole batches are scored, and no context goes back.
+            session_options: SessionOptions { n_outputs_max: 0, checkpoints: 0, ..session },
             measure,
             text: given,
             n_chunk_max: usize::try_from(low.measure.chunks).ok(),

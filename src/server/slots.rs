@@ -36,36 +36,39 @@ pub struct Placement {
 
 /// Chooses a slot for `prompt`: the `wanted` one; else the free slot with the longest common beginning, if that is at
 /// least `similarity` (0..=1) of the prompt; else the slot that has been free the longest. `None` if no slot is free.
-/// `shares` decides which tokens may be reused, and from which slots.
+/// `shares` decides which tokens may be reused, and from which slots. A slot that is to keep its first `n` tokens keeps
+/// `reach(slot, n)` of them.
 pub fn place(
     slots: &[SlotView<'_>],
     prompt: &[Token],
     wanted: Option<usize>,
     similarity: f32,
     shares: Shares,
+    reach: impl Fn(usize, usize) -> usize,
 ) -> Option<Placement> {
-    let common = |slot: &SlotView<'_>| common_prefix(slot.tokens, prompt).min(prompt.len().saturating_sub(1));
+    let n_most = prompt.len().saturating_sub(1);
+    let common: Vec<usize> = slots.iter().map(|slot| common_prefix(slot.tokens, prompt).min(n_most)).collect();
+    let common: Vec<usize> = common.into_iter().enumerate().map(|(at, n)| reach(at, n)).collect();
     let slot = match wanted {
         Some(slot) => Some(slot).filter(|slot| slots.get(*slot).is_some_and(|slot| slot.is_free)),
         None => {
             let free = || slots.iter().enumerate().filter(|(_, slot)| slot.is_free);
-            let is_similar = |slot: &SlotView<'_>| common(slot) as f32 > similarity * prompt.len() as f32;
-            let similar = free().filter(|(_, slot)| is_similar(slot)).max_by_key(|(at, slot)| {
+            let is_similar = |at: usize| common[at] as f32 > similarity * prompt.len() as f32;
+            let similar = free().filter(|(at, _)| is_similar(*at)).max_by_key(|(at, slot)| {
                 // On a tie, prefer the slot that loses the fewest tokens.
-                (common(slot), std::cmp::Reverse(slot.tokens.len()), std::cmp::Reverse(*at))
+                (common[*at], std::cmp::Reverse(slot.tokens.len()), std::cmp::Reverse(*at))
             });
             similar.or_else(|| free().min_by_key(|(at, slot)| (slot.last_used, *at))).map(|(at, _)| at)
         }
     }?;
-    let own = common(&slots[slot]);
+    let own = common[slot];
     match shares {
         Shares::Nothing => return Some(Placement { slot, n_shared: 0, from: None }),
         Shares::Own => return Some(Placement { slot, n_shared: own, from: None }),
         Shares::All => {}
     }
-    let other = slots.iter().enumerate().filter(|(at, _)| *at != slot).max_by_key(|(_, other)| common(other));
-    match other {
-        Some((at, other)) if common(other) > own => Some(Placement { slot, n_shared: common(other), from: Some(at) }),
+    match (0..slots.len()).filter(|at| *at != slot).max_by_key(|at| common[*at]) {
+        Some(at) if common[at] > own => Some(Placement { slot, n_shared: common[at], from: Some(at) }),
         _ => Some(Placement { slot, n_shared: own, from: None }),
     }
 }
@@ -150,10 +153,23 @@ mod tests {
         SlotView { is_free, tokens, last_used }
     }
 
+    /// Every slot goes back to any of its tokens.
+    fn whole(_: usize, n: usize) -> usize {
+        n
+    }
+
+    #[test]
+    fn a_slot_counts_by_the_tokens_that_it_can_go_back_to() {
+        let slots = [view(true, &[1, 2, 3, 4], 0), view(false, &[1, 2, 3], 0)];
+        let with_checkpoint = |slot: usize, n: usize| if slot == 0 { 0 } else { n.min(2) };
+        let found = place(&slots, &[1, 2, 3, 4, 5], None, 0.1, Shares::All, with_checkpoint);
+        assert_eq!(found, Some(Placement { slot: 0, n_shared: 2, from: Some(1) }));
+    }
+
     #[test]
     fn the_longest_beginning_decides_then_age() {
         let slots = [view(true, &[1, 2, 3], 5), view(true, &[1, 2, 3, 4], 9), view(true, &[], 1)];
-        let at = |prompt: &[Token]| place(&slots, prompt, None, 0.1, Shares::All).unwrap();
+        let at = |prompt: &[Token]| place(&slots, prompt, None, 0.1, Shares::All, whole).unwrap();
         assert_eq!(at(&[1, 2, 3, 4, 5]), Placement { slot: 1, n_shared: 4, from: None });
         assert_eq!(at(&[9, 9]), Placement { slot: 2, n_shared: 0, from: None });
         // As much in both: the shorter one loses less.
@@ -163,21 +179,21 @@ mod tests {
     #[test]
     fn one_token_is_left_to_evaluate() {
         let slots = [view(true, &[1, 2, 3], 0)];
-        assert_eq!(place(&slots, &[1, 2, 3], None, 0.1, Shares::All).unwrap().n_shared, 2);
-        assert_eq!(place(&slots, &[1, 2, 3], None, 0.1, Shares::Nothing).unwrap().n_shared, 0);
-        assert_eq!(place(&slots, &[], None, 0.1, Shares::All).unwrap().n_shared, 0);
+        assert_eq!(place(&slots, &[1, 2, 3], None, 0.1, Shares::All, whole).unwrap().n_shared, 2);
+        assert_eq!(place(&slots, &[1, 2, 3], None, 0.1, Shares::Nothing, whole).unwrap().n_shared, 0);
+        assert_eq!(place(&slots, &[], None, 0.1, Shares::All, whole).unwrap().n_shared, 0);
     }
 
     #[test]
     fn beginnings_come_from_busy_slots_too() {
         let slots = [view(false, &[1, 2, 3, 4], 0), view(true, &[1], 0)];
         assert_eq!(
-            place(&slots, &[1, 2, 3, 9], None, 0.5, Shares::All),
+            place(&slots, &[1, 2, 3, 9], None, 0.5, Shares::All, whole),
             Some(Placement { slot: 1, n_shared: 3, from: Some(0) })
         );
-        assert_eq!(place(&slots, &[1], Some(0), 0.1, Shares::All), None, "a slot that is wanted is waited for");
-        assert_eq!(place(&slots[..1], &[1], None, 0.1, Shares::All), None);
-        assert_eq!(place(&slots, &[1], Some(7), 0.1, Shares::All), None);
+        assert_eq!(place(&slots, &[1], Some(0), 0.1, Shares::All, whole), None, "a slot that is wanted is waited for");
+        assert_eq!(place(&slots[..1], &[1], None, 0.1, Shares::All, whole), None);
+        assert_eq!(place(&slots, &[1], Some(7), 0.1, Shares::All, whole), None);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use gguf_tools::synth::{self, Spec};
+
 use crate::fixture::cli::*;
 
 const PROMPT: [&str; 4] = ["-p", "In the beginning", "-n", "16"];
@@ -128,5 +130,27 @@ fn a_cached_prompt_is_continued_and_other_files_are_refused() {
         fs::write(&file, content).unwrap();
         run(CACHED, more).expect(status).says(&[part, "prompt"]);
         assert!(fs::read(&file).unwrap() == content, "{part}: the file stays");
+    }
+}
+
+#[test]
+fn a_cached_prompt_of_a_recurrent_model_goes_on_at_its_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, model) = (dir.path().join("prompt"), dir.path().join("model.gguf"));
+    let (file, path) = (file.to_str().unwrap(), model.to_str().unwrap());
+    for (arch, window) in [("lfm2moe", 0), ("qwen3next", 0), ("gpt-oss", 32)] {
+        synth::write(&model, &Spec::tiny(arch)).unwrap();
+        let window = format!("{arch}.attention.sliding_window=int:{window}");
+        let more =
+            ["-p", CACHED, "-n", "8", "-no-cnv", "--ignore-eos", "--override-kv", &window, "--prompt-cache", file];
+        let run = || demo(&[&["-m", path][..], &more].concat()).run().expect(0);
+        let first = run();
+        let again = run();
+        assert_eq!(again.stdout, first.stdout, "{arch}");
+        let line = again.stderr.split("hobbit: prompt: ").nth(1).unwrap_or_else(|| panic!("{}", again.stderr));
+        let mut counts = line.split(' ').filter_map(|word| word.parse::<usize>().ok());
+        let (known, all) = (counts.next().unwrap(), counts.next().unwrap());
+        assert!(all - known <= 2, "{arch}: {known} of {all}");
+        fs::remove_file(file).unwrap();
     }
 }

@@ -4,6 +4,7 @@ mod access;
 mod adapters;
 mod answers;
 mod chat;
+mod checkpoints;
 mod connections;
 mod embeddings;
 mod limits;

@@ -48,6 +48,12 @@ pub struct SessionOptions {
     pub n_keep: i32,
     /// Keep the full context for sliding-window layers.
     pub swa_full: bool,
+    /// Copies of a sequence's state to go back to, where the model's memory cannot be rewound: at most so many for each
+    /// sequence; 0 for none. Prompts are then evaluated in pieces that end where they are taken.
+    pub checkpoints: u32,
+    /// Take one every so many tokens of a long prompt, too.
+    #[default(8192)]
+    pub checkpoint_step: u32,
     /// Keep the KV cache on the device when there is one.
     #[default(true)]
     pub kv_offload: bool,

@@ -23,7 +23,7 @@ use super::tier::{self, Tier};
 use super::tiers::{Description, Routers, Tiers};
 pub(super) use costs::MemoryUse;
 pub use costs::{MemorySignal, take_memory_signal, trim_heap, watch_memory_signals};
-use costs::{fixed_costs, runtime_bytes, scratch_bytes};
+use costs::{checkpoint_bytes, fixed_costs, runtime_bytes, scratch_bytes};
 use hobbit_core::cache::ModelMark;
 use hobbit_core::expert::Precision;
 use hobbit_core::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
@@ -42,7 +42,6 @@ use hobbit_core::route::Thresholds;
 use hobbit_core::stats::CacheSlots;
 use hobbit_core::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
 use hobbit_core::trace::Walk;
-use hobbit_core::units::Bytes;
 
 /// Plans memory for the model's first session and allocates it; later sessions share it.
 pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawContext) -> Result<Description, OpenError> {
@@ -84,19 +83,29 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     }
     let high_slots = planned_slots(model, &pools, &specs)?;
     let expert_cache = high_slots.as_ref().map_or(expert_cache, |(bytes, _)| ExpertCache::Bytes(*bytes));
-    let input = PlanInput {
+    let mut checkpoint_bytes = checkpoint_bytes(model, options);
+    let mut fixed = fixed_costs(model, options, context)?;
+    fixed.runtime += checkpoint_bytes;
+    let mut input = PlanInput {
         budget: shared.options.budget,
         limits: limits.clone(),
         overcommit: shared.options.overcommit,
         expert_cache,
         low_share: shared.options.low_share,
-        fixed: fixed_costs(model, options, context)?,
+        fixed,
         margin: None,
         pools: specs,
         n_expert_used: model.info().n_expert_used,
         staging,
     };
-    let mut plan = MemoryPlan::new(&input)?;
+    let mut plan = match MemoryPlan::new(&input) {
+        // The model itself comes first.
+        Err(_) if checkpoint_bytes > 0 => {
+            input.fixed.runtime -= std::mem::take(&mut checkpoint_bytes);
+            MemoryPlan::new(&input)?
+        }
+        plan => plan?,
+    };
     let (mut precisions, mut routing) = (shared.precisions.clone(), shared.options.routing.clone());
     if let Some(bound) = &shared.options.loss_bound {
         let mut high = catalog.clone();
@@ -137,7 +146,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         let io_choice = "none: a dense model, run as plain llama.cpp".to_owned();
         let devices = tier::reports(&shared.placement, &[]);
         let caching = model.caching_report();
-        return Ok(Description { plan, io_choice, precision, caching, devices, warm_start: None });
+        return Ok(Description { plan, io_choice, precision, caching, devices, warm_start: None, checkpoint_bytes });
     }
 
     let host = HostSlots::of(&tiers, &shared.options.device);
@@ -187,12 +196,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let is_rearranged = shared.options.repack == Repack::On && tiers.is_empty() && !catalog.has_planes();
     let interleavings = if is_rearranged { Interleavings::of(&catalog) } else { Interleavings::default() };
     let how = if interleavings.is_plain() { "" } else { "; experts rearranged for this CPU" };
-    let rows = match shared.experts.tables().file_bytes() {
-        0 => String::new(),
-        bytes => format!("; {} of embeddings stay in the file and are read by row", Bytes(bytes)),
-    };
-    let io_choice = format!("{choice}{how}{rows}");
-    let description = Description { plan, io_choice, precision, caching, devices, warm_start: None };
+    let io_choice = format!("{choice}{how}{}", shared.experts.tables().describe());
+    let description = Description { plan, io_choice, precision, caching, devices, warm_start: None, checkpoint_bytes };
     let recorder = match &shared.options.trace {
         Some(path) => {
             Recorder::create(path, &report::trace_header(model, &catalog, &cache, (&precisions, &routing), plan_bytes))?
@@ -311,6 +316,7 @@ fn passthrough(
     let how = if repack { "mapped, weights rearranged for this CPU" } else { "mapped" };
     Ok(Description {
         precision: report::precision(model, (&shared.precisions, &routing), &plan, &shared.catalog, &[]),
+        checkpoint_bytes: checkpoint_bytes(model, options).min(plan.unused()),
         plan,
         io_choice: format!("none: all of the model fits, and llama.cpp runs it by itself ({how})"),
         caching: model.caching_report(),

@@ -196,6 +196,15 @@ impl Drop for RawModel {
     }
 }
 
+/// The part of a sequence's state that is saved or restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Whole,
+    /// The part that [`RawContext::forget`] cannot rewind: recurrent states, and cells of sliding windows. Keys and
+    /// values of other layers stay where they are.
+    NotRewindable,
+}
+
 /// A context, freed on drop, which must precede that of its model and of all that its parameters point to.
 pub(super) struct RawContext(NonNull<llama_context>);
 
@@ -284,19 +293,30 @@ impl RawContext {
         unsafe { shim::hobbit_memory_last(self.as_ptr(), sequence) }
     }
 
+    /// The size of [`Self::state`].
+    ///
+    /// # Errors
+    /// llama.cpp refuses.
+    pub(super) fn state_bytes(&mut self, sequence: i32, part: Part) -> Result<usize, EvalError> {
+        let is_partial = part == Part::NotRewindable;
+        // SAFETY: as in `forget`.
+        let size = |message, capacity| unsafe {
+            shim::hobbit_state_size(self.as_ptr(), sequence, is_partial, message, capacity)
+        };
+        checked(&format!("llama.cpp cannot save the state of sequence {sequence}"), |n| *n > 0, size)
+    }
+
     /// The state of a sequence, in llama.cpp's format.
     ///
     /// # Errors
     /// llama.cpp refuses.
-    pub(super) fn state(&mut self, sequence: i32) -> Result<Vec<u8>, EvalError> {
+    pub(super) fn state(&mut self, sequence: i32, part: Part) -> Result<Vec<u8>, EvalError> {
         let doing = format!("llama.cpp cannot save the state of sequence {sequence}");
-        // SAFETY: as in `forget`.
-        let size = |message, capacity| unsafe { shim::hobbit_state_size(self.as_ptr(), sequence, message, capacity) };
-        let n = checked(&doing, |n| *n > 0, size)?;
+        let (n, is_partial) = (self.state_bytes(sequence, part)?, part == Part::NotRewindable);
         let mut bytes = vec![0u8; n];
         // SAFETY: as in `forget`; at most as many bytes are written as there are.
         let get = |message, capacity| unsafe {
-            shim::hobbit_state_get(self.as_ptr(), sequence, bytes.as_mut_ptr(), n, message, capacity)
+            shim::hobbit_state_get(self.as_ptr(), sequence, is_partial, bytes.as_mut_ptr(), n, message, capacity)
         };
         let written = checked(&doing, |written| *written > 0, get)?;
         bytes.truncate(written);
@@ -307,10 +327,11 @@ impl RawContext {
     ///
     /// # Errors
     /// llama.cpp refuses; the sequence's content is then undefined.
-    pub(super) fn set_state(&mut self, sequence: i32, state: &[u8]) -> Result<(), EvalError> {
+    pub(super) fn set_state(&mut self, sequence: i32, part: Part, state: &[u8]) -> Result<(), EvalError> {
+        let is_partial = part == Part::NotRewindable;
         // SAFETY: as in `forget`; the bytes are valid for their length.
         let set = |message, capacity| unsafe {
-            shim::hobbit_state_set(self.as_ptr(), sequence, state.as_ptr(), state.len(), message, capacity)
+            shim::hobbit_state_set(self.as_ptr(), sequence, is_partial, state.as_ptr(), state.len(), message, capacity)
         };
         checked("llama.cpp does not take the saved state", |read| *read > 0, set).map(drop)
     }
@@ -416,7 +437,7 @@ mod tests {
                 assert!(reason.contains("GGML_ASSERT"), "{reason}");
             }
             assert_eq!((context.first_position(sequence), context.last_position(sequence)), (-1, -1));
-            assert!(context.state(sequence).is_err());
+            assert!(context.state(sequence, Part::Whole).is_err());
         }
         assert_eq!((context.first_position(0), context.last_position(0)), (0, 2));
         assert!(context.forget(0, 0, -1).unwrap());
@@ -428,21 +449,21 @@ mod tests {
     fn a_state_that_was_altered_ends_no_process_and_harms_no_later_sequence() {
         let (mut context, model) = loaded();
         let before = logits(&mut context, &model);
-        let state = context.state(0).unwrap();
+        let state = context.state(0, Part::Whole).unwrap();
         let words = state.len().min(512) / 4;
         for (at, word) in (0..words).flat_map(|at| [0, 1, 1 << 24, -1, i32::MIN, i32::MAX].map(|word| (at * 4, word))) {
             let mut altered = state.clone();
             altered[at..at + 4].copy_from_slice(&word.to_le_bytes());
             // Both acceptance and refusal are fine.
-            let _ = context.set_state(0, &altered);
+            let _ = context.set_state(0, Part::Whole, &altered);
         }
         for len in (0..state.len()).step_by(state.len() / 32) {
-            assert!(context.set_state(0, &state[..len]).is_err(), "cut to {len} of {} bytes", state.len());
+            assert!(context.set_state(0, Part::Whole, &state[..len]).is_err(), "cut to {len} of {} bytes", state.len());
         }
         context.clear();
         assert_eq!(logits(&mut context, &model), before);
         context.forget(0, 0, -1).unwrap();
-        context.set_state(0, &state).unwrap();
+        context.set_state(0, Part::Whole, &state).unwrap();
         assert_eq!(context.last_position(0), 2);
     }
 }

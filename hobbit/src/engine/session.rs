@@ -1,5 +1,6 @@
 //! A session: one llama.cpp context, the residency of its experts, and its measurements.
 
+mod checkpoints;
 mod decode;
 mod generate;
 mod sequences;
@@ -21,6 +22,7 @@ pub use super::raw::BatchToken;
 use super::raw::RawContext;
 use super::sampling::Sampler;
 use super::tiers::Description;
+use hobbit_core::checkpoints::Checkpoints;
 use hobbit_core::options::{SessionOptions, Token};
 use hobbit_core::plan::{CONTEXT_TOKENS_MIN, MemoryPlan, PlanError};
 use hobbit_core::residency::Latency;
@@ -76,6 +78,8 @@ pub struct Session {
     options: SessionOptions,
     description: Description,
     interrupt: Interrupt,
+    /// One entry per sequence; none if the session takes no checkpoints.
+    checkpoints: Vec<Checkpoints>,
     /// Whether a backend of ours is notified before each graph.
     announces: bool,
     purpose: Purpose,
@@ -155,10 +159,12 @@ impl Session {
             Err(OpenError::Plan(PlanError::TooSmall { .. })) if is_fitted => prepare(CONTEXT_TOKENS_MIN)?,
             prepared => prepared?,
         };
+        let n_sequences = if model.takes_checkpoints(&options) { options.n_seq_max.max(1) } else { 0 };
         let mut session = Session {
             context,
             hook,
             model: model.clone(),
+            checkpoints: vec![Checkpoints::default(); n_sequences as usize],
             options,
             description,
             interrupt,
@@ -244,6 +250,7 @@ impl Session {
     /// Clears the context: the next token is the first of a new sequence.
     pub fn reset(&mut self) {
         self.context.clear();
+        self.checkpoints.iter_mut().for_each(|own| own.truncate(0));
         self.n_past = 0;
         self.n_prompt = 0;
         self.pending = None;

@@ -7,6 +7,7 @@
 //! Rows are read through the page cache, also where experts bypass it: recent rows stay there as long as the system has
 //! room, and the kernel reads a batch's rows at once, from before its graph is built.
 
+use std::fmt::Write;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -22,6 +23,7 @@ use hobbit_core::expert::Extent;
 use hobbit_core::gguf::{GgmlType, Gguf, TensorInfo};
 use hobbit_core::options::ModelOptions;
 use hobbit_core::store::{Original, StoreError, advise_needed, advise_random};
+use hobbit_core::units::Bytes;
 
 /// The longest row that is read by itself, in bytes.
 const ROW_BYTES_MAX: u64 = 1 << 20;
@@ -109,6 +111,19 @@ impl Tables {
     /// Bytes that stay in the files.
     pub(super) fn file_bytes(&self) -> u64 {
         self.all.iter().map(|table| table.extent.len).fold(self.idle_bytes, u64::saturating_add)
+    }
+
+    /// A remark on what stays in the files; empty if nothing does.
+    pub(super) fn describe(&self) -> String {
+        let embeddings = self.file_bytes() - self.idle_bytes;
+        let mut text = String::new();
+        if embeddings > 0 {
+            let _ = write!(text, "; {} of embeddings stay in the file and are read by row", Bytes(embeddings));
+        }
+        if self.idle_bytes > 0 {
+            let _ = write!(text, "; {} for multi-token prediction are not loaded", Bytes(self.idle_bytes));
+        }
+        text
     }
 
     /// Has the kernel read the rows of a batch's tokens, which its graph will need.

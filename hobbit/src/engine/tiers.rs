@@ -34,6 +34,8 @@ pub(super) struct Description {
     pub(super) caching: CachingReport,
     pub(super) devices: Vec<DeviceReport>,
     pub(super) warm_start: Option<WarmStart>,
+    /// Bytes for checkpoints of all sequences.
+    pub(super) checkpoint_bytes: u64,
 }
 
 /// See the [module](self).

@@ -73,6 +73,12 @@ impl Model {
         unsafe { llama::llama_vocab_is_eog(self.vocab(), token) }
     }
 
+    /// Whether a token is for templates alone: no text becomes it.
+    pub fn is_control(&self, token: Token) -> bool {
+        // SAFETY: the vocabulary lives as long as the model; llama.cpp is asked for tokens of the vocabulary only.
+        (0..self.n_vocab() as Token).contains(&token) && unsafe { llama::llama_vocab_is_control(self.vocab(), token) }
+    }
+
     /// Whether the model wants a BOS token before a prompt.
     pub fn adds_bos(&self) -> bool {
         // SAFETY: the vocabulary lives as long as the model.

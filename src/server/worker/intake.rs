@@ -8,7 +8,7 @@ use hobbit::Sampler;
 
 use super::Worker;
 use super::slot::{Phase, Run, Slot};
-use crate::saved;
+use crate::saved::{self, Saved};
 use crate::server::error::ApiError;
 use crate::server::job::{Command, Event, Job, SlotAction, SlotAnswer, SlotCommand, Started, Traffic, Work};
 use crate::server::slots::{self, Shares, SlotView};
@@ -96,7 +96,8 @@ impl Worker {
                 (true, true) => Shares::Own,
                 (true, false) => Shares::All,
             };
-            match slots::place(&views, &job.prompt, job.slot, self.options.similarity, shares) {
+            let reach = |at: usize, n| self.session.reach(self.slots[at].sequence(), n);
+            match slots::place(&views, &job.prompt, job.slot, self.options.similarity, shares, reach) {
                 None => at += 1,
                 Some(placement) => {
                     let job = self.waiting.remove(at).expect("it was looked at");
@@ -117,8 +118,13 @@ impl Worker {
             Ok(n_cached) => n_cached,
             Err(error) => return events.fail(ApiError::server(error.to_string())),
         };
+        let cuts = match &job.work {
+            Work::Generate(_) => self.session.cuts(&job.prompt, n_cached),
+            Work::Embed => Vec::new(),
+        };
         let slot = &mut self.slots[placement.slot];
         let mut run = Run {
+            cuts,
             n_cached,
             n_prompt_done: n_cached,
             began: Instant::now(),
@@ -187,8 +193,9 @@ impl Worker {
             _ => 0,
         };
         let mut n = placement.n_shared;
-        // Moving a cell moves it for all slots that share it.
-        if reuse > 0 && self.session.can_move_tokens() && !self.slots[at].is_shared {
+        // Moving a cell moves it for all slots that share it. A state that needs checkpoints cannot be moved.
+        let is_movable = !self.slots[at].is_shared && self.session.checkpoints(sequence).is_empty();
+        if reuse > 0 && self.session.can_move_tokens() && is_movable {
             for run in slots::reusable(&self.slots[at].tokens, &job.prompt, n, reuse) {
                 let (from, end) = (run.from as i32, (run.from + run.n) as i32);
                 self.session.move_tokens(sequence, from..end, run.to as i32 - from)?;
@@ -233,7 +240,9 @@ impl Worker {
             SlotAction::Save(path) => {
                 let state = self.session.sequence_state(sequence).map_err(server)?;
                 let Slot { tokens, lora, .. } = &self.slots[at];
-                let written = saved::write(&path, saved::mark_with(self.options.mark, lora), tokens, &state);
+                let (mark, checkpoints) =
+                    (saved::mark_with(self.options.mark, lora), self.session.checkpoints(sequence));
+                let written = saved::write(&path, mark, tokens, &state, checkpoints);
                 let n_bytes = written.map_err(|error| {
                     let message = format!("Unable to save slot: {error}");
                     match error.kind() {
@@ -248,7 +257,7 @@ impl Worker {
                 self.forget(at).map_err(server)?;
                 let fail = |why: String| ApiError::invalid(format!("Unable to restore slot: {why}"));
                 let mark = saved::mark_with(self.options.mark, &lora);
-                let (tokens, state, n_bytes) = saved::read(&path, mark).map_err(fail)?;
+                let (Saved { tokens, state, checkpoints }, n_bytes) = saved::read(&path, mark).map_err(fail)?;
                 let (n, n_ctx) = (tokens.len(), self.options.n_ctx);
                 if n > n_ctx {
                     return Err(fail(format!("it holds {n} tokens, and a slot {n_ctx}")));
@@ -260,6 +269,7 @@ impl Worker {
                     let freed = if n_freed < n { self.forget_oldest_idle(at).map_err(server)? } else { None };
                     n_freed += freed.ok_or_else(|| fail(error.to_string()))?;
                 }
+                self.session.set_checkpoints(sequence, checkpoints);
                 let slot = &mut self.slots[at];
                 (slot.tokens, slot.lora) = (tokens, lora);
                 (n, n_bytes)

@@ -5,7 +5,7 @@ use std::time::Instant;
 use hobbit::{BatchToken, Session};
 
 use super::Worker;
-use super::slot::{Phase, Slot};
+use super::slot::{Phase, Run, Slot};
 use super::step::progress;
 use crate::server::error::ApiError;
 use crate::server::job::{Event, Work};
@@ -36,7 +36,9 @@ impl Worker {
             let n_ubatch = self.options.n_ubatch;
             divide(self.pace.width(n_ubatch, others_generate), n_ubatch, self.turn, &lacking)
         };
-        let pieces: Vec<(usize, usize)> = order.into_iter().zip(shares).filter(|(_, share)| *share > 0).collect();
+        let to_cut = |at: usize| self.slots[at].run.as_ref().map_or(0, Run::n_to_cut);
+        let pieces = order.into_iter().zip(shares).map(|(at, share)| (at, share.min(to_cut(at))));
+        let pieces: Vec<(usize, usize)> = pieces.filter(|(_, share)| *share > 0).collect();
         self.evaluate_pieces(&pieces);
     }
 
@@ -104,7 +106,12 @@ impl Worker {
             run.prompted = Some(Instant::now());
         }
         let is_embedding = matches!(run.job.work, Work::Embed);
+        let cut = run.cuts.iter().copied().find(|cut| cut.at == run.n_prompt_done);
         progress(slot);
+        if let Err(error) = self.session.evaluated_piece(slot.sequence(), cut) {
+            slot.tokens.clear();
+            return self.failed(&[at], error);
+        }
         match (is_last, is_embedding) {
             (false, _) => {}
             (true, true) => self.embedded(at, first),

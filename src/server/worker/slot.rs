@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use hobbit::Sampler;
 use hobbit::options::Token;
+use hobbit_core::checkpoints::Cut;
 
 use crate::server::adapters::Scales;
 use crate::server::job::{Generate, Job, Timings, Traffic, Work};
@@ -32,6 +33,8 @@ pub struct Run {
     pub n_cached: usize,
     /// Prompt tokens evaluated or reused.
     pub n_prompt_done: usize,
+    /// Where the prompt's evaluation pauses for checkpoints, in order.
+    pub cuts: Vec<Cut>,
     pub began: Instant,
     /// End of the prompt's evaluation.
     pub prompted: Option<Instant>,
@@ -97,6 +100,11 @@ impl Slot {
 }
 
 impl Run {
+    /// Prompt tokens that may be evaluated at once.
+    pub fn n_to_cut(&self) -> usize {
+        self.cuts.iter().find(|cut| cut.at > self.n_prompt_done).map_or(usize::MAX, |cut| cut.at - self.n_prompt_done)
+    }
+
     /// The text to generate, unless the work is an embedding.
     pub fn generate(&self) -> Option<&Arc<Generate>> {
         match &self.job.work {

@@ -164,18 +164,29 @@ llama_pos hobbit_memory_last(llama_context * ctx, llama_seq_id sequence) {
     return guarded(nullptr, 0, -1, [&] { return llama_memory_seq_pos_max(llama_get_memory(ctx), sequence); });
 }
 
-size_t hobbit_state_size(llama_context * ctx, llama_seq_id sequence, char * error, size_t error_capacity) {
-    return guarded(error, error_capacity, size_t(0), [&] { return llama_state_seq_get_size(ctx, sequence); });
+static llama_state_seq_flags state_flags(bool partial) {
+    return partial ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : LLAMA_STATE_SEQ_FLAGS_NONE;
 }
 
-size_t hobbit_state_get(llama_context * ctx, llama_seq_id sequence, uint8_t * bytes, size_t n, char * error,
-                        size_t error_capacity) {
-    return guarded(error, error_capacity, size_t(0), [&] { return llama_state_seq_get_data(ctx, bytes, n, sequence); });
+size_t hobbit_state_size(llama_context * ctx, llama_seq_id sequence, bool partial, char * error,
+                         size_t error_capacity) {
+    return guarded(error, error_capacity, size_t(0), [&] {
+        return llama_state_seq_get_size_ext(ctx, sequence, state_flags(partial));
+    });
 }
 
-size_t hobbit_state_set(llama_context * ctx, llama_seq_id sequence, const uint8_t * bytes, size_t n, char * error,
-                        size_t error_capacity) {
-    return guarded(error, error_capacity, size_t(0), [&] { return llama_state_seq_set_data(ctx, bytes, n, sequence); });
+size_t hobbit_state_get(llama_context * ctx, llama_seq_id sequence, bool partial, uint8_t * bytes, size_t n,
+                        char * error, size_t error_capacity) {
+    return guarded(error, error_capacity, size_t(0), [&] {
+        return llama_state_seq_get_data_ext(ctx, bytes, n, sequence, state_flags(partial));
+    });
+}
+
+size_t hobbit_state_set(llama_context * ctx, llama_seq_id sequence, bool partial, const uint8_t * bytes, size_t n,
+                        char * error, size_t error_capacity) {
+    return guarded(error, error_capacity, size_t(0), [&] {
+        return llama_state_seq_set_data_ext(ctx, bytes, n, sequence, state_flags(partial));
+    });
 }
 
 int32_t hobbit_tokenize(const llama_vocab * vocab, const char * text, int32_t text_len, llama_token * tokens,

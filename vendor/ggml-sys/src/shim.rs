@@ -125,28 +125,31 @@ unsafe extern "C" {
     /// Guarded `llama_memory_seq_pos_max`: -1 on failure, as for an empty sequence.
     pub fn hobbit_memory_last(ctx: *mut llama_context, sequence: i32) -> i32;
 
-    /// Guarded `llama_state_seq_get_size`: 0 on failure.
+    /// Guarded `llama_state_seq_get_size_ext`: 0 on failure. `partial`: of the memory that cannot be rewound alone.
     pub fn hobbit_state_size(
         ctx: *mut llama_context,
         sequence: i32,
+        partial: bool,
         error: *mut c_char,
         error_capacity: usize,
     ) -> usize;
 
-    /// Guarded `llama_state_seq_get_data`: 0 on failure.
+    /// Guarded `llama_state_seq_get_data_ext`: 0 on failure.
     pub fn hobbit_state_get(
         ctx: *mut llama_context,
         sequence: i32,
+        partial: bool,
         bytes: *mut u8,
         n: usize,
         error: *mut c_char,
         error_capacity: usize,
     ) -> usize;
 
-    /// Guarded `llama_state_seq_set_data`: 0 on failure.
+    /// Guarded `llama_state_seq_set_data_ext`: 0 on failure.
     pub fn hobbit_state_set(
         ctx: *mut llama_context,
         sequence: i32,
+        partial: bool,
         bytes: *const u8,
         n: usize,
         error: *mut c_char,

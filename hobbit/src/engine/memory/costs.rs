@@ -51,6 +51,45 @@ pub(super) fn fixed_costs(
     Ok(FixedCosts { weights, kv, compute, runtime, prediction: prediction_bytes(model) })
 }
 
+/// The part of the memory that checkpoints may have: one of so many.
+const CHECKPOINT_PARTS: u64 = 16;
+
+/// Bytes for the checkpoints of all sequences: as many as the options allow, in at most a sixteenth of the memory.
+pub(super) fn checkpoint_bytes(model: &Model, options: &SessionOptions) -> u64 {
+    if !model.takes_checkpoints(options) {
+        return 0;
+    }
+    let memory = room(&model.shared.options, &MemoryLimits::read()).unwrap_or(0);
+    let n = u64::from(options.checkpoints) * u64::from(options.n_seq_max.max(1));
+    state_bytes(model, options).map_or(u64::MAX, |bytes| bytes.saturating_mul(n)).min(memory / CHECKPOINT_PARTS)
+}
+
+/// An upper estimate of a checkpoint by the header; `None` for a recurrent state of unknown size.
+fn state_bytes(model: &Model, options: &SessionOptions) -> Option<u64> {
+    let gguf = model.gguf();
+    let number = |key: &str| gguf.metadata.get_u64(&format!("{}.{key}", gguf.architecture())).unwrap_or(0);
+    let product = |numbers: &[u64]| numbers.iter().fold(1, |all: u64, number| all.saturating_mul(*number));
+    let (_, most) = bounds(gguf, &SessionOptions { n_ctx: 256, n_seq_max: 1, ..options.clone() });
+    let window = product(&[most.kv / 256, model.window()]);
+    if !model.is_recurrent() {
+        return Some(window);
+    }
+    // As llama.cpp's `n_embd_r` and `n_embd_s`, of all layers; elements have 4 bytes.
+    let (n_embd, n_head) = (number("embedding_length"), number("attention.head_count").max(1));
+    let (inner, state, kda) = (number("ssm.inner_size"), number("ssm.state_size"), number("kda.head_dim"));
+    let convolved = number("ssm.conv_kernel").max(4) - 1;
+    let sum = |numbers: &[u64]| numbers.iter().fold(0, |all: u64, number| all.saturating_add(*number));
+    let groups = product(&[2, number("ssm.group_count"), state]);
+    let row = [
+        sum(&[product(&[inner, state]), product(&[convolved, sum(&[inner, groups])])]),
+        sum(&[product(&[kda, kda, n_head]), product(&[3, convolved, n_head, kda])]),
+        product(&[n_embd, number("shortconv.l_cache")]),
+        product(&[n_embd, number("wkv.head_size").saturating_mul(2)]),
+    ];
+    let row = row.into_iter().max().filter(|row| *row > 0)?;
+    Some(product(&[row, number("block_count"), 4]).saturating_add(window))
+}
+
 /// Bytes for the policy's tables and for copies of routers, which scores and prediction need.
 fn prediction_bytes(model: &Model) -> u64 {
     let shared = &model.shared;

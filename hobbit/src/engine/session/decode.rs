@@ -114,6 +114,7 @@ impl Session {
             if !undone {
                 // A partial batch that cannot be undone must not stay.
                 self.context.clear();
+                self.checkpoints.iter_mut().for_each(|own| own.truncate(0));
                 (self.n_past, self.n_prompt, self.pending) = (0, 0, None);
                 return Err(match failure {
                     None if code == 2 => EvalError::Interrupted,

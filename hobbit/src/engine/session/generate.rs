@@ -38,15 +38,20 @@ impl Session {
         Ok(())
     }
 
-    /// Shortens the context to its first `n` tokens, or empties it if that is impossible ([`Session::truncate`]).
-    /// Returns the number of tokens left. Tokens evaluated next have the same logits as after those tokens in an empty
-    /// context.
+    /// Shortens the context to its first `n` tokens, or to the last checkpoint within them if that is impossible
+    /// ([`Session::truncate`]). Returns the number of tokens left. Tokens evaluated next have the same logits as after
+    /// those tokens in an empty context.
     pub fn keep(&mut self, n: usize) -> usize {
-        if n > 0 && self.truncate(n).is_ok() {
+        if n > 0 && self.truncate(n).is_ok() && self.end_turn(0).is_ok() {
             return n;
         }
-        self.reset();
-        0
+        let left = if n < self.n_past { self.go_back(0, n).unwrap_or(0) } else { 0 };
+        if left == 0 {
+            self.reset();
+            return 0;
+        }
+        (self.n_past, self.n_prompt, self.pending, self.is_current) = (left, self.n_prompt.min(left), None, false);
+        left
     }
 
     /// Restores the state that [`Session::sequence_state`] returned for sequence 0 with `n_tokens` tokens.
@@ -115,22 +120,32 @@ impl Session {
         progress: &mut dyn FnMut(usize),
     ) -> Result<(), EvalError> {
         let mut done = 0;
-        for mut rest in tokens.chunks(self.n_batch()) {
-            self.make_room(rest.len())?;
-            while !rest.is_empty() {
-                // llama.cpp splits batches the same way; but a single token at the end would count as generated.
-                let n = if rest.len() - 1 <= at_once { rest.len() } else { at_once };
-                let (now, left) = rest.split_at(n);
-                let mut now = now.to_vec();
-                let mut logits = vec![0; n];
-                logits[n - 1] = i8::from(left.is_empty());
-                // SAFETY: the batch borrows both vectors, which outlive its evaluation.
-                let mut batch = unsafe { llama::llama_batch_get_one(now.as_mut_ptr(), n as i32) };
-                batch.logits = logits.as_mut_ptr();
-                self.decode(batch, &[(0, self.n_past as i32)])?;
-                self.n_past += n;
-                (rest, done) = (left, done + n);
-                progress(done);
+        let cuts = self.cuts(tokens, 0);
+        while done < tokens.len() {
+            let next = cuts.iter().copied().find(|cut| cut.at > done);
+            let end = next.map_or(tokens.len(), |cut| cut.at);
+            for mut rest in tokens[done..end].chunks(self.n_batch()) {
+                self.make_room(rest.len())?;
+                while !rest.is_empty() {
+                    // llama.cpp splits batches the same way; but a single token at the end would count as generated.
+                    let n = if rest.len() - 1 <= at_once { rest.len() } else { at_once };
+                    let (now, left) = rest.split_at(n);
+                    let mut now = now.to_vec();
+                    let mut logits = vec![0; n];
+                    logits[n - 1] = i8::from(left.is_empty() && next.is_none());
+                    // SAFETY: the batch borrows both vectors, which outlive its evaluation.
+                    let mut batch = unsafe { llama::llama_batch_get_one(now.as_mut_ptr(), n as i32) };
+                    batch.logits = logits.as_mut_ptr();
+                    self.decode(batch, &[(0, self.n_past as i32)])?;
+                    self.n_past += n;
+                    (rest, done) = (left, done + n);
+                    progress(done);
+                    let cut = next.filter(|cut| cut.at == done);
+                    if let Err(error) = self.evaluated_piece(0, cut) {
+                        self.n_past = 0;
+                        return Err(error);
+                    }
+                }
             }
         }
         Ok(())
@@ -153,6 +168,7 @@ impl Session {
             if n_discard == 0 {
                 return Err(full);
             }
+            self.forget_checkpoints(0);
             let (keep, past) = (n_keep as i32, self.n_past as i32);
             let discard = n_discard as i32;
             if !self.context.forget(0, keep, keep + discard)? {

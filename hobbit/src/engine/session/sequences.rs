@@ -7,6 +7,7 @@ use ggml_sys::llama;
 
 use super::Session;
 use crate::engine::error::EvalError;
+use crate::engine::raw::Part;
 use hobbit_core::options::Pooling;
 use hobbit_core::stats::PhaseStats;
 
@@ -24,40 +25,53 @@ impl Session {
         }
         // In a unified cache, copying alone would add to the content of `to`.
         self.context.forget(to, -1, -1)?;
-        self.context.copy(from, to)
+        self.context.copy(from, to)?;
+        if let Some(own) = self.checkpoints.get(from as usize).cloned() {
+            self.checkpoints[to as usize] = own;
+        }
+        Ok(())
     }
 
-    /// Shortens a sequence to its first `n` tokens (it must have that many). Empties it if the model cannot go back
-    /// that far. Returns the number of tokens left. For callers of [`Session::evaluate`]; others use [`Session::keep`].
+    /// Shortens a sequence to its first `n` tokens (it must have that many), or to the last checkpoint within them if
+    /// the model cannot go back that far. Returns the number of tokens left. For callers of [`Session::evaluate`];
+    /// others use [`Session::keep`].
     ///
     /// # Errors
     /// A sequence that the session does not have.
     pub fn keep_of(&mut self, sequence: i32, n: usize) -> Result<usize, EvalError> {
         self.check_sequence(sequence)?;
-        if self.cut(sequence, n) {
-            return Ok(n);
+        if !self.cut(sequence, n) {
+            return self.go_back(sequence, n);
         }
-        self.context.forget(sequence, 0, -1)?;
-        Ok(0)
+        self.end_turn(sequence)?;
+        Ok(n)
     }
 
     /// Shortens a sequence to its first `n` tokens. Returns false and changes nothing if logits at position `n` would
     /// differ from those in a fresh context: a recurrent state keeps only its end, and a sliding window has reused the
     /// cells before it for later tokens. Every caller that goes back uses this function.
     pub(super) fn cut(&mut self, sequence: i32, n: usize) -> bool {
+        let is_cut = self.remembers(sequence, n)
+            && self.context.forget(sequence, i32::try_from(n).unwrap_or(i32::MAX), -1).unwrap_or(false);
+        if let Some(own) = self.checkpoints.get_mut(sequence as usize).filter(|_| is_cut) {
+            own.truncate(n);
+        }
+        is_cut
+    }
+
+    /// Whether the context holds all that evaluation after the first `n` tokens of a sequence needs.
+    pub(super) fn remembers(&self, sequence: i32, n: usize) -> bool {
         let n = i32::try_from(n).unwrap_or(i32::MAX);
-        // SAFETY: the model is live.
-        let window = unsafe { llama::llama_model_n_swa(self.model.shared.raw.as_ptr()) }.max(1);
+        let window = i32::try_from(self.model.window()).unwrap_or(i32::MAX).max(1);
         let first_wanted = (n - window + 1).max(0);
-        let remembers =
-            n == 0 || n > self.context.last_position(sequence) || self.context.first_position(sequence) <= first_wanted;
-        remembers && self.context.forget(sequence, n, -1).unwrap_or(false)
+        n == 0
+            || n > self.context.last_position(sequence)
+            || !self.model.is_recurrent() && self.context.first_position(sequence) <= first_wanted
     }
 
     /// Whether the model's layers have a sliding window whose older cells are reused.
     pub fn has_window(&self) -> bool {
-        // SAFETY: the model is live.
-        !self.options.swa_full && unsafe { llama::llama_model_n_swa(self.model.shared.raw.as_ptr()) } > 0
+        !self.options.swa_full && self.model.window() > 0
     }
 
     /// Whether tokens can be moved to other positions ([`Session::move_tokens`]).
@@ -80,6 +94,7 @@ impl Session {
         if !cleared.is_empty() {
             self.context.forget(sequence, cleared.start, cleared.end)?;
         }
+        self.forget_checkpoints(sequence);
         self.context.shift(sequence, range, by)
     }
 
@@ -97,7 +112,7 @@ impl Session {
     /// A sequence that the session does not have; llama.cpp's refusal.
     pub fn sequence_state(&mut self, sequence: i32) -> Result<Vec<u8>, EvalError> {
         self.check_sequence(sequence)?;
-        self.context.state(sequence)
+        self.context.state(sequence, Part::Whole)
     }
 
     /// Restores the state from [`Session::sequence_state`]; the bytes must be unchanged.
@@ -106,8 +121,8 @@ impl Session {
     /// An unknown sequence, or a state that does not fit; the sequence is then empty.
     pub fn set_sequence_state(&mut self, sequence: i32, state: &[u8]) -> Result<(), EvalError> {
         self.check_sequence(sequence)?;
-        self.context.forget(sequence, 0, -1)?;
-        if self.context.set_state(sequence, state).is_err() {
+        self.empty(sequence)?;
+        if self.context.set_state(sequence, Part::Whole, state).is_err() {
             self.context.forget(sequence, 0, -1)?;
             return Err(EvalError::Decode(
                 "the saved state does not fit this context: another model, other types of KV cache, or a context that \
