@@ -232,6 +232,23 @@ fn layers_for_multi_token_prediction_stay_in_the_file() {
     }
 }
 
+/// Layers of multi-token prediction are not evaluated: with and without them, logits are the same.
+#[test]
+fn layers_of_multi_token_prediction_change_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    for arch in ["glm4moe", "hy_v3", "step35", "deepseek32", "glm-dsa", "deepseek4"] {
+        let logits = [0, 1].map(|mtp| {
+            let path = dir.path().join(format!("{arch}-{mtp}.gguf"));
+            synth::write(&path, &Spec { mtp, ..Spec::tiny(arch) }).unwrap();
+            let model = Model::open(&path, &ModelOptions { passthrough: true, ..ModelOptions::default() }).unwrap();
+            let mut session = model.session(&settings()).unwrap();
+            session.feed(&[1, 2, 3]).unwrap();
+            bits(session.logits(2).unwrap())
+        });
+        assert!(logits[0] == logits[1], "{arch}");
+    }
+}
+
 /// A hash layer's experts follow from the token, so they have come when its step begins.
 #[test]
 fn experts_that_follow_from_a_token_are_read_before_their_layers() {

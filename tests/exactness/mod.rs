@@ -100,7 +100,8 @@ fn dynamic_precision_at_its_ends_with_other_layouts() {
 }
 
 fn packed() -> impl Iterator<Item = Case> {
-    part(0, 4).into_iter().chain(cases::layouts()).map(Case::brief).chain([cases::plain()])
+    let recent = cases::recent().into_iter().step_by(5);
+    part(0, 4).into_iter().chain(cases::layouts()).map(Case::brief).chain(recent).chain([cases::plain()])
 }
 
 #[test]

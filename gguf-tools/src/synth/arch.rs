@@ -124,6 +124,11 @@ pub(super) enum Scope {
         of: u32,
         at: u32,
     },
+    /// In layers for which `layer % of != at`.
+    EveryBut {
+        of: u32,
+        at: u32,
+    },
     /// In layers of multi-token prediction, which have the tensors of ordinary layers, too.
     Mtp,
 }
@@ -199,6 +204,10 @@ pub(super) enum KeyValue {
     Turns(&'static [u32]),
     /// As `Turns`, without the layers of multi-token prediction.
     MainTurns(&'static [u32]),
+    /// Numbers of 32 bits.
+    List(&'static [u32]),
+    /// Numbers of 64 bits.
+    Sizes(&'static [Dim]),
 }
 
 /// `<architecture>.<key>`.

@@ -1,7 +1,7 @@
 //! Architectures with sparse attention, hashed routes, multi-token prediction or per-layer tables, as data.
 
-use super::arch::Scope::{self, Every, Layer, Model, Moe, MoeAfter, MoeFirst};
-use super::arch::{AT_LEAST_ONE, Arch, Dim::*, Key, KeyValue::*, Role::*, Row, row};
+use super::arch::Scope::{self, Every, EveryBut, Layer, Model, Moe, MoeAfter, MoeFirst};
+use super::arch::{AT_LEAST_ONE, Arch, Dim, Dim::*, Key, KeyValue::*, ONE, Role::*, Row, row};
 use super::arch_table::groups::*;
 use super::arch_table::{LATENT_KEYS, SIGMOID};
 
@@ -10,6 +10,7 @@ const INDEX_WIDTH: u32 = 128;
 const INDEX_HEADS: u32 = 2;
 /// Residual streams of hyper-connections.
 const STREAMS: u32 = 4;
+const STREAM_RANK: u32 = 32;
 /// Layers of DeepSeek V4 whose experts follow from the token.
 const HASH_LAYERS: u32 = 2;
 
@@ -59,6 +60,91 @@ mod deepseek4 {
     pub const ROUTES: &[Row] = &[
         row(MoeFirst(HASH_LAYERS), "ffn_gate_tid2eid.weight", &[Used, Vocab], Routes),
         row(MoeAfter(HASH_LAYERS), "exp_probs_b.bias", &[Experts], Bias),
+    ];
+}
+
+#[rustfmt::skip]
+mod qwen4exp {
+    use super::*;
+
+    const LINEAR: Scope = EveryBut { of: 4, at: 3 };
+    const ATTENDING: Scope = Every { of: 4, at: 3 };
+    /// The first layer adds embeddings of pairs of tokens.
+    const PAIRS: Scope = Every { of: 512, at: 0 };
+    const WIDE: Dim = Times(STREAMS, &Embd);
+
+    pub const MODEL_PARTS: &[Row] = &[
+        row(Model, "token_embd.weight", &[Embd, Vocab], Embedding),
+        row(Model, "output.weight", &[Embd, Vocab], Output),
+        row(Model, "output_hc_norm.weight", &[Embd, Exactly(STREAMS)], Norm),
+        row(Model, "output_hc_down.weight", &[WIDE, Exactly(STREAM_RANK)], Matrix),
+        row(Model, "output_hc_up.weight", &[Exactly(STREAM_RANK), WIDE], Matrix),
+        row(Model, "per_layer_token_embd.weight", &[Embd, Times(2, &Vocab)], Embedding),
+    ];
+    pub const STREAM_GATES: &[Row] = &[
+        row(Layer, "hc_attn_norm.weight", &[Embd, Exactly(STREAMS)], Norm),
+        row(Layer, "hc_attn_down.weight", &[WIDE, Exactly(STREAM_RANK)], Matrix),
+        row(Layer, "hc_attn_up.weight", &[Exactly(STREAM_RANK), WIDE], Matrix),
+        row(Layer, "hc_attn_inject.weight", &[WIDE, Exactly(STREAMS)], Matrix),
+        row(Layer, "hc_ffn_norm.weight", &[Embd, Exactly(STREAMS)], Norm),
+        row(Layer, "hc_ffn_down.weight", &[WIDE, Exactly(STREAM_RANK)], Matrix),
+        row(Layer, "hc_ffn_up.weight", &[Exactly(STREAM_RANK), WIDE], Matrix),
+        row(Layer, "hc_ffn_inject.weight", &[WIDE, Exactly(STREAMS)], Matrix),
+    ];
+    pub const ATTENTION: &[Row] = &[
+        row(ATTENDING, "attn_q.weight", &[Embd, Times(2, &Q)], Matrix),
+        row(ATTENDING, "attn_k.weight", &[Embd, Kv], Matrix),
+        row(ATTENDING, "attn_v.weight", &[Embd, Kv], Matrix),
+        row(ATTENDING, "attn_output.weight", &[Q, Embd], Residual),
+        row(ATTENDING, "attn_q_norm.weight", &[HeadWidth], Norm),
+        row(ATTENDING, "attn_k_norm.weight", &[HeadWidth], Norm),
+        row(ATTENDING, "indexer.q_proj.weight", &[Embd, Exactly(INDEX_HEADS * INDEX_WIDTH)], Matrix),
+        row(ATTENDING, "indexer.k_proj.weight", &[Embd, Exactly(INDEX_WIDTH)], Matrix),
+        row(ATTENDING, "indexer.q_norm.weight", &[Exactly(INDEX_WIDTH)], Norm),
+        row(ATTENDING, "indexer.k_norm.weight", &[Exactly(INDEX_WIDTH)], Norm),
+    ];
+    pub const DELTA_NET: &[Row] = &[
+        row(LINEAR, "attn_qkv.weight", &[Embd, Times(8, &HeadWidth)], Matrix),
+        row(LINEAR, "attn_gate.weight", &[Embd, Times(4, &HeadWidth)], Matrix),
+        row(LINEAR, "ssm_conv1d.weight", &[Exactly(4), Times(8, &HeadWidth)], SmallMatrix),
+        row(LINEAR, "ssm_dt.bias", &[Exactly(4)], Bias),
+        row(LINEAR, "ssm_a", &[Exactly(4)], Bias),
+        row(LINEAR, "ssm_beta.weight", &[Embd, Exactly(4)], Matrix),
+        row(LINEAR, "ssm_alpha.weight", &[Embd, Exactly(4)], Matrix),
+        row(LINEAR, "ssm_norm.weight", &[HeadWidth], Norm),
+        row(LINEAR, "ssm_out.weight", &[Times(4, &HeadWidth), Embd], Residual),
+    ];
+    pub const PAIR_EMBEDDINGS: &[Row] = &[
+        row(PAIRS, "ple_key.weight", &[Embd, WIDE], Matrix),
+        row(PAIRS, "ple_value.weight", &[Embd, Embd], Matrix),
+        row(PAIRS, "ple_norm_key.weight", &[Embd, Exactly(STREAMS)], Norm),
+        row(PAIRS, "ple_norm_query.weight", &[Embd, Exactly(STREAMS)], Norm),
+        row(PAIRS, "ple_norm_conv.weight", &[Embd, Exactly(STREAMS)], Norm),
+        row(PAIRS, "ple_conv1d.weight", &[Exactly(4), WIDE], SmallMatrix),
+    ];
+    pub const KEYS: &[Key] = &[
+        ("rope.dimension_sections", RopeSections),
+        ("ssm.conv_kernel", Int(4)),
+        ("ssm.inner_size", Size(Times(4, &HeadWidth))),
+        ("ssm.state_size", Size(HeadWidth)),
+        ("ssm.time_step_rank", Int(4)),
+        ("ssm.group_count", Int(2)),
+        ("full_attention_interval", Int(4)),
+        ("hyper_connection.count", Int(STREAMS as u32)),
+        ("hyper_connection.low_rank", Int(STREAM_RANK as u32)),
+        ("attention.indexer.head_count", Int(INDEX_HEADS as u32)),
+        ("attention.indexer.key_length", Int(INDEX_WIDTH as u32)),
+        ("attention.indexer.top_k", Int(8)),
+        ("attention.compress_ratios", Turns(&[0, 0, 0, 4])),
+        ("ple.layers", List(&[0])),
+        ("ple.ngram_size", Int(2)),
+        ("ple.heads_per_ngram", Int(1)),
+        ("ple.conv_kernel", Int(4)),
+        ("ple.eos_token_id", Int(0)),
+        ("embedding_length_per_layer_input", Size(Embd)),
+        ("ple.layer_multipliers", Sizes(&[Exactly(1), Exactly(31)])),
+        ("ple.head_offsets", Sizes(&[Exactly(0)])),
+        ("ple.head_vocab_sizes", Sizes(&[Times(2, &Vocab)])),
     ];
 }
 
@@ -248,4 +334,7 @@ pub(super) const ARCHS: &[Arch] = &[
     Arch { name: "hy_v4", tensors: &[MODEL, STREAM_HEAD, ATTENTION_LATENT, SINKS, LATENT_GATE, SHARED_INDEXER,
         INDEPENDENT_STREAMS, FFN_NORM, DENSE, EXPERTS, SELECTION_BIAS, SHARED],
         keys: SHARING_KEYS, shared: AT_LEAST_ONE, dense_lead: Some(1), gating: SIGMOID, ..Arch::PLAIN },
+    Arch { name: "qwen4exp", tensors: &[qwen4exp::MODEL_PARTS, qwen4exp::STREAM_GATES, qwen4exp::ATTENTION,
+        qwen4exp::DELTA_NET, qwen4exp::PAIR_EMBEDDINGS, EXPERTS, SHARED_GATE, SHARED],
+        keys: qwen4exp::KEYS, shared: ONE, fused: true, ..Arch::PLAIN },
 ];

@@ -64,6 +64,7 @@ fn occurs(scope: Scope, layer: u32, spec: &Spec, sizes: &Sizes) -> bool {
         Scope::MoeFirst(n) => moe && layer < n,
         Scope::MoeAfter(n) => moe && layer >= n,
         Scope::Every { of, at } => layer < spec.layers && layer % of == at,
+        Scope::EveryBut { of, at } => layer < spec.layers && layer % of != at,
         Scope::Mtp => layer >= spec.layers,
     }
 }
@@ -193,6 +194,8 @@ fn key_value(value: KeyValue, spec: &Spec, sizes: &Sizes) -> Value {
         }
         KeyValue::Turns(turns) => Value::array(in_turn(turns, spec).chain((0..spec.mtp).map(|_| 0))),
         KeyValue::MainTurns(turns) => Value::array(in_turn(turns, spec)),
+        KeyValue::List(numbers) => Value::array(numbers.iter().copied()),
+        KeyValue::Sizes(dims) => Value::array(dims.iter().map(|dim| sizes.of(*dim))),
     }
 }
 

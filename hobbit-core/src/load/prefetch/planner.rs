@@ -340,6 +340,7 @@ impl Prefetcher {
     /// The token was abandoned or its layers are over: everything outstanding counts as wasted.
     pub fn abandon(&mut self) {
         self.predicted.clear();
+        self.masked.clear();
         for Outstanding { load, .. } in self.outstanding.drain(..) {
             self.counters.wasted += 1;
             self.counters.wasted_bytes += load.bytes;
