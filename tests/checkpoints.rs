@@ -2,7 +2,9 @@
 
 use gguf_tools::synth::{self, Spec};
 use hobbit::options::Token;
-use hobbit::{BatchToken, Model, ModelOptions, Session, SessionOptions};
+use hobbit::{BatchToken, Budget, Model, ModelOptions, Session, SessionOptions};
+
+use crate::fixture::in_own_process;
 
 const RECURRENT: [&str; 6] = ["lfm2moe", "granitehybrid", "qwen3next", "nemotron_h_moe", "jamba", "kimi-linear"];
 
@@ -72,7 +74,7 @@ impl Reader<'_> {
         ends.push(tokens.len());
         let (mut from, mut all) = (n_known, Vec::new());
         for end in ends {
-            all.extend((from + 1..end).filter(|at| (at - from) % N_BATCH == 0));
+            all.extend((from + 1..end).filter(|at| (at - from).is_multiple_of(N_BATCH)));
             all.push(end);
             from = end;
         }
@@ -101,7 +103,8 @@ fn check(model: &Model, n_answer: usize, shares: bool) {
     let first = conversation(model, &[SYSTEM, FIRST], "<think>\n");
     let answer: Vec<Token> = (0..n_answer).map(|at| (at * 7919 % 251) as Token).collect();
     let held = [&first[..], &answer].concat();
-    let answered: Vec<usize> = (first.len() + 1..held.len()).filter(|at| at % 48 == 0).chain([held.len()]).collect();
+    let answered: Vec<usize> =
+        (first.len() + 1..held.len()).filter(|at| at.is_multiple_of(48)).chain([held.len()]).collect();
     let mut reader = Reader { session: &mut session, sequence: 0, ends: Vec::new() };
     let logits = reader.prompt(&first, 0);
     reader.pieces(&held, first.len(), &answered);
@@ -192,6 +195,27 @@ fn states_are_kept_within_their_share_of_the_memory() {
     assert_eq!(session.keep(300), 256);
     assert_eq!(session.keep(100), 0);
     assert!(session.checkpoints(0).is_empty());
+}
+
+/// A process of its own: the resident set is measured.
+#[test]
+fn states_take_a_sixteenth_of_the_budget_and_no_more() {
+    if !in_own_process("checkpoints::states_take_a_sixteenth_of_the_budget_and_no_more") {
+        return;
+    }
+    const BUDGET: u64 = 256 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let options = ModelOptions { budget: Budget::Bytes(BUDGET), passthrough: false, ..ModelOptions::default() };
+    let model = model(&dir, "granitehybrid", options);
+    // 40 states of 800 KiB are due.
+    let often = SessionOptions { checkpoints: 1000, checkpoint_step: 1, n_batch: 4, n_ubatch: 4, ..settings() };
+    let mut session = model.session(&often).unwrap();
+    let tokens: Vec<Token> = (0..160).map(|at| at * 7919 % 251).collect();
+    session.feed(&tokens).unwrap();
+    let sizes = session.checkpoints(0).iter().map(|own| own.state.len() as u64);
+    let (state, bytes) = (sizes.clone().max().unwrap(), sizes.sum::<u64>());
+    assert!(bytes <= BUDGET / 16 && bytes + state > BUDGET / 16, "{bytes} bytes, {state} each");
+    assert!(session.stats().peak_rss_bytes <= BUDGET);
 }
 
 /// Bytes that are no state empty the sequence, and harm nothing else.

@@ -73,6 +73,8 @@ pub use engine::{
     Interrupt, LogLevel, Model, ModelInfo, OpenError, Sampler, SamplerError, Session, StopReason, devices, set_log,
 };
 #[doc(inline)]
+pub use hobbit_core::checkpoints::{Checkpoint, Cut};
+#[doc(inline)]
 pub use hobbit_core::options::{
     Budget, CachingOptions, DeviceOptions, ExpertCache, IoMode, ModelOptions, PrecisionOptions, SamplingOptions,
     SessionOptions, Token,
