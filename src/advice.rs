@@ -4,10 +4,10 @@
 use std::error::Error;
 use std::path::Path;
 
-#[cfg(feature = "engine")]
-use hobbit::engine::LowError;
 #[cfg(feature = "rpc")]
 use hobbit::engine::RpcError;
+#[cfg(feature = "engine")]
+use hobbit::engine::{LowError, NoShift};
 #[cfg(feature = "engine")]
 use hobbit::{ChatError, DeviceError, EvalError, OpenError};
 use hobbit_core::gguf::RecodeError;
@@ -242,11 +242,21 @@ fn opening(error: &OpenError) -> Option<String> {
     Some(advice.to_owned())
 }
 
+/// Why a context cannot be shifted, and the way out if there is one.
+#[cfg(feature = "engine")]
+pub fn no_shift(reason: NoShift) -> String {
+    let way_out = if reason == NoShift::Window { " (--swa-full keeps all of them)" } else { "" };
+    format!("this model's context cannot be shifted: {reason}{way_out}")
+}
+
 #[cfg(feature = "engine")]
 fn evaluating(error: &EvalError) -> Option<&'static str> {
     Some(match error {
         EvalError::BatchTooLarge { .. } => "-b gives the size of a batch",
-        EvalError::ContextFull { .. } => "give a larger -c (or --context-shift, for text that goes on and on)",
+        EvalError::ContextFull { shift_helps: true, .. } => {
+            "give a larger -c (or --context-shift, for text that goes on and on)"
+        }
+        EvalError::ContextFull { .. } => "give a larger -c",
         EvalError::NotFinite => "gguf-tools verify looks for damaged weights",
         EvalError::Decode(reason) if reason.contains("router weights were not found") => {
             "leave out --routes, --cache-bias, --substitute, --virtual-experts and --drop, and use --precision exact"
@@ -391,7 +401,10 @@ mod tests {
         let penalties = opening(OpenError::NoPenalties { found: "there is no profile".into() }).unwrap();
         assert!(penalties.ends_with("or --expert-slots even"), "--slots is an endpoint of hobbit-server");
         assert_eq!(opening(SMALL.into()), Some(advised(SMALL)));
-        assert!(evaluating(EvalError::ContextFull { n_ctx: 8 }).unwrap().contains("larger -c"));
+        let full = |shift_helps| evaluating(EvalError::ContextFull { n_ctx: 8, shift_helps }).unwrap();
+        assert!(full(true).contains("larger -c (or --context-shift"));
+        assert!(full(false).ends_with("larger -c"));
+        assert!(no_shift(NoShift::Window).ends_with("than the context (--swa-full keeps all of them)"));
         assert_eq!(evaluating(EvalError::Interrupted), None);
     }
 }

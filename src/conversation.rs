@@ -18,7 +18,10 @@ use hobbit::{EvalError, Sampler, SamplingOptions, Token};
 
 const PROMPT: &str = "> ";
 /// Advice for a full context.
-const ROOM: &str = "forget the oldest turns with /forget N or all with /clear (--context-shift does so by itself)";
+fn room(desk: &Desk) -> String {
+    let by_itself = if desk.args.session_options.context_shift { "" } else { " (--context-shift does so by itself)" };
+    format!("forget the oldest turns with /forget N or all with /clear{by_itself}")
+}
 
 /// A message in the form that templates take.
 #[derive(Clone, Debug, Serialize)]
@@ -204,7 +207,7 @@ impl Conversation {
         let spoken = match desk.answer(&wanted[common..], desk.args.predict, &reading) {
             Ok(spoken) => spoken,
             Err(error) if matches!(error.downcast_ref(), Some(EvalError::ContextFull { .. })) => {
-                desk.log.line(Level::Error, format!("error: {}; {ROOM}", in_words(&error)));
+                desk.log.line(Level::Error, format!("error: {}; {}", in_words(&error), room(desk)));
                 desk.failed = true;
                 self.withdraw(desk);
                 return Ok(End::ContextFull);
@@ -216,8 +219,10 @@ impl Conversation {
             self.withdraw(desk);
             return Ok(spoken.end);
         }
-        if spoken.end == End::ContextFull {
-            desk.log.line(Level::Warning, format!("warning: there is no room for another message: {ROOM}"));
+        // Otherwise the next message makes room.
+        if spoken.end == End::ContextFull && !desk.args.session_options.context_shift {
+            let line = format!("warning: there is no room for another message: {}", room(desk));
+            desk.log.line(Level::Warning, line);
         }
         self.in_context = wanted;
         self.in_context.extend(&spoken.tokens);
@@ -270,7 +275,8 @@ impl Conversation {
         (tokens > n_ctx as usize).then(|| {
             format!(
                 "the conversation would have {tokens} tokens, but the context holds {n_ctx}; the message is taken \
-                 back: {ROOM}, and send it again"
+                 back: {}, and send it again",
+                room(desk)
             )
         })
     }

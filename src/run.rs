@@ -94,6 +94,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         log.line(Level::Info, format!("hobbit: prompt: {n} tokens at once: {why}"));
     }
     warn_of_training(&model, &args.session_options, log);
+    warn_of_shift(&session, args.session_options.context_shift, log);
     log.line(Level::Debug, format!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
     // Drawn once, so that all parts of the sampler chain share the seed and the run can be repeated.
@@ -290,6 +291,14 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     log.line(Level::More, plan);
     log.line(Level::More, format!("hobbit: {}", about(session)));
     log.line(Level::More, hobbit::engine::system_info());
+}
+
+/// Warns of `--context-shift` where it has no effect.
+pub fn warn_of_shift(session: &Session, context_shift: bool, log: &Log) {
+    if let Some(reason) = session.no_shift().filter(|_| context_shift) {
+        let line = format!("warning: --context-shift: {}: a full context ends the text", advice::no_shift(reason));
+        log.line(Level::Warning, line);
+    }
 }
 
 /// Warns of a context longer than the model was trained for, unless positions are scaled.

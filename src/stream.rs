@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 
+use super::advice;
 use super::console::{Screen, Voice};
 use super::ctrl_c::CtrlC;
 use super::exit::in_words;
@@ -88,10 +89,13 @@ impl Desk<'_> {
         if spoken.end == End::ContextFull {
             let n_ctx = self.session.n_ctx();
             self.screen.end_line()?;
-            self.log.line(
-                Level::Warning,
-                format!("warning: the context of {n_ctx} tokens is full; give a larger -c or use --context-shift"),
-            );
+            let way_out = match self.session.no_shift() {
+                Some(reason) => format!("give a larger -c ({})", advice::no_shift(reason)),
+                None if self.args.session_options.context_shift => "give a larger -c".to_owned(),
+                None => "give a larger -c or use --context-shift".to_owned(),
+            };
+            let line = format!("warning: the context of {n_ctx} tokens is full; {way_out}");
+            self.log.line(Level::Warning, line);
         }
         Ok(spoken)
     }

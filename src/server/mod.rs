@@ -153,6 +153,7 @@ fn load(
         return Err(signals::Interrupted.into());
     }
     run::describe(&model, &session, settings.is_demo, model_options, log);
+    run::warn_of_shift(&session, settings.context.context_shift.0, log);
     let templates = templates(&model, settings, log)?;
     let n_ctx_all = session.n_ctx() as usize;
     let n_slots = settings.n_slots;

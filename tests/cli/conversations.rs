@@ -50,6 +50,52 @@ fn a_full_conversation_goes_on_without_its_oldest_turns() {
     ran.says(&["forget the oldest turns with /forget N", "error: the conversation would have ", "1 turn is forgotten"]);
 }
 
+/// A model that cannot shift says why at the start and where its text ends, and is not told to shift.
+#[test]
+fn contexts_that_cannot_shift_end_with_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model.gguf");
+    let unrotated = ["--override-kv", "granitemoe.rope.scaling.finetuned=bool:false"];
+    let hybrid = ["--override-kv", "granitehybrid.rope.scaling.finetuned=bool:false"];
+    let window = ["--override-kv", "mimo2.attention.sliding_window=int:16", "-c", "512", "-ub", "16"];
+    for (arch, more, reason) in [
+        ("granitemoe", &unrotated[..], Some("its layers have no rotary positions")),
+        ("granitehybrid", &hybrid, Some("its layers have no rotary positions")),
+        (
+            "mimo2",
+            &window,
+            Some("its sliding window keeps fewer tokens than the context (--swa-full keeps all of them)"),
+        ),
+        ("qwen3vlmoe", &[], Some("its positions have several dimensions")),
+        ("granitemoe", &[], None),
+        ("deepseek2", &[], None),
+    ] {
+        if synth::architectures().all(|own| own != arch) {
+            continue;
+        }
+        synth::write(&model, &Spec::tiny(arch)).unwrap();
+        let text = ["-m", model.to_str().unwrap(), "-p", "hello", "-no-cnv", "-n", "600", "--ignore-eos"];
+        let ran = demo(&[&text[..], more, &["--context-shift", "--expert-cache", "50%"]].concat()).run().expect(0);
+        assert!(!ran.stderr.contains("use --context-shift"), "{arch}: {}", ran.stderr);
+        match reason {
+            Some(reason) => {
+                let end = " tokens is full; give a larger -c (this model's context cannot be shifted: ";
+                ran.says(&[&format!("{reason}: a full context ends the text"), end])
+            }
+            None => {
+                assert!(!ran.stderr.contains("is full"), "{arch}: {}", ran.stderr);
+                ran
+            }
+        };
+    }
+    // In a conversation the oldest turns go instead.
+    synth::write(&model, &Spec::tiny("qwen3vlmoe")).unwrap();
+    let args = ["-m", model.to_str().unwrap(), "-cnv", "--chat-template", "chatml", "-n", "300", "--ignore-eos"];
+    let ran = demo(&[&args[..], &["--context-shift"]].concat()).type_in("hello\nsecond\n").expect(0);
+    assert!(!ran.stderr.contains("error") && !ran.stderr.contains("no room"), "{}", ran.stderr);
+    ran.says(&["oldest messages are forgotten"]);
+}
+
 /// Shows the model a long introduction and the last message, without earlier ones.
 const FORGETFUL: &str = "{{- 'It is known that the same people may have been there before them, \
     and that all of it was made in one day. ' \

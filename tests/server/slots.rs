@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::process::Command;
 
+use gguf_tools::synth::{self, Spec};
 use serde_json::{Value, json};
 
 use super::rig::{Server, with};
@@ -53,6 +54,24 @@ fn a_saved_slot_replaces_only_a_saved_slot() {
     assert!(kept == before[2]);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), count, "nothing else is left");
     server.post("/slots/1?action=restore", &json!({"filename": "slot"})).ok();
+}
+
+#[test]
+fn a_slot_that_cannot_shift_ends_its_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model.gguf");
+    synth::write(&model, &Spec::tiny("granitemoe")).unwrap();
+    let flags = ["-c", "256", "-np", "1", "--context-shift", "-m", model.to_str().unwrap()];
+    for (is_rotated, n_predicted) in [("true", 300), ("false", 256)] {
+        let key = format!("granitemoe.rope.scaling.finetuned=bool:{is_rotated}");
+        let server = Server::start(&[&flags[..], &["--override-kv", &key]].concat());
+        for _ in 0..2 {
+            let body = json!({"prompt": "In", "n_predict": 300, "ignore_eos": true, "cache_prompt": false});
+            let answer = server.post("/completion", &body).ok();
+            let n = answer["tokens_predicted"].as_u64().unwrap() + answer["tokens_evaluated"].as_u64().unwrap();
+            assert!(n.abs_diff(n_predicted) < 8 && answer["truncated"] == true, "{is_rotated}: {answer}");
+        }
+    }
 }
 
 /// A request for text without an end.

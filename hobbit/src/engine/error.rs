@@ -181,6 +181,8 @@ pub enum EvalError {
     ContextFull {
         /// Context length in tokens.
         n_ctx: u32,
+        /// Whether a context shift would make room: it is possible, and off.
+        shift_helps: bool,
     },
     /// Generation was interrupted.
     #[error("interrupted")]

@@ -77,7 +77,7 @@ pub use quantise::Ggml;
 #[cfg(feature = "rpc")]
 pub use rpc::{RpcError, RpcEvent, RpcServer};
 pub use sampling::{Probabilities, Sampler};
-pub use session::{BatchToken, GeneratedText, Generation, Interrupt, Session, StopReason};
+pub use session::{BatchToken, GeneratedText, Generation, Interrupt, NoShift, Session, StopReason};
 pub use source::quantise_low;
 pub use stock::{Stock, StockOptions};
 pub use vocabulary::SpecialTokens;

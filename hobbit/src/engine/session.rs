@@ -33,6 +33,7 @@ use hobbit_core::stats::{
 };
 
 pub use generate::{GeneratedText, Generation};
+pub use sequences::NoShift;
 
 /// Why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +88,7 @@ pub struct Session {
     n_threads: i32,
     n_past: usize,
     n_prompt: usize,
+    no_shift: Option<NoShift>,
     /// Sampled and yielded, but not evaluated yet.
     pending: Option<Token>,
     /// Whether the last logits follow the last token of the context.
@@ -160,6 +162,7 @@ impl Session {
             prepared => prepared?,
         };
         let n_sequences = if model.takes_checkpoints(&options) { options.n_seq_max.max(1) } else { 0 };
+        let no_shift = NoShift::of(model, &options, &context);
         let mut session = Session {
             context,
             hook,
@@ -173,6 +176,7 @@ impl Session {
             n_threads: params.n_threads.max(params.n_threads_batch),
             n_past: 0,
             n_prompt: 0,
+            no_shift,
             pending: None,
             is_current: false,
             stats: Stats::default(),

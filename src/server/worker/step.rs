@@ -92,8 +92,8 @@ impl Worker {
     pub(super) fn evaluate(&mut self, batch: &[BatchToken]) -> Result<bool, EvalError> {
         loop {
             match self.session.evaluate(batch) {
-                Err(EvalError::ContextFull { n_ctx }) => match self.give_way(None, batch)? {
-                    None => return Err(EvalError::ContextFull { n_ctx }),
+                Err(full @ EvalError::ContextFull { .. }) => match self.give_way(None, batch)? {
+                    None => return Err(full),
                     Some(at) if batch.iter().any(|entry| entry.sequence == self.slots[at].sequence()) => {
                         return Ok(false);
                     }

@@ -124,7 +124,7 @@ impl Session {
             return Err(match (failure, code) {
                 (Some(reason), _) => EvalError::Decode(reason),
                 (None, 2) => EvalError::Interrupted,
-                (None, 1) => EvalError::ContextFull { n_ctx: self.n_ctx_seq() },
+                (None, 1) => self.context_full(),
                 (None, _) => {
                     let logged = log::take_errors();
                     EvalError::Decode(if thrown.is_empty() { format!("llama_decode: {code} {logged}") } else { thrown })

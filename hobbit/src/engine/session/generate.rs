@@ -151,28 +151,33 @@ impl Session {
         Ok(())
     }
 
+    /// The error of a full context.
+    pub(super) fn context_full(&self) -> EvalError {
+        let shift_helps = !self.options.context_shift && self.can_move_tokens();
+        EvalError::ContextFull { n_ctx: self.n_ctx_seq(), shift_helps }
+    }
+
     /// Makes room for `n` more tokens, by a context shift if it is enabled and possible.
     pub(super) fn make_room(&mut self, n: usize) -> Result<(), EvalError> {
         let n_ctx = self.n_ctx_seq() as usize;
         if self.n_past + n <= n_ctx {
             return Ok(());
         }
-        let full = EvalError::ContextFull { n_ctx: n_ctx as u32 };
-        if !self.options.context_shift || !self.context.can_shift() || n > n_ctx {
-            return Err(full);
+        if !self.options.context_shift || !self.can_move_tokens() || n > n_ctx {
+            return Err(self.context_full());
         }
         while self.n_past + n > n_ctx {
             let wanted = usize::try_from(self.options.n_keep).unwrap_or(self.n_prompt);
             let n_keep = (wanted + usize::from(self.model.adds_bos())).min(n_ctx.saturating_sub(4)).min(self.n_past);
             let n_discard = (self.n_past - n_keep) / 2;
             if n_discard == 0 {
-                return Err(full);
+                return Err(self.context_full());
             }
             self.forget_checkpoints(0);
             let (keep, past) = (n_keep as i32, self.n_past as i32);
             let discard = n_discard as i32;
             if !self.context.forget(0, keep, keep + discard)? {
-                return Err(full);
+                return Err(self.context_full());
             }
             // A gap would leave the later tokens at wrong positions.
             if let Err(error) = self.context.shift(0, keep + discard..past, -discard) {

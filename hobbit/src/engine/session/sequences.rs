@@ -7,9 +7,68 @@ use ggml_sys::llama;
 
 use super::Session;
 use crate::engine::error::EvalError;
-use crate::engine::raw::Part;
-use hobbit_core::options::Pooling;
+use crate::engine::model::Model;
+use crate::engine::raw::{Part, RawContext};
+use hobbit_core::options::{KvValue, Pooling, SessionOptions};
 use hobbit_core::stats::PhaseStats;
+
+/// Why a context cannot be shifted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoShift {
+    /// The cache of a sliding window is smaller than the context ([`SessionOptions::swa_full`]).
+    #[error("its sliding window keeps fewer tokens than the context")]
+    Window,
+    /// As in models of images.
+    #[error("its positions have several dimensions")]
+    Dimensions,
+    /// llama.cpp rotates keys to shift them, and fails if there are none to rotate.
+    #[error("its layers have no rotary positions")]
+    NoRotation,
+    /// A cache that llama.cpp cannot shift.
+    #[error("llama.cpp cannot move the positions in its cache")]
+    Unsupported,
+}
+
+impl NoShift {
+    /// The reason for a context of `model`; `None` if it can be shifted.
+    pub(super) fn of(model: &Model, options: &SessionOptions, context: &RawContext) -> Option<Self> {
+        let raw = model.shared.raw.as_ptr();
+        // SAFETY: the model is live.
+        let (kind, window) = unsafe { (llama::llama_model_rope_type(raw), llama::llama_model_n_swa(raw)) };
+        if context.can_shift() {
+            let is_rotated = kind == llama::LLAMA_ROPE_TYPE_NONE || rotates(model);
+            return (!is_rotated).then_some(Self::NoRotation);
+        }
+        let kinds = [llama::LLAMA_ROPE_TYPE_MROPE, llama::LLAMA_ROPE_TYPE_IMROPE, llama::LLAMA_ROPE_TYPE_VISION];
+        Some(match window > 0 && !options.swa_full {
+            _ if kinds.contains(&kind) => Self::Dimensions,
+            true => Self::Window,
+            false => Self::Unsupported,
+        })
+    }
+}
+
+/// Whether each cache of the model has keys that are rotated. Granite's headers can turn rotation off, for all layers
+/// or, in `granite_swa`, for some.
+fn rotates(model: &Model) -> bool {
+    let (gguf, arch) = (model.gguf(), &model.info().architecture);
+    if !arch.starts_with("granite") {
+        return true;
+    }
+    let key = format!("{arch}.rope.scaling.finetuned");
+    let chosen = model.shared.options.kv_overrides.iter().find(|chosen| chosen.key == key);
+    let of_header = || gguf.metadata.get_bool(&key) != Some(false);
+    let is_on = match chosen.map(|chosen| &chosen.value) {
+        Some(KvValue::Bool(is_on)) => *is_on,
+        _ => of_header(),
+    };
+    let pattern = format!("{arch}.attention.rope_pattern");
+    let by_layer = || gguf.metadata.get_u64_arr(&pattern).is_some_and(|layers| !layers.contains(&0));
+    match arch.as_str() {
+        "granite_swa" => gguf.metadata.get_arr_len(&pattern).is_none() || by_layer(),
+        _ => is_on,
+    }
+}
 
 impl Session {
     /// Replaces sequence `to` with a copy of sequence `from`: texts with a common beginning share its evaluation. Both
@@ -76,7 +135,12 @@ impl Session {
 
     /// Whether tokens can be moved to other positions ([`Session::move_tokens`]).
     pub fn can_move_tokens(&self) -> bool {
-        self.context.can_shift()
+        self.no_shift.is_none()
+    }
+
+    /// Why tokens cannot be moved to other positions; `None` if they can.
+    pub fn no_shift(&self) -> Option<NoShift> {
+        self.no_shift
     }
 
     /// Moves the tokens at positions `range` of a sequence by `by` positions (backwards if negative); tokens at the
