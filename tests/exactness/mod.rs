@@ -23,6 +23,20 @@ use crate::fixture::compare::{ALL, HALF, NONE, QUARTER, each, options};
 use crate::fixture::{self, ends, routing};
 use variants::{Variant, check, check_altered};
 
+/// Architectures with recurrent layers.
+const HYBRID: [&str; 10] = [
+    "lfm2moe",
+    "granitehybrid",
+    "qwen3next",
+    "qwen35moe",
+    "nemotron_h_moe",
+    "jamba",
+    "kimi-linear",
+    "minimax-01",
+    "bailingmoe3",
+    "kimi-k3",
+];
+
 fn check_all(cases: impl IntoIterator<Item = Case>, variants: &[Variant]) {
     each(cases, |case| check(&case, variants));
 }
@@ -42,6 +56,8 @@ at_all_sizes! {
     architectures_of_the_first_half: part(0, 2);
     architectures_of_the_second_half: part(1, 2);
     recent_architectures: cases::recent();
+    recent_architectures_with_other_layouts: cases::recent_layouts();
+    recurrent_states_of_several_sequences: cases::recurrent_sequences();
     expert_types: cases::expert_types();
     router_and_tensor_layouts: cases::layouts();
     context_settings: cases::settings();
@@ -52,7 +68,9 @@ at_all_sizes! {
 
 #[test]
 fn lora_adapters_and_control_vectors() {
-    each(all_architectures(), |case| adapters::check(&case));
+    // llama.cpp multiplies the matrices of kimi-k3 without regard to adapters.
+    let recent = cases::recent().into_iter().filter(|case| case.name != "kimi-k3");
+    each(all_architectures().into_iter().chain(recent), |case| adapters::check(&case));
 }
 
 #[test]
@@ -60,7 +78,8 @@ fn reads_ahead_change_no_logit() {
     use PredictorKind::{CrossLayer, PathTable, Previous, StackedGate};
     for (at, predictor) in [StackedGate, CrossLayer, Previous, PathTable].into_iter().enumerate() {
         let with = |size| Variant { ahead: Some(predictor), shuffle: Some(at as u64), ..size };
-        check_all(part(at, 4), &[Variant::QUARTER, Variant::HALF, Variant::ONE_SLOT].map(with));
+        let cases = part(at, 4).into_iter().chain(cases::recent().into_iter().skip(at).step_by(4));
+        check_all(cases, &[Variant::QUARTER, Variant::HALF, Variant::ONE_SLOT].map(with));
     }
 }
 
@@ -96,12 +115,12 @@ fn dynamic_precision_at_its_ends_in_the_second_half_of_architectures() {
 
 #[test]
 fn dynamic_precision_at_its_ends_with_other_layouts() {
-    check_ends(cases::layouts().into_iter().map(Case::brief));
+    check_ends(cases::layouts().into_iter().map(Case::brief).chain(cases::recent_q8_0()));
 }
 
 fn packed() -> impl Iterator<Item = Case> {
-    let recent = cases::recent().into_iter().step_by(5);
-    part(0, 4).into_iter().chain(cases::layouts()).map(Case::brief).chain(recent).chain([cases::plain()])
+    let recent = cases::known(&["granitehybrid", "qwen35moe", "nemotron_h_moe", "kimi-k3", "deepseek4", "minimax-m3"]);
+    part(0, 4).into_iter().chain(cases::layouts()).map(Case::brief).chain([cases::plain()]).chain(recent)
 }
 
 #[test]
@@ -181,7 +200,7 @@ fn recorded_routes() {
     let used_early = ["llama4", "grovemoe"];
     let mut all = [ALL, QUARTER, NONE, HALF].map(|size| ModelOptions { repack: Repack::Off, ..options(size) });
     all[3].caching.predictor = PredictorKind::StackedGate;
-    let cases = all_architectures().into_iter().chain(cases::two_sequences());
+    let cases = all_architectures().into_iter().chain(cases::two_sequences()).chain(cases::known(&HYBRID));
     let cases = cases.filter(|case| !used_early.contains(&case.name.as_str()));
     each(cases, |case| routing::check_recorded(&case, &[], &all));
     // Where the choice is used before the seam, and where the recording has another shape, routes are refused.
@@ -231,7 +250,7 @@ fn rerouted_tokens_in_the_second_half_of_architectures() {
 
 #[test]
 fn rerouted_tokens_with_other_layouts() {
-    check_rerouted(cases::layouts().into_iter().chain(cases::two_sequences()));
+    check_rerouted(cases::layouts().into_iter().chain(cases::two_sequences()).chain(cases::known(&HYBRID)));
 }
 
 #[test]

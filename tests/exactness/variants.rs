@@ -118,8 +118,10 @@ fn check_variant(reference: &Reference, variant: &Variant, paths: Option<&Path>)
 fn check_traffic(session: &Session, path: &Path, variant: &Variant) -> Result<()> {
     let unseen = session.unseen_experts();
     ensure!(unseen.is_empty(), "products that never reached hobbit: {}", unseen.join(", "));
-    let experts = Gguf::open(path)?.experts()?;
-    let n_experts: u64 = experts.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
+    let gguf = Gguf::open(path)?;
+    let mut layers = gguf.experts()?.layers;
+    layers.retain(|layer| u64::from(layer.layer) < gguf.n_layers_run());
+    let n_experts: u64 = layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
     let stats = session.stats();
     let slots: Vec<u32> = stats.layers.iter().map(|layer| layer.slots).collect();
     let n_slots: u64 = slots.iter().map(|slots| u64::from(*slots)).sum();
@@ -147,7 +149,7 @@ fn check_traffic(session: &Session, path: &Path, variant: &Variant) -> Result<()
         "{slots:?} are the slots, {caching:?} is reported"
     );
     let n_used = u64::from(session.model().info().n_expert_used);
-    let is_short = n_slots < n_used * experts.layers.len() as u64;
+    let is_short = n_slots < n_used * layers.len() as u64;
     let has_enough = is_short || slots.iter().all(|slots| u64::from(*slots) >= n_used);
     ensure!(has_enough, "a layer has fewer slots than a token uses: {slots:?}");
     Ok(())
