@@ -7,6 +7,7 @@ use ggml_sys::llama;
 
 use super::{Session, StopReason};
 use crate::engine::error::EvalError;
+use crate::engine::media::{Chunk, Projector};
 use crate::engine::sampling::{Sampler, are_finite};
 use hobbit_core::options::Token;
 
@@ -89,6 +90,25 @@ impl Session {
     /// As [`Session::feed`].
     pub fn feed_with(&mut self, tokens: &[Token], mut progress: impl FnMut(usize)) -> Result<(), EvalError> {
         self.feed_by(tokens, self.n_ubatch(), &mut progress)
+    }
+
+    /// Evaluates a chunk of an image or sound after the context's content.
+    ///
+    /// # Errors
+    /// A full context; as [`Session::evaluate_media`].
+    pub fn feed_media(&mut self, projector: &Projector, chunk: &Chunk) -> Result<(), EvalError> {
+        if let Some(waiting) = self.pending.take() {
+            self.feed(&[waiting])?;
+        }
+        let n_ctx = self.n_ctx_seq();
+        if self.n_past + chunk.n_tokens() > n_ctx as usize {
+            return Err(EvalError::ContextFull { n_ctx });
+        }
+        let before = self.n_past;
+        self.evaluate_media(projector, chunk, 0, before as i32)?;
+        self.n_past = before + chunk.n_positions();
+        self.n_prompt = self.n_past;
+        Ok(())
     }
 
     /// As [`Session::feed`], with `at_once` tokens per batch.
