@@ -23,6 +23,8 @@
 #define MA_NO_ENGINE
 #define MA_NO_GENERATION
 #define MA_API static
+// The only symbol that is not static.
+#define ma_atomic_global_lock hobbit_ma_atomic_global_lock
 #include "miniaudio/miniaudio.h"
 
 // The decoder that mtmd-helper.cpp compiles. Its own entry point hands bytes that are no image to ffmpeg.
