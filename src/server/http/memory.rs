@@ -341,10 +341,10 @@ mod tests {
         }
         // Text of other fields is tokenized.
         let text = format!(r#"{{"prompt": "{base64}"}}"#);
-        assert!(cost(text.as_bytes(), false) > text.len() * PIECE / 2);
+        assert!(cost(text.as_bytes(), false) > text.len() * 2 * BYTE);
         for text in [r#"{"url": "", "data": 1, "content": "#, r#"{"url": [1, "#, r#"{"data": {"#] {
             let text = format!("{text}\"{base64}\"");
-            assert!(cost(text.as_bytes(), false) > text.len() * PIECE / 2);
+            assert!(cost(text.as_bytes(), false) > text.len() * 2 * BYTE);
         }
     }
 

@@ -146,7 +146,9 @@ impl Session {
                 logits[n - 1] = i8::from(left.is_empty());
                 // SAFETY: the batch borrows both vectors, which outlive its evaluation.
                 let mut batch = unsafe { llama::llama_batch_get_one(now.as_mut_ptr(), n as i32) };
-                batch.logits = logits.as_mut_ptr();
+                // llama.cpp would count on from an image's first position.
+                let mut positions: Vec<i32> = (self.n_past as i32..).take(n).collect();
+                (batch.logits, batch.pos) = (logits.as_mut_ptr(), positions.as_mut_ptr());
                 self.decode(batch, &[(0, self.n_past as i32)])?;
                 self.n_past += n;
                 (rest, done) = (left, done + n);
@@ -212,8 +214,10 @@ impl Generation<'_> {
         if let Some(mut token) = session.pending.take() {
             let room = session.make_room(1);
             // SAFETY: the batch borrows `token`, which outlives its evaluation.
-            let batch = unsafe { llama::llama_batch_get_one(&raw mut token, 1) };
+            let mut batch = unsafe { llama::llama_batch_get_one(&raw mut token, 1) };
             let before = session.n_past;
+            let mut position = before as i32;
+            batch.pos = &raw mut position;
             match room.and_then(|()| session.decode(batch, &[(0, before as i32)])) {
                 Ok(()) => session.n_past += 1,
                 Err(error) => {
