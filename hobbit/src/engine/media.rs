@@ -1,7 +1,7 @@
 //! Images and sound: llama.cpp's mtmd encodes them, and a session evaluates the result like tokens.
 //!
-//! A [`Projector`] reads a file's bytes into [`Media`]. In a prompt's tokens each position of a medium is a placeholder:
-//! a negative number, derived from a keyed hash of the bytes. So equal beginnings of two prompts have equal images, and
+//! A [`Projector`] reads a file's bytes into [`Media`]. In a prompt's tokens each position of a medium is a
+//! placeholder: a negative number, derived from a keyed hash of the bytes. So equal beginnings of two prompts have equal images, and
 //! code that compares, counts and keeps tokens needs no other rule. [`Session::evaluate_media`] evaluates them.
 
 use std::ffi::CString;
@@ -23,7 +23,7 @@ use hobbit_core::options::{ProjectorOptions, Token};
 
 /// Largest image, in pixels. While it is decoded, each takes at most [`PIXEL_BYTES`].
 const PIXELS_MAX: u64 = 1 << 24;
-/// Of a progressive JPEG: coefficients, components, three channels, and mtmd's copy.
+/// Bytes of a progressive JPEG: coefficients, components, three channels, and mtmd's copy.
 const PIXEL_BYTES: u64 = 18;
 /// Longest sound, in seconds: half an hour at 16 kHz takes 110 MiB.
 const SECONDS_MAX: f64 = 1800.0;
@@ -422,8 +422,8 @@ impl Session {
         let (n, n_ubatch) = (chunk.n_tokens, self.n_ubatch());
         if chunk.non_causal && n > n_ubatch {
             return Err(EvalError::Decode(format!(
-                "the image has {n} tokens, which this model computes at once, and a ubatch has {n_ubatch}: give -ub {n} \
-                 or more"
+                "the image has {n} tokens, which this model computes at once, and a ubatch of the session has \
+                 {n_ubatch}"
             )));
         }
         let (embeddings, positions) = projector.encode(chunk, first)?;

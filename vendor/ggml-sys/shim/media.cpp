@@ -30,7 +30,8 @@
 // The decoder that mtmd-helper.cpp compiles. Its own entry point hands bytes that are no image to ffmpeg.
 extern "C" {
 int             stbi_info_from_memory(const unsigned char * bytes, int len, int * x, int * y, int * channels);
-unsigned char * stbi_load_from_memory(const unsigned char * bytes, int len, int * x, int * y, int * channels, int wanted);
+unsigned char * stbi_load_from_memory(const unsigned char * bytes, int len, int * x, int * y, int * channels,
+                                      int wanted);
 int             stbi_zlib_decode_buffer(char * out, int out_len, const char * in, int in_len);
 const char *    stbi_failure_reason(void);
 void            stbi_image_free(void * pixels);

@@ -206,9 +206,10 @@ fn images_leave_markers() {
     let image =
         |byte: &str| json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{byte}")}});
     let text = json!({"type": "text", "text": "a"});
+    let sound = json!({"type": "input_audio", "input_audio": {"data": "Ag==", "format": "wav"}});
     let mut messages = json!([
         {"role": "user", "content": [text, image("AA==")]},
-        {"role": "user", "content": [image("AQ=="), {"type": "input_audio", "input_audio": {"data": "Ag==", "format": "wav"}}]},
+        {"role": "user", "content": [image("AQ=="), sound]},
     ]);
     let mut media = Vec::new();
     check_messages(&mut messages, Some("<m>"), &mut media).unwrap();
