@@ -4,6 +4,7 @@
 mod caching;
 mod context;
 mod device;
+mod media;
 pub mod model;
 mod precision;
 pub mod preset;
@@ -27,6 +28,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser};
 pub use caching::CachingArgs;
 pub use context::{ContextArgs, RopeArgs};
 pub use device::DeviceArgs;
+pub use media::{AttachedArgs, MediaArgs};
 pub use model::{ModelArgs, SourceArgs};
 pub use precision::PrecisionArgs;
 pub use preset::PresetArgs;
@@ -79,6 +81,10 @@ pub struct LowArgs {
     pub experts: ExpertArgs,
     #[command(flatten)]
     pub prompt: PromptArgs,
+    #[command(flatten)]
+    pub media: MediaArgs,
+    #[command(flatten)]
+    pub attached: AttachedArgs,
     #[command(flatten)]
     pub chat: ChatArgs,
     #[command(flatten)]

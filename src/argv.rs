@@ -19,6 +19,7 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("-hff", "hf-file"),
     ("-hft", "hf-token"),
     ("-mu", "model-url"),
+    ("-mm", "mmproj"),
     ("-ngl", "n-gpu-layers"),
     ("--gpu-layers", "n-gpu-layers"),
     ("-dev", "device"),

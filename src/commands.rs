@@ -52,6 +52,8 @@ pub enum Input {
     Forget(usize),
     /// `/read FILE`
     Read(String),
+    /// `/image FILE` and `/audio FILE`
+    Attach(String),
     /// `/help`
     Help,
     /// Any other word after a slash.
@@ -65,6 +67,7 @@ pub const COMMANDS: &str = "  Ctrl-C       stop the answer; clear a line that wa
   /forget N    forget its N oldest turns (1 without a number), which makes room in the context
   /regen       answer again: each time with the next seed
   /read FILE   add a text file to the next message
+  /image FILE  add an image to the next message (/audio FILE: a sound); needs --mmproj
   /help        this list
   //...        a message that begins with a slash";
 
@@ -90,6 +93,7 @@ impl Input {
                 _ => Self::Unknown(trimmed.to_owned()),
             },
             ("/read", file) if !file.is_empty() => Self::Read(file.to_owned()),
+            ("/image" | "/audio", file) if !file.is_empty() => Self::Attach(file.to_owned()),
             _ => Self::Unknown(trimmed.to_owned()),
         }
     }
@@ -126,6 +130,9 @@ mod tests {
             ("/help", Input::Help),
             ("/read a b.txt", Input::Read("a b.txt".into())),
             ("/read", Input::Unknown("/read".into())),
+            ("/image a b.png", Input::Attach("a b.png".into())),
+            ("/audio a.wav", Input::Attach("a.wav".into())),
+            ("/image", Input::Unknown("/image".into())),
             ("/forget", Input::Forget(1)),
             ("/forget 3", Input::Forget(3)),
             ("/forget 0", Input::Unknown("/forget 0".into())),

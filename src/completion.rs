@@ -10,22 +10,29 @@ use super::console::{Answer, Keyboard, Voice};
 use super::ctrl_c::CtrlC;
 use super::demo;
 use super::log::{Level, Log};
+use super::media;
 use super::resolve::{Bytes, HiArgs, Surroundings, as_typed};
 use super::signals::Interrupted;
 use super::stream::{Desk, End, too_long};
 use super::text::unescape;
 use hobbit::Token;
+use hobbit::engine::MediaPrompt;
 
 /// Continues a text by at most `predict` tokens at a time.
 pub fn run(desk: &mut Desk, prompt: &Bytes, predict: Option<usize>) -> Result<End> {
     let args = desk.args;
-    let mut tokens = desk.model.tokenize(&prompt.0, true, true)?;
-    desk.explain(&tokens);
-    if let Some(error) = too_long("prompt", tokens.len(), desk.session.n_ctx()) {
+    let attached = media::read_all(desk.projector.as_ref(), &args.attached)?;
+    let text = match attached.len() {
+        0 => prompt.0.clone(),
+        n => media::placed(String::from_utf8_lossy(&prompt.0).into_owned(), n).into_bytes(),
+    };
+    let mut prompt = media::tokens(desk.model, desk.projector.as_ref(), &text, &attached)?;
+    desk.explain(&prompt.tokens);
+    if let Some(error) = too_long("prompt", prompt.n_cells(), desk.session.n_ctx()) {
         bail!(error);
     }
     if args.display_prompt {
-        let text = desk.text_of(&tokens);
+        let text = desk.text_of(&prompt.tokens);
         desk.screen.print(Voice::Prompt, &text)?;
     }
     let mut keyboard = Keyboard::new(args.output.simple_io.0, args.chat.multiline_input.0);
@@ -36,15 +43,15 @@ pub fn run(desk: &mut Desk, prompt: &Bytes, predict: Option<usize>) -> Result<En
     loop {
         if users_turn {
             match ask(desk, &mut keyboard)? {
-                Some(input) => tokens.extend(input),
+                Some(input) => prompt.tokens.extend(input),
                 None => return Ok(End::Stopped),
             }
         }
-        if tokens.is_empty() && desk.session.n_past() == 0 {
+        if prompt.tokens.is_empty() && desk.session.n_past() == 0 {
             bail!("the prompt is empty; give a text with -p or a file with -f");
         }
-        let spoken = desk.speak(&tokens, predict)?;
-        tokens.clear();
+        let spoken = desk.speak(&prompt, predict)?;
+        prompt = MediaPrompt::default();
         // llama-completion prints the reverse prompt: it opens the user's turn.
         desk.screen.print(Voice::Model, spoken.stop.as_deref().unwrap_or_default())?;
         if !args.chat.interactive.0 || spoken.end == End::ContextFull || desk.ctrl_c.is_ending() {

@@ -1,6 +1,7 @@
 //! Conversation: messages formatted by the model's chat template.
 
 use std::io::IsTerminal;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -9,11 +10,12 @@ use super::commands::{COMMANDS, Input};
 use super::console::{Answer, Keyboard, Voice};
 use super::exit::in_words;
 use super::log::Level;
+use super::media::{self, MARKER};
 use super::prompt_cache::common_prefix;
 use super::run;
 use super::signals::Interrupted;
 use super::stream::{Desk, End, Reading, too_long};
-use hobbit::engine::{ChatInputs, ChatPrompt, ChatTemplates};
+use hobbit::engine::{ChatInputs, ChatPrompt, ChatTemplates, Media, MediaPrompt};
 use hobbit::{EvalError, Sampler, SamplingOptions, Token};
 
 const PROMPT: &str = "> ";
@@ -31,17 +33,20 @@ struct Message {
     /// Reasoning before the answer. Templates decide how long the model sees it.
     #[serde(skip_serializing_if = "String::is_empty")]
     reasoning_content: String,
+    /// Images and sound, in order of their places in the content.
+    #[serde(skip)]
+    media: Vec<Media>,
 }
 
 impl Message {
     fn new(role: &'static str, content: impl Into<String>) -> Self {
-        Self { role, content: content.into(), reasoning_content: String::new() }
+        Self { role, content: content.into(), reasoning_content: String::new(), media: Vec::new() }
     }
 }
 
 /// A conversation formatted as a prompt.
 struct Written {
-    tokens: Vec<Token>,
+    tokens: MediaPrompt,
     prompt: ChatPrompt,
 }
 
@@ -81,8 +86,14 @@ pub fn run(desk: &mut Desk) -> Result<End> {
         let line = "hobbit: conversation; Ctrl-C stops an answer, /help lists commands, /exit ends";
         desk.log.line(Level::Info, line);
     }
-    // Files of /read wait here for their message.
+    // Files of /read and /image wait here for their message.
     let mut attached = String::new();
+    let mut pictures = media::read_all(desk.projector.as_ref(), &args.attached)?;
+    if let Some(text) = given.take() {
+        given = Some(media::placed(text, pictures.len()));
+    } else {
+        attached = MARKER.repeat(pictures.len());
+    }
     loop {
         // Printed once the message is known to fit.
         let mut echo = None;
@@ -104,12 +115,23 @@ pub fn run(desk: &mut Desk) -> Result<End> {
             Input::Clear => {
                 talk.clear(desk);
                 attached.clear();
+                pictures.clear();
                 desk.log.line(Level::Info, "hobbit: the conversation is forgotten");
             }
             Input::Forget(n) => talk.forget(n, desk)?,
             Input::Read(path) => match read(&path) {
                 Ok(bytes) => attached += &(text_of(&bytes, &path, desk) + "\n"),
                 Err(error) => desk.log.line(Level::Error, format!("error: {}", in_words(&error))),
+            },
+            Input::Attach(path) => match media::read(desk.projector.as_ref(), Path::new(&path)) {
+                Ok(read) => {
+                    attached += MARKER;
+                    pictures.push(read);
+                }
+                Err(error) => {
+                    desk.failed = true;
+                    desk.log.line(Level::Error, format!("error: {}", in_words(&error)));
+                }
             },
             Input::Unknown(command) => {
                 desk.failed = true;
@@ -126,7 +148,8 @@ pub fn run(desk: &mut Desk) -> Result<End> {
                 match message {
                     Input::Message(text) => {
                         let text = std::mem::take(&mut attached) + &text;
-                        talk.messages.push(Message::new("user", text));
+                        let media = std::mem::take(&mut pictures);
+                        talk.messages.push(Message { media, ..Message::new("user", text) });
                         talk.n_answers = 0;
                     }
                     _ => drop(talk.messages.pop()),
@@ -159,7 +182,7 @@ impl Conversation {
         begins.push(self.messages.len());
         let n = n.min(begins.len() - 1);
         self.messages.drain(first..begins[n]);
-        let (left, tokens) = (begins.len() - 1 - n, self.written(&self.messages, desk)?.tokens.len());
+        let (left, tokens) = (begins.len() - 1 - n, self.written(&self.messages, desk)?.tokens.n_cells());
         let n_ctx = desk.session.n_ctx();
         let turns = if n == 1 { "1 turn is".to_owned() } else { format!("{n} turns are") };
         let line = format!("hobbit: {turns} forgotten, {left} are left: {tokens} of {n_ctx} tokens");
@@ -179,8 +202,8 @@ impl Conversation {
 
     /// Prints the model's next message after `echo`, and stores it.
     fn answer(&mut self, echo: &str, desk: &mut Desk) -> Result<End> {
-        let (Written { tokens: wanted, prompt }, n_dropped) = self.fitting(desk)?;
-        if let Some(error) = self.excess(wanted.len(), n_dropped, desk) {
+        let (Written { tokens: all, prompt }, n_dropped) = self.fitting(desk)?;
+        if let Some(error) = self.excess(all.n_cells(), n_dropped, desk) {
             desk.log.line(Level::Error, format!("error: {error}"));
             desk.failed = true;
             self.messages.pop();
@@ -195,16 +218,16 @@ impl Conversation {
             );
         }
         desk.screen.print(Voice::User, echo)?;
-        desk.explain(&wanted);
-        let common = self.keep_common(&wanted, desk);
+        desk.explain(&all.tokens);
+        let common = self.keep_common(&all, desk);
         desk.sampler = self.sampler(&prompt, desk)?;
         // Penalties count the whole prompt, including the part kept in the context.
-        wanted[..common].iter().for_each(|token| desk.sampler.accept(*token));
+        all.tokens[..common].iter().for_each(|token| desk.sampler.accept(*token));
         // Without reasoning there is nothing to parse.
         let keeps_tags = prompt.thinking.is_some();
         let parser = Some(prompt.parser).filter(|_| keeps_tags && !desk.args.reasoning.skip_parsing);
         let reading = Reading { parser, keeps_tags, stops: prompt.additional_stops };
-        let spoken = match desk.answer(&wanted[common..], desk.args.predict, &reading) {
+        let spoken = match desk.answer(&all.rest(common), desk.args.predict, &reading) {
             Ok(spoken) => spoken,
             Err(error) if matches!(error.downcast_ref(), Some(EvalError::ContextFull { .. })) => {
                 desk.log.line(Level::Error, format!("error: {}; {}", in_words(&error), room(desk)));
@@ -224,7 +247,7 @@ impl Conversation {
             let line = format!("warning: there is no room for another message: {}", room(desk));
             desk.log.line(Level::Warning, line);
         }
-        self.in_context = wanted;
+        self.in_context = all.tokens;
         self.in_context.extend(&spoken.tokens);
         if !desk.args.chat.single_turn.0 {
             desk.screen.print(Voice::Model, "\n")?;
@@ -256,7 +279,7 @@ impl Conversation {
         let turns = (first + 1..self.messages.len()).filter(|&at| self.messages[at].role == "user");
         let mut n_dropped = 0;
         for next in turns {
-            if !desk.args.session_options.context_shift || wanted.tokens.len() + room <= n_ctx {
+            if !desk.args.session_options.context_shift || wanted.tokens.n_cells() + room <= n_ctx {
                 break;
             }
             n_dropped = next - first;
@@ -285,19 +308,21 @@ impl Conversation {
     fn written(&self, messages: &[Message], desk: &Desk) -> Result<Written> {
         let inputs = ChatInputs { messages: serde_json::to_string(messages)?, ..self.inputs.clone() };
         let prompt = self.templates.apply(&inputs)?;
-        let mut tokens = desk.model.tokenize(&prompt.prompt, true, true)?;
+        let media: Vec<Media> = messages.iter().flat_map(|message| message.media.iter().cloned()).collect();
+        let mut tokens = media::tokens(desk.model, desk.projector.as_ref(), prompt.prompt.as_bytes(), &media)?;
         // Some templates write the BOS token that tokenizing adds as well.
-        if desk.model.adds_bos() && tokens.len() > 1 && tokens[0] == tokens[1] {
-            tokens.remove(0);
+        if desk.model.adds_bos() && tokens.tokens.len() > 1 && tokens.tokens[0] == tokens.tokens[1] {
+            tokens = tokens.rest(1);
         }
         Ok(Written { tokens, prompt })
     }
 
     /// Makes the context the longest possible proper prefix of `wanted`; returns its length in tokens. A template may
     /// rewrite earlier messages, and text does not always tokenize to the generated tokens.
-    fn keep_common(&self, wanted: &[Token], desk: &mut Desk) -> usize {
+    fn keep_common(&self, wanted: &MediaPrompt, desk: &mut Desk) -> usize {
         let is_shifted = desk.session.n_past() != self.in_context.len();
-        let common = common_prefix(&self.in_context, wanted).min(wanted.len().saturating_sub(1));
+        let n = common_prefix(&self.in_context, &wanted.tokens).min(wanted.tokens.len().saturating_sub(1));
+        let common = wanted.chunks.whole(n);
         desk.session.keep(if is_shifted { 0 } else { common })
     }
 }

@@ -10,7 +10,7 @@
 //! **hobbit-cli.** `run` opens the model and hands over to `completion` (whose prompt `prompt_cache` keeps in a file in
 //! the format of [`saved`]) or `conversation` (with its [`commands`]). Both let `stream` parse and print a generation
 //! on the `console`, through [`mod@text`]; `progress` shows how far a prompt is. `ctrl_c` stops a generation, and
-//! `memory` resizes caches on signals. `report` puts measurements into words.
+//! `memory` resizes caches on signals, `media` reads images and sound. `report` puts measurements into words.
 //!
 //! **The others.** [`perplexity`], [`sim`], `rpc` and [`mod@bench`].
 //!
@@ -58,6 +58,8 @@ mod devices;
 mod download;
 #[cfg(feature = "engine")]
 mod log;
+#[cfg(feature = "engine")]
+mod media;
 #[cfg(feature = "engine")]
 mod memory;
 #[cfg(feature = "engine")]

@@ -16,8 +16,8 @@ use super::demo;
 use super::reasoning::Reasoning;
 use super::text::unescape;
 use hobbit::options::{
-    DryOptions, MirostatOptions, ModelOptions, RopeOptions, SamplerKind, SamplingOptions, SessionOptions, XtcOptions,
-    sampler_order,
+    DryOptions, MirostatOptions, ModelOptions, ProjectorOptions, RopeOptions, SamplerKind, SamplingOptions,
+    SessionOptions, XtcOptions, sampler_order,
 };
 use hobbit_core::files::{Input, Kind, Output, OutputError};
 
@@ -64,6 +64,10 @@ pub struct HiArgs {
     /// Text to continue, or the first message. Usually UTF-8, but llama.cpp takes any bytes.
     pub prompt: Option<Bytes>,
     pub prompt_cache: Option<PromptCacheOptions>,
+    /// The encoder of images and sound.
+    pub projector: Option<ProjectorOptions>,
+    /// Files of images and sound for the prompt.
+    pub attached: Vec<PathBuf>,
     /// Tokens to generate at once; `None` until the model or the context ends.
     pub predict: Option<usize>,
     /// The same for the demo model when it continues its own text.
@@ -153,9 +157,17 @@ impl HiArgs {
         let until_full = predict == Some(-2);
         let escape = low.prompt.text.escape.0;
         let chooses_ubatch = low.context.ubatch_size.0.is_none();
-        let session = session(&low.context, &low.rope, until_full);
+        let mut session = session(&low.context, &low.rope, until_full);
         let experts = experts(low.experts, &model, session.clone())?;
         let json_schema = json_schema(&low.sampling, around)?;
+        let projector = low.media.options(&session);
+        if projector.is_some() && prompt_cache.is_some() {
+            bail!("--prompt-cache keeps texts, not images and sound; leave it out with --mmproj");
+        }
+        if projector.is_some() {
+            // An image's tokens and positions differ in number, and a checkpoint counts tokens.
+            session.checkpoints = 0;
+        }
         Ok(Self {
             model,
             is_demo,
@@ -167,6 +179,8 @@ impl HiArgs {
             reasoning: Reasoning::new(low.reasoning),
             prompt,
             prompt_cache,
+            projector,
+            attached: [low.attached.image, low.attached.audio].concat(),
             predict: predict.and_then(|n| usize::try_from(n).ok()),
             demo_predict: usize::try_from(demo_predict).ok(),
             stops: low.prompt.reverse_prompt.iter().map(|stop| text(stop, escape, "-r")).collect::<Result<_>>()?,

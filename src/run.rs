@@ -23,6 +23,7 @@ use super::download;
 use super::exit::{self, FAILED};
 use super::log::{Level, Log};
 use super::manuals;
+use super::media;
 use super::memory;
 use super::output::{is_closed_pipe, write_json};
 use super::progress::bar;
@@ -72,7 +73,9 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
 /// Opens the model and generates; returns the exit status.
 fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let ctrl_c = begin(notes, &args.session_options, args.output.stats_json.as_deref(), args.colour, log)?;
-    let model = open(&args.model, args.is_demo, &args.model_options, log, &ctrl_c)?;
+    let mut projector = args.projector.clone();
+    let model_options = media::reserve(projector.as_mut(), &args.model_options, &args.session_options, log)?;
+    let model = open(&args.model, args.is_demo, &model_options, log, &ctrl_c)?;
     let has_template = model.info().chat_template.is_some();
     let given = match args.converses(has_template) {
         true => None,
@@ -88,6 +91,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
     }
+    let projector = media::open(&model, projector.as_ref(), log)?;
     describe(&model, &session, args.is_demo, &args.model_options, log);
     if let Some(n) = wider {
         let why = "experts are read less often so; last bits are another width's than with -ub 512";
@@ -109,8 +113,19 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     if cache.as_ref().is_some_and(PromptCache::keeps_all) && (given.is_none() || args.chat.interactive.0) {
         anyhow::bail!("--prompt-cache-all keeps a text that is continued, not a conversation; leave it out");
     }
-    let mut desk =
-        Desk { args, model: &model, session, sampler, seed, screen, log, ctrl_c: &ctrl_c, failed: false, cache };
+    let mut desk = Desk {
+        args,
+        model: &model,
+        session,
+        sampler,
+        seed,
+        screen,
+        log,
+        ctrl_c: &ctrl_c,
+        failed: false,
+        cache,
+        projector,
+    };
 
     let outcome = match &given {
         Some((prompt, predict)) => completion::run(&mut desk, prompt, *predict),

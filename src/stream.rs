@@ -13,7 +13,7 @@ use super::prompt_cache::PromptCache;
 use super::resolve::HiArgs;
 use super::text::StopMatcher;
 use super::text::Utf8Decoder;
-use hobbit::engine::{ChatDelta, ChatParser, ChatStream};
+use hobbit::engine::{ChatDelta, ChatParser, ChatStream, MediaPrompt, Projector};
 use hobbit::{ChatError, EvalError, Model, Sampler, Session, StopReason, Token};
 
 /// The state shared by a run's generations.
@@ -31,6 +31,8 @@ pub struct Desk<'a> {
     pub failed: bool,
     /// The file that keeps the state after the prompt.
     pub cache: Option<PromptCache>,
+    /// The encoder of images and sound.
+    pub projector: Option<Projector>,
 }
 
 /// The error message if `tokens` tokens of `what` do not fit in a context of `n_ctx`; `None` if they fit.
@@ -75,12 +77,12 @@ impl Desk<'_> {
     ///
     /// # Errors
     /// Failed evaluation or output. Interrupts and a full context are ends, not errors.
-    pub fn speak(&mut self, prompt: &[Token], limit: Option<usize>) -> Result<Spoken> {
+    pub fn speak(&mut self, prompt: &MediaPrompt, limit: Option<usize>) -> Result<Spoken> {
         self.answer(prompt, limit, &Reading::default())
     }
 
     /// As [`Desk::speak`], with the answer parsed by `reading`.
-    pub fn answer(&mut self, prompt: &[Token], limit: Option<usize>, reading: &Reading) -> Result<Spoken> {
+    pub fn answer(&mut self, prompt: &MediaPrompt, limit: Option<usize>, reading: &Reading) -> Result<Spoken> {
         let ctrl_c = self.ctrl_c.clone();
         let spoken = ctrl_c.during(|| self.feed_and_generate(prompt, limit, reading))?;
         if let Some(cache) = &mut self.cache {
@@ -101,7 +103,11 @@ impl Desk<'_> {
     }
 
     /// Reads `prompt` and shows progress on a terminal.
-    fn feed(&mut self, prompt: &[Token]) -> Result<(), EvalError> {
+    fn feed(&mut self, prompt: &MediaPrompt, from: usize) -> Result<(), EvalError> {
+        if let (Some(projector), false) = (&self.projector, prompt.chunks.is_empty()) {
+            return self.session.feed_prompt(projector, prompt, from);
+        }
+        let prompt = &prompt.tokens[from..];
         let n_ubatch = self.session.n_ubatch();
         let model = self.model.clone();
         let share = move || model.evaluated_share();
@@ -111,25 +117,26 @@ impl Desk<'_> {
         }
     }
 
-    fn feed_and_generate(&mut self, prompt: &[Token], limit: Option<usize>, reading: &Reading) -> Result<Spoken> {
+    fn feed_and_generate(&mut self, prompt: &MediaPrompt, limit: Option<usize>, reading: &Reading) -> Result<Spoken> {
         let mut spoken =
             Spoken { tokens: Vec::new(), text: String::new(), reasoning: String::new(), stop: None, end: End::Length };
-        for &token in prompt {
+        let tokens = &prompt.tokens;
+        for &token in tokens {
             self.sampler.accept(token);
         }
         let known = match &mut self.cache {
-            Some(cache) => cache.restore(&mut self.session, prompt, self.log)?,
+            Some(cache) => cache.restore(&mut self.session, tokens, self.log)?,
             None => 0,
         };
-        if !prompt.is_empty() {
-            match self.feed(&prompt[known..]) {
+        if !tokens.is_empty() {
+            match self.feed(prompt, known) {
                 Ok(()) => {}
                 Err(EvalError::Interrupted) => return Ok(Spoken { end: End::Interrupted, ..spoken }),
                 Err(error) => return Err(error.into()),
             }
         }
         if let Some(cache) = &mut self.cache {
-            cache.keep_prompt(&mut self.session, prompt)?;
+            cache.keep_prompt(&mut self.session, tokens)?;
         }
         let mut decoder = Utf8Decoder::default();
         let mut matcher = StopMatcher::new(&[&self.args.stops[..], &reading.stops].concat());

@@ -48,7 +48,9 @@ const fn implied(names: &'static [&'static str], values: usize) -> Unsupported {
 const DOCKER: &str = "models come from files, the Hub (-hf) and URLs (-mu)";
 const DEFAULTS: &str = "name the repository: -hf USER/REPO[:QUANT]";
 const DRAFT: &str = "speculative decoding is not supported yet";
-const MEDIA: &str = "only text models are supported";
+const MEDIA: &str = "name the repository (-hf) and the projector (--mmproj)";
+const VIDEO: &str = "images and sound are supported, videos are not; see --image";
+const PROJECTOR: &str = "the projector is the file of --mmproj, and runs on the CPU";
 const PLACEMENT: &str = "hobbit places experts itself; see --device-cache, --mem-budget and --expert-cache";
 const LAYERS: &str = "layers go where -ngl and -ts say; give a smaller -ngl if they do not fit";
 const READING: &str = "hobbit reads the file itself; see --io and --mem-budget";
@@ -92,10 +94,11 @@ static FLAGS: &[Unsupported] = &[
     refused(&["-ptc", "--print-token-count"], 1, "see --stats-json for the counts at the end"),
     refused(&["-gan", "--grp-attn-n", "-gaw", "--grp-attn-w"], 1, "self-extend is not supported; see --rope-scale"),
     refused(&["--server-base"], 1, "hobbit-cli runs the model itself"),
-    refused(&["-mm", "--mmproj", "-mmu", "--mmproj-url", "-mmdev", "--mmproj-device"], 1, MEDIA),
-    refused(&["--image", "--audio", "--video", "--image-min-tokens", "--image-max-tokens"], 1, MEDIA),
-    refused(&["--video-fps", "--video-timestamp-interval", "--video-ffmpeg-dir"], 1, MEDIA),
-    refused(&["--mmproj-auto", "--no-mmproj", "--no-mmproj-auto", "--mmproj-offload", "--no-mmproj-offload"], 0, MEDIA),
+    refused(&["-mmu", "--mmproj-url"], 1, "give the projector's file: --mmproj FILE"),
+    refused(&["--video", "--video-fps", "--video-timestamp-interval", "--video-ffmpeg-dir"], 1, VIDEO),
+    no_effect(&["-mmdev", "--mmproj-device"], 1, PROJECTOR),
+    no_effect(&["--mmproj-auto", "--mmproj-offload"], 0, PROJECTOR),
+    implied(&["--no-mmproj", "--no-mmproj-auto", "--no-mmproj-offload"], 0),
     refused(&["-o", "--output", "--output-file"], 1, "redirect the standard output instead"),
     refused(&["--completion-bash"], 0, "it stands alone, as the only flag; see --completions"),
     refused(&["--log-prompts-dir"], 1, "prompts are not logged; see --verbose-prompt"),

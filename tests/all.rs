@@ -16,6 +16,7 @@ mod files;
 mod fine_model;
 mod fixture;
 mod low;
+mod media;
 #[cfg(feature = "server")]
 mod page;
 mod perplexity;

@@ -18,7 +18,7 @@ pub use sampling::{
     DryOptions, GrammarKind, GrammarTrigger, MirostatOptions, ReasoningBudget, ReasoningFormat, SamplerKind,
     SamplingOptions, XtcOptions, sampler_order,
 };
-pub use session::{FlashAttn, KvType, Pooling, RopeOptions, RopeScaling, SessionOptions};
+pub use session::{FlashAttn, KvType, Pooling, ProjectorOptions, RopeOptions, RopeScaling, SessionOptions};
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::{Args, CommandFactory, Parser};
 
 use super::{
-    ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, ReasoningArgs, RopeArgs, SamplingArgs, TemplateArgs,
-    as_program,
+    ClosingArgs, ContextArgs, ExpertArgs, LogArgs, MediaArgs, ModelArgs, ReasoningArgs, RopeArgs, SamplingArgs,
+    TemplateArgs, as_program,
 };
 use crate::argv::Switch;
 use hobbit::options::Pooling;
@@ -43,6 +43,8 @@ pub struct ServerArgs {
     pub http: HttpArgs,
     #[command(flatten)]
     pub slots: SlotArgs,
+    #[command(flatten)]
+    pub media: MediaArgs,
     #[command(flatten)]
     pub chat: ServedChatArgs,
     #[command(flatten)]

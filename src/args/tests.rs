@@ -180,6 +180,12 @@ const GIVEN: &[(&str, Holds)] = &[
     ("-v --log-disable", |hi| hi.output.verbosity() == Verbosity { shown: 1, logged: 5 }),
     ("-v", |hi| hi.output.verbosity() == Verbosity { shown: 5, logged: 5 }),
     ("--color off", |hi| !hi.colour),
+    ("-mm p.gguf --image a.png,b.png --audio c.wav --image-max-tokens 64 -t 3", |hi| {
+        let projector = hi.projector.as_ref().unwrap();
+        hi.attached == ["a.png", "b.png", "c.wav"].map(PathBuf::from)
+            && (projector.path.as_path(), projector.image_max_tokens) == (Path::new("p.gguf"), 64)
+            && projector.threads == 3
+    }),
     ("--no-log-jsonl --no-mmap --prio 2 -n 3", |hi| hi.predict == Some(3)),
 ];
 
@@ -215,7 +221,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("--device-headroom 200%", "expected a number from 0% to 100%"),
     ("--cpu-helper maybe", "unknown CPU helper setting 'maybe'"),
     ("-otd exps=CPU", "'-otd' is a llama.cpp flag that hobbit does not have"),
-    ("--mmproj x.gguf", "'--mmproj' is a llama.cpp flag that hobbit does not have: "),
+    ("--video x.mp4", "'--video' is a llama.cpp flag that hobbit does not have: "),
+    ("--mmproj x.gguf --prompt-cache y", "leave it out with --mmproj"),
     ("--precision fast", "unknown precision mode 'fast'"),
     ("--t1 1.5", "expected a number from 0 to 1"),
     ("--t1 nan", "expected a number from 0 to 1"),

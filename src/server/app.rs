@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
-use hobbit::engine::ChatTemplates;
+use hobbit::engine::{ChatTemplates, Chunks, Projector};
 use hobbit::options::{Pooling, Token};
 use hobbit::{Interrupt, Model};
 use tokio::sync::{Semaphore, oneshot};
@@ -48,6 +48,8 @@ pub struct Loaded {
     /// Adapter scales for requests that give none.
     pub adapters: Adapters,
     pub templates: ChatTemplates,
+    /// The encoder of images and sound, and the text that marks their places, which no client knows.
+    pub projector: Option<(Projector, String)>,
     pub next_id: AtomicU64,
     /// Interrupts a running evaluation.
     pub interrupt: Interrupt,
@@ -82,7 +84,7 @@ impl Loaded {
     /// Hands a prompt to the engine, for the slot `slot` or for any.
     pub fn start(
         &self,
-        prompt: Arc<[Token]>,
+        (prompt, chunks): (Arc<[Token]>, Chunks),
         work: Work,
         slot: Option<usize>,
         cache_prompt: bool,
@@ -94,7 +96,7 @@ impl Loaded {
             Work::Generate(generate) => Arc::clone(&generate.lora),
             Work::Embed => self.adapters.scales(),
         };
-        let job = Job { id, prompt, work, slot, lora, cache_prompt, events, _held: Arc::clone(held) };
+        let job = Job { id, prompt, chunks, work, slot, lora, cache_prompt, events, _held: Arc::clone(held) };
         // If the thread has ended, the receiver reports it.
         let _ = self.commands.send(Command::Job(Box::new(job)));
         running

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use hobbit::engine::Chunks;
 use hobbit::options::{SamplingOptions, Token};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
@@ -19,6 +20,8 @@ pub struct Job {
     /// Unique for the server's lifetime.
     pub id: u64,
     pub prompt: Arc<[Token]>,
+    /// Images and sound, whose placeholders are in the prompt.
+    pub chunks: Chunks,
     pub work: Work,
     /// The slot that must run the job; `None`: any.
     pub slot: Option<usize>,

@@ -35,7 +35,7 @@ use crate::args::{self, server::ServerArgs};
 use crate::ctrl_c::CtrlC;
 use crate::log::{Level, Log};
 use crate::manuals;
-use crate::{download, exit, memory, run, saved, signals};
+use crate::{download, exit, media, memory, run, saved, signals};
 use adapters::Adapters;
 use app::{App, Loaded};
 use job::Traffic;
@@ -146,12 +146,15 @@ fn load(
     log: &Log,
 ) -> Result<std::thread::JoinHandle<()>> {
     let settings = &app.settings;
+    let mut projector = settings.projector.clone();
+    let model_options = &media::reserve(projector.as_mut(), model_options, session_options, log)?;
     let model: Model = run::open(&settings.model, settings.is_demo, model_options, log, ctrl_c)?;
     let session_options = &attending(&model, &model_options.device.rpc, session_options, log);
     let session = ctrl_c.during(|| model.session(session_options))?;
     if ctrl_c.was_pressed() {
         return Err(signals::Interrupted.into());
     }
+    let projector = media::open(&model, projector.as_ref(), log)?;
     run::describe(&model, &session, settings.is_demo, model_options, log);
     run::warn_of_shift(&session, settings.context.context_shift.0, log);
     let templates = templates(&model, settings, log)?;
@@ -162,7 +165,8 @@ fn load(
     let options = WorkerOptions {
         n_slots,
         n_ctx,
-        context_shift: settings.context.context_shift.0,
+        // Positions of an image cannot be moved one by one.
+        context_shift: settings.context.context_shift.0 && projector.is_none(),
         similarity: settings.slots.slot_prompt_similarity,
         stall_limit: settings.slots.stall_limit,
         n_waiting_max: settings.slots.max_waiting as usize,
@@ -175,7 +179,7 @@ fn load(
     let interrupt = session.interrupt_handle();
     let status = Arc::new(Status::default());
     let (commands, incoming) = crossbeam_channel::unbounded();
-    let worker = Worker::new(session, options, Arc::clone(&status));
+    let worker = Worker::new(session, projector.clone(), options, Arc::clone(&status));
     let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || worker.run(&incoming))?;
     let loaded = Loaded {
         adapters: Adapters::of(&model, !settings.slots.lora_init_without_apply.0),
@@ -186,6 +190,7 @@ fn load(
         n_batch,
         pooling,
         templates,
+        projector: projector.map(|own| (own, format!("<__media_{}__>", api::openai::random_id()))),
         next_id: AtomicU64::new(0),
         interrupt,
     };
@@ -212,6 +217,7 @@ pub mod fuzzed {
                 prefills_assistant: true,
                 template_reasons: true,
                 calls_in_parallel: true,
+                marker: jinja.then_some("<__media__>"),
             };
             let other = [anthropic::request::to_openai(&body), responses::request::to_chat(body.clone())];
             for body in other.into_iter().flatten().chain([body.clone()]) {

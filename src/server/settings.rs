@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use hobbit::options::{ModelOptions, SamplingOptions, SessionOptions};
+use hobbit::options::{ModelOptions, ProjectorOptions, SamplingOptions, SessionOptions};
 
 use super::http::guard::{Cors, Hosts};
 use super::http::memory;
@@ -34,6 +34,8 @@ pub struct Settings {
     pub sampling: SamplingOptions,
     /// Default reasoning for requests that do not choose.
     pub reasoning: Reasoning,
+    /// The encoder of images and sound.
+    pub projector: Option<ProjectorOptions>,
     pub model: PathBuf,
     pub is_demo: bool,
     pub verbose: bool,
@@ -50,8 +52,20 @@ pub struct Resolved {
 
 /// Builds the settings from the command line.
 pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> {
-    let ServerArgs { model, experts, mut http, slots, mut chat, reasoning, context, rope, sampling, closing, log } =
-        args;
+    let ServerArgs {
+        model,
+        experts,
+        mut http,
+        slots,
+        media,
+        mut chat,
+        reasoning,
+        context,
+        rope,
+        sampling,
+        closing,
+        log,
+    } = args;
     let (path, is_demo) = resolve::model(&model, around)?;
     chat.template.read_file(around)?;
     http.api_key.retain(|key| !key.is_empty());
@@ -90,6 +104,8 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         // Pooling needs all tokens of a text in one evaluation.
         n_batch: if embeds { n_ubatch } else { base.n_batch },
         context_shift: false,
+        // An image's tokens and positions differ in number, and a checkpoint counts tokens.
+        checkpoints: if media.mmproj.is_some() { 0 } else { base.checkpoints },
         ..base
     };
     let model_options = resolve::of_model(&model, resolve::experts(experts, &path, session_options.clone())?);
@@ -108,6 +124,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         shares_context: slots.kv_unified.0 || slots.parallel.is_none(),
         sampling: resolve::sampling(sampling, schema.as_ref(), true, around).context("sampling")?,
         reasoning: Reasoning::new(reasoning),
+        projector: media.options(&session_options),
         is_demo,
         model: path,
         verbose: log.verbose.0,

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
+use hobbit::engine::Projector;
 use hobbit::{Model, Session};
 
 use super::error::ApiError;
@@ -44,6 +45,7 @@ pub struct WorkerOptions {
 pub struct Worker {
     session: Session,
     model: Model,
+    projector: Option<Projector>,
     options: WorkerOptions,
     slots: Vec<Slot>,
     waiting: VecDeque<Job>,
@@ -59,12 +61,13 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub fn new(session: Session, options: WorkerOptions, status: Arc<Status>) -> Self {
+    pub fn new(session: Session, projector: Option<Projector>, options: WorkerOptions, status: Arc<Status>) -> Self {
         let slots = (0..options.n_slots).map(Slot::new).collect();
         let pace = Pace::new(options.stall_limit.as_secs_f64());
         let model = session.model().clone();
         let (waiting, actions, turn, clock, ends_at) = (VecDeque::new(), Vec::new(), Turn::Long, 0, None);
-        let mut worker = Self { session, model, options, slots, waiting, actions, pace, turn, status, clock, ends_at };
+        let mut worker =
+            Self { session, model, projector, options, slots, waiting, actions, pace, turn, status, clock, ends_at };
         worker.publish();
         worker
     }

@@ -35,7 +35,8 @@ fn mistakes_are_named_before_a_model_loads() {
     let usage: &[(&[&str], i32, &str)] = &[
         (&["-frob"], 2, "unknown flag '-frob'"),
         (&["-n", "many"], 2, "invalid value 'many'"),
-        (&["--mmproj", "x"], 2, "'--mmproj' is a llama.cpp flag"),
+        (&["--mmproj-url", "x"], 2, "'--mmproj-url' is a llama.cpp flag"),
+        (&["--mmproj", "none.gguf", "-p", "x"], 1, "error: none.gguf: this projector cannot be used"),
         (&["--man", "-n", "1"], 2, "--man"),
         (&["--completions", "csh"], 2, "csh"),
         (&["--slots", "by-penalty"], 2, "hobbit-sim calibrate"),

@@ -138,7 +138,7 @@ fn wrong_requests_are_refused() {
         (CHAT, chat(json!({"grammar": "root ::= nothing"})), "grammar"),
         (CHAT, chat(json!({"temperature": "hot"})), "'temperature'"),
         (CHAT, chat(json!({"tools": [{"type": "dream"}]})), ""),
-        (CHAT, json!({"messages": user(image)}), "use llama-server with --mmproj"),
+        (CHAT, json!({"messages": user(image)}), "start it with --mmproj"),
         ("/v1/messages", json!({"max_tokens": 1}), "'messages' is required"),
         ("/v1/responses", json!({"model": "x"}), "'input' is required"),
         ("/v1/completions", json!({}), "\"prompt\" is required"),

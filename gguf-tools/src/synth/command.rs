@@ -10,7 +10,7 @@ use hobbit_programs::output::{say, tell};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::file::shard_names;
-use super::{Format, Spec, architectures, presets, write_with};
+use super::{Format, Projector, Spec, architectures, presets, write_with};
 
 /// Write a model with random weights, of any size
 ///
@@ -29,6 +29,9 @@ pub struct Args {
     /// Start from the shape of a known model
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(presets()))]
     preset: Option<String>,
+    /// Write a projector of images or sound instead, for models of the width --embd
+    #[arg(long, value_name = "KIND", conflicts_with_all = ["arch", "preset", "split"])]
+    mmproj: Option<Projector>,
     /// Layers
     #[arg(long, value_name = "N")]
     layers: Option<u32>,
@@ -94,6 +97,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     files::check(&outputs, &[])?;
     if let Some(there) = names.iter().find(|name| name.is_file() && !args.force) {
         bail!("{}: this file exists already; give another name, or --force to replace it", there.display());
+    }
+    if let Some(projector) = args.mmproj {
+        projector.write(&args.out, spec.embd, spec.seed)?;
+        return Ok(say(args.out.display())?);
     }
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     bar.set_style(ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}")?);

@@ -23,6 +23,7 @@ mod file;
 mod format;
 mod model;
 mod presets;
+mod projector;
 mod random;
 mod spec;
 #[cfg(test)]
@@ -32,4 +33,5 @@ pub mod vocab;
 pub use file::{Written, header, write, write_with};
 pub use format::Format;
 pub use presets::presets;
+pub use projector::Projector;
 pub use spec::{ExpertGroups, Gating, Spec, architectures, recent_architectures};

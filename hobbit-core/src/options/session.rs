@@ -1,5 +1,7 @@
 //! Options of sessions: the context, its KV cache, threads and attention.
 
+use std::path::PathBuf;
+
 use smart_default::SmartDefault;
 
 use crate::named::named;
@@ -59,6 +61,19 @@ pub struct SessionOptions {
     pub kv_offload: bool,
     /// Rotary position settings.
     pub rope: RopeOptions,
+}
+
+/// The projector of a model: a file with its encoder of images or sound.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProjectorOptions {
+    /// The file.
+    pub path: PathBuf,
+    /// Minimum tokens of an image, for encoders of any resolution; 0: the file's.
+    pub image_min_tokens: i32,
+    /// Maximum tokens of an image, likewise.
+    pub image_max_tokens: i32,
+    /// Threads of the encoder.
+    pub threads: i32,
 }
 
 /// Pooling of the embeddings of a text's tokens.

@@ -201,6 +201,34 @@ pub enum EvalError {
     Sampler(#[from] SamplerError),
 }
 
+/// Errors of reading images and sound.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MediaError {
+    /// A projector that is damaged, or belongs to another model.
+    #[error("{}: this projector cannot be used: {}", path.display(), reason.trim())]
+    Projector {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        reason: String,
+    },
+    /// Bytes that are no image or sound that can be read.
+    #[error("cannot read this image or sound: {0}")]
+    Unreadable(String),
+    /// A prompt whose markers and media differ in number.
+    #[error("the prompt has {found} places for images and sound, and {expected} are given")]
+    Markers {
+        /// Markers in the prompt.
+        found: usize,
+        /// Images and sounds.
+        expected: usize,
+    },
+    /// Text of the prompt.
+    #[error(transparent)]
+    Tokenize(#[from] TokenizeError),
+}
+
 /// Errors of making a sampler, and of choosing tokens with it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -66,7 +66,10 @@ pub fn set_log(sink: impl FnMut(LogLevel, &str) + Send + 'static) {
 pub(super) fn install() {
     static ONCE: Once = Once::new();
     // SAFETY: the callback lives as long as the process and takes no state.
-    ONCE.call_once(|| unsafe { llama::llama_log_set(Some(on_log), std::ptr::null_mut()) });
+    ONCE.call_once(|| unsafe {
+        llama::llama_log_set(Some(on_log), std::ptr::null_mut());
+        llama::mtmd_helper_log_set(Some(on_log), std::ptr::null_mut());
+    });
 }
 
 /// Sends the user's sink a line about behaviour that differs from the request.

@@ -3,6 +3,7 @@
 //! * Conversations: [`ChatTemplates`] renders a [`ChatInputs`] to a [`ChatPrompt`], whose [`ChatParser`] reads the
 //!   answer,
 //!   or a [`ChatStream`] while it grows. [`isolate_chat_templates`] bounds hostile templates.
+//! * Images and sound: a [`Projector`] reads them, [`Session::evaluate_media`] evaluates them.
 //! * Low-precision versions: [`quantise_low`], [`check_low`], [`low_cache_path`]; ggml's quantisers, [`Ggml`].
 //! * Observation: [`RouterObserver`], [`ExpertPlace`].
 //! * This machine: [`cpu_bytes_per_second`], [`system_info`], [`MemorySignal`], [`trim_heap`].
@@ -32,6 +33,7 @@ mod host_reads;
 mod limits;
 mod log;
 mod low;
+mod media;
 mod memory;
 mod model;
 mod offload;
@@ -67,10 +69,11 @@ pub use chat::{
 };
 pub use cpu_speed::cpu_bytes_per_second;
 pub use devices::{DeviceInfo, DeviceKind, devices};
-pub use error::{ChatError, DeviceError, EvalError, OpenError, SamplerError, TokenizeError};
+pub use error::{ChatError, DeviceError, EvalError, MediaError, OpenError, SamplerError, TokenizeError};
 pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};
+pub use media::{Chunk, Chunks, Media, MediaPrompt, Projector, ProjectorNeeds};
 pub use memory::{MemorySignal, take_memory_signal, trim_heap, watch_memory_signals};
 pub use model::{ExpertPlace, LayerPlaces, Model, ModelInfo};
 pub use quantise::Ggml;

@@ -118,6 +118,10 @@ impl Sampler {
 
     /// Records a token of the prompt: penalties see it, the grammar and the reasoning budget do not.
     pub fn accept(&mut self, token: Token) {
+        // A placeholder of an image or sound.
+        if token < 0 {
+            return;
+        }
         let accepted = self.chain.accept(token);
         debug_assert!(accepted, "the samplers of a chain accept any token");
     }

@@ -341,6 +341,10 @@ impl Session {
         unsafe { llama::llama_n_ctx_seq(self.context.as_ptr()) }
     }
 
+    pub(super) fn context_ptr(&self) -> *mut llama::llama_context {
+        self.context.as_ptr()
+    }
+
     /// Maximum tokens per call of [`Session::evaluate`].
     pub fn n_batch(&self) -> usize {
         // SAFETY: the context is live.

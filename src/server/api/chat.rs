@@ -11,11 +11,12 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use hobbit::ChatError;
-use hobbit::engine::{ChatInputs, ChatPrompt};
+use hobbit::engine::{ChatInputs, ChatPrompt, Chunks, MediaPrompt};
 use hobbit::options::Token;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::media;
 use super::openai::{self, Logprobs, Stamp, finish_reason};
 use super::params::Params;
 use super::{Fields, native, prompts, text};
@@ -34,6 +35,7 @@ pub struct Talk {
     pub params: Params,
     pub prompt: ChatPrompt,
     pub tokens: Arc<[Token]>,
+    chunks: Chunks,
     pub include_usage: bool,
     /// How reasoning appears in the answer.
     reasoning_format: &'static str,
@@ -44,10 +46,11 @@ impl Talk {
     /// Reads a request in OpenAI's form.
     pub fn new(app: &Arc<App>, loaded: &Loaded, body: Fields, held: Held) -> Result<Self, ApiError> {
         native::refuse_embedding_server(app)?;
-        let Request { inputs, rest, budget, include_usage } = read(app, loaded, body)?;
+        let Request { inputs, rest, budget, include_usage, media } = read(app, loaded, body)?;
         let mut params = Params::of(&rest, app)?;
         prompts::check(params.n, app)?;
-        let (mut prompt, tokens) = write(loaded, &inputs)?;
+        let (mut prompt, MediaPrompt { tokens, chunks }) = write(loaded, &inputs, &media)?;
+        drop(media);
         // The prompt's tokens hold the same text.
         prompt.prompt.clear();
         prompt.prompt.shrink_to_fit();
@@ -59,12 +62,12 @@ impl Talk {
         generate.stops = generate.stops.iter().chain(&prompt.additional_stops).cloned().collect();
         let reasoning_format = inputs.reasoning_format.name();
         let (app, tokens, held) = (Arc::clone(app), tokens.into(), Arc::new(held));
-        Ok(Self { app, params, prompt, tokens, include_usage, reasoning_format, held })
+        Ok(Self { app, params, prompt, tokens, chunks, include_usage, reasoning_format, held })
     }
 
     /// Hands the prompt to the engine, once per requested answer.
     pub async fn start(&self, loaded: &Loaded) -> Result<Vec<Running>, ApiError> {
-        native::start(loaded, &self.params, std::slice::from_ref(&self.tokens), &self.held).await
+        native::start(loaded, &self.params, std::slice::from_ref(&self.tokens), &self.chunks, &self.held).await
     }
 
     /// Details of a generation for `__verbose`; `None` if not requested.
@@ -91,18 +94,19 @@ fn read(app: &App, loaded: &Loaded, body: Fields) -> Result<Request, ApiError> {
             jinja: settings.chat.template.jinja.0,
             prefills_assistant: settings.chat.prefill_assistant.0,
             template_reasons: settings.chat.template.jinja.0 && templates.supports_thinking(),
+            marker: loaded.projector.as_ref().map(|(_, marker)| marker.as_str()),
             calls_in_parallel: templates.capabilities().get("supports_parallel_tool_calls").copied().unwrap_or(false),
         },
     )
 }
 
 /// The conversation as the template writes it, with its tokens.
-fn write(loaded: &Loaded, inputs: &ChatInputs) -> Result<(ChatPrompt, Vec<Token>), ApiError> {
+fn write(loaded: &Loaded, inputs: &ChatInputs, media: &[Vec<u8>]) -> Result<(ChatPrompt, MediaPrompt), ApiError> {
     let prompt = loaded.templates.apply(inputs).map_err(|error| match error {
         ChatError::Input(reason) => ApiError::invalid(reason),
         error => ApiError::invalid(error.to_string()),
     })?;
-    let tokens = prompts::tokens(&loaded.model, &prompt.prompt, true)?;
+    let tokens = media::tokens(loaded, &prompt.prompt, media)?;
     Ok((prompt, tokens))
 }
 
@@ -110,7 +114,7 @@ fn write(loaded: &Loaded, inputs: &ChatInputs) -> Result<(ChatPrompt, Vec<Token>
 pub fn count(app: &App, body: Fields) -> Result<usize, ApiError> {
     let loaded = app.loaded()?;
     let request = read(app, loaded, body)?;
-    Ok(write(loaded, &request.inputs)?.1.len())
+    Ok(write(loaded, &request.inputs, &request.media)?.1.tokens.len())
 }
 
 /// `POST /v1/chat/completions`
@@ -167,7 +171,11 @@ pub async fn control(State(app): State<Arc<App>>, Body(body, _held): Body) -> Re
 /// `POST /apply-template`
 pub async fn apply_template(State(app): State<Arc<App>>, Body(body, _held): Body) -> Result<Json<Value>, ApiError> {
     let loaded = app.loaded()?;
-    let written = app.work(|| write(loaded, &read(&app, loaded, body)?.inputs)).await?;
+    let write = || {
+        let request = read(&app, loaded, body)?;
+        write(loaded, &request.inputs, &request.media)
+    };
+    let written = app.work(write).await?;
     Ok(Json(json!({"prompt": written.0.prompt})))
 }
 

@@ -9,6 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use hobbit::Model;
+use hobbit::engine::Chunks;
 use hobbit::options::Token;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -141,7 +142,7 @@ async fn embed(app: &App, body: &mut Fields, held: Held) -> Result<Vec<Embedded>
         Some(_) => whole(body, &["embd_normalize"], -1..=i64::from(i32::MAX))?.unwrap_or(EUCLIDEAN),
     };
     let work = inputs.into_iter().map(|prompt| async move {
-        let running = loaded.start(prompt, Work::Embed, None, false, held);
+        let running = loaded.start((prompt, Chunks::default()), Work::Embed, None, false, held);
         let (mut rows, n_tokens) = embeddings(running).await?;
         rows.iter_mut().for_each(|row| normalise(row, norm));
         Ok::<_, ApiError>(Embedded { rows, n_tokens })
@@ -173,7 +174,7 @@ fn input(value: &Value, model: &Model) -> Result<Vec<Token>, ApiError> {
     match value.get("content") {
         None => prompts::one(value, model),
         Some(Value::Array(parts)) => {
-            parts.iter().try_for_each(check_part)?;
+            parts.iter().try_for_each(|part| check_part(&mut part.clone(), None, &mut Vec::new()))?;
             let text: String = parts.iter().filter_map(|part| part["text"].as_str()).collect();
             prompts::tokens(model, &text, true)
         }

@@ -5,6 +5,7 @@ pub mod anthropic;
 pub mod chat;
 pub mod completions;
 pub mod embeddings;
+pub mod media;
 pub mod native;
 pub mod openai;
 pub mod params;

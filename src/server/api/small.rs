@@ -86,7 +86,11 @@ pub async fn props(State(app): State<Arc<App>>) -> Answer {
         "model_alias": app.model_name(),
         "model_ftype": info.description,
         "model_path": info.path,
-        "modalities": {"vision": false, "video": false, "audio": false},
+        "modalities": {
+            "vision": loaded.projector.as_ref().is_some_and(|(own, _)| own.takes_images()),
+            "video": false,
+            "audio": loaded.projector.as_ref().is_some_and(|(own, _)| own.takes_sound()),
+        },
         "endpoint_slots": app.settings.http.endpoint_slots.0,
         "endpoint_props": app.settings.http.endpoint_props.0,
         "endpoint_metrics": app.settings.http.endpoint_metrics.0,

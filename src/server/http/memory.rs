@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::sync::Notify;
 
 use crate::server::app::lock;
@@ -182,19 +183,27 @@ pub fn cost(json: &[u8], by_letters: bool) -> usize {
     // Pieces added by a letter that follows `n_letters` others.
     let letter = |n_letters: usize| usize::from(n_letters == 0 || n_letters > PIECE_LETTERS_MAX || by_letters);
     let mut bytes = json.iter();
+    // The last text, to be told by what follows it: a colon follows a field's name.
+    let (mut begin, mut end, mut name) = (0, 0, &json[..0]);
     while let Some(byte) = bytes.next() {
         if !is_text {
             match byte {
-                b',' => n_values += 1,
-                b'[' | b'{' => n_containers += 1,
-                b':' => n_fields += 1,
-                b'"' => (is_text, n_letters) = (true, 0),
+                b',' => (n_values, name) = (n_values + 1, &json[..0]),
+                b'[' | b'{' => (n_containers, name) = (n_containers + 1, &json[..0]),
+                b':' => (n_fields, name) = (n_fields + 1, &json[begin..end]),
+                b'"' => {
+                    (is_text, n_letters) = (true, 0);
+                    begin = json.len() - bytes.len();
+                    let n = if MEDIA_FIELDS.contains(&name) { media_bytes(bytes.as_slice()) } else { 0 };
+                    bytes = bytes.as_slice()[n..].iter();
+                    name = &json[..0];
+                }
                 _ => {}
             }
             continue;
         }
         match byte {
-            b'"' => is_text = false,
+            b'"' => (is_text, end) = (false, json.len() - bytes.len() - 1),
             // The letter's first byte was counted.
             0x80..=0xbf => continue,
             b'a'..=b'z' | b'A'..=b'Z' | 0xc0.. => {
@@ -222,6 +231,54 @@ pub fn cost(json: &[u8], by_letters: bool) -> usize {
         n_letters = 0;
     }
     json.len() * BYTE + n_pieces * PIECE + n_values * VALUE + n_containers * CONTAINER + n_fields * FIELD
+}
+
+/// Names of the fields with the bytes of an image or sound.
+const MEDIA_FIELDS: [&[u8]; 3] = [b"url", b"image_url", b"data"];
+
+/// Shortest base64 that counts as bytes of an image or sound.
+const MEDIA_BYTES_MIN: usize = 4096;
+
+/// Length of the base64, perhaps with the beginning of a data URL, with which a text begins; 0 if it is short. It is
+/// never tokenized: [`check_media`] refuses it elsewhere than in images and sound.
+fn media_bytes(text: &[u8]) -> usize {
+    let is_media = |byte: &&u8| byte.is_ascii_alphanumeric() || b"+/=:;,-.".contains(byte);
+    let n = text.iter().take_while(is_media).count();
+    if n < MEDIA_BYTES_MIN { 0 } else { n }
+}
+
+/// Checks that long base64 of the names of images and sound is in a part of a message's content, where it is decoded.
+///
+/// # Errors
+/// The name of a field that is elsewhere.
+pub fn check_media(body: &Value) -> Result<(), &'static str> {
+    /// `is_content`: within a message's content.
+    fn check(value: &Value, is_content: bool) -> Result<(), &'static str> {
+        match value {
+            Value::Array(list) => list.iter().try_for_each(|own| check(own, is_content)),
+            Value::Object(fields) => fields.iter().try_for_each(|(name, own)| field(name, own, is_content)),
+            _ => Ok(()),
+        }
+    }
+    fn field(name: &str, own: &Value, is_content: bool) -> Result<(), &'static str> {
+        let is_long = own.as_str().is_some_and(|text| media_bytes(text.as_bytes()) > 0);
+        match MEDIA_FIELDS.iter().position(|field| *field == name.as_bytes()) {
+            Some(at) if is_long && !is_content => Err(["url", "image_url", "data"][at]),
+            _ => check(own, is_content),
+        }
+    }
+    let Value::Object(fields) = body else { return check(body, false) };
+    let of_message = |(name, own): (&String, &Value)| match name.as_str() {
+        "content" | "output" => check(own, true),
+        name => field(name, own, false),
+    };
+    fields.iter().try_for_each(|(name, value)| match (name.as_str(), value) {
+        ("messages" | "input", Value::Array(messages)) => messages.iter().try_for_each(|message| match message {
+            Value::Object(fields) => fields.iter().try_for_each(of_message),
+            other => check(other, false),
+        }),
+        (name, value) => field(name, value, false),
+    })
 }
 
 /// The number given by the four hex digits after `\u`; `None`, with nothing consumed, if they are not digits.
@@ -265,6 +322,30 @@ mod tests {
         assert_eq!(n_pieces("\\u0022\\u0041 \\ud83d\\ude00", false), 4);
         // Broken escapes.
         assert_eq!((n_pieces("\\u04", false), n_pieces("\\uwxyz", false)), (3, 2));
+    }
+
+    #[test]
+    fn bytes_of_images_count_as_bytes() {
+        let base64 = "iVBORw0KGgo+/".repeat(100_000);
+        let part = format!(r#"{{"type": "image_url", "image_url": {{"url": "data:image/png;base64,{base64}"}}}}"#);
+        let json = format!(r#"{{"messages": [{{"role": "user", "content": [{part}]}}]}}"#);
+        assert!(cost(json.as_bytes(), true) < json.len() * (BYTE + 1));
+        let check = |json: &str| check_media(&serde_json::from_str(json).unwrap());
+        assert_eq!(check(&json), Ok(()));
+        for elsewhere in [
+            format!(r#"{{"prompt": "x", "data": "{base64}"}}"#),
+            format!(r#"{{"tools": [{{"url": "{base64}"}}], "messages": []}}"#),
+            format!(r#"{{"messages": [{{"role": "user", "url": "{base64}", "content": ""}}]}}"#),
+        ] {
+            assert!(check(&elsewhere).is_err());
+        }
+        // Text of other fields is tokenized.
+        let text = format!(r#"{{"prompt": "{base64}"}}"#);
+        assert!(cost(text.as_bytes(), false) > text.len() * 2 * BYTE);
+        for text in [r#"{"url": "", "data": 1, "content": "#, r#"{"url": [1, "#, r#"{"data": {"#] {
+            let text = format!("{text}\"{base64}\"");
+            assert!(cost(text.as_bytes(), false) > text.len() * 2 * BYTE);
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use super::app::App;
 use super::error::ApiError;
 use connections::Exchange;
-use memory::{Held, cost};
+use memory::{Held, check_media, cost};
 
 /// A JSON object, whose null fields count as absent, and the memory accounted to the request.
 #[derive(Debug)]
@@ -76,7 +76,11 @@ impl FromRequest<Arc<App>> for AnyBody {
         held.grow_to(app.work(|| cost(&bytes, by_letters)).await).await?;
         // serde_json bounds the depth.
         let value = app.work(|| serde_json::from_slice(&bytes)).await;
-        Ok(Self(value.map_err(|error| ApiError::invalid(format!("the body is no JSON: {error}")))?, held))
+        let value = value.map_err(|error| ApiError::invalid(format!("the body is no JSON: {error}")))?;
+        app.work(|| check_media(&value)).await.map_err(|name| {
+            ApiError::field(name, "expected no bytes of an image or sound here, but in a part of a message's content")
+        })?;
+        Ok(Self(value, held))
     }
 }
 

@@ -157,7 +157,8 @@ impl Worker {
 
     /// The sampler and the text of a request, if a slot can hold its prompt.
     fn sampler_for(&self, job: &Job) -> Result<(Option<Sampler>, Text), ApiError> {
-        let (n_prompt, n_ctx, n_batch) = (job.prompt.len(), self.options.n_ctx, self.options.n_batch);
+        let (n_prompt, n_ctx, n_batch) =
+            (job.prompt.len() + job.chunks.n_extra(), self.options.n_ctx, self.options.n_batch);
         let generates = matches!(job.work, Work::Generate(_));
         if n_prompt >= n_ctx + usize::from(!generates) {
             return Err(ApiError::exceeds_context(n_prompt, n_ctx));
@@ -189,10 +190,10 @@ impl Worker {
             self.slots[from].is_shared = true;
         }
         let reuse = match &job.work {
-            Work::Generate(generate) if placement.n_shared > 0 => generate.cache_reuse,
+            Work::Generate(generate) if placement.n_shared > 0 && self.projector.is_none() => generate.cache_reuse,
             _ => 0,
         };
-        let mut n = placement.n_shared;
+        let mut n = job.chunks.whole(placement.n_shared);
         // Moving a cell moves it for all slots that share it. A state that needs checkpoints cannot be moved.
         let is_movable = !self.slots[at].is_shared && self.session.checkpoints(sequence).is_empty();
         if reuse > 0 && self.session.can_move_tokens() && is_movable {
@@ -236,6 +237,9 @@ impl Worker {
                 let n = self.slots[at].tokens.len();
                 self.forget(at).map_err(server)?;
                 (n, 0)
+            }
+            SlotAction::Save(_) if self.slots[at].tokens.iter().any(|token| *token < 0) => {
+                return Err(ApiError::unsupported("the slot holds an image or sound, which cannot be saved"));
             }
             SlotAction::Save(path) => {
                 let state = self.session.sequence_state(sequence).map_err(server)?;

@@ -1,8 +1,9 @@
 //! Evaluates prompts in pieces, bounded by the time until others must have their next token.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use hobbit::{BatchToken, Session};
+use hobbit::{BatchToken, EvalError, Session};
 
 use super::Worker;
 use super::slot::{Phase, Run, Slot};
@@ -23,7 +24,11 @@ impl Worker {
             order.retain(|at| self.slots[*at].lora == lora);
             self.session.set_adapters(&lora);
         }
-        let lacking: Vec<usize> = order.iter().map(|at| self.slots[*at].n_lacking()).collect();
+        let starts_with_chunk = |at: &usize| self.slots[*at].next_chunk().is_some_and(|(n_before, _)| n_before == 0);
+        if let Some(at) = order.iter().copied().find(starts_with_chunk) {
+            return self.evaluate_chunk(at);
+        }
+        let lacking: Vec<usize> = order.iter().map(|at| self.slots[*at].n_ready()).collect();
         if lacking.iter().all(|n| *n == 0) {
             return;
         }
@@ -87,12 +92,43 @@ impl Worker {
             return;
         }
         for (at, first, n) in members {
-            self.prompted(at, first, n);
+            self.prompted(at, first, n, first + n - 1);
         }
     }
 
-    /// Records an evaluated piece of a slot's prompt; its batch entries begin at `first`.
-    fn prompted(&mut self, at: usize, first: usize, n: usize) {
+    /// Encodes and evaluates the image or sound that is next in a slot's prompt.
+    fn evaluate_chunk(&mut self, at: usize) {
+        let slot = &self.slots[at];
+        let (sequence, position) = (slot.sequence(), slot.tokens.len() as i32);
+        let chunk = slot.next_chunk().map(|(_, chunk)| Arc::clone(chunk));
+        let (Some(chunk), Some(projector)) = (chunk, self.projector.clone()) else { return };
+        let began = Instant::now();
+        loop {
+            match self.session.evaluate_media(&projector, &chunk, sequence, position) {
+                Ok(()) => break,
+                Err(error @ EvalError::ContextFull { .. }) => match self.give_way(None, &[]) {
+                    Ok(Some(gone)) if gone != at => {}
+                    Ok(Some(_)) => return,
+                    Ok(None) => return self.failed(&[at], error),
+                    Err(error) => return self.failed(&[at], error),
+                },
+                Err(error) => return self.failed(&[at], error),
+            }
+        }
+        self.status.count(|totals| {
+            totals.prompt_tokens += chunk.n_tokens() as u64;
+            totals.prompt_seconds += began.elapsed().as_secs_f64();
+            totals.n_decode += 1;
+        });
+        let last = chunk.n_tokens().saturating_sub(1) % self.options.n_batch;
+        if !self.session.has_finite_logits(last) {
+            return self.purge(&[at]);
+        }
+        self.prompted(at, last, chunk.n_positions(), last);
+    }
+
+    /// Records an evaluated piece of a slot's prompt, whose batch entries begin at `first` and end with `last`.
+    fn prompted(&mut self, at: usize, first: usize, n: usize, last: usize) {
         let slot = &mut self.slots[at];
         let Some(run) = slot.run.as_mut() else { return };
         let piece = &run.job.prompt[run.n_prompt_done..][..n];
@@ -119,7 +155,7 @@ impl Worker {
                 if let Some(run) = self.slots[at].run.as_mut() {
                     run.phase = Phase::Generating;
                 }
-                self.choose(at, first + n - 1);
+                self.choose(at, last);
             }
         }
     }

@@ -19,7 +19,7 @@ impl Worker {
         let (n_ctx, shifts) = (self.options.n_ctx, self.options.context_shift && self.session.can_move_tokens());
         let adds_bos = self.model.adds_bos();
         let slot = &mut self.slots[at];
-        if slot.tokens.len() < n_ctx {
+        if slot.tokens.len() + slot.run.as_ref().map_or(0, |run| run.job.chunks.n_extra()) < n_ctx {
             return true;
         }
         let Some(run) = slot.run.as_mut() else { return false };

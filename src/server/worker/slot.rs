@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hobbit::Sampler;
+use hobbit::engine::Chunk;
 use hobbit::options::Token;
 use hobbit_core::checkpoints::Cut;
 
@@ -96,6 +97,18 @@ impl Slot {
             Phase::Generating => 0,
         };
         self.run.as_ref().map_or(0, of)
+    }
+
+    /// The next chunk of the prompt, and the number of tokens before it that are not evaluated yet.
+    pub fn next_chunk(&self) -> Option<(usize, &Arc<Chunk>)> {
+        let run = self.run.as_ref().filter(|run| run.phase == Phase::Prompt)?;
+        let (at, chunk) = run.job.chunks.iter().find(|(at, _)| *at >= run.n_prompt_done)?;
+        Some((at - run.n_prompt_done, chunk))
+    }
+
+    /// Tokens of the prompt that can be evaluated together: those before the next chunk.
+    pub fn n_ready(&self) -> usize {
+        self.next_chunk().map_or_else(|| self.n_lacking(), |(n, _)| n)
     }
 }
 

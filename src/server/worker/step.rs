@@ -180,7 +180,7 @@ impl Worker {
         let probabilities = probabilities(&self.model, sampler, token, &generate);
         let piece = run.text.push(&bytes);
         let is_late = generate.time_limit.is_some_and(|limit| run.text.has_new_line && now - prompted > limit);
-        let n_held = slot.tokens.len() + 1;
+        let n_held = slot.tokens.len() + 1 + run.job.chunks.n_extra();
         let is_full = !shifts && n_held >= n_ctx;
         let stop = if let Some((word, n)) = piece.stop {
             Some((Stop::Word(word), n))

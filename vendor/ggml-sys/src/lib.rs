@@ -5,6 +5,7 @@
 //! * [`shim`]: what neither of them offers to C: C++ exceptions turned into codes, memory sizes.
 //! * [`chat`]: llama.cpp's `common`: chat templates, parsers of what models say, reasoning budgets.
 //! * [`grammar`]: llama.cpp's grammar parser.
+//! * [`media`]: llama.cpp's mtmd, which turns images and sound into embeddings.
 //! * `rpc` (feature `rpc`): ggml's RPC backend, which `llama-cpp-sys-2` does not build.
 //!
 //! `UPGRADE.md` says what a version bump has to re-check.
@@ -20,6 +21,7 @@ pub mod backend {
 
 pub mod chat;
 pub mod grammar;
+pub mod media;
 #[cfg(feature = "rpc")]
 pub mod rpc;
 pub mod shim;

@@ -67,7 +67,11 @@ impl Session {
 
     /// Evaluates a batch and counts its cost. `firsts` are the sequences it adds to, each with its first new position:
     /// a failed batch's tokens from there on are removed, so that the caller may try again.
-    pub(super) fn decode(&mut self, batch: llama::llama_batch, firsts: &[(i32, i32)]) -> Result<(), EvalError> {
+    pub(in crate::engine) fn decode(
+        &mut self,
+        batch: llama::llama_batch,
+        firsts: &[(i32, i32)],
+    ) -> Result<(), EvalError> {
         if self.interrupt.is_set() {
             return Err(EvalError::Interrupted);
         }

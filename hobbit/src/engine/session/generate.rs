@@ -7,6 +7,7 @@ use ggml_sys::llama;
 
 use super::{Session, StopReason};
 use crate::engine::error::EvalError;
+use crate::engine::media::{Chunk, Projector};
 use crate::engine::sampling::{Sampler, are_finite};
 use hobbit_core::options::Token;
 
@@ -96,6 +97,25 @@ impl Session {
         self.feed_by(tokens, self.n_ubatch(), &mut progress)
     }
 
+    /// Evaluates a chunk of an image or sound after the context's content.
+    ///
+    /// # Errors
+    /// A full context; as [`Session::evaluate_media`].
+    pub fn feed_media(&mut self, projector: &Projector, chunk: &Chunk) -> Result<(), EvalError> {
+        if let Some(waiting) = self.pending.take() {
+            self.feed(&[waiting])?;
+        }
+        let n_ctx = self.n_ctx_seq();
+        if self.n_past + chunk.n_tokens() > n_ctx as usize {
+            return Err(self.context_full());
+        }
+        let before = self.n_past;
+        self.evaluate_media(projector, chunk, 0, before as i32)?;
+        self.n_past = before + chunk.n_positions();
+        self.n_prompt = self.n_past;
+        Ok(())
+    }
+
     /// As [`Session::feed`], with `at_once` tokens per batch.
     fn feed_by(&mut self, tokens: &[Token], at_once: usize, progress: &mut dyn FnMut(usize)) -> Result<(), EvalError> {
         let waiting = self.pending.take();
@@ -135,7 +155,9 @@ impl Session {
                     logits[n - 1] = i8::from(left.is_empty() && next.is_none());
                     // SAFETY: the batch borrows both vectors, which outlive its evaluation.
                     let mut batch = unsafe { llama::llama_batch_get_one(now.as_mut_ptr(), n as i32) };
-                    batch.logits = logits.as_mut_ptr();
+                    // llama.cpp would count on from an image's first position.
+                    let mut positions: Vec<i32> = (self.n_past as i32..).take(n).collect();
+                    (batch.logits, batch.pos) = (logits.as_mut_ptr(), positions.as_mut_ptr());
                     self.decode(batch, &[(0, self.n_past as i32)])?;
                     self.n_past += n;
                     (rest, done) = (left, done + n);
@@ -213,8 +235,10 @@ impl Generation<'_> {
         if let Some(mut token) = session.pending.take() {
             let room = session.make_room(1);
             // SAFETY: the batch borrows `token`, which outlives its evaluation.
-            let batch = unsafe { llama::llama_batch_get_one(&raw mut token, 1) };
+            let mut batch = unsafe { llama::llama_batch_get_one(&raw mut token, 1) };
             let before = session.n_past;
+            let mut position = before as i32;
+            batch.pos = &raw mut position;
             match room.and_then(|()| session.decode(batch, &[(0, before as i32)])) {
                 Ok(()) => session.n_past += 1,
                 Err(error) => {

@@ -5,7 +5,7 @@ use hobbit::options::{ReasoningBudget, ReasoningFormat};
 use serde_json::{Value, json};
 
 use crate::reasoning::{ENABLE_THINKING, REASONING_EFFORT, Reasoning};
-use crate::server::api::{Fields, boolean, get, object, text, whole};
+use crate::server::api::{Fields, boolean, get, media, object, text, whole};
 use crate::server::error::ApiError;
 
 /// Default number of candidates with `logprobs`.
@@ -20,6 +20,8 @@ pub struct Defaults<'a> {
     /// Whether the template supports reasoning.
     pub template_reasons: bool,
     pub calls_in_parallel: bool,
+    /// Place of an image or sound in a text; `None`: the server takes none.
+    pub marker: Option<&'a str>,
 }
 
 /// A parsed chat request.
@@ -31,6 +33,8 @@ pub struct Request {
     pub budget: ReasoningBudget,
     /// The stream ends with token counts.
     pub include_usage: bool,
+    /// Files of images and sound, in order of their places in the conversation.
+    pub media: Vec<Vec<u8>>,
 }
 
 /// Parses a request in OpenAI's form.
@@ -42,7 +46,8 @@ pub fn read(mut body: Fields, defaults: &Defaults) -> Result<Request, ApiError> 
         return Err(ApiError::invalid("Cannot use custom grammar constraints with tools."));
     }
     let mut conversation = body.remove("messages").ok_or_else(|| ApiError::invalid("'messages' is required"))?;
-    check_messages(&mut conversation)?;
+    let mut media = Vec::new();
+    check_messages(&mut conversation, defaults.marker, &mut media)?;
     let (continue_final_message, add_generation_prompt) = continuation(&body, &conversation, defaults)?;
     let reasoning = reasoning(&body, defaults)?;
     probabilities(&mut body, tools.is_some())?;
@@ -63,7 +68,7 @@ pub fn read(mut body: Fields, defaults: &Defaults) -> Result<Request, ApiError> 
         use_jinja: defaults.jinja,
         pure_content: defaults.reasoning.skip_parsing,
     };
-    Ok(Request { inputs, rest: body, budget: reasoning.budget, include_usage })
+    Ok(Request { inputs, rest: body, budget: reasoning.budget, include_usage, media })
 }
 
 /// Tools as JSON, if any, and whether the model must call them.
@@ -232,18 +237,18 @@ fn probabilities(body: &mut Fields, has_tools: bool) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Checks messages in OpenAI's form, and removes null fields.
-fn check_messages(messages: &mut Value) -> Result<(), ApiError> {
+/// Checks messages in OpenAI's form, removes null fields, and moves images and sound to `media`.
+fn check_messages(messages: &mut Value, marker: Option<&str>, media: &mut Vec<Vec<u8>>) -> Result<(), ApiError> {
     let Value::Array(messages) = messages else {
         return Err(ApiError::invalid("Expected 'messages' to be an array"));
     };
     messages.iter_mut().try_for_each(|message| match message {
-        Value::Object(fields) => check_one(fields),
+        Value::Object(fields) => check_one(fields, marker, media),
         _ => Err(ApiError::invalid("Expected 'messages' to be an array of objects")),
     })
 }
 
-fn check_one(message: &mut Fields) -> Result<(), ApiError> {
+fn check_one(message: &mut Fields, marker: Option<&str>, media: &mut Vec<Vec<u8>>) -> Result<(), ApiError> {
     // Content may be null; any other null field counts as absent.
     message.retain(|name, value| name == "content" || !value.is_null());
     let role = match message.get("role") {
@@ -252,8 +257,9 @@ fn check_one(message: &mut Fields) -> Result<(), ApiError> {
         None => "",
     };
     let (is_assistant, is_role_missing) = (role == "assistant", role.is_empty());
-    let Some(content) = message.get("content") else {
-        return match (is_assistant, message.contains_key("tool_calls")) {
+    let has_calls = message.contains_key("tool_calls");
+    let Some(content) = message.get_mut("content") else {
+        return match (is_assistant, has_calls) {
             (true, true) => Ok(()),
             (true, false) => Err(ApiError::invalid("Assistant message must contain either 'content' or 'tool_calls'!")),
             (false, _) => Err(ApiError::invalid("All non-assistant messages must contain 'content'")),
@@ -261,7 +267,7 @@ fn check_one(message: &mut Fields) -> Result<(), ApiError> {
     };
     match content {
         Value::Null | Value::String(_) => {}
-        Value::Array(parts) => parts.iter().try_for_each(check_part)?,
+        Value::Array(parts) => parts.iter_mut().try_for_each(|part| check_part(part, marker, media))?,
         _ => return Err(ApiError::invalid("Expected 'content' to be a string or an array")),
     }
     if is_role_missing {
@@ -270,25 +276,35 @@ fn check_one(message: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Checks that a content part is a text.
+/// Checks a content part. Moves the bytes of an image or sound to `media`, and leaves a marker.
 ///
 /// # Errors
-/// Any other part. The server takes no images, audio or video, even if the model could.
-pub fn check_part(part: &Value) -> Result<(), ApiError> {
+/// Parts that are neither, or images and sound where the server takes none.
+pub fn check_part(part: &mut Value, marker: Option<&str>, media: &mut Vec<Vec<u8>>) -> Result<(), ApiError> {
     let cannot = |what: &str| {
-        Err(ApiError::invalid(format!(
-            "{what} input is not supported: this server takes text only; send the message without it, or use \
-             llama-server with --mmproj"
-        )))
+        ApiError::invalid(format!(
+            "{what} input is not supported: the server has no projector for it; start it with --mmproj, or send the \
+             message without it"
+        ))
     };
-    match part.get("type").and_then(Value::as_str) {
-        Some("text") if part.get("text").is_some_and(Value::is_string) => Ok(()),
-        Some("text") => Err(ApiError::invalid("a content part of type 'text' needs a string 'text'")),
-        Some("image_url") => cannot("image"),
-        Some("input_audio") => cannot("audio"),
-        Some("input_video" | "video_url") => cannot("video"),
-        _ => Err(ApiError::invalid("unsupported content[].type")),
+    let bytes = match part.get("type").and_then(Value::as_str) {
+        Some("text") if part.get("text").is_some_and(Value::is_string) => return Ok(()),
+        Some("text") => return Err(ApiError::invalid("a content part of type 'text' needs a string 'text'")),
+        Some("image_url") if marker.is_none() => return Err(cannot("image")),
+        Some("input_audio") if marker.is_none() => return Err(cannot("audio")),
+        Some("image_url") => media::image(&part["image_url"])?,
+        Some("input_audio") => media::sound(&part["input_audio"])?,
+        Some("input_video" | "video_url") => {
+            return Err(ApiError::invalid("video input is not supported; send images of it"));
+        }
+        _ => return Err(ApiError::invalid("unsupported content[].type")),
+    };
+    if media.len() >= media::COUNT_MAX {
+        return Err(ApiError::invalid(format!("a request may have at most {} images and sounds", media::COUNT_MAX)));
     }
+    media.push(bytes);
+    *part = json!({"type": "media_marker", "text": marker});
+    Ok(())
 }
 
 /// Whether a message has the assistant's role.

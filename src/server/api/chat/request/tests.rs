@@ -10,6 +10,7 @@ fn read_with(body: Value, change: impl FnOnce(&mut Defaults)) -> Result<Request,
         prefills_assistant: true,
         template_reasons: true,
         calls_in_parallel: false,
+        marker: None,
     };
     change(&mut defaults);
     let Value::Object(mut fields) = body else { panic!("a body is an object") };
@@ -173,7 +174,7 @@ fn invalid_conversations() {
         json!([{"role": "user", "content": [{"type": "dream", "text": "x"}]}]),
         json!([{"role": "user", "content": ["x"]}]),
     ] {
-        let error = check_messages(&mut messages.clone()).unwrap_err();
+        let error = check_messages(&mut messages.clone(), None, &mut Vec::new()).unwrap_err();
         assert_eq!(error.status.as_u16(), 400, "{messages}");
     }
 }
@@ -186,16 +187,38 @@ fn a_conversation() {
         {"role": "assistant", "content": null, "tool_calls": []},
         {"role": "assistant", "tool_calls": []},
     ]);
-    check_messages(&mut messages).unwrap();
+    check_messages(&mut messages, None, &mut Vec::new()).unwrap();
     assert_eq!(messages[0], json!({"role": "system", "content": "s"}));
     assert_eq!(messages[2]["content"], Value::Null);
-    assert!(check_messages(&mut json!([])).is_ok());
+    assert!(check_messages(&mut json!([]), None, &mut Vec::new()).is_ok());
 }
 
 #[test]
-fn images_are_refused() {
+fn images_are_refused_without_a_projector() {
     let mut messages = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]);
-    let error = check_messages(&mut messages).unwrap_err();
+    let error = check_messages(&mut messages, None, &mut Vec::new()).unwrap_err();
     assert!(error.message.contains("image input is not supported"), "{}", error.message);
     assert_eq!(error.status.as_u16(), 400);
+}
+
+#[test]
+fn images_leave_markers() {
+    let image =
+        |byte: &str| json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{byte}")}});
+    let text = json!({"type": "text", "text": "a"});
+    let sound = json!({"type": "input_audio", "input_audio": {"data": "Ag==", "format": "wav"}});
+    let mut messages = json!([
+        {"role": "user", "content": [text, image("AA==")]},
+        {"role": "user", "content": [image("AQ=="), sound]},
+    ]);
+    let mut media = Vec::new();
+    check_messages(&mut messages, Some("<m>"), &mut media).unwrap();
+    let marker = json!({"type": "media_marker", "text": "<m>"});
+    assert_eq!(messages[0]["content"], json!([text, marker]));
+    assert_eq!(messages[1]["content"], json!([marker, marker]));
+    assert_eq!(media, [[0], [1], [2]]);
+    let many = vec![image("AA=="); media::COUNT_MAX + 1];
+    let mut messages = json!([{"role": "user", "content": many}]);
+    let error = check_messages(&mut messages, Some("<m>"), &mut Vec::new()).unwrap_err();
+    assert!(error.message.contains("at most"), "{}", error.message);
 }

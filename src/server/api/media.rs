@@ -1,0 +1,85 @@
+//! Images and sound of requests: their bytes, and their evaluation's parts.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use hobbit::engine::{Chunks, Media, MediaError, MediaPrompt};
+use serde_json::Value;
+
+use crate::server::app::Loaded;
+use crate::server::error::ApiError;
+
+/// Maximum images and sounds of a request.
+pub const COUNT_MAX: usize = 32;
+
+/// Bytes of a prepared image, for each of its tokens: pixels as numbers, and the embedding.
+const TOKEN_BYTES: usize = 16 << 10;
+
+/// Bytes that chunks take while they wait for the engine.
+pub fn bytes(chunks: &Chunks) -> usize {
+    chunks.iter().map(|(_, chunk)| chunk.n_tokens() * TOKEN_BYTES).sum()
+}
+
+/// The bytes of `{"url": "data:image/…;base64,…"}`. The server fetches nothing: a request could otherwise have it read
+/// its own files and network.
+pub fn image(image: &Value) -> Result<Vec<u8>, ApiError> {
+    let url = image.get("url").unwrap_or(image).as_str();
+    let url = url.ok_or_else(|| ApiError::invalid("image_url needs a string 'url'"))?;
+    if url.starts_with("http") || url.starts_with("file:") {
+        let message = "images are not fetched from URLs; send the bytes: data:image/png;base64,...";
+        return Err(ApiError::invalid(message));
+    }
+    match url.split_once(',') {
+        Some((kind, data)) if kind.starts_with("data:image/") && kind.ends_with(";base64") => {
+            decoded(data, "image_url")
+        }
+        _ => Err(ApiError::invalid("Invalid url: expected data:image/TYPE;base64,DATA")),
+    }
+}
+
+/// The bytes of `{"data": "…", "format": "wav"}`.
+pub fn sound(sound: &Value) -> Result<Vec<u8>, ApiError> {
+    if !matches!(sound.get("format").and_then(Value::as_str), Some("wav" | "mp3")) {
+        return Err(ApiError::invalid("input_audio.format must be either 'wav' or 'mp3'"));
+    }
+    let data = sound.get("data").and_then(Value::as_str);
+    decoded(data.ok_or_else(|| ApiError::invalid("input_audio needs a string 'data'"))?, "input_audio")
+}
+
+fn decoded(data: &str, what: &str) -> Result<Vec<u8>, ApiError> {
+    STANDARD.decode(data).map_err(|error| ApiError::invalid(format!("{what}: no base64: {error}")))
+}
+
+/// Tokens of a text in which the server's marker stands for each of `files`.
+///
+/// # Errors
+/// Bytes that are no image or sound.
+pub fn tokens(loaded: &Loaded, text: &str, files: &[Vec<u8>]) -> Result<MediaPrompt, ApiError> {
+    let Some((projector, marker)) = loaded.projector.as_ref().filter(|_| !files.is_empty()) else {
+        let tokens = super::prompts::tokens(&loaded.model, text, true)?;
+        return Ok(MediaPrompt { tokens, ..MediaPrompt::default() });
+    };
+    let invalid = |error: MediaError| ApiError::invalid(error.to_string());
+    let media = files.iter().map(|file| projector.read(file)).collect::<Result<Vec<Media>, _>>().map_err(invalid)?;
+    projector.prompt(text.as_bytes(), marker, &media, true).map_err(invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_bytes_are_taken() {
+        let url = |url: &str| image(&json!({"url": url})).map_err(|error| error.message);
+        assert_eq!(url("data:image/png;base64,AAEC"), Ok(vec![0, 1, 2]));
+        for wrong in ["http://127.0.0.1/x", "https://x/y.png", "file:///etc/passwd", "AAEC", "data:image/png,AAEC", ""]
+        {
+            assert!(url(wrong).is_err(), "{wrong}");
+        }
+        assert!(url("data:image/png;base64,A?").unwrap_err().contains("base64"));
+        assert_eq!(sound(&json!({"data": "AAEC", "format": "wav"})).unwrap(), [0, 1, 2]);
+        assert!(sound(&json!({"data": "AAEC", "format": "ogg"})).is_err());
+        assert!(sound(&json!({"format": "mp3"})).is_err());
+    }
+}

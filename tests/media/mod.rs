@@ -1,0 +1,363 @@
+//! Images and sound: embeddings and logits equal to those of llama.cpp's mtmd, in the library and in the programs;
+//! hostile bytes.
+
+#[cfg(feature = "server")]
+mod served;
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use ggml_sys::llama;
+use gguf_tools::synth::{Projector as Kind, Spec};
+use hobbit::engine::{MediaPrompt, Projector, ProjectorNeeds};
+use hobbit::options::{FlashAttn, ProjectorOptions, Repack};
+use hobbit::{Model, ModelOptions, SessionOptions};
+use hobbit_core::plan::ExpertCache;
+
+use crate::fixture::cli::{CLI, cli, program};
+use crate::fixture::compare::{ALL, QUARTER, options};
+use crate::fixture::{quiet_llama_cpp, write};
+
+const MARKER: &str = "<__media__>";
+const TEXT: &str = "What is in <__media__> this? Answer at once.";
+
+/// A PNG with a colour gradient, and a header that may claim other sizes. Its pixels are stored, not compressed.
+fn png(width: u32, height: u32, claimed: Option<(u32, u32)>) -> Vec<u8> {
+    let mut pixels = Vec::new();
+    for y in 0..height {
+        pixels.push(0);
+        (0..width).for_each(|x| pixels.extend([(x * 7) as u8, (y * 5) as u8, (x * y) as u8]));
+    }
+    let mut packed = vec![0x78, 1];
+    let mut blocks = pixels.chunks(65535).peekable();
+    while let Some(block) = blocks.next() {
+        let n = block.len() as u16;
+        packed.push(u8::from(blocks.peek().is_none()));
+        packed.extend(n.to_le_bytes());
+        packed.extend((!n).to_le_bytes());
+        packed.extend(block);
+    }
+    packed.extend([0; 4]);
+    let (w, h) = claimed.unwrap_or((width, height));
+    let header = [&w.to_be_bytes()[..], &h.to_be_bytes(), &[8, 2, 0, 0, 0]].concat();
+    let mut file = b"\x89PNG\r\n\x1a\n".to_vec();
+    for (kind, data) in [(b"IHDR", &header[..]), (b"IDAT", &packed), (b"IEND", &[])] {
+        file.extend((data.len() as u32).to_be_bytes());
+        file.extend(kind);
+        file.extend(data);
+        // The decoder ignores checksums.
+        file.extend([0; 4]);
+    }
+    file
+}
+
+/// A grey JPEG of 24 x 16 pixels: six blocks of one value each.
+fn jpeg() -> Vec<u8> {
+    let mut file = vec![0xff, 0xd8];
+    let mut segment = |kind: u8, data: &[u8]| {
+        file.extend([0xff, kind]);
+        file.extend((data.len() as u16 + 2).to_be_bytes());
+        file.extend(data);
+    };
+    segment(0xdb, &[&[0][..], &[8; 64]].concat());
+    segment(0xc0, &[8, 0, 16, 0, 24, 1, 1, 0x11, 0]);
+    // Twelve codes of four bits for the values' lengths, and one of one bit for the end of a block.
+    segment(0xc4, &[&[0x00, 0, 0, 0, 12][..], &[0; 12], &(0..12).collect::<Vec<u8>>()].concat());
+    segment(0xc4, &[&[0x10, 1][..], &[0; 15], &[0]].concat());
+    segment(0xda, &[1, 1, 0, 0, 63, 0]);
+    let mut bits = String::new();
+    for step in [60i32, -30, 45, -90, 20, 7] {
+        let length = 32 - step.unsigned_abs().leading_zeros();
+        let value = if step < 0 { step + (1 << length) - 1 } else { step };
+        bits += &format!("{length:04b}{value:0width$b}0", width = length as usize);
+    }
+    bits += &"1".repeat(8 - bits.len() % 8);
+    let bytes = (0..bits.len() / 8).map(|at| u8::from_str_radix(&bits[at * 8..][..8], 2).unwrap());
+    file.extend(bytes.flat_map(|byte| if byte == 0xff { vec![0xff, 0] } else { vec![byte] }));
+    file.extend([0xff, 0xd9]);
+    file
+}
+
+/// A tenth of a second of sound, with a header that may claim another number of bytes.
+fn wav(claimed: Option<u32>) -> Vec<u8> {
+    let samples: Vec<u8> = (0..1600).flat_map(|at| (((at * at) % 20_011) as i16 - 10_000).to_le_bytes()).collect();
+    let n = claimed.unwrap_or(samples.len() as u32);
+    let mut file = b"RIFF".to_vec();
+    file.extend((36 + n).to_le_bytes());
+    file.extend(b"WAVEfmt \x10\0\0\0\x01\0\x01\0");
+    file.extend(16_000u32.to_le_bytes());
+    file.extend(32_000u32.to_le_bytes());
+    file.extend(b"\x02\0\x10\0data");
+    file.extend(n.to_le_bytes());
+    file.extend(samples);
+    file
+}
+
+struct Files {
+    _dir: tempfile::TempDir,
+    model: PathBuf,
+    projector: ProjectorOptions,
+}
+
+/// A model and its projector.
+fn files(arch: &str, kind: Kind) -> Files {
+    let dir = tempfile::tempdir().unwrap();
+    let model = write(dir.path(), &Spec::tiny(arch));
+    let path = dir.path().join("mmproj.gguf");
+    kind.write(&path, Spec::tiny(arch).embd, 7).unwrap();
+    Files { model, projector: ProjectorOptions { path, threads: 1, ..ProjectorOptions::default() }, _dir: dir }
+}
+
+fn session_options() -> SessionOptions {
+    let flash_attn = FlashAttn::Off;
+    SessionOptions {
+        n_ctx: 1024,
+        n_batch: 256,
+        n_ubatch: 256,
+        threads: Some(1),
+        flash_attn,
+        ..SessionOptions::default()
+    }
+}
+
+/// Logits after the text by llama.cpp and mtmd alone.
+fn stock(files: &Files, bytes: &[u8]) -> Vec<f32> {
+    quiet_llama_cpp();
+    let own = session_options();
+    let name = |path: &Path| CString::new(path.as_os_str().as_bytes()).unwrap();
+    let (model_name, projector_name) = (name(&files.model), name(&files.projector.path));
+    // SAFETY: every object is made here, checked for null, used while it lives and freed once.
+    unsafe {
+        let mut params = llama::llama_model_default_params();
+        (params.use_extra_bufts, params.n_gpu_layers) = (false, 0);
+        let model = llama::llama_model_load_from_file(model_name.as_ptr(), params);
+        assert!(!model.is_null());
+        let mut params = llama::llama_context_default_params();
+        (params.n_ctx, params.n_batch, params.n_ubatch) = (own.n_ctx, own.n_batch, own.n_ubatch);
+        (params.n_threads, params.n_threads_batch) = (1, 1);
+        params.flash_attn_type = llama::LLAMA_FLASH_ATTN_TYPE_DISABLED;
+        params.n_outputs_max = 0;
+        let context = llama::llama_init_from_model(model, params);
+        assert!(!context.is_null());
+        let mut params = llama::mtmd_context_params_default();
+        (params.use_gpu, params.n_threads, params.warmup) = (false, 1, false);
+        let media = llama::mtmd_init_from_file(projector_name.as_ptr(), model, params);
+        assert!(!media.is_null());
+        let opt = llama::mtmd_helper_init_opt_default();
+        let bitmap = llama::mtmd_helper_bitmap_init_from_buf(media, bytes.as_ptr(), bytes.len(), false, opt).bitmap;
+        assert!(!bitmap.is_null());
+        let chunks = llama::mtmd_input_chunks_init();
+        let text = llama::mtmd_input_text {
+            text: TEXT.as_ptr().cast(),
+            text_len: TEXT.len(),
+            add_special: true,
+            parse_special: true,
+        };
+        let mut bitmaps = [bitmap.cast_const()];
+        assert_eq!(llama::mtmd_tokenize(media, chunks, &raw const text, bitmaps.as_mut_ptr(), 1), 0);
+        let mut n_past = 0;
+        let n_batch = own.n_batch as i32;
+        let code = llama::mtmd_helper_eval_chunks(media, context, chunks, 0, 0, n_batch, true, &raw mut n_past);
+        assert_eq!(code, 0);
+        let n_vocab = llama::llama_vocab_n_tokens(llama::llama_model_get_vocab(model)) as usize;
+        let row = llama::llama_get_logits_ith(context, -1);
+        let logits = std::slice::from_raw_parts(row, n_vocab).to_vec();
+        llama::mtmd_input_chunks_free(chunks);
+        llama::mtmd_bitmap_free(bitmap);
+        llama::mtmd_free(media);
+        llama::llama_free(context);
+        llama::llama_model_free(model);
+        logits
+    }
+}
+
+/// The model, its session's options and projector, as the programs open them.
+fn open(files: &Files, expert_cache: ExpertCache) -> (Model, hobbit::Session, Projector) {
+    quiet_llama_cpp();
+    let needs = ProjectorNeeds::of(&files.projector).unwrap();
+    let base = ModelOptions { repack: Repack::Off, reserved_bytes: needs.bytes, ..options(expert_cache) };
+    let model = Model::open(&files.model, &base).unwrap();
+    let session = model.session(&session_options()).unwrap();
+    let projector = Projector::open(&model, &files.projector).unwrap();
+    (model, session, projector)
+}
+
+fn prompt(projector: &Projector, bytes: &[u8]) -> MediaPrompt {
+    let media = projector.read(bytes).unwrap();
+    projector.prompt(TEXT.as_bytes(), MARKER, &[media], true).unwrap()
+}
+
+/// Logits after the text by hobbit, which begins at token `from`.
+fn logits(session: &mut hobbit::Session, projector: &Projector, prompt: &MediaPrompt, from: usize) -> Vec<f32> {
+    session.feed_prompt(projector, prompt, from).unwrap();
+    assert_eq!(session.n_past(), prompt.tokens.len());
+    let (at, chunk) = prompt.chunks.iter().last().unwrap();
+    let n_last = prompt.tokens.len() - at.max(from) - if from <= at { chunk.n_positions() } else { 0 };
+    session.logits(n_last - 1).unwrap().to_vec()
+}
+
+fn check(arch: &str, kind: Kind, bytes: &[u8]) {
+    let files = files(arch, kind);
+    let expected = stock(&files, bytes);
+    assert!(expected.iter().all(|logit| logit.is_finite()));
+    for cache in [ALL, QUARTER] {
+        let (_model, mut session, projector) = open(&files, cache);
+        let prompt = prompt(&projector, bytes);
+        let found = logits(&mut session, &projector, &prompt, 0);
+        assert!(found == expected, "{arch}: logits differ from mtmd's");
+        // Back to the end of the image, and on from there.
+        let (at, chunk) = prompt.chunks.iter().last().unwrap();
+        let after = at + chunk.n_positions();
+        assert_eq!(session.keep(after), after);
+        assert!(logits(&mut session, &projector, &prompt, after) == expected, "{arch}: logits differ after a cut");
+    }
+}
+
+#[test]
+fn images_whose_tokens_see_each_other() {
+    check("qwen3moe", Kind::Gemma3, &png(40, 30, None));
+}
+
+#[test]
+fn images_at_positions_of_several_dimensions() {
+    check("qwen3vlmoe", Kind::Qwen2vl, &png(130, 70, None));
+    check("qwen3vlmoe", Kind::Qwen2vl, &jpeg());
+}
+
+#[test]
+fn sound() {
+    check("qwen3moe", Kind::Qwen2a, &wav(None));
+}
+
+#[test]
+fn equal_images_have_equal_placeholders_and_others_have_not() {
+    let files = files("qwen3moe", Kind::Gemma3);
+    let (_model, _session, projector) = open(&files, ALL);
+    let of = |bytes: &[u8]| prompt(&projector, bytes).tokens;
+    let (one, two) = (of(&png(40, 30, None)), of(&png(40, 31, None)));
+    assert_eq!(one, of(&png(40, 30, None)));
+    assert_eq!(one.len(), two.len());
+    let placeholders = |tokens: &[i32]| tokens.iter().copied().filter(|token| *token < -1).collect::<Vec<_>>();
+    let (one, two) = (placeholders(&one), placeholders(&two));
+    assert!(one.len() == 4 && one.iter().all(|token| !two.contains(token)), "{one:?} {two:?}");
+    let wrong = projector.prompt(b"no place", MARKER, &[projector.read(&jpeg()).unwrap()], true).unwrap_err();
+    assert!(wrong.to_string().contains("0 places"), "{wrong}");
+}
+
+/// Bytes that begin as an image or sound and go wrong somewhere: with what each refusal must say.
+fn hostile() -> Vec<(Vec<u8>, &'static str)> {
+    let sound = png(40, 30, None);
+    let mut all = vec![
+        (Vec::new(), ""),
+        (b"no image".to_vec(), ""),
+        (png(4, 4, Some((100_000, 100_000))), ""),
+        (png(4, 4, Some((5000, 5000))), "at most"),
+        (png(4, 4, Some((2000, 2000))), ""),
+        (png(4, 4, Some((0, 4))), ""),
+        // More pixels than the header says, as a bomb has them.
+        (png(300, 300, Some((2, 2))), "unpacked"),
+        (sound[..sound.len() / 2].to_vec(), ""),
+        (jpeg()[..40].to_vec(), ""),
+        (b"RIFF\0\0\0\0WEBPVP8 ".to_vec(), ""),
+        (b"GIF89a".to_vec(), ""),
+    ];
+    all.extend((0..33).map(|at| (sound[..at].to_vec(), "")));
+    all
+}
+
+#[test]
+fn hostile_images_are_refused() {
+    let files = files("qwen3moe", Kind::Gemma3);
+    let (_model, mut session, projector) = open(&files, ALL);
+    for (at, (bytes, part)) in hostile().iter().enumerate() {
+        let error = projector.read(bytes).expect_err(&format!("hostile image {at} was read")).to_string();
+        assert!(error.contains(part), "{at}: {error}");
+    }
+    // Changed bytes may still be an image.
+    for original in [png(24, 16, None), jpeg()] {
+        for at in 0..original.len() {
+            for value in [0, 0xff, original[at] ^ 0x10] {
+                let mut bytes = original.clone();
+                bytes[at] = value;
+                let _ = projector.read(&bytes);
+            }
+        }
+    }
+    let refused = projector.read(&wav(None)).unwrap_err().to_string();
+    assert!(refused.contains("sound"), "{refused}");
+    let prompt = prompt(&projector, &jpeg());
+    session.feed_prompt(&projector, &prompt, 0).unwrap();
+}
+
+#[test]
+fn hostile_sound_is_refused() {
+    let files = files("qwen3moe", Kind::Qwen2a);
+    let (_model, _session, projector) = open(&files, ALL);
+    // One sample of a byte in each second.
+    let mut long = wav(None);
+    long[24..28].copy_from_slice(&1u32.to_le_bytes());
+    (long[32], long[34]) = (1, 8);
+    let error = projector.read(&long).unwrap_err().to_string();
+    assert!(error.contains("seconds of sound"), "{error}");
+    for at in 0..60 {
+        for value in [0, 0xff, 0x80] {
+            let mut bytes = wav(None);
+            bytes[at] = value;
+            let _ = projector.read(&bytes);
+        }
+    }
+    assert!(projector.read(&wav(None)[..20]).is_err());
+    assert!(projector.read(&jpeg()).is_err());
+}
+
+#[test]
+fn projectors_that_do_not_fit_are_refused() {
+    let files = files("qwen3moe", Kind::Gemma3);
+    let (model, _session, _projector) = open(&files, ALL);
+    let other = files.projector.path.with_file_name("other.gguf");
+    let wanted = ProjectorOptions { path: other.clone(), ..files.projector.clone() };
+    let message = |options: &ProjectorOptions| Projector::open(&model, options).err().expect("refused").to_string();
+    assert!(message(&wanted).contains("other.gguf"), "there is no file yet");
+    Kind::Gemma3.write(&other, 128, 7).unwrap();
+    assert!(message(&wanted).contains("mismatch"), "{}", message(&wanted));
+    // A model is no projector; neither is the beginning of one.
+    assert!(!message(&ProjectorOptions { path: files.model.clone(), ..wanted.clone() }).is_empty());
+    let whole = std::fs::read(&files.projector.path).unwrap();
+    for n in [0, 3, 100, 1000, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(&other, &whole[..n]).unwrap();
+        assert!(ProjectorNeeds::of(&wanted).is_err() || Projector::open(&model, &wanted).is_err(), "{n} bytes");
+    }
+}
+
+#[test]
+fn the_command_line_reads_images() {
+    let files = files("qwen3moe", Kind::Gemma3);
+    let (model, projector) = (files.model.to_str().unwrap(), files.projector.path.to_str().unwrap());
+    let base = ["-m", model, "--mmproj", projector, "-t", "1", "-c", "512", "-n", "6", "--temp", "0"];
+    let run = |more: &[&str], lines: &str| {
+        let case = cli(&[&base[..], more].concat());
+        std::fs::write(case.dir.path().join("a.png"), png(40, 30, None)).unwrap();
+        std::fs::write(case.dir.path().join("b.jpg"), jpeg()).unwrap();
+        std::fs::write(case.dir.path().join("bad.png"), &png(40, 30, None)[..60]).unwrap();
+        case.type_in(lines)
+    };
+    let raw = ["-no-cnv", "--no-display-prompt", "-p"];
+    let text = |image: &str| run(&[&raw[..], &["See", "--image", image]].concat(), "").expect(0).stdout;
+    let (one, other) = (text("a.png"), text("b.jpg"));
+    assert_ne!(one, other, "the text depends on the image");
+    let placed = run(&[&raw[..], &["<__media__>See", "--image", "a.png"]].concat(), "").expect(0).stdout;
+    assert_eq!(one, placed, "an image without a place comes first");
+    run(&[&raw[..], &["See", "--image", "a.png,b.jpg"]].concat(), "").expect(0);
+    run(&[&raw[..], &["See", "--image", "bad.png"]].concat(), "")
+        .expect(1)
+        .says(&["bad.png", "cannot read this image"]);
+    let talk = ["-cnv", "--no-display-prompt"];
+    let asked = run(&[&talk[..], &["-st", "-p", "See", "--image", "a.png"]].concat(), "").expect(0).stdout;
+    let typed = run(&talk, "/image a.png\nSee\n").expect(0).stdout;
+    assert_eq!(typed.trim_end(), asked.trim_end());
+    run(&talk, "/image bad.png\n/image b.jpg\nSee\n/regen\nAnd now?\n").expect(1).says(&["bad.png"]);
+    let mut without = program(CLI);
+    let output = without.args(["-m", model, "--image", "a.png", "-p", "x"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "--image needs --mmproj");
+}

@@ -1,0 +1,85 @@
+//! hobbit-server with a projector.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::server::rig::Server;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn serve(files: &Files) -> Server {
+    let (model, projector) = (files.model.to_str().unwrap(), files.projector.path.to_str().unwrap());
+    Server::start(&["-m", model, "--mmproj", projector])
+}
+
+fn url(kind: &str, bytes: &[u8]) -> String {
+    format!("data:image/{kind};base64,{}", STANDARD.encode(bytes))
+}
+
+fn asking(part: Value) -> Value {
+    json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "See"}, part]}], "max_tokens": 6})
+}
+
+fn image(bytes: &[u8]) -> Value {
+    json!({"type": "image_url", "image_url": {"url": url("png", bytes)}})
+}
+
+#[test]
+fn images_in_all_endpoints() {
+    let server = serve(&files("qwen3vlmoe", Kind::Qwen2vl));
+    assert_eq!(server.get("/props").ok()["modalities"], json!({"vision": true, "video": false, "audio": false}));
+    let (one, other) = (png(130, 70, None), png(70, 130, None));
+    let ask = |bytes: &[u8]| server.post(CHAT, &asking(image(bytes))).ok();
+    let text = |answer: &Value| answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let first = ask(&one);
+    let n = first["usage"]["prompt_tokens"].as_u64().unwrap();
+    // The same image is not evaluated again, another one is.
+    let again = ask(&one);
+    assert_eq!((text(&again), cached(&again)), (text(&first), n - 1));
+    let differs = ask(&other);
+    assert!(cached(&differs) < n / 2, "{differs}");
+    assert_ne!(text(&differs), text(&first));
+    let back = ask(&one);
+    assert_eq!(text(&back), text(&first));
+
+    let source = json!({"type": "base64", "media_type": "image/png", "data": STANDARD.encode(&one)});
+    let content = json!([{"type": "text", "text": "See"}, {"type": "image", "source": source}]);
+    let body = json!({"max_tokens": 6, "messages": [{"role": "user", "content": content}]});
+    assert_eq!(server.post("/v1/messages", &body).ok()["content"][0]["text"], text(&first));
+    let content =
+        json!([{"type": "input_text", "text": "See"}, {"type": "input_image", "image_url": url("png", &one)}]);
+    let body = json!({"max_output_tokens": 6, "input": [{"role": "user", "content": content}]});
+    assert_eq!(server.post("/v1/responses", &body).ok()["output"][0]["content"][0]["text"], text(&first));
+    // Two requests at once, and a stream.
+    let events: Vec<_> = server.stream(CHAT, &asking(image(&other))).collect();
+    assert!(events.len() > 2);
+    let counted = server.post("/v1/messages/count_tokens", &body).status;
+    assert!(counted == 200 || counted == 400);
+}
+
+#[test]
+fn hostile_media_get_400() {
+    let server = serve(&files("qwen3moe", Kind::Gemma3));
+    for (bytes, part) in hostile() {
+        let message = server.post(CHAT, &asking(image(&bytes))).refused();
+        assert!(message.contains(part), "{message}");
+    }
+    for (at, value) in (0..jpeg().len()).step_by(37).zip([0, 0xff].into_iter().cycle()) {
+        let mut bytes = jpeg();
+        bytes[at] = value;
+        let status = server.post(CHAT, &asking(image(&bytes))).status;
+        assert!(status == 200 || status == 400, "{status}");
+    }
+    let with_url = |url: &str| asking(json!({"type": "image_url", "image_url": {"url": url}}));
+    for url in ["http://127.0.0.1:1/x.png", "file:///etc/passwd", "data:image/png;base64,???", "x"] {
+        server.post(CHAT, &with_url(url)).refused();
+    }
+    let sound = json!({"type": "input_audio", "input_audio": {"data": STANDARD.encode(wav(None)), "format": "wav"}});
+    assert!(server.post(CHAT, &asking(sound)).refused().contains("sound"));
+    // A marker of llama.cpp's is a text.
+    server.post(CHAT, &asking(json!({"type": "text", "text": MARKER}))).ok();
+    server.post(CHAT, &asking(image(&jpeg()))).ok();
+}
