@@ -97,8 +97,9 @@ pub(super) unsafe fn is_expert_tensor(tensor: *const ggml_tensor, buft: ggml_bac
     buffer.is_some_and(|buffer| buffer.buft == buft)
 }
 
-unsafe extern "C" fn get_name(_: ggml_backend_buffer_type_t) -> *const c_char {
-    c"HOBBIT".as_ptr()
+unsafe extern "C" fn get_name(buft: ggml_backend_buffer_type_t) -> *const c_char {
+    // SAFETY: ggml passes a buffer type of ours; its registration put the name there, for as long as the process.
+    unsafe { (*buft.cast::<ffi::ggml_backend_buffer_type>()).context.cast() }
 }
 
 unsafe extern "C" fn get_alignment(_: ggml_backend_buffer_type_t) -> usize {

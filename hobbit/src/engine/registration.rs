@@ -1,8 +1,9 @@
 //! Registration of our devices and backends with ggml: fills in the structs of `ggml-backend-impl.h`.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ggml_sys::backend as ffi;
 use ggml_sys::llama::{self, ggml_backend_dev_t, ggml_backend_reg_t, ggml_backend_t};
@@ -10,7 +11,7 @@ use ggml_sys::llama::{self, ggml_backend_dev_t, ggml_backend_reg_t, ggml_backend
 use super::buffer::buffer_type_interface;
 use super::split::Failed;
 
-/// ggml's name for our devices without a name of their own, and for their backends and buffer types.
+/// ggml's name for our devices without a name of their own, and for their backends.
 pub(super) const NAME: &CStr = c"HOBBIT";
 
 /// Operations of a backend of ours.
@@ -52,12 +53,19 @@ impl Registration {
         let buffer_type = ptr::from_mut(Box::leak(Box::new(ffi::ggml_backend_buffer_type {
             iface: buffer_type_interface(),
             device: device.cast(),
-            context: ptr::null_mut(),
+            context: buffer_type_name().into_raw().cast(),
         })));
         // SAFETY: leaked just above, and not used by any other code yet.
         unsafe { (*reg).context = device.cast() };
         Self { reg, device, buffer_type }
     }
+}
+
+/// A name of its own for each buffer type: llama.cpp puts tensors whose buffer types have equal names into one buffer.
+fn buffer_type_name() -> CString {
+    static N: AtomicUsize = AtomicUsize::new(0);
+    let name = format!("{}{}", NAME.to_string_lossy(), N.fetch_add(1, Ordering::Relaxed));
+    CString::new(name).expect("a constant and digits")
 }
 
 /// Hands `computes` to ggml as a backend of `dev`; `iface` holds the callbacks that [`Computes`] does not cover.
