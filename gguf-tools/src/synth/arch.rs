@@ -168,7 +168,7 @@ impl Mixing {
         match self {
             Self::Attention => false,
             Self::AttentionEvery(n) => !(layer + 1).is_multiple_of(n),
-            Self::InTurn => layer % 4 == 0,
+            Self::InTurn => layer.is_multiple_of(4),
         }
     }
 }

@@ -48,7 +48,7 @@ impl Placement {
     ///
     /// # Errors
     /// An unknown device. Experts in types that their layer's device cannot multiply are computed on the CPU instead.
-    pub(super) fn new<'a>(
+    pub(super) fn new(
         options: &ModelOptions,
         gguf: &Gguf,
         map: &ExpertMap,
