@@ -70,8 +70,8 @@ fn normal(words: &[&str]) -> Vec<OsString> {
 #[test]
 fn defaults_are_llama_cpps() {
     let hi = hi("-m a.gguf");
-    // A chat asks for the last token's logits only.
-    let session = SessionOptions { n_outputs_max: 1, ..SessionOptions::default() };
+    // A chat asks for the last token's logits only, and goes back to checkpoints, which a library's session does not.
+    let session = SessionOptions { n_outputs_max: 1, checkpoints: 32, ..SessionOptions::default() };
     let expected = ModelOptions { expects: session.clone(), ..ModelOptions::default() };
     assert_eq!((hi.model_options, hi.session_options), (expected, session));
     assert_eq!(hi.sampling, SamplingOptions::default());
