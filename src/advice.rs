@@ -170,7 +170,7 @@ fn plan(error: &PlanError) -> Option<String> {
                 "{} are available here: make the context smaller (-c), or run it where there is more memory",
                 ShortBytes(available)
             ),
-            // What the process itself holds differs from run to run, by less than the one MiB more.
+            // The process's own memory differs from run to run, by less than a MiB.
             None => format!("give --mem-budget {}, or make the context smaller (-c)", mib_up(minimum + MIB)),
         },
         PlanError::AboveLimit { available, .. } => {

@@ -64,7 +64,7 @@ impl Gguf {
         let n_head = self.number("attention.head_count").unwrap_or(0);
         let head = self.number("embedding_length").unwrap_or(0) / n_head.max(1);
         let k = self.number("attention.key_length").unwrap_or(head);
-        // Of compressed keys and values, llama.cpp keeps the keys only.
+        // llama.cpp keeps only the keys of compressed attention.
         let is_compressed = self.number("attention.key_length_mla").is_some();
         let v = if is_compressed { 0 } else { self.number("attention.value_length").unwrap_or(head) };
         let n_layers = self.n_layers_run();

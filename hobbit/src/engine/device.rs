@@ -2,8 +2,9 @@
 //!
 //! llama.cpp gives every context one backend of each ACCEL device, and ggml's scheduler runs a node where its weights
 //! are: every `MUL_MAT_ID` on an expert tensor comes to us, and the element-wise nodes fed by it come along, so that an
-//! expert FFN arrives as one split. So does every `GET_ROWS` on a table that stays in the file. The device's own buffer type is the CPU's: ordinary weights stay away, and our
-//! results are in host memory that the CPU backend reads without a copy.
+//! expert FFN arrives as one split. So does every `GET_ROWS` on a table that stays in the file. The device's own buffer
+//! type is the CPU's: ordinary weights stay away, and our results are in host memory that the CPU backend reads without
+//! a copy.
 //!
 //! From a model that llama.cpp runs alone, the device takes products that llama.cpp would multiply by slower kernels:
 //! batches with enough rows per expert, on weights in its mapped file. llama.cpp's graphs for single tokens have no
