@@ -246,8 +246,7 @@ fn a_trace_has_predictions_for_every_layer_in_reach() {
 #[test]
 fn routers_with_inputs_of_their_own_are_asked() {
     let dir = tempfile::tempdir().unwrap();
-    let others = ["gemma4", "smallthinker", "llama4", "nemotron_h_moe", "kimi-k3"];
-    for arch in synth::architectures().filter(|arch| others.contains(arch)) {
+    for arch in ["gemma4", "smallthinker", "llama4", "nemotron_h_moe", "kimi-k3"] {
         let (model, path) = (dir.path().join("model.gguf"), dir.path().join("a.trace"));
         let spec = Spec { experts: 16, topk: 2, ..Spec::tiny(arch) };
         synth::write(&model, &spec).unwrap();
