@@ -54,7 +54,7 @@ pub(super) enum Dim {
     /// Inner width of Mamba, of which `granitehybrid` and `jamba` want twice the embedding.
     SsmInner,
     SsmHeads,
-    /// What Mamba 2 convolves: its input, and two states per group.
+    /// Width of Mamba 2's convolution: its input, and two states per group.
     SsmConv,
     /// Everything that Mamba 2 projects its layer's input to.
     SsmIn,

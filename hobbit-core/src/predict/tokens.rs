@@ -1,5 +1,5 @@
-//! Predictors by the uses of whole tokens: the previous token, or this one, which only the simulator knows. And routes
-//! that follow from tokens.
+//! Predictors by the uses of whole tokens: the previous token, or this one, which only the simulator knows. Also routes
+//! by the token alone.
 
 use super::{PredictShape, Predicted, Predictor, predicted};
 use crate::gguf::{Gguf, TensorInfo};

@@ -269,11 +269,11 @@ impl Projector {
             MediaError::Unreadable(reason.unwrap_or_else(|| "mtmd gives no reason".into()))
         };
         let lacks = |what: &str| Err(MediaError::Unreadable(what.to_owned()));
-        // SAFETY: the context is live, the bytes are valid for their length, the message buffer for its own; so below.
         let bitmap = if is_sound(bytes) {
             if !self.takes_sound() {
                 return lacks("sound, which this model's projector does not encode");
             }
+            // SAFETY: the context is live; the bytes are valid for their length, the message buffer for its own.
             with_message(|message, capacity| unsafe {
                 let (own, len) = (bytes.as_ptr(), bytes.len());
                 media::hobbit_media_audio(self.as_ptr(), own, len, SECONDS_MAX, message, capacity)
@@ -282,6 +282,7 @@ impl Projector {
             if !self.takes_images() {
                 return lacks("no sound (WAV, MP3 or FLAC), and this model's projector encodes nothing else");
             }
+            // SAFETY: the bytes are valid for their length, the message buffer for its own.
             with_message(|message, capacity| unsafe {
                 media::hobbit_media_image(bytes.as_ptr(), bytes.len(), PIXELS_MAX, message, capacity)
             })
