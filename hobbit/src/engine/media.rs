@@ -215,8 +215,8 @@ impl MediaPrompt {
 }
 
 impl Projector {
-    /// Opens a projector for the model. It stays in memory. To be called after the model's first session is open, so
-    /// that its memory is counted once: as [`ProjectorNeeds::bytes`].
+    /// Opens a projector for the model. It stays in memory. Open the model's first session before: its plan counts
+    /// [`ProjectorNeeds::bytes`], and would count a projector in memory again.
     ///
     /// # Errors
     /// A file that is damaged, or belongs to another model.
