@@ -103,19 +103,19 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Tells the policy how tokens used an expert, at once or when their drafts are accepted. A substitute is used, not
     /// wanted: policies learn the choices of routers.
     pub(super) fn touch(&mut self, selection: &Selection, expert: ExpertId, hit: bool, precision: Option<Precision>) {
-        let is_draft = self.drafts.of(selection);
-        if is_draft.is_empty() {
+        if self.drafts.of(selection).is_empty() {
             let usage = selection.usage(expert.index, hit, precision);
             usage.into_iter().for_each(|usage| self.cache.touch(expert, usage));
             return;
         }
+        let Drafts { is_draft, held } = &mut self.drafts;
         let tokens = selection.tokens_of(expert.index);
         let certain = |token: &usize| !is_draft[*token];
         let last = tokens.iter().map(|(token, _)| *token).filter(certain).last();
         for &(token, weight) in tokens.iter().filter(|(token, _)| is_draft[*token]) {
             let usage = Use::by_one(hit, precision, weight);
             let event = Event::Use { expert, usage, is_alone: last.is_none() };
-            self.drafts.held.push(Held { token, layer: expert.layer, event });
+            held.push(Held { token, layer: expert.layer, event });
         }
         if let Some(last) = last {
             let own = tokens.iter().filter(|(token, _)| certain(token));
