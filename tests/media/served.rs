@@ -83,3 +83,55 @@ fn hostile_media_get_400() {
     server.post(CHAT, &asking(json!({"type": "text", "text": MARKER}))).ok();
     server.post(CHAT, &asking(image(&jpeg()))).ok();
 }
+
+#[test]
+fn sound_in_messages() {
+    let server = serve(&files("qwen3moe", Kind::Qwen2a));
+    assert_eq!(server.get("/props").ok()["modalities"], json!({"vision": false, "video": false, "audio": true}));
+    let ask = |bytes: &[u8]| {
+        let data = STANDARD.encode(bytes);
+        server.post(CHAT, &asking(json!({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}))).ok()
+    };
+    let text = |answer: &Value| answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let first = ask(&wav(None));
+    let n = first["usage"]["prompt_tokens"].as_u64().unwrap();
+    // 30 seconds.
+    assert!(n > 750, "{first}");
+    let again = ask(&wav(None));
+    assert_eq!((text(&again), cached(&again)), (text(&first), n - 1));
+    let mut other = wav(None);
+    other[44..].iter_mut().step_by(2).for_each(|byte| *byte ^= 0x55);
+    assert!(cached(&ask(&other)) < n / 2);
+    server.post(CHAT, &asking(image(&jpeg()))).refused();
+}
+
+/// A recurrent state cannot be rewound: a conversation goes on from checkpoints behind its images.
+#[test]
+fn conversations_about_an_image_go_on_from_checkpoints() {
+    let server = serve(&files("qwen35moe", Kind::Qwen2vl));
+    let see = |bytes: &[u8]| json!([{"type": "text", "text": "See"}, image(bytes), {"type": "text", "text": "Well?"}]);
+    let ask = |messages: Value| {
+        let body = json!({"messages": messages, "max_tokens": 4, "ignore_eos": true, "id_slot": 0});
+        let answer = server.post(CHAT, &body).ok();
+        let of = |field: &str| answer["timings"][field].as_u64().unwrap();
+        (answer["choices"][0]["message"]["content"].clone(), of("cache_n"), of("prompt_n"))
+    };
+    let (one, other) = (png(130, 70, None), png(70, 130, None));
+    let first = json!([{"role": "user", "content": see(&one)}]);
+    let (text, known, n) = ask(first.clone());
+    assert_eq!(known, 0);
+    let (again, known, evaluated) = ask(first);
+    assert!(again == text && evaluated <= 2 && known + evaluated == n, "{known} {evaluated} {n}");
+    // A second turn, whose answer was not the model's: from the answer's header on, behind the image.
+    let second = |bytes: &[u8]| {
+        json!([{"role": "user", "content": see(bytes)}, {"role": "assistant", "content": "Little."},
+            {"role": "user", "content": "And now?"}])
+    };
+    let (text, known, _) = ask(second(&one));
+    assert!(known >= n - 6, "{known} of {n}");
+    let (differs, known, _) = ask(second(&other));
+    assert!(known < n - 6, "{known}");
+    assert_ne!(differs, text);
+    assert_eq!(ask(second(&one)).0, text);
+}

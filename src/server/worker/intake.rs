@@ -138,6 +138,7 @@ impl Worker {
             phase: Phase::Prompt,
             job,
         };
+        run.release_encoder();
         if let Some(sampler) = &mut run.sampler {
             run.job.prompt[..n_cached].iter().for_each(|token| sampler.accept(*token));
         }

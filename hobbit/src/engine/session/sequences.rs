@@ -102,7 +102,7 @@ impl Session {
         if !self.cut(sequence, n) {
             return self.go_back(sequence, n);
         }
-        self.end_turn(sequence)?;
+        self.end_turn(sequence, n)?;
         Ok(n)
     }
 
