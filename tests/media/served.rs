@@ -86,7 +86,9 @@ fn hostile_media_get_400() {
 
 #[test]
 fn sound_in_messages() {
-    let server = serve(&files("qwen3moe", Kind::Qwen2a));
+    let files = files("qwen3moe", Kind::Qwen2a);
+    let (model, projector) = (files.model.to_str().unwrap(), files.projector.path.to_str().unwrap());
+    let server = Server::start(&["-m", model, "--mmproj", projector, "-c", "2048"]);
     assert_eq!(server.get("/props").ok()["modalities"], json!({"vision": false, "video": false, "audio": true}));
     let ask = |bytes: &[u8]| {
         let data = STANDARD.encode(bytes);

@@ -40,6 +40,7 @@ pub struct ProjectorNeeds {
     /// ([`Model::lend`]), or is refused.
     pub bytes: u64,
     weights: u64,
+    compute: u64,
     /// Minimum ubatch of a session: tokens of the largest image, if they see each other; else 0.
     pub n_ubatch: u32,
 }
@@ -47,6 +48,12 @@ pub struct ProjectorNeeds {
 fn name_of(options: &ProjectorOptions) -> Result<CString, MediaError> {
     let name = CString::new(options.path.as_os_str().as_bytes());
     name.map_err(|_| unusable(options, "its name contains a NUL byte".into()))
+}
+
+/// mtmd is silent for all threads while it reads a header.
+fn logging() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An error with the given reason, or else with what was logged.
@@ -66,6 +73,7 @@ impl ProjectorNeeds {
         let name = name_of(options)?;
         let (mut weights, mut compute, mut max_tokens, mut non_causal) = (0, 0, 0, false);
         let mut message = [0u8; MESSAGE_BYTES];
+        let _alone = logging();
         log::clear_errors();
         // SAFETY: the name is NUL-terminated, all results outlive the call.
         let known = unsafe {
@@ -85,7 +93,7 @@ impl ProjectorNeeds {
             return Err(unusable(options, text_of(&message)));
         }
         let n_ubatch = if non_causal { u32::try_from(max_tokens).unwrap_or(0) } else { 0 };
-        Ok(Self { bytes: bytes_with(weights, compute), weights, n_ubatch })
+        Ok(Self { bytes: bytes_with(weights, compute), weights, compute, n_ubatch })
     }
 }
 
@@ -143,7 +151,8 @@ impl Context {
         let name = name_of(options)?;
         let lender = Box::new((model.clone(), needs.weights));
         let lender = Box::into_raw(lender).cast();
-        let memory = Box::into_raw(Box::new(media::Memory { seen: 0, lend, lender }));
+        let memory = Box::into_raw(Box::new(media::Memory { seen: needs.compute, lend, lender }));
+        let _alone = logging();
         log::clear_errors();
         // SAFETY: the model outlives the context, which keeps a clone; the name is NUL-terminated; the record lives
         // until the context is freed.

@@ -11,7 +11,7 @@ use super::slot::{Phase, Run, Slot};
 use crate::saved::{self, Saved};
 use crate::server::error::ApiError;
 use crate::server::job::{Command, Event, Job, SlotAction, SlotAnswer, SlotCommand, Started, Traffic, Work};
-use crate::server::slots::{self, Shares, SlotView};
+use crate::server::slots::{self, SlotView};
 use crate::server::text::Text;
 
 /// Interval between checks for cancelled requests while the engine is idle.
@@ -89,15 +89,8 @@ impl Worker {
                     last_used: slot.last_used,
                 })
                 .collect();
-            // A sliding window's cells are reused only if a single slot has them: cells of two slots would fill the
-            // room of both.
-            let shares = match (job.cache_prompt, self.session.has_window()) {
-                (false, _) => Shares::Nothing,
-                (true, true) => Shares::Own,
-                (true, false) => Shares::All,
-            };
             let reach = |at: usize, n| self.session.reach(self.slots[at].sequence(), n);
-            match slots::place(&views, &job.prompt, job.slot, self.options.similarity, shares, reach) {
+            match slots::place(&views, &job.prompt, job.slot, self.options.similarity, job.cache_prompt, reach) {
                 None => at += 1,
                 Some(placement) => {
                     let job = self.waiting.remove(at).expect("it was looked at");
@@ -184,11 +177,11 @@ impl Worker {
         if let Some(from) = placement.from {
             self.session.keep_of(sequence, 0)?;
             self.slots[at].tokens.clear();
-            self.session.copy_sequence(self.slots[from].sequence(), sequence)?;
+            if !self.share(from, at)? {
+                self.slots[at].lora = std::sync::Arc::clone(&job.lora);
+                return Ok(0);
+            }
             self.slots[at].tokens = self.slots[from].tokens.clone();
-            // From here on both slots share cells.
-            self.slots[at].is_shared = true;
-            self.slots[from].is_shared = true;
         }
         let reuse = match &job.work {
             Work::Generate(generate) if placement.n_shared > 0 && self.projector.is_none() => generate.cache_reuse,
@@ -213,6 +206,23 @@ impl Worker {
         self.slots[at].tokens.truncate(n);
         self.slots[at].lora = std::sync::Arc::clone(&job.lora);
         Ok(n)
+    }
+
+    /// Gives an empty slot the tokens of another one; false if the context has no room for a copy.
+    fn share(&mut self, from: usize, to: usize) -> Result<bool, hobbit::EvalError> {
+        let [source, target] = [from, to].map(|at| self.slots[at].sequence());
+        if !self.session.has_window() {
+            self.session.copy_sequence(source, target)?;
+            (self.slots[from].is_shared, self.slots[to].is_shared) = (true, true);
+            return Ok(true);
+        }
+        // A sliding window reuses cells that only one slot has: shared cells would fill the room of both.
+        let (state, checkpoints) =
+            (self.session.sequence_state(source)?, self.session.checkpoints(source).to_vec());
+        let fits = self.session.set_sequence_state(target, &state).is_ok();
+        self.session.set_checkpoints(target, checkpoints);
+        self.slots[to].is_shared = false;
+        Ok(fits)
     }
 
     /// Runs the queued operations on free slots.

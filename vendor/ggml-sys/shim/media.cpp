@@ -41,7 +41,7 @@ void            hobbit_computing();
 
 // As in ../src/media.rs.
 struct hobbit_media_memory {
-    // The largest buffer so far.
+    // Bytes of buffers for which there is memory.
     uint64_t seen;
     // Whether memory for a buffer of so many bytes can be had.
     bool (*lend)(void * lender, uint64_t bytes);

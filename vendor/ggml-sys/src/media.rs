@@ -8,7 +8,7 @@ use crate::llama::{llama_model, llama_pos, mtmd_bitmap, mtmd_context, mtmd_input
 /// Memory of an encoder's buffers.
 #[repr(C)]
 pub struct Memory {
-    /// Bytes of the largest buffer so far.
+    /// Bytes of buffers for which there is memory.
     pub seen: u64,
     /// Called before a larger buffer is touched, with its bytes. False refuses the medium.
     pub lend: unsafe extern "C" fn(lender: *mut c_void, bytes: u64) -> bool,
