@@ -5,6 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::fixture::cli::program;
 use crate::server::rig::Server;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -136,4 +137,36 @@ fn conversations_about_an_image_go_on_from_checkpoints() {
     assert!(known < n - 6, "{known}");
     assert_ne!(differs, text);
     assert_eq!(ask(second(&one)).0, text);
+}
+
+/// Experts lose slots and have them back while other requests are evaluated.
+#[test]
+fn images_come_while_others_generate() {
+    let files = files_of(
+        &Spec { layers: 8, experts: 32, topk: 4, embd: 256, ff: 512, ..Spec::tiny("qwen3vlmoe") },
+        Kind::Qwen2vl,
+    );
+    let (model, projector) = (files.model.to_str().unwrap(), files.projector.path.to_str().unwrap());
+    let flags = ["-m", model, "--mmproj", projector, "-c", "2048"];
+    let refused =
+        program(env!("CARGO_BIN_EXE_hobbit-server")).args(flags).args(["--mem-budget", "1M"]).output().unwrap();
+    let message = String::from_utf8(refused.stderr).unwrap();
+    let (_, advised) = message.split_once("give --mem-budget ").unwrap_or_else(|| panic!("{message}"));
+    let mib: u64 = advised.split("MiB").next().unwrap().parse().unwrap();
+    let budget = format!("{}M", mib + 40);
+    let server = Server::start(&[&flags[..], &["--mem-budget", &budget]].concat());
+    let story = json!({"messages": [{"role": "user", "content": "Go on"}], "max_tokens": 200, "ignore_eos": true});
+    let text = |answer: &Value| answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let alone = text(&server.post(CHAT, &story).ok());
+    let seen = text(&server.post(CHAT, &asking(image(&png(130, 70, None)))).ok());
+    std::thread::scope(|scope| {
+        let told = scope.spawn(|| text(&server.post(CHAT, &story).ok()));
+        for _ in 0..4 {
+            server.post(CHAT, &asking(image(&png(70, 130, None)))).ok();
+            assert_eq!(text(&server.post(CHAT, &asking(image(&png(130, 70, None)))).ok()), seen);
+        }
+        assert_eq!(told.join().unwrap(), alone);
+    });
+    let peak = server.peak_bytes();
+    assert!(peak <= (mib + 40) << 20, "{peak} bytes resident, {budget} allowed");
 }

@@ -1,7 +1,7 @@
 //! Images and sound: llama.cpp's mtmd encodes them, and a session evaluates the result like tokens.
 //!
-//! A [`Projector`] is open while an [`Encoder`] lives, and the model's experts lend it their memory meanwhile. It reads a
-//! file's bytes into [`Media`]. In a prompt's tokens each position of a medium is a placeholder:
+//! A [`Projector`] is open while an [`Encoder`] lives, and the model's experts lend it their memory meanwhile. It reads
+//! a file's bytes into [`Media`]. In a prompt's tokens each position of a medium is a placeholder:
 //! a negative number, derived from a keyed hash of the bytes. So equal beginnings of two prompts have equal images, and
 //! code that compares, counts and keeps tokens needs no other rule. [`Session::evaluate_media`] evaluates them.
 

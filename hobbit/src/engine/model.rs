@@ -187,10 +187,19 @@ impl Model {
     /// memory is lent first, then that of experts, whose cache shrinks as in [`Model::set_host_cache`]. Returns false,
     /// and changes nothing, if the budget has not so much. At least [`ModelOptions::lent_bytes`] can be lent.
     pub fn lend(&self, bytes: u64) -> bool {
-        match self.shared.experts.memories().as_mut() {
-            Some(memories) => memories.lend(bytes),
-            None => self.shared.spare.get().is_none_or(|spare| bytes <= *spare),
+        // Waits for a layer that another thread computes, however slow its reads are.
+        const TRIES: u32 = 10_000;
+        for _ in 0..TRIES {
+            let lent = match self.shared.experts.memories().as_mut() {
+                Some(memories) => memories.lend(bytes),
+                None => Some(self.shared.spare.get().is_none_or(|spare| bytes <= *spare)),
+            };
+            match lent {
+                Some(lent) => return lent,
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
         }
+        true
     }
 
     /// Whether [`Model::lend`] takes memory from experts. If not, memory that is taken back stays unused.

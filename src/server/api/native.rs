@@ -102,7 +102,13 @@ pub async fn start(
     let texts = prompts.iter().flat_map(|prompt| generate.iter().map(move |generate| (prompt, generate)));
     let start = |(prompt, generate): (&Arc<[Token]>, &Arc<_>)| {
         let work = Work::Generate(Arc::clone(generate));
-        loaded.start((Arc::clone(prompt), chunks.clone(), encoder.clone()), work, params.slot, params.cache_prompt, held)
+        loaded.start(
+            (Arc::clone(prompt), chunks.clone(), encoder.clone()),
+            work,
+            params.slot,
+            params.cache_prompt,
+            held,
+        )
     };
     Ok(texts.map(start).collect())
 }

@@ -217,8 +217,7 @@ impl Worker {
             return Ok(true);
         }
         // A sliding window reuses cells that only one slot has: shared cells would fill the room of both.
-        let (state, checkpoints) =
-            (self.session.sequence_state(source)?, self.session.checkpoints(source).to_vec());
+        let (state, checkpoints) = (self.session.sequence_state(source)?, self.session.checkpoints(source).to_vec());
         let fits = self.session.set_sequence_state(target, &state).is_ok();
         self.session.set_checkpoints(target, checkpoints);
         self.slots[to].is_shared = false;
