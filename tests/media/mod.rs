@@ -7,6 +7,7 @@ mod served;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ggml_sys::llama;
 use gguf_tools::synth::{Projector as Kind, Spec};
@@ -346,6 +347,28 @@ fn experts_lend_the_projector_their_memory() {
     let (before, during, logits) = read(&mut session, &large);
     assert!(during < before, "a larger image takes more");
     logits.unwrap();
+    // Experts come and go while another thread evaluates.
+    let generated = |session: &mut hobbit::Session| -> Vec<Vec<f32>> {
+        session.reset();
+        let step = |at: i32| {
+            session.feed(&[at * 7919 % 251]).unwrap();
+            session.logits(0).unwrap().to_vec()
+        };
+        (0..48).map(step).collect()
+    };
+    let expected = generated(&mut session);
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                drop(projector.encoder().unwrap());
+            }
+        });
+        let found = generated(&mut session);
+        is_done.store(true, Ordering::Relaxed);
+        assert!(found == expected);
+    });
+    assert_eq!(model.host_cache_bytes(), all);
     // What the user asked for meanwhile stays.
     let encoder = projector.encoder().unwrap();
     let half = model.set_host_cache(ExpertCache::Bytes(all / 2));
