@@ -168,7 +168,7 @@ fn recurrent_models_go_back_to_where_conversations_part() {
         // llama.cpp by itself, and at the seam.
         for passthrough in [true, false] {
             let model = model(&dir, arch, ModelOptions { passthrough, ..ModelOptions::default() });
-            // It has a window, too: see `Session::has_window`.
+            // With a window, a sequence goes back only after its first evaluation as a copy: llama.cpp copies late.
             check(&model, 6, arch != "deepseek4");
         }
     }

@@ -177,11 +177,15 @@ impl Worker {
         if let Some(from) = placement.from {
             self.session.keep_of(sequence, 0)?;
             self.slots[at].tokens.clear();
-            if !self.share(from, at)? {
+            if self.session.copy_sequence(self.slots[from].sequence(), sequence).is_err() {
+                self.session.keep_of(sequence, 0)?;
                 self.slots[at].lora = std::sync::Arc::clone(&job.lora);
                 return Ok(0);
             }
             self.slots[at].tokens = self.slots[from].tokens.clone();
+            // From here on both slots share cells.
+            self.slots[at].is_shared = true;
+            self.slots[from].is_shared = true;
         }
         let reuse = match &job.work {
             Work::Generate(generate) if placement.n_shared > 0 && self.projector.is_none() => generate.cache_reuse,
@@ -206,22 +210,6 @@ impl Worker {
         self.slots[at].tokens.truncate(n);
         self.slots[at].lora = std::sync::Arc::clone(&job.lora);
         Ok(n)
-    }
-
-    /// Gives an empty slot the tokens of another one; false if the context has no room for a copy.
-    fn share(&mut self, from: usize, to: usize) -> Result<bool, hobbit::EvalError> {
-        let [source, target] = [from, to].map(|at| self.slots[at].sequence());
-        if !self.session.has_window() {
-            self.session.copy_sequence(source, target)?;
-            (self.slots[from].is_shared, self.slots[to].is_shared) = (true, true);
-            return Ok(true);
-        }
-        // A sliding window reuses cells that only one slot has: shared cells would fill the room of both.
-        let (state, checkpoints) = (self.session.sequence_state(source)?, self.session.checkpoints(source).to_vec());
-        let fits = self.session.set_sequence_state(target, &state).is_ok();
-        self.session.set_checkpoints(target, checkpoints);
-        self.slots[to].is_shared = false;
-        Ok(fits)
     }
 
     /// Runs the queued operations on free slots.
