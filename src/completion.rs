@@ -21,7 +21,7 @@ use hobbit::engine::MediaPrompt;
 /// Continues a text by at most `predict` tokens at a time.
 pub fn run(desk: &mut Desk, prompt: &Bytes, predict: Option<usize>) -> Result<End> {
     let args = desk.args;
-    let attached = media::read_all(desk.projector.as_ref(), &args.attached)?;
+    let attached = media::read_all(desk, &args.attached)?;
     let text = match attached.len() {
         0 => prompt.0.clone(),
         n => media::placed(String::from_utf8_lossy(&prompt.0).into_owned(), n).into_bytes(),

@@ -88,7 +88,7 @@ pub fn run(desk: &mut Desk) -> Result<End> {
     }
     // Files of /read and /image wait here for their message.
     let mut attached = String::new();
-    let mut pictures = media::read_all(desk.projector.as_ref(), &args.attached)?;
+    let mut pictures = media::read_all(desk, &args.attached)?;
     if let Some(text) = given.take() {
         given = Some(media::placed(text, pictures.len()));
     } else {
@@ -116,6 +116,7 @@ pub fn run(desk: &mut Desk) -> Result<End> {
                 talk.clear(desk);
                 attached.clear();
                 pictures.clear();
+                desk.encoder = None;
                 desk.log.line(Level::Info, "hobbit: the conversation is forgotten");
             }
             Input::Forget(n) => talk.forget(n, desk)?,
@@ -123,7 +124,7 @@ pub fn run(desk: &mut Desk) -> Result<End> {
                 Ok(bytes) => attached += &(text_of(&bytes, &path, desk) + "\n"),
                 Err(error) => desk.log.line(Level::Error, format!("error: {}", in_words(&error))),
             },
-            Input::Attach(path) => match media::read(desk.projector.as_ref(), Path::new(&path)) {
+            Input::Attach(path) => match media::read(desk, Path::new(&path)) {
                 Ok(read) => {
                     attached += MARKER;
                     pictures.push(read);
@@ -206,6 +207,7 @@ impl Conversation {
         if let Some(error) = self.excess(all.n_cells(), n_dropped, desk) {
             desk.log.line(Level::Error, format!("error: {error}"));
             desk.failed = true;
+            desk.encoder = None;
             self.messages.pop();
             return Ok(End::ContextFull);
         }

@@ -8,6 +8,7 @@ use hobbit::options::ProjectorOptions;
 use hobbit::{Model, ModelOptions, SessionOptions};
 
 use super::log::{Level, Log};
+use super::stream::Desk;
 
 /// Place of an image or sound in a text, as in llama.cpp.
 pub const MARKER: &str = "<__media__>";
@@ -15,7 +16,7 @@ pub const MARKER: &str = "<__media__>";
 /// Largest file in bytes.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Reserves the projector's memory in the model's budget. Limits images whose tokens are computed at once to a ubatch,
+/// Has the model's budget lend the projector its memory. Limits images whose tokens are computed at once to a ubatch,
 /// as llama.cpp does.
 ///
 /// # Errors
@@ -27,7 +28,7 @@ pub fn reserve(
     log: &Log,
 ) -> Result<ModelOptions> {
     let Some(projector) = projector else { return Ok(options.clone()) };
-    let needs = ProjectorNeeds::of(projector)?;
+    let mut needs = ProjectorNeeds::of(projector)?;
     let n_ubatch = session.n_ubatch.min(session.n_batch);
     if needs.n_ubatch > n_ubatch {
         projector.image_max_tokens = i32::try_from(n_ubatch).unwrap_or(i32::MAX);
@@ -37,8 +38,9 @@ pub fn reserve(
             needs.n_ubatch
         );
         log.line(Level::Warning, line);
+        needs = ProjectorNeeds::of(projector)?;
     }
-    Ok(ModelOptions { reserved_bytes: options.reserved_bytes.saturating_add(needs.bytes), ..options.clone() })
+    Ok(ModelOptions { lent_bytes: needs.bytes, ..options.clone() })
 }
 
 /// Opens the projector, once the model has a session.
@@ -50,16 +52,23 @@ pub fn open(model: &Model, options: Option<&ProjectorOptions>, log: &Log) -> Res
         (false, true) => "sound",
         _ => "images",
     };
-    log.line(Level::Info, format!("hobbit: projector: {kinds}, on the CPU; {}", options.path.display()));
+    let from = if model.lends() { "of the experts' while one is read" } else { "reserved" };
+    let (n, file) = (projector.bytes().div_ceil(1 << 20), options.path.display());
+    log.line(Level::Info, format!("hobbit: projector: {kinds}, on the CPU; {n} MiB {from}; {file}"));
     Ok(Some(projector))
 }
 
-/// Reads a file of an image or sound.
+/// Reads a file of an image or sound. The projector stays open until the next prompt with one is evaluated.
 ///
 /// # Errors
 /// No projector; a file that cannot be read.
-pub fn read(projector: Option<&Projector>, path: &Path) -> Result<Media> {
-    let Some(projector) = projector else { bail!("{}: the model needs a projector: give --mmproj", path.display()) };
+pub fn read(desk: &mut Desk, path: &Path) -> Result<Media> {
+    let Some(projector) = &desk.projector else {
+        bail!("{}: the model needs a projector: give --mmproj", path.display())
+    };
+    if desk.encoder.is_none() {
+        desk.encoder = Some(projector.encoder()?);
+    }
     let name = || path.display().to_string();
     let n = std::fs::metadata(path).with_context(name)?.len();
     if n > FILE_BYTES_MAX {
@@ -69,8 +78,8 @@ pub fn read(projector: Option<&Projector>, path: &Path) -> Result<Media> {
 }
 
 /// Reads several.
-pub fn read_all(projector: Option<&Projector>, paths: &[PathBuf]) -> Result<Vec<Media>> {
-    paths.iter().map(|path| read(projector, path)).collect()
+pub fn read_all(desk: &mut Desk, paths: &[PathBuf]) -> Result<Vec<Media>> {
+    paths.iter().map(|path| read(desk, path)).collect()
 }
 
 /// The text with a place for each of `n` media: missing places come first.

@@ -125,6 +125,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         failed: false,
         cache,
         projector,
+        encoder: None,
     };
 
     let outcome = match &given {

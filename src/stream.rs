@@ -13,7 +13,7 @@ use super::prompt_cache::PromptCache;
 use super::resolve::HiArgs;
 use super::text::StopMatcher;
 use super::text::Utf8Decoder;
-use hobbit::engine::{ChatDelta, ChatParser, ChatStream, MediaPrompt, Projector};
+use hobbit::engine::{ChatDelta, ChatParser, ChatStream, Encoder, MediaPrompt, Projector};
 use hobbit::{ChatError, EvalError, Model, Sampler, Session, StopReason, Token};
 
 /// The state shared by a run's generations.
@@ -33,6 +33,8 @@ pub struct Desk<'a> {
     pub cache: Option<PromptCache>,
     /// The encoder of images and sound.
     pub projector: Option<Projector>,
+    /// Keeps it open from the first image or sound that is read until the prompt is evaluated.
+    pub encoder: Option<Encoder>,
 }
 
 /// The error message if `tokens` tokens of `what` do not fit in a context of `n_ctx`; `None` if they fit.
@@ -105,7 +107,7 @@ impl Desk<'_> {
     /// Reads `prompt` and shows progress on a terminal.
     fn feed(&mut self, prompt: &MediaPrompt, from: usize) -> Result<(), EvalError> {
         if let (Some(projector), false) = (&self.projector, prompt.chunks.is_empty()) {
-            return self.session.feed_prompt(projector, prompt, from);
+            return self.session.feed_prompt(projector, prompt, from, self.encoder.take());
         }
         let prompt = &prompt.tokens[from..];
         let n_ubatch = self.session.n_ubatch();

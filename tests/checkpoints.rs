@@ -6,7 +6,17 @@ use hobbit::{BatchToken, Budget, Model, ModelOptions, Session, SessionOptions};
 
 use crate::fixture::in_own_process;
 
-const RECURRENT: [&str; 6] = ["lfm2moe", "granitehybrid", "qwen3next", "nemotron_h_moe", "jamba", "kimi-linear"];
+const RECURRENT: [&str; 9] = [
+    "lfm2moe",
+    "granitehybrid",
+    "qwen3next",
+    "nemotron_h_moe",
+    "jamba",
+    "kimi-linear",
+    "deepseek4",
+    "glm5-next",
+    "qwen4exp",
+];
 
 const N_BATCH: usize = 64;
 
@@ -61,7 +71,7 @@ impl Reader<'_> {
             let batch: Vec<BatchToken> = (from..end).map(entry).collect();
             self.session.evaluate(&batch).unwrap();
             let cut = cuts.iter().copied().find(|cut| cut.at == end);
-            self.session.evaluated_piece(sequence, cut).unwrap();
+            self.session.evaluated_piece(sequence, end, cut).unwrap();
             (last, from) = (batch.len() - 1, end);
             self.ends.push(end);
         }
@@ -157,7 +167,9 @@ fn recurrent_models_go_back_to_where_conversations_part() {
     for arch in RECURRENT {
         // llama.cpp by itself, and at the seam.
         for passthrough in [true, false] {
-            check(&model(&dir, arch, ModelOptions { passthrough, ..ModelOptions::default() }), 6, true);
+            let model = model(&dir, arch, ModelOptions { passthrough, ..ModelOptions::default() });
+            // With a window, a sequence goes back only after its first evaluation as a copy: llama.cpp copies late.
+            check(&model, 6, arch != "deepseek4");
         }
     }
 }

@@ -116,10 +116,15 @@ pub const LAST_TOKENS: usize = 2;
 pub const MESSAGE_TOKENS_MIN: usize = 16;
 
 /// The cuts of a prompt, in order; its first `n_known` tokens are not evaluated. Templates write headers of messages
-/// with control tokens. They depend on the tokens alone, so equal prompts are evaluated in equal pieces.
+/// with control tokens. Control tokens around an image, whose placeholders are negative, are a part of its message. Cuts
+/// depend on the tokens alone, so equal prompts are evaluated in equal pieces.
 pub fn cuts(prompt: &[Token], n_known: usize, is_control: impl Fn(Token) -> bool) -> Vec<Cut> {
     let Some(last) = prompt.len().checked_sub(LAST_TOKENS).filter(|last| *last > n_known) else { return Vec::new() };
-    let controls: Vec<usize> = (n_known..=last).filter(|at| is_control(prompt[*at])).collect();
+    let is_placeholder = |at: usize| prompt.get(at).is_some_and(|token| *token < 0);
+    let is_header = |at: &usize| {
+        is_control(prompt[*at]) && !is_placeholder(at + 1) && !at.checked_sub(1).is_some_and(is_placeholder)
+    };
+    let controls: Vec<usize> = (n_known..=last).filter(is_header).collect();
     // The header of the answer begins with the last control token, the last message with the one before the last text.
     let header = controls.last().copied().unwrap_or(last);
     let texts = controls.windows(2).rev().find(|pair| pair[1] - pair[0] > 2);
@@ -229,5 +234,15 @@ mod tests {
         assert_eq!(cuts_of("ab", 0), []);
         assert_eq!(cuts_of("", 0), []);
         assert_eq!(cuts_of("<ab", 0), [(1, false)]);
+    }
+
+    #[test]
+    fn an_image_is_a_part_of_its_message() {
+        let text = "<s: You are brief.>.<u:<#####>what?>.<a:.";
+        let prompt: Vec<Token> = text.bytes().map(|byte| if byte == b'#' { -7 } else { byte.into() }).collect();
+        let is_control = |token| [b'<', b'>'].map(Token::from).contains(&token);
+        let found = cuts(&prompt, 0, is_control);
+        let at: Vec<usize> = found.iter().map(|cut| cut.at).collect();
+        assert_eq!(at, [20, text.len() - 4, text.len() - 2]);
     }
 }

@@ -66,6 +66,9 @@ pub struct ModelOptions {
     pub budget: Budget,
     /// Bytes of the budget reserved for the program, besides what it holds when the first session opens.
     pub reserved_bytes: u64,
+    /// Bytes of the budget that experts must be able to give up for a while (`Model::lend`). Memory that a device uses,
+    /// and a model that llama.cpp runs by itself, cannot shrink: they leave these bytes free.
+    pub lent_bytes: u64,
     /// The budget may exceed the memory that the system reports as available.
     pub overcommit: bool,
     /// If the whole model fits the budget and no option says how to keep experts, llama.cpp runs alone, on the mapped

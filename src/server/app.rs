@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
-use hobbit::engine::{ChatTemplates, Chunks, Projector};
+use hobbit::engine::{ChatTemplates, Chunks, Encoder, Projector};
 use hobbit::options::{Pooling, Token};
 use hobbit::{Interrupt, Model};
 use tokio::sync::{Semaphore, oneshot};
@@ -84,7 +84,7 @@ impl Loaded {
     /// Hands a prompt to the engine, for the slot `slot` or for any.
     pub fn start(
         &self,
-        (prompt, chunks): (Arc<[Token]>, Chunks),
+        (prompt, chunks, encoder): (Arc<[Token]>, Chunks, Option<Encoder>),
         work: Work,
         slot: Option<usize>,
         cache_prompt: bool,
@@ -96,7 +96,7 @@ impl Loaded {
             Work::Generate(generate) => Arc::clone(&generate.lora),
             Work::Embed => self.adapters.scales(),
         };
-        let job = Job { id, prompt, chunks, work, slot, lora, cache_prompt, events, _held: Arc::clone(held) };
+        let job = Job { id, prompt, chunks, encoder, work, slot, lora, cache_prompt, events, _held: Arc::clone(held) };
         // If the thread has ended, the receiver reports it.
         let _ = self.commands.send(Command::Job(Box::new(job)));
         running

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hobbit::engine::Chunks;
+use hobbit::engine::{Chunks, Encoder};
 use hobbit::options::{SamplingOptions, Token};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
@@ -22,6 +22,8 @@ pub struct Job {
     pub prompt: Arc<[Token]>,
     /// Images and sound, whose placeholders are in the prompt.
     pub chunks: Chunks,
+    /// Keeps the projector open until they are evaluated.
+    pub encoder: Option<Encoder>,
     pub work: Work,
     /// The slot that must run the job; `None`: any.
     pub slot: Option<usize>,

@@ -104,8 +104,6 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         // Pooling needs all tokens of a text in one evaluation.
         n_batch: if embeds { n_ubatch } else { base.n_batch },
         context_shift: false,
-        // An image's tokens and positions differ in number, and a checkpoint counts tokens.
-        checkpoints: if media.mmproj.is_some() { 0 } else { base.checkpoints },
         ..base
     };
     let model_options = resolve::of_model(&model, resolve::experts(experts, &path, session_options.clone())?);

@@ -14,16 +14,6 @@ pub struct SlotView<'a> {
     pub last_used: u64,
 }
 
-/// Which evaluated tokens a prompt may reuse.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shares {
-    Nothing,
-    /// The common beginning with the slot itself.
-    Own,
-    /// The common beginning with this slot, or a longer one with another slot.
-    All,
-}
-
 /// The slot for a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
@@ -36,14 +26,14 @@ pub struct Placement {
 
 /// Chooses a slot for `prompt`: the `wanted` one; else the free slot with the longest common beginning, if that is at
 /// least `similarity` (0..=1) of the prompt; else the slot that has been free the longest. `None` if no slot is free.
-/// `shares` decides which tokens may be reused, and from which slots. A slot that is to keep its first `n` tokens keeps
-/// `reach(slot, n)` of them.
+/// With `reuses`, evaluated tokens are reused: the common beginning with this slot, or a longer one with another slot.
+/// A slot that is to keep its first `n` tokens keeps `reach(slot, n)` of them.
 pub fn place(
     slots: &[SlotView<'_>],
     prompt: &[Token],
     wanted: Option<usize>,
     similarity: f32,
-    shares: Shares,
+    reuses: bool,
     reach: impl Fn(usize, usize) -> usize,
 ) -> Option<Placement> {
     let n_most = prompt.len().saturating_sub(1);
@@ -62,10 +52,8 @@ pub fn place(
         }
     }?;
     let own = common[slot];
-    match shares {
-        Shares::Nothing => return Some(Placement { slot, n_shared: 0, from: None }),
-        Shares::Own => return Some(Placement { slot, n_shared: own, from: None }),
-        Shares::All => {}
+    if !reuses {
+        return Some(Placement { slot, n_shared: 0, from: None });
     }
     match (0..slots.len()).filter(|at| *at != slot).max_by_key(|at| common[*at]) {
         Some(at) if common[at] > own => Some(Placement { slot, n_shared: common[at], from: Some(at) }),
@@ -162,14 +150,14 @@ mod tests {
     fn a_slot_counts_by_the_tokens_that_it_can_go_back_to() {
         let slots = [view(true, &[1, 2, 3, 4], 0), view(false, &[1, 2, 3], 0)];
         let with_checkpoint = |slot: usize, n: usize| if slot == 0 { 0 } else { n.min(2) };
-        let found = place(&slots, &[1, 2, 3, 4, 5], None, 0.1, Shares::All, with_checkpoint);
+        let found = place(&slots, &[1, 2, 3, 4, 5], None, 0.1, true, with_checkpoint);
         assert_eq!(found, Some(Placement { slot: 0, n_shared: 2, from: Some(1) }));
     }
 
     #[test]
     fn the_longest_beginning_decides_then_age() {
         let slots = [view(true, &[1, 2, 3], 5), view(true, &[1, 2, 3, 4], 9), view(true, &[], 1)];
-        let at = |prompt: &[Token]| place(&slots, prompt, None, 0.1, Shares::All, whole).unwrap();
+        let at = |prompt: &[Token]| place(&slots, prompt, None, 0.1, true, whole).unwrap();
         assert_eq!(at(&[1, 2, 3, 4, 5]), Placement { slot: 1, n_shared: 4, from: None });
         assert_eq!(at(&[9, 9]), Placement { slot: 2, n_shared: 0, from: None });
         // As much in both: the shorter one loses less.
@@ -179,21 +167,21 @@ mod tests {
     #[test]
     fn one_token_is_left_to_evaluate() {
         let slots = [view(true, &[1, 2, 3], 0)];
-        assert_eq!(place(&slots, &[1, 2, 3], None, 0.1, Shares::All, whole).unwrap().n_shared, 2);
-        assert_eq!(place(&slots, &[1, 2, 3], None, 0.1, Shares::Nothing, whole).unwrap().n_shared, 0);
-        assert_eq!(place(&slots, &[], None, 0.1, Shares::All, whole).unwrap().n_shared, 0);
+        assert_eq!(place(&slots, &[1, 2, 3], None, 0.1, true, whole).unwrap().n_shared, 2);
+        assert_eq!(place(&slots, &[1, 2, 3], None, 0.1, false, whole).unwrap().n_shared, 0);
+        assert_eq!(place(&slots, &[], None, 0.1, true, whole).unwrap().n_shared, 0);
     }
 
     #[test]
     fn beginnings_come_from_busy_slots_too() {
         let slots = [view(false, &[1, 2, 3, 4], 0), view(true, &[1], 0)];
         assert_eq!(
-            place(&slots, &[1, 2, 3, 9], None, 0.5, Shares::All, whole),
+            place(&slots, &[1, 2, 3, 9], None, 0.5, true, whole),
             Some(Placement { slot: 1, n_shared: 3, from: Some(0) })
         );
-        assert_eq!(place(&slots, &[1], Some(0), 0.1, Shares::All, whole), None, "a slot that is wanted is waited for");
-        assert_eq!(place(&slots[..1], &[1], None, 0.1, Shares::All, whole), None);
-        assert_eq!(place(&slots, &[1], Some(7), 0.1, Shares::All, whole), None);
+        assert_eq!(place(&slots, &[1], Some(0), 0.1, true, whole), None, "a slot that is wanted is waited for");
+        assert_eq!(place(&slots[..1], &[1], None, 0.1, true, whole), None);
+        assert_eq!(place(&slots, &[1], Some(7), 0.1, true, whole), None);
     }
 
     #[test]

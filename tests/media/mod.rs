@@ -7,17 +7,18 @@ mod served;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ggml_sys::llama;
 use gguf_tools::synth::{Projector as Kind, Spec};
 use hobbit::engine::{MediaPrompt, Projector, ProjectorNeeds};
 use hobbit::options::{FlashAttn, ProjectorOptions, Repack};
-use hobbit::{Model, ModelOptions, SessionOptions};
-use hobbit_core::plan::ExpertCache;
+use hobbit::{Budget, Model, ModelOptions, OpenError, SessionOptions};
+use hobbit_core::plan::{ExpertCache, PlanError};
 
 use crate::fixture::cli::{CLI, cli, program};
 use crate::fixture::compare::{ALL, QUARTER, options};
-use crate::fixture::{quiet_llama_cpp, write};
+use crate::fixture::{in_own_process, quiet_llama_cpp, write};
 
 const MARKER: &str = "<__media__>";
 const TEXT: &str = "What is in <__media__> this? Answer at once.";
@@ -102,10 +103,14 @@ struct Files {
 
 /// A model and its projector.
 fn files(arch: &str, kind: Kind) -> Files {
+    files_of(&Spec::tiny(arch), kind)
+}
+
+fn files_of(spec: &Spec, kind: Kind) -> Files {
     let dir = tempfile::tempdir().unwrap();
-    let model = write(dir.path(), &Spec::tiny(arch));
+    let model = write(dir.path(), spec);
     let path = dir.path().join("mmproj.gguf");
-    kind.write(&path, Spec::tiny(arch).embd, 7).unwrap();
+    kind.write(&path, spec.embd, 7).unwrap();
     Files { model, projector: ProjectorOptions { path, threads: 1, ..ProjectorOptions::default() }, _dir: dir }
 }
 
@@ -176,7 +181,7 @@ fn stock(files: &Files, bytes: &[u8]) -> Vec<f32> {
 fn open(files: &Files, expert_cache: ExpertCache) -> (Model, hobbit::Session, Projector) {
     quiet_llama_cpp();
     let needs = ProjectorNeeds::of(&files.projector).unwrap();
-    let base = ModelOptions { repack: Repack::Off, reserved_bytes: needs.bytes, ..options(expert_cache) };
+    let base = ModelOptions { repack: Repack::Off, lent_bytes: needs.bytes, ..options(expert_cache) };
     let model = Model::open(&files.model, &base).unwrap();
     let session = model.session(&session_options()).unwrap();
     let projector = Projector::open(&model, &files.projector).unwrap();
@@ -190,7 +195,7 @@ fn prompt(projector: &Projector, bytes: &[u8]) -> MediaPrompt {
 
 /// Logits after the text by hobbit, which begins at token `from`.
 fn logits(session: &mut hobbit::Session, projector: &Projector, prompt: &MediaPrompt, from: usize) -> Vec<f32> {
-    session.feed_prompt(projector, prompt, from).unwrap();
+    session.feed_prompt(projector, prompt, from, None).unwrap();
     assert_eq!(session.n_past(), prompt.tokens.len());
     let (at, chunk) = prompt.chunks.iter().last().unwrap();
     let n_last = prompt.tokens.len() - at.max(from) - if from <= at { chunk.n_positions() } else { 0 };
@@ -225,9 +230,163 @@ fn images_at_positions_of_several_dimensions() {
     check("qwen3vlmoe", Kind::Qwen2vl, &jpeg());
 }
 
+/// A large image becomes tiles, which are encoded together.
+#[test]
+fn images_of_several_tiles() {
+    check("qwen3moe", Kind::Internvl, &png(40, 30, None));
+    check("qwen3moe", Kind::Internvl, &png(300, 200, None));
+}
+
 #[test]
 fn sound() {
     check("qwen3moe", Kind::Qwen2a, &wav(None));
+}
+
+fn opened(files: &Files, checkpoints: u32) -> (Model, hobbit::Session, Projector) {
+    quiet_llama_cpp();
+    let base = ModelOptions { repack: Repack::Off, ..options(QUARTER) };
+    let model = Model::open(&files.model, &base).unwrap();
+    let session = model.session(&SessionOptions { checkpoints, ..session_options() }).unwrap();
+    let projector = Projector::open(&model, &files.projector).unwrap();
+    (model, session, projector)
+}
+
+/// A recurrent state holds an image as it does tokens, and goes back to a checkpoint before or behind it.
+#[test]
+fn recurrent_models_keep_images_in_their_state() {
+    let (image, files) = (png(130, 70, None), files("qwen35moe", Kind::Qwen2vl));
+    let (_model, mut session, projector) = opened(&files, 0);
+    let whole = prompt(&projector, &image);
+    assert!(logits(&mut session, &projector, &whole, 0) == stock(&files, &image), "logits differ from mtmd's");
+    drop(session);
+
+    let (model, mut session, projector) = opened(&files, 8);
+    let text = |turns: &[&str]| {
+        let turn = |text: &&str| format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n");
+        turns.iter().map(turn).collect::<String>()
+    };
+    let medium = projector.read(&image).unwrap();
+    let prompt = |turns: &[&str]| {
+        let media = vec![medium.clone(); turns.iter().map(|turn| turn.matches(MARKER).count()).sum()];
+        projector.prompt(text(turns).as_bytes(), MARKER, &media, true).unwrap()
+    };
+    let before = "Tell me what the people of the old world knew about the stars.";
+    let first = prompt(&[before, "What is in <__media__> this? Answer at once."]);
+    let (at, chunk) = first.chunks.iter().next().unwrap();
+    let behind = at + chunk.n_positions();
+    assert!(chunk.n_tokens() > chunk.n_positions(), "positions of several dimensions");
+    let fed = |session: &mut hobbit::Session, prompt: &MediaPrompt, from: usize| {
+        session.feed_prompt(&projector, prompt, from, None).unwrap();
+        assert_eq!(session.n_past(), prompt.tokens.len());
+        session.logits(1).unwrap().to_vec()
+    };
+    let expected = fed(&mut session, &first, 0);
+    let n = first.tokens.len();
+    // The same prompt again.
+    assert_eq!(session.keep(n - 1), n - 2);
+    assert!(fed(&mut session, &first, n - 2) == expected, "behind the image");
+    // Another answer to the message: back to its header, behind the image.
+    let header = n - model.tokenize("<|im_start|>assistant\n", false, true).unwrap().len();
+    assert_eq!(session.keep(n - 3), header);
+    assert!(fed(&mut session, &first, header) == expected, "from the answer's header");
+    // Another message: back to its beginning, before the image.
+    let message = prompt(&[before]).tokens.len();
+    assert_eq!(session.keep(first.chunks.whole(behind - 1)), message);
+    assert!(fed(&mut session, &first, message) == expected, "from the image's message");
+    // No checkpoint is inside of the image.
+    assert!(session.checkpoints(0).iter().all(|own| own.n_tokens <= at || own.n_tokens > behind));
+}
+
+/// A process of its own: the resident set is measured.
+#[test]
+fn experts_lend_the_projector_their_memory() {
+    if !in_own_process("media::experts_lend_the_projector_their_memory") {
+        return;
+    }
+    quiet_llama_cpp();
+    // 102 MiB of experts. The large image has 2,500 tokens, llama.cpp's warm-up 2,116.
+    let spec = Spec { layers: 8, experts: 32, topk: 4, embd: 256, ff: 512, ..Spec::tiny("qwen3vlmoe") };
+    let files = files_of(&spec, Kind::Qwen2vl);
+    let (small, large) = (png(130, 70, None), png(1600, 1600, None));
+    let lent_bytes = ProjectorNeeds::of(&files.projector).unwrap().bytes;
+    let open = |budget: u64| {
+        let budget = Budget::Bytes(budget);
+        let options = ModelOptions { budget, lent_bytes, passthrough: false, ..ModelOptions::default() };
+        let model = Model::open(&files.model, &options).unwrap();
+        let session = model.session(&SessionOptions { n_ctx: 4096, ..session_options() });
+        session.map(|session| (model, session))
+    };
+    // The process counts in its budget, and grows.
+    let minimum = || match open(1 << 20) {
+        Err(OpenError::Plan(PlanError::TooSmall { minimum, .. })) => minimum,
+        _ => panic!("1 MiB is enough"),
+    };
+    let budget = minimum() + (40 << 20);
+    let (model, mut session) = open(budget).unwrap();
+    let all = model.host_cache_bytes();
+    let projector = Projector::open(&model, &files.projector).unwrap();
+    assert_eq!(model.host_cache_bytes(), all, "it is closed again");
+    let read = |session: &mut hobbit::Session, image: &[u8]| {
+        let encoder = projector.encoder().unwrap();
+        let before = model.host_cache_bytes();
+        assert!(before < all);
+        let prompt = prompt(&projector, image);
+        session.reset();
+        let fed = session.feed_prompt(&projector, &prompt, 0, Some(encoder.clone()));
+        let (at, chunk) = prompt.chunks.iter().next().unwrap();
+        let last = prompt.tokens.len() - at - chunk.n_positions() - 1;
+        let logits = fed.map(|()| session.logits(last).unwrap().to_vec());
+        let during = model.host_cache_bytes();
+        drop(encoder);
+        assert_eq!(model.host_cache_bytes(), all, "experts have their memory back");
+        (before, during, logits)
+    };
+    let (before, during, expected) = read(&mut session, &small);
+    assert!(before < all / 2 && before == during, "{before} and {during} of {all}");
+    assert_eq!(read(&mut session, &small).2.unwrap(), expected.unwrap());
+    let (before, during, logits) = read(&mut session, &large);
+    assert!(during < before, "a larger image takes more");
+    logits.unwrap();
+    // Experts come and go while another thread evaluates.
+    let generated = |session: &mut hobbit::Session| -> Vec<Vec<f32>> {
+        session.reset();
+        let step = |at: i32| {
+            session.feed(&[at * 7919 % 251]).unwrap();
+            session.logits(0).unwrap().to_vec()
+        };
+        (0..48).map(step).collect()
+    };
+    let expected = generated(&mut session);
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                drop(projector.encoder().unwrap());
+            }
+        });
+        let found = generated(&mut session);
+        is_done.store(true, Ordering::Relaxed);
+        assert!(found == expected);
+    });
+    assert_eq!(model.host_cache_bytes(), all);
+    // What the user asked for meanwhile stays.
+    let encoder = projector.encoder().unwrap();
+    let half = model.set_host_cache(ExpertCache::Bytes(all / 2));
+    assert!(half < all / 2);
+    drop(encoder);
+    let half = model.host_cache_bytes();
+    assert!(half <= all / 2 && half > all / 3);
+    let peak = session.stats().peak_rss_bytes;
+    assert!(peak <= budget, "{peak} bytes resident, {budget} allowed");
+    drop((session, projector, model));
+
+    let (model, mut session) = open(minimum() + (2 << 20)).unwrap();
+    let projector = Projector::open(&model, &files.projector).unwrap();
+    let large = prompt(&projector, &large);
+    let error = session.feed_prompt(&projector, &large, 0, None).unwrap_err().to_string();
+    assert!(error.contains("do not fit the memory budget") && error.contains("--image-max-tokens"), "{error}");
+    session.reset();
+    session.feed_prompt(&projector, &prompt(&projector, &small), 0, None).unwrap();
 }
 
 #[test]
@@ -270,6 +429,7 @@ fn hostile() -> Vec<(Vec<u8>, &'static str)> {
 fn hostile_images_are_refused() {
     let files = files("qwen3moe", Kind::Gemma3);
     let (_model, mut session, projector) = open(&files, ALL);
+    let _encoder = projector.encoder().unwrap();
     for (at, (bytes, part)) in hostile().iter().enumerate() {
         let error = projector.read(bytes).expect_err(&format!("hostile image {at} was read")).to_string();
         assert!(error.contains(part), "{at}: {error}");
@@ -287,13 +447,14 @@ fn hostile_images_are_refused() {
     let refused = projector.read(&wav(None)).unwrap_err().to_string();
     assert!(refused.contains("sound"), "{refused}");
     let prompt = prompt(&projector, &jpeg());
-    session.feed_prompt(&projector, &prompt, 0).unwrap();
+    session.feed_prompt(&projector, &prompt, 0, None).unwrap();
 }
 
 #[test]
 fn hostile_sound_is_refused() {
     let files = files("qwen3moe", Kind::Qwen2a);
     let (_model, _session, projector) = open(&files, ALL);
+    let _encoder = projector.encoder().unwrap();
     // One sample of a byte in each second.
     let mut long = wav(None);
     long[24..28].copy_from_slice(&1u32.to_le_bytes());

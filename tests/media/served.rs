@@ -5,6 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::fixture::cli::program;
 use crate::server::rig::Server;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -82,4 +83,86 @@ fn hostile_media_get_400() {
     // A marker of llama.cpp's is a text.
     server.post(CHAT, &asking(json!({"type": "text", "text": MARKER}))).ok();
     server.post(CHAT, &asking(image(&jpeg()))).ok();
+}
+
+#[test]
+fn sound_in_messages() {
+    let files = files("qwen3moe", Kind::Qwen2a);
+    let (model, projector) = (files.model.to_str().unwrap(), files.projector.path.to_str().unwrap());
+    let server = Server::start(&["-m", model, "--mmproj", projector, "-c", "2048"]);
+    assert_eq!(server.get("/props").ok()["modalities"], json!({"vision": false, "video": false, "audio": true}));
+    let ask = |bytes: &[u8]| {
+        let data = STANDARD.encode(bytes);
+        server.post(CHAT, &asking(json!({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}))).ok()
+    };
+    let text = |answer: &Value| answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned();
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    let first = ask(&wav(None));
+    let n = first["usage"]["prompt_tokens"].as_u64().unwrap();
+    // 30 seconds.
+    assert!(n > 750, "{first}");
+    let again = ask(&wav(None));
+    assert_eq!((text(&again), cached(&again)), (text(&first), n - 1));
+    let mut other = wav(None);
+    other[44..].iter_mut().step_by(2).for_each(|byte| *byte ^= 0x55);
+    assert!(cached(&ask(&other)) < n / 2);
+    server.post(CHAT, &asking(image(&jpeg()))).refused();
+}
+
+/// A recurrent state cannot be rewound: a conversation goes on from checkpoints behind its images.
+#[test]
+fn conversations_about_an_image_go_on_from_checkpoints() {
+    let server = serve(&files("qwen35moe", Kind::Qwen2vl));
+    let see = |bytes: &[u8]| json!([{"type": "text", "text": "See"}, image(bytes), {"type": "text", "text": "Well?"}]);
+    let ask = |messages: Value| {
+        let body = json!({"messages": messages, "max_tokens": 4, "ignore_eos": true, "id_slot": 0});
+        let answer = server.post(CHAT, &body).ok();
+        let of = |field: &str| answer["timings"][field].as_u64().unwrap();
+        (answer["choices"][0]["message"]["content"].clone(), of("cache_n"), of("prompt_n"))
+    };
+    let (one, other) = (png(130, 70, None), png(70, 130, None));
+    let first = json!([{"role": "user", "content": see(&one)}]);
+    let (text, known, n) = ask(first.clone());
+    assert_eq!(known, 0);
+    let (again, known, evaluated) = ask(first);
+    assert!(again == text && evaluated <= 2 && known + evaluated == n, "{known} {evaluated} {n}");
+    // A second turn, whose answer was not the model's: from the answer's header on, behind the image.
+    let second = |bytes: &[u8]| {
+        json!([{"role": "user", "content": see(bytes)}, {"role": "assistant", "content": "Little."},
+            {"role": "user", "content": "And now?"}])
+    };
+    let (text, known, _) = ask(second(&one));
+    assert!(known >= n - 6, "{known} of {n}");
+    let (differs, known, _) = ask(second(&other));
+    assert!(known < n - 6, "{known}");
+    assert_ne!(differs, text);
+    assert_eq!(ask(second(&one)).0, text);
+}
+
+/// Experts lose slots and have them back while other requests are evaluated: within the budget.
+#[test]
+fn images_come_while_others_generate() {
+    let files = files_of(
+        &Spec { layers: 8, experts: 32, topk: 4, embd: 256, ff: 512, ..Spec::tiny("qwen3vlmoe") },
+        Kind::Qwen2vl,
+    );
+    let (model, projector) = (files.model.to_str().unwrap(), files.projector.path.to_str().unwrap());
+    let flags = ["-m", model, "--mmproj", projector, "-c", "2048"];
+    let refused =
+        program(env!("CARGO_BIN_EXE_hobbit-server")).args(flags).args(["--mem-budget", "1M"]).output().unwrap();
+    let message = String::from_utf8(refused.stderr).unwrap();
+    let (_, advised) = message.split_once("give --mem-budget ").unwrap_or_else(|| panic!("{message}"));
+    let mib: u64 = advised.split("MiB").next().unwrap().parse().unwrap();
+    let budget = format!("{}M", mib + 40);
+    let server = Server::start(&[&flags[..], &["--mem-budget", &budget]].concat());
+    let story = json!({"messages": [{"role": "user", "content": "Go on"}], "max_tokens": 200, "ignore_eos": true});
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.post(CHAT, &story).ok());
+        for _ in 0..4 {
+            server.post(CHAT, &asking(image(&png(70, 130, None)))).ok();
+            server.post(CHAT, &asking(image(&png(130, 70, None)))).ok();
+        }
+    });
+    let peak = server.peak_bytes();
+    assert!(peak <= (mib + 40) << 20, "{peak} bytes resident, {budget} allowed");
 }

@@ -57,3 +57,33 @@ fn prompts_go_on_where_they_part_from_the_slot() {
         assert_eq!(read(&server, &first), (0, n_first));
     }
 }
+
+/// The window has forgotten the system prompt: another slot begins with a checkpoint behind it, and writes what it would
+/// alone.
+#[test]
+fn a_window_goes_on_from_another_slots_checkpoint() {
+    ["gpt-oss", "mimo2", "deepseek4"].into_iter().for_each(check_window);
+}
+
+fn check_window(arch: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    synth::write(&path, &Spec::tiny(arch)).unwrap();
+    let window = format!("{arch}.attention.sliding_window=int:32");
+    let start = || Server::start(&["-m", path.to_str().unwrap(), "--override-kv", &window]);
+    let text = |server: &Server, body: &Value| {
+        server.post("/v1/chat/completions", body).ok()["choices"][0]["message"]["content"].clone()
+    };
+    let other = |slot| chat(&[("user", "How many men build a house in a year and a day?")], slot);
+    let alone = text(&start(), &other(0));
+    let server = start();
+    let long = "Tell me what the old world was like, and what it was not. ".repeat(6);
+    let (known, n) = read(&server, &chat(&[("user", &long)], 0));
+    assert!(known == 0 && n > 64, "{arch}: {n}");
+    let (known, evaluated) = read(&server, &other(1));
+    assert!(known > 16, "{arch}: {known} {evaluated}");
+    assert_eq!(text(&server, &other(1)), alone, "{arch}");
+    // The first slot has lost nothing.
+    let (_, evaluated) = read(&server, &chat(&[("user", &long)], 0));
+    assert!(evaluated <= 2, "{arch}: {evaluated}");
+}

@@ -17,6 +17,8 @@ pub enum Projector {
     Gemma3,
     /// Qwen2-VL: images of any size, for models with M-RoPE.
     Qwen2vl,
+    /// InternVL: one tile of 4 tokens for a small image; for a larger one up to 12, and one of the whole.
+    Internvl,
     /// Qwen2-Audio: sound, 750 tokens for 30 seconds.
     Qwen2a,
 }
@@ -33,6 +35,7 @@ impl Projector {
         let (kind, part) = match self {
             Self::Gemma3 => ("gemma3", "vision"),
             Self::Qwen2vl => ("qwen2vl_merger", "vision"),
+            Self::Internvl => ("internvl", "vision"),
             Self::Qwen2a => ("qwen2a", "audio"),
         };
         let mut keys: Vec<(String, Value)> = vec![
@@ -84,6 +87,18 @@ impl Projector {
                 add("mm.0.bias", &[4 * EMBD]);
                 add("mm.2.weight", &[4 * EMBD, width]);
                 add("mm.2.bias", &[width]);
+            }
+            Self::Internvl => {
+                add("v.class_embd", &[EMBD]);
+                add("v.patch_embd.weight", &[PATCH, PATCH, 3, EMBD]);
+                add("v.patch_embd.bias", &[EMBD]);
+                add("v.position_embd.weight", &[EMBD, 17]);
+                add("mm.model.mlp.0.weight", &[4 * EMBD]);
+                add("mm.model.mlp.0.bias", &[4 * EMBD]);
+                add("mm.model.mlp.1.weight", &[4 * EMBD, FF]);
+                add("mm.model.mlp.1.bias", &[FF]);
+                add("mm.model.mlp.3.weight", &[FF, width]);
+                add("mm.model.mlp.3.bias", &[width]);
             }
             Self::Qwen2a => {
                 add("a.conv1d.1.weight", &[3, 80, EMBD]);

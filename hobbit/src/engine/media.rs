@@ -1,24 +1,28 @@
 //! Images and sound: llama.cpp's mtmd encodes them, and a session evaluates the result like tokens.
 //!
-//! A [`Projector`] reads a file's bytes into [`Media`]. In a prompt's tokens each position of a medium is a placeholder:
+//! A [`Projector`] is open while an [`Encoder`] lives, and the model's experts lend it their memory meanwhile. It reads
+//! a file's bytes into [`Media`]. In a prompt's tokens each position of a medium is a placeholder:
 //! a negative number, derived from a keyed hash of the bytes. So equal beginnings of two prompts have equal images, and
 //! code that compares, counts and keeps tokens needs no other rule. [`Session::evaluate_media`] evaluates them.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_void};
+use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ggml_sys::{llama, media};
 
 use super::error::{EvalError, MediaError};
 use super::ggml;
 use super::log;
+use super::memory::trim_heap;
 use super::model::Model;
 use super::raw::{MESSAGE_BYTES, text_of, with_message};
 use super::session::Session;
+use hobbit_core::checkpoints::Cut;
 use hobbit_core::options::{ProjectorOptions, Token};
 
 /// Largest image, in pixels. While it is decoded, each takes at most [`PIXEL_BYTES`].
@@ -31,9 +35,12 @@ const SECONDS_MAX: f64 = 1800.0;
 /// Requirements of a projector, from its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProjectorNeeds {
-    /// Bytes of its weights and compute buffers, and of the largest image while it is decoded. To be added to
-    /// [`ModelOptions::reserved_bytes`](crate::ModelOptions::reserved_bytes).
+    /// Bytes of its weights, of the buffers for llama.cpp's warm-up, and of the largest image while it is decoded: for
+    /// [`ModelOptions::lent_bytes`](crate::ModelOptions::lent_bytes). A larger image lends more
+    /// ([`Model::lend`]), or is refused.
     pub bytes: u64,
+    weights: u64,
+    compute: u64,
     /// Minimum ubatch of a session: tokens of the largest image, if they see each other; else 0.
     pub n_ubatch: u32,
 }
@@ -41,6 +48,12 @@ pub struct ProjectorNeeds {
 fn name_of(options: &ProjectorOptions) -> Result<CString, MediaError> {
     let name = CString::new(options.path.as_os_str().as_bytes());
     name.map_err(|_| unusable(options, "its name contains a NUL byte".into()))
+}
+
+/// mtmd is silent for all threads while it reads a header.
+fn logging() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// An error with the given reason, or else with what was logged.
@@ -58,8 +71,9 @@ impl ProjectorNeeds {
         ggml::ready();
         check_readable(&options.path)?;
         let name = name_of(options)?;
-        let (mut bytes, mut max_tokens, mut non_causal) = (0, 0, false);
+        let (mut weights, mut compute, mut max_tokens, mut non_causal) = (0, 0, 0, false);
         let mut message = [0u8; MESSAGE_BYTES];
+        let _alone = logging();
         log::clear_errors();
         // SAFETY: the name is NUL-terminated, all results outlive the call.
         let known = unsafe {
@@ -67,7 +81,8 @@ impl ProjectorNeeds {
                 name.as_ptr(),
                 options.image_min_tokens,
                 options.image_max_tokens,
-                &raw mut bytes,
+                &raw mut weights,
+                &raw mut compute,
                 &raw mut max_tokens,
                 &raw mut non_causal,
                 message.as_mut_ptr().cast(),
@@ -78,8 +93,14 @@ impl ProjectorNeeds {
             return Err(unusable(options, text_of(&message)));
         }
         let n_ubatch = if non_causal { u32::try_from(max_tokens).unwrap_or(0) } else { 0 };
-        Ok(Self { bytes: bytes + PIXELS_MAX * PIXEL_BYTES, n_ubatch })
+        Ok(Self { bytes: bytes_with(weights, compute), weights, compute, n_ubatch })
     }
+}
+
+/// Bytes of a projector with compute buffers of `compute` bytes. Products convert their inputs to 16 bits beside these
+/// buffers: at most a third more, for a hidden layer of four times the width.
+fn bytes_with(weights: u64, compute: u64) -> u64 {
+    weights + compute + compute / 3 + PIXELS_MAX * PIXEL_BYTES
 }
 
 fn check_readable(path: &Path) -> Result<(), MediaError> {
@@ -91,30 +112,140 @@ fn check_readable(path: &Path) -> Result<(), MediaError> {
     }
 }
 
-/// An open projector. Clones are cheap.
+/// A projector of a model. Clones are cheap.
 #[derive(Clone)]
-pub struct Projector(Arc<Open>);
+pub struct Projector(Arc<Shared>);
 
-struct Open {
-    context: NonNull<llama::mtmd_context>,
+struct Shared {
+    options: ProjectorOptions,
+    needs: ProjectorNeeds,
+    takes_images: bool,
+    takes_sound: bool,
+    opened: Mutex<Opened>,
     /// One chunk at a time is encoded.
     encodes: Mutex<()>,
-    /// One file at a time is decoded: memory for one is reserved.
+    /// One file at a time is decoded: memory for one is counted.
     reads: Mutex<()>,
     // Dropped after the context, which refers to its vocabulary.
     model: Model,
 }
 
-// SAFETY: mtmd's context may be used by any thread; reading bytes and making chunks leave it unchanged (mtmd.h calls it
-// thread-safe), and encoding holds the lock.
-unsafe impl Send for Open {}
-// SAFETY: as above.
-unsafe impl Sync for Open {}
+#[derive(Default)]
+struct Opened {
+    context: Option<Context>,
+    n_encoders: usize,
+}
 
-impl Drop for Open {
+/// mtmd's context, and the record of its memory, which it uses.
+struct Context {
+    raw: NonNull<llama::mtmd_context>,
+    memory: *mut media::Memory,
+}
+
+// SAFETY: mtmd's context may be used by any thread; reading bytes and making chunks leave it unchanged (mtmd.h calls it
+// thread-safe), and encoding, which alone uses the record, holds the lock.
+unsafe impl Send for Context {}
+
+impl Context {
+    fn open(model: &Model, options: &ProjectorOptions, needs: &ProjectorNeeds) -> Result<Self, MediaError> {
+        let name = name_of(options)?;
+        let lender = Box::new((model.clone(), needs.weights));
+        let lender = Box::into_raw(lender).cast();
+        let memory = Box::into_raw(Box::new(media::Memory { seen: needs.compute, lend, lender }));
+        let _alone = logging();
+        log::clear_errors();
+        // SAFETY: the model outlives the context, which keeps a clone; the name is NUL-terminated; the record lives
+        // until the context is freed.
+        let open = |message, capacity| unsafe {
+            media::hobbit_media_open(
+                name.as_ptr(),
+                model.shared.raw.as_ptr(),
+                options.threads.max(1),
+                options.image_min_tokens,
+                options.image_max_tokens,
+                memory,
+                message,
+                capacity,
+            )
+        };
+        with_message(open).map(|raw| Self { raw, memory }).map_err(|message| {
+            // SAFETY: made above, and used by no context.
+            unsafe { free(memory) };
+            unusable(options, message)
+        })
+    }
+}
+
+impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: made by us, freed once.
-        unsafe { llama::mtmd_free(self.context.as_ptr()) };
+        // SAFETY: both were made by us, and are freed once, the context before the record that it uses.
+        unsafe {
+            llama::mtmd_free(self.raw.as_ptr());
+            free(self.memory);
+        }
+    }
+}
+
+/// # Safety
+/// A record made by [`Context::open`] that nothing uses.
+unsafe fn free(memory: *mut media::Memory) {
+    // SAFETY: by the caller, both are boxes.
+    unsafe {
+        let memory = Box::from_raw(memory);
+        drop(Box::from_raw(memory.lender.cast::<(Model, u64)>()));
+    }
+}
+
+/// Lends memory for buffers that are larger than those of the warm-up.
+///
+/// # Safety
+/// The lender of a live record.
+unsafe extern "C" fn lend(lender: *mut c_void, compute: u64) -> bool {
+    // SAFETY: by the caller.
+    let (model, weights) = unsafe { &*lender.cast::<(Model, u64)>() };
+    model.lend(bytes_with(*weights, compute))
+}
+
+/// Keeps a projector open. The last one closes it, and the experts have their memory back.
+pub struct Encoder {
+    shared: Arc<Shared>,
+    context: NonNull<llama::mtmd_context>,
+}
+
+// SAFETY: as for the context, which lives as long.
+unsafe impl Send for Encoder {}
+// SAFETY: as above.
+unsafe impl Sync for Encoder {}
+
+impl fmt::Debug for Encoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Encoder").field(&self.shared.options.path).finish()
+    }
+}
+
+impl Clone for Encoder {
+    fn clone(&self) -> Self {
+        self.shared.opened().n_encoders += 1;
+        Self { shared: Arc::clone(&self.shared), context: self.context }
+    }
+}
+
+impl Drop for Encoder {
+    fn drop(&mut self) {
+        let mut opened = self.shared.opened();
+        opened.n_encoders -= 1;
+        // Where memory does not go back to experts, nothing is won by reading the file again.
+        if opened.n_encoders == 0 && self.shared.model.lends() {
+            opened.context = None;
+            trim_heap();
+            self.shared.model.lend(0);
+        }
+    }
+}
+
+impl Shared {
+    fn opened(&self) -> MutexGuard<'_, Opened> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -215,52 +346,84 @@ impl MediaPrompt {
 }
 
 impl Projector {
-    /// Opens a projector for the model. It stays in memory. Open the model's first session before: its plan counts
-    /// [`ProjectorNeeds::bytes`], and would count a projector in memory again.
+    /// Checks a projector for the model, which has a session: opens it, and closes it again.
     ///
     /// # Errors
-    /// A file that is damaged, or belongs to another model.
+    /// A file that is damaged, or belongs to another model; a memory budget without room for it.
     pub fn open(model: &Model, options: &ProjectorOptions) -> Result<Self, MediaError> {
-        check_readable(&options.path)?;
-        let name = name_of(options)?;
-        log::clear_errors();
-        // SAFETY: the model outlives the context, which keeps a clone; the name is NUL-terminated.
-        let open = |message, capacity| unsafe {
-            media::hobbit_media_open(
-                name.as_ptr(),
-                model.shared.raw.as_ptr(),
-                options.threads.max(1),
-                options.image_min_tokens,
-                options.image_max_tokens,
-                message,
-                capacity,
-            )
+        let needs = ProjectorNeeds::of(options)?;
+        let shared = Shared {
+            options: options.clone(),
+            needs,
+            takes_images: false,
+            takes_sound: false,
+            opened: Mutex::default(),
+            encodes: Mutex::default(),
+            reads: Mutex::default(),
+            model: model.clone(),
         };
-        let context = with_message(open).map_err(|message| unusable(options, message))?;
-        Ok(Self(Arc::new(Open { context, encodes: Mutex::new(()), reads: Mutex::new(()), model: model.clone() })))
+        let mut new = Self(Arc::new(shared));
+        let encoder = new.encoder()?;
+        // SAFETY: the context is live.
+        let kinds = unsafe {
+            let context = encoder.context.as_ptr();
+            (llama::mtmd_support_vision(context), llama::mtmd_support_audio(context))
+        };
+        drop(encoder);
+        let shared = Arc::get_mut(&mut new.0).expect("the encoder is gone");
+        (shared.takes_images, shared.takes_sound) = kinds;
+        Ok(new)
     }
 
-    fn as_ptr(&self) -> *mut llama::mtmd_context {
-        self.0.context.as_ptr()
+    /// Opens the projector, unless it is open. Reading and evaluating media do so by themselves; who holds an encoder
+    /// meanwhile has the file read once.
+    ///
+    /// # Errors
+    /// As [`Projector::open`].
+    pub fn encoder(&self) -> Result<Encoder, MediaError> {
+        let Shared { options, needs, model, .. } = &*self.0;
+        let mut opened = self.0.opened();
+        let context = match &opened.context {
+            Some(context) => context.raw,
+            None => {
+                check_readable(&options.path)?;
+                if !model.lend(needs.bytes) {
+                    let reason = format!("the memory budget has no room for its {} MiB", needs.bytes.div_ceil(1 << 20));
+                    return Err(unusable(options, reason));
+                }
+                let context = Context::open(model, options, needs).inspect_err(|_| {
+                    model.lend(0);
+                })?;
+                opened.context.insert(context).raw
+            }
+        };
+        opened.n_encoders += 1;
+        Ok(Encoder { shared: Arc::clone(&self.0), context })
+    }
+
+    /// Bytes that it takes while it is open, if its images are not larger than llama.cpp's warm-up.
+    pub fn bytes(&self) -> u64 {
+        self.0.needs.bytes
     }
 
     /// Whether it encodes images.
     pub fn takes_images(&self) -> bool {
-        // SAFETY: the context is live.
-        unsafe { llama::mtmd_support_vision(self.as_ptr()) }
+        self.0.takes_images
     }
 
     /// Whether it encodes sound.
     pub fn takes_sound(&self) -> bool {
-        // SAFETY: the context is live.
-        unsafe { llama::mtmd_support_audio(self.as_ptr()) }
+        self.0.takes_sound
     }
 
     /// Reads the bytes of a file: PNG, JPEG, GIF (its first frame) or BMP; WAV, MP3 or FLAC. Any bytes may be given.
     ///
     /// # Errors
-    /// [`MediaError::Unreadable`]: bytes of another kind, damaged or too large; a kind that the projector lacks.
+    /// [`MediaError::Unreadable`]: bytes of another kind, damaged or too large; a kind that the projector lacks. As
+    /// [`Projector::encoder`].
     pub fn read(&self, bytes: &[u8]) -> Result<Media, MediaError> {
+        let encoder = self.encoder()?;
+        let context = encoder.context.as_ptr();
         let _alone = self.0.reads.lock().unwrap_or_else(PoisonError::into_inner);
         log::clear_errors();
         let refused = |message: String| {
@@ -276,7 +439,7 @@ impl Projector {
             // SAFETY: the context is live; the bytes are valid for their length, the message buffer for its own.
             with_message(|message, capacity| unsafe {
                 let (own, len) = (bytes.as_ptr(), bytes.len());
-                media::hobbit_media_audio(self.as_ptr(), own, len, SECONDS_MAX, message, capacity)
+                media::hobbit_media_audio(context, own, len, SECONDS_MAX, message, capacity)
             })
         } else {
             if !self.takes_images() {
@@ -290,7 +453,7 @@ impl Projector {
         let bitmap = Bitmap(bitmap.map_err(refused)?);
         // SAFETY: the context and the bitmap are live.
         let chunks = with_message(|message, capacity| unsafe {
-            media::hobbit_media_chunks(self.as_ptr(), bitmap.0.as_ptr(), message, capacity)
+            media::hobbit_media_chunks(context, bitmap.0.as_ptr(), message, capacity)
         });
         let chunks = ChunkList(chunks.map_err(refused)?);
         let mark = mark_of(bytes);
@@ -316,7 +479,7 @@ impl Projector {
                 let n_positions = usize::try_from(llama::mtmd_input_chunk_get_n_pos(chunk)).ok()?;
                 Some(Piece::Chunk(Arc::new(Chunk {
                     n_tokens: llama::mtmd_input_chunk_get_n_tokens(chunk),
-                    non_causal: llama::mtmd_decode_use_non_causal(self.as_ptr(), chunk),
+                    non_causal: llama::mtmd_decode_use_non_causal(context, chunk),
                     raw: NonNull::new(llama::mtmd_input_chunk_copy(chunk))?,
                     placeholders: (0..n_positions).map(|_| next()).collect(),
                 })))
@@ -370,10 +533,12 @@ impl Projector {
 
     /// Embeddings of a chunk, `[n_tokens][n_embd_inp]`, and its positions from `first` on.
     fn encode(&self, chunk: &Chunk, first: i32) -> Result<(Vec<f32>, Vec<i32>), EvalError> {
+        let encoder = self.encoder().map_err(|error| EvalError::Decode(error.to_string()))?;
+        let context = encoder.context.as_ptr();
         // SAFETY: the model is live.
         let width = unsafe { llama::llama_model_n_embd_inp(self.0.model.shared.raw.as_ptr()) }.max(0) as usize;
         // SAFETY: the context is live.
-        let n_sections = if unsafe { llama::mtmd_decode_use_mrope(self.as_ptr()) } { 4 } else { 1 };
+        let n_sections = if unsafe { llama::mtmd_decode_use_mrope(context) } { 4 } else { 1 };
         let mut embeddings = vec![0f32; chunk.n_tokens * width];
         let mut positions = vec![0i32; chunk.n_tokens * n_sections];
         let mut message = [0u8; MESSAGE_BYTES];
@@ -383,14 +548,14 @@ impl Projector {
         // SAFETY: the context and the chunk are live; mtmd's output has as many numbers, and so has each buffer.
         let done = unsafe {
             media::hobbit_media_encode(
-                self.as_ptr(),
+                context,
                 chunk.raw.as_ptr(),
                 embeddings.as_mut_ptr(),
                 embeddings.len(),
                 text,
                 capacity,
             ) && media::hobbit_media_positions(
-                self.as_ptr(),
+                context,
                 chunk.raw.as_ptr(),
                 first,
                 positions.as_mut_ptr(),
@@ -476,22 +641,37 @@ impl Session {
     }
 
     /// Evaluates `prompt` from its token `from` on, after the context's content, which holds the tokens before. As
-    /// [`Session::feed`].
+    /// [`Session::feed`]. The projector is open until the last chunk is evaluated; `encoder` kept it open until now.
     ///
     /// # Errors
     /// As [`Session::feed`] and [`Session::evaluate_media`]. The context keeps what was evaluated, as
     /// [`Session::n_past`] reports.
-    pub fn feed_prompt(&mut self, projector: &Projector, prompt: &MediaPrompt, from: usize) -> Result<(), EvalError> {
-        let mut at = from;
+    pub fn feed_prompt(
+        &mut self,
+        projector: &Projector,
+        prompt: &MediaPrompt,
+        from: usize,
+        mut encoder: Option<Encoder>,
+    ) -> Result<(), EvalError> {
+        let (mut at, cuts) = (from, self.cuts(&prompt.tokens, from));
         for (start, chunk) in prompt.chunks.iter().filter(|(start, _)| *start >= from) {
+            if encoder.is_none() {
+                encoder = Some(projector.encoder().map_err(|error| EvalError::Decode(error.to_string()))?);
+            }
             if at < start {
-                self.feed(&prompt.tokens[at..start])?;
+                self.feed_cut(&prompt.tokens[at..start], &cuts_from(&cuts, at))?;
             }
             self.feed_media(projector, chunk)?;
             at = start + chunk.n_positions();
         }
-        if at < prompt.tokens.len() { self.feed(&prompt.tokens[at..]) } else { Ok(()) }
+        drop(encoder);
+        if at < prompt.tokens.len() { self.feed_cut(&prompt.tokens[at..], &cuts_from(&cuts, at)) } else { Ok(()) }
     }
+}
+
+/// Cuts behind token `at` of a prompt, counted from there.
+fn cuts_from(cuts: &[Cut], at: usize) -> Vec<Cut> {
+    cuts.iter().filter(|cut| cut.at > at).map(|cut| Cut { at: cut.at - at, ..*cut }).collect()
 }
 
 struct Bitmap(NonNull<llama::mtmd_bitmap>);

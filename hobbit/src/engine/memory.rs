@@ -20,7 +20,7 @@ use super::raw::RawContext;
 use super::recorder::Recorder;
 use super::state_file::StateFile;
 use super::tier::{self, Tier};
-use super::tiers::{Description, Routers, Tiers};
+use super::tiers::{Description, Lending, Routers, Tiers};
 pub(super) use costs::MemoryUse;
 pub use costs::{MemorySignal, take_memory_signal, trim_heap, watch_memory_signals};
 use costs::{checkpoint_bytes, fixed_costs, runtime_bytes, scratch_bytes};
@@ -85,7 +85,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let expert_cache = high_slots.as_ref().map_or(expert_cache, |(bytes, _)| ExpertCache::Bytes(*bytes));
     let mut checkpoint_bytes = checkpoint_bytes(model, options);
     let mut fixed = fixed_costs(model, options, context)?;
-    fixed.runtime += checkpoint_bytes;
+    let lent_bytes = shared.options.lent_bytes;
+    fixed.runtime += checkpoint_bytes + lent_bytes;
     let mut input = PlanInput {
         budget: shared.options.budget,
         limits: limits.clone(),
@@ -106,6 +107,14 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         }
         plan => plan?,
     };
+    let lends = lent_bytes > 0 && tiers.is_empty() && high_slots.is_none() && !catalog.layers.is_empty();
+    let staging_when_lent = plan.staging;
+    if lends {
+        input.fixed.runtime -= lent_bytes;
+        // Staging cannot shrink.
+        input.staging.wanted = input.staging.wanted.min(plan.staging_slots.max(input.staging.min));
+        plan = MemoryPlan::new(&input)?;
+    }
     let (mut precisions, mut routing) = (shared.precisions.clone(), shared.options.routing.clone());
     if let Some(bound) = &shared.options.loss_bound {
         let mut high = catalog.clone();
@@ -141,11 +150,18 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         // Nothing is read twice, however few slots the host has.
         plan.warning = None;
     }
+    let spare = match lends {
+        // Experts without a slot need staging.
+        true => plan.unused().saturating_sub(staging_when_lent.saturating_sub(plan.staging)),
+        false => plan.unused().saturating_add(lent_bytes),
+    };
+    let lending = Lending { spare, most: if lends { plan.expert_cache } else { 0 }, ..Lending::default() };
     let precision = report::precision(model, (&precisions, &routing), &plan, &catalog, &tiers);
     if catalog.layers.is_empty() {
         let io_choice = "none: a dense model, run as plain llama.cpp".to_owned();
         let devices = tier::reports(&shared.placement, &[]);
         let caching = model.caching_report();
+        let _ = shared.spare.set(spare);
         return Ok(Description { plan, io_choice, precision, caching, devices, warm_start: None, checkpoint_bytes });
     }
 
@@ -251,6 +267,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         host,
         routers: Routers { wants_scores, walk, ..Routers::default() },
         state_file: state_file(model),
+        lending,
         description,
     };
     new.preload()?;
@@ -298,7 +315,8 @@ fn passthrough(
 ) -> Result<Description, OpenError> {
     let shared = &model.shared;
     let MemoryUse { weights, kv, compute, .. } = MemoryUse::of(context)?;
-    let runtime = runtime_bytes(weights, kv) + scratch_bytes(model, options) + shared.options.reserved_bytes;
+    let program = shared.options.reserved_bytes + shared.options.lent_bytes;
+    let runtime = runtime_bytes(weights, kv) + scratch_bytes(model, options) + program;
     let plan = MemoryPlan::new(&PlanInput {
         budget: shared.options.budget,
         limits: MemoryLimits::read(),
@@ -311,12 +329,14 @@ fn passthrough(
         n_expert_used: model.info().n_expert_used,
         staging: StagingWish::default(),
     })?;
+    let checkpoint_bytes = checkpoint_bytes(model, options).min(plan.unused());
+    let _ = shared.spare.set(plan.unused() - checkpoint_bytes + shared.options.lent_bytes);
     let loss_bound = shared.options.loss_bound.as_ref().map(|bound| bound.exact().words);
     let routing = RoutingOptions { loss_bound, ..shared.options.routing.clone() };
     let how = if repack { "mapped, weights rearranged for this CPU" } else { "mapped" };
     Ok(Description {
         precision: report::precision(model, (&shared.precisions, &routing), &plan, &shared.catalog, &[]),
-        checkpoint_bytes: checkpoint_bytes(model, options).min(plan.unused()),
+        checkpoint_bytes,
         plan,
         io_choice: format!("none: all of the model fits, and llama.cpp runs it by itself ({how})"),
         caching: model.caching_report(),

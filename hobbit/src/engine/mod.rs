@@ -73,7 +73,7 @@ pub use error::{ChatError, DeviceError, EvalError, MediaError, OpenError, Sample
 pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};
-pub use media::{Chunk, Chunks, Media, MediaPrompt, Projector, ProjectorNeeds};
+pub use media::{Chunk, Chunks, Encoder, Media, MediaPrompt, Projector, ProjectorNeeds};
 pub use memory::{MemorySignal, take_memory_signal, trim_heap, watch_memory_signals};
 pub use model::{ExpertPlace, LayerPlaces, Model, ModelInfo};
 pub use quantise::Ggml;

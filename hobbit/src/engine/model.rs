@@ -109,6 +109,8 @@ pub(super) struct Shared {
     info: ModelInfo,
     /// Built on first use.
     pub(super) pieces: OnceLock<Pieces>,
+    /// Bytes that can be lent where there are no slots; set by the first session.
+    pub(super) spare: OnceLock<u64>,
 }
 
 impl Model {
@@ -179,6 +181,30 @@ impl Model {
     /// session.
     pub fn set_host_cache(&self, cache: ExpertCache) -> u64 {
         self.shared.experts.memories().as_mut().map_or(0, |memories| memories.resize_host(cache))
+    }
+
+    /// Lends `bytes` of the memory budget to something else, in place of what was lent before; 0 takes all back. Free
+    /// memory is lent first, then that of experts, whose cache shrinks as in [`Model::set_host_cache`]. Returns false,
+    /// and changes nothing, if the budget has not so much. At least [`ModelOptions::lent_bytes`] can be lent.
+    pub fn lend(&self, bytes: u64) -> bool {
+        // Waits for a layer that another thread computes, however slow its reads are.
+        const TRIES: u32 = 10_000;
+        for _ in 0..TRIES {
+            let lent = match self.shared.experts.memories().as_mut() {
+                Some(memories) => memories.lend(bytes),
+                None => Some(self.shared.spare.get().is_none_or(|spare| bytes <= *spare)),
+            };
+            match lent {
+                Some(lent) => return lent,
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+        true
+    }
+
+    /// Whether [`Model::lend`] takes memory from experts. If not, memory that is taken back stays unused.
+    pub fn lends(&self) -> bool {
+        self.shared.experts.memories().as_ref().is_some_and(|memories| memories.lending.most > 0)
     }
 
     /// Waits until no fillable slot is free ([`CachingOptions::fill`](crate::CachingOptions::fill)); returns the bytes

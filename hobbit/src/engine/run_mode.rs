@@ -119,7 +119,7 @@ pub(super) fn room(options: &ModelOptions, limits: &MemoryLimits) -> Option<u64>
         Budget::Bytes(given) if options.overcommit => Some(given),
         Budget::Bytes(given) => Some(available.map_or(given, |available| available.min(given))),
     };
-    room.map(|room| room.saturating_sub(options.reserved_bytes))
+    room.map(|room| room.saturating_sub(options.reserved_bytes.saturating_add(options.lent_bytes)))
 }
 
 /// Whether the options configure the expert cache, or request figures that only the seam has.

@@ -15,7 +15,7 @@ use super::tier::Tier;
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::cache::{CacheState, SavedCache};
 use hobbit_core::expert::{ExpertId, SliceId, SliceKind, Version};
-use hobbit_core::plan::MemoryPlan;
+use hobbit_core::plan::{ExpertCache, MemoryPlan};
 use hobbit_core::predict::{GateStack, Popularity, sample};
 #[cfg(doc)]
 use hobbit_core::residency::Residency;
@@ -48,7 +48,21 @@ pub(super) struct Tiers {
     pub(super) unseen: Unseen,
     /// Keeps the list of resident experts between runs.
     pub(super) state_file: Option<StateFile>,
+    pub(super) lending: Lending,
     pub(super) description: Description,
+}
+
+/// Bytes of the budget that something else uses for a while.
+#[derive(Default)]
+pub(super) struct Lending {
+    /// Bytes lent now.
+    pub(super) bytes: u64,
+    /// Bytes that can be lent while all slots stay.
+    pub(super) spare: u64,
+    /// Bytes that slots can give up.
+    pub(super) most: u64,
+    /// The size of the host's cache that was asked for.
+    pub(super) wanted: ExpertCache,
 }
 
 /// Expert tensors whose products have not reached us. All of them must, or the model is computed wrongly.

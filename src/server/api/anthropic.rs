@@ -25,7 +25,7 @@ use request::to_openai;
 pub async fn messages(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
     let stops = texts(&body, "stop_sequences")?.unwrap_or_default();
-    let talk = app.work(|| Talk::new(&app, loaded, to_openai(&body)?, held)).await?;
+    let mut talk = app.work(|| Talk::new(&app, loaded, to_openai(&body)?, held)).await?;
     drop(body);
     let mut running = talk.start(loaded).await?;
     let (streams, ping) = (talk.params.stream, talk.params.ping);

@@ -11,7 +11,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use hobbit::ChatError;
-use hobbit::engine::{ChatInputs, ChatPrompt, Chunks, MediaPrompt};
+use hobbit::engine::{ChatInputs, ChatPrompt, Chunks, Encoder, MediaPrompt};
 use hobbit::options::Token;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ pub struct Talk {
     pub params: Params,
     pub prompt: ChatPrompt,
     pub tokens: Arc<[Token]>,
-    chunks: Chunks,
+    media: (Chunks, Option<Encoder>),
     pub include_usage: bool,
     /// How reasoning appears in the answer.
     reasoning_format: &'static str,
@@ -49,7 +49,7 @@ impl Talk {
         let Request { inputs, rest, budget, include_usage, media } = read(app, loaded, body)?;
         let mut params = Params::of(&rest, app)?;
         prompts::check(params.n, app)?;
-        let (mut prompt, MediaPrompt { tokens, chunks }) = write(loaded, &inputs, &media)?;
+        let (mut prompt, MediaPrompt { tokens, chunks }, encoder) = write(loaded, &inputs, &media)?;
         drop(media);
         // The prompt's tokens hold the same text.
         prompt.prompt.clear();
@@ -62,12 +62,13 @@ impl Talk {
         generate.stops = generate.stops.iter().chain(&prompt.additional_stops).cloned().collect();
         let reasoning_format = inputs.reasoning_format.name();
         let (app, tokens, held) = (Arc::clone(app), tokens.into(), Arc::new(held));
-        Ok(Self { app, params, prompt, tokens, chunks, include_usage, reasoning_format, held })
+        Ok(Self { app, params, prompt, tokens, media: (chunks, encoder), include_usage, reasoning_format, held })
     }
 
     /// Hands the prompt to the engine, once per requested answer.
-    pub async fn start(&self, loaded: &Loaded) -> Result<Vec<Running>, ApiError> {
-        native::start(loaded, &self.params, std::slice::from_ref(&self.tokens), &self.chunks, &self.held).await
+    pub async fn start(&mut self, loaded: &Loaded) -> Result<Vec<Running>, ApiError> {
+        let media = std::mem::take(&mut self.media);
+        native::start(loaded, &self.params, std::slice::from_ref(&self.tokens), media, &self.held).await
     }
 
     /// Details of a generation for `__verbose`; `None` if not requested.
@@ -100,14 +101,18 @@ fn read(app: &App, loaded: &Loaded, body: Fields) -> Result<Request, ApiError> {
     )
 }
 
-/// The conversation as the template writes it, with its tokens.
-fn write(loaded: &Loaded, inputs: &ChatInputs, media: &[Vec<u8>]) -> Result<(ChatPrompt, MediaPrompt), ApiError> {
+/// The conversation as the template writes it, with its tokens; and the projector, if there are media.
+fn write(
+    loaded: &Loaded,
+    inputs: &ChatInputs,
+    media: &[Vec<u8>],
+) -> Result<(ChatPrompt, MediaPrompt, Option<Encoder>), ApiError> {
     let prompt = loaded.templates.apply(inputs).map_err(|error| match error {
         ChatError::Input(reason) => ApiError::invalid(reason),
         error => ApiError::invalid(error.to_string()),
     })?;
-    let tokens = media::tokens(loaded, &prompt.prompt, media)?;
-    Ok((prompt, tokens))
+    let (tokens, encoder) = media::tokens(loaded, &prompt.prompt, media)?;
+    Ok((prompt, tokens, encoder))
 }
 
 /// Number of prompt tokens of a request in OpenAI's form.
@@ -120,7 +125,7 @@ pub fn count(app: &App, body: Fields) -> Result<usize, ApiError> {
 /// `POST /v1/chat/completions`
 pub async fn completions(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
-    let talk = app.work(|| Talk::new(&app, loaded, body, held)).await?;
+    let mut talk = app.work(|| Talk::new(&app, loaded, body, held)).await?;
     let running = talk.start(loaded).await?;
     if talk.params.stream {
         let ping = talk.params.ping;

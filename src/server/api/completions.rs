@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use hobbit::engine::Chunks;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -27,7 +26,7 @@ pub async fn completions(State(app): State<Arc<App>>, Body(mut body, held): Body
     native::refuse_embedding_server(&app)?;
     check(&mut body)?;
     let (prompts, params) = app.work(|| native::read(body, &app)).await?;
-    let running = native::start(loaded, &params, &prompts, &Chunks::default(), &Arc::new(held)).await?;
+    let running = native::start(loaded, &params, &prompts, Default::default(), &Arc::new(held)).await?;
     let (streams, ping, stamp) = (params.stream, params.ping, Stamp::new(&app, "text_completion"));
     let shape = Text { app: Arc::clone(&app), params, stamp, prompts };
     if streams {

@@ -142,7 +142,7 @@ async fn embed(app: &App, body: &mut Fields, held: Held) -> Result<Vec<Embedded>
         Some(_) => whole(body, &["embd_normalize"], -1..=i64::from(i32::MAX))?.unwrap_or(EUCLIDEAN),
     };
     let work = inputs.into_iter().map(|prompt| async move {
-        let running = loaded.start((prompt, Chunks::default()), Work::Embed, None, false, held);
+        let running = loaded.start((prompt, Chunks::default(), None), Work::Embed, None, false, held);
         let (mut rows, n_tokens) = embeddings(running).await?;
         rows.iter_mut().for_each(|row| normalise(row, norm));
         Ok::<_, ApiError>(Embedded { rows, n_tokens })

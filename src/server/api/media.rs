@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use hobbit::engine::{Chunks, Media, MediaError, MediaPrompt};
+use hobbit::engine::{Chunks, Encoder, Media, MediaError, MediaPrompt};
 use serde_json::Value;
 
 use crate::server::app::Loaded;
@@ -49,18 +49,20 @@ fn decoded(data: &str, what: &str) -> Result<Vec<u8>, ApiError> {
     STANDARD.decode(data).map_err(|error| ApiError::invalid(format!("{what}: no base64: {error}")))
 }
 
-/// Tokens of a text in which the server's marker stands for each of `files`.
+/// Tokens of a text in which the server's marker stands for each of `files`, and what keeps the projector open until
+/// they are evaluated.
 ///
 /// # Errors
-/// Bytes that are no image or sound.
-pub fn tokens(loaded: &Loaded, text: &str, files: &[Vec<u8>]) -> Result<MediaPrompt, ApiError> {
+/// Bytes that are no image or sound; a projector that cannot be opened any more.
+pub fn tokens(loaded: &Loaded, text: &str, files: &[Vec<u8>]) -> Result<(MediaPrompt, Option<Encoder>), ApiError> {
     let Some((projector, marker)) = loaded.projector.as_ref().filter(|_| !files.is_empty()) else {
         let tokens = super::prompts::tokens(&loaded.model, text, true)?;
-        return Ok(MediaPrompt { tokens, ..MediaPrompt::default() });
+        return Ok((MediaPrompt { tokens, ..MediaPrompt::default() }, None));
     };
+    let encoder = projector.encoder().map_err(|error| ApiError::server(error.to_string()))?;
     let invalid = |error: MediaError| ApiError::invalid(error.to_string());
     let media = files.iter().map(|file| projector.read(file)).collect::<Result<Vec<Media>, _>>().map_err(invalid)?;
-    projector.prompt(text.as_bytes(), marker, &media, true).map_err(invalid)
+    Ok((projector.prompt(text.as_bytes(), marker, &media, true).map_err(invalid)?, Some(encoder)))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use hobbit::Model;
-use hobbit::engine::Chunks;
+use hobbit::engine::{Chunks, Encoder};
 use hobbit::options::Token;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -38,7 +38,7 @@ pub fn read(body: Fields, app: &App) -> Result<(Prompts, Params), ApiError> {
 /// Continues prompts and answers in llama-server's shape.
 pub async fn complete(app: &Arc<App>, params: Params, prompts: Prompts, held: Held) -> Result<Response, ApiError> {
     refuse_embedding_server(app)?;
-    let running = start(app.loaded()?, &params, &prompts, &Chunks::default(), &Arc::new(held)).await?;
+    let running = start(app.loaded()?, &params, &prompts, Default::default(), &Arc::new(held)).await?;
     if params.stream {
         let ping = params.ping;
         let shape = Native {
@@ -88,21 +88,27 @@ pub async fn start(
     loaded: &Loaded,
     params: &Params,
     prompts: &[Arc<[Token]>],
-    chunks: &Chunks,
+    (chunks, encoder): (Chunks, Option<Encoder>),
     held: &Arc<Held>,
 ) -> Result<Vec<Running>, ApiError> {
     let n_tokens: usize = prompts.iter().map(|prompt| prompt.len()).sum();
     let n_answers = prompts.len() * params.n;
     let candidates = params.check_answers(prompts.len(), loaded.n_ctx)?;
     let bytes =
-        n_tokens * size_of::<Token>() + params.bytes() + n_answers * TEXT_BYTES + candidates + media::bytes(chunks);
+        n_tokens * size_of::<Token>() + params.bytes() + n_answers * TEXT_BYTES + candidates + media::bytes(&chunks);
     held.grow_to(bytes).await?;
     held.shrink_to(bytes);
     let generate: Vec<_> = (0..params.n).map(|index| Arc::new(params.generate_of(index))).collect();
     let texts = prompts.iter().flat_map(|prompt| generate.iter().map(move |generate| (prompt, generate)));
     let start = |(prompt, generate): (&Arc<[Token]>, &Arc<_>)| {
         let work = Work::Generate(Arc::clone(generate));
-        loaded.start((Arc::clone(prompt), chunks.clone()), work, params.slot, params.cache_prompt, held)
+        loaded.start(
+            (Arc::clone(prompt), chunks.clone(), encoder.clone()),
+            work,
+            params.slot,
+            params.cache_prompt,
+            held,
+        )
     };
     Ok(texts.map(start).collect())
 }

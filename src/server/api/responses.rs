@@ -25,7 +25,7 @@ use request::to_chat;
 /// `POST /v1/responses`
 pub async fn responses(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
-    let talk = app.work(|| Talk::new(&app, loaded, to_chat(body)?, held)).await?;
+    let mut talk = app.work(|| Talk::new(&app, loaded, to_chat(body)?, held)).await?;
     let mut running = talk.start(loaded).await?;
     let (streams, ping) = (talk.params.stream, talk.params.ping);
     let mut answer = Answer::new(talk)?;

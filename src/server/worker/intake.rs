@@ -11,7 +11,7 @@ use super::slot::{Phase, Run, Slot};
 use crate::saved::{self, Saved};
 use crate::server::error::ApiError;
 use crate::server::job::{Command, Event, Job, SlotAction, SlotAnswer, SlotCommand, Started, Traffic, Work};
-use crate::server::slots::{self, Shares, SlotView};
+use crate::server::slots::{self, SlotView};
 use crate::server::text::Text;
 
 /// Interval between checks for cancelled requests while the engine is idle.
@@ -89,15 +89,8 @@ impl Worker {
                     last_used: slot.last_used,
                 })
                 .collect();
-            // A sliding window's cells are reused only if a single slot has them: cells of two slots would fill the
-            // room of both.
-            let shares = match (job.cache_prompt, self.session.has_window()) {
-                (false, _) => Shares::Nothing,
-                (true, true) => Shares::Own,
-                (true, false) => Shares::All,
-            };
             let reach = |at: usize, n| self.session.reach(self.slots[at].sequence(), n);
-            match slots::place(&views, &job.prompt, job.slot, self.options.similarity, shares, reach) {
+            match slots::place(&views, &job.prompt, job.slot, self.options.similarity, job.cache_prompt, reach) {
                 None => at += 1,
                 Some(placement) => {
                     let job = self.waiting.remove(at).expect("it was looked at");
@@ -138,6 +131,7 @@ impl Worker {
             phase: Phase::Prompt,
             job,
         };
+        run.release_encoder();
         if let Some(sampler) = &mut run.sampler {
             run.job.prompt[..n_cached].iter().for_each(|token| sampler.accept(*token));
         }
@@ -183,7 +177,11 @@ impl Worker {
         if let Some(from) = placement.from {
             self.session.keep_of(sequence, 0)?;
             self.slots[at].tokens.clear();
-            self.session.copy_sequence(self.slots[from].sequence(), sequence)?;
+            if self.session.copy_sequence(self.slots[from].sequence(), sequence).is_err() {
+                self.session.keep_of(sequence, 0)?;
+                self.slots[at].lora = std::sync::Arc::clone(&job.lora);
+                return Ok(0);
+            }
             self.slots[at].tokens = self.slots[from].tokens.clone();
             // From here on both slots share cells.
             self.slots[at].is_shared = true;

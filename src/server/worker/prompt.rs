@@ -137,6 +137,7 @@ impl Worker {
             piece.iter().for_each(|token| sampler.accept(*token));
         }
         run.n_prompt_done += n;
+        run.release_encoder();
         let is_last = run.n_prompt_done == run.job.prompt.len();
         if is_last {
             run.prompted = Some(Instant::now());
@@ -144,7 +145,7 @@ impl Worker {
         let is_embedding = matches!(run.job.work, Work::Embed);
         let cut = run.cuts.iter().copied().find(|cut| cut.at == run.n_prompt_done);
         progress(slot);
-        if let Err(error) = self.session.evaluated_piece(slot.sequence(), cut) {
+        if let Err(error) = self.session.evaluated_piece(slot.sequence(), slot.tokens.len(), cut) {
             slot.tokens.clear();
             return self.failed(&[at], error);
         }

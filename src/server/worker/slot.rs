@@ -113,6 +113,13 @@ impl Slot {
 }
 
 impl Run {
+    /// Closes the projector once no image or sound is left to evaluate.
+    pub fn release_encoder(&mut self) {
+        if self.job.chunks.iter().all(|(at, _)| at < self.n_prompt_done) {
+            self.job.encoder = None;
+        }
+    }
+
     /// Prompt tokens that may be evaluated at once.
     pub fn n_to_cut(&self) -> usize {
         self.cuts.iter().find(|cut| cut.at > self.n_prompt_done).map_or(usize::MAX, |cut| cut.at - self.n_prompt_done)

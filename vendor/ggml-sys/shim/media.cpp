@@ -5,6 +5,7 @@
 
 #include "mtmd.h"
 
+#include <algorithm>
 #include <climits>
 #include <cstdint>
 #include <cstring>
@@ -37,6 +38,15 @@ const char *    stbi_failure_reason(void);
 void            stbi_image_free(void * pixels);
 void            hobbit_computing();
 }
+
+// As in ../src/media.rs.
+struct hobbit_media_memory {
+    // Bytes of buffers for which there is memory.
+    uint64_t seen;
+    // Whether memory for a buffer of so many bytes can be had.
+    bool (*lend)(void * lender, uint64_t bytes);
+    void * lender;
+};
 
 namespace {
 
@@ -74,12 +84,25 @@ void check_png(const unsigned char * bytes, size_t len, uint64_t width, uint64_t
     }
 }
 
-bool on_node(ggml_tensor *, bool asks, void *) {
-    // Called for each node before it is computed. "No" keeps the nodes of a split together.
-    if (asks) {
-        hobbit_computing();
+// Called for each node before it is computed. "No" keeps the nodes of a split together.
+bool on_node(ggml_tensor * node, bool asks, void * data) {
+    if (!asks) {
+        return true;
     }
-    return !asks;
+    // The size of a graph's buffer is known before its pages are touched.
+    auto * memory = static_cast<hobbit_media_memory *>(data);
+    const auto * buffer = node->view_src != nullptr ? node->view_src->buffer : node->buffer;
+    if (memory != nullptr && buffer != nullptr &&
+        ggml_backend_buffer_get_usage(const_cast<ggml_backend_buffer *>(buffer)) != GGML_BACKEND_BUFFER_USAGE_WEIGHTS) {
+        const uint64_t n = ggml_backend_buffer_get_size(const_cast<ggml_backend_buffer *>(buffer));
+        if (n > memory->seen && !memory->lend(memory->lender, n)) {
+            throw std::runtime_error("its buffers of " + std::to_string(n >> 20) +
+                                     " MiB do not fit the memory budget; see --image-max-tokens and --mem-budget");
+        }
+        memory->seen = std::max(memory->seen, n);
+    }
+    hobbit_computing();
+    return false;
 }
 
 mtmd_context_params params_of(int n_threads, int image_min_tokens, int image_max_tokens) {
@@ -98,27 +121,37 @@ mtmd_context_params params_of(int n_threads, int image_min_tokens, int image_max
 
 extern "C" {
 
-bool hobbit_media_needs(const char * path, int image_min_tokens, int image_max_tokens, uint64_t * bytes,
-                        int32_t * max_tokens, bool * non_causal, char * error, size_t error_capacity) {
+bool hobbit_media_needs(const char * path, int image_min_tokens, int image_max_tokens, uint64_t * weights,
+                        uint64_t * compute, int32_t * max_tokens, bool * non_causal, char * error,
+                        size_t error_capacity) {
     return guarded(error, error_capacity, false, [&] {
-        const auto usage = mtmd_get_memory_usage(path, params_of(1, image_min_tokens, image_max_tokens));
-        if (usage.backend_mem_usage.empty()) {
-            return false;
+        uint64_t bytes[2] = { 0, 0 };
+        for (const bool warmup : { false, true }) {
+            auto params   = params_of(1, image_min_tokens, image_max_tokens);
+            params.warmup = warmup;
+            const auto usage = mtmd_get_memory_usage(path, params);
+            if (usage.backend_mem_usage.empty()) {
+                return false;
+            }
+            for (const auto & [device, n] : usage.backend_mem_usage) {
+                bytes[warmup] += n;
+            }
+            *max_tokens = usage.image_max_tokens;
+            *non_causal = usage.use_non_causal;
         }
-        *bytes = 0;
-        for (const auto & [device, n] : usage.backend_mem_usage) {
-            *bytes += n;
-        }
-        *max_tokens = usage.image_max_tokens;
-        *non_causal = usage.use_non_causal;
+        *weights = bytes[0];
+        *compute = bytes[1] - bytes[0];
         return true;
     });
 }
 
 mtmd_context * hobbit_media_open(const char * path, const llama_model * model, int n_threads, int image_min_tokens,
-                                 int image_max_tokens, char * error, size_t error_capacity) {
+                                 int image_max_tokens, hobbit_media_memory * memory, char * error,
+                                 size_t error_capacity) {
     return guarded<mtmd_context *>(error, error_capacity, nullptr, [&] {
-        return mtmd_init_from_file(path, model, params_of(n_threads, image_min_tokens, image_max_tokens));
+        auto params = params_of(n_threads, image_min_tokens, image_max_tokens);
+        params.cb_eval_user_data = memory;
+        return mtmd_init_from_file(path, model, params);
     });
 }
 

@@ -1,31 +1,44 @@
 //! Declarations of `shim/media.cpp`: llama.cpp's mtmd, guarded as in [`crate::shim`]. Where a call fails without a
 //! message, mtmd has logged the reason.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 
 use crate::llama::{llama_model, llama_pos, mtmd_bitmap, mtmd_context, mtmd_input_chunk, mtmd_input_chunks};
 
+/// Memory of an encoder's buffers.
+#[repr(C)]
+pub struct Memory {
+    /// Bytes of buffers for which there is memory.
+    pub seen: u64,
+    /// Called before a larger buffer is touched, with its bytes. False refuses the medium.
+    pub lend: unsafe extern "C" fn(lender: *mut c_void, bytes: u64) -> bool,
+    /// The first argument of `lend`.
+    pub lender: *mut c_void,
+}
+
 unsafe extern "C" {
-    /// Reads a projector's header: bytes of its weights and compute buffers, the largest number of tokens of an image
-    /// (-1: no images), and whether an image's tokens see each other.
+    /// Reads a projector's header: bytes of its weights, and of the buffers for llama.cpp's warm-up; the largest number
+    /// of tokens of an image (-1: of one size, or no images), and whether an image's tokens see each other.
     pub fn hobbit_media_needs(
         path: *const c_char,
         image_min_tokens: c_int,
         image_max_tokens: c_int,
-        bytes: *mut u64,
+        weights: *mut u64,
+        compute: *mut u64,
         max_tokens: *mut i32,
         non_causal: *mut bool,
         error: *mut c_char,
         error_capacity: usize,
     ) -> bool;
 
-    /// Guarded `mtmd_init_from_file`, on the CPU: null on failure.
+    /// Guarded `mtmd_init_from_file`, on the CPU: null on failure. The context uses `memory` as long as it lives.
     pub fn hobbit_media_open(
         path: *const c_char,
         model: *const llama_model,
         n_threads: c_int,
         image_min_tokens: c_int,
         image_max_tokens: c_int,
+        memory: *mut Memory,
         error: *mut c_char,
         error_capacity: usize,
     ) -> *mut mtmd_context;

@@ -185,6 +185,7 @@ impl Model {
             opened_at: started,
             info,
             pieces: OnceLock::new(),
+            spare: OnceLock::new(),
         };
         shared.check_loaded()?;
         shared.check_routing(&options.routing)?;

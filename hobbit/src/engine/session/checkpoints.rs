@@ -46,22 +46,22 @@ impl Session {
         checkpoints::cuts(prompt, n_known, |token| self.model.is_control(token))
     }
 
-    /// Follows a piece of a prompt that was evaluated in `sequence`: takes a checkpoint at a cut, and if one is due
-    /// ([`SessionOptions::checkpoint_step`]). For callers of [`Session::evaluate`].
+    /// Follows a piece of a prompt that was evaluated in `sequence`, which has `n_tokens` tokens now: takes a checkpoint
+    /// at a cut, and if one is due ([`SessionOptions::checkpoint_step`]). For callers of [`Session::evaluate`].
     ///
     /// # Errors
     /// llama.cpp fails; the sequence is then empty.
-    pub fn evaluated_piece(&mut self, sequence: i32, cut: Option<Cut>) -> Result<(), EvalError> {
+    pub fn evaluated_piece(&mut self, sequence: i32, n_tokens: usize, cut: Option<Cut>) -> Result<(), EvalError> {
         let step = self.options.checkpoint_step as usize;
         match cut {
-            Some(cut) => self.take_checkpoint(sequence, 1, cut.is_boundary),
-            None => self.take_checkpoint(sequence, step, false),
+            Some(cut) => self.take_checkpoint(sequence, n_tokens, 1, cut.is_boundary),
+            None => self.take_checkpoint(sequence, n_tokens, step, false),
         }
     }
 
-    /// Keeps the state at the end of a sequence, where the next text may not go on.
-    pub(super) fn end_turn(&mut self, sequence: i32) -> Result<(), EvalError> {
-        self.take_checkpoint(sequence, MESSAGE_TOKENS_MIN, false)
+    /// Keeps the state at the end of a sequence of `n_tokens` tokens, where the next text may not go on.
+    pub(super) fn end_turn(&mut self, sequence: i32, n_tokens: usize) -> Result<(), EvalError> {
+        self.take_checkpoint(sequence, n_tokens, MESSAGE_TOKENS_MIN, false)
     }
 
     /// The number of tokens that [`Session::keep_of`] keeps of the first `n`.
@@ -112,9 +112,20 @@ impl Session {
         Ok(0)
     }
 
-    /// Takes a checkpoint at the end of a sequence, unless it has one within the last `every` tokens.
-    fn take_checkpoint(&mut self, sequence: i32, every: usize, is_boundary: bool) -> Result<(), EvalError> {
-        let (at, n_tokens) = (sequence as usize, self.n_tokens(sequence));
+    /// Takes a checkpoint at the end of a sequence of `n_tokens` tokens, unless it has one within the last `every`. None
+    /// directly behind an image with positions of several dimensions: its last cell is at its first position, so
+    /// llama.cpp cannot say where such a state ends.
+    fn take_checkpoint(
+        &mut self,
+        sequence: i32,
+        n_tokens: usize,
+        every: usize,
+        is_boundary: bool,
+    ) -> Result<(), EvalError> {
+        let at = sequence as usize;
+        if self.n_tokens(sequence) != n_tokens {
+            return Ok(());
+        }
         if !self.checkpoints.get(at).is_some_and(|own| own.is_due(n_tokens, every)) {
             return Ok(());
         }

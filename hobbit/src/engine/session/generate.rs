@@ -9,6 +9,7 @@ use super::{Session, StopReason};
 use crate::engine::error::EvalError;
 use crate::engine::media::{Chunk, Projector};
 use crate::engine::sampling::{Sampler, are_finite};
+use hobbit_core::checkpoints::Cut;
 use hobbit_core::options::Token;
 
 impl Session {
@@ -43,7 +44,7 @@ impl Session {
     /// ([`Session::truncate`]). Returns the number of tokens left. Tokens evaluated next have the same logits as after
     /// those tokens in an empty context.
     pub fn keep(&mut self, n: usize) -> usize {
-        if n > 0 && self.truncate(n).is_ok() && self.end_turn(0).is_ok() {
+        if n > 0 && self.truncate(n).is_ok() && self.end_turn(0, n).is_ok() {
             return n;
         }
         let left = if n < self.n_past { self.go_back(0, n).unwrap_or(0) } else { 0 };
@@ -86,7 +87,12 @@ impl Session {
     /// it was shifted or cannot go back that far ([`Session::truncate`]): it is then empty, or holds the part of the
     /// tokens that was evaluated, as [`Session::n_past`] reports.
     pub fn feed(&mut self, tokens: &[Token]) -> Result<(), EvalError> {
-        self.feed_by(tokens, usize::MAX, &mut |_| {})
+        self.feed_by(tokens, None, usize::MAX, &mut |_| {})
+    }
+
+    /// As [`Session::feed`], with a part of a prompt and its cuts.
+    pub(in crate::engine) fn feed_cut(&mut self, tokens: &[Token], cuts: &[Cut]) -> Result<(), EvalError> {
+        self.feed_by(tokens, Some(cuts), usize::MAX, &mut |_| {})
     }
 
     /// As [`Session::feed`], with the same bits: `progress` receives the number of evaluated tokens after each ubatch.
@@ -94,7 +100,7 @@ impl Session {
     /// # Errors
     /// As [`Session::feed`].
     pub fn feed_with(&mut self, tokens: &[Token], mut progress: impl FnMut(usize)) -> Result<(), EvalError> {
-        self.feed_by(tokens, self.n_ubatch(), &mut progress)
+        self.feed_by(tokens, None, self.n_ubatch(), &mut progress)
     }
 
     /// Evaluates a chunk of an image or sound after the context's content.
@@ -116,12 +122,22 @@ impl Session {
         Ok(())
     }
 
-    /// As [`Session::feed`], with `at_once` tokens per batch.
-    fn feed_by(&mut self, tokens: &[Token], at_once: usize, progress: &mut dyn FnMut(usize)) -> Result<(), EvalError> {
+    /// As [`Session::feed`], with `at_once` tokens per batch. Without `cuts`, the tokens are a whole prompt.
+    fn feed_by(
+        &mut self,
+        tokens: &[Token],
+        cuts: Option<&[Cut]>,
+        at_once: usize,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<(), EvalError> {
         let waiting = self.pending.take();
-        let before = self.n_past;
+        let (before, n_waiting) = (self.n_past, usize::from(waiting.is_some()));
         let all: Vec<Token> = waiting.into_iter().chain(tokens.iter().copied()).collect();
-        let result = self.feed_pieces(&all, at_once, &mut |done| progress(done - usize::from(waiting.is_some())));
+        let cuts = match cuts {
+            Some(cuts) => cuts.iter().map(|cut| Cut { at: cut.at + n_waiting, ..*cut }).collect(),
+            None => self.cuts(&all, 0),
+        };
+        let result = self.feed_pieces(&all, &cuts, at_once, &mut |done| progress(done - n_waiting));
         if result.is_err() && self.n_past > before && self.cut(0, before) {
             (self.n_past, self.is_current) = (before, false);
         }
@@ -136,13 +152,13 @@ impl Session {
     fn feed_pieces(
         &mut self,
         tokens: &[Token],
+        cuts: &[Cut],
         at_once: usize,
         progress: &mut dyn FnMut(usize),
     ) -> Result<(), EvalError> {
         let mut done = 0;
-        let cuts = self.cuts(tokens, 0);
         while done < tokens.len() {
-            let next = cuts.iter().copied().find(|cut| cut.at > done);
+            let next = cuts.iter().copied().find(|cut| cut.at > done && cut.at <= tokens.len());
             let end = next.map_or(tokens.len(), |cut| cut.at);
             for mut rest in tokens[done..end].chunks(self.n_batch()) {
                 self.make_room(rest.len())?;
@@ -163,7 +179,7 @@ impl Session {
                     (rest, done) = (left, done + n);
                     progress(done);
                     let cut = next.filter(|cut| cut.at == done);
-                    if let Err(error) = self.evaluated_piece(0, cut) {
+                    if let Err(error) = self.evaluated_piece(0, self.n_past, cut) {
                         self.n_past = 0;
                         return Err(error);
                     }

@@ -75,7 +75,7 @@ impl Session {
     /// are below `n_seq_max`. For callers of [`Session::evaluate`].
     ///
     /// # Errors
-    /// A sequence that the session does not have.
+    /// A sequence that the session does not have; no room for another window. Sequence `to` is then empty.
     pub fn copy_sequence(&mut self, from: i32, to: i32) -> Result<(), EvalError> {
         self.check_sequence(from)?;
         self.check_sequence(to)?;
@@ -85,6 +85,14 @@ impl Session {
         // In a unified cache, copying alone would add to the content of `to`.
         self.context.forget(to, -1, -1)?;
         self.context.copy(from, to)?;
+        // A sliding window reuses cells that only one sequence has: shared cells would fill the room of both.
+        if self.has_window() && self.options.kv_unified {
+            let state = self.context.state(from, Part::NotRewindable)?;
+            if self.context.set_state(to, Part::NotRewindable, &state).is_err() {
+                self.empty(to)?;
+                return Err(EvalError::Decode("the context has no room for another sliding window".into()));
+            }
+        }
         if let Some(own) = self.checkpoints.get(from as usize).cloned() {
             self.checkpoints[to as usize] = own;
         }
@@ -102,7 +110,7 @@ impl Session {
         if !self.cut(sequence, n) {
             return self.go_back(sequence, n);
         }
-        self.end_turn(sequence)?;
+        self.end_turn(sequence, n)?;
         Ok(n)
     }
 

@@ -1,6 +1,6 @@
 //! Resizes caches while a model is open.
 
-use super::Tiers;
+use super::{Lending, Tiers};
 use crate::engine::tier::Tier;
 use hobbit_core::cache::ShareId;
 use hobbit_core::expert::Precision;
@@ -19,6 +19,25 @@ impl Tiers {
     /// Resizes the host's slots to `wanted`, at most their initial size. Pinned memory, and memory that a device
     /// computes in, cannot be given back and stays as it is. Returns the bytes of the slots.
     pub(in super::super) fn resize_host(&mut self, wanted: ExpertCache) -> u64 {
+        self.lending.wanted = wanted;
+        self.fit_host();
+        self.host_cache_bytes()
+    }
+
+    /// As [`Model::lend`](crate::Model::lend). `None`: the layer in evaluation keeps its experts until it is computed;
+    /// to be called again.
+    pub(in super::super) fn lend(&mut self, bytes: u64) -> Option<bool> {
+        if bytes > self.lending.spare.saturating_add(self.lending.most) {
+            return Some(false);
+        }
+        let before = std::mem::replace(&mut self.lending.bytes, bytes);
+        let keeps_slots = self.lending.most == 0 || before.max(bytes) <= self.lending.spare;
+        (keeps_slots || self.fit_host()).then_some(true)
+    }
+
+    /// Gives the host the slots that were asked for, less those whose memory is lent. False if experts in use kept
+    /// theirs.
+    fn fit_host(&mut self) -> bool {
         self.rest();
         self.host.quiesce();
         let shares = self.host_shares();
@@ -27,21 +46,27 @@ impl Tiers {
         let catalog = self.host.reads().catalog();
         let strides = catalog.layers.iter().flat_map(|layer| &layer.high);
         let all = strides.map(|version| catalog.classes[usize::from(version.class)].stride).sum();
-        let bytes = bytes_of(wanted, planned, all);
+        let Lending { bytes: lent, spare, wanted, .. } = self.lending;
+        let bytes = bytes_of(wanted, planned - lent.saturating_sub(spare).min(planned), all);
         if self.tiers.iter().any(Tier::is_unified) || !self.has_staging() {
-            return self.host_cache_bytes();
+            return true;
         }
+        let mut is_done = true;
         for (layer, share, id, _) in shares {
             let most = self.host.cache().most_of_share(id);
             let n = (u128::from(most) * u128::from(bytes) / u128::from(planned.max(1))) as u32;
-            if !self.host.reads().is_discardable(id.pool) || !self.host.resize_share(id, n) {
+            if !self.host.reads().is_discardable(id.pool) {
+                continue;
+            }
+            if !self.host.resize_share(id, n) {
+                is_done = false;
                 continue;
             }
             // SAFETY: the slots are empty and can no longer be taken, nothing is being read, and no split is running,
             // for this value is borrowed mutably; devices have been waited for.
             unsafe { self.host.reads().discard(layer, share, n..most) };
         }
-        self.host_cache_bytes()
+        is_done
     }
 
     /// Resizes the slots of all devices to `wanted`, at most their initial size. Returns the bytes of the slots.
@@ -107,13 +132,13 @@ impl Tiers {
     }
 }
 
-/// The requested bytes, at most `planned`. `all`: bytes of every expert.
-fn bytes_of(wanted: ExpertCache, planned: u64, all: u64) -> u64 {
+/// The requested bytes, at most `most`. `all`: bytes of every expert.
+fn bytes_of(wanted: ExpertCache, most: u64, all: u64) -> u64 {
     let bytes = match wanted {
-        ExpertCache::Auto => planned,
+        ExpertCache::Auto => most,
         ExpertCache::Bytes(bytes) => bytes,
         // As in the plan. Negative and undefined numbers become 0.
         ExpertCache::Percent(percent) => (all as f64 * percent / 100.0).round() as u64,
     };
-    bytes.min(planned)
+    bytes.min(most)
 }
