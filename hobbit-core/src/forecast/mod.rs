@@ -258,6 +258,7 @@ pub fn rooms(shape: &Shape, host: &Host, task: &Task) -> Result<Rooms, ForecastE
         expert_cache: ExpertCache::Auto,
         low_share: LowShare::Auto,
         fixed,
+        prompt_only: 0,
         margin: None,
         pools: shape.pools.clone(),
         n_expert_used: shape.n_expert_used,

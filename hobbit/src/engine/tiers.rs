@@ -2,7 +2,7 @@
 
 mod resize;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ggml_sys::llama::{ggml_backend_dev_t, ggml_tensor};
 
@@ -13,9 +13,9 @@ use super::recorder::as_recorded;
 use super::state_file::StateFile;
 use super::tier::Tier;
 use hobbit_core::cache::policy::PolicyKind;
-use hobbit_core::cache::{CacheState, SavedCache};
+use hobbit_core::cache::{CacheState, SavedCache, ShareId};
 use hobbit_core::expert::{ExpertId, SliceId, SliceKind, Version};
-use hobbit_core::plan::MemoryPlan;
+use hobbit_core::plan::{ExpertCache, MemoryPlan};
 use hobbit_core::predict::{GateStack, Popularity, sample};
 #[cfg(doc)]
 use hobbit_core::residency::Residency;
@@ -46,6 +46,14 @@ pub(super) struct Tiers {
     pub(super) host: Host,
     pub(super) routers: Routers,
     pub(super) unseen: Unseen,
+    /// The host's slots by share while a prompt is evaluated; empty: as many as while tokens decode.
+    pub(super) prompt_slots: BTreeMap<ShareId, u32>,
+    /// The phase whose slots the host has.
+    pub(super) phase: Phase,
+    /// The size of the host's cache that was asked for last.
+    pub(super) wanted: ExpertCache,
+    /// Sessions whose contexts hold memory.
+    pub(super) n_sessions: usize,
     /// Keeps the list of resident experts between runs.
     pub(super) state_file: Option<StateFile>,
     pub(super) description: Description,

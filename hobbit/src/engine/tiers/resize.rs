@@ -5,6 +5,7 @@ use crate::engine::tier::Tier;
 use hobbit_core::cache::ShareId;
 use hobbit_core::expert::Precision;
 use hobbit_core::plan::ExpertCache;
+use hobbit_core::route::Phase;
 
 /// A share of the host's cache: its layer and number there, the bytes of its slots.
 type HostShare = (u16, u16, ShareId, u64);
@@ -16,27 +17,52 @@ impl Tiers {
         self.host_shares().into_iter().map(bytes).sum()
     }
 
-    /// Resizes the host's slots to `wanted`, at most their initial size. Pinned memory, and memory that a device
-    /// computes in, cannot be given back and stays as it is. Returns the bytes of the slots.
+    /// Resizes the host's slots to `wanted`, at most those of the plan. Pinned memory, and memory that a device computes
+    /// in, cannot be given back and stays as it is. Returns the bytes of the slots.
     pub(in super::super) fn resize_host(&mut self, wanted: ExpertCache) -> u64 {
+        self.wanted = wanted;
+        self.fit_host()
+    }
+
+    /// Whether experts may have more slots while tokens decode.
+    pub(in super::super) fn follows_phases(&self) -> bool {
+        !self.prompt_slots.is_empty()
+    }
+
+    /// Gives the host the planned slots of a phase.
+    pub(in super::super) fn enter(&mut self, phase: Phase) {
+        if self.follows_phases() && self.phase != phase {
+            self.phase = phase;
+            self.fit_host();
+        }
+    }
+
+    /// Slots of a share in the current phase.
+    fn planned_slots(&self, id: ShareId) -> u32 {
+        let most = self.host.cache().most_of_share(id);
+        let of_prompts = self.prompt_slots.get(&id).filter(|_| !self.phase.is_decode());
+        of_prompts.map_or(most, |n| most.min(*n))
+    }
+
+    fn fit_host(&mut self) -> u64 {
         self.rest();
         self.host.quiesce();
         let shares = self.host_shares();
-        let most = |id| self.host.cache().most_of_share(id);
-        let planned: u64 = shares.iter().map(|&(_, _, id, stride)| u64::from(most(id)) * stride).sum();
+        let planned: u64 = shares.iter().map(|&(_, _, id, stride)| u64::from(self.planned_slots(id)) * stride).sum();
         let catalog = self.host.reads().catalog();
         let strides = catalog.layers.iter().flat_map(|layer| &layer.high);
         let all = strides.map(|version| catalog.classes[usize::from(version.class)].stride).sum();
-        let bytes = bytes_of(wanted, planned, all);
+        let bytes = bytes_of(self.wanted, planned, all);
         if self.tiers.iter().any(Tier::is_unified) || !self.has_staging() {
             return self.host_cache_bytes();
         }
         for (layer, share, id, _) in shares {
             let most = self.host.cache().most_of_share(id);
-            let n = (u128::from(most) * u128::from(bytes) / u128::from(planned.max(1))) as u32;
+            let n = (u128::from(self.planned_slots(id)) * u128::from(bytes) / u128::from(planned.max(1))) as u32;
             if !self.host.reads().is_discardable(id.pool) || !self.host.resize_share(id, n) {
                 continue;
             }
+            self.host.reads().restore(layer, share, 0..n);
             // SAFETY: the slots are empty and can no longer be taken, nothing is being read, and no split is running,
             // for this value is borrowed mutably; devices have been waited for.
             unsafe { self.host.reads().discard(layer, share, n..most) };

@@ -1,0 +1,130 @@
+//! Slots follow the phase: decoding tokens get the memory that only prompts need.
+
+use anyhow::Result;
+use gguf_tools::synth::Spec;
+use hobbit::options::PrecisionOptions;
+use hobbit::stats::{MemoryPlan, rss_bytes};
+use hobbit::{BatchToken, Budget, ExpertCache, Model, ModelOptions, OpenError, Session, SessionOptions};
+use hobbit_core::plan::PlanError;
+
+use crate::fixture::cases::{Case, case};
+use crate::fixture::compare::{Placed, QUARTER, Reference, options, same};
+use crate::fixture::in_own_process;
+use crate::fixture::script::{Evaluate, Script};
+
+/// A session, with the slots and the resident bytes after each batch.
+struct Watched {
+    session: Session,
+    seen: Vec<(usize, u64, u64)>,
+}
+
+impl Watched {
+    fn open(path: &std::path::Path, options: &ModelOptions, session: &SessionOptions) -> Self {
+        let session = Model::open(path, options).unwrap().session(session).unwrap();
+        Self { session, seen: Vec::new() }
+    }
+
+    fn plan(&self) -> &MemoryPlan {
+        self.session.plan()
+    }
+
+    fn slots(&self) -> u64 {
+        self.session.stats().layers.iter().map(|layer| u64::from(layer.slots)).sum()
+    }
+}
+
+impl Evaluate for Watched {
+    fn n_vocab(&self) -> usize {
+        Evaluate::n_vocab(&self.session)
+    }
+
+    fn evaluate(&mut self, batch: &[BatchToken]) -> Result<Vec<Vec<f32>>> {
+        let rows = Evaluate::evaluate(&mut self.session, batch)?;
+        self.seen.push((batch.len(), self.slots(), rss_bytes()));
+        Ok(rows)
+    }
+}
+
+/// 51 MiB of experts; ubatches of 2048 tokens take a compute buffer of more than that.
+fn wide_case() -> Case {
+    let spec = Spec { layers: 4, experts: 32, topk: 4, embd: 256, ff: 512, seed: 31, ..Spec::tiny("qwen3moe") };
+    let case = case("qwen3moe", spec);
+    let options = SessionOptions { n_batch: 2048, n_ubatch: 2048, n_ctx: 2048, ..case.options };
+    Case { script: Script::Phases, options, ..case }
+}
+
+/// Options with a budget of 12 MiB more than the least.
+fn tight(reference: &Reference, options: ModelOptions) -> ModelOptions {
+    let too_small = ModelOptions { budget: Budget::Bytes(1 << 20), ..options.clone() };
+    let error = Model::open(&reference.path, &too_small).and_then(|model| model.session(&reference.case.options));
+    match error.err() {
+        Some(OpenError::Plan(PlanError::TooSmall { minimum, .. })) => {
+            ModelOptions { budget: Budget::Bytes(minimum + (12 << 20)), ..options }
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn slots_grow_after_a_prompt_and_shrink_before_the_next() {
+    if !in_own_process("exactness::phases::slots_grow_after_a_prompt_and_shrink_before_the_next") {
+        return;
+    }
+    let case = wide_case();
+    let reference = Reference::new(&case, &Placed::default());
+    let options = tight(&reference, options(ExpertCache::Auto));
+    let Budget::Bytes(budget) = options.budget else { panic!("a budget was given") };
+    let mut watched = Watched::open(&reference.path, &options, &case.options);
+    same(&reference.expected, &case.run(&mut watched).unwrap()).unwrap();
+    let plan = watched.plan().clone();
+    let decode = plan.decode.clone().expect("the compute buffer is larger than a few slots");
+    assert!(plan.n_slots + 8 < decode.n_slots, "{plan}");
+    let mut n_narrow = 0;
+    for &(n_tokens, slots, resident) in &watched.seen {
+        n_narrow = if n_tokens > 16 { 0 } else { n_narrow + 1 };
+        // 16 batches until the pages are given back, one more to see how many come back.
+        let expected = if n_narrow > 16 { decode.n_slots } else { plan.n_slots };
+        assert_eq!(slots, expected, "after {n_narrow} batches of few tokens");
+        assert!(resident <= budget, "{resident} bytes are resident, {budget} are allowed");
+    }
+    assert_eq!(watched.seen.iter().filter(|(_, slots, _)| *slots == decode.n_slots).count(), 2 * (44 + 1 - 16));
+    let stats = watched.session.stats();
+    assert!(stats.peak_rss_bytes <= budget, "{} bytes, {budget} are allowed", stats.peak_rss_bytes);
+
+    // The next session begins with a prompt, and two sessions have two compute buffers.
+    let model = watched.session.model().clone();
+    let mut second = Watched { session: model.session(&case.options).unwrap(), seen: Vec::new() };
+    assert_eq!(second.slots(), plan.n_slots);
+    same(&reference.expected, &case.run(&mut second).unwrap()).unwrap();
+    assert!(second.seen.iter().all(|(_, slots, _)| *slots == plan.n_slots));
+    drop(watched);
+    let mut third = Watched { session: model.session(&case.options).unwrap(), seen: Vec::new() };
+    drop(second);
+    same(&reference.expected, &case.run(&mut third).unwrap()).unwrap();
+    assert_eq!(third.slots(), decode.n_slots);
+    // Half of them, whatever the phase.
+    let half = model.set_host_cache(ExpertCache::Bytes(model.host_cache_bytes() / 2));
+    assert!(half > 0 && third.slots() <= decode.n_slots / 2, "{} slots", third.slots());
+    model.set_host_cache(ExpertCache::Auto);
+    assert_eq!(third.slots(), decode.n_slots);
+}
+
+#[test]
+fn slots_that_were_asked_for_and_repeatable_runs_stay_as_they_are() {
+    let case = wide_case();
+    let reference = Reference::new(&case, &Placed::default());
+    let deterministic = PrecisionOptions { deterministic: true, ..PrecisionOptions::default() };
+    let trace = reference.dir.path().join("trace");
+    let fixed = [
+        options(QUARTER),
+        tight(&reference, ModelOptions { precision: deterministic, ..options(ExpertCache::Auto) }),
+        tight(&reference, ModelOptions { trace: Some(trace), ..options(ExpertCache::Auto) }),
+    ];
+    for options in fixed {
+        let mut watched = Watched::open(&reference.path, &options, &case.options);
+        same(&reference.expected, &case.run(&mut watched).unwrap()).unwrap();
+        let n_slots = watched.plan().n_slots;
+        assert!(watched.plan().decode.is_none() && !watched.plan().is_fully_resident(), "{}", watched.plan());
+        assert!(watched.seen.iter().all(|(_, slots, _)| *slots == n_slots), "{options:?}");
+    }
+}
