@@ -4,8 +4,8 @@
 //! free, and experts get the rest: pools of slots, and, unless all experts fit, a few *staging* slots of one slice each
 //! for experts without a slot. The minimum is one staging slot and no cached expert; results are exact even then.
 //!
-//! Most of the compute buffer is for the tokens of a prompt ([`PlanInput::prompt_only`]). While tokens decode, its pages
-//! are given back, and experts get that memory ([`MemoryPlan::decode`]).
+//! Most of the compute buffer is for a prompt's tokens ([`PlanInput::prompt_only`]). While tokens decode, its pages are
+//! given back, and experts get that memory ([`MemoryPlan::decode`]).
 //!
 //! Where experts have low-precision versions, these get a share of the cache ([`PlanInput::low_share`]), though no more
 //! than all of them need; and none where all high versions fit.

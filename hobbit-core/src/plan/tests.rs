@@ -69,7 +69,7 @@ fn decoding_has_the_memory_that_only_prompts_need() {
     let decode = plan.decode.as_ref().unwrap();
     // The unused 3 MiB are enough for one more.
     assert_eq!((plan.n_slots, decode.n_slots, decode.compute), (272, 272 + 71, 20 * MIB));
-    assert!(plan.to_string().contains("\n  at decoding 1.34 GiB  343 of 1024 experts (33 %), "), "{plan}");
+    assert!(plan.to_string().contains("\n  at decoding  1.34 GiB  343 of 1024 experts (33 %), "), "{plan}");
     assert_eq!(of(|input| input.expert_cache = ExpertCache::Percent(20.0)).decode, None, "as many as were asked for");
     assert_eq!(of(|input| input.budget = Budget::Bytes(8192 * MIB)).decode, None, "everything fits");
     assert_eq!(of(|input| input.prompt_only = 0).decode, None);
