@@ -19,11 +19,6 @@ struct Watched {
 }
 
 impl Watched {
-    fn open(path: &std::path::Path, options: &ModelOptions, session: &SessionOptions) -> Self {
-        let session = Model::open(path, options).unwrap().session(session).unwrap();
-        Self { session, seen: Vec::new() }
-    }
-
     fn plan(&self) -> &MemoryPlan {
         self.session.plan()
     }
@@ -45,24 +40,28 @@ impl Evaluate for Watched {
     }
 }
 
-/// 51 MiB of experts; ubatches of 2048 tokens take a compute buffer of more than that.
+/// 102 MiB of experts, so that llama.cpp cannot run the model alone, and wide ubatches with a large compute buffer.
 fn wide_case() -> Case {
-    let spec = Spec { layers: 4, experts: 32, topk: 4, embd: 256, ff: 512, seed: 31, ..Spec::tiny("qwen3moe") };
+    let spec = Spec { layers: 8, experts: 32, topk: 4, embd: 256, ff: 512, seed: 31, ..Spec::tiny("qwen3moe") };
     let case = case("qwen3moe", spec);
     let options = SessionOptions { n_batch: 2048, n_ubatch: 2048, n_ctx: 2048, ..case.options };
     Case { script: Script::Phases, options, ..case }
 }
 
-/// Options with a budget of 12 MiB more than the least.
-fn tight(reference: &Reference, options: ModelOptions) -> ModelOptions {
-    let too_small = ModelOptions { budget: Budget::Bytes(1 << 20), ..options.clone() };
-    let error = Model::open(&reference.path, &too_small).and_then(|model| model.session(&reference.case.options));
-    match error.err() {
-        Some(OpenError::Plan(PlanError::TooSmall { minimum, .. })) => {
-            ModelOptions { budget: Budget::Bytes(minimum + (12 << 20)), ..options }
+/// A session with about 16 MiB more than the least budget, and the budget. This process counts too, and what earlier
+/// models leave with its allocator, so that the first answer may be too low.
+fn tight(reference: &Reference, options: &ModelOptions) -> (Watched, u64) {
+    let mut budget = 1 << 20;
+    for _ in 0..8 {
+        let options = ModelOptions { budget: Budget::Bytes(budget), ..options.clone() };
+        let opened = Model::open(&reference.path, &options);
+        match opened.and_then(|model| model.session(&reference.case.options)) {
+            Ok(session) => return (Watched { session, seen: Vec::new() }, budget),
+            Err(OpenError::Plan(PlanError::TooSmall { minimum, .. })) => budget = minimum + (16 << 20),
+            Err(error) => panic!("{error}"),
         }
-        other => panic!("{other:?}"),
     }
+    panic!("{budget} bytes are too few although they were asked for");
 }
 
 #[test]
@@ -72,12 +71,10 @@ fn slots_grow_after_a_prompt_and_shrink_before_the_next() {
     }
     let case = wide_case();
     let reference = Reference::new(&case, &Placed::default());
-    let options = tight(&reference, options(ExpertCache::Auto));
-    let Budget::Bytes(budget) = options.budget else { panic!("a budget was given") };
-    let mut watched = Watched::open(&reference.path, &options, &case.options);
+    let (mut watched, budget) = tight(&reference, &options(ExpertCache::Auto));
     same(&reference.expected, &case.run(&mut watched).unwrap()).unwrap();
     let plan = watched.plan().clone();
-    let decode = plan.decode.clone().expect("the compute buffer is larger than a few slots");
+    let decode = plan.decode.clone().unwrap_or_else(|| panic!("no slots more: {plan}"));
     assert!(plan.n_slots + 8 < decode.n_slots, "{plan}");
     let mut n_narrow = 0;
     for &(n_tokens, slots, resident) in &watched.seen {
@@ -111,20 +108,24 @@ fn slots_grow_after_a_prompt_and_shrink_before_the_next() {
 
 #[test]
 fn slots_that_were_asked_for_and_repeatable_runs_stay_as_they_are() {
+    if !in_own_process("exactness::phases::slots_that_were_asked_for_and_repeatable_runs_stay_as_they_are") {
+        return;
+    }
     let case = wide_case();
     let reference = Reference::new(&case, &Placed::default());
     let deterministic = PrecisionOptions { deterministic: true, ..PrecisionOptions::default() };
     let trace = reference.dir.path().join("trace");
+    let auto = options(ExpertCache::Auto);
+    let open = |cache| Model::open(&reference.path, &options(cache)).unwrap().session(&case.options).unwrap();
     let fixed = [
-        options(QUARTER),
-        tight(&reference, ModelOptions { precision: deterministic, ..options(ExpertCache::Auto) }),
-        tight(&reference, ModelOptions { trace: Some(trace), ..options(ExpertCache::Auto) }),
+        Watched { session: open(QUARTER), seen: Vec::new() },
+        tight(&reference, &ModelOptions { precision: deterministic, ..auto.clone() }).0,
+        tight(&reference, &ModelOptions { trace: Some(trace), ..auto }).0,
     ];
-    for options in fixed {
-        let mut watched = Watched::open(&reference.path, &options, &case.options);
+    for mut watched in fixed {
         same(&reference.expected, &case.run(&mut watched).unwrap()).unwrap();
         let n_slots = watched.plan().n_slots;
         assert!(watched.plan().decode.is_none() && !watched.plan().is_fully_resident(), "{}", watched.plan());
-        assert!(watched.seen.iter().all(|(_, slots, _)| *slots == n_slots), "{options:?}");
+        assert!(watched.seen.iter().all(|(_, slots, _)| *slots == n_slots), "{}", watched.plan());
     }
 }
