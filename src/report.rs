@@ -56,7 +56,10 @@ pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>) -> St
             let more = plan.decode.as_ref().map_or_else(String::new, |decode| {
                 format!(" for prompts, {} in {} while tokens decode", decode.n_slots, Bytes(decode.expert_cache))
             });
-            write!(line, "; {slots} of {experts} experts ({percent} %){low} in {cache}{more}, the others are read {how}")
+            write!(
+                line,
+                "; {slots} of {experts} experts ({percent} %){low} in {cache}{more}, the others are read {how}"
+            )
         }
     };
     if let Some(WarmStart { saved, experts, bytes }) = warm {
@@ -297,7 +300,9 @@ mod tests {
     use super::*;
     use hobbit::options::PrecisionMode;
     use hobbit::stats::{DeviceCounters, LowReport, PrecisionCounts, VersionsReport};
-    use hobbit_core::plan::{Budget, DecodePlan, ExpertCache, FixedCosts, MemoryLimits, PlanInput, PoolSpec, StagingWish};
+    use hobbit_core::plan::{
+        Budget, DecodePlan, ExpertCache, FixedCosts, MemoryLimits, PlanInput, PoolSpec, StagingWish,
+    };
 
     const MIB: u64 = 1 << 20;
 
@@ -497,7 +502,10 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
         let pools = part.pools.clone();
         let decode = Some(DecodePlan { pools, n_slots: 30, expert_cache: 120 * MIB, compute: 0 });
         let line = words(&MemoryPlan { decode, ..part }, "direct (why)");
-        assert!(line.contains(&format!(" in {cache} for prompts, 30 in 120.00 MiB while tokens decode, the")), "{line}");
+        assert!(
+            line.contains(&format!(" in {cache} for prompts, 30 in 120.00 MiB while tokens decode, the")),
+            "{line}"
+        );
         let warm = Some(WarmStart { saved: 32, experts: 30, bytes: MIB });
         let all = "memory: 1.00 GiB (--mem-budget); all 32 experts fit, in 128.00 MiB; \
                    30 of the 32 of an earlier run are back (1.00 MiB read)";
