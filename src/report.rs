@@ -53,7 +53,13 @@ pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>) -> St
             let low =
                 if plan.n_low_slots > 0 { format!(" and {} low versions", plan.n_low_slots) } else { String::new() };
             let (cache, percent) = (Bytes(plan.expert_cache), percent.unwrap_or(0));
-            write!(line, "; {slots} of {experts} experts ({percent} %){low} in {cache}, the others are read {how}")
+            let more = plan.decode.as_ref().map_or_else(String::new, |decode| {
+                format!(" for prompts, {} in {} while tokens decode", decode.n_slots, Bytes(decode.expert_cache))
+            });
+            write!(
+                line,
+                "; {slots} of {experts} experts ({percent} %){low} in {cache}{more}, the others are read {how}"
+            )
         }
     };
     if let Some(WarmStart { saved, experts, bytes }) = warm {
@@ -294,7 +300,9 @@ mod tests {
     use super::*;
     use hobbit::options::PrecisionMode;
     use hobbit::stats::{DeviceCounters, LowReport, PrecisionCounts, VersionsReport};
-    use hobbit_core::plan::{Budget, ExpertCache, FixedCosts, MemoryLimits, PlanInput, PoolSpec, StagingWish};
+    use hobbit_core::plan::{
+        Budget, DecodePlan, ExpertCache, FixedCosts, MemoryLimits, PlanInput, PoolSpec, StagingWish,
+    };
 
     const MIB: u64 = 1 << 20;
 
@@ -342,6 +350,7 @@ mod tests {
             expert_cache: ExpertCache::Auto,
             low_share: Default::default(),
             fixed: FixedCosts::default(),
+            prompt_only: 0,
             margin: None,
             pools: if n_layers > 0 { vec![pool] } else { Vec::new() },
             n_expert_used: 2,
@@ -490,6 +499,13 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
         let expected = format!("{slots} of 32 experts ({percent} %) in {cache}, the others are read by direct I/O");
         assert_eq!(words(&part, "direct (why)"), format!("memory: 120.00 MiB (--mem-budget); {expected}"));
         assert!(words(&part, "buffered (why)").ends_with("read through the page cache"));
+        let pools = part.pools.clone();
+        let decode = Some(DecodePlan { pools, n_slots: 30, expert_cache: 120 * MIB, compute: 0 });
+        let line = words(&MemoryPlan { decode, ..part }, "direct (why)");
+        assert!(
+            line.contains(&format!(" in {cache} for prompts, 30 in 120.00 MiB while tokens decode, the")),
+            "{line}"
+        );
         let warm = Some(WarmStart { saved: 32, experts: 30, bytes: MIB });
         let all = "memory: 1.00 GiB (--mem-budget); all 32 experts fit, in 128.00 MiB; \
                    30 of the 32 of an earlier run are back (1.00 MiB read)";

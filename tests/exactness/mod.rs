@@ -7,6 +7,7 @@
 
 mod adapters;
 mod packs;
+mod phases;
 mod sharing;
 mod variants;
 

@@ -38,6 +38,7 @@ use crate::plan::{
 pub use known::{Expectation, Known, TRAINED, UNTRAINED};
 pub use locality::{Locality, SHARES};
 pub use prompt::FirstToken;
+use shape::UBATCH_TOKENS;
 pub use shape::{ExpertLayer, Shape, ShapeError, TypeBytes};
 pub use steady::{Products, Run, Start, run};
 
@@ -153,7 +154,7 @@ pub struct Forecast {
     /// Division of the memory; `None` if llama.cpp runs by itself.
     pub plan: Option<MemoryPlan>,
     pub device: Option<DevicePlan>,
-    /// Share of the experts that have slots, 0..=1.
+    /// Share of the experts that have slots while tokens decode, 0..=1.
     pub share: f64,
     /// Warm, exact, with the mean of the recorded localities.
     pub expected: Speed,
@@ -219,15 +220,20 @@ pub struct Rooms {
     /// `None` if everything fits and llama.cpp runs by itself.
     pub plan: Option<MemoryPlan>,
     pub device: Option<DevicePlan>,
-    /// Slots of each layer, in the order of [`Shape::layers`].
+    /// Slots of each layer while tokens decode, in the order of [`Shape::layers`].
     pub slots: Vec<u32>,
 }
 
 impl Rooms {
-    /// Share of the experts that have slots in the host's memory, 0..=1.
+    /// Share of the experts that have slots in the host's memory while tokens decode, 0..=1.
     pub fn share(&self, shape: &Shape) -> f64 {
         let all: u64 = shape.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
         self.slots.iter().map(|n| u64::from(*n)).sum::<u64>() as f64 / all.max(1) as f64
+    }
+
+    /// The same during a prompt.
+    fn prompt_share(&self) -> f64 {
+        self.plan.as_ref().map_or(1.0, MemoryPlan::cache_share)
     }
 
     /// Share of the experts that have slots on the GPU, 0..=1.
@@ -258,13 +264,15 @@ pub fn rooms(shape: &Shape, host: &Host, task: &Task) -> Result<Rooms, ForecastE
         expert_cache: ExpertCache::Auto,
         low_share: LowShare::Auto,
         fixed,
+        prompt_only: if device.is_some() { 0 } else { fixed.prompt_only(UBATCH_TOKENS as u32) },
         margin: None,
         pools: shape.pools.clone(),
         n_expert_used: shape.n_expert_used,
         staging: shape.staging,
     })?;
     let mut slots = vec![0; shape.layers.len()];
-    for (pool, planned) in plan.pools.iter().enumerate() {
+    let pools = plan.decode.as_ref().map_or(&plan.pools, |decode| &decode.pools);
+    for (pool, planned) in pools.iter().enumerate() {
         let members: Vec<usize> = (0..slots.len()).filter(|at| shape.layers[*at].pool == pool).collect();
         let demand = |at: &usize| LayerDemand {
             depth: *at as u16, // layers are numbered with 16 bits

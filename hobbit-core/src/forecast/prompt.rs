@@ -26,7 +26,7 @@ impl FirstToken {
     /// A batch reads its experts that are not resident, each once; reads and products overlap. A cold start has no
     /// resident experts, and slots whose memory was never used.
     pub fn of(shape: &Shape, host: &Host, task: &Task, rooms: &Rooms, locality: &Locality, is_cold: bool) -> Self {
-        let share = rooms.share(shape);
+        let share = rooms.prompt_share();
         let n_prompt = u64::from(task.n_prompt.max(1));
         let operations = host.cpu.operations.unwrap_or(OPERATIONS_PER_BYTE * host.cpu.memory);
         let (mut reading, mut products, mut prompt) = (0.0, 0.0, 0.0);

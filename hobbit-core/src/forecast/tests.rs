@@ -125,7 +125,8 @@ fn what_fits_reads_nothing() {
 
 #[test]
 fn too_little_is_refused_or_told() {
-    let shape = shape(4, 64, 8);
+    // One token uses more experts than fit into the compute buffer.
+    let shape = shape(32, 64, 8);
     let refused = forecast(&shape, &host(16 * MIB), &TASK, &Expectation::of(64)).unwrap_err();
     let ForecastError::Plan(error @ PlanError::TooSmall { minimum, .. }) = refused else { panic!("{refused}") };
     assert!(error.to_string().contains("needs at least"), "{error}");

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use super::pools::{Division, Experts, NoFit};
+use super::pools::{Division, Experts, NoFit, slots_of};
 use super::{ExpertCache, LowShare, PlanError, PoolPlan, PoolSpec, StagingWish};
 use crate::expert::Precision;
 
@@ -77,7 +77,7 @@ impl DevicePlan {
     }
 
     fn of(input: &DevicePlanInput, headroom: u64, experts: &Experts, division: Division) -> Self {
-        let (n_high, _) = division.slots(Precision::High);
+        let (n_high, _) = slots_of(&division.pools, Precision::High);
         let Division { pools, staging_slots } = division;
         Self {
             name: input.name.clone(),

@@ -4,6 +4,9 @@
 //! free, and experts get the rest: pools of slots, and, unless all experts fit, a few *staging* slots of one slice each
 //! for experts without a slot. The minimum is one staging slot and no cached expert; results are exact even then.
 //!
+//! Most of the compute buffer is for a prompt's tokens ([`PlanInput::prompt_only`]). While tokens decode, its pages are
+//! given back, and experts get that memory ([`MemoryPlan::decode`]).
+//!
 //! Where experts have low-precision versions, these get a share of the cache ([`PlanInput::low_share`]), though no more
 //! than all of them need; and none where all high versions fit.
 //!
@@ -35,8 +38,9 @@ pub use pools::{LOW_SHARE_AUTO_PERCENT, PoolPlan, PoolSpec, StagingWish};
 pub use size::{Budget, ExpertCache, LowShare, SizeError};
 
 use crate::expert::Precision;
+use crate::route::DECODE_TOKENS_MAX;
 use crate::units::{MIB, ShortBytes};
-use pools::{Division, Experts, NoFit};
+use pools::{Division, Experts, NoFit, all_slots, has_more, slots_of};
 use serde::Serialize;
 use size::whole_mib_up;
 use std::fmt;
@@ -53,6 +57,8 @@ pub struct PlanInput {
     pub expert_cache: ExpertCache,
     pub low_share: LowShare,
     pub fixed: FixedCosts,
+    /// Part of [`FixedCosts::compute`] that experts may have while tokens decode.
+    pub prompt_only: u64,
     /// Memory that stays free; `None` applies this module's rule.
     pub margin: Option<u64>,
     /// Classes of versions with equal shapes; empty for a dense model. Every expert has a high version.
@@ -73,10 +79,23 @@ pub struct FixedCosts {
     pub prediction: u64,
 }
 
+/// Bytes of pages that a decoding batch touches beyond the sizes of its tensors, each of which begins and ends within a
+/// page.
+const PARTIAL_PAGES_BYTES: u64 = 4 * MIB;
+
 impl FixedCosts {
     fn total(&self) -> u64 {
         let Self { weights, kv, compute, runtime, prediction } = *self;
         [weights, kv, compute, runtime, prediction].into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// The part of llama.cpp's compute buffer that only prompts touch. The buffer has the size for ubatches of
+    /// `n_ubatch` tokens; tensors of fewer tokens begin at the same places and are smaller. A quarter is added for
+    /// tensors whose size does not depend on the number of tokens.
+    pub fn prompt_only(&self, n_ubatch: u32) -> u64 {
+        let of_tokens = u128::from(self.compute) * DECODE_TOKENS_MAX as u128 / u128::from(n_ubatch.max(1));
+        let decoding = u64::try_from(of_tokens * 5 / 4).unwrap_or(u64::MAX);
+        self.compute.saturating_sub(decoding.saturating_add(PARTIAL_PAGES_BYTES))
     }
 }
 
@@ -90,6 +109,8 @@ pub struct MemoryPlan {
     pub margin: u64,
     /// Slots, one entry per [`PoolSpec`].
     pub pools: Vec<PoolPlan>,
+    /// Slots while tokens decode; `None`: the same.
+    pub decode: Option<DecodePlan>,
     /// High versions that can be resident at once.
     pub n_slots: u64,
     pub n_experts: u64,
@@ -105,6 +126,18 @@ pub struct MemoryPlan {
     pub staging: u64,
     /// Set when there are fewer slots than one token uses.
     pub warning: Option<BelowTokenCycle>,
+}
+
+/// Slots while tokens decode: in every pool at least as many as for prompts.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DecodePlan {
+    pub pools: Vec<PoolPlan>,
+    /// High versions that can be resident at once.
+    pub n_slots: u64,
+    /// Bytes of all slots, high and low.
+    pub expert_cache: u64,
+    /// Bytes of the compute buffer that tokens use as they decode: all of it but [`PlanInput::prompt_only`].
+    pub compute: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
@@ -258,19 +291,30 @@ impl MemoryPlan {
                 PlanError::ExpertCacheTooLarge { asked, fits, budget, minimum, available }
             }
         })?;
-        let [(n_slots, high_cache), (n_low_slots, low_cache)] =
-            Precision::ALL.map(|precision| division.slots(precision));
         let Division { pools, staging_slots } = division;
+        let [(n_slots, high_cache), (n_low_slots, low_cache)] =
+            Precision::ALL.map(|precision| slots_of(&pools, precision));
         let asked = input.expert_cache.of(experts.bytes());
-        let warning = (n_slots + n_low_slots < experts.n_cycle()).then(|| {
+        let staging = experts.staging_bytes(staging_slots);
+        // Staging stays, and so do slots that were asked for.
+        let prompt_only = input.prompt_only.min(input.fixed.compute);
+        let wider = (budget - taken - staging).saturating_add(prompt_only);
+        let decode = (asked.is_none() && staging_slots > 0).then(|| experts.slots(wider));
+        let decode = decode.filter(|wide| has_more(wide, &pools)).map(|pools| DecodePlan {
+            n_slots: slots_of(&pools, Precision::High).0,
+            expert_cache: pools.iter().map(|pool| pool.expert_cache).sum(),
+            compute: input.fixed.compute - prompt_only,
+            pools,
+        });
+        let n_at_once = decode.as_ref().map_or(n_slots + n_low_slots, |decode| all_slots(&decode.pools));
+        let warning = (n_at_once < experts.n_cycle()).then(|| {
             let cache = asked.map(|_| whole_mib_up(experts.cache_for_cycle()));
             let needed = match cache {
                 Some(cache) => experts.room_for(cache.min(experts.bytes())),
                 None => experts.auto_room_for_cycle(),
             };
             let mem_budget = (asked.is_none() || needed > budget - taken).then(|| whole_mib_up(budget_for(needed)));
-            let n_slots = n_slots + n_low_slots;
-            BelowTokenCycle { n_slots, n_cycle: experts.n_cycle(), mem_budget, expert_cache: cache }
+            BelowTokenCycle { n_slots: n_at_once, n_cycle: experts.n_cycle(), mem_budget, expert_cache: cache }
         });
         Ok(Self {
             budget,
@@ -284,8 +328,9 @@ impl MemoryPlan {
             low_cache,
             staging_slots,
             staging_slot_bytes: experts.staging_slot_bytes(),
-            staging: experts.staging_bytes(staging_slots),
+            staging,
             pools,
+            decode,
             warning,
         })
     }
@@ -321,7 +366,7 @@ impl MemoryPlan {
         }
         self.n_slots = self.pools.iter().map(|pool| u64::from(pool.n_slots)).sum();
         self.expert_cache = self.pools.iter().map(|pool| pool.expert_cache).sum();
-        (self.n_low_slots, self.low_cache) = (0, 0);
+        (self.n_low_slots, self.low_cache, self.decode) = (0, 0, None);
     }
 
     /// Gives low versions beside all high ones the room that is left, for devices: there a miss copies the low version
@@ -390,6 +435,10 @@ impl fmt::Display for MemoryPlan {
         row("margin", self.margin, "kept free")?;
         if let Some(note) = share(self.n_slots, self.n_experts) {
             row("expert cache", self.expert_cache - self.low_cache, &note)?;
+            if let Some(DecodePlan { n_slots, expert_cache, .. }) = &self.decode {
+                let note = share(*n_slots, self.n_experts).unwrap_or_default();
+                row("at decoding", *expert_cache, &format!("{note}, in the compute buffer's memory too"))?;
+            }
             let n_low = self.low_pools().map(|pool| u64::from(pool.n_versions)).sum();
             if let Some(note) = share(self.n_low_slots, n_low) {
                 row("low cache", self.low_cache, &format!("{note} in low precision"))?;

@@ -82,11 +82,20 @@ pub(super) struct Division {
     pub(super) staging_slots: u32,
 }
 
-impl Division {
-    pub(super) fn slots(&self, precision: Precision) -> (u64, u64) {
-        let of = self.pools.iter().filter(|pool| pool.precision == precision);
-        of.fold((0, 0), |(n, bytes), pool| (n + u64::from(pool.n_slots), bytes + pool.expert_cache))
-    }
+/// Slots for versions of a precision, and their bytes.
+pub(super) fn slots_of(pools: &[PoolPlan], precision: Precision) -> (u64, u64) {
+    let of = pools.iter().filter(|pool| pool.precision == precision);
+    of.fold((0, 0), |(n, bytes), pool| (n + u64::from(pool.n_slots), bytes + pool.expert_cache))
+}
+
+pub(super) fn all_slots(pools: &[PoolPlan]) -> u64 {
+    pools.iter().map(|pool| u64::from(pool.n_slots)).sum()
+}
+
+/// Whether `wide` has more slots than `pools`, and in no pool fewer.
+pub(super) fn has_more(wide: &[PoolPlan], pools: &[PoolPlan]) -> bool {
+    let none_fewer = wide.iter().zip(pools).all(|(wide, pool)| wide.n_slots >= pool.n_slots);
+    none_fewer && all_slots(wide) > all_slots(pools)
 }
 
 pub(super) enum NoFit {
@@ -225,17 +234,27 @@ impl<'a> Experts<'a> {
         };
         // If no high version is ever missing, low versions have no use.
         let low = if everything_fits { 0 } else { self.low_part(cache) };
+        Division { pools: self.slots_with(cache, low), staging_slots }
+    }
+
+    /// Slots within `cache` bytes.
+    pub(super) fn slots(&self, cache: u64) -> Vec<PoolPlan> {
+        self.slots_with(cache, self.low_part(cache))
+    }
+
+    /// The same, with `low` bytes of them for low versions.
+    fn slots_with(&self, cache: u64, low: u64) -> Vec<PoolPlan> {
         let low_slots = self.slots_within(Precision::Low, low);
         let high_slots = self.slots_within(Precision::High, cache - self.bytes_of_slots(&low_slots));
         let slots = self.pools.iter().zip(low_slots.iter().zip(&high_slots));
-        let pools = slots.map(|(pool, (low, high))| PoolPlan {
+        let of_pool = |(pool, (low, high)): (&PoolSpec, (&u64, &u64))| PoolPlan {
             precision: pool.precision,
             n_slots: (low + high) as u32,         // at most the versions
             n_versions: pool.n_versions() as u32, // layers and experts are u16
             expert_stride: pool.expert_stride,
             expert_cache: pool.expert_stride * (low + high),
-        });
-        Division { pools: pools.collect(), staging_slots }
+        };
+        slots.map(of_pool).collect()
     }
 
     /// Bytes of a cache for low versions: their share, but no more than all of them.

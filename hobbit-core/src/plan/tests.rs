@@ -18,6 +18,7 @@ fn input() -> PlanInput {
         overcommit: false,
         expert_cache: ExpertCache::Auto,
         fixed: FixedCosts { weights: 412 * MIB, kv: 96 * MIB, compute: 301 * MIB, runtime: 60 * MIB, prediction: 0 },
+        prompt_only: 0,
         margin: Some(40 * MIB),
         low_share: LowShare::Auto,
         pools: vec![pool(High, &[32; 32], 4 * MIB, 2 * MIB)],
@@ -53,6 +54,36 @@ fn experts_get_what_the_rest_leaves() {
            staging        48 MiB  24 slices of 2.0 MiB\n  \
            unused        3.0 MiB"
     );
+}
+
+#[test]
+fn decoding_has_the_memory_that_only_prompts_need() {
+    let of = |change: fn(&mut PlanInput)| {
+        plan(|input| {
+            input.prompt_only = 281 * MIB;
+            change(input);
+        })
+        .unwrap()
+    };
+    let plan = of(|_| ());
+    let decode = plan.decode.as_ref().unwrap();
+    // The unused 3 MiB are enough for one more.
+    assert_eq!((plan.n_slots, decode.n_slots, decode.compute), (272, 272 + 71, 20 * MIB));
+    assert!(plan.to_string().contains("\n  at decoding  1.34 GiB  343 of 1024 experts (33 %), "), "{plan}");
+    assert_eq!(of(|input| input.expert_cache = ExpertCache::Percent(20.0)).decode, None, "as many as were asked for");
+    assert_eq!(of(|input| input.budget = Budget::Bytes(8192 * MIB)).decode, None, "everything fits");
+    assert_eq!(of(|input| input.prompt_only = 0).decode, None);
+    assert_eq!(of(|input| input.budget = Budget::Bytes(4900 * MIB)).decode.unwrap().n_slots, 1024);
+}
+
+#[test]
+fn a_buffer_for_few_tokens_has_nothing_that_only_prompts_need() {
+    let costs = |mib: u64| FixedCosts { compute: mib * MIB, ..FixedCosts::default() };
+    assert_eq!(costs(320).prompt_only(512), (320 - 10 * 5 / 4 - 4) * MIB - MIB / 2);
+    for (compute, n_ubatch) in [(320, 16), (320, 1), (320, 0), (4, 512), (0, 512)] {
+        assert_eq!(costs(compute).prompt_only(n_ubatch), 0, "{compute} MiB, {n_ubatch} tokens");
+    }
+    assert_eq!(FixedCosts { compute: u64::MAX, ..costs(0) }.prompt_only(1), 0);
 }
 
 #[test]
@@ -325,14 +356,19 @@ fn any_low_share() -> impl Strategy<Value = LowShare> {
 fn any_input() -> impl Strategy<Value = PlanInput> {
     let pools = prop::collection::vec(pool_spec(4096), 0..5);
     let margin = prop_oneof![Just(None), (0..9 * MIB).prop_map(Some)];
-    (0..2000 * MIB, any_cache(200 * MIB), any_low_share(), 0..300 * MIB, margin, pools, 1..10u32, 1..40u32).prop_map(
-        |(budget, expert_cache, low_share, weights, margin, pools, n_expert_used, wanted)| PlanInput {
+    let compute = (0..100 * MIB, 0..100 * MIB);
+    let fixed = (0..300 * MIB, compute).prop_map(|(weights, (compute, prompt_only))| {
+        (FixedCosts { weights, compute, ..FixedCosts::default() }, prompt_only.min(compute))
+    });
+    (0..2000 * MIB, any_cache(200 * MIB), any_low_share(), fixed, margin, pools, 1..10u32, 1..40u32).prop_map(
+        |(budget, expert_cache, low_share, (fixed, prompt_only), margin, pools, n_expert_used, wanted)| PlanInput {
             budget: Budget::Bytes(budget),
             limits: MemoryLimits::default(),
             overcommit: false,
             expert_cache,
             low_share,
-            fixed: FixedCosts { weights, ..FixedCosts::default() },
+            fixed,
+            prompt_only,
             margin,
             pools,
             n_expert_used,
@@ -381,6 +417,15 @@ fn check(input: &PlanInput) {
                 false => assert!(plan.staging_slots >= input.staging.min),
             }
             check_low_share(input, &plan);
+            if let Some(decode) = &plan.decode {
+                let fixed = plan.fixed.total() - plan.fixed.compute + decode.compute;
+                assert!(fixed + plan.margin + decode.expert_cache + plan.staging <= plan.budget);
+                let n_slots = |pools: &[PoolPlan]| pools.iter().map(|pool| pool.n_slots).collect::<Vec<_>>();
+                let (wide, narrow) = (n_slots(&decode.pools), n_slots(&plan.pools));
+                assert!(wide != narrow && wide.iter().zip(narrow).all(|(wide, narrow)| *wide >= narrow));
+                assert!(decode.pools.iter().all(|pool| pool.n_slots <= pool.n_versions));
+                assert!(input.expert_cache == ExpertCache::Auto && !plan.is_fully_resident());
+            }
             if let Some(warning) = plan.warning {
                 let advised = PlanInput {
                     budget: warning.mem_budget.map_or(input.budget, Budget::Bytes),

@@ -2,6 +2,7 @@
 //! the first read or, in large arenas, by threads beside the reads.
 
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -93,11 +94,7 @@ impl Arena {
             owner: None,
             faults: Faults::default(),
         };
-        #[cfg(target_os = "linux")]
-        // SAFETY: the range was just mapped; the advice changes no contents, and refusing it is harmless.
-        unsafe {
-            libc::madvise(base, bytes, libc::MADV_HUGEPAGE);
-        }
+        arena.advise_huge(&(0..bytes), true);
         Ok(arena)
     }
 
@@ -115,19 +112,45 @@ impl Arena {
     }
 
     /// Gives the pages that lie wholly in `range` (in bytes from the start) back to the system. Their contents are
-    /// lost; they take memory again when touched. Returns whether it succeeded: false for borrowed memory.
+    /// lost; they take memory again when touched. Neither fault threads nor huge pages of the memory around them touch
+    /// them until [`Arena::restore`]. Returns whether it succeeded: false for borrowed memory.
     ///
     /// # Safety
     /// Nothing reads or writes the range during the call.
-    pub unsafe fn discard(&self, range: std::ops::Range<usize>) -> bool {
-        let page = super::BLOCK_BYTES as usize;
-        let (start, end) = (range.start.next_multiple_of(page), range.end.min(self.bytes) / page * page);
-        // Fault threads must not touch discarded pages.
-        self.faults.end();
+    pub unsafe fn discard(&self, range: Range<usize>) -> bool {
+        let pages = self.whole_pages(range);
+        if !self.is_discardable() || pages.is_empty() {
+            return self.is_discardable();
+        }
+        self.faults.keep_off(&pages);
+        self.advise_huge(&pages, false);
         // SAFETY: whole pages of our own private anonymous mapping, unused during the call.
-        let discard =
-            || unsafe { libc::madvise(self.base.as_ptr().add(start).cast(), end - start, libc::MADV_DONTNEED) == 0 };
-        self.is_discardable() && (start >= end || discard())
+        unsafe { libc::madvise(self.base.as_ptr().add(pages.start).cast(), pages.len(), libc::MADV_DONTNEED) == 0 }
+    }
+
+    /// Discarded memory in the range is about to be used again.
+    pub fn restore(&self, range: Range<usize>) {
+        let pages = self.whole_pages(range);
+        if self.is_discardable() && self.faults.return_to(&pages) {
+            self.advise_huge(&pages, true);
+        }
+    }
+
+    fn whole_pages(&self, range: Range<usize>) -> Range<usize> {
+        let page = super::BLOCK_BYTES as usize;
+        range.start.next_multiple_of(page)..range.end.min(self.bytes) / page * page
+    }
+
+    /// Whether the system may use huge pages for a range of our own memory; it need not obey.
+    fn advise_huge(&self, pages: &Range<usize>, is_allowed: bool) {
+        #[cfg(target_os = "linux")]
+        // SAFETY: whole pages of our own mapping; the advice changes no contents, and refusing it is harmless.
+        unsafe {
+            let advice = if is_allowed { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
+            libc::madvise(self.base.as_ptr().add(pages.start).cast(), pages.len(), advice);
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = (pages, is_allowed);
     }
 
     /// Whether [`Arena::discard`] can work.
@@ -191,7 +214,24 @@ struct Wanted {
     queue: Vec<usize>,
     /// By piece: whether a thread has begun it.
     is_begun: Vec<bool>,
+    /// Ranges that stay untouched.
+    kept_off: Vec<Range<usize>>,
+    /// Threads that fault a piece in now.
+    n_busy: usize,
     is_over: bool,
+}
+
+impl Wanted {
+    /// The parts of a range that may be touched.
+    fn allowed(&self, range: Range<usize>) -> Vec<Range<usize>> {
+        self.kept_off.iter().fold(vec![range], |parts, kept| without(&parts, kept))
+    }
+}
+
+/// `parts` without `hole`.
+fn without(parts: &[Range<usize>], hole: &Range<usize>) -> Vec<Range<usize>> {
+    let around = |part: &Range<usize>| [part.start..part.end.min(hole.start), part.start.max(hole.end)..part.end];
+    parts.iter().flat_map(around).filter(|part| !part.is_empty()).collect()
 }
 
 impl Shared {
@@ -199,8 +239,9 @@ impl Shared {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next piece. `None`: there are no more.
-    fn next(&self) -> Option<usize> {
+    /// Waits for the next piece, and returns the parts of it to fault in before [`Shared::done`]. `None`: there are no
+    /// more.
+    fn next(&self, bytes: usize) -> Option<Vec<Range<usize>>> {
         let mut wanted = self.wanted();
         loop {
             if wanted.is_over || self.n_left.load(Ordering::Relaxed) == 0 {
@@ -211,11 +252,18 @@ impl Shared {
                     if self.n_left.fetch_sub(1, Ordering::Relaxed) == 1 {
                         self.woken.notify_all();
                     }
-                    return Some(piece);
+                    wanted.n_busy += 1;
+                    let offset = piece * FAULT_BYTES;
+                    return Some(wanted.allowed(offset..bytes.min(offset + FAULT_BYTES)));
                 }
             }
             wanted = self.woken.wait(wanted).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    fn done(&self) {
+        self.wanted().n_busy -= 1;
+        self.woken.notify_all();
     }
 
     fn end(&self) {
@@ -236,11 +284,11 @@ impl Faults {
         let work = || {
             let shared = Arc::clone(&shared);
             move || {
-                while let Some(piece) = shared.next() {
-                    let offset = piece * FAULT_BYTES;
+                while let Some(parts) = shared.next(bytes) {
                     N_FAULTING.fetch_add(1, Ordering::Relaxed);
-                    let can = populate(base + offset, FAULT_BYTES.min(bytes - offset));
+                    let can = parts.into_iter().all(|part| populate(base + part.start, part.len()));
                     N_FAULTING.fetch_sub(1, Ordering::Relaxed);
+                    shared.done();
                     if !can {
                         shared.end();
                     }
@@ -258,7 +306,7 @@ impl Faults {
         Self { shared, threads: Mutex::new(threads) }
     }
 
-    fn need(&self, range: std::ops::Range<usize>) {
+    fn need(&self, range: Range<usize>) {
         if range.is_empty() || self.shared.n_left.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -274,6 +322,23 @@ impl Faults {
         if self.shared.n_left.load(Ordering::Relaxed) > 0 {
             self.shared.wanted().queue.clear();
         }
+    }
+
+    /// No thread touches a range from now on. Waits for the pieces in progress.
+    fn keep_off(&self, range: &Range<usize>) {
+        let mut wanted = self.shared.wanted();
+        wanted.kept_off.push(range.clone());
+        while wanted.n_busy > 0 {
+            wanted = self.shared.woken.wait(wanted).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// A range may be touched again. Returns whether a part of it was not.
+    fn return_to(&self, range: &Range<usize>) -> bool {
+        let mut wanted = self.shared.wanted();
+        let before = std::mem::take(&mut wanted.kept_off);
+        wanted.kept_off = without(&before, range);
+        wanted.kept_off != before
     }
 
     /// Stops the threads and waits for the pieces in progress.
@@ -297,4 +362,24 @@ fn populate(address: usize, bytes: usize) -> bool {
 #[cfg(not(target_os = "linux"))]
 fn populate(_: usize, _: usize) -> bool {
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fault_threads_keep_off_discarded_memory_until_it_is_restored() {
+        let faults = Faults::default();
+        let allowed = |range| faults.shared.wanted().allowed(range);
+        faults.keep_off(&(10..20));
+        faults.keep_off(&(15..30));
+        faults.keep_off(&(40..50));
+        assert_eq!(allowed(0..60), [0..10, 30..40, 50..60]);
+        assert_eq!(allowed(12..18), []);
+        assert!(faults.return_to(&(0..25)));
+        assert_eq!(allowed(0..60), [0..25, 30..40, 50..60]);
+        assert!(faults.return_to(&(0..60)) && !faults.return_to(&(0..60)));
+        assert_eq!(allowed(0..60).first(), Some(&(0..60)));
+    }
 }

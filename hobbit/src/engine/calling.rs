@@ -5,6 +5,7 @@
 //! thread that called llama.cpp, so their context is kept by thread, here and nowhere else.
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::experts::{Experts, RouterValues};
@@ -33,6 +34,8 @@ struct Calling {
     router_input: Option<(u16, RouterValues)>,
     /// Why the call fails: the first reason.
     failure: Option<String>,
+    /// llama.cpp's compute buffer in host memory, as an expert product saw it last.
+    compute_buffer: Option<Range<usize>>,
     /// Backends of the expert device made so far: a context with such a backend adds one.
     n_backends: usize,
 }
@@ -114,6 +117,16 @@ pub(super) fn router_weights(layer: u16) -> Option<RouterValues> {
 /// The input of the router of `layer`, if a router hook saw it last.
 pub(super) fn router_input(layer: u16) -> Option<RouterValues> {
     CALLING.with_borrow(|own| own.router_input.filter(|(seen, _)| *seen == layer).map(|(_, input)| input))
+}
+
+/// Notes the addresses of the buffer that holds the graph's results.
+pub(super) fn set_compute_buffer(addresses: Range<usize>) {
+    CALLING.with_borrow_mut(|own| own.compute_buffer = Some(addresses));
+}
+
+/// Takes the addresses noted since the last call of this function. llama.cpp may free the buffer when it evaluates again.
+pub(super) fn take_compute_buffer() -> Option<Range<usize>> {
+    CALLING.with_borrow_mut(|own| own.compute_buffer.take())
 }
 
 /// Counts a backend of the expert device.

@@ -11,10 +11,12 @@ mod kernels;
 
 use std::ffi::{c_int, c_void};
 
-use ggml_sys::llama::{self, GGML_STATUS_SUCCESS, ggml_backend_buffer_type_t, ggml_status, ggml_tensor};
+use ggml_sys::llama::{
+    self, GGML_STATUS_SUCCESS, ggml_backend_buffer_t, ggml_backend_buffer_type_t, ggml_status, ggml_tensor,
+};
 
 use super::buffer::{table_of, tag_of};
-use super::calling::{phase, router_weights};
+use super::calling::{self, phase, router_weights};
 use super::experts::{ExpertTag, RouterValues};
 use super::graph::{Inner, is_view, tensor_at};
 use super::host_reads::{Host, HostReads, ShareView};
@@ -118,6 +120,8 @@ impl ExpertBackend {
         let kinds = split::kinds_of(nodes.iter().filter_map(|&node| unsafe { self.product(node) }), unseen);
         // SAFETY: live.
         let [n_used, n_tokens] = unsafe { [(*ids).ne[0] as usize, (*ids).ne[1] as usize] };
+        // SAFETY: a node of a live graph.
+        unsafe { note_compute_buffer((*nodes[0]).buffer) };
         // The last layer of a batch without logits.
         if n_used == 0 || n_tokens == 0 {
             return Ok(());
@@ -364,6 +368,23 @@ impl Computes for ExpertBackend {
 
 fn check(status: ggml_status) -> Result<(), Failed> {
     if status == GGML_STATUS_SUCCESS { Ok(()) } else { Err(status) }
+}
+
+/// Notes llama.cpp's compute buffer if it is ordinary memory of the CPU.
+///
+/// # Safety
+/// `buffer` is null or live.
+unsafe fn note_compute_buffer(buffer: ggml_backend_buffer_t) {
+    // SAFETY: by the caller.
+    unsafe {
+        let is_compute = !buffer.is_null()
+            && llama::ggml_backend_buffer_get_usage(buffer) == llama::GGML_BACKEND_BUFFER_USAGE_COMPUTE
+            && llama::ggml_backend_buffer_get_type(buffer) == llama::ggml_backend_cpu_buffer_type();
+        if is_compute {
+            let start = llama::ggml_backend_buffer_get_base(buffer).expose_provenance();
+            calling::set_compute_buffer(start..start + llama::ggml_backend_buffer_get_size(buffer));
+        }
+    }
 }
 
 /// A layer's router weights.

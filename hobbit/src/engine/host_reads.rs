@@ -1,6 +1,7 @@
 //! Memory of the host's slots, and reads into it: turns decisions of [`hobbit_core::residency`] into addresses and
 //! loader requests.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -160,12 +161,23 @@ impl HostReads {
     ///
     /// # Safety
     /// The slots are empty and can no longer be taken, and nothing reads or writes them.
-    pub(super) unsafe fn discard(&self, layer: u16, share: u16, slots: std::ops::Range<u32>) {
+    pub(super) unsafe fn discard(&self, layer: u16, share: u16, slots: Range<u32>) {
+        let (arena, bytes) = self.memory(layer, share, slots);
+        // SAFETY: by the caller.
+        unsafe { arena.discard(bytes) };
+    }
+
+    /// Slots `slots` of a layer's share may be taken again.
+    pub(super) fn restore(&self, layer: u16, share: u16, slots: Range<u32>) {
+        let (arena, bytes) = self.memory(layer, share, slots);
+        arena.restore(bytes);
+    }
+
+    fn memory(&self, layer: u16, share: u16, slots: Range<u32>) -> (&Arena, Range<usize>) {
         let stride = self.stride(layer, share) as usize;
         let share = &self.shares[usize::from(layer)][usize::from(share)];
         let at = |slot: u32| (share.slots.first_slot + slot) as usize * stride;
-        // SAFETY: by the caller.
-        unsafe { self.pools[usize::from(share.slots.id.pool)].discard(at(slots.start)..at(slots.end)) };
+        (&self.pools[usize::from(share.slots.id.pool)], at(slots.start)..at(slots.end))
     }
 
     /// Allocates `n_slots` staging slots where there were none. Returns whether that succeeded.

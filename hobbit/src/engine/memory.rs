@@ -4,6 +4,7 @@
 mod costs;
 mod report;
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ use hobbit_core::residency::{
     self, Latency, LatencyOptions, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions,
     VirtualExpertsOptions,
 };
-use hobbit_core::route::Thresholds;
+use hobbit_core::route::{Phase, Thresholds};
 use hobbit_core::stats::CacheSlots;
 use hobbit_core::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
 use hobbit_core::trace::Walk;
@@ -87,6 +88,10 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let mut fixed = fixed_costs(model, options, context)?;
     let lent_bytes = shared.options.lent_bytes;
     fixed.runtime += checkpoint_bytes + lent_bytes;
+    // Traces and texts of deterministic runs go by a fixed number of slots.
+    let is_fixed = shared.precisions.options.deterministic || shared.options.trace.is_some() || !tiers.is_empty();
+    let follows = !is_fixed && cfg!(target_os = "linux");
+    let prompt_only = if follows { fixed.prompt_only(options.n_ubatch.min(options.n_batch)) } else { 0 };
     let mut input = PlanInput {
         budget: shared.options.budget,
         limits: limits.clone(),
@@ -94,6 +99,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         expert_cache,
         low_share: shared.options.low_share,
         fixed,
+        prompt_only,
         margin: None,
         pools: specs,
         n_expert_used: model.info().n_expert_used,
@@ -167,7 +173,9 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
 
     let host = HostSlots::of(&tiers, &shared.options.device);
     let mut host_memory = Vec::new();
-    for (pool, planned) in pools.iter().zip(&plan.pools) {
+    // Memory that is not touched costs nothing.
+    let most = plan.decode.as_ref().map_or(&plan.pools, |decode| &decode.pools);
+    for (pool, planned) in pools.iter().zip(most) {
         let stride = catalog.classes[usize::from(pool.class)].stride as usize;
         host_memory.push(host.memory(planned.n_slots as usize * stride, stride)?);
     }
@@ -203,9 +211,14 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let mut arenas: Vec<Arena> = host_memory.into_iter().map(|memory| memory.arena).collect();
     let staging_memory = arenas.pop().expect("staging was put last");
     let devices = tier::reports(&shared.placement, &tiers);
-    let cache = cache_of(model, &catalog, &pools, &plan.pools);
+    let of_prompts = cache_of(model, &catalog, &pools, &plan.pools);
+    let host_slots = CacheSlots::of("the host", &of_prompts, catalog.layers.iter().map(|layer| layer.layer));
+    let prompt_slots = of_prompts.shares().map(|id| (id, of_prompts.slots_of_share(id).len() as u32)).collect();
+    let (cache, prompt_slots) = match &plan.decode {
+        Some(decode) => (cache_of(model, &catalog, &pools, &decode.pools), prompt_slots),
+        None => (of_prompts, BTreeMap::new()),
+    };
     let mut caching = model.caching_report();
-    let host_slots = CacheSlots::of("the host", &cache, catalog.layers.iter().map(|layer| layer.layer));
     caching.slots_by_layer.extend(host_slots);
     caching.slots_by_layer.extend(tiers.iter().filter_map(Tier::slots_by_layer));
     // Devices need experts in the file's byte order, and combining two planes does, too.
@@ -266,10 +279,16 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         tiers,
         host,
         routers: Routers { wants_scores, walk, ..Routers::default() },
+        // The cache was made with all slots.
+        phase: Phase::Decode,
+        prompt_slots,
+        wanted: ExpertCache::Auto,
+        n_sessions: 0,
         state_file: state_file(model),
         lending,
         description,
     };
+    new.enter(Phase::Prompt);
     new.preload()?;
     new.warm_up();
     new.record_residents();
@@ -324,6 +343,7 @@ fn passthrough(
         expert_cache: ExpertCache::Auto,
         low_share: shared.options.low_share,
         fixed: FixedCosts { weights, kv, compute, runtime, prediction: 0 },
+        prompt_only: 0,
         margin: Some(0),
         pools: Vec::new(),
         n_expert_used: model.info().n_expert_used,

@@ -3,6 +3,7 @@
 mod checkpoints;
 mod decode;
 mod generate;
+mod phases;
 mod sequences;
 
 use std::sync::Arc;
@@ -33,6 +34,7 @@ use hobbit_core::stats::{
 };
 
 pub use generate::{GeneratedText, Generation};
+use phases::Phases;
 pub use sequences::NoShift;
 
 /// Why a generation ended.
@@ -75,6 +77,8 @@ pub struct Session {
     // Dropped before the hook, which it calls, and the model, which it reads.
     context: RawContext,
     hook: Option<EvalHook<Observed>>,
+    /// Before the model: it notes that the context is gone.
+    phases: Phases,
     model: Model,
     options: SessionOptions,
     description: Description,
@@ -166,6 +170,7 @@ impl Session {
         let mut session = Session {
             context,
             hook,
+            phases: Phases::new(&model.shared.experts),
             model: model.clone(),
             checkpoints: vec![Checkpoints::default(); n_sequences as usize],
             options,

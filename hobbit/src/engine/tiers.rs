@@ -2,7 +2,7 @@
 
 mod resize;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ggml_sys::llama::{ggml_backend_dev_t, ggml_tensor};
 
@@ -13,7 +13,7 @@ use super::recorder::as_recorded;
 use super::state_file::StateFile;
 use super::tier::Tier;
 use hobbit_core::cache::policy::PolicyKind;
-use hobbit_core::cache::{CacheState, SavedCache};
+use hobbit_core::cache::{CacheState, SavedCache, ShareId};
 use hobbit_core::expert::{ExpertId, SliceId, SliceKind, Version};
 use hobbit_core::plan::{ExpertCache, MemoryPlan};
 use hobbit_core::predict::{GateStack, Popularity, sample};
@@ -46,6 +46,14 @@ pub(super) struct Tiers {
     pub(super) host: Host,
     pub(super) routers: Routers,
     pub(super) unseen: Unseen,
+    /// The host's slots by share while a prompt is evaluated; empty: as many as while tokens decode.
+    pub(super) prompt_slots: BTreeMap<ShareId, u32>,
+    /// The phase whose slots the host has.
+    pub(super) phase: Phase,
+    /// The size of the host's cache that was asked for last.
+    pub(super) wanted: ExpertCache,
+    /// Sessions whose contexts hold memory.
+    pub(super) n_sessions: usize,
     /// Keeps the list of resident experts between runs.
     pub(super) state_file: Option<StateFile>,
     pub(super) lending: Lending,
@@ -61,8 +69,6 @@ pub(super) struct Lending {
     pub(super) spare: u64,
     /// Bytes that slots can give up.
     pub(super) most: u64,
-    /// The size of the host's cache that was asked for.
-    pub(super) wanted: ExpertCache,
 }
 
 /// Expert tensors whose products have not reached us. All of them must, or the model is computed wrongly.

@@ -82,10 +82,14 @@ fn speeds(out: &mut String, report: &Report, forecast: &Forecast) -> std::fmt::R
         None => writeln!(out, "fits           all of it: llama.cpp runs by itself")?,
         Some(plan) => {
             let beside = plan.budget - plan.unused() - plan.expert_cache;
+            // While tokens decode, as the share.
+            let (cache, beside) = plan.decode.as_ref().map_or((plan.expert_cache, beside), |decode| {
+                (decode.expert_cache, beside - (plan.fixed.compute - decode.compute))
+            });
             writeln!(
                 out,
                 "memory         {} of experts ({:.0}), {} of all else",
-                Bytes(plan.expert_cache),
+                Bytes(cache),
                 Percent(forecast.share),
                 Bytes(beside)
             )?;

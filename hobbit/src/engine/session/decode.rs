@@ -77,11 +77,13 @@ impl Session {
         }
         let experts = Arc::clone(&self.model.shared.experts);
         calling::take_failure();
+        calling::take_compute_buffer();
         // SAFETY: the batch's arrays outlive the call.
         let (phase, tokens) = unsafe { (phase_of(&batch), tokens_of(&batch)) };
         let n_tokens = batch.n_tokens.unsigned_abs();
         if let Some(memories) = experts.memories().as_mut() {
             let first = tokens.len().min(self.options.n_ubatch as usize);
+            self.phases.begin(n_tokens, memories);
             memories.begin_batch(phase, n_tokens, &tokens[..first]);
         }
         if !batch.token.is_null() {
@@ -99,6 +101,7 @@ impl Session {
         let seconds = started.elapsed().as_secs_f64();
         if let Some(memories) = experts.memories().as_mut().filter(|_| code == 0) {
             memories.end_batch(phase, n_tokens, seconds);
+            self.phases.end(n_tokens, calling::take_compute_buffer(), memories);
         }
         if let Some(hook) = &self.hook {
             hook.lock().flush();

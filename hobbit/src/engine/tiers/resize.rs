@@ -5,6 +5,7 @@ use crate::engine::tier::Tier;
 use hobbit_core::cache::ShareId;
 use hobbit_core::expert::Precision;
 use hobbit_core::plan::ExpertCache;
+use hobbit_core::route::Phase;
 
 /// A share of the host's cache: its layer and number there, the bytes of its slots.
 type HostShare = (u16, u16, ShareId, u64);
@@ -16,10 +17,10 @@ impl Tiers {
         self.host_shares().into_iter().map(bytes).sum()
     }
 
-    /// Resizes the host's slots to `wanted`, at most their initial size. Pinned memory, and memory that a device
-    /// computes in, cannot be given back and stays as it is. Returns the bytes of the slots.
+    /// Resizes the host's slots to `wanted`, at most those of the plan. Pinned memory, and memory that a device computes
+    /// in, cannot be given back and stays as it is. Returns the bytes of the slots.
     pub(in super::super) fn resize_host(&mut self, wanted: ExpertCache) -> u64 {
-        self.lending.wanted = wanted;
+        self.wanted = wanted;
         self.fit_host();
         self.host_cache_bytes()
     }
@@ -31,30 +32,51 @@ impl Tiers {
             return Some(false);
         }
         let before = std::mem::replace(&mut self.lending.bytes, bytes);
-        let keeps_slots = self.lending.most == 0 || before.max(bytes) <= self.lending.spare;
+        let is_spare = self.lending.most == 0 || before.max(bytes) <= self.lending.spare;
+        let keeps_slots = is_spare && !(self.follows_phases() && self.phase.is_decode());
         (keeps_slots || self.fit_host()).then_some(true)
     }
 
-    /// Gives the host the slots that were asked for, less those whose memory is lent. False if experts in use kept
-    /// theirs.
+    /// Whether experts may have more slots while tokens decode.
+    pub(in super::super) fn follows_phases(&self) -> bool {
+        !self.prompt_slots.is_empty()
+    }
+
+    /// Gives the host the planned slots of a phase.
+    pub(in super::super) fn enter(&mut self, phase: Phase) {
+        if self.follows_phases() && self.phase != phase {
+            self.phase = phase;
+            self.fit_host();
+        }
+    }
+
+    /// Slots of a share in the current phase. While memory is lent, they are those of prompts: the plan lends from these.
+    fn planned_slots(&self, id: ShareId) -> u32 {
+        let most = self.host.cache().most_of_share(id);
+        let has_all = self.phase.is_decode() && self.lending.bytes == 0;
+        let of_prompts = self.prompt_slots.get(&id).filter(|_| !has_all);
+        of_prompts.map_or(most, |n| most.min(*n))
+    }
+
+    /// Gives the host the planned slots, at most those that were asked for, less those whose memory is lent. False if
+    /// experts in use kept theirs.
     fn fit_host(&mut self) -> bool {
         self.rest();
         self.host.quiesce();
         let shares = self.host_shares();
-        let most = |id| self.host.cache().most_of_share(id);
-        let planned: u64 = shares.iter().map(|&(_, _, id, stride)| u64::from(most(id)) * stride).sum();
+        let planned: u64 = shares.iter().map(|&(_, _, id, stride)| u64::from(self.planned_slots(id)) * stride).sum();
         let catalog = self.host.reads().catalog();
         let strides = catalog.layers.iter().flat_map(|layer| &layer.high);
         let all = strides.map(|version| catalog.classes[usize::from(version.class)].stride).sum();
-        let Lending { bytes: lent, spare, wanted, .. } = self.lending;
-        let bytes = bytes_of(wanted, planned - lent.saturating_sub(spare).min(planned), all);
+        let Lending { bytes: lent, spare, .. } = self.lending;
+        let bytes = bytes_of(self.wanted, planned - lent.saturating_sub(spare).min(planned), all);
         if self.tiers.iter().any(Tier::is_unified) || !self.has_staging() {
             return true;
         }
         let mut is_done = true;
         for (layer, share, id, _) in shares {
             let most = self.host.cache().most_of_share(id);
-            let n = (u128::from(most) * u128::from(bytes) / u128::from(planned.max(1))) as u32;
+            let n = (u128::from(self.planned_slots(id)) * u128::from(bytes) / u128::from(planned.max(1))) as u32;
             if !self.host.reads().is_discardable(id.pool) {
                 continue;
             }
@@ -62,6 +84,7 @@ impl Tiers {
                 is_done = false;
                 continue;
             }
+            self.host.reads().restore(layer, share, 0..n);
             // SAFETY: the slots are empty and can no longer be taken, nothing is being read, and no split is running,
             // for this value is borrowed mutably; devices have been waited for.
             unsafe { self.host.reads().discard(layer, share, n..most) };
@@ -132,13 +155,13 @@ impl Tiers {
     }
 }
 
-/// The requested bytes, at most `most`. `all`: bytes of every expert.
-fn bytes_of(wanted: ExpertCache, most: u64, all: u64) -> u64 {
+/// The requested bytes, at most `planned`. `all`: bytes of every expert.
+fn bytes_of(wanted: ExpertCache, planned: u64, all: u64) -> u64 {
     let bytes = match wanted {
-        ExpertCache::Auto => most,
+        ExpertCache::Auto => planned,
         ExpertCache::Bytes(bytes) => bytes,
         // As in the plan. Negative and undefined numbers become 0.
         ExpertCache::Percent(percent) => (all as f64 * percent / 100.0).round() as u64,
     };
-    bytes.min(most)
+    bytes.min(planned)
 }

@@ -1,0 +1,158 @@
+//! Slots follow the phase: decoding tokens get the memory that only prompts need.
+
+use std::cell::Cell;
+
+use anyhow::Result;
+use gguf_tools::synth::Spec;
+use hobbit::options::{PrecisionOptions, Repack};
+use hobbit::stats::{MemoryPlan, rss_bytes};
+use hobbit::{BatchToken, Budget, ExpertCache, IoMode, Model, ModelOptions, OpenError, Session, SessionOptions};
+use hobbit_core::plan::PlanError;
+
+use super::HYBRID;
+use crate::fixture::cases::{Case, all_architectures, case, part, recent};
+use crate::fixture::compare::{Placed, QUARTER, Reference, each, options, same};
+use crate::fixture::in_own_process;
+use crate::fixture::script::{Evaluate, Script};
+
+/// A session, with the slots and the resident bytes after each batch.
+struct Watched {
+    session: Session,
+    seen: Vec<(usize, u64, u64)>,
+}
+
+impl Watched {
+    fn plan(&self) -> &MemoryPlan {
+        self.session.plan()
+    }
+
+    fn slots(&self) -> u64 {
+        self.session.stats().layers.iter().map(|layer| u64::from(layer.slots)).sum()
+    }
+}
+
+impl Evaluate for Watched {
+    fn n_vocab(&self) -> usize {
+        Evaluate::n_vocab(&self.session)
+    }
+
+    fn evaluate(&mut self, batch: &[BatchToken]) -> Result<Vec<Vec<f32>>> {
+        let rows = Evaluate::evaluate(&mut self.session, batch)?;
+        self.seen.push((batch.len(), self.slots(), rss_bytes()));
+        Ok(rows)
+    }
+}
+
+/// 102 MiB of experts, so that llama.cpp cannot run the model alone, and wide ubatches with a large compute buffer.
+fn wide_case() -> Case {
+    let spec = Spec { layers: 8, experts: 32, topk: 4, embd: 256, ff: 512, seed: 31, ..Spec::tiny("qwen3moe") };
+    let case = case("qwen3moe", spec);
+    let options = SessionOptions { n_batch: 2048, n_ubatch: 2048, n_ctx: 2048, ..case.options };
+    Case { script: Script::Phases, options, ..case }
+}
+
+/// A session with about `more` bytes more than the least budget, and the budget. This process counts too, and what earlier
+/// models leave with its allocator, so that the first answer may be too low.
+fn tight(reference: &Reference, options: &ModelOptions, more: u64) -> (Watched, u64) {
+    let mut budget = 1 << 20;
+    for _ in 0..8 {
+        let options = ModelOptions { budget: Budget::Bytes(budget), ..options.clone() };
+        let opened = Model::open(&reference.path, &options);
+        match opened.and_then(|model| model.session(&reference.case.options)) {
+            Ok(session) => return (Watched { session, seen: Vec::new() }, budget),
+            Err(OpenError::Plan(PlanError::TooSmall { minimum, .. })) => budget = minimum + more,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    panic!("{budget} bytes are too few although they were asked for");
+}
+
+#[test]
+fn slots_grow_after_a_prompt_and_shrink_before_the_next() {
+    if !in_own_process("exactness::phases::slots_grow_after_a_prompt_and_shrink_before_the_next") {
+        return;
+    }
+    let case = wide_case();
+    let reference = Reference::new(&case, &Placed::default());
+    let (mut watched, budget) = tight(&reference, &options(ExpertCache::Auto), 16 << 20);
+    same(&reference.expected, &case.run(&mut watched).unwrap()).unwrap();
+    let plan = watched.plan().clone();
+    let decode = plan.decode.clone().unwrap_or_else(|| panic!("no slots more: {plan}"));
+    assert!(plan.n_slots + 8 < decode.n_slots, "{plan}");
+    let mut n_narrow = 0;
+    for &(n_tokens, slots, resident) in &watched.seen {
+        n_narrow = if n_tokens > 16 { 0 } else { n_narrow + 1 };
+        // 16 batches until the pages are given back, one more to see how many come back.
+        let expected = if n_narrow > 16 { decode.n_slots } else { plan.n_slots };
+        assert_eq!(slots, expected, "after {n_narrow} batches of few tokens");
+        assert!(resident <= budget, "{resident} bytes are resident, {budget} are allowed");
+    }
+    assert_eq!(watched.seen.iter().filter(|(_, slots, _)| *slots == decode.n_slots).count(), 2 * (44 + 1 - 16));
+    let stats = watched.session.stats();
+    assert!(stats.peak_rss_bytes <= budget, "{} bytes, {budget} are allowed", stats.peak_rss_bytes);
+
+    // The next session begins with a prompt, and two sessions have two compute buffers.
+    let model = watched.session.model().clone();
+    let mut second = Watched { session: model.session(&case.options).unwrap(), seen: Vec::new() };
+    assert_eq!(second.slots(), plan.n_slots);
+    same(&reference.expected, &case.run(&mut second).unwrap()).unwrap();
+    assert!(second.seen.iter().all(|(_, slots, _)| *slots == plan.n_slots));
+    drop(watched);
+    let mut third = Watched { session: model.session(&case.options).unwrap(), seen: Vec::new() };
+    drop(second);
+    same(&reference.expected, &case.run(&mut third).unwrap()).unwrap();
+    assert_eq!(third.slots(), decode.n_slots);
+    // Half of them, whatever the phase.
+    let half = model.set_host_cache(ExpertCache::Bytes(model.host_cache_bytes() / 2));
+    assert!(half > 0 && third.slots() <= decode.n_slots / 2, "{} slots", third.slots());
+    model.set_host_cache(ExpertCache::Auto);
+    assert_eq!(third.slots(), decode.n_slots);
+}
+
+/// Recurrent states, latent attention, windows: no graph needs what a batch left in the compute buffer.
+#[test]
+fn no_architecture_needs_a_discarded_buffer() {
+    if !in_own_process("exactness::phases::no_architecture_needs_a_discarded_buffer") {
+        return;
+    }
+    let hybrid = all_architectures().into_iter().chain(recent()).filter(|case| HYBRID.contains(&case.name.as_str()));
+    let plain = part(0, 6).into_iter().chain(recent().into_iter().step_by(4));
+    let n_grown = Cell::new(0);
+    each(hybrid.chain(plain), |case| {
+        let wide = SessionOptions { n_batch: 2048, n_ubatch: 2048, n_ctx: 2048, ..case.options.clone() };
+        let case = Case { script: Script::Phases, options: wide, ..case };
+        let reference = Reference::new(&case, &Placed::default());
+        // Any flag about reading keeps llama.cpp from running the model alone.
+        let options = ModelOptions { io: IoMode::Buffered, repack: Repack::Off, ..options(ExpertCache::Auto) };
+        let (mut watched, _) = tight(&reference, &options, 1 << 19);
+        let result = case.run(&mut watched).and_then(|found| same(&reference.expected, &found));
+        let n_slots = watched.plan().n_slots;
+        n_grown.set(n_grown.get() + u32::from(watched.seen.iter().any(|(_, slots, _)| *slots > n_slots)));
+        reference.failure("with slots that follow the phase", result).into_iter().collect()
+    });
+    assert!(n_grown.get() > 12, "slots followed the phase in {} architectures", n_grown.get());
+}
+
+#[test]
+fn slots_that_were_asked_for_and_repeatable_runs_stay_as_they_are() {
+    if !in_own_process("exactness::phases::slots_that_were_asked_for_and_repeatable_runs_stay_as_they_are") {
+        return;
+    }
+    let case = wide_case();
+    let reference = Reference::new(&case, &Placed::default());
+    let deterministic = PrecisionOptions { deterministic: true, ..PrecisionOptions::default() };
+    let trace = reference.dir.path().join("trace");
+    let auto = options(ExpertCache::Auto);
+    let open = |cache| Model::open(&reference.path, &options(cache)).unwrap().session(&case.options).unwrap();
+    let fixed = [
+        Watched { session: open(QUARTER), seen: Vec::new() },
+        tight(&reference, &ModelOptions { precision: deterministic, ..auto.clone() }, 16 << 20).0,
+        tight(&reference, &ModelOptions { trace: Some(trace), ..auto }, 16 << 20).0,
+    ];
+    for mut watched in fixed {
+        same(&reference.expected, &case.run(&mut watched).unwrap()).unwrap();
+        let n_slots = watched.plan().n_slots;
+        assert!(watched.plan().decode.is_none() && !watched.plan().is_fully_resident(), "{}", watched.plan());
+        assert!(watched.seen.iter().all(|(_, slots, _)| *slots == n_slots), "{}", watched.plan());
+    }
+}
