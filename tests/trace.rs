@@ -197,7 +197,10 @@ fn the_replay_of_a_warm_run_begins_as_warm() {
 
 fn with_predictor(predictor: PredictorKind, prefetch: Prefetch, path: &Path) -> ModelOptions {
     let base = options(PolicyKind::Lru, Some(path));
-    ModelOptions { caching: CachingOptions { predictor: Some(predictor), prefetch, distance: 3, ..base.caching }, ..base }
+    ModelOptions {
+        caching: CachingOptions { predictor: Some(predictor), prefetch, distance: 3, ..base.caching },
+        ..base
+    }
 }
 
 #[test]

@@ -331,8 +331,7 @@ impl WorldArgs {
         };
         let tries = self.prefetch == options::Prefetch::Auto;
         let prefetch = Prefetch { distance_max: self.distance.max(1), shield: !self.no_shield, pace, tries };
-        let is_on = predictor != PredictedBy::Predictor(PredictorKind::None)
-            && self.prefetch != options::Prefetch::Off;
+        let is_on = predictor != PredictedBy::Predictor(PredictorKind::None) && self.prefetch != options::Prefetch::Off;
         Config { predictor, prefetch: is_on.then_some(prefetch), ..config.clone() }
     }
 }

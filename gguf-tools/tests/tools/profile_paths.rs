@@ -42,8 +42,11 @@ fn session(model: &Model) -> hobbit::Session {
 
 /// Prefetches by a table: of this file, or of the model itself.
 fn looking_ahead(table: Option<&Path>) -> ModelOptions {
-    let caching =
-        CachingOptions { predictor: Some(PredictorKind::PathTable), prefetch: Prefetch::On, ..CachingOptions::default() };
+    let caching = CachingOptions {
+        predictor: Some(PredictorKind::PathTable),
+        prefetch: Prefetch::On,
+        ..CachingOptions::default()
+    };
     ModelOptions {
         caching,
         path_table: table.map(Path::to_owned),

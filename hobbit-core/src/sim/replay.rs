@@ -335,12 +335,8 @@ fn lookahead(recording: &Recording, config: &Config, prefetch: Prefetch) -> resi
         PredictedBy::Oracle => oracle(recording, shape.clone(), None, |_| true),
         PredictedBy::Partly(percent) => oracle(recording, shape.clone(), Some(percent), |_| true),
     };
-    let options = LookaheadOptions {
-        shape,
-        distance_max: prefetch.distance_max,
-        shields: prefetch.shield,
-        hides_waits: false,
-    };
+    let options =
+        LookaheadOptions { shape, distance_max: prefetch.distance_max, shields: prefetch.shield, hides_waits: false };
     let governor = if prefetch.tries { Governor::new(GovernorOptions::default()) } else { Governor::fixed(true) };
     residency::Lookahead::new(predictor, planner(config), governor, options)
 }

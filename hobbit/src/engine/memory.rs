@@ -29,7 +29,7 @@ use hobbit_core::expert::Precision;
 use hobbit_core::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
 use hobbit_core::load::{Loader, LoaderOptions};
 use hobbit_core::options::{
-    CachingOptions, DeviceOptions, PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts,
+    DeviceOptions, PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts,
 };
 use hobbit_core::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, RunMode, StagingWish};
 use hobbit_core::predict::{self, PredictorKind, TokenRoutes};
@@ -362,7 +362,11 @@ fn prefetch_options(model: &Model, precisions: &Precisions) -> PrefetchOptions {
         true => Thresholds { t1: 1.0, t2: 1.0 },
         false => precisions.thresholds,
     };
-    PrefetchOptions { thresholds, pace: model.shared.options.caching.prefetch.pace(model.predictor()), ..PrefetchOptions::default() }
+    PrefetchOptions {
+        thresholds,
+        pace: model.shared.options.caching.prefetch.pace(model.predictor()),
+        ..PrefetchOptions::default()
+    }
 }
 
 /// The file that keeps the resident set between runs, if requested.

@@ -258,7 +258,8 @@ impl Model {
 
     /// The predictor in effect.
     pub(super) fn predictor(&self) -> PredictorKind {
-        let default = if self.shared.placement.is_empty() { self.shared.options.predictor() } else { PredictorKind::None };
+        let default =
+            if self.shared.placement.is_empty() { self.shared.options.predictor() } else { PredictorKind::None };
         self.shared.options.caching.predictor.unwrap_or(default)
     }
 

@@ -129,7 +129,10 @@ enum State {
     /// Tokens since the trial began.
     Trial(u32),
     /// Tokens until the next one, and until the last one has paid for itself.
-    Rest { left: u32, owed: u32 },
+    Rest {
+        left: u32,
+        owed: u32,
+    },
 }
 
 /// The mean of measured seconds.

@@ -132,7 +132,8 @@ impl Layer {
             self.examples_age = 0;
         }
         // A sequence that went back to earlier tokens does not tell how many they were.
-        self.n_tokens = self.token.map_or(Some(token.saturating_add(1)), |before| token.checked_sub(before)).unwrap_or(1);
+        self.n_tokens =
+            self.token.map_or(Some(token.saturating_add(1)), |before| token.checked_sub(before)).unwrap_or(1);
         (self.token, self.n_rows, self.weight, self.n_used) = (Some(token), 0, 0.0, 0);
         self.probabilities.clear();
         std::mem::swap(&mut self.used, &mut self.used_before);

@@ -141,7 +141,8 @@ fn a_batch_tells_which_of_its_tokens_used_an_expert_last() {
         63 => token(&mut one_by_one, time, &[2]),
         _ => token(&mut one_by_one, time, &[3]),
     });
-    let ages = |learned: &Learned| [0, 1, 2].map(|index| learned.layers[3].features(index, &learned.rates)[9..11].to_vec());
+    let ages =
+        |learned: &Learned| [0, 1, 2].map(|index| learned.layers[3].features(index, &learned.rates)[9..11].to_vec());
     assert_eq!(ages(&learned), ages(&one_by_one));
 }
 

@@ -101,7 +101,9 @@ fn trials_become_rare_and_cost_little() {
 /// token's time, in the mean of a hundred runs.
 #[test]
 fn a_longer_text_is_at_most_one_percent_behind() {
-    for (on, off) in [(1.0, 1.0), (1.03, 1.0), (1.06, 1.0), (1.15, 1.0), (1.5, 1.0), (0.97, 1.0), (0.9, 1.0), (0.7, 1.0)] {
+    for (on, off) in
+        [(1.0, 1.0), (1.03, 1.0), (1.06, 1.0), (1.15, 1.0), (1.5, 1.0), (0.97, 1.0), (0.9, 1.0), (0.7, 1.0)]
+    {
         for (deviation, lasting) in [(0.03, 0.0), (0.1, 0.0), (0.1, 0.6), (0.3, 0.0)] {
             let mut losses: Vec<f64> =
                 (0..100).map(|seed| loss(4096, on, off, Noise::new(seed, deviation, lasting))).collect();
