@@ -206,12 +206,13 @@ impl FromStr for KvOverride {
 
 impl ModelOptions {
     /// The predictor in effect without devices: the given one, else [`PredictorKind::StackedGate`] where
-    /// [`Prefetch::Auto`] tries it. That depends on the speed of reads, so not in traced and deterministic runs, and
-    /// not on recorded routes, which routers cannot predict.
+    /// [`Prefetch::Auto`] tries it. That depends on the speed of reads, so not in traced and deterministic runs; not
+    /// beside the trials of a target latency, and not on recorded routes, which routers cannot predict.
     pub fn predictor(&self) -> PredictorKind {
         let is_tried = self.caching.prefetch == Prefetch::Auto
             && self.trace.is_none()
             && self.routes.is_none()
+            && self.routing.target_latency.is_none()
             && !self.precision.deterministic;
         self.caching.predictor.unwrap_or(if is_tried { PredictorKind::StackedGate } else { PredictorKind::None })
     }
@@ -252,6 +253,8 @@ impl ModelOptions {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -267,6 +270,10 @@ mod tests {
         let others = [
             ModelOptions { trace: Some("a.trace".into()), ..base.clone() },
             ModelOptions { routes: Some(RouteOptions { trace: "a.trace".into(), recall: 0.8 }), ..base.clone() },
+            ModelOptions {
+                routing: RoutingOptions { target_latency: Some(Duration::from_millis(80)), ..base.routing.clone() },
+                ..base.clone()
+            },
             ModelOptions { precision: PrecisionOptions { deterministic: true, ..base.precision }, ..base },
         ];
         for options in others {

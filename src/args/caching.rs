@@ -36,8 +36,8 @@ pub struct CachingArgs {
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PROFILE")]
     pub profile: Option<PathBuf>,
     /// Predictor of the experts that the next layers will use: none, stacked-gate, cross-layer, path-table or previous
-    /// (default: stacked-gate in trials, see --prefetch auto; none on devices, with --deterministic, --trace or
-    /// --routes)
+    /// (default: stacked-gate in trials, see --prefetch auto; none on devices, with --deterministic, --target-latency,
+    /// --trace or --routes)
     #[arg(long, value_name = "NAME", env = "HOBBIT_ARG_PREDICTOR")]
     pub predictor: Option<PredictorKind>,
     /// Table of --predictor path-table, made by gguf-tools profile --path-table [default: the pack's]
