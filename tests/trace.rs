@@ -25,7 +25,7 @@ fn options(policy: PolicyKind, trace: Option<&Path>) -> ModelOptions {
         budget: Budget::Bytes(4 << 30),
         expert_cache: ExpertCache::Percent(50.0),
         // The time at which a read ahead lands decides residency, and a replay does not know it.
-        caching: CachingOptions { policy, predictor: PredictorKind::None, ..CachingOptions::default() },
+        caching: CachingOptions { policy, predictor: Some(PredictorKind::None), ..CachingOptions::default() },
         trace: trace.map(Path::to_owned),
         device: DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() },
         ..ModelOptions::default()
@@ -197,7 +197,10 @@ fn the_replay_of_a_warm_run_begins_as_warm() {
 
 fn with_predictor(predictor: PredictorKind, prefetch: Prefetch, path: &Path) -> ModelOptions {
     let base = options(PolicyKind::Lru, Some(path));
-    ModelOptions { caching: CachingOptions { predictor, prefetch, distance: 3, ..base.caching }, ..base }
+    ModelOptions {
+        caching: CachingOptions { predictor: Some(predictor), prefetch, distance: 3, ..base.caching },
+        ..base
+    }
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn options(percent: f64, policy: PolicyKind, state: Option<&Path>) -> ModelOptio
         budget: Budget::Bytes(4 << 30),
         expert_cache: ExpertCache::Percent(percent),
         // Reads ahead would make residency depend on time.
-        caching: CachingOptions { policy, predictor: PredictorKind::None, ..CachingOptions::default() },
+        caching: CachingOptions { policy, predictor: Some(PredictorKind::None), ..CachingOptions::default() },
         cache_state: state.map(Path::to_owned),
         device: DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() },
         ..ModelOptions::default()

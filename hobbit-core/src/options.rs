@@ -208,6 +208,18 @@ impl FromStr for KvOverride {
 }
 
 impl ModelOptions {
+    /// The predictor in effect without devices: the given one, else [`PredictorKind::StackedGate`] where
+    /// [`Prefetch::Auto`] tries it. That depends on the speed of reads, so not in traced and deterministic runs; not
+    /// beside the trials of a target latency, and not on recorded routes, which routers cannot predict.
+    pub fn predictor(&self) -> PredictorKind {
+        let is_tried = self.caching.prefetch == Prefetch::Auto
+            && self.trace.is_none()
+            && self.routes.is_none()
+            && self.routing.target_latency.is_none()
+            && !self.precision.deterministic;
+        self.caching.predictor.unwrap_or(if is_tried { PredictorKind::StackedGate } else { PredictorKind::None })
+    }
+
     /// Checks that a run of `model` with these options overwrites no other data; `more` are the files that the program
     /// itself writes and reads. Errors use `name` to name the option of a file, such as `trace`. See [`files::check`].
     pub fn check_outputs_with(
@@ -244,7 +256,35 @@ impl ModelOptions {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    #[test]
+    fn the_stacked_gate_is_tried_where_no_option_forbids_it() {
+        let caching = |predictor, prefetch| CachingOptions { predictor, prefetch, ..CachingOptions::default() };
+        let of = |caching| ModelOptions { caching, ..ModelOptions::default() };
+        assert_eq!(of(caching(None, Prefetch::Auto)).predictor(), PredictorKind::StackedGate);
+        for prefetch in [Prefetch::On, Prefetch::All, Prefetch::Off] {
+            assert_eq!(of(caching(None, prefetch)).predictor(), PredictorKind::None, "{prefetch}");
+        }
+        let given = Some(PredictorKind::Previous);
+        let base = of(caching(None, Prefetch::Auto));
+        let others = [
+            ModelOptions { trace: Some("a.trace".into()), ..base.clone() },
+            ModelOptions { routes: Some(RouteOptions { trace: "a.trace".into(), recall: 0.8 }), ..base.clone() },
+            ModelOptions {
+                routing: RoutingOptions { target_latency: Some(Duration::from_millis(80)), ..base.routing.clone() },
+                ..base.clone()
+            },
+            ModelOptions { precision: PrecisionOptions { deterministic: true, ..base.precision }, ..base },
+        ];
+        for options in others {
+            assert_eq!(options.predictor(), PredictorKind::None);
+            let options = ModelOptions { caching: caching(given, Prefetch::Auto), ..options };
+            assert_eq!(Some(options.predictor()), given);
+        }
+    }
 
     #[test]
     fn overrides() {

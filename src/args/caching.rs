@@ -36,13 +36,15 @@ pub struct CachingArgs {
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PROFILE")]
     pub profile: Option<PathBuf>,
     /// Predictor of the experts that the next layers will use: none, stacked-gate, cross-layer, path-table or previous
-    #[arg(long, value_name = "NAME", default_value_t, env = "HOBBIT_ARG_PREDICTOR")]
-    pub predictor: PredictorKind,
+    /// (default: stacked-gate in trials, see --prefetch auto; none on devices, with --deterministic, --target-latency,
+    /// --trace or --routes)
+    #[arg(long, value_name = "NAME", env = "HOBBIT_ARG_PREDICTOR")]
+    pub predictor: Option<PredictorKind>,
     /// Table of --predictor path-table, made by gguf-tools profile --path-table [default: the pack's]
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PATH_TABLE")]
     pub path_table: Option<PathBuf>,
-    /// Read predicted experts before they are needed: while that is measured to help (auto), always those that are
-    /// worth their read (on), every one as the papers do (all), or never
+    /// Read predicted experts before they are needed: while tokens are faster with it, as measured in short trials
+    /// (auto), always those that are worth their read (on), every one as the papers do (all), or never
     #[arg(long, value_name = "auto|on|all|off", default_value_t, env = "HOBBIT_ARG_PREFETCH")]
     pub prefetch: Prefetch,
     /// How many layers ahead to look at most
@@ -94,9 +96,9 @@ impl CachingArgs {
     /// The file of the path table.
     pub fn path_table(&self) -> Result<Option<PathBuf>> {
         ensure!(
-            self.path_table.is_none() || self.predictor == PredictorKind::PathTable,
-            "--path-table is for --predictor path-table, found --predictor {}; give that too, or leave the table away",
-            self.predictor
+            self.path_table.is_none() || self.predictor == Some(PredictorKind::PathTable),
+            "--path-table is for --predictor path-table, found {}; give that too, or leave the table away",
+            self.predictor.map_or("none".into(), |kind| format!("--predictor {kind}"))
         );
         Ok(self.path_table.clone())
     }

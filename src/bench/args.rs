@@ -385,7 +385,8 @@ mod tests {
             assert!(typed.engine.iter().any(|found| found == list), "{list:?} in {:?}", typed.engine);
         }
         let (args, notes) = expert_args(&["--preset=hobbit".into(), "--policy=lru".into()]).unwrap();
-        assert_eq!((args.caching.policy.name(), args.caching.predictor.name()), ("lru", "stacked-gate"));
+        let predictor = args.caching.predictor.map(|kind| kind.name());
+        assert_eq!((args.caching.policy.name(), predictor), ("lru", Some("stacked-gate")));
         assert!(notes[0].to_string().starts_with("preset hobbit: --expert-slots even "));
     }
 

@@ -137,7 +137,7 @@ impl Engine for Hobbit {
             hobbit_n_expert_used: Some(info.n_expert_used),
             hobbit_precision: Some(self.session.precision().mode.to_string()),
             hobbit_policy: Some(self.session.caching().policy.clone()),
-            hobbit_predictor: Some(self.caching.predictor.to_string()),
+            hobbit_predictor: Some(self.caching.predictor.map_or("auto".into(), |kind| kind.to_string())),
             hobbit_prefetch: Some(self.caching.prefetch.to_string()),
             hobbit_kernels: Some(kernels.choice.to_string()),
             more: More {

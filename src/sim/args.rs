@@ -9,9 +9,8 @@ use clap::{Parser, Subcommand};
 use crate::args::{bytes, number, percent, strength};
 use crate::argv::Switch;
 use crate::manuals::PagesArgs;
-use hobbit::options::{PrecisionMode, VirtualUpdate};
+use hobbit::options::{self, PrecisionMode, VirtualUpdate};
 use hobbit_core::cache::policy::{PolicyKind, Weights};
-use hobbit_core::load::prefetch::Pace;
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::route::{Shares, Thresholds};
 use hobbit_core::sim::{Budget, Compute, Config, Eviction, PredictedBy, Prefetch, Recording, Slots, path_table};
@@ -236,9 +235,10 @@ pub struct WorldArgs {
     /// Let predicted experts be evicted
     #[arg(long)]
     pub no_shield: bool,
-    /// Read every guess, as --prefetch all of the programs does, by the rule of the predictor's paper
-    #[arg(long)]
-    pub late: bool,
+    /// Read guesses that are worth it (on), the same while virtual time is saved by it, which trials find out (auto),
+    /// or every guess by the rule of the predictor's paper (all), as the programs do
+    #[arg(long, value_name = "auto|on|all", default_value = "on")]
+    pub prefetch: options::Prefetch,
     /// Bytes per second of the file
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     pub link: Option<u64>,
@@ -326,12 +326,12 @@ impl WorldArgs {
     /// Adds a predictor.
     pub fn with_predictor(&self, config: &Config, predictor: PredictedBy) -> Config {
         let pace = match predictor {
-            _ if !self.late => Pace::Timed,
-            PredictedBy::Predictor(kind) => Pace::of_paper(kind),
-            PredictedBy::Oracle | PredictedBy::Partly(_) => Pace::All,
+            PredictedBy::Predictor(kind) => self.prefetch.pace(kind),
+            PredictedBy::Oracle | PredictedBy::Partly(_) => self.prefetch.pace(PredictorKind::StackedGate),
         };
-        let prefetch = Prefetch { distance_max: self.distance.max(1), shield: !self.no_shield, pace };
-        let is_on = predictor != PredictedBy::Predictor(PredictorKind::None);
+        let tries = self.prefetch == options::Prefetch::Auto;
+        let prefetch = Prefetch { distance_max: self.distance.max(1), shield: !self.no_shield, pace, tries };
+        let is_on = predictor != PredictedBy::Predictor(PredictorKind::None) && self.prefetch != options::Prefetch::Off;
         Config { predictor, prefetch: is_on.then_some(prefetch), ..config.clone() }
     }
 }

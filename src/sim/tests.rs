@@ -111,7 +111,7 @@ fn baselines_of_the_papers() {
     assert_eq!(rows(&["--policy", "edgemoe", "--allocation", "global"]), global, "the older name");
     let dropped = rows(&["--policy", "lru", "--drop", "0.9"]);
     assert_eq!(dropped[0]["routing"], "missing below 0.9 left out", "{dropped:?}");
-    let read = rows(&["--policy", "lru", "--predictor", "path-table", "--calibration", &other, "--late"]);
+    let read = rows(&["--policy", "lru", "--predictor", "path-table", "--calibration", &other, "--prefetch", "all"]);
     assert!(read[0]["outcome"]["prefetch"]["useful"].as_u64().unwrap() > 0, "{}", read[0]);
     let error = hobbit_sim(&["replay", &file, "--predictor", "path-table"]).unwrap_err().to_string();
     assert!(error.contains("--calibration FILES"), "{error}");

@@ -21,7 +21,13 @@ use super::places::compare_with;
 use super::{assert_sound, early, late, on, register};
 
 fn always(predictor: PredictorKind, policy: PolicyKind) -> CachingOptions {
-    CachingOptions { policy, predictor, prefetch: Prefetch::On, distance: 3, ..CachingOptions::default() }
+    CachingOptions {
+        policy,
+        predictor: Some(predictor),
+        prefetch: Prefetch::On,
+        distance: 3,
+        ..CachingOptions::default()
+    }
 }
 
 /// A device to which copies take next to no virtual time: all that is predicted is worth copying.
@@ -90,8 +96,12 @@ fn promoted(cpu_helper: CpuHelper, link_bandwidth: f64, phases: &[(hobbit::Token
     let spec = Spec { layers: 3, experts: 16, topk: N_SLOTS as u32, seed: 3, ..Spec::tiny("qwen3moe") };
     let path = write(dir.path(), &spec);
     let device = register(Options { link_bandwidth, compute_bandwidth: COMPUTE, ..early() });
-    let caching =
-        CachingOptions { policy: PolicyKind::Lru, predictor: PredictorKind::None, fill: false, ..Default::default() };
+    let caching = CachingOptions {
+        policy: PolicyKind::Lru,
+        predictor: Some(PredictorKind::None),
+        fill: false,
+        ..Default::default()
+    };
     let device_options = DeviceOptions { cache: QUARTER, cpu_helper, ..on(&[&device]) };
     let options = ModelOptions { caching, device: device_options, ..options(ALL) };
     let settings = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };

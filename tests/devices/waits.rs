@@ -31,7 +31,7 @@ fn model_case() -> Case {
 }
 
 fn caching(policy: PolicyKind, slots: Allocation) -> CachingOptions {
-    CachingOptions { policy, slots, predictor: PredictorKind::None, ..CachingOptions::default() }
+    CachingOptions { policy, slots, predictor: Some(PredictorKind::None), ..CachingOptions::default() }
 }
 
 fn model_options(device: &Device, cache: ExpertCache, caching: CachingOptions) -> ModelOptions {

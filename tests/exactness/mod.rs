@@ -200,7 +200,7 @@ fn any_order_of_answers() {
 fn recorded_routes() {
     let used_early = ["llama4", "grovemoe"];
     let mut all = [ALL, QUARTER, NONE, HALF].map(|size| ModelOptions { repack: Repack::Off, ..options(size) });
-    all[3].caching.predictor = PredictorKind::StackedGate;
+    all[3].caching.predictor = Some(PredictorKind::StackedGate);
     let cases = all_architectures().into_iter().chain(cases::two_sequences()).chain(cases::known(&HYBRID));
     let cases = cases.filter(|case| !used_early.contains(&case.name.as_str()));
     each(cases, |case| routing::check_recorded(&case, &[], &all));

@@ -94,7 +94,7 @@ fn check_variant(reference: &Reference, variant: &Variant, paths: Option<&Path>)
     let even = CachingOptions { slots: variant.slots, ..CachingOptions::default() };
     let caching = match variant.ahead {
         None => even,
-        Some(predictor) => {
+        predictor => {
             let policy = PolicyKind::Learned;
             CachingOptions { policy, predictor, prefetch: Prefetch::On, distance: 3, ..even }
         }

@@ -42,8 +42,11 @@ fn session(model: &Model) -> hobbit::Session {
 
 /// Prefetches by a table: of this file, or of the model itself.
 fn looking_ahead(table: Option<&Path>) -> ModelOptions {
-    let caching =
-        CachingOptions { predictor: PredictorKind::PathTable, prefetch: Prefetch::On, ..CachingOptions::default() };
+    let caching = CachingOptions {
+        predictor: Some(PredictorKind::PathTable),
+        prefetch: Prefetch::On,
+        ..CachingOptions::default()
+    };
     ModelOptions {
         caching,
         path_table: table.map(Path::to_owned),
@@ -75,7 +78,7 @@ fn a_profiled_table_predicts_from_a_file_and_from_a_pack() {
     profiled(&table);
     let demo = demo();
 
-    let caching = CachingOptions { predictor: PredictorKind::None, ..CachingOptions::default() };
+    let caching = CachingOptions { predictor: Some(PredictorKind::None), ..CachingOptions::default() };
     let (expected, none) = decode(&demo, &ModelOptions { caching, ..looking_ahead(None) });
     assert_eq!(none, None);
     let (logits, recall) = decode(&demo, &looking_ahead(Some(&table)));

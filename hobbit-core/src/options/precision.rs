@@ -119,7 +119,7 @@ named!(KernelChoice, "choice of kernels": Identical = "identical", Fastest = "fa
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Prefetch {
-    /// As long as tokens wait less with it.
+    /// While tokens are faster with it, as measured in trials.
     #[default]
     Auto,
     On,
@@ -150,8 +150,8 @@ pub struct CachingOptions {
     pub weights: Option<Weights>,
     /// How slots are divided among layers. [`Allocation::ByPenalty`] needs a profile, or a pack with one.
     pub slots: Allocation,
-    /// Predictor of later layers' experts.
-    pub predictor: PredictorKind,
+    /// Predictor of later layers' experts. `None`: [`super::ModelOptions::predictor`].
+    pub predictor: Option<PredictorKind>,
     /// Whether predicted experts are read ahead.
     pub prefetch: Prefetch,
     /// Maximum layers to look ahead.

@@ -30,8 +30,8 @@ pub struct LookaheadOptions {
     pub distance_max: u8,
     /// Predicted experts are kept from eviction until their layer has run.
     pub shields: bool,
-    /// Whole tokens are compared to see whether it pays: not all that delays them are waits for reads.
-    pub compares_tokens: bool,
+    /// Not all that delays tokens are waits for reads: prefetching is tried even where they hardly wait.
+    pub hides_waits: bool,
 }
 
 /// Predictor and planner of prefetches, and their measurements.
@@ -98,9 +98,8 @@ impl Lookahead {
     }
 
     /// Layers whose routers the predictor asks about the running layer's input.
-    fn layers_to_score(&self, layer: u16, is_watched: bool) -> Vec<Later> {
-        // Routers' products take time, which is saved while prefetching is given up.
-        if !self.predictor.needs_scores() || self.governor.has_given_up() && !is_watched {
+    fn layers_to_score(&self, layer: u16) -> Vec<Later> {
+        if !self.predictor.needs_scores() {
             return Vec::new();
         }
         let target = |distance| self.options.shape.target(layer, distance).map(|(target, ..)| (distance, target));
@@ -178,20 +177,24 @@ fn union(tokens: &[Vec<(u16, f32)>]) -> Vec<(u16, f32)> {
 }
 
 impl<R: Reads, O: Observer> Residency<R, O> {
+    /// The lookahead while it makes predictions. Routers' products take time, which is saved while prefetching is off.
+    fn predicting(&self) -> Option<&Lookahead> {
+        self.background.lookahead.as_ref().filter(|own| own.governor.predicts() || self.observer.is_watching())
+    }
+
     /// Whether tokens are looked ahead of while they are decoded: not where they use only what is there.
     pub fn looks_ahead(&self) -> bool {
-        self.background.lookahead.is_some() && self.background.virtual_experts.is_none()
+        self.predicting().is_some() && self.background.virtual_experts.is_none()
     }
 
     /// Whether the next layers' routers are to be asked.
     pub fn asks_routers(&self) -> bool {
-        self.background.lookahead.as_ref().is_some_and(|lookahead| lookahead.predictor.needs_scores())
+        self.predicting().is_some_and(|lookahead| lookahead.predictor.needs_scores())
     }
 
     /// Later layers whose routers are to score the running layer's input.
     pub(super) fn layers_to_score(&self, layer: u16) -> Vec<Later> {
-        let of = |own: &Lookahead| own.layers_to_score(layer, self.observer.is_watching());
-        self.background.lookahead.as_ref().map_or(Vec::new(), of)
+        self.background.lookahead.as_ref().map_or(Vec::new(), |own| own.layers_to_score(layer))
     }
 
     /// After the choice of a layer's router for a batch that decodes, and the `step` made of it: shields what comes
@@ -222,8 +225,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let chosen = tokens.used.as_ref().unwrap_or(&tokens.wanted);
         let used: Vec<Version> = step.versions().collect();
         lookahead.prefetcher.estimates.observe_uses(step.n_hits, used.len() as u64);
-        let settled = lookahead.prefetcher.settle(layer, chosen, &used, waited > 0);
-        lookahead.governor.account(settled.saved_seconds, settled.delayed_seconds);
+        lookahead.prefetcher.settle(layer, chosen, &used, waited > 0);
         let ahead = lookahead.look(layer, cache, staging, layout, devices);
         cache.unshield_all();
         cache.shield(certain.iter().flat_map(Certain::expected));
@@ -277,7 +279,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     }
 
     /// A batch is over.
-    pub(super) fn lookahead_end_batch(&mut self, phase: Phase, seconds: f64) {
+    pub(super) fn lookahead_end_batch(&mut self, phase: Phase, n_tokens: u32, seconds: f64) {
         let Some(lookahead) = &mut self.background.lookahead else { return };
         let stats = self.in_flight.reader.stats();
         let now = (self.counts.all.wait_seconds, stats.bytes, stats.busy.as_secs_f64());
@@ -286,7 +288,11 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         lookahead.chose = None;
         lookahead.recall.forget_expected();
         if phase.is_decode() {
-            lookahead.governor.end_token(if lookahead.options.compares_tokens { seconds } else { now.0 - waited });
+            let waited = if lookahead.options.hides_waits { seconds } else { now.0 - waited };
+            let per_token = f64::from(n_tokens.max(1));
+            lookahead.governor.end_token(seconds / per_token, waited / per_token);
+        } else {
+            lookahead.governor.interrupt();
         }
         lookahead.prefetcher.abandon();
         self.cache.unshield_all();

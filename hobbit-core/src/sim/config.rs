@@ -98,6 +98,8 @@ pub struct Prefetch {
     pub shield: bool,
     /// Which predicted experts that are missing are read: [`Pace::Timed`], or [`Pace::of_paper`].
     pub pace: Pace,
+    /// Whether trials decide when it is on, by virtual time. Predictions take none.
+    pub tries: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -156,10 +158,12 @@ impl Config {
         let host = |key: &str| recording.header.host.get(key).copied().filter(|value| *value >= 0.0);
         let is_read_ahead = predictor != PredictedBy::Predictor(PredictorKind::None) && settings.prefetch != "off";
         let distance_max = if settings.distance > 0 { settings.distance } else { Prefetch::default().distance_max };
-        let pace = match (settings.prefetch.parse(), predictor) {
-            (Ok(options::Prefetch::All), PredictedBy::Predictor(kind)) => Pace::of_paper(kind),
-            _ => Pace::Timed,
+        let recorded: options::Prefetch = settings.prefetch.parse().unwrap_or_default();
+        let pace = match predictor {
+            PredictedBy::Predictor(kind) => recorded.pace(kind),
+            PredictedBy::Oracle | PredictedBy::Partly(_) => Pace::Timed,
         };
+        let tries = recorded == options::Prefetch::Auto;
         let default = LinkModel::default();
         let link = LinkModel {
             bytes_per_second: host("link_bytes_per_second")
@@ -185,7 +189,7 @@ impl Config {
             virtual_experts: (settings.routing.virtual_experts != VirtualExperts::Off)
                 .then_some(settings.routing.virtual_update),
             drop: settings.routing.drop,
-            prefetch: is_read_ahead.then_some(Prefetch { distance_max, pace, ..Prefetch::default() }),
+            prefetch: is_read_ahead.then_some(Prefetch { distance_max, pace, tries, ..Prefetch::default() }),
             predictor,
             link,
             compute: Compute::Recorded,

@@ -12,7 +12,7 @@ use super::recording::{Batch, Event, Recording, chosen, need_order, scores_at, s
 use crate::cache::policy::{self, Belady, Hobbit, Policy, Shape, Upcoming};
 use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SavedCache, SliceKinds};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
-use crate::load::prefetch::{Estimates, Governor, Pace, PrefetchOptions, Prefetcher};
+use crate::load::prefetch::{Estimates, Governor, GovernorOptions, Pace, PrefetchOptions, Prefetcher};
 use crate::options::{PrecisionMode, PrecisionOptions};
 use crate::predict::RouterScores;
 use crate::predict::{self, Predictor};
@@ -130,10 +130,8 @@ impl<'a> Replay<'a> {
         for record in &batch.layers {
             self.layer(batch, record);
         }
-        // Only virtual experts depend on the time of tokens.
-        let took = |now: f64| if self.config.virtual_experts.is_some() { now - started } else { 0.0 };
-        self.residency.end_batch(batch.phase, batch.n_tokens, took(self.residency.reads().seconds()));
         let seconds = self.residency.reads().seconds() - started;
+        self.residency.end_batch(batch.phase, batch.n_tokens, seconds);
         let (rerouted, bytes) =
             (self.residency.counters().rerouted - before.0, self.residency.reads().bytes - before.1);
         let phase = self.residency.observer_mut().outcome.phase_mut(batch.phase);
@@ -337,13 +335,10 @@ fn lookahead(recording: &Recording, config: &Config, prefetch: Prefetch) -> resi
         PredictedBy::Oracle => oracle(recording, shape.clone(), None, |_| true),
         PredictedBy::Partly(percent) => oracle(recording, shape.clone(), Some(percent), |_| true),
     };
-    let options = LookaheadOptions {
-        shape,
-        distance_max: prefetch.distance_max,
-        shields: prefetch.shield,
-        compares_tokens: false,
-    };
-    residency::Lookahead::new(predictor, planner(config), Governor::fixed(true), options)
+    let options =
+        LookaheadOptions { shape, distance_max: prefetch.distance_max, shields: prefetch.shield, hides_waits: false };
+    let governor = if prefetch.tries { Governor::new(GovernorOptions::default()) } else { Governor::fixed(true) };
+    residency::Lookahead::new(predictor, planner(config), governor, options)
 }
 
 /// The rules for precisions.

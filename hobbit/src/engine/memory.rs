@@ -30,7 +30,7 @@ use hobbit_core::expert::Precision;
 use hobbit_core::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
 use hobbit_core::load::{Loader, LoaderOptions};
 use hobbit_core::options::{
-    CachingOptions, DeviceOptions, PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts,
+    DeviceOptions, PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts,
 };
 use hobbit_core::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, RunMode, StagingWish};
 use hobbit_core::predict::{self, PredictorKind, TokenRoutes};
@@ -234,15 +234,16 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         None => Recorder::default(),
     };
     // The completion time of a prefetch depends on the speed of reads, and promotions on the link's idle time.
-    let looks_ahead = shared.options.caching.predictor != PredictorKind::None && !precisions.options.deterministic;
+    let predictor = model.predictor();
+    let looks_ahead = predictor != PredictorKind::None && !precisions.options.deterministic;
     if !precisions.options.deterministic {
         let prefetches = looks_ahead.then(|| prefetch_options(model, &precisions));
         let promotes = !routing.is_off() || !precisions.is_exact() && precisions.options.upgrade;
         tiers.iter_mut().for_each(|tier| tier.copy_ahead(prefetches, promotes));
     }
     // The host does not see delays caused by copies to a device.
-    let compares_tokens = tiers.iter().any(|tier| tier.ahead.is_some());
-    let lookahead = looks_ahead.then(|| lookahead_of(model, &precisions, compares_tokens));
+    let hides_waits = tiers.iter().any(|tier| tier.ahead.is_some());
+    let lookahead = looks_ahead.then(|| lookahead_of(model, &precisions, hides_waits));
     let wants_scores = shared.options.caching.policy.needs_scores() || recorder.is_watching();
     let layout = layout_of(&catalog, &cache);
     let n_staging = staging_memory.len() / staging_stride;
@@ -366,17 +367,17 @@ fn passthrough(
 }
 
 /// The predictor, prefetcher and governor of the model.
-fn lookahead_of(model: &Model, precisions: &Precisions, compares_tokens: bool) -> Lookahead {
+fn lookahead_of(model: &Model, precisions: &Precisions, hides_waits: bool) -> Lookahead {
     let caching = &model.shared.options.caching;
     let shape = model.predict_shape();
-    let predictor = predict::build(caching.predictor, shape.clone(), model.shared.path_table.clone());
+    let predictor = predict::build(model.predictor(), shape.clone(), model.shared.path_table.clone());
     let prefetcher = Prefetcher::new(prefetch_options(model, precisions), Default::default());
     let governor = match caching.prefetch {
         Prefetch::Auto => Governor::new(GovernorOptions::default()),
         Prefetch::On | Prefetch::All => Governor::fixed(true),
         Prefetch::Off => Governor::fixed(false),
     };
-    let options = LookaheadOptions { shape, distance_max: caching.distance, shields: true, compares_tokens };
+    let options = LookaheadOptions { shape, distance_max: caching.distance, shields: true, hides_waits };
     Lookahead::new(predictor, prefetcher, governor, options)
 }
 
@@ -397,12 +398,15 @@ fn token_routes(model: &Model) -> Result<TokenRoutes, OpenError> {
 
 /// Precision and pace of prefetches.
 fn prefetch_options(model: &Model, precisions: &Precisions) -> PrefetchOptions {
-    let CachingOptions { prefetch, predictor, .. } = model.shared.options.caching;
     let thresholds = match precisions.is_exact() {
         true => Thresholds { t1: 1.0, t2: 1.0 },
         false => precisions.thresholds,
     };
-    PrefetchOptions { thresholds, pace: prefetch.pace(predictor), ..PrefetchOptions::default() }
+    PrefetchOptions {
+        thresholds,
+        pace: model.shared.options.caching.prefetch.pace(model.predictor()),
+        ..PrefetchOptions::default()
+    }
 }
 
 /// The file that keeps the resident set between runs, if requested.

@@ -21,7 +21,7 @@ use hobbit_core::expert::{ExpertId, Precision};
 use hobbit_core::gguf::{Catalog, Gguf};
 use hobbit_core::options::{ModelOptions, RoutingOptions};
 use hobbit_core::plan::{ExpertCache, RunMode};
-use hobbit_core::predict::{PathTable, PredictShape};
+use hobbit_core::predict::{PathTable, PredictShape, PredictorKind};
 use hobbit_core::profile::{LayerNorms, VirtualPlan};
 use hobbit_core::residency::Precisions;
 use hobbit_core::route::Thresholds;
@@ -275,11 +275,18 @@ impl Model {
         let reroutes = !options.routing.is_off() || options.loss_bound.is_some();
         let wants_weights = !self.shared.precisions.is_exact() || self.shared.routes.is_some() || reroutes;
         let asks = options.caching.policy.needs_scores()
-            || options.caching.predictor.needs_scores()
+            || self.predictor().needs_scores()
             || options.trace.is_some()
             || reroutes;
         let is_other = || load::ASKED_EARLIER.contains(&self.info().architecture.as_str());
         Shown { weights: wants_weights && scaled(), input: asks && self.shared.routes.is_none() && is_other() }
+    }
+
+    /// The predictor in effect.
+    pub(super) fn predictor(&self) -> PredictorKind {
+        let default =
+            if self.shared.placement.is_empty() { self.shared.options.predictor() } else { PredictorKind::None };
+        self.shared.options.caching.predictor.unwrap_or(default)
     }
 
     /// Checks that the tuned policy belongs to this model.

@@ -65,7 +65,7 @@ impl ModelSource {
                 (map, catalog)
             }
         };
-        let wants_paths = options.caching.predictor == PredictorKind::PathTable && !map.is_empty();
+        let wants_paths = options.caching.predictor == Some(PredictorKind::PathTable) && !map.is_empty();
         let path_table = match (&options.path_table, &pack) {
             _ if !wants_paths => None,
             (Some(file), _) => Some((file.clone(), read_path_table(file)?)),

@@ -4,26 +4,38 @@ use std::fmt;
 
 use smart_default::SmartDefault;
 
-/// Lengths of trials, and the certainty they need. All lengths are in tokens: equal waits make equal decisions.
+/// Lengths of trials, and the certainty they need. All lengths are in tokens: equal times make equal decisions.
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct GovernorOptions {
     /// Tokens measured in each of a trial's four windows; at least 1.
     #[default(8)]
     pub window_tokens: u32,
-    /// Tokens at the start of a window that are not measured: the window before has filled the cache.
+    /// Tokens at the start of a window, and after a prompt, that are not measured: what ran before has filled the cache.
     #[default(2)]
     pub settle_tokens: u32,
-    /// Tokens from one trial to the next at first. Each trial that confirms the one before doubles it.
+    /// Tokens before the first trial: short answers have none.
+    #[default(16)]
+    pub first_tokens: u32,
+    /// Fewest tokens from one trial to the next. Each clear trial that confirms the one before doubles them.
     #[default(64)]
     pub rest_tokens: u32,
     #[default(4096)]
     pub rest_tokens_max: u32,
+    /// Most of the time that trials may cost: the worse setting's loss in a trial, spread over the rest behind it.
+    #[default(0.004)]
+    pub cost_max: f64,
     /// Standard errors that on and off must differ by.
-    #[default(1.0)]
+    #[default(0.5)]
     pub errors_min: f64,
-    /// Part of the wait without prefetching that they must differ by.
+    /// Part of a token's time without prefetching that they must differ by, and that reads must be waited for.
     #[default(0.01)]
     pub share_min: f64,
+    /// Change of a token's time since the last trial that makes its result worthless.
+    #[default(0.2)]
+    pub change_min: f64,
+    /// Part of the earlier trials' weight that is left at the next one.
+    #[default(0.9)]
+    pub keep: f64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -31,28 +43,28 @@ pub struct GovernorOptions {
 pub enum GovernorReason {
     /// The user said so.
     Fixed,
-    /// It is being tried: on and off in turns.
+    /// No trial has ended yet.
     #[default]
+    Untried,
+    /// It is being tried: on and off in turns.
     Trial,
-    /// Tokens waited less with it.
+    /// Tokens took less time with it.
     Pays,
-    /// Tokens waited more with it.
+    /// Tokens took more time with it.
     Harms,
-    /// No difference was measured: the setting stays, on at first.
+    /// No clear difference was measured: the setting stays, off at first.
     NoDifference,
-    /// Since the last trial, wrong guesses delayed more than right ones saved, by the planner's estimates.
-    Accounts,
 }
 
 impl fmt::Display for GovernorReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Fixed => "as asked",
+            Self::Untried => "not tried yet",
             Self::Trial => "being tried",
-            Self::Pays => "tokens wait less with it",
-            Self::Harms => "tokens wait more with it",
+            Self::Pays => "tokens are faster with it",
+            Self::Harms => "tokens are slower with it",
             Self::NoDifference => "no difference measured",
-            Self::Accounts => "wrong guesses cost more than right ones saved",
         })
     }
 }
@@ -61,7 +73,7 @@ impl fmt::Display for GovernorReason {
 pub struct GovernorReport {
     pub is_on: bool,
     pub reason: GovernorReason,
-    /// Wait per token without prefetching minus with it, in seconds, by the last trial.
+    /// Time per token without prefetching minus with it, in seconds, by the last trial.
     pub benefit_seconds: Option<f64>,
     /// Standard error of that.
     pub benefit_error_seconds: Option<f64>,
@@ -76,38 +88,37 @@ pub struct GovernorReport {
 
 /// Switches prefetching on and off.
 ///
-/// A trial is four windows: on, off, off, on, so that steady changes (a cache that fills) affect both sides alike. If
-/// tokens wait clearly less with prefetching it stays on, if clearly more it is switched off, and otherwise it stays as
-/// before. The next trial comes after a rest, which doubles as long as trials confirm each other: lasting harm costs a
-/// vanishing share of the tokens.
+/// It is off at first. A trial is four windows: on, off, off, on, so that steady changes (a cache that fills) affect
+/// both sides alike. Tokens that are off make no predictions, so what predictions cost is a part of what is compared.
+/// Trials add up, later ones weighing more, until the difference is clear. If tokens are clearly faster with
+/// prefetching it is on, if clearly slower off, and otherwise it stays as before.
 ///
-/// Between trials a negative account of the planner, averaged over the last tokens, switches prefetching off. If the
-/// next trial contradicts that, the account counts again only after a trial has found harm: measured waits are worth
-/// more than estimates.
+/// The next trial comes after a rest that is long enough for what the worse setting lost in the trial to be at most
+/// 0.4 % of the time. It doubles as long as clear trials confirm each other. If the time of tokens changes
+/// meanwhile, by another text, another budget or another load of the disk, earlier trials no longer count. While
+/// prefetching is off and tokens hardly wait for reads, there is nothing to win and no trial.
 ///
 /// For each decode batch: [`Governor::is_on`], the batch, [`Governor::end_token`]. A batch of several tokens counts as
-/// one, because all of them waited together.
+/// one.
 #[derive(Clone, Debug, SmartDefault)]
 pub struct Governor {
     options: GovernorOptions,
-    #[default(State::Trial(0))]
+    #[default(State::Fixed)]
     state: State,
-    /// The last decision; on before the first, because prefetching pays by the planner's estimates.
-    #[default(true)]
+    /// The last decision.
     decided_on: bool,
     /// Tokens of the next rest.
     rest: u32,
+    /// Times of the last trial's tokens.
     on: Mean,
     off: Mean,
-    /// Running mean of the planner's account in seconds per token, and its tokens.
-    account: (f64, u32),
-    /// The running token's account.
-    balance: f64,
-    /// The last decision was the account's.
-    was_off_by_account: bool,
-    /// `false` after a trial has contradicted the account.
-    #[default(true)]
-    trusts_account: bool,
+    /// What trials found so far: the saved part of a token's time, and the variance of that.
+    found: Option<(f64, f64)>,
+    /// Tokens that are not measured.
+    unsettled: u32,
+    /// Since the last trial: measured tokens, their running mean time, and that of their waits.
+    rested: u32,
+    lately: (f64, f64),
     /// Without the fields that follow from the state.
     report: GovernorReport,
 }
@@ -117,8 +128,11 @@ enum State {
     Fixed,
     /// Tokens since the trial began.
     Trial(u32),
-    /// Tokens until the next one.
-    Rest(u32),
+    /// Tokens until the next one, and until the last one has paid for itself.
+    Rest {
+        left: u32,
+        owed: u32,
+    },
 }
 
 /// The mean of measured seconds.
@@ -148,7 +162,10 @@ impl Mean {
 impl Governor {
     const WINDOWS_ON: [bool; 4] = [true, false, false, true];
 
-    /// Begins with a trial. Lengths of 0 count as 1, a longest rest below the first one as the first one.
+    /// Smallest variance of a trial's result: no trial is exact to a thousandth.
+    const VARIANCE_MIN: f64 = 1e-6;
+
+    /// Lengths of 0 count as 1, a longest rest below the first one as the first one.
     pub fn new(options: GovernorOptions) -> Self {
         let rest_tokens = options.rest_tokens.max(1);
         let options = GovernorOptions {
@@ -158,67 +175,71 @@ impl Governor {
             rest_tokens_max: options.rest_tokens_max.max(rest_tokens),
             ..options
         };
-        Self { rest: rest_tokens, options, ..Self::default() }
+        let state = State::Rest { left: options.first_tokens.max(1), owed: 0 };
+        Self { rest: rest_tokens, options, state, ..Self::default() }
     }
 
     /// Always on or always off: the user's choice, and deterministic mode.
     pub fn fixed(is_on: bool) -> Self {
         let report = GovernorReport { reason: GovernorReason::Fixed, ..GovernorReport::default() };
-        Self { state: State::Fixed, decided_on: is_on, report, ..Self::default() }
+        Self { decided_on: is_on, report, ..Self::default() }
     }
 
     pub fn is_on(&self) -> bool {
         match self.state {
             State::Trial(token) => Self::WINDOWS_ON[(token / self.window()) as usize % 4],
-            State::Fixed | State::Rest(_) => self.decided_on,
+            State::Fixed | State::Rest { .. } => self.decided_on,
         }
     }
 
-    /// Prefetching is off until the next trial: predictions are not needed.
-    pub fn has_given_up(&self) -> bool {
-        matches!(self.state, State::Rest(_)) && !self.decided_on
+    /// Whether predictions are made. If prefetching is off by the user's choice, they are still made and judged.
+    pub fn predicts(&self) -> bool {
+        self.is_on() || self.state == State::Fixed
     }
 
-    /// Seconds of a layer's [`super::Settled`].
-    pub fn account(&mut self, saved_seconds: f64, delayed_seconds: f64) {
-        let balance = saved_seconds - delayed_seconds;
-        if balance.is_finite() {
-            self.balance += balance;
-        }
+    /// Something else than a decode batch ran: the next tokens are not measured.
+    pub fn interrupt(&mut self) {
+        self.unsettled = self.options.settle_tokens;
     }
 
-    /// A decode batch is over; it waited `wait_seconds` for experts. A negative or NaN wait was not measured: the token
-    /// counts, its wait does not.
-    pub fn end_token(&mut self, wait_seconds: f64) {
+    /// A decode batch is over: it took `seconds`, of which it waited `waited` for experts. A negative or NaN time was
+    /// not measured: the token counts, its time does not.
+    pub fn end_token(&mut self, seconds: f64, waited: f64) {
         let is_on = self.is_on();
         *(if is_on { &mut self.report.tokens_on } else { &mut self.report.tokens_off }) += 1;
-        let balance = std::mem::take(&mut self.balance);
+        let is_settled = self.unsettled == 0;
+        self.unsettled = self.unsettled.saturating_sub(1);
+        let is_measured = is_settled && seconds.is_finite() && seconds >= 0.0;
         match self.state {
             State::Fixed => {}
             State::Trial(token) => {
-                let is_settled = token % self.window() >= self.options.settle_tokens;
-                if is_settled && wait_seconds.is_finite() && wait_seconds >= 0.0 {
-                    let waits = if is_on { &mut self.on } else { &mut self.off };
-                    waits.add(wait_seconds);
+                if is_measured {
+                    if is_on { &mut self.on } else { &mut self.off }.add(seconds);
                 }
                 self.state = State::Trial(token + 1);
+                if (token + 1) % self.window() == 0 {
+                    self.interrupt();
+                }
                 if token + 1 == 4 * self.window() {
                     self.judge();
                 }
             }
-            State::Rest(left) => {
-                if left <= 1 {
+            State::Rest { left, owed } => {
+                if is_measured {
+                    self.watch(seconds, waited);
+                }
+                let (left, owed) = (left.saturating_sub(1), owed.saturating_sub(1));
+                let left = if self.has_changed() { self.forget(left.min(owed)) } else { left };
+                self.state = State::Rest { left, owed };
+                if left == 0 && self.may_gain() {
                     self.begin_trial();
-                } else {
-                    self.state = State::Rest(left - 1);
-                    self.watch(balance);
                 }
             }
         }
     }
 
     pub fn report(&self) -> GovernorReport {
-        let rest_tokens = if let State::Rest(left) = self.state { left } else { 0 };
+        let rest_tokens = if let State::Rest { left, .. } = self.state { left } else { 0 };
         GovernorReport { is_on: self.is_on(), rest_tokens, ..self.report }
     }
 
@@ -228,52 +249,76 @@ impl Governor {
 
     fn begin_trial(&mut self) {
         (self.on, self.off) = Default::default();
+        self.interrupt();
         self.report.reason = GovernorReason::Trial;
         self.state = State::Trial(0);
     }
 
     fn judge(&mut self) {
+        let GovernorOptions { errors_min, share_min, keep, .. } = self.options;
         self.report.trials += 1;
         let benefit = self.off.seconds - self.on.seconds;
-        let error = (self.on.variance() + self.off.variance()).sqrt();
-        (self.report.benefit_seconds, self.report.benefit_error_seconds) = (Some(benefit), Some(error));
-        let margin = f64::max(self.options.errors_min * error, self.options.share_min * self.off.seconds);
-        let (is_on, reason) = if benefit > margin {
-            self.trusts_account &= !self.was_off_by_account;
-            (true, GovernorReason::Pays)
-        } else if benefit < -margin {
-            self.trusts_account = true;
-            (false, GovernorReason::Harms)
-        } else {
-            (self.decided_on, GovernorReason::NoDifference)
+        let variance = self.on.variance() + self.off.variance();
+        (self.report.benefit_seconds, self.report.benefit_error_seconds) = (Some(benefit), Some(variance.sqrt()));
+        if self.on.n > 0 && self.off.n > 0 && self.off.seconds > 0.0 {
+            let square = self.off.seconds.powi(2);
+            let (share, variance) = (benefit / self.off.seconds, (variance / square).max(Self::VARIANCE_MIN));
+            let (before, weight) = self.found.map_or((0.0, 0.0), |(share, variance)| (share, keep / variance));
+            let sum = weight + 1.0 / variance;
+            self.found = Some(((before * weight + share / variance) / sum, 1.0 / sum));
+        }
+        let (share, error) = self.found.map_or((0.0, f64::INFINITY), |(share, variance)| (share, variance.sqrt()));
+        let margin = f64::max(errors_min * error, share_min);
+        let (is_on, reason) = match share {
+            _ if share > margin => (true, GovernorReason::Pays),
+            _ if share < -margin => (false, GovernorReason::Harms),
+            _ => (self.decided_on, GovernorReason::NoDifference),
         };
-        self.decide(is_on, reason);
-    }
-
-    fn watch(&mut self, balance: f64) {
-        if !(self.decided_on && self.trusts_account) {
-            return;
-        }
-        let (mean, n) = &mut self.account;
-        *n = n.saturating_add(1);
-        *mean += (balance - *mean) / f64::from((*n).min(self.options.window_tokens));
-        if *n >= self.options.window_tokens && *mean < 0.0 {
-            self.decide(false, GovernorReason::Accounts);
-        }
-    }
-
-    fn decide(&mut self, is_on: bool, reason: GovernorReason) {
+        let is_clear = share.abs() > 2.0 * error || error < share_min;
         let is_confirmed = self.decided_on == is_on && self.report.trials > 1;
         self.report.given_up += u64::from(!is_on && (self.decided_on || self.report.trials == 1));
-        self.rest = match is_confirmed {
+        self.rest = match is_confirmed && is_clear {
             true => self.rest.saturating_mul(2).min(self.options.rest_tokens_max),
             false => self.options.rest_tokens,
         };
+        // Half of a trial's tokens have the worse setting.
+        let lost = 2.0 * f64::from(self.window()) * share.abs();
+        let owed = (lost / self.options.cost_max).min(f64::from(self.options.rest_tokens_max)) as u32;
         self.decided_on = is_on;
         self.report.reason = reason;
-        self.was_off_by_account = reason == GovernorReason::Accounts;
-        self.account = (0.0, 0);
-        self.state = State::Rest(self.rest);
+        (self.rested, self.lately) = Default::default();
+        self.state = State::Rest { left: self.rest.max(owed), owed };
+    }
+
+    /// Running means over as many tokens as a trial measures.
+    fn watch(&mut self, seconds: f64, waited: f64) {
+        self.rested = self.rested.saturating_add(1);
+        let n = f64::from(self.rested.min(4 * self.options.window_tokens));
+        self.lately.0 += (seconds - self.lately.0) / n;
+        self.lately.1 += (waited - self.lately.1) / n;
+    }
+
+    /// Whether tokens take another time than in the last trial, beyond what chance explains.
+    fn has_changed(&self) -> bool {
+        let then = if self.decided_on { &self.on } else { &self.off };
+        if then.n == 0 || self.rested < 4 * self.options.window_tokens {
+            return false;
+        }
+        let margin = f64::max(self.options.change_min * then.seconds, 4.0 * then.variance().sqrt());
+        (self.lately.0 - then.seconds).abs() > margin
+    }
+
+    /// Earlier trials no longer count; the next one comes in `left` tokens.
+    fn forget(&mut self, left: u32) -> u32 {
+        self.found = None;
+        self.rest = self.options.rest_tokens;
+        (self.on, self.off) = Default::default();
+        left
+    }
+
+    /// Whether a trial may find that the other setting is better: prefetching saves waits only.
+    fn may_gain(&self) -> bool {
+        self.decided_on || self.lately.1 > self.options.share_min * self.lately.0
     }
 }
 

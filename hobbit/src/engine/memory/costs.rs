@@ -97,7 +97,7 @@ fn prediction_bytes(model: &Model) -> u64 {
     let layers = || shared.catalog.layers.iter();
     let tables: u64 = layers().map(|layer| policy::table_bytes(caching.policy, layer.n_expert)).sum();
     let asks_routers =
-        caching.policy.needs_scores() || caching.predictor.needs_scores() || shared.options.trace.is_some();
+        caching.policy.needs_scores() || model.predictor().needs_scores() || shared.options.trace.is_some();
     // With devices, llama.cpp decides which routers are on them, so every layer counts.
     let is_on_device = |_| !shared.placement.is_empty();
     let copied = gates::copied_bytes(model.gguf(), layers().map(|layer| layer.layer), is_on_device);

@@ -135,7 +135,7 @@ pub(super) fn trace_header(
         },
         settings: trace::Settings {
             policy: options.caching.policy.to_string(),
-            predictor: options.caching.predictor.to_string(),
+            predictor: model.predictor().to_string(),
             prefetch: options.caching.prefetch.to_string(),
             distance: options.caching.distance,
             mode: mode.to_string(),

@@ -66,12 +66,14 @@ impl Expert {
     }
 }
 
-/// One layer. A step is a token, or a batch.
+/// One layer. The tokens of a batch are steps that come at once.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Layer {
     experts: Vec<Expert>,
     step: u64,
     token: Option<u64>,
+    /// Tokens of the running batch; at least 1 once it has begun.
+    n_tokens: u64,
     /// Rows of scores, sum of weights, and experts used in this step.
     n_rows: u32,
     weight: f32,
@@ -129,11 +131,14 @@ impl Layer {
             self.examples = examples;
             self.examples_age = 0;
         }
+        // A sequence that went back to earlier tokens does not tell how many they were.
+        self.n_tokens =
+            self.token.map_or(Some(token.saturating_add(1)), |before| token.checked_sub(before)).unwrap_or(1);
         (self.token, self.n_rows, self.weight, self.n_used) = (Some(token), 0, 0.0, 0);
         self.probabilities.clear();
         std::mem::swap(&mut self.used, &mut self.used_before);
         self.used.clear();
-        self.step += 1;
+        self.step = self.step.saturating_add(self.n_tokens);
         self.sequence_tokens += 1.0;
         self.run_tokens += 1.0;
         self.experts.iter_mut().for_each(|expert| fade(&mut expert.uses, rates, 0.0));
@@ -244,12 +249,13 @@ impl Layer {
         self.run_tokens += more_tokens;
         self.n_used += 1;
         let n_tokens = usage.n_tokens as f32;
-        let step = self.step;
+        let before = self.step - self.n_tokens;
+        let last = self.step - u64::from(usage.since).min(self.n_tokens - 1);
         let expert = self.expert(index);
-        let is_first_use = usage.precision.is_some() && expert.last_step != step;
+        let is_first_use = usage.precision.is_some() && expert.last_step <= before;
         let is_revealed = !expert.is_resident[Precision::High.index()];
         if is_first_use {
-            expert.last_step = step;
+            expert.last_step = last;
             expert.uses.iter_mut().zip(rates.keep).for_each(|(mean, keep)| *mean += 1.0 - keep);
             expert.n_sequence += n_tokens;
             expert.n_run += n_tokens;

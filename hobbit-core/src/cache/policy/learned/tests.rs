@@ -123,6 +123,29 @@ fn a_batch_counts_by_its_tokens_and_teaches_nothing() {
     assert_ne!(learned.blind.weights, before);
 }
 
+#[test]
+fn a_batch_tells_which_of_its_tokens_used_an_expert_last() {
+    let mut learned = learned();
+    insert(&mut learned, &[0, 1, 2]);
+    for (index, since) in [(0, 3), (1, 60), (2, 0)] {
+        let usage = Use { weight: 1.0, n_tokens: 4, since, ..used(Precision::High) };
+        learned.on_use(high(index).expert, usage, at(63));
+    }
+    let candidates = [0, 1, 2].map(|index| learned.worth(high(index)));
+    assert!(candidates[1] < candidates[0] && candidates[0] < candidates[2], "{candidates:?}");
+    // One by one, the same uses are as long ago.
+    let mut one_by_one = self::learned();
+    (0..64).for_each(|time| match time {
+        3 => token(&mut one_by_one, time, &[1]),
+        60 => token(&mut one_by_one, time, &[0]),
+        63 => token(&mut one_by_one, time, &[2]),
+        _ => token(&mut one_by_one, time, &[3]),
+    });
+    let ages =
+        |learned: &Learned| [0, 1, 2].map(|index| learned.layers[3].features(index, &learned.rates)[9..11].to_vec());
+    assert_eq!(ages(&learned), ages(&one_by_one));
+}
+
 /// Fine-grained and coarse, of more and of less to know.
 const ROUTERS: [Router; 4] = [
     Router { n_expert: 64, n_chosen: 6, n_tokens: 1500, always: 0.5, topic: 1.0, drift: 1.0, noise: 0.5 },
