@@ -11,8 +11,8 @@ LIMIT = 28 << 20  # bytes, for the file that is in the repository
 DESCRIPTION = ("A small DeepSeekMoE (4 layers of 32 experts, 4 used, and a shared one) trained from scratch on prose, "
                "code, technical documentation and dialogue from packages of Debian 12. For measurements and tests: it "
                "completes text in the manner of these, and knows nothing. Texts and licences: models/README.md.")
-DRAFT = ("A small dense Llama with the vocabulary of hobbit-fine, trained to guess what that model says next, on the same "
-         "texts. For speculative decoding. Texts and licences: models/README.md.")
+DRAFT = ("A small dense Llama with the vocabulary of hobbit-fine, trained to guess what that model says next, on the "
+         "same texts. For speculative decoding. Texts and licences: models/README.md.")
 
 
 def main():

@@ -88,6 +88,7 @@ def main():
     ap.add_argument("--balance", type=float, default=0.02)
     ap.add_argument("--z", type=float, default=0.001)
     ap.add_argument("--mix", type=float, default=0.7, help="a kind's share of the windows is its size to this power")
+    ap.add_argument("--own", type=float, help="share of the windows that are what fine.gguf wrote (own.py)")
     ap.add_argument("--eval-every", type=int, default=500, help="steps")
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--threads", type=int)
@@ -118,7 +119,11 @@ def main():
     held = [np.frombuffer(lzma.open(os.path.join(a.data, f"heldout-{k}.xz")).read(), "<u2") for k in KINDS]
     share = np.array([x.size for x in text], float) ** a.mix
     share /= share.sum()
-    say("tokens: " + ", ".join(f"{k} {x.size} ({100 * s:.1f} % of the windows)" for k, x, s in zip(KINDS, text, share))
+    if a.own:
+        text.append(Text(a.data, "own", newline, dev))
+        share = np.append(share * (1 - a.own), a.own)
+    say("tokens: " + ", ".join(f"{k} {x.size} ({100 * s:.1f} % of the windows)"
+                               for k, x, s in zip(KINDS + ("own",), text, share))
         + f"; read in {time.time() - t:.1f} s")
 
     model = Model(config).to(dev)
