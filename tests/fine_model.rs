@@ -68,7 +68,7 @@ fn it_predicts_all_kinds_of_text_and_uses_all_experts() {
         let model = Model::open(&bundled("fine.gguf"), &options).unwrap();
         let mut session = session(&model);
         for (kind, whole) in KINDS.into_iter().zip(readme("The fine-grained model", "| Q8_0 | llama.cpp |")) {
-            let tokens = model.tokenize(&text(kind), false, false).unwrap();
+            let tokens = model.tokenize(text(kind), false, false).unwrap();
             let (mut nats, mut n_scored) = (0.0, 0);
             for piece in tokens.chunks(WINDOW - 1).take(N_WINDOWS) {
                 evaluate(&model, &mut session, piece);
@@ -102,8 +102,8 @@ fn its_draft_often_guesses_what_it_says() {
     let [mut said, mut guessed] = [&fine, &draft].map(session);
     let best = |logits: &[f32]| logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(token, _)| token);
     for (kind, whole) in KINDS.into_iter().zip(readme("The draft", "| at temperature 0 |")) {
-        let tokens = fine.tokenize(&text(kind), false, false).unwrap();
-        assert_eq!(draft.tokenize(&text(kind), false, false).unwrap(), tokens, "{kind}");
+        let tokens = fine.tokenize(text(kind), false, false).unwrap();
+        assert_eq!(draft.tokenize(text(kind), false, false).unwrap(), tokens, "{kind}");
         let (mut n_same, mut n_guessed) = (0, 0);
         for piece in tokens.chunks(WINDOW - 1).take(N_WINDOWS) {
             evaluate(&fine, &mut said, piece);

@@ -2,7 +2,7 @@
 """What fine.gguf itself writes, as a text for train.py --own: it goes on from beginnings in the training texts, one in
 two greedily. Needs a server:
 
-    hobbit-server -m ../../models/fine.gguf -c 512 -np 1 -t 1 --port 8080
+    hobbit-server -m ../../models/fine.gguf -c 4096 -np 8 -t 1 --port 8080
     python3 own.py --work WORK --minutes 10"""
 import argparse, json, lzma, os, time, urllib.request
 import numpy as np
