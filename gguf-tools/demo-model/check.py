@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Reads a GGUF of the demo model or of the fine-grained one back, and computes with numpy alone, from the
-file alone (weights, hyperparameters, vocabulary and merges): held-out perplexity,
-which expert takes how many tokens, what swapping two experts does, and greedy
+"""Reads a GGUF of the demo model, of the fine-grained one or of its draft back, and computes with numpy alone,
+from the file alone (weights, hyperparameters, vocabulary and merges): held-out perplexity, how often a draft's
+best token is the model's, which expert takes how many tokens, what swapping two experts does, and greedy
 completions. It shares no code with the trainer, so a mistake on export shows as a perplexity
 that differs from the trainer's."""
 import argparse, re
@@ -59,8 +59,8 @@ class Gguf:
         # Mixtral makes the chosen experts' weights sum to 1, DeepSeek takes them as they are
         self.sum_to_one = arch == "llama"
         self.heads, self.kv = g("attention.head_count"), g("attention.head_count_kv")
-        self.layers, self.used = g("block_count"), g("expert_used_count")
-        self.experts, self.eps = g("expert_count"), g("attention.layer_norm_rms_epsilon")
+        self.layers, self.eps = g("block_count"), g("attention.layer_norm_rms_epsilon")
+        self.experts, self.used = (f.get(f"{arch}.expert_{k}count", 0) for k in ("", "used_"))  # 0: a dense model
         self.base, self.hd = g("rope.freq_base"), g("rope.dimension_count")
         self.ctx, self.bos = g("context_length"), f["tokenizer.ggml.bos_token_id"]
         self.tok = Tokenizer(f["tokenizer.ggml.tokens"], f["tokenizer.ggml.merges"])
@@ -83,7 +83,7 @@ class Gguf:
         return out
 
     def ffn(self, h, layer, kind, e=...):
-        gate, up, down = (self.w[f"{layer}ffn_{n}_{kind}.weight"][e] for n in ("gate", "up", "down"))
+        gate, up, down = (self.w[f"{layer}ffn_{n}{kind}.weight"][e] for n in ("gate", "up", "down"))
         g = h @ gate.T
         return (g / (1 + np.exp(-g)) * (h @ up.T)) @ down.T
 
@@ -105,6 +105,9 @@ class Gguf:
                 a[:, i] = s / s.sum(-1, keepdims=True) @ v[:, j]
             x = x + a.reshape(T, -1) @ w[p + "attn_output.weight"].T
             h = self.norm(x, p + "ffn_norm.weight")
+            if not self.experts:
+                x = x + self.ffn(h, p, "")
+                continue
             r = h @ w[p + "ffn_gate_inp.weight"].T
             r = np.exp(r - r.max(-1, keepdims=True))
             r /= r.sum(-1, keepdims=True)
@@ -112,27 +115,37 @@ class Gguf:
             rw = np.take_along_axis(r, top, -1)
             if self.sum_to_one:
                 rw /= rw.sum(-1, keepdims=True)
-            y = self.ffn(h, p, "shexp") if p + "ffn_up_shexp.weight" in w else np.zeros_like(x)
+            y = self.ffn(h, p, "_shexp") if p + "ffn_up_shexp.weight" in w else np.zeros_like(x)
             for e in range(self.experts):
                 t, slot = np.nonzero(top == e)
                 self.counts[l, e] += len(t)
-                added = self.ffn(h[t], p, "exps", e) * rw[t, slot][:, None]
+                added = self.ffn(h[t], p, "_exps", e) * rw[t, slot][:, None]
                 y[t] += added
                 if self.weighed is not None:
                     self.weighed[l].append(np.stack([rw[t, slot], np.sqrt((added * added).sum(-1))]))
             x = x + y
         return self.norm(x, "output_norm.weight") @ w["token_embd.weight"].T
 
-    def nll(self, ids, ctx):
-        """Windows of `ctx` tokens, the first of each the start token: every token
-        of the text is predicted once. Sum in nats."""
-        total = 0.0
+    def log_probs(self, ids, ctx):
+        """Windows of `ctx` tokens, the first of each the start token: every token of the text is predicted once.
+        Of each window the tokens predicted, and the logarithms of the probabilities."""
         for i in range(0, len(ids), ctx - 1):
             part = ids[i:i + ctx - 1]
             z = self.logits([self.bos] + part)[:-1].astype(np.float64)
-            m = z.max(-1)
-            total += (m + np.log(np.exp(z - m[:, None]).sum(-1)) - z[range(len(part)), part]).sum()
-        return total
+            m = z.max(-1, keepdims=True)
+            yield part, z - m - np.log(np.exp(z - m).sum(-1, keepdims=True))
+
+    def nll(self, ids, ctx):
+        """Sum in nats."""
+        return -sum(z[range(len(part)), part].sum() for part, z in self.log_probs(ids, ctx))
+
+    def accepted(self, draft, ids, ctx):
+        """How many of the draft's tokens are accepted, had each been drafted alone: at temperature 0, where its best
+        is this model's, and, in the mean, at temperature 1."""
+        both = np.zeros(2)
+        for (_, p), (_, q) in zip(self.log_probs(ids, ctx), draft.log_probs(ids, ctx)):
+            both += (p.argmax(-1) == q.argmax(-1)).sum(), np.exp(np.minimum(p, q)).sum()
+        return both
 
     def swap(self, layer, a, b):
         for n in ("gate", "up", "down"):
@@ -155,12 +168,14 @@ def main():
     ap.add_argument("texts", nargs="*", help="held-out texts")
     ap.add_argument("--ctx", type=int, default=512)
     ap.add_argument("--swap", action="store_true", help="swap two experts, layer by layer")
+    ap.add_argument("--draft", help="a draft model: how many of its tokens this one accepts")
     ap.add_argument("--magnitudes", action="store_true",
                     help="how a chosen expert's weight goes with the length of what it adds (HOBBIT, section 3.2)")
     ap.add_argument("-p", action="append", default=[], help="complete this prompt, greedily")
     ap.add_argument("-n", type=int, default=48)
     a = ap.parse_args()
     m = Gguf(a.model)
+    draft = Gguf(a.draft) if a.draft else None
     for prompt in a.p:
         print("---\n" + m.complete(prompt, a.n))
     for path in a.texts:
@@ -173,6 +188,11 @@ def main():
         print(f"{path}: {len(ids)} tokens, {nbytes} bytes, {words} words; perplexity a token "
               f"{np.exp(total / len(ids)):.4f}, a word {np.exp(total / words):.2f}, "
               f"bits a byte {total / np.log(2) / nbytes:.4f}")
+        if draft:
+            print("  of the draft's tokens accepted: {:.1f} % at temperature 0, {:.1f} % at 1".format(
+                *100 * m.accepted(draft, ids, a.ctx) / len(ids)))
+        if not m.experts:
+            continue
         share = m.counts / m.counts.sum(1, keepdims=True)
         for l, row in enumerate(share):
             print(f"  layer {l}: share in % " + " ".join(f"{100 * s:5.1f}" for s in row))

@@ -51,3 +51,20 @@ def load(folder):
         dtype = {"F16": np.float16, "F32": np.float32}[t["dtype"]]
         out[name] = np.frombuffer(blob[a:b], dtype).reshape(t["shape"]).astype(np.float32)
     return out, about
+
+
+def of_gguf(path):
+    """The tensors of a fine-grained model by their names in torch, F32, from what export.py wrote."""
+    import gguf  # not there where run.sh runs
+    w = {t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32)
+         for t in gguf.GGUFReader(path).tensors}
+    out = {"embd": w["token_embd.weight"], "norm": w["output_norm.weight"]}
+    for i in range(sum(name.endswith("attn_q.weight") for name in w)):
+        of = lambda *names: np.concatenate([w[f"blk.{i}.{n}.weight"] for n in names], axis=-2)
+        p, e = f"blocks.{i}.", f"blocks.{i}.experts."
+        out |= {p + "attn_norm": w[f"blk.{i}.attn_norm.weight"], p + "ffn_norm": w[f"blk.{i}.ffn_norm.weight"],
+                p + "qkv": of("attn_q", "attn_k", "attn_v"), p + "out": of("attn_output"),
+                e + "gate_inp": of("ffn_gate_inp"), e + "gate_up": of("ffn_gate_exps", "ffn_up_exps"),
+                e + "down": of("ffn_down_exps"), e + "shared_gate_up": of("ffn_gate_shexp", "ffn_up_shexp"),
+                e + "shared_down": of("ffn_down_shexp")}
+    return out

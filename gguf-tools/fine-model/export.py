@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes weights in parts (checkpoint.py) as GGUF, architecture "deepseek" (DeepSeekMoE with a shared expert and
-without a dense layer): matrices as Q8_0 or F16, norms and routers as F32."""
+without a dense layer) or, without experts, "llama": matrices as Q8_0 or F16, norms and routers as F32."""
 import argparse, os, sys
 import gguf
 from gguf import GGMLQuantizationType as Q
@@ -11,6 +11,8 @@ LIMIT = 28 << 20  # bytes, for the file that is in the repository
 DESCRIPTION = ("A small DeepSeekMoE (4 layers of 32 experts, 4 used, and a shared one) trained from scratch on prose, "
                "code, technical documentation and dialogue from packages of Debian 12. For measurements and tests: it "
                "completes text in the manner of these, and knows nothing. Texts and licences: models/README.md.")
+DRAFT = ("A small dense Llama with the vocabulary of hobbit-fine, trained to guess what that model says next, on the "
+         "same texts. For speculative decoding. Texts and licences: models/README.md.")
 
 
 def main():
@@ -24,23 +26,23 @@ def main():
     c = about["config"]
     wtype, ftype = vocabulary.TYPES[a.type]
 
-    w = gguf.GGUFWriter(a.out, "deepseek")
+    experts = c["experts"]
+    name, size = ("hobbit-fine", f"{experts}x0.8M") if experts else ("hobbit-fine-draft", "1.2M")
+    w = gguf.GGUFWriter(a.out, "deepseek" if experts else "llama")
     w.add_type(gguf.GGUFType.MODEL)
-    w.add_name("hobbit-fine")
-    w.add_basename("hobbit-fine")
-    w.add_description(DESCRIPTION)
+    w.add_name(name)
+    w.add_basename(name)
+    w.add_description(DESCRIPTION if experts else DRAFT)
     w.add_license("MIT")
-    w.add_tags(["text-generation", "mixture-of-experts", "demo"])
+    w.add_tags(["text-generation", "mixture-of-experts" if experts else "draft", "demo"])
     w.add_languages(["en"])
-    w.add_size_label(f"{c['experts']}x0.8M")
+    w.add_size_label(size)
     w.add_file_type(ftype)
     w.add_quantization_version(gguf.GGML_QUANT_VERSION)
     w.add_context_length(c["ctx"])
     w.add_embedding_length(c["dim"])
     w.add_block_count(c["layers"])
-    w.add_leading_dense_block_count(0)
     w.add_feed_forward_length(c["ff"])
-    w.add_expert_feed_forward_length(c["ff"])
     w.add_head_count(c["heads"])
     w.add_head_count_kv(c["kv_heads"])
     w.add_key_length(c["head_dim"])
@@ -48,10 +50,13 @@ def main():
     w.add_rope_dimension_count(c["head_dim"])
     w.add_rope_freq_base(c["rope_base"])
     w.add_layer_norm_rms_eps(c["eps"])
-    w.add_expert_count(c["experts"])
-    w.add_expert_used_count(c["used"])
-    w.add_expert_shared_count(c["shared"])
-    w.add_expert_weights_scale(1.0)
+    if experts:
+        w.add_leading_dense_block_count(0)
+        w.add_expert_feed_forward_length(c["ff"])
+        w.add_expert_count(experts)
+        w.add_expert_used_count(c["used"])
+        w.add_expert_shared_count(c["shared"])
+        w.add_expert_weights_scale(1.0)
     vocabulary.write(w, os.path.join(a.work, "tokenizer.json"), c["vocab"])
 
     def add(name, t, qtype=wtype):
@@ -62,20 +67,22 @@ def main():
     q, kv, ff, sh = c["heads"] * c["head_dim"], c["kv_heads"] * c["head_dim"], c["ff"], c["ff"] * c["shared"]
     for i in range(c["layers"]):
         p, e, o = f"blocks.{i}.", f"blocks.{i}.experts.", f"blk.{i}."
-        qkv, wide, shared = sd[p + "qkv"], sd[e + "gate_up"], sd[e + "shared_gate_up"]
+        qkv, shared, ending = sd[p + "qkv"], sd[e + "shared_gate_up"], "_shexp.weight" if experts else ".weight"
         add(o + "attn_norm.weight", sd[p + "attn_norm"], Q.F32)
         add(o + "attn_q.weight", qkv[:q])
         add(o + "attn_k.weight", qkv[q:q + kv])
         add(o + "attn_v.weight", qkv[q + kv:])
         add(o + "attn_output.weight", sd[p + "out"])
         add(o + "ffn_norm.weight", sd[p + "ffn_norm"], Q.F32)
-        add(o + "ffn_gate_inp.weight", sd[e + "gate_inp"], Q.F32)
-        add(o + "ffn_gate_exps.weight", wide[:, :ff])
-        add(o + "ffn_up_exps.weight", wide[:, ff:])
-        add(o + "ffn_down_exps.weight", sd[e + "down"])
-        add(o + "ffn_gate_shexp.weight", shared[:sh])
-        add(o + "ffn_up_shexp.weight", shared[sh:])
-        add(o + "ffn_down_shexp.weight", sd[e + "shared_down"])
+        if experts:
+            wide = sd[e + "gate_up"]
+            add(o + "ffn_gate_inp.weight", sd[e + "gate_inp"], Q.F32)
+            add(o + "ffn_gate_exps.weight", wide[:, :ff])
+            add(o + "ffn_up_exps.weight", wide[:, ff:])
+            add(o + "ffn_down_exps.weight", sd[e + "down"])
+        add(o + "ffn_gate" + ending, shared[:sh])
+        add(o + "ffn_up" + ending, shared[sh:])
+        add(o + "ffn_down" + ending, sd[e + "shared_down"])
     vocabulary.finish(w)
     size = os.path.getsize(a.out)
     print(f"{a.out}: {size} bytes, {a.type}, after {about['step']} steps, {about['tokens']} tokens, "

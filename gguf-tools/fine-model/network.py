@@ -11,6 +11,8 @@ from model import rope, rope_table  # the demo model's: the same rotary position
 
 CONFIG = dict(vocab=2816, ctx=512, dim=256, layers=4, heads=4, kv_heads=1, head_dim=64, ff=256, experts=32, used=4,
               shared=1, eps=1e-6, rope_base=10000.0)
+# a dense Llama that guesses what the first one says; without experts the shared one is all there is
+CONFIGS = dict(fine=CONFIG, draft=dict(CONFIG, dim=192, layers=2, heads=3, ff=384, experts=0, used=0))
 
 
 def grouped(x, gate_up, down, counts):
@@ -50,20 +52,33 @@ def attention(q, k, v):
         return (s.softmax(-1) @ v.flatten(0, 1)).view(q.shape)
 
 
-class Experts(nn.Module):
-    products = staticmethod(one_by_one)  # what train.py found to work in bf16; F32 always goes one by one
+class Shared(nn.Module):
+    """The SwiGLU that every token goes through; with the losses of a router that is not there."""
+    counts = torch.zeros(0)
 
     def __init__(self, c):
         super().__init__()
         self.c = c
-        E, D, H, S = c["experts"], c["dim"], c["ff"], c["ff"] * c["shared"]
+        D, S = c["dim"], c["ff"] * c["shared"]
+        self.shared_gate_up = nn.Parameter(torch.randn(2 * S, D) / math.sqrt(D))
+        self.shared_down = nn.Parameter(torch.randn(D, S) / math.sqrt(D * 2 * c["layers"]))
+
+    def forward(self, x):
+        g, u = (x @ self.shared_gate_up.t()).chunk(2, -1)
+        return (F.silu(g) * u) @ self.shared_down.t(), x.new_zeros(()), x.new_zeros(())
+
+
+class Experts(Shared):
+    products = staticmethod(one_by_one)  # what train.py found to work in bf16; F32 always goes one by one
+
+    def __init__(self, c):
+        super().__init__(c)
+        E, D, H = c["experts"], c["dim"], c["ff"]
         out = 1 / math.sqrt(D * 2 * c["layers"])
         self.gate_inp = nn.Parameter(torch.randn(E, D) * 0.02)
         self.gate_up = nn.Parameter(torch.randn(E, 2 * H, D) / math.sqrt(D))
         # a router weight is about 1/E at first, and `used` of them are added up
         self.down = nn.Parameter(torch.randn(E, D, H) * out * E / c["used"] / 2)
-        self.shared_gate_up = nn.Parameter(torch.randn(2 * S, D) / math.sqrt(D))
-        self.shared_down = nn.Parameter(torch.randn(D, S) * out)
         self.counts = None  # tokens per expert of the last call
 
     def forward(self, x):  # x: tokens, dim
@@ -81,8 +96,7 @@ class Experts(nn.Module):
         out = (self.products if half else one_by_one)(rows, cast(self.gate_up), cast(self.down), counts)
         back = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=x.device))
         y = (out.index_select(0, back).view(len(x), K, -1) * weight[..., None]).sum(1)
-        g, u = (x @ self.shared_gate_up.t()).chunk(2, -1)
-        y = y + (F.silu(g) * u) @ self.shared_down.t()
+        y = y + super().forward(x)[0]
         # load balance over the whole batch (1 when even) and router z-loss
         balance = E * (counts.float() / flat.numel() * probs.mean(0)).sum()
         z = torch.logsumexp(logits, -1).pow(2).mean()
@@ -99,7 +113,7 @@ class Block(nn.Module):
         self.qkv = nn.Parameter(torch.randn(Q + 2 * KV, D) / math.sqrt(D))
         self.out = nn.Parameter(torch.randn(D, Q) / math.sqrt(Q * 2 * c["layers"]))
         self.ffn_norm = nn.Parameter(torch.ones(D))
-        self.experts = Experts(c)
+        self.experts = (Experts if c["experts"] else Shared)(c)
 
     def forward(self, x, cos, sin, drop):
         c, (B, T, D) = self.c, x.shape

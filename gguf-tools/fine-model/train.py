@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import checkpoint
-from network import CONFIG, Experts, Model, fastest_products, one_by_one
+from network import CONFIG, CONFIGS, Experts, Model, fastest_products, one_by_one
 from model import windows  # the demo model's
 
 KINDS = ("prose", "code", "docs", "dialogue")
@@ -45,7 +45,7 @@ def held_out(model, ids, autocast, limit=None):
     model.eval()
     total = n = 0
     counts = 0
-    for w in windows(ids, CONFIG["ctx"])[:limit]:
+    for w in windows(ids, model.c["ctx"])[:limit]:
         w = w.to(model.embd.device)
         with autocast():
             logits = model(w)[0]
@@ -58,7 +58,9 @@ def held_out(model, ids, autocast, limit=None):
 
 def entropy(counts):
     """Entropy of the use of the experts as a share of its maximum, layer by layer; and the least used one's share
-    of an equal part."""
+    of an equal part. Of a dense model neither."""
+    if not counts.numel():
+        return [], None
     p = counts.double() / counts.sum(1, keepdim=True)
     h = -(p * p.clamp_min(1e-12).log()).sum(1) / math.log(p.shape[1])
     return [round(x, 3) for x in h.tolist()], round(float(p.min()) * p.shape[1], 3)
@@ -67,6 +69,8 @@ def entropy(counts):
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--data", required=True, help="folder that prepare.py wrote")
+    ap.add_argument("--model", choices=CONFIGS, default="fine")
+    ap.add_argument("--teacher", help="fine.gguf: learn what it expects next instead of what comes next")
     ap.add_argument("--out", required=True, help="folder for state.pt and train.log")
     ap.add_argument("--parts", help="folder for the weights in parts (default: --out)")
     ap.add_argument("--parts-every", type=float, default=150, help="seconds")
@@ -84,10 +88,12 @@ def main():
     ap.add_argument("--balance", type=float, default=0.02)
     ap.add_argument("--z", type=float, default=0.001)
     ap.add_argument("--mix", type=float, default=0.7, help="a kind's share of the windows is its size to this power")
+    ap.add_argument("--own", type=float, help="share of the windows that are what fine.gguf wrote (own.py)")
     ap.add_argument("--eval-every", type=int, default=500, help="steps")
     ap.add_argument("--seed", type=int, default=1)
     ap.add_argument("--threads", type=int)
     a = ap.parse_args()
+    config = CONFIGS[a.model]
     if a.threads:
         torch.set_num_threads(a.threads)
     torch.manual_seed(a.seed)
@@ -108,17 +114,24 @@ def main():
 
     t = time.time()
     newline = np.array(json.load(open(os.path.join(a.data, "ends-line.json"))))
-    assert len(newline) == CONFIG["vocab"], (len(newline), CONFIG["vocab"])
+    assert len(newline) == config["vocab"], (len(newline), config["vocab"])
     text = [Text(a.data, k, newline, dev) for k in KINDS]
     held = [np.frombuffer(lzma.open(os.path.join(a.data, f"heldout-{k}.xz")).read(), "<u2") for k in KINDS]
     share = np.array([x.size for x in text], float) ** a.mix
     share /= share.sum()
-    say("tokens: " + ", ".join(f"{k} {x.size} ({100 * s:.1f} % of the windows)" for k, x, s in zip(KINDS, text, share))
+    if a.own:
+        text.append(Text(a.data, "own", newline, dev))
+        share = np.append(share * (1 - a.own), a.own)
+    say("tokens: " + ", ".join(f"{k} {x.size} ({100 * s:.1f} % of the windows)"
+                               for k, x, s in zip(KINDS + ("own",), text, share))
         + f"; read in {time.time() - t:.1f} s")
 
-    model = Model(CONFIG).to(dev)
+    model = Model(config).to(dev)
+    teacher = Model(CONFIG).to(dev).eval().requires_grad_(False) if a.teacher else None
+    if teacher:
+        teacher.load_state_dict({k: torch.from_numpy(v) for k, v in checkpoint.of_gguf(a.teacher).items()})
     before = dict(step=0, tokens=0, seconds=0.0)
-    routers = [b.experts.gate_inp for b in model.blocks]
+    routers = [p for name, p in model.named_parameters() if name.endswith("gate_inp")]
     matrices = [p for p in model.parameters() if p.ndim >= 2 and not any(p is r for r in routers)]
     rest = [p for p in model.parameters() if p.ndim < 2] + routers
     opt = torch.optim.AdamW([dict(params=matrices, weight_decay=a.decay), dict(params=rest, weight_decay=0.0)],
@@ -148,7 +161,7 @@ def main():
             return
         sd = {k: v.float().cpu().numpy() for k, v in model.state_dict().items()}
         sd = {k: v if v.ndim < 2 or k.endswith("gate_inp") else v.astype(np.float16) for k, v in sd.items()}
-        checkpoint.save(a.parts or a.out, sd, dict(now(), config=CONFIG, args=vars(a), held=last_held, losses=losses),
+        checkpoint.save(a.parts or a.out, sd, dict(now(), config=config, args=vars(a), held=last_held, losses=losses),
                         os.path.join(os.path.dirname(os.path.abspath(a.parts or a.out)), "fine-parts.new"))
 
     t0 = time.time()
@@ -202,7 +215,8 @@ def main():
         given = F.pad(ids[:, :-1], (1, 0))  # the start token first
         with autocast():
             logits, balance, z = model(given, a.drop)
-        loss = F.cross_entropy(logits.float().view(-1, CONFIG["vocab"]), ids.reshape(-1))
+            expected = teacher(given)[0].float().softmax(-1).flatten(0, 1) if teacher else ids.flatten()
+        loss = F.cross_entropy(logits.float().flatten(0, 1), expected)
         opt.zero_grad(set_to_none=True)
         (loss + a.balance * balance + a.z * z).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
