@@ -34,7 +34,7 @@ use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
 use super::{completion, conversation, saved};
 use hobbit::engine::{ChatTemplates, low_cache_path, quantise_low};
-use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind};
+use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind, SpeculationOptions};
 use hobbit::stats::{DeviceReport, Stats, Timings};
 use hobbit::{Model, ModelOptions, OpenError, Sampler, SamplingOptions, Session, SessionOptions};
 use hobbit_core::pack::{PartialError, WriteError};
@@ -87,7 +87,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let goes_back = args.prompt_cache.is_some() || given.is_none() && !args.chat.single_turn.0;
     let checkpoints = if goes_back { args.session_options.checkpoints } else { 0 };
     let session_options = SessionOptions { n_ubatch, checkpoints, ..args.session_options.clone() };
-    let session = ctrl_c.during(|| model.session(&session_options))?;
+    let mut session = ctrl_c.during(|| model.session(&session_options))?;
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
     }
@@ -97,6 +97,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         let why = "experts are read less often so; last bits are another width's than with -ub 512";
         log.line(Level::Info, format!("hobbit: prompt: {n} tokens at once: {why}"));
     }
+    speculate(&mut session, args.speculation.as_ref(), log)?;
     warn_of_training(&model, &args.session_options, log);
     warn_of_shift(&session, args.session_options.context_shift, log);
     log.line(Level::Debug, format!("{args:#?}"));
@@ -306,6 +307,16 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     log.line(Level::More, plan);
     log.line(Level::More, format!("hobbit: {}", about(session)));
     log.line(Level::More, hobbit::engine::system_info());
+}
+
+/// Makes the session draft tokens, where it can.
+pub fn speculate(session: &mut Session, options: Option<&SpeculationOptions>, log: &Log) -> Result<()> {
+    let Some(options) = options else { return Ok(()) };
+    if let Some(reason) = session.no_speculation() {
+        log.line(Level::Warning, format!("warning: --spec-type: {reason}: nothing is drafted"));
+        return Ok(());
+    }
+    Ok(session.speculate(options)?)
 }
 
 /// Warns of `--context-shift` where it has no effect.

@@ -27,7 +27,7 @@ pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 pub use reports::{
     CacheSlots, CachingReport, DeviceCounters, DeviceReport, LatencyReport, LatencyStep, PrefetchReport, RecallReport,
-    TokenRoutedReport, TunedReport, VirtualExpertsReport,
+    SpeculationReport, TokenRoutedReport, TunedReport, VirtualExpertsReport,
 };
 
 #[doc(inline)]
@@ -179,6 +179,8 @@ pub struct Stats {
     /// `None` without a target.
     #[serde(rename = "target_latency")]
     pub latency: Option<LatencyReport>,
+    /// Drafts; `None` if the session does not speculate.
+    pub speculation: Option<SpeculationReport>,
     /// Kernels that multiply in batches.
     pub kernels: KernelReport,
     /// Largest resident set of the process so far, in bytes; 0 if the system does not report it.

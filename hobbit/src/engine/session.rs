@@ -5,6 +5,7 @@ mod decode;
 mod generate;
 mod sequences;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,6 +22,7 @@ use super::params::context_params;
 pub use super::raw::BatchToken;
 use super::raw::RawContext;
 use super::sampling::Sampler;
+use super::speculate::Speculator;
 use super::tiers::Description;
 use hobbit_core::checkpoints::Checkpoints;
 use hobbit_core::options::{SessionOptions, Token};
@@ -72,6 +74,8 @@ impl Interrupt {
 
 /// One context: one or several sequences of tokens, and measurements of their evaluation.
 pub struct Session {
+    // Dropped before the context, which it may read.
+    pub(super) speculator: Option<Speculator>,
     // Dropped before the hook, which it calls, and the model, which it reads.
     context: RawContext,
     hook: Option<EvalHook<Observed>>,
@@ -93,6 +97,12 @@ pub struct Session {
     pending: Option<Token>,
     /// Whether the last logits follow the last token of the context.
     is_current: bool,
+    /// Entry of the last batch whose logits follow the last token of the context (-1: the last).
+    row: i32,
+    /// Drafts in the context after its last token.
+    ahead: VecDeque<Token>,
+    /// The text at the end of the context, as far as it is known: its tokens without a pending one.
+    text: Vec<Token>,
     stats: Stats,
     /// Counters of the devices at the session's start.
     devices_before: Vec<DeviceCounters>,
@@ -164,6 +174,7 @@ impl Session {
         let n_sequences = if model.takes_checkpoints(&options) { options.n_seq_max.max(1) } else { 0 };
         let no_shift = NoShift::of(model, &options, &context);
         let mut session = Session {
+            speculator: None,
             context,
             hook,
             model: model.clone(),
@@ -179,6 +190,9 @@ impl Session {
             no_shift,
             pending: None,
             is_current: false,
+            row: -1,
+            ahead: VecDeque::new(),
+            text: Vec::new(),
             stats: Stats::default(),
             devices_before,
             sample_ms: 0.0,
@@ -259,6 +273,8 @@ impl Session {
         self.n_prompt = 0;
         self.pending = None;
         self.is_current = false;
+        self.ahead.clear();
+        self.text.clear();
         if let Some(memories) = self.model.shared.experts.memories().as_mut() {
             memories.begin_sequence();
         }
@@ -312,6 +328,7 @@ impl Session {
             token_routed,
             virtual_experts,
             latency,
+            speculation: self.speculator.as_ref().map(Speculator::report),
             kernels,
             peak_rss_bytes: peak_rss_bytes(),
             ..self.stats.clone()
@@ -336,9 +353,21 @@ impl Session {
     }
 
     /// Context length of one sequence in tokens.
-    fn n_ctx_seq(&self) -> u32 {
+    pub(super) fn n_ctx_seq(&self) -> u32 {
         // SAFETY: the context is live.
         unsafe { llama::llama_n_ctx_seq(self.context.as_ptr()) }
+    }
+
+    pub(super) fn n_sequences(&self) -> u32 {
+        self.options.n_seq_max.max(1)
+    }
+
+    /// Entries of a batch whose logits may be requested at once.
+    pub(super) fn n_outputs_max(&self) -> usize {
+        match self.options.n_outputs_max {
+            0 => usize::MAX,
+            n => n.max(self.n_sequences()) as usize,
+        }
     }
 
     pub(super) fn context_ptr(&self) -> *mut llama::llama_context {

@@ -31,8 +31,8 @@ impl Session {
             return Err(EvalError::BatchTooLarge { n_tokens: batch.len(), n_batch });
         }
         let n_outputs = batch.iter().filter(|entry| entry.logits).count();
-        let n_outputs_max = self.options.n_outputs_max.max(self.options.n_seq_max) as usize;
-        if self.options.n_outputs_max > 0 && n_outputs > n_outputs_max {
+        let n_outputs_max = self.n_outputs_max();
+        if n_outputs > n_outputs_max {
             return Err(EvalError::Decode(format!(
                 "logits of {n_outputs} entries are requested, and the session has room for {n_outputs_max}: open it \
                  with a larger n_outputs_max"
@@ -89,7 +89,7 @@ impl Session {
             experts.tables().expect(unsafe { std::slice::from_raw_parts(batch.token, n_tokens as usize) });
         }
         let (before, busy_before) = self.counters();
-        self.is_current = false;
+        (self.is_current, self.row) = (false, -1);
         let started = Instant::now();
         let running = contention::running(self.n_threads);
         let purpose = Purpose { phase, ..self.purpose };
@@ -120,6 +120,7 @@ impl Session {
                 self.context.clear();
                 self.checkpoints.iter_mut().for_each(|own| own.truncate(0));
                 (self.n_past, self.n_prompt, self.pending) = (0, 0, None);
+                self.text.clear();
                 return Err(match failure {
                     None if code == 2 => EvalError::Interrupted,
                     failure => EvalError::ContextLost(failure.unwrap_or_else(|| format!("llama_decode: {code}"))),
@@ -134,6 +135,9 @@ impl Session {
                     EvalError::Decode(if thrown.is_empty() { format!("llama_decode: {code} {logged}") } else { thrown })
                 }
             });
+        }
+        if let Some(speculator) = self.speculator.as_mut().filter(|_| phase.is_decode()) {
+            speculator.evaluated(seconds);
         }
         let (after, busy_after) = self.counters();
         let stats = if phase.is_decode() { &mut self.stats.decode } else { &mut self.stats.prompt };
@@ -166,6 +170,11 @@ impl Session {
         self.checked = true;
         self.is_current = true;
         Ok(())
+    }
+
+    /// Drafts that the text did not take are not generated tokens.
+    pub(in crate::engine) fn count_rejected(&mut self, n: usize) {
+        self.stats.decode.tokens = self.stats.decode.tokens.saturating_sub(n as u64);
     }
 
     fn counters(&self) -> (Counters, f64) {

@@ -1,0 +1,314 @@
+//! Drafts of the next tokens, from llama.cpp's drafters (`common_speculative`). A session evaluates them in one step
+//! with the token before, and takes those that its sampler chooses by itself: the text is the same as without.
+
+use std::ffi::{CString, c_char};
+use std::path::Path;
+use std::ptr::{self, NonNull};
+use std::time::Instant;
+
+use ggml_sys::llama::llama_context;
+use ggml_sys::speculative::{self as raw, DraftRequest as RawRequest, Speculative};
+
+use super::error::{EvalError, OpenError};
+use super::raw::{checked, with_message};
+use super::session::Session;
+use hobbit_core::options::{DraftSource, SpeculationOptions, Token};
+use hobbit_core::route::DECODE_TOKENS_MAX;
+use hobbit_core::stats::SpeculationReport;
+
+/// Why a session does not speculate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoSpeculation {
+    /// Drafts that the text does not take must be forgotten.
+    #[error("the model's recurrent state cannot go back to the token before a draft")]
+    Recurrent,
+}
+
+/// A sequence that may have drafts.
+#[derive(Clone, Copy, Debug)]
+pub struct DraftRequest<'a> {
+    /// The sequence.
+    pub sequence: i32,
+    /// The text so far.
+    pub tokens: &'a [Token],
+    /// The token after it, which is evaluated next.
+    pub last: Token,
+    /// Position of that token.
+    pub position: i32,
+    /// Most drafts that there is room for.
+    pub n_max: usize,
+}
+
+/// The drafters of one session, and their measurements.
+pub(super) struct Speculator {
+    drafters: Drafters,
+    options: SpeculationOptions,
+    sequences: Vec<Sequence>,
+    /// The step that is under way.
+    step: Step,
+    report: SpeculationReport,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Sequence {
+    /// The text that the drafters know.
+    text: Vec<Token>,
+    /// Drafts that are evaluated in this step, after the token at a position.
+    drafted: Option<(usize, usize)>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Step {
+    n_sequences: usize,
+    n_drafted: usize,
+    n_accepted: usize,
+    draft_seconds: f64,
+    seconds: f64,
+}
+
+impl Speculator {
+    /// Drafters for the context `target` of `n_sequences`, which outlives them.
+    pub(super) fn new(
+        target: *mut llama_context,
+        options: &SpeculationOptions,
+        n_sequences: u32,
+    ) -> Result<Self, OpenError> {
+        Ok(Self {
+            drafters: Drafters::new(target, options, n_sequences)?,
+            options: options.clone(),
+            sequences: vec![Sequence::default(); n_sequences as usize],
+            step: Step::default(),
+            report: SpeculationReport::default(),
+        })
+    }
+
+    /// Begins a step: drafts for each request, as many as are worth their cost. To be called before every step of
+    /// generation; the drafts are then evaluated in it.
+    fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Vec<Token>>, EvalError> {
+        let started = Instant::now();
+        self.end_step();
+        self.step.n_sequences = requests.len();
+        let mut drafts: Vec<Vec<Token>> = vec![Vec::new(); requests.len()];
+        let n_max = self.n_drafts(requests.len());
+        let mut asked = Vec::new();
+        for (request, drafts) in requests.iter().zip(&mut drafts) {
+            let n_max = n_max.min(request.n_max);
+            let Some(own) = self.sequences.get_mut(request.sequence as usize).filter(|_| n_max > 0) else { continue };
+            if !request.tokens.starts_with(&own.text) {
+                self.drafters.begin(request.sequence, request.tokens)?;
+                own.text.clear();
+            }
+            own.text.extend_from_slice(&request.tokens[own.text.len()..]);
+            drafts.resize(n_max, 0);
+            asked.push(RawRequest {
+                sequence: request.sequence,
+                position: request.position,
+                n_max: n_max as i32,
+                last: request.last,
+                tokens: request.tokens.as_ptr(),
+                n_tokens: request.tokens.len(),
+                drafts: drafts.as_mut_ptr(),
+                n_drafts: 0,
+            });
+        }
+        if !asked.is_empty() {
+            // SAFETY: each request points to tokens of the caller and to room for its drafts, which is not moved.
+            unsafe { self.drafters.draft(&mut asked)? };
+        }
+        let mut answers = asked.iter();
+        for (request, drafts) in requests.iter().zip(&mut drafts).filter(|(_, drafts)| !drafts.is_empty()) {
+            drafts.truncate(answers.next().map_or(0, |answer| answer.n_drafts));
+            if !drafts.is_empty() {
+                let own = &mut self.sequences[request.sequence as usize];
+                own.drafted = Some((request.position as usize, drafts.len()));
+                self.step.n_drafted += drafts.len();
+            }
+        }
+        self.step.draft_seconds = started.elapsed().as_secs_f64();
+        Ok(drafts)
+    }
+
+    /// Tokens to draft at most for each of `n_sequences` in the next step.
+    fn n_drafts(&self, _n_sequences: usize) -> usize {
+        self.options.n_max as usize
+    }
+
+    /// A batch of generated tokens was evaluated.
+    pub(super) fn evaluated(&mut self, seconds: f64) {
+        self.step.seconds += seconds;
+    }
+
+    /// The text took the first `n_accepted` drafts of a sequence. Returns the number of tokens that its context keeps,
+    /// and the number of drafts that it does not; `None` if it had no drafts.
+    fn accepted(&mut self, sequence: i32, n_accepted: usize) -> Result<Option<(usize, usize)>, EvalError> {
+        let own = self.sequences.get_mut(sequence as usize);
+        let Some((position, n_drafted)) = own.and_then(|own| own.drafted.take()) else { return Ok(None) };
+        let n_accepted = n_accepted.min(n_drafted);
+        self.step.n_accepted += n_accepted;
+        self.drafters.accept(sequence, n_accepted)?;
+        Ok(Some((position + 1 + n_accepted, n_drafted - n_accepted)))
+    }
+
+    fn end_step(&mut self) {
+        let step = std::mem::take(&mut self.step);
+        if step.n_sequences == 0 {
+            return;
+        }
+        self.report.steps += 1;
+        self.report.drafting_steps += u64::from(step.n_drafted > 0);
+        self.report.drafted += step.n_drafted as u64;
+        self.report.accepted += step.n_accepted as u64;
+        self.report.draft_seconds += step.draft_seconds;
+        self.sequences.iter_mut().for_each(|own| own.drafted = None);
+    }
+
+    /// Measurements so far, with the step under way.
+    pub(super) fn report(&self) -> SpeculationReport {
+        let Step { n_sequences, n_drafted, n_accepted, draft_seconds, .. } = self.step;
+        SpeculationReport {
+            steps: self.report.steps + u64::from(n_sequences > 0),
+            drafting_steps: self.report.drafting_steps + u64::from(n_drafted > 0),
+            drafted: self.report.drafted + n_drafted as u64,
+            accepted: self.report.accepted + n_accepted as u64,
+            draft_seconds: self.report.draft_seconds + draft_seconds,
+        }
+    }
+}
+
+impl Session {
+    /// Drafts tokens from now on: [`Session::generate`] does so by itself, callers of [`Session::evaluate`] with
+    /// [`Session::draft`]. The session needs room for the logits of a token and its drafts
+    /// ([`SessionOptions::n_outputs_max`](hobbit_core::options::SessionOptions::n_outputs_max)).
+    ///
+    /// # Errors
+    /// A session that cannot ([`Session::no_speculation`]), drafters that llama.cpp refuses, a lookup cache that cannot
+    /// be read.
+    pub fn speculate(&mut self, options: &SpeculationOptions) -> Result<(), OpenError> {
+        if let Some(reason) = self.no_speculation() {
+            return Err(OpenError::Speculation(reason.to_string()));
+        }
+        self.speculator = Some(Speculator::new(self.context_ptr(), options, self.n_sequences())?);
+        Ok(())
+    }
+
+    /// Why the session cannot speculate; `None` if it can.
+    pub fn no_speculation(&self) -> Option<NoSpeculation> {
+        self.model().is_recurrent().then_some(NoSpeculation::Recurrent)
+    }
+
+    /// Drafts of tokens after the last one of each request, to be evaluated in one batch with it, all with logits
+    /// ([`Session::evaluate`]). Those that the text takes are reported with [`Session::accept`]. To be called before
+    /// every step of generation with the sequences that it continues. Without [`Session::speculate`] all are empty.
+    ///
+    /// # Errors
+    /// A drafter fails.
+    pub fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Vec<Token>>, EvalError> {
+        match &mut self.speculator {
+            Some(speculator) => speculator.draft(requests),
+            None => Ok(vec![Vec::new(); requests.len()]),
+        }
+    }
+
+    /// Follows the evaluation of a sequence's drafts: the first `n_accepted` are part of the text, the others are
+    /// forgotten.
+    ///
+    /// # Errors
+    /// A drafter fails; a context that cannot forget them.
+    pub fn accept(&mut self, sequence: i32, n_accepted: usize) -> Result<(), EvalError> {
+        let Some(speculator) = &mut self.speculator else { return Ok(()) };
+        let Some((n_tokens, n_rejected)) = speculator.accepted(sequence, n_accepted)? else { return Ok(()) };
+        self.count_rejected(n_rejected);
+        if n_rejected > 0 && !self.cut(sequence, n_tokens) {
+            return Err(EvalError::Decode(format!("the context cannot go back to token {n_tokens}")));
+        }
+        Ok(())
+    }
+
+    /// Most tokens that a sequence of `n_tokens` may have drafted after its next one.
+    pub fn room_for_drafts(&self, n_tokens: usize) -> usize {
+        let n_outputs = self.n_outputs_max().min(self.n_batch()).min(DECODE_TOKENS_MAX);
+        (self.n_ctx_seq() as usize).saturating_sub(n_tokens + 1).min(n_outputs.saturating_sub(1))
+    }
+}
+
+/// llama.cpp's drafters, freed on drop.
+struct Drafters(NonNull<Speculative>);
+
+// SAFETY: they hold no state of a thread, and are used through `&mut` only.
+unsafe impl Send for Drafters {}
+
+impl Drafters {
+    fn new(target: *mut llama_context, options: &SpeculationOptions, n_sequences: u32) -> Result<Self, OpenError> {
+        let text = |text: &str| {
+            CString::new(text).map_err(|_| OpenError::Speculation(format!("{text:?} has a NUL byte")))
+        };
+        let path = |path: &Option<std::path::PathBuf>| text(&path.as_deref().unwrap_or(Path::new("")).to_string_lossy());
+        let names: Vec<&str> = options.sources.iter().map(|source| source.name()).collect();
+        let (types, fixed, dynamic) =
+            (text(&names.join(","))?, path(&options.lookup_static)?, path(&options.lookup_dynamic)?);
+        let (n_max, n_min) = (options.n_max as i32, options.n_min as i32);
+        // SAFETY: the texts are NUL-terminated, the message buffer is valid for its capacity, and the caller keeps the
+        // context alive.
+        let make = |message: *mut c_char, capacity| unsafe {
+            raw::hobbit_speculative_init(
+                target,
+                ptr::null_mut(),
+                types.as_ptr(),
+                n_max,
+                n_min,
+                options.p_min,
+                fixed.as_ptr(),
+                dynamic.as_ptr(),
+                n_sequences,
+                true,
+                message,
+                capacity,
+            )
+        };
+        with_message(make).map(Self).map_err(OpenError::Speculation)
+    }
+
+    fn begin(&mut self, sequence: i32, text: &[Token]) -> Result<(), EvalError> {
+        // SAFETY: the drafters are live, the text and the message buffer valid for their lengths; so below.
+        let begin = |message, capacity| unsafe {
+            raw::hobbit_speculative_begin(self.0.as_ptr(), sequence, text.as_ptr(), text.len(), message, capacity)
+        };
+        checked("the drafter cannot read the text", |done| *done, begin).map(drop)
+    }
+
+    /// # Safety
+    /// The requests point to their tokens and to room for their drafts.
+    unsafe fn draft(&mut self, requests: &mut [RawRequest]) -> Result<(), EvalError> {
+        // SAFETY: as above, and by the caller.
+        let draft = |message, capacity| unsafe {
+            raw::hobbit_speculative_draft(
+                self.0.as_ptr(),
+                requests.as_mut_ptr(),
+                requests.len(),
+                message,
+                capacity,
+            )
+        };
+        checked("no drafts", |done| *done, draft).map(drop)
+    }
+
+    fn accept(&mut self, sequence: i32, n_accepted: usize) -> Result<(), EvalError> {
+        // SAFETY: as above.
+        let accept = |message, capacity| unsafe {
+            raw::hobbit_speculative_accept(self.0.as_ptr(), sequence, n_accepted as u16, message, capacity)
+        };
+        checked("the drafter does not take what was accepted", |done| *done, accept).map(drop)
+    }
+}
+
+impl Drop for Drafters {
+    fn drop(&mut self) {
+        // SAFETY: made by us, freed once.
+        unsafe { raw::hobbit_speculative_free(self.0.as_ptr()) };
+    }
+}
+
+/// Whether a model drafts.
+pub fn needs_a_model(source: DraftSource) -> bool {
+    matches!(source, DraftSource::DraftSimple | DraftSource::DraftMtp)
+}
