@@ -75,6 +75,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let ctrl_c = begin(notes, &args.session_options, args.output.stats_json.as_deref(), args.colour, log)?;
     let mut projector = args.projector.clone();
     let model_options = media::reserve(projector.as_mut(), &args.model_options, &args.session_options, log)?;
+    let model_options = reserve_draft(args.speculation.as_ref(), model_options, &args.session_options)?;
     let model = open(&args.model, args.is_demo, &model_options, log, &ctrl_c)?;
     let has_template = model.info().chat_template.is_some();
     let given = match args.converses(has_template) {
@@ -307,6 +308,20 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     log.line(Level::More, plan);
     log.line(Level::More, format!("hobbit: {}", about(session)));
     log.line(Level::More, hobbit::engine::system_info());
+}
+
+/// Reserves the draft model's memory in the model's budget.
+///
+/// # Errors
+/// A draft model that cannot be read.
+pub fn reserve_draft(
+    speculation: Option<&SpeculationOptions>,
+    options: ModelOptions,
+    session: &SessionOptions,
+) -> Result<ModelOptions> {
+    let Some(draft) = speculation.and_then(|own| own.draft.as_ref()) else { return Ok(options) };
+    let bytes = hobbit::engine::draft_bytes(draft, session).context("-md")?;
+    Ok(ModelOptions { reserved_bytes: options.reserved_bytes.saturating_add(bytes), ..options })
 }
 
 /// Makes the session draft tokens, where it can.

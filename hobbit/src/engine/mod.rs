@@ -83,7 +83,7 @@ pub use rpc::{RpcError, RpcEvent, RpcServer};
 pub use sampling::{Probabilities, Sampler};
 pub use session::{BatchToken, GeneratedText, Generation, Interrupt, NoShift, Session, StopReason};
 pub use source::quantise_low;
-pub use speculate::{DraftRequest, NoSpeculation};
+pub use speculate::{DraftRequest, NoSpeculation, draft_bytes};
 pub use stock::{Stock, StockOptions};
 pub use vocabulary::SpecialTokens;
 

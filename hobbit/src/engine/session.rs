@@ -13,6 +13,7 @@ use ggml_sys::llama;
 
 use super::calling::{self, Purpose};
 use super::compute;
+use super::contention;
 use super::error::OpenError;
 use super::hook::{EvalHook, Observed, RouterObserver};
 use super::log;
@@ -75,7 +76,7 @@ impl Interrupt {
 /// One context: one or several sequences of tokens, and measurements of their evaluation.
 pub struct Session {
     // Dropped before the context, which it may read.
-    pub(super) speculator: Option<Speculator>,
+    pub(super) speculator: Option<Box<Speculator>>,
     // Dropped before the hook, which it calls, and the model, which it reads.
     context: RawContext,
     hook: Option<EvalHook<Observed>>,
@@ -328,7 +329,7 @@ impl Session {
             token_routed,
             virtual_experts,
             latency,
-            speculation: self.speculator.as_ref().map(Speculator::report),
+            speculation: self.speculator.as_ref().map(|own| own.report()),
             kernels,
             peak_rss_bytes: peak_rss_bytes(),
             ..self.stats.clone()
@@ -368,6 +369,24 @@ impl Session {
             0 => usize::MAX,
             n => n.max(self.n_sequences()) as usize,
         }
+    }
+
+    /// Calls `compute`, which evaluates generated tokens on the context.
+    pub(super) fn computing<R>(&self, compute: impl FnOnce() -> R) -> R {
+        let running = contention::running(self.n_threads);
+        let result = Purpose { phase: Phase::Decode, ..self.purpose }.during(compute);
+        drop(running);
+        result
+    }
+
+    /// Whether a backend of ours is notified before each graph.
+    pub(super) fn announces(&self) -> bool {
+        self.announces
+    }
+
+    /// The options with which the session was opened; its context length is chosen.
+    pub(super) fn options(&self) -> &SessionOptions {
+        &self.options
     }
 
     pub(super) fn context_ptr(&self) -> *mut llama::llama_context {

@@ -1,8 +1,10 @@
 //! Drafts of the next tokens, from llama.cpp's drafters (`common_speculative`). A session evaluates them in one step
 //! with the token before, and takes those that its sampler chooses by itself: the text is the same as without.
 
+mod draft;
+
 use std::ffi::{CString, c_char};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 use std::time::Instant;
 
@@ -11,7 +13,9 @@ use ggml_sys::speculative::{self as raw, DraftRequest as RawRequest, Speculative
 
 use super::error::{EvalError, OpenError};
 use super::raw::{checked, with_message};
-use super::session::Session;
+use super::session::{Interrupt, Session};
+use draft::Draft;
+pub use draft::draft_bytes;
 use hobbit_core::options::{DraftSource, SpeculationOptions, Token};
 use hobbit_core::route::DECODE_TOKENS_MAX;
 use hobbit_core::stats::SpeculationReport;
@@ -41,7 +45,10 @@ pub struct DraftRequest<'a> {
 
 /// The drafters of one session, and their measurements.
 pub(super) struct Speculator {
+    // Dropped before the draft's context.
     drafters: Drafters,
+    draft: Option<Draft>,
+    interrupt: Interrupt,
     options: SpeculationOptions,
     sequences: Vec<Sequence>,
     /// The step that is under way.
@@ -67,14 +74,20 @@ struct Step {
 }
 
 impl Speculator {
-    /// Drafters for the context `target` of `n_sequences`, which outlives them.
-    pub(super) fn new(
-        target: *mut llama_context,
-        options: &SpeculationOptions,
-        n_sequences: u32,
-    ) -> Result<Self, OpenError> {
+    /// Drafters for a session, whose context outlives them.
+    pub(super) fn new(target: &Session, options: &SpeculationOptions) -> Result<Self, OpenError> {
+        let n_sequences = target.n_sequences();
+        let mut draft = None;
+        if options.sources.contains(&DraftSource::DraftSimple) {
+            let Some(own) = &options.draft else {
+                return Err(OpenError::Speculation("draft-simple needs a draft model".to_owned()));
+            };
+            draft = Some(Draft::open(own, target)?);
+        }
         Ok(Self {
-            drafters: Drafters::new(target, options, n_sequences)?,
+            drafters: Drafters::new(target.context_ptr(), draft.as_ref(), options, n_sequences)?,
+            draft,
+            interrupt: target.interrupt_handle(),
             options: options.clone(),
             sequences: vec![Sequence::default(); n_sequences as usize],
             step: Step::default(),
@@ -85,12 +98,12 @@ impl Speculator {
     /// Begins a step: drafts for each request, as many as are worth their cost. To be called before every step of
     /// generation; the drafts are then evaluated in it.
     fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Vec<Token>>, EvalError> {
-        let started = Instant::now();
         self.end_step();
         self.step.n_sequences = requests.len();
         let mut drafts: Vec<Vec<Token>> = vec![Vec::new(); requests.len()];
         let n_max = self.n_drafts(requests.len());
-        let mut asked = Vec::new();
+        let started = Instant::now();
+        let (mut asked, mut seconds_elsewhere) = (Vec::new(), 0.0);
         for (request, drafts) in requests.iter().zip(&mut drafts) {
             let n_max = n_max.min(request.n_max);
             let Some(own) = self.sequences.get_mut(request.sequence as usize).filter(|_| n_max > 0) else { continue };
@@ -99,10 +112,18 @@ impl Speculator {
                 own.text.clear();
             }
             own.text.extend_from_slice(&request.tokens[own.text.len()..]);
+            let mut position = request.position;
+            if let Some(draft) = &mut self.draft {
+                if !draft.has_room(request.tokens.len() + 1 + n_max) {
+                    continue;
+                }
+                seconds_elsewhere += draft.read(request.sequence, request.tokens, &self.interrupt)?;
+                position = request.tokens.len() as i32;
+            }
             drafts.resize(n_max, 0);
             asked.push(RawRequest {
                 sequence: request.sequence,
-                position: request.position,
+                position,
                 n_max: n_max as i32,
                 last: request.last,
                 tokens: request.tokens.as_ptr(),
@@ -113,18 +134,25 @@ impl Speculator {
         }
         if !asked.is_empty() {
             // SAFETY: each request points to tokens of the caller and to room for its drafts, which is not moved.
-            unsafe { self.drafters.draft(&mut asked)? };
+            let mut ask = || unsafe { self.drafters.draft(&mut asked) };
+            match &self.draft {
+                Some(draft) => draft.session.computing(ask)?,
+                None => ask()?,
+            }
         }
         let mut answers = asked.iter();
         for (request, drafts) in requests.iter().zip(&mut drafts).filter(|(_, drafts)| !drafts.is_empty()) {
             drafts.truncate(answers.next().map_or(0, |answer| answer.n_drafts));
+            if let Some(draft) = &mut self.draft {
+                draft.drafted(request, drafts);
+            }
             if !drafts.is_empty() {
                 let own = &mut self.sequences[request.sequence as usize];
                 own.drafted = Some((request.position as usize, drafts.len()));
                 self.step.n_drafted += drafts.len();
             }
         }
-        self.step.draft_seconds = started.elapsed().as_secs_f64();
+        self.step.draft_seconds = started.elapsed().as_secs_f64() - seconds_elsewhere;
         Ok(drafts)
     }
 
@@ -182,12 +210,12 @@ impl Session {
     ///
     /// # Errors
     /// A session that cannot ([`Session::no_speculation`]), drafters that llama.cpp refuses, a lookup cache that cannot
-    /// be read.
+    /// be read; a draft model that cannot be opened, has another vocabulary or does not fit.
     pub fn speculate(&mut self, options: &SpeculationOptions) -> Result<(), OpenError> {
         if let Some(reason) = self.no_speculation() {
             return Err(OpenError::Speculation(reason.to_string()));
         }
-        self.speculator = Some(Speculator::new(self.context_ptr(), options, self.n_sequences())?);
+        self.speculator = Some(Box::new(Speculator::new(self, options)?));
         Ok(())
     }
 
@@ -238,21 +266,28 @@ struct Drafters(NonNull<Speculative>);
 unsafe impl Send for Drafters {}
 
 impl Drafters {
-    fn new(target: *mut llama_context, options: &SpeculationOptions, n_sequences: u32) -> Result<Self, OpenError> {
-        let text = |text: &str| {
-            CString::new(text).map_err(|_| OpenError::Speculation(format!("{text:?} has a NUL byte")))
-        };
-        let path = |path: &Option<std::path::PathBuf>| text(&path.as_deref().unwrap_or(Path::new("")).to_string_lossy());
+    /// The context `target` and the draft outlive them.
+    fn new(
+        target: *mut llama_context,
+        draft: Option<&Draft>,
+        options: &SpeculationOptions,
+        n_sequences: u32,
+    ) -> Result<Self, OpenError> {
+        let text =
+            |text: &str| CString::new(text).map_err(|_| OpenError::Speculation(format!("{text:?} has a NUL byte")));
+        let path = |path: &Option<PathBuf>| text(&path.as_deref().unwrap_or(Path::new("")).to_string_lossy());
         let names: Vec<&str> = options.sources.iter().map(|source| source.name()).collect();
         let (types, fixed, dynamic) =
             (text(&names.join(","))?, path(&options.lookup_static)?, path(&options.lookup_dynamic)?);
         let (n_max, n_min) = (options.n_max as i32, options.n_min as i32);
+        let context = draft.map_or(ptr::null_mut(), |draft| draft.session.context_ptr());
+        let tells = draft.is_none_or(|draft| draft.session.announces());
         // SAFETY: the texts are NUL-terminated, the message buffer is valid for its capacity, and the caller keeps the
-        // context alive.
+        // contexts alive.
         let make = |message: *mut c_char, capacity| unsafe {
             raw::hobbit_speculative_init(
                 target,
-                ptr::null_mut(),
+                context,
                 types.as_ptr(),
                 n_max,
                 n_min,
@@ -260,7 +295,7 @@ impl Drafters {
                 fixed.as_ptr(),
                 dynamic.as_ptr(),
                 n_sequences,
-                true,
+                tells,
                 message,
                 capacity,
             )
@@ -281,13 +316,7 @@ impl Drafters {
     unsafe fn draft(&mut self, requests: &mut [RawRequest]) -> Result<(), EvalError> {
         // SAFETY: as above, and by the caller.
         let draft = |message, capacity| unsafe {
-            raw::hobbit_speculative_draft(
-                self.0.as_ptr(),
-                requests.as_mut_ptr(),
-                requests.len(),
-                message,
-                capacity,
-            )
+            raw::hobbit_speculative_draft(self.0.as_ptr(), requests.as_mut_ptr(), requests.len(), message, capacity)
         };
         checked("no drafts", |done| *done, draft).map(drop)
     }
@@ -306,9 +335,4 @@ impl Drop for Drafters {
         // SAFETY: made by us, freed once.
         unsafe { raw::hobbit_speculative_free(self.0.as_ptr()) };
     }
-}
-
-/// Whether a model drafts.
-pub fn needs_a_model(source: DraftSource) -> bool {
-    matches!(source, DraftSource::DraftSimple | DraftSource::DraftMtp)
 }
