@@ -19,6 +19,7 @@
 //! | `options` | a caller's options |
 //! | `stats` | a session's measurements |
 //! | `checkpoints` | states of a sequence to go back to: where they are taken, which are kept |
+//! | `speculation` | how many tokens to draft |
 //! | `residency` | one layer's step, from the router's choice to slots and reads |
 //! | `trace` | recordings |
 //! | `sim` | the same step over a virtual link and clock |
@@ -47,6 +48,7 @@ pub mod profile;
 pub mod residency;
 pub mod route;
 pub mod sim;
+pub mod speculation;
 pub mod stats;
 pub mod store;
 pub mod trace;

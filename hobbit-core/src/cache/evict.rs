@@ -35,6 +35,16 @@ impl Cache {
         }
     }
 
+    /// Evicts a resident before all others, until it is used. Others are ignored.
+    pub fn set_unwanted(&mut self, version: Version) {
+        let place = self.places.get_mut(version.expert);
+        let place = place.and_then(|places| places[version.precision.index()].as_mut());
+        if let Some(place) = place.filter(|place| place.slot.is_some() && !place.is_unwanted) {
+            place.is_unwanted = true;
+            self.n_unwanted += 1;
+        }
+    }
+
     /// As [`Cache::acquire`], for a predicted version: it evicts no shielded one.
     ///
     /// # Panics
@@ -65,6 +75,10 @@ impl Cache {
         let is_narrow = self.stays_in_its_layer(incoming, share);
         let may_leave = |version: &Version| !is_narrow || version.expert.layer == incoming.expert.layer;
         candidates.extend(self.evictable(share).filter(may_leave).map(candidate));
+        let is_unwanted = |version| self.place(version).is_some_and(|place| place.is_unwanted);
+        if self.n_unwanted > 0 && candidates.iter().any(|candidate| is_unwanted(candidate.version)) {
+            candidates.retain(|candidate| is_unwanted(candidate.version));
+        }
         let victim = match candidates.is_empty() {
             true => None,
             false => Some(candidates[self.policy.victim(incoming, &candidates, self.now)].version),
@@ -75,8 +89,10 @@ impl Cache {
     }
 
     pub(super) fn vacate(&mut self, version: Version) {
-        let Whereabouts { share, slot, .. } = self.place_mut(version);
+        let Whereabouts { share, slot, is_unwanted, .. } = self.place_mut(version);
         let (share, index) = (*share, slot.take().unwrap_or_else(|| panic!("{version} is not resident")));
+        let was_unwanted = std::mem::take(is_unwanted);
+        self.n_unwanted -= u32::from(was_unwanted);
         self.pools[usize::from(share.pool)][index as usize].vacate();
         self.shares.get_mut(&share).expect("places name shares there are").count(version.expert.layer, false);
     }

@@ -65,6 +65,8 @@ struct Whereabouts {
     /// Index into the pool's slots while it is resident.
     slot: Option<u32>,
     is_shielded: bool,
+    /// Only rejected drafts wanted it.
+    is_unwanted: bool,
     /// Number of the event that used or inserted it last; 0 for never.
     last_use: u64,
 }
@@ -82,6 +84,8 @@ pub struct Cache {
     /// More than one token is evaluated.
     is_batch: bool,
     shielded: Vec<Version>,
+    /// Residents that are evicted before all others.
+    n_unwanted: u32,
     /// Uses and insertions so far.
     events: u64,
     /// Reused by `acquire`.
@@ -109,7 +113,13 @@ impl Cache {
                         assert!(member.expert.layer == layout.layer, "{member} cannot belong to {id:?}");
                         let place = &mut places.entry(member.expert)[member.precision.index()];
                         assert!(place.is_none(), "{member} belongs to two shares");
-                        *place = Some(Whereabouts { share: id, slot: None, is_shielded: false, last_use: 0 });
+                        *place = Some(Whereabouts {
+                            share: id,
+                            slot: None,
+                            is_shielded: false,
+                            is_unwanted: false,
+                            last_use: 0,
+                        });
                         holds[member.precision.index()] = true;
                     }
                     let known = layers.insert(layout.layer, (0, holds));
@@ -135,6 +145,7 @@ impl Cache {
             clock: TokenClock::default(),
             is_batch: false,
             shielded: Vec::new(),
+            n_unwanted: 0,
             events: 0,
             candidates: Vec::new(),
         }
@@ -290,6 +301,11 @@ impl Cache {
         self.policy.begin_sequence();
     }
 
+    #[cfg(test)]
+    pub(crate) fn recent_uses(&self, expert: ExpertId) -> f32 {
+        self.recent.get(expert, self.now.token)
+    }
+
     /// `None` for versions that the model does not have.
     pub fn share_of(&self, version: Version) -> Option<ShareId> {
         self.place(version).map(|place| place.share)
@@ -337,6 +353,7 @@ impl Cache {
         self.events += 1;
         if let Some(place) = &mut self.places.entry(version.expert)[version.precision.index()] {
             place.last_use = self.events;
+            self.n_unwanted -= u32::from(std::mem::take(&mut place.is_unwanted));
         }
     }
 

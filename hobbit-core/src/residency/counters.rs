@@ -160,6 +160,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if !self.begin_virtual_batch(phase) {
             self.pause_filling(phase);
         }
+        self.forget_drafts();
         self.cache.begin_batch(n_tokens);
         if let Some(lookahead) = &mut self.background.lookahead {
             lookahead.predictor.begin_batch(if phase.is_decode() { n_tokens as usize } else { 1 });
@@ -171,7 +172,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.counts.all.layer = 0;
         self.lookahead_end_batch(phase, seconds);
         self.end_expected();
-        self.cache.end_batch(n_tokens);
+        self.cache.end_batch(self.drafts.n_certain(n_tokens));
         self.background.upgrades.may_start = true;
         if self.precisions.options.deterministic {
             self.upgrade_in_step();
@@ -220,9 +221,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let hit = is_on_device || slot.is_some_and(is_ready);
         // A device has its own policy: its residents may age here.
         if !is_on_device {
-            // A substitute is used, not wanted: policies learn the choices of routers.
-            let usage = selection.usage(expert.index, hit, precision);
-            usage.into_iter().for_each(|usage| self.cache.touch(expert, usage));
+            self.touch(selection, expert, hit, precision);
         }
         let n_uses = selection.routing.pairs_of(expert.index).len() as u64;
         self.counts.used(expert.layer, precision, n_uses);
@@ -245,8 +244,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Tells the policy of experts that the router chose and no token uses: they are missing.
     pub(super) fn touch_unused(&mut self, selection: &Selection) {
         for expert in selection.passed_over() {
-            let usage = selection.usage(expert.index, false, Some(Precision::High));
-            usage.into_iter().for_each(|usage| self.cache.touch(expert, usage));
+            self.touch(selection, expert, false, Some(Precision::High));
         }
     }
 

@@ -26,6 +26,7 @@ mod ahead;
 mod background;
 mod certain;
 mod counters;
+mod drafts;
 mod in_flight;
 mod latency;
 mod layer;
@@ -57,6 +58,7 @@ use std::collections::HashSet;
 
 use self::background::Background;
 use self::counters::Counts;
+use self::drafts::Drafts;
 use self::in_flight::InFlight;
 use crate::cache::{Cache, ShareId, SlotId};
 use crate::expert::{ExpertId, Version};
@@ -100,6 +102,7 @@ pub struct Residency<R: Reads, O> {
     layout: Layout,
     observer: O,
     counts: Counts,
+    drafts: Drafts,
     overlaps: bool,
     /// Rules of precision.
     pub precisions: Precisions,
@@ -122,6 +125,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             in_flight: InFlight::new(reads, staging),
             background: Background { lookahead, ..Background::default() },
             counts: Counts::new(layout.n_blocks()),
+            drafts: Drafts::default(),
             layout,
             observer,
             overlaps,

@@ -7,7 +7,7 @@ use super::{Observer, Precisions, Reads, Residency};
 use crate::cache::Use;
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
 use crate::predict::{Popularity, RouterScores};
-use crate::route::{Choice, Demand, Phase, Rerouted, Routing, TokenScores, Weighing, reroute};
+use crate::route::{Choice, Demand, Pair, Phase, Rerouted, Routing, TokenScores, Weighing, reroute};
 
 /// A batch that needs so many tenths of a layer's experts is dense: the next layer will need nearly all of its own.
 const DENSE_TENTHS: usize = 9;
@@ -270,6 +270,14 @@ impl Selection {
         is_chosen.then_some(Use { hit, precision, weight, n_tokens, since })
     }
 
+    /// Tokens whose router chose an expert, and its share of each one's weights.
+    pub(super) fn tokens_of(&self, expert: u16) -> Vec<(usize, f32)> {
+        let (routing, weights) = self.unmasked();
+        let position = |pair: &Pair| pair.token as usize * routing.n_used + pair.rank as usize;
+        let share = |pair: &Pair| (pair.token as usize, routing.share_of_pair(position(pair), weights));
+        routing.pairs_of(expert).iter().map(share).collect()
+    }
+
     /// Each token's experts and their shares, which sum to 1.
     pub fn tokens(&self) -> Vec<Vec<(u16, f32)>> {
         match self.routing.n_tokens {
@@ -291,8 +299,8 @@ impl Selection {
     pub(super) fn tell<R: Reads, O: Observer>(&mut self, residency: &mut Residency<R, O>, scores: &[f32]) {
         let layer = self.layer();
         let ids = self.routing.ids.chunks(self.routing.n_used.max(1));
-        for (scores, ids) in scores.chunks_exact(self.n_expert.max(1)).zip(ids) {
-            residency.tell_scores(layer, scores);
+        for (token, (scores, ids)) in scores.chunks_exact(self.n_expert.max(1)).zip(ids).enumerate() {
+            residency.tell_scores_of(self, token, scores);
             if self.unmasked.is_none() {
                 self.known.extend(ids.iter().map(|&id| scores[usize::from(id)]));
             }

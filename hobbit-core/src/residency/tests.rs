@@ -486,3 +486,73 @@ fn what_follows_from_a_token_depends_on_no_speed() {
         assert_eq!(toy.reads().n_submitted, 0, "how precise, or what is evicted, is not known yet");
     }
 }
+
+/// A batch of tokens that each choose one expert of layer 0; `is_draft` is by token.
+fn draft(toy: &mut Toy, small: &Small, chosen: &mut Selection, tokens: &[u16], is_draft: &[bool]) {
+    let n_tokens = tokens.len() as u32;
+    toy.begin_batch(Phase::Decode, n_tokens);
+    toy.expect_drafts(is_draft);
+    let tokens: Vec<[u16; 1]> = tokens.iter().map(|token| [*token]).collect();
+    let tokens: Vec<&[u16]> = tokens.iter().map(<[u16; 1]>::as_slice).collect();
+    run(toy, small, chosen, 0, &tokens);
+    toy.end_batch(Phase::Decode, n_tokens, 0.0);
+}
+
+fn residents(toy: &Toy) -> Vec<u16> {
+    let mut all: Vec<u16> = toy.cache().residents().map(|(version, _)| version.expert.index).collect();
+    all.sort_unstable();
+    all
+}
+
+#[test]
+fn experts_of_rejected_drafts_are_evicted_first() {
+    for (accepted, left) in [([false, false, false], [1, 2, 6]), ([false, true, false], [2, 3, 6])] {
+        let small = Small { slots: (3, None), ..Small::default() };
+        let (mut toy, mut chosen) = (small.residency(), Selection::default());
+        // 1 was used before 2, and 3 after both: least recently used, 1 would leave.
+        run(&mut toy, &small, &mut chosen, 0, &[&[1]]);
+        draft(&mut toy, &small, &mut chosen, &[2, 3], &[false, true]);
+        toy.judge_drafts(&accepted);
+        assert_eq!(residents(&toy), [1, 2, 3]);
+        run(&mut toy, &small, &mut chosen, 0, &[&[6]]);
+        assert_eq!(residents(&toy), left, "{accepted:?}");
+    }
+}
+
+#[test]
+fn an_expert_that_a_token_and_a_rejected_draft_chose_stays() {
+    let small = Small { slots: (2, None), ..Small::default() };
+    let (mut toy, mut chosen) = (small.residency(), Selection::default());
+    run(&mut toy, &small, &mut chosen, 0, &[&[1]]);
+    draft(&mut toy, &small, &mut chosen, &[2, 2], &[false, true]);
+    toy.judge_drafts(&[false, false]);
+    run(&mut toy, &small, &mut chosen, 0, &[&[6]]);
+    assert_eq!(residents(&toy), [2, 6]);
+    // An expert that was there before is no worse for a rejected draft.
+    draft(&mut toy, &small, &mut chosen, &[6, 2], &[false, true]);
+    toy.judge_drafts(&[false, false]);
+    run(&mut toy, &small, &mut chosen, 0, &[&[7]]);
+    assert_eq!(residents(&toy), [6, 7], "2 was used longest ago");
+}
+
+#[test]
+fn policies_see_accepted_drafts_as_tokens_of_their_own() {
+    let small = Small { slots: (6, None), ..Small::default() };
+    let texts: [&[u16]; 2] = [&[1, 2, 3, 1, 4], &[1, 2, 3, 1, 4]];
+    let mut uses = Vec::new();
+    for (tokens, is_drafted) in texts.into_iter().zip([false, true]) {
+        let (mut toy, mut chosen) = (small.residency(), Selection::default());
+        if is_drafted {
+            // The last draft is rejected.
+            draft(&mut toy, &small, &mut chosen, &[1, 2, 3, 7], &[false, true, true, true]);
+            toy.judge_drafts(&[false, true, true, false]);
+            draft(&mut toy, &small, &mut chosen, &[1, 4], &[false, true]);
+            toy.judge_drafts(&[false, true]);
+        } else {
+            tokens.iter().for_each(|token| draft(&mut toy, &small, &mut chosen, &[*token], &[false]));
+        }
+        uses.push((1..8).map(|index| toy.cache().recent_uses(ExpertId { layer: 0, index })).collect::<Vec<_>>());
+    }
+    assert_eq!(uses[0], uses[1]);
+    assert!(uses[0][0] > 1.5 && uses[0][6] == 0.0, "{uses:?}");
+}

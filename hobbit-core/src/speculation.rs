@@ -1,0 +1,306 @@
+//! How many tokens to draft in the next step, by what drafts cost here and how many of them are accepted. Pure.
+//!
+//! With experts on the disk a wider step may read more of them, so drafting does not always pay. [`Gate`] measures the
+//! seconds of steps by their width and the share of accepted drafts by their place, and drafts if more tokens a second
+//! are expected.
+
+use std::collections::VecDeque;
+
+use serde::Serialize;
+
+use crate::route::DECODE_TOKENS_MAX;
+
+/// Tokens over which a loss is bounded.
+const WINDOW_TOKENS: u64 = 256;
+/// Most seconds that drafting may lose in such a window, as a share of the window's seconds without drafts. Below the
+/// promised 2 %, because seconds are estimates.
+const LOSS_MAX: f64 = 0.015;
+/// Steps after which a measured time counts half, and drafts after which an acceptance does.
+const HALF_LIFE: f64 = 32.0;
+/// Expected gain below which no drafts are made.
+const GAIN_MIN: f64 = 0.02;
+/// Steps with drafts after which the time of a step without any is measured again.
+const PLAIN_EVERY: u32 = 32;
+/// Steps without drafts before the first draft: the first ones read more than later ones.
+const PLAIN_FIRST: u32 = 4;
+/// Steps with drafts in a trial.
+const TRIAL_STEPS: u32 = 4;
+/// Steps from one trial to the next. Each trial without a gain doubles it.
+const REST_MIN: u32 = 32;
+const REST_MAX: u32 = 2048;
+/// What is assumed before it is measured: the share of drafts that is accepted, the weight of that assumption in
+/// drafts, and the part of a step's time that one more token adds.
+const ACCEPTANCE: f64 = 0.6;
+const ACCEPTANCE_WEIGHT: f64 = 1.5;
+const SLOPE: f64 = 0.4;
+
+/// Settings of a [`Gate`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GateOptions {
+    /// Most tokens to draft in a step, for each sequence.
+    pub n_max: u32,
+    /// Always draft as many, and measure only.
+    pub fixed: bool,
+}
+
+/// One step: a batch with the next token of each sequence and its drafts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Step {
+    /// For each sequence, drafted tokens in the batch, and how many of them were accepted.
+    pub drafts: Vec<(u32, u32)>,
+    /// Seconds of drafting.
+    pub draft_seconds: f64,
+    /// Seconds of evaluating the batch.
+    pub seconds: f64,
+}
+
+/// What a gate has measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct GateReport {
+    pub steps: u64,
+    /// Steps that had a draft.
+    pub steps_with_drafts: u64,
+    pub drafted: u64,
+    pub accepted: u64,
+    /// Tokens that the last step was allowed to draft for each sequence.
+    pub n_drafts: u32,
+    /// Seconds of drafting.
+    pub draft_seconds: f64,
+    /// Batch width in tokens, and recent seconds of a step of that width.
+    pub seconds_by_width: Vec<(u32, f64)>,
+}
+
+/// A mean in which old values fade.
+#[derive(Clone, Copy, Debug, Default)]
+struct Recent {
+    mean: f64,
+    weight: f64,
+}
+
+impl Recent {
+    /// Adds a value, limited to four times the mean: a single hiccup says little about the next step.
+    fn add(&mut self, value: f64) {
+        let value = if self.weight > 2.0 { value.min(4.0 * self.mean) } else { value };
+        self.weight = self.weight * f64::exp2(-1.0 / HALF_LIFE) + 1.0;
+        self.mean += (value - self.mean) / self.weight;
+    }
+}
+
+/// Decides how many tokens to draft.
+///
+/// For each step: [`Gate::n_drafts`], the step, [`Gate::stepped`]. A step of `s` sequences with `k` drafts each takes
+/// `T(s (1 + k))` and brings `s (1 + a_1 + a_1 a_2 + ...)` tokens, where `a_i` is the acceptance of the i-th draft after
+/// accepted ones. The gate takes the `k` with the most tokens a second. If that is 0, short trials look whether it has
+/// changed, ever more rarely. Whatever it expects, drafts stop if they have lost 1.5 % of any stretch of the last 256
+/// tokens.
+#[derive(Clone, Debug)]
+pub struct Gate {
+    options: GateOptions,
+    /// By width; `[0]` is unused.
+    seconds: Vec<Recent>,
+    /// By place in the draft.
+    acceptance: Vec<Recent>,
+    /// Seconds of drafting one token.
+    draft_seconds: Recent,
+    /// Tokens of recent steps, with the seconds they lost (negative: won).
+    ledger: VecDeque<(u64, f64)>,
+    plain_steps: u32,
+    /// Steps with drafts since the last without.
+    since_plain: u32,
+    /// Steps with drafts left in the trial; 0 between trials.
+    trial: u32,
+    rest: u32,
+    rest_left: u32,
+    report: GateReport,
+}
+
+impl Gate {
+    pub fn new(options: GateOptions) -> Self {
+        let n_max = options.n_max.min(DECODE_TOKENS_MAX as u32 - 1);
+        Self {
+            options: GateOptions { n_max, ..options },
+            seconds: vec![Recent::default(); DECODE_TOKENS_MAX + 1],
+            acceptance: vec![Recent::default(); n_max as usize],
+            draft_seconds: Recent::default(),
+            ledger: VecDeque::new(),
+            plain_steps: 0,
+            since_plain: 0,
+            trial: TRIAL_STEPS,
+            rest: REST_MIN,
+            rest_left: 0,
+            report: GateReport::default(),
+        }
+    }
+
+    /// Most tokens to draft in the next step for each of `n_sequences`; 0: none. The batch stays within
+    /// [`DECODE_TOKENS_MAX`] tokens.
+    pub fn n_drafts(&mut self, n_sequences: usize) -> u32 {
+        self.report.n_drafts = self.decide(n_sequences.max(1) as u32);
+        self.report.n_drafts
+    }
+
+    /// Records a step. Seconds that are negative or not finite were not measured.
+    pub fn stepped(&mut self, step: &Step) {
+        let n_sequences = step.drafts.len() as u32;
+        let n_drafted: u32 = step.drafts.iter().map(|(drafted, _)| drafted).sum();
+        let n_accepted: u32 = step.drafts.iter().map(|(drafted, accepted)| accepted.min(drafted)).sum();
+        if n_sequences == 0 {
+            return;
+        }
+        self.report.steps += 1;
+        self.report.steps_with_drafts += u64::from(n_drafted > 0);
+        self.report.drafted += u64::from(n_drafted);
+        self.report.accepted += u64::from(n_accepted);
+        if is_measured(step.draft_seconds) {
+            self.report.draft_seconds += step.draft_seconds;
+            if n_drafted > 0 {
+                self.draft_seconds.add(step.draft_seconds / f64::from(n_drafted));
+            }
+        }
+        for &(drafted, accepted) in &step.drafts {
+            // Drafts behind a rejected one were not judged.
+            for (at, place) in self.acceptance.iter_mut().enumerate().take(drafted.min(accepted + 1) as usize) {
+                place.add(f64::from(u8::from(at < accepted as usize)));
+            }
+        }
+        let width = (n_sequences + n_drafted) as usize;
+        if let Some(recent) = self.seconds.get_mut(width).filter(|_| is_measured(step.seconds)) {
+            recent.add(step.seconds);
+        }
+        if n_drafted == 0 {
+            self.plain_steps = self.plain_steps.saturating_add(1);
+            self.since_plain = 0;
+            self.rest_left = self.rest_left.saturating_sub(1);
+        } else {
+            self.since_plain += 1;
+            if self.trial > 0 {
+                self.trial -= 1;
+                if self.trial == 0 {
+                    self.rest_left = self.rest;
+                }
+            }
+        }
+        self.account(n_sequences, n_drafted, n_accepted, step.draft_seconds);
+    }
+
+    pub fn report(&self) -> GateReport {
+        let known = self.seconds.iter().enumerate().filter(|(_, recent)| recent.weight > 0.0);
+        let seconds_by_width = known.map(|(width, recent)| (width as u32, recent.mean)).collect();
+        GateReport { seconds_by_width, ..self.report.clone() }
+    }
+
+    fn decide(&mut self, n_sequences: u32) -> u32 {
+        let room = (DECODE_TOKENS_MAX as u32 / n_sequences).saturating_sub(1);
+        let n_max = self.options.n_max.min(room);
+        if self.options.fixed || n_max == 0 {
+            return n_max;
+        }
+        let Some(plain) = self.seconds_of(n_sequences) else { return 0 };
+        if self.plain_steps < PLAIN_FIRST || self.since_plain >= PLAIN_EVERY {
+            return 0;
+        }
+        let best = self.best(n_sequences, n_max, plain);
+        if best > 0 && self.trial == 0 {
+            self.rest = REST_MIN;
+        }
+        let wanted = if best > 0 {
+            best
+        } else if self.trial > 0 {
+            n_max.min(2)
+        } else if self.rest_left == 0 {
+            self.trial = TRIAL_STEPS;
+            self.rest = (2 * self.rest).min(REST_MAX);
+            n_max.min(2)
+        } else {
+            return 0;
+        };
+        // Fewer drafts lose less if all are rejected.
+        let left = LOSS_MAX * WINDOW_TOKENS as f64 * plain / f64::from(n_sequences) - self.worst_loss();
+        (1..=wanted).rev().find(|&k| self.cost(n_sequences, k, plain) - plain <= left).unwrap_or(0)
+    }
+
+    /// The number of drafts with the most tokens a second; 0 if none is clearly better than no drafts.
+    fn best(&self, n_sequences: u32, n_max: u32, plain: f64) -> u32 {
+        let (mut best, mut best_rate) = (0, (1.0 + GAIN_MIN) / plain);
+        let (mut tokens, mut reached) = (1.0, 1.0);
+        for k in 1..=n_max {
+            reached *= self.acceptance_at(k as usize - 1);
+            tokens += reached;
+            let rate = tokens / self.cost(n_sequences, k, plain);
+            if rate > best_rate {
+                (best, best_rate) = (k, rate);
+            }
+        }
+        best
+    }
+
+    /// Seconds of a step with `k` drafts for each sequence, and of drafting them.
+    fn cost(&self, n_sequences: u32, k: u32, plain: f64) -> f64 {
+        let width = n_sequences * (1 + k);
+        let seconds = self.seconds_of(width).unwrap_or_else(|| plain * (1.0 + SLOPE * f64::from(n_sequences * k)));
+        seconds + self.draft_seconds.mean * f64::from(n_sequences * k)
+    }
+
+    /// Acceptance of the draft at `place` after accepted ones: measured, and before that as at the place before.
+    fn acceptance_at(&self, place: usize) -> f64 {
+        let before = if place == 0 { ACCEPTANCE } else { self.acceptance_at(place - 1) };
+        let Recent { mean, weight } = self.acceptance[place];
+        (mean * weight + before * ACCEPTANCE_WEIGHT) / (weight + ACCEPTANCE_WEIGHT)
+    }
+
+    /// Seconds of a step of `width` tokens: measured, or on the line through the nearest measured widths; `None` if
+    /// none is known.
+    fn seconds_of(&self, width: u32) -> Option<f64> {
+        let width = width as usize;
+        let known = |at: &usize| self.seconds[*at].weight > 0.0;
+        let below = (1..=width).rev().find(known)?;
+        let at = |width: usize| (width as f64, self.seconds[width].mean);
+        if below == width {
+            return Some(self.seconds[width].mean);
+        }
+        let (x, y) = at(below);
+        let line = |other: (f64, f64)| ((other.1 - y) / (other.0 - x)).max(0.0);
+        let slope = match ((width + 1..self.seconds.len()).find(known), (1..below).rev().find(known)) {
+            (Some(above), _) => line(at(above)),
+            (None, Some(lower)) => line(at(lower)),
+            (None, None) => SLOPE * y / x,
+        };
+        Some(y + slope * (width as f64 - x))
+    }
+
+    /// Enters what a step has lost beside its tokens without drafts, at recent times.
+    fn account(&mut self, n_sequences: u32, n_drafted: u32, n_accepted: u32, draft_seconds: f64) {
+        let tokens = u64::from(n_sequences + n_accepted);
+        let seconds = |width: u32| self.seconds_of(width.min(DECODE_TOKENS_MAX as u32));
+        let lost = match (seconds(n_sequences), seconds(n_sequences + n_drafted)) {
+            (Some(plain), Some(took)) if n_drafted > 0 => {
+                let drafting = if is_measured(draft_seconds) { draft_seconds } else { 0.0 };
+                took + drafting - plain * tokens as f64 / f64::from(n_sequences)
+            }
+            _ => 0.0,
+        };
+        self.ledger.push_back((tokens, lost));
+        let mut held: u64 = self.ledger.iter().map(|(tokens, _)| tokens).sum();
+        while let Some((tokens, _)) = self.ledger.front().filter(|(tokens, _)| held - tokens >= WINDOW_TOKENS) {
+            held -= tokens;
+            self.ledger.pop_front();
+        }
+    }
+
+    /// The most seconds that a stretch of steps up to now has lost.
+    fn worst_loss(&self) -> f64 {
+        let (mut sum, mut worst) = (0.0, 0.0_f64);
+        for (_, lost) in self.ledger.iter().rev() {
+            sum += lost;
+            worst = worst.max(sum);
+        }
+        worst
+    }
+}
+
+fn is_measured(seconds: f64) -> bool {
+    seconds.is_finite() && seconds >= 0.0
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+use rand_mt::Mt;
+
+use super::*;
+
+/// A host whose steps take `1 + slope * drafts` seconds, and a drafter whose tokens are accepted with `acceptance`.
+struct World {
+    random: Mt,
+    slope: f64,
+    acceptance: f64,
+    /// Share of steps for which the drafter finds something.
+    found: f64,
+    noise: f64,
+    draft_seconds: f64,
+    n_sequences: usize,
+}
+
+impl World {
+    fn new(slope: f64, acceptance: f64) -> Self {
+        let random = Mt::new(7);
+        Self { random, slope, acceptance, found: 1.0, noise: 0.0, draft_seconds: 0.0, n_sequences: 1 }
+    }
+
+    fn chance(&mut self) -> f64 {
+        f64::from(self.random.next_u32()) / f64::from(u32::MAX)
+    }
+
+    /// Runs until `n_tokens` are there; each step's tokens and seconds.
+    fn run(&mut self, gate: &mut Gate, n_tokens: u64) -> Vec<(u64, f64)> {
+        let mut steps = Vec::new();
+        let mut tokens = 0;
+        while tokens < n_tokens {
+            let n = gate.n_drafts(self.n_sequences);
+            let drafts: Vec<(u32, u32)> = (0..self.n_sequences)
+                .map(|_| {
+                    let drafted = if self.chance() < self.found { n } else { 0 };
+                    let accepted = (0..drafted).take_while(|_| self.chance() < self.acceptance).count();
+                    (drafted, accepted as u32)
+                })
+                .collect();
+            let drafted: u32 = drafts.iter().map(|(drafted, _)| drafted).sum();
+            let accepted: u32 = drafts.iter().map(|(_, accepted)| accepted).sum();
+            let noise = 1.0 + self.noise * (2.0 * self.chance() - 1.0);
+            let seconds = (1.0 + self.slope * f64::from(drafted)) * noise;
+            let draft_seconds = self.draft_seconds * f64::from(drafted);
+            gate.stepped(&Step { drafts, draft_seconds, seconds });
+            let n_new = self.n_sequences as u64 + u64::from(accepted);
+            tokens += n_new;
+            steps.push((n_new, (seconds + draft_seconds) / noise));
+        }
+        steps
+    }
+}
+
+fn gate(n_max: u32) -> Gate {
+    Gate::new(GateOptions { n_max, fixed: false })
+}
+
+/// Tokens a second, of 1 without drafts.
+fn speed(steps: &[(u64, f64)]) -> f64 {
+    let tokens: u64 = steps.iter().map(|(tokens, _)| tokens).sum();
+    tokens as f64 / steps.iter().map(|(_, seconds)| seconds).sum::<f64>()
+}
+
+/// The largest loss over any 256 tokens, as a share of their time without drafts.
+fn worst_window(steps: &[(u64, f64)]) -> f64 {
+    let mut worst = 0.0_f64;
+    for first in 0..steps.len() {
+        let (mut tokens, mut seconds) = (0, 0.0);
+        for (more, took) in &steps[first..] {
+            tokens += more;
+            seconds += took;
+            if tokens >= WINDOW_TOKENS {
+                worst = worst.max(seconds / tokens as f64 - 1.0);
+                break;
+            }
+        }
+    }
+    worst
+}
+
+#[test]
+fn it_drafts_as_many_as_pay() {
+    for (slope, acceptance, at_least) in [(0.1, 0.9, 2.5), (0.25, 0.8, 1.4), (0.5, 0.8, 1.12), (0.02, 0.98, 5.0)] {
+        let mut gate = gate(8);
+        let steps = World::new(slope, acceptance).run(&mut gate, 2000);
+        assert!(speed(&steps) > at_least, "{slope} {acceptance}: {} {:?}", speed(&steps), gate.report());
+    }
+}
+
+#[test]
+fn what_does_not_pay_costs_less_than_two_percent_of_any_256_tokens() {
+    for (slope, acceptance) in [(1.0, 0.0), (0.8, 0.3), (0.5, 0.4), (2.0, 0.5), (0.3, 0.05), (1.0, 1.0)] {
+        for noise in [0.0, 0.1] {
+            let mut gate = gate(8);
+            let steps = World { noise, ..World::new(slope, acceptance) }.run(&mut gate, 4000);
+            let worst = worst_window(&steps);
+            assert!(worst < 0.02, "{slope} {acceptance} {noise}: {worst}, {:?}", gate.report());
+            assert!(speed(&steps) > 0.99, "{slope} {acceptance} {noise}: {}", speed(&steps));
+        }
+    }
+}
+
+#[test]
+fn it_follows_a_text_that_changes() {
+    let mut gate = gate(4);
+    let mut world = World::new(0.3, 0.9);
+    let mut all = Vec::new();
+    for acceptance in [0.9, 0.05, 0.9, 0.1] {
+        world.acceptance = acceptance;
+        let steps = world.run(&mut gate, 3000);
+        let speed = speed(&steps);
+        assert!(if acceptance > 0.5 { speed > 1.3 } else { speed > 0.98 }, "{acceptance}: {speed}");
+        all.extend(steps);
+    }
+    let worst = worst_window(&all);
+    assert!(worst < 0.02, "{worst}");
+}
+
+#[test]
+fn seconds_of_drafting_count() {
+    let mut costly = gate(4);
+    let steps = World { draft_seconds: 0.7, ..World::new(0.3, 0.9) }.run(&mut costly, 3000);
+    assert!(speed(&steps) > 0.985 && worst_window(&steps) < 0.02, "{}", speed(&steps));
+    let mut cheap = gate(4);
+    assert!(speed(&World { draft_seconds: 0.05, ..World::new(0.3, 0.9) }.run(&mut cheap, 3000)) > 1.4);
+}
+
+#[test]
+fn drafts_that_are_seldom_found_still_count() {
+    let mut gate = gate(8);
+    let steps = World { found: 0.2, ..World::new(0.2, 0.95) }.run(&mut gate, 3000);
+    assert!(speed(&steps) > 1.2, "{} {:?}", speed(&steps), gate.report());
+}
+
+#[test]
+fn several_sequences_share_a_batch() {
+    let mut gate = gate(8);
+    assert_eq!(gate.n_drafts(4), 0, "nothing is measured yet");
+    let mut world = World { n_sequences: 4, ..World::new(0.1, 0.9) };
+    let steps = world.run(&mut gate, 3000);
+    assert!(speed(&steps) > 4.0 * 1.35, "{}", speed(&steps));
+    assert!(gate.n_drafts(4) <= 3 && gate.n_drafts(16) == 0 && gate.n_drafts(100) == 0);
+}
+
+#[test]
+fn a_fixed_number_is_not_judged() {
+    let mut gate = Gate::new(GateOptions { n_max: 3, fixed: true });
+    World::new(3.0, 0.0).run(&mut gate, 100);
+    let report = gate.report();
+    assert_eq!((report.steps_with_drafts, report.drafted, report.accepted), (100, 300, 0));
+    assert_eq!(Gate::new(GateOptions { n_max: 99, fixed: true }).n_drafts(1), 15, "a batch that decodes is limited");
+    assert_eq!(Gate::new(GateOptions { n_max: 0, fixed: true }).n_drafts(1), 0);
+}
+
+#[test]
+fn what_was_not_measured_is_left_out() {
+    let mut gate = gate(4);
+    for seconds in [f64::NAN, -1.0, f64::INFINITY] {
+        gate.stepped(&Step { drafts: vec![(0, 0)], draft_seconds: seconds, seconds });
+        gate.stepped(&Step { drafts: vec![(4, 9)], draft_seconds: seconds, seconds });
+    }
+    gate.stepped(&Step { drafts: Vec::new(), draft_seconds: 0.0, seconds: 1.0 });
+    let report = gate.report();
+    assert_eq!((report.steps, report.drafted, report.accepted), (6, 12, 12));
+    assert!(report.seconds_by_width.is_empty() && report.draft_seconds == 0.0);
+    assert_eq!(gate.n_drafts(1), 0);
+}
