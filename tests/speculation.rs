@@ -5,9 +5,9 @@ use std::path::Path;
 use gguf_tools::synth::{self, Spec};
 use hobbit::engine::{DraftRequest, NoSpeculation};
 use hobbit::options::{DraftOptions, DraftSource, SpeculationOptions};
-use hobbit::stats::SpeculationReport;
 use hobbit::{BatchToken, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions, StopReason, Token};
 use hobbit_core::plan::ExpertCache;
+use hobbit_core::speculation::GateReport;
 
 use crate::fixture::bundled;
 use crate::fixture::cli::{cli, demo_model};
@@ -68,7 +68,7 @@ fn generate(
     (tokens, generation.stop_reason())
 }
 
-fn report(session: &Session) -> SpeculationReport {
+fn report(session: &Session) -> GateReport {
     session.stats().speculation.unwrap()
 }
 
@@ -291,7 +291,7 @@ fn sequences_are_drafted_for_at_once() {
     for options in [lookup(), drafted_by(&demo_model())] {
         let (found, report) = run(Some(&options));
         assert_eq!(found, expected);
-        assert!(report.is_some_and(|report| report.accepted > 0), "{report:?}");
+        assert!(report.as_ref().is_some_and(|report| report.accepted > 0), "{report:?}");
     }
 }
 

@@ -22,12 +22,13 @@ use serde::Serialize;
 
 use crate::plan::kib_field;
 use crate::route::Rerouted;
+use crate::speculation::GateReport;
 
 pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 pub use reports::{
     CacheSlots, CachingReport, DeviceCounters, DeviceReport, LatencyReport, LatencyStep, PrefetchReport, RecallReport,
-    SpeculationReport, TokenRoutedReport, TunedReport, VirtualExpertsReport,
+    TokenRoutedReport, TunedReport, VirtualExpertsReport,
 };
 
 #[doc(inline)]
@@ -180,7 +181,7 @@ pub struct Stats {
     #[serde(rename = "target_latency")]
     pub latency: Option<LatencyReport>,
     /// Drafts; `None` if the session does not speculate.
-    pub speculation: Option<SpeculationReport>,
+    pub speculation: Option<GateReport>,
     /// Kernels that multiply in batches.
     pub kernels: KernelReport,
     /// Largest resident set of the process so far, in bytes; 0 if the system does not report it.

@@ -8,7 +8,6 @@ use crate::cache::Cache;
 use crate::expert::Precision;
 use crate::load::prefetch::{GovernorReport, PrefetchCounters};
 use crate::options::Knob;
-use crate::units::Percent;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DeviceReport {
@@ -32,42 +31,6 @@ pub struct DeviceReport {
     pub pinned: bool,
     /// Whether it computes in host memory: experts are used in place and never copied.
     pub unified: bool,
-}
-
-/// Speculative decoding of a session.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct SpeculationReport {
-    /// Steps of generation, with drafts or without.
-    pub steps: u64,
-    /// Steps with drafts.
-    pub drafting_steps: u64,
-    /// Drafts that were evaluated.
-    pub drafted: u64,
-    /// Drafts that the text took.
-    pub accepted: u64,
-    /// Time in which drafts were sought or computed.
-    pub draft_seconds: f64,
-}
-
-impl SpeculationReport {
-    /// Share of drafts that the text took; `None` without drafts.
-    pub fn acceptance(&self) -> Option<f64> {
-        (self.drafted > 0).then(|| self.accepted as f64 / self.drafted as f64)
-    }
-}
-
-impl fmt::Display for SpeculationReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { steps, drafting_steps, drafted, accepted, .. } = self;
-        match self.acceptance() {
-            Some(share) => write!(
-                f,
-                "{accepted} of {drafted} drafts accepted ({}), {drafting_steps} of {steps} steps had some",
-                Percent(share)
-            ),
-            None => write!(f, "no drafts"),
-        }
-    }
 }
 
 /// Counters of one device since the model was opened, for all of its sessions.

@@ -18,7 +18,7 @@ use draft::Draft;
 pub use draft::draft_bytes;
 use hobbit_core::options::{DraftSource, SpeculationOptions, Token};
 use hobbit_core::route::DECODE_TOKENS_MAX;
-use hobbit_core::stats::SpeculationReport;
+use hobbit_core::speculation::{Gate, GateOptions, GateReport, Step};
 
 /// Why a session does not speculate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,9 +51,10 @@ pub(super) struct Speculator {
     interrupt: Interrupt,
     options: SpeculationOptions,
     sequences: Vec<Sequence>,
-    /// The step that is under way.
+    gate: Gate,
+    /// The step that is under way, and the place in it of each sequence.
     step: Step,
-    report: SpeculationReport,
+    places: Vec<i32>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -62,15 +63,6 @@ struct Sequence {
     text: Vec<Token>,
     /// Drafts that are evaluated in this step, after the token at a position.
     drafted: Option<(usize, usize)>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Step {
-    n_sequences: usize,
-    n_drafted: usize,
-    n_accepted: usize,
-    draft_seconds: f64,
-    seconds: f64,
 }
 
 impl Speculator {
@@ -90,8 +82,9 @@ impl Speculator {
             interrupt: target.interrupt_handle(),
             options: options.clone(),
             sequences: vec![Sequence::default(); n_sequences as usize],
+            gate: Gate::new(GateOptions { n_max: options.n_max, fixed: options.fixed }),
             step: Step::default(),
-            report: SpeculationReport::default(),
+            places: Vec::new(),
         })
     }
 
@@ -99,9 +92,10 @@ impl Speculator {
     /// generation; the drafts are then evaluated in it.
     fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Vec<Token>>, EvalError> {
         self.end_step();
-        self.step.n_sequences = requests.len();
+        self.places.extend(requests.iter().map(|request| request.sequence));
+        self.step.drafts.resize(requests.len(), (0, 0));
         let mut drafts: Vec<Vec<Token>> = vec![Vec::new(); requests.len()];
-        let n_max = self.n_drafts(requests.len());
+        let n_max = self.gate.n_drafts(requests.len()) as usize;
         let started = Instant::now();
         let (mut asked, mut seconds_elsewhere) = (Vec::new(), 0.0);
         for (request, drafts) in requests.iter().zip(&mut drafts) {
@@ -141,7 +135,10 @@ impl Speculator {
             }
         }
         let mut answers = asked.iter();
-        for (request, drafts) in requests.iter().zip(&mut drafts).filter(|(_, drafts)| !drafts.is_empty()) {
+        for (at, (request, drafts)) in requests.iter().zip(&mut drafts).enumerate() {
+            if drafts.is_empty() {
+                continue;
+            }
             drafts.truncate(answers.next().map_or(0, |answer| answer.n_drafts));
             if let Some(draft) = &mut self.draft {
                 draft.drafted(request, drafts);
@@ -149,16 +146,11 @@ impl Speculator {
             if !drafts.is_empty() {
                 let own = &mut self.sequences[request.sequence as usize];
                 own.drafted = Some((request.position as usize, drafts.len()));
-                self.step.n_drafted += drafts.len();
+                self.step.drafts[at].0 = drafts.len() as u32;
             }
         }
         self.step.draft_seconds = started.elapsed().as_secs_f64() - seconds_elsewhere;
         Ok(drafts)
-    }
-
-    /// Tokens to draft at most for each of `n_sequences` in the next step.
-    fn n_drafts(&self, _n_sequences: usize) -> usize {
-        self.options.n_max as usize
     }
 
     /// A batch of generated tokens was evaluated.
@@ -172,34 +164,24 @@ impl Speculator {
         let own = self.sequences.get_mut(sequence as usize);
         let Some((position, n_drafted)) = own.and_then(|own| own.drafted.take()) else { return Ok(None) };
         let n_accepted = n_accepted.min(n_drafted);
-        self.step.n_accepted += n_accepted;
+        if let Some(at) = self.places.iter().position(|place| *place == sequence) {
+            self.step.drafts[at].1 = n_accepted as u32;
+        }
         self.drafters.accept(sequence, n_accepted)?;
         Ok(Some((position + 1 + n_accepted, n_drafted - n_accepted)))
     }
 
     fn end_step(&mut self) {
-        let step = std::mem::take(&mut self.step);
-        if step.n_sequences == 0 {
-            return;
-        }
-        self.report.steps += 1;
-        self.report.drafting_steps += u64::from(step.n_drafted > 0);
-        self.report.drafted += step.n_drafted as u64;
-        self.report.accepted += step.n_accepted as u64;
-        self.report.draft_seconds += step.draft_seconds;
+        self.gate.stepped(&std::mem::take(&mut self.step));
+        self.places.clear();
         self.sequences.iter_mut().for_each(|own| own.drafted = None);
     }
 
     /// Measurements so far, with the step under way.
-    pub(super) fn report(&self) -> SpeculationReport {
-        let Step { n_sequences, n_drafted, n_accepted, draft_seconds, .. } = self.step;
-        SpeculationReport {
-            steps: self.report.steps + u64::from(n_sequences > 0),
-            drafting_steps: self.report.drafting_steps + u64::from(n_drafted > 0),
-            drafted: self.report.drafted + n_drafted as u64,
-            accepted: self.report.accepted + n_accepted as u64,
-            draft_seconds: self.report.draft_seconds + draft_seconds,
-        }
+    pub(super) fn report(&self) -> GateReport {
+        let mut gate = self.gate.clone();
+        gate.stepped(&self.step);
+        gate.report()
     }
 }
 
