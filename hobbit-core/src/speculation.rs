@@ -74,13 +74,12 @@ pub struct GateReport {
 
 impl fmt::Display for GateReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { steps, steps_with_drafts, drafted, accepted, n_drafts, .. } = self;
+        let Self { steps, steps_with_drafts, drafted, accepted, .. } = self;
         if *drafted == 0 {
             return write!(f, "no drafts");
         }
         let share = Percent(*accepted as f64 / *drafted as f64);
-        write!(f, "{accepted} of {drafted} drafts accepted ({share}) in {steps_with_drafts} of {steps} steps")?;
-        if *n_drafts == 0 { write!(f, ", none at the end: they did not pay") } else { Ok(()) }
+        write!(f, "{accepted} of {drafted} drafts accepted ({share}) in {steps_with_drafts} of {steps} steps")
     }
 }
 

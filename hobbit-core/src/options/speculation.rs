@@ -62,11 +62,9 @@ pub enum DraftSource {
     NgramCache,
     /// A smaller model.
     DraftSimple,
-    /// The model's own layers for the tokens after the next.
-    DraftMtp,
 }
 
 named! { DraftSource, "type of speculative decoding":
     NgramSimple = "ngram-simple", NgramMapK = "ngram-map-k", NgramMapK4v = "ngram-map-k4v", NgramMod = "ngram-mod",
-    NgramCache = "ngram-cache", DraftSimple = "draft-simple", DraftMtp = "draft-mtp",
+    NgramCache = "ngram-cache", DraftSimple = "draft-simple",
 }

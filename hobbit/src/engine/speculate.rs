@@ -49,7 +49,6 @@ pub(super) struct Speculator {
     drafters: Drafters,
     draft: Option<Draft>,
     interrupt: Interrupt,
-    options: SpeculationOptions,
     sequences: Vec<Sequence>,
     gate: Gate,
     /// The step that is under way, and the place in it of each sequence.
@@ -80,7 +79,6 @@ impl Speculator {
             drafters: Drafters::new(target.context_ptr(), draft.as_ref(), options, n_sequences)?,
             draft,
             interrupt: target.interrupt_handle(),
-            options: options.clone(),
             sequences: vec![Sequence::default(); n_sequences as usize],
             gate: Gate::new(GateOptions { n_max: options.n_max, fixed: options.fixed }),
             step: Step::default(),
