@@ -190,8 +190,11 @@ fn a_generation_that_is_left_leaves_no_draft() {
         found.extend(session.generate(&mut sampler, Some(30)).map(Result::unwrap));
         (found, session.n_past())
     };
-    assert_eq!(run(Some(&lookup())), run(None));
-    assert_eq!(run(Some(&drafted_by(&demo_model()))), run(None));
+    let expected = run(None);
+    for source in DraftSource::ALL {
+        let options = SpeculationOptions { sources: vec![source], ..drafted_by(&demo_model()) };
+        assert_eq!(run(Some(&options)), expected, "{source}");
+    }
 }
 
 #[test]
