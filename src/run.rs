@@ -38,6 +38,7 @@ use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind, Specul
 use hobbit::stats::{DeviceReport, Stats, Timings};
 use hobbit::{Model, ModelOptions, OpenError, Sampler, SamplingOptions, Session, SessionOptions};
 use hobbit_core::pack::{PartialError, WriteError};
+use hobbit_core::units;
 
 /// Note for a run without a model argument.
 const DEMO: &str = "no model given (-m): running the demo model";
@@ -75,8 +76,15 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let ctrl_c = begin(notes, &args.session_options, args.output.stats_json.as_deref(), args.colour, log)?;
     let mut projector = args.projector.clone();
     let model_options = media::reserve(projector.as_mut(), &args.model_options, &args.session_options, log)?;
+    let before = model_options.reserved_bytes;
     let model_options = reserve_draft(args.speculation.as_ref(), model_options, &args.session_options)?;
-    let model = open(&args.model, args.is_demo, &model_options, log, &ctrl_c)?;
+    let beside_draft = |error: anyhow::Error| match model_options.reserved_bytes - before {
+        bytes @ 1.. if matches!(error.downcast_ref(), Some(OpenError::Plan(_))) => {
+            error.context(format!("beside a draft model that takes {}", units::Bytes(bytes)))
+        }
+        _ => error,
+    };
+    let model = open(&args.model, args.is_demo, &model_options, log, &ctrl_c).map_err(beside_draft)?;
     let has_template = model.info().chat_template.is_some();
     let given = match args.converses(has_template) {
         true => None,
@@ -88,7 +96,8 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let goes_back = args.prompt_cache.is_some() || given.is_none() && !args.chat.single_turn.0;
     let checkpoints = if goes_back { args.session_options.checkpoints } else { 0 };
     let session_options = SessionOptions { n_ubatch, checkpoints, ..args.session_options.clone() };
-    let mut session = ctrl_c.during(|| model.session(&session_options))?;
+    let session = ctrl_c.during(|| model.session(&session_options));
+    let mut session = session.map_err(|error| beside_draft(error.into()))?;
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
     }

@@ -326,6 +326,10 @@ fn the_program_stops_where_it_stops_without() {
         assert!(found.2["steps"].as_u64().is_some_and(|n| n > 0), "{}", found.2);
         assert!(found.3.contains(" drafts"), "{}", found.3);
     }
+    let (demo, budget) = (demo_model(), ["--mem-budget", "40M", "-p", "a", "-n", "1"]);
+    let demo = demo.to_str().unwrap();
+    let refused = cli(&[&["-m", demo, "-md", demo, "-c", "512"][..], &budget].concat()).run().expect(1).stderr;
+    assert!(refused.contains("beside a draft model that takes ") && refused.contains("too small"), "{refused}");
     let of_model = run(&["--temp", "0", "-md", demo_model().to_str().unwrap(), "--draft-fixed"]);
     assert_eq!(of_model.0, run(&["--temp", "0"]).0);
     assert_eq!(of_model.2["accepted"], of_model.2["drafted"]);
