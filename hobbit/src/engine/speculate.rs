@@ -54,6 +54,8 @@ pub(super) struct Speculator {
     /// The step that is under way, and the place in it of each sequence.
     step: Step,
     places: Vec<i32>,
+    /// Sequence and position of each token of the batch with drafts, and whether it is an accepted draft.
+    batch: Vec<(i32, i32, bool)>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -83,13 +85,12 @@ impl Speculator {
             gate: Gate::new(GateOptions { n_max: options.n_max, fixed: options.fixed }),
             step: Step::default(),
             places: Vec::new(),
+            batch: Vec::new(),
         })
     }
 
-    /// Begins a step: drafts for each request, as many as are worth their cost. To be called before every step of
-    /// generation; the drafts are then evaluated in it.
+    /// Begins a step: drafts for each request, as many as are worth their cost.
     fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Vec<Token>>, EvalError> {
-        self.end_step();
         self.places.extend(requests.iter().map(|request| request.sequence));
         self.step.drafts.resize(requests.len(), (0, 0));
         let mut drafts: Vec<Vec<Token>> = vec![Vec::new(); requests.len()];
@@ -151,6 +152,23 @@ impl Speculator {
         Ok(drafts)
     }
 
+    /// Which tokens of a batch, given by sequence and position, are drafts.
+    pub(super) fn expected(&mut self, batch: impl Iterator<Item = (i32, i32)>) -> Vec<bool> {
+        self.batch = batch.map(|(sequence, position)| (sequence, position, false)).collect();
+        let is_draft = |&(sequence, position, _): &(i32, i32, bool)| {
+            let drafted = usize::try_from(sequence).ok().and_then(|at| self.sequences.get(at)?.drafted);
+            drafted.is_some_and(|(last, n)| (last + 1..=last + n).contains(&(position as usize)))
+        };
+        self.batch.iter().map(is_draft).collect()
+    }
+
+    /// Which tokens of the batch are accepted drafts, once all sequences of the step are judged.
+    fn judged(&mut self) -> Option<Vec<bool>> {
+        let is_whole = self.sequences.iter().all(|own| own.drafted.is_none());
+        (is_whole && !self.batch.is_empty())
+            .then(|| std::mem::take(&mut self.batch).into_iter().map(|(.., is_accepted)| is_accepted).collect())
+    }
+
     /// A batch of generated tokens was evaluated.
     pub(super) fn evaluated(&mut self, seconds: f64) {
         self.step.seconds += seconds;
@@ -165,10 +183,15 @@ impl Speculator {
         if let Some(at) = self.places.iter().position(|place| *place == sequence) {
             self.step.drafts[at].1 = n_accepted as u32;
         }
+        for (own, at, is_accepted) in &mut self.batch {
+            let is_judged = *own == sequence && (position + 1..=position + n_accepted).contains(&(*at as usize));
+            *is_accepted |= is_judged;
+        }
         self.drafters.accept(sequence, n_accepted)?;
         Ok(Some((position + 1 + n_accepted, n_drafted - n_accepted)))
     }
 
+    /// Ends the step before.
     fn end_step(&mut self) {
         self.gate.stepped(&std::mem::take(&mut self.step));
         self.places.clear();
@@ -211,10 +234,11 @@ impl Session {
     /// # Errors
     /// A drafter fails.
     pub fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Vec<Token>>, EvalError> {
-        match &mut self.speculator {
-            Some(speculator) => speculator.draft(requests),
-            None => Ok(vec![Vec::new(); requests.len()]),
-        }
+        let Some(speculator) = &mut self.speculator else { return Ok(vec![Vec::new(); requests.len()]) };
+        speculator.end_step();
+        // Drafts of a step that was given up.
+        self.judge();
+        self.speculator.as_mut().map_or(Ok(Vec::new()), |own| own.draft(requests))
     }
 
     /// Follows the evaluation of a sequence's drafts: the first `n_accepted` are part of the text, the others are
@@ -226,10 +250,19 @@ impl Session {
         let Some(speculator) = &mut self.speculator else { return Ok(()) };
         let Some((n_tokens, n_rejected)) = speculator.accepted(sequence, n_accepted)? else { return Ok(()) };
         self.count_rejected(n_rejected);
+        self.judge();
         if n_rejected > 0 && !self.cut(sequence, n_tokens) {
             return Err(EvalError::Decode(format!("the context cannot go back to token {n_tokens}")));
         }
         Ok(())
+    }
+
+    /// Tells the policy which drafts the text took.
+    fn judge(&mut self) {
+        let judged = self.speculator.as_mut().and_then(|own| own.judged());
+        if let (Some(judged), Some(memories)) = (judged, self.model().shared.experts.memories().as_mut()) {
+            memories.host.judge_drafts(&judged);
+        }
     }
 
     /// Most tokens that a sequence of `n_tokens` may have drafted after its next one.

@@ -83,6 +83,10 @@ impl Session {
         if let Some(memories) = experts.memories().as_mut() {
             let first = tokens.len().min(self.options.n_ubatch as usize);
             memories.begin_batch(phase, n_tokens, &tokens[..first]);
+            if let Some(speculator) = self.speculator.as_mut().filter(|_| phase.is_decode()) {
+                // SAFETY: as above.
+                memories.host.expect_drafts(&speculator.expected(unsafe { places_of(&batch) }));
+            }
         }
         if !batch.token.is_null() {
             // SAFETY: the batch's arrays are as long as its number of entries.
@@ -194,6 +198,19 @@ unsafe fn tokens_of<'a>(batch: &llama::llama_batch) -> &'a [llama::llama_token] 
         // SAFETY: by the caller.
         false => unsafe { std::slice::from_raw_parts(batch.token, batch.n_tokens.unsigned_abs() as usize) },
     }
+}
+
+/// Sequence and position of each token of a batch; none if llama.cpp chooses the positions.
+///
+/// # Safety
+/// The batch's arrays are as long as its number of entries, and outlive the result.
+unsafe fn places_of(batch: &llama::llama_batch) -> impl Iterator<Item = (i32, i32)> {
+    let n_tokens = if batch.pos.is_null() { 0 } else { batch.n_tokens.unsigned_abs() as usize };
+    let (positions, sequences) = (batch.pos, batch.seq_id);
+    (0..n_tokens).map(move |at| {
+        // SAFETY: by the caller; each entry of a batch with sequences has at least one.
+        unsafe { (if sequences.is_null() { 0 } else { **sequences.add(at) }, *positions.add(at)) }
+    })
 }
 
 /// The phase of a batch. Its ubatches have the same phase.
