@@ -13,6 +13,7 @@ mod routing;
 mod sampling;
 #[cfg(feature = "server")]
 pub mod server;
+mod speculation;
 #[cfg(test)]
 mod tests;
 
@@ -37,6 +38,7 @@ pub use prompt::TemplateArgs;
 pub use prompt::{ChatArgs, PromptArgs, ReasoningArgs, TextArgs};
 pub use routing::{RoutingArgs, bounded};
 pub use sampling::SamplingArgs;
+pub use speculation::SpeculationArgs;
 
 use preset::PresetWords;
 
@@ -95,6 +97,8 @@ pub struct LowArgs {
     pub rope: RopeArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub speculation: SpeculationArgs,
     #[command(flatten)]
     pub output: OutputArgs,
 }

@@ -156,6 +156,9 @@ pub fn closing(run: &Closing) -> Vec<String> {
         if let Some(latency) = &stats.latency {
             let _ = write!(last, "; {latency}");
         }
+        if let Some(drafts) = &stats.speculation {
+            let _ = write!(last, "; {drafts}");
+        }
         if run.is_eog {
             *last += "; end of text";
         }

@@ -17,7 +17,7 @@ use super::reasoning::Reasoning;
 use super::text::unescape;
 use hobbit::options::{
     DryOptions, MirostatOptions, ModelOptions, ProjectorOptions, RopeOptions, SamplerKind, SamplingOptions,
-    SessionOptions, XtcOptions, sampler_order,
+    SessionOptions, SpeculationOptions, XtcOptions, sampler_order,
 };
 use hobbit_core::files::{Input, Kind, Output, OutputError};
 
@@ -57,6 +57,7 @@ pub struct HiArgs {
     /// Whether hobbit chooses the ubatch by the prompt's length and the available memory.
     pub chooses_ubatch: bool,
     pub sampling: SamplingOptions,
+    pub speculation: Option<SpeculationOptions>,
     /// The schema from which the grammar was made, if any: a chat template knows in which part of an answer it
     /// applies.
     pub json_schema: Option<String>,
@@ -158,6 +159,9 @@ impl HiArgs {
         let escape = low.prompt.text.escape.0;
         let chooses_ubatch = low.context.ubatch_size.0.is_none();
         let mut session = session(&low.context, &low.rope, until_full);
+        let speculation = low.speculation.options();
+        // Each draft's logits are wanted, and those of the token before.
+        session.n_outputs_max += speculation.as_ref().map_or(0, |own| own.n_max);
         let experts = experts(low.experts, &model, session.clone())?;
         let json_schema = json_schema(&low.sampling, around)?;
         let projector = low.media.options(&session);
@@ -175,6 +179,7 @@ impl HiArgs {
             session_options: session,
             chooses_ubatch,
             sampling: sampling(low.sampling, json_schema.as_ref(), escape, around)?,
+            speculation,
             json_schema: json_schema.map(|(_, schema)| schema),
             reasoning: Reasoning::new(low.reasoning),
             prompt,

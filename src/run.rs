@@ -34,10 +34,11 @@ use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
 use super::{completion, conversation, saved};
 use hobbit::engine::{ChatTemplates, low_cache_path, quantise_low};
-use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind};
+use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind, SpeculationOptions};
 use hobbit::stats::{DeviceReport, Stats, Timings};
 use hobbit::{Model, ModelOptions, OpenError, Sampler, SamplingOptions, Session, SessionOptions};
 use hobbit_core::pack::{PartialError, WriteError};
+use hobbit_core::units;
 
 /// Note for a run without a model argument.
 const DEMO: &str = "no model given (-m): running the demo model";
@@ -75,7 +76,15 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let ctrl_c = begin(notes, &args.session_options, args.output.stats_json.as_deref(), args.colour, log)?;
     let mut projector = args.projector.clone();
     let model_options = media::reserve(projector.as_mut(), &args.model_options, &args.session_options, log)?;
-    let model = open(&args.model, args.is_demo, &model_options, log, &ctrl_c)?;
+    let before = model_options.reserved_bytes;
+    let model_options = reserve_draft(args.speculation.as_ref(), model_options, &args.session_options)?;
+    let beside_draft = |error: anyhow::Error| match model_options.reserved_bytes - before {
+        bytes @ 1.. if matches!(error.downcast_ref(), Some(OpenError::Plan(_))) => {
+            error.context(format!("beside a draft model that takes {}", units::Bytes(bytes)))
+        }
+        _ => error,
+    };
+    let model = open(&args.model, args.is_demo, &model_options, log, &ctrl_c).map_err(beside_draft)?;
     let has_template = model.info().chat_template.is_some();
     let given = match args.converses(has_template) {
         true => None,
@@ -87,7 +96,8 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let goes_back = args.prompt_cache.is_some() || given.is_none() && !args.chat.single_turn.0;
     let checkpoints = if goes_back { args.session_options.checkpoints } else { 0 };
     let session_options = SessionOptions { n_ubatch, checkpoints, ..args.session_options.clone() };
-    let session = ctrl_c.during(|| model.session(&session_options))?;
+    let session = ctrl_c.during(|| model.session(&session_options));
+    let mut session = session.map_err(|error| beside_draft(error.into()))?;
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
     }
@@ -97,6 +107,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         let why = "experts are read less often so; last bits are another width's than with -ub 512";
         log.line(Level::Info, format!("hobbit: prompt: {n} tokens at once: {why}"));
     }
+    speculate(&mut session, args.speculation.as_ref(), log)?;
     warn_of_training(&model, &args.session_options, log);
     warn_of_shift(&session, args.session_options.context_shift, log);
     log.line(Level::Debug, format!("{args:#?}"));
@@ -307,6 +318,30 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     log.line(Level::More, plan);
     log.line(Level::More, format!("hobbit: {}", about(session)));
     log.line(Level::More, hobbit::engine::system_info());
+}
+
+/// Reserves the draft model's memory in the model's budget.
+///
+/// # Errors
+/// A draft model that cannot be read.
+pub fn reserve_draft(
+    speculation: Option<&SpeculationOptions>,
+    options: ModelOptions,
+    session: &SessionOptions,
+) -> Result<ModelOptions> {
+    let Some(draft) = speculation.and_then(|own| own.draft.as_ref()) else { return Ok(options) };
+    let bytes = hobbit::engine::draft_bytes(draft, session).context("-md")?;
+    Ok(ModelOptions { reserved_bytes: options.reserved_bytes.saturating_add(bytes), ..options })
+}
+
+/// Makes the session draft tokens, where it can.
+pub fn speculate(session: &mut Session, options: Option<&SpeculationOptions>, log: &Log) -> Result<()> {
+    let Some(options) = options else { return Ok(()) };
+    if let Some(reason) = session.no_speculation() {
+        log.line(Level::Warning, format!("warning: --spec-type: {reason}: nothing is drafted"));
+        return Ok(());
+    }
+    Ok(session.speculate(options)?)
 }
 
 /// Warns of `--context-shift` where it has no effect.

@@ -26,10 +26,6 @@ pub struct Unsupported {
 
 /// The flag of that name, if llama.cpp has it.
 pub fn find(name: &str) -> Option<&'static Unsupported> {
-    let is_speculative = ["--spec-", "--draft", "--lookup-cache-"].iter().any(|start| name.starts_with(start));
-    if is_speculative || name.ends_with("-draft") {
-        return Some(&SPECULATIVE);
-    }
     FLAGS.iter().find(|flag| flag.names.contains(&name))
 }
 
@@ -47,7 +43,9 @@ const fn implied(names: &'static [&'static str], values: usize) -> Unsupported {
 
 const DOCKER: &str = "models come from files, the Hub (-hf) and URLs (-mu)";
 const DEFAULTS: &str = "name the repository: -hf USER/REPO[:QUANT]";
-const DRAFT: &str = "speculative decoding is not supported yet";
+const DRAFT: &str = "the draft model has the target's settings, except for -cd, -devd and -ngld";
+const DRAFT_HUB: &str = "give the draft model's file: -md FILE";
+const DRAFTING: &str = "the drafters have llama.cpp's defaults; see --spec-type and --spec-draft-n-max";
 const MEDIA: &str = "name the repository (-hf) and the projector (--mmproj)";
 const VIDEO: &str = "images and sound are supported, videos are not; see --image";
 const PROJECTOR: &str = "the projector is the file of --mmproj, and runs on the CPU";
@@ -57,8 +55,6 @@ const READING: &str = "hobbit reads the file itself; see --io and --mem-budget";
 const TASKS: &str = "score tasks with lm-eval through hobbit-server";
 const SCHEDULING: &str = "threads are left to the system's scheduler; see -t, or taskset(1)";
 const LOGGING: &str = "log lines have one form; see --log-file and --verbosity";
-
-static SPECULATIVE: Unsupported = refused(&["--spec-*"], 0, DRAFT);
 
 static FLAGS: &[Unsupported] = &[
     implied(&["--no-mmap", "--no-log-jsonl"], 0),
@@ -102,8 +98,32 @@ static FLAGS: &[Unsupported] = &[
     refused(&["-o", "--output", "--output-file"], 1, "redirect the standard output instead"),
     refused(&["--completion-bash"], 0, "it stands alone, as the only flag; see --completions"),
     refused(&["--log-prompts-dir"], 1, "prompts are not logged; see --verbose-prompt"),
-    refused(&["-md", "-td", "-tbd", "-hfd", "-hfrd", "-Cd", "-Crd", "-Cbd", "-ctkd", "-ctvd", "-devd"], 1, DRAFT),
-    refused(&["-ngld", "-otd", "-ncmoed", "-cmoed", "-lcs", "-lcd"], 1, DRAFT),
+    refused(&["--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft"], 1, DRAFT_HUB),
+    refused(&["--spec-draft-threads", "-td", "--threads-draft"], 1, DRAFT),
+    refused(&["--spec-draft-threads-batch", "-tbd", "--threads-batch-draft"], 1, DRAFT),
+    refused(&["--spec-draft-cpu-mask", "-Cd", "--cpu-mask-draft"], 1, SCHEDULING),
+    refused(&["--spec-draft-cpu-range", "-Crd", "--cpu-range-draft"], 1, SCHEDULING),
+    refused(&["--spec-draft-cpu-mask-batch", "-Cbd", "--cpu-mask-batch-draft"], 1, SCHEDULING),
+    refused(&["--spec-draft-cpu-range-batch", "-Crbd", "--cpu-range-batch-draft"], 1, SCHEDULING),
+    no_effect(&["--spec-draft-cpu-strict", "--cpu-strict-draft", "--spec-draft-prio", "--prio-draft"], 1, SCHEDULING),
+    no_effect(&["--spec-draft-poll", "--poll-draft", "--spec-draft-poll-batch", "--poll-batch-draft"], 1, SCHEDULING),
+    no_effect(&["--spec-draft-cpu-strict-batch", "--cpu-strict-batch-draft"], 1, SCHEDULING),
+    no_effect(&["--spec-draft-prio-batch", "--prio-batch-draft"], 1, SCHEDULING),
+    refused(&["--spec-draft-type-k", "-ctkd", "--cache-type-k-draft"], 1, DRAFT),
+    refused(&["--spec-draft-type-v", "-ctvd", "--cache-type-v-draft"], 1, DRAFT),
+    refused(&["--spec-draft-override-tensor", "-otd", "--override-tensor-draft"], 1, DRAFT),
+    refused(&["--spec-draft-cpu-moe", "-cmoed", "--cpu-moe-draft"], 0, DRAFT),
+    refused(&["--spec-draft-n-cpu-moe", "--spec-draft-ncmoe", "-ncmoed", "--n-cpu-moe-draft"], 1, DRAFT),
+    no_effect(&["--spec-draft-p-split", "--draft-p-split"], 1, "llama.cpp's drafters do not use it either"),
+    no_effect(&["--spec-draft-backend-sampling", "--no-spec-draft-backend-sampling"], 0, "sampling runs on the CPU"),
+    refused(&["--spec-draft-sampling"], 1, "drafts are the draft model's most probable tokens"),
+    refused(&["--spec-synth-len", "--spec-synth-rates"], 1, "texts would mean nothing"),
+    refused(&["--spec-ngram-mod-n-min", "--spec-ngram-mod-n-max", "--spec-ngram-mod-n-match"], 1, DRAFTING),
+    refused(&["--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m", "--spec-ngram-simple-min-hits"], 1, DRAFTING),
+    refused(&["--spec-ngram-map-k-size-n", "--spec-ngram-map-k-size-m", "--spec-ngram-map-k-min-hits"], 1, DRAFTING),
+    refused(&["--spec-ngram-map-k4v-size-n", "--spec-ngram-map-k4v-size-m"], 1, DRAFTING),
+    refused(&["--spec-ngram-map-k4v-min-hits"], 1, DRAFTING),
+    refused(&["--spec-ngram-size-n", "--spec-ngram-size-m", "--spec-ngram-min-hits"], 1, DRAFTING),
 ];
 
 #[cfg(test)]
@@ -117,7 +137,7 @@ mod tests {
         for name in FLAGS.iter().flat_map(|flag| flag.names) {
             assert!(name.starts_with('-') && !name.contains('_') && seen.insert(name), "{name}");
         }
-        assert_eq!(find("--spec-draft-n-max").map(|flag| flag.verdict), Some(Verdict::Refused(DRAFT)));
+        assert_eq!(find("--spec-draft-hf").map(|flag| flag.verdict), Some(Verdict::Refused(DRAFT_HUB)));
         assert!(find("--special").is_none());
     }
 }

@@ -28,6 +28,7 @@ mod run_mode;
 mod sampling;
 #[cfg(feature = "server")]
 mod server;
+mod speculation;
 mod trace;
 mod virtual_experts;
 mod warm;

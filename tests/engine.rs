@@ -140,6 +140,7 @@ fn a_full_context_ends_or_shifts() {
         let mut generation = session.generate(&mut sampler, Some(3 * n_ctx));
         let count = generation.by_ref().map(Result::unwrap).count();
         let stop = generation.stop_reason();
+        drop(generation);
         if context_shift {
             assert_eq!((count, stop), (3 * n_ctx, Some(StopReason::Length)));
             continue;

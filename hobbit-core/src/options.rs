@@ -6,6 +6,7 @@ mod preset;
 mod routing;
 mod sampling;
 mod session;
+mod speculation;
 
 pub use device::{
     AdapterOptions, CpuHelper, DeviceChoice, DeviceOptions, SCALE_MAX, ScaledFile, SplitMode, TensorOverride,
@@ -19,6 +20,7 @@ pub use sampling::{
     SamplingOptions, XtcOptions, sampler_order,
 };
 pub use session::{FlashAttn, KvType, Pooling, ProjectorOptions, RopeOptions, RopeScaling, SessionOptions};
+pub use speculation::{DraftOptions, DraftSource, SpeculationOptions};
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;

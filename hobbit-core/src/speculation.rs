@@ -5,10 +5,12 @@
 //! are expected.
 
 use std::collections::VecDeque;
+use std::fmt;
 
 use serde::Serialize;
 
 use crate::route::DECODE_TOKENS_MAX;
+use crate::units::Percent;
 
 /// Tokens over which a loss is bounded.
 const WINDOW_TOKENS: u64 = 256;
@@ -68,6 +70,17 @@ pub struct GateReport {
     pub draft_seconds: f64,
     /// Batch width in tokens, and recent seconds of a step of that width.
     pub seconds_by_width: Vec<(u32, f64)>,
+}
+
+impl fmt::Display for GateReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { steps, steps_with_drafts, drafted, accepted, .. } = self;
+        if *drafted == 0 {
+            return write!(f, "no drafts");
+        }
+        let share = Percent(*accepted as f64 / *drafted as f64);
+        write!(f, "{accepted} of {drafted} drafts accepted ({share}) in {steps_with_drafts} of {steps} steps")
+    }
 }
 
 /// A mean in which old values fade.

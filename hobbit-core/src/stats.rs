@@ -22,6 +22,7 @@ use serde::Serialize;
 
 use crate::plan::kib_field;
 use crate::route::Rerouted;
+use crate::speculation::GateReport;
 
 pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
@@ -179,6 +180,8 @@ pub struct Stats {
     /// `None` without a target.
     #[serde(rename = "target_latency")]
     pub latency: Option<LatencyReport>,
+    /// Drafts; `None` if the session does not speculate.
+    pub speculation: Option<GateReport>,
     /// Kernels that multiply in batches.
     pub kernels: KernelReport,
     /// Largest resident set of the process so far, in bytes; 0 if the system does not report it.

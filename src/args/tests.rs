@@ -125,6 +125,21 @@ const GIVEN: &[(&str, Holds)] = &[
     ("--n_predict 9", |hi| hi.predict == Some(9)),
     ("-m a -n -1", |hi| hi.predict.is_none()),
     ("-n 0", |hi| hi.predict == Some(0)),
+    ("--spec-type ngram-cache,ngram-simple --draft 20", |hi| {
+        let own = hi.speculation.as_ref().unwrap();
+        let sources = [DraftSource::NgramCache, DraftSource::NgramSimple];
+        (&own.sources[..], own.n_max, own.fixed) == (&sources, 15, false) && hi.session_options.n_outputs_max == 16
+    }),
+    ("-md d.gguf -cd 512 -devd none -ngld 3 --draft-fixed", |hi| {
+        let own = hi.speculation.as_ref().unwrap();
+        let draft = own.draft.as_ref().unwrap();
+        own.fixed
+            && own.sources == [DraftSource::DraftSimple]
+            && (draft.n_ctx, draft.n_gpu_layers, &draft.devices) == (512, 3, &Some(DeviceChoice::None))
+    }),
+    ("-lcs a -lcd b", |hi| hi.speculation.as_ref().unwrap().sources == [DraftSource::NgramCache]),
+    ("-md d.gguf --spec-type none", |hi| hi.speculation.is_none() && hi.session_options.n_outputs_max == 1),
+    ("--spec-type ngram-mod --draft-max 0", |hi| hi.speculation.is_none()),
     ("-no-cnv -st", |hi| hi.chat.conversation == Some(Switch(false)) && hi.chat.single_turn.0),
     ("-e --no-escape", |hi| !hi.escape),
     ("--no-perf --show-timings", |hi| hi.output.closing.perf.0),
@@ -221,6 +236,11 @@ const REFUSED: &[(&str, &str)] = &[
     ("--device-headroom 200%", "expected a number from 0% to 100%"),
     ("--cpu-helper maybe", "unknown CPU helper setting 'maybe'"),
     ("-otd exps=CPU", "'-otd' is a llama.cpp flag that hobbit does not have"),
+    ("-hfd a/b", "give the draft model's file: -md FILE"),
+    ("--spec-type draft-mtp", "layers of the model that hobbit does not load"),
+    ("--spec-type draft-eagle3", "made for one model's hidden states"),
+    ("--spec-type lookup", "unknown type of speculative decoding 'lookup'"),
+    ("--draft-p-min 2", "expected a number from 0 to 1"),
     ("--video x.mp4", "'--video' is a llama.cpp flag that hobbit does not have: "),
     ("--mmproj x.gguf --prompt-cache y", "leave it out with --mmproj"),
     ("--precision fast", "unknown precision mode 'fast'"),

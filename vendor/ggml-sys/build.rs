@@ -118,6 +118,7 @@ fn compile_shim(source: &Path) {
         .file("shim/chat.cpp")
         .file("shim/grammar.cpp")
         .file("shim/media.cpp")
+        .file("shim/speculative.cpp")
         .include(source.join("include"))
         .include(source.join("src"))
         .include(source.join("common"))

@@ -132,6 +132,9 @@ pub enum OpenError {
     /// This model or run does not support rerouting tokens to other experts.
     #[error("tokens cannot be sent to experts in memory: {0}")]
     Routing(String),
+    /// Drafters that cannot be used.
+    #[error("speculative decoding: {0}")]
+    Speculation(String),
     /// Loading was cancelled by the progress callback.
     #[error("loading was cancelled")]
     Cancelled,

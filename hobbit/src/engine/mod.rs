@@ -52,6 +52,7 @@ mod run_mode;
 mod sampling;
 mod session;
 mod source;
+mod speculate;
 mod split;
 mod state_file;
 mod stock;
@@ -82,6 +83,7 @@ pub use rpc::{RpcError, RpcEvent, RpcServer};
 pub use sampling::{Probabilities, Sampler};
 pub use session::{BatchToken, GeneratedText, Generation, Interrupt, NoShift, Session, StopReason};
 pub use source::quantise_low;
+pub use speculate::{DraftRequest, NoSpeculation, draft_bytes};
 pub use stock::{Stock, StockOptions};
 pub use vocabulary::SpecialTokens;
 

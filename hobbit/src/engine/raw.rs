@@ -56,7 +56,7 @@ pub(super) fn with_message<T>(call: impl FnOnce(*mut c_char, usize) -> *mut T) -
 
 /// Calls a shim function and checks its result with `is_done`; the error begins with `doing`, followed by the shim's
 /// message.
-fn checked<T>(
+pub(super) fn checked<T>(
     doing: &str,
     is_done: impl FnOnce(&T) -> bool,
     call: impl FnOnce(*mut c_char, usize) -> T,

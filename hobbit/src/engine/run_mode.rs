@@ -176,6 +176,20 @@ fn products_bytes(source: &ModelSource, session: &SessionOptions) -> u64 {
     compute::products_bytes(&source.map, source.gguf.n_expert_used_max().max(1).into(), session)
 }
 
+/// Bytes of a model that llama.cpp runs by itself, from the mapped file, beside another: llama.cpp's own estimate.
+///
+/// # Errors
+/// llama.cpp refuses the model, without a reason.
+pub(super) fn bytes_beside(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions) -> Result<u64, OpenError> {
+    let needs = ask(gguf, options, expects, 0).ok_or_else(|| OpenError::Load {
+        path: gguf.files[0].path.clone(),
+        reason: "it does not say how much memory it needs".to_owned(),
+    })?;
+    let (_, most) = bounds(gguf, expects);
+    let vocabulary = most.runtime.saturating_sub(PROCESS_BYTES);
+    Ok([needs.mapped, needs.kv, needs.compute, vocabulary].into_iter().fold(0, u64::saturating_add))
+}
+
 /// llama.cpp's own estimate, plus `products`: it creates model and context without allocating them. `None` if that
 /// fails.
 fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions, products: u64) -> Option<Needs> {

@@ -6,6 +6,7 @@ mod generate;
 mod phases;
 mod sequences;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,6 +14,7 @@ use ggml_sys::llama;
 
 use super::calling::{self, Purpose};
 use super::compute;
+use super::contention;
 use super::error::OpenError;
 use super::hook::{EvalHook, Observed, RouterObserver};
 use super::log;
@@ -22,6 +24,7 @@ use super::params::context_params;
 pub use super::raw::BatchToken;
 use super::raw::RawContext;
 use super::sampling::Sampler;
+use super::speculate::Speculator;
 use super::tiers::Description;
 use hobbit_core::checkpoints::Checkpoints;
 use hobbit_core::options::{SessionOptions, Token};
@@ -74,6 +77,8 @@ impl Interrupt {
 
 /// One context: one or several sequences of tokens, and measurements of their evaluation.
 pub struct Session {
+    // Dropped before the context, which it may read.
+    pub(super) speculator: Option<Box<Speculator>>,
     // Dropped before the hook, which it calls, and the model, which it reads.
     context: RawContext,
     hook: Option<EvalHook<Observed>>,
@@ -97,6 +102,12 @@ pub struct Session {
     pending: Option<Token>,
     /// Whether the last logits follow the last token of the context.
     is_current: bool,
+    /// Entry of the last batch whose logits follow the last token of the context (-1: the last).
+    row: i32,
+    /// Drafts in the context after its last token.
+    ahead: VecDeque<Token>,
+    /// The text at the end of the context, as far as it is known: its tokens without a pending one.
+    text: Vec<Token>,
     stats: Stats,
     /// Counters of the devices at the session's start.
     devices_before: Vec<DeviceCounters>,
@@ -168,6 +179,7 @@ impl Session {
         let n_sequences = if model.takes_checkpoints(&options) { options.n_seq_max.max(1) } else { 0 };
         let no_shift = NoShift::of(model, &options, &context);
         let mut session = Session {
+            speculator: None,
             context,
             hook,
             phases: Phases::new(&model.shared.experts),
@@ -184,6 +196,9 @@ impl Session {
             no_shift,
             pending: None,
             is_current: false,
+            row: -1,
+            ahead: VecDeque::new(),
+            text: Vec::new(),
             stats: Stats::default(),
             devices_before,
             sample_ms: 0.0,
@@ -264,6 +279,8 @@ impl Session {
         self.n_prompt = 0;
         self.pending = None;
         self.is_current = false;
+        self.ahead.clear();
+        self.text.clear();
         if let Some(memories) = self.model.shared.experts.memories().as_mut() {
             memories.begin_sequence();
         }
@@ -317,6 +334,7 @@ impl Session {
             token_routed,
             virtual_experts,
             latency,
+            speculation: self.speculator.as_ref().map(|own| own.report()),
             kernels,
             peak_rss_bytes: peak_rss_bytes(),
             ..self.stats.clone()
@@ -341,9 +359,39 @@ impl Session {
     }
 
     /// Context length of one sequence in tokens.
-    fn n_ctx_seq(&self) -> u32 {
+    pub(super) fn n_ctx_seq(&self) -> u32 {
         // SAFETY: the context is live.
         unsafe { llama::llama_n_ctx_seq(self.context.as_ptr()) }
+    }
+
+    pub(super) fn n_sequences(&self) -> u32 {
+        self.options.n_seq_max.max(1)
+    }
+
+    /// Entries of a batch whose logits may be requested at once.
+    pub(super) fn n_outputs_max(&self) -> usize {
+        match self.options.n_outputs_max {
+            0 => usize::MAX,
+            n => n.max(self.n_sequences()) as usize,
+        }
+    }
+
+    /// Calls `compute`, which evaluates generated tokens on the context.
+    pub(super) fn computing<R>(&self, compute: impl FnOnce() -> R) -> R {
+        let running = contention::running(self.n_threads);
+        let result = Purpose { phase: Phase::Decode, ..self.purpose }.during(compute);
+        drop(running);
+        result
+    }
+
+    /// Whether a backend of ours is notified before each graph.
+    pub(super) fn announces(&self) -> bool {
+        self.announces
+    }
+
+    /// The options with which the session was opened; its context length is chosen.
+    pub(super) fn options(&self) -> &SessionOptions {
+        &self.options
     }
 
     pub(super) fn context_ptr(&self) -> *mut llama::llama_context {

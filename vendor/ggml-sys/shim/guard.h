@@ -17,6 +17,9 @@ struct throwing_guard {
     throwing_guard & operator=(const throwing_guard &) = delete;
 };
 
+// Within a guarded call: a graph may be computed from here on. `tells`: a backend of ours is told before one is.
+void may_compute(bool tells);
+
 inline void put_error(char * error, size_t capacity, const char * message) {
     if (capacity > 0) {
         snprintf(error, capacity, "%s", message);

@@ -71,6 +71,10 @@ throwing_guard::~throwing_guard() {
     computing = before;
 }
 
+void may_compute(bool tells) {
+    computing = !tells;
+}
+
 extern "C" {
 
 size_t hobbit_abi_sizes(size_t * sizes, size_t capacity) {
@@ -129,7 +133,7 @@ void hobbit_computing() {
 
 int hobbit_decode(llama_context * ctx, llama_batch batch, bool tells, char * error, size_t error_capacity) {
     return guarded(error, error_capacity, -100, [&] {
-        computing = !tells;
+        may_compute(tells);
         return llama_decode(ctx, batch);
     });
 }

@@ -6,6 +6,7 @@
 //! * [`chat`]: llama.cpp's `common`: chat templates, parsers of what models say, reasoning budgets.
 //! * [`grammar`]: llama.cpp's grammar parser.
 //! * [`media`]: llama.cpp's mtmd, which turns images and sound into embeddings.
+//! * [`speculative`]: llama.cpp's drafters of tokens.
 //! * `rpc` (feature `rpc`): ggml's RPC backend, which `llama-cpp-sys-2` does not build.
 //!
 //! `UPGRADE.md` says what a version bump has to re-check.
@@ -25,6 +26,7 @@ pub mod media;
 #[cfg(feature = "rpc")]
 pub mod rpc;
 pub mod shim;
+pub mod speculative;
 
 /// Build number of the llama.cpp that `llama-cpp-sys-2` carries; the published sources do not say.
 pub const LLAMA_BUILD_NUMBER: i32 = 12032;

@@ -150,7 +150,7 @@ impl Session {
     }
 
     /// Forgets a sequence and its checkpoints.
-    pub(super) fn empty(&mut self, sequence: i32) -> Result<(), EvalError> {
+    pub(in crate::engine) fn empty(&mut self, sequence: i32) -> Result<(), EvalError> {
         self.forget_checkpoints(sequence);
         self.context.forget(sequence, 0, -1).map(drop)
     }
@@ -162,7 +162,7 @@ impl Session {
         }
     }
 
-    fn n_tokens(&self, sequence: i32) -> usize {
+    pub(in crate::engine) fn n_tokens(&self, sequence: i32) -> usize {
         usize::try_from(i64::from(self.context.last_position(sequence)) + 1).unwrap_or(0)
     }
 }

@@ -31,8 +31,8 @@ impl Session {
             return Err(EvalError::BatchTooLarge { n_tokens: batch.len(), n_batch });
         }
         let n_outputs = batch.iter().filter(|entry| entry.logits).count();
-        let n_outputs_max = self.options.n_outputs_max.max(self.options.n_seq_max) as usize;
-        if self.options.n_outputs_max > 0 && n_outputs > n_outputs_max {
+        let n_outputs_max = self.n_outputs_max();
+        if n_outputs > n_outputs_max {
             return Err(EvalError::Decode(format!(
                 "logits of {n_outputs} entries are requested, and the session has room for {n_outputs_max}: open it \
                  with a larger n_outputs_max"
@@ -85,13 +85,17 @@ impl Session {
             let first = tokens.len().min(self.options.n_ubatch as usize);
             self.phases.begin(n_tokens, memories);
             memories.begin_batch(phase, n_tokens, &tokens[..first]);
+            if let Some(speculator) = self.speculator.as_mut().filter(|_| phase.is_decode()) {
+                // SAFETY: as above.
+                memories.host.expect_drafts(&speculator.expected(unsafe { places_of(&batch) }));
+            }
         }
         if !batch.token.is_null() {
             // SAFETY: the batch's arrays are as long as its number of entries.
             experts.tables().expect(unsafe { std::slice::from_raw_parts(batch.token, n_tokens as usize) });
         }
         let (before, busy_before) = self.counters();
-        self.is_current = false;
+        (self.is_current, self.row) = (false, -1);
         let started = Instant::now();
         let running = contention::running(self.n_threads);
         let purpose = Purpose { phase, ..self.purpose };
@@ -123,6 +127,7 @@ impl Session {
                 self.context.clear();
                 self.checkpoints.iter_mut().for_each(|own| own.truncate(0));
                 (self.n_past, self.n_prompt, self.pending) = (0, 0, None);
+                self.text.clear();
                 return Err(match failure {
                     None if code == 2 => EvalError::Interrupted,
                     failure => EvalError::ContextLost(failure.unwrap_or_else(|| format!("llama_decode: {code}"))),
@@ -137,6 +142,9 @@ impl Session {
                     EvalError::Decode(if thrown.is_empty() { format!("llama_decode: {code} {logged}") } else { thrown })
                 }
             });
+        }
+        if let Some(speculator) = self.speculator.as_mut().filter(|_| phase.is_decode()) {
+            speculator.evaluated(seconds);
         }
         let (after, busy_after) = self.counters();
         let stats = if phase.is_decode() { &mut self.stats.decode } else { &mut self.stats.prompt };
@@ -171,6 +179,11 @@ impl Session {
         Ok(())
     }
 
+    /// Drafts that the text did not take are not generated tokens.
+    pub(in crate::engine) fn count_rejected(&mut self, n: usize) {
+        self.stats.decode.tokens = self.stats.decode.tokens.saturating_sub(n as u64);
+    }
+
     fn counters(&self) -> (Counters, f64) {
         let memories = self.model.shared.experts.memories();
         let counters = memories.as_ref().map(|own| (own.host.counters(), own.host.reads().busy_seconds()));
@@ -188,6 +201,19 @@ unsafe fn tokens_of<'a>(batch: &llama::llama_batch) -> &'a [llama::llama_token] 
         // SAFETY: by the caller.
         false => unsafe { std::slice::from_raw_parts(batch.token, batch.n_tokens.unsigned_abs() as usize) },
     }
+}
+
+/// Sequence and position of each token of a batch; none if llama.cpp chooses the positions.
+///
+/// # Safety
+/// The batch's arrays are as long as its number of entries, and outlive the result.
+unsafe fn places_of(batch: &llama::llama_batch) -> impl Iterator<Item = (i32, i32)> {
+    let n_tokens = if batch.pos.is_null() { 0 } else { batch.n_tokens.unsigned_abs() as usize };
+    let (positions, sequences) = (batch.pos, batch.seq_id);
+    (0..n_tokens).map(move |at| {
+        // SAFETY: by the caller; each entry of a batch with sequences has at least one.
+        unsafe { (if sequences.is_null() { 0 } else { **sequences.add(at) }, *positions.add(at)) }
+    })
 }
 
 /// The phase of a batch. Its ubatches have the same phase.

@@ -9,6 +9,7 @@ use super::{Session, StopReason};
 use crate::engine::error::EvalError;
 use crate::engine::media::{Chunk, Projector};
 use crate::engine::sampling::{Sampler, are_finite};
+use crate::engine::speculate::DraftRequest;
 use hobbit_core::checkpoints::Cut;
 use hobbit_core::options::Token;
 
@@ -32,6 +33,7 @@ impl Session {
                 format!("the context of {n_past} tokens cannot go back to {n_keep}: reset it and feed them again");
             return Err(EvalError::Decode(reason));
         }
+        self.text.truncate(self.text.len().saturating_sub(self.n_past.saturating_sub(n_keep)));
         // Removing only the pending token leaves the logits from which it was sampled.
         self.is_current &= n_keep == self.n_past;
         self.pending = None;
@@ -52,15 +54,17 @@ impl Session {
             self.reset();
             return 0;
         }
+        self.text.truncate(self.text.len().saturating_sub(self.n_past - left));
         (self.n_past, self.n_prompt, self.pending, self.is_current) = (left, self.n_prompt.min(left), None, false);
         left
     }
 
-    /// Restores the state that [`Session::sequence_state`] returned for sequence 0 with `n_tokens` tokens.
+    /// Restores the state that [`Session::sequence_state`] returned for sequence 0 with these tokens.
     ///
     /// # Errors
     /// A state that does not fit, or has another number of tokens; the context is then empty.
-    pub fn restore(&mut self, state: &[u8], n_tokens: usize) -> Result<(), EvalError> {
+    pub fn restore(&mut self, state: &[u8], tokens: &[Token]) -> Result<(), EvalError> {
+        let n_tokens = tokens.len();
         self.reset();
         self.set_sequence_state(0, state)?;
         let last = self.context.last_position(0);
@@ -71,6 +75,7 @@ impl Session {
             )));
         }
         (self.n_past, self.n_prompt) = (n_tokens, n_tokens);
+        self.text.extend_from_slice(tokens);
         Ok(())
     }
 
@@ -118,6 +123,7 @@ impl Session {
         let before = self.n_past;
         self.evaluate_media(projector, chunk, 0, before as i32)?;
         self.n_past = before + chunk.n_positions();
+        self.text.clear();
         self.n_prompt = self.n_past;
         Ok(())
     }
@@ -139,6 +145,7 @@ impl Session {
         };
         let result = self.feed_pieces(&all, &cuts, at_once, &mut |done| progress(done - n_waiting));
         if result.is_err() && self.n_past > before && self.cut(0, before) {
+            self.text.truncate(self.text.len().saturating_sub(self.n_past - before));
             (self.n_past, self.is_current) = (before, false);
         }
         if result.is_err() && self.n_past == before {
@@ -176,11 +183,13 @@ impl Session {
                     (batch.logits, batch.pos) = (logits.as_mut_ptr(), positions.as_mut_ptr());
                     self.decode(batch, &[(0, self.n_past as i32)])?;
                     self.n_past += n;
+                    self.text.extend_from_slice(&now);
                     (rest, done) = (left, done + n);
                     progress(done);
                     let cut = next.filter(|cut| cut.at == done);
                     if let Err(error) = self.evaluated_piece(0, self.n_past, cut) {
                         self.n_past = 0;
+                        self.text.clear();
                         return Err(error);
                     }
                 }
@@ -222,6 +231,9 @@ impl Session {
                 self.reset();
                 return Err(error);
             }
+            // The text may be known in part: of the end.
+            let unknown = self.n_past - self.text.len().min(self.n_past);
+            self.text.drain(n_keep.saturating_sub(unknown)..(n_keep + n_discard).saturating_sub(unknown));
             self.n_past -= n_discard;
         }
         Ok(())
@@ -248,33 +260,84 @@ impl Generation<'_> {
             return Ok(Err(StopReason::Length));
         }
         let session = &mut *self.session;
-        if let Some(mut token) = session.pending.take() {
-            let room = session.make_room(1);
-            // SAFETY: the batch borrows `token`, which outlives its evaluation.
-            let mut batch = unsafe { llama::llama_batch_get_one(&raw mut token, 1) };
-            let before = session.n_past;
-            let mut position = before as i32;
-            batch.pos = &raw mut position;
-            match room.and_then(|()| session.decode(batch, &[(0, before as i32)])) {
-                Ok(()) => session.n_past += 1,
-                Err(error) => {
-                    // Unless the whole context was lost, the token stays pending for another try.
-                    session.pending = (session.n_past == before).then_some(token);
-                    return match error {
-                        EvalError::ContextFull { .. } => Ok(Err(StopReason::ContextFull)),
-                        EvalError::Interrupted => Ok(Err(StopReason::Interrupted)),
-                        error => Err(error),
-                    };
-                }
+        if let Some(token) = session.pending.take() {
+            // Without speculation, the token stays pending for another try unless the whole context was lost.
+            if let Err(error) = session.advance(token, self.left) {
+                return match error {
+                    EvalError::ContextFull { .. } => Ok(Err(StopReason::ContextFull)),
+                    EvalError::Interrupted => Ok(Err(StopReason::Interrupted)),
+                    error => Err(error),
+                };
             }
         }
-        let token = session.sample(self.sampler, -1)?;
+        let token = session.sample(self.sampler, session.row)?;
         if session.model.is_eog(token) {
             return Ok(Err(StopReason::Eog(token)));
         }
         session.pending = Some(token);
         self.left = self.left.map(|left| left - 1);
         Ok(Ok(token))
+    }
+}
+
+/// Drafts that were not taken leave the context: outside of a generation it has none.
+impl Drop for Generation<'_> {
+    fn drop(&mut self) {
+        if self.session.settle().is_err() {
+            self.session.reset();
+        }
+    }
+}
+
+impl Session {
+    /// Makes logits follow `token`, which was just generated: evaluates it with drafts, unless it is one itself. At
+    /// most `left` more tokens are wanted. On errors the token is pending, unless the whole context was lost.
+    fn advance(&mut self, token: Token, left: Option<usize>) -> Result<(), EvalError> {
+        let before = self.n_past;
+        let result = self.try_to_advance(token, left);
+        if result.is_ok() {
+            self.text.push(token);
+            self.n_past += 1;
+        } else if self.n_past == before {
+            self.pending = Some(token);
+        }
+        result
+    }
+
+    fn try_to_advance(&mut self, token: Token, left: Option<usize>) -> Result<(), EvalError> {
+        if self.ahead.front() == Some(&token) {
+            if self.interrupt.is_set() {
+                return Err(EvalError::Interrupted);
+            }
+            self.ahead.pop_front();
+            self.row += 1;
+            return Ok(());
+        }
+        self.settle()?;
+        self.make_room(1)?;
+        let n_max = self.room_for_drafts(self.n_past).min(left.map_or(usize::MAX, |left| left - 1));
+        let text = std::mem::take(&mut self.text);
+        let request = DraftRequest { sequence: 0, tokens: &text, last: token, position: self.n_past as i32, n_max };
+        let drafts = self.draft(&[request]);
+        self.text = text;
+        let drafts = drafts?.remove(0);
+        let mut tokens: Vec<Token> = [token].into_iter().chain(drafts.iter().copied()).collect();
+        let mut positions: Vec<i32> = (self.n_past as i32..).take(tokens.len()).collect();
+        let mut logits = vec![1; tokens.len()];
+        // SAFETY: the batch borrows the vectors, which outlive its evaluation.
+        let mut batch = unsafe { llama::llama_batch_get_one(tokens.as_mut_ptr(), tokens.len() as i32) };
+        (batch.pos, batch.logits) = (positions.as_mut_ptr(), logits.as_mut_ptr());
+        self.decode(batch, &[(0, self.n_past as i32)])?;
+        self.row = 0;
+        self.ahead = drafts.into();
+        Ok(())
+    }
+
+    /// Takes the drafts out of the context that are not part of the text.
+    fn settle(&mut self) -> Result<(), EvalError> {
+        // A text that ends here may end with a draft.
+        self.ahead.clear();
+        self.accept(0, usize::try_from(self.row).unwrap_or(0))
     }
 }
 

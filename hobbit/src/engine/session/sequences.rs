@@ -117,7 +117,7 @@ impl Session {
     /// Shortens a sequence to its first `n` tokens. Returns false and changes nothing if logits at position `n` would
     /// differ from those in a fresh context: a recurrent state keeps only its end, and a sliding window has reused the
     /// cells before it for later tokens. Every caller that goes back uses this function.
-    pub(super) fn cut(&mut self, sequence: i32, n: usize) -> bool {
+    pub(in crate::engine) fn cut(&mut self, sequence: i32, n: usize) -> bool {
         let is_cut = self.remembers(sequence, n)
             && self.context.forget(sequence, i32::try_from(n).unwrap_or(i32::MAX), -1).unwrap_or(false);
         if let Some(own) = self.checkpoints.get_mut(sequence as usize).filter(|_| is_cut) {

@@ -1,0 +1,351 @@
+//! Drafts of the next tokens, from llama.cpp's drafters (`common_speculative`). A session evaluates them in one step
+//! with the token before, and takes those that its sampler chooses by itself: the text is the same as without.
+
+mod draft;
+
+use std::ffi::{CString, c_char};
+use std::path::{Path, PathBuf};
+use std::ptr::{self, NonNull};
+use std::time::Instant;
+
+use ggml_sys::llama::llama_context;
+use ggml_sys::speculative::{self as raw, DraftRequest as RawRequest, Speculative};
+
+use super::error::{EvalError, OpenError};
+use super::raw::{checked, with_message};
+use super::session::{Interrupt, Session};
+use draft::Draft;
+pub use draft::draft_bytes;
+use hobbit_core::options::{DraftSource, SpeculationOptions, Token};
+use hobbit_core::route::DECODE_TOKENS_MAX;
+use hobbit_core::speculation::{Gate, GateOptions, GateReport, Step};
+
+/// Why a session does not speculate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoSpeculation {
+    /// Drafts that the text does not take must be forgotten.
+    #[error("the model's recurrent state cannot go back to the token before a draft")]
+    Recurrent,
+}
+
+/// A sequence that may have drafts.
+#[derive(Clone, Copy, Debug)]
+pub struct DraftRequest<'a> {
+    /// The sequence.
+    pub sequence: i32,
+    /// The text so far.
+    pub tokens: &'a [Token],
+    /// The token after it, which is evaluated next.
+    pub last: Token,
+    /// Position of that token.
+    pub position: i32,
+    /// Most drafts that there is room for.
+    pub n_max: usize,
+}
+
+/// The drafters of one session, and their measurements.
+pub(super) struct Speculator {
+    // Dropped before the draft's context.
+    drafters: Drafters,
+    draft: Option<Draft>,
+    interrupt: Interrupt,
+    sequences: Vec<Sequence>,
+    gate: Gate,
+    /// The step that is under way, and the place in it of each sequence.
+    step: Step,
+    places: Vec<i32>,
+    /// Sequence and position of each token of the batch with drafts, and whether it is an accepted draft.
+    batch: Vec<(i32, i32, bool)>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Sequence {
+    /// The text that the drafters know.
+    text: Vec<Token>,
+    /// Drafts that are evaluated in this step, after the token at a position.
+    drafted: Option<(usize, usize)>,
+}
+
+impl Speculator {
+    /// Drafters for a session, whose context outlives them.
+    pub(super) fn new(target: &Session, options: &SpeculationOptions) -> Result<Self, OpenError> {
+        let n_sequences = target.n_sequences();
+        let mut draft = None;
+        if options.sources.contains(&DraftSource::DraftSimple) {
+            let Some(own) = &options.draft else {
+                return Err(OpenError::Speculation("draft-simple needs a draft model".to_owned()));
+            };
+            draft = Some(Draft::open(own, target)?);
+        }
+        Ok(Self {
+            drafters: Drafters::new(target.context_ptr(), draft.as_ref(), options, n_sequences)?,
+            draft,
+            interrupt: target.interrupt_handle(),
+            sequences: vec![Sequence::default(); n_sequences as usize],
+            gate: Gate::new(GateOptions { n_max: options.n_max, fixed: options.fixed }),
+            step: Step::default(),
+            places: Vec::new(),
+            batch: Vec::new(),
+        })
+    }
+
+    /// Begins a step: drafts for each request, as many as are worth their cost.
+    fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Vec<Token>>, EvalError> {
+        self.places.extend(requests.iter().map(|request| request.sequence));
+        self.step.drafts.resize(requests.len(), (0, 0));
+        let mut drafts: Vec<Vec<Token>> = vec![Vec::new(); requests.len()];
+        let n_max = self.gate.n_drafts(requests.len()) as usize;
+        let started = Instant::now();
+        let (mut asked, mut seconds_elsewhere) = (Vec::new(), 0.0);
+        for (request, drafts) in requests.iter().zip(&mut drafts) {
+            let n_max = n_max.min(request.n_max);
+            let Some(own) = self.sequences.get_mut(request.sequence as usize).filter(|_| n_max > 0) else { continue };
+            if !request.tokens.starts_with(&own.text) {
+                self.drafters.begin(request.sequence, request.tokens)?;
+                own.text.clear();
+            }
+            own.text.extend_from_slice(&request.tokens[own.text.len()..]);
+            let mut position = request.position;
+            if let Some(draft) = &mut self.draft {
+                if !draft.has_room(request.tokens.len() + 1 + n_max) {
+                    continue;
+                }
+                seconds_elsewhere += draft.read(request.sequence, request.tokens, &self.interrupt)?;
+                position = request.tokens.len() as i32;
+            }
+            drafts.resize(n_max, 0);
+            asked.push(RawRequest {
+                sequence: request.sequence,
+                position,
+                n_max: n_max as i32,
+                last: request.last,
+                tokens: request.tokens.as_ptr(),
+                n_tokens: request.tokens.len(),
+                drafts: drafts.as_mut_ptr(),
+                n_drafts: 0,
+            });
+        }
+        if !asked.is_empty() {
+            // SAFETY: each request points to tokens of the caller and to room for its drafts, which is not moved.
+            let mut ask = || unsafe { self.drafters.draft(&mut asked) };
+            match &self.draft {
+                Some(draft) => draft.session.computing(ask)?,
+                None => ask()?,
+            }
+        }
+        let mut answers = asked.iter();
+        for (at, (request, drafts)) in requests.iter().zip(&mut drafts).enumerate() {
+            if drafts.is_empty() {
+                continue;
+            }
+            drafts.truncate(answers.next().map_or(0, |answer| answer.n_drafts));
+            if let Some(draft) = &mut self.draft {
+                draft.drafted(request, drafts);
+            }
+            if !drafts.is_empty() {
+                let own = &mut self.sequences[request.sequence as usize];
+                own.drafted = Some((request.position as usize, drafts.len()));
+                self.step.drafts[at].0 = drafts.len() as u32;
+            }
+        }
+        self.step.draft_seconds = started.elapsed().as_secs_f64() - seconds_elsewhere;
+        Ok(drafts)
+    }
+
+    /// Which tokens of a batch, given by sequence and position, are drafts.
+    pub(super) fn expected(&mut self, batch: impl Iterator<Item = (i32, i32)>) -> Vec<bool> {
+        self.batch = batch.map(|(sequence, position)| (sequence, position, false)).collect();
+        let is_draft = |&(sequence, position, _): &(i32, i32, bool)| {
+            let drafted = usize::try_from(sequence).ok().and_then(|at| self.sequences.get(at)?.drafted);
+            drafted.is_some_and(|(last, n)| (last + 1..=last + n).contains(&(position as usize)))
+        };
+        self.batch.iter().map(is_draft).collect()
+    }
+
+    /// Which tokens of the batch are accepted drafts, once all sequences of the step are judged.
+    fn judged(&mut self) -> Option<Vec<bool>> {
+        let is_whole = self.sequences.iter().all(|own| own.drafted.is_none());
+        (is_whole && !self.batch.is_empty())
+            .then(|| std::mem::take(&mut self.batch).into_iter().map(|(.., is_accepted)| is_accepted).collect())
+    }
+
+    /// A batch of generated tokens was evaluated.
+    pub(super) fn evaluated(&mut self, seconds: f64) {
+        self.step.seconds += seconds;
+    }
+
+    /// The text took the first `n_accepted` drafts of a sequence. Returns the number of tokens that its context keeps,
+    /// and the number of drafts that it does not; `None` if it had no drafts.
+    fn accepted(&mut self, sequence: i32, n_accepted: usize) -> Result<Option<(usize, usize)>, EvalError> {
+        let own = self.sequences.get_mut(sequence as usize);
+        let Some((position, n_drafted)) = own.and_then(|own| own.drafted.take()) else { return Ok(None) };
+        let n_accepted = n_accepted.min(n_drafted);
+        if let Some(at) = self.places.iter().position(|place| *place == sequence) {
+            self.step.drafts[at].1 = n_accepted as u32;
+        }
+        for (own, at, is_accepted) in &mut self.batch {
+            let is_judged = *own == sequence && (position + 1..=position + n_accepted).contains(&(*at as usize));
+            *is_accepted |= is_judged;
+        }
+        self.drafters.accept(sequence, n_accepted)?;
+        Ok(Some((position + 1 + n_accepted, n_drafted - n_accepted)))
+    }
+
+    /// Ends the step before.
+    fn end_step(&mut self) {
+        self.gate.stepped(&std::mem::take(&mut self.step));
+        self.places.clear();
+        self.sequences.iter_mut().for_each(|own| own.drafted = None);
+    }
+
+    /// Measurements so far, with the step under way.
+    pub(super) fn report(&self) -> GateReport {
+        let mut gate = self.gate.clone();
+        gate.stepped(&self.step);
+        gate.report()
+    }
+}
+
+impl Session {
+    /// Drafts tokens from now on: [`Session::generate`] does so by itself, callers of [`Session::evaluate`] with
+    /// [`Session::draft`]. The session needs room for the logits of a token and its drafts
+    /// ([`SessionOptions::n_outputs_max`](hobbit_core::options::SessionOptions::n_outputs_max)).
+    ///
+    /// # Errors
+    /// A session that cannot ([`Session::no_speculation`]), drafters that llama.cpp refuses, a lookup cache that cannot
+    /// be read; a draft model that cannot be opened, has another vocabulary or does not fit.
+    pub fn speculate(&mut self, options: &SpeculationOptions) -> Result<(), OpenError> {
+        if let Some(reason) = self.no_speculation() {
+            return Err(OpenError::Speculation(reason.to_string()));
+        }
+        self.speculator = Some(Box::new(Speculator::new(self, options)?));
+        Ok(())
+    }
+
+    /// Why the session cannot speculate; `None` if it can.
+    pub fn no_speculation(&self) -> Option<NoSpeculation> {
+        self.model().is_recurrent().then_some(NoSpeculation::Recurrent)
+    }
+
+    /// Drafts of tokens after the last one of each request, to be evaluated in one batch with it, all with logits
+    /// ([`Session::evaluate`]). Those that the text takes are reported with [`Session::accept`]. To be called before
+    /// every step of generation with the sequences that it continues. Without [`Session::speculate`] all are empty.
+    ///
+    /// # Errors
+    /// A drafter fails.
+    pub fn draft(&mut self, requests: &[DraftRequest]) -> Result<Vec<Vec<Token>>, EvalError> {
+        let Some(speculator) = &mut self.speculator else { return Ok(vec![Vec::new(); requests.len()]) };
+        speculator.end_step();
+        // Drafts of a step that was given up.
+        self.judge();
+        self.speculator.as_mut().map_or(Ok(Vec::new()), |own| own.draft(requests))
+    }
+
+    /// Follows the evaluation of a sequence's drafts: the first `n_accepted` are part of the text, the others are
+    /// forgotten.
+    ///
+    /// # Errors
+    /// A drafter fails; a context that cannot forget them.
+    pub fn accept(&mut self, sequence: i32, n_accepted: usize) -> Result<(), EvalError> {
+        let Some(speculator) = &mut self.speculator else { return Ok(()) };
+        let Some((n_tokens, n_rejected)) = speculator.accepted(sequence, n_accepted)? else { return Ok(()) };
+        self.count_rejected(n_rejected);
+        self.judge();
+        if n_rejected > 0 && !self.cut(sequence, n_tokens) {
+            return Err(EvalError::Decode(format!("the context cannot go back to token {n_tokens}")));
+        }
+        Ok(())
+    }
+
+    /// Tells the policy which drafts the text took.
+    fn judge(&mut self) {
+        let judged = self.speculator.as_mut().and_then(|own| own.judged());
+        if let (Some(judged), Some(memories)) = (judged, self.model().shared.experts.memories().as_mut()) {
+            memories.host.judge_drafts(&judged);
+        }
+    }
+
+    /// Most tokens that a sequence of `n_tokens` may have drafted after its next one.
+    pub fn room_for_drafts(&self, n_tokens: usize) -> usize {
+        let n_outputs = self.n_outputs_max().min(self.n_batch()).min(DECODE_TOKENS_MAX);
+        (self.n_ctx_seq() as usize).saturating_sub(n_tokens + 1).min(n_outputs.saturating_sub(1))
+    }
+}
+
+/// llama.cpp's drafters, freed on drop.
+struct Drafters(NonNull<Speculative>);
+
+// SAFETY: they hold no state of a thread, and are used through `&mut` only.
+unsafe impl Send for Drafters {}
+
+impl Drafters {
+    /// The context `target` and the draft outlive them.
+    fn new(
+        target: *mut llama_context,
+        draft: Option<&Draft>,
+        options: &SpeculationOptions,
+        n_sequences: u32,
+    ) -> Result<Self, OpenError> {
+        let text =
+            |text: &str| CString::new(text).map_err(|_| OpenError::Speculation(format!("{text:?} has a NUL byte")));
+        let path = |path: &Option<PathBuf>| text(&path.as_deref().unwrap_or(Path::new("")).to_string_lossy());
+        let names: Vec<&str> = options.sources.iter().map(|source| source.name()).collect();
+        let (types, fixed, dynamic) =
+            (text(&names.join(","))?, path(&options.lookup_static)?, path(&options.lookup_dynamic)?);
+        let (n_max, n_min) = (options.n_max as i32, options.n_min as i32);
+        let context = draft.map_or(ptr::null_mut(), |draft| draft.session.context_ptr());
+        let tells = draft.is_none_or(|draft| draft.session.announces());
+        // SAFETY: the texts are NUL-terminated, the message buffer is valid for its capacity, and the caller keeps the
+        // contexts alive.
+        let make = |message: *mut c_char, capacity| unsafe {
+            raw::hobbit_speculative_init(
+                target,
+                context,
+                types.as_ptr(),
+                n_max,
+                n_min,
+                options.p_min,
+                fixed.as_ptr(),
+                dynamic.as_ptr(),
+                n_sequences,
+                tells,
+                message,
+                capacity,
+            )
+        };
+        with_message(make).map(Self).map_err(OpenError::Speculation)
+    }
+
+    fn begin(&mut self, sequence: i32, text: &[Token]) -> Result<(), EvalError> {
+        // SAFETY: the drafters are live, the text and the message buffer valid for their lengths; so below.
+        let begin = |message, capacity| unsafe {
+            raw::hobbit_speculative_begin(self.0.as_ptr(), sequence, text.as_ptr(), text.len(), message, capacity)
+        };
+        checked("the drafter cannot read the text", |done| *done, begin).map(drop)
+    }
+
+    /// # Safety
+    /// The requests point to their tokens and to room for their drafts.
+    unsafe fn draft(&mut self, requests: &mut [RawRequest]) -> Result<(), EvalError> {
+        // SAFETY: as above, and by the caller.
+        let draft = |message, capacity| unsafe {
+            raw::hobbit_speculative_draft(self.0.as_ptr(), requests.as_mut_ptr(), requests.len(), message, capacity)
+        };
+        checked("no drafts", |done| *done, draft).map(drop)
+    }
+
+    fn accept(&mut self, sequence: i32, n_accepted: usize) -> Result<(), EvalError> {
+        // SAFETY: as above.
+        let accept = |message, capacity| unsafe {
+            raw::hobbit_speculative_accept(self.0.as_ptr(), sequence, n_accepted as u16, message, capacity)
+        };
+        checked("the drafter does not take what was accepted", |done| *done, accept).map(drop)
+    }
+}
+
+impl Drop for Drafters {
+    fn drop(&mut self) {
+        // SAFETY: made by us, freed once.
+        unsafe { raw::hobbit_speculative_free(self.0.as_ptr()) };
+    }
+}

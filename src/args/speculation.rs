@@ -1,0 +1,103 @@
+//! Flags of speculative decoding, with llama.cpp's names.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{gpu_layers, number};
+use crate::argv::Switch;
+use hobbit::options::{DeviceChoice, DraftOptions, DraftSource, SpeculationOptions};
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Speculative decoding")]
+pub struct SpeculationArgs {
+    /// Where drafts come from: ngram-cache, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod (the text itself),
+    /// draft-simple (a draft model), none; comma-separated. The text is the same as without drafts (default:
+    /// draft-simple with -md, ngram-cache with -lcs or -lcd)
+    #[arg(long, value_name = "TYPES", value_delimiter = ',', env = "LLAMA_ARG_SPEC_TYPE", value_parser = source)]
+    pub spec_type: Vec<Source>,
+    /// Most tokens to draft in one step; at most 15 are
+    #[arg(long, value_name = "N", default_value = "8", env = "LLAMA_ARG_SPEC_DRAFT_N_MAX")]
+    pub spec_draft_n_max: u32,
+    /// A model's drafts of fewer tokens are not evaluated
+    #[arg(long, value_name = "N", default_value = "0", env = "LLAMA_ARG_SPEC_DRAFT_N_MIN")]
+    pub spec_draft_n_min: u32,
+    /// A model drafts no further where its next token is less probable
+    #[arg(long, value_name = "P", default_value = "0", env = "LLAMA_ARG_SPEC_DRAFT_P_MIN", value_parser = probability)]
+    pub spec_draft_p_min: f32,
+    /// Always draft as many as --spec-draft-n-max, also where it is slower: for measurements
+    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_DRAFT_FIXED")]
+    pub draft_fixed: Switch,
+    /// The model that drafts. Its memory counts in --mem-budget
+    #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_SPEC_DRAFT_MODEL")]
+    pub spec_draft_model: Option<PathBuf>,
+    /// Its context length; 0 takes the model's own. Longer texts have no drafts
+    #[arg(long, value_name = "N", default_value = "0")]
+    pub ctx_size_draft: u32,
+    /// Devices of the draft model; 'none' for the CPU alone (default: as --device)
+    #[arg(long, value_name = "DEV1,DEV2")]
+    pub spec_draft_device: Option<DeviceChoice>,
+    /// Layers of the draft model that go to devices: a number, 'auto' or 'all'
+    #[arg(long, value_name = "N", default_value = "auto", value_parser = gpu_layers,
+          env = "LLAMA_ARG_N_GPU_LAYERS_DRAFT")]
+    pub spec_draft_ngl: i32,
+    /// Lookup cache of a corpus, as llama-lookup-create makes it
+    #[arg(long, value_name = "FNAME")]
+    pub lookup_cache_static: Option<PathBuf>,
+    /// Lookup cache of earlier texts; it is read, not written
+    #[arg(long, value_name = "FNAME")]
+    pub lookup_cache_dynamic: Option<PathBuf>,
+}
+
+/// A word of `--spec-type`; `None` stands for `none`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source(Option<DraftSource>);
+
+fn source(word: &str) -> Result<Source, String> {
+    match word {
+        "none" => Ok(Source(None)),
+        "draft-mtp" => Err("draft-mtp needs layers of the model that hobbit does not load; give ngram-cache, or \
+             draft-simple with -md"
+            .to_owned()),
+        "draft-eagle3" | "draft-dflash" | "draft-dspark" => Err(format!(
+            "{word} needs a draft made for one model's hidden states, which hobbit does not pass on; give ngram-cache, \
+             or draft-simple with -md"
+        )),
+        _ => word.parse().map(|source| Source(Some(source))).map_err(|error| format!("{error}; or none")),
+    }
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    number(0.0..=1.0, "a number from 0 to 1")(text)
+}
+
+impl SpeculationArgs {
+    /// Options of speculation; `None` without it.
+    pub fn options(&self) -> Option<SpeculationOptions> {
+        let mut sources: Vec<DraftSource> = self.spec_type.iter().filter_map(|source| source.0).collect();
+        if self.spec_type.is_empty() {
+            let has_lookup = self.lookup_cache_static.is_some() || self.lookup_cache_dynamic.is_some();
+            sources.extend(has_lookup.then_some(DraftSource::NgramCache));
+            sources.extend(self.spec_draft_model.is_some().then_some(DraftSource::DraftSimple));
+        }
+        if sources.is_empty() || self.spec_type.contains(&Source(None)) || self.spec_draft_n_max == 0 {
+            return None;
+        }
+        let draft = self.spec_draft_model.clone().map(|path| DraftOptions {
+            path,
+            n_ctx: self.ctx_size_draft,
+            n_gpu_layers: self.spec_draft_ngl,
+            devices: self.spec_draft_device.clone(),
+        });
+        Some(SpeculationOptions {
+            n_max: self.spec_draft_n_max.min(SpeculationOptions::DRAFTS_MAX),
+            n_min: self.spec_draft_n_min,
+            p_min: self.spec_draft_p_min,
+            fixed: self.draft_fixed.0,
+            lookup_static: self.lookup_cache_static.clone(),
+            lookup_dynamic: self.lookup_cache_dynamic.clone(),
+            draft: draft.filter(|_| sources.contains(&DraftSource::DraftSimple)),
+            sources,
+        })
+    }
+}

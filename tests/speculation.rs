@@ -1,0 +1,336 @@
+//! Speculative decoding: the text is the one without, whatever is drafted, and nothing of a rejected draft stays.
+//!
+//! A batch of several tokens has other last bits than a single token where its products are other kernels'. The texts
+//! here are ones in which that chooses no other token.
+
+use std::path::Path;
+
+use gguf_tools::synth::{self, Spec};
+use hobbit::engine::{DraftRequest, NoSpeculation};
+use hobbit::options::{DraftOptions, DraftSource, SpeculationOptions};
+use hobbit::{BatchToken, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions, StopReason, Token};
+use hobbit_core::plan::ExpertCache;
+use hobbit_core::speculation::GateReport;
+
+use crate::fixture::bundled;
+use crate::fixture::cli::{cli, demo_model};
+
+fn settings() -> SessionOptions {
+    SessionOptions { n_ctx: 512, n_batch: 256, n_outputs_max: 9, threads: Some(1), ..SessionOptions::default() }
+}
+
+fn lookup() -> SpeculationOptions {
+    SpeculationOptions { sources: vec![DraftSource::NgramCache], fixed: true, ..SpeculationOptions::default() }
+}
+
+fn drafted_by(path: &Path) -> SpeculationOptions {
+    let draft = Some(DraftOptions { path: path.to_owned(), ..DraftOptions::default() });
+    SpeculationOptions { sources: vec![DraftSource::DraftSimple], draft, ..lookup() }
+}
+
+fn greedy() -> SamplingOptions {
+    SamplingOptions { temp: 0.0, ..SamplingOptions::default() }
+}
+
+fn seeded(seed: u32) -> SamplingOptions {
+    SamplingOptions { seed, temp: 0.7, ..SamplingOptions::default() }
+}
+
+fn open(path: &Path, expert_cache: ExpertCache) -> Model {
+    Model::open(path, &ModelOptions { expert_cache, ..ModelOptions::default() }).unwrap()
+}
+
+/// The first tokens of a bundled text.
+fn text(model: &Model, name: &str, n: usize) -> Vec<Token> {
+    let text = std::fs::read(bundled(name)).unwrap();
+    let mut tokens = model.tokenize(&text[..4096], true, false).unwrap();
+    tokens.truncate(n);
+    tokens
+}
+
+fn session(model: &Model, settings: &SessionOptions, speculation: Option<&SpeculationOptions>) -> Session {
+    let mut session = model.session(settings).unwrap();
+    if let Some(options) = speculation {
+        session.speculate(options).unwrap();
+    }
+    session
+}
+
+/// Generates at most `n` tokens after `prompt`.
+fn generate(
+    session: &mut Session,
+    sampling: &SamplingOptions,
+    prompt: &[Token],
+    n: usize,
+) -> (Vec<Token>, Option<StopReason>) {
+    let model = session.model().clone();
+    let mut sampler = Sampler::new(&model, sampling).unwrap();
+    session.feed(prompt).unwrap();
+    let mut generation = session.generate(&mut sampler, Some(n));
+    let tokens = generation.by_ref().map(Result::unwrap).collect();
+    (tokens, generation.stop_reason())
+}
+
+fn report(session: &Session) -> GateReport {
+    session.stats().speculation.unwrap()
+}
+
+#[test]
+fn lookup_changes_no_text() {
+    for (path, cache) in [
+        (demo_model(), ExpertCache::Auto),
+        (demo_model(), ExpertCache::Percent(25.0)),
+        (bundled("fine.gguf"), ExpertCache::Percent(25.0)),
+    ] {
+        let model = open(&path, cache);
+        let is_demo = path == demo_model();
+        let name = if is_demo { "demo-heldout-code.txt" } else { "fine-heldout-code.txt" };
+        let prompt = text(&model, name, 200);
+        for sampling in [greedy(), seeded(7), seeded(8)] {
+            let run = |speculation: Option<&SpeculationOptions>| {
+                let mut session = session(&model, &settings(), speculation);
+                let found = generate(&mut session, &sampling, &prompt, 100);
+                (found, session)
+            };
+            let (expected, plain) = run(None);
+            assert_eq!(plain.stats().speculation, None);
+            let (found, drafting) = run(Some(&lookup()));
+            assert_eq!(found, expected, "{} at {cache:?}, temperature {}", path.display(), sampling.temp);
+            let report = report(&drafting);
+            assert!(report.drafted > 0, "{report:?}");
+            assert!(sampling.temp > 0.0 || report.accepted > 0, "{report:?}");
+            assert!(report.steps + report.accepted + 1 >= found.0.len() as u64, "{report:?}");
+            // The same tokens were evaluated, and nothing else is left of the drafts.
+            assert_eq!(drafting.n_past(), plain.n_past());
+            assert_eq!(drafting.stats().decode.tokens, plain.stats().decode.tokens);
+        }
+    }
+}
+
+#[test]
+fn every_lookup_drafts_without_harm() {
+    let model = open(&demo_model(), ExpertCache::Auto);
+    // A text that repeats itself is continued by all of them.
+    let piece = text(&model, "demo-heldout-code.txt", 100);
+    let prompt = piece.repeat(4);
+    let expected = generate(&mut session(&model, &settings(), None), &greedy(), &prompt, 60);
+    for source in DraftSource::ALL.into_iter().filter(|source| source.name().starts_with("ngram")) {
+        let options = SpeculationOptions { sources: vec![source], ..lookup() };
+        let mut session = session(&model, &settings(), Some(&options));
+        assert_eq!(generate(&mut session, &greedy(), &prompt, 60), expected, "{source}");
+    }
+}
+
+#[test]
+fn a_model_is_its_own_perfect_draft() {
+    let model = open(&demo_model(), ExpertCache::Percent(50.0));
+    let prompt = text(&model, "demo-heldout-code.txt", 100);
+    for sampling in [greedy(), seeded(3)] {
+        let expected = generate(&mut session(&model, &settings(), None), &sampling, &prompt, 80);
+        let mut drafting = session(&model, &settings(), Some(&drafted_by(&demo_model())));
+        assert_eq!(generate(&mut drafting, &sampling, &prompt, 80), expected);
+        let report = report(&drafting);
+        assert!(report.drafted > 0, "{report:?}");
+        if sampling.temp == 0.0 {
+            assert_eq!(report.accepted, report.drafted, "{report:?}");
+        }
+    }
+}
+
+#[test]
+fn a_draft_with_other_tokens_is_refused() {
+    let model = open(&demo_model(), ExpertCache::Auto);
+    let error = model.session(&settings()).unwrap().speculate(&drafted_by(&bundled("fine.gguf"))).unwrap_err();
+    assert!(error.to_string().contains("fine.gguf: the draft model's vocabulary is not the target's"), "{error}");
+    let none = SpeculationOptions { draft: None, ..drafted_by(&demo_model()) };
+    let error = model.session(&settings()).unwrap().speculate(&none).unwrap_err();
+    assert!(error.to_string().contains("needs a draft model"), "{error}");
+    let missing = SpeculationOptions { lookup_static: Some("no/such.cache".into()), ..lookup() };
+    let error = model.session(&settings()).unwrap().speculate(&missing).unwrap_err();
+    assert!(error.to_string().contains("Couldn't read static lookup cache"), "{error}");
+}
+
+#[test]
+fn a_recurrent_state_has_no_drafts() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mamba.gguf");
+    synth::write(&path, &Spec::tiny("jamba")).unwrap();
+    let mut session = open(&path, ExpertCache::Percent(50.0)).session(&settings()).unwrap();
+    assert_eq!(session.no_speculation(), Some(NoSpeculation::Recurrent));
+    assert!(session.speculate(&lookup()).is_err());
+}
+
+/// A consumer may stop anywhere: the context is then what it is without speculation.
+#[test]
+fn a_generation_that_is_left_leaves_no_draft() {
+    let model = open(&demo_model(), ExpertCache::Percent(50.0));
+    let prompt = text(&model, "demo-heldout-code.txt", 200);
+    let run = |speculation: Option<&SpeculationOptions>| {
+        let mut session = session(&model, &settings(), speculation);
+        let mut sampler = Sampler::new(&model, &greedy()).unwrap();
+        session.feed(&prompt).unwrap();
+        let mut found = Vec::new();
+        for n in 1..12 {
+            found.extend(session.generate(&mut sampler, None).take(n).map(Result::unwrap));
+            assert_eq!(session.n_past(), prompt.len() + found.len());
+            if n == 5 {
+                let interrupt = session.interrupt_handle();
+                let mut generation = session.generate(&mut sampler, None);
+                found.extend(generation.next().map(Result::unwrap));
+                interrupt.set();
+                assert!(generation.next().is_none());
+                assert_eq!(generation.stop_reason(), Some(StopReason::Interrupted));
+                interrupt.clear();
+            }
+        }
+        session.feed(&prompt[..7]).unwrap();
+        found.extend(session.generate(&mut sampler, Some(30)).map(Result::unwrap));
+        session.truncate(150).unwrap();
+        session.feed(&prompt[150..]).unwrap();
+        found.extend(session.generate(&mut sampler, Some(30)).map(Result::unwrap));
+        (found, session.n_past())
+    };
+    let expected = run(None);
+    for source in DraftSource::ALL {
+        let options = SpeculationOptions { sources: vec![source], ..drafted_by(&demo_model()) };
+        assert_eq!(run(Some(&options)), expected, "{source}");
+    }
+}
+
+#[test]
+fn a_full_context_ends_or_shifts_at_the_same_token() {
+    let model = open(&demo_model(), ExpertCache::Auto);
+    let prompt = text(&model, "demo-heldout-code.txt", 200);
+    for context_shift in [false, true] {
+        let settings = SessionOptions { n_ctx: 256, context_shift, ..settings() };
+        let run = |speculation: Option<&SpeculationOptions>| {
+            let mut session = session(&model, &settings, speculation);
+            let found = generate(&mut session, &greedy(), &prompt, 200);
+            (found, session.n_past())
+        };
+        let expected = run(None);
+        let reason = if context_shift { StopReason::Length } else { StopReason::ContextFull };
+        assert_eq!(expected.0.1, Some(reason));
+        assert_eq!(run(Some(&lookup())), expected);
+        assert_eq!(run(Some(&drafted_by(&demo_model()))), expected);
+    }
+}
+
+#[test]
+fn a_grammar_allows_what_it_allows_without() {
+    let model = open(&demo_model(), ExpertCache::Auto);
+    let prompt = text(&model, "demo-heldout-code.txt", 200);
+    let grammar = Some("root ::= (\"ab\" | \"ac\" | [d-f] \" \")+".to_owned());
+    for sampling in [greedy(), seeded(5)] {
+        let sampling = SamplingOptions { grammar: grammar.clone(), ..sampling };
+        let expected = generate(&mut session(&model, &settings(), None), &sampling, &prompt, 60);
+        let mut drafting = session(&model, &settings(), Some(&drafted_by(&demo_model())));
+        assert_eq!(generate(&mut drafting, &sampling, &prompt, 60), expected);
+        let report = report(&drafting);
+        assert!(report.drafted > report.accepted, "the draft knows no grammar: {report:?}");
+    }
+}
+
+/// Two texts in one step, as a server has them.
+#[test]
+fn sequences_are_drafted_for_at_once() {
+    const N: usize = 40;
+    let model = open(&demo_model(), ExpertCache::Percent(50.0));
+    let prompts = ["demo-heldout-code.txt", "demo-heldout-prose.txt"].map(|name| text(&model, name, 150));
+    let settings = SessionOptions { n_ctx: 1024, n_seq_max: 2, n_outputs_max: 18, ..settings() };
+    let run = |speculation: Option<&SpeculationOptions>| {
+        let mut session = session(&model, &settings, speculation);
+        let mut samplers = [(); 2].map(|()| Sampler::new(&model, &greedy()).unwrap());
+        let mut texts: Vec<Vec<Token>> = prompts.to_vec();
+        for (sequence, prompt) in prompts.iter().enumerate() {
+            let entry = |(at, token): (usize, &Token)| BatchToken {
+                token: *token,
+                position: at as i32,
+                sequence: sequence as i32,
+                logits: at + 1 == prompt.len(),
+            };
+            session.evaluate(&prompt.iter().enumerate().map(entry).collect::<Vec<_>>()).unwrap();
+            texts[sequence].push(session.sample(&mut samplers[sequence], -1).unwrap());
+        }
+        while texts.iter().zip(&prompts).any(|(text, prompt)| text.len() < prompt.len() + N) {
+            let requests: Vec<DraftRequest> = texts
+                .iter()
+                .enumerate()
+                .map(|(sequence, text)| DraftRequest {
+                    sequence: sequence as i32,
+                    tokens: &text[..text.len() - 1],
+                    last: text[text.len() - 1],
+                    position: text.len() as i32 - 1,
+                    n_max: 7,
+                })
+                .collect();
+            let drafts = session.draft(&requests).unwrap();
+            let mut batch = Vec::new();
+            for (request, drafts) in requests.iter().zip(&drafts) {
+                let tokens = [request.last].into_iter().chain(drafts.iter().copied());
+                batch.extend((request.position..).zip(tokens).map(|(position, token)| BatchToken {
+                    token,
+                    position,
+                    sequence: request.sequence,
+                    logits: true,
+                }));
+            }
+            session.evaluate(&batch).unwrap();
+            let mut row = 0;
+            for (sequence, drafts) in drafts.iter().enumerate() {
+                let mut n_accepted = 0;
+                loop {
+                    let token = session.sample(&mut samplers[sequence], row + n_accepted as i32).unwrap();
+                    texts[sequence].push(token);
+                    if drafts.get(n_accepted) != Some(&token) {
+                        break;
+                    }
+                    n_accepted += 1;
+                }
+                row += 1 + drafts.len() as i32;
+                session.accept(sequence as i32, n_accepted).unwrap();
+            }
+        }
+        texts.iter_mut().zip(&prompts).for_each(|(text, prompt)| text.truncate(prompt.len() + N));
+        (texts, session.stats().speculation)
+    };
+    let (expected, _) = run(None);
+    for options in [lookup(), drafted_by(&demo_model())] {
+        let (found, report) = run(Some(&options));
+        assert_eq!(found, expected);
+        assert!(report.as_ref().is_some_and(|report| report.accepted > 0), "{report:?}");
+    }
+}
+
+#[test]
+fn the_program_stops_where_it_stops_without() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |more: &[&str]| {
+        let stats = dir.path().join("stats.json");
+        let (model, file) = (demo_model(), dir.path().join("prompt.txt"));
+        std::fs::write(&file, &std::fs::read(bundled("demo-heldout-code.txt")).unwrap()[..900]).unwrap();
+        let (model, file, stats_file) = (model.to_str().unwrap(), file.to_str().unwrap(), stats.to_str().unwrap());
+        let usual =
+            ["-m", model, "-f", file, "-c", "512", "-n", "60", "-no-cnv", "-t", "1", "--stats-json", stats_file];
+        let ran = cli(&[&usual[..], more].concat()).run().expect(0);
+        let stats: serde_json::Value = serde_json::from_slice(&std::fs::read(stats).unwrap()).unwrap();
+        (ran.stdout, stats["stop"].clone(), stats["speculation"].clone(), ran.stderr)
+    };
+    for more in
+        [&["--temp", "0"][..], &["-s", "3"], &["--temp", "0", "-r", "."], &["--temp", "0", "--expert-cache", "25%"]]
+    {
+        let expected = run(more);
+        let found = run(&[more, &["--spec-type", "ngram-cache", "--draft-max", "6", "--draft-fixed"]].concat());
+        assert_eq!((&found.0, &found.1), (&expected.0, &expected.1), "{more:?}");
+        assert_eq!(expected.2, serde_json::Value::Null);
+        assert!(found.2["steps"].as_u64().is_some_and(|n| n > 0), "{}", found.2);
+        assert!(found.3.contains(" drafts"), "{}", found.3);
+    }
+    let (demo, budget) = (demo_model(), ["--mem-budget", "40M", "-p", "a", "-n", "1"]);
+    let demo = demo.to_str().unwrap();
+    let refused = cli(&[&["-m", demo, "-md", demo, "-c", "512"][..], &budget].concat()).run().expect(1).stderr;
+    assert!(refused.contains("beside a draft model that takes ") && refused.contains("too small"), "{refused}");
+    let of_model = run(&["--temp", "0", "-md", demo_model().to_str().unwrap(), "--draft-fixed"]);
+    assert_eq!(of_model.0, run(&["--temp", "0"]).0);
+    assert_eq!(of_model.2["accepted"], of_model.2["drafted"]);
+}
