@@ -107,14 +107,16 @@ impl Worker {
         // Every slot has the same share of a batch that is still decoded, not read like a prompt.
         let n_room = DECODE_TOKENS_MAX.min(self.options.n_batch).saturating_sub(slots.len());
         let share = n_room / slots.iter().filter(|slot| wanted(slot) > 0).count().max(1);
-        let request = |slot: &&Slot| DraftRequest {
-            sequence: slot.sequence(),
-            tokens: &slot.tokens[..],
-            last: pending(slot),
-            position: slot.tokens.len() as i32,
-            n_max: wanted(slot).min(share),
-        };
-        let requests: Vec<DraftRequest> = slots.iter().map(request).collect();
+        let mut requests = Vec::new();
+        for slot in &slots {
+            requests.push(DraftRequest {
+                sequence: slot.sequence(),
+                tokens: &slot.tokens,
+                last: pending(slot),
+                position: slot.tokens.len() as i32,
+                n_max: wanted(slot).min(share),
+            });
+        }
         let drafts = match self.session.draft(&requests) {
             Ok(drafts) => drafts,
             Err(EvalError::Interrupted) => return (Vec::new(), Err(EvalError::Interrupted)),
@@ -138,10 +140,10 @@ impl Worker {
                 return (drafts, Err(error));
             }
             let mut drafts = drafts.iter();
-            let mut n_skipped = 0;
+            let mut n_left = 0;
             batch.retain(|_| {
-                let is_first = n_skipped == 0;
-                n_skipped = if is_first { drafts.next().map_or(0, Vec::len) } else { n_skipped - 1 };
+                let is_first = n_left == 0;
+                n_left = if is_first { drafts.next().map_or(0, Vec::len) } else { n_left - 1 };
                 is_first
             });
         }
