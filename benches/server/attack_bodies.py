@@ -99,6 +99,7 @@ def numbers() -> list[tuple[str, str, bytes]]:
         "t_max_predict_ms": [-1],
         "n": [0, 10**9],
         "n_cmpl": [10**9],
+        "speculative.n_max": [-1, 2**31 - 1, 2**63, 0.5, "1", None, []],
     }
     for field, values in fields.items():
         for value in values:

@@ -7,7 +7,7 @@ use clap::{Args, CommandFactory, Parser};
 
 use super::{
     ClosingArgs, ContextArgs, ExpertArgs, LogArgs, MediaArgs, ModelArgs, ReasoningArgs, RopeArgs, SamplingArgs,
-    TemplateArgs, as_program,
+    SpeculationArgs, TemplateArgs, as_program,
 };
 use crate::argv::Switch;
 use hobbit::options::Pooling;
@@ -55,6 +55,8 @@ pub struct ServerArgs {
     pub rope: RopeArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    #[command(flatten)]
+    pub speculation: SpeculationArgs,
     #[command(flatten)]
     pub closing: ClosingArgs,
     #[command(flatten)]

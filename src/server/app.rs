@@ -14,7 +14,7 @@ use tokio::sync::{Semaphore, oneshot};
 use super::adapters::Adapters;
 use super::error::ApiError;
 use super::http::memory::{Held, Memory};
-use super::job::{self, Command, Job, Running, SlotAction, SlotAnswer, SlotCommand, Work};
+use super::job::{self, Command, Drafting, Job, Running, SlotAction, SlotAnswer, SlotCommand, Work};
 use super::settings::Settings;
 use super::status::Status;
 
@@ -44,6 +44,7 @@ pub struct Loaded {
     /// Maximum tokens in one slot.
     pub n_ctx: usize,
     pub n_batch: usize,
+    pub drafting: Drafting,
     pub pooling: Option<Pooling>,
     /// Adapter scales for requests that give none.
     pub adapters: Adapters,

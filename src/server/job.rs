@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hobbit::engine::{Chunks, Encoder};
-use hobbit::options::{SamplingOptions, Token};
+use hobbit::options::{SamplingOptions, SpeculationOptions, Token};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 
@@ -142,6 +142,31 @@ pub struct Generate {
     pub end_reasoning: Option<EndReasoning>,
     /// Scale of each LoRA adapter.
     pub lora: Scales,
+    pub drafting: Drafting,
+}
+
+/// How a text is drafted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drafting {
+    /// The sources' names, with commas between them; `none` without any.
+    pub types: Arc<str>,
+    /// Most drafts of a step; 0: none.
+    pub n_max: usize,
+}
+
+impl Drafting {
+    pub fn new(options: Option<&SpeculationOptions>) -> Self {
+        let names = options.map_or_else(Vec::new, |own| own.sources.iter().map(|source| source.name()).collect());
+        Self {
+            types: if names.is_empty() { "none".into() } else { names.join(",").into() },
+            n_max: options.map_or(0, |own| own.n_max as usize),
+        }
+    }
+
+    /// With at most `n_max` drafts.
+    pub fn at_most(&self, n_max: usize) -> Self {
+        if n_max == 0 { Self::new(None) } else { Self { n_max: n_max.min(self.n_max), ..self.clone() } }
+    }
 }
 
 impl Generate {
@@ -266,6 +291,9 @@ pub struct Timings {
     pub n_predicted: usize,
     pub predicted_ms: f64,
     pub traffic: Traffic,
+    pub n_drafted: usize,
+    /// Drafts that the text took.
+    pub n_accepted: usize,
 }
 
 /// Traffic of a request's generated tokens.
@@ -298,7 +326,7 @@ impl Timings {
         let n_steps = self.n_predicted.saturating_sub(1);
         let traffic = &self.traffic;
         let ratio = |of: f64, all: f64| if all > 0.0 { of / all } else { 0.0 };
-        serde_json::json!({
+        let mut value = serde_json::json!({
             "cache_n": self.n_cached,
             "prompt_n": self.n_prompt,
             "prompt_ms": self.prompt_ms,
@@ -311,7 +339,12 @@ impl Timings {
             "hit_rate": ratio(traffic.hits, traffic.hits + traffic.misses),
             "bytes_per_token": ratio(traffic.bytes_read, traffic.tokens),
             "io_wait_ms": traffic.io_wait_ms,
-        })
+        });
+        if self.n_drafted > 0 {
+            value["draft_n"] = self.n_drafted.into();
+            value["draft_n_accepted"] = self.n_accepted.into();
+        }
+        value
     }
 }
 

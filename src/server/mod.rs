@@ -38,7 +38,7 @@ use crate::manuals;
 use crate::{download, exit, media, memory, run, saved, signals};
 use adapters::Adapters;
 use app::{App, Loaded};
-use job::Traffic;
+use job::{Drafting, Traffic};
 use settings::{Resolved, resolve};
 use status::{Status, Totals};
 use worker::{Worker, WorkerOptions};
@@ -147,15 +147,18 @@ fn load(
 ) -> Result<std::thread::JoinHandle<()>> {
     let settings = &app.settings;
     let mut projector = settings.projector.clone();
-    let model_options = &media::reserve(projector.as_mut(), model_options, session_options, log)?;
+    let model_options = media::reserve(projector.as_mut(), model_options, session_options, log)?;
+    let model_options = &run::reserve_draft(settings.speculation.as_ref(), model_options, session_options)?;
     let model: Model = run::open(&settings.model, settings.is_demo, model_options, log, ctrl_c)?;
     let session_options = &attending(&model, &model_options.device.rpc, session_options, log);
-    let session = ctrl_c.during(|| model.session(session_options))?;
+    let mut session = ctrl_c.during(|| model.session(session_options))?;
     if ctrl_c.was_pressed() {
         return Err(signals::Interrupted.into());
     }
     let projector = media::open(&model, projector.as_ref(), log)?;
     run::describe(&model, &session, settings.is_demo, model_options, log);
+    run::speculate(&mut session, settings.speculation.as_ref(), log)?;
+    let drafting = Drafting::new(settings.speculation.as_ref().filter(|_| session.no_speculation().is_none()));
     run::warn_of_shift(&session, settings.context.context_shift.0, log);
     let templates = templates(&model, settings, log)?;
     let n_ctx_all = session.n_ctx() as usize;
@@ -189,6 +192,7 @@ fn load(
         n_ctx,
         n_batch,
         pooling,
+        drafting,
         templates,
         projector: projector.map(|own| (own, format!("<__media_{}__>", api::openai::random_id()))),
         next_id: AtomicU64::new(0),

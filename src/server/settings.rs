@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use hobbit::options::{ModelOptions, ProjectorOptions, SamplingOptions, SessionOptions};
+use hobbit::options::{ModelOptions, ProjectorOptions, SamplingOptions, SessionOptions, SpeculationOptions};
+use hobbit_core::route::DECODE_TOKENS_MAX;
 
 use super::http::guard::{Cors, Hosts};
 use super::http::memory;
@@ -32,6 +33,7 @@ pub struct Settings {
     /// Any slot may use the whole context.
     pub shares_context: bool,
     pub sampling: SamplingOptions,
+    pub speculation: Option<SpeculationOptions>,
     /// Default reasoning for requests that do not choose.
     pub reasoning: Reasoning,
     /// The encoder of images and sound.
@@ -63,6 +65,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         context,
         rope,
         sampling,
+        speculation,
         closing,
         log,
     } = args;
@@ -92,11 +95,17 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     }
     let n_slots = slots.parallel.unwrap_or(SLOTS);
     let embeds = slots.embeddings.0;
+    let speculation = speculation.options();
+    if embeds && speculation.is_some() {
+        bail!("--spec-type: a server with --embeddings generates no text");
+    }
+    // A step has the logits of every slot's token, and of drafts up to the width of decoding.
+    let n_outputs = if speculation.is_some() { n_slots.max(DECODE_TOKENS_MAX as u32) } else { n_slots };
     let base = resolve::session(&context, &rope, false);
     let n_ubatch = base.n_ubatch;
     let session_options = SessionOptions {
         n_seq_max: n_slots,
-        n_outputs_max: if embeds { 0 } else { n_slots },
+        n_outputs_max: if embeds { 0 } else { n_outputs },
         // Any set of generating slots is computed in one batch.
         kv_unified: true,
         embeddings: embeds,
@@ -121,6 +130,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         n_slots: n_slots as usize,
         shares_context: slots.kv_unified.0 || slots.parallel.is_none(),
         sampling: resolve::sampling(sampling, schema.as_ref(), true, around).context("sampling")?,
+        speculation,
         reasoning: Reasoning::new(reasoning),
         projector: media.options(&session_options),
         is_demo,

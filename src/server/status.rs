@@ -3,6 +3,8 @@
 
 use std::sync::Mutex;
 
+use hobbit_core::route::DECODE_TOKENS_MAX;
+
 use super::app::lock;
 use super::job::Traffic;
 use super::worker::slot::{LastRun, Slot};
@@ -46,6 +48,28 @@ pub struct Totals {
     pub n_tokens_max: u64,
     pub requests: u64,
     pub traffic: Traffic,
+    pub drafts: Drafts,
+}
+
+/// Counts of drafted tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Drafts {
+    pub tokens: u64,
+    pub accepted: u64,
+    /// Steps of a slot with drafts.
+    pub steps: u64,
+    /// Accepted tokens by their place in the draft.
+    pub by_place: [u64; DECODE_TOKENS_MAX],
+}
+
+impl Drafts {
+    /// Adds a step of a slot.
+    pub fn add(&mut self, n: usize, n_accepted: usize) {
+        self.tokens += n as u64;
+        self.accepted += n_accepted as u64;
+        self.steps += u64::from(n > 0);
+        self.by_place[..n_accepted].iter_mut().for_each(|count| *count += 1);
+    }
 }
 
 impl Status {
@@ -107,10 +131,9 @@ pub fn metrics(state: &State, cache_bytes: u64) -> String {
         ("llamacpp:tokens_predicted_seconds_total", "Predict process time", all.predicted_seconds),
         ("llamacpp:n_decode_total", "Total number of llama_decode() calls", all.n_decode as f64),
         ("llamacpp:n_tokens_max", "Largest observed n_tokens.", all.n_tokens_max as f64),
-        // hobbit drafts nothing, but dashboards for llama-server read these.
-        ("llamacpp:spec_decode_num_draft_tokens_total", "Draft tokens generated.", 0.0),
-        ("llamacpp:spec_decode_num_accepted_tokens_total", "Draft tokens accepted.", 0.0),
-        ("llamacpp:spec_decode_num_drafts_total", "Drafts verified.", 0.0),
+        ("llamacpp:spec_decode_num_draft_tokens_total", "Draft tokens generated.", all.drafts.tokens as f64),
+        ("llamacpp:spec_decode_num_accepted_tokens_total", "Draft tokens accepted.", all.drafts.accepted as f64),
+        ("llamacpp:spec_decode_num_drafts_total", "Drafts verified.", all.drafts.steps as f64),
         ("hobbit:requests_total", "Requests that were begun.", all.requests as f64),
         ("hobbit:expert_hits_total", "Experts found in memory by generated tokens.", traffic.hits),
         ("hobbit:expert_misses_total", "Experts read for generated tokens.", traffic.misses),
@@ -134,6 +157,16 @@ pub fn metrics(state: &State, cache_bytes: u64) -> String {
     ];
     let kinds = [("counter", &counters[..]), ("gauge", &gauges)];
     let rows = kinds.iter().flat_map(|(kind, rows)| rows.iter().map(move |row| (kind, row)));
-    rows.map(|(kind, (name, help, value))| format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n"))
-        .collect()
+    let rows =
+        rows.map(|(kind, (name, help, value))| format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n"));
+    rows.chain([by_place(&all.drafts)]).collect()
+}
+
+/// Accepted drafts by their place; nothing without any.
+fn by_place(drafts: &Drafts) -> String {
+    let name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total";
+    let n = drafts.by_place.iter().take_while(|count| **count > 0).count();
+    let rows = drafts.by_place[..n].iter().enumerate();
+    let rows: String = rows.map(|(place, count)| format!("{name}{{position=\"{place}\"}} {count}\n")).collect();
+    if rows.is_empty() { rows } else { format!("# HELP {name} Draft tokens accepted.\n# TYPE {name} counter\n{rows}") }
 }

@@ -10,4 +10,5 @@ mod embeddings;
 mod limits;
 pub mod rig;
 mod slots;
+mod speculation;
 mod templates;

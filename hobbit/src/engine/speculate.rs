@@ -107,7 +107,7 @@ impl Speculator {
             own.text.extend_from_slice(&request.tokens[own.text.len()..]);
             let mut position = request.position;
             if let Some(draft) = &mut self.draft {
-                if !draft.has_room(request.tokens.len() + 1 + n_max) {
+                if !draft.make_room(request, n_max, requests)? {
                     continue;
                 }
                 seconds_elsewhere += draft.read(request.sequence, request.tokens, &self.interrupt)?;
@@ -128,9 +128,14 @@ impl Speculator {
         if !asked.is_empty() {
             // SAFETY: each request points to tokens of the caller and to room for its drafts, which is not moved.
             let mut ask = || unsafe { self.drafters.draft(&mut asked) };
-            match &self.draft {
-                Some(draft) => draft.session.computing(ask)?,
-                None => ask()?,
+            let answered = match &self.draft {
+                Some(draft) => draft.session.computing(ask),
+                None => ask(),
+            };
+            if let Err(error) = answered {
+                // What its context holds now is unknown.
+                self.draft.iter_mut().for_each(Draft::forget_all);
+                return Err(error);
             }
         }
         let mut answers = asked.iter();
@@ -189,6 +194,19 @@ impl Speculator {
         }
         self.drafters.accept(sequence, n_accepted)?;
         Ok(Some((position + 1 + n_accepted, n_drafted - n_accepted)))
+    }
+
+    /// The step under way is not evaluated with its drafts.
+    fn drop_drafts(&mut self) -> Result<(), EvalError> {
+        for (sequence, own) in (0..).zip(&mut self.sequences) {
+            if own.drafted.take().is_some() {
+                self.drafters.accept(sequence, 0)?;
+            }
+        }
+        self.step = Step::default();
+        self.places.clear();
+        self.batch.clear();
+        Ok(())
     }
 
     /// Ends the step before.
@@ -263,6 +281,14 @@ impl Session {
         if let (Some(judged), Some(memories)) = (judged, self.model().shared.experts.memories().as_mut()) {
             memories.host.judge_drafts(&judged);
         }
+    }
+
+    /// Takes back the drafts of this step: their evaluation failed, or they are not evaluated.
+    ///
+    /// # Errors
+    /// A drafter fails.
+    pub fn drop_drafts(&mut self) -> Result<(), EvalError> {
+        self.speculator.as_mut().map_or(Ok(()), |own| own.drop_drafts())
     }
 
     /// Most tokens that a sequence of `n_tokens` may have drafted after its next one.

@@ -63,6 +63,10 @@ impl Params {
                 .map(Duration::from_millis),
             n_indent: whole(body, &["n_indent"], 0..=MOST)?.unwrap_or(0) as usize,
             end_reasoning: None,
+            drafting: match whole(body, &["speculative.n_max"], 0..=MOST)? {
+                Some(n) => loaded.drafting.at_most(n as usize),
+                None => loaded.drafting.clone(),
+            },
             lora: match get(body, "lora") {
                 Some(list) => adapters::read(list, model.adapters().len())?,
                 None => loaded.adapters.scales(),
@@ -347,7 +351,8 @@ pub fn shown(generate: &Generate, model: &Model, stream: bool, timings_per_token
         "reasoning_in_content": false,
         "generation_prompt": "",
         "samplers": own.samplers.iter().map(|kind| kind.name()).collect::<Vec<_>>(),
-        "speculative.types": "none",
+        "speculative.types": *generate.drafting.types,
+        "speculative.n_max": generate.drafting.n_max,
         "timings_per_token": timings_per_token,
         "post_sampling_probs": generate.post_sampling_probs,
         "backend_sampling": false,

@@ -17,7 +17,7 @@ use super::params::{self, Params};
 use super::{Fields, boolean, get, list, native, prompts};
 use crate::saved::is_file_name;
 use crate::server::adapters;
-use crate::server::app::App;
+use crate::server::app::{App, Loaded};
 use crate::server::error::ApiError;
 use crate::server::http::{AnyBody, Body};
 use crate::server::job::SlotAction;
@@ -135,14 +135,14 @@ pub async fn slots(State(app): State<Arc<App>>, Query(query): Query<SlotsQuery>)
     if query.fail_on_no_slot.is_some_and(|word| word != "0") && state.slots.iter().all(|slot| slot.is_processing) {
         return Err(ApiError::unavailable("no slot available"));
     }
-    Ok(Json(state.slots.iter().map(|slot| slot_json(slot, &loaded.model)).collect()))
+    Ok(Json(state.slots.iter().map(|slot| slot_json(slot, loaded)).collect()))
 }
 
-fn slot_json(slot: &SlotState, model: &hobbit::Model) -> Value {
+fn slot_json(slot: &SlotState, loaded: &Loaded) -> Value {
     let mut value = json!({
         "id": slot.id,
         "n_ctx": slot.n_ctx,
-        "speculative": false,
+        "speculative": loaded.drafting.n_max > 0,
         "is_processing": slot.is_processing,
         "n_past": slot.n_past,
     });
@@ -157,7 +157,7 @@ fn slot_json(slot: &SlotState, model: &hobbit::Model) -> Value {
     value["n_prompt_tokens_processed"] = json!(run.n_processed);
     value["n_prompt_tokens_cache"] = json!(run.n_cached);
     if let Some(generate) = &run.generate {
-        value["params"] = params::shown(generate, model, false, false, false);
+        value["params"] = params::shown(generate, &loaded.model, false, false, false);
     }
     value["next_token"] = json!([{
         "has_next_token": slot.is_processing,

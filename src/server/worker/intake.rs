@@ -127,6 +127,8 @@ impl Worker {
             sampler,
             text,
             traffic: Traffic::default(),
+            n_drafted: 0,
+            n_accepted: 0,
             truncated: false,
             phase: Phase::Prompt,
             job,

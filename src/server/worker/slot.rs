@@ -45,6 +45,9 @@ pub struct Run {
     pub sampler: Option<Sampler>,
     pub text: Text,
     pub traffic: Traffic,
+    pub n_drafted: usize,
+    /// Drafts that the text took.
+    pub n_accepted: usize,
     pub truncated: bool,
 }
 
@@ -133,6 +136,17 @@ impl Run {
         }
     }
 
+    /// Tokens that may be drafted after the pending one, in a slot that holds `n_held` of at most `n_ctx` tokens.
+    pub fn n_drafts(&self, n_held: usize, n_ctx: usize) -> usize {
+        let Some(generate) = self.generate() else { return 0 };
+        // Drafters read tokens; images and sound have none.
+        if !self.job.chunks.is_empty() {
+            return 0;
+        }
+        let n_left = generate.n_predict.map_or(usize::MAX, |n| n.saturating_sub(self.n_decoded + 1));
+        generate.drafting.n_max.min(n_left).min(n_ctx.saturating_sub(n_held + 1))
+    }
+
     /// Timings so far.
     pub fn timings(&self) -> Timings {
         let now = Instant::now();
@@ -147,6 +161,8 @@ impl Run {
             n_predicted: self.n_decoded,
             predicted_ms,
             traffic: self.traffic,
+            n_drafted: self.n_drafted,
+            n_accepted: self.n_accepted,
         }
     }
 

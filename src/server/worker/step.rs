@@ -1,11 +1,13 @@
-//! A decoding step of all generating slots: their last tokens are evaluated together, and each slot chooses its next
-//! token.
+//! A decoding step of all generating slots: their last tokens are evaluated together, with drafts of those that may
+//! follow, and each slot chooses its next tokens.
 
 use std::time::Instant;
 
+use hobbit::engine::DraftRequest;
 use hobbit::options::Token;
 use hobbit::stats::PhaseStats;
 use hobbit::{BatchToken, EvalError, Model, Sampler};
+use hobbit_core::route::DECODE_TOKENS_MAX;
 
 use super::Worker;
 use super::slot::{Phase, Slot};
@@ -49,41 +51,121 @@ impl Worker {
     fn step_together(&mut self, group: &[usize]) {
         // Making room for one slot may end others: collect the batch once all have room.
         let group: Vec<usize> = group.iter().copied().filter(|at| self.make_room(*at)).collect();
-        let mut batch = Vec::new();
-        let mut members = Vec::new();
-        for at in group {
-            let slot = &self.slots[at];
-            let Some(token) = slot.run.as_ref().and_then(|run| run.pending) else { continue };
-            let position = slot.tokens.len() as i32;
-            batch.push(BatchToken { token, position, sequence: slot.sequence(), logits: true });
-            members.push(at);
-        }
-        if batch.is_empty() {
+        let is_pending = |at: &usize| self.slots[*at].run.as_ref().is_some_and(|run| run.pending.is_some());
+        let members: Vec<usize> = group.into_iter().filter(is_pending).collect();
+        if members.is_empty() {
             return;
         }
         self.session.set_adapters(&self.slots[members[0]].lora);
         let before = self.traffic();
-        match self.evaluate(&batch) {
+        let (drafts, evaluated) = self.evaluate_drafts(&members);
+        match evaluated {
             Ok(true) => {}
             // The next step runs without the slot that gave way.
             Ok(false) => return,
-            Err(error) => return self.failed(&members, error),
+            Err(error) => {
+                let _ = self.session.drop_drafts();
+                return self.failed(&members, error);
+            }
         }
-        let cost = self.traffic_since(&before, members.len());
+        let n_evaluated = members.len() + drafts.iter().map(Vec::len).sum::<usize>();
+        let cost = self.traffic_since(&before);
         self.status.count(|totals| totals.traffic.add(&cost, 1.0));
-        if !members.iter().enumerate().all(|(index, &at)| self.is_finite(at, index, 1)) {
+        let mut entries =
+            members.iter().zip(&drafts).flat_map(|(at, drafts)| std::iter::repeat_n(*at, 1 + drafts.len()));
+        if !(0..n_evaluated).all(|index| entries.next().is_some_and(|at| self.is_finite(at, index, 1))) {
+            let _ = self.session.drop_drafts();
             self.purge(&members);
             if let [_, _, ..] = members[..] {
                 members.iter().for_each(|at| self.step_together(&[*at]));
             }
             return;
         }
-        for (index, &at) in members.iter().enumerate() {
+        let mut first = 0;
+        for (&at, drafts) in members.iter().zip(&drafts) {
+            if let Some(run) = &mut self.slots[at].run {
+                run.traffic.add(&cost, (1 + drafts.len()) as f64 / n_evaluated as f64);
+                run.n_drafted += drafts.len();
+            }
+            let n_accepted = self.choose_along(at, first, drafts);
+            first += 1 + drafts.len();
+            if let Err(error) = self.session.accept(self.slots[at].sequence(), n_accepted) {
+                self.failed(&[at], error);
+                let _ = self.forget(at);
+            }
+            self.status.count(|totals| totals.drafts.add(drafts.len(), n_accepted));
+        }
+    }
+
+    /// Evaluates the pending tokens of slots and drafts after them, which are returned for each slot. The result is
+    /// that of [`Self::evaluate`].
+    fn evaluate_drafts(&mut self, members: &[usize]) -> (Vec<Vec<Token>>, Result<bool, EvalError>) {
+        let n_ctx = self.options.n_ctx;
+        let pending = |slot: &Slot| slot.run.as_ref().and_then(|run| run.pending).expect("members have a token");
+        let wanted = |slot: &Slot| slot.run.as_ref().map_or(0, |run| run.n_drafts(slot.tokens.len(), n_ctx));
+        let slots: Vec<&Slot> = members.iter().map(|at| &self.slots[*at]).collect();
+        // Every slot has the same share of a batch that is still decoded, not read like a prompt.
+        let n_room = DECODE_TOKENS_MAX.min(self.options.n_batch).saturating_sub(slots.len());
+        let share = n_room / slots.iter().filter(|slot| wanted(slot) > 0).count().max(1);
+        let mut requests = Vec::new();
+        for slot in &slots {
+            requests.push(DraftRequest {
+                sequence: slot.sequence(),
+                tokens: &slot.tokens,
+                last: pending(slot),
+                position: slot.tokens.len() as i32,
+                n_max: wanted(slot).min(share),
+            });
+        }
+        let drafts = match self.session.draft(&requests) {
+            Ok(drafts) => drafts,
+            Err(EvalError::Interrupted) => return (Vec::new(), Err(EvalError::Interrupted)),
+            // The text goes on without them.
+            Err(_) => vec![Vec::new(); slots.len()],
+        };
+        let mut batch = Vec::new();
+        for (request, drafts) in requests.iter().zip(&drafts) {
+            let tokens = [request.last].into_iter().chain(drafts.iter().copied());
+            let sequence = request.sequence;
+            let entries = (request.position..).zip(tokens);
+            batch.extend(entries.map(|(position, token)| BatchToken { token, position, sequence, logits: true }));
+        }
+        if batch.len() > members.len() {
+            match self.session.evaluate(&batch) {
+                // No slot gives way for drafts.
+                Err(EvalError::ContextFull { .. }) => {}
+                other => return (drafts, other.map(|()| true)),
+            }
+            if let Err(error) = self.session.drop_drafts() {
+                return (drafts, Err(error));
+            }
+            let mut drafts = drafts.iter();
+            let mut n_left = 0;
+            batch.retain(|_| {
+                let is_first = n_left == 0;
+                n_left = if is_first { drafts.next().map_or(0, Vec::len) } else { n_left - 1 };
+                is_first
+            });
+        }
+        (vec![Vec::new(); members.len()], self.evaluate(&batch))
+    }
+
+    /// Chooses a slot's next tokens, from the logits at `first` on, as long as they are those of the drafts. Returns the
+    /// number of drafts that the slot's text has taken.
+    fn choose_along(&mut self, at: usize, first: usize, drafts: &[Token]) -> usize {
+        let mut n_accepted = 0;
+        loop {
             let slot = &mut self.slots[at];
-            let Some(run) = slot.run.as_mut() else { continue };
+            let Some(run) = slot.run.as_mut() else { return n_accepted };
             slot.tokens.extend(run.pending.take());
-            run.traffic.add(&cost, 1.0 / members.len() as f64);
-            self.choose(at, index);
+            run.traffic.tokens += 1.0;
+            self.choose(at, first + n_accepted);
+            let Some(run) = &mut self.slots[at].run else { return n_accepted };
+            if run.pending.is_none() || run.pending != drafts.get(n_accepted).copied() {
+                return n_accepted;
+            }
+            n_accepted += 1;
+            run.n_accepted += 1;
         }
     }
 
@@ -128,11 +210,11 @@ impl Worker {
         prompt + decode
     }
 
-    /// Traffic since `before`, of a step of `n` tokens.
-    pub(super) fn traffic_since(&self, before: &PhaseStats, n: usize) -> Traffic {
+    /// Traffic since `before`, without a count of tokens.
+    pub(super) fn traffic_since(&self, before: &PhaseStats) -> Traffic {
         let now = self.traffic();
         Traffic {
-            tokens: n as f64,
+            tokens: 0.0,
             hits: (now.hits - before.hits) as f64,
             misses: (now.misses - before.misses) as f64,
             bytes_read: (now.bytes_read - before.bytes_read) as f64,

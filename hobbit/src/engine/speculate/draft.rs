@@ -93,9 +93,38 @@ impl Draft {
         Ok(Self { session: model.session(&options)?, known: vec![Vec::new(); n_sequences] })
     }
 
-    /// Whether a sequence of `n_tokens` fits.
-    pub(super) fn has_room(&self, n_tokens: usize) -> bool {
-        n_tokens <= self.session.n_ctx_seq() as usize
+    /// Whether a request's text and `n_max` drafts fit beside those of the other `requests`. If not, sequences without
+    /// a request give way.
+    pub(super) fn make_room(
+        &mut self,
+        request: &DraftRequest,
+        n_max: usize,
+        requests: &[DraftRequest],
+    ) -> Result<bool, EvalError> {
+        let n_ctx = self.session.n_ctx_seq() as usize;
+        let (own, n_more) = (request.sequence as usize, 1 + n_max);
+        let shares = self.session.options().kv_unified;
+        let others = |known: &[Vec<Token>]| -> usize {
+            let held = known.iter().enumerate().filter(|(at, known)| shares && *at != own && !known.is_empty());
+            held.map(|(_, known)| known.len() + n_more).sum()
+        };
+        let n_wanted = request.tokens.len() + n_more;
+        if others(&self.known) + n_wanted <= n_ctx {
+            return Ok(true);
+        }
+        for at in 0..if shares { self.known.len() } else { 0 } {
+            if !self.known[at].is_empty() && requests.iter().all(|request| request.sequence as usize != at) {
+                self.session.empty(at as i32)?;
+                self.known[at].clear();
+            }
+        }
+        Ok(others(&self.known) + n_wanted <= n_ctx)
+    }
+
+    /// Empties the context.
+    pub(super) fn forget_all(&mut self) {
+        self.session.reset();
+        self.known.iter_mut().for_each(Vec::clear);
     }
 
     /// Makes `text` the content of a sequence. Returns the seconds of reading a prompt, which is no part of a step.
