@@ -162,6 +162,7 @@ impl HiArgs {
         let speculation = low.speculation.options();
         // Each draft's logits are wanted, and those of the token before.
         session.n_outputs_max += speculation.as_ref().map_or(0, |own| own.n_max);
+        session.rollback = speculation.as_ref().map_or(0, |own| own.n_max);
         let experts = experts(low.experts, &model, session.clone())?;
         let json_schema = json_schema(&low.sampling, around)?;
         let projector = low.media.options(&session);
@@ -346,6 +347,7 @@ pub fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> Sess
         n_batch: context.batch_size,
         n_ubatch: context.ubatch_size.0.unwrap_or(SessionOptions::default().n_ubatch),
         n_outputs_max: 1,
+        rollback: 0,
         n_seq_max: 1,
         kv_unified: false,
         embeddings: false,

@@ -160,6 +160,28 @@ fn a_recurrent_state_has_no_drafts() {
     assert!(session.speculate(&lookup()).is_err());
 }
 
+/// llama.cpp keeps the states before the last tokens of a batch.
+#[test]
+fn a_recurrent_state_goes_back_where_llama_cpp_can() {
+    let dir = tempfile::tempdir().unwrap();
+    let archs =
+        ["qwen35moe", "qwen4exp", "lfm2moe", "nemotron_h_moe", "kimi-k3", "bailingmoe3", "glm5-next", "deepseek4"];
+    for arch in archs {
+        let path = dir.path().join(format!("{arch}.gguf"));
+        synth::write(&path, &Spec { seed: 3, ..Spec::tiny(arch) }).unwrap();
+        let model = open(&path, ExpertCache::Percent(50.0));
+        let prompt: Vec<Token> = (0..120).map(|at| 3 + at * at % 23 % 40).collect();
+        let speculation = SpeculationOptions { n_max: 4, ..lookup() };
+        let settings = SessionOptions { rollback: 4, ..settings() };
+        let expected = generate(&mut session(&model, &self::settings(), None), &greedy(), &prompt, 60);
+        let mut drafting = session(&model, &settings, Some(&speculation));
+        assert_eq!(drafting.no_speculation(), None, "{arch}");
+        assert_eq!(generate(&mut drafting, &greedy(), &prompt, 60), expected, "{arch}");
+        let report = report(&drafting);
+        assert!(report.drafted > report.accepted, "{arch}: {report:?}");
+    }
+}
+
 /// A consumer may stop anywhere: the context is then what it is without speculation.
 #[test]
 fn a_generation_that_is_left_leaves_no_draft() {

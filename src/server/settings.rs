@@ -113,6 +113,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         // Pooling needs all tokens of a text in one evaluation.
         n_batch: if embeds { n_ubatch } else { base.n_batch },
         context_shift: false,
+        rollback: speculation.as_ref().map_or(0, |own| own.n_max),
         ..base
     };
     let model_options = resolve::of_model(&model, resolve::experts(experts, &path, session_options.clone())?);

@@ -108,6 +108,7 @@ pub(super) fn context_params(options: &SessionOptions, interrupted: *const Atomi
     params.n_batch = options.n_batch.max(1);
     params.n_ubatch = options.n_ubatch.min(params.n_batch);
     params.n_seq_max = options.n_seq_max.max(1);
+    params.n_rs_seq = options.rollback;
     // Every sequence has a last token.
     params.kv_unified = options.kv_unified;
     if options.embeddings {

@@ -156,7 +156,8 @@ pub(super) fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
     let n_ctx = n_ctx.min(u32::MAX.into()).next_multiple_of(256).saturating_mul(session.n_seq_max.max(1).into());
     // The wider of both types; at most 4 bytes.
     let width = if [session.type_k, session.type_v].contains(&KvType::F32) { 4 } else { 2 };
-    let state = gguf.state_elements().saturating_mul(session.n_seq_max.max(1).into()).saturating_mul(4);
+    let n_states = u64::from(session.n_seq_max.max(1)) * (1 + u64::from(session.rollback));
+    let state = gguf.state_elements().saturating_mul(n_states).saturating_mul(4);
     let kv = [gguf.kv_elements(), n_ctx, width].into_iter().fold(1, u64::saturating_mul).saturating_add(state);
     let n_tokens = u64::from(session.n_ubatch.min(session.n_batch));
     let n_used = u64::from(gguf.n_expert_used_max().max(1));

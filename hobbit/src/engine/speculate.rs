@@ -242,7 +242,7 @@ impl Session {
 
     /// Why the session cannot speculate; `None` if it can.
     pub fn no_speculation(&self) -> Option<NoSpeculation> {
-        self.model().is_recurrent().then_some(NoSpeculation::Recurrent)
+        (self.model().is_recurrent() && self.rollback() == 0).then_some(NoSpeculation::Recurrent)
     }
 
     /// Drafts of tokens after the last one of each request, to be evaluated in one batch with it, all with logits
@@ -269,7 +269,7 @@ impl Session {
         let Some((n_tokens, n_rejected)) = speculator.accepted(sequence, n_accepted)? else { return Ok(()) };
         self.count_rejected(n_rejected);
         self.judge();
-        if n_rejected > 0 && !self.cut(sequence, n_tokens) {
+        if n_rejected > 0 && !self.cut_drafts(sequence, n_tokens) {
             return Err(EvalError::Decode(format!("the context cannot go back to token {n_tokens}")));
         }
         Ok(())
@@ -294,7 +294,8 @@ impl Session {
     /// Most tokens that a sequence of `n_tokens` may have drafted after its next one.
     pub fn room_for_drafts(&self, n_tokens: usize) -> usize {
         let n_outputs = self.n_outputs_max().min(self.n_batch()).min(DECODE_TOKENS_MAX);
-        (self.n_ctx_seq() as usize).saturating_sub(n_tokens + 1).min(n_outputs.saturating_sub(1))
+        let n_max = if self.model().is_recurrent() { self.rollback() as usize } else { usize::MAX };
+        (self.n_ctx_seq() as usize).saturating_sub(n_tokens + 1).min(n_outputs.saturating_sub(1)).min(n_max)
     }
 }
 

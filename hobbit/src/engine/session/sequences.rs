@@ -126,6 +126,21 @@ impl Session {
         is_cut
     }
 
+    /// As [`Session::cut`], for drafts of the last batch: a recurrent state keeps those before its last tokens
+    /// ([`SessionOptions::rollback`](hobbit_core::options::SessionOptions::rollback)).
+    pub(in crate::engine) fn cut_drafts(&mut self, sequence: i32, n: usize) -> bool {
+        match self.model.is_recurrent() {
+            true => self.context.forget(sequence, i32::try_from(n).unwrap_or(i32::MAX), -1).unwrap_or(false),
+            false => self.cut(sequence, n),
+        }
+    }
+
+    /// Tokens of the last batch that a recurrent state can go back.
+    pub(in crate::engine) fn rollback(&self) -> u32 {
+        // SAFETY: the context is live.
+        unsafe { llama::llama_n_rs_seq(self.context.as_ptr()) }
+    }
+
     /// Whether the context holds all that evaluation after the first `n` tokens of a sequence needs.
     pub(super) fn remembers(&self, sequence: i32, n: usize) -> bool {
         let n = i32::try_from(n).unwrap_or(i32::MAX);
