@@ -132,8 +132,8 @@ fn govern(options: GovernorOptions) -> Governor {
     let mut governor = Governor::new(options);
     for at in 0..black_box(N_TOKENS) {
         let wait = 0.02 + f64::from(at % 7) / 1000.0;
-        governor.account(0.002, 0.001);
-        governor.end_token(if governor.is_on() { 0.8 * wait } else { wait });
+        let waited = if governor.is_on() { 0.8 * wait } else { wait };
+        governor.end_token(0.03 + waited, waited);
     }
     governor
 }
