@@ -16,7 +16,7 @@ fn start(np: &str, more: &[&str]) -> Server {
 
 /// A text after which steps of one token and of several choose alike.
 fn prompt() -> String {
-    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout-code.txt")).unwrap();
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout-prose.txt")).unwrap();
     text[..900].to_owned()
 }
 
