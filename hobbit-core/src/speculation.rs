@@ -30,8 +30,8 @@ const TRIAL_STEPS: u32 = 4;
 /// Steps from one trial to the next. Each trial without a gain doubles it.
 const REST_MIN: u32 = 32;
 const REST_MAX: u32 = 2048;
-/// What is assumed before it is measured: the share of drafts that is accepted, the weight of that assumption in
-/// drafts, and the part of a step's time that one more token adds.
+/// Assumed before it is measured: the share of drafts that is accepted, the weight of that assumption in drafts, and the
+/// part of a step's time that one more token adds.
 const ACCEPTANCE: f64 = 0.6;
 const ACCEPTANCE_WEIGHT: f64 = 1.5;
 const SLOPE: f64 = 0.4;
@@ -56,7 +56,7 @@ pub struct Step {
     pub seconds: f64,
 }
 
-/// What a gate has measured.
+/// Measurements of a gate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GateReport {
     pub steps: u64,

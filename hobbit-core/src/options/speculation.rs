@@ -50,13 +50,13 @@ pub struct DraftOptions {
 /// A source of drafts, by llama.cpp's names, in the order in which it asks them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DraftSource {
-    /// What followed the last twelve tokens earlier in the text.
+    /// The text after an earlier occurrence of the last twelve tokens.
     NgramSimple,
     /// As `NgramSimple`, with what was accepted before.
     NgramMapK,
     /// As `NgramMapK`, with up to four continuations.
     NgramMapK4v,
-    /// What followed the last 24 tokens in any text of the run.
+    /// The text after an occurrence of the last 24 tokens in any text of the run.
     NgramMod,
     /// Frequent continuations of the last one to four tokens, in the text and in lookup caches.
     NgramCache,
