@@ -5,18 +5,27 @@
 
 use std::path::Path;
 
-use gguf_tools::synth::{self, Spec};
+use gguf_tools::synth::{self, Format, Spec};
 use hobbit::engine::{DraftRequest, NoSpeculation};
-use hobbit::options::{DraftOptions, DraftSource, SpeculationOptions};
+use hobbit::options::{DraftOptions, DraftSource, KvType, SpeculationOptions};
 use hobbit::{BatchToken, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions, StopReason, Token};
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::speculation::GateReport;
 
-use crate::fixture::bundled;
 use crate::fixture::cli::{cli, demo_model};
+use crate::fixture::{bundled, demo_in_f32};
 
 fn settings() -> SessionOptions {
-    SessionOptions { n_ctx: 512, n_batch: 256, n_outputs_max: 9, threads: Some(1), ..SessionOptions::default() }
+    let (type_k, type_v) = (KvType::F32, KvType::F32);
+    SessionOptions {
+        n_ctx: 512,
+        n_batch: 256,
+        n_outputs_max: 9,
+        threads: Some(1),
+        type_k,
+        type_v,
+        ..SessionOptions::default()
+    }
 }
 
 fn lookup() -> SpeculationOptions {
@@ -77,15 +86,9 @@ fn report(session: &Session) -> GateReport {
 
 #[test]
 fn lookup_changes_no_text() {
-    for (path, cache) in [
-        (demo_model(), ExpertCache::Auto),
-        (demo_model(), ExpertCache::Percent(25.0)),
-        (bundled("fine.gguf"), ExpertCache::Percent(25.0)),
-    ] {
-        let model = open(&path, cache);
-        let is_demo = path == demo_model();
-        let name = if is_demo { "demo-heldout-code.txt" } else { "fine-heldout-code.txt" };
-        let prompt = text(&model, name, 200);
+    for cache in [ExpertCache::Auto, ExpertCache::Percent(25.0)] {
+        let model = open(demo_in_f32(), cache);
+        let prompt = text(&model, "demo-heldout-code.txt", 200);
         for sampling in [greedy(), seeded(7), seeded(8)] {
             let run = |speculation: Option<&SpeculationOptions>| {
                 let mut session = session(&model, &settings(), speculation);
@@ -95,7 +98,7 @@ fn lookup_changes_no_text() {
             let (expected, plain) = run(None);
             assert_eq!(plain.stats().speculation, None);
             let (found, drafting) = run(Some(&lookup()));
-            assert_eq!(found, expected, "{} at {cache:?}, temperature {}", path.display(), sampling.temp);
+            assert_eq!(found, expected, "{cache:?}, temperature {}", sampling.temp);
             let report = report(&drafting);
             assert!(report.drafted > 0, "{report:?}");
             assert!(sampling.temp > 0.0 || report.accepted > 0, "{report:?}");
@@ -109,7 +112,7 @@ fn lookup_changes_no_text() {
 
 #[test]
 fn every_lookup_drafts_without_harm() {
-    let model = open(&demo_model(), ExpertCache::Auto);
+    let model = open(demo_in_f32(), ExpertCache::Auto);
     // A text that repeats itself is continued by all of them.
     let piece = text(&model, "demo-heldout-code.txt", 100);
     let prompt = piece.repeat(4);
@@ -123,11 +126,11 @@ fn every_lookup_drafts_without_harm() {
 
 #[test]
 fn a_model_is_its_own_perfect_draft() {
-    let model = open(&demo_model(), ExpertCache::Percent(50.0));
+    let model = open(demo_in_f32(), ExpertCache::Percent(50.0));
     let prompt = text(&model, "demo-heldout-code.txt", 100);
     for sampling in [greedy(), seeded(3)] {
         let expected = generate(&mut session(&model, &settings(), None), &sampling, &prompt, 80);
-        let mut drafting = session(&model, &settings(), Some(&drafted_by(&demo_model())));
+        let mut drafting = session(&model, &settings(), Some(&drafted_by(demo_in_f32())));
         assert_eq!(generate(&mut drafting, &sampling, &prompt, 80), expected);
         let report = report(&drafting);
         assert!(report.drafted > 0, "{report:?}");
@@ -139,10 +142,10 @@ fn a_model_is_its_own_perfect_draft() {
 
 #[test]
 fn a_draft_with_other_tokens_is_refused() {
-    let model = open(&demo_model(), ExpertCache::Auto);
+    let model = open(demo_in_f32(), ExpertCache::Auto);
     let error = model.session(&settings()).unwrap().speculate(&drafted_by(&bundled("fine.gguf"))).unwrap_err();
     assert!(error.to_string().contains("fine.gguf: the draft model's vocabulary is not the target's"), "{error}");
-    let none = SpeculationOptions { draft: None, ..drafted_by(&demo_model()) };
+    let none = SpeculationOptions { draft: None, ..drafted_by(demo_in_f32()) };
     let error = model.session(&settings()).unwrap().speculate(&none).unwrap_err();
     assert!(error.to_string().contains("needs a draft model"), "{error}");
     let missing = SpeculationOptions { lookup_static: Some("no/such.cache".into()), ..lookup() };
@@ -166,17 +169,21 @@ fn a_recurrent_state_goes_back_where_llama_cpp_can() {
     let dir = tempfile::tempdir().unwrap();
     let archs =
         ["qwen35moe", "qwen4exp", "lfm2moe", "nemotron_h_moe", "kimi-k3", "bailingmoe3", "glm5-next", "deepseek4"];
+    let draft = dir.path().join("draft.gguf");
+    synth::write(&draft, &Spec { seed: 4, ..Spec::tiny("qwen3moe") }).unwrap();
+    let sampling = SamplingOptions { ignore_eos: true, ..greedy() };
     for arch in archs {
         let path = dir.path().join(format!("{arch}.gguf"));
-        synth::write(&path, &Spec { seed: 3, ..Spec::tiny(arch) }).unwrap();
+        let types = vec![Format::F32];
+        synth::write(&path, &Spec { seed: 3, types, ..Spec::tiny(arch) }).unwrap();
         let model = open(&path, ExpertCache::Percent(50.0));
-        let prompt: Vec<Token> = (0..120).map(|at| 3 + at * at % 23 % 40).collect();
-        let speculation = SpeculationOptions { n_max: 4, ..lookup() };
+        let prompt: Vec<Token> = (0..50).map(|at| 3 + at * at % 23 % 40).collect();
+        let speculation = SpeculationOptions { n_max: 4, ..drafted_by(&draft) };
         let settings = SessionOptions { rollback: 4, ..settings() };
-        let expected = generate(&mut session(&model, &self::settings(), None), &greedy(), &prompt, 60);
+        let expected = generate(&mut session(&model, &self::settings(), None), &sampling, &prompt, 40);
         let mut drafting = session(&model, &settings, Some(&speculation));
         assert_eq!(drafting.no_speculation(), None, "{arch}");
-        assert_eq!(generate(&mut drafting, &greedy(), &prompt, 60), expected, "{arch}");
+        assert_eq!(generate(&mut drafting, &sampling, &prompt, 40), expected, "{arch}");
         let report = report(&drafting);
         assert!(report.drafted > report.accepted, "{arch}: {report:?}");
     }
@@ -185,7 +192,7 @@ fn a_recurrent_state_goes_back_where_llama_cpp_can() {
 /// A consumer may stop anywhere: the context is then what it is without speculation.
 #[test]
 fn a_generation_that_is_left_leaves_no_draft() {
-    let model = open(&demo_model(), ExpertCache::Percent(50.0));
+    let model = open(demo_in_f32(), ExpertCache::Percent(50.0));
     let prompt = text(&model, "demo-heldout-code.txt", 200);
     let run = |speculation: Option<&SpeculationOptions>| {
         let mut session = session(&model, &settings(), speculation);
@@ -214,14 +221,14 @@ fn a_generation_that_is_left_leaves_no_draft() {
     };
     let expected = run(None);
     for source in DraftSource::ALL {
-        let options = SpeculationOptions { sources: vec![source], ..drafted_by(&demo_model()) };
+        let options = SpeculationOptions { sources: vec![source], ..drafted_by(demo_in_f32()) };
         assert_eq!(run(Some(&options)), expected, "{source}");
     }
 }
 
 #[test]
 fn a_full_context_ends_or_shifts_at_the_same_token() {
-    let model = open(&demo_model(), ExpertCache::Auto);
+    let model = open(demo_in_f32(), ExpertCache::Auto);
     let prompt = text(&model, "demo-heldout-code.txt", 200);
     for context_shift in [false, true] {
         let settings = SessionOptions { n_ctx: 256, context_shift, ..settings() };
@@ -234,19 +241,19 @@ fn a_full_context_ends_or_shifts_at_the_same_token() {
         let reason = if context_shift { StopReason::Length } else { StopReason::ContextFull };
         assert_eq!(expected.0.1, Some(reason));
         assert_eq!(run(Some(&lookup())), expected);
-        assert_eq!(run(Some(&drafted_by(&demo_model()))), expected);
+        assert_eq!(run(Some(&drafted_by(demo_in_f32()))), expected);
     }
 }
 
 #[test]
 fn a_grammar_allows_what_it_allows_without() {
-    let model = open(&demo_model(), ExpertCache::Auto);
+    let model = open(demo_in_f32(), ExpertCache::Auto);
     let prompt = text(&model, "demo-heldout-code.txt", 200);
     let grammar = Some("root ::= (\"ab\" | \"ac\" | [d-f] \" \")+".to_owned());
     for sampling in [greedy(), seeded(5)] {
         let sampling = SamplingOptions { grammar: grammar.clone(), ..sampling };
         let expected = generate(&mut session(&model, &settings(), None), &sampling, &prompt, 60);
-        let mut drafting = session(&model, &settings(), Some(&drafted_by(&demo_model())));
+        let mut drafting = session(&model, &settings(), Some(&drafted_by(demo_in_f32())));
         assert_eq!(generate(&mut drafting, &sampling, &prompt, 60), expected);
         let report = report(&drafting);
         assert!(report.drafted > report.accepted, "the draft knows no grammar: {report:?}");
@@ -257,7 +264,7 @@ fn a_grammar_allows_what_it_allows_without() {
 #[test]
 fn sequences_are_drafted_for_at_once() {
     const N: usize = 40;
-    let model = open(&demo_model(), ExpertCache::Percent(50.0));
+    let model = open(demo_in_f32(), ExpertCache::Percent(50.0));
     let prompts = ["demo-heldout-code.txt", "demo-heldout-prose.txt"].map(|name| text(&model, name, 150));
     let settings = SessionOptions { n_ctx: 1024, n_seq_max: 2, n_outputs_max: 18, ..settings() };
     let run = |speculation: Option<&SpeculationOptions>| {
@@ -317,7 +324,7 @@ fn sequences_are_drafted_for_at_once() {
         (texts, session.stats().speculation)
     };
     let (expected, _) = run(None);
-    for options in [lookup(), drafted_by(&demo_model())] {
+    for options in [lookup(), drafted_by(demo_in_f32())] {
         let (found, report) = run(Some(&options));
         assert_eq!(found, expected);
         assert!(report.as_ref().is_some_and(|report| report.accepted > 0), "{report:?}");
@@ -329,11 +336,28 @@ fn the_program_stops_where_it_stops_without() {
     let dir = tempfile::tempdir().unwrap();
     let run = |more: &[&str]| {
         let stats = dir.path().join("stats.json");
-        let (model, file) = (demo_model(), dir.path().join("prompt.txt"));
+        let (model, file) = (demo_in_f32(), dir.path().join("prompt.txt"));
         std::fs::write(&file, &std::fs::read(bundled("demo-heldout-code.txt")).unwrap()[..900]).unwrap();
         let (model, file, stats_file) = (model.to_str().unwrap(), file.to_str().unwrap(), stats.to_str().unwrap());
-        let usual =
-            ["-m", model, "-f", file, "-c", "512", "-n", "60", "-no-cnv", "-t", "1", "--stats-json", stats_file];
+        let usual = [
+            "-m",
+            model,
+            "-f",
+            file,
+            "-c",
+            "512",
+            "-n",
+            "60",
+            "-no-cnv",
+            "-t",
+            "1",
+            "--stats-json",
+            stats_file,
+            "-ctk",
+            "f32",
+            "-ctv",
+            "f32",
+        ];
         let ran = cli(&[&usual[..], more].concat()).run().expect(0);
         let stats: serde_json::Value = serde_json::from_slice(&std::fs::read(stats).unwrap()).unwrap();
         (ran.stdout, stats["stop"].clone(), stats["speculation"].clone(), ran.stderr)
@@ -352,7 +376,7 @@ fn the_program_stops_where_it_stops_without() {
     let demo = demo.to_str().unwrap();
     let refused = cli(&[&["-m", demo, "-md", demo, "-c", "512"][..], &budget].concat()).run().expect(1).stderr;
     assert!(refused.contains("beside a draft model that takes ") && refused.contains("too small"), "{refused}");
-    let of_model = run(&["--temp", "0", "-md", demo_model().to_str().unwrap(), "--draft-fixed"]);
+    let of_model = run(&["--temp", "0", "-md", demo_in_f32().to_str().unwrap(), "--draft-fixed"]);
     assert_eq!(of_model.0, run(&["--temp", "0"]).0);
     assert_eq!(of_model.2["accepted"], of_model.2["drafted"]);
 }

@@ -272,7 +272,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("--slots odd", "even, shallow-first, shallow-first:LAYERS, by-penalty"),
     ("--control-vector-layer-range 2", "expected two numbers"),
     ("--control-vector-layer-range 7 2", "layer 7 is behind layer 2"),
-    ("--path-table a.paths", "--predictor path-table, found --predictor none"),
+    ("--path-table a.paths", "--predictor path-table, found none"),
     ("--precision exact --t1 0.5", "'--t1 0.5' contradicts '--precision exact'"),
     ("--t2 1 --precision=exact", "'--t2 1' contradicts '--precision exact'"),
     ("--t1 0.95 --t2 0.9", "'--t1 0.95' is above '--t2 0.9'"),

@@ -4,17 +4,18 @@ use gguf_tools::synth::{self, Spec};
 use serde_json::{Value, json};
 
 use super::rig::{Event, Server, with};
+use crate::fixture::demo_in_f32;
 
-const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo.gguf");
-
-/// Without fused attention nearly all last bits depend on a step's width.
-const USUAL: [&str; 5] = ["-fa", "on", "--draft-fixed", "--metrics", "-np"];
-
-fn start(np: &str, more: &[&str]) -> Server {
-    Server::start(&[&USUAL[..], &[np], more].concat())
+fn model() -> &'static str {
+    demo_in_f32().to_str().unwrap()
 }
 
-/// A text after which steps of one token and of several choose alike.
+fn start(np: &str, more: &[&str]) -> Server {
+    let usual = ["-ctk", "f32", "-ctv", "f32", "--draft-fixed", "--metrics", "-np", np];
+    let ours = if more.contains(&"-m") { [].as_slice() } else { &["-m", model()] };
+    Server::start(&[&usual[..], ours, more].concat())
+}
+
 fn prompt() -> String {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout-prose.txt")).unwrap();
     text[..900].to_owned()
@@ -43,7 +44,7 @@ fn answers_are_what_they_are_without_drafts() {
     let drafters = [
         start("1", &["--spec-type", "ngram-simple"]),
         start("1", &["--spec-type", "ngram-cache"]),
-        start("1", &["-md", DEMO]),
+        start("1", &["-md", model()]),
     ];
     let whole = plain.post("/completion", &ask(json!({}))).ok();
     let text = whole["content"].as_str().unwrap();
@@ -93,7 +94,7 @@ fn assert_same(found: &Value, expected: &Value) {
         }
         (Value::Number(found), Value::Number(expected)) if found.is_f64() => {
             let (found, expected) = (found.as_f64().unwrap(), expected.as_f64().unwrap());
-            assert!((found - expected).abs() < 0.05, "{found} {expected}");
+            assert!((found - expected).abs() < 1e-3, "{found} {expected}");
         }
         _ => assert_eq!(found, expected),
     }
@@ -101,7 +102,7 @@ fn assert_same(found: &Value, expected: &Value) {
 
 #[test]
 fn a_model_drafts_for_itself_and_requests_may_decline() {
-    let server = start("2", &["-md", DEMO]);
+    let server = start("2", &["-md", model()]);
     let answer = server.post("/completion", &ask(json!({}))).ok();
     let (n, accepted) = drafted(&answer);
     assert!(n > 0 && accepted == n, "{answer}");
@@ -140,7 +141,7 @@ fn a_model_drafts_for_itself_and_requests_may_decline() {
 
 #[test]
 fn slots_draft_beside_each_other() {
-    let server = start("2", &["-md", DEMO]);
+    let server = start("2", &["-md", model()]);
     let texts = [prompt(), "The river runs through the old".to_owned()];
     let body = |text: &str| ask(json!({"prompt": text, "ignore_eos": true}));
     let alone: Vec<Value> = texts.iter().map(|text| server.post("/completion", &body(text)).ok()).collect();
@@ -160,7 +161,7 @@ fn slots_draft_beside_each_other() {
 fn slots_are_left_as_without_drafts() {
     for shift in ["--no-context-shift", "--context-shift"] {
         let flags = ["-c", "256", shift];
-        let (plain, drafting) = (start("1", &flags), start("1", &[&flags[..], &["-md", DEMO]].concat()));
+        let (plain, drafting) = (start("1", &flags), start("1", &[&flags[..], &["-md", model()]].concat()));
         let endless = json!({"prompt": "In the beginning", "n_predict": 300, "ignore_eos": true});
         let mut answers = Vec::new();
         for server in [&plain, &drafting] {
@@ -170,12 +171,9 @@ fn slots_are_left_as_without_drafts() {
             server.wait_for_busy(0);
             answers.push(server.post("/completion", &endless).ok());
         }
-        // Over so many tokens the last bits of a step's width choose another token.
-        for name in ["tokens_predicted", "tokens_evaluated", "tokens_cached", "truncated", "stop_type"] {
+        for name in ["content", "tokens_predicted", "tokens_evaluated", "tokens_cached", "truncated", "stop_type"] {
             assert_eq!(answers[1][name], answers[0][name], "{name}, {shift}");
         }
-        let begins = |answer: &Value| answer["content"].as_str().unwrap()[..100].to_owned();
-        assert_eq!(begins(&answers[1]), begins(&answers[0]));
     }
 }
 
