@@ -7,7 +7,7 @@ use std::path::Path;
 
 use gguf_tools::synth::{self, Format, Spec};
 use hobbit::engine::{DraftRequest, NoSpeculation};
-use hobbit::options::{DraftOptions, DraftSource, KvType, SpeculationOptions};
+use hobbit::options::{DraftOptions, DraftSource, FlashAttn, KvType, SpeculationOptions};
 use hobbit::{BatchToken, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions, StopReason, Token};
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::speculation::GateReport;
@@ -24,6 +24,7 @@ fn settings() -> SessionOptions {
         threads: Some(1),
         type_k,
         type_v,
+        flash_attn: FlashAttn::Off,
         ..SessionOptions::default()
     }
 }
@@ -357,6 +358,8 @@ fn the_program_stops_where_it_stops_without() {
             "f32",
             "-ctv",
             "f32",
+            "-fa",
+            "off",
         ];
         let ran = cli(&[&usual[..], more].concat()).run().expect(0);
         let stats: serde_json::Value = serde_json::from_slice(&std::fs::read(stats).unwrap()).unwrap();

@@ -11,7 +11,7 @@ fn model() -> &'static str {
 }
 
 fn start(np: &str, more: &[&str]) -> Server {
-    let usual = ["-ctk", "f32", "-ctv", "f32", "--draft-fixed", "--metrics", "-np", np];
+    let usual = ["-ctk", "f32", "-ctv", "f32", "-fa", "off", "--draft-fixed", "--metrics", "-np", np];
     let ours = if more.contains(&"-m") { [].as_slice() } else { &["-m", model()] };
     Server::start(&[&usual[..], ours, more].concat())
 }
