@@ -111,7 +111,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let Drafts { is_draft, held } = &mut self.drafts;
         let tokens = selection.tokens_of(expert.index);
         let certain = |token: &usize| !is_draft[*token];
-        let last = tokens.iter().map(|(token, _)| *token).filter(certain).next_back();
+        let last = tokens.iter().map(|(token, _)| *token).rfind(certain);
         for &(token, weight) in tokens.iter().filter(|(token, _)| is_draft[*token]) {
             let usage = Use::by_one(hit, precision, weight);
             let event = Event::Use { expert, usage, is_alone: last.is_none() };
