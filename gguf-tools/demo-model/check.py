@@ -128,7 +128,7 @@ class Gguf:
 
     def log_probs(self, ids, ctx):
         """Windows of `ctx` tokens, the first of each the start token: every token of the text is predicted once.
-        Of each window the tokens predicted, and the logarithms of the probabilities."""
+        For each window, yields the predicted tokens and the logarithms of the probabilities."""
         for i in range(0, len(ids), ctx - 1):
             part = ids[i:i + ctx - 1]
             z = self.logits([self.bos] + part)[:-1].astype(np.float64)
