@@ -210,7 +210,8 @@ def hobbit_gates(subject):
         for budget in BUDGETS:
             cells = []
             for distance in range(1, min(subject.distance, 4) + 1):
-                words = [*subject.time, *more, "--predictor", "stacked-gate", "--distance", str(distance), "--prefetch", "all"]
+                words = [*subject.time, *more, "--predictor", "stacked-gate", "--distance", str(distance)]
+                words += ["--prefetch", "all"]
                 ahead = replay(subject.evaluation, *words, budgets=[budget])[budget, "stacked-gate", "lru"]
                 cells.append(f"p = {distance}: {speed(ahead, bare[budget, 'none', 'lru'])}")
             if cells:
@@ -254,7 +255,8 @@ def edgemoe_paths(subject):
     if found:
         lines.append([f"experts that the path table foretells ({found[1]:.1f} named)", "87.1 % (one example)", percent(found[0])])
     calibration = ["--calibration", ",".join(subject.calibration)]
-    words = [*subject.time, *calibration, "--predictor", "none,path-table", "--distance", "1", "--prefetch", "all", "--slots", "global"]
+    words = [*subject.time, *calibration, "--predictor", "none,path-table", "--distance", "1"]
+    words += ["--prefetch", "all", "--slots", "global"]
     rows = replay(subject.evaluation, *words, policies="edgemoe")
     for budget in BUDGETS:
         base, own = rows[budget, "none", "edgemoe"], rows[budget, "path-table", "edgemoe"]
@@ -294,7 +296,8 @@ def fate_slots(subject):
     lines.append(["ARC, by penalty", *cells])
     if subject.has_scores:
         for name, slots in [("even", "even"), ("first 3 whole", "shallow-first:3")]:
-            words = ["--slots", slots, "--predictor", "cross-layer", "--distance", "1", "--prefetch", "all", *subject.time]
+            words = ["--slots", slots, "--predictor", "cross-layer", "--distance", "1", *subject.time]
+            words += ["--prefetch", "all"]
             rows = replay(subject.evaluation, *words, policies="arc")
             cells = [rows[budget, "cross-layer", "arc"] for budget in BUDGETS]
             lines.append([f"ARC, {name}, read ahead by the gate (paper: 99.08 %)", *(percent(hit_rate(row)) for row in cells)])

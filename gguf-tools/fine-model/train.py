@@ -58,7 +58,7 @@ def held_out(model, ids, autocast, limit=None):
 
 def entropy(counts):
     """Entropy of the use of the experts as a share of its maximum, layer by layer; and the least used one's share
-    of an equal part. Of a dense model neither."""
+    of an equal part. A dense model has neither."""
     if not counts.numel():
         return [], None
     p = counts.double() / counts.sum(1, keepdim=True)

@@ -116,8 +116,8 @@ pub const LAST_TOKENS: usize = 2;
 pub const MESSAGE_TOKENS_MIN: usize = 16;
 
 /// The cuts of a prompt, in order; its first `n_known` tokens are not evaluated. Templates write headers of messages
-/// with control tokens. Control tokens around an image, whose placeholders are negative, are a part of its message. Cuts
-/// depend on the tokens alone, so equal prompts are evaluated in equal pieces.
+/// with control tokens. Control tokens around an image, whose placeholders are negative, are a part of its message.
+/// Cuts depend on the tokens alone, so equal prompts are evaluated in equal pieces.
 pub fn cuts(prompt: &[Token], n_known: usize, is_control: impl Fn(Token) -> bool) -> Vec<Cut> {
     let Some(last) = prompt.len().checked_sub(LAST_TOKENS).filter(|last| *last > n_known) else { return Vec::new() };
     let is_placeholder = |at: usize| prompt.get(at).is_some_and(|token| *token < 0);

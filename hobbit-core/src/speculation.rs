@@ -30,8 +30,8 @@ const TRIAL_STEPS: u32 = 4;
 /// Steps from one trial to the next. Each trial without a gain doubles it.
 const REST_MIN: u32 = 32;
 const REST_MAX: u32 = 2048;
-/// Assumed before it is measured: the share of drafts that is accepted, the weight of that assumption in drafts, and the
-/// part of a step's time that one more token adds.
+/// Assumed before it is measured: the share of drafts that is accepted, the weight of that assumption in drafts, and
+/// the part of a step's time that one more token adds.
 const ACCEPTANCE: f64 = 0.6;
 const ACCEPTANCE_WEIGHT: f64 = 1.5;
 const SLOPE: f64 = 0.4;
@@ -102,10 +102,10 @@ impl Recent {
 /// Decides how many tokens to draft.
 ///
 /// For each step: [`Gate::n_drafts`], the step, [`Gate::stepped`]. A step of `s` sequences with `k` drafts each takes
-/// `T(s (1 + k))` and brings `s (1 + a_1 + a_1 a_2 + ...)` tokens, where `a_i` is the acceptance of the i-th draft after
-/// accepted ones. The gate takes the `k` with the most tokens a second. If that is 0, short trials look whether it has
-/// changed, ever more rarely. Whatever it expects, drafts stop if they have lost 1.5 % of any stretch of the last 256
-/// tokens.
+/// `T(s (1 + k))` and brings `s (1 + a_1 + a_1 a_2 + ...)` tokens, where `a_i` is the acceptance of the i-th draft
+/// after accepted ones. The gate takes the `k` with the most tokens a second. If that is 0, short trials look whether
+/// it has changed, ever more rarely. Whatever it expects, drafts stop if they have lost 1.5 % of any stretch of the
+/// last 256 tokens.
 #[derive(Clone, Debug)]
 pub struct Gate {
     options: GateOptions,

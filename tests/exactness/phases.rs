@@ -51,8 +51,8 @@ fn wide_case() -> Case {
     Case { script: Script::Phases, options, ..case }
 }
 
-/// A session with about `more` bytes more than the least budget, and the budget. This process counts too, and what earlier
-/// models leave with its allocator, so that the first answer may be too low.
+/// A session with about `more` bytes more than the least budget, and the budget. This process counts too, and what
+/// earlier models leave with its allocator, so that the first answer may be too low.
 fn tight(reference: &Reference, options: &ModelOptions, more: u64) -> (Watched, u64) {
     let mut budget = 1 << 20;
     for _ in 0..8 {

@@ -58,8 +58,8 @@ fn prompts_go_on_where_they_part_from_the_slot() {
     }
 }
 
-/// The window has forgotten the system prompt: another slot begins with a checkpoint behind it, and writes what it would
-/// alone.
+/// The window has forgotten the system prompt: another slot begins with a checkpoint behind it, and writes what it
+/// would alone.
 #[test]
 fn a_window_goes_on_from_another_slots_checkpoint() {
     ["gpt-oss", "mimo2", "deepseek4"].into_iter().for_each(check_window);

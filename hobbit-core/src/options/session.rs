@@ -56,8 +56,8 @@ pub struct SessionOptions {
     /// Take one every so many tokens of a long prompt, too.
     #[default(8192)]
     pub checkpoint_step: u32,
-    /// Tokens of the last batch that a recurrent state can go back, for drafts. Each takes memory as large as the state;
-    /// architectures for which llama.cpp cannot do it take none.
+    /// Tokens of the last batch that a recurrent state can go back, for drafts. Each takes memory as large as the
+    /// state; architectures for which llama.cpp cannot do it take none.
     pub rollback: u32,
     /// Keep the KV cache on the device when there is one.
     #[default(true)]

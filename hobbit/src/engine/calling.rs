@@ -124,7 +124,8 @@ pub(super) fn set_compute_buffer(addresses: Range<usize>) {
     CALLING.with_borrow_mut(|own| own.compute_buffer = Some(addresses));
 }
 
-/// Takes the addresses noted since the last call of this function. llama.cpp may free the buffer when it evaluates again.
+/// Takes the addresses noted since the last call of this function. llama.cpp may free the buffer when it evaluates
+/// again.
 pub(super) fn take_compute_buffer() -> Option<Range<usize>> {
     CALLING.with_borrow_mut(|own| own.compute_buffer.take())
 }

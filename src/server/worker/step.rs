@@ -150,8 +150,8 @@ impl Worker {
         (vec![Vec::new(); members.len()], self.evaluate(&batch))
     }
 
-    /// Chooses a slot's next tokens, from the logits at `first` on, as long as they are those of the drafts. Returns the
-    /// number of drafts that the slot's text has taken.
+    /// Chooses a slot's next tokens, from the logits at `first` on, as long as they are those of the drafts. Returns
+    /// the number of drafts that the slot's text has taken.
     fn choose_along(&mut self, at: usize, first: usize, drafts: &[Token]) -> usize {
         let mut n_accepted = 0;
         loop {

@@ -10,7 +10,8 @@ pub struct GovernorOptions {
     /// Tokens measured in each of a trial's four windows; at least 1.
     #[default(8)]
     pub window_tokens: u32,
-    /// Tokens at the start of a window, and after a prompt, that are not measured: what ran before has filled the cache.
+    /// Tokens at the start of a window, and after a prompt, that are not measured: what ran before has filled the
+    /// cache.
     #[default(2)]
     pub settle_tokens: u32,
     /// Tokens before the first trial: short answers have none.
@@ -112,7 +113,7 @@ pub struct Governor {
     /// Times of the last trial's tokens.
     on: Mean,
     off: Mean,
-    /// What trials found so far: the saved part of a token's time, and the variance of that.
+    /// Result of the trials so far: the saved part of a token's time, and its variance.
     found: Option<(f64, f64)>,
     /// Tokens that are not measured.
     unsettled: u32,

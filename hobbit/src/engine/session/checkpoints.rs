@@ -46,8 +46,9 @@ impl Session {
         checkpoints::cuts(prompt, n_known, |token| self.model.is_control(token))
     }
 
-    /// Follows a piece of a prompt that was evaluated in `sequence`, which has `n_tokens` tokens now: takes a checkpoint
-    /// at a cut, and if one is due ([`SessionOptions::checkpoint_step`]). For callers of [`Session::evaluate`].
+    /// Follows a piece of a prompt that was evaluated in `sequence`, which has `n_tokens` tokens now: takes a
+    /// checkpoint at a cut, and if one is due ([`SessionOptions::checkpoint_step`]). For callers of
+    /// [`Session::evaluate`].
     ///
     /// # Errors
     /// llama.cpp fails; the sequence is then empty.
@@ -112,8 +113,8 @@ impl Session {
         Ok(0)
     }
 
-    /// Takes a checkpoint at the end of a sequence of `n_tokens` tokens, unless it has one within the last `every`. None
-    /// directly behind an image with positions of several dimensions: its last cell is at its first position, so
+    /// Takes a checkpoint at the end of a sequence of `n_tokens` tokens, unless it has one within the last `every`.
+    /// None directly behind an image with positions of several dimensions: its last cell is at its first position, so
     /// llama.cpp cannot say where such a state ends.
     fn take_checkpoint(
         &mut self,

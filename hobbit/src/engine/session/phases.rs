@@ -10,9 +10,9 @@ use crate::engine::tiers::Tiers;
 use hobbit_core::plan::MemoryPlan;
 use hobbit_core::route::{DECODE_TOKENS_MAX, Phase};
 
-/// Decoding batches in a row before pages are given back, and between two checks. Both directions cost page faults (with
-/// 16, answers of 64 tokens of a small fast model lost 8 % and prompts 11 %), and a server's prompts may come in pieces
-/// between tokens of others.
+/// Decoding batches in a row before pages are given back, and between two checks. Both directions cost page faults
+/// (with 16, answers of 64 tokens of a small fast model lost 8 % and prompts 11 %), and a server's prompts may come in
+/// pieces between tokens of others.
 const BATCHES: u32 = 64;
 
 /// One session's part in it.
@@ -91,7 +91,7 @@ mod pages {
     /// the first small tensors.
     ///
     /// # Safety
-    /// The range is mapped, anonymous memory whose contents nobody needs, and nothing uses it during the call.
+    /// The range is mapped, anonymous memory with dead contents, and nothing uses it during the call.
     pub(super) unsafe fn give_back(range: &Range<usize>) {
         let (pages, _) = whole(range);
         if !pages.is_empty() {

@@ -17,8 +17,8 @@ impl Tiers {
         self.host_shares().into_iter().map(bytes).sum()
     }
 
-    /// Resizes the host's slots to `wanted`, at most those of the plan. Pinned memory, and memory that a device computes
-    /// in, cannot be given back and stays as it is. Returns the bytes of the slots.
+    /// Resizes the host's slots to `wanted`, at most those of the plan. Pinned memory, and memory that a device
+    /// computes in, cannot be given back and stays as it is. Returns the bytes of the slots.
     pub(in super::super) fn resize_host(&mut self, wanted: ExpertCache) -> u64 {
         self.wanted = wanted;
         self.fit_host();
@@ -50,7 +50,8 @@ impl Tiers {
         }
     }
 
-    /// Slots of a share in the current phase. While memory is lent, they are those of prompts: the plan lends from these.
+    /// Slots of a share in the current phase. While memory is lent, they are those of prompts: the plan lends from
+    /// these.
     fn planned_slots(&self, id: ShareId) -> u32 {
         let most = self.host.cache().most_of_share(id);
         let has_all = self.phase.is_decode() && self.lending.bytes == 0;
