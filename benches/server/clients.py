@@ -371,7 +371,8 @@ def main() -> None:
             verdict, said = "**failed**", f"{type(failure).__name__}: {failure}"
             if options.trace:
                 traceback.print_exc()
-        print(f"| {name} | {verdict} | {' '.join(str(said).split())[:160].replace('|', chr(92) + '|')} |", flush=True)
+        text = " ".join(str(said).split())[:160].replace("|", "\\|").replace("<", "&lt;")
+        print(f"| {name} | {verdict} | {text} |", flush=True)
     sys.exit(1 if failed else 0)
 
 
