@@ -1,0 +1,95 @@
+#!/bin/sh
+# Makes what a release has, in DIRECTORY: a stripped tarball with llama.cpp's CPU libraries for every generation of
+# processors, a Debian package of it, the parts list (CycloneDX), and checksums.
+#
+#   contrib/release.sh [DIRECTORY]               (default: ./release; a build of llama.cpp takes about 1 GiB more)
+#   TARGET=aarch64-unknown-linux-gnu contrib/release.sh
+#
+# The programs' own code is compiled for x86-64-v2 or for ARMv8 with NEON. Cross-building needs the packages that
+# contrib/aarch64.sh names. Two builds of one commit differ only in the directory of the build, which llama.cpp's
+# libraries name as a place to look for backends.
+set -eu
+
+tree=$(cd "$(dirname "$0")/.." && pwd)
+mkdir -p "${1:-release}"
+out=$(cd "${1:-release}" && pwd)
+host=$(rustc -vV | sed -n 's/^host: //p')
+target=${TARGET:-$host}
+cd "$tree"
+./setup.sh
+
+case "$target" in
+  x86_64-*) cpu="-C target-cpu=x86-64-v2" debian=amd64 ;;
+  aarch64-*) cpu="-C target-feature=+neon" debian=arm64 ;;
+  *) echo "release: $target is not built here; x86_64 and aarch64 are" >&2; exit 2 ;;
+esac
+if [ "$target" != "$host" ]; then
+  export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+  export BINDGEN_EXTRA_CLANG_ARGS_aarch64_unknown_linux_gnu=-I/usr/aarch64-linux-gnu/include
+  [ -d "$(rustc --print sysroot)/lib/rustlib/$target/lib" ] || rustup target add "$target"
+fi
+
+# Paths of this machine stay out of the programs, and every file has the commit's time.
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+cargo_home=${CARGO_HOME:-$HOME/.cargo}
+export SOURCE_DATE_EPOCH
+export RUSTFLAGS="$cpu --remap-path-prefix=$tree=/hobbit --remap-path-prefix=$cargo_home=/cargo"
+export CFLAGS="-ffile-prefix-map=$cargo_home=/cargo -ffile-prefix-map=$tree=/hobbit"
+export CXXFLAGS=$CFLAGS
+export CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_DEBUG=false
+export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$out/build}"
+
+tools=$CARGO_TARGET_DIR/tools
+tool() { # PROGRAM VERSION [OPTIONS]
+  program=$1 version=$2
+  shift 2
+  [ -x "$tools/bin/$program" ] || env -u RUSTFLAGS -u CARGO_TARGET_DIR \
+    cargo install --quiet --locked --debug --root "$tools" "$program@$version" "$@"
+}
+tool cargo-about 0.9.3 --features cli
+tool cargo-cyclonedx 0.5.9
+tool cargo-deb 3.8.0
+PATH=$tools/bin:$PATH
+
+cargo build --release --locked --target "$target" --features dynamic-backends --bins
+cargo build --release --locked --target "$target" --features dynamic-backends -p gguf-tools
+built=$CARGO_TARGET_DIR/$target/release
+
+version=$(cargo metadata --no-deps --format-version 1 | sed 's/.*"name":"hobbit-programs","version":"\([^"]*\)".*/\1/')
+name=hobbit-$version-${target%%-*}-linux
+stage=$out/$name
+rm -rf "$stage"
+mkdir -p "$stage/models" "$stage/share/man/man1" "$stage/share/completions"
+programs="hobbit-cli hobbit-server hobbit-bench hobbit-sim hobbit-perplexity hobbit-rpc gguf-tools"
+for program in $programs; do cp "$built/$program" "$stage/"; done
+# The names that the loader asks for, as files: no links in the tarball.
+for library in "$built"/libllama*.so.0 "$built"/libggml*.so.0 "$built"/libmtmd*.so.0 "$built"/libggml-cpu-*.so; do
+  [ -e "$library" ] && cp -L "$library" "$stage/"
+done
+"${STRIP:-$([ "$target" = "$host" ] && echo strip || echo aarch64-linux-gnu-strip)}" --strip-unneeded "$stage"/*.so*
+cp models/demo.gguf models/README.md models/LICENSE-* "$stage/models/"
+cp README.md CHANGELOG.md LICENSE contrib/hobbit-server.service contrib/hobbit-server.env "$stage/"
+cargo about generate --locked contrib/notices.hbs -o "$stage/NOTICES.txt"
+if [ "$target" = "$host" ]; then
+  for program in $programs; do
+    "$stage/$program" --man > "$stage/share/man/man1/$program.1"
+    for shell in bash zsh fish; do "$stage/$program" --completions $shell > "$stage/share/completions/$program.$shell"; done
+  done
+fi
+
+cd "$out"
+find "$name" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+tar --sort=name --owner=0 --group=0 --numeric-owner --format=gnu -cf - "$name" | gzip -9n > "$name.tar.gz"
+cd "$tree"
+# Where Cargo.toml's list of the package's files looks. Commands are links, so that libraries are found beside the programs.
+rm -rf target/deb && mkdir -p target/deb/bin
+ln -s "$stage" target/deb/lib
+for program in $programs; do ln -s "../lib/hobbit/$program" "target/deb/bin/$program"; done
+cargo deb --no-build --no-strip --locked --target "$target" --deb-version "$version" \
+  --output "$out/hobbit_${version}_$debian.deb"
+cargo cyclonedx --format json --target "$target" --features dynamic-backends --override-filename "$name.cdx" --manifest-path Cargo.toml
+mv "$name.cdx.json" "$out/"
+find . -name "$name.cdx.json" -not -path './target/*' -delete
+cd "$out"
+sha256sum "$name.tar.gz" "hobbit_${version}_$debian.deb" "$name.cdx.json" > "SHA256SUMS-${target%%-*}"
+cat "SHA256SUMS-${target%%-*}"
