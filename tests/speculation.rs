@@ -3,7 +3,7 @@
 //! A batch of several tokens has other last bits than a single token where its products are other kernels'. The texts
 //! here are ones in which that chooses no other token.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gguf_tools::synth::{self, Format, Spec};
 use hobbit::engine::{DraftRequest, NoSpeculation};
@@ -190,6 +190,45 @@ fn a_recurrent_state_goes_back_where_llama_cpp_can() {
     }
 }
 
+/// A model whose last layer is for multi-token prediction, and prompt and settings for it.
+fn predicting(arch: &str, dir: &Path) -> (PathBuf, Vec<Token>, SessionOptions, SpeculationOptions) {
+    let path = dir.join(format!("{arch}.gguf"));
+    synth::write(&path, &Spec { seed: 3, types: vec![Format::F32], mtp: 1, ..Spec::tiny(arch) }).unwrap();
+    let prompt = (0..50).map(|at| 3 + at * at % 23 % 40).collect();
+    let settings = SessionOptions { rollback: 3, ..settings() };
+    (path, prompt, settings, SpeculationOptions { sources: vec![DraftSource::DraftMtp], n_max: 3, ..lookup() })
+}
+
+fn open_mtp(path: &Path, mtp: bool, passthrough: bool) -> Model {
+    let expert_cache = if passthrough { ExpertCache::Auto } else { ExpertCache::Percent(50.0) };
+    Model::open(path, &ModelOptions { mtp, passthrough, expert_cache, ..ModelOptions::default() }).unwrap()
+}
+
+/// Random weights: nearly all drafts are rejected.
+#[test]
+fn layers_for_multi_token_prediction_draft_without_harm() {
+    let dir = tempfile::tempdir().unwrap();
+    let archs = [
+        "qwen35moe", "qwen4exp", "glm4moe", "deepseek2", "deepseek32", "deepseek4", "mimo2", "nemotron_h_moe",
+        "hy_v3", "step35", "glm-dsa", "cohere2moe",
+    ];
+    let sampling = SamplingOptions { ignore_eos: true, ..greedy() };
+    for arch in archs {
+        let (path, prompt, settings, speculation) = predicting(arch, dir.path());
+        let plain = open_mtp(&path, false, false);
+        let expected = generate(&mut session(&plain, &settings, None), &sampling, &prompt, 40);
+        for passthrough in [false, true] {
+            let model = open_mtp(&path, true, passthrough);
+            let mut drafting = session(&model, &settings, Some(&speculation));
+            assert_eq!(model.run_mode().is_passthrough(), passthrough);
+            assert_eq!(generate(&mut drafting, &sampling, &prompt, 40), expected, "{arch}, passthrough {passthrough}");
+            let report = report(&drafting);
+            assert!(report.drafted > report.accepted, "{arch}: {report:?}");
+            assert!(report.drafted + 3 >= 3 * report.steps, "{arch}: {report:?}");
+        }
+    }
+}
+
 /// A consumer may stop anywhere: the context is then what it is without speculation.
 #[test]
 fn a_generation_that_is_left_leaves_no_draft() {
@@ -221,7 +260,7 @@ fn a_generation_that_is_left_leaves_no_draft() {
         (found, session.n_past())
     };
     let expected = run(None);
-    for source in DraftSource::ALL {
+    for source in DraftSource::ALL.into_iter().filter(|source| *source != DraftSource::DraftMtp) {
         let options = SpeculationOptions { sources: vec![source], ..drafted_by(demo_in_f32()) };
         assert_eq!(run(Some(&options)), expected, "{source}");
     }

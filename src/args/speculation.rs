@@ -12,7 +12,7 @@ use hobbit::options::{DeviceChoice, DraftOptions, DraftSource, SpeculationOption
 #[command(next_help_heading = "Speculative decoding")]
 pub struct SpeculationArgs {
     /// Where drafts come from: ngram-cache, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod (the text itself),
-    /// draft-simple (a draft model), none; comma-separated. The text is the same as without drafts (default:
+    /// draft-simple (a draft model), draft-mtp (the model's own layers for it), none; comma-separated. The text is the same as without drafts (default:
     /// draft-simple with -md, ngram-cache with -lcs or -lcd)
     #[arg(long, value_name = "TYPES", value_delimiter = ',', env = "LLAMA_ARG_SPEC_TYPE", value_parser = source)]
     pub spec_type: Vec<Source>,
@@ -56,9 +56,6 @@ pub struct Source(Option<DraftSource>);
 fn source(word: &str) -> Result<Source, String> {
     match word {
         "none" => Ok(Source(None)),
-        "draft-mtp" => Err("draft-mtp needs layers of the model that hobbit does not load; give ngram-cache, or \
-             draft-simple with -md"
-            .to_owned()),
         "draft-eagle3" | "draft-dflash" | "draft-dspark" => Err(format!(
             "{word} needs a draft made for one model's hidden states, which hobbit does not pass on; give ngram-cache, \
              or draft-simple with -md"

@@ -124,11 +124,6 @@ pub(super) enum Scope {
         of: u32,
         at: u32,
     },
-    /// In layers for which `layer % of != at`.
-    EveryBut {
-        of: u32,
-        at: u32,
-    },
     /// In layers of multi-token prediction, which have the tensors of ordinary layers, too.
     Mtp,
 }
