@@ -13,7 +13,7 @@ use hobbit_core::plan::ExpertCache;
 use hobbit_core::speculation::GateReport;
 
 use crate::fixture::cli::{cli, demo_model};
-use crate::fixture::{bundled, demo_in_f32};
+use crate::fixture::{bundled, demo_in_f32, predictable};
 
 fn settings() -> SessionOptions {
     let (type_k, type_v) = (KvType::F32, KvType::F32);
@@ -209,8 +209,17 @@ fn open_mtp(path: &Path, mtp: bool, passthrough: bool) -> Model {
 fn layers_for_multi_token_prediction_draft_without_harm() {
     let dir = tempfile::tempdir().unwrap();
     let archs = [
-        "qwen35moe", "qwen4exp", "glm4moe", "deepseek2", "deepseek32", "deepseek4", "mimo2", "nemotron_h_moe",
-        "hy_v3", "step35", "glm-dsa", "cohere2moe",
+        "qwen35moe",
+        "glm4moe",
+        "deepseek2",
+        "deepseek32",
+        "deepseek4",
+        "mimo2",
+        "nemotron_h_moe",
+        "hy_v3",
+        "step35",
+        "glm-dsa",
+        "cohere2moe",
     ];
     let sampling = SamplingOptions { ignore_eos: true, ..greedy() };
     for arch in archs {
@@ -224,9 +233,69 @@ fn layers_for_multi_token_prediction_draft_without_harm() {
             assert_eq!(generate(&mut drafting, &sampling, &prompt, 40), expected, "{arch}, passthrough {passthrough}");
             let report = report(&drafting);
             assert!(report.drafted > report.accepted, "{arch}: {report:?}");
-            assert!(report.drafted + 3 >= 3 * report.steps, "{arch}: {report:?}");
+            assert!(report.drafted + 9 >= 3 * report.steps, "{arch}: {report:?}");
         }
     }
+}
+
+/// The second context goes back with the first, and starts over where it cannot follow.
+#[test]
+fn layers_for_multi_token_prediction_follow_the_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let sampling = SamplingOptions { ignore_eos: true, ..greedy() };
+    for arch in ["glm4moe", "qwen35moe"] {
+        let path = predictable(dir.path(), arch);
+        let prompt: Vec<Token> = (0..50).map(|at| 3 + at * at % 23 % 40).collect();
+        let run = |mtp: bool| {
+            let settings = SessionOptions { rollback: 3, n_seq_max: 2, n_outputs_max: 8, ..settings() };
+            let options = SpeculationOptions { sources: vec![DraftSource::DraftMtp], n_max: 3, ..lookup() };
+            let model = open_mtp(&path, mtp, false);
+            let mut session = session(&model, &settings, mtp.then_some(&options));
+            let mut sampler = Sampler::new(&model, &sampling).unwrap();
+            session.feed(&prompt).unwrap();
+            let mut found = Vec::new();
+            for n in 1..6 {
+                found.extend(session.generate(&mut sampler, None).take(n).map(Result::unwrap));
+                assert_eq!(session.n_past(), prompt.len() + found.len());
+            }
+            session.feed(&prompt[..7]).unwrap();
+            found.extend(session.generate(&mut sampler, Some(30)).map(Result::unwrap));
+            let state = session.sequence_state(0).unwrap();
+            let text: Vec<Token> = vec![5; session.n_evaluated()];
+            session.reset();
+            session.feed(&prompt[20..]).unwrap();
+            found.extend(session.generate(&mut sampler, Some(20)).map(Result::unwrap));
+            session.copy_sequence(0, 1).unwrap();
+            session.restore(&state, &text).unwrap();
+            session.feed(&prompt[..3]).unwrap();
+            found.extend(session.generate(&mut sampler, Some(30)).map(Result::unwrap));
+            (found, session.stats().speculation, session.plan().fixed)
+        };
+        let ((expected, none, before), (found, report, after)) = (run(false), run(true));
+        assert_eq!((&found, none), (&expected, None), "{arch}");
+        let report = report.unwrap();
+        assert!(report.accepted * 2 > report.drafted, "{arch}: {report:?}");
+        assert!(report.steps * 3 < found.len() as u64 * 2, "{arch}: {report:?}");
+        assert!(after.weights > before.weights && after.kv > before.kv && after.compute == before.compute, "{arch}");
+    }
+}
+
+#[test]
+fn a_model_without_layers_for_multi_token_prediction_is_refused() {
+    let options = ModelOptions { mtp: true, ..ModelOptions::default() };
+    let dir = tempfile::tempdir().unwrap();
+    // llama.cpp crashes in this architecture's.
+    for path in [demo_in_f32(), &predicting("qwen4exp", dir.path()).0] {
+        let error = Model::open(path, &options).err().unwrap().to_string();
+        let expected = "draft-mtp needs layers for multi-token prediction: the model has none that llama.cpp can run";
+        assert!(error.contains(expected), "{error}");
+    }
+    let recurrent = open_mtp(&predicting("qwen3next", dir.path()).0, true, false);
+    assert_eq!(recurrent.session(&settings()).unwrap().no_speculation(), Some(NoSpeculation::Recurrent));
+    let model = open(demo_in_f32(), ExpertCache::Auto);
+    let mtp = SpeculationOptions { sources: vec![DraftSource::DraftMtp], ..lookup() };
+    let error = model.session(&settings()).unwrap().speculate(&mtp).unwrap_err().to_string();
+    assert!(error.contains("opened without these layers"), "{error}");
 }
 
 /// A consumer may stop anywhere: the context is then what it is without speculation.

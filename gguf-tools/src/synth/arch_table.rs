@@ -228,7 +228,7 @@ pub(super) const ARCHS: &[Arch] = &[
     Arch { name: "mimo2", tensors: &[MODEL, ATTENTION_FUSED, SINKS, FFN_NORM, DENSE, EXPERTS, SELECTION_BIAS, NEXTN],
         keys: &[("attention.sliding_window", Int(128)), ("rope.freq_base_swa", Float(10_000.0)),
                 ("attention.sliding_window_pattern", WindowExceptEvery(2))],
-        dense_lead: Some(1), gating: SIGMOID, ..Arch::PLAIN },
+        dense_lead: Some(1), mtp_dense: true, gating: SIGMOID, ..Arch::PLAIN },
     Arch { name: "exaone-moe", tensors: &[MODEL, ATTENTION, HEAD_NORMS, FFN_NORM, DENSE, EXPERTS, SELECTION_BIAS,
         SHARED],
         keys: &[("attention.sliding_window", Int(128)), ("expert_weights_norm", Bool(true)),

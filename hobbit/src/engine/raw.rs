@@ -286,8 +286,9 @@ impl RawContext {
         let remove = |message, capacity| unsafe {
             shim::hobbit_memory_remove(self.as_ptr(), sequence, from, to, message, capacity)
         };
-        let done = checked(&format!("llama.cpp cannot forget a part of sequence {sequence}"), |code| *code >= 0, remove)
-            .map(|code| code == 1)?;
+        let done =
+            checked(&format!("llama.cpp cannot forget a part of sequence {sequence}"), |code| *code >= 0, remove)
+                .map(|code| code == 1)?;
         // Before it reads tokens, it forgets those from their position on: a failure here does no harm.
         let _ = self.mtp.as_mut().filter(|_| done).map(|own| own.forget(sequence, from, to));
         Ok(done)

@@ -213,9 +213,8 @@ fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions, products: 
     let model = unsafe { RawModel::load_path(&gguf.files[0].path, params) }.ok()?;
     let params = context_params(expects, &raw const NEVER_INTERRUPTED);
     // SAFETY: the model outlives the context.
-    let context = unsafe {
-        if options.mtp { RawContext::with_mtp(&model, params) } else { RawContext::new(&model, params) }
-    };
+    let context =
+        unsafe { if options.mtp { RawContext::with_mtp(&model, params) } else { RawContext::new(&model, params) } };
     let context = context.ok()?;
     let MemoryUse { weights, repacked, kv, compute, mtp } = MemoryUse::of(&context).ok()?;
     // The vocabulary and other data that the real model also holds are resident now.

@@ -386,9 +386,8 @@ impl Drafters {
 
     fn process(&mut self, batch: &llama_batch) -> Result<(), EvalError> {
         // SAFETY: as above; callers pass a batch with positions.
-        let process = |message, capacity| unsafe {
-            raw::hobbit_speculative_process(self.0.as_ptr(), batch, message, capacity)
-        };
+        let process =
+            |message, capacity| unsafe { raw::hobbit_speculative_process(self.0.as_ptr(), batch, message, capacity) };
         checked("the drafter cannot follow", |done| *done, process).map(drop)
     }
 

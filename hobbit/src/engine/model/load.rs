@@ -74,7 +74,11 @@ impl Model {
         options.check_outputs(path)?;
         let source = ModelSource::open(path, options, &mut progress)?;
         if options.mtp && (source.is_pack || source.gguf.mtp_layers().is_none()) {
-            let why = if source.is_pack { "a pack has these layers in pieces" } else { "the model has none" };
+            let why = if source.is_pack {
+                "a pack has these layers in pieces"
+            } else {
+                "the model has none that llama.cpp can run"
+            };
             return Err(OpenError::Speculation(format!("draft-mtp needs layers for multi-token prediction: {why}")));
         }
         validate::check_header(&source.gguf, options)?;
