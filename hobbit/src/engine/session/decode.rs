@@ -180,14 +180,16 @@ impl Session {
         Ok(())
     }
 
-    /// Shows an evaluated batch to the drafter that reads its hidden states. The text does not need that one: where it
-    /// fails it starts over.
+    /// Shows an evaluated batch to the drafter that reads its hidden states. The text does not depend on it: after a
+    /// failure it starts over.
     fn follow(&mut self, batch: &llama::llama_batch, purpose: Purpose) {
         let Some(speculator) = self.speculator.as_mut().filter(|own| own.is_mtp && !batch.token.is_null()) else {
             return;
         };
         let running = contention::running(self.n_threads);
-        if let Err(error) = purpose.during(|| speculator.follow(batch)) {
+        if let Err(error) = purpose.during(|| speculator.follow(batch))
+            && !self.interrupt.is_set()
+        {
             log::notice(format_args!("draft-mtp: {error}"));
         }
         drop(running);
