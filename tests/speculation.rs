@@ -190,10 +190,10 @@ fn a_recurrent_state_goes_back_where_llama_cpp_can() {
     }
 }
 
-/// A model whose last layer is for multi-token prediction, and prompt and settings for it.
-fn predicting(arch: &str, dir: &Path) -> (PathBuf, Vec<Token>, SessionOptions, SpeculationOptions) {
+/// A model whose last layers are for multi-token prediction, and prompt and settings for it.
+fn predicting((arch, mtp): (&str, u32), dir: &Path) -> (PathBuf, Vec<Token>, SessionOptions, SpeculationOptions) {
     let path = dir.join(format!("{arch}.gguf"));
-    synth::write(&path, &Spec { seed: 3, types: vec![Format::F32], mtp: 1, ..Spec::tiny(arch) }).unwrap();
+    synth::write(&path, &Spec { seed: 3, types: vec![Format::F32], mtp, ..Spec::tiny(arch) }).unwrap();
     let prompt = (0..50).map(|at| 3 + at * at % 23 % 40).collect();
     let settings = SessionOptions { rollback: 3, ..settings() };
     (path, prompt, settings, SpeculationOptions { sources: vec![DraftSource::DraftMtp], n_max: 3, ..lookup() })
@@ -208,22 +208,13 @@ fn open_mtp(path: &Path, mtp: bool, passthrough: bool) -> Model {
 #[test]
 fn layers_for_multi_token_prediction_draft_without_harm() {
     let dir = tempfile::tempdir().unwrap();
-    let archs = [
-        "qwen35moe",
-        "glm4moe",
-        "deepseek2",
-        "deepseek32",
-        "deepseek4",
-        "mimo2",
-        "nemotron_h_moe",
-        "hy_v3",
-        "step35",
-        "glm-dsa",
-        "cohere2moe",
-    ];
+    let archs = "qwen35moe glm4moe deepseek2 deepseek32 deepseek4 mimo2 nemotron_h_moe hy_v3 step35 glm-dsa cohere2moe";
+    // The second layer drafts the second token.
+    let several = [("mimo2", 2), ("step35", 3)];
     let sampling = SamplingOptions { ignore_eos: true, ..greedy() };
-    for arch in archs {
+    for arch in archs.split(' ').map(|arch| (arch, 1)).chain(several) {
         let (path, prompt, settings, speculation) = predicting(arch, dir.path());
+        let arch = format!("{arch:?}");
         let plain = open_mtp(&path, false, false);
         let expected = generate(&mut session(&plain, &settings, None), &sampling, &prompt, 40);
         for passthrough in [false, true] {
@@ -233,7 +224,7 @@ fn layers_for_multi_token_prediction_draft_without_harm() {
             assert_eq!(generate(&mut drafting, &sampling, &prompt, 40), expected, "{arch}, passthrough {passthrough}");
             let report = report(&drafting);
             assert!(report.drafted > report.accepted, "{arch}: {report:?}");
-            assert!(report.drafted + 9 >= 3 * report.steps, "{arch}: {report:?}");
+            assert!(report.steps_with_drafts + 1 >= report.steps, "{arch}: {report:?}");
         }
     }
 }
@@ -285,12 +276,12 @@ fn a_model_without_layers_for_multi_token_prediction_is_refused() {
     let options = ModelOptions { mtp: true, ..ModelOptions::default() };
     let dir = tempfile::tempdir().unwrap();
     // llama.cpp crashes in this architecture's.
-    for path in [demo_in_f32(), &predicting("qwen4exp", dir.path()).0] {
+    for path in [demo_in_f32(), &predicting(("qwen4exp", 1), dir.path()).0] {
         let error = Model::open(path, &options).err().unwrap().to_string();
         let expected = "draft-mtp needs layers for multi-token prediction: the model has none that llama.cpp can run";
         assert!(error.contains(expected), "{error}");
     }
-    let recurrent = open_mtp(&predicting("qwen3next", dir.path()).0, true, false);
+    let recurrent = open_mtp(&predicting(("qwen3next", 1), dir.path()).0, true, false);
     assert_eq!(recurrent.session(&settings()).unwrap().no_speculation(), Some(NoSpeculation::Recurrent));
     let model = open(demo_in_f32(), ExpertCache::Auto);
     let mtp = SpeculationOptions { sources: vec![DraftSource::DraftMtp], ..lookup() };
@@ -352,6 +343,19 @@ fn a_full_context_ends_or_shifts_at_the_same_token() {
         assert_eq!(run(Some(&lookup())), expected);
         assert_eq!(run(Some(&drafted_by(demo_in_f32()))), expected);
     }
+    let dir = tempfile::tempdir().unwrap();
+    let path = predictable(dir.path(), "glm4moe");
+    let settings = SessionOptions { n_ctx: 256, context_shift: true, ..settings() };
+    let sampling = SamplingOptions { ignore_eos: true, ..greedy() };
+    let prompt: Vec<Token> = (0..200).map(|at| 3 + at * at % 23 % 40).collect();
+    let run = |mtp: bool| {
+        let options = SpeculationOptions { sources: vec![DraftSource::DraftMtp], n_max: 3, ..lookup() };
+        let mut session = session(&open_mtp(&path, mtp, false), &settings, mtp.then_some(&options));
+        (generate(&mut session, &sampling, &prompt, 200), session.stats().speculation)
+    };
+    let (expected, (found, report)) = (run(false).0, run(true));
+    assert_eq!(found, expected);
+    assert!(report.as_ref().is_some_and(|report| report.accepted * 2 > report.drafted), "{report:?}");
 }
 
 #[test]
@@ -483,6 +487,8 @@ fn the_program_stops_where_it_stops_without() {
         assert!(found.2["steps"].as_u64().is_some_and(|n| n > 0), "{}", found.2);
         assert!(found.3.contains(" drafts"), "{}", found.3);
     }
+    let of_none = cli(&["-m", demo_in_f32().to_str().unwrap(), "--spec-type", "draft-mtp", "-p", "a"]).run().expect(1);
+    assert!(of_none.stderr.contains("draft-mtp needs layers"), "{}", of_none.stderr);
     let (demo, budget) = (demo_model(), ["--mem-budget", "40M", "-p", "a", "-n", "1"]);
     let demo = demo.to_str().unwrap();
     let refused = cli(&[&["-m", demo, "-md", demo, "-c", "512"][..], &budget].concat()).run().expect(1).stderr;
