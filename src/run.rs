@@ -34,7 +34,7 @@ use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
 use super::{completion, conversation, saved};
 use hobbit::engine::{ChatTemplates, low_cache_path, quantise_low};
-use hobbit::options::{LowSource, PrecisionMode, RopeOptions, SamplerKind, SpeculationOptions};
+use hobbit::options::{DraftSource, LowSource, PrecisionMode, RopeOptions, SamplerKind, SpeculationOptions};
 use hobbit::stats::{DeviceReport, Stats, Timings};
 use hobbit::{Model, ModelOptions, OpenError, Sampler, SamplingOptions, Session, SessionOptions};
 use hobbit_core::pack::{PartialError, WriteError};
@@ -320,7 +320,7 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     log.line(Level::More, hobbit::engine::system_info());
 }
 
-/// Reserves the draft model's memory in the model's budget.
+/// Reserves the draft model's memory in the model's budget, or loads the layers that draft.
 ///
 /// # Errors
 /// A draft model that cannot be read.
@@ -329,6 +329,8 @@ pub fn reserve_draft(
     options: ModelOptions,
     session: &SessionOptions,
 ) -> Result<ModelOptions> {
+    let mtp = speculation.is_some_and(|own| own.sources.contains(&DraftSource::DraftMtp));
+    let options = ModelOptions { mtp, ..options };
     let Some(draft) = speculation.and_then(|own| own.draft.as_ref()) else { return Ok(options) };
     let bytes = hobbit::engine::draft_bytes(draft, session).context("-md")?;
     Ok(ModelOptions { reserved_bytes: options.reserved_bytes.saturating_add(bytes), ..options })

@@ -3,7 +3,7 @@
 //! A batch of several tokens has other last bits than a single token where its products are other kernels'. The texts
 //! here are ones in which that chooses no other token.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gguf_tools::synth::{self, Format, Spec};
 use hobbit::engine::{DraftRequest, NoSpeculation};
@@ -13,7 +13,7 @@ use hobbit_core::plan::ExpertCache;
 use hobbit_core::speculation::GateReport;
 
 use crate::fixture::cli::{cli, demo_model};
-use crate::fixture::{bundled, demo_in_f32};
+use crate::fixture::{bundled, demo_in_f32, predictable};
 
 fn settings() -> SessionOptions {
     let (type_k, type_v) = (KvType::F32, KvType::F32);
@@ -190,6 +190,105 @@ fn a_recurrent_state_goes_back_where_llama_cpp_can() {
     }
 }
 
+/// A model whose last layers are for multi-token prediction, and prompt and settings for it.
+fn predicting((arch, mtp): (&str, u32), dir: &Path) -> (PathBuf, Vec<Token>, SessionOptions, SpeculationOptions) {
+    let path = dir.join(format!("{arch}.gguf"));
+    synth::write(&path, &Spec { seed: 3, types: vec![Format::F32], mtp, ..Spec::tiny(arch) }).unwrap();
+    let prompt = (0..50).map(|at| 3 + at * at % 23 % 40).collect();
+    let settings = SessionOptions { rollback: 3, ..settings() };
+    (path, prompt, settings, SpeculationOptions { sources: vec![DraftSource::DraftMtp], n_max: 3, ..lookup() })
+}
+
+fn open_mtp(path: &Path, mtp: bool, passthrough: bool) -> Model {
+    let expert_cache = if passthrough { ExpertCache::Auto } else { ExpertCache::Percent(50.0) };
+    Model::open(path, &ModelOptions { mtp, passthrough, expert_cache, ..ModelOptions::default() }).unwrap()
+}
+
+/// Random weights: nearly all drafts are rejected.
+#[test]
+fn layers_for_multi_token_prediction_draft_without_harm() {
+    let dir = tempfile::tempdir().unwrap();
+    let archs = "qwen35moe glm4moe deepseek2 deepseek32 deepseek4 mimo2 nemotron_h_moe hy_v3 step35 glm-dsa cohere2moe";
+    // The second layer drafts the second token.
+    let several = [("mimo2", 2), ("step35", 3)];
+    let sampling = SamplingOptions { ignore_eos: true, ..greedy() };
+    for arch in archs.split(' ').map(|arch| (arch, 1)).chain(several) {
+        let (path, prompt, settings, speculation) = predicting(arch, dir.path());
+        let arch = format!("{arch:?}");
+        let plain = open_mtp(&path, false, false);
+        let expected = generate(&mut session(&plain, &settings, None), &sampling, &prompt, 40);
+        for passthrough in [false, true] {
+            let model = open_mtp(&path, true, passthrough);
+            let mut drafting = session(&model, &settings, Some(&speculation));
+            assert_eq!(model.run_mode().is_passthrough(), passthrough);
+            assert_eq!(generate(&mut drafting, &sampling, &prompt, 40), expected, "{arch}, passthrough {passthrough}");
+            let report = report(&drafting);
+            assert!(report.drafted > report.accepted, "{arch}: {report:?}");
+            assert!(report.steps_with_drafts + 1 >= report.steps, "{arch}: {report:?}");
+        }
+    }
+}
+
+/// The second context goes back with the first, and starts over where it cannot follow.
+#[test]
+fn layers_for_multi_token_prediction_follow_the_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let sampling = SamplingOptions { ignore_eos: true, ..greedy() };
+    for arch in ["glm4moe", "qwen35moe"] {
+        let path = predictable(dir.path(), arch);
+        let prompt: Vec<Token> = (0..50).map(|at| 3 + at * at % 23 % 40).collect();
+        let run = |mtp: bool| {
+            let settings = SessionOptions { rollback: 3, n_seq_max: 2, n_outputs_max: 8, ..settings() };
+            let options = SpeculationOptions { sources: vec![DraftSource::DraftMtp], n_max: 3, ..lookup() };
+            let model = open_mtp(&path, mtp, false);
+            let mut session = session(&model, &settings, mtp.then_some(&options));
+            let mut sampler = Sampler::new(&model, &sampling).unwrap();
+            session.feed(&prompt).unwrap();
+            let mut found = Vec::new();
+            for n in 1..6 {
+                found.extend(session.generate(&mut sampler, None).take(n).map(Result::unwrap));
+                assert_eq!(session.n_past(), prompt.len() + found.len());
+            }
+            session.feed(&prompt[..7]).unwrap();
+            found.extend(session.generate(&mut sampler, Some(30)).map(Result::unwrap));
+            let state = session.sequence_state(0).unwrap();
+            let text: Vec<Token> = vec![5; session.n_evaluated()];
+            session.reset();
+            session.feed(&prompt[20..]).unwrap();
+            found.extend(session.generate(&mut sampler, Some(20)).map(Result::unwrap));
+            session.copy_sequence(0, 1).unwrap();
+            session.restore(&state, &text).unwrap();
+            session.feed(&prompt[..3]).unwrap();
+            found.extend(session.generate(&mut sampler, Some(30)).map(Result::unwrap));
+            (found, session.stats().speculation, session.plan().fixed)
+        };
+        let ((expected, none, before), (found, report, after)) = (run(false), run(true));
+        assert_eq!((&found, none), (&expected, None), "{arch}");
+        let report = report.unwrap();
+        assert!(report.accepted * 2 > report.drafted, "{arch}: {report:?}");
+        assert!(report.steps * 3 < found.len() as u64 * 2, "{arch}: {report:?}");
+        assert!(after.weights > before.weights && after.kv > before.kv && after.compute == before.compute, "{arch}");
+    }
+}
+
+#[test]
+fn a_model_without_layers_for_multi_token_prediction_is_refused() {
+    let options = ModelOptions { mtp: true, ..ModelOptions::default() };
+    let dir = tempfile::tempdir().unwrap();
+    // llama.cpp crashes in this architecture's.
+    for path in [demo_in_f32(), &predicting(("qwen4exp", 1), dir.path()).0] {
+        let error = Model::open(path, &options).err().unwrap().to_string();
+        let expected = "draft-mtp needs layers for multi-token prediction: the model has none that llama.cpp can run";
+        assert!(error.contains(expected), "{error}");
+    }
+    let recurrent = open_mtp(&predicting(("qwen3next", 1), dir.path()).0, true, false);
+    assert_eq!(recurrent.session(&settings()).unwrap().no_speculation(), Some(NoSpeculation::Recurrent));
+    let model = open(demo_in_f32(), ExpertCache::Auto);
+    let mtp = SpeculationOptions { sources: vec![DraftSource::DraftMtp], ..lookup() };
+    let error = model.session(&settings()).unwrap().speculate(&mtp).unwrap_err().to_string();
+    assert!(error.contains("opened without these layers"), "{error}");
+}
+
 /// A consumer may stop anywhere: the context is then what it is without speculation.
 #[test]
 fn a_generation_that_is_left_leaves_no_draft() {
@@ -221,7 +320,7 @@ fn a_generation_that_is_left_leaves_no_draft() {
         (found, session.n_past())
     };
     let expected = run(None);
-    for source in DraftSource::ALL {
+    for source in DraftSource::ALL.into_iter().filter(|source| *source != DraftSource::DraftMtp) {
         let options = SpeculationOptions { sources: vec![source], ..drafted_by(demo_in_f32()) };
         assert_eq!(run(Some(&options)), expected, "{source}");
     }
@@ -244,6 +343,19 @@ fn a_full_context_ends_or_shifts_at_the_same_token() {
         assert_eq!(run(Some(&lookup())), expected);
         assert_eq!(run(Some(&drafted_by(demo_in_f32()))), expected);
     }
+    let dir = tempfile::tempdir().unwrap();
+    let path = predictable(dir.path(), "glm4moe");
+    let settings = SessionOptions { n_ctx: 256, context_shift: true, ..settings() };
+    let sampling = SamplingOptions { ignore_eos: true, ..greedy() };
+    let prompt: Vec<Token> = (0..200).map(|at| 3 + at * at % 23 % 40).collect();
+    let run = |mtp: bool| {
+        let options = SpeculationOptions { sources: vec![DraftSource::DraftMtp], n_max: 3, ..lookup() };
+        let mut session = session(&open_mtp(&path, mtp, false), &settings, mtp.then_some(&options));
+        (generate(&mut session, &sampling, &prompt, 200), session.stats().speculation)
+    };
+    let (expected, (found, report)) = (run(false).0, run(true));
+    assert_eq!(found, expected);
+    assert!(report.as_ref().is_some_and(|report| report.accepted * 2 > report.drafted), "{report:?}");
 }
 
 #[test]
@@ -375,6 +487,8 @@ fn the_program_stops_where_it_stops_without() {
         assert!(found.2["steps"].as_u64().is_some_and(|n| n > 0), "{}", found.2);
         assert!(found.3.contains(" drafts"), "{}", found.3);
     }
+    let of_none = cli(&["-m", demo_in_f32().to_str().unwrap(), "--spec-type", "draft-mtp", "-p", "a"]).run().expect(1);
+    assert!(of_none.stderr.contains("draft-mtp needs layers"), "{}", of_none.stderr);
     let (demo, budget) = (demo_model(), ["--mem-budget", "40M", "-p", "a", "-n", "1"]);
     let demo = demo.to_str().unwrap();
     let refused = cli(&[&["-m", demo, "-md", demo, "-c", "512"][..], &budget].concat()).run().expect(1).stderr;

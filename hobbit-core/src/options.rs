@@ -79,6 +79,9 @@ pub struct ModelOptions {
     pub passthrough: bool,
     /// Whether weights are repacked for the CPU.
     pub repack: Repack,
+    /// Load the layers for multi-token prediction, experts included, and give each session a second context for them:
+    /// [`DraftSource::DraftMtp`] needs both.
+    pub mtp: bool,
     /// Session options to expect, as far as they are known: they decide what fits. A context length of 0 means the
     /// model's.
     pub expects: SessionOptions,

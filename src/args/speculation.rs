@@ -12,13 +12,13 @@ use hobbit::options::{DeviceChoice, DraftOptions, DraftSource, SpeculationOption
 #[command(next_help_heading = "Speculative decoding")]
 pub struct SpeculationArgs {
     /// Where drafts come from: ngram-cache, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod (the text itself),
-    /// draft-simple (a draft model), none; comma-separated. The text is the same as without drafts (default:
+    /// draft-simple (a draft model), draft-mtp (the model's own layers for it), none; comma-separated. The text is the same as without drafts (default:
     /// draft-simple with -md, ngram-cache with -lcs or -lcd)
     #[arg(long, value_name = "TYPES", value_delimiter = ',', env = "LLAMA_ARG_SPEC_TYPE", value_parser = source)]
     pub spec_type: Vec<Source>,
-    /// Most tokens to draft in one step; at most 15 are
-    #[arg(long, value_name = "N", default_value = "8", env = "LLAMA_ARG_SPEC_DRAFT_N_MAX")]
-    pub spec_draft_n_max: u32,
+    /// Most tokens to draft in one step; at most 15 are (default: 8, with draft-mtp 3)
+    #[arg(long, value_name = "N", env = "LLAMA_ARG_SPEC_DRAFT_N_MAX")]
+    pub spec_draft_n_max: Option<u32>,
     /// A model's drafts of fewer tokens are not evaluated
     #[arg(long, value_name = "N", default_value = "0", env = "LLAMA_ARG_SPEC_DRAFT_N_MIN")]
     pub spec_draft_n_min: u32,
@@ -56,9 +56,6 @@ pub struct Source(Option<DraftSource>);
 fn source(word: &str) -> Result<Source, String> {
     match word {
         "none" => Ok(Source(None)),
-        "draft-mtp" => Err("draft-mtp needs layers of the model that hobbit does not load; give ngram-cache, or \
-             draft-simple with -md"
-            .to_owned()),
         "draft-eagle3" | "draft-dflash" | "draft-dspark" => Err(format!(
             "{word} needs a draft made for one model's hidden states, which hobbit does not pass on; give ngram-cache, \
              or draft-simple with -md"
@@ -80,7 +77,10 @@ impl SpeculationArgs {
             sources.extend(has_lookup.then_some(DraftSource::NgramCache));
             sources.extend(self.spec_draft_model.is_some().then_some(DraftSource::DraftSimple));
         }
-        if sources.is_empty() || self.spec_type.contains(&Source(None)) || self.spec_draft_n_max == 0 {
+        // llama.cpp drafts so many with these layers, even where fewer are asked for.
+        let usual = if sources.contains(&DraftSource::DraftMtp) { 3 } else { 8 };
+        let n_max = self.spec_draft_n_max.unwrap_or(usual);
+        if sources.is_empty() || self.spec_type.contains(&Source(None)) || n_max == 0 {
             return None;
         }
         let draft = self.spec_draft_model.clone().map(|path| DraftOptions {
@@ -90,7 +90,7 @@ impl SpeculationArgs {
             devices: self.spec_draft_device.clone(),
         });
         Some(SpeculationOptions {
-            n_max: self.spec_draft_n_max.min(SpeculationOptions::DRAFTS_MAX),
+            n_max: n_max.min(SpeculationOptions::DRAFTS_MAX),
             n_min: self.spec_draft_n_min,
             p_min: self.spec_draft_p_min,
             fixed: self.draft_fixed.0,

@@ -237,7 +237,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("--cpu-helper maybe", "unknown CPU helper setting 'maybe'"),
     ("-otd exps=CPU", "'-otd' is a llama.cpp flag that hobbit does not have"),
     ("-hfd a/b", "give the draft model's file: -md FILE"),
-    ("--spec-type draft-mtp", "layers of the model that hobbit does not load"),
     ("--spec-type draft-eagle3", "made for one model's hidden states"),
     ("--spec-type lookup", "unknown type of speculative decoding 'lookup'"),
     ("--draft-p-min 2", "expected a number from 0 to 1"),

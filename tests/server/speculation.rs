@@ -4,7 +4,7 @@ use gguf_tools::synth::{self, Spec};
 use serde_json::{Value, json};
 
 use super::rig::{Event, Server, with};
-use crate::fixture::demo_in_f32;
+use crate::fixture::{demo_in_f32, predictable};
 
 fn model() -> &'static str {
     demo_in_f32().to_str().unwrap()
@@ -153,6 +153,35 @@ fn slots_draft_beside_each_other() {
     for (alone, beside) in alone.iter().zip(&beside) {
         assert_eq!(alone["content"], beside["content"]);
         assert!(drafted(beside).0 > 0, "{beside}");
+    }
+}
+
+/// Two slots, the copy of a beginning, and later turns, drafted for by the model's own layers.
+#[test]
+fn a_models_own_layers_draft_for_all_slots() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = predictable(dir.path(), "glm4moe");
+    let flags = ["-m", path.to_str().unwrap(), "-c", "2048", "--expert-cache", "50%"];
+    let (plain, drafting) = (start("2", &flags), start("2", &[&flags[..], &["--spec-type", "draft-mtp"]].concat()));
+    let ask = |prompt: &str, slot: usize| {
+        let more = json!({"prompt": prompt, "n_predict": 40, "ignore_eos": true, "id_slot": slot, "temperature": 0});
+        with(ask(more), json!({"cache_prompt": true}))
+    };
+    let answers = |server: &Server| -> Vec<Value> {
+        let texts = ["In the beginning of all", "The river runs through"];
+        let mut answers: Vec<Value> = std::thread::scope(|scope| {
+            let of = |slot: usize| server.post("/completion", &ask(texts[slot], slot)).ok();
+            let threads: Vec<_> = (0..2).map(|slot| scope.spawn(move || of(slot))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let later = format!("{}{} and more", texts[0], answers[0]["content"].as_str().unwrap());
+        answers.extend([1, 0].map(|slot| server.post("/completion", &ask(&later, slot)).ok()));
+        answers
+    };
+    for (found, expected) in answers(&drafting).into_iter().zip(answers(&plain)) {
+        let (n, accepted) = drafted(&found);
+        assert!(n > 0 && accepted * 2 > n, "{found}");
+        assert_eq!(found["tokens"], expected["tokens"]);
     }
 }
 

@@ -124,11 +124,6 @@ pub(super) enum Scope {
         of: u32,
         at: u32,
     },
-    /// In layers for which `layer % of != at`.
-    EveryBut {
-        of: u32,
-        at: u32,
-    },
     /// In layers of multi-token prediction, which have the tensors of ordinary layers, too.
     Mtp,
 }
@@ -235,6 +230,8 @@ pub(super) struct Arch {
     pub shared: Shared,
     /// Leading layers without experts; `None` if the architecture has no such layers.
     pub dense_lead: Option<u32>,
+    /// Whether layers for multi-token prediction have no experts.
+    pub mtp_dense: bool,
     /// Whether experts may be limited to every n-th layer.
     pub interleaved: bool,
     /// Whether llama.cpp reads `ffn_gate_up_exps`.
@@ -259,6 +256,7 @@ impl Arch {
         state_keys: &[],
         shared: NEVER,
         dense_lead: None,
+        mtp_dense: false,
         interleaved: false,
         fused: false,
         multi_head: false,

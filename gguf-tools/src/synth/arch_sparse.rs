@@ -1,6 +1,7 @@
 //! Architectures with sparse attention, hashed routes, multi-token prediction or per-layer tables, as data.
 
-use super::arch::Scope::{self, Every, EveryBut, Layer, Model, Moe, MoeAfter, MoeFirst};
+use super::arch::Mixing::AttentionEvery;
+use super::arch::Scope::{self, Every, FullAttention, Layer, Model, Moe, MoeAfter, MoeFirst, Mtp, Recurrent};
 use super::arch::{AT_LEAST_ONE, Arch, Dim, Dim::*, Key, KeyValue::*, ONE, Role::*, Row, row};
 use super::arch_table::groups::*;
 use super::arch_table::{LATENT_KEYS, SIGMOID};
@@ -67,8 +68,8 @@ mod deepseek4 {
 mod qwen4exp {
     use super::*;
 
-    const LINEAR: Scope = EveryBut { of: 4, at: 3 };
-    const ATTENDING: Scope = Every { of: 4, at: 3 };
+    const LINEAR: Scope = Recurrent;
+    const ATTENDING: Scope = FullAttention;
     /// The first layer adds embeddings of pairs of tokens.
     const PAIRS: Scope = Every { of: 512, at: 0 };
     const WIDE: Dim = Times(STREAMS, &Embd);
@@ -113,6 +114,14 @@ mod qwen4exp {
         row(LINEAR, "ssm_alpha.weight", &[Embd, Exactly(4)], Matrix),
         row(LINEAR, "ssm_norm.weight", &[HeadWidth], Norm),
         row(LINEAR, "ssm_out.weight", &[Times(4, &HeadWidth), Embd], Residual),
+    ];
+    pub const NEXTN: &[Row] = &[
+        row(Mtp, "nextn.eh_proj.weight", &[Times(2, &Embd), Embd], Matrix),
+        row(Mtp, "nextn.enorm.weight", &[Embd], Norm),
+        row(Mtp, "nextn.hnorm.weight", &[Embd, Exactly(STREAMS)], Norm),
+        row(Mtp, "nextn.hc_head_norm.weight", &[Embd, Exactly(STREAMS)], Norm),
+        row(Mtp, "nextn.hc_head_down.weight", &[WIDE, Exactly(STREAM_RANK)], Matrix),
+        row(Mtp, "nextn.hc_head_up.weight", &[Exactly(STREAM_RANK), WIDE], Matrix),
     ];
     pub const PAIR_EMBEDDINGS: &[Row] = &[
         row(PAIRS, "ple_key.weight", &[Embd, WIDE], Matrix),
@@ -335,6 +344,6 @@ pub(super) const ARCHS: &[Arch] = &[
         INDEPENDENT_STREAMS, FFN_NORM, DENSE, EXPERTS, SELECTION_BIAS, SHARED],
         keys: SHARING_KEYS, shared: AT_LEAST_ONE, dense_lead: Some(1), gating: SIGMOID, ..Arch::PLAIN },
     Arch { name: "qwen4exp", tensors: &[qwen4exp::MODEL_PARTS, qwen4exp::STREAM_GATES, qwen4exp::ATTENTION,
-        qwen4exp::DELTA_NET, qwen4exp::PAIR_EMBEDDINGS, EXPERTS, SHARED_GATE, SHARED],
-        keys: qwen4exp::KEYS, shared: ONE, fused: true, ..Arch::PLAIN },
+        qwen4exp::DELTA_NET, qwen4exp::PAIR_EMBEDDINGS, EXPERTS, SHARED_GATE, SHARED, qwen4exp::NEXTN],
+        keys: qwen4exp::KEYS, shared: ONE, fused: true, mixing: AttentionEvery(4), ..Arch::PLAIN },
 ];

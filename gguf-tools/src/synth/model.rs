@@ -64,7 +64,6 @@ fn occurs(scope: Scope, layer: u32, spec: &Spec, sizes: &Sizes) -> bool {
         Scope::MoeFirst(n) => moe && layer < n,
         Scope::MoeAfter(n) => moe && layer >= n,
         Scope::Every { of, at } => layer < spec.layers && layer % of == at,
-        Scope::EveryBut { of, at } => layer < spec.layers && layer % of != at,
         Scope::Mtp => layer >= spec.layers,
     }
 }

@@ -281,6 +281,7 @@ impl Spec {
     pub(super) fn is_moe_layer(&self, layer: u32, sizes: &Sizes) -> bool {
         match sizes.arch.mixing {
             Mixing::InTurn => layer % 2 == 1 || layer >= self.layers,
+            _ if layer >= self.layers && sizes.arch.mtp_dense => false,
             _ => layer >= sizes.dense_lead && (layer + 1).is_multiple_of(self.moe_step),
         }
     }

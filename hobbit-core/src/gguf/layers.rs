@@ -3,6 +3,8 @@
 //!
 //! Keys that llama.cpp reads by layer are one number for all layers, or an array with a number for each.
 
+use std::ops::Range;
+
 use super::{Gguf, TensorInfo};
 
 /// Tensors that make keys. Of layers without one beside layers with one, no token stays in the context: they are
@@ -11,6 +13,14 @@ const KEYS: [&str; 2] = ["attn_k.weight", "attn_kv_a_mqa.weight"];
 
 /// Beginnings of the names of recurrent layers' tensors.
 const RECURRENT: [&str; 2] = ["ssm_", "shortconv."];
+
+/// Architectures of whose layers for multi-token prediction llama.cpp has a graph (`graph_mtp`). That of qwen4exp
+/// crashes; those of bailingmoe3 and glm5-next were never tried.
+#[rustfmt::skip]
+const MTP_ARCHITECTURES: [&str; 13] = [
+    "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe", "hy_v3", "mimo2", "nemotron_h_moe",
+    "qwen35", "qwen35moe", "qwen3next", "step35",
+];
 
 /// Layer and rest of the name of a layer's tensor.
 fn layer_of(name: &str) -> Option<(u64, &str)> {
@@ -37,6 +47,14 @@ impl Gguf {
         let is_ordinary =
             self.architecture() == "deepseek4" && self.tensor(&format!("blk.{run}.nextn.eh_proj.weight")).is_none();
         if is_ordinary { all } else { run }
+    }
+
+    /// The layers for multi-token prediction, if the file has them and llama.cpp can run them.
+    pub fn mtp_layers(&self) -> Option<Range<u64>> {
+        let first = self.n_layers_run();
+        let has_graph = MTP_ARCHITECTURES.contains(&self.architecture());
+        let is_there = has_graph && self.tensor(&format!("blk.{first}.nextn.eh_proj.weight")).is_some();
+        is_there.then(|| first..self.number("block_count").unwrap_or(first))
     }
 
     /// The tensors of layers from `first` on.

@@ -162,8 +162,8 @@ impl VirtualGguf {
     }
 
     /// The same file; loading leaves these tensors in it, by their index, as it does experts.
-    pub fn leaving(mut self, is_left: impl Fn(u32) -> bool) -> Self {
-        self.segments.iter_mut().for_each(|s| s.in_file |= s.tensor.is_some_and(&is_left));
+    pub fn leaving(mut self, is_left: impl Fn(u32, bool) -> bool) -> Self {
+        self.segments.iter_mut().for_each(|s| s.in_file = s.tensor.is_some_and(|tensor| is_left(tensor, s.in_file)));
         self
     }
 }

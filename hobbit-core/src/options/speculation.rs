@@ -62,9 +62,11 @@ pub enum DraftSource {
     NgramCache,
     /// A smaller model.
     DraftSimple,
+    /// The model's own layers for multi-token prediction ([`ModelOptions::mtp`](super::ModelOptions::mtp)).
+    DraftMtp,
 }
 
 named! { DraftSource, "type of speculative decoding":
     NgramSimple = "ngram-simple", NgramMapK = "ngram-map-k", NgramMapK4v = "ngram-map-k4v", NgramMod = "ngram-mod",
-    NgramCache = "ngram-cache", DraftSimple = "draft-simple",
+    NgramCache = "ngram-cache", DraftSimple = "draft-simple", DraftMtp = "draft-mtp",
 }

@@ -334,8 +334,8 @@ fn passthrough(
     repack: bool,
 ) -> Result<Description, OpenError> {
     let shared = &model.shared;
-    let MemoryUse { weights, kv, compute, .. } = MemoryUse::of(context)?;
-    let program = shared.options.reserved_bytes + shared.options.lent_bytes;
+    let MemoryUse { weights, kv, compute, mtp, .. } = MemoryUse::of(context)?;
+    let program = shared.options.reserved_bytes + shared.options.lent_bytes + mtp;
     let runtime = runtime_bytes(weights, kv) + scratch_bytes(model, options) + program;
     let plan = MemoryPlan::new(&PlanInput {
         budget: shared.options.budget,

@@ -105,6 +105,11 @@ impl Placement {
         for pattern in tables.patterns() {
             overrides.push(CString::new(pattern).expect("names of a header"), Device::get()?.buffer_type);
         }
+        for layer in tables.resident_layers() {
+            let pattern = CString::new(format!(r"^blk\.{layer}\.{EXPERTS}")).expect("digits and constants");
+            // SAFETY: takes no arguments; the type lives as long as the process.
+            overrides.push(pattern, unsafe { llama::ggml_backend_cpu_buffer_type() });
+        }
         for part in parts.iter().filter(|part| !part.experts.is_empty()) {
             let layers: Vec<String> = part.experts.iter().map(u16::to_string).collect();
             let pattern = format!(r"^blk\.({})\.{EXPERTS}", layers.join("|"));

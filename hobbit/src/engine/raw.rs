@@ -206,7 +206,11 @@ pub(super) enum Part {
 }
 
 /// A context, freed on drop, which must precede that of its model and of all that its parameters point to.
-pub(super) struct RawContext(NonNull<llama_context>);
+pub(super) struct RawContext {
+    /// Dropped before the context that it reads.
+    mtp: Option<Box<RawContext>>,
+    context: NonNull<llama_context>,
+}
 
 // SAFETY: a context may move between threads as long as one uses it at a time, which its owners' `&mut` ensures.
 unsafe impl Send for RawContext {}
@@ -220,11 +224,43 @@ impl RawContext {
     pub(super) unsafe fn new(model: &RawModel, params: llama_context_params) -> Result<Self, String> {
         // SAFETY: by the caller.
         let make = |message, capacity| unsafe { shim::hobbit_context_init(model.as_ptr(), params, message, capacity) };
-        with_message(make).map(Self)
+        with_message(make).map(|context| Self { mtp: None, context })
+    }
+
+    /// As [`Self::new`], with a second context for the model's layers for multi-token prediction, which forgets, copies
+    /// and moves the same tokens.
+    ///
+    /// # Errors
+    /// llama.cpp's message, which may be empty.
+    ///
+    /// # Safety
+    /// As [`Self::new`].
+    pub(super) unsafe fn with_mtp(model: &RawModel, params: llama_context_params) -> Result<Self, String> {
+        // SAFETY: by the caller; the second context is dropped first.
+        unsafe {
+            let mut own = Self::new(model, params)?;
+            let params = llama_context_params {
+                ctx_type: llama::LLAMA_CONTEXT_TYPE_MTP,
+                ctx_other: own.as_ptr(),
+                n_ctx: llama::llama_n_ctx(own.as_ptr()),
+                n_rs_seq: 0,
+                // The next token of each sequence.
+                n_outputs_max: params.n_seq_max,
+                cb_eval: None,
+                ..params
+            };
+            own.mtp = Some(Box::new(Self::new(model, params)?));
+            Ok(own)
+        }
+    }
+
+    /// The context for multi-token prediction.
+    pub(super) fn mtp(&self) -> Option<&RawContext> {
+        self.mtp.as_deref()
     }
 
     pub(super) fn as_ptr(&self) -> *mut llama_context {
-        self.0.as_ptr()
+        self.context.as_ptr()
     }
 
     /// The memory that holds the sequences.
@@ -237,6 +273,7 @@ impl RawContext {
     pub(super) fn clear(&mut self) {
         // SAFETY: the context is live.
         unsafe { llama::llama_memory_clear(self.memory(), true) };
+        self.mtp.iter_mut().for_each(|own| own.clear());
     }
 
     /// Forgets a sequence's tokens at positions `from..to` (-1: to its end). False, without a change, if the model
@@ -249,8 +286,12 @@ impl RawContext {
         let remove = |message, capacity| unsafe {
             shim::hobbit_memory_remove(self.as_ptr(), sequence, from, to, message, capacity)
         };
-        checked(&format!("llama.cpp cannot forget a part of sequence {sequence}"), |code| *code >= 0, remove)
-            .map(|code| code == 1)
+        let done =
+            checked(&format!("llama.cpp cannot forget a part of sequence {sequence}"), |code| *code >= 0, remove)
+                .map(|code| code == 1)?;
+        // Before it reads tokens, it forgets those from their position on: a failure here does no harm.
+        let _ = self.mtp.as_mut().filter(|_| done).map(|own| own.forget(sequence, from, to));
+        Ok(done)
     }
 
     /// Adds the content of sequence `from` to sequence `to`.
@@ -260,7 +301,9 @@ impl RawContext {
     pub(super) fn copy(&mut self, from: i32, to: i32) -> Result<(), EvalError> {
         // SAFETY: as in `forget`.
         let copy = |message, capacity| unsafe { shim::hobbit_memory_copy(self.as_ptr(), from, to, message, capacity) };
-        checked(&format!("llama.cpp cannot copy sequence {from} to {to}"), |done| *done, copy).map(drop)
+        checked(&format!("llama.cpp cannot copy sequence {from} to {to}"), |done| *done, copy)?;
+        let _ = self.mtp.as_mut().map(|own| own.copy(from, to));
+        Ok(())
     }
 
     /// Moves a sequence's tokens at positions `range` by `by` positions.
@@ -272,7 +315,9 @@ impl RawContext {
         let shift = |message, capacity| unsafe {
             shim::hobbit_memory_move(self.as_ptr(), sequence, range.start, range.end, by, message, capacity)
         };
-        checked(&format!("llama.cpp cannot move the tokens of sequence {sequence}"), |done| *done, shift).map(drop)
+        checked(&format!("llama.cpp cannot move the tokens of sequence {sequence}"), |done| *done, shift)?;
+        let _ = self.mtp.as_mut().filter(|own| own.can_shift()).map(|own| own.shift(sequence, range, by));
+        Ok(())
     }
 
     /// Whether tokens can be moved to other positions. llama.cpp asserts nothing here.

@@ -44,6 +44,10 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64
     let may_passthrough = !source.is_pack && options.passthrough && !wants_a_cache(options);
     let run_mode = |expects: &SessionOptions| -> RunMode {
         let (mut least, mut most) = bounds(&source.gguf, expects);
+        if options.mtp {
+            // The second context has a few layers of the first.
+            (most.kv, most.compute) = (most.kv.saturating_mul(2), most.compute.saturating_mul(2));
+        }
         for needs in [&mut least, &mut most] {
             needs.runtime = needs.runtime.saturating_add(adapters);
         }
@@ -204,13 +208,17 @@ fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions, products: 
     params.no_alloc = true;
     params.use_extra_bufts = options.repack != Repack::Off;
     params.kv_overrides = overrides.as_ptr();
+    params.load_mtp = options.mtp;
     // SAFETY: all that params point to is valid for the call.
     let model = unsafe { RawModel::load_path(&gguf.files[0].path, params) }.ok()?;
+    let params = context_params(expects, &raw const NEVER_INTERRUPTED);
     // SAFETY: the model outlives the context.
-    let context = unsafe { RawContext::new(&model, context_params(expects, &raw const NEVER_INTERRUPTED)) }.ok()?;
-    let MemoryUse { weights, repacked, kv, compute } = MemoryUse::of(&context).ok()?;
+    let context =
+        unsafe { if options.mtp { RawContext::with_mtp(&model, params) } else { RawContext::new(&model, params) } };
+    let context = context.ok()?;
+    let MemoryUse { weights, repacked, kv, compute, mtp } = MemoryUse::of(&context).ok()?;
     // The vocabulary and other data that the real model also holds are resident now.
     let runtime = hobbit_core::stats::rss_bytes().max(PROCESS_BYTES);
-    let compute = compute.saturating_add(products);
+    let compute = compute.saturating_add(products).saturating_add(mtp);
     Some(Needs { mapped: tensor_bytes(gguf).max(weights), repacked, kv, compute, runtime })
 }

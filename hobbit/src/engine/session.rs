@@ -154,7 +154,14 @@ impl Session {
             let params = llama::llama_context_params { n_ctx, ..params };
             log::clear_errors();
             // SAFETY: the model is live; params point at the interrupt flag and the hook, which the session keeps.
-            let init = || purpose.during(|| unsafe { RawContext::new(&model.shared.raw, params) });
+            let init = || {
+                purpose.during(|| unsafe {
+                    match model.shared.options.mtp {
+                        true => RawContext::with_mtp(&model.shared.raw, params),
+                        false => RawContext::new(&model.shared.raw, params),
+                    }
+                })
+            };
             let mut context = init();
             // An earlier session's experts may hold the memory that this one needs.
             while context.is_err() && model.make_room_on_devices() {
@@ -396,6 +403,11 @@ impl Session {
 
     pub(super) fn context_ptr(&self) -> *mut llama::llama_context {
         self.context.as_ptr()
+    }
+
+    /// The context for multi-token prediction.
+    pub(super) fn mtp_ptr(&self) -> Option<*mut llama::llama_context> {
+        self.context.mtp().map(RawContext::as_ptr)
     }
 
     /// Maximum tokens per call of [`Session::evaluate`].

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 use std::time::Instant;
 
-use ggml_sys::llama::llama_context;
+use ggml_sys::llama::{llama_batch, llama_context};
 use ggml_sys::speculative::{self as raw, DraftRequest as RawRequest, Speculative};
 
 use super::error::{EvalError, OpenError};
@@ -48,6 +48,8 @@ pub(super) struct Speculator {
     // Dropped before the draft's context.
     drafters: Drafters,
     draft: Option<Draft>,
+    /// Whether a drafter reads the hidden states of each batch.
+    pub(super) is_mtp: bool,
     interrupt: Interrupt,
     sequences: Vec<Sequence>,
     gate: Gate,
@@ -77,9 +79,23 @@ impl Speculator {
             };
             draft = Some(Draft::open(own, target)?);
         }
+        let is_mtp = options.sources.contains(&DraftSource::DraftMtp);
+        let (mut context, mut tells) = (ptr::null_mut(), target.announces());
+        if let Some(draft) = &draft {
+            (context, tells) = (draft.session.context_ptr(), draft.session.announces());
+        }
+        if is_mtp {
+            if draft.is_some() {
+                return Err(OpenError::Speculation("draft-mtp and draft-simple exclude each other".to_owned()));
+            }
+            context = target.mtp_ptr().ok_or_else(|| {
+                OpenError::Speculation("draft-mtp: the model was opened without these layers".to_owned())
+            })?;
+        }
         Ok(Self {
-            drafters: Drafters::new(target.context_ptr(), draft.as_ref(), options, n_sequences)?,
+            drafters: Drafters::new(target.context_ptr(), (context, tells), options, n_sequences)?,
             draft,
+            is_mtp,
             interrupt: target.interrupt_handle(),
             sequences: vec![Sequence::default(); n_sequences as usize],
             gate: Gate::new(GateOptions { n_max: options.n_max, fixed: options.fixed }),
@@ -174,6 +190,11 @@ impl Speculator {
             .then(|| std::mem::take(&mut self.batch).into_iter().map(|(.., is_accepted)| is_accepted).collect())
     }
 
+    /// The target has evaluated a batch, whose arrays are valid for the call.
+    pub(super) fn follow(&mut self, batch: &llama_batch) -> Result<(), EvalError> {
+        self.drafters.process(batch)
+    }
+
     /// A batch of generated tokens was evaluated.
     pub(super) fn evaluated(&mut self, seconds: f64) {
         self.step.seconds += seconds;
@@ -256,7 +277,11 @@ impl Session {
         speculator.end_step();
         // Drafts of a step that was given up.
         self.judge();
-        self.speculator.as_mut().map_or(Ok(Vec::new()), |own| own.draft(requests))
+        let Some(mut speculator) = self.speculator.take() else { return Ok(Vec::new()) };
+        let mut draft = || speculator.draft(requests);
+        let drafts = if self.mtp_ptr().is_some() { self.computing(draft) } else { draft() };
+        self.speculator = Some(speculator);
+        drafts
     }
 
     /// Follows the evaluation of a sequence's drafts: the first `n_accepted` are part of the text, the others are
@@ -309,7 +334,7 @@ impl Drafters {
     /// The context `target` and the draft outlive them.
     fn new(
         target: *mut llama_context,
-        draft: Option<&Draft>,
+        (draft, tells): (*mut llama_context, bool),
         options: &SpeculationOptions,
         n_sequences: u32,
     ) -> Result<Self, OpenError> {
@@ -320,14 +345,12 @@ impl Drafters {
         let (types, fixed, dynamic) =
             (text(&names.join(","))?, path(&options.lookup_static)?, path(&options.lookup_dynamic)?);
         let (n_max, n_min) = (options.n_max as i32, options.n_min as i32);
-        let context = draft.map_or(ptr::null_mut(), |draft| draft.session.context_ptr());
-        let tells = draft.is_none_or(|draft| draft.session.announces());
         // SAFETY: the texts are NUL-terminated, the message buffer is valid for its capacity, and the caller keeps the
         // contexts alive.
         let make = |message: *mut c_char, capacity| unsafe {
             raw::hobbit_speculative_init(
                 target,
-                context,
+                draft,
                 types.as_ptr(),
                 n_max,
                 n_min,
@@ -359,6 +382,13 @@ impl Drafters {
             raw::hobbit_speculative_draft(self.0.as_ptr(), requests.as_mut_ptr(), requests.len(), message, capacity)
         };
         checked("no drafts", |done| *done, draft).map(drop)
+    }
+
+    fn process(&mut self, batch: &llama_batch) -> Result<(), EvalError> {
+        // SAFETY: as above; callers pass a batch with positions.
+        let process =
+            |message, capacity| unsafe { raw::hobbit_speculative_process(self.0.as_ptr(), batch, message, capacity) };
+        checked("the drafter cannot follow", |done| *done, process).map(drop)
     }
 
     fn accept(&mut self, sequence: i32, n_accepted: usize) -> Result<(), EvalError> {

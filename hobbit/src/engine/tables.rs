@@ -10,6 +10,7 @@
 use std::fmt::Write;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::slice;
@@ -53,6 +54,8 @@ pub(super) struct Tables {
     /// Names of tensors of layers that do not run.
     idle: Vec<String>,
     idle_bytes: u64,
+    /// Layers for multi-token prediction, if they are loaded: all of their experts are in memory.
+    mtp: Range<u64>,
     /// The model's files, if there are tables.
     files: Vec<(File, PathBuf)>,
 }
@@ -67,9 +70,10 @@ impl Tables {
             true => Vec::new(),
             false => gguf.row_tables().filter_map(|info| Table::of(info, n_tokens)).collect(),
         };
-        let idle = || gguf.tensors_from(n_layers_run(gguf, options));
+        let mtp = gguf.mtp_layers().filter(|_| options.mtp).unwrap_or(0..0);
+        let idle = || gguf.tensors_from(if mtp.is_empty() { n_layers_run(gguf, options) } else { u64::MAX });
         let idle_bytes = idle().map(|info| info.extent.len).fold(0, u64::saturating_add);
-        Self { all, idle: idle().map(|info| info.name.clone()).collect(), idle_bytes, files: Vec::new() }
+        Self { all, idle: idle().map(|info| info.name.clone()).collect(), idle_bytes, mtp, files: Vec::new() }
     }
 
     /// Opens the model's files.
@@ -88,6 +92,11 @@ impl Tables {
     /// Whether a tensor stays in the file.
     pub(super) fn contains(&self, name: &str) -> bool {
         self.all.iter().any(|table| table.name == name) || self.idle.iter().any(|idle| idle == name)
+    }
+
+    /// Layers whose experts are in memory; empty if there are none.
+    pub(super) fn resident_layers(&self) -> Range<u64> {
+        self.mtp.clone()
     }
 
     /// The tag of such a tensor of `experts`' model.

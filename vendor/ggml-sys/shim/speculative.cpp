@@ -31,6 +31,21 @@ struct hobbit_speculative {
     common_speculative_ptr     drafters;
     // As in hobbit_decode, of the draft's context.
     bool                       tells;
+    // The context for multi-token prediction, which reads the target's hidden states.
+    llama_context *            mtp = nullptr;
+
+    // Makes `position` the next one of a sequence in that context, which forgets what is in the way: llama.cpp refuses
+    // positions that do not follow each other, except in an empty sequence.
+    void follow(llama_seq_id sequence, llama_pos position) const {
+        if (mtp == nullptr) {
+            return;
+        }
+        auto * memory = llama_get_memory(mtp);
+        const bool is_cut = llama_memory_seq_rm(memory, sequence, position, -1);
+        if (!is_cut || llama_memory_seq_pos_max(memory, sequence) != position - 1) {
+            llama_memory_seq_rm(memory, sequence, -1, -1);
+        }
+    }
 };
 
 extern "C" {
@@ -66,7 +81,8 @@ hobbit_speculative * hobbit_speculative_init(llama_context * target, llama_conte
         params.draft.backend_sampling           = false;
         params.ngram_cache.lookup_cache_static  = lookup_static;
         params.ngram_cache.lookup_cache_dynamic = lookup_dynamic;
-        if (draft != nullptr) {
+        if (std::count(params.types.begin(), params.types.end(), COMMON_SPECULATIVE_TYPE_DRAFT_MTP) > 0) {
+            made->mtp   = draft;
             made->batch = common_batch(target);
         }
         made->sequences.resize(n_sequences);
@@ -101,10 +117,14 @@ bool hobbit_speculative_process(hobbit_speculative * speculative, const llama_ba
         may_compute(speculative->tells);
         auto & own = speculative->batch;
         own.clear();
+        std::vector<bool> seen(speculative->sequences.size());
         for (int32_t i = 0; i < batch->n_tokens; ++i) {
             const llama_seq_id sequence = batch->seq_id != nullptr ? batch->seq_id[i][0] : 0;
-            const bool output = batch->logits != nullptr ? batch->logits[i] != 0 : i == batch->n_tokens - 1;
-            own.add(batch->token[i], batch->pos[i], sequence, output);
+            if (!seen.at(sequence)) {
+                seen[sequence] = true;
+                speculative->follow(sequence, batch->pos[i]);
+            }
+            own.add(batch->token[i], batch->pos[i], sequence, false);
         }
         if (!common_speculative_process(speculative->drafters.get(), own)) {
             throw std::runtime_error("the drafter cannot read the batch");
@@ -122,6 +142,7 @@ bool hobbit_speculative_draft(hobbit_speculative * speculative, hobbit_draft_req
             auto & text    = speculative->sequences.at(request.sequence);
             text.tokens.assign(request.tokens, request.tokens + request.n_tokens);
             text.drafts.clear();
+            speculative->follow(request.sequence, request.position);
             auto & params   = common_speculative_get_draft_params(drafters, request.sequence);
             params.drafting = true;
             params.n_max    = request.n_max;

@@ -32,8 +32,8 @@ pub struct DraftRequest {
 
 unsafe extern "C" {
     /// `types` are llama.cpp's names, with commas between them; paths may be empty. Both contexts must outlive the
-    /// result; `draft` may be null where no type needs it. `tells`
-    /// as in [`crate::shim::hobbit_decode`], of the draft's context.
+    /// result; `draft` may be null where no type needs it, and is the context for multi-token prediction with
+    /// `draft-mtp`. `tells` as in [`crate::shim::hobbit_decode`], of the draft's context.
     pub fn hobbit_speculative_init(
         target: *mut llama_context,
         draft: *mut llama_context,
@@ -61,7 +61,8 @@ unsafe extern "C" {
         error_capacity: usize,
     ) -> bool;
 
-    /// The target has evaluated a batch of tokens with positions. Only with a draft context.
+    /// The target has evaluated a batch of tokens with positions, those of each sequence together. Only for
+    /// `draft-mtp`.
     pub fn hobbit_speculative_process(
         speculative: *mut Speculative,
         batch: *const llama_batch,

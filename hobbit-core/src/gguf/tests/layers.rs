@@ -25,6 +25,7 @@ fn layers_for_multi_token_prediction_do_not_run() {
         two.tensors_from(4).map(|tensor| &tensor.name).collect::<Vec<_>>(),
         tensors[2..].iter().collect::<Vec<_>>()
     );
+    assert_eq!(two.mtp_layers(), None, "no blk.4.nextn.eh_proj.weight, nor a known architecture");
     let more_than_there_are = gguf(&[("block_count", 1u32.into()), ("nextn_predict_layers", 2u32.into())], &[]);
     assert_eq!(more_than_there_are.n_layers_run(), 0);
     assert_eq!(gguf(&[], &tensors).n_layers_run(), u64::MAX);

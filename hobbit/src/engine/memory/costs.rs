@@ -36,7 +36,7 @@ pub(super) fn fixed_costs(
     options: &SessionOptions,
     context: &RawContext,
 ) -> Result<FixedCosts, OpenError> {
-    let MemoryUse { weights, kv, compute, .. } = MemoryUse::of(context)?;
+    let MemoryUse { weights, kv, compute, mtp, .. } = MemoryUse::of(context)?;
     // A dense model is mapped: its resident pages count as weights.
     let resident = runtime_bytes(weights, kv);
     // The last pages differ from run to run, and one slot more or less may change a text.
@@ -47,7 +47,8 @@ pub(super) fn fixed_costs(
     let has_buffers = model.shared.catalog.has_planes() || model.shared.options.repack == Repack::On;
     let buffers = if has_buffers { PLANE_BUFFERS_BYTES } else { 0 };
     let graph = model.shared.adapters.graph_bytes(options);
-    let runtime = resident + scratch_bytes(model, options) + buffers + graph + model.shared.options.reserved_bytes;
+    let reserved = model.shared.options.reserved_bytes;
+    let runtime = resident + scratch_bytes(model, options) + buffers + graph + mtp + reserved;
     Ok(FixedCosts { weights, kv, compute, runtime, prediction: prediction_bytes(model) })
 }
 
@@ -127,8 +128,11 @@ pub(in crate::engine) struct MemoryUse {
     pub(in crate::engine) weights: u64,
     /// Part of the weights that was repacked for the CPU.
     pub(in crate::engine) repacked: u64,
+    /// Keys, values and states, also those of multi-token prediction.
     pub(in crate::engine) kv: u64,
     pub(in crate::engine) compute: u64,
+    /// Buffers for multi-token prediction.
+    pub(in crate::engine) mtp: u64,
 }
 
 impl MemoryUse {
@@ -154,11 +158,21 @@ impl MemoryUse {
         let mut found = MemoryUse::default();
         // SAFETY: the context is live; `found` outlives the call.
         let known = unsafe { shim::hobbit_memory_breakdown(context.as_ptr(), add, (&raw mut found).cast()) };
-        if known {
-            Ok(found)
-        } else {
-            Err(OpenError::Unsupported("llama.cpp does not report the memory it holds".into()))
+        if !known {
+            return Err(OpenError::Unsupported("llama.cpp does not report the memory it holds".into()));
         }
+        if let Some(own) = context.mtp() {
+            let MemoryUse { kv, compute, .. } = Self::of(own)?;
+            found.kv += kv;
+            // SAFETY: the context and its model are live.
+            let (n_batch, n_embd) = unsafe {
+                let model = llama::llama_get_model(own.as_ptr());
+                (llama::llama_n_batch(own.as_ptr()), llama::llama_model_n_embd_out(model).max(0) as u64)
+            };
+            // A batch's hidden states: the target's output, two copies, and the batch of the second context.
+            found.mtp = compute + 4 * u64::from(n_batch) * n_embd * 4;
+        }
+        Ok(found)
     }
 }
 

@@ -73,6 +73,14 @@ impl Model {
         let started = Instant::now();
         options.check_outputs(path)?;
         let source = ModelSource::open(path, options, &mut progress)?;
+        if options.mtp && (source.is_pack || source.gguf.mtp_layers().is_none()) {
+            let why = if source.is_pack {
+                "a pack has these layers in pieces"
+            } else {
+                "the model has none that llama.cpp can run"
+            };
+            return Err(OpenError::Speculation(format!("draft-mtp needs layers for multi-token prediction: {why}")));
+        }
         validate::check_header(&source.gguf, options)?;
         ggml::ready();
         let adapters = CheckedAdapters::read(&options.adapters, &source.gguf)?;
@@ -113,6 +121,7 @@ impl Model {
         let mut params = unsafe { llama::llama_model_default_params() };
         placement.apply(&mut params, !is_plain);
         params.check_tensors = options.check_tensors && !is_checked_here;
+        params.load_mtp = options.mtp;
         params.kv_overrides = overrides.as_ptr();
         params.progress_callback = Some(on_progress);
         params.progress_callback_user_data = (&raw mut progress).cast();
@@ -129,7 +138,13 @@ impl Model {
             // llama.cpp would map the file, and our stream is none.
             params.lazy_mode = llama::LLAMA_LAZY_MODE_OFF;
             params.use_extra_bufts = options.repack == Repack::On;
-            let is_left = |tensor: u32| experts.tables().contains(&gguf.tensors[tensor as usize].name);
+            let resident: Vec<String> =
+                experts.tables().resident_layers().map(|layer| format!("blk.{layer}.")).collect();
+            let is_left = |tensor: u32, is_expert: bool| {
+                let name = &gguf.tensors[tensor as usize].name;
+                let is_resident = || resident.iter().any(|layer| name.starts_with(layer));
+                experts.tables().contains(name) || is_expert && !is_resident()
+            };
             let mut stream = CookieStream::open(gguf.virtual_file().leaving(is_left), &originals)?;
             let reads_experts = || OpenError::Unsupported("this system's stdio reads experts at load".into());
             if !stream.skips_experts() {

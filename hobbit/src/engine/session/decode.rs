@@ -143,8 +143,9 @@ impl Session {
                 }
             });
         }
+        self.follow(&batch, purpose);
         if let Some(speculator) = self.speculator.as_mut().filter(|_| phase.is_decode()) {
-            speculator.evaluated(seconds);
+            speculator.evaluated(started.elapsed().as_secs_f64());
         }
         let (after, busy_after) = self.counters();
         let stats = if phase.is_decode() { &mut self.stats.decode } else { &mut self.stats.prompt };
@@ -177,6 +178,22 @@ impl Session {
         self.checked = true;
         self.is_current = true;
         Ok(())
+    }
+
+    /// Shows an evaluated batch to the drafter that reads its hidden states. The text does not depend on it: after a
+    /// failure it starts over.
+    fn follow(&mut self, batch: &llama::llama_batch, purpose: Purpose) {
+        let Some(speculator) = self.speculator.as_mut().filter(|own| own.is_mtp && !batch.token.is_null()) else {
+            return;
+        };
+        let running = contention::running(self.n_threads);
+        if let Err(error) = purpose.during(|| speculator.follow(batch))
+            && !self.interrupt.is_set()
+        {
+            log::notice(format_args!("draft-mtp: {error}"));
+        }
+        drop(running);
+        calling::take_failure();
     }
 
     /// Drafts that the text did not take are not generated tokens.
