@@ -160,7 +160,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if !self.begin_virtual_batch(phase) {
             self.pause_filling(phase);
         }
-        self.forget_drafts();
+        self.drafts.forget();
         self.cache.begin_batch(n_tokens);
         if let Some(lookahead) = &mut self.background.lookahead {
             lookahead.predictor.begin_batch(if phase.is_decode() { n_tokens as usize } else { 1 });
@@ -221,7 +221,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let hit = is_on_device || slot.is_some_and(is_ready);
         // A device has its own policy: its residents may age here.
         if !is_on_device {
-            self.touch(selection, expert, hit, precision);
+            self.drafts.touch(&mut self.cache, selection, expert, hit, precision);
         }
         let n_uses = selection.routing.pairs_of(expert.index).len() as u64;
         self.counts.used(expert.layer, precision, n_uses);
@@ -244,7 +244,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Tells the policy of experts that the router chose and no token uses: they are missing.
     pub(super) fn touch_unused(&mut self, selection: &Selection) {
         for expert in selection.passed_over() {
-            self.touch(selection, expert, false, Some(Precision::High));
+            self.drafts.touch(&mut self.cache, selection, expert, false, Some(Precision::High));
         }
     }
 

@@ -279,7 +279,7 @@ impl Session {
     fn judge(&mut self) {
         let judged = self.speculator.as_mut().and_then(|own| own.judged());
         if let (Some(judged), Some(memories)) = (judged, self.model().shared.experts.memories().as_mut()) {
-            memories.host.judge_drafts(&judged);
+            memories.judge_drafts(&judged);
         }
     }
 

@@ -87,7 +87,7 @@ impl Session {
             memories.begin_batch(phase, n_tokens, &tokens[..first]);
             if let Some(speculator) = self.speculator.as_mut().filter(|_| phase.is_decode()) {
                 // SAFETY: as above.
-                memories.host.expect_drafts(&speculator.expected(unsafe { places_of(&batch) }));
+                memories.expect_drafts(&speculator.expected(unsafe { places_of(&batch) }));
             }
         }
         if !batch.token.is_null() {
