@@ -19,6 +19,8 @@ pub struct Counters {
     pub hits: u64,
     /// Needed experts that were not.
     pub misses: u64,
+    /// Those of them that only drafts needed.
+    pub draft_misses: u64,
     /// Slices read.
     pub slices_loaded: u64,
     /// Bytes moved.
@@ -230,6 +232,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             self.counts.all.missed.count(precision, 1);
         }
         self.counts.needed(expert.layer, hit);
+        self.counts.all.draft_misses += u64::from(!hit && self.drafts.is_alone(selection, expert));
         if self.observer.is_watching() {
             let demand = selection.demands[usize::from(expert.index)];
             let bytes = version.and_then(|version| self.layout.bytes_missing(&self.cache, version)).unwrap_or(0);

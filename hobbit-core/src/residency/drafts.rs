@@ -62,6 +62,12 @@ impl Drafts {
         if has_all { &self.is_draft } else { &[] }
     }
 
+    /// Whether only drafts chose an expert.
+    pub(super) fn is_alone(&self, selection: &Selection, expert: ExpertId) -> bool {
+        let is_draft = self.of(selection);
+        !is_draft.is_empty() && selection.tokens_of(expert.index).iter().all(|(token, _)| is_draft[*token])
+    }
+
     /// Tells a policy the router's scores of a layer's token, at once or when its draft is accepted.
     pub fn scores(&mut self, cache: &mut Cache, selection: &Selection, token: usize, scores: &[f32]) {
         let layer = selection.layer();

@@ -19,6 +19,7 @@ pub use draft::draft_bytes;
 use hobbit_core::options::{DraftSource, SpeculationOptions, Token};
 use hobbit_core::route::DECODE_TOKENS_MAX;
 use hobbit_core::speculation::{Gate, GateOptions, GateReport, Step};
+use hobbit_core::stats::PhaseStats;
 
 /// Why a session does not speculate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -94,9 +95,13 @@ impl Speculator {
         self.places.extend(requests.iter().map(|request| request.sequence));
         self.step.drafts.resize(requests.len(), (0, 0));
         let mut drafts: Vec<Vec<Token>> = vec![Vec::new(); requests.len()];
-        let n_max = self.gate.n_drafts(requests.len()) as usize;
+        let behind = |draft: &Draft| {
+            let drafting = requests.iter().filter(|request| request.n_max > 0);
+            drafting.map(|request| draft.n_behind(request.sequence, request.tokens)).sum()
+        };
+        let n_max = self.gate.n_drafts(requests.len(), self.draft.as_ref().map_or(0, behind)) as usize;
         let started = Instant::now();
-        let (mut asked, mut seconds_elsewhere) = (Vec::new(), 0.0);
+        let mut asked = Vec::new();
         for (request, drafts) in requests.iter().zip(&mut drafts) {
             let n_max = n_max.min(request.n_max);
             let Some(own) = self.sequences.get_mut(request.sequence as usize).filter(|_| n_max > 0) else { continue };
@@ -110,7 +115,13 @@ impl Speculator {
                 if !draft.make_room(request, n_max, requests)? {
                     continue;
                 }
-                seconds_elsewhere += draft.read(request.sequence, request.tokens, &self.interrupt)?;
+                let n_behind = draft.n_behind(request.sequence, request.tokens);
+                let began = Instant::now();
+                draft.read(request.sequence, request.tokens, &self.interrupt)?;
+                if n_behind > 0 {
+                    let (n_read, seconds) = self.step.caught_up;
+                    self.step.caught_up = (n_read + n_behind, seconds + began.elapsed().as_secs_f64());
+                }
                 position = request.tokens.len() as i32;
             }
             drafts.resize(n_max, 0);
@@ -153,7 +164,7 @@ impl Speculator {
                 self.step.drafts[at].0 = drafts.len() as u32;
             }
         }
-        self.step.draft_seconds = started.elapsed().as_secs_f64() - seconds_elsewhere;
+        self.step.draft_seconds = started.elapsed().as_secs_f64() - self.step.caught_up.1;
         Ok(drafts)
     }
 
@@ -174,9 +185,12 @@ impl Speculator {
             .then(|| std::mem::take(&mut self.batch).into_iter().map(|(.., is_accepted)| is_accepted).collect())
     }
 
-    /// A batch of generated tokens was evaluated.
-    pub(super) fn evaluated(&mut self, seconds: f64) {
-        self.step.seconds += seconds;
+    /// A batch of generated tokens was evaluated, at this cost. `draft_misses`: missing experts that only drafts needed.
+    pub(super) fn evaluated(&mut self, cost: &PhaseStats, draft_misses: u64) {
+        self.step.seconds += cost.seconds;
+        self.step.wait_seconds += cost.io_wait_seconds;
+        let (of_drafts, others) = self.step.n_missing;
+        self.step.n_missing = (of_drafts + draft_misses, others + cost.misses - draft_misses);
     }
 
     /// The text took the first `n_accepted` drafts of a sequence. Returns the number of tokens that its context keeps,
