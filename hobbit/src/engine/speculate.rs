@@ -42,6 +42,8 @@ pub struct DraftRequest<'a> {
     pub position: i32,
     /// Most drafts that there is room for.
     pub n_max: usize,
+    /// Fewer drafts are none.
+    pub n_min: usize,
 }
 
 /// The drafters of one session, and their measurements.
@@ -52,6 +54,8 @@ pub(super) struct Speculator {
     interrupt: Interrupt,
     sequences: Vec<Sequence>,
     gate: Gate,
+    /// Fewer drafts are none.
+    n_min: usize,
     /// The step that is under way, and the place in it of each sequence.
     step: Step,
     places: Vec<i32>,
@@ -84,6 +88,7 @@ impl Speculator {
             interrupt: target.interrupt_handle(),
             sequences: vec![Sequence::default(); n_sequences as usize],
             gate: Gate::new(GateOptions { n_max: options.n_max, fixed: options.fixed }),
+            n_min: options.n_min as usize,
             step: Step::default(),
             places: Vec::new(),
             batch: Vec::new(),
@@ -103,7 +108,9 @@ impl Speculator {
         let started = Instant::now();
         let mut asked = Vec::new();
         for (request, drafts) in requests.iter().zip(&mut drafts) {
-            let n_max = n_max.min(request.n_max);
+            // A trial of fewer drafts than count would bring none.
+            let n_min = request.n_min.max(self.n_min);
+            let n_max = if n_max > 0 { n_max.max(n_min).min(request.n_max) } else { 0 };
             let Some(own) = self.sequences.get_mut(request.sequence as usize).filter(|_| n_max > 0) else { continue };
             if !request.tokens.starts_with(&own.text) {
                 self.drafters.begin(request.sequence, request.tokens)?;
@@ -155,6 +162,10 @@ impl Speculator {
                 continue;
             }
             drafts.truncate(answers.next().map_or(0, |answer| answer.n_drafts));
+            if (1..request.n_min).contains(&drafts.len()) {
+                self.drafters.accept(request.sequence, 0)?;
+                drafts.clear();
+            }
             if let Some(draft) = &mut self.draft {
                 draft.drafted(request, drafts);
             }
