@@ -133,8 +133,8 @@ impl Missing {
             self.beside_drafts.add_whole(of_token, HALF_LIFE);
             self.of_draft.add_whole(of_drafts as f64 / f64::from(n_drafted), HALF_LIFE);
         }
-        self.of_step.add_whole((of_drafts + others) as f64, HALF_LIFE);
-        self.wait_seconds.add_whole(step.wait(), HALF_LIFE);
+        self.of_step.add((of_drafts + others) as f64);
+        self.wait_seconds.add(step.wait());
     }
 
     /// Seconds for which a step will wait.

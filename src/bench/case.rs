@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::args::{Typed, Who, engine_args};
-use crate::{resolve, run};
+use crate::resolve;
 use hobbit::options::{FlashAttn, KvType, LowSource, ModelOptions, SessionOptions, SpeculationOptions};
 use hobbit_core::gguf::Gguf;
 
@@ -218,11 +218,9 @@ fn product(alternatives: &[Vec<String>]) -> Vec<Vec<String>> {
 impl Case {
     /// Options for a [`Model`](hobbit::Model).
     pub fn model_options(&self) -> Result<ModelOptions> {
-        let session = self.session_options()?;
-        let options = resolve::experts(engine_args(&self.words)?.0.experts, &self.model, session.clone())?;
+        let options = resolve::experts(engine_args(&self.words)?.0.experts, &self.model, self.session_options()?)?;
         // Measured runs are not traced.
-        let options = ModelOptions { trace: None, ..options };
-        run::reserve_draft(self.speculation()?.as_ref(), options, &session)
+        Ok(ModelOptions { trace: None, ..options })
     }
 
     /// Options of speculative decoding.

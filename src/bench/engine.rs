@@ -9,6 +9,7 @@ use super::answer::Traffic;
 use super::args::Who;
 use super::case::{Source, Task, Test};
 use super::record::{More, Record};
+use crate::run;
 use hobbit::engine::{Stock, StockOptions};
 use hobbit::options::Repack;
 use hobbit::stats::{DeviceCounters, PhaseStats};
@@ -69,9 +70,11 @@ pub fn open(task: &Task) -> Result<Box<dyn Engine>> {
         };
         return Ok(Box::new(Stock::open(&case.model, &stock, &session)?));
     }
+    let speculation = case.speculation()?;
+    let options = run::reserve_draft(speculation.as_ref(), options, &session)?;
     let mut hobbit = Hobbit::open(&case.model, &options, &session)?;
-    if let Some(options) = case.speculation()? {
-        hobbit.session.speculate(&options)?;
+    if let Some(speculation) = &speculation {
+        hobbit.session.speculate(speculation)?;
     }
     Ok(Box::new(hobbit))
 }

@@ -184,7 +184,7 @@ fn rejected_drafts_are_no_uses() {
         let mut sampler = Sampler::new(&model, &sampling).unwrap();
         let text: Vec<_> = session.generate(&mut sampler, Some(60)).map(Result::unwrap).collect();
         let report = session.stats().speculation;
-        drop((session, model));
+        drop((session, sampler, model));
         let mut caches = CacheState::from_bytes(&std::fs::read(state).unwrap()).unwrap().caches;
         caches.retain(|cache| !cache.name.is_empty());
         (text, caches.remove(0).statistics, report)
