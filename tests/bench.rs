@@ -48,6 +48,28 @@ fn both_engines_have_the_same_logits_on_a_text_at_any_cache_size() {
 }
 
 #[test]
+fn drafts_are_counted_where_the_model_goes_on_by_itself() {
+    let text = text();
+    let args = ["--prompt-file", &text, "-p", "0", "-n", "0", "-pg", "200,24", "--spec-type", "none,ngram-cache"];
+    let args = [&args[..], &["--draft-fixed", "--draft-max", "4"]].concat();
+    let records = records_of(&bench(&[&SMALL[..], &args].concat()).expect(0));
+    let counts: Vec<[Option<u64>; 2]> =
+        records.iter().map(|one| ["hobbit_drafted", "hobbit_accepted"].map(|name| one[name].as_u64())).collect();
+    assert_eq!((counts.len(), counts[0]), (2, [None, None]));
+    assert!(counts[1][0] > Some(0) && counts[1][1] <= counts[1][0], "{counts:?}");
+    for record in &records {
+        assert_eq!(record["hobbit_steps_ns"].as_array().unwrap().len(), 48, "two repetitions");
+        assert!(record["hobbit_decode_ts"].as_f64().unwrap() > 0.0);
+    }
+    let ran = bench(&[&args[..], &["-t", "1", "-r", "1"]].concat()).expect(0);
+    assert!(ran.stdout.contains(" drafts |") && ran.stdout.lines().nth(3).unwrap().contains('/'), "{}", ran.stdout);
+    let wrong = bench(&["--spec-type", "ngram-cache", "--prompt-file", &text, "--baseline"]).expect(2).stderr;
+    assert!(wrong.contains("leave out --baseline"), "{wrong}");
+    let wrong = bench(&["--spec-type", "ngram-cache"]).expect(2).stderr;
+    assert!(wrong.contains("give --prompt-file"), "{wrong}");
+}
+
+#[test]
 fn the_first_token_is_timed_without_a_warm_up() {
     let args = ["-p", "0", "-n", "0", "-pg", "8,2", "--no-warmup", "--no-roofline"];
     let record = &records_of(&bench(&[&SMALL[..], &args].concat()).expect(0))[0];

@@ -8,7 +8,12 @@ use std::path::{Path, PathBuf};
 use gguf_tools::synth::{self, Format, Spec};
 use hobbit::engine::{DraftRequest, NoSpeculation};
 use hobbit::options::{DraftOptions, DraftSource, FlashAttn, KvType, SpeculationOptions};
-use hobbit::{BatchToken, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions, StopReason, Token};
+use hobbit::{
+    BatchToken, CachingOptions, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions, StopReason,
+    Token,
+};
+use hobbit_core::cache::CacheState;
+use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::speculation::GateReport;
 
@@ -289,6 +294,36 @@ fn a_model_without_layers_for_multi_token_prediction_is_refused() {
     assert!(error.contains("opened without these layers"), "{error}");
 }
 
+/// Each token of the text is one use, whatever the batches were: rejected drafts are none.
+#[test]
+fn policies_see_the_tokens_of_the_text_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |speculation: Option<&SpeculationOptions>| {
+        let state = dir.path().join(if speculation.is_some() { "drafted" } else { "plain" });
+        // It counts uses over the whole run.
+        let caching = CachingOptions { policy: PolicyKind::EdgeMoe, ..CachingOptions::default() };
+        let options = ModelOptions {
+            expert_cache: ExpertCache::Percent(50.0),
+            caching,
+            cache_state: Some(state.clone()),
+            ..ModelOptions::default()
+        };
+        let model = Model::open(demo_in_f32(), &options).unwrap();
+        let prompt = text(&model, "demo-heldout-code.txt", 200);
+        let mut session = session(&model, &settings(), speculation);
+        let found = generate(&mut session, &greedy(), &prompt, 60);
+        let speculation = session.stats().speculation;
+        drop((session, model));
+        let saved = CacheState::from_bytes(&std::fs::read(state).unwrap()).unwrap();
+        assert_eq!(saved.caches.len(), 1);
+        (found, saved.caches[0].statistics.clone(), speculation)
+    };
+    let (plain, drafting) = (run(None), run(Some(&lookup())));
+    assert_eq!(drafting.0, plain.0);
+    assert!(plain.1.iter().any(|byte| *byte > 0) && drafting.1 == plain.1);
+    assert!(drafting.2.is_some_and(|report| report.accepted > 0 && report.accepted < report.drafted));
+}
+
 /// A consumer may stop anywhere: the context is then what it is without speculation.
 #[test]
 fn a_generation_that_is_left_leaves_no_draft() {
@@ -404,6 +439,7 @@ fn sequences_are_drafted_for_at_once() {
                     last: text[text.len() - 1],
                     position: text.len() as i32 - 1,
                     n_max: 7,
+                    n_min: 0,
                 })
                 .collect();
             let drafts = session.draft(&requests).unwrap();

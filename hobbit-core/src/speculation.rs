@@ -1,8 +1,8 @@
 //! How many tokens to draft in the next step, by what drafts cost here and how many of them are accepted. Pure.
 //!
 //! With experts on the disk a wider step may read more of them, so drafting does not always pay. [`Gate`] measures the
-//! seconds of steps by their width and the share of accepted drafts by their place, and drafts if more tokens a second
-//! are expected.
+//! seconds of steps by their width, apart from waiting for missing experts, how many experts are missing now for a token
+//! and for a draft, and the share of accepted drafts by their place, and drafts if more tokens a second are expected.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,6 +19,8 @@ const WINDOW_TOKENS: u64 = 256;
 const LOSS_MAX: f64 = 0.015;
 /// Steps after which a measured time counts half, and drafts after which an acceptance does.
 const HALF_LIFE: f64 = 32.0;
+/// The same of the number of experts that tokens miss now: it changes with the text.
+const MISSING_HALF_LIFE: f64 = 4.0;
 /// Expected gain below which no drafts are made.
 const GAIN_MIN: f64 = 0.02;
 /// Steps with drafts after which the time of a step without any is measured again.
@@ -52,8 +54,14 @@ pub struct Step {
     pub drafts: Vec<(u32, u32)>,
     /// Seconds of drafting.
     pub draft_seconds: f64,
+    /// Tokens that a draft model read to catch up with the texts before it drafted, and seconds of that.
+    pub caught_up: (usize, f64),
     /// Seconds of evaluating the batch.
     pub seconds: f64,
+    /// Those of them in which it waited for missing experts.
+    pub wait_seconds: f64,
+    /// Experts that were missing: those that only drafts wanted, and all others.
+    pub n_missing: (u64, u64),
 }
 
 /// Measurements of a gate.
@@ -66,9 +74,9 @@ pub struct GateReport {
     pub accepted: u64,
     /// Tokens that the last step was allowed to draft for each sequence.
     pub n_drafts: u32,
-    /// Seconds of drafting.
+    /// Seconds of drafting and catching up.
     pub draft_seconds: f64,
-    /// Batch width in tokens, and recent seconds of a step of that width.
+    /// Batch width in tokens, and recent seconds of a step of that width without waiting for missing experts.
     pub seconds_by_width: Vec<(u32, f64)>,
 }
 
@@ -94,8 +102,57 @@ impl Recent {
     /// Adds a value, limited to four times the mean: a single hiccup says little about the next step.
     fn add(&mut self, value: f64) {
         let value = if self.weight > 2.0 { value.min(4.0 * self.mean) } else { value };
-        self.weight = self.weight * f64::exp2(-1.0 / HALF_LIFE) + 1.0;
+        self.add_whole(value, HALF_LIFE);
+    }
+
+    fn add_whole(&mut self, value: f64, half_life: f64) {
+        self.weight = self.weight * f64::exp2(-1.0 / half_life) + 1.0;
         self.mean += (value - self.mean) / self.weight;
+    }
+}
+
+/// Experts that are missing.
+#[derive(Clone, Copy, Debug, Default)]
+struct Missing {
+    /// For a token that is no draft, now.
+    of_token: Recent,
+    /// In steps with drafts: for a token, and for a draft beyond those.
+    beside_drafts: Recent,
+    of_draft: Recent,
+    /// Of a step, and the seconds of waiting for them.
+    of_step: Recent,
+    wait_seconds: Recent,
+}
+
+impl Missing {
+    fn add(&mut self, step: &Step, n_sequences: u32, n_drafted: u32) {
+        let (of_drafts, others) = step.n_missing;
+        let of_token = others as f64 / f64::from(n_sequences);
+        self.of_token.add_whole(of_token, MISSING_HALF_LIFE);
+        if n_drafted > 0 {
+            self.beside_drafts.add_whole(of_token, HALF_LIFE);
+            self.of_draft.add_whole(of_drafts as f64 / f64::from(n_drafted), HALF_LIFE);
+        }
+        self.of_step.add((of_drafts + others) as f64);
+        self.wait_seconds.add(step.wait());
+    }
+
+    /// Seconds for which a step will wait.
+    fn seconds(&self, n_sequences: u32, n_drafts: u32) -> f64 {
+        if self.of_step.mean <= 0.0 {
+            return self.wait_seconds.mean;
+        }
+        // A draft misses as many more than a token as it did before.
+        let share = if self.beside_drafts.mean > 0.0 { self.of_draft.mean / self.beside_drafts.mean } else { 1.0 };
+        let n_missing = self.of_token.mean * (f64::from(n_sequences) + share * f64::from(n_drafts));
+        n_missing * self.wait_seconds.mean / self.of_step.mean
+    }
+}
+
+impl Step {
+    /// Seconds of waiting, within those of evaluating.
+    fn wait(&self) -> f64 {
+        if is_measured(self.wait_seconds) { self.wait_seconds.min(self.seconds) } else { 0.0 }
     }
 }
 
@@ -106,15 +163,25 @@ impl Recent {
 /// after accepted ones. The gate takes the `k` with the most tokens a second. If that is 0, short trials look whether
 /// it has changed, ever more rarely. Whatever it expects, drafts stop if they have lost 1.5 % of any stretch of the
 /// last 256 tokens.
+///
+/// Before a draft model drafts, it may have to read much of the text. That time is spread over 256 tokens: drafts must
+/// win it back within these. A trial, of which nothing is expected, may not lose it.
 #[derive(Clone, Debug)]
 pub struct Gate {
     options: GateOptions,
-    /// By width; `[0]` is unused.
+    /// Without waiting, by width; `[0]` is unused.
     seconds: Vec<Recent>,
+    missing: Missing,
     /// By place in the draft.
     acceptance: Vec<Recent>,
-    /// Seconds of drafting one token.
+    /// Seconds of drafting one token, and those that have brought none so far.
     draft_seconds: Recent,
+    vain_seconds: f64,
+    /// Seconds in which a draft model reads a token.
+    read_seconds: Recent,
+    /// Seconds of catching up that later tokens have to win back, and how much each.
+    debt: f64,
+    debt_of_token: f64,
     /// Tokens of recent steps, with the seconds they lost (negative: won).
     ledger: VecDeque<(u64, f64)>,
     plain_steps: u32,
@@ -133,8 +200,13 @@ impl Gate {
         Self {
             options: GateOptions { n_max, ..options },
             seconds: vec![Recent::default(); DECODE_TOKENS_MAX + 1],
+            missing: Missing::default(),
             acceptance: vec![Recent::default(); n_max as usize],
             draft_seconds: Recent::default(),
+            vain_seconds: 0.0,
+            read_seconds: Recent::default(),
+            debt: 0.0,
+            debt_of_token: 0.0,
             ledger: VecDeque::new(),
             plain_steps: 0,
             since_plain: 0,
@@ -146,9 +218,9 @@ impl Gate {
     }
 
     /// Most tokens to draft in the next step for each of `n_sequences`; 0: none. The batch stays within
-    /// [`DECODE_TOKENS_MAX`] tokens.
-    pub fn n_drafts(&mut self, n_sequences: usize) -> u32 {
-        self.report.n_drafts = self.decide(n_sequences.max(1) as u32);
+    /// [`DECODE_TOKENS_MAX`] tokens. `n_behind`: tokens that a draft model has to read before ([`Step::caught_up`]).
+    pub fn n_drafts(&mut self, n_sequences: usize, n_behind: usize) -> u32 {
+        self.report.n_drafts = self.decide(n_sequences.max(1) as u32, n_behind as f64 * self.read_seconds.mean);
         self.report.n_drafts
     }
 
@@ -166,9 +238,18 @@ impl Gate {
         self.report.accepted += u64::from(n_accepted);
         if is_measured(step.draft_seconds) {
             self.report.draft_seconds += step.draft_seconds;
+            self.vain_seconds += step.draft_seconds;
             if n_drafted > 0 {
-                self.draft_seconds.add(step.draft_seconds / f64::from(n_drafted));
+                self.draft_seconds.add(std::mem::take(&mut self.vain_seconds) / f64::from(n_drafted));
             }
+        }
+        if let (n_read @ 1.., seconds) = step.caught_up
+            && is_measured(seconds)
+        {
+            self.report.draft_seconds += seconds;
+            self.read_seconds.add(seconds / n_read as f64);
+            self.debt += seconds;
+            self.debt_of_token = self.debt / WINDOW_TOKENS as f64;
         }
         for &(drafted, accepted) in &step.drafts {
             // Drafts behind a rejected one were not judged.
@@ -178,7 +259,8 @@ impl Gate {
         }
         let width = (n_sequences + n_drafted) as usize;
         if let Some(recent) = self.seconds.get_mut(width).filter(|_| is_measured(step.seconds)) {
-            recent.add(step.seconds);
+            recent.add(step.seconds - step.wait());
+            self.missing.add(step, n_sequences, n_drafted);
         }
         if n_drafted == 0 {
             self.plain_steps = self.plain_steps.saturating_add(1);
@@ -202,17 +284,18 @@ impl Gate {
         GateReport { seconds_by_width, ..self.report.clone() }
     }
 
-    fn decide(&mut self, n_sequences: u32) -> u32 {
+    /// `catch_up`: seconds in which a draft model would read before.
+    fn decide(&mut self, n_sequences: u32, catch_up: f64) -> u32 {
         let room = (DECODE_TOKENS_MAX as u32 / n_sequences).saturating_sub(1);
         let n_max = self.options.n_max.min(room);
         if self.options.fixed || n_max == 0 {
             return n_max;
         }
-        let Some(plain) = self.seconds_of(n_sequences) else { return 0 };
+        let Some(plain) = self.step_seconds(n_sequences, 0) else { return 0 };
         if self.plain_steps < PLAIN_FIRST || self.since_plain >= PLAIN_EVERY {
             return 0;
         }
-        let best = self.best(n_sequences, n_max, plain);
+        let best = self.best(n_sequences, n_max, plain, catch_up);
         if best > 0 && self.trial == 0 {
             self.rest = REST_MIN;
         }
@@ -227,19 +310,21 @@ impl Gate {
         } else {
             return 0;
         };
+        let at_stake = if best > 0 { 0.0 } else { catch_up };
         // Fewer drafts lose less if all are rejected.
-        let left = LOSS_MAX * WINDOW_TOKENS as f64 * plain / f64::from(n_sequences) - self.worst_loss();
+        let left = LOSS_MAX * WINDOW_TOKENS as f64 * plain / f64::from(n_sequences) - self.worst_loss() - at_stake;
         (1..=wanted).rev().find(|&k| self.cost(n_sequences, k, plain) - plain <= left).unwrap_or(0)
     }
 
     /// The number of drafts with the most tokens a second; 0 if none is clearly better than no drafts.
-    fn best(&self, n_sequences: u32, n_max: u32, plain: f64) -> u32 {
+    fn best(&self, n_sequences: u32, n_max: u32, plain: f64, catch_up: f64) -> u32 {
+        let catch_up = catch_up * f64::from(n_sequences) / WINDOW_TOKENS as f64;
         let (mut best, mut best_rate) = (0, (1.0 + GAIN_MIN) / plain);
         let (mut tokens, mut reached) = (1.0, 1.0);
         for k in 1..=n_max {
             reached *= self.acceptance_at(k as usize - 1);
             tokens += reached;
-            let rate = tokens / self.cost(n_sequences, k, plain);
+            let rate = tokens / (self.cost(n_sequences, k, plain) + catch_up * tokens);
             if rate > best_rate {
                 (best, best_rate) = (k, rate);
             }
@@ -249,9 +334,9 @@ impl Gate {
 
     /// Seconds of a step with `k` drafts for each sequence, and of drafting them.
     fn cost(&self, n_sequences: u32, k: u32, plain: f64) -> f64 {
-        let width = n_sequences * (1 + k);
-        let seconds = self.seconds_of(width).unwrap_or_else(|| plain * (1.0 + SLOPE * f64::from(n_sequences * k)));
-        seconds + self.draft_seconds.mean * f64::from(n_sequences * k)
+        let n_drafts = n_sequences * k;
+        let seconds = self.step_seconds(n_sequences, n_drafts).unwrap_or(plain * (1.0 + SLOPE * f64::from(n_drafts)));
+        seconds + self.draft_seconds.mean * f64::from(n_drafts)
     }
 
     /// Acceptance of the draft at `place` after accepted ones: measured, and before that as at the place before.
@@ -261,8 +346,14 @@ impl Gate {
         (mean * weight + before * ACCEPTANCE_WEIGHT) / (weight + ACCEPTANCE_WEIGHT)
     }
 
-    /// Seconds of a step of `width` tokens: measured, or on the line through the nearest measured widths; `None` if
-    /// none is known.
+    /// Seconds of a step, with as many missing experts as now; `None` if no step was measured.
+    fn step_seconds(&self, n_sequences: u32, n_drafts: u32) -> Option<f64> {
+        let width = (n_sequences + n_drafts).min(DECODE_TOKENS_MAX as u32);
+        Some(self.seconds_of(width)? + self.missing.seconds(n_sequences, n_drafts))
+    }
+
+    /// Seconds of a step of `width` tokens without waiting: measured, or on the line through the nearest measured
+    /// widths; `None` if none is known.
     fn seconds_of(&self, width: u32) -> Option<f64> {
         let width = width as usize;
         let known = |at: &usize| self.seconds[*at].weight > 0.0;
@@ -281,18 +372,19 @@ impl Gate {
         Some(y + slope * (width as f64 - x))
     }
 
-    /// Enters what a step has lost beside its tokens without drafts, at recent times.
+    /// Enters what a step has lost beside its tokens without drafts, at recent times, with its part of the debt.
     fn account(&mut self, n_sequences: u32, n_drafted: u32, n_accepted: u32, draft_seconds: f64) {
         let tokens = u64::from(n_sequences + n_accepted);
-        let seconds = |width: u32| self.seconds_of(width.min(DECODE_TOKENS_MAX as u32));
-        let lost = match (seconds(n_sequences), seconds(n_sequences + n_drafted)) {
-            (Some(plain), Some(took)) if n_drafted > 0 => {
+        let lost = match (self.step_seconds(n_sequences, 0), self.step_seconds(n_sequences, n_drafted)) {
+            (Some(plain), Some(took)) => {
                 let drafting = if is_measured(draft_seconds) { draft_seconds } else { 0.0 };
                 took + drafting - plain * tokens as f64 / f64::from(n_sequences)
             }
             _ => 0.0,
         };
-        self.ledger.push_back((tokens, lost));
+        let paid = self.debt.min(self.debt_of_token * tokens as f64);
+        self.debt -= paid;
+        self.ledger.push_back((tokens, lost + paid));
         let mut held: u64 = self.ledger.iter().map(|(tokens, _)| tokens).sum();
         while let Some((tokens, _)) = self.ledger.front().filter(|(tokens, _)| held - tokens >= WINDOW_TOKENS) {
             held -= tokens;

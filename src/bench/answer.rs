@@ -31,6 +31,8 @@ pub struct Answer {
     pub series: Vec<Moment>,
     /// Traffic of the measured repetitions: prompts, and single tokens.
     pub traffic: Option<[Traffic; 2]>,
+    /// Tokens drafted in them, and those accepted.
+    pub drafts: Option<[u64; 2]>,
 }
 
 /// One measured repetition.
@@ -183,6 +185,8 @@ fn sum(record: &mut Record, answers: &[&Answer]) {
     record.hobbit_first_token_ns = middle(answers.iter().filter_map(|answer| answer.first_token_ns).collect());
     record.more.hobbit_series = answers.first().map(|answer| thinned(&answer.series)).unwrap_or_default();
 
+    let drafts = |at: usize| answers.iter().filter_map(|answer| Some(answer.drafts?[at])).reduce(u64::add);
+    (record.hobbit_drafted, record.hobbit_accepted) = (drafts(0), drafts(1));
     let traffic: Vec<[Traffic; 2]> = answers.iter().filter_map(|answer| answer.traffic).collect();
     if traffic.is_empty() {
         return;

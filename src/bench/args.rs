@@ -11,7 +11,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, Args, Command, CommandFactory, FromArgMatches, Parser};
 
 use super::case::integers;
-use crate::args::{self, ExpertArgs, SourceArgs};
+use crate::args::{self, ExpertArgs, SourceArgs, SpeculationArgs};
 use crate::argv::{self, Grammar, Note};
 use crate::manuals::PagesArgs;
 
@@ -26,6 +26,9 @@ Examples:
 
   hobbit-bench -m mixtral.gguf --prompt-file book.txt -p 0 -n 64 --expert-cache 25% --preset none,hobbit,fate
       hobbit's own settings and those of two papers.
+
+  hobbit-bench -m mixtral.gguf --prompt-file code.txt -p 0 -n 0 -pg 512,128 --spec-type none,ngram-cache
+      Texts that the model goes on with by itself, without drafts and with.
 
 Several values of a flag: with commas between them, or the flag again; numbers as first-last, first-last+step or
 first-last*mult too.
@@ -229,9 +232,28 @@ impl ThreadChoice {
 }
 
 /// Flags whose values may contain commas: repeat them to give several values.
-const WHOLE: [&str; 6] = ["low", "low-dir", "policy-weights", "profile", "path-table", "cache-state"];
+const WHOLE: [&str; 9] = [
+    "low",
+    "low-dir",
+    "policy-weights",
+    "profile",
+    "path-table",
+    "cache-state",
+    "spec-draft-model",
+    "lookup-cache-static",
+    "lookup-cache-dynamic",
+];
 /// Numeric flags, which accept ranges.
-const NUMBERS: [&str; 6] = ["n-gpu-layers", "n-cpu-moe", "main-gpu", "prefetch-distance", "keep-top", "substitute-max"];
+const NUMBERS: [&str; 8] = [
+    "n-gpu-layers",
+    "n-cpu-moe",
+    "main-gpu",
+    "prefetch-distance",
+    "keep-top",
+    "substitute-max",
+    "spec-draft-n-max",
+    "spec-draft-n-min",
+];
 
 /// The parsed command line.
 #[derive(Debug)]
@@ -243,7 +265,16 @@ pub struct Typed {
     pub notes: Vec<Note>,
 }
 
-/// hobbit-cli's flags for expert storage and computation, followed by those for devices.
+/// hobbit-cli's flags of one case.
+#[derive(Args, Debug)]
+pub struct EngineArgs {
+    #[command(flatten)]
+    pub experts: ExpertArgs,
+    #[command(flatten)]
+    pub speculation: SpeculationArgs,
+}
+
+/// Its flags for expert storage, computation and speculative decoding, followed by those for devices.
 fn expert_flags() -> Vec<Arg> {
     let mut flags: Vec<Arg> = expert_command().get_arguments().cloned().collect();
     flags.sort_by_key(|arg| arg.get_help_heading() == Some("Devices"));
@@ -252,7 +283,7 @@ fn expert_flags() -> Vec<Arg> {
 }
 
 fn expert_command() -> Command {
-    ExpertArgs::augment_args(Command::new("hobbit-bench").disable_help_flag(true))
+    EngineArgs::augment_args(Command::new("hobbit-bench").disable_help_flag(true))
 }
 
 /// The clap command.
@@ -308,13 +339,13 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::E
     let typed = Typed { bench, engine, list_devices: matches.get_flag("list_devices"), notes: line.notes };
     // Check every value before anything runs.
     for word in typed.engine.iter().flatten() {
-        expert_args(std::slice::from_ref(word)).map_err(|error| error.format(&mut command))?;
+        engine_args(std::slice::from_ref(word)).map_err(|error| error.format(&mut command))?;
     }
     Ok(typed)
 }
 
-/// Expert arguments of one case, and notes about them.
-pub fn expert_args(words: &[String]) -> Result<(ExpertArgs, Vec<Note>), clap::Error> {
+/// The arguments of one case, and notes about them.
+pub fn engine_args(words: &[String]) -> Result<(EngineArgs, Vec<Note>), clap::Error> {
     args::parse_as(args::with_spellings(expert_command()), words.iter().map(OsString::from))
 }
 
@@ -327,7 +358,7 @@ fn alternatives_of(long: &str, text: &str) -> Result<Vec<String>, String> {
             integers(text, true)?.into_iter().map(|value| value.to_string()).collect()
         }
         // llama-bench separates the devices in one value by slashes.
-        "device" => parts().map(|part| part.replace('/', ",")).collect(),
+        "device" | "spec-draft-device" | "spec-type" => parts().map(|part| part.replace('/', ",")).collect(),
         "override-tensor" => parts().map(|part| part.replace(';', ",")).collect(),
         _ => parts().collect(),
     })
@@ -384,7 +415,8 @@ mod tests {
         ] {
             assert!(typed.engine.iter().any(|found| found == list), "{list:?} in {:?}", typed.engine);
         }
-        let (args, notes) = expert_args(&["--preset=hobbit".into(), "--policy=lru".into()]).unwrap();
+        let (args, notes) = engine_args(&["--preset=hobbit".into(), "--policy=lru".into()]).unwrap();
+        let args = args.experts;
         let predictor = args.caching.predictor.map(|kind| kind.name());
         assert_eq!((args.caching.policy.name(), predictor), ("lru", Some("stacked-gate")));
         assert!(notes[0].to_string().starts_with("preset hobbit: --expert-slots even "));

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::args::{Typed, Who, expert_args};
+use super::args::{Typed, Who, engine_args};
 use crate::resolve;
-use hobbit::options::{FlashAttn, KvType, LowSource, ModelOptions, SessionOptions};
+use hobbit::options::{FlashAttn, KvType, LowSource, ModelOptions, SessionOptions, SpeculationOptions};
 use hobbit_core::gguf::Gguf;
 
 /// The source of tokens.
@@ -142,7 +142,7 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
         for &limit in &limits {
             for words in product(&typed.engine) {
                 // Flags contradict each other only in combination.
-                expert_args(&words).map_err(|error| anyhow!(error.render().to_string().trim().to_owned()))?;
+                engine_args(&words).map_err(|error| anyhow!(error.render().to_string().trim().to_owned()))?;
                 for (&n_batch, &n_ubatch) in pairs(&n_batch, &n_ubatch) {
                     for (type_k, type_v) in pairs(&type_k, &type_v) {
                         for (nkvo, flash_attn) in pairs(&no_kv_offload, &flash_attn) {
@@ -166,6 +166,12 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
                 }
             }
         }
+    }
+    if cases.iter().any(Case::generates) {
+        let comparison = &typed.bench.comparison;
+        ensure!(comparison.prompt_file.is_some(), "drafts need a text that a model goes on with: give --prompt-file");
+        let is_alone = !comparison.baseline && !comparison.baseline_only;
+        ensure!(is_alone, "with drafts each engine would go on with a text of its own: leave out --baseline");
     }
     Ok(cases)
 }
@@ -212,18 +218,32 @@ fn product(alternatives: &[Vec<String>]) -> Vec<Vec<String>> {
 impl Case {
     /// Options for a [`Model`](hobbit::Model).
     pub fn model_options(&self) -> Result<ModelOptions> {
-        let options = resolve::experts(expert_args(&self.words)?.0, &self.model, self.session_options()?)?;
+        let options = resolve::experts(engine_args(&self.words)?.0.experts, &self.model, self.session_options()?)?;
         // Measured runs are not traced.
         Ok(ModelOptions { trace: None, ..options })
     }
 
+    /// Options of speculative decoding.
+    pub fn speculation(&self) -> Result<Option<SpeculationOptions>> {
+        Ok(engine_args(&self.words)?.0.speculation.options())
+    }
+
+    /// Whether the model chooses the tokens after the first single one by itself, drafted or not: a given text would
+    /// not be what it drafts.
+    pub fn generates(&self) -> bool {
+        let names = ["--spec-", "--lookup-cache-"];
+        self.words.iter().any(|word| names.iter().any(|name| word.starts_with(name)))
+    }
+
     /// Options for a session of either engine.
     pub fn session_options(&self) -> Result<SessionOptions> {
+        let n_drafts = self.speculation()?.map_or(0, |own| own.n_max);
         Ok(SessionOptions {
             n_ctx: u32::try_from(self.test.n_tokens())?.next_multiple_of(256),
             n_batch: self.n_batch,
             n_ubatch: self.n_ubatch.min(self.n_batch),
-            n_outputs_max: 1,
+            n_outputs_max: 1 + n_drafts,
+            rollback: n_drafts,
             threads: Some(self.threads),
             flash_attn: self.flash_attn.parse()?,
             type_k: self.type_k.parse()?,

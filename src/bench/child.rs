@@ -62,15 +62,24 @@ pub fn run(task: &Task) -> Result<Answer> {
         if !parts.depth().is_empty() {
             evaluate(engine, parts.depth(), &mut answer)?;
         }
-        let before = (disk_bytes()?, engine.traffic());
+        let (before, drafts) = ((disk_bytes()?, engine.traffic()), engine.drafts());
         let mut measured = Rep::default();
         if !parts.prompt().is_empty() {
             measured.prompt_ns = evaluate(engine, parts.prompt(), &mut answer)?;
             note_logits(task, engine, &mut answer);
         }
-        for token in parts.singles().chunks(1) {
+        let n_given = if task.case.generates() { 1 } else { usize::MAX };
+        for token in parts.singles().chunks(1).take(n_given) {
             measured.steps_ns.push(evaluate(engine, token, &mut answer)?);
             note_logits(task, engine, &mut answer);
+        }
+        let (mut last, steps_ns) = (Instant::now(), &mut measured.steps_ns);
+        let n_left = parts.singles().len() - steps_ns.len();
+        if n_left > 0 {
+            engine.generate(n_left, &mut || {
+                steps_ns.push(ns_since(std::mem::replace(&mut last, Instant::now())));
+                watch.add(1);
+            })?;
         }
         answer.disk_bytes += disk_bytes()? - before.0;
         if let Some((before, after)) = before.1.zip(engine.traffic()) {
@@ -78,6 +87,10 @@ pub fn run(task: &Task) -> Result<Answer> {
             *sums = array::from_fn(|i| sums[i].with(after[i].with(before[i], u64::sub), u64::add));
         }
         answer.reps.push(measured);
+        if let Some((before, after)) = drafts.zip(engine.drafts()) {
+            let sums = answer.drafts.get_or_insert_default();
+            *sums = array::from_fn(|i| sums[i] + after[i] - before[i]);
+        }
     }
     answer.series = watch.stop();
     answer.stops_ns = engine.stops_ns()?;

@@ -2,17 +2,18 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rand_mt::Mt64;
 
 use super::answer::Traffic;
 use super::args::Who;
 use super::case::{Source, Task, Test};
 use super::record::{More, Record};
+use crate::run;
 use hobbit::engine::{Stock, StockOptions};
 use hobbit::options::Repack;
 use hobbit::stats::{DeviceCounters, PhaseStats};
-use hobbit::{CachingOptions, Model, ModelOptions, Session, SessionOptions, Stats, Token};
+use hobbit::{CachingOptions, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions, Stats, Token};
 
 /// Operations of both engines.
 pub trait Engine {
@@ -23,6 +24,14 @@ pub trait Engine {
     /// Evaluates tokens after the current context; keeps the logits of the last token.
     fn feed(&mut self, tokens: &[Token]) -> Result<()>;
     fn logits(&self) -> Option<&[f32]>;
+    /// Goes on with the text: `n` of the most probable tokens, each of which is told as it is chosen.
+    fn generate(&mut self, _n: usize, _chosen: &mut dyn FnMut()) -> Result<()> {
+        bail!("this engine does not draft")
+    }
+    /// Tokens drafted so far, and those accepted; `None` without speculative decoding.
+    fn drafts(&self) -> Option<[u64; 2]> {
+        None
+    }
     /// Empties the context.
     fn clear(&mut self);
     /// Loads into memory what is missing and has room.
@@ -61,7 +70,13 @@ pub fn open(task: &Task) -> Result<Box<dyn Engine>> {
         };
         return Ok(Box::new(Stock::open(&case.model, &stock, &session)?));
     }
-    Ok(Box::new(Hobbit::open(&case.model, &options, &session)?))
+    let speculation = case.speculation()?;
+    let options = run::reserve_draft(speculation.as_ref(), options, &session)?;
+    let mut hobbit = Hobbit::open(&case.model, &options, &session)?;
+    if let Some(speculation) = &speculation {
+        hobbit.session.speculate(speculation)?;
+    }
+    Ok(Box::new(hobbit))
 }
 
 /// A session of hobbit's.
@@ -105,6 +120,20 @@ impl Engine for Hobbit {
 
     fn logits(&self) -> Option<&[f32]> {
         self.session.logits(self.last)
+    }
+
+    fn generate(&mut self, n: usize, chosen: &mut dyn FnMut()) -> Result<()> {
+        let sampling = SamplingOptions { temp: 0.0, ignore_eos: true, ..SamplingOptions::default() };
+        let mut sampler = Sampler::new(self.session.model(), &sampling)?;
+        for token in self.session.generate(&mut sampler, Some(n)) {
+            token?;
+            chosen();
+        }
+        Ok(())
+    }
+
+    fn drafts(&self) -> Option<[u64; 2]> {
+        self.session.stats().speculation.map(|report| [report.drafted, report.accepted])
     }
 
     fn touch_all(&mut self) -> Result<()> {

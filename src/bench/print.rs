@@ -30,6 +30,7 @@ pub struct Shown {
     pub kv_types: bool,
     pub flash_attn: bool,
     pub gpu_layers: bool,
+    pub drafts: bool,
 }
 
 impl<'a> Printer<'a> {
@@ -155,6 +156,10 @@ fn columns(shown: Shown) -> Vec<Column> {
     add(true, "t/s", 20, |record| match &record.hobbit_outcome[..] {
         "ok" => format!("{:.2} ± {:.2}", record.avg_ts, record.stddev_ts),
         other => other.replace('|', "/"),
+    });
+    add(shown.drafts, "drafts", 11, |record| {
+        let drafts = record.hobbit_accepted.zip(record.hobbit_drafted);
+        drafts.map(|(accepted, drafted)| format!("{accepted}/{drafted}")).unwrap_or_default()
     });
     add(true, "hits", 6, |record| {
         let hits = record.hobbit_hits.zip(record.hobbit_misses).filter(|(hits, misses)| hits + misses > 0);

@@ -154,6 +154,10 @@ record! {
     hobbit_prompt_ts: Option<f64>,
     hobbit_decode_ts: Option<f64>,
     hobbit_decode_median_ns: Option<u64>,
+    /// Tokens drafted in the measured repetitions.
+    hobbit_drafted: Option<u64>,
+    /// Those of them that the text took.
+    hobbit_accepted: Option<u64>,
     hobbit_peak_rss: Option<u64>,
     /// Largest use of the control group, page cache included.
     hobbit_cgroup_peak: Option<u64>,

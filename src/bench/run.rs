@@ -76,7 +76,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         }
     };
     let mut printed = Vec::new();
-    for note in cases.iter().filter_map(|case| args::expert_args(&case.words).ok()).flat_map(|(_, notes)| notes) {
+    for note in cases.iter().filter_map(|case| args::engine_args(&case.words).ok()).flat_map(|(_, notes)| notes) {
         if !printed.contains(&note) {
             tell(format_args!("{note}"));
             printed.push(note);
@@ -129,6 +129,7 @@ fn shown(typed: &Typed, cases: &[Case]) -> Shown {
         batch: !test.batch_size.is_empty() || !test.ubatch_size.is_empty(),
         kv_types: !test.cache_type_k.is_empty() || !test.cache_type_v.is_empty(),
         flash_attn: !test.flash_attn.is_empty(),
+        drafts: cases.iter().any(Case::generates),
         gpu_layers: typed.engine.iter().flatten().any(|word| word.starts_with("--n-gpu-layers")),
     }
 }

@@ -146,12 +146,16 @@ pub struct Generate {
 }
 
 /// How a text is drafted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Drafting {
     /// The sources' names, with commas between them; `none` without any.
     pub types: Arc<str>,
     /// Most drafts of a step; 0: none.
     pub n_max: usize,
+    /// Fewer are none.
+    pub n_min: usize,
+    /// A model drafts no further where its next token is less probable.
+    pub p_min: f32,
 }
 
 impl Drafting {
@@ -160,6 +164,8 @@ impl Drafting {
         Self {
             types: if names.is_empty() { "none".into() } else { names.join(",").into() },
             n_max: options.map_or(0, |own| own.n_max as usize),
+            n_min: options.map_or(0, |own| own.n_min as usize),
+            p_min: options.map_or(0.0, |own| own.p_min),
         }
     }
 

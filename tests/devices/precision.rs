@@ -3,9 +3,16 @@
 use std::path::Path;
 
 use gguf_tools::synth::{Format, Spec};
-use hobbit::options::{CpuHelper, LowShare, LowSource};
+use hobbit::options::{
+    CpuHelper, DraftOptions, DraftSource, FlashAttn, KvType, LowShare, LowSource, SpeculationOptions,
+};
 use hobbit::stats::WarmStart;
-use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, PrecisionOptions, Session, SessionOptions};
+use hobbit::{
+    BatchToken, CachingOptions, DeviceOptions, Model, ModelOptions, PrecisionOptions, Sampler, SamplingOptions,
+    Session, SessionOptions,
+};
+use hobbit_core::cache::CacheState;
+use hobbit_core::cache::policy::PolicyKind;
 use lagging_device::{Device, Options, Order};
 
 use super::compare::{ALL, HALF, NONE, QUARTER, WAVES, devices, options, same};
@@ -145,6 +152,48 @@ fn the_cpu_helper_is_as_close_as_the_two_backends_are() {
         assert!(helped.misses <= n_uses.min(8 * 6 * n_steps as u64), "{n_sequences} sequences: {helped:?}");
         assert_eq!(helped.misses == n_uses, n_sequences == 1, "{n_sequences} sequences: {helped:?}");
     }
+    assert_sound(&device);
+}
+
+/// A device's policy counts the tokens of the text, and no rejected draft.
+#[test]
+fn rejected_drafts_are_no_uses() {
+    let device = ordered(Order::CopiesLate);
+    let dir = tempfile::tempdir().unwrap();
+    let spec = Spec { experts: 32, layers: 3, seed: 11, types: vec![Format::F32], ..Spec::tiny("qwen3moe") };
+    let path = write(dir.path(), &spec);
+    let run = |drafts: bool| {
+        let state = dir.path().join(if drafts { "drafted" } else { "plain" });
+        let device = DeviceOptions { cache: QUARTER, ..on(&[&device]) };
+        let caching = CachingOptions { policy: PolicyKind::EdgeMoe, ..CachingOptions::default() };
+        let options = ModelOptions { device, caching, cache_state: Some(state.clone()), ..options(QUARTER) };
+        let model = Model::open(&path, &options).unwrap();
+        let (type_k, type_v, flash_attn) = (KvType::F32, KvType::F32, FlashAttn::Off);
+        let threads = Some(1);
+        let options =
+            SessionOptions { n_ctx: 256, n_outputs_max: 5, threads, type_k, type_v, flash_attn, ..Default::default() };
+        let mut session = model.session(&options).unwrap();
+        if drafts {
+            let draft = Some(DraftOptions { path: path.clone(), n_gpu_layers: 0, ..DraftOptions::default() });
+            let sources = vec![DraftSource::DraftSimple];
+            let options = SpeculationOptions { sources, draft, n_max: 4, fixed: true, ..SpeculationOptions::default() };
+            session.speculate(&options).unwrap();
+        }
+        session.feed(&(10..30).collect::<Vec<_>>()).unwrap();
+        let sampling = SamplingOptions { seed: 5, temp: 0.3, ignore_eos: true, ..SamplingOptions::default() };
+        let mut sampler = Sampler::new(&model, &sampling).unwrap();
+        let text: Vec<_> = session.generate(&mut sampler, Some(60)).map(Result::unwrap).collect();
+        let report = session.stats().speculation;
+        drop((session, sampler, model));
+        let mut caches = CacheState::from_bytes(&std::fs::read(state).unwrap()).unwrap().caches;
+        caches.retain(|cache| !cache.name.is_empty());
+        (text, caches.remove(0).statistics, report)
+    };
+    let (plain, drafted) = (run(false), run(true));
+    let report = drafted.2.unwrap();
+    assert!(report.accepted > 0 && report.accepted < report.drafted, "{report:?}");
+    assert_eq!(drafted.0, plain.0);
+    assert!(plain.1.iter().any(|byte| *byte > 0) && drafted.1 == plain.1);
     assert_sound(&device);
 }
 

@@ -27,6 +27,8 @@ pub fn with(mut body: Value, more: Value) -> Value {
 pub struct Server {
     child: Child,
     pub url: String,
+    /// Its lines before it was ready.
+    pub log: String,
     agent: Agent,
 }
 
@@ -108,7 +110,7 @@ impl Server {
         };
         std::thread::spawn(move || lines.for_each(drop));
         let config = Agent::config_builder().http_status_as_error(false).timeout_global(Some(Duration::from_secs(120)));
-        Server { child, url, agent: config.build().into() }
+        Server { child, url, log, agent: config.build().into() }
     }
 
     /// A new connection, whose reads wait for a minute.

@@ -114,6 +114,19 @@ fn a_model_drafts_for_itself_and_requests_may_decline() {
     assert!(none["timings"].get("draft_n").is_none(), "{none}");
     assert_eq!(none["content"], answer["content"]);
     server.post("/completion", &ask(json!({"speculative.n_max": -1}))).refused();
+    for name in ["speculative.type", "speculative.types"] {
+        let none = server.post("/completion", &ask(json!({name: "none"}))).ok();
+        assert_eq!((drafted(&none), &none["content"]), ((0, 0), &answer["content"]));
+        let error = server.post("/completion", &ask(json!({name: "ngram-mod"}))).refused();
+        assert!(error.contains(&format!("'{name}'")) && error.contains("draft-simple"), "{error}");
+    }
+    let error = server.post("/completion", &ask(json!({"speculative.p_min": 0.5}))).refused();
+    assert!(error.contains("'speculative.p_min'"), "{error}");
+    let own = json!({"speculative.n_min": 5, "speculative.n_max": 5, "speculative.p_min": 0.0, "n_predict": 20,
+        "ignore_eos": true, "speculative.types": "draft-simple"});
+    let fives = server.post("/completion", &ask(own)).ok();
+    assert!(drafted(&fives).0 > 0 && drafted(&fives).0.is_multiple_of(5), "{fives}");
+    assert_eq!(fives["generation_settings"]["speculative.n_min"], 5);
 
     assert!(server.get("/slots").ok().as_array().unwrap().iter().all(|slot| slot["speculative"] == true));
     let metrics = server.get("/metrics").ok();
@@ -122,8 +135,9 @@ fn a_model_drafts_for_itself_and_requests_may_decline() {
         let line = metrics.lines().find_map(|line| line.strip_prefix(&format!("llamacpp:spec_decode_num_{name} ")));
         line.unwrap().parse().unwrap()
     };
-    let total = n + drafted(&few).0;
-    assert_eq!((of("draft_tokens_total"), of("accepted_tokens_total")), (total, accepted + drafted(&few).1));
+    let total = n + drafted(&few).0 + drafted(&fives).0;
+    let accepted = accepted + drafted(&few).1 + drafted(&fives).1;
+    assert_eq!((of("draft_tokens_total"), of("accepted_tokens_total")), (total, accepted));
     assert_eq!(of("accepted_tokens_per_pos_total{position=\"0\"}"), of("drafts_total"));
 
     // Later turns, slots that copy a beginning, and files go on from the same text.
@@ -204,6 +218,51 @@ fn slots_are_left_as_without_drafts() {
             assert_eq!(answers[1][name], answers[0][name], "{name}, {shift}");
         }
     }
+}
+
+#[test]
+fn a_saved_slot_goes_on_as_without_drafts() {
+    let dir = tempfile::tempdir().unwrap();
+    let flags = ["--slot-save-path", dir.path().to_str().unwrap()];
+    let (plain, drafting) = (start("2", &flags), start("2", &[&flags[..], &["-md", model()]].concat()));
+    let mut answers = Vec::new();
+    for server in [&plain, &drafting] {
+        let first = server.post("/completion", &ask(json!({"id_slot": 0}))).ok();
+        let file = json!({"filename": "slot"});
+        let saved = server.post("/slots/0?action=save", &file).ok();
+        let restored = server.post("/slots/1?action=restore", &file).ok();
+        let prompt = format!("{}{} And", prompt(), first["content"].as_str().unwrap());
+        let next = json!({"prompt": prompt, "id_slot": 1, "cache_prompt": true});
+        let second = server.post("/completion", &ask(next)).ok();
+        assert_eq!(drafted(&second).0 > 0, std::ptr::eq(server, &drafting), "{second}");
+        assert!(second["timings"]["cache_n"].as_u64().unwrap() > 40, "{second}");
+        answers.push([saved["n_saved"].clone(), restored["n_restored"].clone(), second["content"].clone()]);
+    }
+    assert_eq!(answers[1], answers[0]);
+}
+
+/// A text ends at its first line beyond the limit, whatever is drafted after that.
+#[test]
+fn a_time_limit_ends_a_text_where_it_does_without_drafts() {
+    let limited = json!({"t_max_predict_ms": 1, "ignore_eos": true, "grammar": "root ::= ([a-z ]{20} \"\\n\")+"});
+    let answers = [start("1", &[]), start("1", &["-md", model()])].map(|server| {
+        let answer = server.post("/completion", &ask(limited.clone())).ok();
+        assert_eq!(answer["content"].as_str().unwrap().matches('\n').count(), 1, "{answer}");
+        assert_eq!(answer["stop_type"], "limit");
+        essence(answer)
+    });
+    assert_same(&answers[1], &answers[0]);
+}
+
+/// Several slots attend plainly by default, so that texts do not depend on each other; not where that takes much memory.
+#[test]
+fn a_long_context_says_what_texts_depend_on() {
+    let start = |flags: &[&str]| Server::start(&[&["-m", model(), "-np", "2"], flags].concat()).log.clone();
+    let long = ["-c", "20480", "-b", "2048", "-ub", "2048"];
+    let told = "texts may depend on what else is asked for, by more than last bits (-fa off: not, for ";
+    assert!(start(&long).contains(told));
+    assert!(!start(&["-c", "1024"]).contains(told));
+    assert!(!start(&[&long[..], &["-fa", "on"]].concat()).contains(told));
 }
 
 #[test]

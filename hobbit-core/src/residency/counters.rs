@@ -19,6 +19,8 @@ pub struct Counters {
     pub hits: u64,
     /// Needed experts that were not.
     pub misses: u64,
+    /// Those of them that only drafts needed.
+    pub draft_misses: u64,
     /// Slices read.
     pub slices_loaded: u64,
     /// Bytes moved.
@@ -160,7 +162,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         if !self.begin_virtual_batch(phase) {
             self.pause_filling(phase);
         }
-        self.forget_drafts();
+        self.drafts.forget();
         self.cache.begin_batch(n_tokens);
         if let Some(lookahead) = &mut self.background.lookahead {
             lookahead.predictor.begin_batch(if phase.is_decode() { n_tokens as usize } else { 1 });
@@ -221,7 +223,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let hit = is_on_device || slot.is_some_and(is_ready);
         // A device has its own policy: its residents may age here.
         if !is_on_device {
-            self.touch(selection, expert, hit, precision);
+            self.drafts.touch(&mut self.cache, selection, expert, hit, precision);
         }
         let n_uses = selection.routing.pairs_of(expert.index).len() as u64;
         self.counts.used(expert.layer, precision, n_uses);
@@ -230,6 +232,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             self.counts.all.missed.count(precision, 1);
         }
         self.counts.needed(expert.layer, hit);
+        self.counts.all.draft_misses += u64::from(!hit && self.drafts.is_alone(selection, expert));
         if self.observer.is_watching() {
             let demand = selection.demands[usize::from(expert.index)];
             let bytes = version.and_then(|version| self.layout.bytes_missing(&self.cache, version)).unwrap_or(0);
@@ -244,7 +247,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// Tells the policy of experts that the router chose and no token uses: they are missing.
     pub(super) fn touch_unused(&mut self, selection: &Selection) {
         for expert in selection.passed_over() {
-            self.touch(selection, expert, false, Some(Precision::High));
+            self.drafts.touch(&mut self.cache, selection, expert, false, Some(Precision::High));
         }
     }
 

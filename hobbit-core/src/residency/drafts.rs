@@ -1,14 +1,14 @@
-//! Drafted tokens in a batch. Until they are judged, their uses are held back from the policy; those of rejected ones
-//! never reach it, and experts that only these read are evicted first.
+//! Drafted tokens in a batch. Until they are judged, their uses are held back from a cache's policy; those of rejected
+//! ones never reach it, and experts that only these read are evicted first.
 
 use super::selection::Selection;
 use super::{Observer, Reads, Residency};
-use crate::cache::Use;
+use crate::cache::{Cache, Use};
 use crate::expert::{ExpertId, Precision, Version};
 
-/// The drafts of the running batch.
+/// The drafts of the running batch, and what one cache will be told of them. See the [module](self).
 #[derive(Debug, Default)]
-pub(super) struct Drafts {
+pub struct Drafts {
     /// By token of the batch; empty: there are none.
     is_draft: Vec<bool>,
     held: Vec<Held>,
@@ -31,84 +31,69 @@ enum Event {
 }
 
 impl Drafts {
-    /// Tokens that are no drafts, of so many.
-    pub(super) fn n_certain(&self, n_tokens: u32) -> u32 {
+    /// Which tokens of the batch that has begun are drafts.
+    pub fn expect(&mut self, is_draft: &[bool]) {
+        self.is_draft.clear();
+        if is_draft.contains(&true) {
+            self.is_draft.extend_from_slice(is_draft);
+        }
+    }
+
+    /// Forgets drafts that were not judged.
+    pub fn forget(&mut self) {
+        self.is_draft.clear();
+        self.held.clear();
+    }
+
+    /// Tokens that are no drafts, of so many in the batch.
+    pub fn n_certain(&self, n_tokens: u32) -> u32 {
         n_tokens.saturating_sub(self.is_draft.iter().filter(|is_draft| **is_draft).count() as u32)
     }
 
+    /// Tokens of a layer that are no drafts.
+    pub fn n_certain_of(&self, selection: &Selection) -> u32 {
+        let n_tokens = u32::try_from(selection.routing.n_tokens).unwrap_or(u32::MAX);
+        if self.of(selection).is_empty() { n_tokens } else { self.n_certain(n_tokens) }
+    }
+
     /// Which tokens of a layer are drafts, if it has the batch's tokens: not if llama.cpp has divided the batch.
-    pub(super) fn of(&self, selection: &Selection) -> &[bool] {
+    fn of(&self, selection: &Selection) -> &[bool] {
         let has_all = self.is_draft.len() == selection.routing.n_tokens;
         if has_all { &self.is_draft } else { &[] }
     }
-}
 
-impl<R: Reads, O: Observer> Residency<R, O> {
-    /// Tokens of the batch that has begun, and which of them are drafts.
-    pub fn expect_drafts(&mut self, is_draft: &[bool]) {
-        self.drafts.is_draft.clear();
-        if is_draft.contains(&true) {
-            self.drafts.is_draft.extend_from_slice(is_draft);
-        }
+    /// Whether only drafts chose an expert.
+    pub(super) fn is_alone(&self, selection: &Selection, expert: ExpertId) -> bool {
+        let is_draft = self.of(selection);
+        !is_draft.is_empty() && selection.tokens_of(expert.index).iter().all(|(token, _)| is_draft[*token])
     }
 
-    /// Judges the drafts of the batch that was evaluated last: the policy sees the accepted ones as if each had come
-    /// alone. `is_accepted` is by token of the batch.
-    pub fn judge_drafts(&mut self, is_accepted: &[bool]) {
-        let held = std::mem::take(&mut self.drafts.held);
-        let is_accepted = |token: usize| is_accepted.get(token).copied().unwrap_or(false);
-        for Held { token, event, .. } in &held {
-            let Event::Use { expert, usage: Use { hit: false, precision: Some(precision), .. }, is_alone: true } =
-                event
-            else {
-                continue;
-            };
-            if !is_accepted(*token) {
-                self.cache.set_unwanted(Version { expert: *expert, precision: *precision });
-            }
-        }
-        for token in (0..self.drafts.is_draft.len()).filter(|token| self.drafts.is_draft[*token] && is_accepted(*token))
-        {
-            self.cache.begin_batch(1);
-            let mut running = None;
-            for Held { layer, event, .. } in held.iter().filter(|held| held.token == token) {
-                if running.replace(*layer) != Some(*layer) {
-                    self.cache.begin_layer(*layer, 1);
-                }
-                match event {
-                    Event::Scores(scores) => self.cache.scores(*layer, scores),
-                    Event::Use { expert, usage, .. } => {
-                        let version = usage.precision.map(|precision| Version { expert: *expert, precision });
-                        // It may have been evicted since.
-                        let hit = version.is_some_and(|version| self.cache.is_complete(version));
-                        self.cache.touch(*expert, Use { hit, ..*usage });
-                    }
-                }
-            }
-            self.cache.end_batch(1);
-        }
-        self.drafts.is_draft.clear();
-    }
-
-    /// Tells the policy the scores of a layer's token, at once or when its draft is accepted.
-    pub(super) fn tell_scores_of(&mut self, selection: &Selection, token: usize, scores: &[f32]) {
+    /// Tells a policy the router's scores of a layer's token, at once or when its draft is accepted.
+    pub fn scores(&mut self, cache: &mut Cache, selection: &Selection, token: usize, scores: &[f32]) {
         let layer = selection.layer();
-        if self.drafts.of(selection).get(token) == Some(&true) {
-            self.drafts.held.push(Held { token, layer, event: Event::Scores(scores.to_vec()) });
+        if self.of(selection).get(token) == Some(&true) {
+            self.held.push(Held { token, layer, event: Event::Scores(scores.to_vec()) });
         } else {
-            self.tell_scores(layer, scores);
+            cache.scores(layer, scores);
         }
     }
 
-    /// Tells the policy how tokens used an expert, at once or when their drafts are accepted. A substitute is used, not
+    /// Tells a policy how tokens used an expert, at once or when their drafts are accepted. A substitute is used, not
     /// wanted: policies learn the choices of routers.
-    pub(super) fn touch(&mut self, selection: &Selection, expert: ExpertId, hit: bool, precision: Option<Precision>) {
-        if self.drafts.of(selection).is_empty() {
+    pub fn touch(
+        &mut self,
+        cache: &mut Cache,
+        selection: &Selection,
+        expert: ExpertId,
+        hit: bool,
+        precision: Option<Precision>,
+    ) {
+        if self.of(selection).is_empty() {
             let usage = selection.usage(expert.index, hit, precision);
-            usage.into_iter().for_each(|usage| self.cache.touch(expert, usage));
+            usage.into_iter().for_each(|usage| cache.touch(expert, usage));
             return;
         }
-        let Drafts { is_draft, held } = &mut self.drafts;
+        let Self { is_draft, held } = self;
         let tokens = selection.tokens_of(expert.index);
         let certain = |token: &usize| !is_draft[*token];
         let last = tokens.iter().map(|(token, _)| *token).rfind(certain);
@@ -122,13 +107,56 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             let n_tokens = own.clone().count() as u32;
             let weight = own.map(|(_, weight)| weight).sum();
             let since = is_draft[last + 1..].iter().filter(|is_draft| !**is_draft).count() as u32;
-            self.cache.touch(expert, Use { hit, precision, weight, n_tokens, since });
+            cache.touch(expert, Use { hit, precision, weight, n_tokens, since });
         }
     }
 
-    /// Forgets drafts that were not judged.
-    pub(super) fn forget_drafts(&mut self) {
-        self.drafts.is_draft.clear();
-        self.drafts.held.clear();
+    /// Judges the drafts of the batch that was evaluated last: the policy sees the accepted ones as if each had come
+    /// alone. `is_accepted` is by token of the batch.
+    pub fn judge(&mut self, cache: &mut Cache, is_accepted: &[bool]) {
+        let held = std::mem::take(&mut self.held);
+        let is_accepted = |token: usize| is_accepted.get(token).copied().unwrap_or(false);
+        for Held { token, event, .. } in &held {
+            let Event::Use { expert, usage: Use { hit: false, precision: Some(precision), .. }, is_alone: true } =
+                event
+            else {
+                continue;
+            };
+            if !is_accepted(*token) {
+                cache.set_unwanted(Version { expert: *expert, precision: *precision });
+            }
+        }
+        for token in (0..self.is_draft.len()).filter(|token| self.is_draft[*token] && is_accepted(*token)) {
+            cache.begin_batch(1);
+            let mut running = None;
+            for Held { layer, event, .. } in held.iter().filter(|held| held.token == token) {
+                if running.replace(*layer) != Some(*layer) {
+                    cache.begin_layer(*layer, 1);
+                }
+                match event {
+                    Event::Scores(scores) => cache.scores(*layer, scores),
+                    Event::Use { expert, usage, .. } => {
+                        let version = usage.precision.map(|precision| Version { expert: *expert, precision });
+                        // It may have been evicted since.
+                        let hit = version.is_some_and(|version| cache.is_complete(version));
+                        cache.touch(*expert, Use { hit, ..*usage });
+                    }
+                }
+            }
+            cache.end_batch(1);
+        }
+        self.is_draft.clear();
+    }
+}
+
+impl<R: Reads, O: Observer> Residency<R, O> {
+    /// As [`Drafts::expect`].
+    pub fn expect_drafts(&mut self, is_draft: &[bool]) {
+        self.drafts.expect(is_draft);
+    }
+
+    /// As [`Drafts::judge`].
+    pub fn judge_drafts(&mut self, is_accepted: &[bool]) {
+        self.drafts.judge(&mut self.cache, is_accepted);
     }
 }

@@ -45,6 +45,7 @@ mod virtual_experts;
 
 pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresByLayer, Slots};
 pub use counters::{Counters, NeededExpert, Observer};
+pub use drafts::Drafts;
 pub use in_flight::{Landed, Place, Read, Reads, Target};
 pub use latency::{Latency, LatencyOptions};
 pub use layer::{Compute, DeviceResidency, Router, TokenChoices, WeightsFor, run_layer};
@@ -58,7 +59,6 @@ use std::collections::HashSet;
 
 use self::background::Background;
 use self::counters::Counts;
-use self::drafts::Drafts;
 use self::in_flight::InFlight;
 use crate::cache::{Cache, ShareId, SlotId};
 use crate::expert::{ExpertId, Version};

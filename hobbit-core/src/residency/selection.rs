@@ -300,7 +300,7 @@ impl Selection {
         let layer = self.layer();
         let ids = self.routing.ids.chunks(self.routing.n_used.max(1));
         for (token, (scores, ids)) in scores.chunks_exact(self.n_expert.max(1)).zip(ids).enumerate() {
-            residency.tell_scores_of(self, token, scores);
+            residency.drafts.scores(&mut residency.cache, self, token, scores);
             if self.unmasked.is_none() {
                 self.known.extend(ids.iter().map(|&id| scores[usize::from(id)]));
             }

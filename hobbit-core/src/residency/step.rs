@@ -69,9 +69,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// Counts the layer's tokens, before policies see anything of them.
     pub(super) fn enter(&mut self, selection: &Selection) {
-        let n_tokens = u32::try_from(selection.routing.n_tokens).unwrap_or(u32::MAX);
-        let n_drafts = self.drafts.of(selection).iter().filter(|is_draft| **is_draft).count() as u32;
-        self.cache.begin_layer(selection.layer(), n_tokens - n_drafts);
+        self.cache.begin_layer(selection.layer(), self.drafts.n_certain_of(selection));
     }
 
     /// Begins a split: versions are chosen, slots given, reads submitted. `scores`: the router's, of all experts,

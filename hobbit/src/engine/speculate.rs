@@ -19,6 +19,7 @@ pub use draft::draft_bytes;
 use hobbit_core::options::{DraftSource, SpeculationOptions, Token};
 use hobbit_core::route::DECODE_TOKENS_MAX;
 use hobbit_core::speculation::{Gate, GateOptions, GateReport, Step};
+use hobbit_core::stats::PhaseStats;
 
 /// Why a session does not speculate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,6 +42,8 @@ pub struct DraftRequest<'a> {
     pub position: i32,
     /// Most drafts that there is room for.
     pub n_max: usize,
+    /// Fewer drafts are none.
+    pub n_min: usize,
 }
 
 /// The drafters of one session, and their measurements.
@@ -53,6 +56,8 @@ pub(super) struct Speculator {
     interrupt: Interrupt,
     sequences: Vec<Sequence>,
     gate: Gate,
+    /// Fewer drafts are none.
+    n_min: usize,
     /// The step that is under way, and the place in it of each sequence.
     step: Step,
     places: Vec<i32>,
@@ -99,6 +104,7 @@ impl Speculator {
             interrupt: target.interrupt_handle(),
             sequences: vec![Sequence::default(); n_sequences as usize],
             gate: Gate::new(GateOptions { n_max: options.n_max, fixed: options.fixed }),
+            n_min: options.n_min as usize,
             step: Step::default(),
             places: Vec::new(),
             batch: Vec::new(),
@@ -110,11 +116,17 @@ impl Speculator {
         self.places.extend(requests.iter().map(|request| request.sequence));
         self.step.drafts.resize(requests.len(), (0, 0));
         let mut drafts: Vec<Vec<Token>> = vec![Vec::new(); requests.len()];
-        let n_max = self.gate.n_drafts(requests.len()) as usize;
+        let behind = |draft: &Draft| {
+            let drafting = requests.iter().filter(|request| request.n_max > 0);
+            drafting.map(|request| draft.n_behind(request.sequence, request.tokens)).sum()
+        };
+        let n_max = self.gate.n_drafts(requests.len(), self.draft.as_ref().map_or(0, behind)) as usize;
         let started = Instant::now();
-        let (mut asked, mut seconds_elsewhere) = (Vec::new(), 0.0);
+        let mut asked = Vec::new();
         for (request, drafts) in requests.iter().zip(&mut drafts) {
-            let n_max = n_max.min(request.n_max);
+            // A trial of fewer drafts than count would bring none.
+            let n_min = request.n_min.max(self.n_min);
+            let n_max = if n_max > 0 { n_max.max(n_min).min(request.n_max) } else { 0 };
             let Some(own) = self.sequences.get_mut(request.sequence as usize).filter(|_| n_max > 0) else { continue };
             if !request.tokens.starts_with(&own.text) {
                 self.drafters.begin(request.sequence, request.tokens)?;
@@ -126,7 +138,13 @@ impl Speculator {
                 if !draft.make_room(request, n_max, requests)? {
                     continue;
                 }
-                seconds_elsewhere += draft.read(request.sequence, request.tokens, &self.interrupt)?;
+                let n_behind = draft.n_behind(request.sequence, request.tokens);
+                let began = Instant::now();
+                draft.read(request.sequence, request.tokens, &self.interrupt)?;
+                if n_behind > 0 {
+                    let (n_read, seconds) = self.step.caught_up;
+                    self.step.caught_up = (n_read + n_behind, seconds + began.elapsed().as_secs_f64());
+                }
                 position = request.tokens.len() as i32;
             }
             drafts.resize(n_max, 0);
@@ -160,6 +178,10 @@ impl Speculator {
                 continue;
             }
             drafts.truncate(answers.next().map_or(0, |answer| answer.n_drafts));
+            if (1..request.n_min).contains(&drafts.len()) {
+                self.drafters.accept(request.sequence, 0)?;
+                drafts.clear();
+            }
             if let Some(draft) = &mut self.draft {
                 draft.drafted(request, drafts);
             }
@@ -169,7 +191,7 @@ impl Speculator {
                 self.step.drafts[at].0 = drafts.len() as u32;
             }
         }
-        self.step.draft_seconds = started.elapsed().as_secs_f64() - seconds_elsewhere;
+        self.step.draft_seconds = started.elapsed().as_secs_f64() - self.step.caught_up.1;
         Ok(drafts)
     }
 
@@ -195,9 +217,12 @@ impl Speculator {
         self.drafters.process(batch)
     }
 
-    /// A batch of generated tokens was evaluated.
-    pub(super) fn evaluated(&mut self, seconds: f64) {
-        self.step.seconds += seconds;
+    /// A batch of generated tokens was evaluated, at this cost. `draft_misses`: missing experts that only drafts needed.
+    pub(super) fn evaluated(&mut self, cost: &PhaseStats, draft_misses: u64) {
+        self.step.seconds += cost.seconds;
+        self.step.wait_seconds += cost.io_wait_seconds;
+        let (of_drafts, others) = self.step.n_missing;
+        self.step.n_missing = (of_drafts + draft_misses, others + cost.misses - draft_misses);
     }
 
     /// The text took the first `n_accepted` drafts of a sequence. Returns the number of tokens that its context keeps,
@@ -304,7 +329,7 @@ impl Session {
     fn judge(&mut self) {
         let judged = self.speculator.as_mut().and_then(|own| own.judged());
         if let (Some(judged), Some(memories)) = (judged, self.model().shared.experts.memories().as_mut()) {
-            memories.host.judge_drafts(&judged);
+            memories.judge_drafts(&judged);
         }
     }
 

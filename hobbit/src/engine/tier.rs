@@ -34,7 +34,7 @@ use hobbit_core::cache::{Cache, Lru, SavedCache, SliceState, SlotId};
 use hobbit_core::expert::{Precision, SliceId, SliceKind, Version};
 use hobbit_core::gguf::SliceShape;
 use hobbit_core::load::balance::Balancer;
-use hobbit_core::residency::{LayerStep, Selection, Used};
+use hobbit_core::residency::{Drafts, LayerStep, Selection, Used};
 use hobbit_core::route::Rates;
 use hobbit_core::stats::{CacheSlots, DeviceCounters, DeviceReport};
 use hobbit_core::store::StoreError;
@@ -110,6 +110,8 @@ pub(super) struct Tier {
     copy: Stream,
     events: Events,
     pub(super) cache: Cache,
+    /// Uses that its policy will see if the text takes the drafts.
+    pub(super) drafts: Drafts,
     memory: Memory,
     staging: Vec<StagingState>,
     staged: HashMap<SliceId, (usize, SliceShape)>,
@@ -164,6 +166,7 @@ impl Tier {
             copy: Stream::new(dev)?,
             events: Events::new(dev),
             cache,
+            drafts: Drafts::default(),
             staging: vec![StagingState::Free(0, None); memory.n_staging],
             memory,
             staged: HashMap::new(),
@@ -318,8 +321,7 @@ impl Tier {
 
     /// Counts a use for the statistics and the policy, which sees the router's own choice.
     pub(super) fn touch(&mut self, Version { expert, precision }: Version, hit: bool, selection: &Selection) {
-        let usage = selection.usage(expert.index, hit, Some(precision));
-        usage.into_iter().for_each(|usage| self.cache.touch(expert, usage));
+        self.drafts.touch(&mut self.cache, selection, expert, hit, Some(precision));
         match hit {
             true => self.counters.hits += 1,
             false => self.counters.misses += 1,
@@ -329,8 +331,7 @@ impl Tier {
     /// Tells the policy of experts that tokens were routed away from, which the device copies when the link is idle.
     pub(super) fn pass_over(&mut self, selection: &Selection) {
         for expert in selection.passed_over() {
-            let usage = selection.usage(expert.index, false, Some(Precision::High));
-            usage.into_iter().for_each(|usage| self.cache.touch(expert, usage));
+            self.drafts.touch(&mut self.cache, selection, expert, false, Some(Precision::High));
             self.want(Version::high(expert));
         }
     }
@@ -382,10 +383,16 @@ impl Tier {
         self.staging.iter_mut().for_each(|state| *state = StagingState::Free(0, None));
     }
 
+    /// A batch of `n_tokens` tokens begins.
+    pub(super) fn begin_batch(&mut self, n_tokens: u32) {
+        self.drafts.forget();
+        self.cache.begin_batch(n_tokens);
+    }
+
     /// A batch of `n_tokens` tokens was evaluated.
     pub(super) fn end_batch(&mut self, n_tokens: u32) {
         self.end_ahead();
-        self.cache.end_batch(n_tokens);
+        self.cache.end_batch(self.drafts.n_certain(n_tokens));
     }
 }
 

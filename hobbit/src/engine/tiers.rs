@@ -251,11 +251,23 @@ impl Tiers {
     /// A batch of `n_tokens` tokens begins. `tokens`: those of its first ubatch; empty for embeddings.
     pub(super) fn begin_batch(&mut self, phase: Phase, n_tokens: u32, tokens: &[i32]) {
         self.host.begin_batch(phase, n_tokens);
-        self.tiers.iter_mut().for_each(|tier| tier.cache.begin_batch(n_tokens));
+        self.tiers.iter_mut().for_each(|tier| tier.begin_batch(n_tokens));
         // Recorded routes replace those of the tables.
         let tokens = if self.follows_routes() { &[] } else { tokens };
         let Self { host, tiers, .. } = self;
         host.expect(phase, tokens, &|version| tiers.iter().any(|tier| tier.is_resident(version)));
+    }
+
+    /// Which tokens of the batch that has begun are drafts.
+    pub(super) fn expect_drafts(&mut self, is_draft: &[bool]) {
+        self.host.expect_drafts(is_draft);
+        self.tiers.iter_mut().for_each(|tier| tier.drafts.expect(is_draft));
+    }
+
+    /// Tells the policies which tokens of the batch that was evaluated last are accepted drafts.
+    pub(super) fn judge_drafts(&mut self, is_accepted: &[bool]) {
+        self.host.judge_drafts(is_accepted);
+        self.tiers.iter_mut().for_each(|tier| tier.drafts.judge(&mut tier.cache, is_accepted));
     }
 
     /// A batch was evaluated in `seconds`.

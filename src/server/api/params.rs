@@ -12,7 +12,7 @@ use super::{Fields, boolean, get, number, text, texts, whole};
 use crate::server::adapters;
 use crate::server::app::App;
 use crate::server::error::ApiError;
-use crate::server::job::{Generate, Progress, Timings};
+use crate::server::job::{Drafting, Generate, Progress, Timings};
 
 const MOST: i64 = i32::MAX as i64;
 
@@ -63,10 +63,7 @@ impl Params {
                 .map(Duration::from_millis),
             n_indent: whole(body, &["n_indent"], 0..=MOST)?.unwrap_or(0) as usize,
             end_reasoning: None,
-            drafting: match whole(body, &["speculative.n_max"], 0..=MOST)? {
-                Some(n) => loaded.drafting.at_most(n as usize),
-                None => loaded.drafting.clone(),
-            },
+            drafting: drafting(body, &loaded.drafting)?,
             lora: match get(body, "lora") {
                 Some(list) => adapters::read(list, model.adapters().len())?,
                 None => loaded.adapters.scales(),
@@ -251,6 +248,33 @@ const STOPS_MAX: usize = 256;
 /// Maximum bytes of all stop texts: each is searched for at every token while other requests wait.
 const STOP_BYTES_MAX: usize = 16 << 10;
 
+/// How a request's text is drafted. One drafter serves all requests, so its sources and probability stay the server's;
+/// `none` switches it off.
+fn drafting(body: &Fields, usual: &Drafting) -> Result<Drafting, ApiError> {
+    let n_max = whole(body, &["speculative.n_max"], 0..=MOST)?;
+    let n_min = whole(body, &["speculative.n_min"], 0..=MOST)?.map_or(usual.n_min, |n| n as usize);
+    let mut n_max = n_max.map_or(usual.n_max, |n| n as usize);
+    let is_off = usual.n_max == 0;
+    for name in ["speculative.type", "speculative.types"] {
+        match text(body, name)? {
+            Some("none") => n_max = 0,
+            Some(types) if *types != *usual.types => {
+                return Err(ApiError::field(name, format!("this server only takes none and its own, {}", usual.types)));
+            }
+            _ => {}
+        }
+    }
+    let p_min = number(body, "speculative.p_min")?;
+    if p_min.is_some_and(|p_min| !is_off && p_min != usual.p_min) {
+        return Err(ApiError::field("speculative.p_min", format!("this server only takes its own, {}", usual.p_min)));
+    }
+    if !is_off && n_min < usual.n_min {
+        return Err(ApiError::field("speculative.n_min", format!("this server drafts {} at least", usual.n_min)));
+    }
+    let drafting = usual.at_most(n_max);
+    Ok(Drafting { n_min: n_min.min(drafting.n_max), ..drafting })
+}
+
 fn check_texts(name: &str, texts: &[String]) -> Result<(), ApiError> {
     if texts.len() > STOPS_MAX || texts.iter().map(String::len).sum::<usize>() > STOP_BYTES_MAX {
         let expected = format!("at most {STOPS_MAX} texts of {STOP_BYTES_MAX} bytes together");
@@ -353,6 +377,8 @@ pub fn shown(generate: &Generate, model: &Model, stream: bool, timings_per_token
         "samplers": own.samplers.iter().map(|kind| kind.name()).collect::<Vec<_>>(),
         "speculative.types": *generate.drafting.types,
         "speculative.n_max": generate.drafting.n_max,
+        "speculative.n_min": generate.drafting.n_min,
+        "speculative.p_min": generate.drafting.p_min,
         "timings_per_token": timings_per_token,
         "post_sampling_probs": generate.post_sampling_probs,
         "backend_sampling": false,

@@ -102,6 +102,7 @@ impl Worker {
     fn evaluate_drafts(&mut self, members: &[usize]) -> (Vec<Vec<Token>>, Result<bool, EvalError>) {
         let n_ctx = self.options.n_ctx;
         let pending = |slot: &Slot| slot.run.as_ref().and_then(|run| run.pending).expect("members have a token");
+        let n_min = |slot: &Slot| slot.run.as_ref().and_then(|run| run.generate()).map_or(0, |own| own.drafting.n_min);
         let wanted = |slot: &Slot| slot.run.as_ref().map_or(0, |run| run.n_drafts(slot.tokens.len(), n_ctx));
         let slots: Vec<&Slot> = members.iter().map(|at| &self.slots[*at]).collect();
         // Every slot has the same share of a batch that is still decoded, not read like a prompt.
@@ -115,6 +116,7 @@ impl Worker {
                 last: pending(slot),
                 position: slot.tokens.len() as i32,
                 n_max: wanted(slot).min(share),
+                n_min: n_min(slot),
             });
         }
         let drafts = match self.session.draft(&requests) {

@@ -87,7 +87,7 @@ impl Session {
             memories.begin_batch(phase, n_tokens, &tokens[..first]);
             if let Some(speculator) = self.speculator.as_mut().filter(|_| phase.is_decode()) {
                 // SAFETY: as above.
-                memories.host.expect_drafts(&speculator.expected(unsafe { places_of(&batch) }));
+                memories.expect_drafts(&speculator.expected(unsafe { places_of(&batch) }));
             }
         }
         if !batch.token.is_null() {
@@ -144,26 +144,28 @@ impl Session {
             });
         }
         self.follow(&batch, purpose);
-        if let Some(speculator) = self.speculator.as_mut().filter(|_| phase.is_decode()) {
-            speculator.evaluated(started.elapsed().as_secs_f64());
-        }
+        let with_follower = started.elapsed().as_secs_f64();
         let (after, busy_after) = self.counters();
+        let cost = PhaseStats {
+            tokens: u64::from(n_tokens),
+            seconds,
+            hits: after.hits - before.hits,
+            misses: after.misses - before.misses,
+            slices_loaded: after.slices_loaded - before.slices_loaded,
+            bytes_read: after.bytes_read - before.bytes_read,
+            io_busy_seconds: busy_after - busy_before,
+            io_wait_seconds: after.wait_seconds - before.wait_seconds,
+            used: after.used - before.used,
+            missed: after.missed - before.missed,
+            rerouted: after.rerouted - before.rerouted,
+            upgrades: after.upgrades - before.upgrades,
+        };
+        if let Some(speculator) = self.speculator.as_mut().filter(|_| phase.is_decode()) {
+            let cost = PhaseStats { seconds: with_follower, ..cost };
+            speculator.evaluated(&cost, after.draft_misses - before.draft_misses);
+        }
         let stats = if phase.is_decode() { &mut self.stats.decode } else { &mut self.stats.prompt };
-        *stats = *stats
-            + PhaseStats {
-                tokens: u64::from(n_tokens),
-                seconds,
-                hits: after.hits - before.hits,
-                misses: after.misses - before.misses,
-                slices_loaded: after.slices_loaded - before.slices_loaded,
-                bytes_read: after.bytes_read - before.bytes_read,
-                io_busy_seconds: busy_after - busy_before,
-                io_wait_seconds: after.wait_seconds - before.wait_seconds,
-                used: after.used - before.used,
-                missed: after.missed - before.missed,
-                rerouted: after.rerouted - before.rerouted,
-                upgrades: after.upgrades - before.upgrades,
-            };
+        *stats = *stats + cost;
         if let Some(memories) = experts.memories().as_ref().filter(|_| !self.checked) {
             let unseen = memories.unseen_tensors();
             if !unseen.is_empty() {

@@ -317,7 +317,8 @@ impl Session {
         self.make_room(1)?;
         let n_max = self.room_for_drafts(self.n_past).min(left.map_or(usize::MAX, |left| left - 1));
         let text = std::mem::take(&mut self.text);
-        let request = DraftRequest { sequence: 0, tokens: &text, last: token, position: self.n_past as i32, n_max };
+        let position = self.n_past as i32;
+        let request = DraftRequest { sequence: 0, tokens: &text, last: token, position, n_max, n_min: 0 };
         let drafts = self.draft(&[request]);
         self.text = text;
         let drafts = drafts?.remove(0);

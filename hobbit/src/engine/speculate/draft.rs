@@ -1,7 +1,5 @@
 //! The model that drafts: a session of its own, which llama.cpp runs by itself.
 
-use std::time::Instant;
-
 use ggml_sys::speculative::hobbit_vocabularies_agree;
 
 use super::DraftRequest;
@@ -19,7 +17,7 @@ use hobbit_core::options::{
 /// Context of a draft if neither it nor the target names one.
 const N_CTX: u32 = 8192;
 
-/// Tokens of the text that are read as part of drafting; more are a prompt.
+/// Tokens of the text that are read as part of drafting; with more, the draft catches up.
 const STEP_TOKENS: usize = 16;
 
 /// Bytes that a draft model takes beside a target with these session options: to be added to
@@ -62,6 +60,11 @@ fn session_options(draft: &DraftOptions, target: &SessionOptions) -> SessionOpti
         flash_attn: target.flash_attn,
         ..SessionOptions::default()
     }
+}
+
+/// Tokens that two texts begin with.
+fn common(a: &[Token], b: &[Token]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 pub(super) struct Draft {
@@ -127,17 +130,21 @@ impl Draft {
         self.known.iter_mut().for_each(Vec::clear);
     }
 
-    /// Makes `text` the content of a sequence. Returns the seconds of reading a prompt, which is no part of a step.
-    pub(super) fn read(&mut self, sequence: i32, text: &[Token], interrupt: &Interrupt) -> Result<f64, EvalError> {
-        let started = Instant::now();
+    /// Tokens of `text` that are not in a sequence, if they are more than a step of drafting reads by itself.
+    pub(super) fn n_behind(&self, sequence: i32, text: &[Token]) -> usize {
+        let n_behind = text.len() - common(&self.known[sequence as usize], text);
+        if n_behind > STEP_TOKENS { n_behind } else { 0 }
+    }
+
+    /// Makes `text` the content of a sequence.
+    pub(super) fn read(&mut self, sequence: i32, text: &[Token], interrupt: &Interrupt) -> Result<(), EvalError> {
         let known = &mut self.known[sequence as usize];
-        let mut common = known.iter().zip(text).take_while(|(a, b)| a == b).count();
+        let mut common = common(known, text);
         if common < known.len() && !self.session.cut(sequence, common) {
             self.session.empty(sequence)?;
             common = 0;
         }
         known.truncate(common);
-        let n_new = text.len() - common;
         for new in text[common..].chunks(self.session.n_batch()) {
             if interrupt.is_set() {
                 return Err(EvalError::Interrupted);
@@ -150,7 +157,7 @@ impl Draft {
             self.session.evaluate(&batch)?;
             self.known[sequence as usize].extend_from_slice(new);
         }
-        Ok(if n_new > STEP_TOKENS { started.elapsed().as_secs_f64() } else { 0.0 })
+        Ok(())
     }
 
     /// Follows the drafting of `drafts`: notes what of them is in the context.

@@ -47,7 +47,7 @@ impl<'a> Compute<HostReads, Recorder> for DeviceLayer<'a, '_> {
     fn select(&mut self, _: &mut Host, selection: &mut Selection) -> Result<(), Failed> {
         let is_recorded = self.router.select(selection)?;
         if !selection.is_later_split() {
-            self.tier.cache.begin_layer(selection.layer(), selection.routing.n_tokens as u32);
+            self.tier.cache.begin_layer(selection.layer(), self.tier.drafts.n_certain_of(selection));
         }
         if is_recorded {
             self.write_back(true);
@@ -62,8 +62,9 @@ impl<'a> Compute<HostReads, Recorder> for DeviceLayer<'a, '_> {
 
     fn scores(&mut self, host: &mut Host, selection: &Selection) -> Vec<f32> {
         let scores = self.router.scores(host, selection);
-        let by_token = scores.chunks_exact(selection.n_expert);
-        by_token.for_each(|scores| self.tier.cache.scores(selection.layer(), scores));
+        let Tier { cache, drafts, .. } = &mut *self.tier;
+        let by_token = scores.chunks_exact(selection.n_expert).enumerate();
+        by_token.for_each(|(token, scores)| drafts.scores(cache, selection, token, scores));
         scores
     }
 
