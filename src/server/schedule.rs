@@ -24,6 +24,9 @@ const CALM: f64 = 0.25;
 /// slow.
 const DRIFT: f64 = 1.05;
 
+/// Maximum share of the time that prompts take while others generate.
+const PROMPT_SHARE: f64 = 0.2;
+
 /// Measured times of prompt pieces and of decoding steps.
 #[derive(Clone, Debug)]
 pub struct Pace {
@@ -33,6 +36,8 @@ pub struct Pace {
     step: Option<f64>,
     /// The piece at `i` is the mean of widths `2^i` to `2^(i+1) - 1`.
     pieces: [Option<Piece>; WIDTHS],
+    /// Seconds of decoding steps that are due before the next piece.
+    owed: f64,
     /// Factor on expected times, for all widths: a disk that was slow for one piece is expected to be slow for the
     /// next, until pieces are on time again.
     slowness: f64,
@@ -57,12 +62,23 @@ impl Piece {
 
 impl Pace {
     pub fn new(limit: f64) -> Self {
-        Self { limit, step: None, pieces: [None; WIDTHS], slowness: MARGIN }
+        Self { limit, step: None, pieces: [None; WIDTHS], owed: 0.0, slowness: MARGIN }
     }
 
     /// Records a decoding step of all generating slots. A longer time counts at once, a shorter one gradually.
     pub fn stepped(&mut self, seconds: f64) {
         self.step = Some(blend(self.step, seconds).max(seconds));
+        self.owed = (self.owed - seconds).max(0.0);
+    }
+
+    /// Whether a piece may be evaluated while others generate: prompts take [`PROMPT_SHARE`] of the time.
+    pub fn is_due(&self) -> bool {
+        self.owed == 0.0
+    }
+
+    /// Records time that prompts took, in pieces of tokens or in an image.
+    pub fn spent(&mut self, seconds: f64) {
+        self.owed = seconds * (1.0 / PROMPT_SHARE - 1.0);
     }
 
     /// Records a piece of `n_tokens` that took `seconds`, `waited` of them for reads.
@@ -70,6 +86,7 @@ impl Pace {
         if n_tokens == 0 {
             return;
         }
+        self.spent(seconds);
         if let Some(expected) = self.expected(n_tokens).filter(|expected| *expected > 0.0) {
             let calmer = self.slowness - CALM * (self.slowness - MARGIN);
             self.slowness = calmer.max(seconds / expected);
@@ -152,8 +169,7 @@ pub enum Turn {
 /// every piece of a long prompt, the last one included, is at least that wide. The sum stays within `width`, except
 /// that the first prompt may end with a piece of up to twice [`ATTENTION_ROWS`]; it never exceeds `most`.
 ///
-/// Where `width` is below [`ATTENTION_ROWS`], the lacking tokens are divided evenly; a prompt that would keep one
-/// token back gets that token too, because alone it would count as a generated one.
+/// Where `width` is below [`ATTENTION_ROWS`], prompts are evaluated [in order](in_order).
 pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<usize> {
     let is_short = |n: usize| (1..ATTENTION_ROWS).contains(&n);
     let has_short = lacking.iter().any(|n| is_short(*n));
@@ -162,10 +178,10 @@ pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<u
         let left = width.min(ATTENTION_ROWS - 1);
         let oldest = lacking.iter().copied().find(|n| is_short(*n)).unwrap_or(0);
         // Later, shorter prompts must not starve the oldest.
-        return if oldest > left { evenly(width, most, lacking) } else { take_whole(lacking, is_short, left) };
+        return if oldest > left { in_order(width, most, lacking) } else { take_whole(lacking, is_short, left) };
     }
     if width < ATTENTION_ROWS || most < ATTENTION_ROWS {
-        return evenly(width, most, lacking);
+        return in_order(width, most, lacking);
     }
     let n_long = lacking.iter().filter(|n| **n >= ATTENTION_ROWS).count();
     let each = width / n_long.clamp(1, width / ATTENTION_ROWS);
@@ -189,7 +205,7 @@ pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<u
         share
     };
     let shares: Vec<usize> = lacking.iter().map(share).collect();
-    if shares.iter().all(|share| *share == 0) { evenly(width, most, lacking) } else { shares }
+    if shares.iter().all(|share| *share == 0) { in_order(width, most, lacking) } else { shares }
 }
 
 /// Whole prompts that satisfy `is_wanted`, as many as fit in `left`.
@@ -202,21 +218,17 @@ pub fn take_whole(lacking: &[usize], is_wanted: impl Fn(usize) -> bool, mut left
     lacking.iter().map(take).collect()
 }
 
-/// No prompt gets more than it lacks, unused shares go to the others, and the first prompts get the remainder.
-fn evenly(width: usize, most: usize, lacking: &[usize]) -> Vec<usize> {
-    let mut shares = vec![0; lacking.len()];
+/// Divides `width` among prompts that lack these numbers of tokens, oldest first. Prompts that fit in an equal part of
+/// it are evaluated whole, so that a long prompt does not hold up short ones; the oldest others get the rest. A prompt
+/// that would keep one token back gets that token too, up to `most` in all: alone it would count as a generated one.
+pub fn in_order(width: usize, most: usize, lacking: &[usize]) -> Vec<usize> {
     let mut left = width.min(most);
-    loop {
-        let open: Vec<usize> = (0..lacking.len()).filter(|at| shares[*at] < lacking[*at]).collect();
-        if open.is_empty() || left == 0 {
-            break;
-        }
-        let each = (left / open.len()).max(1);
-        for at in open {
-            let more = each.min(lacking[at] - shares[at]).min(left);
-            shares[at] += more;
-            left -= more;
-        }
+    let each = left / lacking.iter().filter(|n| **n > 0).count().max(1);
+    let mut shares = take_whole(lacking, |n| n <= each, left);
+    left -= shares.iter().sum::<usize>();
+    for (share, lacking) in shares.iter_mut().zip(lacking).filter(|(_, lacking)| **lacking > each) {
+        *share = left.min(*lacking);
+        left -= *share;
     }
     let mut room = most.saturating_sub(shares.iter().sum());
     for (share, lacking) in shares.iter_mut().zip(lacking) {
@@ -286,6 +298,23 @@ mod tests {
     }
 
     #[test]
+    fn prompts_take_a_fifth_of_the_time() {
+        for (step, piece) in [(0.05, 0.7), (0.3, 0.1), (1.0, 1.0)] {
+            let (mut pace, mut of_steps, mut of_pieces) = (Pace::new(3.0), 0.0, 0.0);
+            while of_steps + of_pieces < 500.0 {
+                pace.stepped(step);
+                of_steps += step;
+                if pace.is_due() {
+                    pace.evaluated(64, piece, 0.0);
+                    of_pieces += piece;
+                }
+            }
+            let share = of_pieces / (of_steps + of_pieces);
+            assert!(share < 0.21 && share > 0.1, "{share}");
+        }
+    }
+
+    #[test]
     fn a_slow_step_leaves_less_to_the_next_piece() {
         let mut pace = after(1.0, &[(64, 0.3, 0.0), (128, 0.6, 0.0)]);
         for (seconds, n, width) in [(0.1, 12, 128), (0.6, 1, 64), (0.1, 4, 128)] {
@@ -313,8 +342,8 @@ mod tests {
             (8, 512, Long, &[400], &[8]),
             (8, 512, Short, &[20], &[8]),
             // The oldest advances.
-            (16, 512, Short, &[40, 10], &[8, 8]),
-            (32, 32, Long, &[100, 100], &[16, 16]),
+            (16, 512, Short, &[40, 10], &[16, 0]),
+            (32, 32, Long, &[100, 100], &[32, 0]),
         ] {
             assert_eq!(divide(width, most, turn, lacking), expected, "{width} {most} {turn:?} {lacking:?}");
         }
@@ -340,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_fair() {
+    fn prompts_go_whole_and_in_order() {
         for (width, most, lacking, expected) in [
             (512, 2048, &[1000][..], &[512][..]),
             (512, 2048, &[513], &[513]),
@@ -350,7 +379,7 @@ mod tests {
             (4, 64, &[], &[]),
             (8, 64, &[3, 0], &[3, 0]),
         ] {
-            assert_eq!(evenly(width, most, lacking), expected);
+            assert_eq!(in_order(width, most, lacking), expected);
         }
     }
 }

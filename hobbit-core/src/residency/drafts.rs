@@ -69,7 +69,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
         for token in (0..self.drafts.is_draft.len()).filter(|token| self.drafts.is_draft[*token] && is_accepted(*token))
         {
-            self.cache.begin_batch(1);
+            self.cache.begin_batch(false);
             let mut running = None;
             for Held { layer, event, .. } in held.iter().filter(|held| held.token == token) {
                 if running.replace(*layer) != Some(*layer) {
