@@ -92,6 +92,7 @@ def of_steps(before: dict[str, float], after: dict[str, float]) -> dict[str, flo
         "seconds": since["hobbit:step_seconds_total"] / n,
         "experts": (since["hobbit:expert_hits_total"] + since["hobbit:expert_misses_total"]) / n,
         "bytes": bytes_read / n,
+        "wait": since["hobbit:stall_seconds_total"] / n,
         "seconds_per_byte": since["hobbit:read_seconds_total"] / bytes_read if bytes_read else 0.0,
     }
 
@@ -114,8 +115,9 @@ async def single_step(options, command: str) -> float:
 
 class Bound:
     """Least time of a step of several streams, by what a single stream took on this machine: the ordinary weights once,
-    each expert of the union once, and meanwhile each missing byte once. An expert's product takes the time by which
-    steps are shorter with one expert per token, with the whole model in memory."""
+    then each expert of the union once and each missing byte once, at the same time. No read begins before its layer's
+    router has chosen. An expert's product takes the time by which steps are shorter with one expert per token, with the
+    whole model in memory."""
 
     def __init__(self, all_used: float, one_used: float, n_used: int):
         self.of_experts = (all_used - one_used) * n_used / (n_used - 1)
@@ -125,11 +127,11 @@ class Bound:
     def figures(self, step: dict[str, float]) -> dict[str, float]:
         """The bound of a step beside its time. The first step is that of a single stream."""
         single = self.single = self.single or step
-        compute = self.ordinary + self.of_experts * step["experts"] / single["experts"]
+        products = self.of_experts * step["experts"] / single["experts"]
         reads = step["bytes"] * single["seconds_per_byte"]
-        bound = max(compute, reads)
-        return {"bound_ms": 1e3 * bound, "bound_compute_ms": 1e3 * compute, "bound_reads_ms": 1e3 * reads,
-                "of_bound": bound / step["seconds"]}
+        bound = self.ordinary + max(products, reads)
+        return {"bound_ms": 1e3 * bound, "of_bound": bound / step["seconds"], "bound_ordinary_ms": 1e3 * self.ordinary,
+                "bound_products_ms": 1e3 * products, "bound_reads_ms": 1e3 * reads}
 
 
 async def rate(options, server: Server) -> bool:
@@ -158,7 +160,7 @@ async def rate(options, server: Server) -> bool:
         steps = {}
         if step:
             shown = {"step_streams": step["streams"], "step_ms": 1e3 * step["seconds"],
-                     "step_experts": step["experts"], "step_read_mib": step["bytes"] / 2**20}
+                     "step_wait_ms": 1e3 * step["wait"], "step_experts": step["experts"], "step_read_mib": step["bytes"] / 2**20}
             shown |= bound.figures(step) if bound else {}
             steps = {name: round(value, 3) for name, value in shown.items()}
         say(

@@ -24,8 +24,10 @@ impl Worker {
             order.retain(|at| self.slots[*at].lora == lora);
             self.session.set_adapters(&lora);
         }
-        let others_generate = self.slots.iter().any(Slot::is_generating);
-        if others_generate && !self.pace.is_due() {
+        let n_generating = self.slots.iter().filter(|slot| slot.is_generating()).count();
+        let others_generate = n_generating > 0;
+        let n_waiting = self.slots.iter().filter(|slot| slot.n_lacking() > 0).count();
+        if others_generate && !self.pace.is_due(n_waiting, n_generating) {
             return;
         }
         let starts_with_chunk = |at: &usize| self.slots[*at].next_chunk().is_some_and(|(n_before, _)| n_before == 0);
