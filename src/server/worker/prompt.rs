@@ -27,7 +27,7 @@ impl Worker {
         let n_generating = self.slots.iter().filter(|slot| slot.is_generating()).count();
         let others_generate = n_generating > 0;
         let n_waiting = self.slots.iter().filter(|slot| slot.n_lacking() > 0).count();
-        if others_generate && !self.pace.is_due(n_waiting, n_generating) {
+        if !self.pace.is_due(n_waiting, n_generating) {
             return;
         }
         let starts_with_chunk = |at: &usize| self.slots[*at].next_chunk().is_some_and(|(n_before, _)| n_before == 0);
