@@ -354,3 +354,19 @@ fn a_trace_has_scores_and_waits() {
     let error = error.unwrap().session(&SessionOptions::default()).err().unwrap().to_string();
     assert!(error.contains("trace: /nonexistent/a.trace: cannot create"), "{error}");
 }
+
+#[test]
+fn a_text_beside_others_begins_no_sequence() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.trace");
+    quiet_llama_cpp();
+    let model = Model::open(&bundled("demo.gguf"), &options(PolicyKind::Learned, Some(&path))).unwrap();
+    let mut session = model.session(&SessionOptions { n_ctx: 64, n_seq_max: 2, ..SessionOptions::default() }).unwrap();
+    for is_alone in [true, false, false, true] {
+        session.begin_text(is_alone);
+        session.feed(&[1]).unwrap();
+    }
+    drop((session, model));
+    let is_sequence = |record: &&Record| matches!(record, Record::Sequence);
+    assert_eq!(records(&path).iter().filter(is_sequence).count(), 2);
+}

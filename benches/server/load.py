@@ -2,6 +2,8 @@
 """Load on a server: throughput by clients, a mix of good, bad and rude requests, and how it stops.
 
     ./load.py rate --text ../../models/demo-heldout-prose.txt --server 'hobbit-server -m demo.gguf -np 4'
+    ./load.py rate --text … --server '…' --limit-mib 900 --in-memory 'hobbit-server -m qwen.gguf' \\
+        --used qwen3moe.expert_used_count=8
     ./load.py mix  --text … --server '…' --requests 2000
     ./load.py stall --text … --server '…' --bound-ms 2000
     ./load.py stop --text … --server '…'
@@ -71,9 +73,71 @@ async def stream_one(client: Client, prompt: str, n_predict: int, **more) -> dic
     return {"sent": sent, "times": times, "text": text, "last": last, "margins": margins}
 
 
+async def counts(client: Client) -> dict[str, float]:
+    """hobbit's counters of decoding steps; none of a server that has no such metrics."""
+    answer = await client.request("GET", "/metrics")
+    lines = answer.body.decode().splitlines() if answer.status == 200 else []
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line.startswith("hobbit:"))}
+
+
+def of_steps(before: dict[str, float], after: dict[str, float]) -> dict[str, float] | None:
+    """Means of the decoding steps between two calls of `counts`."""
+    since = {name: after[name] - before.get(name, 0.0) for name in after}
+    n = since.get("hobbit:steps_total")
+    if not n:
+        return None
+    bytes_read = since["hobbit:expert_bytes_read_total"]
+    return {
+        "streams": since["hobbit:step_streams_total"] / n,
+        "seconds": since["hobbit:step_seconds_total"] / n,
+        "experts": (since["hobbit:expert_hits_total"] + since["hobbit:expert_misses_total"]) / n,
+        "bytes": bytes_read / n,
+        "wait": since["hobbit:stall_seconds_total"] / n,
+        "seconds_per_byte": since["hobbit:read_seconds_total"] / bytes_read if bytes_read else 0.0,
+    }
+
+
+async def single_step(options, command: str) -> float:
+    """Seconds of a single stream's step."""
+    server = Server(command + " --metrics", os.path.join(tempfile.gettempdir(), f"single-{os.getpid()}.log"))
+    try:
+        await asyncio.to_thread(server.wait_ready)
+        client = Client(server)
+        prompts = passages(options.text, 3, options.words, options.seed + 2)
+        await stream_one(client, prompts.pop(), 8)
+        before = await counts(client)
+        for prompt in prompts:
+            await stream_one(client, prompt, options.n_predict)
+        return of_steps(before, await counts(client))["seconds"]
+    finally:
+        server.terminate()
+
+
+class Bound:
+    """Least time of a step of several streams, by what a single stream took on this machine: the ordinary weights once,
+    then each expert of the union once and each missing byte once, at the same time. No read begins before its layer's
+    router has chosen. An expert's product takes the time by which steps are shorter with one expert per token, with the
+    whole model in memory."""
+
+    def __init__(self, all_used: float, one_used: float, n_used: int):
+        self.of_experts = (all_used - one_used) * n_used / (n_used - 1)
+        self.ordinary = all_used - self.of_experts
+        self.single: dict[str, float] | None = None
+
+    def figures(self, step: dict[str, float]) -> dict[str, float]:
+        """The bound of a step beside its time. The first step is that of a single stream."""
+        single = self.single = self.single or step
+        products = self.of_experts * step["experts"] / single["experts"]
+        reads = step["bytes"] * single["seconds_per_byte"]
+        bound = self.ordinary + max(products, reads)
+        return {"bound_ms": 1e3 * bound, "of_bound": bound / step["seconds"], "bound_ordinary_ms": 1e3 * self.ordinary,
+                "bound_products_ms": 1e3 * products, "bound_reads_ms": 1e3 * reads}
+
+
 async def rate(options, server: Server) -> bool:
     """Tokens per second with 1, 2, 4, 8 clients: each has its prompts, one after another."""
     client = Client(server)
+    bound = Bound(*options.in_memory_steps) if options.in_memory_steps else None
     total = sum(options.clients) * options.each
     prompts = iter(passages(options.text, total + 1, options.words, options.seed))
     await stream_one(client, next(prompts), options.n_predict)  # What is loaded and built once is not measured.
@@ -84,6 +148,7 @@ async def rate(options, server: Server) -> bool:
         async def one(mine: list[str]) -> list[dict]:
             return [await stream_one(client, prompt, options.n_predict) for prompt in mine]
 
+        before = await counts(client)
         start, read = time.monotonic(), server.read_bytes()
         streams = [stream for mine in await asyncio.gather(*map(one, work)) for stream in mine]
         wall = time.monotonic() - start
@@ -91,6 +156,13 @@ async def rate(options, server: Server) -> bool:
         gaps = [b - a for stream in streams for a, b in zip(stream["times"], stream["times"][1:])]
         first = [stream["times"][0] - stream["sent"] for stream in streams]
         base = base or tokens / wall
+        step = of_steps(before, await counts(client))
+        steps = {}
+        if step:
+            shown = {"step_streams": step["streams"], "step_ms": 1e3 * step["seconds"],
+                     "step_wait_ms": 1e3 * step["wait"], "step_experts": step["experts"], "step_read_mib": step["bytes"] / 2**20}
+            shown |= bound.figures(step) if bound else {}
+            steps = {name: round(value, 3) for name, value in shown.items()}
         say(
             clients=clients,
             requests=len(streams),
@@ -107,6 +179,7 @@ async def rate(options, server: Server) -> bool:
             rss_anon_mib=server.resident_kib() // 1024,
             read_mib_per_token=round((server.read_bytes() - read) / tokens / 2**20, 3),
             group_peak_mib=server.group.peak() >> 20 if server.group else None,
+            **steps,
         )
     return True
 
@@ -387,6 +460,9 @@ def main() -> None:
     parser.add_argument("mode", choices=["rate", "mix", "stall", "stop"])
     parser.add_argument("--server", required=True, help="command of the server, without --host and --port")
     parser.add_argument("--against", help="rate: command of another server; the two run in the order A, B, B, A")
+    parser.add_argument("--in-memory", help="rate: command of a server with the whole model in memory; the bound of "
+                        "each figure is printed, if --server has --metrics")
+    parser.add_argument("--used", help="rate: with --in-memory, KEY=N: the model's key for experts per token")
     parser.add_argument("--text", required=True, help="file that prompts are taken from")
     parser.add_argument("--words", type=int, default=24, help="words of a prompt")
     parser.add_argument("--n-predict", type=int, default=32)
@@ -415,6 +491,15 @@ def main() -> None:
         parser.error("--against is for rate")
     with open(options.text) as file:
         options.text = file.read()
+    options.in_memory_steps = None
+    if options.in_memory:
+        key, _, n_used = (options.used or "").partition("=")
+        if not n_used.isdecimal() or int(n_used) < 2:
+            parser.error("--in-memory needs --used KEY=N, N at least 2")
+        commands = [options.in_memory, f"{options.in_memory} --override-kv {key}=int:1"]
+        all_used, one_used = (asyncio.run(single_step(options, command)) for command in commands)
+        say(single_step_ms=round(1e3 * all_used, 3), with_one_expert_ms=round(1e3 * one_used, 3))
+        options.in_memory_steps = (all_used, one_used, int(n_used))
     # A disk's speed drifts: each of two servers is measured twice, the other between.
     order = [options.server, options.against, options.against, options.server] if options.against else [options.server]
     good = [run(options, command) for command in order]

@@ -310,6 +310,8 @@ pub struct Traffic {
     pub misses: f64,
     pub bytes_read: f64,
     pub io_wait_ms: f64,
+    /// Time in which at least one read was under way.
+    pub io_busy_ms: f64,
 }
 
 impl Traffic {
@@ -320,6 +322,7 @@ impl Traffic {
         self.misses += step.misses * share;
         self.bytes_read += step.bytes_read * share;
         self.io_wait_ms += step.io_wait_ms;
+        self.io_busy_ms += step.io_busy_ms;
     }
 }
 

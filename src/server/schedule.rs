@@ -24,6 +24,11 @@ const CALM: f64 = 0.25;
 /// slow.
 const DRIFT: f64 = 1.05;
 
+/// For each second that prompts take, others generate for so many: prompts take a fifth of the time. That holds while no
+/// more of the busy slots wait for their prompts: 8 clients that always keep to it fall out of step, and make a fifth
+/// fewer tokens together.
+const STEPS_PER_PIECE: f64 = 4.0;
+
 /// Measured times of prompt pieces and of decoding steps.
 #[derive(Clone, Debug)]
 pub struct Pace {
@@ -33,6 +38,10 @@ pub struct Pace {
     step: Option<f64>,
     /// The piece at `i` is the mean of widths `2^i` to `2^(i+1) - 1`.
     pieces: [Option<Piece>; WIDTHS],
+    /// Few wait for their prompts.
+    is_rationed: bool,
+    /// Seconds of steps that are due before the next piece.
+    owed: f64,
     /// Factor on expected times, for all widths: a disk that was slow for one piece is expected to be slow for the
     /// next, until pieces are on time again.
     slowness: f64,
@@ -57,12 +66,24 @@ impl Piece {
 
 impl Pace {
     pub fn new(limit: f64) -> Self {
-        Self { limit, step: None, pieces: [None; WIDTHS], slowness: MARGIN }
+        Self { limit, step: None, pieces: [None; WIDTHS], is_rationed: false, owed: 0.0, slowness: MARGIN }
     }
 
     /// Records a decoding step of all generating slots. A longer time counts at once, a shorter one gradually.
     pub fn stepped(&mut self, seconds: f64) {
         self.step = Some(blend(self.step, seconds).max(seconds));
+        self.owed = (self.owed - seconds).max(0.0);
+    }
+
+    /// Whether a piece may be evaluated now, while `n_generating` slots generate and the prompts of `n_waiting` wait.
+    pub fn is_due(&mut self, n_waiting: usize, n_generating: usize) -> bool {
+        self.is_rationed = n_waiting as f64 * STEPS_PER_PIECE <= n_generating as f64;
+        !self.is_rationed || self.owed == 0.0
+    }
+
+    /// Records time that prompts took, in pieces of tokens or in an image.
+    pub fn spent(&mut self, seconds: f64) {
+        self.owed = if self.is_rationed { seconds * STEPS_PER_PIECE } else { 0.0 };
     }
 
     /// Records a piece of `n_tokens` that took `seconds`, `waited` of them for reads.
@@ -70,6 +91,7 @@ impl Pace {
         if n_tokens == 0 {
             return;
         }
+        self.spent(seconds);
         if let Some(expected) = self.expected(n_tokens).filter(|expected| *expected > 0.0) {
             let calmer = self.slowness - CALM * (self.slowness - MARGIN);
             self.slowness = calmer.max(seconds / expected);
@@ -152,8 +174,7 @@ pub enum Turn {
 /// every piece of a long prompt, the last one included, is at least that wide. The sum stays within `width`, except
 /// that the first prompt may end with a piece of up to twice [`ATTENTION_ROWS`]; it never exceeds `most`.
 ///
-/// Where `width` is below [`ATTENTION_ROWS`], the lacking tokens are divided evenly; a prompt that would keep one
-/// token back gets that token too, because alone it would count as a generated one.
+/// Where `width` is below [`ATTENTION_ROWS`], prompts are evaluated [in order](in_order).
 pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<usize> {
     let is_short = |n: usize| (1..ATTENTION_ROWS).contains(&n);
     let has_short = lacking.iter().any(|n| is_short(*n));
@@ -162,10 +183,10 @@ pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<u
         let left = width.min(ATTENTION_ROWS - 1);
         let oldest = lacking.iter().copied().find(|n| is_short(*n)).unwrap_or(0);
         // Later, shorter prompts must not starve the oldest.
-        return if oldest > left { evenly(width, most, lacking) } else { take_whole(lacking, is_short, left) };
+        return if oldest > left { in_order(width, most, lacking) } else { take_whole(lacking, is_short, left) };
     }
     if width < ATTENTION_ROWS || most < ATTENTION_ROWS {
-        return evenly(width, most, lacking);
+        return in_order(width, most, lacking);
     }
     let n_long = lacking.iter().filter(|n| **n >= ATTENTION_ROWS).count();
     let each = width / n_long.clamp(1, width / ATTENTION_ROWS);
@@ -189,7 +210,7 @@ pub fn divide(width: usize, most: usize, turn: Turn, lacking: &[usize]) -> Vec<u
         share
     };
     let shares: Vec<usize> = lacking.iter().map(share).collect();
-    if shares.iter().all(|share| *share == 0) { evenly(width, most, lacking) } else { shares }
+    if shares.iter().all(|share| *share == 0) { in_order(width, most, lacking) } else { shares }
 }
 
 /// Whole prompts that satisfy `is_wanted`, as many as fit in `left`.
@@ -202,21 +223,17 @@ pub fn take_whole(lacking: &[usize], is_wanted: impl Fn(usize) -> bool, mut left
     lacking.iter().map(take).collect()
 }
 
-/// No prompt gets more than it lacks, unused shares go to the others, and the first prompts get the remainder.
-fn evenly(width: usize, most: usize, lacking: &[usize]) -> Vec<usize> {
-    let mut shares = vec![0; lacking.len()];
+/// Divides `width` among prompts that lack these numbers of tokens, oldest first. Prompts that fit in an equal part of
+/// it are evaluated whole, so that a long prompt does not hold up short ones; the oldest others get the rest. A prompt
+/// that would keep one token back gets that token too, up to `most` in all: alone it would count as a generated one.
+pub fn in_order(width: usize, most: usize, lacking: &[usize]) -> Vec<usize> {
     let mut left = width.min(most);
-    loop {
-        let open: Vec<usize> = (0..lacking.len()).filter(|at| shares[*at] < lacking[*at]).collect();
-        if open.is_empty() || left == 0 {
-            break;
-        }
-        let each = (left / open.len()).max(1);
-        for at in open {
-            let more = each.min(lacking[at] - shares[at]).min(left);
-            shares[at] += more;
-            left -= more;
-        }
+    let each = left / lacking.iter().filter(|n| **n > 0).count().max(1);
+    let mut shares = take_whole(lacking, |n| n <= each, left);
+    left -= shares.iter().sum::<usize>();
+    for (share, lacking) in shares.iter_mut().zip(lacking).filter(|(_, lacking)| **lacking > each) {
+        *share = left.min(*lacking);
+        left -= *share;
     }
     let mut room = most.saturating_sub(shares.iter().sum());
     for (share, lacking) in shares.iter_mut().zip(lacking) {
@@ -286,6 +303,37 @@ mod tests {
     }
 
     #[test]
+    fn few_prompts_take_a_fifth_of_the_time() {
+        // The share of the time that pieces take which are evaluated as soon as they are due.
+        let share = |n_waiting: usize, n_generating: usize, step: f64, piece: f64| {
+            let (mut pace, mut of_steps, mut of_pieces) = (Pace::new(3.0), 0.0, 0.0);
+            while of_steps + of_pieces < 500.0 {
+                pace.stepped(step);
+                of_steps += step;
+                if pace.is_due(n_waiting, n_generating) {
+                    pace.evaluated(64, piece, 0.0);
+                    of_pieces += piece;
+                }
+            }
+            of_pieces / (of_steps + of_pieces)
+        };
+        for (step, piece) in [(0.05, 0.7), (0.01, 0.1), (0.02, 1.0), (1.0, 0.3)] {
+            for (n_waiting, n_generating) in [(1, 7), (1, 4), (2, 9)] {
+                let share = share(n_waiting, n_generating, step, piece);
+                assert!(share <= 0.205 && share > 0.1, "{n_waiting} {n_generating}: {share}");
+            }
+            let one_step_each = piece / (step + piece);
+            assert!((share(2, 6, step, piece) - one_step_each).abs() < 0.01, "more than a fifth wait");
+        }
+        let mut pace = Pace::new(3.0);
+        assert!(pace.is_due(7, 1));
+        pace.evaluated(400, 1.0, 0.0);
+        assert!(pace.is_due(1, 7), "the next one need not wait for what many took");
+        pace.evaluated(64, 0.1, 0.0);
+        assert!(!pace.is_due(1, 7) && pace.is_due(1, 0));
+    }
+
+    #[test]
     fn a_slow_step_leaves_less_to_the_next_piece() {
         let mut pace = after(1.0, &[(64, 0.3, 0.0), (128, 0.6, 0.0)]);
         for (seconds, n, width) in [(0.1, 12, 128), (0.6, 1, 64), (0.1, 4, 128)] {
@@ -313,8 +361,8 @@ mod tests {
             (8, 512, Long, &[400], &[8]),
             (8, 512, Short, &[20], &[8]),
             // The oldest advances.
-            (16, 512, Short, &[40, 10], &[8, 8]),
-            (32, 32, Long, &[100, 100], &[16, 16]),
+            (16, 512, Short, &[40, 10], &[16, 0]),
+            (32, 32, Long, &[100, 100], &[32, 0]),
         ] {
             assert_eq!(divide(width, most, turn, lacking), expected, "{width} {most} {turn:?} {lacking:?}");
         }
@@ -340,17 +388,20 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_fair() {
+    fn prompts_go_whole_and_in_order() {
         for (width, most, lacking, expected) in [
             (512, 2048, &[1000][..], &[512][..]),
             (512, 2048, &[513], &[513]),
             (512, 512, &[513], &[512]),
-            (10, 64, &[100, 2, 100], &[4, 2, 4]),
+            (512, 512, &[60, 70, 65, 75], &[60, 70, 65, 75]),
+            (512, 512, &[2000, 60, 2000, 70], &[382, 60, 0, 70]),
+            (512, 512, &[68; 8], &[68, 68, 68, 68, 68, 68, 68, 36]),
+            (10, 64, &[100, 2, 100], &[8, 2, 0]),
             (1, 64, &[5, 5], &[1, 0]),
             (4, 64, &[], &[]),
             (8, 64, &[3, 0], &[3, 0]),
         ] {
-            assert_eq!(evenly(width, most, lacking), expected);
+            assert_eq!(in_order(width, most, lacking), expected);
         }
     }
 }

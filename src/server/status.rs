@@ -44,7 +44,11 @@ pub struct Totals {
     pub predicted_tokens: u64,
     pub predicted_seconds: f64,
     pub n_decode: u64,
+    /// Streams of all decoding steps.
     pub n_busy: u64,
+    /// Decoding steps of all generating slots.
+    pub steps: u64,
+    pub step_seconds: f64,
     pub n_tokens_max: u64,
     pub requests: u64,
     pub traffic: Traffic,
@@ -134,10 +138,18 @@ pub fn metrics(state: &State, cache_bytes: u64) -> String {
         ("llamacpp:spec_decode_num_draft_tokens_total", "Draft tokens generated.", all.drafts.tokens as f64),
         ("llamacpp:spec_decode_num_accepted_tokens_total", "Draft tokens accepted.", all.drafts.accepted as f64),
         ("llamacpp:spec_decode_num_drafts_total", "Drafts verified.", all.drafts.steps as f64),
+        ("hobbit:steps_total", "Decoding steps of all generating slots.", all.steps as f64),
+        ("hobbit:step_streams_total", "Generating slots, summed over steps.", all.n_busy as f64),
+        ("hobbit:step_seconds_total", "Time of steps.", all.step_seconds),
         ("hobbit:requests_total", "Requests that were begun.", all.requests as f64),
         ("hobbit:expert_hits_total", "Experts found in memory by generated tokens.", traffic.hits),
         ("hobbit:expert_misses_total", "Experts read for generated tokens.", traffic.misses),
         ("hobbit:expert_bytes_read_total", "Bytes read for generated tokens.", traffic.bytes_read),
+        (
+            "hobbit:read_seconds_total",
+            "Time in which generated tokens' reads were under way.",
+            traffic.io_busy_ms / 1e3,
+        ),
         ("hobbit:stall_seconds_total", "Time in which generated tokens waited for reads.", traffic.io_wait_ms / 1e3),
     ];
     let prompt_rate = ratio(since.prompt_tokens as f64, since.prompt_seconds);

@@ -37,6 +37,8 @@ pub struct WorkerOptions {
     /// Prompt tokens computed at once.
     pub n_ubatch: usize,
     pub n_batch: usize,
+    /// Attention sums many rows in another order than few ([`super::schedule::ATTENTION_ROWS`]).
+    pub has_fused_attention: bool,
     /// Mark of saved slots; another model refuses them.
     pub mark: u64,
 }

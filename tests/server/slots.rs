@@ -8,6 +8,7 @@ use gguf_tools::synth::{self, Spec};
 use serde_json::{Value, json};
 
 use super::rig::{Server, with};
+use crate::fixture::demo_in_f32;
 
 #[test]
 fn a_saved_slot_replaces_only_a_saved_slot() {
@@ -189,4 +190,41 @@ fn streams_do_not_mix() {
         let same = alone.bytes().zip(beside.bytes()).take_while(|(a, b)| a == b).count();
         assert!(same >= 8, "alone: {alone:?}\nbeside: {beside:?}");
     }
+}
+
+/// Batches that the server has evaluated, of prompts and of generated tokens.
+fn n_batches(server: &Server) -> u64 {
+    let metrics = server.get("/metrics").ok();
+    let lines = metrics.as_str().unwrap().lines();
+    let count = lines.into_iter().find_map(|line| line.strip_prefix("llamacpp:n_decode_total "));
+    count.expect("it is counted").parse().unwrap()
+}
+
+#[test]
+fn waiting_prompts_are_read_in_one_batch() {
+    let model = demo_in_f32().to_str().unwrap();
+    let server = Server::start(&["-m", model, "-ctk", "f32", "-ctv", "f32", "-fa", "off", "--metrics"]);
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout-prose.txt")).unwrap();
+    // One on each side of the number of rows from which fused attention sums in another order.
+    let prompts = [&text[..600], &text[600..700]];
+    let n_predict = 16;
+    let ask = |prompt: Value| {
+        let body = json!({"prompt": prompt, "n_predict": n_predict, "ignore_eos": true, "cache_prompt": false});
+        let before = n_batches(&server);
+        let answer = server.post("/completion", &body).ok();
+        (answer, n_batches(&server) - before)
+    };
+    let alone = prompts.map(|prompt| {
+        let (answer, n) = ask(json!(prompt));
+        assert_eq!(n, n_predict, "a prompt, whose batch yields the first token, and the other tokens");
+        answer["content"].clone()
+    });
+    // The first may begin before the second has come; then it takes more batches.
+    let together = (0..100).any(|_| {
+        let (answers, n) = ask(json!(prompts));
+        let texts: Vec<Value> = answers.as_array().unwrap().iter().map(|answer| answer["content"].clone()).collect();
+        assert_eq!(texts, alone);
+        n == n_predict
+    });
+    assert!(together, "both prompts in one batch");
 }

@@ -81,8 +81,8 @@ pub struct Cache {
     recent: RecentUses,
     now: Now,
     clock: TokenClock,
-    /// More than one token is evaluated.
-    is_batch: bool,
+    /// A prompt is evaluated.
+    is_prompt: bool,
     shielded: Vec<Version>,
     /// Residents that are evicted before all others.
     n_unwanted: u32,
@@ -143,7 +143,7 @@ impl Cache {
             recent: RecentUses::default(),
             now,
             clock: TokenClock::default(),
-            is_batch: false,
+            is_prompt: false,
             shielded: Vec::new(),
             n_unwanted: 0,
             events: 0,
@@ -268,10 +268,10 @@ impl Cache {
         self.policy.on_scores(layer, scores, self.now);
     }
 
-    /// Begins a batch of this many tokens. While there are several, a layer that has an equal part of a common share
-    /// takes no more slots from others.
-    pub fn begin_batch(&mut self, n_tokens: u32) {
-        self.is_batch = n_tokens > 1;
+    /// Begins a batch. While a prompt is read, a layer that has an equal part of a common share takes no more slots
+    /// from others.
+    pub fn begin_batch(&mut self, is_prompt: bool) {
+        self.is_prompt = is_prompt;
         self.clock.begin_batch();
         self.now.token = self.clock.token();
     }
@@ -392,7 +392,7 @@ impl Cache {
 
     /// Whether the version may only have a slot of its own layer.
     fn stays_in_its_layer(&self, version: Version, share: ShareId) -> bool {
-        self.is_batch && self.shares[&share].has_its_part(version.expert.layer)
+        self.is_prompt && self.shares[&share].has_its_part(version.expert.layer)
     }
 
     fn slot(&self, slot: SlotId) -> &Slot {

@@ -246,7 +246,7 @@ fn layers_compete_for_the_slots_of_a_common_share() {
 #[test]
 fn batches_keep_within_their_layers_parts_of_a_common_share() {
     let mut cache = lru(vec![common(0..2, 4, 4)]);
-    cache.begin_batch(7);
+    cache.begin_batch(true);
     for version in [high(0, 0), high(0, 1)] {
         let slot = cache.acquire(version).unwrap().slot;
         load(&mut cache, slot);
@@ -259,7 +259,7 @@ fn batches_keep_within_their_layers_parts_of_a_common_share() {
         cache.pin(cache.lookup(version).unwrap());
     }
     assert_eq!(cache.acquire(high(0, 3)), None, "what the batch itself uses stays");
-    cache.begin_batch(1);
+    cache.begin_batch(false);
     assert_eq!(cache.acquire(high(0, 3)).unwrap().evicted, None);
 }
 

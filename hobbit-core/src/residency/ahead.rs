@@ -289,8 +289,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         lookahead.recall.forget_expected();
         if phase.is_decode() {
             let waited = if lookahead.options.hides_waits { seconds } else { now.0 - waited };
-            let per_token = f64::from(n_tokens.max(1));
-            lookahead.governor.end_token(seconds / per_token, waited / per_token);
+            lookahead.governor.end_batch(n_tokens, seconds, waited);
         } else {
             lookahead.governor.interrupt();
         }

@@ -163,7 +163,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             self.pause_filling(phase);
         }
         self.drafts.forget();
-        self.cache.begin_batch(n_tokens);
+        self.cache.begin_batch(!phase.is_decode());
         if let Some(lookahead) = &mut self.background.lookahead {
             lookahead.predictor.begin_batch(if phase.is_decode() { n_tokens as usize } else { 1 });
         }

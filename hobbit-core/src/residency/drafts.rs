@@ -127,7 +127,7 @@ impl Drafts {
             }
         }
         for token in (0..self.is_draft.len()).filter(|token| self.is_draft[*token] && is_accepted(*token)) {
-            cache.begin_batch(1);
+            cache.begin_batch(false);
             let mut running = None;
             for Held { layer, event, .. } in held.iter().filter(|held| held.token == token) {
                 if running.replace(*layer) != Some(*layer) {

@@ -86,7 +86,7 @@ impl Toy {
             cache.begin_sequence();
             writer.sequence().unwrap();
             for batch in sequence {
-                cache.begin_batch(batch[0].len() as u32);
+                cache.begin_batch(batch[0].len() > 1);
                 for (tokens, layer) in batch.iter().zip(0..) {
                     cache.begin_layer(layer, tokens.len() as u32);
                     let record = self.step(&mut cache, layer, tokens);

@@ -289,7 +289,7 @@ impl Session {
         self.ahead.clear();
         self.text.clear();
         if let Some(memories) = self.model.shared.experts.memories().as_mut() {
-            memories.begin_sequence();
+            memories.begin_sequence(true);
         }
     }
 

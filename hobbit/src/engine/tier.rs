@@ -384,9 +384,9 @@ impl Tier {
     }
 
     /// A batch of `n_tokens` tokens begins.
-    pub(super) fn begin_batch(&mut self, n_tokens: u32) {
+    pub(super) fn begin_batch(&mut self, phase: Phase) {
         self.drafts.forget();
-        self.cache.begin_batch(n_tokens);
+        self.cache.begin_batch(!phase.is_decode());
     }
 
     /// A batch of `n_tokens` tokens was evaluated.

@@ -251,7 +251,7 @@ impl Tiers {
     /// A batch of `n_tokens` tokens begins. `tokens`: those of its first ubatch; empty for embeddings.
     pub(super) fn begin_batch(&mut self, phase: Phase, n_tokens: u32, tokens: &[i32]) {
         self.host.begin_batch(phase, n_tokens);
-        self.tiers.iter_mut().for_each(|tier| tier.begin_batch(n_tokens));
+        self.tiers.iter_mut().for_each(|tier| tier.begin_batch(phase));
         // Recorded routes replace those of the tables.
         let tokens = if self.follows_routes() { &[] } else { tokens };
         let Self { host, tiers, .. } = self;
@@ -295,9 +295,12 @@ impl Tiers {
         self.follows_routes() || self.host.observer_mut().is_watching() || is_divided && (changes || is_forced)
     }
 
-    /// A new sequence begins.
-    pub(super) fn begin_sequence(&mut self) {
+    /// A new sequence begins, alone or beside others.
+    pub(super) fn begin_sequence(&mut self, is_alone: bool) {
         self.routers.walk.iter_mut().for_each(Walk::rewind);
+        if !is_alone {
+            return;
+        }
         self.host.observer_mut().begin_sequence();
         self.host.begin_sequence();
         self.tiers.iter_mut().for_each(|tier| tier.cache.begin_sequence());

@@ -115,6 +115,7 @@ impl Worker {
             Work::Generate(_) => self.session.cuts(&job.prompt, n_cached),
             Work::Embed => Vec::new(),
         };
+        let is_alone = !self.is_busy();
         let slot = &mut self.slots[placement.slot];
         let mut run = Run {
             cuts,
@@ -144,7 +145,7 @@ impl Worker {
             totals.requests += 1;
             totals.cached_tokens += n_cached as u64;
         });
-        self.session.begin_text();
+        self.session.begin_text(is_alone);
         if n_prompt == 0 {
             // Neither a prefix to continue nor a token to evaluate.
             self.finish_empty(placement.slot);

@@ -10,7 +10,7 @@ use super::slot::{Phase, Run, Slot};
 use super::step::progress;
 use crate::server::error::ApiError;
 use crate::server::job::{Event, Work};
-use crate::server::schedule::{Turn, divide, take_whole};
+use crate::server::schedule::{Turn, divide, in_order, take_whole};
 
 impl Worker {
     /// Evaluates one piece, a part of each waiting prompt.
@@ -24,6 +24,12 @@ impl Worker {
             order.retain(|at| self.slots[*at].lora == lora);
             self.session.set_adapters(&lora);
         }
+        let n_generating = self.slots.iter().filter(|slot| slot.is_generating()).count();
+        let others_generate = n_generating > 0;
+        let n_waiting = self.slots.iter().filter(|slot| slot.n_lacking() > 0).count();
+        if !self.pace.is_due(n_waiting, n_generating) {
+            return;
+        }
         let starts_with_chunk = |at: &usize| self.slots[*at].next_chunk().is_some_and(|(n_before, _)| n_before == 0);
         if let Some(at) = order.iter().copied().find(starts_with_chunk) {
             return self.evaluate_chunk(at);
@@ -36,10 +42,14 @@ impl Worker {
             // Pooling needs all tokens of a text in one evaluation.
             take_whole(&lacking, |_| true, self.options.n_batch)
         } else {
-            let others_generate = self.slots.iter().any(Slot::is_generating);
-            self.turn = if self.turn == Turn::Short { Turn::Long } else { Turn::Short };
             let n_ubatch = self.options.n_ubatch;
-            divide(self.pace.width(n_ubatch, others_generate), n_ubatch, self.turn, &lacking)
+            let width = self.pace.width(n_ubatch, others_generate);
+            if self.options.has_fused_attention {
+                self.turn = if self.turn == Turn::Short { Turn::Long } else { Turn::Short };
+                divide(width, n_ubatch, self.turn, &lacking)
+            } else {
+                in_order(width, n_ubatch, &lacking)
+            }
         };
         let to_cut = |at: usize| self.slots[at].run.as_ref().map_or(0, Run::n_to_cut);
         let pieces = order.into_iter().zip(shares).map(|(at, share)| (at, share.min(to_cut(at))));
@@ -115,9 +125,11 @@ impl Worker {
                 Err(error) => return self.failed(&[at], error),
             }
         }
+        let seconds = began.elapsed().as_secs_f64();
+        self.pace.spent(seconds);
         self.status.count(|totals| {
             totals.prompt_tokens += chunk.n_tokens() as u64;
-            totals.prompt_seconds += began.elapsed().as_secs_f64();
+            totals.prompt_seconds += seconds;
             totals.n_decode += 1;
         });
         let last = chunk.n_tokens().saturating_sub(1) % self.options.n_batch;

@@ -31,6 +31,8 @@ impl Worker {
             self.status.count(|totals| {
                 totals.n_decode += 1;
                 totals.n_busy += n as u64;
+                totals.steps += 1;
+                totals.step_seconds += seconds;
                 totals.predicted_seconds += n as f64 * seconds;
             });
         }
@@ -221,6 +223,7 @@ impl Worker {
             misses: (now.misses - before.misses) as f64,
             bytes_read: (now.bytes_read - before.bytes_read) as f64,
             io_wait_ms: (now.io_wait_seconds - before.io_wait_seconds) * 1e3,
+            io_busy_ms: (now.io_busy_seconds - before.io_busy_seconds) * 1e3,
         }
     }
 

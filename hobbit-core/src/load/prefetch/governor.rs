@@ -99,8 +99,8 @@ pub struct GovernorReport {
 /// meanwhile, by another text, another budget or another load of the disk, earlier trials no longer count. While
 /// prefetching is off and tokens hardly wait for reads, there is nothing to win and no trial.
 ///
-/// For each decode batch: [`Governor::is_on`], the batch, [`Governor::end_token`]. A batch of several tokens counts as
-/// one.
+/// For each decode batch: [`Governor::is_on`], the batch, [`Governor::end_batch`]. A batch of several tokens counts as
+/// one. A trial measures batches of one width: tokens of wider ones are faster whatever is read ahead.
 #[derive(Clone, Debug, SmartDefault)]
 pub struct Governor {
     options: GovernorOptions,
@@ -113,6 +113,8 @@ pub struct Governor {
     /// Times of the last trial's tokens.
     on: Mean,
     off: Mean,
+    /// Tokens of the trial's batches, once it has one.
+    width: Option<u32>,
     /// Result of the trials so far: the saved part of a token's time, and its variance.
     found: Option<(f64, f64)>,
     /// Tokens that are not measured.
@@ -203,7 +205,15 @@ impl Governor {
         self.unsettled = self.options.settle_tokens;
     }
 
-    /// A decode batch is over: it took `seconds`, of which it waited `waited` for experts. A negative or NaN time was
+    /// A decode batch of `n_tokens` is over; otherwise as [`Governor::end_token`].
+    pub fn end_batch(&mut self, n_tokens: u32, seconds: f64, waited: f64) {
+        let is_trial = matches!(self.state, State::Trial(_));
+        let is_alike = !is_trial || *self.width.get_or_insert(n_tokens) == n_tokens;
+        let per_token = f64::from(n_tokens.max(1));
+        self.end_token(if is_alike { seconds / per_token } else { f64::NAN }, waited / per_token);
+    }
+
+    /// A token is over: it took `seconds`, of which it waited `waited` for experts. A negative or NaN time was
     /// not measured: the token counts, its time does not.
     pub fn end_token(&mut self, seconds: f64, waited: f64) {
         let is_on = self.is_on();
@@ -249,7 +259,7 @@ impl Governor {
     }
 
     fn begin_trial(&mut self) {
-        (self.on, self.off) = Default::default();
+        (self.on, self.off, self.width) = Default::default();
         self.interrupt();
         self.report.reason = GovernorReason::Trial;
         self.state = State::Trial(0);

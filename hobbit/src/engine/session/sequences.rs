@@ -185,10 +185,11 @@ impl Session {
         self.context.shift(sequence, range, by)
     }
 
-    /// Announces a new text: policies that count by sequence start over.
-    pub fn begin_text(&mut self) {
+    /// Announces a new text: policies that count by sequence start over. They do not for a text that begins beside
+    /// others (`is_alone`: false), whose experts they would forget.
+    pub fn begin_text(&mut self, is_alone: bool) {
         if let Some(memories) = self.model.shared.experts.memories().as_mut() {
-            memories.begin_sequence();
+            memories.begin_sequence(is_alone);
         }
     }
 

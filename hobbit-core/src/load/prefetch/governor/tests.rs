@@ -60,6 +60,20 @@ fn loss(n: usize, on: f64, off: f64, mut noise: Noise) -> f64 {
 }
 
 #[test]
+fn a_trial_compares_batches_of_one_width() {
+    // Prefetching saves nothing, but half of the batches that prefetch have eight tokens, each of which is faster.
+    let mut governor = Governor::new(GovernorOptions::default());
+    for n in 0..FIRST + TRIAL {
+        let n_tokens = if governor.is_on() && n % 2 == 1 { 8 } else { 1 };
+        let seconds = 1.0 + 0.5 * f64::from(n_tokens);
+        governor.end_batch(n_tokens, seconds, 0.5 * seconds);
+    }
+    let report = governor.report();
+    assert_eq!((report.trials, report.is_on, report.reason), (1, false, NoDifference));
+    assert_eq!(report.benefit_seconds, Some(0.0));
+}
+
+#[test]
 fn a_trial_is_on_off_off_on_and_decides() {
     for (on, off, is_on, reason, given_up) in [
         (1.0, 1.0, false, NoDifference, 1),
