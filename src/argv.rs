@@ -100,6 +100,7 @@ const NEGATIONS: &[(&str, &str)] = &[
     ("-nkvo", "kv-offload"),
     ("--no-webui", "ui"),
     ("-nocb", "cont-batching"),
+    ("-no-kvu", "kv-unified"),
     ("-nr", "repack"),
     ("--no-repack", "repack"),
     ("--no-show-timings", "perf"),
@@ -186,6 +187,8 @@ pub struct Line {
     pub words: Vec<OsString>,
     /// Flags that were dropped.
     pub notes: Vec<Note>,
+    /// Help is asked for as `-h`.
+    pub is_brief: bool,
 }
 
 /// A notice about an accepted command line.
@@ -207,10 +210,12 @@ pub enum Note {
 /// Usage errors that clap cannot detect; missing and unexpected values are left to clap.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UsageError {
-    #[error("'{flag}' is a llama.cpp flag that hobbit does not have: {why}")]
+    #[error("'{flag}' is a flag of llama.cpp or ik_llama.cpp that hobbit does not have: {why}")]
     Unsupported { flag: String, why: &'static str },
     #[error("unknown flag '{flag}'{hint}")]
     Unknown { flag: String, hint: String },
+    #[error("'{0}' is no flag; to run this model, give -m {0}")]
+    Model(String),
 }
 
 /// Rewrites the words after the program's name.
@@ -220,9 +225,13 @@ pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) ->
     while let Some(word) = rest.next() {
         // A word that is not UTF-8 can only be a stray value: clap reports it.
         let Some(typed) = word.to_str().filter(|text| text.len() > 1 && text.starts_with('-')) else {
+            if let Some(model) = word.to_str().filter(|word| word.ends_with(".gguf")) {
+                return Err(UsageError::Model(model.to_owned()));
+            }
             line.words.push(word);
             continue;
         };
+        line.is_brief |= typed == "-h";
         let (name, inline) = split(typed);
         if let Some((long, takes)) = grammar.flags.get(&name) {
             line.words.push(join(&word, long, *takes, inline, &mut rest));

@@ -89,7 +89,7 @@ fn answer(
     let began = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let app = Arc::new(App::new(settings, began));
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(app.settings.http.threads_http)
         .thread_name("http")
         .enable_all()
         .build()
