@@ -64,7 +64,7 @@ Examples:
   hobbit-cli -m mixtral.Q8_0.gguf --low q2_k,down=q3_k
       Decode faster: missing experts of little weight come from a smaller quant, made once beside the model.
   hobbit-cli -m qwen3-moe.gguf --mem-budget 8G --target-latency 80
-      Prefer experts in memory as far as 80 ms a token need. Results are approximate.
+      Prefer experts in memory, aiming at 80 ms a token. Results are approximate.
   hobbit-cli -m qwen3-moe.gguf -dev CUDA0 --device-cache 6G --host-cache 16G
       Ordinary weights and 6 GiB of experts on a GPU, 16 GiB of experts behind them in memory, the rest in the file.
   hobbit-cli -m qwen3-moe.gguf -st -sys 'Answer in one word.' -p 'Capital of France?'

@@ -113,6 +113,10 @@ pub struct HttpArgs {
     /// Seconds of silence after which a stream sends a sign of life; -1 never
     #[arg(long, value_name = "N", default_value = "30", value_parser = clap::value_parser!(i64).range(-1..))]
     pub sse_ping_interval: i64,
+    /// Lines of the log as text, or each as a JSON object
+    #[arg(long, value_name = "text|json", default_value = "text", value_parser = ["text", "json"],
+          env = "HOBBIT_ARG_LOG_FORMAT")]
+    pub log_format: String,
     /// Serve the page at /
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_UI")]
     pub ui: Switch,
