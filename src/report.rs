@@ -178,6 +178,21 @@ pub fn closing(run: &Closing) -> Vec<String> {
     lines
 }
 
+/// Speed and hit rate of one answer, from the counts of decoding before and after it.
+pub fn answer(before: &PhaseStats, after: &PhaseStats) -> Option<String> {
+    let (tokens, seconds) = (after.tokens.checked_sub(before.tokens)?, after.seconds - before.seconds);
+    if tokens == 0 || seconds <= 0.0 {
+        return None;
+    }
+    let mut line = format!("{:.2} tokens/s", tokens as f64 / seconds);
+    let hits = after.hits.saturating_sub(before.hits);
+    let all = hits + after.misses.saturating_sub(before.misses);
+    if all > 0 {
+        let _ = write!(line, ", hit rate {}", Percent(hits as f64 / all as f64));
+    }
+    Some(line)
+}
+
 /// Hits and misses of a phase.
 fn experts(name: &str, phase: &PhaseStats, run: &Closing) -> String {
     let hit_rate = Percent(phase.hit_rate().unwrap_or(0.0));
@@ -474,6 +489,9 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
         let lines = closing(&Closing { is_eog: true, is_seed_drawn: true, ..run(&stats, &dynamic) });
         assert!(lines[1].ends_with("; end of text") && lines[3].starts_with("random seed 7 (reuse: -s), "));
         assert!(lines[2].ends_with("; computed 67.0 % high, 30.0 % low, 3.0 % skipped"), "{}", lines[2]);
+        let later = PhaseStats { tokens: 30, seconds: 0.7, hits: 85, misses: 35, ..stats.decode };
+        assert_eq!(answer(&stats.decode, &later).unwrap(), "20.00 tokens/s, hit rate 50.0 %");
+        assert_eq!(answer(&later, &later), None);
         let none = Stats::default();
         assert_eq!(closing(&run(&none, &precision)), ["seed 7"], "a dense model, and no tokens");
         assert!(closing(&Closing { seed: None, ..run(&none, &precision) }).is_empty(), "greedy");

@@ -88,6 +88,10 @@ pub struct ChatArgs {
     /// BOS token before each input of the user; disables the chat template
     #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub in_prefix_bos: Switch,
+    /// Keep what is typed for later conversations, in $XDG_STATE_HOME/hobbit/history or
+    /// ~/.local/state/hobbit/history; lines that begin with a space are never kept
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_HISTORY")]
+    pub history: Switch,
     #[command(flatten)]
     pub template: TemplateArgs,
 }

@@ -157,7 +157,7 @@ pub struct OutputArgs {
     /// Tell what runs
     #[arg(long)]
     pub progress: bool,
-    /// Show what the engines log
+    /// Show what the engines log, and more columns
     #[arg(short, long)]
     pub verbose: bool,
     #[command(flatten)]
