@@ -9,6 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::iter::Peekable;
 use std::str::FromStr;
 
+use super::args;
 use super::unsupported::{self, Verdict};
 use hobbit::options::Repack;
 
@@ -105,6 +106,9 @@ const NEGATIONS: &[(&str, &str)] = &[
     ("--no-repack", "repack"),
     ("--no-show-timings", "perf"),
 ];
+
+/// Flags that clap adds to commands without their own.
+const CLAPS: [&str; 4] = ["-h", "--help", "-V", "--version"];
 
 /// The spellings of `--long` that clap's help does not show.
 pub fn other_spellings(long: &str) -> Vec<String> {
@@ -243,11 +247,17 @@ pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) ->
                 Verdict::NoEffect(why) => line.notes.push(Note::NoEffect { flag: name, why }),
                 Verdict::Implied => {}
             }
+        } else if CLAPS.contains(&typed) {
+            line.words.push(word);
         } else if name.starts_with("--") {
+            if let Some(hint) = elsewhere(&name) {
+                return Err(UsageError::Unknown { hint, flag: name });
+            }
             // clap suggests similar flags.
             line.words.push(word);
         } else {
-            return Err(UsageError::Unknown { hint: hint(&name, grammar), flag: name });
+            let hint = elsewhere(&name).unwrap_or_else(|| hint(&name, grammar));
+            return Err(UsageError::Unknown { hint, flag: name });
         }
     }
     Ok(line)
@@ -288,6 +298,16 @@ fn join(
         word.push(value);
     }
     word
+}
+
+/// The other program that has this flag, in words.
+fn elsewhere(name: &str) -> Option<String> {
+    let has = |command: clap::Command| Grammar::of(&command).flags.contains_key(name);
+    #[cfg(feature = "server")]
+    if has(args::server::command()) {
+        return Some("; hobbit-server has it".to_owned());
+    }
+    has(args::command()).then(|| "; hobbit-cli has it".to_owned())
 }
 
 /// A suggestion for an unknown flag with one dash.

@@ -12,7 +12,9 @@ use crossbeam_channel::{Receiver, Sender};
 use nix::errno::Errno;
 use nix::sys::termios::{self, SetArg, Termios};
 use rustyline::error::ReadlineError;
-use rustyline::{Cmd, Config, ConditionalEventHandler, Event, EventContext, EventHandler, KeyEvent, Movement, RepeatCount};
+use rustyline::{
+    Cmd, ConditionalEventHandler, Config, Event, EventContext, EventHandler, KeyEvent, Movement, RepeatCount,
+};
 
 use super::commands::Joiner;
 use super::ctrl_c::CtrlC;

@@ -150,14 +150,24 @@ pub fn run(desk: &mut Desk) -> Result<End> {
                 Err(error) => desk.log.line(Level::Error, format!("error: {}", in_words(&error))),
             },
             Input::System(text) => talk.instruct(text, desk),
-            Input::Save(path) => match talk.save(Path::new(&path)) {
-                Ok(()) => desk.log.line(Level::Info, format!("hobbit: the conversation is saved in {path}")),
-                Err(error) => desk.log.line(Level::Error, format!("error: {}", in_words(&error))),
-            },
-            Input::Load(path) => match talk.load(Path::new(&path)) {
-                Ok(n) => desk.log.line(Level::Info, format!("hobbit: {n} messages are loaded from {path}")),
-                Err(error) => desk.log.line(Level::Error, format!("error: {}", in_words(&error))),
-            },
+            Input::Save(_) | Input::Load(_) => {
+                let done = match &message {
+                    Input::Load(path) => {
+                        talk.load(Path::new(path)).map(|n| format!("{n} messages are loaded from {path}"))
+                    }
+                    Input::Save(path) => {
+                        talk.save(Path::new(path)).map(|()| format!("the conversation is saved in {path}"))
+                    }
+                    _ => unreachable!("one of the two"),
+                };
+                match done {
+                    Ok(line) => desk.log.line(Level::Info, format!("hobbit: {line}")),
+                    Err(error) => {
+                        desk.failed = true;
+                        desk.log.line(Level::Error, format!("error: {}", in_words(&error)));
+                    }
+                }
+            }
             Input::Attach(path) => match media::read(desk, Path::new(&path)) {
                 Ok(read) => {
                     attached += MARKER;
@@ -234,7 +244,8 @@ impl Conversation {
     fn load(&mut self, path: &Path) -> Result<usize> {
         let wrong = || format!("{}: expected {{\"messages\": [{{\"role\", \"content\"}}, ...]}}", path.display());
         let Saved { messages } = serde_json::from_slice(&read(&path.to_string_lossy())?).with_context(wrong)?;
-        let role = |name: &str| ["system", "user", "assistant"].into_iter().find(|own| *own == name).with_context(wrong);
+        let role =
+            |name: &str| ["system", "user", "assistant"].into_iter().find(|own| *own == name).with_context(wrong);
         let message = |saved: SavedMessage| {
             let SavedMessage { role: name, content, reasoning_content } = saved;
             Ok(Message { reasoning_content, ..Message::new(role(&name)?, content) })

@@ -106,7 +106,8 @@ mod tests {
             assert!(script.contains("mem-budget"), "{shell}");
         }
         let bash = String::from_utf8(script(args::command(), Shell::Bash)).unwrap();
-        let offered = |flag: &str| bash.split(&format!("                {flag})\n")).nth(1).unwrap().lines().next().unwrap();
+        let offered =
+            |flag: &str| bash.split(&format!("                {flag})\n")).nth(1).unwrap().lines().next().unwrap();
         for (flag, part) in [
             ("--policy", "compgen -W \"lru lfu hobbit edgemoe smoe arc learned\""),
             ("--color", "compgen -W \"on off auto\""),

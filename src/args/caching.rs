@@ -16,12 +16,7 @@ use hobbit_core::predict::PredictorKind;
 #[command(next_help_heading = "Expert caches (hobbit's own)")]
 pub struct CachingArgs {
     /// Eviction policy
-    #[arg(
-        long,
-        value_name = "lru|lfu|hobbit|edgemoe|smoe|arc|learned",
-        default_value_t,
-        env = "HOBBIT_ARG_POLICY"
-    )]
+    #[arg(long, value_name = "lru|lfu|hobbit|edgemoe|smoe|arc|learned", default_value_t, env = "HOBBIT_ARG_POLICY")]
     pub policy: PolicyKind,
     /// Weights of --policy hobbit: recency, uses, high-precision uses and distance of the layer, four numbers with
     /// commas (default: the profile's, or 0.34,0.28,0.28,0.1)
@@ -42,11 +37,7 @@ pub struct CachingArgs {
     pub profile: Option<PathBuf>,
     /// Predictor of the experts that the next layers will use (default: stacked-gate in trials, see --prefetch auto;
     /// none on devices, with --deterministic, --target-latency, --trace or --routes)
-    #[arg(
-        long,
-        value_name = "none|stacked-gate|cross-layer|path-table|previous",
-        env = "HOBBIT_ARG_PREDICTOR"
-    )]
+    #[arg(long, value_name = "none|stacked-gate|cross-layer|path-table|previous", env = "HOBBIT_ARG_PREDICTOR")]
     pub predictor: Option<PredictorKind>,
     /// Table of --predictor path-table, made by gguf-tools profile --path-table [default: the pack's]
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PATH_TABLE")]

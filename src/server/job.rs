@@ -56,6 +56,16 @@ pub struct Running {
     has_ended: bool,
     /// Of the request that the text is for.
     record: Option<Arc<Record>>,
+    /// At the last token.
+    timings: Timings,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(record) = self.record.as_ref().filter(|_| !self.has_ended && self.timings.n_predicted > 0) {
+            record.generated(&self.timings);
+        }
+    }
 }
 
 /// Both ends of a request with a prompt of `n_prompt` tokens.
@@ -63,7 +73,8 @@ pub fn events(n_prompt: usize) -> (Events, Running) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let unread = Arc::<AtomicUsize>::default();
     let record = record::CURRENT.try_with(Arc::clone).ok();
-    (Events { sender, unread: Arc::clone(&unread) }, Running { n_prompt, receiver, unread, has_ended: false, record })
+    let (sent, timings) = (Arc::clone(&unread), Timings::default());
+    (Events { sender, unread: sent }, Running { n_prompt, receiver, unread, has_ended: false, record, timings })
 }
 
 impl Events {
@@ -105,6 +116,7 @@ impl Running {
         self.unread.fetch_sub(event.bytes(), Ordering::Relaxed);
         self.has_ended = matches!(event, Event::Done(_) | Event::Embedding(_) | Event::Failed(_));
         match (&event, &self.record) {
+            (Event::Token(token), _) => self.timings = token.timings,
             (Event::Done(done), Some(record)) => record.generated(&done.timings),
             (Event::Failed(error), Some(record)) => record.failed(&error.message),
             _ => {}

@@ -282,9 +282,8 @@ fn closing_line(totals: &Totals) -> String {
     let Traffic { hits, misses, bytes_read, .. } = traffic;
     let s = if requests == 1 { "" } else { "s" };
     let all = prompt_tokens + cached_tokens;
-    let mut line = format!(
-        "{requests} request{s}: {all} prompt tokens ({cached_tokens} cached), {predicted_tokens} generated"
-    );
+    let mut line =
+        format!("{requests} request{s}: {all} prompt tokens ({cached_tokens} cached), {predicted_tokens} generated");
     if hits + misses > 0.0 {
         let per_token = Bytes((bytes_read / predicted_tokens.max(1) as f64) as u64);
         line += &format!("; hit rate {}, {per_token} read per generated token", Percent(hits / (hits + misses)));

@@ -241,10 +241,12 @@ mod tests {
         let words = timed.words().unwrap();
         assert!(words == "cache bias up to 0.3, aiming at 40 ms a token, a token's best expert always used", "{words}");
         let alpha = RoutingOptions { substitute: 0.6, substitute_max: Some(2), ..timed.clone() };
-        let words = "substitutes within up to 0.6, aiming at 40 ms a token (at most 2), a token's best expert always used";
+        let words =
+            "substitutes within up to 0.6, aiming at 40 ms a token (at most 2), a token's best expert always used";
         assert_eq!(alpha.words().as_deref(), Some(words));
         let both = RoutingOptions { cache_bias: 0.1, substitute: 0.3, ..timed };
-        let words = "cache bias up to 0.1, aiming at 40 ms a token, substitutes within 0.3, a token's best expert always used";
+        let words =
+            "cache bias up to 0.1, aiming at 40 ms a token, substitutes within 0.3, a token's best expert always used";
         assert_eq!(both.words().as_deref(), Some(words));
         let virtual_experts = RoutingOptions { virtual_experts: VirtualExperts::Auto, ..Default::default() };
         assert_eq!(virtual_experts.words().as_deref(), Some("only experts in memory"));

@@ -90,7 +90,9 @@ impl Drop for Record {
         let state = lock(&self.state);
         let fails = state.status.is_none_or(|status| status >= 400) || state.error.is_some();
         let is_polled = POLLED.contains(&self.path.as_str()) || self.path.starts_with("/page/");
-        let level = if is_polled && !fails { Level::More } else { Level::Info };
+        // While the model loads, every one of those fails.
+        let is_quiet = is_polled && (!fails || state.status == Some(503));
+        let level = if is_quiet { Level::More } else { Level::Info };
         let took = self.began.elapsed();
         self.log.record(level, || self.line(&state, took), || self.json(&state, took));
     }
