@@ -194,7 +194,7 @@ pub struct MemoryArgs {
     /// Accept a budget above the available memory; by default it is refused
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_OVERCOMMIT")]
     pub overcommit: Switch,
-    /// Read experts around the page cache (direct), through it (buffered), or as fits the machine
+    /// Read experts around the page cache (direct), through it (buffered), or whichever suits the machine (auto)
     #[arg(long, value_name = "auto|direct|buffered", default_value = "auto", env = "HOBBIT_ARG_IO")]
     pub io: IoMode,
 }

@@ -105,8 +105,8 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let projector = media::open(&model, projector.as_ref(), log)?;
     describe(&model, &session, args.is_demo, &args.model_options, log);
     if let Some(n) = wider {
-        let why = "experts are read less often so; last bits are another width's than with -ub 512";
-        log.line(Level::Info, format!("hobbit: prompt: {n} tokens at once: {why}"));
+        let why = "experts are read less often; results differ in the last bits from -ub 512";
+        log.line(Level::Info, format!("note: the prompt is computed {n} tokens at once: {why}"));
     }
     speculate(&mut session, args.speculation.as_ref(), log)?;
     warn_of_training(&model, &args.session_options, 1, log);
@@ -258,7 +258,7 @@ fn low_source(path: &Path, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) ->
         )) => {
             let place =
                 directory.map_or_else(|| "beside the model".to_owned(), |place| format!("in {}", place.display()));
-            let hint = format!("--low {types}: nothing can be kept {place}; give another directory with --low-dir");
+            let hint = format!("--low {types}: cannot write {place}; give another directory with --low-dir");
             anyhow::Error::new(error).context(hint)
         }
         _ => error.into(),
@@ -305,12 +305,15 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     say(&report::memory(plan, session.io_choice(), session.warm_start()));
     if let Some(routes) = &options.routes {
         let file = routes.trace.display();
-        say(&format!("routes: tokens follow the routes recorded in {file}, not the routers; their text means nothing"));
+        log.line(
+            Level::Info,
+            format!("note: tokens follow the routes recorded in {file}, not the routers: the text is meaningless"),
+        );
     }
     let precision = session.precision();
     report::devices_and_precision(session.devices(), precision).iter().for_each(|line| say(line));
     if let (Some(bound), None) = (&precision.loss_bound, &precision.routing) {
-        say(bound);
+        log.line(Level::Info, format!("note: {bound}"));
     }
     devices::warn_without_devices(options, !session.devices().is_empty(), log);
     if let Budget::Bytes(given) = options.budget

@@ -57,7 +57,7 @@ pub struct CachingArgs {
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_FILL")]
     pub fill: Switch,
     /// Send tokens along the routes of a trace (--trace, hobbit-sim import) instead of the model's routers: to
-    /// measure with a real model's locality. The generated text means nothing
+    /// measure with a real model's locality. The generated text is meaningless
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_ROUTES")]
     pub routes: Option<PathBuf>,
     /// With --routes: share of the experts of later layers that gate predictors are given

@@ -41,7 +41,7 @@ pub struct PromptArgs {
     /// Tokens to generate (per turn); -1 without end, -2 until the context is full
     #[arg(short = 'n', long, value_name = "N", env = "LLAMA_ARG_N_PREDICT")]
     pub predict: Option<i32>,
-    /// Keep the state after the prompt in this file; a later run whose prompt begins alike goes on there
+    /// Save the state after the prompt in this file; a later run with the same beginning continues from it
     #[arg(long, value_name = "FNAME")]
     pub prompt_cache: Option<PathBuf>,
     /// Keep the generated tokens there, too

@@ -117,6 +117,9 @@ impl Running {
         self.has_ended = matches!(event, Event::Done(_) | Event::Embedding(_) | Event::Failed(_));
         match (&event, &self.record) {
             (Event::Token(token), _) => self.timings = token.timings,
+            (Event::Embedding(_), Some(record)) => {
+                record.generated(&Timings { n_prompt: self.n_prompt, ..Timings::default() });
+            }
             (Event::Done(done), Some(record)) => record.generated(&done.timings),
             (Event::Failed(error), Some(record)) => record.failed(&error.message),
             _ => {}

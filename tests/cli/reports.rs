@@ -39,7 +39,7 @@ fn a_directory_that_cannot_keep_low_versions_is_named() {
     for directory in ["absent", "/proc"] {
         let flags = ["--expert-cache", "25%", "--low", "q2_k", "--low-dir", directory];
         let ran = demo(&[&WHOLE[..], &flags].concat()).run().expect(1);
-        ran.says(&["error: --low q2_k: nothing can be kept in ", directory, "cannot create this file: "]);
+        ran.says(&["error: --low q2_k: cannot write in ", directory, "cannot create this file: "]);
     }
 }
 

@@ -105,14 +105,13 @@ impl Record {
         let seconds = |ms: f64| Seconds(ms / 1e3);
         let mut line = format!("{method} {path} {status}");
         if let Some(own) = &state.timings {
-            line += &format!(
-                ": prompt {} tokens ({} cached) in {}, generated {} in {}",
-                own.n_cached + own.n_prompt,
-                own.n_cached,
-                seconds(own.prompt_ms),
-                own.n_predicted,
-                seconds(own.predicted_ms)
-            );
+            line += &format!(": prompt {} tokens ({} cached)", own.n_cached + own.n_prompt, own.n_cached);
+            if own.prompt_ms > 0.0 {
+                line += &format!(" in {}", seconds(own.prompt_ms));
+            }
+            if own.n_predicted > 0 {
+                line += &format!(", generated {} in {}", own.n_predicted, seconds(own.predicted_ms));
+            }
             let traffic = &own.traffic;
             if self.log.shows(Level::More) && traffic.hits + traffic.misses > 0.0 {
                 let rate = Percent(traffic.hits / (traffic.hits + traffic.misses));
