@@ -299,15 +299,14 @@ fn brief(command: clap::Command) -> clap::Command {
     let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let examples = examples.split("\n\n").next().unwrap_or_default().to_owned();
     let more = format!("{examples}\n\n{} --help lists every flag.", command.get_name());
-    let command = command.after_help(more).mut_args(|arg| {
+    command.after_help(more).mut_args(|arg| {
         let Some(place) = ESSENTIAL.iter().position(|long| arg.get_long() == Some(long)) else { return arg.hide(true) };
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
         let first = help.split(". ").next().unwrap_or_default();
         let also = help.find(" [also: ").map_or("", |at| &help[at..]);
         let help = if first.contains(also) { first.to_owned() } else { format!("{first}{also}") };
         arg.help(help).help_heading(None::<&str>).display_order(place).hide_env(true)
-    });
-    command
+    })
 }
 
 /// Adds to a derived command the parts that the derive cannot express: the forms of switches, and llama.cpp's other
