@@ -15,6 +15,11 @@ cd "$tree"
 target=${CARGO_TARGET_DIR:-$tree/target}
 cargo install --locked --path . --root "$prefix" --target-dir "$target" ${FEATURES:+--features "$FEATURES"}
 cargo install --locked --path gguf-tools --root "$prefix" --target-dir "$target"
+programs="hobbit-cli hobbit-server hobbit-bench hobbit-sim hobbit-perplexity hobbit-rpc gguf-tools"
+# Without strip they are larger, and work as well. Stripping afterwards uses what the release profile has built.
+for program in $programs; do
+  [ ! -x "$prefix/bin/$program" ] || strip "$prefix/bin/$program" || true
+done
 [ -z "${SKIP_PAGES:-}" ] || exit 0
 
 # Man looks beside the programs (PREFIX/share), shells below XDG_DATA_HOME for what a user has, below /usr/local for
@@ -24,7 +29,7 @@ case "$prefix" in
   *) share=$prefix/share ;;
 esac
 mkdir -p "$prefix/share/man/man1" "$share/bash-completion/completions" "$share/zsh/site-functions" "$share/fish/vendor_completions.d"
-for program in hobbit-cli hobbit-server hobbit-bench hobbit-sim hobbit-perplexity hobbit-rpc gguf-tools; do
+for program in $programs; do
   [ -x "$prefix/bin/$program" ] || continue
   "$prefix/bin/$program" --man > "$prefix/share/man/man1/$program.1"
   "$prefix/bin/$program" --completions bash > "$share/bash-completion/completions/$program"

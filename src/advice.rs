@@ -255,7 +255,7 @@ fn evaluating(error: &EvalError) -> Option<&'static str> {
     Some(match error {
         EvalError::BatchTooLarge { .. } => "-b gives the size of a batch",
         EvalError::ContextFull { shift_helps: true, .. } => {
-            "give a larger -c (or --context-shift, for text that goes on and on)"
+            "give a larger -c (or --context-shift, for text without end)"
         }
         EvalError::ContextFull { .. } => "give a larger -c",
         EvalError::NotFinite => "gguf-tools verify looks for damaged weights",
@@ -270,7 +270,7 @@ fn evaluating(error: &EvalError) -> Option<&'static str> {
 fn chat(error: &ChatError) -> Option<&'static str> {
     match error {
         ChatError::Template(_) => Some("give another with --chat-template or use -no-cnv"),
-        ChatError::Reply(_) => Some("with --no-jinja, or -no-cnv, it is taken as it is"),
+        ChatError::Reply(_) => Some("--no-jinja or -no-cnv does not parse it"),
         _ => None,
     }
 }

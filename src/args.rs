@@ -17,12 +17,16 @@ mod speculation;
 #[cfg(test)]
 mod tests;
 
+use std::error::Error;
 use std::ffi::OsString;
+use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::error::ErrorKind;
+use clap::builder::Styles;
+use clap::builder::styling::AnsiColor;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 
@@ -60,7 +64,7 @@ Examples:
   hobbit-cli -m mixtral.Q8_0.gguf --low q2_k,down=q3_k
       Decode faster: missing experts of little weight come from a smaller quant, made once beside the model.
   hobbit-cli -m qwen3-moe.gguf --mem-budget 8G --target-latency 80
-      Prefer experts in memory as far as 80 ms a token need. Results are approximate.
+      Prefer experts in memory, aiming at 80 ms a token. Results are approximate.
   hobbit-cli -m qwen3-moe.gguf -dev CUDA0 --device-cache 6G --host-cache 16G
       Ordinary weights and 6 GiB of experts on a GPU, 16 GiB of experts behind them in memory, the rest in the file.
   hobbit-cli -m qwen3-moe.gguf -st -sys 'Answer in one word.' -p 'Capital of France?'
@@ -72,6 +76,63 @@ Signals: the first Ctrl-C stops an answer; SIGTERM and SIGHUP end in order, all 
 SIGUSR1 halves the expert caches and SIGUSR2 restores their planned size.
 Environment: every flag that shows [env: NAME] may be given there; the command line wins.
 Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.";
+
+/// The flags of `-h`, in the order of use. A program shows those that it has.
+const ESSENTIAL: &[&str] = &[
+    "model",
+    "hf-repo",
+    "mem-budget",
+    "prompt",
+    "file",
+    "predict",
+    "conversation",
+    "system-prompt",
+    "single-turn",
+    "mmproj",
+    "image",
+    "host",
+    "port",
+    "api-key",
+    "parallel",
+    "ctx-size",
+    "threads",
+    "temp",
+    "seed",
+    "low",
+    "cache-bias",
+    "n-gpu-layers",
+    "device-cache",
+    "list-devices",
+    "cache-state",
+    "stats-json",
+    "quiet",
+    "verbose",
+    "version",
+    "help",
+];
+
+/// Beginnings of the help's headings, in the order of use; others come second.
+const HEADINGS: [&str; 19] = [
+    "Model",
+    "Prompt",
+    "Images",
+    "Conversation",
+    "Memory",
+    "Server",
+    "Slots",
+    "Context",
+    "Sampling",
+    "Devices",
+    "Output",
+    "Help",
+    "Reasoning",
+    "Speculative",
+    "Position",
+    "Dynamic precision",
+    "Expert caches",
+    "Routing",
+    "Papers",
+];
 
 /// Run Mixture-of-Experts GGUF models that do not fit in memory.
 #[derive(Debug, Parser)]
@@ -133,7 +194,7 @@ pub struct MemoryArgs {
     /// Accept a budget above the available memory; by default it is refused
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_OVERCOMMIT")]
     pub overcommit: Switch,
-    /// Read experts around the page cache (direct), through it (buffered), or as fits the machine
+    /// Read experts around the page cache (direct), through it (buffered), or whichever suits the machine (auto)
     #[arg(long, value_name = "auto|direct|buffered", default_value = "auto", env = "HOBBIT_ARG_IO")]
     pub io: IoMode,
 }
@@ -167,6 +228,7 @@ impl OutputArgs {
 
 /// The report at the end of a run.
 #[derive(Args, Debug)]
+#[command(next_help_heading = "Output")]
 pub struct ClosingArgs {
     /// Nothing on stderr but errors (and that the demo model runs, where no model was given)
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_QUIET")]
@@ -178,6 +240,7 @@ pub struct ClosingArgs {
 
 /// The log, and the flags about the program itself.
 #[derive(Args, Debug)]
+#[command(next_help_heading = "Output")]
 pub struct LogArgs {
     /// Log everything
     #[arg(short, long, value_name = Switch::NAME, default_value = "off")]
@@ -197,7 +260,7 @@ pub struct LogArgs {
 pub struct AboutArgs {
     #[command(flatten)]
     pages: PagesArgs,
-    /// Print this help
+    /// Print all flags; -h prints those that most people need
     #[arg(short, long, action = clap::ArgAction::Help)]
     help: Option<bool>,
     /// Print the version
@@ -214,7 +277,36 @@ pub fn command() -> clap::Command {
 /// handles help and version.
 pub fn as_program(command: clap::Command) -> clap::Command {
     let command = command.version(env!("HOBBIT_VERSION")).max_term_width(110).args_override_self(true);
-    with_spellings(command.disable_help_flag(true).disable_version_flag(true))
+    let styles = Styles::styled()
+        .header(AnsiColor::Green.on_default().bold())
+        .usage(AnsiColor::Green.on_default().bold())
+        .literal(AnsiColor::Cyan.on_default().bold())
+        .placeholder(AnsiColor::Cyan.on_default());
+    let command = command.styles(styles).disable_help_flag(true).disable_version_flag(true);
+    // clap orders headings by their first flag.
+    let rank = |arg: &clap::Arg| {
+        let heading = arg.get_help_heading().unwrap_or_default();
+        HEADINGS.iter().position(|own| heading.starts_with(own)).unwrap_or(1)
+    };
+    let mut sorted: Vec<clap::Arg> = command.get_arguments().cloned().collect();
+    sorted.sort_by_key(rank);
+    let mut sorted = sorted.into_iter();
+    with_spellings(command.mut_args(|arg| sorted.next().unwrap_or(arg)))
+}
+
+/// The command whose help has only [`ESSENTIAL`] flags and the examples.
+fn brief(command: clap::Command) -> clap::Command {
+    let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let examples = examples.split("\n\n").next().unwrap_or_default().to_owned();
+    let more = format!("{examples}\n\n{} --help lists every flag.", command.get_name());
+    command.after_help(more).mut_args(|arg| {
+        let Some(place) = ESSENTIAL.iter().position(|long| arg.get_long() == Some(long)) else { return arg.hide(true) };
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let first = help.split(". ").next().unwrap_or_default();
+        let also = help.find(" [also: ").map_or("", |at| &help[at..]);
+        let help = if first.contains(also) { first.to_owned() } else { format!("{first}{also}") };
+        arg.help(help).help_heading(None::<&str>).display_order(place).hide_env(true)
+    })
 }
 
 /// Adds to a derived command the parts that the derive cannot express: the forms of switches, and llama.cpp's other
@@ -255,12 +347,40 @@ pub fn parse_as<A: FromArgMatches>(
     let name = OsString::from(command.get_name());
     let preset = PresetWords::of(&line.words, &command, |name| std::env::var_os(name));
     let words = [name].into_iter().chain(negated).chain(preset.words.iter().cloned()).chain(line.words);
-    let mut matches = command.try_get_matches_from_mut(words)?;
+    if line.is_brief {
+        command = brief(command);
+    }
+    let matches = command.try_get_matches_from_mut(words);
+    let mut matches = matches.map_err(|error| in_plain_words(error, &mut command))?;
     check_precision(&matches, &preset, &mut command)?;
     model::check(&matches).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))?;
     let mut notes = line.notes;
     notes.extend(preset.note());
     Ok((A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?, notes))
+}
+
+/// Most letters that a suggested flag may differ from an unknown one; clap suggests unrelated words, too.
+const TYPOS: usize = 3;
+
+/// An error of clap's without far-fetched suggestions, and without the standard library's words for numbers.
+pub fn in_plain_words(mut error: clap::Error, command: &mut clap::Command) -> clap::Error {
+    let text = |error: &clap::Error, kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        _ => String::new(),
+    };
+    let (arg, value) = (text(&error, ContextKind::InvalidArg), text(&error, ContextKind::InvalidValue));
+    if strsim::damerau_levenshtein(&arg, &text(&error, ContextKind::SuggestedArg)) > TYPOS {
+        error.remove(ContextKind::SuggestedArg);
+    }
+    let source = error.source();
+    let whole = source.and_then(|source| source.downcast_ref()).map(ParseIntError::kind);
+    let wanted = match whole {
+        Some(IntErrorKind::PosOverflow | IntErrorKind::NegOverflow) => "this number is too large",
+        Some(_) => "expected a whole number",
+        None if source.is_some_and(|source| source.is::<ParseFloatError>()) => "expected a number",
+        None => return error,
+    };
+    command.error(ErrorKind::ValueValidation, format!("invalid value '{value}' for '{arg}': {wanted}"))
 }
 
 /// Reports contradictions among the flags of dynamic precision as clap errors.

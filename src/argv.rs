@@ -9,6 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::iter::Peekable;
 use std::str::FromStr;
 
+use super::args;
 use super::unsupported::{self, Verdict};
 use hobbit::options::Repack;
 
@@ -100,10 +101,14 @@ const NEGATIONS: &[(&str, &str)] = &[
     ("-nkvo", "kv-offload"),
     ("--no-webui", "ui"),
     ("-nocb", "cont-batching"),
+    ("-no-kvu", "kv-unified"),
     ("-nr", "repack"),
     ("--no-repack", "repack"),
     ("--no-show-timings", "perf"),
 ];
+
+/// Flags that clap adds to commands without their own.
+const CLAPS: [&str; 4] = ["-h", "--help", "-V", "--version"];
 
 /// The spellings of `--long` that clap's help does not show.
 pub fn other_spellings(long: &str) -> Vec<String> {
@@ -186,6 +191,8 @@ pub struct Line {
     pub words: Vec<OsString>,
     /// Flags that were dropped.
     pub notes: Vec<Note>,
+    /// Help is asked for as `-h`.
+    pub is_brief: bool,
 }
 
 /// A notice about an accepted command line.
@@ -207,10 +214,12 @@ pub enum Note {
 /// Usage errors that clap cannot detect; missing and unexpected values are left to clap.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UsageError {
-    #[error("'{flag}' is a llama.cpp flag that hobbit does not have: {why}")]
+    #[error("'{flag}' is a flag of llama.cpp or ik_llama.cpp that hobbit does not have: {why}")]
     Unsupported { flag: String, why: &'static str },
     #[error("unknown flag '{flag}'{hint}")]
     Unknown { flag: String, hint: String },
+    #[error("'{0}' is no flag; to run this model, give -m {0}")]
+    Model(String),
 }
 
 /// Rewrites the words after the program's name.
@@ -220,9 +229,13 @@ pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) ->
     while let Some(word) = rest.next() {
         // A word that is not UTF-8 can only be a stray value: clap reports it.
         let Some(typed) = word.to_str().filter(|text| text.len() > 1 && text.starts_with('-')) else {
+            if let Some(model) = word.to_str().filter(|word| word.ends_with(".gguf")) {
+                return Err(UsageError::Model(model.to_owned()));
+            }
             line.words.push(word);
             continue;
         };
+        line.is_brief |= typed == "-h";
         let (name, inline) = split(typed);
         if let Some((long, takes)) = grammar.flags.get(&name) {
             line.words.push(join(&word, long, *takes, inline, &mut rest));
@@ -234,11 +247,17 @@ pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) ->
                 Verdict::NoEffect(why) => line.notes.push(Note::NoEffect { flag: name, why }),
                 Verdict::Implied => {}
             }
+        } else if CLAPS.contains(&typed) {
+            line.words.push(word);
         } else if name.starts_with("--") {
+            if let Some(hint) = elsewhere(&name) {
+                return Err(UsageError::Unknown { hint, flag: name });
+            }
             // clap suggests similar flags.
             line.words.push(word);
         } else {
-            return Err(UsageError::Unknown { hint: hint(&name, grammar), flag: name });
+            let hint = elsewhere(&name).unwrap_or_else(|| hint(&name, grammar));
+            return Err(UsageError::Unknown { hint, flag: name });
         }
     }
     Ok(line)
@@ -279,6 +298,16 @@ fn join(
         word.push(value);
     }
     word
+}
+
+/// The other program that has this flag, in words.
+fn elsewhere(name: &str) -> Option<String> {
+    let has = |command: clap::Command| Grammar::of(&command).flags.contains_key(name);
+    #[cfg(feature = "server")]
+    if has(args::server::command()) {
+        return Some("; hobbit-server has it".to_owned());
+    }
+    has(args::command()).then(|| "; hobbit-cli has it".to_owned())
 }
 
 /// A suggestion for an unknown flag with one dash.

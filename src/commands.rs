@@ -50,6 +50,12 @@ pub enum Input {
     Regenerate,
     /// `/forget N`: the number of turns.
     Forget(usize),
+    /// `/system TEXT`; nothing shows the current one.
+    System(String),
+    /// `/save FILE`
+    Save(String),
+    /// `/load FILE`
+    Load(String),
     /// `/read FILE`
     Read(String),
     /// `/image FILE` and `/audio FILE`
@@ -66,6 +72,8 @@ pub const COMMANDS: &str = "  Ctrl-C       stop the answer; clear a line that wa
   /clear       forget the conversation
   /forget N    forget its N oldest turns (1 without a number), which makes room in the context
   /regen       answer again: each time with the next seed
+  /system TEXT replace the system prompt; without TEXT, show it
+  /save FILE   save the conversation as JSON; /load FILE continues it
   /read FILE   add a text file to the next message
   /image FILE  add an image to the next message (/audio FILE: a sound); needs --mmproj
   /help        this list
@@ -92,6 +100,9 @@ impl Input {
                 Ok(n) if n > 0 => Self::Forget(n),
                 _ => Self::Unknown(trimmed.to_owned()),
             },
+            ("/system", text) => Self::System(text.to_owned()),
+            ("/save", file) if !file.is_empty() => Self::Save(file.to_owned()),
+            ("/load", file) if !file.is_empty() => Self::Load(file.to_owned()),
             ("/read", file) if !file.is_empty() => Self::Read(file.to_owned()),
             ("/image" | "/audio", file) if !file.is_empty() => Self::Attach(file.to_owned()),
             _ => Self::Unknown(trimmed.to_owned()),
@@ -130,6 +141,11 @@ mod tests {
             ("/help", Input::Help),
             ("/read a b.txt", Input::Read("a b.txt".into())),
             ("/read", Input::Unknown("/read".into())),
+            ("/system  Be brief. ", Input::System("Be brief.".into())),
+            ("/system", Input::System(String::new())),
+            ("/save a b.json", Input::Save("a b.json".into())),
+            ("/load a.json", Input::Load("a.json".into())),
+            ("/save", Input::Unknown("/save".into())),
             ("/image a b.png", Input::Attach("a b.png".into())),
             ("/audio a.wav", Input::Attach("a.wav".into())),
             ("/image", Input::Unknown("/image".into())),

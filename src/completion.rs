@@ -35,7 +35,7 @@ pub fn run(desk: &mut Desk, prompt: &Bytes, predict: Option<usize>) -> Result<En
         let text = desk.text_of(&prompt.tokens);
         desk.screen.print(Voice::Prompt, &text)?;
     }
-    let mut keyboard = Keyboard::new(args.output.simple_io.0, args.chat.multiline_input.0);
+    let mut keyboard = Keyboard::new(args.output.simple_io.0, args.chat.multiline_input.0, None);
     if args.chat.interactive.0 && io::stdin().is_terminal() {
         desk.log.line(Level::Info, "hobbit: interactive; Ctrl-C takes the turn, and ends when it is yours");
     }

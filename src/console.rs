@@ -1,6 +1,10 @@
 //! The console: prints generated text and reads typed lines.
 
+use std::ffi::OsString;
+use std::fs::DirBuilder;
 use std::io::{self, BufRead, IsTerminal, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use anstyle::{AnsiColor, Style};
@@ -8,7 +12,9 @@ use crossbeam_channel::{Receiver, Sender};
 use nix::errno::Errno;
 use nix::sys::termios::{self, SetArg, Termios};
 use rustyline::error::ReadlineError;
-use rustyline::{Cmd, ConditionalEventHandler, Event, EventContext, EventHandler, KeyEvent, Movement, RepeatCount};
+use rustyline::{
+    Cmd, ConditionalEventHandler, Config, Event, EventContext, EventHandler, KeyEvent, Movement, RepeatCount,
+};
 
 use super::commands::Joiner;
 use super::ctrl_c::CtrlC;
@@ -115,17 +121,17 @@ pub struct Keyboard {
 }
 
 impl Keyboard {
-    /// `simple` disables editing.
-    pub fn new(simple: bool, multiline: bool) -> Self {
+    /// `simple` disables editing; `history` is the file that keeps what is typed.
+    pub fn new(simple: bool, multiline: bool, history: Option<PathBuf>) -> Self {
         let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
-        let editor = if simple || !terminal { None } else { editor() };
+        let editor = if simple || !terminal { None } else { editor(history.as_deref()) };
         let edits = editor.is_some();
         if edits {
             remember_terminal();
         }
         let (requests, wanted) = crossbeam_channel::unbounded();
         let (send, lines) = crossbeam_channel::unbounded();
-        let reader = Some(Reader { editor, requests: wanted, lines: send });
+        let reader = Some(Reader { editor, history, requests: wanted, lines: send });
         Self { reader, requests, lines, is_awaited: false, edits, multiline, prompts: io::stdin().is_terminal() }
     }
 
@@ -199,8 +205,24 @@ impl Keyboard {
 
 type Editor = rustyline::Editor<(), rustyline::history::DefaultHistory>;
 
-fn editor() -> Option<Editor> {
-    let mut editor = rustyline::DefaultEditor::new().ok()?;
+/// Messages that the history keeps.
+const HISTORY_MAX: usize = 1000;
+
+/// The file of the history: `hobbit/history` in the user's state directory.
+pub fn history(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let path = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = path("XDG_STATE_HOME").or_else(|| Some(path("HOME")?.join(".local/state")))?;
+    Some(state.join("hobbit/history"))
+}
+
+fn editor(history: Option<&Path>) -> Option<Editor> {
+    let config = Config::builder().history_ignore_space(true).max_history_size(HISTORY_MAX).ok()?;
+    let mut editor = Editor::with_config(config.build()).ok()?;
+    // Others must not read it. Without a history the program works as well.
+    if let Some((path, directory)) = history.and_then(|path| Some((path, path.parent()?))) {
+        let _ = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+        let _ = editor.load_history(path);
+    }
     editor.bind_sequence(KeyEvent::ctrl('C'), EventHandler::Conditional(Box::new(ClearLine)));
     Some(editor)
 }
@@ -217,6 +239,7 @@ impl ConditionalEventHandler for ClearLine {
 /// Handles of the reader thread.
 struct Reader {
     editor: Option<Editor>,
+    history: Option<PathBuf>,
     requests: Receiver<Request>,
     lines: Sender<io::Result<Answer>>,
 }
@@ -229,6 +252,9 @@ impl Reader {
                 (Request::Line(_), None) => plain_line(),
                 (Request::Remember(text), Some(editor)) => {
                     let _ = editor.add_history_entry(&text);
+                    if let Some(path) = &self.history {
+                        let _ = editor.append_history(path);
+                    }
                     continue;
                 }
                 (Request::Remember(_), None) => continue,
@@ -271,5 +297,21 @@ fn remember_terminal() {
 pub fn restore_terminal() {
     if let Some(settings) = &*SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) {
         let _ = termios::tcsetattr(io::stdin(), SetArg::TCSANOW, settings);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_history_is_in_the_users_state_directory() {
+        let of = |set: &'static [(&str, &str)]| {
+            history(|name| set.iter().find(|(own, _)| *own == name).map(|(_, value)| value.into()))
+        };
+        assert_eq!(of(&[("HOME", "/h")]), Some("/h/.local/state/hobbit/history".into()));
+        assert_eq!(of(&[("HOME", "/h"), ("XDG_STATE_HOME", "/s")]), Some("/s/hobbit/history".into()));
+        assert_eq!(of(&[("HOME", "/h"), ("XDG_STATE_HOME", "")]), Some("/h/.local/state/hobbit/history".into()));
+        assert_eq!(of(&[]), None);
     }
 }

@@ -3,15 +3,17 @@
 use std::io::IsTerminal;
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use serde::Serialize;
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
 
 use super::commands::{COMMANDS, Input};
-use super::console::{Answer, Keyboard, Voice};
+use super::console::{self, Answer, Keyboard, Voice};
 use super::exit::in_words;
 use super::log::Level;
 use super::media::{self, MARKER};
+use super::output::write_json;
 use super::prompt_cache::common_prefix;
+use super::report;
 use super::run;
 use super::signals::Interrupted;
 use super::stream::{Desk, End, Reading, too_long};
@@ -44,6 +46,20 @@ impl Message {
     }
 }
 
+/// The file of `/save`.
+#[derive(Deserialize)]
+struct Saved {
+    messages: Vec<SavedMessage>,
+}
+
+#[derive(Deserialize)]
+struct SavedMessage {
+    role: String,
+    content: String,
+    #[serde(default)]
+    reasoning_content: String,
+}
+
 /// A conversation formatted as a prompt.
 struct Written {
     tokens: MediaPrompt,
@@ -51,6 +67,7 @@ struct Written {
 }
 
 struct Conversation {
+    system: Option<String>,
     messages: Vec<Message>,
     /// Number of answers to the last message.
     n_answers: u32,
@@ -75,12 +92,15 @@ pub fn run(desk: &mut Desk) -> Result<End> {
         use_jinja: args.chat.template.jinja.0,
         ..ChatInputs::default()
     };
-    let mut talk = Conversation { messages: Vec::new(), n_answers: 0, in_context: Vec::new(), templates, inputs };
+    let system = args.chat.system_prompt.clone();
+    let mut talk =
+        Conversation { system, messages: Vec::new(), n_answers: 0, in_context: Vec::new(), templates, inputs };
     talk.clear(desk);
     if args.chat.template.chat_template.is_none() && desk.model.info().chat_template.is_none() {
         desk.log.line(Level::Warning, "warning: the model has no chat template: using chatml; see --chat-template");
     }
-    let mut keyboard = Keyboard::new(args.output.simple_io.0, args.chat.multiline_input.0);
+    let history = args.chat.history.0.then(|| console::history(|name| std::env::var_os(name))).flatten();
+    let mut keyboard = Keyboard::new(args.output.simple_io.0, args.chat.multiline_input.0, history);
     let mut given = args.prompt.as_ref().map(|prompt| text_of(&prompt.0, "the prompt", desk));
     if std::io::stdin().is_terminal() && (given.is_none() || !args.chat.single_turn.0) {
         let line = "hobbit: conversation; Ctrl-C stops an answer, /help lists commands, /exit ends";
@@ -121,13 +141,38 @@ pub fn run(desk: &mut Desk) -> Result<End> {
             }
             Input::Forget(n) => talk.forget(n, desk)?,
             Input::Read(path) => match read(&path) {
-                Ok(bytes) => attached += &(text_of(&bytes, &path, desk) + "\n"),
+                Ok(bytes) => {
+                    let text = text_of(&bytes, &path, desk);
+                    let n = text.chars().count();
+                    attached += &(text + "\n");
+                    desk.log.line(Level::Info, format!("hobbit: {path}: {n} characters go with the next message"));
+                }
                 Err(error) => desk.log.line(Level::Error, format!("error: {}", in_words(&error))),
             },
+            Input::System(text) => talk.instruct(text, desk),
+            Input::Save(_) | Input::Load(_) => {
+                let done = match &message {
+                    Input::Load(path) => {
+                        talk.load(Path::new(path)).map(|n| format!("{n} messages are loaded from {path}"))
+                    }
+                    Input::Save(path) => {
+                        talk.save(Path::new(path)).map(|()| format!("the conversation is saved in {path}"))
+                    }
+                    _ => unreachable!("one of the two"),
+                };
+                match done {
+                    Ok(line) => desk.log.line(Level::Info, format!("hobbit: {line}")),
+                    Err(error) => {
+                        desk.failed = true;
+                        desk.log.line(Level::Error, format!("error: {}", in_words(&error)));
+                    }
+                }
+            }
             Input::Attach(path) => match media::read(desk, Path::new(&path)) {
                 Ok(read) => {
                     attached += MARKER;
                     pictures.push(read);
+                    desk.log.line(Level::Info, format!("hobbit: {path} goes with the next message"));
                 }
                 Err(error) => {
                     desk.failed = true;
@@ -170,9 +215,45 @@ impl Conversation {
         desk.session.reset();
         self.in_context.clear();
         self.messages.clear();
-        if let Some(system) = &desk.args.chat.system_prompt {
+        if let Some(system) = &self.system {
             self.messages.push(Message::new("system", system.as_str()));
         }
+    }
+
+    /// Replaces the system prompt, here and after `/clear`; without a text, shows it.
+    fn instruct(&mut self, text: String, desk: &Desk) {
+        if text.is_empty() {
+            let current = self.system.as_deref().unwrap_or("there is no system prompt");
+            return desk.log.line(Level::Error, current);
+        }
+        self.messages.drain(..self.first_turn());
+        self.messages.insert(0, Message::new("system", text.as_str()));
+        self.system = Some(text);
+        desk.log.line(Level::Info, "hobbit: the system prompt is replaced");
+    }
+
+    /// Writes the messages as OpenAI's JSON.
+    fn save(&self, path: &Path) -> Result<()> {
+        if self.messages.iter().any(|message| !message.media.is_empty()) {
+            bail!("a conversation with images or sound cannot be saved");
+        }
+        write_json(path, &serde_json::json!({ "messages": self.messages }), "conversation")
+    }
+
+    /// Replaces the conversation by a saved one; returns its number of messages.
+    fn load(&mut self, path: &Path) -> Result<usize> {
+        let wrong = || format!("{}: expected {{\"messages\": [{{\"role\", \"content\"}}, ...]}}", path.display());
+        let Saved { messages } = serde_json::from_slice(&read(&path.to_string_lossy())?).with_context(wrong)?;
+        let role =
+            |name: &str| ["system", "user", "assistant"].into_iter().find(|own| *own == name).with_context(wrong);
+        let message = |saved: SavedMessage| {
+            let SavedMessage { role: name, content, reasoning_content } = saved;
+            Ok(Message { reasoning_content, ..Message::new(role(&name)?, content) })
+        };
+        self.messages = messages.into_iter().map(message).collect::<Result<_>>()?;
+        self.system = self.messages.first().filter(|own| own.role == "system").map(|own| own.content.clone());
+        self.n_answers = 0;
+        Ok(self.messages.len())
     }
 
     /// Forgets the `n` oldest turns: user messages with their answers.
@@ -229,6 +310,7 @@ impl Conversation {
         let keeps_tags = prompt.thinking.is_some();
         let parser = Some(prompt.parser).filter(|_| keeps_tags && !desk.args.reasoning.skip_parsing);
         let reading = Reading { parser, keeps_tags, stops: prompt.additional_stops };
+        let before = desk.session.stats().decode;
         let spoken = match desk.answer(&all.rest(common), desk.args.predict, &reading) {
             Ok(spoken) => spoken,
             Err(error) if matches!(error.downcast_ref(), Some(EvalError::ContextFull { .. })) => {
@@ -248,6 +330,10 @@ impl Conversation {
         if spoken.end == End::ContextFull && !desk.args.session_options.context_shift {
             let line = format!("warning: there is no room for another message: {}", room(desk));
             desk.log.line(Level::Warning, line);
+        }
+        if desk.args.output.closing.perf.0 && !desk.args.chat.single_turn.0 {
+            let line = report::answer(&before, &desk.session.stats().decode);
+            line.iter().for_each(|line| desk.log.line(Level::Info, format!("hobbit: {line}")));
         }
         self.in_context = all.tokens;
         self.in_context.extend(&spoken.tokens);

@@ -30,7 +30,10 @@ pub fn find(
     let beside = executable.iter().flat_map(|file| file.ancestors().skip(1)).map(|dir| dir.join(FILE));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
     beside.chain([source, PathBuf::from(FILE)]).find(|path| exists(path)).ok_or_else(|| {
-        format!("no model given and {FILE} not found; give -m FNAME, or the demo model's place in {VARIABLE}")
+        format!(
+            "no model given: give a file with -m FNAME, or let hobbit fetch one of the Hub, for example -hf \
+             ggml-org/gpt-oss-20b-GGUF; {VARIABLE} may name hobbit's demo model"
+        )
     })
 }
 

@@ -39,7 +39,7 @@ pub fn fetched(args: &SourceArgs, verbosity: Verbosity) -> Result<Option<PathBuf
     let bar = screen.bar.clone();
     let stop = move |signal: signals::Signal| {
         bar.finish_and_clear();
-        tell("hobbit: stopped; what came is kept, and the same command goes on there");
+        tell("hobbit: stopped; run the same command to resume the download");
         std::process::exit(i32::from(signal.status()));
     };
     signals::during(stop, || fetch(&source, &places, &screen))?.map(Some)

@@ -4,8 +4,10 @@ use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use serde_json::{Value, json};
 
 use super::exit::{self, FAILED};
 use super::output::tell;
@@ -24,17 +26,21 @@ pub enum Level {
 }
 
 /// A cheap handle to the log.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Log {
     verbosity: Verbosity,
     file: Option<Arc<Mutex<LogFile>>>,
+    /// Each line is an object.
+    is_json: bool,
 }
 
+#[derive(Debug)]
 struct LogFile {
     path: PathBuf,
     state: State,
 }
 
+#[derive(Debug)]
 enum State {
     Open(File),
     /// The reader has closed the pipe.
@@ -65,7 +71,12 @@ impl Log {
         };
         let open = |path: &Path| open(path).map(|file| LogFile { path: path.to_owned(), state: State::Open(file) });
         let file = file.map(open).transpose()?.map(|file| Arc::new(Mutex::new(file)));
-        Ok(Self { verbosity, file })
+        Ok(Self { verbosity, file, is_json: false })
+    }
+
+    /// The same log with a JSON object in each line.
+    pub fn in_json(self, is_json: bool) -> Self {
+        Self { is_json, ..self }
     }
 
     /// Ends the log of a run: writes the run's error to the file, and turns a failed log into a failed run.
@@ -87,8 +98,31 @@ impl Log {
         self.text(level, &format!("{text}\n"));
     }
 
+    /// Prints a record as a line, or as a JSON object with its time and level.
+    pub fn record(&self, level: Level, line: impl FnOnce() -> String, value: impl FnOnce() -> Value) {
+        if !self.is_json {
+            return self.line(level, format!("hobbit: {}", line()));
+        }
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut object = json!({"time": since.as_secs_f64(), "level": format!("{level:?}").to_lowercase()});
+        if let (Value::Object(object), Value::Object(own)) = (&mut object, value()) {
+            object.extend(own);
+        }
+        self.write(level, &format!("{object}\n"));
+    }
+
     /// Prints text that contains its own line ends.
     pub fn text(&self, level: Level, text: &str) {
+        if !self.is_json {
+            return self.write(level, text);
+        }
+        for line in text.lines().filter(|line| !line.trim().is_empty()) {
+            let message = line.strip_prefix("hobbit: ").unwrap_or(line);
+            self.record(level, String::new, || json!({ "message": message }));
+        }
+    }
+
+    fn write(&self, level: Level, text: &str) {
         if self.shows(level) {
             let _ = std::io::stderr().write_all(text.as_bytes());
         }

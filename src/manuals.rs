@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
-use clap::{Args, Command};
+use clap::{Arg, Args, Command, ValueHint};
 use clap_complete::Shell;
 
 /// llama.cpp's flag for the bash completion script.
@@ -69,11 +69,29 @@ fn manual(mut command: Command) -> Result<Vec<u8>> {
     Ok(page)
 }
 
-fn script(mut command: Command, shell: Shell) -> Vec<u8> {
+fn script(command: Command, shell: Shell) -> Vec<u8> {
     let name = command.get_name().to_owned();
+    let mut command = command.mut_args(completed);
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command, name, &mut script);
     script
+}
+
+/// The flag with the values that a shell may offer: those in its value's name (`on|off`), files for paths, else none.
+fn completed(arg: Arg) -> Arg {
+    let name = arg.get_value_names().and_then(|names| names.first()).map(ToString::to_string).unwrap_or_default();
+    // clap needs static names.
+    let name: &str = Box::leak(name.into_boxed_str());
+    let words: Vec<&str> = name.split('|').collect();
+    let is_word = |word: &&str| word.bytes().all(|byte| byte.is_ascii_lowercase() || b"-1234567890".contains(&byte));
+    if !arg.get_action().takes_values() || !arg.get_possible_values().is_empty() {
+        return arg;
+    }
+    match arg.get_value_hint() {
+        _ if words.len() > 1 && words.iter().all(is_word) => arg.value_parser(PossibleValuesParser::new(words)),
+        ValueHint::Unknown if !name.contains("FILE") && !name.contains("FNAME") => arg.value_hint(ValueHint::Other),
+        _ => arg,
+    }
 }
 
 #[cfg(test)]
@@ -87,6 +105,17 @@ mod tests {
             let script = String::from_utf8(script(args::command(), shell)).unwrap();
             assert!(script.contains("mem-budget"), "{shell}");
         }
+        let bash = String::from_utf8(script(args::command(), Shell::Bash)).unwrap();
+        let offered =
+            |flag: &str| bash.split(&format!("                {flag})\n")).nth(1).unwrap().lines().next().unwrap();
+        for (flag, part) in [
+            ("--policy", "compgen -W \"lru lfu hobbit edgemoe smoe arc learned\""),
+            ("--color", "compgen -W \"on off auto\""),
+            ("--mem-budget", "COMPREPLY=(\"${cur}\")"),
+        ] {
+            assert!(offered(flag).contains(part), "{flag}: {}", offered(flag));
+        }
+        assert!(bash.contains("compgen -f"), "paths are offered files");
         let page = String::from_utf8(manual(args::command()).unwrap()).unwrap();
         assert!(page.contains(".TH hobbit-cli 1") && page.contains("mem\\-budget") && page.contains("Examples:"));
         let two = Command::new("a").about("first").subcommand(Command::new("b").about("second"));

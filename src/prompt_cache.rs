@@ -81,7 +81,7 @@ impl PromptCache {
             return Ok(());
         }
         if session.n_past() != self.history.len() {
-            log.line(Level::Warning, "warning: --prompt-cache-all: the context was shifted or cut: it is not kept");
+            log.line(Level::Warning, "warning: --prompt-cache-all: the context was shifted or cut, so it is not saved");
             return Ok(());
         }
         self.write(session, n)

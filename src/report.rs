@@ -166,14 +166,31 @@ pub fn closing(run: &Closing) -> Vec<String> {
     // A dense model has no hit rate.
     let counted = phases.into_iter().rev().find(|(_, phase)| phase.hit_rate().is_some());
     lines.extend(counted.map(|(name, phase)| experts(name, phase, run)));
-    let drawn = if run.is_seed_drawn { " (drawn; repeat with -s)" } else { "" };
-    let seed = run.seed.map(|seed| format!("seed {seed}{drawn}"));
+    let seed = run.seed.map(|seed| match run.is_seed_drawn {
+        true => format!("random seed {seed} (reuse: -s)"),
+        false => format!("seed {seed}"),
+    });
     let peak = (stats.peak_rss_bytes > 0).then(|| format!("peak memory {}", Bytes(stats.peak_rss_bytes)));
     let last: Vec<String> = seed.into_iter().chain(peak).collect();
     if !last.is_empty() {
         lines.push(last.join(", "));
     }
     lines
+}
+
+/// Speed and hit rate of one answer, from the counts of decoding before and after it.
+pub fn answer(before: &PhaseStats, after: &PhaseStats) -> Option<String> {
+    let (tokens, seconds) = (after.tokens.checked_sub(before.tokens)?, after.seconds - before.seconds);
+    if tokens == 0 || seconds <= 0.0 {
+        return None;
+    }
+    let mut line = format!("{:.2} tokens/s", tokens as f64 / seconds);
+    let hits = after.hits.saturating_sub(before.hits);
+    let all = hits + after.misses.saturating_sub(before.misses);
+    if all > 0 {
+        let _ = write!(line, ", hit rate {}", Percent(hits as f64 / all as f64));
+    }
+    Some(line)
 }
 
 /// Hits and misses of a phase.
@@ -188,15 +205,15 @@ fn experts(name: &str, phase: &PhaseStats, run: &Closing) -> String {
     }
     let rerouted = (phase.used.total() > 0).then(|| phase.rerouted.uses as f64 / phase.used.total() as f64);
     if let (Some(share), true) = (rerouted, run.precision.routing.is_some()) {
-        let _ = write!(line, "; {} of uses went to experts in memory", Percent(share));
+        let _ = write!(line, "; {} of the experts were substituted", Percent(share));
         if phase.rerouted.refused > 0 {
             let refused = phase.rerouted.refused;
-            let _ = write!(line, " ({refused} choices were not understood and left alone)");
+            let _ = write!(line, " ({refused} choices of the router could not be read and stayed)");
         }
     }
     if let (Some(changed), "decode") = (run.stats.virtual_experts, name) {
         let (n, period) = (changed.replacements, changed.period_tokens);
-        let _ = write!(line, "; {n} experts changed meanwhile, one of a layer in {period} tokens");
+        let _ = write!(line, "; {n} experts were exchanged, one of a layer in {period} tokens");
         if changed.failed > 0 {
             let _ = write!(line, " ({} could not be read)", changed.failed);
         }
@@ -470,8 +487,11 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
         assert_eq!(closing(&run(&stats, &precision)), expected);
         let dynamic = PrecisionReport { mode: PrecisionMode::Dynamic, ..exact() };
         let lines = closing(&Closing { is_eog: true, is_seed_drawn: true, ..run(&stats, &dynamic) });
-        assert!(lines[1].ends_with("; end of text") && lines[3].starts_with("seed 7 (drawn; repeat with -s), "));
+        assert!(lines[1].ends_with("; end of text") && lines[3].starts_with("random seed 7 (reuse: -s), "));
         assert!(lines[2].ends_with("; computed 67.0 % high, 30.0 % low, 3.0 % skipped"), "{}", lines[2]);
+        let later = PhaseStats { tokens: 30, seconds: 0.7, hits: 85, misses: 35, ..stats.decode };
+        assert_eq!(answer(&stats.decode, &later).unwrap(), "20.00 tokens/s, hit rate 50.0 %");
+        assert_eq!(answer(&later, &later), None);
         let none = Stats::default();
         assert_eq!(closing(&run(&none, &precision)), ["seed 7"], "a dense model, and no tokens");
         assert!(closing(&Closing { seed: None, ..run(&none, &precision) }).is_empty(), "greedy");

@@ -38,6 +38,7 @@ use hobbit::options::{DraftSource, LowSource, PrecisionMode, RopeOptions, Sample
 use hobbit::stats::{DeviceReport, Stats, Timings};
 use hobbit::{Model, ModelOptions, OpenError, Sampler, SamplingOptions, Session, SessionOptions};
 use hobbit_core::pack::{PartialError, WriteError};
+use hobbit_core::plan::Budget;
 use hobbit_core::units;
 
 /// Note for a run without a model argument.
@@ -104,11 +105,11 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     let projector = media::open(&model, projector.as_ref(), log)?;
     describe(&model, &session, args.is_demo, &args.model_options, log);
     if let Some(n) = wider {
-        let why = "experts are read less often so; last bits are another width's than with -ub 512";
-        log.line(Level::Info, format!("hobbit: prompt: {n} tokens at once: {why}"));
+        let why = "experts are read less often; results differ in the last bits from -ub 512";
+        log.line(Level::Info, format!("note: the prompt is computed {n} tokens at once: {why}"));
     }
     speculate(&mut session, args.speculation.as_ref(), log)?;
-    warn_of_training(&model, &args.session_options, log);
+    warn_of_training(&model, &args.session_options, 1, log);
     warn_of_shift(&session, args.session_options.context_shift, log);
     log.line(Level::Debug, format!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
@@ -257,7 +258,7 @@ fn low_source(path: &Path, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) ->
         )) => {
             let place =
                 directory.map_or_else(|| "beside the model".to_owned(), |place| format!("in {}", place.display()));
-            let hint = format!("--low {types}: nothing can be kept {place}; give another directory with --low-dir");
+            let hint = format!("--low {types}: cannot write {place}; give another directory with --low-dir");
             anyhow::Error::new(error).context(hint)
         }
         _ => error.into(),
@@ -271,7 +272,7 @@ pub fn begin(notes: &[Note], session: &SessionOptions, json: Option<&Path>, colo
     for note in notes {
         match note {
             Note::NoEffect { .. } => log.line(Level::Warning, format!("note: {note}")),
-            Note::Preset(words) => log.line(Level::Info, format!("hobbit: {words}")),
+            Note::Preset(words) => log.line(Level::Info, format!("note: {words}")),
         }
     }
     warn_of_threads(session, log);
@@ -304,14 +305,23 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     say(&report::memory(plan, session.io_choice(), session.warm_start()));
     if let Some(routes) = &options.routes {
         let file = routes.trace.display();
-        say(&format!("routes: tokens follow the routes recorded in {file}, not the routers; their text means nothing"));
+        log.line(
+            Level::Info,
+            format!("note: tokens follow the routes recorded in {file}, not the routers: the text is meaningless"),
+        );
     }
     let precision = session.precision();
     report::devices_and_precision(session.devices(), precision).iter().for_each(|line| say(line));
     if let (Some(bound), None) = (&precision.loss_bound, &precision.routing) {
-        say(bound);
+        log.line(Level::Info, format!("note: {bound}"));
     }
     devices::warn_without_devices(options, !session.devices().is_empty(), log);
+    if let Budget::Bytes(given) = options.budget
+        && given > plan.budget
+    {
+        let (given, held) = (units::Bytes(given), units::Bytes(plan.budget));
+        log.line(Level::Warning, format!("note: --mem-budget {given} is more than is available: {held} are used"));
+    }
     if let Some(warning) = &plan.warning {
         log.line(Level::Warning, format!("warning: {warning}; {}", advice::for_one_token(warning)));
     }
@@ -354,13 +364,15 @@ pub fn warn_of_shift(session: &Session, context_shift: bool, log: &Log) {
     }
 }
 
-/// Warns of a context longer than the model was trained for, unless positions are scaled.
-fn warn_of_training(model: &Model, options: &SessionOptions, log: &Log) {
+/// Warns of a context longer than the model was trained for, unless positions are scaled. `n_parts`: conversations
+/// that share the value of -c.
+pub fn warn_of_training(model: &Model, options: &SessionOptions, n_parts: u32, log: &Log) {
     let (n_ctx, trained) = (options.n_ctx, model.info().n_ctx_train);
     if trained > 0 && n_ctx > trained && options.rope == RopeOptions::default() {
         let warning = format!(
             "warning: the context holds {n_ctx} tokens, but the model was trained on {trained}: beyond them it may \
-             talk nonsense; give -c {trained} or less, or see --rope-scaling"
+             talk nonsense; give -c {} or less, or see --rope-scaling",
+            trained * n_parts
         );
         log.line(Level::Warning, warning);
     }

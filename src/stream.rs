@@ -273,7 +273,7 @@ impl Reader {
         let text = self.parts.take().map(|parts| parts.text().to_owned()).unwrap_or_default();
         screen.end_line()?;
         let reason = in_words(&error.into());
-        log.line(Level::Warning, format!("warning: {reason}. Here is all of it as it is:"));
+        log.line(Level::Warning, format!("warning: {reason}; the whole answer, unparsed:"));
         screen.print(Voice::Model, &text)?;
         self.voice = Voice::Model;
         (self.text, self.reasoning) = (text, String::new());

@@ -85,7 +85,7 @@ fn mistakes_are_named_first_and_a_failed_case_is_a_record() {
     let both = format!("{demo},none.gguf");
     let rows: &[(&[&str], i32, &str)] = &[
         (&["--policy", "best"], 2, "best"),
-        (&["--mmproj-url", "x"], 2, "'--mmproj-url' is a llama.cpp flag"),
+        (&["--mmproj-url", "x"], 2, "'--mmproj-url' is a flag of llama.cpp"),
         (&["-m", &both, "-o", "json"], 1, "none.gguf: cannot open this model"),
         (&["-m", &text], 1, "demo-heldout-prose.txt: not a GGUF file"),
         (&["-m", &demo, "--prompt-file", "none.txt"], 1, "--prompt-file: none.txt: cannot read this file"),

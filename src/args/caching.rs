@@ -15,8 +15,8 @@ use hobbit_core::predict::PredictorKind;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Expert caches (hobbit's own)")]
 pub struct CachingArgs {
-    /// Eviction policy: lru, lfu, hobbit, edgemoe, smoe, arc or learned
-    #[arg(long, value_name = "NAME", default_value_t, env = "HOBBIT_ARG_POLICY")]
+    /// Eviction policy
+    #[arg(long, value_name = "lru|lfu|hobbit|edgemoe|smoe|arc|learned", default_value_t, env = "HOBBIT_ARG_POLICY")]
     pub policy: PolicyKind,
     /// Weights of --policy hobbit: recency, uses, high-precision uses and distance of the layer, four numbers with
     /// commas (default: the profile's, or 0.34,0.28,0.28,0.1)
@@ -35,10 +35,9 @@ pub struct CachingArgs {
     /// by-penalty. Flags win (default: the pack's)
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PROFILE")]
     pub profile: Option<PathBuf>,
-    /// Predictor of the experts that the next layers will use: none, stacked-gate, cross-layer, path-table or previous
-    /// (default: stacked-gate in trials, see --prefetch auto; none on devices, with --deterministic, --target-latency,
-    /// --trace or --routes)
-    #[arg(long, value_name = "NAME", env = "HOBBIT_ARG_PREDICTOR")]
+    /// Predictor of the experts that the next layers will use (default: stacked-gate in trials, see --prefetch auto;
+    /// none on devices, with --deterministic, --target-latency, --trace or --routes)
+    #[arg(long, value_name = "none|stacked-gate|cross-layer|path-table|previous", env = "HOBBIT_ARG_PREDICTOR")]
     pub predictor: Option<PredictorKind>,
     /// Table of --predictor path-table, made by gguf-tools profile --path-table [default: the pack's]
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PATH_TABLE")]
@@ -58,7 +57,7 @@ pub struct CachingArgs {
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_FILL")]
     pub fill: Switch,
     /// Send tokens along the routes of a trace (--trace, hobbit-sim import) instead of the model's routers: to
-    /// measure with a real model's locality. The generated text means nothing
+    /// measure with a real model's locality. The generated text is meaningless
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_ROUTES")]
     pub routes: Option<PathBuf>,
     /// With --routes: share of the experts of later layers that gate predictors are given

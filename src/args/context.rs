@@ -54,7 +54,7 @@ pub struct ContextArgs {
     /// Keep the whole context for sliding-window layers
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_SWA_FULL")]
     pub swa_full: Switch,
-    /// Copies of the state of a recurrent model or a sliding window to go back to, at most so many for each
+    /// Copies of the state of a recurrent model or a sliding window to go back to, at most N for each
     /// conversation or slot, in a sixteenth of the memory; 0 (always so with --mmproj): prompts that do not continue
     /// the context are read again
     #[arg(long, value_name = "N", default_value = "32", env = "LLAMA_ARG_CTX_CHECKPOINTS")]

@@ -41,7 +41,7 @@ pub struct PromptArgs {
     /// Tokens to generate (per turn); -1 without end, -2 until the context is full
     #[arg(short = 'n', long, value_name = "N", env = "LLAMA_ARG_N_PREDICT")]
     pub predict: Option<i32>,
-    /// Keep the state after the prompt in this file; a later run whose prompt begins alike goes on there
+    /// Save the state after the prompt in this file; a later run with the same beginning continues from it
     #[arg(long, value_name = "FNAME")]
     pub prompt_cache: Option<PathBuf>,
     /// Keep the generated tokens there, too
@@ -88,6 +88,10 @@ pub struct ChatArgs {
     /// BOS token before each input of the user; disables the chat template
     #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub in_prefix_bos: Switch,
+    /// Keep what is typed for later conversations, in $XDG_STATE_HOME/hobbit/history or
+    /// ~/.local/state/hobbit/history; lines that begin with a space are never kept
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "HOBBIT_ARG_HISTORY")]
+    pub history: Switch,
     #[command(flatten)]
     pub template: TemplateArgs,
 }

@@ -56,7 +56,7 @@ pub struct RoutingArgs {
     /// or 'gguf-tools pack' into the pack
     #[arg(long, value_name = "N%", value_parser = percent, env = "HOBBIT_ARG_MAX_LOSS")]
     pub max_loss: Option<f64>,
-    /// A token shall take no more than N milliseconds while it decodes: --cache-bias is then the least, up to what is
+    /// Aim at N milliseconds for a decoded token: --cache-bias is then the least, up to what is
     /// given or 0.3, that suffices, as measured in trials while it runs; or, where --substitute is given and no
     /// --cache-bias, SMoE's alpha up to that. If none does, the largest is used, and the reachable time is printed. Not
     /// with --deterministic

@@ -93,7 +93,7 @@ pub struct SamplingArgs {
     /// Mirostat: target entropy
     #[arg(long, value_name = "N", default_value = "5", value_parser = finite)]
     pub mirostat_ent: f32,
-    /// Never end a text of its own accord
+    /// Ignore the end-of-text token
     #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub ignore_eos: Switch,
     /// Add to a token's logit, e.g. 15043+1 or 15043-inf; may be repeated

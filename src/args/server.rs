@@ -92,6 +92,9 @@ pub struct HttpArgs {
     /// its own)
     #[arg(long, value_name = "ORIGINS", env = "LLAMA_ARG_CORS_ORIGINS")]
     pub cors_origins: Option<String>,
+    /// Threads for HTTP; the model's are --threads
+    #[arg(long, value_name = "N", default_value = "2", env = "LLAMA_ARG_THREADS_HTTP", value_parser = http_threads)]
+    pub threads_http: usize,
     /// TLS: file with the private key (PEM)
     #[arg(long, value_name = "FNAME", requires = "ssl_cert_file", env = "LLAMA_ARG_SSL_KEY_FILE")]
     pub ssl_key_file: Option<PathBuf>,
@@ -110,6 +113,10 @@ pub struct HttpArgs {
     /// Seconds of silence after which a stream sends a sign of life; -1 never
     #[arg(long, value_name = "N", default_value = "30", value_parser = clap::value_parser!(i64).range(-1..))]
     pub sse_ping_interval: i64,
+    /// Lines of the log as text, or each as a JSON object
+    #[arg(long, value_name = "text|json", default_value = "text", value_parser = ["text", "json"],
+          env = "HOBBIT_ARG_LOG_FORMAT")]
+    pub log_format: String,
     /// Serve the page at /
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_UI")]
     pub ui: Switch,
@@ -193,6 +200,11 @@ pub struct ServedChatArgs {
 
 fn size(text: &str) -> Result<usize, String> {
     super::bytes(text).and_then(|bytes| usize::try_from(bytes).map_err(|error| error.to_string()))
+}
+
+/// llama-server's -1 leaves the choice to it.
+fn http_threads(text: &str) -> Result<usize, String> {
+    if text == "-1" { Ok(2) } else { super::number(1..=256, "a number from 1 to 256, or -1")(text) }
 }
 
 fn timeout(text: &str) -> Result<Duration, String> {

@@ -160,7 +160,7 @@ pub struct OutputArgs {
     /// Tell what runs
     #[arg(long)]
     pub progress: bool,
-    /// Show what the engines log
+    /// Show what the engines log, and more columns
     #[arg(short, long)]
     pub verbose: bool,
     #[command(flatten)]
@@ -310,7 +310,8 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::E
     let line = argv::normalise(words, &grammar).map_err(|error| command.error(ErrorKind::UnknownArgument, error))?;
     command = args::model::without_idle_variables(command, &line.words);
     let words = std::iter::once(OsString::from(command.get_name())).chain(line.words);
-    let matches = command.try_get_matches_from_mut(words)?;
+    let matches = command.try_get_matches_from_mut(words);
+    let matches = matches.map_err(|error| args::in_plain_words(error, &mut command))?;
     args::model::check(&matches).map_err(|error| command.error(ErrorKind::ArgumentConflict, error))?;
     let bench = BenchArgs::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
     let mut engine = Vec::new();

@@ -15,6 +15,8 @@ pub struct Printer<'a> {
     format: Format,
     columns: Vec<Column>,
     n_printed: usize,
+    /// Reasons of failures, printed below the table.
+    failures: Vec<String>,
 }
 
 /// A column of the table for people: its name, its width (negative: to the left) and its value.
@@ -31,12 +33,14 @@ pub struct Shown {
     pub flash_attn: bool,
     pub gpu_layers: bool,
     pub drafts: bool,
+    /// What explains a speed: with --verbose.
+    pub details: bool,
 }
 
 impl<'a> Printer<'a> {
     /// Prints the beginning, before the first record.
     pub fn new(out: Box<dyn Write + 'a>, format: Format, shown: Shown) -> io::Result<Self> {
-        let mut printer = Self { out, format, columns: columns(shown), n_printed: 0 };
+        let mut printer = Self { out, format, columns: columns(shown), n_printed: 0, failures: Vec::new() };
         match format {
             Format::None | Format::Jsonl => (),
             Format::Csv => writeln!(printer.out, "{}", names(","))?,
@@ -76,6 +80,8 @@ impl<'a> Printer<'a> {
             Format::Md => {
                 let cells = self.columns.iter().map(|(_, width, value)| padded(&value(record), *width));
                 writeln!(self.out, "| {} |", cells.collect::<Vec<_>>().join(" | "))?;
+                let reason = record.hobbit_outcome.split_once(": ").map(|(_, reason)| reason.to_owned());
+                self.failures.extend(reason.filter(|reason| !self.failures.contains(reason)));
             }
             Format::Sql => {
                 let quoted = |text: String| format!("'{}'", text.replace('\'', "''"));
@@ -92,7 +98,10 @@ impl<'a> Printer<'a> {
     pub fn finish(&mut self, build: i32) -> io::Result<()> {
         match self.format {
             Format::Json => self.out.write_all(b"\n]\n")?,
-            Format::Md => writeln!(self.out, "\nbuild: b{build} ({build})")?,
+            Format::Md => {
+                self.failures.iter().try_for_each(|reason| writeln!(self.out, "\nfailed: {reason}"))?;
+                writeln!(self.out, "\nbuild: hobbit {}, llama.cpp b{build}", env!("HOBBIT_VERSION"))?;
+            }
             _ => (),
         }
         self.out.flush()
@@ -126,16 +135,16 @@ fn cells(record: &Record) -> serde_json::Result<Vec<Option<String>>> {
 
 fn columns(shown: Shown) -> Vec<Column> {
     let mut columns: Vec<Column> = vec![
-        ("model", -30, |record| record.model_type.replace('|', "/")),
+        ("model", -20, |record| record.model_type.replace('|', "/")),
         ("size", 10, |record| size(record.model_size)),
-        ("params", 10, |record| parameters(record.model_n_params)),
-        ("backend", -10, |record| record.backends.clone()),
     ];
     let mut add = |is_shown: bool, name, width, value: fn(&Record) -> String| {
         if is_shown {
             columns.push((name, width, value));
         }
     };
+    add(shown.details, "params", 10, |record| parameters(record.model_n_params));
+    add(shown.details || shown.gpu_layers, "backend", -10, |record| record.backends.clone());
     add(shown.gpu_layers, "ngl", 3, |record| record.n_gpu_layers.to_string());
     add(true, "threads", 7, |record| record.n_threads.to_string());
     add(shown.batch, "n_batch", 7, |record| record.n_batch.to_string());
@@ -148,14 +157,18 @@ fn columns(shown: Shown) -> Vec<Column> {
     add(shown.limit, "limit", 9, |record| record.hobbit_limit.map(size).unwrap_or_default());
     add(true, "experts", 7, |record| {
         let share = record.hobbit_expert_cache.zip(record.hobbit_expert_bytes).filter(|(_, all)| *all > 0);
-        share.map(|(part, all)| format!("{:.0}%", (100.0 * part as f64 / all as f64).min(100.0))).unwrap_or_default()
+        // A model that fits has no expert cache: llama.cpp runs it.
+        share.map_or_else(String::new, |(part, all)| match part {
+            0 => "all".to_owned(),
+            _ => format!("{:.0}%", (100.0 * part as f64 / all as f64).min(100.0)),
+        })
     });
-    add(true, "test", 15, |record| {
+    add(true, "test", 10, |record| {
         Test { n_prompt: record.n_prompt, n_gen: record.n_gen, n_depth: record.n_depth }.name()
     });
-    add(true, "t/s", 20, |record| match &record.hobbit_outcome[..] {
+    add(true, "t/s", 15, |record| match &record.hobbit_outcome[..] {
         "ok" => format!("{:.2} ± {:.2}", record.avg_ts, record.stddev_ts),
-        other => other.replace('|', "/"),
+        other => other.split(':').next().unwrap_or_default().to_owned(),
     });
     add(shown.drafts, "drafts", 11, |record| {
         let drafts = record.hobbit_accepted.zip(record.hobbit_drafted);
@@ -170,10 +183,10 @@ fn columns(shown: Shown) -> Vec<Column> {
         let read = record.hobbit_bytes.or(record.hobbit_disk_bytes).filter(|_| tokens > 0);
         read.map(|bytes| format!("{:.1}", bytes as f64 / tokens as f64 / MIB as f64)).unwrap_or_default()
     });
-    add(true, "roofline", 8, |record| {
+    add(shown.details, "roofline", 8, |record| {
         record.hobbit_roofline_share.map(|share| format!("{:.0}%", 100.0 * share)).unwrap_or_default()
     });
-    add(true, "at once", 8, |record| {
+    add(shown.details, "at once", 8, |record| {
         record.hobbit_efficiency.map(|share| format!("{:.0}%", 100.0 * share)).unwrap_or_default()
     });
     add(true, "peak RSS", 9, |record| record.hobbit_peak_rss.map(size).unwrap_or_default());
@@ -265,13 +278,17 @@ mod tests {
 
     #[test]
     fn a_table_for_people() {
-        let text = printed(Format::Md, &[example(), Record { hobbit_outcome: "killed".into(), ..example() }]);
+        let text = printed(Format::Md, &[example(), Record { hobbit_outcome: "failed: a | b".into(), ..example() }]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0].matches('|').count(), lines[2].matches('|').count(), "{text}");
         assert!(
             lines[1].contains("-: |") && lines[2].contains("pp16+tg32") && lines[2].contains("1.50 ± 0.00"),
             "{text}"
         );
-        assert!(lines[3].contains("killed") && text.ends_with("\nbuild: b7 (7)\n"));
+        let build = concat!("\nbuild: hobbit ", env!("HOBBIT_VERSION"), ", llama.cpp b7\n");
+        assert!(lines[3].contains(" failed |") && text.ends_with(&format!("\n\nfailed: a | b\n{build}")), "{text}");
+        let mut plain = Vec::new();
+        Printer::new(Box::new(&mut plain), Format::Md, Shown::default()).unwrap();
+        assert!(String::from_utf8(plain).unwrap().lines().all(|line| line.chars().count() <= 120));
     }
 }

@@ -130,6 +130,7 @@ fn shown(typed: &Typed, cases: &[Case]) -> Shown {
         kv_types: !test.cache_type_k.is_empty() || !test.cache_type_v.is_empty(),
         flash_attn: !test.flash_attn.is_empty(),
         drafts: cases.iter().any(Case::generates),
+        details: typed.bench.output.verbose,
         gpu_layers: typed.engine.iter().flatten().any(|word| word.starts_with("--n-gpu-layers")),
     }
 }

@@ -108,9 +108,9 @@ pub enum HubError {
     Insecure { what: String, host: String, why: String },
     #[error("{what}: the server redirects {why}")]
     Redirect { what: String, why: &'static str },
-    #[error("{what}: the server's answer is not understood: {why}")]
+    #[error("{what}: unexpected answer of the server: {why}")]
     Answer { what: String, why: String },
-    #[error("{name}: broke off at {} {why}; what came is kept in {}: run again to go on", how_far(*.at, *.size),
+    #[error("{name}: broke off at {} {why}; run again to resume; the part is kept in {}", how_far(*.at, *.size),
             .part.display())]
     Dropped { name: String, at: u64, size: Option<u64>, why: String, part: PathBuf, wait: Option<Duration> },
     #[error("{name}: the server has {found} bytes, expected {expected}: it is not the file that was asked for")]

@@ -350,10 +350,10 @@ fn faults_of_servers_are_named_and_leave_no_file() {
 #[test]
 fn answers_that_are_no_listing() {
     for (status, body, part) in [
-        (200, "<html>".to_owned(), "not understood"),
-        (200, "[]".to_owned(), "not understood"),
+        (200, "<html>".to_owned(), "unexpected answer"),
+        (200, "[]".to_owned(), "unexpected answer"),
         (200, json!({"sha": "main"}).to_string(), "names no commit"),
-        (200, " ".repeat(33 << 20), "not understood"),
+        (200, " ".repeat(33 << 20), "unexpected answer"),
         (401, String::new(), "--hf-token or HF_TOKEN"),
         (404, String::new(), "check the name"),
     ] {

@@ -7,6 +7,8 @@ use axum::response::{IntoResponse, Response};
 use hobbit_core::units::Bytes;
 use serde_json::{Map, Value, json};
 
+use super::http::record::Reason;
+
 /// An error answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
@@ -91,7 +93,9 @@ impl ApiError {
     /// A prompt that does not fit a slot's context.
     pub fn exceeds_context(n_prompt: usize, n_ctx: usize) -> Self {
         let message = format!(
-            "request ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it"
+            "request ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it: start \
+             the server with -c {} or more for each slot",
+            (n_prompt + 1).next_power_of_two()
         );
         let mut error = Self::new(StatusCode::BAD_REQUEST, "exceed_context_size_error", message);
         error.more.insert("n_prompt_tokens".to_owned(), json!(n_prompt));
@@ -124,6 +128,7 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(json!({ "error": self.json() }))).into_response();
+        response.extensions_mut().insert(Reason(self.message));
         if self.retries {
             response.headers_mut().insert(RETRY_AFTER, RETRY_AFTER_SECONDS.into());
         }

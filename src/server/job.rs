@@ -14,6 +14,7 @@ use super::adapters::Scales;
 use super::app::EndReasoning;
 use super::error::ApiError;
 use super::http::memory::Held;
+use super::http::record::{self, Record};
 
 /// One sequence of tokens, and the work to do on it.
 pub struct Job {
@@ -53,13 +54,27 @@ pub struct Running {
     receiver: mpsc::UnboundedReceiver<Event>,
     unread: Arc<AtomicUsize>,
     has_ended: bool,
+    /// Of the request that the text is for.
+    record: Option<Arc<Record>>,
+    /// At the last token.
+    timings: Timings,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(record) = self.record.as_ref().filter(|_| !self.has_ended && self.timings.n_predicted > 0) {
+            record.generated(&self.timings);
+        }
+    }
 }
 
 /// Both ends of a request with a prompt of `n_prompt` tokens.
 pub fn events(n_prompt: usize) -> (Events, Running) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let unread = Arc::<AtomicUsize>::default();
-    (Events { sender, unread: Arc::clone(&unread) }, Running { n_prompt, receiver, unread, has_ended: false })
+    let record = record::CURRENT.try_with(Arc::clone).ok();
+    let (sent, timings) = (Arc::clone(&unread), Timings::default());
+    (Events { sender, unread: sent }, Running { n_prompt, receiver, unread, has_ended: false, record, timings })
 }
 
 impl Events {
@@ -100,6 +115,15 @@ impl Running {
     fn note(&mut self, event: Event) -> Event {
         self.unread.fetch_sub(event.bytes(), Ordering::Relaxed);
         self.has_ended = matches!(event, Event::Done(_) | Event::Embedding(_) | Event::Failed(_));
+        match (&event, &self.record) {
+            (Event::Token(token), _) => self.timings = token.timings,
+            (Event::Embedding(_), Some(record)) => {
+                record.generated(&Timings { n_prompt: self.n_prompt, ..Timings::default() });
+            }
+            (Event::Done(done), Some(record)) => record.generated(&done.timings),
+            (Event::Failed(error), Some(record)) => record.failed(&error.message),
+            _ => {}
+        }
         event
     }
 }

@@ -130,6 +130,7 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
         connections::limit(settings.n_slots + settings.slots.max_waiting as usize),
         settings.http.timeout.min(PATIENCE),
         settings.http.timeout.min(IDLE_PATIENCE),
+        log.clone(),
     );
     tokio::spawn(Arc::clone(&connections).watch());
     let mut listening = Listening { handles: Vec::new(), tasks: Vec::new(), addresses: Vec::new() };
@@ -172,7 +173,7 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
             );
         }
     }
-    log.line(Level::Info, format!("hobbit: listening on {}", listening.addresses.join(", ")));
+    log.line(Level::More, format!("hobbit: listening on {}", listening.addresses.join(", ")));
     Ok(listening)
 }
 

@@ -30,6 +30,7 @@ use anyhow::{Context, Result};
 use hobbit::engine::{ChatInputs, ChatTemplates};
 use hobbit::options::{FlashAttn, KvType};
 use hobbit::{DeviceKind, Model, ModelOptions, SessionOptions};
+use hobbit_core::units::{Bytes, Percent};
 
 use crate::args::{self, server::ServerArgs};
 use crate::ctrl_c::CtrlC;
@@ -73,7 +74,7 @@ fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
     download::into(&mut args.model, crate::resolve::verbosity(&args.closing, &args.log))?;
     let Resolved { settings, model_options, session_options, verbosity, log_file } = resolve(args, &run::Process)?;
     settings::check_model(&settings.model)?;
-    let log = Log::new(verbosity, log_file.as_deref())?;
+    let log = Log::new(verbosity, log_file.as_deref())?.in_json(settings.http.log_format == "json");
     log.end(answer(settings, &model_options, &session_options, &notes, &log))
 }
 
@@ -89,7 +90,7 @@ fn answer(
     let began = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let app = Arc::new(App::new(settings, began));
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(app.settings.http.threads_http)
         .thread_name("http")
         .enable_all()
         .build()
@@ -103,8 +104,9 @@ fn answer(
             return Err(error);
         }
     };
-    log.line(Level::Info, format!("hobbit: ready; {}", listening.addresses.join(", ")));
     let loaded = app.loaded.get().expect("it was just loaded");
+    let (addresses, slots) = (listening.addresses.join(", "), slots_line(&app.settings, loaded));
+    log.line(Level::Info, format!("hobbit: ready; {addresses}, {slots}"));
     let mut trimmed = Instant::now();
     while !signals::came() && !worker.is_finished() {
         memory::obey(&loaded.model, log);
@@ -164,7 +166,8 @@ fn load(
     let n_ctx_all = session.n_ctx() as usize;
     let n_slots = settings.n_slots;
     let n_ctx = if settings.shares_context { n_ctx_all } else { n_ctx_all / n_slots };
-    log.line(Level::Info, format!("hobbit: slots: {n_slots}, each of {n_ctx} tokens at most"));
+    let given = SessionOptions { n_ctx: session_options.n_ctx.min(n_ctx as u32), ..session_options.clone() };
+    run::warn_of_training(&model, &given, (n_ctx_all / n_ctx.max(1)) as u32, log);
     let options = WorkerOptions {
         n_slots,
         n_ctx,
@@ -253,7 +256,7 @@ fn templates(model: &Model, settings: &settings::Settings, log: &Log) -> Result<
         Ok(_) if !templates.was_explicit() => {
             log.line(
                 Level::Info,
-                "hobbit: the model has no chat template: chats are written as chatml; see --chat-template",
+                "note: the model has no chat template: chats are written as chatml; see --chat-template",
             );
         }
         Ok(_) => {}
@@ -261,16 +264,30 @@ fn templates(model: &Model, settings: &settings::Settings, log: &Log) -> Result<
     Ok(templates)
 }
 
+/// Tokens of a slot that are enough for most coding agents.
+const AGENT_TOKENS: usize = 32 << 10;
+
+/// The number of slots and their context, with advice if it is short and the user did not choose it.
+fn slots_line(settings: &settings::Settings, loaded: &Loaded) -> String {
+    let (n_slots, n_ctx) = (settings.n_slots, loaded.n_ctx);
+    let s = if n_slots == 1 { "" } else { "s" };
+    let trained = loaded.model.info().n_ctx_train as usize;
+    let is_short = settings.context.ctx_size == 0 && n_ctx < AGENT_TOKENS.min(trained);
+    let advice = if is_short { "; coding agents may need more: give -c, and -np 1 for a single client" } else { "" };
+    format!("{n_slots} slot{s} of at most {n_ctx} tokens{advice}")
+}
+
 /// The last log line: totals of the run.
 fn closing_line(totals: &Totals) -> String {
     let Totals { requests, prompt_tokens, cached_tokens, predicted_tokens, traffic, .. } = *totals;
     let Traffic { hits, misses, bytes_read, .. } = traffic;
-    let mut line = format!(
-        "{requests} requests: {prompt_tokens} tokens read ({cached_tokens} more were known), {predicted_tokens} written"
-    );
+    let s = if requests == 1 { "" } else { "s" };
+    let all = prompt_tokens + cached_tokens;
+    let mut line =
+        format!("{requests} request{s}: {all} prompt tokens ({cached_tokens} cached), {predicted_tokens} generated");
     if hits + misses > 0.0 {
-        let per_token = hobbit_core::units::Bytes((bytes_read / predicted_tokens.max(1) as f64) as u64);
-        line += &format!("; hits {:.1} %, {per_token} read per token written", 100.0 * hits / (hits + misses));
+        let per_token = Bytes((bytes_read / predicted_tokens.max(1) as f64) as u64);
+        line += &format!("; hit rate {}, {per_token} read per generated token", Percent(hits / (hits + misses)));
     }
     line
 }
@@ -294,9 +311,9 @@ fn attending(model: &Model, rpc: &[String], options: &SessionOptions, log: &Log)
         return options.clone();
     }
     if scores > SCORES_BYTES_MAX {
-        let more = hobbit_core::units::Bytes(scores);
         let line = format!(
-            "hobbit: texts may depend on what else is asked for, by more than last bits (-fa off: not, for {more})"
+            "note: concurrent requests may slightly change each other's output; -fa off prevents it ({})",
+            Bytes(scores)
         );
         log.line(Level::Info, line);
         return options.clone();

@@ -77,7 +77,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         let keys = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         http.api_key.extend(keys.map(str::to_owned));
         if http.api_key.is_empty() {
-            bail!("{}: no key in this file; leave --api-key-file out to let everybody ask", file.display());
+            bail!("{}: no key in this file; without --api-key-file, no key is needed", file.display());
         }
     }
     if let Some(directory) = &slots.slot_save_path {

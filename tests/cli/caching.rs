@@ -26,7 +26,7 @@ fn in_exact_precision_a_preset_changes_no_letter() {
         assert_eq!(text(&["--preset", preset, "--precision", "exact"]), exact, "{preset}");
     }
     let fate = ["--preset", "fate", "--low-dir", "."];
-    whole(&fate).run().expect(0).says(&["hobbit: preset fate: --policy arc --expert-slots shallow-first:3"]);
+    whole(&fate).run().expect(0).says(&["note: preset fate: --policy arc --expert-slots shallow-first:3"]);
     assert_eq!(whole(&[&fate[..], &["--quiet"]].concat()).run().expect(0).stderr, "");
     whole(&["--preset", "edgemoe"]).run().expect(1).says(&["needs a table", "--path-table"]);
     whole(&["--preset", "lina"]).run().expect(2).says(&["unknown preset 'lina'"]);
@@ -122,7 +122,9 @@ fn a_loss_bound_uses_the_measurement_at_the_largest_cache_not_above_ours() {
     let beside = dir.path().join("demo.profile.json");
     std::fs::write(&beside, profile.to_json()).unwrap();
     let bounded = |model: &Path, cache| run(model, &["--expert-cache", cache, "--max-loss", "1%"]);
-    bounded(&model, "50%").expect(0).says(&["routing: cache bias 0.25, the best 1 kept ", "(max loss 1.0 %: "]);
+    bounded(&model, "50%")
+        .expect(0)
+        .says(&["routing: cache bias 0.25, a token's best expert always used ", "(max loss 1.0 %: "]);
     bounded(&model, "40%").expect(0).says(&["routing: cache bias 0.15", "with 25 % of the experts in memory (here "]);
     bounded(&model, "20%").expect(1).says(&["was measured with 25 %, 50 % of the experts in memory", "%,25%,50%"]);
     bounded(&model, "100%").expect(0).says(&["max loss 1.0 %: everything is in memory, nothing is given up"]);

@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Child, Stdio};
 
 use gguf_tools::synth::{self, Spec};
@@ -36,6 +38,33 @@ fn conversations_read_turns_and_commands_from_a_pipe() {
     let ran = demo(&["-i", "-p", "In the", "-n", "2", "--in-prefix", " "]).type_in("beginning\n").expect(0);
     assert!(ran.stdout.trim_start().starts_with("In the"), "{}", ran.stdout);
     assert_eq!(demo(&["-if", "-n", "2"]).type_in("").expect(0).stdout, "");
+}
+
+#[test]
+fn conversations_are_saved_and_loaded() {
+    let lines = "/system Be kind.\nhello\n/save talk.json\n/clear\n/system Be brief.\n/load talk.json\n/system\n/regen\n\
+                 /save again.json\n/read talk.json\n/load absent.json\n/load text.txt\n";
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("text.txt"), "no JSON").unwrap();
+    let mut cli = demo(&TALK);
+    cli.command.current_dir(dir.path());
+    let ran = cli.type_in(lines).expect(1);
+    let [first, second] = ["talk.json", "again.json"].map(|name| json(&dir.path().join(name))["messages"].clone());
+    assert_eq!((&first[0]["content"], &first[1]["content"]), (&"Be kind.".into(), &"hello".into()));
+    assert_eq!((first[2]["role"].as_str(), &first), (Some("assistant"), &second), "a greedy answer is the same again");
+    ran.says(&[
+        "the system prompt is replaced",
+        "the conversation is saved in talk.json",
+        "3 messages are loaded from talk.json",
+        "\nBe kind.\n",
+        " tokens/s",
+        "talk.json: ",
+        " characters go with the next message",
+        "error: absent.json: cannot read this file",
+        "error: text.txt: expected {\"messages\"",
+    ]);
+    let silent = demo(&[&TALK[..], &["--no-perf"]].concat()).type_in("hello\n").expect(0);
+    assert!(!silent.stderr.contains("tokens/s"), "{}", silent.stderr);
 }
 
 #[test]
@@ -161,18 +190,24 @@ struct Terminal {
     child: Child,
     keys: File,
     seen: String,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Terminal {
     /// A conversation that awaits its first line.
     fn start() -> Self {
-        let mut cli = demo(&[&TALK[..], &["--color", "off", "--quiet"]].concat());
+        Self::start_with(None, &[])
+    }
+
+    /// With the user's state in this directory, else in one of its own.
+    fn start_with(state: Option<&Path>, flags: &[&str]) -> Self {
+        let mut cli = demo(&[&TALK[..], &["--color", "off", "--quiet"], flags].concat());
+        cli.command.env("XDG_STATE_HOME", state.unwrap_or(cli.dir.path()));
         let pair = openpty(None, None).unwrap();
         let end = || Stdio::from(pair.slave.try_clone().unwrap());
         cli.command.env("TERM", "xterm").stdin(end()).stdout(end()).stderr(end());
         let child = cli.command.spawn().unwrap();
-        let mut terminal = Self { child, keys: File::from(pair.master), seen: String::new(), _dir: cli.dir };
+        let mut terminal = Self { child, keys: File::from(pair.master), seen: String::new(), dir: cli.dir };
         terminal.wait_for("> ");
         terminal
     }
@@ -197,6 +232,7 @@ impl Terminal {
         // The terminal of a program that has ended cannot be read.
         while self.keys.read(&mut bytes).is_ok_and(|n| n > 0) {}
         let code = self.child.wait().unwrap().code();
+        drop(self.dir);
         let flags = tcgetattr(&self.keys).unwrap().local_flags;
         (code, flags.contains(LocalFlags::ECHO | LocalFlags::ICANON))
     }
@@ -233,4 +269,36 @@ fn sigterm_while_a_line_is_edited_leaves_a_sane_terminal() {
     terminal.wait_for("half");
     send(&terminal.child, "TERM");
     assert_eq!(terminal.end(), (Some(143), true));
+}
+
+#[test]
+fn what_is_typed_is_kept_for_the_next_conversation_and_private() {
+    let state = tempfile::tempdir().unwrap();
+    let help = |terminal: &mut Terminal, keys: &str| {
+        terminal.type_in(keys);
+        terminal.wait_for("/regen");
+        terminal.wait_for("> ");
+    };
+    let end = |mut terminal: Terminal| {
+        terminal.type_in("\x03");
+        assert_eq!(terminal.end(), (Some(130), true));
+    };
+    let mut first = Terminal::start_with(Some(state.path()), &[]);
+    help(&mut first, "/help\r");
+    help(&mut first, " /help \r");
+    end(first);
+    let mut silent = Terminal::start_with(Some(state.path()), &["--no-history"]);
+    help(&mut silent, "/help  \r");
+    end(silent);
+
+    let file = state.path().join("hobbit/history");
+    let kept = std::fs::read_to_string(&file).unwrap();
+    assert_eq!(kept.lines().filter(|line| line.contains("help")).collect::<Vec<_>>(), ["/help"], "{kept}");
+    for (path, mode) in [(&file, 0o600), (&state.path().join("hobbit"), 0o700)] {
+        assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, mode, "{}", path.display());
+    }
+    // The arrow up brings it back.
+    let mut second = Terminal::start_with(Some(state.path()), &[]);
+    help(&mut second, "\x1b[A\r");
+    end(second);
 }

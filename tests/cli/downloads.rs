@@ -89,7 +89,7 @@ fn ctrl_c_keeps_the_part_that_was_downloaded() {
     send(&child, "INT");
     let lines: Vec<String> = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok).collect();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{lines:?}");
-    assert!(lines.iter().any(|line| line.contains("what came is kept")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains("run the same command to resume")), "{lines:?}");
     assert_eq!(std::fs::metadata(&part).unwrap().len(), CAME as u64);
     server.seen();
     let ran = fetching(&server, dir.path(), &["-hf", "a/b"]).run().expect(0);

@@ -38,11 +38,12 @@ fn greedy_completion_is_deterministic() {
 fn a_drawn_seed_is_printed_and_repeats_the_run() {
     let run = |extra: &[&str]| demo(&[&["-p", "In the", "-n", "24", "--temp", "1.5"], extra].concat());
     let first = run(&["--stats-json", "-"]).run().expect(0);
-    let seed = first.stderr.split("hobbit: seed ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap().to_owned();
+    let seed =
+        first.stderr.split("hobbit: random seed ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap().to_owned();
     let (text, json) = first.stdout.split_once('{').unwrap();
     assert!(json.contains(&format!("\"seed\": {seed}")), "{json}");
     assert_eq!(run(&["-s", &seed]).run().expect(0).stdout, text);
-    first.says(&[&format!("seed {seed} (drawn; repeat with -s)")]);
+    first.says(&[&format!("random seed {seed} (reuse: -s)")]);
 }
 
 #[test]

@@ -28,6 +28,8 @@ fn a_run_has_three_lines_before_and_four_after() {
     }
     let warning = "warning: the context holds 1024 tokens, but the model was trained on 512";
     assert!(stderr(&["-c", "1024"]).contains(warning) && !stderr(&["-c", "512"]).contains("warning"));
+    let more = stderr(&["--mem-budget", "500T"]);
+    assert!(more.contains("note: --mem-budget 500.00 TiB is more than is available: "), "{more}");
     assert!(!stderr(&["--no-perf"]).contains("hobbit: decode"));
     assert_eq!(stderr(&["--quiet"]), "");
 }
@@ -37,7 +39,7 @@ fn a_directory_that_cannot_keep_low_versions_is_named() {
     for directory in ["absent", "/proc"] {
         let flags = ["--expert-cache", "25%", "--low", "q2_k", "--low-dir", directory];
         let ran = demo(&[&WHOLE[..], &flags].concat()).run().expect(1);
-        ran.says(&["error: --low q2_k: nothing can be kept in ", directory, "cannot create this file: "]);
+        ran.says(&["error: --low q2_k: cannot write in ", directory, "cannot create this file: "]);
     }
 }
 

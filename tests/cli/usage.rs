@@ -14,7 +14,15 @@ fn help_version_and_scripts_are_printed() {
     {
         assert!(help.contains(part), "{part} is missing in:\n{help}");
     }
-    assert_eq!(cli(&["-h"]).run().expect(0).stdout, help);
+    let research = help.find("Routing that knows").unwrap().max(help.find("Papers as published").unwrap());
+    assert!(help.find("Model:") < help.find("Sampling:") && help.find("Output:").unwrap() < research, "{help}");
+    let brief = cli(&["-h"]).run().expect(0).stdout;
+    let n_flags = brief.lines().filter(|line| line.starts_with("  -") || line.starts_with("      --")).count();
+    assert!((20..=28).contains(&n_flags) && !brief.contains("\u{1b}"), "{n_flags} flags: {brief}");
+    for part in ["-m, --model", "-hf", "--mem-budget", "Examples:", "hobbit-cli --help lists every flag"] {
+        assert!(brief.contains(part), "{part} is missing in:\n{brief}");
+    }
+    assert!(!brief.contains("--virtual-experts") && !brief.contains("LLAMA_ARG_MODEL"), "{brief}");
     let version = concat!("hobbit-cli ", env!("HOBBIT_VERSION"), "\n");
     assert_eq!(cli(&["--version"]).run().expect(0).stdout, version);
     for (args, part) in [
@@ -34,8 +42,14 @@ fn mistakes_are_named_before_a_model_loads() {
     let gone = format!("127.0.0.1:{port}");
     let usage: &[(&[&str], i32, &str)] = &[
         (&["-frob"], 2, "unknown flag '-frob'"),
-        (&["-n", "many"], 2, "invalid value 'many'"),
-        (&["--mmproj-url", "x"], 2, "'--mmproj-url' is a llama.cpp flag"),
+        (&["-n", "many"], 2, "invalid value 'many' for '--predict <N>': expected a whole number"),
+        (&["-n", "5000000000000000000000"], 2, ": this number is too large"),
+        (&["-n1", "-p"], 2, "unknown flag '-n1'; write '-n 1'"),
+        (&["fine.gguf"], 2, "'fine.gguf' is no flag; to run this model, give -m fine.gguf"),
+        (&["--mmproj-url", "x"], 2, "'--mmproj-url' is a flag of llama.cpp or ik_llama.cpp that hobbit does not have"),
+        (&["-ser", "6,1"], 2, "--drop leaves out missing experts"),
+        (&["-np", "2"], 2, "unknown flag '-np'; hobbit-server has it"),
+        (&["--host", "x"], 2, "unknown flag '--host'; hobbit-server has it"),
         (&["--mmproj", "none.gguf", "-p", "x"], 1, "error: none.gguf: this projector cannot be used"),
         (&["--man", "-n", "1"], 2, "--man"),
         (&["--completions", "csh"], 2, "csh"),
@@ -57,8 +71,16 @@ fn mistakes_are_named_before_a_model_loads() {
         ];
         check_refusals(|args| demo(args).run(), rpc);
     }
-    let ran = demo(&["-p", "x", "-n", "1", "-dev", "none", "-ngl", "99"]).run().expect(0);
-    ran.says(&["note: -ngl has no effect: "]);
+    let ran = demo(&["-p", "x", "-n", "1", "-dev", "none", "-ngl", "99", "-rtr", "-fmoe", "-mla", "3", "-amb", "512"]);
+    let hints = ["-ngl", "-rtr", "-fmoe", "-mla", "-amb"].map(|flag| format!("note: {flag} has no effect: "));
+    ran.run().expect(0).says(&hints.each_ref().map(String::as_str));
+    // No tip is better than an unrelated flag.
+    let far = cli(&["--sleep-or-path"]).run().expect(2).stderr;
+    assert!(far.contains("'--sleep-or-path'") && !far.contains("tip:"), "{far}");
+    assert!(cli(&["--predicd", "1"]).run().expect(2).stderr.contains("'--predict'"));
+    let mut lost = cli(&[]);
+    lost.command.env("HOBBIT_DEMO_MODEL", "absent.gguf");
+    assert!(lost.run().expect(1).stderr.contains("absent.gguf: the demo model that HOBBIT_DEMO_MODEL names"));
 }
 
 #[test]

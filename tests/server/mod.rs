@@ -8,6 +8,7 @@ mod checkpoints;
 mod connections;
 mod embeddings;
 mod limits;
+mod logs;
 pub mod rig;
 mod slots;
 mod speculation;

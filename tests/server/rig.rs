@@ -3,6 +3,8 @@
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -30,6 +32,8 @@ pub struct Server {
     /// Its lines before it was ready.
     pub log: String,
     agent: Agent,
+    /// Lines on stderr after the server was ready.
+    lines: Mutex<Receiver<String>>,
 }
 
 /// An answer: JSON, or a text.
@@ -103,14 +107,22 @@ impl Server {
         let mut log = String::new();
         let url = loop {
             let Some(Ok(line)) = lines.next() else { panic!("the server ended: {log}") };
-            if let Some(addresses) = line.strip_prefix("hobbit: ready; ") {
+            if let Some((_, addresses)) = line.split_once("ready; ") {
                 break addresses.split(", ").next().unwrap().to_owned();
             }
             log += &(line + "\n");
         };
-        std::thread::spawn(move || lines.for_each(drop));
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
         let config = Agent::config_builder().http_status_as_error(false).timeout_global(Some(Duration::from_secs(120)));
-        Server { child, url, log, agent: config.build().into() }
+        Server { child, url, log, agent: config.build().into(), lines: Mutex::new(receiver) }
+    }
+
+    /// The next line on stderr that contains `part`.
+    pub fn logged(&self, part: &str) -> String {
+        let lines = self.lines.lock().unwrap();
+        let next = || lines.recv_timeout(Duration::from_secs(60)).expect("another line is logged");
+        std::iter::repeat_with(next).find(|line| line.contains(part)).unwrap()
     }
 
     /// A new connection, whose reads wait for a minute.

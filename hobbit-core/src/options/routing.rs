@@ -143,7 +143,7 @@ impl RoutingOptions {
         let (knob, ladder) = self.ladder();
         let timed = target_latency.map(|target| {
             let (most, ms) = (ladder[Self::STEPS - 1], target.as_secs_f64() * 1e3);
-            (knob, format!("{knob} up to {most}, as {ms} ms a token need"))
+            (knob, format!("{knob} up to {most}, aiming at {ms} ms a token"))
         });
         match &timed {
             Some((Knob::CacheBias, words)) => parts.push(words.clone()),
@@ -155,7 +155,8 @@ impl RoutingOptions {
             _ => parts.extend((*substitute > 0.0).then(|| format!("substitutes within {substitute}{most}"))),
         }
         if (*cache_bias > 0.0 || *substitute > 0.0 || target_latency.is_some()) && *keep_top > 0 {
-            parts.push(format!("the best {keep_top} kept"));
+            let experts = if *keep_top == 1 { "expert".to_owned() } else { format!("{keep_top} experts") };
+            parts.push(format!("a token's best {experts} always used"));
         }
         if *drop > 0.0 {
             parts.push(format!("missing below {drop} left out"));
@@ -233,17 +234,19 @@ mod tests {
             prompts: true,
             ..Default::default()
         };
-        let words = "cache bias 0.2, substitutes within 0.3 (at most 2), the best 1 kept, missing below 0.5 left out, \
-                     prompts too";
+        let words = "cache bias 0.2, substitutes within 0.3 (at most 2), a token's best expert always used, missing below 0.5 left \
+                     out, prompts too";
         assert_eq!(all.words().as_deref(), Some(words));
         let timed = RoutingOptions { target_latency: Some(Duration::from_millis(40)), ..Default::default() };
         let words = timed.words().unwrap();
-        assert!(words == "cache bias up to 0.3, as 40 ms a token need, the best 1 kept", "{words}");
+        assert!(words == "cache bias up to 0.3, aiming at 40 ms a token, a token's best expert always used", "{words}");
         let alpha = RoutingOptions { substitute: 0.6, substitute_max: Some(2), ..timed.clone() };
-        let words = "substitutes within up to 0.6, as 40 ms a token need (at most 2), the best 1 kept";
+        let words =
+            "substitutes within up to 0.6, aiming at 40 ms a token (at most 2), a token's best expert always used";
         assert_eq!(alpha.words().as_deref(), Some(words));
         let both = RoutingOptions { cache_bias: 0.1, substitute: 0.3, ..timed };
-        let words = "cache bias up to 0.1, as 40 ms a token need, substitutes within 0.3, the best 1 kept";
+        let words =
+            "cache bias up to 0.1, aiming at 40 ms a token, substitutes within 0.3, a token's best expert always used";
         assert_eq!(both.words().as_deref(), Some(words));
         let virtual_experts = RoutingOptions { virtual_experts: VirtualExperts::Auto, ..Default::default() };
         assert_eq!(virtual_experts.words().as_deref(), Some("only experts in memory"));

@@ -35,7 +35,7 @@ use hobbit_core::expert::{Precision, SliceId, SliceKind, Version};
 use hobbit_core::gguf::SliceShape;
 use hobbit_core::load::balance::Balancer;
 use hobbit_core::residency::{Drafts, LayerStep, Selection, Used};
-use hobbit_core::route::Rates;
+use hobbit_core::route::{Phase, Rates};
 use hobbit_core::stats::{CacheSlots, DeviceCounters, DeviceReport};
 use hobbit_core::store::StoreError;
 
@@ -383,7 +383,7 @@ impl Tier {
         self.staging.iter_mut().for_each(|state| *state = StagingState::Free(0, None));
     }
 
-    /// A batch of `n_tokens` tokens begins.
+    /// A batch begins.
     pub(super) fn begin_batch(&mut self, phase: Phase) {
         self.drafts.forget();
         self.cache.begin_batch(!phase.is_decode());

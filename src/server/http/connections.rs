@@ -26,6 +26,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tower::Layer;
 
+use super::record::{self, Reason, Record};
+use crate::log::Log;
 use crate::server::app::lock;
 use crate::server::error::ApiError;
 
@@ -59,6 +61,8 @@ pub struct Connections {
     idle_patience: Duration,
     open: Mutex<HashMap<usize, Arc<Connection>>>,
     n_requests: AtomicUsize,
+    /// Of requests.
+    log: Log,
 }
 
 /// One connection.
@@ -123,8 +127,8 @@ impl Connection {
 impl Connections {
     /// At most `limit` at once, none of which may keep the server waiting for longer than `patience`, or between two
     /// requests than `idle_patience`.
-    pub fn new(limit: usize, patience: Duration, idle_patience: Duration) -> Arc<Self> {
-        Arc::new(Self { limit, patience, idle_patience, open: Mutex::default(), n_requests: AtomicUsize::new(0) })
+    pub fn new(limit: usize, patience: Duration, idle_patience: Duration, log: Log) -> Arc<Self> {
+        Arc::new(Self { limit, patience, idle_patience, open: Mutex::default(), n_requests: AtomicUsize::new(0), log })
     }
 
     /// Closes connections that keep the server waiting. Never returns.
@@ -297,16 +301,19 @@ pub async fn follow(
     next: Next,
 ) -> Response {
     let exchange = Arc::new(Exchange::new(connection));
+    let record = Record::new(&all.log, request.method(), request.uri().path());
     if request.body().is_end_stream() {
         exchange.work();
     }
     let asks_for_health = matches!(request.uri().path(), "/health" | "/v1/health");
-    if all.n_requests.load(Ordering::Relaxed) > all.limit && !asks_for_health {
-        return ApiError::busy("too many requests at once").into_response();
-    }
     request.extensions_mut().insert(Arc::clone(&exchange));
-    let response = next.run(request).await;
-    response.map(|body| Body::new(Followed { body, rest: Bytes::new(), exchange }))
+    let response = if all.n_requests.load(Ordering::Relaxed) > all.limit && !asks_for_health {
+        ApiError::busy("too many requests at once").into_response()
+    } else {
+        record::CURRENT.scope(Arc::clone(&record), next.run(request)).await
+    };
+    record.answered(response.status().as_u16(), response.extensions().get::<Reason>());
+    response.map(|body| Body::new(Followed { body, rest: Bytes::new(), has_ended: false, record, exchange }))
 }
 
 /// The body of an answer, in pieces. After each piece the client has to read; once the connection asks for the next
@@ -315,7 +322,18 @@ struct Followed {
     body: Body,
     /// The part of the current frame that was not sent yet.
     rest: Bytes,
+    has_ended: bool,
+    record: Arc<Record>,
     exchange: Arc<Exchange>,
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        // A body of known length is not asked for its end.
+        if self.has_ended || self.is_end_stream() {
+            self.record.completed();
+        }
+    }
 }
 
 impl HttpBody for Followed {
@@ -329,7 +347,10 @@ impl HttpBody for Followed {
                 Some(Ok(Ok(data))) => self.rest = data,
                 Some(Ok(Err(other))) => return Poll::Ready(Some(Ok(other))),
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
-                None => return Poll::Ready(None),
+                None => {
+                    self.has_ended = true;
+                    return Poll::Ready(None);
+                }
             }
         }
         self.exchange.wait();

@@ -4,6 +4,7 @@
 pub mod connections;
 pub mod guard;
 pub mod memory;
+pub mod record;
 pub mod stream;
 
 use std::sync::Arc;

@@ -19,6 +19,8 @@ use serde::Serialize;
 const DISK_ASSUMED: f64 = 3e9;
 /// Time for one measurement.
 const BUDGET: Duration = Duration::from_millis(500);
+/// Measurements of the processor, of which the best counts.
+const ROUNDS: usize = 3;
 /// Bytes to measure memory bandwidth on: more than caches hold, little of any machine's memory.
 const MEMORY_BYTES: usize = 256 << 20;
 /// Words that are summed at a time.
@@ -103,6 +105,15 @@ pub struct Machine {
     pub memory_from: Origin,
     pub disk_from: Origin,
     pub cpu_from: Origin,
+    /// Programs that wanted a core in the last minute, where the processor was measured and they wanted many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub load: Option<f64>,
+}
+
+/// The load average in the text of `/proc/loadavg`, if others want more than half of `n_cores`.
+fn high_load(text: &str, n_cores: usize) -> Option<f64> {
+    let load = text.split_whitespace().next()?.parse::<f64>().ok()?;
+    (load > n_cores as f64 / 2.0).then_some(load)
 }
 
 impl Machine {
@@ -126,14 +137,17 @@ impl Machine {
             (None, Some(gguf)) => (disk_bandwidth(gguf)?, Origin::Measured),
             (None, None) => (DISK_ASSUMED, Origin::Assumed),
         };
+        let loadavg = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let load = high_load(&loadavg, cores()).filter(|_| args.cpu.is_none());
         let (cpu, cpu_from) = match args.cpu {
             Some((memory, operations)) => (Cpu { memory, by_type: BTreeMap::new(), operations }, Origin::Given),
             None => {
-                let cpu = Cpu { memory: memory_bandwidth(), by_type: products_by_type(types), operations: None };
+                let memory = best(memory_bandwidth);
+                let cpu = Cpu { memory, by_type: products_by_type(types), operations: None };
                 (cpu, Origin::Measured)
             }
         };
-        Ok(Self { host: Host { memory, disk, cpu, device: args.gpu }, memory_from, disk_from, cpu_from })
+        Ok(Self { host: Host { memory, disk, cpu, device: args.gpu }, memory_from, disk_from, cpu_from, load })
     }
 }
 
@@ -152,10 +166,18 @@ fn disk_bandwidth(gguf: &Gguf) -> anyhow::Result<f64> {
     Ok(rate)
 }
 
-/// Bandwidth of memory: all cores sum the same bytes repeatedly for half a second. The best time counts, because
-/// other programs disturb this measurement but not the later run.
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+/// The best of several measurements: other programs disturb them, but not the later run.
+fn best(measure: impl Fn() -> f64) -> f64 {
+    (0..ROUNDS).map(|_| measure()).fold(0.0, f64::max)
+}
+
+/// Bandwidth of memory: all cores sum the same bytes repeatedly. The best time counts.
 fn memory_bandwidth() -> f64 {
-    let n = thread::available_parallelism().map_or(1, |n| n.get());
+    let n = cores();
     let words = vec![1u64; MEMORY_BYTES / size_of::<u64>()];
     let started = Instant::now();
     let mut best = f64::INFINITY;
@@ -179,13 +201,23 @@ fn memory_bandwidth() -> f64 {
 /// Speed of ggml's own products with these types: fewer bits take more time per byte.
 fn products_by_type(types: &[GgmlType]) -> BTreeMap<GgmlType, f64> {
     let budget = BUDGET / types.len().max(1) as u32;
-    let rate = |dtype: &GgmlType| Some((*dtype, hobbit::engine::cpu_bytes_per_second(*dtype, budget)?));
+    let measure = |dtype| best(|| hobbit::engine::cpu_bytes_per_second(dtype, budget).unwrap_or(0.0));
+    let rate = |dtype: &GgmlType| Some((*dtype, measure(*dtype))).filter(|(_, rate)| *rate > 0.0);
     types.iter().filter_map(rate).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_high_load_is_noticed() {
+        assert_eq!(high_load("5.20 2.10 1.00 3/200 99", 2), Some(5.2));
+        assert_eq!((high_load("0.90 9 9 1/2 3", 2), high_load("", 2)), (None, None));
+        let measured = std::cell::Cell::new(0.0);
+        let next = || measured.replace(measured.get() + 1.0);
+        assert_eq!((best(next), measured.get()), (2.0, 3.0), "the best of three");
+    }
 
     #[test]
     fn rates_and_machines_are_parsed() {

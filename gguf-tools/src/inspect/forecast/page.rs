@@ -72,6 +72,10 @@ fn machine(out: &mut String, report: &Report) -> std::fmt::Result {
     if let Some(gpu) = host.device {
         write!(out, ", a GPU with {} at {}", Bytes(gpu.memory), rate(gpu.bandwidth))?;
     }
+    if let Some(load) = machine.load {
+        let advice = "rates may be too low; run again when it is idle, or give --cpu and --disk";
+        write!(out, "\n     this machine is busy (load {load:.1}): {advice}")?;
+    }
     writeln!(out)
 }
 
