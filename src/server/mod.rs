@@ -176,6 +176,7 @@ fn load(
         // The context's own values, which llama.cpp may have changed.
         n_ubatch: session_options.n_ubatch.min(session_options.n_batch).min(session.n_batch() as u32) as usize,
         n_batch: session.n_batch(),
+        n_outputs: session_options.n_outputs_max as usize,
         mark: saved::mark(&model, model_options, session_options),
     };
     let (n_batch, pooling) = (options.n_batch, session.pooling());

@@ -37,6 +37,8 @@ pub struct WorkerOptions {
     /// Prompt tokens computed at once.
     pub n_ubatch: usize,
     pub n_batch: usize,
+    /// Tokens of an evaluation that may have logits.
+    pub n_outputs: usize,
     /// Mark of saved slots; another model refuses them.
     pub mark: u64,
 }

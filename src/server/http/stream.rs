@@ -117,6 +117,8 @@ async fn next_of(running: &mut [Running]) -> Option<(usize, Event)> {
 pub struct Whole {
     pub text: String,
     pub tokens: Vec<i32>,
+    /// One entry per token of the prompt but the first, if requested.
+    pub scores: Vec<Probabilities>,
     /// One entry per token of the text, if requested.
     pub probabilities: Vec<Probabilities>,
     pub done: Done,
@@ -124,10 +126,12 @@ pub struct Whole {
 
 /// Waits for the end of a generation and collects its output.
 pub async fn whole(mut running: Running) -> Result<Whole, ApiError> {
-    let (mut text, mut tokens, mut probabilities) = (String::new(), Vec::new(), Vec::new());
+    let (mut text, mut tokens) = (String::new(), Vec::new());
+    let (mut scores, mut probabilities) = (Vec::new(), Vec::new());
     loop {
         match running.next().await {
             Event::Started(_) | Event::Progress(_) | Event::Embedding(_) => {}
+            Event::Scores(more) => scores.extend(more),
             Event::Token(event) => {
                 text.push_str(&event.text);
                 tokens.push(event.token);
@@ -136,7 +140,7 @@ pub async fn whole(mut running: Running) -> Result<Whole, ApiError> {
             Event::Done(done) => {
                 text.push_str(&done.rest);
                 probabilities.truncate(probabilities.len().saturating_sub(done.n_swallowed));
-                return Ok(Whole { text, tokens, probabilities, done: *done });
+                return Ok(Whole { text, tokens, scores, probabilities, done: *done });
             }
             Event::Failed(error) => return Err(error),
         }
@@ -156,7 +160,7 @@ pub async fn embeddings(mut running: Running) -> Result<(Vec<Vec<f32>>, usize), 
             Event::Started(started) => n_tokens = started.n_prompt,
             Event::Embedding(rows) => return Ok((rows, n_tokens)),
             Event::Failed(error) => return Err(error),
-            Event::Progress(_) | Event::Token(_) | Event::Done(_) => {}
+            Event::Scores(_) | Event::Progress(_) | Event::Token(_) | Event::Done(_) => {}
         }
     }
 }
