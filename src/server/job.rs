@@ -181,8 +181,8 @@ impl Generate {
     }
 }
 
-/// Events of a job, in this order: `Started`, `Scores` and `Progress`…, then `Token`… and `Done`, or `Embedding`. `Failed` ends
-/// the job at any time.
+/// Events of a job, in this order: `Started`, `Scores` and `Progress`…, then `Token`… and `Done`, or `Embedding`.
+/// `Failed` ends the job at any time.
 #[derive(Debug)]
 pub enum Event {
     /// A slot has taken the job and the prompt fits: later failures are reported within the stream.
@@ -258,17 +258,18 @@ pub struct Candidate {
 }
 
 /// Why a generation ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Stop {
     /// The model's end token.
     Eos,
     /// A stop text, which is not part of the output.
     Word(String),
     /// The token limit, a full context or the time limit.
+    #[default]
     Limit,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Done {
     pub stop: Stop,
     /// Text that was held back until the end.

@@ -40,6 +40,7 @@ fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Router {
         .route("/metrics", get(small::metrics))
         .route("/experts", get(small::experts))
         .route("/lora-adapters", get(small::adapters).post(small::set_adapters))
+        .route("/tokenizer_info", get(small::tokenizer_info))
         .route("/tokenize", post(small::tokenize))
         .route("/detokenize", post(small::detokenize))
         .route("/infill", post(prompts::infill))
@@ -56,6 +57,7 @@ fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Router {
         let routes = [
             ("/health", get(small::health)),
             ("/models", get(small::models)),
+            ("/models/{*name}", get(small::model)),
             ("/chat/completions", post(chat::completions)),
             ("/chat/completions/input_tokens", post(chat::input_tokens)),
             ("/chat/completions/control", post(chat::control)),

@@ -224,7 +224,7 @@ pub mod fuzzed {
                 calls_in_parallel: true,
                 marker: jinja.then_some("<__media__>"),
             };
-            let other = [anthropic::request::to_openai(&body), responses::request::to_chat(body.clone())];
+            let other = [anthropic::request::to_openai(&body), responses::request::to_chat(body.clone(), Vec::new())];
             for body in other.into_iter().flatten().chain([body.clone()]) {
                 let _ = chat::request::read(body, &defaults);
             }

@@ -290,7 +290,8 @@ impl Text {
         let rest: usize = prompt.iter().map(|own| n_chars(&own.chosen.bytes)).sum();
         // Without the prompt's tokens, those of the text begin behind it.
         let offset = if first.is_some() { 0 } else { n_chars(text.as_bytes()) };
-        let n_beyond = first.as_ref().map_or(0, |first| (n_chars(first) + rest).saturating_sub(n_chars(text.as_bytes())));
+        let n_beyond =
+            first.as_ref().map_or(0, |first| (n_chars(first) + rest).saturating_sub(n_chars(text.as_bytes())));
         Some(Logprobs { first, prompt, generated, offset, n_beyond, n_top })
     }
 
