@@ -13,7 +13,7 @@ use axum_server::Handle;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use tower_http::catch_panic::CatchPanicLayer;
 
-use super::api::{anthropic, chat, completions, embeddings, native, prompts, responses, small};
+use super::api::{anthropic, chat, completions, embeddings, native, ollama, prompts, responses, small};
 use super::app::App;
 use super::error::ApiError;
 use super::http::connections::{self, Acceptor, Connections};
@@ -33,7 +33,13 @@ const CONNECTION_BYTES: usize = 64 << 10;
 /// All endpoints.
 fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Router {
     let mut router = Router::new()
-        .route("/api/tags", get(small::models))
+        .route("/api/version", get(ollama::version))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::running))
+        .route("/api/show", post(ollama::show))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embed))
         .route("/props", get(small::props).post(small::set_props))
         .route("/slots", get(small::slots))
         .route("/slots/{id}", post(small::act_on_slot))

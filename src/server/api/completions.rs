@@ -314,12 +314,13 @@ impl Text {
 
     /// The part with the prompt, if it is repeated and was not sent yet.
     fn begin(&mut self, index: usize) -> Option<Value> {
+        let offset = n_chars(self.echoed(index).as_bytes());
         let state = &mut self.states[index];
         if std::mem::replace(&mut state.has_begun, true) || self.form.echoed.is_empty() {
             return None;
         }
         let scores = std::mem::take(&mut state.scores);
-        state.offset = n_chars(self.echoed(index).as_bytes());
+        state.offset = offset;
         let logprobs = self.logprobs(index, &scores, &[]).filter(|own| own.first.is_some());
         Some(self.part(self.echoed(index), index, logprobs, None))
     }

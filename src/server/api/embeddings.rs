@@ -36,9 +36,9 @@ const EUCLIDEAN: i64 = 2;
 const INT16_SCALE: f64 = 32760.0;
 
 /// The embedding of an input: one row, or one per token.
-struct Embedded {
-    rows: Vec<Vec<f32>>,
-    n_tokens: usize,
+pub struct Embedded {
+    pub rows: Vec<Vec<f32>>,
+    pub n_tokens: usize,
 }
 
 /// `POST /v1/embeddings`
@@ -125,7 +125,7 @@ fn plain(all: &[Embedded]) -> Response {
 
 /// The vectors of all inputs, in order; as many run at once as there are slots. Takes the inputs out of the body.
 /// `dimensions` cuts each vector to its first numbers, which are then scaled.
-async fn embed(app: &App, body: &mut Fields, held: Held) -> Result<Vec<Embedded>, ApiError> {
+pub async fn embed(app: &App, body: &mut Fields, held: Held) -> Result<Vec<Embedded>, ApiError> {
     let loaded = loaded(app)?;
     let name = if get(body, "input").is_some() { "input" } else { "content" };
     let input = body.remove(name).filter(|input| !input.is_null());

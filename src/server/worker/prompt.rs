@@ -177,7 +177,7 @@ impl Worker {
         let n_probs = run.generate().map_or(0, |generate| generate.n_probs);
         let next = run.job.prompt[run.n_prompt_done..].iter().skip(1).take(n);
         let scored = next.zip(first..).filter_map(|(&token, index)| {
-            let found = hobbit::Probabilities::of_logits(self.session.logits(index)?, token, n_probs);
+            let found = hobbit::engine::Probabilities::of_logits(self.session.logits(index)?, token, n_probs);
             Some(spelled(&self.model, token, found))
         });
         scored.collect()

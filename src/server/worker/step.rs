@@ -340,7 +340,7 @@ fn probabilities(model: &Model, sampler: &Sampler, token: Token, generate: &Gene
 }
 
 /// The candidates for the place of `token`, with their texts.
-pub(super) fn spelled(model: &Model, token: Token, found: hobbit::Probabilities) -> Probabilities {
+pub(super) fn spelled(model: &Model, token: Token, found: hobbit::engine::Probabilities) -> Probabilities {
     let candidate = |token: Token, log: f32| Candidate { token, bytes: model.piece(token, true), log };
     Probabilities {
         chosen: candidate(token, found.chosen),
