@@ -4,9 +4,15 @@ import json
 
 from mutations import CHAT, TOOL
 
+TEXTS = "/v1/completions"
 COMPLETION, CHATS, MESSAGES, RESPONSES = "/completion", "/v1/chat/completions", "/v1/messages", "/v1/responses"
 SHORT = {"prompt": "And God said", "n_predict": 2}
 N_VOCAB = 4096  # The demo model's.
+
+
+def text(**more) -> bytes:
+    """A text of OpenAI's with its prompt's probabilities and other fields."""
+    return json.dumps({"prompt": "And God said", "max_tokens": 1, "echo": True, "logprobs": 1} | more).encode()
 
 
 def completion(**more) -> bytes:
@@ -328,6 +334,19 @@ def chats() -> list[tuple[str, str, bytes]]:
                 }
             ).encode(),
         ),
+        ("logprobs of a long prompt", TEXTS, text(prompt="a " * 400, logprobs=10**9)),
+        ("logprobs of many prompts", TEXTS, text(prompt=["a " * 400] * 256, logprobs=1000)),
+        ("many numbers as a prompt", TEXTS, text(prompt=[5] * 200_000)),
+        ("best of 10^9", TEXTS, text(best_of=10**9)),
+        ("best of -1", TEXTS, text(best_of=-1)),
+        ("a suffix of 1 MiB", TEXTS, text(echo=False, suffix="x " * (1 << 19))),
+        ("an id of 1 MiB", RESPONSES, json.dumps({"input": "a", "previous_response_id": "r" * (1 << 20)}).encode()),
+        ("a format that is no schema", MESSAGES, json.dumps(CHAT | {"output_config": {"format": []}}).encode()),
+        ("Ollama without fields", "/api/chat", b"{}"),
+        ("Ollama's images", "/api/chat", json.dumps(
+            {"messages": [{"role": "user", "content": "a", "images": ["A" * 100_000, 7]}]}).encode()),
+        ("Ollama's options", "/api/generate", json.dumps(
+            {"prompt": "a", "options": {"num_predict": -10**9, "temperature": "hot"}}).encode()),
         (
             "earlier response",
             RESPONSES,

@@ -29,7 +29,7 @@ SEEDS = [
     ("POST", "/completion", {"prompt": [1, 2, "text", 3], "n_predict": 2, "grammar": 'root ::= "a" | [b-z]+'}),
     ("POST", "/completion", {"prompt": ["a", [4, 5]], "n_predict": 2, "json_schema": {"type": "integer"}}),
     ("POST", "/completion", {"prompt": {"prompt_string": "a"}, "n_predict": 1, "lora": []}),
-    ("POST", "/v1/completions", {"prompt": "And", "max_tokens": 3, "logprobs": 2, "n": 1, "echo": False, "stop": "x"}),
+    ("POST", "/v1/completions", {"prompt": "And", "max_tokens": 3, "logprobs": 2, "n": 1, "echo": True, "stop": "x"}),
     ("POST", "/v1/chat/completions", CHAT),
     ("POST", "/v1/chat/completions", CHAT | {"stream": True, "stream_options": {"include_usage": True}}),
     ("POST", "/v1/chat/completions", CHAT | {"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False}),

@@ -12,6 +12,7 @@ use hobbit::{Interrupt, Model};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::adapters::Adapters;
+use super::api::responses::kept::Kept;
 use super::error::ApiError;
 use super::http::memory::{Held, Memory};
 use super::job::{self, Command, Drafting, Job, Running, SlotAction, SlotAnswer, SlotCommand, Work};
@@ -33,6 +34,8 @@ pub struct App {
     /// Streamed answers that accept control requests.
     pub controls: Arc<Controls>,
     pub memory: Memory,
+    /// Conversations of `/v1/responses`.
+    pub kept: Kept,
     workers: Semaphore,
 }
 
@@ -60,8 +63,9 @@ impl App {
     /// A server whose model is not loaded yet.
     pub fn new(settings: Settings, began: u64) -> Self {
         let memory = Memory::new(settings.http.max_body);
+        let kept = Kept::new(settings.http.max_body);
         let workers = Semaphore::new(WORKERS);
-        Self { settings, loaded: OnceLock::new(), began, controls: Arc::default(), memory, workers }
+        Self { settings, loaded: OnceLock::new(), began, controls: Arc::default(), memory, kept, workers }
     }
 
     /// Runs slow work of a request, such as parsing JSON, applying a template or tokenizing, while another thread

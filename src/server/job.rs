@@ -154,6 +154,8 @@ pub struct Generate {
     pub stops: Arc<[String]>,
     /// Number of candidates whose probabilities are sent with every token.
     pub n_probs: usize,
+    /// Send the probabilities of the prompt's tokens, too.
+    pub scores_prompt: bool,
     /// Send probabilities after sampling instead of before.
     pub post_sampling_probs: bool,
     /// Spell out special tokens.
@@ -209,12 +211,14 @@ impl Generate {
     }
 }
 
-/// Events of a job, in this order: `Started`, `Progress`…, then `Token`… and `Done`, or `Embedding`. `Failed` ends
-/// the job at any time.
+/// Events of a job, in this order: `Started`, `Scores` and `Progress`…, then `Token`… and `Done`, or `Embedding`.
+/// `Failed` ends the job at any time.
 #[derive(Debug)]
 pub enum Event {
     /// A slot has taken the job and the prompt fits: later failures are reported within the stream.
     Started(Started),
+    /// The candidates for the next tokens of the prompt, from its second one on.
+    Scores(Vec<Probabilities>),
     /// A piece of the prompt is evaluated.
     Progress(Progress),
     Token(Box<TokenEvent>),
@@ -229,6 +233,7 @@ impl Event {
     fn bytes(&self) -> usize {
         let candidates = match self {
             Self::Token(token) => token.probabilities.as_ref().map_or(0, |own| own.top.len()),
+            Self::Scores(scores) => scores.iter().map(|own| 1 + own.top.len()).sum(),
             _ => 0,
         };
         256 + candidates * 80
@@ -278,22 +283,23 @@ pub struct Candidate {
     pub token: Token,
     /// The token's bytes, special tokens spelled out.
     pub bytes: Vec<u8>,
-    /// 0..=1
-    pub probability: f32,
+    /// The natural logarithm of its probability.
+    pub log: f32,
 }
 
 /// Why a generation ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Stop {
     /// The model's end token.
     Eos,
     /// A stop text, which is not part of the output.
     Word(String),
     /// The token limit, a full context or the time limit.
+    #[default]
     Limit,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Done {
     pub stop: Stop,
     /// Text that was held back until the end.

@@ -13,7 +13,7 @@ use axum_server::Handle;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use tower_http::catch_panic::CatchPanicLayer;
 
-use super::api::{anthropic, chat, completions, embeddings, native, prompts, responses, small};
+use super::api::{anthropic, chat, completions, embeddings, native, ollama, prompts, responses, small};
 use super::app::App;
 use super::error::ApiError;
 use super::http::connections::{self, Acceptor, Connections};
@@ -33,13 +33,20 @@ const CONNECTION_BYTES: usize = 64 << 10;
 /// All endpoints.
 fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Router {
     let mut router = Router::new()
-        .route("/api/tags", get(small::models))
+        .route("/api/version", get(ollama::version))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::running))
+        .route("/api/show", post(ollama::show))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embed))
         .route("/props", get(small::props).post(small::set_props))
         .route("/slots", get(small::slots))
         .route("/slots/{id}", post(small::act_on_slot))
         .route("/metrics", get(small::metrics))
         .route("/experts", get(small::experts))
         .route("/lora-adapters", get(small::adapters).post(small::set_adapters))
+        .route("/tokenizer_info", get(small::tokenizer_info))
         .route("/tokenize", post(small::tokenize))
         .route("/detokenize", post(small::detokenize))
         .route("/infill", post(prompts::infill))
@@ -56,6 +63,7 @@ fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Router {
         let routes = [
             ("/health", get(small::health)),
             ("/models", get(small::models)),
+            ("/models/{*name}", get(small::model)),
             ("/chat/completions", post(chat::completions)),
             ("/chat/completions/input_tokens", post(chat::input_tokens)),
             ("/chat/completions/control", post(chat::control)),

@@ -180,6 +180,7 @@ fn load(
         n_ubatch: session_options.n_ubatch.min(session_options.n_batch).min(session.n_batch() as u32) as usize,
         n_batch: session.n_batch(),
         has_fused_attention: session_options.flash_attn != FlashAttn::Off,
+        n_outputs: session_options.n_outputs_max as usize,
         mark: saved::mark(&model, model_options, session_options),
     };
     let (n_batch, pooling) = (options.n_batch, session.pooling());
@@ -227,7 +228,7 @@ pub mod fuzzed {
                 calls_in_parallel: true,
                 marker: jinja.then_some("<__media__>"),
             };
-            let other = [anthropic::request::to_openai(&body), responses::request::to_chat(body.clone())];
+            let other = [anthropic::request::to_openai(&body), responses::request::to_chat(body.clone(), Vec::new())];
             for body in other.into_iter().flatten().chain([body.clone()]) {
                 let _ = chat::request::read(body, &defaults);
             }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use hobbit::options::{ModelOptions, ProjectorOptions, SamplingOptions, SessionOptions, SpeculationOptions};
-use hobbit_core::route::DECODE_TOKENS_MAX;
 
 use super::http::guard::{Cors, Hosts};
 use super::http::memory;
@@ -16,6 +15,10 @@ use crate::resolve::{self, Surroundings, Verbosity};
 
 /// Default number of slots.
 const SLOTS: u32 = 4;
+
+/// Tokens of prompts whose probabilities are computed at once. Each takes as many numbers as the vocabulary has tokens,
+/// in llama.cpp's compute buffer and in its buffer of logits. Not less than [`hobbit_core::route::DECODE_TOKENS_MAX`].
+const SCORED_AT_ONCE: u32 = 32;
 
 /// Settings that apply to all requests: flags, and what is made of them.
 #[derive(Debug)]
@@ -99,8 +102,8 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     if embeds && speculation.is_some() {
         bail!("--spec-type: a server with --embeddings generates no text");
     }
-    // A step has the logits of every slot's token, and of drafts up to the width of decoding.
-    let n_outputs = if speculation.is_some() { n_slots.max(DECODE_TOKENS_MAX as u32) } else { n_slots };
+    // A step has the logits of every slot's token and of drafts, and prompts may want probabilities of their tokens.
+    let n_outputs = n_slots.max(SCORED_AT_ONCE);
     let base = resolve::session(&context, &rope, false);
     let n_ubatch = base.n_ubatch;
     let session_options = SessionOptions {

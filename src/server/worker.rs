@@ -39,6 +39,8 @@ pub struct WorkerOptions {
     pub n_batch: usize,
     /// Attention sums many rows in another order than few ([`super::schedule::ATTENTION_ROWS`]).
     pub has_fused_attention: bool,
+    /// Tokens of an evaluation that may have logits.
+    pub n_outputs: usize,
     /// Mark of saved slots; another model refuses them.
     pub mark: u64,
 }

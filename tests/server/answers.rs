@@ -126,12 +126,53 @@ fn tools_are_called() {
     server.post("/v1/responses", &json!({"input": input, "max_output_tokens": 4})).ok();
 }
 
+/// A schema that leaves the model one answer.
+#[test]
+fn messages_follow_a_schema() {
+    let server = Server::start(&[]);
+    let schema = json!({"type": "object", "properties": {"city": {"const": "Rome"}}, "required": ["city"],
+        "additionalProperties": false});
+    let format = json!({"format": {"type": "json_schema", "schema": schema}});
+    let answer = server.post("/v1/messages", &with(ask(64), json!({"output_config": format}))).ok();
+    let text: Value = serde_json::from_str(answer["content"][0]["text"].as_str().unwrap()).unwrap();
+    assert_eq!(text, json!({"city": "Rome"}));
+}
+
+#[test]
+fn responses_go_on_from_earlier_ones() {
+    let server = Server::start(&[]);
+    let path = "/v1/responses";
+    let first = server.post(path, &with(ask(8), json!({"instructions": "Be brief."}))).ok();
+    let said = &first["output"][0]["content"][0]["text"];
+    let next = json!({"input": "And then?", "max_output_tokens": 8, "previous_response_id": first["id"]});
+    let second = server.post(path, &next).ok();
+    // Instructions are not carried over.
+    let whole = json!({"max_output_tokens": 8, "input": [
+        {"role": "user", "content": "Well?"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": said}]},
+        {"role": "user", "content": "And then?"},
+    ]});
+    let expected = server.post(path, &whole).ok();
+    assert_eq!(second["usage"]["input_tokens"], expected["usage"]["input_tokens"]);
+    assert_eq!(second["output"][0]["content"], expected["output"][0]["content"]);
+    let events: Vec<Event> = server.stream(path, &next).collect();
+    let id = &events.last().unwrap().data["response"]["id"];
+    let third = json!({"input": "So?", "previous_response_id": id, "max_output_tokens": 4, "store": false});
+    let third = server.post(path, &third).ok();
+    let count = server.post("/v1/responses/input_tokens", &json!({"input": "So?", "previous_response_id": id})).ok();
+    assert_eq!(count["input_tokens"], third["usage"]["input_tokens"]);
+    assert!(third["usage"]["input_tokens"].as_u64() > second["usage"]["input_tokens"].as_u64());
+    let lost = with(next, json!({"previous_response_id": third["id"]}));
+    assert!(server.post(path, &lost).refused().contains("\"store\""));
+}
+
 #[test]
 fn wrong_requests_are_refused() {
     let server = Server::start(&[]);
     let user = |content: Value| json!([{"role": "user", "content": content}]);
     let chat = |more: Value| with(json!({"messages": user(json!("x"))}), more);
     let image = json!([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]);
+    let source = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}});
     for (path, body, part) in [
         (CHAT, json!({}), "'messages' is required"),
         (CHAT, chat(json!({"response_format": {"type": "hiccup"}})), "hiccup"),
@@ -140,9 +181,12 @@ fn wrong_requests_are_refused() {
         (CHAT, chat(json!({"tools": [{"type": "dream"}]})), ""),
         (CHAT, json!({"messages": user(image)}), "start it with --mmproj"),
         ("/v1/messages", json!({"max_tokens": 1}), "'messages' is required"),
+        ("/v1/messages", json!({"messages": user(json!([source]))}), "start it with --mmproj"),
+        ("/v1/messages", json!({"messages": user(json!("x")), "output_config": {"format": {"type": "y"}}}), "'format'"),
+        ("/v1/responses", json!({"input": "x", "previous_response_id": "resp_1"}), "'previous_response_id'"),
         ("/v1/responses", json!({"model": "x"}), "'input' is required"),
         ("/v1/completions", json!({}), "\"prompt\" is required"),
-        ("/v1/completions", json!({"prompt": "x", "suffix": "y"}), "Unsupported param: suffix"),
+        ("/v1/completions", json!({"prompt": "x", "suffix": "y"}), "'suffix'"),
         ("/completion", json!({"prompt": "x", "samplers": "eee"}), "twice"),
     ] {
         let message = server.post(path, &body).refused();

@@ -33,6 +33,13 @@ fn rows_are_of_length_one() {
     assert_eq!(n_bytes, rows[0].len() * 4);
     let native = server.post("/embedding", &json!({"content": "hello world"})).ok();
     assert!((length(&row(&native[0]["embedding"][0])) - 1.0).abs() < 1e-5);
+    let short = row(&server.post(PATH, &json!({"input": "hello world", "dimensions": 8})).ok()["data"][0]["embedding"]);
+    assert_eq!(short.len(), 8);
+    let scale = rows[0][0] / short[0];
+    assert!((length(&short) - 1.0).abs() < 1e-5);
+    assert!(short.iter().zip(&rows[0]).all(|(own, whole)| (own * scale - whole).abs() < 1e-5), "the first eight");
+    let message = server.post(PATH, &json!({"input": "x", "dimensions": 1 << 20})).refused();
+    assert!(message.contains("'dimensions'"), "{message}");
     for body in [json!({}), json!({"input": []}), json!({"input": "x", "encoding_format": "y"})] {
         server.post(PATH, &body).refused();
     }

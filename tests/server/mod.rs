@@ -5,6 +5,7 @@ mod adapters;
 mod answers;
 mod chat;
 mod checkpoints;
+mod completions;
 mod connections;
 mod embeddings;
 mod limits;

@@ -176,7 +176,7 @@ impl Sampler {
         if post_sampling {
             return Some(of_candidates(self.kept(), chosen, n));
         }
-        self.logits.as_deref().map(|logits| of_logits(logits, chosen, n))
+        self.logits.as_deref().map(|logits| Probabilities::of_logits(logits, chosen, n))
     }
 
     /// Forgets all tokens and restarts the grammar, the reasoning budget and the random choice.
@@ -338,19 +338,21 @@ pub struct Probabilities {
     pub top: Vec<(Token, f32)>,
 }
 
-/// The softmax of `logits`, `[n_vocab]`.
-fn of_logits(logits: &[f32], chosen: Token, n: usize) -> Probabilities {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
-    let log_sum = sum.ln();
-    let log_of = |logit: f32| (f64::from(logit - max) - log_sum) as f32;
-    let of_chosen = usize::try_from(chosen).ok().and_then(|chosen| logits.get(chosen));
-    Probabilities {
-        chosen: of_chosen.map_or(f32::NEG_INFINITY, |logit| log_of(*logit)),
-        top: largest((0..).zip(logits.iter().copied()).collect(), n)
-            .into_iter()
-            .map(|(token, logit)| (token, log_of(logit)))
-            .collect(),
+impl Probabilities {
+    /// The softmax of `logits`, `[n_vocab]`.
+    pub fn of_logits(logits: &[f32], chosen: Token, n: usize) -> Self {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
+        let log_sum = sum.ln();
+        let log_of = |logit: f32| (f64::from(logit - max) - log_sum) as f32;
+        let of_chosen = usize::try_from(chosen).ok().and_then(|chosen| logits.get(chosen));
+        Self {
+            chosen: of_chosen.map_or(f32::NEG_INFINITY, |logit| log_of(*logit)),
+            top: largest((0..).zip(logits.iter().copied()).collect(), n)
+                .into_iter()
+                .map(|(token, logit)| (token, log_of(logit)))
+                .collect(),
+        }
     }
 }
 

@@ -36,9 +36,9 @@ const EUCLIDEAN: i64 = 2;
 const INT16_SCALE: f64 = 32760.0;
 
 /// The embedding of an input: one row, or one per token.
-struct Embedded {
-    rows: Vec<Vec<f32>>,
-    n_tokens: usize,
+pub struct Embedded {
+    pub rows: Vec<Vec<f32>>,
+    pub n_tokens: usize,
 }
 
 /// `POST /v1/embeddings`
@@ -124,15 +124,18 @@ fn plain(all: &[Embedded]) -> Response {
 }
 
 /// The vectors of all inputs, in order; as many run at once as there are slots. Takes the inputs out of the body.
-async fn embed(app: &App, body: &mut Fields, held: Held) -> Result<Vec<Embedded>, ApiError> {
+/// `dimensions` cuts each vector to its first numbers, which are then scaled.
+pub async fn embed(app: &App, body: &mut Fields, held: Held) -> Result<Vec<Embedded>, ApiError> {
     let loaded = loaded(app)?;
     let name = if get(body, "input").is_some() { "input" } else { "content" };
     let input = body.remove(name).filter(|input| !input.is_null());
     let input = input.ok_or_else(|| ApiError::invalid("\"input\" or \"content\" must be provided"))?;
     let inputs = app.work(move || inputs(&input, &loaded.model)).await?;
     let n_tokens: usize = inputs.iter().map(|input| input.len()).sum();
+    let n_embd = loaded.model.n_embd();
+    let dimensions = whole(body, &["dimensions"], 1..=n_embd as i64)?.map_or(n_embd, |n| n as usize);
     let n_rows = if loaded.pooling.is_none() { n_tokens } else { inputs.len() };
-    let bytes = n_tokens * size_of::<Token>() + n_rows * loaded.model.n_embd() * NUMBER_BYTES;
+    let bytes = n_tokens * size_of::<Token>() + n_rows * n_embd * NUMBER_BYTES;
     held.shrink_to(bytes);
     held.grow_to(bytes).await?;
     let held = &Arc::new(held);
@@ -144,7 +147,10 @@ async fn embed(app: &App, body: &mut Fields, held: Held) -> Result<Vec<Embedded>
     let work = inputs.into_iter().map(|prompt| async move {
         let running = loaded.start((prompt, Chunks::default(), None), Work::Embed, None, false, held);
         let (mut rows, n_tokens) = embeddings(running).await?;
-        rows.iter_mut().for_each(|row| normalise(row, norm));
+        for row in &mut rows {
+            row.truncate(dimensions);
+            normalise(row, norm);
+        }
         Ok::<_, ApiError>(Embedded { rows, n_tokens })
     });
     stream::iter(work).buffered(app.settings.n_slots).try_collect().await

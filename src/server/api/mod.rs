@@ -7,6 +7,7 @@ pub mod completions;
 pub mod embeddings;
 pub mod media;
 pub mod native;
+pub mod ollama;
 pub mod openai;
 pub mod params;
 pub mod prompts;

@@ -93,7 +93,7 @@ pub async fn start(
 ) -> Result<Vec<Running>, ApiError> {
     let n_tokens: usize = prompts.iter().map(|prompt| prompt.len()).sum();
     let n_answers = prompts.len() * params.n;
-    let candidates = params.check_answers(prompts.len(), loaded.n_ctx)?;
+    let candidates = params.check_answers(prompts, loaded.n_ctx)?;
     let bytes =
         n_tokens * size_of::<Token>() + params.bytes() + n_answers * TEXT_BYTES + candidates + media::bytes(&chunks);
     held.grow_to(bytes).await?;
@@ -243,15 +243,14 @@ impl Serialize for Entry<'_> {
         let (of, candidate) = (self.of, self.candidate);
         let (one, many) = if of.is_post_sampling { ("prob", "top_probs") } else { ("logprob", "top_logprobs") };
         // Probability 0 becomes the lowest float, because JSON has no infinity.
-        let log = candidate.probability.ln().max(f32::MIN);
-        let value = if of.is_post_sampling { candidate.probability } else { log };
+        let value = if of.is_post_sampling { candidate.log.exp() } else { candidate.log.max(f32::MIN) };
         let mut fields = serializer.serialize_map(None)?;
         fields.serialize_entry("id", &candidate.token)?;
         fields.serialize_entry("token", &String::from_utf8_lossy(&candidate.bytes))?;
         fields.serialize_entry("bytes", &candidate.bytes)?;
         fields.serialize_entry(one, &value)?;
         if self.is_chosen {
-            let top = of.top.iter().filter(|candidate| !of.is_post_sampling || candidate.probability > 0.0);
+            let top = of.top.iter().filter(|candidate| !of.is_post_sampling || candidate.log.exp() > 0.0);
             let top: Vec<_> = top.map(|candidate| Entry { of, candidate, is_chosen: false }).collect();
             fields.serialize_entry(many, &top)?;
         }
@@ -288,7 +287,7 @@ mod tests {
 
     #[test]
     fn probabilities_have_no_infinity() {
-        let candidate = |probability| Candidate { token: 1, bytes: b"a".to_vec(), probability };
+        let candidate = |probability: f32| Candidate { token: 1, bytes: b"a".to_vec(), log: probability.ln() };
         let own = Probabilities {
             chosen: candidate(0.0),
             top: vec![candidate(1.0), candidate(0.0)],

@@ -32,6 +32,8 @@ pub struct Params {
     pub response_fields: Vec<String>,
     pub verbose: bool,
     pub ping: Option<Duration>,
+    /// Bytes of texts that the answer repeats.
+    pub echoed_bytes: usize,
 }
 
 impl Params {
@@ -55,6 +57,7 @@ impl Params {
             cache_reuse: whole(body, &["n_cache_reuse"], 0..=MOST)?.map_or(settings.slots.cache_reuse, |n| n as usize),
             stops: stops(body)?.into(),
             n_probs,
+            scores_prompt: false,
             post_sampling_probs: boolean(body, "post_sampling_probs")?.unwrap_or(false),
             shows_special: settings.slots.special.0,
             time_limit: whole(body, &["t_max_predict_ms"], -1..=MOST)?
@@ -90,6 +93,7 @@ impl Params {
             response_fields: texts(body, "response_fields")?.unwrap_or_default(),
             verbose: boolean(body, "verbose")?.unwrap_or(settings.verbose),
             ping,
+            echoed_bytes: 0,
         })
     }
 
@@ -102,12 +106,15 @@ impl Params {
         generate
     }
 
-    /// Bytes that the candidates of all answers to `n_prompts` prompts take until they are sent. A stream sends them
-    /// at once.
-    pub fn check_answers(&self, n_prompts: usize, n_ctx: usize) -> Result<usize, ApiError> {
-        let n_tokens = self.generate.n_predict.map_or(n_ctx, |n| n.min(n_ctx));
-        let bytes = candidates(self.generate.n_probs, n_tokens, n_prompts * self.n)?;
-        Ok(if self.stream { 0 } else { bytes })
+    /// Bytes that the candidates of all answers to prompts take until they are sent. A stream sends those of generated
+    /// tokens at once.
+    pub fn check_answers(&self, prompts: &[Arc<[Token]>], n_ctx: usize) -> Result<usize, ApiError> {
+        let n_generated = self.generate.n_predict.map_or(n_ctx, |n| n.min(n_ctx));
+        let n_scored = prompts.iter().map(|prompt| prompt.len()).max().filter(|_| self.generate.scores_prompt);
+        let n_scored = n_scored.unwrap_or(0).min(n_ctx);
+        let n_answers = prompts.len() * self.n;
+        let bytes = candidates(self.generate.n_probs, n_generated + n_scored, n_answers)?;
+        Ok(if self.stream { candidates(self.generate.n_probs, n_scored, n_answers)? } else { bytes })
     }
 
     /// Adds the timings to a part of a stream, if the request asked for them.
@@ -127,7 +134,7 @@ impl Params {
     pub fn bytes(&self) -> usize {
         let sampling = &self.generate.sampling;
         let grammar = sampling.grammar.as_ref().map_or(0, String::len);
-        sampling.logit_bias.len() * size_of::<(Token, f32)>() + 2 * grammar
+        sampling.logit_bias.len() * size_of::<(Token, f32)>() + 2 * grammar + self.echoed_bytes
     }
 }
 
@@ -143,7 +150,7 @@ const CANDIDATES_ALWAYS: usize = 20;
 const CANDIDATES_MAX: usize = 1 << 18;
 
 /// Bytes per candidate until it is sent.
-const CANDIDATE_BYTES: usize = 100;
+const CANDIDATE_BYTES: usize = 140;
 
 /// Bytes for `n_probs` candidates per token of `n_answers` answers of `n_tokens` tokens each.
 fn candidates(n_probs: usize, n_tokens: usize, n_answers: usize) -> Result<usize, ApiError> {

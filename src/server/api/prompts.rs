@@ -21,14 +21,20 @@ pub type Prompts = Vec<Arc<[Token]>>;
 pub fn prompts(value: &Value, body: &Fields, app: &App) -> Result<Prompts, ApiError> {
     let model = &app.loaded()?.model;
     let n_answers = params::n_answers(body, app)?;
-    // A list with tokens is one prompt; a list of texts is several.
-    let prompts = match value {
-        Value::Array(list) if list.is_empty() => return Err(ApiError::invalid("\"prompt\" must not be empty")),
-        Value::Array(list) if !list.iter().any(Value::is_number) || !list.iter().all(is_part) => list,
-        one => std::slice::from_ref(one),
-    };
+    let prompts = each(value);
+    if prompts.is_empty() {
+        return Err(ApiError::invalid("\"prompt\" must not be empty"));
+    }
     check(prompts.len().saturating_mul(n_answers), app)?;
     prompts.iter().map(|own| Ok(one(own, model)?.into())).collect()
+}
+
+/// Each prompt: a list with tokens is one, a list of texts is several.
+pub fn each(value: &Value) -> &[Value] {
+    match value {
+        Value::Array(list) if !list.iter().any(Value::is_number) || !list.iter().all(is_part) => list,
+        one => std::slice::from_ref(one),
+    }
 }
 
 /// Checks the number of texts in a request before they are tokenized: at most as many as may wait.
@@ -104,7 +110,7 @@ pub async fn infill(State(app): State<Arc<App>>, Body(body, held): Body) -> Resu
 }
 
 /// The prompt for a text with a gap.
-fn gap(app: &App, body: &Fields) -> Result<Vec<Token>, ApiError> {
+pub fn gap(app: &App, body: &Fields) -> Result<Vec<Token>, ApiError> {
     let loaded = app.loaded()?;
     let model = &loaded.model;
     let special = model.special_tokens();

@@ -1,6 +1,7 @@
 //! `/v1/responses`: conversations, in the shape of OpenAI's Responses. An answer is a list of items: reasoning,
 //! messages and calls, each with its own id.
 
+pub mod kept;
 pub mod request;
 
 use std::sync::Arc;
@@ -14,21 +15,39 @@ use serde_json::{Value, json};
 use super::chat::answer::Reader;
 use super::chat::{Talk, count};
 use super::openai::{Usage, now, random_id};
-use super::params::merge;
+use super::params::{merge, shortened};
+use super::{Fields, boolean, text};
 use crate::server::app::App;
 use crate::server::error::ApiError;
 use crate::server::http::Body;
+use crate::server::http::memory::Held;
 use crate::server::http::stream::{Frame, Shape, respond, typed, whole};
 use crate::server::job::{Done, Event, Stop};
+use kept::Entry;
 use request::to_chat;
 
 /// `POST /v1/responses`
 pub async fn responses(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
-    let mut talk = app.work(|| Talk::new(&app, loaded, to_chat(body)?, held)).await?;
+    let previous = previous(&app, &body, &held).await?;
+    let is_kept = boolean(&body, "store")?.unwrap_or(true);
+    // Instructions hold for one request.
+    let n_instructions = usize::from(text(&body, "instructions")?.is_some());
+    let mut messages = String::new();
+    let read = || {
+        let body = to_chat(body, conversation(previous)?)?;
+        if let Some(all) = body["messages"].as_array().filter(|_| is_kept) {
+            messages = json!(all[n_instructions..]).to_string();
+        }
+        Talk::new(&app, loaded, body, held)
+    };
+    let mut talk = app.work(read).await?;
     let mut running = talk.start(loaded).await?;
     let (streams, ping) = (talk.params.stream, talk.params.ping);
     let mut answer = Answer::new(talk)?;
+    if is_kept {
+        app.kept.begin(answer.id.clone(), messages);
+    }
     if streams {
         return respond(running, answer, ping).await;
     }
@@ -41,9 +60,31 @@ pub async fn responses(State(app): State<Arc<App>>, Body(body, held): Body) -> R
     Ok(Json(response).into_response())
 }
 
+/// The response that a request continues, whose memory is counted.
+async fn previous(app: &App, body: &Fields, held: &Held) -> Result<Option<Entry>, ApiError> {
+    let Some(id) = text(body, "previous_response_id")?.filter(|id| !id.is_empty()) else { return Ok(None) };
+    let entry = app.kept.find(id).ok_or_else(|| {
+        let id = shortened(id);
+        let message = format!(
+            "no response '{id}' is kept: the server remembers the last ones in --max-body bytes, unless \"store\" is \
+             false; send the whole conversation"
+        );
+        ApiError::field("previous_response_id", message)
+    })?;
+    held.grow_by(app.work(|| entry.cost()).await).await?;
+    Ok(Some(entry))
+}
+
+/// The messages of an earlier response.
+fn conversation(previous: Option<Entry>) -> Result<Vec<Value>, ApiError> {
+    let messages = previous.map_or(Some(Vec::new()), |entry| entry.conversation());
+    messages.ok_or_else(|| ApiError::server("a kept response cannot be read"))
+}
+
 /// `POST /v1/responses/input_tokens`
-pub async fn input_tokens(State(app): State<Arc<App>>, Body(body, _held): Body) -> Result<Json<Value>, ApiError> {
-    let n = app.work(|| count(&app, to_chat(body)?)).await?;
+pub async fn input_tokens(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Json<Value>, ApiError> {
+    let previous = previous(&app, &body, &held).await?;
+    let n = app.work(|| count(&app, to_chat(body, conversation(previous)?)?)).await?;
     Ok(Json(json!({"input_tokens": n, "object": "response.input_tokens"})))
 }
 
@@ -87,6 +128,7 @@ impl Answer {
         let deltas = self.reader.finish(rest, &done.stop)?;
         deltas.iter().for_each(|delta| self.items.add(delta, events));
         self.items.close(events);
+        self.talk.app.kept.finish(&self.id, &self.items.done);
         let mut answer = self.begun();
         let usage = Usage::of(done);
         answer["completed_at"] = json!(now());

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::params::{self, Params};
-use super::{Fields, boolean, get, list, native, prompts};
+use super::{Fields, boolean, get, list, native, prompts, text};
 use crate::saved::is_file_name;
 use crate::server::adapters;
 use crate::server::app::{App, Loaded};
@@ -67,14 +67,21 @@ pub async fn models(State(app): State<Arc<App>>) -> Answer {
     })))
 }
 
+/// `GET /v1/models/NAME`, by any of the model's names.
+pub async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Answer {
+    let all = models(State(Arc::clone(&app))).await?;
+    if !app.settings.http.alias.contains(&name) {
+        let message = format!("The model '{}' does not exist", params::shortened(&name));
+        return Err(ApiError::not_found(message));
+    }
+    Ok(Json(all.0["data"][0].clone()))
+}
+
 /// `GET /props`
 pub async fn props(State(app): State<Arc<App>>) -> Answer {
     let loaded = app.loaded()?;
     let info = loaded.model.info();
     let special = loaded.model.special_tokens();
-    let piece = |token: Option<i32>| {
-        token.map_or_else(String::new, |token| String::from_utf8_lossy(&loaded.model.piece(token, true)).into_owned())
-    };
     let defaults = Params::of(&Fields::new(), &app)?;
     let templates = &loaded.templates;
     let mut props = json!({
@@ -98,8 +105,8 @@ pub async fn props(State(app): State<Arc<App>>) -> Answer {
         "ui_settings": {},
         "chat_template": templates.source(),
         "chat_template_caps": templates.capabilities(),
-        "bos_token": piece(special.bos),
-        "eos_token": piece(special.eos),
+        "bos_token": spelled(&loaded.model, special.bos),
+        "eos_token": spelled(&loaded.model, special.eos),
         "build_info": super::build(),
         "is_sleeping": false,
         "cors_proxy_enabled": false,
@@ -108,6 +115,21 @@ pub async fn props(State(app): State<Arc<App>>) -> Answer {
         props["chat_template_tool_use"] = json!(templates.source_tool_use());
     }
     Ok(Json(props))
+}
+
+/// The text of a special token; empty without one.
+fn spelled(model: &Model, token: Option<Token>) -> String {
+    token.map_or_else(String::new, |token| native::text_of(model, &[token]))
+}
+
+/// `GET /tokenizer_info`, vLLM's: lm-eval asks there whether it may use this server's tokenizer.
+pub async fn tokenizer_info(State(app): State<Arc<App>>) -> Answer {
+    let loaded = app.loaded()?;
+    let special = loaded.model.special_tokens();
+    let text = |token: Option<Token>| token.map(|token| spelled(&loaded.model, Some(token)));
+    Ok(Json(json!({
+        "bos_token": text(special.bos), "eos_token": text(special.eos), "chat_template": loaded.templates.source(),
+    })))
 }
 
 /// `POST /props`
@@ -248,8 +270,11 @@ impl Serialize for Pieces<'_> {
     }
 }
 
-/// The tokens of a text, or of a list of tokens and texts.
+/// The tokens of a text, or of a list of tokens and texts: llama-server's `content`, or vLLM's `prompt`.
 fn tokens(body: &Fields, model: &Model) -> Result<Vec<Token>, ApiError> {
+    if let Some(text) = text(body, "prompt")?.filter(|_| get(body, "content").is_none()) {
+        return prompts::tokens(model, text, boolean(body, "add_special_tokens")?.unwrap_or(true));
+    }
     let adds_special = boolean(body, "add_special")?.unwrap_or(false);
     let parses_special = boolean(body, "parse_special")?.unwrap_or(true);
     match get(body, "content") {
@@ -266,7 +291,8 @@ fn tokens(body: &Fields, model: &Model) -> Result<Vec<Token>, ApiError> {
 pub async fn detokenize(State(app): State<Arc<App>>, Body(body, _held): Body) -> Answer {
     let model = &app.loaded()?.model;
     let text = app.work(|| detokenized(&body, model)).await?;
-    Ok(Json(json!({"content": text})))
+    // `prompt` is vLLM's name.
+    Ok(Json(json!({"content": text, "prompt": text})))
 }
 
 fn detokenized(body: &Fields, model: &Model) -> Result<String, ApiError> {

@@ -28,9 +28,10 @@ fn room(max_body: usize) -> usize {
     max_body.saturating_mul(BODY_FACTOR).max(LEAST_BYTES)
 }
 
-/// Bytes of the memory budget reserved for requests with bodies of at most `max_body` bytes.
+/// Bytes of the memory budget reserved for requests with bodies of at most `max_body` bytes. Conversations that may be
+/// continued take as many as a body.
 pub fn reserved(max_body: usize) -> u64 {
-    room(max_body).saturating_add(OTHER_BYTES) as u64
+    room(max_body).saturating_add(max_body).saturating_add(OTHER_BYTES) as u64
 }
 
 /// Longest wait of a request for memory that others hold. Most requests hold it for less than a second.
@@ -138,6 +139,12 @@ impl Held {
         taken.map_err(|_| ApiError::busy("other requests hold the memory for requests (--max-body)"))?;
         *lock(&self.n_units) += more;
         Ok(())
+    }
+
+    /// Grows by `bytes`. Errors are those of [`Self::grow_to`].
+    pub async fn grow_by(&self, bytes: usize) -> Result<(), ApiError> {
+        let n_units = *lock(&self.n_units);
+        self.grow_to((n_units * UNIT).saturating_add(bytes)).await
     }
 
     /// Releases all but `bytes`.

@@ -1,36 +1,48 @@
-//! Streamed answers: server-sent events, and the same collected into one answer.
+//! Streamed answers: server-sent events or lines of JSON, and the same collected into one answer.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::http::HeaderValue;
-use axum::response::sse::{KeepAlive, Sse};
+use axum::http::header::CONTENT_TYPE;
+use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use futures_util::stream;
+use futures_util::{Stream, StreamExt, stream};
 use serde_json::Value;
 
 use crate::server::error::ApiError;
 use crate::server::job::{Done, Event, Probabilities, Running};
 
-/// One server-sent event.
-pub use axum::response::sse::Event as Frame;
+/// One server-sent event, or one line.
+#[derive(Debug, Default)]
+pub struct Frame {
+    name: Option<String>,
+    data: String,
+}
 
-/// An event without a name.
+/// An event without a name, or a line.
 pub fn unnamed(value: &Value) -> Frame {
-    Frame::default().data(value.to_string())
+    Frame { name: None, data: value.to_string() }
 }
 
 /// An event named after its type.
 pub fn typed(value: &Value) -> Frame {
-    // Write the name first: not every client reads a whole event before it looks.
-    let frame = value["type"].as_str().map_or_else(Frame::default, |name| Frame::default().event(name));
-    frame.data(value.to_string())
+    Frame { name: value["type"].as_str().map(str::to_owned), ..unnamed(value) }
+}
+
+impl From<Frame> for sse::Event {
+    fn from(frame: Frame) -> Self {
+        // Write the name first: not every client reads a whole event before it looks.
+        let event = frame.name.map_or_else(Self::default, |name| Self::default().event(name));
+        event.data(frame.data)
+    }
 }
 
 /// The end of OpenAI's streams.
 pub fn done() -> Frame {
-    Frame::default().data("[DONE]")
+    Frame { name: None, data: "[DONE]".to_owned() }
 }
 
 /// A protocol's form of events.
@@ -54,11 +66,27 @@ pub trait Shape: Send + 'static {
 
 /// Streams the events of several requests. Nothing is sent before all have begun, so that an earlier error is an
 /// answer of its own.
-pub async fn respond(
+pub async fn respond(running: Vec<Running>, shape: impl Shape, ping: Option<Duration>) -> Result<Response, ApiError> {
+    let events = Sse::new(frames(running, shape).await?.map(|frame| Ok::<_, Infallible>(frame.into())));
+    let mut response = match ping {
+        Some(interval) => events.keep_alive(KeepAlive::new().interval(interval).text("")).into_response(),
+        None => events.into_response(),
+    };
+    response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
+    Ok(response)
+}
+
+/// As [`respond`], each frame a line of JSON.
+pub async fn respond_in_lines(running: Vec<Running>, shape: impl Shape) -> Result<Response, ApiError> {
+    let lines = frames(running, shape).await?.map(|frame| Ok::<_, Infallible>(frame.data + "\n"));
+    Ok(([(CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
+}
+
+/// The frames of several requests, once all have begun.
+async fn frames(
     mut running: Vec<Running>,
     mut shape: impl Shape,
-    ping: Option<Duration>,
-) -> Result<Response, ApiError> {
+) -> Result<impl Stream<Item = Frame> + Send + 'static, ApiError> {
     let mut frames = VecDeque::new();
     // One request may hold the only slot that another waits for: queue its events here.
     for (index, own) in running.iter_mut().enumerate() {
@@ -69,10 +97,10 @@ pub async fn respond(
         }
     }
     let state = (running, shape, frames, false);
-    let events = stream::unfold(state, |(mut running, mut shape, mut frames, mut has_ended)| async move {
+    Ok(stream::unfold(state, |(mut running, mut shape, mut frames, mut has_ended)| async move {
         loop {
             if let Some(frame) = frames.pop_front() {
-                return Some((Ok::<_, Infallible>(frame), (running, shape, frames, has_ended)));
+                return Some((frame, (running, shape, frames, has_ended)));
             }
             if has_ended {
                 return None;
@@ -92,14 +120,7 @@ pub async fn respond(
                 shape.failure(&error)
             }));
         }
-    });
-    let events = Sse::new(events);
-    let mut response = match ping {
-        Some(interval) => events.keep_alive(KeepAlive::new().interval(interval).text("")).into_response(),
-        None => events.into_response(),
-    };
-    response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
-    Ok(response)
+    }))
 }
 
 /// The next event of any request; `None` once all have ended.
@@ -117,6 +138,8 @@ async fn next_of(running: &mut [Running]) -> Option<(usize, Event)> {
 pub struct Whole {
     pub text: String,
     pub tokens: Vec<i32>,
+    /// One entry per token of the prompt but the first, if requested.
+    pub scores: Vec<Probabilities>,
     /// One entry per token of the text, if requested.
     pub probabilities: Vec<Probabilities>,
     pub done: Done,
@@ -124,10 +147,12 @@ pub struct Whole {
 
 /// Waits for the end of a generation and collects its output.
 pub async fn whole(mut running: Running) -> Result<Whole, ApiError> {
-    let (mut text, mut tokens, mut probabilities) = (String::new(), Vec::new(), Vec::new());
+    let (mut text, mut tokens) = (String::new(), Vec::new());
+    let (mut scores, mut probabilities) = (Vec::new(), Vec::new());
     loop {
         match running.next().await {
             Event::Started(_) | Event::Progress(_) | Event::Embedding(_) => {}
+            Event::Scores(more) => scores.extend(more),
             Event::Token(event) => {
                 text.push_str(&event.text);
                 tokens.push(event.token);
@@ -136,7 +161,7 @@ pub async fn whole(mut running: Running) -> Result<Whole, ApiError> {
             Event::Done(done) => {
                 text.push_str(&done.rest);
                 probabilities.truncate(probabilities.len().saturating_sub(done.n_swallowed));
-                return Ok(Whole { text, tokens, probabilities, done: *done });
+                return Ok(Whole { text, tokens, scores, probabilities, done: *done });
             }
             Event::Failed(error) => return Err(error),
         }
@@ -156,7 +181,7 @@ pub async fn embeddings(mut running: Running) -> Result<(Vec<Vec<f32>>, usize), 
             Event::Started(started) => n_tokens = started.n_prompt,
             Event::Embedding(rows) => return Ok((rows, n_tokens)),
             Event::Failed(error) => return Err(error),
-            Event::Progress(_) | Event::Token(_) | Event::Done(_) => {}
+            Event::Scores(_) | Event::Progress(_) | Event::Token(_) | Event::Done(_) => {}
         }
     }
 }

@@ -7,9 +7,9 @@ use hobbit::{BatchToken, EvalError, Session};
 
 use super::Worker;
 use super::slot::{Phase, Run, Slot};
-use super::step::progress;
+use super::step::{progress, spelled};
 use crate::server::error::ApiError;
-use crate::server::job::{Event, Work};
+use crate::server::job::{Event, Probabilities, Work};
 use crate::server::schedule::{Turn, divide, in_order, take_whole};
 
 impl Worker {
@@ -51,9 +51,16 @@ impl Worker {
                 in_order(width, n_ubatch, &lacking)
             }
         };
-        let to_cut = |at: usize| self.slots[at].run.as_ref().map_or(0, Run::n_to_cut);
-        let pieces = order.into_iter().zip(shares).map(|(at, share)| (at, share.min(to_cut(at))));
-        let pieces: Vec<(usize, usize)> = pieces.filter(|(_, share)| *share > 0).collect();
+        let members = || order.iter().zip(&shares).filter(|(_, share)| **share > 0);
+        let n_scoring = members().filter(|(at, _)| scores_prompt(&self.slots[**at])).count();
+        // The last token of each piece has logits, too.
+        let n_scored = (self.options.n_outputs.saturating_sub(members().count()) / n_scoring.max(1)).max(1);
+        let most = |at: usize| {
+            let scored = if scores_prompt(&self.slots[at]) { n_scored } else { usize::MAX };
+            self.slots[at].run.as_ref().map_or(0, Run::n_to_cut).min(scored)
+        };
+        let pieces = members().map(|(at, share)| (*at, (*share).min(most(*at)))).filter(|(_, n)| *n > 0);
+        let pieces: Vec<(usize, usize)> = pieces.collect();
         self.evaluate_pieces(&pieces);
     }
 
@@ -64,12 +71,12 @@ impl Worker {
         for &(at, n) in pieces {
             let slot = &self.slots[at];
             let Some(run) = &slot.run else { continue };
-            let is_embedding = is_embedding(slot);
+            let logits = is_embedding(slot) || scores_prompt(slot);
             members.push((at, batch.len(), n));
             let piece = &run.job.prompt[run.n_prompt_done..][..n];
             for (&token, position) in piece.iter().zip(slot.tokens.len()..) {
                 let (position, sequence) = (position as i32, slot.sequence());
-                batch.push(BatchToken { token, position, sequence, logits: is_embedding });
+                batch.push(BatchToken { token, position, sequence, logits });
             }
             // Request the last logits of every piece: a check for finite values must precede the evaluation of other
             // slots.
@@ -141,8 +148,12 @@ impl Worker {
 
     /// Records an evaluated piece of a slot's prompt, whose batch entries begin at `first` and end with `last`.
     fn prompted(&mut self, at: usize, first: usize, n: usize, last: usize) {
+        let scores = self.scores(at, first, n);
         let slot = &mut self.slots[at];
         let Some(run) = slot.run.as_mut() else { return };
+        if !scores.is_empty() {
+            let _ = run.job.events.send(Event::Scores(scores));
+        }
         let piece = &run.job.prompt[run.n_prompt_done..][..n];
         slot.tokens.extend_from_slice(piece);
         if let Some(sampler) = &mut run.sampler {
@@ -173,6 +184,18 @@ impl Worker {
         }
     }
 
+    /// The candidates for the tokens after those of an evaluated piece, if the request wants them.
+    fn scores(&self, at: usize, first: usize, n: usize) -> Vec<Probabilities> {
+        let Some(run) = self.slots[at].run.as_ref().filter(|run| run.scores_prompt()) else { return Vec::new() };
+        let n_probs = run.generate().map_or(0, |generate| generate.n_probs);
+        let next = run.job.prompt[run.n_prompt_done..].iter().skip(1).take(n);
+        let scored = next.zip(first..).filter_map(|(&token, index)| {
+            let found = hobbit::engine::Probabilities::of_logits(self.session.logits(index)?, token, n_probs);
+            Some(spelled(&self.model, token, found))
+        });
+        scored.collect()
+    }
+
     /// Sends the embeddings of a slot's sequence, whose entries begin at `first`.
     fn embedded(&mut self, at: usize, first: usize) {
         let slot = &mut self.slots[at];
@@ -186,6 +209,10 @@ impl Worker {
         let _ = self.forget(at);
         self.freed(at);
     }
+}
+
+fn scores_prompt(slot: &Slot) -> bool {
+    slot.run.as_ref().is_some_and(Run::scores_prompt)
 }
 
 fn is_embedding(slot: &Slot) -> bool {

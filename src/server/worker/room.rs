@@ -8,7 +8,7 @@
 use hobbit::{BatchToken, EvalError};
 
 use super::Worker;
-use super::slot::{Phase, Slot};
+use super::slot::{Phase, Run, Slot};
 use crate::server::error::ApiError;
 use crate::server::job::Work;
 use crate::server::slots::{self, Holder, Holding};
@@ -122,6 +122,9 @@ impl Worker {
         match slot.run.as_ref().map(|run| &run.job.work) {
             Some(Work::Embed) => super::prompt::rows(&self.session, slot.sequence(), first, n)
                 .is_none_or(|rows| rows.iter().flatten().all(|value| value.is_finite())),
+            _ if slot.run.as_ref().is_some_and(Run::scores_prompt) => {
+                (first..first + n).all(|index| self.session.has_finite_logits(index))
+            }
             _ => self.session.has_finite_logits(first + n - 1),
         }
     }

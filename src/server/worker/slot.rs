@@ -123,6 +123,11 @@ impl Run {
         }
     }
 
+    /// Whether the prompt's tokens get probabilities.
+    pub fn scores_prompt(&self) -> bool {
+        self.generate().is_some_and(|generate| generate.scores_prompt)
+    }
+
     /// Prompt tokens that may be evaluated at once.
     pub fn n_to_cut(&self) -> usize {
         self.cuts.iter().find(|cut| cut.at > self.n_prompt_done).map_or(usize::MAX, |cut| cut.at - self.n_prompt_done)

@@ -336,15 +336,22 @@ fn probabilities(model: &Model, sampler: &Sampler, token: Token, generate: &Gene
     if generate.n_probs == 0 {
         return None;
     }
-    let found = sampler.probabilities(generate.n_probs, generate.post_sampling_probs)?;
-    let candidate =
-        |token: Token, log: f32| Candidate { token, bytes: model.piece(token, true), probability: log.exp() };
-    Some(Probabilities {
-        // A token forced by a grammar may be missing among the earlier candidates: it counts as certain.
-        chosen: candidate(token, if found.chosen == f32::NEG_INFINITY { 0.0 } else { found.chosen }),
+    let mut found = sampler.probabilities(generate.n_probs, generate.post_sampling_probs)?;
+    // A token forced by a grammar may be missing among the earlier candidates: it counts as certain.
+    if found.chosen == f32::NEG_INFINITY {
+        found.chosen = 0.0;
+    }
+    Some(Probabilities { is_post_sampling: generate.post_sampling_probs, ..spelled(model, token, found) })
+}
+
+/// The candidates for the place of `token`, with their texts.
+pub(super) fn spelled(model: &Model, token: Token, found: hobbit::engine::Probabilities) -> Probabilities {
+    let candidate = |token: Token, log: f32| Candidate { token, bytes: model.piece(token, true), log };
+    Probabilities {
+        chosen: candidate(token, found.chosen),
         top: found.top.into_iter().map(|(token, log)| candidate(token, log)).collect(),
-        is_post_sampling: generate.post_sampling_probs,
-    })
+        is_post_sampling: false,
+    }
 }
 
 /// Sends the progress of a prompt.

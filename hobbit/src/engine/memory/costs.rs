@@ -47,7 +47,10 @@ pub(super) fn fixed_costs(
     let has_buffers = model.shared.catalog.has_planes() || model.shared.options.repack == Repack::On;
     let buffers = if has_buffers { PLANE_BUFFERS_BYTES } else { 0 };
     let graph = model.shared.adapters.graph_bytes(options);
-    let reserved = model.shared.options.reserved_bytes;
+    // llama.cpp's buffer of logits grows when more rows are asked for than there are sequences.
+    let n_rows = u64::from(options.n_outputs_max.saturating_sub(options.n_seq_max).min(options.n_batch));
+    let logits = n_rows * model.n_vocab() as u64 * size_of::<f32>() as u64;
+    let reserved = logits + model.shared.options.reserved_bytes;
     let runtime = resident + scratch_bytes(model, options) + buffers + graph + mtp + reserved;
     Ok(FixedCosts { weights, kv, compute, runtime, prediction: prediction_bytes(model) })
 }

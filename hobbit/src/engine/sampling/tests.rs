@@ -344,12 +344,12 @@ fn a_failed_assertion_of_a_sampler_is_an_error() {
 #[test]
 fn softmax_of_logits() {
     let logits = [1.0_f32.ln(), 2.0_f32.ln(), f32::NEG_INFINITY, 1.0_f32.ln()];
-    let found = of_logits(&logits, 3, 2);
+    let found = Probabilities::of_logits(&logits, 3, 2);
     assert!((found.chosen - 0.25_f32.ln()).abs() < 1e-6);
     assert_eq!(found.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [1, 0]);
     assert!((found.top[0].1 - 0.5_f32.ln()).abs() < 1e-6);
-    assert_eq!(of_logits(&logits, 2, 0), Probabilities { chosen: f32::NEG_INFINITY, top: vec![] });
-    assert_eq!(of_logits(&logits, 0, 99).top.len(), 4);
+    assert_eq!(Probabilities::of_logits(&logits, 2, 0), Probabilities { chosen: f32::NEG_INFINITY, top: vec![] });
+    assert_eq!(Probabilities::of_logits(&logits, 0, 99).top.len(), 4);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::server::api::{Fields, get};
+use crate::server::api::{Fields, get, object};
 use crate::server::error::ApiError;
 
 /// Default maximum of tokens.
@@ -16,8 +16,19 @@ const BILLING_HEADER: &str = "x-anthropic-billing-header:";
 
 /// Fields that mean something else in OpenAI's form, or nothing. All other fields are the same there, or are
 /// llama-server's.
-const OWN: [&str; 9] =
-    ["system", "messages", "tools", "tool_choice", "stop_sequences", "max_tokens", "thinking", "metadata", "n"];
+const OWN: [&str; 11] = [
+    "system",
+    "messages",
+    "tools",
+    "tool_choice",
+    "stop_sequences",
+    "max_tokens",
+    "thinking",
+    "metadata",
+    "n",
+    "output_config",
+    "output_format",
+];
 
 /// The same request in OpenAI's form.
 pub fn to_openai(body: &Fields) -> Result<Fields, ApiError> {
@@ -44,6 +55,17 @@ pub fn to_openai(body: &Fields) -> Result<Fields, ApiError> {
         kind.into_iter().for_each(|kind| set("tool_choice", kind));
         if let Some(is_single) = choice.get("disable_parallel_tool_use").and_then(Value::as_bool) {
             set("parallel_tool_calls", json!(!is_single));
+        }
+    }
+    // `output_format` is the beta's name.
+    let config = object(body, "output_config")?.and_then(|config| object(config, "format").transpose());
+    if let Some(format) = config.transpose()?.or(object(body, "output_format")?) {
+        match format.get("type").and_then(Value::as_str) {
+            Some("json_schema") => {
+                let schema = object(format, "schema")?.ok_or_else(|| ApiError::field("format", "expected a schema"))?;
+                set("response_format", json!({"type": "json_schema", "json_schema": {"schema": schema}}));
+            }
+            _ => return Err(ApiError::field("format", "expected \"json_schema\" as its type")),
         }
     }
     if let Some(stops) = get(body, "stop_sequences") {
@@ -227,6 +249,27 @@ mod tests {
             "seed": 7,
         });
         assert_eq!(own, expected);
+    }
+
+    #[test]
+    fn formats() {
+        let schema = json!({"type": "object", "properties": {"b": {}, "a": {}}});
+        let format = json!({"type": "json_schema", "schema": schema});
+        let expected = json!({"type": "json_schema", "json_schema": {"schema": schema}});
+        for body in [json!({"output_config": {"format": format}}), json!({"output_format": format})] {
+            let mut body = body;
+            body["messages"] = json!([]);
+            let own = converted(body);
+            assert_eq!(own["response_format"], expected);
+            assert!(own.get("output_config").is_none() && own.get("output_format").is_none());
+        }
+        for wrong in [json!(7), json!({"type": "json"}), json!({"type": "json_schema"}), json!({})] {
+            let Value::Object(body) = json!({"messages": [], "output_config": {"format": wrong}}) else { panic!() };
+            assert!(to_openai(&body).unwrap_err().message.contains("'format'"), "{wrong}");
+        }
+        assert!(
+            converted(json!({"messages": [], "output_config": {"effort": "low"}})).get("response_format").is_none()
+        );
     }
 
     #[test]

@@ -5,19 +5,17 @@ use serde_json::{Value, json};
 use crate::server::api::{Fields, get, text};
 use crate::server::error::ApiError;
 
-/// The request as a chat completion. Fields that both have stay as they are.
+/// The request as a chat completion, after the messages `previous`. Fields that both have stay as they are.
 ///
 /// # Errors
-/// Invalid input, and conversations that a server would have to store.
-pub fn to_chat(mut body: Fields) -> Result<Fields, ApiError> {
+/// Invalid input.
+pub fn to_chat(mut body: Fields, previous: Vec<Value>) -> Result<Fields, ApiError> {
     let input = body.remove("input").ok_or_else(|| ApiError::invalid("'input' is required"))?;
-    if text(&body, "previous_response_id")?.is_some_and(|id| !id.is_empty()) {
-        return Err(ApiError::invalid("hobbit-server does not support 'previous_response_id'."));
-    }
     let mut messages = Vec::new();
     if let Some(instructions) = text(&body, "instructions")? {
         messages.push(json!({"role": "system", "content": instructions}));
     }
+    messages.extend(previous);
     match input {
         Value::String(text) => messages.push(json!({"role": "user", "content": text})),
         Value::Array(items) => items.iter().try_for_each(|item| add(item, &mut messages))?,
@@ -65,7 +63,7 @@ fn format(format: &Value) -> Option<Value> {
 }
 
 /// Appends an item of the conversation.
-fn add(item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
+pub fn add(item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
     let of = |name: &str| item.get(name).and_then(Value::as_str);
     let needs = |name: &str| of(name).ok_or_else(|| ApiError::invalid("Cannot determine type of 'item'"));
     match (of("role"), of("type")) {
@@ -150,7 +148,7 @@ mod tests {
 
     fn converted(body: Value) -> Result<Value, String> {
         let Value::Object(body) = body else { panic!("a body is an object") };
-        to_chat(body).map(Value::Object).map_err(|error| error.message)
+        to_chat(body, Vec::new()).map(Value::Object).map_err(|error| error.message)
     }
 
     #[test]
@@ -208,7 +206,6 @@ mod tests {
                 json!({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}),
                 "'input_file' is not supported",
             ),
-            (json!({"input": "x", "previous_response_id": "resp_1"}), "previous_response_id"),
             (json!({"input": "x", "tools": {}}), "'tools' must be an array"),
         ] {
             let error = converted(body.clone()).unwrap_err();
