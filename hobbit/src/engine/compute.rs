@@ -16,7 +16,7 @@ use ggml_sys::llama::{
 };
 
 use super::buffer::{table_of, tag_of};
-use super::calling::{self, phase, router_weights};
+use super::calling::{self, Purpose, phase, router_weights};
 use super::experts::{ExpertTag, RouterValues};
 use super::graph::{Inner, is_view, tensor_at};
 use super::host_reads::{Host, HostReads, ShareView};
@@ -326,6 +326,9 @@ impl Computes for ExpertBackend {
     fn set_n_threads(&mut self, n_threads: c_int) {
         self.inner.set_n_threads(n_threads);
         self.kernels.set_n_threads(n_threads);
+        if Purpose::current().is_some_and(|purpose| purpose.gives_back && purpose.phase.is_decode()) {
+            (self.gathered, self.products) = Default::default();
+        }
         // SAFETY: no arguments; the state is this thread's.
         unsafe { ggml_sys::shim::hobbit_computing() };
     }

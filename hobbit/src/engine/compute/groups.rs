@@ -203,6 +203,8 @@ impl ExpertBackend {
     unsafe fn mapped(&mut self, node: *mut ggml_tensor) -> Result<(), Failed> {
         // The choice and the rows must be computed, and a trial must not run nodes that were added before.
         self.run()?;
+        // SAFETY: a node of a live graph.
+        unsafe { note_compute_buffer((*node).buffer) };
         // SAFETY: by the caller: sources of a live node are live.
         let (weights, ids) = unsafe { (&*(*node).src[0], &*(*node).src[2]) };
         // SAFETY: nothing waits in the inner graph.
