@@ -326,9 +326,6 @@ impl Computes for ExpertBackend {
     fn set_n_threads(&mut self, n_threads: c_int) {
         self.inner.set_n_threads(n_threads);
         self.kernels.set_n_threads(n_threads);
-        if Purpose::current().is_some_and(|purpose| purpose.gives_back && purpose.phase.is_decode()) {
-            (self.gathered, self.products) = Default::default();
-        }
         // SAFETY: no arguments; the state is this thread's.
         unsafe { ggml_sys::shim::hobbit_computing() };
     }
