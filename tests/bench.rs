@@ -142,8 +142,8 @@ fn a_limit_is_kept() {
 #[test]
 fn prompts_give_their_memory_back_under_a_limit() {
     let dir = tempfile::tempdir().unwrap();
-    // 26 MiB of experts, and 100 MiB of activations of 512 tokens.
-    let spec = Spec { layers: 2, experts: 8, topk: 2, embd: 64, ff: 8192, ..Spec::tiny("qwen3moe") };
+    // 52 MiB of experts, and 100 MiB of activations of 512 tokens.
+    let spec = Spec { layers: 2, experts: 8, topk: 2, embd: 128, ff: 8192, ..Spec::tiny("qwen3moe") };
     let model = fixture::write(dir.path(), &spec).display().to_string();
     let args =
         ["-m", &model, "-t", "2", "-p", "0", "-n", "0", "-pg", "300,20", "-r", "2", "--baseline", "--order", "AB"];
