@@ -4,10 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use gguf_tools::synth::Spec;
 use serde_json::Value;
 
 use crate::fixture::cli::{BENCH, Ran, check_refusals, program, ran, send};
-use crate::fixture::{bundled, not_run};
+use crate::fixture::{self, bundled, not_run};
 
 fn text() -> String {
     bundled("demo-heldout-prose.txt").display().to_string()
@@ -157,4 +158,31 @@ fn a_limit_is_kept() {
             not_run::not_run("bench: --limit", "this process may not make control groups (root may)");
         }
     }
+}
+
+/// A model that fits while tokens decode, and with a whole ubatch's activations does not, is left to llama.cpp.
+#[test]
+fn prompts_give_their_memory_back_under_a_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    // 52 MiB of experts, and 100 MiB of activations of 512 tokens.
+    let spec = Spec { layers: 2, experts: 8, topk: 2, embd: 128, ff: 8192, ..Spec::tiny("qwen3moe") };
+    let model = fixture::write(dir.path(), &spec).display().to_string();
+    let args =
+        ["-m", &model, "-t", "2", "-p", "0", "-n", "0", "-pg", "300,20", "-r", "2", "--baseline", "--order", "AB"];
+    let limit = ["--limit", "160MiB", "--no-roofline", "-o", "jsonl"];
+    let ran = bench(&[&args[..], &limit].concat());
+    if ran.status != Some(0) {
+        assert!(ran.stderr.contains("--limit"), "{}", ran.stderr);
+        return not_run::not_run("bench: --limit", "this process may not make control groups (root may)");
+    }
+    let records = records_of(&ran);
+    let number = |key: &str| records[0][key].as_u64().unwrap();
+    assert_eq!((&records[0]["hobbit_outcome"], number("hobbit_expert_cache")), (&"ok".into(), 0), "{}", records[0]);
+    assert_eq!((number("hobbit_logits_compared"), number("hobbit_logits_equal")), (42, 42));
+    assert!(number("hobbit_cgroup_peak") <= 160 << 20);
+    let at_the_end =
+        |record: &Value| record["hobbit_series"].as_array().unwrap().last().unwrap()["anon"].as_u64().unwrap();
+    let [ours, llama_cpps] = [0, 1].map(|engine| at_the_end(&records[engine]));
+    // 60 MiB of activations were touched.
+    assert!(ours + (30 << 20) < llama_cpps, "{ours} and {llama_cpps} bytes");
 }

@@ -68,7 +68,7 @@ fn bits_are_llama_cpps_own_defaults() {
         for is_on in [true, false] {
             let model =
                 open(&path, &ModelOptions { repack: if is_on { Repack::Auto } else { Repack::Off }, ..options() });
-            assert_eq!(model.run_mode(), RunMode::Passthrough { repack: is_on }, "{name}");
+            assert_eq!(model.run_mode(), RunMode::Passthrough { repack: is_on, gives_back: false }, "{name}");
             let mut session = model.session(&settings()).unwrap();
             let mut stock = stock(&path, &settings(), is_on);
             for tokens in TOKENS {

@@ -32,7 +32,7 @@ use crate::gguf::GgmlType;
 use crate::options::DeviceOptions;
 use crate::plan::{
     Budget, DevicePlan, DevicePlanInput, ExpertCache, LowShare, MemoryLimits, MemoryPlan, Needs, PlanError, PlanInput,
-    RunMode,
+    Room, RunMode,
 };
 
 pub use known::{Expectation, Known, TRAINED, UNTRAINED};
@@ -251,9 +251,14 @@ pub fn rooms(shape: &Shape, host: &Host, task: &Task) -> Result<Rooms, ForecastE
         // Weights and KV cache are on the device already.
         (fixed.weights, fixed.kv) = (0, 0);
     }
-    let needs =
-        Needs { mapped: shape.tensor_bytes, repacked: 0, kv: fixed.kv, compute: fixed.compute, runtime: fixed.runtime };
-    if device.is_none() && RunMode::of(&needs, host.memory).is_passthrough() {
+    let needs = Needs {
+        mapped: shape.tensor_bytes,
+        kv: fixed.kv,
+        compute: fixed.compute,
+        runtime: fixed.runtime,
+        ..Needs::default()
+    };
+    if device.is_none() && RunMode::of(&needs, Room { bytes: host.memory, enforced: 0 }).is_passthrough() {
         let slots = shape.layers.iter().map(|layer| layer.n_expert.into()).collect();
         return Ok(Rooms { plan: None, device, slots });
     }

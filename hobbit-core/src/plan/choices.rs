@@ -12,6 +12,8 @@ pub enum RunMode {
     Passthrough {
         /// Rearrange weights for the CPU while loading, as llama.cpp does by default; there is room for both copies.
         repack: bool,
+        /// Everything fits only while tokens decode: what a prompt needs beyond that is given back after it.
+        gives_back: bool,
     },
     /// Experts do not fit, or a flag asks for their cache: they stay in the file, and hobbit computes their products.
     Seam,
@@ -28,6 +30,18 @@ pub struct Needs {
     pub kv: u64,
     pub compute: u64,
     pub runtime: u64,
+    /// Part of `compute` and `runtime` that need not be in memory while tokens decode, where the kernel takes back
+    /// what is mapped: activations of prompts, given back after them, and code.
+    pub gives_way: u64,
+}
+
+/// Memory that plain llama.cpp may use, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    pub bytes: u64,
+    /// The limit of the control group: the kernel keeps it by taking mapped pages back. 0 without one, or below a given
+    /// budget, which nothing but the plan keeps.
+    pub enforced: u64,
 }
 
 impl Needs {
@@ -43,18 +57,23 @@ impl Needs {
 }
 
 impl RunMode {
-    /// The run mode for a model with these needs in `room` bytes. Mapped memory gives way under pressure, so no extra
-    /// margin stays free.
-    pub fn of(needs: &Needs, room: u64) -> Self {
-        match room {
-            _ if needs.most() <= room => Self::Passthrough { repack: true },
-            _ if needs.least() <= room => Self::Passthrough { repack: false },
+    /// The run mode for a model with these needs. Mapped memory gives way under pressure, so no extra margin stays free.
+    /// In a control group it gives way to prompts, too: these read some experts again, but tokens, of which there are
+    /// more, find all of them.
+    pub fn of(needs: &Needs, room: Room) -> Self {
+        let decoding = needs.least().saturating_sub(needs.gives_way);
+        match room.bytes {
+            bytes if needs.most() <= bytes => Self::Passthrough { repack: true, gives_back: false },
+            bytes if needs.least() <= bytes => Self::Passthrough { repack: false, gives_back: false },
+            _ if needs.gives_way > 0 && decoding <= room.enforced => {
+                Self::Passthrough { repack: false, gives_back: true }
+            }
             _ => Self::Seam,
         }
     }
 
     /// The same from bounds; `None` if the needs between them decide.
-    pub fn within(least: &Needs, most: &Needs, room: u64) -> Option<Self> {
+    pub fn within(least: &Needs, most: &Needs, room: Room) -> Option<Self> {
         let run_mode = Self::of(least, room);
         (run_mode == Self::of(most, room)).then_some(run_mode)
     }
@@ -190,37 +209,62 @@ mod tests {
     use crate::units::{GIB, MIB};
 
     fn needs(mapped: u64, repacked: u64) -> Needs {
-        Needs { mapped: mapped * MIB, repacked: repacked * MIB, kv: 10 * MIB, compute: 20 * MIB, runtime: 30 * MIB }
+        let (kv, compute, runtime) = (10 * MIB, 20 * MIB, 30 * MIB);
+        Needs { mapped: mapped * MIB, repacked: repacked * MIB, kv, compute, runtime, gives_way: 0 }
+    }
+
+    /// A budget.
+    fn room(mib: u64) -> Room {
+        Room { bytes: mib * MIB, enforced: 0 }
     }
 
     #[test]
     fn what_fits_decides() {
         let needs = needs(512, 400); // 573 MiB with page tables
-        for (room, expected) in [
+        for (mib, expected) in [
             (572, RunMode::Seam),
-            (573, RunMode::Passthrough { repack: false }),
-            (972, RunMode::Passthrough { repack: false }),
-            (973, RunMode::Passthrough { repack: true }),
-            (1 << 20, RunMode::Passthrough { repack: true }),
+            (573, RunMode::Passthrough { repack: false, gives_back: false }),
+            (972, RunMode::Passthrough { repack: false, gives_back: false }),
+            (973, RunMode::Passthrough { repack: true, gives_back: false }),
+            (1 << 20, RunMode::Passthrough { repack: true, gives_back: false }),
             (0, RunMode::Seam),
         ] {
-            assert_eq!(RunMode::of(&needs, room * MIB), expected, "{room} MiB");
+            assert_eq!(RunMode::of(&needs, room(mib)), expected, "{mib} MiB");
+        }
+    }
+
+    #[test]
+    fn prompts_may_exceed_what_the_kernel_keeps() {
+        let needs = Needs { gives_way: 15 * MIB, ..needs(512, 400) }; // 558 MiB while tokens decode
+        let tight = RunMode::Passthrough { repack: false, gives_back: true };
+        for (bytes, enforced, expected) in [
+            (500, 557, RunMode::Seam),
+            (500, 558, tight),
+            (572, 600, tight),
+            (573, 600, RunMode::Passthrough { repack: false, gives_back: false }),
+            (572, 0, RunMode::Seam),
+        ] {
+            let room = Room { bytes: bytes * MIB, enforced: enforced * MIB };
+            assert_eq!(RunMode::of(&needs, room), expected, "{bytes} MiB, {enforced} MiB");
+            let stays = RunMode::of(&Needs { gives_way: 0, ..needs }, room);
+            assert_eq!(stays, if expected == tight { RunMode::Seam } else { expected }, "nothing is given back");
         }
     }
 
     #[test]
     fn bounds_decide_where_they_agree() {
         let (least, most) = (needs(512, 0), Needs { kv: 110 * MIB, ..needs(512, 512) });
-        assert_eq!(RunMode::within(&least, &most, 500 * MIB), Some(RunMode::Seam));
-        assert_eq!(RunMode::within(&least, &most, 600 * MIB), None);
-        assert_eq!(RunMode::within(&least, &most, 1100 * MIB), None, "with or without rearranged weights");
-        assert_eq!(RunMode::within(&least, &most, 1200 * MIB), Some(RunMode::Passthrough { repack: true }));
+        let alone = RunMode::Passthrough { repack: true, gives_back: false };
+        assert_eq!(RunMode::within(&least, &most, room(500)), Some(RunMode::Seam));
+        assert_eq!(RunMode::within(&least, &most, room(600)), None);
+        assert_eq!(RunMode::within(&least, &most, room(1100)), None, "with or without rearranged weights");
+        assert_eq!(RunMode::within(&least, &most, room(1200)), Some(alone));
     }
 
     #[test]
     fn absurd_sizes_do_not_overflow() {
-        let absurd = Needs { mapped: u64::MAX, repacked: u64::MAX, kv: u64::MAX, compute: 1, runtime: 1 };
-        assert_eq!(RunMode::of(&absurd, u64::MAX - 1), RunMode::Seam);
+        let absurd = Needs { mapped: u64::MAX, repacked: u64::MAX, kv: u64::MAX, compute: 1, runtime: 1, gives_way: 0 };
+        assert_eq!(RunMode::of(&absurd, Room { bytes: u64::MAX - 1, enforced: u64::MAX }), RunMode::Seam);
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub(super) struct Purpose {
     pub(super) kernels: KernelChoice,
     /// Whether llama.cpp runs the model by itself and we take over the products of batches.
     pub(super) takes_batches: bool,
+    /// Whether the memory of a batch is given back after it, for which we must see one of its products.
+    pub(super) gives_back: bool,
     /// Phase of the batch being evaluated, which a graph cannot carry.
     pub(super) phase: Phase,
 }

@@ -16,7 +16,7 @@ use ggml_sys::llama::{
 };
 
 use super::buffer::{table_of, tag_of};
-use super::calling::{self, phase, router_weights};
+use super::calling::{self, Purpose, phase, router_weights};
 use super::experts::{ExpertTag, RouterValues};
 use super::graph::{Inner, is_view, tensor_at};
 use super::host_reads::{Host, HostReads, ShareView};

@@ -23,6 +23,7 @@ use super::compute::{ExpertBackend, ROWS_MIN, may_be_plain};
 use super::error::DeviceError;
 use super::graph::is_view;
 use super::registration::{NAME, Registration, backend};
+use hobbit_core::route::DECODE_TOKENS_MAX;
 
 /// Maximum number of nodes that `supports_op` follows back to an expert product.
 const CHAIN_DEPTH_MAX: usize = 13;
@@ -121,12 +122,13 @@ unsafe extern "C" fn supports_buft(dev: ggml_backend_dev_t, buft: ggml_backend_b
     unsafe { buft == expert_buffer_type(dev) || llama::ggml_backend_buft_is_host(buft) }
 }
 
-/// Whether a node is a product of llama.cpp's own expert tensor with so many rows that plain kernels may be faster.
+/// Whether a node is a product of llama.cpp's own expert tensor with so many rows that plain kernels may be faster, or
+/// of a batch that we must see.
 ///
 /// # Safety
 /// A node of a live graph.
 unsafe fn is_batch(node: &llama::ggml_tensor) -> bool {
-    let Some(Purpose { kernels, takes_batches: true, .. }) = Purpose::current() else { return false };
+    let Some(Purpose { kernels, takes_batches: true, gives_back, .. }) = Purpose::current() else { return false };
     // SAFETY: sources of a live node are live, and so are their buffers.
     unsafe {
         let [Some(weights), Some(input), Some(ids)] = [node.src[0], node.src[1], node.src[2]].map(|src| src.as_ref())
@@ -135,13 +137,14 @@ unsafe fn is_batch(node: &llama::ggml_tensor) -> bool {
         };
         let [ne0, ne1, n_expert, _] = weights.ne;
         let rows = ids.ne[0].saturating_mul(ids.ne[1]);
-        rows >= n_expert.saturating_mul(ROWS_MIN as i64)
+        let pays =
+            || rows >= n_expert.saturating_mul(ROWS_MIN as i64) && may_be_plain(kernels, weights.type_, ne0, ne1);
+        (gives_back && ids.ne[1] > DECODE_TOKENS_MAX as i64 || pays())
             && (input.type_, input.nb[0]) == (llama::GGML_TYPE_F32, size_of::<f32>())
             // Weights that llama.cpp has rearranged are not in host memory.
             && weights.view_src.is_null()
             && !weights.buffer.is_null()
             && llama::ggml_backend_buft_is_host(llama::ggml_backend_buffer_get_type(weights.buffer))
-            && may_be_plain(kernels, weights.type_, ne0, ne1)
     }
 }
 

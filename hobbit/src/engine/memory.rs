@@ -51,8 +51,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     if let Some(memories) = memories.as_ref() {
         return Ok(memories.description.clone());
     }
-    if let RunMode::Passthrough { repack } = shared.run_mode {
-        return passthrough(model, options, context, repack);
+    if let RunMode::Passthrough { repack, gives_back } = shared.run_mode {
+        return passthrough(model, options, context, (repack, gives_back));
     }
     let mut catalog = shared.catalog.clone();
     if shared.precisions.is_exact() {
@@ -331,19 +331,28 @@ fn passthrough(
     model: &Model,
     options: &SessionOptions,
     context: &RawContext,
-    repack: bool,
+    (repack, gives_back): (bool, bool),
 ) -> Result<Description, OpenError> {
     let shared = &model.shared;
     let MemoryUse { weights, kv, compute, mtp, .. } = MemoryUse::of(context)?;
     let program = shared.options.reserved_bytes + shared.options.lent_bytes + mtp;
-    let runtime = runtime_bytes(weights, kv) + scratch_bytes(model, options) + program;
+    let mut fixed = FixedCosts { weights, kv, compute, runtime: runtime_bytes(weights, kv) + program, prediction: 0 };
+    let limits = MemoryLimits::read();
+    if gives_back {
+        // Prompts exceed the limit, and what is mapped gives way to them: the plan is that of decoding.
+        fixed.compute -= fixed.prompt_only(options.n_ubatch.min(options.n_batch));
+        let left = limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(weights + kv + fixed.compute));
+        fixed.runtime = (limits.own + program).min(left);
+    } else {
+        fixed.runtime += scratch_bytes(model, options);
+    }
     let plan = MemoryPlan::new(&PlanInput {
         budget: shared.options.budget,
-        limits: MemoryLimits::read(),
+        limits,
         overcommit: shared.options.overcommit,
         expert_cache: ExpertCache::Auto,
         low_share: shared.options.low_share,
-        fixed: FixedCosts { weights, kv, compute, runtime, prediction: 0 },
+        fixed,
         prompt_only: 0,
         margin: Some(0),
         pools: Vec::new(),

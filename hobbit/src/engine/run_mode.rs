@@ -15,7 +15,8 @@ use super::tables::Tables;
 use hobbit_core::gguf::{Catalog, Gguf};
 use hobbit_core::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, Repack, SessionOptions};
 use hobbit_core::plan::{
-    Budget, BudgetSource, ExpertCache, MemoryLimits, MemoryPlan, Needs, RepackInput, RunMode, context_tokens,
+    Budget, BudgetSource, ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, Needs, RepackInput, Room, RunMode,
+    context_tokens,
 };
 use hobbit_core::store::{IoMode, PLANE_BUFFERS_BYTES};
 
@@ -41,6 +42,7 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64
     }
     // On devices the context does not use host memory.
     let Some(room) = room(options, &limits).filter(|_| !on_devices) else { return Ok((RunMode::Seam, 0)) };
+    let whole_room = Room { bytes: room, enforced: enforced(options, &limits) };
     let may_passthrough = !source.is_pack && options.passthrough && !wants_a_cache(options);
     let run_mode = |expects: &SessionOptions| -> RunMode {
         let (mut least, mut most) = bounds(&source.gguf, expects);
@@ -59,10 +61,12 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64
         // If llama.cpp cannot estimate, the seam reports the reason.
         let asked = || {
             ask(&source.gguf, options, expects, products + adapters)
-                .map_or(RunMode::Seam, |needs| RunMode::of(&needs, room))
+                .map_or(RunMode::Seam, |needs| RunMode::of(&needs, whole_room))
         };
-        match RunMode::within(&least, &most, room).unwrap_or_else(asked) {
-            RunMode::Passthrough { repack } => RunMode::Passthrough { repack: repack && options.repack != Repack::Off },
+        match RunMode::within(&least, &most, whole_room).unwrap_or_else(asked) {
+            RunMode::Passthrough { repack, gives_back } => {
+                RunMode::Passthrough { repack: repack && options.repack != Repack::Off, gives_back }
+            }
             RunMode::Seam => RunMode::Seam,
         }
     };
@@ -126,6 +130,16 @@ pub(super) fn room(options: &ModelOptions, limits: &MemoryLimits) -> Option<u64>
     room.map(|room| room.saturating_sub(options.reserved_bytes.saturating_add(options.lent_bytes)))
 }
 
+/// [`Room::enforced`].
+fn enforced(options: &ModelOptions, limits: &MemoryLimits) -> u64 {
+    let Some((limit, BudgetSource::Cgroup)) = limits.budget() else { return 0 };
+    match options.budget {
+        Budget::Bytes(given) if given < limit => 0,
+        _ if !cfg!(target_os = "linux") => 0,
+        _ => limit.saturating_sub(options.reserved_bytes.saturating_add(options.lent_bytes)),
+    }
+}
+
 /// Whether the options configure the expert cache, or request figures that only the seam has.
 fn wants_a_cache(options: &ModelOptions) -> bool {
     options.expert_cache != ExpertCache::Auto
@@ -172,8 +186,8 @@ pub(super) fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
     let compute =
         n_tokens.saturating_mul(activations).saturating_add(n_outputs.saturating_mul(n_vocab)).saturating_mul(4);
     let runtime = PROCESS_BYTES + n_vocab.saturating_mul(VOCABULARY_BYTES);
-    let least = Needs { mapped, repacked: 0, kv: 0, compute: 0, runtime: PROCESS_BYTES };
-    (least, Needs { mapped, repacked: quantised.fold(0, u64::saturating_add), kv, compute, runtime })
+    let least = Needs { mapped, runtime: PROCESS_BYTES, gives_way: PROCESS_BYTES, ..Needs::default() };
+    (least, Needs { repacked: quantised.fold(0, u64::saturating_add), kv, compute, runtime, gives_way: 0, ..least })
 }
 
 /// Bytes that plain products of a batch's rows use beside llama.cpp's buffers.
@@ -219,6 +233,10 @@ fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions, products: 
     let MemoryUse { weights, repacked, kv, compute, mtp } = MemoryUse::of(&context).ok()?;
     // The vocabulary and other data that the real model also holds are resident now.
     let runtime = hobbit_core::stats::rss_bytes().max(PROCESS_BYTES);
-    let compute = compute.saturating_add(products).saturating_add(mtp);
-    Some(Needs { mapped: tensor_bytes(gguf).max(weights), repacked, kv, compute, runtime })
+    let compute = compute.saturating_add(products);
+    let prompt_only =
+        FixedCosts { compute, ..FixedCosts::default() }.prompt_only(expects.n_ubatch.min(expects.n_batch));
+    let gives_way = prompt_only.saturating_add(runtime.saturating_sub(MemoryLimits::read().own));
+    let compute = compute.saturating_add(mtp);
+    Some(Needs { mapped: tensor_bytes(gguf).max(weights), repacked, kv, compute, runtime, gives_way })
 }

@@ -28,7 +28,7 @@ use super::speculate::Speculator;
 use super::tiers::Description;
 use hobbit_core::checkpoints::Checkpoints;
 use hobbit_core::options::{SessionOptions, Token};
-use hobbit_core::plan::{CONTEXT_TOKENS_MIN, MemoryPlan, PlanError};
+use hobbit_core::plan::{CONTEXT_TOKENS_MIN, MemoryPlan, PlanError, RunMode};
 use hobbit_core::residency::Latency;
 use hobbit_core::route::Phase;
 use hobbit_core::stats::{
@@ -144,8 +144,9 @@ impl Session {
             hook.install(&mut params);
         }
         let n_backends = calling::n_backends_made();
-        let (kernels, takes_batches) = (model.shared.options.kernels_taken(), model.shared.run_mode.is_passthrough());
-        let purpose = Purpose { kernels, takes_batches, phase: Phase::Prompt };
+        let (kernels, run_mode) = (model.shared.options.kernels_taken(), model.shared.run_mode);
+        let gives_back = matches!(run_mode, RunMode::Passthrough { gives_back: true, .. });
+        let purpose = Purpose { kernels, takes_batches: run_mode.is_passthrough(), gives_back, phase: Phase::Prompt };
         let earlier = model.shared.experts.memories().as_ref().map(|memories| memories.device_counters());
         let devices_before = earlier.unwrap_or_default();
         let n_ctx_of = |n_ctx: u32| if n_ctx == 0 { model.info().n_ctx_train } else { n_ctx };

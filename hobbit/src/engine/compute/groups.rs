@@ -201,6 +201,14 @@ impl ExpertBackend {
     /// # Safety
     /// As [`ExpertBackend::graph_compute`].
     unsafe fn mapped(&mut self, node: *mut ggml_tensor) -> Result<(), Failed> {
+        if Purpose::current().is_some_and(|purpose| purpose.gives_back) {
+            // Other kernels need rows of their own, and memory is short.
+            // SAFETY: by the caller: a node of a live graph.
+            return unsafe {
+                note_compute_buffer((*node).buffer);
+                self.plain(node)
+            };
+        }
         // The choice and the rows must be computed, and a trial must not run nodes that were added before.
         self.run()?;
         // SAFETY: by the caller: sources of a live node are live.

@@ -128,7 +128,7 @@ impl Model {
 
         log::clear_errors();
         let raw = if is_plain {
-            if let RunMode::Passthrough { repack } = run_mode {
+            if let RunMode::Passthrough { repack, .. } = run_mode {
                 params.use_extra_bufts = repack && options.repack != Repack::Off;
             }
             // SAFETY: everything that params point to outlives the call.

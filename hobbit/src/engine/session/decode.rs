@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use ggml_sys::llama;
 
-use super::{BatchToken, Session};
+use super::{BatchToken, Session, phases};
 use crate::engine::calling::{self, Purpose};
 use crate::engine::contention;
 use crate::engine::error::EvalError;
 use crate::engine::log;
 use crate::engine::raw::with_batch;
 use hobbit_core::residency::Counters;
-use hobbit_core::route::Phase;
+use hobbit_core::route::{DECODE_TOKENS_MAX, Phase};
 use hobbit_core::stats::{PhaseStats, Stats};
 
 impl Session {
@@ -106,6 +106,9 @@ impl Session {
         if let Some(memories) = experts.memories().as_mut().filter(|_| code == 0) {
             memories.end_batch(phase, n_tokens, seconds);
             self.phases.end(n_tokens, calling::take_compute_buffer(), memories);
+        }
+        if self.purpose.gives_back && n_tokens as usize > DECODE_TOKENS_MAX {
+            phases::give_back(calling::take_compute_buffer());
         }
         if let Some(hook) = &self.hook {
             hook.lock().flush();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::engine::experts::Experts;
 use crate::engine::tiers::Tiers;
 #[cfg(doc)]
-use hobbit_core::plan::MemoryPlan;
+use hobbit_core::plan::{MemoryPlan, RunMode};
 use hobbit_core::route::{DECODE_TOKENS_MAX, Phase};
 
 /// Decoding batches in a row before pages are given back, and between two checks. Both directions cost page faults
@@ -64,6 +64,15 @@ impl Phases {
         } else if !is_decoding && std::mem::take(&mut self.is_given_back) && pages::resident_bytes(&buffer) <= limit {
             memories.enter(Phase::Decode);
         }
+    }
+}
+
+/// Gives the pages of llama.cpp's compute buffer back after a batch, where mapped experts need them
+/// ([`RunMode::Passthrough`]). To be called at once: the next batch may replace the buffer.
+pub(super) fn give_back(buffer: Option<Range<usize>>) {
+    if let Some(buffer) = buffer {
+        // SAFETY: as in [`Phases::end`].
+        unsafe { pages::give_back(&buffer) };
     }
 }
 
