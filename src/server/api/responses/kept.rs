@@ -104,7 +104,7 @@ mod tests {
         let conversation = kept.find("a").unwrap().conversation().unwrap();
         let text = json!([{"type": "text", "text": "Yes."}]);
         assert_eq!(conversation, [message("Well?"), json!({"role": "assistant", "content": text})]);
-        kept.begin("b".to_owned(), json!([message(&"x".repeat(1000))]).to_string());
+        kept.begin("b".to_owned(), json!([message(&"x".repeat(700))]).to_string());
         kept.finish("b", &answer);
         assert!(kept.find("a").is_some());
         kept.begin("c".to_owned(), json!([message(&"x".repeat(500))]).to_string());
