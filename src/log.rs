@@ -93,9 +93,16 @@ impl Log {
         self.verbosity.shown >= level as u8
     }
 
+    /// Whether lines of this level go anywhere: others need not be written.
+    pub fn wants(&self, level: Level) -> bool {
+        self.shows(level) || self.file.is_some() && self.verbosity.logged >= level as u8
+    }
+
     /// Prints a line.
     pub fn line(&self, level: Level, text: impl std::fmt::Display) {
-        self.text(level, &format!("{text}\n"));
+        if self.wants(level) {
+            self.text(level, &format!("{text}\n"));
+        }
     }
 
     /// Prints a record as a line, or as a JSON object with its time and level.

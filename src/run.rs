@@ -111,7 +111,7 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     speculate(&mut session, args.speculation.as_ref(), log)?;
     warn_of_training(&model, &args.session_options, 1, log);
     warn_of_shift(&session, args.session_options.context_shift, log);
-    log.line(Level::Debug, format!("{args:#?}"));
+    log.line(Level::Debug, format_args!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
     // Drawn once, so that all parts of the sampler chain share the seed and the run can be repeated.
     let seed = drawn_once(args.sampling.seed);
@@ -326,8 +326,10 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
         log.line(Level::Warning, format!("warning: {warning}; {}", advice::for_one_token(warning)));
     }
     log.line(Level::More, plan);
-    log.line(Level::More, format!("hobbit: {}", about(session)));
-    log.line(Level::More, hobbit::engine::system_info());
+    if log.wants(Level::More) {
+        log.line(Level::More, format_args!("hobbit: {}", about(session)));
+        log.line(Level::More, hobbit::engine::system_info());
+    }
 }
 
 /// Reserves the draft model's memory in the model's budget, or loads the layers that draft.
@@ -404,10 +406,14 @@ fn finish(desk: &Desk, end: &End) -> Result<()> {
         }
         log.text(Level::More, &report::timing_lines(&timings));
     }
+    let logs = output.closing.perf.0 && desk.log.wants(Level::More);
+    if !logs && output.stats_json.is_none() {
+        return Ok(());
+    }
     let mut all = measured(&desk.session, &timings, &stats, end);
     all["seed"] = desk.seed.into();
-    if output.closing.perf.0 {
-        desk.log.line(Level::More, format!("hobbit: {all}"));
+    if logs {
+        desk.log.line(Level::More, format_args!("hobbit: {all}"));
     }
     output.stats_json.as_ref().map_or(Ok(()), |path| write_json(path, &all, "statistics"))
 }

@@ -140,7 +140,7 @@ fn evaluate(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         return Err(Interrupted.into());
     }
     describe(&model, &session, args.is_demo, &args.model_options, log);
-    log.line(Level::Debug, format!("{args:#?}"));
+    log.line(Level::Debug, format_args!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
     let outcome = ctrl_c.during(|| (measurement.run)(&mut session));
     let (result, status) = match outcome {
