@@ -18,7 +18,7 @@ use super::app::App;
 use super::error::ApiError;
 use super::http::connections::{self, Acceptor, Connections};
 use super::http::guard;
-use super::page;
+use super::{markdown, page};
 use crate::log::{Level, Log};
 
 /// Longest time that a connection may keep the server waiting for its client, unless --timeout is less.
@@ -76,7 +76,7 @@ fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Router {
             routes.into_iter().fold(router, |router, (path, route)| router.route(&format!("{prefix}{path}"), route));
     }
     if app.settings.http.ui.0 {
-        router = router.merge(page::router());
+        router = router.merge(page::router()).route("/markdown", post(markdown::markdown));
     }
     router
         .fallback(async || ApiError::not_found("File Not Found"))

@@ -12,6 +12,7 @@ mod error;
 mod http;
 mod job;
 mod listen;
+mod markdown;
 mod page;
 mod schedule;
 mod settings;

@@ -33,6 +33,7 @@ const ASSETS: &[Asset] = assets! {
     "main.js"
     "answer.js"
     "api.js"
+    "attach.js"
     "chat.js"
     "experts.js"
     "format.js"

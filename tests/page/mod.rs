@@ -97,25 +97,36 @@ async fn a_key_is_asked_for_and_forgotten_with_the_tab() {
     .await;
 }
 
-/// Text that would run if it became HTML.
+/// Text that would run, load or lead somewhere if it became HTML or a link as it is.
 const HOSTILE: &str = "<img src=x onerror=\"window.harmed=1\"> <script>window.harmed=1</script>";
-const MADE_OF_TEXT: &str = "[...document.querySelectorAll('#messages, #list')]
-    .flatMap((one) => [...one.querySelectorAll('img, script, svg, b, a, iframe, style, [onclick]')]).length";
+const LINKS: &str = "[a](javascript:alert(1)) [b](data:text/html,c) ![d](http://127.0.0.1:9/x.png) <javascript:e>";
+const HARMFUL: &str = "[...document.querySelectorAll('#messages, #list')].flatMap((one) => [...one.querySelectorAll(
+    'img, script, svg, b, iframe, style, [onclick], [onerror], a:not([href^=http]), a:not([rel~=noopener])')]).length";
+
+/// A grammar whose only text is this.
+fn only(text: &str) -> String {
+    format!("root ::= {}", json!(text))
+}
 
 #[tokio::test]
-async fn no_text_becomes_html() {
-    let grammar = format!("root ::= {}", json!(format!("{HOSTILE}\n\n# **{HOSTILE}**\n")));
+async fn no_text_becomes_harmful() {
+    let nested = format!("{}deep", ">".repeat(300));
+    let grammar = only(&format!("{HOSTILE}\n\n# **{HOSTILE}**\n\n{LINKS}\n\n$\\href{{javascript:f}}{{g}}$\n\n{nested}\n"));
     page(&["--grammar", &grammar], async |browser, _| {
         browser.ask(HOSTILE).await;
         browser.answered().await;
-        browser.reads(&format!("{ANSWER} > p"), HOSTILE).await;
-        browser.reads(&format!("{ANSWER} .heading"), HOSTILE).await;
-        browser.reload().await;
-        browser.reads(".message.user .text", HOSTILE).await;
-        browser.reads(&format!("{ANSWER} > p"), HOSTILE).await;
-        browser.shows("#list .open", "<img src=x").await;
-        assert_eq!(browser.value(MADE_OF_TEXT).await, 0);
-        assert_eq!(browser.value("window.harmed ?? null").await, json!(null));
+        for _ in 0..2 {
+            browser.shows(&format!("{ANSWER} h1 strong"), HOSTILE).await;
+            browser.shows(&format!("{ANSWER} > p"), HOSTILE).await;
+            browser.shows(&format!("{ANSWER} blockquote blockquote"), "deep").await;
+            browser.shows(&format!("{ANSWER} a"), "d (http://127.0.0.1:9/x.png)").await;
+            browser.shows(ANSWER, "a (javascript:alert(1)) b (data:text/html,c)").await;
+            browser.reads(".message.user .text", HOSTILE).await;
+            browser.shows("#list .open", "<img src=x").await;
+            assert_eq!(browser.value(HARMFUL).await, 0);
+            assert_eq!(browser.value("window.harmed ?? null").await, json!(null));
+            browser.reload().await;
+        }
 
         for (violation, word) in [
             ("document.body.innerHTML = '<b>harm</b>'", "Trusted"),
@@ -127,6 +138,32 @@ async fn no_text_becomes_html() {
             let log = browser.console().await;
             assert!(log.iter().any(|message| message.contains(word)), "{violation}: {log:?}");
         }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_answer_is_formatted() {
+    let text = "## A\n\n| b | c |\n|---|--:|\n| 1 | 2 |\n\n- d\n\n```python\ndef e(): return 'f'\n```\n\n\
+                \\(x^2\\) and [g](http://127.0.0.1:9/h)\n";
+    page(&["--grammar", &only(text)], async |browser, _| {
+        browser.ask("Show me all.").await;
+        browser.answered().await;
+        browser.reads(&format!("{ANSWER} h2"), "A").await;
+        browser.reads(&format!("{ANSWER} td:last-child"), "2").await;
+        browser.reads(&format!("{ANSWER} li"), "d").await;
+        browser.reads(&format!("{ANSWER} .code .caption span"), "python").await;
+        browser.reads(&format!("{ANSWER} pre .hl-storage"), "def").await;
+        browser.reads(&format!("{ANSWER} msup"), "x2").await;
+        browser.reads(&format!("{ANSWER} a"), "g (http://127.0.0.1:9/h)").await;
+        let size = format!("parseFloat(getComputedStyle(document.querySelector('{ANSWER} pre code')).fontSize)");
+        assert!(browser.value(&size).await.as_f64() >= Some(14.0));
+        let height = format!("document.querySelector('{ANSWER} math').getBoundingClientRect().height > 0");
+        assert_eq!(browser.value(&height).await, true);
+        browser.click(&format!("{ANSWER} .code button")).await;
+        browser.reads(&format!("{ANSWER} .code button"), "Copied").await;
+        browser.find("#input").await.send_keys("\u{e009}v\u{e000}").await.unwrap();
+        browser.until("document.getElementById('input').value === \"def e(): return 'f'\\n\"").await;
     })
     .await;
 }

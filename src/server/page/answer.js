@@ -7,6 +7,7 @@ import { bytes, count, counted, duration, percent, short } from "./format.js";
  * @typedef {object} Message
  * @property {"user" | "assistant"} role
  * @property {string} content
+ * @property {string[]} [images] as data: URLs
  * @property {string} [reasoning]
  * @property {{name: string, arguments: string}[]} [tools] calls, by index
  * @property {string} [finish] "stop", "length", "tool_calls"; absent where the answer did not end by itself
@@ -82,5 +83,13 @@ export function ending(message) {
 /** The messages of a request. @param {{system: string, messages: Message[]}} conversation @param {number} end */
 export function history(conversation, end) {
   const system = conversation.system.trim() ? [{ role: "system", content: conversation.system }] : [];
-  return system.concat(conversation.messages.slice(0, end).map(({ role, content }) => ({ role, content })));
+  const parts = (content, images) => [
+    { type: "text", text: content },
+    ...images.map((url) => ({ type: "image_url", image_url: { url } })),
+  ];
+  return system.concat(
+    conversation.messages
+      .slice(0, end)
+      .map(({ role, content, images }) => ({ role, content: images ? parts(content, images) : content })),
+  );
 }

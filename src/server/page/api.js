@@ -44,11 +44,15 @@ function errorOf(value, status) {
   return new ApiError(message, Number.isInteger(error?.code) ? error.code : status, String(error?.type ?? ""));
 }
 
-async function send(path, options) {
-  const headers = { ...options.headers };
+/** Headers of requests. */
+function withKey(headers = {}) {
   // Bytes above 0xff are no header: fetch would throw a TypeError, which means a lost connection here.
   if (/[^\x20-\x7e]/.test(key)) throw new ApiError("The API key has characters that no key has.", 401);
-  if (key) headers.Authorization = `Bearer ${key}`;
+  return key ? { ...headers, Authorization: `Bearer ${key}` } : headers;
+}
+
+async function send(path, options) {
+  const headers = withKey(options.headers);
   let answer;
   try {
     answer = await fetch(new URL(path, root), { ...options, headers, cache: "no-store" });
@@ -79,6 +83,25 @@ export async function get(path, signal) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(`${path}: the answer is not JSON.`, answer.status);
   }
+}
+
+/**
+ * A document of its own for Markdown. It runs and loads nothing. (`fetch` makes no documents.)
+ * @param {string} text @returns {Promise<Document>}
+ */
+export function markdown(text) {
+  return new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    request.open("POST", new URL("markdown", root));
+    request.responseType = "document";
+    for (const [name, value] of Object.entries(withKey({ "Content-Type": "application/json" }))) {
+      request.setRequestHeader(name, value);
+    }
+    const fail = () => reject(new ApiError("The text cannot be formatted.", request.status));
+    request.addEventListener("load", () => (request.status === 200 ? resolve(request.response) : fail()));
+    request.addEventListener("error", fail);
+    request.send(JSON.stringify({ text }));
+  });
 }
 
 /**

@@ -2,6 +2,7 @@
 
 import { add, blank, history, progress } from "./answer.js";
 import * as api from "./api.js";
+import * as attach from "./attach.js";
 import * as message from "./message.js";
 import { element } from "./render.js";
 import * as settings from "./settings.js";
@@ -26,6 +27,8 @@ let editing = false;
 /** The page is being left: its connections end with it, which is no error of an answer's. */
 let leaving = false;
 let frame = 0;
+/** Whether new text is scrolled to. */
+let following = true;
 let calls;
 
 /**
@@ -54,7 +57,11 @@ export function start(given) {
     open.system = target.value;
     if (open.messages.length > 0) calls.keep(open);
   });
-  scroll.addEventListener("scroll", () => (at("to-end").hidden = nearEnd()));
+  scroll.addEventListener("scroll", () => {
+    at("to-end").hidden = following = nearEnd();
+  });
+  // Text is formatted later than it comes.
+  new ResizeObserver(() => following && toEnd()).observe(at("messages"));
   at("to-end").addEventListener("click", () => toEnd());
   addEventListener("pagehide", () => {
     leaving = true;
@@ -107,11 +114,11 @@ export function forget(id) {
 
 function send() {
   const text = input.value.trim();
-  if (!text || busy(open.id) || !allowed()) return;
+  if ((!text && !attach.any()) || busy(open.id) || !allowed()) return;
   input.value = "";
   grow();
-  open.messages.push({ role: "user", content: text });
-  open.title ||= title(text);
+  open.messages.push(attach.message(text));
+  open.title ||= title(open.messages.at(-1).content);
   at("messages").append(message.article(open.messages.at(-1)));
   generate();
 }
@@ -197,23 +204,29 @@ function later() {
 }
 
 function draw({ all = false } = {}) {
-  const follow = nearEnd();
   const generation = generations.get(open.id) ?? null;
-  const lastUser = open.messages.findLastIndex(({ role }) => role === "user");
   const last = open.messages.length - 1;
   const articles = at("messages").children;
   open.messages.forEach((shown, index) => {
     // New text changes the last one only.
     if (!all && index < last) return;
     const actions = [];
-    if (!generation && index === lastUser) actions.push(["Edit", () => edit(index)]);
+    if (!generation && shown.role === "user") actions.push(["Edit", () => edit(index)]);
+    if (!generation && shown.role === "assistant" && index < last) actions.push(["Branch", () => branch(index + 1)]);
     if (!generation && index === last) actions.push([shown.role === "user" ? "Answer" : "Regenerate", again]);
     message.update(articles[index], shown, index === last ? generation : null, actions);
   });
   at("empty").hidden = open.messages.length > 0;
   at("send").hidden = generation !== null;
   at("stop").hidden = generation === null;
-  if (follow) toEnd();
+}
+
+/** Goes on from the messages before `end` in a new conversation. */
+function branch(end) {
+  const { title, messages, system } = open;
+  show({ ...fresh(system), title, messages: structuredClone(messages.slice(0, end)) });
+  calls.put(open);
+  input.focus();
 }
 
 function edit(index) {
@@ -247,8 +260,11 @@ function edit(index) {
     const text = field.value.trim();
     if (!text || !allowed()) return;
     close();
+    const { images } = open.messages[index];
+    // What came after an earlier message stays in its own conversation.
+    if (index < open.messages.findLastIndex(({ role }) => role === "user")) branch(index);
     open.messages.length = index;
-    open.messages.push({ role: "user", content: text });
+    open.messages.push({ role: "user", content: text, ...(images ? { images } : {}) });
     if (index === 0) open.title = title(text);
     show(open);
     generate();
@@ -272,5 +288,5 @@ function nearEnd() {
 
 function toEnd() {
   scroll.scrollTop = scroll.scrollHeight;
-  at("to-end").hidden = true;
+  at("to-end").hidden = following = true;
 }

@@ -86,6 +86,7 @@ async function poll() {
 function trouble(error) {
   at("experts-live").hidden = true;
   at("experts-none").hidden = false;
+  at("experts-how").hidden = true;
   at("experts-none").textContent =
     error.status === 404 || error.status === 501 ? "This server does not tell where its experts are." : error.message;
   slots([]);
@@ -98,9 +99,11 @@ function draw(answer) {
   at("experts-none").hidden = managed;
   at("experts-none").textContent =
     "The whole model is in memory: llama.cpp runs it by itself, and there are no experts to read.";
+  at("experts-how").hidden = managed;
   if (managed) {
     rates.add(answer.totals, performance.now());
     figures(answer);
+    timeline();
     const experts = Number.isInteger(answer.n_expert) ? answer.n_expert : layers[0].cells.length;
     map.set(layers, experts);
     summary(answer, layers);
@@ -141,6 +144,23 @@ function figures({ totals, requests, capacity_bytes, expert_bytes }) {
       ),
     ),
   );
+}
+
+/** One bar per answer of the server in which there were new tokens. */
+function timeline() {
+  const values = rates.timeline;
+  at("timeline-frame").hidden = values.length === 0;
+  const most = Math.max(...values, 1);
+  const bar = (value, index) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+    const high = (value / most) * 40;
+    const place = { x: 120 - values.length + index, y: 40 - high, width: 0.8, height: high };
+    for (const [name, number] of Object.entries(place)) made.setAttribute(name, number);
+    return made;
+  };
+  at("timeline").replaceChildren(...values.map(bar));
+  at("timeline-words").textContent =
+    `Read per token over time: now ${bytes(values.at(-1) ?? 0)}, at most ${bytes(most)}`;
 }
 
 function summary({ n_expert_used }, layers) {

@@ -27,6 +27,7 @@ export function start(given) {
     notice.show(error.message);
   }
   store.watch(fromAnotherTab);
+  at("search").addEventListener("input", draw);
   at("export").addEventListener("click", download);
   at("import").addEventListener("click", () => at("import-file").click());
   at("import-file").addEventListener("change", upload);
@@ -61,7 +62,11 @@ export function keep(conversation) {
 
 export function draw() {
   const opened = calls.opened()?.id;
-  at("list").replaceChildren(...conversations.map((conversation) => item(conversation, opened)));
+  const words = at("search").value.trim().toLowerCase();
+  const has = ({ title, messages }) =>
+    [title, ...messages.map(({ content }) => content)].some((text) => text.toLowerCase().includes(words));
+  const found = words ? conversations.filter(has) : conversations;
+  at("list").replaceChildren(...found.map((conversation) => item(conversation, opened)));
   at("export").disabled = conversations.length === 0;
   const field = at("list").querySelector("input");
   field?.focus();

@@ -1,6 +1,7 @@
 // The page: what the server is, which panes are open, and keys.
 
 import * as api from "./api.js";
+import * as attach from "./attach.js";
 import * as chat from "./chat.js";
 import * as experts from "./experts.js";
 import { count } from "./format.js";
@@ -61,6 +62,7 @@ async function about() {
   at("model").textContent = name;
   document.title = name === "hobbit" ? name : `${name} – hobbit`;
   const context = it.default_generation_settings?.n_ctx;
+  attach.takeImages(it.modalities?.vision === true);
   settings.placeholders(it.default_generation_settings?.params ?? {});
   const rows = [
     ["Model", name],
@@ -154,6 +156,7 @@ function newConversation() {
 }
 
 notice.start();
+attach.start();
 list.start({
   open: (conversation) => {
     openConversation(conversation);

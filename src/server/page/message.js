@@ -17,6 +17,10 @@ export function article(message) {
       element("details", { className: "reasoning", hidden: true }, summary, element("div", { className: "text" })),
     );
   }
+  if (message.images) {
+    const images = message.images.map((src) => element("img", { src, alt: "Attached image" }));
+    made.append(element("div", { className: "images" }, ...images));
+  }
   made.append(element("div", { className: mine ? "text plain" : "text content" }));
   if (!mine) made.append(element("div", { className: "calls" }), element("p", { className: "pending", hidden: true }));
   made.append(element("p", { className: "error", hidden: true }), element("footer", {}));

@@ -22,6 +22,9 @@ export function counts(layers) {
 /** A span of time over which rates are taken, in milliseconds. */
 const WINDOW_MS = 3000;
 
+/** How many answers with new tokens the timeline shows. */
+const TIMELINE = 120;
+
 /** Rates over the last seconds, from totals that only grow. */
 export class Rates {
   #polls = [];
@@ -29,6 +32,8 @@ export class Rates {
   latest = null;
   /** Whether tokens were made in the window. */
   moving = false;
+  /** Bytes read per token between one answer and the next, where there were tokens; the latest last. */
+  timeline = [];
 
   /** @param {object} totals those of /experts @param {number} now milliseconds */
   add(totals, now) {
@@ -37,6 +42,12 @@ export class Rates {
     if (last && (totals.tokens < last.totals.tokens || totals.bytes_read < last.totals.bytes_read)) {
       this.#polls = [];
       this.latest = null;
+      this.timeline = [];
+    }
+    const fresh = last ? totals.tokens - last.totals.tokens : 0;
+    if (fresh > 0 && this.#polls.length > 0) {
+      this.timeline.push((totals.bytes_read - last.totals.bytes_read) / fresh);
+      this.timeline = this.timeline.slice(-TIMELINE);
     }
     this.#polls.push({ totals, now });
     // One that is older than the window stays, as its beginning.

@@ -1,4 +1,30 @@
-// A model's text on the page. Every character of it ends in a text node: nothing here makes HTML of a string.
+// A model's text on the page. The server makes HTML of its Markdown, and this page trusts none of it: it copies the
+// elements and attributes below into new ones, and everything else becomes text. No string becomes HTML here.
+
+import * as api from "./api.js";
+
+const HTML = new Set(
+  "a blockquote br code del em h1 h2 h3 h4 h5 h6 hr input li ol p pre span strong table tbody td th thead tr ul".split(
+    " ",
+  ),
+);
+const MATHML = new Set(
+  (
+    "math merror mfrac mi mmultiscripts mn mo mover mpadded mphantom mprescripts mroot mrow ms mspace msqrt mstyle " +
+    "msub msubsup msup mtable mtd mtext mtr munder munderover none semantics"
+  ).split(" "),
+);
+const ATTRIBUTES = {
+  HTML: new Set(["checked", "class", "start"]),
+  MathML: new Set(
+    (
+      "accent accentunder columnspan depth display displaystyle fence form height largeop linethickness lspace " +
+      "mathvariant maxsize minsize movablelimits rspace rowspan scriptlevel separator stretchy symmetric voffset width"
+    ).split(" "),
+  ),
+};
+/** Deeper elements become text: no one can read them, and browsers draw them slowly. */
+const DEPTH = 60;
 
 /** An element with properties and children. @param {string} tag */
 export function element(tag, properties = {}, ...children) {
@@ -7,93 +33,86 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
+/** New nodes for the children of an element of another document. @param {Node} from @returns {Node[]} */
+export function copied(from, depth = 0) {
+  return [...from.childNodes].map((node) => {
+    if (node.nodeType === Node.TEXT_NODE) return new Text(node.data);
+    if (node.nodeType !== Node.ELEMENT_NODE) return new Text();
+    const name = node.localName;
+    const kind = node.namespaceURI.endsWith("/MathML") ? "MathML" : "HTML";
+    if (depth > DEPTH || !(kind === "MathML" ? MATHML : HTML).has(name)) return new Text(node.textContent);
+    if (name === "pre") return code(node);
+    const made = document.createElementNS(node.namespaceURI, name);
+    for (const { name, value } of node.attributes) if (ATTRIBUTES[kind].has(name)) made.setAttribute(name, value);
+    made.append(...copied(node, depth + 1));
+    // Style attributes are off; the style of one property is not.
+    const align = /text-align: ?(left|center|right)/.exec(node.getAttribute("style"));
+    if (align) made.style.textAlign = align[1];
+    if (name === "a") return link(made, node.getAttribute("href") ?? "");
+    if (name === "input") Object.assign(made, { type: "checkbox", disabled: true });
+    if (name === "table") return element("div", { className: "table", tabIndex: 0 }, made);
+    return made;
+  });
+}
+
+/** Links show where they lead, and lead to web pages and mail only. */
+function link(made, href) {
+  const words = made.textContent;
+  if (!/^(https?|mailto):/i.test(href)) return element("span", {}, ...made.childNodes, href === words ? "" : ` (${href})`);
+  Object.assign(made, { href, rel: "noopener noreferrer", target: "_blank" });
+  if (href !== words && href !== `mailto:${words}`) made.append(element("small", { textContent: ` (${href})` }));
+  return made;
+}
+
+function code(node) {
+  const text = node.textContent;
+  const language = /^language-(\S+)/.exec(node.querySelector("code")?.className ?? "")?.[1] ?? "";
+  const copy = element("button", { type: "button", className: "quiet", textContent: "Copy", ariaLabel: "Copy the code" });
+  copy.addEventListener("click", () => copyText(text, copy));
+  const caption = element("div", { className: "caption" }, element("span", { textContent: language }), copy);
+  return element("div", { className: "code" }, caption, element("pre", { tabIndex: 0 }, ...copied(node)));
+}
+
+/** Makes `into` show a text as it is. */
+function plain(text) {
+  return [element("p", { className: "plain", textContent: text })];
+}
+
+/** Replaces what differs: what the user reads, selects or has focused stays. */
+function replace(into, nodes) {
+  let same = 0;
+  while (same < nodes.length && into.childNodes[same]?.isEqualNode(nodes[same])) same += 1;
+  while (into.childNodes.length > same) into.lastChild.remove();
+  into.append(...nodes.slice(same));
+}
+
 /**
- * Text in blocks: paragraphs, headings, and code between fences. A block begins where the line before it ends, so that
- * text added later changes only the last one.
- * @param {string} text
- * @returns {{kind: "text" | "heading" | "code", text: string, language: string}[]}
+ * Makes `into` show Markdown; as plain text until the server has answered, and where it does not answer.
+ * @param {HTMLElement} into @param {string} text
  */
-export function blocks(text) {
-  const found = [];
-  let fence = null;
-  let open = null;
-  const close = () => {
-    if (open && (open.kind === "code" || open.lines.length > 0)) {
-      found.push({ kind: open.kind, text: open.lines.join("\n"), language: open.language ?? "" });
+export async function show(into, text) {
+  if ((into.wanted ?? "") === text) return;
+  into.wanted = text;
+  if (!into.firstChild) replace(into, plain(text));
+  if (into.formatting) return;
+  into.formatting = true;
+  while (into.shown !== into.wanted) {
+    const now = into.wanted;
+    const began = performance.now();
+    let nodes = [];
+    try {
+      // Between blocks there are only line breaks.
+      nodes = copied((await api.markdown(now)).body).filter((node) => !(node instanceof Text && !node.data.trim()));
+    } catch {
+      nodes = plain(now);
     }
-    open = null;
-  };
-  for (const line of text.split("\n")) {
-    if (fence) {
-      const end = line.trim();
-      if (end.length >= fence.length && end === fence[0].repeat(end.length)) {
-        fence = null;
-        close();
-      } else {
-        open.lines.push(line);
-      }
-      continue;
-    }
-    const begins = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/.exec(line);
-    const heading = /^#{1,6}\s+(.*)$/.exec(line);
-    if (begins) {
-      close();
-      fence = begins[1];
-      open = { kind: "code", lines: [], language: begins[2].trim() };
-    } else if (heading) {
-      close();
-      found.push({ kind: "heading", text: heading[1], language: "" });
-    } else if (line.trim() === "") {
-      close();
-    } else {
-      open ??= { kind: "text", lines: [] };
-      open.lines.push(line);
-    }
+    replace(into, nodes);
+    into.shown = now;
+    // A text that grows takes at most a tenth of the server's time.
+    const took = performance.now() - began;
+    await new Promise((wake) => setTimeout(wake, 9 * took));
   }
-  close();
-  return found;
-}
-
-/** Words with `code` and **strong** parts. @param {string} text @returns {(string | HTMLElement)[]} */
-export function inline(text) {
-  const parts = [];
-  let from = 0;
-  for (const match of text.matchAll(/`([^`\n]+)`|\*\*([^*\n]+)\*\*/g)) {
-    parts.push(text.slice(from, match.index));
-    const [tag, words] = match[1] === undefined ? ["strong", match[2]] : ["code", match[1]];
-    parts.push(element(tag, { textContent: words }));
-    from = match.index + match[0].length;
-  }
-  parts.push(text.slice(from));
-  return parts.filter((part) => part !== "");
-}
-
-function draw(block) {
-  switch (block.kind) {
-    case "code": {
-      const copy = element("button", { type: "button", className: "quiet", textContent: "Copy" });
-      copy.addEventListener("click", () => copyText(block.text, copy));
-      const caption = element("div", { className: "caption" }, element("span", { textContent: block.language }), copy);
-      const code = element("code", { textContent: block.text });
-      return element("div", { className: "code" }, caption, element("pre", { tabIndex: 0 }, code));
-    }
-    case "heading":
-      return element("p", { className: "heading" }, ...inline(block.text));
-    default:
-      return element("p", {}, ...inline(block.text));
-  }
-}
-
-/** Makes `into` show `text`; blocks that it shows already stay as they are. @param {HTMLElement} into */
-export function show(into, text) {
-  const wanted = blocks(text);
-  const shown = (into.shownBlocks ??= []);
-  const same = (a, b) => a && b && a.kind === b.kind && a.text === b.text && a.language === b.language;
-  let first = 0;
-  while (first < wanted.length && same(wanted[first], shown[first])) first += 1;
-  while (into.childNodes.length > first) into.lastChild.remove();
-  into.append(...wanted.slice(first).map(draw));
-  into.shownBlocks = wanted;
+  into.formatting = false;
 }
 
 /** Copies; the button says whether it worked. @param {string} text @param {HTMLButtonElement} button */

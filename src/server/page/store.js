@@ -160,10 +160,13 @@ function checked(value) {
     for (const tool of message.tools ?? []) {
       need(typeof tool?.name === "string" && typeof tool.arguments === "string", "a tool call");
     }
+    const isImage = (image) => typeof image === "string" && image.startsWith("data:image/");
+    need(message.images === undefined || (Array.isArray(message.images) && message.images.every(isImage)), "images");
     const tools = message.tools?.map(({ name, arguments: given }) => ({ name, arguments: given }));
     return {
       role: message.role,
       content: message.content,
+      ...(message.images ? { images: message.images } : {}),
       ...optional(message, "reasoning", "string"),
       ...(tools ? { tools } : {}),
       ...optional(message, "finish", "string"),
