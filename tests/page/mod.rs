@@ -111,7 +111,8 @@ fn only(text: &str) -> String {
 #[tokio::test]
 async fn no_text_becomes_harmful() {
     let nested = format!("{}deep", ">".repeat(300));
-    let grammar = only(&format!("{HOSTILE}\n\n# **{HOSTILE}**\n\n{LINKS}\n\n$\\href{{javascript:f}}{{g}}$\n\n{nested}\n"));
+    let grammar =
+        only(&format!("{HOSTILE}\n\n# **{HOSTILE}**\n\n{LINKS}\n\n$\\href{{javascript:f}}{{g}}$\n\n{nested}\n"));
     page(&["--grammar", &grammar], async |browser, _| {
         browser.ask(HOSTILE).await;
         browser.answered().await;
