@@ -92,8 +92,8 @@ impl CtrlC {
                 if colour {
                     let _ = writeln!(std::io::stdout(), "{}", anstyle::Reset);
                 }
-                restore_terminal();
-                std::process::exit(i32::from(signals::status()));
+                // Destructors of C++ would take what other threads still compute with.
+                end_at_once();
             }
         })?;
         Ok(ctrl_c)

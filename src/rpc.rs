@@ -78,7 +78,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         Ok(args) => args,
         Err(error) => return exit::usage(&error),
     };
-    signals::watch(|signal| std::process::exit(i32::from(signal.status())))?;
+    signals::watch(|signal| signal_hook::low_level::exit(i32::from(signal.status())))?;
     let shown = if variable("GGML_RPC_DEBUG").is_some() { LogLevel::Debug } else { LogLevel::Warn };
     set_log(move |level, text| {
         if level >= shown {
