@@ -73,7 +73,9 @@ cargo about generate --locked contrib/notices.hbs -o "$stage/NOTICES.txt"
 if [ "$target" = "$host" ]; then
   for program in $programs; do
     "$stage/$program" --man > "$stage/share/man/man1/$program.1"
-    for shell in bash zsh fish; do "$stage/$program" --completions $shell > "$stage/share/completions/$program.$shell"; done
+    for shell in bash zsh fish; do
+      "$stage/$program" --completions $shell > "$stage/share/completions/$program.$shell"
+    done
   done
 fi
 
@@ -81,13 +83,14 @@ cd "$out"
 find "$name" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 tar --sort=name --owner=0 --group=0 --numeric-owner --format=gnu -cf - "$name" | gzip -9n > "$name.tar.gz"
 cd "$tree"
-# Where Cargo.toml's list of the package's files looks. Commands are links, so that libraries are found beside the programs.
+# Where Cargo.toml's list of the package's files looks. Commands are links: libraries are found beside the programs.
 rm -rf target/deb && mkdir -p target/deb/bin
 ln -s "$stage" target/deb/lib
 for program in $programs; do ln -s "../lib/hobbit/$program" "target/deb/bin/$program"; done
 cargo deb --no-build --no-strip --locked --target "$target" --deb-version "$version" \
   --output "$out/hobbit_${version}_$debian.deb"
-cargo cyclonedx --format json --target "$target" --features dynamic-backends --override-filename "$name.cdx" --manifest-path Cargo.toml
+cargo cyclonedx --format json --target "$target" --features dynamic-backends --override-filename "$name.cdx" \
+  --manifest-path Cargo.toml
 mv "$name.cdx.json" "$out/"
 find . -name "$name.cdx.json" -not -path './target/*' -delete
 cd "$out"

@@ -160,7 +160,8 @@ async def rate(options, server: Server) -> bool:
         steps = {}
         if step:
             shown = {"step_streams": step["streams"], "step_ms": 1e3 * step["seconds"],
-                     "step_wait_ms": 1e3 * step["wait"], "step_experts": step["experts"], "step_read_mib": step["bytes"] / 2**20}
+                     "step_wait_ms": 1e3 * step["wait"], "step_experts": step["experts"],
+                     "step_read_mib": step["bytes"] / 2**20}
             shown |= bound.figures(step) if bound else {}
             steps = {name: round(value, 3) for name, value in shown.items()}
         say(

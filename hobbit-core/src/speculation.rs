@@ -1,8 +1,8 @@
 //! How many tokens to draft in the next step, by what drafts cost here and how many of them are accepted. Pure.
 //!
 //! With experts on the disk a wider step may read more of them, so drafting does not always pay. [`Gate`] measures the
-//! seconds of steps by their width, apart from waiting for missing experts, how many experts are missing now for a token
-//! and for a draft, and the share of accepted drafts by their place, and drafts if more tokens a second are expected.
+//! seconds of steps by their width, apart from waiting for missing experts, how many experts a token and a draft miss
+//! now, and the share of accepted drafts by their place. It drafts if more tokens a second are expected.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -12,8 +12,8 @@ use hobbit::options::{DeviceChoice, DraftOptions, DraftSource, SpeculationOption
 #[command(next_help_heading = "Speculative decoding")]
 pub struct SpeculationArgs {
     /// Where drafts come from: ngram-cache, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod (the text itself),
-    /// draft-simple (a draft model), draft-mtp (the model's own layers for it), none; comma-separated. The text is the same as without drafts (default:
-    /// draft-simple with -md, ngram-cache with -lcs or -lcd)
+    /// draft-simple (a draft model), draft-mtp (the model's own layers), none; comma-separated. The text is that
+    /// without drafts (default: draft-simple with -md, ngram-cache with -lcs or -lcd)
     #[arg(long, value_name = "TYPES", value_delimiter = ',', env = "LLAMA_ARG_SPEC_TYPE", value_parser = source)]
     pub spec_type: Vec<Source>,
     /// Most tokens to draft in one step; at most 15 are (default: 8, with draft-mtp 3)

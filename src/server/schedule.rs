@@ -24,9 +24,9 @@ const CALM: f64 = 0.25;
 /// slow.
 const DRIFT: f64 = 1.05;
 
-/// For each second that prompts take, others generate for so many: prompts take a fifth of the time. That holds while no
-/// more of the busy slots wait for their prompts: 8 clients that always keep to it fall out of step, and make a fifth
-/// fewer tokens together.
+/// Seconds that others generate for each second of prompts, which take a fifth of the time that way. It holds while at
+/// most a fifth of the busy slots wait for their prompts: 8 clients that always keep to it fall out of step, and make a
+/// fifth fewer tokens together.
 const STEPS_PER_PIECE: f64 = 4.0;
 
 /// Measured times of prompt pieces and of decoding steps.

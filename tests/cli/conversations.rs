@@ -42,8 +42,8 @@ fn conversations_read_turns_and_commands_from_a_pipe() {
 
 #[test]
 fn conversations_are_saved_and_loaded() {
-    let lines = "/system Be kind.\nhello\n/save talk.json\n/clear\n/system Be brief.\n/load talk.json\n/system\n/regen\n\
-                 /save again.json\n/read talk.json\n/load absent.json\n/load text.txt\n";
+    let lines = "/system Be kind.\nhello\n/save talk.json\n/clear\n/system Be brief.\n/load talk.json\n/system\n\
+                 /regen\n/save again.json\n/read talk.json\n/load absent.json\n/load text.txt\n";
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("text.txt"), "no JSON").unwrap();
     let mut cli = demo(&TALK);

@@ -1,5 +1,5 @@
-//! `/v1/completions` as OpenAI has it: prompts that are repeated with their tokens' probabilities, suffixes, the best of
-//! several answers.
+//! `/v1/completions` as OpenAI has it: prompts that are repeated with their tokens' probabilities, suffixes, and the
+//! best of several answers.
 
 use serde_json::{Value, json};
 
@@ -8,8 +8,8 @@ use super::rig::{Event, Server, with};
 const PATH: &str = "/v1/completions";
 
 /// A prompt of more tokens than are scored at once.
-const PROMPT: &str = "And God said, Let there be light: and there was light. And God saw the light, that it was good: and \
-                      God divided the light from the darkness. And God called the light Day, and the darkness he \
+const PROMPT: &str = "And God said, Let there be light: and there was light. And God saw the light, that it was good: \
+                      and God divided the light from the darkness. And God called the light Day, and the darkness he \
                       called Night. And the evening and the morning were the first day.";
 
 fn list<'a>(choice: &'a Value, name: &str) -> &'a [Value] {

@@ -254,7 +254,7 @@ fn a_time_limit_ends_a_text_where_it_does_without_drafts() {
     assert_same(&answers[1], &answers[0]);
 }
 
-/// Several slots attend plainly by default, so that texts do not depend on each other; not where that takes much memory.
+/// Several slots attend plainly by default, so that texts do not depend on each other, unless it takes much memory.
 #[test]
 fn a_long_context_says_what_texts_depend_on() {
     let start = |flags: &[&str]| Server::start(&[&["-m", model(), "-np", "2"], flags].concat()).log.clone();

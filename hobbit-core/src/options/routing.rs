@@ -234,8 +234,8 @@ mod tests {
             prompts: true,
             ..Default::default()
         };
-        let words = "cache bias 0.2, substitutes within 0.3 (at most 2), a token's best expert always used, missing below 0.5 left \
-                     out, prompts too";
+        let words = "cache bias 0.2, substitutes within 0.3 (at most 2), a token's best expert always used, missing \
+                     below 0.5 left out, prompts too";
         assert_eq!(all.words().as_deref(), Some(words));
         let timed = RoutingOptions { target_latency: Some(Duration::from_millis(40)), ..Default::default() };
         let words = timed.words().unwrap();

@@ -57,7 +57,7 @@ impl Needs {
 }
 
 impl RunMode {
-    /// The run mode for a model with these needs. Mapped memory gives way under pressure, so no extra margin stays free.
+    /// The run mode for a model with these needs. Mapped memory gives way under pressure, so no margin stays free.
     /// In a control group it gives way to prompts, too: these read some experts again, but tokens, of which there are
     /// more, find all of them.
     pub fn of(needs: &Needs, room: Room) -> Self {

@@ -217,7 +217,7 @@ impl Speculator {
         self.drafters.process(batch)
     }
 
-    /// A batch of generated tokens was evaluated, at this cost. `draft_misses`: missing experts that only drafts needed.
+    /// A batch of generated tokens was evaluated, at this cost; only drafts needed `draft_misses` missing experts.
     pub(super) fn evaluated(&mut self, cost: &PhaseStats, draft_misses: u64) {
         self.step.seconds += cost.seconds;
         self.step.wait_seconds += cost.io_wait_seconds;
