@@ -20,7 +20,7 @@ tokio::task_local! {
 const LETTERS_MAX: usize = 300;
 
 /// Paths that pages and monitors ask for again and again: logged with -v, or if they fail.
-const POLLED: [&str; 7] = ["/health", "/v1/health", "/metrics", "/slots", "/experts", "/", "/index.html"];
+const POLLED: [&str; 8] = ["/markdown", "/health", "/v1/health", "/metrics", "/slots", "/experts", "/", "/index.html"];
 
 /// The reason of a refusal, attached to its answer.
 #[derive(Clone, Debug)]
