@@ -113,7 +113,7 @@ async fn no_text_becomes_harmful() {
     let nested = format!("{}deep", ">".repeat(300));
     let grammar =
         only(&format!("{HOSTILE}\n\n# **{HOSTILE}**\n\n{LINKS}\n\n$\\href{{javascript:f}}{{g}}$\n\n{nested}\n"));
-    page(&["--grammar", &grammar], async |browser, _| {
+    page(&["--grammar", &grammar, "-c", "4096", "-np", "1"], async |browser, _| {
         browser.ask(HOSTILE).await;
         browser.answered().await;
         for _ in 0..2 {

@@ -259,7 +259,7 @@ fn a_time_limit_ends_a_text_where_it_does_without_drafts() {
 fn a_long_context_says_what_texts_depend_on() {
     let start = |flags: &[&str]| Server::start(&[&["-m", model(), "-np", "2"], flags].concat()).log.clone();
     let long = ["-c", "20480", "-b", "2048", "-ub", "2048"];
-    let told = "texts may depend on what else is asked for, by more than last bits (-fa off: not, for ";
+    let told = "concurrent requests may slightly change each other's output; -fa off prevents it (";
     assert!(start(&long).contains(told));
     assert!(!start(&["-c", "1024"]).contains(told));
     assert!(!start(&[&long[..], &["-fa", "on"]].concat()).contains(told));
