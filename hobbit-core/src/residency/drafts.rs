@@ -6,7 +6,7 @@ use super::{Observer, Reads, Residency};
 use crate::cache::{Cache, Use};
 use crate::expert::{ExpertId, Precision, Version};
 
-/// The drafts of the running batch, and what one cache will be told of them. See the [module](self).
+/// The drafts of the running batch, and what one cache will be told of them.
 #[derive(Debug, Default)]
 pub struct Drafts {
     /// By token of the batch; empty: there are none.
