@@ -23,6 +23,8 @@ const ATTRIBUTES = {
     ).split(" "),
   ),
 };
+/** Styles of tables and formulas. */
+const STYLES = /(text-align|justify-items|padding-\w+|border-\w+|margin-left|width|color): ?([^;]+)/g;
 /** Deeper elements become text: no one can read them, and browsers draw them slowly. */
 const DEPTH = 60;
 
@@ -45,9 +47,9 @@ export function copied(from, depth = 0) {
     const made = document.createElementNS(node.namespaceURI, name);
     for (const { name, value } of node.attributes) if (ATTRIBUTES[kind].has(name)) made.setAttribute(name, value);
     made.append(...copied(node, depth + 1));
-    // Style attributes are off; the style of one property is not.
-    const align = /text-align: ?(left|center|right)/.exec(node.getAttribute("style"));
-    if (align) made.style.textAlign = align[1];
+    for (const [, name, value] of (node.getAttribute("data-style") ?? "").matchAll(STYLES)) {
+      made.style.setProperty(name, value);
+    }
     if (name === "a") return link(made, node.getAttribute("href") ?? "");
     if (name === "input") Object.assign(made, { type: "checkbox", disabled: true });
     if (name === "table") return element("div", { className: "table", tabIndex: 0 }, made);
