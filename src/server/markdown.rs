@@ -84,8 +84,8 @@ fn formatted(text: &str) -> String {
             Event::End(TagEnd::Image) => Event::End(TagEnd::Link),
             Event::InlineMath(formula) => math(&formula, MathDisplay::Inline),
             Event::DisplayMath(formula) => math(&formula, MathDisplay::Block),
-            // Models break lines where they want them broken.
-            Event::SoftBreak => Event::HardBreak,
+            // Models break lines where they want them broken. Formulas on lines of their own need no more room.
+            Event::SoftBreak if !matches!(events.last(), Some(Event::InlineHtml(_))) => Event::HardBreak,
             other => other,
         };
         events.push(event);
@@ -215,6 +215,7 @@ mod tests {
         for text in ["`\\(x\\)`", "```\n\\[x\\]\n```", "\\\\(x\\\\)", "\\(x"] {
             assert!(!formatted(text).contains("<math"), "{text}");
         }
+        assert!(!formatted("$$x$$\na").contains("<br"));
         assert_eq!(formatted("$\\nonsense$"), "<p><code>\\nonsense</code></p>\n");
     }
 

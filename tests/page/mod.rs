@@ -270,6 +270,8 @@ async fn the_map_shows_resident_experts() {
         browser.until(&format!("{DRAWN}({n_layers}, {n_experts}) === {cells:?}")).await;
         assert!(experts["totals"]["tokens"].as_u64() > Some(0));
         browser.shows("#rates", "% since start").await;
+        browser.shows("#timeline-words", "Read per token over time: now ").await;
+        browser.until("document.querySelectorAll('#timeline rect').length > 0").await;
         browser.shows("#slots", "free").await;
         let layer = experts["layers"][0]["layer"].as_u64().unwrap();
         browser.value("document.getElementById('map').focus()").await;

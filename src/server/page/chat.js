@@ -20,7 +20,7 @@ const scroll = at("scroll");
 let open = fresh();
 /**
  * Answers being written, by conversation.
- * @type {Map<string, {conversation: object, controller: AbortController, status: string | null}>}
+ * @type {Map<string, {conversation: object, controller: AbortController, status: string}>}
  */
 const generations = new Map();
 let editing = false;
@@ -147,7 +147,7 @@ async function generate() {
   const conversation = open;
   const answer = blank();
   const controller = new AbortController();
-  const generation = { conversation, controller, status: null };
+  const generation = { conversation, controller, status: "" };
   const model = calls.model();
   const body = {
     ...(model ? { model } : {}),
@@ -168,8 +168,6 @@ async function generate() {
   let kept = performance.now();
   try {
     for await (const chunk of api.chat(body, controller.signal)) {
-      // Only now is the server at work, which the map shows.
-      if (generation.status === null) calls.began();
       add(answer, chunk);
       generation.status = progress(chunk) ?? "";
       if (conversation === open) later();

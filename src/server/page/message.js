@@ -30,7 +30,7 @@ export function article(message) {
 /**
  * Shows a message as it is now.
  * @param {HTMLElement} made @param {import("./answer.js").Message} message
- * @param {{status: string | null} | null} generation null where nothing more comes
+ * @param {{status: string} | null} generation null where nothing more comes
  * @param {[string, (button: HTMLButtonElement) => void][]} actions
  */
 export function update(made, message, generation, actions) {
