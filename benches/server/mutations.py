@@ -57,6 +57,7 @@ SEEDS = [
     ("POST", "/tokenize", {"content": "And God said", "add_special": True, "parse_special": True, "with_pieces": True}),
     ("POST", "/detokenize", {"tokens": [1, 2, 3]}),
     ("POST", "/apply-template", CHAT | {"add_generation_prompt": True}),
+    ("POST", "/markdown", {"text": "# a\n\n$x^2$\n\n```c\nint b;\n```\n"}),
     ("POST", "/v1/embeddings", {"input": ["a", [1, 2]], "encoding_format": "float"}),
     ("POST", "/embedding", {"content": "a"}),
     ("POST", "/infill", {"input_prefix": "a", "input_suffix": "b", "prompt": "c", "n_predict": 2, "input_extra": [

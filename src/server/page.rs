@@ -1,8 +1,8 @@
 //! The page at `/`: chat, and a map of the experts. Plain files built into the program; they load nothing from
 //! elsewhere.
 //!
-//! A model's text is untrusted: the page makes text nodes of it, never HTML, and [`POLICY`] allows no script should
-//! that fail.
+//! A model's text is untrusted: the page makes new elements of kinds that it knows ([`super::markdown`]), never HTML
+//! from a string, and [`POLICY`] allows no script should that fail.
 
 use axum::Router;
 use axum::http::header;

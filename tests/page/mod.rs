@@ -80,6 +80,71 @@ async fn conversations_survive_a_reload() {
 }
 
 #[tokio::test]
+async fn conversations_are_searched_and_branched() {
+    page(&["-n", "4"], async |browser, server| {
+        let shown = "[...document.querySelectorAll('#list .open')].map((one) => one.textContent)";
+        let texts = "[...document.querySelectorAll('.message.user .text')].map((one) => one.textContent)";
+        browser.ask("About hobbits?").await;
+        browser.answered().await;
+        browser.ask("About dragons?").await;
+        browser.until("document.querySelectorAll('.message.assistant footer button').length === 4").await;
+        // An earlier message is edited in a conversation of its own.
+        browser.press("Edit").await;
+        browser.keys(" And rings?\u{e007}").await;
+        browser.until(&format!("{texts}.length === 1")).await;
+        browser.answered().await;
+        assert_eq!(browser.value(texts).await, json!(["About hobbits? And rings?"]));
+        assert_eq!(browser.value(shown).await, json!(["About hobbits? And rings?", "About hobbits?"]));
+        browser.click("#list li:nth-child(2) .open").await;
+        assert_eq!(browser.value(texts).await, json!(["About hobbits?", "About dragons?"]));
+        browser.press("Branch").await;
+        browser.until(&format!("{texts}.length === 1")).await;
+        assert_eq!(browser.value(&format!("{shown}.length")).await, 3);
+        browser.find("#search").await.send_keys("DRAGONS").await.unwrap();
+        assert_eq!(browser.value(shown).await, json!(["About hobbits?"]));
+        server.wait_for_busy(0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn files_and_settings_go_into_a_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let [text, binary] = ["notes.txt", "picture.png"].map(|name| dir.path().join(name));
+    std::fs::write(&text, "one\n```\ntwo\n").unwrap();
+    std::fs::write(&binary, [0xff, 0xfe, 0]).unwrap();
+    page(&["-n", "2"], async |browser, _| {
+        browser.ready().await;
+        let files = browser.find("#attach-files").await;
+        files.send_keys(&binary.display().to_string()).await.unwrap();
+        browser.shows("#notice-text", "picture.png: this model takes no images").await;
+        files.send_keys(&text.display().to_string()).await.unwrap();
+        browser.shows("#attached li", "notes.txt").await;
+        browser.click("#show-settings").await;
+        browser.find("#system").await.send_keys("Be brief.").await.unwrap();
+        browser.click("#preset-save").await;
+        browser.click("details.wide summary").await;
+        browser.find("[name=dry_multiplier]").await.send_keys("0.5").await.unwrap();
+        browser
+            .run(
+                "const send = fetch; window.sent = [];
+                 window.fetch = (to, options) => { sent.push(options.body); return send(to, options); };",
+            )
+            .await;
+        browser.ask("Read this.").await;
+        browser.answered().await;
+        browser.reads(".message.user .text", "Read this.\n\nnotes.txt:\n````\none\n```\ntwo\n````").await;
+        let sent = browser.value("JSON.parse(sent.find((body) => body))").await;
+        assert_eq!(sent["dry_multiplier"], 0.5);
+        assert_eq!(sent["messages"][0], json!({"role": "system", "content": "Be brief."}));
+        browser.reload().await;
+        browser.click("#new").await;
+        assert_eq!(browser.value("[...document.getElementById('preset').options].at(-1).value").await, "Be brief.");
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_key_is_asked_for_and_forgotten_with_the_tab() {
     page(&["--api-key", "s3cret", "-n", "2"], async |browser, _| {
         browser.reads("#notice-text", "This server wants an API key.").await;
@@ -110,16 +175,17 @@ fn only(text: &str) -> String {
 
 #[tokio::test]
 async fn no_text_becomes_harmful() {
-    let nested = format!("{}deep", ">".repeat(300));
+    let nested = format!("{}deep", ">".repeat(80));
     let grammar =
         only(&format!("{HOSTILE}\n\n# **{HOSTILE}**\n\n{LINKS}\n\n$\\href{{javascript:f}}{{g}}$\n\n{nested}\n"));
-    page(&["--grammar", &grammar, "-c", "4096", "-np", "1"], async |browser, _| {
+    page(&["--grammar", &grammar], async |browser, _| {
         browser.ask(HOSTILE).await;
         browser.answered().await;
         for _ in 0..2 {
             browser.shows(&format!("{ANSWER} h1 strong"), HOSTILE).await;
             browser.shows(&format!("{ANSWER} > p"), HOSTILE).await;
             browser.shows(&format!("{ANSWER} blockquote blockquote"), "deep").await;
+            assert!(browser.value("document.querySelectorAll('blockquote').length").await.as_u64() < Some(70));
             browser.shows(&format!("{ANSWER} a"), "d (http://127.0.0.1:9/x.png)").await;
             browser.shows(ANSWER, "a (javascript:alert(1)) b (data:text/html,c)").await;
             browser.reads(".message.user .text", HOSTILE).await;
@@ -204,6 +270,8 @@ async fn the_map_shows_resident_experts() {
         browser.until(&format!("{DRAWN}({n_layers}, {n_experts}) === {cells:?}")).await;
         assert!(experts["totals"]["tokens"].as_u64() > Some(0));
         browser.shows("#rates", "% since start").await;
+        browser.shows("#timeline-words", "Read per token over time: now ").await;
+        browser.until("document.querySelectorAll('#timeline rect').length > 0").await;
         browser.shows("#slots", "free").await;
         let layer = experts["layers"][0]["layer"].as_u64().unwrap();
         browser.value("document.getElementById('map').focus()").await;

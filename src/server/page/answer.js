@@ -65,9 +65,11 @@ export function figures({ timings, usage }) {
     words.push(`prompt ${count(prompt)}${reused}`);
   }
   if (known(t.prompt_ms)) words.push(`read in ${duration(t.prompt_ms)}`);
-  if (known(t.hit_rate)) words.push(`${percent(t.hit_rate)} hits`);
-  if (known(t.bytes_per_token)) words.push(`${bytes(t.bytes_per_token)}/token`);
-  if (known(t.io_wait_ms)) words.push(`waited ${duration(t.io_wait_ms)} for the disk`);
+  // Where the whole model is in memory, there is nothing to hit.
+  if (known(t.hit_rate) && (t.hit_rate > 0 || t.bytes_per_token > 0)) {
+    words.push(`${percent(t.hit_rate)} hits`, `${bytes(t.bytes_per_token ?? 0)}/token`);
+    if (known(t.io_wait_ms)) words.push(`waited ${duration(t.io_wait_ms)} for the disk`);
+  }
   return words;
 }
 

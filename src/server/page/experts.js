@@ -20,6 +20,8 @@ let rates = new Rates();
 let timer = 0;
 let polling = null;
 let open = false;
+/** When something began: the server says so a little later. */
+let woken = -Infinity;
 
 /** Prepares the panel. */
 export function start() {
@@ -60,6 +62,7 @@ export function show(shown) {
 
 /** Something began that the panel should show at once. */
 export function wake() {
+  woken = performance.now();
   poll();
 }
 
@@ -75,7 +78,7 @@ async function poll() {
     if (mine !== polling) return;
     draw(answer);
     const { processing, waiting } = answer.requests ?? {};
-    wait = processing > 0 || waiting > 0 ? BUSY_MS : IDLE_MS;
+    wait = processing > 0 || waiting > 0 || performance.now() - woken < IDLE_MS ? BUSY_MS : IDLE_MS;
   } catch (error) {
     if (mine !== polling) return;
     trouble(error);

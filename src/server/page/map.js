@@ -7,7 +7,7 @@ const LEAST = 3;
 const MOST = 16;
 
 /**
- * How to lay out cells so that they are as large as fits: layers run across where that makes them larger.
+ * How to lay out cells so that they are as large as fits: layers run across where that makes them much larger.
  * @param {number} layers @param {number} experts
  * @param {number} width @param {number} height of the room there is, in pixels
  * @returns {{across: "layers" | "experts", columns: number, rows: number, wide: number, high: number}} `wide` and
@@ -25,7 +25,7 @@ export function layout(layers, experts, width, height) {
     return { ...shape, wide: Math.min(wide, 2 * high), high: Math.min(high, Math.max(2 * wide, LEAST)) };
   });
   const least = ({ wide, high }) => Math.min(wide, high);
-  return least(layers_across) > least(experts_across) ? layers_across : experts_across;
+  return least(layers_across) > 1.25 * least(experts_across) ? layers_across : experts_across;
 }
 
 /** Draws one state into the rectangle at (x, y). */

@@ -23,6 +23,8 @@ const ATTRIBUTES = {
     ).split(" "),
   ),
 };
+/** Styles of tables and formulas. */
+const STYLES = /(text-align|justify-items|padding-\w+|border-\w+|margin-left|width|color): ?([^;]+)/g;
 /** Deeper elements become text: no one can read them, and browsers draw them slowly. */
 const DEPTH = 60;
 
@@ -45,6 +47,9 @@ export function copied(from, depth = 0) {
     const made = document.createElementNS(node.namespaceURI, name);
     for (const { name, value } of node.attributes) if (ATTRIBUTES[kind].has(name)) made.setAttribute(name, value);
     made.append(...copied(node, depth + 1));
+    for (const [, name, value] of (node.getAttribute("data-style") ?? "").matchAll(STYLES)) {
+      made.style.setProperty(name, value);
+    }
     if (name === "a") return link(made, node.getAttribute("href") ?? "");
     if (name === "input") Object.assign(made, { type: "checkbox", disabled: true });
     if (name === "table") return element("div", { className: "table", tabIndex: 0 }, made);
@@ -55,7 +60,9 @@ export function copied(from, depth = 0) {
 /** Links show where they lead, and lead to web pages and mail only. */
 function link(made, href) {
   const words = made.textContent;
-  if (!/^(https?|mailto):/i.test(href)) return element("span", {}, ...made.childNodes, href === words ? "" : ` (${href})`);
+  if (!/^(https?|mailto):/i.test(href)) {
+    return element("span", {}, ...made.childNodes, href === words ? "" : ` (${href})`);
+  }
   Object.assign(made, { href, rel: "noopener noreferrer", target: "_blank" });
   if (href !== words && href !== `mailto:${words}`) made.append(element("small", { textContent: ` (${href})` }));
   return made;
@@ -64,13 +71,13 @@ function link(made, href) {
 function code(node) {
   const text = node.textContent;
   const language = /^language-(\S+)/.exec(node.querySelector("code")?.className ?? "")?.[1] ?? "";
-  const copy = element("button", { type: "button", className: "quiet", textContent: "Copy", ariaLabel: "Copy the code" });
+  const copy = element("button", { type: "button", className: "quiet", textContent: "Copy" });
   copy.addEventListener("click", () => copyText(text, copy));
   const caption = element("div", { className: "caption" }, element("span", { textContent: language }), copy);
   return element("div", { className: "code" }, caption, element("pre", { tabIndex: 0 }, ...copied(node)));
 }
 
-/** Makes `into` show a text as it is. */
+/** A text as it is. */
 function plain(text) {
   return [element("p", { className: "plain", textContent: text })];
 }

@@ -97,7 +97,8 @@ function presets() {
   const system = document.getElementById("system");
   const kept = () => {
     try {
-      return Object.entries(JSON.parse(localStorage.getItem(PRESETS)) ?? {}).filter(([, text]) => typeof text === "string");
+      const found = Object.entries(JSON.parse(localStorage.getItem(PRESETS)) ?? {});
+      return found.filter(([, text]) => typeof text === "string");
     } catch {
       return [];
     }
