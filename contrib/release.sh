@@ -6,8 +6,8 @@
 #   TARGET=aarch64-unknown-linux-gnu contrib/release.sh
 #
 # The programs' own code is compiled for x86-64-v2 or for ARMv8 with NEON. Cross-building needs the packages that
-# contrib/aarch64.sh names. Two builds of one commit differ only in the directory of the build, which llama.cpp's
-# libraries name as a place to look for backends.
+# contrib/aarch64.sh names. llama.cpp's libraries name the directory of the build as a place to look for backends;
+# whether two builds are otherwise identical was not tried.
 set -eu
 
 tree=$(cd "$(dirname "$0")/.." && pwd)
