@@ -60,11 +60,10 @@ fn log_lines_can_be_json() {
 
 #[test]
 fn a_context_longer_than_the_training_is_warned_of_and_a_prompt_too_long_is_told_of_it() {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    let server = Server::start(&["-c", "4096", "--log-file", file.path().to_str().unwrap()]);
+    let server = Server::start(&["-c", "4096"]);
     let warning = "warning: the context holds 2048 tokens, but the model was trained on 512: beyond them it may talk \
                    nonsense; give -c 1024 or less";
-    let log = std::fs::read_to_string(file.path()).unwrap();
+    let log = &server.log;
     assert!(log.contains(warning) && log.contains(", 2 slots of at most 2048 tokens"), "{log}");
     let long = server.post("/v1/completions", &json!({"prompt": "a ".repeat(3000)}));
     let message = long.error(400, "exceed_context_size_error");

@@ -107,10 +107,10 @@ impl Server {
         let mut log = String::new();
         let url = loop {
             let Some(Ok(line)) = lines.next() else { panic!("the server ended: {log}") };
+            log += &format!("{line}\n");
             if let Some((_, addresses)) = line.split_once("ready; ") {
                 break addresses.split(", ").next().unwrap().to_owned();
             }
-            log += &(line + "\n");
         };
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
