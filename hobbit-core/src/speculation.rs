@@ -19,14 +19,19 @@ const WINDOW_TOKENS: u64 = 256;
 const LOSS_MAX: f64 = 0.015;
 /// Steps after which a measured time counts half, and drafts after which an acceptance does.
 const HALF_LIFE: f64 = 32.0;
-/// The same of the number of experts that tokens miss now: it changes with the text.
+/// The same of the number of experts that tokens miss now, which changes with the text, and of the pace.
 const MISSING_HALF_LIFE: f64 = 4.0;
+const PACE_HALF_LIFE: f64 = 8.0;
+/// Steps after which a time counts half beside a new one of the same width.
+const AGE_HALF_LIFE: f64 = 128.0;
 /// Expected gain below which no drafts are made.
 const GAIN_MIN: f64 = 0.02;
 /// Steps with drafts after which the time of a step without any is measured again.
 const PLAIN_EVERY: u32 = 32;
+/// Steps with drafts since then after which one of them has one more draft than seems best, to measure it.
+const WIDER_AT: u32 = 16;
 /// Steps without drafts before the first draft: the first ones read more than later ones.
-const PLAIN_FIRST: u32 = 4;
+const PLAIN_FIRST: u32 = 8;
 /// Steps with drafts in a trial.
 const TRIAL_STEPS: u32 = 4;
 /// Steps from one trial to the next. Each trial without a gain doubles it.
@@ -39,12 +44,14 @@ const ACCEPTANCE_WEIGHT: f64 = 1.5;
 const SLOPE: f64 = 0.4;
 
 /// Settings of a [`Gate`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GateOptions {
     /// Most tokens to draft in a step, for each sequence.
     pub n_max: u32,
     /// Always draft as many, and measure only.
     pub fixed: bool,
+    /// The drafter computes `n_max` drafts however few are asked for.
+    pub always_n_max: bool,
 }
 
 /// One step: a batch with the next token of each sequence and its drafts.
@@ -100,9 +107,9 @@ struct Recent {
 
 impl Recent {
     /// Adds a value, limited to four times the mean: a single hiccup says little about the next step.
-    fn add(&mut self, value: f64) {
+    fn add(&mut self, value: f64, half_life: f64) {
         let value = if self.weight > 2.0 { value.min(4.0 * self.mean) } else { value };
-        self.add_whole(value, HALF_LIFE);
+        self.add_whole(value, half_life);
     }
 
     fn add_whole(&mut self, value: f64, half_life: f64) {
@@ -133,8 +140,8 @@ impl Missing {
             self.beside_drafts.add_whole(of_token, HALF_LIFE);
             self.of_draft.add_whole(of_drafts as f64 / f64::from(n_drafted), HALF_LIFE);
         }
-        self.of_step.add((of_drafts + others) as f64);
-        self.wait_seconds.add(step.wait());
+        self.of_step.add((of_drafts + others) as f64, HALF_LIFE);
+        self.wait_seconds.add(step.wait(), HALF_LIFE);
     }
 
     /// Seconds for which a step will wait.
@@ -169,8 +176,11 @@ impl Step {
 #[derive(Clone, Debug)]
 pub struct Gate {
     options: GateOptions,
-    /// Without waiting, by width; `[0]` is unused.
-    seconds: Vec<Recent>,
+    /// Seconds without waiting, by width, as multiples of `pace` then; `[0]` is unused.
+    times: Vec<Recent>,
+    /// Seconds of a token's step without drafts now. Steps of all widths become faster while the cache warms up and
+    /// slower beside other programs, so one width tells what others take that were measured earlier.
+    pace: Recent,
     missing: Missing,
     /// By place in the draft.
     acceptance: Vec<Recent>,
@@ -199,7 +209,8 @@ impl Gate {
         let n_max = options.n_max.min(DECODE_TOKENS_MAX as u32 - 1);
         Self {
             options: GateOptions { n_max, ..options },
-            seconds: vec![Recent::default(); DECODE_TOKENS_MAX + 1],
+            times: vec![Recent::default(); DECODE_TOKENS_MAX + 1],
+            pace: Recent::default(),
             missing: Missing::default(),
             acceptance: vec![Recent::default(); n_max as usize],
             draft_seconds: Recent::default(),
@@ -240,26 +251,32 @@ impl Gate {
             self.report.draft_seconds += step.draft_seconds;
             self.vain_seconds += step.draft_seconds;
             if n_drafted > 0 {
-                self.draft_seconds.add(std::mem::take(&mut self.vain_seconds) / f64::from(n_drafted));
+                let n_computed = if self.options.always_n_max { n_sequences * self.options.n_max } else { n_drafted };
+                self.draft_seconds.add(std::mem::take(&mut self.vain_seconds) / f64::from(n_computed), HALF_LIFE);
             }
         }
         if let (n_read @ 1.., seconds) = step.caught_up
             && is_measured(seconds)
         {
             self.report.draft_seconds += seconds;
-            self.read_seconds.add(seconds / n_read as f64);
+            self.read_seconds.add(seconds / n_read as f64, HALF_LIFE);
             self.debt += seconds;
             self.debt_of_token = self.debt / WINDOW_TOKENS as f64;
         }
         for &(drafted, accepted) in &step.drafts {
             // Drafts behind a rejected one were not judged.
             for (at, place) in self.acceptance.iter_mut().enumerate().take(drafted.min(accepted + 1) as usize) {
-                place.add(f64::from(u8::from(at < accepted as usize)));
+                place.add(f64::from(u8::from(at < accepted as usize)), HALF_LIFE);
             }
         }
         let width = (n_sequences + n_drafted) as usize;
-        if let Some(recent) = self.seconds.get_mut(width).filter(|_| is_measured(step.seconds)) {
-            recent.add(step.seconds - step.wait());
+        self.times.iter_mut().for_each(|recent| recent.weight *= f64::exp2(-1.0 / AGE_HALF_LIFE));
+        if let Some(recent) = self.times.get_mut(width).filter(|_| is_measured(step.seconds)) {
+            let seconds = step.seconds - step.wait();
+            if n_drafted == 0 || self.pace.weight <= 0.0 {
+                self.pace.add(seconds / (1.0 + SLOPE * (width - 1) as f64), PACE_HALF_LIFE);
+            }
+            recent.add(seconds / self.pace.mean.max(f64::MIN_POSITIVE), HALF_LIFE);
             self.missing.add(step, n_sequences, n_drafted);
         }
         if n_drafted == 0 {
@@ -279,8 +296,8 @@ impl Gate {
     }
 
     pub fn report(&self) -> GateReport {
-        let known = self.seconds.iter().enumerate().filter(|(_, recent)| recent.weight > 0.0);
-        let seconds_by_width = known.map(|(width, recent)| (width as u32, recent.mean)).collect();
+        let known = self.times.iter().enumerate().filter(|(_, recent)| recent.weight > 0.0);
+        let seconds_by_width = known.map(|(width, recent)| (width as u32, recent.mean * self.pace.mean)).collect();
         GateReport { seconds_by_width, ..self.report.clone() }
     }
 
@@ -295,31 +312,32 @@ impl Gate {
         if self.plain_steps < PLAIN_FIRST || self.since_plain >= PLAIN_EVERY {
             return 0;
         }
-        let best = self.best(n_sequences, n_max, plain, catch_up);
-        if best > 0 && self.trial == 0 {
+        let (best, rate) = self.best(n_sequences, n_max, plain, catch_up);
+        let pays = rate > (1.0 + GAIN_MIN) / plain;
+        if pays && self.trial == 0 {
             self.rest = REST_MIN;
         }
-        let wanted = if best > 0 {
-            best
-        } else if self.trial > 0 {
-            n_max.min(2)
-        } else if self.rest_left == 0 {
+        if !pays && self.trial == 0 {
+            if self.rest_left > 0 {
+                return 0;
+            }
             self.trial = TRIAL_STEPS;
             self.rest = (2 * self.rest).min(REST_MAX);
-            n_max.min(2)
-        } else {
-            return 0;
+        }
+        let (wanted, at_stake) = match pays {
+            true if self.since_plain == WIDER_AT => ((best + 1).min(n_max), 0.0),
+            true => (best, 0.0),
+            false => (best.max(n_max.min(2)), catch_up),
         };
-        let at_stake = if best > 0 { 0.0 } else { catch_up };
         // Fewer drafts lose less if all are rejected.
         let left = LOSS_MAX * WINDOW_TOKENS as f64 * plain / f64::from(n_sequences) - self.worst_loss() - at_stake;
         (1..=wanted).rev().find(|&k| self.cost(n_sequences, k, plain) - plain <= left).unwrap_or(0)
     }
 
-    /// The number of drafts with the most tokens a second; 0 if none is clearly better than no drafts.
-    fn best(&self, n_sequences: u32, n_max: u32, plain: f64, catch_up: f64) -> u32 {
+    /// The number of drafts, at least 1, with the most tokens a second for each sequence, and these.
+    fn best(&self, n_sequences: u32, n_max: u32, plain: f64, catch_up: f64) -> (u32, f64) {
         let catch_up = catch_up * f64::from(n_sequences) / WINDOW_TOKENS as f64;
-        let (mut best, mut best_rate) = (0, (1.0 + GAIN_MIN) / plain);
+        let (mut best, mut best_rate) = (1, 0.0);
         let (mut tokens, mut reached) = (1.0, 1.0);
         for k in 1..=n_max {
             reached *= self.acceptance_at(k as usize - 1);
@@ -329,14 +347,15 @@ impl Gate {
                 (best, best_rate) = (k, rate);
             }
         }
-        best
+        (best, best_rate)
     }
 
     /// Seconds of a step with `k` drafts for each sequence, and of drafting them.
     fn cost(&self, n_sequences: u32, k: u32, plain: f64) -> f64 {
         let n_drafts = n_sequences * k;
+        let n_computed = if self.options.always_n_max { n_sequences * self.options.n_max } else { n_drafts };
         let seconds = self.step_seconds(n_sequences, n_drafts).unwrap_or(plain * (1.0 + SLOPE * f64::from(n_drafts)));
-        seconds + self.draft_seconds.mean * f64::from(n_drafts)
+        seconds + self.draft_seconds.mean * f64::from(n_computed)
     }
 
     /// Acceptance of the draft at `place` after accepted ones: measured, and before that as at the place before.
@@ -356,15 +375,15 @@ impl Gate {
     /// widths; `None` if none is known.
     fn seconds_of(&self, width: u32) -> Option<f64> {
         let width = width as usize;
-        let known = |at: &usize| self.seconds[*at].weight > 0.0;
+        let known = |at: &usize| self.times[*at].weight > 0.0;
         let below = (1..=width).rev().find(known)?;
-        let at = |width: usize| (width as f64, self.seconds[width].mean);
+        let at = |width: usize| (width as f64, self.times[width].mean * self.pace.mean);
         if below == width {
-            return Some(self.seconds[width].mean);
+            return Some(at(width).1);
         }
         let (x, y) = at(below);
         let line = |other: (f64, f64)| ((other.1 - y) / (other.0 - x)).max(0.0);
-        let slope = match ((width + 1..self.seconds.len()).find(known), (1..below).rev().find(known)) {
+        let slope = match ((width + 1..self.times.len()).find(known), (1..below).rev().find(known)) {
             (Some(above), _) => line(at(above)),
             (None, Some(lower)) => line(at(lower)),
             (None, None) => SLOPE * y / x,

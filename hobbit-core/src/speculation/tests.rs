@@ -17,6 +17,10 @@ struct World {
     behind: usize,
     /// Experts that a token misses, each a tenth of a second; those of other tokens in a step are others.
     n_missing: f64,
+    /// Factor of a step's seconds.
+    pace: f64,
+    /// Whether the drafter computes this many drafts in each step that has one.
+    computes: Option<u32>,
     /// Whether the gate learns that they were missing.
     tells: bool,
 }
@@ -35,6 +39,8 @@ impl World {
             read_seconds: 0.0,
             behind: 0,
             n_missing: 0.0,
+            pace: 1.0,
+            computes: None,
             tells: true,
         }
     }
@@ -61,9 +67,9 @@ impl World {
             let noise = 1.0 + self.noise * (2.0 * self.chance() - 1.0);
             let missing = self.n_missing * f64::from(1 + drafted);
             let wait_seconds = 0.1 * missing;
-            let seconds = (1.0 + self.slope * f64::from(drafted)) * noise + wait_seconds;
+            let seconds = (1.0 + self.slope * f64::from(drafted)) * self.pace * noise + wait_seconds;
             // The drafter is asked wherever the gate allows it.
-            let draft_seconds = self.draft_seconds * f64::from(n);
+            let draft_seconds = self.draft_seconds * f64::from(self.computes.filter(|_| n > 0).unwrap_or(n));
             let caught_up = match n > 0 && self.behind > 16 {
                 true => (self.behind, self.read_seconds * self.behind as f64),
                 false => (0, 0.0),
@@ -84,7 +90,7 @@ impl World {
 }
 
 fn gate(n_max: u32) -> Gate {
-    Gate::new(GateOptions { n_max, fixed: false })
+    Gate::new(GateOptions { n_max, ..GateOptions::default() })
 }
 
 /// Tokens a second, of 1 without drafts.
@@ -158,6 +164,26 @@ fn seconds_of_drafting_count() {
 }
 
 #[test]
+fn times_measured_while_all_was_slow_do_not_stop_drafts() {
+    let mut gate = gate(3);
+    let mut world = World { pace: 5.0, ..World::new(0.3, 0.1) };
+    world.run(&mut gate, 400);
+    (world.pace, world.acceptance) = (1.0, 0.95);
+    let steps = world.run(&mut gate, 1000);
+    assert!(speed(&steps) > 1.4, "{} {:?}", speed(&steps), gate.report());
+}
+
+#[test]
+fn drafts_that_are_computed_anyway_cost_once() {
+    let speed = |always_n_max| {
+        let mut gate = Gate::new(GateOptions { n_max: 4, always_n_max, ..GateOptions::default() });
+        let mut world = World { draft_seconds: 0.15, computes: Some(4), ..World::new(0.3, 0.95) };
+        speed(&world.run(&mut gate, 3000))
+    };
+    assert!(speed(true) > 1.3 && speed(true) > speed(false) - 0.01, "{} {}", speed(true), speed(false));
+}
+
+#[test]
 fn drafts_that_are_seldom_found_still_count() {
     let mut first = gate(8);
     let steps = World { found: 0.2, ..World::new(0.2, 0.95) }.run(&mut first, 3000);
@@ -180,12 +206,13 @@ fn several_sequences_share_a_batch() {
 
 #[test]
 fn a_fixed_number_is_not_judged() {
-    let mut gate = Gate::new(GateOptions { n_max: 3, fixed: true });
+    let fixed = |n_max| Gate::new(GateOptions { n_max, fixed: true, ..GateOptions::default() });
+    let mut gate = fixed(3);
     World::new(3.0, 0.0).run(&mut gate, 100);
     let report = gate.report();
     assert_eq!((report.steps_with_drafts, report.drafted, report.accepted), (100, 300, 0));
-    assert_eq!(Gate::new(GateOptions { n_max: 99, fixed: true }).n_drafts(1, 0), 15, "a batch that decodes is limited");
-    assert_eq!(Gate::new(GateOptions { n_max: 0, fixed: true }).n_drafts(1, 0), 0);
+    assert_eq!(fixed(99).n_drafts(1, 0), 15, "a batch that decodes is limited");
+    assert_eq!(fixed(0).n_drafts(1, 0), 0);
 }
 
 #[test]

@@ -103,7 +103,7 @@ impl Speculator {
             is_mtp,
             interrupt: target.interrupt_handle(),
             sequences: vec![Sequence::default(); n_sequences as usize],
-            gate: Gate::new(GateOptions { n_max: options.n_max, fixed: options.fixed }),
+            gate: Gate::new(GateOptions { n_max: options.n_max, fixed: options.fixed, always_n_max: is_mtp }),
             n_min: options.n_min as usize,
             step: Step::default(),
             places: Vec::new(),
