@@ -81,6 +81,7 @@ Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SI
 const ESSENTIAL: &[&str] = &[
     "model",
     "hf-repo",
+    "models-dir",
     "mem-budget",
     "prompt",
     "file",

@@ -11,7 +11,7 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::args::{ModelArgs, SourceArgs};
-use super::hub::{Places, Source, Witness};
+use super::hub::{Given, Places, Source, Witness};
 use super::log::Level;
 use super::output::tell;
 use super::resolve::Verbosity;
@@ -33,25 +33,41 @@ pub fn into(model: &mut ModelArgs, verbosity: Verbosity) -> Result<()> {
 /// The file of the model that `args` names, if any; fetched if it is missing.
 pub fn fetched(args: &SourceArgs, verbosity: Verbosity) -> Result<Option<PathBuf>> {
     let Some(source) = args.source().map_err(anyhow::Error::msg)? else { return Ok(None) };
-    let read = |path: &Path| hobbit_core::files::capped::read_text(path, 1 << 12).ok();
-    let places = Places::new(args.given(), |name| std::env::var_os(name), read).map_err(anyhow::Error::msg)?;
-    let screen = Screen::new(verbosity.shown >= Level::Info as u8);
+    run(&source, &places(args.given())?, verbosity.shown >= Level::Info as u8).map(Some)
+}
+
+/// Fetches what is missing of a model, with a bar if it `shows` progress; returns the model's first file.
+pub fn run(source: &Source, places: &Places, shows: bool) -> Result<PathBuf> {
+    let screen = Screen::new(shows);
     let bar = screen.bar.clone();
     let stop = move |signal: signals::Signal| {
         bar.finish_and_clear();
         tell("hobbit: stopped; run the same command to resume the download");
         std::process::exit(i32::from(signal.status()));
     };
-    signals::during(stop, || fetch(&source, &places, &screen))?.map(Some)
+    signals::during(stop, || fetch(source, places, &screen))?
 }
 
+/// Where models come from, and where they are kept.
+pub fn places(given: Given) -> Result<Places> {
+    let read = |path: &Path| hobbit_core::files::capped::read_text(path, 1 << 12).ok();
+    Places::new(given, |name| std::env::var_os(name), read).map_err(anyhow::Error::msg)
+}
+
+/// Fetches what is missing of a model; returns its first file.
 #[cfg(feature = "hub")]
-fn fetch(source: &Source, places: &Places, witness: &dyn Witness) -> Result<PathBuf> {
+pub fn fetch(source: &Source, places: &Places, witness: &dyn Witness) -> Result<PathBuf> {
     super::hub::fetch(source, places, witness).context("the model was not fetched")
 }
 
+/// The first bytes of a model, which are not kept.
+#[cfg(feature = "hub")]
+pub fn beginning(source: &Source, places: &Places, n_bytes: u64) -> Result<Vec<u8>> {
+    Ok(super::hub::beginning(source, places, n_bytes, &Screen::new(false))?)
+}
+
 #[cfg(not(feature = "hub"))]
-fn fetch(_: &Source, _: &Places, _: &dyn Witness) -> Result<PathBuf> {
+pub fn fetch(_: &Source, _: &Places, _: &dyn Witness) -> Result<PathBuf> {
     anyhow::bail!(
         "this program was built without the feature 'hub', which fetches models; fetch the file and give it with -m"
     )

@@ -55,7 +55,7 @@ mod ctrl_c;
 #[cfg(feature = "engine")]
 mod devices;
 #[cfg(feature = "engine")]
-mod download;
+pub mod download;
 #[cfg(feature = "engine")]
 mod log;
 #[cfg(feature = "engine")]

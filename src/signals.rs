@@ -1,7 +1,10 @@
 //! Signals that end a program: Ctrl-C, SIGTERM and SIGHUP. Every program receives them here and reacts in its own
 //! way: it stops a generation (`ctrl_c`), ends its child processes, or finishes a record.
 
+use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread::JoinHandle;
@@ -92,6 +95,31 @@ fn ignores_hang_up() -> bool {
     unsafe {
         let mut now: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGHUP, std::ptr::null(), &mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// Gives the process of `command` the signal `number` when the thread that starts it ends, and so when this process
+/// ends in any way. Only Linux can do that.
+pub fn end_with_this(command: &mut Command, number: i32) {
+    let parent = std::process::id();
+    // SAFETY: between fork and exec only system calls are made.
+    unsafe {
+        command.pre_exec(move || {
+            #[cfg(target_os = "linux")]
+            if libc::prctl(libc::PR_SET_PDEATHSIG, number) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // It may have ended before that.
+            if libc::getppid().cast_unsigned() == parent { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+        });
+    }
+}
+
+/// Sends the signal `number` to a process that is known not to have been waited for.
+pub fn send(process: u32, number: i32) {
+    if let Ok(process) = libc::pid_t::try_from(process) {
+        // SAFETY: a signal; a process that has gone is an error that changes nothing.
+        unsafe { libc::kill(process, number) };
     }
 }
 

@@ -55,7 +55,6 @@ const READING: &str = "hobbit reads the file itself; see --io and --mem-budget";
 const TASKS: &str = "score tasks with lm-eval through hobbit-server";
 const SCHEDULING: &str = "threads are left to the system's scheduler; see -t, or taskset(1)";
 const LOGGING: &str = "log lines have one form; see --log-file and --verbosity";
-const ONE_MODEL: &str = "a server runs one model: give -m or -hf, and start one server for each model";
 const NO_TOOLS: &str = "the server runs no tools; clients do";
 const OWN_PAGE: &str = "the server's page keeps its settings in the browser; --no-ui turns it off";
 const CORS: &str = "--cors-origins alone decides which pages may use the server";
@@ -90,7 +89,7 @@ static FLAGS: &[Unsupported] = &[
     refused(&["--hellaswag", "--winogrande", "--multiple-choice"], 0, TASKS),
     refused(&["--hellaswag-tasks", "--winogrande-tasks", "--multiple-choice-tasks"], 1, TASKS),
     refused(&["-dr", "--docker-repo"], 1, DOCKER),
-    refused(&["-cl", "--cache-list"], 0, "the Hub's own client lists what is kept: hf cache ls"),
+    refused(&["-cl", "--cache-list"], 0, "gguf-tools list shows the downloaded models"),
     refused(&["--gpt-oss-20b-default", "--gpt-oss-120b-default", "--embd-gemma-default"], 0, DEFAULTS),
     refused(&["--fim-qwen-1.5b-default", "--fim-qwen-3b-default", "--fim-qwen-7b-default"], 0, DEFAULTS),
     refused(&["--fim-qwen-7b-spec", "--fim-qwen-14b-spec", "--fim-qwen-30b-default"], 0, DEFAULTS),
@@ -138,9 +137,7 @@ static FLAGS: &[Unsupported] = &[
     refused(&["--api-prefix"], 1, "a proxy in front of the server can add a prefix"),
     refused(&["--media-path"], 1, "requests bring images and sound themselves, as base64"),
     no_effect(&["--mtmd-batch-max-tokens"], 1, PROJECTOR),
-    no_effect(&["--sleep-idle-seconds"], 1, "the model stays loaded; SIGUSR1 halves the expert caches"),
-    refused(&["--models-dir", "--models-preset", "--models-max"], 1, ONE_MODEL),
-    no_effect(&["--models-autoload", "--no-models-autoload"], 0, ONE_MODEL),
+    refused(&["--models-preset"], 1, "give flags for all models beside --models-dir"),
     refused(&["--tools", "--tools-runtime", "--mcp-servers-config", "--mcp-servers-json"], 1, NO_TOOLS),
     refused(&["-ag", "--agent", "--ui-mcp-proxy", "--webui-mcp-proxy"], 0, NO_TOOLS),
     implied(&["-no-ag", "--no-agent", "--no-ui-mcp-proxy", "--no-webui-mcp-proxy"], 0),

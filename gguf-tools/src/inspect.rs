@@ -9,6 +9,7 @@ use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use anyhow::Context;
+use clap::{Args as _, FromArgMatches as _};
 use hobbit_core::gguf::{ExpertMap, Gguf, LayerExperts};
 use hobbit_core::pack::{Pack, slice_name};
 use hobbit_core::units::{Bytes, Percent};
@@ -56,6 +57,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     };
     io::stdout().write_all(text.as_bytes())?;
     Ok(())
+}
+
+/// Prints the forecast of a file, or of the beginning of one, on this machine.
+///
+/// # Errors
+/// As [`run`].
+pub fn predict(file: PathBuf) -> anyhow::Result<()> {
+    let command = Args::augment_args(clap::Command::new("inspect").no_binary_name(true));
+    let matches = command.try_get_matches_from(["--forecast".into(), file.into_os_string()])?;
+    run(Args::from_arg_matches(&matches)?)
 }
 
 /// `3`, or `3-7`.

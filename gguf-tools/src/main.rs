@@ -2,6 +2,7 @@
 
 #![warn(clippy::print_stdout, clippy::print_stderr)] // They panic if the reader is gone.
 
+mod cache;
 mod inspect;
 mod pack;
 mod plan;
@@ -43,6 +44,12 @@ enum Tool {
     Profile(Box<profile::Args>),
     /// Divide memory among the layers' virtual experts by the loss of absent experts on a text, and measure the plan
     Plan(Box<plan::Args>),
+    /// Download a model of the Hub, after a forecast of its speed here
+    Pull(cache::PullArgs),
+    /// List downloaded models of the Hub
+    List(cache::ListArgs),
+    /// Remove a downloaded model
+    Rm(cache::RmArgs),
     /// Write a model of a given shape with random weights
     Synth(Box<synth::Args>),
     /// Give a trained model larger experts that compute the same, for measurements
@@ -61,6 +68,9 @@ fn main() -> ExitCode {
         Tool::Unpack(args) => pack::unpack(args),
         Tool::Profile(args) => profile::run(*args),
         Tool::Plan(args) => plan::run(*args),
+        Tool::Pull(args) => cache::pull(&args),
+        Tool::List(args) => cache::list(&args),
+        Tool::Rm(args) => cache::rm(&args),
         Tool::Synth(args) => synth::run(*args),
         Tool::Widen(args) => widen::run(args),
     };

@@ -1,6 +1,11 @@
 //! The tools as a user runs them: output, exit status, messages.
 
+#[path = "../../src/hub/tests/server.rs"]
+#[allow(dead_code, reason = "for the tests of downloads, which share this")]
+mod server;
+
 mod tools {
+    mod cache;
     mod forecast_records;
     mod inspect_verify;
     mod pack;

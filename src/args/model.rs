@@ -76,8 +76,10 @@ impl SourceArgs {
 pub fn without_idle_variables(command: Command, words: &[OsString]) -> Command {
     let is_typed = |flag: &[u8]| words.iter().any(|word| word.as_encoded_bytes().starts_with(flag));
     let overridden: &[&str] = match is_typed(b"--hf-repo=") {
-        true => &["model", "model_url"],
-        false if is_typed(b"--model=") || is_typed(b"--model-url=") => &["model", "hf_repo", "hf_file", "model_url"],
+        true => &["model", "model_url", "models_dir"],
+        false if [&b"--model="[..], b"--model-url=", b"--models-dir="].into_iter().any(is_typed) => {
+            &["model", "hf_repo", "hf_file", "model_url", "models_dir"]
+        }
         false => &[],
     };
     command.mut_args(|arg| {

@@ -22,6 +22,8 @@ Examples:
       For others on the network: every request must bring one of the keys. Each slot has 8192 tokens.
   hobbit-server -m mixtral.gguf --low q2_k --cache-state mixtral.state --metrics
       Approximate and faster; remembers from one run to the next which experts were useful; figures for Prometheus.
+  hobbit-server --models-dir models --mem-budget 16G --sleep-idle-seconds 600
+      Several models, one in memory at a time: the one that the last request named.
   hobbit-server -m nomic-moe.gguf --embeddings --pooling mean
       /v1/embeddings.
 
@@ -39,6 +41,8 @@ pub struct ServerArgs {
     pub model: ModelArgs,
     #[command(flatten)]
     pub experts: ExpertArgs,
+    #[command(flatten)]
+    pub router: RouterArgs,
     #[command(flatten)]
     pub http: HttpArgs,
     #[command(flatten)]
@@ -61,6 +65,27 @@ pub struct ServerArgs {
     pub closing: ClosingArgs,
     #[command(flatten)]
     pub log: LogArgs,
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Server")]
+pub struct RouterArgs {
+    /// Serve the models of this directory and those that -hf has fetched. Requests name one, which is then loaded
+    #[arg(long, value_name = "PATH", group = "named_model", env = "LLAMA_ARG_MODELS_DIR")]
+    pub models_dir: Option<PathBuf>,
+    /// With --models-dir: models in memory at once; each gets an equal part of --mem-budget
+    #[arg(long, value_name = "N", default_value = "1", env = "LLAMA_ARG_MODELS_MAX",
+          value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub models_max: u16,
+    /// With --models-dir: load a model when a request names it; otherwise only POST /models/load does
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_MODELS_AUTOLOAD")]
+    pub models_autoload: Switch,
+    /// With --models-dir: clients may download models of the Hub (/api/pull) and remove them (/api/delete)
+    #[arg(long, value_name = Switch::NAME, default_value = "off", env = "HOBBIT_ARG_MODELS_PULL")]
+    pub models_pull: Switch,
+    /// With --models-dir: seconds without a request after which a model leaves memory; -1 never
+    #[arg(long, value_name = "N", default_value = "-1", value_parser = clap::value_parser!(i64).range(-1..))]
+    pub sleep_idle_seconds: i64,
 }
 
 #[derive(Args, Debug)]

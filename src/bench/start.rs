@@ -54,13 +54,10 @@ impl Group {
         let descriptor = entrance.as_ref().map(AsRawFd::as_raw_fd);
         // Its own process group, so that its children can be ended with it.
         command.process_group(0);
+        signals::end_with_this(command, libc::SIGKILL);
         // SAFETY: between fork and exec only system calls are made; the descriptor is open until the child has started.
         unsafe {
             command.pre_exec(move || {
-                #[cfg(target_os = "linux")]
-                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
-                    return Err(io::Error::last_os_error());
-                }
                 let enters = |entrance| libc::write(entrance, c"0".as_ptr().cast(), 1) == 1;
                 if descriptor.is_none_or(enters) { Ok(()) } else { Err(io::Error::last_os_error()) }
             });

@@ -1,12 +1,13 @@
 //! Models from the Hub (`-hf`) and from any server (`-mu`).
 //!
 //! Pure: [`Source`] names a model, [`names`] checks names and picks files of a repository, [`places`] reads the
-//! environment. With the feature `hub`: `web` sends requests, `transfer` fetches one file, `repo` knows where it
-//! belongs. A [`Witness`] sees progress: a terminal, or a test.
+//! environment, [`kept`] lists what the cache has. With the feature `hub`: `web` sends requests, `transfer` fetches one
+//! file, `repo` knows where it belongs. A [`Witness`] sees progress: a terminal, a client of the server, or a test.
 //!
 //! Servers are not trusted: names do not lead out of the cache, answers are capped, sizes and checksums are compared
 //! before a file gets its name, and the token goes to the endpoint alone.
 
+pub mod kept;
 pub mod names;
 pub mod places;
 
@@ -62,6 +63,10 @@ pub trait Witness {
     fn end(&self);
     /// Waits.
     fn pause(&self, time: Duration);
+    /// Whether the download is still wanted; asked after each piece.
+    fn is_wanted(&self) -> bool {
+        true
+    }
     /// Free bytes on the disk of `directory`.
     #[cfg(feature = "hub")]
     fn free_space(&self, directory: &std::path::Path) -> std::io::Result<u64> {
@@ -76,6 +81,15 @@ pub fn fetch(source: &Source, places: &Places, witness: &dyn Witness) -> Result<
     match source {
         Source::Repo { id, want } => repo::fetch_repo(id, want, places, &web, witness),
         Source::Url(url) => repo::fetch_url(url, places, &web, witness),
+    }
+}
+
+/// The first `n_bytes` of a repository's model, and no more of it than that.
+#[cfg(feature = "hub")]
+pub fn beginning(source: &Source, places: &Places, n_bytes: u64, witness: &dyn Witness) -> Result<Vec<u8>, HubError> {
+    match source {
+        Source::Repo { id, want } => repo::beginning(id, want, places, n_bytes, witness),
+        Source::Url(url) => Err(HubError::Given(format!("'{url}' is not in a repository of the Hub"))),
     }
 }
 
@@ -134,6 +148,8 @@ pub enum HubError {
     NotCached { what: String, place: PathBuf, why: String },
     #[error("{}: cannot {doing}", .path.display())]
     File { path: PathBuf, doing: &'static str, source: std::io::Error },
+    #[error("{name}: stopped; asked again, the download goes on")]
+    Stopped { name: String },
     #[error("{0}")]
     Given(String),
 }

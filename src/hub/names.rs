@@ -183,6 +183,11 @@ fn split(name: &str) -> Option<(&str, u32, u32)> {
     (!stem.is_empty() && (1..=count).contains(&number) && count <= MOST_PARTS).then_some((stem, number, count))
 }
 
+/// Whether this is the file of a model, or the first of several.
+pub fn is_first_part_of_model(name: &str) -> bool {
+    is_model(name) && is_first(name)
+}
+
 fn is_first(name: &str) -> bool {
     split(name).is_none_or(|(_, number, _)| number == 1)
 }
@@ -204,15 +209,17 @@ fn of_quant<'a>(models: &[&'a str], quant: &str) -> Option<&'a str> {
     found(true).or_else(|| found(false))
 }
 
+/// The quant that the name of a model ends with.
+pub fn quant_of(name: &str) -> Option<String> {
+    let stem = split(name).map_or_else(|| name.trim_end_matches(".gguf"), |(stem, ..)| stem);
+    let word = stem.rsplit(['-', '.', '/']).next()?;
+    let is_quant = word.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') && word != stem;
+    is_quant.then(|| word.to_ascii_uppercase())
+}
+
 /// The quants that names of models end with, each once.
 fn quants(models: &[&str]) -> Vec<String> {
-    let quant = |name: &&str| {
-        let stem = split(name).map_or_else(|| name.trim_end_matches(".gguf"), |(stem, ..)| stem);
-        let word = stem.rsplit(['-', '.', '/']).next()?;
-        let is_quant = word.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') && word != stem;
-        is_quant.then(|| word.to_ascii_uppercase())
-    };
-    let mut quants: Vec<String> = models.iter().filter_map(quant).collect();
+    let mut quants: Vec<String> = models.iter().filter_map(|name| quant_of(name)).collect();
     quants.sort_unstable();
     quants.dedup();
     quants

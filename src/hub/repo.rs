@@ -4,23 +4,18 @@
 //! of a split model.
 
 use std::fs;
+use std::io::Read as _;
 use std::path::{Component, Path, PathBuf};
 
 use serde::Deserialize;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::kept::{BRANCH, files_in, snapshot};
 use super::names::{RepoId, Want, blob_name, choose, file_of_url, is_commit, is_sha256, parts_of, path_within};
 use super::places::Places;
 use super::transfer::{self, Item, Lock, check_space, etag_of, make_directory_of};
 use super::web::{Announced, TRIES, Web};
 use super::{HubError, Witness, failed};
-
-/// The branch that is fetched.
-const BRANCH: &str = "main";
-/// Limit of files in one snapshot.
-const MOST_FILES: usize = 100_000;
-/// Limit of nested directories in a snapshot.
-const DEEPEST: usize = 16;
 
 /// The Hub's answer to `/api/models/…/revision/main?blobs=true`.
 #[derive(Debug, Deserialize)]
@@ -77,8 +72,7 @@ pub fn fetch_repo(
     }
     // With the model in the cache there is no need to wait for a server that is away.
     let tries = if kept.is_ok() { 1 } else { TRIES };
-    let url = format!("{}/api/models/{id}/revision/{BRANCH}?blobs=true", places.endpoint);
-    match (web.json::<Info>(&url, id.as_str(), tries, witness), kept) {
+    match (repo.info(web, tries, witness), kept) {
         (Err(error), Ok(path)) if error.is_unreachable() => {
             witness.note(&format!("{error}; taking what is in the cache"));
             Ok(path)
@@ -87,7 +81,44 @@ pub fn fetch_repo(
     }
 }
 
+/// The first `n_bytes` of the model's first file.
+pub fn beginning(
+    id: &RepoId,
+    want: &Want,
+    places: &Places,
+    n_bytes: u64,
+    witness: &dyn Witness,
+) -> Result<Vec<u8>, HubError> {
+    let (web, repo) = (Web::new(places), Repo { id, places, folder: String::new() });
+    let info = repo.info(&web, TRIES, witness)?;
+    let chosen = repo.choose(&info, want)?;
+    let (what, range) = (format!("{id}/{}", chosen[0]), format!("bytes=0-{}", n_bytes.saturating_sub(1)));
+    let mut answer = web.get(&repo.url(&info.sha, &chosen[0]), &what, &[("range", &range)])?;
+    let mut bytes = Vec::new();
+    let read = answer.body_mut().as_reader().take(n_bytes).read_to_end(&mut bytes);
+    read.map_err(|error| HubError::Answer { what, why: error.to_string() })?;
+    Ok(bytes)
+}
+
 impl Repo<'_> {
+    fn info(&self, web: &Web, tries: u32, witness: &dyn Witness) -> Result<Info, HubError> {
+        let url = format!("{}/api/models/{}/revision/{BRANCH}?blobs=true", self.places.endpoint, self.id);
+        let info: Info = web.json(&url, self.id.as_str(), tries, witness)?;
+        if !is_commit(&info.sha) {
+            return Err(HubError::Answer { what: self.id.to_string(), why: "it names no commit".to_owned() });
+        }
+        Ok(info)
+    }
+
+    fn choose(&self, info: &Info, want: &Want) -> Result<Vec<String>, HubError> {
+        let names: Vec<String> = info.siblings.iter().map(|file| file.rfilename.clone()).collect();
+        choose(&names, want).map_err(|source| HubError::Choice { repo: self.id.to_string(), source })
+    }
+
+    fn url(&self, commit: &str, name: &str) -> String {
+        format!("{}/{}/resolve/{commit}/{}", self.places.endpoint, self.id, path_escaped(name))
+    }
+
     fn path(&self, parts: &[&str]) -> PathBuf {
         [self.places.hub.as_path(), Path::new(&self.folder)].into_iter().chain(parts.iter().map(Path::new)).collect()
     }
@@ -95,25 +126,17 @@ impl Repo<'_> {
     /// The first file of a model that is in the cache.
     fn kept(&self, want: &Want) -> Result<PathBuf, HubError> {
         let missing = |why: String| HubError::NotCached { what: self.id.to_string(), place: self.path(&[]), why };
-        let commit = hobbit_core::files::capped::read_text(&self.path(&["refs", BRANCH]), 1 << 10).ok();
-        let commit = commit.as_deref().map(str::trim).filter(|commit| is_commit(commit));
-        let snapshot = self.path(&["snapshots", commit.ok_or_else(|| missing("nothing was fetched yet".to_owned()))?]);
-        let mut names = Vec::new();
-        files_in(&snapshot, "", DEEPEST, &mut names);
-        let chosen = choose(&names, want).map_err(|error| missing(error.to_string()))?;
+        let snapshot = snapshot(&self.path(&[])).ok_or_else(|| missing("nothing was fetched yet".to_owned()))?;
+        let chosen = choose(&files_in(&snapshot), want).map_err(|error| missing(error.to_string()))?;
         Ok(snapshot.join(&chosen[0]))
     }
 
     fn fetch(&self, info: &Info, want: &Want, web: &Web, witness: &dyn Witness) -> Result<PathBuf, HubError> {
-        if !is_commit(&info.sha) {
-            return Err(HubError::Answer { what: self.id.to_string(), why: "it names no commit".to_owned() });
-        }
-        let names: Vec<String> = info.siblings.iter().map(|file| file.rfilename.clone()).collect();
-        let hostile = names.iter().filter(|name| path_within(name).is_none()).count();
+        let hostile = info.siblings.iter().filter(|file| path_within(&file.rfilename).is_none()).count();
         if hostile > 0 {
             witness.note(&format!("{}: {hostile} names of files lead out of the repository and are ignored", self.id));
         }
-        let chosen = choose(&names, want).map_err(|source| HubError::Choice { repo: self.id.to_string(), source })?;
+        let chosen = self.choose(info, want)?;
         let snapshot = self.path(&["snapshots", &info.sha]);
         let mut missing = Vec::new();
         for name in &chosen {
@@ -150,7 +173,7 @@ impl Repo<'_> {
         web: &Web,
         witness: &dyn Witness,
     ) -> Result<Item, HubError> {
-        let url = format!("{}/{}/resolve/{commit}/{}", self.places.endpoint, self.id, path_escaped(name));
+        let url = self.url(commit, name);
         let what = format!("{}/{name}", self.id);
         let (blob, size) = match blob {
             Some(blob) => (blob, size),
@@ -204,19 +227,6 @@ fn relative(path: &Path, directory: &Path) -> PathBuf {
     let shared = path.components().zip(directory.components()).take_while(|(a, b)| a == b).count();
     let up = directory.components().skip(shared).map(|_| Component::ParentDir);
     up.chain(path.components().skip(shared)).collect()
-}
-
-/// Appends the paths of the files below `directory`.
-fn files_in(directory: &Path, prefix: &str, depth: usize, names: &mut Vec<String>) {
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let Ok(name) = entry.file_name().into_string() else { continue };
-        let name = format!("{prefix}{name}");
-        match fs::metadata(entry.path()) {
-            Ok(found) if found.is_file() && names.len() < MOST_FILES => names.push(name),
-            Ok(found) if found.is_dir() && depth > 0 => files_in(&entry.path(), &format!("{name}/"), depth - 1, names),
-            _ => {}
-        }
-    }
 }
 
 /// Downloads the missing files of the model at `url`; returns the first one's path.

@@ -28,6 +28,7 @@ struct Memory {
     instead: RefCell<Option<Box<dyn FnOnce()>>>,
     /// After so many questions about it the disk is full.
     fills_up_after: Cell<Option<u32>>,
+    has_left: Cell<bool>,
 }
 
 impl Memory {
@@ -48,6 +49,9 @@ impl Witness for Memory {
         if let Some(instead) = self.instead.borrow_mut().take() {
             instead();
         }
+    }
+    fn is_wanted(&self) -> bool {
+        !self.has_left.get()
     }
     fn free_space(&self, _: &Path) -> std::io::Result<u64> {
         let Some(left) = self.fills_up_after.get() else { return Ok(1 << 40) };
@@ -503,4 +507,29 @@ fn two_processes_do_not_write_at_once() {
     assert_eq!(fs::read(rig.hf("a/b").unwrap()).unwrap(), bytes);
     assert!(rig.memory.notes().contains("another process downloads it"), "{}", rig.memory.notes());
     assert_eq!(server.seen().len(), 1, "nothing but the listing was asked for");
+}
+
+#[test]
+fn a_download_stops_when_nobody_wants_it_and_goes_on_later() {
+    let bytes = model(1, 700_000);
+    let server = plain(&[("m.gguf", bytes.clone())]);
+    let rig = rig(&server);
+    rig.memory.has_left.set(true);
+    let error = rig.hf("a/b").unwrap_err();
+    assert!(error.contains("stopped"), "{error}");
+    rig.memory.has_left.set(false);
+    assert_eq!(fs::read(rig.hf("a/b").unwrap()).unwrap(), bytes);
+    let from: Vec<_> = server.seen().iter().filter_map(Request::from).collect();
+    assert!(from.len() == 1 && from[0] > 0, "{from:?}");
+}
+
+#[test]
+fn the_beginning_of_a_file_is_not_kept() {
+    let bytes = model(1, 700_000);
+    let server = plain(&[("m.gguf", bytes.clone())]);
+    let rig = rig(&server);
+    let source = Source::repo("a/b", None).unwrap();
+    assert_eq!(beginning(&source, &rig.places, 1000, &rig.memory).unwrap(), bytes[..1000]);
+    assert_eq!(beginning(&source, &rig.places, 1 << 20, &rig.memory).unwrap(), bytes);
+    assert!(rig.files().is_empty());
 }

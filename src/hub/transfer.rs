@@ -87,6 +87,9 @@ impl Lock {
             if !std::mem::replace(&mut has_told, true) {
                 witness.note(&format!("{}: another process downloads it; waiting", item.name));
             }
+            if !witness.is_wanted() {
+                return Err(HubError::Stopped { name: item.name.clone() });
+            }
             witness.pause(LOOK);
         }
     }
@@ -208,7 +211,7 @@ impl<'a> Transfer<'a> {
         while self.size != Some(self.at) {
             let before = self.at;
             if let Err(error) = self.attempt() {
-                if self.restarts > RESTARTS {
+                if self.restarts > RESTARTS || !self.witness.is_wanted() {
                     return Err(error);
                 }
                 if self.at.saturating_sub(before) >= PROGRESS {
@@ -312,6 +315,9 @@ impl<'a> Transfer<'a> {
             self.sum.update(&piece[..read]);
             self.at = now;
             self.witness.at(self.at);
+            if !self.witness.is_wanted() {
+                return Err(HubError::Stopped { name: self.item.name.clone() });
+            }
         }
         if self.size != Some(self.at) {
             return Err(self.dropped("(the connection ended)".to_owned(), None));

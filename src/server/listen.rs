@@ -30,8 +30,8 @@ const IDLE_PATIENCE: Duration = Duration::from_secs(75);
 /// Maximum bytes buffered for one connection.
 const CONNECTION_BYTES: usize = 64 << 10;
 
-/// All endpoints.
-fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Router {
+/// All endpoints of a server with one model.
+pub fn routes(app: &Arc<App>) -> Router {
     let mut router = Router::new()
         .route("/api/version", get(ollama::version))
         .route("/api/tags", get(ollama::tags))
@@ -78,8 +78,12 @@ fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Router {
     if app.settings.http.ui.0 {
         router = router.merge(page::router()).route("/markdown", post(markdown::markdown));
     }
-    router
-        .fallback(async || ApiError::not_found("File Not Found"))
+    router.fallback(async || ApiError::not_found("File Not Found")).with_state(Arc::clone(app))
+}
+
+/// The endpoints, and what holds for all requests.
+fn checked(routes: Router, app: &Arc<App>, connections: &Arc<Connections>) -> Router {
+    routes
         .method_not_allowed_fallback(async || ApiError::wrong_method())
         .layer(map_response(with_charset))
         .layer(CatchPanicLayer::new())
@@ -87,7 +91,6 @@ fn router(app: &Arc<App>, connections: &Arc<Connections>) -> Router {
         .layer(from_fn_with_state(Arc::clone(app), guard::cross_origin))
         .layer(from_fn_with_state(Arc::clone(app), guard::known_host))
         .layer(from_fn_with_state(Arc::clone(connections), connections::follow))
-        .with_state(Arc::clone(app))
 }
 
 /// Adds the charset to JSON content types, as llama-server does.
@@ -121,8 +124,9 @@ impl Listening {
     }
 }
 
-/// Binds all addresses and begins to answer; until the model is loaded, answers say that it is loading.
-pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
+/// Binds all addresses and begins to answer with `routes`, each request with so
+/// many file descriptors. Until a model is loaded, its answers say that it is loading.
+pub async fn listen(app: &Arc<App>, routes: Router, n_descriptors: u64, log: &Log) -> Result<Listening> {
     let settings = &app.settings;
     let tls = match settings.http.ssl_key_file.as_ref().zip(settings.http.ssl_cert_file.as_ref()) {
         None => None,
@@ -135,7 +139,7 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
         }
     };
     let connections = Connections::new(
-        connections::limit(settings.n_slots + settings.slots.max_waiting as usize),
+        connections::limit(settings.n_slots + settings.slots.max_waiting as usize, n_descriptors),
         settings.http.timeout.min(PATIENCE),
         settings.http.timeout.min(IDLE_PATIENCE),
         log.clone(),
@@ -155,7 +159,7 @@ pub async fn listen(app: &Arc<App>, log: &Log) -> Result<Listening> {
         // A port that the system chose is used for all addresses.
         port = bound.port();
         let handle = Handle::new();
-        let service = router(app, &connections).into_make_service();
+        let service = checked(routes.clone(), app, &connections).into_make_service();
         let scheme = if tls.is_some() { "https" } else { "http" };
         let server = axum_server::from_tcp(listener).with_context(fail)?.handle(handle.clone());
         let acceptor = Acceptor(Arc::clone(&connections));

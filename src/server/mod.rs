@@ -4,6 +4,8 @@
 //! engine's events into answers. The engine thread ([`worker`]) alone owns the session; [`slots`] chooses the
 //! sequence for a prompt, [`schedule`] how many prompt tokens are evaluated while others wait for their next token,
 //! [`text`] which text of a token may be shown. Both sides read [`status`]. [`saved`] keeps slots in files.
+//!
+//! **Several models.** [`router`] has none itself: each is served by a process of its own.
 
 mod adapters;
 mod api;
@@ -14,6 +16,7 @@ mod job;
 mod listen;
 mod markdown;
 mod page;
+mod router;
 mod schedule;
 mod settings;
 mod slots;
@@ -25,15 +28,17 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use hobbit::engine::{ChatInputs, ChatTemplates};
 use hobbit::options::{FlashAttn, KvType};
 use hobbit::{DeviceKind, Model, ModelOptions, SessionOptions};
 use hobbit_core::units::{Bytes, Percent};
+use tokio::runtime::Runtime;
 
 use crate::args::{self, server::ServerArgs};
+use crate::argv::{self, Grammar, Note};
 use crate::ctrl_c::CtrlC;
 use crate::log::{Level, Log};
 use crate::manuals;
@@ -65,17 +70,30 @@ fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
     if let Some(answered) = manuals::answer(args::server::command, &words) {
         return answered;
     }
-    let (mut args, notes) = match args::parse_as::<ServerArgs>(args::server::command(), words) {
+    let (mut args, mut notes) = match args::parse_as::<ServerArgs>(args::server::command(), words.clone()) {
         Ok(parsed) => parsed,
         Err(error) => return exit::usage(&error),
     };
     if args.experts.device.list_devices {
         return crate::devices::list(&args.experts.device.rpc, args.log.verbose.0, None).map(|()| 0);
     }
+    let (router, places) = (args.router.clone(), download::places(args.model.source.given()));
+    args.model.model = router.models_dir.clone().or(args.model.model);
+    if router.models_dir.is_none() && router.sleep_idle_seconds >= 0 {
+        let why = "the model stays loaded without --models-dir";
+        notes.push(Note::NoEffect { flag: "--sleep-idle-seconds".to_owned(), why });
+    }
     download::into(&mut args.model, crate::resolve::verbosity(&args.closing, &args.log))?;
     let Resolved { settings, model_options, session_options, verbosity, log_file } = resolve(args, &run::Process)?;
-    settings::check_model(&settings.model)?;
+    if router.models_dir.is_none() {
+        settings::check_model(&settings.model)?;
+    }
     let log = Log::new(verbosity, log_file.as_deref())?.in_json(settings.http.log_format == "json");
+    if router.models_dir.is_some() {
+        let words = argv::normalise(words, &Grammar::of(&args::server::command()))?.words;
+        let given = router::Given { args: router, words, places: places?, budget: model_options.budget, verbosity };
+        return log.end(router::serve(given, settings, &session_options, &notes, &log));
+    }
     log.end(answer(settings, &model_options, &session_options, &notes, &log))
 }
 
@@ -84,19 +102,13 @@ fn answer(
     settings: settings::Settings,
     model_options: &ModelOptions,
     session_options: &SessionOptions,
-    notes: &[crate::argv::Note],
+    notes: &[Note],
     log: &Log,
 ) -> Result<u8> {
     let ctrl_c = run::begin(notes, session_options, None, false, log)?;
-    let began = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let app = Arc::new(App::new(settings, began));
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(app.settings.http.threads_http)
-        .thread_name("http")
-        .enable_all()
-        .build()
-        .context("cannot start the threads for HTTP")?;
-    let listening = runtime.block_on(listen::listen(&app, log))?;
+    let app = Arc::new(App::new(settings, api::openai::now()));
+    let runtime = runtime(app.settings.http.threads_http)?;
+    let listening = runtime.block_on(listen::listen(&app, listen::routes(&app), 1, log))?;
     let worker = load(&app, model_options, session_options, &ctrl_c, log);
     let worker = match worker {
         Ok(worker) => worker,
@@ -138,6 +150,13 @@ fn answer(
     drop(app);
     anyhow::ensure!(!panicked, "the engine's thread ended with a fault; see its message above");
     Ok(0)
+}
+
+/// The threads for HTTP.
+fn runtime(n_threads: usize) -> Result<Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let built = builder.worker_threads(n_threads).thread_name("http").enable_all().build();
+    built.context("cannot start the threads for HTTP")
 }
 
 /// Opens the model and starts the engine's thread.

@@ -59,6 +59,7 @@ pub struct Resolved {
 pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> {
     let ServerArgs {
         model,
+        router: _,
         experts,
         mut http,
         slots,

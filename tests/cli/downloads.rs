@@ -12,7 +12,7 @@ use crate::fixture::cli::*;
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// A Hub that has the demo model as `a/b`; the first request for the file itself hangs after so many bytes, if any.
-fn hub(hangs_after: Option<usize>) -> Server {
+pub fn hub(hangs_after: Option<usize>) -> Server {
     let bytes = std::fs::read(demo_model()).unwrap();
     let hangs_after = Arc::new(Mutex::new(hangs_after));
     Server::new(move |request| {

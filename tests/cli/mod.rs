@@ -4,7 +4,7 @@ mod adapters;
 mod caching;
 mod conversations;
 #[cfg(feature = "hub")]
-mod downloads;
+pub mod downloads;
 mod prompts;
 mod reports;
 #[cfg(feature = "hub")]

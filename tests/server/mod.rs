@@ -11,6 +11,7 @@ mod embeddings;
 mod limits;
 mod logs;
 pub mod rig;
+mod router;
 mod slots;
 mod speculation;
 mod templates;

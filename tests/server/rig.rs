@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::sync::mpsc::Receiver;
@@ -94,6 +95,16 @@ impl Server {
         Server::start_as(command, flags)
     }
 
+    /// A server of several models with the Hub's cache at `home` and the Hub at `endpoint`.
+    pub fn start_router(models: &Path, home: &Path, endpoint: &str, flags: &[&str]) -> Server {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hobbit-server"));
+        for name in ["MODEL_ENDPOINT", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "LLAMA_CACHE", "HF_HUB_OFFLINE"] {
+            command.env_remove(name);
+        }
+        command.env("HF_HOME", home).env("HF_ENDPOINT", endpoint).arg("--models-dir").arg(models);
+        Server::start_as(command, flags)
+    }
+
     fn start_as(mut command: Command, flags: &[&str]) -> Server {
         let mut child = command
             .args(["--port", "0", "-t", "1", "-np", "2", "-c", "1024", "--temp", "0"])
@@ -130,6 +141,31 @@ impl Server {
         let stream = TcpStream::connect(self.url.trim_start_matches("http://")).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream
+    }
+
+    /// The processes of models that this one has started and that have not ended.
+    pub fn children(&self) -> Vec<u32> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().flatten();
+        let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+        let all: Vec<u32> = lists.collect::<String>().split_whitespace().map(|id| id.parse().unwrap()).collect();
+        // Besides them there is the process that applies chat templates.
+        let serves =
+            |id: &u32| std::fs::read_to_string(format!("/proc/{id}/cmdline")).is_ok_and(|it| it.contains("--model="));
+        all.into_iter().filter(|id| is_running(*id) && serves(id)).collect()
+    }
+
+    /// Sends SIGTERM or SIGKILL to a process.
+    pub fn signal(&self, name: &str, process: u32) {
+        assert!(Command::new("kill").args(["-s", name, &process.to_string()]).status().unwrap().success());
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for the end of the process; its exit status.
+    pub fn wait(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
     }
 
     /// Peak memory of the process, in bytes.
@@ -190,6 +226,21 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Whether the process has not ended.
+pub fn is_running(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']))
+}
+
+/// Waits until something holds.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::yield_now();
     }
 }
 

@@ -39,7 +39,7 @@ impl IntoResponse for Plain {
 }
 
 /// A time in seconds since 1970, as RFC 3339 writes it.
-fn date(seconds: u64) -> String {
+pub fn date(seconds: u64) -> String {
     humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds)).to_string()
 }
 

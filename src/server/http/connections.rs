@@ -43,13 +43,13 @@ const OTHER_DESCRIPTORS: u64 = 128;
 /// An answer is handed to a connection in pieces of this size, so that a client that does not read is noticed.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Maximum number of connections for this many waiting and running requests. Raises the soft limit of file
-/// descriptors to the hard limit.
-pub fn limit(n_requests: usize) -> usize {
+/// Maximum number of connections, of `n_each` file descriptors, for this many waiting and running requests. Raises the
+/// soft limit of file descriptors to the hard limit.
+pub fn limit(n_requests: usize, n_each: u64) -> usize {
     let wanted = CONNECTIONS.max(n_requests + SPARE_CONNECTIONS);
     let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return wanted };
     let descriptors = if setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok() { hard } else { soft };
-    let left = descriptors - OTHER_DESCRIPTORS.min(descriptors / 2);
+    let left = (descriptors - OTHER_DESCRIPTORS.min(descriptors / 2)) / n_each;
     wanted.min(usize::try_from(left).unwrap_or(usize::MAX))
 }
 

@@ -30,7 +30,7 @@ pub struct AnyBody(pub Value, pub Held);
 const SMALL_BODY: usize = 32 << 10;
 
 /// The bytes of a body.
-async fn read(request: Request, app: &App, held: &Held) -> Result<Vec<u8>, ApiError> {
+pub async fn read(request: Request, app: &App, held: &Held) -> Result<Vec<u8>, ApiError> {
     let limit = app.settings.http.max_body;
     let declared = request.headers().get("content-length").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     if declared.is_some_and(|declared| declared > limit as u64) {
