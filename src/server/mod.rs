@@ -179,6 +179,9 @@ fn load(
     }
     let projector = media::open(&model, projector.as_ref(), log)?;
     run::describe(&model, &session, settings.is_demo, model_options, log);
+    if settings.is_demo && model_options.expert_cache == settings::DEMO_CACHE {
+        log.line(Level::Info, "note: the demo reads experts while it answers: see it work on the server's page");
+    }
     run::speculate(&mut session, settings.speculation.as_ref(), log)?;
     let drafting = Drafting::new(settings.speculation.as_ref().filter(|_| session.no_speculation().is_none()));
     run::warn_of_shift(&session, settings.context.context_shift.0, log);

@@ -44,6 +44,7 @@ const ASSETS: &[Asset] = assets! {
     "rates.js"
     "render.js"
     "settings.js"
+    "spoken.js"
     "store.js"
 };
 

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use hobbit::Budget;
 use hobbit::options::{ModelOptions, ProjectorOptions, SamplingOptions, SessionOptions, SpeculationOptions};
+
+use hobbit_core::plan::ExpertCache;
 
 use super::http::guard::{Cors, Hosts};
 use super::http::memory;
@@ -15,6 +18,9 @@ use crate::resolve::{self, Surroundings, Verbosity};
 
 /// Default number of slots.
 const SLOTS: u32 = 4;
+
+/// Room for the demo's experts, so that the page has reads to show.
+pub const DEMO_CACHE: ExpertCache = ExpertCache::Percent(50.0);
 
 /// Tokens of prompts whose probabilities are computed at once. Each takes as many numbers as the vocabulary has tokens,
 /// in llama.cpp's compute buffer and in its buffer of logits. Not less than [`hobbit_core::route::DECODE_TOKENS_MAX`].
@@ -60,7 +66,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     let ServerArgs {
         model,
         router: _,
-        experts,
+        mut experts,
         mut http,
         slots,
         media,
@@ -74,6 +80,10 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         log,
     } = args;
     let (path, is_demo) = resolve::model(&model, around)?;
+    let memory = &mut experts.memory;
+    if is_demo && (memory.mem_budget, memory.expert_cache) == (Budget::Auto, ExpertCache::Auto) {
+        memory.expert_cache = DEMO_CACHE;
+    }
     chat.template.read_file(around)?;
     http.api_key.retain(|key| !key.is_empty());
     if let Some(file) = &http.api_key_file {

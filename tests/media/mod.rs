@@ -95,14 +95,14 @@ fn wav(claimed: Option<u32>) -> Vec<u8> {
     file
 }
 
-struct Files {
+pub struct Files {
     _dir: tempfile::TempDir,
-    model: PathBuf,
-    projector: ProjectorOptions,
+    pub model: PathBuf,
+    pub projector: ProjectorOptions,
 }
 
 /// A model and its projector.
-fn files(arch: &str, kind: Kind) -> Files {
+pub fn files(arch: &str, kind: Kind) -> Files {
     files_of(&Spec::tiny(arch), kind)
 }
 

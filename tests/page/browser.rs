@@ -112,6 +112,17 @@ impl Browser {
         self.client.active_element().await.unwrap().send_keys(text).await.unwrap();
     }
 
+    /// Presses a key until an element has the focus.
+    pub async fn reach(&self, selector: &str, key: &str) {
+        for _ in 0..80 {
+            if self.value(&format!("document.activeElement.matches({selector:?})")).await == true {
+                return;
+            }
+            self.keys(key).await;
+        }
+        panic!("{selector} is not reached by keys");
+    }
+
     /// Reloads the page.
     pub async fn reload(&self) {
         self.client.refresh().await.unwrap();

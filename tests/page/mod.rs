@@ -2,10 +2,14 @@
 
 mod browser;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use browser::Browser;
+use gguf_tools::synth::Projector as Kind;
 use serde_json::json;
 
 use crate::fixture::not_run;
+use crate::media;
 use crate::server::rig::Server;
 
 const ANSWER: &str = ".message.assistant:last-child .content";
@@ -13,7 +17,10 @@ const LENGTH: &str = "(document.querySelector('.message.assistant .content')?.te
 
 /// Runs a test on the page of a server with these flags.
 async fn page(flags: &[&str], test: impl AsyncFnOnce(&Browser, &Server)) {
-    let server = Server::start(&[&["--alias", "demo"], flags].concat());
+    on(Server::start(&[&["--alias", "demo"], flags].concat()), test).await;
+}
+
+async fn on(server: Server, test: impl AsyncFnOnce(&Browser, &Server)) {
     let Some(browser) = Browser::start().await else {
         return not_run::not_run("the server's page", "chromedriver is not installed (setup.sh --browser installs it)");
     };
@@ -231,6 +238,107 @@ async fn an_answer_is_formatted() {
         browser.reads(&format!("{ANSWER} .code button"), "Copied").await;
         browser.find("#input").await.send_keys("\u{e009}v\u{e000}").await.unwrap();
         browser.until("document.getElementById('input').value === \"def e(): return 'f'\\n\"").await;
+    })
+    .await;
+}
+
+const TAB: &str = "\u{e004}";
+const ENTER: &str = "\u{e007}";
+const ESCAPE: &str = "\u{e00c}";
+
+#[tokio::test]
+async fn keys_reach_everything() {
+    let focused = "document.activeElement.id";
+    page(&["--ignore-eos", "-n", "24", "--expert-cache", "50%"], async |browser, _| {
+        browser.ready().await;
+        assert_eq!(browser.value(focused).await, "input");
+        browser.keys("What is the best book?\u{e007}").await;
+        browser.answered().await;
+        // What is written is spoken by blocks, and its end is.
+        browser.shows("#spoken p:last-child", "24 tokens").await;
+        let blocks = browser.value("document.querySelector('.message.assistant .content').children.length").await;
+        let spoken = browser.value("document.querySelectorAll('#spoken p').length").await;
+        assert_eq!(spoken.as_u64(), blocks.as_u64().map(|n| n + 2));
+        for selector in [".message.user footer button", "#input", "#send", "#see", "#widen", "#map", "#show-list"] {
+            browser.reach(selector, TAB).await;
+            let outline = "getComputedStyle(document.activeElement).outlineStyle";
+            assert_eq!(browser.value(outline).await, "solid", "{selector}");
+        }
+        browser.reach("#see", TAB).await;
+        browser.keys(ENTER).await;
+        browser.until("document.querySelectorAll('#list .open').length === 2").await;
+        browser.answered().await;
+        // As with every new conversation.
+        assert_eq!(browser.value(focused).await, "input");
+
+        // A pane over the chat keeps the focus, and gives it back.
+        browser.client.set_window_size(600, 800).await.unwrap();
+        browser.until("document.getElementById('list-pane').hidden").await;
+        for (button, pane, inside) in [("#show-list", "list-pane", "#new"), ("#show-settings", "settings", "#system")] {
+            browser.reach(button, TAB).await;
+            browser.keys(ENTER).await;
+            browser.reach(inside, TAB).await;
+            assert_eq!(browser.value("document.getElementById('chat').inert").await, true);
+            browser.keys(ESCAPE).await;
+            browser.until(&format!("document.getElementById('{pane}').hidden")).await;
+            assert_eq!(browser.value("document.activeElement.matches('[aria-controls]')").await, true);
+            assert_eq!(browser.value("document.getElementById('chat').inert").await, false);
+        }
+
+        browser.reach("#show-list", TAB).await;
+        browser.keys(ENTER).await;
+        browser.reach("#list li:nth-child(2) [aria-label^=Delete]", TAB).await;
+        browser.keys(ENTER).await;
+        assert_eq!(browser.value("document.querySelectorAll('#list .open').length").await, 1);
+        browser.reach("#notice-action", TAB).await;
+        browser.keys(ENTER).await;
+        assert_eq!(browser.value("document.querySelectorAll('#list .open').length").await, 2);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_demo_shows_how_it_works() {
+    on(Server::demo(&["--alias", "demo", "-n", "24"]), async |browser, server| {
+        assert!(server.log.contains("see it work"), "{}", server.log);
+        browser.click("#see").await;
+        browser.answered().await;
+        browser.shows("#rates", "% since start").await;
+        assert_eq!(server.get("/experts").ok()["managed"], true);
+    })
+    .await;
+    page(&[], async |browser, _| {
+        browser.shows("#command", "demo.gguf --expert-cache 50%").await;
+        browser.click("#copy-command").await;
+        browser.reads("#copy-command", "Copied").await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_image_is_attached() {
+    let files = media::files("qwen3vlmoe", Kind::Qwen2vl);
+    let (model, projector) = (files.model.to_str().unwrap(), files.projector.path.to_str().unwrap());
+    page(&["-m", model, "--mmproj", projector, "-n", "4", "--ignore-eos"], async |browser, _| {
+        browser.ready().await;
+        let png = "(() => {
+            const canvas = Object.assign(document.createElement('canvas'), { width: 130, height: 70 });
+            canvas.getContext('2d').fillRect(20, 10, 60, 30);
+            return canvas.toDataURL('image/png').split(',')[1];
+        })()";
+        let png = STANDARD.decode(browser.value(png).await.as_str().unwrap()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("picture.png");
+        std::fs::write(&file, png).unwrap();
+        browser.until("document.getElementById('attach').title.includes('images')").await;
+        browser.find("#attach-files").await.send_keys(&file.display().to_string()).await.unwrap();
+        browser.shows("#attached li", "picture.png").await;
+        browser.ask("What is this?").await;
+        browser.shows(".message.assistant footer", "4 tokens").await;
+        browser.until("document.querySelector('.message.user img').naturalWidth === 130").await;
+        // It stays with the conversation.
+        browser.reload().await;
+        browser.until("document.querySelector('.message.user img')?.naturalWidth === 130").await;
     })
     .await;
 }

@@ -82,16 +82,29 @@ pub struct Event {
     pub data: Value,
 }
 
+const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo.gguf");
+
 impl Server {
     /// Two slots with 512 tokens each, unless `flags` differ.
     pub fn start(flags: &[&str]) -> Server {
+        Server::demo(&[&["-m", DEMO], flags].concat())
+    }
+
+    /// With the demo model unless `flags` name another.
+    pub fn demo(flags: &[&str]) -> Server {
         Server::start_as(Command::new(env!("CARGO_BIN_EXE_hobbit-server")), flags)
     }
 
     /// With at most `n` descriptors.
     pub fn start_with_descriptors(n: usize, flags: &[&str]) -> Server {
         let mut command = Command::new("sh");
-        command.args(["-c", &format!("ulimit -n {n} && exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_hobbit-server")]);
+        command.args([
+            "-c",
+            &format!("ulimit -n {n} && exec \"$0\" \"$@\""),
+            env!("CARGO_BIN_EXE_hobbit-server"),
+            "-m",
+            DEMO,
+        ]);
         Server::start_as(command, flags)
     }
 

@@ -19,6 +19,7 @@ use super::vocabulary::Pieces;
 use hobbit_core::cache::policy::Weights;
 use hobbit_core::expert::{ExpertId, Precision};
 use hobbit_core::gguf::{Catalog, Gguf};
+use hobbit_core::load::prefetch::PrefetchCounters;
 use hobbit_core::options::{ModelOptions, RoutingOptions};
 use hobbit_core::plan::{ExpertCache, RunMode};
 use hobbit_core::predict::{PathTable, PredictShape, PredictorKind};
@@ -344,6 +345,12 @@ pub struct LayerPlaces {
 }
 
 impl Model {
+    /// Counters of prefetching since the model was opened; `None` without it.
+    pub fn prefetch_counters(&self) -> Option<PrefetchCounters> {
+        let memories = self.shared.experts.memories();
+        Some(memories.as_ref()?.host.prefetch_report()?.counters)
+    }
+
     /// Place of every expert; `None` where llama.cpp runs the model by itself, and before the first session. Waits for
     /// the layer being computed.
     pub fn expert_places(&self) -> Option<Vec<LayerPlaces>> {

@@ -320,8 +320,10 @@ pub async fn experts(State(app): State<Arc<App>>) -> Answer {
     let loaded = app.loaded()?;
     let model = loaded.model.clone();
     // Blocks until the current layer is computed.
-    let places = tokio::task::spawn_blocking(move || (model.expert_places(), model.host_cache_bytes()));
-    let (places, capacity) = places.await.map_err(|error| ApiError::server(error.to_string()))?;
+    let places = tokio::task::spawn_blocking(move || {
+        (model.expert_places(), model.host_cache_bytes(), model.prefetch_counters())
+    });
+    let (places, capacity, prefetch) = places.await.map_err(|error| ApiError::server(error.to_string()))?;
     let info = loaded.model.info();
     let state = loaded.status.get();
     let (totals, traffic) = (&state.totals, &state.totals.traffic);
@@ -352,6 +354,7 @@ pub async fn experts(State(app): State<Arc<App>>) -> Answer {
         "totals": {"hits": traffic.hits, "misses": traffic.misses, "bytes_read": traffic.bytes_read,
             "tokens": totals.predicted_tokens, "seconds": totals.predicted_seconds,
             "io_wait_seconds": traffic.io_wait_ms / 1e3},
+        "prefetch": prefetch,
         "capacity_bytes": capacity,
         "expert_bytes": info.expert_bytes,
         "requests": {"processing": n_processing, "waiting": state.n_waiting},

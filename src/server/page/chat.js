@@ -6,6 +6,7 @@ import * as attach from "./attach.js";
 import * as message from "./message.js";
 import { element } from "./render.js";
 import * as settings from "./settings.js";
+import * as spoken from "./spoken.js";
 import { conversation as fresh, title } from "./store.js";
 
 /** How often an answer is kept while it is written, in milliseconds. */
@@ -62,7 +63,11 @@ export function start(given) {
   });
   // Text is formatted later than it comes.
   new ResizeObserver(() => following && toEnd()).observe(at("messages"));
-  at("to-end").addEventListener("click", () => toEnd());
+  at("messages").addEventListener("shown", spoken.go);
+  at("to-end").addEventListener("click", () => {
+    input.focus();
+    toEnd();
+  });
   addEventListener("pagehide", () => {
     leaving = true;
     for (const { conversation } of generations.values()) calls.keep(conversation);
@@ -110,6 +115,17 @@ export function stop(id = open.id) {
 export function forget(id) {
   stop(id);
   generations.delete(id);
+}
+
+/** Asks in a new conversation. @param {string} text */
+export function demonstrate(text) {
+  if (!allowed()) return;
+  begin();
+  const typed = input.value;
+  input.value = text;
+  send();
+  input.value = typed;
+  grow();
 }
 
 function send() {
@@ -160,6 +176,7 @@ async function generate() {
   conversation.messages.push(answer);
   generations.set(conversation.id, generation);
   at("messages").append(message.article(answer));
+  spoken.begin(at("messages").lastChild);
   calls.put(conversation);
   draw({ all: true });
   toEnd();
@@ -192,7 +209,9 @@ async function generate() {
   if (generations.get(conversation.id) !== generation) return;
   generations.delete(conversation.id);
   calls.put(conversation);
-  if (conversation === open) draw({ all: true });
+  if (conversation !== open) return;
+  draw({ all: true });
+  spoken.go();
 }
 
 /** Draws with the next frame: chunks come faster than anyone sees them. */
@@ -217,8 +236,11 @@ function draw({ all = false } = {}) {
     message.update(articles[index], shown, index === last ? generation : null, actions);
   });
   at("empty").hidden = open.messages.length > 0;
-  at("send").hidden = generation !== null;
-  at("stop").hidden = generation === null;
+  const [shown, other] = generation ? [at("stop"), at("send")] : [at("send"), at("stop")];
+  shown.hidden = false;
+  // A button that goes leaves the focus at the message.
+  if (document.activeElement === other) input.focus();
+  other.hidden = true;
 }
 
 /** Goes on from the messages before `end` in a new conversation. */

@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { bytes, count, counted, percent, short } from "./format.js";
 import { ExpertMap, drawCell } from "./map.js";
 import { counts, Rates, STATES } from "./rates.js";
-import { element } from "./render.js";
+import { copyText, element } from "./render.js";
 
 const BUSY_MS = 500;
 const IDLE_MS = 2000;
@@ -23,8 +23,8 @@ let open = false;
 /** When something began: the server says so a little later. */
 let woken = -Infinity;
 
-/** Prepares the panel. */
-export function start() {
+/** Prepares the panel. @param {() => void} demonstrate asks something */
+export function start(demonstrate) {
   map = new ExpertMap(at("map"), at("map-frame"), pointed, laid);
   legend();
   for (const scheme of ["light", "dark"]) {
@@ -37,8 +37,16 @@ export function start() {
     // As narrow as it is without a wish.
   }
   at("widen").addEventListener("click", () => widen(!panel.classList.contains("wide")));
+  at("see").addEventListener("click", demonstrate);
+  at("copy-command").addEventListener("click", ({ target }) => copyText(at("command").textContent, target));
   document.addEventListener("visibilitychange", poll);
   poll();
+}
+
+/** How to start the server so that there is something to see. @param {string} model its file */
+export function command(model) {
+  const quoted = /^[\w./-]+$/.test(model) ? model : `'${model.replaceAll("'", "'\\''")}'`;
+  at("command").textContent = `hobbit-server -m ${quoted} --expert-cache 50%`;
 }
 
 /** Gives the map more room, or takes it back. */
@@ -87,7 +95,7 @@ async function poll() {
 }
 
 function trouble(error) {
-  at("experts-live").hidden = true;
+  at("experts-live").hidden = at("see").hidden = true;
   at("experts-none").hidden = false;
   at("experts-how").hidden = true;
   at("experts-none").textContent =
@@ -98,7 +106,7 @@ function trouble(error) {
 function draw(answer) {
   const layers = (Array.isArray(answer.layers) ? answer.layers : []).filter(({ cells }) => typeof cells === "string");
   const managed = answer.managed === true && layers.length > 0;
-  at("experts-live").hidden = !managed;
+  at("experts-live").hidden = at("see").hidden = !managed;
   at("experts-none").hidden = managed;
   at("experts-none").textContent =
     "The whole model is in memory: llama.cpp runs it by itself, and there are no experts to read.";
@@ -114,7 +122,7 @@ function draw(answer) {
   slots(Array.isArray(answer.slots) ? answer.slots : []);
 }
 
-function figures({ totals, requests, capacity_bytes, expert_bytes }) {
+function figures({ totals, requests, prefetch, capacity_bytes, expert_bytes }) {
   const now = rates.latest;
   const overall = totals.hits + totals.misses;
   const rows = [
@@ -133,6 +141,9 @@ function figures({ totals, requests, capacity_bytes, expert_bytes }) {
       now ? `${short(now.ms_per_token)} ms` : "–",
       now && `${short(now.wait_ms_per_token)} ms for the disk`,
     ],
+    ...(prefetch
+      ? [["Read ahead", counted(prefetch.issued, "expert"), `${count(prefetch.useful + prefetch.late)} were used`]]
+      : []),
     ["Room in memory", bytes(capacity_bytes), `for experts of ${bytes(expert_bytes)}`],
     ["Requests", count(requests?.processing ?? 0), `${count(requests?.waiting ?? 0)} waiting`],
   ];

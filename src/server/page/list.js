@@ -66,15 +66,31 @@ export function draw() {
   const has = ({ title, messages }) =>
     [title, ...messages.map(({ content }) => content)].some((text) => text.toLowerCase().includes(words));
   const found = words ? conversations.filter(has) : conversations;
+  const line = document.activeElement?.closest("#list li");
+  const place = [...at("list").children].indexOf(line);
+  const button = line ? [...line.querySelectorAll("button")].indexOf(document.activeElement) : -1;
   at("list").replaceChildren(...found.map((conversation) => item(conversation, opened)));
+  if (line) refocus(line.dataset.id, place, Math.max(button, 0));
   at("export").disabled = conversations.length === 0;
   const field = at("list").querySelector("input");
   field?.focus();
   field?.select();
 }
 
+/** Puts the focus where it was before the list was drawn, or on what took that place. */
+function refocus(id, place, button) {
+  const lines = [...at("list").children];
+  const same = lines.find((line) => line.dataset.id === id);
+  const next = (same ?? lines[Math.min(place, lines.length - 1)])?.querySelectorAll("button");
+  (next?.[same ? button : 0] ?? at("new")).focus();
+}
+
 function item(conversation, opened) {
-  if (conversation.id === renaming) return element("li", {}, field(conversation));
+  if (conversation.id === renaming) {
+    const line = element("li", {}, field(conversation));
+    line.dataset.id = conversation.id;
+    return line;
+  }
   const words = conversation.title || "Untitled";
   const open = element("button", { type: "button", className: "open", textContent: words, title: words });
   open.addEventListener("click", () => calls.open(conversation));
@@ -88,6 +104,7 @@ function item(conversation, opened) {
   remove.ariaLabel = `Delete ${words}`;
   remove.addEventListener("click", () => drop(conversation));
   const line = element("li", {}, open, element("span", { className: "tools" }, rename, remove));
+  line.dataset.id = conversation.id;
   line.classList.toggle("busy", calls.busy(conversation.id));
   if (conversation.id === opened) open.setAttribute("aria-current", "true");
   return line;

@@ -62,6 +62,7 @@ async function about() {
   at("model").textContent = name;
   document.title = name === "hobbit" ? name : `${name} – hobbit`;
   const context = it.default_generation_settings?.n_ctx;
+  experts.command(it.model_path ?? "");
   attach.takeImages(it.modalities?.vision === true);
   settings.placeholders(it.default_generation_settings?.params ?? {});
   const rows = [
@@ -104,10 +105,12 @@ function failed(error) {
 
 function panel(name) {
   for (const id of ["experts", "settings"]) {
+    if (id !== name) leave(id);
     at(`show-${id}`).ariaExpanded = String(id === name);
     if (id === "experts") experts.show(id === name);
     else at(id).hidden = id !== name;
   }
+  cover();
   try {
     localStorage.setItem(PANEL, name);
   } catch {
@@ -116,8 +119,24 @@ function panel(name) {
 }
 
 function listPane(shown) {
+  if (!shown) leave("list-pane");
   at("list-pane").hidden = !shown;
   at("show-list").ariaExpanded = String(shown);
+  cover();
+}
+
+/** A pane that closes leaves the focus on the button that opens it. */
+function leave(id) {
+  if (at(id).contains(document.activeElement)) document.querySelector(`[aria-controls="${id}"]`).focus();
+}
+
+/** What lies under an open pane cannot be reached. */
+function cover() {
+  const isOpen = (id) => !at(id).hidden;
+  const panelOver = !medium.matches && ["experts", "settings"].some(isOpen);
+  const listOver = !wide.matches && isOpen("list-pane");
+  at("chat").inert = panelOver || listOver;
+  for (const id of ["experts", "settings"]) at(id).inert = listOver;
 }
 
 function toggle(name) {
@@ -149,10 +168,10 @@ function openConversation(conversation) {
 }
 
 function newConversation() {
+  closeOver();
   chat.begin();
   history.replaceState(null, "", location.pathname + location.search);
   list.draw();
-  closeOver();
 }
 
 notice.start();
@@ -187,7 +206,7 @@ chat.start({
   began: experts.wake,
   model: () => model,
 });
-experts.start();
+experts.start(() => chat.demonstrate("What is the best book?"));
 
 const linked = () => list.find(location.hash.slice(1));
 if (linked()) openConversation(linked());
@@ -200,6 +219,8 @@ at("show-list").addEventListener("click", () => {
   listPane(at("list-pane").hidden);
   if (!medium.matches) panel("");
 });
+// A click beside the open list lands here: what it would hit is inert.
+at("panes").addEventListener("click", ({ target }) => target === at("panes") && listPane(false));
 for (const name of ["experts", "settings"]) at(`show-${name}`).addEventListener("click", () => toggle(name));
 wide.addEventListener("change", () => listPane(wide.matches));
 medium.addEventListener("change", () => panel(medium.matches ? "experts" : ""));

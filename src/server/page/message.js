@@ -10,7 +10,9 @@ import { copyText, element, show } from "./render.js";
 export function article(message) {
   const mine = message.role === "user";
   const made = element("article", { className: `message ${message.role}` });
-  made.ariaLabel = mine ? "You" : "Answer";
+  const who = mine ? "You" : "Answer";
+  made.ariaLabel = who;
+  made.append(element("h3", { className: "hidden", textContent: who }));
   if (!mine) {
     const summary = element("summary", {});
     made.append(
@@ -41,7 +43,6 @@ export function update(made, message, generation, actions) {
   if (message.role === "user") {
     part(".text").textContent = message.content;
   } else {
-    // A screen reader reads the answer when it is all there.
     made.ariaBusy = generation ? "true" : "false";
     reasoning(part(".reasoning"), message, generation);
     show(part(".content"), message.content);

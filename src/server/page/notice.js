@@ -13,7 +13,9 @@ export function show(text, action = "", onAction = null) {
 }
 
 export function close() {
+  const had = at("notice").contains(document.activeElement);
   at("notice").hidden = true;
+  if (had) at("input").focus();
 }
 
 export function start() {

@@ -47,6 +47,8 @@ export function copied(from, depth = 0) {
     const made = document.createElementNS(node.namespaceURI, name);
     for (const { name, value } of node.attributes) if (ATTRIBUTES[kind].has(name)) made.setAttribute(name, value);
     made.append(...copied(node, depth + 1));
+    // Below the page's own headings: a title, "Messages", and who speaks.
+    if (/^h[1-6]$/.test(name)) made.ariaLevel = String(3 + Number(name[1]));
     for (const [, name, value] of (node.getAttribute("data-style") ?? "").matchAll(STYLES)) {
       made.style.setProperty(name, value);
     }
@@ -112,6 +114,7 @@ export async function show(into, text) {
     }
     replace(into, nodes);
     into.shown = now;
+    into.dispatchEvent(new Event("shown", { bubbles: true }));
     // A text that grows takes at most a tenth of the server's time.
     const took = performance.now() - began;
     await new Promise((wake) => setTimeout(wake, 9 * took));
