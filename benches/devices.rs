@@ -22,9 +22,10 @@ use clap::{Parser, ValueEnum};
 use gguf_tools::synth::{Format, Spec, write};
 use hobbit::engine::{Stock, StockOptions};
 use hobbit::options::DeviceChoice;
-use hobbit::{DeviceOptions, Model, Session, Token};
+use hobbit::{DeviceOptions, Token};
 use hobbit_core::gguf::Gguf;
 use hobbit_core::trace::TraceReader;
+use hobbit_programs::bench::engine::{Engine, Hobbit};
 use hobbit_programs::bench::host::Host;
 use hobbit_programs::bench::{Case, Test};
 use lagging_device::{Device, Options, Report};
@@ -206,40 +207,10 @@ const PROMPT: u32 = 512;
 const BEFORE: u32 = 28;
 const UNCOUNTED: u32 = 16;
 
-enum Engine {
-    Stock(Box<Stock>),
-    Hobbit(Box<Session>),
-}
-
-impl Engine {
-    fn tokenize(&self, text: &str) -> Result<Vec<Token>> {
-        Ok(match self {
-            Self::Stock(stock) => stock.tokenize(text)?,
-            Self::Hobbit(session) => session.model().tokenize(text, false, false)?,
-        })
-    }
-
-    /// Evaluates tokens, and waits for the last one's logits.
-    fn feed(&mut self, tokens: &[Token]) -> Result<()> {
-        let logits = match self {
-            Self::Stock(stock) => {
-                stock.feed(tokens)?;
-                stock.logits()
-            }
-            Self::Hobbit(session) => {
-                session.feed(tokens)?;
-                session.logits(tokens.len() - 1)
-            }
-        };
-        logits.map(|_| ()).context("no logits")
-    }
-
-    fn clear(&mut self) {
-        match self {
-            Self::Stock(stock) => stock.clear(),
-            Self::Hobbit(session) => session.reset(),
-        }
-    }
+/// Evaluates tokens, and waits for the last one's logits.
+fn feed(engine: &mut dyn Engine, tokens: &[Token]) -> Result<()> {
+    engine.feed(tokens)?;
+    engine.logits().map(|_| ()).context("no logits")
 }
 
 /// A row of the table, for the full model.
@@ -316,12 +287,12 @@ fn run(args: &Args, shape: &Shape, path: &Path, flags: Option<&str>) -> Result<R
     // Layers whose experts llama.cpp's CPU computes, and their bytes for a token.
     let n_cpu_moe = shape.spec.layers - shape.spec.layers * percent / 100;
     let mut cpu_bytes = 0;
-    let mut engine = match flags {
+    let mut engine: Box<dyn Engine> = match flags {
         Some(_) => {
-            let session = Model::open(path, &case.model_options()?)?.session(&session)?;
+            let mut hobbit = Hobbit::open(path, &case.model_options()?, &session)?;
             // Experts are in host memory, low versions too, as after some time of use.
-            session.model().finish_filling();
-            Engine::Hobbit(Box::new(session))
+            hobbit.touch_all()?;
+            Box::new(hobbit)
         }
         None => {
             let layers = Gguf::open(path)?.experts()?.layers;
@@ -336,9 +307,10 @@ fn run(args: &Args, shape: &Shape, path: &Path, flags: Option<&str>) -> Result<R
                 routes: None,
                 adapters: Default::default(),
             };
-            Engine::Stock(Box::new(Stock::open(path, &stock, &session)?))
+            Box::new(Stock::open(path, &stock, &session)?)
         }
     };
+    let engine = &mut *engine;
     let text = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout-prose.txt");
     let tokens = engine.tokenize(&std::fs::read_to_string(text).context(text)?)?;
     let (prompt, rest) = tokens.split_at(PROMPT as usize);
@@ -346,17 +318,17 @@ fn run(args: &Args, shape: &Shape, path: &Path, flags: Option<&str>) -> Result<R
     let decoded = rest.get(..args.decode_tokens as usize).context("--decode-tokens: the text is shorter")?;
 
     // Fills host memory.
-    engine.feed(prompt)?;
+    feed(engine, prompt)?;
     engine.clear();
-    engine.feed(&before[..BEFORE as usize])?;
-    before[BEFORE as usize..].chunks(1).try_for_each(|token| engine.feed(token))?;
-    let decode = measure(&device, &engine);
-    decoded.chunks(1).try_for_each(|token| engine.feed(token))?;
-    let decode = decode.until(&device, &engine);
+    feed(engine, &before[..BEFORE as usize])?;
+    before[BEFORE as usize..].chunks(1).try_for_each(|token| feed(engine, token))?;
+    let decode = measure(&device, engine);
+    decoded.chunks(1).try_for_each(|token| feed(engine, token))?;
+    let decode = decode.until(&device, engine);
     engine.clear();
-    let evaluate = measure(&device, &engine);
-    engine.feed(prompt)?;
-    let evaluate = evaluate.until(&device, &engine);
+    let evaluate = measure(&device, engine);
+    feed(engine, prompt)?;
+    let evaluate = evaluate.until(&device, engine);
     ensure!(device.faults().is_empty(), "the device found fault: {}", device.faults().join("; "));
 
     let per_token = |value: f64| value / f64::from(args.decode_tokens);
@@ -396,10 +368,9 @@ struct Measured {
     row: Row,
 }
 
-fn measure(device: &Device, engine: &Engine) -> Measured {
+fn measure(device: &Device, engine: &dyn Engine) -> Measured {
     let mut row = Row::default();
-    if let Engine::Hobbit(session) = engine {
-        let stats = session.stats();
+    if let Some(stats) = engine.stats() {
         let used = stats.decode.used;
         (row.high_uses, row.low_uses, row.skipped_uses) = (used.high, used.low, used.skipped);
         row.rerouted_uses = stats.decode.rerouted.uses;
@@ -414,7 +385,7 @@ fn measure(device: &Device, engine: &Engine) -> Measured {
 }
 
 impl Measured {
-    fn until(self, device: &Device, engine: &Engine) -> Measured {
+    fn until(self, device: &Device, engine: &dyn Engine) -> Measured {
         let Measured { report, row } = measure(device, engine);
         Measured {
             report: Report {

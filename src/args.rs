@@ -4,7 +4,6 @@
 mod caching;
 mod context;
 mod device;
-mod media;
 pub mod model;
 mod precision;
 pub mod preset;
@@ -33,8 +32,7 @@ use clap::{Args, CommandFactory, FromArgMatches, Parser};
 pub use caching::CachingArgs;
 pub use context::{ContextArgs, RopeArgs};
 pub use device::DeviceArgs;
-pub use media::{AttachedArgs, MediaArgs};
-pub use model::{ModelArgs, SourceArgs};
+pub use model::{AttachedArgs, MediaArgs, ModelArgs, SourceArgs};
 pub use precision::PrecisionArgs;
 pub use preset::PresetArgs;
 #[cfg(feature = "server")]
@@ -78,62 +76,15 @@ Environment: every flag that shows [env: NAME] may be given there; the command l
 Exit status: 0 success, 1 failure, 2 wrong usage, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.";
 
 /// The flags of `-h`, in the order of use. A program shows those that it has.
-const ESSENTIAL: &[&str] = &[
-    "model",
-    "hf-repo",
-    "models-dir",
-    "mem-budget",
-    "prompt",
-    "file",
-    "predict",
-    "conversation",
-    "system-prompt",
-    "single-turn",
-    "mmproj",
-    "image",
-    "host",
-    "port",
-    "api-key",
-    "parallel",
-    "ctx-size",
-    "threads",
-    "temp",
-    "seed",
-    "low",
-    "cache-bias",
-    "n-gpu-layers",
-    "device-cache",
-    "list-devices",
-    "cache-state",
-    "stats-json",
-    "quiet",
-    "verbose",
-    "version",
-    "help",
-];
+const ESSENTIAL: &str = "\
+    model hf-repo models-dir mem-budget prompt file predict conversation system-prompt single-turn mmproj image host \
+    port api-key parallel ctx-size threads temp seed low cache-bias n-gpu-layers device-cache list-devices cache-state \
+    stats-json quiet verbose version help";
 
 /// Beginnings of the help's headings, in the order of use; others come second.
-const HEADINGS: [&str; 19] = [
-    "Model",
-    "Prompt",
-    "Images",
-    "Conversation",
-    "Memory",
-    "Server",
-    "Slots",
-    "Context",
-    "Sampling",
-    "Devices",
-    "Output",
-    "Help",
-    "Reasoning",
-    "Speculative",
-    "Position",
-    "Dynamic precision",
-    "Expert caches",
-    "Routing",
-    "Papers",
-];
+const HEADINGS: &str = "\
+    Model, Prompt, Images, Conversation, Memory, Server, Slots, Context, Sampling, Devices, Output, Help, \
+    Reasoning, Speculative, Position, Dynamic precision, Expert caches, Routing, Papers";
 
 /// Run Mixture-of-Experts GGUF models that do not fit in memory.
 #[derive(Debug, Parser)]
@@ -287,7 +238,7 @@ pub fn as_program(command: clap::Command) -> clap::Command {
     // clap orders headings by their first flag.
     let rank = |arg: &clap::Arg| {
         let heading = arg.get_help_heading().unwrap_or_default();
-        HEADINGS.iter().position(|own| heading.starts_with(own)).unwrap_or(1)
+        HEADINGS.split(", ").position(|own| heading.starts_with(own)).unwrap_or(1)
     };
     let mut sorted: Vec<clap::Arg> = command.get_arguments().cloned().collect();
     sorted.sort_by_key(rank);
@@ -301,7 +252,9 @@ fn brief(command: clap::Command) -> clap::Command {
     let examples = examples.split("\n\n").next().unwrap_or_default().to_owned();
     let more = format!("{examples}\n\n{} --help lists every flag.", command.get_name());
     command.after_help(more).mut_args(|arg| {
-        let Some(place) = ESSENTIAL.iter().position(|long| arg.get_long() == Some(long)) else { return arg.hide(true) };
+        let Some(place) = ESSENTIAL.split(' ').position(|long| arg.get_long() == Some(long)) else {
+            return arg.hide(true);
+        };
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
         let first = help.split(". ").next().unwrap_or_default();
         let also = help.find(" [also: ").map_or("", |at| &help[at..]);

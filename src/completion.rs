@@ -13,7 +13,7 @@ use super::log::{Level, Log};
 use super::media;
 use super::resolve::{Bytes, HiArgs, Surroundings, as_typed};
 use super::signals::Interrupted;
-use super::stream::{Desk, End, too_long};
+use super::stream::{Desk, End, Reading, too_long};
 use super::text::unescape;
 use hobbit::Token;
 use hobbit::engine::MediaPrompt;
@@ -50,7 +50,7 @@ pub fn run(desk: &mut Desk, prompt: &Bytes, predict: Option<usize>) -> Result<En
         if prompt.tokens.is_empty() && desk.session.n_past() == 0 {
             bail!("the prompt is empty; give a text with -p or a file with -f");
         }
-        let spoken = desk.speak(&prompt, predict)?;
+        let spoken = desk.speak(&prompt, predict, &Reading::default())?;
         prompt = MediaPrompt::default();
         // llama-completion prints the reverse prompt: it opens the user's turn.
         desk.screen.print(Voice::Model, spoken.stop.as_deref().unwrap_or_default())?;

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 
 use super::commands::{COMMANDS, Input};
@@ -21,19 +21,29 @@ use hobbit::engine::{ChatInputs, ChatPrompt, ChatTemplates, Media, MediaPrompt};
 use hobbit::{EvalError, Sampler, SamplingOptions, Token};
 
 const PROMPT: &str = "> ";
+
 /// Advice for a full context.
 fn room(desk: &Desk) -> String {
     let by_itself = if desk.args.session_options.context_shift { "" } else { " (--context-shift does so by itself)" };
     format!("forget the oldest turns with /forget N or all with /clear{by_itself}")
 }
 
+/// The author of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Role {
+    System,
+    User,
+    Assistant,
+}
+
 /// A message in the form that templates take.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Message {
-    role: &'static str,
+    role: Role,
     content: String,
     /// Reasoning before the answer. Templates decide how long the model sees it.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     reasoning_content: String,
     /// Images and sound, in order of their places in the content.
     #[serde(skip)]
@@ -41,7 +51,7 @@ struct Message {
 }
 
 impl Message {
-    fn new(role: &'static str, content: impl Into<String>) -> Self {
+    fn new(role: Role, content: impl Into<String>) -> Self {
         Self { role, content: content.into(), reasoning_content: String::new(), media: Vec::new() }
     }
 }
@@ -49,15 +59,7 @@ impl Message {
 /// The file of `/save`.
 #[derive(Deserialize)]
 struct Saved {
-    messages: Vec<SavedMessage>,
-}
-
-#[derive(Deserialize)]
-struct SavedMessage {
-    role: String,
-    content: String,
-    #[serde(default)]
-    reasoning_content: String,
+    messages: Vec<Message>,
 }
 
 /// A conversation formatted as a prompt.
@@ -128,83 +130,69 @@ pub fn run(desk: &mut Desk) -> Result<End> {
                 Answer::Interrupted => return Err(Interrupted.into()),
             },
         };
-        let has_answer = talk.messages.last().is_some_and(|last| last.role == "assistant");
-        match message {
+        let has_answer = talk.messages.last().is_some_and(|last| last.role == Role::Assistant);
+        let done = match message {
             Input::Exit => return Ok(End::Stopped),
-            Input::Help => desk.log.line(Level::Error, COMMANDS),
             Input::Clear => {
                 talk.clear(desk);
                 attached.clear();
                 pictures.clear();
                 desk.encoder = None;
-                desk.log.line(Level::Info, "hobbit: the conversation is forgotten");
+                Ok("the conversation is forgotten".to_owned())
             }
-            Input::Forget(n) => talk.forget(n, desk)?,
-            Input::Read(path) => match read(&path) {
-                Ok(bytes) => {
-                    let text = text_of(&bytes, &path, desk);
-                    let n = text.chars().count();
-                    attached += &(text + "\n");
-                    desk.log.line(Level::Info, format!("hobbit: {path}: {n} characters go with the next message"));
-                }
-                Err(error) => desk.log.line(Level::Error, format!("error: {}", in_words(&error))),
-            },
-            Input::System(text) => talk.instruct(text, desk),
-            Input::Save(_) | Input::Load(_) => {
-                let done = match &message {
-                    Input::Load(path) => {
-                        talk.load(Path::new(path)).map(|n| format!("{n} messages are loaded from {path}"))
-                    }
-                    Input::Save(path) => {
-                        talk.save(Path::new(path)).map(|()| format!("the conversation is saved in {path}"))
-                    }
-                    _ => unreachable!("one of the two"),
-                };
-                match done {
-                    Ok(line) => desk.log.line(Level::Info, format!("hobbit: {line}")),
-                    Err(error) => {
-                        desk.failed = true;
-                        desk.log.line(Level::Error, format!("error: {}", in_words(&error)));
-                    }
-                }
-            }
-            Input::Attach(path) => match media::read(desk, Path::new(&path)) {
-                Ok(read) => {
-                    attached += MARKER;
-                    pictures.push(read);
-                    desk.log.line(Level::Info, format!("hobbit: {path} goes with the next message"));
-                }
-                Err(error) => {
-                    desk.failed = true;
-                    desk.log.line(Level::Error, format!("error: {}", in_words(&error)));
-                }
-            },
+            Input::Forget(n) => Ok(talk.forget(n, desk)?),
+            Input::Read(path) => read(&path).map(|bytes| {
+                let text = text_of(&bytes, &path, desk);
+                let n = text.chars().count();
+                attached += &(text + "\n");
+                format!("{path}: {n} characters go with the next message")
+            }),
+            Input::System(text) if !text.is_empty() => Ok(talk.instruct(text)),
+            Input::Load(path) => talk.load(Path::new(&path)).map(|n| format!("{n} messages are loaded from {path}")),
+            Input::Save(path) => talk.save(Path::new(&path)).map(|()| format!("the conversation is saved in {path}")),
+            Input::Attach(path) => media::read(desk, Path::new(&path)).map(|read| {
+                attached += MARKER;
+                pictures.push(read);
+                format!("{path} goes with the next message")
+            }),
             Input::Unknown(command) => {
-                desk.failed = true;
-                desk.log.line(
-                    Level::Error,
-                    format!(
-                        "error: unknown command {command}; /help lists them, and '/{command}' sends it as a message"
-                    ),
-                );
+                Err(anyhow!("unknown command {command}; /help lists them, and '/{command}' sends it as a message"))
             }
-            Input::Regenerate if !has_answer => desk.log.line(Level::Error, "error: there is no answer to replace"),
-            Input::Message(text) if text.is_empty() && attached.is_empty() => {}
-            message => {
-                match message {
-                    Input::Message(text) => {
-                        let text = std::mem::take(&mut attached) + &text;
-                        let media = std::mem::take(&mut pictures);
-                        talk.messages.push(Message { media, ..Message::new("user", text) });
-                        talk.n_answers = 0;
-                    }
-                    _ => drop(talk.messages.pop()),
+            Input::Help => {
+                desk.log.line(Level::Error, COMMANDS);
+                continue;
+            }
+            Input::System(_) => {
+                desk.log.line(Level::Error, talk.system.as_deref().unwrap_or("there is no system prompt"));
+                continue;
+            }
+            Input::Regenerate if !has_answer => {
+                desk.log.line(Level::Error, "error: there is no answer to replace");
+                continue;
+            }
+            Input::Message(ref text) if text.is_empty() && attached.is_empty() => continue,
+            Input::Message(_) | Input::Regenerate => {
+                if let Input::Message(text) = message {
+                    let text = std::mem::take(&mut attached) + &text;
+                    let media = std::mem::take(&mut pictures);
+                    talk.messages.push(Message { media, ..Message::new(Role::User, text) });
+                    talk.n_answers = 0;
+                } else {
+                    talk.messages.pop();
                 }
                 let end = talk.answer(&echo.unwrap_or_default(), desk)?;
                 talk.n_answers += 1;
                 if args.chat.single_turn.0 || desk.ctrl_c.is_ending() {
                     return Ok(end);
                 }
+                continue;
+            }
+        };
+        match done {
+            Ok(line) => desk.log.line(Level::Info, format!("hobbit: {line}")),
+            Err(error) => {
+                desk.failed = true;
+                desk.log.line(Level::Error, format!("error: {}", in_words(&error)));
             }
         }
     }
@@ -216,20 +204,16 @@ impl Conversation {
         self.in_context.clear();
         self.messages.clear();
         if let Some(system) = &self.system {
-            self.messages.push(Message::new("system", system.as_str()));
+            self.messages.push(Message::new(Role::System, system.as_str()));
         }
     }
 
-    /// Replaces the system prompt, here and after `/clear`; without a text, shows it.
-    fn instruct(&mut self, text: String, desk: &Desk) {
-        if text.is_empty() {
-            let current = self.system.as_deref().unwrap_or("there is no system prompt");
-            return desk.log.line(Level::Error, current);
-        }
+    /// Replaces the system prompt, here and after `/clear`; returns what was done.
+    fn instruct(&mut self, text: String) -> String {
         self.messages.drain(..self.first_turn());
-        self.messages.insert(0, Message::new("system", text.as_str()));
+        self.messages.insert(0, Message::new(Role::System, text.as_str()));
         self.system = Some(text);
-        desk.log.line(Level::Info, "hobbit: the system prompt is replaced");
+        "the system prompt is replaced".to_owned()
     }
 
     /// Writes the messages as OpenAI's JSON.
@@ -244,32 +228,24 @@ impl Conversation {
     fn load(&mut self, path: &Path) -> Result<usize> {
         let wrong = || format!("{}: expected {{\"messages\": [{{\"role\", \"content\"}}, ...]}}", path.display());
         let Saved { messages } = serde_json::from_slice(&read(&path.to_string_lossy())?).with_context(wrong)?;
-        let role =
-            |name: &str| ["system", "user", "assistant"].into_iter().find(|own| *own == name).with_context(wrong);
-        let message = |saved: SavedMessage| {
-            let SavedMessage { role: name, content, reasoning_content } = saved;
-            Ok(Message { reasoning_content, ..Message::new(role(&name)?, content) })
-        };
-        self.messages = messages.into_iter().map(message).collect::<Result<_>>()?;
-        self.system = self.messages.first().filter(|own| own.role == "system").map(|own| own.content.clone());
+        self.messages = messages;
+        self.system = self.messages.first().filter(|own| own.role == Role::System).map(|own| own.content.clone());
         self.n_answers = 0;
         Ok(self.messages.len())
     }
 
-    /// Forgets the `n` oldest turns: user messages with their answers.
-    fn forget(&mut self, n: usize, desk: &Desk) -> Result<()> {
+    /// Forgets the `n` oldest turns, user messages with their answers; returns what was done.
+    fn forget(&mut self, n: usize, desk: &Desk) -> Result<String> {
         let first = self.first_turn();
         let mut begins: Vec<usize> =
-            (first..self.messages.len()).filter(|&at| self.messages[at].role == "user").collect();
+            (first..self.messages.len()).filter(|&at| self.messages[at].role == Role::User).collect();
         begins.push(self.messages.len());
         let n = n.min(begins.len() - 1);
         self.messages.drain(first..begins[n]);
         let (left, tokens) = (begins.len() - 1 - n, self.written(&self.messages, desk)?.tokens.n_cells());
         let n_ctx = desk.session.n_ctx();
         let turns = if n == 1 { "1 turn is".to_owned() } else { format!("{n} turns are") };
-        let line = format!("hobbit: {turns} forgotten, {left} are left: {tokens} of {n_ctx} tokens");
-        desk.log.line(Level::Info, line);
-        Ok(())
+        Ok(format!("{turns} forgotten, {left} are left: {tokens} of {n_ctx} tokens"))
     }
 
     /// The sampler of the answer to `prompt`. The first answer to a message uses the run's seed, each further one the
@@ -311,7 +287,7 @@ impl Conversation {
         let parser = Some(prompt.parser).filter(|_| keeps_tags && !desk.args.reasoning.skip_parsing);
         let reading = Reading { parser, keeps_tags, stops: prompt.additional_stops };
         let before = desk.session.stats().decode;
-        let spoken = match desk.answer(&all.rest(common), desk.args.predict, &reading) {
+        let spoken = match desk.speak(&all.rest(common), desk.args.predict, &reading) {
             Ok(spoken) => spoken,
             Err(error) if matches!(error.downcast_ref(), Some(EvalError::ContextFull { .. })) => {
                 desk.log.line(Level::Error, format!("error: {}; {}", in_words(&error), room(desk)));
@@ -340,7 +316,8 @@ impl Conversation {
         if !desk.args.chat.single_turn.0 {
             desk.screen.print(Voice::Model, "\n")?;
         }
-        self.messages.push(Message { reasoning_content: spoken.reasoning, ..Message::new("assistant", spoken.text) });
+        self.messages
+            .push(Message { reasoning_content: spoken.reasoning, ..Message::new(Role::Assistant, spoken.text) });
         Ok(spoken.end)
     }
 
@@ -354,7 +331,7 @@ impl Conversation {
 
     /// Index of the oldest turn, after the system prompt.
     fn first_turn(&self) -> usize {
-        self.messages.iter().take_while(|message| message.role == "system").count()
+        self.messages.iter().take_while(|message| message.role == Role::System).count()
     }
 
     /// The formatted conversation, and the number of oldest messages left out so that it fits with room for an
@@ -364,7 +341,7 @@ impl Conversation {
         let room = desk.args.predict.unwrap_or(usize::MAX).min(n_ctx / 4);
         let mut wanted = self.written(&self.messages, desk)?;
         let first = self.first_turn();
-        let turns = (first + 1..self.messages.len()).filter(|&at| self.messages[at].role == "user");
+        let turns = (first + 1..self.messages.len()).filter(|&at| self.messages[at].role == Role::User);
         let mut n_dropped = 0;
         for next in turns {
             if !desk.args.session_options.context_shift || wanted.tokens.n_cells() + room <= n_ctx {

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_to_end_outlives_the_work_and_ctrl_c_does_not() {
+    fn only_a_request_to_end_outlives_the_work() {
         let ctrl_c = CtrlC::new();
         let session = Interrupt::default();
         ctrl_c.attach(session.clone());

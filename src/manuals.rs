@@ -14,16 +14,12 @@ const LLAMA_CPPS: &str = "--completion-bash";
 #[derive(Args, Debug)]
 pub struct PagesArgs {
     /// Print a script that completes this program's flags in bash, zsh, fish, elvish or powershell
-    #[arg(long, value_name = "SHELL", exclusive = true, help_heading = "Help",
-          value_parser = PossibleValuesParser::new(SHELLS),
-          hide_possible_values = true)]
-    completions: Option<String>,
+    #[arg(long, value_name = "SHELL", exclusive = true, help_heading = "Help", hide_possible_values = true)]
+    completions: Option<Shell>,
     /// Print the manual page, e.g. for 'man -l'
     #[arg(long, exclusive = true, help_heading = "Help")]
     man: bool,
 }
-
-const SHELLS: [&str; 5] = ["bash", "zsh", "fish", "elvish", "powershell"];
 
 /// Prints the page that `words` (without the program's name) ask for, if they ask for one; returns the exit status.
 ///
@@ -31,20 +27,16 @@ const SHELLS: [&str; 5] = ["bash", "zsh", "fish", "elvish", "powershell"];
 /// A full disk, a closed pipe.
 pub fn answer(command: impl FnOnce() -> Command, words: &[OsString]) -> Option<Result<u8>> {
     let words: Vec<&str> = words.iter().map(|word| word.to_str()).collect::<Option<_>>()?;
+    // clap reports an unknown shell.
+    let shell = |name: &str| clap::ValueEnum::from_str(name, false).ok();
     let page = match words[..] {
         ["--man"] => manual(command()),
         [LLAMA_CPPS] => Ok(script(command(), Shell::Bash)),
-        ["--completions", shell] => script_for(command, shell)?,
-        [word] => script_for(command, word.strip_prefix("--completions=")?)?,
+        ["--completions", name] => Ok(script(command(), shell(name)?)),
+        [word] => Ok(script(command(), shell(word.strip_prefix("--completions=")?)?)),
         _ => return None,
     };
     Some(page.and_then(|page| print(&page)))
-}
-
-/// `None` for an unknown shell: clap reports it.
-fn script_for(command: impl FnOnce() -> Command, shell: &str) -> Option<Result<Vec<u8>>> {
-    let shell = clap::ValueEnum::from_str(shell, false).ok()?;
-    Some(Ok(script(command(), shell)))
 }
 
 fn print(page: &[u8]) -> Result<u8> {

@@ -1,6 +1,6 @@
 //! A saved sequence, the server's slot or hobbit-cli's prompt: the tokens, llama.cpp's state for them, and checkpoints
-//! if the model needs them to go back. Damaged files and those of another model are refused before llama.cpp reads them,
-//! and files of other kinds are never replaced.
+//! if the model needs them to go back. Damaged files and those of another model are refused before llama.cpp reads
+//! them, and files of other kinds are never replaced.
 
 use std::io::{Error, ErrorKind};
 use std::path::Path;

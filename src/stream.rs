@@ -79,12 +79,7 @@ impl Desk<'_> {
     ///
     /// # Errors
     /// Failed evaluation or output. Interrupts and a full context are ends, not errors.
-    pub fn speak(&mut self, prompt: &MediaPrompt, limit: Option<usize>) -> Result<Spoken> {
-        self.answer(prompt, limit, &Reading::default())
-    }
-
-    /// As [`Desk::speak`], with the answer parsed by `reading`.
-    pub fn answer(&mut self, prompt: &MediaPrompt, limit: Option<usize>, reading: &Reading) -> Result<Spoken> {
+    pub fn speak(&mut self, prompt: &MediaPrompt, limit: Option<usize>, reading: &Reading) -> Result<Spoken> {
         let ctrl_c = self.ctrl_c.clone();
         let spoken = ctrl_c.during(|| self.feed_and_generate(prompt, limit, reading))?;
         if let Some(cache) = &mut self.cache {

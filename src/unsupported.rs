@@ -53,6 +53,7 @@ const PLACEMENT: &str = "hobbit places experts itself; see --device-cache, --mem
 const LAYERS: &str = "layers go where -ngl and -ts say; give a smaller -ngl if they do not fit";
 const READING: &str = "hobbit reads the file itself; see --io and --mem-budget";
 const TASKS: &str = "score tasks with lm-eval through hobbit-server";
+const STRIDE: &str = "chunks do not overlap; leave it out, or score tasks with lm-eval through hobbit-server";
 const SCHEDULING: &str = "threads are left to the system's scheduler; see -t, or taskset(1)";
 const LOGGING: &str = "log lines have one form; see --log-file and --verbosity";
 const NO_TOOLS: &str = "the server runs no tools; clients do";
@@ -87,6 +88,7 @@ static FLAGS: &[Unsupported] = &[
         SCHEDULING,
     ),
     refused(&["--hellaswag", "--winogrande", "--multiple-choice"], 0, TASKS),
+    refused(&["--ppl-stride"], 1, STRIDE),
     refused(&["--hellaswag-tasks", "--winogrande-tasks", "--multiple-choice-tasks"], 1, TASKS),
     refused(&["-dr", "--docker-repo"], 1, DOCKER),
     refused(&["-cl", "--cache-list"], 0, "gguf-tools list shows the downloaded models"),

@@ -27,7 +27,7 @@ fn records_of(ran: &Ran) -> Vec<Value> {
 const SMALL: [&str; 6] = ["-t", "1", "-r", "2", "-o", "jsonl"];
 
 #[test]
-fn both_engines_have_the_same_logits_on_a_text_at_any_cache_size() {
+fn both_engines_have_the_same_logits() {
     let (text, args) = (text(), ["-p", "16", "-n", "8", "-d", "4", "--expert-cache", "25%,100%", "--baseline"]);
     let records = records_of(&bench(&[&SMALL[..], &args, &["--prompt-file", &text]].concat()).expect(0));
     assert_eq!(records.len(), 8, "two cache sizes, two tests, two engines");
@@ -81,7 +81,7 @@ fn the_first_token_is_timed_without_a_warm_up() {
 }
 
 #[test]
-fn mistakes_are_named_first_and_a_failed_case_is_a_record() {
+fn mistakes_come_first_and_failures_are_records() {
     let (demo, text) = (bundled("demo.gguf").display().to_string(), text());
     let both = format!("{demo},none.gguf");
     let rows: &[(&[&str], i32, &str)] = &[

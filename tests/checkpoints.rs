@@ -6,17 +6,8 @@ use hobbit::{BatchToken, Budget, Model, ModelOptions, Session, SessionOptions};
 
 use crate::fixture::in_own_process;
 
-const RECURRENT: [&str; 9] = [
-    "lfm2moe",
-    "granitehybrid",
-    "qwen3next",
-    "nemotron_h_moe",
-    "jamba",
-    "kimi-linear",
-    "deepseek4",
-    "glm5-next",
-    "qwen4exp",
-];
+const RECURRENT: &str = "\
+    lfm2moe granitehybrid qwen3next nemotron_h_moe jamba kimi-linear deepseek4 glm5-next qwen4exp";
 
 const N_BATCH: usize = 64;
 
@@ -164,7 +155,7 @@ fn check(model: &Model, n_answer: usize, shares: bool) {
 #[test]
 fn recurrent_models_go_back_to_where_conversations_part() {
     let dir = tempfile::tempdir().unwrap();
-    for arch in RECURRENT {
+    for arch in RECURRENT.split(' ') {
         // llama.cpp by itself, and at the seam.
         for passthrough in [true, false] {
             let model = model(&dir, arch, ModelOptions { passthrough, ..ModelOptions::default() });

@@ -7,16 +7,14 @@ use std::sync::Arc;
 use gguf_tools::synth::{Format, Spec};
 use hobbit::options::{LowShare, LowSource, PrecisionMode};
 use hobbit::stats::PhaseStats;
-use hobbit::{
-    BatchToken, CachingOptions, EvalError, Model, ModelOptions, PrecisionOptions, Session, SessionOptions, Token,
-};
+use hobbit::{BatchToken, CachingOptions, EvalError, Model, ModelOptions, PrecisionOptions, Session, Token};
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::pack::{PackKind, PackSpec, TypeChoice, write};
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::faulty::{Faults, FaultyStore, Hold};
 
-use crate::fixture;
+use crate::fixture::{self, one_thread};
 
 /// A model of 16 experts, four used per token, and the same with experts of fewer bits.
 struct Models {
@@ -52,8 +50,7 @@ fn options(low: Option<&Path>, precision: PrecisionOptions) -> ModelOptions {
 
 fn open(high: &Path, options: &ModelOptions, faults: Faults) -> Session {
     let model = Model::open_with_store(high, options, move |inner| Arc::new(FaultyStore::new(inner, faults.clone())));
-    let session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
-    model.and_then(|model| model.session(&session)).expect("the model opens")
+    model.and_then(|model| model.session(&one_thread(512))).expect("the model opens")
 }
 
 /// Tokens with a rhythm: a few come again and again, so that some experts are used often.

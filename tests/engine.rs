@@ -16,9 +16,9 @@ use hobbit_core::plan::ExpertCache;
 use hobbit_core::predict::PredictorKind;
 
 use crate::fixture::cli::demo_model;
-use crate::fixture::demo_tokens;
 use crate::fixture::script::bits;
 use crate::fixture::stores::AtOnce;
+use crate::fixture::{demo_tokens, write};
 
 fn open(path: &Path, cache: ExpertCache) -> Model {
     Model::open(path, &ModelOptions { expert_cache: cache, ..ModelOptions::default() }).unwrap()
@@ -254,10 +254,9 @@ fn layers_of_multi_token_prediction_change_nothing() {
 
 /// A hash layer's experts follow from the token, so they have come when its step begins.
 #[test]
-fn experts_that_follow_from_a_token_are_read_before_their_layers() {
+fn experts_known_from_a_token_are_read_ahead() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("hash.gguf");
-    synth::write(&path, &Spec { experts: 32, topk: 4, ff: 64, ..Spec::tiny("deepseek4") }).unwrap();
+    let path = write(dir.path(), &Spec { experts: 32, topk: 4, ff: 64, ..Spec::tiny("deepseek4") });
     let run = |prefetch: Prefetch| {
         let caching = CachingOptions { prefetch, ..CachingOptions::default() };
         let options = ModelOptions { expert_cache: ExpertCache::Percent(25.0), caching, ..ModelOptions::default() };
@@ -289,8 +288,7 @@ fn a_context_that_goes_back_forgets_what_followed() {
     let dir = tempfile::tempdir().unwrap();
     let mut with_window = Vec::new();
     for arch in synth::architectures() {
-        let path = dir.path().join("model.gguf");
-        synth::write(&path, &Spec { ctx: 16384, ..Spec::tiny(arch) }).unwrap();
+        let path = write(dir.path(), &Spec { ctx: 16384, ..Spec::tiny(arch) });
         // Two have windows of their own, whatever their header says.
         let window = match arch {
             "llama4" => 8192,
@@ -410,8 +408,7 @@ fn headers_that_kernels_fail_on_are_refused() {
 #[test]
 fn check_tensors_finds_invalid_blocks() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("model.gguf");
-    synth::write(&path, &Spec { types: vec![Format::Q8_0], ..Spec::tiny("qwen3moe") }).unwrap();
+    let path = write(dir.path(), &Spec { types: vec![Format::Q8_0], ..Spec::tiny("qwen3moe") });
     let sound = fs::read(&path).unwrap();
     let checked = |passthrough| {
         let options = ModelOptions { check_tensors: true, passthrough, ..ModelOptions::default() };
@@ -431,7 +428,10 @@ fn check_tensors_finds_invalid_blocks() {
         // llama.cpp by itself names the tensor, hobbit the expert.
         for (passthrough, named) in [(true, name), (false, named)] {
             let error = checked(passthrough).unwrap_err();
-            assert!(error.contains("model.gguf") && error.contains(named) && error.contains("invalid data"), "{error}");
+            assert!(
+                error.contains("qwen3moe.gguf") && error.contains(named) && error.contains("invalid data"),
+                "{error}"
+            );
         }
         Model::open(&path, &ModelOptions::default()).unwrap();
     }

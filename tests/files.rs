@@ -8,12 +8,12 @@ use std::time::{Duration, SystemTime};
 use gguf_tools::synth::Spec;
 use hobbit::engine::quantise_low;
 use hobbit::options::{DeviceChoice, LowSource};
-use hobbit::{DeviceOptions, Model, ModelOptions, SessionOptions};
+use hobbit::{DeviceOptions, Model, ModelOptions};
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::IoMode;
 
-use crate::fixture;
 use crate::fixture::cli::{CLI, PERPLEXITY, Ran, program, ran};
+use crate::fixture::{self, one_thread};
 
 fn spec(seed: u64) -> Spec {
     Spec { embd: 64, ff: 64, heads: 2, layers: 3, seed, ..Spec::tiny("qwen3moe") }
@@ -72,7 +72,7 @@ fn outputs_over_inputs_are_refused() {
 }
 
 #[test]
-fn files_of_other_kinds_are_left_alone_and_those_of_the_same_kind_replaced() {
+fn only_files_of_the_same_kind_are_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let path = model(dir.path(), "a", &spec(1));
@@ -129,12 +129,8 @@ fn options(io: IoMode) -> ModelOptions {
     }
 }
 
-fn session() -> SessionOptions {
-    SessionOptions { n_ctx: 64, threads: Some(1), ..SessionOptions::default() }
-}
-
 fn logits(model: &Model) -> anyhow::Result<Vec<f32>> {
-    let mut session = model.session(&session())?;
+    let mut session = model.session(&one_thread(64))?;
     let mut all = Vec::new();
     for token in 10..20 {
         session.feed(&[token])?;
@@ -216,7 +212,7 @@ fn makes_low(path: &Path) -> bool {
 }
 
 #[test]
-fn a_model_that_is_replaced_after_it_was_opened_is_still_read() {
+fn a_model_replaced_while_open_is_still_read() {
     fixture::quiet_llama_cpp();
     for io in [IoMode::Buffered, IoMode::Direct] {
         let dir = tempfile::tempdir().unwrap();
@@ -230,7 +226,7 @@ fn a_model_that_is_replaced_after_it_was_opened_is_still_read() {
 }
 
 #[test]
-fn a_model_that_is_written_to_after_it_was_opened_is_an_error() {
+fn a_model_changed_while_open_is_an_error() {
     fixture::quiet_llama_cpp();
     let names = |error: anyhow::Error, path: &Path| {
         let error = error.to_string();
@@ -248,7 +244,7 @@ fn a_model_that_is_written_to_after_it_was_opened_is_an_error() {
 
         // During a run the time of the write is checked.
         let opened = Model::open(&path, &options(io)).unwrap();
-        let mut session = opened.session(&session()).unwrap();
+        let mut session = opened.session(&one_thread(64)).unwrap();
         session.feed(&[10]).unwrap();
         fs::hard_link(&path, dir.path().join("a second name")).unwrap();
         session.feed(&[11]).unwrap();

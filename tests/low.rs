@@ -27,7 +27,7 @@ fn low(spec: &Spec) -> Spec {
 }
 
 #[test]
-fn another_quant_of_the_model_is_taken_and_a_fine_tune_refused() {
+fn another_quant_is_taken_and_a_fine_tune_refused() {
     let dir = tempfile::tempdir().unwrap();
     for architecture in ["qwen3moe", "deepseek2", "gpt-oss"] {
         let spec = Spec { shards: 1, ..Spec::tiny(architecture) };

@@ -71,6 +71,7 @@ fn errors_are_one_line() {
     let not_a_base = ["--kl-divergence", "--kl-divergence-base", "latin1.txt"];
     let rows: &[(&[&str], i32, &str)] = &[
         (&["-c", "1"], 2, "invalid value '1'"),
+        (&["-f", "x", "--ppl-stride", "8"], 2, "chunks do not overlap"),
         (&["-f", "x", "--hellaswag"], 2, "score tasks with lm-eval through hobbit-server"),
         (&short, 1, "you need at least 128 tokens to evaluate perplexity with a context of 64"),
         (&["-f", "none.txt"], 1, "none.txt: cannot read this file"),
@@ -105,7 +106,7 @@ fn perplexity_prints_llama_perplexitys_lines() {
 }
 
 #[test]
-fn the_size_of_batches_and_of_the_cache_changes_nothing_but_rounding() {
+fn sizes_of_batches_and_caches_only_change_rounding() {
     let bench = Bench::new();
     let whole = chunks(&bench.on_prose(&["--chunks", "3"]).expect(0));
     let through_the_cache = ["-ub", "1", "--expert-cache", "25%", "--json", "single.json"];
@@ -182,15 +183,6 @@ fn a_base_that_does_not_fit_is_refused() {
     let diverge = |args: &[&str]| bench.run(&[&["--kl-divergence", "--quiet", "--kl-divergence-base"], args].concat());
     check_refusals(diverge, rows);
     diverge(&["cut", "--chunks", "1"]).expect(0);
-}
-
-#[test]
-fn strides_score_the_end_of_each_window() {
-    let bench = Bench::new();
-    let args = ["-f", &text("prose"), "-c", "192", "--ppl-stride", "128", "--chunks", "2", "--json", "s.json"];
-    let ran = bench.run(&args).expect(0).says(&["adjusting context size from 192 to 256"]);
-    assert_eq!(chunks(&ran).len(), 2);
-    assert_eq!(bench.json("s.json")["result"]["n_tokens_scored"], 256);
 }
 
 #[test]

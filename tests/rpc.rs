@@ -9,13 +9,13 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use ggml_sys::{llama, rpc};
 use gguf_tools::synth::Spec;
 use hobbit::options::DeviceChoice;
-use hobbit::{DeviceOptions, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions};
+use hobbit::{DeviceOptions, Model, ModelOptions, Sampler, SamplingOptions};
 use hobbit_core::plan::ExpertCache;
 
 use crate::fixture::cases::all_architectures;
 use crate::fixture::cli::{Ran, check_refusals, program, ran, send};
 use crate::fixture::compare::{DEVICE_SIZES, check_on_device, each, options};
-use crate::fixture::{self, in_own_process};
+use crate::fixture::{self, in_own_process, one_thread};
 
 fn command(args: &[&str]) -> Command {
     let mut command = program(env!("CARGO_BIN_EXE_hobbit-rpc"));
@@ -128,7 +128,7 @@ fn one_client_after_another_until_ctrl_c() {
 }
 
 #[test]
-fn ggmls_client_finds_the_device_and_gets_back_what_it_sends() {
+fn ggmls_client_gets_back_what_it_sends() {
     // A server with -c keeps weights above 10 MiB.
     const BYTES: usize = 12 << 20;
     let cache = tempfile::tempdir().unwrap();
@@ -249,8 +249,7 @@ fn child() {
         return;
     }
     let model = Model::open(path.as_ref(), &options).unwrap();
-    let options = SessionOptions { n_ctx: 256, threads: Some(1), ..SessionOptions::default() };
-    let mut session = model.session(&options).unwrap();
+    let mut session = model.session(&one_thread(256)).unwrap();
     session.feed(&[1, 2, 3]).unwrap();
     if part == "feeding" {
         wait();

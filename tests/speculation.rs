@@ -488,28 +488,9 @@ fn the_program_stops_where_it_stops_without() {
         let (model, file) = (demo_in_f32(), dir.path().join("prompt.txt"));
         std::fs::write(&file, &std::fs::read(bundled("demo-heldout-code.txt")).unwrap()[..900]).unwrap();
         let (model, file, stats_file) = (model.to_str().unwrap(), file.to_str().unwrap(), stats.to_str().unwrap());
-        let usual = [
-            "-m",
-            model,
-            "-f",
-            file,
-            "-c",
-            "512",
-            "-n",
-            "60",
-            "-no-cnv",
-            "-t",
-            "1",
-            "--stats-json",
-            stats_file,
-            "-ctk",
-            "f32",
-            "-ctv",
-            "f32",
-            "-fa",
-            "off",
-        ];
-        let ran = cli(&[&usual[..], more].concat()).run().expect(0);
+        let usual = "-c 512 -n 60 -no-cnv -t 1 -ctk f32 -ctv f32 -fa off".split(' ').collect::<Vec<_>>();
+        let files = ["-m", model, "-f", file, "--stats-json", stats_file];
+        let ran = cli(&[&files[..], &usual, more].concat()).run().expect(0);
         let stats: serde_json::Value = serde_json::from_slice(&std::fs::read(stats).unwrap()).unwrap();
         (ran.stdout, stats["stop"].clone(), stats["speculation"].clone(), ran.stderr)
     };

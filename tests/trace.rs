@@ -5,11 +5,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use gguf_tools::synth::{self, Spec};
-use hobbit::options::{DeviceChoice, Prefetch, RoutingOptions};
-use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, SessionOptions, Stats};
+use hobbit::options::{Prefetch, RoutingOptions};
+use hobbit::{CachingOptions, Model, ModelOptions, SessionOptions, Stats};
 use hobbit_core::cache::Allocation;
 use hobbit_core::cache::policy::{PolicyKind, Weights};
-use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::route::Shares;
 use hobbit_core::sim::{
@@ -18,18 +17,10 @@ use hobbit_core::sim::{
 use hobbit_core::trace::{LayerRecord, ReadClass, Record, TraceReader};
 
 use crate::fixture::cli::{CLI, demo_model, program, program_after, ran};
-use crate::fixture::{bundled, demo_tokens, quiet_llama_cpp};
+use crate::fixture::{bundled, demo_tokens, no_reads_ahead, one_thread, quiet_llama_cpp};
 
 fn options(policy: PolicyKind, trace: Option<&Path>) -> ModelOptions {
-    ModelOptions {
-        budget: Budget::Bytes(4 << 30),
-        expert_cache: ExpertCache::Percent(50.0),
-        // The time at which a read ahead lands decides residency, and a replay does not know it.
-        caching: CachingOptions { policy, predictor: Some(PredictorKind::None), ..CachingOptions::default() },
-        trace: trace.map(Path::to_owned),
-        device: DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() },
-        ..ModelOptions::default()
-    }
+    ModelOptions { trace: trace.map(Path::to_owned), ..no_reads_ahead(50.0, policy) }
 }
 
 /// Logits of a text's tokens, one by one, in two sequences; hits and misses.
@@ -45,8 +36,7 @@ fn run_with_stats(options: &ModelOptions) -> (Vec<f32>, Stats) {
 fn run_model(path: &Path, options: &ModelOptions) -> (Vec<f32>, Stats) {
     quiet_llama_cpp();
     let model = Model::open(path, options).unwrap();
-    let session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
-    let mut session = model.session(&session).unwrap();
+    let mut session = model.session(&one_thread(512)).unwrap();
     let mut logits = Vec::new();
     for part in demo_tokens(&model, 400).chunks(200) {
         session.reset();
@@ -305,7 +295,7 @@ fn traced(mut command: Command, trace: &Path, n: &str) -> Command {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_full_disk_ends_the_trace_after_a_whole_record_and_not_the_run() {
+fn a_full_disk_ends_the_trace_not_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.trace");
     let expected = ran(traced(program(CLI), &dir.path().join("b.trace"), "128").output().unwrap()).expect(0);

@@ -10,9 +10,9 @@ use hobbit::stats::VirtualExpertsReport;
 use hobbit::{BatchToken, EvalError, Model, ModelOptions, OpenError, PrecisionOptions, Session, SessionOptions, Token};
 use hobbit_core::plan::{Budget, ExpertCache};
 
-use crate::fixture;
 use crate::fixture::script::bits;
 use crate::fixture::stores::{Breaking, Gate, Held, OpenAtLast};
+use crate::fixture::{self, one_thread};
 
 const N_EXPERT: u16 = 16;
 const N_USED: u16 = 4;
@@ -36,8 +36,7 @@ fn options(virtual_experts: VirtualExperts, expert_cache: f64) -> ModelOptions {
 }
 
 fn session(model: Result<Model, OpenError>) -> Session {
-    let session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
-    model.and_then(|model| model.session(&session)).expect("the model opens")
+    model.and_then(|model| model.session(&one_thread(512))).expect("the model opens")
 }
 
 fn prompt(session: &mut Session) {

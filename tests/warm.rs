@@ -4,17 +4,14 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use hobbit::options::DeviceChoice;
 use hobbit::stats::WarmStart;
-use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, SessionOptions, Token};
+use hobbit::{Model, ModelOptions, Token};
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::cache::{Allocation, CacheState, ModelMark};
-use hobbit_core::plan::{Budget, ExpertCache};
-use hobbit_core::predict::PredictorKind;
 
 use crate::fixture::cli::demo_model;
 use crate::fixture::not_run::not_run;
-use crate::fixture::{demo_tokens, notices_about, quiet_llama_cpp};
+use crate::fixture::{demo_tokens, no_reads_ahead, notices_about, one_thread, quiet_llama_cpp};
 
 /// A temporary directory for cache states, and the notices that name it.
 struct Rig {
@@ -42,15 +39,7 @@ impl Rig {
 }
 
 fn options(percent: f64, policy: PolicyKind, state: Option<&Path>) -> ModelOptions {
-    ModelOptions {
-        budget: Budget::Bytes(4 << 30),
-        expert_cache: ExpertCache::Percent(percent),
-        // Reads ahead would make residency depend on time.
-        caching: CachingOptions { policy, predictor: Some(PredictorKind::None), ..CachingOptions::default() },
-        cache_state: state.map(Path::to_owned),
-        device: DeviceOptions { devices: DeviceChoice::None, ..DeviceOptions::default() },
-        ..ModelOptions::default()
-    }
+    ModelOptions { cache_state: state.map(Path::to_owned), ..no_reads_ahead(percent, policy) }
 }
 
 #[derive(Default)]
@@ -71,8 +60,7 @@ impl Run {
 /// Parts of a text, token by token, each part a sequence.
 fn run(model: &Path, options: &ModelOptions, parts: &[&[Token]]) -> Run {
     let model = Model::open(model, options).unwrap();
-    let session = SessionOptions { n_ctx: 1024, threads: Some(1), ..SessionOptions::default() };
-    let mut session = model.session(&session).unwrap();
+    let mut session = model.session(&one_thread(1024)).unwrap();
     let mut run = Run { warm: session.warm_start(), ..Run::default() };
     let mut before = session.stats().total();
     for (i, part) in parts.iter().enumerate() {
@@ -172,7 +160,7 @@ fn an_idle_run_keeps_the_file() {
 }
 
 #[test]
-fn a_file_that_does_not_fit_gives_a_notice_and_a_cold_start() {
+fn a_file_that_does_not_fit_starts_cold() {
     let mut rig = Rig::new();
     let state = rig.path("state");
     let tokens = tokens();

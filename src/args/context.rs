@@ -11,8 +11,8 @@ use hobbit::options::{FlashAttn, KvType, RopeScaling};
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Context and speed")]
 pub struct ContextArgs {
-    /// Context length in tokens; 0 takes the model's, or where the model does not fit with that, as much as an eighth
-    /// of the memory holds (4096 at least)
+    /// Context length in tokens; 0 takes the model's own or, if that does not fit, what an eighth of the memory holds
+    /// (at least 4096)
     #[arg(short, long, value_name = "N", default_value = "0", env = "LLAMA_ARG_CTX_SIZE")]
     pub ctx_size: u32,
     /// Prompt tokens submitted at once

@@ -15,7 +15,7 @@ pub struct DeviceArgs {
     /// Devices to offload to, in this order; 'none' for the CPU alone (default: every GPU, RPC servers first)
     #[arg(long, value_name = "DEV1,DEV2", env = "LLAMA_ARG_DEVICE")]
     pub device: Option<DeviceChoice>,
-    /// Print the devices and exit; with -v also their abilities and measured speed
+    /// Print the devices and exit; with -v also their abilities
     #[arg(long)]
     pub list_devices: bool,
     /// Layers whose ordinary weights go to devices, counted from the last: a number, 'auto' or 'all'

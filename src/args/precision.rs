@@ -14,8 +14,8 @@ use hobbit_core::pack::TypeChoice;
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Dynamic precision (hobbit's own)")]
 pub struct PrecisionArgs {
-    /// Low-precision experts: a GGUF of the same model in a smaller quant, or types to make them of once, such as q2_k
-    /// or q2_k,down=q3_k; auto makes q4_0 of floats and q2_k of others. A pack brings its own
+    /// Low-precision experts: a GGUF of the same model in a smaller quant, or types to make one with, once, such as
+    /// q2_k or q2_k,down=q3_k; auto makes q4_0 of floats and q2_k of others. A pack brings its own
     #[arg(long, value_name = "FILE.gguf|TYPES|auto", env = "HOBBIT_ARG_LOW",
           value_parser = OsStringValueParser::new().try_map(|text| low_source(text, Path::is_file)))]
     pub low: Option<Low>,
@@ -33,13 +33,12 @@ pub struct PrecisionArgs {
     /// that give the same bits, fastest also others, whose last bits differ (f16, bf16, iq4_nl)
     #[arg(long, value_name = "identical|fastest", default_value = "identical", env = "HOBBIT_ARG_KERNELS")]
     pub kernels: KernelChoice,
-    /// A missing expert comes in high precision if the token's router weights above its own sum to at most N, 0 to 1; 1
-    /// takes every one so (default: the pack's, or 0.6)
+    /// A missing expert comes in high precision if the token's router weights above its own sum to at most N, 0 to 1;
+    /// with 1 always (default: the pack's, or 0.6)
     #[arg(long, value_name = "N", value_parser = threshold, env = "HOBBIT_ARG_T1")]
     pub t1: Option<f32>,
-    /// Otherwise in low precision if they sum to at most N; beyond, it is skipped, with 1 never (default: the pack's,
-    /// or
-    /// 0.9)
+    /// Otherwise it comes in low precision if they sum to at most N, and beyond that it is skipped; with 1 never
+    /// (default: the pack's, or 0.9)
     #[arg(long, value_name = "N", value_parser = threshold, env = "HOBBIT_ARG_T2")]
     pub t2: Option<f32>,
     /// Share of a layer's experts, least popular first, that come in low precision while a prompt is read;

@@ -135,7 +135,7 @@ pub struct HttpArgs {
     #[arg(long, value_name = "SIZE", default_value = "4M", env = "HOBBIT_ARG_MAX_BODY",
           value_parser = size)]
     pub max_body: usize,
-    /// Seconds of silence after which a stream sends a sign of life; -1 never
+    /// Seconds of silence after which a stream sends a ping; -1 never
     #[arg(long, value_name = "N", default_value = "30", value_parser = clap::value_parser!(i64).range(-1..))]
     pub sse_ping_interval: i64,
     /// Lines of the log as text, or each as a JSON object
@@ -166,7 +166,7 @@ pub struct SlotArgs {
     /// (default: 4, which share --ctx-size too, as with --kv-unified)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), env = "LLAMA_ARG_N_PARALLEL")]
     pub parallel: Option<u32>,
-    /// Requests that may wait beside those
+    /// Requests that may wait for a slot
     #[arg(long, value_name = "N", default_value = "256", env = "HOBBIT_ARG_MAX_WAITING",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub max_waiting: u32,
@@ -176,8 +176,8 @@ pub struct SlotArgs {
     /// Generate for all slots in one batch (always)
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_CONT_BATCHING")]
     pub cont_batching: Switch,
-    /// Longest time in seconds that a stream should wait for its next token while prompts of others are computed: they
-    /// are computed in pieces that keep it, of one token at least
+    /// Longest wait in seconds for the next token of a stream while prompts of others are computed, which is done in
+    /// pieces short enough for it
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds, env = "HOBBIT_ARG_STALL_LIMIT")]
     pub stall_limit: Duration,
     /// Reuse the beginning of a prompt that a slot has evaluated already

@@ -108,8 +108,8 @@ pub struct TestArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Comparison (hobbit's own)")]
 pub struct ComparisonArgs {
-    /// Text whose tokens are evaluated, each repetition going on where the last one ended: random ones, which are used
-    /// without it, are routed as no text is
+    /// Text whose tokens are evaluated; each repetition continues where the last one ended. Without it tokens are
+    /// random, and routed unlike those of any text
     #[arg(long, value_name = "FNAME")]
     pub prompt_file: Option<PathBuf>,
     /// Memory of the process that runs a test, page cache included: a control group of its own, and a cold page cache
@@ -125,8 +125,8 @@ pub struct ComparisonArgs {
     /// Order of runs with --baseline: A is hobbit, B llama.cpp, each run in a process of its own
     #[arg(long, value_name = "ORDER", default_value = "ABBA", value_parser = order)]
     pub order: Order,
-    /// Threads of llama.cpp, of which those that wait for a page fault need no core: of several the best in a short run
-    /// in the same memory; auto tries the cores and twice as many [default: as --threads]
+    /// Threads of llama.cpp; of several numbers, a short run in the same memory finds the fastest. auto tries the
+    /// number of cores and twice that, since threads that wait for page faults need no core [default: as --threads]
     #[arg(long, value_name = "auto|N,N,...")]
     pub baseline_threads: Option<ThreadChoice>,
     /// How llama.cpp loads the model: mmap, none, mlock, mmap+mlock or dio
@@ -145,7 +145,7 @@ pub struct ComparisonArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
-    /// Format on stdout: csv, json, jsonl, md or sql
+    /// Format on stdout: csv, json, jsonl or md
     #[arg(short, long, value_name = "FORMAT", default_value = "md")]
     pub output: Format,
     /// Format on stderr: the same, or none
@@ -175,7 +175,6 @@ pub enum Format {
     Json,
     Jsonl,
     Md,
-    Sql,
 }
 
 /// An engine in a comparison.
@@ -232,28 +231,12 @@ impl ThreadChoice {
 }
 
 /// Flags whose values may contain commas: repeat them to give several values.
-const WHOLE: [&str; 9] = [
-    "low",
-    "low-dir",
-    "policy-weights",
-    "profile",
-    "path-table",
-    "cache-state",
-    "spec-draft-model",
-    "lookup-cache-static",
-    "lookup-cache-dynamic",
-];
+const WHOLE: &str = "\
+    low low-dir policy-weights profile path-table cache-state spec-draft-model lookup-cache-static \
+    lookup-cache-dynamic";
 /// Numeric flags, which accept ranges.
-const NUMBERS: [&str; 8] = [
-    "n-gpu-layers",
-    "n-cpu-moe",
-    "main-gpu",
-    "prefetch-distance",
-    "keep-top",
-    "substitute-max",
-    "spec-draft-n-max",
-    "spec-draft-n-min",
-];
+const NUMBERS: &str = "\
+    n-gpu-layers n-cpu-moe main-gpu prefetch-distance keep-top substitute-max spec-draft-n-max spec-draft-n-min";
 
 /// The parsed command line.
 #[derive(Debug)]
@@ -353,9 +336,10 @@ pub fn engine_args(words: &[String]) -> Result<(EngineArgs, Vec<Note>), clap::Er
 /// The values that one word stands for.
 fn alternatives_of(long: &str, text: &str) -> Result<Vec<String>, String> {
     let parts = || text.split(',').map(str::to_owned);
+    let has = |list: &str| list.split(' ').any(|own| own == long);
     Ok(match long {
-        _ if WHOLE.contains(&long) => vec![text.to_owned()],
-        _ if NUMBERS.contains(&long) && text.starts_with(|letter: char| letter.is_ascii_digit() || letter == '-') => {
+        _ if has(WHOLE) => vec![text.to_owned()],
+        _ if has(NUMBERS) && text.starts_with(|letter: char| letter.is_ascii_digit() || letter == '-') => {
             integers(text, true)?.into_iter().map(|value| value.to_string()).collect()
         }
         // llama-bench separates the devices in one value by slashes.

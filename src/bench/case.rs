@@ -137,36 +137,25 @@ pub fn cases(typed: &Typed, demo: impl Fn() -> Result<PathBuf, String>) -> Resul
     let tests = tests(typed, &numbers)?;
     let depths = numbers("-d", &test.n_depth, 0)?;
 
-    let mut cases = Vec::new();
-    for model in &models {
-        for &limit in &limits {
-            for words in product(&typed.engine) {
-                // Flags contradict each other only in combination.
-                engine_args(&words).map_err(|error| anyhow!(error.render().to_string().trim().to_owned()))?;
-                for (&n_batch, &n_ubatch) in pairs(&n_batch, &n_ubatch) {
-                    for (type_k, type_v) in pairs(&type_k, &type_v) {
-                        for (nkvo, flash_attn) in pairs(&no_kv_offload, &flash_attn) {
-                            for (&threads, &n_depth) in pairs(&threads, &depths) {
-                                cases.extend(tests.iter().map(|&test| Case {
-                                    model: model.clone(),
-                                    words: words.clone(),
-                                    limit,
-                                    n_batch,
-                                    n_ubatch,
-                                    type_k: type_k.clone(),
-                                    type_v: type_v.clone(),
-                                    no_kv_offload: nkvo == "1",
-                                    flash_attn: flash_attn.clone(),
-                                    threads: threads as i32,
-                                    test: Test { n_depth, ..test },
-                                }));
-                            }
-                        }
-                    }
-                }
-            }
-        }
+    let engine = product(&typed.engine);
+    // Flags contradict each other only in combination.
+    for words in &engine {
+        engine_args(words).map_err(|error| anyhow!(error.render().to_string().trim().to_owned()))?;
     }
+    // The first values change slowest.
+    let mut cases = vec![Case::default()];
+    cases = vary(cases, models, |case, model| case.model = model);
+    cases = vary(cases, limits, |case, limit| case.limit = limit);
+    cases = vary(cases, engine, |case, words| case.words = words);
+    cases = vary(cases, n_batch, |case, n| case.n_batch = n);
+    cases = vary(cases, n_ubatch, |case, n| case.n_ubatch = n);
+    cases = vary(cases, type_k, |case, word| case.type_k = word);
+    cases = vary(cases, type_v, |case, word| case.type_v = word);
+    cases = vary(cases, no_kv_offload, |case, word| case.no_kv_offload = word == "1");
+    cases = vary(cases, flash_attn, |case, word| case.flash_attn = word);
+    cases = vary(cases, threads, |case, n| case.threads = n as i32);
+    cases = vary(cases, depths, |case, n_depth| case.test.n_depth = n_depth);
+    cases = vary(cases, tests, |case, test| case.test = Test { n_depth: case.test.n_depth, ..test });
     if cases.iter().any(Case::generates) {
         let comparison = &typed.bench.comparison;
         ensure!(comparison.prompt_file.is_some(), "drafts need a text that a model goes on with: give --prompt-file");
@@ -201,9 +190,14 @@ fn positive(flag: &str, values: Vec<u32>) -> Result<Vec<u32>> {
     Ok(values)
 }
 
-/// Every pair of the two; the first changes slowest.
-fn pairs<'a, A, B>(first: &'a [A], second: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
-    first.iter().flat_map(move |a| second.iter().map(move |b| (a, b)))
+/// Every case with each of the values.
+fn vary<T: Clone>(cases: Vec<Case>, values: Vec<T>, set: impl Fn(&mut Case, T)) -> Vec<Case> {
+    let with = |case: &Case, value: &T| {
+        let mut case = case.clone();
+        set(&mut case, value.clone());
+        case
+    };
+    cases.iter().flat_map(|case| values.iter().map(|value| with(case, value)).collect::<Vec<_>>()).collect()
 }
 
 /// Every combination with one alternative of each flag.

@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::answer::{Answer, Rep};
 use super::case::Task;
-use super::engine::{Engine, Tokens, open};
+use super::engine::{Engine, Tokens, open, traffic};
 use super::record::{Moment, Record};
 use super::start::now_ns;
 use hobbit::{DeviceKind, Token};
@@ -62,7 +62,7 @@ pub fn run(task: &Task) -> Result<Answer> {
         if !parts.depth().is_empty() {
             evaluate(engine, parts.depth(), &mut answer)?;
         }
-        let (before, drafts) = ((disk_bytes()?, engine.traffic()), engine.drafts());
+        let (bytes_before, before) = (disk_bytes()?, engine.stats());
         let mut measured = Rep::default();
         if !parts.prompt().is_empty() {
             measured.prompt_ns = evaluate(engine, parts.prompt(), &mut answer)?;
@@ -81,15 +81,17 @@ pub fn run(task: &Task) -> Result<Answer> {
                 watch.add(1);
             })?;
         }
-        answer.disk_bytes += disk_bytes()? - before.0;
-        if let Some((before, after)) = before.1.zip(engine.traffic()) {
-            let sums = answer.traffic.get_or_insert_default();
-            *sums = array::from_fn(|i| sums[i].with(after[i].with(before[i], u64::sub), u64::add));
-        }
+        answer.disk_bytes += disk_bytes()? - bytes_before;
         answer.reps.push(measured);
-        if let Some((before, after)) = drafts.zip(engine.drafts()) {
-            let sums = answer.drafts.get_or_insert_default();
-            *sums = array::from_fn(|i| sums[i] + after[i] - before[i]);
+        if let Some((before, after)) = before.zip(engine.stats()) {
+            let (from, to) = (traffic(&before), traffic(&after));
+            let sums = answer.traffic.get_or_insert_default();
+            *sums = array::from_fn(|i| sums[i].with(to[i].with(from[i], u64::sub), u64::add));
+            if let Some((before, after)) = before.speculation.zip(after.speculation) {
+                let [drafted, accepted] = answer.drafts.get_or_insert_default();
+                *drafted += after.drafted - before.drafted;
+                *accepted += after.accepted - before.accepted;
+            }
         }
     }
     answer.series = watch.stop();

@@ -12,7 +12,6 @@ use super::record::{More, Record};
 use crate::run;
 use hobbit::engine::{Stock, StockOptions};
 use hobbit::options::Repack;
-use hobbit::stats::{DeviceCounters, PhaseStats};
 use hobbit::{CachingOptions, Model, ModelOptions, Sampler, SamplingOptions, Session, SessionOptions, Stats, Token};
 
 /// Operations of both engines.
@@ -24,13 +23,9 @@ pub trait Engine {
     /// Evaluates tokens after the current context; keeps the logits of the last token.
     fn feed(&mut self, tokens: &[Token]) -> Result<()>;
     fn logits(&self) -> Option<&[f32]>;
-    /// Goes on with the text: `n` of the most probable tokens, each of which is told as it is chosen.
+    /// Continues the text by `n` most probable tokens; `chosen` is called after each.
     fn generate(&mut self, _n: usize, _chosen: &mut dyn FnMut()) -> Result<()> {
         bail!("this engine does not draft")
-    }
-    /// Tokens drafted so far, and those accepted; `None` without speculative decoding.
-    fn drafts(&self) -> Option<[u64; 2]> {
-        None
     }
     /// Empties the context.
     fn clear(&mut self);
@@ -38,8 +33,8 @@ pub trait Engine {
     fn touch_all(&mut self) -> Result<()> {
         Ok(())
     }
-    /// hobbit's counts so far: for prompts, and for single tokens.
-    fn traffic(&self) -> Option<[Traffic; 2]> {
+    /// hobbit's counts so far.
+    fn stats(&self) -> Option<Stats> {
         None
     }
     /// Extra nanoseconds per single token when recorded routes are followed, if any; empties the context.
@@ -48,10 +43,6 @@ pub trait Engine {
     }
     /// The columns about the model, and about hobbit's plan.
     fn describe(&self) -> Record;
-    /// hobbit's counts so far on the first device.
-    fn device(&self) -> Option<DeviceCounters> {
-        None
-    }
 }
 
 /// Opens the engine that a task names.
@@ -132,10 +123,6 @@ impl Engine for Hobbit {
         Ok(())
     }
 
-    fn drafts(&self) -> Option<[u64; 2]> {
-        self.session.stats().speculation.map(|report| [report.drafted, report.accepted])
-    }
-
     fn touch_all(&mut self) -> Result<()> {
         self.session.model().finish_filling();
         Ok(())
@@ -145,9 +132,8 @@ impl Engine for Hobbit {
         self.session.reset();
     }
 
-    fn traffic(&self) -> Option<[Traffic; 2]> {
-        let stats = self.session.stats();
-        Some([stats.prompt, stats.decode].map(traffic))
+    fn stats(&self) -> Option<Stats> {
+        Some(self.session.stats())
     }
 
     fn describe(&self) -> Record {
@@ -177,21 +163,18 @@ impl Engine for Hobbit {
             ..Record::default()
         }
     }
-
-    fn device(&self) -> Option<DeviceCounters> {
-        self.session.stats().devices.first().copied()
-    }
 }
 
-fn traffic(stats: PhaseStats) -> Traffic {
+/// Traffic of prompts, and of single tokens.
+pub fn traffic(stats: &Stats) -> [Traffic; 2] {
     let ns = |seconds: f64| (seconds * 1e9) as u64;
-    Traffic {
-        hits: stats.hits,
-        misses: stats.misses,
-        bytes: stats.bytes_read,
-        io_busy_ns: ns(stats.io_busy_seconds),
-        stall_ns: ns(stats.io_wait_seconds),
-    }
+    [&stats.prompt, &stats.decode].map(|phase| Traffic {
+        hits: phase.hits,
+        misses: phase.misses,
+        bytes: phase.bytes_read,
+        io_busy_ns: ns(phase.io_busy_seconds),
+        stall_ns: ns(phase.io_wait_seconds),
+    })
 }
 
 impl Engine for Stock {
@@ -329,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn random_tokens_are_the_same_each_time_and_differ_by_repetition() {
+    fn random_tokens_differ_by_repetition() {
         let task = Task { reps: 2, case: Case { test: TEST, ..Case::default() }, ..Task::default() };
         let tokens = Tokens::new(TEST, random(&task, 256), None).unwrap();
         assert_eq!(random(&task, 256), tokens.row);

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::args::Format;
 use super::case::Test;
-use super::record::Record;
+use super::record::{FIRST_LIST, Record};
 use hobbit_core::units::MIB;
 
 /// Prints records as they come.
@@ -33,7 +33,7 @@ pub struct Shown {
     pub flash_attn: bool,
     pub gpu_layers: bool,
     pub drafts: bool,
-    /// What explains a speed: with --verbose.
+    /// Columns that explain a speed (--verbose).
     pub details: bool,
 }
 
@@ -43,7 +43,10 @@ impl<'a> Printer<'a> {
         let mut printer = Self { out, format, columns: columns(shown), n_printed: 0, failures: Vec::new() };
         match format {
             Format::None | Format::Jsonl => (),
-            Format::Csv => writeln!(printer.out, "{}", names(","))?,
+            Format::Csv => {
+                let names = cells(&Record::default())?.into_iter().map(|(name, _)| name);
+                writeln!(printer.out, "{}", names.collect::<Vec<_>>().join(","))?;
+            }
             Format::Json => printer.out.write_all(b"[\n")?,
             Format::Md => {
                 let heads = printer.columns.iter().map(|(name, width, _)| padded(name, *width));
@@ -54,11 +57,6 @@ impl<'a> Printer<'a> {
                 });
                 writeln!(printer.out, "| {} |", rules.collect::<Vec<_>>().join(" | "))?;
             }
-            Format::Sql => {
-                let columns = Record::COLUMNS.iter().map(|(name, kind)| format!("  {name} {}", sql_type(kind)));
-                let columns = columns.collect::<Vec<_>>().join(",\n");
-                writeln!(printer.out, "CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n")?;
-            }
         }
         printer.out.flush()?;
         Ok(printer)
@@ -68,7 +66,7 @@ impl<'a> Printer<'a> {
         match self.format {
             Format::None => (),
             Format::Csv => {
-                let quoted = |cell: Option<String>| format!("\"{}\"", cell.unwrap_or_default().replace('"', "\"\""));
+                let quoted = |(_, cell): (String, String)| format!("\"{}\"", cell.replace('"', "\"\""));
                 writeln!(self.out, "{}", cells(record)?.into_iter().map(quoted).collect::<Vec<_>>().join(","))?;
             }
             Format::Json => {
@@ -82,12 +80,6 @@ impl<'a> Printer<'a> {
                 writeln!(self.out, "| {} |", cells.collect::<Vec<_>>().join(" | "))?;
                 let reason = record.hobbit_outcome.split_once(": ").map(|(_, reason)| reason.to_owned());
                 self.failures.extend(reason.filter(|reason| !self.failures.contains(reason)));
-            }
-            Format::Sql => {
-                let quoted = |text: String| format!("'{}'", text.replace('\'', "''"));
-                let values = cells(record)?.into_iter().map(|cell| cell.map_or_else(|| "NULL".to_owned(), quoted));
-                let (names, values) = (names(", "), values.collect::<Vec<_>>().join(", "));
-                writeln!(self.out, "INSERT INTO llama_bench ({names}) VALUES ({values});")?;
             }
         }
         self.n_printed += 1;
@@ -108,29 +100,18 @@ impl<'a> Printer<'a> {
     }
 }
 
-fn names(separator: &str) -> String {
-    Record::COLUMNS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(separator)
-}
-
-fn sql_type(kind: &str) -> &'static str {
-    match kind {
-        "String" | "Option<String>" => "TEXT",
-        "f64" | "Option<f64>" => "REAL",
-        _ => "INTEGER",
-    }
-}
-
-/// A record's columns in llama-bench's notation, with 1 for yes. `None` for unknown values.
-fn cells(record: &Record) -> serde_json::Result<Vec<Option<String>>> {
-    let record = serde_json::to_value(record)?;
-    let cell = |(name, kind): &(&str, &str)| match &record[*name] {
-        Value::Null => None,
-        Value::Bool(yes) => Some(u8::from(*yes).to_string()),
-        Value::String(text) => Some(text.clone()),
-        number if sql_type(kind) == "REAL" => Some(format!("{:.6}", number.as_f64()?)),
-        number => Some(number.to_string()),
+/// A record's columns and their values in llama-bench's notation: 1 for yes, nothing for what is unknown.
+fn cells(record: &Record) -> serde_json::Result<Vec<(String, String)>> {
+    let fields: serde_json::Map<String, Value> = serde_json::from_value(serde_json::to_value(record)?)?;
+    let cell = |value| match value {
+        Value::Null => String::new(),
+        Value::Bool(yes) => u8::from(yes).to_string(),
+        Value::String(text) => text,
+        Value::Number(number) if number.is_f64() => format!("{:.6}", number.as_f64().unwrap_or(f64::NAN)),
+        other => other.to_string(),
     };
-    Ok(Record::COLUMNS.iter().map(cell).collect())
+    let columns = fields.into_iter().take_while(|(name, _)| name != FIRST_LIST);
+    Ok(columns.map(|(name, value)| (name, cell(value))).collect())
 }
 
 fn columns(shown: Shown) -> Vec<Column> {
@@ -234,7 +215,7 @@ mod tests {
             n_gen: 32,
             avg_ts: 1.5,
             no_kv_offload: true,
-            hobbit_engine: "hob'bit".into(),
+            hobbit_engine: "hobbit".into(),
             hobbit_limit: Some(1 << 20),
             hobbit_outcome: "ok".into(),
             ..Record::default()
@@ -265,15 +246,13 @@ mod tests {
     }
 
     #[test]
-    fn csv_and_sql_quote() {
+    fn csv_quotes() {
         let csv = printed(Format::Csv, &[example()]);
         let (head, row) = csv.split_once('\n').unwrap();
-        assert!(head.starts_with("build_commit,build_number,"));
-        assert_eq!(head.split(',').count(), Record::COLUMNS.len());
-        assert!(row.contains("\"qwen3moe | \"\"x\"\"\""), "{row}");
-        let sql = printed(Format::Sql, &[example()]);
-        assert!(sql.contains("  avg_ts REAL,\n") && sql.contains("'hob''bit'") && sql.contains("NULL"), "{sql}");
-        assert!(sql.contains("  no_kv_offload INTEGER,\n") && sql.contains(", '1', "));
+        assert!(head.starts_with("build_commit,build_number,") && head.ends_with(",hobbit_outcome"), "{head}");
+        assert_eq!(head.split(',').count(), row.trim_end().split("\",\"").count(), "{row}");
+        assert!(row.contains("\"qwen3moe | \"\"x\"\"\"") && row.contains(",\"1.500000\",\"0.000000\","), "{row}");
+        assert!(row.contains(",\"1\",\"0\",\"\",\"\","), "no_kv_offload and flash_attn: {row}");
     }
 
     #[test]

@@ -6,169 +6,158 @@ use serde_json::Value;
 use super::host::Host;
 use hobbit::stats::KernelTrial;
 
-/// Defines the struct and its columns from one list.
-macro_rules! record {
-    ($($(#[doc = $about:literal])? $name:ident: $type:ty,)*) => {
-        /// One test of one engine: a row of a table, an object of JSON. Keys, types and order of the first part are
-        /// llama-bench's.
-        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-        #[serde(default)]
-        pub struct Record {
-            $($(#[doc = $about])? pub $name: $type,)*
-            /// Values that do not fit a table.
-            #[serde(flatten)]
-            pub more: More,
-        }
-
-        impl Record {
-            /// Names and types of the columns.
-            pub const COLUMNS: &[(&str, &str)] = &[$((stringify!($name), stringify!($type)),)*];
-        }
-    };
-}
-
-record! {
+/// One test of one engine: a row of a table, an object of JSON. Keys, types and order of the first part are
+/// llama-bench's.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Record {
     /// Commit of llama.cpp.
-    build_commit: String,
-    build_number: i32,
-    cpu_info: String,
-    gpu_info: String,
-    backends: String,
+    pub build_commit: String,
+    pub build_number: i32,
+    pub cpu_info: String,
+    pub gpu_info: String,
+    pub backends: String,
     /// As given.
-    model_filename: String,
+    pub model_filename: String,
     /// llama.cpp's description of the model.
-    model_type: String,
+    pub model_type: String,
     /// Bytes of all tensors.
-    model_size: u64,
-    model_n_params: u64,
+    pub model_size: u64,
+    pub model_n_params: u64,
     /// Tokens submitted at once.
-    n_batch: u32,
+    pub n_batch: u32,
     /// Tokens computed at once.
-    n_ubatch: u32,
-    n_threads: i32,
+    pub n_ubatch: u32,
+    pub n_threads: i32,
     /// Always `0x0`: threads are not bound.
-    cpu_mask: String,
+    pub cpu_mask: String,
     /// Always false.
-    cpu_strict: bool,
+    pub cpu_strict: bool,
     /// llama-bench's default.
-    poll: u32,
-    type_k: String,
-    type_v: String,
+    pub poll: u32,
+    pub type_k: String,
+    pub type_v: String,
     /// Layers on devices; -1 chooses.
-    n_gpu_layers: i32,
+    pub n_gpu_layers: i32,
     /// Layers whose experts stay on the CPU.
-    n_cpu_moe: u32,
-    split_mode: String,
+    pub n_cpu_moe: u32,
+    pub split_mode: String,
     /// The device used alone.
-    main_gpu: u32,
-    no_kv_offload: bool,
+    pub main_gpu: u32,
+    pub no_kv_offload: bool,
     /// -1 auto, 0 off, 1 on.
-    flash_attn: i32,
-    devices: String,
-    tensor_split: String,
+    pub flash_attn: i32,
+    pub devices: String,
+    pub tensor_split: String,
     /// `-ot`, or `none`.
-    tensor_buft_overrides: String,
+    pub tensor_buft_overrides: String,
     /// How ordinary weights are loaded.
-    load_mode: String,
+    pub load_mode: String,
     /// Always `auto`.
-    lazy_mode: String,
+    pub lazy_mode: String,
     /// Always false.
-    embeddings: bool,
+    pub embeddings: bool,
     /// Always 0.
-    no_op_offload: u32,
+    pub no_op_offload: u32,
     /// Always false.
-    no_host: bool,
-    repack: bool,
+    pub no_host: bool,
+    pub repack: bool,
     /// Always 0.
-    fit_target: u64,
+    pub fit_target: u64,
     /// Always 0.
-    fit_min_ctx: u32,
-    n_prompt: u32,
-    n_gen: u32,
+    pub fit_min_ctx: u32,
+    pub n_prompt: u32,
+    pub n_gen: u32,
     /// Tokens in the context before, not timed.
-    n_depth: u32,
+    pub n_depth: u32,
     /// When it began, ISO 8601.
-    test_time: String,
+    pub test_time: String,
     /// Mean time of a repetition.
-    avg_ns: u64,
-    stddev_ns: u64,
+    pub avg_ns: u64,
+    pub stddev_ns: u64,
     /// Mean tokens per second.
-    avg_ts: f64,
-    stddev_ts: f64,
+    pub avg_ts: f64,
+    pub stddev_ts: f64,
     /// `hobbit` or `llama.cpp`.
-    hobbit_engine: String,
-    hobbit_engine_version: String,
+    pub hobbit_engine: String,
+    pub hobbit_engine_version: String,
     /// The study this belongs to.
-    hobbit_label: String,
+    pub hobbit_label: String,
     /// The case within the study.
-    hobbit_variant: String,
+    pub hobbit_variant: String,
     /// `random`, or the name of the text.
-    hobbit_text: String,
+    pub hobbit_text: String,
     /// Names the directory of results.
-    hobbit_machine: String,
-    hobbit_limit: Option<u64>,
+    pub hobbit_machine: String,
+    pub hobbit_limit: Option<u64>,
     /// Bytes that hobbit planned with.
-    hobbit_budget: Option<u64>,
-    hobbit_expert_cache: Option<u64>,
-    hobbit_expert_bytes: Option<u64>,
+    pub hobbit_budget: Option<u64>,
+    pub hobbit_expert_cache: Option<u64>,
+    pub hobbit_expert_bytes: Option<u64>,
     /// Experts that can be resident.
-    hobbit_n_slots: Option<u64>,
-    hobbit_n_experts: Option<u64>,
-    hobbit_n_expert: Option<u32>,
-    hobbit_n_expert_used: Option<u32>,
+    pub hobbit_n_slots: Option<u64>,
+    pub hobbit_n_experts: Option<u64>,
+    pub hobbit_n_expert: Option<u32>,
+    pub hobbit_n_expert_used: Option<u32>,
     /// `exact` or `dynamic`.
-    hobbit_precision: Option<String>,
-    hobbit_policy: Option<String>,
-    hobbit_predictor: Option<String>,
-    hobbit_prefetch: Option<String>,
+    pub hobbit_precision: Option<String>,
+    pub hobbit_policy: Option<String>,
+    pub hobbit_predictor: Option<String>,
+    pub hobbit_prefetch: Option<String>,
     /// Which kernels may multiply in batches.
-    hobbit_kernels: Option<String>,
+    pub hobbit_kernels: Option<String>,
     /// hobbit's own flags of the case.
-    hobbit_flags: String,
+    pub hobbit_flags: String,
     /// Experts found resident in the measured repetitions.
-    hobbit_hits: Option<u64>,
+    pub hobbit_hits: Option<u64>,
     /// Experts that were not resident.
-    hobbit_misses: Option<u64>,
-    hobbit_bytes: Option<u64>,
+    pub hobbit_misses: Option<u64>,
+    pub hobbit_bytes: Option<u64>,
     /// Bytes that the kernel read for the process.
-    hobbit_disk_bytes: Option<u64>,
-    hobbit_decode_hits: Option<u64>,
-    hobbit_decode_misses: Option<u64>,
-    hobbit_decode_bytes: Option<u64>,
-    hobbit_decode_stall_ns: Option<u64>,
+    pub hobbit_disk_bytes: Option<u64>,
+    pub hobbit_decode_hits: Option<u64>,
+    pub hobbit_decode_misses: Option<u64>,
+    pub hobbit_decode_bytes: Option<u64>,
+    pub hobbit_decode_stall_ns: Option<u64>,
     /// Time that the computation waited for reads.
-    hobbit_stall_ns: Option<u64>,
-    hobbit_io_busy_ns: Option<u64>,
+    pub hobbit_stall_ns: Option<u64>,
+    pub hobbit_io_busy_ns: Option<u64>,
     /// Bytes per second of random reads of the model's slices, measured just before.
-    hobbit_bandwidth: Option<f64>,
+    pub hobbit_bandwidth: Option<f64>,
     /// Tokens per second if only reading took time.
-    hobbit_roofline_ts: Option<f64>,
+    pub hobbit_roofline_ts: Option<f64>,
     /// Decode speed as a share of the roofline.
-    hobbit_roofline_share: Option<f64>,
+    pub hobbit_roofline_share: Option<f64>,
     /// Share of single tokens' time that fully overlapped reading and computing would take.
-    hobbit_efficiency: Option<f64>,
+    pub hobbit_efficiency: Option<f64>,
     /// From the start of the process to an open context.
-    hobbit_load_ns: Option<u64>,
+    pub hobbit_load_ns: Option<u64>,
     /// From the start of the process to the first logits; only without warm-up.
-    hobbit_first_token_ns: Option<u64>,
-    hobbit_prompt_ts: Option<f64>,
-    hobbit_decode_ts: Option<f64>,
-    hobbit_decode_median_ns: Option<u64>,
+    pub hobbit_first_token_ns: Option<u64>,
+    pub hobbit_prompt_ts: Option<f64>,
+    pub hobbit_decode_ts: Option<f64>,
+    pub hobbit_decode_median_ns: Option<u64>,
     /// Tokens drafted in the measured repetitions.
-    hobbit_drafted: Option<u64>,
+    pub hobbit_drafted: Option<u64>,
     /// Those of them that the text took.
-    hobbit_accepted: Option<u64>,
-    hobbit_peak_rss: Option<u64>,
+    pub hobbit_accepted: Option<u64>,
+    pub hobbit_peak_rss: Option<u64>,
     /// Largest use of the control group, page cache included.
-    hobbit_cgroup_peak: Option<u64>,
-    hobbit_limit_hits: Option<u64>,
+    pub hobbit_cgroup_peak: Option<u64>,
+    pub hobbit_limit_hits: Option<u64>,
     /// Evaluations that this engine and the baseline both made.
-    hobbit_logits_compared: Option<u64>,
+    pub hobbit_logits_compared: Option<u64>,
     /// Compared evaluations with identical bits.
-    hobbit_logits_equal: Option<u64>,
+    pub hobbit_logits_equal: Option<u64>,
     /// `ok`, `killed` (by the limit) or `failed: ` and why.
-    hobbit_outcome: String,
+    pub hobbit_outcome: String,
+    /// Values that do not fit a table.
+    #[serde(flatten)]
+    pub more: More,
 }
+
+/// The first key of [`More`]: keys before it are columns.
+pub const FIRST_LIST: &str = "samples_ns";
 
 /// Lists: in JSON only.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -322,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fastest_number_of_threads_wins_and_the_first_of_equals() {
+    fn the_fastest_number_of_threads_wins() {
         let tried = |threads, speed| Tried { threads, tokens_per_second: speed };
         assert_eq!(fastest(&[tried(2, Some(3.0)), tried(4, Some(5.0)), tried(8, Some(5.0))]), Some(4));
         assert_eq!(fastest(&[tried(2, None), tried(4, Some(0.1))]), Some(4), "the other was killed");

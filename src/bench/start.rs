@@ -30,53 +30,43 @@ pub fn end_with_signals() -> Result<()> {
     })
 }
 
-/// A control group with a memory limit, or none.
-struct Group(Option<Cgroup>);
-
-impl Group {
-    /// A control group limited to `limit`, with a cold page cache for the models; none without a limit.
-    fn new(limit: Option<u64>, models: &[PathBuf]) -> Result<Self> {
-        let Some(bytes) = limit else { return Ok(Self(None)) };
-        for model in models {
-            match Gguf::open(model) {
-                Ok(gguf) => gguf.files.iter().try_for_each(|file| drop_file(&file.path))?,
-                // The engine reports files that are not models.
-                Err(_) if model.is_file() => drop_file(model)?,
-                Err(_) => (),
-            }
+/// A control group limited to `limit`, with a cold page cache for the models; none without a limit.
+fn group(limit: Option<u64>, models: &[PathBuf]) -> Result<Option<Cgroup>> {
+    let Some(bytes) = limit else { return Ok(None) };
+    for model in models {
+        match Gguf::open(model) {
+            Ok(gguf) => gguf.files.iter().try_for_each(|file| drop_file(&file.path))?,
+            // The engine reports files that are not models.
+            Err(_) if model.is_file() => drop_file(model)?,
+            Err(_) => (),
         }
-        Ok(Self(Some(Cgroup::new(bytes).context("--limit")?)))
     }
+    Ok(Some(Cgroup::new(bytes).context("--limit")?))
+}
 
-    /// Starts a process in the group; it ends with this one.
-    fn spawn(&self, command: &mut Command) -> Result<Child> {
-        let entrance = self.0.as_ref().map(Cgroup::entrance).transpose()?;
-        let descriptor = entrance.as_ref().map(AsRawFd::as_raw_fd);
-        // Its own process group, so that its children can be ended with it.
-        command.process_group(0);
-        signals::end_with_this(command, libc::SIGKILL);
-        // SAFETY: between fork and exec only system calls are made; the descriptor is open until the child has started.
-        unsafe {
-            command.pre_exec(move || {
-                let enters = |entrance| libc::write(entrance, c"0".as_ptr().cast(), 1) == 1;
-                if descriptor.is_none_or(enters) { Ok(()) } else { Err(io::Error::last_os_error()) }
-            });
-        }
-        signals::check()?;
-        let program = command.get_program().to_owned();
-        let child = command.spawn().with_context(|| format!("starting {}", Path::new(&program).display()))?;
-        RUNNING.store(child.id(), Ordering::SeqCst);
-        // A signal that arrived just before did not see the process.
-        if signals::came() {
-            kill_group(child.id());
-        }
-        Ok(child)
+/// Starts a process in a group; it ends with this one.
+fn spawn(group: Option<&Cgroup>, command: &mut Command) -> Result<Child> {
+    let entrance = group.map(Cgroup::entrance).transpose()?;
+    let descriptor = entrance.as_ref().map(AsRawFd::as_raw_fd);
+    // Its own process group, so that its children can be ended with it.
+    command.process_group(0);
+    signals::end_with_this(command, libc::SIGKILL);
+    // SAFETY: between fork and exec only system calls are made; the descriptor is open until the child has started.
+    unsafe {
+        command.pre_exec(move || {
+            let enters = |entrance| libc::write(entrance, c"0".as_ptr().cast(), 1) == 1;
+            if descriptor.is_none_or(enters) { Ok(()) } else { Err(io::Error::last_os_error()) }
+        });
     }
-
-    /// The kernel's counts so far.
-    fn usage(&self) -> Usage {
-        self.0.as_ref().map(Cgroup::usage).unwrap_or_default()
+    signals::check()?;
+    let program = command.get_program().to_owned();
+    let child = command.spawn().with_context(|| format!("starting {}", Path::new(&program).display()))?;
+    RUNNING.store(child.id(), Ordering::SeqCst);
+    // A signal that arrived just before did not see the process.
+    if signals::came() {
+        kill_group(child.id());
     }
+    Ok(child)
 }
 
 /// Waits for a child.
@@ -96,11 +86,11 @@ pub fn run(task: &Task) -> Result<Run> {
     if let Some(hobbit::options::LowSource::File(low)) = task.case.model_options()?.low {
         models.push(low);
     }
-    let group = Group::new(task.case.limit, &models)?;
+    let group = group(task.case.limit, &models)?;
     let task = Task { started_ns: now_ns(), ..task.clone() };
     let mut command = own("child")?;
     command.arg(serde_json::to_string(&task)?).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = group.spawn(&mut command)?;
+    let mut child = spawn(group.as_ref(), &mut command)?;
     let errors = child.stderr.take().context("a run without stderr")?;
     let errors = std::thread::spawn(move || passed_on(errors));
     let (text, status) = answer_of(&mut child)?;
@@ -108,14 +98,14 @@ pub fn run(task: &Task) -> Result<Run> {
     let output = errors.join().unwrap_or_default();
     let outcome = if status.success() {
         Ok(serde_json::from_str(text.trim()).context("the answer of a run")?)
-    } else if status.signal() == Some(libc::SIGKILL) && group.0.is_some() {
+    } else if status.signal() == Some(libc::SIGKILL) && group.is_some() {
         Err("killed".to_owned())
     } else {
         let last = output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
         let last = last.strip_prefix("error: ").unwrap_or(last);
         Err(if last.is_empty() { format!("failed: {status}") } else { format!("failed: {last}") })
     };
-    Ok((outcome, group.usage()))
+    Ok((outcome, group.as_ref().map(Cgroup::usage).unwrap_or_default()))
 }
 
 /// Measures the disk of a model in bytes per second, within the same limit.
@@ -123,8 +113,10 @@ pub fn run(task: &Task) -> Result<Run> {
 /// # Errors
 /// As [`run`]; a failure inside the process is an error as well.
 pub fn disk(model: &Path, limit: Option<u64>) -> Result<f64> {
-    let group = Group::new(limit, &[model.to_owned()])?;
-    let mut child = group.spawn(own("disk")?.arg(model).stdin(Stdio::null()).stdout(Stdio::piped()))?;
+    let group = group(limit, &[model.to_owned()])?;
+    let mut command = own("disk")?;
+    command.arg(model).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = spawn(group.as_ref(), &mut command)?;
     let (text, status) = answer_of(&mut child)?;
     let text = text?;
     if !status.success() {

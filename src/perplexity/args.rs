@@ -10,7 +10,7 @@ use clap::{Args, CommandFactory, Parser};
 use crate::args::{self, ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, RopeArgs, TextArgs};
 use crate::argv::{Note, Switch};
 use crate::demo;
-use crate::resolve::{self, Bytes, Surroundings, Verbosity, as_typed, given_files, given_text, read};
+use crate::resolve::{self, Bytes, Surroundings, as_typed, given_files, given_text, read};
 use hobbit::options::{ModelOptions, SessionOptions};
 use hobbit_core::files::{Kind, OutputError};
 
@@ -56,9 +56,6 @@ pub struct MeasureArgs {
     /// Chunks to evaluate at most; -1 for all
     #[arg(long, value_name = "N", default_value = "-1", value_parser = clap::value_parser!(i32).range(-1..))]
     pub chunks: i32,
-    /// Evaluate a window of -c tokens at every N-th token and score its last N; 0 for disjoint chunks
-    #[arg(long, value_name = "N", default_value = "0", conflicts_with = "kl_divergence")]
-    pub ppl_stride: u32,
     /// Output for each chunk: its number and the perplexity so far (0), or a line with tokens, perplexity,
     /// mean negative log-likelihood and its error (1)
     #[arg(long, value_name = "0|1", default_value = "0", value_parser = clap::value_parser!(u8).range(..=1))]
@@ -117,8 +114,6 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<(LowArgs, Vec<
 pub enum Measure {
     /// Perplexity over disjoint chunks; their log-probabilities are kept in a base file.
     Perplexity(Option<PathBuf>),
-    /// Perplexity over windows with this stride.
-    Strided(usize),
     /// Divergence from a base file.
     Divergence(PathBuf),
 }
@@ -139,10 +134,7 @@ pub struct HiArgs {
     pub n_chunk_max: Option<usize>,
     /// A line for each chunk.
     pub in_lines: bool,
-    pub verbosity: Verbosity,
-    pub log_file: Option<PathBuf>,
-    pub perf: bool,
-    pub json: Option<PathBuf>,
+    pub output: OutputArgs,
     /// Files read for these settings, with their flags.
     pub read: Vec<(&'static str, PathBuf)>,
 }
@@ -158,10 +150,12 @@ impl HiArgs {
                 read.push((BASE, base.clone()));
                 None
             }
-            Measure::Strided(_) => None,
         };
-        let written =
-            [("--log-file", &self.log_file, Kind::Log), ("--json", &self.json, Kind::Json), (BASE, &base, Kind::Base)];
+        let written = [
+            ("--log-file", &self.output.log.log_file, Kind::Log),
+            ("--json", &self.output.json, Kind::Json),
+            (BASE, &base, Kind::Base),
+        ];
         resolve::check_outputs(&self.model_options, &self.model, &written, &read)
     }
 
@@ -194,10 +188,7 @@ impl HiArgs {
             text: given,
             n_chunk_max: usize::try_from(low.measure.chunks).ok(),
             in_lines: low.measure.ppl_output_type == 1,
-            verbosity: resolve::verbosity(&low.output.closing, &low.output.log),
-            log_file: low.output.log.log_file,
-            perf: low.output.closing.perf.0,
-            json: low.output.json,
+            output: low.output,
             read: inputs,
         })
     }
@@ -215,11 +206,6 @@ fn measure(args: &MeasureArgs) -> Result<Measure> {
                  --kl-divergence-base FNAME"
             ),
         }
-    } else if args.ppl_stride > 0 {
-        if args.kl_divergence_base.is_some() {
-            bail!("--kl-divergence-base keeps disjoint chunks; leave --ppl-stride out");
-        }
-        Measure::Strided(args.ppl_stride as usize)
     } else {
         Measure::Perplexity(args.kl_divergence_base.clone())
     })
@@ -263,7 +249,7 @@ mod tests {
         for (line, text, measure) in [
             ("", "prose", Measure::Perplexity(None)),
             ("-f text --save-all-logits x", "a\\n\n", Measure::Perplexity(Some("x".into()))),
-            ("-bf text --ppl-stride 8", "a\\n\n\n", Measure::Strided(8)),
+            ("-bf text", "a\\n\n\n", Measure::Perplexity(None)),
             ("-f text -e", "a\n\n", Measure::Perplexity(None)),
             ("-p x --kl-divergence --kl_divergence_base b", "x", Measure::Divergence("b".into())),
         ] {
@@ -285,8 +271,7 @@ mod tests {
             ("-f none", "none: cannot read this file"),
             ("--kl-divergence", "--kl-divergence-base FNAME"),
             ("--chunks 0", "--chunks 0"),
-            ("--ppl-stride 8 --save-all-logits x", "leave --ppl-stride out"),
-            ("--ppl-stride 8 --kl-divergence", "cannot be used with"),
+            ("--ppl-stride 8", "chunks do not overlap"),
             ("-c 2", "invalid value"),
             ("--ppl-output-type 2", "invalid value"),
             ("--chunks -2", "invalid value"),

@@ -1,5 +1,4 @@
-//! The measurements: perplexity of a text, in disjoint chunks or overlapping windows, and divergence from a base
-//! file.
+//! The measurements: perplexity of a text, and divergence from a base file.
 
 use std::path::Path;
 use std::time::Instant;
@@ -14,13 +13,9 @@ use hobbit::{BatchToken, Model, Session, Token};
 use hobbit_core::perplexity::base::{BaseHead, BaseReader, BaseWriter};
 use hobbit_core::perplexity::divergence::{Divergence, TOKENS_MIN, compare};
 use hobbit_core::perplexity::estimate::Sums;
-use hobbit_core::perplexity::logits::{Row, encode, nll, probability, row_words};
+use hobbit_core::perplexity::logits::{Row, encode, nll, row_words};
 use hobbit_core::perplexity::windows::Windows;
 
-/// llama.cpp rounds a context up to this many tokens (`llama_context`), and `llama-perplexity` fills it.
-const CONTEXT_STEP: usize = 256;
-
-const NO_LOGITS: &str = "llama.cpp holds no logits of a token that asked for them";
 /// Rows processed together: their results are held in memory.
 const ROWS_MAX: usize = 32;
 
@@ -78,7 +73,7 @@ fn evaluate<T>(
             bar.as_ref().inspect(|bar| bar.set(n_done));
             let mut rows = Vec::new();
             for (i, (chunk, position)) in piece.places().enumerate().filter(|(_, place)| windows.is_scored(place.1)) {
-                let logits = session.logits(i).context(NO_LOGITS)?;
+                let logits = session.logits(i).context("llama.cpp holds no logits of a token that asked for them")?;
                 let next = tokens[chunk * windows.n_ctx + position + 1];
                 rows.push(ScoredRow { chunk, row: position - windows.first(), logits, next });
             }
@@ -115,7 +110,7 @@ fn on_all_cpus<T: Send, R: Send>(items: Vec<T>, f: impl Fn(T) -> R + Sync) -> Ve
 
 /// The tokens of the text, with the special tokens that the model expects before it.
 fn tokens_of_text(desk: &Desk, model: &Model, n_ctx: usize) -> Result<Vec<Token>> {
-    let (name, text) = desk.text()?;
+    let (name, text) = desk.args.text.as_ref().context("no text: give a file with -f")?;
     desk.log.line(Level::Info, "perplexity: tokenizing the input ..");
     let started = Instant::now();
     let tokens = model.tokenize(utf8(&text.0, name)?, true, false)?;
@@ -146,7 +141,7 @@ pub fn perplexity<'a>(desk: &'a Desk, model: &Model, base: Option<&Path>) -> Res
     tokens.truncate(windows.n_ctx * windows.n_chunk);
     let head = || BaseHead { n_ctx, n_vocab: model.n_vocab(), tokens: tokens.clone() };
     let mut base = base.map(|path| BaseWriter::create(path, head())).transpose()?;
-    Ok(Measurement::new(&windows, move |session| {
+    let run = move |session: &mut Session| {
         desk.log_windows("perplexity: calculating perplexity", &windows);
         let n_words = row_words(session.model().n_vocab());
         let (mut all, mut chunks, mut words) = (Sums::default(), Vec::new(), Vec::new());
@@ -188,83 +183,8 @@ pub fn perplexity<'a>(desk: &'a Desk, model: &Model, base: Option<&Path>) -> Res
             "mean_nll_uncertainty": all.uncertainty(),
             "ppl_after_chunk": chunks,
         }))
-    }))
-}
-
-/// Prepares perplexity of overlapping windows: every token but the first has a long context.
-pub fn strided<'a>(desk: &'a Desk, model: &Model, stride: usize) -> Result<Measurement<'a>> {
-    start_token(model)?;
-    let given = desk.args.session_options.n_ctx as usize;
-    let wanted = given + stride / 2;
-    desk.log.line(
-        Level::Info,
-        format!("Will perform strided perplexity calculation -> adjusting context size from {given} to {wanted}"),
-    );
-    let n_ctx = wanted.next_multiple_of(CONTEXT_STEP);
-    if stride >= n_ctx {
-        bail!("--ppl-stride {stride} exceeds the window of {n_ctx} tokens; give at most {given}");
-    }
-    let tokens = tokens_of_text(desk, model, n_ctx)?;
-    desk.log.line(Level::Info, format!("perplexity_v2: have {} tokens. Calculation chunk = {n_ctx}", tokens.len()));
-    let n_chunk = (tokens.len() - n_ctx).div_ceil(stride).min(desk.args.n_chunk_max.unwrap_or(usize::MAX));
-    let n_batch = (desk.args.session_options.n_batch as usize).min(n_ctx);
-    let n_ubatch = (desk.args.session_options.n_ubatch as usize).min(n_batch);
-    let windows = Windows { n_ctx, n_batch, n_ubatch, n_chunk };
-    Ok(Measurement::new(&windows, move |session| {
-        desk.log_windows("perplexity_v2: computing", &windows);
-        let scored = n_ctx - stride - 1..n_ctx - 1;
-        let (mut nll, mut count) = (0.0, 0usize);
-        let mut chunks = Vec::new();
-        for chunk in 0..n_chunk {
-            let started = Instant::now();
-            let start = chunk * stride;
-            let window = &tokens[start..start + n_ctx];
-            session.reset();
-            let batch: Vec<BatchToken> = window
-                .iter()
-                .zip(0..)
-                .map(|(&token, position)| BatchToken {
-                    token,
-                    position,
-                    sequence: 0,
-                    logits: scored.contains(&(position as usize)),
-                })
-                .collect();
-            let mut probabilities = Vec::new();
-            let mut at = 0;
-            for piece in batch.chunks(n_batch).flat_map(|batch| batch.chunks(n_ubatch)) {
-                session.evaluate(piece)?;
-                for (i, _) in piece.iter().enumerate().filter(|(_, entry)| entry.logits) {
-                    let logits = session.logits(i).context(NO_LOGITS)?;
-                    probabilities.push(probability(logits, window[at + i + 1]));
-                }
-                at += piece.len();
-            }
-            if chunk == 0 {
-                desk.print_eta("perplexity_v2", started.elapsed(), &windows)?;
-            }
-            for loss in on_all_cpus(probabilities, |p| -p.ln()) {
-                nll += f64::from(loss);
-                count += 1;
-            }
-            let ppl = (nll / count as f64).exp();
-            chunks.push(ppl);
-            desk.print(&match desk.args.in_lines {
-                false => format::chunk(chunk + 1, ppl),
-                true => format!("{start:8}  {ppl:.4}\n"),
-            })?;
-        }
-        desk.print("\n")?;
-        Ok(json!({
-            "n_tokens": tokens.len(),
-            "n_tokens_scored": count,
-            "stride": stride,
-            "window": n_ctx,
-            "ppl": (nll / count as f64).exp(),
-            "mean_nll": nll / count as f64,
-            "ppl_after_chunk": chunks,
-        }))
-    }))
+    };
+    Ok((windows, Box::new(run)))
 }
 
 /// Prepares a comparison with a base file.
@@ -294,7 +214,7 @@ pub fn divergence<'a>(desk: &'a Desk, model: &Model, path: &Path) -> Result<Meas
     }
     let windows = desk.windows(head.n_ctx, head.n_chunk());
     base.holds(windows.n_chunk)?;
-    Ok(Measurement::new(&windows, move |session| {
+    let run = move |session: &mut Session| {
         desk.log_windows("kl_divergence: computing", &windows);
         let tokens = base.head.tokens.clone();
         let n_vocab = session.model().n_vocab();
@@ -328,7 +248,8 @@ pub fn divergence<'a>(desk: &'a Desk, model: &Model, path: &Path) -> Result<Meas
             "p_diff": all.p_diffs(),
             "ppl_after_chunk": chunks,
         }))
-    }))
+    };
+    Ok((windows, Box::new(run)))
 }
 
 /// Whether a base was made from this text.

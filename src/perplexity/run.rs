@@ -3,11 +3,10 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::ops::Range;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::args::{self, HiArgs, Measure};
@@ -22,7 +21,7 @@ use crate::memory;
 use crate::output::write_json;
 use crate::progress::TokenBar;
 use crate::report::{self, Closing};
-use crate::resolve::{self, Bytes};
+use crate::resolve;
 use crate::run::{Process, begin, describe, devices_now, measured, open};
 use crate::signals::{self, Interrupted};
 use hobbit::{EvalError, Model, Session, SessionOptions};
@@ -34,30 +33,11 @@ pub struct Desk<'a> {
     pub log: &'a Log,
 }
 
-/// Runs the measurement; returns the results as JSON.
-type Run<'a> = Box<dyn FnOnce(&mut Session) -> Result<Value> + 'a>;
-
-/// A prepared measurement, its input read and checked.
-pub struct Measurement<'a> {
-    /// The windows that the context must hold.
-    windows: Windows,
-    /// Measures; the results as JSON.
-    run: Run<'a>,
-}
-
-impl<'a> Measurement<'a> {
-    /// Uses a context for as many sequences as fit in a batch.
-    pub fn new(windows: &Windows, run: impl FnOnce(&mut Session) -> Result<Value> + 'a) -> Self {
-        Self { windows: *windows, run: Box::new(run) }
-    }
-}
+/// A prepared measurement, its input read and checked: the windows that the context must hold, and what measures; the
+/// results are JSON.
+pub type Measurement<'a> = (Windows, Box<dyn FnOnce(&mut Session) -> Result<Value> + 'a>);
 
 impl Desk<'_> {
-    /// The given text.
-    pub fn text(&self) -> Result<&(PathBuf, Bytes)> {
-        self.args.text.as_ref().context("no text: give a file with -f")
-    }
-
     /// The evaluation of `n_chunk` chunks of `n_ctx` tokens: several whole chunks together if they fit in a batch.
     pub fn windows(&self, n_ctx: usize, n_chunk: usize) -> Windows {
         let options = &self.args.session_options;
@@ -120,21 +100,25 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         let json = low.output.json.as_deref().map(|path| ("--json", path));
         return devices::list(&low.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);
     }
-    download::into(&mut low.model, resolve::verbosity(&low.output.closing, &low.output.log))?;
+    let verbosity = resolve::verbosity(&low.output.closing, &low.output.log);
+    download::into(&mut low.model, verbosity)?;
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;
-    let log = Log::new(args.verbosity, args.log_file.as_deref())?;
+    let log = Log::new(verbosity, args.output.log.log_file.as_deref())?;
     log.end(evaluate(&args, &notes, &log))
 }
 
 /// Opens the model and measures; returns the exit status.
 fn evaluate(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
-    let ctrl_c = begin(notes, &args.session_options, args.json.as_deref(), false, log)?;
+    let ctrl_c = begin(notes, &args.session_options, args.output.json.as_deref(), false, log)?;
     let model = open(&args.model, args.is_demo, &args.model_options, log, &ctrl_c)?;
     let desk = Desk { args, log };
-    let measurement = prepare(&desk, &model)?;
-    let options = session_options(&args.session_options, &measurement.windows);
-    warn_of_training(&model, measurement.windows.n_ctx, log);
+    let (windows, measure) = match &args.measure {
+        Measure::Perplexity(base) => measure::perplexity(&desk, &model, base.as_deref())?,
+        Measure::Divergence(base) => measure::divergence(&desk, &model, base)?,
+    };
+    let options = session_options(&args.session_options, &windows);
+    warn_of_training(&model, windows.n_ctx, log);
     let mut session = ctrl_c.during(|| model.session(&options))?;
     if ctrl_c.was_pressed() {
         return Err(Interrupted.into());
@@ -142,7 +126,7 @@ fn evaluate(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     describe(&model, &session, args.is_demo, &args.model_options, log);
     log.line(Level::Debug, format_args!("{args:#?}"));
     ctrl_c.attach(session.interrupt_handle());
-    let outcome = ctrl_c.during(|| (measurement.run)(&mut session));
+    let outcome = ctrl_c.during(|| measure(&mut session));
     let (result, status) = match outcome {
         Ok(result) => (result, 0),
         Err(error) if matches!(error.downcast_ref(), Some(EvalError::Interrupted)) => {
@@ -153,14 +137,6 @@ fn evaluate(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     };
     finish(&desk, &session, &options, result, status)?;
     Ok(status)
-}
-
-fn prepare<'a>(desk: &'a Desk, model: &Model) -> Result<Measurement<'a>> {
-    match &desk.args.measure {
-        Measure::Perplexity(base) => measure::perplexity(desk, model, base.as_deref()),
-        Measure::Strided(stride) => measure::strided(desk, model, *stride),
-        Measure::Divergence(base) => measure::divergence(desk, model, base),
-    }
 }
 
 fn session_options(given: &SessionOptions, windows: &Windows) -> SessionOptions {
@@ -187,7 +163,7 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
     let (timings, stats) = (session.timings(), session.stats());
     let devices = devices_now(session);
     desk.print("\n")?;
-    if desk.args.perf && desk.log.shows(Level::Info) {
+    if desk.args.output.closing.perf.0 && desk.log.shows(Level::Info) {
         // Nothing was sampled.
         let timings = report::timing_lines(&timings);
         let lines = timings.lines().filter(|line| !line.starts_with("llama_perf_sampler"));
@@ -202,9 +178,12 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
             desk.log.line(Level::Info, line);
         }
     }
-    let Some(path) = &desk.args.json else { return Ok(()) };
+    let Some(path) = &desk.args.output.json else { return Ok(()) };
     let mut all = measured(session, &timings, &stats, if status == 0 { "end" } else { "interrupted" });
-    all["measure"] = json!(name(&desk.args.measure));
+    all["measure"] = json!(match &desk.args.measure {
+        Measure::Perplexity(_) => "perplexity",
+        Measure::Divergence(_) => "kl-divergence",
+    });
     all["text"] = json!(desk.args.text.as_ref().map(|(name, _)| name.display().to_string()));
     all["n_ctx"] = json!(options.n_ctx);
     all["n_batch"] = json!(options.n_batch);
@@ -212,12 +191,4 @@ fn finish(desk: &Desk, session: &Session, options: &SessionOptions, result: Valu
     all["n_seq"] = json!(options.n_seq_max);
     all["result"] = result;
     write_json(path, &all, "results")
-}
-
-fn name(measure: &Measure) -> &'static str {
-    match measure {
-        Measure::Perplexity(_) => "perplexity",
-        Measure::Strided(_) => "perplexity-stride",
-        Measure::Divergence(_) => "kl-divergence",
-    }
 }

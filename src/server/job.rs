@@ -54,7 +54,7 @@ pub struct Running {
     receiver: mpsc::UnboundedReceiver<Event>,
     unread: Arc<AtomicUsize>,
     has_ended: bool,
-    /// Of the request that the text is for.
+    /// The record of the request that asked for the text.
     record: Option<Arc<Record>>,
     /// At the last token.
     timings: Timings,

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_counts_by_the_tokens_that_it_can_go_back_to() {
+    fn slots_count_by_tokens_they_can_rewind_to() {
         let slots = [view(true, &[1, 2, 3, 4], 0), view(false, &[1, 2, 3], 0)];
         let with_checkpoint = |slot: usize, n: usize| if slot == 0 { 0 } else { n.min(2) };
         let found = place(&slots, &[1, 2, 3, 4, 5], None, 0.1, true, with_checkpoint);

@@ -86,15 +86,15 @@ pub struct ReplayArgs {
     /// Traces
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Policies, separated by commas; 'all' is every one of the engine's. Of the simulator alone is 'lfu-model' (uses
-    /// of the whole run, where lfu counts a sequence's). LRU and the optimum (belady) are always simulated beside them
+    /// Policies, separated by commas: names, 'all' (all of the engine's) or 'lfu-model', of the simulator only (it
+    /// counts uses over the whole run, lfu over a sequence). LRU and the optimum (belady) are always added
     #[arg(long, value_name = "NAMES", default_value = "all", value_parser = policies)]
     pub policy: Names<Eviction>,
     /// Rooms for experts: 'recorded', a share of all of them (25%), high slots per layer (12slots) or a size (2GiB)
     #[arg(long, value_name = "SIZES", default_value = "recorded", value_delimiter = ',')]
     pub budget: Vec<Budget>,
     /// Predictors of prefetches, separated by commas: a name (path-table with --calibration), 'none', 'oracle' (knows
-    /// the future), 'oracle:80%' (that much of it; for the rest it names others) or 'all' (but path-table)
+    /// the future), 'oracle:80%' (right that often, else it names other experts) or 'all' (without path-table)
     #[arg(long, value_name = "NAMES", default_value = "none", value_parser = predictors)]
     pub predictor: Names<PredictedBy>,
     /// Print everything as JSON
@@ -135,7 +135,7 @@ pub struct TuneArgs {
     /// Percent of the room that low versions get
     #[arg(long, value_name = "N%", default_value = "0%", value_parser = percent)]
     pub low_share: f64,
-    /// Pretend that experts have low versions of so many percent of their bytes, where the model had none
+    /// Assume low versions of this percentage of the bytes, where the model had none
     #[arg(long, value_name = "N%", value_parser = percent)]
     pub low_bytes: Option<f64>,
     /// Percent of uses that ask for high, low and no version; T1 and T2 follow from it
@@ -158,7 +158,7 @@ pub struct RecallArgs {
     /// Layers ahead, at the most
     #[arg(long, value_name = "N", default_value = "3", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub distance: u8,
-    /// Other traces of the model, of which EdgeMoE's path table is made; without them it is left out
+    /// Other traces of the model, to make EdgeMoE's path table; without them it is left out
     #[arg(long, value_name = "FILES", value_delimiter = ',')]
     pub calibration: Vec<PathBuf>,
     /// Recall for which the number of experts is printed
@@ -174,14 +174,13 @@ pub struct RecallArgs {
 #[command(next_help_heading = "What is simulated (default: as recorded)")]
 pub struct WorldArgs {
     /// How layers share the room: even, shallow-first:N (the first N whole first), by-penalty (as these traces would
-    /// have it), or global: layers of equally large experts compete for all of their slots, which the engine does not
-    /// have
+    /// have it), or global (layers with experts of one size compete for slots; of the simulator only)
     #[arg(long, value_name = "HOW", alias = "allocation")]
     pub slots: Option<Slots>,
     /// Miss penalties of layers, from 'hobbit-sim calibrate' on other traces, for --slots by-penalty
     #[arg(long, value_name = "FILE")]
     pub penalties: Option<PathBuf>,
-    /// Other traces of the model, of which EdgeMoE's path table is made, for --predictor path-table
+    /// Other traces of the model, to make EdgeMoE's path table for --predictor path-table
     #[arg(long, value_name = "FILES", value_delimiter = ',')]
     pub calibration: Vec<PathBuf>,
     /// exact or dynamic
@@ -196,7 +195,7 @@ pub struct WorldArgs {
     /// Percent of the room that low versions get
     #[arg(long, value_name = "N%", value_parser = percent)]
     pub low_share: Option<f64>,
-    /// Pretend that experts have low versions of so many percent of their bytes, where the model had none
+    /// Assume low versions of this percentage of the bytes, where the model had none
     #[arg(long, value_name = "N%", value_parser = percent)]
     pub low_bytes: Option<f64>,
     /// Replace low versions by high ones while nothing else is read
@@ -219,8 +218,8 @@ pub struct WorldArgs {
     /// Leave out a missing expert with less than N times the uniform share of a token's weight, as hobbit-cli --drop
     #[arg(long, value_name = "N", value_parser = strength)]
     pub drop: Option<f32>,
-    /// Single tokens use what is in memory only, which changes beside them (SwapMoE), as hobbit-cli --virtual-experts
-    /// auto
+    /// Single tokens only use experts in memory, which are exchanged in the background (SwapMoE), as hobbit-cli
+    /// --virtual-experts auto
     #[arg(long, value_name = Switch::NAME)]
     pub virtual_experts: Option<Switch>,
     /// One of a layer's experts may change in N tokens; auto: as often as does not slow tokens
@@ -235,8 +234,8 @@ pub struct WorldArgs {
     /// Let predicted experts be evicted
     #[arg(long)]
     pub no_shield: bool,
-    /// Read guesses that are worth it (on), the same while virtual time is saved by it, which trials find out (auto),
-    /// or every guess by the rule of the predictor's paper (all), as the programs do
+    /// Guesses to read, as in the programs: those worth it (on), the same if trials show that it saves virtual time
+    /// (auto), or all, by the rule of the predictor's paper (all)
     #[arg(long, value_name = "auto|on|all", default_value = "on")]
     pub prefetch: options::Prefetch,
     /// Bytes per second of the file

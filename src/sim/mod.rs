@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{CommandFactory, Parser};
+use serde_json::Value;
 
 use args::{Args, Command, ShowArgs, TuneArgs};
 
@@ -154,6 +155,41 @@ fn others(files: &[PathBuf], recording: &Recording) -> Result<Vec<Recording>> {
     files.iter().map(open).collect()
 }
 
+/// Prints about each trace: JSON objects with these fields, in an array; or texts, each below a heading.
+fn each(
+    (files, low_bytes): (&[PathBuf], Option<f64>),
+    is_json: bool,
+    out: &mut dyn Write,
+    fields: impl Fn(&Recording) -> Result<Value>,
+    text: impl Fn(&Recording) -> Result<String>,
+) -> Result<()> {
+    if is_json {
+        let all = files.iter().map(|file| fields(&open(file, low_bytes)?)).collect::<Result<Vec<_>>>()?;
+        writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
+        return Ok(());
+    }
+    for (at, file) in files.iter().enumerate() {
+        let recording = open(file, low_bytes)?;
+        let gap = if at > 0 { "\n" } else { "" };
+        write!(out, "{gap}{}\n{}", about(&recording), text(&recording)?)?;
+    }
+    Ok(())
+}
+
+fn about(recording: &Recording) -> String {
+    let header = &recording.header;
+    let experts: u32 = header.model.layers.iter().map(|layer| u32::from(layer.n_expert)).sum();
+    format!(
+        "{}: {}, {} layers, {experts} experts; {} tokens, recorded with {} and {} MiB of experts",
+        recording.path.display(),
+        header.model.name,
+        header.model.layers.len(),
+        recording.n_tokens(),
+        header.settings.policy,
+        header.settings.cache_bytes >> 20,
+    )
+}
+
 /// Warns of a trace that a crash cut off.
 fn warn_of_cut(path: &Path, truncated: Option<u64>) {
     if let Some(offset) = truncated {
@@ -162,27 +198,18 @@ fn warn_of_cut(path: &Path, truncated: Option<u64>) {
     }
 }
 
-/// Columns of text without borders or blanks at line ends, easy to cut and compare. Rows are as long as the heading;
-/// the first `n_left` columns are left-aligned, the others right-aligned.
-fn table(heading: &[&str], rows: &[Vec<String>], n_left: usize) -> String {
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([heading[column].chars().count()]).max().unwrap_or(0)
-    };
+/// Columns of text without borders or blanks at line ends, easy to cut and compare. The heading's cells have commas
+/// between them; rows are as long. The first `n_left` columns are left-aligned, the others right-aligned.
+fn table(heading: &str, rows: &[Vec<String>], n_left: usize) -> String {
+    let heading: Vec<String> = heading.split(',').map(str::to_owned).collect();
+    let lines = || std::iter::once(&heading).chain(rows);
+    let width = |column: usize| lines().map(|cells| cells[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..heading.len()).map(width).collect();
-    let mut text = String::new();
-    let mut line = |cells: &mut dyn Iterator<Item = &str>| {
-        let mut line = String::new();
-        for (column, cell) in cells.enumerate() {
-            let (gap, width) = (if column == 0 { "" } else { "  " }, widths[column]);
-            line += &if column < n_left { format!("{gap}{cell:<width$}") } else { format!("{gap}{cell:>width$}") };
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
+    let line = |cells: &Vec<String>| {
+        let padded = cells.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
+            if column < n_left { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        });
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
     };
-    line(&mut heading.iter().copied());
-    for row in rows {
-        line(&mut row.iter().map(String::as_str));
-    }
-    text
+    lines().map(line).collect()
 }

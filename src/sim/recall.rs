@@ -62,32 +62,29 @@ struct WidthOfLayer {
 }
 
 pub fn run(args: &RecallArgs, out: &mut dyn Write) -> Result<()> {
-    let mut all = Vec::new();
-    for (file, n_before) in args.files.iter().zip(0..) {
-        let recording = super::open(file, None)?;
-        let table = path_table(&super::others(&args.calibration, &recording)?);
-        let rows = rows(&recording, &table, args.distance);
-        let widths = widths(&recording, args.distance);
-        let priced = priced(&recording, &widths, args.aim / 100.0);
-        if args.json {
-            all.push(serde_json::json!({
-                "file": file,
-                "model": recording.header.model.name,
-                "settings": recording.header.settings,
-                "tokens": recording.n_tokens(),
-                "aim": args.aim / 100.0,
-                "predictors": rows,
-                "best_of_later_routers": priced,
-            }));
-        } else {
-            let gap = if n_before > 0 { "\n" } else { "" };
-            write!(out, "{gap}{}\n{}", super::replay::about(&recording), lines(&recording, &rows, &priced, args.aim))?;
-        }
-    }
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
-    }
-    Ok(())
+    let aim = args.aim / 100.0;
+    let judged = |recording: &Recording| -> Result<_> {
+        let table = path_table(&super::others(&args.calibration, recording)?);
+        let widths = widths(recording, args.distance);
+        Ok((rows(recording, &table, args.distance), priced(recording, &widths, aim)))
+    };
+    let fields = |recording: &Recording| {
+        let (rows, priced) = judged(recording)?;
+        Ok(serde_json::json!({
+            "file": recording.path,
+            "model": recording.header.model.name,
+            "settings": recording.header.settings,
+            "tokens": recording.n_tokens(),
+            "aim": aim,
+            "predictors": rows,
+            "best_of_later_routers": priced,
+        }))
+    };
+    let text = |recording: &Recording| {
+        let (rows, priced) = judged(recording)?;
+        Ok(lines(recording, &rows, &priced, args.aim))
+    };
+    super::each((&args.files, None), args.json, out, fields, text)
 }
 
 /// A row for every predictor that the recording supports.
@@ -143,9 +140,8 @@ fn priced(recording: &Recording, widths: &BTreeMap<(u16, u8), Widths>, aim: f64)
 
 fn lines(recording: &Recording, rows: &[Row], widths: &[Width], aim: f64) -> String {
     let layers = &recording.header.model.layers;
-    let numbers: Vec<String> = layers.iter().map(|layer| layer.layer.to_string()).collect();
-    let mut heading = vec!["predictor", "distance", "experts", "precision", "recall"];
-    heading.extend(numbers.iter().map(String::as_str));
+    let numbers: String = layers.iter().map(|layer| format!(",{}", layer.layer)).collect();
+    let heading = format!("predictor,distance,experts,precision,recall{numbers}");
     let percent = |share: f64| format!("{:.1}", 100.0 * share);
     let cells = rows.iter().map(|row| {
         let all = row.all;
@@ -194,34 +190,27 @@ fn lines(recording: &Recording, rows: &[Row], widths: &[Width], aim: f64) -> Str
 /// Prints hit rates under LRU, the default policy and the optimum.
 pub fn curve(args: &CurveArgs, out: &mut dyn Write) -> Result<()> {
     let policies = [Eviction::Policy(PolicyKind::Lru), Eviction::Policy(PolicyKind::default()), Eviction::Belady];
-    let mut all = Vec::new();
-    for (file, n_before) in args.files.iter().zip(0..) {
-        let recording = super::open(file, None)?;
-        let curves = policies.map(|policy| Locality::of(&recording, policy));
-        let [lru, own, optimum] = curves;
+    let points = |recording: &Recording| -> Result<_> {
+        let [lru, own, optimum] = policies.map(|policy| Locality::of(recording, policy));
         let curves = [lru?, own?, optimum?];
-        let points = SHARES.map(|share| (share, curves.each_ref().map(|curve| curve.hit(share))));
-        if args.json {
-            let point = |(share, hits): &(f64, [f64; 3])| {
-                let named = policies.iter().zip(hits).map(|(policy, hit)| (policy.to_string(), (*hit).into()));
-                let mut row: serde_json::Map<String, serde_json::Value> = named.collect();
-                row.insert("share".to_owned(), (*share).into());
-                row
-            };
-            all.push(serde_json::json!({ "file": file, "points": points.iter().map(point).collect::<Vec<_>>() }));
-            continue;
-        }
-        let gap = if n_before > 0 { "\n" } else { "" };
-        let heading: Vec<String> = std::iter::once("slots".to_owned()).chain(policies.map(|p| p.to_string())).collect();
-        let rows = points.iter().map(|(share, hits)| {
-            let cells = std::iter::once(format!("{:.0}", Percent(*share)));
+        Ok(SHARES.map(|share| (share, curves.each_ref().map(|curve| curve.hit(share)))))
+    };
+    let fields = |recording: &Recording| {
+        let point = |(share, hits): (f64, [f64; 3])| {
+            let mut row = serde_json::json!({});
+            policies.iter().zip(hits).for_each(|(policy, hit)| row[policy.to_string()] = hit.into());
+            row["share"] = share.into();
+            row
+        };
+        Ok(serde_json::json!({ "file": recording.path, "points": points(recording)?.map(point).to_vec() }))
+    };
+    let text = |recording: &Recording| {
+        let row = |(share, hits): (f64, [f64; 3])| {
+            let cells = std::iter::once(format!("{:.0}", Percent(share)));
             cells.chain(hits.iter().map(|hit| format!("{hit:.4}"))).collect()
-        });
-        let heading: Vec<&str> = heading.iter().map(String::as_str).collect();
-        write!(out, "{gap}{}\n{}", super::replay::about(&recording), table(&heading, &rows.collect::<Vec<_>>(), 1))?;
-    }
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
-    }
-    Ok(())
+        };
+        let heading: String = policies.iter().map(|policy| format!(",{policy}")).collect();
+        Ok(table(&format!("slots{heading}"), &points(recording)?.map(row), 1))
+    };
+    super::each((&args.files, None), args.json, out, fields, text)
 }

@@ -25,32 +25,25 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
         !args.predictor.0.contains(&path_table) || !args.world.calibration.is_empty(),
         "--predictor path-table: there is no table; give other traces of the model with --calibration FILES"
     );
-    let mut all = Vec::new();
-    for (file, n_before) in args.files.iter().zip(0..) {
-        let recording = super::open(file, args.world.low_bytes)?;
-        let rows = compare(&recording, &args.world, &args.budget, &args.predictor.0, &args.policy.0)?;
-        if args.json {
-            all.push(serde_json::json!({
-                "file": file,
-                "model": recording.header.model.name,
-                "settings": recording.header.settings,
-                "tokens": recording.n_tokens(),
-                "recall": recalls(&recording),
-                "open_loop": rows.iter().any(|row| row.routing.is_some()),
-                "replays": rows,
-            }));
-        } else {
-            let gap = if n_before > 0 { "\n" } else { "" };
-            write!(out, "{gap}{}\n{}", about(&recording), lines(&rows))?;
-            if let Some(words) = rows.first().and_then(|row| row.routing.as_deref()) {
-                write!(out, "{}", routing_lines(words, &rows))?;
-            }
-        }
-    }
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
-    }
-    Ok(())
+    let rows = |recording: &Recording| compare(recording, &args.world, &args.budget, &args.predictor.0, &args.policy.0);
+    let fields = |recording: &Recording| {
+        let rows = rows(recording)?;
+        Ok(serde_json::json!({
+            "file": recording.path,
+            "model": recording.header.model.name,
+            "settings": recording.header.settings,
+            "tokens": recording.n_tokens(),
+            "recall": recalls(recording),
+            "open_loop": rows.iter().any(|row| row.routing.is_some()),
+            "replays": rows,
+        }))
+    };
+    let text = |recording: &Recording| {
+        let rows = rows(recording)?;
+        let words = rows.first().and_then(|row| row.routing.as_deref());
+        Ok(lines(&rows) + &words.map_or_else(String::new, |words| routing_lines(words, &rows)))
+    };
+    super::each((&args.files, args.world.low_bytes), args.json, out, fields, text)
 }
 
 /// Recall of every predictor that the recording supports, independent of residency.
@@ -79,35 +72,9 @@ fn recalls(recording: &Recording) -> Vec<serde_json::Value> {
     all
 }
 
-pub fn about(recording: &Recording) -> String {
-    let header = &recording.header;
-    let experts: u32 = header.model.layers.iter().map(|layer| u32::from(layer.n_expert)).sum();
-    format!(
-        "{}: {}, {} layers, {experts} experts; {} tokens, recorded with {} and {} MiB of experts",
-        recording.path.display(),
-        header.model.name,
-        header.model.layers.len(),
-        recording.n_tokens(),
-        header.settings.policy,
-        header.settings.cache_bytes >> 20,
-    )
-}
-
 /// A table of how the experts that single tokens needed were served.
 fn routing_lines(words: &str, rows: &[Row]) -> String {
-    let heading = [
-        "budget",
-        "predictor",
-        "policy",
-        "hit",
-        "re-ranked",
-        "low",
-        "dropped",
-        "loaded",
-        "given up",
-        "refused",
-        "MiB/tok",
-    ];
+    let heading = "budget,predictor,policy,hit,re-ranked,low,dropped,loaded,given up,refused,MiB/tok";
     let cells = rows.iter().filter_map(|row| {
         let (decode, shares) = (row.outcome.decode, row.shares?);
         let percent = |share: f64| Percent(share).to_string();
@@ -120,7 +87,7 @@ fn routing_lines(words: &str, rows: &[Row]) -> String {
         cells.push(format!("{:.2}", decode.bytes as f64 / decode.tokens.max(1) as f64 / MIB as f64));
         Some(cells)
     });
-    let table = table(&heading, &cells.collect::<Vec<_>>(), 3);
+    let table = table(heading, &cells.collect::<Vec<_>>(), 3);
     format!(
         "\nSingle tokens with {words}. Open-loop: the tokens are the recorded ones, although these experts would \
          change them. Shares are of the needed experts; 'given up' is the mean loss of a token's weight by \
@@ -129,20 +96,7 @@ fn routing_lines(words: &str, rows: &[Row]) -> String {
 }
 
 fn lines(rows: &[Row]) -> String {
-    let heading = [
-        "budget",
-        "predictor",
-        "policy",
-        "hits",
-        "penalty/tok",
-        "vs lru",
-        "vs best",
-        "MiB/tok",
-        "stall ms/tok",
-        "tok/s",
-        "prefetch",
-        "useful",
-    ];
+    let heading = "budget,predictor,policy,hits,penalty/tok,vs lru,vs best,MiB/tok,stall ms/tok,tok/s,prefetch,useful";
     let cells = rows.iter().map(|row| {
         let (total, decode) = (row.outcome.total(), row.outcome.decode);
         let per_token = |amount: f64| amount / total.tokens.max(1) as f64;
@@ -164,7 +118,7 @@ fn lines(rows: &[Row]) -> String {
             if issued > 0 { format!("{:.0}", Percent(useful as f64 / issued as f64)) } else { "-".into() },
         ]
     });
-    table(&heading, &cells.collect::<Vec<_>>(), 3)
+    table(heading, &cells.collect::<Vec<_>>(), 3)
 }
 
 /// One replay, compared with LRU and the optimum.

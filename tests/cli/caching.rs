@@ -104,7 +104,7 @@ fn measured(cache_share: f64, cache_bias: f32) -> Mixes {
 }
 
 #[test]
-fn a_loss_bound_uses_the_measurement_at_the_largest_cache_not_above_ours() {
+fn a_loss_bound_uses_the_nearest_smaller_cache() {
     let dir = tempfile::tempdir().unwrap();
     let model = dir.path().join("demo.gguf");
     std::fs::copy(demo_model(), &model).unwrap();

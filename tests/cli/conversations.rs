@@ -11,6 +11,7 @@ use nix::pty::openpty;
 use nix::sys::termios::{LocalFlags, tcgetattr};
 
 use crate::fixture::cli::*;
+use crate::fixture::write;
 
 const TALK: [&str; 5] = ["-cnv", "--chat-template", "chatml", "-n", "8"];
 
@@ -132,8 +133,7 @@ const FORGETFUL: &str = "{{- 'It is known that the same people may have been the
 #[test]
 fn answers_do_not_depend_on_earlier_contents_of_a_window() {
     let dir = tempfile::tempdir().unwrap();
-    let model = dir.path().join("model.gguf");
-    synth::write(&model, &Spec::tiny("gpt-oss")).unwrap();
+    let model = write(dir.path(), &Spec::tiny("gpt-oss"));
     // llama.cpp by itself, and at the seam.
     for experts in [&[][..], &["--expert-cache", "50%"]] {
         let answers = |lines: &str| {
@@ -272,7 +272,7 @@ fn sigterm_while_a_line_is_edited_leaves_a_sane_terminal() {
 }
 
 #[test]
-fn what_is_typed_is_kept_for_the_next_conversation_and_private() {
+fn typed_lines_are_kept_and_private() {
     let state = tempfile::tempdir().unwrap();
     let help = |terminal: &mut Terminal, keys: &str| {
         terminal.type_in(keys);

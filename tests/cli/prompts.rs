@@ -47,7 +47,7 @@ fn a_drawn_seed_is_printed_and_repeats_the_run() {
 }
 
 #[test]
-fn a_prompt_is_the_same_from_a_flag_a_file_the_environment_or_a_pipe() {
+fn a_prompt_is_the_same_from_every_source() {
     let usual = ["-n", "4", "--quiet"];
     let demo = |args: &[&str]| demo(&[&usual, args].concat());
     let typed = demo(&["-p", "a\\tb"]).run().expect(0).stdout;
@@ -135,7 +135,7 @@ fn a_cached_prompt_is_continued_and_other_files_are_refused() {
 }
 
 #[test]
-fn a_cached_prompt_of_a_recurrent_model_goes_on_at_its_checkpoint() {
+fn a_cached_recurrent_prompt_resumes_at_its_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let (file, model) = (dir.path().join("prompt"), dir.path().join("model.gguf"));
     let (file, path) = (file.to_str().unwrap(), model.to_str().unwrap());

@@ -34,7 +34,7 @@ fn end_of(mut child: Child) -> (Option<i32>, String) {
 }
 
 #[test]
-fn signals_end_a_completion_in_order_and_the_status_tells_which() {
+fn signals_end_a_completion_in_order() {
     for (signal, status) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
         let files = ["--stats-json", "stats.json", "--cache-state", "a.state", "--trace", "a.trace"];
         let (child, dir, reader) = endless(demo(&[&ENDLESS[..], &files, &["--expert-cache", "50%"]].concat()));
@@ -127,7 +127,7 @@ fn memory_signals_wait_for_the_model() {
 }
 
 #[test]
-fn a_mapped_model_that_is_cut_ends_the_run_with_its_name() {
+fn a_cut_mapped_model_is_named() {
     let cli = cli(&[&ENDLESS[..], &["-t", "1", "-c", "256", "-no-cnv", "--no-repack", "-m", "model.gguf"]].concat());
     let model = cli.dir.path().join("model.gguf");
     std::fs::copy(demo_model(), &model).unwrap();

@@ -119,7 +119,7 @@ fn a_closed_pipe_ends_every_program_without_a_message() {
     let prose = bundled("demo-heldout-prose.txt").display().to_string();
     run_unread(PERPLEXITY, &["-f", &prose, "-c", "64", "-b", "64", "--chunks", "2", "-t", "1"]);
     run_unread(CLI, &["-p", "In the beginning", "-n", "4", "-t", "1"]);
-    for format in ["md", "csv", "json", "jsonl", "sql"] {
+    for format in ["md", "csv", "json", "jsonl"] {
         run_unread(BENCH, &["-t", "1", "-r", "1", "-p", "4", "-n", "0", "--no-roofline", "-o", format]);
     }
     for path in [CLI, BENCH, PERPLEXITY, SIM] {

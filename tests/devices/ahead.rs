@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use gguf_tools::synth::Spec;
 use hobbit::options::{CpuHelper, Prefetch};
 use hobbit::stats::DeviceCounters;
-use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, Session, SessionOptions};
+use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, Session};
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::predict::PredictorKind;
@@ -16,7 +16,7 @@ use super::compare::{
     ALL, DEVICE_SIZES, HALF, Placed, QUARTER, WAVES, assert_none, check_on_device, devices, each, options,
 };
 use super::fixture::cases::part;
-use super::fixture::{bundled, demo_tokens, write};
+use super::fixture::{bundled, demo_tokens, one_thread, write};
 use super::places::compare_with;
 use super::{assert_sound, early, late, on, register};
 
@@ -104,8 +104,7 @@ fn promoted(cpu_helper: CpuHelper, link_bandwidth: f64, phases: &[(hobbit::Token
     };
     let device_options = DeviceOptions { cache: QUARTER, cpu_helper, ..on(&[&device]) };
     let options = ModelOptions { caching, device: device_options, ..options(ALL) };
-    let settings = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
-    let mut session = Model::open(&path, &options).unwrap().session(&settings).unwrap();
+    let mut session = Model::open(&path, &options).unwrap().session(&one_thread(512)).unwrap();
     let mut counts = Vec::new();
     for &(token, n) in phases {
         let before = session.stats().devices[0];
@@ -116,8 +115,8 @@ fn promoted(cpu_helper: CpuHelper, link_bandwidth: f64, phases: &[(hobbit::Token
     counts
 }
 
-/// The device copies experts that the CPU computes while the link is idle, once tokens use them more than its residents:
-/// its hits grow.
+/// While the link is idle, the device copies experts that the CPU computes, once tokens use them more than its
+/// residents: its hits grow.
 #[test]
 fn promotions_over_an_idle_link() {
     let (warm_up, once, often) = ((5, 32), [(9, 1), (5, 1), (9, 1)], (9, 96));
@@ -179,8 +178,7 @@ fn scores_are_those_of_the_cpu() {
         let path = dir.path().join(name);
         let device = DeviceOptions { cache: HALF, ..device };
         let model = Model::open(&demo(), &ModelOptions { device, trace: Some(path.clone()), ..options(HALF) });
-        let options = SessionOptions { n_ctx: 256, threads: Some(1), ..SessionOptions::default() };
-        let mut session = model.and_then(|model| model.session(&options)).unwrap();
+        let mut session = model.and_then(|model| model.session(&one_thread(256))).unwrap();
         for token in demo_tokens(session.model(), 48) {
             session.feed(&[token]).unwrap();
         }
@@ -213,9 +211,8 @@ fn measure(path: &Path, device: &Device, cache: ExpertCache, predictor: Predicto
     let caching = CachingOptions { distance: 2, ..always(predictor, PolicyKind::Lru) };
     let device_options = DeviceOptions { cache, cpu_helper: CpuHelper::Off, ..on(&[device]) };
     let options = ModelOptions { caching, device: device_options, ..options(ALL) };
-    let options_of_session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
     let model = Model::open(path, &options).unwrap();
-    let mut session: Session = model.session(&options_of_session).unwrap();
+    let mut session: Session = model.session(&one_thread(512)).unwrap();
     let tokens: Vec<hobbit::Token> = if path == demo() {
         demo_tokens(session.model(), 160)
     } else {
@@ -241,8 +238,7 @@ fn every_guess_is_copied_as_in_the_papers() {
         let caching = CachingOptions { prefetch, distance: 1, fill: false, ..caching };
         let device_options = DeviceOptions { cache: HALF, cpu_helper: CpuHelper::Off, ..on(&[&device]) };
         let options = ModelOptions { caching, device: device_options, ..options(ALL) };
-        let options_of_session = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
-        let mut session = Model::open(&demo(), &options).unwrap().session(&options_of_session).unwrap();
+        let mut session = Model::open(&demo(), &options).unwrap().session(&one_thread(512)).unwrap();
         for token in demo_tokens(session.model(), 32) {
             session.feed(&[token]).unwrap();
         }

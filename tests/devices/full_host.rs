@@ -5,12 +5,12 @@ use std::time::Duration;
 use gguf_tools::synth::{Format, Spec};
 use hobbit::options::{CpuHelper, LowShare, LowSource, PrecisionMode};
 use hobbit::stats::PrecisionReport;
-use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, PrecisionOptions, SessionOptions, Stats};
+use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, PrecisionOptions, Stats};
 use lagging_device::{Device, Order};
 
 use super::compare::{ALL, QUARTER, options};
 use super::fixture::ends::dynamic;
-use super::fixture::write;
+use super::fixture::{one_thread, write};
 use super::{assert_sound, on, ordered};
 
 fn spec() -> Spec {
@@ -35,8 +35,7 @@ fn run(device: &Device, low: bool, change: fn(&mut ModelOptions)) -> ([u64; 5], 
     };
     change(&mut options);
     let model = Model::open(&high, &options).expect("the model opens");
-    let settings = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
-    let mut session = model.session(&settings).expect("a session");
+    let mut session = model.session(&one_thread(512)).expect("a session");
     let token = |position: i32| BatchToken {
         token: (position * 37) % 300 + 3 + position / 20,
         position,

@@ -19,7 +19,7 @@ use super::compare::{ALL, HALF, NONE, QUARTER, WAVES, devices, options, same};
 use super::fixture::cases::case;
 use super::fixture::ends::{dynamic, lowered};
 use super::fixture::script::Row;
-use super::fixture::{bundled, demo_tokens, write};
+use super::fixture::{bundled, demo_tokens, one_thread, write};
 use super::{assert_sound, on, ordered, register};
 
 /// The device leaves out the experts that the CPU leaves out. Without caches every use is a miss, so that both leave
@@ -107,7 +107,7 @@ fn divergence(from: &[Vec<f32>], to: &[Vec<f32>]) -> f64 {
 /// Beside a device with other arithmetic, the helper's results are close to the device's own, and no farther from them
 /// than the CPU's are.
 #[test]
-fn the_cpu_helper_is_as_close_as_the_two_backends_are() {
+fn the_cpu_helper_is_close_to_the_device() {
     let device = register(Options { rounds_products: true, ..Options::default() });
     // A trained model: close decisions of random routers flip with the last bit.
     let run = |n_sequences: usize, n_steps: usize, device: DeviceOptions, cpu_helper: CpuHelper| {
@@ -208,8 +208,7 @@ fn saved_caches_are_restored() {
         let device = DeviceOptions { cache: QUARTER, ..on(&[&device]) };
         let options = ModelOptions { device, cache_state, ..options(QUARTER) };
         let model = Model::open(&path, &options).unwrap();
-        let options = SessionOptions { n_ctx: 256, threads: Some(1), ..SessionOptions::default() };
-        let mut session = model.session(&options).unwrap();
+        let mut session = model.session(&one_thread(256)).unwrap();
         let mut logits = Vec::new();
         for token in 10..50 {
             session.feed(&[token]).unwrap();

@@ -80,7 +80,7 @@ impl Evaluate for Troubled<'_> {
 }
 
 #[test]
-fn memory_refused_at_the_start_makes_the_cache_smaller_or_pageable() {
+fn memory_refused_at_the_start_shrinks_the_cache() {
     let rig = Rig::new(Options::default(), Script::Single);
     let model = rig.open(ALL, 0.0);
     rig.device.fail_allocations_above(3 << 20);

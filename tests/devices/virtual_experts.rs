@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use gguf_tools::synth::Spec;
 use hobbit::options::{RoutingOptions, VirtualExperts, VirtualUpdate};
-use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, Session, SessionOptions};
+use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, Session};
 use hobbit_core::plan::ExpertCache;
 use lagging_device::Order;
 
 use super::compare::{ALL, HALF, NONE, QUARTER, options};
 use super::fixture::script::bits;
 use super::fixture::stores::{Gate, Held, OpenAtLast};
-use super::fixture::write;
+use super::fixture::{one_thread, write};
 use super::{assert_sound, on, ordered};
 
 fn evaluate(session: &mut Session, positions: std::ops::Range<i32>) -> Vec<u32> {
@@ -35,7 +35,6 @@ fn tokens_use_resident_experts_as_virtual_ones() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let spec = Spec { experts: 16, topk: 4, ff: 64, seed: 11, ..Spec::tiny("qwen3moe") };
         let path = write(dir.path(), &spec);
-        let settings = SessionOptions { n_ctx: 512, threads: Some(1), ..SessionOptions::default() };
         let open = |cache, host, virtual_experts, held: &Arc<Held>| {
             let virtual_update = VirtualUpdate::Tokens(1);
             let options = ModelOptions {
@@ -43,7 +42,7 @@ fn tokens_use_resident_experts_as_virtual_ones() {
                 routing: RoutingOptions { virtual_experts, virtual_update, ..RoutingOptions::default() },
                 ..options(host)
             };
-            Model::open_with_store(&path, &options, Gate::wrap(held)).and_then(|model| model.session(&settings))
+            Model::open_with_store(&path, &options, Gate::wrap(held)).and_then(|model| model.session(&one_thread(512)))
         };
         let held = Arc::default();
         let mut session = open(QUARTER, HALF, VirtualExperts::Auto, &held).expect("the model opens");

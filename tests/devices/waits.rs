@@ -3,7 +3,7 @@
 
 use gguf_tools::synth::Spec;
 use hobbit::options::CpuHelper;
-use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, Session, SessionOptions};
+use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, Session};
 use hobbit_core::cache::Allocation;
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::plan::ExpertCache;
@@ -13,6 +13,7 @@ use lagging_device::{Device, Options};
 
 use super::compare::{ALL, Placed, QUARTER, Reference, options, same};
 use super::fixture::cases::{Case, case};
+use super::fixture::one_thread;
 use super::{assert_sound, late, on, register};
 
 const LAYERS: u64 = 4;
@@ -40,7 +41,7 @@ fn model_options(device: &Device, cache: ExpertCache, caching: CachingOptions) -
 }
 
 fn session_of(model: &Model) -> Session {
-    model.session(&SessionOptions { n_ctx: 256, threads: Some(1), ..SessionOptions::default() }).unwrap()
+    model.session(&one_thread(256)).unwrap()
 }
 
 /// Waits for a few tokens, evaluated one by one.
@@ -70,7 +71,7 @@ fn the_host_waits_once_for_a_divided_layer() {
 }
 
 #[test]
-fn the_host_does_not_wait_for_a_layer_that_is_wholly_on_the_device() {
+fn no_waits_for_a_layer_wholly_on_the_device() {
     for options in [late(), super::early()] {
         let device = register(options);
         let case = model_case();

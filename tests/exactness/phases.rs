@@ -134,8 +134,8 @@ fn no_architecture_needs_a_discarded_buffer() {
 }
 
 #[test]
-fn slots_that_were_asked_for_and_repeatable_runs_stay_as_they_are() {
-    if !in_own_process("exactness::phases::slots_that_were_asked_for_and_repeatable_runs_stay_as_they_are") {
+fn given_slots_and_repeatable_runs_stay() {
+    if !in_own_process("exactness::phases::given_slots_and_repeatable_runs_stay") {
         return;
     }
     let case = wide_case();

@@ -369,7 +369,7 @@ fn experts_lend_the_projector_their_memory() {
         assert!(found == expected);
     });
     assert_eq!(model.host_cache_bytes(), all);
-    // What the user asked for meanwhile stays.
+    // A size that the user sets meanwhile stays.
     let encoder = projector.encoder().unwrap();
     let half = model.set_host_cache(ExpertCache::Bytes(all / 2));
     assert!(half < all / 2);

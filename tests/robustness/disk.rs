@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use gguf_tools::synth::Spec;
-use hobbit::{BatchToken, EvalError, Model, ModelOptions, Session, SessionOptions, Token};
+use hobbit::{BatchToken, EvalError, Model, ModelOptions, Session, Token};
 use hobbit_core::gguf::Gguf;
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::faulty::{Faults, FaultyStore};
 use hobbit_core::store::{IoMode, Store};
 
-use crate::fixture::{self, stores::Breaking};
+use crate::fixture::{self, one_thread, stores::Breaking};
 
 const CACHES: [ExpertCache; 3] = [ExpertCache::Percent(100.0), ExpertCache::Percent(25.0), ExpertCache::Bytes(0)];
 
@@ -24,7 +24,7 @@ fn options(expert_cache: ExpertCache, io: IoMode) -> ModelOptions {
 }
 
 fn session(model: &Model) -> Session {
-    model.session(&SessionOptions { n_ctx: 256, threads: Some(1), ..SessionOptions::default() }).unwrap()
+    model.session(&one_thread(256)).unwrap()
 }
 
 /// Evaluates a prompt and a few single tokens; all logits of the last token.

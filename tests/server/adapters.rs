@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use gguf_tools::synth::{self, Spec};
+use gguf_tools::synth::Spec;
 use serde_json::{Value, json};
 
 use super::rig::{Server, with};
 use crate::fixture::adapters as files;
 use crate::fixture::cli::demo_model;
+use crate::fixture::write;
 
 fn adapter(dir: &Path) -> PathBuf {
     files::lora(&demo_model(), dir.join("attention.gguf"), 4, |name| {
@@ -108,8 +109,7 @@ fn ask(slot: usize, prompt: &[u64], n_predict: usize, scale: f64) -> Value {
 #[test]
 fn a_request_that_overflows_fails_alone() {
     let dir = tempfile::tempdir().unwrap();
-    let model = dir.path().join("model.gguf");
-    synth::write(&model, &Spec::tiny("llama")).unwrap();
+    let model = write(dir.path(), &Spec::tiny("llama"));
     let lora = files::overflow(&model, dir.path().join("overflow.gguf"), POISON);
     let (model, lora) = (model.to_str().unwrap(), lora.to_str().unwrap());
     for attention in ["off", "on"] {

@@ -4,6 +4,7 @@ use gguf_tools::synth::{self, Spec};
 use serde_json::{Value, json};
 
 use super::rig::{Server, with};
+use crate::fixture::write;
 
 const SYSTEM: &str = "You are brief and polite, and you know all that was said before this day.";
 
@@ -67,8 +68,7 @@ fn a_window_goes_on_from_another_slots_checkpoint() {
 
 fn check_window(arch: &str) {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("model.gguf");
-    synth::write(&path, &Spec::tiny(arch)).unwrap();
+    let path = write(dir.path(), &Spec::tiny(arch));
     let window = format!("{arch}.attention.sliding_window=int:32");
     let start = || Server::start(&["-m", path.to_str().unwrap(), "--override-kv", &window]);
     let text = |server: &Server, body: &Value| {

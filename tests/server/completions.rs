@@ -43,7 +43,7 @@ fn prompts_are_scored_token_by_token() {
     for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
         assert_eq!(list(choice, name).len(), tokens.len(), "{name}");
     }
-    assert!(logs[0].is_null() && list(choice, "top_logprobs")[0].is_null(), "nothing tells the first token");
+    assert!(logs[0].is_null() && list(choice, "top_logprobs")[0].is_null(), "the first token has no probability");
     assert_eq!(choice["logprobs"]["content"], json!([]), "no token was generated");
     // The first token is the model's own for the beginning.
     for (token, offset) in list(choice, "tokens").iter().zip(list(choice, "text_offset")).skip(1) {
@@ -61,7 +61,7 @@ fn prompts_are_scored_token_by_token() {
         let best = all[0]["logprob"].as_f64().unwrap();
         assert!((greatest(&list(choice, "top_logprobs")[at]) - best).abs() < NEAR, "token {at}");
     }
-    // What the slot has evaluated before changes nothing, and neither does a prompt of tokens.
+    // Neither a slot that has read the prompt before nor a prompt of tokens changes the result.
     let again = server.post(PATH, &with(body.clone(), json!({"prompt": tokens}))).ok();
     assert_eq!(again["choices"][0]["logprobs"]["token_logprobs"], json!(logs));
     assert_eq!(again["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
@@ -182,7 +182,7 @@ fn suffixes_need_tokens_for_infilling() {
     assert_ne!(empty["choices"][0]["text"], own["choices"][0]["text"]);
 }
 
-/// What lm-eval asks of a server whose tokenizer it uses.
+/// Tokenizer facts in the form lm-eval reads.
 #[test]
 fn the_tokenizer_is_described_as_vllm_does() {
     let server = Server::start(&[]);

@@ -59,7 +59,7 @@ fn log_lines_can_be_json() {
 }
 
 #[test]
-fn a_context_longer_than_the_training_is_warned_of_and_a_prompt_too_long_is_told_of_it() {
+fn warnings_of_long_contexts_and_prompts() {
     let server = Server::start(&["-c", "4096"]);
     let warning = "warning: the context holds 2048 tokens, but the model was trained on 512: beyond them it may talk \
                    nonsense; give -c 1024 or less";

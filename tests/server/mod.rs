@@ -1,6 +1,5 @@
 //! hobbit-server over HTTP.
 
-mod access;
 mod adapters;
 mod answers;
 mod chat;

@@ -4,11 +4,11 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::process::Command;
 
-use gguf_tools::synth::{self, Spec};
+use gguf_tools::synth::Spec;
 use serde_json::{Value, json};
 
 use super::rig::{Server, with};
-use crate::fixture::demo_in_f32;
+use crate::fixture::{demo_in_f32, write};
 
 #[test]
 fn a_saved_slot_replaces_only_a_saved_slot() {
@@ -60,8 +60,7 @@ fn a_saved_slot_replaces_only_a_saved_slot() {
 #[test]
 fn a_slot_that_cannot_shift_ends_its_text() {
     let dir = tempfile::tempdir().unwrap();
-    let model = dir.path().join("model.gguf");
-    synth::write(&model, &Spec::tiny("granitemoe")).unwrap();
+    let model = write(dir.path(), &Spec::tiny("granitemoe"));
     let flags = ["-c", "256", "-np", "1", "--context-shift", "-m", model.to_str().unwrap()];
     for (is_rotated, n_predicted) in [("true", 300), ("false", 256)] {
         let key = format!("granitemoe.rope.scaling.finetuned=bool:{is_rotated}");

@@ -1,10 +1,10 @@
 //! Drafts in the steps of slots: answers are what they are without.
 
-use gguf_tools::synth::{self, Spec};
+use gguf_tools::synth::Spec;
 use serde_json::{Value, json};
 
 use super::rig::{Event, Server, with};
-use crate::fixture::{demo_in_f32, predictable};
+use crate::fixture::{demo_in_f32, predictable, write};
 
 fn model() -> &'static str {
     demo_in_f32().to_str().unwrap()
@@ -268,8 +268,7 @@ fn a_long_context_says_what_texts_depend_on() {
 #[test]
 fn a_recurrent_model_answers_without_drafts() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("model.gguf");
-    synth::write(&path, &Spec::tiny("jamba")).unwrap();
+    let path = write(dir.path(), &Spec::tiny("jamba"));
     let server = start("1", &["-m", path.to_str().unwrap(), "--spec-type", "ngram-cache"]);
     let answer = server.post("/completion", &json!({"prompt": "In the", "n_predict": 8, "ignore_eos": true})).ok();
     assert_eq!(answer["tokens_predicted"], 8);

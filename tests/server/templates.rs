@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gguf_tools::synth::{self, Spec};
+use gguf_tools::synth::Spec;
 use serde_json::json;
 
 use super::rig::*;
+use crate::fixture::write;
 
 /// Hostile templates by name. The content of the message chooses one.
 const HOSTILE: [(&str, &str); 22] = [
@@ -96,8 +97,7 @@ fn a_template_that_explodes_fails_one_request() {
 /// A small model whose file has another template, filled up with spaces.
 fn model_with(template: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("hostile.gguf");
-    synth::write(&path, &Spec::tiny("qwen3moe")).unwrap();
+    let path = write(dir.path(), &Spec::tiny("qwen3moe"));
     let mut bytes = std::fs::read(&path).unwrap();
     let find =
         |text: &[u8]| bytes.windows(text.len()).position(|window| window == text).expect("models have a template");
@@ -110,7 +110,7 @@ fn model_with(template: &str) -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
-fn a_model_with_such_a_template_is_refused_and_another_replaces_it() {
+fn a_hostile_model_template_is_refused_or_replaced() {
     let cli = env!("CARGO_BIN_EXE_hobbit-cli");
     let server = env!("CARGO_BIN_EXE_hobbit-server");
     let run = |program: &str, args: &[&str]| -> Output { Command::new(program).args(args).output().unwrap() };
@@ -122,7 +122,7 @@ fn a_model_with_such_a_template_is_refused_and_another_replaces_it() {
         for refused in [run(cli, &talk), run(server, &["-m", model, "-t", "1", "-c", "64", "--port", "0"])] {
             let log = String::from_utf8(refused.stderr).unwrap();
             assert_eq!(refused.status.code(), Some(1), "{name}: {log}");
-            let parts = ["hostile.gguf: the model's chat template cannot be used; --chat-template chatml"];
+            let parts = ["qwen3moe.gguf: the model's chat template cannot be used; --chat-template chatml"];
             assert!(parts.iter().all(|part| log.contains(part)), "{name}: {log}");
         }
         let other = run(cli, &[&talk[..], &["--chat-template", "chatml"]].concat());

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use hobbit::engine::ChatDelta;
 use serde_json::{Value, json};
 
-use super::chat::answer::{Message, Reader};
+use super::chat::answer::Reader;
 use super::chat::{Talk, count};
 use super::openai::random_id;
 use super::texts;
@@ -29,20 +29,16 @@ pub async fn messages(State(app): State<Arc<App>>, Body(body, held): Body) -> Re
     drop(body);
     let mut running = talk.start(loaded).await?;
     let (streams, ping) = (talk.params.stream, talk.params.ping);
-    let answer = Answer::new(talk, stops)?;
+    let mut answer = Answer::new(talk, stops)?;
     if streams {
         return respond(running, answer, ping).await;
     }
     let own = whole(running.remove(0)).await?;
-    let message = app.work(|| Message::of(&answer.talk.prompt, &own)).await?;
-    let (done, n_cached) = (&own.done, own.done.timings.n_cached);
-    let mut value = answer.message(blocks(&message), n_cached, done.n_prompt.saturating_sub(n_cached), done.n_decoded);
-    value["stop_reason"] = json!(stop_reason(&done.stop, !message.calls.is_empty(), &answer.stops));
-    value["stop_sequence"] = json!(stop_sequence(&done.stop, &answer.stops));
-    if let Some(verbose) = answer.talk.verbose(done, 0, &own.text) {
-        value["__verbose"] = verbose;
+    let mut message = app.work(|| answer.finish(&own.text, &own.done, &mut Vec::new())).await?;
+    if let Some(verbose) = answer.talk.verbose(&own.done, 0, &own.text) {
+        message["__verbose"] = verbose;
     }
-    Ok(Json(value).into_response())
+    Ok(Json(message).into_response())
 }
 
 /// `POST /v1/messages/count_tokens`
@@ -66,13 +62,14 @@ impl Answer {
         Ok(Self { talk, id: format!("msg_{}", random_id()), stops, reader, blocks: Blocks::default() })
     }
 
-    /// The message with this content; `n_new` tokens of the prompt were not cached.
-    fn message(&self, content: Value, n_cached: usize, n_new: usize, n_decoded: usize) -> Value {
+    /// The message so far.
+    fn message(&self, n_prompt: usize, n_cached: usize, n_decoded: usize) -> Value {
+        let n_new = n_prompt.saturating_sub(n_cached);
         json!({
             "id": self.id,
             "type": "message",
             "role": "assistant",
-            "content": content,
+            "content": self.blocks.done,
             "model": self.talk.app.model_name(),
             "stop_reason": null,
             "stop_sequence": null,
@@ -80,20 +77,15 @@ impl Answer {
         })
     }
 
-    fn done(&mut self, done: &Done, events: &mut Vec<Value>) -> Result<(), ApiError> {
-        let deltas = self.reader.finish(&done.rest, &done.stop)?;
+    /// The complete message, whose text ends with `rest`; `events` are those of its last blocks.
+    fn finish(&mut self, rest: &str, done: &Done, events: &mut Vec<Value>) -> Result<Value, ApiError> {
+        let deltas = self.reader.finish(rest, &done.stop)?;
         deltas.iter().for_each(|delta| self.blocks.add(delta, events));
         self.blocks.close(events);
-        events.push(json!({
-            "type": "message_delta",
-            "delta": {
-                "stop_reason": stop_reason(&done.stop, self.blocks.have_calls, &self.stops),
-                "stop_sequence": stop_sequence(&done.stop, &self.stops),
-            },
-            "usage": {"output_tokens": done.n_decoded},
-        }));
-        events.push(json!({"type": "message_stop"}));
-        Ok(())
+        let mut message = self.message(done.n_prompt, done.timings.n_cached, done.n_decoded);
+        message["stop_reason"] = json!(stop_reason(&done.stop, self.blocks.have_calls, &self.stops));
+        message["stop_sequence"] = json!(stop_sequence(&done.stop, &self.stops));
+        Ok(message)
     }
 }
 
@@ -102,8 +94,7 @@ impl Shape for Answer {
         let mut events = Vec::new();
         match event {
             Event::Started(started) => {
-                let n_new = started.n_prompt.saturating_sub(started.n_cached);
-                let message = self.message(json!([]), started.n_cached, n_new, 0);
+                let message = self.message(started.n_prompt, started.n_cached, 0);
                 events.push(json!({"type": "message_start", "message": message}));
             }
             // A ping shows waiting clients that the prompt advances.
@@ -111,7 +102,14 @@ impl Shape for Answer {
             Event::Token(token) => {
                 self.reader.push(&token.text).iter().for_each(|delta| self.blocks.add(delta, &mut events));
             }
-            Event::Done(done) => self.done(&done, &mut events)?,
+            Event::Done(done) => {
+                let message = self.finish(&done.rest, &done, &mut events)?;
+                let [reason, sequence] = ["stop_reason", "stop_sequence"].map(|name| &message[name]);
+                let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
+                let usage = json!({"output_tokens": done.n_decoded});
+                events.push(json!({"type": "message_delta", "delta": delta, "usage": usage}));
+                events.push(json!({"type": "message_stop"}));
+            }
             _ => {}
         }
         Ok(events.iter().map(typed).collect())
@@ -120,23 +118,6 @@ impl Shape for Answer {
     fn failure(&mut self, error: &ApiError) -> Vec<Frame> {
         vec![typed(&json!({"type": "error", "error": error.json()}))]
     }
-}
-
-/// Reasoning, text and calls as blocks.
-fn blocks(message: &Message) -> Value {
-    let mut blocks = Vec::new();
-    if !message.reasoning.is_empty() {
-        blocks.push(json!({"type": "thinking", "thinking": message.reasoning, "signature": ""}));
-    }
-    if !message.content.is_empty() {
-        blocks.push(json!({"type": "text", "text": message.content}));
-    }
-    for call in &message.calls {
-        // A call that was cut off is not valid JSON.
-        let input = serde_json::from_str::<Value>(&call.arguments).unwrap_or_else(|_| json!({}));
-        blocks.push(json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input}));
-    }
-    Value::Array(blocks)
 }
 
 /// The request's stop text that ended an answer; `None` for one of the chat template's.
@@ -166,62 +147,71 @@ enum Kind {
     Call(usize),
 }
 
-/// Blocks of a stream, in order.
+/// The blocks of an answer, in order.
 #[derive(Debug, Default)]
 struct Blocks {
-    open: Option<Kind>,
-    /// Index of the open block, or of the next one.
-    index: usize,
+    open: Option<(Kind, Value)>,
+    /// Arguments of the open call.
+    arguments: String,
+    /// Complete blocks.
+    done: Vec<Value>,
     have_calls: bool,
 }
 
 impl Blocks {
     /// Adds a piece to a block of its kind.
     fn add(&mut self, delta: &ChatDelta, events: &mut Vec<Value>) {
-        let (kind, block, piece) = match delta {
-            ChatDelta::Reasoning(text) => (
-                Kind::Thinking,
-                json!({"type": "thinking", "thinking": "", "signature": ""}),
-                json!({"type": "thinking_delta", "thinking": text}),
-            ),
-            ChatDelta::Content(text) => {
-                (Kind::Text, json!({"type": "text", "text": ""}), json!({"type": "text_delta", "text": text}))
+        let (kind, block, name, text) = match delta {
+            ChatDelta::Reasoning(text) => {
+                (Kind::Thinking, json!({"type": "thinking", "thinking": "", "signature": ""}), "thinking", text)
             }
-            ChatDelta::ToolCall(call) => (
-                Kind::Call(call.index),
-                json!({"type": "tool_use", "id": call.id, "name": call.name, "input": {}}),
-                json!({"type": "input_json_delta", "partial_json": call.arguments}),
-            ),
+            ChatDelta::Content(text) => (Kind::Text, json!({"type": "text", "text": ""}), "text", text),
+            ChatDelta::ToolCall(call) => {
+                let block = json!({"type": "tool_use", "id": call.id, "name": call.name, "input": {}});
+                (Kind::Call(call.index), block, "partial_json", &call.arguments)
+            }
         };
-        if self.open != Some(kind) {
+        if self.open.as_ref().is_none_or(|(open, _)| *open != kind) {
             self.close(events);
-            self.open = Some(kind);
             self.have_calls |= matches!(kind, Kind::Call(_));
-            events.push(json!({"type": "content_block_start", "index": self.index, "content_block": block}));
+            events.push(json!({"type": "content_block_start", "index": self.done.len(), "content_block": block}));
+            self.open = Some((kind, block));
         }
-        let is_empty = matches!(delta, ChatDelta::ToolCall(call) if call.arguments.is_empty());
-        if !is_empty {
-            events.push(json!({"type": "content_block_delta", "index": self.index, "delta": piece}));
+        if text.is_empty() {
+            return;
         }
+        match self.open.as_mut().and_then(|(_, block)| block.get_mut(name)) {
+            Some(Value::String(own)) => own.push_str(text),
+            _ => self.arguments.push_str(text),
+        }
+        let kind = if name == "partial_json" { "input_json_delta".to_owned() } else { format!("{name}_delta") };
+        let delta = json!({"type": kind, name: text});
+        events.push(json!({"type": "content_block_delta", "index": self.done.len(), "delta": delta}));
     }
 
     /// Closes the open block.
     fn close(&mut self, events: &mut Vec<Value>) {
-        let Some(kind) = self.open.take() else { return };
+        let Some((kind, mut block)) = self.open.take() else { return };
+        let index = self.done.len();
         if kind == Kind::Thinking {
             // Reasoning is not signed.
             let delta = json!({"type": "signature_delta", "signature": ""});
-            events.push(json!({"type": "content_block_delta", "index": self.index, "delta": delta}));
+            events.push(json!({"type": "content_block_delta", "index": index, "delta": delta}));
         }
-        events.push(json!({"type": "content_block_stop", "index": self.index}));
-        self.index += 1;
+        if let Kind::Call(_) = kind {
+            // A call that was cut off is not valid JSON.
+            let arguments = serde_json::from_str(&std::mem::take(&mut self.arguments));
+            block["input"] = arguments.unwrap_or_else(|_| json!({}));
+        }
+        events.push(json!({"type": "content_block_stop", "index": index}));
+        self.done.push(block);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hobbit::engine::{ToolCall, ToolCallDelta};
+    use hobbit::engine::ToolCallDelta;
 
     #[test]
     fn stop_reasons() {
@@ -232,22 +222,6 @@ mod tests {
         assert_eq!(stop_reason(&word("END"), false, &stops), "stop_sequence");
         assert_eq!(stop_reason(&word("<|im_end|>"), false, &stops), "end_turn");
         assert_eq!(stop_sequence(&word("<|im_end|>"), &stops), None);
-    }
-
-    #[test]
-    fn a_message_in_blocks() {
-        let call =
-            |arguments: &str| ToolCall { id: "1".to_owned(), name: "w".to_owned(), arguments: arguments.to_owned() };
-        let calls = vec![call("{\"a\":1}"), call("{\"a\"")];
-        let message = Message { content: "Ja".to_owned(), reasoning: "hm".to_owned(), calls };
-        let expected = json!([
-            {"type": "thinking", "thinking": "hm", "signature": ""},
-            {"type": "text", "text": "Ja"},
-            {"type": "tool_use", "id": "1", "name": "w", "input": {"a": 1}},
-            {"type": "tool_use", "id": "1", "name": "w", "input": {}},
-        ]);
-        assert_eq!(blocks(&message), expected);
-        assert_eq!(blocks(&Message::default()), json!([]));
     }
 
     #[test]
@@ -263,8 +237,10 @@ mod tests {
             ChatDelta::Reasoning(text("h")),
             ChatDelta::Reasoning(text("m")),
             ChatDelta::Content(text("Ja")),
-            call(0, "get", "{}"),
+            call(0, "get", "{\"a\""),
+            call(0, "", ":1}"),
             call(1, "stop", ""),
+            call(2, "cut", "{\"a\""),
         ] {
             blocks.add(&delta, &mut events);
         }
@@ -274,9 +250,14 @@ mod tests {
             format!("{} {}", event["type"].as_str().unwrap().trim_start_matches("content_block_"), event["index"])
         };
         let kinds: Vec<String> = events.iter().map(kind).collect();
-        let expected =
-            "start 0,delta 0,delta 0,delta 0,stop 0,start 1,delta 1,stop 1,start 2,delta 2,stop 2,start 3,stop 3";
+        let expected = "start 0,delta 0,delta 0,delta 0,stop 0,start 1,delta 1,stop 1,start 2,delta 2,delta 2,stop 2,\
+             start 3,stop 3,start 4,delta 4,stop 4";
         assert_eq!(kinds.join(","), expected);
         assert!(blocks.have_calls);
+        let calls = [("id0", "get", json!({"a": 1})), ("id1", "stop", json!({})), ("id2", "cut", json!({}))];
+        let calls = calls.map(|(id, name, input)| json!({"type": "tool_use", "id": id, "name": name, "input": input}));
+        let [thinking, text] =
+            [json!({"type": "thinking", "thinking": "hm", "signature": ""}), json!({"type": "text", "text": "Ja"})];
+        assert_eq!(blocks.done, [&[thinking, text], &calls[..]].concat());
     }
 }

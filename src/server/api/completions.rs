@@ -44,7 +44,7 @@ pub async fn completions(State(app): State<Arc<App>>, Body(body, held): Body) ->
     Ok(app.work(write).await)
 }
 
-/// What OpenAI's endpoint has beside llama-server's.
+/// Fields of OpenAI's endpoint that llama-server's own lacks.
 #[derive(Debug, Default)]
 struct Form {
     /// Answers per prompt that are returned.
@@ -159,7 +159,7 @@ struct Choice<'a> {
 
 /// `logprobs`: OpenAI's lists, and llama-server's `content` for the generated tokens.
 struct Logprobs<'a> {
-    /// The text of the prompt's first token, whose probability nothing tells.
+    /// The text of the prompt's first token, which has no probability.
     first: Option<Vec<u8>>,
     prompt: &'a [Probabilities],
     generated: &'a [Probabilities],
@@ -192,15 +192,6 @@ fn token_text(bytes: &[u8]) -> Cow<'_, str> {
     }
 }
 
-/// A list that is written as it is made.
-struct List<F>(F);
-
-impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq((self.0)())
-    }
-}
-
 /// The most probable candidates and the chosen one by their texts.
 struct Top<'a>(&'a Probabilities, usize);
 
@@ -222,24 +213,22 @@ impl Serialize for Logprobs<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_map(None)?;
         fields.serialize_entry("content", &Candidates(self.generated))?;
-        fields.serialize_entry("tokens", &List(|| self.tokens().map(|(bytes, _)| token_text(bytes))))?;
-        let chosen = || self.tokens().map(|(_, own)| own.map(|own| log_of(&own.chosen)));
-        fields.serialize_entry("token_logprobs", &List(chosen))?;
-        let top = || self.tokens().map(|(_, own)| own.map(|own| Top(own, self.n_top)));
-        fields.serialize_entry("top_logprobs", &(self.n_top > 0).then_some(List(top)))?;
-        let offsets = || {
-            self.tokens().scan(self.offset, |end, (bytes, _)| {
-                let begin = *end;
-                *end += n_chars(bytes);
-                Some(begin.saturating_sub(self.n_beyond))
-            })
-        };
-        fields.serialize_entry("text_offset", &List(offsets))?;
+        fields.serialize_entry("tokens", &self.tokens().map(|(bytes, _)| token_text(bytes)).collect::<Vec<_>>())?;
+        let chosen = self.tokens().map(|(_, own)| own.map(|own| log_of(&own.chosen)));
+        fields.serialize_entry("token_logprobs", &chosen.collect::<Vec<_>>())?;
+        let top = self.tokens().map(|(_, own)| own.map(|own| Top(own, self.n_top)));
+        fields.serialize_entry("top_logprobs", &(self.n_top > 0).then(|| top.collect::<Vec<_>>()))?;
+        let offsets = self.tokens().scan(self.offset, |end, (bytes, _)| {
+            let begin = *end;
+            *end += n_chars(bytes);
+            Some(begin.saturating_sub(self.n_beyond))
+        });
+        fields.serialize_entry("text_offset", &offsets.collect::<Vec<_>>())?;
         fields.end()
     }
 }
 
-/// What a stream remembers of an answer.
+/// State of one answer in a stream.
 #[derive(Debug, Default)]
 struct Streamed {
     /// Candidates of the prompt's tokens, until the first event.

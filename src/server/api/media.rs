@@ -19,8 +19,8 @@ pub fn bytes(chunks: &Chunks) -> usize {
     chunks.iter().map(|(_, chunk)| chunk.n_tokens() * TOKEN_BYTES).sum()
 }
 
-/// The bytes of `{"url": "data:image/…;base64,…"}`. The server fetches nothing: a request could otherwise have it read
-/// its own files and network.
+/// The bytes of `{"url": "data:image/…;base64,…"}`. The server fetches nothing, so that no request can have it read
+/// its own files or network.
 pub fn image(image: &Value) -> Result<Vec<u8>, ApiError> {
     let url = image.get("url").unwrap_or(image).as_str();
     let url = url.ok_or_else(|| ApiError::invalid("image_url needs a string 'url'"))?;

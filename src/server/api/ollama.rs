@@ -131,13 +131,12 @@ async fn answer(app: Arc<App>, Body(body, held): Body, field: &'static str) -> R
     let mut talk = app.work(|| Talk::new(&app, loaded, to_openai(body)?, held)).await?;
     let mut running = talk.start(loaded).await?;
     let reader = Reader::new(&talk.prompt)?;
-    let mut own = Answer { talk, reader, field, began, calls: Message::default() };
+    let mut own = Answer { talk, reader, field, began, unsent: Message::default() };
     if streams {
         return Ok(respond_in_lines(running, own).await?);
     }
     let whole = whole(running.remove(0)).await?;
-    let message = app.work(|| Message::of(&own.talk.prompt, &whole)).await?;
-    own.calls = message;
+    own.unsent = app.work(|| Message::of(&own.talk.prompt, &whole)).await?;
     let mut line = Answer::line(&app, field, &own.message());
     merge(&mut line, own.last(&whole.done));
     Ok(Json(line).into_response())
@@ -161,8 +160,8 @@ struct Answer {
     /// `message`, or `response` for a text alone.
     field: &'static str,
     began: Instant,
-    /// What is not sent yet: of a stream, the calls of tools, which have no parts.
-    calls: Message,
+    /// Parts not sent yet: the whole answer, or the tool calls of a stream, which are sent at its end.
+    unsent: Message,
 }
 
 impl Answer {
@@ -183,7 +182,7 @@ impl Answer {
 
     /// The message that is not sent yet.
     fn message(&self) -> Value {
-        let Message { content, reasoning, calls } = &self.calls;
+        let Message { content, reasoning, calls } = &self.unsent;
         let mut message = json!({"content": content});
         if !reasoning.is_empty() {
             message["thinking"] = json!(reasoning);
@@ -223,7 +222,7 @@ impl Answer {
                 ChatDelta::Content(text) => json!({"content": text}),
                 ChatDelta::Reasoning(text) => json!({"content": "", "thinking": text}),
                 ChatDelta::ToolCall(_) => {
-                    self.calls.add(delta);
+                    self.unsent.add(delta);
                     continue;
                 }
             };
@@ -243,9 +242,9 @@ impl Shape for Answer {
             Event::Done(done) => {
                 let deltas = self.reader.finish(&done.rest, &done.stop)?;
                 let mut lines = self.lines(&deltas);
-                if !self.calls.calls.is_empty() {
+                if !self.unsent.calls.is_empty() {
                     lines.push(Self::line(&self.talk.app, self.field, &self.message()));
-                    self.calls = Message::default();
+                    self.unsent = Message::default();
                 }
                 let mut last = Self::line(&self.talk.app, self.field, &json!({"content": ""}));
                 merge(&mut last, self.last(&done));

@@ -61,7 +61,7 @@ pub struct Connections {
     idle_patience: Duration,
     open: Mutex<HashMap<usize, Arc<Connection>>>,
     n_requests: AtomicUsize,
-    /// Of requests.
+    /// Has a line for each request.
     log: Log,
 }
 

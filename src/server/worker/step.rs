@@ -19,23 +19,27 @@ impl Worker {
     /// Evaluates the last tokens of all generating slots, in groups that may share a batch.
     pub(super) fn step(&mut self) {
         let generating: Vec<usize> = (0..self.slots.len()).filter(|at| self.slots[*at].is_generating()).collect();
+        if generating.is_empty() {
+            return;
+        }
+        // Before answers end: a client that has one may read the counts.
+        let n = generating.len() as u64;
+        self.status.count(|totals| {
+            totals.n_decode += 1;
+            totals.n_busy += n;
+            totals.steps += 1;
+        });
         let began = Instant::now();
         let n_at_once = self.session.decodes_at_once().min(self.options.n_batch);
         for group in self.by_adapters(&generating) {
             group.chunks(n_at_once).for_each(|group| self.step_together(group));
         }
-        if !generating.is_empty() {
-            let seconds = began.elapsed().as_secs_f64();
-            self.pace.stepped(seconds);
-            let n = generating.len();
-            self.status.count(|totals| {
-                totals.n_decode += 1;
-                totals.n_busy += n as u64;
-                totals.steps += 1;
-                totals.step_seconds += seconds;
-                totals.predicted_seconds += n as f64 * seconds;
-            });
-        }
+        let seconds = began.elapsed().as_secs_f64();
+        self.pace.stepped(seconds);
+        self.status.count(|totals| {
+            totals.step_seconds += seconds;
+            totals.predicted_seconds += n as f64 * seconds;
+        });
     }
 
     /// Groups slots whose tokens may share a batch: those with equal adapter scales.

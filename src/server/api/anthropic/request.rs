@@ -16,23 +16,12 @@ const BILLING_HEADER: &str = "x-anthropic-billing-header:";
 
 /// Fields that mean something else in OpenAI's form, or nothing. All other fields are the same there, or are
 /// llama-server's.
-const OWN: [&str; 11] = [
-    "system",
-    "messages",
-    "tools",
-    "tool_choice",
-    "stop_sequences",
-    "max_tokens",
-    "thinking",
-    "metadata",
-    "n",
-    "output_config",
-    "output_format",
-];
+const OWN: &str = "\
+    system messages tools tool_choice stop_sequences max_tokens thinking metadata n output_config output_format";
 
 /// The same request in OpenAI's form.
 pub fn to_openai(body: &Fields) -> Result<Fields, ApiError> {
-    let others = body.iter().filter(|(name, _)| !OWN.contains(&name.as_str()));
+    let others = body.iter().filter(|(name, _)| !OWN.split(' ').any(|own| own == *name));
     let mut own: Fields = others.map(|(name, value)| (name.clone(), value.clone())).collect();
     let mut set = |name: &str, value: Value| drop(own.insert(name.to_owned(), value));
     let mut messages: Vec<Value> = get(body, "system").map(system).into_iter().collect();

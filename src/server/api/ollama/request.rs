@@ -6,23 +6,9 @@ use crate::server::api::{Fields, get, list, object, text};
 use crate::server::error::ApiError;
 
 /// Options whose names are llama-server's. Others concern the loading of a model.
-const OPTIONS: [&str; 15] = [
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "seed",
-    "stop",
-    "repeat_last_n",
-    "repeat_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "mirostat",
-    "mirostat_tau",
-    "mirostat_eta",
-    "cache_prompt",
-];
+const OPTIONS: &str = "\
+    temperature top_k top_p min_p typical_p seed stop repeat_last_n repeat_penalty presence_penalty \
+    frequency_penalty mirostat mirostat_tau mirostat_eta cache_prompt";
 
 /// Fields of `/api/generate` that this server does not have.
 const UNSUPPORTED: [&str; 4] = ["raw", "suffix", "context", "template"];
@@ -61,7 +47,7 @@ pub fn to_openai(mut body: Fields) -> Result<Fields, ApiError> {
         Some(_) => return Err(ApiError::field("think", "expected true, false or a level")),
     }
     if let Some(options) = object(&body, "options")? {
-        let same = OPTIONS.iter().filter_map(|name| Some(((*name).to_owned(), get(options, name)?.clone())));
+        let same = OPTIONS.split(' ').filter_map(|name| Some((name.to_owned(), get(options, name)?.clone())));
         own.extend(same);
         if let Some(n) = get(options, "num_predict") {
             // -2 fills the context, which -1 does here.

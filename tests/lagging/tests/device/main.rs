@@ -108,7 +108,7 @@ fn unwritten_memory_is_nan() {
 }
 
 #[test]
-fn a_product_that_does_not_wait_for_its_upload_sees_the_bytes_from_before() {
+fn a_product_without_a_wait_sees_old_bytes() {
     for (waits, expected) in [(false, 2.0), (true, 20.0)] {
         let device = register(options(Order::CopiesLate));
         let (compute, copies, landed) = (Stream::of(&device), Stream::of(&device), Event::of(&device));
@@ -126,7 +126,7 @@ fn a_product_that_does_not_wait_for_its_upload_sees_the_bytes_from_before() {
 }
 
 #[test]
-fn an_upload_that_does_not_wait_for_the_last_use_overwrites_it() {
+fn an_upload_without_a_wait_overwrites() {
     for (waits, expected) in [(false, 20.0), (true, 2.0)] {
         let device = register(options(Order::CopiesEarly));
         let (compute, copies, used) = (Stream::of(&device), Stream::of(&device), Event::of(&device));
@@ -159,7 +159,7 @@ fn waiting_for_an_event_runs_earlier_operations_only() {
 }
 
 #[test]
-fn pinned_memory_is_read_when_the_upload_runs_other_memory_when_it_is_submitted() {
+fn when_uploads_read_host_memory() {
     for (pinned, expected) in [(Pinned::Offered, 9.0), (Pinned::Refused, 1.0), (Pinned::None, 1.0)] {
         let device = register(Options { pinned, ..Options::default() });
         let stream = Stream::of(&device);
@@ -213,7 +213,7 @@ fn a_graph_may_be_freed_once_it_is_submitted() {
 }
 
 #[test]
-fn a_copy_of_a_second_and_a_graph_of_a_second_overlap_on_two_streams() {
+fn copies_and_graphs_overlap_on_two_streams() {
     for (two, expected) in [(true, 1.0), (false, 2.0)] {
         let device = register(Options { link_bandwidth: 16.0, compute_bandwidth: 16.0, ..Options::default() });
         let (compute, other) = (Stream::of(&device), Stream::of(&device));
