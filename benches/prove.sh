@@ -72,7 +72,7 @@ shapes() {
 
 # The demo model with larger experts that compute the same: routed as it was trained to be.
 trained() {
-    [[ -s $models/demo-wide.gguf ]] || "$bin/gguf-tools" widen models/demo.gguf --ff 8192 -o "$models/demo-wide.gguf"
+    [[ -s $models/demo-wide.gguf ]] || gguf-tools/demo-model/widen.py models/demo.gguf 8192 "$models/demo-wide.gguf"
 }
 
 # run STUDY FLAGS...: appends the records, in which models have names and no paths.

@@ -50,7 +50,7 @@ pub fn run(source: &Source, places: &Places, shows: bool) -> Result<PathBuf> {
 
 /// Where models come from, and where they are kept.
 pub fn places(given: Given) -> Result<Places> {
-    let read = |path: &Path| hobbit_core::files::capped::read_text(path, 1 << 12).ok();
+    let read = |path: &Path| hobbit_core::files::read_text(path, 1 << 12).ok();
     Places::new(given, |name| std::env::var_os(name), read).map_err(anyhow::Error::msg)
 }
 

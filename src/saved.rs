@@ -115,7 +115,7 @@ pub fn write(
 /// The reason why the file cannot be used.
 pub fn read(path: &Path, mark: u64) -> Result<(Saved, u64), String> {
     check_is_file(path).map_err(|error| error.to_string())?;
-    let bytes = files::capped::read(path, BYTES_MAX).map_err(|error| error.to_string())?;
+    let bytes = files::read(path, BYTES_MAX).map_err(|error| error.to_string())?;
     parse(&bytes, mark).map(|saved| (saved, bytes.len() as u64))
 }
 

@@ -1,4 +1,4 @@
-//! `gguf-tools inspect`: a model's contents, and the benefit of memory.
+//! `gguf-tools inspect`: a model's contents, and what its experts take.
 
 mod forecast;
 mod pack;
@@ -15,7 +15,6 @@ use hobbit_core::pack::{Pack, slice_name};
 use hobbit_core::units::{Bytes, Percent};
 use serde::Serialize;
 
-/// Arguments of `inspect`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -32,7 +31,7 @@ pub struct Args {
 const EXAMPLES: &str = "\
 Examples:
   gguf-tools inspect model.gguf
-      Print its parts, and the memory that its experts take.
+      Print its parts, and the bytes of its experts.
   gguf-tools inspect model.gguf --forecast
       Predict its speed on this machine.
   head -c 16M download.gguf > part.gguf
@@ -41,10 +40,6 @@ Examples:
   gguf-tools inspect --forecast --shape deepseek-v3 --ram 64GiB --gpu 24GiB@1TB/s
       Predict without a file.";
 
-/// Prints the report.
-///
-/// # Errors
-/// The model cannot be read, its experts are inconsistent, or standard output is closed.
 pub fn run(args: Args) -> anyhow::Result<()> {
     if args.forecast.forecast {
         return forecast::run(&args.forecast, args.file.as_ref(), args.json);
@@ -95,7 +90,6 @@ struct Report {
     n_expert_used: Option<u64>,
     /// Expert bytes that one token multiplies with.
     expert_bytes_per_token: Option<u64>,
-    residency: Vec<Residency>,
 }
 
 #[derive(Debug, Serialize)]
@@ -119,25 +113,11 @@ struct Layer {
     n_expert: u32,
     /// One expert, all slices.
     expert_bytes: u64,
-    /// All experts.
     experts_bytes: u64,
     /// Attention, norms, router, shared experts.
     other_bytes: u64,
     /// Slice name to type.
     expert_types: BTreeMap<&'static str, &'static str>,
-}
-
-/// The cost of keeping a share of the experts in memory.
-#[derive(Debug, PartialEq, Serialize)]
-struct Residency {
-    percent: u64,
-    /// In the layer with the fewest; whole experts, rounded down, at least one.
-    experts_per_layer: u64,
-    expert_bytes: u64,
-    /// Together with all other weights.
-    weight_bytes: u64,
-    /// Fewer experts per layer than a token uses.
-    below_one_token: bool,
 }
 
 impl Report {
@@ -162,7 +142,6 @@ impl Report {
             layers,
             n_expert_used,
             expert_bytes_per_token: per_token,
-            residency: residency(&experts, gguf.tensor_bytes() - experts.bytes(), n_expert_used),
         })
     }
 }
@@ -212,22 +191,6 @@ fn layers(gguf: &Gguf, experts: &ExpertMap) -> Vec<Layer> {
     bytes.into_iter().map(layer).collect()
 }
 
-fn residency(experts: &ExpertMap, other_bytes: u64, n_used: Option<u64>) -> Vec<Residency> {
-    let row = |percent: u64| {
-        let resident = |l: &LayerExperts| (u64::from(l.n_expert) * percent / 100).max(1);
-        let expert_bytes = experts.layers.iter().map(|l| resident(l) * l.expert_bytes()).sum();
-        let used = |l: &LayerExperts| n_used.unwrap_or(1).min(u64::from(l.n_expert));
-        Residency {
-            percent,
-            experts_per_layer: experts.layers.iter().map(resident).min().unwrap_or(0),
-            expert_bytes,
-            weight_bytes: other_bytes + expert_bytes,
-            below_one_token: experts.layers.iter().any(|l| resident(l) < used(l)),
-        }
-    };
-    if experts.is_empty() { Vec::new() } else { (1..=10).map(|tenth| row(tenth * 10)).collect() }
-}
-
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for file in &self.files {
@@ -265,7 +228,7 @@ impl fmt::Display for Report {
         }
         writeln!(f, "outside of layers: {}", Bytes(self.outside_bytes))?;
 
-        if self.residency.is_empty() {
+        if self.expert_bytes == 0 {
             return writeln!(f, "\nNo experts: a dense model.");
         }
         let share = Percent(self.expert_bytes as f64 / self.tensor_bytes as f64);
@@ -273,13 +236,6 @@ impl fmt::Display for Report {
         match (self.n_expert_used, self.expert_bytes_per_token) {
             (Some(n), Some(bytes)) => writeln!(f, "one token uses {n} per layer: {}", Bytes(bytes))?,
             _ => writeln!(f, "experts per token: not given by the file")?,
-        }
-        writeln!(f, "\n{:<10}{:>14}{:>14}{:>14}", "resident", "experts/layer", "experts", "all weights")?;
-        for r in &self.residency {
-            let (experts, weights) = (Bytes(r.expert_bytes).to_string(), Bytes(r.weight_bytes).to_string());
-            let percent = format!("{} %", r.percent);
-            let note = if r.below_one_token { "  less than one token uses" } else { "" };
-            writeln!(f, "{percent:<10}{:>14}{experts:>14}{weights:>14}{note}", r.experts_per_layer)?;
         }
         writeln!(f, "KV cache and compute buffers come on top; they depend on the context size.")
     }
@@ -325,18 +281,6 @@ mod tests {
         assert_eq!((first.n_expert, first.expert_bytes, first.other_bytes), (8, expert, 128));
         assert_eq!(first.expert_types["down"], "f16");
         assert_eq!(*second, Layer { layer: 2, ..first.clone() });
-    }
-
-    #[test]
-    fn residency_counts_whole_experts() {
-        let report = report(Some(3));
-        let expert = report.layers[1].expert_bytes;
-        let rows: Vec<_> =
-            report.residency.iter().map(|r| (r.percent, r.experts_per_layer, r.below_one_token)).collect();
-        assert_eq!(rows[..4], [(10, 1, true), (20, 1, true), (30, 2, true), (40, 3, false)]);
-        assert_eq!(rows[9], (100, 8, false));
-        assert_eq!(report.residency[3].expert_bytes, 2 * 3 * expert);
-        assert_eq!(report.residency[9].weight_bytes, report.tensor_bytes);
     }
 
     #[test]

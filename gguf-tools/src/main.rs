@@ -9,7 +9,6 @@ mod plan;
 mod profile;
 mod shared;
 mod verify;
-mod widen;
 
 use std::process::ExitCode;
 
@@ -32,7 +31,7 @@ struct Cli {
 
 #[derive(Debug, clap::Subcommand)]
 enum Tool {
-    /// Show architecture, experts, sizes, and the memory for shares of experts; of an expert pack, its layout
+    /// Show architecture, experts and sizes; of an expert pack, its layout
     Inspect(inspect::Args),
     /// Check structure, extents, and that all numbers are finite; of an expert pack, all checksums
     Verify(verify::Args),
@@ -52,8 +51,6 @@ enum Tool {
     Rm(cache::RmArgs),
     /// Write a model of a given shape with random weights
     Synth(Box<synth::Args>),
-    /// Give a trained model larger experts that compute the same, for measurements
-    Widen(widen::Args),
 }
 
 fn main() -> ExitCode {
@@ -72,7 +69,6 @@ fn main() -> ExitCode {
         Tool::List(args) => cache::list(&args),
         Tool::Rm(args) => cache::rm(&args),
         Tool::Synth(args) => synth::run(*args),
-        Tool::Widen(args) => widen::run(args),
     };
     match outcome {
         // The error of an interrupted tool describes its state; the exit status is the signal's.

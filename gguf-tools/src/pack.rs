@@ -17,7 +17,6 @@ use hobbit_programs::output::{say, tell};
 
 use crate::shared::{Bar, check_files, threads};
 
-/// Arguments of `pack`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Types are ggml's: q2_k, q3_k, q4_k, q8_0, f16 and so on.\n\n\
     Examples:\n  \
@@ -69,10 +68,6 @@ pub struct Args {
     force: bool,
 }
 
-/// Writes the pack.
-///
-/// # Errors
-/// The model cannot be read or packed, or the pack cannot be written.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let partial = pack::partial_path(&args.output);
     let inputs = [
@@ -147,7 +142,6 @@ fn threshold(text: &str) -> anyhow::Result<f32> {
     Ok(value)
 }
 
-/// Arguments of `unpack`.
 #[derive(Debug, clap::Args)]
 pub struct UnpackArgs {
     /// Pack
@@ -161,9 +155,6 @@ pub struct UnpackArgs {
 }
 
 /// Writes the plain model of a pack.
-///
-/// # Errors
-/// The pack is damaged or has no plain form, or the model cannot be written.
 pub fn unpack(args: UnpackArgs) -> anyhow::Result<()> {
     let outputs = [(("-o", Some(&args.output)), Kind::Model)];
     check_files(Path::new(""), &[("the pack", Some(&args.file))], &outputs)?;

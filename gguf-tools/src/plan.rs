@@ -21,7 +21,6 @@ use crate::profile::norms;
 use crate::profile::text::{self, Runner, Text};
 use crate::shared::{Opened, RunArgs, check_files, emit, quiet_llama_cpp, threads as threads_of};
 
-/// Arguments of `plan`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Each layer alone is restricted to its most wanted experts, at --points numbers of them: as many \
@@ -59,9 +58,6 @@ struct Report<'a> {
 }
 
 /// Measures each layer, divides the budget, measures the plan and writes it.
-///
-/// # Errors
-/// A model that has no experts or cannot be run, a text that is too short, a budget that is too small.
 pub fn run(args: Args) -> anyhow::Result<()> {
     quiet_llama_cpp();
     let run = &args.run;

@@ -20,18 +20,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 pub struct Bar(ProgressBar);
 
 impl Bar {
-    /// A bar of bytes.
-    ///
-    /// # Errors
-    /// Signals cannot be watched.
     pub fn new() -> anyhow::Result<Self> {
         Self::with_template("{prefix:<9} {wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}")
     }
 
-    /// A bar of `total` units of one stage.
-    ///
-    /// # Errors
-    /// Signals cannot be watched.
     pub fn of_units(stage: impl Into<String>, total: u64) -> anyhow::Result<Self> {
         let bar = Self::with_template("{prefix:<24} {wide_bar} {pos}/{len} {eta}")?;
         bar.0.set_length(total);
@@ -39,10 +31,6 @@ impl Bar {
         Ok(bar)
     }
 
-    /// A bar of `total` bytes of one stage.
-    ///
-    /// # Errors
-    /// Signals cannot be watched.
     pub fn of_bytes(stage: &'static str, total: u64) -> anyhow::Result<Self> {
         let mut bar = Self::new()?;
         let _ = bar.show(stage, 0, total); // a signal ends the first step
@@ -68,9 +56,6 @@ impl Bar {
     }
 
     /// Counts `n` more units. Fails after a signal, so that temporary files are removed.
-    ///
-    /// # Errors
-    /// A signal came.
     pub fn step(&self, n: u64) -> anyhow::Result<()> {
         self.0.inc(n);
         Ok(signals::check()?)
@@ -99,9 +84,6 @@ fn watch() -> anyhow::Result<()> {
 pub type Named<'a> = (&'a str, Option<&'a PathBuf>);
 
 /// Checks that no output is an input (a file of `model` or of a flag), or a file of another kind.
-///
-/// # Errors
-/// The first such output.
 pub fn check_files(model: &Path, inputs: &[Named<'_>], outputs: &[(Named<'_>, Kind)]) -> anyhow::Result<()> {
     let shards = shards_by_name(model);
     let inputs = shards.iter().map(|path| ("the model", Some(path))).chain(inputs.iter().copied());
@@ -112,9 +94,6 @@ pub fn check_files(model: &Path, inputs: &[Named<'_>], outputs: &[(Named<'_>, Ki
 }
 
 /// Writes `json` to the file of `--output`, and `json` or the table to stdout.
-///
-/// # Errors
-/// The file cannot be written, or stdout is closed.
 pub fn emit(output: Option<&Path>, as_json: bool, json: String, table: impl Display) -> anyhow::Result<()> {
     if let Some(path) = output {
         let written = files::create(path, Kind::Json).and_then(|mut file| file.write_all(json.as_bytes()));
@@ -144,10 +123,6 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Opens the model at `path`.
-    ///
-    /// # Errors
-    /// A damaged file, a low pack, a model without experts.
     pub fn of(path: &Path) -> anyhow::Result<Self> {
         let gguf = Gguf::open(path)?;
         let opened = if Pack::is_pack(&gguf) {
@@ -194,26 +169,17 @@ pub fn threads(asked: Option<u16>) -> usize {
 }
 
 /// `2.5%` or `2.5`, as a share.
-///
-/// # Errors
-/// The expected form.
 pub fn percent(text: &str) -> Result<f64, String> {
     let percent = parse_percent(text, 1e6).ok_or("expected a percentage from 0% on, for example 1%")?;
     Ok(percent / 100.0)
 }
 
 /// `q2_k`.
-///
-/// # Errors
-/// The expected form.
 pub fn dtype(text: &str) -> Result<GgmlType, String> {
     GgmlType::from_name(text).ok_or_else(|| "expected a type of ggml such as q2_k".to_owned())
 }
 
 /// `6GiB`.
-///
-/// # Errors
-/// The expected form.
 pub fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text).filter(|bytes| *bytes > 0).ok_or_else(|| "expected a size such as 32GiB or 1800M".to_owned())
 }

@@ -24,7 +24,6 @@ use floats::Floats;
 /// A worker's buffer in bytes; a read is the largest whole number of blocks that fits.
 const CHUNK: u64 = 4 << 20;
 
-/// Arguments of `verify`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Model; of a split model, any shard
@@ -37,7 +36,6 @@ pub struct Args {
     threads: Option<u16>,
 }
 
-/// The findings.
 #[derive(Debug, Default, Serialize)]
 struct Report {
     ok: bool,
@@ -74,16 +72,10 @@ struct NotFinite {
     non_finite: u64,
     /// The first such block, counted from the start of the tensor.
     first_block: u64,
-    /// File with the block.
     file: PathBuf,
-    /// First byte of the block.
     offset: u64,
 }
 
-/// Prints findings.
-///
-/// # Errors
-/// The model is damaged (after printing the faults) or cannot be read, or standard output is closed.
 pub fn run(args: Args) -> anyhow::Result<()> {
     let gguf = Gguf::open(&args.file).map_err(anyhow::Error::from);
     let report = gguf.and_then(|gguf| match Pack::is_pack(&gguf) {

@@ -13,7 +13,6 @@ mod tools {
     mod plan;
     mod profile;
     mod profile_paths;
-    mod widen;
 }
 
 use std::fs;

@@ -28,7 +28,6 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// All of them, in the order of their tokens.
     pub fn all(&self) -> &[Checkpoint] {
         &self.all
     }
@@ -104,7 +103,6 @@ pub fn make_room(
 /// A place in a prompt where its evaluation pauses for a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Tokens before it.
     pub at: usize,
     pub is_boundary: bool,
 }

@@ -5,9 +5,7 @@
 pub struct UnknownName {
     /// The kind of choice, as text.
     pub what: &'static str,
-    /// The unknown word.
     pub found: String,
-    /// The known words.
     pub expected: String,
 }
 

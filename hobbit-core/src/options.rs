@@ -6,7 +6,6 @@ mod preset;
 mod routing;
 mod sampling;
 mod session;
-mod speculation;
 
 pub use device::{
     AdapterOptions, CpuHelper, DeviceChoice, DeviceOptions, SCALE_MAX, ScaledFile, SplitMode, TensorOverride,
@@ -19,8 +18,10 @@ pub use sampling::{
     DryOptions, GrammarKind, GrammarTrigger, MirostatOptions, ReasoningBudget, ReasoningFormat, SamplerKind,
     SamplingOptions, XtcOptions, sampler_order,
 };
-pub use session::{FlashAttn, KvType, Pooling, ProjectorOptions, RopeOptions, RopeScaling, SessionOptions};
-pub use speculation::{DraftOptions, DraftSource, SpeculationOptions};
+pub use session::{
+    DraftOptions, DraftSource, FlashAttn, KvType, Pooling, ProjectorOptions, RopeOptions, RopeScaling, SessionOptions,
+    SpeculationOptions,
+};
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -101,7 +102,6 @@ pub struct ModelOptions {
     /// Kernels for the experts' rows in batches. [`KernelChoice::Fastest`] counts as [`KernelChoice::Identical`] if
     /// [`ModelOptions::precision`] asks for [`PrecisionMode::Exact`] or for deterministic results.
     pub kernels: KernelChoice,
-    /// Which experts stay in memory.
     pub caching: CachingOptions,
     /// The table of [`PredictorKind::PathTable`], as `gguf-tools profile` writes it; `None` takes the pack's.
     pub path_table: Option<PathBuf>,
@@ -119,7 +119,6 @@ pub struct ModelOptions {
     /// write are logged (`set_log`) and do not fail the run; a file of another kind is left unchanged. Results are the
     /// same with and without the file, except that dynamic precision depends on residency.
     pub cache_state: Option<PathBuf>,
-    /// How expert bytes are read.
     pub io: IoMode,
     /// Layers whose dense weights go to the device; -1 lets the engine choose, -2 means all.
     #[default(-1)]
@@ -130,7 +129,6 @@ pub struct ModelOptions {
     pub check_tensors: bool,
     /// Metadata values that replace the file's.
     pub kv_overrides: Vec<KvOverride>,
-    /// LoRA adapters and control vectors.
     pub adapters: AdapterOptions,
 }
 
@@ -164,14 +162,10 @@ pub struct KvOverride {
     pub value: KvValue,
 }
 
-/// The value of a [`KvOverride`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum KvValue {
-    /// `int:`.
     Int(i64),
-    /// `float:`.
     Float(f64),
-    /// `bool:`.
     Bool(bool),
     /// `str:`, at most [`KvOverride::KEY_BYTES_MAX`] bytes.
     Str(String),

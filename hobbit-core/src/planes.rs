@@ -18,9 +18,7 @@
 //!
 //! Pure, and plain loops over blocks that the compiler makes vectors of.
 
-/// Bytes of a block of Q8_0.
 pub const Q8_0_BYTES: usize = 34;
-/// Bytes of a block of Q4_1.
 pub const Q4_1_BYTES: usize = 20;
 /// Bytes of a block of the high plane.
 pub const HIGH_BYTES: usize = 18;
@@ -154,7 +152,6 @@ fn join(high: &[u8; 16], low: &[u8; 16], q: &mut [u8; 32]) {
     }
 }
 
-/// Exact.
 #[inline(always)]
 fn to_f32(half: u16) -> f32 {
     // 2^112 brings the exponent from f16's bias to f32's, and makes a subnormal number normal.

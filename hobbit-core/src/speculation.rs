@@ -59,7 +59,6 @@ pub struct GateOptions {
 pub struct Step {
     /// For each sequence, drafted tokens in the batch, and how many of them were accepted.
     pub drafts: Vec<(u32, u32)>,
-    /// Seconds of drafting.
     pub draft_seconds: f64,
     /// Tokens that a draft model read to catch up with the texts before it drafted, and seconds of that.
     pub caught_up: (usize, f64),
@@ -71,11 +70,9 @@ pub struct Step {
     pub n_missing: (u64, u64),
 }
 
-/// Measurements of a gate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GateReport {
     pub steps: u64,
-    /// Steps that had a draft.
     pub steps_with_drafts: u64,
     pub drafted: u64,
     pub accepted: u64,
@@ -118,7 +115,6 @@ impl Recent {
     }
 }
 
-/// Experts that are missing.
 #[derive(Clone, Copy, Debug, Default)]
 struct Missing {
     /// For a token that is no draft, now.

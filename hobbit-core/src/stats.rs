@@ -207,7 +207,6 @@ pub struct Timings {
     pub eval_ms: f64,
     /// Single-token evaluations.
     pub eval_runs: u64,
-    /// Sampling, in milliseconds.
     pub sample_ms: f64,
     pub sample_count: u64,
     /// From the start of loading until now, in milliseconds.

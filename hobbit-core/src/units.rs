@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-/// 1024 bytes.
 pub const KIB: u64 = 1 << 10;
 /// 1024 KiB.
 pub const MIB: u64 = 1 << 20;

@@ -59,7 +59,7 @@ fn of_folder(folder: &Path) -> Option<Vec<Kept>> {
 
 /// The directory of the commit in the cache that was fetched last.
 pub fn snapshot(folder: &Path) -> Option<PathBuf> {
-    let commit = hobbit_core::files::capped::read_text(&folder.join("refs").join(BRANCH), 1 << 10).ok()?;
+    let commit = hobbit_core::files::read_text(&folder.join("refs").join(BRANCH), 1 << 10).ok()?;
     Some(folder.join("snapshots").join(Some(commit.trim()).filter(|commit| is_commit(commit))?))
 }
 

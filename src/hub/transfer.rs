@@ -60,7 +60,7 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 
 /// The etag of the file at `path`, which lies beside it.
 pub fn etag_of(path: &Path) -> Option<String> {
-    hobbit_core::files::capped::read_text(&beside(path, ".etag"), 1 << 10).ok().filter(|etag| is_etag(etag))
+    hobbit_core::files::read_text(&beside(path, ".etag"), 1 << 10).ok().filter(|etag| is_etag(etag))
 }
 
 /// Whether the same etag means the same bytes.

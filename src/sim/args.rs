@@ -231,9 +231,6 @@ pub struct WorldArgs {
     /// Layers to look ahead, at the most
     #[arg(long, value_name = "N", default_value = "2", value_parser = clap::value_parser!(u8).range(1..=16))]
     pub distance: u8,
-    /// Let predicted experts be evicted
-    #[arg(long)]
-    pub no_shield: bool,
     /// Guesses to read, as in the programs: those worth it (on), the same if trials show that it saves virtual time
     /// (auto), or all, by the rule of the predictor's paper (all)
     #[arg(long, value_name = "auto|on|all", default_value = "on")]
@@ -329,7 +326,7 @@ impl WorldArgs {
             PredictedBy::Oracle | PredictedBy::Partly(_) => self.prefetch.pace(PredictorKind::StackedGate),
         };
         let tries = self.prefetch == options::Prefetch::Auto;
-        let prefetch = Prefetch { distance_max: self.distance.max(1), shield: !self.no_shield, pace, tries };
+        let prefetch = Prefetch { distance_max: self.distance.max(1), pace, tries };
         let is_on = predictor != PredictedBy::Predictor(PredictorKind::None) && self.prefetch != options::Prefetch::Off;
         Config { predictor, prefetch: is_on.then_some(prefetch), ..config.clone() }
     }

@@ -22,7 +22,7 @@ use super::args::ImportArgs;
 use crate::output::write_whole;
 use hobbit_core::expert::Precision;
 use hobbit_core::files::Kind;
-use hobbit_core::files::capped::read_text;
+use hobbit_core::files::read_text;
 use hobbit_core::route::{DECODE_TOKENS_MAX, Demand, Routing};
 use hobbit_core::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, TraceWriter};
 

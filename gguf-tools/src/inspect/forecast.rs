@@ -32,7 +32,6 @@ fn count() -> RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=1 << 24)
 }
 
-/// Arguments of a forecast.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Forecast")]
 pub struct Args {
@@ -119,10 +118,6 @@ struct Row {
     asked: bool,
 }
 
-/// Forecasts and prints.
-///
-/// # Errors
-/// A model or trace that cannot be read; unknown properties of this machine.
 pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()> {
     let gguf = match (&args.shape, file) {
         (Some(name), _) => header_of(name, args.dtype)?,

@@ -33,7 +33,6 @@ pub struct Report {
     t2: Option<f32>,
     /// Path table of expert successions, if the pack has one.
     path_table: Option<Paths>,
-    /// The tuned policy, if there is one.
     policy: Option<String>,
     /// Mixes for `hobbit-cli --max-loss`, if measured.
     mixes: Option<String>,
@@ -47,7 +46,6 @@ pub struct Report {
     padding_bytes: u64,
 }
 
-/// A path table.
 #[derive(Debug, Serialize)]
 struct Paths {
     bytes: u64,
@@ -88,7 +86,6 @@ struct Records {
     n: usize,
     /// Bytes of the smallest and the largest record.
     record_bytes: (u64, u64),
-    /// Bytes without padding.
     weight_bytes: u64,
     bytes: u64,
     /// Number of records per combination of types.
@@ -96,10 +93,6 @@ struct Records {
 }
 
 impl Report {
-    /// The report of an open pack.
-    ///
-    /// # Errors
-    /// Its path table is damaged.
     pub fn of(pack: &Pack) -> Result<Self, PackError> {
         let raw = &pack.raw;
         let bytes = raw.file_bytes();

@@ -38,15 +38,11 @@ pub struct Chosen {
     pub thresholds: Option<(f32, f32)>,
     /// Norms of the experts' weights.
     pub norms: Option<String>,
-    /// Measured mixes.
     pub mixes: Option<String>,
 }
 
 impl Args {
     /// Widths and thresholds for a pack of `source` with these low versions.
-    ///
-    /// # Errors
-    /// A profile that is unreadable or belongs to another model, a target out of reach.
     pub fn choose(&self, source: &Gguf, low: Option<&TypeChoice>) -> anyhow::Result<Chosen> {
         let Some(path) = &self.profile else { return Ok(Chosen::default()) };
         let profile = Profile::read(path)?;

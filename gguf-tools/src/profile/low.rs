@@ -15,7 +15,6 @@ use crate::shared::Bar;
 /// Low-precision versions that the model is opened with.
 #[derive(Clone, Debug)]
 pub enum LowVersions {
-    /// In a file.
     File(PathBuf),
     /// In the pack itself.
     Own,
@@ -28,7 +27,6 @@ pub struct Source<'a> {
     pub is_pack: bool,
     pub imatrix: Option<&'a Imatrix>,
     pub threads: usize,
-    /// For temporary files.
     pub directory: &'a Path,
 }
 
@@ -38,9 +36,6 @@ impl Source<'_> {
     }
 
     /// The widths that make anything smaller, widest first.
-    ///
-    /// # Errors
-    /// A type that ggml cannot make, or no width that makes anything smaller.
     pub fn widths(&self, asked: &[GgmlType]) -> anyhow::Result<Vec<GgmlType>> {
         let mut widths = Vec::new();
         for &dtype in asked {
@@ -66,9 +61,6 @@ impl Source<'_> {
     }
 
     /// The versions for `--low`: of a file, or made in the type named, else in the smallest width.
-    ///
-    /// # Errors
-    /// A type that cannot be made or is not smaller, a pack, or nothing to make versions of.
     pub fn low(&self, asked: Option<&str>, smallest: Option<GgmlType>) -> anyhow::Result<LowVersions> {
         let dtype = match asked.map(|word| (word, Path::new(word))) {
             Some((_, path)) if path.exists() => return Ok(LowVersions::File(path.to_owned())),
@@ -93,9 +85,6 @@ impl Source<'_> {
     }
 
     /// Writes all experts at `width` into the temporary directory.
-    ///
-    /// # Errors
-    /// A source that cannot be read or quantised, a directory without room.
     pub fn lower(&self, width: GgmlType) -> anyhow::Result<PathBuf> {
         let path = self.directory.join(format!("{}.gguf", width.name()));
         let low = width.name().parse().context("--widths")?;

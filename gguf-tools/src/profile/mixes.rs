@@ -19,9 +19,6 @@ use crate::shared::Bar;
 const SHARES: [[f64; 3]; 4] = [[90.0, 10.0, 0.0], [75.0, 25.0, 0.0], [67.0, 30.0, 3.0], [50.0, 50.0, 0.0]];
 
 /// The thresholds to try on a text with these uses.
-///
-/// # Errors
-/// No expert was used.
 pub fn thresholds(uses: &Uses) -> anyhow::Result<Vec<Thresholds>> {
     let mut all = Vec::new();
     for [high, low, skip] in SHARES.map(|shares| shares.map(|percent| percent / 100.0)) {
@@ -35,9 +32,6 @@ pub fn thresholds(uses: &Uses) -> anyhow::Result<Vec<Thresholds>> {
 
 /// Searches on the first half of the text and judges on the second; `None`, with a note, if the text has only one
 /// window. `low` are low versions that mixes may use, with the thresholds to try.
-///
-/// # Errors
-/// A model that cannot be run, an expert cache in which everything fits.
 pub fn find(
     run: &Run,
     text: &Text,

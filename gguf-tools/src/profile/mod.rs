@@ -26,7 +26,6 @@ use crate::shared::{Opened, RunArgs, check_files, dtype, emit, percent, quiet_ll
 use low::{LowVersions, Source};
 use text::{Runner, Text};
 
-/// Arguments of `profile`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Without --shares and --max-loss, no thresholds are tuned. \
     Each width needs one temporary copy of the experts, and as many runs over the text as there are layers; \
@@ -81,7 +80,6 @@ pub struct Args {
     temp_dir: Option<PathBuf>,
 }
 
-/// State shared by all measurements.
 #[derive(Clone)]
 pub struct Run {
     pub file: PathBuf,
@@ -119,9 +117,6 @@ impl Run {
     }
 
     /// The same with the requested cache size.
-    ///
-    /// # Errors
-    /// A model that cannot be run, or a cache that holds all experts.
     fn open_for_misses(&self, low: Option<&LowVersions>) -> anyhow::Result<Runner> {
         let runner = self.open(low, self.expert_cache)?;
         let (plan, precision) = (runner.session.plan(), runner.session.precision());
@@ -134,10 +129,6 @@ impl Run {
     }
 }
 
-/// Measures and writes the profile.
-///
-/// # Errors
-/// A model that has no experts or cannot be run, a text that is too short, widths that are not smaller.
 pub fn run(args: Args) -> anyhow::Result<()> {
     quiet_llama_cpp();
     let (trace, table) = (args.paths.from_trace.as_ref(), args.paths.path_table.as_ref());

@@ -14,9 +14,6 @@ use crate::shared::Bar;
 
 /// The Frobenius norm of each expert's matrices together, from dequantised weights, of a plain
 /// model. Memory: a slice and its floats per thread.
-///
-/// # Errors
-/// A file that cannot be read, a type that ggml cannot dequantise.
 pub fn of(gguf: &Gguf, map: &ExpertMap, threads: usize) -> anyhow::Result<Vec<LayerNorms>> {
     let n_slices = map.layers.iter().flat_map(|layer| &layer.tensors).map(|tensor| u64::from(tensor.n_expert)).sum();
     let bar = Bar::of_units("norms of experts", n_slices)?;
@@ -62,9 +59,6 @@ fn square(file: &File, tensor: &ExpertTensor, expert: u16) -> anyhow::Result<f64
 }
 
 /// The norms that a pack carries, as its JSON; none if it has none.
-///
-/// # Errors
-/// The pack's norms are damaged.
 pub fn of_pack(path: &Path, json: Option<&str>) -> Result<Vec<LayerNorms>, ProfileError> {
     let norms = json.map_or(Ok(Vec::new()), norms_of_json);
     norms.map_err(|reason| ProfileError::Key { path: path.to_owned(), key: NORMS_KEY, reason })

@@ -29,9 +29,6 @@ pub fn batches(shape: PredictShape) -> PathBatches {
 }
 
 /// Writes the table and prints a summary.
-///
-/// # Errors
-/// A file that cannot be written.
 pub fn write(path: &Path, table: &PathTable) -> anyhow::Result<()> {
     write_path_table(path, table)?;
     let (n_pairs, n_layers, n_tokens) = (table.n_pairs(), table.n_layers(), table.n_tokens());
@@ -40,9 +37,6 @@ pub fn write(path: &Path, table: &PathTable) -> anyhow::Result<()> {
 }
 
 /// The path table from a trace of the model at `model`, plain or a pack.
-///
-/// # Errors
-/// Files that cannot be read, a trace of another model or without tokens.
 pub fn of_trace(model: &Path, trace: &Path) -> anyhow::Result<PathTable> {
     let mut reader = TraceReader::open(trace)?;
     let layers = reader.header().model.layers.iter().map(|layer| (layer.layer, layer.n_expert, layer.n_used));

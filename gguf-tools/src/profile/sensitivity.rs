@@ -15,10 +15,6 @@ use super::text::Text;
 /// low-precision versions only if some are not.
 const EXPERT_CACHE: ExpertCache = ExpertCache::Percent(90.0);
 
-/// Measures one width.
-///
-/// # Errors
-/// A model that cannot be run.
 pub fn width(
     run: &Run,
     source: &Source,

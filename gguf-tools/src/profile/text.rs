@@ -21,9 +21,6 @@ pub struct Text {
 
 impl Text {
     /// The first `n_tokens` of a file, in windows of `context`; one shorter window if the text has no more.
-    ///
-    /// # Errors
-    /// A file that cannot be read or is too short to predict anything.
     pub fn read(path: &Path, model: &Model, n_tokens: usize, context: usize) -> anyhow::Result<Self> {
         let bytes = std::fs::read(path).with_context(|| format!("{}: cannot read", path.display()))?;
         let tokens = model.tokenize(&*String::from_utf8_lossy(&bytes), false, false)?;
@@ -45,7 +42,6 @@ impl Text {
     }
 }
 
-/// A model and its session.
 pub struct Runner {
     pub model: Model,
     pub session: Session,
@@ -55,9 +51,6 @@ pub struct Runner {
 
 impl Runner {
     /// Prepares to run windows of up to `context` tokens.
-    ///
-    /// # Errors
-    /// As [`Model::session`].
     pub fn new(
         model: Model,
         context: usize,
@@ -76,9 +69,6 @@ impl Runner {
 
     /// Runs one window, `step` tokens at a time; `row` receives the logits `[n_vocab]` that predict a token, and the
     /// actual token.
-    ///
-    /// # Errors
-    /// As [`Session::evaluate`].
     pub fn window(&mut self, tokens: &[Token], step: usize, mut row: impl FnMut(&[f32], usize)) -> anyhow::Result<()> {
         self.session.reset();
         let every_row = self.every_row;
@@ -102,9 +92,6 @@ impl Runner {
     }
 
     /// Loss of lowering each of these sets of experts, over the whole text.
-    ///
-    /// # Errors
-    /// As [`Session::evaluate`].
     pub fn losses(&mut self, text: &Text, sets: &[Vec<ExpertId>], stage: &str) -> anyhow::Result<Vec<Loss>> {
         let losses = self.losses_of(text, sets, stage, |model, set| model.force_low(set.iter().copied()));
         self.model.force_low([]);
@@ -112,9 +99,6 @@ impl Runner {
     }
 
     /// The same, where `change` applies a set to the model; an empty set changes nothing.
-    ///
-    /// # Errors
-    /// As [`Session::evaluate`].
     pub fn losses_of(
         &mut self,
         text: &Text,
@@ -148,9 +132,6 @@ impl Runner {
 }
 
 /// One exact pass: returns its perplexity and the uses of experts; `paths` counts which experts follow which.
-///
-/// # Errors
-/// As [`Session::evaluate`].
 pub fn observe(
     model: Model,
     text: &Text,

@@ -58,7 +58,6 @@ pub(super) enum Dim {
     SsmConv,
     /// Everything that Mamba 2 projects its layer's input to.
     SsmIn,
-    /// Experts per token.
     Used,
 }
 

@@ -86,10 +86,6 @@ pub struct Args {
     split: u32,
 }
 
-/// Runs the command.
-///
-/// # Errors
-/// Those of [`super::write`].
 pub fn run(args: Args) -> anyhow::Result<()> {
     let spec = spec(&args)?;
     let names = shard_names(&args.out, spec.shards)?;

@@ -17,28 +17,20 @@ const ALIGNMENT: u64 = 32;
 /// Bytes generated at a time.
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// The result of [`write()`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     /// The files, shards in order. llama.cpp opens the first.
     pub files: Vec<PathBuf>,
-    /// Bytes in all files.
     pub bytes: u64,
 }
 
 /// Writes the model to `path`, or with more than one shard to `<stem>-00001-of-0000N.gguf` and so on beside it.
 /// Existing files are replaced once everything is written; an error leaves no files behind.
-///
-/// # Errors
-/// An inconsistent specification, no disk space, or a failed write.
 pub fn write(path: &Path, spec: &Spec) -> anyhow::Result<Written> {
     write_with(path, spec, |_, _| ())
 }
 
 /// As [`write()`]; `progress` receives the bytes of weights written, and their total.
-///
-/// # Errors
-/// As [`write()`].
 pub fn write_with(path: &Path, spec: &Spec, mut progress: impl FnMut(u64, u64)) -> anyhow::Result<Written> {
     let sizes = spec.sizes()?;
     let tensors = model::tensors(spec, &sizes)?;
@@ -81,9 +73,6 @@ pub fn write_with(path: &Path, spec: &Spec, mut progress: impl FnMut(u64, u64)) 
 }
 
 /// The beginning of a model's file: everything but its weights.
-///
-/// # Errors
-/// An inconsistent specification.
 pub fn header(spec: &Spec) -> anyhow::Result<Vec<u8>> {
     let sizes = spec.sizes()?;
     let tensors = model::tensors(spec, &sizes)?;

@@ -104,7 +104,6 @@ impl Format {
         self.ggml_type().name().to_ascii_lowercase()
     }
 
-    /// The type in a GGUF header.
     pub fn ggml_type(self) -> GgmlType {
         GgmlType::from_id(self.layout().id).expect("every layout has a known type")
     }

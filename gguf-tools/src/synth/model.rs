@@ -8,7 +8,6 @@ use super::format::Format;
 use super::spec::{Sizes, Spec};
 use super::vocab::{CHAT_TEMPLATE, Vocab};
 
-/// A tensor to be filled.
 #[derive(Clone, Debug)]
 pub(super) struct Tensor {
     pub name: String,

@@ -10,10 +10,8 @@ use super::spec::{ExpertGroups, Spec};
 /// gives 66.8, 30.0 and 3.2 %, measured on prose with 8 layers (at a spread of 2: 66, 29 and 5 %).
 const MIXTRAL_ROUTER_SPREAD: f32 = 1.6;
 
-/// A name and its specification.
 type Preset = (&'static str, fn() -> Spec);
 
-/// Names for [`Spec::preset`].
 pub fn presets() -> impl Iterator<Item = &'static str> {
     PRESETS.iter().map(|(name, _)| *name)
 }
@@ -100,9 +98,6 @@ impl Spec {
     /// `mixtral-bench` (5.75 GiB); `phimoe-bench` (16 experts, top-2) and `deepseek-bench` (DeepSeekMoE: 64 fine
     /// experts, top-6, two shared ones, a dense first layer). The others are published models in their published
     /// types: gpt-oss MXFP4, all others as Q4_K_M.
-    ///
-    /// # Errors
-    /// An unknown name.
     pub fn preset(name: &str) -> anyhow::Result<Spec> {
         let found = PRESETS.iter().find(|(known, _)| *known == name);
         let known = || presets().collect::<Vec<_>>().join(", ");

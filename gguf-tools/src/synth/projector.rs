@@ -10,7 +10,6 @@ use hobbit_core::gguf::{HeaderBuilder, Value};
 use super::format::Format;
 use super::random::Random;
 
-/// A kind of projector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Projector {
     /// Gemma 3: images of 4 tokens, which see each other.
@@ -128,9 +127,6 @@ impl Projector {
     }
 
     /// Writes a projector for models with embeddings of `width` numbers.
-    ///
-    /// # Errors
-    /// A failed write.
     pub fn write(self, path: &Path, width: u32, seed: u64) -> anyhow::Result<()> {
         let mut header = HeaderBuilder::new(32)?;
         for (key, value) in self.keys(width) {

@@ -58,7 +58,6 @@ impl Random {
         }
     }
 
-    /// 64 fair bits.
     pub(super) fn next_u64(&mut self) -> u64 {
         if self.used == LANES {
             self.spare = self.step();

@@ -31,7 +31,6 @@ pub struct ExpertGroups {
 pub struct Spec {
     /// `general.architecture`, one of [`architectures`].
     pub arch: String,
-    /// Layers.
     pub layers: u32,
     /// Width of the residual stream.
     pub embd: u32,
@@ -39,9 +38,7 @@ pub struct Spec {
     pub ff: u32,
     /// Width of a dense layer's hidden layer; `None`: that of all experts used together.
     pub ff_dense: Option<u32>,
-    /// Experts per layer.
     pub experts: u32,
-    /// Experts per token.
     pub topk: u32,
     /// Shared experts; `None`: as usual for the architecture.
     pub shared: Option<u32>,
@@ -94,7 +91,6 @@ pub struct Spec {
     pub shards: u32,
 }
 
-/// Names for [`Spec::arch`].
 pub fn architectures() -> impl Iterator<Item = &'static str> {
     archs().map(|arch| arch.name)
 }
@@ -287,7 +283,6 @@ impl Spec {
     }
 }
 
-/// The sizes of a checked model.
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {
     pub arch: &'static Arch,
@@ -312,7 +307,6 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// The sizes of one layer.
     pub(super) fn at(&self, layer: u32) -> Sizes {
         let mut sizes = self.clone();
         if self.uneven && layer % 4 == 3 {

@@ -8,11 +8,9 @@ use hobbit_core::gguf::GgmlType;
 pub enum Floats {
     /// Integers, or scales of which every bit pattern is a number.
     None,
-    /// One f64.
     F64,
     /// One f32, at the start.
     F32,
-    /// One bf16.
     Bf16,
     /// An f16 at this byte.
     F16(usize),

@@ -21,14 +21,13 @@ fn model(dir: &Path) -> PathBuf {
 }
 
 #[test]
-fn inspect_shows_experts_and_residency() {
+fn inspect_shows_experts() {
     let dir = tempfile::tempdir().unwrap();
     let path = model(dir.path());
-    let parts = ["architecture toy", "one token uses 2 per layer: 6.38 KiB", "less than one token uses", "100 %"];
+    let parts = ["architecture toy", "one token uses 2 per layer: 6.38 KiB"];
     assert_contains(&succeed(&["inspect", word(&path)]).out, &parts);
     let json = json(&["inspect", "--json", word(&path)]);
     assert_eq!((&json["expert_bytes"], &json["expert_bytes_per_token"]), (&26_112.into(), &6528.into()));
-    assert_eq!(json["residency"].as_array().unwrap().len(), 10);
 }
 
 #[test]
@@ -133,13 +132,11 @@ fn wrong_usage_and_hopeless_forecasts_are_refused() {
 fn a_closed_pipe_ends_a_tool_in_silence() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
-    let (model, pack, plain, wide) = (path("model.gguf"), path("pack.gguf"), path("plain.gguf"), path("wide.gguf"));
-    let demo = bundled("demo.gguf");
-    let commands: [&[&str]; 10] = [
+    let (model, pack, plain) = (path("model.gguf"), path("pack.gguf"), path("plain.gguf"));
+    let commands: [&[&str]; 9] = [
         &["synth", &model, "--force", "--layers", "1", "--experts", "2"],
         &["pack", &model, "-o", &pack, "--force"],
         &["unpack", &pack, "-o", &plain, "--force"],
-        &["widen", word(&demo), "--ff", "1024", "-o", &wide, "--force"],
         &["inspect", &model],
         &["inspect", "--json", &pack],
         &["inspect", &pack],

@@ -81,12 +81,10 @@ pub struct Cache {
     recent: RecentUses,
     now: Now,
     clock: TokenClock,
-    /// A prompt is evaluated.
     is_prompt: bool,
     shielded: Vec<Version>,
     /// Residents that are evicted before all others.
     n_unwanted: u32,
-    /// Uses and insertions so far.
     events: u64,
     /// Reused by `acquire`.
     candidates: Vec<Candidate>,

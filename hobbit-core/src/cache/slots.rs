@@ -120,7 +120,6 @@ pub struct LayerLayout {
     pub layer: u16,
     /// The versions of this layer that have the pool's shape, in any order.
     pub members: Vec<Version>,
-    /// Which slices each of them has.
     pub kinds: SliceKinds,
 }
 

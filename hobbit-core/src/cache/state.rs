@@ -32,7 +32,6 @@ const RESIDENT_BYTES: usize = 5;
 /// Caches that a state may have: the host's, and one for each device.
 const CACHES_MAX: usize = 256;
 
-/// Which model a state belongs to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelMark {
     pub name: String,
@@ -54,13 +53,11 @@ pub struct SavedCache {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheState {
     pub model: ModelMark,
-    /// The policy whose statistics these are.
     pub policy: String,
     /// At most 256.
     pub caches: Vec<SavedCache>,
 }
 
-/// Why bytes are no state to begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
     #[error("it is not a cache state")]

@@ -97,7 +97,6 @@ fn a_wanted_expert_evicts_one_that_is_used_clearly_less() {
     assert_eq!(cache.acquire_wanted(high(0, 3)), None, "one use is too few for an eviction");
 }
 
-/// Records its calls.
 struct Recorder(Arc<Mutex<Vec<String>>>);
 
 impl Policy for Recorder {

@@ -155,9 +155,6 @@ fn other_name(path: &Path, input: &Path) -> String {
 
 /// Checks that no output is a file that the run reads (hard links and symlinks included), that no two outputs are the
 /// same file, and that each existing one may be overwritten. Opens nothing for writing.
-///
-/// # Errors
-/// The first output that may not be written.
 pub fn check(outputs: &[Output<'_>], inputs: &[Input<'_>]) -> Result<(), OutputError> {
     let is_stdout = |output: &Output<'_>| output.kind == Kind::Json && output.path == Path::new("-");
     let files = outputs.iter().filter(|output| !is_stdout(output));
@@ -219,9 +216,6 @@ pub fn try_overwriting(path: &Path) -> io::Result<()> {
 }
 
 /// Whether the file at `path`, if any, may be overwritten.
-///
-/// # Errors
-/// The reason why not.
 pub fn look(path: &Path, kind: Kind) -> Result<(), Refusal> {
     if !is_file(path) || kind == Kind::CacheState {
         return Ok(());

@@ -16,8 +16,6 @@
 
 mod known;
 mod locality;
-mod prompt;
-mod routes;
 mod shape;
 mod steady;
 #[cfg(test)]
@@ -37,10 +35,9 @@ use crate::plan::{
 
 pub use known::{Expectation, Known, TRAINED, UNTRAINED};
 pub use locality::{Locality, SHARES};
-pub use prompt::FirstToken;
 use shape::UBATCH_TOKENS;
 pub use shape::{ExpertLayer, Shape, ShapeError, TypeBytes};
-pub use steady::{Products, Run, Start, run};
+pub use steady::{FirstToken, Products, Run, Start, run};
 
 /// Approximate number of expert uses simulated for one figure: more change only the last digit.
 pub const USES_SIMULATED: u64 = 16_384;
@@ -184,7 +181,7 @@ pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectati
         high: with(&expectation.high, host.disk),
         optimum: with(&expectation.optimum, host.disk),
         random: with(&Locality::random(), host.disk),
-        first_token: FirstToken::of(shape, host, task, &room, &expectation.expected, true),
+        first_token: FirstToken::of(shape, host, task, &room, &expectation.expected),
         expected,
         is_passthrough: room.plan.is_none(),
         plan: room.plan,

@@ -54,7 +54,6 @@ pub struct Shape {
     pub n_parameters: u64,
     /// Number of weights that one token is multiplied with.
     pub n_parameters_used: u64,
-    /// All tensors of the file.
     pub tensor_bytes: u64,
     /// Experts of layers that run.
     pub expert_bytes: u64,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::routes::{LayerRoutes, Random};
+use super::locality::{LayerRoutes, Random};
 use super::steady::{recording, tokens_simulated};
 use super::*;
 use crate::cache::policy::PolicyKind;

@@ -27,7 +27,6 @@ pub enum AdapterError {
 /// Facts from the header of an adapter that fits the model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LoraSummary {
-    /// Bytes of its weights.
     pub bytes: u64,
     /// The most elements of a row that its products add to the graph: rank, and twice as many as a weight puts out.
     pub row_elements: u64,
@@ -195,7 +194,6 @@ fn multiplies(dtype: GgmlType) -> bool {
 pub struct Directions {
     /// One after the other.
     pub data: Vec<f32>,
-    /// Elements of each.
     pub n_embd: u32,
 }
 

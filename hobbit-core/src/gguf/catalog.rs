@@ -34,7 +34,6 @@ pub struct SliceShape {
     pub dtype: GgmlType,
     /// Row length in elements.
     pub ne0: u64,
-    /// Rows.
     pub ne1: u64,
     pub bytes: u64,
     /// Start of its region in the slot, a multiple of [`BLOCK_BYTES`].
@@ -89,10 +88,7 @@ pub enum Stored {
     /// Its high plane ([`crate::planes`]), of which Q4_1 is made.
     High,
     /// Its high plane, and the low one here; of both Q8_0 is made.
-    Both {
-        /// In the file.
-        low: Extent,
-    },
+    Both { low: Extent },
 }
 
 /// Where one slice's bytes lie.
@@ -195,9 +191,6 @@ impl Catalog {
     }
 
     /// Adds the experts of `map`, another GGUF of the same model, as low versions. Its files count from `first_file`.
-    ///
-    /// # Errors
-    /// [`LowMismatch`]: a layer, a matrix or a shape that the two do not share.
     pub fn add_low(&mut self, map: &ExpertMap, first_file: u32) -> Result<(), LowMismatch> {
         if let Some(layer) = self.layers.iter().find(|layer| map.layer(layer.layer).is_none()) {
             let tensor = self.tensor_name(layer, 0);
@@ -213,9 +206,6 @@ impl Catalog {
 
     /// Adds low versions from `theirs`, the catalog of files with the experts of `map`, numbered from `first_file`.
     /// Layers and experts without a low version in `theirs` get none.
-    ///
-    /// # Errors
-    /// [`LowMismatch`]: a layer, a matrix or a shape that the two do not share; nothing is added then.
     pub fn add_low_of(&mut self, map: &ExpertMap, theirs: &Self, first_file: u32) -> Result<(), LowMismatch> {
         for layer in &self.layers {
             let Some(high) = layer.high.first() else { continue };

@@ -57,7 +57,6 @@ impl Gguf {
         is_there.then(|| first..self.number("block_count").unwrap_or(first))
     }
 
-    /// The tensors of layers from `first` on.
     pub fn tensors_from(&self, first: u64) -> impl Iterator<Item = &TensorInfo> {
         let is_behind = move |name: &str| layer_of(name).is_some_and(|(layer, _)| layer >= first);
         self.tensors.iter().filter(move |tensor| is_behind(&tensor.name))

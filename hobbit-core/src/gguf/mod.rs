@@ -8,7 +8,6 @@
 pub mod adapter;
 pub mod catalog;
 pub mod dtype;
-mod error;
 pub mod experts;
 pub mod header;
 mod layers;
@@ -21,11 +20,11 @@ mod window;
 pub mod writer;
 
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 
 pub use catalog::{Catalog, ExpertClass, LayerCatalog, LowMismatch, SliceShape, SliceSource, Stored, VersionSource};
 pub use dtype::GgmlType;
-pub use error::GgufError;
 pub use experts::{ExpertMap, ExpertTensor, LayerExperts};
 pub use header::Header;
 pub use metadata::Metadata;
@@ -321,6 +320,33 @@ fn open_header(path: &Path, extents: Extents) -> Result<(SourceFile, Header), Gg
         error => error,
     })?;
     Ok((SourceFile { path: path.to_owned(), len: state.len, state }, header))
+}
+
+/// Why a model file was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum GgufError {
+    #[error("{}: cannot {action}: {error}", path.display())]
+    Io { path: PathBuf, action: String, error: io::Error },
+    #[error("{}: {reason}", path.display())]
+    Refused { path: PathBuf, reason: String },
+    #[error("{}: truncated: {what} needs bytes {start}..{end}, but the file has {len}; fetch or copy the file again",
+        path.display())]
+    Truncated { path: PathBuf, what: String, start: u64, end: u64, len: u64 },
+    #[error("{}: {what} is {found}, at most {limit} expected; the header is damaged, fetch the file again",
+        path.display())]
+    TooLarge { path: PathBuf, what: String, found: u64, limit: u64 },
+    #[error("{}: {what}: found {found}, expected {expected}; {remedy}", path.display())]
+    Malformed { path: PathBuf, what: String, found: String, expected: String, remedy: &'static str },
+}
+
+impl GgufError {
+    pub(super) fn refused(path: &Path, reason: impl Into<String>) -> Self {
+        Self::Refused { path: path.to_owned(), reason: reason.into() }
+    }
+
+    pub(super) fn too_large(path: &Path, what: impl Into<String>, found: u64, limit: u64) -> Self {
+        Self::TooLarge { path: path.to_owned(), what: what.into(), found, limit }
+    }
 }
 
 #[cfg(test)]

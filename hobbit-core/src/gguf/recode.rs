@@ -7,9 +7,6 @@ use super::GgmlType;
 pub trait Recode: Sync {
     /// Rewrites rows of `n_per_row` elements of type `from` as type `to`; `out` is replaced. Equal types are copied.
     /// `importance` says how much each of the `n_per_row` columns counts, as in llama.cpp's imatrix.
-    ///
-    /// # Errors
-    /// Any [`RecodeError`]; `out` is unspecified then.
     fn recode(
         &self,
         from: GgmlType,

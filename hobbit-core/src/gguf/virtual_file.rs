@@ -33,7 +33,6 @@ impl Segment {
 /// Contents of the virtual file from a position to the end of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// The rest of the header.
     Header(&'a [u8]),
     /// The rest of a segment: `source` starts at the position.
     Source {

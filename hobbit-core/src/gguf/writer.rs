@@ -157,9 +157,6 @@ pub struct Layout {
 
 impl Layout {
     /// Writes the file. `data` is called once per tensor, in order, and writes exactly that tensor's bytes.
-    ///
-    /// # Errors
-    /// [`WriteError::Io`] from `out` or `data`, [`WriteError::DataLength`].
     pub fn write(
         &self,
         out: &mut impl Write,

@@ -23,7 +23,6 @@ enum Next {
 #[derive(Default)]
 struct Tokens {
     wanted: HashSet<u32>,
-    /// Any but this one.
     all_but: Option<u32>,
     any: bool,
 }

@@ -16,7 +16,6 @@ pub enum DeviceChoice {
     /// Every GPU, RPC servers first; the CPU alone if there is none.
     #[default]
     Auto,
-    /// The CPU alone.
     None,
     /// Named devices, by ggml's names, in this order.
     Named(Vec<String>),
@@ -185,7 +184,6 @@ impl DeviceOptions {
 /// accepts LoRA strengths up to 100. Far larger ones overflow keys and values of F16.
 pub const SCALE_MAX: f32 = 100.0;
 
-/// A file and its factor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScaledFile {
     pub path: PathBuf,
@@ -213,7 +211,6 @@ impl AdapterOptions {
         lora.chain(self.control_vectors.iter().map(|file| ("control_vectors", file.path.as_path())))
     }
 
-    /// Whether there are no adapters.
     pub fn is_empty(&self) -> bool {
         self.lora.is_empty() && self.control_vectors.is_empty()
     }

@@ -48,9 +48,7 @@ pub struct PrecisionOptions {
 }
 
 impl PrecisionOptions {
-    /// HOBBIT's T1 for Mixtral-8x7B.
     pub const T1: f32 = Thresholds::MIXTRAL.t1;
-    /// HOBBIT's T2 for Mixtral-8x7B.
     pub const T2: f32 = Thresholds::MIXTRAL.t2;
     /// Fate's share of a prompt's experts.
     pub const PREFILL_LOW: f32 = 0.25;
@@ -78,7 +76,6 @@ impl PrecisionOptions {
     }
 }
 
-/// Source of low-precision versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LowSource {
     /// A GGUF of the same model in a smaller quant, or a low pack.

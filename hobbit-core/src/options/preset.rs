@@ -35,11 +35,8 @@ named! { Preset, "preset":
 pub struct PresetSettings {
     /// Eviction policy. HOBBIT's paper does not give the weights of its sum: they are fitted to each model.
     pub policy: PolicyKind,
-    /// Division of the slots among layers.
     pub slots: Allocation,
-    /// Predictor of later layers' experts.
     pub predictor: PredictorKind,
-    /// Layers to look ahead.
     pub distance: u8,
     /// Whether predicted experts are read ahead. No paper judges whether that pays.
     pub prefetch: Prefetch,

@@ -29,7 +29,6 @@ pub struct RoutingOptions {
     pub drop: f32,
     /// Whether tokens use only experts in memory.
     pub virtual_experts: VirtualExperts,
-    /// How often virtual experts change.
     pub virtual_update: VirtualUpdate,
     /// Target time of a decoded token. One strength is then set to the lowest of [`RoutingOptions::ladder`] that meets
     /// it, as measured during decoding.
@@ -44,10 +43,8 @@ pub struct RoutingOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Knob {
-    /// [`RoutingOptions::cache_bias`].
     #[default]
     CacheBias,
-    /// [`RoutingOptions::substitute`].
     Substitute,
 }
 
@@ -85,7 +82,6 @@ pub enum VirtualUpdate {
 }
 
 impl RoutingOptions {
-    /// Default of [`RoutingOptions::keep_top`].
     pub const KEEP_TOP: u32 = 1;
     /// SMoE's α; the paper has 0.25 to 0.35.
     pub const ALPHA: f32 = 0.3;
@@ -193,7 +189,6 @@ impl FromStr for VirtualExperts {
     }
 }
 
-/// Why an update period cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is neither 'auto' nor a number of tokens from 1")]
 pub struct VirtualUpdateError(String);

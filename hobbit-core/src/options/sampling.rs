@@ -6,13 +6,11 @@ use smart_default::SmartDefault;
 use super::Token;
 use crate::named::{UnknownName, named};
 
-/// Settings of a sampler chain.
 #[derive(Clone, Debug, PartialEq, SmartDefault)]
 pub struct SamplingOptions {
     /// Seed of the random choice; [`SamplingOptions::RANDOM_SEED`] draws one.
     #[default(Self::RANDOM_SEED)]
     pub seed: u32,
-    /// Samplers in the order in which they act.
     #[default(SamplerKind::DEFAULT_ORDER.to_vec())]
     pub samplers: Vec<SamplerKind>,
     /// Temperature; 0 and below is greedy.
@@ -20,7 +18,6 @@ pub struct SamplingOptions {
     pub temp: f32,
     /// Half width of the dynamic temperature; 0 disables it.
     pub dynatemp_range: f32,
-    /// Exponent of the dynamic temperature.
     #[default(1.0)]
     pub dynatemp_exponent: f32,
     /// Candidates kept by top-k; 0 and below keeps all.
@@ -38,7 +35,6 @@ pub struct SamplingOptions {
     /// Standard deviations below the best logit kept by top-n-sigma; negative disables it.
     #[default(-1.0)]
     pub top_n_sigma: f32,
-    /// Exclude-top-choices.
     pub xtc: XtcOptions,
     /// Factor on the logits of repeated tokens; 1 disables it.
     #[default(1.0)]
@@ -50,7 +46,6 @@ pub struct SamplingOptions {
     pub presence_penalty: f32,
     /// Subtracted per occurrence; 0 disables it.
     pub frequency_penalty: f32,
-    /// Don't-repeat-yourself.
     pub dry: DryOptions,
     /// Adaptive-p: probability aimed at, 0..1; negative disables it.
     #[default(-1.0)]
@@ -92,7 +87,6 @@ impl SamplingOptions {
     }
 }
 
-/// Exclude-top-choices.
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct XtcOptions {
     /// Chance that it acts on a token; 0 disables it.
@@ -102,7 +96,6 @@ pub struct XtcOptions {
     pub threshold: f32,
 }
 
-/// Don't-repeat-yourself.
 #[derive(Clone, Debug, PartialEq, SmartDefault)]
 pub struct DryOptions {
     /// Strength; 0 disables it.
@@ -121,15 +114,12 @@ pub struct DryOptions {
     pub sequence_breakers: Vec<String>,
 }
 
-/// Mirostat.
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct MirostatOptions {
     /// 0 off, 1 Mirostat, 2 Mirostat 2.0.
     pub version: u8,
-    /// Target entropy.
     #[default(5.0)]
     pub tau: f32,
-    /// Learning rate.
     #[default(0.1)]
     pub eta: f32,
 }
@@ -139,21 +129,14 @@ pub struct MirostatOptions {
 pub enum SamplerKind {
     /// Repeat, presence and frequency penalties.
     Penalties,
-    /// Don't-repeat-yourself.
     Dry,
-    /// Top-n-sigma.
     TopNSigma,
     TopK,
-    /// Locally typical.
     TypicalP,
-    /// Nucleus.
     TopP,
     MinP,
-    /// Exclude-top-choices.
     Xtc,
-    /// Temperature, dynamic or fixed.
     Temperature,
-    /// Fill-in-the-middle.
     Infill,
     AdaptiveP,
 }
@@ -172,7 +155,6 @@ impl SamplerKind {
     /// Letters of the kinds in llama.cpp's sampling sequences (`common_sampler_type_to_chr`), in their order.
     const LETTERS: [char; Self::ALL.len()] = ['e', 'd', 's', 'k', 'y', 'p', 'm', 'x', 't', 'i', 'a'];
 
-    /// Its letter in a sampling sequence.
     pub const fn letter(self) -> char {
         Self::LETTERS[self as usize]
     }

@@ -1,12 +1,12 @@
-//! Options of sessions: the context, its KV cache, threads and attention.
+//! Options of sessions: the context, its KV cache, threads and attention, and speculative decoding.
 
 use std::path::PathBuf;
 
 use smart_default::SmartDefault;
 
 use crate::named::named;
+use crate::route::DECODE_TOKENS_MAX;
 
-/// How one sequence of tokens is evaluated.
 #[derive(Clone, Debug, PartialEq, SmartDefault)]
 pub struct SessionOptions {
     /// Context length in tokens; 0 takes the model's training context. If the model does not fit with that, 0 takes the
@@ -27,7 +27,6 @@ pub struct SessionOptions {
     /// Sequences share one KV cache of `n_ctx` tokens, and any batch of them is computed at once. Otherwise each
     /// sequence has its own part.
     pub kv_unified: bool,
-    /// Compute embeddings in place of logits.
     pub embeddings: bool,
     /// Pooling of each sequence's embeddings; `None` takes the model's, if it has one.
     pub pooling: Option<Pooling>,
@@ -35,11 +34,8 @@ pub struct SessionOptions {
     pub threads: Option<i32>,
     /// Threads for batches; `None` takes `threads`.
     pub threads_batch: Option<i32>,
-    /// Fused attention.
     pub flash_attn: FlashAttn,
-    /// Element type of the K cache.
     pub type_k: KvType,
-    /// Element type of the V cache.
     pub type_v: KvType,
     /// Run one empty step before the first prompt.
     #[default(true)]
@@ -62,27 +58,23 @@ pub struct SessionOptions {
     /// Keep the KV cache on the device when there is one.
     #[default(true)]
     pub kv_offload: bool,
-    /// Rotary position settings.
     pub rope: RopeOptions,
 }
 
 /// The projector of a model: a file with its encoder of images or sound.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProjectorOptions {
-    /// The file.
     pub path: PathBuf,
     /// Minimum tokens of an image, for encoders of any resolution; 0: the file's.
     pub image_min_tokens: i32,
     /// Maximum tokens of an image, likewise.
     pub image_max_tokens: i32,
-    /// Threads of the encoder.
     pub threads: i32,
 }
 
 /// Pooling of the embeddings of a text's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// No pooling.
     None,
     Mean,
     /// Embedding of the first token.
@@ -120,10 +112,8 @@ pub struct RopeOptions {
     pub yarn_beta_slow: f32,
 }
 
-/// Rotary scaling method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeScaling {
-    /// No scaling.
     None,
     /// Positions divided by a factor.
     Linear,
@@ -132,7 +122,6 @@ pub enum RopeScaling {
 
 named!(RopeScaling, "RoPE scaling method": None = "none", Linear = "linear", Yarn = "yarn");
 
-/// Use of fused attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FlashAttn {
     /// Where the backend supports it.
@@ -148,7 +137,6 @@ named! { FlashAttn, "flash attention setting":
     Auto = "auto" | "-1",
 }
 
-/// Element type of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum KvType {
@@ -168,6 +156,69 @@ pub enum KvType {
 named! { KvType, "KV cache type":
     F32 = "f32", F16 = "f16", Bf16 = "bf16", Q8_0 = "q8_0", Q4_0 = "q4_0", Q4_1 = "q4_1", Iq4Nl = "iq4_nl",
     Q5_0 = "q5_0", Q5_1 = "q5_1",
+}
+
+/// Where drafts come from, and how many there are. The text does not depend on it.
+#[derive(Clone, Debug, PartialEq, SmartDefault)]
+pub struct SpeculationOptions {
+    /// Sources, each asked where those before it in [`DraftSource::ALL`] have no draft.
+    pub sources: Vec<DraftSource>,
+    /// Most drafts for a sequence in one step.
+    #[default(8)]
+    pub n_max: u32,
+    /// Fewer drafts than this of a model are none.
+    pub n_min: u32,
+    /// A model drafts no further where its next token is less probable, `0.0..=1.0`.
+    pub p_min: f32,
+    /// Always draft `n_max` tokens, whatever they cost.
+    pub fixed: bool,
+    /// Lookup cache of a corpus, as llama.cpp writes it.
+    pub lookup_static: Option<PathBuf>,
+    /// Lookup cache of earlier texts.
+    pub lookup_dynamic: Option<PathBuf>,
+    pub draft: Option<DraftOptions>,
+}
+
+impl SpeculationOptions {
+    /// Most drafts of one step: with the token before them they are decoded, not read like a prompt.
+    pub const DRAFTS_MAX: u32 = DECODE_TOKENS_MAX as u32 - 1;
+}
+
+/// The model of [`DraftSource::DraftSimple`]. Its other settings are the target's.
+#[derive(Clone, Debug, PartialEq, SmartDefault)]
+pub struct DraftOptions {
+    pub path: PathBuf,
+    /// Context length in tokens; 0 takes the target's. A longer text has no drafts.
+    pub n_ctx: u32,
+    /// Layers on devices; -1 lets the engine choose, -2 means all.
+    #[default(-1)]
+    pub n_gpu_layers: i32,
+    /// Devices; `None` takes the target's.
+    pub devices: Option<super::DeviceChoice>,
+}
+
+/// A source of drafts, by llama.cpp's names, in the order in which it asks them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DraftSource {
+    /// The text after an earlier occurrence of the last twelve tokens.
+    NgramSimple,
+    /// As `NgramSimple`, with what was accepted before.
+    NgramMapK,
+    /// As `NgramMapK`, with up to four continuations.
+    NgramMapK4v,
+    /// The text after an occurrence of the last 24 tokens in any text of the run.
+    NgramMod,
+    /// Frequent continuations of the last one to four tokens, in the text and in lookup caches.
+    NgramCache,
+    /// A smaller model.
+    DraftSimple,
+    /// The model's own layers for multi-token prediction ([`ModelOptions::mtp`](super::ModelOptions::mtp)).
+    DraftMtp,
+}
+
+named! { DraftSource, "type of speculative decoding":
+    NgramSimple = "ngram-simple", NgramMapK = "ngram-map-k", NgramMapK4v = "ngram-map-k4v", NgramMod = "ngram-mod",
+    NgramCache = "ngram-cache", DraftSimple = "draft-simple", DraftMtp = "draft-mtp",
 }
 
 #[cfg(test)]

@@ -13,7 +13,6 @@ use crate::planes;
 
 pub(super) const CHUNK: u64 = 4 << 20;
 
-/// Why reading ended early.
 #[derive(Debug)]
 pub(super) enum Interrupted<E> {
     /// A file, by index, could not be read.
@@ -53,8 +52,10 @@ pub(super) fn read<E>(
 pub(super) enum Body {
     /// Stored unchanged.
     Whole(Extent),
-    /// Q8_0 stored in bit planes.
-    Planes { high: Extent, low: Extent },
+    Planes {
+        high: Extent,
+        low: Extent,
+    },
 }
 
 /// Blocks of planes merged at a time.

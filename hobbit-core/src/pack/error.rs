@@ -10,7 +10,6 @@ use crate::gguf::{GgmlType, GgufError, RecodeError};
 use crate::predict::PathTableError;
 use crate::store::StoreError;
 
-/// Why a file cannot be read as a pack.
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
     #[error(transparent)]
@@ -85,7 +84,6 @@ pub enum WriteError {
     ReadBack(#[source] PackError),
 }
 
-/// Why a pack was not unpacked.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
     #[error(transparent)]

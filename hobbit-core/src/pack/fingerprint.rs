@@ -15,7 +15,6 @@ use crate::gguf::experts::parse_name;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::store::{Original, StoreError};
 
-/// Bytes of a sampled block.
 const BLOCK_BYTES: u64 = 4096;
 /// Sampled blocks of an expert tensor.
 const EXPERT_BLOCKS: u64 = 8;
@@ -37,9 +36,6 @@ fn samples(tensor: &TensorInfo) -> Vec<Extent> {
 
 /// SHA-256 of the SHA-256 of each tensor's samples, in the tensors' order. A split model and one file with the same
 /// tensors have the same fingerprint.
-///
-/// # Errors
-/// A file of the model cannot be read, or changed after its header was read.
 pub fn fingerprint(model: &Gguf) -> Result<Sha256, StoreError> {
     let files: Vec<Original> =
         model.files.iter().map(|file| Original::open(&file.path, file.state)).collect::<Result<_, _>>()?;

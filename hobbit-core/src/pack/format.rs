@@ -73,7 +73,6 @@ pub enum PackKind {
 }
 
 impl PackKind {
-    /// Name as stored.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Full => "full",

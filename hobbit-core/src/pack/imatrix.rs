@@ -25,7 +25,6 @@ pub struct Imatrix {
     pub chunks: Option<u64>,
 }
 
-/// Location of one tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Entry {
     /// First byte of the sums of squares.
@@ -38,7 +37,6 @@ struct Entry {
     n_counts: u64,
 }
 
-/// Why an importance matrix cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImatrixError {
     #[error(transparent)]

@@ -21,18 +21,15 @@ use crate::store::BLOCK_BYTES;
 /// Bytes of a recoded slice's rows converted at a time, as 32-bit floats.
 const CHUNK: u64 = 4 << 20;
 
-/// State shared by all jobs.
 pub(super) struct Jobs<'a> {
     pub plan: &'a Plan<'a>,
     pub recode: &'a dyn Recode,
     pub files: &'a [File],
     pub partial: &'a Partial<'a>,
     pub written: AtomicU64,
-    /// Set when a stop was requested.
     pub stop: &'a AtomicBool,
 }
 
-/// A thread's buffers.
 #[derive(Default)]
 pub(super) struct Scratch {
     read: Vec<u8>,
@@ -92,7 +89,6 @@ impl Jobs<'_> {
         Ok(target.hash.digest())
     }
 
-    /// The version's own bit planes.
     fn planes(
         &self,
         row: &Row,

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use crate::files::sole::{self, SoleError};
 use crate::files::{self, Input, Kind, Output, OutputError};
 
-/// Why an output was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum PartialError {
     #[error("{}: this file exists already", path.display())]

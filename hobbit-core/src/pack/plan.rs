@@ -24,7 +24,6 @@ use crate::store::BLOCK_BYTES;
 /// High types of experts that differ from the others; slices without an entry keep the layer's type.
 pub type Widths = HashMap<ExpertId, SliceTypes>;
 
-/// Settings of a pack to write.
 #[derive(Default)]
 pub struct PackSpec<'a> {
     /// A whole model, or low versions only.
@@ -39,7 +38,6 @@ pub struct PackSpec<'a> {
     pub widths: Option<Widths>,
     /// Calibrated T1 and T2, `0.0..=1.0`.
     pub thresholds: Option<(f32, f32)>,
-    /// Path table of the same model.
     pub path_table: Option<PathTable>,
     /// A tuned policy, as [`crate::tuned::TunedPolicy::to_json`] writes it.
     pub policy: Option<String>,
@@ -50,7 +48,6 @@ pub struct PackSpec<'a> {
     pub importance: Option<&'a Imatrix>,
     /// Threads that recode, at least 1.
     pub threads: usize,
-    /// Replace an existing output.
     pub force: bool,
 }
 
@@ -66,7 +63,6 @@ impl PackSpec<'_> {
 pub struct Fallback {
     /// Tensor of the plain model.
     pub tensor: String,
-    /// Elements per row.
     pub ne0: u64,
     pub wanted: GgmlType,
     pub taken: GgmlType,
@@ -90,7 +86,6 @@ pub(super) struct Plan<'a> {
     pub jobs: Vec<Job>,
     /// Target of each job; file 0 is the pack.
     pub targets: Vec<Extent>,
-    /// `hobbit.header`.
     pub source_header: Vec<u8>,
     /// `hobbit.gaps`; empty if there are none.
     pub gaps: Vec<u8>,
@@ -103,7 +98,6 @@ pub(super) struct Plan<'a> {
     pub plain: PlainForm,
 }
 
-/// Result of unpacking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PlainForm {
     /// The source, bit for bit.

@@ -57,13 +57,11 @@ pub struct PackInfo {
 /// One version of an expert in a pack: one record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedVersion {
-    /// Expert and precision.
     pub version: Version,
     pub types: SliceTypes,
     /// Location of the record; file 0 is the pack. In bit planes, the version's own ones only: a high version is read
     /// from the low version's record and its own, which follows it.
     pub record: Extent,
-    /// xxh3-64 of the record.
     pub checksum: u64,
 }
 
@@ -71,7 +69,6 @@ pub struct PackedVersion {
 #[derive(Debug)]
 pub struct Pack {
     pub path: PathBuf,
-    /// Whether it holds a whole model.
     pub kind: PackKind,
     pub info: PackInfo,
     /// The pack itself, as any GGUF reader sees it.
@@ -152,9 +149,6 @@ impl Pack {
     }
 
     /// Reads the path table; `None` if the pack has none.
-    ///
-    /// # Errors
-    /// [`PackError::PathTable`] for a table that is damaged or of another model.
     pub fn path_table(&self) -> Result<Option<PathTable>, PackError> {
         let Some(tensor) = self.raw.tensor(format::PATHS) else { return Ok(None) };
         let file = File::open(&self.path).map_err(PackError::io(&self.path, "open"))?;

@@ -119,7 +119,6 @@ pub struct TypeChoice {
     pub slices: SliceTypes,
 }
 
-/// Why a text is not a [`TypeChoice`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TypeChoiceError {
     #[error("unknown type '{found}', expected a ggml type such as q2_k, q4_k, q8_0 or f16")]

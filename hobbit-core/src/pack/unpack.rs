@@ -17,9 +17,6 @@ use crate::gguf::{LayerCatalog, Segment, SliceSource, Stored, TensorInfo, Versio
 /// Writes the plain model of `pack` to `out`: the source bit for bit, or, if the pack's high versions have other types,
 /// a plain GGUF with these. `out` appears once it is complete and its digest matches. `progress` receives bytes done
 /// and total bytes, and returns whether to continue. Returns the length.
-///
-/// # Errors
-/// [`UnpackError`]; the unfinished output is removed.
 pub fn unpack(
     pack: &Pack,
     out: &Path,
@@ -36,7 +33,6 @@ pub fn unpack(
     }))
 }
 
-/// Digest of the output of [`unpack`].
 pub(super) fn digest(
     pack: &Pack,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,

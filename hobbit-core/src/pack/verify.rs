@@ -12,12 +12,9 @@ use super::bytes::{self, Interrupted};
 use super::{Pack, PackError, format};
 use crate::expert::{Extent, Precision};
 
-/// Result of [`verify()`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verified {
-    /// Ordinary tensors checked.
     pub tensors: usize,
-    /// Records checked.
     pub versions: usize,
     pub bytes: u64,
     pub faults: Vec<Fault>,
@@ -36,7 +33,6 @@ pub struct Fault {
     /// First byte, from the start of the file.
     pub offset: u64,
     pub len: u64,
-    /// Description of the fault.
     pub reason: String,
 }
 

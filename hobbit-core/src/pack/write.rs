@@ -24,7 +24,6 @@ use crate::files::{FileState, Input};
 use crate::gguf::writer::Layout;
 use crate::gguf::{Gguf, Recode, SourceFile, WriteError as HeaderError};
 
-/// A pack that [`write()`] made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     pub path: PathBuf,
@@ -42,13 +41,11 @@ pub struct Progress {
     pub stage: Stage,
     pub done: u64,
     pub total: u64,
-    /// Records and tensors written.
     pub finished: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// Writing tensors and records.
     Writing,
     /// Hashing the source, or the plain model of the pack.
     Hashing,
@@ -80,7 +77,6 @@ pub fn write(
     Ok(Written { path, bytes, versions, fallbacks, source_sha256, plain_sha256 })
 }
 
-/// The result of a thread's work.
 enum Message {
     Done(usize, u64),
     Digest(Sha256),
@@ -91,7 +87,6 @@ struct Writer<'a> {
     plan: &'a Plan<'a>,
     partial: &'a Partial<'a>,
     progress: OnProgress<'a>,
-    /// Checksum of each finished job.
     checksums: Vec<Option<u64>>,
     finished: usize,
 }

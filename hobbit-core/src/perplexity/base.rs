@@ -26,7 +26,6 @@ use crate::options::Token;
 const MAGIC: &[u8; 8] = &files::BASE_MAGIC;
 const HEAD_BYTES: u64 = MAGIC.len() as u64 + 3 * 4;
 
-/// Why a base file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BaseError {
     #[error("{}: cannot {action} this base file: {source}", path.display())]
@@ -48,10 +47,8 @@ pub enum BaseError {
     CutOff { path: PathBuf, found: u64, expected: u64, complete: usize },
 }
 
-/// Head of a base file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BaseHead {
-    /// Context length in tokens.
     pub n_ctx: usize,
     pub n_vocab: usize,
     /// The text, `[n_ctx, n_chunk]`.
@@ -87,9 +84,6 @@ pub struct BaseWriter {
 
 impl BaseWriter {
     /// Creates the file, or empties the base file that is there, and writes its head.
-    ///
-    /// # Errors
-    /// The system refuses, another kind of file is there, or numbers beyond 31 bits.
     pub fn create(path: &Path, head: BaseHead) -> Result<Self, BaseError> {
         let mut bytes = vec![0; MAGIC.len()];
         for (what, n) in [("n_ctx", head.n_ctx), ("n_vocab", head.n_vocab), ("n_chunk", head.n_chunk())] {
@@ -129,9 +123,6 @@ pub struct BaseReader {
 
 impl BaseReader {
     /// Opens a base file and reads its head. Every number is checked against the file's length before memory is taken.
-    ///
-    /// # Errors
-    /// A file that cannot be read, is of another kind, or has a damaged head.
     pub fn open(path: &Path) -> Result<Self, BaseError> {
         let io = |source| BaseError::Io { path: path.to_owned(), action: "read", source };
         let mut file = File::open(path).map_err(io)?;
@@ -181,9 +172,6 @@ impl BaseReader {
     }
 
     /// Reads neighbouring rows of a chunk, from row number `row` on.
-    ///
-    /// # Errors
-    /// The end of the file, or the system refuses.
     pub fn rows(&mut self, chunk: usize, row: usize, words: &mut [u16]) -> Result<(), BaseError> {
         let mut bytes = vec![0u8; words.len() * 2];
         let offset = self.head.offset(chunk, row);

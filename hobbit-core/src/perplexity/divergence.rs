@@ -44,7 +44,6 @@ pub fn compare(logits: &[f32], base: Row<'_>, token: Token) -> Option<Comparison
     Some(Comparison { nll, nll_base, kld, p_diff, same_top: argmax == top_base.0 })
 }
 
-/// Comparisons of many tokens.
 #[derive(Clone, Debug, Default)]
 pub struct Divergence {
     nll: Sums,
@@ -61,16 +60,12 @@ pub struct Divergence {
 /// Means so far: a line for each chunk.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Means {
-    /// Perplexity of the model.
     pub ppl: Estimate,
     pub ppl_base: Estimate,
     /// Correlation of both log-perplexities, -1..=1.
     pub ln_ppl_correlation: f64,
-    /// ln(PPL / PPL(base)).
     pub ln_ppl_ratio: Estimate,
-    /// PPL / PPL(base).
     pub ppl_ratio: Estimate,
-    /// PPL - PPL(base).
     pub ppl_difference: Estimate,
     /// Divergence in nats.
     pub kld: Estimate,
@@ -82,7 +77,6 @@ pub struct Means {
     pub same_top: Estimate,
 }
 
-/// How values are distributed.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Distribution {
     pub minimum: f32,
@@ -119,7 +113,6 @@ impl Divergence {
         self.p_diffs.push(p_diff);
     }
 
-    /// Tokens compared.
     pub fn count(&self) -> usize {
         self.kld.count()
     }
@@ -158,7 +151,6 @@ impl Divergence {
         }
     }
 
-    /// How divergences are distributed.
     pub fn klds(&self) -> Distribution {
         Distribution::of(self.klds.clone(), &[0.999, 0.99, 0.95, 0.9, 0.1, 0.05, 0.01, 0.001])
     }

@@ -14,11 +14,9 @@ const HEAD_WORDS: usize = 4;
 /// A row's maximum and the sum of the exponentials above it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Normaliser {
-    /// The largest logit.
     pub max: f32,
     /// Position of the first logit that is largest.
     pub argmax: usize,
-    /// Sum of `exp(logit - max)`.
     pub sum_exp: f64,
 }
 

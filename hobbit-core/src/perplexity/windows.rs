@@ -11,11 +11,8 @@ pub const fn n_scored(n_ctx: usize) -> usize {
 /// Chunks of one context each, evaluated in batches and computed in ubatches. All numbers but `n_chunk` are at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// Tokens of a chunk.
     pub n_ctx: usize,
-    /// Tokens submitted at once.
     pub n_batch: usize,
-    /// Tokens computed at once.
     pub n_ubatch: usize,
     pub n_chunk: usize,
 }

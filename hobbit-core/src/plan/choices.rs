@@ -213,7 +213,6 @@ mod tests {
         Needs { mapped: mapped * MIB, repacked: repacked * MIB, kv, compute, runtime, gives_way: 0 }
     }
 
-    /// A budget.
     fn room(mib: u64) -> Room {
         Room { bytes: mib * MIB, enforced: 0 }
     }

@@ -40,7 +40,6 @@ pub struct DevicePlan {
     pub total: u64,
     pub headroom: u64,
     pub scratch: u64,
-    /// All slots, high and low.
     pub cache: u64,
     /// Slots, one entry per [`PoolSpec`].
     pub pools: Vec<PoolPlan>,

@@ -105,7 +105,6 @@ pub struct MemoryPlan {
     pub budget: u64,
     pub budget_source: BudgetSource,
     pub fixed: FixedCosts,
-    /// Bytes left free.
     pub margin: u64,
     /// Slots, one entry per [`PoolSpec`].
     pub pools: Vec<PoolPlan>,
@@ -175,7 +174,6 @@ pub enum PlanError {
     )]
     AboveLimit {
         budget: u64,
-        /// Bytes that would be touched.
         takes: u64,
         /// Bytes that the system leaves, what the process holds included.
         available: u64,

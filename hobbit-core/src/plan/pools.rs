@@ -99,10 +99,12 @@ pub(super) fn has_more(wide: &[PoolPlan], pools: &[PoolPlan]) -> bool {
 }
 
 pub(super) enum NoFit {
-    /// There is no room for the minimum.
     Room,
     /// There is no room for `asked` bytes of cache, but for `fits`.
-    Cache { asked: u64, fits: u64 },
+    Cache {
+        asked: u64,
+        fits: u64,
+    },
 }
 
 /// All experts of a model, and the requirements on their room.

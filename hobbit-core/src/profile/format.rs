@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use sha2::Digest;
 
 use super::{Mixes, ProfileError, SliceTypes};
-use crate::files::capped::{self, JSON_BYTES_MAX};
+use crate::files::{self, JSON_BYTES_MAX};
 use crate::gguf::{ExpertMap, GgmlType, Gguf};
 use crate::pack;
 use crate::route::{Shares, Thresholds};
@@ -160,7 +160,7 @@ impl ModelId {
 impl Profile {
     pub fn read(path: &Path) -> Result<Self, ProfileError> {
         let io = |error| ProfileError::Io { path: path.to_owned(), action: "read", error };
-        Self::parse(&capped::read_text(path, JSON_BYTES_MAX).map_err(io)?, path)
+        Self::parse(&files::read_text(path, JSON_BYTES_MAX).map_err(io)?, path)
     }
 
     /// Reads a profile's text; `path` is for messages.

@@ -46,7 +46,6 @@ impl Mix {
         Self { t1, t2, ..self }
     }
 
-    /// As flags.
     pub fn words(&self) -> String {
         let Self { cache_bias, keep_top, substitute, drop, t1, t2 } = *self;
         let mut parts = Vec::new();

@@ -55,7 +55,6 @@ impl LayerCurve {
     }
 }
 
-/// Bytes of the slots for this many experts in each layer.
 pub fn bytes(curves: &[LayerCurve], experts: &[u16]) -> u64 {
     curves.iter().zip(experts).map(|(curve, n)| u64::from(curve.slots(*n)) * curve.slot_bytes).sum()
 }

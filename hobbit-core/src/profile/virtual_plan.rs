@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::format::{LayerNorms, ModelId, TextId, check_norms, read_versioned};
-use crate::files::capped::{self, JSON_BYTES_MAX};
+use crate::files::{self, JSON_BYTES_MAX};
 
 pub const PLAN_FORMAT: &str = "hobbit-plan";
 /// Format version; it increases when older readers would misread the file.
@@ -71,7 +71,7 @@ pub enum VirtualPlanError {
 
 impl VirtualPlan {
     pub fn read(path: &Path) -> Result<Self, VirtualPlanError> {
-        let text = capped::read_text(path, JSON_BYTES_MAX).map_err(|error| format!("cannot read this plan: {error}"));
+        let text = files::read_text(path, JSON_BYTES_MAX).map_err(|error| format!("cannot read this plan: {error}"));
         let unusable = |reason| VirtualPlanError::Unusable { file: path.display().to_string(), reason };
         text.and_then(|text| Self::parse(&text)).map_err(unusable)
     }

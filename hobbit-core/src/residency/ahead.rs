@@ -21,15 +21,10 @@ use crate::predict::{Ahead, Lanes, PredictShape, Predictor, Recall};
 use crate::route::Phase;
 use crate::stats::{PrefetchReport, RecallReport};
 
-/// How to look ahead.
 #[derive(Clone, Debug)]
 pub struct LookaheadOptions {
-    /// The model's layers.
     pub shape: PredictShape,
-    /// Layers to look ahead at the most.
     pub distance_max: u8,
-    /// Predicted experts are kept from eviction until their layer has run.
-    pub shields: bool,
     /// Not all that delays tokens are waits for reads: prefetching is tried even where they hardly wait.
     pub hides_waits: bool,
 }
@@ -56,9 +51,7 @@ pub type Later = (u8, u16);
 /// Residents of the host's slots, for copies to a device.
 #[derive(Clone, Copy)]
 pub struct Slots<'a> {
-    /// Residents of the slots.
     pub cache: &'a Cache,
-    /// Experts and their shares.
     pub layout: &'a Layout,
 }
 
@@ -81,7 +74,7 @@ impl Lookahead {
 
     /// Versions that are not to be evicted before their layers run.
     pub(super) fn masked(&self) -> impl Iterator<Item = Version> {
-        self.prefetcher.masked().filter(|_| self.options.shields)
+        self.prefetcher.masked()
     }
 
     /// Learns the time of layers from a layer that has chosen now, after `waited` seconds of waiting in all.
@@ -243,9 +236,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             elapsed_seconds: prefetcher.estimates.load_seconds(waited).unwrap_or(0.0).min(computed),
         };
         let loads = prefetcher.plan(&ahead, link, &held);
-        if options.shields {
-            cache.shield(prefetcher.masked());
-        }
+        cache.shield(prefetcher.masked());
         self.read_ahead(loads);
     }
 
@@ -278,7 +269,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
     }
 
-    /// A batch is over.
     pub(super) fn lookahead_end_batch(&mut self, phase: Phase, n_tokens: u32, seconds: f64) {
         let Some(lookahead) = &mut self.background.lookahead else { return };
         let stats = self.in_flight.reader.stats();

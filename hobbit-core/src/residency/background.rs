@@ -62,7 +62,6 @@ const UPGRADES_MAX: usize = 2;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Upgrade {
     version: Version,
-    /// Pinned.
     slot: SlotId,
     failed: bool,
 }
@@ -113,7 +112,6 @@ impl Upgrades {
 /// Between two tokens, at most so many bytes are lined up.
 const BETWEEN_TOKENS_BYTES: u64 = 16 << 20;
 
-/// Progress of filling.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fill {
     /// Free slots are to be filled.

@@ -21,11 +21,8 @@ pub struct Counters {
     pub misses: u64,
     /// Those of them that only drafts needed.
     pub draft_misses: u64,
-    /// Slices read.
     pub slices_loaded: u64,
-    /// Bytes moved.
     pub bytes_read: u64,
-    /// Seconds of waiting for reads.
     pub wait_seconds: f64,
     /// Uses, one for each token and each expert its router chose, by precision.
     pub used: PrecisionCounts,
@@ -42,9 +39,7 @@ pub struct Counters {
 /// An expert that a layer needs, and what became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NeededExpert {
-    /// Which.
     pub expert: ExpertId,
-    /// Its demand.
     pub demand: Demand,
     /// The version that is used; `None`: it is left out.
     pub version: Option<Version>,
@@ -93,7 +88,6 @@ pub trait Observer {
     fn predicted(&mut self, _predicted: &[Predicted]) {}
 }
 
-/// No observer.
 impl Observer for () {
     fn is_watching(&self) -> bool {
         false
@@ -111,7 +105,6 @@ impl Counts {
         Self { all: Counters::default(), by_layer: vec![LayerCounts::default(); usize::from(n_blocks)] }
     }
 
-    /// A needed expert was there, or not.
     fn needed(&mut self, layer: u16, hit: bool) {
         let LayerCounts { hits, misses, .. } = &mut self.by_layer[usize::from(layer)];
         *(if hit { hits } else { misses }) += 1;
@@ -124,7 +117,6 @@ impl Counts {
         self.by_layer[usize::from(layer)].used.count(precision, n_uses);
     }
 
-    /// Tokens of a layer were rerouted.
     pub(super) fn rerouted(&mut self, layer: u16, outcome: Rerouted) {
         let of_layer = &mut self.by_layer[usize::from(layer)].rerouted;
         *of_layer = *of_layer + outcome.into();
@@ -132,7 +124,6 @@ impl Counts {
     }
 }
 
-/// Counts of one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct LayerCounts {
     hits: u64,
@@ -142,7 +133,6 @@ struct LayerCounts {
 }
 
 impl<R: Reads, O: Observer> Residency<R, O> {
-    /// Counts so far.
     pub fn counters(&self) -> Counters {
         self.counts.all
     }
@@ -157,7 +147,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.layout.layers().map(stats).collect()
     }
 
-    /// A batch begins.
     pub fn begin_batch(&mut self, phase: Phase, n_tokens: u32) {
         if !self.begin_virtual_batch(phase) {
             self.pause_filling(phase);
@@ -192,7 +181,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
     }
 
-    /// A new sequence begins.
     pub fn begin_sequence(&mut self) {
         self.cache.begin_sequence();
         if let Some(lookahead) = &mut self.background.lookahead {

@@ -150,12 +150,10 @@ impl Drafts {
 }
 
 impl<R: Reads, O: Observer> Residency<R, O> {
-    /// As [`Drafts::expect`].
     pub fn expect_drafts(&mut self, is_draft: &[bool]) {
         self.drafts.expect(is_draft);
     }
 
-    /// As [`Drafts::judge`].
     pub fn judge_drafts(&mut self, is_accepted: &[bool]) {
         self.drafts.judge(&mut self.cache, is_accepted);
     }

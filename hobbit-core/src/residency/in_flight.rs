@@ -46,7 +46,6 @@ pub struct Read {
     pub ticket: u64,
     /// Where the bytes go.
     pub target: Target,
-    /// Bytes in the file.
     pub bytes: u64,
     /// The slot of the same expert's low version, whose bits are part of the high one that is read: only what it
     /// lacks comes from the file ([`super::VersionBytes::rest`]). It is complete, and stays as it is until the read
@@ -111,7 +110,6 @@ pub trait Reads {
 pub enum Place {
     /// In a share of the cache, in the row that [`Used::row`] names.
     Cached,
-    /// In this staging slot.
     Staged(usize),
     /// On its way, or waiting for a staging slot.
     Pending,
@@ -128,7 +126,6 @@ pub(super) struct Asked {
 
 /// See the [module](self).
 pub(super) struct InFlight<R: Reads> {
-    /// The reader.
     pub(super) reader: R,
     /// By ticket. Tickets are small numbers: one that was answered is issued again.
     asked: Vec<Option<Asked>>,
@@ -185,7 +182,6 @@ impl<R: Reads> InFlight<R> {
         Read { ticket: ticket as u64, target, bytes, held }
     }
 
-    /// All outstanding reads.
     pub(super) fn outstanding(&self) -> impl Iterator<Item = Asked> {
         self.asked.iter().flatten().copied()
     }

@@ -13,37 +13,32 @@
 //!
 //! Pure: the times of tokens are data.
 
-use smart_default::SmartDefault;
-
 use crate::load::prefetch::Mean;
 use crate::options::Knob;
 use crate::stats::{LatencyReport, LatencyStep};
 
-/// How long a [`Latency`] tries. All lengths are in tokens.
-#[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
-pub struct LatencyOptions {
-    /// Measured in each of a trial's six windows; at least 1.
-    #[default(16)]
-    pub window_tokens: u32,
-    /// At the start of a window, and not measured: they live on what the window before left in the cache.
-    #[default(4)]
-    pub settle_tokens: u32,
-    /// From one trial to the next at first. Each trial that confirms the one before doubles it.
-    #[default(64)]
-    pub rest_tokens: u32,
-    /// The most from one trial to the next.
-    #[default(4096)]
-    pub rest_tokens_max: u32,
-    /// Share of the target by which a window of a rest exceeds it clearly.
-    #[default(0.05)]
-    pub slack: f64,
-}
+// Lengths are in tokens.
+
+/// Measured in each of a trial's six windows.
+const WINDOW_TOKENS: u32 = 16;
+
+/// At the start of a window, and not measured: they live on what the window before left in the cache.
+const SETTLE_TOKENS: u32 = 4;
+
+/// From one trial to the next at first. Each trial that confirms the one before doubles it.
+const REST_TOKENS: u32 = 64;
+const REST_TOKENS_MAX: u32 = 4096;
+
+/// Share of the target by which a window of a rest exceeds it clearly.
+const SLACK: f64 = 0.05;
+
+/// Tokens of a window.
+const WINDOW: u32 = SETTLE_TOKENS + WINDOW_TOKENS;
 
 /// See the module. One engine thread uses it: [`Latency::strength`], a single token, [`Latency::end_token`]. Batches
 /// are not shown to it.
 #[derive(Clone, Debug)]
 pub struct Latency {
-    options: LatencyOptions,
     target_seconds: f64,
     /// The strength in use.
     knob: Knob,
@@ -95,27 +90,18 @@ impl Measured {
 const STALE: f64 = 0.125;
 
 impl Latency {
-    /// Begins with a trial. Lengths of 0 count as 1, a longest rest below the first one as the first one.
-    pub fn new<const N: usize>(target_seconds: f64, (knob, ladder): (Knob, [f32; N]), options: LatencyOptions) -> Self {
+    /// Begins with a trial.
+    pub fn new<const N: usize>(target_seconds: f64, (knob, ladder): (Knob, [f32; N])) -> Self {
         const { assert!(N >= 3, "a trial tries three") };
-        let rest_tokens = options.rest_tokens.max(1);
-        let options = LatencyOptions {
-            window_tokens: options.window_tokens.clamp(1, 1 << 20),
-            settle_tokens: options.settle_tokens.min(1 << 20),
-            rest_tokens,
-            rest_tokens_max: options.rest_tokens_max.max(rest_tokens),
-            ..options
-        };
         let top = N - 1;
         Self {
-            options,
             target_seconds,
             known: vec![None; N],
             knob,
             ladder: ladder.to_vec(),
             step: 0,
             state: State::trial([0, top / 2, top]),
-            rest: rest_tokens,
+            rest: REST_TOKENS,
             would_lower: false,
             was_slow: false,
             trials: 0,
@@ -137,35 +123,30 @@ impl Latency {
     /// The step for the running token.
     fn running(&self) -> usize {
         match &self.state {
-            State::Trial { tried, token, .. } => tried[window(*token / self.window_tokens(), tried.len())],
+            State::Trial { tried, token, .. } => tried[window(*token / WINDOW, tried.len())],
             State::Rest { .. } => self.step,
         }
     }
 
-    fn window_tokens(&self) -> u32 {
-        self.options.settle_tokens + self.options.window_tokens
-    }
-
     /// A single token took so many seconds. What is no time was not measured: the token counts, its time does not.
     pub fn end_token(&mut self, seconds: f64) {
-        let window_tokens = self.window_tokens();
         let is_measured = seconds.is_finite() && seconds > 0.0;
         match &mut self.state {
             State::Trial { tried, took, token } => {
-                if is_measured && *token % window_tokens >= self.options.settle_tokens {
-                    took[window(*token / window_tokens, tried.len())].add(seconds);
+                if is_measured && *token % WINDOW >= SETTLE_TOKENS {
+                    took[window(*token / WINDOW, tried.len())].add(seconds);
                 }
                 *token += 1;
-                if *token == 2 * tried.len() as u32 * window_tokens {
+                if *token == 2 * tried.len() as u32 * WINDOW {
                     self.judge();
                 }
             }
             State::Rest { left, token, took } => {
-                if is_measured && *token >= self.options.settle_tokens {
+                if is_measured && *token >= SETTLE_TOKENS {
                     took.add(seconds);
                 }
                 (*token, *left) = (*token + 1, left.saturating_sub(1));
-                let (is_over, is_window) = (*left == 0, *token == window_tokens);
+                let (is_over, is_window) = (*left == 0, *token == WINDOW);
                 if is_window {
                     self.watch();
                 }
@@ -187,21 +168,21 @@ impl Latency {
         let State::Rest { token, took, .. } = &mut self.state else { return };
         let mean = std::mem::take(took);
         // Nothing has changed: the next window needs no tokens to settle.
-        *token = self.options.settle_tokens;
+        *token = SETTLE_TOKENS;
         if mean.n == 0 {
             return;
         }
         self.learn(self.step, &mean, 0.75);
-        let is_slow = mean.seconds - mean.variance().sqrt() > self.target_seconds * (1.0 + self.options.slack);
+        let is_slow = mean.seconds - mean.variance().sqrt() > self.target_seconds * (1.0 + SLACK);
         let is_clear = is_slow && self.was_slow;
         self.was_slow = is_slow && !is_clear;
         if is_clear && self.step + 1 < self.ladder.len() {
             self.known.iter_mut().flatten().for_each(|measured| measured.weight *= STALE);
             self.step += 1;
-            self.rest = self.options.rest_tokens;
+            self.rest = REST_TOKENS;
             self.would_lower = false;
             if let State::Rest { left, token, .. } = &mut self.state {
-                (*left, *token) = ((*left).min(self.options.rest_tokens), 0);
+                (*left, *token) = ((*left).min(REST_TOKENS), 0);
             }
         } else if is_clear {
             self.tell();
@@ -242,8 +223,8 @@ impl Latency {
         }
         let is_confirmed = self.step == before && !waits && self.trials > 1;
         self.rest = match is_confirmed {
-            true => self.rest.saturating_mul(2).min(self.options.rest_tokens_max),
-            false => self.options.rest_tokens,
+            true => self.rest.saturating_mul(2).min(REST_TOKENS_MAX),
+            false => REST_TOKENS,
         };
         self.was_slow = false;
         self.tell();
@@ -266,7 +247,7 @@ impl Latency {
     /// Whether any strength meets the target; `None` before the first trial's end.
     fn is_reachable(&self) -> Option<bool> {
         let least = self.seconds(self.ladder.len() - 1).filter(|_| self.trials > 0)?;
-        Some(least <= self.target_seconds * (1.0 + self.options.slack))
+        Some(least <= self.target_seconds * (1.0 + SLACK))
     }
 
     /// The notice that the target cannot be met, once.
@@ -274,7 +255,6 @@ impl Latency {
         std::mem::take(&mut self.has_news).then(|| self.report())
     }
 
-    /// For the stats.
     pub fn report(&self) -> LatencyReport {
         let measured = self.ladder.iter().zip(&self.known);
         let step = |(&strength, known): (&f32, &Option<Measured>)| {

@@ -50,7 +50,6 @@ pub trait DeviceResidency {
     }
 }
 
-/// No devices.
 impl DeviceResidency for () {}
 
 /// Purpose of the router's weights.
@@ -74,13 +73,9 @@ pub struct TokenChoices {
 /// The router of the running layer. Its values are asked for only if they decide something: on a device, each costs a
 /// copy.
 pub trait Router {
-    /// Cause of a failure.
     type Error;
 
     /// The router's weights of its choice, `[n_tokens][n_used]`.
-    ///
-    /// # Errors
-    /// They are not known.
     fn weights(&mut self, selection: &Selection, purpose: WeightsFor) -> Result<Vec<f32>, Self::Error>;
 
     /// The router's input of each token; empty if it is not known.
@@ -99,22 +94,16 @@ pub trait Router {
 
 /// Computes one split of a layer. [`run_layer`] calls the methods in the order of their declaration.
 pub trait Compute<R: Reads, O: Observer>: DeviceResidency {
-    /// Cause of a failure.
     type Error;
-    /// The layer's router.
     type Router: Router<Error = Self::Error>;
 
     /// Whether the next layers are predicted when this one has been submitted. A device computes meanwhile, so
     /// prediction costs no time then; where this thread multiplies, reads ahead must start before it does.
     const PREDICTS_BEHIND_PRODUCTS: bool = false;
 
-    /// The layer's router.
     fn router(&mut self) -> &mut Self::Router;
 
     /// Sets `selection` to the router's choice ([`Selection::set`]).
-    ///
-    /// # Errors
-    /// An id that is no expert.
     fn select(&mut self, residency: &mut Residency<R, O>, selection: &mut Selection) -> Result<(), Self::Error>;
 
     /// Replaces the router's ids, if some are given, and weights, `[n_tokens][n_used]`, for later nodes of the graph.
@@ -144,9 +133,6 @@ pub trait Compute<R: Reads, O: Observer>: DeviceResidency {
     }
 
     /// Multiplies, or submits, each expert as its slices land.
-    ///
-    /// # Errors
-    /// A read or a product fails.
     fn products(
         &mut self,
         residency: &mut Residency<R, O>,
@@ -155,9 +141,6 @@ pub trait Compute<R: Reads, O: Observer>: DeviceResidency {
     ) -> Result<(), Self::Error>;
 
     /// Completes products that were submitted: on a device, copies ahead and the CPU helper's share come behind them.
-    ///
-    /// # Errors
-    /// A read or a product fails.
     fn finish(
         &mut self,
         _residency: &mut Residency<R, O>,
@@ -173,10 +156,6 @@ pub trait Compute<R: Reads, O: Observer>: DeviceResidency {
     }
 }
 
-/// Runs one split of a layer.
-///
-/// # Errors
-/// Those of `compute`.
 pub fn run_layer<R: Reads, O: Observer, C: Compute<R, O>>(
     compute: &mut C,
     residency: &mut Residency<R, O>,

@@ -4,18 +4,15 @@ use super::in_flight::{Asked, Target};
 use crate::cache::{Cache, ShareId, SlotId};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 
-/// A layer with experts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerShape {
     /// Block number.
     pub layer: u16,
-    /// Number of experts.
     pub n_expert: u16,
     /// The matrices of its experts, in load order.
     pub kinds: Vec<SliceKind>,
 }
 
-/// Bytes of one version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VersionBytes {
     /// By [`SliceKind::index`]; 0 for matrices that there are not.
@@ -38,11 +35,9 @@ pub struct RestBytes {
 /// A layer's part of a pool of the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerShare {
-    /// In the cache.
     pub id: ShareId,
     /// Counted in the pool.
     pub first_slot: u32,
-    /// Slots that it was made with.
     pub n_slots: u32,
     /// One of the versions that belong to it: all of them are alike.
     pub member: Version,
@@ -137,7 +132,6 @@ impl Layout {
         &self.layer(layer).kinds
     }
 
-    /// A layer's shares.
     pub fn shares(&self, layer: u16) -> &[LayerShare] {
         &self.layer(layer).shares
     }

@@ -47,7 +47,7 @@ pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresByLayer, Slots};
 pub use counters::{Counters, NeededExpert, Observer};
 pub use drafts::Drafts;
 pub use in_flight::{Landed, Place, Read, Reads, Target};
-pub use latency::{Latency, LatencyOptions};
+pub use latency::Latency;
 pub use layer::{Compute, DeviceResidency, Router, TokenChoices, WeightsFor, run_layer};
 pub use layout::{LayerShape, LayerShare, Layout, RestBytes, VersionBytes};
 pub use precisions::Precisions;
@@ -64,27 +64,19 @@ use crate::cache::{Cache, ShareId, SlotId};
 use crate::expert::{ExpertId, Version};
 use crate::route::Rerouting;
 
-/// Parts of a [`Residency`].
 pub struct Parts<R, O> {
-    /// The reader.
     pub reads: R,
-    /// The observer.
     pub observer: O,
-    /// The slots. Empty.
     pub cache: Cache,
-    /// Experts and their shares.
     pub layout: Layout,
-    /// Staging of experts without a slot.
     pub staging: StagingOptions,
     /// Experts are computed while others are read.
     pub overlaps: bool,
-    /// Rules of precision.
     pub precisions: Precisions,
     /// Predicts the next layers; `None`: nothing is read ahead.
     pub lookahead: Option<Lookahead>,
 }
 
-/// Staging of experts without a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StagingOptions {
     /// Staging slots; `None` are as many as it takes.
@@ -104,11 +96,8 @@ pub struct Residency<R: Reads, O> {
     counts: Counts,
     drafts: Drafts,
     overlaps: bool,
-    /// Rules of precision.
     pub precisions: Precisions,
-    /// Rules of rerouting.
     pub rerouting: Rerouting,
-    /// In prompts too.
     pub reroutes_prompts: bool,
     /// These alone count as missing, wherever experts are; `None` goes by what is in memory.
     pub masked: Option<HashSet<ExpertId>>,
@@ -142,27 +131,22 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.overlaps
     }
 
-    /// Experts and their shares.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// The slots and their residents.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// The reader.
     pub fn reads(&self) -> &R {
         &self.in_flight.reader
     }
 
-    /// The same, to be changed.
     pub fn reads_mut(&mut self) -> &mut R {
         &mut self.in_flight.reader
     }
 
-    /// The observer.
     pub fn observer_mut(&mut self) -> &mut O {
         &mut self.observer
     }
@@ -199,7 +183,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.settle_upgrades();
     }
 
-    /// How many staging slots there are.
     pub fn n_staging(&self) -> usize {
         self.in_flight.staging.len()
     }

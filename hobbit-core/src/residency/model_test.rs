@@ -93,7 +93,7 @@ impl Model {
             predict::build(predictor, shape.clone(), None),
             Prefetcher::new(options, Default::default()),
             Governor::fixed(true),
-            LookaheadOptions { shape, distance_max: 2, shields: true, hides_waits: false },
+            LookaheadOptions { shape, distance_max: 2, hides_waits: false },
         );
         residency.background.lookahead = Some(lookahead);
         residency.fill_free_slots(true);

@@ -13,7 +13,6 @@ pub struct Precisions {
     pub mode: PrecisionMode,
     /// When they do.
     pub thresholds: Thresholds,
-    /// The user's options.
     pub options: PrecisionOptions,
     /// While it decodes, what has less than so many times the uniform share of each of its tokens' weight is left out
     /// where it is missing; 0: nothing is.
@@ -33,7 +32,6 @@ impl Precisions {
         Self { mode, thresholds, options, drop: 0.0, forced_low, of_token, is_first }
     }
 
-    /// Every expert in high precision.
     pub fn is_exact(&self) -> bool {
         self.mode == PrecisionMode::Exact
     }

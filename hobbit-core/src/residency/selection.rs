@@ -17,7 +17,6 @@ const DENSE_TENTHS: usize = 9;
 pub struct Split<'a> {
     /// Block number.
     pub layer: u16,
-    /// Experts of the layer.
     pub n_expert: usize,
     /// Experts that the router chooses for a token.
     pub n_used: usize,
@@ -25,7 +24,6 @@ pub struct Split<'a> {
     pub kinds: &'a [SliceKind],
     /// Tells one choice of the layer from another: a layer that comes in several splits has the same in each.
     pub key: usize,
-    /// Phase of the batch.
     pub phase: Phase,
 }
 
@@ -62,7 +60,6 @@ pub struct Selection {
     is_later_split: bool,
     /// The split's own part of [`Selection::kinds`] begins here.
     first_kind: usize,
-    /// Experts of the layer.
     pub n_expert: usize,
 }
 
@@ -94,9 +91,6 @@ impl Selection {
     }
 
     /// Takes the router's choice for a split, `[n_tokens][n_used]`.
-    ///
-    /// # Errors
-    /// An id that is no expert.
     pub fn set(&mut self, split: &Split, ids: impl Iterator<Item = i32>) -> Result<(), i32> {
         self.routing.set(ids, split.n_used, split.n_expert)?;
         self.n_expert = split.n_expert;
@@ -129,7 +123,6 @@ impl Selection {
         self.decided.map_or(0, |(layer, _)| layer)
     }
 
-    /// Phase of the batch.
     pub fn phase(&self) -> Phase {
         self.phase
     }

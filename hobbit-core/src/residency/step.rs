@@ -11,9 +11,7 @@ use crate::route::{Demand, Location, Rates, resolve};
 /// A needed expert and the version of it that is multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// Expert of the layer.
     pub index: u16,
-    /// Which version.
     pub precision: Precision,
     /// The number of the layer's share that the version belongs to.
     pub share: u16,
@@ -26,7 +24,6 @@ pub struct Used {
 /// A layer in progress, or one of the splits in which it comes.
 #[derive(Debug)]
 pub struct LayerStep {
-    /// Block number.
     pub layer: u16,
     /// Needed experts that are multiplied, in the order of need.
     pub used: Vec<Used>,
@@ -43,7 +40,6 @@ impl LayerStep {
         Version { expert: ExpertId { layer: self.layer, index: used.index }, precision: used.precision }
     }
 
-    /// All of them.
     pub(super) fn versions(&self) -> impl Iterator<Item = Version> {
         self.used.iter().map(|&used| self.version(used))
     }

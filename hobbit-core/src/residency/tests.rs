@@ -400,7 +400,7 @@ fn a_read_ahead_evicts_no_predicted_expert() {
         predict::build(PredictorKind::StackedGate, shape.clone(), None),
         Prefetcher::new(options, Default::default()),
         Governor::fixed(true),
-        LookaheadOptions { shape, distance_max: 1, shields: true, hides_waits: false },
+        LookaheadOptions { shape, distance_max: 1, hides_waits: false },
     ));
     run(&mut toy, &small, &mut chosen, 1, &[&[0, 1]]);
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[2, 3]]);

@@ -77,9 +77,6 @@ pub struct NoUses;
 /// `n_first` counts uses of a token's first expert, `samples` are the unimportances ([`super::unimportance`]) of all
 /// other uses, in any order; what is no number counts as 0, as in the scorer. Where nothing seen is beyond a
 /// threshold, it is 1: nothing unseen shall be either.
-///
-/// # Errors
-/// [`NoUses`] when there is not one use.
 pub fn fit(n_first: u64, mut samples: Vec<f32>, target: Shares) -> Result<Fit, NoUses> {
     for s in &mut samples {
         *s = if s.is_nan() { 0.0 } else { s.clamp(0.0, 1.0) };

@@ -35,9 +35,6 @@ pub struct Pair {
 
 impl Routing {
     /// Regroups `ids`, `[n_tokens][n_used]`, of a layer with `n_expert` experts. Reuses the memory of `self`.
-    ///
-    /// # Errors
-    /// An id that is no expert.
     pub fn set(&mut self, ids: impl Iterator<Item = i32>, n_used: usize, n_expert: usize) -> Result<(), i32> {
         self.ids.clear();
         for id in ids {

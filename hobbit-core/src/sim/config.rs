@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use smart_default::SmartDefault;
 
+use super::SimError;
 use super::budget::Budget;
-use super::error::SimError;
 use super::link::LinkModel;
 use super::recording::Recording;
 use crate::cache::Allocation;
@@ -93,9 +93,6 @@ pub struct Prefetch {
     /// Layers to look ahead, from 1: up to the first one that lacks an expert (HOBBIT's p).
     #[default(2)]
     pub distance_max: u8,
-    /// Protect predicted experts from eviction until their layer has run.
-    #[default(true)]
-    pub shield: bool,
     /// Which predicted experts that are missing are read: [`Pace::Timed`], or [`Pace::of_paper`].
     pub pace: Pace,
     /// Whether trials decide when it is on, by virtual time. Predictions take none.
@@ -130,7 +127,6 @@ pub struct Config {
     pub prefill_low: f32,
     /// Replace low versions by high ones while nothing else is read.
     pub upgrade: bool,
-    /// As `--deterministic`.
     pub deterministic: bool,
     /// Rules for experts in memory to replace missing ones. The tokens remain those of the recording, although
     /// rerouting would have changed them.
@@ -189,7 +185,7 @@ impl Config {
             virtual_experts: (settings.routing.virtual_experts != VirtualExperts::Off)
                 .then_some(settings.routing.virtual_update),
             drop: settings.routing.drop,
-            prefetch: is_read_ahead.then_some(Prefetch { distance_max, pace, tries, ..Prefetch::default() }),
+            prefetch: is_read_ahead.then_some(Prefetch { distance_max, pace, tries }),
             predictor,
             link,
             compute: Compute::Recorded,

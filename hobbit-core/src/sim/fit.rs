@@ -1,8 +1,8 @@
 //! Fits HOBBIT's weights and thresholds to a model from its traces (section 3.4; thresholds 3.2).
 
+use super::SimError;
 use super::budget::Budget;
 use super::config::{Config, Eviction, PredictedBy, Slots};
-use super::error::SimError;
 use super::recording::Recording;
 use super::replay::replay;
 use crate::cache::policy::{PolicyKind, Weights};

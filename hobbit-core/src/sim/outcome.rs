@@ -30,7 +30,6 @@ pub struct PhaseOutcome {
     pub tokens: u64,
     /// Needed experts whose version was there: one per distinct expert, layer and batch.
     pub hits: u64,
-    /// Misses, by the precision used.
     pub misses: PrecisionCounts,
     /// Uses of other experts than the router's.
     pub rerouted: RerouteCounts,
@@ -40,7 +39,6 @@ pub struct PhaseOutcome {
     pub penalty: f64,
     /// Virtual seconds in which computation waited for reads.
     pub stall_seconds: f64,
-    /// Virtual seconds.
     pub seconds: f64,
 }
 
@@ -71,7 +69,6 @@ pub struct LayerOutcome {
     pub misses: u64,
     /// As in [`PhaseOutcome::penalty`].
     pub penalty: f64,
-    /// Virtual seconds.
     pub stall_seconds: f64,
 }
 

@@ -2,9 +2,9 @@
 
 use std::convert::Infallible;
 
+use super::SimError;
 use super::budget::{HitCurve, hit_curves, slots};
 use super::config::{Compute, Config, Eviction, PredictedBy, Prefetch, Slots};
-use super::error::SimError;
 use super::link::Link;
 use super::outcome::{LayerOutcome, Observe, Outcome, Tally};
 use super::recall::{oracle, predict_shape};
@@ -12,7 +12,7 @@ use super::recording::{Batch, Event, Recording, chosen, need_order, scores_at, s
 use crate::cache::policy::{self, Belady, Hobbit, Policy, Shape, Upcoming};
 use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SavedCache, SliceKinds};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
-use crate::load::prefetch::{Estimates, Governor, GovernorOptions, Pace, PrefetchOptions, Prefetcher};
+use crate::load::prefetch::{Estimates, Governor, Pace, PrefetchOptions, Prefetcher};
 use crate::options::{PrecisionMode, PrecisionOptions};
 use crate::predict::RouterScores;
 use crate::predict::{self, Predictor};
@@ -24,7 +24,6 @@ use crate::residency::{
 use crate::route::{Demand, Phase, Thresholds, Weighing};
 use crate::trace::{Header, Layer, LayerRecord, ResidentsRecord};
 
-/// The replayed residency.
 type Host<'a> = Residency<Link, Tally<'a>>;
 
 /// Experts move as a whole: one slice stands for all of them.
@@ -32,9 +31,6 @@ const WHOLE: SliceKind = SliceKind::Gate;
 
 /// Replays a recording. `observe` is called for every needed expert with layer, expert, precision used, and whether it
 /// was a hit.
-///
-/// # Errors
-/// [`SimError::NoLow`] for dynamic precision where the model had no low versions.
 pub fn replay(
     recording: &Recording,
     config: &Config,
@@ -335,13 +331,11 @@ fn lookahead(recording: &Recording, config: &Config, prefetch: Prefetch) -> resi
         PredictedBy::Oracle => oracle(recording, shape.clone(), None, |_| true),
         PredictedBy::Partly(percent) => oracle(recording, shape.clone(), Some(percent), |_| true),
     };
-    let options =
-        LookaheadOptions { shape, distance_max: prefetch.distance_max, shields: prefetch.shield, hides_waits: false };
-    let governor = if prefetch.tries { Governor::new(GovernorOptions::default()) } else { Governor::fixed(true) };
+    let options = LookaheadOptions { shape, distance_max: prefetch.distance_max, hides_waits: false };
+    let governor = if prefetch.tries { Governor::on_trial() } else { Governor::fixed(true) };
     residency::Lookahead::new(predictor, planner(config), governor, options)
 }
 
-/// The rules for precisions.
 fn precisions(config: &Config) -> Precisions {
     let &Config { mode, thresholds, prefill_low, upgrade, deterministic, .. } = config;
     let prefill_low = Some(prefill_low);

@@ -317,7 +317,7 @@ fn the_clock_waits_for_misses_only() {
 
 #[test]
 fn a_perfect_guess_hides_what_time_allows() {
-    let late = Prefetch { distance_max: 1, shield: true, pace: Pace::All, tries: false };
+    let late = Prefetch { distance_max: 1, pace: Pace::All, tries: false };
     assert_eq!(clockwork(None, 2).decode.stall_seconds, 16.0);
     // The second layer's read starts behind the first one's and has 1 + 2 of its 4 seconds.
     assert_eq!(clockwork(Some(late), 2).decode.stall_seconds, 10.0);

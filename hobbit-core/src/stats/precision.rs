@@ -10,11 +10,8 @@ use crate::options::{KernelChoice, PrecisionMode};
 /// Experts by precision; the meaning of a count depends on the place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PrecisionCounts {
-    /// High-precision versions.
     pub high: u64,
-    /// Low-precision versions.
     pub low: u64,
-    /// Left out of the sum.
     pub skipped: u64,
 }
 
@@ -51,11 +48,8 @@ impl fmt::Display for PrecisionCounts {
 /// [`PrecisionCounts`] as shares of their total, `0.0..=1.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PrecisionShares {
-    /// High-precision versions.
     pub high: f64,
-    /// Low-precision versions.
     pub low: f64,
-    /// Left out of the sum.
     pub skipped: f64,
 }
 
@@ -113,7 +107,6 @@ pub struct VersionsReport {
     pub experts: u64,
 }
 
-/// The low-precision versions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LowReport {
     /// Name of the file they come from.

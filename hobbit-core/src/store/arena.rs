@@ -38,9 +38,6 @@ unsafe impl Sync for Arena {}
 
 impl Arena {
     /// Takes `bytes` bytes (rounded up to blocks, never zero) and touches all of them.
-    ///
-    /// # Errors
-    /// The kernel's error when it refuses the mapping (`ENOMEM`).
     pub fn new(bytes: usize) -> io::Result<Self> {
         let arena = Self::untouched(bytes)?;
         for offset in (0..arena.bytes).step_by(super::BLOCK_BYTES as usize) {

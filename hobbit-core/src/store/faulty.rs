@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Store;
-use super::error::StoreError;
+use super::StoreError;
 use super::request::{Completion, ReadDone, ReadRequest};
 use crate::expert::Extent;
 

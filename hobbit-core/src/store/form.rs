@@ -26,7 +26,6 @@ const UNIT_BLOCKS: u64 = 14 * 2048;
 /// Conversion of the bytes of a read on their way to memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// None.
     AsIs,
     /// Bit planes ([`crate::planes`]) are merged, matrix by matrix.
     Planes(Vec<Part>),
@@ -59,7 +58,6 @@ pub trait Rearrange: Send + Sync {
 pub enum Order {
     /// The file's.
     AsIs,
-    /// Another one.
     Other(Arc<dyn Rearrange>),
 }
 

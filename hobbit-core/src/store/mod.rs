@@ -14,12 +14,10 @@ pub mod direct;
 #[cfg(not(target_os = "linux"))]
 #[path = "no_direct.rs"]
 pub mod direct;
-pub mod error;
 pub mod faulty;
 mod form;
 pub mod measure;
 pub mod mode;
-mod open;
 pub mod original;
 pub mod probe;
 mod request;
@@ -30,18 +28,25 @@ mod workers;
 #[cfg(all(test, target_os = "linux"))]
 mod tests;
 
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use arena::Arena;
-pub use error::StoreError;
 pub use form::{Form, HighPlane, Order, PLANE_BUFFERS_BYTES, Part, Rearrange, Rows};
 pub use measure::{Bandwidth, measure_random_read};
 pub use mode::{Choice, Conditions, IoMode, StoreKind, choose};
-pub use open::{advise_needed, advise_random, open, open_originals};
 pub use original::Original;
 pub use request::{Completion, ReadDone, ReadRequest, SlotPtr};
 pub use window::{BLOCK_BYTES, lead_of, slot_stride};
 pub use workers::MemoryStore;
+
+use direct::{DirectOptions, DirectStore, ENGINE};
+use original::{BUFFERED, OpenFile};
+use probe::open_direct;
+use workers::{CHUNK_BYTES, Source, Workers};
 
 /// A source of expert bytes.
 ///
@@ -57,4 +62,140 @@ pub trait Store: Send + Sync {
     /// Starts reading. Reads begin in the order given; a read that is split keeps that order too, so that the
     /// first slice lands first.
     fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>);
+}
+
+/// Why a store could not be opened or a read failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("too many reads wait to start (the next is of {len} bytes at offset {offset})")]
+    TooManyReads { offset: u64, len: u64 },
+    #[error("cannot open {path} for {engine} reads: {source}")]
+    Open { path: PathBuf, engine: &'static str, source: io::Error },
+    #[error("reading {len} bytes at offset {offset} of {path} failed: {source}; check the disk and its connection")]
+    Read { path: PathBuf, offset: u64, len: u64, source: io::Error },
+    #[error(
+        "file shrank while running: {path} now has {file_len} bytes, but {len} bytes at offset {offset} are needed; \
+         restore the file"
+    )]
+    Shrank { path: PathBuf, offset: u64, len: u64, file_len: u64 },
+    #[error(
+        "{}: this file was replaced or written to after it was opened ({what}), so that old and new weights would be \
+         mixed; start again, and change no model while it is in use", path.display()
+    )]
+    Changed { path: PathBuf, what: &'static str },
+    #[error(
+        "{}: a part of this file cannot be read any more: it was cut while in use; put it back and start again",
+        path.display()
+    )]
+    Cut { path: PathBuf },
+    #[error(
+        "{}: the {len} bytes at offset {offset} are not the planes of weights that they should be (a scale is no sound \
+         number); the pack is damaged, `gguf-tools verify` says where", path.display()
+    )]
+    Planes { path: PathBuf, offset: u64, len: u64 },
+    #[error("a read names source file {file}, but the model has {files} (expected 0..{files})")]
+    NoSuchFile { file: u32, files: usize },
+    #[error("a slot of {capacity} bytes cannot take {len} bytes from offset {offset} at lead {lead}")]
+    SlotTooSmall { offset: u64, len: u64, lead: usize, capacity: usize },
+    #[error("the {engine} engine is not available: {reason}; use buffered reads instead")]
+    Unavailable { engine: &'static str, reason: String },
+    #[error("cannot allocate {bytes} bytes for reads: {source}")]
+    Memory { bytes: u64, source: io::Error },
+    #[error("cannot start an I/O thread for {engine} reads: {source}")]
+    Thread { engine: &'static str, source: io::Error },
+    #[error("the {engine} store has stopped and takes no more reads")]
+    Stopped { engine: &'static str },
+}
+
+/// Threads of buffered reads: enough to keep a solid-state disk busy when the page cache misses.
+const THREADS: usize = 4;
+
+/// Opens `files` (a model's source files, in order) with this engine.
+///
+/// # Errors
+/// [`StoreError::Open`] names the file that could not be opened; [`StoreError::Unavailable`] the reason why the direct
+/// engine cannot run here.
+pub fn open(kind: StoreKind, files: &[PathBuf]) -> Result<Arc<dyn Store>, StoreError> {
+    let open = |path: &PathBuf| {
+        let (opened, engine) = match kind {
+            StoreKind::Buffered => (File::open(path), BUFFERED),
+            StoreKind::Direct => (open_direct(path), ENGINE),
+        };
+        let path = path.clone();
+        match opened {
+            Ok(file) => Ok(OpenFile { path, file }),
+            Err(source) => Err(StoreError::Open { path, engine, source }),
+        }
+    };
+    start(kind, files.iter().map(open).collect::<Result<_, _>>()?)
+}
+
+/// Reads files that are open already, whatever has taken their names since.
+///
+/// # Errors
+/// As [`open`]; [`StoreError::Changed`] for a file that has been written to.
+pub fn open_originals(kind: StoreKind, files: &[Original]) -> Result<Arc<dyn Store>, StoreError> {
+    let open = |original: &Original| {
+        let file = match kind {
+            StoreKind::Buffered => original.again()?,
+            StoreKind::Direct => original.again_direct()?,
+        };
+        Ok(OpenFile { path: original.path.clone(), file })
+    };
+    start(kind, files.iter().map(open).collect::<Result<_, _>>()?)
+}
+
+fn start(kind: StoreKind, files: Vec<OpenFile>) -> Result<Arc<dyn Store>, StoreError> {
+    Ok(match kind {
+        StoreKind::Buffered => {
+            // Slices are read whole and in no order: read-ahead would only fetch other experts.
+            files.iter().for_each(|open| advise_random(&open.file));
+            Arc::new(Workers::start(files, THREADS, CHUNK_BYTES)?)
+        }
+        StoreKind::Direct => Arc::new(DirectStore::start(files, DirectOptions::default())?),
+    })
+}
+
+/// Advises the system against read-ahead. A failure costs time only.
+#[cfg(target_os = "linux")]
+pub fn advise_random(file: &File) {
+    // SAFETY: the descriptor is open; the call takes no memory.
+    unsafe { libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(file), 0, 0, libc::POSIX_FADV_RANDOM) };
+}
+
+/// Nothing: only Linux takes this advice.
+#[cfg(not(target_os = "linux"))]
+pub fn advise_random(_: &File) {}
+
+/// Has the system start reading a range into the page cache. A failure costs time only.
+#[cfg(target_os = "linux")]
+pub fn advise_needed(file: &File, offset: u64, len: u64) {
+    let (fd, offset, len) = (std::os::fd::AsRawFd::as_raw_fd(file), offset as i64, len as i64);
+    // SAFETY: the descriptor is open; the call takes no memory, and refuses what is no range.
+    unsafe { libc::posix_fadvise(fd, offset, len, libc::POSIX_FADV_WILLNEED) };
+}
+
+/// Nothing: only Linux takes this advice.
+#[cfg(not(target_os = "linux"))]
+pub fn advise_needed(_: &File, _offset: u64, _len: u64) {}
+
+/// `pread` through the page cache, straight to the place in the slot.
+impl Source for Vec<OpenFile> {
+    const NAME: &'static str = BUFFERED;
+
+    fn files(&self) -> usize {
+        self.len()
+    }
+
+    fn path(&self, file: usize) -> &Path {
+        &self[file].path
+    }
+
+    fn len(&self, file: usize) -> u64 {
+        self[file].file.metadata().map_or(0, |metadata| metadata.len())
+    }
+
+    fn read_at(&self, file: usize, offset: u64, dst: &mut [u8]) -> io::Result<usize> {
+        self[file].file.read_at(dst, offset)
+    }
 }

@@ -46,7 +46,6 @@ pub struct Conditions {
 /// The engine, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The engine.
     pub kind: StoreKind,
     pub reason: String,
 }

@@ -11,8 +11,8 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use super::StoreError;
 use super::direct::ENGINE;
-use super::error::StoreError;
 use super::probe::open_direct;
 use crate::files::FileState;
 

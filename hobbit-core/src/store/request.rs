@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::error::StoreError;
+use super::StoreError;
 use super::form::Form;
 use crate::expert::Extent;
 
@@ -51,7 +51,6 @@ pub struct ReadRequest {
     pub ticket: u64,
     /// Bytes to read; of planes or rows, the smallest range with all of them.
     pub extent: Extent,
-    /// Start of the slot.
     pub dst: SlotPtr,
     /// Bytes at `dst`.
     pub capacity: usize,

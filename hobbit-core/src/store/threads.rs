@@ -13,9 +13,6 @@ pub fn running() -> BTreeSet<u32> {
 }
 
 /// Starts a thread.
-///
-/// # Errors
-/// The system refuses a thread.
 pub(super) fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     Builder::new().name(name).spawn(move || {
         let _running = Running::new();

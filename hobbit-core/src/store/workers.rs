@@ -10,7 +10,7 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::Store;
-use super::error::StoreError;
+use super::StoreError;
 use super::form::Unit;
 use super::request::{Completion, ReadDone, ReadRequest};
 use super::threads;

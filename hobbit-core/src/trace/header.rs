@@ -30,9 +30,7 @@ pub struct Header {
 /// The part of a model that a replay needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelDescription {
-    /// For people.
     pub name: String,
-    /// `general.architecture`.
     pub architecture: String,
     /// Layers with experts, ascending.
     pub layers: Vec<Layer>,

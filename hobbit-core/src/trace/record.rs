@@ -85,7 +85,6 @@ pub struct Prediction {
     pub token: u16,
     /// Distance in MoE layers, from 1.
     pub distance: u8,
-    /// Expert of that layer.
     pub expert: u16,
     pub score: f32,
 }

@@ -34,9 +34,6 @@ struct LayerRoutes {
 
 impl Routes {
     /// Reads the routes of a file, for a `model` that may have fewer layers.
-    ///
-    /// # Errors
-    /// [`TraceError::Routes`], and errors of reading the trace.
     pub fn open(path: &Path, model: &Shape) -> Result<Self, TraceError> {
         let unfit = |reason: String| TraceError::Routes { path: path.to_owned(), reason };
         let mut reader = TraceReader::open(path)?;

@@ -53,9 +53,6 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Records one layer of the batch that the next [`TraceWriter::batch`] ends.
-    ///
-    /// # Errors
-    /// [`TraceError::Io`]; [`TraceError::Unwritable`] if lists do not have the lengths given by [`LayerRecord`].
     pub fn layer(&mut self, record: &LayerRecord) -> Result<(), TraceError> {
         check(record).map_err(|reason| TraceError::Unwritable { reason })?;
         if !record.executed.is_empty() {
@@ -133,9 +130,6 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Records the residents before the first batch.
-    ///
-    /// # Errors
-    /// [`TraceError::Io`]; [`TraceError::Unwritable`] beyond 64 MiB.
     pub fn residents(&mut self, record: &ResidentsRecord) -> Result<(), TraceError> {
         let out = &mut self.payload;
         out.clear();
@@ -147,9 +141,6 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Records the current measurements of the machine.
-    ///
-    /// # Errors
-    /// [`TraceError::Io`]; [`TraceError::Unwritable`] for a number that is not finite.
     pub fn measured(&mut self, host: &BTreeMap<String, f64>) -> Result<(), TraceError> {
         let unwritable = |reason: String| TraceError::Unwritable { reason };
         if let Some((name, value)) = host.iter().find(|(_, value)| !value.is_finite()) {

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::policy::{PolicyKind, Weights};
-use crate::files::capped::{self, JSON_BYTES_MAX};
+use crate::files::{self, JSON_BYTES_MAX};
 use crate::profile::read_versioned;
 use crate::route::{Shares, Thresholds};
 
@@ -87,7 +87,7 @@ impl LayerPenalty {
 impl TunedPolicy {
     pub fn read(path: &Path) -> Result<Self, TunedError> {
         let file = path.display().to_string();
-        match capped::read_text(path, JSON_BYTES_MAX) {
+        match files::read_text(path, JSON_BYTES_MAX) {
             Ok(text) => Self::parse(&text, &file),
             Err(error) => Err(TunedError { file, reason: format!("cannot read this tuned policy: {error}") }),
         }

@@ -27,7 +27,7 @@ pub use costs::{MemorySignal, take_memory_signal, trim_heap, watch_memory_signal
 use costs::{checkpoint_bytes, fixed_costs, runtime_bytes, scratch_bytes};
 use hobbit_core::cache::ModelMark;
 use hobbit_core::expert::Precision;
-use hobbit_core::load::prefetch::{Governor, GovernorOptions, PrefetchOptions, Prefetcher};
+use hobbit_core::load::prefetch::{Governor, PrefetchOptions, Prefetcher};
 use hobbit_core::load::{Loader, LoaderOptions};
 use hobbit_core::options::{
     DeviceOptions, PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts,
@@ -36,8 +36,7 @@ use hobbit_core::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanI
 use hobbit_core::predict::{self, PredictorKind, TokenRoutes};
 use hobbit_core::profile::VirtualPlanError;
 use hobbit_core::residency::{
-    self, Latency, LatencyOptions, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions,
-    VirtualExpertsOptions,
+    self, Latency, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions, VirtualExpertsOptions,
 };
 use hobbit_core::route::{Phase, Thresholds};
 use hobbit_core::stats::CacheSlots;
@@ -270,7 +269,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     }
     (host.rerouting, host.reroutes_prompts, host.precisions.drop) =
         (routing.rerouting(), routing.prompts, routing.drop);
-    let latency = |target: Duration| Latency::new(target.as_secs_f64(), routing.ladder(), LatencyOptions::default());
+    let latency = |target: Duration| Latency::new(target.as_secs_f64(), routing.ladder());
     host.latency = routing.target_latency.map(latency);
     let unseen =
         host.layout().layers().flat_map(|layer| host.layout().kinds(layer).iter().map(move |kind| (layer, *kind)));
@@ -382,11 +381,11 @@ fn lookahead_of(model: &Model, precisions: &Precisions, hides_waits: bool) -> Lo
     let predictor = predict::build(model.predictor(), shape.clone(), model.shared.path_table.clone());
     let prefetcher = Prefetcher::new(prefetch_options(model, precisions), Default::default());
     let governor = match caching.prefetch {
-        Prefetch::Auto => Governor::new(GovernorOptions::default()),
+        Prefetch::Auto => Governor::on_trial(),
         Prefetch::On | Prefetch::All => Governor::fixed(true),
         Prefetch::Off => Governor::fixed(false),
     };
-    let options = LookaheadOptions { shape, distance_max: caching.distance, shields: true, hides_waits };
+    let options = LookaheadOptions { shape, distance_max: caching.distance, hides_waits };
     Lookahead::new(predictor, prefetcher, governor, options)
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gungraun::{library_benchmark, library_benchmark_group};
 use hobbit_core::expert::{Extent, Precision, Version};
 use hobbit_core::load::balance::{Balancer, Costs, HelperMode, Miss, split};
-use hobbit_core::load::prefetch::{Estimates, Governor, GovernorOptions, Holdings, Link, PrefetchOptions, Prefetcher};
+use hobbit_core::load::prefetch::{Estimates, Governor, Holdings, Link, PrefetchOptions, Prefetcher};
 use hobbit_core::predict::{Gates, Predictor};
 use hobbit_core::route::Thresholds;
 use hobbit_core::store::{Form, Order, Rearrange, Rows};
@@ -127,9 +127,9 @@ const N_TOKENS: u16 = 256;
 
 // Tokens whose waits vary, and are a little shorter with prefetching: trials, rests, and a decision.
 #[library_benchmark]
-#[bench::tokens(GovernorOptions::default())]
-fn govern(options: GovernorOptions) -> Governor {
-    let mut governor = Governor::new(options);
+#[bench::tokens()]
+fn govern() -> Governor {
+    let mut governor = Governor::on_trial();
     for at in 0..black_box(N_TOKENS) {
         let wait = 0.02 + f64::from(at % 7) / 1000.0;
         let waited = if governor.is_on() { 0.8 * wait } else { wait };

@@ -48,18 +48,12 @@ fn rate(text: &str, unit: &str) -> Result<f64, String> {
 }
 
 /// Parses `auto` or a rate of a disk.
-///
-/// # Errors
-/// The expected form.
 pub fn parse_disk(text: &str) -> Result<Auto<f64>, String> {
     if text == "auto" { Ok(None) } else { rate(text, "B").map(Some) }
 }
 
 /// Parses `auto`, `60GB/s` or `60GB/s,800GFLOP/s`: memory bandwidth and operations per second of products with many
 /// rows.
-///
-/// # Errors
-/// The expected form.
 pub fn parse_cpu(text: &str) -> Result<Auto<(f64, Option<f64>)>, String> {
     if text == "auto" {
         return Ok(None);
@@ -69,16 +63,12 @@ pub fn parse_cpu(text: &str) -> Result<Auto<(f64, Option<f64>)>, String> {
 }
 
 /// Parses memory and bandwidth of a GPU: `24GiB@1TB/s`.
-///
-/// # Errors
-/// The expected form.
 pub fn parse_gpu(text: &str) -> Result<Device, String> {
     let (memory, bandwidth) = text.split_once('@').ok_or("expected memory and bandwidth, such as 24GiB@1TB/s")?;
     let memory = parse_bytes(memory).ok_or_else(|| format!("'{memory}' is no size: expected 24GiB"))?;
     Ok(Device { memory, bandwidth: rate(bandwidth, "B")? })
 }
 
-/// Source of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
@@ -119,9 +109,6 @@ fn high_load(text: &str, n_cores: usize) -> Option<f64> {
 impl Machine {
     /// The requested machine; missing values are taken from this one. `gguf` is read to measure the disk if the file
     /// is complete; products are measured with `types`.
-    ///
-    /// # Errors
-    /// The memory of this machine is unknown; a file cannot be read.
     pub fn of(args: &super::Args, gguf: Option<&Gguf>, types: &[GgmlType]) -> anyhow::Result<Self> {
         let (memory, memory_from) = match args.ram {
             Some(bytes) => (bytes, Origin::Given),

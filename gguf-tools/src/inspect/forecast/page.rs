@@ -10,7 +10,6 @@ use super::Report;
 /// How far measured runs lie from forecasts, in words. From the table in docs/FORECAST.md.
 const ERROR: &str = "Against measured runs: docs/FORECAST.md";
 
-/// The whole page.
 pub fn page(report: &Report) -> String {
     let mut out = String::new();
     // Writing to a string does not fail.

@@ -15,15 +15,13 @@ mod scripts;
 mod smoe;
 #[cfg(test)]
 mod tests;
-mod weights;
 
 pub use belady::{Belady, Upcoming};
 pub use edgemoe::EdgeMoe;
-pub use hobbit::Hobbit;
-pub use learned::{Learned, LearnedOptions};
+pub use hobbit::{Hobbit, Weights, WeightsError};
+pub use learned::Learned;
 pub use recency::{Arc, Lru};
 pub use smoe::Smoe;
-pub use weights::{Weights, WeightsError};
 
 use super::ShareId;
 use crate::expert::{ExpertId, Precision, Version};
@@ -182,6 +180,6 @@ pub fn build(kind: PolicyKind, weights: &Weights, shape: Shape) -> Box<dyn Polic
         PolicyKind::EdgeMoe => Box::new(EdgeMoe::new(shape.n_layers)),
         PolicyKind::Smoe => Box::new(Smoe::default()),
         PolicyKind::Arc => Box::new(Arc::default()),
-        PolicyKind::Learned => Box::new(Learned::new(LearnedOptions::default(), shape.low_cost)),
+        PolicyKind::Learned => Box::new(Learned::new(shape.low_cost)),
     }
 }

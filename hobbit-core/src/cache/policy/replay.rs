@@ -124,7 +124,6 @@ pub(super) struct Router {
     pub(super) noise: f64,
 }
 
-/// The router's choices in two layers.
 pub(super) fn synthetic(router: Router, seed: u64) -> Trace {
     let mut random = Random::new(seed);
     let n = usize::from(router.n_expert);

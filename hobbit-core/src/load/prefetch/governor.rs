@@ -2,42 +2,35 @@
 
 use std::fmt;
 
-use smart_default::SmartDefault;
+// Lengths are in tokens: equal times make equal decisions.
 
-/// Lengths of trials, and the certainty they need. All lengths are in tokens: equal times make equal decisions.
-#[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
-pub struct GovernorOptions {
-    /// Tokens measured in each of a trial's four windows; at least 1.
-    #[default(8)]
-    pub window_tokens: u32,
-    /// Tokens at the start of a window, and after a prompt, that are not measured: what ran before has filled the
-    /// cache.
-    #[default(2)]
-    pub settle_tokens: u32,
-    /// Tokens before the first trial: short answers have none.
-    #[default(16)]
-    pub first_tokens: u32,
-    /// Fewest tokens from one trial to the next. Each clear trial that confirms the one before doubles them.
-    #[default(64)]
-    pub rest_tokens: u32,
-    #[default(4096)]
-    pub rest_tokens_max: u32,
-    /// Most of the time that trials may cost: the worse setting's loss in a trial, spread over the rest behind it.
-    #[default(0.004)]
-    pub cost_max: f64,
-    /// Standard errors that on and off must differ by.
-    #[default(0.5)]
-    pub errors_min: f64,
-    /// Part of a token's time without prefetching that they must differ by, and that reads must be waited for.
-    #[default(0.01)]
-    pub share_min: f64,
-    /// Change of a token's time since the last trial that makes its result worthless.
-    #[default(0.2)]
-    pub change_min: f64,
-    /// Part of the earlier trials' weight that is left at the next one.
-    #[default(0.9)]
-    pub keep: f64,
-}
+/// Tokens measured in each of a trial's four windows.
+const WINDOW_TOKENS: u32 = 8;
+
+/// Tokens at the start of a window, and after a prompt, that are not measured: what ran before has filled the cache.
+const SETTLE_TOKENS: u32 = 2;
+
+/// Tokens before the first trial: short answers have none.
+const FIRST_TOKENS: u32 = 16;
+
+/// Fewest tokens from one trial to the next. Each clear trial that confirms the one before doubles them.
+const REST_TOKENS: u32 = 64;
+const REST_TOKENS_MAX: u32 = 4096;
+
+/// Most of the time that trials may cost: the worse setting's loss in a trial, spread over the rest behind it.
+const COST_MAX: f64 = 0.004;
+
+/// Standard errors that on and off must differ by.
+const ERRORS_MIN: f64 = 0.5;
+
+/// Part of a token's time without prefetching that they must differ by, and that reads must be waited for.
+const SHARE_MIN: f64 = 0.01;
+
+/// Change of a token's time since the last trial that makes its result worthless.
+const CHANGE_MIN: f64 = 0.2;
+
+/// Part of the earlier trials' weight that is left at the next one.
+const KEEP: f64 = 0.9;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -101,10 +94,8 @@ pub struct GovernorReport {
 ///
 /// For each decode batch: [`Governor::is_on`], the batch, [`Governor::end_batch`]. A batch of several tokens counts as
 /// one. A trial measures batches of one width: tokens of wider ones are faster whatever is read ahead.
-#[derive(Clone, Debug, SmartDefault)]
+#[derive(Clone, Debug, Default)]
 pub struct Governor {
-    options: GovernorOptions,
-    #[default(State::Fixed)]
     state: State,
     /// The last decision.
     decided_on: bool,
@@ -126,16 +117,14 @@ pub struct Governor {
     report: GovernorReport,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
+    #[default]
     Fixed,
     /// Tokens since the trial began.
     Trial(u32),
     /// Tokens until the next one, and until the last one has paid for itself.
-    Rest {
-        left: u32,
-        owed: u32,
-    },
+    Rest { left: u32, owed: u32 },
 }
 
 /// The mean of measured seconds.
@@ -163,23 +152,16 @@ impl Mean {
 }
 
 impl Governor {
+    const WINDOW: u32 = SETTLE_TOKENS + WINDOW_TOKENS;
+
     const WINDOWS_ON: [bool; 4] = [true, false, false, true];
 
     /// Smallest variance of a trial's result: no trial is exact to a thousandth.
     const VARIANCE_MIN: f64 = 1e-6;
 
-    /// Lengths of 0 count as 1, a longest rest below the first one as the first one.
-    pub fn new(options: GovernorOptions) -> Self {
-        let rest_tokens = options.rest_tokens.max(1);
-        let options = GovernorOptions {
-            window_tokens: options.window_tokens.clamp(1, 1 << 20),
-            settle_tokens: options.settle_tokens.min(1 << 20),
-            rest_tokens,
-            rest_tokens_max: options.rest_tokens_max.max(rest_tokens),
-            ..options
-        };
-        let state = State::Rest { left: options.first_tokens.max(1), owed: 0 };
-        Self { rest: rest_tokens, options, state, ..Self::default() }
+    /// Off until a trial shows that it pays.
+    pub fn on_trial() -> Self {
+        Self { rest: REST_TOKENS, state: State::Rest { left: FIRST_TOKENS, owed: 0 }, ..Self::default() }
     }
 
     /// Always on or always off: the user's choice, and deterministic mode.
@@ -190,7 +172,7 @@ impl Governor {
 
     pub fn is_on(&self) -> bool {
         match self.state {
-            State::Trial(token) => Self::WINDOWS_ON[(token / self.window()) as usize % 4],
+            State::Trial(token) => Self::WINDOWS_ON[(token / Self::WINDOW) as usize % 4],
             State::Fixed | State::Rest { .. } => self.decided_on,
         }
     }
@@ -202,7 +184,7 @@ impl Governor {
 
     /// Something else than a decode batch ran: the next tokens are not measured.
     pub fn interrupt(&mut self) {
-        self.unsettled = self.options.settle_tokens;
+        self.unsettled = SETTLE_TOKENS;
     }
 
     /// A decode batch of `n_tokens` is over; otherwise as [`Governor::end_token`].
@@ -228,10 +210,10 @@ impl Governor {
                     if is_on { &mut self.on } else { &mut self.off }.add(seconds);
                 }
                 self.state = State::Trial(token + 1);
-                if (token + 1) % self.window() == 0 {
+                if (token + 1) % Self::WINDOW == 0 {
                     self.interrupt();
                 }
-                if token + 1 == 4 * self.window() {
+                if token + 1 == 4 * Self::WINDOW {
                     self.judge();
                 }
             }
@@ -254,10 +236,6 @@ impl Governor {
         GovernorReport { is_on: self.is_on(), rest_tokens, ..self.report }
     }
 
-    fn window(&self) -> u32 {
-        self.options.settle_tokens + self.options.window_tokens
-    }
-
     fn begin_trial(&mut self) {
         (self.on, self.off, self.width) = Default::default();
         self.interrupt();
@@ -266,7 +244,6 @@ impl Governor {
     }
 
     fn judge(&mut self) {
-        let GovernorOptions { errors_min, share_min, keep, .. } = self.options;
         self.report.trials += 1;
         let benefit = self.off.seconds - self.on.seconds;
         let variance = self.on.variance() + self.off.variance();
@@ -274,27 +251,27 @@ impl Governor {
         if self.on.n > 0 && self.off.n > 0 && self.off.seconds > 0.0 {
             let square = self.off.seconds.powi(2);
             let (share, variance) = (benefit / self.off.seconds, (variance / square).max(Self::VARIANCE_MIN));
-            let (before, weight) = self.found.map_or((0.0, 0.0), |(share, variance)| (share, keep / variance));
+            let (before, weight) = self.found.map_or((0.0, 0.0), |(share, variance)| (share, KEEP / variance));
             let sum = weight + 1.0 / variance;
             self.found = Some(((before * weight + share / variance) / sum, 1.0 / sum));
         }
         let (share, error) = self.found.map_or((0.0, f64::INFINITY), |(share, variance)| (share, variance.sqrt()));
-        let margin = f64::max(errors_min * error, share_min);
+        let margin = f64::max(ERRORS_MIN * error, SHARE_MIN);
         let (is_on, reason) = match share {
             _ if share > margin => (true, GovernorReason::Pays),
             _ if share < -margin => (false, GovernorReason::Harms),
             _ => (self.decided_on, GovernorReason::NoDifference),
         };
-        let is_clear = share.abs() > 2.0 * error || error < share_min;
+        let is_clear = share.abs() > 2.0 * error || error < SHARE_MIN;
         let is_confirmed = self.decided_on == is_on && self.report.trials > 1;
         self.report.given_up += u64::from(!is_on && (self.decided_on || self.report.trials == 1));
         self.rest = match is_confirmed && is_clear {
-            true => self.rest.saturating_mul(2).min(self.options.rest_tokens_max),
-            false => self.options.rest_tokens,
+            true => self.rest.saturating_mul(2).min(REST_TOKENS_MAX),
+            false => REST_TOKENS,
         };
         // Half of a trial's tokens have the worse setting.
-        let lost = 2.0 * f64::from(self.window()) * share.abs();
-        let owed = (lost / self.options.cost_max).min(f64::from(self.options.rest_tokens_max)) as u32;
+        let lost = 2.0 * f64::from(Self::WINDOW) * share.abs();
+        let owed = (lost / COST_MAX).min(f64::from(REST_TOKENS_MAX)) as u32;
         self.decided_on = is_on;
         self.report.reason = reason;
         (self.rested, self.lately) = Default::default();
@@ -304,7 +281,7 @@ impl Governor {
     /// Running means over as many tokens as a trial measures.
     fn watch(&mut self, seconds: f64, waited: f64) {
         self.rested = self.rested.saturating_add(1);
-        let n = f64::from(self.rested.min(4 * self.options.window_tokens));
+        let n = f64::from(self.rested.min(4 * WINDOW_TOKENS));
         self.lately.0 += (seconds - self.lately.0) / n;
         self.lately.1 += (waited - self.lately.1) / n;
     }
@@ -312,24 +289,24 @@ impl Governor {
     /// Whether tokens take another time than in the last trial, beyond what chance explains.
     fn has_changed(&self) -> bool {
         let then = if self.decided_on { &self.on } else { &self.off };
-        if then.n == 0 || self.rested < 4 * self.options.window_tokens {
+        if then.n == 0 || self.rested < 4 * WINDOW_TOKENS {
             return false;
         }
-        let margin = f64::max(self.options.change_min * then.seconds, 4.0 * then.variance().sqrt());
+        let margin = f64::max(CHANGE_MIN * then.seconds, 4.0 * then.variance().sqrt());
         (self.lately.0 - then.seconds).abs() > margin
     }
 
     /// Earlier trials no longer count; the next one comes in `left` tokens.
     fn forget(&mut self, left: u32) -> u32 {
         self.found = None;
-        self.rest = self.options.rest_tokens;
+        self.rest = REST_TOKENS;
         (self.on, self.off) = Default::default();
         left
     }
 
     /// Whether a trial may find that the other setting is better: prefetching saves waits only.
     fn may_gain(&self) -> bool {
-        self.decided_on || self.lately.1 > self.options.share_min * self.lately.0
+        self.decided_on || self.lately.1 > SHARE_MIN * self.lately.0
     }
 }
 

@@ -75,7 +75,6 @@ pub trait Holdings {
     fn n_used(&self, layer: u16) -> usize;
 }
 
-/// Load of the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Link {
     /// Bytes of background reads (upgrades, earlier prefetches) that are queued or in flight: they go first.

@@ -81,7 +81,6 @@ fn high(indices: &[u16]) -> Vec<Version> {
     indices.iter().map(|&index| Version::high(expert(index))).collect()
 }
 
-/// A router's choice with equal weights.
 fn chosen(indices: &[u16]) -> Vec<(u16, f32)> {
     indices.iter().map(|&index| (index, 1.0 / indices.len() as f32)).collect()
 }

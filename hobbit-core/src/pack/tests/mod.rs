@@ -62,7 +62,6 @@ fn pack(model: &Path, out: &Path, spec: &PackSpec<'_>) -> Written {
     try_pack(model, out, spec).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Model, pack, and the opened pack.
 fn packed(dir: &Path, model_spec: &Spec, spec: &PackSpec<'_>) -> (PathBuf, PathBuf, Pack) {
     let (path, out) = (model(dir, model_spec), dir.join("pack.gguf"));
     pack(&path, &out, spec);

@@ -24,7 +24,6 @@ use super::{LayerTable, PathTable, Row};
 use crate::files;
 
 const VERSION: u32 = 1;
-const CHECKSUM_BYTES: usize = 8;
 
 /// Why bytes are not a path table of this model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,16 +36,8 @@ pub enum PathTableError {
     Version { found: u32, expected: u32 },
     #[error("path table: {found} bytes, expected at most {limit}; profile the model again with fewer pairs")]
     TooLong { found: u64, limit: u64 },
-    #[error("path table: {found} bytes, expected {expected}; it is damaged, profile the model again")]
-    Length {
-        found: usize,
-        /// At least, if the file is truncated.
-        expected: usize,
-    },
-    #[error("path table: checksum {found:016x}, expected {expected:016x}; it is damaged, profile the model again")]
-    Checksum { found: u64, expected: u64 },
-    #[error("path table, layer {layer}: {what} is {found}, expected {expected}; profile the model again")]
-    Malformed { layer: u16, what: &'static str, found: u64, expected: String },
+    #[error("path table: it is damaged, profile the model again")]
+    Damaged,
     #[error("path table: {what}: found {found}, expected {expected}; it was made of another model, profile this one")]
     Shape { what: String, found: usize, expected: usize },
 }
@@ -55,9 +46,6 @@ impl PathTable {
     pub const MAGIC: [u8; 4] = files::PATH_TABLE_MAGIC;
 
     /// The table's bytes, as a file or a pack may have them.
-    ///
-    /// # Errors
-    /// [`PathTableError::TooLong`], for limits far beyond the default ones.
     pub fn encode(&self) -> Result<Vec<u8>, PathTableError> {
         let bytes = self.to_bytes();
         check_len(bytes.len() as u64).map(|()| bytes)
@@ -95,27 +83,17 @@ impl PathTable {
             return Err(PathTableError::NotATable { found, expected: PathTable::MAGIC });
         }
         check_len(bytes.len() as u64)?;
-        let mut reader = Reader { bytes, at: PathTable::MAGIC.len() };
-        let version = reader.u32()?;
+        let mut reader = Reader(&bytes[PathTable::MAGIC.len()..]);
+        let version = reader.u32().ok_or(PathTableError::Damaged)?;
         if version != VERSION {
             return Err(PathTableError::Version { found: version, expected: VERSION });
         }
-        let n_layers = reader.u16()?;
-        let mut layers: Vec<LayerTable> = Vec::new();
-        for _ in 0..n_layers {
-            let layer = read_layer(&mut reader, layers.last())?;
-            layers.push(layer);
+        let (before, checksum) = bytes.split_last_chunk().ok_or(PathTableError::Damaged)?;
+        let body = before.get(PathTable::MAGIC.len() + size_of::<u32>()..).ok_or(PathTableError::Damaged)?;
+        if xxh3_64(before) != u64::from_le_bytes(*checksum) {
+            return Err(PathTableError::Damaged);
         }
-        let end = reader.at;
-        let expected = reader.u64()?;
-        if reader.at != bytes.len() {
-            return Err(PathTableError::Length { found: bytes.len(), expected: end + CHECKSUM_BYTES });
-        }
-        let found = xxh3_64(&bytes[..end]);
-        if found != expected {
-            return Err(PathTableError::Checksum { found, expected });
-        }
-        Ok(Self { layers })
+        read_layers(Reader(body)).map(|layers| Self { layers }).ok_or(PathTableError::Damaged)
     }
 }
 
@@ -126,65 +104,41 @@ fn check_len(found: u64) -> Result<(), PathTableError> {
     }
 }
 
-fn read_layer(reader: &mut Reader, before: Option<&LayerTable>) -> Result<LayerTable, PathTableError> {
-    let layer = reader.u16()?;
-    let malformed = |what, found: u64, expected: String| PathTableError::Malformed { layer, what, found, expected };
-    let [n_expert, k, n_rows] = [reader.u16()?, reader.u16()?, reader.u16()?];
+/// `None` for numbers that no table has, or too few or too many bytes.
+fn read_layers(mut reader: Reader<'_>) -> Option<Vec<LayerTable>> {
+    let mut layers: Vec<LayerTable> = Vec::new();
+    for _ in 0..reader.u16()? {
+        let layer = read_layer(&mut reader, layers.last())?;
+        layers.push(layer);
+    }
+    reader.0.is_empty().then_some(layers)
+}
+
+fn read_layer(reader: &mut Reader<'_>, before: Option<&LayerTable>) -> Option<LayerTable> {
+    let [layer, n_expert, k, n_rows] = [reader.u16()?, reader.u16()?, reader.u16()?, reader.u16()?];
     let [tokens, n_pairs] = [reader.u32()?, reader.u32()?];
-    if let Some(before) = before
-        && layer <= before.layer
-    {
-        return Err(malformed("the block number", layer.into(), format!("more than {}", before.layer)));
-    }
-    if k > n_expert {
-        return Err(malformed("the number of experts used", k.into(), format!("at most {n_expert}")));
-    }
     let n_before = before.map_or(0, |before| before.popularity.len());
-    if usize::from(n_rows) != n_before {
-        return Err(malformed("the number of experts before", n_rows.into(), n_before.to_string()));
-    }
-    let popularity = (0..n_expert).map(|_| reader.u32()).collect::<Result<Vec<u32>, _>>()?;
-    if let Some(&uses) = popularity.iter().find(|uses| **uses > tokens) {
-        return Err(malformed("a number of uses", uses.into(), format!("at most {tokens}")));
-    }
-    let rows = (0..n_rows).map(|_| read_row(reader, layer, n_expert)).collect::<Result<Vec<Row>, _>>()?;
+    let is_sound = before.is_none_or(|before| layer > before.layer) && k <= n_expert && usize::from(n_rows) == n_before;
+    let popularity = (0..n_expert).map(|_| reader.u32()).collect::<Option<Vec<u32>>>()?;
+    let rows = (0..n_rows).map(|_| read_row(reader, n_expert)).collect::<Option<Vec<Row>>>()?;
     // No memory is reserved by an announced count: each pair is read first.
     let mut pairs: Vec<(u64, Row)> = Vec::new();
     for _ in 0..n_pairs {
-        let key = reader.u64()?;
-        if let Some((last, _)) = pairs.last()
-            && key <= *last
-        {
-            return Err(malformed("a key", key, format!("more than {last}")));
-        }
-        pairs.push((key, read_row(reader, layer, n_expert)?));
+        pairs.push((reader.u64()?, read_row(reader, n_expert)?));
     }
-    Ok(LayerTable { layer, k, tokens, popularity, rows, pairs })
+    let is_sound = is_sound && popularity.iter().all(|uses| *uses <= tokens) && pairs.is_sorted_by(|a, b| a.0 < b.0);
+    is_sound.then_some(LayerTable { layer, k, tokens, popularity, rows, pairs })
 }
 
-fn read_row(reader: &mut Reader, layer: u16, n_expert: u16) -> Result<Row, PathTableError> {
-    let malformed = |what, found: u64, expected: String| PathTableError::Malformed { layer, what, found, expected };
+fn read_row(reader: &mut Reader<'_>, n_expert: u16) -> Option<Row> {
     let tokens = reader.u32()?;
     let n_next = reader.u16()?;
-    let mut next: Vec<(u16, u32)> = Vec::new();
-    let mut uses_max = tokens;
-    for _ in 0..n_next {
-        let (expert, uses) = (reader.u16()?, reader.u32()?);
-        if expert >= n_expert {
-            return Err(malformed("an expert", expert.into(), format!("less than {n_expert}")));
-        }
-        if !(1..=uses_max).contains(&uses) {
-            return Err(malformed("a number of uses", uses.into(), format!("1 to {uses_max}")));
-        }
-        uses_max = uses;
-        next.push((expert, uses));
-    }
+    let next = (0..n_next).map(|_| Some((reader.u16()?, reader.u32()?))).collect::<Option<Vec<(u16, u32)>>>()?;
     let mut experts: Vec<u16> = next.iter().map(|(expert, _)| *expert).collect();
     experts.sort_unstable();
-    match experts.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(twice) => Err(malformed("an expert", twice[0].into(), "each expert once in a row".into())),
-        None => Ok(Row { tokens, next }),
-    }
+    let are_experts = experts.is_sorted_by(|a, b| a < b) && experts.last().is_none_or(|last| *last < n_expert);
+    let are_uses = next.iter().all(|(_, uses)| (1..=tokens).contains(uses)) && next.is_sorted_by(|a, b| a.1 >= b.1);
+    (are_experts && are_uses).then_some(Row { tokens, next })
 }
 
 impl Row {
@@ -198,30 +152,25 @@ impl Row {
     }
 }
 
-struct Reader<'a> {
-    bytes: &'a [u8],
-    /// At most the number of bytes.
-    at: usize,
-}
+/// The bytes that are left.
+struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], PathTableError> {
-        let Some((taken, _)) = self.bytes[self.at..].split_first_chunk::<N>() else {
-            return Err(PathTableError::Length { found: self.bytes.len(), expected: self.at + N });
-        };
-        self.at += N;
-        Ok(*taken)
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*taken)
     }
 
-    fn u16(&mut self) -> Result<u16, PathTableError> {
+    fn u16(&mut self) -> Option<u16> {
         self.take().map(u16::from_le_bytes)
     }
 
-    fn u32(&mut self) -> Result<u32, PathTableError> {
+    fn u32(&mut self) -> Option<u32> {
         self.take().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, PathTableError> {
+    fn u64(&mut self) -> Option<u64> {
         self.take().map(u64::from_le_bytes)
     }
 }

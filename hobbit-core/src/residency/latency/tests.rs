@@ -33,7 +33,7 @@ fn the_smallest_strength_that_meets_the_target_is_found_and_kept() {
     for (target, expected) in [(200.0, 0), (101.0, 0), (85.0, 1), (70.0, 2), (60.0, 3), (54.0, 4), (49.0, 5), (46.5, 6)]
     {
         for seed in 0..8 {
-            let mut latency = Latency::new(target / 1e3, STRENGTHS, LatencyOptions::default());
+            let mut latency = Latency::new(target / 1e3, STRENGTHS);
             let mut noise = Noise(seed);
             run(&mut latency, 1500, &mut noise, &|_, strength| CURVE[strength]);
             let found = latency.step;
@@ -50,7 +50,7 @@ fn the_smallest_strength_that_meets_the_target_is_found_and_kept() {
 
 #[test]
 fn an_exact_machine_is_understood_after_two_trials() {
-    let mut latency = Latency::new(0.060, STRENGTHS, LatencyOptions::default());
+    let mut latency = Latency::new(0.060, STRENGTHS);
     for _ in 0..(120 + 64 + 120) {
         latency.end_token(CURVE[latency.running()] / 1e3);
     }
@@ -62,15 +62,14 @@ fn an_exact_machine_is_understood_after_two_trials() {
 
 #[test]
 fn a_trial_tries_three_strengths_there_and_back() {
-    let options = LatencyOptions { window_tokens: 2, settle_tokens: 1, ..LatencyOptions::default() };
-    let mut latency = Latency::new(1.0, STRENGTHS, options);
+    let mut latency = Latency::new(1.0, STRENGTHS);
     let mut tried = Vec::new();
-    for token in 0..18 {
+    for token in 0..6 * WINDOW {
         tried.push(latency.running());
         // Tokens before the strength has settled are slow, and do not count.
-        latency.end_token(if token % 3 == 0 { 1e3 } else { 0.1 });
+        latency.end_token(if token % WINDOW < SETTLE_TOKENS { 1e3 } else { 0.1 });
     }
-    assert_eq!(tried, [0, 0, 0, 3, 3, 3, 6, 6, 6, 6, 6, 6, 3, 3, 3, 0, 0, 0]);
+    assert_eq!(tried, [0, 3, 6, 6, 3, 0].map(|strength| [strength; WINDOW as usize]).concat());
     assert_eq!((latency.trials, latency.step), (1, 0));
     assert!((latency.report().seconds.unwrap() - 0.1).abs() < 1e-9);
 }
@@ -78,7 +77,7 @@ fn a_trial_tries_three_strengths_there_and_back() {
 #[test]
 fn what_drifts_steadily_misleads_nobody() {
     // Tokens get slower by a half in a trial of 120, whatever the strength: nothing is gained by any.
-    let mut latency = Latency::new(10.0, STRENGTHS, LatencyOptions::default());
+    let mut latency = Latency::new(10.0, STRENGTHS);
     for token in 0..120 {
         latency.end_token(1.0 + f64::from(token) / 240.0);
     }
@@ -88,7 +87,7 @@ fn what_drifts_steadily_misleads_nobody() {
 
 #[test]
 fn out_of_reach_is_the_maximum_and_told_once() {
-    let mut latency = Latency::new(0.020, STRENGTHS, LatencyOptions::default());
+    let mut latency = Latency::new(0.020, STRENGTHS);
     let mut noise = Noise(7);
     run(&mut latency, 120, &mut noise, &|_, strength| CURVE[strength]);
     assert_eq!(latency.step, 6);
@@ -101,7 +100,7 @@ fn out_of_reach_is_the_maximum_and_told_once() {
 
 #[test]
 fn another_text_or_a_smaller_cache_is_followed() {
-    let mut latency = Latency::new(0.060, STRENGTHS, LatencyOptions::default());
+    let mut latency = Latency::new(0.060, STRENGTHS);
     let mut noise = Noise(1);
     run(&mut latency, 3000, &mut noise, &|_, strength| CURVE[strength]);
     let before = latency.step;
@@ -117,7 +116,7 @@ fn another_text_or_a_smaller_cache_is_followed() {
 
 #[test]
 fn rests_double_while_trials_confirm_each_other() {
-    let mut latency = Latency::new(0.070, STRENGTHS, LatencyOptions::default());
+    let mut latency = Latency::new(0.070, STRENGTHS);
     let mut rests = Vec::new();
     for _ in 0..6000 {
         let trials = latency.trials;
@@ -127,25 +126,20 @@ fn rests_double_while_trials_confirm_each_other() {
         }
     }
     assert_eq!(rests[rests.len() - 3..].windows(2).filter(|pair| pair[1] == 2 * pair[0]).count(), 2, "{rests:?}");
-    let most = LatencyOptions { rest_tokens: 64, rest_tokens_max: 100, ..LatencyOptions::default() };
-    let mut latency = Latency::new(0.2, STRENGTHS, most);
-    (0..2000).for_each(|_| latency.end_token(0.1));
-    assert_eq!(latency.rest, 100);
+    let mut latency = Latency::new(0.2, STRENGTHS);
+    (0..20_000).for_each(|_| latency.end_token(0.1));
+    assert_eq!(latency.rest, REST_TOKENS_MAX);
 }
 
 #[test]
 fn times_that_are_none_do_not_count() {
-    let mut latency = Latency::new(0.060, STRENGTHS, LatencyOptions::default());
+    let mut latency = Latency::new(0.060, STRENGTHS);
     for seconds in [f64::NAN, f64::INFINITY, -1.0, 0.0].into_iter().cycle().take(2000) {
         latency.end_token(seconds);
     }
     let report = latency.report();
     assert_eq!((report.strength, report.is_reachable, report.seconds), (0.0, None, None));
     assert!(latency.take_news().is_none() && report.measured.is_empty());
-    let zero = LatencyOptions { window_tokens: 0, settle_tokens: 0, rest_tokens: 0, rest_tokens_max: 0, slack: 0.0 };
-    let mut latency = Latency::new(0.060, STRENGTHS, zero);
-    (0..100).for_each(|_| latency.end_token(CURVE[latency.running()] / 1e3));
-    assert_eq!(latency.step, 3);
 }
 
 #[test]

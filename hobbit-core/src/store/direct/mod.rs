@@ -28,7 +28,7 @@ use std::time::Instant;
 use crossbeam_channel::{Sender, bounded, unbounded};
 
 use self::ring::{Bell, Command, Reader};
-use super::error::StoreError;
+use super::StoreError;
 use super::original::OpenFile;
 use super::probe;
 use super::request::{Completion, ReadDone, ReadRequest};

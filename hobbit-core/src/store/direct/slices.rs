@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::super::StoreError;
 use super::super::arena::Arena;
-use super::super::error::StoreError;
 use super::super::form::BUFFER_BYTES;
 use super::super::request::{Completion, ReadDone, ReadRequest};
 use super::super::window::{BLOCK_BYTES, Chunk, Progress, Window, lead_of};

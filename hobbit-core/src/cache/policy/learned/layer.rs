@@ -1,7 +1,7 @@
 //! Statistics of one layer's experts.
 
 use super::learner::{Features, Follow};
-use super::{N_FEATURES, N_RATES};
+use super::{HORIZON_TOKENS, N_FEATURES, N_RATES, PRIOR_TOKENS};
 use crate::cache::policy::Use;
 use crate::cache::state::{Cursor, Writer};
 use crate::expert::Precision;
@@ -17,13 +17,6 @@ const LOG_SCALE: f32 = 0.25;
 
 /// Demands of its layer that count as an expert's own.
 const PRIOR_DEMANDS: f32 = 4.0;
-
-/// How fast means fade, per token, and how much a sequence's beginning is worth.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Rates {
-    pub(super) keep: [f32; N_RATES],
-    pub(super) prior_tokens: f32,
-}
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Expert {
@@ -97,18 +90,17 @@ pub(super) struct Layer {
     scratch: Vec<f32>,
 }
 
-fn fade(means: &mut [f32; N_RATES], rates: &Rates, value: f32) {
-    means.iter_mut().zip(rates.keep).for_each(|(mean, keep)| *mean = *mean * keep + value * (1.0 - keep));
+fn fade(means: &mut [f32; N_RATES], keep: &[f32; N_RATES], value: f32) {
+    means.iter_mut().zip(*keep).for_each(|(mean, keep)| *mean = *mean * keep + value * (1.0 - keep));
 }
 
 impl Layer {
-    /// Begins the step of this token, unless it is running. If the examples are `horizon` steps old, `learn` gets them
+    /// Begins the step of this token, unless it is running. If the examples are old enough, `learn` gets them
     /// and new ones replace them.
     pub(super) fn begin_step(
         &mut self,
         token: u64,
-        rates: &Rates,
-        horizon: u32,
+        keep: &[f32; N_RATES],
         learn: impl FnOnce(bool, &[(Features, bool)]),
     ) {
         if self.token == Some(token) {
@@ -123,11 +115,11 @@ impl Layer {
             self.follow.learn(self.experts.len(), &self.used_before, &self.used);
         }
         self.examples_age += 1;
-        if self.examples.is_empty() || self.examples_age >= horizon {
+        if self.examples.is_empty() || self.examples_age >= HORIZON_TOKENS {
             let mut examples = std::mem::take(&mut self.examples);
             learn(self.is_scored(), &examples);
             examples.clear();
-            examples.extend((0..self.experts.len()).map(|index| (self.features(index, rates), false)));
+            examples.extend((0..self.experts.len()).map(|index| (self.features(index), false)));
             self.examples = examples;
             self.examples_age = 0;
         }
@@ -141,7 +133,7 @@ impl Layer {
         self.step = self.step.saturating_add(self.n_tokens);
         self.sequence_tokens += 1.0;
         self.run_tokens += 1.0;
-        self.experts.iter_mut().for_each(|expert| fade(&mut expert.uses, rates, 0.0));
+        self.experts.iter_mut().for_each(|expert| fade(&mut expert.uses, keep, 0.0));
     }
 
     /// Whether the weights for scores apply.
@@ -206,7 +198,7 @@ impl Layer {
     }
 
     /// An expert's evidence is the logarithm of the ratio of its score to the last selected one's.
-    pub(super) fn on_scores(&mut self, scores: &[f32], rates: &Rates) {
+    pub(super) fn on_scores(&mut self, scores: &[f32], keep: &[f32; N_RATES]) {
         self.n_rows += 1;
         self.probabilities.clear();
         if scores.is_empty() {
@@ -224,22 +216,22 @@ impl Layer {
             let margin = (score / threshold).ln().clamp(*MARGINS.start(), *MARGINS.end()) * LOG_SCALE;
             match is_first {
                 true => expert.evidence = [margin; N_RATES],
-                false => fade(&mut expert.evidence, rates, margin),
+                false => fade(&mut expert.evidence, keep, margin),
             }
         }
     }
 
     /// A use in the running step. Without scores, an expert's evidence is its weight, 0 if it was not chosen.
-    pub(super) fn on_use(&mut self, index: u16, usage: Use, rates: &Rates) {
+    pub(super) fn on_use(&mut self, index: u16, usage: Use, keep: &[f32; N_RATES]) {
         let weight = if usage.weight.is_finite() { usage.weight.clamp(0.0, 1e6) } else { 0.0 };
         if self.n_rows == 0 {
             self.expect_evidence(false);
             if self.n_used == 0 {
-                self.experts.iter_mut().for_each(|expert| fade(&mut expert.evidence, rates, 0.0));
+                self.experts.iter_mut().for_each(|expert| fade(&mut expert.evidence, keep, 0.0));
             }
             let evidence = weight / (1.0 + weight);
             let means = &mut self.expert(index).evidence;
-            means.iter_mut().zip(rates.keep).for_each(|(mean, keep)| *mean += evidence * (1.0 - keep));
+            means.iter_mut().zip(*keep).for_each(|(mean, keep)| *mean += evidence * (1.0 - keep));
         }
         self.probabilities.clear();
         let tokens_before = self.weight.max(1.0);
@@ -256,7 +248,7 @@ impl Layer {
         let is_revealed = !expert.is_resident[Precision::High.index()];
         if is_first_use {
             expert.last_step = last;
-            expert.uses.iter_mut().zip(rates.keep).for_each(|(mean, keep)| *mean += 1.0 - keep);
+            expert.uses.iter_mut().zip(*keep).for_each(|(mean, keep)| *mean += 1.0 - keep);
             expert.n_sequence += n_tokens;
             expert.n_run += n_tokens;
             if let Some((_, came)) = self.examples.get_mut(usize::from(index)) {
@@ -275,9 +267,9 @@ impl Layer {
         self.expert(index).is_resident[precision.index()] = is_resident;
     }
 
-    pub(super) fn features(&self, index: usize, rates: &Rates) -> Features {
+    pub(super) fn features(&self, index: usize) -> Features {
         let expert = self.experts.get(index).copied().unwrap_or_default();
-        let prior = rates.prior_tokens.max(1e-3);
+        let prior = PRIOR_TOKENS;
         let ever = (expert.n_run + prior * USED_PART) / (self.run_tokens + prior);
         let lately = (expert.n_sequence + prior * ever) / (self.sequence_tokens + prior);
         let logarithm = |frequency: f32| frequency.clamp(1e-4, 1.0).ln() * LOG_SCALE;

@@ -77,7 +77,6 @@ pub(super) struct Follow {
     n_expert: usize,
     /// `[n_expert][n_expert]`: chance that a token uses the second if the one before used the first.
     chances: Vec<f32>,
-    /// Tokens that taught each row.
     n_seen: Vec<f32>,
 }
 

@@ -26,54 +26,42 @@ use super::{Candidate, Now, Policy, Use, lowest};
 use crate::cache::ShareId;
 use crate::cache::state::{Cursor, Writer};
 use crate::expert::{ExpertId, Version};
-use layer::{Layer, Rates};
+use layer::Layer;
 use learner::Learner;
 pub(super) use learner::table_bytes;
 
-/// Half-lives of scores and uses.
 const N_RATES: usize = 3;
 
 /// Constant, scores and uses per half-life, frequency in this sequence and ever, recency as two curves, habit.
 const N_FEATURES: usize = 6 + 2 * N_RATES;
 
-/// Parameters of [`Learned`]. Weights are in the order: constant; mean router score per half-life; mean use per
-/// half-life; log frequency in this sequence; log frequency in the whole run; `1 / (1 + age)` and `-ln(1 + age)`
-/// of the last use; log chance of a use after what the running token uses.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LearnedOptions {
-    /// Tokens after which a score or a use counts half, shortest first.
-    pub half_lives: [f32; N_RATES],
-    /// Tokens of a sequence after which its own frequencies count as much as the whole run's.
-    pub prior_tokens: f32,
-    /// The prediction is a use within this many tokens: about how long an unused version stays.
-    pub horizon_tokens: u32,
-    /// Step size of the learner; 0 keeps the weights as they are.
-    pub learning_rate: f32,
-    /// Part of the way back to the given weights with each step of the learner.
-    pub pull: f32,
-    /// Weights for layers whose scores are known.
-    pub scored: [f32; N_FEATURES],
-    /// Weights for layers of which only the chosen experts' weights are known.
-    pub blind: [f32; N_FEATURES],
-}
+// The numbers were tuned by coordinate search on calibration traces: the bundled demo model on prose and code, and a
+// model of random weights with 64 experts, top-8, on the same texts, at 25 to 75 % of the experts (`benches/policies`
+// replays other parts of the texts). The weights for scores are the means of the learned ones, from which the learner
+// continues. Those without scores come from synthetic routers like those of the tests.
 
-impl Default for LearnedOptions {
-    /// Tuned by coordinate search on calibration traces: the bundled demo model on prose and code, and a model of
-    /// random weights with 64 experts, top-8, on the same texts, at 25 to 75 % of the experts (`benches/policies`
-    /// replays other parts of the texts). The weights for scores are the means of the learned ones, from which the
-    /// learner continues. Those without scores come from synthetic routers like those of the tests.
-    fn default() -> Self {
-        Self {
-            half_lives: [0.35, 16.0, 96.0],
-            prior_tokens: 8.0,
-            horizon_tokens: 2,
-            learning_rate: 1.0,
-            pull: 0.000_25,
-            scored: [0.97, 0.26, 0.72, -0.39, 0.83, 1.11, 1.42, 1.27, -1.28, -0.84, 0.66, 3.59],
-            blind: [0.4, 1.0, 0.7, 0.5, 0.5, 1.0, 2.1, 1.5, 0.2, -0.5, 1.4, 2.0],
-        }
-    }
-}
+/// Tokens after which a score or a use counts half, shortest first.
+const HALF_LIVES: [f32; N_RATES] = [0.35, 16.0, 96.0];
+
+/// Tokens of a sequence after which its own frequencies count as much as the whole run's.
+const PRIOR_TOKENS: f32 = 8.0;
+
+/// The prediction is a use within this many tokens: about how long an unused version stays.
+const HORIZON_TOKENS: u32 = 2;
+
+/// Step size of the learner.
+const LEARNING_RATE: f32 = 1.0;
+
+/// Part of the way back to the given weights with each step of the learner.
+const PULL: f32 = 0.000_25;
+
+/// Weights for layers whose scores are known, in the order: constant; mean router score per half-life; mean use per
+/// half-life; log frequency in this sequence; log frequency in the whole run; `1 / (1 + age)` and `-ln(1 + age)` of the
+/// last use; log chance of a use after what the running token uses.
+const SCORED: [f32; N_FEATURES] = [0.97, 0.26, 0.72, -0.39, 0.83, 1.11, 1.42, 1.27, -1.28, -0.84, 0.66, 3.59];
+
+/// Weights for layers of which only the chosen experts' weights are known.
+const BLIND: [f32; N_FEATURES] = [0.4, 1.0, 0.7, 0.5, 0.5, 1.0, 2.1, 1.5, 0.2, -0.5, 1.4, 2.0];
 
 /// Evicts the version of the least expected cost of being missed; of equal ones the least recently used.
 ///
@@ -81,8 +69,8 @@ impl Default for LearnedOptions {
 /// experts.
 #[derive(Clone, Debug)]
 pub struct Learned {
-    rates: Rates,
-    horizon_tokens: u32,
+    /// Part of a mean that is left after one token, by half-life.
+    keep: [f32; N_RATES],
     low_cost: f32,
     layers: Vec<Layer>,
     scored: Learner,
@@ -93,18 +81,10 @@ pub struct Learned {
 
 impl Learned {
     /// `low_cost` as in [`super::Shape`].
-    pub fn new(options: LearnedOptions, low_cost: f32) -> Self {
-        let keep = options.half_lives.map(|half_life| (-1.0 / half_life.max(1e-3)).exp2());
-        let learner = |origin| Learner::new(origin, options.learning_rate, options.pull);
-        Self {
-            rates: Rates { keep, prior_tokens: options.prior_tokens },
-            horizon_tokens: options.horizon_tokens.max(1),
-            low_cost,
-            layers: Vec::new(),
-            scored: learner(options.scored),
-            blind: learner(options.blind),
-            has_common: false,
-        }
+    pub fn new(low_cost: f32) -> Self {
+        let keep = HALF_LIVES.map(|half_life| (-1.0 / half_life).exp2());
+        let learner = |origin| Learner::new(origin, LEARNING_RATE, PULL);
+        Self { keep, low_cost, layers: Vec::new(), scored: learner(SCORED), blind: learner(BLIND), has_common: false }
     }
 
     fn layer(&mut self, layer: u16) -> &mut Layer {
@@ -115,12 +95,11 @@ impl Learned {
         &mut self.layers[layer]
     }
 
-    /// The layer, its step that of `token`.
     fn step(&mut self, layer: u16, token: u64) -> &mut Layer {
         self.layer(layer);
-        let Self { layers, rates, scored, blind, horizon_tokens, .. } = self;
+        let Self { layers, keep, scored, blind, .. } = self;
         let layer = &mut layers[usize::from(layer)];
-        layer.begin_step(token, rates, *horizon_tokens, |is_scored, examples| {
+        layer.begin_step(token, keep, |is_scored, examples| {
             if is_scored { scored } else { blind }.learn(examples);
         });
         layer
@@ -136,7 +115,7 @@ impl Learned {
     fn worth(&self, Version { expert, precision }: Version) -> f64 {
         let Some(layer) = self.layers.get(usize::from(expert.layer)) else { return 0.0 };
         let learner = if layer.is_scored() { &self.scored } else { &self.blind };
-        let probability = learner.predict(&layer.features(usize::from(expert.index), &self.rates));
+        let probability = learner.predict(&layer.features(usize::from(expert.index)));
         f64::from(probability) * f64::from(layer.cost(expert.index, precision, self.low_cost))
     }
 
@@ -144,12 +123,12 @@ impl Learned {
     /// steps, by the weights of that time: candidates are many.
     fn worth_in_time(&mut self, Version { expert, precision }: Version, running: u16) -> f64 {
         let n_layers = self.layers.len() as f64;
-        let Self { layers, rates, scored, blind, low_cost, horizon_tokens, .. } = self;
+        let Self { layers, scored, blind, low_cost, .. } = self;
         let Some(layer) = layers.get_mut(usize::from(expert.layer)) else { return 0.0 };
         let learner = if layer.is_scored() { scored } else { blind };
         let within =
-            layer.probability(usize::from(expert.index), |layer, index| learner.predict(&layer.features(index, rates)));
-        let by_one = 1.0 - (1.0 - f64::from(within)).powf(1.0 / f64::from(*horizon_tokens));
+            layer.probability(usize::from(expert.index), |layer, index| learner.predict(&layer.features(index)));
+        let by_one = 1.0 - (1.0 - f64::from(within)).powf(1.0 / f64::from(HORIZON_TOKENS));
         let ahead = (f64::from(expert.layer) - f64::from(running)) / n_layers;
         let until_it_runs = if ahead > 0.0 { ahead } else { 1.0 + ahead };
         let tokens = 1.0 / by_one.max(1e-9) - 1.0 + until_it_runs;
@@ -167,13 +146,13 @@ impl Policy for Learned {
     }
 
     fn on_use(&mut self, expert: ExpertId, usage: Use, now: Now) {
-        let rates = self.rates;
-        self.step(expert.layer, now.token).on_use(expert.index, usage, &rates);
+        let keep = self.keep;
+        self.step(expert.layer, now.token).on_use(expert.index, usage, &keep);
     }
 
     fn on_scores(&mut self, layer: u16, scores: &[f32], now: Now) {
-        let rates = self.rates;
-        self.step(layer, now.token).on_scores(scores, &rates);
+        let keep = self.keep;
+        self.step(layer, now.token).on_scores(scores, &keep);
     }
 
     fn on_remove(&mut self, version: Version, _now: Now) {

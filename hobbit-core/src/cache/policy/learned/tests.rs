@@ -8,7 +8,7 @@ use crate::cache::policy::{Belady, PolicyKind, Shape, Weights, build};
 use crate::expert::Precision;
 
 fn learned() -> Aged<Learned> {
-    aged(Learned::new(LearnedOptions::default(), 0.25))
+    aged(Learned::new(0.25))
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn without_scores_recent_and_frequent_experts_stay() {
 fn of_two_layers_the_one_that_ran_gives_room() {
     let of_layer = |layer| Version::high(ExpertId { layer, index: 0 });
     let layers = [3, 4];
-    let mut learned = Learned::new(LearnedOptions::default(), 0.25);
+    let mut learned = Learned::new(0.25);
     learned.on_share(ShareId { pool: 0, layer: 3 }, &layers.map(of_layer));
     layers.into_iter().for_each(|layer| learned.on_insert(of_layer(layer), at(0)));
     let use_one = |learned: &mut Learned, layer, token| {
@@ -67,8 +67,8 @@ fn of_two_layers_the_one_that_ran_gives_room() {
 
 #[test]
 fn a_new_sequence_counts_from_the_whole_run() {
-    let mut learned = aged(Learned::new(LearnedOptions { learning_rate: 0.0, ..Default::default() }, 1.0));
-    let known = |learned: &Learned, index| learned.layers[3].features(index, &learned.rates);
+    let mut learned = aged(Learned::new(1.0));
+    let known = |learned: &Learned, index| learned.layers[3].features(index);
     (0..64).for_each(|time| token(&mut learned, time, &[0]));
     let before = known(&learned, 0);
     learned.begin_sequence();
@@ -99,7 +99,7 @@ fn a_loss_costs_what_the_uses_ask_for() {
     assert_eq!(cost(&learned, low(1)), 0.0, "its high version serves");
     learned.on_insert(low(1), at(20));
     assert!(cost(&learned, high(1)) < cheap, "low uses are served without it");
-    assert_eq!(Learned::new(LearnedOptions::default(), 1.0).worth(high(0)), 0.0, "nobody knows the layer");
+    assert_eq!(Learned::new(1.0).worth(high(0)), 0.0, "nobody knows the layer");
 }
 
 #[test]
@@ -141,8 +141,7 @@ fn a_batch_tells_which_of_its_tokens_used_an_expert_last() {
         63 => token(&mut one_by_one, time, &[2]),
         _ => token(&mut one_by_one, time, &[3]),
     });
-    let ages =
-        |learned: &Learned| [0, 1, 2].map(|index| learned.layers[3].features(index, &learned.rates)[9..11].to_vec());
+    let ages = |learned: &Learned| [0, 1, 2].map(|index| learned.layers[3].features(index)[9..11].to_vec());
     assert_eq!(ages(&learned), ages(&one_by_one));
 }
 
