@@ -1,6 +1,6 @@
-//! Finds the llama.cpp sources that `llama-cpp-sys-2` built, binds ggml's backend interface and compiles the shim. On
-//! request it compiles the RPC backend, or gathers the libraries that a program with dynamic backends needs. Says what
-//! became of AMX.
+//! Finds the llama.cpp sources that `llama-cpp-sys-2` built, binds ggml's backend interface, and compiles and binds the
+//! shim. On request it compiles the RPC backend, or gathers the libraries that a program with dynamic backends needs.
+//! Reports whether AMX was left out.
 
 #[path = "amx/verdict.rs"]
 mod amx;
@@ -17,6 +17,7 @@ fn main() {
     let source = built.source;
     bind_backend_interface(&source);
     compile_shim(&source);
+    bind_shim(&source);
     if env::var_os("CARGO_FEATURE_RPC").is_some() {
         compile_rpc(&source);
     }
@@ -110,6 +111,22 @@ fn bind_backend_interface(source: &Path) {
     bindings.write_to_file(out.join("backend_impl.rs")).expect("OUT_DIR is writable");
 }
 
+fn bind_shim(source: &Path) {
+    let bindings = bindgen::Builder::default()
+        .header("shim/hobbit.h")
+        .clang_args(["include", "ggml/include"].map(|dir| format!("-I{}", source.join(dir).display())))
+        .allowlist_item("hobbit_.*")
+        .allowlist_var("HOBBIT_.*")
+        .allowlist_recursively(false)
+        .raw_line("use llama_cpp_sys_2::*;")
+        .prepend_enum_name(false)
+        .default_macro_constant_type(bindgen::MacroTypeVariation::Signed)
+        .generate()
+        .expect("bindgen reads shim/hobbit.h");
+    let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets OUT_DIR"));
+    bindings.write_to_file(out.join("shim.rs")).expect("OUT_DIR is writable");
+}
+
 fn compile_shim(source: &Path) {
     cc::Build::new()
         .cpp(true)
@@ -145,6 +162,7 @@ fn compile_rpc(source: &Path) {
         .file("shim/rpc.cpp")
         .file(rpc.join("transport.cpp"))
         .include(&rpc)
+        .include(source.join("include"))
         .include(source.join("ggml/include"))
         .include(source.join("ggml/src"))
         .warnings(false)

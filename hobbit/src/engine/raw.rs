@@ -45,6 +45,55 @@ unsafe fn overridden(params: &llama_model_params, key: &CStr) -> Option<String> 
     None
 }
 
+/// An object of llama.cpp, freed on drop.
+#[derive(Debug)]
+pub(super) struct Owned<T: Freed>(pub(super) NonNull<T>);
+
+/// Objects that llama.cpp or the shim makes for their owner.
+pub(super) trait Freed {
+    /// The function that frees one.
+    const FREE: unsafe extern "C" fn(*mut Self);
+}
+
+impl<T: Freed> Owned<T> {
+    /// `None` for null.
+    pub(super) fn new(made: *mut T) -> Option<Self> {
+        NonNull::new(made).map(Self)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut T {
+        self.0.as_ptr()
+    }
+}
+
+impl<T: Freed> Drop for Owned<T> {
+    fn drop(&mut self) {
+        // SAFETY: made for its owner, who holds it here only; freed once.
+        unsafe { T::FREE(self.as_ptr()) };
+    }
+}
+
+macro_rules! freed {
+    ($($object:ty => $free:path;)*) => {$(
+        impl Freed for $object {
+            const FREE: unsafe extern "C" fn(*mut Self) = $free;
+        }
+    )*};
+}
+
+freed! {
+    llama_model => llama::llama_model_free;
+    llama_context => llama::llama_free;
+    llama::llama_sampler => llama::llama_sampler_free;
+    llama::mtmd_bitmap => llama::mtmd_bitmap_free;
+    llama::mtmd_context => llama::mtmd_free;
+    llama::mtmd_input_chunk => llama::mtmd_input_chunk_free;
+    llama::mtmd_input_chunks => llama::mtmd_input_chunks_free;
+    shim::hobbit_chat_parser => shim::hobbit_chat_parser_free;
+    shim::hobbit_pattern => shim::hobbit_pattern_free;
+    shim::hobbit_speculative => shim::hobbit_speculative_free;
+}
+
 /// Room for a message from the shim, in bytes. Jinja errors quote the template around them.
 pub(super) const MESSAGE_BYTES: usize = 4096;
 
@@ -75,9 +124,9 @@ pub(super) fn text_of(message: &[u8]) -> String {
     CStr::from_bytes_until_nul(message).map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())
 }
 
-/// A loaded model, freed on drop.
+/// A loaded model, freed on drop, when every context of it is gone.
 pub(super) struct RawModel {
-    model: NonNull<llama_model>,
+    model: Owned<llama_model>,
     /// Depth of its pre-tokenizer's matches.
     pub(super) matches: Option<Matches>,
 }
@@ -122,7 +171,7 @@ impl RawModel {
     /// # Safety
     /// The model was loaded with `params`, whose overrides are valid for the call.
     unsafe fn new(model: NonNull<llama_model>, params: &llama_model_params) -> Self {
-        let mut own = Self { model, matches: None };
+        let mut own = Self { model: Owned(model), matches: None };
         // SAFETY: the vocabulary lives as long as the model; the overrides are valid by the caller.
         let (kind, overridden) =
             unsafe { (llama::llama_vocab_type(own.vocab()), overridden(params, c"tokenizer.ggml.pre")) };
@@ -189,13 +238,6 @@ impl RawModel {
     }
 }
 
-impl Drop for RawModel {
-    fn drop(&mut self) {
-        // SAFETY: loaded by us; every context of it is gone.
-        unsafe { llama::llama_model_free(self.as_ptr()) };
-    }
-}
-
 /// The part of a sequence's state that is saved or restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
@@ -209,7 +251,7 @@ pub(super) enum Part {
 pub(super) struct RawContext {
     /// Dropped before the context that it reads.
     mtp: Option<Box<RawContext>>,
-    context: NonNull<llama_context>,
+    context: Owned<llama_context>,
 }
 
 // SAFETY: a context may move between threads as long as one uses it at a time, which its owners' `&mut` ensures.
@@ -224,7 +266,7 @@ impl RawContext {
     pub(super) unsafe fn new(model: &RawModel, params: llama_context_params) -> Result<Self, String> {
         // SAFETY: by the caller.
         let make = |message, capacity| unsafe { shim::hobbit_context_init(model.as_ptr(), params, message, capacity) };
-        with_message(make).map(|context| Self { mtp: None, context })
+        with_message(make).map(|context| Self { mtp: None, context: Owned(context) })
     }
 
     /// As [`Self::new`], with a second context for the model's layers for multi-token prediction, which forgets, copies
@@ -406,13 +448,6 @@ impl RawContext {
             let row = llama::llama_get_logits_ith(self.as_ptr(), index);
             (!row.is_null()).then(|| std::slice::from_raw_parts(row, n_vocab))
         }
-    }
-}
-
-impl Drop for RawContext {
-    fn drop(&mut self) {
-        // SAFETY: made by us, freed once.
-        unsafe { llama::llama_free(self.as_ptr()) };
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 
 use ggml_sys::llama::{self, ggml_backend_dev_t};
-use ggml_sys::{rpc, shim};
+use ggml_sys::shim;
 
 use super::devices::{self, DeviceInfo};
 use super::ggml;
@@ -113,14 +113,14 @@ impl RpcServer {
         // assertion ends the process instead of dumping core.
         let code = unsafe {
             shim::hobbit_guard_aborts();
-            rpc::hobbit_rpc_serve(
+            shim::hobbit_rpc_serve(
                 host.as_ptr(),
                 c_int::from(address.port()),
                 cache.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
                 n_threads,
                 self.devices.len(),
                 self.devices.as_mut_ptr(),
-                call,
+                Some(call),
                 (&raw mut on_event).cast(),
                 message.as_mut_ptr(),
                 message.len(),
@@ -135,12 +135,12 @@ impl RpcServer {
     }
 }
 
-unsafe extern "C" fn call(context: *mut c_void, event: c_int) {
+unsafe extern "C" fn call(context: *mut c_void, event: shim::hobbit_rpc_event) {
     // SAFETY: `RpcServer::serve` passes its box; the server calls from one thread.
     let on_event = unsafe { &mut *context.cast::<Box<dyn FnMut(RpcEvent)>>() };
     match event {
-        rpc::HOBBIT_RPC_LISTENING => on_event(RpcEvent::Listening),
-        rpc::HOBBIT_RPC_CONNECTED => on_event(RpcEvent::Connected),
+        shim::HOBBIT_RPC_LISTENING => on_event(RpcEvent::Listening),
+        shim::HOBBIT_RPC_CONNECTED => on_event(RpcEvent::Connected),
         _ => on_event(RpcEvent::Disconnected),
     }
 }

@@ -5,14 +5,14 @@ mod draft;
 
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
-use std::ptr::{self, NonNull};
+use std::ptr;
 use std::time::Instant;
 
 use ggml_sys::llama::{llama_batch, llama_context};
-use ggml_sys::speculative::{self as raw, DraftRequest as RawRequest, Speculative};
+use ggml_sys::shim::{self, hobbit_draft_request, hobbit_speculative};
 
 use super::error::{EvalError, OpenError};
-use super::raw::{checked, with_message};
+use super::raw::{Owned, checked, with_message};
 use super::session::{Interrupt, Session};
 use draft::Draft;
 pub use draft::draft_bytes;
@@ -148,7 +148,7 @@ impl Speculator {
                 position = request.tokens.len() as i32;
             }
             drafts.resize(n_max, 0);
-            asked.push(RawRequest {
+            asked.push(hobbit_draft_request {
                 sequence: request.sequence,
                 position,
                 n_max: n_max as i32,
@@ -349,8 +349,8 @@ impl Session {
     }
 }
 
-/// llama.cpp's drafters, freed on drop.
-struct Drafters(NonNull<Speculative>);
+/// llama.cpp's drafters.
+struct Drafters(Owned<hobbit_speculative>);
 
 // SAFETY: they hold no state of a thread, and are used through `&mut` only.
 unsafe impl Send for Drafters {}
@@ -373,7 +373,7 @@ impl Drafters {
         // SAFETY: the texts are NUL-terminated, the message buffer is valid for its capacity, and the caller keeps the
         // contexts alive.
         let make = |message: *mut c_char, capacity| unsafe {
-            raw::hobbit_speculative_init(
+            shim::hobbit_speculative_init(
                 target,
                 draft,
                 types.as_ptr(),
@@ -388,23 +388,23 @@ impl Drafters {
                 capacity,
             )
         };
-        with_message(make).map(Self).map_err(OpenError::Speculation)
+        with_message(make).map(|raw| Self(Owned(raw))).map_err(OpenError::Speculation)
     }
 
     fn begin(&mut self, sequence: i32, text: &[Token]) -> Result<(), EvalError> {
         // SAFETY: the drafters are live, the text and the message buffer valid for their lengths; so below.
         let begin = |message, capacity| unsafe {
-            raw::hobbit_speculative_begin(self.0.as_ptr(), sequence, text.as_ptr(), text.len(), message, capacity)
+            shim::hobbit_speculative_begin(self.0.as_ptr(), sequence, text.as_ptr(), text.len(), message, capacity)
         };
         checked("the drafter cannot read the text", |done| *done, begin).map(drop)
     }
 
     /// # Safety
     /// The requests point to their tokens and to room for their drafts.
-    unsafe fn draft(&mut self, requests: &mut [RawRequest]) -> Result<(), EvalError> {
+    unsafe fn draft(&mut self, requests: &mut [hobbit_draft_request]) -> Result<(), EvalError> {
         // SAFETY: as above, and by the caller.
         let draft = |message, capacity| unsafe {
-            raw::hobbit_speculative_draft(self.0.as_ptr(), requests.as_mut_ptr(), requests.len(), message, capacity)
+            shim::hobbit_speculative_draft(self.0.as_ptr(), requests.as_mut_ptr(), requests.len(), message, capacity)
         };
         checked("no drafts", |done| *done, draft).map(drop)
     }
@@ -412,22 +412,15 @@ impl Drafters {
     fn process(&mut self, batch: &llama_batch) -> Result<(), EvalError> {
         // SAFETY: as above; callers pass a batch with positions.
         let process =
-            |message, capacity| unsafe { raw::hobbit_speculative_process(self.0.as_ptr(), batch, message, capacity) };
+            |message, capacity| unsafe { shim::hobbit_speculative_process(self.0.as_ptr(), batch, message, capacity) };
         checked("the drafter cannot follow", |done| *done, process).map(drop)
     }
 
     fn accept(&mut self, sequence: i32, n_accepted: usize) -> Result<(), EvalError> {
         // SAFETY: as above.
         let accept = |message, capacity| unsafe {
-            raw::hobbit_speculative_accept(self.0.as_ptr(), sequence, n_accepted as u16, message, capacity)
+            shim::hobbit_speculative_accept(self.0.as_ptr(), sequence, n_accepted as u16, message, capacity)
         };
         checked("the drafter does not take what was accepted", |done| *done, accept).map(drop)
-    }
-}
-
-impl Drop for Drafters {
-    fn drop(&mut self) {
-        // SAFETY: made by us, freed once.
-        unsafe { raw::hobbit_speculative_free(self.0.as_ptr()) };
     }
 }

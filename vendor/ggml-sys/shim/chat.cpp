@@ -1,5 +1,5 @@
 // Chat templates, what models say in their formats, and reasoning budgets: llama.cpp's `common`, with JSON texts in place
-// of its structs. Nothing here throws. Every function is declared in ../src/chat.rs.
+// of its structs. Nothing here throws.
 
 #include "guard.h"
 
@@ -176,6 +176,10 @@ std::string reply_to_json(const common_chat_msg & msg) {
 
 } // namespace
 
+struct hobbit_chat_parser : common_chat_parser_params {};
+
+static_assert(HOBBIT_REASONING_IDLE == REASONING_BUDGET_IDLE && HOBBIT_REASONING_DONE == REASONING_BUDGET_DONE);
+
 extern "C" {
 
 bool hobbit_chat_describe(const char * templates, size_t templates_len, hobbit_text_callback output,
@@ -208,11 +212,11 @@ int hobbit_chat_apply(const char * templates, size_t templates_len, const char *
     return done ? 0 : 2;
 }
 
-void * hobbit_chat_parser_init(const char * params, size_t params_len, char * error, size_t error_capacity) {
-    std::unique_ptr<common_chat_parser_params> made;
+hobbit_chat_parser * hobbit_chat_parser_init(const char * params, size_t params_len, char * error, size_t error_capacity) {
+    std::unique_ptr<hobbit_chat_parser> made;
     const bool done = guarded(error, error_capacity, [&] {
         const json from = json::parse(std::string(params, params_len));
-        made = std::make_unique<common_chat_parser_params>();
+        made = std::make_unique<hobbit_chat_parser>();
         const int format = from.at("format").get<int>();
         if (format < 0 || format >= (int) COMMON_CHAT_FORMAT_COUNT) {
             throw std::invalid_argument("an unknown chat format");
@@ -231,15 +235,14 @@ void * hobbit_chat_parser_init(const char * params, size_t params_len, char * er
     return done ? made.release() : nullptr;
 }
 
-void hobbit_chat_parser_free(void * parser) {
-    delete static_cast<common_chat_parser_params *>(parser);
+void hobbit_chat_parser_free(hobbit_chat_parser * parser) {
+    delete parser;
 }
 
-bool hobbit_chat_parse(const void * parser, const char * text, size_t text_len, bool is_partial,
+bool hobbit_chat_parse(const hobbit_chat_parser * parser, const char * text, size_t text_len, bool is_partial,
                        hobbit_text_callback output, void * output_context, char * error, size_t error_capacity) {
     return guarded(error, error_capacity, [&] {
-        const auto & params = *static_cast<const common_chat_parser_params *>(parser);
-        put(output, output_context, reply_to_json(common_chat_parse(std::string(text, text_len), is_partial, params)));
+        put(output, output_context, reply_to_json(common_chat_parse(std::string(text, text_len), is_partial, *parser)));
     });
 }
 

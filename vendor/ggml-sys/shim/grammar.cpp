@@ -1,5 +1,5 @@
-// llama.cpp's parser of grammars (llama_grammar_parser) and the patterns that wake them (llama_grammar_trigger_pattern). What a grammar
-// allows is found elsewhere: llama.cpp's way of it has no end that it could be held to. Declared in ../src/grammar.rs.
+// llama.cpp's parser of grammars (llama_grammar_parser), and the patterns that activate them
+// (llama_grammar_trigger_pattern). hobbit_core::grammar follows the rules: llama.cpp's own steps are not bounded.
 
 #include "guard.h"
 
@@ -10,7 +10,11 @@
 #include <regex>
 #include <string>
 
-typedef void (*hobbit_rule_callback)(void * context, const llama_grammar_element * elements, size_t n);
+static_assert(sizeof(llama_grammar_element) == sizeof(hobbit_grammar_element) &&
+                  offsetof(llama_grammar_element, value) == offsetof(hobbit_grammar_element, value),
+              "see UPGRADE.md: elements of grammars changed");
+
+struct hobbit_pattern : llama_grammar_trigger_pattern {};
 
 extern "C" {
 
@@ -25,23 +29,23 @@ int hobbit_grammar_parse(const llama_vocab * vocab, const char * text, hobbit_ru
             return -2;
         }
         for (const auto & rule : parser.rules) {
-            output(context, rule.data(), rule.size());
+            output(context, reinterpret_cast<const hobbit_grammar_element *>(rule.data()), rule.size());
         }
         return static_cast<int>(root->second);
     });
 }
 
-llama_grammar_trigger_pattern * hobbit_pattern_init(const char * pattern) {
-    return guarded<llama_grammar_trigger_pattern *>(nullptr, 0, nullptr, [&] {
-        return new llama_grammar_trigger_pattern{ pattern, std::regex(pattern) };
+hobbit_pattern * hobbit_pattern_init(const char * pattern) {
+    return guarded<hobbit_pattern *>(nullptr, 0, nullptr, [&] {
+        return new hobbit_pattern{ { pattern, std::regex(pattern) } };
     });
 }
 
-size_t hobbit_pattern_find(const llama_grammar_trigger_pattern * pattern, const char * text, size_t len) {
+size_t hobbit_pattern_find(const hobbit_pattern * pattern, const char * text, size_t len) {
     return guarded(nullptr, 0, std::string::npos, [&] { return pattern->find(std::string(text, len)); });
 }
 
-void hobbit_pattern_free(llama_grammar_trigger_pattern * pattern) {
+void hobbit_pattern_free(hobbit_pattern * pattern) {
     delete pattern;
 }
 

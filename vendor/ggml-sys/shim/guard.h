@@ -5,8 +5,7 @@
 #include <cstdio>
 #include <exception>
 
-// Called with text that the caller of the callback owns.
-extern "C" typedef void (*hobbit_text_callback)(void * context, const char * text, size_t len);
+#include "hobbit.h"
 
 // While one lives, a failed assertion on its thread is thrown as an exception.
 struct throwing_guard {
@@ -17,8 +16,8 @@ struct throwing_guard {
     throwing_guard & operator=(const throwing_guard &) = delete;
 };
 
-// Within a guarded call: a graph may be computed from here on. `tells`: a backend of ours is told before one is.
-void may_compute(bool tells);
+// Within a guarded call: a graph may be computed from here on. `announces`: a backend of ours is notified before each.
+void may_compute(bool announces);
 
 inline void put_error(char * error, size_t capacity, const char * message) {
     if (capacity > 0) {

@@ -1,5 +1,5 @@
 // llama.cpp's mtmd, which reads images and sound: exceptions and failed assertions turned into errors, sizes checked
-// before memory is taken. Every function here is declared in ../src/media.rs.
+// before memory is taken.
 
 #include "guard.h"
 
@@ -36,17 +36,7 @@ unsigned char * stbi_load_from_memory(const unsigned char * bytes, int len, int 
 int             stbi_zlib_decode_buffer(char * out, int out_len, const char * in, int in_len);
 const char *    stbi_failure_reason(void);
 void            stbi_image_free(void * pixels);
-void            hobbit_computing();
 }
-
-// As in ../src/media.rs.
-struct hobbit_media_memory {
-    // Bytes of buffers for which there is memory.
-    uint64_t seen;
-    // Whether memory for a buffer of so many bytes can be had.
-    bool (*lend)(void * lender, uint64_t bytes);
-    void * lender;
-};
 
 namespace {
 

@@ -1,7 +1,9 @@
 // ggml's RPC backend as it is, and a server that says when it listens and why it cannot. ggml_backend_rpc_start_server
-// does neither: it prints to a buffered stdout and returns. Declared in ../src/rpc.rs.
+// does neither: it prints to a buffered stdout and returns.
 
 #include "ggml-rpc.cpp"
+
+#include "hobbit.h"
 
 #include <cerrno>
 #include <cstdio>
@@ -9,13 +11,8 @@
 
 extern "C" {
 
-typedef void (*hobbit_rpc_event)(void * context, int event);
-
-enum { HOBBIT_RPC_LISTENING, HOBBIT_RPC_CONNECTED, HOBBIT_RPC_DISCONNECTED };
-
-// Returns only on failure: errno, or 0 where there is none; `error` says what failed.
 int hobbit_rpc_serve(const char * host, int port, const char * cache_dir, int n_threads, size_t n_devices,
-                     ggml_backend_dev_t * devices, hobbit_rpc_event on_event, void * context, char * error,
+                     ggml_backend_dev_t * devices, hobbit_rpc_callback on_event, void * context, char * error,
                      size_t error_capacity) {
     try {
         std::vector<ggml_backend_ptr> owned;

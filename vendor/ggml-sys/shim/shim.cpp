@@ -1,5 +1,5 @@
 // What neither llama.h nor ggml-backend-impl.h offers to C: exceptions turned into codes, failed assertions turned
-// into errors, memory sizes. Every function here is declared in ../src/shim.rs.
+// into errors, memory sizes.
 
 #include "guard.h"
 
@@ -71,8 +71,8 @@ throwing_guard::~throwing_guard() {
     computing = before;
 }
 
-void may_compute(bool tells) {
-    computing = !tells;
+void may_compute(bool announces) {
+    computing = !announces;
 }
 
 extern "C" {
@@ -131,9 +131,9 @@ void hobbit_computing() {
     computing = true;
 }
 
-int hobbit_decode(llama_context * ctx, llama_batch batch, bool tells, char * error, size_t error_capacity) {
+int hobbit_decode(llama_context * ctx, llama_batch batch, bool announces, char * error, size_t error_capacity) {
     return guarded(error, error_capacity, -100, [&] {
-        may_compute(tells);
+        may_compute(announces);
         return llama_decode(ctx, batch);
     });
 }
@@ -239,9 +239,6 @@ bool hobbit_sampler_reset(llama_sampler * sampler) {
         return true;
     });
 }
-
-typedef void (*hobbit_memory_callback)(void * context, ggml_backend_buffer_type_t buft, size_t model, size_t kv,
-                                       size_t compute);
 
 bool hobbit_memory_breakdown(const llama_context * ctx, hobbit_memory_callback output, void * output_context) {
     return guarded(nullptr, 0, false, [&] {

@@ -1,4 +1,4 @@
-// llama.cpp's drafters (common_speculative). Declared in ../src/speculative.rs.
+// llama.cpp's drafters (common_speculative).
 
 #include "guard.h"
 
@@ -30,7 +30,7 @@ struct hobbit_speculative {
     common_batch               batch;
     common_speculative_ptr     drafters;
     // As in hobbit_decode, of the draft's context.
-    bool                       tells;
+    bool                       announces;
     // The context for multi-token prediction, which reads the target's hidden states.
     llama_context *            mtp = nullptr;
 
@@ -50,27 +50,16 @@ struct hobbit_speculative {
 
 extern "C" {
 
-struct hobbit_draft_request {
-    int32_t             sequence;
-    llama_pos           position;
-    int32_t             n_max;
-    llama_token         last;
-    const llama_token * tokens;
-    size_t              n_tokens;
-    llama_token *       drafts;
-    size_t              n_drafts;
-};
-
 hobbit_speculative * hobbit_speculative_init(llama_context * target, llama_context * draft, const char * types,
                                              int32_t n_max, int32_t n_min, float p_min, const char * lookup_static,
-                                             const char * lookup_dynamic, uint32_t n_sequences, bool tells,
+                                             const char * lookup_dynamic, uint32_t n_sequences, bool announces,
                                              char * error, size_t error_capacity) {
     return guarded<hobbit_speculative *>(error, error_capacity, nullptr, [&] {
         // `common` would write warnings to stderr by itself.
         common_log_set_verbosity_thold(-1);
         auto made = std::make_unique<hobbit_speculative>();
         // A lookup computes nothing.
-        made->tells = tells || draft == nullptr;
+        made->announces = announces || draft == nullptr;
         auto & params                           = made->params;
         params.types                            = common_speculative_types_from_names(string_split<std::string>(types, ','));
         params.draft.ctx_tgt                    = target;
@@ -114,7 +103,7 @@ bool hobbit_speculative_begin(hobbit_speculative * speculative, int32_t sequence
 bool hobbit_speculative_process(hobbit_speculative * speculative, const llama_batch * batch, char * error,
                                 size_t error_capacity) {
     return guarded(error, error_capacity, false, [&] {
-        may_compute(speculative->tells);
+        may_compute(speculative->announces);
         auto & own = speculative->batch;
         own.clear();
         std::vector<bool> seen(speculative->sequences.size());
@@ -151,7 +140,7 @@ bool hobbit_speculative_draft(hobbit_speculative * speculative, hobbit_draft_req
             params.prompt   = &text.tokens;
             params.result   = &text.drafts;
         }
-        may_compute(speculative->tells);
+        may_compute(speculative->announces);
         common_speculative_draft(drafters);
         for (size_t i = 0; i < n_requests; ++i) {
             auto & request   = requests[i];

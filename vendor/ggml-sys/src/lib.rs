@@ -2,11 +2,8 @@
 //!
 //! * [`llama`]: llama.cpp's and ggml's public API, as `llama-cpp-sys-2` binds it, unmodified.
 //! * [`backend`]: the structs of `ggml-backend-impl.h` that a backend written outside of ggml has to fill in.
-//! * [`shim`]: what neither of them offers to C: C++ exceptions turned into codes, memory sizes.
-//! * [`chat`]: llama.cpp's `common`: chat templates, parsers of what models say, reasoning budgets.
-//! * [`grammar`]: llama.cpp's grammar parser.
-//! * [`media`]: llama.cpp's mtmd, which turns images and sound into embeddings.
-//! * [`speculative`]: llama.cpp's drafters of tokens.
+//! * [`shim`]: our functions in C++, as shim/hobbit.h declares them: exceptions and failed assertions turned into errors,
+//!   memory sizes, and llama.cpp's chat templates, grammars, drafters, and encoders of images and sound.
 //! * `rpc` (feature `rpc`): ggml's RPC backend, which `llama-cpp-sys-2` does not build.
 //!
 //! `UPGRADE.md` says what a version bump has to re-check.
@@ -20,13 +17,14 @@ pub mod backend {
     include!(concat!(env!("OUT_DIR"), "/backend_impl.rs"));
 }
 
-pub mod chat;
-pub mod grammar;
-pub mod media;
+/// The shim (`shim/hobbit.h`).
+#[allow(non_camel_case_types, missing_docs, clippy::all)]
+pub mod shim {
+    include!(concat!(env!("OUT_DIR"), "/shim.rs"));
+}
+
 #[cfg(feature = "rpc")]
 pub mod rpc;
-pub mod shim;
-pub mod speculative;
 
 /// Build number of the llama.cpp that `llama-cpp-sys-2` carries; the published sources do not say.
 pub const LLAMA_BUILD_NUMBER: i32 = 12032;

@@ -260,7 +260,7 @@ impl Costs {
         Some(copies as f64 * self.link_latency + bytes as f64 * self.link.get()?)
     }
 
-    /// Seconds that experts of this [`super::Miss::work`] together take on the CPU, if known.
+    /// Seconds that experts of this [`Miss::work`] together take on the CPU, if known.
     pub fn cpu(&self, work: u64) -> Option<f64> {
         Some(self.cpu_overhead + work as f64 * self.cpu.get()?)
     }

@@ -14,8 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::{fs, io};
 
-use ggml_sys::chat;
-use ggml_sys::shim::TextCallback;
+use ggml_sys::shim::{self, hobbit_text_callback};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -272,7 +271,7 @@ impl Task {
                 // SAFETY: the text is valid for its length, the message buffer for its capacity.
                 let described = shim_text(true, |output, context, message, capacity| unsafe {
                     let bytes = template.as_ptr().cast();
-                    chat::hobbit_chat_describe(bytes, template.len(), output, context, message, capacity)
+                    shim::hobbit_chat_describe(bytes, template.len(), output, context, message, capacity)
                 });
                 described.map_err(|(_, reason)| Failure::Template(reason))
             }
@@ -281,7 +280,7 @@ impl Task {
                 let applied = shim_text(0, |output, context, message, capacity| unsafe {
                     let (bytes, len) = (template.as_ptr().cast(), template.len());
                     let (read, read_len) = (inputs.as_ptr().cast(), inputs.len());
-                    chat::hobbit_chat_apply(bytes, len, read, read_len, output, context, message, capacity)
+                    shim::hobbit_chat_apply(bytes, len, read, read_len, output, context, message, capacity)
                 });
                 applied.map_err(|(code, reason)| match code {
                     INPUTS_FAILED => Failure::Inputs(reason),
@@ -297,11 +296,11 @@ impl Task {
 /// result and the reason.
 pub(super) fn shim_text<T: PartialEq>(
     done: T,
-    call: impl FnOnce(TextCallback, *mut c_void, *mut c_char, usize) -> T,
+    call: impl FnOnce(hobbit_text_callback, *mut c_void, *mut c_char, usize) -> T,
 ) -> Result<String, (T, String)> {
     let mut bytes: Vec<u8> = Vec::new();
     let mut message = [0u8; MESSAGE_BYTES];
-    let code = call(on_text, (&raw mut bytes).cast(), message.as_mut_ptr().cast(), message.len());
+    let code = call(Some(on_text), (&raw mut bytes).cast(), message.as_mut_ptr().cast(), message.len());
     let reason = if code != done {
         text_of(&message)
     } else {

@@ -1,12 +1,10 @@
 //! A parsed answer: llama.cpp's `common_chat_msg`, its changes while it grows, and the parser that a chat template
 //! defines.
 
-use std::ffi::c_void;
 use std::fmt;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ggml_sys::chat;
+use ggml_sys::shim;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -15,7 +13,7 @@ use super::stream::Delimiters;
 use super::{ChatInputs, Continuation};
 use crate::engine::error::ChatError;
 use crate::engine::limits;
-use crate::engine::raw::with_message;
+use crate::engine::raw::{Owned, with_message};
 
 /// A parsed answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,7 +123,7 @@ fn added<'a>(before: &str, now: &'a str) -> Result<&'a str, ChatError> {
 pub struct ChatParser(Arc<Inner>);
 
 struct Inner {
-    raw: NonNull<c_void>,
+    raw: Owned<shim::hobbit_chat_parser>,
     /// Text that llama.cpp parses before the answer; for a continued message, this includes the caller's text.
     generation_prompt: String,
     is_continuation: bool,
@@ -136,13 +134,6 @@ struct Inner {
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // SAFETY: made by `hobbit_chat_parser_init`, freed once.
-        unsafe { chat::hobbit_chat_parser_free(self.raw.as_ptr()) };
-    }
-}
 
 impl ChatParser {
     /// From the template's result: `parser` is in llama.cpp's notation.
@@ -165,9 +156,9 @@ impl ChatParser {
         .to_string();
         // SAFETY: the text is valid for its length, the message buffer for its capacity.
         let make = |message, capacity| unsafe {
-            chat::hobbit_chat_parser_init(text.as_ptr().cast(), text.len(), message, capacity)
+            shim::hobbit_chat_parser_init(text.as_ptr().cast(), text.len(), message, capacity)
         };
-        let raw = with_message(make).map_err(ChatError::Template)?;
+        let raw = Owned(with_message(make).map_err(ChatError::Template)?);
         let delimiters = Delimiters::of(format_name, parser);
         let generation_prompt = generation_prompt.to_owned();
         Ok(Self(Arc::new(Inner { raw, generation_prompt, is_continuation, delimiters })))
@@ -189,7 +180,7 @@ impl ChatParser {
             // SAFETY: the parser is live; the text is valid for its length, the message buffer for its capacity.
             shim_text(true, |output, context, message, capacity| unsafe {
                 let (bytes, len) = (text.as_ptr().cast(), text.len());
-                chat::hobbit_chat_parse(inner.raw.as_ptr(), bytes, len, is_partial, output, context, message, capacity)
+                shim::hobbit_chat_parse(inner.raw.as_ptr(), bytes, len, is_partial, output, context, message, capacity)
             })
         };
         let parsed = limits::with_stack_for(&[&inner.generation_prompt, text], parse).map_err(ChatError::Reply)?;

@@ -160,7 +160,7 @@ impl MemoryUse {
         }
         let mut found = MemoryUse::default();
         // SAFETY: the context is live; `found` outlives the call.
-        let known = unsafe { shim::hobbit_memory_breakdown(context.as_ptr(), add, (&raw mut found).cast()) };
+        let known = unsafe { shim::hobbit_memory_breakdown(context.as_ptr(), Some(add), (&raw mut found).cast()) };
         if !known {
             return Err(OpenError::Unsupported("llama.cpp does not report the memory it holds".into()));
         }

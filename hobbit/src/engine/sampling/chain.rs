@@ -2,28 +2,26 @@
 //! tokens between two tags and forces the end.
 
 use std::ffi::{CString, c_char, c_int};
-use std::ptr::NonNull;
 
-use ggml_sys::chat::{HOBBIT_REASONING_DONE, HOBBIT_REASONING_IDLE};
 use ggml_sys::llama::{llama_logit_bias, llama_sampler, llama_token_data_array};
-use ggml_sys::{chat, llama, shim};
+use ggml_sys::shim::{HOBBIT_REASONING_DONE, HOBBIT_REASONING_IDLE};
+use ggml_sys::{llama, shim};
 
 use crate::engine::error::SamplerError;
 use crate::engine::model::Model;
-use crate::engine::raw::{MESSAGE_BYTES, text_of};
+use crate::engine::raw::{MESSAGE_BYTES, Owned, text_of};
 use hobbit_core::options::{SamplerKind, SamplingOptions, Token};
 
-/// A sampler of llama.cpp, freed on drop.
-pub(super) struct Raw(NonNull<llama_sampler>);
+/// A sampler of llama.cpp. A chain frees its links.
+pub(super) struct Raw(Owned<llama_sampler>);
 
 // SAFETY: a sampler is memory without ties to a thread; it is used only through `&mut Sampler`.
 unsafe impl Send for Raw {}
 
 impl Raw {
     pub(super) fn new(made: *mut llama_sampler, name: &str) -> Result<Raw, SamplerError> {
-        NonNull::new(made)
-            .map(Raw)
-            .ok_or_else(|| SamplerError::Settings(format!("llama.cpp refused the sampler '{name}'")))
+        let made = Owned::new(made).map(Raw);
+        made.ok_or_else(|| SamplerError::Settings(format!("llama.cpp refused the sampler '{name}'")))
     }
 
     pub(super) fn as_ptr(&self) -> *mut llama_sampler {
@@ -55,13 +53,6 @@ impl Raw {
         // SAFETY: the sampler is live, and so is the vocabulary a grammar refers to.
         let is_done = unsafe { shim::hobbit_sampler_reset(self.as_ptr()) };
         debug_assert!(is_done, "a sampler begins anew as it began");
-    }
-}
-
-impl Drop for Raw {
-    fn drop(&mut self) {
-        // SAFETY: owned by us, freed once. A chain frees its links.
-        unsafe { llama::llama_sampler_free(self.as_ptr()) };
     }
 }
 
@@ -227,7 +218,7 @@ impl Budget {
         // SAFETY: the model's vocabulary is live and lives as long as the sampler's owner; the arrays have the given
         // lengths and are copied.
         let made = unsafe {
-            chat::hobbit_reasoning_budget_init(
+            shim::hobbit_reasoning_budget_init(
                 model.vocab(),
                 start.as_ptr(),
                 start.len(),
@@ -278,7 +269,7 @@ impl Budget {
         let mut tokens = vec![0; self.end_len_max];
         // SAFETY: the sampler is live and a reasoning budget; it writes at most as many tokens as there is room for.
         let n =
-            unsafe { chat::hobbit_reasoning_budget_end_match(self.raw.as_ptr(), tokens.as_mut_ptr(), tokens.len()) };
+            unsafe { shim::hobbit_reasoning_budget_end_match(self.raw.as_ptr(), tokens.as_mut_ptr(), tokens.len()) };
         tokens.truncate(n);
         tokens
     }
@@ -286,11 +277,11 @@ impl Budget {
     /// Ends the model's reasoning. False if there is none, or if its end is being forced already.
     pub(super) fn end_reasoning(&mut self) -> bool {
         // SAFETY: the sampler is live and a reasoning budget.
-        unsafe { chat::hobbit_reasoning_budget_force(self.raw.as_ptr()) }
+        unsafe { shim::hobbit_reasoning_budget_force(self.raw.as_ptr()) }
     }
 
     fn state(&self) -> c_int {
         // SAFETY: the sampler is live and a reasoning budget.
-        unsafe { chat::hobbit_reasoning_budget_state(self.raw.as_ptr()) }
+        unsafe { shim::hobbit_reasoning_budget_state(self.raw.as_ptr()) }
     }
 }

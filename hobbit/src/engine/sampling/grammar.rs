@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ggml_sys::grammar as sys;
 use ggml_sys::llama::llama_token_data;
+use ggml_sys::shim;
 
 use super::checks::check_grammar;
 use crate::engine::error::SamplerError;
 use crate::engine::model::Model;
+use crate::engine::raw::Owned;
 use crate::engine::{limits, log};
 use hobbit_core::grammar::{Candidate, Element, Grammar as Rooted, Rules, TooMany};
 use hobbit_core::options::{GrammarKind, GrammarTrigger, SamplingOptions, Token};
@@ -166,7 +166,7 @@ fn too_ambiguous(_: TooMany) -> SamplerError {
 
 /// The rules of a grammar, by llama.cpp's parser.
 fn parsed(model: &Model, text: &str) -> Result<Rules, SamplerError> {
-    unsafe extern "C" fn add(rules: *mut c_void, elements: *const ggml_sys::grammar::Element, n: usize) {
+    unsafe extern "C" fn add(rules: *mut c_void, elements: *const shim::hobbit_grammar_element, n: usize) {
         // SAFETY: the context is the vector below, the elements are valid during the call.
         let (rules, elements) =
             unsafe { (&mut *rules.cast::<Vec<Vec<Element>>>(), std::slice::from_raw_parts(elements, n)) };
@@ -177,7 +177,7 @@ fn parsed(model: &Model, text: &str) -> Result<Rules, SamplerError> {
     log::clear_errors();
     // SAFETY: the vocabulary is live, the text NUL-terminated; the callback gets the vector that it expects.
     let root: c_int =
-        unsafe { ggml_sys::grammar::hobbit_grammar_parse(model.vocab(), text.as_ptr(), add, (&raw mut rules).cast()) };
+        unsafe { shim::hobbit_grammar_parse(model.vocab(), text.as_ptr(), Some(add), (&raw mut rules).cast()) };
     match u32::try_from(root) {
         Ok(root) => Rules::new(&rules, root).map_err(SamplerError::Grammar),
         Err(_) if root == -2 => Err(SamplerError::Grammar("grammar does not contain a 'root' symbol".into())),
@@ -253,7 +253,7 @@ fn c_text(text: &str) -> Result<CString, SamplerError> {
 /// Stack per byte of an expression: the C++ library parses it recursively.
 const STACK_PER_BYTE: usize = 1 << 10;
 
-struct Pattern(NonNull<sys::Pattern>);
+struct Pattern(Owned<shim::hobbit_pattern>);
 
 // SAFETY: memory without ties to a thread, immutable after its construction.
 unsafe impl Send for Pattern {}
@@ -264,7 +264,7 @@ impl Pattern {
     fn new(text: &str) -> Result<Self, SamplerError> {
         let pattern = c_text(text)?;
         // SAFETY: the text is NUL-terminated and outlives the call, which copies.
-        let made = || NonNull::new(unsafe { sys::hobbit_pattern_init(pattern.as_ptr()) }).map(Self);
+        let made = || Owned::new(unsafe { shim::hobbit_pattern_init(pattern.as_ptr()) }).map(Self);
         limits::with_stack(text.len() * STACK_PER_BYTE, made)
             .map_err(SamplerError::Grammar)?
             .ok_or_else(|| SamplerError::Grammar(format!("llama.cpp cannot parse its trigger's pattern: {text}")))
@@ -273,15 +273,8 @@ impl Pattern {
     /// Start of the text that the grammar must match, if `text` contains the trigger.
     fn find(&self, text: &[u8]) -> Option<usize> {
         // SAFETY: the pattern is live, the text valid for its length.
-        let start = unsafe { sys::hobbit_pattern_find(self.0.as_ptr(), text.as_ptr().cast::<c_char>(), text.len()) };
+        let start = unsafe { shim::hobbit_pattern_find(self.0.as_ptr(), text.as_ptr().cast::<c_char>(), text.len()) };
         (start <= text.len()).then_some(start)
-    }
-}
-
-impl Drop for Pattern {
-    fn drop(&mut self) {
-        // SAFETY: owned by us, freed once.
-        unsafe { sys::hobbit_pattern_free(self.0.as_ptr()) };
     }
 }
 

@@ -1,6 +1,6 @@
 //! The model that drafts: a session of its own, which llama.cpp runs by itself.
 
-use ggml_sys::speculative::hobbit_vocabularies_agree;
+use ggml_sys::shim::hobbit_vocabularies_agree;
 
 use super::DraftRequest;
 use crate::engine::error::{EvalError, OpenError};
