@@ -35,7 +35,7 @@ use crate::resolve::Verbosity;
 use crate::{run, signals};
 use models::Models;
 
-/// What the router was started with.
+/// The router's settings.
 pub struct Given {
     pub args: RouterArgs,
     /// The command line in clap's spelling.

@@ -254,7 +254,7 @@ async fn keys_reach_everything() {
         assert_eq!(browser.value(focused).await, "input");
         browser.keys("What is the best book?\u{e007}").await;
         browser.answered().await;
-        // What is written is spoken by blocks, and its end is.
+        // A screen reader hears the answer block by block, then its figures.
         browser.shows("#spoken p:last-child", "24 tokens").await;
         let blocks = browser.value("document.querySelector('.message.assistant .content').children.length").await;
         let spoken = browser.value("document.querySelectorAll('#spoken p').length").await;

@@ -264,7 +264,7 @@ fn ollamas_clients_fetch_and_remove_models() {
     assert_eq!(server.post("/api/chat", &chat).ok()["done"], true);
     let loaded = server.get("/api/ps").ok();
     assert_eq!(loaded["models"][0]["name"], "a/b:Q8_0");
-    // What is not there, and what no client may remove.
+    // Absent models, and files that no client may remove.
     let missing = server.post("/api/pull", &json!({"model": "a/none", "stream": false}));
     assert!(missing.status == 500 && missing.body["error"].as_str().unwrap().contains("404"), "{missing:?}");
     assert!(server.post("/api/pull", &json!({"model": "../../x"})).status == 400);

@@ -17,7 +17,7 @@ pub struct Entry {
     pub file: PathBuf,
     /// The encoder of images or sound beside it.
     pub projector: Option<PathBuf>,
-    /// Of all parts.
+    /// Bytes of all parts.
     pub bytes: u64,
     /// When the file was changed, in seconds since 1970.
     pub modified: u64,

@@ -284,7 +284,7 @@ impl Models {
         true
     }
 
-    /// Ends the process of a model that nobody uses.
+    /// Ends the process of an idle model.
     fn end_if_idle(self: &Arc<Self>, name: &str, running: &Running) {
         let Some(pid) = running.pid.filter(|_| running.n_requests == 0) else { return };
         signals::send(pid, libc::SIGTERM);

@@ -75,7 +75,7 @@ async fn pass_on(models: &Arc<Models>, request: Request) -> Result<Response, Api
         None => models.usual()?,
     };
     let is_loaded = models.loaded().iter().any(|(loaded, _)| *loaded == name);
-    // Who only looks and names no model does not load one.
+    // A read-only request that names no model loads none.
     let loads = query.autoload.unwrap_or(models.given.args.models_autoload.0) && (given.is_some() || counts);
     if !is_loaded && !loads {
         return Err(ApiError::invalid(format!("model '{name}' is not loaded; POST /models/load does it")));

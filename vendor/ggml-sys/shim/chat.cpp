@@ -212,7 +212,8 @@ int hobbit_chat_apply(const char * templates, size_t templates_len, const char *
     return done ? 0 : 2;
 }
 
-hobbit_chat_parser * hobbit_chat_parser_init(const char * params, size_t params_len, char * error, size_t error_capacity) {
+hobbit_chat_parser * hobbit_chat_parser_init(const char * params, size_t params_len, char * error,
+                                             size_t error_capacity) {
     std::unique_ptr<hobbit_chat_parser> made;
     const bool done = guarded(error, error_capacity, [&] {
         const json from = json::parse(std::string(params, params_len));

@@ -99,7 +99,7 @@ fn a_loss_costs_what_the_uses_ask_for() {
     assert_eq!(cost(&learned, low(1)), 0.0, "its high version serves");
     learned.on_insert(low(1), at(20));
     assert!(cost(&learned, high(1)) < cheap, "low uses are served without it");
-    assert_eq!(Learned::new(1.0).worth(high(0)), 0.0, "nobody knows the layer");
+    assert_eq!(Learned::new(1.0).worth(high(0)), 0.0, "the layer is unknown");
 }
 
 #[test]
