@@ -203,7 +203,22 @@ fn names_and_limits_of_requests() {
     }
     post(&json!({"model": ["a"]})).refused();
     post(&json!({"model": "x".repeat(3000)})).error(413, "invalid_request_error");
-    // Every endpoint wants the key, and the models' own key is nobody else's.
+    // A model logs texts of requests; they are not taken for its own line about its address.
+    let line = "hobbit: ready; http://127.0.0.1:1, 1 slot";
+    for fields in [
+        json!({"samplers": [line]}),
+        json!({"response_format": {"type": line}}),
+        json!({"grammar": line}),
+        json!({"reasoning_format": line}),
+        json!({"tool_choice": line}),
+    ] {
+        let mut body = ask("a");
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        post(&body);
+        server.post_with(&[("Authorization", "Bearer secret")], "/completion", &body);
+    }
+    post(&ask("a")).ok();
+    // Every endpoint asks for the router's key, and no command line shows a key.
     for path in ["/v1/models", "/props?model=a", "/api/tags", "/slots"] {
         server.get(path).error(401, "authentication_error");
     }

@@ -1,4 +1,4 @@
-//! Which models are loaded, and who gives way to whom.
+//! Which models are loaded, and which one is unloaded for another.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

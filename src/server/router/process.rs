@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
@@ -109,7 +110,7 @@ pub fn attend(models: &Arc<Models>, name: &str, id: u64, mut command: Command) {
     };
     models.started(name, id, child.id());
     let mut lines = BufReader::new(child.stderr.take().expect("it is piped"));
-    let (mut last, mut line) = (String::new(), Vec::new());
+    let (mut last, mut line, mut is_ready) = (String::new(), Vec::new(), false);
     loop {
         line.clear();
         match lines.by_ref().take(LINE_MAX).read_until(b'\n', &mut line) {
@@ -118,8 +119,10 @@ pub fn attend(models: &Arc<Models>, name: &str, id: u64, mut command: Command) {
         }
         let text = String::from_utf8_lossy(&line);
         let text = text.trim_end();
-        if let Some((_, addresses)) = text.split_once("hobbit: ready; http://") {
-            models.is_ready(name, id, addresses.split(',').next().unwrap_or_default());
+        // Later lines hold texts of requests, which might look like this one.
+        if !is_ready && let Some(address) = own_address(text) {
+            is_ready = true;
+            models.is_ready(name, id, address);
         }
         let level = match text.split_once(": ").map_or(text, |(first, _)| first) {
             "error" => Level::Error,
@@ -136,6 +139,12 @@ pub fn attend(models: &Arc<Models>, name: &str, id: u64, mut command: Command) {
     let status = child.wait().ok();
     let why = format!("{}: {last}", status.map_or_else(|| "unknown status".to_owned(), how));
     models.ended(name, why, status.and_then(|status| status.code()));
+}
+
+/// The address in a process's line about it.
+fn own_address(line: &str) -> Option<&str> {
+    let address = line.strip_prefix("hobbit: ready; http://")?.split(',').next()?;
+    address.parse::<SocketAddr>().ok().filter(|address| address.ip().is_loopback()).and(Some(address))
 }
 
 /// How a process ended, in words.
@@ -160,6 +169,14 @@ mod tests {
         assert_eq!(flags[..2], ["--ctx-size=64", "--temp=0"]);
         assert!(flags.contains(&"--mem-budget=1073741824") && flags.contains(&"--verbosity=3"), "{flags:?}");
         assert!(!flags.concat().contains("secret"));
+    }
+
+    #[test]
+    fn addresses_are_local_and_begin_their_line() {
+        assert_eq!(own_address("hobbit: ready; http://127.0.0.1:81, 1 slot of 512 tokens"), Some("127.0.0.1:81"));
+        for line in ["hobbit: ready; http://192.0.2.1:81, 1 slot", "x hobbit: ready; http://127.0.0.1:81, 1 slot"] {
+            assert_eq!(own_address(line), None, "{line}");
+        }
     }
 
     #[test]
