@@ -161,8 +161,8 @@ impl Context {
         let memory = Rc::new(UnsafeCell::new(memory));
         let _alone = logging();
         log::clear_errors();
-        // SAFETY: the model outlives the context, whose lender has a clone; the name is NUL-terminated; the record lives
-        // until the context is freed.
+        // SAFETY: the model outlives the context, whose lender has a clone; the name is NUL-terminated; the record
+        // lives until the context is freed.
         let open = |message, capacity| unsafe {
             shim::hobbit_media_open(
                 name.as_ptr(),

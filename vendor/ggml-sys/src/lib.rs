@@ -2,8 +2,8 @@
 //!
 //! * [`llama`]: llama.cpp's and ggml's public API, as `llama-cpp-sys-2` binds it, unmodified.
 //! * [`backend`]: the structs of `ggml-backend-impl.h` that a backend written outside of ggml has to fill in.
-//! * [`shim`]: our functions in C++, as shim/hobbit.h declares them: exceptions and failed assertions turned into errors,
-//!   memory sizes, and llama.cpp's chat templates, grammars, drafters, and encoders of images and sound.
+//! * [`shim`]: our functions in C++, as shim/hobbit.h declares them: exceptions and failed assertions turned into
+//!   errors, memory sizes, and llama.cpp's chat templates, grammars, drafters, and encoders of images and sound.
 //! * `rpc` (feature `rpc`): ggml's RPC backend, which `llama-cpp-sys-2` does not build.
 //!
 //! `UPGRADE.md` says what a version bump has to re-check.

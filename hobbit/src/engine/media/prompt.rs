@@ -1,6 +1,6 @@
 //! Images and sound in prompts. Each position of a medium is a placeholder in the prompt's tokens: a negative number,
-//! derived from a keyed hash of the bytes. So equal beginnings of two prompts have equal images, and code that compares,
-//! counts and keeps tokens needs no other rule. [`Session::evaluate_media`] evaluates the media.
+//! derived from a keyed hash of the bytes. Two prompts with equal tokens therefore have equal images, and code that
+//! compares, counts and keeps tokens needs no other rule. [`Session::evaluate_media`] evaluates the media.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ptr::null_mut;
