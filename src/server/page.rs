@@ -40,6 +40,7 @@ const ASSETS: &[Asset] = assets! {
     "list.js"
     "map.js"
     "message.js"
+    "models.js"
     "notice.js"
     "rates.js"
     "render.js"

@@ -22,6 +22,9 @@ const SLOTS: u32 = 4;
 /// Room for the demo's experts, so that the page has reads to show.
 pub const DEMO_CACHE: ExpertCache = ExpertCache::Percent(50.0);
 
+/// The demo has learned texts, not chats: it continues what was written.
+const DEMO_TEMPLATE: &str = "{% for message in messages %}{{ message.content }}\n{% endfor %}";
+
 /// Tokens of prompts whose probabilities are computed at once. Each takes as many numbers as the vocabulary has tokens,
 /// in llama.cpp's compute buffer and in its buffer of logits. Not less than [`hobbit_core::route::DECODE_TOKENS_MAX`].
 const SCORED_AT_ONCE: u32 = 32;
@@ -85,6 +88,9 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         memory.expert_cache = DEMO_CACHE;
     }
     chat.template.read_file(around)?;
+    if is_demo && chat.template.jinja.0 {
+        chat.template.chat_template.get_or_insert_with(|| DEMO_TEMPLATE.to_owned());
+    }
     http.api_key.retain(|key| !key.is_empty());
     if let Some(file) = &http.api_key_file {
         let text = resolve::file(file, around)?;

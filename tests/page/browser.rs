@@ -1,6 +1,8 @@
-//! Chromium without a window, driven through ChromeDriver.
+//! Browsers without a window, driven through WebDriver.
 
 use std::io::{BufRead, BufReader};
+use std::num::NonZeroU16;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -15,29 +17,77 @@ use tempfile::TempDir;
 /// Longest wait for a change of the page.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// ChromeDriver; killed when dropped, with the browser it started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Chromium,
+    Firefox,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 2] = [Kind::Chromium, Kind::Firefox];
+
+    pub fn driver(self) -> &'static str {
+        match self {
+            Kind::Chromium => "chromedriver",
+            Kind::Firefox => "geckodriver",
+        }
+    }
+
+    /// No window, and no network requests of its own.
+    fn capabilities(self) -> Value {
+        match self {
+            Kind::Chromium => json!({
+                "goog:chromeOptions": {"args": [
+                    "--headless",
+                    "--no-sandbox",
+                    "--disable-gpu",
+                    "--disable-quic",
+                    "--no-first-run",
+                    "--disable-background-networking",
+                    "--disable-component-update",
+                    "--disable-sync",
+                    "--disable-dev-shm-usage",
+                ]},
+                "goog:loggingPrefs": {"browser": "ALL"},
+            }),
+            // The driver turns the requests off.
+            Kind::Firefox => json!({"moz:firefoxOptions": {"args": ["-headless"]}}),
+        }
+    }
+}
+
+/// A driver; killed when dropped, with the browser it started.
 struct Driver(Child);
 
 impl Driver {
     /// Starts one on a port of its own choice, which is returned; `None` if it is not installed.
-    fn start() -> Option<(Driver, u16)> {
-        let mut command = Command::new("chromedriver");
-        command.arg("--port=0").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    fn start(kind: Kind, data: &Path) -> Option<(Driver, NonZeroU16)> {
+        let mut command = Command::new(kind.driver());
+        // Browsers keep their data in a new directory below this one.
+        command.arg("--port=0").env("TMPDIR", data);
+        if kind == Kind::Firefox {
+            // For the console.
+            command.arg("--allow-system-access");
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let mut child = match command.spawn() {
             Ok(child) => child,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
-            Err(error) => panic!("chromedriver: {error}"),
+            Err(error) => panic!("{}: {error}", kind.driver()),
         };
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut said = Vec::new();
+        // "… on port 41093." and "… on 127.0.0.1:41093"
         let port = lines.by_ref().find_map(|line| {
-            let line = line.unwrap();
-            line.split_once("successfully on port ")?.1.trim_end_matches('.').parse().ok()
+            said.push(line.unwrap());
+            said.last()?.trim_end_matches('.').rsplit([' ', ':']).next()?.parse().ok()
         });
         // Drain the pipe, so that the driver never blocks on it.
         std::thread::spawn(move || lines.for_each(drop));
-        Some((Driver(child), port.expect("chromedriver prints its port")))
+        let port = port.unwrap_or_else(|| panic!("{} prints no port: {said:?}", kind.driver()));
+        Some((Driver(child), port))
     }
 }
 
@@ -57,39 +107,24 @@ impl Drop for Driver {
 /// A window with its own storage.
 pub struct Browser {
     pub client: Client,
+    kind: Kind,
     // Ends before its directory does.
     _driver: Driver,
     _data: TempDir,
 }
 
-/// No window, no graphics card, and no network requests of its own.
-const ARGUMENTS: [&str; 10] = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--window-size=1400,900",
-];
-
 impl Browser {
-    /// Starts a browser; `None` if ChromeDriver is not installed.
-    pub async fn start() -> Option<Browser> {
-        let (driver, port) = Driver::start()?;
+    /// Starts a browser; `None` if its driver is not installed.
+    pub async fn start(kind: Kind) -> Option<Browser> {
         let data = tempfile::tempdir().unwrap();
-        let mut arguments = ARGUMENTS.map(str::to_owned).to_vec();
-        arguments.push(format!("--user-data-dir={}", data.path().display()));
-        let capabilities = json!({"goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}});
+        let (driver, port) = Driver::start(kind, data.path())?;
         let client = ClientBuilder::new(HttpConnector::new())
-            .capabilities(capabilities.as_object().unwrap().clone())
+            .capabilities(kind.capabilities().as_object().unwrap().clone())
             .connect(&format!("http://127.0.0.1:{port}"))
             .await
-            .expect("chromedriver is there, but no Chromium starts: install chromium of the same version");
-        Some(Browser { client, _driver: driver, _data: data })
+            .unwrap_or_else(|error| panic!("{} is there, but no {kind:?} that it can start: {error}", kind.driver()));
+        client.set_window_size(1400, 900).await.unwrap();
+        Some(Browser { client, kind, _driver: driver, _data: data })
     }
 
     /// The element of a selector, once there is one.
@@ -118,6 +153,8 @@ impl Browser {
             if self.value(&format!("document.activeElement.matches({selector:?})")).await == true {
                 return;
             }
+            // After its last element, Firefox goes on to the browser's own buttons.
+            self.value("document.hasFocus() || window.focus()").await;
             self.keys(key).await;
         }
         panic!("{selector} is not reached by keys");
@@ -131,7 +168,7 @@ impl Browser {
 
     /// Waits until the page has the model's name from its server.
     pub async fn ready(&self) {
-        self.reads("#model", "demo").await;
+        self.until("document.getElementById('model').textContent !== 'hobbit'").await;
     }
 
     /// Types a message and sends it.
@@ -190,23 +227,58 @@ impl Browser {
 
     /// New console messages, except about failed requests and about tests that read a canvas.
     pub async fn console(&self) -> Vec<String> {
-        let entries = self.client.issue_cmd(Log).await.unwrap();
+        let entries = match self.kind {
+            Kind::Chromium => self.command("se/log", json!({"type": "browser"})).await,
+            Kind::Firefox => {
+                // Only the browser's own scripts see all messages.
+                self.command("moz/context", json!({"context": "chrome"})).await;
+                let entries = self.value(CONSOLE).await;
+                self.command("moz/context", json!({"context": "content"})).await;
+                entries
+            }
+        };
         let entries = entries.as_array().unwrap().iter();
         let entries = entries.filter(|entry| entry["source"] != "network" && entry["source"] != "rendering");
         entries.map(|entry| entry["message"].as_str().unwrap().to_owned()).collect()
     }
+
+    /// Waits until a new console message contains `part`, in whatever case.
+    pub async fn logs(&self, part: &str) {
+        let logged = async {
+            while !self.console().await.iter().any(|message| message.to_lowercase().contains(part)) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        assert!(tokio::time::timeout(PATIENCE, logged).await.is_ok(), "never on the console: {part}");
+    }
+
+    /// A command of this browser's driver alone.
+    async fn command(&self, path: &'static str, body: Value) -> Value {
+        self.client.issue_cmd(Own { path, body }).await.unwrap()
+    }
 }
 
-/// ChromeDriver's command for the console's messages, which is not in the standard.
-#[derive(Debug)]
-struct Log;
+/// Firefox's messages about pages, which it then forgets.
+const CONSOLE: &str = "(() => {
+    const all = Services.console.getMessageArray().filter((one) => one instanceof Ci.nsIScriptError);
+    Services.console.reset();
+    const ours = all.filter((one) => one.sourceName.startsWith('http'));
+    return ours.map(({ category, errorMessage }) => ({ source: category, message: errorMessage }));
+})()";
 
-impl WebDriverCompatibleCommand for Log {
+/// A command that is not in the standard.
+#[derive(Debug)]
+struct Own {
+    path: &'static str,
+    body: Value,
+}
+
+impl WebDriverCompatibleCommand for Own {
     fn endpoint(&self, base: &url::Url, session: Option<&str>) -> Result<url::Url, url::ParseError> {
-        base.join(&format!("session/{}/se/log", session.unwrap_or_default()))
+        base.join(&format!("session/{}/{}", session.unwrap_or_default(), self.path))
     }
 
     fn method_and_body(&self, _: &url::Url) -> (Method, Option<String>) {
-        (Method::POST, Some(json!({"type": "browser"}).to_string()))
+        (Method::POST, Some(self.body.to_string()))
     }
 }

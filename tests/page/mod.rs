@@ -1,13 +1,16 @@
-//! hobbit-server's page in Chromium, with the demo model.
+//! hobbit-server's page in Chromium and Firefox, with the demo model.
 
 mod browser;
 
+use std::os::unix::fs::symlink;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use browser::Browser;
-use gguf_tools::synth::Projector as Kind;
+use browser::{Browser, Kind};
+use gguf_tools::synth::Projector;
 use serde_json::json;
 
+use crate::fixture::cli::demo_model;
 use crate::fixture::not_run;
 use crate::media;
 use crate::server::rig::Server;
@@ -16,18 +19,28 @@ const ANSWER: &str = ".message.assistant:last-child .content";
 const LENGTH: &str = "(document.querySelector('.message.assistant .content')?.textContent.length ?? 0)";
 
 /// Runs a test on the page of a server with these flags.
-async fn page(flags: &[&str], test: impl AsyncFnOnce(&Browser, &Server)) {
-    on(Server::start(&[&["--alias", "demo"], flags].concat()), test).await;
+async fn page(flags: &[&str], test: impl AsyncFn(&Browser, &Server)) {
+    on(|| Server::start(&[&["--alias", "demo"], flags].concat()), test).await;
 }
 
-async fn on(server: Server, test: impl AsyncFnOnce(&Browser, &Server)) {
-    let Some(browser) = Browser::start().await else {
-        return not_run::not_run("the server's page", "chromedriver is not installed (setup.sh --browser installs it)");
-    };
-    browser.client.goto(&format!("{}/", server.url)).await.unwrap();
-    test(&browser, &server).await;
-    assert_eq!(browser.console().await, [""; 0], "the policy is kept, and no script fails");
-    browser.client.clone().close().await.unwrap();
+/// Runs a test in each browser that is installed, each with a server of its own.
+async fn on(start: impl Fn() -> Server, test: impl AsyncFn(&Browser, &Server)) {
+    for kind in Kind::ALL {
+        let Some(browser) = Browser::start(kind).await else {
+            not_run::not_run(
+                &format!("the server's page in {kind:?}"),
+                format!("{} is not installed (setup.sh --browser installs Chromium's)", kind.driver()),
+            );
+            continue;
+        };
+        // Shown if the test fails.
+        println!("in {kind:?}");
+        let server = start();
+        browser.client.goto(&format!("{}/", server.url)).await.unwrap();
+        test(&browser, &server).await;
+        assert_eq!(browser.console().await, [""; 0], "the policy is kept, and no script fails");
+        browser.client.clone().close().await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -203,14 +216,13 @@ async fn no_text_becomes_harmful() {
         }
 
         for (violation, word) in [
-            ("document.body.innerHTML = '<b>harm</b>'", "Trusted"),
+            ("document.body.innerHTML = '<b>harm</b>'", "trusted"),
             ("document.body.setAttribute('style', 'color: red')", "style-src"),
             ("document.body.append(Object.assign(new Image(), { src: 'http://127.0.0.1:9/x.png' }))", "img-src"),
             ("await fetch('http://127.0.0.1:9/')", "connect-src"),
         ] {
             browser.run(&format!("try {{ {violation} }} catch {{}}")).await;
-            let log = browser.console().await;
-            assert!(log.iter().any(|message| message.contains(word)), "{violation}: {log:?}");
+            browser.logs(word).await;
         }
     })
     .await;
@@ -299,13 +311,19 @@ async fn keys_reach_everything() {
 
 #[tokio::test]
 async fn the_demo_shows_how_it_works() {
-    on(Server::demo(&["--alias", "demo", "-n", "24"]), async |browser, server| {
-        assert!(server.log.contains("see it work"), "{}", server.log);
-        browser.click("#see").await;
-        browser.answered().await;
-        browser.shows("#rates", "% since start").await;
-        assert_eq!(server.get("/experts").ok()["managed"], true);
-    })
+    on(
+        || Server::demo(&["--alias", "demo", "-n", "24"]),
+        async |browser, server| {
+            assert!(server.log.contains("see it work"), "{}", server.log);
+            browser.click("#see").await;
+            browser.answered().await;
+            browser.shows("#rates", "% since start").await;
+            assert_eq!(server.get("/experts").ok()["managed"], true);
+            // It has learned no chats.
+            let chat = json!({"messages": [{"role": "user", "content": "Once"}]});
+            assert_eq!(server.post("/apply-template", &chat).ok()["prompt"], "Once\n");
+        },
+    )
     .await;
     page(&[], async |browser, _| {
         browser.shows("#command", "demo.gguf --expert-cache 50%").await;
@@ -316,8 +334,42 @@ async fn the_demo_shows_how_it_works() {
 }
 
 #[tokio::test]
+async fn a_model_is_chosen() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["a.gguf", "b.gguf"] {
+        symlink(demo_model(), dir.path().join(name)).unwrap();
+    }
+    let home = dir.path().join("home");
+    let flags = ["--context-shift", "-n", "4", "--no-models-autoload"];
+    let start = || Server::start_router(dir.path(), &home, "http://127.0.0.1:1", &flags);
+    let chosen = |name: &str| format!("document.getElementById('models').value === '{name}'");
+    on(start, async |browser, server| {
+        browser.until(&chosen("a")).await;
+        browser.shows("#experts-none", "not in memory").await;
+        assert!(server.children().is_empty(), "to look at a model does not load it");
+        browser.reach("#models", TAB).await;
+        browser.keys("b").await;
+        browser.until(&chosen("b")).await;
+        // The other model is in memory for as long as its answer lasts.
+        let endless = json!({"model": "a", "prompt": "The river", "n_predict": -1, "ignore_eos": true});
+        let mut other = server.stream("/completion?autoload=true", &endless);
+        assert!(other.next().unwrap().data["content"].is_string());
+        browser.ask("Who is there?").await;
+        browser.reads("#status", "loading the model").await;
+        drop(other);
+        browser.shows(".message.assistant footer", "4 tokens").await;
+        browser.reads("#status", "").await;
+        browser.shows("#experts-none", "The whole model is in memory").await;
+        assert_eq!(server.get("/props").ok()["model_alias"], "b");
+        browser.reload().await;
+        browser.until(&chosen("b")).await;
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn an_image_is_attached() {
-    let files = media::files("qwen3vlmoe", Kind::Qwen2vl);
+    let files = media::files("qwen3vlmoe", Projector::Qwen2vl);
     let (model, projector) = (files.model.to_str().unwrap(), files.projector.path.to_str().unwrap());
     page(&["-m", model, "--mmproj", projector, "-n", "4", "--ignore-eos"], async |browser, _| {
         browser.ready().await;

@@ -110,7 +110,8 @@ export function markdown(text) {
  * @throws {ApiError} also for an error amid the stream, and where it ends before `[DONE]`
  */
 export async function* chat(body, signal) {
-  const answer = await send("v1/chat/completions", {
+  // It names its model: that one is loaded, also with --no-models-autoload.
+  const answer = await send("v1/chat/completions?autoload=true", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body),

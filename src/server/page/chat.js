@@ -21,7 +21,7 @@ const scroll = at("scroll");
 let open = fresh();
 /**
  * Answers being written, by conversation.
- * @type {Map<string, {conversation: object, controller: AbortController, status: string}>}
+ * @type {Map<string, {conversation: object, controller: AbortController, model: string, status: string}>}
  */
 const generations = new Map();
 let editing = false;
@@ -34,8 +34,8 @@ let calls;
 
 /**
  * @param {{put: (conversation: object) => void, keep: (conversation: object) => void, draw: () => void,
- *   ready: () => string, failed: (error: Error) => void, began: () => void, model: () => string}} given `ready` says
- *   why nothing can be asked yet, or nothing
+ *   ready: () => string, failed: (error: Error) => void, began: () => void, model: () => string | undefined}} given
+ *   `ready` says why nothing can be asked yet, or nothing
  */
 export function start(given) {
   calls = given;
@@ -85,6 +85,11 @@ export function opened() {
 /** Whether an answer is being written in this conversation. @param {string} id */
 export function busy(id) {
   return generations.has(id);
+}
+
+/** Whether an answer of this model is being written or waited for. @param {string} model */
+export function waitsFor(model) {
+  return [...generations.values()].some((generation) => generation.model === model);
 }
 
 /** Opens a conversation. */
@@ -163,10 +168,10 @@ async function generate() {
   const conversation = open;
   const answer = blank();
   const controller = new AbortController();
-  const generation = { conversation, controller, status: "" };
   const model = calls.model();
+  const generation = { conversation, controller, model, status: "" };
   const body = {
-    ...(model ? { model } : {}),
+    model,
     messages: history(conversation, conversation.messages.length),
     stream: true,
     stream_options: { include_usage: true },
@@ -202,7 +207,7 @@ async function generate() {
       answer.error = error.message;
       // Where it is no error of the server's or the network's, it is one of this page's.
       if (error instanceof api.ApiError) calls.failed(error);
-      else console.error(error);
+      else reportError(error);
     }
   }
   // Deleted meanwhile: nothing is kept.

@@ -3,12 +3,17 @@
 import * as api from "./api.js";
 import { bytes, count, counted, percent, short } from "./format.js";
 import { ExpertMap, drawCell } from "./map.js";
+import * as models from "./models.js";
 import { counts, Rates, STATES } from "./rates.js";
 import { copyText, element } from "./render.js";
+import { keepWish, wish } from "./store.js";
 
 const BUSY_MS = 500;
 const IDLE_MS = 2000;
 const TROUBLE_MS = 5000;
+
+/** Fewer bars leave room for more. */
+const LEAST_BARS = 30;
 
 const WIDE = "hobbit.wide";
 
@@ -17,25 +22,28 @@ const panel = at("experts");
 
 let map;
 let rates = new Rates();
+/** Where they come from: each model has its own. */
+let source = "";
 let timer = 0;
 let polling = null;
+let look;
 let open = false;
 /** When something began: the server says so a little later. */
 let woken = -Infinity;
 
-/** Prepares the panel. @param {() => void} demonstrate asks something */
-export function start(demonstrate) {
+/**
+ * Prepares the panel.
+ * @param {{demonstrate: () => void, look: () => void}} given `demonstrate` asks something, `look` asks for the models
+ */
+export function start({ demonstrate, look: again }) {
+  look = again;
   map = new ExpertMap(at("map"), at("map-frame"), pointed, laid);
   legend();
   for (const scheme of ["light", "dark"]) {
     matchMedia(`(prefers-color-scheme: ${scheme})`).addEventListener("change", colors);
   }
   addEventListener("themechange", colors);
-  try {
-    widen(localStorage.getItem(WIDE) === "yes");
-  } catch {
-    // As narrow as it is without a wish.
-  }
+  widen(wish(WIDE) === "yes");
   at("widen").addEventListener("click", () => widen(!panel.classList.contains("wide")));
   at("see").addEventListener("click", demonstrate);
   at("copy-command").addEventListener("click", ({ target }) => copyText(at("command").textContent, target));
@@ -53,11 +61,7 @@ export function command(model) {
 function widen(wide) {
   panel.classList.toggle("wide", wide);
   at("widen").ariaPressed = String(wide);
-  try {
-    localStorage.setItem(WIDE, wide ? "yes" : "no");
-  } catch {
-    // Until the page is closed, then.
-  }
+  keepWish(WIDE, wide ? "yes" : "no");
 }
 
 /** The panel was opened or closed. @param {boolean} shown */
@@ -79,27 +83,34 @@ async function poll() {
   polling?.abort();
   polling = null;
   if (!open || document.visibilityState !== "visible") return;
+  const model = models.chosen();
+  if (!model) return;
+  if (!models.isLoaded(model)) return none("This model is not in memory. A message loads it.");
   const mine = (polling = new AbortController());
-  let wait = TROUBLE_MS;
+  let [next, wait] = [poll, TROUBLE_MS];
+  const path = models.about("experts");
+  if (source !== path) rates = new Rates();
+  source = path;
   try {
-    const answer = await api.get("experts", mine.signal);
+    const answer = await api.get(path, mine.signal);
     if (mine !== polling) return;
     draw(answer);
     const { processing, waiting } = answer.requests ?? {};
     wait = processing > 0 || waiting > 0 || performance.now() - woken < IDLE_MS ? BUSY_MS : IDLE_MS;
   } catch (error) {
     if (mine !== polling) return;
-    trouble(error);
+    none(error.message);
+    // Of several models this one was unloaded meanwhile.
+    if (error.status === 400) next = look;
   }
-  timer = setTimeout(poll, wait);
+  timer = setTimeout(next, wait);
 }
 
-function trouble(error) {
-  at("experts-live").hidden = at("see").hidden = true;
+/** There are no figures. @param {string} why */
+function none(why) {
+  at("experts-live").hidden = at("see").hidden = at("experts-how").hidden = true;
   at("experts-none").hidden = false;
-  at("experts-how").hidden = true;
-  at("experts-none").textContent =
-    error.status === 404 || error.status === 501 ? "This server does not tell where its experts are." : error.message;
+  at("experts-none").textContent = why;
   slots([]);
 }
 
@@ -139,12 +150,12 @@ function figures({ totals, requests, prefetch, capacity_bytes, expert_bytes }) {
     [
       "Time per token",
       now ? `${short(now.ms_per_token)} ms` : "–",
-      now && `${short(now.wait_ms_per_token)} ms for the disk`,
+      now && `disk ${short(now.wait_ms_per_token)} ms`,
     ],
     ...(prefetch
       ? [["Read ahead", counted(prefetch.issued, "expert"), `${count(prefetch.useful + prefetch.late)} were used`]]
       : []),
-    ["Room in memory", bytes(capacity_bytes), `for experts of ${bytes(expert_bytes)}`],
+    ["Room for experts", bytes(capacity_bytes), `of ${bytes(expert_bytes)}`],
     ["Requests", count(requests?.processing ?? 0), `${count(requests?.waiting ?? 0)} waiting`],
   ];
   at("rates").classList.toggle("resting", !rates.moving);
@@ -165,13 +176,15 @@ function timeline() {
   const values = rates.timeline;
   at("timeline-frame").hidden = values.length === 0;
   const most = Math.max(...values, 1);
+  const across = Math.max(values.length, LEAST_BARS);
   const bar = (value, index) => {
     const made = document.createElementNS("http://www.w3.org/2000/svg", "rect");
     const high = (value / most) * 40;
-    const place = { x: 120 - values.length + index, y: 40 - high, width: 0.8, height: high };
+    const place = { x: index, y: 40 - high, width: 0.8, height: high };
     for (const [name, number] of Object.entries(place)) made.setAttribute(name, number);
     return made;
   };
+  at("timeline").setAttribute("viewBox", `0 0 ${across} 40`);
   at("timeline").replaceChildren(...values.map(bar));
   at("timeline-words").textContent =
     `Read per token over time: now ${bytes(values.at(-1) ?? 0)}, at most ${bytes(most)}`;

@@ -6,10 +6,13 @@ import * as chat from "./chat.js";
 import * as experts from "./experts.js";
 import { count } from "./format.js";
 import * as list from "./list.js";
+import * as models from "./models.js";
 import * as notice from "./notice.js";
 import { element } from "./render.js";
 import * as settings from "./settings.js";
+import { keepWish, wish } from "./store.js";
 
+const LOADING = "loading the model";
 const LOADING_MS = 1000;
 const GONE_MS = 3000;
 const PANEL = "hobbit.panel";
@@ -19,7 +22,6 @@ const at = (id) => document.getElementById(id);
 const wide = matchMedia("(min-width: 68rem)");
 const medium = matchMedia("(min-width: 48rem)");
 
-let model = "";
 /** Why nothing can be asked yet. */
 let waiting = "The server has not answered yet.";
 let asking = 0;
@@ -28,41 +30,37 @@ let asking = 0;
 
 async function ask() {
   const mine = (asking += 1);
+  const again = (wait) => setTimeout(() => mine === asking && ask(), wait);
   try {
     await api.get("health");
+    await models.look();
+    const model = models.chosen();
+    const loaded = models.isLoaded(model);
+    const props = loaded ? await api.get(models.about("props")) : {};
     if (mine !== asking) return;
     waiting = "";
-    status("");
+    about(model, props);
     experts.wake();
-    await about();
+    const loading = model && !loaded && (model.status.value === "loading" || chat.waitsFor(model.id));
+    status(loading ? LOADING : "");
+    if (loading) again(LOADING_MS);
   } catch (error) {
     if (mine !== asking) return;
     if (error.status === 401) return wantsKey();
     const loading = error.status === 503;
     waiting = loading ? "The model is still being loaded." : error.message;
-    status(loading ? "loading the model" : "cannot be reached");
-    setTimeout(() => mine === asking && ask(), loading ? LOADING_MS : GONE_MS);
+    status(loading ? LOADING : "cannot be reached");
+    again(loading ? LOADING_MS : GONE_MS);
   }
 }
 
-async function about() {
-  const [props, models] = await Promise.allSettled([api.get("props"), api.get("v1/models")]);
-  const failed = [props, models].find(({ reason }) => reason?.status === 401);
-  if (failed) wantsKey();
-  const it = props.value ?? {};
-  model = models.value?.data?.[0]?.id ?? "";
-  const file =
-    typeof it.model_path === "string"
-      ? it.model_path
-          .split(/[\\/]/)
-          .at(-1)
-          .replace(/\.gguf$/, "")
-      : "";
-  const name = it.model_alias || file || model || "hobbit";
+/** Shows what the model is. @param {{id: string, path?: string} | undefined} model @param {object} it its properties */
+function about(model, it) {
+  const name = model?.id ?? "hobbit";
   at("model").textContent = name;
   document.title = name === "hobbit" ? name : `${name} – hobbit`;
   const context = it.default_generation_settings?.n_ctx;
-  experts.command(it.model_path ?? "");
+  experts.command(it.model_path ?? model?.path ?? "");
   attach.takeImages(it.modalities?.vision === true);
   settings.placeholders(it.default_generation_settings?.params ?? {});
   const rows = [
@@ -111,11 +109,8 @@ function panel(name) {
     else at(id).hidden = id !== name;
   }
   cover();
-  try {
-    localStorage.setItem(PANEL, name);
-  } catch {
-    // Open the next time as well, then.
-  }
+  // An empty wish would not be kept, and the experts would open.
+  keepWish(PANEL, name || "none");
 }
 
 function listPane(shown) {
@@ -148,14 +143,6 @@ function toggle(name) {
 function closeOver() {
   if (!wide.matches) listPane(false);
   if (!medium.matches) panel("");
-}
-
-function remembered() {
-  try {
-    return localStorage.getItem(PANEL) ?? "experts";
-  } catch {
-    return "experts";
-  }
 }
 
 // Conversations: the one that is open is in the address, so that it is open again after a reload.
@@ -203,10 +190,18 @@ chat.start({
   draw: list.draw,
   ready: () => waiting,
   failed,
-  began: experts.wake,
-  model: () => model,
+  began: () => {
+    experts.wake();
+    // Another model may have taken its place.
+    if (models.chosen()?.status) ask();
+  },
+  model: () => models.chosen()?.id,
 });
-experts.start(() => chat.demonstrate("What is the best book?"));
+models.start(() => {
+  experts.wake();
+  ask();
+});
+experts.start({ demonstrate: () => chat.demonstrate("What is the best book?"), look: ask });
 
 const linked = () => list.find(location.hash.slice(1));
 if (linked()) openConversation(linked());
@@ -235,5 +230,5 @@ addEventListener("keydown", (event) => {
 });
 
 listPane(wide.matches);
-panel(medium.matches ? remembered() : "");
+panel(medium.matches ? (wish(PANEL) ?? "experts") : "");
 ask();

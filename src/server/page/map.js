@@ -4,7 +4,7 @@ import { STATES } from "./rates.js";
 
 /** A side of a cell, in pixels: below it nothing is seen, above it nothing is gained. */
 const LEAST = 3;
-const MOST = 16;
+const MOST = 24;
 
 /**
  * How to lay out cells so that they are as large as fits: layers run across where that makes them much larger.

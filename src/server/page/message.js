@@ -78,16 +78,22 @@ function call() {
   return element("div", { className: "code" }, caption, element("pre", { tabIndex: 0 }, element("code")));
 }
 
+/** Breaks between figures only. @param {string[]} parts */
+function line(parts) {
+  const spans = parts.map((textContent) => element("span", { textContent }));
+  return element("span", { className: "figures-line" }, ...spans.flatMap((span) => [" · ", span]).slice(1));
+}
+
 function footer(into, message, generation, actions) {
-  const words = message.role === "user" || generation ? [] : [ending(message), figures(message).join(" · ")];
+  const lines = message.role === "user" || generation ? [] : [[ending(message)], figures(message)];
   const copy = ["Copy", (button) => copyText(message.content, button)];
   const buttons = generation ? [] : [...(message.content ? [copy] : []), ...actions];
   // The same buttons stay, so that focus does.
-  const shown = JSON.stringify([words, buttons.map(([name]) => name)]);
+  const shown = JSON.stringify([lines, buttons.map(([name]) => name)]);
   if (into.shown === shown) return;
   into.shown = shown;
   into.replaceChildren(
-    ...words.filter(Boolean).map((text) => element("span", { className: "figures-line", textContent: text })),
+    ...lines.filter(([first]) => first).map(line),
     element(
       "span",
       { className: "actions" },

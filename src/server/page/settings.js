@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { element } from "./render.js";
-import { title } from "./store.js";
+import { keepWish, title, wish } from "./store.js";
 
 const KEPT = "hobbit.settings";
 const THEME = "hobbit.theme";
@@ -43,28 +43,19 @@ const form = document.getElementById("settings-form");
 const theme = document.getElementById("theme");
 const key = document.getElementById("key");
 
-function keep(name, value) {
-  try {
-    if (value) localStorage.setItem(name, value);
-    else localStorage.removeItem(name);
-  } catch {
-    // Told when conversations are kept; settings last as long as the page.
-  }
-}
-
 /** Fills the form with what was kept. @param {{keyChanged: () => void}} when */
 export function start({ keyChanged }) {
   document.getElementById("sampling").replaceWith(...FIELDS.map(field));
   document.getElementById("more").append(...MORE.map(field));
   try {
-    const kept = JSON.parse(localStorage.getItem(KEPT)) ?? {};
+    const kept = JSON.parse(wish(KEPT)) ?? {};
     for (const name of [...NUMBERS, "thinking"]) {
       if (typeof kept[name] === "string") form.elements[name].value = kept[name];
     }
-    theme.value = localStorage.getItem(THEME) ?? "";
   } catch {
-    // Nothing was kept that can be read: the form stays empty, which is what the server does by itself.
+    // Not JSON: the form stays empty, which is what the server does by itself.
   }
+  theme.value = wish(THEME) ?? "";
   key.value = api.apiKey();
   presets();
 
@@ -72,12 +63,12 @@ export function start({ keyChanged }) {
   form.addEventListener("input", ({ target }) => {
     if (!target.name) return;
     const values = [...NUMBERS, "thinking"].map((name) => [name, form.elements[name].value]);
-    keep(KEPT, JSON.stringify(Object.fromEntries(values.filter(([, value]) => value !== ""))));
+    keepWish(KEPT, JSON.stringify(Object.fromEntries(values.filter(([, value]) => value !== ""))));
   });
   theme.addEventListener("change", () => {
     if (theme.value) document.documentElement.dataset.theme = theme.value;
     else delete document.documentElement.dataset.theme;
-    keep(THEME, theme.value);
+    keepWish(THEME, theme.value);
     dispatchEvent(new Event("themechange"));
   });
   key.addEventListener("change", () => {
@@ -97,7 +88,7 @@ function presets() {
   const system = document.getElementById("system");
   const kept = () => {
     try {
-      const found = Object.entries(JSON.parse(localStorage.getItem(PRESETS)) ?? {});
+      const found = Object.entries(JSON.parse(wish(PRESETS)) ?? {});
       return found.filter(([, text]) => typeof text === "string");
     } catch {
       return [];
@@ -110,7 +101,7 @@ function presets() {
     document.getElementById("preset-delete").disabled = choice.value === "";
   };
   const put = (entries, chosen) => {
-    keep(PRESETS, entries.length > 0 ? JSON.stringify(Object.fromEntries(entries)) : "");
+    keepWish(PRESETS, entries.length > 0 ? JSON.stringify(Object.fromEntries(entries)) : "");
     fill(chosen);
   };
   choice.addEventListener("change", () => {

@@ -1,4 +1,4 @@
-// Conversations, kept in the browser: one entry of localStorage each.
+// What the browser keeps for the page: conversations, one entry of localStorage each, and wishes.
 
 const PREFIX = "hobbit.conversation.";
 const FORMAT = "hobbit_conversations";
@@ -29,6 +29,25 @@ function id() {
 export function title(text) {
   const line = text.trim().split("\n", 1)[0];
   return line.length > 60 ? `${line.slice(0, 59).trimEnd()}…` : line;
+}
+
+/** A wish about the page, as it was kept; null where it was not. @param {string} name */
+export function wish(name) {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+/** Keeps a wish; none if it is empty. Where nothing can be kept it lasts as long as the page. */
+export function keepWish(name, value) {
+  try {
+    if (value) localStorage.setItem(name, value);
+    else localStorage.removeItem(name);
+  } catch {
+    // Told when conversations are kept.
+  }
 }
 
 /** Conversations could not be kept or read; the message says what to do. */
