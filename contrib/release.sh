@@ -6,8 +6,7 @@
 #   TARGET=aarch64-unknown-linux-gnu contrib/release.sh
 #
 # The programs' own code is compiled for x86-64-v2 or for ARMv8 with NEON. Cross-building needs the packages that
-# contrib/aarch64.sh names. llama.cpp's libraries name the directory of the build as a place to look for backends;
-# whether two builds are otherwise identical was not tried.
+# contrib/aarch64.sh names. No path of this machine gets into the files; whether two builds are identical was not tried.
 set -eu
 
 tree=$(cd "$(dirname "$0")/.." && pwd)
@@ -27,6 +26,7 @@ if [ "$target" != "$host" ]; then
   export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
   export BINDGEN_EXTRA_CLANG_ARGS_aarch64_unknown_linux_gnu=-I/usr/aarch64-linux-gnu/include
   [ -d "$(rustc --print sysroot)/lib/rustlib/$target/lib" ] || rustup target add "$target"
+  run="qemu-aarch64 -L /usr/aarch64-linux-gnu"
 fi
 
 # Paths of this machine stay out of the programs, and every file has the commit's time.
@@ -35,7 +35,7 @@ cargo_home=${CARGO_HOME:-$HOME/.cargo}
 export SOURCE_DATE_EPOCH
 export RUSTFLAGS="$cpu --remap-path-prefix=$tree=/hobbit --remap-path-prefix=$cargo_home=/cargo"
 export CFLAGS="-ffile-prefix-map=$cargo_home=/cargo -ffile-prefix-map=$tree=/hobbit"
-export CXXFLAGS=$CFLAGS
+export CXXFLAGS="$CFLAGS"
 export CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_DEBUG=false
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$out/build}"
 
@@ -46,7 +46,8 @@ tool() { # PROGRAM VERSION [OPTIONS]
   [ -x "$tools/bin/$program" ] || env -u RUSTFLAGS -u CARGO_TARGET_DIR \
     cargo install --quiet --locked --debug --root "$tools" "$program@$version" "$@"
 }
-tool cargo-about 0.9.3 --features cli
+# Unoptimised, comparing licences takes longer than the build.
+tool cargo-about 0.9.3 --features cli --config profile.dev.package.spdx.opt-level=3
 tool cargo-cyclonedx 0.5.9
 tool cargo-deb 3.8.0
 PATH=$tools/bin:$PATH
@@ -70,14 +71,12 @@ done
 cp models/demo.gguf models/README.md models/LICENSE-* "$stage/models/"
 cp README.md CHANGELOG.md LICENSE contrib/hobbit-server.service contrib/hobbit-server.env "$stage/"
 cargo about generate --locked contrib/notices.hbs -o "$stage/NOTICES.txt"
-if [ "$target" = "$host" ]; then
-  for program in $programs; do
-    "$stage/$program" --man > "$stage/share/man/man1/$program.1"
-    for shell in bash zsh fish; do
-      "$stage/$program" --completions $shell > "$stage/share/completions/$program.$shell"
-    done
+for program in $programs; do
+  ${run:-} "$stage/$program" --man > "$stage/share/man/man1/$program.1"
+  for shell in bash zsh fish; do
+    ${run:-} "$stage/$program" --completions $shell > "$stage/share/completions/$program.$shell"
   done
-fi
+done
 
 cd "$out"
 find "$name" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
@@ -91,7 +90,7 @@ cargo deb --no-build --no-strip --locked --target "$target" --deb-version "$vers
   --output "$out/hobbit_${version}_$debian.deb"
 cargo cyclonedx --format json --target "$target" --features dynamic-backends --override-filename "$name.cdx" \
   --manifest-path Cargo.toml
-mv "$name.cdx.json" "$out/"
+sed "s#path+file://$tree#path+file:///hobbit#g" "$name.cdx.json" > "$out/$name.cdx.json"
 find . -name "$name.cdx.json" -not -path './target/*' -delete
 cd "$out"
 sha256sum "$name.tar.gz" "hobbit_${version}_$debian.deb" "$name.cdx.json" > "SHA256SUMS-${target%%-*}"

@@ -1,0 +1,67 @@
+# Compiles llama.cpp in less time. Leaves out files that hobbit's programs do not link: its command line, downloads, the
+# HTTP library, and speech generation. Compiles the many small files that share large headers as one (CMake's unity
+# build, as llama.cpp does for its models). Backends are looked for beside the programs only, not where they were built.
+#
+# Reaches CMake as CMAKE_PROJECT_llama.cpp_INCLUDE (.cargo/config.toml sets it, and llama-cpp-sys-2 passes on what begins
+# with CMAKE_). Without it, everything is compiled, and the programs behave the same.
+
+include(CheckCXXCompilerFlag)
+
+function(hobbit_leave_out target)
+    get_target_property(sources ${target} SOURCES)
+    list(REMOVE_ITEM sources ${ARGN})
+    set_property(TARGET ${target} PROPERTY SOURCES ${sources})
+endfunction()
+
+# Each pattern's files become one.
+function(hobbit_unite target)
+    get_target_property(directory ${target} SOURCE_DIR)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+    foreach (pattern ${ARGN})
+        file(GLOB sources "${directory}/${pattern}")
+        string(MAKE_C_IDENTIFIER ${pattern} group)
+        set_source_files_properties(${sources} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${group})
+    endforeach()
+endfunction()
+
+function(hobbit_adjust)
+    if (TARGET llama-common AND TARGET cpp-httplib)
+        hobbit_leave_out(llama-common arg.cpp console.cpp debug.cpp download.cpp hf-cache.cpp imatrix-loader.cpp
+            preset.cpp subproc.cpp)
+        foreach (property LINK_LIBRARIES INTERFACE_LINK_LIBRARIES)
+            get_target_property(libraries llama-common ${property})
+            list(FILTER libraries EXCLUDE REGEX cpp-httplib)
+            set_property(TARGET llama-common PROPERTY ${property} "${libraries}")
+        endforeach()
+        set_property(TARGET cpp-httplib PROPERTY EXCLUDE_FROM_ALL TRUE)
+        hobbit_unite(llama-common "chat*.cpp" "parsers/*.cpp")
+    endif()
+    if (TARGET mtmd)
+        hobbit_leave_out(mtmd mtmd-helper-gen.cpp)
+        hobbit_unite(mtmd "models/*.cpp")
+    endif()
+    if (TARGET ggml-cpu-armv9.2_1)
+        # GCC before 14 knows no SME. What it makes for processors with SME does not use it.
+        check_cxx_compiler_flag(-march=armv9.2-a+sme HOBBIT_SME)
+        foreach (variant ggml-cpu-armv9.2_1 ggml-cpu-armv9.2_2)
+            if (NOT HOBBIT_SME)
+                get_target_property(options ${variant} COMPILE_OPTIONS)
+                string(REPLACE armv9.2-a armv8.6-a options "${options}")
+                string(REPLACE +sme "" options "${options}")
+                set_property(TARGET ${variant} PROPERTY COMPILE_OPTIONS "${options}")
+            endif()
+        endforeach()
+    endif()
+    if (TARGET ggml)
+        foreach (property COMPILE_DEFINITIONS INTERFACE_COMPILE_DEFINITIONS)
+            get_target_property(definitions ggml ${property})
+            list(FILTER definitions EXCLUDE REGEX GGML_BACKEND_DIR)
+            set_property(TARGET ggml PROPERTY ${property} "${definitions}")
+        endforeach()
+    endif()
+endfunction()
+
+# At the end, when all targets are known.
+if (NOT CMAKE_VERSION VERSION_LESS 3.19)
+    cmake_language(DEFER CALL hobbit_adjust)
+endif()
