@@ -79,15 +79,22 @@ fn slots_grow_after_a_prompt_and_shrink_before_the_next() {
     let plan = watched.plan().clone();
     let decode = plan.decode.clone().unwrap_or_else(|| panic!("no slots more: {plan}"));
     assert!(plan.n_slots + 8 < decode.n_slots, "{plan}");
-    let mut n_narrow = 0;
+    let (mut n_decoded, mut n_prompts) = (0, 0);
     for &(n_tokens, slots, resident) in &watched.seen {
-        n_narrow = if n_tokens > 16 { 0 } else { n_narrow + 1 };
-        // 64 batches until the pages are given back, one more to see how many come back.
-        let expected = if n_narrow > 64 { decode.n_slots } else { plan.n_slots };
-        assert_eq!(slots, expected, "after {n_narrow} batches of few tokens");
+        // 64 tokens until the pages are given back, one more batch to see how many come back.
+        let has_grown = n_tokens <= 16 && n_decoded >= 64;
+        (n_decoded, n_prompts) = if n_tokens > 16 { (0, n_prompts + 1) } else { (n_decoded + n_tokens, n_prompts) };
+        let expected = match n_prompts {
+            _ if has_grown => decode.n_slots..=decode.n_slots,
+            1 => plan.n_slots..=plan.n_slots,
+            // A short prompt needs a part of the buffer.
+            _ => plan.n_slots + 1..=decode.n_slots - 1,
+        };
+        assert!(expected.contains(&slots), "{slots} slots, {expected:?} expected after {n_decoded} tokens");
         assert!(resident <= budget, "{resident} bytes are resident, {budget} are allowed");
     }
-    assert_eq!(watched.seen.iter().filter(|(_, slots, _)| *slots == decode.n_slots).count(), 2 * (80 + 1 - 64));
+    let n_grown = watched.seen.iter().filter(|(_, slots, _)| *slots == decode.n_slots).count();
+    assert_eq!(n_grown, 80 + 1 - 64 + 1, "the last step and three batches of 16 have 64 tokens, too");
     let stats = watched.session.stats();
     assert!(stats.peak_rss_bytes <= budget, "{} bytes, {budget} are allowed", stats.peak_rss_bytes);
 

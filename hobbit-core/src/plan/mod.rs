@@ -410,6 +410,16 @@ impl MemoryPlan {
         self.expert_cache as f64 / bytes.max(1) as f64
     }
 
+    /// Bytes of the compute buffer that experts may have during a batch of `n_tokens`, if they have had those of
+    /// [`DecodePlan`]: what decoding touches includes all that does not depend on the number of tokens, except for
+    /// the most bytes of `logits`. The buffer has the size for `n_ubatch` tokens.
+    pub fn free_compute(&self, n_tokens: u32, n_ubatch: u32, logits: u64) -> u64 {
+        let of_tokens = u128::from(self.fixed.compute) * u128::from(n_tokens) / u128::from(n_ubatch.max(1));
+        let of_tokens = u64::try_from(of_tokens).unwrap_or(u64::MAX);
+        let touched = |decode: &DecodePlan| decode.compute.saturating_add(of_tokens).saturating_add(logits);
+        self.decode.as_ref().map_or(0, |decode| self.fixed.compute.saturating_sub(touched(decode)))
+    }
+
     /// Whether every high version has a slot: each is read once.
     pub fn is_fully_resident(&self) -> bool {
         self.n_slots == self.n_experts

@@ -74,6 +74,12 @@ fn decoding_has_the_memory_that_only_prompts_need() {
     assert_eq!(of(|input| input.budget = Budget::Bytes(8192 * MIB)).decode, None, "everything fits");
     assert_eq!(of(|input| input.prompt_only = 0).decode, None);
     assert_eq!(of(|input| input.budget = Budget::Bytes(4900 * MIB)).decode.unwrap().n_slots, 1024);
+
+    // A short prompt leaves experts most of it.
+    let (all, free) = (plan.fixed.compute, |n_tokens, logits| plan.free_compute(n_tokens, 512, logits));
+    assert_eq!((free(64, 0), free(64, 5 * MIB)), (all - all / 8 - 20 * MIB, all - all / 8 - 25 * MIB));
+    assert_eq!((free(512, 0), free(u32::MAX, u64::MAX)), (0, 0));
+    assert_eq!(of(|input| input.prompt_only = 0).free_compute(64, 512, 0), 0);
 }
 
 #[test]

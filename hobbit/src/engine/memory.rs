@@ -38,7 +38,7 @@ use hobbit_core::profile::VirtualPlanError;
 use hobbit_core::residency::{
     self, Latency, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions, VirtualExpertsOptions,
 };
-use hobbit_core::route::{Phase, Thresholds};
+use hobbit_core::route::Thresholds;
 use hobbit_core::stats::CacheSlots;
 use hobbit_core::store::{self, Arena, BLOCK_BYTES, StoreKind, choose, probe};
 use hobbit_core::trace::Walk;
@@ -279,8 +279,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         tiers,
         host,
         routers: Routers { wants_scores, walk, ..Routers::default() },
-        // The cache was made with all slots.
-        phase: Phase::Decode,
+        free_compute: 0,
         prompt_slots,
         wanted: ExpertCache::Auto,
         n_sessions: 0,
@@ -288,7 +287,9 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         lending,
         description,
     };
-    new.enter(Phase::Prompt);
+    // The cache was made with the slots of decoding.
+    new.free_compute = new.prompt_only();
+    new.use_compute(0);
     new.preload()?;
     new.warm_up();
     new.record_residents();

@@ -190,7 +190,7 @@ impl Session {
             speculator: None,
             context,
             hook,
-            phases: Phases::new(&model.shared.experts),
+            phases: Phases::new(model, &options),
             model: model.clone(),
             checkpoints: vec![Checkpoints::default(); n_sequences as usize],
             options,

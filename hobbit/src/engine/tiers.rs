@@ -48,8 +48,8 @@ pub(super) struct Tiers {
     pub(super) unseen: Unseen,
     /// The host's slots by share while a prompt is evaluated; empty: as many as while tokens decode.
     pub(super) prompt_slots: BTreeMap<ShareId, u32>,
-    /// The phase whose slots the host has.
-    pub(super) phase: Phase,
+    /// Bytes of llama.cpp's compute buffer that the host's slots have.
+    pub(super) free_compute: u64,
     /// The size of the host's cache that was asked for last.
     pub(super) wanted: ExpertCache,
     /// Sessions whose contexts hold memory.

@@ -1,68 +1,85 @@
 //! Memory that follows the phase: while tokens decode, the pages of llama.cpp's compute buffer are given back to the
-//! system, and experts get more slots ([`MemoryPlan::decode`]). Before a prompt the slots shrink again.
+//! system, and experts get more slots ([`MemoryPlan::decode`]). Before a prompt the slots shrink again, as far as its
+//! width needs ([`MemoryPlan::free_compute`]).
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::engine::experts::Experts;
+use crate::engine::model::Model;
 use crate::engine::tiers::Tiers;
+use hobbit_core::options::SessionOptions;
 #[cfg(doc)]
 use hobbit_core::plan::{MemoryPlan, RunMode};
-use hobbit_core::route::{DECODE_TOKENS_MAX, Phase};
+use hobbit_core::route::DECODE_TOKENS_MAX;
 
-/// Decoding batches in a row before pages are given back, and between two checks. Both directions cost page faults
+/// Tokens decoded since a prompt before pages are given back, and between two checks. Both directions cost page faults
 /// (with 16, answers of 64 tokens of a small fast model lost 8 % and prompts 11 %), and a server's prompts may come in
-/// pieces between tokens of others.
-const BATCHES: u32 = 64;
+/// pieces between tokens of others. Batches of several streams read more at once, so they need the slots earlier.
+const TOKENS: u32 = 64;
 
 /// One session's part in it.
 pub(super) struct Phases {
     experts: Arc<Experts>,
-    /// Batches since the last one of more tokens than a decoding batch has.
-    n_narrow: u32,
+    /// Tokens of the widest ubatch.
+    n_ubatch: u32,
+    /// Most bytes of a batch's logits; 0 if there may be as many as tokens.
+    logits: u64,
+    /// Tokens since the last batch of more than a decoding batch has.
+    n_decoded: u32,
     /// The pages were given back, and the next batch shows how many of them tokens need.
     is_given_back: bool,
 }
 
 impl Phases {
     /// For a session whose context has been made: another session's tokens may have decoded last.
-    pub(super) fn new(experts: &Arc<Experts>) -> Self {
+    pub(super) fn new(model: &Model, options: &SessionOptions) -> Self {
+        let experts = &model.shared.experts;
         if let Some(memories) = experts.memories().as_mut() {
             memories.n_sessions += 1;
-            memories.enter(Phase::Prompt);
+            memories.use_compute(0);
         }
-        Self { experts: Arc::clone(experts), n_narrow: 0, is_given_back: false }
+        let n_ubatch = options.n_ubatch.min(options.n_batch);
+        let logits = u64::from(options.n_outputs_max.min(n_ubatch)) * model.n_vocab() as u64 * size_of::<f32>() as u64;
+        Self { experts: Arc::clone(experts), n_ubatch, logits, n_decoded: 0, is_given_back: false }
     }
 
     /// A batch begins.
     pub(super) fn begin(&mut self, n_tokens: u32, memories: &mut Tiers) {
         if n_tokens as usize > DECODE_TOKENS_MAX {
-            (self.n_narrow, self.is_given_back) = (0, false);
-            memories.enter(Phase::Prompt);
+            (self.n_decoded, self.is_given_back) = (0, false);
+            let free = memories.description.plan.free_compute(n_tokens, self.n_ubatch, self.logits);
+            memories.use_compute(free.min(memories.free_compute));
         }
     }
 
     /// A batch was evaluated. `buffer`: the addresses of llama.cpp's compute buffer, if it is ordinary memory.
     pub(super) fn end(&mut self, n_tokens: u32, buffer: Option<Range<usize>>, memories: &mut Tiers) {
-        let limit = memories.description.plan.decode.as_ref().map(|decode| decode.compute);
         // The plan has one session's compute buffer.
         let is_alone = memories.n_sessions == 1 && memories.follows_phases();
-        let (Some(buffer), Some(limit), true) = (buffer, limit, is_alone) else { return };
+        let (Some(buffer), true) = (buffer, is_alone) else { return };
+        let (all, prompt_only) = (memories.description.plan.fixed.compute, memories.prompt_only());
+        let is_within = |free: u64| pages::resident_bytes(&buffer) <= all - free;
         if n_tokens as usize > DECODE_TOKENS_MAX {
+            if memories.free_compute > 0 && !is_within(memories.free_compute) {
+                memories.use_compute(0);
+            }
             return;
         }
-        self.n_narrow = self.n_narrow.wrapping_add(1);
-        let (is_decoding, is_due) = (memories.phase.is_decode(), self.n_narrow.is_multiple_of(BATCHES));
-        if is_decoding && is_due && pages::resident_bytes(&buffer) > limit {
-            memories.enter(Phase::Prompt);
+        let before = self.n_decoded;
+        self.n_decoded = before.wrapping_add(n_tokens);
+        let is_decoding = memories.free_compute == prompt_only;
+        let is_due = before / TOKENS != self.n_decoded / TOKENS;
+        if is_decoding && is_due && !is_within(prompt_only) {
+            memories.use_compute(0);
         } else if !is_decoding && is_due {
             // SAFETY: the call into llama.cpp that saw the buffer has returned, and the context is as it left it. Its
             // graphs write all tensors of this buffer before they read them: inputs are set for every batch, and what
             // outlives a batch has been copied out of it.
             unsafe { pages::give_back(&buffer) };
             self.is_given_back = true;
-        } else if !is_decoding && std::mem::take(&mut self.is_given_back) && pages::resident_bytes(&buffer) <= limit {
-            memories.enter(Phase::Decode);
+        } else if !is_decoding && std::mem::take(&mut self.is_given_back) && is_within(prompt_only) {
+            memories.use_compute(prompt_only);
         }
     }
 }

@@ -5,7 +5,6 @@ use crate::engine::tier::Tier;
 use hobbit_core::cache::ShareId;
 use hobbit_core::expert::Precision;
 use hobbit_core::plan::ExpertCache;
-use hobbit_core::route::Phase;
 
 /// A share of the host's cache: its layer and number there, the bytes of its slots.
 type HostShare = (u16, u16, ShareId, u64);
@@ -33,7 +32,7 @@ impl Tiers {
         }
         let before = std::mem::replace(&mut self.lending.bytes, bytes);
         let is_spare = self.lending.most == 0 || before.max(bytes) <= self.lending.spare;
-        let keeps_slots = is_spare && !(self.follows_phases() && self.phase.is_decode());
+        let keeps_slots = is_spare && self.free_compute == 0;
         (keeps_slots || self.fit_host()).then_some(true)
     }
 
@@ -42,21 +41,27 @@ impl Tiers {
         !self.prompt_slots.is_empty()
     }
 
-    /// Gives the host the planned slots of a phase.
-    pub(in super::super) fn enter(&mut self, phase: Phase) {
-        if self.follows_phases() && self.phase != phase {
-            self.phase = phase;
+    /// Bytes of the compute buffer that only prompts touch.
+    pub(in super::super) fn prompt_only(&self) -> u64 {
+        let plan = &self.description.plan;
+        plan.decode.as_ref().map_or(0, |decode| plan.fixed.compute - decode.compute)
+    }
+
+    /// Gives the host the slots that it has with so much of the compute buffer.
+    pub(in super::super) fn use_compute(&mut self, bytes: u64) {
+        if self.follows_phases() && self.free_compute != bytes {
+            self.free_compute = bytes;
             self.fit_host();
         }
     }
 
-    /// Slots of a share in the current phase. While memory is lent, they are those of prompts: the plan lends from
-    /// these.
+    /// Slots of a share now. While memory is lent, they are those of prompts: the plan lends from these.
     fn planned_slots(&self, id: ShareId) -> u32 {
         let most = self.host.cache().most_of_share(id);
-        let has_all = self.phase.is_decode() && self.lending.bytes == 0;
-        let of_prompts = self.prompt_slots.get(&id).filter(|_| !has_all);
-        of_prompts.map_or(most, |n| most.min(*n))
+        let Some(of_prompts) = self.prompt_slots.get(&id) else { return most };
+        let bytes = if self.lending.bytes == 0 { self.free_compute } else { 0 };
+        let more = u64::from(most.saturating_sub(*of_prompts)) * bytes / self.prompt_only().max(1);
+        most.min(of_prompts + more as u32) // at most `most`
     }
 
     /// Gives the host the planned slots, at most those that were asked for, less those whose memory is lent. False if
