@@ -40,7 +40,6 @@ pub fn flag(setting: &'static str) -> &'static str {
         "trace" => "--trace",
         "cache_state" => "--cache-state",
         "path_table" => "--path-table",
-        "profile" => "--profile",
         "lora" => "--lora",
         "control_vectors" => "--control-vector",
         other => other,
@@ -226,10 +225,6 @@ fn opening(error: &OpenError) -> Option<String> {
             "make one with gguf-tools profile --path-table FILE and give it with --path-table, or pack the model with \
              gguf-tools pack --path-table"
         }
-        E::NoPenalties { .. } => {
-            "record a run with --trace run.trace, let hobbit-sim calibrate run.trace -o profile.json measure them, \
-             and give --profile profile.json; or --expert-slots even"
-        }
         E::Load { reason, .. } => refused_model(reason),
         E::Context { reason, .. } => return refused_context(reason).map(str::to_owned),
         E::OutOfMemory { .. } => LESS_MEMORY,
@@ -388,7 +383,7 @@ mod tests {
         use clap::CommandFactory as _;
         let command = crate::args::LowArgs::command();
         let declared = |long: &str| command.get_arguments().any(|arg| arg.get_long() == Some(long));
-        let settings = ["low", "trace", "cache_state", "path_table", "profile", "lora", "control_vectors"];
+        let settings = ["low", "trace", "cache_state", "path_table", "lora", "control_vectors"];
         for flag in settings.map(flag) {
             assert!(declared(flag.trim_start_matches("--")), "{flag}");
         }
@@ -399,8 +394,6 @@ mod tests {
     fn errors_of_the_engine_have_remedies() {
         let opening = |error: OpenError| advice(&anyhow::Error::new(error));
         let evaluating = |error: EvalError| advice(&anyhow::Error::new(error));
-        let penalties = opening(OpenError::NoPenalties { found: "there is no profile".into() }).unwrap();
-        assert!(penalties.ends_with("or --expert-slots even"), "--slots is an endpoint of hobbit-server");
         assert_eq!(opening(SMALL.into()), Some(advised(SMALL)));
         let full = |shift_helps| evaluating(EvalError::ContextFull { n_ctx: 8, shift_helps }).unwrap();
         assert!(full(true).contains("larger -c (or --context-shift"));

@@ -65,8 +65,8 @@ pub fn in_words(error: &anyhow::Error) -> String {
 fn of_engine(error: &anyhow::Error) -> (bool, bool) {
     #[cfg(feature = "engine")]
     if let Some(error) = error.downcast_ref() {
-        use hobbit::OpenError::{Cancelled, NoPenalties, Output};
-        return (matches!(error, Cancelled), matches!(error, NoPenalties { .. } | Output(_)));
+        use hobbit::OpenError::{Cancelled, Output};
+        return (matches!(error, Cancelled), matches!(error, Output(_)));
     }
     #[cfg(feature = "engine")]
     if let Some(hobbit::EvalError::Interrupted) = error.downcast_ref() {

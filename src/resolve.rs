@@ -325,7 +325,6 @@ pub fn experts(args: ExpertArgs, model: &Path, expects: SessionOptions) -> Resul
         caching: caching.options(),
         path_table: caching.path_table()?,
         routes: caching.routes(),
-        profile: caching.profile,
         trace: caching.trace,
         cache_state: caching.cache_state,
         io: memory.io,

@@ -58,7 +58,7 @@ def tools() -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", action="store_true", help="write the counts in place of the recorded ones")
-    parser.add_argument("--margin", type=float, default=5.0, help="change that passes, in percent [default: 5]")
+    parser.add_argument("--margin", type=float, default=3.0, help="change that passes, in percent [default: 3]")
     parser.add_argument("--file", default="instructions.json", help="the recording")
     args = parser.parse_args()
     counts, here = parse(sys.stdin.read()), tools()

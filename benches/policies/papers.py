@@ -4,7 +4,7 @@
 usage: papers.py HOBBIT_SIM [--low-bytes N%] [--budgets N%,N%] NAME[@N%,N%] CALIBRATION EVALUATION [NAME CALIBRATION
 EVALUATION ...]
 
-CALIBRATION and EVALUATION are traces of one model, each one file or several with commas: weights, penalties and path
+CALIBRATION and EVALUATION are traces of one model, each one file or several with commas: weights and path
 tables are fitted on the first and judged on the second. The same file twice is hindsight, and the tables say so.
 Predictions take traces recorded with --predictor stacked-gate --prefetch off --prefetch-distance 3 (or 4); without,
 their lines are left out. Budgets behind a name are that model's. Weights are fitted by about a hundred replays for each
@@ -12,10 +12,8 @@ budget and way to share slots: a few thousand tokens of calibration are enough.
 """
 import collections
 import json
-import os
 import subprocess
 import sys
-import tempfile
 
 # A machine of two cores: time by bytes of an expert, and an NVMe drive. Ratios of speeds hang on it.
 SECONDS_PER_BYTE = 0.63e-3 / 3.06e6
@@ -116,22 +114,18 @@ class Subject:
 
     def fitted(self, budget, slots):
         """HOBBIT's weights, fitted on the penalty of mixed precision."""
-        with tempfile.TemporaryDirectory() as place:
-            out = os.path.join(place, "fit.json")
-            words = ["calibrate", *self.calibration, "-o", out, "--budget", budget, "--slots", slots, "--low-bytes", LOW_BYTES]
-            run(*words, "--low-share", LOW_SHARE, *THRESHOLDS)
-            return ",".join(str(weight) for weight in json.load(open(out))["weights"])
+        flags = self.calibrated("--budget", budget, "--slots", slots, "--low-share", LOW_SHARE, *THRESHOLDS)
+        return flags["--policy-weights"]
 
-    def penalties(self, budget, out):
-        run("calibrate", *self.calibration, "-o", out, "--budget", budget, "--policy", "arc")
+    def calibrated(self, *words):
+        """The flags that calibrate prints."""
+        flags = run("calibrate", *self.calibration, "--low-bytes", LOW_BYTES, *words).splitlines()[0].split()
+        return dict(zip(flags[::2], flags[1::2]))
 
     def shares(self):
         """T1 and T2 that give Mixtral's shares of precisions."""
-        with tempfile.TemporaryDirectory() as place:
-            out = os.path.join(place, "fit.json")
-            run("calibrate", *self.calibration, "-o", out, "--budget", BUDGETS[0], "--low-bytes", LOW_BYTES, "--shares", "67/30/3")
-            fitted = json.load(open(out))
-            return fitted["t1"], fitted["t2"]
+        flags = self.calibrated("--budget", BUDGETS[0], "--shares", "67/30/3")
+        return float(flags["--t1"]), float(flags["--t2"])
 
     def predicted(self):
         if self.recall is None:
@@ -145,9 +139,31 @@ class Subject:
         row = next((row for row in rows if (row["predictor"], row["distance"]) == (predictor, distance)), None)
         return (row["recall"], row["experts"]) if row else None
 
-    def top_1(self, distance):
-        rows = self.predicted()["best_of_later_routers"]
-        return next((row["top_1"] for row in rows if row["distance"] == distance), None)
+    def best_scores(self, distance, aim=0.97):
+        """How often a later router's best score is that of its first expert; how many scores hold `aim`."""
+        layers = [layer["layer"] for layer in self.header["model"]["layers"]]
+        before = {layer: layers[at - distance] for at, layer in enumerate(layers) if at >= distance}
+        first, judged, used, at_rank, predicted = 0, 0, 0, collections.Counter(), {}
+        for line in run("show", self.evaluation[0]).splitlines():
+            record = json.loads(line)
+            if record["record"] == "batch":
+                predicted = {}
+            if record["record"] != "layer" or record["n_tokens"] != 1:
+                continue
+            own = [one for one in record["predictions"] if one["distance"] == distance]
+            predicted[record["layer"]] = [one["expert"] for one in sorted(own, key=lambda one: -one["score"])]
+            ranked = predicted.get(before.get(record["layer"]))
+            if ranked:
+                best = max(zip(record["weights"], record["chosen"]))[1]
+                first, judged, used = first + (best == ranked[0]), judged + 1, used + len(record["chosen"])
+                at_rank.update(rank for rank, expert in enumerate(ranked, 1) if expert in record["chosen"])
+        if not judged or not self.has_scores:
+            return None
+        n, held = 0, 0
+        while held < aim * used and n < max(at_rank, default=0):
+            n += 1
+            held += at_rank[n]
+        return first / judged, n if held >= aim * used else None
 
 
 def hobbit_policies(subject):
@@ -197,10 +213,10 @@ def hobbit_thresholds(subject):
 def hobbit_gates(subject):
     lines = []
     for distance, paper in [(1, "96 %"), (2, "about 90 %"), (3, "about 90 %"), (4, NOT)]:
-        top = subject.top_1(distance)
+        top = subject.best_scores(distance)
         found = subject.found("stacked-gate", distance)
         if top is not None and found:
-            lines.append([f"top-1 foretold {distance} ahead", paper, percent(top)])
+            lines.append([f"top-1 foretold {distance} ahead", paper, percent(top[0])])
             lines.append([f"all {subject.n_used} foretold {distance} ahead", NOT, percent(found[0])])
     for mode, paper, more in [
         ("exact", "1.01x, below 1x", []),
@@ -271,9 +287,9 @@ def fate_lines(subject):
     if bare and wide:
         lines.append([f"gate alone ({bare[1]:.0f} named)", "78.79 %", percent(bare[0])])
         lines.append([f"above the 75th percentile ({wide[1]:.0f} of {subject.n_expert} named)", "97.15 %", percent(wide[0])])
-        foretold = next((row for row in subject.predicted()["best_of_later_routers"] if row["distance"] == 1), None)
+        foretold = subject.best_scores(1)
         if foretold:
-            n = foretold["experts_for_aim"]
+            n = foretold[1]
             lines.append(["experts to name for 97 %", f"15 of 60 or 16 of 64", f"{n} of {subject.n_expert}" if n else "more than were recorded"])
     return lines
 
@@ -286,14 +302,6 @@ def fate_slots(subject):
         if layers < subject.n_layers:
             rows = replay(subject.evaluation, "--slots", f"shallow-first:{layers}", policies="arc")
             lines.append([f"ARC, first {layers} whole", *(percent(hit_rate(rows[budget, "none", "arc"])) for budget in BUDGETS)])
-    cells = []
-    for budget in BUDGETS:
-        with tempfile.TemporaryDirectory() as place:
-            out = os.path.join(place, "fit.json")
-            subject.penalties(budget, out)
-            rows = replay(subject.evaluation, "--slots", "by-penalty", "--penalties", out, policies="arc", budgets=[budget])
-            cells.append(percent(hit_rate(rows[budget, "none", "arc"])))
-    lines.append(["ARC, by penalty", *cells])
     if subject.has_scores:
         for name, slots in [("even", "even"), ("first 3 whole", "shallow-first:3")]:
             words = ["--slots", slots, "--predictor", "cross-layer", "--distance", "1", *subject.time]

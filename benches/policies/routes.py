@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """Tables of policies, slots, thresholds and predictions on recorded routes, as Markdown on standard output.
 
-usage: routes.py HOBBIT_SIM TRACE [TRACE ...] [--halves FIRST SECOND [FIRST SECOND ...]]
-TRACEs come from 'hobbit-sim import'. With halves, slots by penalty are fitted on the FIRST trace of each pair and
-judged on the SECOND. The table marks figures that were tuned on the text that judges them.
+usage: routes.py HOBBIT_SIM TRACE [TRACE ...]
+TRACEs come from 'hobbit-sim import'.
 """
 import json
 import subprocess
@@ -15,9 +14,7 @@ SECONDS_PER_BYTE = 0.63e-3 / 3.06e6
 LAYER_MS = 0.17
 LINK = ["--link", "1.8GiB", "--latency-us", "100"]
 
-sim, *rest = sys.argv[1:]
-at = rest.index("--halves") if "--halves" in rest else len(rest)
-traces, halves = rest[:at], rest[at + 1 :]
+sim, *traces = sys.argv[1:]
 
 
 def replay(trace, *options, policy="learned", budgets=BUDGETS):
@@ -64,28 +61,12 @@ def slots(trace):
     lines = [["even, misses", *map(str, even)]]
     for name, options in [
         ("shallow-first:4", ["--slots", "shallow-first:4"]),
-        ("by-penalty, as the trace itself says (hindsight)", ["--slots", "by-penalty"]),
         ("one pool over all layers", ["--slots", "global"]),
     ]:
         lines.append([name, *(f"{own / base:.3f}" for own, base in zip(misses(trace, *options), even))])
     for name, options in [("the optimum, even", []), ("the optimum, one pool", ["--slots", "global"])]:
         optimum = misses(trace, *options, policy="belady")
         lines.append([name, *(f"{own / base:.3f}" for own, base in zip(optimum, even))])
-    table("slots, misses of learned to even slots", BUDGETS, lines)
-
-
-def halved(first, second):
-    fitted = first + ".policy.json"
-    command = [sim, "calibrate", first, "--policy", "learned", "--budget", "25%", "-o", fitted]
-    subprocess.run(command, capture_output=True, check=True, text=True)
-    even = misses(second)
-    lines = [["even, misses", *map(str, even)]]
-    for name, options in [
-        ("by-penalty, fitted on the first", ["--slots", "by-penalty", "--penalties", fitted]),
-        ("by-penalty, hindsight", ["--slots", "by-penalty"]),
-        ("one pool over all layers", ["--slots", "global"]),
-    ]:
-        lines.append([name, *(f"{own / base:.3f}" for own, base in zip(misses(second, *options), even))])
     table("slots, misses of learned to even slots", BUDGETS, lines)
 
 
@@ -151,6 +132,3 @@ for trace in traces:
     print("Thresholds, low versions of half the bytes: bytes read a token, of decode's uses missed in low precision and "
           "left out, simulated speed.\n")
     thresholds(trace)
-for first, second in zip(halves[::2], halves[1::2]):
-    print(f"## {model_of(second)['name']}, slots by penalty: fitted on one part, judged on another\n")
-    halved(first, second)

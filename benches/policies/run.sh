@@ -47,13 +47,10 @@ for text in prose-cal code-cal prose-eval code-eval; do
 done
 
 for budget in 25 37.5 50 62.5 75; do
-    "$sim" calibrate demo-prose-cal.trace demo-code-cal.trace --budget $budget% -o "fit-demo-$budget.json"
-    "$sim" calibrate syn-prose-cal.trace syn-code-cal.trace --budget $budget% -o "fit-syn-$budget.json"
     for model in demo syn; do
-        weights=$(python3 -c 'import json,sys; print(*json.load(open(sys.argv[1]))["weights"], sep=",")' \
-            "fit-$model-$budget.json")
-        "$sim" replay $model-*-eval.trace $([ $model = demo ] && echo demo-chat.trace) --policy hobbit --budget $budget% \
-            --policy-weights "$weights" --json > "fitted-$model-$budget.json"
+        flags=$("$sim" calibrate $model-prose-cal.trace $model-code-cal.trace --budget $budget% | head -n 1)
+        "$sim" replay $model-*-eval.trace $([ $model = demo ] && echo demo-chat.trace) --budget $budget% \
+            $flags --json > "fitted-$model-$budget.json"
     done
 done
 "$sim" replay demo-prose-eval.trace demo-code-eval.trace demo-chat.trace syn-prose-eval.trace syn-code-eval.trace \

@@ -11,7 +11,6 @@ use hobbit_core::gguf::Gguf;
 use hobbit_core::pack::imatrix::Imatrix;
 use hobbit_core::pack::{self, Pack, PackKind, PackSpec, Progress, Stage, TypeChoice};
 use hobbit_core::profile::read_path_table;
-use hobbit_core::tuned::TunedPolicy;
 use hobbit_core::units::Bytes;
 use hobbit_programs::output::{say, tell};
 
@@ -59,10 +58,6 @@ pub struct Args {
     path_table: Option<PathBuf>,
     #[command(flatten)]
     widths: widths::Args,
-    /// Tuned policy of the model to store, made by hobbit-sim calibrate: hobbit-cli uses its weights, penalties and,
-    /// unless others are given here, thresholds
-    #[arg(long, value_name = "FILE")]
-    policy: Option<PathBuf>,
     /// Replace the pack if it exists
     #[arg(long)]
     force: bool,
@@ -74,7 +69,6 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         ("--imatrix", args.imatrix.as_ref()),
         ("--path-table", args.path_table.as_ref()),
         ("--profile", args.widths.profile.as_ref()),
-        ("--policy", args.policy.as_ref()),
     ];
     let outputs = [(("-o", Some(&args.output)), Kind::Model), (("-o", Some(&partial)), Kind::PartialModel)];
     check_files(&args.file, &inputs, &outputs)?;
@@ -84,9 +78,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let chosen = args.widths.choose(&source, args.low.as_ref())?;
     spec.widths = chosen.widths;
     (spec.norms, spec.mixes) = (chosen.norms, chosen.mixes);
-    let policy = args.policy.as_deref().map(|path| policy(path, &source)).transpose()?;
-    spec.thresholds = spec.thresholds.or(chosen.thresholds).or(policy.as_ref().and_then(TunedPolicy::thresholds));
-    spec.policy = policy.as_ref().map(TunedPolicy::to_json);
+    spec.thresholds = spec.thresholds.or(chosen.thresholds);
     let mut bar = Bar::new()?;
     let mut progress = |Progress { stage, done, total, .. }: Progress| {
         bar.show(if stage == Stage::Writing { "packing" } else { "hashing" }, done, total)
@@ -121,19 +113,6 @@ fn spec<'a>(args: &Args, imatrix: Option<&'a Imatrix>) -> anyhow::Result<PackSpe
         force: args.force,
         ..PackSpec::new(if args.only_low { PackKind::Low } else { PackKind::Full })
     })
-}
-
-/// Reads the tuned policy of this model.
-fn policy(path: &Path, source: &Gguf) -> anyhow::Result<TunedPolicy> {
-    let tuned = TunedPolicy::read(path)?;
-    let architecture = source.architecture();
-    let map = source.experts()?;
-    let layers: Vec<(u16, u16)> = (map.layers.iter())
-        .filter(|layer| u64::from(layer.layer) < source.n_layers_run())
-        .map(|layer| (layer.layer, u16::try_from(layer.n_expert).unwrap_or(u16::MAX)))
-        .collect();
-    tuned.check_model(architecture, &layers, &path.display().to_string(), &source.files[0].path)?;
-    Ok(tuned)
 }
 
 fn threshold(text: &str) -> anyhow::Result<f32> {

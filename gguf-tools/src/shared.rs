@@ -31,12 +31,6 @@ impl Bar {
         Ok(bar)
     }
 
-    pub fn of_bytes(stage: &'static str, total: u64) -> anyhow::Result<Self> {
-        let mut bar = Self::new()?;
-        let _ = bar.show(stage, 0, total); // a signal ends the first step
-        Ok(bar)
-    }
-
     fn with_template(template: &str) -> anyhow::Result<Self> {
         watch()?;
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());

@@ -13,7 +13,6 @@
 //! | `cache` `route` `predict` | residents and eviction; precision; prediction |
 //! | `pack` | a model with every expert as one record, in two precisions |
 //! | `profile` | losses that a model tolerates |
-//! | `tuned` | tuned policies, from traces |
 //! | `load` | the queue of reads, its classes, and the worth of a prefetch |
 //! | `plan` | from a memory budget to slots, or to passthrough |
 //! | `options` | a caller's options |
@@ -52,7 +51,6 @@ pub mod speculation;
 pub mod stats;
 pub mod store;
 pub mod trace;
-pub mod tuned;
 pub mod units;
 
 #[doc(inline)]

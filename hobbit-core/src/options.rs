@@ -105,10 +105,6 @@ pub struct ModelOptions {
     pub caching: CachingOptions,
     /// The table of [`PredictorKind::PathTable`], as `gguf-tools profile` writes it; `None` takes the pack's.
     pub path_table: Option<PathBuf>,
-    /// A tuned policy, made by `hobbit-sim calibrate` from traces of this model: weights for
-    /// [`CachingOptions::policy`], thresholds for [`ModelOptions::precision`], penalties for [`CachingOptions::slots`].
-    /// Explicit options have priority. `None` takes the pack's, if there is one.
-    pub profile: Option<PathBuf>,
     /// File for a trace of routing and reads: see `trace`. An earlier trace is replaced; a file of another kind is not.
     pub trace: Option<PathBuf>,
     /// Recorded routes to follow instead of the routers' choices.
@@ -239,9 +235,8 @@ impl ModelOptions {
         let outputs: Vec<Output<'_>> = written.chain(more.0.iter().copied()).collect();
         let mut inputs: Vec<Input<'_>> = shards.iter().map(|path| Input { flag: name("model"), path }).collect();
         inputs.extend(low_shards.iter().map(|path| Input { flag: name("low"), path }));
-        let files = [("path_table", &self.path_table), ("profile", &self.profile)];
-        let read = files.into_iter().filter_map(|(setting, path)| Some((setting, path.as_deref()?)));
-        let read = read.chain(self.adapters.files());
+        let table = self.path_table.as_deref().map(|path| ("path_table", path));
+        let read = table.into_iter().chain(self.adapters.files());
         inputs.extend(read.map(|(setting, path)| Input { flag: name(setting), path }));
         inputs.extend_from_slice(more.1);
         files::check(&outputs, &inputs)

@@ -28,7 +28,7 @@ pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 pub use reports::{
     CacheSlots, CachingReport, DeviceCounters, DeviceReport, LatencyReport, LatencyStep, PrefetchReport, RecallReport,
-    TokenRoutedReport, TunedReport, VirtualExpertsReport,
+    TokenRoutedReport, VirtualExpertsReport,
 };
 
 #[doc(inline)]

@@ -19,22 +19,13 @@ pub struct CachingArgs {
     #[arg(long, value_name = "lru|lfu|hobbit|edgemoe|smoe|arc|learned", default_value_t, env = "HOBBIT_ARG_POLICY")]
     pub policy: PolicyKind,
     /// Weights of --policy hobbit: recency, uses, high-precision uses and distance of the layer, four numbers with
-    /// commas (default: the profile's, or 0.34,0.28,0.28,0.1)
-    #[arg(long, value_name = "LRU,LFU,LHU,FLD", env = "HOBBIT_ARG_POLICY_WEIGHTS")]
-    pub policy_weights: Option<Weights>,
-    /// How layers share the slots: even, shallow-first:N (the first N layers whole first) or by-penalty (where they
-    /// save most, by a profile). A layer keeps as many as a token uses
-    #[arg(
-        long = "expert-slots",
-        value_name = "even|shallow-first[:N]|by-penalty",
-        default_value_t,
-        env = "HOBBIT_ARG_SLOTS"
-    )]
+    /// commas; hobbit-sim calibrate finds them for a model
+    #[arg(long, value_name = "LRU,LFU,LHU,FLD", default_value_t, env = "HOBBIT_ARG_POLICY_WEIGHTS")]
+    pub policy_weights: Weights,
+    /// How layers share the slots: even, or shallow-first:N (the first N layers whole first). A layer keeps as many as
+    /// a token uses
+    #[arg(long = "expert-slots", value_name = "even|shallow-first[:N]", default_value_t, env = "HOBBIT_ARG_SLOTS")]
     pub slots: Allocation,
-    /// Tuned policy of the model, made by hobbit-sim calibrate: policy weights, T1 and T2, and penalties for --slots
-    /// by-penalty. Flags win (default: the pack's)
-    #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PROFILE")]
-    pub profile: Option<PathBuf>,
     /// Predictor of the experts that the next layers will use (default: stacked-gate in trials, see --prefetch auto;
     /// none on devices, with --deterministic, --target-latency, --trace or --routes)
     #[arg(long, value_name = "none|stacked-gate|cross-layer|path-table|previous", env = "HOBBIT_ARG_PREDICTOR")]

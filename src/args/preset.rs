@@ -49,10 +49,9 @@ impl PresetWords {
         };
         let is_given = |long: &str| value_of(long).is_some() || !is_typed && from_environment(long).is_some();
         let is_exact = value_of("precision") == Some("exact");
-        let has_profile = is_given("profile");
         let words = flags(preset).into_iter().filter(|flag| arg(flag.long).is_some() && !is_given(flag.long));
-        // Thresholds and substitutes have no effect in exact precision, and a profile has the model's own.
-        let words = words.filter(|flag| !(flag.is_approximate && is_exact || flag.is_tuned && has_profile));
+        // Thresholds and substitutes have no effect in exact precision.
+        let words = words.filter(|flag| !(flag.is_approximate && is_exact));
         Self { preset, words: words.map(|flag| format!("--{}={}", flag.long, flag.value).into()).collect() }
     }
 
@@ -92,14 +91,11 @@ struct Flag {
     value: String,
     /// Without effect in exact precision.
     is_approximate: bool,
-    /// Tuned for a model by `hobbit-sim calibrate`.
-    is_tuned: bool,
 }
 
 fn flags(preset: Preset) -> Vec<Flag> {
     let Some(settings) = preset.settings() else { return Vec::new() };
-    let flag =
-        |long, value: &dyn ToString| Flag { long, value: value.to_string(), is_approximate: false, is_tuned: false };
+    let flag = |long, value: &dyn ToString| Flag { long, value: value.to_string(), is_approximate: false };
     let no_exact = |long, value: &dyn ToString| Flag { is_approximate: true, ..flag(long, value) };
     let word = |on: bool| if on { "on" } else { "off" };
     let mut flags = vec![
@@ -129,8 +125,8 @@ fn flags(preset: Preset) -> Vec<Flag> {
     flags.extend([
         no_exact("low", &Low::AUTO),
         no_exact("low-share", &format!("{}%", low.low_share * 100.0)),
-        Flag { is_tuned: true, ..no_exact("t1", &low.t1) },
-        Flag { is_tuned: true, ..no_exact("t2", &low.t2) },
+        no_exact("t1", &low.t1),
+        no_exact("t2", &low.t2),
         no_exact("prefill-low", &format!("{}%", low.prefill_low * 100.0)),
         no_exact("upgrade", &word(false)),
     ]);

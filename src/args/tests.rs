@@ -15,6 +15,7 @@ use crate::reasoning::Reasoning;
 use crate::resolve::{HiArgs, Surroundings, Verbosity};
 use hobbit::options::*;
 use hobbit_core::cache::Allocation;
+use hobbit_core::cache::policy::Weights;
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::IoMode;
 
@@ -173,13 +174,12 @@ const GIVEN: &[(&str, Holds)] = &[
         let precision = &hi.model_options.precision;
         precision.prefill_low == Some(0.5) && precision.renormalise && !precision.upgrade && precision.deterministic
     }),
-    ("--profile a.json --slots shallow-first:2 --policy hobbit", |hi| {
-        let options = &hi.model_options;
-        let is_given = options.profile.as_deref() == Some(Path::new("a.json")) && options.caching.weights.is_none();
-        is_given && options.caching.slots == Allocation::ShallowFirst { layers: 2 }
+    ("--slots shallow-first:2 --policy hobbit", |hi| {
+        hi.model_options.caching.slots == Allocation::ShallowFirst { layers: 2 }
+            && hi.model_options.caching.weights == Weights::default()
     }),
-    ("--policy-weights 1,1,0,0 --expert-slots by-penalty", |hi| {
-        hi.model_options.caching.slots == Allocation::ByPenalty && hi.model_options.caching.weights.is_some()
+    ("--policy-weights 1,1,0,0 --expert-slots even", |hi| {
+        hi.model_options.caching.slots == Allocation::Even && hi.model_options.caching.weights.lfu == 0.5
     }),
     ("--predictor path-table --path-table a", |hi| hi.model_options.path_table == Some("a".into())),
     ("--target-latency 50 --substitute 0.3 --route-prompts", |hi| {
@@ -272,7 +272,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("-temp 1", "unknown flag '-temp'; did you mean '--temp'?"),
     ("-é", "unknown flag '-é'"),
     ("--grammar x -j {}", "cannot be used with"),
-    ("--slots odd", "even, shallow-first, shallow-first:LAYERS, by-penalty"),
+    ("--slots odd", "even, shallow-first, shallow-first:LAYERS"),
     ("--control-vector-layer-range 2", "expected two numbers"),
     ("--control-vector-layer-range 7 2", "layer 7 is behind layer 2"),
     ("--path-table a.paths", "--predictor path-table, found none"),
@@ -504,8 +504,6 @@ fn presets_set_flags_that_are_not_given() {
     assert!(given.starts_with("preset hobbit: --expert-slots even") && given.contains("--t1 0.6"), "{given}");
     assert!(!given.contains("--low auto") && !given.contains("overlap"), "{given}");
     assert!(note("--precision=exact --preset=hobbit").ends_with("--no-overlap --cpu-helper off"));
-    let tuned = note("--profile=a.json --preset=hobbit");
-    assert!(!tuned.contains("--t1") && tuned.contains("--prefill-low 0%"), "{tuned}");
     // A typed preset overrides variables; variables override a preset that is one itself.
     let policy = ("HOBBIT_ARG_POLICY", "lru");
     assert!(preset("--preset=fate", &[policy]).words.contains(&"--policy=arc".into()));

@@ -232,7 +232,7 @@ impl ThreadChoice {
 
 /// Flags whose values may contain commas: repeat them to give several values.
 const WHOLE: &str = "\
-    low low-dir policy-weights profile path-table cache-state spec-draft-model lookup-cache-static \
+    low low-dir policy-weights path-table cache-state spec-draft-model lookup-cache-static \
     lookup-cache-dynamic";
 /// Numeric flags, which accept ranges.
 const NUMBERS: &str = "\

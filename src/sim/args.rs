@@ -14,7 +14,6 @@ use hobbit_core::cache::policy::{PolicyKind, Weights};
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::route::{Shares, Thresholds};
 use hobbit_core::sim::{Budget, Compute, Config, Eviction, PredictedBy, Prefetch, Recording, Slots, path_table};
-use hobbit_core::tuned::TunedPolicy;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,12 +25,10 @@ Examples:
       A table of hits, penalty and simulated speed for each combination.
   hobbit-sim replay prose.trace --cache-bias 0.2 --policy lru --budget 25%,50%
       Reads if routing prefers experts in memory.
-  hobbit-sim curve prose.trace
-      Hit rates by share of slots, for 'gguf-tools inspect --forecast'.
-  hobbit-sim calibrate prose.trace chat.trace -o mixtral.policy.json
-      Tune HOBBIT's weights and thresholds.
+  hobbit-sim calibrate prose.trace chat.trace
+      HOBBIT's weights and thresholds for this model, as flags of hobbit-cli.
   hobbit-sim recall prose.trace --calibration chat.trace
-      How good predictors are, and how many experts it takes to be right.
+      How good predictors are.
 
 Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted.";
 
@@ -54,9 +51,7 @@ pub enum Command {
     Import(ImportArgs),
     /// Simulate policies, budgets and predictors on traces; table on standard output
     Replay(Box<ReplayArgs>),
-    /// Hit rates by share of slots, without first uses: the basis of forecasts
-    Curve(CurveArgs),
-    /// Tune HOBBIT's four weights and T1/T2 for the least miss penalty on traces
+    /// Find HOBBIT's four weights and T1/T2 for the least miss penalty on traces
     Calibrate(TuneArgs),
     /// Recall of predictors by layer and distance, whatever was in memory
     Recall(RecallArgs),
@@ -105,31 +100,14 @@ pub struct ReplayArgs {
 }
 
 #[derive(clap::Args, Debug)]
-pub struct CurveArgs {
-    /// Traces
-    #[arg(required = true, value_name = "FILE")]
-    pub files: Vec<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(clap::Args, Debug)]
 pub struct TuneArgs {
     /// Traces of one model; keep others back to see whether the result holds there
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Where the result goes
-    #[arg(short, long, value_name = "FILE")]
-    pub output: PathBuf,
-    /// Policy whose weights are tuned
-    #[arg(long, value_name = "NAME", default_value = "hobbit")]
-    pub policy: PolicyKind,
     /// Room for experts, as in replay
     #[arg(long, value_name = "SIZE", default_value = "recorded")]
     pub budget: Budget,
-    /// How layers share it: even, shallow-first:N (the first N whole first), by-penalty (as these traces would have it)
-    /// or global (layers compete for all of them)
+    /// How layers share it: even, shallow-first:N (the first N whole first) or global (layers compete for all of them)
     #[arg(long, value_name = "HOW", default_value_t, alias = "allocation")]
     pub slots: Slots,
     /// Percent of the room that low versions get
@@ -139,7 +117,7 @@ pub struct TuneArgs {
     #[arg(long, value_name = "N%", value_parser = percent)]
     pub low_bytes: Option<f64>,
     /// Percent of uses that ask for high, low and no version; T1 and T2 follow from it
-    #[arg(long, value_name = "H/L/S", default_value = "67/30/3", value_parser = shares)]
+    #[arg(long, value_name = "H/L/S", default_value = "67/30/3")]
     pub shares: Shares,
     /// Fixed T1 instead, with --t2
     #[arg(long, value_name = "N", requires = "t2")]
@@ -161,9 +139,6 @@ pub struct RecallArgs {
     /// Other traces of the model, to make EdgeMoE's path table; without them it is left out
     #[arg(long, value_name = "FILES", value_delimiter = ',')]
     pub calibration: Vec<PathBuf>,
-    /// Recall for which the number of experts is printed
-    #[arg(long, value_name = "N%", default_value = "97%", value_parser = percent)]
-    pub aim: f64,
     /// Print everything as JSON
     #[arg(long)]
     pub json: bool,
@@ -173,13 +148,10 @@ pub struct RecallArgs {
 #[derive(clap::Args, Clone, Debug, Default)]
 #[command(next_help_heading = "What is simulated (default: as recorded)")]
 pub struct WorldArgs {
-    /// How layers share the room: even, shallow-first:N (the first N whole first), by-penalty (as these traces would
-    /// have it), or global (layers with experts of one size compete for slots; of the simulator only)
+    /// How layers share the room: even, shallow-first:N (the first N whole first) or global (layers with experts of one
+    /// size compete for slots; of the simulator only)
     #[arg(long, value_name = "HOW", alias = "allocation")]
     pub slots: Option<Slots>,
-    /// Miss penalties of layers, from 'hobbit-sim calibrate' on other traces, for --slots by-penalty
-    #[arg(long, value_name = "FILE")]
-    pub penalties: Option<PathBuf>,
     /// Other traces of the model, to make EdgeMoE's path table for --predictor path-table
     #[arg(long, value_name = "FILES", value_delimiter = ',')]
     pub calibration: Vec<PathBuf>,
@@ -259,19 +231,6 @@ impl WorldArgs {
         config.slots = self.slots.unwrap_or(config.slots);
         if !self.calibration.is_empty() {
             config.path_table = Some(Arc::new(path_table(&super::others(&self.calibration, recording)?)));
-        }
-        if let Some(file) = &self.penalties {
-            let tuned = TunedPolicy::read(file)?;
-            let model = &recording.header.model;
-            let layers: Vec<(u16, u16)> = model.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect();
-            tuned.check_model(&model.architecture, &layers, &file.display().to_string(), &recording.path)?;
-            anyhow::ensure!(
-                tuned.has_penalties(),
-                "{}: it has no miss penalties, because tuning was ended early; make it again with 'hobbit-sim \
-                 calibrate'",
-                file.display()
-            );
-            config.penalties = Some(tuned.layers);
         }
         if self.t1.is_some() || self.t2.is_some() || self.precision == Some(PrecisionMode::Dynamic) {
             let default = match config.mode {
@@ -365,12 +324,4 @@ fn names<T: std::str::FromStr<Err: std::fmt::Display> + PartialEq>(
 
 fn not_negative(text: &str) -> Result<f64, String> {
     number(0.0..=1e12, "a number from 0 on")(text)
-}
-
-fn shares(text: &str) -> Result<Shares, String> {
-    let parts: Vec<f64> = text.split('/').filter_map(|part| part.trim().parse().ok()).collect();
-    match parts[..] {
-        [high, low, skip] => Shares::new(high / 100.0, low / 100.0, skip / 100.0).map_err(|error| error.to_string()),
-        _ => Err("expected three numbers that add up to 100, such as 67/30/3".into()),
-    }
 }

@@ -8,7 +8,7 @@ mod replay;
 mod tests;
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -20,12 +20,10 @@ use args::{Args, Command, ShowArgs, TuneArgs};
 
 use super::exit;
 use super::manuals;
-use super::output::write_whole;
 use hobbit_core::files::{self, Input, Kind, Output, OutputError};
 use hobbit_core::route::Thresholds;
-use hobbit_core::sim::{FitGoal, Recording, SimError, fit};
+use hobbit_core::sim::{FitGoal, Fitted, Recording, SimError, fit};
 use hobbit_core::trace::TraceReader;
-use hobbit_core::tuned::{LayerPenalty, TunedPolicy};
 
 /// Runs `hobbit-sim` with the arguments of this process. Ctrl-C keeps the system's default, status 130 in a shell:
 /// outputs are written whole at the end.
@@ -47,7 +45,6 @@ fn run(words: impl Iterator<Item = OsString>, out: &mut dyn Write) -> Result<u8>
         Command::Show(args) => show(&args, out)?,
         Command::Import(args) => import::run(&args, out)?,
         Command::Replay(args) => replay::run(&args, out)?,
-        Command::Curve(args) => recall::curve(&args, out)?,
         Command::Calibrate(args) => tune(&args, out)?,
         Command::Recall(args) => recall::run(&args, out)?,
     }
@@ -73,54 +70,27 @@ fn show(args: &ShowArgs, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// `hobbit-sim calibrate`: HOBBIT's weights and thresholds, and what each layer's misses cost, from traces.
+/// `hobbit-sim calibrate`: HOBBIT's weights and thresholds from traces, as flags.
 fn tune(args: &TuneArgs, out: &mut dyn Write) -> Result<()> {
     let thresholds = match (args.t1, args.t2) {
         (Some(t1), Some(t2)) => Some(Thresholds::new(t1, t2)?),
         _ => None,
     };
-    check_output(&args.output, Kind::Json, &args.files)?;
     let recordings: Vec<_> = args.files.iter().map(|file| open(file, args.low_bytes)).collect::<Result<_>>()?;
     let goal = FitGoal {
-        policy: args.policy,
         budget: args.budget,
         slots: args.slots,
         low_percent: args.low_share,
         shares: args.shares,
         thresholds,
     };
-    let shows = io::stderr().is_terminal();
-    let tuned = fit(&recordings, &goal, &mut |n| {
-        if shows {
-            let _ = write!(io::stderr(), "\r{n} replays");
-        }
-        true
-    });
-    if shows {
-        let _ = write!(io::stderr(), "\r                    \r");
+    let Fitted { weights, thresholds, penalty, penalty_lru, tokens } = fit(&recordings, &goal)?;
+    write!(out, "--policy hobbit --policy-weights {weights}")?;
+    if let Some(Thresholds { t1, t2 }) = thresholds {
+        write!(out, " --t1 {t1:.3} --t2 {t2:.3}")?;
     }
-    let tuned = tuned?;
-    write_whole(&args.output, tuned.to_json())?;
-    let [lru, lfu, lhu, fld] = tuned.weights;
-    writeln!(out, "{}: weights lru {lru}, lfu {lfu}, lhu {lhu}, fld {fld}", tuned.policy)?;
-    if let (Some(t1), Some(t2)) = (tuned.t1, tuned.t2) {
-        writeln!(out, "thresholds: T1 {t1:.3}, T2 {t2:.3}")?;
-    }
-    writeln!(
-        out,
-        "penalty per token: {:.3}, {:.3} under LRU ({} tokens, {} replays)",
-        tuned.penalty, tuned.penalty_lru, tuned.tuned_on.tokens, tuned.replays
-    )?;
-    writeln!(out, "penalty by layer with half of its experts: {}", by_layer(&tuned))?;
-    writeln!(out, "written to {}: for --profile", args.output.display())?;
+    writeln!(out, "\npenalty per token: {penalty:.3}, {penalty_lru:.3} under LRU ({tokens} tokens)")?;
     Ok(())
-}
-
-/// Penalty per token of each layer with half of it in memory.
-fn by_layer(tuned: &TunedPolicy) -> String {
-    let half = |layer: &LayerPenalty| layer.at(f64::from(layer.n_expert) / 2.0);
-    let words = tuned.layers.iter().filter_map(half).map(|penalty| format!("{penalty:.3}"));
-    words.collect::<Vec<_>>().join(" ")
 }
 
 /// Checks that a result overwrites nothing but an earlier result.

@@ -1,4 +1,4 @@
-//! Presets, tuned policies, path tables, latency targets and loss bounds.
+//! Presets, path tables, latency targets and loss bounds.
 
 use std::path::Path;
 
@@ -30,28 +30,6 @@ fn in_exact_precision_a_preset_changes_no_letter() {
     assert_eq!(whole(&[&fate[..], &["--quiet"]].concat()).run().expect(0).stderr, "");
     whole(&["--preset", "edgemoe"]).run().expect(1).says(&["needs a table", "--path-table"]);
     whole(&["--preset", "lina"]).run().expect(2).says(&["unknown preset 'lina'"]);
-}
-
-#[test]
-fn a_policy_is_tuned_and_used() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name).display().to_string();
-    let (trace, profile) = (path("a.trace"), path("a.json"));
-    let recorded = whole(&["--trace", &trace]).run().expect(0);
-    ran(program(SIM).args(["calibrate", &trace, "-o", &profile]).output().unwrap()).expect(0);
-    let flags = ["--profile", &profile, "--policy", "hobbit", "--slots", "by-penalty"];
-    let (tuned, json) = whole(&[&flags[..], &["--stats-json", "stats.json"]].concat()).json("stats.json");
-    assert_eq!(tuned.stdout, recorded.stdout);
-    let caching = &json["caching"];
-    assert_eq!((&caching["slots"], &caching["policy"]), (&"by-penalty".into(), &"hobbit".into()));
-    let slots = json["layers"].as_array().unwrap().iter().map(|layer| layer["slots"].as_u64().unwrap());
-    assert_eq!((slots.clone().sum::<u64>(), caching["slots_by_layer"][0]["most"].as_u64()), (24, slots.max()));
-
-    let text = std::fs::read_to_string(&profile).unwrap();
-    std::fs::write(&profile, text.replace("\"layer\": 5", "\"layer\": 6")).unwrap();
-    let refused = whole(&["--profile", &profile]).run().expect(1);
-    refused.says(&[&profile, "layer 6 of 8 experts, expected layer 5 of 8 experts"]);
-    whole(&["--profile", &path("nowhere.json")]).run().expect(1).says(&["nowhere.json: cannot read"]);
 }
 
 #[test]

@@ -53,7 +53,6 @@ fn mistakes_are_named_before_a_model_loads() {
         (&["--mmproj", "none.gguf", "-p", "x"], 1, "error: none.gguf: this projector cannot be used"),
         (&["--man", "-n", "1"], 2, "--man"),
         (&["--completions", "csh"], 2, "csh"),
-        (&["--slots", "by-penalty"], 2, "hobbit-sim calibrate"),
         (&["-m", "nowhere.gguf", "-p", "x"], 1, "error: nowhere.gguf: "),
         (&["-f", "none.txt"], 1, "error: none.txt: cannot read this file"),
         (&["-p", "x", "-j", "{not json"], 1, "error: --json-schema: "),

@@ -10,18 +10,16 @@ use lagging_device::{Device, Options, Pinned};
 
 use super::compare::{ALL, NONE, Placed, QUARTER, Reference, devices, options, same};
 use super::fixture::cases::case;
-use super::fixture::{in_own_process, tuned_policy};
+use super::fixture::in_own_process;
 use super::{assert_sound, register};
 
 struct Rig<'a>(Reference<'a>);
 
 impl Rig<'_> {
     fn open(&self, expert_cache: ExpertCache, device: DeviceOptions, slots: Allocation) -> Model {
-        let Reference { path, dir, .. } = &self.0;
-        let profile = (slots == Allocation::ByPenalty).then(|| tuned_policy(path, dir.path()));
         let caching = CachingOptions { slots, ..CachingOptions::default() };
-        let options = ModelOptions { device, caching, profile, ..options(expert_cache) };
-        Model::open(path, &options).unwrap()
+        let options = ModelOptions { device, caching, ..options(expert_cache) };
+        Model::open(&self.0.path, &options).unwrap()
     }
 
     fn is_exact(&self, model: &Model) {
@@ -52,7 +50,7 @@ fn caches_get_smaller_and_larger() {
     the_cache_of_the_host(&rig);
     the_cache_of_a_device(&rig, &device);
     unequal_layers(&rig, &device);
-    for slots in [Allocation::Even, Allocation::ShallowFirst { layers: 1 }, Allocation::ByPenalty] {
+    for slots in [Allocation::Even, Allocation::ShallowFirst { layers: 1 }] {
         both_with_dynamic_sizes(&rig, &device, slots);
     }
 }
@@ -124,7 +122,7 @@ fn unequal_layers(rig: &Rig, device: &Device) {
     assert_eq!((model.set_host_cache(ExpertCache::Auto), slots()), (planned, vec![20, 4, 4, 4]));
     rig.is_exact(&model);
 
-    let model = rig.open(QUARTER, on(device, QUARTER), Allocation::ByPenalty);
+    let model = rig.open(QUARTER, on(device, QUARTER), Allocation::ShallowFirst { layers: 1 });
     let session = model.session(&rig.0.case.options).unwrap();
     let reported = &session.caching().slots_by_layer;
     assert_eq!((reported[0].cache.as_str(), reported[1].cache.as_str()), ("the host", device.name()));

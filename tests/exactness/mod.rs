@@ -86,7 +86,7 @@ fn reads_ahead_change_no_logit() {
 
 #[test]
 fn slots_by_layer() {
-    let kinds = [Allocation::ShallowFirst { layers: 1 }, Allocation::ByPenalty, Allocation::ShallowFirst { layers: 4 }];
+    let kinds = [1, 2, 4].map(|layers| Allocation::ShallowFirst { layers });
     for (at, slots) in kinds.into_iter().enumerate() {
         let with = |size| Variant { slots, shuffle: Some(at as u64), ..size };
         check_all(part(at, 3), &[Variant::HALF, Variant::QUARTER].map(with));

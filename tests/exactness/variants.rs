@@ -18,7 +18,6 @@ use hobbit_core::store::IoMode;
 
 use crate::fixture::cases::Case;
 use crate::fixture::compare::{ALL, HALF, NONE, Placed, QUARTER, Reference, options, same};
-use crate::fixture::tuned_policy;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
@@ -105,7 +104,6 @@ fn check_variant(reference: &Reference, variant: &Variant, paths: Option<&Path>)
         io: variant.io,
         caching,
         path_table: paths.filter(|_| variant.ahead == Some(PredictorKind::PathTable)).map(Path::to_owned),
-        profile: (variant.slots == Allocation::ByPenalty).then(|| tuned_policy(path, reference.dir.path())),
         ..options(variant.expert_cache)
     };
     let model = crate::fixture::compare::open(path, &options, variant.shuffle)?;

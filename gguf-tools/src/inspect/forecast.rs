@@ -6,16 +6,14 @@ mod page;
 use std::io::Write as _;
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::builder::RangedI64ValueParser;
 use gguf_tools::synth::{self, Format, Spec, presets};
-use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::forecast::{
-    Device, Expectation, Forecast, ForecastError, Host, Locality, Shape, Speed, Task, expected_speed, forecast,
+    Device, Expectation, Forecast, ForecastError, Host, Shape, Speed, Task, expected_speed, forecast,
 };
 use hobbit_core::gguf::{GgmlType, Gguf};
 use hobbit_core::pack::Pack;
-use hobbit_core::sim::{Eviction, Recording};
 use hobbit_core::units::GIB;
 use hobbit_programs::exit::in_words;
 use serde::Serialize;
@@ -67,9 +65,6 @@ pub struct Args {
     /// Tokens of the prompt
     #[arg(long, value_name = "N", requires = "forecast", default_value = "512", value_parser = count())]
     prompt: u32,
-    /// Recorded routes of this model (hobbit-cli --trace, hobbit-sim import), in place of other models' hit rates
-    #[arg(long, value_name = "TRACE", requires = "forecast")]
-    routes: Option<PathBuf>,
 }
 
 /// The complete forecast; `--json` prints it as it is.
@@ -139,7 +134,8 @@ pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()
     types.dedup();
     let machine = Machine::of(args, is_there.then_some(&gguf), &types)?;
     let task = Task { n_ctx: args.ctx.into(), n_prompt: args.prompt };
-    let (expectation, locality) = expectation(args, &shape)?;
+    let expectation = Expectation::of(shape.n_expert());
+    let locality = format!("recordings of other models, carried over to {} experts", shape.n_expert());
 
     let (forecast, refused) = match forecast(&shape, &machine.host, &task, &expectation) {
         Ok(forecast) => (Some(forecast), None),
@@ -188,18 +184,6 @@ fn header_of(name: &str, dtype: Option<Format>) -> anyhow::Result<Gguf> {
     let mut file = tempfile::Builder::new().prefix(&format!("{name}-")).suffix(".gguf").tempfile()?;
     file.write_all(&synth::header(&spec)?)?;
     Ok(Gguf::open_partial(file.path())?)
-}
-
-fn expectation(args: &Args, shape: &Shape) -> anyhow::Result<(Expectation, String)> {
-    let Some(path) = &args.routes else {
-        let text = format!("recordings of other models, carried over to {} experts", shape.n_expert());
-        return Ok((Expectation::of(shape.n_expert()), text));
-    };
-    let recording = Recording::open(path)?;
-    let of = |eviction| Locality::of(&recording, eviction).with_context(|| path.display().to_string());
-    let own = of(Eviction::Policy(PolicyKind::default()))?;
-    let text = format!("{}, {} tokens", path.display(), recording.n_tokens());
-    Ok((Expectation::exactly(own, of(Eviction::Belady)?), text))
 }
 
 /// Rows from the smallest sufficient memory to one that holds everything, with the requested size.

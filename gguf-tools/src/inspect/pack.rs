@@ -1,14 +1,13 @@
-//! `gguf-tools inspect` of an expert pack: its layout, and the cost of alignment.
+//! `gguf-tools inspect` of an expert pack: its records, and the cost of alignment.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
 use hobbit_core::expert::Precision;
-use hobbit_core::pack::{POLICY_KEY, Pack, PackError, PackKind, SliceTypes, slice_name};
+use hobbit_core::pack::{Pack, PackError, PackKind, SliceTypes, slice_name};
 use hobbit_core::predict::PathTable;
 use hobbit_core::profile::{Mixes, mixes_of_json};
-use hobbit_core::tuned::{TunedOn, TunedPolicy};
 use hobbit_core::units::{Bytes, Percent};
 use serde::Serialize;
 
@@ -33,11 +32,8 @@ pub struct Report {
     t2: Option<f32>,
     /// Path table of expert successions, if the pack has one.
     path_table: Option<Paths>,
-    policy: Option<String>,
     /// Mixes for `hobbit-cli --max-loss`, if measured.
     mixes: Option<String>,
-    /// The file's regions, first byte to last.
-    layout: Vec<Region>,
     layers: Vec<Layer>,
     ordinary_bytes: u64,
     high_bytes: u64,
@@ -61,15 +57,6 @@ struct Source {
     name: String,
     bytes: u64,
     sha256: String,
-}
-
-/// Consecutive tensors of one purpose.
-#[derive(Debug, Serialize)]
-struct Region {
-    what: String,
-    offset: u64,
-    bytes: u64,
-    tensors: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -123,9 +110,7 @@ impl Report {
             t1: info.t1,
             t2: info.t2,
             path_table: paths(pack)?,
-            policy: info.policy.as_deref().map(policy),
             mixes: info.mixes.as_deref().map(mixes),
-            layout: regions(pack),
             layers,
             ordinary_bytes: tensor_bytes - own - high_bytes - low_bytes,
             high_bytes,
@@ -143,22 +128,6 @@ fn paths(pack: &Pack) -> Result<Option<Paths>, PackError> {
     Ok(table.map(paths))
 }
 
-/// A tuned policy in brief.
-fn policy(text: &str) -> String {
-    match TunedPolicy::parse(text, POLICY_KEY) {
-        Ok(tuned) => {
-            let [lru, lfu, lhu, fld] = tuned.weights;
-            let TunedOn { traces, tokens, .. } = &tuned.tuned_on;
-            format!(
-                "{}, weights {lru},{lfu},{lhu},{fld}, tuned on {} ({tokens} tokens)",
-                tuned.policy,
-                traces.join(", ")
-            )
-        }
-        Err(error) => format!("damaged: {error}"),
-    }
-}
-
 /// The mixes measured for `--max-loss`, in brief.
 fn mixes(text: &str) -> String {
     let of = |own: &Mixes| {
@@ -169,29 +138,6 @@ fn mixes(text: &str) -> String {
         Ok(all) => all.iter().map(of).collect::<Vec<_>>().join(", "),
         Err(reason) => format!("damaged: {reason}"),
     }
-}
-
-fn regions(pack: &Pack) -> Vec<Region> {
-    let raw = &pack.raw;
-    let header = Region { what: "header".to_owned(), offset: 0, bytes: raw.header_bytes.len() as u64, tensors: 0 };
-    let mut regions = vec![header];
-    let mut tensors: Vec<_> = raw.tensors.iter().collect();
-    tensors.sort_by_key(|tensor| tensor.extent.offset);
-    for tensor in tensors {
-        let what = match tensor.name.rsplit_once(".ffn_exps.") {
-            Some((block, precision)) => format!("{block} {precision}"),
-            None if tensor.name.starts_with("hobbit.") => tensor.name.clone(),
-            None => "ordinary tensors".to_owned(),
-        };
-        match regions.last_mut() {
-            Some(last) if last.what == what => {
-                last.bytes = tensor.extent.end() - last.offset;
-                last.tensors += 1;
-            }
-            _ => regions.push(Region { what, offset: tensor.extent.offset, bytes: tensor.extent.len, tensors: 1 }),
-        }
-    }
-    regions
 }
 
 fn layers(pack: &Pack) -> Vec<Layer> {
@@ -253,17 +199,8 @@ impl fmt::Display for Report {
             let size = Bytes(*bytes);
             writeln!(f, "path table: {size}, {pairs} pairs of expert sets in {layers} layers, of {tokens} tokens")?;
         }
-        if let Some(policy) = &self.policy {
-            writeln!(f, "tuned policy: {policy}")?;
-        }
         if let Some(mixes) = &self.mixes {
             writeln!(f, "measured for --max-loss: {mixes}")?;
-        }
-
-        writeln!(f, "\n{:>16}{:>16}  content", "offset", "bytes")?;
-        for region in &self.layout {
-            let count = if region.tensors > 1 { format!("{} ", region.tensors) } else { String::new() };
-            writeln!(f, "{:>16}{:>16}  {count}{}", region.offset, region.bytes, region.what)?;
         }
 
         writeln!(f, "\n{:<10}{:<6}{:>8}{:>14}{:>14}  types", "layers", "", "records", "per record", "all")?;

@@ -10,7 +10,7 @@ pub mod text;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use hobbit::options::{LowSource, PrecisionMode, RoutingOptions};
 use hobbit::{CachingOptions, Model, ModelOptions, PrecisionOptions};
 use hobbit_core::files::Kind;
@@ -47,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
     /// Tune T1 and T2 to this mix of high, low and skipped uses, in percent: 67/30/3
-    #[arg(long, value_name = "H/L/S", value_parser = shares, conflicts_with = "max_loss")]
+    #[arg(long, value_name = "H/L/S", conflicts_with = "max_loss")]
     shares: Option<Shares>,
     /// Measure mixes that raise perplexity by at most this, 1%: of T1 and T2 (with low versions), --cache-bias,
     /// --substitute and --drop. At most 37 runs over half of the text, token by token; 'hobbit-cli --max-loss' takes
@@ -263,12 +263,4 @@ fn options(budget: Budget) -> ModelOptions {
     let caching = CachingOptions { fill: false, ..CachingOptions::default() };
     let precision = PrecisionOptions { mode: Some(PrecisionMode::Exact), ..PrecisionOptions::default() };
     ModelOptions { budget, caching, precision, passthrough: false, ..ModelOptions::default() }
-}
-
-/// `67/30/3` in percent.
-fn shares(text: &str) -> anyhow::Result<Shares> {
-    let numbers: Option<Vec<f64>> = text.split('/').map(|part| part.trim().parse().ok()).collect();
-    let expected = "expected three percentages that add up to 100, high/low/skip: 67/30/3";
-    let Some(&[high, low, skip]) = numbers.as_deref() else { bail!(expected) };
-    Shares::new(high / 100.0, low / 100.0, skip / 100.0).context(expected)
 }

@@ -16,8 +16,6 @@ pub enum Allocation {
         /// How many layers come first.
         layers: u16,
     },
-    /// Slot by slot to the layer that saves the most miss penalty.
-    ByPenalty,
 }
 
 impl Allocation {
@@ -29,12 +27,10 @@ impl FromStr for Allocation {
     type Err = UnknownName;
 
     fn from_str(word: &str) -> Result<Self, UnknownName> {
-        let fail =
-            || UnknownName::new("slot allocation", word, "even, shallow-first, shallow-first:LAYERS, by-penalty");
+        let fail = || UnknownName::new("slot allocation", word, "even, shallow-first, shallow-first:LAYERS");
         match word.split_once(':') {
             None if word == "even" => Ok(Self::Even),
             None if word == "shallow-first" => Ok(Self::ShallowFirst { layers: Self::SHALLOW_LAYERS }),
-            None if word == "by-penalty" => Ok(Self::ByPenalty),
             Some(("shallow-first", layers)) => {
                 layers.parse().map(|layers| Self::ShallowFirst { layers }).map_err(|_| fail())
             }
@@ -48,13 +44,12 @@ impl fmt::Display for Allocation {
         match self {
             Self::Even => f.write_str("even"),
             Self::ShallowFirst { layers } => write!(f, "shallow-first:{layers}"),
-            Self::ByPenalty => f.write_str("by-penalty"),
         }
     }
 }
 
-/// One layer's experts and the cost of its misses.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// One layer's experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerDemand {
     /// Layers with experts before it, of the whole model: 0 is the shallowest.
     pub depth: u16,
@@ -63,11 +58,6 @@ pub struct LayerDemand {
     /// Experts that one token uses. Every layer gets this many slots before any gets more: with fewer, nothing stays
     /// resident from one token to the next, whatever the policy.
     pub needs: u32,
-    /// Penalty of all uses if none hits, in any unit that is equal for all layers: bytes, ms, high loads.
-    pub penalty: f64,
-    /// Part of that penalty which n slots save, `0.0..=1.0`, by n from 0; constant beyond the end. If it is empty (not
-    /// measured), half the members are assumed to save three quarters.
-    pub hits: Vec<f64>,
 }
 
 /// Slots of each layer, in order: at most `n_slots` together, none more than its members, and all slots that members
@@ -85,7 +75,6 @@ pub fn allocate(kind: Allocation, n_slots: u32, layers: &[LayerDemand]) -> Vec<u
     match kind {
         Allocation::Even => add_even(&mut shares, left, layers, |_| true),
         Allocation::ShallowFirst { layers: n_shallow } => shallow_first(&mut shares, left, layers, n_shallow),
-        Allocation::ByPenalty => by_penalty(&mut shares, left, layers),
     }
     shares
 }
@@ -123,45 +112,6 @@ fn shallow_first(shares: &mut [u32], n_slots: u32, layers: &[LayerDemand], n_sha
         *share += more;
     }
     add_even(shares, left, layers, |layer| layer.depth >= n_shallow);
-}
-
-/// Greedy, which is optimal because the savings of each layer are made concave: a gain by several slots together is
-/// spread over them. Equal gains go to the layer with the fewest slots, then to the first.
-fn by_penalty(shares: &mut [u32], n_slots: u32, layers: &[LayerDemand]) {
-    let first = shares.to_vec();
-    let gains: Vec<Vec<f64>> = layers.iter().zip(&first).map(|(layer, share)| marginal_gains(layer, *share)).collect();
-    for _ in 0..n_slots {
-        let gain = |layer: usize| gains[layer].get((shares[layer] - first[layer]) as usize).map(|gain| (*gain, layer));
-        let most = (0..layers.len()).filter_map(gain).min_by(|(a, i), (b, j)| {
-            b.total_cmp(a).then(shares[*i].cmp(&shares[*j])) // the first of equals is the lowest layer
-        });
-        let Some((_, layer)) = most else { break };
-        shares[layer] += 1;
-    }
-}
-
-/// Penalty that each slot beyond the first `share` saves, falling: the slopes of the least concave curve above the
-/// layer's.
-fn marginal_gains(layer: &LayerDemand, share: u32) -> Vec<f64> {
-    let penalty = if layer.penalty.is_finite() { layer.penalty.max(0.0) } else { 0.0 };
-    let saved = |n_slots: u32| {
-        let part = match layer.hits.as_slice() {
-            [] => 1.0 - (1.0 - f64::from(n_slots) / f64::from(layer.members.max(1))).powi(2),
-            hits => hits[(n_slots as usize).min(hits.len() - 1)],
-        };
-        if part.is_finite() { part * penalty } else { 0.0 }
-    };
-    // Slots and gain per slot of the hull's pieces, steepest first.
-    let mut pieces: Vec<(u32, f64)> = Vec::new();
-    for n_slots in share..layer.members {
-        let mut piece = (1, (saved(n_slots + 1) - saved(n_slots)).max(0.0));
-        while let Some((n, gain)) = pieces.pop_if(|(_, gain)| *gain < piece.1) {
-            let both = n + piece.0;
-            piece = (both, (gain * f64::from(n) + piece.1 * f64::from(piece.0)) / f64::from(both));
-        }
-        pieces.push(piece);
-    }
-    pieces.into_iter().flat_map(|(n, gain)| std::iter::repeat_n(gain, n as usize)).collect()
 }
 
 #[cfg(test)]

@@ -1,21 +1,9 @@
 //! Hit rates by the share of a layer's experts that have slots.
 //!
-//! Recordings are short: an expert used for the first time would have been used before, had the recording begun
-//! earlier. Such a use only says that the expert's distance (the number of other experts used since) is above the
-//! number seen so far. It is a censored observation, which Kaplan and Meier's estimator accounts for. Better policies
-//! and the optimum are replayed to find how many of LRU's misses they save.
-//!
 //! Transfer to other models: the *share* of slots decides, not the number of experts that a token uses (three models of
 //! 128 experts with 4 to 8 used lie within 5 points of each other, see [`super::known`]). Models of fewer, larger
 //! experts have less locality. A forecast interpolates in the logarithm between recorded numbers of experts, and takes
 //! the nearest recording beyond them.
-
-use crate::sim::{Budget, Config, Eviction, Recording, SimError, replay};
-
-/// Shares of slots at which curves are sampled.
-pub const SHARES: [f64; 13] = [0.03, 0.05, 0.08, 0.12, 0.18, 0.25, 0.32, 0.4, 0.5, 0.62, 0.75, 0.87, 1.0];
-/// Misses beside first uses, as a share of all uses, below which two policies are not distinguished.
-const MISSES_MIN: f64 = 0.005;
 
 /// Hit rates, 0..=1, by share of slots, 0..=1: linear between points, from 0 without slots to 1 with a slot for each
 /// expert.
@@ -63,76 +51,10 @@ impl Locality {
     pub(super) fn towards(&self, other: &Self, part: f64) -> Self {
         Self::new(grid().map(|share| (share, self.hit(share) * (1.0 - part) + other.hit(share) * part)))
     }
-
-    /// Hit rates of the decoded tokens of a recording, as if each expert had been used before: LRU's rate from
-    /// distances, times the ratio of misses of `eviction` to LRU's.
-    pub fn of(recording: &Recording, eviction: Eviction) -> Result<Self, SimError> {
-        let lru = distances(recording);
-        let config = Config {
-            eviction: Eviction::Policy(crate::cache::policy::PolicyKind::Lru),
-            ..Config::recorded(recording)?
-        };
-        let misses = |eviction, share: f64| -> Result<f64, SimError> {
-            let config = Config { eviction, budget: Budget::Percent(100.0 * share), ..config.clone() };
-            Ok(replay(recording, &config, &mut |_, _, _| {})?.decode.n_misses() as f64)
-        };
-        // With slots for all experts, only first uses miss.
-        let whole =
-            replay(recording, &Config { budget: Budget::Percent(100.0), ..config.clone() }, &mut |_, _, _| {})?.decode;
-        let (first, uses) = (whole.n_misses() as f64, (whole.hits + whole.n_misses()) as f64);
-        let mut points = Vec::new();
-        for share in SHARES {
-            let of_lru = misses(config.eviction, share)? - first;
-            let ratio = match of_lru > MISSES_MIN * uses {
-                true => ((misses(eviction, share)? - first) / of_lru).clamp(0.0, 1.0),
-                false => 1.0,
-            };
-            points.push((share, 1.0 - (1.0 - lru.hit(share)) * ratio));
-        }
-        Ok(Self::new(points))
-    }
 }
 
 fn grid() -> impl Iterator<Item = f64> {
     (1..100).map(|percent| f64::from(percent) / 100.0)
-}
-
-/// LRU's curve: an expert's distance is its position, from 1, among its layer's experts by their last use, before the
-/// token.
-fn distances(recording: &Recording) -> Locality {
-    let layers = &recording.header.model.layers;
-    let mut stacks: Vec<Vec<u16>> = vec![Vec::new(); layers.len()];
-    // A share of slots, and whether it would have sufficed.
-    let mut seen: Vec<(f64, bool)> = Vec::new();
-    for record in recording.batches().flat_map(|batch| &batch.layers) {
-        let Ok(at) = layers.binary_search_by_key(&record.layer, |layer| layer.layer) else { continue };
-        let (stack, all) = (&mut stacks[at], f64::from(layers[at].n_expert.max(1)));
-        for chosen in record.chosen.chunks(usize::from(record.n_used).max(1)) {
-            for expert in chosen {
-                let place = stack.iter().rposition(|other| other == expert);
-                let distance = place.map_or(stack.len(), |place| stack.len() - place);
-                seen.push((distance as f64 / all, place.is_some()));
-            }
-            for expert in chosen {
-                stack.retain(|other| other != expert);
-                stack.push(*expert);
-            }
-        }
-    }
-    // A known distance precedes one that is only known to be greater.
-    seen.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
-    let (mut missing, mut points) = (1.0, Vec::new());
-    for (before, (share, found)) in seen.iter().enumerate() {
-        if *found {
-            missing *= 1.0 - 1.0 / (seen.len() - before) as f64;
-        }
-        points.push((*share, 1.0 - missing));
-    }
-    // The last of equal shares counts.
-    points.reverse();
-    points.dedup_by(|a, b| a.0 == b.0);
-    points.reverse();
-    Locality::new(points)
 }
 
 /// One layer's experts and how they are drawn.

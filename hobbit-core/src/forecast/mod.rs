@@ -34,7 +34,7 @@ use crate::plan::{
 };
 
 pub use known::{Expectation, Known, TRAINED, UNTRAINED};
-pub use locality::{Locality, SHARES};
+pub use locality::Locality;
 use shape::UBATCH_TOKENS;
 pub use shape::{ExpertLayer, Shape, ShapeError, TypeBytes};
 pub use steady::{FirstToken, Products, Run, Start, run};
@@ -280,7 +280,6 @@ pub fn rooms(shape: &Shape, host: &Host, task: &Task) -> Result<Rooms, ForecastE
             depth: *at as u16, // layers are numbered with 16 bits
             members: shape.layers[*at].n_expert.into(),
             needs: shape.n_expert_used,
-            ..LayerDemand::default()
         };
         let demands: Vec<LayerDemand> = members.iter().map(demand).collect();
         for (at, n) in members.into_iter().zip(allocate(Allocation::Even, planned.n_slots, &demands)) {

@@ -31,7 +31,7 @@ pub struct PrecisionOptions {
     /// `None`: dynamic if there are low versions, otherwise exact.
     pub mode: Option<PrecisionMode>,
     /// Highest unimportance loaded in high precision, `0.0..=1.0`; 0 loads nothing in high precision. `None` takes the
-    /// profile's or the pack's, otherwise [`PrecisionOptions::T1`].
+    /// pack's, otherwise [`PrecisionOptions::T1`].
     pub t1: Option<f32>,
     /// Highest unimportance loaded at all, `0.0..=1.0`; `None` as for `t1`, with [`PrecisionOptions::T2`].
     pub t2: Option<f32>,
@@ -142,10 +142,9 @@ impl Prefetch {
 #[derive(Clone, Copy, Debug, PartialEq, SmartDefault)]
 pub struct CachingOptions {
     pub policy: PolicyKind,
-    /// The weights of [`PolicyKind::Hobbit`]. `None` takes the profile's ([`super::ModelOptions::profile`]), else
-    /// [`Weights::default`].
-    pub weights: Option<Weights>,
-    /// How slots are divided among layers. [`Allocation::ByPenalty`] needs a profile, or a pack with one.
+    /// The weights of [`PolicyKind::Hobbit`].
+    pub weights: Weights,
+    /// How slots are divided among layers.
     pub slots: Allocation,
     /// Predictor of later layers' experts. `None`: [`super::ModelOptions::predictor`].
     pub predictor: Option<PredictorKind>,

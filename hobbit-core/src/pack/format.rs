@@ -28,7 +28,6 @@ pub(super) mod key {
     pub const PLAIN_SHA256: &str = "hobbit.plain.sha256";
     pub const T1: &str = "hobbit.t1";
     pub const T2: &str = "hobbit.t2";
-    pub const POLICY: &str = "hobbit.policy";
     pub const NORMS: &str = "hobbit.expert_norms";
     pub const MIXES: &str = "hobbit.mixes";
 }

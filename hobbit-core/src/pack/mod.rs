@@ -36,8 +36,6 @@ pub use unpack::unpack;
 pub use verify::{Fault, Verified, verify};
 pub use write::{OnProgress, Progress, Stage, Written, write};
 
-/// The key of a tuned policy, for messages.
-pub const POLICY_KEY: &str = format::key::POLICY;
 /// The key of the experts' norms, for messages.
 pub const NORMS_KEY: &str = format::key::NORMS;
 /// The key of the measured mixes, for messages.

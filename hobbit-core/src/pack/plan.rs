@@ -39,8 +39,6 @@ pub struct PackSpec<'a> {
     /// Calibrated T1 and T2, `0.0..=1.0`.
     pub thresholds: Option<(f32, f32)>,
     pub path_table: Option<PathTable>,
-    /// A tuned policy, as [`crate::tuned::TunedPolicy::to_json`] writes it.
-    pub policy: Option<String>,
     /// Norms of the experts' weights, as `profile::norms_to_json` writes them.
     pub norms: Option<String>,
     /// Measured mixes, as `profile::mixes_to_json` writes them.
@@ -207,8 +205,8 @@ impl<'a> Plan<'a> {
         if let Some((t1, t2)) = self.spec.thresholds {
             header.key(key::T1, t1)?.key(key::T2, t2)?;
         }
-        let PackSpec { policy, norms, mixes, .. } = self.spec;
-        for (key, text) in [(key::POLICY, policy), (key::NORMS, norms), (key::MIXES, mixes)] {
+        let PackSpec { norms, mixes, .. } = self.spec;
+        for (key, text) in [(key::NORMS, norms), (key::MIXES, mixes)] {
             if let Some(text) = text {
                 header.key(key, text.clone())?;
             }

@@ -46,8 +46,6 @@ pub struct PackInfo {
     pub t1: Option<f32>,
     /// Highest unimportance loaded at all.
     pub t2: Option<f32>,
-    /// The tuned policy, as `hobbit-sim calibrate` wrote it: [`crate::tuned::TunedPolicy`] reads it.
-    pub policy: Option<String>,
     /// Norms of the experts' weights, as `profile::norms_to_json` wrote them.
     pub norms: Option<String>,
     /// Measured mixes, as `profile::mixes_to_json` wrote them.
@@ -250,7 +248,6 @@ fn metadata(raw: &Gguf, path: &Path) -> Result<(PackKind, PackInfo), PackError> 
         plain_sha256: digest(key::PLAIN_SHA256)?,
         t1: threshold(key::T1)?,
         t2: threshold(key::T2)?,
-        policy: optional_text(key::POLICY)?,
         norms: optional_text(key::NORMS)?,
         mixes: optional_text(key::MIXES)?,
     };

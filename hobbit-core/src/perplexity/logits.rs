@@ -45,13 +45,6 @@ pub fn nll(logits: &[f32], token: Token) -> f64 {
     logit(logits, token).map_or(f64::NAN, |logit| -Normaliser::of(logits).log_prob(logit))
 }
 
-/// Probability of `token`, 0..=1. NaN for a token outside of the row.
-pub fn probability(logits: &[f32], token: Token) -> f32 {
-    let Some(logit) = logit(logits, token) else { return f32::NAN };
-    let row = Normaliser::of(logits);
-    (f64::from((logit - row.max).exp()) / row.sum_exp) as f32
-}
-
 /// The logit of `token`, if the row has it.
 pub fn logit(logits: &[f32], token: Token) -> Option<f32> {
     usize::try_from(token).ok().and_then(|i| logits.get(i)).copied()
@@ -129,14 +122,12 @@ mod tests {
         for shift in [-1e4, 0.0, 1e4] {
             let row = [shift; 4];
             assert!((nll(&row, 3) - 4f64.ln()).abs() < 1e-12);
-            assert_eq!(probability(&row, 2), 0.25);
         }
     }
 
     #[test]
     fn a_token_outside_of_the_row_has_no_probability() {
         assert!(nll(&[0.0], 1).is_nan() && nll(&[0.0], -1).is_nan() && nll(&[], 0).is_nan());
-        assert!(probability(&[0.0], -1).is_nan());
     }
 
     fn encoded(logits: &[f32]) -> Vec<u16> {

@@ -121,7 +121,7 @@ pub(super) fn check_norms(norms: &[LayerNorms]) -> Result<(), String> {
 
 /// Reads JSON with these values of `format` and `version`. They are checked first: the fields of another version may
 /// differ.
-pub(crate) fn read_versioned<T: DeserializeOwned>(
+pub(super) fn read_versioned<T: DeserializeOwned>(
     text: &str,
     expected: &'static str,
     version: u64,

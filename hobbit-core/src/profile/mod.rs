@@ -2,8 +2,7 @@
 //!
 //! `gguf-tools profile` runs a model over a text and writes a [`Profile`]. `gguf-tools pack --profile` chooses
 //! [`widths()`] from it, and `--max-loss` of the programs chooses a mix ([`LossBound`]). `gguf-tools plan` writes a
-//! [`VirtualPlan`]. This module holds formats and decisions; running the model is the tool's part. A tuned cache policy
-//! is another file: [`crate::tuned`].
+//! [`VirtualPlan`]. This module holds formats and decisions; running the model is the tool's part.
 
 mod format;
 mod hull;
@@ -20,7 +19,6 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 pub use crate::pack::SliceTypes;
-pub(crate) use format::read_versioned;
 pub use format::{
     ChosenThresholds, FORMAT, LayerNorms, LayerWidth, ModelId, Profile, TextId, VERSION, Width, norms_of_json,
     norms_to_json,

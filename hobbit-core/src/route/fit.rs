@@ -1,5 +1,7 @@
 //! Thresholds for a wished mix of high, low and skip, from what a calibration run has seen.
 
+use std::str::FromStr;
+
 use super::{Demand, Thresholds};
 
 /// How the uses of experts divide into what they ask for. Adds up to 1.
@@ -15,14 +17,18 @@ pub struct Shares {
 
 /// Shares that do not divide a whole.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[error(
-    "shares of {high} high, {low} low and {skip} skipped do not divide a whole; give three numbers from 0 to 1 that \
-     add up to 1, for example 0.67, 0.3 and 0.03"
-)]
-pub struct SharesError {
-    pub high: f64,
-    pub low: f64,
-    pub skip: f64,
+#[error("expected three percentages that add up to 100, high/low/skip: 67/30/3")]
+pub struct SharesError;
+
+impl FromStr for Shares {
+    type Err = SharesError;
+
+    /// `67/30/3` in percent.
+    fn from_str(text: &str) -> Result<Self, SharesError> {
+        let parts: Option<Vec<f64>> = text.split('/').map(|part| part.trim().parse().ok()).collect();
+        let Some(&[high, low, skip]) = parts.as_deref() else { return Err(SharesError) };
+        Self::new(high / 100.0, low / 100.0, skip / 100.0)
+    }
 }
 
 impl Shares {
@@ -33,7 +39,7 @@ impl Shares {
     pub fn new(high: f64, low: f64, skip: f64) -> Result<Self, SharesError> {
         let are_shares = [high, low, skip].iter().all(|share| (0.0..=1.0).contains(share));
         if !are_shares || (high + low + skip - 1.0).abs() > 1e-6 {
-            return Err(SharesError { high, low, skip });
+            return Err(SharesError);
         }
         Ok(Self { high, low, skip })
     }
@@ -189,11 +195,10 @@ mod tests {
         for (high, low, skip) in [(0.5, 0.5, 0.5), (1.5, -0.5, 0.0), (f64::NAN, 0.5, 0.5), (0.0, 0.0, 0.0)] {
             assert!(Shares::new(high, low, skip).is_err());
         }
-        assert_eq!(
-            Shares::new(0.5, 0.25, 0.5).unwrap_err().to_string(),
-            "shares of 0.5 high, 0.25 low and 0.5 skipped do not divide a whole; give three numbers from 0 to 1 that \
-             add up to 1, for example 0.67, 0.3 and 0.03"
-        );
+        assert_eq!("67/30/3".parse(), Ok(target));
+        for text in ["", "67/30", "67/30/4", "67/30/3/0", "a/b/c"] {
+            assert_eq!(text.parse::<Shares>(), Err(SharesError), "{text}");
+        }
     }
 
     /// All pairs of thresholds that could make a difference.

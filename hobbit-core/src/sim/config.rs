@@ -17,7 +17,6 @@ use crate::named::UnknownName;
 use crate::options::{self, PrecisionMode, VirtualExperts, VirtualUpdate};
 use crate::predict::{PathTable, PredictorKind};
 use crate::route::{Rerouting, Thresholds};
-use crate::tuned::LayerPenalty;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Eviction {
@@ -116,8 +115,6 @@ pub struct Config {
     pub weights: Weights,
     pub budget: Budget,
     pub slots: Slots,
-    /// Cost of each layer's misses, for [`Allocation::ByPenalty`]; `None` takes it from this recording.
-    pub penalties: Option<Vec<LayerPenalty>>,
     /// The table of [`PredictorKind::PathTable`], which predicts nothing without it.
     pub path_table: Option<Arc<PathTable>>,
     pub low_percent: f64,
@@ -173,7 +170,6 @@ impl Config {
             weights: recorded_weights(recording).unwrap_or_default(),
             budget: Budget::Recorded,
             slots: Slots::Layers(recorded_allocation(recording).unwrap_or_default()),
-            penalties: None,
             path_table: None,
             low_percent: 0.0,
             mode: settings.mode.parse().unwrap_or(PrecisionMode::Exact),

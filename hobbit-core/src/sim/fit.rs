@@ -10,22 +10,14 @@ use crate::options::PrecisionMode;
 use crate::predict::PredictorKind;
 use crate::profile::Uses;
 use crate::route::{self, Shares, Thresholds};
-use crate::trace::Layer;
-use crate::tuned::{LayerPenalty, TUNED_FORMAT, TUNED_VERSION, TunedOn, TunedPolicy};
-use std::collections::BTreeMap;
 
 /// Steps of the first grid: weights are quarters.
 const GRID: u8 = 4;
 /// Number of times that the step is halved.
 const REFINEMENTS: u32 = 3;
-/// Number of batches after which a layer's own penalties count as much as the mean of all layers.
-const PRIOR_BATCHES: f64 = 64.0;
-/// Maximum numbers of slots at which penalties are measured, beside 0.
-const STEPS: u32 = 32;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct FitGoal {
-    pub policy: PolicyKind,
     pub budget: Budget,
     pub slots: Slots,
     pub low_percent: f64,
@@ -35,17 +27,25 @@ pub struct FitGoal {
     pub thresholds: Option<Thresholds>,
 }
 
+/// HOBBIT's weights and thresholds for the recordings of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fitted {
+    pub weights: Weights,
+    /// `None` without low versions.
+    pub thresholds: Option<Thresholds>,
+    /// Miss penalty per token with them: high 1, low B_l / B_h.
+    pub penalty: f64,
+    /// The same under LRU.
+    pub penalty_lru: f64,
+    pub tokens: u64,
+}
+
 /// Fits weights to the least miss penalty over all recordings together: a grid on the simplex, then ever smaller steps
-/// from its best point. Then measures the cost of each layer's misses with every number of slots. Deterministic.
-/// `progress` receives the number of replays and may end the fit by returning false: the result is the best so far.
+/// from its best point. Deterministic.
 ///
 /// # Panics
 /// If there are no recordings.
-pub fn fit(
-    recordings: &[Recording],
-    goal: &FitGoal,
-    progress: &mut dyn FnMut(u64) -> bool,
-) -> Result<TunedPolicy, SimError> {
+pub fn fit(recordings: &[Recording], goal: &FitGoal) -> Result<Fitted, SimError> {
     let first = &recordings[0];
     if let Some(other) = recordings.iter().find(|other| other.header.model.layers != first.header.model.layers) {
         return Err(SimError::OtherModel { first: first.path.clone(), other: other.path.clone() });
@@ -53,97 +53,50 @@ pub fn fit(
     let has_low = first.header.model.layers.iter().any(|layer| layer.bytes_low > 0);
     let thresholds = match goal.thresholds {
         _ if !has_low => None,
-        Some(thresholds) => Some((thresholds, None)),
+        Some(thresholds) => Some(thresholds),
         None => {
-            let fit = fit_thresholds(recordings, goal.shares)
-                .map_err(|error| SimError::NoUses { path: first.path.clone(), error })?;
-            Some((fit.thresholds, Some(fit.shares)))
+            let fit = fit_thresholds(recordings, goal.shares);
+            Some(fit.map_err(|error| SimError::NoUses { path: first.path.clone(), error })?.thresholds)
         }
     };
     let mut config = Config::recorded(first)?;
-    config.eviction = Eviction::Policy(goal.policy);
+    config.eviction = Eviction::Policy(PolicyKind::Hobbit);
     (config.budget, config.slots, config.low_percent) = (goal.budget, goal.slots, goal.low_percent);
     (config.predictor, config.prefetch) = (PredictedBy::Predictor(PredictorKind::None), None);
     config.upgrade = false;
     config.mode = if has_low { PrecisionMode::Dynamic } else { PrecisionMode::Exact };
-    config.thresholds = thresholds.map_or(Thresholds { t1: 1.0, t2: 1.0 }, |(thresholds, _)| thresholds);
+    config.thresholds = thresholds.unwrap_or(Thresholds { t1: 1.0, t2: 1.0 });
 
     let tokens: u64 = recordings.iter().map(Recording::n_tokens).sum();
-    let mut replays = 0;
-    let mut penalty = |config: &Config| -> Result<f64, SimError> {
-        let mut sum = 0.0;
-        for recording in recordings {
-            sum += replay(recording, config, &mut |_, _, _| {})?.total().penalty;
-        }
-        replays += 1;
+    let penalty = |config: &Config| -> Result<f64, SimError> {
+        let of = |recording| Ok(replay(recording, config, &mut |_, _, _| {})?.total().penalty);
+        let sum: f64 = recordings.iter().map(of).sum::<Result<_, SimError>>()?;
         Ok(sum / tokens.max(1) as f64)
     };
-    let mut is_wanted = true;
-    let mut best: Option<(f64, [u8; 4])> = None;
     let whole = GRID << REFINEMENTS;
-    let mut try_point = |point: [u8; 4], best: &mut Option<(f64, [u8; 4])>| -> Result<bool, SimError> {
-        config.weights = weights_of(point, whole);
-        let found = penalty(&config)?;
-        let is_better = best.is_none_or(|(least, _)| found < least);
-        if is_better {
-            *best = Some((found, point));
-        }
-        Ok(is_better)
-    };
-    let mut n_tried = 0;
-    for point in grid(GRID) {
-        if is_wanted {
-            try_point(point.map(|part| part << REFINEMENTS), &mut best)?;
-            n_tried += 1;
-            is_wanted = progress(n_tried);
+    let of_point = |point| penalty(&Config { weights: weights_of(point, whole), ..config.clone() });
+    let mut best = (f64::INFINITY, [whole, 0, 0, 0]);
+    for point in grid(GRID).into_iter().map(|point| point.map(|part| part << REFINEMENTS)) {
+        let found = of_point(point)?;
+        if found < best.0 {
+            best = (found, point);
         }
     }
-    for refinement in (0..REFINEMENTS).rev() {
-        let step = 1u8 << refinement;
-        let mut improved = true;
-        while improved && is_wanted {
-            improved = false;
-            let from = best.map_or([whole, 0, 0, 0], |(_, point)| point);
-            for point in neighbours(from, step) {
-                if is_wanted {
-                    improved |= try_point(point, &mut best)?;
-                    n_tried += 1;
-                    is_wanted = progress(n_tried);
+    for step in (0..REFINEMENTS).rev().map(|refinement| 1u8 << refinement) {
+        let mut from = None;
+        while from != Some(best.1) {
+            from = Some(best.1);
+            for point in neighbours(best.1, step) {
+                let found = of_point(point)?;
+                if found < best.0 {
+                    best = (found, point);
                 }
             }
         }
     }
-    let (least, point) = best.unwrap_or((0.0, [whole, 0, 0, 0]));
-    let Weights { lru, lfu, lhu, fld } = weights_of(point, whole);
-    config.weights = weights_of(point, whole);
-    let (layers, n_measured) = penalties(recordings, &config, &mut || {
-        n_tried += 1;
-        is_wanted = is_wanted && progress(n_tried);
-        is_wanted
-    })?;
-    config.eviction = Eviction::Policy(PolicyKind::Lru);
-    let penalty_lru = penalty(&config)?;
-    let name = |recording: &Recording| recording.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    Ok(TunedPolicy {
-        format: TUNED_FORMAT.into(),
-        version: TUNED_VERSION,
-        policy: goal.policy.to_string(),
-        weights: [lru, lfu, lhu, fld],
-        t1: thresholds.map(|(thresholds, _)| thresholds.t1),
-        t2: thresholds.map(|(thresholds, _)| thresholds.t2),
-        shares: thresholds.and_then(|(_, shares)| shares),
-        tuned_on: TunedOn {
-            traces: recordings.iter().map(name).collect(),
-            model: first.header.model.name.clone(),
-            architecture: first.header.model.architecture.clone(),
-            tokens,
-            budget: goal.budget.to_string(),
-        },
-        penalty: least,
-        penalty_lru,
-        replays: replays + n_measured,
-        layers,
-    })
+    let weights = weights_of(best.1, whole);
+    let penalty_lru = penalty(&Config { eviction: Eviction::Policy(PolicyKind::Lru), ..config.clone() })?;
+    Ok(Fitted { weights, thresholds, penalty: best.0, penalty_lru, tokens })
 }
 
 fn weights_of(point: [u8; 4], whole: u8) -> Weights {
@@ -184,70 +137,6 @@ fn fit_thresholds(recordings: &[Recording], shares: Shares) -> Result<route::Fit
     route::fit(uses.n_first, uses.samples, shares)
 }
 
-/// Replays with 0, 1, ... slots in every layer, or with at most [`STEPS`] numbers of slots if there are more experts.
-/// Layers do not compete for slots here, so one replay measures a point of each layer's curve.
-///
-/// Calls `go_on` before each number of slots. If it returns false, layers have no curves. Also returns the number of
-/// replays of all recordings.
-fn penalties(
-    recordings: &[Recording],
-    config: &Config,
-    go_on: &mut dyn FnMut() -> bool,
-) -> Result<(Vec<LayerPenalty>, u64), SimError> {
-    let layers = &recordings[0].header.model.layers;
-    let empty =
-        |layer: &Layer| LayerPenalty { layer: layer.layer, n_expert: layer.n_expert, ..LayerPenalty::default() };
-    let mut curves: Vec<LayerPenalty> = layers.iter().map(empty).collect();
-    let tokens: u64 = recordings.iter().map(Recording::n_tokens).sum();
-    let n_expert = layers.iter().map(|layer| u32::from(layer.n_expert)).max().unwrap_or(0);
-    let mut sizes: Vec<u32> = steps(n_expert).collect();
-    // A layer with fewer experts ends with all of them.
-    sizes.extend(layers.iter().map(|layer| u32::from(layer.n_expert)));
-    sizes.sort_unstable();
-    sizes.dedup();
-    let mut n_replays = 0;
-    for slots in sizes {
-        if !go_on() {
-            return Ok((layers.iter().map(empty).collect(), n_replays));
-        }
-        let config = Config { budget: Budget::Slots(slots), slots: Slots::default(), ..config.clone() };
-        let mut penalty = vec![0.0; curves.len()];
-        for recording in recordings {
-            let outcome = replay(recording, &config, &mut |_, _, _| {})?;
-            penalty.iter_mut().zip(&outcome.layers).for_each(|(sum, layer)| *sum += layer.penalty);
-        }
-        n_replays += 1;
-        for (curve, penalty) in curves.iter_mut().zip(penalty).filter(|(curve, _)| slots <= curve.n_expert.into()) {
-            curve.slots.push(slots);
-            curve.penalty.push(penalty / tokens.max(1) as f64);
-        }
-    }
-    let n_batches: usize = recordings.iter().map(|recording| recording.batches().count()).sum();
-    draw_together(&mut curves, n_batches as f64 / (n_batches as f64 + PRIOR_BATCHES));
-    Ok((curves, n_replays))
-}
-
-/// Shrinks each layer's curve to the mean of the layers with as many experts, keeping the share `own` (0 to 1): with
-/// few tokens a layer's curve is mostly chance.
-fn draw_together(curves: &mut [LayerPenalty], own: f64) {
-    let mut sums: BTreeMap<u16, (f64, Vec<f64>)> = BTreeMap::new();
-    for curve in &*curves {
-        let (n, sum) = sums.entry(curve.n_expert).or_insert_with(|| (0.0, vec![0.0; curve.penalty.len()]));
-        *n += 1.0;
-        sum.iter_mut().zip(&curve.penalty).for_each(|(sum, penalty)| *sum += penalty);
-    }
-    for curve in curves {
-        let (n, sum) = &sums[&curve.n_expert];
-        curve.penalty.iter_mut().zip(sum).for_each(|(penalty, sum)| *penalty += (1.0 - own) * (sum / n - *penalty));
-    }
-}
-
-/// At most [`STEPS`] numbers of slots from 1 to `n`, and 0.
-fn steps(n: u32) -> impl Iterator<Item = u32> {
-    let n_steps = n.min(STEPS);
-    (0..=n_steps).map(move |step| (u64::from(n) * u64::from(step) / u64::from(n_steps.max(1))) as u32)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -261,26 +150,5 @@ mod tests {
         let around: Vec<_> = neighbours([4, 4, 0, 0], 4).collect();
         assert_eq!(around.len(), 6);
         assert!(around.contains(&[0, 8, 0, 0]) && around.contains(&[4, 0, 0, 4]));
-    }
-
-    #[test]
-    fn what_few_tokens_say_counts_little() {
-        let curve = |n_expert, penalty: &[f64]| {
-            let slots = (0..penalty.len() as u32).collect();
-            LayerPenalty { layer: 0, n_expert, slots, penalty: penalty.to_vec() }
-        };
-        let mut curves = [curve(2, &[2.0, 1.0, 0.0]), curve(1, &[5.0, 1.0]), curve(2, &[4.0, 4.0, 0.0])];
-        draw_together(&mut curves, 0.25);
-        let penalties = curves.map(|curve| curve.penalty);
-        assert_eq!(penalties, [vec![2.75, 2.125, 0.0], vec![5.0, 1.0], vec![3.25, 2.875, 0.0]]);
-    }
-
-    #[test]
-    fn every_number_up_to_32_then_32_of_them() {
-        assert_eq!(steps(3).collect::<Vec<_>>(), [0, 1, 2, 3]);
-        assert_eq!(steps(0).collect::<Vec<_>>(), [0]);
-        let many: Vec<u32> = steps(200).collect();
-        assert_eq!((many.len(), many[1], many[32]), (33, 6, 200));
-        assert!(many.is_sorted_by(|a, b| a < b));
     }
 }

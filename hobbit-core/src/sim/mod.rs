@@ -16,7 +16,7 @@
 //! recorded score count as the lowest of all, and their weight is computed from that score.
 //!
 //! [`Eviction::Belady`] is the optimum, [`Slots::Global`] a cache that layers compete for. [`fit()`] fits HOBBIT's
-//! weights and thresholds, and measures the cost of each layer's misses.
+//! weights and thresholds.
 
 mod budget;
 mod config;
@@ -31,12 +31,12 @@ mod tests;
 
 use std::path::PathBuf;
 
-pub use budget::{Budget, BudgetError, HitCurve, LayerSlots, hit_curves, slots};
+pub use budget::{Budget, BudgetError, LayerSlots, slots};
 pub use config::{Compute, Config, Eviction, PredictedBy, Prefetch, Slots};
-pub use fit::{FitGoal, fit};
+pub use fit::{FitGoal, Fitted, fit};
 pub use link::LinkModel;
 pub use outcome::{LayerOutcome, Outcome, PhaseOutcome, PrefetchOutcome, Shares};
-pub use recall::{Widths, path_recall, path_table, recall, widths, widths_by_distance};
+pub use recall::{path_recall, path_table, recall};
 pub use recording::{Batch, Event, Recording};
 pub use replay::replay;
 

@@ -1,14 +1,12 @@
 //! Recall of predictions, whatever was in memory.
 
-use std::collections::BTreeMap;
-
 use super::config::PredictedBy;
-use super::recording::{Batch, Event, Recording, chosen, has_router_scores, scores_at};
+use super::recording::{Batch, Event, Recording, chosen, scores_at};
 use crate::predict::{
     self, FutureToken, Gates, Oracle, PathLimits, PathPredictor, PathTable, PathTableBuilder, PredictShape, Predictor,
     PredictorKind, Recall,
 };
-use crate::trace::{Header, LayerRecord, Prediction, foretell};
+use crate::trace::{Header, LayerRecord, foretell};
 
 /// Recall of a predictor over the single tokens of a recording, for distances up to `distance_max`. Predictors that
 /// need later routers' scores use the recorded ones; Fate's, which looks one layer ahead, is evaluated at all
@@ -73,104 +71,6 @@ fn judge(recording: &Recording, predictor: &mut dyn Predictor, distance_max: u8)
         }
     }
     recall
-}
-
-/// Recall of the n best scores of a later router, for every n.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Widths {
-    /// Chosen experts by their rank among the scores, best first.
-    at_rank: Vec<u64>,
-    used: u64,
-    /// Evaluated choices of a layer.
-    judged: u64,
-    /// Evaluated choices whose expert of highest weight also had the highest score.
-    first: u64,
-}
-
-impl Widths {
-    /// Maximum number of recorded experts; wider predictions cannot be evaluated.
-    pub fn n_max(&self) -> usize {
-        self.at_rank.len()
-    }
-
-    /// Share of the chosen experts among the n best, `0.0..=1.0`; `None` without evaluated choices.
-    pub fn recall(&self, n: usize) -> Option<f64> {
-        (self.used > 0).then(|| self.both(n) as f64 / self.used as f64)
-    }
-
-    /// Share of the n best that were chosen.
-    pub fn precision(&self, n: usize) -> Option<f64> {
-        let predicted = self.judged * n as u64;
-        (predicted > 0).then(|| self.both(n) as f64 / predicted as f64)
-    }
-
-    /// Share of tokens whose first expert is the one with the highest score: HOBBIT's "top-1 expert prediction
-    /// accuracy" (section 3.3).
-    pub fn top_1(&self) -> Option<f64> {
-        (self.judged > 0).then(|| self.first as f64 / self.judged as f64)
-    }
-
-    /// The fewest experts with this recall; `None` if that takes more than were recorded.
-    pub fn fewest(&self, recall: f64) -> Option<usize> {
-        (1..=self.n_max()).find(|&n| self.recall(n).is_some_and(|found| found >= recall))
-    }
-
-    fn both(&self, n: usize) -> u64 {
-        self.at_rank.iter().take(n).sum()
-    }
-
-    fn add(&mut self, other: &Self) {
-        self.at_rank.resize(self.at_rank.len().max(other.at_rank.len()), 0);
-        self.at_rank.iter_mut().zip(&other.at_rank).for_each(|(own, other)| *own += other);
-        self.used += other.used;
-        self.judged += other.judged;
-        self.first += other.first;
-    }
-}
-
-/// Widths by predicted layer and distance, for distances up to `distance_max`; empty if the recording has no scores of
-/// later routers.
-pub fn widths(recording: &Recording, distance_max: u8) -> BTreeMap<(u16, u8), Widths> {
-    let mut all = BTreeMap::new();
-    if has_router_scores(&recording.header) {
-        for batch in recording.batches().filter(|batch| batch.n_tokens == 1) {
-            widths_of(batch, &recording.header, distance_max, &mut all);
-        }
-    }
-    // Layers without any recorded prediction are unknown, not wrong.
-    all.retain(|_, widths: &mut Widths| widths.n_max() > 0);
-    all
-}
-
-pub fn widths_by_distance(widths: &BTreeMap<(u16, u8), Widths>) -> BTreeMap<u8, Widths> {
-    let mut all: BTreeMap<u8, Widths> = BTreeMap::new();
-    widths.iter().for_each(|((_, distance), own)| all.entry(*distance).or_default().add(own));
-    all
-}
-
-fn widths_of(batch: &Batch, header: &Header, distance_max: u8, all: &mut BTreeMap<(u16, u8), Widths>) {
-    let layers = &header.model.layers;
-    let position = |record: &LayerRecord| layers.iter().position(|own| own.layer == record.layer);
-    let mut ranked: Vec<&Prediction> = Vec::new();
-    for target in &batch.layers {
-        let Some(at) = position(target) else { continue };
-        for distance in 1..=distance_max {
-            let from = at.checked_sub(usize::from(distance)).map(|at| layers[at].layer);
-            let Some(from) = batch.layers.iter().find(|own| Some(own.layer) == from) else { continue };
-            ranked.clear();
-            ranked.extend(from.predictions.iter().filter(|own| own.distance == distance));
-            ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
-            let widths = all.entry((target.layer, distance)).or_default();
-            widths.used += target.chosen.len() as u64;
-            widths.judged += 1;
-            let best = chosen(target, 0).first().map(|(expert, _)| *expert);
-            widths.first += u64::from(best.is_some() && best == ranked.first().map(|own| own.expert));
-            widths.at_rank.resize(widths.at_rank.len().max(ranked.len()), 0);
-            for (rank, prediction) in ranked.iter().enumerate() {
-                widths.at_rank[rank] += u64::from(target.chosen.contains(&prediction.expert));
-            }
-        }
-    }
 }
 
 /// Gives a predictor the choice of a single token's layer, and the recorded scores of later layers.

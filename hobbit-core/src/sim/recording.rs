@@ -165,7 +165,7 @@ pub(super) fn scores_at(record: &LayerRecord, token: usize, distance: u8, header
 }
 
 /// Whether a recording's predictions are scores of later routers: its predictor used them.
-pub(super) fn has_router_scores(header: &Header) -> bool {
+fn has_router_scores(header: &Header) -> bool {
     let gates = [PredictorKind::StackedGate, PredictorKind::CrossLayer];
     header.settings.predictor.parse().is_ok_and(|kind: PredictorKind| gates.contains(&kind))
 }

@@ -3,14 +3,14 @@
 use std::convert::Infallible;
 
 use super::SimError;
-use super::budget::{HitCurve, hit_curves, slots};
+use super::budget::slots;
 use super::config::{Compute, Config, Eviction, PredictedBy, Prefetch, Slots};
 use super::link::Link;
 use super::outcome::{LayerOutcome, Observe, Outcome, Tally};
 use super::recall::{oracle, predict_shape};
 use super::recording::{Batch, Event, Recording, chosen, need_order, scores_at, summed_weights};
 use crate::cache::policy::{self, Belady, Hobbit, Policy, Shape, Upcoming};
-use crate::cache::{Allocation, Cache, LayerLayout, PoolLayout, SavedCache, SliceKinds};
+use crate::cache::{Cache, LayerLayout, PoolLayout, SavedCache, SliceKinds};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::prefetch::{Estimates, Governor, Pace, PrefetchOptions, Prefetcher};
 use crate::options::{PrecisionMode, PrecisionOptions};
@@ -67,12 +67,7 @@ impl<'a> Replay<'a> {
             return Err(SimError::NoScores { path: recording.path.clone() });
         }
         let low_cost = if low > 0 { low as f64 / high as f64 } else { 1.0 };
-        let curves = match &config.penalties {
-            _ if config.slots != Slots::Layers(Allocation::ByPenalty) => Vec::new(),
-            Some(penalties) => penalties.iter().map(HitCurve::fitted).collect(),
-            None => hit_curves(recording),
-        };
-        let pools = pools(header, config, &curves);
+        let pools = pools(header, config);
         let n_layers = layers.last().map_or(0, |layer| layer.layer.saturating_add(1));
         let policy: Box<dyn Policy> = match config.eviction {
             Eviction::Policy(kind) => {
@@ -400,9 +395,9 @@ fn uses_to_come(recording: &Recording, config: &Config) -> Vec<Upcoming> {
 
 /// A pool for each layer and precision, with the layer's share of the slots. If high versions compete across layers,
 /// one pool for each of their sizes.
-fn pools(header: &Header, config: &Config, curves: &[HitCurve]) -> Vec<PoolLayout> {
+fn pools(header: &Header, config: &Config) -> Vec<PoolLayout> {
     let low_percent = if config.mode == PrecisionMode::Dynamic { config.low_percent } else { 0.0 };
-    let slots = slots(header, config.budget, config.slots.allocation(), low_percent, curves);
+    let slots = slots(header, config.budget, config.slots.allocation(), low_percent);
     let kinds = SliceKinds::from_iter([WHOLE]);
     let mut pools = Vec::new();
     for (layer, slots) in header.model.layers.iter().zip(slots) {

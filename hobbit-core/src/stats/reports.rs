@@ -75,24 +75,10 @@ pub struct CachingReport {
     pub policy: String,
     /// The weights of HOBBIT's policy in effect: lru,lfu,lhu,fld.
     pub policy_weights: String,
-    /// The tuned policy that was loaded; `None` without.
-    pub profile: Option<TunedReport>,
     /// How slots are divided among layers.
     pub slots: String,
     /// Slots by cache, the host's first.
     pub slots_by_layer: Vec<CacheSlots>,
-}
-
-/// A tuned policy that was loaded.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct TunedReport {
-    /// Its file, or the pack.
-    pub file: String,
-    pub policy: String,
-    /// Whether it has T1 and T2.
-    pub thresholds: bool,
-    /// Whether it has the cost of each layer's misses.
-    pub penalties: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

@@ -13,7 +13,6 @@ use hobbit_core::plan::PlanError;
 use hobbit_core::profile::{LossBoundError, ProfileError, VirtualPlanError};
 use hobbit_core::route::ThresholdError;
 use hobbit_core::store::StoreError;
-use hobbit_core::tuned::TunedError;
 
 /// Errors of opening a model, and of starting a session on it.
 #[derive(Debug, thiserror::Error)]
@@ -49,21 +48,12 @@ pub enum OpenError {
     /// Invalid thresholds.
     #[error(transparent)]
     Thresholds(#[from] ThresholdError),
-    /// A profile that is damaged, or belongs to another model.
-    #[error(transparent)]
-    Tuned(#[from] TunedError),
     /// A plan of virtual experts that is damaged, too large, or belongs to another model.
     #[error(transparent)]
     VirtualPlan(#[from] VirtualPlanError),
     /// No mix satisfies the loss bound.
     #[error(transparent)]
     LossBound(Box<LossBoundError>),
-    /// Slots are divided by penalty, but the cost of each layer's misses is unknown.
-    #[error("slots by penalty need the cost of each layer's misses, and {found}")]
-    NoPenalties {
-        /// The reason: no tuned policy, or one without these costs.
-        found: String,
-    },
     /// An operating system call on a file failed.
     #[error("{}: cannot {action} this file: {source}", path.display())]
     Io {

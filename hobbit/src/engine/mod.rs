@@ -85,6 +85,7 @@ pub use session::{BatchToken, GeneratedText, Generation, Interrupt, NoShift, Ses
 pub use source::quantise_low;
 pub use speculate::{DraftRequest, NoSpeculation, draft_bytes};
 pub use stock::{Stock, StockOptions};
+pub use validate::check_weights;
 pub use vocabulary::SpecialTokens;
 
 /// The CPU features and options llama.cpp was built with, in the words of `llama_print_system_info`.

@@ -14,9 +14,7 @@ use super::host_reads::Host;
 use super::log;
 use super::placement::DeviceLayers;
 use super::raw::RawModel;
-use super::source::Tuned;
 use super::vocabulary::Pieces;
-use hobbit_core::cache::policy::Weights;
 use hobbit_core::expert::{ExpertId, Precision};
 use hobbit_core::gguf::{Catalog, Gguf};
 use hobbit_core::load::prefetch::PrefetchCounters;
@@ -26,10 +24,9 @@ use hobbit_core::predict::{PathTable, PredictShape, PredictorKind};
 use hobbit_core::profile::{LayerNorms, VirtualPlan};
 use hobbit_core::residency::Precisions;
 use hobbit_core::route::Thresholds;
-use hobbit_core::stats::{CachingReport, DeviceReport, TunedReport};
+use hobbit_core::stats::{CachingReport, DeviceReport};
 use hobbit_core::store::{Original, Store};
 use hobbit_core::trace::Routes;
-use hobbit_core::tuned::TunedError;
 
 /// Wraps a store; tests use it to inject faults.
 pub(super) type WrapStore = Box<dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync>;
@@ -92,7 +89,6 @@ pub(super) struct Shared {
     pub(super) run_mode: RunMode,
     /// Context length for sessions that request none; 0 for the length the model was trained with.
     pub(super) n_ctx: u32,
-    pub(super) tuned: Option<Tuned>,
     /// Number of virtual experts per layer, if a plan is in use.
     pub(super) virtual_plan: Option<VirtualPlan>,
     /// ‖W‖ of every expert, if the pack has it.
@@ -290,32 +286,12 @@ impl Model {
         self.shared.options.caching.predictor.unwrap_or(default)
     }
 
-    /// Checks that the tuned policy belongs to this model.
-    pub(super) fn check_tuned(&self) -> Result<(), TunedError> {
-        let Some(tuned) = &self.shared.tuned else { return Ok(()) };
-        let layers: Vec<(u16, u16)> =
-            self.shared.catalog.layers.iter().map(|layer| (layer.layer, layer.n_expert)).collect();
-        tuned.policy.check_model(&self.info().architecture, &layers, &tuned.file, &self.info().path)
-    }
-
-    /// The weights of HOBBIT's policy: given, tuned or default.
-    pub(super) fn policy_weights(&self) -> Weights {
-        let tuned = || self.shared.tuned.as_ref()?.policy.hobbit_weights();
-        self.shared.options.caching.weights.or_else(tuned).unwrap_or_default()
-    }
-
     /// The caching configuration, without results.
     pub(super) fn caching_report(&self) -> CachingReport {
         let caching = &self.shared.options.caching;
         CachingReport {
             policy: caching.policy.to_string(),
-            policy_weights: self.policy_weights().to_string(),
-            profile: self.shared.tuned.as_ref().map(|tuned| TunedReport {
-                file: tuned.file.clone(),
-                policy: tuned.policy.policy.clone(),
-                thresholds: tuned.policy.thresholds().is_some(),
-                penalties: tuned.policy.has_penalties(),
-            }),
+            policy_weights: caching.weights.to_string(),
             slots: caching.slots.to_string(),
             slots_by_layer: Vec::new(),
         }

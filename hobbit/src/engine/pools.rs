@@ -7,7 +7,6 @@ use hobbit_core::expert::{ExpertId, Precision, Version};
 use hobbit_core::gguf::Catalog;
 use hobbit_core::plan::{PoolPlan, PoolSpec};
 use hobbit_core::profile::VirtualPlan;
-use hobbit_core::tuned::LayerPenalty;
 
 /// A cache whose pools have the planned numbers of slots.
 pub(super) fn cache_of(model: &Model, catalog: &Catalog, pools: &[Pool], planned: &[PoolPlan]) -> Cache {
@@ -23,7 +22,7 @@ fn policy_of(model: &Model, catalog: &Catalog) -> Box<dyn Policy> {
     let low_cost =
         if catalog.read_bytes(Precision::Low) == 0 { 1.0 } else { bytes(Precision::Low) / bytes(Precision::High) };
     let n_layers = catalog.layers.last().map_or(1, |layer| layer.layer + 1);
-    policy::build(caching.policy, &model.policy_weights(), Shape { n_layers, low_cost })
+    policy::build(caching.policy, &caching.weights, Shape { n_layers, low_cost })
 }
 
 /// Versions of one class and precision, which share slots.
@@ -50,8 +49,7 @@ impl Pool {
         let kinds: SliceKinds = catalog.classes[usize::from(self.class)].slices.iter().map(|s| s.kind).collect();
         let layers =
             self.layers.iter().map(|(layer, members)| LayerLayout { layer: *layer, members: members.clone(), kinds });
-        // Low versions always share their slots equally: penalties, and what is known of shallow layers, apply to high
-        // versions.
+        // Low versions always share their slots equally: what is known of shallow layers applies to high versions.
         let allocation = model.shared.options.caching.slots;
         let is_even = allocation == Allocation::Even || self.precision == Precision::Low;
         let planned = model.shared.virtual_plan.as_ref().filter(|_| self.precision == Precision::High);
@@ -71,20 +69,7 @@ impl Pool {
 fn demand(model: &Model, layer: u16, members: u32) -> LayerDemand {
     let all = &model.shared.catalog.layers;
     let depth = all.partition_point(|other| other.layer < layer);
-    let n_expert = all.get(depth).map_or(0, |layer| layer.n_expert);
-    let measured = model.shared.tuned.as_ref().and_then(|tuned| tuned.policy.penalty_of(layer));
-    let (penalty, hits) = measured.map_or((0.0, Vec::new()), |curve| saved(curve, members, n_expert));
-    LayerDemand { depth: depth as u16, members, needs: model.info().n_expert_used, penalty, hits }
-}
-
-/// A layer's penalty without slots, and the share of it saved by each number of slots. The pool has slots for `members`
-/// of the layer's `n_expert` experts. Their use is unknown, so each represents an equal part of the layer's experts.
-fn saved(curve: &LayerPenalty, members: u32, n_expert: u16) -> (f64, Vec<f64>) {
-    let part = f64::from(members) / f64::from(n_expert.max(1));
-    let of_layer = |slots: u32| curve.at(f64::from(slots) / part.max(f64::MIN_POSITIVE)).unwrap_or(0.0);
-    let all = of_layer(0);
-    let saved = |slots| if all > 0.0 { (1.0 - of_layer(slots) / all).max(0.0) } else { 0.0 };
-    (part * all, (0..=members).map(saved).collect())
+    LayerDemand { depth: depth as u16, members, needs: model.info().n_expert_used }
 }
 
 /// Groups versions into pools: equal shape and precision share one.
@@ -109,20 +94,4 @@ pub(super) fn pools_of(catalog: &Catalog) -> Vec<Pool> {
         }
     }
     pools
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pool_of_some_of_a_layers_experts_has_its_part_of_the_penalty() {
-        let curve = LayerPenalty { layer: 0, n_expert: 8, slots: vec![0, 4, 8], penalty: vec![2.0, 1.0, 0.5] };
-        assert_eq!(saved(&curve, 8, 8).0, 2.0);
-        assert_eq!(saved(&curve, 8, 8).1, [0.0, 0.125, 0.25, 0.375, 0.5, 0.5625, 0.625, 0.6875, 0.75]);
-        assert_eq!(saved(&curve, 4, 8), (1.0, vec![0.0, 0.25, 0.5, 0.625, 0.75]));
-        assert_eq!(saved(&curve, 0, 8), (0.0, vec![0.0]));
-        let free = LayerPenalty { penalty: vec![0.0; 3], ..curve };
-        assert_eq!(saved(&free, 2, 8), (0.0, vec![0.0; 3]));
-    }
 }

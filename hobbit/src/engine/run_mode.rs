@@ -151,9 +151,7 @@ fn wants_a_cache(options: &ModelOptions) -> bool {
         || options.device.n_cpu_moe > 0
         || !options.device.override_tensors.is_empty()
         || options.routes.is_some()
-        || [&options.path_table, &options.profile, &options.trace, &options.cache_state]
-            .into_iter()
-            .any(Option::is_some)
+        || [&options.path_table, &options.trace, &options.cache_state].into_iter().any(Option::is_some)
 }
 
 pub(super) fn tensor_bytes(gguf: &Gguf) -> u64 {

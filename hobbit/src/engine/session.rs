@@ -229,7 +229,7 @@ impl Session {
         &self.description.io_choice
     }
 
-    /// The eviction policy, its profile, and the division of slots among layers.
+    /// The eviction policy, and the division of slots among layers.
     pub fn caching(&self) -> &CachingReport {
         &self.description.caching
     }

@@ -1,5 +1,4 @@
-//! A model's files on disk: the file shown to llama.cpp, the location of every version of every expert, and the tuned
-//! policy.
+//! A model's files on disk: the file shown to llama.cpp, the location of every version of every expert.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -9,7 +8,6 @@ use super::error::OpenError;
 use super::low::{LowError, check_low, low_cache_path};
 use super::quantise::Ggml;
 use super::tables;
-use hobbit_core::cache::Allocation;
 use hobbit_core::gguf::{Catalog, ExpertMap, Gguf, SourceFile};
 use hobbit_core::options::{LowSource, ModelOptions, PrecisionMode};
 use hobbit_core::pack::{self, Pack, PackKind, PackSpec, PartialError, Sha256, TypeChoice, WriteError, fingerprint};
@@ -18,7 +16,6 @@ use hobbit_core::profile::{LayerNorms, ProfileError, norms_of_json, read_path_ta
 use hobbit_core::residency::Precisions;
 use hobbit_core::route::Thresholds;
 use hobbit_core::store::Original;
-use hobbit_core::tuned::{TunedError, TunedPolicy};
 
 /// A model's files, opened and checked.
 pub(super) struct ModelSource {
@@ -38,8 +35,6 @@ pub(super) struct ModelSource {
     pub(super) precisions: Precisions,
     /// The path table and its file; only if the predictor uses it.
     pub(super) path_table: Option<(PathBuf, PathTable)>,
-    /// The given profile, or else the pack's.
-    pub(super) tuned: Option<Tuned>,
     /// ‖W‖ of every expert, if the pack has it.
     pub(super) norms: Vec<LayerNorms>,
 }
@@ -98,15 +93,8 @@ impl ModelSource {
             true => PrecisionMode::Dynamic,
             false => PrecisionMode::Exact,
         });
-        let packed = info.as_ref().and_then(|info| Some((path, info.policy.as_deref()?)));
-        let tuned = Tuned::open(options.profile.as_deref(), packed)?;
-        if !map.is_empty() {
-            check_penalties(options.caching.slots, tuned.as_ref())?;
-        }
-        // A pack's thresholds may come from another source than its policy; a given profile overrides both.
-        let given = tuned.as_ref().filter(|tuned| !tuned.is_packed).and_then(|tuned| tuned.policy.thresholds());
-        let carried = || info.as_ref().and_then(|info| info.t1.zip(info.t2));
-        let (t1, t2) = options.precision.thresholds(given.or_else(carried));
+        let carried = info.as_ref().and_then(|info| info.t1.zip(info.t2));
+        let (t1, t2) = options.precision.thresholds(carried);
         let precisions = Precisions::new(mode, Thresholds::new(t1, t2)?, options.precision);
         let norms = info.as_ref().and_then(|info| info.norms.as_deref()).map_or(Ok(Vec::new()), norms_of_json);
         let norms =
@@ -115,7 +103,7 @@ impl ModelSource {
         let n_layers_run = tables::n_layers_run(&gguf, options);
         map.layers.retain(|layer| u64::from(layer.layer) < n_layers_run);
         catalog.retain_layers(|layer| u64::from(layer) < n_layers_run);
-        Ok(Self { gguf, is_pack, map, catalog, originals, low_name, precisions, path_table, tuned, norms })
+        Ok(Self { gguf, is_pack, map, catalog, originals, low_name, precisions, path_table, norms })
     }
 }
 
@@ -217,43 +205,4 @@ fn is_current(path: &Path, model: &Gguf) -> bool {
         pack.has_header_of(model) && print.is_some() && fingerprint(model).ok() == print
     };
     !model.files.iter().any(newer) && Pack::open(path).is_ok_and(|pack| is_of_model(&pack))
-}
-
-/// A tuned policy and its source.
-#[derive(Clone, Debug)]
-pub(super) struct Tuned {
-    pub(super) policy: TunedPolicy,
-    /// Its source, for messages.
-    pub(super) file: String,
-    /// Whether it is from the model's own pack.
-    pub(super) is_packed: bool,
-}
-
-impl Tuned {
-    /// Reads the given file, or else the policy in the pack at a path.
-    pub(super) fn open(given: Option<&Path>, packed: Option<(&Path, &str)>) -> Result<Option<Self>, TunedError> {
-        let (policy, file, is_packed) = match (given, packed) {
-            (Some(path), _) => (TunedPolicy::read(path)?, path.display().to_string(), false),
-            (None, Some((path, text))) => {
-                let file = format!("{} (key {})", path.display(), hobbit_core::pack::POLICY_KEY);
-                (TunedPolicy::parse(text, &file)?, file, true)
-            }
-            (None, None) => return Ok(None),
-        };
-        Ok(Some(Self { policy, file, is_packed }))
-    }
-}
-
-/// Checks that slots can be divided by penalty, if requested.
-///
-/// # Errors
-/// [`OpenError::NoPenalties`].
-pub(super) fn check_penalties(allocation: Allocation, tuned: Option<&Tuned>) -> Result<(), OpenError> {
-    match (allocation, tuned) {
-        (Allocation::ByPenalty, None) => Err(OpenError::NoPenalties { found: "there is no tuned policy".to_owned() }),
-        (Allocation::ByPenalty, Some(tuned)) if !tuned.policy.has_penalties() => {
-            Err(OpenError::NoPenalties { found: format!("{} does not say", tuned.file) })
-        }
-        _ => Ok(()),
-    }
 }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use ggml_sys::llama;
 
@@ -11,7 +12,6 @@ use hobbit_core::expert::{ExpertId, Extent, Precision, SliceId, Version};
 use hobbit_core::gguf::{Catalog, ExpertMap, GgmlType, Gguf, Stored};
 use hobbit_core::options::{KvValue, ModelOptions};
 use hobbit_core::planes;
-use hobbit_core::store::Original;
 
 /// Keys below the architecture's name: the epsilon that norms add to a variance before taking its root.
 const EPSILONS: [&str; 3] =
@@ -61,7 +61,7 @@ pub(super) fn check_tensors(
     gguf: &Gguf,
     map: &ExpertMap,
     catalog: &Catalog,
-    files: &[Original],
+    paths: &[&Path],
     progress: &mut dyn FnMut(f32) -> bool,
 ) -> Result<(), OpenError> {
     let all = in_file_order(gguf, map, catalog);
@@ -69,7 +69,7 @@ pub(super) fn check_tensors(
     let mut done = 0;
     let mut buffer = Aligned::default();
     for of_file in all.chunk_by(|a, b| a.extent.file == b.extent.file) {
-        let path = files[of_file[0].extent.file as usize].path.as_path();
+        let path = paths[of_file[0].extent.file as usize];
         let failed = |action| move |source| OpenError::Io { path: path.to_owned(), action, source };
         let file = File::open(path).map_err(failed("open"))?;
         for Weights { name, dtype, extent, is_plane } in of_file {
@@ -98,6 +98,16 @@ pub(super) fn check_tensors(
         }
     }
     Ok(())
+}
+
+/// Checks a plain model that is not opened, as [`ModelOptions::check_tensors`] does.
+///
+/// # Errors
+/// As `check_tensors`.
+pub fn check_weights(gguf: &Gguf, progress: &mut dyn FnMut(f32) -> bool) -> Result<(), OpenError> {
+    let map = gguf.experts()?;
+    let paths: Vec<&Path> = gguf.files.iter().map(|file| file.path.as_path()).collect();
+    check_tensors(gguf, &map, &Catalog::plain(&map), &paths, progress)
 }
 
 fn in_file_order(gguf: &Gguf, map: &ExpertMap, catalog: &Catalog) -> Vec<Weights> {

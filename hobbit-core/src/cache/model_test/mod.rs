@@ -386,12 +386,11 @@ pub(super) fn read_pools(bytes: &mut impl Iterator<Item = u8>) -> Vec<PoolLayout
         pool.n_slots = below(n_member as u8 + 2).into();
         let demand = |layout: &LayerLayout| LayerDemand {
             members: layout.members.len() as u32,
-            penalty: f64::from(layout.layer),
             depth: layout.layer - first,
-            ..LayerDemand::default()
+            needs: 0,
         };
         let demands: Vec<_> = pool.layers.iter().map(demand).collect();
-        let kind = [None, Some(Allocation::ShallowFirst { layers: 1 }), Some(Allocation::ByPenalty), None];
+        let kind = [None, Some(Allocation::ShallowFirst { layers: 1 }), Some(Allocation::Even), None];
         let choice = usize::from(below(kind.len() as u8));
         pool.capacities = kind[choice].map(|kind| allocate(kind, pool.n_slots, &demands));
         pool.is_common = choice == 3;

@@ -201,9 +201,9 @@ fn experts_of_a_layer_may_differ_but_not_in_a_plain_model() {
 #[test]
 fn metadata_is_kept_and_threads_change_no_byte() {
     let dir = tempfile::tempdir().unwrap();
-    let own = PackSpec { thresholds: Some((0.5, 0.75)), policy: Some("{}".to_owned()), ..low_spec() };
+    let own = PackSpec { thresholds: Some((0.5, 0.75)), norms: Some("{}".to_owned()), ..low_spec() };
     let (path, out, pack) = packed(dir.path(), &spec(), &own);
-    assert_eq!((pack.info.t1, pack.info.t2, pack.info.policy.as_deref()), (Some(0.5), Some(0.75), Some("{}")));
+    assert_eq!((pack.info.t1, pack.info.t2, pack.info.norms.as_deref()), (Some(0.5), Some(0.75), Some("{}")));
     assert_eq!((pack.info.low.as_deref(), pack.info.source_name.as_str()), (Some("q8_0,down=iq4_nl"), "model.gguf"));
     // The source's own keys are there for other readers, and records are aligned for direct reads.
     assert_eq!(pack.raw.architecture(), "qwen3moe");

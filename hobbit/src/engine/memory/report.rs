@@ -147,7 +147,7 @@ pub(super) fn trace_header(
             routing: routing.clone(),
             cache_bytes,
             more: [
-                ("policy_weights".to_owned(), model.policy_weights().to_string()),
+                ("policy_weights".to_owned(), model.shared.options.caching.weights.to_string()),
                 ("slots".to_owned(), options.caching.slots.to_string()),
             ]
             .into(),

@@ -37,8 +37,7 @@ impl Model {
     /// the file.
     ///
     /// # Errors
-    /// A damaged, incomplete or unsupported file ([`OpenError::Gguf`], [`OpenError::Load`]), an I/O error; an
-    /// unusable profile ([`OpenError::Tuned`]) or none where one is needed ([`OpenError::NoPenalties`]).
+    /// A damaged, incomplete or unsupported file ([`OpenError::Gguf`], [`OpenError::Load`]), an I/O error.
     pub fn open(path: &Path, options: &ModelOptions) -> Result<Model, OpenError> {
         Self::load(path, options, None, |_| true)
     }
@@ -91,8 +90,7 @@ impl Model {
         if !source.map.is_empty() && !run_mode.is_passthrough() {
             adapters.leave_experts()?;
         }
-        let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, tuned, norms, .. } =
-            source;
+        let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, norms, .. } = source;
         let mut tables = match map.is_empty() || run_mode.is_passthrough() {
             true => Tables::default(),
             false => Tables::of(&gguf, options),
@@ -113,7 +111,8 @@ impl Model {
         let is_plain = experts.map().is_empty() || run_mode.is_passthrough();
         let is_checked_here = options.check_tensors && !is_plain;
         if is_checked_here {
-            validate::check_tensors(&gguf, experts.map(), &catalog, &originals, &mut progress)?;
+            let paths: Vec<&Path> = originals.iter().map(|file| file.path.as_path()).collect();
+            validate::check_tensors(&gguf, experts.map(), &catalog, &paths, &mut progress)?;
         }
         let overrides = kv_overrides(options);
         let mut progress = Progress { callback: &mut progress, cancelled: false };
@@ -189,7 +188,6 @@ impl Model {
             precisions,
             run_mode,
             n_ctx,
-            tuned,
             virtual_plan: None,
             norms,
             options: options.clone(),
@@ -214,7 +212,6 @@ impl Model {
             let checked = table.check_shape(&model.predict_shape());
             checked.map_err(|error| ProfileError::PathTable { path, error })?;
         }
-        model.check_tuned()?;
         Ok(model)
     }
 }
