@@ -182,6 +182,22 @@ impl Grammar {
         }
         Self { flags }
     }
+
+    /// The setting `key = value` of a file, whose key is a flag without its dashes; a switch needs no value.
+    pub fn setting(&self, key: &str, value: Option<&str>) -> Result<Line, UsageError> {
+        let spellings = [format!("--{}", key.replace('_', "-")), format!("-{key}")];
+        let Some((long, takes)) = spellings.iter().find_map(|spelling| self.flags.get(spelling)) else {
+            let [long, _] = spellings;
+            return normalise([long.into()], self);
+        };
+        let value = match (takes, value.map(Switch::from_str)) {
+            (Takes::Switch(is_on), None) => Some(if *is_on { "on" } else { "off" }),
+            (Takes::Switch(false), Some(Ok(Switch(is_negated)))) => Some(if is_negated { "off" } else { "on" }),
+            _ => value,
+        };
+        let value = value.map_or_else(String::new, |value| format!("={value}"));
+        Ok(Line { words: vec![format!("--{long}{value}").into()], ..Line::default() })
+    }
 }
 
 /// A command line in clap's spelling, with the meaning that llama.cpp gives the original.

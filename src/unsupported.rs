@@ -139,7 +139,6 @@ static FLAGS: &[Unsupported] = &[
     refused(&["--api-prefix"], 1, "a proxy in front of the server can add a prefix"),
     refused(&["--media-path"], 1, "requests bring images and sound themselves, as base64"),
     no_effect(&["--mtmd-batch-max-tokens"], 1, PROJECTOR),
-    refused(&["--models-preset"], 1, "give flags for all models beside --models-dir"),
     refused(&["--tools", "--tools-runtime", "--mcp-servers-config", "--mcp-servers-json"], 1, NO_TOOLS),
     refused(&["-ag", "--agent", "--ui-mcp-proxy", "--webui-mcp-proxy"], 0, NO_TOOLS),
     implied(&["-no-ag", "--no-agent", "--no-ui-mcp-proxy", "--no-webui-mcp-proxy"], 0),

@@ -223,6 +223,13 @@ fn the_default_context_is_fitted() {
     assert_eq!(n_ctx(0, GIB, false), (fitted, false), "the same where hobbit keeps the experts");
     assert!(n_ctx(0, 2 * GIB, false).0 > fitted, "more memory, more tokens");
     assert_eq!(n_ctx(8192, GIB, false).0, 8192, "as asked");
+    // Sequences share or divide the same memory.
+    for kv_unified in [true, false] {
+        let settings = SessionOptions { n_ctx: 0, n_seq_max: 4, kv_unified, ..settings() };
+        let options = ModelOptions { budget: Budget::Bytes(GIB), expects: settings.clone(), ..options() };
+        let n_ctx = open(&path, &options).session(&settings).unwrap().n_ctx();
+        assert!(n_ctx.abs_diff(fitted) < 4 * 256, "{n_ctx}, {fitted}");
+    }
 }
 
 /// From the smallest budget up: first the seam, then llama.cpp by itself; the budget is kept on both sides of the

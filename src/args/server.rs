@@ -73,6 +73,10 @@ pub struct RouterArgs {
     /// Serve the models of this directory and those that -hf has fetched. Requests name one, which is then loaded
     #[arg(long, value_name = "PATH", group = "named_model", env = "LLAMA_ARG_MODELS_DIR")]
     pub models_dir: Option<PathBuf>,
+    /// With --models-dir: INI file with a section for each model (*: for all), whose keys are flags without dashes; the
+    /// command line wins. `model = FNAME` names a model elsewhere
+    #[arg(long, value_name = "FNAME", requires = "models_dir", env = "LLAMA_ARG_MODELS_PRESET")]
+    pub models_preset: Option<PathBuf>,
     /// With --models-dir: models in memory at once; each gets an equal part of --mem-budget
     #[arg(long, value_name = "N", default_value = "1", env = "LLAMA_ARG_MODELS_MAX",
           value_parser = clap::value_parser!(u16).range(1..=64))]

@@ -242,7 +242,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("--draft-p-min 2", "expected a number from 0 to 1"),
     ("--video x.mp4", "'--video' is a flag of llama.cpp or ik_llama.cpp that hobbit does not have: "),
     ("--path x", "the server serves its own page and no files"),
-    ("--models-preset x", "beside --models-dir"),
     ("--tools all", "the server runs no tools"),
     ("m.gguf", "give -m m.gguf"),
     ("--mmproj x.gguf --prompt-cache y", "leave it out with --mmproj"),

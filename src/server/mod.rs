@@ -288,17 +288,19 @@ fn templates(model: &Model, settings: &settings::Settings, log: &Log) -> Result<
     Ok(templates)
 }
 
-/// Tokens of a slot that are enough for most coding agents.
-const AGENT_TOKENS: usize = 32 << 10;
+/// Tokens of a slot that are enough for coding agents: Claude Code begins with 88,000, codex with 7,000.
+const AGENT_TOKENS: usize = 88 << 10;
 
 /// The number of slots and their context, with advice if it is short and the user did not choose it.
 fn slots_line(settings: &settings::Settings, loaded: &Loaded) -> String {
     let (n_slots, n_ctx) = (settings.n_slots, loaded.n_ctx);
     let s = if n_slots == 1 { "" } else { "s" };
-    let trained = loaded.model.info().n_ctx_train as usize;
-    let is_short = settings.context.ctx_size == 0 && n_ctx < AGENT_TOKENS.min(trained);
-    let advice = if is_short { "; coding agents may need more: give -c, and -np 1 for a single client" } else { "" };
-    format!("{n_slots} slot{s} of at most {n_ctx} tokens{advice}")
+    let enough = AGENT_TOKENS.min(loaded.model.info().n_ctx_train as usize);
+    let mut line = format!("{n_slots} slot{s} of at most {n_ctx} tokens");
+    if settings.context.ctx_size == 0 && n_ctx < enough {
+        line += &format!("; coding agents need 7,000 to 88,000: give -c {enough} -np 1, which takes memory from experts");
+    }
+    line
 }
 
 /// The last log line: totals of the run.

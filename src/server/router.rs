@@ -5,6 +5,7 @@
 mod list;
 mod models;
 mod ollama;
+mod presets;
 mod process;
 mod proxy;
 
@@ -15,16 +16,20 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use axum::Router;
 use axum::extract::{Path, State};
+use axum::response::Response;
 use axum::routing::{delete, get, post};
 use axum::{Json, Router as Routes};
+use futures_util::stream;
 use hobbit::SessionOptions;
 use hobbit_core::plan::{Budget, MemoryLimits, MemoryPlan};
 use serde_json::{Value, json};
+use tokio::sync::broadcast::error::RecvError;
 
 use super::api::{ollama as single, params};
 use super::app::App;
 use super::error::ApiError;
-use super::http::Body;
+use super::http::stream::unnamed;
+use super::http::{self, Body};
 use super::settings::Settings;
 use super::{LOOK, listen, markdown, page};
 use crate::args::server::RouterArgs;
@@ -58,7 +63,12 @@ pub fn serve(given: Given, settings: Settings, session: &SessionOptions, notes: 
     let models = Models::new(given, budget, Arc::clone(&app), log.clone(), runtime.handle().clone())?;
     let listening = runtime.block_on(listen::listen(&app, routes(&models), 2, log))?;
     runtime.spawn(Arc::clone(&models).unload_idle());
-    let (addresses, n) = (listening.addresses.join(", "), models.listed().len());
+    let listed = models.listed();
+    for name in models.presets.idle(&listed) {
+        let why = "names no model here; give the section model = FNAME";
+        log.line(Level::Warning, format!("warning: --models-preset: [{name}] {why}"));
+    }
+    let (addresses, n) = (listening.addresses.join(", "), listed.len());
     let (s, at_once) = (if n == 1 { "" } else { "s" }, if most == 1 { "one" } else { &most.to_string() });
     log.line(
         Level::Info,
@@ -94,6 +104,7 @@ fn routes(models: &Arc<Models>) -> Routes {
     let mut routes: Routes<Arc<Models>> = Router::new()
         .route("/models/load", post(load))
         .route("/models/unload", post(unload))
+        .route("/models/sse", get(events))
         .route("/api/version", get(single::version))
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::running))
@@ -126,6 +137,20 @@ async fn all(State(models): State<Arc<Models>>) -> Json<Value> {
 async fn one(State(models): State<Arc<Models>>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
     let entry = models.find(&name)?;
     Ok(Json(models.described(&entry)))
+}
+
+/// `GET /models/sse`: the changes of all models' status, until the client leaves.
+async fn events(State(models): State<Arc<Models>>) -> Result<Response, ApiError> {
+    let frames = stream::unfold(models.events()?, |mut events| async move {
+        loop {
+            match events.recv().await {
+                Ok(event) => return Some((unnamed(&event), events)),
+                Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return None,
+            }
+        }
+    });
+    Ok(http::stream::events(frames, models.app.settings.ping))
 }
 
 /// The name of a model in a body.

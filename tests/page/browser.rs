@@ -62,6 +62,20 @@ struct Driver(Child);
 impl Driver {
     /// Starts one on a port of its own choice, which is returned; `None` if it is not installed.
     fn start(kind: Kind, data: &Path) -> Option<(Driver, NonZeroU16)> {
+        // ChromeDriver ends if the port that it took for one family of addresses is in use in the other.
+        const TRIES: usize = 4;
+        let mut said = Vec::new();
+        for _ in 0..TRIES {
+            let (driver, port) = Driver::try_start(kind, data, &mut said)?;
+            if let Some(port) = port {
+                return Some((driver, port));
+            }
+        }
+        panic!("{} prints no port: {said:?}", kind.driver())
+    }
+
+    /// Starts one; its port is `None` if it ends before it prints one. `said` gets the lines that it prints.
+    fn try_start(kind: Kind, data: &Path, said: &mut Vec<String>) -> Option<(Driver, Option<NonZeroU16>)> {
         let mut command = Command::new(kind.driver());
         // Browsers keep their data in a new directory below this one.
         command.arg("--port=0").env("TMPDIR", data);
@@ -78,7 +92,6 @@ impl Driver {
             Err(error) => panic!("{}: {error}", kind.driver()),
         };
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut said = Vec::new();
         // "… on port 41093." and "… on 127.0.0.1:41093"
         let port = lines.by_ref().find_map(|line| {
             said.push(line.unwrap());
@@ -86,7 +99,6 @@ impl Driver {
         });
         // Drain the pipe, so that the driver never blocks on it.
         std::thread::spawn(move || lines.for_each(drop));
-        let port = port.unwrap_or_else(|| panic!("{} prints no port: {said:?}", kind.driver()));
         Some((Driver(child), port))
     }
 }

@@ -2,9 +2,11 @@
 
 use std::io::{Read, Write};
 
+use gguf_tools::synth::Spec;
 use serde_json::{Value, json};
 
 use super::rig::Server;
+use crate::fixture;
 
 #[test]
 fn each_request_is_one_line_without_its_text() {
@@ -68,4 +70,15 @@ fn warnings_of_long_contexts_and_prompts() {
     let long = server.post("/v1/completions", &json!({"prompt": "a ".repeat(3000)}));
     let message = long.error(400, "exceed_context_size_error");
     assert!(message.contains("start the server with -c 4096 or more for each slot"), "{message}");
+}
+
+#[test]
+fn a_short_context_comes_with_what_to_give() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = Spec { layers: 8, embd: 256, ctx: 1 << 17, ..Spec::tiny("qwen3moe") };
+    let path = fixture::write(dir.path(), &spec);
+    let start = |n_ctx| Server::start(&["-m", path.to_str().unwrap(), "--mem-budget", "400M", "-np", "1", "-c", n_ctx]);
+    let log = &start("0").log;
+    assert!(log.contains("; coding agents need 7,000 to 88,000: give -c 90112 -np 1"), "{log}");
+    assert!(!start("8192").log.contains("agents"));
 }

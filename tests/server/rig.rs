@@ -84,6 +84,9 @@ pub struct Event {
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo.gguf");
 
+/// Slots and context of most tests.
+const SMALL: [&str; 4] = ["-np", "2", "-c", "1024"];
+
 impl Server {
     /// Two slots with 512 tokens each, unless `flags` differ.
     pub fn start(flags: &[&str]) -> Server {
@@ -110,17 +113,26 @@ impl Server {
 
     /// A server of several models with the Hub's cache at `home` and the Hub at `endpoint`.
     pub fn start_router(models: &Path, home: &Path, endpoint: &str, flags: &[&str]) -> Server {
+        Server::router(models, home, endpoint, &[&SMALL, flags].concat())
+    }
+
+    /// As [`Self::start_router`], without the slots and the context of tests.
+    pub fn router(models: &Path, home: &Path, endpoint: &str, flags: &[&str]) -> Server {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hobbit-server"));
         for name in ["MODEL_ENDPOINT", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "LLAMA_CACHE", "HF_HUB_OFFLINE"] {
             command.env_remove(name);
         }
         command.env("HF_HOME", home).env("HF_ENDPOINT", endpoint).arg("--models-dir").arg(models);
-        Server::start_as(command, flags)
+        Server::start_plainly(command, flags)
     }
 
-    fn start_as(mut command: Command, flags: &[&str]) -> Server {
+    fn start_as(command: Command, flags: &[&str]) -> Server {
+        Server::start_plainly(command, &[&SMALL, flags].concat())
+    }
+
+    fn start_plainly(mut command: Command, flags: &[&str]) -> Server {
         let mut child = command
-            .args(["--port", "0", "-t", "1", "-np", "2", "-c", "1024", "--temp", "0"])
+            .args(["--port", "0", "-t", "1", "--temp", "0"])
             .args(flags)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -216,6 +228,13 @@ impl Server {
         let body = with(body.clone(), json!({"stream": true}));
         let response = self.send(&[], path, &body.to_string());
         assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        events(response.into_body().into_reader())
+    }
+
+    /// The events of a stream that a GET begins.
+    pub fn events(&self, path: &str) -> impl Iterator<Item = Event> + use<> {
+        let response = self.agent.get(format!("{}{path}", self.url)).call().unwrap();
         assert_eq!(response.headers()["content-type"], "text/event-stream");
         events(response.into_body().into_reader())
     }

@@ -133,6 +133,27 @@ fn streams_and_leaving_clients_reach_the_model() {
 }
 
 #[test]
+fn clients_hear_which_models_are_loaded() {
+    let dir = directory();
+    fs::write(dir.path().join("broken.gguf"), "GGUF").unwrap();
+    let mut server = start(&dir, &[]);
+    let mut events = server.events("/models/sse");
+    let mut heard = |model: &str, status: Value| {
+        assert_eq!(events.next().unwrap().data, json!({"model": model, "event": "model_status", "data": status}));
+    };
+    server.post("/v1/completions", &ask("a")).ok();
+    heard("a", json!({"status": "loading"}));
+    heard("a", json!({"status": "loaded"}));
+    server.post("/v1/completions", &ask("broken")).error(503, "unavailable_error");
+    heard("a", json!({"status": "unloaded", "exit_code": 0}));
+    heard("broken", json!({"status": "loading"}));
+    heard("broken", json!({"status": "unloaded", "exit_code": 1}));
+    // The stream ends with the server.
+    server.signal("TERM", server.id());
+    assert_eq!((events.next(), server.wait()), (None, Some(0)));
+}
+
+#[test]
 fn a_killed_model_is_an_error_with_its_reason() {
     let dir = directory();
     let server = start(&dir, &["--context-shift"]);
@@ -163,15 +184,64 @@ fn a_killed_model_is_an_error_with_its_reason() {
 }
 
 #[test]
+fn models_have_flags_of_their_own() {
+    let (dir, other) = (directory(), tempfile::tempdir().unwrap());
+    let (file, elsewhere) = (dir.path().join("models.ini"), other.path().join("elsewhere.gguf"));
+    symlink(demo_model(), &elsewhere).unwrap();
+    let text = format!(
+        "version = 1\n[*]\nc = 768 ; every model's\nno-warmup = true\n\n# one model's\n[b]\nnp = 1\nkvu\nctx_size = 512\n\
+         [other]\nmodel = {}\nno-slots = false\n[later]\nc = 128\n",
+        elsewhere.display()
+    );
+    fs::write(&file, text).unwrap();
+    let start = |flags: &[&str]| {
+        let flags = [&["--models-preset", file.to_str().unwrap()], flags].concat();
+        Server::router(dir.path(), &dir.path().join("home"), "http://127.0.0.1:1", &flags)
+    };
+    let server = start(&[]);
+    assert!(server.log.contains("warning: --models-preset: [later] names no model here"), "{}", server.log);
+    assert_eq!(with_status(&server, "unloaded"), ["a", "b", "other"]);
+    let size = |server: &Server, model: &str| {
+        let props = server.get(&format!("/props?model={model}")).ok();
+        (props["default_generation_settings"]["n_ctx"].as_u64().unwrap(), props["total_slots"].as_u64().unwrap())
+    };
+    assert_eq!((size(&server, "a"), size(&server, "b"), size(&server, "other")), ((768, 4), (512, 1), (768, 4)));
+    // The command line wins.
+    assert_eq!(size(&start(&["-c", "256"]), "b"), (256, 1));
+    // A mistake ends the server at once.
+    for (text, parts) in [
+        ("[a]\nx\n[b", &["line 3: Found opening bracket"][..]),
+        ("[a]\nctx-size = many", &["section [a]", "'many'", "--ctx-size", "expected a whole number"]),
+        ("[b]\nctx-sise = 5", &["section [b]", "--ctx-sise"]),
+        ("[*]\nport = 5", &["section [*]", "'port' is no setting of this section"]),
+        ("[*]\nmodel = x.gguf", &["section [*]", "'model' is no setting of this section"]),
+        ("[c]\nmodel = none.gguf", &["section [c]", "none.gguf: cannot open this model"]),
+        ("[a]\ntools = all", &["section [a]", "the server runs no tools"]),
+        ("ctx-size = 5", &["'ctx-size' stands before the first section"]),
+    ] {
+        fs::write(&file, text).unwrap();
+        let told = refused(&["--models-dir", ".", "--models-preset", file.to_str().unwrap()]);
+        assert!(told.contains("models.ini") && parts.iter().all(|part| told.contains(part)), "{told}");
+    }
+}
+
+/// The error of a server that does not start.
+fn refused(words: &[&str]) -> String {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_hobbit-server")).args(words).output().unwrap();
+    assert!(!output.status.success());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
 fn wrong_usage_is_told_at_the_start() {
     for (words, part) in [
         (&["--models-dir", "/none"][..], "--models-dir /none: cannot be listed"),
         (&["--models-dir", ".", "-m", "x.gguf"], "cannot be used with '--model <FNAME>'"),
+        (&["--models-preset", "x.ini"], "not provided:\n  --models-dir"),
         (&["--models-dir", ".", "--models-max", "0"], "0 is not in 1..=64"),
     ] {
-        let output = std::process::Command::new(env!("CARGO_BIN_EXE_hobbit-server")).args(words).output().unwrap();
-        let text = String::from_utf8(output.stderr).unwrap();
-        assert!(!output.status.success() && text.contains(part), "{text}");
+        let text = refused(words);
+        assert!(text.contains(part), "{text}");
     }
 }
 
@@ -219,7 +289,7 @@ fn names_and_limits_of_requests() {
     }
     post(&ask("a")).ok();
     // Every endpoint asks for the router's key, and no command line shows a key.
-    for path in ["/v1/models", "/props?model=a", "/api/tags", "/slots"] {
+    for path in ["/v1/models", "/models/sse", "/props?model=a", "/api/tags", "/slots"] {
         server.get(path).error(401, "authentication_error");
     }
     for path in ["/models/load", "/completion", "/api/chat"] {

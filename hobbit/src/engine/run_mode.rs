@@ -113,9 +113,9 @@ pub(super) fn rearranges(gguf: &Gguf, catalog: &Catalog, options: &ModelOptions,
 fn fitted_context(gguf: &Gguf, session: &SessionOptions, room: u64) -> u32 {
     let trained = gguf.metadata.get_u64(&format!("{}.context_length", gguf.architecture()));
     let trained = trained.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
-    // Context lengths are multiples of this step anyway.
+    // Long contexts, because short ones are padded.
     let kv = |n_ctx: u32| bounds(gguf, &SessionOptions { n_ctx, ..session.clone() }).1.kv;
-    let n_ctx = context_tokens(trained, kv(512).saturating_sub(kv(256)) / 256, room);
+    let n_ctx = context_tokens(trained, kv(2 << 20).saturating_sub(kv(1 << 20)) >> 20, room);
     if n_ctx < trained { n_ctx } else { 0 }
 }
 
@@ -169,7 +169,9 @@ pub(super) fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
     let n_embd = number("embedding_length").unwrap_or(0);
     let n_head = number("attention.head_count").unwrap_or(n_embd);
     let n_ctx = if session.n_ctx == 0 { number("context_length").unwrap_or(0) } else { session.n_ctx.into() };
-    let n_ctx = n_ctx.min(u32::MAX.into()).next_multiple_of(256).saturating_mul(session.n_seq_max.max(1).into());
+    // Sequences divide the context unless they share it; llama.cpp pads each part to 256 tokens.
+    let n_parts = if session.kv_unified { 1 } else { u64::from(session.n_seq_max.max(1)) };
+    let n_ctx = n_ctx.min(u32::MAX.into()).next_multiple_of(256 * n_parts);
     // The wider of both types; at most 4 bytes.
     let width = if [session.type_k, session.type_v].contains(&KvType::F32) { 4 } else { 2 };
     let n_states = u64::from(session.n_seq_max.max(1)) * (1 + u64::from(session.rollback));

@@ -67,13 +67,18 @@ pub trait Shape: Send + 'static {
 /// Streams the events of several requests. Nothing is sent before all have begun, so that an earlier error is an
 /// answer of its own.
 pub async fn respond(running: Vec<Running>, shape: impl Shape, ping: Option<Duration>) -> Result<Response, ApiError> {
-    let events = Sse::new(frames(running, shape).await?.map(|frame| Ok::<_, Infallible>(frame.into())));
+    Ok(events(frames(running, shape).await?, ping))
+}
+
+/// An answer of server-sent events.
+pub fn events(frames: impl Stream<Item = Frame> + Send + 'static, ping: Option<Duration>) -> Response {
+    let events = Sse::new(frames.map(|frame| Ok::<_, Infallible>(frame.into())));
     let mut response = match ping {
         Some(interval) => events.keep_alive(KeepAlive::new().interval(interval).text("")).into_response(),
         None => events.into_response(),
     };
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
-    Ok(response)
+    response
 }
 
 /// As [`respond`], each frame a line of JSON.

@@ -56,15 +56,19 @@ pub fn scan(directory: &Path, places: &Places) -> BTreeMap<String, Entry> {
 fn models_in(directory: &Path) -> Vec<Entry> {
     let names = files_of(directory);
     let models = names.iter().filter(|name| is_first_part_of_model(name) && !accompanies(name));
-    let entry = |name: &String| {
-        let parts = parts_of(name);
-        let sizes = parts.iter().map(|part| fs::metadata(directory.join(part)).map(|found| found.len()).ok());
-        let bytes = sizes.sum::<Option<u64>>()?;
-        let (stem, file) = (name.trim_end_matches(".gguf"), directory.join(name));
-        let stem = if parts.len() > 1 { stem.rsplit_once("-00001-of-")?.0 } else { stem };
-        Some(Entry { name: stem.to_owned(), projector: None, bytes, modified: modified(&file), kept: None, file })
-    };
-    models.filter_map(entry).collect()
+    models.filter_map(|name| model_at(&directory.join(name))).collect()
+}
+
+/// The model of this file, the first one of a split model, if it is complete.
+pub fn model_at(file: &Path) -> Option<Entry> {
+    let name = file.file_name()?.to_str()?;
+    let parts = parts_of(name);
+    let sizes = parts.iter().map(|part| fs::metadata(file.with_file_name(part)).map(|found| found.len()).ok());
+    let bytes = sizes.sum::<Option<u64>>()?;
+    let stem = name.trim_end_matches(".gguf");
+    let stem = if parts.len() > 1 { stem.rsplit_once("-00001-of-")?.0 } else { stem };
+    let (name, file, modified) = (stem.to_owned(), file.to_owned(), modified(file));
+    Some(Entry { name, file, projector: None, bytes, modified, kept: None })
 }
 
 /// Whether a file accompanies another model: a draft model, or low versions of experts (`--low`).

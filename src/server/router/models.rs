@@ -10,9 +10,10 @@ use anyhow::{Context, Result};
 use hobbit_core::plan::Budget;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
-use tokio::sync::{Mutex as Turn, Notify, OwnedMutexGuard};
+use tokio::sync::{Mutex as Turn, Notify, OwnedMutexGuard, broadcast};
 
 use super::list::{self, Entry};
+use super::presets::Presets;
 use super::{Given, process};
 use crate::log::{Level, Log};
 use crate::server::api::{openai::random_id, params::shortened};
@@ -23,6 +24,9 @@ use crate::signals;
 /// Beyond --shutdown-grace, the time that a process has to end before it is killed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Events that a client of `/models/sse` may be behind; a slower one misses the oldest.
+const EVENTS_BEHIND: usize = 256;
+
 /// All models, loaded and not.
 pub struct Models {
     pub app: Arc<App>,
@@ -31,6 +35,7 @@ pub struct Models {
     runtime: Handle,
     program: PathBuf,
     flags: Vec<OsString>,
+    pub presets: Presets,
     state: Mutex<State>,
     /// Models are loaded one after another.
     turn: Arc<Turn<()>>,
@@ -48,6 +53,17 @@ struct State {
     failed: BTreeMap<String, (String, Option<i32>)>,
     next_id: u64,
     is_ending: bool,
+    /// To clients of `/models/sse`; `None` once the server ends.
+    events: Option<broadcast::Sender<Value>>,
+}
+
+impl State {
+    /// Tells clients of `/models/sse` the new status of a model.
+    fn tell(&self, name: &str, status: &Value) {
+        let event = json!({"model": name, "event": "model_status", "data": status});
+        // An error means that no client listens.
+        self.events.iter().for_each(|events| drop(events.send(event.clone())));
+    }
 }
 
 /// A model's process.
@@ -113,7 +129,9 @@ impl Models {
     pub fn new(given: Given, budget: Budget, app: Arc<App>, log: Log, runtime: Handle) -> Result<Arc<Self>> {
         let program = std::env::current_exe().context("finding this program's file")?;
         let flags = process::common_flags(&given.words, budget, given.verbosity);
-        let state = Mutex::default();
+        let presets = given.args.models_preset.as_deref().map(|file| Presets::read(file, &flags)).transpose()?;
+        let presets = presets.unwrap_or_default();
+        let state = Mutex::new(State { events: Some(broadcast::channel(EVENTS_BEHIND).0), ..State::default() });
         Ok(Arc::new(Self {
             app,
             given,
@@ -121,6 +139,7 @@ impl Models {
             runtime,
             program,
             flags,
+            presets,
             state,
             turn: Arc::default(),
             pulling: Arc::default(),
@@ -131,7 +150,8 @@ impl Models {
     /// The models that there are now.
     pub fn listed(&self) -> BTreeMap<String, Entry> {
         let directory = self.given.args.models_dir.as_deref().unwrap_or("".as_ref());
-        let listed = list::scan(directory, &self.given.places);
+        let mut listed = list::scan(directory, &self.given.places);
+        self.presets.add_to(&mut listed);
         lock(&self.state).listed.clone_from(&listed);
         listed
     }
@@ -172,6 +192,11 @@ impl Models {
             "id": entry.name, "object": "model", "created": entry.modified, "owned_by": "llamacpp",
             "path": entry.file, "size": entry.bytes, "status": status,
         })
+    }
+
+    /// Events of all models from now on.
+    pub fn events(&self) -> Result<broadcast::Receiver<Value>, ApiError> {
+        lock(&self.state).events.as_ref().map(broadcast::Sender::subscribe).ok_or_else(ApiError::shutting_down)
     }
 
     /// The loaded models, and the time since the last use of each.
@@ -225,7 +250,7 @@ impl Models {
         }
         let entry = self.find(&name)?;
         let key = random_id();
-        let command = process::command(&self.program, &self.flags, &entry, &key);
+        let command = process::command(&self.program, &self.presets.of(&name), &self.flags, &entry, &key);
         let id = self.begin(&name, key);
         let (models, own) = (Arc::clone(&self), name.clone());
         let attend = move || process::attend(&models, &own, id, command);
@@ -271,6 +296,7 @@ impl Models {
         let running =
             Running { id, pid: None, address: None, key, n_requests: 0, last_used: Instant::now(), is_leaving: false };
         state.running.insert(name.to_owned(), running);
+        state.tell(name, &json!({"status": "loading"}));
         id
     }
 
@@ -302,11 +328,14 @@ impl Models {
         processes.filter_map(|(_, running)| running.pid).for_each(|pid| signals::send(pid, number));
     }
 
-    /// Changes the process `id` of a model, if it is there.
-    fn change(&self, name: &str, id: u64, change: impl FnOnce(&mut Running)) {
-        if let Some(running) = lock(&self.state).running.get_mut(name).filter(|running| running.id == id) {
+    /// Changes the process `id` of a model, if it is there, and tells its new status, if it has one.
+    fn change(&self, name: &str, id: u64, status: Option<&str>, change: impl FnOnce(&mut Running)) {
+        let mut state = lock(&self.state);
+        if let Some(running) = state.running.get_mut(name).filter(|running| running.id == id) {
             change(running);
+            status.iter().for_each(|status| state.tell(name, &json!({"status": status})));
         }
+        drop(state);
         self.changed.notify_waiters();
     }
 
@@ -322,12 +351,12 @@ impl Models {
     }
 
     pub fn is_ready(&self, name: &str, id: u64, address: &str) {
-        self.change(name, id, |running| running.address = Some(address.to_owned()));
+        self.change(name, id, Some("loaded"), |running| running.address = Some(address.to_owned()));
     }
 
     /// The process may be gone: it gets no signals any more.
     pub fn is_gone(&self, name: &str, id: u64) {
-        self.change(name, id, |running| running.pid = None);
+        self.change(name, id, None, |running| running.pid = None);
     }
 
     pub fn ended(&self, name: &str, why: String, code: Option<i32>) {
@@ -338,6 +367,7 @@ impl Models {
             self.log.line(Level::Error, format!("error: model '{name}' has ended ({why})"));
             state.failed.insert(name.to_owned(), (why, code));
         }
+        state.tell(name, &json!({"status": "unloaded", "exit_code": code}));
         drop(state);
         self.changed.notify_waiters();
     }
@@ -373,7 +403,9 @@ impl Models {
 
     /// Begins nothing new, and asks all processes to end: their streams have --shutdown-grace.
     pub fn end(&self) {
-        lock(&self.state).is_ending = true;
+        let mut state = lock(&self.state);
+        (state.is_ending, state.events) = (true, None);
+        drop(state);
         // Others have the signal; a second one would end them at once.
         self.signal(libc::SIGTERM, |_, running| !running.is_leaving || running.n_requests > 0);
         self.changed.notify_waiters();

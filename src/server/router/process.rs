@@ -17,9 +17,10 @@ use crate::log::Level;
 use crate::resolve::Verbosity;
 use crate::signals;
 
-/// Flags of the router, which its models do not get.
-const OWN: &[&str] = &[
+/// Flags of the router, and those that it gives to its models itself.
+pub const OWN: &[&str] = &[
     "models-dir",
+    "models-preset",
     "models-max",
     "models-autoload",
     "models-pull",
@@ -41,6 +42,11 @@ const OWN: &[&str] = &[
     "ssl-key-file",
     "ssl-cert-file",
     "log-file",
+    "log-format",
+    "mem-budget",
+    "quiet",
+    "ui",
+    "verbosity",
 ];
 
 /// Longest line of a model's log.
@@ -72,8 +78,8 @@ pub fn common_flags(words: &[OsString], budget: Budget, verbosity: Verbosity) ->
     flags
 }
 
-/// The command that serves a model.
-pub fn command(program: &Path, flags: &[OsString], entry: &Entry, key: &str) -> Command {
+/// The command that serves a model: `presets` count less than `flags`.
+pub fn command(program: &Path, presets: &[OsString], flags: &[OsString], entry: &Entry, key: &str) -> Command {
     let mut command = Command::new(program);
     for arg in args::server::command().get_arguments() {
         if let Some(variable) = arg.get_env().filter(|_| arg.get_long().is_some_and(|long| OWN.contains(&long))) {
@@ -86,9 +92,10 @@ pub fn command(program: &Path, flags: &[OsString], entry: &Entry, key: &str) -> 
         word
     };
     command
+        .args(entry.projector.iter().map(|file| flag("--mmproj=", file)))
+        .args(presets)
         .args(flags)
         .arg(flag("--model=", &entry.file))
-        .args(entry.projector.iter().map(|file| flag("--mmproj=", file)))
         .arg(flag("--alias=", Path::new(&entry.name)))
         // Not on the command line, which every user of the machine sees.
         .env("LLAMA_API_KEY", key)

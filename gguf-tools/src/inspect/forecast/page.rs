@@ -72,8 +72,9 @@ fn machine(out: &mut String, report: &Report) -> std::fmt::Result {
         write!(out, ", a GPU with {} at {}", Bytes(gpu.memory), rate(gpu.bandwidth))?;
     }
     if let Some(load) = machine.load {
-        let advice = "rates may be too low; run again when it is idle, or give --cpu and --disk";
-        write!(out, "\n     this machine is busy (load {load:.1}): {advice}")?;
+        let advice = "rates may be too low; run again when it is idle, or give published ones";
+        let example = "such as --cpu 51GB/s (two channels of DDR4-3200: 2 x 8 bytes x 3200 M/s) --disk 7GB/s";
+        write!(out, "\n     this machine is busy (load {load:.1}): {advice},\n     {example}")?;
     }
     writeln!(out)
 }
