@@ -6,7 +6,8 @@
 #   TARGET=aarch64-unknown-linux-gnu contrib/release.sh
 #
 # The programs' own code is compiled for x86-64-v2 or for ARMv8 with NEON. Cross-building needs the packages that
-# contrib/aarch64.sh names. No path of this machine gets into the files; whether two builds are identical was not tried.
+# contrib/aarch64.sh names. Packing twice gives the same bytes. The programs name this checkout's directory, where they
+# look for the demo model; whether two builds in one directory are identical was not tried.
 set -eu
 
 tree=$(cd "$(dirname "$0")/.." && pwd)
@@ -29,7 +30,7 @@ if [ "$target" != "$host" ]; then
   run="qemu-aarch64 -L /usr/aarch64-linux-gnu"
 fi
 
-# Paths of this machine stay out of the programs, and every file has the commit's time.
+# Paths in messages of this machine's files become short names, and every file has the commit's time.
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 cargo_home=${CARGO_HOME:-$HOME/.cargo}
 export SOURCE_DATE_EPOCH

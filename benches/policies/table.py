@@ -15,7 +15,7 @@ def key(file):
 fitted = {}
 for model in ("demo", "syn"):
     for percent in PERCENTS:
-        weights = json.load(open(f"fit-{model}-{percent}.json"))["weights"]
+        weights = [float(weight) for weight in open(f"fit-{model}-{percent}.txt").read().split()[3].split(",")]
         for trace in json.load(open(f"fitted-{model}-{percent}.json")):
             row = next(r for r in trace["replays"] if r["policy"] == "hobbit")
             fitted[key(trace["file"]), percent + "%"] = (row, weights)
@@ -42,7 +42,7 @@ for trace in json.load(open("replays.json")):
             "penalty_per_token": round(penalty / tokens, 5), "to_lru": round(row["penalty_to_lru"], 5),
             "to_lfu": round(penalty / lfu, 5), "to_belady": round(row["penalty_to_belady"], 5),
         } | ({"weights": row["weights"]} if "weights" in row else {}))
-    out.append({"trace": name, "model": trace["model"], "tokens": tokens, "recall": trace["recall"], "figures": figures})
+    out.append({"trace": name, "model": trace["model"], "tokens": tokens, "figures": figures})
     lines += ["", f"**{name}**, {tokens} tokens", "", "| policy | " + " | ".join(budgets) + " |", "|---|" + "---|" * len(budgets)]
     of = {(f["policy"], f["budget"]): f for f in figures}
     lines.append("| LRU, hit rate | " + " | ".join(f"{100 * of['lru', b]['hit_rate']:.1f} %" for b in budgets) + " |")

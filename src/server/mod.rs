@@ -298,7 +298,8 @@ fn slots_line(settings: &settings::Settings, loaded: &Loaded) -> String {
     let enough = AGENT_TOKENS.min(loaded.model.info().n_ctx_train as usize);
     let mut line = format!("{n_slots} slot{s} of at most {n_ctx} tokens");
     if settings.context.ctx_size == 0 && n_ctx < enough {
-        line += &format!("; coding agents need 7,000 to 88,000: give -c {enough} -np 1, which takes memory from experts");
+        line +=
+            &format!("; coding agents need 7,000 to 88,000: give -c {enough} -np 1, which takes memory from experts");
     }
     line
 }

@@ -10,14 +10,10 @@ use serde::Serialize;
 use super::args::{ReplayArgs, WorldArgs};
 use super::table;
 use hobbit::options::{RoutingOptions, VirtualExperts};
-use hobbit_core::predict::{PredictorKind, RecallCounts};
+use hobbit_core::predict::PredictorKind;
 use hobbit_core::route::Rerouting;
-use hobbit_core::sim::{Budget, Config, Eviction, Outcome, PredictedBy, Recording, Shares, SimError, recall, replay};
-use hobbit_core::trace::Layer;
+use hobbit_core::sim::{Budget, Config, Eviction, Outcome, PredictedBy, Recording, Shares, SimError, replay};
 use hobbit_core::units::{MIB, Percent};
-
-/// Prediction distances, in layers, for which recall is printed.
-const RECALL_DISTANCES: [u8; 3] = [1, 2, 3];
 
 pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
     let path_table = PredictedBy::Predictor(PredictorKind::PathTable);
@@ -33,7 +29,6 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
             "model": recording.header.model.name,
             "settings": recording.header.settings,
             "tokens": recording.n_tokens(),
-            "recall": recalls(recording),
             "open_loop": rows.iter().any(|row| row.routing.is_some()),
             "replays": rows,
         }))
@@ -44,32 +39,6 @@ pub fn run(args: &ReplayArgs, out: &mut dyn Write) -> Result<()> {
         Ok(lines(&rows) + &words.map_or_else(String::new, |words| routing_lines(words, &rows)))
     };
     super::each((&args.files, args.world.low_bytes), args.json, out, fields, text)
-}
-
-/// Recall of every predictor that the recording supports, independent of residency.
-fn recalls(recording: &Recording) -> Vec<serde_json::Value> {
-    let mut all = Vec::new();
-    for kind in PredictorKind::ALL {
-        let recall = recall(recording, PredictedBy::Predictor(kind), RECALL_DISTANCES[RECALL_DISTANCES.len() - 1]);
-        for distance in RECALL_DISTANCES {
-            let total = recall.total(distance);
-            if total.predicted == 0 {
-                continue;
-            }
-            let part = |counts: RecallCounts| counts.recall().unwrap_or(0.0);
-            let of_layer = |layer: &Layer| {
-                let recall = part(recall.get(layer.layer, distance));
-                serde_json::json!({ "layer": layer.layer, "recall": recall })
-            };
-            all.push(serde_json::json!({
-                "predictor": kind.to_string(),
-                "distance": distance,
-                "recall": part(total),
-                "layers": recording.header.model.layers.iter().map(of_layer).collect::<Vec<_>>(),
-            }));
-        }
-    }
-    all
 }
 
 /// A table of how the experts that single tokens needed were served.

@@ -94,7 +94,7 @@ fn slots_grow_after_a_prompt_and_shrink_before_the_next() {
         assert!(resident <= budget, "{resident} bytes are resident, {budget} are allowed");
     }
     let n_grown = watched.seen.iter().filter(|(_, slots, _)| *slots == decode.n_slots).count();
-    assert_eq!(n_grown, 80 + 1 - 64 + 1, "the last step and three batches of 16 have 64 tokens, too");
+    assert_eq!(n_grown, 80 + 1 - 64 + 1, "20 steps and three batches of 16 are 64 tokens, too");
     let stats = watched.session.stats();
     assert!(stats.peak_rss_bytes <= budget, "{} bytes, {budget} are allowed", stats.peak_rss_bytes);
 
