@@ -380,8 +380,8 @@ fn experts_lend_the_projector_their_memory() {
     assert!(peak <= budget, "{peak} bytes resident, {budget} allowed");
     drop((session, projector, model));
 
-    // What the heap keeps of closed models differs by up to 17 MiB from one opening to the next. An image of 3,969 tokens
-    // takes 24 MiB and more.
+    // The heap keeps up to 17 MiB of closed models, more or less at each opening. An image of 3,969 tokens takes 24 MiB
+    // and more.
     let smallest = (0..64).find_map(|mib| open(minimum() + (mib << 20)).ok());
     let (model, mut session) = smallest.expect("a budget just above the minimum");
     let projector = Projector::open(&model, &files.projector).unwrap();

@@ -23,7 +23,7 @@ const N_TOKENS: usize = 24;
 /// Tokens of a prompt's batch.
 const N_PROMPT: usize = 128;
 
-/// What is replayed, and how.
+/// A recording and the settings of its replay.
 type Run = (Recording, Config);
 
 /// A layer takes as long as a few reads. Half of the experts have slots.

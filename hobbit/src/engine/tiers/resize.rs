@@ -61,7 +61,7 @@ impl Tiers {
         let Some(of_prompts) = self.prompt_slots.get(&id) else { return most };
         let bytes = if self.lending.bytes == 0 { self.free_compute } else { 0 };
         let more = u64::from(most.saturating_sub(*of_prompts)) * bytes / self.prompt_only().max(1);
-        most.min(of_prompts + more as u32) // at most `most`
+        most.min(of_prompts + more as u32) // `more` is a part of the difference
     }
 
     /// Gives the host the planned slots, at most those that were asked for, less those whose memory is lent. False if
