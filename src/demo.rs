@@ -28,8 +28,10 @@ pub fn find(
         };
     }
     let beside = executable.iter().flat_map(|file| file.ancestors().skip(1)).map(|dir| dir.join(FILE));
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
-    beside.chain([source, PathBuf::from(FILE)]).find(|path| exists(path)).ok_or_else(|| {
+    // Releases have the model beside the program, and no path of the machine that built them.
+    let is_release = cfg!(feature = "dynamic-backends");
+    let source = (!is_release).then(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE));
+    beside.chain(source).chain([PathBuf::from(FILE)]).find(|path| exists(path)).ok_or_else(|| {
         format!(
             "no model given: give a file with -m FNAME, or let hobbit fetch one of the Hub, for example -hf \
              ggml-org/gpt-oss-20b-GGUF; {VARIABLE} may name hobbit's demo model"
