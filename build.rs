@@ -26,7 +26,8 @@ fn main() {
         match std::env::var("CARGO_CFG_TARGET_OS").as_deref() {
             Ok("windows") => {}
             Ok("macos") => println!("cargo:rustc-link-arg-bins=-Wl,-rpath,@loader_path"),
-            _ => println!("cargo:rustc-link-arg-bins=-Wl,-rpath,$ORIGIN"),
+            // DT_RPATH, because DT_RUNPATH would not find the libraries that libraries need.
+            _ => println!("cargo:rustc-link-arg-bins=-Wl,--disable-new-dtags,-rpath,$ORIGIN"),
         }
     }
 }
