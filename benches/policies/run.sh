@@ -48,7 +48,8 @@ done
 
 for budget in 25 37.5 50 62.5 75; do
     for model in demo syn; do
-        flags=$("$sim" calibrate $model-prose-cal.trace $model-code-cal.trace --budget $budget% | head -n 1 | tee "fit-$model-$budget.txt")
+        flags=$("$sim" calibrate $model-prose-cal.trace $model-code-cal.trace --budget $budget% |
+            head -n 1 | tee "fit-$model-$budget.txt")
         "$sim" replay $model-*-eval.trace $([ $model = demo ] && echo demo-chat.trace) --budget $budget% \
             $flags --json > "fitted-$model-$budget.json"
     done

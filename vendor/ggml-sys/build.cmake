@@ -2,8 +2,8 @@
 # HTTP library, and speech generation. Compiles the many small files that share large headers as one (CMake's unity
 # build, as llama.cpp does for its models). Backends are looked for beside the programs only, not where they were built.
 #
-# Reaches CMake as CMAKE_PROJECT_llama.cpp_INCLUDE (.cargo/config.toml sets it, and llama-cpp-sys-2 passes on what begins
-# with CMAKE_). Without it, everything is compiled, and the programs behave the same.
+# Reaches CMake as CMAKE_PROJECT_llama.cpp_INCLUDE: .cargo/config.toml sets it, and llama-cpp-sys-2 passes on variables
+# that begin with CMAKE_. Without it, everything is compiled, and the programs behave the same.
 
 include(CheckCXXCompilerFlag)
 
