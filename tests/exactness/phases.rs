@@ -79,16 +79,15 @@ fn slots_grow_after_a_prompt_and_shrink_before_the_next() {
     let plan = watched.plan().clone();
     let decode = plan.decode.clone().unwrap_or_else(|| panic!("no slots more: {plan}"));
     assert!(plan.n_slots + 8 < decode.n_slots, "{plan}");
-    let (mut n_decoded, mut n_prompts) = (0, 0);
+    let mut n_decoded = 0;
     for &(n_tokens, slots, resident) in &watched.seen {
         // 64 tokens until the pages are given back, one more batch to see how many come back.
         let has_grown = n_tokens <= 16 && n_decoded >= 64;
-        (n_decoded, n_prompts) = if n_tokens > 16 { (0, n_prompts + 1) } else { (n_decoded + n_tokens, n_prompts) };
-        let expected = match n_prompts {
-            _ if has_grown => decode.n_slots..=decode.n_slots,
-            1 => plan.n_slots..=plan.n_slots,
-            // A short prompt needs a part of the buffer.
-            _ => plan.n_slots + 1..=decode.n_slots - 1,
+        n_decoded = if n_tokens > 16 { 0 } else { n_decoded + n_tokens };
+        let expected = match has_grown {
+            true => decode.n_slots..=decode.n_slots,
+            // A short prompt needs a part of the buffer, the first one, too.
+            false => plan.n_slots + 1..=decode.n_slots - 1,
         };
         assert!(expected.contains(&slots), "{slots} slots, {expected:?} expected after {n_decoded} tokens");
         assert!(resident <= budget, "{resident} bytes are resident, {budget} are allowed");
@@ -98,7 +97,7 @@ fn slots_grow_after_a_prompt_and_shrink_before_the_next() {
     let stats = watched.session.stats();
     assert!(stats.peak_rss_bytes <= budget, "{} bytes, {budget} are allowed", stats.peak_rss_bytes);
 
-    // The next session begins with a prompt, and two sessions have two compute buffers.
+    // Two sessions have two compute buffers.
     let model = watched.session.model().clone();
     let mut second = Watched { session: model.session(&case.options).unwrap(), seen: Vec::new() };
     assert_eq!(second.slots(), plan.n_slots);
@@ -114,6 +113,14 @@ fn slots_grow_after_a_prompt_and_shrink_before_the_next() {
     assert!(half > 0 && third.slots() <= decode.n_slots / 2, "{} slots", third.slots());
     model.set_host_cache(ExpertCache::Auto);
     assert_eq!(third.slots(), decode.n_slots);
+
+    // A new context has touched nothing of its buffer yet; a prompt of full width takes all of it.
+    drop(third);
+    let mut fourth = Watched { session: model.session(&case.options).unwrap(), seen: Vec::new() };
+    assert_eq!(fourth.slots(), decode.n_slots);
+    let token = |position| BatchToken { token: position % 200, position, sequence: 0, logits: true };
+    fourth.evaluate(&(0..2040).map(token).collect::<Vec<_>>()).unwrap();
+    assert!(fourth.seen[0].1 < plan.n_slots + 8, "{} slots after 2040 tokens", fourth.seen[0].1);
 }
 
 /// Recurrent states, latent attention, windows: no graph needs what a batch left in the compute buffer.

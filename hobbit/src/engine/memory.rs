@@ -289,7 +289,6 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     };
     // The cache was made with the slots of decoding.
     new.free_compute = new.prompt_only();
-    new.use_compute(0);
     new.preload()?;
     new.warm_up();
     new.record_residents();

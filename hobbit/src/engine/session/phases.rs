@@ -1,6 +1,7 @@
 //! Memory that follows the phase: while tokens decode, the pages of llama.cpp's compute buffer are given back to the
 //! system, and experts get more slots ([`MemoryPlan::decode`]). Before a prompt the slots shrink again, as far as its
-//! width needs ([`MemoryPlan::free_compute`]).
+//! width needs ([`MemoryPlan::free_compute`]). A new context has touched no page of its buffer, so a session begins
+//! like one whose tokens decode.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,12 +33,13 @@ pub(super) struct Phases {
 }
 
 impl Phases {
-    /// For a session whose context has been made: another session's tokens may have decoded last.
+    /// For a session whose context has been made. The plan has one session's compute buffer.
     pub(super) fn new(model: &Model, options: &SessionOptions) -> Self {
         let experts = &model.shared.experts;
         if let Some(memories) = experts.memories().as_mut() {
             memories.n_sessions += 1;
-            memories.use_compute(0);
+            let is_alone = memories.n_sessions == 1;
+            memories.use_compute(if is_alone { memories.prompt_only() } else { 0 });
         }
         let n_ubatch = options.n_ubatch.min(options.n_batch);
         let logits = u64::from(options.n_outputs_max.min(n_ubatch)) * model.n_vocab() as u64 * size_of::<f32>() as u64;
@@ -55,9 +57,8 @@ impl Phases {
 
     /// A batch was evaluated. `buffer`: the addresses of llama.cpp's compute buffer, if it is ordinary memory.
     pub(super) fn end(&mut self, n_tokens: u32, buffer: Option<Range<usize>>, memories: &mut Tiers) {
-        // The plan has one session's compute buffer.
         let is_alone = memories.n_sessions == 1 && memories.follows_phases();
-        let (Some(buffer), true) = (buffer, is_alone) else { return };
+        let (Some(buffer), true) = (buffer, is_alone) else { return memories.use_compute(0) };
         let (all, prompt_only) = (memories.description.plan.fixed.compute, memories.prompt_only());
         let is_within = |free: u64| pages::resident_bytes(&buffer) <= all - free;
         if n_tokens as usize > DECODE_TOKENS_MAX {
@@ -70,7 +71,7 @@ impl Phases {
         self.n_decoded = before.wrapping_add(n_tokens);
         let is_decoding = memories.free_compute == prompt_only;
         let is_due = before / TOKENS != self.n_decoded / TOKENS;
-        if is_decoding && is_due && !is_within(prompt_only) {
+        if is_decoding && (is_due || before == 0) && !is_within(prompt_only) {
             memories.use_compute(0);
         } else if !is_decoding && is_due {
             // SAFETY: the call into llama.cpp that saw the buffer has returned, and the context is as it left it. Its
