@@ -2,6 +2,7 @@
 
 mod machine;
 mod page;
+mod published;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use anyhow::bail;
 use clap::builder::RangedI64ValueParser;
 use gguf_tools::synth::{self, Format, Spec, presets};
 use hobbit_core::forecast::{
-    Device, Expectation, Forecast, ForecastError, Host, Shape, Speed, Task, expected_speed, forecast,
+    Cpu, Device, Expectation, Forecast, ForecastError, Host, Shape, Speed, Task, expected_speed, forecast,
 };
 use hobbit_core::gguf::{GgmlType, Gguf};
 use hobbit_core::pack::Pack;
@@ -19,7 +20,7 @@ use hobbit_programs::exit::in_words;
 use serde::Serialize;
 
 use crate::shared::size;
-use machine::{Auto, Machine};
+use machine::{Auto, Machine, Rate};
 
 /// Memory sizes to compare, in GiB.
 const SIZES_GIB: [u64; 20] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024];
@@ -46,16 +47,16 @@ pub struct Args {
     /// Memory that the process may take [default: what is available here]
     #[arg(long, value_name = "SIZE", requires = "forecast", value_parser = size)]
     ram: Option<u64>,
-    /// Disk: bytes per second of random reads of 1 MiB and more, or 'auto': measured if the whole file is here, else
-    /// 3 GB/s
+    /// Disk: bytes per second of random reads of 1 MiB and more, or its connection (PCIe3, PCIe4, PCIe5, SATA), or
+    /// 'auto': measured if the whole file is here, else 3 GB/s
     #[arg(long, value_name = "RATE", requires = "forecast", default_value = "auto",
         value_parser = machine::parse_disk)]
-    disk: Auto<f64>,
-    /// Processor: bytes per second that all cores read of memory and, if it is known, operations per second of large
-    /// products (60GB/s or 60GB/s,800GFLOP/s), or 'auto': measured here
+    disk: Auto<Rate>,
+    /// Processor: bytes per second that all cores read of memory, or the memory's name and channels (DDR5-5600x2), and,
+    /// if it is known, operations per second of large products (60GB/s,800GFLOP/s), or 'auto': measured here
     #[arg(long, value_name = "RATE", requires = "forecast", default_value = "auto",
         value_parser = machine::parse_cpu)]
-    cpu: Auto<(f64, Option<f64>)>,
+    cpu: Auto<(Rate, Option<f64>)>,
     /// A GPU: memory and its bandwidth, such as 24GiB@1TB/s
     #[arg(long, value_name = "SIZE@RATE", requires = "forecast", value_parser = machine::parse_gpu)]
     gpu: Option<Device>,
@@ -80,6 +81,9 @@ struct Report {
     refused: Option<String>,
     /// Forecasts for other memory sizes, all else equal.
     memory: Vec<Row>,
+    /// On a busy machine: forecasts with published rates instead of those measured, the memory size equal.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    published: Vec<Published>,
 }
 
 #[derive(Debug, Serialize)]
@@ -113,6 +117,15 @@ struct Row {
     asked: bool,
 }
 
+#[derive(Debug, Serialize)]
+struct Published {
+    /// Values of `--cpu` and `--disk`.
+    cpu: &'static str,
+    disk: &'static str,
+    #[serde(flatten)]
+    speed: Speed,
+}
+
 pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()> {
     let gguf = match (&args.shape, file) {
         (Some(name), _) => header_of(name, args.dtype)?,
@@ -126,13 +139,24 @@ pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()
         );
     }
     let shape = Shape::of(&gguf)?;
-    let missing = gguf.missing_bytes();
-    let is_there = args.shape.is_none() && missing == 0;
     let mut types: Vec<GgmlType> =
         shape.experts_per_token.keys().chain(shape.ordinary_per_token.keys()).copied().collect();
     types.sort_unstable();
     types.dedup();
+    let is_there = args.shape.is_none() && gguf.missing_bytes() == 0;
     let machine = Machine::of(args, is_there.then_some(&gguf), &types)?;
+    let report = report(args, &gguf, shape, machine)?;
+    let text = match json {
+        true => serde_json::to_string_pretty(&report)? + "\n",
+        false => page::page(&report),
+    };
+    std::io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+/// The forecast of a model on a machine.
+fn report(args: &Args, gguf: &Gguf, shape: Shape, machine: Machine) -> anyhow::Result<Report> {
+    let missing = gguf.missing_bytes();
     let task = Task { n_ctx: args.ctx.into(), n_prompt: args.prompt };
     let expectation = Expectation::of(shape.n_expert());
     let locality = format!("recordings of other models, carried over to {} experts", shape.n_expert());
@@ -144,7 +168,7 @@ pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()
     };
     let one = shape.layers.first().map_or(0, |layer| layer.expert_bytes);
     let token_bytes = shape.experts_per_token.values().chain(shape.ordinary_per_token.values()).sum();
-    let report = Report {
+    Ok(Report {
         model: Model {
             name: args.shape.clone().unwrap_or_else(|| shape.name.clone()),
             architecture: shape.architecture.clone(),
@@ -161,18 +185,27 @@ pub fn run(args: &Args, file: Option<&PathBuf>, json: bool) -> anyhow::Result<()
             partial: (args.shape.is_none() && missing > 0).then(|| (gguf.file_bytes(), missing)),
         },
         memory: rows(&shape, &machine.host, &task, &expectation),
+        published: match machine.load {
+            Some(_) => usual(&shape, &machine.host, &task, &expectation),
+            None => Vec::new(),
+        },
         machine,
         task,
         locality,
         forecast,
         refused,
+    })
+}
+
+/// Forecasts for usual machines with as much memory as this one.
+fn usual(shape: &Shape, host: &Host, task: &Task, expectation: &Expectation) -> Vec<Published> {
+    let of = |(cpu, disk): (&'static str, &'static str)| {
+        let memory = Cpu { memory: published::memory(cpu)?, ..Cpu::default() };
+        let host = Host { cpu: memory, disk: published::disk(disk)?, ..host.clone() };
+        let (_, speed) = expected_speed(shape, &host, task, expectation).ok()?;
+        Some(Published { cpu, disk, speed })
     };
-    let text = match json {
-        true => serde_json::to_string_pretty(&report)? + "\n",
-        false => page::page(&report),
-    };
-    std::io::stdout().write_all(text.as_bytes())?;
-    Ok(())
+    published::USUAL.into_iter().filter_map(of).collect()
 }
 
 /// The header that `synth` would write.
@@ -206,4 +239,43 @@ fn rows(shape: &Shape, host: &Host, task: &Task, expectation: &Expectation) -> V
     }
     sizes.sort_unstable();
     sizes.into_iter().filter_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_busy_machine_is_offered_published_rates() {
+        let words = ["", "--forecast", "--shape", "gpt-oss-20b", "--ram", "8GiB", "--disk", "1MB/s", "--cpu", "1MB/s"];
+        let Line { args } = Line::parse_from(words);
+        let gguf = header_of("gpt-oss-20b", None).unwrap();
+        let machine = Machine::of(&args, None, &[]).unwrap();
+        let page = |load| {
+            let machine = Machine { load, ..machine.clone() };
+            page::page(&report(&args, &gguf, Shape::of(&gguf).unwrap(), machine).unwrap())
+        };
+        let busy = page(Some(5.25));
+        assert!(busy.contains("warning: this machine is busy (load 5.2), so measured rates may be too low."), "{busy}");
+        for (cpu, disk) in published::USUAL {
+            // What a user gets who gives these flags.
+            let given =
+                Machine::of(&Line::parse_from([&words[..6], &["--disk", disk, "--cpu", cpu]].concat()).args, None, &[]);
+            let asked = page::page(&report(&args, &gguf, Shape::of(&gguf).unwrap(), given.unwrap()).unwrap());
+            let speed =
+                asked.lines().find(|line| line.ends_with("  <")).unwrap().split_whitespace().rev().nth(2).unwrap();
+            let row = busy.lines().find(|line| line.contains(&format!("--cpu {cpu} --disk {disk} "))).unwrap();
+            assert!(row.ends_with(&format!(" {speed} t/s")), "{row}: {speed}");
+            assert!(asked.contains("(published: an upper bound)"), "{asked}");
+        }
+        assert!(!page(None).contains("--cpu"));
+    }
 }

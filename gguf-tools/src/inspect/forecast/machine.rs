@@ -15,6 +15,8 @@ use hobbit_core::store::{self, StoreKind, measure_random_read, probe};
 use hobbit_core::units::{MIB, parse_bytes};
 use serde::Serialize;
 
+use super::published;
+
 /// An ordinary NVMe drive, assumed if no rate is given and there is no file to read.
 const DISK_ASSUMED: f64 = 3e9;
 /// Time for one measurement.
@@ -47,19 +49,39 @@ fn rate(text: &str, unit: &str) -> Result<f64, String> {
     parse().ok_or_else(|| format!("'{text}' is no rate: expected 5G{unit}/s, 800M{unit}/s or 1.5Gi{unit}/s"))
 }
 
-/// Parses `auto` or a rate of a disk.
-pub fn parse_disk(text: &str) -> Result<Auto<f64>, String> {
-    if text == "auto" { Ok(None) } else { rate(text, "B").map(Some) }
+/// A rate of a flag: in bytes per second, or the name of hardware with a published one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    pub bytes: f64,
+    pub from: Origin,
 }
 
-/// Parses `auto`, `60GB/s` or `60GB/s,800GFLOP/s`: memory bandwidth and operations per second of products with many
-/// rows.
-pub fn parse_cpu(text: &str) -> Result<Auto<(f64, Option<f64>)>, String> {
+impl Rate {
+    fn parse(text: &str, published: fn(&str) -> Option<f64>, names: &str) -> Result<Self, String> {
+        match published(text) {
+            Some(bytes) => Ok(Self { bytes, from: Origin::Published }),
+            None => match rate(text, "B") {
+                Ok(bytes) => Ok(Self { bytes, from: Origin::Given }),
+                Err(error) => Err(format!("{error}, or a name such as {names}")),
+            },
+        }
+    }
+}
+
+/// Parses `auto`, `5GB/s` or `PCIe4`.
+pub fn parse_disk(text: &str) -> Result<Auto<Rate>, String> {
+    if text == "auto" { Ok(None) } else { Rate::parse(text, published::disk, "PCIe4 or SATA").map(Some) }
+}
+
+/// Parses `auto`, `60GB/s`, `60GB/s,800GFLOP/s` or `DDR5-5600x2`: memory bandwidth and operations per second of
+/// products with many rows.
+pub fn parse_cpu(text: &str) -> Result<Auto<(Rate, Option<f64>)>, String> {
     if text == "auto" {
         return Ok(None);
     }
     let (memory, operations) = text.split_once(',').map_or((text, None), |(memory, rest)| (memory, Some(rest)));
-    Ok(Some((rate(memory, "B")?, operations.map(|text| rate(text, "FLOP")).transpose()?)))
+    let memory = Rate::parse(memory, published::memory, "DDR5-5600x2 (two channels)")?;
+    Ok(Some((memory, operations.map(|text| rate(text, "FLOP")).transpose()?)))
 }
 
 /// Parses memory and bandwidth of a GPU: `24GiB@1TB/s`.
@@ -73,6 +95,7 @@ pub fn parse_gpu(text: &str) -> Result<Device, String> {
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
     Given,
+    Published,
     Measured,
     Assumed,
 }
@@ -81,6 +104,7 @@ impl Origin {
     pub fn word(self) -> &'static str {
         match self {
             Self::Given => "given",
+            Self::Published => "published: an upper bound",
             Self::Measured => "measured here",
             Self::Assumed => "assumed",
         }
@@ -95,7 +119,7 @@ pub struct Machine {
     pub memory_from: Origin,
     pub disk_from: Origin,
     pub cpu_from: Origin,
-    /// Programs that wanted a core in the last minute, where the processor was measured and they wanted many.
+    /// Programs that wanted a core in the last minute, where something was measured and they wanted many.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub load: Option<f64>,
 }
@@ -120,14 +144,17 @@ impl Machine {
             }
         };
         let (disk, disk_from) = match (args.disk, gguf) {
-            (Some(rate), _) => (rate, Origin::Given),
+            (Some(rate), _) => (rate.bytes, rate.from),
             (None, Some(gguf)) => (disk_bandwidth(gguf)?, Origin::Measured),
             (None, None) => (DISK_ASSUMED, Origin::Assumed),
         };
         let loadavg = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-        let load = high_load(&loadavg, cores()).filter(|_| args.cpu.is_none());
+        let is_measured = args.cpu.is_none() || disk_from == Origin::Measured;
+        let load = high_load(&loadavg, cores()).filter(|_| is_measured);
         let (cpu, cpu_from) = match args.cpu {
-            Some((memory, operations)) => (Cpu { memory, by_type: BTreeMap::new(), operations }, Origin::Given),
+            Some((memory, operations)) => {
+                (Cpu { memory: memory.bytes, by_type: BTreeMap::new(), operations }, memory.from)
+            }
             None => {
                 let memory = best(memory_bandwidth);
                 let cpu = Cpu { memory, by_type: products_by_type(types), operations: None };
@@ -208,6 +235,7 @@ mod tests {
 
     #[test]
     fn rates_and_machines_are_parsed() {
+        let given = |bytes| Rate { bytes, from: Origin::Given };
         for (text, rate) in [
             ("5GB/s", 5e9),
             ("5G", 5e9),
@@ -217,14 +245,17 @@ mod tests {
             ("4096", 4096.0),
             ("64kB/s", 64e3),
         ] {
-            assert_eq!(parse_disk(text), Ok(Some(rate)), "{text}");
+            assert_eq!(parse_disk(text), Ok(Some(given(rate))), "{text}");
         }
         for bad in ["", "0", "-1GB/s", "GB/s", "fast", "1XB/s", "nan", "inf", "/s", "\u{e9}"] {
             assert!(parse_disk(bad).is_err(), "{bad}");
         }
         assert_eq!((parse_disk("auto"), parse_cpu("auto")), (Ok(None), Ok(None)));
-        assert_eq!(parse_cpu("60GB/s"), Ok(Some((6e10, None))));
-        assert_eq!(parse_cpu("60GB/s,800GFLOP/s"), Ok(Some((6e10, Some(8e11)))));
+        assert_eq!(parse_cpu("60GB/s"), Ok(Some((given(6e10), None))));
+        assert_eq!(parse_cpu("60GB/s,800GFLOP/s"), Ok(Some((given(6e10), Some(8e11)))));
+        let published = |bytes| Rate { bytes, from: Origin::Published };
+        assert_eq!(parse_cpu("DDR4-3200x2,1TFLOP/s"), Ok(Some((published(51.2e9), Some(1e12)))));
+        assert_eq!(parse_disk("SATA"), Ok(Some(published(0.6e9))));
         assert!(parse_cpu("60GB/s,much").is_err());
         assert_eq!(parse_gpu("24GiB@1TB/s"), Ok(Device { memory: 24 << 30, bandwidth: 1e12 }));
         assert!(["24GiB", "@1TB/s", "24GiB@", "x@y"].into_iter().all(|bad| parse_gpu(bad).is_err()));

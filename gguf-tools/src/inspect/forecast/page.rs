@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use hobbit_core::forecast::{Forecast, Limit};
 use hobbit_core::units::{Bytes, Percent, ShortBytes};
 
-use super::Report;
+use super::{Published, Report};
 
 /// How far measured runs lie from forecasts, in words. From the table in docs/FORECAST.md.
 const ERROR: &str = "Against measured runs: docs/FORECAST.md";
@@ -71,12 +71,19 @@ fn machine(out: &mut String, report: &Report) -> std::fmt::Result {
     if let Some(gpu) = host.device {
         write!(out, ", a GPU with {} at {}", Bytes(gpu.memory), rate(gpu.bandwidth))?;
     }
+    writeln!(out)?;
     if let Some(load) = machine.load {
-        let advice = "rates may be too low; run again when it is idle, or give published ones";
-        let example = "such as --cpu 51GB/s (two channels of DDR4-3200: 2 x 8 bytes x 3200 M/s) --disk 7GB/s";
-        write!(out, "\n     this machine is busy (load {load:.1}): {advice},\n     {example}")?;
+        writeln!(
+            out,
+            "\nwarning: this machine is busy (load {load:.1}), so measured rates may be too low. Run again when it is\n\
+             idle, or give the published rates of its hardware, which are upper bounds. For usual machines:"
+        )?;
+        for Published { cpu, disk, speed } in &report.published {
+            let flags = format!("--cpu {cpu} --disk {disk}");
+            writeln!(out, "  {flags:<36} {:>5} t/s", number(speed.tokens_per_second))?;
+        }
     }
-    writeln!(out)
+    Ok(())
 }
 
 fn speeds(out: &mut String, report: &Report, forecast: &Forecast) -> std::fmt::Result {
