@@ -16,14 +16,14 @@ use hobbit_core::gguf::adapter::AdapterError;
 use hobbit_core::pack::imatrix::ImatrixError;
 use hobbit_core::pack::{PackError, PartialError, UnpackError, WriteError};
 use hobbit_core::perplexity::base::BaseError;
-use hobbit_core::plan::{BelowTokenCycle, PlanError};
+use hobbit_core::plan::{BelowTokenCycle, BudgetSource, PlanError};
 #[cfg(feature = "engine")]
 use hobbit_core::profile::VirtualPlanError;
 use hobbit_core::profile::{RUNS_MAX, WidthsError, beside, in_percent};
 use hobbit_core::sim::SimError;
 use hobbit_core::store::StoreError;
 use hobbit_core::trace::TraceError;
-use hobbit_core::units::{MIB, ShortBytes};
+use hobbit_core::units::{KIB, MIB, ShortBytes};
 
 const RECORD: &str = "record one with hobbit-cli --trace FILE";
 const FORCE: &str = "give another name, or --force to replace it";
@@ -164,6 +164,9 @@ pub fn measure_mixes(model: &Path, max_loss: f64, expert_caches: &str) -> String
 fn plan(error: &PlanError) -> Option<String> {
     let unavailable = |minimum: u64, available: Option<u64>| available.filter(|available| minimum > *available);
     Some(match *error {
+        PlanError::TooSmall { budget: budget @ ..KIB, origin: BudgetSource::Given, .. } => {
+            format!("a number alone counts bytes: give --mem-budget {budget}GiB for gibibytes")
+        }
         PlanError::TooSmall { minimum, available, .. } => match unavailable(minimum, available) {
             Some(available) => format!(
                 "{} are available here: make the context smaller (-c), or run it where there is more memory",
@@ -335,10 +338,14 @@ fn device(error: &DeviceError) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hobbit_core::plan::BudgetSource;
 
-    const SMALL: PlanError =
-        PlanError::TooSmall { budget: 300 * MIB, origin: BudgetSource::Given, minimum: 911 * MIB - 1, available: None };
+    const SMALL: PlanError = PlanError::TooSmall {
+        budget: 300 * MIB,
+        origin: BudgetSource::Given,
+        minimum: 911 * MIB - 1,
+        available: None,
+        is_dense: false,
+    };
 
     fn advised(error: PlanError) -> String {
         advice(&anyhow::Error::new(error).context("opening a model")).unwrap()
@@ -347,6 +354,9 @@ mod tests {
     #[test]
     fn budgets_are_advised_rounded_up() {
         assert_eq!(advised(SMALL), "give --mem-budget 912MiB, or make the context smaller (-c)");
+        let PlanError::TooSmall { origin, minimum, available, is_dense, .. } = SMALL else { unreachable!() };
+        let bytes = advised(PlanError::TooSmall { budget: 8, origin, minimum, available, is_dense });
+        assert_eq!(bytes, "a number alone counts bytes: give --mem-budget 8GiB for gibibytes");
         let large = |available| PlanError::ExpertCacheTooLarge {
             asked: 1200 * MIB,
             fits: 1138 * MIB - 1,
@@ -369,8 +379,8 @@ mod tests {
 
     #[test]
     fn memory_that_is_not_there_is_not_advised() {
-        let PlanError::TooSmall { budget, origin, minimum, .. } = SMALL else { unreachable!() };
-        let small = advised(PlanError::TooSmall { budget, origin, minimum, available: Some(300 * MIB) });
+        let PlanError::TooSmall { budget, origin, minimum, is_dense, .. } = SMALL else { unreachable!() };
+        let small = advised(PlanError::TooSmall { budget, origin, minimum, available: Some(300 * MIB), is_dense });
         assert!(small.starts_with("300 MiB are available here: make the context smaller (-c)"), "{small}");
         assert!(!small.contains("--mem-budget"), "{small}");
         let above = |available| PlanError::AboveLimit { budget, takes: budget, available, origin };

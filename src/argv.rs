@@ -236,7 +236,12 @@ pub enum UsageError {
     Unknown { flag: String, hint: String },
     #[error("'{0}' is no flag; to run this model, give -m {0}")]
     Model(String),
+    #[error("'{0}' is a command of gguf-tools: gguf-tools {0} --help explains it")]
+    Tool(String),
 }
+
+/// Commands of gguf-tools that users of other programs look for here.
+const TOOLS: [&str; 5] = ["pull", "list", "rm", "inspect", "verify"];
 
 /// Rewrites the words after the program's name.
 pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) -> Result<Line, UsageError> {
@@ -247,6 +252,9 @@ pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) ->
         let Some(typed) = word.to_str().filter(|text| text.len() > 1 && text.starts_with('-')) else {
             if let Some(model) = word.to_str().filter(|word| word.ends_with(".gguf")) {
                 return Err(UsageError::Model(model.to_owned()));
+            }
+            if let Some(tool) = word.to_str().filter(|word| line.words.is_empty() && TOOLS.contains(word)) {
+                return Err(UsageError::Tool(tool.to_owned()));
             }
             line.words.push(word);
             continue;

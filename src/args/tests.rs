@@ -525,3 +525,14 @@ fn a_loss_bound_needs_measurements() {
         assert!(error.contains(part), "{error}");
     }
 }
+
+#[test]
+fn commands_of_gguf_tools_are_named() {
+    let refused = |words: &[&str]| normalise(words.iter().map(OsString::from), &Grammar::of(&command())).unwrap_err();
+    for tool in ["pull", "list", "rm", "inspect", "verify"] {
+        let told = refused(&[tool, "a/b"]).to_string();
+        assert_eq!(told, format!("'{tool}' is a command of gguf-tools: gguf-tools {tool} --help explains it"));
+    }
+    // As a value it is none.
+    assert_eq!(normal(&["-p", "list"]), ["--prompt=list"]);
+}

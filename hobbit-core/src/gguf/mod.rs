@@ -285,6 +285,23 @@ fn occurs_twice(path: &Path, tensor: &str, first: &Path) -> GgufError {
     GgufError::refused(path, format!("tensor '{tensor}' occurs twice, first in {first}; {remedy}"))
 }
 
+/// The refusal of a directory, with the file to name instead.
+fn directory(path: &Path) -> String {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_file()).collect();
+    files.sort_unstable();
+    let first = |extension: &str| files.iter().find(|path| path.extension().is_some_and(|own| own == extension));
+    if let Some(file) = first("gguf") {
+        format!("is a directory, expected a .gguf file; name the one inside it: {}", file.display())
+    } else if first("safetensors").is_some() {
+        "is a directory of safetensors, expected a .gguf file; fetch the model as GGUF, or convert it with llama.cpp's \
+         convert_hf_to_gguf.py"
+            .to_owned()
+    } else {
+        "is a directory without a .gguf file; check the path".to_owned()
+    }
+}
+
 fn open_header(path: &Path, extents: Extents) -> Result<(SourceFile, Header), GgufError> {
     let io = |action: &str| {
         let action = action.to_owned();
@@ -293,9 +310,7 @@ fn open_header(path: &Path, extents: Extents) -> Result<(SourceFile, Header), Gg
     // Before opening: opening a pipe would wait for a writer.
     let kind = std::fs::metadata(path).map_err(io("open"))?;
     if kind.is_dir() {
-        let reason =
-            "is a directory, expected a .gguf file; name the file inside it (for a split model: any of its shards)";
-        return Err(GgufError::refused(path, reason));
+        return Err(GgufError::refused(path, directory(path)));
     }
     if !kind.is_file() {
         let reason = "is not a regular file; experts are read at random offsets, copy the model to a disk first";

@@ -157,8 +157,9 @@ pub struct BelowTokenCycle {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     #[error(
-        "a memory budget of {} ({}) is too small: this model needs at least {}, with no expert cached",
-        ShortBytes(*budget), origin, ShortBytes(whole_mib_up(*minimum))
+        "a memory budget of {} ({}) is too small: this model {}needs at least {}{}",
+        ShortBytes(*budget), origin, if *is_dense { "has no experts that could stay in its file, and " } else { "" },
+        ShortBytes(whole_mib_up(*minimum)), if *is_dense { "" } else { ", with no expert cached" }
     )]
     TooSmall {
         budget: u64,
@@ -167,6 +168,7 @@ pub enum PlanError {
         minimum: u64,
         /// Bytes that the system leaves, if known and limiting.
         available: Option<u64>,
+        is_dense: bool,
     },
     #[error(
         "a memory budget of {} cannot be had here: this model would take {} of it, and {} are available ({})",
@@ -282,7 +284,7 @@ impl MemoryPlan {
         let division = experts.fit(budget, taken, input.expert_cache).map_err(|no_fit| match no_fit {
             NoFit::Room => {
                 let minimum = budget_for(experts.minimum());
-                PlanError::TooSmall { budget, origin: source, minimum, available }
+                PlanError::TooSmall { budget, origin: source, minimum, available, is_dense: input.pools.is_empty() }
             }
             NoFit::Cache { asked, fits } => {
                 let minimum = budget_for(experts.room_for(asked));

@@ -165,6 +165,11 @@ fn a_budget_beyond_what_there_is_is_refused_where_it_would_be_used() {
 fn a_refusal_tells_what_is_available() {
     let too_small = with_only(300, |input| input.budget = Budget::Bytes(300 * MIB)).unwrap_err();
     assert!(matches!(too_small, PlanError::TooSmall { available: Some(bytes), .. } if bytes == 300 * MIB));
+    assert!(too_small.to_string().ends_with(" MiB, with no expert cached"), "{too_small}");
+    let dense = with_only(300, |input| (input.budget, input.pools) = (Budget::Bytes(300 * MIB), Vec::new()));
+    let dense = dense.unwrap_err().to_string();
+    assert!(dense.contains("this model has no experts that could stay in its file, and needs at least"), "{dense}");
+    assert!(!dense.contains("expert cached"), "{dense}");
     let cache = |input: &mut PlanInput| {
         input.budget = Budget::Bytes(1500 * MIB);
         input.expert_cache = ExpertCache::Percent(50.0);
