@@ -1,6 +1,9 @@
 //! Answers and refusals before a model runs, and programs whose reader closes the pipe.
 
+use std::fs;
 use std::io::pipe;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use serde_json::Value;
 
@@ -124,4 +127,29 @@ fn a_closed_pipe_ends_every_program_without_a_message() {
     for path in [CLI, BENCH, PERPLEXITY, SIM] {
         run_unread(path, &["--help"]);
     }
+}
+
+/// Debian's own cargo is the first mistake that a newcomer can make.
+#[test]
+fn an_old_cargo_is_refused_with_the_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    let setup = |version: &str| {
+        let cargo = dir.path().join("cargo");
+        fs::write(&cargo, format!("#!/bin/sh\necho 'cargo {version} (abc 2022)'\n")).unwrap();
+        fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).unwrap();
+        // Nothing else is there: it ends before it would install anything.
+        let path = std::env::join_paths([dir.path(), Path::new("/none")]).unwrap();
+        let mut command = std::process::Command::new("/bin/sh");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("setup.sh");
+        let words = format!("sed() {{ /bin/sed \"$@\"; }}; uname() {{ echo Other; }}; . {}", script.display());
+        let output = command.args(["-c", &words]).env("PATH", path).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for old in ["1.63.0", "1.87.0"] {
+        let (status, told) = setup(old);
+        assert!(status == Some(1) && told.contains(&format!("cargo {old} (abc 2022) is too old")), "{told}");
+        assert!(told.contains("rustup"), "{told}");
+    }
+    let (_, told) = setup("1.95.0");
+    assert!(!told.contains("too old") && told.contains("git cmake make g++ clang"), "{told}");
 }
