@@ -1,21 +1,43 @@
 //! The log of requests.
 
 use std::io::{Read, Write};
+use std::os::unix::fs::symlink;
 
 use gguf_tools::synth::Spec;
 use serde_json::{Value, json};
 
 use super::rig::Server;
 use crate::fixture;
+use crate::fixture::cli::demo_model;
+
+/// What pages and monitors ask for again and again.
+const LOOKS: [&str; 10] = [
+    "/",
+    "/page/main.js",
+    "/health",
+    "/v1/models",
+    "/v1/models/demo.gguf",
+    "/props",
+    "/slots",
+    "/metrics",
+    "/experts",
+    "/api/tags",
+];
+
+fn looks(server: &Server) {
+    for path in LOOKS {
+        assert_eq!(server.get(path).status, 200, "{path}");
+    }
+    assert_eq!(server.post("/markdown", &json!({"text": "a"})).status, 200);
+}
 
 #[test]
 fn each_request_is_one_line_without_its_text() {
-    let server = Server::start(&[]);
+    let server = Server::start(&["--metrics"]);
     let said = json!({"messages": [{"role": "user", "content": "confidential"}], "max_tokens": 4, "ignore_eos": true});
     let completed = json!({"prompt": "confidential", "n_predict": 4, "ignore_eos": true});
-    // Successful polls are not logged: the first line is the chat's.
-    server.get("/health").ok();
-    server.get("/slots").ok();
+    // Requests that only look are not logged: the first line is the chat's.
+    looks(&server);
     server.post("/v1/chat/completions", &said).ok();
     let line = server.logged("hobbit: ");
     assert!(line.starts_with("hobbit: POST /v1/chat/completions 200: prompt "), "{line}");
@@ -41,6 +63,27 @@ fn each_request_is_one_line_without_its_text() {
     server.get("/absent").error(404, "not_found_error");
     let line = server.logged(" 404; ");
     assert!(line.len() < 500 && line.chars().all(|letter| (' '..='~').contains(&letter)), "{line:?}");
+}
+
+#[test]
+fn requests_that_only_look_are_logged_on_demand() {
+    let server = Server::start(&["-v", "--metrics"]);
+    looks(&server);
+    for path in LOOKS {
+        server.logged(&format!("hobbit: GET {path} 200; "));
+    }
+    server.logged("hobbit: POST /markdown 200; ");
+    // So it is with several models.
+    let dir = tempfile::tempdir().unwrap();
+    symlink(demo_model(), dir.path().join("demo.gguf")).unwrap();
+    let server = Server::start_router(dir.path(), &dir.path().join("home"), "http://127.0.0.1:1", &[]);
+    let completed = json!({"model": "demo", "prompt": "x", "n_predict": 2});
+    for path in ["/v1/models", "/props?model=demo&autoload=true", "/slots", "/experts", "/health"] {
+        assert_eq!(server.get(path).status, 200, "{path}");
+    }
+    server.post("/completion", &completed).ok();
+    let line = server.logged(" 200");
+    assert!(line.contains("hobbit: POST /completion 200"), "{line}");
 }
 
 #[test]

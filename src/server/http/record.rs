@@ -19,14 +19,15 @@ tokio::task_local! {
 /// Letters of a path and of an error's message that are logged.
 const LETTERS_MAX: usize = 300;
 
-/// Paths that pages and monitors ask for again and again: logged with -v, or if they fail.
-const POLLED: [&str; 8] = ["/markdown", "/health", "/v1/health", "/metrics", "/slots", "/experts", "/", "/index.html"];
+/// The page sends this again and again, although it is no GET.
+const MARKDOWN: &str = "/markdown";
 
 /// The reason of a refusal, attached to its answer.
 #[derive(Clone, Debug)]
 pub struct Reason(pub String);
 
-/// A request, which is logged when this is dropped. It has no text of prompts and answers.
+/// A request, which is logged when this is dropped: one that only looks with -v, or if it fails. It has no text of
+/// prompts and answers.
 #[derive(Debug)]
 pub struct Record {
     log: Log,
@@ -89,9 +90,9 @@ impl Drop for Record {
     fn drop(&mut self) {
         let state = lock(&self.state);
         let fails = state.status.is_none_or(|status| status >= 400) || state.error.is_some();
-        let is_polled = POLLED.contains(&self.path.as_str()) || self.path.starts_with("/page/");
-        // While the model loads, every one of those fails.
-        let is_quiet = is_polled && (!fails || state.status == Some(503));
+        // Pages and monitors ask again and again. While the model loads, every one of these fails.
+        let only_looks = self.method == "GET" || self.method == "HEAD" || self.path == MARKDOWN;
+        let is_quiet = only_looks && (!fails || state.status == Some(503));
         let level = if is_quiet { Level::More } else { Level::Info };
         let took = self.began.elapsed();
         self.log.record(level, || self.line(&state, took), || self.json(&state, took));
