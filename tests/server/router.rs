@@ -188,9 +188,11 @@ fn models_have_flags_of_their_own() {
     let (dir, other) = (directory(), tempfile::tempdir().unwrap());
     let (file, elsewhere) = (dir.path().join("models.ini"), other.path().join("elsewhere.gguf"));
     symlink(demo_model(), &elsewhere).unwrap();
+    // Names of files have capitals.
+    symlink(demo_model(), dir.path().join("Large-A3B.gguf")).unwrap();
     let text = format!(
         "version = 1\n[*]\nc = 768 ; every model's\nno-warmup = true\n\n# one model's\n[b]\nnp = 1\nkvu\nctx_size = 512\n\
-         [other]\nmodel = {}\nno-slots = false\n[later]\nc = 128\n",
+         [other]\nmodel = {}\nno-slots = false\n[later]\nc = 128\n[Large-A3B]\nnp = 3\n",
         elsewhere.display()
     );
     fs::write(&file, text).unwrap();
@@ -200,14 +202,20 @@ fn models_have_flags_of_their_own() {
     };
     let server = start(&[]);
     assert!(server.log.contains("warning: --models-preset: [later] names no model here"), "{}", server.log);
-    assert_eq!(with_status(&server, "unloaded"), ["a", "b", "other"]);
+    assert_eq!(server.log.matches("--models-preset").count(), 1, "{}", server.log);
+    assert_eq!(with_status(&server, "unloaded"), ["Large-A3B", "a", "b", "other"]);
     let size = |server: &Server, model: &str| {
         let props = server.get(&format!("/props?model={model}")).ok();
         (props["default_generation_settings"]["n_ctx"].as_u64().unwrap(), props["total_slots"].as_u64().unwrap())
     };
     assert_eq!((size(&server, "a"), size(&server, "b"), size(&server, "other")), ((768, 4), (512, 1), (768, 4)));
+    assert_eq!(size(&server, "Large-A3B"), (256, 3));
     // The command line wins.
     assert_eq!(size(&start(&["-c", "256"]), "b"), (256, 1));
+    // A section's own file has precedence over one of the directory.
+    fs::write(&file, format!("[a]\nmodel = {}\n", elsewhere.display())).unwrap();
+    let path = start(&[]).get("/props?model=a").ok()["model_path"].clone();
+    assert!(path.as_str().unwrap().ends_with("elsewhere.gguf"), "{path}");
     // A mistake ends the server at once.
     for (text, parts) in [
         ("[a]\nx\n[b", &["line 3: Found opening bracket"][..]),
