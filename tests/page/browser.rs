@@ -119,7 +119,7 @@ impl Drop for Driver {
 /// A window with its own storage.
 pub struct Browser {
     pub client: Client,
-    kind: Kind,
+    pub kind: Kind,
     // Ends before its directory does.
     _driver: Driver,
     _data: TempDir,
@@ -265,7 +265,7 @@ impl Browser {
     }
 
     /// A command of this browser's driver alone.
-    async fn command(&self, path: &'static str, body: Value) -> Value {
+    pub async fn command(&self, path: &'static str, body: Value) -> Value {
         self.client.issue_cmd(Own { path, body }).await.unwrap()
     }
 }

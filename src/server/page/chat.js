@@ -192,7 +192,10 @@ async function generate() {
     for await (const chunk of api.chat(body, controller.signal)) {
       add(answer, chunk);
       generation.status = progress(chunk) ?? "";
-      if (conversation === open) later();
+      if (conversation === open) {
+        spoken.prompt(chunk.prompt_progress);
+        later();
+      }
       if (performance.now() - kept > KEEP_MS) {
         calls.keep(conversation);
         kept = performance.now();
@@ -235,9 +238,13 @@ function draw({ all = false } = {}) {
     // New text changes the last one only.
     if (!all && index < last) return;
     const actions = [];
-    if (!generation && shown.role === "user") actions.push(["Edit", () => edit(index)]);
-    if (!generation && shown.role === "assistant" && index < last) actions.push(["Branch", () => branch(index + 1)]);
-    if (!generation && index === last) actions.push([shown.role === "user" ? "Answer" : "Regenerate", again]);
+    if (!generation && shown.role === "user") actions.push(["Edit", "your message", (button) => edit(index, button)]);
+    if (!generation && shown.role === "assistant" && index < last) {
+      actions.push(["Branch", "after this answer", () => branch(index + 1)]);
+    }
+    if (!generation && index === last) {
+      actions.push(shown.role === "user" ? ["Answer", "your message", again] : ["Regenerate", "the answer", again]);
+    }
     message.update(articles[index], shown, index === last ? generation : null, actions);
   });
   at("empty").hidden = open.messages.length > 0;
@@ -253,17 +260,20 @@ function branch(end) {
   const { title, messages, system } = open;
   show({ ...fresh(system), title, messages: structuredClone(messages.slice(0, end)) });
   calls.put(open);
+  spoken.say("This is a new conversation, with the messages up to here.");
   input.focus();
 }
 
-function edit(index) {
+/** @param {HTMLButtonElement} button which gets the focus back */
+function edit(index, button) {
   if (busy(open.id) || editing) return;
   editing = true;
   const article = at("messages").children[index];
   const field = element("textarea", { value: open.messages[index].content, ariaLabel: "Edit the message" });
   const ask = element("button", { type: "submit", className: "primary", textContent: "Ask again" });
   const cancel = element("button", { type: "button", textContent: "Cancel" });
-  const form = element("form", { className: "edit" }, field, element("div", { className: "actions" }, cancel, ask));
+  const actions = element("div", { className: "actions" }, cancel, ask);
+  const form = element("form", { className: "edit", ariaLabel: "Edit the message" }, field, actions);
   const close = () => {
     editing = false;
     form.remove();
@@ -271,7 +281,7 @@ function edit(index) {
   };
   cancel.addEventListener("click", () => {
     close();
-    input.focus();
+    button.focus();
   });
   field.addEventListener("keydown", (event) => {
     if (event.key === "Escape") {

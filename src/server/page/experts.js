@@ -28,6 +28,8 @@ let timer = 0;
 let polling = null;
 let look;
 let open = false;
+/** The last cell that was named to screen readers, and its layer. */
+let [said, saidLayer] = ["", -1];
 /** When something began: the server says so a little later. */
 let woken = -Infinity;
 
@@ -165,7 +167,7 @@ function figures({ totals, requests, prefetch, capacity_bytes, expert_bytes }) {
         "div",
         {},
         element("dt", { textContent: name }),
-        element("dd", {}, note ? element("small", { textContent: note }) : "", element("b", { textContent: value })),
+        element("dd", {}, element("b", { textContent: value }), note ? element("small", { textContent: note }) : ""),
       ),
     ),
   );
@@ -220,7 +222,7 @@ function slots(list) {
       return element(
         "li",
         { className: slot.is_processing ? "busy" : "" },
-        element("span", { textContent: `${slot.id}` }),
+        element("span", {}, element("span", { className: "hidden", textContent: "Slot " }), `${slot.id}`),
         element("span", { textContent: words }),
         element("meter", { min: 0, max: slot.n_ctx || 1, value: used, ariaLabel: "context used" }),
         element("small", { textContent: `${count(used)} of ${count(slot.n_ctx ?? 0)}` }),
@@ -260,12 +262,19 @@ function pointed(cell, where, byKey) {
   const tip = at("map-tip");
   tip.hidden = !cell;
   if (!cell) {
-    at("map-cell").textContent = "";
+    at("map-cell").textContent = said = "";
+    saidLayer = -1;
     return;
   }
   const words = `Layer ${cell.layer}, expert ${cell.expert}: ${STATES[cell.state].words}`;
   tip.textContent = words;
-  if (byKey && at("map-cell").textContent !== words) at("map-cell").textContent = words;
+  if (byKey && said !== words) {
+    // What a row or column looks like, when it is entered.
+    const { H, L } = counts([cell]);
+    const layer = `. ${count(H + L)} of the layer's ${count(cell.cells.length)} are in memory`;
+    at("map-cell").textContent = words + (cell.layer === saidLayer ? "" : layer);
+    [said, saidLayer] = [words, cell.layer];
+  }
   const frame = at("map-frame");
   const left = Math.min(Math.max(0, where.x - tip.offsetWidth / 2), Math.max(0, frame.clientWidth - tip.offsetWidth));
   const above = where.y - frame.scrollTop > tip.offsetHeight + 6;

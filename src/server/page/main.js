@@ -136,7 +136,9 @@ function cover() {
 
 function toggle(name) {
   panel(at(name).hidden ? name : "");
-  if (!wide.matches && !at(name).hidden) listPane(false);
+  if (at(name).hidden) return;
+  if (!wide.matches) listPane(false);
+  at(name).focus();
 }
 
 /** Closes what lies over the chat. */
@@ -213,6 +215,7 @@ at("new").addEventListener("click", newConversation);
 at("show-list").addEventListener("click", () => {
   listPane(at("list-pane").hidden);
   if (!medium.matches) panel("");
+  at("list-pane").focus();
 });
 // A click beside the open list lands here: what it would hit is inert.
 at("panes").addEventListener("click", ({ target }) => target === at("panes") && listPane(false));

@@ -80,8 +80,8 @@ export class ExpertMap {
 
   /**
    * @param {HTMLCanvasElement} canvas @param {HTMLElement} frame it scrolls in
-   * @param {(cell: {layer: number, expert: number, state: string} | null, at: DOMRect | null, byKey: boolean)
-   *   => void} pointed
+   * @param {(cell: {layer: number, expert: number, state: string, cells: string} | null, at: DOMRect | null,
+   *   byKey: boolean) => void} pointed `cells`: the whole layer's
    * @param {(across: "layers" | "experts") => void} laid how the map lies now
    */
   constructor(canvas, frame, pointed, laid) {
@@ -186,6 +186,7 @@ export class ExpertMap {
     const [wide, high] = [this.#step.wide / scale, this.#step.high / scale];
     const [column, line] = this.#shape.across === "experts" ? [expert, row] : [row, expert];
     const state = layer.cells[expert] in STATES ? layer.cells[expert] : ".";
-    this.#pointed({ layer: layer.layer, expert, state }, new DOMRect(column * wide, line * high, wide, high), byKey);
+    const { layer: number, cells } = layer;
+    this.#pointed({ layer: number, expert, state, cells }, new DOMRect(column * wide, line * high, wide, high), byKey);
   }
 }

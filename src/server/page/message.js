@@ -33,7 +33,8 @@ export function article(message) {
  * Shows a message as it is now.
  * @param {HTMLElement} made @param {import("./answer.js").Message} message
  * @param {{status: string} | null} generation null where nothing more comes
- * @param {[string, (button: HTMLButtonElement) => void][]} actions
+ * @param {[string, string, (button: HTMLButtonElement) => void][]} actions words on a button, and further ones for
+ *   screen readers
  */
 export function update(made, message, generation, actions) {
   const part = (name) => made.querySelector(`:scope > ${name}`);
@@ -79,26 +80,29 @@ function call() {
 }
 
 /** Breaks between figures only. @param {string[]} parts */
-function line(parts) {
+function line(parts, name = "") {
   const spans = parts.map((textContent) => element("span", { textContent }));
-  return element("span", { className: "figures-line" }, ...spans.flatMap((span) => [" · ", span]).slice(1));
+  const className = `figures-line ${name}`.trim();
+  return element("span", { className }, ...spans.flatMap((span) => [" · ", span]).slice(1));
 }
 
 function footer(into, message, generation, actions) {
-  const lines = message.role === "user" || generation ? [] : [[ending(message)], figures(message)];
-  const copy = ["Copy", (button) => copyText(message.content, button)];
+  const mine = message.role === "user";
+  const lines = mine || generation ? [] : [[ending(message)], figures(message)];
+  const copy = ["Copy", mine ? "your message" : "the answer", (button) => copyText(message.content, button)];
   const buttons = generation ? [] : [...(message.content ? [copy] : []), ...actions];
   // The same buttons stay, so that focus does.
   const shown = JSON.stringify([lines, buttons.map(([name]) => name)]);
   if (into.shown === shown) return;
   into.shown = shown;
   into.replaceChildren(
-    ...lines.filter(([first]) => first).map(line),
+    ...lines.flatMap((parts, at) => (parts[0] ? [line(parts, at === 0 ? "ending" : "")] : [])),
     element(
       "span",
       { className: "actions" },
-      ...buttons.map(([name, run]) => {
+      ...buttons.map(([name, what, run]) => {
         const button = element("button", { type: "button", className: "quiet small", textContent: name });
+        button.ariaLabel = `${name} ${what}`;
         button.addEventListener("click", () => run(button));
         return button;
       }),

@@ -2,6 +2,7 @@
 // elements and attributes below into new ones, and everything else becomes text. No string becomes HTML here.
 
 import * as api from "./api.js";
+import { say } from "./spoken.js";
 
 const HTML = new Set(
   "a blockquote br code del em h1 h2 h3 h4 h5 h6 hr input li ol p pre span strong table tbody td th thead tr ul".split(
@@ -74,6 +75,7 @@ function code(node) {
   const text = node.textContent;
   const language = /^language-(\S+)/.exec(node.querySelector("code")?.className ?? "")?.[1] ?? "";
   const copy = element("button", { type: "button", className: "quiet", textContent: "Copy" });
+  copy.ariaLabel = "Copy the code";
   copy.addEventListener("click", () => copyText(text, copy));
   const caption = element("div", { className: "caption" }, element("span", { textContent: language }), copy);
   return element("div", { className: "code" }, caption, element("pre", { tabIndex: 0 }, ...copied(node)));
@@ -139,5 +141,6 @@ export async function copyText(text, button) {
     button.focus();
   }
   button.textContent = worked ? "Copied" : "Not copied";
+  say(button.textContent);
   setTimeout(() => (button.textContent = before), 1500);
 }
