@@ -57,6 +57,7 @@ async fn all_are_named(browser: &Browser) {
     let Some(tree) = tree(browser).await else { return };
     let nameless: Vec<_> = tree.iter().filter(|(role, name)| NAMED.contains(&&**role) && name.is_empty()).collect();
     assert!(nameless.is_empty(), "{nameless:?}");
+    assert!(!tree.iter().any(|(_, name)| name == "Attached files"), "a list without items: {tree:?}");
     for pane in ["Conversations", "Message"] {
         assert!(tree.iter().any(|(_, name)| name == pane), "{pane}: {tree:?}");
     }

@@ -349,6 +349,7 @@ async fn a_model_is_chosen() {
         browser.reach("#models", TAB).await;
         browser.keys("b").await;
         browser.until(&chosen("b")).await;
+        browser.reads("#model", "b").await;
         // The other model is in memory for as long as its answer lasts.
         let endless = json!({"model": "a", "prompt": "The river", "n_predict": -1, "ignore_eos": true});
         let mut other = server.stream("/completion?autoload=true", &endless);

@@ -292,7 +292,7 @@ fn directory(path: &Path) -> String {
     files.sort_unstable();
     let first = |extension: &str| files.iter().find(|path| path.extension().is_some_and(|own| own == extension));
     if let Some(file) = first("gguf") {
-        format!("is a directory, expected a .gguf file; name the one inside it: {}", file.display())
+        format!("is a directory, expected a .gguf file; name the file inside it, such as {}", file.display())
     } else if first("safetensors").is_some() {
         "is a directory of safetensors, expected a .gguf file; fetch the model as GGUF, or convert it with llama.cpp's \
          convert_hf_to_gguf.py"

@@ -146,7 +146,7 @@ fn things_that_are_no_model_are_named_for_what_they_are() {
     for (i, (bytes, parts)) in cases.iter().enumerate() {
         assert_refused(&write(&dir, &format!("case{i}.gguf"), bytes), parts);
     }
-    assert_refused(dir.path(), &["is a directory", "name the one inside it", "case0.gguf"]);
+    assert_refused(dir.path(), &["is a directory", "name the file inside it", "case0.gguf"]);
     let other = tempfile::tempdir().unwrap();
     assert_refused(other.path(), &["is a directory without a .gguf file"]);
     write(&other, "model-00001-of-00002.safetensors", b"");
