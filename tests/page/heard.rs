@@ -149,6 +149,12 @@ async fn the_focus_stays_with_the_user() {
         browser.reach("#show-settings", TAB).await;
         browser.keys(ENTER).await;
         assert_eq!(browser.value(FOCUSED).await, "show-settings");
+        // So it is with the list: it closes and opens.
+        browser.reach("#show-list", TAB).await;
+        for focused in ["show-list", "list-pane"] {
+            browser.keys(ENTER).await;
+            assert_eq!(browser.value(FOCUSED).await, focused);
+        }
     })
     .await;
 }
