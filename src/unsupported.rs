@@ -66,7 +66,7 @@ static FLAGS: &[Unsupported] = &[
     implied(&["--no-mmap", "--no-log-jsonl"], 0),
     no_effect(&["--mmap", "--mlock", "-dio", "--direct-io", "-ndio", "--no-direct-io"], 0, READING),
     no_effect(&["-lm", "--load-mode", "-lzm", "--lazy-mode"], 1, READING),
-    no_effect(&["--op-offload", "--no-op-offload", "--no-host"], 0, PLACEMENT),
+    no_effect(&["--no-host"], 0, PLACEMENT),
     no_effect(&["-ncffn", "--n-cpu-ffn", "-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx"], 1, LAYERS),
     no_effect(&["--moe-cache-mib"], 1, PLACEMENT),
     no_effect(

@@ -40,6 +40,9 @@ pub struct DeviceArgs {
     /// Compute the experts of the first N layers on the CPU
     #[arg(long, value_name = "N", default_value = "0", env = "LLAMA_ARG_N_CPU_MOE")]
     pub n_cpu_moe: u32,
+    /// Copy weights that the CPU computes with to a device for batches of 32 tokens and more: prompts
+    #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_OP_OFFLOAD")]
+    pub op_offload: Switch,
     /// Ordinary weights whose names contain a pattern go to a buffer type such as CPU or CUDA0; comma-separated or
     /// repeated, the first match decides. Experts are placed by --device-cache and --n-cpu-moe
     #[arg(long, value_name = "PATTERN=BUFFER", value_delimiter = ',', env = "LLAMA_ARG_OVERRIDE_TENSOR")]
@@ -74,6 +77,7 @@ impl DeviceArgs {
             main: self.main_gpu,
             tensor_split: self.tensor_split.clone().unwrap_or_default().0,
             n_cpu_moe: if self.cpu_moe.0 { u32::MAX } else { self.n_cpu_moe },
+            op_offload: self.op_offload.0,
             override_tensors: self.override_tensor.clone(),
             cache: self.device_cache,
             headroom: self.device_headroom,

@@ -152,6 +152,8 @@ const GIVEN: &[(&str, Holds)] = &[
     ("-ncmoe 5", |hi| device(hi).n_cpu_moe == 5),
     ("-cmoe", |hi| device(hi).n_cpu_moe == u32::MAX),
     ("-cmoe --no-cpu-moe -ncmoe 2", |hi| device(hi).n_cpu_moe == 2),
+    ("--no-op-offload", |hi| !device(hi).op_offload),
+    ("-ncmoe 2", |hi| device(hi).op_offload),
     ("-ot attn_.*=x=CPU,output=RPC0[a]", |hi| {
         let overrides = &device(hi).override_tensors;
         overrides[0].pattern == "attn_.*=x" && overrides[1].buffer_type == "RPC0[a]"

@@ -29,7 +29,7 @@ const SLICE_BYTES: f64 = (WIDTHS.0 * WIDTHS.1 / 32 * 34) as f64;
 /// Share of the time that could be hidden.
 const HIDDEN_MIN: f64 = 0.8;
 
-fn spec(experts: u32, layers: u32, topk: u32) -> Spec {
+pub fn spec(experts: u32, layers: u32, topk: u32) -> Spec {
     let (embd, ff) = WIDTHS;
     Spec { layers, embd, ff, experts, topk, ..Spec::tiny("qwen3moe") }
 }
@@ -39,7 +39,7 @@ fn device(slower: f64) -> Device {
     register(Options { link_bandwidth, compute_bandwidth, ..Options::default() })
 }
 
-fn session_options() -> SessionOptions {
+pub fn session_options() -> SessionOptions {
     SessionOptions { n_ctx: 1024, threads: Some(1), flash_attn: FlashAttn::Off, ..SessionOptions::default() }
 }
 
@@ -49,23 +49,23 @@ fn session(path: &Path, device: &Device, cache: ExpertCache) -> Session {
 }
 
 /// Tokens from position `from`. All logits are wanted: else the last layer would see a single token.
-fn batch(from: usize, tokens: &[Token]) -> Vec<BatchToken> {
+pub fn batch(from: usize, tokens: &[Token]) -> Vec<BatchToken> {
     let entry =
         |(i, &token): (usize, &Token)| BatchToken { token, position: (from + i) as i32, sequence: 0, logits: true };
     tokens.iter().enumerate().map(entry).collect()
 }
 
-fn text(n: usize) -> Vec<Token> {
+pub fn text(n: usize) -> Vec<Token> {
     (0..n).map(|i| 3 + (i * 37 % 500) as Token).collect()
 }
 
 /// Few tokens that come again: some experts are found on the device.
-fn chatter(n: usize) -> Vec<Token> {
+pub fn chatter(n: usize) -> Vec<Token> {
     (0..n).map(|i| 3 + 11 * (i * i % 7) as Token).collect()
 }
 
 /// The device's report of an evaluation.
-fn measure(device: &Device, evaluate: impl FnOnce()) -> Report {
+pub fn measure(device: &Device, evaluate: impl FnOnce()) -> Report {
     device.reset();
     evaluate();
     let report = device.report();

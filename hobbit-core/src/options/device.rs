@@ -159,6 +159,10 @@ pub struct DeviceOptions {
     pub tensor_split: Vec<f32>,
     /// Number of layers, from the first, whose experts the CPU computes although the layer is on a device.
     pub n_cpu_moe: u32,
+    /// Whether devices compute the experts of such layers, and other weights in host memory, in large batches, where
+    /// they do so for llama.cpp.
+    #[default(true)]
+    pub op_offload: bool,
     /// Ordinary weights placed elsewhere; the first match decides. Experts ignore this.
     pub override_tensors: Vec<TensorOverride>,
     /// Device memory for experts, over all devices, or percent of all experts.

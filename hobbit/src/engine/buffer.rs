@@ -233,7 +233,7 @@ mod tests {
     /// `vm.overcommit_memory` is 2.
     #[test]
     fn experts_that_are_not_read_take_addresses_only() {
-        let experts = Arc::new(Experts::new(ExpertMap::default(), Tables::default()));
+        let experts = Arc::new(Experts::new(ExpertMap::default(), Tables::default(), &[]));
         let bytes = 1usize << 40;
         // SAFETY: the type is only kept; the buffer is freed once.
         unsafe {

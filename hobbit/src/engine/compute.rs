@@ -353,7 +353,7 @@ impl Computes for ExpertBackend {
                 }
                 let until = rest.iter().position(|&node| table_of(node, self.buft).is_some()).unwrap_or(rest.len());
                 // A layer's products with the nodes between and after them, or all nodes before the first product.
-                let (segment, _) = rest.split_at(split::leading(&rest[..until], self.buft));
+                let (segment, _) = rest.split_at(split::leading(&rest[..until], |node| self.product(node)));
                 let later = &rest[segment.len()..];
                 match self.product(segment[0]) {
                     Some(tag) => self.layer(tag, segment)?,

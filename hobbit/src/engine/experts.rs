@@ -1,10 +1,12 @@
 //! State shared by one loaded model's expert tensors, sessions and backends.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ggml_sys::llama::ggml_tensor;
 
+use super::offload::Wrapper;
+use super::placement::DeviceLayers;
 use super::tables::{TableTag, Tables};
 use super::tiers::Tiers;
 use hobbit_core::expert::SliceKind;
@@ -92,12 +94,30 @@ pub(super) struct Experts {
     /// Tensors of `map` that llama.cpp created, known once it has loaded the model.
     placed: OnceLock<ExpertMap>,
     placed_names: Mutex<HashSet<String>>,
+    /// The devices that compute layers of the CPU in large batches.
+    offloaded: BTreeMap<u16, &'static Wrapper>,
     memories: Mutex<Option<Tiers>>,
 }
 
 impl Experts {
-    pub(super) fn new(map: ExpertMap, tables: Tables) -> Self {
-        Self { map, tables, placed: OnceLock::new(), placed_names: Mutex::default(), memories: Mutex::default() }
+    pub(super) fn new(map: ExpertMap, tables: Tables, devices: &[DeviceLayers]) -> Self {
+        let of_part = |part: &DeviceLayers| {
+            let wrapper = part.wrapper;
+            part.offloaded.clone().into_iter().map(move |layer| (layer, wrapper))
+        };
+        Self {
+            map,
+            tables,
+            placed: OnceLock::new(),
+            placed_names: Mutex::default(),
+            offloaded: devices.iter().flat_map(of_part).collect(),
+            memories: Mutex::default(),
+        }
+    }
+
+    /// Whether a device computes a layer of the CPU in large batches.
+    pub(super) fn is_offloaded(&self, layer: u16, wrapper: &Wrapper) -> bool {
+        self.offloaded.get(&layer).is_some_and(|own| std::ptr::eq(*own, wrapper))
     }
 
     /// Locations of the experts in the files. After loading, without the tensors that llama.cpp left out, and without

@@ -65,7 +65,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let specs: Vec<PoolSpec> = pools.iter().map(|pool| pool.spec(&catalog)).collect();
     let slice_bytes = specs.iter().map(|spec| spec.slice_stride_max).max().unwrap_or(0);
     let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(0);
-    let copies = !on_devices && tiers.iter().any(|tier| !tier.is_unified());
+    let copies = !on_devices && tiers.iter().any(|tier| tier.has_layers && !tier.is_unified());
     let staging = StagingWish::of(slice_bytes, n_kinds);
     // Devices may have taken their memory from the host's.
     let limits = MemoryLimits::read();
@@ -76,7 +76,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     };
     // If devices have a slot for every expert, virtual experts never change.
     let changes = shared.options.routing.virtual_experts != VirtualExperts::Off && !on_devices;
-    if changes && !tiers.is_empty() && expert_cache == ExpertCache::Bytes(0) {
+    if changes && tiers.iter().any(|tier| tier.has_layers) && expert_cache == ExpertCache::Bytes(0) {
         let reason = "virtual experts change in the host's memory, from where a device has them, and the expert cache \
                       has no room there";
         return Err(OpenError::Routing(reason.to_owned()));

@@ -22,6 +22,8 @@ use ggml_sys::llama::{
 };
 
 use super::buffer::{is_expert_tensor, tag_of};
+use super::device::Device;
+use super::experts::ExpertTag;
 use super::gates;
 use super::ggml::{self, Stream};
 use super::graph::tensor_at;
@@ -81,6 +83,26 @@ impl Wrapper {
 }
 
 impl Wrapper {
+    /// Where expert tensors are placed that the CPU computes; null before the expert device is registered.
+    pub(super) fn cpu_buffer_type(&self) -> ggml_backend_buffer_type_t {
+        Device::get().map_or(ptr::null_mut(), |device| device.buffer_type)
+    }
+
+    /// The layer and matrix of an expert product that comes to this device.
+    ///
+    /// # Safety
+    /// As [`tag_of`].
+    pub(super) unsafe fn product<'a>(&self, node: *const ggml_tensor) -> Option<&'a ExpertTag> {
+        // SAFETY: by the caller.
+        unsafe { tag_of(node, self.buffer_type).or_else(|| tag_of(node, self.cpu_buffer_type())) }
+    }
+
+    /// Whether the device asks for products of weights in host memory.
+    pub(super) fn offloads(&self) -> bool {
+        // SAFETY: a registered device.
+        unsafe { (*self.inner.cast::<ffi::ggml_backend_device>()).iface.offload_op.is_some() }
+    }
+
     /// The wrapper of a registered device; each device has one.
     pub(super) fn of(inner: ggml_backend_dev_t) -> &'static Wrapper {
         static WRAPPERS: Mutex<Vec<&'static Wrapper>> = Mutex::new(Vec::new());
@@ -174,7 +196,14 @@ unsafe extern "C" fn supports_op(dev: ggml_backend_dev_t, op: *const ggml_tensor
         let wrapper = wrapper(dev);
         let node = &*op;
         let src = node.src[0];
-        if node.op != llama::GGML_OP_MUL_MAT_ID || !is_expert_tensor(src, wrapper.buffer_type) {
+        let on_cpu = |tensor: *const ggml_tensor| is_expert_tensor(tensor, wrapper.cpu_buffer_type());
+        if on_cpu(op) || node.src.iter().any(|&src| on_cpu(src)) {
+            let layer =
+                tag_of(op, wrapper.cpu_buffer_type()).filter(|tag| tag.experts.is_offloaded(tag.layer, wrapper));
+            if layer.is_none() || !llama::ggml_backend_dev_offload_op(wrapper.inner, op) {
+                return false;
+            }
+        } else if node.op != llama::GGML_OP_MUL_MAT_ID || !is_expert_tensor(src, wrapper.buffer_type) {
             return llama::ggml_backend_dev_supports_op(wrapper.inner, op);
         }
         // The inner device does not know the buffer, so the query has weights without one.
@@ -191,7 +220,8 @@ unsafe extern "C" fn supports_buft(dev: ggml_backend_dev_t, buft: ggml_backend_b
     // SAFETY: see above.
     unsafe {
         let wrapper = wrapper(dev);
-        buft == wrapper.buffer_type || llama::ggml_backend_dev_supports_buft(wrapper.inner, buft)
+        [wrapper.buffer_type, wrapper.cpu_buffer_type()].contains(&buft)
+            || llama::ggml_backend_dev_supports_buft(wrapper.inner, buft)
     }
 }
 
@@ -294,10 +324,10 @@ unsafe extern "C" fn graph_optimize(
     unsafe {
         let params = &*params;
         let (Some(keep), nodes) = (params.add_alloc_dep, split::nodes_of(graph)) else { return };
-        let expert_buffers = (&*context::<Offload>(backend)).buffer_type();
+        let wrapper = (&*context::<Offload>(backend)).wrapper();
         let mut last = None;
         for (position, &node) in nodes.iter().enumerate() {
-            let Some(tag) = tag_of(node, expert_buffers).filter(|tag| last != Some(tag.layer)) else { continue };
+            let Some(tag) = wrapper.product(node).filter(|tag| last != Some(tag.layer)) else { continue };
             last = Some(tag.layer);
             if let Some(logits) = gates::logits_of(&nodes[..position], tag.layer) {
                 keep(params.user_data, nodes[logits], node);

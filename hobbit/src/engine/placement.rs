@@ -13,6 +13,7 @@ use super::ggml;
 use super::log;
 use super::offload::Wrapper;
 use super::params::Overrides;
+use super::pinned::Reach;
 use super::tables::Tables;
 use hobbit_core::gguf::{Catalog, ExpertMap, GgmlType, Gguf};
 use hobbit_core::options::{DeviceOptions, ModelOptions};
@@ -31,6 +32,8 @@ pub(super) struct DeviceLayers {
     pub(super) n_experts: u64,
     /// Layers whose experts are computed on it.
     pub(super) experts: Vec<u16>,
+    /// Layers whose experts are computed on it in large batches, and else on the CPU (llama.cpp's op-offload).
+    pub(super) offloaded: Vec<u16>,
 }
 
 /// Placement of a model's layers.
@@ -76,18 +79,31 @@ impl Placement {
                 n_layers: layers.iter().filter(|holder| **holder == Some(index)).count() as u32,
                 n_experts: 0,
                 experts: Vec::new(),
+                offloaded: Vec::new(),
             })
             .collect();
         let mut on_cpu = BTreeMap::new();
         for layer in &map.layers {
-            let Some(index) = holder(layer.layer) else { continue };
-            parts[index].n_experts += u64::from(layer.n_expert);
-            if !is_wanted(&options.device, layer.layer) || catalog.layer(layer.layer).is_none() {
+            let index = holder(layer.layer);
+            if let Some(index) = index {
+                parts[index].n_experts += u64::from(layer.n_expert);
+            }
+            if catalog.layer(layer.layer).is_none() {
                 continue;
             }
-            match not_multiplied(parts[index].wrapper, catalog, layer.layer) {
-                None => parts[index].experts.push(layer.layer),
-                Some(dtype) => *on_cpu.entry((index, dtype.name())).or_insert(0u32) += 1,
+            match index.filter(|_| is_wanted(&options.device, layer.layer)) {
+                Some(index) => match not_multiplied(parts[index].wrapper, catalog, layer.layer) {
+                    None => parts[index].experts.push(layer.layer),
+                    Some(dtype) => *on_cpu.entry((index, dtype.name())).or_insert(0u32) += 1,
+                },
+                // Those of layers on no device go to the first, as in llama.cpp.
+                None => {
+                    let part = parts.get_mut(index.unwrap_or(0)).filter(|part| offloads(&options.device, part.wrapper));
+                    if let Some(part) = part.filter(|part| not_multiplied(part.wrapper, catalog, layer.layer).is_none())
+                    {
+                        part.offloaded.push(layer.layer);
+                    }
+                }
             }
         }
         for ((index, dtype), n) in on_cpu {
@@ -140,6 +156,11 @@ impl Placement {
 fn is_wanted(options: &DeviceOptions, layer: u16) -> bool {
     let none = matches!(options.cache, ExpertCache::Bytes(0)) || options.cache == ExpertCache::Percent(0.0);
     !none && u32::from(layer) >= options.n_cpu_moe
+}
+
+/// Whether a device computes experts of large batches that the CPU computes otherwise.
+fn offloads(options: &DeviceOptions, wrapper: &Wrapper) -> bool {
+    options.op_offload && wrapper.offloads() && !Reach::of(wrapper.inner, options.unified).is_unified()
 }
 
 /// The first of the layer's expert types that the device cannot multiply.

@@ -139,6 +139,7 @@ impl Session {
     fn new(model: &Model, options: &SessionOptions, observer: Option<RouterObserver>) -> Result<Session, OpenError> {
         let interrupt = Interrupt::default();
         let mut params = context_params(options, Arc::as_ptr(&interrupt.0));
+        params.op_offload = model.shared.options.device.op_offload;
         let hook = Observed::hook(observer, model.shown());
         if let Some(hook) = &hook {
             hook.install(&mut params);

@@ -4,11 +4,8 @@ use std::ffi::{CStr, c_void};
 use std::slice;
 use std::sync::Arc;
 
-use ggml_sys::llama::{
-    self, GGML_STATUS_ABORTED, GGML_STATUS_FAILED, ggml_backend_buffer_type_t, ggml_status, ggml_tensor,
-};
+use ggml_sys::llama::{self, GGML_STATUS_ABORTED, GGML_STATUS_FAILED, ggml_status, ggml_tensor};
 
-use super::buffer::tag_of;
 use super::calling;
 use super::experts::{ExpertTag, RouterValues};
 use super::gates;
@@ -39,13 +36,17 @@ pub(super) unsafe fn nodes_of<'a>(graph: *mut llama::ggml_cgraph) -> &'a [*mut g
 }
 
 /// Number of leading nodes that belong together: those before the first product of another layer, or by other ids.
+/// `product`: the expert product that a node is.
 ///
 /// # Safety
-/// Nodes of a live graph; `buft` is the expert buffer type.
-pub(super) unsafe fn leading(nodes: &[*mut ggml_tensor], buft: ggml_backend_buffer_type_t) -> usize {
+/// Nodes of a live graph.
+pub(super) unsafe fn leading<'a>(
+    nodes: &[*mut ggml_tensor],
+    product: impl Fn(*mut ggml_tensor) -> Option<&'a ExpertTag>,
+) -> usize {
     // SAFETY: by the caller; sources of live nodes are live.
     let key = |&node: &*mut ggml_tensor| unsafe {
-        tag_of(node, buft).map(|tag| (Arc::as_ptr(&tag.experts), tag.layer, (*node).src[2]))
+        product(node).map(|tag| (Arc::as_ptr(&tag.experts), tag.layer, (*node).src[2]))
     };
     let first = key(&nodes[0]);
     let is_other = |node: &_| key(node).is_some_and(|key| Some(key) != first);

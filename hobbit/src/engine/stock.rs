@@ -111,6 +111,7 @@ impl Stock {
             }
         };
         let mut params = context_params(session, &raw const NEVER_INTERRUPTED);
+        params.op_offload = options.device.op_offload;
         if let Some(followed) = &followed {
             followed.install(&mut params);
         }

@@ -134,6 +134,9 @@ pub(super) struct Tier {
     fence: Option<Rc<Event>>,
     pub(super) counters: DeviceCounters,
     pub(super) report: DeviceReport,
+    /// Whether it has layers of its own, and large batches of layers that the CPU computes otherwise.
+    pub(super) has_layers: bool,
+    pub(super) offloads: bool,
     /// Decides which experts the CPU computes; `None`: none.
     pub(super) balancer: Option<Balancer>,
     /// Threads of the CPU helper; `None` takes the session's.
@@ -188,6 +191,8 @@ impl Tier {
             balancer: None,
             helper_threads: None,
             unmeasured: LINK_SAMPLE_ALONE,
+            has_layers: true,
+            offloads: false,
             before: (0, 0),
             began: 0.0,
             clock: Clock::of(dev),
@@ -258,7 +263,7 @@ impl Tier {
 
     /// Whether products are computed in parts, as experts arrive.
     pub(super) fn is_divided(&self) -> bool {
-        self.report.slots < self.report.experts
+        self.has_layers && self.report.slots < self.report.experts
     }
 
     /// Host slots that stay pinned until the uploads that read them have run.
@@ -321,7 +326,9 @@ impl Tier {
 
     /// Counts a use for the statistics and the policy, which sees the router's own choice.
     pub(super) fn touch(&mut self, Version { expert, precision }: Version, hit: bool, selection: &Selection) {
-        self.drafts.touch(&mut self.cache, selection, expert, hit, Some(precision));
+        if self.cache.share_of(Version { expert, precision }).is_some() {
+            self.drafts.touch(&mut self.cache, selection, expert, hit, Some(precision));
+        }
         match hit {
             true => self.counters.hits += 1,
             false => self.counters.misses += 1,

@@ -243,7 +243,7 @@ impl Tiers {
     /// two tokens of an answer.
     pub(super) fn fill_free_slots(&mut self, policy: PolicyKind, between_tokens: bool) {
         let has_all = self.description.plan.is_fully_resident();
-        if has_all || policy == PolicyKind::Learned && self.tiers.is_empty() {
+        if has_all || policy == PolicyKind::Learned && !self.tiers.iter().any(|tier| tier.has_layers) {
             self.host.fill_free_slots(between_tokens);
         }
     }

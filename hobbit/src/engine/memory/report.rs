@@ -45,7 +45,7 @@ pub(super) fn precision(
         deterministic: options.deterministic,
         upgrade: options.upgrade,
         cpu_helper: tiers.iter().any(Tier::has_helper),
-        divided: tiers.iter().any(Tier::is_divided),
+        divided: tiers.iter().any(|tier| tier.is_divided() || tier.offloads),
         kernels: shared.options.kernels_taken(),
         routing: routing.words().filter(|_| !plan.is_fully_resident() || tiers.iter().any(Tier::has_misses)),
         over_link: *mode == PrecisionMode::Dynamic && plan.is_fully_resident(),
@@ -63,7 +63,7 @@ pub(super) fn precision(
 /// Residency for a loss bound, by a plan of high versions alone: the share of experts that lie where products run, in
 /// the memory where it is smallest.
 pub(super) fn here(plan: &MemoryPlan, catalog: &Catalog, tiers: &[Tier]) -> Here {
-    let copying = || tiers.iter().filter(|tier| !tier.is_unified());
+    let copying = || tiers.iter().filter(|tier| tier.has_layers && !tier.is_unified());
     let (slots, experts) =
         copying().fold((0, 0), |(slots, experts), tier| (slots + tier.report.slots, experts + tier.report.experts));
     let on_devices = if experts > 0 { slots as f64 / experts as f64 } else { 1.0 };

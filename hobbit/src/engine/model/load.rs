@@ -97,7 +97,7 @@ impl Model {
         };
         tables.open(&originals)?;
         let mut placement = Placement::new(options, &gguf, &map, &catalog, &tables)?;
-        let experts = Arc::new(Experts::new(map, tables));
+        let experts = Arc::new(Experts::new(map, tables, &placement.devices));
         Device::get()?;
 
         let mut options = options.clone();

@@ -19,7 +19,6 @@ use ggml_sys::shim;
 use super::Wrapper;
 use super::helper::{Helper, Node};
 use super::launch::{Launch, Product};
-use crate::engine::buffer::tag_of;
 use crate::engine::calling::phase;
 use crate::engine::experts::{ExpertTag, Experts, RouterValues};
 use crate::engine::gates;
@@ -153,9 +152,8 @@ impl Offload {
         &self.launch.stream
     }
 
-    /// The buffer type of this device's expert tensors.
-    pub(super) fn buffer_type(&self) -> llama::ggml_backend_buffer_type_t {
-        self.wrapper.buffer_type
+    pub(super) fn wrapper(&self) -> &'static Wrapper {
+        self.wrapper
     }
 
     /// # Safety
@@ -192,7 +190,7 @@ impl Offload {
             }
             // SAFETY: nodes of a live graph; by the caller.
             unsafe {
-                let n = split::leading(&nodes[at..], self.wrapper.buffer_type);
+                let n = split::leading(&nodes[at..], |node| self.product(node));
                 let last = nodes[at..at + n].iter().rposition(|&node| self.product(node).is_some());
                 let to = at + last.map_or(1, |last| last + 1);
                 let tag = self.product(nodes[at]).expect("a region starts with a product");
@@ -230,13 +228,13 @@ impl Offload {
         Ok(first)
     }
 
-    /// As [`tag_of`].
+    /// As [`Wrapper::product`].
     ///
     /// # Safety
     /// `node` is live.
     unsafe fn product<'a>(&self, node: *mut ggml_tensor) -> Option<&'a ExpertTag> {
         // SAFETY: by the caller; sources of a live node are live.
-        unsafe { tag_of(node, self.wrapper.buffer_type) }
+        unsafe { self.wrapper.product(node) }
     }
 
     /// Computes one layer's region, and perhaps nodes after it. Returns the position of the next node to be submitted.

@@ -160,12 +160,14 @@ impl Tier {
     /// others if `promotes`. Devices that compute in host memory get none.
     pub(in crate::engine) fn copy_ahead(&mut self, prefetches: Option<PrefetchOptions>, promotes: bool) {
         let is_of_use = prefetches.is_some() || promotes || self.balancer.is_some();
-        self.ahead = (!self.is_unified() && is_of_use).then(|| UploadsAhead::new(prefetches));
+        self.ahead = (self.has_layers && !self.is_unified() && is_of_use).then(|| UploadsAhead::new(prefetches));
     }
 
     /// The version would be of use in a slot. It is copied there when the link is idle.
     pub(in crate::engine) fn want(&mut self, version: Version) {
-        self.ahead.iter_mut().for_each(|ahead| ahead.want(version));
+        if self.cache.share_of(version).is_some() {
+            self.ahead.iter_mut().for_each(|ahead| ahead.want(version));
+        }
     }
 
     /// The router of a layer has chosen for a decode batch. `waited`: total seconds of waiting for files.

@@ -21,7 +21,8 @@ const STAGING_BYTES_WANTED: u64 = 128 << 20;
 /// Factor by which the cache shrinks when the device refuses its memory.
 const SHRINK: f64 = 0.85;
 
-/// Tiers for every device that computes experts, and whether all of the model's experts have slots in them.
+/// Tiers for every device that computes experts, of its layers or of the CPU's large batches, and whether all of the
+/// model's experts have slots in them.
 ///
 /// # Errors
 /// A device lacks memory for a single wave.
@@ -32,16 +33,16 @@ pub(in crate::engine) fn set_up(
 ) -> Result<(Vec<Tier>, bool), OpenError> {
     let shared = &model.shared;
     let options = &shared.options.device;
+    let offloads = |part: &DeviceLayers| part.offloaded.iter().any(|&layer| catalog.layer(layer).is_some());
     let parts: Vec<(&DeviceLayers, Catalog)> = shared
         .placement
         .iter()
-        .filter(|part| !part.experts.is_empty())
         .map(|part| {
             let mut own = catalog.clone();
             own.retain_layers(|layer| part.experts.contains(&layer));
             (part, own)
         })
-        .filter(|(_, catalog)| !catalog.layers.is_empty())
+        .filter(|(part, catalog)| !catalog.layers.is_empty() || offloads(part))
         .collect();
     let bytes: Vec<u64> = parts.iter().map(|(_, catalog)| catalog.bytes(Precision::High)).collect();
     let mut tiers = Vec::new();
@@ -62,6 +63,8 @@ pub(in crate::engine) fn set_up(
         let staging_slot = staging_stride(&catalog.classes);
         let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(1) as u64;
         let staging = (STAGING_BYTES_WANTED / staging_slot).clamp(2 * n_kinds, 8 * n_kinds) as u32;
+        // Layers without slots need staging even where the others need none.
+        let mut staging_min = if offloads(part) { staging } else { 0 };
         let mut input = DevicePlanInput {
             name: part.wrapper.name.clone(),
             free,
@@ -70,7 +73,7 @@ pub(in crate::engine) fn set_up(
             wanted,
             pools: pools.iter().map(|pool| spec(pool, &catalog, staging_slot)).collect(),
             n_expert_used: model.info().n_expert_used,
-            scratch,
+            scratch: scratch + u64::from(staging_min) * staging_slot,
             staging: StagingWish { min: 1, wanted: staging },
             low_share: shared.options.low_share,
         };
@@ -79,8 +82,10 @@ pub(in crate::engine) fn set_up(
             let plan = DevicePlan::new(&input)?;
             let cache = cache_of(model, &catalog, &pools, &plan.pools);
             let classes: Vec<u16> = pools.iter().map(|pool| pool.class).collect();
-            match Memory::allocate(dev, &catalog, &cache, &classes, plan.staging_slots as usize) {
+            let n_staging = plan.staging_slots.max(staging_min);
+            match Memory::allocate(dev, &catalog, &cache, &classes, n_staging as usize) {
                 Ok(memory) => break (plan, cache, memory),
+                Err(refused) if refused.is_staging && n_staging > plan.staging_slots => staging_min /= 2,
                 Err(refused) => ask_for_less(&mut input, &plan, refused)?,
             }
             refusals.push(plan.cache);
@@ -105,9 +110,12 @@ pub(in crate::engine) fn set_up(
             headroom_bytes: plan.headroom,
             ..report
         };
+        let has_layers = !catalog.layers.is_empty();
+        let report = if has_layers { report } else { without_experts(part) };
         let mut tier = Tier::new(dev, cache, memory, report).ok_or_else(|| refused(part))?;
+        (tier.has_layers, tier.offloads) = (has_layers, offloads(part));
         tier.counters.cache_shrunk = n_shrunk;
-        tier.balancer = balancer(model);
+        tier.balancer = balancer(model).filter(|_| has_layers);
         if let CpuHelper::Threads(threads) = options.cpu_helper {
             tier.helper_threads = Some(threads);
         }
