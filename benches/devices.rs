@@ -227,6 +227,9 @@ struct Row {
     /// Bytes of experts that a decoded token copies to the device and reads from files.
     link_bytes: f64,
     file_bytes: f64,
+    /// Median CPU seconds of the host for a layer whose experts are all on the device, from the router's choice to the
+    /// submission of its products: the one time here that is real.
+    hit_layer_host_seconds: f64,
     hits: u64,
     misses: u64,
     helper_experts: u64,
@@ -349,9 +352,15 @@ fn run(args: &Args, shape: &Shape, path: &Path, flags: Option<&str>) -> Result<R
         device_seconds: per_token(decode.report.compute_busy) * depth,
         cpu_seconds: (per_token(decode.row.cpu_seconds) + stock_seconds) * depth,
         link_bytes: per_token(decode.row.link_bytes) * factor * depth,
+        hit_layer_host_seconds: median(decode.report.host_work),
         file_bytes: file_bytes * factor * depth,
         ..decode.row
     })
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds.get(seconds.len() / 2).copied().unwrap_or(0.0)
 }
 
 fn named(flags: &str) -> String {
@@ -392,6 +401,7 @@ impl Measured {
                 host_time: report.host_time - self.report.host_time,
                 copy_busy: report.copy_busy - self.report.copy_busy,
                 compute_busy: report.compute_busy - self.report.compute_busy,
+                host_work: report.host_work[self.report.host_work.len()..].to_vec(),
                 ..report
             },
             row: Row {
@@ -482,12 +492,14 @@ fn main() -> Result<()> {
         for flags in stock.into_iter().chain(flags.map(|flags| Some(*flags))) {
             let name = flags.map_or_else(|| "llama.cpp".to_owned(), named);
             eprintln!("{}: {name}", shape.name);
-            rows.push(run(&args, &shape, &path, flags).unwrap_or_else(|error| Row {
+            let row = run(&args, &shape, &path, flags).unwrap_or_else(|error| Row {
                 shape: shape.name.to_owned(),
                 row: name,
                 error: Some(format!("{error:#}").replace(&format!("{}: ", path.display()), "")),
                 ..Row::default()
-            }));
+            });
+            eprintln!("host, per hit layer: {:.1} µs of real CPU time", 1e6 * row.hit_layer_host_seconds);
+            rows.push(row);
         }
         table(&shape, args.machine, routes.is_some(), &rows);
         all.extend(rows);

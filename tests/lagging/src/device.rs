@@ -41,6 +41,9 @@ pub struct Report {
     /// Times the host waited: for a stream, an event, a synchronous copy, or a result in memory that is not pinned,
     /// where drivers block until it is there.
     pub waits: u64,
+    /// Real CPU seconds of the host's thread from each wait for a stream to the next graph, if no copy of more than 16
+    /// KiB was submitted between them: the host's work where everything is on the device.
+    pub host_work: Vec<f64>,
 }
 
 /// Registers a device with ggml, under a name of its own (`LAG0`, `LAG1`, …).

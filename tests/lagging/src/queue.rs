@@ -8,7 +8,10 @@ use crate::Order;
 use crate::graph::{Captured, Engine};
 use crate::memory::{DeviceMemory, Mapping};
 use crate::schedule::{GraphId, Moment};
-use crate::shared::{Shared, State};
+use crate::shared::{Shared, State, thread_seconds};
+
+/// Router choices, weights and indices have at most so many bytes, experts more.
+const HOST_WORK_COPY_MAX: usize = 16 << 10;
 
 /// An address in device memory.
 pub(crate) struct DeviceAddress {
@@ -87,6 +90,9 @@ impl Shared {
         let seconds = self.copy_seconds(bytes, is_pinned);
         let mut state = self.state();
         state.report.copied_bytes += bytes as u64;
+        if bytes > HOST_WORK_COPY_MAX {
+            state.waited = None;
+        }
         match is_blocking {
             true => state.schedule.blocking_copy(stream, seconds),
             false => state.schedule.copy(stream, seconds),
@@ -124,6 +130,7 @@ impl Shared {
         self.run_until(&mut state, stream, u64::MAX);
         state.report.waits += 1;
         state.schedule.synchronize(stream, self.options().wait_latency);
+        state.waited = Some(thread_seconds());
     }
 
     /// The host waits for a recorded event.

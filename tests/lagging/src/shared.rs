@@ -39,6 +39,8 @@ pub(crate) struct State {
     pub(crate) queues: Queues,
     /// Without its times, which `schedule` has.
     pub(crate) report: Report,
+    /// CPU time of the host's thread at its last wait for a stream, if no large copy was submitted since then.
+    pub(crate) waited: Option<f64>,
     pub(crate) used: u64,
     pub(crate) allocation_bytes_max: u64,
     /// Pinned host memory by address.
@@ -48,6 +50,14 @@ pub(crate) struct State {
     pub(crate) graphs_until_failure: usize,
     pub(crate) fail_graphs: Vec<ggml_status>,
     pub(crate) lost: bool,
+}
+
+/// CPU time of this thread, in seconds: the one clock here that is real.
+pub(crate) fn thread_seconds() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the place is valid.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
 impl State {
@@ -89,6 +99,15 @@ impl Shared {
 
     pub(crate) fn buffer_type(&self) -> ggml_backend_buffer_type_t {
         self.pointers().buffer_type
+    }
+
+    /// The host submits a graph.
+    pub(crate) fn host_worked(&self) {
+        let now = thread_seconds();
+        let mut state = self.state();
+        if let Some(waited) = state.waited.take() {
+            state.report.host_work.push(now - waited);
+        }
     }
 
     pub(crate) fn fault(&self, fault: String) {

@@ -138,6 +138,7 @@ unsafe extern "C" fn graph_compute(backend: ggml_backend_t, graph: *mut llama::g
     // SAFETY: ggml passes a live backend of ours and a live graph, allocated.
     unsafe {
         let Stream { shared, id } = stream(backend);
+        shared.host_worked();
         if let Some(status) = shared.graph_refused() {
             return status;
         }
