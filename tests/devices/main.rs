@@ -7,6 +7,7 @@ mod ahead;
 #[path = "../fixture/mod.rs"]
 mod fixture;
 mod full_host;
+mod launches;
 mod offload;
 mod overlap;
 mod places;

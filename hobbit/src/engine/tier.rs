@@ -33,7 +33,7 @@ use crate::engine::pinned::HostMemory;
 use hobbit_core::cache::{Cache, Lru, SavedCache, SliceState, SlotId};
 use hobbit_core::expert::{Precision, SliceId, SliceKind, Version};
 use hobbit_core::gguf::SliceShape;
-use hobbit_core::load::balance::Balancer;
+use hobbit_core::load::balance::{Balancer, RunningMean};
 use hobbit_core::residency::{Drafts, LayerStep, Selection, Used};
 use hobbit_core::route::{Phase, Rates};
 use hobbit_core::stats::{CacheSlots, DeviceCounters, DeviceReport};
@@ -147,6 +147,9 @@ pub(super) struct Tier {
     before: (u64, u64),
     began: f64,
     pub(super) clock: Clock,
+    /// Seconds per byte of copies, and of the device's products of batches that decode.
+    link: RunningMean,
+    product: RunningMean,
     /// Layers with every expert in the slot of its number: [`Tier::fill`] was called for all, in order.
     pub(super) complete: HashSet<u16>,
     loans: Vec<Loan>,
@@ -188,14 +191,16 @@ impl Tier {
             fence: None,
             counters: DeviceCounters::default(),
             report,
+            has_layers: true,
+            offloads: false,
             balancer: None,
             helper_threads: None,
             unmeasured: LINK_SAMPLE_ALONE,
-            has_layers: true,
-            offloads: false,
             before: (0, 0),
             began: 0.0,
             clock: Clock::of(dev),
+            link: RunningMean::default(),
+            product: RunningMean::default(),
             complete: HashSet::new(),
             loans: Vec::new(),
             pending: None,

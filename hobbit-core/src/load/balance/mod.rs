@@ -81,6 +81,8 @@ pub struct Split {
     pub cpu: Vec<u16>,
     /// End of the step by the model, in seconds; 0 if a cost that counts is unknown.
     pub finish: f64,
+    /// One expert is copied to learn the link's cost: the caller has to measure it, or the next step probes again.
+    pub probes_link: bool,
 }
 
 /// Divides the misses of a step.

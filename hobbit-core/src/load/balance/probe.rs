@@ -91,7 +91,7 @@ impl Balancer {
         }
         let best = best_cut(misses, n_host, &self.costs, device_busy);
         let n_copied = self.probe(misses, best, n_host, device_busy).unwrap_or(best);
-        let split = cut(misses, n_copied, &self.costs, device_busy);
+        let split = Split { probes_link: n_copied > best, ..cut(misses, n_copied, &self.costs, device_busy) };
         for side in [&mut self.link, &mut self.cpu] {
             side.steps = side.steps.saturating_add(1);
             side.elapsed += split.finish;

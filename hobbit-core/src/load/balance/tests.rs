@@ -50,7 +50,7 @@ fn important_experts_are_copied_and_the_rest_is_computed_where_it_is_done_sooner
     ];
     for (mode, sizes, costs, busy, copy, cpu, finish) in cases {
         let found = split(&misses(sizes), costs, *busy, *mode);
-        let expected = Split { copy: copy.to_vec(), cpu: cpu.to_vec(), finish: *finish };
+        let expected = Split { copy: copy.to_vec(), cpu: cpu.to_vec(), finish: *finish, probes_link: false };
         assert_eq!(found, expected, "{mode:?} {sizes:?} {costs:?} busy {busy}");
     }
 }
@@ -62,7 +62,7 @@ fn rows_beyond_four_take_the_cpu_longer_and_the_link_not() {
     assert_eq!([most, second, third].map(|miss| miss.work()), [4 * MIB, 2 * MIB, MIB]);
     let found = split(&[most, second, third], &costs(1.0, 0.5), 0.0, HelperMode::Auto);
     // Two copies take 2 s; one copy would leave 1.5 s to the CPU, none 3.5 s.
-    assert_eq!(found, Split { copy: vec![10], cpu: vec![11, 12], finish: 1.5 });
+    assert_eq!(found, Split { copy: vec![10], cpu: vec![11, 12], finish: 1.5, probes_link: false });
     assert_eq!(split(&[third; 1], &costs(1.0, 0.5), 0.0, HelperMode::Auto).cpu, [12]);
 }
 
@@ -203,4 +203,22 @@ proptest! {
         let least_copied = found.copy.iter().filter(|&&index| of(index).on_host).max();
         prop_assert!(least_copied.is_none_or(|least| found.cpu.iter().all(|index| index > least)));
     }
+}
+
+/// A probe says that it is one, so that it is measured: after that the link is left alone for longer and longer.
+#[test]
+fn probes_that_are_measured_become_rare() {
+    let mut balancer = Balancer::new(costs(9.0, 1.0), HelperMode::Auto);
+    let misses = misses(&[(MIB, true); 8]);
+    let mut at = Vec::new();
+    for step in 0..2000 {
+        let split = balancer.split(&misses, 0.0);
+        assert_eq!((split.copy.len(), split.cpu.len()), if split.probes_link { (1, 7) } else { (0, 8) });
+        balancer.observe_cpu(split.cpu.len() as u64 * MIB, split.cpu.len() as f64);
+        if split.probes_link {
+            at.push(step);
+            balancer.observe_copy(MIB, 9.0);
+        }
+    }
+    assert_eq!(at, []);
 }

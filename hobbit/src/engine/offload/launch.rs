@@ -209,11 +209,39 @@ impl Launch {
     }
 
     /// Multiplies the rows of these experts, whose slices are on the device (or will be before the next submission
-    /// runs).
+    /// runs). `alone`: one by one. If some are outside of slots, all are submitted, because that memory is used again.
+    ///
+    /// # Safety
+    /// As [`Launch::add_products`].
+    pub(super) unsafe fn products(
+        &mut self,
+        routing: &Routing,
+        tier: &mut Tier,
+        products: &[(Product, Weights)],
+        alone: bool,
+    ) -> Result<(), Failed> {
+        for products in products.chunks(if alone { 1 } else { products.len().max(1) }) {
+            // SAFETY: by the caller.
+            unsafe { self.add_products(routing, tier, products)? };
+        }
+        if tier.is_unified() {
+            let mut staged = products.iter().filter(|(product, _)| product.used.row.is_none()).peekable();
+            if staged.peek().is_some() {
+                self.submit(tier)?;
+                tier.used_on_host(&self.stream, staged.map(|(product, _)| product.slice));
+            }
+        } else if products.iter().any(|(_, weights)| matches!(weights, Weights::Single { .. })) {
+            self.submit(tier)?;
+            tier.used(&self.stream, products.iter().map(|(product, _)| product.slice));
+        }
+        Ok(())
+    }
+
+    /// Appends products.
     ///
     /// # Safety
     /// The products and their sources are live, allocated on the device, and computed before.
-    pub(super) unsafe fn products(
+    unsafe fn add_products(
         &mut self,
         routing: &Routing,
         tier: &mut Tier,
@@ -238,16 +266,6 @@ impl Launch {
                     unsafe { self.multiply(tier, routing, &input, &output, weights, form)? };
                 }
             }
-        }
-        if tier.is_unified() {
-            let mut staged = products.iter().filter(|(product, _)| product.used.row.is_none()).peekable();
-            if staged.peek().is_some() {
-                self.submit(tier)?;
-                tier.used_on_host(&self.stream, staged.map(|(product, _)| product.slice));
-            }
-        } else if products.iter().any(|(_, weights)| matches!(weights, Weights::Single { .. })) {
-            self.submit(tier)?;
-            tier.used(&self.stream, products.iter().map(|(product, _)| product.slice));
         }
         Ok(())
     }

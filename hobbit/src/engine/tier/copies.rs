@@ -326,6 +326,10 @@ const LINK_SAMPLE: u32 = 32;
 /// The same if only prefetches use the result.
 pub(super) const LINK_SAMPLE_ALONE: u32 = 256;
 
+/// How many times as long as its product a slice's copy takes at least where slices are submitted together: the
+/// products that then wait for the last copy add at most this part to the time of the copies.
+const LINK_SLOW: f64 = 8.0;
+
 /// Seconds since some moment.
 type Seconds = unsafe extern "C" fn(ggml_backend_dev_t) -> f64;
 /// The host's CPU has multiplied by so many bytes of weights.
@@ -379,20 +383,43 @@ impl Tier {
         self.balancer.is_some() && self.is_divided()
     }
 
-    /// The uploads of a region have been submitted. Some regions' uploads are waited for and timed.
-    pub(in crate::engine) fn measure_link(&mut self) {
+    /// The next uploads of a region are timed.
+    pub(in crate::engine) fn measure_next(&mut self) {
+        self.unmeasured = u32::MAX;
+    }
+
+    /// The uploads of a region have been submitted. Some regions' uploads are waited for and timed; then returns when
+    /// they had ended.
+    pub(in crate::engine) fn measure_link(&mut self) -> Option<f64> {
         let (n, bytes) = (self.counters.uploads - self.before.0, self.counters.uploaded_bytes - self.before.1);
         if n == 0 {
-            return;
+            return None;
         }
         self.unmeasured = self.unmeasured.saturating_add(1);
-        if self.unmeasured >= self.link_sample() {
-            self.unmeasured = 0;
-            self.copy.synchronize();
-            let seconds = self.clock.seconds() - self.began;
-            self.balancer.iter_mut().for_each(|balancer| balancer.observe_copy(bytes / n, seconds / n as f64));
-            self.ahead.iter_mut().for_each(|ahead| ahead.idle.observe_link(bytes, seconds));
+        if self.unmeasured < self.link_sample() {
+            return None;
         }
+        self.unmeasured = 0;
+        self.copy.synchronize();
+        let ended = self.clock.seconds();
+        let seconds = ended - self.began;
+        self.balancer.iter_mut().for_each(|balancer| balancer.observe_copy(bytes / n, seconds / n as f64));
+        self.ahead.iter_mut().for_each(|ahead| ahead.idle.observe_link(bytes, seconds));
+        self.link.add(seconds / bytes as f64);
+        Some(ended)
+    }
+
+    /// The device has multiplied by so many bytes of weights in `seconds`, for a batch that decodes.
+    pub(in crate::engine) fn observe_products(&mut self, bytes: u64, seconds: f64) {
+        if bytes > 0 {
+            self.product.add(seconds / bytes as f64);
+        }
+    }
+
+    /// Whether copies take so much longer than products that nothing is gained by multiplying each slice as it lands:
+    /// those of a stage wait for each other, and are submitted together.
+    pub(in crate::engine) fn is_link_slow(&self) -> bool {
+        self.link.get().zip(self.product.get()).is_some_and(|(link, product)| link >= LINK_SLOW * product)
     }
 
     pub(super) fn link_sample(&self) -> u32 {

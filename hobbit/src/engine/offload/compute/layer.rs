@@ -169,7 +169,9 @@ impl DeviceLayer<'_, '_> {
             unsafe { self.uploads.pump(host, self.tier) };
             self.tier.wait_for_all(&self.offload.launch.stream);
         }
-        self.tier.measure_link();
+        // Products that wait for a file would be timed with it.
+        let is_timed = selection.phase().is_decode() && self.uploads.is_empty();
+        let began = self.tier.measure_link().filter(|_| is_timed);
         let part = Part { used, coming };
         // SAFETY: nodes of a live graph.
         for stage in unsafe { stages(&region) } {
@@ -184,7 +186,17 @@ impl DeviceLayer<'_, '_> {
                 }
             }
         }
-        self.offload.launch.submit(self.tier)
+        self.offload.launch.submit(self.tier)?;
+        if let Some(began) = began {
+            self.offload.launch.synchronize();
+            let slices = part
+                .used
+                .iter()
+                .flat_map(|&used| kinds.iter().map(move |&kind| SliceId { version: step.version(used), kind }));
+            let bytes = slices.map(|slice| host.reads().shape(slice).bytes).sum();
+            self.tier.observe_products(bytes, self.tier.clock.seconds() - began);
+        }
+        Ok(())
     }
 }
 
@@ -320,17 +332,20 @@ impl DeviceLayer<'_, '_> {
                 here.into_iter().partition(|(product, _)| is_coming(product.used.index));
             if !here.is_empty() {
                 // SAFETY: by the caller.
-                unsafe { self.offload.launch.products(routing, self.tier, &here)? };
+                unsafe { self.offload.launch.products(routing, self.tier, &here, false)? };
             }
-            for located in arriving {
-                let slice = located.0.slice;
-                if self.tier.is_arriving(slice) {
+            let is_together = selection.phase().is_decode() && self.tier.is_link_slow();
+            let at_once = if is_together { arriving.len().max(1) } else { 1 };
+            for group in arriving.chunks(at_once) {
+                if group.iter().any(|(product, _)| self.tier.is_arriving(product.slice)) {
                     // The graph built so far must not wait for slices that are still arriving.
                     self.offload.launch.submit(self.tier)?;
                 }
-                self.tier.wait_for(&self.offload.launch.stream, slice);
+                for (product, _) in group {
+                    self.tier.wait_for(&self.offload.launch.stream, product.slice);
+                }
                 // SAFETY: by the caller.
-                unsafe { self.offload.launch.products(routing, self.tier, &[located])? };
+                unsafe { self.offload.launch.products(routing, self.tier, group, true)? };
             }
             let Some(&Product { slice, used, .. }) = pending.first() else { return Ok(()) };
             // The device computes the experts it has while the host waits for others.
@@ -430,6 +445,9 @@ impl DeviceLayer<'_, '_> {
         // An expert of many tokens is likely to be used again, and takes the CPU longer.
         misses.sort_by(|a, b| b.rows.cmp(&a.rows).then(b.score.total_cmp(&a.score)));
         let split = balancer.split(&misses, 0.0);
+        if split.probes_link {
+            self.tier.measure_next();
+        }
         if split.cpu.is_empty() {
             return None;
         }
