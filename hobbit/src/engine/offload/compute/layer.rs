@@ -339,7 +339,7 @@ impl DeviceLayer<'_, '_> {
             for group in arriving.chunks(at_once) {
                 if group.iter().any(|(product, _)| self.tier.is_arriving(product.slice)) {
                     // The graph built so far must not wait for slices that are still arriving.
-                    self.offload.launch.submit(self.tier)?;
+                    self.offload.launch.submit_products(self.tier)?;
                 }
                 for (product, _) in group {
                     self.tier.wait_for(&self.offload.launch.stream, product.slice);
