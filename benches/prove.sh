@@ -20,8 +20,8 @@
 #   report      tables and pictures, from the raw files alone (Python with requirements.txt)
 #
 # Raw results go to $RESULTS (default: benches/results/<machine>/prove), models to $MODELS (default: target/prove, 20
-# GiB). llama.cpp gets as many threads as it is fastest with in a short run of each case: the cores, or twice as many,
-# since those that wait for a page fault need none.
+# GiB). llama.cpp gets as many threads as it is fastest with in a short run in the same memory: the cores, or twice as
+# many, since those that wait for a page fault need none.
 # The disk's read-ahead is $READ_AHEAD_KIB while it runs: 128, which Linux has by default; llama.cpp depends on it. 0
 # leaves it.
 set -euo pipefail
@@ -82,6 +82,20 @@ run() {
     (cd "$models" && "$bin/hobbit-bench" --label "$study" --progress -o jsonl "$@") >> "$results/$study.jsonl"
 }
 
+# fastest FLAGS...: the threads, the cores or twice as many, with which llama.cpp is faster in a short run.
+fastest() {
+    (cd "$models" && "$bin/hobbit-bench" "$@" --baseline-only -t "$cores,$((2 * cores))" -d 64 -p 0 -n 0 -pg 32,8 -r 1 \
+        -o jsonl) |
+        python3 -c 'import json, sys; print(max(map(json.loads, sys.stdin), key=lambda o: o["avg_ts"])["n_threads"])'
+}
+
+# compare STUDY MODEL LIMIT FLAGS...: runs a model on prose beside llama.cpp, in that memory ('' for no limit).
+compare() {
+    local study=$1 place=(-m "$2.gguf" --prompt-file "$prose" ${3:+--limit "$3"})
+    shift 3
+    run "$study" "${place[@]}" -t "$cores" --baseline --baseline-threads "$(fastest "${place[@]}")" "$@"
+}
+
 # limited STUDY LIMITS... -- FLAGS...: the same with limits of study.py: other processes, or a slower disk.
 limited() {
     local study=$1
@@ -98,8 +112,7 @@ papers() {
     begin papers
     shapes
     for name in mixtral phimoe qwen3moe deepseek; do
-        run papers -m "$name.gguf" --prompt-file "$prose" --limit 1.25GiB -t "$cores" --baseline --order AB \
-            --baseline-threads auto -p 0 -n 0 -pg 16,32 -pg 16,128 -pg 128,32 -pg 128,128 -r 1
+        compare papers "$name" 1.25GiB --order AB -p 0 -n 0 -pg 16,32 -pg 16,128 -pg 128,32 -pg 128,128 -r 1
     done
 }
 
@@ -107,8 +120,9 @@ curve() {
     begin curve
     shapes
     for name in mixtral qwen3moe; do
-        run curve -m "$name.gguf" --prompt-file "$prose" --limit 500MiB,750MiB,1GiB,1.5GiB,2GiB,3.25GiB \
-            -t "$cores" --baseline --order AB --baseline-threads auto -d 64 -p 0 -n 32 -r 1
+        for limit in 500MiB 750MiB 1GiB 1.5GiB 2GiB 3.25GiB; do
+            compare curve "$name" "$limit" --order AB -d 64 -p 0 -n 32 -r 1
+        done
     done
 }
 
@@ -147,8 +161,7 @@ experts() {
     begin experts
     for n in 16 32 64 128; do
         model "experts-$n" --preset qwen3moe-bench --layers 4 --experts "$n" --topk $((n / 8)) --ff $((49152 / n))
-        run experts -m "experts-$n.gguf" --prompt-file "$prose" --limit 750MiB -t "$cores" --baseline \
-            --baseline-threads auto -d 64 -p 0 -n 32 -r 1
+        compare experts "experts-$n" 750MiB -d 64 -p 0 -n 32 -r 1
     done
 }
 
@@ -156,8 +169,7 @@ resident() {
     begin resident
     shapes
     for name in mixtral qwen3moe; do
-        run resident -m "$name.gguf" --prompt-file "$prose" --expert-cache 100% -t "$cores" --baseline \
-            --baseline-threads auto -p 128 -n 64 -r 3
+        compare resident "$name" '' --expert-cache 100% -p 128 -n 64 -r 3
     done
 }
 
@@ -188,10 +200,12 @@ contended() {
     begin contended
     shapes
     for name in mixtral qwen3moe; do
-        local common=(-m "$name.gguf" --prompt-file "$prose" -t "$cores" --baseline --baseline-threads auto -p 128 -n 32)
+        local place=(-m "$name.gguf" --prompt-file "$prose") all small
+        all=(--baseline-threads "$(fastest "${place[@]}")" --expert-cache 100% -r 2)
+        small=(--baseline-threads "$(fastest "${place[@]}" --limit 1.25GiB)" --limit 1.25GiB --order AB -r 1)
         for busy in 0 1; do
-            limited contended --busy "$busy" -- "${common[@]}" --expert-cache 100% -r 2
-            limited contended --busy "$busy" -- "${common[@]}" --limit 1.25GiB --order AB -r 1
+            limited contended --busy "$busy" -- "${place[@]}" -t "$cores" --baseline -p 128 -n 32 "${all[@]}"
+            limited contended --busy "$busy" -- "${place[@]}" -t "$cores" --baseline -p 128 -n 32 "${small[@]}"
         done
     done
 }
@@ -200,8 +214,7 @@ startup() {
     begin startup
     shapes
     for name in mixtral phimoe qwen3moe deepseek; do
-        run startup -m "$name.gguf" --prompt-file "$prose" --limit 1.25GiB -t "$cores" --baseline \
-            --baseline-threads auto -p 0 -n 0 -pg 16,1 -r 1 --no-warmup
+        compare startup "$name" 1.25GiB -p 0 -n 0 -pg 16,1 -r 1 --no-warmup
     done
 }
 
@@ -253,7 +266,8 @@ routes() {
     local all=(-m qwen3-30b.gguf --routes routes.trace -t "$cores" -p 0 -n 0 -pg 28,128)
     run routes "${all[@]}" -r 2 --baseline --order AB --variant 'no limit'
     for limit in 6GiB 4GiB 8GiB; do
-        run routes "${all[@]}" -r 1 --limit "$limit" --baseline --order AB --baseline-threads auto
+        run routes "${all[@]}" -r 1 --limit "$limit" --baseline --order AB \
+            --baseline-threads "$(fastest -m qwen3-30b.gguf --routes routes.trace --limit "$limit")"
         # On virtual machines memory that was never touched is slow at first: of three repetitions the later ones tell.
         run routes "${all[@]}" -r 3 --limit "$limit" --variant 'repeated'
         run routes "${all[@]}" -r 3 --limit "$limit" --predictor stacked-gate --variant 'stacked gate'

@@ -10,9 +10,6 @@ use super::host::Host;
 use super::record::{Moment, More, Record, speed};
 use hobbit::stats::efficiency;
 
-/// Maximum points kept of a series.
-const SERIES_MAX: usize = 600;
-
 /// Results and costs of one run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
@@ -183,7 +180,7 @@ fn sum(record: &mut Record, answers: &[&Answer]) {
     record.hobbit_peak_rss = answers.iter().map(|answer| answer.peak_rss).max();
     record.hobbit_load_ns = middle(answers.iter().map(|answer| answer.load_ns).collect());
     record.hobbit_first_token_ns = middle(answers.iter().filter_map(|answer| answer.first_token_ns).collect());
-    record.more.hobbit_series = answers.first().map(|answer| thinned(&answer.series)).unwrap_or_default();
+    record.more.hobbit_series = answers.first().map(|answer| answer.series.clone()).unwrap_or_default();
 
     let drafts = |at: usize| answers.iter().filter_map(|answer| Some(answer.drafts?[at])).reduce(u64::add);
     (record.hobbit_drafted, record.hobbit_accepted) = (drafts(0), drafts(1));
@@ -229,14 +226,6 @@ pub fn ggml_build() -> i32 {
     return ggml_sys::LLAMA_BUILD_NUMBER;
     #[cfg(not(feature = "engine"))]
     0
-}
-
-/// At most `SERIES_MAX` evenly spaced points, with the first and the last.
-fn thinned(series: &[Moment]) -> Vec<Moment> {
-    if series.len() <= SERIES_MAX {
-        return series.to_vec();
-    }
-    (0..SERIES_MAX).map(|n| series[n * (series.len() - 1) / (SERIES_MAX - 1)]).collect()
 }
 
 /// The median; of an even number, the mean of the two middle values.
@@ -329,13 +318,5 @@ mod tests {
             ([answer(1, 1, &[1, 2]), answer(1, 1, &[3, 4])], [answer(1, 1, &[1, 2, 9]), answer(1, 1, &[3, 5])]);
         assert_eq!(equal_logits(&a, &b), (4, 3));
         assert_eq!(equal_logits(&a, &[(Err("killed".into()), Usage::default())]), (0, 0));
-    }
-
-    #[test]
-    fn series_are_thinned_to_their_ends() {
-        let series: Vec<Moment> = (0..5000).map(|t_ns| Moment { t_ns, ..Moment::default() }).collect();
-        let thin = thinned(&series);
-        assert_eq!((thin.len(), thin[0].t_ns, thin[SERIES_MAX - 1].t_ns), (SERIES_MAX, 0, 4999));
-        assert_eq!(thinned(&series[..3]).len(), 3);
     }
 }

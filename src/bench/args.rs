@@ -1,10 +1,8 @@
 //! Command line of `hobbit-bench`. Names and grammar follow llama.cpp's `llama-bench`; flags about expert storage are
 //! hobbit-cli's, and take lists as well.
 
-use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
@@ -125,10 +123,9 @@ pub struct ComparisonArgs {
     /// Order of runs with --baseline: A is hobbit, B llama.cpp, each run in a process of its own
     #[arg(long, value_name = "ORDER", default_value = "ABBA", value_parser = order)]
     pub order: Order,
-    /// Threads of llama.cpp; of several numbers, a short run in the same memory finds the fastest. auto tries the
-    /// number of cores and twice that, since threads that wait for page faults need no core [default: as --threads]
-    #[arg(long, value_name = "auto|N,N,...")]
-    pub baseline_threads: Option<ThreadChoice>,
+    /// Threads of llama.cpp [default: as --threads]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..=512))]
+    pub baseline_threads: Option<i32>,
     /// How llama.cpp loads the model: mmap, none, mlock, mmap+mlock or dio
     #[arg(long, value_name = "MODE", default_value = "mmap",
           value_parser = ["mmap", "none", "mlock", "mmap+mlock", "dio", "auto"])]
@@ -188,47 +185,6 @@ pub enum Who {
 /// Runs in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order(pub Vec<Who>);
-
-/// Maximum threads of llama.cpp.
-const THREADS_MAX: i32 = 512;
-
-/// The value of `--baseline-threads`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ThreadChoice {
-    /// The cores, and twice as many.
-    Auto,
-    /// These numbers; a single one is not tried.
-    Of(Vec<i32>),
-}
-
-impl FromStr for ThreadChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "auto" {
-            return Ok(Self::Auto);
-        }
-        let number = |part: &str| {
-            let n = part.trim().parse().ok().filter(|n| (1..=THREADS_MAX).contains(n));
-            n.ok_or_else(|| format!("'{part}': expected auto, or numbers from 1 to {THREADS_MAX} such as 2,4"))
-        };
-        text.split(',').map(number).collect::<Result<_, _>>().map(Self::Of)
-    }
-}
-
-impl ThreadChoice {
-    /// The candidates on a machine with this many cores.
-    pub fn candidates(&self, cores: usize) -> Vec<i32> {
-        let cores = i32::try_from(cores).unwrap_or(THREADS_MAX).clamp(1, THREADS_MAX);
-        let mut all = match self {
-            Self::Auto => vec![cores, (2 * cores).min(THREADS_MAX)],
-            Self::Of(numbers) => numbers.clone(),
-        };
-        let mut seen = HashSet::new();
-        all.retain(|n| seen.insert(*n));
-        all
-    }
-}
 
 /// Flags whose values may contain commas: repeat them to give several values.
 const WHOLE: &str = "\
@@ -417,14 +373,11 @@ mod tests {
             ("--baseline --baseline-only", "cannot be used with"),
             ("-o xml", "possible values"),
             ("-r 0", "0 is not in"),
-            ("--baseline-threads most", "expected auto, or numbers from 1 to 512"),
-            ("--baseline-threads 513", "expected auto, or numbers from 1 to 512"),
+            ("--baseline-threads 513", "513 is not in 1..=512"),
             ("--np 1", "unexpected argument"),
         ] {
             let error = typed(line).unwrap_err();
             assert!(error.contains(part), "{line}: {error}");
         }
-        let candidates = |text: &str| text.parse::<ThreadChoice>().map(|choice| choice.candidates(2));
-        assert_eq!((candidates("auto"), candidates("4,2,4")), (Ok(vec![2, 4]), Ok(vec![4, 2])));
     }
 }

@@ -5,8 +5,6 @@ use std::fs;
 use std::io::{self, Write};
 use std::ops::{Add, Sub};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,8 +22,8 @@ use hobbit_core::gguf::{ExpertMap, Gguf};
 use hobbit_core::pack::Pack;
 use hobbit_core::store::{self, StoreKind, measure_random_read, probe};
 
-/// Interval between samples of the process.
-const LOOK: Duration = Duration::from_millis(100);
+/// Samples of the process in a run.
+const LOOKS: u64 = 300;
 
 /// Runs the task.
 pub fn run(task: &Task) -> Result<Answer> {
@@ -39,14 +37,15 @@ pub fn run(task: &Task) -> Result<Answer> {
     let mut engine = open(task)?;
     let engine = &mut *engine;
     let mut answer = Answer { load_ns: ns_since(began), ..Answer::default() };
-    let watch = Watch::start(began);
+    let n_tokens = task.case.test.n_tokens() as u64 * u64::from(task.reps);
+    let mut watch = Watch { began, every: n_tokens.div_ceil(LOOKS), tokens: 0, series: Vec::new() };
     let tokens = Tokens::of(task, engine)?;
     thread::sleep(Duration::from_secs(task.delay));
     if task.warmup {
-        warm_up(task, engine, &tokens, &watch)?;
+        warm_up(task, engine, &tokens, &mut watch)?;
     }
     // Returns the evaluation's nanoseconds.
-    let evaluate = |engine: &mut dyn Engine, tokens: &[Token], answer: &mut Answer| -> Result<u64> {
+    let evaluate = |engine: &mut dyn Engine, tokens: &[Token], answer: &mut Answer, watch: &mut Watch| -> Result<u64> {
         let started = Instant::now();
         engine.feed(tokens)?;
         let ns = ns_since(started);
@@ -60,25 +59,26 @@ pub fn run(task: &Task) -> Result<Answer> {
         let parts = tokens.rep(rep);
         engine.clear();
         if !parts.depth().is_empty() {
-            evaluate(engine, parts.depth(), &mut answer)?;
+            evaluate(engine, parts.depth(), &mut answer, &mut watch)?;
         }
         let (bytes_before, before) = (disk_bytes()?, engine.stats());
         let mut measured = Rep::default();
         if !parts.prompt().is_empty() {
-            measured.prompt_ns = evaluate(engine, parts.prompt(), &mut answer)?;
+            measured.prompt_ns = evaluate(engine, parts.prompt(), &mut answer, &mut watch)?;
             note_logits(task, engine, &mut answer);
         }
         let n_given = if task.case.generates() { 1 } else { usize::MAX };
         for token in parts.singles().chunks(1).take(n_given) {
-            measured.steps_ns.push(evaluate(engine, token, &mut answer)?);
+            measured.steps_ns.push(evaluate(engine, token, &mut answer, &mut watch)?);
             note_logits(task, engine, &mut answer);
         }
         let (mut last, steps_ns) = (Instant::now(), &mut measured.steps_ns);
         let n_left = parts.singles().len() - steps_ns.len();
         if n_left > 0 {
             engine.generate(n_left, &mut || {
-                steps_ns.push(ns_since(std::mem::replace(&mut last, Instant::now())));
+                steps_ns.push(ns_since(last));
                 watch.add(1);
+                last = Instant::now();
             })?;
         }
         answer.disk_bytes += disk_bytes()? - bytes_before;
@@ -94,7 +94,8 @@ pub fn run(task: &Task) -> Result<Answer> {
             }
         }
     }
-    answer.series = watch.stop();
+    watch.look();
+    answer.series = watch.series;
     answer.stops_ns = engine.stops_ns()?;
     answer.peak_rss = Footprint::now().map_or(0, |now| now.peak_rss);
     // Devices last: the query registers hobbit's with ggml.
@@ -117,7 +118,7 @@ fn began(task: &Task) -> Instant {
 
 /// As llama-bench: the prompt once, then one token. Without a limit, first load everything that fits, so that the
 /// timed repetitions do not pay for first accesses.
-fn warm_up(task: &Task, engine: &mut dyn Engine, tokens: &Tokens, watch: &Watch) -> Result<()> {
+fn warm_up(task: &Task, engine: &mut dyn Engine, tokens: &Tokens, watch: &mut Watch) -> Result<()> {
     // Use a piece behind the measured ones: a text that was just evaluated would be cached.
     let parts = tokens.rep(task.first_rep + task.reps);
     if task.case.limit.is_none() {
@@ -164,52 +165,29 @@ fn with_devices(about: Record) -> Result<Record> {
     })
 }
 
-/// Samples the process at intervals.
+/// Samples the process each time so many tokens have been evaluated.
 struct Watch {
-    tokens: Arc<AtomicU64>,
-    is_over: Arc<AtomicBool>,
-    thread: thread::JoinHandle<Vec<Moment>>,
+    began: Instant,
+    every: u64,
+    tokens: u64,
+    series: Vec<Moment>,
 }
 
 impl Watch {
-    /// Starts sampling.
-    fn start(began: Instant) -> Self {
-        let (tokens, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (count, end) = (Arc::clone(&tokens), Arc::clone(&is_over));
-        let thread = thread::spawn(move || {
-            let mut series = Vec::new();
-            loop {
-                let is_last = end.load(Ordering::Acquire);
-                if let Some(now) = Footprint::now() {
-                    series.push(Moment {
-                        t_ns: ns_since(began),
-                        rss: now.rss,
-                        anon: now.anon,
-                        heap: heap_bytes(),
-                        fds: now.fds,
-                        threads: now.threads,
-                        tokens: count.load(Ordering::Relaxed),
-                    });
-                }
-                if is_last {
-                    return series;
-                }
-                thread::park_timeout(LOOK);
-            }
-        });
-        Self { tokens, is_over, thread }
-    }
-
     /// Adds evaluated tokens.
-    fn add(&self, n: usize) {
-        self.tokens.fetch_add(n as u64, Ordering::Relaxed);
+    fn add(&mut self, n: usize) {
+        let before = self.tokens / self.every;
+        self.tokens += n as u64;
+        if self.tokens / self.every > before {
+            self.look();
+        }
     }
 
-    /// Takes a last sample and stops.
-    fn stop(self) -> Vec<Moment> {
-        self.is_over.store(true, Ordering::Release);
-        self.thread.thread().unpark();
-        self.thread.join().unwrap_or_default()
+    fn look(&mut self) {
+        if let Some(Footprint { rss, anon, fds, .. }) = Footprint::now() {
+            let (t_ns, heap) = (ns_since(self.began), heap_bytes());
+            self.series.push(Moment { t_ns, rss, anon, heap, fds, tokens: self.tokens });
+        }
     }
 }
 
@@ -222,8 +200,6 @@ struct Footprint {
     peak_rss: u64,
     /// Anonymous memory of the resident set in bytes.
     anon: u64,
-    /// Threads.
-    threads: u32,
     /// Open file descriptors.
     fds: u32,
 }
@@ -241,7 +217,6 @@ impl Footprint {
             rss: field("VmRSS")? << 10,
             peak_rss: field("VmHWM")? << 10,
             anon: field("RssAnon").unwrap_or(0) << 10,
-            threads: field("Threads").unwrap_or(0) as u32,
             fds: fds.saturating_sub(1), // Looking opens one.
         })
     }
@@ -322,7 +297,7 @@ mod tests {
     #[test]
     fn this_process() {
         let now = Footprint::now().unwrap();
-        assert!(now.rss > 0 && now.peak_rss >= now.rss && now.threads > 0 && now.fds < 10_000, "{now:?}");
+        assert!(now.rss > 0 && now.peak_rss >= now.rss && now.fds < 10_000, "{now:?}");
         assert!(disk_bytes().unwrap() <= disk_bytes().unwrap());
         assert!(heap_bytes().is_none_or(|bytes| bytes > 0));
     }

@@ -169,8 +169,6 @@ pub struct More {
     pub hobbit_prompt_ns: Vec<u64>,
     /// Time of each repetition's single tokens.
     pub hobbit_decode_ns: Vec<u64>,
-    /// Short runs that chose llama.cpp's number of threads; empty if the number was given.
-    pub hobbit_threads_tried: Vec<Tried>,
     /// Time of every single token, in order.
     pub hobbit_steps_ns: Vec<u64>,
     pub hobbit_series: Vec<Moment>,
@@ -198,25 +196,8 @@ pub struct Moment {
     /// Bytes allocated by malloc; `None` if unknown.
     pub heap: Option<u64>,
     pub fds: u32,
-    pub threads: u32,
     /// Tokens evaluated so far.
     pub tokens: u64,
-}
-
-/// A short run with one number of threads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Tried {
-    pub threads: i32,
-    /// Tokens per second, prompt and single tokens together; `None` if the run failed.
-    pub tokens_per_second: Option<f64>,
-}
-
-impl Tried {
-    /// The result of `tokens` in `ns`.
-    pub fn new(threads: i32, tokens: u64, ns: u64) -> Self {
-        Self { threads, tokens_per_second: speed(tokens, ns) }
-    }
 }
 
 /// Tokens per second; `None` if nothing was evaluated.

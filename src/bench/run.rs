@@ -11,11 +11,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::answer::{Run, answers, equal_logits, ggml_build, record};
 use super::args::{self, Format, Typed, Who};
-use super::case::{Case, Source, Task, Test, cases, check_files};
+use super::case::{Case, Source, Task, cases, check_files};
 use super::child::random_reads;
 use super::host::Host;
 use super::print::{Printer, Shown};
-use super::record::{Record, Tried};
+use super::record::Record;
 use super::{child, start};
 use crate::devices;
 use crate::download;
@@ -144,8 +144,6 @@ struct Bench<'a> {
     bar: ProgressBar,
     /// The model whose disk was measured last, the memory limit, and the bandwidth.
     disk: Option<(PathBuf, Option<u64>, f64)>,
-    /// Trials so far that chose llama.cpp's number of threads.
-    trials: Vec<(Case, Vec<Tried>)>,
 }
 
 /// The source of tokens.
@@ -167,16 +165,15 @@ impl<'a> Bench<'a> {
         let bar = if is_quiet { ProgressBar::hidden() } else { ProgressBar::new(n_runs) };
         let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} runs, {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        Self { typed, source: source(typed), order, n_cases, bar, disk: None, trials: Vec::new() }
+        Self { typed, source: source(typed), order, n_cases, bar, disk: None }
     }
 
     fn case(&mut self, number: usize, case: &Case) -> Result<Vec<Record>> {
         let host = Host::describe(&case.model);
         let test_time = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
-        let tried = self.tried(case)?;
         let mut runs: [Vec<Run>; 2] = Default::default();
         for &who in &self.order {
-            let task = self.task(case, who, &tried, runs[who as usize].len() as u32);
+            let task = self.task(case, who, runs[who as usize].len() as u32);
             let name = if who == Who::Stock { "llama.cpp" } else { "hobbit" };
             self.say(&format!("benchmark {}/{}: {}, {name}", number + 1, self.n_cases, case.test.name()));
             // A run that was killed or failed would fail again.
@@ -192,19 +189,14 @@ impl<'a> Bench<'a> {
             if runs.is_empty() {
                 continue;
             }
-            let mut record = record(&self.task(case, who, &tried, 0), &host, self.bandwidth(case, runs)?, runs);
+            let mut record = record(&self.task(case, who, 0), &host, self.bandwidth(case, runs)?, runs);
             let output = &self.typed.bench.output;
             record.hobbit_label.clone_from(&output.label);
             record.hobbit_variant.clone_from(&output.variant);
             record.test_time.clone_from(&test_time);
-            if who == Who::Stock {
-                record.more.hobbit_threads_tried.clone_from(&tried);
-                if let Some(ns) = record.more.hobbit_stops_ns {
-                    let ms = ns.max(0) as f64 / 1e6;
-                    tell(format_args!(
-                        "note: stopping behind every router (--routes) costs llama.cpp {ms:.2} ms a token"
-                    ));
-                }
+            if let (Who::Stock, Some(ns)) = (who, record.more.hobbit_stops_ns) {
+                let ms = ns.max(0) as f64 / 1e6;
+                tell(format_args!("note: stopping behind every router (--routes) costs llama.cpp {ms:.2} ms a token"));
             }
             if self.typed.bench.comparison.baseline {
                 (record.hobbit_logits_compared, record.hobbit_logits_equal) = (Some(logits.0), Some(logits.1));
@@ -220,43 +212,11 @@ impl<'a> Bench<'a> {
         Ok(records)
     }
 
-    /// Short runs of llama.cpp with each requested number of threads, if it takes part and there is a choice.
-    fn tried(&mut self, case: &Case) -> Result<Vec<Tried>> {
-        let candidates = self.candidates();
-        if !self.order.contains(&Who::Stock) || candidates.len() < 2 {
-            return Ok(Vec::new());
-        }
-        let short = Case { test: trial(case.test), ..case.clone() };
-        if let Some((_, tried)) = self.trials.iter().find(|(known, _)| *known == short) {
-            return Ok(tried.clone());
-        }
-        let mut tried = Vec::new();
-        for threads in candidates {
-            let case = Case { threads, ..short.clone() };
-            let task = Task { case, reps: 1, with_hashes: false, ..self.task(&short, Who::Stock, &[], 0) };
-            self.say(&format!("{}, llama.cpp on {threads} threads, a trial", task.case.test.name()));
-            let (outcome, _) = start::run(&task)?;
-            let reps = outcome.iter().flat_map(|answer| &answer.reps);
-            let ns = reps.map(|rep| rep.prompt_ns + rep.steps_ns.iter().sum::<u64>()).sum();
-            let n_tokens = u64::from(short.test.n_prompt) + u64::from(short.test.n_gen);
-            tried.push(Tried::new(threads, n_tokens, ns));
-        }
-        self.trials.push((short, tried.clone()));
-        Ok(tried)
-    }
-
-    fn candidates(&self) -> Vec<i32> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let choice = self.typed.bench.comparison.baseline_threads.as_ref();
-        choice.map(|choice| choice.candidates(cores)).unwrap_or_default()
-    }
-
-    fn task(&self, case: &Case, who: Who, tried: &[Tried], run: u32) -> Task {
+    fn task(&self, case: &Case, who: Who, run: u32) -> Task {
         let (test, comparison) = (&self.typed.bench.test, &self.typed.bench.comparison);
         let mut case = case.clone();
         if who == Who::Stock {
-            let given = || self.candidates().first().copied();
-            case.threads = fastest(tried).or_else(given).unwrap_or(case.threads);
+            case.threads = comparison.baseline_threads.unwrap_or(case.threads);
         }
         Task {
             who,
@@ -295,38 +255,5 @@ impl<'a> Bench<'a> {
                 Ok(Some(speed))
             }
         }
-    }
-}
-
-/// Tokens of a trial, in the context, prompt and decoded: enough to separate the candidates.
-const TRIAL: Test = Test { n_prompt: 32, n_gen: 8, n_depth: 64 };
-
-/// The fastest number; on a tie, the first.
-fn fastest(tried: &[Tried]) -> Option<i32> {
-    let speed = |one: &Tried| one.tokens_per_second.unwrap_or(0.0);
-    // On a tie `max_by` takes the last.
-    tried.iter().rev().max_by(|a, b| speed(a).total_cmp(&speed(b))).map(|one| one.threads)
-}
-
-/// The trial for a test.
-fn trial(test: Test) -> Test {
-    Test {
-        n_prompt: test.n_prompt.min(TRIAL.n_prompt),
-        n_gen: test.n_gen.min(TRIAL.n_gen),
-        n_depth: test.n_depth.min(TRIAL.n_depth),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_fastest_number_of_threads_wins() {
-        let tried = |threads, speed| Tried { threads, tokens_per_second: speed };
-        assert_eq!(fastest(&[tried(2, Some(3.0)), tried(4, Some(5.0)), tried(8, Some(5.0))]), Some(4));
-        assert_eq!(fastest(&[tried(2, None), tried(4, Some(0.1))]), Some(4), "the other was killed");
-        assert_eq!((fastest(&[tried(2, None), tried(4, None)]), fastest(&[])), (Some(2), None));
-        assert_eq!(Tried::new(2, 40, 4_000_000_000), tried(2, Some(10.0)));
     }
 }

@@ -3,12 +3,11 @@
 mod low;
 mod mixes;
 pub mod norms;
-mod paths;
 mod sensitivity;
 mod table;
 pub mod text;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 use hobbit::options::{LowSource, PrecisionMode, RoutingOptions};
@@ -17,10 +16,12 @@ use hobbit_core::files::Kind;
 use hobbit_core::gguf::GgmlType;
 use hobbit_core::pack::imatrix::Imatrix;
 use hobbit_core::plan::{Budget, ExpertCache};
+use hobbit_core::predict::{PathBatches, PathLimits, PathTableBuilder};
 use hobbit_core::profile::{
-    ChosenThresholds, FORMAT, MeasuredMix, Mixes, ModelId, Profile, TextId, Uses, VERSION, in_percent,
+    ChosenThresholds, FORMAT, MeasuredMix, Mixes, ModelId, Profile, TextId, Uses, VERSION, in_percent, write_path_table,
 };
 use hobbit_core::route::{Shares, fit};
+use hobbit_programs::output::tell;
 
 use crate::shared::{Opened, RunArgs, check_files, dtype, emit, percent, quiet_llama_cpp, threads};
 use low::{LowVersions, Source};
@@ -35,14 +36,13 @@ Examples:
   gguf-tools profile model.gguf --text some.txt --max-loss 1% --low q2_k -o model.profile.json
   gguf-tools profile model.gguf --text some.txt --max-loss 1% --no-widths --expert-cache 25%,50% -o model.profile.json
   gguf-tools profile model.hobbit.gguf --text some.txt --max-loss 1% --no-widths -o model.hobbit.profile.json
-  gguf-tools profile model.gguf --text some.txt --tokens 20000 --no-widths --path-table model.paths
-  gguf-tools profile model.gguf --from-trace chats.trace --path-table model.paths")]
+  gguf-tools profile model.gguf --text some.txt --tokens 20000 --no-widths --path-table model.paths")]
 pub struct Args {
     /// Model; of a split model, any shard
     file: PathBuf,
     /// Text to measure on, as similar as possible to the model's use
-    #[arg(long, value_name = "FILE", required_unless_present = "from_trace")]
-    text: Option<PathBuf>,
+    #[arg(long, value_name = "FILE")]
+    text: PathBuf,
     /// Tokens of the text to use
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     tokens: u32,
@@ -70,8 +70,10 @@ pub struct Args {
     /// Leave sensitivities out: one run over the text, for thresholds and the path table
     #[arg(long, conflicts_with = "widths")]
     no_widths: bool,
-    #[command(flatten)]
-    paths: paths::Args,
+    /// Write a path table for --predictor path-table: counts of the experts that follow those of the two layers before.
+    /// More --tokens make a better table
+    #[arg(long, value_name = "FILE")]
+    path_table: Option<PathBuf>,
     /// Importance matrix made by llama-imatrix
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
@@ -131,22 +133,16 @@ impl Run {
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     quiet_llama_cpp();
-    let (trace, table) = (args.paths.from_trace.as_ref(), args.paths.path_table.as_ref());
     let low = args.low.as_ref().map(PathBuf::from);
-    let text = args.text.as_ref();
-    let inputs =
-        [("--text", text), ("--from-trace", trace), ("--imatrix", args.imatrix.as_ref()), ("--low", low.as_ref())];
-    let outputs = [(("--output", args.run.output.as_ref()), Kind::Json), (("--path-table", table), Kind::PathTable)];
-    check_files(&args.file, &inputs, &outputs)?;
-    if let (Some(trace), Some(path)) = (trace, table) {
-        return paths::write(path, &paths::of_trace(&args.file, trace)?);
-    }
-    let profile = profile(&args, text.context("--text FILE is missing; give a text to measure on")?)?;
+    let inputs = [("--text", Some(&args.text)), ("--imatrix", args.imatrix.as_ref()), ("--low", low.as_ref())];
+    let table = (("--path-table", args.path_table.as_ref()), Kind::PathTable);
+    check_files(&args.file, &inputs, &[(("--output", args.run.output.as_ref()), Kind::Json), table])?;
+    let profile = profile(&args)?;
     emit(args.run.output.as_deref(), args.run.json, profile.to_json(), table::Table(&profile))
 }
 
-fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
-    let opened = Opened::of(&args.file)?;
+fn profile(args: &Args) -> anyhow::Result<Profile> {
+    let (text_file, opened) = (&args.text, Opened::of(&args.file)?);
     let (gguf, map) = (&opened.gguf, &opened.map);
     ensure!(
         args.no_widths || !opened.is_pack(),
@@ -186,10 +182,17 @@ fn profile(args: &Args, text_file: &Path) -> anyhow::Result<Profile> {
     };
     let runs: Vec<Run> = args.expert_cache.iter().map(run).collect::<anyhow::Result<_>>()?;
     let first = runs.first().context("--expert-cache: give a size, or 25%")?;
-    let mut batches = args.paths.path_table.as_ref().map(|_| paths::batches(model.predict_shape()));
+    let mut batches = args
+        .path_table
+        .as_ref()
+        .map(|_| PathBatches::new(PathTableBuilder::new(model.predict_shape(), PathLimits::default())));
     let (perplexity, uses) = text::observe(model, &text, context, first.threads, batches.as_mut())?;
-    if let (Some(path), Some(mut batches)) = (&args.paths.path_table, batches) {
-        paths::write(path, &batches.build())?;
+    if let (Some(path), Some(mut batches)) = (&args.path_table, batches) {
+        let table = batches.build();
+        write_path_table(path, &table)?;
+        let (n_pairs, n_layers, n_tokens) = (table.n_pairs(), table.n_layers(), table.n_tokens());
+        let path = path.display();
+        tell(format_args!("{path}: {n_pairs} pairs of expert sets in {n_layers} layers, of {n_tokens} tokens"));
     }
 
     let mut profile = Profile {

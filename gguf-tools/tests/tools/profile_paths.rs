@@ -1,7 +1,7 @@
 //! `profile --path-table`, and predictions from the table in a file and in a pack.
 
 use hobbit::options::Prefetch;
-use hobbit::{BatchToken, CachingOptions, Model, ModelOptions, SessionOptions};
+use hobbit::{CachingOptions, Model, ModelOptions, SessionOptions};
 use hobbit_core::pack::Pack;
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::predict::PredictorKind;
@@ -98,40 +98,6 @@ fn a_profiled_table_predicts_from_a_file_and_from_a_pack() {
     assert!(fs::read(&again).unwrap() == fs::read(&demo).unwrap());
 }
 
-/// A trace of the same text in the same batches gives the same table.
-#[test]
-fn a_trace_makes_the_same_table() {
-    hobbit::set_log(|_, _| ());
-    let dir = tempfile::tempdir().unwrap();
-    let [table, trace, counted, pack] =
-        ["a.paths", "a.trace", "b.paths", "pack.gguf"].map(|name| dir.path().join(name));
-    profiled(&table);
-    let demo = demo();
-    let model = Model::open(&demo, &ModelOptions { trace: Some(trace.clone()), ..options() }).unwrap();
-    let tokens = model.tokenize(fs::read_to_string(prose()).unwrap(), false, false).unwrap();
-    let mut session = session(&model);
-    for window in tokens[..N_TOKENS.0].chunks(CONTEXT.0) {
-        session.reset();
-        let entry = |(position, &token)| BatchToken { token, position, sequence: 0, logits: true };
-        session.evaluate(&(0..).zip(window).map(entry).collect::<Vec<_>>()).unwrap();
-    }
-    // The trace is complete after the model is dropped.
-    drop((session, model));
-    let count = ["profile", word(&demo), "--from-trace", word(&trace), "--path-table", word(&counted)];
-    succeed(&count);
-    assert_eq!(read_path_table(&counted).unwrap(), read_path_table(&table).unwrap());
-
-    let other = synthesise(&dir.path().join("other.gguf"), &small_spec());
-    let of_other = ["profile", word(&other), "--from-trace", word(&trace), "--path-table", word(&counted)];
-    refused(1, &of_other, "a.trace: recorded of demo.gguf, whose layers and experts are not those of");
-    refused(1, &["pack", word(&other), "-o", word(&pack), "--path-table", word(&table)], "other.gguf: path table");
-    refused(2, &["pack", word(&other), "-o", word(&counted), "--force"], "is no GGUF");
-    refused(2, &count[..4], "--path-table");
-    refused(2, &["profile", word(&demo), "--path-table", word(&counted)], "--text");
-    refused(2, &[&count[..], &["--text", "some.txt"]].concat(), "--text");
-    assert_eq!(read_path_table(&counted).unwrap(), read_path_table(&table).unwrap());
-}
-
 #[test]
 fn a_table_that_cannot_be_used_is_refused_with_a_remedy() {
     hobbit::set_log(|_, _| ());
@@ -149,6 +115,9 @@ fn a_table_that_cannot_be_used_is_refused_with_a_remedy() {
     let parts = ["a.paths: path table: number of layers with experts: found 6, expected 3"];
     fault(&other, Some(&table), &parts);
 
+    refused(1, &["pack", word(&other), "-o", word(&pack), "--path-table", word(&table)], "other.gguf: path table");
+    refused(2, &["profile", word(&demo), "--path-table", word(&none)], "--text");
+    refused(2, &["pack", word(&other), "-o", word(&table), "--force"], "is no GGUF");
     succeed(&["pack", word(&demo), "-o", word(&pack), "--path-table", word(&table)]);
     let inside = Pack::open(&pack).unwrap().raw.tensor("hobbit.paths").unwrap().extent;
     for (file, at) in [(&table, 100), (&pack, inside.offset as usize + 100)] {
