@@ -54,8 +54,6 @@ pub struct HiArgs {
     pub is_demo: bool,
     pub model_options: ModelOptions,
     pub session_options: SessionOptions,
-    /// Whether hobbit chooses the ubatch by the prompt's length and the available memory.
-    pub chooses_ubatch: bool,
     pub sampling: SamplingOptions,
     pub speculation: Option<SpeculationOptions>,
     /// The schema from which the grammar was made, if any: a chat template knows in which part of an answer it
@@ -157,7 +155,6 @@ impl HiArgs {
         }
         let until_full = predict == Some(-2);
         let escape = low.prompt.text.escape.0;
-        let chooses_ubatch = low.context.ubatch_size.0.is_none();
         let mut session = session(&low.context, &low.rope, until_full);
         let speculation = low.speculation.options();
         // Each draft's logits are wanted, and those of the token before.
@@ -178,7 +175,6 @@ impl HiArgs {
             is_demo,
             model_options: of_model(&low.model, experts),
             session_options: session,
-            chooses_ubatch,
             sampling: sampling(low.sampling, json_schema.as_ref(), escape, around)?,
             speculation,
             json_schema: json_schema.map(|(_, schema)| schema),
@@ -344,7 +340,7 @@ pub fn session(context: &ContextArgs, rope: &RopeArgs, until_full: bool) -> Sess
     SessionOptions {
         n_ctx: context.ctx_size,
         n_batch: context.batch_size,
-        n_ubatch: context.ubatch_size.0.unwrap_or(SessionOptions::default().n_ubatch),
+        n_ubatch: context.ubatch_size,
         n_outputs_max: 1,
         rollback: 0,
         n_seq_max: 1,

@@ -29,7 +29,7 @@ use super::output::{is_closed_pipe, write_json};
 use super::progress::bar;
 use super::prompt_cache::PromptCache;
 use super::report::{self, Closing};
-use super::resolve::{self, Bytes, HiArgs, Surroundings};
+use super::resolve::{self, HiArgs, Surroundings};
 use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
 use super::{completion, conversation, saved};
@@ -91,12 +91,10 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         true => None,
         false => Some(completion::text(args, &Process, log, &ctrl_c)?),
     };
-    let wider = wider_ubatch(args, &model, given.as_ref().map(|(prompt, _)| prompt))?;
-    let n_ubatch = wider.unwrap_or(args.session_options.n_ubatch);
     // A single prompt goes back to nothing, unless a file keeps its state.
     let goes_back = args.prompt_cache.is_some() || given.is_none() && !args.chat.single_turn.0;
     let checkpoints = if goes_back { args.session_options.checkpoints } else { 0 };
-    let session_options = SessionOptions { n_ubatch, checkpoints, ..args.session_options.clone() };
+    let session_options = SessionOptions { checkpoints, ..args.session_options.clone() };
     let session = ctrl_c.during(|| model.session(&session_options));
     let mut session = session.map_err(|error| beside_draft(error.into()))?;
     if ctrl_c.was_pressed() {
@@ -104,10 +102,6 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
     }
     let projector = media::open(&model, projector.as_ref(), log)?;
     describe(&model, &session, args.is_demo, &args.model_options, log);
-    if let Some(n) = wider {
-        let why = "experts are read less often; results differ in the last bits from -ub 512";
-        log.line(Level::Info, format!("note: the prompt is computed {n} tokens at once: {why}"));
-    }
     speculate(&mut session, args.speculation.as_ref(), log)?;
     warn_of_training(&model, &args.session_options, 1, log);
     warn_of_shift(&session, args.session_options.context_shift, log);
@@ -167,14 +161,6 @@ fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
         ended?;
     }
     Ok(status)
-}
-
-/// Prompt tokens to compute at once, if the user left the choice and a wider ubatch than the default helps.
-fn wider_ubatch(args: &HiArgs, model: &Model, prompt: Option<&Bytes>) -> Result<Option<u32>> {
-    let Some(text) = prompt.or(args.prompt.as_ref()).filter(|_| args.chooses_ubatch) else { return Ok(None) };
-    let n_prompt = model.tokenize(&text.0, true, true)?.len();
-    let usual = args.session_options.n_ubatch;
-    Ok(Some(model.ubatch_for(n_prompt, &args.session_options)).filter(|n| *n > usual))
 }
 
 /// Whether another seed may change the text.

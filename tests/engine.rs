@@ -17,7 +17,6 @@ use hobbit_core::predict::PredictorKind;
 
 use crate::fixture::cli::demo_model;
 use crate::fixture::script::bits;
-use crate::fixture::stores::AtOnce;
 use crate::fixture::{demo_tokens, write};
 
 fn open(path: &Path, cache: ExpertCache) -> Model {
@@ -250,35 +249,6 @@ fn layers_of_multi_token_prediction_change_nothing() {
         });
         assert!(logits[0] == logits[1], "{arch}");
     }
-}
-
-/// A hash layer's experts follow from the token, so they have come when its step begins.
-#[test]
-fn experts_known_from_a_token_are_read_ahead() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = write(dir.path(), &Spec { experts: 32, topk: 4, ff: 64, ..Spec::tiny("deepseek4") });
-    let run = |prefetch: Prefetch| {
-        let caching = CachingOptions { prefetch, ..CachingOptions::default() };
-        let options = ModelOptions { expert_cache: ExpertCache::Percent(25.0), caching, ..ModelOptions::default() };
-        let model = Model::open_with_store(&path, &options, AtOnce::wrap).unwrap();
-        let mut session = model.session(&settings()).unwrap();
-        let mut feed = |token| {
-            session.feed(&[token]).unwrap();
-            bits(session.logits(0).unwrap())
-        };
-        let logits: Vec<_> = (0..24).map(|at| feed(at * 7919 % 509)).collect();
-        let stats = session.stats();
-        let misses: Vec<u64> = stats.layers.iter().map(|layer| layer.misses).collect();
-        (logits, misses, stats.token_routed)
-    };
-    let (ahead, misses, report) = run(Prefetch::Auto);
-    let (on_demand, misses_before, no_report) = run(Prefetch::Off);
-    assert!(ahead == on_demand);
-    assert!(misses[..2] == [0, 0] && misses_before[..2].iter().all(|n| *n > 24), "{misses:?} {misses_before:?}");
-    assert_eq!(misses[2..], misses_before[2..], "other layers are left alone");
-    let report = report.unwrap();
-    assert_eq!((report.issued, report.useful, report.late), (misses_before[0] + misses_before[1], report.issued, 0));
-    assert_eq!(no_report, None);
 }
 
 /// Going back to the first tokens of a context is as if nothing had ever followed, wherever a sliding window has moved

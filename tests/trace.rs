@@ -180,7 +180,7 @@ fn with_predictor(predictor: PredictorKind, prefetch: Prefetch, path: &Path) -> 
 #[test]
 fn a_trace_has_predictions_for_every_layer_in_reach() {
     let dir = tempfile::tempdir().unwrap();
-    for predictor in [PredictorKind::StackedGate, PredictorKind::CrossLayer, PredictorKind::Previous] {
+    for predictor in [PredictorKind::StackedGate, PredictorKind::CrossLayer] {
         let path = dir.path().join(format!("{predictor}.trace"));
         let (_, stats) = run_with_stats(&with_predictor(predictor, Prefetch::Off, &path));
         let recording = Recording::open(&path).unwrap();
@@ -192,14 +192,12 @@ fn a_trace_has_predictions_for_every_layer_in_reach() {
         // Nothing was read ahead: the replay counts alike.
         let total = replay(&recording, &Config::recorded(&recording).unwrap(), &mut |_, _, _| ()).unwrap().total();
         assert_eq!((total.hits, total.n_misses()), (stats.total().hits, stats.total().misses), "{predictor}");
-        // Routers are known once their layer has run, the token before once there was one.
+        // Routers are known once their layer has run.
         for batch in recording.batches().skip(1) {
             for (at, layer) in batch.layers.iter().enumerate() {
                 let of = |distance| layer.predictions.iter().filter(|own| own.distance == distance).count();
-                let per_layer = if predictor == PredictorKind::Previous { 2 } else { 8 };
-                let expected = [1, 2, 3].map(|d| if at + d < batch.layers.len() { per_layer } else { 0 });
-                let is_new = predictor == PredictorKind::Previous && of(1) + of(2) + of(3) == 0;
-                assert!(is_new || [1, 2, 3].map(of) == expected, "{predictor}, layer {at}");
+                let expected = [1, 2, 3].map(|d| if at + d < batch.layers.len() { 8 } else { 0 });
+                assert_eq!([1, 2, 3].map(of), expected, "{predictor}, layer {at}");
             }
         }
         // At distance 1 the engine looks at every layer.
@@ -207,9 +205,7 @@ fn a_trace_has_predictions_for_every_layer_in_reach() {
         let recalls = recall(&recording, PredictedBy::Predictor(predictor), 3);
         let (reported, found) = (reported.unwrap(), recalls.total(1).recall().unwrap());
         assert!((reported - found).abs() < 0.005, "{predictor}: the engine found {reported}, the trace {found}");
-        if predictor != PredictorKind::Previous {
-            assert!(recalls.total(3).recall().unwrap() < found, "further is harder");
-        }
+        assert!(recalls.total(3).recall().unwrap() < found, "further is harder");
     }
 }
 

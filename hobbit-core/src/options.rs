@@ -262,7 +262,7 @@ mod tests {
         for prefetch in [Prefetch::On, Prefetch::All, Prefetch::Off] {
             assert_eq!(of(caching(None, prefetch)).predictor(), PredictorKind::None, "{prefetch}");
         }
-        let given = Some(PredictorKind::Previous);
+        let given = Some(PredictorKind::CrossLayer);
         let base = of(caching(None, Prefetch::Auto));
         let others = [
             ModelOptions { trace: Some("a.trace".into()), ..base.clone() },

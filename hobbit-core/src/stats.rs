@@ -28,7 +28,7 @@ pub use kernels::{KernelReport, KernelSpeed, KernelTrial};
 pub use precision::{LowReport, PrecisionCounts, PrecisionReport, PrecisionShares, VersionsReport};
 pub use reports::{
     CacheSlots, CachingReport, DeviceCounters, DeviceReport, LatencyReport, LatencyStep, PrefetchReport, RecallReport,
-    TokenRoutedReport, VirtualExpertsReport,
+    VirtualExpertsReport,
 };
 
 #[doc(inline)]
@@ -172,8 +172,6 @@ pub struct Stats {
     pub devices: Vec<DeviceCounters>,
     /// Prefetching; `None` without lookahead.
     pub prefetch: Option<PrefetchReport>,
-    /// Reads for layers whose experts follow from the token; `None` without such layers, or without prefetching.
-    pub token_routed: Option<TokenRoutedReport>,
     /// Changes of virtual experts; `None` if tokens wait for their choice.
     pub virtual_experts: Option<VirtualExpertsReport>,
     /// State of the control for [`RoutingOptions::target_latency`](crate::options::RoutingOptions::target_latency);

@@ -28,7 +28,7 @@ pub struct CachingArgs {
     pub slots: Allocation,
     /// Predictor of the experts that the next layers will use (default: stacked-gate in trials, see --prefetch auto;
     /// none on devices, with --deterministic, --target-latency, --trace or --routes)
-    #[arg(long, value_name = "none|stacked-gate|cross-layer|path-table|previous", env = "HOBBIT_ARG_PREDICTOR")]
+    #[arg(long, value_name = "none|stacked-gate|cross-layer|path-table", env = "HOBBIT_ARG_PREDICTOR")]
     pub predictor: Option<PredictorKind>,
     /// Table of --predictor path-table, made by gguf-tools profile --path-table [default: the pack's]
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PATH_TABLE")]

@@ -1,7 +1,5 @@
 //! Flags of the context: its length, batches, threads, KV cache and position encoding.
 
-use std::str::FromStr;
-
 use clap::Args;
 
 use super::{finite, number, positive};
@@ -19,10 +17,10 @@ pub struct ContextArgs {
     #[arg(short, long, value_name = "N", default_value = "2048", env = "LLAMA_ARG_BATCH",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub batch_size: u32,
-    /// Prompt tokens computed at once; auto: more than 512 for a long prompt where that reads experts less often, with
-    /// other last bits than at 512 (hobbit-cli)
-    #[arg(long, value_name = "N|auto", default_value = "512", env = "LLAMA_ARG_UBATCH")]
-    pub ubatch_size: UbatchSize,
+    /// Prompt tokens computed at once. More read experts less often, with other last bits than at 512
+    #[arg(long, value_name = "N", default_value = "512", env = "LLAMA_ARG_UBATCH",
+          value_parser = clap::value_parser!(u32).range(1..))]
+    pub ubatch_size: u32,
     /// Threads for generation; -1 lets hobbit choose
     #[arg(short, long, value_name = "N", default_value = "-1", env = "LLAMA_ARG_THREADS",
           value_parser = threads)]
@@ -62,22 +60,6 @@ pub struct ContextArgs {
     /// Make such a copy every N tokens of a long prompt, besides those at messages and at its end
     #[arg(long, value_name = "N", default_value = "8192", env = "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT")]
     pub checkpoint_min_step: u32,
-}
-
-/// Prompt tokens that are computed at once: `None` where the plan chooses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UbatchSize(pub Option<u32>);
-
-impl FromStr for UbatchSize {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "auto" {
-            return Ok(Self(None));
-        }
-        let number = text.parse().ok().filter(|n| *n > 0);
-        number.map(|n| Self(Some(n))).ok_or_else(|| "expected a number above 0, or auto".to_owned())
-    }
 }
 
 #[derive(Args, Debug)]

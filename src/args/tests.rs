@@ -77,7 +77,7 @@ fn defaults_are_llama_cpps() {
     assert_eq!((hi.model_options, hi.session_options), (expected, session));
     assert_eq!(hi.sampling, SamplingOptions::default());
     assert_eq!((hi.prompt, hi.predict, hi.chat.conversation), (None, None, None));
-    assert!(hi.display_prompt && hi.escape && hi.output.closing.perf.0 && hi.colour && !hi.chooses_ubatch);
+    assert!(hi.display_prompt && hi.escape && hi.output.closing.perf.0 && hi.colour);
     assert_eq!(hi.output.verbosity(), Verbosity { shown: 3, logged: 3 });
 }
 
@@ -97,8 +97,7 @@ const GIVEN: &[(&str, Holds)] = &[
     ("--io direct", |hi| hi.model_options.io == IoMode::Direct),
     ("--kernels fastest", |hi| hi.model_options.kernels == KernelChoice::Fastest),
     ("-c 4096 -b 64", |hi| (hi.session_options.n_ctx, hi.session_options.n_batch) == (4096, 64)),
-    ("-ub auto", |hi| hi.chooses_ubatch && hi.session_options.n_ubatch == 512),
-    ("-ub auto -ub 32", |hi| !hi.chooses_ubatch && hi.session_options.n_ubatch == 32),
+    ("-ub 64 -ub 32", |hi| hi.session_options.n_ubatch == 32),
     ("-t 3 -tb 5", |hi| (hi.session_options.threads, hi.session_options.threads_batch) == (Some(3), Some(5))),
     ("-fa off", |hi| hi.session_options.flash_attn == FlashAttn::Off),
     ("-ctk q8_0", |hi| hi.session_options.type_k == KvType::Q8_0),

@@ -42,7 +42,7 @@ fn every_architecture(options: Options) {
     let kinds = [
         (PredictorKind::StackedGate, PolicyKind::Learned, Prefetch::All),
         (PredictorKind::CrossLayer, PolicyKind::Smoe, Prefetch::All),
-        (PredictorKind::Previous, PolicyKind::Lru, Prefetch::On),
+        (PredictorKind::StackedGate, PolicyKind::Lru, Prefetch::On),
     ];
     let sizes = [&DEVICE_SIZES[..], &[(HALF, ALL), (HALF, HALF)]].concat();
     let mut ahead = 0;
@@ -145,7 +145,8 @@ fn promotions_over_an_idle_link() {
 fn two_devices() {
     for [a, b] in [[late(), early()], [early(), late()]].map(|pair| pair.map(fast)) {
         let names = [a.name(), b.name()];
-        for (split, predictor) in [(&[] as &[f32], PredictorKind::StackedGate), (&[1.0, 3.0], PredictorKind::Previous)]
+        for (split, predictor) in
+            [(&[] as &[f32], PredictorKind::StackedGate), (&[1.0, 3.0], PredictorKind::CrossLayer)]
         {
             let placed = Placed { tensor_split: split, ..Placed::on(&names) };
             let on_both = DeviceOptions { tensor_split: split.to_vec(), cache: HALF, ..on(&[&a, &b]) };

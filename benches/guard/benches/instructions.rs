@@ -64,9 +64,7 @@ fn predictor(name: &str, tries: bool) -> Run {
         config.path_table = Some(Arc::new(path_table(&[recording(64, 1, 4)])));
     });
     let outcome = replay(&run.0, &run.1, &mut |_, _, _| {}).expect("a replay");
-    // The token before used what is in memory.
-    let is_idle = tries || name == "previous";
-    assert!(is_idle || outcome.prefetch.issued > 0, "{name}: there is something to decide");
+    assert!(tries || outcome.prefetch.issued > 0, "{name}: there is something to decide");
     run
 }
 
@@ -90,7 +88,6 @@ fn prompt(change: impl FnOnce(&mut Config)) -> Run {
 #[bench::stacked_gate_in_trials(predictor("stacked-gate", true))]
 #[bench::cross_layer(predictor("cross-layer", false))]
 #[bench::path_table(predictor("path-table", false))]
-#[bench::previous(predictor("previous", false))]
 #[bench::prompt(prompt(|_| {}))]
 #[bench::prompt_dynamic(prompt(dynamic))]
 fn layers((recording, config): Run) -> Run {

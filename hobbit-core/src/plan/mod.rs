@@ -30,7 +30,7 @@ mod size;
 #[cfg(test)]
 mod tests;
 
-pub use choices::{CONTEXT_TOKENS_MIN, Needs, RepackInput, Room, RunMode, UbatchInput, context_tokens};
+pub use choices::{CONTEXT_TOKENS_MIN, Needs, RepackInput, Room, RunMode, context_tokens};
 pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
 pub use layers::layer_devices;
 pub use limits::{BudgetSource, CgroupMemory, MemoryLimits, kib_field};

@@ -10,13 +10,10 @@
 //! | [`Gates::stacked`] | HOBBIT, 3.3 | scores: the k best | 1..=p |
 //! | [`Gates::cross_layer`] | Fate, 4.2 | scores: all above the 75th percentile | 1 |
 //! | [`PathPredictor`] | EdgeMoE, III-C1 | the experts of the two layers before, in a [`PathTable`] | 1 |
-//! | [`Previous`] | | the same layer at the token before | any |
 //! | [`Oracle`] | | the future (simulator only) | any |
 //!
 //! Each token of a decode batch has a predictor of its own ([`Lanes`]). Predictors do not see a prompt's tokens:
 //! [`Popularity`] counts the experts that many of them will use.
-//!
-//! Layers that route by the token alone need no predictor: [`TokenRoutes`] knows their experts.
 //!
 //! A distance counts layers with experts: 1 is the next one, wherever dense blocks lie between. Predictions end at the
 //! last layer of a token.
@@ -36,7 +33,7 @@ pub use gates::Gates;
 pub use path_table::{PathBatches, PathLimits, PathPredictor, PathTable, PathTableBuilder, PathTableError};
 pub use recall::{Recall, RecallCounts};
 pub use scores::{Popularity, sample, softmax, top_k};
-pub use tokens::{FutureToken, Oracle, Previous, TokenRoutes};
+pub use tokens::{FutureToken, Oracle};
 
 use std::sync::Arc;
 
@@ -165,12 +162,10 @@ pub enum PredictorKind {
     StackedGate,
     CrossLayer,
     PathTable,
-    Previous,
 }
 
 named! { PredictorKind, "predictor":
     None = "none", StackedGate = "stacked-gate", CrossLayer = "cross-layer", PathTable = "path-table",
-    Previous = "previous",
 }
 
 impl PredictorKind {
@@ -189,7 +184,6 @@ pub fn build(kind: PredictorKind, shape: PredictShape, table: Option<Arc<PathTab
         PredictorKind::StackedGate => Box::new(Gates::stacked(shape, Gates::DISTANCE_MAX)),
         PredictorKind::CrossLayer => Box::new(Gates::cross_layer(shape, 1, Gates::PERCENTILE)),
         PredictorKind::PathTable => Box::new(PathPredictor::new(shape, table.unwrap_or_default())),
-        PredictorKind::Previous => Box::new(Previous::new(shape)),
     }
 }
 

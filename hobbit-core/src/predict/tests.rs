@@ -33,7 +33,7 @@ fn words_round_trip() {
     }
     assert_eq!(
         "stacked".parse::<PredictorKind>().unwrap_err().to_string(),
-        "unknown predictor 'stacked' (expected one of: none, stacked-gate, cross-layer, path-table, previous)"
+        "unknown predictor 'stacked' (expected one of: none, stacked-gate, cross-layer, path-table)"
     );
 }
 
@@ -107,24 +107,6 @@ fn odd_scores_lead_to_no_panic() {
 }
 
 #[test]
-fn previous_remembers_the_token_before() {
-    let mut previous = build(PredictorKind::Previous, shape(), None);
-    assert!(!previous.needs_scores());
-    previous.begin_token();
-    previous.observe(1, &[(0, 0.7), (1, 0.3)]);
-    assert!(experts(&mut *previous, 1, 1).is_empty());
-    previous.observe(2, &[(5, 0.9), (4, 0.1)]);
-    previous.observe(4, &[(6, 0.8), (99, 0.2)]);
-    previous.begin_token();
-    previous.observe(1, &[(2, 0.7), (3, 0.3)]);
-    assert_eq!(experts(&mut *previous, 1, 1), [(2, 5), (2, 4)]);
-    assert_eq!(predict(&mut *previous, 1, 1)[1].score, 0.1);
-    assert_eq!(experts(&mut *previous, 1, 2), [(4, 6)], "in range only");
-    previous.begin_sequence();
-    assert!(experts(&mut *previous, 1, 1).is_empty());
-}
-
-#[test]
 fn the_oracle_is_always_right() {
     let token = |i: u16| vec![(1, vec![(i, 1.0)]), (2, vec![(i + 1, 0.6), (i + 2, 0.4)]), (5, vec![(7, 1.0)])];
     let mut oracle = Oracle::new(shape(), (0..2).map(|i| vec![token(i)]));
@@ -140,30 +122,25 @@ fn the_oracle_is_always_right() {
 
 #[test]
 fn each_token_of_a_batch_has_a_predictor_of_its_own() {
-    let mut lanes = Lanes::new(Box::new(Previous::new(shape())));
-    let show = |lanes: &mut Lanes, chosen: &[&[(u16, f32)]]| {
-        lanes.begin_batch(chosen.len());
-        for (token, chosen) in chosen.iter().enumerate() {
-            lanes.of_token(token).expect("a lane for each").observe(2, chosen);
+    let mut lanes = Lanes::new(Box::new(Gates::stacked(shape(), 1)));
+    let mut show = |likely: &[[usize; 2]]| -> Vec<(u16, u16)> {
+        lanes.begin_batch(likely.len());
+        for (token, [best, second]) in likely.iter().enumerate() {
+            let lane = lanes.of_token(token).expect("a lane for each");
+            lane.scores(1, 1, &scores(&[(*best, 0.6), (*second, 0.3)]));
         }
+        predict(&mut lanes, 1, 1).iter().map(|p| (p.token, p.expert.index)).collect()
     };
-    show(&mut lanes, &[&[(1, 0.75), (2, 0.25)], &[(2, 0.5), (3, 0.5)]]);
-    lanes.begin_batch(2);
-    let named = |lanes: &mut Lanes| -> Vec<(u16, u16)> {
-        predict(lanes, 1, 1).iter().map(|p| (p.token, p.expert.index)).collect()
-    };
-    assert_eq!(named(&mut lanes), [(0, 1), (0, 2), (1, 2), (1, 3)]);
-    lanes.begin_batch(1);
-    assert_eq!(named(&mut lanes), [(0, 1), (0, 2)], "the others have no token");
-    show(&mut lanes, &[&[(5, 1.0)], &[(2, 1.0)], &[(3, 1.0)]]);
-    lanes.begin_batch(3);
-    assert_eq!(named(&mut lanes), [(0, 5), (1, 2), (2, 3)]);
+    assert_eq!(show(&[[1, 2], [2, 3]]), [(0, 1), (0, 2), (1, 2), (1, 3)]);
+    assert_eq!(show(&[[4, 5]]), [(0, 4), (0, 5)], "the others have no token");
+    assert_eq!(show(&[[5, 1], [2, 1], [3, 1]]), [(0, 5), (0, 1), (1, 2), (1, 1), (2, 3), (2, 1)]);
     // One that knows all tokens is asked for all of them.
     let tokens = [vec![(2, vec![(1, 1.0)])], vec![(2, vec![(4, 1.0)])]];
     let mut lanes = Lanes::new(Box::new(Oracle::new(shape(), std::iter::once(tokens.to_vec()))));
     lanes.begin_batch(2);
     assert!(lanes.of_token(1).is_none());
-    assert_eq!(named(&mut lanes), [(0, 1), (1, 4)]);
+    let named: Vec<_> = predict(&mut lanes, 1, 1).iter().map(|p| (p.token, p.expert.index)).collect();
+    assert_eq!(named, [(0, 1), (1, 4)]);
 }
 
 /// An expert is missing when none of its versions is resident.

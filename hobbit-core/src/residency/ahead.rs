@@ -6,7 +6,6 @@
 //! names are shielded from eviction, and as soon as nothing waits for the link, those that are missing are read.
 
 use super::background::Background;
-use super::certain::Certain;
 use super::counters::is_present;
 use super::in_flight::Staging;
 use super::layer::{DeviceResidency, TokenChoices};
@@ -70,11 +69,6 @@ impl Lookahead {
     /// Measured seconds per byte of reads.
     pub(super) fn seconds_per_byte(&self) -> Option<f64> {
         self.prefetcher.estimates.load_seconds(1)
-    }
-
-    /// Versions that are not to be evicted before their layers run.
-    pub(super) fn masked(&self) -> impl Iterator<Item = Version> {
-        self.prefetcher.masked()
     }
 
     /// Learns the time of layers from a layer that has chosen now, after `waited` seconds of waiting in all.
@@ -201,7 +195,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         devices: &dyn DeviceResidency,
     ) {
         let Self { background, in_flight, cache, layout, observer, rerouting, .. } = self;
-        let Background { lookahead: Some(lookahead), upgrades, certain, .. } = background else { return };
+        let Background { lookahead: Some(lookahead), upgrades, .. } = background else { return };
         let (waited, queued_bytes) = in_flight.queued_bytes(cache, layout);
         let staging = &in_flight.staging;
         let layer = step.layer;
@@ -221,7 +215,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         lookahead.prefetcher.settle(layer, chosen, &used, waited > 0);
         let ahead = lookahead.look(layer, cache, staging, layout, devices);
         cache.unshield_all();
-        cache.shield(certain.iter().flat_map(Certain::expected));
         if !lookahead.governor.is_on() {
             return;
         }
@@ -307,6 +300,15 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let lookahead = self.background.lookahead.as_mut().filter(|lookahead| lookahead.governor.is_on())?;
         let slots = Slots { cache: &self.cache, layout: &self.layout };
         Some(ask(slots, &mut lookahead.predictor, &lookahead.options.shape, lookahead.options.distance_max))
+    }
+
+    /// Whether all slices of a version are in its slot or in staging.
+    fn is_complete(&self, version: Version) -> bool {
+        let is_staged = |kind: &SliceKind| self.in_flight.staging.is_ready(SliceId { version, kind: *kind });
+        match self.cache.lookup(version) {
+            Some(slot) => self.cache.is_ready(slot),
+            None => self.layout.kinds(version.expert.layer).iter().all(is_staged),
+        }
     }
 
     /// Pins a version that is complete in a slot, until the slot is given to [`Residency::unpin`]. `None` where it is

@@ -8,7 +8,6 @@
 use std::collections::BTreeSet;
 
 use super::ahead::Lookahead;
-use super::certain::Certain;
 use super::layout::Layout;
 use super::virtual_experts::VirtualExperts;
 use super::{Observer, Reads, Residency};
@@ -25,8 +24,6 @@ pub(super) struct Background {
     /// While tokens are decoded, missing experts are not waited for.
     pub(super) virtual_experts: Option<VirtualExperts>,
     pub(super) lookahead: Option<Lookahead>,
-    /// Layers whose experts follow from the tokens; `None`: there are none.
-    pub(super) certain: Option<Certain>,
 }
 
 impl Background {
@@ -49,9 +46,7 @@ impl Background {
     /// Whether what is staged is meant for a later layer.
     pub(super) fn is_staged_ahead(&self, version: Version, layer: u16) -> bool {
         let is_outstanding = |own: &Lookahead| own.prefetcher.is_outstanding(version);
-        let is_expected = |own: &Certain| own.expected().any(|expected| expected == version);
-        version.expert.layer != layer
-            && (self.lookahead.as_ref().is_some_and(is_outstanding) || self.certain.as_ref().is_some_and(is_expected))
+        version.expert.layer != layer && self.lookahead.as_ref().is_some_and(is_outstanding)
     }
 }
 

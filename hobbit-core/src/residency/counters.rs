@@ -162,7 +162,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     pub fn end_batch(&mut self, phase: Phase, n_tokens: u32, seconds: f64) {
         self.counts.all.layer = 0;
         self.lookahead_end_batch(phase, n_tokens, seconds);
-        self.end_expected();
         self.cache.end_batch(self.drafts.n_certain(n_tokens));
         self.background.upgrades.may_start = true;
         if self.precisions.options.deterministic {

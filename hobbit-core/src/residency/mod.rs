@@ -16,15 +16,13 @@
 //!
 //! Versions beyond their layer's share of the cache stream through staging slots, in the order in which the
 //! products use them; meanwhile the next layer's slots are filled ahead if the batch is dense. While nothing else is
-//! read, a frequently used low version is replaced by its high version and free slots are filled (`background`). If a
-//! layer's experts follow from the token alone, they are read before the batch is computed (`certain`). With virtual
-//! experts, the present ones change in the background (`virtual_experts`).
+//! read, a frequently used low version is replaced by its high version and free slots are filled (`background`). With
+//! virtual experts, the present ones change in the background (`virtual_experts`).
 //!
 //! Pure: no ggml, no memory, no I/O. Bytes and time come from [`Reads`]; router values and device residency are data.
 
 mod ahead;
 mod background;
-mod certain;
 mod counters;
 mod drafts;
 mod in_flight;

@@ -182,7 +182,15 @@ impl Model {
         }
         self.check();
         if chosen.is_new_decode() && self.residency.looks_ahead() {
-            self.residency.predict(&step, &chosen.token_choices(), Vec::new(), None, &devices);
+            // Some experts of each later layer, others for each token.
+            let later = self.residency.layers_to_score(layer);
+            let score = |token: usize, target: u16, index: u16| (index * 5 + target * 3 + token as u16 * 7) % 11;
+            let of_layer = |token: usize, target: u16| {
+                (target, (0..self.small.n_expert).map(|index| f32::from(score(token, target, index))).collect())
+            };
+            let of_token = |token| later.iter().map(|(_, target)| of_layer(token, *target)).collect();
+            let scores = (0..tokens.len()).map(of_token).collect();
+            self.residency.predict(&step, &chosen.token_choices(), scores, None, &devices);
         }
         self.check();
         let most = if let How::GivenUp(n) = how { n } else { usize::MAX };
@@ -384,7 +392,7 @@ proptest! {
     #[test]
     fn maps_agree(
         small in smalls(),
-        predictor in prop::sample::select(vec![PredictorKind::None, PredictorKind::Previous]),
+        predictor in prop::sample::select(vec![PredictorKind::None, PredictorKind::StackedGate]),
         landings in prop::collection::vec((0..9usize, prop::bool::weighted(0.05)), 0..200),
         calls in calls(),
     ) {

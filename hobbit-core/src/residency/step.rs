@@ -83,7 +83,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.in_flight.failure = None;
         let layer = selection.layer();
         self.in_flight.running = Some(layer);
-        self.settle_expected(layer);
         let order = self.layout.load_order(layer, selection.split_kinds());
         let (mut step, missing) = self.choose_versions(selection, &order, devices);
         self.promote(&step);

@@ -6,7 +6,7 @@ use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind};
 use crate::load::LoadClass;
 use crate::load::prefetch::{Governor, Pace, PrefetchOptions, Prefetcher};
-use crate::predict::{self, PredictShape, PredictorKind, TokenRoutes};
+use crate::predict::{self, PredictShape, PredictorKind};
 use crate::route::{Phase, Thresholds};
 use SliceKind::{Down, Gate, Up};
 
@@ -413,78 +413,6 @@ fn a_read_ahead_evicts_no_predicted_expert() {
     let is_resident = |index| toy.cache().lookup(high(1, index)).is_some();
     assert_eq!([0, 1, 5, 6].map(is_resident), [true, false, true, false], "0 is older than 1, but predicted");
     finish(&mut toy, &chosen, step);
-}
-
-/// Routes of two tokens in two layers: three experts for the first, and in each layer another one for the second.
-fn routes() -> TokenRoutes {
-    let mut routes = TokenRoutes::default();
-    routes.add(0, 2, [0, 1, 6, 7].map(i32::to_le_bytes).as_flattened());
-    routes.add(1, 2, [2, 3, 5, -1].map(i32::to_le_bytes).as_flattened());
-    routes
-}
-
-#[test]
-fn what_follows_from_a_token_is_read_before_its_layer() {
-    let small = Small::default();
-    let (mut toy, mut chosen) = (small.residency(), Selection::default());
-    toy.read_token_routes(routes());
-    run(&mut toy, &small, &mut chosen, 1, &[&[3, 4]]);
-    toy.expect(Phase::Decode, &[0], &|version| version == high(0, 1));
-    let ahead = |index| KINDS.map(|kind| (LoadClass::ReadAhead, index, Some(kind), false));
-    assert_eq!(waiting(&toy), [ahead(0), ahead(2)].concat(), "1 is on a device, 3 in a slot");
-    assert!(toy.cache().lookup(high(1, 3)).is_some(), "4 is younger, and not expected");
-    // The first layer's read has landed, the second layer's is late.
-    (0..3).for_each(|_| toy.reads_mut().land(0, false));
-    let before = toy.counters();
-    run(&mut toy, &small, &mut chosen, 0, &[&[0]]);
-    let after = toy.counters();
-    assert_eq!((after.hits - before.hits, after.misses - before.misses), (1, 0));
-    let step = begin(&mut toy, &small, &mut chosen, 1, &[&[2, 3]]);
-    assert!(waiting(&toy).iter().all(|read| *read == (LoadClass::OnDemandHigh, 2, read.2, false)), "it is urgent now");
-    finish(&mut toy, &chosen, step);
-    toy.end_batch(Phase::Decode, 1, 0.1);
-    let report = |toy: &Toy| toy.token_routed_report().map(|own| (own.issued, own.useful, own.late));
-    assert_eq!(report(&toy), Some((2, 1, 1)));
-    // Unknown tokens and experts, and tokens that are embeddings.
-    let n_submitted = toy.reads().n_submitted;
-    toy.expect(Phase::Decode, &[-1, 2, i32::MAX], &|_| false);
-    toy.expect(Phase::Prompt, &[], &|_| false);
-    assert_eq!(toy.reads().n_submitted, n_submitted);
-    toy.expect(Phase::Decode, &[1], &|_| false);
-    let experts: Vec<u16> = waiting(&toy).iter().map(|read| read.1).collect();
-    assert_eq!(experts, [6, 7, 6, 7, 6, 7, 5, 5, 5]);
-    // The tokens of a batch that failed.
-    toy.settle();
-    toy.expect(Phase::Decode, &[1], &|_| false);
-    assert_eq!((waiting(&toy).len(), report(&toy)), (0, Some((5, 1, 1))));
-}
-
-/// More than there are slots goes to staging, of which half stays free; a prompt waits for its layer.
-#[test]
-fn what_follows_from_a_token_and_finds_no_slot_is_staged() {
-    for (phase, n_staged) in [(Phase::Decode, 3), (Phase::Prompt, 0)] {
-        let small = Small { slots: (1, None), ..Small::default() };
-        let (mut toy, mut chosen) = (small.residency(), Selection::default());
-        toy.read_token_routes(routes());
-        toy.expect(phase, &[0], &|_| false);
-        let staged: Vec<_> = waiting(&toy).into_iter().filter(|read| read.3).collect();
-        assert_eq!((waiting(&toy).len() - staged.len(), staged.len()), (6, n_staged), "a slot in each layer");
-        assert!(staged.iter().all(|read| *read == (LoadClass::ReadAhead, 1, read.2, true)));
-        run(&mut toy, &small, &mut chosen, 0, &[&[0, 1]]);
-        assert_eq!(toy.reads().n_submitted, 9, "nothing is read twice");
-    }
-}
-
-#[test]
-fn what_follows_from_a_token_depends_on_no_speed() {
-    let small = Small { deterministic: true, ..Small::default() };
-    let dynamic = Small { slots: (2, Some(2)), ..Small::default() };
-    for small in [small, dynamic] {
-        let mut toy = small.residency();
-        toy.read_token_routes(routes());
-        toy.expect(Phase::Decode, &[0], &|_| false);
-        assert_eq!(toy.reads().n_submitted, 0, "how precise, or what is evicted, is not known yet");
-    }
 }
 
 /// A batch of tokens that each choose one expert of layer 0; `is_draft` is by token.

@@ -232,7 +232,7 @@ proptest! {
         policy in prop::sample::select(PolicyKind::ALL.to_vec()),
         predictor in prop::sample::select(vec![
             PredictedBy::Oracle,
-            PredictedBy::Predictor(PredictorKind::Previous),
+            PredictedBy::Partly(50),
             PredictedBy::Predictor(PredictorKind::None),
         ]),
     ) {
@@ -352,7 +352,6 @@ fn the_oracle_recalls_everything() {
         })
     };
     assert_eq!(of(PredictedBy::Oracle), [(3, 3); 3]);
-    assert_eq!(of(PredictedBy::Predictor(PredictorKind::Previous)), [(1, 3); 3]);
     assert_eq!(of(PredictedBy::Partly(100)), [(3, 3); 3]);
     assert_eq!(of(PredictedBy::Partly(0)), [(0, 3); 3]);
 }

@@ -111,17 +111,6 @@ pub struct PrefetchReport {
     pub recall: Vec<RecallReport>,
 }
 
-/// Reads for layers whose experts follow from the token, by all sessions of a model since it was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct TokenRoutedReport {
-    /// Versions read before their layer began.
-    pub issued: u64,
-    /// Those that were complete when it began.
-    pub useful: u64,
-    /// Those that were still being read.
-    pub late: u64,
-}
-
 /// Quality of predictions at one distance.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RecallReport {

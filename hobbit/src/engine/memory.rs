@@ -33,7 +33,7 @@ use hobbit_core::options::{
     DeviceOptions, PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts,
 };
 use hobbit_core::plan::{ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, PlanInput, PoolSpec, RunMode, StagingWish};
-use hobbit_core::predict::{self, PredictorKind, TokenRoutes};
+use hobbit_core::predict::{self, PredictorKind};
 use hobbit_core::profile::VirtualPlanError;
 use hobbit_core::residency::{
     self, Latency, Lookahead, LookaheadOptions, Observer, Precisions, Residency, StagingOptions, VirtualExpertsOptions,
@@ -257,9 +257,6 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         precisions,
         lookahead,
     });
-    if costs::reads_token_routes(model) {
-        host.read_token_routes(token_routes(model)?);
-    }
     if routing.virtual_experts != VirtualExperts::Off {
         let n_used = model.info().n_expert_used as usize;
         let planned = shared.virtual_plan.as_ref().map(|plan| &plan.norms).filter(|norms| !norms.is_empty());
@@ -387,21 +384,6 @@ fn lookahead_of(model: &Model, precisions: &Precisions, hides_waits: bool) -> Lo
     };
     let options = LookaheadOptions { shape, distance_max: caching.distance, hides_waits };
     Lookahead::new(predictor, prefetcher, governor, options)
-}
-
-/// The tables of layers that route by the token alone.
-fn token_routes(model: &Model) -> Result<TokenRoutes, OpenError> {
-    let shared = &model.shared;
-    let mut routes = TokenRoutes::default();
-    for layer in shared.catalog.layers.iter().map(|layer| layer.layer) {
-        let Some(table) = TokenRoutes::table(model.gguf(), layer) else { continue };
-        let original = &shared.originals[table.extent.file as usize];
-        let mut bytes = vec![0; table.extent.len as usize];
-        let read = original.again()?.read_exact_at(&mut bytes, table.extent.offset);
-        read.map_err(|source| OpenError::Io { path: original.path.clone(), action: "read", source })?;
-        routes.add(layer, table.dims[0] as usize, &bytes);
-    }
-    Ok(routes)
 }
 
 /// Precision and pace of prefetches.

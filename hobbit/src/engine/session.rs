@@ -332,7 +332,6 @@ impl Session {
             *now = *now - *before;
         }
         let prefetch = memories.as_ref().and_then(|own| own.host.prefetch_report());
-        let token_routed = memories.as_ref().and_then(|own| own.host.token_routed_report());
         let virtual_experts = memories.as_ref().and_then(|own| own.host.virtual_experts_report());
         let latency = memories.as_ref().and_then(|own| own.host.latency.as_ref().map(Latency::report));
         let kernels = KernelReport { choice: self.purpose.kernels, trials: compute::trials() };
@@ -340,7 +339,6 @@ impl Session {
             layers,
             devices,
             prefetch,
-            token_routed,
             virtual_experts,
             latency,
             speculation: self.speculator.as_ref().map(|own| own.report()),

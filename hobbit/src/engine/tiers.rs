@@ -248,14 +248,10 @@ impl Tiers {
         }
     }
 
-    /// A batch of `n_tokens` tokens begins. `tokens`: those of its first ubatch; empty for embeddings.
-    pub(super) fn begin_batch(&mut self, phase: Phase, n_tokens: u32, tokens: &[i32]) {
+    /// A batch of `n_tokens` tokens begins.
+    pub(super) fn begin_batch(&mut self, phase: Phase, n_tokens: u32) {
         self.host.begin_batch(phase, n_tokens);
         self.tiers.iter_mut().for_each(|tier| tier.begin_batch(phase));
-        // Recorded routes replace those of the tables.
-        let tokens = if self.follows_routes() { &[] } else { tokens };
-        let Self { host, tiers, .. } = self;
-        host.expect(phase, tokens, &|version| tiers.iter().any(|tier| tier.is_resident(version)));
     }
 
     /// Which tokens of the batch that has begun are drafts.

@@ -54,7 +54,7 @@ impl Pace {
         match predictor {
             PredictorKind::CrossLayer => Self::Budget,
             PredictorKind::PathTable => Self::First(Self::EDGEMOE),
-            PredictorKind::None | PredictorKind::StackedGate | PredictorKind::Previous => Self::All,
+            PredictorKind::None | PredictorKind::StackedGate => Self::All,
         }
     }
 }

@@ -13,9 +13,8 @@ use crate::engine::model::Model;
 use crate::engine::raw::RawContext;
 use crate::engine::run_mode::{bounds, room, tensor_bytes};
 use hobbit_core::cache::policy;
-use hobbit_core::options::{FlashAttn, Prefetch, Repack, SessionOptions};
-use hobbit_core::plan::{ExpertCache, FixedCosts, MemoryLimits, UbatchInput};
-use hobbit_core::predict::TokenRoutes;
+use hobbit_core::options::{Repack, SessionOptions};
+use hobbit_core::plan::{FixedCosts, MemoryLimits};
 use hobbit_core::stats::rss_bytes;
 use hobbit_core::store::PLANE_BUFFERS_BYTES;
 
@@ -105,18 +104,7 @@ fn prediction_bytes(model: &Model) -> u64 {
     // With devices, llama.cpp decides which routers are on them, so every layer counts.
     let is_on_device = |_| !shared.placement.is_empty();
     let copied = gates::copied_bytes(model.gguf(), layers().map(|layer| layer.layer), is_on_device);
-    let routes = match reads_token_routes(model) {
-        true => TokenRoutes::bytes(model.gguf(), layers().map(|layer| layer.layer)),
-        false => 0,
-    };
-    tables + routes + if asks_routers { copied } else { 0 }
-}
-
-/// Whether experts of layers that route by the token are read as soon as a batch's tokens are known. Their completion
-/// depends on the speed of reads.
-pub(super) fn reads_token_routes(model: &Model) -> bool {
-    let options = &model.shared.options;
-    options.caching.prefetch != Prefetch::Off && !model.shared.precisions.options.deterministic
+    tables + if asks_routers { copied } else { 0 }
 }
 
 /// Bytes of the scratch for products ([`compute::products_bytes`]), for a loaded model.
@@ -199,61 +187,6 @@ unsafe fn is_the_cpus(buft: llama::ggml_backend_buffer_type_t) -> bool {
     unsafe {
         let dev = llama::ggml_backend_buft_get_device(buft);
         !dev.is_null() && llama::ggml_backend_dev_type(dev) == llama::GGML_BACKEND_DEVICE_TYPE_CPU
-    }
-}
-
-impl Model {
-    /// Best ubatch size for a prompt of `n_prompt` tokens in a session with `options`. Keeps the session's own size if
-    /// another one would read no fewer bytes of non-resident experts. Also keeps it if results must match llama.cpp's
-    /// or must not depend on available memory, because another size changes the last bits.
-    pub fn ubatch_for(&self, n_prompt: usize, options: &SessionOptions) -> u32 {
-        let shared = &self.shared;
-        let is_exact = shared.options.precision.demands_exactness();
-        if is_exact || shared.run_mode.is_passthrough() || !shared.placement.is_empty() || !self.info().is_moe() {
-            return options.n_ubatch;
-        }
-        let expert_bytes = self.info().expert_bytes;
-        let (_, most) = bounds(self.gguf(), options);
-        let limits = MemoryLimits::read();
-        let left = || {
-            let in_files = expert_bytes + shared.experts.tables().file_bytes();
-            let ordinary = tensor_bytes(self.gguf()).saturating_sub(in_files);
-            let fixed = [ordinary, most.kv, most.runtime, u64::from(options.n_ubatch) * self.token_bytes(options)];
-            fixed.into_iter().fold(room(&shared.options, &limits).unwrap_or(0), u64::saturating_sub)
-        };
-        let cache_bytes = match shared.options.expert_cache {
-            ExpertCache::Auto => left(),
-            ExpertCache::Bytes(bytes) => bytes,
-            ExpertCache::Percent(percent) => (expert_bytes as f64 * percent / 100.0) as u64,
-        };
-        let input = UbatchInput {
-            n_prompt: n_prompt as u64,
-            n_batch: options.n_batch,
-            usual: options.n_ubatch,
-            expert_bytes,
-            cache_bytes: cache_bytes.min(expert_bytes),
-            token_bytes: self.token_bytes(options),
-        };
-        input.choose()
-    }
-
-    /// Memory per token of a ubatch: activations in llama.cpp's buffers, and rows that products gather.
-    fn token_bytes(&self, options: &SessionOptions) -> u64 {
-        let gguf = self.gguf();
-        let number = |key: &str| gguf.metadata.get_u64(&format!("{}.{key}", gguf.architecture())).unwrap_or(0);
-        let n_embd = number("embedding_length");
-        let n_used = u64::from(self.info().n_expert_used);
-        let n_ff = number("expert_feed_forward_length").max(number("feed_forward_length"));
-        let attention = match options.flash_attn {
-            FlashAttn::Off => number("attention.head_count").saturating_mul(options.n_ctx.into()),
-            _ => 0,
-        };
-        // As measured in llama.cpp's compute buffers, within a tenth.
-        let of_experts = n_used.saturating_mul(n_ff.saturating_mul(2).saturating_add(n_embd));
-        let activations = n_embd.saturating_mul(10).saturating_add(of_experts).saturating_add(attention);
-        let one = SessionOptions { n_ubatch: 1, ..options.clone() };
-        let products = scratch_bytes(self, &one);
-        activations.saturating_mul(4).saturating_add(products)
     }
 }
 

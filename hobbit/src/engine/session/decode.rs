@@ -79,12 +79,11 @@ impl Session {
         calling::take_failure();
         calling::take_compute_buffer();
         // SAFETY: the batch's arrays outlive the call.
-        let (phase, tokens) = unsafe { (phase_of(&batch), tokens_of(&batch)) };
+        let phase = unsafe { phase_of(&batch) };
         let n_tokens = batch.n_tokens.unsigned_abs();
         if let Some(memories) = experts.memories().as_mut() {
-            let first = tokens.len().min(self.options.n_ubatch as usize);
             self.phases.begin(n_tokens, memories);
-            memories.begin_batch(phase, n_tokens, &tokens[..first]);
+            memories.begin_batch(phase, n_tokens);
             if let Some(speculator) = self.speculator.as_mut().filter(|_| phase.is_decode()) {
                 // SAFETY: as above.
                 memories.expect_drafts(&speculator.expected(unsafe { places_of(&batch) }));
@@ -210,18 +209,6 @@ impl Session {
         let memories = self.model.shared.experts.memories();
         let counters = memories.as_ref().map(|own| (own.host.counters(), own.host.reads().busy_seconds()));
         counters.unwrap_or_default()
-    }
-}
-
-/// The tokens of a batch; none if it has embeddings.
-///
-/// # Safety
-/// The batch's arrays are as long as its number of entries, and outlive the result.
-unsafe fn tokens_of<'a>(batch: &llama::llama_batch) -> &'a [llama::llama_token] {
-    match batch.token.is_null() {
-        true => &[],
-        // SAFETY: by the caller.
-        false => unsafe { std::slice::from_raw_parts(batch.token, batch.n_tokens.unsigned_abs() as usize) },
     }
 }
 
