@@ -38,9 +38,9 @@ pub(super) const PREFIX: &str = "hobbit.";
 pub(super) const HEADER: &str = "hobbit.header";
 /// One [`Row`] per version.
 pub(super) const INDEX: &str = "hobbit.index";
-/// xxh3-64 of each ordinary tensor, then of [`HEADER`], [`INDEX`], [`GAPS`] and the pack's own header.
+/// xxh3-64 of each ordinary tensor, then of [`HEADER`], [`INDEX`], of nothing, and of the pack's own header.
 pub(super) const CHECKSUMS: &str = "hobbit.checksums";
-/// Non-zero bytes of the plain source between and after its tensors.
+/// Bytes of the source outside of its tensors, in packs of earlier programs.
 pub(super) const GAPS: &str = "hobbit.gaps";
 
 /// Path table, as [`crate::predict::PathTable`] writes it. Its last eight bytes are its checksum, so it has none in

@@ -8,7 +8,6 @@ use super::bit_planes::{self, Planes};
 use super::bytes;
 use super::error::WriteError;
 use super::format::{self, PackKind, Row, Sha256, VERSIONS_MAX, key};
-use super::plain::{self, GAP_BYTES_MAX};
 use super::types::{SliceTypes, TypeChoice, describe, fitting};
 use crate::expert::{ExpertId, Extent, Precision, Version};
 use crate::gguf::experts::parse_name;
@@ -85,8 +84,6 @@ pub(super) struct Plan<'a> {
     /// Target of each job; file 0 is the pack.
     pub targets: Vec<Extent>,
     pub source_header: Vec<u8>,
-    /// `hobbit.gaps`; empty if there are none.
-    pub gaps: Vec<u8>,
     /// `hobbit.paths`; empty if there is no path table.
     pub paths: Vec<u8>,
     pub source_size: u64,
@@ -100,19 +97,18 @@ pub(super) struct Plan<'a> {
 pub(super) enum PlainForm {
     /// The source, bit for bit.
     Source,
-    /// A plain GGUF with other expert types.
+    /// A plain GGUF with other expert types, or without what the source has between its tensors.
     Changed,
     /// Nothing: experts of a layer differ in type, or there are no high versions.
     None,
 }
 
 impl<'a> Plan<'a> {
-    /// Plans the pack of `source` that `spec` describes; `gaps` and `fingerprint` are `source`'s.
+    /// Plans the pack of `source` that `spec` describes; `fingerprint` is `source`'s.
     pub fn new(
         source: &'a Gguf,
         spec: &'a PackSpec<'a>,
         recode: &dyn Recode,
-        gaps: Vec<u8>,
         fingerprint: Sha256,
     ) -> Result<Self, WriteError> {
         let path = &source.files[0].path;
@@ -155,13 +151,12 @@ impl<'a> Plan<'a> {
         let mut plan = Self {
             source,
             spec,
-            plain: plain_form(spec.kind, &experts, &rows),
+            plain: plain_form(source, spec.kind, &experts, &rows)?,
             experts,
             rows,
             jobs: Vec::new(),
             targets: Vec::new(),
             source_header: view.header,
-            gaps,
             paths,
             source_size: view.len,
             fingerprint,
@@ -220,10 +215,8 @@ impl<'a> Plan<'a> {
             header.tensor(&self.home(&run[0]), GgmlType::I8, &[bytes])?;
         }
         header.tensor(format::HEADER, GgmlType::I8, &[self.source_header.len() as u64])?;
-        for (name, bytes) in [(format::GAPS, &self.gaps), (format::PATHS, &self.paths)] {
-            if !bytes.is_empty() {
-                header.tensor(name, GgmlType::I8, &[bytes.len() as u64])?;
-            }
+        if !self.paths.is_empty() {
+            header.tensor(format::PATHS, GgmlType::I8, &[self.paths.len() as u64])?;
         }
         header.tensor(format::INDEX, GgmlType::I64, &[8, self.rows.len() as u64])?;
         let n_checksums = self.ordinary().count() + format::OWN_CHECKSUMS;
@@ -412,43 +405,40 @@ pub(super) fn importance_of(
     Ok(imatrix.map(of).transpose()?.flatten())
 }
 
-fn plain_form(kind: PackKind, experts: &ExpertMap, rows: &[Row]) -> PlainForm {
+fn plain_form(
+    source: &Gguf,
+    kind: PackKind,
+    experts: &ExpertMap,
+    rows: &[Row],
+) -> Result<PlainForm, WriteError> {
     if kind == PackKind::Low {
-        return PlainForm::None;
+        return Ok(PlainForm::None);
     }
     let high: Vec<&Row> = rows.iter().filter(|row| row.version.precision == Precision::High).collect();
     let mut layers = high.chunk_by(|a, b| a.version.expert.layer == b.version.expert.layer);
     if layers.any(|run| run.iter().any(|row| row.types != run[0].types)) {
-        return PlainForm::None;
+        return Ok(PlainForm::None);
     }
     let is_own =
         |row: &&Row| experts.layer(row.version.expert.layer).is_some_and(|layer| SliceTypes::own(layer) == row.types);
-    if high.iter().all(is_own) { PlainForm::Source } else { PlainForm::Changed }
+    let is_source = high.iter().all(is_own) && is_zero_between_tensors(source)?;
+    Ok(if is_source { PlainForm::Source } else { PlainForm::Changed })
 }
 
-/// The non-zero bytes of `source` between and after its tensors, as `hobbit.gaps` holds them.
-pub(super) fn gaps_of(source: &Gguf) -> Result<Vec<u8>, WriteError> {
-    const RUN: usize = 1 << 20;
+/// Whether `source` has only zeros between and after its tensors. Padding of other tools, and data behind the last
+/// tensor, are not packed.
+fn is_zero_between_tensors(source: &Gguf) -> Result<bool, WriteError> {
     let path = &source.files[0].path;
     let io = |error| WriteError::Gguf(GgufError::Io { path: path.clone(), action: "read".to_owned(), error });
     let file = std::fs::File::open(path).map_err(io)?;
-    let (mut found, mut buffer) = (Vec::new(), Vec::new());
+    let (mut is_zero, mut buffer) = (true, Vec::new());
     for segment in source.one_file().segments.iter().filter(|segment| segment.tensor.is_none()) {
         let Some(extent) = segment.source else { continue };
-        let mut start = segment.start;
         let read = bytes::read(&file, extent, &mut buffer, |bytes| {
-            for run in bytes.chunks(RUN) {
-                plain::push_gap(&mut found, start, run);
-                start += run.len() as u64;
-                if found.len() as u64 > GAP_BYTES_MAX {
-                    let reason =
-                        format!("more than {GAP_BYTES_MAX} bytes that are not zero belong to no tensor; cut them off");
-                    return Err(WriteError::Unfit { path: path.clone(), reason });
-                }
-            }
+            is_zero &= bytes.iter().all(|byte| *byte == 0);
             Ok(())
         });
         read.map_err(|ended| ended.or_read(|_, error| io(error)))?;
     }
-    Ok(found)
+    Ok(is_zero)
 }

@@ -10,7 +10,7 @@ use super::SliceTypes;
 use super::bit_planes::{self, Planes};
 use super::error::PackError;
 use super::format::{self, PackKind, ROW_BYTES, Row, Sha256, VERSIONS_MAX, key};
-use super::plain::{self, GAP_BYTES_MAX};
+use super::plain;
 use crate::expert::{Extent, Precision, Version};
 use crate::gguf::experts::parse_name;
 use crate::gguf::{
@@ -106,18 +106,10 @@ impl Pack {
 
         let header = own_tensor(&raw, path, format::HEADER, GgmlType::I8, HEADER_BYTES_MAX)?;
         let header = read(&file, path, header)?;
-        let (mut gaps_at, mut gaps) = (0, Vec::new());
-        if raw.tensor(format::GAPS).is_some() {
-            let tensor = own_tensor(&raw, path, format::GAPS, GgmlType::I8, GAP_BYTES_MAX)?;
-            gaps_at = tensor.extent.offset;
-            gaps = plain::parse_gaps(&read(&file, path, tensor)?).ok_or_else(|| {
-                PackError::malformed(path, format!("tensor '{}'", format::GAPS), "a wild length", "runs of bytes")
-            })?;
-        }
         if raw.tensor(format::PATHS).is_some() {
             own_tensor(&raw, path, format::PATHS, GgmlType::I8, PathTable::BYTES_MAX)?;
         }
-        let plain = plain::model(&raw, path, kind, header, (gaps_at, &gaps), info.source_size)?;
+        let plain = plain::model(&raw, path, kind, header, info.source_size)?;
         let experts = plain.experts()?;
         let n_experts: u64 = experts.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
         if n_experts == 0 || n_experts > VERSIONS_MAX {

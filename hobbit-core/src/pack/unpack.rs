@@ -7,14 +7,14 @@ use std::path::Path;
 
 use super::bytes::{self, Body};
 use super::error::UnpackError;
-use super::format::Sha256;
+use super::format::{self, Sha256};
 use super::partial::{self, Partial, PartialError};
 use super::{Pack, PackError, SliceTypes};
 use crate::files::Input;
 use crate::gguf::experts::parse_name;
 use crate::gguf::{LayerCatalog, Segment, SliceSource, Stored, TensorInfo, VersionSource, VirtualGguf};
 
-/// Writes the plain model of `pack` to `out`: the source bit for bit, or, if the pack's high versions have other types,
+/// Writes the plain model of `pack` to `out`: the source bit for bit, with zeros between its tensors, or, if the pack's high versions have other types,
 /// a plain GGUF with these. `out` appears once it is complete and its digest matches. `progress` receives bytes done
 /// and total bytes, and returns whether to continue. Returns the length.
 pub fn unpack(
@@ -84,6 +84,10 @@ fn slices_of(pack: &Pack, segment: &Segment) -> Vec<Body> {
 /// The plain model as one file; expert tensors without source.
 fn plain_file(pack: &Pack) -> Result<VirtualGguf, UnpackError> {
     pack.require_full()?;
+    if pack.raw.tensor(format::GAPS).is_some() {
+        let reason = "keeps bytes from outside of the model's tensors, as earlier programs did; pack the model again";
+        return Err(UnpackError::Unfit { path: pack.path.clone(), reason: reason.to_owned() });
+    }
     let plain = &pack.plain;
     let changed = changed_types(pack)?;
     if changed.is_empty() {

@@ -18,7 +18,7 @@ use super::fingerprint::fingerprint;
 use super::format::{ROW_BYTES, Sha256};
 use super::job::{Jobs, Scratch};
 use super::partial::{self, Partial, PartialError};
-use super::plan::{Fallback, Job, PackSpec, PlainForm, Plan, gaps_of};
+use super::plan::{Fallback, Job, PackSpec, PlainForm, Plan};
 use super::{Pack, format, unpack};
 use crate::files::{FileState, Input};
 use crate::gguf::writer::Layout;
@@ -67,7 +67,7 @@ pub fn write(
 ) -> Result<Written, WriteError> {
     let read: Vec<_> = source.files.iter().map(|file| Input { flag: "the model", path: &file.path }).collect();
     partial::check(out, spec.force, &read)?;
-    let plan = Plan::new(source, spec, recode, gaps_of(source)?, fingerprint(source)?)?;
+    let plan = Plan::new(source, spec, recode, fingerprint(source)?)?;
     let bytes = plan.layout(Sha256([0; 32]), None)?.len;
     let partial = Partial::open(out, spec.force, bytes)?;
     let checksums = vec![None; plan.jobs.len()];
@@ -189,12 +189,11 @@ impl Writer<'_> {
                 }
             }
         }
-        for part in [&plan.source_header, &index, &plan.gaps, &layout.header] {
+        for part in [&plan.source_header, &index, &Vec::new(), &layout.header] {
             checksums.extend(xxh3_64(part).to_le_bytes());
         }
         for (name, bytes) in [
             (format::HEADER, &plan.source_header),
-            (format::GAPS, &plan.gaps),
             (format::PATHS, &plan.paths),
             (format::INDEX, &index),
             (format::CHECKSUMS, &checksums),

@@ -25,70 +25,27 @@ const QUANTISED_TOLERANCE: f64 = 0.1;
 
 /// Reasons why a model has no low-precision versions, or a file cannot serve as such.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // The messages are the documentation.
 pub enum LowError {
-    /// One of the two is damaged.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// Another model: its header, its shapes or the weights of its routers differ.
     #[error("{}: {what} as in {}{note}", low.display(), model.display())]
-    OtherModel {
-        /// The low file.
-        low: Box<Path>,
-        /// The model.
-        model: Box<Path>,
-        /// The property with the low file's value and the expected one.
-        what: String,
-        /// A conclusion from the difference, or empty.
-        note: &'static str,
-    },
-    /// A router of a type whose values cannot be compared.
+    OtherModel { low: Box<Path>, model: Box<Path>, what: String, note: &'static str },
     #[error("{}: tensor '{tensor}': {source}", path.display())]
-    Values {
-        /// The file.
-        path: PathBuf,
-        /// The router's tensor.
-        tensor: String,
-        /// The cause.
-        source: RecodeError,
-    },
-    /// Low-precision versions for a model that has no experts.
+    Values { path: PathBuf, tensor: String, source: RecodeError },
     #[error("{}: this model has no experts, so there is nothing to have in low precision", path.display())]
-    NoExperts {
-        /// The model file.
-        path: PathBuf,
-    },
-    /// The low-precision file's experts have other shapes.
+    NoExperts { path: PathBuf },
     #[error("{}: this file cannot serve as low precision: {mismatch}", path.display())]
-    Mismatch {
-        /// The low-precision file.
-        path: PathBuf,
-        /// The mismatch.
-        mismatch: LowMismatch,
-    },
-    /// Low-precision experts of a pack that was made from another model.
+    Mismatch { path: PathBuf, mismatch: LowMismatch },
     #[error(
         "{}: these low-precision experts were made from another model than {}: {what} (it was called {source_name})",
         low.display(), model.display()
     )]
-    OfAnotherModel {
-        /// The pack.
-        low: PathBuf,
-        /// The model.
-        model: PathBuf,
-        /// Name of the model that the pack was made from, at that time.
-        source_name: String,
-        /// The difference.
-        what: &'static str,
-    },
-    /// Unknown types for low-precision versions.
+    OfAnotherModel { low: PathBuf, model: PathBuf, source_name: String, what: &'static str },
     #[error("low-precision types: {0}")]
     Types(TypeChoiceError),
-    /// Low-precision versions requested for a pack; they are made from plain models.
     #[error("{}: this is a pack; low-precision versions are made of a plain GGUF", path.display())]
-    OfPack {
-        /// The pack.
-        path: PathBuf,
-    },
+    OfPack { path: PathBuf },
 }
 
 /// Checks that `low` is the same model as `model` in another quant: architecture, sizes, vocabulary, the shapes of all

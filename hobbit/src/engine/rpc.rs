@@ -15,30 +15,16 @@ use super::ggml;
 
 /// Errors of serving devices.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // The messages are the documentation.
 pub enum RpcError {
-    /// No device has the requested name.
     #[error("no device is named '{name}'; there are {known}")]
-    UnknownDevice {
-        /// The requested name.
-        name: String,
-        /// The available devices.
-        known: String,
-    },
-    /// ggml has no device that computes.
+    UnknownDevice { name: String, known: String },
     #[error("no device found, not even a CPU: put ggml's backend libraries (libggml-*.so) beside the program")]
     NoDevice,
-    /// A directory name that contains a NUL.
     #[error("{}: the name of this directory contains a NUL", .0.display())]
     Path(PathBuf),
-    /// The system refuses to listen, or to continue listening.
     #[error("{action}: {source}")]
-    Listen {
-        /// The failed operation, with the address.
-        action: String,
-        /// The cause.
-        source: io::Error,
-    },
-    /// A device does not start, or ggml stopped.
+    Listen { action: String, source: io::Error },
     #[error("cannot serve: {0}")]
     Failed(String),
 }

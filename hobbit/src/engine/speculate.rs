@@ -23,8 +23,8 @@ use hobbit_core::stats::PhaseStats;
 
 /// Why a session does not speculate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // The messages are the documentation.
 pub enum NoSpeculation {
-    /// Drafts that the text does not take must be forgotten.
     #[error("the model's recurrent state cannot go back to the token before a draft")]
     Recurrent,
 }

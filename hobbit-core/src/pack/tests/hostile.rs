@@ -32,7 +32,6 @@ impl Small {
         }
         let mut bytes = Vec::new();
         header.finish().write(&mut bytes, |t, out| out.write_all(&vec![1; t.extent.len as usize])).unwrap();
-        bytes.extend(b"tail");
         fs::write(&model, &bytes).unwrap();
         let mut builder = PathTableBuilder::new(PredictShape::new([(0, 2)], |_| 1), PathLimits::default());
         builder.observe(0, [1]);
@@ -41,11 +40,11 @@ impl Small {
         pack(&model, &path, &PackSpec { low, bit_planes, thresholds, path_table, ..PackSpec::new(PackKind::Full) });
         let bytes = fs::read(&path).unwrap();
         let gguf = Gguf::open(&path).unwrap();
-        let own = ["hobbit.header", "hobbit.gaps", "hobbit.paths", "hobbit.index", "hobbit.checksums"].map(|name| {
+        let own = ["hobbit.header", "hobbit.paths", "hobbit.index", "hobbit.checksums"].map(|name| {
             let extent = gguf.tensor(name).unwrap().extent;
             extent.offset as usize..extent.end() as usize
         });
-        let index = own[3].clone();
+        let index = own[2].clone();
         let sensitive = std::iter::once(0..gguf.header_bytes.len()).chain(own).collect();
         let small = Self { _dir: dir, path, bytes, sensitive, index };
         assert!(small.accepts(&small.bytes));

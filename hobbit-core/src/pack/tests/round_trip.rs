@@ -126,11 +126,7 @@ fn odd_files_come_back_too() {
     for (what, edit) in [
         ("as it is", Box::new(|_: &mut Vec<u8>| ()) as Box<dyn Fn(&mut Vec<u8>)>),
         ("cut right after the last tensor", Box::new(|b| b.truncate(b.len() - 44))),
-        ("padding in use", Box::new(|b| b[norm + 12..norm + 64].fill(0xee))),
-        ("some of it", Box::new(|b| b[norm + 20] = 1)),
-        ("between header and data", Box::new(|b| b[norm - 1] = 9)),
         ("trailing zeros", Box::new(|b| b.resize(b.len() + 10_000, 0))),
-        ("trailing text", Box::new(|b| b.extend(b"\0\0appended by hand\0\0"))),
         (
             "two tensors exchanged",
             Box::new(|b| {
@@ -147,6 +143,20 @@ fn odd_files_come_back_too() {
         fs::write(&path, &file).unwrap();
         check(dir.path(), &path);
         assert!(fs::read(dir.path().join("unpacked.gguf")).unwrap() == file, "{what}");
+    }
+    // Nothing between tensors is packed: it is zero in the plain model, whose digest says so.
+    let (mut padded, mut longer) = (bytes.clone(), bytes.clone());
+    padded[norm - 1..norm].fill(9);
+    padded[norm + 12..norm + 64].fill(0xee);
+    longer.extend(b"appended by hand");
+    let zeros = [&bytes[..], &[0; 16]].concat();
+    for (file, plain) in [(padded, &bytes), (longer, &zeros)] {
+        fs::write(&path, &file).unwrap();
+        let out = dir.path().join("gaps.gguf");
+        pack(&path, &out, &PackSpec { force: true, ..PackSpec::new(PackKind::Full) });
+        let pack = Pack::open(&out).unwrap();
+        assert_ne!(pack.info.plain_sha256, Some(pack.info.source_sha256));
+        assert!(unpacked(&pack, dir.path()).unwrap() == *plain && verified(&pack).faults.is_empty());
     }
 }
 

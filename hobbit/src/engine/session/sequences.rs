@@ -14,17 +14,14 @@ use hobbit_core::stats::PhaseStats;
 
 /// Why a context cannot be shifted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // The messages are the documentation.
 pub enum NoShift {
-    /// The cache of a sliding window is smaller than the context ([`SessionOptions::swa_full`]).
     #[error("its sliding window keeps fewer tokens than the context")]
     Window,
-    /// As in models of images.
     #[error("its positions have several dimensions")]
     Dimensions,
-    /// llama.cpp rotates keys to shift them, and fails if there are none to rotate.
     #[error("its layers have no rotary positions")]
     NoRotation,
-    /// A cache that llama.cpp cannot shift.
     #[error("llama.cpp cannot move the positions in its cache")]
     Unsupported,
 }
