@@ -131,10 +131,7 @@ pub struct ModelOptions {
 impl ModelOptions {
     /// [`ModelOptions::kernels`] after the rule above.
     pub fn kernels_taken(&self) -> KernelChoice {
-        match self.precision.demands_exactness() {
-            true => KernelChoice::Identical,
-            false => self.kernels,
-        }
+        if self.precision.demands_exactness() { KernelChoice::Identical } else { self.kernels }
     }
 }
 

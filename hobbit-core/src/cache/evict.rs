@@ -79,9 +79,10 @@ impl Cache {
         if self.n_unwanted > 0 && candidates.iter().any(|candidate| is_unwanted(candidate.version)) {
             candidates.retain(|candidate| is_unwanted(candidate.version));
         }
-        let victim = match candidates.is_empty() {
-            true => None,
-            false => Some(candidates[self.policy.victim(incoming, &candidates, self.now)].version),
+        let victim = if candidates.is_empty() {
+            None
+        } else {
+            Some(candidates[self.policy.victim(incoming, &candidates, self.now)].version)
         };
         candidates.clear();
         self.candidates = candidates;

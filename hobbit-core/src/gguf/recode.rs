@@ -68,9 +68,10 @@ pub const IMPORTANCE_MAX: f32 = 1e18;
 pub fn count_rows(dtype: GgmlType, n_per_row: u64, len: usize) -> Result<(u64, u64), RecodeError> {
     let row_bytes = dtype.row_bytes(n_per_row).filter(|bytes| *bytes > 0);
     let row_bytes = row_bytes.ok_or(RecodeError::RowLength { dtype, n_per_row })?;
-    match (len as u64).is_multiple_of(row_bytes) {
-        true => Ok((len as u64 / row_bytes, row_bytes)),
-        false => Err(RecodeError::DataLength { dtype, n_per_row, row_bytes, found: len as u64 }),
+    if (len as u64).is_multiple_of(row_bytes) {
+        Ok((len as u64 / row_bytes, row_bytes))
+    } else {
+        Err(RecodeError::DataLength { dtype, n_per_row, row_bytes, found: len as u64 })
     }
 }
 

@@ -15,7 +15,6 @@ mod format;
 pub mod imatrix;
 mod job;
 mod partial;
-mod plain;
 mod plan;
 mod read;
 #[cfg(test)]

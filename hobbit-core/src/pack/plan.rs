@@ -405,12 +405,7 @@ pub(super) fn importance_of(
     Ok(imatrix.map(of).transpose()?.flatten())
 }
 
-fn plain_form(
-    source: &Gguf,
-    kind: PackKind,
-    experts: &ExpertMap,
-    rows: &[Row],
-) -> Result<PlainForm, WriteError> {
+fn plain_form(source: &Gguf, kind: PackKind, experts: &ExpertMap, rows: &[Row]) -> Result<PlainForm, WriteError> {
     if kind == PackKind::Low {
         return Ok(PlainForm::None);
     }

@@ -10,11 +10,12 @@ use super::SliceTypes;
 use super::bit_planes::{self, Planes};
 use super::error::PackError;
 use super::format::{self, PackKind, ROW_BYTES, Row, Sha256, VERSIONS_MAX, key};
-use super::plain;
 use crate::expert::{Extent, Precision, Version};
+use crate::files::FileState;
 use crate::gguf::experts::parse_name;
 use crate::gguf::{
-    Catalog, ExpertMap, GgmlType, Gguf, LayerCatalog, LayerExperts, SliceSource, Stored, TensorInfo, VersionSource,
+    Catalog, ExpertMap, GgmlType, Gguf, LayerCatalog, LayerExperts, Segment, SliceSource, SourceFile, Stored,
+    TensorInfo, VersionSource, VirtualGguf,
 };
 use crate::predict::{PathTable, PredictShape};
 use crate::store::BLOCK_BYTES;
@@ -109,7 +110,7 @@ impl Pack {
         if raw.tensor(format::PATHS).is_some() {
             own_tensor(&raw, path, format::PATHS, GgmlType::I8, PathTable::BYTES_MAX)?;
         }
-        let plain = plain::model(&raw, path, kind, header, info.source_size)?;
+        let plain = plain_model(&raw, path, kind, header, info.source_size)?;
         let experts = plain.experts()?;
         let n_experts: u64 = experts.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
         if n_experts == 0 || n_experts > VERSIONS_MAX {
@@ -426,4 +427,45 @@ impl Builder<'_> {
         let slices = shape.slices.iter().map(slice).collect();
         Ok(VersionSource { class, slices, record: Some(packed.record) })
     }
+}
+
+/// Builds the plain model of `header`, the source's header of a file of `source_size` bytes.
+fn plain_model(raw: &Gguf, path: &Path, kind: PackKind, header: Vec<u8>, source_size: u64) -> Result<Gguf, PackError> {
+    let (parsed, metadata) = Gguf::parse_header(&header, source_size, path)?;
+    let in_pack = |name: &str| raw.tensor(name).map(|t| t.extent);
+    let mut segments = Vec::new();
+    for (i, tensor) in parsed.tensors.iter().enumerate() {
+        let expert = parse_name(&tensor.name).is_some();
+        let source = match raw.tensor(&tensor.name) {
+            _ if expert || kind == PackKind::Low => None,
+            Some(t) if t.dtype == tensor.dtype && t.dims == tensor.dims => Some(t.extent),
+            found => {
+                let found = found.map_or("no such tensor".to_owned(), |t| format!("{} {:?}", t.dtype, t.dims));
+                let expected = format!("{} {:?} as in the plain header", tensor.dtype, tensor.dims);
+                return Err(PackError::malformed(path, format!("tensor '{}'", tensor.name), found, expected));
+            }
+        };
+        let Extent { offset: start, len, .. } = tensor.extent;
+        if len > 0 {
+            segments.push(Segment { start, len, source, in_file: expert, tensor: Some(i as u32) });
+        }
+    }
+    segments.sort_unstable_by_key(|segment| segment.start);
+    let mut end = header.len() as u64;
+    for segment in &segments {
+        if segment.start < end || segment.end() > source_size {
+            let found = format!("bytes {}..{}", segment.start, segment.end());
+            let expected = format!("bytes between tensors, in {end}..{source_size}");
+            return Err(PackError::malformed(path, "plain layout", found, expected));
+        }
+        end = segment.end();
+    }
+    let stored = VirtualGguf { header, segments, len: source_size };
+    let place = |tensor: &TensorInfo| match in_pack(&tensor.name) {
+        Some(extent) if kind == PackKind::Full && parse_name(&tensor.name).is_none() => extent.offset,
+        _ => i64::MAX as u64 - tensor.extent.len,
+    };
+    let nowhere = || SourceFile { path: path.to_owned(), len: 0, state: FileState::default() };
+    let file = raw.files.first().cloned().unwrap_or_else(nowhere);
+    Ok(Gguf::relocated(file, parsed, metadata, stored, place)?)
 }

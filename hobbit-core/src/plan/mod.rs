@@ -379,9 +379,10 @@ impl MemoryPlan {
         let room = self.unused().min(asked.saturating_sub(self.expert_cache));
         let all: u64 = self.low_pools().map(|pool| pool.expert_stride * u64::from(pool.n_versions)).sum();
         let slot_bytes = self.staging_slot_bytes.max(1);
-        let staging = match room < all {
-            true => (room / 10 / slot_bytes).clamp(u64::from(staging.min), u64::from(staging.wanted)),
-            false => 0,
+        let staging = if room < all {
+            (room / 10 / slot_bytes).clamp(u64::from(staging.min), u64::from(staging.wanted))
+        } else {
+            0
         };
         let Some(room) = room.checked_sub(staging * slot_bytes).filter(|_| all > 0) else { return false };
         for pool in self.pools.iter_mut().filter(|pool| pool.precision == Precision::Low) {

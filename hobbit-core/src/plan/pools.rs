@@ -182,10 +182,7 @@ impl<'a> Experts<'a> {
         let (mut too_little, mut enough) = (0, self.bytes());
         while too_little < enough {
             let cache = too_little + (enough - too_little) / 2;
-            match self.holds_cycle(cache) {
-                true => enough = cache,
-                false => too_little = cache + 1,
-            }
+            if self.holds_cycle(cache) { enough = cache } else { too_little = cache + 1 }
         }
         enough
     }

@@ -423,9 +423,10 @@ fn check(input: &PlanInput) {
             }
             assert_eq!(plan.staging, plan.staging_slot_bytes * u64::from(plan.staging_slots));
             assert!(input.pools.iter().all(|pool| pool.slice_stride_max <= plan.staging_slot_bytes));
-            match plan.is_fully_resident() {
-                true => assert_eq!((plan.low_cache, plan.staging), (0, 0)),
-                false => assert!(plan.staging_slots >= input.staging.min),
+            if plan.is_fully_resident() {
+                assert_eq!((plan.low_cache, plan.staging), (0, 0))
+            } else {
+                assert!(plan.staging_slots >= input.staging.min)
             }
             check_low_share(input, &plan);
             if let Some(decode) = &plan.decode {

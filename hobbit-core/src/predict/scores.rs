@@ -6,9 +6,8 @@
 pub fn softmax(logits: &[f32], out: &mut Vec<f32>) {
     let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     out.clear();
-    out.extend(logits.iter().map(|&logit| match best.is_finite() {
-        true => (logit - best).exp(),
-        false => f32::from(u8::from(best > 0.0 && logit == best)),
+    out.extend(logits.iter().map(|&logit| {
+        if best.is_finite() { (logit - best).exp() } else { f32::from(u8::from(best > 0.0 && logit == best)) }
     }));
     out.iter_mut().filter(|share| share.is_nan()).for_each(|share| *share = 0.0);
     let sum: f32 = out.iter().sum();

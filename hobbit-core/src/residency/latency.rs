@@ -222,10 +222,7 @@ impl Latency {
             self.step = needed;
         }
         let is_confirmed = self.step == before && !waits && self.trials > 1;
-        self.rest = match is_confirmed {
-            true => self.rest.saturating_mul(2).min(REST_TOKENS_MAX),
-            false => REST_TOKENS,
-        };
+        self.rest = if is_confirmed { self.rest.saturating_mul(2).min(REST_TOKENS_MAX) } else { REST_TOKENS };
         self.was_slow = false;
         self.tell();
         self.state = State::Rest { left: self.rest, token: 0, took: Mean::default() };

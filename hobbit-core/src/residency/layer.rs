@@ -209,9 +209,8 @@ fn reroute<R: Reads, O: Observer, C: Compute<R, O>>(
         only_present && compute.router().weighing(selection) == Weighing::OfAll
     } else {
         // An expert that finds a free slot is read once and stays.
-        let has_empty_slot = |version: Version| match compute.copies() {
-            true => compute.has_empty_slot(version),
-            false => residency.cache().has_empty_slot(version),
+        let has_empty_slot = |version: Version| {
+            if compute.copies() { compute.has_empty_slot(version) } else { residency.cache().has_empty_slot(version) }
         };
         only_present || !missing.iter().any(|&version| has_empty_slot(version))
     };
@@ -235,9 +234,10 @@ fn demand<R: Reads, O: Observer, C: Compute<R, O>>(
     if compute.recorded_demands(selection) {
         return Ok(());
     }
-    let weights = match residency.precisions.asks_weights(selection.phase()) {
-        true => compute.router().weights(selection, WeightsFor::Demands)?,
-        false => Vec::new(),
+    let weights = if residency.precisions.asks_weights(selection.phase()) {
+        compute.router().weights(selection, WeightsFor::Demands)?
+    } else {
+        Vec::new()
     };
     selection.demand(&mut residency.precisions, &weights);
     Ok(())

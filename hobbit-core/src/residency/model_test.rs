@@ -224,9 +224,10 @@ impl Model {
             used.push((index, precision));
             let version = Version { expert, precision };
             // Where nothing may depend on the disk's speed, a read that has not landed is a hit, too.
-            let is_there = match self.residency.precisions.options.deterministic {
-                true => self.residency.cache().lookup(version).is_some(),
-                false => self.is_ready(version),
+            let is_there = if self.residency.precisions.options.deterministic {
+                self.residency.cache().lookup(version).is_some()
+            } else {
+                self.is_ready(version)
             };
             hits += u64::from(devices.has(version) || is_there);
         }

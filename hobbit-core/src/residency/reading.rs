@@ -230,10 +230,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             }
         };
         for (slot, &kind) in slot.iter().flat_map(|slot| kinds.iter().map(move |kind| (*slot, kind))) {
-            match is_ok {
-                true => self.cache.set_ready(slot, kind),
-                false => self.cache.set_failed(slot, kind),
-            }
+            if is_ok { self.cache.set_ready(slot, kind) } else { self.cache.set_failed(slot, kind) }
         }
         let n_slices = kinds.len();
         self.read_ahead_landed(target.version(), is_ok);

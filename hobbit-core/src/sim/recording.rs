@@ -67,9 +67,10 @@ impl Recording {
             }
         }
         let path = path.to_owned();
-        match has_batches {
-            true => Ok(Self { path, header, start, events, truncated: reader.truncated() }),
-            false => Err(SimError::NoBatches { path }),
+        if has_batches {
+            Ok(Self { path, header, start, events, truncated: reader.truncated() })
+        } else {
+            Err(SimError::NoBatches { path })
         }
     }
 
@@ -110,9 +111,10 @@ pub(super) fn need_order(record: &LayerRecord, order: &mut Vec<u16>) {
                 order.push(expert);
             }
         };
-        match needed.is_empty() {
-            true => record.chosen.iter().copied().for_each(push),
-            false => needed.iter().map(|needed| needed.expert).for_each(push),
+        if needed.is_empty() {
+            record.chosen.iter().copied().for_each(push)
+        } else {
+            needed.iter().map(|needed| needed.expert).for_each(push)
         }
         return;
     }

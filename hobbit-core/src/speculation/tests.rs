@@ -70,14 +70,13 @@ impl World {
             let seconds = (1.0 + self.slope * f64::from(drafted)) * self.pace * noise + wait_seconds;
             // The drafter is asked wherever the gate allows it.
             let draft_seconds = self.draft_seconds * f64::from(self.computes.filter(|_| n > 0).unwrap_or(n));
-            let caught_up = match n > 0 && self.behind > 16 {
-                true => (self.behind, self.read_seconds * self.behind as f64),
-                false => (0, 0.0),
+            let caught_up = if n > 0 && self.behind > 16 {
+                (self.behind, self.read_seconds * self.behind as f64)
+            } else {
+                (0, 0.0)
             };
-            let n_missing = match self.tells {
-                true => ((self.n_missing * f64::from(drafted)) as u64, self.n_missing as u64),
-                false => (0, 0),
-            };
+            let n_missing =
+                if self.tells { ((self.n_missing * f64::from(drafted)) as u64, self.n_missing as u64) } else { (0, 0) };
             let wait_seconds = if self.tells { wait_seconds } else { 0.0 };
             gate.stepped(&Step { drafts, draft_seconds, caught_up, seconds, wait_seconds, n_missing });
             let n_new = self.n_sequences as u64 + u64::from(accepted);

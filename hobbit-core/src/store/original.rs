@@ -112,9 +112,10 @@ impl Original {
         if written.is_short {
             return Err(StoreError::Cut { path: self.path.clone() });
         }
-        match now.is_unwritten_since(written.restored.as_ref().unwrap_or(&self.state)) {
-            true => Ok(()),
-            false => Err(self.changed("its length, or the time of its last write, is another")),
+        if now.is_unwritten_since(written.restored.as_ref().unwrap_or(&self.state)) {
+            Ok(())
+        } else {
+            Err(self.changed("its length, or the time of its last write, is another"))
         }
     }
 

@@ -1,7 +1,6 @@
 //! One read: source, destination, and answer.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::StoreError;
 use super::form::Form;
@@ -93,15 +92,6 @@ pub struct ReadDone {
     pub ticket: u64,
     /// Bytes moved from the device, page cache or memory: at least `extent.len`, more where whole blocks were read.
     pub result: Result<u64, StoreError>,
-    /// Time from the store's acceptance to this answer, in microseconds.
-    pub elapsed_us: u64,
-}
-
-impl ReadDone {
-    pub(super) fn new(ticket: u64, result: Result<u64, StoreError>, started: Instant) -> Self {
-        let elapsed_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        Self { ticket, result, elapsed_us }
-    }
 }
 
 /// Receiver of answers. Called on the store's threads, so it must be short and must not wait for I/O; it may call

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
@@ -58,7 +57,6 @@ enum Work {
 struct Slice {
     request: ReadRequest,
     sink: Arc<dyn Completion>,
-    started: Instant,
     /// Chunks not yet done.
     pending: AtomicUsize,
     /// The first error; later chunks of the slice are then skipped.
@@ -103,17 +101,15 @@ impl<S: Source> Store for Workers<S> {
     }
 
     fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>) {
-        let started = Instant::now();
         for request in requests {
             if let Err(error) = request.check(self.source.files()) {
-                Arc::clone(sink).complete(ReadDone::new(request.ticket, Err(error), started));
+                Arc::clone(sink).complete(ReadDone { ticket: request.ticket, result: Err(error) });
                 continue;
             }
             let work = self.work(&request);
             let slice = Arc::new(Slice {
                 request,
                 sink: Arc::clone(sink),
-                started,
                 pending: AtomicUsize::new(work.len()),
                 error: Mutex::new(None),
             });
@@ -153,7 +149,7 @@ impl Slice {
         // AcqRel: the last one must see the bytes and the error that the others wrote.
         if self.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
             let result = self.error().take().map_or(Ok(self.request.bytes()), Err);
-            Arc::clone(&self.sink).complete(ReadDone::new(self.request.ticket, result, self.started));
+            Arc::clone(&self.sink).complete(ReadDone { ticket: self.request.ticket, result });
         }
     }
 }

@@ -305,9 +305,10 @@ impl Contention {
             self.calm_seconds += sample.seconds;
             let was_suspected = std::mem::replace(&mut self.is_suspected, share >= WAITED_SHARE_CONTENDED);
             if share >= WAITED_SHARE_CERTAIN || self.is_suspected && was_suspected {
-                self.patience_seconds = match self.calm_seconds <= RELAPSE_SECONDS {
-                    true => (2.0 * self.patience_seconds).min(PATIENCE_SECONDS_MAX),
-                    false => PATIENCE_SECONDS,
+                self.patience_seconds = if self.calm_seconds <= RELAPSE_SECONDS {
+                    (2.0 * self.patience_seconds).min(PATIENCE_SECONDS_MAX)
+                } else {
+                    PATIENCE_SECONDS
                 };
                 (self.is_contended, self.calm_seconds) = (true, 0.0);
             }

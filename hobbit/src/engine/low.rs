@@ -226,17 +226,11 @@ impl Distance {
 
     /// The largest distance, in root mean squares of the first tensor. NaN stays NaN, which is within no tolerance.
     fn largest_in_rms(&self) -> f64 {
-        match self.largest == 0.0 {
-            true => 0.0,
-            false => self.largest / (self.squares / self.n as f64).sqrt(),
-        }
+        if self.largest == 0.0 { 0.0 } else { self.largest / (self.squares / self.n as f64).sqrt() }
     }
 
     fn relative(&self) -> f64 {
-        match self.square_errors == 0.0 {
-            true => 0.0,
-            false => (self.square_errors / self.squares).sqrt(),
-        }
+        if self.square_errors == 0.0 { 0.0 } else { (self.square_errors / self.squares).sqrt() }
     }
 }
 

@@ -388,10 +388,7 @@ fn lookahead_of(model: &Model, precisions: &Precisions, hides_waits: bool) -> Lo
 
 /// Precision and pace of prefetches.
 fn prefetch_options(model: &Model, precisions: &Precisions) -> PrefetchOptions {
-    let thresholds = match precisions.is_exact() {
-        true => Thresholds { t1: 1.0, t2: 1.0 },
-        false => precisions.thresholds,
-    };
+    let thresholds = if precisions.is_exact() { Thresholds { t1: 1.0, t2: 1.0 } } else { precisions.thresholds };
     PrefetchOptions {
         thresholds,
         pace: model.shared.options.caching.prefetch.pace(model.predictor()),

@@ -346,9 +346,10 @@ impl Model {
         };
         let cache = memories.host.cache();
         for (version, slot) in cache.residents() {
-            let place = match cache.is_ready(slot) {
-                true => ExpertPlace::Held(version.precision),
-                false => ExpertPlace::Arriving(version.precision),
+            let place = if cache.is_ready(slot) {
+                ExpertPlace::Held(version.precision)
+            } else {
+                ExpertPlace::Arriving(version.precision)
             };
             put(version.expert.layer, version.expert.index, place);
         }

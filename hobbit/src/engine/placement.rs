@@ -112,10 +112,8 @@ impl Placement {
                 "{name} has no products of {dtype} experts: those of {n} layers are computed on the CPU"
             ));
         }
-        let mut raw: Vec<llama::ggml_backend_dev_t> = match map.is_empty() {
-            true => chosen,
-            false => wrappers.iter().map(|wrapper| wrapper.raw).collect(),
-        };
+        let mut raw: Vec<llama::ggml_backend_dev_t> =
+            if map.is_empty() { chosen } else { wrappers.iter().map(|wrapper| wrapper.raw).collect() };
         raw.push(ptr::null_mut());
         let mut overrides = Overrides::default();
         for pattern in tables.patterns() {

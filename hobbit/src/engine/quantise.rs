@@ -89,10 +89,7 @@ impl Recode for Ggml {
     }
 
     fn supports(&self, to: GgmlType) -> Result<(), RecodeError> {
-        match ENCODABLE.contains(&to.name()) {
-            true => Ok(()),
-            false => Err(RecodeError::NotEncodable { dtype: to }),
-        }
+        if ENCODABLE.contains(&to.name()) { Ok(()) } else { Err(RecodeError::NotEncodable { dtype: to }) }
     }
 
     fn needs_importance(&self, to: GgmlType) -> bool {
@@ -114,9 +111,10 @@ fn check_values(floats: &[f32], to: GgmlType, n_per_row: u64, first: u64) -> Res
     // A comparison with NaN is false, so NaN fails the check.
     let Some(at) = floats.iter().position(|value| !(-limit..=limit).contains(value)) else { return Ok(()) };
     let (row, column, value) = (first + at as u64 / n_per_row, at as u64 % n_per_row, floats[at]);
-    Err(match value.is_finite() {
-        true => RecodeError::OutOfRange { dtype: to, row, column, value, limit },
-        false => RecodeError::NotFinite { row, column, value },
+    Err(if value.is_finite() {
+        RecodeError::OutOfRange { dtype: to, row, column, value, limit }
+    } else {
+        RecodeError::NotFinite { row, column, value }
     })
 }
 

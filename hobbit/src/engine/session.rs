@@ -158,9 +158,10 @@ impl Session {
             // SAFETY: the model is live; params point at the interrupt flag and the hook, which the session keeps.
             let init = || {
                 purpose.during(|| unsafe {
-                    match model.shared.options.mtp {
-                        true => RawContext::with_mtp(&model.shared.raw, params),
-                        false => RawContext::new(&model.shared.raw, params),
+                    if model.shared.options.mtp {
+                        RawContext::with_mtp(&model.shared.raw, params)
+                    } else {
+                        RawContext::new(&model.shared.raw, params)
                     }
                 })
             };

@@ -89,9 +89,10 @@ impl ModelSource {
             add_low(&mut catalog, &gguf, sha256, &low_path, &mut files)?;
             low_name = Some(low_path.file_name().unwrap_or_default().display().to_string());
         }
-        let mode = options.precision.mode.unwrap_or(match catalog.has_low() {
-            true => PrecisionMode::Dynamic,
-            false => PrecisionMode::Exact,
+        let mode = options.precision.mode.unwrap_or(if catalog.has_low() {
+            PrecisionMode::Dynamic
+        } else {
+            PrecisionMode::Exact
         });
         let carried = info.as_ref().and_then(|info| info.t1.zip(info.t2));
         let (t1, t2) = options.precision.thresholds(carried);

@@ -66,9 +66,10 @@ impl Tables {
     pub(super) fn of(gguf: &Gguf, options: &ModelOptions) -> Self {
         let is_placed = options.device.override_tensors.iter().any(|own| own.pattern.contains("token_embd"));
         let n_tokens = gguf.tensor("token_embd.weight").and_then(|tensor| tensor.dims.get(1).copied());
-        let all = match is_placed || !options.adapters.lora.is_empty() {
-            true => Vec::new(),
-            false => gguf.row_tables().filter_map(|info| Table::of(info, n_tokens)).collect(),
+        let all = if is_placed || !options.adapters.lora.is_empty() {
+            Vec::new()
+        } else {
+            gguf.row_tables().filter_map(|info| Table::of(info, n_tokens)).collect()
         };
         let mtp = gguf.mtp_layers().filter(|_| options.mtp).unwrap_or(0..0);
         let idle = || gguf.tensors_from(if mtp.is_empty() { n_layers_run(gguf, options) } else { u64::MAX });

@@ -334,10 +334,7 @@ impl Tier {
         if self.cache.share_of(Version { expert, precision }).is_some() {
             self.drafts.touch(&mut self.cache, selection, expert, hit, Some(precision));
         }
-        match hit {
-            true => self.counters.hits += 1,
-            false => self.counters.misses += 1,
-        }
+        if hit { self.counters.hits += 1 } else { self.counters.misses += 1 }
     }
 
     /// Tells the policy of experts that tokens were routed away from, which the device copies when the link is idle.

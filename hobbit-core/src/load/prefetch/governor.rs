@@ -265,10 +265,8 @@ impl Governor {
         let is_clear = share.abs() > 2.0 * error || error < SHARE_MIN;
         let is_confirmed = self.decided_on == is_on && self.report.trials > 1;
         self.report.given_up += u64::from(!is_on && (self.decided_on || self.report.trials == 1));
-        self.rest = match is_confirmed && is_clear {
-            true => self.rest.saturating_mul(2).min(REST_TOKENS_MAX),
-            false => REST_TOKENS,
-        };
+        self.rest =
+            if is_confirmed && is_clear { self.rest.saturating_mul(2).min(REST_TOKENS_MAX) } else { REST_TOKENS };
         // Half of a trial's tokens have the worse setting.
         let lost = 2.0 * f64::from(Self::WINDOW) * share.abs();
         let owed = (lost / COST_MAX).min(f64::from(REST_TOKENS_MAX)) as u32;

@@ -50,4 +50,4 @@ mod tests;
 pub use estimates::{Chances, Estimates, Guess, MissRate, Odds, Presence};
 pub(crate) use governor::Mean;
 pub use governor::{Governor, GovernorReason, GovernorReport};
-pub use planner::{Holdings, Link, Load, Pace, PrefetchCounters, PrefetchOptions, Prefetcher, Settled};
+pub use planner::{Holdings, Link, Load, Pace, PrefetchCounters, PrefetchOptions, Prefetcher};

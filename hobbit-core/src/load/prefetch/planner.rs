@@ -93,22 +93,10 @@ pub struct Load {
     pub slack_seconds: f64,
     /// Expected saved wait in seconds, see [`super`]; the score instead where no worth is judged.
     pub saved: f64,
-    /// Seconds of reading that it saves if the expert is asked for in low and in high precision; 0 where unknown.
-    pub spares: [f64; 2],
 }
 
-/// Result of the loads for one layer, by the estimates.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Settled {
-    /// Seconds of waiting that used loads saved.
-    pub saved_seconds: f64,
-    /// Seconds that unused loads may have delayed demand reads.
-    pub delayed_seconds: f64,
-}
-
-/// Counted since the planner was made. Seconds are the planner's estimates; what was measured is in
-/// [`super::GovernorReport`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+/// Counted since the planner was made. Measured times are in [`super::GovernorReport`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct PrefetchCounters {
     pub issued: u64,
     pub issued_bytes: u64,
@@ -124,8 +112,6 @@ pub struct PrefetchCounters {
     pub wasted: u64,
     /// Their bytes, those never read included.
     pub wasted_bytes: u64,
-    pub saved_seconds: f64,
-    pub delayed_seconds: f64,
 }
 
 /// Decides what to read ahead. One per link.
@@ -145,8 +131,6 @@ pub struct Prefetcher {
     masked: Vec<ExpertId>,
     regret: Regret,
     pub counters: PrefetchCounters,
-    /// Delay by wrong guesses that were dropped since the last layer was settled.
-    stuck_seconds: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -167,7 +151,6 @@ impl Prefetcher {
             masked: Vec::new(),
             regret: Regret::default(),
             counters: PrefetchCounters::default(),
-            stuck_seconds: 0.0,
         }
     }
 
@@ -245,10 +228,9 @@ impl Prefetcher {
 
     /// A load was withdrawn before all of it was read: its layer does not use it.
     pub fn dropped(&mut self, version: Version) {
-        let Some(place) = self.outstanding.iter().position(|own| own.load.version == version) else { return };
-        let own = self.outstanding.swap_remove(place);
-        self.counters.dropped += 1;
-        self.stuck_seconds += self.stuck(&own.load);
+        let before = self.outstanding.len();
+        self.outstanding.retain(|own| own.load.version != version);
+        self.counters.dropped += (before - self.outstanding.len()) as u64;
     }
 
     /// Seconds of a wrong guess that can no longer be withdrawn when its layer begins.
@@ -265,8 +247,8 @@ impl Prefetcher {
     }
 
     /// The router of `layer` chose these experts, with their weights, for each token of a batch; `used` versions are
-    /// used. `waits`: others are read on demand now, so wrong guesses may delay them.
-    pub fn settle(&mut self, layer: u16, tokens: &[Vec<(u16, f32)>], used: &[Version], waits: bool) -> Settled {
+    /// used. `waits`: others are read on demand now.
+    pub fn settle(&mut self, layer: u16, tokens: &[Vec<(u16, f32)>], used: &[Version], waits: bool) {
         let demands = self.demands(tokens);
         let asked = |index: u16| demands.iter().find(|(own, _)| *own == index).map(|(_, demand)| *demand);
         self.regret.used(layer, used, waits);
@@ -278,8 +260,6 @@ impl Prefetcher {
             }
             !is_here
         });
-        let mut settled = Settled::default();
-        let mut stuck = Vec::new();
         let counters = &mut self.counters;
         self.outstanding.retain(|&Outstanding { load, has_landed }| {
             if load.version.expert.layer != layer {
@@ -287,31 +267,12 @@ impl Prefetcher {
             }
             if used.contains(&load.version) {
                 *(if has_landed { &mut counters.useful } else { &mut counters.late }) += 1;
-                let spared = match asked(load.version.expert.index) {
-                    Some(Demand::High) => load.spares[1],
-                    Some(Demand::Low) => load.spares[0],
-                    Some(Demand::Skip) | None => 0.0,
-                };
-                // The rest of a late read is waited for.
-                let left = if has_landed { 0.0 } else { (load.load_seconds - load.slack_seconds).max(0.0) };
-                settled.saved_seconds += (spared - left).max(0.0);
-                settled.delayed_seconds += (left - spared).max(0.0);
-                return false;
-            }
-            counters.wasted += 1;
-            counters.wasted_bytes += load.bytes;
-            if !has_landed {
-                stuck.push(load);
+            } else {
+                counters.wasted += 1;
+                counters.wasted_bytes += load.bytes;
             }
             false
         });
-        let dropped = std::mem::take(&mut self.stuck_seconds);
-        if waits {
-            settled.delayed_seconds += dropped + stuck.iter().map(|load| self.stuck(load)).sum::<f64>();
-        }
-        self.counters.saved_seconds += settled.saved_seconds;
-        self.counters.delayed_seconds += settled.delayed_seconds;
-        settled
     }
 
     /// The tokens' demands, each expert once: the highest demand of all tokens.
@@ -449,13 +410,11 @@ impl Prefetcher {
         let spare = |asked| self.estimates.load_seconds(candidate.spared(asked, precision)).unwrap_or(0.0);
         let left = (load_seconds - slack_seconds).max(0.0);
         let spares = [spare(Demand::Low), spare(Demand::High)];
-        let load = Load { version, bytes, distance, load_seconds, slack_seconds, saved: 0.0, spares };
+        let load = Load { version, bytes, distance, load_seconds, slack_seconds, saved: 0.0 };
         let stuck = self.stuck(&load);
         let of = |chance: f32, spare: f64| f64::from(chance) * if spare > 0.0 { spare - left } else { -stuck };
-        let regret = match candidate.displaces[precision.index()] {
-            true => self.regret.chance(self.estimates.hit_rate()),
-            false => 0.0,
-        };
+        let regret =
+            if candidate.displaces[precision.index()] { self.regret.chance(self.estimates.hit_rate()) } else { 0.0 };
         let wrong = (1.0 - f64::from(chances.low) - f64::from(chances.high)).max(0.0);
         let saved = of(chances.low, spares[0]) + of(chances.high, spares[1]) - wrong * (stuck + regret * load_seconds);
         (slack_seconds > 0.0 && saved > self.options.saved_min * load_seconds).then_some(Load { saved, ..load })
@@ -513,9 +472,9 @@ impl Prefetcher {
             let outstanding = self.outstanding.iter().filter(|own| is_here(&own.load)).count();
             if loads.len() < room && outstanding + loads.iter().filter(|load| is_here(load)).count() < n(bytes) {
                 let Predicted { score, distance, .. } = candidate.predicted;
-                let (load_seconds, slack_seconds, spares) = (0.0, 0.0, [0.0; 2]);
+                let (load_seconds, slack_seconds) = (0.0, 0.0);
                 let saved = f64::from(score);
-                loads.push(Load { version, bytes, distance, load_seconds, slack_seconds, saved, spares });
+                loads.push(Load { version, bytes, distance, load_seconds, slack_seconds, saved });
             }
         }
         loads

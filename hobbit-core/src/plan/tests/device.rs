@@ -145,9 +145,10 @@ fn check(input: &DevicePlanInput, more: u64) {
                 assert!(plan.cache <= wanted || plan.is_fully_resident);
             }
             let is_elsewhere = matches!(input.wanted, ExpertCache::Bytes(0) | ExpertCache::Percent(0.0));
-            match plan.is_fully_resident || is_elsewhere {
-                true => assert_eq!(plan.staging_slots, 0),
-                false => assert!(plan.staging_slots >= input.staging.min),
+            if plan.is_fully_resident || is_elsewhere {
+                assert_eq!(plan.staging_slots, 0)
+            } else {
+                assert!(plan.staging_slots >= input.staging.min)
             }
             // More free memory on the same device is never worse, except for one slot that staging takes.
             let larger = DevicePlanInput { free: input.free + more, ..input.clone() };

@@ -98,9 +98,10 @@ impl PathTable {
 }
 
 fn check_len(found: u64) -> Result<(), PathTableError> {
-    match found <= PathTable::BYTES_MAX {
-        true => Ok(()),
-        false => Err(PathTableError::TooLong { found, limit: PathTable::BYTES_MAX }),
+    if found <= PathTable::BYTES_MAX {
+        Ok(())
+    } else {
+        Err(PathTableError::TooLong { found, limit: PathTable::BYTES_MAX })
     }
 }
 

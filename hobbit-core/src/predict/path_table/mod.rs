@@ -134,9 +134,8 @@ impl PathTable {
 
     /// Checks that the table was made of a model of this shape; the error names the first difference.
     pub fn check_shape(&self, shape: &PredictShape) -> Result<(), PathTableError> {
-        let differs = |what: String, found: usize, expected: usize| match found == expected {
-            true => Ok(()),
-            false => Err(PathTableError::Shape { what, found, expected }),
+        let differs = |what: String, found: usize, expected: usize| {
+            if found == expected { Ok(()) } else { Err(PathTableError::Shape { what, found, expected }) }
         };
         differs("number of layers with experts".into(), self.layers.len(), shape.layers.len())?;
         for (own, &(layer, n_expert, k)) in self.layers.iter().zip(&shape.layers) {

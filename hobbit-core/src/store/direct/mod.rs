@@ -23,7 +23,6 @@ mod units;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
 
 use crossbeam_channel::{Sender, bounded, unbounded};
 
@@ -116,25 +115,24 @@ impl Store for DirectStore {
     }
 
     fn submit(&self, requests: Vec<ReadRequest>, sink: &Arc<dyn Completion>) {
-        let started = Instant::now();
         let mut accepted = Vec::with_capacity(requests.len());
         for request in requests {
             match request.check(self.files) {
                 Ok(()) if request.extent.len > 0 => accepted.push(request),
-                Ok(()) => Arc::clone(sink).complete(ReadDone::new(request.ticket, Ok(0), started)),
-                Err(error) => Arc::clone(sink).complete(ReadDone::new(request.ticket, Err(error), started)),
+                Ok(()) => Arc::clone(sink).complete(ReadDone { ticket: request.ticket, result: Ok(0) }),
+                Err(error) => Arc::clone(sink).complete(ReadDone { ticket: request.ticket, result: Err(error) }),
             }
         }
         if accepted.is_empty() {
             return;
         }
-        match self.commands.send(Command::Read { requests: accepted, sink: Arc::clone(sink), started }) {
+        match self.commands.send(Command::Read { requests: accepted, sink: Arc::clone(sink) }) {
             Ok(()) => self.bell.ring(),
             Err(refused) => {
                 let Command::Read { requests, .. } = refused.into_inner() else { return };
                 for request in requests {
                     let error = StoreError::Stopped { engine: ENGINE };
-                    Arc::clone(sink).complete(ReadDone::new(request.ticket, Err(error), started));
+                    Arc::clone(sink).complete(ReadDone { ticket: request.ticket, result: Err(error) });
                 }
             }
         }

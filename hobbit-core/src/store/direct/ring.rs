@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
@@ -23,7 +23,7 @@ const REFUSALS_MAX: u32 = 1000;
 
 /// A message to the thread.
 pub(super) enum Command {
-    Read { requests: Vec<ReadRequest>, sink: Arc<dyn Completion>, started: Instant },
+    Read { requests: Vec<ReadRequest>, sink: Arc<dyn Completion> },
     Stop,
 }
 
@@ -127,9 +127,9 @@ impl Reader {
     fn take_commands(&mut self) {
         while let Ok(command) = self.inbox.try_recv() {
             match command {
-                Command::Read { requests, sink, started } => {
+                Command::Read { requests, sink } => {
                     for request in requests {
-                        let Some(slice) = Slice::new(request, Arc::clone(&sink), started) else { continue };
+                        let Some(slice) = Slice::new(request, Arc::clone(&sink)) else { continue };
                         let slice = Some(slice);
                         let number = match self.unused.pop() {
                             Some(number) => {

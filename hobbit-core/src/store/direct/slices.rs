@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::super::StoreError;
 use super::super::arena::Arena;
@@ -19,7 +18,6 @@ const RETRIES_MAX: u32 = 1000;
 pub(super) struct Slice {
     request: ReadRequest,
     sink: Arc<dyn Completion>,
-    started: Instant,
     way: Way,
     /// Rests of short reads, which are issued first.
     rests: Vec<Operation>,
@@ -67,7 +65,7 @@ pub(super) enum Issue {
 
 impl Slice {
     /// A slice to read. `None` if it needs memory of its own and there is none: the request is answered then.
-    pub fn new(request: ReadRequest, sink: Arc<dyn Completion>, started: Instant) -> Option<Self> {
+    pub fn new(request: ReadRequest, sink: Arc<dyn Completion>) -> Option<Self> {
         let way = match request.form.units(&request.extent) {
             None => Straight::new(&request).map(Way::Straight),
             Some(units) => Ok(Way::Units(Units::new(units))),
@@ -75,10 +73,10 @@ impl Slice {
         match way {
             Ok(way) => {
                 let (rests, in_flight, moved, retries, error) = (Vec::new(), 0, 0, 0, None);
-                Some(Self { request, sink, started, way, rests, in_flight, moved, retries, error })
+                Some(Self { request, sink, way, rests, in_flight, moved, retries, error })
             }
             Err(error) => {
-                sink.complete(ReadDone::new(request.ticket, Err(error), started));
+                sink.complete(ReadDone { ticket: request.ticket, result: Err(error) });
                 None
             }
         }
@@ -185,7 +183,7 @@ impl Slice {
             Way::Units(units) => units.close(buffers),
         }
         let result = self.error.map_or(Ok(self.moved), Err);
-        self.sink.complete(ReadDone::new(self.request.ticket, result, self.started));
+        self.sink.complete(ReadDone { ticket: self.request.ticket, result });
     }
 
     /// Answers a request that never reached the kernel.

@@ -39,9 +39,10 @@ pub(super) fn fixed_costs(
     // A dense model is mapped: its resident pages count as weights.
     let resident = runtime_bytes(weights, kv);
     // The last pages differ from run to run, and one slot more or less may change a text.
-    let resident = match model.shared.precisions.options.deterministic {
-        true => resident.next_multiple_of(RUNTIME_BYTES_STEP),
-        false => resident,
+    let resident = if model.shared.precisions.options.deterministic {
+        resident.next_multiple_of(RUNTIME_BYTES_STEP)
+    } else {
+        resident
     };
     let has_buffers = model.shared.catalog.has_planes() || model.shared.options.repack == Repack::On;
     let buffers = if has_buffers { PLANE_BUFFERS_BYTES } else { 0 };

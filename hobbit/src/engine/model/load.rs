@@ -83,18 +83,17 @@ impl Model {
         validate::check_header(&source.gguf, options)?;
         ggml::ready();
         let adapters = CheckedAdapters::read(&options.adapters, &source.gguf)?;
-        let (run_mode, n_ctx) = match source.map.is_empty() || wrap_store.is_some() {
-            true => (RunMode::Seam, 0),
-            false => run_mode::choose(&source, options, adapters.bytes())?,
+        let (run_mode, n_ctx) = if source.map.is_empty() || wrap_store.is_some() {
+            (RunMode::Seam, 0)
+        } else {
+            run_mode::choose(&source, options, adapters.bytes())?
         };
         if !source.map.is_empty() && !run_mode.is_passthrough() {
             adapters.leave_experts()?;
         }
         let ModelSource { gguf, map, mut catalog, originals, low_name, precisions, path_table, norms, .. } = source;
-        let mut tables = match map.is_empty() || run_mode.is_passthrough() {
-            true => Tables::default(),
-            false => Tables::of(&gguf, options),
-        };
+        let mut tables =
+            if map.is_empty() || run_mode.is_passthrough() { Tables::default() } else { Tables::of(&gguf, options) };
         tables.open(&originals)?;
         let mut placement = Placement::new(options, &gguf, &map, &catalog, &tables)?;
         let experts = Arc::new(Experts::new(map, tables, &placement.devices));

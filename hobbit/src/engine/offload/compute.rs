@@ -292,9 +292,10 @@ impl Offload {
         let asks = !host.precisions.is_exact() || host.precisions.asks_weights(phase) || reroutes;
         let weights = weights.filter(|_| asks || routers.walk.is_some());
         // SAFETY: nodes of a live graph; those before the region have been submitted.
-        let logits = match phase.is_decode() && routers.wants_scores && routers.walk.is_none() {
-            true => unsafe { gates::intact_logits(&region.all[..region.from], tag.layer, n_expert) },
-            false => None,
+        let logits = if phase.is_decode() && routers.wants_scores && routers.walk.is_none() {
+            unsafe { gates::intact_logits(&region.all[..region.from], tag.layer, n_expert) }
+        } else {
+            None
         };
         let needs_input = phase.is_decode() && routers.want_input(host) && (logits.is_none() || host.asks_routers());
         // SAFETY: nodes of a live graph; those before the region have been submitted, and none behind.

@@ -126,9 +126,10 @@ impl Session {
     /// As [`Session::cut`], for drafts of the last batch: a recurrent state keeps those before its last tokens
     /// ([`SessionOptions::rollback`](hobbit_core::options::SessionOptions::rollback)).
     pub(in crate::engine) fn cut_drafts(&mut self, sequence: i32, n: usize) -> bool {
-        match self.model.is_recurrent() {
-            true => self.context.forget(sequence, i32::try_from(n).unwrap_or(i32::MAX), -1).unwrap_or(false),
-            false => self.cut(sequence, n),
+        if self.model.is_recurrent() {
+            self.context.forget(sequence, i32::try_from(n).unwrap_or(i32::MAX), -1).unwrap_or(false)
+        } else {
+            self.cut(sequence, n)
         }
     }
 

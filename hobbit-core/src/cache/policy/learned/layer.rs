@@ -214,10 +214,7 @@ impl Layer {
         let threshold = *self.scratch.select_nth_unstable_by(n_chosen - 1, |a, b| b.total_cmp(a)).1;
         for (expert, score) in self.experts.iter_mut().zip(scores.iter().copied().map(positive)) {
             let margin = (score / threshold).ln().clamp(*MARGINS.start(), *MARGINS.end()) * LOG_SCALE;
-            match is_first {
-                true => expert.evidence = [margin; N_RATES],
-                false => fade(&mut expert.evidence, keep, margin),
-            }
+            if is_first { expert.evidence = [margin; N_RATES] } else { fade(&mut expert.evidence, keep, margin) }
         }
     }
 

@@ -177,9 +177,10 @@ impl Policy for Learned {
     }
 
     fn victim(&mut self, _incoming: Version, candidates: &[Candidate], now: Now) -> usize {
-        let position = match self.has_common {
-            true => lowest(candidates, |version| self.worth_in_time(version, now.layer)),
-            false => lowest(candidates, |version| self.worth(version)),
+        let position = if self.has_common {
+            lowest(candidates, |version| self.worth_in_time(version, now.layer))
+        } else {
+            lowest(candidates, |version| self.worth(version))
         };
         self.on_remove(candidates[position].version, now);
         position

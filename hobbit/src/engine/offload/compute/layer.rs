@@ -377,10 +377,7 @@ impl DeviceLayer<'_, '_> {
 
 /// The location of weights that the device can multiply by, now or once submitted uploads have arrived.
 fn locate(product: &Product, host: &Host, tier: &Tier) -> Option<Weights> {
-    match tier.is_unified() {
-        true => tier.locate_on_host(host, product.slice, product.used),
-        false => tier.locate(product.slice),
-    }
+    if tier.is_unified() { tier.locate_on_host(host, product.slice, product.used) } else { tier.locate(product.slice) }
 }
 
 // The CPU's part.
