@@ -121,7 +121,6 @@ fn simulation(error: &SimError) -> Option<&'static str> {
 
 fn pack(error: &PackError) -> Option<&'static str> {
     match error {
-        PackError::PathTable { .. } => Some("until then give another table with --path-table FILE"),
         PackError::LowOnly { .. } => Some("give it with --low, beside that model"),
         _ => None,
     }
@@ -138,7 +137,6 @@ fn writing(error: &WriteError) -> Option<&'static str> {
         WriteError::Recode { error: RecodeError::ImportanceMissing { .. }, .. } => {
             "give one with --imatrix, or choose a type like q2_k"
         }
-        WriteError::PathTable { .. } => "or leave out --path-table",
         WriteError::Imatrix(ImatrixError::Shape { .. }) => OTHER_IMATRIX,
         WriteError::SourceChanged { .. } => "--force starts over",
         WriteError::Output(PartialError::Exists { .. }) => FORCE,
@@ -224,10 +222,7 @@ fn opening(error: &OpenError) -> Option<String> {
         E::Low(error) => return low(error).map(str::to_owned),
         E::WarmUp(error) => return evaluating(error).map(str::to_owned),
         E::Adapter(AdapterError::OfExperts { .. }) => "or give a --mem-budget in which the whole model fits",
-        E::NoPathTable { .. } => {
-            "make one with gguf-tools profile --path-table FILE and give it with --path-table, or pack the model with \
-             gguf-tools pack --path-table"
-        }
+        E::NoPathTable { .. } => "make one with gguf-tools profile --path-table FILE and give it with --path-table",
         E::Load { reason, .. } => refused_model(reason),
         E::Context { reason, .. } => return refused_context(reason).map(str::to_owned),
         E::OutOfMemory { .. } => LESS_MEMORY,

@@ -10,7 +10,6 @@ use hobbit_core::files::Kind;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::pack::imatrix::Imatrix;
 use hobbit_core::pack::{self, Pack, PackKind, PackSpec, Progress, Stage, TypeChoice};
-use hobbit_core::profile::read_path_table;
 use hobbit_core::units::Bytes;
 use hobbit_programs::output::{say, tell};
 
@@ -53,9 +52,6 @@ pub struct Args {
     /// Highest unimportance that is loaded at all [default: the profile's]
     #[arg(long, value_name = "X", requires = "t1", value_parser = threshold)]
     t2: Option<f32>,
-    /// Path table for --predictor path-table, made by gguf-tools profile --path-table
-    #[arg(long, value_name = "FILE", conflicts_with = "only_low")]
-    path_table: Option<PathBuf>,
     #[command(flatten)]
     widths: widths::Args,
     /// Replace the pack if it exists
@@ -65,11 +61,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     let partial = pack::partial_path(&args.output);
-    let inputs = [
-        ("--imatrix", args.imatrix.as_ref()),
-        ("--path-table", args.path_table.as_ref()),
-        ("--profile", args.widths.profile.as_ref()),
-    ];
+    let inputs = [("--imatrix", args.imatrix.as_ref()), ("--profile", args.widths.profile.as_ref())];
     let outputs = [(("-o", Some(&args.output)), Kind::Model), (("-o", Some(&partial)), Kind::PartialModel)];
     check_files(&args.file, &inputs, &outputs)?;
     let source = Gguf::open(&args.file)?;
@@ -107,7 +99,6 @@ fn spec<'a>(args: &Args, imatrix: Option<&'a Imatrix>) -> anyhow::Result<PackSpe
         high: args.high.clone(),
         bit_planes: args.bit_planes,
         thresholds,
-        path_table: args.path_table.as_deref().map(read_path_table).transpose()?,
         importance: imatrix,
         threads: threads(args.threads),
         force: args.force,

@@ -103,7 +103,7 @@ pub struct ModelOptions {
     /// [`ModelOptions::precision`] asks for [`PrecisionMode::Exact`] or for deterministic results.
     pub kernels: KernelChoice,
     pub caching: CachingOptions,
-    /// The table of [`PredictorKind::PathTable`], as `gguf-tools profile` writes it; `None` takes the pack's.
+    /// The table of [`PredictorKind::PathTable`], as `gguf-tools profile` writes it.
     pub path_table: Option<PathBuf>,
     /// File for a trace of routing and reads: see `trace`. An earlier trace is replaced; a file of another kind is not.
     pub trace: Option<PathBuf>,

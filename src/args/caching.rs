@@ -30,7 +30,7 @@ pub struct CachingArgs {
     /// none on devices, with --deterministic, --target-latency, --trace or --routes)
     #[arg(long, value_name = "none|stacked-gate|cross-layer|path-table", env = "HOBBIT_ARG_PREDICTOR")]
     pub predictor: Option<PredictorKind>,
-    /// Table of --predictor path-table, made by gguf-tools profile --path-table [default: the pack's]
+    /// Table of --predictor path-table, made by gguf-tools profile --path-table
     #[arg(long, value_name = "FILE", env = "HOBBIT_ARG_PATH_TABLE")]
     pub path_table: Option<PathBuf>,
     /// Read predicted experts before they are needed: while tokens are faster with it, as measured in short trials

@@ -5,8 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use hobbit_core::expert::Precision;
-use hobbit_core::pack::{Pack, PackError, PackKind, SliceTypes, slice_name};
-use hobbit_core::predict::PathTable;
+use hobbit_core::pack::{Pack, PackKind, SliceTypes, slice_name};
 use hobbit_core::profile::{Mixes, mixes_of_json};
 use hobbit_core::units::{Bytes, Percent};
 use serde::Serialize;
@@ -30,8 +29,6 @@ pub struct Report {
     plain_sha256: Option<String>,
     t1: Option<f32>,
     t2: Option<f32>,
-    /// Path table of expert successions, if the pack has one.
-    path_table: Option<Paths>,
     /// Mixes for `hobbit-cli --max-loss`, if measured.
     mixes: Option<String>,
     layers: Vec<Layer>,
@@ -40,16 +37,6 @@ pub struct Report {
     low_bytes: u64,
     /// Bytes of padding between tensors and inside records.
     padding_bytes: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct Paths {
-    bytes: u64,
-    layers: usize,
-    /// Pairs of expert sets, over all layers.
-    pairs: usize,
-    /// Tokens that the table was made from.
-    tokens: u32,
 }
 
 #[derive(Debug, Serialize)]
@@ -80,7 +67,7 @@ struct Records {
 }
 
 impl Report {
-    pub fn of(pack: &Pack) -> Result<Self, PackError> {
+    pub fn of(pack: &Pack) -> Self {
         let raw = &pack.raw;
         let bytes = raw.file_bytes();
         let layers: Vec<Layer> = layers(pack);
@@ -95,7 +82,7 @@ impl Report {
         let own: u64 = raw.tensors.iter().filter(|t| t.name.starts_with("hobbit.")).map(|t| t.extent.len).sum();
         let info = pack.info.clone();
         let source = Source { name: info.source_name, bytes: info.source_size, sha256: info.source_sha256.to_string() };
-        Ok(Self {
+        Self {
             file: pack.path.clone(),
             bytes,
             pack_version: pack.version(),
@@ -109,23 +96,14 @@ impl Report {
             plain_sha256: info.plain_sha256.map(|digest| digest.to_string()),
             t1: info.t1,
             t2: info.t2,
-            path_table: paths(pack)?,
             mixes: info.mixes.as_deref().map(mixes),
             layers,
             ordinary_bytes: tensor_bytes - own - high_bytes - low_bytes,
             high_bytes,
             low_bytes,
             padding_bytes: between + in_records,
-        })
+        }
     }
-}
-
-fn paths(pack: &Pack) -> Result<Option<Paths>, PackError> {
-    let bytes = pack.raw.tensor("hobbit.paths").map_or(0, |tensor| tensor.extent.len);
-    let table = pack.path_table()?;
-    let paths =
-        |table: PathTable| Paths { bytes, layers: table.n_layers(), pairs: table.n_pairs(), tokens: table.n_tokens() };
-    Ok(table.map(paths))
 }
 
 /// The mixes measured for `--max-loss`, in brief.
@@ -194,10 +172,6 @@ impl fmt::Display for Report {
         }
         if let (Some(t1), Some(t2)) = (self.t1, self.t2) {
             writeln!(f, "calibrated thresholds: T1 {t1}, T2 {t2}")?;
-        }
-        if let Some(Paths { bytes, layers, pairs, tokens }) = &self.path_table {
-            let size = Bytes(*bytes);
-            writeln!(f, "path table: {size}, {pairs} pairs of expert sets in {layers} layers, of {tokens} tokens")?;
         }
         if let Some(mixes) = &self.mixes {
             writeln!(f, "measured for --max-loss: {mixes}")?;

@@ -1,11 +1,9 @@
-//! `profile --path-table`, and predictions from the table in a file and in a pack.
+//! `profile --path-table`, and predictions from its table.
 
 use hobbit::options::Prefetch;
 use hobbit::{CachingOptions, Model, ModelOptions, SessionOptions};
-use hobbit_core::pack::Pack;
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::predict::PredictorKind;
-use hobbit_core::profile::read_path_table;
 
 use crate::*;
 
@@ -71,10 +69,10 @@ fn decode(model: &Path, options: &ModelOptions) -> (Vec<f32>, Option<f64>) {
 }
 
 #[test]
-fn a_profiled_table_predicts_from_a_file_and_from_a_pack() {
+fn a_profiled_table_predicts() {
     hobbit::set_log(|_, _| ());
     let dir = tempfile::tempdir().unwrap();
-    let [table, pack, again] = ["a.paths", "pack.gguf", "again.gguf"].map(|name| dir.path().join(name));
+    let table = dir.path().join("a.paths");
     profiled(&table);
     let demo = demo();
 
@@ -85,24 +83,13 @@ fn a_profiled_table_predicts_from_a_file_and_from_a_pack() {
     assert!(logits == expected, "a predictor decides what is read, not what comes out");
     // Two of eight experts by chance: a quarter.
     assert!(recall.unwrap() > 0.35, "{recall:?}");
-
-    succeed(&["pack", word(&demo), "-o", word(&pack), "--path-table", word(&table)]);
-    succeed(&["verify", word(&pack)]);
-    assert_eq!(Pack::open(&pack).unwrap().path_table().unwrap().unwrap(), read_path_table(&table).unwrap());
-    let parts = ["path table: ", "in 6 layers, of 1024 tokens"];
-    assert_contains(&succeed(&["inspect", word(&pack)]).out, &parts);
-    let report = json(&["inspect", "--json", word(&pack)]);
-    assert_eq!(report["path_table"]["bytes"].as_u64(), Some(fs::metadata(&table).unwrap().len()));
-    assert_eq!(decode(&pack, &looking_ahead(None)), (expected, recall), "from the pack");
-    succeed(&["unpack", word(&pack), "-o", word(&again)]);
-    assert!(fs::read(&again).unwrap() == fs::read(&demo).unwrap());
 }
 
 #[test]
 fn a_table_that_cannot_be_used_is_refused_with_a_remedy() {
     hobbit::set_log(|_, _| ());
     let dir = tempfile::tempdir().unwrap();
-    let [table, pack, none] = ["a.paths", "pack.gguf", "none.paths"].map(|name| dir.path().join(name));
+    let [table, none] = ["a.paths", "none.paths"].map(|name| dir.path().join(name));
     profiled(&table);
     let (demo, other) = (demo(), synthesise(&dir.path().join("other.gguf"), &small_spec()));
     let fault = |model: &Path, table: Option<&Path>, parts: &[&str]| {
@@ -115,21 +102,11 @@ fn a_table_that_cannot_be_used_is_refused_with_a_remedy() {
     let parts = ["a.paths: path table: number of layers with experts: found 6, expected 3"];
     fault(&other, Some(&table), &parts);
 
-    refused(1, &["pack", word(&other), "-o", word(&pack), "--path-table", word(&table)], "other.gguf: path table");
     refused(2, &["profile", word(&demo), "--path-table", word(&none)], "--text");
-    refused(2, &["pack", word(&other), "-o", word(&table), "--force"], "is no GGUF");
-    succeed(&["pack", word(&demo), "-o", word(&pack), "--path-table", word(&table)]);
-    let inside = Pack::open(&pack).unwrap().raw.tensor("hobbit.paths").unwrap().extent;
-    for (file, at) in [(&table, 100), (&pack, inside.offset as usize + 100)] {
-        let mut bytes = fs::read(file).unwrap();
-        bytes[at] ^= 0x40;
-        fs::write(file, bytes).unwrap();
-    }
+    let mut bytes = fs::read(&table).unwrap();
+    bytes[100] ^= 0x40;
+    fs::write(&table, bytes).unwrap();
     fault(&demo, Some(&table), &["a.paths: path table", "profile the model again"]);
-    fault(&pack, None, &["pack.gguf: tensor 'hobbit.paths'", "with --path-table FILE"]);
-    refused(1, &["verify", word(&pack)], "1 faults");
-    // Without the predictor the table is not read.
-    assert!(Model::open(&pack, &options()).is_ok());
 }
 
 #[test]

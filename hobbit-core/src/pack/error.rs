@@ -7,7 +7,6 @@ use super::format::Sha256;
 use super::imatrix::ImatrixError;
 use super::partial::PartialError;
 use crate::gguf::{GgmlType, GgufError, RecodeError};
-use crate::predict::PathTableError;
 use crate::store::StoreError;
 
 #[derive(Debug, thiserror::Error)]
@@ -19,8 +18,6 @@ pub enum PackError {
     #[error("{}: {what}: found {found}, expected {expected}; the pack is damaged, fetch it or pack the model again",
         path.display())]
     Malformed { path: PathBuf, what: String, found: String, expected: String },
-    #[error("{}: tensor 'hobbit.paths': {error}, and pack it again", path.display())]
-    PathTable { path: PathBuf, error: PathTableError },
     #[error("{}: holds only low-precision experts, expected a whole model; it was made from {model}", path.display())]
     LowOnly { path: PathBuf, model: String },
 }
@@ -70,8 +67,6 @@ pub enum WriteError {
     NothingLow { path: PathBuf },
     #[error("tensor '{tensor}': {error}")]
     Recode { tensor: String, error: RecodeError },
-    #[error("{}: {error}", path.display())]
-    PathTable { path: PathBuf, error: PathTableError },
     #[error(transparent)]
     Imatrix(#[from] ImatrixError),
     #[error(transparent)]

@@ -43,10 +43,6 @@ pub(super) const CHECKSUMS: &str = "hobbit.checksums";
 /// Bytes of the source outside of its tensors, in packs of earlier programs.
 pub(super) const GAPS: &str = "hobbit.gaps";
 
-/// Path table, as [`crate::predict::PathTable`] writes it. Its last eight bytes are its checksum, so it has none in
-/// [`CHECKSUMS`]; readers without support ignore it.
-pub(super) const PATHS: &str = "hobbit.paths";
-
 /// Checksums that follow those of the ordinary tensors.
 pub(super) const OWN_CHECKSUMS: usize = 4;
 

@@ -17,7 +17,6 @@ use crate::gguf::{
     WriteError as HeaderError,
 };
 use crate::pack::imatrix::Imatrix;
-use crate::predict::{PathTable, PredictShape};
 use crate::store::BLOCK_BYTES;
 
 /// High types of experts that differ from the others; slices without an entry keep the layer's type.
@@ -37,7 +36,6 @@ pub struct PackSpec<'a> {
     pub widths: Option<Widths>,
     /// Calibrated T1 and T2, `0.0..=1.0`.
     pub thresholds: Option<(f32, f32)>,
-    pub path_table: Option<PathTable>,
     /// Norms of the experts' weights, as `profile::norms_to_json` writes them.
     pub norms: Option<String>,
     /// Measured mixes, as `profile::mixes_to_json` writes them.
@@ -84,8 +82,6 @@ pub(super) struct Plan<'a> {
     /// Target of each job; file 0 is the pack.
     pub targets: Vec<Extent>,
     pub source_header: Vec<u8>,
-    /// `hobbit.paths`; empty if there is no path table.
-    pub paths: Vec<u8>,
     pub source_size: u64,
     pub fingerprint: Sha256,
     pub fallbacks: Vec<Fallback>,
@@ -145,7 +141,6 @@ impl<'a> Plan<'a> {
             return Err(WriteError::NothingLow { path: path.clone() });
         }
         check_recoding(&experts, &rows, spec, recode)?;
-        let paths = spec.path_table.as_ref().map_or_else(|| Ok(Vec::new()), |table| paths(table, source, &experts))?;
 
         let view = source.one_file();
         let mut plan = Self {
@@ -157,7 +152,6 @@ impl<'a> Plan<'a> {
             jobs: Vec::new(),
             targets: Vec::new(),
             source_header: view.header,
-            paths,
             source_size: view.len,
             fingerprint,
             fallbacks: fallbacks.into_iter().collect(),
@@ -215,9 +209,6 @@ impl<'a> Plan<'a> {
             header.tensor(&self.home(&run[0]), GgmlType::I8, &[bytes])?;
         }
         header.tensor(format::HEADER, GgmlType::I8, &[self.source_header.len() as u64])?;
-        if !self.paths.is_empty() {
-            header.tensor(format::PATHS, GgmlType::I8, &[self.paths.len() as u64])?;
-        }
         header.tensor(format::INDEX, GgmlType::I64, &[8, self.rows.len() as u64])?;
         let n_checksums = self.ordinary().count() + format::OWN_CHECKSUMS;
         header.tensor(format::CHECKSUMS, GgmlType::I64, &[n_checksums as u64])?;
@@ -359,13 +350,6 @@ fn rows(experts: &ExpertMap, spec: &PackSpec<'_>, fallbacks: &mut BTreeSet<Fallb
         rows.append(&mut low);
     }
     rows
-}
-
-/// The bytes of a path table, after checking that it matches the source.
-fn paths(table: &PathTable, source: &Gguf, experts: &ExpertMap) -> Result<Vec<u8>, WriteError> {
-    let checked = table.check_shape(&PredictShape::of_header(source, experts, table.last_layer()));
-    let bytes = checked.and_then(|()| table.encode());
-    bytes.map_err(|error| WriteError::PathTable { path: source.files[0].path.clone(), error })
 }
 
 /// Checks that every slice can be converted to its type.

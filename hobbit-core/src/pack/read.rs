@@ -17,7 +17,6 @@ use crate::gguf::{
     Catalog, ExpertMap, GgmlType, Gguf, LayerCatalog, LayerExperts, Segment, SliceSource, SourceFile, Stored,
     TensorInfo, VersionSource, VirtualGguf,
 };
-use crate::predict::{PathTable, PredictShape};
 use crate::store::BLOCK_BYTES;
 
 /// Maximum number of slot classes: types times shapes. Real packs have a handful.
@@ -107,9 +106,6 @@ impl Pack {
 
         let header = own_tensor(&raw, path, format::HEADER, GgmlType::I8, HEADER_BYTES_MAX)?;
         let header = read(&file, path, header)?;
-        if raw.tensor(format::PATHS).is_some() {
-            own_tensor(&raw, path, format::PATHS, GgmlType::I8, PathTable::BYTES_MAX)?;
-        }
         let plain = plain_model(&raw, path, kind, header, info.source_size)?;
         let experts = plain.experts()?;
         let n_experts: u64 = experts.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
@@ -137,18 +133,6 @@ impl Pack {
         let checksums = read(&file, path, checksums)?;
         let checksums = checksums.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
         Ok(Self { path: path.to_owned(), kind, info, raw, plain, experts, catalog, versions, checksums })
-    }
-
-    /// Reads the path table; `None` if the pack has none.
-    pub fn path_table(&self) -> Result<Option<PathTable>, PackError> {
-        let Some(tensor) = self.raw.tensor(format::PATHS) else { return Ok(None) };
-        let file = File::open(&self.path).map_err(PackError::io(&self.path, "open"))?;
-        let table = PathTable::from_bytes(&read(&file, &self.path, tensor)?);
-        let checked = table.and_then(|table| {
-            table.check_shape(&PredictShape::of_header(&self.plain, &self.experts, table.last_layer()))?;
-            Ok(Some(table))
-        });
-        checked.map_err(|error| PackError::PathTable { path: self.path.clone(), error })
     }
 
     pub fn version(&self) -> u32 {

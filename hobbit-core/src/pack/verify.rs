@@ -55,24 +55,21 @@ pub fn verify(
 ) -> Result<Option<Verified>, PackError> {
     let file = File::open(&pack.path).map_err(PackError::io(&pack.path, "open"))?;
     let checksums = &pack.checksums;
-    // Parts with their checksums; `None` for a part that contains its own.
-    let mut parts: Vec<(Fault, Option<u64>)> = Vec::new();
+    let mut parts: Vec<(Fault, u64)> = Vec::new();
     for (tensor, checksum) in pack.ordinary().zip(checksums) {
-        parts.push((fault(&tensor.name, tensor.extent), Some(*checksum)));
+        parts.push((fault(&tensor.name, tensor.extent), *checksum));
     }
     let own = &checksums[checksums.len() - format::OWN_CHECKSUMS..];
-    let of_own = |name: &str, checksum| pack.raw.tensor(name).map(|tensor| (fault(name, tensor.extent), checksum));
     for (name, checksum) in [format::HEADER, format::INDEX].iter().zip(own) {
-        parts.extend(of_own(name, Some(*checksum)));
+        parts.extend(pack.raw.tensor(name).map(|tensor| (fault(name, tensor.extent), *checksum)));
     }
     for packed in &pack.versions {
         let (expert, precision) = (packed.version.expert, packed.version.precision);
         let general = fault(&format::records_name(expert.layer, precision, pack.info.bit_planes), packed.record);
         let precision = Some(if precision == Precision::High { "high" } else { "low" });
         let named = Fault { layer: Some(expert.layer), expert: Some(expert.index), precision, ..general };
-        parts.push((named, Some(packed.checksum)));
+        parts.push((named, packed.checksum));
     }
-    parts.extend(of_own(format::PATHS, None));
     parts.sort_by_key(|(part, _)| part.offset);
 
     let mut faults = Vec::new();
@@ -85,19 +82,8 @@ pub fn verify(
     let (mut done, mut end) = (0, 0);
     for (mut fault, checksum) in parts {
         let extent = Extent { file: 0, offset: fault.offset, len: fault.len };
-        let checked = match checksum {
-            Some(checksum) => hash(&file, extent, &mut |n| progress(done + n, bytes))
-                .map(|found| found.map(|found| found == checksum)),
-            // A path table contains its checksum.
-            None => {
-                fault.reason = match pack.path_table() {
-                    Ok(_) => String::new(),
-                    Err(PackError::PathTable { error, .. }) => error.to_string(),
-                    Err(error) => error.to_string(),
-                };
-                Ok(progress(done + extent.len, bytes).is_continue().then_some(fault.reason.is_empty()))
-            }
-        };
+        let checked =
+            hash(&file, extent, &mut |n| progress(done + n, bytes)).map(|found| found.map(|found| found == checksum));
         match checked {
             Ok(None) => return Ok(None),
             Ok(Some(true)) => {}

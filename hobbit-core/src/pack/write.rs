@@ -192,12 +192,9 @@ impl Writer<'_> {
         for part in [&plan.source_header, &index, &Vec::new(), &layout.header] {
             checksums.extend(xxh3_64(part).to_le_bytes());
         }
-        for (name, bytes) in [
-            (format::HEADER, &plan.source_header),
-            (format::PATHS, &plan.paths),
-            (format::INDEX, &index),
-            (format::CHECKSUMS, &checksums),
-        ] {
+        for (name, bytes) in
+            [(format::HEADER, &plan.source_header), (format::INDEX, &index), (format::CHECKSUMS, &checksums)]
+        {
             let Some(tensor) = layout.tensors.iter().find(|tensor| tensor.name == name) else { continue };
             debug_assert_eq!(tensor.extent.len, bytes.len() as u64);
             self.partial.write(bytes, tensor.extent.offset)?;

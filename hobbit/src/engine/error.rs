@@ -31,7 +31,7 @@ pub enum OpenError {
     Low(#[from] LowError),
     #[error(transparent)]
     Output(#[from] OutputError),
-    #[error("{}: the path-table predictor needs a table, and this file has none", path.display())]
+    #[error("{}: the path-table predictor needs a table of this model", path.display())]
     NoPathTable { path: PathBuf },
     #[error(transparent)]
     PathTable(#[from] ProfileError),

@@ -61,13 +61,10 @@ impl ModelSource {
             }
         };
         let wants_paths = options.caching.predictor == Some(PredictorKind::PathTable) && !map.is_empty();
-        let path_table = match (&options.path_table, &pack) {
+        let path_table = match &options.path_table {
             _ if !wants_paths => None,
-            (Some(file), _) => Some((file.clone(), read_path_table(file)?)),
-            (None, pack) => {
-                let table = pack.as_ref().map_or(Ok(None), Pack::path_table)?;
-                Some((path.to_owned(), table.ok_or_else(|| OpenError::NoPathTable { path: path.to_owned() })?))
-            }
+            Some(file) => Some((file.clone(), read_path_table(file)?)),
+            None => return Err(OpenError::NoPathTable { path: path.to_owned() }),
         };
         let low_path = match &options.low {
             None => None,

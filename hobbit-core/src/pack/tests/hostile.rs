@@ -5,7 +5,6 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::gguf::{HeaderBuilder, Stored};
-use crate::predict::{PathLimits, PathTableBuilder, PredictShape};
 use crate::store::BLOCK_BYTES;
 
 /// A pack of a model without vocabulary, so that every byte of its headers can be tried, and a path for mutants.
@@ -33,18 +32,16 @@ impl Small {
         let mut bytes = Vec::new();
         header.finish().write(&mut bytes, |t, out| out.write_all(&vec![1; t.extent.len as usize])).unwrap();
         fs::write(&model, &bytes).unwrap();
-        let mut builder = PathTableBuilder::new(PredictShape::new([(0, 2)], |_| 1), PathLimits::default());
-        builder.observe(0, [1]);
-        let (low, path_table) = ((!bit_planes).then(|| GgmlType::Q8_0.into()), Some(builder.build()));
+        let low = (!bit_planes).then(|| GgmlType::Q8_0.into());
         let thresholds = Some((0.5, 0.9));
-        pack(&model, &path, &PackSpec { low, bit_planes, thresholds, path_table, ..PackSpec::new(PackKind::Full) });
+        pack(&model, &path, &PackSpec { low, bit_planes, thresholds, ..PackSpec::new(PackKind::Full) });
         let bytes = fs::read(&path).unwrap();
         let gguf = Gguf::open(&path).unwrap();
-        let own = ["hobbit.header", "hobbit.paths", "hobbit.index", "hobbit.checksums"].map(|name| {
+        let own = ["hobbit.header", "hobbit.index", "hobbit.checksums"].map(|name| {
             let extent = gguf.tensor(name).unwrap().extent;
             extent.offset as usize..extent.end() as usize
         });
-        let index = own[2].clone();
+        let index = own[1].clone();
         let sensitive = std::iter::once(0..gguf.header_bytes.len()).chain(own).collect();
         let small = Self { _dir: dir, path, bytes, sensitive, index };
         assert!(small.accepts(&small.bytes));
@@ -93,7 +90,6 @@ impl Small {
         let short = |_, total| if total < 1 << 20 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) };
         let _ = unpack::digest(&pack, &mut { short });
         let _ = verified(&pack);
-        let _ = pack.path_table();
         true
     }
 }

@@ -2,7 +2,6 @@
 
 mod bit_planes;
 mod hostile;
-mod paths;
 mod round_trip;
 mod writing;
 
