@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex};
 
 use gguf_tools::synth::{self, Format, Spec};
 use hobbit::engine::RouterChoice;
-use hobbit::options::Prefetch;
 use hobbit::{
     BatchToken, CachingOptions, EvalError, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions, StopReason,
     Token,

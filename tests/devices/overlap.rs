@@ -43,7 +43,7 @@ pub fn session_options() -> SessionOptions {
     SessionOptions { n_ctx: 1024, threads: Some(1), flash_attn: FlashAttn::Off, ..SessionOptions::default() }
 }
 
-fn session(path: &Path, device: &Device, cache: ExpertCache) -> Session {
+pub fn session(path: &Path, device: &Device, cache: ExpertCache) -> Session {
     let device = DeviceOptions { cache, cpu_helper: CpuHelper::Off, ..on(&[device]) };
     Model::open(path, &ModelOptions { device, ..options(ALL) }).unwrap().session(&session_options()).unwrap()
 }

@@ -147,7 +147,7 @@ fn no_output_is_an_input() {
         (&["pack", &model, "-o", &model, "--force"], "the file of the model"),
         (&["pack", &model, "-o", &hard, "--force"], "the file of the model"),
         (&["pack", first, "-o", second, "--force"], "the file of the model"),
-        (&["pack", &model, "-o", &pack, "--force", "--path-table", &pack], "the file of --path-table"),
+        (&["pack", &model, "-o", &pack, "--force", "--imatrix", &pack], "the file of --imatrix"),
         (&["pack", &model, "-o", &notes, "--force"], "is no GGUF"),
         (&["unpack", &pack, "-o", &pack, "--force"], "the file of the pack"),
         (&["unpack", &pack, "-o", &notes, "--force"], "is no GGUF"),

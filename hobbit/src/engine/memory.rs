@@ -5,7 +5,6 @@ mod costs;
 mod report;
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use ggml_sys::llama::ggml_backend_dev_t;

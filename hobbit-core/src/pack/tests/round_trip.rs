@@ -135,6 +135,9 @@ fn odd_files_come_back_too() {
                 b.extend([0; 64]);
                 let last = u64::from_le_bytes(b[end - 8..end].try_into().unwrap());
                 b[end - 8..end].copy_from_slice(&(last + 64).to_le_bytes());
+                let at = norm + last as usize;
+                b.copy_within(at..at + 20, at + 64);
+                b[at..at + 20].fill(0);
             }),
         ),
     ] {

@@ -11,7 +11,7 @@ use crate::engine::error::OpenError;
 use crate::engine::gates;
 use crate::engine::model::Model;
 use crate::engine::raw::RawContext;
-use crate::engine::run_mode::{bounds, room, tensor_bytes};
+use crate::engine::run_mode::{bounds, room};
 use hobbit_core::cache::policy;
 use hobbit_core::options::{Repack, SessionOptions};
 use hobbit_core::plan::{FixedCosts, MemoryLimits};
