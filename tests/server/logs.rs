@@ -10,7 +10,7 @@ use super::rig::Server;
 use crate::fixture;
 use crate::fixture::cli::demo_model;
 
-/// What pages and monitors ask for again and again.
+/// Pages and monitors ask for these again and again.
 const LOOKS: [&str; 10] = [
     "/",
     "/page/main.js",

@@ -266,7 +266,7 @@ mod tests {
         let busy = page(Some(5.25));
         assert!(busy.contains("warning: this machine is busy (load 5.2), so measured rates may be too low."), "{busy}");
         for (cpu, disk) in published::USUAL {
-            // What a user gets who gives these flags.
+            // The forecast with these flags given.
             let given =
                 Machine::of(&Line::parse_from([&words[..6], &["--disk", disk, "--cpu", cpu]].concat()).args, None, &[]);
             let asked = page::page(&report(&args, &gguf, Shape::of(&gguf).unwrap(), given.unwrap()).unwrap());

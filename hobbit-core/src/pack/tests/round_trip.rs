@@ -147,7 +147,7 @@ fn odd_files_come_back_too() {
         check(dir.path(), &path);
         assert!(fs::read(dir.path().join("unpacked.gguf")).unwrap() == file, "{what}");
     }
-    // Nothing between tensors is packed: it is zero in the plain model, whose digest says so.
+    // Bytes between tensors are not packed: they are zero in the plain model, and its digest is of that form.
     let (mut padded, mut longer) = (bytes.clone(), bytes.clone());
     padded[norm - 1..norm].fill(9);
     padded[norm + 12..norm + 64].fill(0xee);
