@@ -2,13 +2,15 @@
 //!
 //! With experts on the disk a wider step may read more of them, so drafting does not always pay. [`Gate`] measures the
 //! seconds of steps by their width, apart from waiting for missing experts, how many experts a token and a draft miss
-//! now, and the share of accepted drafts by their place. It drafts if more tokens a second are expected.
+//! now, and the share of accepted drafts by their place. It drafts if more tokens a second are expected, and, where tokens
+//! wait for experts, if trials confirm it.
 
 use std::collections::VecDeque;
 use std::fmt;
 
 use serde::Serialize;
 
+use crate::load::prefetch::{Governor, GovernorReport, Windows};
 use crate::route::DECODE_TOKENS_MAX;
 use crate::units::Percent;
 
@@ -26,6 +28,10 @@ const PACE_HALF_LIFE: f64 = 8.0;
 const AGE_HALF_LIFE: f64 = 128.0;
 /// Expected gain below which no drafts are made.
 const GAIN_MIN: f64 = 0.02;
+/// Part of a token's time in which it waits for missing experts, above which trials decide.
+const WAIT_MIN: f64 = 0.03;
+/// Those. What steps with drafts have evicted is missing for some tokens after them.
+const TRIALS: Windows = Windows { are_on: [false, true, true, false], measured: 16, settle: 8, share_min: 0.05 };
 /// Steps with drafts after which the time of a step without any is measured again.
 const PLAIN_EVERY: u32 = 32;
 /// Steps with drafts since then after which one of them has one more draft than seems best, to measure it.
@@ -82,6 +88,8 @@ pub struct GateReport {
     pub draft_seconds: f64,
     /// Batch width in tokens, and recent seconds of a step of that width without waiting for missing experts.
     pub seconds_by_width: Vec<(u32, f64)>,
+    /// Trials of drafting where tokens wait for experts.
+    pub trials: GovernorReport,
 }
 
 impl fmt::Display for GateReport {
@@ -167,6 +175,10 @@ impl Step {
 /// it has changed, ever more rarely. Whatever it expects, drafts stop if they have lost 1.5 % of any stretch of the
 /// last 256 tokens.
 ///
+/// Steps of several tokens also change which experts stay in memory, so that later tokens miss others. No estimate
+/// shows that, so while tokens wait for missing experts, drafts have to win in trials against stretches without any
+/// ([`Governor`]).
+///
 /// Before a draft model drafts, it may have to read much of the text. That time is spread over 256 tokens: drafts must
 /// win it back within these. A trial, of which nothing is expected, may not lose it.
 #[derive(Clone, Debug)]
@@ -197,6 +209,9 @@ pub struct Gate {
     trial: u32,
     rest: u32,
     rest_left: u32,
+    /// Whether drafts win where tokens wait for experts, and whether the running step would have drafts if so.
+    trials: Governor,
+    is_tried: bool,
     report: GateReport,
 }
 
@@ -220,6 +235,8 @@ impl Gate {
             trial: TRIAL_STEPS,
             rest: REST_MIN,
             rest_left: 0,
+            trials: Governor::on_trial(TRIALS),
+            is_tried: false,
             report: GateReport::default(),
         }
     }
@@ -227,7 +244,10 @@ impl Gate {
     /// Most tokens to draft in the next step for each of `n_sequences`; 0: none. The batch stays within
     /// [`DECODE_TOKENS_MAX`] tokens. `n_behind`: tokens that a draft model has to read before ([`Step::caught_up`]).
     pub fn n_drafts(&mut self, n_sequences: usize, n_behind: usize) -> u32 {
-        self.report.n_drafts = self.decide(n_sequences.max(1) as u32, n_behind as f64 * self.read_seconds.mean);
+        let n_sequences = n_sequences.max(1) as u32;
+        let n_drafts = self.decide(n_sequences, n_behind as f64 * self.read_seconds.mean);
+        self.is_tried = n_drafts > 0 && !self.options.fixed && self.waits(n_sequences);
+        self.report.n_drafts = if self.is_tried && !self.trials.is_on() { 0 } else { n_drafts };
         self.report.n_drafts
     }
 
@@ -288,13 +308,31 @@ impl Gate {
                 }
             }
         }
+        if self.is_tried {
+            self.compare(step, n_sequences + n_accepted);
+        }
         self.account(n_sequences, n_drafted, n_accepted, step.draft_seconds);
     }
 
     pub fn report(&self) -> GateReport {
         let known = self.times.iter().enumerate().filter(|(_, recent)| recent.weight > 0.0);
         let seconds_by_width = known.map(|(width, recent)| (width as u32, recent.mean * self.pace.mean)).collect();
-        GateReport { seconds_by_width, ..self.report.clone() }
+        GateReport { seconds_by_width, trials: self.trials.report(), ..self.report.clone() }
+    }
+
+    /// Whether tokens wait for missing experts.
+    fn waits(&self, n_sequences: u32) -> bool {
+        let plain = self.step_seconds(n_sequences, 0).unwrap_or(0.0);
+        self.missing.seconds(n_sequences, 0) > WAIT_MIN * plain
+    }
+
+    /// Gives a step's tokens to the trials.
+    fn compare(&mut self, step: &Step, n_tokens: u32) {
+        let drafting = if is_measured(step.draft_seconds) { step.draft_seconds } else { 0.0 };
+        let of_token = |seconds: f64| seconds / f64::from(n_tokens);
+        for _ in 0..n_tokens {
+            self.trials.end_token(of_token(step.seconds + drafting), of_token(step.wait()));
+        }
     }
 
     /// `catch_up`: seconds in which a draft model would read before.

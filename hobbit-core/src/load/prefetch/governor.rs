@@ -1,14 +1,31 @@
-//! Whether prefetching pays: measured, and given up where it does not.
+//! Whether a setting pays, such as prefetching: measured, and given up where it does not.
 
 use std::fmt;
 
 // Lengths are in tokens: equal times make equal decisions.
 
-/// Tokens measured in each of a trial's four windows.
-const WINDOW_TOKENS: u32 = 8;
+/// A trial's four windows.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Windows {
+    /// Whether the setting is on in each, the same number of times as off: first and last alike, so that steady changes
+    /// (a cache that fills) affect both sides alike.
+    pub are_on: [bool; 4],
+    /// Tokens that are measured in each.
+    pub measured: u32,
+    /// Tokens at the start of each, and after a prompt, that are not: what ran before has filled the cache.
+    pub settle: u32,
+    /// Part of a token's time that the setting must win, or lose, to be switched.
+    pub share_min: f64,
+}
 
-/// Tokens at the start of a window, and after a prompt, that are not measured: what ran before has filled the cache.
-const SETTLE_TOKENS: u32 = 2;
+impl Windows {
+    /// Prefetching changes what is there for the next layers.
+    pub const PREFETCH: Self = Self { are_on: [true, false, false, true], measured: 8, settle: 2, share_min: 0.01 };
+
+    fn tokens(&self) -> u32 {
+        self.settle + self.measured
+    }
+}
 
 /// Tokens before the first trial: short answers have none.
 const FIRST_TOKENS: u32 = 16;
@@ -23,7 +40,10 @@ const COST_MAX: f64 = 0.004;
 /// Standard errors that on and off must differ by.
 const ERRORS_MIN: f64 = 0.5;
 
-/// Part of a token's time without prefetching that they must differ by, and that reads must be waited for.
+/// Standard errors that make a difference clear.
+const ERRORS_CLEAR: f64 = 2.0;
+
+/// Part of a token's time that the standard error, and waits for reads, must exceed to count.
 const SHARE_MIN: f64 = 0.01;
 
 /// Change of a token's time since the last trial that makes its result worthless.
@@ -80,22 +100,22 @@ pub struct GovernorReport {
     pub rest_tokens: u32,
 }
 
-/// Switches prefetching on and off.
+/// Switches a setting on and off.
 ///
-/// It is off at first. A trial is four windows: on, off, off, on, so that steady changes (a cache that fills) affect
-/// both sides alike. Tokens that are off make no predictions, so what predictions cost is a part of what is compared.
-/// Trials add up, later ones weighing more, until the difference is clear. If tokens are clearly faster with
-/// prefetching it is on, if clearly slower off, and otherwise it stays as before.
+/// It is off at first. A trial compares four [`Windows`]. Tokens that are off make no predictions, so what predictions
+/// cost is a part of what is compared. Trials add up, later ones weighing more, until the difference is clear. If
+/// tokens are clearly faster with the setting it is on, if clearly slower off, and otherwise it stays as before.
 ///
 /// The next trial comes after a rest that is long enough for what the worse setting lost in the trial to be at most
 /// 0.4 % of the time. It doubles as long as clear trials confirm each other. If the time of tokens changes
 /// meanwhile, by another text, another budget or another load of the disk, earlier trials no longer count. While
-/// prefetching is off and tokens hardly wait for reads, there is nothing to win and no trial.
+/// the setting is off and tokens hardly wait for reads, there is no trial: waits are what it changes.
 ///
 /// For each decode batch: [`Governor::is_on`], the batch, [`Governor::end_batch`]. A batch of several tokens counts as
 /// one. A trial measures batches of one width: tokens of wider ones are faster whatever is read ahead.
 #[derive(Clone, Debug, Default)]
 pub struct Governor {
+    windows: Windows,
     state: State,
     /// The last decision.
     decided_on: bool,
@@ -152,16 +172,12 @@ impl Mean {
 }
 
 impl Governor {
-    const WINDOW: u32 = SETTLE_TOKENS + WINDOW_TOKENS;
-
-    const WINDOWS_ON: [bool; 4] = [true, false, false, true];
-
     /// Smallest variance of a trial's result: no trial is exact to a thousandth.
     const VARIANCE_MIN: f64 = 1e-6;
 
     /// Off until a trial shows that it pays.
-    pub fn on_trial() -> Self {
-        Self { rest: REST_TOKENS, state: State::Rest { left: FIRST_TOKENS, owed: 0 }, ..Self::default() }
+    pub fn on_trial(windows: Windows) -> Self {
+        Self { windows, rest: REST_TOKENS, state: State::Rest { left: FIRST_TOKENS, owed: 0 }, ..Self::default() }
     }
 
     /// Always on or always off: the user's choice, and deterministic mode.
@@ -172,7 +188,7 @@ impl Governor {
 
     pub fn is_on(&self) -> bool {
         match self.state {
-            State::Trial(token) => Self::WINDOWS_ON[(token / Self::WINDOW) as usize % 4],
+            State::Trial(token) => self.windows.are_on[(token / self.windows.tokens()) as usize % 4],
             State::Fixed | State::Rest { .. } => self.decided_on,
         }
     }
@@ -184,7 +200,7 @@ impl Governor {
 
     /// Something else than a decode batch ran: the next tokens are not measured.
     pub fn interrupt(&mut self) {
-        self.unsettled = SETTLE_TOKENS;
+        self.unsettled = self.windows.settle;
     }
 
     /// A decode batch of `n_tokens` is over; otherwise as [`Governor::end_token`].
@@ -209,12 +225,13 @@ impl Governor {
                 if is_measured {
                     if is_on { &mut self.on } else { &mut self.off }.add(seconds);
                 }
-                self.state = State::Trial(token + 1);
-                if (token + 1) % Self::WINDOW == 0 {
+                let (token, window) = (token + 1, self.windows.tokens());
+                self.state = State::Trial(token);
+                if token % window == 0 {
                     self.interrupt();
-                }
-                if token + 1 == 4 * Self::WINDOW {
-                    self.judge();
+                    if token == 4 * window || self.harms_clearly() {
+                        self.judge();
+                    }
                 }
             }
             State::Rest { left, owed } => {
@@ -243,6 +260,13 @@ impl Governor {
         self.state = State::Trial(0);
     }
 
+    /// Whether a trial need not go on: a cache that fills speaks for the later windows, so only if these are on.
+    fn harms_clearly(&self) -> bool {
+        let error = (self.on.variance() + self.off.variance()).sqrt();
+        let is_worse = self.on.n > 0 && self.on.seconds - self.off.seconds > ERRORS_CLEAR * error;
+        is_worse && !self.windows.are_on[0]
+    }
+
     fn judge(&mut self) {
         self.report.trials += 1;
         let benefit = self.off.seconds - self.on.seconds;
@@ -256,19 +280,19 @@ impl Governor {
             self.found = Some(((before * weight + share / variance) / sum, 1.0 / sum));
         }
         let (share, error) = self.found.map_or((0.0, f64::INFINITY), |(share, variance)| (share, variance.sqrt()));
-        let margin = f64::max(ERRORS_MIN * error, SHARE_MIN);
+        let margin = f64::max(ERRORS_MIN * error, self.windows.share_min);
         let (is_on, reason) = match share {
             _ if share > margin => (true, GovernorReason::Pays),
             _ if share < -margin => (false, GovernorReason::Harms),
             _ => (self.decided_on, GovernorReason::NoDifference),
         };
-        let is_clear = share.abs() > 2.0 * error || error < SHARE_MIN;
+        let is_clear = share.abs() > ERRORS_CLEAR * error || error < SHARE_MIN;
         let is_confirmed = self.decided_on == is_on && self.report.trials > 1;
         self.report.given_up += u64::from(!is_on && (self.decided_on || self.report.trials == 1));
         self.rest =
             if is_confirmed && is_clear { self.rest.saturating_mul(2).min(REST_TOKENS_MAX) } else { REST_TOKENS };
         // Half of a trial's tokens have the worse setting.
-        let lost = 2.0 * f64::from(Self::WINDOW) * share.abs();
+        let lost = 2.0 * f64::from(self.windows.tokens()) * share.abs();
         let owed = (lost / COST_MAX).min(f64::from(REST_TOKENS_MAX)) as u32;
         self.decided_on = is_on;
         self.report.reason = reason;
@@ -279,7 +303,7 @@ impl Governor {
     /// Running means over as many tokens as a trial measures.
     fn watch(&mut self, seconds: f64, waited: f64) {
         self.rested = self.rested.saturating_add(1);
-        let n = f64::from(self.rested.min(4 * WINDOW_TOKENS));
+        let n = f64::from(self.rested.min(4 * self.windows.measured));
         self.lately.0 += (seconds - self.lately.0) / n;
         self.lately.1 += (waited - self.lately.1) / n;
     }
@@ -287,7 +311,7 @@ impl Governor {
     /// Whether tokens take another time than in the last trial, beyond what chance explains.
     fn has_changed(&self) -> bool {
         let then = if self.decided_on { &self.on } else { &self.off };
-        if then.n == 0 || self.rested < 4 * WINDOW_TOKENS {
+        if then.n == 0 || self.rested < 4 * self.windows.measured {
             return false;
         }
         let margin = f64::max(CHANGE_MIN * then.seconds, 4.0 * then.variance().sqrt());

@@ -49,5 +49,5 @@ mod tests;
 
 pub use estimates::{Chances, Estimates, Guess, MissRate, Odds, Presence};
 pub(crate) use governor::Mean;
-pub use governor::{Governor, GovernorReason, GovernorReport};
+pub use governor::{Governor, GovernorReason, GovernorReport, Windows};
 pub use planner::{Holdings, Link, Load, Pace, PrefetchCounters, PrefetchOptions, Prefetcher};
