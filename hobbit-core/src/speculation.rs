@@ -43,6 +43,8 @@ const TRIAL_STEPS: u32 = 4;
 /// Steps from one trial to the next. Each trial without a gain doubles it.
 const REST_MIN: u32 = 32;
 const REST_MAX: u32 = 2048;
+/// Tokens that a draft model reads before its speed is known, twice: the first ones bring its weights into memory.
+const FIRST_READS: usize = 32;
 /// Assumed before it is measured: the share of drafts that is accepted, the weight of that assumption in drafts, and
 /// the part of a step's time that one more token adds.
 const ACCEPTANCE: f64 = 0.6;
@@ -195,8 +197,9 @@ pub struct Gate {
     /// Seconds of drafting one token, and those that have brought none so far.
     draft_seconds: Recent,
     vain_seconds: f64,
-    /// Seconds in which a draft model reads a token.
+    /// Seconds in which a draft model reads a token, and the steps in which it read.
     read_seconds: Recent,
+    n_reads: u32,
     /// Seconds of catching up that later tokens have to win back, and how much each.
     debt: f64,
     debt_of_token: f64,
@@ -227,6 +230,7 @@ impl Gate {
             draft_seconds: Recent::default(),
             vain_seconds: 0.0,
             read_seconds: Recent::default(),
+            n_reads: 0,
             debt: 0.0,
             debt_of_token: 0.0,
             ledger: VecDeque::new(),
@@ -249,6 +253,11 @@ impl Gate {
         self.is_tried = n_drafts > 0 && !self.options.fixed && self.waits(n_sequences);
         self.report.n_drafts = if self.is_tried && !self.trials.is_on() { 0 } else { n_drafts };
         self.report.n_drafts
+    }
+
+    /// Most tokens that a draft model should read for a sequence now. If it lacks more, it cannot draft yet.
+    pub fn n_reads_max(&self) -> usize {
+        if self.options.fixed || self.n_reads >= 2 { usize::MAX } else { FIRST_READS }
     }
 
     /// Records a step. Seconds that are negative or not finite were not measured.
@@ -275,6 +284,10 @@ impl Gate {
             && is_measured(seconds)
         {
             self.report.draft_seconds += seconds;
+            self.n_reads += 1;
+            if self.n_reads == 2 {
+                self.read_seconds = Recent::default();
+            }
             self.read_seconds.add(seconds / n_read as f64, HALF_LIFE);
             self.debt += seconds;
             self.debt_of_token = self.debt / WINDOW_TOKENS as f64;

@@ -140,10 +140,14 @@ impl Speculator {
                 }
                 let n_behind = draft.n_behind(request.sequence, request.tokens);
                 let began = Instant::now();
-                draft.read(request.sequence, request.tokens, &self.interrupt)?;
+                let n_known = draft.read(request.sequence, request.tokens, self.gate.n_reads_max(), &self.interrupt)?;
                 if n_behind > 0 {
                     let (n_read, seconds) = self.step.caught_up;
-                    self.step.caught_up = (n_read + n_behind, seconds + began.elapsed().as_secs_f64());
+                    let n_read = n_read + n_behind - (request.tokens.len() - n_known);
+                    self.step.caught_up = (n_read, seconds + began.elapsed().as_secs_f64());
+                }
+                if n_known < request.tokens.len() {
+                    continue;
                 }
                 position = request.tokens.len() as i32;
             }

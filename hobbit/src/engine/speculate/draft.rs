@@ -136,8 +136,14 @@ impl Draft {
         if n_behind > STEP_TOKENS { n_behind } else { 0 }
     }
 
-    /// Makes `text` the content of a sequence.
-    pub(super) fn read(&mut self, sequence: i32, text: &[Token], interrupt: &Interrupt) -> Result<(), EvalError> {
+    /// Makes `text` the content of a sequence, as far as `n_max` tokens more bring it. Returns its number of tokens.
+    pub(super) fn read(
+        &mut self,
+        sequence: i32,
+        text: &[Token],
+        n_max: usize,
+        interrupt: &Interrupt,
+    ) -> Result<usize, EvalError> {
         let known = &mut self.known[sequence as usize];
         let mut common = common(known, text);
         if common < known.len() && !self.session.cut(sequence, common) {
@@ -145,7 +151,8 @@ impl Draft {
             common = 0;
         }
         known.truncate(common);
-        for new in text[common..].chunks(self.session.n_batch()) {
+        let end = common.saturating_add(n_max).min(text.len());
+        for new in text[common..end].chunks(self.session.n_batch()) {
             if interrupt.is_set() {
                 return Err(EvalError::Interrupted);
             }
@@ -157,7 +164,7 @@ impl Draft {
             self.session.evaluate(&batch)?;
             self.known[sequence as usize].extend_from_slice(new);
         }
-        Ok(())
+        Ok(end)
     }
 
     /// Follows the drafting of `drafts`: notes what of them is in the context.
