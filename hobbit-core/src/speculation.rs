@@ -327,6 +327,11 @@ impl Gate {
         self.account(n_sequences, n_drafted, n_accepted, step.draft_seconds);
     }
 
+    /// A prompt was read: trials do not measure the next tokens, which miss what it evicted.
+    pub fn interrupt(&mut self) {
+        self.trials.interrupt();
+    }
+
     pub fn report(&self) -> GateReport {
         let known = self.times.iter().enumerate().filter(|(_, recent)| recent.weight > 0.0);
         let seconds_by_width = known.map(|(width, recent)| (width as u32, recent.mean * self.pace.mean)).collect();

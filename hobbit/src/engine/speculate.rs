@@ -17,7 +17,7 @@ use super::session::{Interrupt, Session};
 use draft::Draft;
 pub use draft::draft_bytes;
 use hobbit_core::options::{DraftSource, SpeculationOptions, Token};
-use hobbit_core::route::DECODE_TOKENS_MAX;
+use hobbit_core::route::{DECODE_TOKENS_MAX, Phase};
 use hobbit_core::speculation::{Gate, GateOptions, GateReport, Step};
 use hobbit_core::stats::PhaseStats;
 
@@ -221,8 +221,11 @@ impl Speculator {
         self.drafters.process(batch)
     }
 
-    /// A batch of generated tokens was evaluated, at this cost; only drafts needed `draft_misses` missing experts.
-    pub(super) fn evaluated(&mut self, cost: &PhaseStats, draft_misses: u64) {
+    /// A batch was evaluated, at this cost; only drafts needed `draft_misses` missing experts.
+    pub(super) fn evaluated(&mut self, phase: Phase, cost: &PhaseStats, draft_misses: u64) {
+        if !phase.is_decode() {
+            return self.gate.interrupt();
+        }
         self.step.seconds += cost.seconds;
         self.step.wait_seconds += cost.io_wait_seconds;
         let (of_drafts, others) = self.step.n_missing;

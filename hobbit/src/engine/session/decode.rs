@@ -162,9 +162,9 @@ impl Session {
             rerouted: after.rerouted - before.rerouted,
             upgrades: after.upgrades - before.upgrades,
         };
-        if let Some(speculator) = self.speculator.as_mut().filter(|_| phase.is_decode()) {
+        if let Some(speculator) = &mut self.speculator {
             let cost = PhaseStats { seconds: with_follower, ..cost };
-            speculator.evaluated(&cost, after.draft_misses - before.draft_misses);
+            speculator.evaluated(phase, &cost, after.draft_misses - before.draft_misses);
         }
         let stats = if phase.is_decode() { &mut self.stats.decode } else { &mut self.stats.prompt };
         *stats = *stats + cost;
