@@ -137,6 +137,25 @@ fn decoding_hides_what_dependencies_allow() {
     assert_none(failures);
 }
 
+/// Embeddings that are read from the file and results of the CPU's experts are copied from pinned memory.
+#[test]
+fn prompts_copy_nothing_large_from_pageable_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = write(dir.path(), &spec(16, 2, N_USED));
+    for n_cpu_moe in [0, 1] {
+        let copy_time = |pageable_bandwidth: f64| {
+            // Indices of rows are smaller, embeddings twice as large.
+            let device = register(Options { pageable_bandwidth, small_copy_bytes: 64 << 10, ..Options::default() });
+            let cpu_helper = CpuHelper::Off;
+            let place = DeviceOptions { n_cpu_moe, op_offload: false, cache: QUARTER, cpu_helper, ..on(&[&device]) };
+            let model = Model::open(&path, &ModelOptions { device: place, ..options(ALL) }).unwrap();
+            let mut session = model.session(&session_options()).unwrap();
+            measure(&device, || session.evaluate(&batch(0, &text(128))).unwrap()).copy_busy
+        };
+        assert_eq!(copy_time(1e6), copy_time(f64::INFINITY), "-ncmoe {n_cpu_moe}");
+    }
+}
+
 /// HOBBIT computes a layer once its loads have ended (section 3.1).
 #[test]
 fn without_overlap_nothing_is_hidden() {

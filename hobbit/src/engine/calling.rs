@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::experts::{Experts, RouterValues};
+use super::offload::Wrapper;
 use hobbit_core::options::KernelChoice;
 use hobbit_core::route::Phase;
 
@@ -21,6 +22,8 @@ pub(super) struct Purpose {
     pub(super) takes_batches: bool,
     /// Whether the memory of a batch is given back after it, for which we must see one of its products.
     pub(super) gives_back: bool,
+    /// The device whose host memory our results are in: llama.cpp keeps the CPU's in that of the first device.
+    pub(super) pinned_by: Option<&'static Wrapper>,
     /// Phase of the batch being evaluated, which a graph cannot carry.
     pub(super) phase: Phase,
 }

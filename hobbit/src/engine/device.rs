@@ -3,8 +3,8 @@
 //! llama.cpp gives every context one backend of each ACCEL device, and ggml's scheduler runs a node where its weights
 //! are: every `MUL_MAT_ID` on an expert tensor comes to us, and the element-wise nodes fed by it come along, so that an
 //! expert FFN arrives as one split. So does every `GET_ROWS` on a table that stays in the file. The device's own buffer
-//! type is the CPU's: ordinary weights stay away, and our results are in host memory that the CPU backend reads without
-//! a copy.
+//! type is the CPU backend's: ordinary weights stay away, and our results are in host memory that the CPU backend reads
+//! without a copy.
 //!
 //! From a model that llama.cpp runs alone, the device takes products that llama.cpp would multiply by slower kernels:
 //! batches with enough rows per expert, on weights in its mapped file. llama.cpp's graphs for single tokens have no
@@ -112,9 +112,16 @@ unsafe extern "C" fn device_props(dev: ggml_backend_dev_t, props: *mut llama::gg
     }
 }
 
+/// The CPU's, or the pinned one that llama.cpp gives the CPU backend of a context with devices: ggml's scheduler copies
+/// our results to them, a prompt's embeddings among others.
 unsafe extern "C" fn device_buffer_type(_: ggml_backend_dev_t) -> ggml_backend_buffer_type_t {
-    // SAFETY: no arguments, no state.
-    unsafe { llama::ggml_backend_cpu_buffer_type() }
+    let device = Purpose::current().and_then(|purpose| purpose.pinned_by);
+    // SAFETY: a registered device, and its buffer type.
+    unsafe {
+        let pinned = device.map(|device| llama::ggml_backend_dev_host_buffer_type(device.raw));
+        let pinned = pinned.filter(|&buft| !buft.is_null() && llama::ggml_backend_buft_is_host(buft));
+        pinned.unwrap_or_else(|| llama::ggml_backend_cpu_buffer_type())
+    }
 }
 
 unsafe extern "C" fn supports_buft(dev: ggml_backend_dev_t, buft: ggml_backend_buffer_type_t) -> bool {

@@ -12,6 +12,7 @@ use super::experts::Experts;
 use super::hook::Shown;
 use super::host_reads::Host;
 use super::log;
+use super::offload::Wrapper;
 use super::placement::DeviceLayers;
 use super::raw::RawModel;
 use super::vocabulary::Pieces;
@@ -277,6 +278,14 @@ impl Model {
             || reroutes;
         let is_other = || load::ASKED_EARLIER.contains(&self.info().architecture.as_str());
         Shown { weights: wants_weights && scaled(), input: asks && self.shared.routes.is_none() && is_other() }
+    }
+
+    /// The device whose host memory has the results of the CPU's experts, and embeddings. None where no device computes
+    /// experts: slots then follow the phase, for which memory is given back.
+    pub(super) fn pins_results(&self) -> Option<&'static Wrapper> {
+        let placement = &self.shared.placement;
+        let computes = placement.iter().any(|part| !part.experts.is_empty() || !part.offloaded.is_empty());
+        placement.first().filter(|_| computes).map(|part| part.wrapper)
     }
 
     /// The predictor in effect.

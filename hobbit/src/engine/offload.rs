@@ -35,6 +35,7 @@ use compute::Offload;
 const SOME_ROWS: i64 = 8;
 
 /// A ggml device with experts on it. Leaked: devices live as long as the process.
+#[derive(Debug)]
 pub(super) struct Wrapper {
     /// The device that llama.cpp gets.
     pub(super) raw: ggml_backend_dev_t,

@@ -147,7 +147,13 @@ impl Session {
         let n_backends = calling::n_backends_made();
         let (kernels, run_mode) = (model.shared.options.kernels_taken(), model.shared.run_mode);
         let gives_back = matches!(run_mode, RunMode::Passthrough { gives_back: true, .. });
-        let purpose = Purpose { kernels, takes_batches: run_mode.is_passthrough(), gives_back, phase: Phase::Prompt };
+        let purpose = Purpose {
+            kernels,
+            takes_batches: run_mode.is_passthrough(),
+            gives_back,
+            pinned_by: model.pins_results(),
+            phase: Phase::Prompt,
+        };
         let earlier = model.shared.experts.memories().as_ref().map(|memories| memories.device_counters());
         let devices_before = earlier.unwrap_or_default();
         let n_ctx_of = |n_ctx: u32| if n_ctx == 0 { model.info().n_ctx_train } else { n_ctx };
