@@ -6,6 +6,7 @@ use gguf_tools::synth::{Format, Spec};
 use hobbit::options::{CpuHelper, LowShare, LowSource, PrecisionMode};
 use hobbit::stats::PrecisionReport;
 use hobbit::{BatchToken, DeviceOptions, Model, ModelOptions, PrecisionOptions, Stats};
+use hobbit_core::profile::{LossBound, MeasuredMix, Mix, Mixes};
 use lagging_device::{Device, Order};
 
 use super::compare::{ALL, QUARTER, options};
@@ -56,6 +57,28 @@ fn run(device: &Device, low: bool, change: fn(&mut ModelOptions)) -> ([u64; 5], 
     (counts, session.precision().clone())
 }
 
+/// A loss bound whose cheapest mix, with a quarter of the experts in memory, is λ 0.2, or T1 0.4 and T2 0.8 where there
+/// are low versions of this type. A half of the experts would allow more.
+fn bound(low: Option<&str>) -> LossBound {
+    let one = |mix, bytes_per_token| MeasuredMix { mix, loss: 0.005, error: 0.001, bytes_per_token };
+    let measured = |cache_share: f64, mixes: Vec<MeasuredMix>| Mixes {
+        text: "prose.txt".to_owned(),
+        text_sha256: String::new(),
+        tokens: 2048,
+        expert_cache: format!("{}%", 100.0 * cache_share),
+        cache_share,
+        high: "q8_0".to_owned(),
+        low: low.map(str::to_owned),
+        exact_bytes_per_token: 1000.0,
+        mixes,
+    };
+    let biased = one(Mix { cache_bias: 0.2, ..Mix::EXACT }, 600.0);
+    let lowered = one(Mix { t1: 0.4, t2: 0.8, ..Mix::EXACT }, 500.0);
+    let too_much = one(Mix { cache_bias: 0.3, ..Mix::EXACT }, 100.0);
+    let measured = vec![measured(0.25, vec![lowered, biased]), measured(0.5, vec![too_much])];
+    LossBound { max_loss: 0.01, measured, file: "model.profile.json".into(), model: "model.gguf".into() }
+}
+
 /// A set of flags, whether it has low versions, and the counts expected.
 type Row = (&'static str, bool, fn(&mut ModelOptions), [u64; 5]);
 
@@ -66,7 +89,7 @@ fn repeatable(t1: f32, t2: f32) -> PrecisionOptions {
 #[test]
 fn each_approximation_saves_copies() {
     let exact = [2_558_976, 35_355_648, 0, 0, 0];
-    let rows: [Row; 11] = [
+    let rows: [Row; 13] = [
         ("no flag", false, |_| {}, exact),
         ("--precision exact", true, |all| all.precision.mode = Some(PrecisionMode::Exact), exact),
         ("--low", true, |_| {}, [2_288_640, 25_193_472, 73, 173, 0]),
@@ -87,6 +110,13 @@ fn each_approximation_saves_copies() {
         ),
         ("--substitute 0.3", false, |all| all.routing.substitute = 0.3, [2_558_976, 32_796_672, 0, 0, 43]),
         ("--drop 0.9", false, |all| all.routing.drop = 0.9, [2_558_976, 12_742_656, 0, 419, 0]),
+        ("--max-loss", false, |all| all.loss_bound = Some(bound(None)), [2_558_976, 20_262_912, 0, 0, 286]),
+        (
+            "--max-loss, --low",
+            true,
+            |all| all.loss_bound = Some(bound(Some("q4_0"))),
+            [2_128_896, 18_997_248, 83, 279, 0],
+        ),
         (
             // Out of reach: λ climbs to the highest strength.
             "--target-latency",
