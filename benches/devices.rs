@@ -24,6 +24,7 @@ use hobbit::engine::{Stock, StockOptions};
 use hobbit::options::DeviceChoice;
 use hobbit::{DeviceOptions, Token};
 use hobbit_core::gguf::Gguf;
+use hobbit_core::profile::{Loss, beside, log_softmax};
 use hobbit_core::trace::TraceReader;
 use hobbit_programs::bench::engine::{Engine, Hobbit};
 use hobbit_programs::bench::host::Host;
@@ -48,6 +49,9 @@ struct Args {
     /// and rows that choose other experts are left out
     #[arg(long, value_name = "SHAPE=FILE,...", value_delimiter = ',', value_parser = named_file)]
     routes: Vec<(String, PathBuf)>,
+    /// Profiles with measured mixes (gguf-tools profile --max-loss); a shape without one has no row of --max-loss
+    #[arg(long, value_name = "SHAPE=FILE,...", value_delimiter = ',', value_parser = named_file)]
+    profiles: Vec<(String, PathBuf)>,
     /// EdgeMoE's path tables (gguf-tools profile); a shape without one has no row of EdgeMoE
     #[arg(long, value_name = "SHAPE=FILE,...", value_delimiter = ',', value_parser = named_file)]
     path_tables: Vec<(String, PathBuf)>,
@@ -84,7 +88,8 @@ impl Machine {
         }
     }
 
-    /// Rows of the table, by hobbit's flags. Rows without `--cpu-helper` and `--preset` have the helper.
+    /// Rows of the table, by hobbit's flags. Rows without `--cpu-helper` and `--preset` have the helper. The shape's
+    /// bound follows `--max-loss`.
     fn rows(self) -> &'static [&'static str] {
         match self {
             Self::Rtx4090 => &[
@@ -96,6 +101,10 @@ impl Machine {
                 "--preset hobbit",
                 "--cache-bias 0.1 --cpu-helper off",
                 "--cache-bias 0.2 --cpu-helper off",
+                "--max-loss --cpu-helper off",
+                "--max-loss",
+                "--max-loss --low q2_k --cpu-helper off",
+                "--max-loss --low q2_k",
                 "--preset edgemoe",
                 "--preset fate",
                 "--preset smoe",
@@ -118,6 +127,9 @@ struct Shape {
     full: [u32; 3],
     /// Percent of the experts on the RTX 4090, and in the Orin's memory.
     percents: [u32; 2],
+    /// A trained model of this repository, which tells what approximations lose; else one of random weights.
+    bundled: Option<&'static str>,
+    text: &'static str,
 }
 
 impl Shape {
@@ -129,6 +141,11 @@ impl Shape {
     /// The factor by which layers are divided.
     fn depth(&self) -> f64 {
         f64::from(self.full[0]) / f64::from(self.spec.layers)
+    }
+
+    /// The loss bound. What a model of random weights loses is noise, and no mix would be below 1 % of it.
+    fn max_loss(&self) -> &'static str {
+        if self.bundled.is_some() { "--max-loss 1%" } else { "--max-loss 10%" }
     }
 
     fn percent(&self, machine: Machine) -> u32 {
@@ -150,6 +167,15 @@ fn shapes() -> Vec<Shape> {
         types: vec![type_],
         ..Spec::tiny("llama")
     };
+    let random = Shape {
+        name: "",
+        title: "",
+        spec: mixtral(Format::F16),
+        full: [0; 3],
+        percents: [0; 2],
+        bundled: None,
+        text: "demo-heldout-prose.txt",
+    };
     vec![
         Shape {
             name: "mixtral-f16",
@@ -157,6 +183,7 @@ fn shapes() -> Vec<Shape> {
             spec: mixtral(Format::F16),
             full: [32, 4096, 14_336],
             percents: [20, 60],
+            ..random
         },
         Shape {
             name: "mixtral-q4",
@@ -164,6 +191,7 @@ fn shapes() -> Vec<Shape> {
             spec: mixtral(Format::Q4_K),
             full: [32, 4096, 14_336],
             percents: [70, 100],
+            ..random
         },
         Shape {
             name: "qwen3-30b",
@@ -180,6 +208,7 @@ fn shapes() -> Vec<Shape> {
             },
             full: [48, 2048, 768],
             percents: [60, 100],
+            ..random
         },
         Shape {
             name: "gpt-oss-120b",
@@ -198,6 +227,16 @@ fn shapes() -> Vec<Shape> {
             },
             full: [36, 2880, 2880],
             percents: [30, 80],
+            ..random
+        },
+        Shape {
+            name: "fine",
+            title: "The bundled fine-grained model, scaled to Qwen3-30B-A3B",
+            spec: Spec { experts: 32, topk: 4, ..Spec::tiny("deepseek") },
+            full: [48, 2048, 768],
+            percents: [25, 100],
+            bundled: Some("fine.gguf"),
+            text: "fine-heldout-dialogue.txt",
         },
     ]
 }
@@ -237,25 +276,39 @@ struct Row {
     low_uses: u64,
     skipped_uses: u64,
     rerouted_uses: u64,
+    /// Distance of the decoded tokens' predictions from those of [`EXACT`]: mean KL divergence in nats, and the
+    /// logarithm of the ratio of perplexities.
+    kl: Option<f64>,
+    log_perplexity_increase: Option<f64>,
     error: Option<String>,
 }
 
-/// A model of `shape`, with as many experts per token as routes have.
-fn model(shape: &mut Shape, routes: Option<&Path>) -> Result<PathBuf> {
+/// A model of `shape`, with as many experts per token as routes have, and its profile beside it.
+fn model(shape: &mut Shape, routes: Option<&Path>, profile: Option<&Path>) -> Result<PathBuf> {
     if let Some(routes) = routes {
         let reader = TraceReader::open(routes)?;
         shape.spec.topk = reader.header().model.layers.first().map_or(shape.spec.topk, |layer| layer.n_used.into());
     }
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let path = dir.join(format!("devices-{}-{}.gguf", shape.name, shape.spec.topk));
-    if !path.exists() {
-        write(&path, &shape.spec)?;
+    match shape.bundled {
+        _ if path.exists() => {}
+        Some(name) => _ = std::fs::copy(models().join(name), &path).context(name)?,
+        None => _ = write(&path, &shape.spec)?,
+    }
+    if let Some(profile) = profile {
+        std::fs::copy(profile, beside(&path)).with_context(|| profile.display().to_string())?;
     }
     Ok(path)
 }
 
-/// Runs llama.cpp, or hobbit with the row's flags.
-fn run(args: &Args, shape: &Shape, path: &Path, flags: Option<&str>) -> Result<Row> {
+fn models() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("models")
+}
+
+/// Runs llama.cpp, or hobbit with the row's flags. `exact`: log-probabilities after each decoded token, which the row
+/// [`EXACT`] sets.
+fn run(args: &Args, shape: &Shape, path: &Path, flags: Option<&str>, exact: &mut Vec<Vec<f32>>) -> Result<Row> {
     let (factor, depth) = (shape.factor(), shape.depth());
     // The share of experts is given, and llama.cpp's buffers shrink less than weights.
     let options = Options { memory: 64 << 30, ..args.machine.options().scaled(factor) };
@@ -314,11 +367,12 @@ fn run(args: &Args, shape: &Shape, path: &Path, flags: Option<&str>) -> Result<R
         }
     };
     let engine = &mut *engine;
-    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/models/demo-heldout-prose.txt");
-    let tokens = engine.tokenize(&std::fs::read_to_string(text).context(text)?)?;
+    let text = std::fs::read_to_string(models().join(shape.text)).context(shape.text)?;
+    let tokens = engine.tokenize(&text)?;
     let (prompt, rest) = tokens.split_at(PROMPT as usize);
     let (before, rest) = rest.split_at((BEFORE + UNCOUNTED) as usize);
-    let decoded = rest.get(..args.decode_tokens as usize).context("--decode-tokens: the text is shorter")?;
+    // And the token after them.
+    let decoded = rest.get(..=args.decode_tokens as usize).context("--decode-tokens: the text is shorter")?;
 
     // Fills host memory.
     feed(engine, prompt)?;
@@ -326,8 +380,22 @@ fn run(args: &Args, shape: &Shape, path: &Path, flags: Option<&str>) -> Result<R
     feed(engine, &before[..BEFORE as usize])?;
     before[BEFORE as usize..].chunks(1).try_for_each(|token| feed(engine, token))?;
     let decode = measure(&device, engine);
-    decoded.chunks(1).try_for_each(|token| feed(engine, token))?;
+    let mut loss = Loss::default();
+    for (at, pair) in decoded.windows(2).enumerate() {
+        feed(engine, &pair[..1])?;
+        let logits = engine.logits().context("no logits")?;
+        if flags == Some(EXACT) {
+            exact.push(Vec::new());
+            log_softmax(logits, &mut exact[at]);
+        }
+        if flags.is_some()
+            && let Some(exact) = exact.get(at)
+        {
+            loss.add(exact, logits, pair[1] as usize);
+        }
+    }
     let decode = decode.until(&device, engine);
+    let lost = |of: fn(&Loss) -> f64| (flags.is_some() && !exact.is_empty()).then(|| of(&loss));
     engine.clear();
     let evaluate = measure(&device, engine);
     feed(engine, prompt)?;
@@ -354,6 +422,8 @@ fn run(args: &Args, shape: &Shape, path: &Path, flags: Option<&str>) -> Result<R
         link_bytes: per_token(decode.row.link_bytes) * factor * depth,
         hit_layer_host_seconds: median(decode.report.host_work),
         file_bytes: file_bytes * factor * depth,
+        kl: lost(Loss::kl),
+        log_perplexity_increase: lost(Loss::log_increase),
         ..decode.row
     })
 }
@@ -423,10 +493,17 @@ impl Measured {
 
 fn table(shape: &Shape, machine: Machine, is_recorded: bool, rows: &[Row]) {
     let (title, used, percent) = (shape.title, shape.spec.topk, shape.percent(machine));
-    let routes = if is_recorded { "recorded" } else { "synthetic" };
+    let routes = match (is_recorded, shape.bundled) {
+        (true, _) => "recorded",
+        (false, Some(_)) => "its own",
+        (false, None) => "synthetic",
+    };
     println!("\n### {title}: {percent} % of the experts in its memory, {used} per token on {routes} routes\n");
-    println!("| | t/s | / exact | / llama.cpp | MB/token copied, read | hits | by CPU | low | rerouted | prompt t/s |");
-    println!("|---|---|---|---|---|---|---|---|---|---|");
+    println!(
+        "| | t/s | / exact | / llama.cpp | MB/token copied, read | hits | by CPU | low | rerouted | prompt t/s | KL | \
+         perplexity |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
     let speed_of = |name: &str| {
         let row = rows.iter().find(|row| row.row.starts_with(name) && row.error.is_none())?;
         Some(row.decode_tokens_per_second)
@@ -434,7 +511,7 @@ fn table(shape: &Shape, machine: Machine, is_recorded: bool, rows: &[Row]) {
     let bases = [named(EXACT), "llama.cpp".to_owned()].map(|name| speed_of(&name));
     for row in rows {
         if let Some(error) = &row.error {
-            println!("| {} | {error} | | | | | | | | |", row.row);
+            println!("| {} | {error} | | | | | | | | | | |", row.row);
             continue;
         }
         let ratio = |base: Option<f64>| {
@@ -446,7 +523,7 @@ fn table(shape: &Shape, machine: Machine, is_recorded: bool, rows: &[Row]) {
         };
         let uses = row.high_uses + row.low_uses + row.skipped_uses;
         println!(
-            "| {} | {:.2} | {} | {} | {:.1}, {:.1} | {} | {} | {} | {} | {:.0} |",
+            "| {} | {:.2} | {} | {} | {:.1}, {:.1} | {} | {} | {} | {} | {:.0} | {} | {} |",
             row.row,
             row.decode_tokens_per_second,
             ratio(bases[0]),
@@ -458,6 +535,8 @@ fn table(shape: &Shape, machine: Machine, is_recorded: bool, rows: &[Row]) {
             percent(row.low_uses, uses),
             percent(row.rerouted_uses, uses),
             row.prompt_tokens_per_second,
+            row.kl.map_or("-".to_owned(), |kl| format!("{kl:.4}")),
+            row.log_perplexity_increase.map_or("-".to_owned(), |nats| format!("{:+.2} %", 100.0 * nats.exp_m1())),
         );
     }
 }
@@ -479,20 +558,28 @@ fn main() -> Result<()> {
     let is_wanted = |shape: &Shape| args.shapes.is_empty() || args.shapes.iter().any(|name| name == shape.name);
     for mut shape in shapes().into_iter().filter(is_wanted) {
         let routes = args.routes.iter().find(|(name, _)| name == shape.name);
-        let path = model(&mut shape, routes.map(|(_, file)| file.as_path()))?;
+        let profile = args.profiles.iter().find(|(name, _)| name == shape.name);
+        let path = model(&mut shape, routes.map(|(_, file)| file.as_path()), profile.map(|(_, file)| file.as_path()))?;
+        let has_profile = profile.is_some();
         let has_paths = args.path_tables.iter().any(|(name, _)| name == shape.name);
         // Recorded routes have no scores of other experts.
-        let reroutes = |flags: &str| ["cache-bias", "smoe", "swapmoe"].iter().any(|word| flags.contains(word));
-        let can_run = |flags: &str| (has_paths || !flags.contains("edgemoe")) && (routes.is_none() || !reroutes(flags));
-        let given: Vec<&str> = args.flags.iter().map(|flags| flags.trim()).collect();
-        let flags = if given.is_empty() { args.machine.rows() } else { &given[..] };
-        let flags = flags.iter().filter(|flags| can_run(flags));
+        let reroutes =
+            |flags: &str| ["cache-bias", "max-loss", "smoe", "swapmoe"].iter().any(|word| flags.contains(word));
+        let can_run = |flags: &str| {
+            (has_paths || !flags.contains("edgemoe"))
+                && (has_profile || !flags.contains("max-loss"))
+                && (routes.is_none() || !reroutes(flags))
+        };
+        let usual = args.machine.rows().iter().map(|flags| flags.replace("--max-loss", shape.max_loss()));
+        let given: Vec<String> = args.flags.iter().map(|flags| flags.trim().to_owned()).collect();
+        let all_flags = if given.is_empty() { usual.collect() } else { given };
+        let flags = all_flags.iter().map(String::as_str).filter(|flags| can_run(flags));
         let stock = (args.machine == Machine::Rtx4090).then_some(None);
-        let mut rows = Vec::new();
-        for flags in stock.into_iter().chain(flags.map(|flags| Some(*flags))) {
+        let (mut rows, mut exact) = (Vec::new(), Vec::new());
+        for flags in stock.into_iter().chain(flags.map(Some)) {
             let name = flags.map_or_else(|| "llama.cpp".to_owned(), named);
             eprintln!("{}: {name}", shape.name);
-            let row = run(&args, &shape, &path, flags).unwrap_or_else(|error| Row {
+            let row = run(&args, &shape, &path, flags, &mut exact).unwrap_or_else(|error| Row {
                 shape: shape.name.to_owned(),
                 row: name,
                 error: Some(format!("{error:#}").replace(&format!("{}: ", path.display()), "")),
