@@ -115,7 +115,8 @@ fn offloaded_layers_have_no_part_in_the_devices_cache() {
     assert!(with.1.hits > 0 && with.1.misses > 0);
 }
 
-/// Low precision saves copies of a device's own layers. Where it has none, and the host everything, there are no misses.
+/// Low precision saves copies of a device's own layers. A device without layers, beside a host that has everything,
+/// misses nothing.
 #[test]
 fn low_precision_is_for_the_devices_own_layers() {
     let [dir, low_dir] = [(); 2].map(|()| tempfile::tempdir().unwrap());
