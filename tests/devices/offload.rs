@@ -9,7 +9,7 @@ use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, PrecisionOption
 use hobbit_core::cache::policy::PolicyKind;
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::stats::DeviceCounters;
-use lagging_device::Device;
+use lagging_device::{Device, Report};
 
 use super::compare::{ALL, NONE, Placed, QUARTER, open_stock, options};
 use super::fixture::script::Evaluate;
@@ -28,8 +28,8 @@ fn spec() -> Spec {
     Spec { layers: LAYERS, experts: EXPERTS, topk: 4, seed: 29, ..Spec::tiny("qwen3moe") }
 }
 
-/// Logits, and the slices and bytes that a batch of `n` tokens copies to the device.
-type Run = (Vec<Vec<f32>>, u64, u64);
+/// Logits, the slices that a batch of `n` tokens copies to the device, and the device's report.
+type Run = (Vec<Vec<f32>>, u64, Report);
 
 fn hobbit(path: &Path, device: &Device, n_gpu_layers: i32, place: &DeviceOptions, n: usize) -> Run {
     let device_options = DeviceOptions { cpu_helper: CpuHelper::Off, ..place.clone() };
@@ -39,14 +39,14 @@ fn hobbit(path: &Path, device: &Device, n_gpu_layers: i32, place: &DeviceOptions
     let before = uploads(&session);
     let mut logits = Vec::new();
     let report = measure(device, || logits = Evaluate::evaluate(&mut session, &batch(0, &text(n))).unwrap());
-    (logits, uploads(&session) - before, report.copied_bytes)
+    (logits, uploads(&session) - before, report)
 }
 
 fn stock(path: &Path, device: &Device, placed: &Placed, n: usize) -> Run {
     let mut stock = open_stock(path, &session_options(), placed).unwrap();
     let mut logits = Vec::new();
     let report = measure(device, || logits = Evaluate::evaluate(&mut stock, &batch(0, &text(n))).unwrap());
-    (logits, 0, report.copied_bytes)
+    (logits, 0, report)
 }
 
 #[test]
@@ -71,13 +71,16 @@ fn the_device_computes_large_batches_of_the_cpus_layers() {
             let run = |place: &DeviceOptions, n| hobbit(&path, &device, n_gpu_layers, place, n);
             for (n, slices) in [(64, Some(slices)), (MANY, None), (MANY - 1, Some(0))] {
                 let what = format!("-ngl {n_gpu_layers} -ncmoe {n_cpu_moe}, {cache:?}, {n} tokens");
-                let (expected, _, most) = stock(&path, &device, &placed, n);
-                let (found, uploads, bytes) = run(&place, n);
+                let (expected, _, by_llama_cpp) = stock(&path, &device, &placed, n);
+                let (found, uploads, report) = run(&place, n);
                 assert!(found == expected, "{what}: other logits");
                 // Not all experts are used by the fewest tokens.
                 assert!(slices.map_or(uploads > 0, |slices| uploads == slices), "{what}: {uploads} uploads");
                 // Rows of experts are gathered and scattered by indices.
+                let [bytes, most] = [&report, &by_llama_cpp].map(|report| report.copied_bytes);
                 assert!(n < MANY || bytes <= most + most / 64, "{what}: {bytes} bytes copied, {most} by llama.cpp");
+                let [time, most] = [&report, &by_llama_cpp].map(|report| report.host_time);
+                assert!(n < MANY || time <= most, "{what}: {time} s, {most} s by llama.cpp");
             }
             let (_, uploads, _) = run(&DeviceOptions { op_offload: false, ..place.clone() }, 64);
             assert_eq!(uploads, 0, "--no-op-offload");
