@@ -32,12 +32,17 @@ fi
 # Paths in messages of this machine's files become short names, and every file has the commit's time.
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 cargo_home=${CARGO_HOME:-$HOME/.cargo}
-export SOURCE_DATE_EPOCH
-export RUSTFLAGS="$cpu --remap-path-prefix=$tree=/hobbit --remap-path-prefix=$cargo_home=/cargo"
-export CFLAGS="-ffile-prefix-map=$cargo_home=/cargo -ffile-prefix-map=$tree=/hobbit"
-export CXXFLAGS="$CFLAGS"
-export CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_DEBUG=false
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$out/build}"
+export SOURCE_DATE_EPOCH
+RUSTFLAGS=$cpu CFLAGS=
+for map in "$cargo_home=/cargo" "$tree=/hobbit" "$CARGO_TARGET_DIR=/build"; do
+  RUSTFLAGS="$RUSTFLAGS --remap-path-prefix=$map"
+  CFLAGS="$CFLAGS -ffile-prefix-map=$map"
+done
+export RUSTFLAGS CFLAGS CXXFLAGS="$CFLAGS"
+# Otherwise the libraries' build IDs and string tables depend on the directory.
+export CMAKE_BUILD_RPATH_USE_ORIGIN=ON
+export CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_DEBUG=false
 
 tools=$CARGO_TARGET_DIR/tools
 tool() { # PROGRAM VERSION [OPTIONS]
