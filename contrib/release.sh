@@ -96,7 +96,7 @@ cargo deb --no-build --no-strip --locked --target "$target" --deb-version "$vers
 cargo cyclonedx --format json --target "$target" --features dynamic-backends --override-filename "$name.cdx" \
   --manifest-path Cargo.toml
 sed "s#path+file://$tree#path+file:///hobbit#g" "$name.cdx.json" > "$out/$name.cdx.json"
-find . -name "$name.cdx.json" -not -path './target/*' -delete
+find "$tree" -name "$name.cdx.json" -not -path "$out/*" -delete
 cd "$out"
 sha256sum "$name.tar.gz" "hobbit_${version}_$debian.deb" "$name.cdx.json" > "SHA256SUMS-${target%%-*}"
 cat "SHA256SUMS-${target%%-*}"
