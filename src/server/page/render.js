@@ -55,7 +55,7 @@ export function copied(from, depth = 0) {
     }
     if (name === "a") return link(made, node.getAttribute("href") ?? "");
     if (name === "input") Object.assign(made, { type: "checkbox", disabled: true });
-    if (name === "table") return element("div", { className: "table", tabIndex: 0 }, made);
+    if (name === "table") return framed(element("div", { className: "table" }, made), "Table");
     return made;
   });
 }
@@ -78,7 +78,12 @@ function code(node) {
   copy.ariaLabel = "Copy the code";
   copy.addEventListener("click", () => copyText(text, copy));
   const caption = element("div", { className: "caption" }, element("span", { textContent: language }), copy);
-  return element("div", { className: "code" }, caption, element("pre", { tabIndex: 0 }, ...copied(node)));
+  return element("div", { className: "code" }, caption, framed(element("pre", {}, ...copied(node)), "Code"));
+}
+
+/** Keys reach what may scroll, so it has a name. */
+function framed(made, name) {
+  return Object.assign(made, { tabIndex: 0, role: "group", ariaLabel: name });
 }
 
 /** A text as it is. */

@@ -41,12 +41,26 @@ export function go() {
     say("Thinking.");
   }
   // The last block may still grow.
-  for (const block of blocks.slice(said, done ? blocks.length : -1)) say(block.textContent);
+  const lines = blocks.slice(said, done ? blocks.length : -1).map(words);
   said = Math.max(said, blocks.length - (done ? 0 : 1));
-  if (!done) return;
-  const error = article.querySelector(":scope > .error").textContent;
-  say(error || article.querySelector(".ending")?.textContent || "The answer is complete.");
-  article = null;
+  if (done) {
+    const error = article.querySelector(":scope > .error").textContent;
+    lines.push(error || article.querySelector(".ending")?.textContent || "The answer is complete.");
+    article = null;
+  }
+  // In one piece: Orca said lines that were added together in any order.
+  if (lines.length > 0) say(lines.join("\n"));
+}
+
+/** A block's text without its buttons. @param {HTMLElement} block */
+function words(block) {
+  const copy = block.cloneNode(true);
+  for (const caption of copy.querySelectorAll(".caption")) {
+    const language = caption.firstChild.textContent;
+    caption.replaceWith(language ? `Code in ${language}:\n` : "Code:\n");
+  }
+  for (const cell of copy.querySelectorAll(":is(td, th):not(:last-child)")) cell.append(", ");
+  return copy.textContent.trim();
 }
 
 /** @param {string} text */
