@@ -3,7 +3,7 @@
 # other than Debian's, or without permission, it names them.
 # usage: ./setup.sh [--browser | --ci]
 #   --browser: also Chromium and its driver, for the tests of the server's page
-#   --ci: that, and Python with pip, for .ci/run
+#   --ci: that, Firefox, and Python with pip, for .ci/run
 set -eu
 
 case "${1:-}" in
@@ -42,6 +42,7 @@ command -v clang >/dev/null 2>&1 || missing="$missing clang"
 have_libclang || missing="$missing libclang-dev"
 if [ "${1:-}" = --ci ]; then
   python3 -m pip --version >/dev/null 2>&1 || missing="$missing python3-pip"
+  command -v firefox >/dev/null 2>&1 || missing="$missing firefox-esr"
 fi
 if [ -n "${1:-}" ]; then
   command -v chromium >/dev/null 2>&1 || missing="$missing chromium"

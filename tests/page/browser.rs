@@ -33,6 +33,14 @@ impl Kind {
         }
     }
 
+    /// How to install the driver.
+    pub fn remedy(self) -> &'static str {
+        match self {
+            Kind::Chromium => "setup.sh --browser",
+            Kind::Firefox => "cargo install --locked geckodriver",
+        }
+    }
+
     /// No window, and no network requests of its own.
     fn capabilities(self) -> Value {
         match self {

@@ -30,7 +30,7 @@ async fn on(start: impl Fn() -> Server, test: impl AsyncFn(&Browser, &Server)) {
         let Some(browser) = Browser::start(kind).await else {
             not_run::not_run(
                 &format!("the server's page in {kind:?}"),
-                format!("{} is not installed (setup.sh --browser installs Chromium's)", kind.driver()),
+                format!("{} is not installed ({})", kind.driver(), kind.remedy()),
             );
             continue;
         };
