@@ -55,6 +55,9 @@ struct Args {
     /// EdgeMoE's path tables (gguf-tools profile); a shape without one has no row of EdgeMoE
     #[arg(long, value_name = "SHAPE=FILE,...", value_delimiter = ',', value_parser = named_file)]
     path_tables: Vec<(String, PathBuf)>,
+    /// Percent of the experts in the machine's memory [default: the shape's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    percent: Option<u32>,
     /// Tokens decoded
     #[arg(long, value_name = "N", default_value_t = 96, value_parser = clap::value_parser!(u32).range(1..=1024))]
     decode_tokens: u32,
@@ -557,6 +560,7 @@ fn main() -> Result<()> {
     let mut all = Vec::new();
     let is_wanted = |shape: &Shape| args.shapes.is_empty() || args.shapes.iter().any(|name| name == shape.name);
     for mut shape in shapes().into_iter().filter(is_wanted) {
+        shape.percents[args.machine as usize] = args.percent.unwrap_or(shape.percent(args.machine));
         let routes = args.routes.iter().find(|(name, _)| name == shape.name);
         let profile = args.profiles.iter().find(|(name, _)| name == shape.name);
         let path = model(&mut shape, routes.map(|(_, file)| file.as_path()), profile.map(|(_, file)| file.as_path()))?;

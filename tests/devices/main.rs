@@ -4,6 +4,7 @@
 //! A binary of its own: its devices are in ggml's list for the whole process, where other tests would choose them.
 
 mod ahead;
+mod early;
 #[path = "../fixture/mod.rs"]
 mod fixture;
 mod full_host;

@@ -234,7 +234,7 @@ pub(super) unsafe fn is_by_token(ids: *mut ggml_tensor) -> bool {
 ///
 /// # Safety
 /// Live, allocated tensors.
-unsafe fn overlap(a: *mut ggml_tensor, b: *mut ggml_tensor) -> bool {
+pub(super) unsafe fn overlap(a: *mut ggml_tensor, b: *mut ggml_tensor) -> bool {
     let bytes_of = |tensor: *mut ggml_tensor| {
         // SAFETY: by the caller.
         let (start, bytes) = unsafe { ((*tensor).data as usize, llama::ggml_nbytes(tensor)) };

@@ -8,6 +8,7 @@
 //! The wrapper uses the generic backend interface only, so it works with every ggml device.
 
 mod compute;
+mod early;
 mod helper;
 mod launch;
 
@@ -30,6 +31,9 @@ use super::graph::tensor_at;
 use super::registration::{Registration, backend, context};
 use super::split;
 use compute::Offload;
+
+/// Nodes from a layer's first expert product among which the others with its input are looked for.
+const LAYER_NODES_MAX: usize = 16;
 
 /// Number of rows in queries about batches.
 const SOME_ROWS: i64 = 8;
@@ -314,8 +318,8 @@ unsafe extern "C" fn cpy_tensor_async(
     }
 }
 
-/// Keeps a router's logits until the layer's first expert product, when the host reads them. It reorders no nodes, so
-/// that a layer's products stay together.
+/// Keeps a router's logits while the host may read them: until the last of the layer's expert products that have the
+/// first one's input. It reorders no nodes, so that a layer's products stay together.
 unsafe extern "C" fn graph_optimize(
     backend: ggml_backend_t,
     graph: *mut llama::ggml_cgraph,
@@ -331,7 +335,13 @@ unsafe extern "C" fn graph_optimize(
             let Some(tag) = wrapper.product(node).filter(|tag| last != Some(tag.layer)) else { continue };
             last = Some(tag.layer);
             if let Some(logits) = gates::logits_of(&nodes[..position], tag.layer) {
-                keep(params.user_data, nodes[logits], node);
+                let has_same_input = |&&other: &&*mut ggml_tensor| {
+                    wrapper.product(other).is_some_and(|own| own.layer == tag.layer)
+                        && (*other).src[1] == (*node).src[1]
+                };
+                let behind = &nodes[position..nodes.len().min(position + LAYER_NODES_MAX)];
+                let reader = behind.iter().rfind(has_same_input).copied().unwrap_or(node);
+                keep(params.user_data, nodes[logits], reader);
             }
         }
     }

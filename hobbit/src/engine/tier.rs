@@ -31,7 +31,7 @@ use crate::engine::ggml::{Buffer, Event, Events, Stream};
 use crate::engine::host_reads::{Host, host_bytes};
 use crate::engine::pinned::HostMemory;
 use hobbit_core::cache::{Cache, Lru, SavedCache, SliceState, SlotId};
-use hobbit_core::expert::{Precision, SliceId, SliceKind, Version};
+use hobbit_core::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use hobbit_core::gguf::SliceShape;
 use hobbit_core::load::balance::{Balancer, RunningMean};
 use hobbit_core::residency::{Drafts, LayerStep, Selection, Used};
@@ -87,6 +87,13 @@ struct HostRange {
     buffer: ggml_backend_buffer_t,
     /// Keeps the device's view of this memory alive.
     _shown: Option<Buffer>,
+}
+
+/// The slots of a layer's experts in high precision that products need not wait for.
+pub(super) struct SlotsOfLayer {
+    pub(super) pool: u16,
+    /// By expert.
+    pub(super) rows: Vec<Option<u32>>,
 }
 
 /// A layer's slots of one pool.
@@ -351,6 +358,28 @@ impl Tier {
         Some((slot.pool, slot.index - self.memory.share(version.expert.layer, slot.pool).first))
     }
 
+    /// The slots of a layer's experts; `None` if none of them has one.
+    pub(super) fn slots_of_layer(&self, layer: u16, n_expert: u16) -> Option<SlotsOfLayer> {
+        let is_arriving = |(slice, upload): (&SliceId, &u64)| {
+            (*upload > self.waited && slice.version.expert.layer == layer).then_some(slice.version)
+        };
+        let arriving: Vec<Version> = self.arrivals.iter().filter_map(is_arriving).collect();
+        let mut share = None;
+        let row = |index| {
+            let version = Version::high(ExpertId { layer, index });
+            let slot = self.cache.lookup(version).filter(|slot| self.cache.is_ready(*slot))?;
+            let (pool, first) = *share.get_or_insert_with(|| (slot.pool, self.memory.share(layer, slot.pool).first));
+            (slot.pool == pool && !arriving.contains(&version)).then_some(slot.index - first)
+        };
+        let rows: Vec<Option<u32>> = (0..n_expert).map(row).collect();
+        rows.iter().any(Option::is_some).then(|| SlotsOfLayer { pool: share.map_or(0, |(pool, _)| pool), rows })
+    }
+
+    /// The slots of a layer in a pool, as the weights of a product.
+    pub(super) fn tensor(&self, layer: u16, pool: u16, kind: SliceKind) -> *mut ggml_tensor {
+        self.memory.share(layer, pool).tensor(kind)
+    }
+
     /// Pins a version if it is resident.
     pub(super) fn pin(&mut self, version: Version) -> bool {
         let Some(slot) = self.cache.lookup(version) else { return false };
@@ -402,6 +431,14 @@ impl Tier {
     pub(super) fn end_batch(&mut self, n_tokens: u32) {
         self.end_ahead();
         self.cache.end_batch(self.drafts.n_certain(n_tokens));
+    }
+}
+
+impl SlotsOfLayer {
+    /// The row of every expert; of those that have none, that of another one.
+    pub(super) fn table(&self) -> Vec<i32> {
+        let any = self.rows.iter().flatten().next().copied().unwrap_or(0);
+        self.rows.iter().map(|row| row.unwrap_or(any) as i32).collect()
     }
 }
 

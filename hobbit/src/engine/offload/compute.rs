@@ -1,8 +1,9 @@
 //! One graph on a device: other nodes are passed on, expert products are computed from device slots.
 //!
 //! A layer's *region* is its expert products with the nodes between them. The host waits once per region, for the
-//! router's choice; everything else is submitted and ordered by events. Experts that are on the device are multiplied
-//! while the others are being copied; each of these follows as its upload is submitted.
+//! router's choice, while the device begins to multiply ([`super::early`]); everything else is submitted and ordered by
+//! events. Experts that are on the device are multiplied while the others are being copied; each of these follows as
+//! its upload is submitted.
 
 mod layer;
 
@@ -17,6 +18,7 @@ use ggml_sys::llama::{
 use ggml_sys::shim;
 
 use super::Wrapper;
+use super::early::{Early, EarlyProducts};
 use super::helper::{Helper, Node};
 use super::launch::{Launch, Product};
 use crate::engine::calling::phase;
@@ -35,7 +37,7 @@ use hobbit_core::load::balance::Miss;
 use hobbit_core::residency::{Compute, DeviceResidency, LayerStep, Selection, Split, Used, run_layer};
 use hobbit_core::route::Pair;
 
-use self::layer::Help;
+use self::layer::{Help, Stage, stages};
 
 /// Alignment of results on the host, in bytes.
 const RESULT_ALIGNMENT: usize = 64;
@@ -60,6 +62,9 @@ pub(super) struct Offload {
     results: Option<HostMemory>,
     /// Products that currently use weights in their layer's slots, and the weights these replace.
     borrowed: Vec<(*mut ggml_tensor, *mut ggml_tensor)>,
+    /// To begin products before the router's choice is known: `None` before it was tried, or if the device cannot.
+    early: Option<Early>,
+    tried_early: bool,
 }
 
 /// A tensor on the device, and a copy of its bytes in [`Offload::results`], which stays until the next layer.
@@ -92,6 +97,11 @@ struct DeviceLayer<'a, 'b> {
     others: &'a mut OtherTiers<'b>,
     router: LayerRouter<'a>,
     region: Region<'a>,
+    /// The region's nodes.
+    nodes: Vec<Node>,
+    stages: Vec<Stage>,
+    /// Products that were submitted before the router's choice was known.
+    early: Option<EarlyProducts>,
     /// Nodes of the graph before this one have been submitted.
     submitted: usize,
     /// The router's choice and weights.
@@ -145,6 +155,8 @@ impl Offload {
             is_refused: false,
             results: None,
             borrowed: Vec::new(),
+            early: None,
+            tried_early: false,
         })
     }
 
@@ -277,7 +289,8 @@ impl Offload {
         // SAFETY: a product's sources are live.
         let (ids, n_expert) = unsafe { ((*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
         // SAFETY: nodes of a live graph.
-        let kinds = split::kinds_of(nodes.iter().filter_map(|&node| unsafe { self.product(node) }), unseen);
+        let tags: Vec<_> = nodes.iter().map(|&node| (node, unsafe { self.product(node) })).collect();
+        let kinds = split::kinds_of(tags.iter().filter_map(|(_, tag)| *tag), unseen);
         // SAFETY: live.
         let [n_used, n_tokens] = unsafe { [(*ids).ne[0], (*ids).ne[1]] };
         // The last layer of a batch without logits.
@@ -320,11 +333,29 @@ impl Offload {
         let is_one = of_experts.zip(of_router).is_some_and(|(a, b)| unsafe { (*a).data == (*b).data });
         let of_experts = of_experts.filter(|_| !is_one);
         let is_pinned = tier.report.pinned || others.are_pinned();
-        // SAFETY: by the caller: all are allocated on the device.
-        let [ids_read, weights, of_router, of_experts, logits] =
-            unsafe { self.read_back([Some(ids), weights, of_router, of_experts, logits], is_pinned)? };
         tier.enter(&self.launch.stream, Some(tag.layer));
+        let own: Vec<Node> = tags.iter().map(|(node, tag)| (*node, tag.map(|tag| tag.kind))).collect();
+        // SAFETY: nodes of a live graph.
+        let stages = unsafe { stages(&own) };
+        let wanted = [Some(ids), weights, of_router, of_experts, logits];
+        let is_single = phase.is_decode() && n_tokens == 1 && kinds.len() == host.layout().kinds(tag.layer).len();
+        let mut early = if is_single && host.overlaps() && routers.walk.is_none() && !tier.is_unified() {
+            // SAFETY: by the caller.
+            unsafe { self.begin_early(tier, host, (tag.layer, ids), &stages[0].products, &wanted)? }
+        } else {
+            None
+        };
+        // SAFETY: by the caller: all are allocated on the device.
+        let read = unsafe { self.read_back(wanted, is_pinned, early.as_ref())? };
+        let [ids_read, weights, of_router, of_experts, logits] = read;
         tier.settled_so_far(host);
+        if let (Some(early), Some(own)) = (&mut early, ids_read) {
+            // SAFETY: read back just now.
+            unsafe {
+                let chosen = RouterValues::of_copy(&*own.tensor, own.data, 0);
+                early.chose(chosen.read());
+            }
+        }
         if phase.is_decode() {
             tier.chose(tag.layer, host.counters().wait_seconds);
         }
@@ -355,6 +386,9 @@ impl Offload {
             others,
             router,
             region,
+            nodes: own,
+            stages,
+            early,
             submitted,
             read_back,
             input,
@@ -366,7 +400,32 @@ impl Offload {
         result
     }
 
-    /// Copies tensors to the host, one behind the other, and waits once, for all submitted work.
+    /// Submits `products`, the first stage of a layer for a single token, before the host knows its experts `ids`.
+    /// `read`: what the host is going to read.
+    ///
+    /// # Errors
+    /// As [`Early::begin`].
+    ///
+    /// # Safety
+    /// As [`Early::begin`].
+    unsafe fn begin_early(
+        &mut self,
+        tier: &mut Tier,
+        host: &Host,
+        (layer, ids): (u16, *mut ggml_tensor),
+        products: &[Node],
+        read: &[Option<*mut ggml_tensor>],
+    ) -> Result<Option<EarlyProducts>, Failed> {
+        if !std::mem::replace(&mut self.tried_early, true) && !self.wrapper.is_remote {
+            self.early = Early::new(self.wrapper.inner, host.layout());
+        }
+        let slots = tier.slots_of_layer(layer, host.layout().n_expert(layer));
+        let (Some(early), Some(slots)) = (&mut self.early, slots) else { return Ok(None) };
+        // SAFETY: by the caller.
+        unsafe { early.begin(&mut self.launch, tier, (layer, ids), slots, products, read) }
+    }
+
+    /// Copies tensors to the host, one behind the other, and waits once, for all submitted work but `early`.
     ///
     /// # Errors
     /// The system refuses memory for them.
@@ -377,6 +436,7 @@ impl Offload {
         &mut self,
         tensors: [Option<*mut ggml_tensor>; N],
         is_pinned: bool,
+        early: Option<&EarlyProducts>,
     ) -> Result<[Option<OnHost>; N], Failed> {
         let mut end = 0;
         let mut place = |tensor: *mut ggml_tensor| {
@@ -396,17 +456,24 @@ impl Offload {
                 self.results.insert(memory).arena.as_ptr()
             }
         };
+        let beside = early.zip(self.early.as_ref()).map(|(products, early)| {
+            early.results.wait(&products.chosen);
+            &early.results
+        });
+        let stream = beside.unwrap_or(&self.launch.stream);
         let read = places.map(|own| {
             own.map(|(tensor, at, bytes)| {
                 // SAFETY: by the caller; each has room of its own, which is not touched before the wait below.
                 unsafe {
                     let data = base.add(at);
-                    self.launch.stream.get(tensor, slice::from_raw_parts_mut(data, bytes));
+                    stream.get(tensor, slice::from_raw_parts_mut(data, bytes));
                     OnHost { tensor, data, bytes }
                 }
             })
         });
-        self.launch.synchronize();
+        stream.synchronize();
+        // They were submitted before what has been read.
+        self.launch.copied();
         Ok(read)
     }
 }

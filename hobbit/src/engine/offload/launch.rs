@@ -14,6 +14,7 @@ use std::slice;
 use ggml_sys::llama::{self, GGML_STATUS_SUCCESS, ggml_backend_dev_t, ggml_tensor};
 
 use self::indices::{Form, INDEX_ALIGNMENT, Scratch, forms, gathered_bytes, zeros_and_rows};
+use super::early::Early;
 use crate::engine::ggml::Stream;
 use crate::engine::graph::{Graph, is_view, rows, tensor_at};
 use crate::engine::split::Failed;
@@ -42,6 +43,16 @@ pub(super) struct Product {
     pub(super) slice: SliceId,
 }
 
+/// The experts of a region, with their rows of slots.
+pub(super) struct Members<'a> {
+    /// On the device, by share.
+    pub(super) present: &'a [Vec<(Used, u32)>],
+    /// Multiplied one by one.
+    pub(super) coming: &'a [(Used, u32)],
+    /// Uses whose rows will be zero.
+    pub(super) skipped: &'a [Pair],
+}
+
 /// The graph being built, and the data that its nodes read.
 pub(super) struct Launch {
     /// Where graphs run.
@@ -61,6 +72,8 @@ pub(super) struct Launch {
     index_room: usize,
     /// Host memory that copies may still be reading.
     kept: Vec<Vec<u8>>,
+    /// The slots of every use of the region, where the device has looked them up.
+    pub(super) slots: Option<ggml_tensor>,
 }
 
 impl Launch {
@@ -77,6 +90,7 @@ impl Launch {
             places: HashMap::new(),
             index_room: INDEX_ROOM,
             kept: Vec::new(),
+            slots: None,
         })
     }
 
@@ -97,6 +111,11 @@ impl Launch {
     /// Waits for all submitted work.
     pub(super) fn synchronize(&mut self) {
         self.stream.synchronize();
+        self.copied();
+    }
+
+    /// All copies submitted by [`Launch::set`] have run.
+    pub(super) fn copied(&mut self) {
         self.kept.clear();
     }
 
@@ -132,7 +151,7 @@ impl Launch {
 
     /// Submits the graph built so far.
     pub(super) fn submit(&mut self, tier: &mut Tier) -> Result<(), Failed> {
-        self.send_indices();
+        self.send_indices(None);
         self.has_products = false;
         match self.graph.submit(&self.stream, || tier.shrink(&self.stream, 0) > 0) {
             GGML_STATUS_SUCCESS => Ok(()),
@@ -145,19 +164,27 @@ impl Launch {
         if self.has_products { self.submit(tier) } else { Ok(()) }
     }
 
-    fn send_indices(&mut self) {
+    /// `beside`: nothing that has not run reads the scratch memory, and the copy need not wait for the stream.
+    fn send_indices(&mut self, beside: Option<&mut Early>) {
         if self.indices.len() > self.sent {
             let indices = self.indices[self.sent..].to_vec();
             let tensor = self.scratch.as_ref().expect("indices were given a place").tensor;
-            // SAFETY: the scratch tensor has room for them at its start.
-            unsafe { self.set(tensor, indices, self.sent) };
+            // SAFETY: the scratch tensor has room for them at its start; the bytes are kept until they are copied.
+            unsafe {
+                match beside {
+                    Some(early) => {
+                        early.set(&self.stream, tensor, &indices, self.sent);
+                        self.kept.push(indices);
+                    }
+                    None => self.set(tensor, indices, self.sent),
+                }
+            }
             self.sent = self.indices.len();
         }
     }
 
     /// A region begins after all earlier work has been submitted: uploads the indices that its products will need, as
-    /// far as they are known. Others are uploaded later. `present`: experts on the device with their rows, by share;
-    /// `coming`: the others, which are multiplied one by one; `skipped`: uses whose rows will be zero.
+    /// far as they are known. Others are uploaded later. `beside`: products of the region have been begun early.
     ///
     /// # Safety
     /// As [`Launch::products`].
@@ -166,9 +193,8 @@ impl Launch {
         tier: &mut Tier,
         routing: &Routing,
         products: &[*mut ggml_tensor],
-        present: &[Vec<(Used, u32)>],
-        coming: &[(Used, u32)],
-        skipped: &[Pair],
+        Members { present, coming, skipped }: Members,
+        beside: Option<&mut Early>,
     ) -> Result<(), Failed> {
         self.forget_indices();
         let mut wanted: Vec<Vec<u8>> = Vec::new();
@@ -198,8 +224,37 @@ impl Launch {
         for bytes in wanted {
             self.place(bytes);
         }
-        self.send_indices();
+        self.send_indices(beside);
         Ok(())
+    }
+
+    /// Multiplies all rows of a single token and submits this. The slots of its experts `ids` are looked up in `table`,
+    /// into `choice`, which is on the device. `products`: nodes, and the tensors of their slots.
+    ///
+    /// # Safety
+    /// As [`Launch::add_products`]; every row of the table is a slot.
+    pub(super) unsafe fn products_by_table(
+        &mut self,
+        tier: &mut Tier,
+        (table, ids): (ggml_tensor, *mut ggml_tensor),
+        choice: ggml_tensor,
+        products: &[(*mut ggml_tensor, *mut ggml_tensor)],
+    ) -> Result<(), Failed> {
+        self.reserve(tier, products.len() + 1)?;
+        // SAFETY: by the caller.
+        unsafe {
+            let (table, ids) = (self.graph.tensor(table), self.graph.leaf(&*ids));
+            let mut slots = choice;
+            slots.src[0] = self.add(look_up(table, ids, choice));
+            slots.op = llama::GGML_OP_RESHAPE;
+            let slots = self.graph.tensor(slots);
+            for &(node, tensor) in products {
+                let mut product = *node;
+                product.src[1] = self.graph.leaf(&*product.src[1]);
+                self.add_product(product, Weights::Shared { tensor, row: 0 }, slots);
+            }
+        }
+        self.submit(tier)
     }
 
     fn reserve(&mut self, tier: &mut Tier, n: usize) -> Result<(), Failed> {
@@ -270,6 +325,17 @@ impl Launch {
             // SAFETY: live by the caller.
             let (input, output) = unsafe { (*(*of_node[0].0.node).src[1], *of_node[0].0.node) };
             for (weights, members) in groups {
+                if let Some(slots) = self.slots {
+                    // SAFETY: by the caller.
+                    unsafe {
+                        self.reserve(tier, 1)?;
+                        let mut product = output;
+                        product.src[1] = self.graph.leaf(&input);
+                        let slots = self.graph.tensor(slots);
+                        self.add_product(product, weights, slots);
+                    }
+                    continue;
+                }
                 let is_shared = matches!(weights, Weights::Shared { .. });
                 for form in forms(routing, &input, &output, &members, is_shared) {
                     // SAFETY: by the caller.
@@ -431,6 +497,15 @@ impl Launch {
         // SAFETY: by the caller of `products`.
         unsafe { self.add(product) }
     }
+}
+
+/// The rows `ids` of `table`, written to `target`.
+pub(super) fn look_up(table: *mut ggml_tensor, ids: *mut ggml_tensor, target: ggml_tensor) -> ggml_tensor {
+    let mut node = target;
+    (node.ne, node.nb) = ([1, target.ne[0], 1, 1], [target.nb[0], target.nb[0], target.nb[1], target.nb[1]]);
+    node.op = llama::GGML_OP_GET_ROWS;
+    (node.src[0], node.src[1]) = (table, ids);
+    node
 }
 
 /// `[n, ranks, tokens]` as `[n, ranks * tokens]`.

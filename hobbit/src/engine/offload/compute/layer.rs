@@ -4,12 +4,16 @@
 use super::*;
 use crate::engine::host_reads::{ShareView, host_bytes};
 use crate::engine::offload::helper::{HostChain, chain_of};
+use crate::engine::offload::launch::Members;
+use hobbit_core::route::Routing;
 
 /// The device's part of a step.
 struct Part {
     used: Vec<Used>,
     /// Experts that are multiplied one by one, with their rows.
     coming: Vec<(Used, u32)>,
+    /// Experts whose products were begun early.
+    done: Vec<u16>,
 }
 
 impl DeviceResidency for DeviceLayer<'_, '_> {
@@ -134,11 +138,7 @@ impl DeviceLayer<'_, '_> {
         let (kinds, routing) = (self.router.kinds(), &selection.routing);
         let upgrades = host.precisions.options.upgrade && host.precisions.loads_high();
         let missing = pin_present(self.tier, step, kinds, selection, upgrades);
-        let with_kind = |&node: &*mut ggml_tensor| {
-            // SAFETY: nodes of a live graph.
-            (node, unsafe { self.offload.product(node) }.map(|tag| tag.kind))
-        };
-        let region: Vec<Node> = self.region.nodes().iter().map(with_kind).collect();
+        let region = std::mem::take(&mut self.nodes);
         // SAFETY: by the caller.
         self.help = unsafe { self.divide(host, selection, step, &missing, &region) };
         // The most important last: it is copied first.
@@ -152,12 +152,22 @@ impl DeviceLayer<'_, '_> {
         }
         let products: Vec<*mut ggml_tensor> =
             region.iter().filter(|(_, kind)| kind.is_some()).map(|(node, _)| *node).collect();
-        let (present, coming) = by_place(self.tier, step, kinds, &used, &copied);
+        let (mut present, coming) = by_place(self.tier, step, kinds, &used, &copied);
+        let done = self.done_early(step, routing, &present);
+        // The device knows all slots.
+        let slots = self.early.as_ref().filter(|_| done.len() == step.used.len() && step.skipped.is_empty());
+        self.offload.launch.slots = slots.map(|early| early.ids);
+        if slots.is_some() {
+            present.clear();
+        }
         // Skipped experts have rows of zeros.
         let skipped: Vec<Pair> =
             step.skipped.iter().flat_map(|&index| routing.pairs_of(index).iter().copied()).collect();
-        // SAFETY: by the caller.
-        unsafe { self.offload.launch.prepare(self.tier, routing, &products, &present, &coming, &skipped)? };
+        let Offload { launch, early, .. } = &mut *self.offload;
+        let beside = early.as_mut().filter(|_| self.early.is_some());
+        let members = Members { present: &present, coming: &coming, skipped: &skipped };
+        // SAFETY: by the caller; when the choice was read back, all regions before had run.
+        unsafe { launch.prepare(self.tier, routing, &products, members, beside)? };
         self.uploads = Uploads::new(step, kinds, &copied);
         // SAFETY: the host slots of the step are pinned until the uploads have run: `Tier::hold`.
         unsafe { self.uploads.pump(host, self.tier) };
@@ -172,9 +182,8 @@ impl DeviceLayer<'_, '_> {
         // Products that wait for a file would be timed with it.
         let is_timed = selection.phase().is_decode() && self.uploads.is_empty();
         let began = self.tier.measure_link().filter(|_| is_timed);
-        let part = Part { used, coming };
-        // SAFETY: nodes of a live graph.
-        for stage in unsafe { stages(&region) } {
+        let part = Part { used, coming, done };
+        for stage in std::mem::take(&mut self.stages) {
             // SAFETY: by the caller.
             unsafe {
                 for &(node, _) in &stage.products {
@@ -189,11 +198,12 @@ impl DeviceLayer<'_, '_> {
         self.offload.launch.submit(self.tier)?;
         if let Some(began) = began {
             self.offload.launch.synchronize();
-            let slices = part
-                .used
-                .iter()
-                .flat_map(|&used| kinds.iter().map(move |&kind| SliceId { version: step.version(used), kind }));
-            let bytes = slices.map(|slice| host.reads().shape(slice).bytes).sum();
+            let mut bytes = 0;
+            for (node, kind) in region.iter().filter_map(|&(node, kind)| Some((node, kind?))) {
+                for &used in part.used.iter().filter(|used| !self.is_done(&part, node, used.index)) {
+                    bytes += host.reads().shape(SliceId { version: step.version(used), kind }).bytes;
+                }
+            }
             self.tier.observe_products(bytes, self.tier.clock.seconds() - began);
         }
         Ok(())
@@ -264,8 +274,8 @@ fn by_place(
 }
 
 /// Products that do not depend on each other, and the nodes after them.
-struct Stage {
-    products: Vec<(*mut ggml_tensor, SliceKind)>,
+pub(super) struct Stage {
+    pub(super) products: Vec<Node>,
     plain: Vec<*mut ggml_tensor>,
 }
 
@@ -273,13 +283,13 @@ struct Stage {
 ///
 /// # Safety
 /// Nodes of a live graph, the first of which is a product.
-unsafe fn stages(region: &[Node]) -> Vec<Stage> {
+pub(super) unsafe fn stages(region: &[Node]) -> Vec<Stage> {
     let mut stages: Vec<Stage> = Vec::new();
     for &(node, kind) in region {
-        let Some(kind) = kind else {
+        if kind.is_none() {
             stages.last_mut().expect("a region starts with a product").plain.push(node);
             continue;
-        };
+        }
         // SAFETY: sources of a live node are live.
         let inputs = unsafe { [(*node).src[1], (*(*node).src[1]).view_src] };
         let is_apart = |stage: &&mut Stage| {
@@ -309,8 +319,9 @@ impl DeviceLayer<'_, '_> {
     ) -> Result<(), Failed> {
         let routing = &selection.routing;
         let mut pending: Vec<Product> = Vec::new();
-        for &(node, kind) in &stage.products {
-            pending.extend(part.used.iter().map(|&used| {
+        for (node, kind) in stage.products.iter().filter_map(|&(node, kind)| Some((node, kind?))) {
+            let used = part.used.iter().filter(|used| !self.is_done(part, node, used.index));
+            pending.extend(used.map(|&used| {
                 let slice = SliceId { version: step.version(used), kind };
                 Product { node, used, slice }
             }));
@@ -372,6 +383,23 @@ impl DeviceLayer<'_, '_> {
                 return Err(split::failed(format!("{slice}: nothing will ever load it")));
             }
         }
+    }
+}
+
+impl DeviceLayer<'_, '_> {
+    /// The experts whose products were begun early, by the weights in their slots. `present`: those that are there.
+    fn done_early(&self, step: &LayerStep, routing: &Routing, present: &[Vec<(Used, u32)>]) -> Vec<u16> {
+        let Some(early) = &self.early else { return Vec::new() };
+        let is_done = |&&(used, _): &&(Used, u32)| {
+            let place = self.tier.place(step.version(used));
+            place.is_some_and(|place| early.have(place, routing.pairs_of(used.index)))
+        };
+        present.iter().flatten().filter(is_done).map(|(used, _)| used.index).collect()
+    }
+
+    /// Whether an expert's rows of a product were begun early.
+    fn is_done(&self, part: &Part, product: *mut ggml_tensor, expert: u16) -> bool {
+        part.done.contains(&expert) && self.early.as_ref().is_some_and(|early| early.nodes.contains(&product))
     }
 }
 
