@@ -2,8 +2,8 @@
 //!
 //! With experts on the disk a wider step may read more of them, so drafting does not always pay. [`Gate`] measures the
 //! seconds of steps by their width, apart from waiting for missing experts, how many experts a token and a draft miss
-//! now, and the share of accepted drafts by their place. It drafts if more tokens a second are expected, and, where tokens
-//! wait for experts, if trials confirm it.
+//! now, and the share of accepted drafts by their place. It drafts if more tokens a second are expected, and, where
+//! tokens wait for experts, if trials confirm it.
 
 use std::collections::VecDeque;
 use std::fmt;
