@@ -28,9 +28,9 @@ const PACE_HALF_LIFE: f64 = 8.0;
 const AGE_HALF_LIFE: f64 = 128.0;
 /// Expected gain below which no drafts are made.
 const GAIN_MIN: f64 = 0.02;
-/// Part of a token's time in which it waits for missing experts, above which trials decide.
+/// Trials decide if a token waits for missing experts longer than this part of its time.
 const WAIT_MIN: f64 = 0.03;
-/// Those. What steps with drafts have evicted is missing for some tokens after them.
+/// The windows of such a trial. Experts that steps with drafts evict are missing for some tokens, so they are long.
 const TRIALS: Windows = Windows { are_on: [false, true, true, false], measured: 16, settle: 8, share_min: 0.05 };
 /// Steps with drafts after which the time of a step without any is measured again.
 const PLAIN_EVERY: u32 = 32;

@@ -90,8 +90,8 @@ impl Early {
         tensor_at(llama::GGML_TYPE_I32, [ne[0], ne[1], 1, 1], data, buffer, Some(self.tensor))
     }
 
-    /// Submits `products` of a single token, whose experts are `ids` on the device. `None` if one of them overwrites
-    /// what the host reads.
+    /// Submits `products` of a single token, whose experts are `ids` on the device. `None` if one of them writes over
+    /// a tensor in `read`.
     ///
     /// # Errors
     /// The device's status.
