@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use gguf_tools::synth::{Format, Spec};
 use hobbit::options::CpuHelper;
 use hobbit::{CachingOptions, DeviceOptions, Model, ModelOptions, Session};
 use hobbit_core::cache::policy::PolicyKind;
@@ -10,10 +11,11 @@ use hobbit_core::plan::ExpertCache;
 use hobbit_core::predict::PredictorKind;
 use lagging_device::{Device, Options, Order, Report};
 
-use super::compare::{ALL, options};
+use super::compare::{ALL, HALF, QUARTER, options};
+use super::fixture::cases::case;
 use super::fixture::write;
 use super::overlap::{batch, chatter, measure, session_options, spec};
-use super::{assert_sound, on, register};
+use super::{assert_sound, check, late, on, register};
 
 const LAYERS: u64 = 3;
 const N_USED: u64 = 4;
@@ -80,4 +82,18 @@ fn the_device_never_waits_in_a_layer_whose_experts_it_has() {
         assert!(missed.is_some_and(|(_, report)| idle(report) > idle(&whole) + LATENCY));
         assert_sound(&device);
     }
+}
+
+/// The device finds fault with a token that has one slot twice, as it would by slots borrowed for missing experts.
+#[test]
+fn only_quantised_experts_without_a_slot_borrow_one() {
+    use Format::{Bf16, F16, F32, Q8_0};
+    // The last two differ in what is multiplied early: gate and up.
+    let types = [(F16, F16), (Bf16, Bf16), (F32, F32), (F16, Q8_0), (Q8_0, F16)];
+    let cases = types.map(|(dtype, down)| {
+        let spec =
+            Spec { types: vec![dtype], down_types: vec![down], dense_type: Some(Q8_0), ..Spec::tiny("qwen3moe") };
+        case(format!("qwen3moe {dtype:?} down {down:?}"), spec)
+    });
+    check(Options { forbids_repeats: true, ..late() }, CpuHelper::Off, cases.into(), &[(QUARTER, ALL), (HALF, ALL)]);
 }

@@ -243,7 +243,7 @@ impl Engine {
         for (at, weights) in &graph.nodes {
             // SAFETY: the index is from `Captured::new`, whose tensors do not move; sources are in the same slice.
             let node = unsafe { &mut *graph.tensors.as_mut_ptr().add(*at) };
-            match touched(node).and_then(|touched| {
+            match touched(node, options).and_then(|touched| {
                 check_padding(node, &touched.ends, weights.as_ref())?;
                 Ok(touched.bytes)
             }) {
@@ -291,7 +291,7 @@ struct Touched {
 }
 
 /// Ids are read now: they may be the work of the node before, and be overwritten by one after.
-fn touched(node: &ggml_tensor) -> Result<Touched, String> {
+fn touched(node: &ggml_tensor, options: &Options) -> Result<Touched, String> {
     // SAFETY: a node of a product has weights and activations, and ids if it is a `MUL_MAT_ID`; all captured.
     unsafe {
         let weights = node.src[0].as_ref();
@@ -302,7 +302,7 @@ fn touched(node: &ggml_tensor) -> Result<Touched, String> {
             }
             (llama::GGML_OP_MUL_MAT_ID, Some(weights)) => {
                 let slice = weights.nb[1] * weights.ne[1] as usize;
-                let used = ids(node)?;
+                let used = ids(node, options.forbids_repeats)?;
                 let end = |id: &i64| weights.data.cast::<u8>().add(*id as usize * weights.nb[2] + slice).cast_const();
                 Ok(Touched { bytes: used.len() * slice, ends: used.iter().map(end).collect() })
             }
@@ -317,20 +317,25 @@ fn touched(node: &ggml_tensor) -> Result<Touched, String> {
 ///
 /// # Safety
 /// `node` is a captured `MUL_MAT_ID`.
-unsafe fn ids(node: &ggml_tensor) -> Result<HashSet<i64>, String> {
+unsafe fn ids(node: &ggml_tensor, forbids_repeats: bool) -> Result<HashSet<i64>, String> {
     // SAFETY: by the caller: weights and ids are there, and ids are I32 `[n_used, n_tokens]` with strides.
     unsafe {
         let (weights, ids) = (&*node.src[0], &*node.src[2]);
+        let takes_repeats = !forbids_repeats || ids.ne[1] == 1 && llama::ggml_is_quantized(weights.type_);
         let mut used = HashSet::new();
         for token in 0..ids.ne[1] as usize {
+            let mut of_token = HashSet::new();
             for rank in 0..ids.ne[0] as usize {
                 let id = ids.data.cast::<u8>().add(token * ids.nb[1] + rank * ids.nb[0]).cast::<i32>();
                 let id = i64::from(id.read_unaligned());
                 if !(0..weights.ne[2]).contains(&id) {
                     return Err(format!("node {} asks for slice {id} of {}", name(node), weights.ne[2]));
                 }
-                used.insert(id);
+                if !of_token.insert(id) && !takes_repeats {
+                    return Err(format!("node {}: token {token} uses slice {id} twice", name(node)));
+                }
             }
+            used.extend(of_token);
         }
         Ok(used)
     }

@@ -15,6 +15,7 @@
 //! * **Reusing pinned host memory too early.** It is read when the upload runs, not when it is submitted. Other host
 //!   memory is copied at submission, as drivers do. Results arrive at the host when the download runs.
 //! * **Freeing a graph too early is allowed**, as on CUDA: node structs are copied at submission, data is not.
+//! * **A slice twice for one token**, which most of CUDA's kernels multiply once only ([`Options::forbids_repeats`]).
 //! * **Tensors the device cannot reach**: a node that reads host memory (unless [`Options::unified`]) fails.
 //! * **Lost time.** Every stream, the host and the one link all copies share have a virtual time; [`Device::report`]
 //!   says how long a schedule would take with given speeds, without a clock and without noise.
@@ -72,6 +73,10 @@ pub struct Options {
     pub without: Vec<ggml_sys::llama::ggml_op>,
     /// Products are rounded to 15 bits: other bits than the CPU's, as kernels of another make give.
     pub rounds_products: bool,
+    /// Finds fault with a slice that a token uses twice, unless the token is alone and the weights are quantised: for
+    /// that CUDA has a kernel that multiplies rank by rank; others multiply the slice once. llama.cpp's graphs of
+    /// GroveMoE use slices twice.
+    pub forbids_repeats: bool,
 }
 
 impl Default for Options {
@@ -94,6 +99,7 @@ impl Default for Options {
             compute_bandwidth: 1e10,
             without: Vec::new(),
             rounds_products: false,
+            forbids_repeats: false,
         }
     }
 }

@@ -91,7 +91,7 @@ impl Early {
     }
 
     /// Submits `products` of a single token, whose experts are `ids` on the device. `None` if one of them writes over
-    /// a tensor in `read`.
+    /// a tensor in `read`, or if an expert has no slot and the weights are not quantised.
     ///
     /// # Errors
     /// The device's status.
@@ -108,9 +108,17 @@ impl Early {
         products: &[Node],
         read: &[Option<*mut ggml_tensor>],
     ) -> Result<Option<EarlyProducts>, Failed> {
-        // SAFETY: by the caller.
+        // SAFETY: by the caller; the tier's tensors are live.
         unsafe {
             if products.iter().any(|&(node, _)| read.iter().flatten().any(|&read| overlap(node, read))) {
+                return Ok(None);
+            }
+            let with_weights = |&(node, kind): &Node| Some((node, tier.tensor(layer, slots.pool, kind?)));
+            let products: Vec<_> = products.iter().filter_map(with_weights).collect();
+            // A token that chose experts without a slot has one slot several times. For weights that are not quantised,
+            // CUDA's kernels leave out all ranks of a repeated slot but one, or end the process.
+            let takes_repeats = products.iter().all(|&(_, weights)| llama::ggml_is_quantized((*weights).type_));
+            if !takes_repeats && slots.rows.contains(&None) {
                 return Ok(None);
             }
             let rows = slots.table();
@@ -122,8 +130,6 @@ impl Early {
             }
             let Some(chosen) = self.events.record(&launch.stream) else { return Ok(None) };
             let (table, choice) = (self.table(layer, rows.len()), self.choice((*ids).ne[0]));
-            let weights = |&(node, kind): &Node| Some((node, tier.tensor(layer, slots.pool, kind?)));
-            let products: Vec<_> = products.iter().filter_map(weights).collect();
             launch.products_by_table(tier, (table, ids), choice, &products)?;
             let nodes = products.into_iter().map(|(node, _)| node).collect();
             Ok(Some(EarlyProducts { nodes, ids: choice, slots, by_rank: Vec::new(), chosen }))

@@ -397,3 +397,36 @@ fn a_product_finds_unwritten_padding() {
         assert_eq!(floats(output)[0].is_nan(), !clean);
     }
 }
+
+#[test]
+fn a_token_uses_a_slice_twice_only_if_it_is_alone_and_the_weights_are_quantised() {
+    let (q8_0, f16, f32) = (llama::GGML_TYPE_Q8_0, llama::GGML_TYPE_F16, llama::GGML_TYPE_F32);
+    let rows: [(llama::ggml_type, &[i32], bool); 6] = [
+        (q8_0, &[2, 2], true),
+        (q8_0, &[0, 1, 2, 2], false),
+        (q8_0, &[0, 1, 1, 2], true),
+        (f16, &[2, 2], false),
+        (f16, &[2, 1], true),
+        (f32, &[2, 2], false),
+    ];
+    for (dtype, ids, is_sound) in rows {
+        let device = register(Options { forbids_repeats: true, ..Options::default() });
+        let stream = Stream::of(&device);
+        let tensors = Tensors::new();
+        let n_tokens = ids.len() / 2;
+        let experts = tensors.tensor(dtype, [64, 4, 3]);
+        let input = tensors.floats([64, 1, n_tokens as i64]);
+        let chosen = tensors.tensor(llama::GGML_TYPE_I32, [2, n_tokens as i64, 1]);
+        // SAFETY: all of one live context, with shapes that fit.
+        let (output, bytes) =
+            unsafe { (llama::ggml_mul_mat_id(tensors.context, experts, input, chosen), llama::ggml_nbytes(experts)) };
+        tensors.compute(output);
+        let tensors = tensors.on(&stream);
+        set(experts, &vec![0u8; bytes]);
+        set(input, &vec![1.0f32; 64 * n_tokens]);
+        set(chosen, ids);
+        assert_eq!(stream.submit(&tensors), llama::GGML_STATUS_SUCCESS);
+        stream.synchronize();
+        assert_eq!(device.faults().is_empty(), is_sound, "type {dtype}, {ids:?}: {:?}", device.faults());
+    }
+}
