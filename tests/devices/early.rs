@@ -97,3 +97,19 @@ fn only_quantised_experts_without_a_slot_borrow_one() {
     });
     check(Options { forbids_repeats: true, ..late() }, CpuHelper::Off, cases.into(), &[(QUARTER, ALL), (HALF, ALL)]);
 }
+
+/// Vulkan keeps an object for each record of an event until the host waits for the event. Here no layer waits for an
+/// upload, but in the first token.
+#[test]
+fn events_are_waited_for_now_and_then() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = write(dir.path(), &spec(EXPERTS, LAYERS as u32, N_USED as u32));
+    for cache in [MOST, ALL] {
+        let device = register(late());
+        let mut session = session(&path, &device, cache);
+        (0..400).for_each(|_| session.feed(&[7]).unwrap());
+        assert_sound(&device);
+        let report = device.report();
+        assert!((1..300).contains(&report.event_records), "{cache:?}: {report:?}");
+    }
+}

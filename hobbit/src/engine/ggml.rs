@@ -293,10 +293,16 @@ impl Drop for Event {
     }
 }
 
+/// Records after which events are synchronised with; the second one if that may take a wait.
+const TIDY_RECORDS: u32 = 256;
+const TIDY_RECORDS_MAX: u32 = 4096;
+
 /// Makes events, and reuses those without remaining waiters.
 pub(super) struct Events {
     dev: ggml_backend_dev_t,
     known: Vec<Rc<Event>>,
+    /// Records since the last tidying.
+    n_records: u32,
 }
 
 // SAFETY: the counted events never leave the tier that owns this value, which one thread uses at a time.
@@ -304,12 +310,16 @@ unsafe impl Send for Events {}
 
 impl Events {
     pub(super) fn new(dev: ggml_backend_dev_t) -> Self {
-        Self { dev, known: Vec::new() }
+        Self { dev, known: Vec::new(), n_records: 0 }
     }
 
-    /// Blocks the host until every recorded event is reached. Only for events that are certain to be reached.
-    pub(super) fn synchronize(&self) {
-        self.known.iter().for_each(|event| event.synchronize());
+    /// Synchronises with all events after many records: Vulkan keeps an object for each record until then. Costs next
+    /// to nothing if all have been reached.
+    pub(super) fn tidy(&mut self, are_reached: bool) {
+        if self.n_records >= if are_reached { TIDY_RECORDS } else { TIDY_RECORDS_MAX } {
+            self.n_records = 0;
+            self.known.iter().for_each(|event| event.synchronize());
+        }
     }
 
     /// Records an event at the end of `stream`'s work. `None` on devices without events: the stream is then
@@ -325,6 +335,7 @@ impl Events {
             };
             self.known.push(Rc::new(Event(raw)));
         }
+        self.n_records += 1;
         let event = Rc::clone(&self.known[index]);
         // SAFETY: both are live and of one device.
         unsafe { llama::ggml_backend_event_record(event.0.as_ptr(), stream.raw()) };

@@ -38,9 +38,11 @@ pub struct Report {
     pub copied_bytes: u64,
     /// Graphs submitted.
     pub graph_computes: u64,
-    /// Times the host waited: for a stream, an event, a synchronous copy, or a result in memory that is not pinned,
-    /// where drivers block until it is there.
+    /// Times the host waited: for a stream, an event that was to come, a synchronous copy, or a result in memory that
+    /// is not pinned, where drivers block until it is there.
     pub waits: u64,
+    /// Most records of one event since the host last waited for it: Vulkan keeps an object for each of them.
+    pub event_records: u64,
     /// Real CPU seconds of the host's thread from each wait for a stream to the next graph, if no copy of more than 16
     /// KiB was submitted between them: the host's work where everything is on the device.
     pub host_work: Vec<f64>,

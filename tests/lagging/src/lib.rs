@@ -60,8 +60,9 @@ pub struct Options {
     pub pageable_bandwidth: f64,
     /// Copies of at most so many bytes take `link_latency` alone.
     pub small_copy_bytes: usize,
-    /// Seconds of the host for each wait: a synchronous copy, or a synchronisation with a stream or an event that has
-    /// run since the last one. Each copy into host memory that is not pinned waits for itself, as on CUDA.
+    /// Seconds of the host for each wait: a synchronous copy, a synchronisation with a stream that has run since the
+    /// last one, or with an event that is to come. Each copy into host memory that is not pinned waits for itself, as
+    /// on CUDA.
     pub wait_latency: f64,
     /// Bytes of weights per second that the host's CPU multiplies by, if the caller reports its work.
     pub host_bandwidth: f64,

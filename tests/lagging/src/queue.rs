@@ -137,8 +137,8 @@ impl Shared {
     pub(crate) fn synchronize_ticket(&self, ticket: &Ticket) {
         let mut state = self.state();
         self.run_until(&mut state, ticket.stream, ticket.position);
-        state.report.waits += 1;
-        state.schedule.synchronize_moment(ticket.stream, ticket.moment, self.options().wait_latency);
+        let waited = state.schedule.synchronize_moment(ticket.stream, ticket.moment, self.options().wait_latency);
+        state.report.waits += u64::from(waited);
     }
 
     /// Runs everything on every stream, without any virtual waiting.

@@ -106,11 +106,15 @@ impl Schedule {
         self.wait_until(stream, self.streams[stream].time, latency * f64::from(waits));
     }
 
-    /// The host waits for an event recorded on a stream, before which everything has run.
-    pub(crate) fn synchronize_moment(&mut self, stream: usize, moment: Moment, latency: f64) {
+    /// The host waits for an event recorded on a stream, before which everything has run. Returns whether it had to: an
+    /// event that was reached before takes no time.
+    pub(crate) fn synchronize_moment(&mut self, stream: usize, moment: Moment, latency: f64) -> bool {
         let time = self.moments[moment.0];
         assert!(time.is_some(), "everything before an event that is waited for has run");
-        self.wait_until(stream, time.unwrap_or(0.0), latency);
+        let time = time.unwrap_or(0.0);
+        let waits = time > self.host;
+        self.wait_until(stream, time, if waits { latency } else { 0.0 });
+        waits
     }
 
     /// A wait for something already waited for takes no time.
@@ -293,11 +297,16 @@ mod tests {
         schedule.synchronize_moment(copies, landed, 0.5);
         schedule.synchronize(copies, 0.5);
         assert_eq!(schedule.host, 1.5, "the second wait finds nothing new");
+        schedule.copy(copies, 1.0);
+        let landed = schedule.record(copies);
+        schedule.host += 1.5;
+        assert!(!schedule.synchronize_moment(copies, landed, 0.5));
+        assert_eq!(schedule.host, 3.0, "the event was reached at 2.5");
         schedule.blocking_copy(copies, 1.0);
         schedule.blocking_copy(copies, 1.0);
         schedule.synchronize(copies, 0.5);
-        assert_eq!(schedule.host, 4.5, "two copies, and a wait for each");
+        assert_eq!(schedule.host, 6.0, "two copies, and a wait for each");
         schedule.host_copy(1.0, 0.5);
-        assert_eq!(schedule.host, 6.0);
+        assert_eq!(schedule.host, 7.5);
     }
 }

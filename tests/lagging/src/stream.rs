@@ -24,7 +24,15 @@ struct Stream {
 #[repr(C)]
 struct Event {
     device: ggml_backend_dev_t,
-    context: *mut Mutex<Option<Arc<Ticket>>>,
+    context: *mut Mutex<Recorded>,
+}
+
+/// What an event was recorded at.
+#[derive(Default)]
+struct Recorded {
+    last: Option<Arc<Ticket>>,
+    /// Records since the host last waited for the event.
+    n: u64,
 }
 
 /// A new stream of a device; null where ggml has no CPU backend to compute with.
@@ -157,7 +165,7 @@ unsafe extern "C" fn graph_compute(backend: ggml_backend_t, graph: *mut llama::g
 
 /// # Safety
 /// `event` was made by `event_new` and not freed.
-unsafe fn ticket<'a>(event: ggml_backend_event_t) -> std::sync::MutexGuard<'a, Option<Arc<Ticket>>> {
+unsafe fn recorded<'a>(event: ggml_backend_event_t) -> std::sync::MutexGuard<'a, Recorded> {
     // SAFETY: by the caller.
     unsafe { &*(*event.cast::<Event>()).context }.lock().unwrap_or_else(|poison| poison.into_inner())
 }
@@ -166,7 +174,12 @@ unsafe extern "C" fn event_record(backend: ggml_backend_t, event: ggml_backend_e
     // SAFETY: ggml passes a live backend and a live event of ours.
     unsafe {
         let Stream { shared, id } = stream(backend);
-        *ticket(event) = Some(shared.submit_record(*id));
+        let ticket = shared.submit_record(*id);
+        let mut recorded = recorded(event);
+        recorded.last = Some(ticket);
+        recorded.n += 1;
+        let mut state = shared.state();
+        state.report.event_records = state.report.event_records.max(recorded.n);
     }
 }
 
@@ -175,15 +188,15 @@ unsafe extern "C" fn event_wait(backend: ggml_backend_t, event: ggml_backend_eve
     // SAFETY: ggml passes a live backend and a live event of ours.
     unsafe {
         let Stream { shared, id } = stream(backend);
-        let recorded = ticket(event).clone();
-        if let Some(recorded) = recorded {
-            shared.submit_wait(*id, recorded);
+        let last = recorded(event).last.clone();
+        if let Some(last) = last {
+            shared.submit_wait(*id, last);
         }
     }
 }
 
 pub(crate) unsafe extern "C" fn event_new(device: ggml_backend_dev_t) -> ggml_backend_event_t {
-    Box::into_raw(Box::new(Event { device, context: Box::into_raw(Box::new(Mutex::new(None))) })).cast()
+    Box::into_raw(Box::new(Event { device, context: Box::into_raw(Box::default()) })).cast()
 }
 
 pub(crate) unsafe extern "C" fn event_free(_: ggml_backend_dev_t, event: ggml_backend_event_t) {
@@ -197,9 +210,13 @@ pub(crate) unsafe extern "C" fn event_free(_: ggml_backend_dev_t, event: ggml_ba
 pub(crate) unsafe extern "C" fn event_synchronize(device: ggml_backend_dev_t, event: ggml_backend_event_t) {
     // SAFETY: ggml passes our device and a live event of it.
     unsafe {
-        let recorded = ticket(event).clone();
-        if let Some(recorded) = recorded {
-            crate::device::shared_of(device).synchronize_ticket(&recorded);
+        let last = {
+            let mut recorded = recorded(event);
+            recorded.n = 0;
+            recorded.last.clone()
+        };
+        if let Some(last) = last {
+            crate::device::shared_of(device).synchronize_ticket(&last);
         }
     }
 }

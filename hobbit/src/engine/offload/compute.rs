@@ -474,6 +474,7 @@ impl Offload {
         stream.synchronize();
         // They were submitted before what has been read.
         self.launch.copied();
+        self.early.iter_mut().for_each(|early| early.events.tidy(true));
         Ok(read)
     }
 }

@@ -29,7 +29,7 @@ const TABLE_ALIGNMENT: usize = 512;
 pub(super) struct Early {
     /// Copies results to the host.
     pub(super) results: Stream,
-    events: Events,
+    pub(super) events: Events,
     /// The tables of all layers, and behind them the slots of the running layer's choice.
     tensor: *mut ggml_tensor,
     stride: usize,

@@ -280,11 +280,10 @@ impl Tier {
         }
         if self.submitted >= self.tidied + TIDY_UPLOADS {
             self.tidied = self.submitted;
-            // The stream has run, so this costs next to nothing, but Vulkan reuses events and command buffers only
-            // afterwards.
+            // The stream has run, so this costs next to nothing, but Vulkan reuses command buffers only afterwards.
             self.copy.synchronize();
-            self.events.synchronize();
         }
+        self.events.tidy(waited == submitted);
         let staged = self.run_until(self.waited);
         host.unpin(std::mem::take(&mut self.host_pins));
         staged.into_iter().for_each(|slice| host.release(slice));

@@ -324,6 +324,8 @@ impl Tier {
 
     /// `user` computes with [`Tier::complete`] tensors until [`Tier::returned`].
     pub(in crate::engine) fn lend(&mut self, user: &Stream) {
+        // Without divided layers nothing else tidies.
+        self.events.tidy(self.submitted == self.done);
         let user = user.raw() as usize;
         self.loans.retain(|loan| loan.user != user);
         self.loans.push(Loan { user, is_running: true, fence: None });
