@@ -229,6 +229,28 @@ fn impossible_models() {
     ]);
 }
 
+/// DeepSeek V4's first layers take a token's experts from a table in the file, which kernels do not check.
+#[test]
+fn tables_of_experts_that_are_not_there() {
+    const TABLE: &str = "blk.1.ffn_gate_tid2eid.weight";
+    let dir = tempfile::tempdir().unwrap();
+    let sound = fixture::write(dir.path(), &Spec { experts: 8, ..Spec::tiny("deepseek4") });
+    cli::run(&sound, &[]).expect(0);
+    let last = Gguf::open(&sound).unwrap().tensor(TABLE).unwrap().extent.end() as usize - 4;
+    let sound = fs::read(&sound).unwrap();
+    let path = dir.path().join(FILE);
+    let refused = |damage: &dyn Fn(&mut Bytes), expected: &str, found: &str| {
+        let mut bytes = Bytes(sound.clone());
+        damage(&mut bytes);
+        fs::write(&path, &bytes.0).unwrap();
+        cli::run(&path, &[]).is_refused(&[FILE, TABLE, expected, found, FETCH]).unwrap();
+    };
+    for id in [8, i32::MAX, -1, i32::MIN] {
+        refused(&|bytes| bytes.put_u32(last, id as u32), "expected 0 to 7", &format!("found {id},"));
+    }
+    refused(&|bytes| bytes.dtype(TABLE, 2, 0), "expected i32", "found f32,");
+}
+
 #[test]
 fn a_context_that_no_memory_holds() {
     let dir = tempfile::tempdir().unwrap();

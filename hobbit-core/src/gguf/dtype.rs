@@ -72,6 +72,8 @@ impl GgmlType {
     pub const IQ4_NL: Self = Self(20);
     /// Signed bytes; packs keep records in it.
     pub const I8: Self = Self(24);
+    /// 32-bit integers.
+    pub const I32: Self = Self(26);
     /// 64-bit integers.
     pub const I64: Self = Self(27);
     /// 16-bit brain float.

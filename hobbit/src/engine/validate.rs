@@ -9,7 +9,7 @@ use ggml_sys::llama;
 use super::error::OpenError;
 use super::quantise::Aligned;
 use hobbit_core::expert::{ExpertId, Extent, Precision, SliceId, Version};
-use hobbit_core::gguf::{Catalog, ExpertMap, GgmlType, Gguf, Stored};
+use hobbit_core::gguf::{Catalog, ExpertMap, GgmlType, Gguf, GgufError, Stored};
 use hobbit_core::options::{KvValue, ModelOptions};
 use hobbit_core::planes;
 
@@ -41,6 +41,41 @@ pub(super) fn check_header(gguf: &Gguf, options: &ModelOptions) -> Result<(), Op
 
 /// Bytes read at once.
 const PIECE_BYTES: usize = 4 << 20;
+
+/// Checks the tables of layers that choose experts by the token alone (DeepSeek V4). Kernels check no id from such a
+/// table, and devices use it before the host has seen it.
+///
+/// # Errors
+/// [`GgufError::Malformed`] with a value that is none of the layer's experts; a file that cannot be read.
+pub(super) fn check_tables_of_experts(gguf: &Gguf, map: &ExpertMap) -> Result<(), OpenError> {
+    for layer in &map.layers {
+        let name = format!("blk.{}.ffn_gate_tid2eid.weight", layer.layer);
+        let Some(table) = gguf.tensor(&name) else { continue };
+        let path = gguf.files[table.extent.file as usize].path.as_path();
+        let malformed = |what: &str, found: String, expected: String| {
+            let (path, what) = (path.to_owned(), format!("tensor '{name}': {what}"));
+            let remedy = "the model was converted wrongly, fetch or convert it again";
+            GgufError::Malformed { path, what, found, expected, remedy }
+        };
+        if table.dtype != GgmlType::I32 {
+            return Err(malformed("type", table.dtype.to_string(), GgmlType::I32.to_string()).into());
+        }
+        let failed = |action| move |source| OpenError::Io { path: path.to_owned(), action, source };
+        let file = File::open(path).map_err(failed("open"))?;
+        let experts = 0..layer.n_expert as i32;
+        let mut buffer = vec![0u8; PIECE_BYTES.min(table.extent.len as usize)];
+        for at in (0..table.extent.len).step_by(PIECE_BYTES) {
+            let n = (table.extent.len - at).min(PIECE_BYTES as u64) as usize;
+            file.read_exact_at(&mut buffer[..n], table.extent.offset + at).map_err(failed("read"))?;
+            let mut ids = buffer[..n].as_chunks().0.iter().map(|le| i32::from_le_bytes(*le));
+            if let Some(other) = ids.find(|id| !experts.contains(id)) {
+                let expected = format!("0 to {}", layer.n_expert - 1);
+                return Err(malformed("expert", other.to_string(), expected).into());
+            }
+        }
+    }
+    Ok(())
+}
 
 /// A run of whole blocks of one type.
 struct Weights {

@@ -81,6 +81,7 @@ impl Model {
             return Err(OpenError::Speculation(format!("draft-mtp needs layers for multi-token prediction: {why}")));
         }
         validate::check_header(&source.gguf, options)?;
+        validate::check_tables_of_experts(&source.gguf, &source.map)?;
         ggml::ready();
         let adapters = CheckedAdapters::read(&options.adapters, &source.gguf)?;
         let (run_mode, n_ctx) = if source.map.is_empty() || wrap_store.is_some() {
