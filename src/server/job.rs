@@ -402,6 +402,14 @@ pub struct SlotCommand {
     pub answer: oneshot::Sender<Result<SlotAnswer, ApiError>>,
 }
 
+impl SlotCommand {
+    /// Ends the operation before it has begun.
+    pub fn refuse(self, error: ApiError) {
+        // The client may have gone.
+        let _ = self.answer.send(Err(error));
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum SlotAction {
     Save(std::path::PathBuf),

@@ -1,5 +1,6 @@
-//! The engine thread, which alone owns the session. Each round takes new commands, assigns prompts to free slots,
-//! runs one decoding step of all generating slots, and evaluates a piece of the waiting prompts.
+//! The engine thread, which alone owns the session. Each round takes new commands, runs one operation on a free slot,
+//! assigns prompts to free slots, runs one decoding step of all generating slots, and evaluates a piece of the waiting
+//! prompts.
 
 mod intake;
 mod prompt;
@@ -53,6 +54,7 @@ pub struct Worker {
     options: WorkerOptions,
     slots: Vec<Slot>,
     waiting: VecDeque<Job>,
+    /// Operations that wait for their slots, in order.
     actions: Vec<SlotCommand>,
     pace: Pace,
     /// The kind of prompts that was evaluated last.
@@ -83,7 +85,7 @@ impl Worker {
                 break;
             }
             self.drop_cancelled();
-            self.act_on_slots();
+            self.act_on_slot();
             self.assign();
             self.step();
             self.evaluate_prompts();
@@ -106,9 +108,10 @@ impl Worker {
         self.refuse_waiting();
     }
 
-    /// Refuses all waiting requests.
+    /// Refuses all waiting requests and operations.
     fn refuse_waiting(&mut self) {
         self.waiting.drain(..).for_each(|job| job.events.fail(ApiError::shutting_down()));
+        self.actions.drain(..).for_each(|command| command.refuse(ApiError::shutting_down()));
     }
 
     /// Fails a slot's request and frees the slot. The slot's tokens stay as the session holds them.

@@ -1,13 +1,17 @@
 //! Slots: clients that go, requests beside each other, shared context, and files.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
 
 use gguf_tools::synth::Spec;
 use serde_json::{Value, json};
 
-use super::rig::{Server, with};
+use super::rig::{Server, until, with};
 use crate::fixture::{demo_in_f32, write};
 
 #[test]
@@ -51,7 +55,7 @@ fn a_saved_slot_replaces_only_a_saved_slot() {
     save("slot").ok();
     assert!(inode("slot") != old && fs::read(at("slot")).unwrap() != before[2]);
     let mut kept = Vec::new();
-    std::io::Read::read_to_end(&mut reader, &mut kept).unwrap();
+    reader.read_to_end(&mut kept).unwrap();
     assert!(kept == before[2]);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), count, "nothing else is left");
     server.post("/slots/1?action=restore", &json!({"filename": "slot"})).ok();
@@ -160,6 +164,93 @@ fn a_vanished_client_frees_its_slot() {
     drop(second);
     server.wait_for_busy(0);
     server.post("/v1/chat/completions", &chat("x", 1)).ok();
+}
+
+/// Begins to save slot 0. The answer is not read yet.
+fn begin_save(server: &Server, name: &str) -> TcpStream {
+    let body = json!({"filename": name}).to_string();
+    let head = "POST /slots/0?action=save HTTP/1.1\r\nHost: localhost\r\n";
+    let mut stream = server.connect();
+    stream.write_all(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
+    stream
+}
+
+/// Whether a part of the answer has come.
+fn is_answered(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let n = stream.peek(&mut [0]);
+    stream.set_nonblocking(false).unwrap();
+    n.is_ok_and(|n| n > 0)
+}
+
+/// The status of the answer.
+fn status(mut stream: TcpStream) -> String {
+    let mut line = [0; 12];
+    stream.read_exact(&mut line).unwrap();
+    String::from_utf8_lossy(&line).trim_start_matches("HTTP/1.1 ").to_owned()
+}
+
+/// Begins as many saves of slot 0, which is busy, as may wait.
+fn fill_queue(server: &Server, n_max: usize, name: &str) -> Vec<TcpStream> {
+    let mut saves: Vec<TcpStream> = (0..=n_max).map(|at| begin_save(server, &format!("{name}{at}"))).collect();
+    until("one save more than may wait is refused", || saves.iter().any(is_answered));
+    let refused = saves.remove(saves.iter().position(is_answered).unwrap());
+    assert_eq!(status(refused), "503");
+    saves
+}
+
+/// A long text in a slot.
+fn long(slot: usize) -> Value {
+    with(endless("In the beginning"), json!({"n_predict": 20_000, "id_slot": slot}))
+}
+
+#[test]
+fn a_stream_goes_on_between_operations_on_another_slot() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let flags = ["-c", "256", "--context-shift", "--max-waiting", "100", "--slot-save-path", path];
+    let server = Server::start(&flags);
+    let are_saved = AtomicBool::new(false);
+    // When each token of the stream came.
+    let tokens: Vec<SystemTime> = std::thread::scope(|scope| {
+        let stream = scope.spawn(|| {
+            let times = server.stream("/completion", &long(1)).map(|_| SystemTime::now());
+            times.take_while(|_| !are_saved.load(Ordering::Relaxed)).collect()
+        });
+        let held = server.stream("/completion", &long(0));
+        server.wait_for_busy(2);
+        let saves = fill_queue(&server, 100, "slot");
+        drop(held);
+        let answers: Vec<String> = saves.into_iter().map(status).collect();
+        are_saved.store(true, Ordering::Relaxed);
+        assert!(answers.iter().all(|status| status == "200"), "{answers:?}");
+        stream.join().unwrap()
+    });
+    let files = fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().metadata().unwrap().modified().unwrap());
+    let mut saved: Vec<SystemTime> = files.collect();
+    saved.sort();
+    assert_eq!(saved.len(), 100);
+    let n = tokens.iter().filter(|time| saved[0] < **time && **time < saved[99]).count();
+    assert!(n > 25, "{n} tokens came while 100 files were written");
+}
+
+#[test]
+fn operations_of_vanished_clients_are_not_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let server = Server::start(&["--context-shift", "--max-waiting", "4", "--slot-save-path", path]);
+    let held = server.stream("/completion", &long(0));
+    server.wait_for_busy(1);
+    let saves = fill_queue(&server, 4, "vanished");
+    drop(saves);
+    for _ in 0..4 {
+        server.logged("the client left");
+    }
+    drop(held);
+    server.wait_for_busy(0);
+    server.post("/slots/0?action=save", &json!({"filename": "kept"})).ok();
+    let names = fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().file_name());
+    assert_eq!(names.collect::<Vec<_>>(), ["kept"]);
 }
 
 /// The continuation of a text, from a stream.

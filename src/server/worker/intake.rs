@@ -54,6 +54,11 @@ impl Worker {
                 job.events.fail(ApiError::unavailable(message));
             }
             Command::Job(job) => self.waiting.push_back(*job),
+            Command::Slot(command) if self.ends_at.is_some() => command.refuse(ApiError::shutting_down()),
+            Command::Slot(command) if self.actions.len() >= self.options.n_waiting_max => {
+                let message = format!("{} operations on slots wait already; try again later", self.actions.len());
+                command.refuse(ApiError::unavailable(message));
+            }
             Command::Slot(command) => self.actions.push(command),
             Command::Stop(grace) => {
                 self.ends_at = Some(Instant::now() + grace);
@@ -62,9 +67,10 @@ impl Worker {
         }
     }
 
-    /// Drops requests whose clients have gone.
+    /// Drops requests and operations whose clients have gone.
     pub(super) fn drop_cancelled(&mut self) {
         self.waiting.retain(|job| !job.events.is_cancelled());
+        self.actions.retain(|command| !command.answer.is_closed());
         for at in 0..self.slots.len() {
             if self.slots[at].run.take_if(|run| run.job.events.is_cancelled()).is_some() {
                 self.freed(at);
@@ -215,18 +221,14 @@ impl Worker {
         Ok(n)
     }
 
-    /// Runs the queued operations on free slots.
-    pub(super) fn act_on_slots(&mut self) {
-        for command in std::mem::take(&mut self.actions) {
-            match self.slots.get(command.slot) {
-                None => drop(command.answer.send(Err(ApiError::invalid("Invalid slot ID")))),
-                Some(slot) if !slot.is_free() => self.actions.push(command),
-                Some(_) => {
-                    let SlotCommand { slot, action, answer } = command;
-                    let _ = answer.send(self.act(slot, action));
-                }
-            }
-        }
+    /// Runs the first queued operation whose slot is free. One in each round, so that streams go on in between.
+    pub(super) fn act_on_slot(&mut self) {
+        let is_due = |command: &SlotCommand| self.slots.get(command.slot).is_none_or(Slot::is_free);
+        let Some(at) = self.actions.iter().position(is_due) else { return };
+        let SlotCommand { slot, action, answer } = self.actions.remove(at);
+        let is_known = slot < self.slots.len();
+        let done = if is_known { self.act(slot, action) } else { Err(ApiError::invalid("Invalid slot ID")) };
+        let _ = answer.send(done);
     }
 
     fn act(&mut self, at: usize, action: SlotAction) -> Result<SlotAnswer, ApiError> {
