@@ -2,14 +2,15 @@
 //! if the model needs them to go back. Damaged files and those of another model are refused before llama.cpp reads
 //! them, and files of other kinds are never replaced.
 
-use std::io::{Error, ErrorKind};
+use std::fs::File;
+use std::io::{Error, ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;
 
 use hobbit::options::Token;
 use hobbit_core::checkpoints::Checkpoint;
 use hobbit_core::files;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 /// Magic, mark, number of tokens, bytes of the state, checksum of the remaining data.
 const HEADER: usize = 8 + 8 + 8 + 8 + 8;
@@ -85,28 +86,22 @@ pub fn write(
     checkpoints: &[Checkpoint],
 ) -> std::io::Result<u64> {
     check_is_file(path)?;
-    let n_checkpoints: usize = checkpoints.iter().map(|own| CHECKPOINT_HEADER + own.state.len()).sum();
-    let mut bytes = Vec::with_capacity(HEADER + tokens.len() * 4 + state.len() + n_checkpoints);
-    bytes.extend_from_slice(&files::SEQUENCE_MAGIC);
-    bytes.extend_from_slice(&mark.to_le_bytes());
-    bytes.extend_from_slice(&(tokens.len() as u64).to_le_bytes());
-    bytes.extend_from_slice(&(state.len() as u64).to_le_bytes());
-    bytes.extend_from_slice(&[0; 8]);
-    tokens.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
-    bytes.extend_from_slice(state);
-    for Checkpoint { n_tokens, is_boundary, state } in checkpoints {
-        for number in [*n_tokens as u64, u64::from(*is_boundary), state.len() as u64] {
-            bytes.extend_from_slice(&number.to_le_bytes());
-        }
-        bytes.extend_from_slice(state);
-    }
-    let sum = xxh3_64(&bytes[HEADER..]);
-    bytes[HEADER - 8..HEADER].copy_from_slice(&sum.to_le_bytes());
-    files::overwrite(path, files::Kind::Sequence, &bytes).map_err(|error| match error.kind() {
+    // The state and the checkpoints are written from where they are: they may take gigabytes.
+    let token_bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+    let header =
+        |own: &Checkpoint| le_bytes(&[own.n_tokens as u64, u64::from(own.is_boundary), own.state.len() as u64]);
+    let headers: Vec<Vec<u8>> = checkpoints.iter().map(header).collect();
+    let checkpoints = headers.iter().zip(checkpoints).flat_map(|(header, own)| [&header[..], &own.state[..]]);
+    let data: Vec<&[u8]> = [&token_bytes[..], state].into_iter().chain(checkpoints).collect();
+    let mut sum = Xxh3::new();
+    data.iter().for_each(|part| sum.update(part));
+    let numbers = le_bytes(&[mark, tokens.len() as u64, state.len() as u64, sum.digest()]);
+    let parts: Vec<&[u8]> = [&files::SEQUENCE_MAGIC[..], &numbers[..]].into_iter().chain(data).collect();
+    files::overwrite_in_parts(path, files::Kind::Sequence, &parts).map_err(|error| match error.kind() {
         ErrorKind::AlreadyExists => Error::new(ErrorKind::InvalidInput, error),
         _ => error,
     })?;
-    Ok(bytes.len() as u64)
+    Ok(parts.iter().map(|part| part.len() as u64).sum())
 }
 
 /// Reads a slot; also returns the bytes of the file.
@@ -114,9 +109,109 @@ pub fn write(
 /// # Errors
 /// The reason why the file cannot be used.
 pub fn read(path: &Path, mark: u64) -> Result<(Saved, u64), String> {
-    check_is_file(path).map_err(|error| error.to_string())?;
-    let bytes = files::read(path, BYTES_MAX).map_err(|error| error.to_string())?;
-    parse(&bytes, mark).map(|saved| (saved, bytes.len() as u64))
+    let file = open(path, mark)?;
+    let n_bytes = file.n_bytes();
+    file.read().map(|saved| (saved, n_bytes))
+}
+
+/// Opens a saved sequence and checks its header.
+///
+/// # Errors
+/// As [`read`].
+pub fn open(path: &Path, mark: u64) -> Result<SavedFile, String> {
+    let failed = |error: Error| error.to_string();
+    check_is_file(path).map_err(failed)?;
+    let mut file = File::open(path).map_err(failed)?;
+    let n_bytes = file.metadata().map_err(failed)?.len();
+    let mut header = Vec::new();
+    (&mut file).take(HEADER as u64).read_to_end(&mut header).map_err(failed)?;
+    if header.get(..8) != Some(&files::SEQUENCE_MAGIC) {
+        return Err("it is no saved slot".to_owned());
+    }
+    let number = |at: usize| number_at(&header, at).ok_or(CUT_OFF);
+    let (found, n_tokens, n_state, sum) = (number(8)?, number(16)?, number(24)?, number(32)?);
+    if found != mark {
+        return Err(
+            "it is of another model, of other adapters, of another type of KV cache, or was evaluated with other \
+                    settings (rope, --override-kv, precision, routing)"
+                .to_owned(),
+        );
+    }
+    if n_bytes > BYTES_MAX {
+        return Err(format!("it is longer than {} GiB, more than any such file has", BYTES_MAX >> 30));
+    }
+    let n_left = n_bytes.saturating_sub(HEADER as u64);
+    let n_data = n_tokens.checked_mul(4).and_then(|n| n.checked_add(n_state));
+    if n_data.is_none_or(|n| n > n_left) {
+        return Err(DAMAGED.to_owned());
+    }
+    Ok(SavedFile { file, n_bytes, n_tokens, n_state, expected_sum: sum, n_left, sum: Xxh3::new() })
+}
+
+const CUT_OFF: &str = "the file is cut off";
+const DAMAGED: &str = "its lengths are wrong: it is damaged";
+
+/// The file of a saved sequence, whose header is checked.
+pub struct SavedFile {
+    file: File,
+    n_bytes: u64,
+    n_tokens: u64,
+    /// Bytes of the state.
+    n_state: u64,
+    expected_sum: u64,
+    /// Bytes that are not read yet.
+    n_left: u64,
+    /// Of the data that is read.
+    sum: Xxh3,
+}
+
+impl SavedFile {
+    /// Bytes of the file. What [`Self::read`] returns takes no more.
+    pub fn n_bytes(&self) -> u64 {
+        self.n_bytes
+    }
+
+    /// Reads the sequence.
+    ///
+    /// # Errors
+    /// As [`read`].
+    pub fn read(mut self) -> Result<Saved, String> {
+        let tokens = self.next(4 * self.n_tokens)?;
+        let tokens = tokens.chunks_exact(4).map(|four| Token::from_le_bytes([four[0], four[1], four[2], four[3]]));
+        let (tokens, state) = (tokens.collect(), self.next(self.n_state)?);
+        let (mut checkpoints, mut last) = (Vec::new(), 0);
+        while self.n_left > 0 {
+            let header = self.next(CHECKPOINT_HEADER as u64)?;
+            let number = |at: usize| number_at(&header, at).ok_or(CUT_OFF);
+            let (n, is_boundary, len) = (number(0)?, number(8)?, number(16)?);
+            if n <= last || n > self.n_tokens || is_boundary > 1 {
+                return Err("its checkpoints are wrong: it is damaged".to_owned());
+            }
+            let state = Arc::new(self.next(len)?);
+            checkpoints.push(Checkpoint { n_tokens: n as usize, is_boundary: is_boundary == 1, state });
+            last = n;
+        }
+        if self.sum.digest() != self.expected_sum {
+            return Err("its checksum is wrong: it is damaged".to_owned());
+        }
+        Ok(Saved { tokens, state, checkpoints })
+    }
+
+    /// The next `n` bytes. A length that a damaged file claims takes no memory.
+    fn next(&mut self, n: u64) -> Result<Vec<u8>, String> {
+        if n > self.n_left {
+            return Err(DAMAGED.to_owned());
+        }
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(n as usize).map_err(|error| error.to_string())?;
+        (&mut self.file).take(n).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+        if (bytes.len() as u64) < n {
+            return Err(CUT_OFF.to_owned());
+        }
+        self.n_left -= n;
+        self.sum.update(&bytes);
+        Ok(bytes)
+    }
 }
 
 /// Requires a regular file or none: a symlink may lead out of the directory, and a FIFO never ends.
@@ -130,47 +225,9 @@ fn check_is_file(path: &Path) -> std::io::Result<()> {
     }
 }
 
-fn parse(bytes: &[u8], mark: u64) -> Result<Saved, String> {
-    let number = |at: usize| number_at(bytes, at).ok_or_else(|| "the file is cut off".to_owned());
-    if bytes.get(..8) != Some(&files::SEQUENCE_MAGIC) {
-        return Err("it is no saved slot".to_owned());
-    }
-    let (found, n_tokens, n_state, sum) = (number(8)?, number(16)?, number(24)?, number(32)?);
-    if found != mark {
-        return Err(
-            "it is of another model, of other adapters, of another type of KV cache, or was evaluated with other \
-                    settings (rope, --override-kv, precision, routing)"
-                .to_owned(),
-        );
-    }
-    let rest = &bytes[HEADER..];
-    const DAMAGED: &str = "its lengths are wrong: it is damaged";
-    let n_token_bytes = n_tokens.checked_mul(4).ok_or(DAMAGED)?;
-    let n_bytes = n_token_bytes.checked_add(n_state).filter(|n| *n <= rest.len() as u64).ok_or(DAMAGED)?;
-    if xxh3_64(rest) != sum {
-        return Err("its checksum is wrong: it is damaged".to_owned());
-    }
-    let (own, rest) = rest.split_at(n_bytes as usize);
-    let (tokens, state) = own.split_at(n_token_bytes as usize);
-    let tokens = tokens.chunks_exact(4).map(|four| Token::from_le_bytes([four[0], four[1], four[2], four[3]]));
-    let checkpoints = checkpoints(rest, n_tokens).ok_or("its checkpoints are wrong: it is damaged")?;
-    Ok(Saved { tokens: tokens.collect(), state: state.to_vec(), checkpoints })
-}
-
-/// The checkpoints that `bytes` consist of, of a sequence of `n_tokens` tokens; `None` if they are not in order.
-fn checkpoints(mut bytes: &[u8], n_tokens: u64) -> Option<Vec<Checkpoint>> {
-    let (mut all, mut last) = (Vec::new(), 0);
-    while !bytes.is_empty() {
-        let (n, is_boundary, len) = (number_at(bytes, 0)?, number_at(bytes, 8)?, number_at(bytes, 16)?);
-        if n <= last || n > n_tokens || is_boundary > 1 {
-            return None;
-        }
-        let (state, rest) = bytes[CHECKPOINT_HEADER..].split_at_checked(usize::try_from(len).ok()?)?;
-        let state = Arc::new(state.to_vec());
-        all.push(Checkpoint { n_tokens: n as usize, is_boundary: is_boundary == 1, state });
-        (bytes, last) = (rest, n);
-    }
-    Some(all)
+/// The bytes of numbers, as the file has them.
+fn le_bytes(numbers: &[u64]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
 fn number_at(bytes: &[u8], at: usize) -> Option<u64> {
@@ -218,6 +275,19 @@ mod tests {
         assert!(read(&directory.path().join("none"), 7).is_err());
     }
 
+    /// Files of earlier versions can be read.
+    #[test]
+    fn the_format_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("slot");
+        let checkpoint = Checkpoint { n_tokens: 1, is_boundary: true, state: Arc::new(b"one".to_vec()) };
+        write(&path, 7, &[1, -2], b"state", &[checkpoint]).unwrap();
+        let data = b"\x01\0\0\0\xfe\xff\xff\xffstate\x01\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0one";
+        let header = b"HOBSLOT1\x07\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0";
+        let file = [&header[..], &xxh3_64(data).to_le_bytes(), data].concat();
+        assert_eq!(std::fs::read(&path).unwrap(), file);
+    }
+
     #[test]
     fn damage_is_found_wherever_it_is() {
         let directory = tempfile::tempdir().unwrap();
@@ -226,12 +296,21 @@ mod tests {
         let checkpoint = Checkpoint { n_tokens: 2, is_boundary: true, state };
         write(&path, 7, &[1, 2], b"abc", &[checkpoint]).unwrap();
         let whole = std::fs::read(&path).unwrap();
+        let is_refused = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            read(&path, 7).is_err()
+        };
         for at in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[at] ^= 0x40;
-            assert!(parse(&damaged, 7).is_err(), "byte {at}");
-            assert!(parse(&whole[..at], 7).is_err(), "{at} bytes");
+            assert!(is_refused(&damaged), "byte {at}");
+            assert!(is_refused(&whole[..at]), "{at} bytes");
         }
+        // A length without bytes.
+        let mut damaged = whole.clone();
+        damaged[24..32].copy_from_slice(&(1u64 << 40).to_le_bytes());
+        assert!(is_refused(&damaged));
+        assert!(!is_refused(&whole));
     }
 
     #[test]

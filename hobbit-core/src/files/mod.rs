@@ -13,8 +13,9 @@ pub mod replace;
 pub mod sole;
 
 pub use outputs::{BASE_MAGIC, PATH_TABLE_MAGIC, TRACE_MAGIC};
-pub use outputs::{Input, Kind, Output, OutputError, SEQUENCE_MAGIC, check, create, overwrite, try_overwriting};
-pub use replace::{new_beside, replace, try_replacing};
+pub use outputs::{Input, Kind, Output, OutputError, SEQUENCE_MAGIC};
+pub use outputs::{check, create, overwrite, overwrite_in_parts, try_overwriting};
+pub use replace::{new_beside, replace, replace_in_parts, try_replacing};
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};

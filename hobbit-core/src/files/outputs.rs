@@ -200,11 +200,17 @@ pub fn create(path: &Path, kind: Kind) -> io::Result<File> {
 /// # Errors
 /// As [`create`]; a full disk. Nothing is left behind then.
 pub fn overwrite(path: &Path, kind: Kind, bytes: &[u8]) -> io::Result<()> {
+    overwrite_in_parts(path, kind, &[bytes])
+}
+
+/// As [`overwrite`], with bytes that are in several places.
+pub fn overwrite_in_parts(path: &Path, kind: Kind, parts: &[&[u8]]) -> io::Result<()> {
     look(path, kind).map_err(|refusal| io::Error::new(io::ErrorKind::AlreadyExists, refusal))?;
     if is_descriptor(path) {
-        return File::options().append(true).open(path)?.write_all(bytes);
+        let mut file = File::options().append(true).open(path)?;
+        return parts.iter().try_for_each(|part| file.write_all(part));
     }
-    super::replace(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()), bytes)
+    super::replace_in_parts(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()), parts)
 }
 
 /// Finds out whether [`overwrite`] can write to `path`. Changes nothing.

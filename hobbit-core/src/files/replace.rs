@@ -12,11 +12,17 @@ use tempfile::NamedTempFile;
 /// # Errors
 /// The system's error; nothing is left behind.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace_in_parts(path, &[bytes])
+}
+
+/// As [`replace`], with bytes that are in several places.
+pub fn replace_in_parts(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
-        return OpenOptions::new().write(true).open(path)?.write_all(bytes);
+        let mut file = OpenOptions::new().write(true).open(path)?;
+        return parts.iter().try_for_each(|part| file.write_all(part));
     }
     let mut file = new_beside(path)?;
-    file.write_all(bytes)?;
+    parts.iter().try_for_each(|part| file.write_all(part))?;
     file.as_file().sync_all()?;
     file.persist(path).map(drop).map_err(|error| error.error)
 }
@@ -56,6 +62,8 @@ mod tests {
             try_replacing(&path).unwrap();
             assert_eq!(fs::read(&path).unwrap(), text.as_bytes());
         }
+        replace_in_parts(&path, &[b"th", b"", b"ree"]).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"three");
         for wrong in [&dir.path().join("absent/a.json"), dir.path()] {
             assert!(replace(wrong, b"").is_err() && try_replacing(wrong).is_err());
         }
