@@ -5,8 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::fixture::cli::program;
-use crate::server::rig::Server;
+use crate::server::rig::{Server, least_mib};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -148,11 +147,7 @@ fn images_come_while_others_generate() {
     );
     let (model, projector) = (files.model.to_str().unwrap(), files.projector.path.to_str().unwrap());
     let flags = ["-m", model, "--mmproj", projector, "-c", "2048"];
-    let refused =
-        program(env!("CARGO_BIN_EXE_hobbit-server")).args(flags).args(["--mem-budget", "1M"]).output().unwrap();
-    let message = String::from_utf8(refused.stderr).unwrap();
-    let (_, advised) = message.split_once("give --mem-budget ").unwrap_or_else(|| panic!("{message}"));
-    let mib: u64 = advised.split("MiB").next().unwrap().parse().unwrap();
+    let mib = least_mib(&flags);
     let budget = format!("{}M", mib + 40);
     let server = Server::start(&[&flags[..], &["--mem-budget", &budget]].concat());
     let story = json!({"messages": [{"role": "user", "content": "Go on"}], "max_tokens": 200, "ignore_eos": true});

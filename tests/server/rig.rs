@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use ureq::{Agent, Body};
 
+use crate::fixture::cli::program;
+
 /// Tool calls are JSON and nothing else. [`pushed`] makes the demo model call one.
 pub const TEMPLATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/server/tools.jinja");
 
@@ -259,6 +261,15 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// MiB of the smallest memory budget that a server accepts with these flags.
+pub fn least_mib(flags: &[&str]) -> u64 {
+    let mut server = program(env!("CARGO_BIN_EXE_hobbit-server"));
+    let refused = server.args(flags).args(["--mem-budget", "1M"]).output().unwrap();
+    let message = String::from_utf8(refused.stderr).unwrap();
+    let (_, advised) = message.split_once("give --mem-budget ").unwrap_or_else(|| panic!("{message}"));
+    advised.split("MiB").next().unwrap().parse().unwrap()
 }
 
 /// Whether the process has not ended.

@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use gguf_tools::synth::Spec;
 use serde_json::{Value, json};
 
-use super::rig::{Server, until, with};
+use super::rig::{Server, least_mib, until, with};
 use crate::fixture::{demo_in_f32, write};
 
 #[test]
@@ -251,6 +251,48 @@ fn operations_of_vanished_clients_are_not_run() {
     server.post("/slots/0?action=save", &json!({"filename": "kept"})).ok();
     let names = fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().file_name());
     assert_eq!(names.collect::<Vec<_>>(), ["kept"]);
+}
+
+/// A slot of 1,000 tokens has a state of 63 MiB, which experts lend while it is written or read.
+#[test]
+fn a_saved_state_keeps_to_the_memory_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    // 102 MiB of experts.
+    let spec = Spec { layers: 8, experts: 32, topk: 4, ff: 512, kv_heads: Some(4), ..Spec::tiny("qwen3moe") };
+    let model = write(dir.path(), &Spec { head_dim: Some(256), ..spec });
+    let (model, path) = (model.to_str().unwrap(), dir.path().to_str().unwrap());
+    let kv = ["-t", "1", "-np", "1", "-c", "1024", "-ctk", "f32", "-ctv", "f32", "-fa", "off"];
+    let flags = [&kv[..], &["-m", model, "--max-body", "100K", "--slot-save-path", path]].concat();
+    let least = least_mib(&flags);
+    let start = |more: u64| {
+        let budget = format!("{}M", least + more);
+        Server::start(&[&flags[..], &["--mem-budget", &budget]].concat())
+    };
+    let prompt: Vec<usize> = (0..1000).map(|n| 5 + n * 7 % 400).collect();
+    let body = json!({"prompt": prompt, "n_predict": 8, "ignore_eos": true, "id_slot": 0});
+    let ask = |server: &Server| server.post("/completion", &body).ok()["timings"]["cache_n"].as_u64().unwrap();
+    let act =
+        |server: &Server, action: &str| server.post(&format!("/slots/0?action={action}"), &json!({"filename": "slot"}));
+
+    let server = start(80);
+    assert_eq!(ask(&server), 0);
+    let n = act(&server, "save").ok()["n_written"].as_u64().unwrap();
+    assert!(n > 60 << 20, "{n} bytes");
+    act(&server, "erase").ok();
+    act(&server, "restore").ok();
+    assert!(ask(&server) > 990);
+    let peak = server.peak_bytes();
+    assert!(peak <= (least + 80) << 20, "{peak} bytes resident, {} MiB allowed", least + 80);
+    drop(server);
+
+    let server = start(8);
+    ask(&server);
+    let message = act(&server, "save").error(503, "unavailable_error");
+    assert!(message.contains("Unable to save slot") && message.contains("--mem-budget"), "{message}");
+    assert!(ask(&server) > 990, "the slot has kept its tokens");
+    let message = act(&server, "restore").error(503, "unavailable_error");
+    assert!(message.contains("Unable to restore slot"), "{message}");
+    assert_eq!(ask(&server), 0);
 }
 
 /// The continuation of a text, from a stream.

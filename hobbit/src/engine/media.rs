@@ -20,7 +20,7 @@ use super::error::MediaError;
 use super::ggml;
 use super::log;
 use super::memory::trim_heap;
-use super::model::Model;
+use super::model::{Borrower, Model};
 use super::raw::{MESSAGE_BYTES, Owned, text_of, with_message};
 use hobbit_core::options::ProjectorOptions;
 
@@ -187,7 +187,7 @@ impl Context {
 unsafe extern "C" fn lend(lender: *mut c_void, compute: u64) -> bool {
     // SAFETY: by the caller.
     let (model, weights) = unsafe { &*lender.cast::<(Model, u64)>() };
-    model.lend(bytes_with(*weights, compute))
+    model.lend(Borrower::Projector, bytes_with(*weights, compute))
 }
 
 /// Keeps a projector open. The last one closes it, and the experts have their memory back.
@@ -222,7 +222,7 @@ impl Drop for Encoder {
         if opened.n_encoders == 0 && self.shared.model.lends() {
             opened.context = None;
             trim_heap();
-            self.shared.model.lend(0);
+            self.shared.model.lend(Borrower::Projector, 0);
         }
     }
 }
@@ -275,12 +275,12 @@ impl Projector {
             Some(context) => context.raw.0,
             None => {
                 check_readable(&options.path)?;
-                if !model.lend(needs.bytes) {
+                if !model.lend(Borrower::Projector, needs.bytes) {
                     let reason = format!("the memory budget has no room for its {} MiB", needs.bytes.div_ceil(1 << 20));
                     return Err(unusable(options, reason));
                 }
                 let context = Context::open(model, options, needs).inspect_err(|_| {
-                    model.lend(0);
+                    model.lend(Borrower::Projector, 0);
                 })?;
                 opened.context.insert(context).raw.0
             }

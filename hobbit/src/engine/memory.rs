@@ -111,9 +111,9 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
         }
         plan => plan?,
     };
-    let lends = lent_bytes > 0 && tiers.is_empty() && high_slots.is_none() && !catalog.layers.is_empty();
+    let lends = tiers.is_empty() && high_slots.is_none() && !catalog.layers.is_empty();
     let staging_when_lent = plan.staging;
-    if lends {
+    if lends && lent_bytes > 0 {
         input.fixed.runtime -= lent_bytes;
         // Staging cannot shrink.
         input.staging.wanted = input.staging.wanted.min(plan.staging_slots.max(input.staging.min));

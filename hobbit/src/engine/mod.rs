@@ -76,7 +76,7 @@ pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};
 pub use media::{Chunk, Chunks, Encoder, Media, MediaPrompt, Projector, ProjectorNeeds};
 pub use memory::{MemorySignal, take_memory_signal, trim_heap, watch_memory_signals};
-pub use model::{ExpertPlace, LayerPlaces, Model, ModelInfo};
+pub use model::{Borrower, ExpertPlace, LayerPlaces, Model, ModelInfo};
 pub use quantise::Ggml;
 #[cfg(feature = "rpc")]
 pub use rpc::{RpcError, RpcEvent, RpcServer};

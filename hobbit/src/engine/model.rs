@@ -4,7 +4,7 @@ mod load;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::adapters::{AdapterInfo, Adapters};
@@ -109,6 +109,17 @@ pub(super) struct Shared {
     pub(super) pieces: OnceLock<Pieces>,
     /// Bytes that can be lent where there are no slots; set by the first session.
     pub(super) spare: OnceLock<u64>,
+    /// Bytes lent now, to each [`Borrower`].
+    pub(super) lent: Mutex<[u64; 2]>,
+}
+
+/// What memory of the budget is lent to ([`Model::lend`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Borrower {
+    /// The encoder of images and sound.
+    Projector,
+    /// A copy of a sequence's state.
+    State,
 }
 
 impl Model {
@@ -181,10 +192,21 @@ impl Model {
         self.shared.experts.memories().as_mut().map_or(0, |memories| memories.resize_host(cache))
     }
 
-    /// Lends `bytes` of the memory budget to something else, in place of what was lent before; 0 takes all back. Free
-    /// memory is lent first, then that of experts, whose cache shrinks as in [`Model::set_host_cache`]. Returns false,
-    /// and changes nothing, if the budget has not so much. At least [`ModelOptions::lent_bytes`] can be lent.
-    pub fn lend(&self, bytes: u64) -> bool {
+    /// Lends `bytes` of the memory budget, in place of what the borrower had before; 0 takes all back. Free memory is
+    /// lent first, then that of experts, whose cache shrinks as in [`Model::set_host_cache`]. Returns false, and changes
+    /// nothing, if the budget has not so much. At least [`ModelOptions::lent_bytes`] can be lent to all together.
+    pub fn lend(&self, borrower: Borrower, bytes: u64) -> bool {
+        let mut lent = self.shared.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wanted = *lent;
+        wanted[borrower as usize] = bytes;
+        let is_lent = self.lend_in_all(wanted.into_iter().fold(0, u64::saturating_add));
+        if is_lent {
+            *lent = wanted;
+        }
+        is_lent
+    }
+
+    fn lend_in_all(&self, bytes: u64) -> bool {
         // Waits for a layer that another thread computes, however slow its reads are.
         const TRIES: u32 = 10_000;
         for _ in 0..TRIES {

@@ -1,14 +1,18 @@
 //! Takes commands, assigns prompts to slots, and runs operations on free slots.
 
 use std::io::ErrorKind;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 use hobbit::Sampler;
+use hobbit::engine::{Borrower, trim_heap};
+use hobbit_core::units::Bytes;
 
 use super::Worker;
 use super::slot::{Phase, Run, Slot};
-use crate::saved::{self, Saved};
+use crate::saved::{self, Saved, SavedFile};
+use crate::server::adapters::Scales;
 use crate::server::error::ApiError;
 use crate::server::job::{Command, Event, Job, SlotAction, SlotAnswer, SlotCommand, Started, Traffic, Work};
 use crate::server::slots::{self, SlotView};
@@ -245,43 +249,81 @@ impl Worker {
                 return Err(ApiError::unsupported("the slot holds an image or sound, which cannot be saved"));
             }
             SlotAction::Save(path) => {
-                let state = self.session.sequence_state(sequence).map_err(server)?;
-                let Slot { tokens, lora, .. } = &self.slots[at];
-                let (mark, checkpoints) =
-                    (saved::mark_with(self.options.mark, lora), self.session.checkpoints(sequence));
-                let written = saved::write(&path, mark, tokens, &state, checkpoints);
-                let n_bytes = written.map_err(|error| {
-                    let message = format!("Unable to save slot: {error}");
-                    match error.kind() {
-                        // The client chose the name and can choose another.
-                        ErrorKind::InvalidInput | ErrorKind::InvalidFilename => ApiError::invalid(message),
-                        _ => ApiError::server(message),
-                    }
-                })?;
-                (tokens.len(), n_bytes)
+                let n = self.session.sequence_state_bytes(sequence).map_err(server)?;
+                self.with_memory(n as u64, "save", |own| own.save(at, &path))?
             }
             SlotAction::Restore(path, lora) => {
                 self.forget(at).map_err(server)?;
-                let fail = |why: String| ApiError::invalid(format!("Unable to restore slot: {why}"));
-                let mark = saved::mark_with(self.options.mark, &lora);
-                let (Saved { tokens, state, checkpoints }, n_bytes) = saved::read(&path, mark).map_err(fail)?;
-                let (n, n_ctx) = (tokens.len(), self.options.n_ctx);
-                if n > n_ctx {
-                    return Err(fail(format!("it holds {n} tokens, and a slot {n_ctx}")));
-                }
-                // If the context has no room, idle slots make room.
-                let mut n_freed = 0;
-                while let Err(error) = self.session.set_sequence_state(sequence, &state) {
-                    // If as many cells are free as the state has tokens, more room does not help.
-                    let freed = if n_freed < n { self.forget_oldest_idle(at).map_err(server)? } else { None };
-                    n_freed += freed.ok_or_else(|| fail(error.to_string()))?;
-                }
-                self.session.set_checkpoints(sequence, checkpoints);
-                let slot = &mut self.slots[at];
-                (slot.tokens, slot.lora) = (tokens, lora);
-                (n, n_bytes)
+                let file = saved::open(&path, saved::mark_with(self.options.mark, &lora)).map_err(not_restored)?;
+                self.with_memory(file.n_bytes(), "restore", |own| own.restore(at, file, lora))?
             }
         };
         Ok(SlotAnswer { n_tokens, n_bytes, ms: began.elapsed().as_secs_f64() * 1e3 })
     }
+
+    /// Calls `work`, which holds a state of `bytes` meanwhile: experts lend the memory.
+    fn with_memory<T>(
+        &mut self,
+        bytes: u64,
+        verb: &str,
+        work: impl FnOnce(&mut Self) -> Result<T, ApiError>,
+    ) -> Result<T, ApiError> {
+        if !self.model.lend(Borrower::State, bytes) {
+            return Err(ApiError::unavailable(format!(
+                "Unable to {verb} slot: its state takes {} of memory, which the memory budget cannot spare: give the \
+                 server a larger --mem-budget or a smaller --expert-cache",
+                Bytes(bytes)
+            )));
+        }
+        let done = work(self);
+        // Before experts take the memory back.
+        trim_heap();
+        self.model.lend(Borrower::State, 0);
+        done
+    }
+
+    /// Writes a slot's tokens and state to a file. Returns their number and the bytes of the file.
+    fn save(&mut self, at: usize, path: &Path) -> Result<(usize, u64), ApiError> {
+        let sequence = self.slots[at].sequence();
+        let state = self.session.sequence_state(sequence).map_err(|error| ApiError::server(error.to_string()))?;
+        let Slot { tokens, lora, .. } = &self.slots[at];
+        let mark = saved::mark_with(self.options.mark, lora);
+        let written = saved::write(path, mark, tokens, &state, self.session.checkpoints(sequence));
+        let n_bytes = written.map_err(|error| {
+            let message = format!("Unable to save slot: {error}");
+            match error.kind() {
+                // The client chose the name and can choose another.
+                ErrorKind::InvalidInput | ErrorKind::InvalidFilename => ApiError::invalid(message),
+                _ => ApiError::server(message),
+            }
+        })?;
+        Ok((tokens.len(), n_bytes))
+    }
+
+    /// Gives an empty slot the tokens and the state of a file. Returns their number and the bytes of the file.
+    fn restore(&mut self, at: usize, file: SavedFile, lora: Scales) -> Result<(usize, u64), ApiError> {
+        let (sequence, n_bytes) = (self.slots[at].sequence(), file.n_bytes());
+        let Saved { tokens, state, checkpoints } = file.read().map_err(not_restored)?;
+        let (n, n_ctx) = (tokens.len(), self.options.n_ctx);
+        if n > n_ctx {
+            return Err(not_restored(format!("it holds {n} tokens, and a slot {n_ctx}")));
+        }
+        // If the context has no room, idle slots make room.
+        let mut n_freed = 0;
+        while let Err(error) = self.session.set_sequence_state(sequence, &state) {
+            // If as many cells are free as the state has tokens, more room does not help.
+            let freed = if n_freed < n { self.forget_oldest_idle(at) } else { Ok(None) };
+            let freed = freed.map_err(|error| ApiError::server(error.to_string()))?;
+            n_freed += freed.ok_or_else(|| not_restored(error.to_string()))?;
+        }
+        self.session.set_checkpoints(sequence, checkpoints);
+        let slot = &mut self.slots[at];
+        (slot.tokens, slot.lora) = (tokens, lora);
+        Ok((n, n_bytes))
+    }
+}
+
+/// The file cannot be restored.
+fn not_restored(why: String) -> ApiError {
+    ApiError::invalid(format!("Unable to restore slot: {why}"))
 }

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use ggml_sys::llama;
@@ -199,6 +199,7 @@ impl Model {
             info,
             pieces: OnceLock::new(),
             spare: OnceLock::new(),
+            lent: Mutex::default(),
         };
         shared.check_loaded()?;
         shared.check_routing(&options.routing)?;

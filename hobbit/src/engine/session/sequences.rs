@@ -191,6 +191,15 @@ impl Session {
         }
     }
 
+    /// Bytes of [`Session::sequence_state`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn sequence_state_bytes(&mut self, sequence: i32) -> Result<usize, EvalError> {
+        self.check_sequence(sequence)?;
+        self.context.state_bytes(sequence, Part::Whole)
+    }
+
     /// A sequence's state in llama.cpp's format, for [`Session::set_sequence_state`] of a session of the same model
     /// with the same types of KV cache.
     ///
