@@ -53,8 +53,13 @@ fn png(width: u32, height: u32, claimed: Option<(u32, u32)>) -> Vec<u8> {
     file
 }
 
-/// A grey JPEG of 24 x 16 pixels: six blocks of one value each.
+/// A grey JPEG of 24 x 16 pixels.
 fn jpeg() -> Vec<u8> {
+    grey(24, 16, &[60, -30, 45, -90, 20, 7])
+}
+
+/// A grey JPEG of blocks of one value each. `steps` lead from each block's value to the next one's, as far as they go.
+fn grey(width: u16, height: u16, steps: &[i32]) -> Vec<u8> {
     let mut file = vec![0xff, 0xd8];
     let mut segment = |kind: u8, data: &[u8]| {
         file.extend([0xff, kind]);
@@ -62,16 +67,21 @@ fn jpeg() -> Vec<u8> {
         file.extend(data);
     };
     segment(0xdb, &[&[0][..], &[8; 64]].concat());
-    segment(0xc0, &[8, 0, 16, 0, 24, 1, 1, 0x11, 0]);
+    segment(0xc0, &[&[8][..], &height.to_be_bytes(), &width.to_be_bytes(), &[1, 1, 0x11, 0]].concat());
     // Twelve codes of four bits for the values' lengths, and one of one bit for the end of a block.
     segment(0xc4, &[&[0x00, 0, 0, 0, 12][..], &[0; 12], &(0..12).collect::<Vec<u8>>()].concat());
     segment(0xc4, &[&[0x10, 1][..], &[0; 15], &[0]].concat());
     segment(0xda, &[1, 1, 0, 0, 63, 0]);
     let mut bits = String::new();
-    for step in [60i32, -30, 45, -90, 20, 7] {
+    for at in 0..usize::from(width / 8) * usize::from(height / 8) {
+        let step = steps.get(at).copied().unwrap_or(0);
         let length = 32 - step.unsigned_abs().leading_zeros();
-        let value = if step < 0 { step + (1 << length) - 1 } else { step };
-        bits += &format!("{length:04b}{value:0width$b}0", width = length as usize);
+        bits += &format!("{length:04b}");
+        if length > 0 {
+            let value = if step < 0 { step + (1 << length) - 1 } else { step };
+            bits += &format!("{value:0n$b}", n = length as usize);
+        }
+        bits += "0";
     }
     bits += &"1".repeat(8 - bits.len() % 8);
     let bytes = (0..bits.len() / 8).map(|at| u8::from_str_radix(&bits[at * 8..][..8], 2).unwrap());

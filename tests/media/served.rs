@@ -84,6 +84,40 @@ fn hostile_media_get_400() {
     server.post(CHAT, &asking(image(&jpeg()))).ok();
 }
 
+/// An image of 10 KiB and 1,024 tokens: one is too long for a slot of 512, three are too large for the memory.
+#[test]
+fn images_are_refused_before_all_are_read() {
+    let files = files("qwen3vlmoe", Kind::Qwen2vl);
+    let (model, projector) = (files.model.to_str().unwrap(), files.projector.path.to_str().unwrap());
+    let image = json!({"type": "image_url", "image_url": {"url": url("jpeg", &grey(1024, 1024, &[]))}});
+    let asking = |n: usize| json!({"messages": [{"role": "user", "content": vec![&image; n]}], "max_tokens": 1});
+    let count = format!("{CHAT}/input_tokens");
+
+    let server = serve(&files);
+    for path in [CHAT, &count] {
+        server.post(path, &asking(1)).error(400, "exceed_context_size_error");
+    }
+    drop(server);
+
+    let server = Server::start(&["-m", model, "--mmproj", projector, "-np", "1", "-c", "8192"]);
+    server.post(CHAT, &asking(1)).ok();
+    server.post(&count, &asking(2)).ok();
+    let before = server.peak_bytes();
+    for path in [CHAT, &count] {
+        let message = server.post(path, &asking(32)).error(413, "invalid_request_error");
+        assert!(message.contains("--max-body"), "{message}");
+    }
+    let source = json!({"type": "base64", "media_type": "image/jpeg", "data": STANDARD.encode(grey(1024, 1024, &[]))});
+    let content = vec![json!({"type": "image", "source": source}); 32];
+    let body = json!({"max_tokens": 1, "messages": [{"role": "user", "content": content}]});
+    assert_eq!(server.post("/v1/messages/count_tokens", &body).status, 413);
+    // Pixels of 32 such images take 384 MiB as numbers.
+    let more = server.peak_bytes() - before;
+    assert!(more < 96 << 20, "{} MiB", more >> 20);
+    // The template alone reads none.
+    server.post("/apply-template", &asking(32)).ok();
+}
+
 #[test]
 fn sound_in_messages() {
     let files = files("qwen3moe", Kind::Qwen2a);

@@ -25,7 +25,7 @@ use request::to_openai;
 pub async fn messages(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
     let stops = texts(&body, "stop_sequences")?.unwrap_or_default();
-    let mut talk = app.work(|| Talk::new(&app, loaded, to_openai(&body)?, held)).await?;
+    let mut talk = Talk::new(&app, loaded, || to_openai(&body), held).await?;
     drop(body);
     let mut running = talk.start(loaded).await?;
     let (streams, ping) = (talk.params.stream, talk.params.ping);
@@ -42,8 +42,8 @@ pub async fn messages(State(app): State<Arc<App>>, Body(body, held): Body) -> Re
 }
 
 /// `POST /v1/messages/count_tokens`
-pub async fn count_tokens(State(app): State<Arc<App>>, Body(body, _held): Body) -> Result<Json<Value>, ApiError> {
-    Ok(Json(json!({"input_tokens": app.work(|| count(&app, to_openai(&body)?)).await?})))
+pub async fn count_tokens(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Json<Value>, ApiError> {
+    Ok(Json(json!({"input_tokens": count(&app, || to_openai(&body), &held).await?})))
 }
 
 /// An answer, complete or as a stream.

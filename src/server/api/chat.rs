@@ -11,7 +11,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use hobbit::ChatError;
-use hobbit::engine::{ChatInputs, ChatPrompt, Chunks, Encoder, MediaPrompt};
+use hobbit::engine::{ChatInputs, ChatPrompt, Chunks, Encoder, Media, MediaPrompt};
 use hobbit::options::Token;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -43,14 +43,35 @@ pub struct Talk {
 }
 
 impl Talk {
-    /// Reads a request in OpenAI's form.
-    pub fn new(app: &Arc<App>, loaded: &Loaded, body: Fields, held: Held) -> Result<Self, ApiError> {
+    /// Reads a request in OpenAI's form, which `body` makes.
+    pub async fn new(
+        app: &Arc<App>,
+        loaded: &Loaded,
+        body: impl FnOnce() -> Result<Fields, ApiError>,
+        held: Held,
+    ) -> Result<Self, ApiError> {
         native::refuse_embedding_server(app)?;
-        let Request { inputs, rest, budget, include_usage, media } = read(app, loaded, body)?;
-        let mut params = Params::of(&rest, app)?;
-        prompts::check(params.n, app)?;
-        let (mut prompt, MediaPrompt { tokens, chunks }, encoder) = write(loaded, &inputs, &media)?;
-        drop(media);
+        let begin = || {
+            let request = read(app, loaded, body()?)?;
+            let params = Params::of(&request.rest, app)?;
+            prompts::check(params.n, app)?;
+            Ok::<_, ApiError>((request, params))
+        };
+        let (mut request, params) = app.work(begin).await?;
+        let media = media::read(app, loaded, std::mem::take(&mut request.media), &held).await?;
+        app.work(|| Self::of(app, loaded, (request, params), media, held)).await
+    }
+
+    /// A request whose images and sound are read.
+    fn of(
+        app: &Arc<App>,
+        loaded: &Loaded,
+        (request, mut params): (Request, Params),
+        (media, encoder): (Vec<Media>, Option<Encoder>),
+        held: Held,
+    ) -> Result<Self, ApiError> {
+        let Request { inputs, budget, include_usage, .. } = request;
+        let (mut prompt, MediaPrompt { tokens, chunks }) = write(loaded, &inputs, &media)?;
         // The prompt's tokens hold the same text.
         prompt.prompt.clear();
         prompt.prompt.shrink_to_fit();
@@ -101,31 +122,34 @@ fn read(app: &App, loaded: &Loaded, body: Fields) -> Result<Request, ApiError> {
     )
 }
 
-/// The conversation as the template writes it, with its tokens; and the projector, if there are media.
-fn write(
-    loaded: &Loaded,
-    inputs: &ChatInputs,
-    media: &[Vec<u8>],
-) -> Result<(ChatPrompt, MediaPrompt, Option<Encoder>), ApiError> {
-    let prompt = loaded.templates.apply(inputs).map_err(|error| match error {
+/// The conversation as the template writes it.
+fn apply(loaded: &Loaded, inputs: &ChatInputs) -> Result<ChatPrompt, ApiError> {
+    loaded.templates.apply(inputs).map_err(|error| match error {
         ChatError::Input(reason) => ApiError::invalid(reason),
         error => ApiError::invalid(error.to_string()),
-    })?;
-    let (tokens, encoder) = media::tokens(loaded, &prompt.prompt, media)?;
-    Ok((prompt, tokens, encoder))
+    })
 }
 
-/// Number of prompt tokens of a request in OpenAI's form.
-pub fn count(app: &App, body: Fields) -> Result<usize, ApiError> {
+/// The conversation as the template writes it, with its tokens.
+fn write(loaded: &Loaded, inputs: &ChatInputs, media: &[Media]) -> Result<(ChatPrompt, MediaPrompt), ApiError> {
+    let prompt = apply(loaded, inputs)?;
+    let tokens = media::tokens(loaded, &prompt.prompt, media)?;
+    Ok((prompt, tokens))
+}
+
+/// Number of prompt tokens of a request in OpenAI's form, which `body` makes.
+pub async fn count(app: &App, body: impl FnOnce() -> Result<Fields, ApiError>, held: &Held) -> Result<usize, ApiError> {
     let loaded = app.loaded()?;
-    let request = read(app, loaded, body)?;
-    Ok(write(loaded, &request.inputs, &request.media)?.1.tokens.len())
+    let request = app.work(|| read(app, loaded, body()?)).await?;
+    let (media, _) = media::read(app, loaded, request.media, held).await?;
+    let (_, prompt) = app.work(|| write(loaded, &request.inputs, &media)).await?;
+    Ok(prompt.tokens.len())
 }
 
 /// `POST /v1/chat/completions`
 pub async fn completions(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
     let loaded = app.loaded()?;
-    let mut talk = app.work(|| Talk::new(&app, loaded, body, held)).await?;
+    let mut talk = Talk::new(&app, loaded, || Ok(body), held).await?;
     let running = talk.start(loaded).await?;
     if talk.params.stream {
         let ping = talk.params.ping;
@@ -176,16 +200,12 @@ pub async fn control(State(app): State<Arc<App>>, Body(body, _held): Body) -> Re
 /// `POST /apply-template`
 pub async fn apply_template(State(app): State<Arc<App>>, Body(body, _held): Body) -> Result<Json<Value>, ApiError> {
     let loaded = app.loaded()?;
-    let write = || {
-        let request = read(&app, loaded, body)?;
-        write(loaded, &request.inputs, &request.media)
-    };
-    let written = app.work(write).await?;
-    Ok(Json(json!({"prompt": written.0.prompt})))
+    let written = app.work(|| apply(loaded, &read(&app, loaded, body)?.inputs)).await?;
+    Ok(Json(json!({"prompt": written.prompt})))
 }
 
 /// `POST /v1/chat/completions/input_tokens`
-pub async fn input_tokens(State(app): State<Arc<App>>, Body(body, _held): Body) -> Result<Json<Value>, ApiError> {
-    let n = app.work(|| count(&app, body)).await?;
+pub async fn input_tokens(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Json<Value>, ApiError> {
+    let n = count(&app, || Ok(body), &held).await?;
     Ok(Json(json!({"input_tokens": n, "object": "response.input_tokens"})))
 }

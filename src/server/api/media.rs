@@ -5,8 +5,9 @@ use base64::engine::general_purpose::STANDARD;
 use hobbit::engine::{Chunks, Encoder, Media, MediaError, MediaPrompt};
 use serde_json::Value;
 
-use crate::server::app::Loaded;
+use crate::server::app::{App, Loaded};
 use crate::server::error::ApiError;
+use crate::server::http::memory::Held;
 
 /// Maximum images and sounds of a request.
 pub const COUNT_MAX: usize = 32;
@@ -49,20 +50,53 @@ fn decoded(data: &str, what: &str) -> Result<Vec<u8>, ApiError> {
     STANDARD.decode(data).map_err(|error| ApiError::invalid(format!("{what}: no base64: {error}")))
 }
 
-/// Tokens of a text in which the server's marker stands for each of `files`, and what keeps the projector open until
-/// they are evaluated.
+/// Reads files of images and sound; what keeps the projector open until they are evaluated. Each counts in the
+/// request's memory as soon as it is read.
 ///
 /// # Errors
-/// Bytes that are no image or sound; a projector that cannot be opened any more.
-pub fn tokens(loaded: &Loaded, text: &str, files: &[Vec<u8>]) -> Result<(MediaPrompt, Option<Encoder>), ApiError> {
-    let Some((projector, marker)) = loaded.projector.as_ref().filter(|_| !files.is_empty()) else {
-        let tokens = super::prompts::tokens(&loaded.model, text, true)?;
-        return Ok((MediaPrompt { tokens, ..MediaPrompt::default() }, None));
+/// Bytes that are no image or sound; more than the context or the memory of requests can hold; a projector that cannot
+/// be opened any more.
+pub async fn read(
+    app: &App,
+    loaded: &Loaded,
+    files: Vec<Vec<u8>>,
+    held: &Held,
+) -> Result<(Vec<Media>, Option<Encoder>), ApiError> {
+    let Some((projector, _)) = loaded.projector.as_ref().filter(|_| !files.is_empty()) else {
+        return Ok((Vec::new(), None));
     };
-    let encoder = projector.encoder().map_err(|error| ApiError::server(error.to_string()))?;
-    let invalid = |error: MediaError| ApiError::invalid(error.to_string());
-    let media = files.iter().map(|file| projector.read(file)).collect::<Result<Vec<Media>, _>>().map_err(invalid)?;
-    Ok((projector.prompt(text.as_bytes(), marker, &media, true).map_err(invalid)?, Some(encoder)))
+    let _turn = app.memory.media_turn().await?;
+    let encoder = app.work(|| projector.encoder()).await.map_err(|error| ApiError::server(error.to_string()))?;
+    let (mut media, mut n_tokens) = (Vec::new(), 0);
+    let file_bytes: usize = files.iter().map(Vec::len).sum();
+    for file in files {
+        let read: Media = app.work(|| projector.read(&file)).await.map_err(invalid)?;
+        n_tokens += read.n_tokens();
+        if n_tokens >= loaded.n_ctx {
+            return Err(ApiError::exceeds_context(n_tokens, loaded.n_ctx));
+        }
+        held.grow_to(file_bytes + n_tokens * TOKEN_BYTES).await?;
+        media.push(read);
+    }
+    Ok((media, Some(encoder)))
+}
+
+/// Tokens of a text in which the server's marker stands for each of `media`.
+///
+/// # Errors
+/// A text that the vocabulary cannot encode.
+pub fn tokens(loaded: &Loaded, text: &str, media: &[Media]) -> Result<MediaPrompt, ApiError> {
+    match loaded.projector.as_ref().filter(|_| !media.is_empty()) {
+        Some((projector, marker)) => projector.prompt(text.as_bytes(), marker, media, true).map_err(invalid),
+        None => {
+            let tokens = super::prompts::tokens(&loaded.model, text, true)?;
+            Ok(MediaPrompt { tokens, ..MediaPrompt::default() })
+        }
+    }
+}
+
+fn invalid(error: MediaError) -> ApiError {
+    ApiError::invalid(error.to_string())
 }
 
 #[cfg(test)]

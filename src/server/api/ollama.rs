@@ -128,7 +128,7 @@ async fn answer(app: Arc<App>, Body(body, held): Body, field: &'static str) -> R
         merge(&mut line, json!({"done": true, "done_reason": "load"}));
         return Ok(Json(line).into_response());
     }
-    let mut talk = app.work(|| Talk::new(&app, loaded, to_openai(body)?, held)).await?;
+    let mut talk = Talk::new(&app, loaded, || to_openai(body), held).await?;
     let mut running = talk.start(loaded).await?;
     let reader = Reader::new(&talk.prompt)?;
     let mut own = Answer { talk, reader, field, began, unsent: Message::default() };

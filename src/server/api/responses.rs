@@ -34,14 +34,14 @@ pub async fn responses(State(app): State<Arc<App>>, Body(body, held): Body) -> R
     // Instructions hold for one request.
     let n_instructions = usize::from(text(&body, "instructions")?.is_some());
     let mut messages = String::new();
-    let read = || {
+    let chat = || {
         let body = to_chat(body, conversation(previous)?)?;
         if let Some(all) = body["messages"].as_array().filter(|_| is_kept) {
             messages = json!(all[n_instructions..]).to_string();
         }
-        Talk::new(&app, loaded, body, held)
+        Ok::<_, ApiError>(body)
     };
-    let mut talk = app.work(read).await?;
+    let mut talk = Talk::new(&app, loaded, chat, held).await?;
     let mut running = talk.start(loaded).await?;
     let (streams, ping) = (talk.params.stream, talk.params.ping);
     let mut answer = Answer::new(talk)?;
@@ -84,7 +84,7 @@ fn conversation(previous: Option<Entry>) -> Result<Vec<Value>, ApiError> {
 /// `POST /v1/responses/input_tokens`
 pub async fn input_tokens(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Json<Value>, ApiError> {
     let previous = previous(&app, &body, &held).await?;
-    let n = app.work(|| count(&app, to_chat(body, conversation(previous)?)?)).await?;
+    let n = count(&app, || to_chat(body, conversation(previous)?), &held).await?;
     Ok(Json(json!({"input_tokens": n, "object": "response.input_tokens"})))
 }
 

@@ -45,6 +45,8 @@ const SMALL_UNITS: usize = 2;
 pub struct Memory {
     all: Arc<Pool>,
     arriving: Arc<Pool>,
+    /// Held by the request that reads images or sound.
+    media: tokio::sync::Mutex<()>,
 }
 
 /// Units of memory, and those that are free.
@@ -68,12 +70,22 @@ impl Memory {
     /// Memory for bodies of at most `max_body` bytes.
     pub fn new(max_body: usize) -> Self {
         let n_units = room(max_body) / UNIT;
-        Self { all: Pool::new(n_units), arriving: Pool::new(n_units / 2) }
+        Self { all: Pool::new(n_units), arriving: Pool::new(n_units / 2), media: tokio::sync::Mutex::default() }
     }
 
     /// A request that holds no memory yet.
     pub fn hold(&self) -> Held {
         Held { pool: Arc::clone(&self.all), n_units: Mutex::default() }
+    }
+
+    /// Waits for the turn to read images and sound, which take memory one by one: of two requests at once, each could
+    /// have a part and wait for the other's.
+    ///
+    /// # Errors
+    /// Others took too long.
+    pub async fn media_turn(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, ApiError> {
+        let turn = tokio::time::timeout(WAIT, self.media.lock()).await;
+        turn.map_err(|_| ApiError::busy("other requests have images or sound read"))
     }
 
     /// Memory for a large body whose first byte has not arrived. Arriving bodies may take half of the memory in

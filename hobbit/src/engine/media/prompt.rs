@@ -56,6 +56,15 @@ impl Media {
         let pieces: Option<Vec<Piece>> = pieces.collect();
         pieces.map(Self).ok_or_else(|| MediaError::Unreadable("mtmd made no chunks of it".into()))
     }
+
+    /// Cells of the context that it takes.
+    pub fn n_tokens(&self) -> usize {
+        let of_piece = |piece: &Piece| match piece {
+            Piece::Tokens(tokens) => tokens.len(),
+            Piece::Chunk(chunk) => chunk.n_tokens,
+        };
+        self.0.iter().map(of_piece).sum()
+    }
 }
 
 #[derive(Clone, Debug)]
