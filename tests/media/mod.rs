@@ -90,6 +90,24 @@ fn grey(width: u16, height: u16, steps: &[i32]) -> Vec<u8> {
     file
 }
 
+/// The JPEG with its scan `n` times, `frame` telling the kind: 0xc0 sequential, 0xc2 progressive.
+fn scanned(frame: u8, n: usize) -> Vec<u8> {
+    let mut file = jpeg();
+    let at = |file: &[u8], marker: u8| file.windows(2).position(|two| two == [0xff, marker]).unwrap();
+    let (kind, scan) = (at(&file, 0xc0), at(&file, 0xda));
+    file[kind + 1] = frame;
+    let end = file.len() - 2;
+    [&file[..scan], &file[scan..end].repeat(n), &file[end..]].concat()
+}
+
+/// The JPEG with a segment of an application's, such as a thumbnail in EXIF, that seems to begin many scans.
+fn with_thumbnail() -> Vec<u8> {
+    let data = [0xff_u8, 0xda, 0, 8].repeat(200);
+    let length = data.len() as u16 + 2;
+    let file = jpeg();
+    [&file[..2], &[0xff, 0xe1], &length.to_be_bytes(), &data, &file[2..]].concat()
+}
+
 /// A tenth of a second of sound, with a header that may claim another number of bytes.
 fn wav(claimed: Option<u32>) -> Vec<u8> {
     let samples: Vec<u8> = (0..1600).flat_map(|at| (((at * at) % 20_011) as i16 - 10_000).to_le_bytes()).collect();
@@ -429,6 +447,8 @@ fn hostile() -> Vec<(Vec<u8>, &'static str)> {
         (png(4, 4, Some((0, 4))), ""),
         // More pixels than the header says, as a bomb has them.
         (png(300, 300, Some((2, 2))), "unpacked"),
+        (scanned(0xc0, 5), "scans"),
+        (scanned(0xc2, 101), "scans"),
         (sound[..sound.len() / 2].to_vec(), ""),
         (jpeg()[..40].to_vec(), ""),
         (b"RIFF\0\0\0\0WEBPVP8 ".to_vec(), ""),
@@ -446,6 +466,9 @@ fn hostile_images_are_refused() {
     for (at, (bytes, part)) in hostile().iter().enumerate() {
         let error = projector.read(bytes).expect_err(&format!("hostile image {at} was read")).to_string();
         assert!(error.contains(part), "{at}: {error}");
+    }
+    for image in [scanned(0xc0, 4), with_thumbnail()] {
+        projector.read(&image).unwrap();
     }
     // Changed bytes may still be an image.
     for original in [png(24, 16, None), jpeg()] {

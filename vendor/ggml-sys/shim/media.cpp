@@ -74,6 +74,38 @@ void check_png(const unsigned char * bytes, size_t len, uint64_t width, uint64_t
     }
 }
 
+// Scans of a progressive JPEG. Encoders write about ten.
+const int SCANS_MAX = 100;
+
+// Refuses a JPEG of more scans than an encoder writes: stb_image passes over all blocks of the image for each. Finds
+// segments where stb_image does, which stops at what is no segment.
+void check_jpeg(const unsigned char * bytes, size_t len) {
+    // If not progressive, each component may have one.
+    int n_left = 4;
+    for (size_t at = 0; len - at >= 4;) {
+        const int marker = bytes[at] == 0xff ? bytes[at + 1] : 0;
+        // Entropy-coded data, where a zero follows each 0xff, and 0xff that fill up before a marker.
+        if (marker == 0 || marker == 0xff) {
+            ++at;
+            continue;
+        }
+        if (marker == 0xd9) {
+            return; // the end: other files may follow
+        }
+        at += 2;
+        if (marker == 0xd8 || (marker >= 0xd0 && marker <= 0xd7)) {
+            continue; // the beginning, and restarts: without a length
+        }
+        if (marker == 0xc2) {
+            n_left = SCANS_MAX;
+        }
+        if (marker == 0xda && --n_left < 0) {
+            throw std::runtime_error("a JPEG of too many scans");
+        }
+        at += std::min(len - at, size_t(bytes[at]) << 8 | bytes[at + 1]);
+    }
+}
+
 // Called for each node before it is computed. "No" keeps the nodes of a split together.
 bool on_node(ggml_tensor * node, bool asks, void * data) {
     if (!asks) {
@@ -158,6 +190,9 @@ mtmd_bitmap * hobbit_media_image(const unsigned char * bytes, size_t len, uint64
         }
         if (len > 8 && memcmp(bytes, "\x89PNG", 4) == 0) {
             check_png(bytes, len, x, y);
+        }
+        if (bytes[0] == 0xff) {
+            check_jpeg(bytes, len);
         }
         std::unique_ptr<unsigned char, void (*)(void *)> pixels(
             stbi_load_from_memory(bytes, int(len), &x, &y, &channels, 3), stbi_image_free);
