@@ -33,7 +33,8 @@ pub fn draft_bytes(draft: &DraftOptions, target: &SessionOptions) -> Result<u64,
 
 /// Repacking would take memory once more, for products that are narrow.
 fn model_options(draft: &DraftOptions) -> ModelOptions {
-    let on_cpu = draft.devices.is_none() && draft.n_gpu_layers <= 0;
+    // -1 is 'auto', -2 'all'.
+    let on_cpu = draft.devices.is_none() && matches!(draft.n_gpu_layers, -1 | 0);
     ModelOptions {
         // The target's plan has made room.
         budget: Budget::Bytes(u64::MAX >> 1),
