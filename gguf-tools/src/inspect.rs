@@ -34,7 +34,7 @@ Examples:
       Print its parts, and the bytes of its experts.
   gguf-tools inspect model.gguf --forecast
       Predict its speed on this machine.
-  head -c 16M download.gguf > part.gguf
+  head -c 40M download.gguf > part.gguf
   gguf-tools inspect part.gguf --forecast --ram 32GiB --disk 5GB/s --cpu 60GB/s
       Predict from the first megabytes, for another machine.
   gguf-tools inspect --forecast --shape deepseek-v3 --ram 64GiB --gpu 24GiB@1TB/s

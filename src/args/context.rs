@@ -53,8 +53,8 @@ pub struct ContextArgs {
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_SWA_FULL")]
     pub swa_full: Switch,
     /// Copies of the state of a recurrent model or a sliding window to go back to, at most N for each
-    /// conversation or slot, in a sixteenth of the memory; 0 (always so with --mmproj): prompts that do not continue
-    /// the context are read again
+    /// conversation or slot, in a sixteenth of the memory; 0 (in hobbit-cli always with --mmproj): prompts that do not
+    /// continue the context are read again
     #[arg(long, value_name = "N", default_value = "32", env = "LLAMA_ARG_CTX_CHECKPOINTS")]
     pub ctx_checkpoints: u32,
     /// Make such a copy every N tokens of a long prompt, besides those at messages and at its end

@@ -31,10 +31,10 @@ pub struct SpeculationArgs {
     /// The model that drafts. Its memory counts in --mem-budget
     #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_SPEC_DRAFT_MODEL")]
     pub spec_draft_model: Option<PathBuf>,
-    /// Its context length; 0 takes the model's own. Longer texts have no drafts
+    /// Its context length; 0 takes -c, and without that 8192. Longer texts have no drafts
     #[arg(long, value_name = "N", default_value = "0")]
     pub ctx_size_draft: u32,
-    /// Devices of the draft model; 'none' for the CPU alone (default: as --device)
+    /// Devices of the draft model; 'none' for the CPU alone (default: the CPU)
     #[arg(long, value_name = "DEV1,DEV2")]
     pub spec_draft_device: Option<DeviceChoice>,
     /// Layers of the draft model that go to devices: a number, 'auto' or 'all'
