@@ -219,9 +219,24 @@ def grammars() -> list[tuple[str, str, bytes]]:
             30, lambda inner: {"type": "object", "properties": {"a": inner}}, {"type": "null"}
         ),
         "alternatives 2^12": nested(12, lambda inner: {"anyOf": [inner, inner]}, {"type": "null"}),
+        "allOf within itself": {
+            "$defs": {"a": {"properties": {"p": {"allOf": [{"$ref": "#/$defs/a"}]}}}},
+            "$ref": "#/$defs/a",
+        },
+        "allOf 2^40": {
+            "$defs": {
+                f"a{n}": {"properties": {"p": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2}}} for n in range(40)
+            }
+            | {"a40": {"type": "null"}},
+            "$ref": "#/$defs/a0",
+        },
+        "types 2^30": nested(
+            30, lambda inner: {"type": ["object", "object"], "properties": {"a": inner}}, {"type": "null"}
+        ),
         "schema that is a number": 7,
     }
     found += [(f"schema: {name}", CHATS, schema(value)) for name, value in schemas.items()]
+    found += [(f"json_schema: {name}", COMPLETION, completion(json_schema=value)) for name, value in schemas.items()]
     found += [
         ("tool: refers to itself", CHATS, tool({"$ref": "#"})),
         (

@@ -132,6 +132,28 @@ fn unfinished_bodies_leave_memory_to_other_requests() {
     drop(bodies);
 }
 
+/// llama.cpp follows the first for ever, visits 2^40 parts of the second, and makes 2^30 parts of the third.
+#[test]
+fn endless_schemas_end_their_own_request() {
+    let server = Server::start(&[]);
+    let own = json!({
+        "$defs": {"a": {"properties": {"p": {"allOf": [{"$ref": "#/$defs/a"}]}}}},
+        "$ref": "#/$defs/a",
+    });
+    let twice = |n: usize| json!({"$ref": format!("#/$defs/a{}", n + 1)});
+    let part = |n: usize| json!({"properties": {"p": {"allOf": [twice(n), twice(n)]}}});
+    let parts: serde_json::Map<String, Value> = (0..40).map(|n| (format!("a{n}"), part(n))).collect();
+    let mut wide = json!({"$defs": parts, "$ref": "#/$defs/a0"});
+    wide["$defs"]["a40"] = json!({"type": "null"});
+    let object = |inner| json!({"type": ["object", "object"], "properties": {"a": inner}});
+    let deep = (0..30).fold(json!({"type": "null"}), |inner, _| object(inner));
+    for schema in [own, wide, deep] {
+        let message = server.post("/completion", &json!({"prompt": "a", "json_schema": schema})).refused();
+        assert!(message.contains("json_schema") && message.contains("the schema: it"), "{message}");
+    }
+    server.post("/completion", &json!({"prompt": "a", "n_predict": 1})).ok();
+}
+
 /// llama.cpp's pre-tokenizers read these texts by recursion.
 #[test]
 fn long_runs_end_no_server() {

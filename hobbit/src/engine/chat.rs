@@ -1,6 +1,6 @@
 //! Chat templates, tools and reasoning: renders conversations for the model, and parses its answers.
 
-mod isolation;
+pub(super) mod isolation;
 mod reply;
 mod stream;
 mod templates;

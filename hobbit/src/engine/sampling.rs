@@ -5,7 +5,7 @@ mod chain;
 mod checks;
 mod grammar;
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::CStr;
 use std::{ptr, slice};
 
 use ggml_sys::llama;
@@ -13,6 +13,7 @@ use ggml_sys::llama::{llama_token_data, llama_token_data_array};
 
 use self::chain::{Budget, Raw};
 use self::grammar::Grammar;
+use super::chat::isolation::{self, Failure, Task};
 use super::error::{EvalError, SamplerError, TokenizeError};
 use super::limits;
 use super::model::Model;
@@ -61,37 +62,23 @@ impl Sampler {
         })
     }
 
-    /// The GBNF grammar of the JSON texts that `schema` (a JSON schema) describes.
+    /// The GBNF grammar of the JSON texts that `schema` (a JSON schema) describes. llama.cpp makes it, in a process of
+    /// its own if the program called [`crate::engine::isolate_chat_templates`].
     ///
     /// # Errors
-    /// [`SamplerError::Grammar`] for a schema that is not JSON or that llama.cpp cannot express.
+    /// [`SamplerError::Grammar`] for a schema that is not JSON, that llama.cpp cannot express, or that takes too much
+    /// time or memory.
     pub fn json_schema_to_grammar(schema: &str) -> Result<String, SamplerError> {
         // Parsed here too: serde_json reports the position of an error, and bounds the depth.
         let value: serde_json::Value = serde_json::from_str(schema)
             .map_err(|error| SamplerError::Grammar(format!("the schema is not JSON: {error}")))?;
-        let stack_bytes =
+        let schema_stack =
             limits::schema_stack(&value).map_err(|error| SamplerError::Grammar(format!("the schema: {error}")))?;
-        let schema =
-            CString::new(schema).map_err(|_| SamplerError::Grammar("the schema contains a NUL byte".into()))?;
-        let make = || {
-            let mut made: *mut c_char = ptr::null_mut();
-            // SAFETY: the schema is NUL-terminated; `made` receives a string that we free; the wrapper does not throw.
-            let status = unsafe { llama::llama_rs_json_schema_to_grammar(schema.as_ptr(), true, &raw mut made) };
-            if status != llama::LLAMA_RS_STATUS_OK || made.is_null() {
-                return Err(SamplerError::Grammar(
-                    "llama.cpp cannot turn this JSON schema into a grammar; its grammars/README.md lists the \
-                     keywords and patterns that it supports"
-                        .into(),
-                ));
-            }
-            // SAFETY: a NUL-terminated string made by the call above, copied before it is freed, freed once.
-            unsafe {
-                let grammar = CStr::from_ptr(made).to_string_lossy().into_owned();
-                llama::llama_rs_string_free(made);
-                Ok(grammar)
-            }
-        };
-        limits::with_stack(stack_bytes, make).map_err(SamplerError::Grammar)?
+        match isolation::run(&Task::Schema { schema: schema.to_owned(), schema_stack }) {
+            Ok(grammar) => Ok(grammar),
+            Err(Failure::Inputs(reason)) => Err(SamplerError::Grammar(reason)),
+            Err(Failure::Work(reason)) => Err(SamplerError::Grammar(format!("the schema: {reason}"))),
+        }
     }
 
     /// Chooses a token from the logits at `index` of the last batch (-1: the last) and remembers it as generated.

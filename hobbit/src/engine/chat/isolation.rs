@@ -1,19 +1,21 @@
-//! Rendering of chat templates by llama.cpp's interpreter, and processes that do so for programs that call
-//! [`isolate_chat_templates`].
+//! Rendering of chat templates by llama.cpp's interpreter, its conversion of JSON schemas to grammars, and processes
+//! that do both for programs that call [`isolate_chat_templates`].
 //!
 //! A template is a program inside a model's file. It may loop for ever, take all memory, overflow the stack (recursive
 //! macros, self-referential lists) or crash llama.cpp's interpreter (`1 is divisibleby(0)`), and C++ on a thread cannot
-//! be stopped. So each rendering is a process of its own, with limits. These processes are forked from an idle one,
-//! which was forked while the program had one thread, and which ends with the program.
+//! be stopped. A schema can do the same in a hundred bytes: llama.cpp follows references within `allOf` for ever, and
+//! visits nested ones exponentially often. So each task is a process of its own, with limits. These processes are
+//! forked from an idle one, which was forked while the program had one thread, and which ends with the program.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use std::{fs, io};
+use std::{fs, io, ptr};
 
+use ggml_sys::llama;
 use ggml_sys::shim::{self, hobbit_text_callback};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
@@ -24,16 +26,20 @@ use serde::{Deserialize, Serialize};
 use crate::engine::limits;
 use crate::engine::raw::{MESSAGE_BYTES, text_of};
 
-/// CPU time limit of a rendering, in seconds. Renderings of a megabyte take about 30 ms.
+/// CPU time limit of a task, in seconds. Renderings of a megabyte take about 30 ms.
 const CPU_SECONDS: u64 = 2;
 
-/// Wall-clock limit of a rendering, for busy machines.
+/// Wall-clock limit of a task, for busy machines.
 const WALL_SECONDS: u32 = 10;
 
-/// Memory limit of a rendering, without the part per byte of its inputs: renderings of ten megabytes take 13 bytes per
+/// Memory limit of a task, without the part per byte of its inputs: renderings of ten megabytes take 13 bytes per
 /// input byte.
 const MEMORY_BYTES: u64 = 192 << 20;
 const MEMORY_PER_INPUT_BYTE: u64 = 24;
+
+/// Longest result, without the part per byte of the inputs.
+const RESULT_BYTES: u64 = 16 << 20;
+const RESULT_PER_INPUT_BYTE: u64 = 4;
 
 /// Longest message from one process to another.
 const MESSAGE_MAX: u64 = 1 << 30;
@@ -41,8 +47,9 @@ const MESSAGE_MAX: u64 = 1 << 30;
 /// The stream to the idle process, if isolation was requested.
 static PROCESS: OnceLock<Result<Mutex<UnixStream>, String>> = OnceLock::new();
 
-/// Starts rendering chat templates in separate processes, with limits of time, memory and stack. A program that does
-/// not call this renders in its own process, which a hostile template can hang or crash.
+/// Starts rendering chat templates, and converting JSON schemas, in separate processes, with limits of time, memory and
+/// stack. A program that does not call this does both in its own process, which a hostile template or schema can hang
+/// or crash.
 ///
 /// # Safety
 /// This process has one thread.
@@ -72,17 +79,17 @@ unsafe fn start() -> io::Result<UnixStream> {
 ///
 /// # Errors
 /// See [`Failure`].
-pub(super) fn run(task: &Task) -> Result<String, Failure> {
+pub(in crate::engine) fn run(task: &Task) -> Result<String, Failure> {
     match PROCESS.get() {
         None => task.run(),
         Some(Ok(stream)) => {
             let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
             ask(&mut stream, task).unwrap_or_else(|error| {
-                let reason = format!("the process that renders templates is gone ({error}): start the program again");
-                Err(Failure::Template(reason))
+                let reason = format!("the process for templates and schemas is gone ({error}): restart the program");
+                Err(Failure::Work(reason))
             })
         }
-        Some(Err(reason)) => Err(Failure::Template(format!("there is no process to render it in: {reason}"))),
+        Some(Err(reason)) => Err(Failure::Work(format!("there is no process for it: {reason}"))),
     }
 }
 
@@ -112,7 +119,7 @@ fn serve(mut stream: UnixStream) {
     while let Ok(task) = receive(&mut stream) {
         let outcome = match apart(&task) {
             Ok(outcome) => outcome,
-            Err(error) => failed(format!("there is no process to render it in: {error}")),
+            Err(error) => failed(format!("there is no process for it: {error}")),
         };
         if send(&mut stream, &outcome).is_err() {
             return;
@@ -147,7 +154,7 @@ fn apart(task: &[u8]) -> io::Result<Vec<u8>> {
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(near);
-            let done = render(task, far);
+            let done = work(task, far);
             exit(i32::from(done.is_err()));
         }
         ForkResult::Parent { child } => {
@@ -163,22 +170,26 @@ fn apart(task: &[u8]) -> io::Result<Vec<u8>> {
             match status {
                 WaitStatus::Exited(_, 0) if read.is_ok() => Ok(outcome),
                 WaitStatus::Signaled(_, signal, _) => Ok(failed(reason_for(signal))),
-                _ => Ok(failed("the process that rendered it ended without a result".to_owned())),
+                _ => Ok(failed("the process that worked on it ended without a result".to_owned())),
             }
         }
     }
 }
 
 /// The child's work.
-fn render(task: &[u8], mut into: UnixStream) -> io::Result<()> {
+fn work(task: &[u8], mut into: UnixStream) -> io::Result<()> {
     let task: Task = serde_json::from_slice(task)?;
-    let inputs = task.inputs.as_ref().map_or(0, |inputs| inputs.len() as u64);
+    let inputs = task.input_bytes() as u64;
     let memory = MEMORY_BYTES + MEMORY_PER_INPUT_BYTE * inputs;
+    let result_max = RESULT_BYTES + RESULT_PER_INPUT_BYTE * inputs;
     limit(task.stack_bytes() as u64 + memory)?;
     let outcome = match task.run() {
         // llama.cpp wraps the exception in a message that quotes the template.
-        Err(Failure::Template(reason)) if reason.contains("std::bad_alloc") => {
-            Err(Failure::Template(format!("it takes more than {} MiB of memory", memory >> 20)))
+        Err(Failure::Work(reason)) if reason.contains("std::bad_alloc") => {
+            Err(Failure::Work(format!("it takes more than {} MiB of memory", memory >> 20)))
+        }
+        Ok(result) if result.len() as u64 > result_max => {
+            Err(Failure::Work(format!("its result is longer than {} MiB", result_max >> 20)))
         }
         other => other,
     };
@@ -203,21 +214,21 @@ fn lower(resource: Resource, to: u64) -> io::Result<()> {
     Ok(setrlimit(resource, soft.min(to), hard.min(to.saturating_add(1)))?)
 }
 
-/// The reason for a rendering's end.
+/// The reason for the end of a task.
 fn reason_for(signal: Signal) -> String {
     match signal {
         Signal::SIGXCPU => format!("it runs for more than {CPU_SECONDS} s"),
-        Signal::SIGALRM => format!("it was not rendered within {WALL_SECONDS} s"),
-        Signal::SIGKILL => "the process that rendered it was killed, as is done where memory is short".to_owned(),
+        Signal::SIGALRM => format!("it took more than {WALL_SECONDS} s"),
+        Signal::SIGKILL => "the process that worked on it was killed, as is done where memory is short".to_owned(),
         Signal::SIGSEGV | Signal::SIGABRT | Signal::SIGBUS => {
             format!("it calls itself, or nests lists, without end, or llama.cpp fails on it ({signal})")
         }
-        other => format!("llama.cpp's interpreter failed on it ({other})"),
+        other => format!("llama.cpp failed on it ({other})"),
     }
 }
 
 fn failed(reason: String) -> Vec<u8> {
-    serde_json::to_vec(&Err::<String, _>(Failure::Template(reason))).unwrap_or_default()
+    serde_json::to_vec(&Err::<String, _>(Failure::Work(reason))).unwrap_or_default()
 }
 
 /// Ends this process without running the program's exit handlers.
@@ -234,30 +245,44 @@ const INPUTS_FAILED: i32 = 1;
 /// Stack for reading and running a template; schemas may need more.
 const STACK_BYTES: usize = 32 << 20;
 
-/// A task for the interpreter.
+/// Work for llama.cpp. A template is [`super::templates::Texts`] as JSON; `schema_stack` is what the schemas need, in
+/// bytes.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Task {
-    /// [`super::templates::Texts`] as JSON.
-    pub(super) template: String,
-    /// [`super::ChatInputs`] as JSON. `None` describes the template, and tries it on a message.
-    pub(super) inputs: Option<String>,
-    /// Stack that the schemas of the inputs need, in bytes.
-    pub(super) schema_stack: usize,
+pub(in crate::engine) enum Task {
+    /// Describes a template, and tries it on a message.
+    Describe { template: String },
+    /// Renders a template for [`super::ChatInputs`] as JSON.
+    Render { template: String, inputs: String, schema_stack: usize },
+    /// Makes a grammar of a JSON schema.
+    Schema { schema: String, schema_stack: usize },
 }
 
-/// Reason for a failed rendering.
+/// Why a task failed.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Failure {
-    /// The inputs cannot be read.
+pub(in crate::engine) enum Failure {
+    /// The inputs cannot be read, or the schema has no grammar.
     Inputs(String),
-    /// The template fails.
-    Template(String),
+    /// The template fails, or a limit was exceeded.
+    Work(String),
 }
 
 impl Task {
     /// Stack that the work needs, in bytes.
     fn stack_bytes(&self) -> usize {
-        self.schema_stack.max(STACK_BYTES)
+        match self {
+            Self::Describe { .. } => STACK_BYTES,
+            Self::Render { schema_stack, .. } => (*schema_stack).max(STACK_BYTES),
+            Self::Schema { schema_stack, .. } => *schema_stack,
+        }
+    }
+
+    /// Bytes of a request.
+    fn input_bytes(&self) -> usize {
+        match self {
+            Self::Describe { .. } => 0,
+            Self::Render { inputs, .. } => inputs.len(),
+            Self::Schema { schema, .. } => schema.len(),
+        }
     }
 
     /// Runs the task in this process, limited only in stack.
@@ -265,17 +290,16 @@ impl Task {
     /// # Errors
     /// See [`Failure`].
     fn run(&self) -> Result<String, Failure> {
-        let template = &self.template;
-        let work = || match &self.inputs {
-            None => {
+        let work = || match self {
+            Self::Describe { template } => {
                 // SAFETY: the text is valid for its length, the message buffer for its capacity.
                 let described = shim_text(true, |output, context, message, capacity| unsafe {
                     let bytes = template.as_ptr().cast();
                     shim::hobbit_chat_describe(bytes, template.len(), output, context, message, capacity)
                 });
-                described.map_err(|(_, reason)| Failure::Template(reason))
+                described.map_err(|(_, reason)| Failure::Work(reason))
             }
-            Some(inputs) => {
+            Self::Render { template, inputs, .. } => {
                 // SAFETY: the texts are valid for their lengths, the message buffer for its capacity.
                 let applied = shim_text(0, |output, context, message, capacity| unsafe {
                     let (bytes, len) = (template.as_ptr().cast(), template.len());
@@ -284,11 +308,33 @@ impl Task {
                 });
                 applied.map_err(|(code, reason)| match code {
                     INPUTS_FAILED => Failure::Inputs(reason),
-                    _ => Failure::Template(reason),
+                    _ => Failure::Work(reason),
                 })
             }
+            Self::Schema { schema, .. } => grammar_of(schema),
         };
-        limits::with_stack(self.stack_bytes(), work).map_err(Failure::Template)?
+        limits::with_stack(self.stack_bytes(), work).map_err(Failure::Work)?
+    }
+}
+
+/// The grammar of a JSON schema, by llama.cpp.
+fn grammar_of(schema: &str) -> Result<String, Failure> {
+    let schema = CString::new(schema).map_err(|_| Failure::Inputs("the schema contains a NUL byte".into()))?;
+    let mut made: *mut c_char = ptr::null_mut();
+    // SAFETY: the schema is NUL-terminated; `made` receives a string that we free; the wrapper does not throw.
+    let status = unsafe { llama::llama_rs_json_schema_to_grammar(schema.as_ptr(), true, &raw mut made) };
+    if status != llama::LLAMA_RS_STATUS_OK || made.is_null() {
+        return Err(Failure::Inputs(
+            "llama.cpp cannot turn this JSON schema into a grammar; its grammars/README.md lists the keywords and \
+             patterns that it supports"
+                .into(),
+        ));
+    }
+    // SAFETY: a NUL-terminated string made by the call above, copied before it is freed, freed once.
+    unsafe {
+        let grammar = CStr::from_ptr(made).to_string_lossy().into_owned();
+        llama::llama_rs_string_free(made);
+        Ok(grammar)
     }
 }
 

@@ -68,10 +68,9 @@ impl ChatTemplates {
         texts.check().map_err(ChatError::Template)?;
         let (was_explicit, is_built_in) = (texts.are_explicit(), texts.is_built_in());
         let texts = serde_json::to_string(&texts).map_err(|error| ChatError::Template(error.to_string()))?;
-        let task = Task { template: texts, inputs: None, schema_stack: 0 };
-        let described = isolation::run(&task).map_err(error_of)?;
+        let described = isolation::run(&Task::Describe { template: texts.clone() }).map_err(error_of)?;
         let description = serde_json::from_str(&described).map_err(|error| ChatError::Template(error.to_string()))?;
-        Ok(Self { texts: task.template, description, was_explicit, is_built_in })
+        Ok(Self { texts, description, was_explicit, is_built_in })
     }
 
     /// The template's text, or its built-in name.
@@ -106,7 +105,7 @@ impl ChatTemplates {
     /// fails on them, or takes too much time, memory or stack.
     pub fn apply(&self, inputs: &ChatInputs) -> Result<ChatPrompt, ChatError> {
         let (text, schema_stack) = inputs.to_json(inputs.use_jinja && !self.is_built_in)?;
-        let task = Task { template: self.texts.clone(), inputs: Some(text), schema_stack };
+        let task = Task::Render { template: self.texts.clone(), inputs: text, schema_stack };
         let applied = isolation::run(&task).map_err(error_of)?;
         let fields: Fields = serde_json::from_str(&applied).map_err(|error| ChatError::Template(error.to_string()))?;
         fields.into_prompt(inputs)
@@ -190,7 +189,7 @@ fn own_template(model: &Model, name: *const c_char) -> String {
 fn error_of(failure: Failure) -> ChatError {
     match failure {
         Failure::Inputs(reason) => ChatError::Input(reason),
-        Failure::Template(reason) => ChatError::Template(reason),
+        Failure::Work(reason) => ChatError::Template(reason),
     }
 }
 
