@@ -225,6 +225,22 @@ impl RawModel {
         }
     }
 
+    /// A token of the vocabulary as a whole text: without the space that some tokenizers put before the first word.
+    /// Control tokens are spelled out.
+    pub(super) fn word(&self, token: Token) -> Vec<u8> {
+        let mut word = vec![0u8; 32];
+        loop {
+            let (into, room) = (word.as_mut_ptr().cast(), word.len() as i32);
+            // SAFETY: one token of the vocabulary, and a buffer that is valid for its length.
+            let n = unsafe { llama::llama_detokenize(self.vocab(), &raw const token, 1, into, room, false, true) };
+            // If there is no room, the result is minus the required size.
+            word.resize(n.unsigned_abs() as usize, 0);
+            if n >= 0 {
+                return word;
+            }
+        }
+    }
+
     /// llama.cpp's description of the model, bytes of its tensors, and parameters.
     pub(super) fn describe(&self) -> (String, u64, u64) {
         let mut text = [0u8; 256];

@@ -86,10 +86,10 @@ int32_t hobbit_tokenize(const struct llama_vocab * vocab, const char * text, int
                         int32_t n_tokens_max, bool add_special, bool parse_special, char * error,
                         size_t error_capacity);
 
-// Guarded `llama_sampler_init_dry`, which tokenises the breakers: null on failure.
-struct llama_sampler * hobbit_sampler_init_dry(const struct llama_vocab * vocab, float multiplier, float base,
-                                               int32_t allowed_length, int32_t penalty_last_n, const char ** breakers,
-                                               size_t n_breakers);
+// Guarded `llama_sampler_init_dry` with breakers as sequences of tokens, which lie one after another: null on failure.
+struct llama_sampler * hobbit_sampler_init_dry(float multiplier, float base, int32_t allowed_length,
+                                               int32_t penalty_last_n, const int32_t * tokens, const size_t * lens,
+                                               size_t n_sequences);
 
 // Guarded `llama_sampler_init_penalties`: null on failure.
 struct llama_sampler * hobbit_sampler_init_penalties(int32_t n_vocab, int32_t last_n, float repeat, float frequency,

@@ -75,6 +75,11 @@ void may_compute(bool announces) {
     computing = !announces;
 }
 
+// Of llama-sampler.h, which is not public; llama.cpp's tests link to it.
+llama_sampler * llama_sampler_init_dry_testing(float multiplier, float base, int32_t allowed_length,
+                                               int32_t penalty_last_n,
+                                               const std::vector<std::vector<llama_token>> & breakers);
+
 extern "C" {
 
 size_t hobbit_abi_sizes(size_t * sizes, size_t capacity) {
@@ -200,10 +205,19 @@ int32_t hobbit_tokenize(const llama_vocab * vocab, const char * text, int32_t te
     });
 }
 
-llama_sampler * hobbit_sampler_init_dry(const llama_vocab * vocab, float multiplier, float base, int32_t allowed_length,
-                                        int32_t penalty_last_n, const char ** breakers, size_t n_breakers) {
+llama_sampler * hobbit_sampler_init_dry(float multiplier, float base, int32_t allowed_length, int32_t penalty_last_n,
+                                        const llama_token * tokens, const size_t * lens, size_t n_sequences) {
     return guarded<llama_sampler *>(nullptr, 0, nullptr, [&] {
-        return llama_sampler_init_dry(vocab, multiplier, base, allowed_length, penalty_last_n, breakers, n_breakers);
+        if (n_sequences == 0) {
+            return llama_sampler_init_dry(nullptr, multiplier, base, allowed_length, penalty_last_n, nullptr, 0);
+        }
+        std::vector<std::vector<llama_token>> breakers;
+        breakers.reserve(n_sequences);
+        for (size_t i = 0; i < n_sequences; ++i) {
+            breakers.emplace_back(tokens, tokens + lens[i]);
+            tokens += lens[i];
+        }
+        return llama_sampler_init_dry_testing(multiplier, base, allowed_length, penalty_last_n, breakers);
     });
 }
 

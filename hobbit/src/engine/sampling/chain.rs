@@ -1,7 +1,9 @@
 //! llama.cpp's samplers: the chain, as `common_sampler_init` builds it, and the reasoning budget, which counts the
 //! tokens between two tags and forces the end.
 
-use std::ffi::{CString, c_char, c_int};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::c_int;
 
 use ggml_sys::llama::{llama_logit_bias, llama_sampler, llama_token_data_array};
 use ggml_sys::shim::{HOBBIT_REASONING_DONE, HOBBIT_REASONING_IDLE};
@@ -10,7 +12,7 @@ use ggml_sys::{llama, shim};
 use crate::engine::error::SamplerError;
 use crate::engine::model::Model;
 use crate::engine::raw::{MESSAGE_BYTES, Owned, text_of};
-use hobbit_core::options::{SamplerKind, SamplingOptions, Token};
+use hobbit_core::options::{DryOptions, SamplerKind, SamplingOptions, Token};
 
 /// A sampler of llama.cpp. A chain frees its links.
 pub(super) struct Raw(Owned<llama_sampler>);
@@ -114,10 +116,14 @@ pub(super) fn new_chain(model: &Model, options: &SamplingOptions) -> Result<Raw,
     Ok(chain)
 }
 
-fn new_link(model: &Model, options: &SamplingOptions, kind: SamplerKind) -> Result<*mut llama_sampler, SamplerError> {
+pub(super) fn new_link(
+    model: &Model,
+    options: &SamplingOptions,
+    kind: SamplerKind,
+) -> Result<*mut llama_sampler, SamplerError> {
     let o = options;
     let min_keep = o.min_keep as usize;
-    // SAFETY: constructors that take plain values, the live vocabulary of the model, and (DRY) strings they copy.
+    // SAFETY: constructors that take plain values, the live vocabulary of the model, and (DRY) arrays that they copy.
     Ok(unsafe {
         match kind {
             SamplerKind::Penalties => shim::hobbit_sampler_init_penalties(
@@ -128,19 +134,17 @@ fn new_link(model: &Model, options: &SamplingOptions, kind: SamplerKind) -> Resu
                 o.presence_penalty,
             ),
             SamplerKind::Dry => {
-                let breakers = o.dry.sequence_breakers.iter().map(|text| CString::new(text.as_str()));
-                let breakers: Vec<CString> = breakers
-                    .collect::<Result<_, _>>()
-                    .map_err(|_| SamplerError::Settings("a DRY sequence breaker contains a NUL byte".into()))?;
-                let mut pointers: Vec<*const c_char> = breakers.iter().map(|text| text.as_ptr()).collect();
+                let sequences = breaks(model, &o.dry)?;
+                let lens: Vec<usize> = sequences.iter().map(Vec::len).collect();
+                let tokens = sequences.concat();
                 shim::hobbit_sampler_init_dry(
-                    model.vocab(),
                     o.dry.multiplier,
                     o.dry.base,
                     o.dry.allowed_length,
                     o.dry.penalty_last_n,
-                    pointers.as_mut_ptr(),
-                    pointers.len(),
+                    tokens.as_ptr(),
+                    lens.as_ptr(),
+                    lens.len(),
                 )
             }
             SamplerKind::TopNSigma => llama::llama_sampler_init_top_n_sigma(o.top_n_sigma),
@@ -156,6 +160,55 @@ fn new_link(model: &Model, options: &SamplingOptions, kind: SamplerKind) -> Resu
             SamplerKind::AdaptiveP => llama::llama_sampler_init_adaptive_p(o.adaptive_target, o.adaptive_decay, o.seed),
         }
     })
+}
+
+/// Maximum bytes of a text that ends repetitions, and of tokens after the one in which it begins, as in llama.cpp.
+const BREAKER_BYTES_MAX: usize = 40;
+const REST_TOKENS_MAX: usize = 20;
+
+/// Maximum sequences of tokens that end repetitions: each takes about 100 bytes.
+const BREAKS_MAX: usize = 1 << 16;
+
+/// The sequences of tokens that end a repetition: a token with one of the texts in it, or one in whose end a text
+/// begins and the tokens of the rest. The same as those of llama.cpp's `get_overlapping_token_sequences`, which
+/// tokenises the rest anew for each of the first tokens: some 10,000 times for a common letter, while all requests
+/// wait.
+fn breaks(model: &Model, dry: &DryOptions) -> Result<Vec<Vec<Token>>, SamplerError> {
+    if dry.multiplier == 0.0 || dry.base < 1.0 || dry.penalty_last_n <= 0 {
+        return Ok(Vec::new());
+    }
+    let texts = dry.sequence_breakers.iter().map(String::as_bytes);
+    let texts: Vec<&[u8]> = texts.map(|text| &text[..text.len().min(BREAKER_BYTES_MAX)]).collect();
+    let mut rests: HashMap<&[u8], Vec<Token>> = HashMap::new();
+    let mut found = BTreeSet::new();
+    for token in 0..model.n_vocab() as Token {
+        let word = model.shared.raw.word(token);
+        for text in texts.iter().filter(|text| !text.is_empty()) {
+            if word.windows(text.len()).any(|part| part == *text) {
+                found.insert(vec![token]);
+                continue;
+            }
+            for (begun, rest) in (1..text.len()).map(|at| text.split_at(at)) {
+                if !word.ends_with(begun) {
+                    continue;
+                }
+                let rest = match rests.entry(rest) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(new) => new.insert(model.tokenize(rest, false, false)?),
+                };
+                let n = rest.len().min(REST_TOKENS_MAX);
+                found.insert([&[token], &rest[..n]].concat());
+            }
+        }
+        if found.len() > BREAKS_MAX {
+            let message = format!(
+                "dry_sequence_breakers stand in more than {BREAKS_MAX} tokens, or sequences of them: leave out single \
+                 letters"
+            );
+            return Err(SamplerError::Settings(message));
+        }
+    }
+    Ok(found.into_iter().collect())
 }
 
 /// The caller's biases, then minus infinity for end-of-generation tokens (`ignore_eos`, where there is an EOS token)

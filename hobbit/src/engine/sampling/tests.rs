@@ -1,11 +1,15 @@
 //! Lazy grammars, reasoning budgets and probabilities, on the demo model.
 
+use std::collections::BTreeSet;
+use std::ffi::CString;
 use std::path::Path;
 use std::sync::OnceLock;
 
 use super::*;
 use crate::engine::session::Session;
-use hobbit_core::options::{GrammarKind, GrammarTrigger, ModelOptions, ReasoningBudget, SessionOptions};
+use hobbit_core::options::{
+    DryOptions, GrammarKind, GrammarTrigger, ModelOptions, ReasoningBudget, SamplerKind, SessionOptions,
+};
 
 const PROMPT: &str = "And the LORD output unto";
 
@@ -326,6 +330,61 @@ fn json_schemas() {
     assert!(Sampler::json_schema_to_grammar(&chain).unwrap().contains("ref-defs-d499 ::= "));
     let deep = "[".repeat(100_000);
     assert!(Sampler::json_schema_to_grammar(&deep).is_err());
+}
+
+/// Texts that begin within tokens, that take several tokens, and that are cut.
+#[test]
+fn repetitions_end_where_llama_cpp_ends_them() {
+    let own = |breakers: &[&str]| DryOptions {
+        multiplier: 0.8,
+        penalty_last_n: 256,
+        sequence_breakers: breakers.iter().map(|&text| text.to_owned()).collect(),
+        ..DryOptions::default()
+    };
+    let text =
+        "And the LORD said unto them, Go: and they said unto them, Go; and the LORD said unto the LORD".repeat(3);
+    let tokens = tokens_of(&text);
+    let penalties = |mut sampler: Raw| {
+        let mut all = Vec::new();
+        for token in &tokens {
+            assert!(sampler.accept(*token));
+            let ids = 0..model().n_vocab() as Token;
+            let mut data: Vec<_> = ids.map(|id| llama_token_data { id, logit: 0.0, p: 0.0 }).collect();
+            let (data, size) = (data.as_mut_ptr(), data.len());
+            let mut array = llama_token_data_array { data, size, selected: -1, sorted: false };
+            sampler.apply(&mut array).unwrap();
+            // SAFETY: DRY changes logits in place.
+            let data = unsafe { slice::from_raw_parts(array.data, array.size) };
+            all.extend(data.iter().filter(|token| token.logit != 0.0).map(|token| (token.id, token.logit.to_bits())));
+        }
+        all
+    };
+    let long = "said unto them, Go; and the LORD said unto the LORD";
+    let mut different = BTreeSet::new();
+    for breakers in [&[][..], &["\n", ":", "\"", "*"], &["them, G"], &["nto the", " LORD s"], &[long, "Go"], &[""]] {
+        let dry = own(breakers);
+        let made = SamplingOptions { dry: dry.clone(), ..SamplingOptions::default() };
+        let ours = Raw::new(chain::new_link(model(), &made, SamplerKind::Dry).unwrap(), "dry").unwrap();
+        let texts: Vec<_> = breakers.iter().map(|text| CString::new(*text).unwrap()).collect();
+        let mut texts: Vec<_> = texts.iter().map(|text| text.as_ptr()).collect();
+        // SAFETY: the vocabulary is live; the texts are copied.
+        let theirs = unsafe {
+            llama::llama_sampler_init_dry(
+                model().vocab(),
+                dry.multiplier,
+                dry.base,
+                dry.allowed_length,
+                dry.penalty_last_n,
+                texts.as_mut_ptr(),
+                texts.len(),
+            )
+        };
+        let ours = penalties(ours);
+        assert!(!ours.is_empty());
+        assert_eq!(ours, penalties(Raw::new(theirs, "dry").unwrap()), "{breakers:?}");
+        different.insert(ours);
+    }
+    assert!(different.len() >= 4, "breakers change penalties");
 }
 
 /// llama.cpp asserts that there are candidates; a failed assertion would end the process.
