@@ -152,6 +152,19 @@ def samplers() -> list[tuple[str, str, bytes]]:
             COMPLETION,
             completion(dry_multiplier=1, dry_sequence_breakers=["b" * 100_000, "\x00"]),
         ),
+        (
+            "break strings that begin in many tokens",
+            COMPLETION,
+            completion(dry_multiplier=1, dry_sequence_breakers=[f"e{n:02}zyx" for n in range(64)]),
+        ),
+        ("look back over 2^24 tokens", COMPLETION, completion(n=4, repeat_penalty=1.1, repeat_last_n=2**24)),
+        ("look back over 2^24 tokens, DRY", COMPLETION, completion(n=4, dry_multiplier=1, dry_penalty_last_n=2**24)),
+        ("140,000 biases by text", COMPLETION, completion(logit_bias=[["a", 1]] * 140_000)),
+        (
+            "reasoning message of 2 MB",
+            CHATS,
+            chat(reasoning_budget_tokens=1, reasoning_budget_message="and so " * 300_000),
+        ),
         ("100,000 fields to answer", COMPLETION, completion(response_fields=[f"a/{n}" for n in range(100_000)])),
     ]
 

@@ -5,7 +5,7 @@ import json
 import random
 import time
 
-from attack_bodies import COMPLETION, SHORT, bodies
+from attack_bodies import COMPLETION, SHORT, TEXTS, bodies
 from mutations import SEEDS, mutated, written
 from under_test import Refused
 
@@ -40,6 +40,11 @@ async def pre_tokenizer(attack) -> None:
     for length in (10_000, 100_000):
         for name, character in STRETCHES.items():
             await attack.send(f"{length:,} {name}", "/tokenize", {"content": character * length})
+    await attack.send("140,000 texts", "/tokenize", {"content": ["a"] * 140_000})
+    await attack.send("2,048 texts", "/tokenize", {"content": ["a"] * 2_048})
+    await attack.send("140,000 parts", COMPLETION, SHORT | {"prompt": [1] + ["a"] * 140_000})
+    breakers = [f"e{n:02}zyx" for n in range(64)]
+    await attack.send("breakers", COMPLETION, SHORT | {"dry_multiplier": 1, "dry_sequence_breakers": breakers})
 
 
 async def hostile(attack) -> None:
@@ -73,10 +78,12 @@ async def costly(attack) -> None:
             "n_predict": 1,
             "grammar": 'root ::= "a"' + " " * 200_000,
         },
+        "256 prompts with a long suffix": {"prompt": ["a"] * 256, "max_tokens": 1, "suffix": "and so " * 400_000},
         "100,000 embeddings": {"input": ["a"] * 100_000},
     }
     for name, body in many.items():
-        await attack.send(name, "/v1/embeddings" if "input" in body else COMPLETION, body)
+        path = "/v1/embeddings" if "input" in body else TEXTS if "suffix" in body else COMPLETION
+        await attack.send(name, path, body)
     name = "256 prompts with 30,000 biases by text"
     await asyncio.gather(*(attack.send(f"{name}, 2 at once", COMPLETION, many[name]) for _ in range(2)))
     long = json.dumps({"messages": [{"role": "user", "content": "a "}] * 40_000, "max_tokens": 1})

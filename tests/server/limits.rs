@@ -154,6 +154,46 @@ fn endless_schemas_end_their_own_request() {
     server.post("/completion", &json!({"prompt": "a", "n_predict": 1})).ok();
 }
 
+#[test]
+fn texts_are_counted_before_they_are_tokenized() {
+    let server = Server::start(&[]);
+    let many = |n: usize| vec!["a"; n];
+    let mixed = |n: usize| [vec![json!(1)], many(n).into_iter().map(Value::from).collect()].concat();
+    let biases = |n: usize| (0..n).map(|_| json!(["a", 1])).collect::<Vec<_>>();
+    let half = mixed(1500);
+    for (path, body, n) in [
+        ("/tokenize", json!({"content": many(2049)}), "2049"),
+        ("/completion", json!({"prompt": mixed(2049)}), "2049"),
+        ("/completion", json!({"prompt": [half, half]}), "3000"),
+        ("/completion", json!({"prompt": "a", "logit_bias": biases(2049)}), "2049"),
+    ] {
+        let message = server.post(path, &body).refused();
+        assert!(message.contains(n) && message.contains("2048"), "{path}: {message}");
+    }
+    server.post("/tokenize", &json!({"content": many(2048)})).ok();
+}
+
+#[test]
+fn samplers_are_counted() {
+    let server = Server::start(&["-np", "4"]);
+    let ask = |more: Value| server.post("/completion", &with(json!({"prompt": "a", "n_predict": 1, "n": 4}), more));
+    let before = server.peak_bytes();
+    for more in [
+        json!({"repeat_last_n": 1 << 24}),
+        json!({"dry_multiplier": 1, "dry_penalty_last_n": 1 << 24}),
+        json!({"grammar": format!("root ::= \"{}\"{{2000}}", "a".repeat(2000))}),
+    ] {
+        ask(more).error(413, "invalid_request_error");
+    }
+    assert!(server.peak_bytes() - before < 48 * MIB);
+    ask(json!({"repeat_last_n": 4096, "dry_multiplier": 1, "dry_penalty_last_n": 4096})).ok();
+    let message = "and so ".repeat(10_000);
+    let chat = json!({"messages": [{"role": "user", "content": "x"}], "reasoning_budget_tokens": 1});
+    let error =
+        server.post("/v1/chat/completions", &with(chat, json!({"reasoning_budget_message": message}))).refused();
+    assert!(error.contains("reasoning_budget_message must be at most 16384 bytes"), "{error}");
+}
+
 /// llama.cpp's pre-tokenizers read these texts by recursion.
 #[test]
 fn long_runs_end_no_server() {

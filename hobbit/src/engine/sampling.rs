@@ -62,6 +62,11 @@ impl Sampler {
         })
     }
 
+    /// Bytes that a sampler with these options takes, besides those that all samplers of a model take.
+    pub fn bytes(options: &SamplingOptions) -> u64 {
+        checks::bytes(options)
+    }
+
     /// The GBNF grammar of the JSON texts that `schema` (a JSON schema) describes. llama.cpp makes it, in a process of
     /// its own if the program called [`crate::engine::isolate_chat_templates`].
     ///

@@ -116,14 +116,15 @@ fn candidates(body: &mut Fields, app: &App) -> Result<usize, ApiError> {
 fn around(prompt: &Value, suffix: &str, body: &Fields, app: &App) -> Result<Prompts, ApiError> {
     let list = prompts::each(prompt);
     prompts::check(list.len().saturating_mul(super::params::n_answers(body, app)?), app)?;
+    // Once for all prompts.
+    let suffix = prompts::encode(&app.loaded()?.model, suffix, false, false)?;
     let one = |own: &Value| {
         let Value::String(prefix) = own else {
             return Err(ApiError::field("suffix", "\"prompt\" must be a string, or an array of strings"));
         };
         let mut gap = Fields::new();
         gap.insert("input_prefix".to_owned(), json!(prefix));
-        gap.insert("input_suffix".to_owned(), json!(suffix));
-        let tokens = prompts::gap(app, &gap).map_err(|error| ApiError::field("suffix", error.message))?;
+        let tokens = prompts::gap(app, &gap, &suffix).map_err(|error| ApiError::field("suffix", error.message))?;
         Ok(tokens.into())
     };
     match list {

@@ -168,6 +168,7 @@ fn inputs(value: &Value, model: &Model) -> Result<Vec<Arc<[Token]>>, ApiError> {
         let message = format!("the request has {n} inputs, and may have {INPUTS_MAX}: send several requests");
         return Err(ApiError::invalid(message));
     }
+    prompts::check_parts(list.iter().map(prompts::n_texts).sum())?;
     let tokens = |value| match input(value, model)? {
         tokens if tokens.is_empty() => Err(ApiError::invalid("Input content cannot be empty")),
         tokens => Ok(tokens.into()),

@@ -94,8 +94,11 @@ pub async fn start(
     let n_tokens: usize = prompts.iter().map(|prompt| prompt.len()).sum();
     let n_answers = prompts.len() * params.n;
     let candidates = params.check_answers(prompts, loaded.n_ctx)?;
-    let bytes =
-        n_tokens * size_of::<Token>() + params.bytes() + n_answers * TEXT_BYTES + candidates + media::bytes(&chunks);
+    let bytes = n_tokens * size_of::<Token>()
+        + params.bytes(n_answers)
+        + n_answers * TEXT_BYTES
+        + candidates
+        + media::bytes(&chunks);
     held.grow_to(bytes).await?;
     held.shrink_to(bytes);
     let generate: Vec<_> = (0..params.n).map(|index| Arc::new(params.generate_of(index))).collect();

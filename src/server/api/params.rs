@@ -23,6 +23,8 @@ pub struct Params {
     pub stream: bool,
     /// Answers per prompt.
     pub n: usize,
+    /// The server's slots: as many answers are made at once.
+    pub n_slots: usize,
     pub slot: Option<usize>,
     pub cache_prompt: bool,
     pub timings_per_token: bool,
@@ -85,6 +87,7 @@ impl Params {
             generate,
             stream: boolean(body, "stream")?.unwrap_or(false),
             n: n_answers(body, app)?,
+            n_slots,
             slot,
             cache_prompt: boolean(body, "cache_prompt")?.unwrap_or(settings.slots.cache_prompt.0),
             timings_per_token: boolean(body, "timings_per_token")?.unwrap_or(false),
@@ -130,11 +133,12 @@ impl Params {
         self.add_timings(part, &progress.timings);
     }
 
-    /// Bytes that stay in memory while the request is answered.
-    pub fn bytes(&self) -> usize {
+    /// Bytes that stay in memory while `n_answers` are made.
+    pub fn bytes(&self, n_answers: usize) -> usize {
         let sampling = &self.generate.sampling;
         let grammar = sampling.grammar.as_ref().map_or(0, String::len);
-        sampling.logit_bias.len() * size_of::<(Token, f32)>() + 2 * grammar + self.echoed_bytes
+        let samplers = n_answers.min(self.n_slots) * Sampler::bytes(sampling) as usize;
+        sampling.logit_bias.len() * size_of::<(Token, f32)>() + grammar + self.echoed_bytes + samplers
     }
 }
 
@@ -306,7 +310,7 @@ fn logit_bias(body: &Fields, model: &Model) -> Result<Vec<(Token, f32)>, ApiErro
         let message = || format!("has biases for {n} tokens, the model has {n_vocab} tokens");
         if n > n_vocab { Err(ApiError::field("logit_bias", message())) } else { Ok(()) }
     };
-    let mut all = Vec::new();
+    let (mut all, mut n_texts) = (Vec::new(), 0);
     let mut add = |token: Result<i64, &str>, bias: &Value| {
         let bias = match bias {
             Value::Bool(false) => f32::NEG_INFINITY,
@@ -314,6 +318,8 @@ fn logit_bias(body: &Fields, model: &Model) -> Result<Vec<(Token, f32)>, ApiErro
         };
         match token {
             Err(text) => {
+                n_texts += 1;
+                super::prompts::check_parts(n_texts)?;
                 let tokens = super::prompts::encode(model, text, false, false)?;
                 all.extend(tokens.into_iter().map(|token| (token, bias)));
             }

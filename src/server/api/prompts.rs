@@ -26,6 +26,7 @@ pub fn prompts(value: &Value, body: &Fields, app: &App) -> Result<Prompts, ApiEr
         return Err(ApiError::invalid("\"prompt\" must not be empty"));
     }
     check(prompts.len().saturating_mul(n_answers), app)?;
+    check_parts(prompts.iter().map(n_texts).sum())?;
     prompts.iter().map(|own| Ok(one(own, model)?.into())).collect()
 }
 
@@ -47,6 +48,25 @@ pub fn check(n_texts: usize, app: &App) -> Result<(), ApiError> {
         )));
     }
     Ok(())
+}
+
+/// Maximum texts of a request that are tokenized, each by itself: where the pre-tokenizer is a regular expression,
+/// llama.cpp compiles it anew for every text.
+const PARTS_MAX: usize = 2048;
+
+/// Checks the number of texts that are tokenized.
+pub fn check_parts(n: usize) -> Result<(), ApiError> {
+    if n > PARTS_MAX {
+        let message =
+            format!("the request has {n} texts or more, and may have {PARTS_MAX}: join texts, or send tokens");
+        return Err(ApiError::invalid(message));
+    }
+    Ok(())
+}
+
+/// The number of texts in a prompt.
+pub fn n_texts(prompt: &Value) -> usize {
+    prompt.as_array().map_or(1, |parts| parts.iter().filter(|part| part.is_string()).count())
 }
 
 fn is_part(value: &Value) -> bool {
@@ -74,6 +94,7 @@ pub fn one(value: &Value, model: &Model) -> Result<Vec<Token>, ApiError> {
 
 /// Tokens and texts in turn; special tokens are added to the first part only.
 pub fn mixed(parts: &[Value], model: &Model, adds_special: bool) -> Result<Vec<Token>, ApiError> {
+    check_parts(parts.iter().filter(|part| part.is_string()).count())?;
     let mut all = Vec::new();
     for (at, part) in parts.iter().enumerate() {
         match part {
@@ -102,15 +123,20 @@ pub fn encode(model: &Model, text: &str, adds_special: bool, parses_special: boo
 
 /// `POST /infill`
 pub async fn infill(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
-    let read = || Ok::<_, ApiError>((gap(&app, &body)?, Params::of(&body, &app)?));
+    let read = || {
+        let suffix = text(&body, "input_suffix")?;
+        let suffix = suffix.ok_or_else(|| ApiError::invalid("\"input_suffix\" is required"))?;
+        let suffix = encode(&app.loaded()?.model, suffix, false, false)?;
+        Ok::<_, ApiError>((gap(&app, &body, &suffix)?, Params::of(&body, &app)?))
+    };
     let (prompt, params) = app.work(read).await?;
     check(params.n, &app)?;
     drop(body);
     native::complete(&app, params, vec![prompt.into()], held).await
 }
 
-/// The prompt for a text with a gap.
-pub fn gap(app: &App, body: &Fields) -> Result<Vec<Token>, ApiError> {
+/// The prompt for a text with a gap before `suffix`.
+pub fn gap(app: &App, body: &Fields, suffix: &[Token]) -> Result<Vec<Token>, ApiError> {
     let loaded = app.loaded()?;
     let model = &loaded.model;
     let special = model.special_tokens();
@@ -123,9 +149,9 @@ pub fn gap(app: &App, body: &Fields) -> Result<Vec<Token>, ApiError> {
         return Err(ApiError::unsupported(format!("Infill is not supported by this model: {missing}")));
     };
     let plain = |text: &str| encode(model, text, false, false);
-    let input = |name: &str| text(body, name)?.ok_or_else(|| ApiError::invalid(format!("\"{name}\" is required")));
     let prompt = tokens(model, text(body, "prompt")?.unwrap_or_default(), false)?;
-    let (prefix, suffix) = (plain(input("input_prefix")?)?, plain(input("input_suffix")?)?);
+    let prefix = text(body, "input_prefix")?.ok_or_else(|| ApiError::invalid("\"input_prefix\" is required"))?;
+    let prefix = plain(prefix)?;
     let mut extra = Vec::new();
     if let Some(token) = special.fim_repository {
         extra.push(token);
@@ -139,6 +165,8 @@ pub fn gap(app: &App, body: &Fields) -> Result<Vec<Token>, ApiError> {
             return Err(ApiError::invalid(message));
         }
     };
+    // Of each its name and its text.
+    check_parts(2 * chunks.len())?;
     for chunk in chunks {
         let text = chunk.get("text").and_then(Value::as_str).ok_or_else(|| {
             ApiError::invalid("extra_context chunk must contain a \"text\" field with a string value")
@@ -160,7 +188,7 @@ pub fn gap(app: &App, body: &Fields) -> Result<Vec<Token>, ApiError> {
     // As llama-server divides a batch: the text nearest to the gap is kept.
     let n_prefix = prefix.len().min(3 * (loaded.n_batch / 4));
     let n_suffix = suffix.len().min((loaded.n_batch / 4).saturating_sub(2 + prompt.len()));
-    let n_predict = body.get("n_predict").and_then(Value::as_u64).unwrap_or(0) as usize;
+    let n_predict = body.get("n_predict").and_then(Value::as_u64).unwrap_or(0).min(loaded.n_ctx as u64) as usize;
     let n_extra = extra.len().min(loaded.n_ctx.saturating_sub(loaded.n_batch + 2 * n_predict));
     let before = [&[prefix_token], &prefix[prefix.len() - n_prefix..], &prompt].concat();
     let after = [&[suffix_token], &suffix[..n_suffix]].concat();

@@ -16,8 +16,11 @@ const LOOK_BACK_TOKENS_MAX: i32 = 1 << 24;
 /// Maximum texts that end repetitions (DRY): the whole vocabulary is searched for each.
 const SEQUENCE_BREAKERS_MAX: usize = 64;
 
-/// Maximum of their bytes together.
-const SEQUENCE_BREAKER_BYTES_MAX: usize = 4 << 10;
+/// Maximum of their bytes together: the rest of a text after each of its bytes is tokenized.
+const SEQUENCE_BREAKER_BYTES_MAX: usize = 512;
+
+/// Maximum bytes of the message that ends reasoning, which is tokenized.
+const REASONING_MESSAGE_BYTES_MAX: usize = 16 << 10;
 
 /// Refuses settings that would make llama.cpp abort, exhaust memory or choose at random.
 pub(super) fn validate(options: &SamplingOptions) -> Result<(), SamplerError> {
@@ -80,6 +83,11 @@ pub(super) fn validate(options: &SamplingOptions) -> Result<(), SamplerError> {
         let expected = format!("at most {SEQUENCE_BREAKER_BYTES_MAX} bytes together");
         return fail("dry_sequence_breakers", &expected, &n_bytes);
     }
+    let n_bytes = options.reasoning.message.len();
+    if n_bytes > REASONING_MESSAGE_BYTES_MAX {
+        let expected = format!("at most {REASONING_MESSAGE_BYTES_MAX} bytes");
+        return fail("reasoning_budget_message", &expected, &n_bytes);
+    }
     if options.mirostat.version > 2 {
         return fail("mirostat", "0, 1 or 2", &options.mirostat.version);
     }
@@ -107,14 +115,18 @@ const REPEATED_MAX: u64 = 1 << 22;
 const RULES_BYTES_MAX: u64 = 32 << 20;
 const RULE_BYTES: u64 = 128;
 
+/// Bytes per element: llama.cpp's, which its vectors hold up to twice while they grow, and ours.
+const ELEMENT_BYTES: u64 = 32;
+
 /// llama.cpp refuses more repetitions, and treats more as unbounded.
 const REPETITIONS_MAX: u64 = 2000;
 
-/// Refuses a grammar in GBNF that llama.cpp's parser would not survive. Leaves other errors to that parser.
+/// Refuses a grammar in GBNF that llama.cpp's parser would not survive. Leaves other errors to that parser. Returns the
+/// bytes that the parsed grammar takes at most.
 ///
 /// # Errors
 /// [`SamplerError::Grammar`] with the repetition whose bounds are reversed, or the exceeded limit.
-pub(super) fn check_grammar(grammar: &str) -> Result<(), SamplerError> {
+pub(super) fn check_grammar(grammar: &str) -> Result<u64, SamplerError> {
     if grammar.len() > TEXT_MAX {
         return Err(SamplerError::Grammar(format!("it is longer than {TEXT_MAX} bytes")));
     }
@@ -152,7 +164,7 @@ pub(super) fn check_grammar(grammar: &str) -> Result<(), SamplerError> {
                 after
             }
             '{' => {
-                let Some((least, most, rest)) = repetition(after) else { return made.check() };
+                let Some((least, most, rest)) = repetition(after) else { break };
                 if most.is_some_and(|most| most < least) {
                     let message = format!("the repetition {{{least},{}}} ends before it begins", most.unwrap_or(0));
                     return Err(SamplerError::Grammar(message));
@@ -173,7 +185,20 @@ pub(super) fn check_grammar(grammar: &str) -> Result<(), SamplerError> {
             }
         };
     }
-    made.check()
+    made.check()?;
+    Ok(made.bytes(grammar.len()))
+}
+
+/// Bytes that samplers take for each token that they look back over, penalties and DRY.
+const PENALTIES_BYTES: u64 = 4;
+const DRY_BYTES: u64 = 8;
+
+/// Bytes that a sampler with these options takes, besides those that all samplers of a model take.
+pub(super) fn bytes(options: &SamplingOptions) -> u64 {
+    let grammar = options.grammar.as_deref().and_then(|grammar| check_grammar(grammar).ok());
+    let tokens = |n: i32| u64::try_from(n).unwrap_or(0);
+    let look_back = PENALTIES_BYTES * tokens(options.repeat_last_n) + DRY_BYTES * tokens(options.dry.penalty_last_n);
+    look_back + grammar.unwrap_or(0)
 }
 
 /// Counts of elements and rules that llama.cpp makes for repetitions and parentheses.
@@ -196,6 +221,11 @@ impl Made {
         self.elements = self.elements.saturating_add(written).saturating_add(in_rules);
         self.rules = self.rules.saturating_add(n_rules);
         self.last = least.saturating_mul(self.last).saturating_add(u64::from(n_rules > 0));
+    }
+
+    /// Bytes of the parsed grammar, whose text has `n_bytes`.
+    fn bytes(&self, n_bytes: usize) -> u64 {
+        (n_bytes as u64 + self.elements) * ELEMENT_BYTES + self.rules * (RULE_BYTES + self.longest_name)
     }
 
     fn check(&self) -> Result<(), SamplerError> {
@@ -309,7 +339,11 @@ mod tests {
             ),
             (
                 refusal(|o| o.dry.sequence_breakers = vec!["a".repeat(1 << 20)]),
-                "dry_sequence_breakers must be at most 4096 bytes together",
+                "dry_sequence_breakers must be at most 512 bytes together",
+            ),
+            (
+                refusal(|o| o.reasoning.message = "a".repeat(20_000)),
+                "reasoning_budget_message must be at most 16384 bytes, not 20000",
             ),
             (refusal(|o| o.mirostat.version = 3), "mirostat must be 0, 1 or 2, not 3"),
             (refusal(|o| o.logit_bias = vec![(7, f32::INFINITY)]), "the logit bias of token 7 must be below infinity"),
