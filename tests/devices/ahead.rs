@@ -1,5 +1,6 @@
 //! Experts that are copied and read before their layer's router has chosen: the logits are those without.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use gguf_tools::synth::Spec;
@@ -170,7 +171,7 @@ fn demo() -> PathBuf {
     bundled("demo.gguf")
 }
 
-/// Routers' scores of a token are known on a device as on the CPU.
+/// Routers' scores of a token are known on a device as on the CPU. Last bits may differ, and a trace rounds to 11 bits.
 #[test]
 fn scores_are_those_of_the_cpu() {
     let device = fast(late());
@@ -189,10 +190,19 @@ fn scores_are_those_of_the_cpu() {
     };
     let (on_cpu, on_device) = (layers("cpu", devices(&[])), layers("device", on(&[&device])));
     assert_eq!((on_cpu.len(), on_device.len()), (48 * 6, 48 * 6));
+    let assert_near = |cpu: &[f32], device: &[f32]| {
+        let is_near = |(cpu, device): (&f32, &f32)| (cpu - device).abs() <= cpu / 1024.0;
+        assert!(cpu.len() == device.len() && cpu.iter().zip(device).all(is_near), "{cpu:?}, {device:?}");
+    };
+    let by_expert = |layer: &LayerRecord| -> (Vec<u16>, Vec<f32>) {
+        layer.unselected.iter().copied().collect::<BTreeMap<_, _>>().into_iter().unzip()
+    };
     for (cpu, device) in on_cpu.iter().zip(&on_device) {
         assert_eq!(device.unselected.len(), 6, "of 8, two are selected");
-        assert_eq!((&cpu.chosen, &cpu.weights), (&device.chosen, &device.weights));
-        assert_eq!((&cpu.scores, &cpu.unselected), (&device.scores, &device.unselected));
+        assert_eq!((&cpu.chosen, by_expert(cpu).0), (&device.chosen, by_expert(device).0));
+        assert_near(&cpu.weights, &device.weights);
+        assert_near(&cpu.scores, &device.scores);
+        assert_near(&by_expert(cpu).1, &by_expert(device).1);
     }
     assert_sound(&device);
 }
