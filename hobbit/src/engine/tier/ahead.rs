@@ -172,6 +172,8 @@ impl Tier {
 
     /// The router of a layer has chosen for a decode batch. `waited`: total seconds of waiting for files.
     pub(in crate::engine) fn chose(&mut self, layer: u16, waited: f64) {
+        // Waits for files pass on the host's clock.
+        let waited = if self.clock.is_hosts() { waited } else { 0.0 };
         let now = self.clock.seconds() - waited;
         let Some(ahead) = &mut self.ahead else { return };
         ahead.idle.chose(layer, now);

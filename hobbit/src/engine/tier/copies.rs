@@ -366,6 +366,11 @@ impl Clock {
         }
     }
 
+    /// Whether this is the host's clock.
+    pub(in crate::engine) fn is_hosts(&self) -> bool {
+        self.own.is_none()
+    }
+
     /// Seconds since some moment. A device's own clock may be set back.
     pub(in crate::engine) fn seconds(&self) -> f64 {
         match self.own {
