@@ -113,7 +113,7 @@ pub(super) struct Shared {
     pub(super) lent: Mutex<[u64; 2]>,
 }
 
-/// What memory of the budget is lent to ([`Model::lend`]).
+/// Who borrows memory of the budget ([`Model::lend`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Borrower {
     /// The encoder of images and sound.

@@ -27,7 +27,7 @@ struct Event {
     context: *mut Mutex<Recorded>,
 }
 
-/// What an event was recorded at.
+/// The last record of an event.
 #[derive(Default)]
 struct Recorded {
     last: Option<Arc<Ticket>>,
