@@ -161,7 +161,7 @@ pub struct SavedFile {
     expected_sum: u64,
     /// Bytes that are not read yet.
     n_left: u64,
-    /// Of the data that is read.
+    /// Checksum of the data that was read so far.
     sum: Xxh3,
 }
 

@@ -113,7 +113,7 @@ pub(super) struct Shared {
     pub(super) lent: Mutex<[u64; 2]>,
 }
 
-/// Who borrows memory of the budget ([`Model::lend`]).
+/// The parts of a program that borrow memory from experts ([`Model::lend`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Borrower {
     /// The encoder of images and sound.

@@ -74,9 +74,9 @@ pub struct Options {
     pub without: Vec<ggml_sys::llama::ggml_op>,
     /// Products are rounded to 15 bits: other bits than the CPU's, as kernels of another make give.
     pub rounds_products: bool,
-    /// Finds fault with a slice that a token uses twice, unless the token is alone and the weights are quantised: for
-    /// that CUDA has a kernel that multiplies rank by rank; others multiply the slice once. llama.cpp's graphs of
-    /// GroveMoE use slices twice.
+    /// Reports a slice that a token uses twice: most of CUDA's kernels compute only one of the two products. A single
+    /// token with quantised weights may use one twice, because its kernel computes each product. llama.cpp's own graphs
+    /// of GroveMoE use slices twice, so this is off by default.
     pub forbids_repeats: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Rendering of chat templates by llama.cpp's interpreter, its conversion of JSON schemas to grammars, and processes
-//! that do both for programs that call [`isolate_chat_templates`].
+//! llama.cpp's rendering of chat templates and its conversion of JSON schemas to grammars. Both run in processes of
+//! their own if the program calls [`isolate_chat_templates`].
 //!
 //! A template is a program inside a model's file. It may loop for ever, take all memory, overflow the stack (recursive
 //! macros, self-referential lists) or crash llama.cpp's interpreter (`1 is divisibleby(0)`), and C++ on a thread cannot
