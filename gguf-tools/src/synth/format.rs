@@ -31,6 +31,7 @@ pub enum Format {
     Iq4Nl,
     Iq4Xs,
     Mxfp4,
+    Nvfp4,
     /// Whole numbers: for tables, not for weights.
     I32,
 }
@@ -59,12 +60,14 @@ enum Scale {
     Offset { at: usize, offset_at: usize, offset: f32, deviation: f32 },
     /// Exponent byte at 0: the scale is `2^(e - 128)`.
     Exponent { deviation: f32 },
+    /// Four scales at 0, each a byte of 4 bits of exponent and 3 of mantissa (UE4M3).
+    SmallFloats { deviation: f32 },
 }
 
-use Scale::{Centred, Exponent, Float, Offset, Signed};
+use Scale::{Centred, Exponent, Float, Offset, Signed, SmallFloats};
 
 #[rustfmt::skip]
-const LAYOUTS: [Layout; 17] = [
+const LAYOUTS: [Layout; 18] = [
     Layout { format: Format::F32,   id: 0,  file_type: 0,  scale: Float },
     Layout { format: Format::F16,   id: 1,  file_type: 1,  scale: Float },
     Layout { format: Format::Bf16,  id: 30, file_type: 32, scale: Float },
@@ -86,6 +89,7 @@ const LAYOUTS: [Layout; 17] = [
     Layout { format: Format::Iq4Nl, id: 20, file_type: 25, scale: Signed { at: 0, deviation: 67.4 } },
     Layout { format: Format::Iq4Xs, id: 23, file_type: 30, scale: Signed { at: 0, deviation: 1246.0 } },
     Layout { format: Format::Mxfp4, id: 39, file_type: 38, scale: Exponent { deviation: 5.85 } },
+    Layout { format: Format::Nvfp4, id: 40, file_type: 39, scale: SmallFloats { deviation: 5.85 } },
     Layout { format: Format::I32,   id: 26, file_type: 0,  scale: Float },
 ];
 
@@ -160,14 +164,14 @@ impl Format {
             }
             Exponent { deviation: unit } => {
                 random.fill(out);
-                // Scales are powers of two: mix the two nearest so that the mean square is right.
-                let scale = deviation / unit;
-                let low = scale.log2().floor();
-                let share = ((scale / low.exp2()).powi(2) - 1.0) / 3.0;
-                let exponent = (128.0 + low).clamp(1.0, 253.0) as u8;
-                for block in out.chunks_exact_mut(block_bytes) {
-                    block[0] = exponent + u8::from(f32::from(block[0]) < share * 256.0);
-                }
+                let codes = Codes::new(deviation / unit, 1..254, |code| (f32::from(code) - 128.0).exp2());
+                out.chunks_exact_mut(block_bytes).for_each(|block| block[0] = codes.pick(block[0]));
+            }
+            SmallFloats { deviation: unit } => {
+                random.fill(out);
+                let codes = Codes::new(deviation / unit, 1..126, ue4m3);
+                let scales = out.chunks_exact_mut(block_bytes).flat_map(|block| &mut block[..4]);
+                scales.for_each(|scale| *scale = codes.pick(*scale));
             }
         }
     }
@@ -200,6 +204,32 @@ impl Scales {
     fn pick(&self, noise: u8, index: usize) -> ([u8; 2], [u8; 2]) {
         self.0[(noise as usize ^ index) % 16]
     }
+}
+
+/// A scale between those of two neighbouring codes: both are mixed so that the mean square is right.
+struct Codes {
+    lower: u8,
+    /// Share of the upper code.
+    share: f32,
+}
+
+impl Codes {
+    /// `scale_of`: the scale of a code, which rises with it.
+    fn new(scale: f32, codes: std::ops::Range<u8>, scale_of: impl Fn(u8) -> f32) -> Self {
+        let lower = codes.clone().rfind(|&code| scale_of(code) <= scale).unwrap_or(codes.start);
+        let (least, most) = (scale_of(lower).powi(2), scale_of(lower + 1).powi(2));
+        Self { lower, share: (scale.powi(2) - least) / (most - least) }
+    }
+
+    fn pick(&self, noise: u8) -> u8 {
+        self.lower + u8::from(f32::from(noise) < self.share * 256.0)
+    }
+}
+
+/// ggml's scale of an NVFP4 code, `ggml_ue4m3_to_fp32`.
+fn ue4m3(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 3), f32::from(code & 7));
+    if exponent == 0 { mantissa * 2f32.powi(-10) } else { (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 8) }
 }
 
 impl fmt::Display for Format {

@@ -36,7 +36,8 @@ pub(super) fn tensors(spec: &Spec, sizes: &Sizes) -> anyhow::Result<Vec<Tensor>>
     let mut moe_index = 0;
     for layer in 0..spec.layers + spec.mtp {
         let (moe, own) = (spec.is_moe_layer(layer, sizes), sizes.at(layer));
-        for row in rows().filter(|row| occurs(row.scope, layer, spec, sizes)) {
+        let is_in_layer = |row: &&Row| occurs(row.scope, layer, spec, sizes) && !spec.without.contains(&row.name);
+        for row in rows().filter(is_in_layer) {
             tensors.push(tensor(spec, &own, row, format!("blk.{layer}.{}", row.name), moe_index)?);
         }
         moe_index += usize::from(moe);

@@ -58,6 +58,9 @@ pub struct Spec {
     pub fused: bool,
     /// A scale per expert (`ffn_*_exps.scale`).
     pub expert_scales: bool,
+    /// Tensors that no layer has, by their names without the layer: `ffn_gate_exps.scale`. llama.cpp refuses the file
+    /// if it needs them.
+    pub without: Vec<&'static str>,
     /// Query heads.
     pub heads: u32,
     /// Key and value heads; `None`: half of `heads`, or all where that is odd or the architecture wants it.
@@ -131,6 +134,7 @@ impl Spec {
             router_spread: ROUTER_SPREAD,
             fused: false,
             expert_scales: false,
+            without: Vec::new(),
             heads: 4,
             kv_heads: None,
             head_dim: None,
