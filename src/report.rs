@@ -348,6 +348,7 @@ mod tests {
             missed: PrecisionCounts { high: 10, low: 12, skipped: 3 },
             rerouted: Default::default(),
             upgrades: 2,
+            in_order: 0,
             slices_loaded: 75,
             bytes_read: 1 << 30,
             io_busy_seconds: 0.1,

@@ -53,6 +53,9 @@ pub struct PhaseStats {
     pub rerouted: RerouteCounts,
     /// Low-precision versions replaced by high-precision ones in the background.
     pub upgrades: u64,
+    /// Layers of few tokens with missing experts that were computed product by product, in ggml's order: expert by
+    /// expert was not proven to give the same results.
+    pub in_order: u64,
     pub slices_loaded: u64,
     /// Bytes moved from the files, alignment included.
     pub bytes_read: u64,
@@ -109,7 +112,7 @@ pub fn efficiency(seconds: f64, waited_seconds: f64, bytes: u64, bandwidth: f64)
 }
 
 field_by_field!(PhaseStats: Add::add {
-    tokens, seconds, hits, misses, used, missed, rerouted, upgrades, slices_loaded, bytes_read, io_busy_seconds,
+    tokens, seconds, hits, misses, used, missed, rerouted, upgrades, in_order, slices_loaded, bytes_read, io_busy_seconds,
     io_wait_seconds
 });
 
@@ -266,6 +269,7 @@ mod tests {
             missed: PrecisionCounts { high: 1, low: 2, skipped: 3 },
             rerouted: RerouteCounts { uses: 2, refused: 1, given_up: 0.25 },
             upgrades: 4,
+            in_order: 1,
             slices_loaded: 3,
             bytes_read: 2_000_000_000,
             io_busy_seconds: 2.0,

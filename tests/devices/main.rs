@@ -20,7 +20,7 @@ mod waits;
 
 use fixture::cases::{self, Case, known, part};
 use fixture::compare::{self, DEVICE_SIZES, QUARTER, Sizes, WAVES, check_on_device, devices, each};
-use fixture::{ends, quiet_llama_cpp, routing};
+use fixture::{ends, optional, quiet_llama_cpp, routing};
 use hobbit::options::{CpuHelper, Repack};
 use hobbit::{DeviceOptions, ModelOptions};
 use hobbit_core::plan::ExpertCache;
@@ -115,6 +115,15 @@ fn the_cpu_helper() {
         check(options, helper, part(0, 3), &DEVICE_SIZES[1..4]);
     }
     check(early(), CpuHelper::On, cases::many_sequences(), &[(QUARTER, compare::ALL), (WAVES, QUARTER)]);
+}
+
+/// Nodes between a layer's products, whose memory a product may take that is computed before them.
+#[test]
+fn subsets_of_optional_tensors() {
+    for (seed, options, helper) in [(20_000, late(), CpuHelper::Off), (30_000, early(), CpuHelper::Auto)] {
+        let cases = optional::scales().chain(optional::random(seed, 20));
+        check(options, helper, cases.collect(), &DEVICE_SIZES[1..4]);
+    }
 }
 
 #[test]

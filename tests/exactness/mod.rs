@@ -20,8 +20,8 @@ use hobbit_core::predict::PredictorKind;
 use hobbit_core::store::IoMode;
 
 use crate::fixture::cases::{self, Case, all_architectures, part};
-use crate::fixture::compare::{ALL, HALF, NONE, QUARTER, each, options};
-use crate::fixture::{self, ends, routing};
+use crate::fixture::compare::{ALL, HALF, NONE, Placed, QUARTER, Reference, each, options};
+use crate::fixture::{self, ends, optional, routing};
 use variants::{Variant, check, check_altered};
 
 /// Architectures with recurrent layers.
@@ -65,6 +65,15 @@ at_all_sizes! {
     several_sequences_in_one_batch: cases::two_sequences();
     the_bundled_models: cases::bundled();
     two_threads: cases::two_threads();
+    every_subset_of_scales: optional::scales();
+}
+
+#[test]
+fn random_subsets_of_optional_tensors() {
+    let sizes = [Variant::ALL, Variant::HALF, Variant::QUARTER, Variant::ONE_SLOT];
+    for (seed, shuffle) in [(0, None), (10_000, Some(1))] {
+        check_all(optional::random(seed, 50), &sizes.map(|size| Variant { shuffle, ..size }));
+    }
 }
 
 #[test]
@@ -97,6 +106,18 @@ fn slots_by_layer() {
     }
     let ahead = Some(PredictorKind::StackedGate);
     check_all([cases::plain()], &kinds.map(|slots| Variant { slots, ahead, ..Variant::HALF }));
+}
+
+/// Where a result that lies between two products is read elsewhere, they are computed in ggml's order.
+#[test]
+fn layers_that_are_computed_in_order_are_counted() {
+    fixture::quiet_llama_cpp();
+    let scaled = optional::scales().find(|case| case.name.ends_with("without [\"ffn_gate_exps.scale\"]"));
+    for (case, in_order) in [(scaled.expect("one without the gate's scale"), true), (cases::plain(), false)] {
+        let options = ModelOptions { repack: Repack::Off, ..options(QUARTER) };
+        let stats = Reference::new(&case, &Placed::default()).check(&options, None).unwrap().stats();
+        assert_eq!(stats.decode.in_order > 0, in_order, "{}: {:?}", case.name, stats.decode);
+    }
 }
 
 fn check_ends(cases: impl IntoIterator<Item = Case>) {

@@ -32,6 +32,8 @@ pub struct Counters {
     pub rerouted: RerouteCounts,
     /// Low versions that a high one replaced in the background.
     pub upgrades: u64,
+    /// As [`PhaseStats::in_order`](crate::stats::PhaseStats::in_order).
+    pub in_order: u64,
     /// The layer that is computed, or was last; 0 between two batches.
     pub layer: u16,
 }
@@ -145,6 +147,11 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             LayerStats { layer, slots, hits, misses, used, rerouted: rerouted.uses, refused: rerouted.refused }
         };
         self.layout.layers().map(stats).collect()
+    }
+
+    /// Counts a layer whose products could not be computed expert by expert.
+    pub fn count_in_order(&mut self) {
+        self.counts.all.in_order += 1;
     }
 
     pub fn begin_batch(&mut self, phase: Phase, n_tokens: u32) {

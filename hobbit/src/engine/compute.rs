@@ -18,7 +18,7 @@ use ggml_sys::llama::{
 use super::buffer::{table_of, tag_of};
 use super::calling::{self, Purpose, phase, router_weights};
 use super::experts::{ExpertTag, RouterValues};
-use super::graph::{Inner, is_view, tensor_at};
+use super::graph::{Inner, is_view, n_uses, tensor_at};
 use super::host_reads::{Host, HostReads, ShareView};
 use super::recorder::Recorder;
 use super::registration::Computes;
@@ -110,7 +110,12 @@ impl ExpertBackend {
     ///
     /// # Safety
     /// As [`ExpertBackend::graph_compute`]; `nodes[0]` is an expert product with tag `tag`.
-    unsafe fn layer(&mut self, tag: &ExpertTag, nodes: &[*mut ggml_tensor]) -> Result<(), Failed> {
+    unsafe fn layer(
+        &mut self,
+        tag: &ExpertTag,
+        graph: *mut llama::ggml_cgraph,
+        nodes: &[*mut ggml_tensor],
+    ) -> Result<(), Failed> {
         // SAFETY: a product's sources are live.
         let (ids, n_expert) = unsafe { ((*nodes[0]).src[2], (*(*nodes[0]).src[0]).ne[2] as usize) };
         let mut guard = tag.experts.memories();
@@ -138,7 +143,7 @@ impl ExpertBackend {
             let values = [Some(RouterValues::of(&*ids, 0)), weights];
             LayerRouter::new(routers, split, nodes[0], values, rows_of(input), "")
         };
-        let mut layer = CpuLayer { backend: self, router, devices, nodes };
+        let mut layer = CpuLayer { backend: self, router, devices, graph, nodes };
         let result = run_layer(&mut layer, host, &mut selection);
         self.selection = selection;
         result
@@ -150,6 +155,7 @@ impl ExpertBackend {
         &mut self,
         work: &mut Work,
         kinds: &[SliceKind],
+        graph: *mut llama::ggml_cgraph,
         nodes: &[*mut ggml_tensor],
     ) -> Result<(), Failed> {
         let (step, routing) = (work.step, &work.selection.routing);
@@ -171,14 +177,18 @@ impl ExpertBackend {
         }
         // Also for the few tokens of a prompt that reach the last layer: it changes the order of products, not their
         // bits.
-        let chain = match !all_ready && routing.n_tokens <= DECODE_TOKENS_MAX {
+        let mut chain = None;
+        if !all_ready && routing.n_tokens <= DECODE_TOKENS_MAX {
+            let shape = [routing.n_used, routing.n_tokens];
             // SAFETY: by the caller.
-            true => unsafe {
-                let shape = [routing.n_used, routing.n_tokens];
-                Chain::of(nodes, shape, |node| self.product(node).map(|tag| tag.kind))
-            },
-            false => None,
-        };
+            chain = unsafe {
+                let kind_of = |node| self.product(node).map(|tag| tag.kind);
+                Chain::of(nodes, shape, kind_of, |node| n_uses(graph, node))
+            };
+            if chain.is_none() && kinds.len() > 1 {
+                work.host.count_in_order();
+            }
+        }
         if let Some(chain) = &chain {
             // SAFETY: by the caller; the chain is the segment's.
             unsafe { self.chain(work, chain)? };
@@ -257,6 +267,7 @@ struct CpuLayer<'a> {
     backend: &'a mut ExpertBackend,
     router: LayerRouter<'a>,
     devices: OtherTiers<'a>,
+    graph: *mut llama::ggml_cgraph,
     nodes: &'a [*mut ggml_tensor],
 }
 
@@ -299,7 +310,7 @@ impl<'a> Compute<HostReads, Recorder> for CpuLayer<'a> {
         host.wait_for_all(step, kinds);
         let mut work = Work { host, devices: &mut self.devices, selection, step };
         // SAFETY: `ExpertBackend::layer` made this of a live graph's nodes.
-        unsafe { self.backend.products(&mut work, kinds, self.nodes) }
+        unsafe { self.backend.products(&mut work, kinds, self.graph, self.nodes) }
     }
 }
 
@@ -356,7 +367,7 @@ impl Computes for ExpertBackend {
                 let (segment, _) = rest.split_at(split::leading(&rest[..until], |node| self.product(node)));
                 let later = &rest[segment.len()..];
                 match self.product(segment[0]) {
-                    Some(tag) => self.layer(tag, segment)?,
+                    Some(tag) => self.layer(tag, graph, segment)?,
                     None => self.of_llama_cpp(segment)?,
                 }
                 rest = later;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ggml_sys::llama::{self, ggml_tensor};
 
-use super::graph::is_view;
+use super::graph::{is_view, overlap};
 use super::quantise::Ggml;
 use hobbit_core::gguf::{GgmlType, Gguf, Recode};
 use hobbit_core::predict::{Gate, GateRows, GateStack, Gating, Groups};
@@ -228,20 +228,6 @@ pub(super) unsafe fn input_of(product: *mut ggml_tensor, ids: *mut ggml_tensor) 
 pub(super) unsafe fn is_by_token(ids: *mut ggml_tensor) -> bool {
     // SAFETY: by the caller; sources of a live node are live.
     unsafe { (*ids).op == llama::GGML_OP_GET_ROWS && (*(*ids).src[0]).op == llama::GGML_OP_NONE }
-}
-
-/// Whether two tensors share memory.
-///
-/// # Safety
-/// Live, allocated tensors.
-pub(super) unsafe fn overlap(a: *mut ggml_tensor, b: *mut ggml_tensor) -> bool {
-    let bytes_of = |tensor: *mut ggml_tensor| {
-        // SAFETY: by the caller.
-        let (start, bytes) = unsafe { ((*tensor).data as usize, llama::ggml_nbytes(tensor)) };
-        start..start + bytes
-    };
-    let (a, b) = (bytes_of(a), bytes_of(b));
-    a.start < b.end && b.start < a.end
 }
 
 /// Whether two tensors are one, or views of the same.

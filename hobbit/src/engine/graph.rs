@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use ggml_sys::llama::{self, ggml_backend_buffer_t, ggml_status, ggml_tensor};
+use ggml_sys::shim;
 
 use super::ggml::{Context, Cpu, Stream};
 
@@ -192,6 +193,51 @@ impl Inner {
     }
 }
 
+/// How many times nodes read a tensor, those outside of a split included; `None` if the graph does not know.
+///
+/// # Safety
+/// A live graph, or a live part of one.
+pub(super) unsafe fn n_uses(graph: *const llama::ggml_cgraph, tensor: *const ggml_tensor) -> Option<usize> {
+    // SAFETY: by the caller; a tensor of another graph is not found.
+    usize::try_from(unsafe { shim::hobbit_n_uses(graph, tensor) }).ok()
+}
+
+/// Whether two nodes may be computed in either order: neither writes memory that the other reads or writes. ggml plans
+/// memory for one order, in which a later result may take the memory of an earlier one.
+///
+/// # Safety
+/// Live nodes of one graph, allocated with their sources on one device.
+pub(super) unsafe fn may_swap(a: *mut ggml_tensor, b: *mut ggml_tensor) -> bool {
+    // SAFETY: by the caller.
+    unsafe {
+        if is_view((*a).op) || is_view((*b).op) {
+            return true;
+        }
+        let writes_over = |writer, reader: *mut ggml_tensor| {
+            (*reader).src.iter().any(|&source| !source.is_null() && overlap(writer, source))
+        };
+        !overlap(a, b) && !writes_over(a, b) && !writes_over(b, a)
+    }
+}
+
+/// Whether two tensors share memory.
+///
+/// # Safety
+/// Live, allocated tensors.
+pub(super) unsafe fn overlap(a: *mut ggml_tensor, b: *mut ggml_tensor) -> bool {
+    // SAFETY: by the caller. Addresses of different buffers may be of different machines.
+    if unsafe { (*a).buffer != (*b).buffer } {
+        return false;
+    }
+    let bytes_of = |tensor: *mut ggml_tensor| {
+        // SAFETY: by the caller.
+        let (start, bytes) = unsafe { ((*tensor).data as usize, llama::ggml_nbytes(tensor)) };
+        start..start + bytes
+    };
+    let (a, b) = (bytes_of(a), bytes_of(b));
+    a.start < b.end && b.start < a.end
+}
+
 /// Whether a node computes nothing.
 pub(super) fn is_view(op: llama::ggml_op) -> bool {
     matches!(
@@ -202,4 +248,39 @@ pub(super) fn is_view(op: llama::ggml_op) -> bool {
             | llama::GGML_OP_PERMUTE
             | llama::GGML_OP_TRANSPOSE
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A node with `n` floats at `at` that reads `sources`.
+    fn node(op: llama::ggml_op, at: usize, n: i64, sources: &[*mut ggml_tensor]) -> Box<ggml_tensor> {
+        let data = std::ptr::without_provenance_mut(at);
+        let mut node = tensor_at(llama::GGML_TYPE_F32, [n, 1, 1, 1], data, ptr::null_mut(), None);
+        node.op = op;
+        node.src[..sources.len()].copy_from_slice(sources);
+        Box::new(node)
+    }
+
+    #[test]
+    fn nodes_may_swap_unless_one_writes_memory_of_the_other() {
+        use llama::{GGML_OP_MUL, GGML_OP_MUL_MAT_ID, GGML_OP_RESHAPE};
+        let mut input = node(llama::GGML_OP_NONE, 0x1000, 16, &[]);
+        let mut gate = node(GGML_OP_MUL_MAT_ID, 0x2000, 16, &[&raw mut *input]);
+        let mut scaled = node(GGML_OP_MUL, 0x3000, 16, &[&raw mut *gate]);
+        let mut in_place = node(GGML_OP_MUL, 0x3000, 16, &[&raw mut *input]);
+        let may_swap = |a: &mut ggml_tensor, at, op, source: *mut ggml_tensor| {
+            let mut later = node(op, at, 16, &[source]);
+            // SAFETY: the nodes are live; their memory is not touched.
+            unsafe { super::may_swap(a, &raw mut *later) }
+        };
+        let input = &raw mut *input;
+        assert!(may_swap(&mut scaled, 0x4000, GGML_OP_MUL_MAT_ID, input));
+        assert!(!may_swap(&mut scaled, 0x303c, GGML_OP_MUL_MAT_ID, input), "writes the other's result");
+        assert!(!may_swap(&mut scaled, 0x2000, GGML_OP_MUL_MAT_ID, input), "writes what the other reads");
+        let in_place = &raw mut *in_place;
+        assert!(!may_swap(&mut scaled, 0x4000, GGML_OP_MUL_MAT_ID, in_place), "reads memory that the other writes");
+        assert!(may_swap(&mut scaled, 0x3000, GGML_OP_RESHAPE, input), "views compute nothing");
+    }
 }

@@ -115,6 +115,9 @@ bool hobbit_memory_breakdown(const struct llama_context * ctx, hobbit_memory_cal
 // the backend sees only the results.
 enum ggml_status hobbit_compute_nodes(ggml_backend_t backend, struct ggml_cgraph * graph, int from, int to, bool cut);
 
+// Times that nodes read a tensor of a graph; if the graph is a part of another, nodes of the whole. -1 if unknown.
+int32_t hobbit_n_uses(const struct ggml_cgraph * graph, const struct ggml_tensor * tensor);
+
 // chat.cpp. Structs go in and out as JSON texts; each result comes in one call of `output`.
 
 // Templates, and what llama.cpp finds out by running them. In: {source, source_tool_use, bos, eos, add_bos, add_eos},

@@ -292,4 +292,14 @@ ggml_status hobbit_compute_nodes(ggml_backend_t backend, ggml_cgraph * graph, in
     return status;
 }
 
+int32_t hobbit_n_uses(const ggml_cgraph * graph, const ggml_tensor * tensor) {
+    const ggml_hash_set & seen = graph->visited_hash_set;
+    if (seen.size == 0 || graph->use_counts == nullptr) {
+        return -1;
+    }
+    const size_t place = ggml_hash_find(&seen, tensor);
+    const bool is_known = place != GGML_HASHSET_FULL && ggml_bitset_get(seen.used, place);
+    return is_known ? graph->use_counts[place] : -1;
+}
+
 } // extern "C"

@@ -3,8 +3,9 @@
 //! stop at the first missing slice.
 //!
 //! Intermediate results live in scratch, one row per use, in the order in which experts begin. llama.cpp may have
-//! planned their own memory for its later nodes too, which run earlier here than it expects. A row's bits do not depend
-//! on neighbouring rows, and all rows of an expert go through one product, as elsewhere.
+//! planned their own memory for its later nodes too, which run earlier here than it expects. So a chain writes nothing
+//! of llama.cpp's before its end, and then only the last result: no other result may be read outside of it. A row's
+//! bits do not depend on neighbouring rows, and all rows of an expert go through one product, as elsewhere.
 
 use std::ops::Range;
 use std::slice;
@@ -387,7 +388,9 @@ impl ExpertBackend {
 
 impl Chain {
     /// The chain that a segment begins with. `shape`: experts per token, and tokens. `kind_of`: the matrix that a node
-    /// multiplies by, if it is a product. `None` if a node between the products is not computed row by row.
+    /// multiplies by, if it is a product. `n_uses`: how many times the graph's nodes read a tensor, those of other
+    /// splits included. `None` if a node between the products is not computed row by row, or if a node outside of the
+    /// chain reads a result that stays in scratch.
     ///
     /// # Safety
     /// Nodes of a live graph; `nodes[0]` is a product.
@@ -395,6 +398,7 @@ impl Chain {
         nodes: &[*mut ggml_tensor],
         shape: [usize; 2],
         kind_of: impl Fn(*mut ggml_tensor) -> Option<SliceKind>,
+        n_uses: impl Fn(*mut ggml_tensor) -> Option<usize>,
     ) -> Option<Self> {
         let mut chain = Self { links: Vec::new(), inputs: Vec::new(), n_nodes: 0, shape, n_floats: 0 };
         // SAFETY: by the caller; sources of live nodes are live.
@@ -422,15 +426,17 @@ impl Chain {
                 chain.links.push(Link { node, kind, operands, start: chain.n_floats });
                 chain.n_floats += chain.links[chain.links.len() - 1].stride() * chain.n_rows();
             }
-            // Nodes after the chain cannot read results that stay in scratch.
+            // All results but the last one stay in scratch, where nodes outside of the chain do not find them.
+            let inside = &nodes[..chain.n_nodes];
             let result = root(chain.links.last()?.node);
-            let is_inner = |&source: &*mut ggml_tensor| {
-                !source.is_null()
-                    && root(source) != result
-                    && chain.links.iter().any(|link| root(link.node) == root(source))
+            let n_inside = |tensor| inside.iter().flat_map(|&node| (*node).src).filter(|&src| src == tensor).count();
+            let is_inner = |&&node: &&*mut ggml_tensor| {
+                root(node) != result && chain.links.iter().any(|link| root(link.node) == root(node))
             };
-            let is_read = nodes[chain.n_nodes..].iter().any(|&node| (*node).src.iter().any(is_inner));
-            (!is_read).then_some(chain)
+            let stays = |&node: &*mut ggml_tensor| {
+                (*node).flags & llama::GGML_TENSOR_FLAG_OUTPUT as i32 == 0 && n_uses(node) == Some(n_inside(node))
+            };
+            inside.iter().filter(is_inner).all(stays).then_some(chain)
         }
     }
 

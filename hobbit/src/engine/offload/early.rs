@@ -14,9 +14,8 @@ use ggml_sys::llama::{self, ggml_backend_dev_t, ggml_tensor};
 
 use super::helper::Node;
 use super::launch::{Launch, look_up};
-use crate::engine::gates::overlap;
 use crate::engine::ggml::{Buffer, Context, Event, Events, Stream};
-use crate::engine::graph::tensor_at;
+use crate::engine::graph::{overlap, tensor_at};
 use crate::engine::split::Failed;
 use crate::engine::tier::{SlotsOfLayer, Tier};
 use hobbit_core::residency::Layout;

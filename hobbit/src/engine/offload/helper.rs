@@ -12,7 +12,7 @@ use ggml_sys::llama::{self, ggml_tensor};
 
 use crate::engine::compute::{Chain, ExpertBackend};
 use crate::engine::ggml::{Buffer, Stream};
-use crate::engine::graph::tensor_at;
+use crate::engine::graph::{n_uses, tensor_at};
 use crate::engine::host_reads::ShareView;
 use crate::engine::split::Failed;
 use hobbit_core::expert::SliceKind;
@@ -43,17 +43,18 @@ pub(super) struct HostChain {
     _nodes: Vec<Box<ggml_tensor>>,
 }
 
-/// A region as a chain; `None` if the helper cannot compute it row by row.
+/// A region of a graph as a chain; `None` if the helper cannot compute it row by row.
 ///
 /// # Safety
-/// Nodes of a live graph, the first of which is a product.
-pub(super) unsafe fn chain_of(region: &[Node], routing: &Routing) -> Option<Chain> {
+/// Nodes of the live graph, the first of which is a product.
+pub(super) unsafe fn chain_of(graph: *const llama::ggml_cgraph, region: &[Node], routing: &Routing) -> Option<Chain> {
     let nodes: Vec<_> = region.iter().map(|(node, _)| *node).collect();
     let kind_of = |node| region.iter().find(|(own, _)| *own == node).and_then(|(_, kind)| *kind);
     let shape = [routing.n_used, routing.n_tokens];
     // SAFETY: by the caller; sources of live nodes are live.
     unsafe {
-        let chain = Chain::of(&nodes, shape, kind_of).filter(|chain| chain.reads_only((*nodes[0]).src[1]))?;
+        let chain = Chain::of(&nodes, shape, kind_of, |node| n_uses(graph, node))?;
+        let chain = Some(chain).filter(|chain| chain.reads_only((*nodes[0]).src[1]))?;
         let reads_leaf = |&node: &*mut ggml_tensor| {
             (*node).op != llama::GGML_OP_ADD_ID || (*(*node).src[1]).op == llama::GGML_OP_NONE
         };

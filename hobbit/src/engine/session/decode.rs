@@ -161,6 +161,7 @@ impl Session {
             missed: after.missed - before.missed,
             rerouted: after.rerouted - before.rerouted,
             upgrades: after.upgrades - before.upgrades,
+            in_order: after.in_order - before.in_order,
         };
         if let Some(speculator) = &mut self.speculator {
             let cost = PhaseStats { seconds: with_follower, ..cost };

@@ -44,8 +44,10 @@ impl Nodes {
 
     fn chain(&self, nodes: &[*mut ggml_tensor]) -> Option<Chain> {
         let kind_of = |node| self.products.iter().find(|(product, _)| *product == node).map(|(_, kind)| *kind);
+        let all: Vec<ggml_tensor> = self.all.iter().map(|node| **node).collect();
+        let n_uses = |tensor| Some(all.iter().flat_map(|node| node.src).filter(|&source| source == tensor).count());
         // SAFETY: the nodes are live as long as `self`.
-        unsafe { Chain::of(nodes, [2, self.n_tokens.max(1)], kind_of) }
+        unsafe { Chain::of(nodes, [2, self.n_tokens.max(1)], kind_of, n_uses) }
     }
 }
 
@@ -78,9 +80,12 @@ fn gate_up_and_down_with_biases_are_one_chain() {
     assert_eq!((chain.n_floats, chain.links[4].start), (8 + 4 * 8 + 16, 8 + 4 * 8));
     assert_eq!(rows(&chain, 3, 0), (24, 4, 4));
     assert_eq!(rows(&chain, 3, 1), (8, 4, 4));
-    // A later node would lack the intermediate result it reads.
-    let late = nodes.tensor(llama::GGML_OP_SQR, [4, 2], &[glu]);
-    assert!(nodes.chain(&[up, gate, biased, glu, down, late]).is_none());
+    // A node of another split would lack the intermediate result that it reads, and so would one that reads a view.
+    let view = nodes.view(glu, llama::GGML_OP_VIEW, 2, 0);
+    let with_view = [up, gate, biased, glu, view, down];
+    assert!(nodes.chain(&all).is_none() && nodes.chain(&with_view).is_some());
+    nodes.tensor(llama::GGML_OP_SQR, [2, 2], &[view]);
+    assert!(nodes.chain(&with_view).is_none());
 }
 
 #[test]

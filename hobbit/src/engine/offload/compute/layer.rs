@@ -2,6 +2,7 @@
 //! helper computes its part beside it.
 
 use super::*;
+use crate::engine::graph::may_swap;
 use crate::engine::host_reads::{ShareView, host_bytes};
 use crate::engine::offload::helper::{HostChain, chain_of};
 use crate::engine::offload::launch::Members;
@@ -279,10 +280,11 @@ pub(super) struct Stage {
     plain: Vec<*mut ggml_tensor>,
 }
 
-/// Divides a region into stages.
+/// Divides a region into stages. A product joins the stage before it, and so is computed before that stage's other
+/// nodes, if neither its place in ggml's order nor its memory depends on them.
 ///
 /// # Safety
-/// Nodes of a live graph, the first of which is a product.
+/// Nodes of a live graph, allocated on one device, the first of which is a product.
 pub(super) unsafe fn stages(region: &[Node]) -> Vec<Stage> {
     let mut stages: Vec<Stage> = Vec::new();
     for &(node, kind) in region {
@@ -290,11 +292,10 @@ pub(super) unsafe fn stages(region: &[Node]) -> Vec<Stage> {
             stages.last_mut().expect("a region starts with a product").plain.push(node);
             continue;
         }
-        // SAFETY: sources of a live node are live.
-        let inputs = unsafe { [(*node).src[1], (*(*node).src[1]).view_src] };
         let is_apart = |stage: &&mut Stage| {
             let mut earlier = stage.products.iter().map(|(node, _)| node).chain(&stage.plain);
-            !earlier.any(|earlier| inputs.contains(earlier))
+            // SAFETY: by the caller.
+            earlier.all(|&earlier| unsafe { may_swap(earlier, node) })
         };
         match stages.last_mut().filter(is_apart) {
             Some(stage) => stage.products.push((node, kind)),
@@ -448,7 +449,7 @@ impl DeviceLayer<'_, '_> {
         }
         let routing = &selection.routing;
         // SAFETY: nodes of a live graph.
-        let chain = unsafe { chain_of(region, routing)? };
+        let chain = unsafe { chain_of(self.region.graph, region, routing)? };
         let score = |pair: &Pair| {
             let position = pair.token as usize * routing.n_used + pair.rank as usize;
             // The router's order replaces its weights if these were not read.
