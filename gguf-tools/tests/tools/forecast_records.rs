@@ -160,11 +160,11 @@ fn forecasts_come_near_measured_runs() {
             false => (Expectation::untrained(shape.n_expert()).expected, "decode, random weights"),
         };
         let room = rooms(&shape, &host, &Task { n_ctx, n_prompt: prompt.max(1) }).unwrap();
-        let products = Products::of(&shape, &host, &room, &locality, prompt.into());
+        let products = Products::of(&shape, &host, &room, prompt.into());
         let own = Locality::new([(room.share(&shape), 1.0 - missed)]);
         let start = Start::Cold { n_prompt: prompt, n_decoded: decoded.min(DECODED_MAX) };
-        let whole = run(&shape, &room.slots, &locality, &products, disk, start);
-        let timed = run(&shape, &room.slots, &own, &products, disk, Start::Warm);
+        let whole = run(&shape, &room, &locality, &products, disk, start);
+        let timed = run(&shape, &room, &own, &products, disk, Start::Warm);
         let share = record.number("hobbit_n_slots").unwrap() / record.number("hobbit_n_experts").unwrap();
         for (what, ratio) in [
             ("slots, by the plan", room.share(&shape) / share),

@@ -130,6 +130,21 @@ fn wrong_usage_and_hopeless_forecasts_are_refused() {
     refused(1, &forecast(&["--ram", "4GiB", word(&path)]), "a dense model");
 }
 
+/// Experts in a GPU's memory are not read.
+#[test]
+fn a_larger_gpu_reads_less() {
+    let read = |gpu: &[&str]| {
+        let machine = ["--json", "--shape", "gpt-oss-120b", "--ram", "8GiB"];
+        let report = json(&forecast(&[&machine, gpu].concat()));
+        report["forecast"]["expected"]["bytes_read"].as_f64().unwrap()
+    };
+    let read = [&[][..], &["--gpu", "8GiB@250GB/s"], &["--gpu", "24GiB@1TB/s"], &["--gpu", "48GiB@1TB/s"]].map(read);
+    assert!(read.is_sorted_by(|a, b| *b < 0.9 * a), "{read:?}");
+    let all = json(&forecast(&["--json", "--shape", "gpt-oss-120b", "--ram", "8GiB", "--gpu", "80GiB@2TB/s"]));
+    assert_eq!(all["forecast"]["expected"]["bytes_read"], 0.0);
+    assert_eq!(all["forecast"]["share"], 1.0);
+}
+
 /// If stdout, or both streams, have no reader, as in `gguf-tools inspect model.gguf | head`: status 0, and no message.
 #[test]
 fn a_closed_pipe_ends_a_tool_in_silence() {

@@ -57,6 +57,12 @@ fn grid() -> impl Iterator<Item = f64> {
     (1..100).map(|percent| f64::from(percent) / 100.0)
 }
 
+/// Tokens are drawn until the host beside a device has taken this many times its slots, and depends no longer on its
+/// contents at the beginning, or until these steps over experts are spent.
+const SETTLING_TURNS: usize = 4;
+const SETTLING_STEPS: usize = 1 << 22;
+const SETTLING_SEED: u64 = 17;
+
 /// One layer's experts and how they are drawn.
 #[derive(Clone, Debug)]
 pub(super) struct LayerRoutes {
@@ -91,6 +97,34 @@ impl LayerRoutes {
     /// The experts used last, last used first.
     pub(super) fn latest(&self, n: usize) -> &[u16] {
         &self.stack[..n.min(self.stack.len())]
+    }
+
+    /// Contents of a host with `n_host` slots beside a device with `n_device`, after many tokens: places in the stack,
+    /// last used first. The device holds the experts used last; the host sees uses of the others only.
+    pub(super) fn beside_device(mut self, n_host: usize, n_device: usize) -> Vec<usize> {
+        let n_expert = self.stack.len();
+        let (on_device, others) = self.stack.split_at(n_device.min(n_expert));
+        let mut host: Vec<u16> = others.iter().chain(on_device).take(n_host).copied().collect();
+        let mut random = Random::new(SETTLING_SEED);
+        let mut chosen = Vec::new();
+        // Without evictions nothing changes, and without a device the host holds the experts used last.
+        let is_settled = n_device == 0 || n_device >= n_expert || n_host == 0 || n_host >= n_expert;
+        let mut left = if is_settled { 0 } else { SETTLING_STEPS / (n_expert * self.n_used.max(1)) };
+        let mut n_seen = 0;
+        while left > 0 && n_seen < SETTLING_TURNS * n_host {
+            left -= 1;
+            let on_device = self.stack[..n_device].to_vec();
+            chosen.clear();
+            self.token(&mut random, &mut chosen);
+            for expert in chosen.iter().filter(|expert| !on_device.contains(expert)) {
+                n_seen += 1;
+                host.retain(|other| other != expert);
+                host.insert(0, *expert);
+                host.truncate(n_host);
+            }
+        }
+        let place = |expert: &u16| self.stack.iter().position(|other| other == expert);
+        host.iter().filter_map(place).collect()
     }
 
     /// The next token's experts, `[n_used]`, all different.

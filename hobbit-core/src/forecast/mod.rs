@@ -13,6 +13,9 @@
 //! Time of a token: weights by memory bandwidth (or by the measured speed of products of their type),
 //! [`EXPERT_SECONDS`] for each expert, reads by the disk's speed as far as they do not overlap with products, and
 //! memory bandwidth once more for the bytes that arrive.
+//!
+//! A GPU's slots and the host's count both: an expert on the GPU is not read, and does not count as used on the host,
+//! where it ages. One that the GPU has evicted is read again if the host has evicted it too.
 
 mod known;
 mod locality;
@@ -30,14 +33,14 @@ use crate::gguf::GgmlType;
 use crate::options::DeviceOptions;
 use crate::plan::{
     Budget, DevicePlan, DevicePlanInput, ExpertCache, LowShare, MemoryLimits, MemoryPlan, Needs, PlanError, PlanInput,
-    Room, RunMode,
+    PoolPlan, Room, RunMode,
 };
 
 pub use known::{Expectation, Known, TRAINED, UNTRAINED};
 pub use locality::Locality;
 use shape::UBATCH_TOKENS;
 pub use shape::{ExpertLayer, Shape, ShapeError, TypeBytes};
-pub use steady::{FirstToken, Products, Run, Start, run};
+pub use steady::{FirstToken, Products, Run, Start, routes, run};
 
 /// Approximate number of expert uses simulated for one figure: more change only the last digit.
 pub const USES_SIMULATED: u64 = 16_384;
@@ -115,21 +118,21 @@ pub enum ForecastError {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Speed {
     pub tokens_per_second: f64,
-    /// Share of needed experts that are resident, 0..=1.
+    /// Share of needed experts that are in memory, the GPU's or the host's, 0..=1.
     pub hit_rate: f64,
     pub bytes_read: f64,
-    /// Seconds of all products of a token if nothing is missing.
+    /// Seconds of all products of a token without waits for reads.
     pub products_seconds: f64,
     pub reading_seconds: f64,
 }
 
 impl Speed {
-    fn of(run: &Run, disk: f64, products: &Products) -> Self {
+    fn of(run: &Run, disk: f64) -> Self {
         Self {
             tokens_per_second: 1.0 / run.seconds.max(f64::MIN_POSITIVE),
             hit_rate: run.hit_rate,
             bytes_read: run.bytes_read,
-            products_seconds: products.token_seconds(),
+            products_seconds: run.products_seconds,
             reading_seconds: run.bytes_read / disk,
         }
     }
@@ -151,7 +154,7 @@ pub struct Forecast {
     /// Division of the memory; `None` if llama.cpp runs by itself.
     pub plan: Option<MemoryPlan>,
     pub device: Option<DevicePlan>,
-    /// Share of the experts that have slots while tokens decode, 0..=1.
+    /// Share of the experts that have room in memory while tokens decode, the GPU's and the host's together, 0..=1.
     pub share: f64,
     /// Warm, exact, with the mean of the recorded localities.
     pub expected: Speed,
@@ -169,18 +172,16 @@ pub struct Forecast {
 pub fn forecast(shape: &Shape, host: &Host, task: &Task, expectation: &Expectation) -> Result<Forecast, ForecastError> {
     check(host)?;
     let room = rooms(shape, host, task)?;
-    let products = Products::of(shape, host, &room, &expectation.expected, task.n_prompt.into());
-    let with = |locality: &Locality, disk: f64| {
-        let run = run(shape, &room.slots, locality, &products, disk, Start::Warm);
-        Speed::of(&run, disk, &products)
-    };
-    let expected = with(&expectation.expected, host.disk);
+    let products = Products::of(shape, host, &room, task.n_prompt.into());
+    let with =
+        |locality: &Locality| Speed::of(&run(shape, &room, locality, &products, host.disk, Start::Warm), host.disk);
+    let expected = with(&expectation.expected);
     Ok(Forecast {
         share: room.share(shape),
-        low: with(&expectation.low, host.disk),
-        high: with(&expectation.high, host.disk),
-        optimum: with(&expectation.optimum, host.disk),
-        random: with(&Locality::random(), host.disk),
+        low: with(&expectation.low),
+        high: with(&expectation.high),
+        optimum: with(&expectation.optimum),
+        random: with(&Locality::random()),
         first_token: FirstToken::of(shape, host, task, &room, &expectation.expected),
         expected,
         is_passthrough: room.plan.is_none(),
@@ -198,9 +199,9 @@ pub fn expected_speed(
 ) -> Result<(f64, Speed), ForecastError> {
     check(host)?;
     let room = rooms(shape, host, task)?;
-    let products = Products::of(shape, host, &room, &expectation.expected, task.n_prompt.into());
-    let run = run(shape, &room.slots, &expectation.expected, &products, host.disk, Start::Warm);
-    Ok((room.share(shape), Speed::of(&run, host.disk, &products)))
+    let products = Products::of(shape, host, &room, task.n_prompt.into());
+    let run = run(shape, &room, &expectation.expected, &products, host.disk, Start::Warm);
+    Ok((room.share(shape), Speed::of(&run, host.disk)))
 }
 
 fn check(host: &Host) -> Result<(), ForecastError> {
@@ -217,27 +218,30 @@ pub struct Rooms {
     /// `None` if everything fits and llama.cpp runs by itself.
     pub plan: Option<MemoryPlan>,
     pub device: Option<DevicePlan>,
-    /// Slots of each layer while tokens decode, in the order of [`Shape::layers`].
+    /// Slots of each layer on the host while tokens decode, in the order of [`Shape::layers`].
     pub slots: Vec<u32>,
+    /// Slots of each layer on the GPU; 0 without one.
+    pub device_slots: Vec<u32>,
 }
 
 impl Rooms {
-    /// Share of the experts that have slots in the host's memory while tokens decode, 0..=1.
+    /// Share of the experts that have room in memory while tokens decode, the GPU's and the host's together, 0..=1.
     pub fn share(&self, shape: &Shape) -> f64 {
         let all: u64 = shape.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
-        self.slots.iter().map(|n| u64::from(*n)).sum::<u64>() as f64 / all.max(1) as f64
+        let slots =
+            self.slots.iter().zip(&self.device_slots).map(|(host, device)| u64::from(*host) + u64::from(*device));
+        let with_room = shape.layers.iter().zip(slots).map(|(layer, slots)| slots.min(layer.n_expert.into()));
+        with_room.sum::<u64>() as f64 / all.max(1) as f64
     }
 
-    /// The same during a prompt.
+    /// The same of the host alone, during a prompt.
     fn prompt_share(&self) -> f64 {
         self.plan.as_ref().map_or(1.0, MemoryPlan::cache_share)
     }
 
-    /// Share of the experts that have slots on the GPU, 0..=1.
+    /// The same of the GPU alone.
     fn device_share(&self, shape: &Shape) -> f64 {
-        let all: u64 = shape.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
-        let slots = |plan: &DevicePlan| plan.pools.iter().map(|pool| u64::from(pool.n_slots)).sum::<u64>();
-        self.device.as_ref().map_or(0.0, |plan| slots(plan) as f64 / all.max(1) as f64)
+        Self { slots: vec![0; self.slots.len()], ..self.clone() }.share(shape)
     }
 }
 
@@ -248,6 +252,7 @@ pub fn rooms(shape: &Shape, host: &Host, task: &Task) -> Result<Rooms, ForecastE
         // Weights and KV cache are on the device already.
         (fixed.weights, fixed.kv) = (0, 0);
     }
+    let device_slots = slots_by_layer(shape, device.as_ref().map_or(&[], |plan| &plan.pools));
     let needs = Needs {
         mapped: shape.tensor_bytes,
         kv: fixed.kv,
@@ -257,13 +262,15 @@ pub fn rooms(shape: &Shape, host: &Host, task: &Task) -> Result<Rooms, ForecastE
     };
     if device.is_none() && RunMode::of(&needs, Room { bytes: host.memory, enforced: 0 }).is_passthrough() {
         let slots = shape.layers.iter().map(|layer| layer.n_expert.into()).collect();
-        return Ok(Rooms { plan: None, device, slots });
+        return Ok(Rooms { plan: None, device, slots, device_slots });
     }
-    let plan = MemoryPlan::new(&PlanInput {
+    let has_all = device.as_ref().is_some_and(|plan| plan.is_fully_resident);
+    let mut plan = MemoryPlan::new(&PlanInput {
         budget: Budget::Bytes(host.memory),
         limits: MemoryLimits::default(),
         overcommit: true,
-        expert_cache: ExpertCache::Auto,
+        // The host only passes on experts that the device keeps.
+        expert_cache: if has_all { ExpertCache::Bytes(0) } else { ExpertCache::Auto },
         low_share: LowShare::Auto,
         fixed,
         prompt_only: if device.is_some() { 0 } else { fixed.prompt_only(UBATCH_TOKENS as u32) },
@@ -272,8 +279,17 @@ pub fn rooms(shape: &Shape, host: &Host, task: &Task) -> Result<Rooms, ForecastE
         n_expert_used: shape.n_expert_used,
         staging: shape.staging,
     })?;
+    if has_all {
+        // Nothing is read twice, however few slots the host has.
+        plan.warning = None;
+    }
+    let slots = slots_by_layer(shape, plan.decode.as_ref().map_or(&plan.pools, |decode| &decode.pools));
+    Ok(Rooms { plan: Some(plan), device, slots, device_slots })
+}
+
+/// Divides the slots of each pool among its layers; 0 for layers of no planned pool.
+fn slots_by_layer(shape: &Shape, pools: &[PoolPlan]) -> Vec<u32> {
     let mut slots = vec![0; shape.layers.len()];
-    let pools = plan.decode.as_ref().map_or(&plan.pools, |decode| &decode.pools);
     for (pool, planned) in pools.iter().enumerate() {
         let members: Vec<usize> = (0..slots.len()).filter(|at| shape.layers[*at].pool == pool).collect();
         let demand = |at: &usize| LayerDemand {
@@ -286,7 +302,7 @@ pub fn rooms(shape: &Shape, host: &Host, task: &Task) -> Result<Rooms, ForecastE
             slots[at] = n;
         }
     }
-    Ok(Rooms { plan: Some(plan), device, slots })
+    slots
 }
 
 /// Plan with all ordinary weights and the context on the device; `None` if they do not fit, and the GPU stays unused.

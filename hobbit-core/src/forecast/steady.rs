@@ -10,7 +10,7 @@ use super::shape::{Shape, UBATCH_TOKENS};
 use super::{EXPERT_SECONDS, FRESH_SECONDS_PER_BYTE, Host, OPERATIONS_PER_BYTE, Rooms, Task, USES_SIMULATED};
 use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Version};
-use crate::sim::{Batch, Budget, Compute, Config, Event, Eviction, LinkModel, Recording, Slots, replay};
+use crate::sim::{Batch, Budget, Compute, Config, Device, Event, Eviction, LinkModel, Recording, Slots, replay};
 use crate::trace::{Header, Layer, LayerRecord, ModelDescription, Phase, ResidentsRecord};
 
 const SEED: u64 = 15;
@@ -21,7 +21,10 @@ const TOKENS: (u64, u64) = (8, 64);
 pub struct Products {
     /// Time of a layer besides its experts; parts outside of layers are divided among them.
     pub layer_seconds: f64,
+    /// Time of an expert on the CPU.
     pub expert_seconds: f64,
+    /// Time of an expert that is on the GPU.
+    pub device_expert_seconds: f64,
     pub n_layers: u64,
     pub n_used: u64,
     /// Seconds of memory bandwidth per byte that arrives.
@@ -29,9 +32,8 @@ pub struct Products {
 }
 
 impl Products {
-    /// Times for a model on a machine with `n_past` tokens, whose keys and values are read for each new one. The GPU
-    /// holds as much as has room; `locality` gives its hit rate.
-    pub fn of(shape: &Shape, host: &Host, rooms: &Rooms, locality: &Locality, n_past: u64) -> Self {
+    /// Times for a model on a machine with `n_past` tokens, whose keys and values are read for each new one.
+    pub fn of(shape: &Shape, host: &Host, rooms: &Rooms, n_past: u64) -> Self {
         let past = shape.kv_bytes_per_token.saturating_mul(n_past) as f64;
         let n_layers = shape.layers.len().max(1) as u64;
         let n_used = shape
@@ -40,29 +42,22 @@ impl Products {
             .map(|layer| u64::from(layer.n_expert.min(shape.n_expert_used.min(u16::MAX.into()) as u16)));
         let uses = n_used.sum::<u64>().max(1);
         let on_cpu = host.cpu.seconds(&shape.experts_per_token) / uses as f64 + EXPERT_SECONDS;
-        let (ordinary, experts) = match (host.device, &rooms.device) {
+        let (ordinary, on_device) = match (host.device, &rooms.device) {
             (Some(device), Some(_)) => {
                 let seconds = |weights: &BTreeMap<_, u64>| weights.values().sum::<u64>() as f64 / device.bandwidth;
-                let there = locality.hit(rooms.device_share(shape));
                 let on_device = seconds(&shape.experts_per_token) / uses as f64 + EXPERT_SECONDS;
-                (
-                    seconds(&shape.ordinary_per_token) + past / device.bandwidth,
-                    there * on_device.min(on_cpu) + (1.0 - there) * on_cpu,
-                )
+                (seconds(&shape.ordinary_per_token) + past / device.bandwidth, on_device.min(on_cpu))
             }
             _ => (host.cpu.seconds(&shape.ordinary_per_token) + past / host.cpu.memory, on_cpu),
         };
         Self {
             layer_seconds: ordinary / n_layers as f64,
-            expert_seconds: experts,
+            expert_seconds: on_cpu,
+            device_expert_seconds: on_device,
             n_layers,
             n_used: uses.div_ceil(n_layers),
             arrival_seconds: 1.0 / host.cpu.memory,
         }
-    }
-
-    pub fn token_seconds(&self) -> f64 {
-        self.n_layers as f64 * (self.layer_seconds + self.n_used as f64 * self.expert_seconds)
     }
 }
 
@@ -82,25 +77,34 @@ pub enum Start {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Run {
     pub seconds: f64,
+    /// The part of `seconds` without waits for reads and costs of their arrival.
+    pub products_seconds: f64,
     pub bytes_read: f64,
-    /// Share of needed experts that were resident, 0..=1.
+    /// Share of needed experts that were in memory, the GPU's or the host's, 0..=1.
     pub hit_rate: f64,
 }
 
-/// Replays tokens with a locality, these slots for each layer, and a disk with this many bytes per second.
-pub fn run(shape: &Shape, slots: &[u32], locality: &Locality, products: &Products, disk: f64, start: Start) -> Run {
+/// Replays tokens with a locality, the slots of `rooms`, and a disk with this many bytes per second.
+pub fn run(shape: &Shape, rooms: &Rooms, locality: &Locality, products: &Products, disk: f64, start: Start) -> Run {
     let per_token = (products.n_layers * products.n_used).max(1);
     let (n_prompt, n_decoded) = match start {
         Start::Warm => (0, tokens_simulated(per_token)),
         Start::Cold { n_prompt, n_decoded } => (n_prompt, n_decoded.max(1).into()),
     };
-    let recording = recording(shape, slots, locality, start == Start::Warm, n_prompt, n_decoded);
+    let (recording, residents) = recording(shape, rooms, locality, start == Start::Warm, n_prompt, n_decoded);
+    let slots = &rooms.slots;
+    let device = rooms.device_slots.iter().any(|n| *n > 0).then(|| Device {
+        slots: rooms.device_slots.clone(),
+        residents,
+        expert_seconds: products.device_expert_seconds,
+    });
     let config = Config {
         eviction: Eviction::Policy(PolicyKind::Lru),
         budget: Budget::Recorded,
         slots: Slots::default(),
         link: LinkModel { bytes_per_second: disk, ..LinkModel::default() },
         compute: Compute::Given { layer_seconds: products.layer_seconds, expert_seconds: products.expert_seconds },
+        device,
         ..Config::recorded(&recording).expect("the header has defaults")
     };
     let outcome = replay(&recording, &config, &mut |_, _, _| {}).expect("only low versions can be lacking");
@@ -122,6 +126,7 @@ pub fn run(shape: &Shape, slots: &[u32], locality: &Locality, products: &Product
     };
     Run {
         seconds: decode.seconds / tokens + bytes_read * products.arrival_seconds + fresh * FRESH_SECONDS_PER_BYTE,
+        products_seconds: (decode.seconds - decode.stall_seconds) / tokens,
         bytes_read,
         hit_rate: decode.hits as f64 / uses,
     }
@@ -131,14 +136,22 @@ pub(super) fn tokens_simulated(uses_per_token: u64) -> u64 {
     (USES_SIMULATED / uses_per_token.max(1)).clamp(TOKENS.0, TOKENS.1)
 }
 
+/// The routes that [`run`] draws for [`Start::Cold`] without a prompt.
+pub fn routes(shape: &Shape, locality: &Locality, n_decoded: u64) -> Recording {
+    let slots = vec![0; shape.layers.len()];
+    let rooms = Rooms { plan: None, device: None, device_slots: slots.clone(), slots };
+    recording(shape, &rooms, locality, false, 0, n_decoded).0
+}
+
+/// Draws tokens, and what the GPU's slots hold before the first one.
 pub(super) fn recording(
     shape: &Shape,
-    slots: &[u32],
+    rooms: &Rooms,
     locality: &Locality,
     is_warm: bool,
     n_prompt: u32,
     n_decoded: u64,
-) -> Recording {
+) -> (Recording, Vec<Version>) {
     let mut random = Random::new(SEED);
     let n_used = shape.n_expert_used;
     let mut routes: Vec<LayerRoutes> =
@@ -151,12 +164,20 @@ pub(super) fn recording(
         slots_high: *slots,
         ..Layer::default()
     };
-    let layers: Vec<Layer> = shape.layers.iter().zip(slots).map(layer).collect();
-    let mut residents = Vec::new();
+    let layers: Vec<Layer> = shape.layers.iter().zip(&rooms.slots).map(layer).collect();
+    let (mut on_host, mut on_device) = (Vec::new(), Vec::new());
     if is_warm {
-        for ((routes, layer), n) in routes.iter().zip(&layers).zip(slots) {
-            let version = |index: &u16| Version::high(ExpertId { layer: layer.layer, index: *index });
-            residents.extend(routes.latest(*n as usize).iter().rev().map(version));
+        // Layers differ only in their random draws: one stands for all that are alike.
+        let mut known: BTreeMap<(u16, u32, u32), Vec<usize>> = BTreeMap::new();
+        for ((routes, layer), n_device) in routes.iter().zip(&layers).zip(&rooms.device_slots) {
+            let version = |index: u16| Version::high(ExpertId { layer: layer.layer, index });
+            let n_host = layer.slots_high;
+            on_device.extend(routes.latest(*n_device as usize).iter().rev().map(|index| version(*index)));
+            let places = known
+                .entry((layer.n_expert, n_host, *n_device))
+                .or_insert_with(|| routes.clone().beside_device(n_host as usize, *n_device as usize));
+            let experts = routes.latest(layer.n_expert.into());
+            on_host.extend(places.iter().rev().map(|place| version(experts[*place])));
         }
     }
     let mut batch = |phase, n_tokens: u32| {
@@ -178,13 +199,14 @@ pub(super) fn recording(
     }
     events.extend((0..n_decoded).map(|_| batch(Phase::Decode, 1)));
     let model = ModelDescription { name: shape.name.clone(), architecture: shape.architecture.clone(), layers };
-    Recording {
+    let recording = Recording {
         path: PathBuf::from("forecast"),
         header: Header { model, ..Header::default() },
-        start: ResidentsRecord { versions: residents, statistics: Vec::new() },
+        start: ResidentsRecord { versions: on_host, statistics: Vec::new() },
         events,
         truncated: None,
-    }
+    };
+    (recording, on_device)
 }
 
 /// Time to the first token of a model on an idle disk, in seconds.
@@ -206,7 +228,9 @@ impl FirstToken {
     /// A batch reads its experts that are not resident, each once; reads and products overlap. At first
     /// none is resident, and the memory of slots was never used.
     pub fn of(shape: &Shape, host: &Host, task: &Task, rooms: &Rooms, locality: &Locality) -> Self {
-        let share = rooms.prompt_share();
+        let on_host = rooms.prompt_share();
+        // A batch uses nearly all experts, and leaves those on the GPU there: the host keeps others.
+        let share = (on_host + rooms.device_share(shape)).min(1.0);
         let n_prompt = u64::from(task.n_prompt.max(1));
         let operations = host.cpu.operations.unwrap_or(OPERATIONS_PER_BYTE * host.cpu.memory);
         let (mut reading, mut products, mut prompt) = (0.0, 0.0, 0.0);
@@ -225,7 +249,7 @@ impl FirstToken {
             for first in [true, false] {
                 let times = if first { 1 } else { times - 1 } as f64;
                 let seconds = bytes * (1.0 - resident) / host.disk;
-                let fresh = if resident == 0.0 { bytes.min(share * shape.expert_bytes as f64) } else { 0.0 };
+                let fresh = if resident == 0.0 { bytes.min(on_host * shape.expert_bytes as f64) } else { 0.0 };
                 reading += times * seconds;
                 products += times * multiplying;
                 prompt += times * (seconds.max(multiplying) + fresh * FRESH_SECONDS_PER_BYTE);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::locality::{LayerRoutes, Random};
-use super::steady::{recording, tokens_simulated};
+use super::steady::tokens_simulated;
 use super::*;
 use crate::cache::policy::PolicyKind;
 use crate::gguf::{Gguf, HeaderBuilder};
@@ -157,6 +157,36 @@ fn a_gpu_that_holds_the_experts_used_most_is_not_slower() {
 }
 
 #[test]
+fn slots_of_the_gpu_and_of_the_host_both_count() {
+    let shape = shape(4, 64, 4);
+    let expectation = Expectation::of(64);
+    let with = |memory, gpu: u64| {
+        let device = Some(Device { memory: gpu, bandwidth: 1e12 }).filter(|_| gpu > 0);
+        expected_speed(&shape, &Host { device, ..host(memory) }, &TASK, &expectation).unwrap()
+    };
+    // As many slots on the GPU as on the host, and more.
+    let (_, alone) = with(120 * MIB, 0);
+    let by_gpu: Vec<_> = (4..14).map(|step| with(120 * MIB, step * 16 * MIB)).collect();
+    assert!(by_gpu[0].1.bytes_read < 0.9 * alone.bytes_read, "{alone:?} {by_gpu:?}");
+    assert!(by_gpu.is_sorted_by(|(_, a), (_, b)| b.bytes_read <= a.bytes_read), "{by_gpu:?}");
+    assert!(by_gpu.is_sorted_by(|(a, _), (b, _)| a <= b), "{by_gpu:?}");
+    let (share, all) = by_gpu[by_gpu.len() - 1];
+    assert_eq!((share, all.bytes_read, all.hit_rate), (1.0, 0.0, 1.0), "a slot for every expert");
+}
+
+/// Both memories begin with contents as after many tokens.
+#[test]
+fn a_warm_start_beside_a_gpu_is_steady() {
+    let shape = shape(2, 64, 4);
+    let curve = Expectation::of(64).expected;
+    let rooms = Rooms { plan: None, device: None, slots: vec![16; 2], device_slots: vec![16; 2] };
+    let products = Products::of(&shape, &host(GIB), &rooms, 0);
+    let bytes = |start| run(&shape, &rooms, &curve, &products, 2e9, start).bytes_read;
+    let (warm, long) = (bytes(Start::Warm), bytes(Start::Cold { n_prompt: 0, n_decoded: 4000 }));
+    assert!((warm / long - 1.0).abs() < 0.15, "{warm} {long}");
+}
+
+#[test]
 fn the_better_the_locality_the_faster() {
     let shape = shape(4, 128, 4);
     let forecast = forecast(&shape, &host(130 * MIB), &TASK, &Expectation::of(128)).unwrap();
@@ -180,7 +210,7 @@ fn curves_lie_between_nothing_and_everything() {
 fn drawn_routes_have_the_locality_they_were_drawn_from() {
     let shape = shape(3, 64, 4);
     let curve = Expectation::of(64).expected;
-    let drawn = recording(&shape, &[0, 0, 0], &curve, false, 0, 1200);
+    let drawn = routes(&shape, &curve, 1200);
     let lru = Config { eviction: Eviction::Policy(PolicyKind::Lru), ..Config::recorded(&drawn).unwrap() };
     for share in [0.0625, 0.125, 0.25, 0.5, 0.75] {
         let config = Config { budget: Budget::Percent(100.0 * share), ..lru.clone() };

@@ -1,12 +1,18 @@
-//! Division of a budget into slots per layer.
+//! Division of a budget into slots per layer, and their pools.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::cache::{Allocation, LayerDemand, allocate};
+use super::config::{Config, Slots};
+use crate::cache::{Allocation, LayerDemand, LayerLayout, PoolLayout, SliceKinds, allocate};
+use crate::expert::{ExpertId, Precision, SliceKind, Version};
+use crate::options::PrecisionMode;
 use crate::plan::ExpertCache;
 use crate::trace::{Header, Layer};
+
+/// Experts move as a whole: one slice stands for all of them.
+pub(super) const WHOLE: SliceKind = SliceKind::Gate;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Budget {
@@ -131,6 +137,42 @@ fn divide(layers: &[Layer], bytes: u64, size: impl Fn(&Layer) -> u64 + Copy, all
         }
     }
     slots
+}
+
+/// High and low slots of the host, layer by layer.
+pub(super) fn slots_of_host(header: &Header, config: &Config) -> Vec<LayerSlots> {
+    let low_percent = if config.mode == PrecisionMode::Dynamic { config.low_percent } else { 0.0 };
+    slots(header, config.budget, config.slots.allocation(), low_percent)
+}
+
+/// A pool for each layer and precision, with the layer's share of the slots. If high versions compete across layers,
+/// one pool for each of their sizes.
+pub(super) fn pools(header: &Header, config: &Config, slots: Vec<LayerSlots>) -> Vec<PoolLayout> {
+    let kinds = SliceKinds::from_iter([WHOLE]);
+    let mut pools = Vec::new();
+    for (layer, slots) in header.model.layers.iter().zip(slots) {
+        let mut pool = |precision, n_slots: u32| {
+            let of = |index| Version { expert: ExpertId { layer: layer.layer, index }, precision };
+            let members: Vec<Version> = (0..layer.n_expert).map(of).collect();
+            let n_slots = n_slots.min(layer.n_expert.into());
+            let layout = LayerLayout { layer: layer.layer, members, kinds };
+            let is_common = config.slots == Slots::Global && precision == Precision::High;
+            let bytes = is_common.then_some(layer.bytes_high);
+            let common = pools.iter_mut().find(|(of, _): &&mut (Option<u64>, PoolLayout)| is_common && *of == bytes);
+            match common {
+                Some((_, known)) => {
+                    known.layers.push(layout);
+                    known.n_slots += n_slots;
+                }
+                None => pools.push((bytes, PoolLayout { layers: vec![layout], n_slots, capacities: None, is_common })),
+            }
+        };
+        pool(Precision::High, slots.high);
+        if config.mode == PrecisionMode::Dynamic && layer.bytes_low > 0 {
+            pool(Precision::Low, slots.low);
+        }
+    }
+    pools.into_iter().map(|(_, pool)| pool).collect()
 }
 
 #[cfg(test)]

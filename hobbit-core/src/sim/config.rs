@@ -12,6 +12,7 @@ use super::link::LinkModel;
 use super::recording::Recording;
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
+use crate::expert::Version;
 use crate::load::prefetch::Pace;
 use crate::named::UnknownName;
 use crate::options::{self, PrecisionMode, VirtualExperts, VirtualUpdate};
@@ -109,6 +110,17 @@ pub enum Compute {
     },
 }
 
+/// A device that multiplies the experts it has; the CPU multiplies the others, which the device then keeps. It evicts
+/// by [`Config::eviction`], apart from the host.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Device {
+    /// Slots for high versions, by layer of the header.
+    pub slots: Vec<u32>,
+    /// Residents before the first batch, least recently used first.
+    pub residents: Vec<Version>,
+    pub expert_seconds: f64,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub eviction: Eviction,
@@ -138,6 +150,8 @@ pub struct Config {
     pub prefetch: Option<Prefetch>,
     pub link: LinkModel,
     pub compute: Compute,
+    /// `None`: all products run on the host's slots.
+    pub device: Option<Device>,
 }
 
 impl Config {
@@ -185,6 +199,7 @@ impl Config {
             predictor,
             link,
             compute: Compute::Recorded,
+            device: None,
         })
     }
 

@@ -9,7 +9,8 @@
 //! A replay drives the engine's own [`crate::residency`] with the recording in place of the router and a virtual link
 //! in place of the store. With the recording's own policy and slots it reproduces the recorded hit or miss of every
 //! expert if nothing depended on the speed of reads, and comes near otherwise. Simplifications: staging slots are
-//! unlimited and not used by prefetches, experts move as a whole, and tiers on devices are left out.
+//! unlimited and not used by prefetches, experts move as a whole, and a device ([`Config::device`]) gets copies at
+//! once. Traces record no device.
 //!
 //! Tokens may be rerouted ([`Config::rerouting`]) by the recorded scores. Such a replay is *open-loop*: another
 //! expert's output would have changed everything after it, but the recorded tokens stay the same. Experts without a
@@ -20,6 +21,7 @@
 
 mod budget;
 mod config;
+mod device;
 mod fit;
 mod link;
 mod outcome;
@@ -32,7 +34,7 @@ mod tests;
 use std::path::PathBuf;
 
 pub use budget::{Budget, BudgetError, LayerSlots, slots};
-pub use config::{Compute, Config, Eviction, PredictedBy, Prefetch, Slots};
+pub use config::{Compute, Config, Device, Eviction, PredictedBy, Prefetch, Slots};
 pub use fit::{FitGoal, Fitted, fit};
 pub use link::LinkModel;
 pub use outcome::{LayerOutcome, Outcome, PhaseOutcome, PrefetchOutcome, Shares};

@@ -3,14 +3,15 @@
 use std::convert::Infallible;
 
 use super::SimError;
-use super::budget::slots;
-use super::config::{Compute, Config, Eviction, PredictedBy, Prefetch, Slots};
+use super::budget::{LayerSlots, WHOLE, pools, slots_of_host};
+use super::config::{Compute, Config, Eviction, PredictedBy, Prefetch};
+use super::device::DeviceSlots;
 use super::link::Link;
 use super::outcome::{LayerOutcome, Observe, Outcome, Tally};
 use super::recall::{oracle, predict_shape};
 use super::recording::{Batch, Event, Recording, chosen, need_order, scores_at, summed_weights};
 use crate::cache::policy::{self, Belady, Hobbit, Policy, Shape, Upcoming};
-use crate::cache::{Cache, LayerLayout, PoolLayout, SavedCache, SliceKinds};
+use crate::cache::{Cache, SavedCache};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::prefetch::{Estimates, Governor, Pace, PrefetchOptions, Prefetcher, Windows};
 use crate::options::{PrecisionMode, PrecisionOptions};
@@ -26,9 +27,6 @@ use crate::trace::{Header, Layer, LayerRecord, ResidentsRecord};
 
 type Host<'a> = Residency<Link, Tally<'a>>;
 
-/// Experts move as a whole: one slice stands for all of them.
-const WHOLE: SliceKind = SliceKind::Gate;
-
 /// Replays a recording. `observe` is called for every needed expert with layer, expert, precision used, and whether it
 /// was a hit.
 pub fn replay(
@@ -40,7 +38,10 @@ pub fn replay(
     replay.warm_up();
     for event in &recording.events {
         match event {
-            Event::Sequence => replay.residency.begin_sequence(),
+            Event::Sequence => {
+                replay.residency.begin_sequence();
+                replay.device.iter_mut().for_each(|device| device.cache.begin_sequence());
+            }
             Event::Batch(batch) => replay.batch(batch),
         }
     }
@@ -52,6 +53,7 @@ struct Replay<'a> {
     recording: &'a Recording,
     config: &'a Config,
     residency: Host<'a>,
+    device: Option<DeviceSlots>,
     selection: Selection,
 }
 
@@ -67,16 +69,21 @@ impl<'a> Replay<'a> {
             return Err(SimError::NoScores { path: recording.path.clone() });
         }
         let low_cost = if low > 0 { low as f64 / high as f64 } else { 1.0 };
-        let pools = pools(header, config);
         let n_layers = layers.last().map_or(0, |layer| layer.layer.saturating_add(1));
-        let policy: Box<dyn Policy> = match config.eviction {
-            Eviction::Policy(kind) => {
-                policy::build(kind, &config.weights, Shape { n_layers, low_cost: low_cost as f32 })
+        let policy = || -> Box<dyn Policy> {
+            match config.eviction {
+                Eviction::Policy(kind) => {
+                    policy::build(kind, &config.weights, Shape { n_layers, low_cost: low_cost as f32 })
+                }
+                Eviction::Belady => Box::new(Belady::new(uses_to_come(recording, config), low_cost as f32)),
+                Eviction::LfuOfModel => Box::new(Hobbit::lfu_of_model(n_layers)),
             }
-            Eviction::Belady => Box::new(Belady::new(uses_to_come(recording, config), low_cost as f32)),
-            Eviction::LfuOfModel => Box::new(Hobbit::lfu_of_model(n_layers)),
         };
-        let cache = Cache::new(pools, policy);
+        let cache = Cache::new(pools(header, config, slots_of_host(header, config)), policy());
+        let device = config.device.as_ref().map(|device| {
+            let slots = device.slots.iter().map(|high| LayerSlots { high: *high, low: 0 }).collect();
+            DeviceSlots::new(Cache::new(pools(header, config, slots), policy()), device)
+        });
         let of_layer = |layer: &Layer| LayerOutcome {
             layer: layer.layer,
             slots: cache.capacity_of_layer(layer.layer, Precision::High),
@@ -99,7 +106,7 @@ impl<'a> Replay<'a> {
             let n_used = layers.iter().map(|layer| usize::from(layer.n_used)).max().unwrap_or(0);
             residency.keep_virtual_experts(VirtualExpertsOptions { n_used, update, norms: Vec::new() });
         }
-        Ok(Self { recording, config, residency, selection: Selection::default() })
+        Ok(Self { recording, config, residency, device, selection: Selection::default() })
     }
 
     /// Makes the recorded initial residents resident, as far as there are slots. A policy of the recorded kind also
@@ -118,11 +125,13 @@ impl<'a> Replay<'a> {
         let before = (self.residency.counters().rerouted, self.residency.reads().bytes);
         self.residency.observer_mut().phase = batch.phase;
         self.residency.begin_batch(batch.phase, batch.n_tokens);
+        self.device.iter_mut().for_each(|device| device.cache.begin_batch(!batch.phase.is_decode()));
         for record in &batch.layers {
             self.layer(batch, record);
         }
         let seconds = self.residency.reads().seconds() - started;
         self.residency.end_batch(batch.phase, batch.n_tokens, seconds);
+        self.device.iter_mut().for_each(|device| device.cache.end_batch(batch.n_tokens));
         let (rerouted, bytes) =
             (self.residency.counters().rerouted - before.0, self.residency.reads().bytes - before.1);
         let phase = self.residency.observer_mut().outcome.phase_mut(batch.phase);
@@ -132,12 +141,13 @@ impl<'a> Replay<'a> {
     }
 
     fn layer(&mut self, batch: &Batch, record: &LayerRecord) {
-        let Self { recording, config, residency, selection } = self;
+        let Self { recording, config, residency, device, selection } = self;
         let layer_seconds = match config.compute {
             Compute::Recorded => batch.other_seconds_per_layer(),
             Compute::Given { layer_seconds, .. } => layer_seconds,
         };
-        let mut layer = RecordedLayer { recording, config, record, phase: batch.phase, layer_seconds, rerouted: None };
+        let (phase, device) = (batch.phase, device.as_mut());
+        let mut layer = RecordedLayer { recording, config, record, phase, device, layer_seconds, rerouted: None };
         let Ok(()) = run_layer(&mut layer, residency, selection);
     }
 
@@ -153,13 +163,18 @@ struct RecordedLayer<'a> {
     config: &'a Config,
     record: &'a LayerRecord,
     phase: Phase,
+    device: Option<&'a mut DeviceSlots>,
     /// Seconds of what is no product of experts.
     layer_seconds: f64,
     /// The weights of rerouted tokens, `[n_tokens][n_used]`.
     rerouted: Option<Vec<f32>>,
 }
 
-impl DeviceResidency for RecordedLayer<'_> {}
+impl DeviceResidency for RecordedLayer<'_> {
+    fn has(&self, version: Version) -> bool {
+        self.device.as_ref().is_some_and(|device| device.cache.lookup(version).is_some())
+    }
+}
 
 impl Router for RecordedLayer<'_> {
     type Error = Infallible;
@@ -209,6 +224,9 @@ impl residency::Compute<Link, Tally<'_>> for RecordedLayer<'_> {
         pass(residency, self.layer_seconds);
         residency.catch_up();
         select(selection, self.recording, self.phase, self.record);
+        if let Some(device) = &mut self.device {
+            device.cache.begin_layer(self.record.layer, self.record.n_tokens);
+        }
         Ok(())
     }
 
@@ -245,12 +263,23 @@ impl residency::Compute<Link, Tally<'_>> for RecordedLayer<'_> {
         Some(self.layer_seconds + self.expert_seconds(n_experts) * n_experts as f64)
     }
 
-    /// Multiplies resident experts first, then each expert when its read completes.
-    fn products(&mut self, residency: &mut Host<'_>, _: &Selection, step: &LayerStep) -> Result<(), Infallible> {
+    /// Multiplies resident experts first, those on the device before others, then each expert when its read completes.
+    fn products(
+        &mut self,
+        residency: &mut Host<'_>,
+        selection: &Selection,
+        step: &LayerStep,
+    ) -> Result<(), Infallible> {
         let seconds = self.expert_seconds(step.used.len());
+        if let Some(device) = &mut self.device {
+            device.use_experts(selection, step);
+            let n_there = step.used.iter().filter(|used| used.is_on_device).count();
+            pass(residency, device.expert_seconds * n_there as f64);
+        }
         let mut stalled = 0.0;
+        let elsewhere = step.used.iter().filter(|used| !used.is_on_device);
         let mut left: Vec<(Used, SliceId)> =
-            step.used.iter().map(|&used| (used, SliceId { version: step.version(used), kind: WHOLE })).collect();
+            elsewhere.map(|&used| (used, SliceId { version: step.version(used), kind: WHOLE })).collect();
         while !left.is_empty() {
             residency.poll();
             let is_there = |(used, slice): &(Used, SliceId)| residency.locate(*slice, *used) != Place::Pending;
@@ -391,36 +420,4 @@ fn uses_to_come(recording: &Recording, config: &Config) -> Vec<Upcoming> {
         }));
     }
     uses
-}
-
-/// A pool for each layer and precision, with the layer's share of the slots. If high versions compete across layers,
-/// one pool for each of their sizes.
-fn pools(header: &Header, config: &Config) -> Vec<PoolLayout> {
-    let low_percent = if config.mode == PrecisionMode::Dynamic { config.low_percent } else { 0.0 };
-    let slots = slots(header, config.budget, config.slots.allocation(), low_percent);
-    let kinds = SliceKinds::from_iter([WHOLE]);
-    let mut pools = Vec::new();
-    for (layer, slots) in header.model.layers.iter().zip(slots) {
-        let mut pool = |precision, n_slots: u32| {
-            let of = |index| Version { expert: ExpertId { layer: layer.layer, index }, precision };
-            let members: Vec<Version> = (0..layer.n_expert).map(of).collect();
-            let n_slots = n_slots.min(layer.n_expert.into());
-            let layout = LayerLayout { layer: layer.layer, members, kinds };
-            let is_common = config.slots == Slots::Global && precision == Precision::High;
-            let bytes = is_common.then_some(layer.bytes_high);
-            let common = pools.iter_mut().find(|(of, _): &&mut (Option<u64>, PoolLayout)| is_common && *of == bytes);
-            match common {
-                Some((_, known)) => {
-                    known.layers.push(layout);
-                    known.n_slots += n_slots;
-                }
-                None => pools.push((bytes, PoolLayout { layers: vec![layout], n_slots, capacities: None, is_common })),
-            }
-        };
-        pool(Precision::High, slots.high);
-        if config.mode == PrecisionMode::Dynamic && layer.bytes_low > 0 {
-            pool(Precision::Low, slots.low);
-        }
-    }
-    pools.into_iter().map(|(_, pool)| pool).collect()
 }

@@ -1,5 +1,6 @@
 //! Replays checked against caches driven directly, exhaustive search, and arithmetic.
 
+mod device;
 mod rerouting;
 
 use std::path::Path;

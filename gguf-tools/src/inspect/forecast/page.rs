@@ -88,6 +88,7 @@ fn machine(out: &mut String, report: &Report) -> std::fmt::Result {
 
 fn speeds(out: &mut String, report: &Report, forecast: &Forecast) -> std::fmt::Result {
     let Forecast { expected, low, high, .. } = forecast;
+    let of_experts = |bytes: u64| Percent(bytes as f64 / report.model.expert_bytes.max(1) as f64);
     writeln!(out)?;
     match &forecast.plan {
         None => writeln!(out, "fits           all of it: llama.cpp runs by itself")?,
@@ -101,7 +102,7 @@ fn speeds(out: &mut String, report: &Report, forecast: &Forecast) -> std::fmt::R
                 out,
                 "memory         {} of experts ({:.0}), {} of all else",
                 Bytes(cache),
-                Percent(forecast.share),
+                of_experts(cache),
                 Bytes(beside)
             )?;
             if let Some(warning) = &plan.warning {
@@ -115,7 +116,12 @@ fn speeds(out: &mut String, report: &Report, forecast: &Forecast) -> std::fmt::R
     }
     match (&forecast.device, report.machine.host.device) {
         (Some(plan), _) => {
-            writeln!(out, "GPU            {} of experts, all ordinary weights and the context", Bytes(plan.cache))?;
+            writeln!(
+                out,
+                "GPU            {} of experts ({:.0}), all ordinary weights and the context",
+                Bytes(plan.cache),
+                of_experts(plan.cache)
+            )?;
         }
         (None, Some(_)) => writeln!(out, "GPU            too small for ordinary weights and the context: left aside")?,
         (None, None) => {}
