@@ -191,6 +191,19 @@ fn logits_are_llama_cpps_on_the_same_server() {
     each(all_architectures().into_iter().take(2), |case| check_on_device(&case, &options, &DEVICE_SIZES, &mut |_| ()));
 }
 
+#[test]
+fn reads_are_as_many_as_forecast() {
+    if !in_own_process("rpc::reads_are_as_many_as_forecast") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(&[], dir.path());
+    fixture::quiet_llama_cpp();
+    let device = on(server.endpoint(), ExpertCache::Auto);
+    hobbit::devices(&device.rpc).unwrap();
+    fixture::forecast::check(&device, &fixture::forecast::SIZES[4..]);
+}
+
 const PART: &str = "HOBBIT_TEST_PART";
 const ENDPOINT: &str = "HOBBIT_TEST_ENDPOINT";
 const MODEL: &str = "HOBBIT_TEST_MODEL";

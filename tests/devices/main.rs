@@ -132,6 +132,14 @@ fn several_sequences() {
     check(late(), CpuHelper::default(), cases.collect(), &DEVICE_SIZES[..4]);
 }
 
+/// Experts on the device are not read, and those that it evicts come from the host while they are there.
+#[test]
+fn reads_are_as_many_as_forecast() {
+    let device = register(Options::default());
+    fixture::forecast::check(&on(&[&device]), &fixture::forecast::SIZES);
+    assert_sound(&device);
+}
+
 #[test]
 fn recorded_routes() {
     for order in [Order::CopiesLate, Order::CopiesEarly] {
