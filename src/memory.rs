@@ -13,14 +13,19 @@ pub fn begin() {
     few_arenas();
 }
 
-/// Limits the allocator's arenas: memory freed in one thread's arena cannot be used by other threads and seldom
-/// returns to the system.
+/// Limits what the allocator keeps of freed memory. Memory freed in one thread's arena cannot be used by other threads
+/// and seldom returns to the system. A large buffer is a mapping of its own: glibc would put later ones on pages of
+/// earlier ones, which a memory plan would count twice.
 pub fn few_arenas() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         const ARENAS: libc::c_int = 2;
-        // SAFETY: it sets a number that is looked at where a thread needs an arena.
-        unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS) };
+        const MAPPED_BYTES_MIN: libc::c_int = 1 << 20;
+        // SAFETY: they set numbers that are looked at where a thread allocates.
+        unsafe {
+            libc::mallopt(libc::M_ARENA_MAX, ARENAS);
+            libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES_MIN);
+        }
     }
 }
 

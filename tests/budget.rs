@@ -2,8 +2,13 @@
 
 use std::path::Path;
 
-use gguf_tools::synth::{Format, Spec};
+use gguf_tools::synth::{Format, Spec, architectures};
+use hobbit::engine::draft_bytes;
+use hobbit::options::{DraftOptions, ScaledFile};
+use hobbit::{Model, ModelOptions, OpenError, SessionOptions};
 use hobbit_core::gguf::Gguf;
+use hobbit_core::plan::{Budget, ExpertCache, MemoryPlan, PlanError};
+use hobbit_core::stats::peak_rss_bytes;
 use hobbit_core::store::slot_stride;
 use serde_json::Value;
 
@@ -67,8 +72,8 @@ fn the_advised_budget_is_enough() {
     let of = |arch| Spec { layers: 8, experts: 32, topk: 4, embd: 256, ff: 512, ..Spec::tiny(arch) };
     let short = |arch, format| Spec { layers: 4, types: vec![format], ..of(arch) };
     let long = |arch| Spec { ctx: 65536, ..of(arch) };
-    let specs =
-        [short("olmoe", Format::Q4_0), short("gpt-oss", Format::Mxfp4), long("olmoe"), long("llama"), long("qwen3moe")];
+    let mut specs = vec![short("olmoe", Format::Q4_0), short("gpt-oss", Format::Mxfp4), long("olmoe"), long("llama")];
+    specs.extend(["qwen3moe", "deepseek2", "gemma4", "qwen3next", "kimi-linear"].map(long));
     for (i, spec) in specs.into_iter().enumerate() {
         let dir = dir.path().join(i.to_string());
         std::fs::create_dir(&dir).unwrap();
@@ -176,4 +181,107 @@ fn budgets_do_not_count_tables_that_are_read_by_row() {
     assert!(minimum < base + (16 << 20), "{minimum} bytes with the tables, {base} without");
     let measured = measure(&with, &["--mem-budget", &minimum.to_string()]);
     assert!(measured.peak_rss_bytes <= minimum, "{} bytes resident, {minimum} allowed", measured.peak_rss_bytes);
+}
+
+const MIB: u64 = 1 << 20;
+
+/// Options of a model at the seam, with the session that [`settings`] describes.
+fn within(budget: u64) -> ModelOptions {
+    ModelOptions {
+        budget: Budget::Bytes(budget),
+        overcommit: true,
+        passthrough: false,
+        expert_cache: ExpertCache::Bytes(0),
+        expects: settings(),
+        ..ModelOptions::default()
+    }
+}
+
+fn settings() -> SessionOptions {
+    SessionOptions { n_ctx: 256, n_ubatch: 64, n_batch: 64, n_outputs_max: 1, warmup: false, ..Default::default() }
+}
+
+/// The smallest budget that the refusal names.
+#[track_caller]
+fn minimum<T>(opened: Result<T, OpenError>) -> u64 {
+    match opened {
+        Err(OpenError::Plan(PlanError::TooSmall { minimum, .. })) => minimum,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("it was opened"),
+    }
+}
+
+/// A budget that is too small is refused from the headers alone: ordinary weights, contexts, drafts, adapters and what
+/// is reserved or lent take no memory before they fit.
+#[test]
+fn models_that_cannot_fit_are_not_loaded() {
+    if !fixture::in_own_process("budget::models_that_cannot_fit_are_not_loaded") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, spec: Spec| {
+        let dir = dir.path().join(name);
+        std::fs::create_dir(&dir).unwrap();
+        fixture::write(&dir, &spec)
+    };
+    let wide = |arch| Spec { layers: 4, embd: 4096, ff: 32, heads: 8, experts: 16, topk: 4, ..Spec::tiny(arch) };
+    let (large, small) = (write("large", wide("qwen3moe")), write("small", Spec::tiny("qwen3moe")));
+    let dense = write("dense", Spec { experts: 2, topk: 1, dense_lead: Some(4), ..wide("deepseek2") });
+    let ordinary = |path: &Path| {
+        let gguf = Gguf::open(path).unwrap();
+        gguf.tensor_bytes() - gguf.experts().unwrap().layers.iter().map(|layer| layer.bytes()).sum::<u64>()
+    };
+    let budget = 150 * MIB;
+    for path in [&large, &dense] {
+        assert!(ordinary(path) > 160 * MIB, "{}", ordinary(path));
+        assert!(minimum(Model::open(path, &within(budget))) > ordinary(path));
+    }
+    let long = SessionOptions { n_ctx: 1 << 19, ..settings() };
+    let kv = 300 * MIB;
+    assert!(minimum(Model::open(&small, &ModelOptions { expects: long.clone(), ..within(budget) })) > kv);
+    let draft = DraftOptions { path: large.clone(), ..DraftOptions::default() };
+    let beside = draft_bytes(&draft, &settings()).unwrap();
+    assert!(beside > ordinary(&large));
+    assert!(minimum(Model::open(&small, &ModelOptions { reserved_bytes: beside, ..within(budget) })) > beside);
+    assert!(minimum(Model::open(&small, &ModelOptions { lent_bytes: 200 * MIB, ..within(budget) })) > 200 * MIB);
+    let lora = fixture::adapters::lora(&large, dir.path().join("lora.gguf"), 128, |name| name.ends_with("_q.weight"));
+    let adapter = Gguf::open(&lora).unwrap().tensor_bytes();
+    let mut options = within(ordinary(&large) + 60 * MIB);
+    let alone = minimum(Model::open(&large, &within(budget)));
+    options.adapters.lora.push(ScaledFile { path: lora, scale: 1.0 });
+    assert!(minimum(Model::open(&large, &options)) > alone + adapter / 2, "{alone} and {adapter}");
+    // Another session than the model's options told of, and options that tell of none.
+    for expects in [settings(), SessionOptions::default()] {
+        let model = Model::open(&small, &ModelOptions { expects, ..within(budget) }).unwrap();
+        assert!(minimum(model.session(&long)) > kv);
+        model.session(&settings()).unwrap();
+    }
+    let peak = peak_rss_bytes();
+    assert!((1..150 * MIB).contains(&peak), "{} MiB resident", peak / MIB);
+}
+
+/// The check of headers refuses no budget that is enough.
+#[test]
+fn enough_is_not_refused_before_loading() {
+    if !fixture::in_own_process("budget::enough_is_not_refused_before_loading") {
+        return;
+    }
+    let needed = |plan: &MemoryPlan| {
+        let fixed = &plan.fixed;
+        let all = fixed.weights + fixed.kv + fixed.compute + fixed.runtime + fixed.prediction + plan.staging_slot_bytes;
+        (all * 100).div_ceil(99).max(all + 32 * MIB)
+    };
+    for arch in architectures() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = fixture::write(dir.path(), &Spec { vocab: 4096, ..Spec::tiny(arch) });
+        for (n_seq_max, n_ctx) in [(1, 256), (3, 1536)] {
+            let settings = SessionOptions { n_seq_max, n_ctx, ..settings() };
+            let options = |budget| ModelOptions { expects: settings.clone(), ..within(budget) };
+            let found = needed(Model::open(&path, &options(1 << 40)).unwrap().session(&settings).unwrap().plan());
+            let model = Model::open(&path, &options(found));
+            model.unwrap_or_else(|error| panic!("{arch}: {found} are needed: {error}"));
+            // Resident pages differ from run to run.
+            assert!(minimum(Model::open(&path, &options(MIB))) >= found - MIB, "{arch}: {found} are needed");
+        }
+    }
 }

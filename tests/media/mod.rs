@@ -339,10 +339,12 @@ fn experts_lend_the_projector_their_memory() {
     let lent_bytes = ProjectorNeeds::of(&files.projector).unwrap().bytes;
     let open = |budget: u64| {
         let budget = Budget::Bytes(budget);
-        let options = ModelOptions { budget, lent_bytes, passthrough: false, ..ModelOptions::default() };
-        let model = Model::open(&files.model, &options).unwrap();
-        let session = model.session(&SessionOptions { n_ctx: 4096, ..session_options() });
-        session.map(|session| (model, session))
+        let expects = SessionOptions { n_ctx: 4096, ..session_options() };
+        let options =
+            ModelOptions { budget, lent_bytes, passthrough: false, expects: expects.clone(), ..Default::default() };
+        let model = Model::open(&files.model, &options)?;
+        let session = model.session(&expects)?;
+        Ok((model, session))
     };
     // The process counts in its budget, and grows.
     let minimum = || match open(1 << 20) {

@@ -335,18 +335,23 @@ impl MemoryPlan {
         })
     }
 
-    /// Early check, before anything is loaded and from the files alone: refuses a budget that the model certainly fills
-    /// beyond the system's memory. `ordinary` and `experts` are bytes of weights.
-    pub fn check_budget(
-        budget: Budget,
-        limits: &MemoryLimits,
-        expert_cache: ExpertCache,
-        ordinary: u64,
-        experts: u64,
-    ) -> Result<(), PlanError> {
-        let (Budget::Bytes(budget), Some((available, origin))) = (budget, limits.budget()) else { return Ok(()) };
-        let cached = expert_cache.of(experts).unwrap_or(experts);
-        let takes = ordinary.saturating_add(cached).min(budget);
+    /// Early check, before anything is loaded: refuses a budget that is certainly too small, and one that the model
+    /// certainly fills beyond the system's memory. `input.fixed` are lower bounds, which decide; `expected` are
+    /// estimates, which the message names.
+    pub fn check(input: &PlanInput, expected: FixedCosts) -> Result<(), PlanError> {
+        let limit = input.limits.budget().filter(|_| !input.overcommit);
+        let budget = match (input.budget, limit) {
+            (Budget::Bytes(given), Some((available, _))) => Budget::Bytes(given.min(available)),
+            (budget, _) => budget,
+        };
+        if let Err(error) = Self::within_budget(&PlanInput { budget, ..input.clone() }) {
+            let expected = Self::new(&PlanInput { fixed: expected, ..input.clone() });
+            return Err(expected.err().unwrap_or(error));
+        }
+        let (Budget::Bytes(budget), Some((available, origin))) = (input.budget, limit) else { return Ok(()) };
+        let experts = Experts::new(&input.pools, input.n_expert_used, input.staging, input.low_share).bytes();
+        let cached = input.expert_cache.of(experts).unwrap_or(experts);
+        let takes = input.fixed.total().saturating_add(cached).min(budget);
         if takes > available { Err(PlanError::AboveLimit { budget, takes, available, origin }) } else { Ok(()) }
     }
 

@@ -190,11 +190,13 @@ fn a_budget_that_is_advised_is_not_refused_where_it_is_found() {
 }
 
 #[test]
-fn what_is_certain_is_refused_before_loading() {
-    let cgroup = CgroupMemory { path: "/sys/fs/cgroup/a".into(), limit: 300 * MIB, used: 0 };
-    let limits = MemoryLimits { mem_available: Some(1 << 40), cgroup: Some(cgroup), own: 0 };
+fn certain_excess_is_refused_before_loading() {
     let check = |budget, expert_cache| {
-        MemoryPlan::check_budget(Budget::Bytes(budget), &limits, expert_cache, 50 * MIB, 4096 * MIB)
+        let fixed = FixedCosts { weights: 50 * MIB, ..FixedCosts::default() };
+        let cgroup = CgroupMemory { path: "/sys/fs/cgroup/a".into(), limit: 300 * MIB, used: 0 };
+        let limits = MemoryLimits { mem_available: Some(1 << 40), cgroup: Some(cgroup), own: 0 };
+        let input = PlanInput { budget: Budget::Bytes(budget), limits, expert_cache, fixed, ..input() };
+        MemoryPlan::check(&input, fixed)
     };
     assert!(
         matches!(check(8 << 30, ExpertCache::Auto), Err(PlanError::AboveLimit { takes, .. }) if takes == 4146 * MIB)
@@ -202,6 +204,37 @@ fn what_is_certain_is_refused_before_loading() {
     assert!(check(8 << 30, ExpertCache::Bytes(400 * MIB)).is_err() && check(301 * MIB, ExpertCache::Auto).is_err());
     assert_eq!(check(300 * MIB, ExpertCache::Auto), Ok(()));
     assert_eq!(check(8 << 30, ExpertCache::Percent(5.0)), Ok(()));
+}
+
+/// Lower bounds decide, and the message names what is expected: the budget that it advises is enough.
+#[test]
+fn budgets_below_the_lower_bound_are_refused_before_loading() {
+    let least = FixedCosts { weights: 5000 * MIB, ..FixedCosts::default() };
+    let expected = FixedCosts { kv: 100 * MIB, ..least };
+    let check = |budget, available: Option<u64>| {
+        let limits = MemoryLimits { mem_available: available.map(|mib| mib * MIB), ..MemoryLimits::default() };
+        MemoryPlan::check(&PlanInput { budget, limits, fixed: least, ..input() }, expected)
+    };
+    let given = |mib: u64| Budget::Bytes(mib * MIB);
+    let minimum = |checked: Result<(), PlanError>| match checked {
+        Err(PlanError::TooSmall { minimum, .. }) => Some(minimum),
+        _ => None,
+    };
+    // 40 MiB stay free, and 2 are one slice.
+    assert_eq!(minimum(check(given(1200), None)), Some((5000 + 100 + 40 + 2) * MIB));
+    assert_eq!(minimum(check(Budget::Auto, Some(1200))), Some((5000 + 100 + 40 + 2) * MIB));
+    assert_eq!(check(given(5042), None), Ok(()));
+    assert!(check(given(5041), None).is_err());
+    let beyond = check(given(8192), Some(1200));
+    assert!(matches!(beyond, Err(PlanError::AboveLimit { available, .. }) if available == 1200 * MIB), "{beyond:?}");
+    let overcommitted = PlanInput {
+        budget: given(8192),
+        limits: MemoryLimits { mem_available: Some(MIB), ..MemoryLimits::default() },
+        overcommit: true,
+        fixed: least,
+        ..input()
+    };
+    assert_eq!(MemoryPlan::check(&overcommitted, expected), Ok(()));
 }
 
 #[test]

@@ -48,6 +48,10 @@ impl CheckedAdapters {
         self.lora.iter().fold(0, |sum, lora| sum.saturating_add(lora.bytes))
     }
 
+    pub(super) fn summaries(&self) -> &[LoraSummary] {
+        &self.lora
+    }
+
     /// Checks that no adapter changes experts that hobbit manages: their bytes come unchanged from the model's file.
     ///
     /// # Errors
@@ -94,7 +98,7 @@ impl CheckedAdapters {
                 task_name: summary.task_name.clone(),
                 prompt_prefix: summary.prompt_prefix.clone(),
             };
-            lora.push(Lora { raw: adapter, summary, info });
+            lora.push(Lora { raw: adapter, info });
         }
         let AdapterOptions { control_vectors, control_layers, .. } = self.options;
         let directions = match control_vectors.is_empty() {
@@ -107,6 +111,17 @@ impl CheckedAdapters {
     }
 }
 
+/// Bytes by which a session's graphs may exceed llama.cpp's first estimate.
+pub(super) fn graph_bytes(lora: &[LoraSummary], session: &SessionOptions) -> u64 {
+    let n_rows = u64::from(session.n_ubatch.min(session.n_batch));
+    let n_outputs = if session.n_outputs_max == 0 { n_rows } else { n_rows.min(session.n_outputs_max.into()) };
+    let bytes = |lora: &LoraSummary| {
+        let rows = lora.row_elements.saturating_mul(n_rows);
+        rows.max(lora.output_row_elements.saturating_mul(n_outputs)).saturating_mul(4)
+    };
+    lora.iter().map(bytes).max().unwrap_or(0)
+}
+
 /// Adapters loaded with a model.
 pub(super) struct Adapters {
     lora: Vec<Lora>,
@@ -116,7 +131,6 @@ pub(super) struct Adapters {
 
 struct Lora {
     raw: NonNull<llama_adapter_lora>,
-    summary: LoraSummary,
     info: AdapterInfo,
 }
 
@@ -132,17 +146,6 @@ impl Adapters {
 
     pub(super) fn scales(&self) -> Vec<f32> {
         self.infos().map(|info| info.scale).collect()
-    }
-
-    /// Bytes by which a session's graphs may exceed llama.cpp's first estimate.
-    pub(super) fn graph_bytes(&self, session: &SessionOptions) -> u64 {
-        let n_rows = u64::from(session.n_ubatch.min(session.n_batch));
-        let n_outputs = if session.n_outputs_max == 0 { n_rows } else { n_rows.min(session.n_outputs_max.into()) };
-        let bytes = |lora: &Lora| {
-            let rows = lora.summary.row_elements.saturating_mul(n_rows);
-            rows.max(lora.summary.output_row_elements.saturating_mul(n_outputs)).saturating_mul(4)
-        };
-        self.lora.iter().map(bytes).max().unwrap_or(0)
     }
 
     /// Applies the requested adapters to a new context.

@@ -14,6 +14,7 @@ use super::ggml;
 use super::host_reads::{HostReads, Interleavings, layout_of};
 use super::log;
 use super::model::Model;
+use super::needs::staging_of;
 use super::pinned::{HostMemory, Reach};
 use super::pools::{Pool, cache_of, pools_of};
 use super::raw::RawContext;
@@ -62,10 +63,8 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     }
     let mut pools = pools_of(&catalog);
     let specs: Vec<PoolSpec> = pools.iter().map(|pool| pool.spec(&catalog)).collect();
-    let slice_bytes = specs.iter().map(|spec| spec.slice_stride_max).max().unwrap_or(0);
-    let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(0);
     let copies = !on_devices && tiers.iter().any(|tier| tier.has_layers && !tier.is_unified());
-    let staging = StagingWish::of(slice_bytes, n_kinds);
+    let staging = staging_of(&specs, &catalog);
     // Devices may have taken their memory from the host's.
     let limits = MemoryLimits::read();
     // The host only passes on experts that the devices keep.

@@ -36,6 +36,7 @@ mod low;
 mod media;
 mod memory;
 mod model;
+mod needs;
 mod offload;
 mod params;
 mod pinned;

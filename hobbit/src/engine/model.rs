@@ -12,6 +12,7 @@ use super::experts::Experts;
 use super::hook::Shown;
 use super::host_reads::Host;
 use super::log;
+use super::needs::HeaderNeeds;
 use super::offload::Wrapper;
 use super::placement::DeviceLayers;
 use super::raw::RawModel;
@@ -97,6 +98,8 @@ pub(super) struct Shared {
     /// The devices that hold layers.
     pub(super) placement: Vec<DeviceLayers>,
     pub(super) options: ModelOptions,
+    /// Memory, by the headers.
+    pub(super) needs: HeaderNeeds,
     /// Which experts follow which, if the predictor uses it.
     pub(super) path_table: Option<Arc<PathTable>>,
     /// Routes to follow, and the share of them that is predicted.
@@ -312,9 +315,7 @@ impl Model {
 
     /// The predictor in effect.
     pub(super) fn predictor(&self) -> PredictorKind {
-        let default =
-            if self.shared.placement.is_empty() { self.shared.options.predictor() } else { PredictorKind::None };
-        self.shared.options.caching.predictor.unwrap_or(default)
+        load::predictor(&self.shared.options, !self.shared.placement.is_empty())
     }
 
     /// The caching configuration, without results.

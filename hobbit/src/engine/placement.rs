@@ -39,6 +39,8 @@ pub(super) struct DeviceLayers {
 /// Placement of a model's layers.
 pub(super) struct Placement {
     pub(super) devices: Vec<DeviceLayers>,
+    /// The device of each layer.
+    layers: Vec<Option<usize>>,
     /// For llama.cpp, null-terminated.
     raw: Vec<llama::ggml_backend_dev_t>,
     tensor_split: Vec<f32>,
@@ -135,7 +137,12 @@ impl Placement {
         let n_devices_max = unsafe { llama::llama_max_devices() };
         tensor_split.resize(n_devices_max.max(tensor_split.len()), 0.0);
         let n_gpu_layers = if wrappers.is_empty() { 0 } else { n_gpu_layers.min(n_layer as i32 + 1) };
-        Ok(Self { devices: parts, raw, tensor_split, n_gpu_layers, overrides })
+        Ok(Self { devices: parts, layers, raw, tensor_split, n_gpu_layers, overrides })
+    }
+
+    /// Whether a layer's ordinary weights are in host memory.
+    pub(super) fn is_on_host(&self, layer: u64) -> bool {
+        self.devices.is_empty() || matches!(self.layers.get(layer as usize), Some(None))
     }
 
     /// Sets llama.cpp's parameters. The pointers in `params` refer to `self`.

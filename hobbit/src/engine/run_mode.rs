@@ -1,45 +1,27 @@
 //! Decides whether llama.cpp runs a model by itself, and the default context length. Near the border of fitting,
 //! llama.cpp estimates its needs without allocating them.
 
-use ggml_sys::llama;
-
-use super::compute;
 use super::devices;
 use super::error::OpenError;
-use super::memory::MemoryUse;
-use super::params::{NEVER_INTERRUPTED, context_params, kv_overrides};
-use super::raw::{RawContext, RawModel};
+use super::needs::{ask, bounds, products_bytes, tensor_bytes};
 use super::repack::Interleaving;
 use super::source::ModelSource;
 use super::tables::Tables;
 use hobbit_core::gguf::{Catalog, Gguf};
-use hobbit_core::options::{CachingOptions, KvType, ModelOptions, PrecisionOptions, Repack, SessionOptions};
+use hobbit_core::options::{CachingOptions, ModelOptions, PrecisionOptions, Repack, SessionOptions};
 use hobbit_core::plan::{
-    Budget, BudgetSource, ExpertCache, FixedCosts, MemoryLimits, MemoryPlan, Needs, RepackInput, Room, RunMode,
-    context_tokens,
+    Budget, BudgetSource, ExpertCache, MemoryLimits, MemoryPlan, RepackInput, Room, RunMode, context_tokens,
 };
 use hobbit_core::store::{IoMode, PLANE_BUFFERS_BYTES};
-
-/// Host memory for code, allocator and thread stacks, in bytes.
-const PROCESS_BYTES: u64 = 24 << 20;
-
-/// Bytes per token of the vocabulary: text, score, type, and the tokenizer's data. An upper estimate.
-const VOCABULARY_BYTES: u64 = 400;
 
 /// Chooses the run mode for a model with experts, and the context length if the options name none: 0 for the length the
 /// model was trained with. `adapters` is the size of other loaded data, in bytes.
 ///
 /// # Errors
-/// A budget that certainly exceeds the system's memory.
+/// A device that cannot be used.
 pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64) -> Result<(RunMode, u32), OpenError> {
     let on_devices = options.n_gpu_layers != 0 && !devices::choose(&options.device)?.is_empty();
-    let experts: u64 = source.map.layers.iter().map(|layer| layer.bytes()).sum();
     let limits = MemoryLimits::read();
-    if !options.overcommit && !on_devices {
-        let in_files = experts.saturating_add(Tables::of(&source.gguf, options).file_bytes());
-        let ordinary = tensor_bytes(&source.gguf).saturating_sub(in_files);
-        MemoryPlan::check_budget(options.budget, &limits, options.expert_cache, ordinary, experts)?;
-    }
     // On devices the context does not use host memory.
     let Some(room) = room(options, &limits).filter(|_| !on_devices) else { return Ok((RunMode::Seam, 0)) };
     let whole_room = Room { bytes: room, enforced: enforced(options, &limits) };
@@ -53,7 +35,7 @@ pub(super) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64
         for needs in [&mut least, &mut most] {
             needs.runtime = needs.runtime.saturating_add(adapters);
         }
-        let products = products_bytes(source, expects);
+        let products = products_bytes(&source.gguf, &source.map, expects);
         most.compute = most.compute.saturating_add(products);
         if options.repack == Repack::Off {
             most.repacked = 0;
@@ -152,91 +134,4 @@ fn wants_a_cache(options: &ModelOptions) -> bool {
         || !options.device.override_tensors.is_empty()
         || options.routes.is_some()
         || [&options.path_table, &options.trace, &options.cache_state].into_iter().any(Option::is_some)
-}
-
-pub(super) fn tensor_bytes(gguf: &Gguf) -> u64 {
-    gguf.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.extent.len))
-}
-
-/// Lower and approximate upper bounds of a model's needs, from its header.
-pub(super) fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
-    let architecture = gguf.architecture();
-    let number = |key: &str| gguf.metadata.get_u64(&format!("{architecture}.{key}"));
-    let mapped = tensor_bytes(gguf);
-    let quantised = gguf.tensors.iter().filter(|tensor| tensor.dtype.is_quantized()).map(|tensor| tensor.extent.len);
-    let embeddings = gguf.tensors.iter().find(|tensor| tensor.name == "token_embd.weight");
-    let n_vocab: u64 = embeddings.and_then(|tensor| tensor.dims.get(1).copied()).unwrap_or(0);
-    let n_embd = number("embedding_length").unwrap_or(0);
-    let n_head = number("attention.head_count").unwrap_or(n_embd);
-    let n_ctx = if session.n_ctx == 0 { number("context_length").unwrap_or(0) } else { session.n_ctx.into() };
-    // Sequences divide the context unless they share it; llama.cpp pads each part to 256 tokens.
-    let n_parts = if session.kv_unified { 1 } else { u64::from(session.n_seq_max.max(1)) };
-    let n_ctx = n_ctx.min(u32::MAX.into()).next_multiple_of(256 * n_parts);
-    // The wider of both types; at most 4 bytes.
-    let width = if [session.type_k, session.type_v].contains(&KvType::F32) { 4 } else { 2 };
-    let n_states = u64::from(session.n_seq_max.max(1)) * (1 + u64::from(session.rollback));
-    let state = gguf.state_elements().saturating_mul(n_states).saturating_mul(4);
-    let kv = [gguf.kv_elements(), n_ctx, width].into_iter().fold(1, u64::saturating_mul).saturating_add(state);
-    let n_tokens = u64::from(session.n_ubatch.min(session.n_batch));
-    let n_used = u64::from(gguf.n_expert_used_max().max(1));
-    let n_ff = number("expert_feed_forward_length").unwrap_or(0).max(number("feed_forward_length").unwrap_or(0));
-    // Activations of a layer, including attention without fused kernels.
-    let activations = 16 * n_embd + n_used.saturating_mul(3 * n_ff + 2 * n_embd) + n_head.saturating_mul(n_ctx);
-    let n_outputs = if session.n_outputs_max == 0 { n_tokens } else { session.n_outputs_max.into() };
-    let compute =
-        n_tokens.saturating_mul(activations).saturating_add(n_outputs.saturating_mul(n_vocab)).saturating_mul(4);
-    let runtime = PROCESS_BYTES + n_vocab.saturating_mul(VOCABULARY_BYTES);
-    let least = Needs { mapped, runtime: PROCESS_BYTES, gives_way: PROCESS_BYTES, ..Needs::default() };
-    (least, Needs { repacked: quantised.fold(0, u64::saturating_add), kv, compute, runtime, gives_way: 0, ..least })
-}
-
-/// Bytes that plain products of a batch's rows use beside llama.cpp's buffers.
-fn products_bytes(source: &ModelSource, session: &SessionOptions) -> u64 {
-    compute::products_bytes(&source.map, source.gguf.n_expert_used_max().max(1).into(), session)
-}
-
-/// Bytes of a model that llama.cpp runs by itself, from the mapped file, beside another: llama.cpp's own estimate.
-///
-/// # Errors
-/// llama.cpp refuses the model, without a reason.
-pub(super) fn bytes_beside(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions) -> Result<u64, OpenError> {
-    let needs = ask(gguf, options, expects, 0).ok_or_else(|| OpenError::Load {
-        path: gguf.files[0].path.clone(),
-        reason: "it does not say how much memory it needs".to_owned(),
-    })?;
-    let (_, most) = bounds(gguf, expects);
-    let vocabulary = most.runtime.saturating_sub(PROCESS_BYTES);
-    Ok([needs.mapped, needs.kv, needs.compute, vocabulary].into_iter().fold(0, u64::saturating_add))
-}
-
-/// llama.cpp's own estimate, plus `products`: it creates model and context without allocating them. `None` if that
-/// fails.
-fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions, products: u64) -> Option<Needs> {
-    let overrides = kv_overrides(options);
-    let mut no_devices = [std::ptr::null_mut()];
-    // SAFETY: returns a struct of plain values.
-    let mut params = unsafe { llama::llama_model_default_params() };
-    params.devices = no_devices.as_mut_ptr();
-    params.n_gpu_layers = 0;
-    params.load_mode = llama::LLAMA_LOAD_MODE_NONE;
-    params.no_alloc = true;
-    params.use_extra_bufts = options.repack != Repack::Off;
-    params.kv_overrides = overrides.as_ptr();
-    params.load_mtp = options.mtp;
-    // SAFETY: all that params point to is valid for the call.
-    let model = unsafe { RawModel::load_path(&gguf.files[0].path, params) }.ok()?;
-    let params = context_params(expects, &raw const NEVER_INTERRUPTED);
-    // SAFETY: the model outlives the context.
-    let context =
-        unsafe { if options.mtp { RawContext::with_mtp(&model, params) } else { RawContext::new(&model, params) } };
-    let context = context.ok()?;
-    let MemoryUse { weights, repacked, kv, compute, mtp } = MemoryUse::of(&context).ok()?;
-    // The vocabulary and other data that the real model also holds are resident now.
-    let runtime = hobbit_core::stats::rss_bytes().max(PROCESS_BYTES);
-    let compute = compute.saturating_add(products);
-    let prompt_only =
-        FixedCosts { compute, ..FixedCosts::default() }.prompt_only(expects.n_ubatch.min(expects.n_batch));
-    let gives_way = prompt_only.saturating_add(runtime.saturating_sub(MemoryLimits::read().own));
-    let compute = compute.saturating_add(mtp);
-    Some(Needs { mapped: tensor_bytes(gguf).max(weights), repacked, kv, compute, runtime, gives_way })
 }

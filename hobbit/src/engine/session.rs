@@ -160,6 +160,10 @@ impl Session {
         let prepare = |n_ctx: u32| -> Result<_, OpenError> {
             let options = SessionOptions { n_ctx, ..options.clone() };
             let params = llama::llama_context_params { n_ctx, ..params };
+            let shared = &model.shared;
+            if shared.experts.memories().is_none() {
+                shared.needs.check_session(model.gguf(), shared.experts.map(), &shared.options, &options)?;
+            }
             log::clear_errors();
             // SAFETY: the model is live; params point at the interrupt flag and the hook, which the session keeps.
             let init = || {

@@ -123,9 +123,14 @@ impl Tables {
         self.all.iter().map(|table| table.extent.len).fold(self.idle_bytes, u64::saturating_add)
     }
 
+    /// The same without layers that do not run.
+    pub(super) fn row_bytes(&self) -> u64 {
+        self.file_bytes() - self.idle_bytes
+    }
+
     /// A remark on what stays in the files; empty if nothing does.
     pub(super) fn describe(&self) -> String {
-        let embeddings = self.file_bytes() - self.idle_bytes;
+        let embeddings = self.row_bytes();
         let mut text = String::new();
         if embeddings > 0 {
             let _ = write!(text, "; {} of embeddings stay in the file and are read by row", Bytes(embeddings));

@@ -8,26 +8,19 @@ use ggml_sys::{llama, shim};
 
 use crate::engine::compute;
 use crate::engine::error::OpenError;
-use crate::engine::gates;
+use crate::engine::ggml;
 use crate::engine::model::Model;
+use crate::engine::needs::{PROCESS_BYTES, bounds};
 use crate::engine::raw::RawContext;
-use crate::engine::run_mode::{bounds, room};
-use hobbit_core::cache::policy;
-use hobbit_core::options::{Repack, SessionOptions};
+use crate::engine::run_mode::room;
+use hobbit_core::options::SessionOptions;
 use hobbit_core::plan::{FixedCosts, MemoryLimits};
 use hobbit_core::stats::rss_bytes;
-use hobbit_core::store::PLANE_BUFFERS_BYTES;
-
-/// Step, in bytes, to which the process's memory is rounded up if a run must be repeatable.
-const RUNTIME_BYTES_STEP: u64 = 64 << 20;
-
-/// Minimum bytes of the process besides weights, KV cache and compute buffers.
-const RUNTIME_BYTES_MIN: u64 = 24 << 20;
 
 /// Bytes that the process holds besides `weights` and `kv`, measured after loading a model.
 pub(super) fn runtime_bytes(weights: u64, kv: u64) -> u64 {
     trim_heap();
-    rss_bytes().saturating_sub(weights + kv).max(RUNTIME_BYTES_MIN)
+    rss_bytes().saturating_sub(weights + kv).max(PROCESS_BYTES)
 }
 
 pub(super) fn fixed_costs(
@@ -36,23 +29,11 @@ pub(super) fn fixed_costs(
     context: &RawContext,
 ) -> Result<FixedCosts, OpenError> {
     let MemoryUse { weights, kv, compute, mtp, .. } = MemoryUse::of(context)?;
+    let needs = &model.shared.needs;
     // A dense model is mapped: its resident pages count as weights.
-    let resident = runtime_bytes(weights, kv);
-    // The last pages differ from run to run, and one slot more or less may change a text.
-    let resident = if model.shared.precisions.options.deterministic {
-        resident.next_multiple_of(RUNTIME_BYTES_STEP)
-    } else {
-        resident
-    };
-    let has_buffers = model.shared.catalog.has_planes() || model.shared.options.repack == Repack::On;
-    let buffers = if has_buffers { PLANE_BUFFERS_BYTES } else { 0 };
-    let graph = model.shared.adapters.graph_bytes(options);
-    // llama.cpp's buffer of logits grows when more rows are asked for than there are sequences.
-    let n_rows = u64::from(options.n_outputs_max.saturating_sub(options.n_seq_max).min(options.n_batch));
-    let logits = n_rows * model.n_vocab() as u64 * size_of::<f32>() as u64;
-    let reserved = logits + model.shared.options.reserved_bytes;
-    let runtime = resident + scratch_bytes(model, options) + buffers + graph + mtp + reserved;
-    Ok(FixedCosts { weights, kv, compute, runtime, prediction: prediction_bytes(model) })
+    let process = needs.process_bytes(runtime_bytes(weights, kv));
+    let runtime = process + needs.beside(model.shared.experts.map(), options, &model.shared.options) + mtp;
+    Ok(FixedCosts { weights, kv, compute, runtime, prediction: needs.prediction })
 }
 
 /// The part of the memory that checkpoints may have: one of so many.
@@ -94,20 +75,6 @@ fn state_bytes(model: &Model, options: &SessionOptions) -> Option<u64> {
     Some(product(&[row, number("block_count"), 4]).saturating_add(window))
 }
 
-/// Bytes for the policy's tables and for copies of routers, which scores and prediction need.
-fn prediction_bytes(model: &Model) -> u64 {
-    let shared = &model.shared;
-    let caching = &shared.options.caching;
-    let layers = || shared.catalog.layers.iter();
-    let tables: u64 = layers().map(|layer| policy::table_bytes(caching.policy, layer.n_expert)).sum();
-    let asks_routers =
-        caching.policy.needs_scores() || model.predictor().needs_scores() || shared.options.trace.is_some();
-    // With devices, llama.cpp decides which routers are on them, so every layer counts.
-    let is_on_device = |_| !shared.placement.is_empty();
-    let copied = gates::copied_bytes(model.gguf(), layers().map(|layer| layer.layer), is_on_device);
-    tables + if asks_routers { copied } else { 0 }
-}
-
 /// Bytes of the scratch for products ([`compute::products_bytes`]), for a loaded model.
 pub(super) fn scratch_bytes(model: &Model, options: &SessionOptions) -> u64 {
     compute::products_bytes(model.shared.experts.map(), model.info().n_expert_used.into(), options)
@@ -129,6 +96,21 @@ pub(in crate::engine) struct MemoryUse {
 
 impl MemoryUse {
     pub(in crate::engine) fn of(context: &RawContext) -> Result<Self, OpenError> {
+        Self::shared_by(context, 1)
+    }
+
+    /// As [`MemoryUse::of`], for a context that was made without allocating: there llama.cpp counts a compute buffer
+    /// once for each backend that shares it.
+    pub(in crate::engine) fn of_estimate(context: &RawContext) -> Result<Self, OpenError> {
+        // SAFETY: registered devices; their buffer types, and the CPU's, live as long as the process.
+        let shares = |dev: &llama::ggml_backend_dev_t| unsafe {
+            llama::ggml_backend_dev_type(*dev) == llama::GGML_BACKEND_DEVICE_TYPE_ACCEL
+                && llama::ggml_backend_dev_buffer_type(*dev) == llama::ggml_backend_cpu_buffer_type()
+        };
+        Self::shared_by(context, 1 + ggml::devices().filter(shares).count() as u64)
+    }
+
+    fn shared_by(context: &RawContext, n_backends: u64) -> Result<Self, OpenError> {
         unsafe extern "C" fn add(
             found: *mut c_void,
             buft: llama::ggml_backend_buffer_type_t,
@@ -153,8 +135,9 @@ impl MemoryUse {
         if !known {
             return Err(OpenError::Unsupported("llama.cpp does not report the memory it holds".into()));
         }
+        found.compute /= n_backends;
         if let Some(own) = context.mtp() {
-            let MemoryUse { kv, compute, .. } = Self::of(own)?;
+            let MemoryUse { kv, compute, .. } = Self::shared_by(own, n_backends)?;
             found.kv += kv;
             // SAFETY: the context and its model are live.
             let (n_batch, n_embd) = unsafe {

@@ -17,6 +17,7 @@ use crate::engine::error::OpenError;
 use crate::engine::experts::Experts;
 use crate::engine::ggml;
 use crate::engine::log;
+use crate::engine::needs::{HeaderNeeds, Unloaded};
 use crate::engine::params::kv_overrides;
 use crate::engine::placement::Placement;
 use crate::engine::raw::RawModel;
@@ -28,6 +29,7 @@ use crate::engine::validate;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::options::{KvValue, ModelOptions, Repack, RoutingOptions, VirtualExperts};
 use hobbit_core::plan::RunMode;
+use hobbit_core::predict::PredictorKind;
 use hobbit_core::profile::{ProfileError, VirtualPlan, VirtualPlanError};
 use hobbit_core::store::{Original, Store};
 use hobbit_core::trace::{Routes, TraceError};
@@ -114,6 +116,22 @@ impl Model {
             let paths: Vec<&Path> = originals.iter().map(|file| file.path.as_path()).collect();
             validate::check_tensors(&gguf, experts.map(), &catalog, &paths, &mut progress)?;
         }
+        catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
+        let unloaded = Unloaded {
+            gguf: &gguf,
+            map: experts.map(),
+            catalog: &catalog,
+            tables: experts.tables(),
+            placement: &placement,
+            adapters: &adapters,
+            is_exact: precisions.is_exact(),
+            predictor: predictor(options, !placement.devices.is_empty()),
+            run_mode,
+            n_expert_used: n_expert_used(&gguf, options),
+            options,
+        };
+        let mut needs = HeaderNeeds::of(&unloaded);
+        needs.check_model(&unloaded, n_ctx)?;
         let overrides = kv_overrides(options);
         let mut progress = Progress { callback: &mut progress, cancelled: false };
         // SAFETY: returns a struct of plain values.
@@ -173,7 +191,6 @@ impl Model {
             experts.loaded(unsafe { llama::llama_model_n_layer(raw.as_ptr()) });
         }
         let adapters = adapters.load(&raw, &gguf)?;
-        catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
         let info = describe(&raw, &gguf, &experts, options);
         let (table_path, path_table) = path_table.unzip();
         let mut shared = Shared {
@@ -191,6 +208,7 @@ impl Model {
             virtual_plan: None,
             norms,
             options: options.clone(),
+            needs,
             path_table: path_table.map(Arc::new),
             routes: None,
             wrap_store,
@@ -290,6 +308,17 @@ impl Shared {
     }
 }
 
+/// The predictor in effect.
+pub(super) fn predictor(options: &ModelOptions, has_devices: bool) -> PredictorKind {
+    let default = if has_devices { PredictorKind::None } else { options.predictor() };
+    options.caching.predictor.unwrap_or(default)
+}
+
+/// The largest number of experts that a token uses in a layer.
+fn n_expert_used(gguf: &Gguf, options: &ModelOptions) -> u32 {
+    replaced_n_expert_used(options, gguf.architecture()).unwrap_or_else(|| gguf.n_expert_used_max())
+}
+
 /// The number of experts that a token uses, if the caller replaces the header's.
 fn replaced_n_expert_used(options: &ModelOptions, architecture: &str) -> Option<u32> {
     let key = format!("{architecture}.expert_used_count");
@@ -320,7 +349,7 @@ fn describe(model: &RawModel, gguf: &Gguf, experts: &Experts, options: &ModelOpt
         expert_bytes: experts.map().layers.iter().map(|layer| layer.bytes()).sum(),
         n_layer,
         n_expert: experts.map().layers.iter().map(|layer| layer.n_expert).max().unwrap_or(0),
-        n_expert_used: replaced_n_expert_used(options, &architecture).unwrap_or_else(|| gguf.n_expert_used_max()),
+        n_expert_used: n_expert_used(gguf, options),
         architecture,
         chat_template,
     }

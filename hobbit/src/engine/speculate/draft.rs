@@ -6,8 +6,8 @@ use super::DraftRequest;
 use crate::engine::error::{EvalError, OpenError};
 use crate::engine::ggml;
 use crate::engine::model::Model;
+use crate::engine::needs;
 use crate::engine::raw::BatchToken;
-use crate::engine::run_mode;
 use crate::engine::session::{Interrupt, Session};
 use hobbit_core::gguf::Gguf;
 use hobbit_core::options::{
@@ -28,7 +28,7 @@ const STEP_TOKENS: usize = 16;
 pub fn draft_bytes(draft: &DraftOptions, target: &SessionOptions) -> Result<u64, OpenError> {
     ggml::ready();
     let options = model_options(draft);
-    run_mode::bytes_beside(&Gguf::open(&draft.path)?, &options, &session_options(draft, target))
+    needs::bytes_beside(&Gguf::open(&draft.path)?, &options, &session_options(draft, target))
 }
 
 /// Repacking would take memory once more, for products that are narrow.
