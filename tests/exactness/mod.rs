@@ -80,7 +80,8 @@ fn random_subsets_of_optional_tensors() {
 fn lora_adapters_and_control_vectors() {
     // llama.cpp multiplies the matrices of kimi-k3 without regard to adapters.
     let recent = cases::recent().into_iter().filter(|case| case.name != "kimi-k3");
-    each(all_architectures().into_iter().chain(recent), |case| adapters::check(&case));
+    let optional = optional::scales().step_by(5);
+    each(all_architectures().into_iter().chain(recent).chain(optional), |case| adapters::check(&case));
 }
 
 #[test]
