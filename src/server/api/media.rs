@@ -1,13 +1,20 @@
 //! Images and sound of requests: their bytes, and their evaluation's parts.
 
 use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use hobbit::engine::{Chunks, Encoder, Media, MediaError, MediaPrompt};
 use serde_json::Value;
 
 use crate::server::app::{App, Loaded};
 use crate::server::error::ApiError;
 use crate::server::http::memory::Held;
+
+/// Base64 of requests. Padding may be absent, as in llama-server.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
 
 /// Maximum images and sounds of a request.
 pub const COUNT_MAX: usize = 32;
@@ -46,8 +53,11 @@ pub fn sound(sound: &Value) -> Result<Vec<u8>, ApiError> {
     decoded(data.ok_or_else(|| ApiError::invalid("input_audio needs a string 'data'"))?, "input_audio")
 }
 
-fn decoded(data: &str, what: &str) -> Result<Vec<u8>, ApiError> {
-    STANDARD.decode(data).map_err(|error| ApiError::invalid(format!("{what}: no base64: {error}")))
+/// The bytes of a text in base64.
+pub fn decoded(data: &str, what: &str) -> Result<Vec<u8>, ApiError> {
+    // Some encoders break lines.
+    let data: Vec<u8> = data.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
+    BASE64.decode(data).map_err(|error| ApiError::invalid(format!("{what}: no base64: {error}")))
 }
 
 /// Reads files of images and sound; what keeps the projector open until they are evaluated. Each counts in the
@@ -109,6 +119,8 @@ mod tests {
     fn only_bytes_are_taken() {
         let url = |url: &str| image(&json!({"url": url})).map_err(|error| error.message);
         assert_eq!(url("data:image/png;base64,AAEC"), Ok(vec![0, 1, 2]));
+        assert_eq!(url("data:image/png;base64,AA\r\nEC\n"), Ok(vec![0, 1, 2]), "lines");
+        assert_eq!(url("data:image/png;base64,AAE"), Ok(vec![0, 1]), "no padding");
         for wrong in ["http://127.0.0.1/x", "https://x/y.png", "file:///etc/passwd", "AAEC", "data:image/png,AAEC", ""]
         {
             assert!(url(wrong).is_err(), "{wrong}");

@@ -4,6 +4,7 @@
 pub mod anthropic;
 pub mod chat;
 pub mod completions;
+pub mod documents;
 pub mod embeddings;
 pub mod media;
 pub mod native;

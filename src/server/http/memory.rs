@@ -213,7 +213,7 @@ pub fn cost(json: &[u8], by_letters: bool) -> usize {
                 b'"' => {
                     (is_text, n_letters) = (true, 0);
                     begin = json.len() - bytes.len();
-                    let n = if MEDIA_FIELDS.contains(&name) { media_bytes(bytes.as_slice()) } else { 0 };
+                    let n = if MEDIA_FIELDS.contains(&name) { media_bytes(bytes.as_slice(), true) } else { 0 };
                     bytes = bytes.as_slice()[n..].iter();
                     name = &json[..0];
                 }
@@ -259,11 +259,19 @@ const MEDIA_FIELDS: [&[u8]; 3] = [b"url", b"image_url", b"data"];
 const MEDIA_BYTES_MIN: usize = 4096;
 
 /// Length of the base64, perhaps with the beginning of a data URL, with which a text begins; 0 if it is short. It is
-/// never tokenized: [`check_media`] refuses it elsewhere than in images and sound.
-fn media_bytes(text: &[u8]) -> usize {
-    let is_media = |byte: &&u8| byte.is_ascii_alphanumeric() || b"+/=:;,-.".contains(byte);
-    let n = text.iter().take_while(is_media).count();
-    if n < MEDIA_BYTES_MIN { 0 } else { n }
+/// never tokenized: [`check_media`] refuses it elsewhere than in images and sound. `is_json`: line breaks are escaped.
+fn media_bytes(text: &[u8], is_json: bool) -> usize {
+    let (mut at, mut n) = (0, 0);
+    while let Some(byte) = text.get(at) {
+        at += match byte {
+            b'\\' if is_json && matches!(text.get(at + 1), Some(b'n' | b'r')) => 2,
+            b'\n' | b'\r' if !is_json => 1,
+            byte if byte.is_ascii_alphanumeric() || b"+/=:;,-.".contains(byte) => 1,
+            _ => break,
+        };
+        n += 1;
+    }
+    if n < MEDIA_BYTES_MIN { 0 } else { at }
 }
 
 /// Checks that long base64 of the names of images and sound is in a part of a message's content, where it is decoded.
@@ -275,12 +283,16 @@ pub fn check_media(body: &Value) -> Result<(), &'static str> {
     fn check(value: &Value, is_content: bool) -> Result<(), &'static str> {
         match value {
             Value::Array(list) => list.iter().try_for_each(|own| check(own, is_content)),
-            Value::Object(fields) => fields.iter().try_for_each(|(name, own)| field(name, own, is_content)),
+            Value::Object(fields) => {
+                // The source of a text document is tokenized.
+                let is_content = is_content && fields.get("type").is_none_or(|kind| kind != "text");
+                fields.iter().try_for_each(|(name, own)| field(name, own, is_content))
+            }
             _ => Ok(()),
         }
     }
     fn field(name: &str, own: &Value, is_content: bool) -> Result<(), &'static str> {
-        let is_long = own.as_str().is_some_and(|text| media_bytes(text.as_bytes()) > 0);
+        let is_long = own.as_str().is_some_and(|text| media_bytes(text.as_bytes(), false) > 0);
         match MEDIA_FIELDS.iter().position(|field| *field == name.as_bytes()) {
             Some(at) if is_long && !is_content => Err(["url", "image_url", "data"][at]),
             _ => check(own, is_content),
@@ -349,12 +361,15 @@ mod tests {
         let part = format!(r#"{{"type": "image_url", "image_url": {{"url": "data:image/png;base64,{base64}"}}}}"#);
         let json = format!(r#"{{"messages": [{{"role": "user", "content": [{part}]}}]}}"#);
         assert!(cost(json.as_bytes(), true) < json.len() * (BYTE + 1));
+        let lines = json.replace("o+/", "o\\r\\n");
+        assert!(cost(lines.as_bytes(), true) < lines.len() * (BYTE + 1), "with line breaks");
         let check = |json: &str| check_media(&serde_json::from_str(json).unwrap());
         assert_eq!(check(&json), Ok(()));
         for elsewhere in [
             format!(r#"{{"prompt": "x", "data": "{base64}"}}"#),
             format!(r#"{{"tools": [{{"url": "{base64}"}}], "messages": []}}"#),
             format!(r#"{{"messages": [{{"role": "user", "url": "{base64}", "content": ""}}]}}"#),
+            format!(r#"{{"messages": [{{"content": [{{"source": {{"type": "text", "data": "{base64}"}}}}]}}]}}"#),
         ] {
             assert!(check(&elsewhere).is_err());
         }
