@@ -6,6 +6,7 @@ use hobbit::Model;
 use hobbit::options::SCALE_MAX;
 use serde_json::{Value, json};
 
+use super::api::integer;
 use super::app::lock;
 use super::error::ApiError;
 
@@ -40,8 +41,7 @@ pub fn read(list: &Value, n: usize) -> Result<Scales, ApiError> {
     let list = list.as_array().ok_or_else(|| wrong("expected an array of {\"id\", \"scale\"}".to_owned()))?;
     let mut scales = vec![0.0; n];
     for entry in list {
-        let id =
-            entry.get("id").and_then(Value::as_u64).ok_or_else(|| wrong("expected a whole number as id".to_owned()))?;
+        let id = entry.get("id").and_then(integer).ok_or_else(|| wrong("expected a whole number as id".to_owned()))?;
         let scale = match entry.get("scale") {
             None => 0.0,
             Some(scale) => scale

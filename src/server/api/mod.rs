@@ -1,5 +1,5 @@
 //! The server's endpoints: llama-server's, OpenAI's and Anthropic's. Here are the fields of their requests: null counts
-//! as absent, and errors name the field.
+//! as absent at every level, and errors name the field.
 
 pub mod anthropic;
 pub mod chat;
@@ -27,6 +27,24 @@ pub type Fields = Map<String, Value>;
 /// How the server names itself to clients.
 pub fn build() -> &'static str {
     concat!("b", env!("HOBBIT_VERSION"))
+}
+
+/// Fields with JSON of the client's own, in which null is a value: schemas, arguments, a template's variables.
+const OPAQUE: [&str; 7] =
+    ["parameters", "input_schema", "schema", "json_schema", "format", "arguments", "chat_template_kwargs"];
+
+/// Removes null fields at every level. A message's content may be null.
+pub fn remove_nulls(value: &mut Value) {
+    match value {
+        Value::Array(list) => list.iter_mut().for_each(remove_nulls),
+        Value::Object(fields) => {
+            let is_call = fields.get("type").is_some_and(|kind| kind == "tool_use");
+            fields.retain(|name, value| name == "content" || !value.is_null());
+            let is_opaque = |name: &str| OPAQUE.contains(&name) || is_call && name == "input";
+            fields.iter_mut().filter(|(name, _)| !is_opaque(name)).for_each(|(_, value)| remove_nulls(value));
+        }
+        _ => {}
+    }
 }
 
 /// The value of a field, if present.
@@ -72,12 +90,15 @@ pub fn number(body: &Fields, name: &str) -> Result<Option<f32>, ApiError> {
     })
 }
 
+/// A whole number. Some clients write 3 as 3.0.
+pub fn integer(value: &Value) -> Option<i64> {
+    value.as_i64().or_else(|| value.as_f64().filter(|own| own.fract() == 0.0).map(|own| own as i64))
+}
+
 /// An integer, from the first of several names that is present.
 pub fn whole(body: &Fields, names: &[&str], range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
     let Some(name) = names.iter().find(|name| get(body, name).is_some()) else { return Ok(None) };
-    let whole = read(body, name, "a whole number", |value| {
-        value.as_i64().or_else(|| value.as_f64().filter(|own| own.fract() == 0.0).map(|own| own as i64))
-    })?;
+    let whole = read(body, name, "a whole number", integer)?;
     match whole.filter(|whole| !range.contains(whole)) {
         None => Ok(whole),
         Some(got) => {
@@ -112,7 +133,40 @@ mod tests {
         assert_eq!(message, "Field 'n': Value must be between 0 <= value <= 10, but got 11");
         assert_eq!(boolean(body, "text").unwrap_err().message, "Field 'text': expected true or false");
         assert!(whole(body, &["half"], 0..=9).is_err());
+        assert_eq!(
+            [json!(3), json!(3.0), json!(3.5), json!("3")].each_ref().map(integer),
+            [Some(3), Some(3), None, None]
+        );
         assert!(texts(body, "list").is_err());
         assert!(number(body, "big").is_err());
+    }
+
+    #[test]
+    fn null_counts_as_absent_at_every_level() {
+        let schema = json!({"enum": [null], "default": null});
+        let arguments = json!({"city": null});
+        let call = json!({"arguments": arguments});
+        let mut body = json!({
+            "logit_bias": {"262": null, "263": 1},
+            "prompt": [1, null],
+            "tools": [{"type": "function", "function": {"name": "w", "description": null, "parameters": schema}}],
+            "messages": [
+                {"role": "assistant", "content": null, "tool_calls": [{"id": null, "function": call}]},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": null, "input": arguments}]},
+            ],
+            "input": [{"type": "message", "id": null}],
+        });
+        remove_nulls(&mut body);
+        let expected = json!({
+            "logit_bias": {"263": 1},
+            "prompt": [1, null],
+            "tools": [{"type": "function", "function": {"name": "w", "parameters": schema}}],
+            "messages": [
+                {"role": "assistant", "content": null, "tool_calls": [{"function": call}]},
+                {"role": "assistant", "content": [{"type": "tool_use", "input": arguments}]},
+            ],
+            "input": [{"type": "message"}],
+        });
+        assert_eq!(body, expected);
     }
 }

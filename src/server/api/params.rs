@@ -8,7 +8,7 @@ use hobbit::options::{SamplerKind, SamplingOptions, Token, sampler_order};
 use hobbit::{Model, Sampler};
 use serde_json::{Value, json};
 
-use super::{Fields, boolean, get, number, text, texts, whole};
+use super::{Fields, boolean, get, integer, number, text, texts, whole};
 use crate::server::adapters;
 use crate::server::app::App;
 use crate::server::error::ApiError;
@@ -221,8 +221,8 @@ fn sampling(body: &Fields, defaults: &SamplingOptions, model: &Model) -> Result<
     if let Some(n) = whole(body, &["min_keep"], 0..=MOST)? {
         own.min_keep = n as u32;
     }
-    if let Some(seed) = whole(body, &["seed"], -1..=i64::from(u32::MAX))? {
-        own.seed = u32::try_from(seed).unwrap_or(SamplingOptions::RANDOM_SEED);
+    if let Some(given) = get(body, "seed") {
+        own.seed = seed(given).ok_or_else(|| ApiError::field("seed", "expected a whole number"))?;
     }
     if let Some(breakers) = texts(body, "dry_sequence_breakers")? {
         check_texts("dry_sequence_breakers", &breakers)?;
@@ -240,7 +240,7 @@ fn sampling(body: &Fields, defaults: &SamplingOptions, model: &Model) -> Result<
     }
     own.ignore_eos = boolean(body, "ignore_eos")?.unwrap_or(own.ignore_eos);
     own.logit_bias.extend(logit_bias(body, model)?);
-    own.keep_logits = get(body, "n_probs").and_then(Value::as_i64).is_some_and(|n| n > 0);
+    own.keep_logits = get(body, "n_probs").and_then(integer).is_some_and(|n| n > 0);
     let grammar = text(body, "grammar")?.filter(|grammar| !grammar.is_empty());
     match (grammar, get(body, "json_schema")) {
         (Some(grammar), _) => own.grammar = Some(grammar.to_owned()),
@@ -251,6 +251,14 @@ fn sampling(body: &Fields, defaults: &SamplingOptions, model: &Model) -> Result<
         (None, None) => {}
     }
     Ok(own)
+}
+
+/// The last 32 bits of a seed, which may have 64; -1 stands for a random one.
+fn seed(given: &Value) -> Option<u32> {
+    let whole = given.as_u64().or_else(|| integer(given).map(|seed| seed as u64))?;
+    let is_random = whole == u64::MAX || whole == u64::from(SamplingOptions::RANDOM_SEED);
+    let most = if is_random { u32::MAX } else { SamplingOptions::RANDOM_SEED - 1 };
+    Some((whole as u32).min(most))
 }
 
 /// Maximum number of stop texts.
@@ -312,6 +320,9 @@ fn logit_bias(body: &Fields, model: &Model) -> Result<Vec<(Token, f32)>, ApiErro
     };
     let (mut all, mut n_texts) = (Vec::new(), 0);
     let mut add = |token: Result<i64, &str>, bias: &Value| {
+        if bias.is_null() {
+            return Ok(());
+        }
         let bias = match bias {
             Value::Bool(false) => f32::NEG_INFINITY,
             other => other.as_f64().map(|bias| bias as f32).filter(|bias| bias.is_finite()).ok_or_else(fail)?,
@@ -340,7 +351,7 @@ fn logit_bias(body: &Fields, model: &Model) -> Result<Vec<(Token, f32)>, ApiErro
                 let Some([token, bias]) = pair.as_array().map(Vec::as_slice) else { return Err(fail()) };
                 let token = match token {
                     Value::String(text) => Err(text.as_str()),
-                    other => Ok(other.as_i64().ok_or_else(fail)?),
+                    other => Ok(integer(other).ok_or_else(fail)?),
                 };
                 add(token, bias)?;
             }
@@ -434,6 +445,26 @@ pub fn merge(into: &mut Value, more: Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn seeds_of_64_bits() {
+        let random = Some(SamplingOptions::RANDOM_SEED);
+        for (given, expected) in [
+            (json!(7), Some(7)),
+            (json!(7.0), Some(7)),
+            (json!(-1), random),
+            (json!(u32::MAX), random),
+            (json!((5_u64 << 32) + 7), Some(7)),
+            (json!(i64::MIN + 7), Some(7)),
+            (json!(u64::MAX - 1), Some(u32::MAX - 1)),
+            // It is no -1: the same seed gives the same text.
+            (json!(i64::MAX), Some(u32::MAX - 1)),
+            (json!(7.5), None),
+            (json!("7"), None),
+        ] {
+            assert_eq!(seed(&given), expected, "{given}");
+        }
+    }
 
     #[test]
     fn candidates_of_all_answers_are_bounded_together() {

@@ -9,7 +9,7 @@ use hobbit::options::Token;
 use serde_json::Value;
 
 use super::params::{self, Params};
-use super::{Fields, get, native, text};
+use super::{Fields, get, integer, native, text};
 use crate::server::app::App;
 use crate::server::error::ApiError;
 use crate::server::http::Body;
@@ -107,7 +107,7 @@ pub fn mixed(parts: &[Value], model: &Model, adds_special: bool) -> Result<Vec<T
 
 /// A token of the vocabulary.
 pub fn token(value: &Value, model: &Model) -> Result<Token, ApiError> {
-    let number = value.as_i64().filter(|number| (0..model.n_vocab() as i64).contains(number));
+    let number = integer(value).filter(|number| (0..model.n_vocab() as i64).contains(number));
     number.map(|number| number as Token).ok_or_else(|| ApiError::invalid("Prompt contains invalid tokens"))
 }
 
@@ -188,7 +188,7 @@ pub fn gap(app: &App, body: &Fields, suffix: &[Token]) -> Result<Vec<Token>, Api
     // As llama-server divides a batch: the text nearest to the gap is kept.
     let n_prefix = prefix.len().min(3 * (loaded.n_batch / 4));
     let n_suffix = suffix.len().min((loaded.n_batch / 4).saturating_sub(2 + prompt.len()));
-    let n_predict = body.get("n_predict").and_then(Value::as_u64).unwrap_or(0).min(loaded.n_ctx as u64) as usize;
+    let n_predict = get(body, "n_predict").and_then(integer).unwrap_or(0).clamp(0, loaded.n_ctx as i64) as usize;
     let n_extra = extra.len().min(loaded.n_ctx.saturating_sub(loaded.n_batch + 2 * n_predict));
     let before = [&[prefix_token], &prefix[prefix.len() - n_prefix..], &prompt].concat();
     let after = [&[suffix_token], &suffix[..n_suffix]].concat();

@@ -13,12 +13,13 @@ use axum::extract::{FromRequest, Request};
 use futures_util::StreamExt;
 use serde_json::{Map, Value};
 
+use super::api::remove_nulls;
 use super::app::App;
 use super::error::ApiError;
 use connections::Exchange;
 use memory::{Held, check_media, cost};
 
-/// A JSON object, whose null fields count as absent, and the memory accounted to the request.
+/// A JSON object, whose null fields count as absent at every level, and the memory accounted to the request.
 #[derive(Debug)]
 pub struct Body(pub Map<String, Value>, pub Held);
 
@@ -93,6 +94,7 @@ impl FromRequest<Arc<App>> for Body {
         match value {
             Value::Object(mut fields) => {
                 fields.retain(|_, value| !value.is_null());
+                fields.values_mut().for_each(remove_nulls);
                 Ok(Self(fields, held))
             }
             Value::Null => Err(ApiError::invalid("the request has no body; a JSON object is expected")),
