@@ -2,6 +2,7 @@
 //! are other shapes of the same.
 
 pub mod answer;
+pub mod messages;
 pub mod request;
 mod stream;
 
@@ -37,6 +38,8 @@ pub struct Talk {
     pub tokens: Arc<[Token]>,
     media: (Chunks, Option<Encoder>),
     pub include_usage: bool,
+    /// Candidates that the answer shows for each token.
+    n_top: usize,
     /// How reasoning appears in the answer.
     reasoning_format: &'static str,
     held: Arc<Held>,
@@ -70,7 +73,7 @@ impl Talk {
         (media, encoder): (Vec<Media>, Option<Encoder>),
         held: Held,
     ) -> Result<Self, ApiError> {
-        let Request { inputs, budget, include_usage, .. } = request;
+        let Request { inputs, budget, include_usage, n_top, .. } = request;
         let (mut prompt, MediaPrompt { tokens, chunks }) = write(loaded, &inputs, &media)?;
         // The prompt's tokens hold the same text.
         prompt.prompt.clear();
@@ -83,7 +86,7 @@ impl Talk {
         generate.stops = generate.stops.iter().chain(&prompt.additional_stops).cloned().collect();
         let reasoning_format = inputs.reasoning_format.name();
         let (app, tokens, held) = (Arc::clone(app), tokens.into(), Arc::new(held));
-        Ok(Self { app, params, prompt, tokens, media: (chunks, encoder), include_usage, reasoning_format, held })
+        Ok(Self { app, params, prompt, tokens, media: (chunks, encoder), include_usage, n_top, reasoning_format, held })
     }
 
     /// Hands the prompt to the engine, once per requested answer.
@@ -177,7 +180,7 @@ fn answer(talk: &Talk, results: &[Whole]) -> Result<Response, ApiError> {
             finish_reason: finish_reason(&own.done.stop, !message.calls.is_empty()),
             index,
             message: message.json(),
-            logprobs: (talk.params.generate.n_probs > 0).then(|| Logprobs::new(&own.probabilities)),
+            logprobs: (talk.params.generate.n_probs > 0).then(|| Logprobs::new(&own.probabilities, talk.n_top)),
         });
     }
     let verbose = talk.verbose(&results[0].done, 0, &results[0].text);

@@ -213,7 +213,7 @@ fn log_of(candidate: &Candidate) -> f32 {
 impl Serialize for Logprobs<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = serializer.serialize_map(None)?;
-        fields.serialize_entry("content", &Candidates(self.generated))?;
+        fields.serialize_entry("content", &Candidates { all: self.generated, n_top: self.n_top })?;
         fields.serialize_entry("tokens", &self.tokens().map(|(bytes, _)| token_text(bytes)).collect::<Vec<_>>())?;
         let chosen = self.tokens().map(|(_, own)| own.map(|own| log_of(&own.chosen)));
         fields.serialize_entry("token_logprobs", &chosen.collect::<Vec<_>>())?;

@@ -14,7 +14,7 @@ use hobbit::options::Token;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::chat::request::check_part;
+use super::chat::messages::check_part;
 use super::{Fields, get, prompts, text, whole};
 use crate::server::app::{App, Loaded};
 use crate::server::error::ApiError;
@@ -181,7 +181,8 @@ fn input(value: &Value, model: &Model) -> Result<Vec<Token>, ApiError> {
     match value.get("content") {
         None => prompts::one(value, model),
         Some(Value::Array(parts)) => {
-            parts.iter().try_for_each(|part| check_part(&mut part.clone(), None, &mut Vec::new()))?;
+            let mut parts = parts.clone();
+            parts.iter_mut().try_for_each(|part| check_part(part, None, &mut Vec::new()))?;
             let text: String = parts.iter().filter_map(|part| part["text"].as_str()).collect();
             prompts::tokens(model, &text, true)
         }

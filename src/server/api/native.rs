@@ -59,7 +59,7 @@ pub async fn complete(app: &Arc<App>, params: Params, prompts: Prompts, held: He
         let fields = &params.response_fields;
         let tells = params.generate.n_probs > 0
             && (fields.is_empty() || fields.iter().any(|field| field == "completion_probabilities"));
-        let completion_probabilities = tells.then_some(Candidates(&own.probabilities));
+        let completion_probabilities = tells.then_some(Candidates::new(&own.probabilities));
         serde_json::to_string(&Answer { answer: select(answer, fields), completion_probabilities })
     };
     // Serialise one answer at a time: JSON values of all would take far more memory.
@@ -179,7 +179,7 @@ impl Shape for Native {
                 let mut value = part(&token.text, &[token.token], token.n_decoded);
                 self.params.add_timings(&mut value, &token.timings);
                 if let Some(probabilities) = token.probabilities {
-                    value["completion_probabilities"] = json!(Candidates(&[probabilities]));
+                    value["completion_probabilities"] = json!(Candidates::new(&[probabilities]));
                 }
                 value
             }
@@ -225,12 +225,23 @@ pub fn last(app: &App, params: &Params, done: &Done, index: usize, prompt: &[Tok
     })
 }
 
-/// The candidates of each token, with the fields of llama-server and OpenAI.
-pub struct Candidates<'a>(pub &'a [Probabilities]);
+/// The `n_top` most probable candidates of each token, with the fields of llama-server and OpenAI.
+pub struct Candidates<'a> {
+    pub all: &'a [Probabilities],
+    pub n_top: usize,
+}
+
+impl<'a> Candidates<'a> {
+    /// As many as the request asked for.
+    fn new(all: &'a [Probabilities]) -> Self {
+        Self { all, n_top: usize::MAX }
+    }
+}
 
 impl Serialize for Candidates<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.0.iter().map(|own| Entry { of: own, candidate: &own.chosen, is_chosen: true }))
+        let entry = |of| Entry { of, candidate: &of.chosen, n_top: Some(self.n_top) };
+        serializer.collect_seq(self.all.iter().map(entry))
     }
 }
 
@@ -238,7 +249,8 @@ impl Serialize for Candidates<'_> {
 struct Entry<'a> {
     of: &'a Probabilities,
     candidate: &'a Candidate,
-    is_chosen: bool,
+    /// Candidates that the chosen one shows.
+    n_top: Option<usize>,
 }
 
 impl Serialize for Entry<'_> {
@@ -252,9 +264,9 @@ impl Serialize for Entry<'_> {
         fields.serialize_entry("token", &String::from_utf8_lossy(&candidate.bytes))?;
         fields.serialize_entry("bytes", &candidate.bytes)?;
         fields.serialize_entry(one, &value)?;
-        if self.is_chosen {
-            let top = of.top.iter().filter(|candidate| !of.is_post_sampling || candidate.log.exp() > 0.0);
-            let top: Vec<_> = top.map(|candidate| Entry { of, candidate, is_chosen: false }).collect();
+        if let Some(n_top) = self.n_top {
+            let top = of.top.iter().take(n_top).filter(|candidate| !of.is_post_sampling || candidate.log.exp() > 0.0);
+            let top: Vec<_> = top.map(|candidate| Entry { of, candidate, n_top: None }).collect();
             fields.serialize_entry(many, &top)?;
         }
         fields.end()
@@ -296,10 +308,10 @@ mod tests {
             top: vec![candidate(1.0), candidate(0.0)],
             is_post_sampling: false,
         };
-        let value = json!(Candidates(std::slice::from_ref(&own)))[0].take();
+        let value = json!(Candidates::new(std::slice::from_ref(&own)))[0].take();
         assert_eq!(value["logprob"], json!(f32::MIN));
         assert_eq!(value["top_logprobs"][0]["logprob"], json!(0.0));
         let own = Probabilities { is_post_sampling: true, ..own };
-        assert_eq!(json!(Candidates(&[own]))[0]["top_probs"].as_array().unwrap().len(), 1);
+        assert_eq!(json!(Candidates::new(&[own]))[0]["top_probs"].as_array().unwrap().len(), 1);
     }
 }

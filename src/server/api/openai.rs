@@ -126,8 +126,9 @@ struct Content<'a> {
 }
 
 impl<'a> Logprobs<'a> {
-    pub fn new(all: &'a [Probabilities]) -> Self {
-        Self((!all.is_empty()).then_some(Content { content: Candidates(all) }))
+    /// The candidates of all tokens, of each the `n_top` most probable ones.
+    pub fn new(all: &'a [Probabilities], n_top: usize) -> Self {
+        Self((!all.is_empty()).then_some(Content { content: Candidates { all, n_top } }))
     }
 }
 

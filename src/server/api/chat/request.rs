@@ -4,8 +4,9 @@ use hobbit::engine::{ChatInputs, Continuation, ToolChoice};
 use hobbit::options::{ReasoningBudget, ReasoningFormat};
 use serde_json::{Value, json};
 
+use super::messages::check_messages;
 use crate::reasoning::{ENABLE_THINKING, REASONING_EFFORT, Reasoning};
-use crate::server::api::{Fields, boolean, get, media, object, text, whole};
+use crate::server::api::{Fields, boolean, get, object, text, whole};
 use crate::server::error::ApiError;
 
 /// Default number of candidates with `logprobs`.
@@ -33,6 +34,8 @@ pub struct Request {
     pub budget: ReasoningBudget,
     /// The stream ends with token counts.
     pub include_usage: bool,
+    /// Candidates that the answer shows for each token.
+    pub n_top: usize,
     /// Files of images and sound, in order of their places in the conversation.
     pub media: Vec<Vec<u8>>,
 }
@@ -50,7 +53,7 @@ pub fn read(mut body: Fields, defaults: &Defaults) -> Result<Request, ApiError> 
     check_messages(&mut conversation, defaults.marker, &mut media)?;
     let (continue_final_message, add_generation_prompt) = continuation(&body, &conversation, defaults)?;
     let reasoning = reasoning(&body, defaults)?;
-    probabilities(&mut body, tools.is_some())?;
+    let n_top = probabilities(&mut body)?;
     let options = object(&body, "stream_options")?.map(|options| boolean(options, "include_usage"));
     let include_usage = options.transpose()?.flatten().unwrap_or(false);
     let inputs = ChatInputs {
@@ -68,7 +71,7 @@ pub fn read(mut body: Fields, defaults: &Defaults) -> Result<Request, ApiError> 
         use_jinja: defaults.jinja,
         pure_content: defaults.reasoning.skip_parsing,
     };
-    Ok(Request { inputs, rest: body, budget: reasoning.budget, include_usage, media })
+    Ok(Request { inputs, rest: body, budget: reasoning.budget, include_usage, n_top, media })
 }
 
 /// Tools as JSON, if any, and whether the model must call them.
@@ -86,15 +89,15 @@ fn tools(body: &mut Fields, jinja: bool) -> Result<(Option<String>, ToolChoice),
         Some(Value::String(word)) => {
             word.parse().map_err(|_| ApiError::invalid(format!("Invalid tool_choice: {word}")))?
         }
-        // One tool by name: the template receives only this one.
+        // Some tools by name: the template receives only these.
         Some(choice) => {
-            let name = choice.pointer("/function/name").or_else(|| choice.get("name")).and_then(Value::as_str);
-            let name = name.ok_or_else(|| ApiError::invalid(format!("Invalid tool_choice: {choice}")))?;
-            tools.retain(|tool| tool.pointer("/function/name").is_some_and(|own| own == name));
-            if tools.is_empty() {
+            let (mode, names) = named_tools(&choice)?;
+            let missing = names.iter().find(|name| !tools.iter().any(|tool| tool_name(tool) == Some(name)));
+            if let Some(name) = missing {
                 return Err(ApiError::invalid(format!("Invalid tool_choice: there is no tool '{name}'")));
             }
-            ToolChoice::Required
+            tools.retain(|tool| tool_name(tool).is_some_and(|own| names.contains(&own)));
+            mode
         }
     };
     if !jinja && choice != ToolChoice::Auto {
@@ -102,6 +105,24 @@ fn tools(body: &mut Fields, jinja: bool) -> Result<(Option<String>, ToolChoice),
     }
     let tools = (!tools.is_empty()).then(|| Value::Array(tools).to_string());
     Ok((tools, choice))
+}
+
+fn tool_name(tool: &Value) -> Option<&str> {
+    tool.pointer("/function/name").or_else(|| tool.get("name")).and_then(Value::as_str)
+}
+
+/// The tools that `tool_choice` names, and whether one must be called: a single one must, `allowed_tools` has a mode.
+fn named_tools(choice: &Value) -> Result<(ToolChoice, Vec<&str>), ApiError> {
+    let wrong = || ApiError::invalid(format!("Invalid tool_choice: {choice}"));
+    if choice.get("type").is_none_or(|kind| kind != "allowed_tools") {
+        return Ok((ToolChoice::Required, vec![tool_name(choice).ok_or_else(wrong)?]));
+    }
+    // A chat completion nests them one level deeper than Responses.
+    let own = choice.get("allowed_tools").unwrap_or(choice);
+    let mode = own.get("mode").and_then(Value::as_str).unwrap_or("auto").parse().map_err(|_| wrong())?;
+    let names: Option<Vec<&str>> =
+        own.get("tools").and_then(Value::as_array).ok_or_else(wrong)?.iter().map(tool_name).collect();
+    Ok((mode, names.filter(|names| !names.is_empty()).ok_or_else(wrong)?))
 }
 
 /// The schema that the answer must follow, as JSON.
@@ -216,95 +237,24 @@ fn reasoning(body: &Fields, defaults: &Defaults) -> Result<ReasoningFields, ApiE
     Ok(ReasoningFields { enabled, format, kwargs, budget })
 }
 
-/// `logprobs` and `top_logprobs` become `n_probs`.
-fn probabilities(body: &mut Fields, has_tools: bool) -> Result<(), ApiError> {
+/// `logprobs` and `top_logprobs` become `n_probs`. Returns how many candidates the answer shows for each token: 0 asks
+/// for the chosen tokens only.
+fn probabilities(body: &mut Fields) -> Result<usize, ApiError> {
     let are_wanted = boolean(body, "logprobs")?.unwrap_or(false);
     let top = whole(body, &["top_logprobs"], 0..=i64::from(i32::MAX))?;
-    let streams = boolean(body, "stream")?.unwrap_or(false);
-    let has_field = get(body, "top_logprobs").is_some();
     for name in ["logprobs", "top_logprobs"] {
         body.remove(name);
     }
-    if are_wanted && has_tools && streams {
-        return Err(ApiError::invalid("logprobs is not supported with tools + stream"));
-    }
-    if !are_wanted && has_field {
-        return Err(ApiError::invalid("top_logprobs requires logprobs to be set to true"));
-    }
-    if are_wanted {
-        body.insert("n_probs".to_owned(), json!(top.unwrap_or(TOP_LOGPROBS)));
-    }
-    Ok(())
-}
-
-/// Checks messages in OpenAI's form, removes null fields, and moves images and sound to `media`.
-fn check_messages(messages: &mut Value, marker: Option<&str>, media: &mut Vec<Vec<u8>>) -> Result<(), ApiError> {
-    let Value::Array(messages) = messages else {
-        return Err(ApiError::invalid("Expected 'messages' to be an array"));
-    };
-    messages.iter_mut().try_for_each(|message| match message {
-        Value::Object(fields) => check_one(fields, marker, media),
-        _ => Err(ApiError::invalid("Expected 'messages' to be an array of objects")),
-    })
-}
-
-fn check_one(message: &mut Fields, marker: Option<&str>, media: &mut Vec<Vec<u8>>) -> Result<(), ApiError> {
-    // Content may be null; any other null field counts as absent.
-    message.retain(|name, value| name == "content" || !value.is_null());
-    let role = match message.get("role") {
-        Some(Value::String(role)) => role.as_str(),
-        Some(_) => return Err(ApiError::invalid("Expected 'role' to be a string")),
-        None => "",
-    };
-    let (is_assistant, is_role_missing) = (role == "assistant", role.is_empty());
-    let has_calls = message.contains_key("tool_calls");
-    let Some(content) = message.get_mut("content") else {
-        return match (is_assistant, has_calls) {
-            (true, true) => Ok(()),
-            (true, false) => Err(ApiError::invalid("Assistant message must contain either 'content' or 'tool_calls'!")),
-            (false, _) => Err(ApiError::invalid("All non-assistant messages must contain 'content'")),
+    if !are_wanted {
+        return match top {
+            // The default of some clients.
+            None | Some(0) => Ok(usize::MAX),
+            Some(_) => Err(ApiError::invalid("top_logprobs requires logprobs to be set to true")),
         };
-    };
-    match content {
-        Value::Null | Value::String(_) => {}
-        Value::Array(parts) => parts.iter_mut().try_for_each(|part| check_part(part, marker, media))?,
-        _ => return Err(ApiError::invalid("Expected 'content' to be a string or an array")),
     }
-    if is_role_missing {
-        return Err(ApiError::invalid("Missing 'role' in message"));
-    }
-    Ok(())
-}
-
-/// Checks a content part. Moves the bytes of an image or sound to `media`, and leaves a marker.
-///
-/// # Errors
-/// Parts that are neither, or images and sound where the server takes none.
-pub fn check_part(part: &mut Value, marker: Option<&str>, media: &mut Vec<Vec<u8>>) -> Result<(), ApiError> {
-    let cannot = |what: &str| {
-        ApiError::invalid(format!(
-            "{what} input is not supported: the server has no projector for it; start it with --mmproj, or send the \
-             message without it"
-        ))
-    };
-    let bytes = match part.get("type").and_then(Value::as_str) {
-        Some("text") if part.get("text").is_some_and(Value::is_string) => return Ok(()),
-        Some("text") => return Err(ApiError::invalid("a content part of type 'text' needs a string 'text'")),
-        Some("image_url") if marker.is_none() => return Err(cannot("image")),
-        Some("input_audio") if marker.is_none() => return Err(cannot("audio")),
-        Some("image_url") => media::image(&part["image_url"])?,
-        Some("input_audio") => media::sound(&part["input_audio"])?,
-        Some("input_video" | "video_url") => {
-            return Err(ApiError::invalid("video input is not supported; send images of it"));
-        }
-        _ => return Err(ApiError::invalid("unsupported content[].type")),
-    };
-    if media.len() >= media::COUNT_MAX {
-        return Err(ApiError::invalid(format!("a request may have at most {} images and sounds", media::COUNT_MAX)));
-    }
-    media.push(bytes);
-    *part = json!({"type": "media_marker", "text": marker});
-    Ok(())
+    let top = top.unwrap_or(TOP_LOGPROBS);
+    body.insert("n_probs".to_owned(), json!(top.max(1)));
+    Ok(top as usize)
 }
 
 /// Whether a message has the assistant's role.

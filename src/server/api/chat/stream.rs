@@ -64,7 +64,8 @@ impl Chat {
         if let Some(last) = chunks.last_mut()
             && !answer.probabilities.is_empty()
         {
-            last["choices"][0]["logprobs"] = json!(Logprobs::new(&std::mem::take(&mut answer.probabilities)));
+            let probabilities = std::mem::take(&mut answer.probabilities);
+            last["choices"][0]["logprobs"] = json!(Logprobs::new(&probabilities, self.talk.n_top));
         }
         chunks
     }

@@ -1,6 +1,7 @@
 //! Literal requests.
 
 use super::*;
+use crate::server::api::media;
 
 fn read_with(body: Value, change: impl FnOnce(&mut Defaults)) -> Result<Request, ApiError> {
     let reasoning = Reasoning { budget: Some(7), ..Reasoning::default() };
@@ -66,6 +67,32 @@ fn one_tool_by_name() {
     assert!(!request.inputs.tools.unwrap().contains(r#""b""#));
     assert!(message(json!({"tools": [tool("b")], "tool_choice": choice})).contains("no tool 'a'"));
     assert_eq!(message(json!({"tool_choice": "always"})), "Invalid tool_choice: always");
+}
+
+#[test]
+fn allowed_tools() {
+    let named = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let all = json!([tool("a"), tool("b"), tool("c")]);
+    let chat = json!({"type": "allowed_tools", "allowed_tools": {
+        "mode": "required", "tools": [named("a"), named("c")],
+    }});
+    let request = read_one(json!({"tools": all, "tool_choice": chat}));
+    let tools = request.inputs.tools.unwrap();
+    assert_eq!(request.inputs.tool_choice, ToolChoice::Required);
+    assert!(tools.contains(r#""a""#) && !tools.contains(r#""b""#) && tools.contains(r#""c""#), "{tools}");
+    let responses = json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "b"}]});
+    let request = read_one(json!({"tools": all, "tool_choice": responses}));
+    assert_eq!(request.inputs.tool_choice, ToolChoice::Auto);
+    assert!(!request.inputs.tools.unwrap().contains(r#""a","#));
+    for wrong in [
+        json!({"type": "allowed_tools"}),
+        json!({"type": "allowed_tools", "tools": []}),
+        json!({"type": "allowed_tools", "mode": "often", "tools": [named("a")]}),
+    ] {
+        message(json!({"tools": all, "tool_choice": wrong}));
+    }
+    let missing = json!({"type": "allowed_tools", "tools": [named("a"), named("z")]});
+    assert!(message(json!({"tools": all, "tool_choice": missing})).contains("no tool 'z'"));
 }
 
 #[test]
@@ -153,7 +180,12 @@ fn probabilities_of_tokens() {
     assert_eq!(read_one(json!({"logprobs": true, "top_logprobs": 3})).rest["n_probs"], 3);
     assert!(!read_one(json!({"logprobs": false})).rest.contains_key("n_probs"));
     assert!(message(json!({"top_logprobs": 3})).contains("requires logprobs"));
-    assert!(message(json!({"logprobs": true, "stream": true, "tools": [tool("a")]})).contains("tools + stream"));
+    // The chosen tokens only.
+    let chosen = read_one(json!({"logprobs": true, "top_logprobs": 0}));
+    assert_eq!((&chosen.rest["n_probs"], chosen.n_top), (&json!(1), 0));
+    assert!(!read_one(json!({"top_logprobs": 0})).rest.contains_key("n_probs"));
+    let streamed = read_one(json!({"logprobs": true, "stream": true, "tools": [tool("a")]}));
+    assert_eq!(streamed.rest["n_probs"], 20);
 }
 
 #[test]
@@ -182,7 +214,7 @@ fn invalid_conversations() {
 #[test]
 fn a_conversation() {
     let mut messages = json!([
-        {"role": "system", "content": "s", "name": null},
+        {"role": "system", "content": "s"},
         {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]},
         {"role": "assistant", "content": null, "tool_calls": []},
         {"role": "assistant", "tool_calls": []},
@@ -191,6 +223,80 @@ fn a_conversation() {
     assert_eq!(messages[0], json!({"role": "system", "content": "s"}));
     assert_eq!(messages[2]["content"], Value::Null);
     assert!(check_messages(&mut json!([]), None, &mut Vec::new()).is_ok());
+}
+
+fn checked(mut messages: Value) -> Value {
+    check_messages(&mut messages, Some("<m>"), &mut Vec::new()).unwrap_or_else(|error| panic!("{}", error.message));
+    messages
+}
+
+#[test]
+fn lists_are_joined_where_templates_do_not_read_them() {
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}});
+    let own = checked(json!([
+        {"role": "system", "content": [text("a"), text("b")]},
+        {"role": "user", "content": [text("c"), text("d")]},
+        {"role": "assistant", "content": [text("e"), text("f")]},
+        {"role": "tool", "tool_call_id": "1", "content": [text("g"), image, text("h")]},
+        {"role": "tool", "tool_call_id": "2", "content": []},
+    ]));
+    let contents: Vec<&Value> = own.as_array().unwrap().iter().map(|message| &message["content"]).collect();
+    assert_eq!(contents, [&json!("ab"), &json!([text("c"), text("d")]), &json!("ef"), &json!("g<m>h"), &json!("")]);
+}
+
+#[test]
+fn system_messages_at_the_beginning_are_one() {
+    let own = checked(json!([
+        {"role": "developer", "content": "a"}, {"role": "system", "content": [{"type": "text", "text": "b"}]},
+        {"role": "user", "content": "c"}, {"role": "system", "content": "d"}, {"role": "system", "content": "e"},
+    ]));
+    let said: Vec<(&str, &str)> = own
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|own| (own["role"].as_str().unwrap(), own["content"].as_str().unwrap()))
+        .collect();
+    assert_eq!(said, [("developer", "a\n\nb"), ("user", "c"), ("system", "d"), ("system", "e")]);
+}
+
+#[test]
+fn earlier_answers_are_completed() {
+    let call = |function: Value| json!({"id": "1", "type": "function", "function": function});
+    let own = checked(json!([
+        {"role": "assistant", "tool_calls": [
+            call(json!({"name": "a", "arguments": ""})), call(json!({"name": "b", "arguments": " "})),
+            call(json!({"name": "c"})), {"function": {"name": "d", "arguments": {"e": 1}}},
+        ]},
+        {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "assistant", "content": null, "refusal": "No."},
+        {"role": "assistant", "content": "Well.", "refusal": "No."},
+        {"role": "assistant", "reasoning_content": "a", "content": [
+            {"type": "thinking", "thinking": "b"}, {"type": "text", "text": "x"},
+            {"type": "thinking", "thinking": [{"type": "text", "text": "c"}]}, {"type": "refusal", "refusal": "y"},
+        ]},
+    ]));
+    let arguments: Vec<&Value> =
+        own[0]["tool_calls"].as_array().unwrap().iter().map(|call| &call["function"]["arguments"]).collect();
+    assert_eq!(arguments, [&json!("{}"), &json!("{}"), &json!("{}"), &json!({"e": 1})]);
+    assert_eq!(own[0]["tool_calls"][3]["type"], "function");
+    assert_eq!(own[1]["tool_calls"][0]["function"]["name"], "f");
+    assert_eq!((&own[2]["content"], &own[3]["content"]), (&json!("No."), &json!("Well.No.")));
+    assert_eq!(own[4], json!({"role": "assistant", "reasoning_content": "abc", "content": "xy"}));
+}
+
+#[test]
+fn unknown_parts_are_refused_by_type() {
+    let part = |role: &str, part: Value| {
+        let mut messages = json!([{"role": role, "content": [part]}]);
+        check_messages(&mut messages, None, &mut Vec::new()).map(|()| messages).map_err(|error| error.message)
+    };
+    assert!(part("user", json!({"type": "dream", "text": "x"})).unwrap_err().contains("'dream'"));
+    assert!(part("user", json!({"type": "thinking", "thinking": "x"})).unwrap_err().contains("'thinking'"));
+    assert!(part("assistant", json!({"type": "thinking", "thinking": 7})).unwrap_err().contains("'thinking'"));
+    assert!(part("user", json!({"type": "file", "file": {"file_id": "x"}})).unwrap_err().contains("not fetched"));
+    let file = json!({"type": "file", "file": {"file_data": "data:text/plain;base64,SGk="}});
+    assert!(part("user", file).unwrap()[0]["content"][0]["text"].as_str().unwrap().contains("Hi"));
 }
 
 #[test]
