@@ -83,7 +83,8 @@ impl Answer {
         deltas.iter().for_each(|delta| self.blocks.add(delta, events));
         self.blocks.close(events);
         let mut message = self.message(done.n_prompt, done.timings.n_cached, done.n_decoded);
-        message["stop_reason"] = json!(stop_reason(&done.stop, self.blocks.have_calls, &self.stops));
+        let calls = self.blocks.have_calls && self.reader.cut().is_none();
+        message["stop_reason"] = json!(stop_reason(&done.stop, calls, &self.stops));
         message["stop_sequence"] = json!(stop_sequence(&done.stop, &self.stops));
         Ok(message)
     }

@@ -177,7 +177,7 @@ fn answer(talk: &Talk, results: &[Whole]) -> Result<Response, ApiError> {
     for (index, own) in results.iter().enumerate() {
         let message = Message::of(&talk.prompt, own)?;
         choices.push(Choice {
-            finish_reason: finish_reason(&own.done.stop, !message.calls.is_empty()),
+            finish_reason: finish_reason(&own.done.stop, !message.calls.is_empty() && !message.is_cut),
             index,
             message: message.json(),
             logprobs: (talk.params.generate.n_probs > 0).then(|| Logprobs::new(&own.probabilities, talk.n_top)),

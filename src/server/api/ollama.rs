@@ -182,7 +182,7 @@ impl Answer {
 
     /// The message that is not sent yet.
     fn message(&self) -> Value {
-        let Message { content, reasoning, calls } = &self.unsent;
+        let Message { content, reasoning, calls, .. } = &self.unsent;
         let mut message = json!({"content": content});
         if !reasoning.is_empty() {
             message["thinking"] = json!(reasoning);
@@ -258,6 +258,8 @@ impl Shape for Answer {
 
     fn failure(&mut self, error: &ApiError) -> Vec<Frame> {
         vec![unnamed(&json!({"error": error.message}))]
+                // A call within which the answer ended is none.
+                self.unsent.calls.truncate(self.reader.cut().unwrap_or(usize::MAX));
     }
 }
 

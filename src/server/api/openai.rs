@@ -16,12 +16,21 @@ use crate::server::job::{Done, Probabilities, Stop};
 
 /// An unguessable and unique id: 32 random letters and digits.
 pub fn random_id() -> String {
+    random(32)
+}
+
+/// The id of a tool call: 9 letters and digits, because Mistral's templates take no others.
+pub fn call_id() -> String {
+    random(9)
+}
+
+fn random(n: usize) -> String {
     const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-    let mut id = String::with_capacity(32);
-    for _ in 0..4 {
+    let mut id = String::with_capacity(n);
+    while id.len() < n {
         // The standard library's hashers are keyed from the operating system's randomness.
         let mut bits = RandomState::new().hash_one(id.as_str());
-        for _ in 0..8 {
+        for _ in id.len()..n.min(id.len() + 8) {
             id.push(char::from(LETTERS[(bits % 62) as usize]));
             bits /= 62;
         }
@@ -166,6 +175,8 @@ mod tests {
         let ids: std::collections::BTreeSet<String> = (0..100).map(|_| random_id()).collect();
         assert_eq!(ids.len(), 100);
         assert!(ids.iter().all(|id| id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_alphanumeric())));
+        let (one, two) = (call_id(), call_id());
+        assert!(one != two && one.len() == 9 && one.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{one} {two}");
     }
 
     #[test]

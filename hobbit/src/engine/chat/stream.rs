@@ -59,11 +59,16 @@ impl ChatStream {
         if reply.is_empty() {
             return Ok(Vec::new());
         }
+        let n_calls = reply.tool_calls.len();
         for (at, call) in reply.tool_calls.iter_mut().enumerate() {
-            if self.ids.len() <= at {
+            // Until its arguments begin, a call may get its id, or a longer one.
+            let is_settled = !is_partial || !call.arguments.is_empty() || at + 1 < n_calls;
+            if self.ids.len() == at && is_settled {
                 self.ids.push(if call.id.is_empty() { (self.make_id)() } else { call.id.clone() });
             }
-            call.id.clone_from(&self.ids[at]);
+            if let Some(id) = self.ids.get(at) {
+                call.id.clone_from(id);
+            }
         }
         let changes = reply.changes_since(&self.reply)?;
         self.reply = reply;

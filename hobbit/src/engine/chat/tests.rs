@@ -252,6 +252,39 @@ fn tools_are_called() {
     assert_eq!(stream.reply().tool_calls, [call]);
 }
 
+/// Writes an id behind each call's name.
+const WITH_IDS: &str = "{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif -%}\
+{%- for message in messages -%}\
+{%- if message.role == 'user' %}[INST]{{ message.content }}[/INST]\
+{%- elif message.role == 'tool' %}\
+[TOOL_RESULTS]{{ message.tool_call_id }}[TOOL_CONTENT]{{ message.content }}[/TOOL_RESULTS]\
+{%- elif message.tool_calls -%}\
+{%- for call in message.tool_calls -%}\
+[TOOL_CALLS]{{ call.function.name }}[CALL_ID]{{ call.id }}[ARGS]{{ call.function.arguments | tojson }}\
+{%- endfor -%}</s>\
+{%- else -%}{{ message.content }}</s>{%- endif -%}\
+{%- endfor -%}";
+
+#[test]
+fn ids_of_the_model_are_kept() {
+    let inputs = ChatInputs { tools: Some(GET_TIME.to_owned()), ..one_message() };
+    let prompt = templates(WITH_IDS).apply(&inputs).unwrap();
+    let answer = "[TOOL_CALLS]get_time[CALL_ID]abcdefghi[ARGS]{\"city\": \"Rome\"}";
+    assert_eq!(prompt.parser.parse(answer, false).unwrap().tool_calls[0].id, "abcdefghi", "{prompt:?}");
+    let mut stream = ChatStream::new(prompt.parser, || "made up".to_owned()).unwrap();
+    let mut ids = Vec::new();
+    for c in answer.chars() {
+        for change in stream.push(c.encode_utf8(&mut [0; 4]), true).unwrap() {
+            let ChatDelta::ToolCall(call) = change else { panic!("{change:?}") };
+            // The id of a call is told with its arguments at the latest.
+            ids.extend((!call.arguments.is_empty() && !call.id.is_empty()).then_some(call.id));
+        }
+    }
+    stream.push("", false).unwrap();
+    assert_eq!(stream.reply().tool_calls[0].id, "abcdefghi");
+    assert!(ids.iter().all(|id| id == "abcdefghi"), "{ids:?}");
+}
+
 /// Reference: the changes of a stream that parses the whole text again at each piece.
 fn deltas_of_full_parses(parser: &ChatParser, pieces: &[&str]) -> Vec<Vec<ChatDelta>> {
     let (mut text, mut before) = (String::new(), parser.prefilled().unwrap());

@@ -1,9 +1,10 @@
 //! Parses the model's output by the chat template's format: content, reasoning, tool calls.
 
 use hobbit::engine::{ChatDelta, ChatPrompt, ChatStream, ToolCall, ToolCallDelta};
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-use crate::server::api::openai::random_id;
+use crate::server::api::openai::call_id;
 use crate::server::error::ApiError;
 use crate::server::http::stream::Whole;
 use crate::server::job::Stop;
@@ -13,6 +14,8 @@ pub struct Reader {
     stream: ChatStream,
     /// A tool call without arguments yet: its name may still grow.
     held: Option<ToolCallDelta>,
+    /// The call within which a stop text ended the answer.
+    cut: Option<usize>,
 }
 
 impl Reader {
@@ -21,9 +24,9 @@ impl Reader {
     /// # Errors
     /// A message to continue that does not follow the template's format.
     pub fn new(prompt: &ChatPrompt) -> Result<Self, ApiError> {
-        let stream = ChatStream::new(prompt.parser.clone(), random_id);
+        let stream = ChatStream::new(prompt.parser.clone(), call_id);
         let stream = stream.map_err(|error| ApiError::invalid(error.to_string()))?;
-        Ok(Self { stream, held: None })
+        Ok(Self { stream, held: None, cut: None })
     }
 
     /// Appends `text`; returns the deltas that are new and final.
@@ -42,13 +45,28 @@ impl Reader {
     /// The answer does not follow the template's format. An answer that was cut off may be incomplete.
     pub fn finish(&mut self, rest: &str, stop: &Stop) -> Result<Vec<ChatDelta>, ApiError> {
         let new = match (self.stream.push(rest, false), stop) {
-            (Err(_), Stop::Limit) => self.stream.push("", true),
+            (Err(_), Stop::Limit | Stop::Word(_)) => self.stream.push("", true),
             (new, _) => new,
         };
         let new = new.map_err(|error| ApiError::server(error.to_string()))?;
         let mut deltas = settle(&mut self.held, new);
-        deltas.extend(self.held.take().map(ChatDelta::ToolCall));
+        deltas.extend(self.held.take().map(|call| {
+            let id = if call.id.is_empty() { call_id() } else { call.id };
+            ChatDelta::ToolCall(ToolCallDelta { id, ..call })
+        }));
+        let calls = &self.stream.reply().tool_calls;
+        let is_half = |call: &ToolCall| serde_json::from_str::<IgnoredAny>(&call.arguments).is_err();
+        if matches!(stop, Stop::Word(_)) && calls.last().is_some_and(is_half) {
+            let cut = calls.len() - 1;
+            self.cut = Some(cut);
+            deltas.retain(|delta| !matches!(delta, ChatDelta::ToolCall(call) if call.index == cut));
+        }
         Ok(deltas)
+    }
+
+    /// The call within which a stop text ended the answer. A stream may have sent its beginning; it is no call.
+    pub fn cut(&self) -> Option<usize> {
+        self.cut
     }
 }
 
@@ -86,6 +104,8 @@ pub struct Message {
     pub content: String,
     pub reasoning: String,
     pub calls: Vec<ToolCall>,
+    /// A stop text ended the answer within a call, which is left out.
+    pub is_cut: bool,
 }
 
 impl Message {
@@ -95,7 +115,9 @@ impl Message {
     /// The text does not follow the template's format.
     pub fn of(prompt: &ChatPrompt, whole: &Whole) -> Result<Self, ApiError> {
         let mut message = Self::default();
-        Reader::new(prompt)?.finish(&whole.text, &whole.done.stop)?.iter().for_each(|delta| message.add(delta));
+        let mut reader = Reader::new(prompt)?;
+        reader.finish(&whole.text, &whole.done.stop)?.iter().for_each(|delta| message.add(delta));
+        message.is_cut = reader.cut().is_some();
         Ok(message)
     }
 

@@ -97,7 +97,8 @@ impl Chat {
         answer.probabilities.truncate(answer.probabilities.len().saturating_sub(done.n_swallowed));
         let deltas = answer.reader.finish(&done.rest, &done.stop)?;
         chunks.append(&mut self.chunks(index, &deltas));
-        let reason = finish_reason(&done.stop, self.answers[index].has_calls);
+        let answer = &self.answers[index];
+        let reason = finish_reason(&done.stop, answer.has_calls && answer.reader.cut().is_none());
         let mut last = self.chunk(index, json!({}), Some(reason));
         if !self.talk.include_usage {
             last["timings"] = done.timings.json();
