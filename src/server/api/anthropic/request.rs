@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::server::api::{Fields, get, object};
+use crate::server::api::documents::{closing, opening};
+use crate::server::api::params::shortened;
+use crate::server::api::{Fields, get, list, object};
 use crate::server::error::ApiError;
 
 /// Default maximum of tokens.
@@ -24,24 +26,27 @@ pub fn to_openai(body: &Fields) -> Result<Fields, ApiError> {
     let others = body.iter().filter(|(name, _)| !OWN.split(' ').any(|own| own == *name));
     let mut own: Fields = others.map(|(name, value)| (name.clone(), value.clone())).collect();
     let mut set = |name: &str, value: Value| drop(own.insert(name.to_owned(), value));
-    let mut messages: Vec<Value> = get(body, "system").map(system).into_iter().collect();
+    let mut messages: Vec<Value> = get(body, "system").map(system).transpose()?.into_iter().collect();
     match get(body, "messages") {
         None => return Err(ApiError::invalid("'messages' is required")),
-        Some(Value::Array(list)) => list.iter().for_each(|message| convert(message, &mut messages)),
+        Some(Value::Array(list)) => list.iter().try_for_each(|message| convert(message, &mut messages))?,
         Some(_) => return Err(ApiError::invalid("Expected 'messages' to be an array")),
     }
     set("messages", Value::Array(messages));
-    if let Some(Value::Array(tools)) = get(body, "tools") {
+    if let Some(tools) = list(body, "tools")? {
         set("tools", tools.iter().map(tool).collect());
     }
     if let Some(choice) = get(body, "tool_choice") {
         let kind = match (text_of(choice, "type"), choice.get("name")) {
-            ("tool", Some(name)) => Some(json!({"type": "function", "function": {"name": name}})),
-            ("any" | "tool", _) => Some(json!("required")),
-            (word @ ("auto" | "none"), _) => Some(json!(word)),
-            _ => None,
+            ("tool", Some(name)) => json!({"type": "function", "function": {"name": name}}),
+            ("any" | "tool", _) => json!("required"),
+            (word @ ("auto" | "none"), _) => json!(word),
+            (kind, _) => {
+                let kind = shortened(kind);
+                return Err(ApiError::field("tool_choice", format!("expected auto, any, tool or none, not '{kind}'")));
+            }
         };
-        kind.into_iter().for_each(|kind| set("tool_choice", kind));
+        set("tool_choice", kind);
         if let Some(is_single) = choice.get("disable_parallel_tool_use").and_then(Value::as_bool) {
             set("parallel_tool_calls", json!(!is_single));
         }
@@ -75,14 +80,18 @@ pub fn to_openai(body: &Fields) -> Result<Fields, ApiError> {
 }
 
 /// A system prompt: a text, or blocks of text.
-fn system(value: &Value) -> Value {
+fn system(value: &Value) -> Result<Value, ApiError> {
     let text = match value {
         Value::Array(blocks) => {
-            blocks.iter().filter(|block| block["type"] == "text").map(|block| stable(text_of(block, "text"))).collect()
+            let text = |block| {
+                if text_of(block, "type") == "text" { Ok(stable(text_of(block, "text"))) } else { Err(unknown(block)) }
+            };
+            blocks.iter().map(text).collect::<Result<_, _>>()?
         }
-        other => stable(other.as_str().unwrap_or_default()),
+        Value::String(text) => stable(text),
+        _ => return Err(ApiError::field("system", "expected a string or an array of text blocks")),
     };
-    json!({"role": "system", "content": text})
+    Ok(json!({"role": "system", "content": text}))
 }
 
 /// A system prompt whose client mark is replaced by five constant characters: a mark that changes with every request
@@ -107,35 +116,53 @@ fn text_of<'a>(block: &'a Value, name: &str) -> &'a str {
     block.get(name).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// A message, followed by the tool results that it contains.
-fn convert(message: &Value, messages: &mut Vec<Value>) {
+/// A message. The tool results in it become messages of their own, in their places.
+fn convert(message: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
     let role = text_of(message, "role");
     let Some(Value::Array(blocks)) = message.get("content") else {
         // Skip an assistant message without content.
         if role != "assistant" || message.get("content").is_some() {
             messages.push(message.clone());
         }
-        return;
+        return Ok(());
     };
-    let (mut content, mut calls, mut results) = (Vec::new(), Vec::new(), Vec::new());
-    let mut reasoning = String::new();
+    let mut own = Parts::default();
     for block in blocks {
         match text_of(block, "type") {
-            "text" => content.push(json!({"type": "text", "text": text_of(block, "text")})),
-            "thinking" => reasoning.push_str(text_of(block, "thinking")),
-            "image" => content.push(image(block)),
+            "thinking" => own.reasoning.push_str(text_of(block, "thinking")),
             "tool_use" => {
                 let input = block.get("input").map_or_else(|| "{}".to_owned(), Value::to_string);
-                calls.push(json!({
+                own.calls.push(json!({
                     "id": text_of(block, "id"), "type": "function",
                     "function": {"name": text_of(block, "name"), "arguments": input},
                 }));
             }
-            "tool_result" => results.push(result(block)),
-            _ => {}
+            "tool_result" => {
+                messages.extend(std::mem::take(&mut own).message(role));
+                messages.push(result(block)?);
+            }
+            _ => add(block, &mut own.content)?,
         }
     }
-    if !content.is_empty() || !calls.is_empty() || !reasoning.is_empty() {
+    messages.extend(own.message(role));
+    Ok(())
+}
+
+/// What is in a message between two tool results. An assistant's text stands before its calls: no other order can be
+/// said in OpenAI's form.
+#[derive(Default)]
+struct Parts {
+    content: Vec<Value>,
+    calls: Vec<Value>,
+    reasoning: String,
+}
+
+impl Parts {
+    fn message(self, role: &str) -> Option<Value> {
+        let Self { content, calls, reasoning } = self;
+        if content.is_empty() && calls.is_empty() && reasoning.is_empty() {
+            return None;
+        }
         let content = if content.is_empty() { json!("") } else { Value::Array(content) };
         let mut own = json!({"role": role, "content": content});
         if !calls.is_empty() {
@@ -144,30 +171,61 @@ fn convert(message: &Value, messages: &mut Vec<Value>) {
         if !reasoning.is_empty() {
             own["reasoning_content"] = json!(reasoning);
         }
-        messages.push(own);
+        Some(own)
     }
-    messages.append(&mut results);
 }
 
-/// A tool's result: a text, or parts if it has images.
-fn result(block: &Value) -> Value {
-    let content = match block.get("content") {
-        Some(Value::String(text)) => json!(text),
-        Some(Value::Array(parts)) if parts.iter().any(|part| part["type"] == "image") => parts
-            .iter()
-            .filter_map(|part| match text_of(part, "type") {
-                "text" => Some(json!({"type": "text", "text": text_of(part, "text")})),
-                "image" => Some(image(part)),
-                _ => None,
-            })
-            .collect(),
-        Some(Value::Array(parts)) => {
-            let texts = parts.iter().filter(|part| part["type"] == "text").map(|part| text_of(part, "text"));
-            json!(texts.collect::<String>())
+/// Adds a block of content in OpenAI's form.
+///
+/// # Errors
+/// A block of another type, which the model would not see.
+fn add(block: &Value, content: &mut Vec<Value>) -> Result<(), ApiError> {
+    let text = |text: String| json!({"type": "text", "text": text});
+    match text_of(block, "type") {
+        "text" => content.push(json!({"type": "text", "text": block.get("text")})),
+        "image" => content.push(image(block)),
+        "document" => {
+            content.push(text(opening("document", block, &["title", "context"])));
+            let source = &block["source"];
+            match (text_of(source, "type"), &source["data"], &source["content"]) {
+                ("text", Value::String(data), _) => content.push(text(data.clone())),
+                ("content", _, Value::String(data)) => content.push(text(data.clone())),
+                ("content", _, Value::Array(blocks)) => blocks.iter().try_for_each(|block| add(block, content))?,
+                (kind, ..) => {
+                    let kind = shortened(kind);
+                    let message = format!("a document with a source of type '{kind}' is not supported: send its text");
+                    return Err(ApiError::invalid(message));
+                }
+            }
+            content.push(text(closing("document")));
         }
-        _ => json!(""),
+        "search_result" => {
+            content.push(text(opening("search_result", block, &["source", "title"])));
+            block["content"].as_array().into_iter().flatten().try_for_each(|block| add(block, content))?;
+            content.push(text(closing("search_result")));
+        }
+        _ => return Err(unknown(block)),
+    }
+    Ok(())
+}
+
+fn unknown(block: &Value) -> ApiError {
+    let kind = shortened(text_of(block, "type"));
+    ApiError::invalid(format!("content blocks of type '{kind}' are not supported here: leave it out, or send its text"))
+}
+
+/// A tool's result.
+fn result(block: &Value) -> Result<Value, ApiError> {
+    let content = match block.get("content") {
+        None | Some(Value::Null) => json!(""),
+        Some(Value::Array(blocks)) => {
+            let mut content = Vec::new();
+            blocks.iter().try_for_each(|block| add(block, &mut content))?;
+            Value::Array(content)
+        }
+        Some(other) => other.clone(),
     };
-    json!({"role": "tool", "tool_call_id": text_of(block, "tool_use_id"), "content": content})
+    Ok(json!({"role": "tool", "tool_call_id": text_of(block, "tool_use_id"), "content": content}))
 }
 
 fn image(block: &Value) -> Value {
@@ -188,8 +246,60 @@ mod tests {
         Value::Object(to_openai(&body).unwrap())
     }
 
+    /// The messages of a request with one user message.
+    fn of_blocks(blocks: Value) -> Result<Value, String> {
+        let Value::Object(body) = json!({"messages": [{"role": "user", "content": blocks}]}) else { panic!() };
+        to_openai(&body).map(|mut own| own.remove("messages").unwrap()).map_err(|error| error.message)
+    }
+
+    #[test]
+    fn documents_become_text() {
+        let text = |text: &str| json!({"type": "text", "text": text});
+        let plain = json!({"type": "text", "media_type": "text/plain", "data": "Sun."});
+        let parts = json!({"type": "content", "content": [text("a"), text("b")]});
+        let result = json!({"type": "search_result", "source": "https://x", "title": "T", "content": [text("c")]});
+        let messages = of_blocks(json!([
+            {"type": "document", "source": plain, "title": "News", "context": "old", "citations": {"enabled": true}},
+            {"type": "document", "source": parts},
+            {"type": "tool_result", "tool_use_id": "t1", "content": [result]},
+            {"type": "document", "source": {"type": "content", "content": "d"}},
+        ]));
+        let messages = messages.unwrap();
+        let said = |at: usize| -> String {
+            let parts = messages[at]["content"].as_array().unwrap();
+            parts.iter().map(|part| part["text"].as_str().unwrap()).collect()
+        };
+        let first = "<document>\n<title>News</title>\n<context>old</context>\nSun.\n</document>\n";
+        assert_eq!(said(0), format!("{first}<document>\nab\n</document>\n"));
+        assert_eq!(messages[1]["role"], "tool");
+        assert_eq!(said(1), "<search_result>\n<source>https://x</source>\n<title>T</title>\nc\n</search_result>\n");
+        assert_eq!(said(2), "<document>\nd\n</document>\n");
+    }
+
+    #[test]
+    fn unknown_blocks_are_refused() {
+        let pdf = json!({"type": "base64", "media_type": "application/pdf", "data": "AAAA"});
+        let unknown = json!({"type": "container_upload", "file_id": "f"});
+        for (blocks, kind) in [
+            (json!([{"type": "document", "source": pdf}]), "'base64'"),
+            (json!([{"type": "document", "source": {"type": "file", "file_id": "f"}}]), "'file'"),
+            (json!([{"type": "document"}]), "''"),
+            (json!([unknown]), "'container_upload'"),
+            (json!([{"type": "redacted_thinking", "data": "x"}]), "'redacted_thinking'"),
+            (json!([{"type": "tool_result", "tool_use_id": "t", "content": [unknown]}]), "'container_upload'"),
+            (json!([{"type": "search_result", "content": [unknown]}]), "'container_upload'"),
+            (json!(["text"]), "''"),
+        ] {
+            let message = of_blocks(blocks.clone()).unwrap_err();
+            assert!(message.contains(kind), "{blocks}: {message}");
+        }
+        let Value::Object(body) = json!({"system": [unknown], "messages": []}) else { panic!() };
+        assert!(to_openai(&body).unwrap_err().message.contains("'container_upload'"));
+    }
+
     #[test]
     fn a_conversation_with_tools() {
+        let text = |text: &str| json!({"type": "text", "text": text});
         let own = converted(json!({
             "seed": 7,
             "system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
@@ -207,11 +317,10 @@ mod tests {
                     {"type": "tool_use", "id": "t1", "name": "w", "input": {"z": 1, "b": 2}},
                 ]},
                 {"role": "user", "content": [
-                    {"type": "text", "text": "Here:"},
-                    {"type": "tool_result", "tool_use_id": "t1", "content": [
-                        {"type": "text", "text": "su"}, {"type": "text", "text": "nny"},
-                    ]},
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [text("su"), text("nny")]},
+                    text("Here:"),
                     {"type": "tool_result", "tool_use_id": "t2"},
+                    text("And?"),
                 ]},
             ],
         }));
@@ -222,9 +331,10 @@ mod tests {
                 {"role": "assistant", "content": "", "tool_calls": [
                     {"id": "t1", "type": "function", "function": {"name": "w", "arguments": "{\"z\":1,\"b\":2}"}},
                 ], "reasoning_content": "hm"},
-                {"role": "user", "content": [{"type": "text", "text": "Here:"}]},
-                {"role": "tool", "tool_call_id": "t1", "content": "sunny"},
+                {"role": "tool", "tool_call_id": "t1", "content": [text("su"), text("nny")]},
+                {"role": "user", "content": [text("Here:")]},
                 {"role": "tool", "tool_call_id": "t2", "content": ""},
+                {"role": "user", "content": [text("And?")]},
             ],
             "tools": [{"type": "function", "function": {
                 "name": "w", "description": "d", "parameters": {"b": {}, "a": {}},
@@ -270,6 +380,8 @@ mod tests {
         assert_eq!(own["reasoning_effort"], "none");
         assert_eq!(own["tool_choice"]["function"]["name"], "w");
         assert!(to_openai(&Fields::new()).is_err());
+        let Value::Object(body) = json!({"messages": [], "tool_choice": {"type": "often"}}) else { panic!() };
+        assert!(to_openai(&body).unwrap_err().message.contains("'often'"));
     }
 
     #[test]
