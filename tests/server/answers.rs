@@ -73,12 +73,12 @@ fn responses_are_streamed() {
     let server = Server::start(&[]);
     let body = with(ask(16), json!({"instructions": "Book"}));
     let whole = server.post("/v1/responses", &body).ok();
-    assert_eq!((&whole["object"], &whole["status"]), (&json!("response"), &json!("completed")));
+    assert_eq!((&whole["object"], &whole["status"]), (&json!("response"), &json!("incomplete")));
     assert_eq!(whole["usage"]["output_tokens"], 16);
     let events: Vec<Event> = server.stream("/v1/responses", &body).collect();
     assert!(events.iter().enumerate().all(|(at, event)| event.data["sequence_number"] == at));
     let expected = "created in_progress output_item.added content_part.added output_text.delta output_text.done \
-                    content_part.done output_item.done completed";
+                    content_part.done output_item.done incomplete";
     assert_eq!(order(&events).replace("response.", ""), expected);
     let last = &events.last().unwrap().data;
     for output in [&whole["output"], &last["response"]["output"]] {

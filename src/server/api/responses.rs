@@ -24,7 +24,7 @@ use crate::server::http::memory::Held;
 use crate::server::http::stream::{Frame, Shape, respond, typed, whole};
 use crate::server::job::{Done, Event, Stop};
 use kept::Entry;
-use request::to_chat;
+use request::{custom_tools, to_chat};
 
 /// `POST /v1/responses`
 pub async fn responses(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
@@ -33,6 +33,7 @@ pub async fn responses(State(app): State<Arc<App>>, Body(body, held): Body) -> R
     let is_kept = boolean(&body, "store")?.unwrap_or(true);
     // Instructions hold for one request.
     let n_instructions = usize::from(text(&body, "instructions")?.is_some());
+    let items = Items { custom: custom_tools(&body), ..Items::default() };
     let mut messages = String::new();
     let chat = || {
         let body = to_chat(body, conversation(previous)?)?;
@@ -44,7 +45,7 @@ pub async fn responses(State(app): State<Arc<App>>, Body(body, held): Body) -> R
     let mut talk = Talk::new(&app, loaded, chat, held).await?;
     let mut running = talk.start(loaded).await?;
     let (streams, ping) = (talk.params.stream, talk.params.ping);
-    let mut answer = Answer::new(talk)?;
+    let mut answer = Answer::new(talk, items)?;
     if is_kept {
         app.kept.begin(answer.id.clone(), messages);
     }
@@ -100,10 +101,10 @@ struct Answer {
 }
 
 impl Answer {
-    fn new(talk: Talk) -> Result<Self, ApiError> {
+    fn new(talk: Talk, items: Items) -> Result<Self, ApiError> {
         let reader = Reader::new(&talk.prompt)?;
         let id = format!("resp_{}", random_id());
-        Ok(Self { talk, id, created: now(), reader, items: Items::default(), n: 0 })
+        Ok(Self { talk, id, created: now(), reader, items, n: 0 })
     }
 
     /// The answer while it is generated.
@@ -127,14 +128,17 @@ impl Answer {
     fn finish(&mut self, rest: &str, done: &Done, events: &mut Vec<Value>) -> Result<Value, ApiError> {
         let deltas = self.reader.finish(rest, &done.stop)?;
         deltas.iter().for_each(|delta| self.items.add(delta, events));
-        self.items.close(events);
+        let is_cut = done.stop == Stop::Limit;
+        let is_half = self.reader.cut().is_some() && self.items.open_call() == self.reader.cut();
+        let status = if is_cut || is_half { "incomplete" } else { "completed" };
+        self.items.close(status, events);
         self.talk.app.kept.finish(&self.id, &self.items.done);
         let mut answer = self.begun();
         let usage = Usage::of(done);
         answer["completed_at"] = json!(now());
-        answer["status"] = json!("completed");
+        answer["status"] = json!(if is_cut { "incomplete" } else { "completed" });
         answer["output"] = json!(self.items.done);
-        if done.stop == Stop::Limit {
+        if is_cut {
             answer["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
         answer["usage"] = json!({
@@ -176,7 +180,8 @@ impl Shape for Answer {
             Event::Done(done) => {
                 let response = self.finish(&done.rest, &done, &mut events)?;
                 let timings = done.timings.json();
-                events.push(json!({"type": "response.completed", "response": response, "timings": timings}));
+                let kind = format!("response.{}", response["status"].as_str().unwrap_or_default());
+                events.push(json!({"type": kind, "response": response, "timings": timings}));
             }
             _ => {}
         }
@@ -198,11 +203,12 @@ impl Shape for Answer {
 enum Kind {
     Reasoning,
     Message,
-    /// A tool call by index, with its id and name.
+    /// A tool call by index, with its id and name; a custom tool takes a text.
     Call {
         index: usize,
         id: String,
         name: String,
+        is_custom: bool,
     },
 }
 
@@ -215,9 +221,8 @@ struct Item {
 }
 
 impl Item {
-    fn json(&self, is_complete: bool) -> Value {
-        let status = if is_complete { "completed" } else { "in_progress" };
-        let content = |part: Value| if is_complete { json!([part]) } else { json!([]) };
+    fn json(&self, status: &str) -> Value {
+        let content = |part: Value| if status == "in_progress" { json!([]) } else { json!([part]) };
         match &self.kind {
             Kind::Reasoning => json!({
                 "id": self.id, "summary": [], "type": "reasoning",
@@ -228,11 +233,21 @@ impl Item {
                 "content": content(self.part()), "id": self.id, "role": "assistant", "status": status,
                 "type": "message",
             }),
+            Kind::Call { id, name, is_custom: true, .. } => json!({
+                "id": self.id, "type": "custom_tool_call", "status": status, "input": self.input(),
+                "call_id": id, "name": name,
+            }),
             Kind::Call { id, name, .. } => json!({
                 "id": self.id, "type": "function_call", "status": status, "arguments": self.text,
-                "call_id": format!("call_{id}"), "name": name,
+                "call_id": id, "name": name,
             }),
         }
+    }
+
+    /// The text for a custom tool.
+    fn input(&self) -> String {
+        let arguments: Value = serde_json::from_str(&self.text).unwrap_or_default();
+        arguments["input"].as_str().unwrap_or_default().to_owned()
     }
 
     fn part(&self) -> Value {
@@ -246,6 +261,8 @@ struct Items {
     open: Option<Item>,
     /// Complete items.
     done: Vec<Value>,
+    /// Names of custom tools.
+    custom: Vec<String>,
 }
 
 impl Items {
@@ -255,7 +272,8 @@ impl Items {
             ChatDelta::Reasoning(text) => (Kind::Reasoning, text),
             ChatDelta::Content(text) => (Kind::Message, text),
             ChatDelta::ToolCall(call) => {
-                (Kind::Call { index: call.index, id: call.id.clone(), name: call.name.clone() }, &call.arguments)
+                let (id, name, is_custom) = (call.id.clone(), call.name.clone(), self.custom.contains(&call.name));
+                (Kind::Call { index: call.index, id, name, is_custom }, &call.arguments)
             }
         };
         let goes_on = match (self.open.as_ref().map(|open| &open.kind), &kind) {
@@ -263,7 +281,7 @@ impl Items {
             (open, kind) => open == Some(kind),
         };
         if !goes_on {
-            self.close(events);
+            self.close("completed", events);
             self.begin(kind, events);
         }
         let output_index = self.done.len();
@@ -272,6 +290,8 @@ impl Items {
         let (kind, more) = match open.kind {
             Kind::Reasoning => ("reasoning_text", json!({"content_index": 0})),
             Kind::Message => ("output_text", json!({"content_index": 0, "logprobs": []})),
+            // Its text is known at the end.
+            Kind::Call { is_custom: true, .. } => return,
             Kind::Call { .. } => ("function_call_arguments", json!({})),
         };
         let kind = format!("response.{kind}.delta");
@@ -288,7 +308,8 @@ impl Items {
         };
         let item = Item { kind, id, text: String::new() };
         let at = self.done.len();
-        events.push(json!({"type": "response.output_item.added", "output_index": at, "item": item.json(false)}));
+        events
+            .push(json!({"type": "response.output_item.added", "output_index": at, "item": item.json("in_progress")}));
         if item.kind == Kind::Message {
             events.push(json!({
                 "type": "response.content_part.added", "item_id": item.id, "output_index": at, "content_index": 0,
@@ -298,27 +319,39 @@ impl Items {
         self.open = Some(item);
     }
 
-    /// Closes the open item.
-    fn close(&mut self, events: &mut Vec<Value>) {
+    /// The index of the open call.
+    fn open_call(&self) -> Option<usize> {
+        match self.open.as_ref()?.kind {
+            Kind::Call { index, .. } => Some(index),
+            _ => None,
+        }
+    }
+
+    /// Closes the open item, which is complete or not.
+    fn close(&mut self, status: &str, events: &mut Vec<Value>) {
         let Some(item) = self.open.take() else { return };
         let output_index = self.done.len();
         let parts = match &item.kind {
-            Kind::Reasoning => vec![("reasoning_text", json!({"content_index": 0, "text": item.text}))],
+            Kind::Reasoning => vec![("reasoning_text.done", json!({"content_index": 0, "text": item.text}))],
             Kind::Message => vec![
-                ("output_text", json!({"content_index": 0, "text": item.text, "logprobs": []})),
-                ("content_part", json!({"content_index": 0, "part": item.part()})),
+                ("output_text.done", json!({"content_index": 0, "text": item.text, "logprobs": []})),
+                ("content_part.done", json!({"content_index": 0, "part": item.part()})),
+            ],
+            Kind::Call { is_custom: true, .. } => vec![
+                ("custom_tool_call_input.delta", json!({"delta": item.input()})),
+                ("custom_tool_call_input.done", json!({"input": item.input()})),
             ],
             Kind::Call { name, .. } => {
-                vec![("function_call_arguments", json!({"arguments": item.text, "name": name}))]
+                vec![("function_call_arguments.done", json!({"arguments": item.text, "name": name}))]
             }
         };
         for (kind, more) in parts {
-            let kind = format!("response.{kind}.done");
+            let kind = format!("response.{kind}");
             let mut event = json!({"type": kind, "item_id": item.id, "output_index": output_index});
             merge(&mut event, more);
             events.push(event);
         }
-        let whole = item.json(true);
+        let whole = item.json(status);
         events.push(json!({"type": "response.output_item.done", "output_index": output_index, "item": whole}));
         self.done.push(whole);
     }
@@ -335,6 +368,25 @@ mod tests {
     }
 
     #[test]
+    fn custom_tools_get_a_text() {
+        let mut items = Items { custom: vec!["patch".to_owned()], ..Items::default() };
+        let mut events = Vec::new();
+        items.add(&call("x", "patch", "{\"input\":\"a"), &mut events);
+        items.add(&call("", "", "\\n\"}"), &mut events);
+        items.close("completed", &mut events);
+        let expected = json!({
+            "id": "fc_x", "type": "custom_tool_call", "status": "completed", "input": "a\n", "call_id": "x",
+            "name": "patch",
+        });
+        assert_eq!(items.done, [expected]);
+        let kinds: Vec<&str> = events.iter().filter_map(|event| event["type"].as_str()).collect();
+        let expected =
+            ["output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done"];
+        assert_eq!(kinds, expected.map(|kind| format!("response.{kind}")));
+        assert_eq!((&events[1]["delta"], &events[2]["input"]), (&json!("a\n"), &json!("a\n")));
+    }
+
+    #[test]
     fn items_follow_each_other() {
         let mut items = Items::default();
         let mut events = Vec::new();
@@ -348,7 +400,7 @@ mod tests {
         ] {
             items.add(&delta, &mut events);
         }
-        items.close(&mut events);
+        items.close("incomplete", &mut events);
         let kind = |event: &Value| {
             let kind = event["type"].as_str().unwrap().trim_start_matches("response.");
             format!("{} {kind}", event["output_index"])
@@ -365,7 +417,9 @@ mod tests {
         assert_eq!(output[1]["content"][0]["text"], "Ja");
         assert!(output[1]["id"].as_str().unwrap().starts_with("msg_"));
         assert_eq!(events[5]["item_id"], output[1]["id"]);
-        assert_eq!((&output[2]["id"], &output[2]["call_id"]), (&json!("fc_x"), &json!("call_x")));
+        assert_eq!((&output[2]["id"], &output[2]["call_id"]), (&json!("fc_x"), &json!("x")));
+        let status: Vec<&Value> = output.iter().map(|item| &item["status"]).collect();
+        assert_eq!(status, ["completed", "completed", "incomplete"]);
         assert_eq!(output[2]["arguments"], "{\"a\":1}");
     }
 }

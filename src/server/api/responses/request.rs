@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::server::api::{Fields, get, text};
+use crate::server::api::params::shortened;
+use crate::server::api::{Fields, documents, get, text};
 use crate::server::error::ApiError;
 
 /// The request as a chat completion, after the messages `previous`. Fields that both have stay as they are.
@@ -24,9 +25,8 @@ pub fn to_chat(mut body: Fields, previous: Vec<Value>) -> Result<Fields, ApiErro
     match body.remove("tools") {
         None | Some(Value::Null) => {}
         Some(Value::Array(tools)) => {
-            // Tools other than functions run at the provider and are dropped.
-            let tools: Vec<Value> = tools.into_iter().filter_map(tool).collect();
-            body.insert("tools".to_owned(), Value::Array(tools));
+            let tools: Result<Vec<Option<Value>>, ApiError> = tools.into_iter().map(tool).collect();
+            body.insert("tools".to_owned(), tools?.into_iter().flatten().collect());
         }
         Some(_) => return Err(ApiError::invalid("'tools' must be an array of objects")),
     }
@@ -46,12 +46,35 @@ pub fn to_chat(mut body: Fields, previous: Vec<Value>) -> Result<Fields, ApiErro
     Ok(body)
 }
 
-/// A function tool; a chat completion nests its fields one level deeper.
-fn tool(tool: Value) -> Option<Value> {
-    let Value::Object(mut function) = tool else { return None };
-    let kind = function.shift_remove("type")?;
+/// A function, whose fields a chat completion nests one level deeper. A custom tool becomes a function that takes a
+/// text. Other tools run at the provider and are left out.
+fn tool(tool: Value) -> Result<Option<Value>, ApiError> {
+    let Value::Object(mut function) = tool else { return Err(ApiError::field("tools", "expected objects")) };
+    match function.shift_remove("type").as_ref().and_then(Value::as_str) {
+        Some("function") => {}
+        Some("custom") => {
+            let format = function.shift_remove("format").unwrap_or_default();
+            if format.get("type").is_some_and(|kind| kind != "text") {
+                return Err(ApiError::field(
+                    "tools",
+                    "a custom tool may have the format text: a grammar is not supported",
+                ));
+            }
+            let input = json!({"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]});
+            function.insert("parameters".to_owned(), input);
+        }
+        Some(_) => return Ok(None),
+        None => return Err(ApiError::field("tools", "a tool needs a type")),
+    }
     function.entry("strict").or_insert(Value::Bool(true));
-    (kind == "function").then(|| json!({"type": "function", "function": function}))
+    Ok(Some(json!({"type": "function", "function": function})))
+}
+
+/// Names of the tools that take a text.
+pub fn custom_tools(body: &Fields) -> Vec<String> {
+    let tools = get(body, "tools").and_then(Value::as_array).into_iter().flatten();
+    let custom = tools.filter(|tool| tool["type"] == "custom");
+    custom.filter_map(|tool| tool["name"].as_str().map(str::to_owned)).collect()
 }
 
 /// The answer's format; a chat completion nests its fields one level deeper.
@@ -65,7 +88,11 @@ fn format(format: &Value) -> Option<Value> {
 /// Appends an item of the conversation.
 pub fn add(item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
     let of = |name: &str| item.get(name).and_then(Value::as_str);
-    let needs = |name: &str| of(name).ok_or_else(|| ApiError::invalid("Cannot determine type of 'item'"));
+    let unknown = || {
+        let kind = shortened(of("type").unwrap_or("none"));
+        ApiError::invalid(format!("Cannot determine type of 'item': its type is {kind}"))
+    };
+    let needs = |name: &str| of(name).ok_or_else(unknown);
     match (of("role"), of("type")) {
         (Some("user" | "system" | "developer"), _) if item.get("content").is_some() => {
             let content = content(&item["content"], &["input_text"])?;
@@ -82,11 +109,18 @@ pub fn add(item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
             });
             append(assistant(messages), "tool_calls", vec![call]);
         }
-        (_, Some("function_call_output")) => {
+        // A tool that takes a text.
+        (_, Some("custom_tool_call")) => {
+            let arguments = json!({"input": needs("input")?}).to_string();
+            let function = json!({"name": needs("name")?, "arguments": arguments});
+            let call = json!({"id": needs("call_id")?, "type": "function", "function": function});
+            append(assistant(messages), "tool_calls", vec![call]);
+        }
+        (_, Some("function_call_output" | "custom_tool_call_output")) => {
             let content = match item.get("output") {
                 Some(Value::String(text)) => json!(text),
                 Some(output @ Value::Array(_)) => Value::Array(content(output, &["input_text", "output_text"])?),
-                _ => return Err(ApiError::invalid("Cannot determine type of 'item'")),
+                _ => return Err(unknown()),
             };
             messages.push(json!({"role": "tool", "tool_call_id": needs("call_id")?, "content": content}));
         }
@@ -97,10 +131,12 @@ pub fn add(item: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
                 .map(|parts| parts.iter().filter_map(|part| part.get("text")?.as_str()).collect())
                 .unwrap_or_default();
             if !reasoning.is_empty() {
-                assistant(messages)["reasoning_content"] = json!(reasoning);
+                let message = assistant(messages);
+                let before = message["reasoning_content"].as_str().unwrap_or_default();
+                message["reasoning_content"] = json!(format!("{before}{reasoning}"));
             }
         }
-        _ => return Err(ApiError::invalid("Cannot determine type of 'item'")),
+        _ => return Err(unknown()),
     }
     Ok(())
 }
@@ -136,8 +172,13 @@ fn content(value: &Value, kinds: &[&str]) -> Result<Vec<Value>, ApiError> {
             Ok(json!({"type": "text", "text": text}))
         }
         Some("input_image") => Ok(json!({"type": "image_url", "image_url": {"url": part.get("image_url")}})),
-        Some("input_file") => Err(ApiError::invalid("'input_file' is not supported at this moment")),
-        _ => Err(ApiError::invalid(format!("'type' must be one of '{}' or 'input_image'", kinds.join("', '")))),
+        Some("input_file") => Ok(json!({"type": "text", "text": documents::of_file(part)?})),
+        kind => {
+            let (kinds, kind) = (kinds.join("', '"), shortened(kind.unwrap_or("none")));
+            Err(ApiError::invalid(format!(
+                "'type' must be one of '{kinds}', 'input_image' or 'input_file', not {kind}"
+            )))
+        }
     };
     parts.iter().map(part).collect()
 }
@@ -169,7 +210,10 @@ mod tests {
     #[test]
     fn a_conversation_with_tools() {
         let own = converted(json!({
-            "tools": [{"type": "web_search"}, {"type": "function", "name": "w", "parameters": {"z": 1, "a": 2}}],
+            "tools": [
+                {"type": "web_search"}, {"type": "function", "name": "w", "parameters": {"z": 1, "a": 2}},
+                {"type": "custom", "name": "patch", "format": {"type": "text"}},
+            ],
             "input": [
                 {"role": "developer", "content": "Be brief."},
                 {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
@@ -177,7 +221,11 @@ mod tests {
                 {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
                 {"type": "function_call", "call_id": "c1", "name": "w", "arguments": "{}"},
                 {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
+                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]},
+                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "b"}]},
                 {"role": "assistant", "content": "Sun."},
+                {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "\"x\""},
+                {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "ok"}]},
             ],
         }));
         let text = |text: &str| json!([{"type": "text", "text": text}]);
@@ -187,12 +235,19 @@ mod tests {
             {"role": "assistant", "content": text("I look."), "reasoning_content": "hm",
                 "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "w", "arguments": "{}"}}]},
             {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
-            {"role": "assistant", "content": text("Sun.")},
+            {"role": "assistant", "content": text("Sun."), "reasoning_content": "ab",
+                "tool_calls": [{"id": "c2", "type": "function", "function": {
+                    "name": "patch", "arguments": "{\"input\":\"\\\"x\\\"\"}",
+                }}]},
+            {"role": "tool", "tool_call_id": "c2", "content": text("ok")},
         ]);
         let own = own.unwrap();
         assert_eq!(own["messages"], expected);
         let function = json!({"name": "w", "parameters": {"z": 1, "a": 2}, "strict": true});
-        assert_eq!(own["tools"], json!([{"type": "function", "function": function}]));
+        assert_eq!(own["tools"][0], json!({"type": "function", "function": function}));
+        let custom = &own["tools"][1]["function"];
+        assert_eq!((&custom["name"], &custom["parameters"]["required"]), (&json!("patch"), &json!(["input"])));
+        assert_eq!(own["tools"].as_array().map(Vec::len), Some(2));
     }
 
     #[test]
@@ -202,11 +257,11 @@ mod tests {
             (json!({"input": 1}), "'input' must be a string or array of objects"),
             (json!({"input": [1]}), "Cannot determine type of 'item'"),
             (json!({"input": [{"type": "function_call", "name": "w"}]}), "Cannot determine type of 'item'"),
-            (
-                json!({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}),
-                "'input_file' is not supported",
-            ),
+            (json!({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}), "not fetched"),
+            (json!({"input": [{"role": "user", "content": [{"type": "input_dream"}]}]}), "not input_dream"),
+            (json!({"input": [{"type": "item_reference", "id": "x"}]}), "item_reference"),
             (json!({"input": "x", "tools": {}}), "'tools' must be an array"),
+            (json!({"input": "x", "tools": [{"type": "custom", "format": {"type": "grammar"}}]}), "grammar"),
         ] {
             let error = converted(body.clone()).unwrap_err();
             assert!(error.contains(expected), "{body}: {error}");
