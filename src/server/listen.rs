@@ -40,6 +40,7 @@ pub fn routes(app: &Arc<App>) -> Router {
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
         .route("/api/embed", post(ollama::embed))
+        .route("/api/embeddings", post(ollama::embeddings))
         .route("/props", get(small::props).post(small::set_props))
         .route("/slots", get(small::slots))
         .route("/slots/{id}", post(small::act_on_slot))

@@ -237,5 +237,7 @@ fn ollamas_clients_are_answered() {
         let answer = server.post(path, &body);
         assert_eq!((answer.status, answer.body["error"].is_string()), (400, true), "{}", answer.body);
     }
+    let stays = server.post("/api/generate", &json!({"keep_alive": 0}));
+    assert!(stays.body["error"].as_str().unwrap().contains("'keep_alive'"), "{}", stays.body);
     assert_eq!(server.post("/api/embed", &json!({"input": "x"})).status, 501);
 }

@@ -357,6 +357,15 @@ fn ollamas_clients_fetch_and_remove_models() {
     assert_eq!(server.post("/api/chat", &chat).ok()["done"], true);
     let loaded = server.get("/api/ps").ok();
     assert_eq!(loaded["models"][0]["name"], "a/b:Q8_0");
+    // Without time to stay, a model leaves after the answer, or at once.
+    let mut last = chat.clone();
+    last["keep_alive"] = json!(0);
+    assert_eq!(server.post("/api/chat", &last).ok()["done_reason"], "length");
+    until("the model has left", || server.get("/api/ps").ok()["models"] == json!([]));
+    server.post("/api/chat", &chat).ok();
+    let left = server.post("/api/generate", &json!({"model": "a/b:Q8_0", "keep_alive": "0s"})).ok();
+    assert_eq!((&left["done_reason"], &left["response"]), (&json!("unload"), &json!("")));
+    until("the model has left", || server.get("/api/ps").ok()["models"] == json!([]));
     // Absent models, and files that no client may remove.
     let missing = server.post("/api/pull", &json!({"model": "a/none", "stream": false}));
     assert!(missing.status == 500 && missing.body["error"].as_str().unwrap().contains("404"), "{missing:?}");

@@ -57,7 +57,7 @@ pub async fn openai(State(app): State<Arc<App>>, Body(mut body, held): Body) -> 
         }
     };
     let is_native = get(&body, "input").is_none();
-    let all = embed(&app, &mut body, held).await?;
+    let all = embed(&app, &mut body, held, false).await?;
     if is_native {
         return Ok(app.work(|| plain(&all)).await);
     }
@@ -101,7 +101,7 @@ enum Numbers<'a> {
 /// `POST /embedding`
 pub async fn native(State(app): State<Arc<App>>, Body(mut body, held): Body) -> Result<Response, ApiError> {
     loaded(&app)?;
-    let all = embed(&app, &mut body, held).await?;
+    let all = embed(&app, &mut body, held, false).await?;
     Ok(app.work(|| plain(&all)).await)
 }
 
@@ -124,13 +124,15 @@ fn plain(all: &[Embedded]) -> Response {
 }
 
 /// The vectors of all inputs, in order; as many run at once as there are slots. Takes the inputs out of the body.
-/// `dimensions` cuts each vector to its first numbers, which are then scaled.
-pub async fn embed(app: &App, body: &mut Fields, held: Held) -> Result<Vec<Embedded>, ApiError> {
+/// `dimensions` cuts each vector to its first numbers, which are then scaled. `truncates`: an input that is too long
+/// loses its end.
+pub async fn embed(app: &App, body: &mut Fields, held: Held, truncates: bool) -> Result<Vec<Embedded>, ApiError> {
     let loaded = loaded(app)?;
     let name = if get(body, "input").is_some() { "input" } else { "content" };
     let input = body.remove(name).filter(|input| !input.is_null());
     let input = input.ok_or_else(|| ApiError::invalid("\"input\" or \"content\" must be provided"))?;
-    let inputs = app.work(move || inputs(&input, &loaded.model)).await?;
+    let n_max = if truncates { loaded.n_ctx.min(loaded.n_batch) } else { usize::MAX };
+    let inputs = app.work(move || inputs(&input, &loaded.model, n_max)).await?;
     let n_tokens: usize = inputs.iter().map(|input| input.len()).sum();
     let n_embd = loaded.model.n_embd();
     let dimensions = whole(body, &["dimensions"], 1..=n_embd as i64)?.map_or(n_embd, |n| n as usize);
@@ -156,8 +158,8 @@ pub async fn embed(app: &App, body: &mut Fields, held: Held) -> Result<Vec<Embed
     stream::iter(work).buffered(app.settings.n_slots).try_collect().await
 }
 
-/// The tokens of every input: of one, or of a list of them.
-fn inputs(value: &Value, model: &Model) -> Result<Vec<Arc<[Token]>>, ApiError> {
+/// The tokens of every input: of one, or of a list of them. Of each at most `n_max`.
+fn inputs(value: &Value, model: &Model, n_max: usize) -> Result<Vec<Arc<[Token]>>, ApiError> {
     let list = match value {
         Value::Array(list) if list.is_empty() => return Err(ApiError::invalid("\"input\" must not be empty")),
         Value::Array(list) if !list.iter().any(Value::is_number) => list,
@@ -171,7 +173,16 @@ fn inputs(value: &Value, model: &Model) -> Result<Vec<Arc<[Token]>>, ApiError> {
     prompts::check_parts(list.iter().map(prompts::n_texts).sum())?;
     let tokens = |value| match input(value, model)? {
         tokens if tokens.is_empty() => Err(ApiError::invalid("Input content cannot be empty")),
-        tokens => Ok(tokens.into()),
+        mut tokens => {
+            // The token that ends every text stays.
+            let end =
+                tokens.last().copied().filter(|last| model.is_eog(*last) || model.special_tokens().sep == Some(*last));
+            if tokens.len() > n_max {
+                tokens.truncate(n_max);
+                tokens.last_mut().zip(end).into_iter().for_each(|(last, end)| *last = end);
+            }
+            Ok(tokens.into())
+        }
     };
     list.iter().map(tokens).collect()
 }

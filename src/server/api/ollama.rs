@@ -1,7 +1,9 @@
-//! Ollama's interface to the loaded model: `/api/chat`, `/api/generate`, `/api/embed`, and what its clients ask first.
+//! Ollama's interface to the loaded model: `/api/chat`, `/api/generate`, `/api/embed`, `/api/embeddings`, and what its
+//! clients ask first.
 
 mod request;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
@@ -15,10 +17,11 @@ use super::chat::Talk;
 use super::chat::answer::{Message, Reader};
 use super::openai::now;
 use super::params::merge;
-use super::{Fields, boolean, embeddings, get};
+use super::{Fields, boolean, embeddings, get, text};
 use crate::server::app::App;
 use crate::server::error::ApiError;
 use crate::server::http::Body;
+use crate::server::http::memory::Held;
 use crate::server::http::stream::{Frame, Shape, respond_in_lines, unnamed, whole};
 use crate::server::job::{Done, Event, Stop};
 use request::to_openai;
@@ -124,6 +127,10 @@ async fn answer(app: Arc<App>, Body(body, held): Body, field: &'static str) -> R
     let loaded = app.loaded()?;
     let (began, streams) = (Instant::now(), boolean(&body, "stream")?.unwrap_or(true));
     if is_load(&body) {
+        if get(&body, "keep_alive").is_some_and(unloads) {
+            let message = "this server keeps its only model loaded: stop it, or start it with --models-dir";
+            return Err(ApiError::field("keep_alive", message).into());
+        }
         let mut line = Answer::line(&app, field, &json!({"content": ""}));
         merge(&mut line, json!({"done": true, "done_reason": "load"}));
         return Ok(Json(line).into_response());
@@ -140,6 +147,15 @@ async fn answer(app: Arc<App>, Body(body, held): Body, field: &'static str) -> R
     let mut line = Answer::line(&app, field, &own.message());
     merge(&mut line, own.last(&whole.done));
     Ok(Json(line).into_response())
+}
+
+/// Whether this `keep_alive`, a number of seconds or a text as `0s`, asks for the model to be unloaded.
+pub fn unloads(keep_alive: &Value) -> bool {
+    let seconds = match keep_alive {
+        Value::String(text) => text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic()).parse().ok(),
+        other => other.as_f64(),
+    };
+    seconds == Some(0.0)
 }
 
 /// Whether a request only asks for the model to be loaded.
@@ -242,6 +258,8 @@ impl Shape for Answer {
             Event::Done(done) => {
                 let deltas = self.reader.finish(&done.rest, &done.stop)?;
                 let mut lines = self.lines(&deltas);
+                // A call within which the answer ended is none.
+                self.unsent.calls.truncate(self.reader.cut().unwrap_or(usize::MAX));
                 if !self.unsent.calls.is_empty() {
                     lines.push(Self::line(&self.talk.app, self.field, &self.message()));
                     self.unsent = Message::default();
@@ -258,8 +276,6 @@ impl Shape for Answer {
 
     fn failure(&mut self, error: &ApiError) -> Vec<Frame> {
         vec![unnamed(&json!({"error": error.message}))]
-                // A call within which the answer ended is none.
-                self.unsent.calls.truncate(self.reader.cut().unwrap_or(usize::MAX));
     }
 }
 
@@ -267,12 +283,8 @@ impl Shape for Answer {
 pub async fn embed(State(app): State<Arc<App>>, body: Result<Body, ApiError>) -> Result<Response, Plain> {
     let Body(mut body, held) = body?;
     let began = Instant::now();
-    let all = embeddings::embed(&app, &mut body, held).await?;
-    if all.iter().any(|own| own.rows.len() != 1) {
-        return Err(
-            ApiError::invalid("pooling 'none' gives no embedding of a text: start with another --pooling").into()
-        );
-    }
+    let truncates = boolean(&body, "truncate")?.unwrap_or(true);
+    let all = embedded(&app, &mut body, held, truncates).await?;
     let n_tokens: usize = all.iter().map(|own| own.n_tokens).sum();
     let answer = Embedded {
         model: app.model_name(),
@@ -282,6 +294,32 @@ pub async fn embed(State(app): State<Arc<App>>, body: Result<Body, ApiError>) ->
         prompt_eval_count: n_tokens,
     };
     Ok(app.work(|| Json(answer).into_response()).await)
+}
+
+/// `POST /api/embeddings`: one text, whose numbers are not scaled.
+pub async fn embeddings(State(app): State<Arc<App>>, body: Result<Body, ApiError>) -> Result<Response, Plain> {
+    let Body(mut body, held) = body?;
+    let prompt = text(&body, "prompt")?.ok_or_else(|| ApiError::invalid("\"prompt\" is required"))?;
+    let input = Value::from(prompt);
+    body.insert("input".to_owned(), input);
+    body.insert("embd_normalize".to_owned(), json!(-1));
+    let all = embedded(&app, &mut body, held, true).await?;
+    let row = all.first().and_then(|own| own.rows.first()).map_or(&[][..], Vec::as_slice);
+    Ok(Json(BTreeMap::from([("embedding", row)])).into_response())
+}
+
+/// The vectors of all inputs, one for each.
+async fn embedded(
+    app: &App,
+    body: &mut Fields,
+    held: Held,
+    truncates: bool,
+) -> Result<Vec<embeddings::Embedded>, ApiError> {
+    let all = embeddings::embed(app, body, held, truncates).await?;
+    if all.iter().any(|own| own.rows.len() != 1) {
+        return Err(ApiError::invalid("pooling 'none' gives no embedding of a text: start with another --pooling"));
+    }
+    Ok(all)
 }
 
 /// Numbers are written directly as text: JSON values would take ten times the memory.

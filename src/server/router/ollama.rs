@@ -1,5 +1,6 @@
 //! Ollama's interface to several models: lists, and the models of the Hub. Other requests go to the model they name.
 
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,6 +11,8 @@ use axum::extract::{FromRequest, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{self, Sender};
 
@@ -19,7 +22,7 @@ use super::named;
 use crate::download;
 use crate::exit::in_words;
 use crate::hub::{Source, Witness};
-use crate::server::api::ollama::{Plain, date};
+use crate::server::api::ollama::{Plain, date, unloads};
 use crate::server::api::openai::now;
 use crate::server::api::{self, Fields};
 use crate::server::error::ApiError;
@@ -57,6 +60,50 @@ pub async fn running(State(models): State<Arc<Models>>) -> Json<Value> {
         Some(own)
     });
     Json(json!({"models": loaded.collect::<Vec<_>>()}))
+}
+
+/// What a request says about its model with `keep_alive`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stay {
+    Loaded,
+    /// It is unloaded after the answer.
+    UntilAnswered,
+    /// It is unloaded, and nothing else is asked.
+    Not,
+}
+
+impl Stay {
+    /// As a request's path and body say.
+    pub fn of(path: &str, body: &[u8]) -> Self {
+        #[derive(Deserialize)]
+        struct Asked<'a> {
+            keep_alive: Option<Value>,
+            #[serde(borrow)]
+            prompt: Option<Cow<'a, str>>,
+            messages: Option<Vec<IgnoredAny>>,
+        }
+        if !["/api/generate", "/api/chat", "/api/embed", "/api/embeddings"].contains(&path) {
+            return Self::Loaded;
+        }
+        // The model's process refuses other types.
+        let Ok(asked) = serde_json::from_slice::<Asked>(body) else { return Self::Loaded };
+        if !asked.keep_alive.as_ref().is_some_and(unloads) {
+            return Self::Loaded;
+        }
+        let is_empty = asked.prompt.is_none_or(|prompt| prompt.is_empty())
+            && asked.messages.is_none_or(|messages| messages.is_empty());
+        if is_empty && !path.starts_with("/api/embed") { Self::Not } else { Self::UntilAnswered }
+    }
+}
+
+/// The answer to a request that unloads a model.
+pub fn unloaded(path: &str, name: &str) -> Response {
+    let mut answer = json!({"model": name, "created_at": date(now()), "done": true, "done_reason": "unload"});
+    match path {
+        "/api/chat" => answer["message"] = json!({"role": "assistant", "content": ""}),
+        _ => answer["response"] = json!(""),
+    }
+    Json(answer).into_response()
 }
 
 /// The body of a request that changes what is on the disk.
@@ -172,5 +219,32 @@ impl Witness for Reporter {
 
     fn is_wanted(&self) -> bool {
         !self.lines.is_closed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keep_alive_0_unloads() {
+        for (path, body, expected) in [
+            ("/api/generate", json!({"keep_alive": 0}), Stay::Not),
+            ("/api/generate", json!({"keep_alive": "0s", "prompt": ""}), Stay::Not),
+            ("/api/chat", json!({"keep_alive": 0.0, "messages": []}), Stay::Not),
+            (
+                "/api/chat",
+                json!({"keep_alive": "0", "messages": [{"role": "user", "content": "x"}]}),
+                Stay::UntilAnswered,
+            ),
+            ("/api/generate", json!({"keep_alive": 0, "prompt": "a\nb"}), Stay::UntilAnswered),
+            ("/api/embed", json!({"keep_alive": 0, "input": "x"}), Stay::UntilAnswered),
+            ("/api/generate", json!({"keep_alive": "5m"}), Stay::Loaded),
+            ("/api/generate", json!({"keep_alive": -1}), Stay::Loaded),
+            ("/api/generate", json!({"keep_alive": null}), Stay::Loaded),
+            ("/completion", json!({"keep_alive": 0}), Stay::Loaded),
+        ] {
+            assert_eq!(Stay::of(path, body.to_string().as_bytes()), expected, "{path} {body}");
+        }
     }
 }

@@ -22,6 +22,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::models::{Lease, Models};
+use super::ollama::{Stay, unloaded};
 use crate::server::api::ollama::Plain;
 use crate::server::error::ApiError;
 use crate::server::http::{self, record};
@@ -74,6 +75,11 @@ async fn pass_on(models: &Arc<Models>, request: Request) -> Result<Response, Api
         Some(name) => models.find(name)?.name,
         None => models.usual()?,
     };
+    let stay = Stay::of(uri.path(), &bytes);
+    if stay == Stay::Not {
+        models.leave(&name);
+        return Ok(unloaded(uri.path(), &name));
+    }
     let is_loaded = models.loaded().iter().any(|(loaded, _)| *loaded == name);
     // A read-only request that names no model loads none.
     let loads = query.autoload.unwrap_or(models.given.args.models_autoload.0) && (given.is_some() || counts);
@@ -81,6 +87,9 @@ async fn pass_on(models: &Arc<Models>, request: Request) -> Result<Response, Api
         return Err(ApiError::invalid(format!("model '{name}' is not loaded; POST /models/load does it")));
     }
     let lease = models.lease(&name, counts).await?;
+    if stay == Stay::UntilAnswered {
+        models.leave(&name);
+    }
     OWN_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
     let key = HeaderValue::try_from(format!("Bearer {}", lease.key)).expect("a key is letters and digits");
     headers.insert(AUTHORIZATION, key);

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::server::api::{Fields, get, list, object, text};
+use crate::server::api::{Fields, get, integer, list, object, text};
 use crate::server::error::ApiError;
 
 /// Options whose names are llama-server's. Others concern the loading of a model.
@@ -17,7 +17,10 @@ const UNSUPPORTED: [&str; 4] = ["raw", "suffix", "context", "template"];
 pub fn to_openai(mut body: Fields) -> Result<Fields, ApiError> {
     let mut own = Fields::new();
     let messages = match body.remove("messages").filter(|messages| !messages.is_null()) {
-        Some(Value::Array(messages)) => messages.iter().map(message).collect::<Result<_, _>>()?,
+        Some(Value::Array(messages)) => {
+            let mut ids = Ids::default();
+            messages.iter().map(|own| message(own, &mut ids)).collect::<Result<_, _>>()?
+        }
         Some(_) => return Err(ApiError::field("messages", "expected an array")),
         None => prompt(&body)?,
     };
@@ -51,7 +54,7 @@ pub fn to_openai(mut body: Fields) -> Result<Fields, ApiError> {
         own.extend(same);
         if let Some(n) = get(options, "num_predict") {
             // -2 fills the context, which -1 does here.
-            let n = if n.as_i64() == Some(-2) { json!(-1) } else { n.clone() };
+            let n = if integer(n) == Some(-2) { json!(-1) } else { n.clone() };
             own.insert("max_tokens".to_owned(), n);
         }
         own.extend(get(options, "num_keep").map(|n| ("n_keep".to_owned(), n.clone())));
@@ -87,7 +90,7 @@ fn content(text: &str, fields: &Fields) -> Result<Value, ApiError> {
     Ok(Value::Array(parts))
 }
 
-fn message(message: &Value) -> Result<Value, ApiError> {
+fn message(message: &Value, ids: &mut Ids) -> Result<Value, ApiError> {
     let Value::Object(fields) = message else { return Err(ApiError::field("messages", "expected objects")) };
     let mut own = fields.clone();
     let words = text(fields, "content")?.unwrap_or_default();
@@ -97,21 +100,52 @@ fn message(message: &Value) -> Result<Value, ApiError> {
         own.insert("reasoning_content".to_owned(), thinking);
     }
     if let Some(calls) = list(fields, "tool_calls")? {
-        own.insert("tool_calls".to_owned(), calls.iter().map(call).collect());
+        own.insert("tool_calls".to_owned(), calls.iter().map(|own| call(own, ids)).collect());
     }
     // A result names its call by the tool.
     if let Some(name) = own.remove("tool_name").filter(|name| !name.is_null()) {
-        own.entry("tool_call_id").or_insert_with(|| name.clone());
+        own.entry("tool_call_id").or_insert_with(|| ids.of_result(&name).into());
         own.insert("name".to_owned(), name);
     }
     Ok(Value::Object(own))
 }
 
+/// Ids for calls, which Ollama's clients need not send. The same conversation gets the same ids, so that its prompt is
+/// the same. Mistral's templates take 9 letters and digits.
+#[derive(Default)]
+struct Ids {
+    n: usize,
+    /// Names and ids of calls without results.
+    open: Vec<(Value, String)>,
+}
+
+impl Ids {
+    fn next(&mut self) -> String {
+        self.n += 1;
+        format!("call{:05}", self.n % 100_000)
+    }
+
+    /// The id for a result of a tool: of its oldest call without one.
+    fn of_result(&mut self, name: &Value) -> String {
+        match self.open.iter().position(|(open, _)| open == name) {
+            Some(at) => self.open.remove(at).1,
+            None => self.next(),
+        }
+    }
+}
+
 /// A call of a tool, whose arguments are an object in Ollama's form.
-fn call(call: &Value) -> Value {
-    let (name, arguments) = (&call["function"]["name"], &call["function"]["arguments"]);
-    let arguments = arguments.as_str().map_or_else(|| arguments.to_string(), str::to_owned);
-    let id = call.get("id").unwrap_or(name);
+fn call(call: &Value, ids: &mut Ids) -> Value {
+    let function = call.get("function").unwrap_or(&Value::Null);
+    let name = function.get("name").unwrap_or(&Value::Null);
+    let arguments = match function.get("arguments") {
+        None | Some(Value::Null) => "{}".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    };
+    let id = call.get("id").and_then(Value::as_str).filter(|id| !id.is_empty());
+    let id = id.map_or_else(|| ids.next(), str::to_owned);
+    ids.open.push((name.clone(), id.clone()));
     json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 }
 
@@ -133,8 +167,10 @@ mod tests {
                 {"role": "user", "content": "Weather?", "images": ["AAAA"]},
                 {"role": "assistant", "content": "", "thinking": "hm", "tool_calls": [
                     {"function": {"name": "w", "arguments": {"city": "Rome"}}},
+                    {"id": "mine", "function": {"name": "w", "arguments": {"city": "Rome"}}},
                 ]},
                 {"role": "tool", "tool_name": "w", "content": "sunny"},
+                {"role": "tool", "tool_name": "w", "content": "hot"},
             ],
         }));
         let image = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}});
@@ -143,8 +179,12 @@ mod tests {
             "messages": [
                 {"role": "user", "content": [{"type": "text", "text": "Weather?"}, image]},
                 {"role": "assistant", "content": "", "reasoning_content": "hm",
-                    "tool_calls": [{"id": "w", "type": "function", "function": function}]},
-                {"role": "tool", "content": "sunny", "tool_call_id": "w", "name": "w"},
+                    "tool_calls": [
+                        {"id": "call00001", "type": "function", "function": function},
+                        {"id": "mine", "type": "function", "function": function},
+                    ]},
+                {"role": "tool", "content": "sunny", "tool_call_id": "call00001", "name": "w"},
+                {"role": "tool", "content": "hot", "tool_call_id": "mine", "name": "w"},
             ],
             "stream": false, "reasoning_effort": "none", "max_tokens": 8, "temperature": 0, "stop": ["END"],
             "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
