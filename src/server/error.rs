@@ -127,7 +127,9 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(json!({ "error": self.json() }))).into_response();
+        // Anthropic's clients look for the type on top; OpenAI's do not look there.
+        let body = json!({"type": "error", "error": self.json()});
+        let mut response = (self.status, Json(body)).into_response();
         response.extensions_mut().insert(Reason(self.message));
         if self.retries {
             response.headers_mut().insert(RETRY_AFTER, RETRY_AFTER_SECONDS.into());

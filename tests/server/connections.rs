@@ -132,6 +132,21 @@ fn foreign_hosts_and_origins_are_refused_without_a_key() {
     ] {
         assert_eq!(server.post_with(headers, PATH, &body()).status, status, "{headers:?}");
     }
+    // A page asks before it sends a key: `*` would not allow that header.
+    for (asked, allowed) in [
+        ("", "authorization, content-type, x-api-key"),
+        ("authorization,x-stainless-os", "authorization,x-stainless-os"),
+    ] {
+        let mut stream = server.connect();
+        let asked =
+            if asked.is_empty() { String::new() } else { format!("Access-Control-Request-Headers: {asked}\r\n") };
+        let head = "Host: localhost\r\nOrigin: http://here.example\r\nAccess-Control-Request-Method: POST";
+        write!(stream, "OPTIONS {PATH} HTTP/1.1\r\n{head}\r\n{asked}Connection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let headers = format!("access-control-allow-headers: {allowed}\r\n");
+        assert!(answer.to_lowercase().contains(&headers), "{answer}");
+    }
     let message = server.post_with(&[evil], PATH, &body()).error(403, "permission_error");
     assert!(message.contains(evil.1) && message.contains("--allowed-hosts"), "{message}");
     // An address in the request's first line counts as in HTTP/2.

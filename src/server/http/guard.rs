@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
-    ACCESS_CONTROL_ALLOW_ORIGIN, AUTHORIZATION, HOST, ORIGIN, VARY,
+    ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_REQUEST_HEADERS, AUTHORIZATION, HOST, ORIGIN, VARY,
 };
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
@@ -121,12 +121,16 @@ impl Cors {
     }
 }
 
+/// Headers that pages may send, unless their browser names others.
+const HEADERS: HeaderValue = HeaderValue::from_static("authorization, content-type, x-api-key");
+
 /// Adds CORS headers to answers, and answers preflight requests.
 pub async fn cross_origin(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let cors = &app.settings.cors;
     let origin = request.headers().get(ORIGIN).cloned();
     let is_allowed = |origin: &HeaderValue| origin.to_str().is_ok_and(|origin| cors.allows(origin));
     let is_asking = request.method() == Method::OPTIONS;
+    let wanted = request.headers().get(ACCESS_CONTROL_REQUEST_HEADERS).cloned();
     let changes = request.method() != Method::GET && (*cors == Cors::Off || !is_asking);
     if changes && is_foreign(&request) && !origin.as_ref().is_some_and(is_allowed) {
         // Refuse it here: a browser would send this request of a foreign page and hide only the answer.
@@ -145,7 +149,8 @@ pub async fn cross_origin(State(app): State<Arc<App>>, request: Request, next: N
     if is_asking {
         headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
         headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE, OPTIONS"));
-        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static("*"));
+        // `*` would not include Authorization.
+        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, wanted.unwrap_or(HEADERS));
     }
     response
 }
