@@ -199,10 +199,10 @@ pub struct SlotArgs {
     /// Load LoRA adapters without applying them: requests and POST /lora-adapters give the scales
     #[arg(long, value_name = Switch::NAME, default_value = "off")]
     pub lora_init_without_apply: Switch,
-    /// Tokens to generate where a request gives no number; -1 without end
-    #[arg(short = 'n', long, value_name = "N", default_value = "-1", env = "LLAMA_ARG_N_PREDICT",
+    /// Tokens to generate where a request gives no number; -1 without end (default: -1, 96 with the demo model)
+    #[arg(short = 'n', long, value_name = "N", env = "LLAMA_ARG_N_PREDICT",
           value_parser = clap::value_parser!(i32).range(-1..))]
-    pub predict: i32,
+    pub predict: Option<i32>,
     /// Serve embeddings, and nothing else
     #[arg(long, value_name = Switch::NAME, default_value = "off", env = "LLAMA_ARG_EMBEDDINGS")]
     pub embeddings: Switch,

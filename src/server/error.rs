@@ -90,13 +90,16 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message)
     }
 
-    /// A prompt that does not fit a slot's context.
-    pub fn exceeds_context(n_prompt: usize, n_ctx: usize) -> Self {
-        let message = format!(
-            "request ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it: start \
-             the server with -c {} or more for each slot",
-            (n_prompt + 1).next_power_of_two()
-        );
+    /// A prompt that does not fit a slot's context. `n_ctx_train`: the context that the model was trained on.
+    pub fn exceeds_context(n_prompt: usize, n_ctx: usize, n_ctx_train: usize) -> Self {
+        let advice = if n_prompt < n_ctx_train {
+            let n_wanted = (n_prompt + 1).next_power_of_two().min(n_ctx_train);
+            format!("try increasing it: start the server with -c {n_wanted} or more for each slot")
+        } else {
+            format!("and the model was trained on {n_ctx_train}: send less, or begin a new conversation")
+        };
+        let message =
+            format!("request ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens), {advice}");
         let mut error = Self::new(StatusCode::BAD_REQUEST, "exceed_context_size_error", message);
         error.more.insert("n_prompt_tokens".to_owned(), json!(n_prompt));
         error.more.insert("n_ctx".to_owned(), json!(n_ctx));

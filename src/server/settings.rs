@@ -25,6 +25,9 @@ pub const DEMO_CACHE: ExpertCache = ExpertCache::Percent(50.0);
 /// The demo has learned texts, not chats: it continues what was written.
 const DEMO_TEMPLATE: &str = "{% for message in messages %}{{ message.content }}\n{% endfor %}";
 
+/// Most tokens of an answer of the demo: a conversation of several turns fits in its context of 512.
+const DEMO_PREDICT: i32 = 96;
+
 /// Tokens of prompts whose probabilities are computed at once. Each takes as many numbers as the vocabulary has tokens,
 /// in llama.cpp's compute buffer and in its buffer of logits. Not less than [`hobbit_core::route::DECODE_TOKENS_MAX`].
 const SCORED_AT_ONCE: u32 = 32;
@@ -71,7 +74,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         router: _,
         mut experts,
         mut http,
-        slots,
+        mut slots,
         media,
         mut chat,
         reasoning,
@@ -88,6 +91,9 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         memory.expert_cache = DEMO_CACHE;
     }
     chat.template.read_file(around)?;
+    if is_demo {
+        slots.predict.get_or_insert(DEMO_PREDICT);
+    }
     if is_demo && chat.template.jinja.0 {
         chat.template.chat_template.get_or_insert_with(|| DEMO_TEMPLATE.to_owned());
     }

@@ -83,7 +83,7 @@ pub async fn read(
         let read: Media = app.work(|| projector.read(&file)).await.map_err(invalid)?;
         n_tokens += read.n_tokens();
         if n_tokens >= loaded.n_ctx {
-            return Err(ApiError::exceeds_context(n_tokens, loaded.n_ctx));
+            return Err(ApiError::exceeds_context(n_tokens, loaded.n_ctx, loaded.model.info().n_ctx_train as usize));
         }
         held.grow_to(file_bytes + n_tokens * TOKEN_BYTES).await?;
         media.push(read);

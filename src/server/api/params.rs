@@ -46,7 +46,7 @@ impl Params {
         let model = &loaded.model;
         let n_predict = match whole(body, &["n_predict", "max_completion_tokens", "max_tokens"], -1..=MOST)? {
             Some(n) => usize::try_from(n).ok(),
-            None => usize::try_from(settings.slots.predict).ok(),
+            None => settings.slots.predict.and_then(|n| usize::try_from(n).ok()),
         };
         let n_probs = whole(body, &["n_probs"], 0..=MOST)?.unwrap_or(0).min(model.n_vocab() as i64) as usize;
         let sampling = sampling(body, &settings.sampling, model)?;

@@ -168,7 +168,7 @@ impl Worker {
             (job.prompt.len() + job.chunks.n_extra(), self.options.n_ctx, self.options.n_batch);
         let generates = matches!(job.work, Work::Generate(_));
         if n_prompt >= n_ctx + usize::from(!generates) {
-            return Err(ApiError::exceeds_context(n_prompt, n_ctx));
+            return Err(ApiError::exceeds_context(n_prompt, n_ctx, self.model.info().n_ctx_train as usize));
         }
         match &job.work {
             Work::Embed if n_prompt > n_batch => Err(ApiError::server(format!(
