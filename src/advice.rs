@@ -224,6 +224,10 @@ fn opening(error: &OpenError) -> Option<String> {
         E::Adapter(AdapterError::OfExperts { .. }) => "or give a --mem-budget in which the whole model fits",
         E::NoPathTable { .. } => "make one with gguf-tools profile --path-table FILE and give it with --path-table",
         E::Load { reason, .. } => refused_model(reason),
+        E::Overridden { reason, .. } if !reason.contains("alloc") => {
+            "give values with which the model can be computed, or leave --override-kv out"
+        }
+        E::Overridden { reason, .. } => refused_model(reason),
         E::Context { reason, .. } => return refused_context(reason).map(str::to_owned),
         E::OutOfMemory { .. } => LESS_MEMORY,
         E::DeviceMemory { .. } => LESS_ON_THE_DEVICE,
@@ -275,6 +279,8 @@ fn refused_model(reason: &str) -> &'static str {
         "put fewer layers on the device (-ngl), or more of the model on another (-dev, -ts)"
     } else if reason.contains("alloc") {
         "free some memory, or raise the limit (ulimit -v unlimited)"
+    } else if reason.contains("regular expression") || reason.contains("regex") {
+        "--override-tensor takes PATTERN=BUFFER with a regular expression: a character like [ or ( needs a \\ before it"
     } else {
         "fetch or convert the model again, or update hobbit if the model is newer"
     }
@@ -405,5 +411,14 @@ mod tests {
         assert!(full(false).ends_with("larger -c"));
         assert!(no_shift(NoShift::Window).ends_with("than the context (--swa-full keeps all of them)"));
         assert_eq!(evaluating(EvalError::Interrupted), None);
+        let path = || std::path::PathBuf::from("a.gguf");
+        let load = |reason: &str| opening(OpenError::Load { path: path(), reason: reason.to_owned() }).unwrap();
+        assert!(load("wrong number of tensors").starts_with("fetch or convert the model again"));
+        assert!(load("Unexpected character within '[...]' in regular expression").contains("--override-tensor"));
+        let keys = || vec!["llama.expert_used_count".to_owned()];
+        let overridden =
+            |reason: &str| opening(OpenError::Overridden { path: path(), keys: keys(), reason: reason.to_owned() });
+        assert!(overridden("GGML_ASSERT(n_expert_used > 0) failed").unwrap().ends_with("leave --override-kv out"));
+        assert!(overridden("failed to allocate CPU buffer").unwrap().contains("free some memory"));
     }
 }

@@ -153,3 +153,23 @@ fn an_old_cargo_is_refused_with_the_remedy() {
     let (_, told) = setup("1.95.0");
     assert!(!told.contains("too old") && told.contains("git cmake make g++ clang"), "{told}");
 }
+
+#[test]
+fn wrong_overrides_are_named_as_such() {
+    let file = bundled("demo.gguf");
+    for (flags, parts) in [
+        (["-ot", "[=CPU"], ["regular expression", "--override-tensor takes PATTERN=BUFFER"]),
+        (
+            ["--override-kv", "llama.expert_used_count=int:99"],
+            ["another value of llama.expert_used_count", "--override-kv"],
+        ),
+        // llama.cpp would ignore it.
+        (["--override-kv", "llama.context_length=str:abc"], ["its type is int, not str", "--override-kv"]),
+        (["--override-kv", "llama.rope.freq_base=int:1000"], ["its type is float, not int", "--override-kv"]),
+    ] {
+        let ran =
+            cli(&["-m", file.to_str().unwrap(), flags[0], flags[1], "-p", "x", "-n", "1", "-t", "1"]).run().expect(1);
+        assert!(parts.iter().all(|part| ran.stderr.contains(part)), "{flags:?}: {}", ran.stderr);
+        assert!(!ran.stderr.contains("fetch or convert"), "{}", ran.stderr);
+    }
+}

@@ -45,6 +45,8 @@ pub enum OpenError {
     Io { path: PathBuf, action: &'static str, source: std::io::Error },
     #[error("{}: llama.cpp cannot load this model: {reason}", path.display())]
     Load { path: PathBuf, reason: String },
+    #[error("{}: llama.cpp cannot load this model with another value of {}: {reason}", path.display(), keys.join(", "))]
+    Overridden { path: PathBuf, keys: Vec<String>, reason: String },
     #[error("cannot create a context of {n_ctx} tokens: {reason}")]
     Context { n_ctx: u32, reason: String },
     #[error(transparent)]

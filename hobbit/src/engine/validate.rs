@@ -21,8 +21,9 @@ const EPSILONS: [&str; 3] =
 /// assertion would then end the process.
 ///
 /// # Errors
-/// [`OpenError::Load`] with the key, its value, and the expected value.
+/// [`OpenError::Load`] with the key, its value, and the expected value; [`OpenError::Overridden`].
 pub(super) fn check_header(gguf: &Gguf, options: &ModelOptions) -> Result<(), OpenError> {
+    check_override_types(gguf, options)?;
     for key in EPSILONS.map(|key| format!("{}.{key}", gguf.architecture())) {
         let chosen = options.kv_overrides.iter().find(|chosen| chosen.key == key).map(|chosen| &chosen.value);
         let value = match chosen {
@@ -34,6 +35,32 @@ pub(super) fn check_header(gguf: &Gguf, options: &ModelOptions) -> Result<(), Op
         if let Some(value) = value.filter(|value| value.is_nan() || *value < 0.0) {
             let reason = format!("{key} is {value}, expected a number that is not negative");
             return Err(OpenError::Load { path: gguf.files[0].path.clone(), reason });
+        }
+    }
+    Ok(())
+}
+
+/// llama.cpp ignores an override whose type is not the file's.
+fn check_override_types(gguf: &Gguf, options: &ModelOptions) -> Result<(), OpenError> {
+    for chosen in &options.kv_overrides {
+        let (key, file) = (&chosen.key, &gguf.metadata);
+        let kinds = [
+            ("int", file.get_i64(key).is_some() || file.get_u64(key).is_some()),
+            ("bool", file.get_bool(key).is_some()),
+            ("str", file.get_str(key).is_some()),
+            ("float", file.get_f32(key).is_some()),
+        ];
+        let given = match &chosen.value {
+            KvValue::Int(_) => "int",
+            KvValue::Float(_) => "float",
+            KvValue::Bool(_) => "bool",
+            KvValue::Str(_) => "str",
+        };
+        // An integer is readable as a float, too: the first kind is the file's.
+        let Some((kind, _)) = kinds.into_iter().find(|(_, is_it)| *is_it) else { continue };
+        if kind != given {
+            let (path, keys) = (gguf.files[0].path.clone(), vec![key.clone()]);
+            return Err(OpenError::Overridden { path, keys, reason: format!("its type is {kind}, not {given}") });
         }
     }
     Ok(())

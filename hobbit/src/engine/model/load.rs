@@ -183,7 +183,13 @@ impl Model {
             let reasons = [message, calling::take_failure().unwrap_or_default(), log::take_errors()];
             let reason = reasons.into_iter().find(|reason| !reason.is_empty());
             let reason = reason.unwrap_or_else(|| "it gave no reason".to_owned());
-            OpenError::Load { path: gguf.files[0].path.clone(), reason }
+            let path = gguf.files[0].path.clone();
+            let keys: Vec<String> = options.kv_overrides.iter().map(|own| own.key.clone()).collect();
+            if keys.is_empty() {
+                OpenError::Load { path, reason }
+            } else {
+                OpenError::Overridden { path, keys, reason }
+            }
         })?;
 
         if !run_mode.is_passthrough() {
