@@ -4,6 +4,7 @@ mod adapters;
 mod answers;
 mod chat;
 mod checkpoints;
+mod clients;
 mod completions;
 mod connections;
 mod embeddings;
