@@ -133,7 +133,7 @@ fn answer(response: Response, lease: Lease) -> Response {
     [CONNECTION, TRANSFER_ENCODING, UPGRADE].iter().for_each(|name| drop(parts.headers.remove(name)));
     let kind = parts.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let body = if kind.starts_with("text/event-stream") {
-        streamed(body, lease, |error| format!("data: {}\n\n", json!({"error": error.json()})))
+        streamed(body, lease, |error| format!("data: {}\n\n", json!({"type": "error", "error": error.json()})))
     } else if kind.starts_with("application/x-ndjson") {
         streamed(body, lease, |error| format!("{}\n", json!({"error": error.message})))
     } else {

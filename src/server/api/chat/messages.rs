@@ -37,6 +37,8 @@ fn join_instructions(messages: &mut Vec<Value>) {
 
 fn check_one(message: &mut Fields, marker: Option<&str>, media: &mut Vec<Vec<u8>>) -> Result<(), ApiError> {
     let role = match message.get("role") {
+        // A tool's result, before there were tools.
+        Some(Value::String(role)) if role == "function" => "tool".to_owned(),
         Some(Value::String(role)) => role.clone(),
         Some(_) => return Err(ApiError::invalid("Expected 'role' to be a string")),
         None => String::new(),
@@ -67,6 +69,7 @@ fn check_one(message: &mut Fields, marker: Option<&str>, media: &mut Vec<Vec<u8>
     if role.is_empty() {
         return Err(ApiError::invalid("Missing 'role' in message"));
     }
+    message.insert("role".to_owned(), Value::String(role));
     Ok(())
 }
 

@@ -269,6 +269,7 @@ fn earlier_answers_are_completed() {
             call(json!({"name": "c"})), {"function": {"name": "d", "arguments": {"e": 1}}},
         ]},
         {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "sunny"},
         {"role": "assistant", "content": null, "refusal": "No."},
         {"role": "assistant", "content": "Well.", "refusal": "No."},
         {"role": "assistant", "reasoning_content": "a", "content": [
@@ -281,8 +282,9 @@ fn earlier_answers_are_completed() {
     assert_eq!(arguments, [&json!("{}"), &json!("{}"), &json!("{}"), &json!({"e": 1})]);
     assert_eq!(own[0]["tool_calls"][3]["type"], "function");
     assert_eq!(own[1]["tool_calls"][0]["function"]["name"], "f");
-    assert_eq!((&own[2]["content"], &own[3]["content"]), (&json!("No."), &json!("Well.No.")));
-    assert_eq!(own[4], json!({"role": "assistant", "reasoning_content": "abc", "content": "xy"}));
+    assert_eq!(own[2], json!({"role": "tool", "name": "f", "content": "sunny"}));
+    assert_eq!((&own[3]["content"], &own[4]["content"]), (&json!("No."), &json!("Well.No.")));
+    assert_eq!(own[5], json!({"role": "assistant", "reasoning_content": "abc", "content": "xy"}));
 }
 
 #[test]
