@@ -90,10 +90,12 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message)
     }
 
-    /// A prompt that does not fit a slot's context. `n_ctx_train`: the context that the model was trained on.
+    /// A prompt that does not fit a slot's context. `n_ctx_train`: the context that the model was trained on, beyond which
+    /// none is advised, unless the server has one.
     pub fn exceeds_context(n_prompt: usize, n_ctx: usize, n_ctx_train: usize) -> Self {
-        let advice = if n_prompt < n_ctx_train {
-            let n_wanted = (n_prompt + 1).next_power_of_two().min(n_ctx_train);
+        let advice = if n_prompt < n_ctx_train || n_ctx > n_ctx_train {
+            let n_wanted = (n_prompt + 1).next_power_of_two();
+            let n_wanted = if n_prompt < n_ctx_train { n_wanted.min(n_ctx_train) } else { n_wanted };
             format!("try increasing it: start the server with -c {n_wanted} or more for each slot")
         } else {
             format!("and the model was trained on {n_ctx_train}: send less, or begin a new conversation")
