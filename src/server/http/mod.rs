@@ -93,8 +93,11 @@ impl FromRequest<Arc<App>> for Body {
         let AnyBody(value, held) = AnyBody::from_request(request, app).await?;
         match value {
             Value::Object(mut fields) => {
-                fields.retain(|_, value| !value.is_null());
-                fields.values_mut().for_each(remove_nulls);
+                let remove = || {
+                    fields.retain(|_, value| !value.is_null());
+                    fields.values_mut().for_each(remove_nulls);
+                };
+                app.work(remove).await;
                 Ok(Self(fields, held))
             }
             Value::Null => Err(ApiError::invalid("the request has no body; a JSON object is expected")),

@@ -148,8 +148,7 @@ fn convert(message: &Value, messages: &mut Vec<Value>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// What is in a message between two tool results. An assistant's text stands before its calls: no other order can be
-/// said in OpenAI's form.
+/// The blocks of a message between two tool results. OpenAI's form has an assistant's text before its calls.
 #[derive(Default)]
 struct Parts {
     content: Vec<Value>,
