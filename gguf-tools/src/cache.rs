@@ -106,9 +106,16 @@ pub fn rm(args: &RmArgs) -> Result<()> {
     let found = kept::list(&places);
     let Some(own) = found.iter().find(|own| own.name == args.model) else {
         let names: Vec<&str> = found.iter().map(|own| own.name.as_str()).collect();
-        bail!("'{}' is not in {}; there are: {}", args.model, places.hub.display(), names.join(", "));
+        let others = match names.is_empty() {
+            true => "nothing is downloaded".to_owned(),
+            false => format!("there are: {}", names.join(", ")),
+        };
+        bail!("'{}' is not in {}; {others}", args.model, places.hub.display());
     };
-    kept::remove(own, &places).with_context(|| format!("removing '{}'", own.name))?;
-    writeln!(io::stdout(), "removed {} ({})", own.name, Bytes(own.bytes))?;
+    let kept = kept::remove(own, &places).with_context(|| format!("removing '{}'", own.name))?;
+    writeln!(io::stdout(), "removed {} ({})", own.name, Bytes(own.bytes - kept.min(own.bytes)))?;
+    if kept > 0 {
+        tell(format_args!("{} stay on the disk: another snapshot in the cache uses the same files", Bytes(kept)));
+    }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Models in the Hub's cache: which there are, and their removal.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -13,6 +14,8 @@ pub const BRANCH: &str = "main";
 const MOST_FILES: usize = 100_000;
 /// Limit of nested directories in a snapshot.
 const DEEPEST: usize = 16;
+/// Limit of entries of the whole cache.
+const LINKS_MAX: usize = 1_000_000;
 
 /// A complete model in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,21 +66,51 @@ pub fn snapshot(folder: &Path) -> Option<PathBuf> {
     Some(folder.join("snapshots").join(Some(commit.trim()).filter(|commit| is_commit(commit))?))
 }
 
-/// Removes a model: the links to its files, and the files.
+/// Removes a model: the links to its files, and the files that nothing else in the cache links to. Other programs
+/// share the cache, and a file that did not change between two commits is in the snapshots of both. Returns the bytes
+/// of files that stay for that reason.
 ///
 /// # Errors
 /// A file that cannot be removed.
-pub fn remove(kept: &Kept, places: &Places) -> std::io::Result<()> {
+pub fn remove(kept: &Kept, places: &Places) -> std::io::Result<u64> {
     let hub = fs::canonicalize(&places.hub)?;
+    let mut blobs = BTreeSet::new();
     for file in &kept.files {
         // A link leads to the file in `blobs`. One that leads out of the cache is not the cache's file.
         let blob = fs::canonicalize(file).ok().filter(|blob| blob.starts_with(&hub));
         fs::remove_file(file)?;
-        if let Some(blob) = blob.filter(|blob| blob.exists()) {
+        blobs.extend(blob.filter(|blob| blob.exists()));
+    }
+    if blobs.is_empty() {
+        return Ok(0);
+    }
+    let used = linked(&hub, 3 + DEEPEST, &mut { LINKS_MAX });
+    let mut bytes = 0;
+    for blob in blobs {
+        if used.as_ref().is_none_or(|used| used.contains(&blob)) {
+            bytes += fs::metadata(&blob)?.len();
+        } else {
             fs::remove_file(blob)?;
         }
     }
-    Ok(())
+    Ok(bytes)
+}
+
+/// The files that links below a directory lead to; `None` if there are too many entries or a directory is unreadable,
+/// so that some are unknown.
+fn linked(directory: &Path, depth: usize, left: &mut usize) -> Option<BTreeSet<PathBuf>> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(directory).ok()? {
+        let entry = entry.ok()?;
+        *left = left.checked_sub(1)?;
+        let kind = entry.file_type().ok()?;
+        if kind.is_symlink() {
+            found.extend(fs::canonicalize(entry.path()));
+        } else if kind.is_dir() {
+            found.append(&mut linked(&entry.path(), depth.checked_sub(1)?, left)?);
+        }
+    }
+    Some(found)
 }
 
 /// The paths of the files below a directory, relative to it.
@@ -129,12 +162,38 @@ mod tests {
         fs::create_dir_all(dir.path().join("models--..--x/refs")).unwrap();
         let names = || list(&places).into_iter().map(|kept| (kept.name, kept.bytes)).collect::<Vec<_>>();
         assert_eq!(names(), [("a/b-GGUF:F16".to_owned(), 6), ("a/b-GGUF:Q8_0".to_owned(), 5)]);
-        remove(&list(&places)[0], &places).unwrap();
+        assert_eq!(remove(&list(&places)[0], &places).unwrap(), 0);
         assert_eq!(names(), [("a/b-GGUF:Q8_0".to_owned(), 5)]);
         assert!(outside.exists() && !blobs.join("1").exists() && blobs.join("0").exists());
         fs::remove_file(outside).unwrap();
         // An incomplete split model is none.
         fs::write(snapshot.join("m-Q2_K-00001-of-00002.gguf"), "x").unwrap();
         assert_eq!(names().len(), 1);
+    }
+
+    /// A commit that changes the README alone has the same files of the model.
+    #[test]
+    fn files_of_other_snapshots_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let hub = dir.path().to_owned();
+        let places = Places { endpoint: String::new(), hub, urls: PathBuf::new(), token: None, offline: false };
+        let folder = dir.path().join("models--a--b-GGUF");
+        let blobs = folder.join("blobs");
+        let [old, new, other] = ["1", "2", "3"].map(|digit| folder.join("snapshots").join(digit.repeat(40)));
+        let other = other.join("deep");
+        [&blobs, &old, &new, &other, &folder.join("refs")].into_iter().for_each(|dir| fs::create_dir_all(dir).unwrap());
+        fs::write(folder.join("refs/main"), "2".repeat(40)).unwrap();
+        let quants = [("F16", &[&new, &other][..]), ("Q4_0", &[&new]), ("Q8_0", &[&old, &new])];
+        for (quant, snapshots) in quants {
+            fs::write(blobs.join(quant), [0; 5]).unwrap();
+            for snapshot in snapshots {
+                std::os::unix::fs::symlink(blobs.join(quant), snapshot.join(format!("m-{quant}.gguf"))).unwrap();
+            }
+        }
+        let all = list(&places);
+        assert_eq!(all.iter().map(|kept| remove(kept, &places).unwrap()).collect::<Vec<_>>(), [5, 0, 5]);
+        assert!(list(&places).is_empty());
+        assert_eq!(quants.map(|(quant, _)| blobs.join(quant).exists()), [true, false, true]);
+        assert_eq!(fs::read(old.join("m-Q8_0.gguf")).unwrap(), [0; 5]);
     }
 }

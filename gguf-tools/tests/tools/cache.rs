@@ -41,6 +41,8 @@ fn models_are_pulled_after_a_forecast_listed_and_removed() {
     let run = |args: &[&str]| tool(&hub, home.path(), args);
     let empty = run(&["list"]);
     assert_eq!((empty.code, empty.out.as_str()), (Some(0), ""));
+    let nothing = run(&["rm", "a/b"]);
+    assert!(nothing.code == Some(1) && nothing.err.ends_with("; nothing is downloaded\n"), "{}", nothing.err);
     let pulled = run(&["pull", "a/b"]);
     assert_eq!(pulled.code, Some(0), "{}", pulled.err);
     let file = pulled.out.lines().last().unwrap();
