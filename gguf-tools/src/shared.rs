@@ -11,7 +11,7 @@ use hobbit_core::files::{self, Input, Kind, Output};
 use hobbit_core::gguf::{Catalog, ExpertMap, GgmlType, Gguf, shards_by_name};
 use hobbit_core::pack::Pack;
 use hobbit_core::plan::Budget;
-use hobbit_core::units::{parse_bytes, parse_percent};
+use hobbit_core::units::{KIB, parse_bytes, parse_percent};
 use hobbit_programs::signals::{self, Signal};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -173,7 +173,11 @@ pub fn dtype(text: &str) -> Result<GgmlType, String> {
     GgmlType::from_name(text).ok_or_else(|| "expected a type of ggml such as q2_k".to_owned())
 }
 
-/// `6GiB`.
+/// `6GiB`. No model takes less than a KiB: `6` lacks its unit.
 pub fn size(text: &str) -> Result<u64, String> {
-    parse_bytes(text).filter(|bytes| *bytes > 0).ok_or_else(|| "expected a size such as 32GiB or 1800M".to_owned())
+    match parse_bytes(text) {
+        Some(bytes @ 1..KIB) => Err(format!("a number alone counts bytes: give {bytes}GiB for gibibytes")),
+        Some(bytes @ KIB..) => Ok(bytes),
+        _ => Err("expected a size such as 32GiB or 1800M".to_owned()),
+    }
 }

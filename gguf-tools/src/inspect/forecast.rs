@@ -15,8 +15,8 @@ use hobbit_core::forecast::{
 };
 use hobbit_core::gguf::{GgmlType, Gguf};
 use hobbit_core::pack::Pack;
-use hobbit_core::units::GIB;
-use hobbit_programs::exit::in_words;
+use hobbit_core::plan::PlanError;
+use hobbit_core::units::{GIB, MIB};
 use serde::Serialize;
 
 use crate::shared::size;
@@ -163,7 +163,7 @@ fn report(args: &Args, gguf: &Gguf, shape: Shape, machine: Machine) -> anyhow::R
 
     let (forecast, refused) = match forecast(&shape, &machine.host, &task, &expectation) {
         Ok(forecast) => (Some(forecast), None),
-        Err(ForecastError::Plan(error)) => (None, Some(in_words(&error.into()))),
+        Err(ForecastError::Plan(error)) => (None, Some(refusal(&error))),
         Err(error) => return Err(error.into()),
     };
     let one = shape.layers.first().map_or(0, |layer| layer.expert_bytes);
@@ -195,6 +195,16 @@ fn report(args: &Args, gguf: &Gguf, shape: Shape, machine: Machine) -> anyhow::R
         forecast,
         refused,
     })
+}
+
+/// Why a model does not run there, with the remedy in flags of this tool.
+fn refusal(error: &PlanError) -> String {
+    match error {
+        PlanError::TooSmall { minimum, is_dense: false, .. } => {
+            format!("{error}; give --ram {}MiB, or a smaller --ctx", minimum.div_ceil(MIB) + 1)
+        }
+        _ => error.to_string(),
+    }
 }
 
 /// Forecasts for usual machines with as much memory as this one.

@@ -112,13 +112,18 @@ fn wrong_usage_and_hopeless_forecasts_are_refused() {
     for known in ["kimi-k2", "deepseek-v3", "qwen3-235b"] {
         refused(2, &forecast(&["--shape", "gpt-9"]), known);
     }
+    for (flag, value) in [("--ram", "16"), ("--gpu", "16@1TB/s")] {
+        let args = forecast(&["--shape", "kimi-k2", flag, value]);
+        refused(2, &args, "a number alone counts bytes: give 16GiB for gibibytes");
+    }
     for (flag, value) in [("model.gguf", None), ("--gpu", Some("24GiB")), ("--ram", Some("0"))] {
         let args = [&["--shape", "kimi-k2", flag][..], value.as_slice()].concat();
         refused(2, &forecast(&args), "");
     }
     refused(2, &["inspect", "--shape", "kimi-k2"], "--forecast");
     let small = succeed(&forecast(&["--shape", "kimi-k2", "--ram", "2GiB"])).out;
-    assert_contains(&small, &["No: a memory budget of 2.00 GiB", "64.00 GiB"]);
+    assert_contains(&small, &["No: a memory budget of 2.00 GiB", "; give --ram ", "a smaller --ctx", "64.00 GiB"]);
+    assert!(!small.contains("--mem-budget") && !small.contains("-c)"), "{small}");
     let gpu = succeed(&forecast(&["--shape", "qwen3-30b-a3b", "--ram", "6GiB", "--gpu", "8GiB@1TB/s"])).out;
     assert_contains(&gpu, &["no run on a GPU was ever measured"]);
 

@@ -12,10 +12,11 @@ use hobbit_core::forecast::{Cpu, Device, Host};
 use hobbit_core::gguf::{GgmlType, Gguf};
 use hobbit_core::plan::{MemoryLimits, MemoryPlan};
 use hobbit_core::store::{self, StoreKind, measure_random_read, probe};
-use hobbit_core::units::{MIB, parse_bytes};
+use hobbit_core::units::MIB;
 use serde::Serialize;
 
 use super::published;
+use crate::shared::size;
 
 /// An ordinary NVMe drive, assumed if no rate is given and there is no file to read.
 const DISK_ASSUMED: f64 = 3e9;
@@ -87,8 +88,7 @@ pub fn parse_cpu(text: &str) -> Result<Auto<(Rate, Option<f64>)>, String> {
 /// Parses memory and bandwidth of a GPU: `24GiB@1TB/s`.
 pub fn parse_gpu(text: &str) -> Result<Device, String> {
     let (memory, bandwidth) = text.split_once('@').ok_or("expected memory and bandwidth, such as 24GiB@1TB/s")?;
-    let memory = parse_bytes(memory).ok_or_else(|| format!("'{memory}' is no size: expected 24GiB"))?;
-    Ok(Device { memory, bandwidth: rate(bandwidth, "B")? })
+    Ok(Device { memory: size(memory)?, bandwidth: rate(bandwidth, "B")? })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -258,6 +258,6 @@ mod tests {
         assert_eq!(parse_disk("SATA"), Ok(Some(published(0.6e9))));
         assert!(parse_cpu("60GB/s,much").is_err());
         assert_eq!(parse_gpu("24GiB@1TB/s"), Ok(Device { memory: 24 << 30, bandwidth: 1e12 }));
-        assert!(["24GiB", "@1TB/s", "24GiB@", "x@y"].into_iter().all(|bad| parse_gpu(bad).is_err()));
+        assert!(["24GiB", "@1TB/s", "24GiB@", "x@y", "24@1TB/s"].into_iter().all(|bad| parse_gpu(bad).is_err()));
     }
 }
