@@ -165,6 +165,13 @@ fn plan(error: &PlanError) -> Option<String> {
         PlanError::TooSmall { budget: budget @ ..KIB, origin: BudgetSource::Given, .. } => {
             format!("a number alone counts bytes: give --mem-budget {budget}GiB for gibibytes")
         }
+        PlanError::TooSmall { minimum, available, is_dense: true, .. } => {
+            let budget = match unavailable(minimum, available) {
+                Some(available) => format!("{} are available here: ", ShortBytes(available)),
+                None => format!("give --mem-budget {}, or ", mib_up(minimum + MIB)),
+            };
+            format!("{budget}take a smaller quant, because only experts can stay on disk, or a smaller context (-c)")
+        }
         PlanError::TooSmall { minimum, available, .. } => match unavailable(minimum, available) {
             Some(available) => format!(
                 "{} are available here: make the context smaller (-c), or run it where there is more memory",
@@ -358,6 +365,11 @@ mod tests {
         let PlanError::TooSmall { origin, minimum, available, is_dense, .. } = SMALL else { unreachable!() };
         let bytes = advised(PlanError::TooSmall { budget: 8, origin, minimum, available, is_dense });
         assert_eq!(bytes, "a number alone counts bytes: give --mem-budget 8GiB for gibibytes");
+        let dense =
+            |available| advised(PlanError::TooSmall { budget: 300 * MIB, origin, minimum, available, is_dense: true });
+        let quant = "take a smaller quant, because only experts can stay on disk, or a smaller context (-c)";
+        assert_eq!(dense(None), format!("give --mem-budget 912MiB, or {quant}"));
+        assert_eq!(dense(Some(300 * MIB)), format!("300 MiB are available here: {quant}"));
         let large = |available| PlanError::ExpertCacheTooLarge {
             asked: 1200 * MIB,
             fits: 1138 * MIB - 1,

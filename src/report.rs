@@ -39,6 +39,10 @@ pub fn memory(plan: &MemoryPlan, io_choice: &str, warm: Option<WarmStart>) -> St
         BudgetSource::Cgroup => "limit of the control group",
         BudgetSource::MemAvailable => "available memory",
     };
+    let origin = match plan.asked {
+        Some(asked) => format!("all of the {origin}; {} asked", Bytes(asked)),
+        None => origin.to_owned(),
+    };
     let mut line = format!("memory: {} ({origin})", Bytes(plan.budget));
     let (slots, experts) = (plan.n_slots, plan.n_experts);
     let _ = match (io_choice.strip_prefix("none: "), percent(slots, experts)) {
@@ -530,6 +534,9 @@ llama_perf_sampler_print:    samplers time =       1.50 ms /    21 runs
             line.contains(&format!(" in {cache} for prompts, 30 in 120.00 MiB while tokens decode, the")),
             "{line}"
         );
+        let budget_source = BudgetSource::MemAvailable;
+        let cut = MemoryPlan { budget_source, asked: Some(64 << 30), ..plan(1024, 0) };
+        assert_eq!(words(&cut, "none: x"), "memory: 1.00 GiB (all of the available memory; 64.00 GiB asked); x");
         let warm = Some(WarmStart { saved: 32, experts: 30, bytes: MIB });
         let all = "memory: 1.00 GiB (--mem-budget); all 32 experts fit, in 128.00 MiB; \
                    30 of the 32 of an earlier run are back (1.00 MiB read)";

@@ -104,6 +104,9 @@ impl FixedCosts {
 pub struct MemoryPlan {
     pub budget: u64,
     pub budget_source: BudgetSource,
+    /// The budget that was given, if it is above what is available and the model does not need the excess.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub asked: Option<u64>,
     pub fixed: FixedCosts,
     pub margin: u64,
     /// Slots, one entry per [`PoolSpec`].
@@ -257,7 +260,9 @@ impl MemoryPlan {
         // A budget above the system's limit is fine as long as the model does not need the excess.
         let held = Self::within_budget(&PlanInput { budget: Budget::Bytes(available), ..input.clone() });
         match held {
-            Ok(held) if held.pools == plan.pools && held.staging_slots == plan.staging_slots => Ok(held),
+            Ok(held) if held.pools == plan.pools && held.staging_slots == plan.staging_slots => {
+                Ok(Self { budget_source: origin, asked: Some(given), ..held })
+            }
             _ => {
                 let takes = plan.fixed.total().saturating_add(plan.expert_cache).saturating_add(plan.staging);
                 Err(PlanError::AboveLimit { budget: given, takes, available, origin })
@@ -319,6 +324,7 @@ impl MemoryPlan {
         Ok(Self {
             budget,
             budget_source: source,
+            asked: None,
             fixed: input.fixed,
             margin,
             n_slots,

@@ -162,6 +162,14 @@ fn a_budget_beyond_what_there_is_is_refused_where_it_would_be_used() {
 }
 
 #[test]
+fn a_budget_beyond_what_there_is_is_cut_where_it_is_not_used() {
+    let plan = with_only(8192, |input| input.budget = Budget::Bytes(64 << 30)).unwrap();
+    let found = (plan.budget, plan.budget_source, plan.asked);
+    assert_eq!(found, (8192 * MIB, BudgetSource::Cgroup, Some(64 << 30)));
+    assert_eq!(with_only(8192, |input| input.budget = Budget::Bytes(8192 * MIB)).unwrap().asked, None);
+}
+
+#[test]
 fn a_refusal_tells_what_is_available() {
     let too_small = with_only(300, |input| input.budget = Budget::Bytes(300 * MIB)).unwrap_err();
     assert!(matches!(too_small, PlanError::TooSmall { available: Some(bytes), .. } if bytes == 300 * MIB));
