@@ -30,7 +30,8 @@ pub fn failure(error: &anyhow::Error) -> ExitCode {
         return ExitCode::from(signals::status());
     }
     tell(format_args!("error: {}", in_words(error)));
-    ExitCode::from(if error.is::<OutputError>() || is_usage { USAGE } else { FAILED })
+    let is_usage = is_usage || error.downcast_ref().is_some_and(OutputError::is_usage);
+    ExitCode::from(if is_usage { USAGE } else { FAILED })
 }
 
 /// Prints clap's answer to a command line: an error, or help and version with status 0.
@@ -66,7 +67,7 @@ fn of_engine(error: &anyhow::Error) -> (bool, bool) {
     #[cfg(feature = "engine")]
     if let Some(error) = error.downcast_ref() {
         use hobbit::OpenError::{Cancelled, Output};
-        return (matches!(error, Cancelled), matches!(error, Output(_)));
+        return (matches!(error, Cancelled), matches!(error, Output(error) if error.is_usage()));
     }
     #[cfg(feature = "engine")]
     if let Some(hobbit::EvalError::Interrupted) = error.downcast_ref() {

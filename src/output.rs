@@ -42,11 +42,6 @@ pub fn write_json(path: &Path, value: &Value, what: &str) -> Result<()> {
     written.with_context(|| format!("{}: cannot write the {what}", path.display()))
 }
 
-/// Writes a file whole or not at all.
-pub fn write_whole(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
-    files::replace(path, content.as_ref()).with_context(|| format!("{}: cannot write this file", path.display()))
-}
-
 #[cfg(test)]
 mod tests {
     use anyhow::anyhow;

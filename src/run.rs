@@ -74,7 +74,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
 
 /// Opens the model and generates; returns the exit status.
 fn speak(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
-    let ctrl_c = begin(notes, &args.session_options, args.output.stats_json.as_deref(), args.colour, log)?;
+    let ctrl_c = begin(notes, &args.session_options, args.colour, log)?;
     let mut projector = args.projector.clone();
     let model_options = media::reserve(projector.as_mut(), &args.model_options, &args.session_options, log)?;
     let before = model_options.reserved_bytes;
@@ -252,9 +252,9 @@ fn low_source(path: &Path, options: &ModelOptions, log: &Log, ctrl_c: &CtrlC) ->
     Ok(Some(LowSource::File(made)))
 }
 
-/// Prepares a run before its model is opened: prints notes on the command line, checks early that statistics can be
-/// written, and installs handlers for llama.cpp's log and for signals.
-pub fn begin(notes: &[Note], session: &SessionOptions, json: Option<&Path>, colour: bool, log: &Log) -> Result<CtrlC> {
+/// Prepares a run before its model is opened: prints notes on the command line, and installs handlers for llama.cpp's
+/// log and for signals.
+pub fn begin(notes: &[Note], session: &SessionOptions, colour: bool, log: &Log) -> Result<CtrlC> {
     for note in notes {
         match note {
             Note::NoEffect { .. } => log.line(Level::Warning, format!("note: {note}")),
@@ -262,10 +262,6 @@ pub fn begin(notes: &[Note], session: &SessionOptions, json: Option<&Path>, colo
         }
     }
     warn_of_threads(session, log);
-    if let Some(path) = json.filter(|path| *path != Path::new("-")) {
-        let tried = hobbit_core::files::try_overwriting(path);
-        tried.with_context(|| format!("{}: cannot write the statistics", path.display()))?;
-    }
     log.take_llama_cpps();
     CtrlC::install(colour)
 }

@@ -110,7 +110,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
 
 /// Opens the model and measures; returns the exit status.
 fn evaluate(args: &HiArgs, notes: &[Note], log: &Log) -> Result<u8> {
-    let ctrl_c = begin(notes, &args.session_options, args.output.json.as_deref(), false, log)?;
+    let ctrl_c = begin(notes, &args.session_options, false, log)?;
     let model = open(&args.model, args.is_demo, &args.model_options, log, &ctrl_c)?;
     let desk = Desk { args, log };
     let (windows, measure) = match &args.measure {

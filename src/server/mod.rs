@@ -34,6 +34,7 @@ use anyhow::{Context, Result};
 use hobbit::engine::{ChatInputs, ChatTemplates};
 use hobbit::options::{FlashAttn, KvType};
 use hobbit::{DeviceKind, Model, ModelOptions, SessionOptions};
+use hobbit_core::files::Kind;
 use hobbit_core::units::{Bytes, Percent};
 use tokio::runtime::Runtime;
 
@@ -87,6 +88,8 @@ fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
     let Resolved { settings, model_options, session_options, verbosity, log_file } = resolve(args, &run::Process)?;
     if router.models_dir.is_none() {
         settings::check_model(&settings.model)?;
+        let written = [("--log-file", &log_file, Kind::Log)];
+        crate::resolve::check_outputs(&model_options, &settings.model, &written, &[])?;
     }
     let log = Log::new(verbosity, log_file.as_deref())?.in_json(settings.http.log_format == "json");
     if router.models_dir.is_some() {
@@ -105,7 +108,7 @@ fn answer(
     notes: &[Note],
     log: &Log,
 ) -> Result<u8> {
-    let ctrl_c = run::begin(notes, session_options, None, false, log)?;
+    let ctrl_c = run::begin(notes, session_options, false, log)?;
     let app = Arc::new(App::new(settings, api::openai::now()));
     let runtime = runtime(app.settings.http.threads_http)?;
     let listening = runtime.block_on(listen::listen(&app, listen::routes(&app), 1, log))?;

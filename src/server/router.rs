@@ -53,7 +53,7 @@ pub struct Given {
 
 /// Listens, and serves all models until a signal arrives.
 pub fn serve(given: Given, settings: Settings, session: &SessionOptions, notes: &[Note], log: &Log) -> Result<u8> {
-    let ctrl_c = run::begin(notes, session, None, false, log)?;
+    let ctrl_c = run::begin(notes, session, false, log)?;
     let directory = given.args.models_dir.clone().unwrap_or_default();
     std::fs::read_dir(&directory).with_context(|| format!("--models-dir {}: cannot be listed", directory.display()))?;
     let (most, grace) = (usize::from(given.args.models_max), settings.http.shutdown_grace);

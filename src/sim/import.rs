@@ -19,10 +19,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use super::args::ImportArgs;
-use crate::output::write_whole;
 use hobbit_core::expert::Precision;
-use hobbit_core::files::Kind;
-use hobbit_core::files::read_text;
+use hobbit_core::files::{self, Kind, read_text};
 use hobbit_core::route::{DECODE_TOKENS_MAX, Demand, Routing};
 use hobbit_core::trace::{Header, Layer, LayerRecord, ModelDescription, Needed, Phase, TraceWriter};
 
@@ -52,7 +50,8 @@ pub fn run(args: &ImportArgs, out: &mut dyn Write) -> Result<()> {
     let in_file = || args.file.display().to_string();
     let text = read_text(&args.file, BYTES_MAX).with_context(in_file)?;
     let (trace, prompt, decoded) = import(&text, &args.file).with_context(in_file)?;
-    write_whole(&args.output, &trace)?;
+    let written = files::overwrite(&args.output, Kind::Trace, &trace);
+    written.with_context(|| format!("{}: cannot write this file", args.output.display()))?;
     writeln!(out, "{prompt} tokens of prompts, {decoded} decoded; written to {}", args.output.display())?;
     Ok(())
 }

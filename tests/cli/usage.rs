@@ -59,7 +59,10 @@ fn mistakes_are_named_before_a_model_loads() {
         (&["-m", "nowhere.gguf", "-p", "x"], 1, "error: nowhere.gguf: "),
         (&["-f", "none.txt"], 1, "error: none.txt: cannot read this file"),
         (&["-p", "x", "-j", "{not json"], 1, "error: --json-schema: "),
-        (&["-p", "x", "--stats-json", "absent/x.json"], 1, "error: absent/x.json: cannot write the statistics"),
+        (&["-p", "x", "--stats-json", "absent/x.json"], 1, "error: --stats-json absent/x.json: cannot write this file"),
+        (&["-p", "x", "--cache-state", "absent/x"], 1, "error: --cache-state absent/x: cannot write this file"),
+        (&["-p", "x", "--trace", "absent/x"], 1, "error: --trace absent/x: cannot write this file"),
+        (&["-p", "x", "--prompt-cache", "absent/x"], 1, "error: --prompt-cache absent/x: cannot write this file"),
         (&["-p", "x", "-dev", "Warp9"], 1, "error: there is no device named 'Warp9' (there "),
         (&["-p", "x", "-dev", "CPU"], 1, "error: 'CPU' is the CPU, "),
     ];

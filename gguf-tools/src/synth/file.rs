@@ -47,14 +47,16 @@ pub fn write_with(path: &Path, spec: &Spec, mut progress: impl FnMut(u64, u64)) 
     }
 
     let needed = layouts.iter().map(|layout| layout.len).sum();
-    let dir = files::directory_of(path);
+    // A link stays a link.
+    let places: Vec<PathBuf> = names.iter().map(|name| files::destination(name)).collect();
+    let dir = files::directory_of(&places[0]);
     let available = fs4::available_space(dir).with_context(|| dir.display().to_string())?;
     ensure!(available >= needed, "{}: {available} bytes free, expected at least {needed}", dir.display());
     let mut done = 0;
     let mut written_files = Vec::new();
-    for ((layout, shard), name) in layouts.iter().zip(&shards).zip(&names) {
-        let path = || name.display().to_string();
-        let mut file = files::new_beside(name).with_context(path)?;
+    for ((layout, shard), place) in layouts.iter().zip(&shards).zip(&places) {
+        let path = || place.display().to_string();
+        let mut file = files::new_beside(place).with_context(path)?;
         let mut tensors = shard.iter();
         let written = layout.write(file.as_file_mut(), |_, out| {
             let tensor = tensors.next().expect("the layout has this shard's tensors");
@@ -66,8 +68,8 @@ pub fn write_with(path: &Path, spec: &Spec, mut progress: impl FnMut(u64, u64)) 
         written.with_context(path)?;
         written_files.push(file);
     }
-    for (file, name) in written_files.into_iter().zip(&names) {
-        file.persist(name).map_err(|fault| fault.error).with_context(|| name.display().to_string())?;
+    for (file, place) in written_files.into_iter().zip(&places) {
+        file.persist(place).map_err(|fault| fault.error).with_context(|| place.display().to_string())?;
     }
     Ok(Written { files: names, bytes: needed })
 }

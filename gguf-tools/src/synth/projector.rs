@@ -139,6 +139,7 @@ impl Projector {
         for (name, dims) in &tensors {
             header.tensor(name, format(name).ggml_type(), dims)?;
         }
+        let path = &files::destination(path);
         let mut file = files::new_beside(path).with_context(|| path.display().to_string())?;
         let mut next = tensors.iter();
         header.finish().write(file.as_file_mut(), |_, out| {

@@ -82,6 +82,48 @@ fn commands_that_make_no_sense_are_refused() {
     }
 }
 
+/// `--force` replaces a file: never a pipe, a device, or a link to a file.
+#[test]
+fn pipes_devices_and_links_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let [model, pack, _] = paths(dir.path());
+    succeed(&["pack", &model, "-o", &pack]);
+    let at = |name: &str| word(&dir.path().join(name)).to_owned();
+    let [pipe, null, link, target] = ["pipe", "null", "link.gguf", "target.gguf"].map(at);
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    std::os::unix::fs::symlink("/dev/null", &null).unwrap();
+    std::os::unix::fs::symlink("target.gguf", &link).unwrap();
+    let tools = |out: &str, force: &[&str]| {
+        let [packs, unpacks] = [["pack", &model, "-o", out], ["unpack", &pack, "-o", out]].map(|words| words.to_vec());
+        let makes = vec!["synth", out, "--layers", "1", "--experts", "2", "--topk", "1", "--vocab", "300"];
+        let owned = |words: Vec<&str>| words.iter().chain(force).map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        [packs, unpacks, makes].map(owned)
+    };
+    for force in [&[][..], &["--force"]] {
+        for (out, found) in [(&pipe, "pipe"), (&null, "device")] {
+            for words in tools(out, force) {
+                let words: Vec<&str> = words.iter().map(String::as_str).collect();
+                refused(2, &words, &format!("{out}: this is a {found}"));
+            }
+        }
+    }
+    assert_eq!(fs::read_link(&null).unwrap(), Path::new("/dev/null"));
+    let mut bytes = Vec::new();
+    for (first, again) in tools(&link, &[]).iter().zip(&tools(&link, &["--force"])) {
+        // The link leads to nothing at first.
+        for words in [first, again] {
+            succeed(&words.iter().map(String::as_str).collect::<Vec<_>>());
+            assert_eq!(fs::read_link(&link).unwrap(), Path::new("target.gguf"));
+            bytes.push(fs::read(&target).unwrap());
+        }
+        fs::remove_file(&target).unwrap();
+    }
+    assert!(bytes[0] == fs::read(&pack).unwrap() && bytes[2] == fs::read(&model).unwrap());
+    assert!(bytes.chunks(2).all(|two| two[0] == two[1]));
+    let left = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+    assert!(left.iter().all(|name| !name.to_string_lossy().contains("partial")), "{left:?}");
+}
+
 #[test]
 fn a_damaged_expert_is_named() {
     let dir = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@ pub mod sole;
 
 pub use outputs::{BASE_MAGIC, PATH_TABLE_MAGIC, TRACE_MAGIC};
 pub use outputs::{Input, Kind, Output, OutputError, SEQUENCE_MAGIC};
-pub use outputs::{check, create, overwrite, overwrite_in_parts, try_overwriting};
+pub use outputs::{check, create, destination, overwrite, overwrite_in_parts};
 pub use replace::{new_beside, replace, replace_in_parts, try_replacing};
 
 use std::fs::{File, Metadata};

@@ -13,12 +13,13 @@
 //! | a saved sequence | a file with the whole magic: sequences are never written in part |
 //! | log-probabilities | a base file, complete or from an interrupted run |
 //!
-//! An empty file may always be replaced, except by a sequence (it may be a log without lines yet). So may anything that
-//! is no regular file: a pipe, `/dev/null`.
+//! An empty file may always be replaced, except by a sequence (it may be a log without lines yet). Pipes and devices such
+//! as `/dev/null` are written to and stay; a GGUF is written in parts and needs a regular file. A link stays a link: the
+//! file behind it is written ([`destination`]).
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Bytes read to decide a file's kind.
@@ -133,6 +134,17 @@ pub enum OutputError {
     Twice { flag: String, path: PathBuf, other_flag: String },
     #[error("{flag} {}: {reason}", path.display())]
     Refused { flag: String, path: PathBuf, reason: Refusal },
+    #[error(
+        "{flag} {}: cannot write this file: {source}; choose a directory that exists and can be written", path.display()
+    )]
+    Unwritable { flag: String, path: PathBuf, source: io::Error },
+}
+
+impl OutputError {
+    /// Whether the command line is at fault, and not the disk.
+    pub fn is_usage(&self) -> bool {
+        !matches!(self, Self::Unwritable { .. })
+    }
 }
 
 /// Why an existing file must not be overwritten.
@@ -147,6 +159,8 @@ pub enum Refusal {
             remove it first"
     )]
     Unreadable { source: io::Error },
+    #[error("this is a {found}, and a {} needs a regular file; give another name", expected.words())]
+    NoFile { found: &'static str, expected: Kind },
 }
 
 fn other_name(path: &Path, input: &Path) -> String {
@@ -154,14 +168,12 @@ fn other_name(path: &Path, input: &Path) -> String {
 }
 
 /// Checks that no output is a file that the run reads (hard links and symlinks included), that no two outputs are the
-/// same file, and that each existing one may be overwritten. Opens nothing for writing.
+/// same file, that each existing one may be overwritten, and that all can be written. Changes no file.
 pub fn check(outputs: &[Output<'_>], inputs: &[Input<'_>]) -> Result<(), OutputError> {
     let is_stdout = |output: &Output<'_>| output.kind == Kind::Json && output.path == Path::new("-");
-    let files = outputs.iter().filter(|output| !is_stdout(output));
-    let outputs: Vec<_> = files.filter_map(|output| Some((output, Identity::of(output.path)?))).collect();
-    if outputs.is_empty() {
-        return Ok(());
-    }
+    let given: Vec<_> = outputs.iter().filter(|output| !is_stdout(output)).collect();
+    let identified = given.iter().filter_map(|output| Some((*output, Identity::of(output.path)?)));
+    let outputs: Vec<_> = identified.collect();
     let inputs: Vec<(&Input<'_>, Option<Identity>)> =
         inputs.iter().map(|input| (input, Identity::of(input.path))).collect();
     for (i, (output, identity)) in outputs.iter().enumerate() {
@@ -173,9 +185,27 @@ pub fn check(outputs: &[Output<'_>], inputs: &[Input<'_>]) -> Result<(), OutputE
         if let Some((other, _)) = outputs[..i].iter().find(|(_, other)| other == identity) {
             return Err(OutputError::Twice { flag, path, other_flag: other.flag.to_owned() });
         }
-        look(output.path, output.kind).map_err(|reason| OutputError::Refused { flag, path, reason })?;
+    }
+    for Output { flag, path, kind } in given {
+        let own = || ((*flag).to_owned(), path.to_path_buf());
+        look(path, *kind).map_err(|reason| OutputError::Refused { flag: own().0, path: own().1, reason })?;
+        try_writing(path, *kind).map_err(|source| OutputError::Unwritable { flag: own().0, path: own().1, source })?;
     }
     Ok(())
+}
+
+/// The file that a user's path leads to through links, also if there is no file yet.
+pub fn destination(path: &Path) -> PathBuf {
+    const LINKS_MAX: usize = 40; // as Linux follows
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        if let Ok(found) = fs::canonicalize(&path) {
+            return found;
+        }
+        let Ok(target) = fs::read_link(&path) else { break };
+        path = super::directory_of(&path).join(target);
+    }
+    path
 }
 
 /// Opens a file to write from its beginning, as [`File::create`] does, but checks an existing file before truncating
@@ -210,19 +240,23 @@ pub fn overwrite_in_parts(path: &Path, kind: Kind, parts: &[&[u8]]) -> io::Resul
         let mut file = File::options().append(true).open(path)?;
         return parts.iter().try_for_each(|part| file.write_all(part));
     }
-    super::replace_in_parts(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()), parts)
+    super::replace_in_parts(&destination(path), parts)
 }
 
-/// Finds out whether [`overwrite`] can write to `path`. Changes nothing.
-pub fn try_overwriting(path: &Path) -> io::Result<()> {
-    if is_descriptor(path) {
-        return Ok(());
+/// Finds out whether a file of the kind can be written to `path`. Changes nothing.
+fn try_writing(path: &Path, kind: Kind) -> io::Result<()> {
+    let is_written_in_place = matches!(kind, Kind::Log | Kind::Json | Kind::Trace | Kind::Base | Kind::PathTable);
+    if is_written_in_place && is_file(path) {
+        return File::options().append(true).open(path).map(drop);
     }
-    super::try_replacing(&fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()))
+    if is_descriptor(path) { Ok(()) } else { super::try_replacing(&destination(path)) }
 }
 
 /// Whether the file at `path`, if any, may be overwritten.
 pub fn look(path: &Path, kind: Kind) -> Result<(), Refusal> {
+    if let (Kind::Model | Kind::PartialModel, Some(found)) = (kind, other_than_file(path)) {
+        return Err(Refusal::NoFile { found, expected: kind });
+    }
     if !is_file(path) || kind == Kind::CacheState {
         return Ok(());
     }
@@ -239,6 +273,19 @@ fn look_into(file: &mut File, kind: Kind) -> Result<(), Refusal> {
 /// Whether a regular file is there, whose contents could be lost.
 fn is_file(path: &Path) -> bool {
     !is_descriptor(path) && fs::metadata(path).is_ok_and(|found| found.is_file())
+}
+
+/// The name of what is at `path`, behind links, if that is no regular file.
+fn other_than_file(path: &Path) -> Option<&'static str> {
+    let found = fs::metadata(path).ok()?.file_type();
+    Some(match () {
+        () if found.is_file() && !is_descriptor(path) => return None,
+        () if found.is_dir() => "directory",
+        () if found.is_fifo() => "pipe",
+        () if found.is_socket() => "socket",
+        () if found.is_file() => "descriptor",
+        () => "device",
+    })
 }
 
 /// Whether a path names a descriptor, that is, a file that the user has opened.

@@ -25,7 +25,7 @@ pub(super) struct Jobs<'a> {
     pub plan: &'a Plan<'a>,
     pub recode: &'a dyn Recode,
     pub files: &'a [File],
-    pub partial: &'a Partial<'a>,
+    pub partial: &'a Partial,
     pub written: AtomicU64,
     pub stop: &'a AtomicBool,
 }

@@ -30,39 +30,41 @@ pub enum PartialError {
     Stopped { path: PathBuf },
 }
 
-/// `OUT.partial`.
+/// `OUT.partial`, beside the file that `out` leads to.
 pub fn partial_path(out: &Path) -> PathBuf {
-    files::with_suffix(out, ".partial")
+    files::with_suffix(&files::destination(out), ".partial")
 }
 
 /// Checks that nothing is lost if `out` is written. `inputs` are files that the run reads.
 pub(super) fn check(out: &Path, force: bool, inputs: &[Input<'_>]) -> Result<(), PartialError> {
-    if out.exists() && !force {
-        return Err(PartialError::Exists { path: out.to_owned() });
-    }
     let partial = partial_path(out);
     let written = [(out, Kind::Model), (&partial, Kind::PartialModel)];
     let written = written.map(|(path, kind)| Output { flag: "the output", path, kind });
-    Ok(files::check(&written, inputs)?)
+    files::check(&written, inputs).map_err(|error| match error {
+        OutputError::Unwritable { path, source: error, .. } => PartialError::Create { path, error },
+        other => other.into(),
+    })?;
+    if out.exists() && !force { Err(PartialError::Exists { path: out.to_owned() }) } else { Ok(()) }
 }
 
 /// An unfinished output. Its lock keeps other writers of the output away.
-pub(super) struct Partial<'a> {
+pub(super) struct Partial {
     pub path: PathBuf,
-    out: &'a Path,
+    /// The file to be, behind links.
+    out: PathBuf,
     file: File,
 }
 
-impl<'a> Partial<'a> {
+impl Partial {
     /// Opens and empties the partial file of `out`, which [`check`] has allowed and which takes `needed` bytes.
-    pub fn open(out: &'a Path, force: bool, needed: u64) -> Result<Self, PartialError> {
+    pub fn open(out: &Path, force: bool, needed: u64) -> Result<Self, PartialError> {
         let path = partial_path(out);
         let file = sole::open(&path).map_err(|error| match error {
             SoleError::Busy => PartialError::Busy { path: path.clone() },
             SoleError::NotOurs(found) => PartialError::NotOurs { path: path.clone(), found },
             SoleError::Io(error) => PartialError::Create { path: path.clone(), error },
         })?;
-        let partial = Self { path, out, file };
+        let partial = Self { path, out: files::destination(out), file };
         let prepared = partial.prepare(force, needed);
         partial.unless_failed(prepared).map(|()| partial)
     }
@@ -70,10 +72,10 @@ impl<'a> Partial<'a> {
     fn prepare(&self, force: bool, needed: u64) -> Result<(), PartialError> {
         if self.out.exists() && !force {
             // Another writer has just finished it.
-            return Err(PartialError::Exists { path: self.out.to_owned() });
+            return Err(PartialError::Exists { path: self.out.clone() });
         }
         self.file.set_len(0).map_err(self.failed("empty"))?;
-        let directory = files::directory_of(self.out);
+        let directory = files::directory_of(&self.out);
         let available = fs4::available_space(directory).map_err(self.failed("ask for the free space of"))?;
         let space = || PartialError::Space { path: directory.to_owned(), needed, available };
         if needed > available { Err(space()) } else { Ok(()) }
@@ -96,11 +98,11 @@ impl<'a> Partial<'a> {
     pub fn finish<T, E: From<PartialError>>(&self, written: Result<T, E>) -> Result<T, E> {
         let renamed = written.and_then(|written| {
             self.file.sync_all().map_err(self.failed("flush"))?;
-            fs::rename(&self.path, self.out).map_err(self.failed("rename"))?;
+            fs::rename(&self.path, &self.out).map_err(self.failed("rename"))?;
             Ok(written)
         });
         let written = self.unless_failed(renamed)?;
-        let flushed = File::open(files::directory_of(self.out)).and_then(|directory| directory.sync_all());
+        let flushed = File::open(files::directory_of(&self.out)).and_then(|directory| directory.sync_all());
         flushed.map_err(self.failed("flush the directory of"))?;
         Ok(written)
     }

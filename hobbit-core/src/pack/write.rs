@@ -85,7 +85,7 @@ enum Message {
 
 struct Writer<'a> {
     plan: &'a Plan<'a>,
-    partial: &'a Partial<'a>,
+    partial: &'a Partial,
     progress: OnProgress<'a>,
     checksums: Vec<Option<u64>>,
     finished: usize,

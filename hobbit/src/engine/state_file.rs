@@ -21,8 +21,7 @@ impl StateFile {
     /// For a model under a policy. Reads nothing yet.
     pub(super) fn new(path: &Path, model: ModelMark, policy: String) -> Self {
         // A symlink stays a symlink.
-        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        Self { path, model, policy, may_replace: true }
+        Self { path: files::destination(path), model, policy, may_replace: true }
     }
 
     /// The state left by an earlier run of this model, without the statistics of another policy; `None` if there is

@@ -119,6 +119,58 @@ fn a_file_is_overwritten_whole_if_it_is_of_the_kind() {
     assert_eq!(overwrite(Path::new("/dev/full"), Kind::Json, b"[3]").unwrap_err().kind(), io::ErrorKind::StorageFull);
 }
 
+/// A GGUF is written in parts and renamed: onto anything but a file that would replace a device or a pipe.
+#[test]
+fn a_model_is_no_device_and_no_pipe() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let fifo = std::ffi::CString::new(at("fifo").into_os_string().into_encoded_bytes()).unwrap();
+    // SAFETY: the name ends with a zero byte.
+    assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+    std::os::unix::fs::symlink("/dev/null", at("link")).unwrap();
+    for (path, found) in [
+        (Path::new("/dev/null"), "device"),
+        (&at("link"), "device"),
+        (&at("fifo"), "pipe"),
+        (dir.path(), "directory"),
+        (Path::new("/dev/stdout"), "this is a "),
+    ] {
+        for kind in [Kind::Model, Kind::PartialModel] {
+            let error = check(&[output("-o", path, kind)], &[]).unwrap_err();
+            assert!(error.is_usage() && error.to_string().contains(found), "{error}");
+        }
+    }
+    check(&[output("--trace", &at("fifo"), Kind::Trace), output("--log-file", &at("link"), Kind::Log)], &[]).unwrap();
+}
+
+#[test]
+fn outputs_that_cannot_be_written_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let absent = dir.path().join("absent/x");
+    use Kind::*;
+    for kind in [Log, Json, Trace, Base, Sequence, PathTable, Model, PartialModel, CacheState] {
+        let error = check(&[output("--out", &absent, kind)], &[]).unwrap_err();
+        assert!(matches!(error, OutputError::Unwritable { .. }) && !error.is_usage(), "{error}");
+        assert!(error.to_string().starts_with(&format!("--out {}: cannot write", absent.display())), "{error}");
+        assert!(check(&[output("--out", dir.path(), kind)], &[]).is_err(), "{kind:?}");
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn links_lead_to_files_that_need_not_exist() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = fs::canonicalize(dir.path()).unwrap();
+    let at = |name: &str| dir.join(name);
+    std::os::unix::fs::symlink("second", at("first")).unwrap();
+    std::os::unix::fs::symlink("new", at("second")).unwrap();
+    std::os::unix::fs::symlink("round", at("round")).unwrap();
+    assert_eq!(["first", "new", "round"].map(|name| destination(&at(name))), ["new", "new", "round"].map(at));
+    overwrite(&at("first"), Kind::CacheState, b"state").unwrap();
+    assert_eq!(destination(&at("first")), at("new"));
+    assert_eq!((fs::read(at("new")).unwrap(), fs::read_link(at("second")).unwrap()), (b"state".to_vec(), "new".into()));
+}
+
 #[test]
 fn two_outputs_are_two_files() {
     let dir = tempfile::tempdir().unwrap();
