@@ -126,9 +126,10 @@ fn pack(error: &PackError) -> Option<&'static str> {
     }
 }
 
-fn writing(error: &WriteError) -> Option<&'static str> {
-    Some(match error {
-        WriteError::NotSmaller { .. } => "give --low a smaller type",
+fn writing(error: &WriteError) -> Option<String> {
+    let advice = match error {
+        WriteError::NotSmaller { fits: Some(types), .. } => return Some(format!("give --low {types}")),
+        WriteError::NotSmaller { .. } => "give --low a smaller type, or leave it out",
         WriteError::NoPlanes { .. } => "pack a q8_0 model, or add --high q8_0",
         WriteError::PlanesLow { .. } => "give one of the two, --bit-planes or --low",
         WriteError::PlanesLowOnly { .. } => "leave out --bit-planes or --only-low",
@@ -140,9 +141,10 @@ fn writing(error: &WriteError) -> Option<&'static str> {
         WriteError::Imatrix(ImatrixError::Shape { .. }) => OTHER_IMATRIX,
         WriteError::SourceChanged { .. } => "--force starts over",
         WriteError::Output(PartialError::Exists { .. }) => FORCE,
-        WriteError::ReadBack(error) => return pack(error),
+        WriteError::ReadBack(error) => pack(error)?,
         _ => return None,
-    })
+    };
+    Some(advice.to_owned())
 }
 
 /// The command that measures a model's mixes within a loss, with these expert caches, and its cost.
@@ -224,7 +226,7 @@ fn opening(error: &OpenError) -> Option<String> {
         }
         E::Store(error) => return store(error).map(str::to_owned),
         E::Pack(error) => return pack(error).map(str::to_owned),
-        E::PackWrite(error) => return writing(error).map(str::to_owned),
+        E::PackWrite(error) => return writing(error),
         E::Device(error) => return device(error).map(str::to_owned),
         E::Low(error) => return low(error).map(str::to_owned),
         E::WarmUp(error) => return evaluating(error).map(str::to_owned),

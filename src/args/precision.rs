@@ -15,7 +15,8 @@ use hobbit_core::pack::TypeChoice;
 #[command(next_help_heading = "Dynamic precision (hobbit's own)")]
 pub struct PrecisionArgs {
     /// Low-precision experts: a GGUF of the same model in a smaller quant, or types to make one with, once, such as
-    /// q2_k or q2_k,down=q3_k; auto makes q4_0 of floats and q2_k of others. A pack brings its own
+    /// q2_k or q2_k,down=q3_k; auto makes q4_0 of floats and q2_k of others,
+    /// or q2_0 where rows are no whole blocks of that (gpt-oss). A pack brings its own
     #[arg(long, value_name = "FILE.gguf|TYPES|auto", env = "HOBBIT_ARG_LOW",
           value_parser = OsStringValueParser::new().try_map(|text| low_source(text, Path::is_file)))]
     pub low: Option<Low>,
@@ -60,7 +61,7 @@ pub struct PrecisionArgs {
 /// The source of low-precision experts, as typed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Low {
-    /// Chosen for the model: [`LowSource::types_below`], or a pack's own.
+    /// Chosen for the model: [`TypeChoice::below`], or a pack's own.
     Auto,
     /// As given.
     Given(LowSource),

@@ -10,7 +10,7 @@ use super::precision::Low;
 use crate::argv::Note;
 use hobbit::options::{LowSource, Preset};
 use hobbit_core::gguf::Gguf;
-use hobbit_core::pack::Pack;
+use hobbit_core::pack::{Pack, TypeChoice};
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Papers as published (hobbit's own)")]
@@ -140,7 +140,6 @@ pub fn low_of(model: &Path, directory: Option<&Path>) -> Result<Option<LowSource
         return Ok(None);
     }
     let experts = gguf.experts()?;
-    let tensors = experts.layers.iter().flat_map(|layer| &layer.tensors);
-    let types = LowSource::types_below(tensors.map(|tensor| tensor.dtype));
-    Ok(Some(LowSource::Quantise { types: types.to_owned(), directory: directory.map(Path::to_owned) }))
+    let types = TypeChoice::below(&experts).to_string().to_ascii_lowercase();
+    Ok(Some(LowSource::Quantise { types, directory: directory.map(Path::to_owned) }))
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use gguf_tools::synth::Spec;
 use hobbit::engine::Ggml;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::pack::{PackKind, PackSpec};
@@ -30,6 +31,21 @@ fn in_exact_precision_a_preset_changes_no_letter() {
     assert_eq!(whole(&[&fate[..], &["--quiet"]].concat()).run().expect(0).stderr, "");
     whole(&["--preset", "edgemoe"]).run().expect(1).says(&["needs a table", "--path-table"]);
     whole(&["--preset", "lina"]).run().expect(2).says(&["unknown preset 'lina'"]);
+}
+
+/// Rows of 2880 weights, as gpt-oss has them, are no whole blocks of Q2_K.
+#[test]
+fn presets_take_low_types_that_fit_the_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let sizes = Spec::preset("gpt-oss-20b").unwrap();
+    let small = Spec { layers: 2, experts: 4, topk: 2, vocab: 300, heads: 8, kv_heads: Some(1), ctx: 256, ..sizes };
+    let path = gguf_tools::synth::write(&dir.path().join("oss.gguf"), &small).unwrap().files.remove(0);
+    for flags in [&["--low", "auto"][..], &["--preset", "hobbit"], &["--preset", "fate"]] {
+        let ran = run(&path, &[flags, &["--expert-cache", "50%"]].concat()).expect(0);
+        ran.says(&["low q2_0 from oss.low-q2_0.hobbit.gguf"]);
+    }
+    let refused = run(&path, &["--low", "q3_k"]).expect(1);
+    refused.says(&["rows of 2880 weights are no whole blocks of q3_K", "; give --low q2_0"]);
 }
 
 #[test]

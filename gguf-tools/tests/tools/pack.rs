@@ -82,6 +82,47 @@ fn commands_that_make_no_sense_are_refused() {
     }
 }
 
+/// Rows of 2880 weights are no whole blocks of most types of few bits: gpt-oss, as it is published.
+#[test]
+fn types_that_save_nothing_are_refused_with_one_that_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| word(&dir.path().join(name)).to_owned();
+    let [model, low] = ["oss.gguf", "low.gguf"].map(at);
+    let small = ["--layers", "1", "--experts", "2", "--topk", "1", "--vocab", "300", "--ctx", "256"];
+    succeed(&[&["synth", &model, "--preset", "gpt-oss-20b"][..], &small].concat());
+    let pack = |types| ["pack", &model, "-o", &low, "--only-low", "--low", types].map(str::to_owned);
+    for types in ["q2_k", "q3_k", "mxfp4"] {
+        let ran = run(&pack(types).each_ref().map(String::as_str));
+        assert_eq!(ran.code, Some(1), "{types}: {}", ran.err);
+        assert!(ran.err.ends_with("; give --low q2_0\n"), "{types}: {}", ran.err);
+        assert!(types == "mxfp4" || ran.err.contains("rows of 2880 weights are no whole blocks"), "{}", ran.err);
+    }
+    succeed(&pack("q2_0").each_ref().map(String::as_str));
+    assert_contains(&succeed(&["inspect", &low]).out, &["low: q2_0"]);
+}
+
+/// What `--low auto` and the presets of papers take.
+#[test]
+fn every_known_model_has_smaller_types() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("header.gguf");
+    for preset in synth::presets() {
+        let published = Spec { layers: 4, ..Spec::preset(preset).unwrap() };
+        let types = ["q8_0", "q4_0", "mxfp4", "f16"].map(|name| name.parse().unwrap());
+        let plain = |format| Spec { types: vec![format], down_types: Vec::new(), ..published.clone() };
+        for spec in types.map(plain).into_iter().chain([published.clone()]) {
+            fs::write(&path, synth::header(&spec).unwrap()).unwrap();
+            let experts = hobbit_core::gguf::Gguf::open_partial(&path).unwrap().experts().unwrap();
+            let chosen = hobbit_core::pack::TypeChoice::below(&experts);
+            let layers =
+                experts.layers.iter().map(|layer| hobbit_core::gguf::ExpertMap { layers: vec![layer.clone()] });
+            for layer in layers {
+                assert!(chosen.lowers(&layer), "{preset} {:?}: {chosen}", spec.types);
+            }
+        }
+    }
+}
+
 /// `--force` replaces a file: never a pipe, a device, or a link to a file.
 #[test]
 fn pipes_devices_and_links_stay() {

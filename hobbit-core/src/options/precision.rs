@@ -7,7 +7,6 @@ use smart_default::SmartDefault;
 
 use crate::cache::Allocation;
 use crate::cache::policy::{PolicyKind, Weights};
-use crate::gguf::GgmlType;
 use crate::load::prefetch::Pace;
 use crate::named::named;
 use crate::predict::PredictorKind;
@@ -88,14 +87,6 @@ pub enum LowSource {
     },
 }
 
-impl LowSource {
-    /// Types of low versions for a model whose experts have the types `high`: HOBBIT's pairs are float16 with int4 and
-    /// int8 with int2 (section 5.1), Fate's is int4 with int2 (section 4.5).
-    pub fn types_below(high: impl IntoIterator<Item = GgmlType>) -> &'static str {
-        if high.into_iter().all(GgmlType::is_quantized) { "q2_k" } else { "q4_0" }
-    }
-}
-
 /// ggml kernels allowed to multiply the experts' rows in batches, if one is faster than llama.cpp's choice. Single
 /// tokens always use llama.cpp's choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,14 +161,6 @@ impl CachingOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn low_types_are_the_papers_pairs() {
-        let below = |high: &[&str]| LowSource::types_below(high.iter().map(|name| GgmlType::from_name(name).unwrap()));
-        assert_eq!(["f32", "f16", "bf16"].map(|float| below(&[float])), ["q4_0"; 3]);
-        assert_eq!(["q8_0", "q4_K", "iq4_nl"].map(|type_| below(&[type_])), ["q2_k"; 3]);
-        assert_eq!((below(&["q8_0", "f16"]), below(&[])), ("q4_0", "q2_k"));
-    }
 
     #[test]
     fn prompts_have_a_share_of_their_own() {

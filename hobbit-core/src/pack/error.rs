@@ -46,9 +46,14 @@ pub enum WriteError {
     Gguf(#[from] GgufError),
     #[error("{}: {reason}", path.display())]
     Unfit { path: PathBuf, reason: String },
-    #[error("{}: low type {wanted} is nowhere smaller than the high versions, expected fewer bits per weight; choose \
-        a smaller type", path.display())]
-    NotSmaller { path: PathBuf, wanted: String },
+    #[error("{}: low type {wanted} is nowhere smaller than the high versions: {reason}", path.display())]
+    NotSmaller {
+        path: PathBuf,
+        wanted: String,
+        reason: String,
+        /// Types that are smaller, if there are any.
+        fits: Option<String>,
+    },
     #[error("{}: tensor '{tensor}' is {dtype}, expected q8_0: packs of bit planes keep 8-bit weights of this type in \
         two planes of 4 bits, other types have no planes that are types themselves", path.display())]
     NoPlanes { path: PathBuf, tensor: String, dtype: GgmlType },

@@ -133,9 +133,10 @@ impl<'a> Plan<'a> {
         if spec.bit_planes {
             rows = plane_rows(&experts, spec, &rows, path)?;
         }
-        if spec.low.is_some() && !rows.iter().any(|row| row.version.precision == Precision::Low) {
-            let wanted = spec.low.as_ref().map(TypeChoice::to_string).unwrap_or_default();
-            return Err(WriteError::NotSmaller { path: path.clone(), wanted });
+        if let Some(low) = &spec.low
+            && !rows.iter().any(|row| row.version.precision == Precision::Low)
+        {
+            return Err(not_smaller(path, low, &experts, spec));
         }
         if rows.is_empty() {
             return Err(WriteError::NothingLow { path: path.clone() });
@@ -271,6 +272,23 @@ impl<'a> Plan<'a> {
         }
         Ok(())
     }
+}
+
+/// Why no slice of these experts gets smaller, and the types that would be.
+fn not_smaller(path: &Path, low: &TypeChoice, experts: &ExpertMap, spec: &PackSpec<'_>) -> WriteError {
+    let tensor = &experts.layers.iter().find(|layer| !layer.tensors.is_empty()).expect("it has experts").tensors[0];
+    let (wanted, taken) = (low.of(tensor.kind), fitting(low.of(tensor.kind), tensor.ne0));
+    let high = spec.high.as_ref().map_or(tensor.dtype, |choice| fitting(choice.of(tensor.kind), tensor.ne0));
+    let reason = if taken == wanted {
+        format!("{high} has no more bits per weight")
+    } else {
+        let ne0 = tensor.ne0;
+        format!("rows of {ne0} weights are no whole blocks of {wanted}, and {taken} is no smaller than {high}")
+    };
+    let fits =
+        Some(TypeChoice::below(experts)).filter(|fits| fits != low && spec.high.is_none() && fits.lowers(experts));
+    let fits = fits.map(|fits| fits.to_string().to_ascii_lowercase());
+    WriteError::NotSmaller { path: path.to_owned(), wanted: low.to_string(), reason, fits }
 }
 
 /// Whether the records of two rows share a tensor.

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::expert::SliceKind;
-use crate::gguf::{ExpertClass, ExpertTensor, GgmlType, LayerExperts};
+use crate::gguf::{ExpertClass, ExpertMap, ExpertTensor, GgmlType, LayerExperts};
 
 /// The type of each slice of one version of an expert; `None` for kinds that the layer does not have. As JSON, an
 /// object of tensor stems and ggml's names: `{"ffn_down_exps": "q3_K"}`.
@@ -133,6 +133,46 @@ impl TypeChoice {
     pub fn of(&self, kind: SliceKind) -> GgmlType {
         self.slices.get(kind).unwrap_or(self.default)
     }
+}
+
+/// Types of low versions, for slices whose usual type has too large blocks or saves nothing. They have 2 bits per
+/// weight; Q2_0 has the smallest blocks.
+const LOWEST: [&str; 2] = ["q2_K", "q2_0"];
+
+impl TypeChoice {
+    /// Types of low versions for these experts. HOBBIT's pairs are float16 with int4 and int8 with int2 (section 5.1),
+    /// Fate's is int4 with int2 (section 4.5). Slices that would not get smaller, because their rows are no whole
+    /// blocks of that type, have the first of [`LOWEST`] that fits.
+    pub fn below(experts: &ExpertMap) -> Self {
+        let tensors = || experts.layers.iter().flat_map(|layer| &layer.tensors);
+        let usual = if tensors().all(|tensor| tensor.dtype.is_quantized()) { "q2_K" } else { "q4_0" };
+        let usual = GgmlType::from_name(usual).expect("a type of ggml");
+        let lowers = |kind, to: GgmlType| tensors().any(|tensor| tensor.kind == kind && is_lowered(tensor, to));
+        let is_whole = |kind, to: GgmlType| {
+            tensors().filter(|tensor| tensor.kind == kind).all(|tensor| to.row_bytes(tensor.ne0).is_some())
+        };
+        let of = |kind| {
+            let others = LOWEST.iter().filter_map(|name| GgmlType::from_name(name));
+            let mut others = others.filter(|to| is_whole(kind, *to) && lowers(kind, *to));
+            if lowers(kind, usual) { usual } else { others.next().unwrap_or(usual) }
+        };
+        let present = SliceKind::ALL.into_iter().filter(|kind| tensors().any(|tensor| tensor.kind == *kind));
+        let chosen: SliceTypes = present.map(|kind| (kind, of(kind))).collect();
+        let default = chosen.iter().next().map_or(usual, |(_, first)| first);
+        let slices = chosen.iter().filter(|(_, dtype)| *dtype != default).collect();
+        Self { default, slices }
+    }
+
+    /// Whether any of these experts' slices gets smaller.
+    pub fn lowers(&self, experts: &ExpertMap) -> bool {
+        let mut tensors = experts.layers.iter().flat_map(|layer| &layer.tensors);
+        tensors.any(|tensor| is_lowered(tensor, self.of(tensor.kind)))
+    }
+}
+
+/// Whether a tensor gets smaller in `to`, or in the type that replaces it.
+fn is_lowered(tensor: &ExpertTensor, to: GgmlType) -> bool {
+    fitting(to, tensor.ne0).row_bytes(tensor.ne0) < tensor.dtype.row_bytes(tensor.ne0)
 }
 
 impl From<GgmlType> for TypeChoice {
@@ -273,6 +313,42 @@ mod tests {
         ] {
             assert_eq!(fitting(dtype(wanted), ne0).name(), expected, "{wanted} {ne0}");
         }
+    }
+
+    fn experts(slices: &[(&str, u64)]) -> ExpertMap {
+        let kinds = [SliceKind::Gate, SliceKind::Down];
+        let tensor = |(kind, &(name, ne0)): (SliceKind, &(&str, u64))| {
+            let dtype = dtype(name);
+            let slice_bytes = dtype.row_bytes(ne0).unwrap();
+            let name = kind.tensor_stem().to_owned();
+            ExpertTensor { kind, name, dtype, ne0, ne1: 1, n_expert: 1, file: 0, offset: 0, slice_bytes }
+        };
+        let tensors = kinds.into_iter().zip(slices).map(tensor).collect();
+        ExpertMap { layers: vec![LayerExperts { layer: 0, n_expert: 1, tensors }] }
+    }
+
+    #[test]
+    fn low_types_are_the_papers_pairs_where_rows_allow_it() {
+        for (slices, expected) in [
+            ([("f16", 256), ("f16", 512)], "q4_0"),
+            ([("f32", 256), ("bf16", 256)], "q4_0"),
+            ([("q8_0", 256), ("f16", 256)], "q4_0"),
+            ([("q8_0", 256), ("q4_K", 512)], "q2_K"),
+            ([("iq4_nl", 256), ("q8_0", 256)], "q2_K"),
+            // Whole blocks of 256, or a type with smaller blocks that saves as much as iq4_nl does.
+            ([("q8_0", 2880), ("q8_0", 1408)], "q2_K"),
+            ([("mxfp4", 2880), ("mxfp4", 2880)], "q2_0"),
+            ([("q4_K", 2048), ("q4_0", 1408)], "q2_K,down=q2_0"),
+            ([("q4_0", 1408), ("q4_K", 2048)], "q2_0,down=q2_K"),
+        ] {
+            let experts = experts(&slices);
+            let chosen = TypeChoice::below(&experts);
+            assert_eq!(chosen.to_string(), expected, "{slices:?}");
+            assert!(chosen.lowers(&experts), "{slices:?}");
+        }
+        let none = experts(&[("q2_0", 64), ("q2_0", 64)]);
+        assert!(!TypeChoice::below(&none).lowers(&none));
+        assert_eq!(TypeChoice::below(&ExpertMap { layers: Vec::new() }).to_string(), "q2_K");
     }
 
     #[test]
