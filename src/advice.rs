@@ -13,6 +13,7 @@ use hobbit::{ChatError, DeviceError, EvalError, OpenError};
 use hobbit_core::gguf::RecodeError;
 #[cfg(feature = "engine")]
 use hobbit_core::gguf::adapter::AdapterError;
+use hobbit_core::options::Idle;
 use hobbit_core::pack::imatrix::ImatrixError;
 use hobbit_core::pack::{PackError, PartialError, UnpackError, WriteError};
 use hobbit_core::perplexity::base::BaseError;
@@ -44,6 +45,19 @@ pub fn flag(setting: &'static str) -> &'static str {
         "control_vectors" => "--control-vector",
         other => other,
     }
+}
+
+/// Options that are set and cannot act, in flags.
+pub fn idle_flags(idle: &[Idle]) -> impl Iterator<Item = String> {
+    let spelled = |setting: &str| format!("--{}", setting.replace('_', "-"));
+    idle.iter().map(move |Idle { setting, reason }| {
+        // "(see low)" names a setting.
+        let reason = match reason.split_once(" (see ").map(|(why, see)| (why, see.trim_end_matches(')'))) {
+            Some((why, see)) => format!("{why} (see {})", spelled(see)),
+            None => (*reason).to_owned(),
+        };
+        format!("{} has no effect: {reason}", spelled(setting))
+    })
 }
 
 /// The remedy for an error: that of the first cause that has one.
@@ -412,6 +426,35 @@ mod tests {
         for flag in settings.map(flag) {
             assert!(declared(flag.trim_start_matches("--")), "{flag}");
         }
+    }
+
+    #[test]
+    fn options_that_cannot_act_are_named_as_flags() {
+        use clap::CommandFactory as _;
+        use hobbit_core::options::{CachingOptions, DeviceOptions, Means, ModelOptions, PrecisionOptions};
+        let precision = PrecisionOptions { t1: Some(0.5), t2: Some(0.6), prefill_low: Some(0.1), ..Default::default() };
+        let device =
+            DeviceOptions { n_cpu_moe: 2, tensor_split: vec![1.0], headroom: 5.0, main: 1, ..Default::default() };
+        let caching = CachingOptions { prefetch: hobbit_core::options::Prefetch::On, ..Default::default() };
+        let options = ModelOptions { precision, device, caching, n_gpu_layers: 9, ..Default::default() };
+        let command = crate::args::LowArgs::command();
+        for experts in [true, false] {
+            let idle = options.idle(Means { experts, low: false, devices: false, passthrough: false });
+            assert_eq!(idle.len(), 9, "{idle:?}");
+            for Idle { setting, .. } in idle {
+                let long = setting.replace('_', "-");
+                assert!(command.get_arguments().any(|arg| arg.get_long() == Some(&long)), "{setting}");
+            }
+        }
+        let reason = "there are no low-precision versions (see low)";
+        let idle = [Idle { setting: "low_share", reason }, Idle { setting: "t1", reason: "it is off" }];
+        assert_eq!(
+            idle_flags(&idle).collect::<Vec<_>>(),
+            [
+                "--low-share has no effect: there are no low-precision versions (see --low)",
+                "--t1 has no effect: it is off",
+            ]
+        );
     }
 
     #[cfg(feature = "engine")]

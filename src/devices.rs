@@ -1,4 +1,4 @@
-//! `--list-devices`, and messages about devices before a model runs.
+//! `--list-devices`.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -6,9 +6,8 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::json;
 
-use super::log::{Level, Log};
 use super::output::write_json;
-use hobbit::{DeviceInfo, DeviceKind, ModelOptions, devices};
+use hobbit::{DeviceInfo, DeviceKind, devices};
 use hobbit_core::files::{self, Kind, Output};
 
 /// Prints the devices other than the CPU as llama.cpp does, with their capabilities if `verbose`. `json` is the flag
@@ -54,17 +53,6 @@ fn abilities(device: &DeviceInfo) -> String {
         has(device.asynchronous),
         has(device.events)
     )
-}
-
-/// Value of `-ngl all`; -1 is `auto`.
-const ALL_LAYERS: i32 = -2;
-
-/// Warns that a number of layers to offload has no effect.
-pub fn warn_without_devices(options: &ModelOptions, has_devices: bool, log: &Log) {
-    let are_wanted = options.n_gpu_layers > 0 || options.n_gpu_layers == ALL_LAYERS;
-    if are_wanted && !has_devices {
-        log.line(Level::Warning, "note: -ngl has no effect: there is no device to offload to (see --list-devices)");
-    }
 }
 
 #[cfg(test)]

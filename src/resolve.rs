@@ -320,7 +320,7 @@ pub fn experts(args: ExpertArgs, model: &Path, expects: SessionOptions) -> Resul
         kernels: precision.kernels,
         caching: caching.options(),
         path_table: caching.path_table()?,
-        routes: caching.routes(),
+        routes: caching.routes()?,
         trace: caching.trace,
         cache_state: caching.cache_state,
         io: memory.io,

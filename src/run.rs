@@ -38,7 +38,6 @@ use hobbit::options::{DraftSource, LowSource, PrecisionMode, RopeOptions, Sample
 use hobbit::stats::{DeviceReport, Stats, Timings};
 use hobbit::{Model, ModelOptions, OpenError, Sampler, SamplingOptions, Session, SessionOptions};
 use hobbit_core::pack::{PartialError, WriteError};
-use hobbit_core::plan::Budget;
 use hobbit_core::units;
 
 /// Note for a run without a model argument.
@@ -200,7 +199,11 @@ pub fn open(path: &Path, is_demo: bool, options: &ModelOptions, log: &Log, ctrl_
         })
     });
     bar.finish_and_clear();
-    Ok(model?)
+    let model = model?;
+    for words in advice::idle_flags(model.idle_options()) {
+        log.line(Level::Warning, format!("note: {words}"));
+    }
+    Ok(model)
 }
 
 /// The chat templates of the model at `path`, or the given template.
@@ -296,13 +299,6 @@ pub fn describe(model: &Model, session: &Session, is_demo: bool, options: &Model
     report::devices_and_precision(session.devices(), precision).iter().for_each(|line| say(line));
     if let (Some(bound), None) = (&precision.loss_bound, &precision.routing) {
         log.line(Level::Info, format!("note: {bound}"));
-    }
-    devices::warn_without_devices(options, !session.devices().is_empty(), log);
-    if let Budget::Bytes(given) = options.budget
-        && given > plan.budget
-    {
-        let (given, held) = (units::Bytes(given), units::Bytes(plan.budget));
-        log.line(Level::Warning, format!("note: --mem-budget {given} is more than is available: {held} are used"));
     }
     if let Some(warning) = &plan.warning {
         log.line(Level::Warning, format!("warning: {warning}; {}", advice::for_one_token(warning)));

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use gguf_tools::synth::{Spec, architectures};
-use hobbit::options::{KernelChoice, PrecisionMode, Repack};
+use hobbit::options::{DeviceChoice, KernelChoice, LowShare, PrecisionMode, Prefetch, Repack};
 use hobbit::{Model, ModelOptions, Session, SessionOptions, Token};
 use hobbit_core::gguf::Gguf;
 use hobbit_core::plan::{Budget, ExpertCache, RunMode};
@@ -192,6 +192,46 @@ fn options_on_how_experts_are_kept_take_the_seam() {
         let found = open(&path, &options).session(&settings()).unwrap().stats().kernels.choice;
         assert_eq!(found == KernelChoice::Fastest, !deterministic);
     }
+}
+
+/// Options that need low versions, missing experts, a device or another option are named, and change nothing.
+#[test]
+fn options_that_cannot_act_leave_the_model_to_llama_cpp() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = fixture::write(dir.path(), &Spec::tiny("qwen3moe"));
+    let changes: [(&str, &dyn Fn(&mut ModelOptions)); 12] = [
+        ("cache_bias", &|options| options.routing.cache_bias = 0.2),
+        ("drop", &|options| options.routing.drop = 0.2),
+        ("t1", &|options| options.precision.t1 = Some(0.5)),
+        ("t2", &|options| options.precision.t2 = Some(0.5)),
+        ("prefill_low", &|options| options.precision.prefill_low = Some(0.5)),
+        ("renormalise", &|options| options.precision.renormalise = true),
+        ("precision", &|options| options.precision.mode = Some(PrecisionMode::Dynamic)),
+        ("low_share", &|options| options.low_share = LowShare::Percent(25.0)),
+        ("n_cpu_moe", &|options| options.device.n_cpu_moe = 2),
+        ("device_cache", &|options| options.device.cache = ExpertCache::Percent(50.0)),
+        ("policy_weights", &|options| options.caching.weights = "1,2,3,4".parse().unwrap()),
+        ("prefetch", &|options| options.caching.prefetch = Prefetch::On),
+    ];
+    for (setting, change) in changes {
+        let mut options = options();
+        options.device.devices = DeviceChoice::None;
+        change(&mut options);
+        let model = open(&path, &options);
+        assert!(model.run_mode().is_passthrough(), "{setting}");
+        let idle: Vec<&str> = model.idle_options().iter().map(|idle| idle.setting).collect();
+        assert_eq!(idle, [setting]);
+    }
+    let mut options = ModelOptions { expert_cache: ExpertCache::Percent(50.0), ..options() };
+    options.precision.mode = Some(PrecisionMode::Dynamic);
+    assert!(open(&path, &options).idle_options().is_empty(), "missing experts are skipped");
+    let none = ["--t1", "0.5", "-ncmoe", "2", "-dev", "none", "--prefetch", "on"];
+    cli::run(&path, &none).expect(0).says(&[
+        "note: --t1 has no effect: there are no low-precision versions (see --low)",
+        "note: --n-cpu-moe has no effect: no layer is on a device (see --list-devices)",
+        "note: --prefetch has no effect: there is no predictor of experts (see --predictor)",
+    ]);
+    cli::run(&path, &["--routes-recall", "50%"]).expect(1).says(&["--routes-recall is for --routes"]);
 }
 
 /// The default context leaves memory to the experts, and a short one may let everything fit.

@@ -1,6 +1,7 @@
 //! Options of models and sessions: plain data with the defaults of llama.cpp's `common_params`.
 
 mod device;
+mod idle;
 mod precision;
 mod preset;
 mod routing;
@@ -11,6 +12,7 @@ pub use device::{
     AdapterOptions, CpuHelper, DeviceChoice, DeviceOptions, SCALE_MAX, ScaledFile, SplitMode, TensorOverride,
     UnifiedMemory,
 };
+pub use idle::{Idle, Means};
 pub use precision::{CachingOptions, KernelChoice, LowSource, PrecisionMode, PrecisionOptions, Prefetch};
 pub use preset::{LowRules, Preset, PresetSettings, RoutingRules};
 pub use routing::{Knob, RoutingOptions, VirtualExperts, VirtualUpdate, VirtualUpdateError};

@@ -12,6 +12,9 @@ use hobbit_core::cache::Allocation;
 use hobbit_core::cache::policy::{PolicyKind, Weights};
 use hobbit_core::predict::PredictorKind;
 
+/// The default of --routes-recall.
+const ROUTES_RECALL: f64 = 80.0;
+
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Expert caches (hobbit's own)")]
 pub struct CachingArgs {
@@ -79,8 +82,12 @@ impl CachingArgs {
     }
 
     /// The routes to follow.
-    pub fn routes(&self) -> Option<RouteOptions> {
-        self.routes.clone().map(|trace| RouteOptions { trace, recall: self.routes_recall / 100.0 })
+    pub fn routes(&self) -> Result<Option<RouteOptions>> {
+        ensure!(
+            self.routes.is_some() || self.routes_recall == ROUTES_RECALL,
+            "--routes-recall is for --routes; give that too, or leave it out"
+        );
+        Ok(self.routes.clone().map(|trace| RouteOptions { trace, recall: self.routes_recall / 100.0 }))
     }
 
     /// The file of the path table.

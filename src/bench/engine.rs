@@ -9,6 +9,8 @@ use super::answer::Traffic;
 use super::args::Who;
 use super::case::{Source, Task, Test};
 use super::record::{More, Record};
+use crate::advice::idle_flags;
+use crate::output::tell;
 use crate::run;
 use hobbit::engine::{Stock, StockOptions};
 use hobbit::options::Repack;
@@ -83,6 +85,7 @@ impl Hobbit {
     /// Opens a model and a session of it.
     pub fn open(path: &Path, options: &ModelOptions, session: &SessionOptions) -> Result<Self> {
         let model = Model::open(path, options)?;
+        idle_flags(model.idle_options()).for_each(|words| tell(format_args!("note: {words}")));
         let (caching, n_batch) = (options.caching, session.n_batch as usize);
         Ok(Self { session: model.session(session)?, caching, n_batch, last: 0 })
     }

@@ -20,7 +20,7 @@ use super::vocabulary::Pieces;
 use hobbit_core::expert::{ExpertId, Precision};
 use hobbit_core::gguf::{Catalog, Gguf};
 use hobbit_core::load::prefetch::PrefetchCounters;
-use hobbit_core::options::{ModelOptions, RoutingOptions};
+use hobbit_core::options::{Idle, ModelOptions, RoutingOptions};
 use hobbit_core::plan::{ExpertCache, RunMode};
 use hobbit_core::predict::{PathTable, PredictShape, PredictorKind};
 use hobbit_core::profile::{LayerNorms, VirtualPlan};
@@ -105,6 +105,8 @@ pub(super) struct Shared {
     /// Routes to follow, and the share of them that is predicted.
     pub(super) routes: Option<(Arc<Routes>, f64)>,
     pub(super) wrap_store: Option<WrapStore>,
+    /// Options that cannot act.
+    pub(super) idle: Vec<Idle>,
     pub(super) load_time: Duration,
     pub(super) opened_at: Instant,
     info: ModelInfo,
@@ -134,6 +136,11 @@ impl Model {
     /// Whether llama.cpp runs the model by itself, because it fits, or hobbit manages its experts.
     pub fn run_mode(&self) -> RunMode {
         self.shared.run_mode
+    }
+
+    /// The options of [`Model::open`] that are set and cannot act here.
+    pub fn idle_options(&self) -> &[Idle] {
+        &self.shared.idle
     }
 
     /// The loaded LoRA adapters, in the order of [`AdapterOptions::lora`](hobbit_core::options::AdapterOptions).

@@ -8,7 +8,7 @@ use super::repack::Interleaving;
 use super::source::ModelSource;
 use super::tables::Tables;
 use hobbit_core::gguf::{Catalog, Gguf};
-use hobbit_core::options::{CachingOptions, ModelOptions, PrecisionOptions, Repack, SessionOptions};
+use hobbit_core::options::{CachingOptions, ModelOptions, Repack, SessionOptions};
 use hobbit_core::plan::{
     Budget, BudgetSource, ExpertCache, MemoryLimits, MemoryPlan, RepackInput, Room, RunMode, context_tokens,
 };
@@ -122,16 +122,15 @@ fn enforced(options: &ModelOptions, limits: &MemoryLimits) -> u64 {
     }
 }
 
-/// Whether the options configure the expert cache, or request figures that only the seam has.
+/// Whether the options configure the expert cache, or request figures that only the seam has. Options that cannot act
+/// ([`ModelOptions::idle`]) do not count: shares and thresholds need low versions or missing experts, placement needs
+/// devices.
 fn wants_a_cache(options: &ModelOptions) -> bool {
     options.expert_cache != ExpertCache::Auto
         || options.low.is_some()
-        || options.low_share != Default::default()
-        || options.precision != PrecisionOptions::default()
-        || options.caching != CachingOptions::default()
+        || options.precision.demands_exactness()
+        || options.caching.acting() != CachingOptions::default()
         || options.io != IoMode::default()
-        || options.device.n_cpu_moe > 0
-        || !options.device.override_tensors.is_empty()
         || options.routes.is_some()
         || [&options.path_table, &options.trace, &options.cache_state].into_iter().any(Option::is_some)
 }

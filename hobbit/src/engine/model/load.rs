@@ -27,7 +27,7 @@ use crate::engine::stream::CookieStream;
 use crate::engine::tables::Tables;
 use crate::engine::validate;
 use hobbit_core::gguf::Gguf;
-use hobbit_core::options::{KvValue, ModelOptions, Repack, RoutingOptions, VirtualExperts};
+use hobbit_core::options::{KvValue, Means, ModelOptions, Repack, RoutingOptions, VirtualExperts};
 use hobbit_core::plan::RunMode;
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::profile::{ProfileError, VirtualPlan, VirtualPlanError};
@@ -102,7 +102,14 @@ impl Model {
         let experts = Arc::new(Experts::new(map, tables, &placement.devices));
         Device::get()?;
 
+        let idle = options.idle(Means {
+            experts: !experts.map().is_empty(),
+            low: catalog.has_low(),
+            devices: !placement.devices.is_empty(),
+            passthrough: run_mode.is_passthrough(),
+        });
         let mut options = options.clone();
+        options.caching = options.caching.acting();
         if !experts.map().is_empty() && !run_mode.is_passthrough() {
             let is_rearranged = placement.devices.is_empty() && run_mode::rearranges(&gguf, &catalog, &options, n_ctx);
             options.repack = if is_rearranged { Repack::On } else { Repack::Off };
@@ -218,6 +225,7 @@ impl Model {
             path_table: path_table.map(Arc::new),
             routes: None,
             wrap_store,
+            idle,
             load_time: started.elapsed(),
             opened_at: started,
             info,
