@@ -21,8 +21,8 @@ command -v cargo >/dev/null 2>&1 || {
 }
 # The one of Debian 12 is 1.63, whose own message names no remedy.
 minor=$(cargo --version | sed -n 's/^cargo 1\.\([0-9]*\)\..*/\1/p')
-if [ -n "$minor" ] && [ "$minor" -lt 88 ]; then
-  echo "setup: $(cargo --version) is too old: install Rust with rustup (1.88 or newer; tested with 1.95)" >&2
+if [ -n "$minor" ] && [ "$minor" -lt 89 ]; then
+  echo "setup: $(cargo --version) is too old: install Rust with rustup (1.89 or newer; tested with 1.95)" >&2
   exit 1
 fi
 command -v git >/dev/null 2>&1 || missing="$missing git"

@@ -256,3 +256,15 @@ fn a_model_changed_while_open_is_an_error() {
         names(session.feed(&[12]).unwrap_err().into(), &second(&path));
     }
 }
+
+#[test]
+fn a_line_is_noted_once_with_a_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notes");
+    let open = || fs::OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path).unwrap();
+    for line in ["a: no disk", "a: no disk (large)", "a: no disk", "b: no network", "a: no disk"] {
+        crate::fixture::not_run::add(open(), line).unwrap();
+    }
+    let notes = fs::read_to_string(&path).unwrap();
+    assert_eq!(notes, "a: no disk (large)\nb: no network\na: no disk (3 times)\n");
+}
