@@ -49,7 +49,10 @@ pub fn flag(setting: &'static str) -> &'static str {
 
 /// Options that are set and cannot act, in flags.
 pub fn idle_flags(idle: &[Idle]) -> impl Iterator<Item = String> {
-    let spelled = |setting: &str| format!("--{}", setting.replace('_', "-"));
+    let spelled = |setting: &str| match setting {
+        "n_gpu_layers" => "-ngl".to_owned(),
+        _ => format!("--{}", setting.replace('_', "-")),
+    };
     idle.iter().map(move |Idle { setting, reason }| {
         // "(see low)" names a setting.
         let reason = match reason.split_once(" (see ").map(|(why, see)| (why, see.trim_end_matches(')'))) {

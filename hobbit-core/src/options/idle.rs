@@ -80,7 +80,6 @@ impl ModelOptions {
             ("device_cache", takes_experts(device.cache)),
             ("cpu_helper", helps),
             ("n_cpu_moe", device.n_cpu_moe > 0),
-            ("override_tensor", !device.override_tensors.is_empty()),
         ];
         let of_devices: &[(&str, bool)] = &[
             ("n_gpu_layers", self.n_gpu_layers > 0 || self.n_gpu_layers == ALL_LAYERS),
@@ -89,7 +88,6 @@ impl ModelOptions {
             ("tensor_split", !device.tensor_split.is_empty()),
             ("cpu_moe", device.n_cpu_moe == u32::MAX),
             ("n_cpu_moe", (1..u32::MAX).contains(&device.n_cpu_moe)),
-            ("override_tensor", !device.override_tensors.is_empty()),
             ("device_cache", takes_experts(device.cache)),
             ("device_headroom", device.headroom != DeviceOptions::HEADROOM),
             ("cpu_helper", helps),

@@ -46,6 +46,8 @@ pub(super) struct Placement {
     tensor_split: Vec<f32>,
     n_gpu_layers: i32,
     overrides: Overrides,
+    /// The user's overrides alone, for a model whose experts are llama.cpp's.
+    given: Overrides,
 }
 
 impl Placement {
@@ -133,11 +135,13 @@ impl Placement {
         }
         overrides.push(CString::new(format!(r"\.{EXPERTS}")).expect("a constant"), Device::get()?.buffer_type);
         overrides.add(&options.device.override_tensors, &raw)?;
+        let mut given = Overrides::default();
+        given.add(&options.device.override_tensors, &raw)?;
         // SAFETY: takes no arguments and returns a constant.
         let n_devices_max = unsafe { llama::llama_max_devices() };
         tensor_split.resize(n_devices_max.max(tensor_split.len()), 0.0);
         let n_gpu_layers = if wrappers.is_empty() { 0 } else { n_gpu_layers.min(n_layer as i32 + 1) };
-        Ok(Self { devices: parts, layers, raw, tensor_split, n_gpu_layers, overrides })
+        Ok(Self { devices: parts, layers, raw, tensor_split, n_gpu_layers, overrides, given })
     }
 
     /// Whether a layer's ordinary weights are in host memory.
@@ -151,9 +155,7 @@ impl Placement {
         params.n_gpu_layers = self.n_gpu_layers;
         params.split_mode = llama::LLAMA_SPLIT_MODE_LAYER;
         params.tensor_split = self.tensor_split.as_ptr();
-        if with_experts {
-            params.tensor_buft_overrides = self.overrides.end();
-        }
+        params.tensor_buft_overrides = if with_experts { self.overrides.end() } else { self.given.end() };
     }
 }
 
