@@ -61,8 +61,9 @@ impl ChatStream {
         }
         let n_calls = reply.tool_calls.len();
         for (at, call) in reply.tool_calls.iter_mut().enumerate() {
-            // Until its arguments begin, a call may get its id, or a longer one.
-            let is_settled = !is_partial || !call.arguments.is_empty() || at + 1 < n_calls;
+            // Until its arguments begin, a call may get its id, or a longer one. llama.cpp writes the first brace with
+            // the name.
+            let is_settled = !is_partial || call.arguments.len() > 1 || at + 1 < n_calls;
             if self.ids.len() == at && is_settled {
                 self.ids.push(if call.id.is_empty() { (self.make_id)() } else { call.id.clone() });
             }

@@ -12,7 +12,7 @@ use crate::server::job::Stop;
 /// Parses an answer as it arrives.
 pub struct Reader {
     stream: ChatStream,
-    /// A tool call without arguments yet: its name may still grow.
+    /// A tool call whose arguments have not begun: its name may still grow, and its id come.
     held: Option<ToolCallDelta>,
     /// The call within which a stop text ended the answer.
     cut: Option<usize>,
@@ -70,7 +70,8 @@ impl Reader {
     }
 }
 
-/// The deltas that can be sent: a call's name is held until it is complete, and sent with the first of its arguments.
+/// The deltas that can be sent: a call's name and id are held until they are complete, and sent with the first of its
+/// arguments.
 fn settle(held: &mut Option<ToolCallDelta>, new: Vec<ChatDelta>) -> Vec<ChatDelta> {
     let mut deltas = Vec::new();
     for delta in new {
@@ -79,11 +80,16 @@ fn settle(held: &mut Option<ToolCallDelta>, new: Vec<ChatDelta>) -> Vec<ChatDelt
                 if let Some(before) = held.take() {
                     if before.index != call.index {
                         deltas.push(ChatDelta::ToolCall(before));
-                    } else if call.name.is_empty() {
-                        (call.id, call.name) = (before.id, before.name);
+                    } else {
+                        call.arguments.insert_str(0, &before.arguments);
+                        if call.name.is_empty() {
+                            (call.id, call.name) = (before.id, before.name);
+                        }
                     }
                 }
-                if call.arguments.is_empty() {
+                // The first brace comes with the name, before the id.
+                let may_be_renamed = !call.name.is_empty() && call.arguments.len() <= 1;
+                if call.arguments.is_empty() || may_be_renamed {
                     *held = Some(call);
                 } else {
                     deltas.push(ChatDelta::ToolCall(call));
@@ -190,7 +196,8 @@ mod tests {
         let mut held = None;
         assert_eq!(settle(&mut held, vec![call(0, "get", "")]), []);
         assert_eq!(settle(&mut held, vec![call(0, "get_time", "")]), []);
-        assert_eq!(settle(&mut held, vec![call(0, "", "{")]), [call(0, "get_time", "{")]);
+        assert_eq!(settle(&mut held, vec![call(0, "", "{")]), []);
+        assert_eq!(settle(&mut held, vec![call(0, "", "\"")]), [call(0, "get_time", "{\"")]);
         assert_eq!(settle(&mut held, vec![call(0, "", "}"), call(1, "stop", "")]), [call(0, "", "}")]);
         let content = ChatDelta::Content("x".to_owned());
         assert_eq!(settle(&mut held, vec![content.clone()]), [call(1, "stop", ""), content]);
