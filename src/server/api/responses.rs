@@ -34,7 +34,7 @@ pub async fn responses(State(app): State<Arc<App>>, Body(body, held): Body) -> R
     let is_kept = boolean(&body, "store")?.unwrap_or(true);
     // Instructions hold for one request.
     let n_instructions = usize::from(text(&body, "instructions")?.is_some());
-    let items = Items { custom: custom_tools(&body), ..Items::default() };
+    let items = Items::new(custom_tools(&body));
     let mut messages = String::new();
     let chat = || {
         let body = to_chat(body, conversation(previous)?)?;

@@ -70,10 +70,15 @@ pub struct Items {
     /// Complete items.
     pub done: Vec<Value>,
     /// Names of custom tools.
-    pub custom: Vec<String>,
+    custom: Vec<String>,
 }
 
 impl Items {
+    /// No items yet. `custom`: names of custom tools.
+    pub fn new(custom: Vec<String>) -> Self {
+        Self { custom, ..Self::default() }
+    }
+
     /// Adds a piece to an item of its kind.
     pub fn add(&mut self, delta: &ChatDelta, events: &mut Vec<Value>) {
         let (kind, text) = match delta {
@@ -177,7 +182,7 @@ mod tests {
 
     #[test]
     fn custom_tools_get_a_text() {
-        let mut items = Items { custom: vec!["patch".to_owned()], ..Items::default() };
+        let mut items = Items::new(vec!["patch".to_owned()]);
         let mut events = Vec::new();
         items.add(&call("x", "patch", "{\"input\":\"a"), &mut events);
         items.add(&call("", "", "\\n\"}"), &mut events);
