@@ -56,6 +56,32 @@ fn verify_passes_a_sound_file_and_fails_a_damaged_one() {
     assert_contains(json(&["verify", "--json", word(&path)])["error"].as_str().unwrap(), &["truncated"]);
 }
 
+/// A Mixtral of before April 2024, and a file of ik_llama.cpp's.
+#[test]
+fn verify_names_formats_that_llama_cpp_does_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("old.gguf");
+    let mut header = HeaderBuilder::new(32).unwrap();
+    header.key("general.architecture", "llama").unwrap();
+    for (expert, slice) in (0..2).flat_map(|expert| ["gate", "down", "up"].map(|slice| (expert, slice))) {
+        header.tensor(&format!("blk.0.ffn_{slice}.{expert}.weight"), GgmlType::F32, &[32, 32]).unwrap();
+    }
+    numbered(&path, header);
+    for tool in ["verify", "inspect"] {
+        refused(1, &[tool, word(&path)], "before April 2024");
+    }
+
+    let mut header = HeaderBuilder::new(32).unwrap();
+    header.key("general.architecture", "toy").unwrap().tensor("marked", GgmlType::F32, &[32, 32]).unwrap();
+    numbered(&path, header);
+    let mut bytes = fs::read(&path).unwrap();
+    // Behind the name: the number of dimensions, and two of them.
+    let at = bytes.windows(6).position(|six| six == b"marked").unwrap() + 6 + 4 + 16;
+    bytes[at] = 144;
+    fs::write(&path, &bytes).unwrap();
+    refused(1, &["verify", word(&path)], "IQ4_KS of ik_llama.cpp");
+}
+
 /// A forecast for a machine that is given, so that nothing is measured.
 fn forecast<'a>(args: &[&'a str]) -> Vec<&'a str> {
     [&["inspect", "--forecast", "--disk", "5GB/s", "--cpu", "60GB/s,800GFLOP/s"], args].concat()

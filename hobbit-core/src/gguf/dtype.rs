@@ -57,6 +57,33 @@ const TABLE: &[Traits] = &[
     traits(42, "q2_0", 64, 18),
 ];
 
+/// Types that only the fork ik_llama.cpp has. Their files are common, and their extension is the same.
+const FORK: &[(u32, &str)] = &[
+    (133, "Q6_0"),
+    (134, "IQ1_BN"),
+    (135, "IQ2_BN"),
+    (136, "Q8_K64"),
+    (137, "IQ2_K"),
+    (138, "IQ3_K"),
+    (139, "IQ4_K"),
+    (140, "IQ5_K"),
+    (141, "IQ6_K"),
+    (144, "IQ4_KS"),
+    (145, "IQ2_KS"),
+    (146, "IQ4_KSS"),
+    (151, "Q8_KV"),
+    (152, "IQ5_KS"),
+    (153, "IQ2_KT"),
+    (154, "IQ3_KT"),
+    (155, "IQ4_KT"),
+    (156, "IQ3_KS"),
+    (157, "IQ2_KL"),
+    (158, "IQ1_KT"),
+];
+
+/// Added to a type's id in that fork if its rows are interleaved.
+const FORK_ROWS: u32 = 200;
+
 impl GgmlType {
     /// 32-bit float.
     pub const F32: Self = Self(0);
@@ -133,14 +160,26 @@ impl GgmlType {
         rest.iter().try_fold(self.row_bytes(*ne0)?, |bytes, ne| bytes.checked_mul(*ne))
     }
 
-    /// Why an id is not in the table: the removed type's name and what to use instead.
-    pub(super) fn describe_missing(id: u32) -> (&'static str, &'static str) {
-        match id {
+    /// Why an id is not in the table: the type's name, and what to use instead.
+    pub(super) fn describe_missing(id: u32) -> (String, &'static str) {
+        let name_of = |id: u32| FORK.iter().find(|(own, _)| *own == id).map(|(_, name)| *name);
+        // Types with interleaved rows have the plain type's id plus 200.
+        let fork = name_of(id).map(str::to_owned).or_else(|| {
+            let plain = id.checked_sub(FORK_ROWS).filter(|id| *id < FORK_ROWS)?;
+            let name = name_of(plain).or_else(|| Self::from_id(plain).map(Self::name))?;
+            Some(format!("{} with interleaved rows", name.to_uppercase()))
+        });
+        if let Some(name) = fork {
+            let remedy = "fetch a quantisation for llama.cpp instead, such as Q4_K_M or IQ4_XS";
+            return (format!("{name} of ik_llama.cpp"), remedy);
+        }
+        let (found, remedy) = match id {
             4 | 5 => ("removed Q4_2/Q4_3", "quantise the model again"),
             31..=33 => ("removed Q4_0_4_4/4_8/8_8", "use the Q4_0 file, it is repacked at run time"),
             36..=38 => ("removed IQ4_NL_4_4/4_8/8_8", "use the IQ4_NL file, it is repacked at run time"),
             _ => ("unknown", "the file is damaged or newer than this build, update or use another quantisation"),
-        }
+        };
+        (found.to_owned(), remedy)
     }
 
     fn traits(self) -> &'static Traits {
@@ -196,6 +235,20 @@ mod tests {
             assert_eq!(GgmlType::from_id(id), None, "{id}");
         }
         assert_eq!(GgmlType::from_name("q9_9"), None);
+    }
+
+    #[test]
+    fn types_of_ik_llama_cpp_are_named() {
+        let of = |id: u32| GgmlType::describe_missing(id);
+        for (id, name) in [(137, "IQ2_K"), (139, "IQ4_K"), (144, "IQ4_KS"), (202, "Q4_0 with"), (339, "IQ4_K with")] {
+            let (found, remedy) = of(id);
+            assert!(found.starts_with(name) && found.ends_with("of ik_llama.cpp"), "{id}: {found}");
+            assert!(remedy.contains("Q4_K_M"), "{remedy}");
+            assert_eq!(GgmlType::from_id(id), None);
+        }
+        for id in [4, 31, 36, 43, 132, 399, 1000] {
+            assert!(!of(id).0.contains("ik_llama"), "{id}");
+        }
     }
 
     #[test]

@@ -95,10 +95,29 @@ pub fn parse_name(name: &str) -> Option<(u16, SliceKind)> {
     if canonical { Some((layer.parse().ok()?, kind)) } else { None }
 }
 
+/// Whether `name` is a weight of one expert alone, `blk.<l>.ffn_(gate|up|down).<expert>.weight`: the format of files
+/// from before April 2024.
+fn is_of_one_expert(name: &str) -> bool {
+    let stem = || name.strip_prefix("blk.")?.strip_suffix(".weight")?.split_once('.').map(|(_, stem)| stem);
+    let number = |stem: &str| {
+        let number = ["ffn_gate.", "ffn_up.", "ffn_down."].iter().find_map(|kind| stem.strip_prefix(kind))?;
+        number.parse::<u16>().ok()
+    };
+    stem().and_then(number).is_some()
+}
+
 impl Gguf {
     /// The model's experts. A layer's expert tensors must be complete, and their shapes must fit each other and
     /// `<architecture>.expert_count`.
     pub fn experts(&self) -> Result<ExpertMap, GgufError> {
+        if let Some(info) = self.tensors.iter().find(|info| is_of_one_expert(&info.name)) {
+            let reason = format!(
+                "each expert has tensors of its own ('{}'), as in files from before April 2024, which llama.cpp no \
+                 longer reads; fetch a newer file of the model, or convert it again from the original weights",
+                info.name
+            );
+            return Err(GgufError::refused(&self.files[info.extent.file as usize].path, reason));
+        }
         let mut all = Vec::new();
         for info in &self.tensors {
             if let Some((layer, kind)) = parse_name(&info.name) {

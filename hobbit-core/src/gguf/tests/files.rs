@@ -96,6 +96,26 @@ fn models_may_lack_experts_or_gates_or_fuse_gate_and_up() {
 }
 
 #[test]
+fn files_with_tensors_of_single_experts_are_named_with_the_remedy() {
+    let of_expert = |index: u64| {
+        let slice =
+            |kind: &str, dims: &[u64]| (format!("blk.0.ffn_{kind}.{index}.weight"), GgmlType::Q8_0, dims.into());
+        [slice("gate", &[64, 32]), slice("down", &[32, 64]), slice("up", &[64, 32])]
+    };
+    let all: Vec<_> = (0..N_EXPERT).flat_map(of_expert).collect();
+    let message = experts_of(&all).unwrap_err().to_string();
+    for part in ["model.gguf", "'blk.0.ffn_gate.0.weight'", "before April 2024", "fetch a newer file"] {
+        assert!(message.contains(part), "'{part}' is not in: {message}");
+    }
+    // Tensors of dense layers and of shared experts.
+    for name in ["blk.0.ffn_gate.weight", "blk.0.ffn_up.scale", "blk.0.ffn_gate_inp.weight", "v.blk.0.ffn_up.0.weight"]
+    {
+        let dense = [(name.to_owned(), GgmlType::F32, vec![4, 4])];
+        assert!(experts_of(&dense).unwrap().is_empty(), "{name}");
+    }
+}
+
+#[test]
 fn expert_tensors_must_agree_and_be_complete() {
     // A tensor, its shape instead (or none: it is missing), and parts of the message.
     let cases: &[(&str, &[u64], &[&str])] = &[
@@ -187,6 +207,7 @@ fn faults_name_key_or_tensor() {
         (dim0 + 6, &[4], "truncated"),
         (id, &[2], "a multiple of 32, the block size of q4_0"),
         (id, &[31], "removed Q4_0_4_4"),
+        (id, &[139], "IQ4_K of ik_llama.cpp"),
         (id, &[0xe8, 3], "ggml type 1000 (unknown)"),
         (offset, &[8], "a multiple of the alignment 32"),
         (second + offset, &[0x80], "truncated: data of tensor 'u'"),
