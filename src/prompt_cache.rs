@@ -49,8 +49,7 @@ impl PromptCache {
         self.kept = if shared == prompt.len() { tokens.len() } else { 0 };
         let wanted = shared.min(prompt.len() - 1);
         if wanted > 0 {
-            session.restore(&state, &tokens).map_err(|error| refused(error.to_string()))?;
-            session.set_checkpoints(0, checkpoints);
+            session.restore(&tokens, &state, checkpoints).map_err(|error| refused(error.to_string()))?;
             session.keep(wanted);
         }
         let known = session.n_past();

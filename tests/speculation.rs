@@ -262,7 +262,7 @@ fn layers_for_multi_token_prediction_follow_the_text() {
             session.feed(&prompt[20..]).unwrap();
             found.extend(session.generate(&mut sampler, Some(20)).map(Result::unwrap));
             session.copy_sequence(0, 1).unwrap();
-            session.restore(&state, &text).unwrap();
+            session.restore(&text, &state, Vec::new()).unwrap();
             session.feed(&prompt[..3]).unwrap();
             found.extend(session.generate(&mut sampler, Some(30)).map(Result::unwrap));
             (found, session.stats().speculation, session.plan().fixed)

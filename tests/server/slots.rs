@@ -295,6 +295,63 @@ fn a_saved_state_keeps_to_the_memory_budget() {
     assert_eq!(ask(&server), 0);
 }
 
+/// The text that slot `at` continues a prompt with, evaluated anew.
+fn continued(server: &Server, at: usize, prompt: &str) -> Value {
+    let body = json!({"prompt": prompt, "n_predict": 4, "id_slot": at, "cache_prompt": false, "ignore_eos": true});
+    server.post("/completion", &body).ok()["content"].clone()
+}
+
+/// A checksum is no signature: a file may hold any positions and numbers. All slots share their cells.
+#[test]
+fn a_changed_slot_file_spoils_no_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("slot");
+    for attention in ["off", "on"] {
+        let server = Server::start(&["-fa", attention, "--slot-save-path", dir.path().to_str().unwrap()]);
+        let prompts = ["In the", "And God said, Let there be light"];
+        let expected = [continued(&server, 0, prompts[0]), continued(&server, 1, prompts[1])];
+        server.post("/slots/0?action=save", &json!({"filename": "slot"})).ok();
+        let saved = fs::read(&path).unwrap();
+        let number = |at: usize| u64::from_le_bytes(saved[at..at + 8].try_into().unwrap()) as usize;
+        let (n_tokens, n_state) = (number(16), number(24));
+        let state = 40 + 4 * n_tokens;
+        // Numbers of streams and cells, three words for each cell, and seven before the first key.
+        let (cells, key) = (state + 8, state + 8 + 12 * n_tokens + 28);
+        let restore = |at: usize, word: &[u8]| {
+            let mut changed = saved.clone();
+            changed[at..at + word.len()].copy_from_slice(word);
+            let sum = xxhash_rust::xxh3::xxh3_64(&changed[40..]).to_le_bytes();
+            changed[32..40].copy_from_slice(&sum);
+            fs::write(&path, &changed).unwrap();
+            let answer = server.post("/slots/0?action=restore", &json!({"filename": "slot"}));
+            if answer.status != 200 {
+                let message = answer.refused();
+                assert!(message.contains("Unable to restore slot"), "byte {at}: {message}");
+            }
+        };
+        let check = |what: &str| {
+            for at in [1, 0, 1] {
+                assert_eq!(continued(&server, at, prompts[at]), expected[at], "-fa {attention}, {what}");
+            }
+        };
+        restore(40, &[]);
+        assert_eq!(continued(&server, 1, prompts[1]), expected[1]);
+        for at in (cells..cells + 12 * n_tokens).step_by(4) {
+            for word in [-1, i32::MIN, -7, 5, i32::MAX] {
+                restore(at, &word.to_le_bytes());
+                check(&format!("{word} at byte {at}"));
+            }
+        }
+        // NaN and infinity, in 16 bits, among the keys and the values.
+        for at in [key, key + 64, state + n_state - 2, state + n_state - 200] {
+            for number in [0x7e00_u16, 0x7c00, 0xfc00] {
+                restore(at, &number.to_le_bytes());
+                check(&format!("{number:x} at byte {at}"));
+            }
+        }
+    }
+}
+
 /// The continuation of a text, from a stream.
 fn go_on(server: &Server, text: &str) -> String {
     let body = json!({"prompt": text, "max_tokens": 40, "cache_prompt": false});

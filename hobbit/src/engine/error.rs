@@ -111,6 +111,8 @@ pub enum EvalError {
          LoRA adapter, a control vector, damaged weights"
     )]
     NotFinite,
+    #[error("the saved state {0}: it was changed after it was saved")]
+    State(String),
     #[error("{0}")]
     Seam(String),
     #[error(transparent)]

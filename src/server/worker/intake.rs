@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
-use hobbit::Sampler;
 use hobbit::engine::{Borrower, trim_heap};
+use hobbit::{EvalError, Sampler};
 use hobbit_core::units::Bytes;
 
 use super::Worker;
@@ -184,7 +184,7 @@ impl Worker {
     }
 
     /// Gives a slot the evaluated beginning of a prompt; returns its length in tokens.
-    fn prepare(&mut self, placement: slots::Placement, job: &Job) -> Result<usize, hobbit::EvalError> {
+    fn prepare(&mut self, placement: slots::Placement, job: &Job) -> Result<usize, EvalError> {
         let at = placement.slot;
         let sequence = self.slots[at].sequence();
         if let Some(from) = placement.from {
@@ -237,7 +237,7 @@ impl Worker {
 
     fn act(&mut self, at: usize, action: SlotAction) -> Result<SlotAnswer, ApiError> {
         let began = Instant::now();
-        let server = |error: hobbit::EvalError| ApiError::server(error.to_string());
+        let server = |error: EvalError| ApiError::server(error.to_string());
         let sequence = self.slots[at].sequence();
         let (n_tokens, n_bytes) = match action {
             SlotAction::Erase => {
@@ -308,13 +308,26 @@ impl Worker {
         if n > n_ctx {
             return Err(not_restored(format!("it holds {n} tokens, and a slot {n_ctx}")));
         }
+        self.session.set_adapters(&lora);
         // If the context has no room, idle slots make room.
         let mut n_freed = 0;
-        while let Err(error) = self.session.set_sequence_state(sequence, &state) {
+        while let Err(error) = self.session.restore_sequence(sequence, &tokens, &state, &checkpoints) {
+            if let lost @ (EvalError::ContextLost(_) | EvalError::Interrupted) = error {
+                let refused = not_restored(lost.to_string());
+                self.failed(&[], lost);
+                return Err(refused);
+            }
             // If as many cells are free as the state has tokens, more room does not help.
-            let freed = if n_freed < n { self.forget_oldest_idle(at) } else { Ok(None) };
-            let freed = freed.map_err(|error| ApiError::server(error.to_string()))?;
-            n_freed += freed.ok_or_else(|| not_restored(error.to_string()))?;
+            let may_fit = n_freed < n && !matches!(error, EvalError::State(_));
+            let freed = if may_fit { self.forget_oldest_idle(at) } else { Ok(None) };
+            match freed.map_err(|error| ApiError::server(error.to_string()))? {
+                Some(more) => n_freed += more,
+                None => {
+                    // Cells that the state has damaged may outlive their sequence.
+                    self.purge(&[]);
+                    return Err(not_restored(error.to_string()));
+                }
+            }
         }
         self.session.set_checkpoints(sequence, checkpoints);
         let slot = &mut self.slots[at];

@@ -102,11 +102,9 @@ impl Worker {
             totals.n_decode += 1;
         });
         if !members.iter().all(|&(at, first, n)| self.is_finite(at, first, n)) {
-            self.purge(&slots);
-            if let [_, _, ..] = pieces {
-                pieces.iter().for_each(|piece| self.evaluate_pieces(&[*piece]));
-            }
-            return;
+            let again = self.purge(&slots);
+            let pieces = pieces.iter().filter(|(at, _)| again.contains(at));
+            return pieces.for_each(|piece| self.evaluate_pieces(&[*piece]));
         }
         for (at, first, n) in members {
             self.prompted(at, first, n, first + n - 1);
@@ -141,7 +139,9 @@ impl Worker {
         });
         let last = chunk.n_tokens().saturating_sub(1) % self.options.n_batch;
         if !self.session.has_finite_logits(last) {
-            return self.purge(&[at]);
+            // If it may have been innocent, the next round evaluates it again.
+            self.purge(&[at]);
+            return;
         }
         self.prompted(at, last, chunk.n_positions(), last);
     }

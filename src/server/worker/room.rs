@@ -1,8 +1,8 @@
 //! Room in the context that all slots share, and recovery from logits that are not finite.
 //!
 //! A masked cell still counts in attention (0 · NaN is NaN), and a forgotten one keeps its data: cells of one request
-//! that are not finite would spoil all other and all later ones. So the tokens of the failed evaluation are removed,
-//! and its requests are evaluated again one by one. The state of recurrent and hybrid models cannot go back: there
+//! that are not finite would spoil all other and all later ones. So the tokens of the failed evaluation are removed, and
+//! its requests are evaluated again one by one, without the cells of idle slots. The state of recurrent and hybrid models cannot go back: there
 //! every request that shared the failed evaluation fails with 503.
 
 use hobbit::{BatchToken, EvalError};
@@ -129,18 +129,21 @@ impl Worker {
         }
     }
 
-    /// Reverts an evaluation of `members` whose results are not finite, and clears the whole cache with its data. A
-    /// single member fails; several are evaluated again one by one, which finds the one that fails. Other working
-    /// slots get their state back bit for bit; idle slots lose theirs.
-    pub(super) fn purge(&mut self, members: &[usize]) {
-        if let [at] = members {
-            self.fail(*at, ApiError::server(EvalError::NotFinite.to_string()));
+    /// Reverts an evaluation of `members` whose results are not finite, and clears the whole cache with its data. Other
+    /// working slots get their state back bit for bit; idle slots lose theirs. Returns the members to evaluate again,
+    /// one by one, which finds the one that fails. A single member fails, unless the cells of an idle slot may have been
+    /// the cause. Without members, no request fails and idle slots keep their states, too.
+    pub(super) fn purge(&mut self, members: &[usize]) -> Vec<usize> {
+        let is_suspect = |slot: &Slot| slot.is_free() && !slot.tokens.is_empty() && !members.is_empty();
+        let alone = if let [at] = members { Some(*at) } else { None };
+        if let Some(at) = alone.filter(|_| !self.slots.iter().any(is_suspect)) {
+            self.fail(at, ApiError::server(EvalError::NotFinite.to_string()));
         }
         let mut kept = Vec::new();
         for at in 0..self.slots.len() {
             let slot = &mut self.slots[at];
             slot.is_shared = false;
-            if slot.is_free() {
+            if slot.is_free() && !members.is_empty() {
                 slot.tokens.clear();
             }
             let (sequence, n) = (slot.sequence(), slot.tokens.len());
@@ -153,13 +156,17 @@ impl Worker {
             };
             match state {
                 Some(state) => kept.push((at, state)),
+                None if alone == Some(at) => {
+                    self.slots[at].tokens.clear();
+                    self.fail(at, ApiError::server(EvalError::NotFinite.to_string()));
+                }
                 None => self.lose(at),
             }
         }
         self.session.reset();
         for (at, state) in kept {
             // A slot restored earlier may have taken its room.
-            if self.slots[at].is_free() {
+            if self.slots[at].tokens.is_empty() {
                 continue;
             }
             while self.session.set_sequence_state(self.slots[at].sequence(), &state).is_err() {
@@ -170,6 +177,7 @@ impl Worker {
                 }
             }
         }
+        members.iter().copied().filter(|at| !self.slots[*at].is_free()).collect()
     }
 
     /// Fails a slot whose context could not be restored.

@@ -81,11 +81,8 @@ impl Worker {
             members.iter().zip(&drafts).flat_map(|(at, drafts)| std::iter::repeat_n(*at, 1 + drafts.len()));
         if !(0..n_evaluated).all(|index| entries.next().is_some_and(|at| self.is_finite(at, index, 1))) {
             let _ = self.session.drop_drafts();
-            self.purge(&members);
-            if let [_, _, ..] = members[..] {
-                members.iter().for_each(|at| self.step_together(&[*at]));
-            }
-            return;
+            let again = self.purge(&members);
+            return again.iter().for_each(|at| self.step_together(&[*at]));
         }
         let mut first = 0;
         for (&at, drafts) in members.iter().zip(&drafts) {

@@ -10,7 +10,7 @@ use crate::engine::error::EvalError;
 use crate::engine::media::{Chunk, Projector};
 use crate::engine::sampling::{Sampler, are_finite};
 use crate::engine::speculate::DraftRequest;
-use hobbit_core::checkpoints::Cut;
+use hobbit_core::checkpoints::{Checkpoint, Cut};
 use hobbit_core::options::Token;
 
 impl Session {
@@ -59,22 +59,20 @@ impl Session {
         left
     }
 
-    /// Restores the state that [`Session::sequence_state`] returned for sequence 0 with these tokens.
+    /// Restores the state and the checkpoints of sequence 0 with these tokens, which may come from a file with any
+    /// content ([`Session::restore_sequence`]).
     ///
     /// # Errors
-    /// A state that does not fit, or has another number of tokens; the context is then empty.
-    pub fn restore(&mut self, state: &[u8], tokens: &[Token]) -> Result<(), EvalError> {
-        let n_tokens = tokens.len();
+    /// A state that does not fit, or was changed; the context is then empty.
+    pub fn restore(&mut self, tokens: &[Token], state: &[u8], checkpoints: Vec<Checkpoint>) -> Result<(), EvalError> {
         self.reset();
-        self.set_sequence_state(0, state)?;
-        let last = self.context.last_position(0);
-        if usize::try_from(i64::from(last) + 1).ok() != Some(n_tokens) {
+        if let Err(error) = self.restore_sequence(0, tokens, state, &checkpoints) {
             self.reset();
-            return Err(EvalError::Decode(format!(
-                "the saved state ends at position {last}, not after {n_tokens} tokens"
-            )));
+            return Err(error);
         }
-        (self.n_past, self.n_prompt) = (n_tokens, n_tokens);
+        self.set_checkpoints(0, checkpoints);
+        self.is_current = false;
+        (self.n_past, self.n_prompt) = (tokens.len(), tokens.len());
         self.text.extend_from_slice(tokens);
         Ok(())
     }

@@ -5,11 +5,12 @@ use std::ops::Range;
 
 use ggml_sys::llama;
 
-use super::Session;
+use super::{BatchToken, Session};
 use crate::engine::error::EvalError;
 use crate::engine::model::Model;
 use crate::engine::raw::{Part, RawContext};
-use hobbit_core::options::{KvValue, Pooling, SessionOptions};
+use hobbit_core::checkpoints::Checkpoint;
+use hobbit_core::options::{KvValue, Pooling, SessionOptions, Token};
 use hobbit_core::stats::PhaseStats;
 
 /// Why a context cannot be shifted.
@@ -226,6 +227,83 @@ impl Session {
             ));
         }
         Ok(())
+    }
+
+    /// As [`Session::set_sequence_state`], with a state and checkpoints from a file, which may have any content. The
+    /// sequence must hold `tokens` at their positions, leave no cell behind when it is forgotten, and give finite logits
+    /// after its last token, for which one token is evaluated. It gets no checkpoint yet.
+    ///
+    /// # Errors
+    /// As there. [`EvalError::State`]: a check fails. Cells of the shared cache may then be damaged until
+    /// [`Session::reset`] clears them all.
+    pub fn restore_sequence(
+        &mut self,
+        sequence: i32,
+        tokens: &[Token],
+        state: &[u8],
+        checkpoints: &[Checkpoint],
+    ) -> Result<(), EvalError> {
+        self.check_sequence(sequence)?;
+        self.empty(sequence)?;
+        let empty = [Part::Whole, Part::NotRewindable].map(|part| self.context.state_bytes(sequence, part));
+        let [empty, empty_part] = empty.map(|bytes| bytes.unwrap_or(0));
+        self.set_sequence_state(sequence, state)?;
+        let (first, last) = (self.context.first_position(sequence), self.context.last_position(sequence));
+        if self.n_tokens(sequence) != tokens.len() || !tokens.is_empty() && first < 0 {
+            return Err(EvalError::State(format!("holds positions {first} to {last}, not {} tokens", tokens.len())));
+        }
+        // llama.cpp takes any positions, forgets none below 0, and saves none at -1.
+        self.check_holds(sequence, Part::Whole, state)?;
+        let stats = self.stats.clone();
+        let tried = self.try_next(sequence, tokens);
+        self.stats = stats;
+        tried?;
+        self.check_empties(sequence, Part::Whole, empty)?;
+        let takes_checkpoints = !self.checkpoints.is_empty();
+        for checkpoint in checkpoints.iter().filter(|_| takes_checkpoints) {
+            if self.context.set_state(sequence, Part::NotRewindable, &checkpoint.state).is_err() {
+                return Err(EvalError::State("has a checkpoint that does not fit".into()));
+            }
+            self.check_holds(sequence, Part::NotRewindable, &checkpoint.state)?;
+            self.check_empties(sequence, Part::NotRewindable, empty_part)?;
+        }
+        self.set_sequence_state(sequence, state)
+    }
+
+    /// Checks that a sequence has just the cells of `state`.
+    fn check_holds(&mut self, sequence: i32, part: Part, state: &[u8]) -> Result<(), EvalError> {
+        match self.context.state_bytes(sequence, part) {
+            Ok(bytes) if bytes == state.len() => Ok(()),
+            _ => Err(EvalError::State("has cells that it does not name".into())),
+        }
+    }
+
+    /// Empties a sequence, and checks that its state has `bytes` then.
+    fn check_empties(&mut self, sequence: i32, part: Part, bytes: usize) -> Result<(), EvalError> {
+        self.empty(sequence)?;
+        match self.context.state_bytes(sequence, part) {
+            Ok(left) if left != bytes => Err(EvalError::State("has cells at positions below 0".into())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Evaluates a token after those of a sequence, or its last one again, and checks the logits.
+    fn try_next(&mut self, sequence: i32, tokens: &[Token]) -> Result<(), EvalError> {
+        let Some(&token) = tokens.last().filter(|token| (0..self.model.n_vocab() as Token).contains(*token)) else {
+            return Ok(());
+        };
+        // Evaluated again it needs no further cell.
+        let again = tokens.len() - 1;
+        let position = if self.cut(sequence, again) { again } else { tokens.len() };
+        let entry = BatchToken { token, position: position as i32, sequence, logits: true };
+        match self.evaluate(&[entry]) {
+            Ok(()) if self.has_finite_logits(0) => Ok(()),
+            Ok(()) => Err(EvalError::State("gives logits that are not finite".into())),
+            // The sequence fills the context, and cannot go back by a token.
+            Err(EvalError::ContextFull { .. }) => Ok(()),
+            Err(EvalError::Decode(reason)) => Err(EvalError::State(format!("cannot be continued ({reason})"))),
+            Err(error) => Err(error),
+        }
     }
 
     /// The embedding, `[n_embd]`, of entry `index` of the last batch, for sessions without pooling.
