@@ -5,6 +5,7 @@
 mod served;
 
 use std::ffi::CString;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,6 +49,32 @@ fn png(width: u32, height: u32, claimed: Option<(u32, u32)>) -> Vec<u8> {
         file.extend(kind);
         file.extend(data);
         // The decoder ignores checksums.
+        file.extend([0; 4]);
+    }
+    file
+}
+
+/// How a PNG stores its pixels: bits, kind of colour, and whether it is interlaced.
+type PixelForm = (u8, u8, bool);
+
+/// A black PNG, however large, of a few KiB.
+fn black((width, height): (u32, u32), (depth, colour, interlaced): PixelForm) -> Vec<u8> {
+    let channels = [1_u64, 0, 3, 1, 2, 0, 4][usize::from(colour)];
+    let pass = |[x, y, dx, dy]: [u32; 4]| {
+        let (w, h) = ((width.max(x) - x).div_ceil(dx), (height.max(y) - y).div_ceil(dy));
+        let row = (u64::from(w) * channels * u64::from(depth)).div_ceil(8);
+        if w == 0 { 0 } else { u64::from(h) * (1 + row) }
+    };
+    let passes = [[0, 0, 8, 8], [4, 0, 8, 8], [0, 4, 4, 8], [2, 0, 4, 4], [0, 2, 2, 4], [1, 0, 2, 2], [0, 1, 1, 2]];
+    let n_bytes: u64 = if interlaced { passes.into_iter().map(pass).sum() } else { pass([0, 0, 1, 1]) };
+    let mut packer = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::copy(&mut std::io::repeat(0).take(n_bytes), &mut packer).unwrap();
+    let header = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[depth, colour, 0, 0, interlaced.into()]].concat();
+    let mut file = b"\x89PNG\r\n\x1a\n".to_vec();
+    for (kind, data) in [(b"IHDR", &header[..]), (b"IDAT", &packer.finish().unwrap()), (b"IEND", &[])] {
+        file.extend((data.len() as u32).to_be_bytes());
+        file.extend(kind);
+        file.extend(data);
         file.extend([0; 4]);
     }
     file
@@ -120,6 +147,16 @@ fn wav(claimed: Option<u32>) -> Vec<u8> {
     file.extend(b"\x02\0\x10\0data");
     file.extend(n.to_le_bytes());
     file.extend(samples);
+    file
+}
+
+/// Sound of these samples, stored as numbers.
+fn wav_of(samples: &[f32]) -> Vec<u8> {
+    let mut file = wav(Some(4 * samples.len() as u32));
+    file.truncate(44);
+    (file[20], file[32], file[34]) = (3, 4, 32);
+    file[28..32].copy_from_slice(&64_000u32.to_le_bytes());
+    file.extend(samples.iter().flat_map(|sample| sample.to_le_bytes()));
     file
 }
 
@@ -422,6 +459,72 @@ fn experts_lend_the_projector_their_memory() {
     session.feed_prompt(&projector, &prompt(&projector, &small), 0, None).unwrap();
 }
 
+/// Reads images of many sizes and forms 40 MiB above the smallest budget. A process of its own: the resident set is
+/// measured.
+fn check_peak(kind: Kind, arch: &str) {
+    quiet_llama_cpp();
+    let spec = Spec { layers: 8, experts: 32, topk: 4, embd: 256, ff: 512, ..Spec::tiny(arch) };
+    let files = files_of(&spec, kind);
+    let lent_bytes = ProjectorNeeds::of(&files.projector).unwrap().bytes;
+    let open = |budget: u64| {
+        let budget = Budget::Bytes(budget);
+        let options = ModelOptions { budget, lent_bytes, passthrough: false, ..ModelOptions::default() };
+        let model = Model::open(&files.model, &options).unwrap();
+        let session = model.session(&SessionOptions { n_ctx: 4096, ..session_options() });
+        session.map(|session| (model, session))
+    };
+    let minimum = match open(1 << 20) {
+        Err(OpenError::Plan(PlanError::TooSmall { minimum, .. })) => minimum,
+        _ => panic!("1 MiB is enough"),
+    };
+    let budget = minimum + (40 << 20);
+    let (model, mut session) = open(budget).unwrap();
+    let all = model.host_cache_bytes();
+    let projector = Projector::open(&model, &files.projector).unwrap();
+    let forms: [PixelForm; 4] = [(8, 0, false), (8, 2, true), (16, 6, false), (16, 6, true)];
+    let sizes =
+        [(1, 1), (31, 6200), (640, 480), (82, 16_384), (16_384, 82), (1024, 16_384), (16_384, 1024), (4096, 4096)];
+    for (size, form) in sizes.into_iter().flat_map(|size| forms.map(|form| (size, form))) {
+        let read = projector.read(&black(size, form));
+        let peak = session.stats().peak_rss_bytes;
+        assert!(peak <= budget, "{size:?} {form:?}: {peak} bytes resident, {budget} allowed");
+        if let Err(error) = read {
+            let (message, n_pixels) = (error.to_string(), size.0 * size.1);
+            assert!(message.contains("memory budget") && n_pixels > 1 << 20, "{size:?} {form:?}: {message}");
+        }
+        assert_eq!(model.host_cache_bytes(), all, "experts have their memory back");
+    }
+    for size in [(1, 1 << 24), (1 << 24, 1), (1, 201), (16_385, 100), (4097, 4096)] {
+        let message = projector.read(&black(size, (8, 0, false))).unwrap_err().to_string();
+        assert!(message.contains("on a side"), "{size:?}: {message}");
+    }
+    let image = prompt(&projector, &black((640, 480), forms[3]));
+    session.feed_prompt(&projector, &image, 0, None).unwrap();
+    let peak = session.stats().peak_rss_bytes;
+    assert!(peak <= budget, "{peak} bytes resident, {budget} allowed");
+}
+
+#[test]
+fn images_of_one_size_keep_to_the_memory_budget() {
+    if in_own_process("media::images_of_one_size_keep_to_the_memory_budget") {
+        check_peak(Kind::Gemma3, "qwen3moe");
+    }
+}
+
+#[test]
+fn images_of_any_size_keep_to_the_memory_budget() {
+    if in_own_process("media::images_of_any_size_keep_to_the_memory_budget") {
+        check_peak(Kind::Qwen2vl, "qwen3vlmoe");
+    }
+}
+
+#[test]
+fn images_of_tiles_keep_to_the_memory_budget() {
+    if in_own_process("media::images_of_tiles_keep_to_the_memory_budget") {
+        check_peak(Kind::Internvl, "qwen3moe");
+    }
+}
+
 #[test]
 fn equal_images_have_equal_placeholders_and_others_have_not() {
     let files = files("qwen3moe", Kind::Gemma3);
@@ -499,6 +602,17 @@ fn hostile_sound_is_refused() {
     (long[32], long[34]) = (1, 8);
     let error = projector.read(&long).unwrap_err().to_string();
     assert!(error.contains("seconds of sound"), "{error}");
+    let loud = |sample: f32| {
+        let mut samples = vec![0.25; 1600];
+        samples[800] = sample;
+        projector.read(&wav_of(&samples)).map(drop).map_err(|error| error.to_string())
+    };
+    for sample in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e38, -40_000.0] {
+        assert!(loud(sample).unwrap_err().contains("a sample of"), "{sample}");
+    }
+    for sample in [1.0, -1.5, 32_767.0] {
+        loud(sample).unwrap();
+    }
     for at in 0..60 {
         for value in [0, 0xff, 0x80] {
             let mut bytes = wav(None);

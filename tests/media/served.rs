@@ -140,6 +140,16 @@ fn sound_in_messages() {
     other[44..].iter_mut().step_by(2).for_each(|byte| *byte ^= 0x55);
     assert!(cached(&ask(&other)) < n / 2);
     server.post(CHAT, &asking(image(&jpeg()))).refused();
+    // The fault is the sound's, and later requests are answered.
+    let ask = |bytes: &[u8]| {
+        let data = STANDARD.encode(bytes);
+        server.post(CHAT, &asking(json!({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})))
+    };
+    for sample in [f32::NAN, 1e38] {
+        let message = ask(&wav_of(&[sample; 1600])).refused();
+        assert!(message.contains("a sample of"), "{message}");
+    }
+    assert_eq!(text(&ask(&wav(None)).ok()), text(&first));
 }
 
 /// A recurrent state cannot be rewound: a conversation goes on from checkpoints behind its images.

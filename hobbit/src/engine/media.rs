@@ -26,10 +26,12 @@ use hobbit_core::options::ProjectorOptions;
 
 pub use prompt::{Chunk, Chunks, Media, MediaPrompt};
 
-/// Largest image, in pixels. While it is decoded, each takes at most [`PIXEL_BYTES`].
-const PIXELS_MAX: u64 = 1 << 24;
-/// Bytes of a progressive JPEG: coefficients, components, three channels, and mtmd's copy.
-const PIXEL_BYTES: u64 = 18;
+/// Largest images. The height of a resized image has tables for all rows of the original one, and its width is made
+/// before its height, so sides and their ratio are limited too.
+const IMAGE_LIMITS: shim::hobbit_image_limits =
+    shim::hobbit_image_limits { pixels: 1 << 24, side: 1 << 14, aspect: 200 };
+/// Bytes that are lent for reading a medium. Most images need no more: those of the most pixels have 18 for each.
+const READING_BYTES: u64 = 18 << 24;
 /// Longest sound, in seconds: half an hour at 16 kHz takes 110 MiB.
 const SECONDS_MAX: f64 = 1800.0;
 
@@ -94,14 +96,43 @@ impl ProjectorNeeds {
             return Err(unusable(options, text_of(&message)));
         }
         let n_ubatch = if non_causal { u32::try_from(max_tokens).unwrap_or(0) } else { 0 };
-        Ok(Self { bytes: bytes_with(weights, compute), weights, compute, n_ubatch })
+        Ok(Self { bytes: bytes_with(weights, compute, 0), weights, compute, n_ubatch })
     }
 }
 
-/// Bytes of a projector with compute buffers of `compute` bytes. Products convert their inputs to 16 bits beside these
-/// buffers: at most a third more, for a hidden layer of four times the width.
-fn bytes_with(weights: u64, compute: u64) -> u64 {
-    weights + compute + compute / 3 + PIXELS_MAX * PIXEL_BYTES
+/// Bytes of a projector with compute buffers of `compute` bytes that reads a medium. Products convert their inputs to 16
+/// bits beside these buffers: at most a third more, for a hidden layer of four times the width.
+fn bytes_with(weights: u64, compute: u64, reading: u64) -> u64 {
+    weights + compute + compute / 3 + reading.max(READING_BYTES)
+}
+
+/// Lends the projector memory for what it does.
+struct Lender {
+    model: Model,
+    weights: u64,
+    lent: Mutex<Lent>,
+}
+
+#[derive(Clone, Copy)]
+struct Lent {
+    /// Bytes of the largest buffers so far.
+    compute: u64,
+    /// Bytes of the medium that is read.
+    reading: u64,
+}
+
+impl Lender {
+    /// False, without a change, if the budget has not so much.
+    fn lend(&self, change: impl FnOnce(&mut Lent)) -> bool {
+        let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut wanted = *lent;
+        change(&mut wanted);
+        let is_lent = self.model.lend(Borrower::Projector, bytes_with(self.weights, wanted.compute, wanted.reading));
+        if is_lent {
+            *lent = wanted;
+        }
+        is_lent
+    }
 }
 
 fn check_readable(path: &Path) -> Result<(), MediaError> {
@@ -127,6 +158,7 @@ struct Shared {
     encodes: Mutex<()>,
     /// One file at a time is decoded: memory for one is counted.
     reads: Mutex<()>,
+    lender: Arc<Lender>,
     // Dropped after the context, which refers to its vocabulary.
     model: Model,
 }
@@ -142,7 +174,7 @@ struct Context {
     // Dropped before the records.
     raw: Owned<llama::mtmd_context>,
     _memory: Rc<UnsafeCell<shim::hobbit_media_memory>>,
-    _lender: Rc<(Model, u64)>,
+    _lender: Arc<Lender>,
 }
 
 // SAFETY: mtmd's context may be used by any thread; reading bytes and making chunks leave it unchanged (mtmd.h calls it
@@ -150,13 +182,12 @@ struct Context {
 unsafe impl Send for Context {}
 
 impl Context {
-    fn open(model: &Model, options: &ProjectorOptions, needs: &ProjectorNeeds) -> Result<Self, MediaError> {
-        let name = name_of(options)?;
-        let lender = Rc::new((model.clone(), needs.weights));
+    fn open(lender: &Arc<Lender>, options: &ProjectorOptions, needs: &ProjectorNeeds) -> Result<Self, MediaError> {
+        let (name, lender) = (name_of(options)?, Arc::clone(lender));
         let memory = shim::hobbit_media_memory {
             seen: needs.compute,
             lend: Some(lend),
-            lender: Rc::as_ptr(&lender).cast_mut().cast(),
+            lender: Arc::as_ptr(&lender).cast_mut().cast(),
         };
         let memory = Rc::new(UnsafeCell::new(memory));
         let _alone = logging();
@@ -166,7 +197,7 @@ impl Context {
         let open = |message, capacity| unsafe {
             shim::hobbit_media_open(
                 name.as_ptr(),
-                model.shared.raw.as_ptr(),
+                lender.model.shared.raw.as_ptr(),
                 options.threads.max(1),
                 options.image_min_tokens,
                 options.image_max_tokens,
@@ -183,11 +214,19 @@ impl Context {
 /// Lends memory for buffers that are larger than those of the warm-up.
 ///
 /// # Safety
-/// The lender of a live record.
+/// A live lender.
 unsafe extern "C" fn lend(lender: *mut c_void, compute: u64) -> bool {
     // SAFETY: by the caller.
-    let (model, weights) = unsafe { &*lender.cast::<(Model, u64)>() };
-    model.lend(Borrower::Projector, bytes_with(*weights, compute))
+    unsafe { &*lender.cast::<Lender>() }.lend(|lent| lent.compute = compute)
+}
+
+/// Lends memory for reading a medium.
+///
+/// # Safety
+/// A live lender.
+unsafe extern "C" fn take(lender: *mut c_void, bytes: u64) -> bool {
+    // SAFETY: by the caller.
+    unsafe { &*lender.cast::<Lender>() }.lend(|lent| lent.reading = bytes)
 }
 
 /// Keeps a projector open. The last one closes it, and the experts have their memory back.
@@ -248,6 +287,11 @@ impl Projector {
             opened: Mutex::default(),
             encodes: Mutex::default(),
             reads: Mutex::default(),
+            lender: Arc::new(Lender {
+                model: model.clone(),
+                weights: needs.weights,
+                lent: Mutex::new(Lent { compute: needs.compute, reading: 0 }),
+            }),
             model: model.clone(),
         };
         let mut new = Self(Arc::new(shared));
@@ -269,17 +313,17 @@ impl Projector {
     /// # Errors
     /// As [`Projector::open`].
     pub fn encoder(&self) -> Result<Encoder, MediaError> {
-        let Shared { options, needs, model, .. } = &*self.0;
+        let Shared { options, needs, model, lender, .. } = &*self.0;
         let mut opened = self.0.opened();
         let context = match &opened.context {
             Some(context) => context.raw.0,
             None => {
                 check_readable(&options.path)?;
-                if !model.lend(Borrower::Projector, needs.bytes) {
+                if !lender.lend(|lent| lent.compute = needs.compute) {
                     let reason = format!("the memory budget has no room for its {} MiB", needs.bytes.div_ceil(1 << 20));
                     return Err(unusable(options, reason));
                 }
-                let context = Context::open(model, options, needs).inspect_err(|_| {
+                let context = Context::open(lender, options, needs).inspect_err(|_| {
                     model.lend(Borrower::Projector, 0);
                 })?;
                 opened.context.insert(context).raw.0
@@ -320,22 +364,28 @@ impl Projector {
             MediaError::Unreadable(reason.unwrap_or_else(|| "mtmd gives no reason".into()))
         };
         let lacks = |what: &str| Err(MediaError::Unreadable(what.to_owned()));
+        let lender = &self.0.lender;
+        let room = shim::hobbit_media_room { take: Some(take), taker: Arc::as_ptr(lender).cast_mut().cast() };
+        // Given back when it is read.
+        let _reading = Reading(lender);
         let bitmap = if is_sound(bytes) {
             if !self.takes_sound() {
                 return lacks("sound, which this model's projector does not encode");
             }
-            // SAFETY: the context is live; the bytes are valid for their length, the message buffer for its own.
+            // SAFETY: the context and the lender are live; the bytes are valid for their length, the message buffer for
+            // its own.
             with_message(|message, capacity| unsafe {
                 let (own, len) = (bytes.as_ptr(), bytes.len());
-                shim::hobbit_media_audio(context, own, len, SECONDS_MAX, message, capacity)
+                shim::hobbit_media_audio(context, own, len, SECONDS_MAX, room, message, capacity)
             })
         } else {
             if !self.takes_images() {
                 return lacks("no sound (WAV, MP3 or FLAC), and this model's projector encodes nothing else");
             }
-            // SAFETY: the bytes are valid for their length, the message buffer for its own.
+            // SAFETY: as above.
             with_message(|message, capacity| unsafe {
-                shim::hobbit_media_image(bytes.as_ptr(), bytes.len(), PIXELS_MAX, message, capacity)
+                let (own, len) = (bytes.as_ptr(), bytes.len());
+                shim::hobbit_media_image(context, own, len, IMAGE_LIMITS, room, message, capacity)
             })
         };
         let bitmap = Owned(bitmap.map_err(refused)?);
@@ -344,6 +394,15 @@ impl Projector {
             shim::hobbit_media_chunks(context, bitmap.as_ptr(), message, capacity)
         });
         Media::of(bytes, &Owned(chunks.map_err(refused)?), context)
+    }
+}
+
+/// Gives back the memory for reading a medium.
+struct Reading<'a>(&'a Lender);
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.lend(|lent| lent.reading = 0);
     }
 }
 

@@ -19,12 +19,9 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// Maximum images and sounds of a request.
 pub const COUNT_MAX: usize = 32;
 
-/// Bytes of a prepared image, for each of its tokens: pixels as numbers, and the embedding.
-const TOKEN_BYTES: usize = 16 << 10;
-
 /// Bytes that chunks take while they wait for the engine.
 pub fn bytes(chunks: &Chunks) -> usize {
-    chunks.iter().map(|(_, chunk)| chunk.n_tokens() * TOKEN_BYTES).sum()
+    chunks.iter().map(|(_, chunk)| chunk.n_bytes()).sum()
 }
 
 /// The bytes of `{"url": "data:image/…;base64,…"}`. The server fetches nothing, so that no request can have it read
@@ -77,15 +74,15 @@ pub async fn read(
     };
     let _turn = app.memory.media_turn().await?;
     let encoder = app.work(|| projector.encoder()).await.map_err(|error| ApiError::server(error.to_string()))?;
-    let (mut media, mut n_tokens) = (Vec::new(), 0);
+    let (mut media, mut n_tokens, mut n_bytes) = (Vec::new(), 0, 0);
     let file_bytes: usize = files.iter().map(Vec::len).sum();
     for file in files {
         let read: Media = app.work(|| projector.read(&file)).await.map_err(invalid)?;
-        n_tokens += read.n_tokens();
+        (n_tokens, n_bytes) = (n_tokens + read.n_tokens(), n_bytes + read.n_bytes());
         if n_tokens >= loaded.n_ctx {
             return Err(ApiError::exceeds_context(n_tokens, loaded.n_ctx, loaded.model.info().n_ctx_train as usize));
         }
-        held.grow_to(file_bytes + n_tokens * TOKEN_BYTES).await?;
+        held.grow_to(file_bytes + n_bytes).await?;
         media.push(read);
     }
     Ok((media, Some(encoder)))

@@ -217,13 +217,31 @@ struct mtmd_context * hobbit_media_open(const char * path, const struct llama_mo
                                         int image_min_tokens, int image_max_tokens,
                                         struct hobbit_media_memory * memory, char * error, size_t error_capacity);
 
-// Decodes an image of at most `pixels_max` pixels: null on failure.
-struct mtmd_bitmap * hobbit_media_image(const uint8_t * bytes, size_t len, uint64_t pixels_max, char * error,
+// Called before a medium is decoded, with the bytes that decoding and dividing it take at once. False refuses it.
+struct hobbit_media_room {
+    bool (*take)(void * taker, uint64_t bytes);
+    void * taker;
+};
+
+// Limits of an image: all pixels, one side, and the longer side divided by the shorter one.
+struct hobbit_image_limits {
+    uint64_t pixels;
+    uint32_t side;
+    uint32_t aspect;
+};
+
+// Decodes an image: null on failure.
+struct mtmd_bitmap * hobbit_media_image(const struct mtmd_context * ctx, const uint8_t * bytes, size_t len,
+                                        struct hobbit_image_limits limits, struct hobbit_media_room room, char * error,
                                         size_t error_capacity);
 
 // Decodes sound, WAV, MP3 or FLAC, of at most `seconds_max`: null on failure.
 struct mtmd_bitmap * hobbit_media_audio(const struct mtmd_context * ctx, const uint8_t * bytes, size_t len,
-                                        double seconds_max, char * error, size_t error_capacity);
+                                        double seconds_max, struct hobbit_media_room room, char * error,
+                                        size_t error_capacity);
+
+// Bytes of an image's or sound's numbers in a chunk, as long as it waits to be encoded; 0 for a text or on failure.
+uint64_t hobbit_media_chunk_bytes(const struct mtmd_input_chunk * chunk);
 
 // Divides a medium into chunks: null on failure.
 struct mtmd_input_chunks * hobbit_media_chunks(const struct mtmd_context * ctx, const struct mtmd_bitmap * bitmap,

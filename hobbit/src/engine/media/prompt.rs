@@ -12,6 +12,7 @@ use super::{Encoder, Projector};
 use crate::engine::error::{EvalError, MediaError};
 use crate::engine::log;
 use crate::engine::raw::{MESSAGE_BYTES, Owned, text_of};
+use crate::engine::sampling::are_finite;
 use crate::engine::session::Session;
 use hobbit_core::checkpoints::Cut;
 use hobbit_core::options::Token;
@@ -47,6 +48,7 @@ impl Media {
                 let n_positions = usize::try_from(llama::mtmd_input_chunk_get_n_pos(chunk)).ok()?;
                 Some(Piece::Chunk(Arc::new(Chunk {
                     n_tokens: llama::mtmd_input_chunk_get_n_tokens(chunk),
+                    n_bytes: shim::hobbit_media_chunk_bytes(chunk) as usize,
                     non_causal: llama::mtmd_decode_use_non_causal(context, chunk),
                     raw: Owned::new(llama::mtmd_input_chunk_copy(chunk))?,
                     placeholders: (0..n_positions).map(|_| next()).collect(),
@@ -65,7 +67,16 @@ impl Media {
         };
         self.0.iter().map(of_piece).sum()
     }
+
+    /// Bytes of memory that it takes until it is evaluated.
+    pub fn n_bytes(&self) -> usize {
+        let of_piece = |piece: &Piece| if let Piece::Chunk(chunk) = piece { chunk.n_bytes() } else { 0 };
+        self.0.iter().map(of_piece).sum()
+    }
 }
+
+/// Bytes for each token of a medium besides its numbers: placeholders, positions, a part of an embedding.
+const TOKEN_BYTES: usize = 4 << 10;
 
 #[derive(Clone, Debug)]
 enum Piece {
@@ -80,6 +91,8 @@ pub struct Chunk {
     raw: Owned<llama::mtmd_input_chunk>,
     /// Cells of the context.
     n_tokens: usize,
+    /// Bytes of its pixels, or of its sound, as numbers.
+    n_bytes: usize,
     /// One for each position.
     placeholders: Vec<Token>,
     non_causal: bool,
@@ -94,6 +107,11 @@ impl Chunk {
     /// Cells of the context that it takes. For models with M-RoPE more than its positions.
     pub fn n_tokens(&self) -> usize {
         self.n_tokens
+    }
+
+    /// Bytes of memory that it takes until it is evaluated.
+    pub fn n_bytes(&self) -> usize {
+        self.n_bytes + self.n_tokens * TOKEN_BYTES
     }
 
     /// Positions in the context, which are its placeholders in a prompt's tokens.
@@ -228,6 +246,11 @@ impl Projector {
             )
         };
         if done {
+            // In the shared cache they would spoil every sequence.
+            if !are_finite(&embeddings) {
+                let reason = "the projector makes numbers of this image or sound that are not finite";
+                return Err(EvalError::Decode(reason.into()));
+            }
             return Ok((embeddings, positions));
         }
         let reasons = [text_of(&message), log::take_errors()];
