@@ -10,7 +10,7 @@ use hobbit::{
     BatchToken, CachingOptions, EvalError, Model, ModelOptions, Sampler, SamplingOptions, SessionOptions, StopReason,
     Token,
 };
-use hobbit_core::gguf::Gguf;
+use hobbit_core::gguf::{Gguf, HeaderBuilder};
 use hobbit_core::plan::ExpertCache;
 use hobbit_core::predict::PredictorKind;
 
@@ -371,6 +371,27 @@ fn headers_that_kernels_fail_on_are_refused() {
         let error = Model::open(&demo_model(), &options).err().expect("it is refused").to_string();
         assert!(error.contains("demo.gguf") && error.contains("layer_norm_rms_epsilon"), "{error}");
     }
+}
+
+/// Each request that needs a text would end the process.
+#[test]
+fn models_without_a_tokenizer_are_refused() {
+    let refused = |path: &Path, options: &ModelOptions| {
+        let error = Model::open(path, options).err().expect("it is refused").to_string();
+        assert!(error.contains("tokenizer.ggml.model is no") && error.contains("convert it again"), "{error}");
+    };
+    for kind in ["none", "no_vocab"] {
+        let text = format!("tokenizer.ggml.model=str:{kind}");
+        refused(&demo_model(), &ModelOptions { kv_overrides: vec![text.parse().unwrap()], ..ModelOptions::default() });
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let demo = Gguf::open(&demo_model()).unwrap();
+    let mut header = HeaderBuilder::new(32).unwrap();
+    demo.copy_keys(&mut header, |key| !key.starts_with("tokenizer.")).unwrap();
+    header.key("tokenizer.ggml.model", "none").unwrap();
+    let path = dir.path().join("mute.gguf");
+    fs::write(&path, header.finish().header).unwrap();
+    refused(&path, &ModelOptions::default());
 }
 
 /// Every block of every tensor, experts included, of which llama.cpp only knows addresses.

@@ -24,6 +24,20 @@ const EPSILONS: [&str; 3] =
 /// [`OpenError::Load`] with the key, its value, and the expected value; [`OpenError::Overridden`].
 pub(super) fn check_header(gguf: &Gguf, options: &ModelOptions) -> Result<(), OpenError> {
     check_override_types(gguf, options)?;
+    let tokenizer = "tokenizer.ggml.model";
+    let chosen = options.kv_overrides.iter().find(|chosen| chosen.key == tokenizer).map(|chosen| &chosen.value);
+    let kind = match chosen {
+        Some(KvValue::Str(kind)) => Some(kind.as_str()),
+        _ => gguf.metadata.get_str(tokenizer),
+    };
+    // Every function of llama.cpp's vocabulary asserts one.
+    if let Some(kind @ ("none" | "no_vocab")) = kind {
+        let reason = format!(
+            "{tokenizer} is {kind}: without a tokenizer it neither reads nor writes text; convert it again together \
+             with its tokenizer"
+        );
+        return Err(OpenError::Load { path: gguf.files[0].path.clone(), reason });
+    }
     for key in EPSILONS.map(|key| format!("{}.{key}", gguf.architecture())) {
         let chosen = options.kv_overrides.iter().find(|chosen| chosen.key == key).map(|chosen| &chosen.value);
         let value = match chosen {
