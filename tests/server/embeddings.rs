@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::rig::Server;
+use crate::fixture::cli::{demo_model, program};
 
 const PATH: &str = "/v1/embeddings";
 
@@ -52,8 +53,10 @@ fn other_poolings() {
     let native = server.post("/embeddings", &json!({"input": [12, 34, 56]})).ok();
     assert_eq!(native[0]["embedding"].as_array().unwrap().len(), 3);
     server.post(PATH, &json!({"input": "x"})).refused();
-    let ranker = Server::start(&["--embeddings", "--pooling", "rank"]);
-    let native = ranker.post("/embedding", &json!({"content": "hello world"})).ok();
-    assert_eq!(native[0]["embedding"][0].as_array().unwrap().len(), 1);
+    let mut ranker = program(env!("CARGO_BIN_EXE_hobbit-server"));
+    let refused =
+        ranker.args(["-m", demo_model().to_str().unwrap(), "--embeddings", "--pooling", "rank"]).output().unwrap();
+    let message = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(1) && message.contains("no head that ranks"), "{message}");
     Server::start(&[]).post(PATH, &json!({"input": "x"})).error(501, "not_supported_error");
 }

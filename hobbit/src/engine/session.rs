@@ -27,7 +27,7 @@ use super::sampling::Sampler;
 use super::speculate::Speculator;
 use super::tiers::Description;
 use hobbit_core::checkpoints::Checkpoints;
-use hobbit_core::options::{SessionOptions, Token};
+use hobbit_core::options::{Pooling, SessionOptions, Token};
 use hobbit_core::plan::{CONTEXT_TOKENS_MIN, MemoryPlan, PlanError, RunMode};
 use hobbit_core::residency::Latency;
 use hobbit_core::route::Phase;
@@ -225,6 +225,13 @@ impl Session {
             sample_count: 0,
             checked: false,
         };
+        let has_head = || ["cls.weight", "cls.output.weight"].iter().any(|name| model.gguf().tensor(name).is_some());
+        if session.options.embeddings && session.pooling() == Some(Pooling::Rank) && !has_head() {
+            // llama.cpp would return the first number of a hidden state.
+            let reason = "the model has no head that ranks (tensor cls.weight or cls.output.weight): take another \
+                          pooling, or a reranking model";
+            return Err(OpenError::Unsupported(reason.into()));
+        }
         if session.options.warmup && !model.info().is_moe() {
             session.warm_up()?;
         }
@@ -491,13 +498,12 @@ mod tests {
     }
 
     #[test]
-    fn a_ranking_session_has_a_score_for_each_class() {
+    fn ranking_needs_a_head() {
         let model = demo();
-        let pooling = Some(hobbit_core::options::Pooling::Rank);
-        let options = SessionOptions { n_ctx: 64, embeddings: true, pooling, ..SessionOptions::default() };
-        let mut session = model.session(&options).unwrap();
-        let entry = |at: i32| BatchToken { token: 5 + at, position: at, sequence: 0, logits: true };
-        session.evaluate(&[entry(0), entry(1)]).unwrap();
-        assert_eq!(session.embedding_of_sequence(0).map(<[f32]>::len), Some(1));
+        let options = SessionOptions { n_ctx: 64, embeddings: true, ..SessionOptions::default() };
+        let open = |pooling| model.session(&SessionOptions { pooling: Some(pooling), ..options.clone() });
+        let error = open(Pooling::Rank).err().expect("it is refused").to_string();
+        assert!(error.contains("cls.output.weight") && error.contains("another pooling"), "{error}");
+        open(Pooling::Mean).unwrap();
     }
 }
