@@ -3,9 +3,11 @@
 use std::io::Write;
 use std::net::TcpStream;
 
+use gguf_tools::synth::Spec;
 use serde_json::{Value, json};
 
-use super::rig::{Event, Server, with};
+use super::rig::{Event, Server, least_mib, with};
+use crate::fixture::write;
 
 const MIB: u64 = 1 << 20;
 
@@ -249,4 +251,27 @@ fn a_grammar_that_grows_ambiguous_ends_its_own_request() {
     let grammar = json!({"grammar": format!("root ::= r0\n{rules}r40 ::= \"x\"")});
     let message = server.post("/completion", &with(plain, grammar)).refused();
     assert!(message.contains("begins in too many ways at once"), "{message}");
+}
+
+/// Each slot's sampler keeps numbers for the whole vocabulary, and so do the scored tokens of a prompt.
+#[test]
+fn samplers_of_all_slots_keep_to_the_memory_budget() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = write(dir.path(), &Spec { vocab: 200_000, ..Spec::tiny("qwen3moe") });
+    let flags = ["-m", model.to_str().unwrap(), "-np", "16", "-c", "1024", "--kv-unified", "--max-body", "100K"];
+    let mib = least_mib(&flags) + 4;
+    let server = Server::start(&[&flags[..], &["--mem-budget", &format!("{mib}M")]].concat());
+    let body = json!({"prompt": [5, 6, 7], "n_predict": 48, "ignore_eos": true, "n_probs": 1});
+    let scored: Vec<usize> = (0..200).map(|at| 5 + at).collect();
+    let scored = json!({"prompt": scored, "max_tokens": 8, "echo": true, "logprobs": 1});
+    let ask = &|at: usize| match at {
+        0 => server.post("/v1/completions", &scored).status,
+        _ => server.post("/completion", &body).status,
+    };
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..16).map(|at| scope.spawn(move || ask(at))).collect();
+        assert!(asked.into_iter().all(|own| own.join().unwrap() == 200));
+    });
+    let peak = server.peak_bytes();
+    assert!(peak <= mib << 20, "{peak} bytes resident, {mib} MiB allowed");
 }

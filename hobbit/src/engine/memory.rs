@@ -14,7 +14,7 @@ use super::ggml;
 use super::host_reads::{HostReads, Interleavings, layout_of};
 use super::log;
 use super::model::Model;
-use super::needs::staging_of;
+use super::needs::{sampler_bytes, staging_of};
 use super::pinned::{HostMemory, Reach};
 use super::pools::{Pool, cache_of, pools_of};
 use super::raw::RawContext;
@@ -338,7 +338,7 @@ fn passthrough(
         let left = limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(weights + kv + fixed.compute));
         fixed.runtime = (limits.own + program).min(left);
     } else {
-        fixed.runtime += scratch_bytes(model, options);
+        fixed.runtime += scratch_bytes(model, options) + sampler_bytes(model.n_vocab() as u64, options);
     }
     let plan = MemoryPlan::new(&PlanInput {
         budget: shared.options.budget,

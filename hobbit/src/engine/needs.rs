@@ -136,7 +136,8 @@ impl HeaderNeeds {
         let logits = n_rows.saturating_mul(self.n_vocab).saturating_mul(size_of::<f32>() as u64);
         let scratch = compute::products_bytes(map, self.input.n_expert_used.into(), session);
         let graph = graph_bytes(&self.lora, session);
-        [scratch, self.buffers, graph, logits, options.reserved_bytes].into_iter().fold(0, u64::saturating_add)
+        let samplers = sampler_bytes(self.n_vocab, session);
+        [scratch, self.buffers, graph, logits, samplers, options.reserved_bytes].into_iter().fold(0, u64::saturating_add)
     }
 
     /// Memory that the process holds, of which `resident` are measured.
@@ -282,6 +283,13 @@ pub(super) fn tensor_bytes(gguf: &Gguf) -> u64 {
 
 fn n_vocab(gguf: &Gguf) -> u64 {
     gguf.tensor("token_embd.weight").and_then(|tensor| tensor.dims.get(1).copied()).unwrap_or(0)
+}
+
+/// Bytes of the samplers of all sequences, which come later: each keeps its candidates, for probabilities a copy of the
+/// logits, and has a row of llama.cpp's.
+pub(super) fn sampler_bytes(n_vocab: u64, options: &SessionOptions) -> u64 {
+    let candidate = (size_of::<llama::llama_token_data>() + 2 * size_of::<f32>()) as u64;
+    u64::from(options.n_seq_max.max(1)).saturating_mul(n_vocab).saturating_mul(candidate)
 }
 
 /// Bytes of the recurrent states of all sequences.
