@@ -8,6 +8,8 @@
 //! counted first.
 
 mod automaton;
+mod joined;
+mod pattern;
 mod rules;
 mod stacks;
 mod text;
@@ -15,6 +17,8 @@ mod text;
 use std::sync::Arc;
 
 use automaton::{Automaton, State};
+pub use joined::either;
+pub use pattern::{Pattern, REPETITIONS_MAX};
 pub use rules::{Element, Rules};
 use stacks::Steps;
 pub use stacks::TooMany;
