@@ -96,12 +96,16 @@ impl Sampler {
     /// [`EvalError::Sampler`] if no candidate is left, or no token continues the grammar.
     pub(super) fn sample(&mut self, context: &RawContext, index: i32) -> Result<Token, EvalError> {
         self.chosen = None;
-        let mut token = self.choose(context, index, false)?;
-        if !self.grammar_allows(token)? {
-            token = self.choose(context, index, true)?;
-            if !self.grammar_allows(token)? {
+        let waits = self.grammar.as_ref().is_some_and(Grammar::waits);
+        // A token in which a trigger ends may go on as the grammar does not: it is left out.
+        let mut excluded = Vec::new();
+        let mut token = self.choose(context, index, &excluded, false)?;
+        while !self.grammar_allows(token)? {
+            if excluded.len() >= if waits { EXCLUDED_MAX } else { 1 } {
                 return Err(no_token().into());
             }
+            excluded.push(token);
+            token = self.choose(context, index, if waits { &excluded } else { &[] }, !waits)?;
         }
         self.accept_generated(token)?;
         self.chosen = Some(token);
@@ -127,7 +131,7 @@ impl Sampler {
         let is_grammars = self.grammar_applies();
         let mut replayed = Vec::new();
         if let Some(budget) = &mut self.budget {
-            budget.accept(token);
+            budget.accept(&self.model, token);
             // The end of reasoning may trigger the grammar that was inactive until then.
             if !is_grammars {
                 replayed = budget.end_match();
@@ -176,7 +180,7 @@ impl Sampler {
         self.chain.reset();
         self.chosen = None;
         if let Some(budget) = &mut self.budget {
-            budget.reset();
+            budget.reset(&self.model);
         }
         if let Some(grammar) = &mut self.grammar {
             let begun = grammar.reset(&self.model);
@@ -209,18 +213,28 @@ impl Sampler {
         (data.t_sample_ms, u64::try_from(data.n_sample).unwrap_or(0))
     }
 
-    /// Runs the budget and the chain over fresh logits; the grammar masks them in between if `masked`.
-    fn choose(&mut self, context: &RawContext, index: i32, masked: bool) -> Result<Token, EvalError> {
+    /// Runs the budget and the chain over fresh logits without those of `excluded`; the grammar masks them in between
+    /// if `masked`.
+    fn choose(
+        &mut self,
+        context: &RawContext,
+        index: i32,
+        excluded: &[Token],
+        masked: bool,
+    ) -> Result<Token, EvalError> {
         self.load_logits(context, index)?;
+        for token in excluded {
+            self.candidates[*token as usize].logit = f32::NEG_INFINITY;
+        }
+        if let Some(budget) = &self.budget {
+            budget.mask(&mut self.candidates);
+        }
         let mut array = llama_token_data_array {
             data: self.candidates.as_mut_ptr(),
             size: self.candidates.len(),
             selected: -1,
             sorted: false,
         };
-        if let Some(budget) = &mut self.budget {
-            budget.raw().apply(&mut array)?;
-        }
         if masked && let Some(grammar) = &mut self.grammar {
             // SAFETY: the array's data is valid for its size.
             grammar.mask(&self.model, unsafe { slice::from_raw_parts_mut(array.data, array.size) })?;
@@ -231,7 +245,7 @@ impl Sampler {
         let selected = usize::try_from(array.selected).ok().and_then(|selected| self.kept().get(selected));
         match selected {
             Some(chosen) if chosen.logit > f32::NEG_INFINITY && !chosen.p.is_nan() => Ok(chosen.id),
-            _ if masked => Err(no_token().into()),
+            _ if masked || !excluded.is_empty() => Err(no_token().into()),
             _ => Err(SamplerError::Settings(
                 "no candidate is left; loosen the logit biases or the sampling settings, which exclude every token or \
                  overflow"
@@ -286,6 +300,9 @@ impl Sampler {
         }
     }
 }
+
+/// Maximum tokens that are left out before a lazy grammar begins.
+const EXCLUDED_MAX: usize = 256;
 
 fn no_token() -> SamplerError {
     SamplerError::Grammar("it allows no token of this model next".into())

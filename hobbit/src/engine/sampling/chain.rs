@@ -2,11 +2,9 @@
 //! tokens between two tags and forces the end.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
-use std::ffi::c_int;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use ggml_sys::llama::{llama_logit_bias, llama_sampler, llama_token_data_array};
-use ggml_sys::shim::{HOBBIT_REASONING_DONE, HOBBIT_REASONING_IDLE};
+use ggml_sys::llama::{llama_logit_bias, llama_sampler, llama_token_data, llama_token_data_array};
 use ggml_sys::{llama, shim};
 
 use crate::engine::error::SamplerError;
@@ -233,13 +231,32 @@ fn logit_bias(model: &Model, options: &SamplingOptions) -> Vec<llama_logit_bias>
 
 // The reasoning budget.
 
-/// Tracks reasoning.
+/// Tracks reasoning by its text, however the model divides that into tokens, and forces its end when the budget is
+/// spent. Otherwise as llama.cpp's `common_reasoning_budget_init`, which finds the tags' own tokens only.
 pub(super) struct Budget {
-    raw: Raw,
+    start: Vec<u8>,
+    ends: Vec<Vec<u8>>,
+    /// Tokens of the message and the first end tag.
+    forced: Vec<Token>,
+    n_tokens: u32,
     /// The generation prompt, in which reasoning may have begun.
     prefill: Vec<Token>,
-    /// Tokens of the longest end tag.
-    end_len_max: usize,
+    phase: Phase,
+    recent: Recent,
+    /// The tokens that ended the last reasoning.
+    ended_by: Vec<Token>,
+}
+
+#[derive(Clone, Copy)]
+enum Phase {
+    /// No reasoning yet, or it has ended.
+    Outside,
+    /// So many tokens are left.
+    Counting(u32),
+    /// The budget is spent, within a character.
+    Unfinished,
+    /// Index of the next token to force.
+    Forcing(usize),
 }
 
 impl Budget {
@@ -255,86 +272,162 @@ impl Budget {
     ) -> Result<Option<Self>, SamplerError> {
         let reasoning = &options.reasoning;
         let is_wanted = reasoning.tokens.is_some() || options.grammar_lazy || reasoning.control;
-        if !is_wanted || reasoning.start.is_empty() {
-            return Ok(None);
+        let ends: Vec<Vec<u8>> =
+            reasoning.ends.iter().filter(|end| !end.is_empty()).map(|end| end.clone().into_bytes()).collect();
+        let Some(first) = ends.first().filter(|_| is_wanted && !reasoning.start.is_empty()) else { return Ok(None) };
+        let mut forced = Vec::new();
+        if !reasoning.message.is_empty() {
+            forced = model.tokenize(&reasoning.message, false, true)?;
         }
-        let tokens = |text: &String| model.tokenize(text, false, true);
-        let start = tokens(&reasoning.start)?;
-        let ends: Vec<Vec<Token>> =
-            reasoning.ends.iter().filter(|end| !end.is_empty()).map(tokens).collect::<Result<_, _>>()?;
-        let Some(first) = ends.first().filter(|_| !start.is_empty()) else { return Ok(None) };
-        let mut forced = if reasoning.message.is_empty() { Vec::new() } else { tokens(&reasoning.message)? };
-        forced.extend(first);
-        let end_lens: Vec<usize> = ends.iter().map(Vec::len).collect();
-        let budget = reasoning.tokens.map_or(i32::MAX, |tokens| i32::try_from(tokens).unwrap_or(i32::MAX));
-        let all_ends = ends.concat();
-        // SAFETY: the model's vocabulary is live and lives as long as the sampler's owner; the arrays have the given
-        // lengths and are copied.
-        let made = unsafe {
-            shim::hobbit_reasoning_budget_init(
-                model.vocab(),
-                start.as_ptr(),
-                start.len(),
-                all_ends.as_ptr(),
-                end_lens.as_ptr(),
-                end_lens.len(),
-                forced.as_ptr(),
-                forced.len(),
-                budget,
-            )
+        forced.extend(model.tokenize(first, false, true)?);
+        let start = reasoning.start.clone().into_bytes();
+        let longest = ends.iter().chain([&start]).map(Vec::len).max().unwrap_or(0);
+        let mut own = Self {
+            start,
+            ends,
+            forced,
+            n_tokens: reasoning.tokens.unwrap_or(u32::MAX),
+            prefill: prefill.to_vec(),
+            phase: Phase::Outside,
+            recent: Recent { longest: longest.max(CHARACTER_BYTES_MAX), ..Recent::default() },
+            ended_by: Vec::new(),
         };
-        let end_len_max = end_lens.into_iter().max().unwrap_or(0);
-        let mut own = Self { raw: Raw::new(made, "reasoning budget")?, prefill: prefill.to_vec(), end_len_max };
-        own.accept_prefill();
+        own.accept_prefill(model);
         Ok(Some(own))
     }
 
-    pub(super) fn raw(&mut self) -> &mut Raw {
-        &mut self.raw
+    /// Leaves only the forced token, if there is one.
+    pub(super) fn mask(&self, candidates: &mut [llama_token_data]) {
+        if let Phase::Forcing(at) = self.phase {
+            let others = candidates.iter_mut().filter(|candidate| candidate.id != self.forced[at]);
+            others.for_each(|other| other.logit = f32::NEG_INFINITY);
+        }
     }
 
-    pub(super) fn accept(&mut self, token: Token) {
-        let accepted = self.raw.accept(token);
-        debug_assert!(accepted, "a reasoning budget accepts any token");
+    pub(super) fn accept(&mut self, model: &Model, token: Token) {
+        self.recent.push(token, model.pieces().piece(token));
+        match self.phase {
+            Phase::Outside => {
+                if self.recent.take(&self.start).is_some() {
+                    self.ended_by.clear();
+                    self.count(self.n_tokens);
+                }
+            }
+            phase => {
+                if let Some(tokens) = self.ends.iter().find_map(|end| self.recent.take(end)) {
+                    (self.phase, self.ended_by) = (Phase::Outside, tokens);
+                    return;
+                }
+                match phase {
+                    Phase::Forcing(at) if at + 1 < self.forced.len() => self.phase = Phase::Forcing(at + 1),
+                    Phase::Forcing(_) | Phase::Outside => self.phase = Phase::Outside,
+                    Phase::Counting(left) => self.count(left.saturating_sub(1)),
+                    Phase::Unfinished => self.count(0),
+                }
+            }
+        }
     }
 
-    pub(super) fn reset(&mut self) {
-        self.raw.reset();
-        self.accept_prefill();
+    fn count(&mut self, left: u32) {
+        self.phase = match left {
+            0 if self.recent.ends_within_a_character() => Phase::Unfinished,
+            0 => Phase::Forcing(0),
+            left => Phase::Counting(left),
+        };
+        if let Phase::Forcing(_) = self.phase {
+            self.recent.clear();
+        }
     }
 
-    fn accept_prefill(&mut self) {
+    pub(super) fn reset(&mut self, model: &Model) {
+        self.phase = Phase::Outside;
+        self.recent.clear();
+        self.ended_by.clear();
+        self.accept_prefill(model);
+    }
+
+    fn accept_prefill(&mut self, model: &Model) {
         for token in self.prefill.clone() {
-            self.accept(token);
+            self.accept(model, token);
+        }
+        // What the prompt says after the tag is not forced.
+        if let Phase::Forcing(_) = self.phase {
+            self.phase = Phase::Forcing(0);
         }
     }
 
     /// Whether the model reasons, or the end is being forced.
     pub(super) fn is_reasoning(&self) -> bool {
-        !matches!(self.state(), HOBBIT_REASONING_IDLE | HOBBIT_REASONING_DONE)
+        !matches!(self.phase, Phase::Outside)
     }
 
     /// The tokens that ended the last reasoning, if it has ended.
     pub(super) fn end_match(&self) -> Vec<Token> {
-        if self.state() != HOBBIT_REASONING_DONE {
-            return Vec::new();
-        }
-        let mut tokens = vec![0; self.end_len_max];
-        // SAFETY: the sampler is live and a reasoning budget; it writes at most as many tokens as there is room for.
-        let n =
-            unsafe { shim::hobbit_reasoning_budget_end_match(self.raw.as_ptr(), tokens.as_mut_ptr(), tokens.len()) };
-        tokens.truncate(n);
-        tokens
+        if self.is_reasoning() { Vec::new() } else { self.ended_by.clone() }
     }
 
     /// Ends the model's reasoning. False if there is none, or if its end is being forced already.
     pub(super) fn end_reasoning(&mut self) -> bool {
-        // SAFETY: the sampler is live and a reasoning budget.
-        unsafe { shim::hobbit_reasoning_budget_force(self.raw.as_ptr()) }
+        let counts = matches!(self.phase, Phase::Counting(_));
+        if counts {
+            self.phase = Phase::Forcing(0);
+            self.recent.clear();
+        }
+        counts
+    }
+}
+
+/// Bytes of the longest character.
+const CHARACTER_BYTES_MAX: usize = 4;
+
+/// The end of a text, in which a tag may have begun.
+#[derive(Default)]
+struct Recent {
+    text: Vec<u8>,
+    /// Tokens, and the bytes of each.
+    tokens: VecDeque<(Token, usize)>,
+    /// Bytes that are kept, at least.
+    longest: usize,
+}
+
+impl Recent {
+    fn push(&mut self, token: Token, piece: &[u8]) {
+        while let Some((_, n)) = self.tokens.front().copied()
+            && self.text.len() - n >= self.longest
+        {
+            self.tokens.pop_front();
+            self.text.drain(..n);
+        }
+        self.tokens.push_back((token, piece.len()));
+        self.text.extend_from_slice(piece);
     }
 
-    fn state(&self) -> c_int {
-        // SAFETY: the sampler is live and a reasoning budget.
-        unsafe { shim::hobbit_reasoning_budget_state(self.raw.as_ptr()) }
+    fn clear(&mut self) {
+        self.tokens.clear();
+        self.text.clear();
+    }
+
+    /// The tokens from the one in which `tag` begins, if it is in the text, which is then forgotten.
+    fn take(&mut self, tag: &[u8]) -> Option<Vec<Token>> {
+        let start = self.text.windows(tag.len()).position(|part| part == tag)?;
+        let mut end = 0;
+        let ends = self.tokens.iter().map(|(token, n)| {
+            end += n;
+            (*token, end)
+        });
+        let found = ends.filter(|(_, end)| *end > start).map(|(token, _)| token).collect();
+        self.clear();
+        Some(found)
+    }
+
+    fn ends_within_a_character(&self) -> bool {
+        let n = self.text.iter().rev().take(3).take_while(|byte| **byte & 0xC0 == 0x80).count();
+        let needed = match self.text.len().checked_sub(n + 1).map(|at| self.text[at]) {
+            Some(0xC0..=0xDF) => 1,
+            Some(0xE0..=0xEF) => 2,
+            Some(0xF0..=0xF7) => 3,
+            _ => 0,
+        };
+        n < needed
     }
 }

@@ -86,11 +86,23 @@ impl Grammar {
         self.own.allows(tokens, STEPS_MAX, |token| token.logit = f32::NEG_INFINITY).map_err(too_ambiguous)
     }
 
-    /// Whether the grammar allows `token` next.
+    /// Whether it waits for its trigger.
+    pub(super) fn waits(&self) -> bool {
+        self.waiting.is_some()
+    }
+
+    /// Whether the grammar allows `token` next. If it waits for its trigger, that is any token that does not complete
+    /// the trigger, or goes on as the grammar does.
     ///
     /// # Errors
     /// As [`Self::mask`].
     pub(super) fn allows(&mut self, model: &Model, token: Token) -> Result<bool, SamplerError> {
+        if let Some(waiting) = &self.waiting {
+            let mut trial = waiting.clone();
+            let begun = begin(&mut self.own, &self.triggers, &mut trial, token, candidate(model, token));
+            self.own.reset();
+            return begun.unwrap_or(Ok(true)).map_err(too_ambiguous);
+        }
         let mut single = [llama_token_data { id: token, logit: 1.0, p: 0.0 }];
         self.mask(model, &mut single)?;
         Ok(single[0].logit != f32::NEG_INFINITY)
@@ -105,19 +117,10 @@ impl Grammar {
         let own = candidate(model, token);
         let is_allowed = match &mut self.waiting {
             None => self.own.accept(&[own], STEPS_MAX),
-            Some(_) if self.triggers.tokens.contains(&token) => {
-                self.own.accept(&[Candidate { is_end: false, ..own }], STEPS_MAX)
-            }
-            Some(waiting) => {
-                waiting.push(token, own.piece);
-                let Some(start) = self.triggers.patterns.iter().find_map(|pattern| pattern.find(waiting.text())) else {
-                    return Ok(());
-                };
-                let replayed = waiting.since(start).into_iter();
-                let replayed: Vec<Candidate<'_>> =
-                    replayed.map(|(token, piece)| Candidate { id: token as u32, piece, is_end: false }).collect();
-                self.own.accept(&replayed, STEPS_MAX)
-            }
+            Some(waiting) => match begin(&mut self.own, &self.triggers, waiting, token, own) {
+                Some(is_allowed) => is_allowed,
+                None => return Ok(()),
+            },
         };
         if !is_allowed.map_err(too_ambiguous)? {
             if self.is_lazy {
@@ -152,6 +155,26 @@ impl Grammar {
         let reason = "it does not allow the generation prompt, which the chat template writes for the model";
         Err(SamplerError::Grammar(reason.into()))
     }
+}
+
+/// Adds a token to the text before the trigger. `None` if it does not complete the trigger; otherwise whether `grammar`
+/// allows the text since, and has advanced by it.
+fn begin(
+    grammar: &mut Rooted,
+    triggers: &Triggers,
+    waiting: &mut Waiting,
+    token: Token,
+    own: Candidate<'_>,
+) -> Option<Result<bool, TooMany>> {
+    if triggers.tokens.contains(&token) {
+        return Some(grammar.accept(&[Candidate { is_end: false, ..own }], STEPS_MAX));
+    }
+    waiting.push(token, own.piece);
+    let start = triggers.patterns.iter().find_map(|pattern| pattern.find(waiting.text()))?;
+    let replayed = waiting.since(start).into_iter();
+    let replayed: Vec<Candidate<'_>> =
+        replayed.map(|(token, piece)| Candidate { id: token as u32, piece, is_end: false }).collect();
+    Some(grammar.accept(&replayed, STEPS_MAX))
 }
 
 fn candidate(model: &Model, token: Token) -> Candidate<'_> {
@@ -208,7 +231,11 @@ impl Triggers {
                 GrammarTrigger::Pattern(pattern) => all.patterns.push(Pattern::new(pattern)?),
                 GrammarTrigger::PatternFull(pattern) => all.patterns.push(Pattern::new(&anchored(pattern))?),
                 GrammarTrigger::Word(word) => match model.tokenize(word, false, true)?[..] {
-                    [token] if preserved.contains(&token) => all.tokens.push(token),
+                    // The model may also write it with other tokens.
+                    [token] if preserved.contains(&token) => {
+                        all.tokens.push(token);
+                        all.patterns.push(Pattern::new(&escaped(word))?);
+                    }
                     [_] => {
                         let reason =
                             format!("its trigger '{word}' is one token, and must be among the preserved tokens");
@@ -291,7 +318,7 @@ const TAIL_BYTES: usize = SEARCHED_BYTES_MAX / 2;
 /// Maximum tokens of a trigger.
 const TRIGGER_TOKENS: usize = 16;
 
-#[derive(Default)]
+#[derive(Default, Clone)]
 struct Waiting {
     text: Vec<u8>,
     /// Its tokens, and the start of each.

@@ -154,6 +154,60 @@ fn a_lazy_grammar_is_inactive_during_reasoning() {
     assert!(output.contains(" So.</think>!!!"), "{output:?}");
 }
 
+/// The tokens of each character by itself.
+fn spelt(text: &str) -> Vec<Token> {
+    let all = (0..model().n_vocab() as Token).filter(|token| !model().is_eog(*token));
+    let pieces: Vec<(Token, Vec<u8>)> = all.map(|token| (token, model().piece(token, true))).collect();
+    let token_of = |byte: u8| pieces.iter().find(|(_, piece)| piece[..] == [byte]).expect("a token of each byte").0;
+    text.bytes().map(token_of).collect()
+}
+
+#[test]
+fn the_end_of_reasoning_is_found_by_its_text() {
+    let spelt = spelt("</think>");
+    assert_ne!(spelt, tokens_of("</think>"));
+    let mut options = exclaims("<tool_call>");
+    options.reasoning = reasoning_with(Some(100)).reasoning;
+    options.generation_prompt = "<think>".to_owned();
+    let mut sampler = Sampler::new(model(), &options).unwrap();
+    assert!(sampler.is_reasoning());
+    for token in spelt {
+        sampler.accept_generated(token).unwrap();
+    }
+    assert!(!sampler.is_reasoning());
+    for token in tokens_of("<tool_call>") {
+        sampler.accept_generated(token).unwrap();
+    }
+    assert!(sampler.grammar.as_ref().is_some_and(|grammar| !grammar.waits()), "the grammar begins");
+}
+
+#[test]
+fn a_trigger_of_one_token_is_found_in_others() {
+    let words = plain(24).into_iter().map(|token| text_of(&[token]));
+    let word = words.into_iter().find(|text| text.len() > 2 && tokens_of(text).len() == 1).unwrap();
+    let options = SamplingOptions { preserved_tokens: vec![word.clone()], ..exclaims(&word) };
+    for tokens in [tokens_of(&word), spelt(&word)] {
+        let mut sampler = Sampler::new(model(), &options).unwrap();
+        for token in tokens {
+            sampler.accept_generated(token).unwrap();
+        }
+        assert!(sampler.grammar.as_ref().is_some_and(|grammar| !grammar.waits()), "{word:?}");
+    }
+}
+
+#[test]
+fn a_token_across_the_end_of_the_trigger_is_left_out() {
+    let first = text_of(&plain(1));
+    let trigger = &first[..first.len() - 1];
+    assert!(trigger.len() > 1);
+    let pattern = GrammarTrigger::Pattern(grammar::escaped(trigger));
+    let options = SamplingOptions { grammar_triggers: vec![pattern], ..exclaims(trigger) };
+    let output = text_of(&generate(&options, 24).unwrap());
+    let after = output.split_once(trigger).map(|(_, after)| after);
+    assert!(after.is_none_or(|after| after.is_empty() || after.starts_with('!')), "{output:?}");
+    assert!(!output.starts_with(&first), "{output:?}");
+}
+
 #[test]
 fn a_trigger_is_found_after_any_length() {
     let options = exclaims("<tool_call>");
