@@ -129,3 +129,53 @@ fn a_hostile_model_template_is_refused_or_replaced() {
         assert_eq!(other.status.code(), Some(0), "{name}: {}", String::from_utf8_lossy(&other.stderr));
     }
 }
+
+/// A format for which llama.cpp follows no schema (Kimi-K2's).
+const SECTIONS: &str = "{% for m in messages %}<|im_user|>{{ m.content }}<|im_end|>{% endfor %}\
+                        {% if false %}<|tool_calls_section_begin|><|tool_call_begin|>{% endif %}\
+                        {% if add_generation_prompt %}<|im_assistant|>assistant<|im_middle|>{% endif %}";
+
+#[test]
+fn a_schema_is_followed_where_llama_cpp_has_no_grammar() {
+    let server = Server::start(&["--chat-template", SECTIONS]);
+    let schema = json!({"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]});
+    let ask = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
+    for more in [json!({"response_format": format}), json!({"json_schema": schema})] {
+        let answer = server.post("/v1/chat/completions", &with(ask.clone(), more)).ok();
+        let content = answer["choices"][0]["message"]["content"].as_str().unwrap();
+        let value: serde_json::Value = serde_json::from_str(content).unwrap_or_else(|_| panic!("{content}"));
+        assert!(value["a"] == "x" || value["a"] == "y", "{content}");
+    }
+    let pattern = json!({"type": "string", "pattern": "^(?=a)b$"});
+    let refused = server.post("/v1/chat/completions", &with(ask, json!({"json_schema": pattern}))).refused();
+    assert!(refused.contains("the pattern '^(?=a)b$'"), "{refused}");
+}
+
+#[test]
+fn answers_without_the_templates_form_are_returned() {
+    let channels = "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}\
+                    {% if false %}<|channel|>{% endif %}{% if add_generation_prompt %}<|start|>assistant{% endif %}";
+    let server = Server::start(&["--chat-template", channels]);
+    let ask = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8});
+    let answer = server.post("/v1/chat/completions", &ask).ok();
+    let choice = &answer["choices"][0];
+    assert!(!choice["message"]["content"].as_str().unwrap().is_empty(), "{choice}");
+    assert_eq!(choice["finish_reason"], "length");
+    server.logged("returned as content");
+    let events = server.stream("/v1/chat/completions", &with(ask, json!({"stream": true})));
+    let content = |event: Event| Some(event.data["choices"][0]["delta"]["content"].as_str()?.to_owned());
+    let text: String = events.filter_map(content).collect();
+    assert_eq!(text, choice["message"]["content"].as_str().unwrap());
+}
+
+#[test]
+fn a_misspelt_template_is_refused_at_the_start() {
+    let server = env!("CARGO_BIN_EXE_hobbit-server");
+    let (_dir, model) = model_with("{% for m in messages %}{{ m.content }}{% endfor %}");
+    let args = ["-m", model.to_str().unwrap(), "-t", "1", "-c", "64", "--port", "0", "--chat-template", "chatlm"];
+    let refused = Command::new(server).args(args).output().unwrap();
+    let log = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{log}");
+    assert!(log.contains("does not write the user's message"), "{log}");
+}

@@ -2,6 +2,7 @@
 
 pub(super) mod isolation;
 mod reply;
+pub(super) mod schema;
 mod stream;
 mod templates;
 
@@ -128,12 +129,14 @@ impl ChatInputs {
     /// [`ChatError::Input`] for invalid JSON, excessive depth or length, or settings that exclude each other.
     fn to_json(&self, use_jinja: bool) -> Result<(String, usize), ChatError> {
         let stack_bytes = self.check(use_jinja).map_err(ChatError::Input)?;
+        let tools = self.tools.as_deref().map(schema::of_tools).transpose().map_err(ChatError::Input)?;
+        let json_schema = self.json_schema.as_deref().map(schema::of_answer).transpose().map_err(ChatError::Input)?;
         let text = json!({
             "messages": self.messages,
-            "tools": self.tools.as_deref().unwrap_or_default(),
+            "tools": tools.unwrap_or_default(),
             "tool_choice": self.tool_choice.name(),
             "parallel_tool_calls": self.parallel_tool_calls,
-            "json_schema": self.json_schema.as_deref().unwrap_or_default(),
+            "json_schema": json_schema.unwrap_or_default(),
             "grammar": self.grammar.as_deref().unwrap_or_default(),
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message.name(),
@@ -168,7 +171,56 @@ impl ChatInputs {
             let rule = "continue_final_message continues a message, add_generation_prompt opens a new turn: give one";
             return Err(rule.to_owned());
         }
+        if self.tool_choice == ToolChoice::Required && self.tool_names().is_empty() {
+            return Err("tool_choice requires a call, but there are no tools".to_owned());
+        }
         Ok(stack_bytes)
+    }
+
+    /// The inputs with the texts of all system messages in the first one, and the texts; `None` if there is one or none,
+    /// or one that is no text.
+    fn with_one_system_message(&self) -> Option<(Self, Vec<String>)> {
+        let mut messages: Vec<Value> = serde_json::from_str(&self.messages).ok()?;
+        let is_system = |message: &Value| message.get("role").is_some_and(|role| role == "system");
+        let systems = messages.iter().filter(|message| is_system(message));
+        let text = |message: &Value| Some(message.get("content")?.as_str()?.to_owned());
+        let texts: Vec<String> = systems.map(text).collect::<Option<_>>()?;
+        if texts.len() < 2 {
+            return None;
+        }
+        let first = messages.iter().position(is_system)?;
+        messages[first]["content"] = texts.join("\n\n").into();
+        let mut at = 0..;
+        messages.retain(|message| at.next() == Some(first) || !is_system(message));
+        Some((Self { messages: Value::Array(messages).to_string(), ..self.clone() }, texts))
+    }
+
+    /// Names of the tools.
+    fn tool_names(&self) -> Vec<String> {
+        let tools: Value = self.tools.as_deref().and_then(|tools| serde_json::from_str(tools).ok()).unwrap_or_default();
+        let names = tools.as_array().into_iter().flatten().filter_map(|tool| tool.pointer("/function/name")?.as_str());
+        names.map(str::to_owned).collect()
+    }
+
+    /// Refuses constraints that the template's result does not keep: `prompt` and `grammar` come from it.
+    fn check_constraints(&self, prompt: &str, grammar: &str) -> Result<(), String> {
+        let names = self.tool_names();
+        if names.is_empty() || self.tool_choice == ToolChoice::None {
+            return Ok(());
+        }
+        if !names.iter().any(|name| prompt.contains(name.as_str())) {
+            return Err("the chat template does not write tools into its prompt, so that the model cannot call them: \
+                        leave out the tools, or give the server another --chat-template"
+                .to_owned());
+        }
+        if self.tool_choice == ToolChoice::Required && grammar.is_empty() {
+            return Err(
+                "tool_choice requires a call, but the chat template's format of calls has no grammar: leave out \
+                        tool_choice, or give the server another --chat-template"
+                    .to_owned(),
+            );
+        }
+        Ok(())
     }
 }
 

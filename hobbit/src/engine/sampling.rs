@@ -14,6 +14,7 @@ use ggml_sys::llama::{llama_token_data, llama_token_data_array};
 use self::chain::{Budget, Raw};
 use self::grammar::Grammar;
 use super::chat::isolation::{self, Failure, Task};
+use super::chat::schema;
 use super::error::{EvalError, SamplerError, TokenizeError};
 use super::limits;
 use super::model::Model;
@@ -79,7 +80,8 @@ impl Sampler {
             .map_err(|error| SamplerError::Grammar(format!("the schema is not JSON: {error}")))?;
         let schema_stack =
             limits::schema_stack(&value).map_err(|error| SamplerError::Grammar(format!("the schema: {error}")))?;
-        match isolation::run(&Task::Schema { schema: schema.to_owned(), schema_stack }) {
+        let schema = schema::of_answer(schema).map_err(SamplerError::Grammar)?;
+        match isolation::run(&Task::Schema { schema, schema_stack }) {
             Ok(grammar) => Ok(grammar),
             Err(Failure::Inputs(reason)) => Err(SamplerError::Grammar(reason)),
             Err(Failure::Work(reason)) => Err(SamplerError::Grammar(format!("the schema: {reason}"))),

@@ -79,7 +79,7 @@ impl Answer {
 
     /// The complete message, whose text ends with `rest`; `events` are those of its last blocks.
     fn finish(&mut self, rest: &str, done: &Done, events: &mut Vec<Value>) -> Result<Value, ApiError> {
-        let deltas = self.reader.finish(rest, &done.stop)?;
+        let deltas = self.reader.finish(rest, &done.stop);
         deltas.iter().for_each(|delta| self.blocks.add(delta, events));
         self.blocks.close(events);
         let mut message = self.message(done.n_prompt, done.timings.n_cached, done.n_decoded);

@@ -112,6 +112,7 @@ impl Talk {
 fn read(app: &App, loaded: &Loaded, body: Fields) -> Result<Request, ApiError> {
     let settings = &app.settings;
     let templates = &loaded.templates;
+    let can = |name: &str| templates.capabilities().get(name).copied().unwrap_or(false);
     request::read(
         body,
         &Defaults {
@@ -120,7 +121,8 @@ fn read(app: &App, loaded: &Loaded, body: Fields) -> Result<Request, ApiError> {
             prefills_assistant: settings.chat.prefill_assistant.0,
             template_reasons: settings.chat.template.jinja.0 && templates.supports_thinking(),
             marker: loaded.projector.as_ref().map(|(_, marker)| marker.as_str()),
-            calls_in_parallel: templates.capabilities().get("supports_parallel_tool_calls").copied().unwrap_or(false),
+            // Of a template that writes no calls, llama.cpp cannot tell.
+            calls_in_parallel: can("supports_parallel_tool_calls") || !can("supports_tool_calls"),
         },
     )
 }

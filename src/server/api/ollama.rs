@@ -256,7 +256,7 @@ impl Shape for Answer {
                 self.lines(&deltas)
             }
             Event::Done(done) => {
-                let deltas = self.reader.finish(&done.rest, &done.stop)?;
+                let deltas = self.reader.finish(&done.rest, &done.stop);
                 let mut lines = self.lines(&deltas);
                 // A call within which the answer ended is none.
                 self.unsent.calls.truncate(self.reader.cut().unwrap_or(usize::MAX));

@@ -127,7 +127,7 @@ impl Answer {
 
     /// The complete answer, whose text ends with `rest`; `events` are those of its last items.
     fn finish(&mut self, rest: &str, done: &Done, events: &mut Vec<Value>) -> Result<Value, ApiError> {
-        let deltas = self.reader.finish(rest, &done.stop)?;
+        let deltas = self.reader.finish(rest, &done.stop);
         deltas.iter().for_each(|delta| self.items.add(delta, events));
         let is_cut = done.stop == Stop::Limit;
         let is_half = self.reader.cut().is_some() && self.items.open_call() == self.reader.cut();

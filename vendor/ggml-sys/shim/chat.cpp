@@ -1,20 +1,22 @@
-// Chat templates, what models say in their formats, and reasoning budgets: llama.cpp's `common`, with JSON texts in place
-// of its structs. Nothing here throws.
+// Chat templates, and what models say in their formats: llama.cpp's `common`, with JSON texts in place of its structs.
+// Nothing here throws.
 
 #include "guard.h"
 
+#include "chat-peg-parser.h"
 #include "chat.h"
 #include "common.h"
+#include "json-schema-to-grammar.h"
 #include "json.h"
 #include "llama.h"
 #include "log.h"
-#include "reasoning-budget.h"
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -133,7 +135,107 @@ common_chat_templates_inputs inputs_of(const json & from) {
     return inputs;
 }
 
-std::string params_to_json(const common_chat_params & params) {
+// Grammar and parser of answers that follow the schema: for formats whose handler has none.
+void follow_schema(common_chat_params & params, const common_chat_templates_inputs & inputs) {
+    const json schema         = json::parse(inputs.json_schema);
+    const bool extracts       = inputs.reasoning_format != COMMON_REASONING_FORMAT_NONE;
+    const std::string & start = params.thinking_start_tag;
+    const std::string & whole = params.generation_prompt;
+    // The generation prompt may have opened the reasoning.
+    const size_t opened       = start.empty() ? std::string::npos : whole.find(start);
+    const auto parser = build_chat_peg_parser([&](common_chat_peg_builder & p) {
+        auto reasoning = p.eps();
+        if (!params.thinking_end_tags.empty()) {
+            const std::string & end = params.thinking_end_tags.front();
+            auto thought = extracts ? p.literal(start) + p.reasoning(p.until(end)) + p.literal(end)
+                                    : p.content(p.literal(start) + p.until(end) + p.literal(end));
+            reasoning = p.optional(thought) + p.space();
+        }
+        // Functionary names the recipient first.
+        const bool is_addressed = string_ends_with(whole, ">>>");
+        auto recipient          = is_addressed ? p.optional(p.literal("all\n")) : p.eps();
+        auto answer             = p.content(p.schema(p.json(), "response-format-schema", schema));
+        return p.literal(whole.substr(0, opened)) + reasoning + recipient + answer + p.space() + p.end();
+    });
+    params.format       = COMMON_CHAT_FORMAT_PEG_NATIVE;
+    params.parser       = parser.save();
+    params.grammar_lazy = false;
+    params.grammar      = build_grammar([&](const common_grammar_builder & builder) {
+        parser.build_grammar(builder, false);
+    });
+}
+
+// Separates calls in tags by white space, as their templates do: llama.cpp's handler wants a comma.
+void separate_calls(common_chat_params & params) {
+    string_replace_all(params.grammar, "(\", \" (", "(space (");
+    if (params.parser.find("\", \"") == std::string::npos) {
+        return;
+    }
+    json arena  = json::parse(params.parser);
+    json others = json::array();
+    for (const auto & node : arena.at("parsers")) {
+        const bool is_comma = text_of(node, "type") == "literal" && text_of(node, "literal") == ", ";
+        json space          = json::object();
+        space["type"]       = "space";
+        others.push_back(is_comma ? space : node);
+    }
+    arena["parsers"] = others;
+    params.parser    = arena.dump();
+}
+
+// The conversation as the template writes it; `calls` has the grammar and the parser of answers with tool calls, if
+// they are not those of the result.
+//
+// llama.cpp's handlers follow either a schema or tools. Some drop a schema, or make a grammar that has no root.
+common_chat_params apply(const common_chat_templates * templates, const common_chat_templates_inputs & inputs,
+                         std::optional<common_chat_params> & calls) {
+    const bool may_call = !inputs.tools.empty() && inputs.tool_choice != COMMON_CHAT_TOOL_CHOICE_NONE;
+    common_chat_templates_inputs without_schema = inputs;
+    without_schema.json_schema.clear();
+    // The schema describes answers without calls.
+    if (inputs.json_schema.empty() || (may_call && inputs.tool_choice == COMMON_CHAT_TOOL_CHOICE_REQUIRED)) {
+        return common_chat_templates_apply(templates, without_schema);
+    }
+    common_chat_params params = common_chat_templates_apply(templates, inputs);
+    if (inputs.tools.empty() || !inputs.use_jinja) {
+        if (params.grammar.empty()) {
+            follow_schema(params, inputs);
+        }
+        return params;
+    }
+    common_chat_templates_inputs without_tools = inputs;
+    without_tools.tools.clear();
+    without_tools.tool_choice = COMMON_CHAT_TOOL_CHOICE_AUTO;
+    common_chat_params answer = common_chat_templates_apply(templates, without_tools);
+    if (answer.grammar.empty() || answer.generation_prompt != params.generation_prompt) {
+        follow_schema(params, inputs);
+    } else {
+        params.format       = answer.format;
+        params.parser       = answer.parser;
+        params.grammar      = answer.grammar;
+        params.grammar_lazy = false;
+    }
+    params.grammar_triggers.clear();
+    if (may_call) {
+        without_schema.tool_choice = COMMON_CHAT_TOOL_CHOICE_REQUIRED;
+        calls = common_chat_templates_apply(templates, without_schema);
+        if (calls->grammar.empty()) {
+            throw std::invalid_argument("its format of calls has no grammar, which a schema beside tools needs: leave "
+                                        "out the schema or the tools");
+        }
+        if (calls->generation_prompt != params.generation_prompt) {
+            throw std::invalid_argument("it begins answers with calls in another way than answers by a schema: leave "
+                                        "out the schema or the tools, or set tool_choice");
+        }
+        params.preserved_tokens.insert(params.preserved_tokens.end(), calls->preserved_tokens.begin(),
+                                       calls->preserved_tokens.end());
+        params.additional_stops.insert(params.additional_stops.end(), calls->additional_stops.begin(),
+                                       calls->additional_stops.end());
+    }
+    return params;
+}
+
+std::string params_to_json(const common_chat_params & params, const std::optional<common_chat_params> & calls) {
     json triggers = json::array();
     for (const auto & trigger : params.grammar_triggers) {
         json one = json::object();
@@ -155,7 +257,17 @@ std::string params_to_json(const common_chat_params & params) {
     out["format"]              = (int) params.format;
     out["format_name"]         = std::string(common_chat_format_name(params.format));
     out["parser"]              = params.parser;
+    out["calls_grammar"]       = calls ? calls->grammar : "";
+    out["calls_format"]        = (int) (calls ? calls->format : params.format);
+    out["calls_parser"]        = calls ? calls->parser : "";
     return out.dump_safe();
+}
+
+common_chat_format format_of(int format) {
+    if (format < 0 || format >= (int) COMMON_CHAT_FORMAT_COUNT) {
+        throw std::invalid_argument("an unknown chat format");
+    }
+    return (common_chat_format) format;
 }
 
 std::string reply_to_json(const common_chat_msg & msg) {
@@ -174,11 +286,43 @@ std::string reply_to_json(const common_chat_msg & msg) {
     return out.dump_safe();
 }
 
+// The answer of a complete text. llama.cpp holds back an end in which a delimiter may begin; it does not where another
+// character follows.
+common_chat_msg read_whole(const common_chat_parser_params & params, const std::string & text) {
+    static const std::string FOLLOWING = "\x01";
+    common_chat_msg msg = common_chat_parse(text, false, params);
+    if (!msg.tool_calls.empty()) {
+        return msg;
+    }
+    try {
+        common_chat_msg longer       = common_chat_parse(text + FOLLOWING, true, params);
+        std::string & last           = longer.content.empty() ? longer.reasoning_content : longer.content;
+        const std::string & held     = longer.content.empty() ? msg.reasoning_content : msg.content;
+        if (longer.tool_calls.empty() && string_ends_with(last, FOLLOWING)) {
+            last.pop_back();
+            const bool is_same = string_starts_with(last, held) &&
+                                 (longer.content.empty() || longer.reasoning_content == msg.reasoning_content);
+            if (is_same && last.find_first_not_of(" \t\r\n", held.size()) != std::string::npos) {
+                return longer;
+            }
+        }
+    } catch (const std::exception &) {
+        // Nothing may follow.
+    }
+    return msg;
+}
+
+bool may_begin_with(const common_chat_parser_params & params, const std::string & text) {
+    common_peg_parse_context context(params.generation_prompt + text, COMMON_PEG_PARSE_FLAG_LENIENT);
+    return !params.parser.parse(context).fail();
+}
+
 } // namespace
 
-struct hobbit_chat_parser : common_chat_parser_params {};
-
-static_assert(HOBBIT_REASONING_IDLE == REASONING_BUDGET_IDLE && HOBBIT_REASONING_DONE == REASONING_BUDGET_DONE);
+struct hobbit_chat_parser : common_chat_parser_params {
+    // Reads what the first parser does not: answers with calls, where a schema describes the others.
+    std::optional<common_chat_parser_params> calls;
+};
 
 extern "C" {
 
@@ -207,7 +351,12 @@ int hobbit_chat_apply(const char * templates, size_t templates_len, const char *
     }
     const bool done = guarded(error, error_capacity, [&] {
         const auto made = templates_of(json::parse(std::string(templates, templates_len)));
-        put(output, output_context, params_to_json(common_chat_templates_apply(made.get(), read)));
+        std::optional<common_chat_params> calls;
+        auto params = apply(made.get(), read, calls);
+        if (read.parallel_tool_calls && !read.tools.empty()) {
+            separate_calls(calls ? *calls : params);
+        }
+        put(output, output_context, params_to_json(params, calls));
     });
     return done ? 0 : 2;
 }
@@ -218,11 +367,7 @@ hobbit_chat_parser * hobbit_chat_parser_init(const char * params, size_t params_
     const bool done = guarded(error, error_capacity, [&] {
         const json from = json::parse(std::string(params, params_len));
         made = std::make_unique<hobbit_chat_parser>();
-        const int format = from.at("format").get<int>();
-        if (format < 0 || format >= (int) COMMON_CHAT_FORMAT_COUNT) {
-            throw std::invalid_argument("an unknown chat format");
-        }
-        made->format               = (common_chat_format) format;
+        made->format               = format_of(from.at("format").get<int>());
         made->reasoning_format     = common_reasoning_format_from_name(text_of(from, "reasoning_format"));
         made->reasoning_in_content = flag_of(from, "reasoning_in_content", false);
         made->generation_prompt    = text_of(from, "generation_prompt");
@@ -231,6 +376,14 @@ hobbit_chat_parser * hobbit_chat_parser_init(const char * params, size_t params_
         const std::string parser   = text_of(from, "parser");
         if (!parser.empty()) {
             made->parser.load(parser);
+        }
+        const std::string calls_parser = text_of(from, "calls_parser");
+        if (!calls_parser.empty()) {
+            common_chat_parser_params calls = *made;
+            calls.format = format_of(from.at("calls_format").get<int>());
+            calls.parser = common_peg_arena();
+            calls.parser.load(calls_parser);
+            made->calls = std::move(calls);
         }
     });
     return done ? made.release() : nullptr;
@@ -243,41 +396,13 @@ void hobbit_chat_parser_free(hobbit_chat_parser * parser) {
 bool hobbit_chat_parse(const hobbit_chat_parser * parser, const char * text, size_t text_len, bool is_partial,
                        hobbit_text_callback output, void * output_context, char * error, size_t error_capacity) {
     return guarded(error, error_capacity, [&] {
-        put(output, output_context, reply_to_json(common_chat_parse(std::string(text, text_len), is_partial, *parser)));
+        const std::string answer(text, text_len);
+        const bool is_call = parser->calls && !may_begin_with(*parser, answer);
+        const common_chat_parser_params & chosen = is_call ? *parser->calls : *parser;
+        const common_chat_msg msg =
+            is_partial ? common_chat_parse(answer, true, chosen) : read_whole(chosen, answer);
+        put(output, output_context, reply_to_json(msg));
     });
-}
-
-llama_sampler * hobbit_reasoning_budget_init(const llama_vocab * vocab, const llama_token * start, size_t n_start,
-                                             const llama_token * ends, const size_t * end_lens, size_t n_ends,
-                                             const llama_token * forced, size_t n_forced, int32_t budget) {
-    llama_sampler * made = nullptr;
-    guarded(nullptr, 0, [&] {
-        std::vector<llama_tokens> end_seqs;
-        for (size_t i = 0; i < n_ends; ++i) {
-            end_seqs.emplace_back(ends, ends + end_lens[i]);
-            ends += end_lens[i];
-        }
-        made = common_reasoning_budget_init(vocab, { llama_tokens(start, start + n_start) }, end_seqs,
-                                            llama_tokens(forced, forced + n_forced), budget);
-    });
-    return made;
-}
-
-int hobbit_reasoning_budget_state(const llama_sampler * sampler) {
-    return (int) common_reasoning_budget_get_state(sampler);
-}
-
-size_t hobbit_reasoning_budget_end_match(const llama_sampler * sampler, llama_token * tokens, size_t capacity) {
-    const llama_tokens * match = common_reasoning_budget_get_end_match(sampler);
-    if (match == nullptr) {
-        return 0;
-    }
-    std::copy_n(match->begin(), std::min(match->size(), capacity), tokens);
-    return match->size();
-}
-
-bool hobbit_reasoning_budget_force(llama_sampler * sampler) {
-    return common_reasoning_budget_force(sampler);
 }
 
 } // extern "C"

@@ -128,41 +128,25 @@ bool hobbit_chat_describe(const char * templates, size_t templates_len, hobbit_t
 
 // `common_chat_templates_apply` with templates as above. In: the fields of `common_chat_templates_inputs`, of which
 // `messages`, `tools` and `json_schema` are JSON texts within strings, and `template_kwargs` maps names to such texts.
-// Out: the fields of `common_chat_params`, and `format_name`. JSON must not be nested deeply: some of this recurses.
+// Out: the fields of `common_chat_params`, and `format_name`; `calls_grammar`, `calls_format` and `calls_parser` are
+// for answers with tool calls, where the others are for answers by the schema. JSON must not be nested deeply: some of
+// this recurses.
 //
 // 0, or 1 if the inputs cannot be read, 2 if the template fails on them.
 int hobbit_chat_apply(const char * templates, size_t templates_len, const char * inputs, size_t inputs_len,
                       hobbit_text_callback output, void * output_context, char * error, size_t error_capacity);
 
 // `common_chat_parser_params` from {format, parser, generation_prompt, reasoning_format, reasoning_in_content,
-// parse_tool_calls, is_continuation}. Null on failure.
+// parse_tool_calls, is_continuation, calls_format, calls_parser}. Null on failure.
 struct hobbit_chat_parser;
 struct hobbit_chat_parser * hobbit_chat_parser_init(const char * params, size_t params_len, char * error,
                                                     size_t error_capacity);
 void hobbit_chat_parser_free(struct hobbit_chat_parser * parser);
 
-// `common_chat_parse`: {content, reasoning_content, tool_calls: [{id, name, arguments}]}. Several threads may call it
-// at once.
+// `common_chat_parse`, but the end of a text that is not partial is not held back: {content, reasoning_content,
+// tool_calls: [{id, name, arguments}]}. Several threads may call it at once.
 bool hobbit_chat_parse(const struct hobbit_chat_parser * parser, const char * text, size_t text_len, bool is_partial,
                        hobbit_text_callback output, void * output_context, char * error, size_t error_capacity);
-
-// `common_reasoning_budget_init` with one start sequence, and `n_ends` ends that lie in `ends` one after the other.
-// Null on failure. Freed like other samplers.
-struct llama_sampler * hobbit_reasoning_budget_init(const struct llama_vocab * vocab, const int32_t * start,
-                                                    size_t n_start, const int32_t * ends, const size_t * end_lens,
-                                                    size_t n_ends, const int32_t * forced, size_t n_forced,
-                                                    int32_t budget);
-
-// Two values of `common_reasoning_budget_state`: no reasoning yet, and reasoning that has ended.
-#define HOBBIT_REASONING_IDLE 0
-#define HOBBIT_REASONING_DONE 4
-int hobbit_reasoning_budget_state(const struct llama_sampler * sampler);
-
-// Writes at most `capacity` tokens of the sequence that ended the reasoning, and returns how many it has (0: none).
-size_t hobbit_reasoning_budget_end_match(const struct llama_sampler * sampler, int32_t * tokens, size_t capacity);
-
-// Ends the reasoning now; false if there is none.
-bool hobbit_reasoning_budget_force(struct llama_sampler * sampler);
 
 // grammar.cpp
 

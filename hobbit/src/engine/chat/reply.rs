@@ -127,6 +127,8 @@ struct Inner {
     /// Text that llama.cpp parses before the answer; for a continued message, this includes the caller's text.
     generation_prompt: String,
     is_continuation: bool,
+    /// An answer has at most one call: some of llama.cpp's grammars repeat calls anyway.
+    calls_once: bool,
     delimiters: Option<Delimiters>,
 }
 
@@ -136,10 +138,12 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl ChatParser {
-    /// From the template's result: `parser` is in llama.cpp's notation.
+    /// From the template's result: parsers are in llama.cpp's notation. `calls` reads answers that `parser` does not;
+    /// empty if there is one parser.
     pub(super) fn new(
         (format, format_name): (i32, &str),
         parser: &str,
+        (calls_format, calls): (i32, &str),
         generation_prompt: &str,
         inputs: &ChatInputs,
     ) -> Result<Self, ChatError> {
@@ -147,6 +151,8 @@ impl ChatParser {
         let text = json!({
             "format": format,
             "parser": parser,
+            "calls_format": calls_format,
+            "calls_parser": calls,
             "generation_prompt": generation_prompt,
             "reasoning_format": inputs.reasoning_format.name(),
             "reasoning_in_content": false,
@@ -159,9 +165,9 @@ impl ChatParser {
             shim::hobbit_chat_parser_init(text.as_ptr().cast(), text.len(), message, capacity)
         };
         let raw = Owned(with_message(make).map_err(ChatError::Template)?);
-        let delimiters = Delimiters::of(format_name, parser);
-        let generation_prompt = generation_prompt.to_owned();
-        Ok(Self(Arc::new(Inner { raw, generation_prompt, is_continuation, delimiters })))
+        let delimiters = Delimiters::of(format_name, parser).filter(|_| calls.is_empty());
+        let (generation_prompt, calls_once) = (generation_prompt.to_owned(), !inputs.parallel_tool_calls);
+        Ok(Self(Arc::new(Inner { raw, generation_prompt, is_continuation, calls_once, delimiters })))
     }
 
     /// Delimiters of contents and reasoning, if nothing else can end them.
@@ -185,7 +191,12 @@ impl ChatParser {
         };
         let parsed = limits::with_stack_for(&[&inner.generation_prompt, text], parse).map_err(ChatError::Reply)?;
         let parsed = parsed.map_err(|(_, reason)| ChatError::Reply(reason))?;
-        serde_json::from_str(&parsed).map_err(|error| ChatError::Reply(error.to_string()))
+        let mut reply: ChatReply =
+            serde_json::from_str(&parsed).map_err(|error| ChatError::Reply(error.to_string()))?;
+        if inner.calls_once {
+            reply.tool_calls.truncate(1);
+        }
+        Ok(reply)
     }
 
     /// The answer before the model generates anything: the given part of a continued message.

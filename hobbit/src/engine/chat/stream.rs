@@ -13,6 +13,7 @@ use serde::Deserialize;
 
 use super::reply::{ChatDelta, ChatParser, ChatReply};
 use crate::engine::error::ChatError;
+use crate::engine::log;
 
 /// Parses a growing answer, and reports its changes.
 #[derive(Debug)]
@@ -81,6 +82,39 @@ impl ChatStream {
         };
         self.growing = self.growing.filter(|_| self.reply.tool_calls.is_empty());
         Ok(changes)
+    }
+
+    /// Appends the last `text`. Of an answer that does not have the template's form, or that `is_cut`, what can be read
+    /// is kept. Text that cannot be read becomes content, with a notice.
+    pub fn finish(&mut self, text: &str, is_cut: bool) -> Vec<ChatDelta> {
+        let error = match self.push(text, false) {
+            Ok(changes) => return changes,
+            Err(error) => error,
+        };
+        // As much as a stream has shown.
+        let mut changes = self.push("", true).unwrap_or_default();
+        if is_cut && !self.reply.is_empty() {
+            return changes;
+        }
+        let unread = self.unread().to_owned();
+        log::notice(format_args!("{error}; {} bytes of it are returned as content", unread.len()));
+        if !unread.is_empty() {
+            self.reply.content.push_str(&unread);
+            changes.push(ChatDelta::Content(unread));
+        }
+        changes
+    }
+
+    /// The text after the part that has become reasoning or content; nothing once there are calls.
+    fn unread(&self) -> &str {
+        if !self.reply.tool_calls.is_empty() {
+            return "";
+        }
+        let parts = [&self.reply.reasoning_content, &self.reply.content];
+        parts
+            .iter()
+            .filter(|part| !part.is_empty())
+            .fold(&self.text, |text, part| text.find(part.as_str()).map_or(text, |start| &text[start + part.len()..]))
     }
 
     /// Whether `text` neither begins a delimiter nor may end one.

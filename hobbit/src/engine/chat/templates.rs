@@ -7,6 +7,7 @@ use std::{fmt, ptr};
 use ggml_sys::llama;
 use ggml_sys::llama::llama_vocab;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::ChatInputs;
 use super::isolation;
@@ -15,6 +16,7 @@ use super::reply::ChatParser;
 use crate::engine::error::ChatError;
 use crate::engine::limits;
 use crate::engine::model::Model;
+use hobbit_core::grammar::either;
 use hobbit_core::options::{GrammarKind, GrammarTrigger, SamplingOptions, Token};
 
 /// The chat templates of a model, or a replacement.
@@ -70,7 +72,26 @@ impl ChatTemplates {
         let texts = serde_json::to_string(&texts).map_err(|error| ChatError::Template(error.to_string()))?;
         let described = isolation::run(&Task::Describe { template: texts.clone() }).map_err(error_of)?;
         let description = serde_json::from_str(&described).map_err(|error| ChatError::Template(error.to_string()))?;
-        Ok(Self { texts, description, was_explicit, is_built_in })
+        let made = Self { texts, description, was_explicit, is_built_in };
+        made.try_message()?;
+        Ok(made)
+    }
+
+    /// Requires that the template writes the user's message: a misspelt name renders as itself.
+    fn try_message(&self) -> Result<(), ChatError> {
+        const MESSAGE: &str = "hobbit-trial";
+        let messages = json!([{"role": "user", "content": MESSAGE}]).to_string();
+        match self.apply(&ChatInputs { messages, ..ChatInputs::default() }) {
+            Ok(written) if !written.prompt.contains(MESSAGE) => {
+                let mut shown = self.source().trim().to_owned();
+                shown.truncate(shown.floor_char_boundary(40));
+                Err(ChatError::Template(format!(
+                    "it does not write the user's message: '{shown}' is no template, or a misspelt name; chatml is one"
+                )))
+            }
+            // A template may refuse a message that stands alone.
+            _ => Ok(()),
+        }
     }
 
     /// The template's text, or its built-in name.
@@ -98,12 +119,23 @@ impl ChatTemplates {
         self.was_explicit
     }
 
-    /// Renders a conversation.
+    /// Renders a conversation. Where the template drops or refuses a second system message, the first takes its text.
     ///
     /// # Errors
-    /// [`ChatError::Input`] for messages and tools that cannot be understood, [`ChatError::Template`] if the template
-    /// fails on them, or takes too much time, memory or stack.
+    /// [`ChatError::Input`] for messages and tools that cannot be understood, and constraints that would not be kept,
+    /// [`ChatError::Template`] if the template fails on them, or takes too much time, memory or stack.
     pub fn apply(&self, inputs: &ChatInputs) -> Result<ChatPrompt, ChatError> {
+        let written = self.write(inputs);
+        let Some((joined, texts)) = inputs.with_one_system_message() else { return written };
+        let has_all = |prompt: &ChatPrompt| texts.iter().all(|text| prompt.prompt.contains(text.trim()));
+        match written {
+            Ok(prompt) if has_all(&prompt) => Ok(prompt),
+            Err(ChatError::Input(reason)) => Err(ChatError::Input(reason)),
+            _ => self.write(&joined),
+        }
+    }
+
+    fn write(&self, inputs: &ChatInputs) -> Result<ChatPrompt, ChatError> {
         let (text, schema_stack) = inputs.to_json(inputs.use_jinja && !self.is_built_in)?;
         let task = Task::Render { template: self.texts.clone(), inputs: text, schema_stack };
         let applied = isolation::run(&task).map_err(error_of)?;
@@ -277,6 +309,9 @@ struct Fields {
     format: i32,
     format_name: String,
     parser: String,
+    calls_grammar: String,
+    calls_format: i32,
+    calls_parser: String,
 }
 
 #[derive(Deserialize)]
@@ -291,9 +326,13 @@ impl Fields {
     /// [`ChatError::Template`] for a parser or trigger that llama.cpp itself does not understand.
     fn into_prompt(self, inputs: &ChatInputs) -> Result<ChatPrompt, ChatError> {
         let format = (self.format, self.format_name.as_str());
-        let parser = ChatParser::new(format, &self.parser, &self.generation_prompt, inputs)?;
+        let calls = (self.calls_format, self.calls_parser.as_str());
+        let parser = ChatParser::new(format, &self.parser, calls, &self.generation_prompt, inputs)?;
         let triggers = self.grammar_triggers.into_iter().map(Trigger::read).collect::<Result<_, _>>()?;
-        let grammar = LazyGrammar { text: self.grammar, lazy: self.grammar_lazy, triggers };
+        let text =
+            if self.calls_grammar.is_empty() { self.grammar } else { either(&self.grammar, &self.calls_grammar) };
+        inputs.check_constraints(&self.prompt, &text).map_err(ChatError::Input)?;
+        let grammar = LazyGrammar { text, lazy: self.grammar_lazy, triggers };
         let thinking = ThinkingTags { start: self.thinking_start_tag, ends: self.thinking_end_tags };
         Ok(ChatPrompt {
             prompt: self.prompt,

@@ -208,6 +208,48 @@ fn a_token_across_the_end_of_the_trigger_is_left_out() {
     assert!(!output.starts_with(&first), "{output:?}");
 }
 
+/// Whether the grammar of a string with this pattern describes a JSON text.
+fn describes(pattern: &str, text: &str) -> bool {
+    let schema = serde_json::json!({"type": "string", "pattern": pattern}).to_string();
+    let options = SamplingOptions {
+        grammar: Some(Sampler::json_schema_to_grammar(&schema).unwrap()),
+        ..SamplingOptions::greedy()
+    };
+    let mut sampler = Sampler::new(model(), &options).unwrap();
+    let end = (0..model().n_vocab() as Token).find(|token| model().is_eog(*token)).unwrap();
+    spelt(text).into_iter().all(|token| sampler.accept_generated(token).is_ok())
+        && sampler.grammar.as_mut().unwrap().allows(model(), end).unwrap()
+}
+
+#[test]
+fn patterns_are_followed_and_strings_stay_json() {
+    let cases: &[(&str, &[&str], &[&str])] = &[
+        ("^.$", &[r#""a""#, r#""\"""#, r#""\\""#], &[r#"""""#, "\"\n\"", r#""ab""#, r#""\""#]),
+        ("^[^x]{2}$", &[r#""ab""#, r#""\"\\""#], &[r#""""""#, r#""xa""#, r#""\a""#]),
+        (r"^\d+$", &[r#""12""#], &[r#""1a""#, r#""""#]),
+        (r"\d", &[r#""a1b""#, r#""1""#, r#""\n1""#], &[r#""ab""#]),
+        (r"^a\/b\!$", &[r#""a/b!""#], &[r#""a\/b""#, r#""ab""#]),
+        ("^a|b$", &[r#""ax""#, r#""xb""#], &[r#""xax""#]),
+        ("^\"$", &[r#""\"""#], &[r#"""""#]),
+        (r"^[\w.-]+@[\w-]+\.(com|org)$", &[r#""a.b-c@d.org""#], &[r#""a b@d.org""#, r#""a@d.net""#]),
+    ];
+    for (pattern, inside, outside) in cases {
+        for text in *inside {
+            assert!(serde_json::from_str::<String>(text).is_ok() && describes(pattern, text), "{pattern}: {text}");
+        }
+        for text in *outside {
+            assert!(!describes(pattern, text), "{pattern}: {text}");
+        }
+    }
+    let refused = Sampler::json_schema_to_grammar(r#"{"type": "string", "pattern": "^(?=a)b$"}"#).unwrap_err();
+    assert!(refused.to_string().contains("the pattern '^(?=a)b$'"), "{refused}");
+    let schema = |n: u32| format!(r#"{{"type": "array", "items": {{"type": "integer"}}, "maxItems": {n}}}"#);
+    let refused = Sampler::json_schema_to_grammar(&schema(2000)).unwrap_err();
+    assert!(refused.to_string().contains("maxItems 2000"), "{refused}");
+    let grammar = Some(Sampler::json_schema_to_grammar(&schema(1999)).unwrap());
+    assert!(Sampler::new(model(), &SamplingOptions { grammar, ..SamplingOptions::greedy() }).is_ok());
+}
+
 #[test]
 fn a_trigger_is_found_after_any_length() {
     let options = exclaims("<tool_call>");

@@ -34,21 +34,15 @@ impl Reader {
         if text.is_empty() {
             return Vec::new();
         }
-        // Output that does not parse yet may parse later; `finish` decides.
+        // Output that does not parse yet may parse later.
         let new = self.stream.push(text, true).unwrap_or_default();
         settle(&mut self.held, new)
     }
 
-    /// Ends the answer with `rest`.
-    ///
-    /// # Errors
-    /// The answer does not follow the template's format. An answer that was cut off may be incomplete.
-    pub fn finish(&mut self, rest: &str, stop: &Stop) -> Result<Vec<ChatDelta>, ApiError> {
-        let new = match (self.stream.push(rest, false), stop) {
-            (Err(_), Stop::Limit | Stop::Word(_)) => self.stream.push("", true),
-            (new, _) => new,
-        };
-        let new = new.map_err(|error| ApiError::server(error.to_string()))?;
+    /// Ends the answer with `rest`. Text that does not follow the template's format is content, with a notice; an
+    /// answer that was cut off may be incomplete.
+    pub fn finish(&mut self, rest: &str, stop: &Stop) -> Vec<ChatDelta> {
+        let new = self.stream.finish(rest, matches!(stop, Stop::Limit | Stop::Word(_)));
         let mut deltas = settle(&mut self.held, new);
         deltas.extend(self.held.take().map(|call| {
             let id = if call.id.is_empty() { call_id() } else { call.id };
@@ -61,7 +55,7 @@ impl Reader {
             self.cut = Some(cut);
             deltas.retain(|delta| !matches!(delta, ChatDelta::ToolCall(call) if call.index == cut));
         }
-        Ok(deltas)
+        deltas
     }
 
     /// The call within which a stop text ended the answer. A stream may have sent its beginning; it is no call.
@@ -118,11 +112,11 @@ impl Message {
     /// Parses a complete generation into the message that a stream sends piece by piece.
     ///
     /// # Errors
-    /// The text does not follow the template's format.
+    /// A message to continue that does not follow the template's format.
     pub fn of(prompt: &ChatPrompt, whole: &Whole) -> Result<Self, ApiError> {
         let mut message = Self::default();
         let mut reader = Reader::new(prompt)?;
-        reader.finish(&whole.text, &whole.done.stop)?.iter().for_each(|delta| message.add(delta));
+        reader.finish(&whole.text, &whole.done.stop).iter().for_each(|delta| message.add(delta));
         message.is_cut = reader.cut().is_some();
         Ok(message)
     }

@@ -95,7 +95,7 @@ impl Chat {
         let n_before = chunks.len();
         let answer = &mut self.answers[index];
         answer.probabilities.truncate(answer.probabilities.len().saturating_sub(done.n_swallowed));
-        let deltas = answer.reader.finish(&done.rest, &done.stop)?;
+        let deltas = answer.reader.finish(&done.rest, &done.stop);
         chunks.append(&mut self.chunks(index, &deltas));
         let answer = &self.answers[index];
         let reason = finish_reason(&done.stop, answer.has_calls && answer.reader.cut().is_none());
