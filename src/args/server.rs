@@ -81,6 +81,10 @@ pub struct RouterArgs {
     #[arg(long, value_name = "N", default_value = "1", env = "LLAMA_ARG_MODELS_MAX",
           value_parser = clap::value_parser!(u16).range(1..=64))]
     pub models_max: u16,
+    /// With --models-dir: seconds that a request may wait until other models have left memory for its own; then it is
+    /// answered with 503, and they stay
+    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds, env = "HOBBIT_ARG_MODEL_WAIT")]
+    pub model_wait: Duration,
     /// With --models-dir: load a model when a request names it; otherwise only POST /models/load does
     #[arg(long, value_name = Switch::NAME, default_value = "on", env = "LLAMA_ARG_MODELS_AUTOLOAD")]
     pub models_autoload: Switch,
@@ -101,6 +105,9 @@ pub struct HttpArgs {
     /// Port; 0 takes a free one, which is printed
     #[arg(long, value_name = "PORT", default_value = "8080", env = "LLAMA_ARG_PORT")]
     pub port: u16,
+    /// Listen on the socket that is standard input, which the server of several models gives its processes
+    #[arg(long, value_name = Switch::NAME, default_value = "off", hide = true)]
+    pub socket_on_stdin: Switch,
     /// Names of the model for clients, comma-separated (default: the file's name)
     #[arg(long, value_name = "NAME", value_delimiter = ',', env = "LLAMA_ARG_ALIAS")]
     pub alias: Vec<String>,

@@ -1,6 +1,9 @@
 //! Addresses, TLS and routes.
 
+use std::fs::File;
+use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +22,7 @@ use super::error::ApiError;
 use super::http::connections::{self, Acceptor, Connections};
 use super::http::guard;
 use super::{markdown, page};
+use crate::args::server::HttpArgs;
 use crate::log::{Level, Log};
 
 /// Longest time that a connection may keep the server waiting for its client, unless --timeout is less.
@@ -106,7 +110,7 @@ async fn with_charset(mut response: Response) -> Response {
 /// The listening sockets and their tasks.
 pub struct Listening {
     handles: Vec<Handle<SocketAddr>>,
-    tasks: Vec<tokio::task::JoinHandle<std::io::Result<()>>>,
+    tasks: Vec<tokio::task::JoinHandle<io::Result<()>>>,
     /// URLs of the server.
     pub addresses: Vec<String>,
 }
@@ -147,22 +151,11 @@ pub async fn listen(app: &Arc<App>, routes: Router, n_descriptors: u64, log: &Lo
     );
     tokio::spawn(Arc::clone(&connections).watch());
     let mut listening = Listening { handles: Vec::new(), tasks: Vec::new(), addresses: Vec::new() };
-    let mut port = settings.http.port;
-    for host in &settings.http.host {
-        let name = host.trim().trim_start_matches('[').trim_end_matches(']');
-        let wanted = port;
-        let fail =
-            || format!("{host}:{wanted}: cannot listen there; another --port (0 takes a free one) or --host may help");
-        let found = (name, wanted).to_socket_addrs().with_context(fail)?.next();
-        let address = found.with_context(|| format!("{host}: no such address"))?;
-        let listener = bind(address).with_context(fail)?;
-        let bound = listener.local_addr().with_context(fail)?;
-        // A port that the system chose is used for all addresses.
-        port = bound.port();
+    for (listener, bound) in sockets(&settings.http)? {
         let handle = Handle::new();
         let service = checked(routes.clone(), app, &connections).into_make_service();
         let scheme = if tls.is_some() { "https" } else { "http" };
-        let server = axum_server::from_tcp(listener).with_context(fail)?.handle(handle.clone());
+        let server = axum_server::from_tcp(listener).context("listening")?.handle(handle.clone());
         let acceptor = Acceptor(Arc::clone(&connections));
         let task = match &tls {
             None => {
@@ -202,8 +195,40 @@ fn configure(builder: &mut hyper_util::server::conn::auto::Builder<hyper_util::r
         .max_send_buf_size(CONNECTION_BYTES);
 }
 
-fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
+/// The sockets to listen on, and their addresses: the inherited one, or those of --host and --port.
+fn sockets(http: &HttpArgs) -> Result<Vec<(TcpListener, SocketAddr)>> {
+    if http.socket_on_stdin.0 {
+        let found = inherited().and_then(|listener| listener.local_addr().map(|bound| (listener, bound)));
+        return Ok(vec![found.context("--socket-on-stdin: standard input is no socket that listens")?]);
+    }
+    let mut port = http.port;
+    let mut sockets = Vec::new();
+    for host in &http.host {
+        let name = host.trim().trim_start_matches('[').trim_end_matches(']');
+        let wanted = port;
+        let fail =
+            || format!("{host}:{wanted}: cannot listen there; another --port (0 takes a free one) or --host may help");
+        let found = (name, wanted).to_socket_addrs().with_context(fail)?.next();
+        let address = found.with_context(|| format!("{host}: no such address"))?;
+        let listener = bind(address).with_context(fail)?;
+        let bound = listener.local_addr().with_context(fail)?;
+        // A port that the system chose is used for all addresses.
+        port = bound.port();
+        sockets.push((listener, bound));
+    }
+    Ok(sockets)
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// The socket on standard input, which is replaced by /dev/null: no other process of ours may hold it.
+fn inherited() -> io::Result<TcpListener> {
+    let listener = TcpListener::from(io::stdin().as_fd().try_clone_to_owned()?);
+    nix::unistd::dup2_stdin(File::open("/dev/null")?)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }

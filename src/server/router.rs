@@ -8,6 +8,7 @@ mod ollama;
 mod presets;
 mod process;
 mod proxy;
+mod watch;
 
 use std::ffi::OsString;
 use std::sync::Arc;

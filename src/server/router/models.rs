@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,7 +16,7 @@ use tokio::sync::{Mutex as Turn, Notify, OwnedMutexGuard, broadcast};
 
 use super::list::{self, Entry};
 use super::presets::Presets;
-use super::{Given, process};
+use super::{Given, process, watch};
 use crate::log::{Level, Log};
 use crate::server::api::{openai::random_id, params::shortened};
 use crate::server::app::{App, lock};
@@ -53,6 +55,8 @@ struct State {
     failed: BTreeMap<String, (String, Option<i32>)>,
     next_id: u64,
     is_ending: bool,
+    /// Requests that wait for a model.
+    n_waiting: usize,
     /// To clients of `/models/sse`; `None` once the server ends.
     events: Option<broadcast::Sender<Value>>,
 }
@@ -73,12 +77,25 @@ struct Running {
     /// `None` before it has started, and from its end on.
     pid: Option<u32>,
     /// `None` while it loads.
-    address: Option<String>,
+    address: Option<SocketAddr>,
     key: String,
     n_requests: usize,
     last_used: Instant,
     /// Takes no new requests, and ends after its last one.
     is_leaving: bool,
+    /// The model for which it leaves; it stays if that one waits too long.
+    leaves_for: Option<String>,
+    /// Why it was killed.
+    fault: Option<String>,
+}
+
+/// A request that waits for a model, as counted.
+struct Waiting<'a>(&'a Models);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).n_waiting -= 1;
+    }
 }
 
 /// A request's use of a loaded model.
@@ -86,7 +103,7 @@ pub struct Lease {
     models: Arc<Models>,
     pub name: String,
     id: u64,
-    pub address: String,
+    pub address: SocketAddr,
     pub key: String,
     /// Whether it counts as use: looking at a model does not keep it in memory.
     counts: bool,
@@ -207,21 +224,71 @@ impl Models {
     }
 
     /// The model for a request, once it is loaded. `counts`: the request is a use of it.
+    ///
+    /// # Errors
+    /// Too many requests wait; or others do not give way within --model-wait. A model that loads has all its time.
     pub async fn lease(self: &Arc<Self>, name: &str, counts: bool) -> Result<Lease, ApiError> {
+        if let Some(lease) = self.lease_now(name, counts)? {
+            return Ok(lease);
+        }
+        let _waiting = self.wait()?;
+        let until = tokio::time::Instant::now() + self.given.args.model_wait;
+        // Requests have their turns in the order in which they came.
+        let mut turn = pin!(Arc::clone(&self.turn).lock_owned());
         loop {
             let changed = self.changed.notified();
             if let Some(lease) = self.lease_now(name, counts)? {
                 return Ok(lease);
             }
             tokio::select! {
-                () = changed => {}
-                turn = Arc::clone(&self.turn).lock_owned() => {
+                turn = &mut turn => {
                     // A client that leaves does not stop what others may wait for.
-                    let loading = tokio::spawn(Arc::clone(self).load(name.to_owned(), counts, turn));
+                    let loading = tokio::spawn(Arc::clone(self).load(name.to_owned(), counts, until, turn));
                     return loading.await.map_err(|error| ApiError::server(error.to_string()))?;
                 }
+                () = changed => {}
+                () = tokio::time::sleep_until(until), if !self.is_loading(name) => return Err(self.no_room(name)),
             }
         }
+    }
+
+    /// Counts a request that waits for a model.
+    fn wait(&self) -> Result<Waiting<'_>, ApiError> {
+        let mut state = lock(&self.state);
+        let n_max = self.app.settings.slots.max_waiting as usize;
+        if state.n_waiting >= n_max {
+            return Err(ApiError::busy(format!("{n_max} requests wait for models already (--max-waiting)")));
+        }
+        state.n_waiting += 1;
+        Ok(Waiting(self))
+    }
+
+    fn is_loading(&self, name: &str) -> bool {
+        let state = lock(&self.state);
+        state.running.get(name).is_some_and(|running| running.address.is_none() && !running.is_leaving)
+    }
+
+    /// A request has waited --model-wait for others to leave. They stay.
+    fn no_room(&self, name: &str) -> ApiError {
+        let mut state = lock(&self.state);
+        let mut holds = Vec::new();
+        for (own, running) in &mut state.running {
+            let does = match running.address {
+                None => "is loading".to_owned(),
+                Some(_) => format!("has {} running requests", running.n_requests),
+            };
+            holds.push(format!("'{own}' {does}"));
+            if running.leaves_for.take_if(|other| other == name).is_some() && running.n_requests > 0 {
+                running.is_leaving = false;
+            }
+        }
+        drop(state);
+        self.changed.notify_waiters();
+        let (seconds, holds) = (self.given.args.model_wait.as_secs_f64(), holds.join(", "));
+        ApiError::unavailable(format!(
+            "model '{name}' was not loaded: it waited {seconds} s for memory that others use (--models-max, \
+             --model-wait): {holds}"
+        ))
     }
 
     fn lease_now(self: &Arc<Self>, name: &str, counts: bool) -> Result<Option<Lease>, ApiError> {
@@ -230,33 +297,45 @@ impl Models {
             return Err(ApiError::shutting_down());
         }
         let Some(running) = state.running.get_mut(name).filter(|running| !running.is_leaving) else { return Ok(None) };
-        let Some(address) = running.address.clone() else { return Ok(None) };
+        let Some(address) = running.address else { return Ok(None) };
         running.n_requests += 1;
         let (models, name, key) = (Arc::clone(self), name.to_owned(), running.key.clone());
         Ok(Some(Lease { models, name, id: running.id, address, key, counts }))
     }
 
-    /// Makes room for a model and starts it.
-    async fn load(self: Arc<Self>, name: String, counts: bool, _turn: OwnedMutexGuard<()>) -> Result<Lease, ApiError> {
+    /// Makes room for a model, if others leave in time, and starts it.
+    async fn load(
+        self: Arc<Self>,
+        name: String,
+        counts: bool,
+        until: tokio::time::Instant,
+        _turn: OwnedMutexGuard<()>,
+    ) -> Result<Lease, ApiError> {
         loop {
             let changed = self.changed.notified();
             if self.make_room(&name) {
                 break;
             }
-            changed.await;
+            if tokio::time::timeout_at(until, changed).await.is_err() {
+                return Err(self.no_room(&name));
+            }
         }
         if let Some(lease) = self.lease_now(&name, counts)? {
             return Ok(lease);
         }
         let entry = self.find(&name)?;
         let key = random_id();
-        let command = process::command(&self.program, &self.presets.of(&name), &self.flags, &entry, &key);
+        let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+        let bound = socket.and_then(|socket| socket.local_addr().map(|address| (socket, address)));
+        let (socket, address) = bound.map_err(|error| ApiError::server(format!("no port for '{name}': {error}")))?;
+        let command = process::command(&self.program, &self.presets.of(&name), &self.flags, &entry, &key, socket);
         let id = self.begin(&name, key);
         let (models, own) = (Arc::clone(&self), name.clone());
         let attend = move || process::attend(&models, &own, id, command);
         if let Err(error) = std::thread::Builder::new().name("model".to_owned()).spawn(attend) {
             self.ended(&name, error.to_string(), None);
         }
+        tokio::spawn(watch::watch(Arc::clone(&self), name.clone(), id, address));
         loop {
             let changed = self.changed.notified();
             if let Some(lease) = self.lease_now(&name, counts)? {
@@ -280,9 +359,9 @@ impl Models {
         }
         if !state.running.values().any(|running| running.is_leaving) {
             let oldest = state.running.iter_mut().min_by_key(|(_, own)| (own.n_requests > 0, own.last_used));
-            if let Some((name, running)) = oldest {
-                running.is_leaving = true;
-                self.end_if_idle(name, running);
+            if let Some((oldest, running)) = oldest {
+                (running.is_leaving, running.leaves_for) = (true, Some(name.to_owned()));
+                self.end_if_idle(oldest, running);
             }
         }
         false
@@ -293,8 +372,17 @@ impl Models {
         state.next_id += 1;
         state.failed.remove(name);
         let id = state.next_id;
-        let running =
-            Running { id, pid: None, address: None, key, n_requests: 0, last_used: Instant::now(), is_leaving: false };
+        let running = Running {
+            id,
+            pid: None,
+            address: None,
+            key,
+            n_requests: 0,
+            last_used: Instant::now(),
+            is_leaving: false,
+            leaves_for: None,
+            fault: None,
+        };
         state.running.insert(name.to_owned(), running);
         state.tell(name, &json!({"status": "loading"}));
         id
@@ -303,9 +391,9 @@ impl Models {
     /// Asks a model to leave; returns whether it was there, and not asked before.
     pub fn leave(self: &Arc<Self>, name: &str) -> bool {
         let mut state = lock(&self.state);
-        let found = state.running.get_mut(name).filter(|running| !running.is_leaving);
+        let found = state.running.get_mut(name).filter(|running| !running.is_leaving || running.leaves_for.is_some());
         let Some(running) = found else { return false };
-        running.is_leaving = true;
+        (running.is_leaving, running.leaves_for) = (true, None);
         self.end_if_idle(name, running);
         true
     }
@@ -350,8 +438,21 @@ impl Models {
         }
     }
 
-    pub fn is_ready(&self, name: &str, id: u64, address: &str) {
-        self.change(name, id, Some("loaded"), |running| running.address = Some(address.to_owned()));
+    pub fn is_ready(&self, name: &str, id: u64, address: SocketAddr) {
+        self.change(name, id, Some("loaded"), |running| running.address = Some(address));
+    }
+
+    /// Whether the process `id` of a model should answer: it is there, and was not asked to end.
+    pub fn should_answer(&self, name: &str, id: u64) -> bool {
+        let state = lock(&self.state);
+        let running = state.running.get(name).filter(|running| running.id == id && !state.is_ending);
+        running.is_some_and(|running| !running.is_leaving || running.n_requests > 0)
+    }
+
+    /// Kills the process `id` of a model, which does not answer.
+    pub fn kill(&self, name: &str, id: u64, why: String) {
+        self.change(name, id, None, |running| running.fault = Some(why));
+        self.signal(libc::SIGKILL, |own, running| own == name && running.id == id);
     }
 
     /// The process may be gone: it gets no signals any more.
@@ -364,6 +465,7 @@ impl Models {
         if let Some(running) = state.running.remove(name)
             && !(running.is_leaving && running.n_requests == 0 || state.is_ending)
         {
+            let why = running.fault.unwrap_or(why);
             self.log.line(Level::Error, format!("error: model '{name}' has ended ({why})"));
             state.failed.insert(name.to_owned(), (why, code));
         }

@@ -2,7 +2,8 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
-use std::net::SocketAddr;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
@@ -23,6 +24,7 @@ pub const OWN: &[&str] = &[
     "models-preset",
     "models-max",
     "models-autoload",
+    "model-wait",
     "models-pull",
     "sleep-idle-seconds",
     "hf-repo",
@@ -32,6 +34,7 @@ pub const OWN: &[&str] = &[
     "offline",
     "host",
     "port",
+    "socket-on-stdin",
     "alias",
     "tags",
     "api-key",
@@ -65,21 +68,29 @@ pub fn common_flags(words: &[OsString], budget: Budget, verbosity: Verbosity) ->
     let mut flags: Vec<OsString> = words.iter().filter(|word| !is_own(word)).cloned().collect();
     let mut needed = vec![
         "--host=127.0.0.1".to_owned(),
-        "--port=0".to_owned(),
+        "--socket-on-stdin=on".to_owned(),
         "--ui=off".to_owned(),
         "--log-format=text".to_owned(),
         "--quiet=off".to_owned(),
         format!("--mem-budget={budget}"),
     ];
-    // The line that tells the port is information.
+    // The last lines of a process explain its end.
     let level = verbosity.shown.max(verbosity.logged);
     needed.push(format!("--verbosity={}", level.max(Level::Info as u8)));
     flags.extend(needed.into_iter().map(OsString::from));
     flags
 }
 
-/// The command that serves a model: `presets` count less than `flags`.
-pub fn command(program: &Path, presets: &[OsString], flags: &[OsString], entry: &Entry, key: &str) -> Command {
+/// The command that serves a model on `socket`: `presets` count less than `flags`. The process inherits the socket, so
+/// that nothing it prints can name an address: its log has texts of models and clients.
+pub fn command(
+    program: &Path,
+    presets: &[OsString],
+    flags: &[OsString],
+    entry: &Entry,
+    key: &str,
+    socket: TcpListener,
+) -> Command {
     let mut command = Command::new(program);
     for arg in args::server::command().get_arguments() {
         if let Some(variable) = arg.get_env().filter(|_| arg.get_long().is_some_and(|long| OWN.contains(&long))) {
@@ -99,7 +110,7 @@ pub fn command(program: &Path, presets: &[OsString], flags: &[OsString], entry: 
         .arg(flag("--alias=", Path::new(&entry.name)))
         // Not on the command line, which every user of the machine sees.
         .env("LLAMA_API_KEY", key)
-        .stdin(Stdio::null())
+        .stdin(OwnedFd::from(socket))
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         // Ctrl-C in a terminal is for the router, which ends its models in order.
@@ -111,13 +122,16 @@ pub fn command(program: &Path, presets: &[OsString], flags: &[OsString], entry: 
 /// Starts the process, passes on its log, and waits for its end. Runs on a thread of its own, because the process gets
 /// a signal when the thread that started it ends.
 pub fn attend(models: &Arc<Models>, name: &str, id: u64, mut command: Command) {
-    let mut child = match command.spawn() {
+    let spawned = command.spawn();
+    // It holds the process's socket, on which only the process may listen.
+    drop(command);
+    let mut child = match spawned {
         Ok(child) => child,
         Err(error) => return models.ended(name, format!("its process cannot be started: {error}"), None),
     };
     models.started(name, id, child.id());
     let mut lines = BufReader::new(child.stderr.take().expect("it is piped"));
-    let (mut last, mut line, mut is_ready) = (String::new(), Vec::new(), false);
+    let (mut last, mut line) = (String::new(), Vec::new());
     loop {
         line.clear();
         match lines.by_ref().take(LINE_MAX).read_until(b'\n', &mut line) {
@@ -126,11 +140,6 @@ pub fn attend(models: &Arc<Models>, name: &str, id: u64, mut command: Command) {
         }
         let text = String::from_utf8_lossy(&line);
         let text = text.trim_end();
-        // Later lines hold texts of requests, which might look like this one.
-        if !is_ready && let Some(address) = own_address(text) {
-            is_ready = true;
-            models.is_ready(name, id, address);
-        }
         let level = match text.split_once(": ").map_or(text, |(first, _)| first) {
             "error" => Level::Error,
             "warning" => Level::Warning,
@@ -146,12 +155,6 @@ pub fn attend(models: &Arc<Models>, name: &str, id: u64, mut command: Command) {
     let status = child.wait().ok();
     let why = format!("{}: {last}", status.map_or_else(|| "unknown status".to_owned(), how));
     models.ended(name, why, status.and_then(|status| status.code()));
-}
-
-/// The address in a process's line about it.
-fn own_address(line: &str) -> Option<&str> {
-    let address = line.strip_prefix("hobbit: ready; http://")?.split(',').next()?;
-    address.parse::<SocketAddr>().ok().filter(|address| address.ip().is_loopback()).and(Some(address))
 }
 
 /// How a process ended, in words.
@@ -176,14 +179,6 @@ mod tests {
         assert_eq!(flags[..2], ["--ctx-size=64", "--temp=0"]);
         assert!(flags.contains(&"--mem-budget=1073741824") && flags.contains(&"--verbosity=3"), "{flags:?}");
         assert!(!flags.concat().contains("secret"));
-    }
-
-    #[test]
-    fn addresses_are_local_and_begin_their_line() {
-        assert_eq!(own_address("hobbit: ready; http://127.0.0.1:81, 1 slot of 512 tokens"), Some("127.0.0.1:81"));
-        for line in ["hobbit: ready; http://192.0.2.1:81, 1 slot", "x hobbit: ready; http://127.0.0.1:81, 1 slot"] {
-            assert_eq!(own_address(line), None, "{line}");
-        }
     }
 
     #[test]

@@ -106,7 +106,7 @@ async fn pass_on(models: &Arc<Models>, request: Request) -> Result<Response, Api
 }
 
 /// A client that keeps no connections: a connection's end is then the end of its request, on both sides.
-fn client() -> Client<HttpConnector, Body> {
+pub fn client() -> Client<HttpConnector, Body> {
     Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http()
 }
 
