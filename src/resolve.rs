@@ -379,7 +379,11 @@ pub fn json_schema(args: &SamplingArgs, around: &dyn Surroundings) -> Result<Opt
     }
     Ok(match (&args.json_schema, &args.json_schema_file) {
         (Some(schema), _) => Some(("--json-schema".to_owned(), schema.clone())),
-        (None, Some(path)) => Some((path.display().to_string(), file(path, around)?)),
+        (None, Some(path)) => {
+            let schema = file(path, around)?;
+            // Some editors begin a file with a byte order mark, which JSON does not have.
+            Some((path.display().to_string(), schema.trim_start_matches('\u{feff}').to_owned()))
+        }
         (None, None) => None,
     })
 }

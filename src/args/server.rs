@@ -73,9 +73,10 @@ pub struct RouterArgs {
     /// Serve the models of this directory and those that -hf has fetched. Requests name one, which is then loaded
     #[arg(long, value_name = "PATH", group = "named_model", env = "LLAMA_ARG_MODELS_DIR")]
     pub models_dir: Option<PathBuf>,
-    /// With --models-dir: INI file with a section for each model (*: for all), whose keys are flags without dashes; the
-    /// command line wins. `model = FNAME` names a model elsewhere
-    #[arg(long, value_name = "FNAME", requires = "models_dir", env = "LLAMA_ARG_MODELS_PRESET")]
+    /// INI file with a section for each model (*: for all), whose keys are flags without dashes; the command line wins.
+    /// `model = FNAME` names a model outside --models-dir, or without one
+    #[arg(long, value_name = "FNAME", env = "LLAMA_ARG_MODELS_PRESET",
+          conflicts_with_all = ["model", "hf_repo", "model_url"])]
     pub models_preset: Option<PathBuf>,
     /// With --models-dir: models in memory at once; each gets an equal part of --mem-budget
     #[arg(long, value_name = "N", default_value = "1", env = "LLAMA_ARG_MODELS_MAX",
@@ -94,6 +95,13 @@ pub struct RouterArgs {
     /// With --models-dir: seconds without a request after which a model leaves memory; -1 never
     #[arg(long, value_name = "N", default_value = "-1", value_parser = clap::value_parser!(i64).range(-1..))]
     pub sleep_idle_seconds: i64,
+}
+
+impl RouterArgs {
+    /// What names the models of a server of several.
+    pub fn models(&self) -> Option<&PathBuf> {
+        self.models_dir.as_ref().or(self.models_preset.as_ref())
+    }
 }
 
 #[derive(Args, Debug)]

@@ -79,20 +79,20 @@ fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
         return crate::devices::list(&args.experts.device.rpc, args.log.verbose.0, None).map(|()| 0);
     }
     let (router, places) = (args.router.clone(), download::places(args.model.source.given()));
-    args.model.model = router.models_dir.clone().or(args.model.model);
-    if router.models_dir.is_none() && router.sleep_idle_seconds >= 0 {
+    args.model.model = router.models().cloned().or(args.model.model);
+    if router.models().is_none() && router.sleep_idle_seconds >= 0 {
         let why = "the model stays loaded without --models-dir";
         notes.push(Note::NoEffect { flag: "--sleep-idle-seconds".to_owned(), why });
     }
     download::into(&mut args.model, crate::resolve::verbosity(&args.closing, &args.log))?;
     let Resolved { settings, model_options, session_options, verbosity, log_file } = resolve(args, &run::Process)?;
-    if router.models_dir.is_none() {
+    if router.models().is_none() {
         settings::check_model(&settings.model)?;
         let written = [("--log-file", &log_file, Kind::Log)];
         crate::resolve::check_outputs(&model_options, &settings.model, &written, &[])?;
     }
     let log = Log::new(verbosity, log_file.as_deref())?.in_json(settings.http.log_format == "json");
-    if router.models_dir.is_some() {
+    if router.models().is_some() {
         let words = argv::normalise(words, &Grammar::of(&args::server::command()))?.words;
         let given = router::Given { args: router, words, places: places?, budget: model_options.budget, verbosity };
         return log.end(router::serve(given, settings, &session_options, &notes, &log));

@@ -55,8 +55,11 @@ pub struct Given {
 /// Listens, and serves all models until a signal arrives.
 pub fn serve(given: Given, settings: Settings, session: &SessionOptions, notes: &[Note], log: &Log) -> Result<u8> {
     let ctrl_c = run::begin(notes, session, false, log)?;
-    let directory = given.args.models_dir.clone().unwrap_or_default();
-    std::fs::read_dir(&directory).with_context(|| format!("--models-dir {}: cannot be listed", directory.display()))?;
+    let named = given.args.models().cloned().unwrap_or_default();
+    if let Some(directory) = &given.args.models_dir {
+        let listed = std::fs::read_dir(directory);
+        listed.with_context(|| format!("--models-dir {}: cannot be listed", directory.display()))?;
+    }
     let (most, grace) = (usize::from(given.args.models_max), settings.http.shutdown_grace);
     let budget = part_of(given.budget, most)?;
     let runtime = super::runtime(settings.http.threads_http)?;
@@ -73,7 +76,7 @@ pub fn serve(given: Given, settings: Settings, session: &SessionOptions, notes: 
     let (s, at_once) = (if n == 1 { "" } else { "s" }, if most == 1 { "one" } else { &most.to_string() });
     log.line(
         Level::Info,
-        format!("hobbit: ready; {addresses}, {n} model{s} of {}, {at_once} in memory at a time", directory.display()),
+        format!("hobbit: ready; {addresses}, {n} model{s} of {}, {at_once} in memory at a time", named.display()),
     );
     while !signals::came() {
         std::thread::sleep(LOOK);
@@ -140,12 +143,16 @@ async fn one(State(models): State<Arc<Models>>, Path(name): Path<String>) -> Res
     Ok(Json(models.described(&entry)))
 }
 
-/// `GET /models/sse`: the changes of all models' status, until the client leaves.
+/// `GET /models/sse`: the changes of all models' status, until the client leaves or too many others came after it.
 async fn events(State(models): State<Arc<Models>>) -> Result<Response, ApiError> {
-    let frames = stream::unfold(models.events()?, |mut events| async move {
+    let frames = stream::unfold(models.events()?, |(mut events, mut place)| async move {
         loop {
-            match events.recv().await {
-                Ok(event) => return Some((unnamed(&event), events)),
+            let event = tokio::select! {
+                event = events.recv() => event,
+                _ = &mut place => return None,
+            };
+            match event {
+                Ok(event) => return Some((unnamed(&event), (events, place))),
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return None,
             }

@@ -128,7 +128,7 @@ impl Server {
         Server::start_plainly(command, flags)
     }
 
-    fn start_as(command: Command, flags: &[&str]) -> Server {
+    pub fn start_as(command: Command, flags: &[&str]) -> Server {
         Server::start_plainly(command, &[&SMALL, flags].concat())
     }
 

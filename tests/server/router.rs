@@ -245,12 +245,99 @@ fn wrong_usage_is_told_at_the_start() {
     for (words, part) in [
         (&["--models-dir", "/none"][..], "--models-dir /none: cannot be listed"),
         (&["--models-dir", ".", "-m", "x.gguf"], "cannot be used with '--model <FNAME>'"),
-        (&["--models-preset", "x.ini"], "not provided:\n  --models-dir"),
+        (&["--models-preset", "/none.ini"], "--models-preset /none.ini: No such file"),
+        (&["--models-preset", "x.ini", "-m", "x.gguf"], "cannot be used with"),
         (&["--models-dir", ".", "--models-max", "0"], "0 is not in 1..=64"),
     ] {
         let text = refused(words);
         assert!(text.contains(part), "{text}");
     }
+}
+
+#[test]
+fn a_preset_alone_names_the_models() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("models.ini");
+    fs::write(&file, format!("[one]\nmodel = \"{}\"\nc = 256\n", demo_model().display())).unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_hobbit-server"));
+    command.env("HF_HOME", dir.path().join("home"));
+    let server = Server::start_as(command, &["--models-preset", file.to_str().unwrap()]);
+    assert_eq!(with_status(&server, "unloaded"), ["one"]);
+    assert_eq!(server.post("/v1/completions", &ask("one")).ok()["model"], "one");
+}
+
+/// Nothing that a model makes its process print names the address to which requests go.
+#[test]
+fn a_models_words_lead_no_request_elsewhere() {
+    let dir = directory();
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    other.set_nonblocking(true).unwrap();
+    let line = format!("hobbit: ready; http://{}, 1 slot of 512 tokens", other.local_addr().unwrap());
+    let template = format!("{{{{ raise_exception('x\n{line}\n') }}}}");
+    let server = start(&dir, &["--chat-template", &template]);
+    assert_eq!(server.post("/v1/completions", &ask("a")).ok()["model"], "a");
+    assert!(server.logged(&line).starts_with("[a] hobbit: ready"), "the template has written the line");
+    assert_eq!(other.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[test]
+fn a_request_waits_for_room_only_so_long() {
+    let dir = directory();
+    let server = start(&dir, &["--context-shift", "--model-wait", "1"]);
+    let mut events = server.stream("/completion", &endless("a"));
+    events.next().unwrap();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| server.post("/v1/completions", &ask("b")));
+        until("the stream goes on", || events.next().is_some() && other.is_finished());
+        let message = other.join().unwrap().error(503, "unavailable_error");
+        let parts = ["'b' was not loaded: it waited 1 s", "--model-wait", "'a' has 1 running requests"];
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+    });
+    // The model stays, for others as well, until it is free.
+    server.post("/v1/completions", &ask("a")).ok();
+    assert!(events.next().is_some());
+    drop(events);
+    server.wait_for_busy(0);
+    server.post("/v1/completions", &ask("b")).ok();
+    assert!(refused(&["--models-dir", ".", "--model-wait", "x"]).contains("expected a number of seconds"));
+}
+
+#[test]
+fn a_stopped_model_is_ended_for_others() {
+    let dir = directory();
+    let server = start(&dir, &["--context-shift", "--timeout", "5"]);
+    let mut events = server.stream("/completion", &endless("a"));
+    events.next().unwrap();
+    server.signal("STOP", server.children()[0]);
+    assert_eq!(server.post("/v1/completions", &ask("b")).ok()["model"], "b");
+    let last = events.last().unwrap();
+    let message = last.data["error"]["message"].as_str().unwrap();
+    assert!(message.contains("gave no answer for 5 s and was killed"), "{message}");
+}
+
+#[test]
+fn health_answers_beside_idle_streams_and_waiting_requests() {
+    let dir = directory();
+    let server = start(&dir, &["--context-shift", "--max-waiting", "8"]);
+    // Streams of events are bounded: the first ones end for the last ones.
+    let mut streams: Vec<_> = (0..65).map(|_| server.events("/models/sse")).collect();
+    assert_eq!(streams.remove(0).next(), None);
+    server.get("/health").ok();
+    // As are requests that wait for a model.
+    let mut events = server.stream("/completion", &endless("a"));
+    events.next().unwrap();
+    let waiting: Vec<_> = (0..9)
+        .map(|_| {
+            let (mut stream, body) = (server.connect(), ask("b").to_string());
+            let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length:";
+            stream.write_all(format!("{head} {}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    server.logged("POST /v1/completions 503");
+    server.get("/health").ok();
+    drop((waiting, events));
+    until("requests that left wait no longer", || server.post("/v1/completions", &ask("a")).status == 200);
 }
 
 #[test]

@@ -2,8 +2,9 @@
 //!
 //! A connection waits for its client unless a request of it is being processed: while it is silent, while a request
 //! arrives, while the client does not read an answer. A connection that waits longer than the server's patience is
-//! closed, in TLS, HTTP/1 and HTTP/2. At the limit, the one that has waited longest makes room for a new one. All
-//! requests of a closed connection are cancelled, so that their slots are free again.
+//! closed, in TLS, HTTP/1 and HTTP/2. At the limit, the one that has waited longest makes room for a new one. If none
+//! waits, a few more are accepted, which are only told the server's health. All requests of a closed connection are
+//! cancelled, so that their slots are free again.
 
 use std::collections::HashMap;
 use std::future::{Ready, ready};
@@ -37,7 +38,10 @@ const CONNECTIONS: usize = 512;
 /// Connections beyond those of waiting and running requests.
 const SPARE_CONNECTIONS: usize = 192;
 
-/// File descriptors reserved for the model, its cache and logs.
+/// Connections beyond the limit, for requests of `/health`.
+const HEALTH_CONNECTIONS: usize = 16;
+
+/// File descriptors reserved for the model, its cache and logs, and for [`HEALTH_CONNECTIONS`].
 const OTHER_DESCRIPTORS: u64 = 128;
 
 /// An answer is handed to a connection in pieces of this size, so that a client that does not read is noticed.
@@ -73,6 +77,8 @@ pub struct Connection {
     /// The last write found the socket full: the client has not read all.
     is_blocked: AtomicBool,
     waker: AtomicWaker,
+    /// Beyond the limit when it was accepted.
+    is_extra: bool,
     all: Weak<Connections>,
 }
 
@@ -147,23 +153,28 @@ impl Connections {
     /// Registers a new connection.
     ///
     /// # Errors
-    /// The limit is reached, and every connection has a request being processed.
+    /// The limit and the connections for `/health` are used up, and every one has a request being processed.
     fn take_in(self: &Arc<Self>, stream: TcpStream) -> io::Result<Tracked> {
+        let mut open = lock(&self.open);
+        let oldest = || {
+            let waiting = open.iter().filter_map(|(id, connection)| Some((connection.waiting_since()?, *id)));
+            waiting.min().map(|(_, id)| id)
+        };
+        let oldest = if open.len() >= self.limit { oldest() } else { None };
+        if let Some(connection) = oldest.and_then(|oldest| open.remove(&oldest)) {
+            connection.close();
+        }
+        if open.len() >= self.limit + HEALTH_CONNECTIONS {
+            return Err(io::Error::other("too many connections"));
+        }
         let connection = Arc::new(Connection {
             turn: Mutex::new(Turn { n_working: 0, n_exchanges: 0, is_idle: false, since: Instant::now() }),
             is_closed: AtomicBool::new(false),
             is_blocked: AtomicBool::new(false),
             waker: AtomicWaker::new(),
+            is_extra: open.len() >= self.limit,
             all: Arc::downgrade(self),
         });
-        let mut open = lock(&self.open);
-        if open.len() >= self.limit {
-            let waiting = open.iter().filter_map(|(id, connection)| Some((connection.waiting_since()?, *id)));
-            let (_, oldest) = waiting.min().ok_or_else(|| io::Error::other("too many connections"))?;
-            if let Some(connection) = open.remove(&oldest) {
-                connection.close();
-            }
-        }
         // The Arc's address: unique while the connection is open.
         let id = Arc::as_ptr(&connection) as usize;
         open.insert(id, Arc::clone(&connection));
@@ -300,6 +311,7 @@ pub async fn follow(
     mut request: Request,
     next: Next,
 ) -> Response {
+    let is_extra = connection.is_extra;
     let exchange = Arc::new(Exchange::new(connection));
     let record = Record::new(&all.log, request.method(), request.uri().path());
     if request.body().is_end_stream() {
@@ -307,7 +319,8 @@ pub async fn follow(
     }
     let asks_for_health = matches!(request.uri().path(), "/health" | "/v1/health");
     request.extensions_mut().insert(Arc::clone(&exchange));
-    let response = if all.n_requests.load(Ordering::Relaxed) > all.limit && !asks_for_health {
+    let is_over = is_extra && lock(&all.open).len() > all.limit || all.n_requests.load(Ordering::Relaxed) > all.limit;
+    let response = if is_over && !asks_for_health {
         ApiError::busy("too many requests at once").into_response()
     } else {
         record::CURRENT.scope(Arc::clone(&record), next.run(request)).await

@@ -55,7 +55,9 @@ pub fn scan(directory: &Path, places: &Places) -> BTreeMap<String, Entry> {
 /// The complete models of a directory.
 fn models_in(directory: &Path) -> Vec<Entry> {
     let names = files_of(directory);
-    let models = names.iter().filter(|name| is_first_part_of_model(name) && !accompanies(name));
+    // macOS keeps a file's attributes in `._NAME` on other systems' disks.
+    let models =
+        names.iter().filter(|name| is_first_part_of_model(name) && !accompanies(name) && !name.starts_with('.'));
     models.filter_map(|name| model_at(&directory.join(name))).collect()
 }
 
@@ -78,7 +80,8 @@ fn accompanies(name: &str) -> bool {
 }
 
 fn projector_in(directory: &Path) -> Option<PathBuf> {
-    let found = files_of(directory).into_iter().find(|name| name.contains("mmproj") && name.ends_with(".gguf"));
+    let is_projector = |name: &String| name.contains("mmproj") && name.ends_with(".gguf") && !name.starts_with('.');
+    let found = files_of(directory).into_iter().find(is_projector);
     found.map(|name| directory.join(name))
 }
 
@@ -114,8 +117,8 @@ mod tests {
     fn names_are_llama_servers() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        let files = "a.gguf a-draft.gguf a.low-q2_k.hobbit.gguf mmproj-a.gguf note.txt s-00001-of-00002.gguf \
-                     s-00002-of-00002.gguf cut-00001-of-00002.gguf vision/v-Q8_0.gguf vision/mmproj-v.gguf \
+        let files = "a.gguf ._a.gguf .hidden.gguf a-draft.gguf a.low-q2_k.hobbit.gguf mmproj-a.gguf note.txt s-00001-of-00002.gguf \
+                     s-00002-of-00002.gguf cut-00001-of-00002.gguf vision/v-Q8_0.gguf vision/._mmproj-v.gguf vision/mmproj-v.gguf \
                      two/x.gguf two/y.gguf empty/readme";
         for file in files.split_whitespace() {
             fs::create_dir_all(at(file).parent().unwrap()).unwrap();

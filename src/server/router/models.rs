@@ -1,6 +1,6 @@
 //! Which models are loaded, and which one is unloaded for another.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use hobbit_core::plan::Budget;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
-use tokio::sync::{Mutex as Turn, Notify, OwnedMutexGuard, broadcast};
+use tokio::sync::{Mutex as Turn, Notify, OwnedMutexGuard, broadcast, oneshot};
 
 use super::list::{self, Entry};
 use super::presets::Presets;
@@ -25,6 +25,9 @@ use crate::signals;
 
 /// Beyond --shutdown-grace, the time that a process has to end before it is killed.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Clients of `/models/sse`; another one takes the place of the oldest.
+const LISTENERS_MAX: usize = 64;
 
 /// Events that a client of `/models/sse` may be behind; a slower one misses the oldest.
 const EVENTS_BEHIND: usize = 256;
@@ -59,6 +62,8 @@ struct State {
     n_waiting: usize,
     /// To clients of `/models/sse`; `None` once the server ends.
     events: Option<broadcast::Sender<Value>>,
+    /// Dropped to end a client's stream; oldest first.
+    listeners: VecDeque<oneshot::Sender<()>>,
 }
 
 impl State {
@@ -211,9 +216,17 @@ impl Models {
         })
     }
 
-    /// Events of all models from now on.
-    pub fn events(&self) -> Result<broadcast::Receiver<Value>, ApiError> {
-        lock(&self.state).events.as_ref().map(broadcast::Sender::subscribe).ok_or_else(ApiError::shutting_down)
+    /// Events of all models from now on, and what ends when the client has to leave for others.
+    pub fn events(&self) -> Result<(broadcast::Receiver<Value>, oneshot::Receiver<()>), ApiError> {
+        let mut state = lock(&self.state);
+        let events = state.events.as_ref().map(broadcast::Sender::subscribe).ok_or_else(ApiError::shutting_down)?;
+        state.listeners.retain(|listener| !listener.is_closed());
+        if state.listeners.len() >= LISTENERS_MAX {
+            state.listeners.pop_front();
+        }
+        let (listener, place) = oneshot::channel();
+        state.listeners.push_back(listener);
+        Ok((events, place))
     }
 
     /// The loaded models, and the time since the last use of each.

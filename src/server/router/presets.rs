@@ -20,6 +20,9 @@ const ALL: &str = "*";
 /// Longest file.
 const BYTES_MAX: u64 = 1 << 20;
 
+/// Sections of a file. Each is checked at the start, in about a millisecond.
+const SECTIONS_MAX: usize = 1000;
+
 /// Flags by model.
 #[derive(Debug, Default)]
 pub struct Presets(BTreeMap<String, Preset>);
@@ -75,14 +78,32 @@ impl Presets {
 fn read(path: &Path) -> Result<BTreeMap<String, Preset>> {
     let mut rules = IniDefault::default();
     (rules.default_section, rules.case_sensitive, rules.delimiters) = (String::new(), true, vec!['=']);
+    // A `;` or `#` in a value may be its own: see `value_of`.
+    rules.enable_inline_comments = false;
     let text = hobbit_core::files::read_text(path, BYTES_MAX)?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(&text).to_owned();
     let sections = Ini::new_from_defaults(rules).read(text).map_err(anyhow::Error::msg)?;
+    if sections.len() > SECTIONS_MAX {
+        bail!("{} sections, at most {SECTIONS_MAX} are read: give flags of all models in [*]", sections.len());
+    }
     let grammar = Grammar::of(&args::server::command());
     let preset = |(name, settings): (String, _)| {
         let preset = preset(&name, BTreeMap::from_iter(settings), &grammar);
         Ok((name.clone(), preset.with_context(|| format!("section [{name}]"))?))
     };
     sections.into_iter().map(preset).collect()
+}
+
+/// A value without the comment after it, which begins with a `;` or `#` that follows a space. Quotes around a value keep
+/// everything between them.
+fn value_of(text: &str) -> &str {
+    let is_end = |rest: &str| rest.trim().is_empty() || rest.trim_start().starts_with([';', '#']);
+    let quoted = |quote| text.strip_prefix(quote)?.split_once(quote).filter(|(_, rest)| is_end(rest));
+    if let Some((value, _)) = quoted('"').or_else(|| quoted('\'')) {
+        return value;
+    }
+    let comment = text.match_indices([';', '#']).find(|(at, _)| text[..*at].ends_with([' ', '\t']) || *at == 0);
+    comment.map_or(text, |(at, _)| text[..at].trim_end())
 }
 
 /// The section `name` of a file.
@@ -95,7 +116,7 @@ fn preset(name: &str, settings: BTreeMap<String, Option<String>>, grammar: &Gram
         if name.is_empty() {
             bail!("'{key}' stands before the first section");
         }
-        for word in grammar.setting(&key, value.as_deref())?.words {
+        for word in grammar.setting(&key, value.as_deref().map(value_of))?.words {
             let text = word.to_str().unwrap_or_default();
             let (flag, value) = text.split_once('=').unwrap_or((text, ""));
             match flag.trim_start_matches('-') {
@@ -109,4 +130,44 @@ fn preset(name: &str, settings: BTreeMap<String, Option<String>>, grammar: &Gram
         check_model(file)?;
     }
     Ok(preset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_end_values_after_a_space_and_outside_quotes() {
+        for (text, value) in [
+            ("top_k;top_p;temperature", "top_k;top_p;temperature"),
+            ("top_k;top_p ; both", "top_k;top_p"),
+            ("768 ; every model's", "768"),
+            ("a#b\t# c", "a#b"),
+            ("; nothing", ""),
+            ("\"{{ a }} ; # b\" ; c", "{{ a }} ; # b"),
+            ("'a \"b\" # c'", "a \"b\" # c"),
+            ("\"a\" + \"b\" # c", "\"a\" + \"b\""),
+            ("\"open # c", "\"open"),
+        ] {
+            assert_eq!(value_of(text), value, "{text}");
+        }
+    }
+
+    #[test]
+    fn files_are_read_whatever_wrote_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("models.ini");
+        let template = "chat-template = '{{ 1 }} ; # 2'";
+        let text = format!("{}[a]\r\nsamplers = top_k;top_p;temperature\r\n{template}\r\n", '\u{feff}');
+        std::fs::write(&path, text).unwrap();
+        let words = ["--samplers=top_k;top_p;temperature", "--chat-template={{ 1 }} ; # 2"].map(OsString::from);
+        let mut found = Presets::read(&path, &[]).unwrap().of("a");
+        found.sort_by_key(|word| *word != words[0]);
+        assert_eq!(found, words);
+        // Checking thousands takes long: refused at once, with a message.
+        let many: String = (0..=SECTIONS_MAX).map(|n| format!("[m{n}]\nc = 256\n")).collect();
+        std::fs::write(&path, many).unwrap();
+        let error = format!("{:#}", Presets::read(&path, &[]).unwrap_err());
+        assert!(error.contains("1001 sections, at most 1000") && error.contains("models.ini"), "{error}");
+    }
 }
