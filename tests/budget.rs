@@ -7,7 +7,7 @@ use hobbit::engine::draft_bytes;
 use hobbit::options::{DraftOptions, ScaledFile};
 use hobbit::{Model, ModelOptions, OpenError, SessionOptions};
 use hobbit_core::gguf::Gguf;
-use hobbit_core::plan::{Budget, ExpertCache, MemoryPlan, PlanError};
+use hobbit_core::plan::{Budget, ExpertCache, PlanError};
 use hobbit_core::stats::peak_rss_bytes;
 use hobbit_core::store::slot_stride;
 use serde_json::Value;
@@ -266,18 +266,15 @@ fn enough_is_not_refused_before_loading() {
     if !fixture::in_own_process("budget::enough_is_not_refused_before_loading") {
         return;
     }
-    let needed = |plan: &MemoryPlan| {
-        let fixed = &plan.fixed;
-        let all = fixed.weights + fixed.kv + fixed.compute + fixed.runtime + fixed.prediction + plan.staging_slot_bytes;
-        (all * 100).div_ceil(99).max(all + 32 * MIB)
-    };
     for arch in architectures() {
         let dir = tempfile::tempdir().unwrap();
         let path = fixture::write(dir.path(), &Spec { vocab: 4096, ..Spec::tiny(arch) });
         for (n_seq_max, n_ctx) in [(1, 256), (3, 1536)] {
             let settings = SessionOptions { n_seq_max, n_ctx, ..settings() };
             let options = |budget| ModelOptions { expects: settings.clone(), ..within(budget) };
-            let found = needed(Model::open(&path, &options(1 << 40)).unwrap().session(&settings).unwrap().plan());
+            let session = Model::open(&path, &options(1 << 40)).unwrap().session(&settings).unwrap();
+            let found = fixture::least_budget(session.plan());
+            drop(session);
             let model = Model::open(&path, &options(found));
             model.unwrap_or_else(|error| panic!("{arch}: {found} are needed: {error}"));
             // Resident pages differ from run to run.

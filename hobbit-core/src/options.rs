@@ -85,8 +85,8 @@ pub struct ModelOptions {
     /// Load the layers for multi-token prediction, experts included, and give each session a second context for them:
     /// [`DraftSource::DraftMtp`] needs both.
     pub mtp: bool,
-    /// Session options to expect, as far as they are known: they decide what fits. A context length of 0 means the
-    /// model's.
+    /// Session options to expect, as far as they are known: they decide what fits. A model that certainly does not fit
+    /// with them is refused before it is loaded; the defaults count as unknown. A context length of 0 means the model's.
     pub expects: SessionOptions,
     /// Part of the budget that holds experts.
     pub expert_cache: ExpertCache,

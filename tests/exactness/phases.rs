@@ -12,8 +12,8 @@ use hobbit_core::plan::PlanError;
 use super::HYBRID;
 use crate::fixture::cases::{Case, all_architectures, case, part, recent};
 use crate::fixture::compare::{Placed, QUARTER, Reference, each, options, same};
-use crate::fixture::in_own_process;
 use crate::fixture::script::{Evaluate, Script};
+use crate::fixture::{in_own_process, least_budget};
 
 /// A session, with the slots and the resident bytes after each batch.
 struct Watched {
@@ -54,7 +54,11 @@ fn wide_case() -> Case {
 /// A session with about `more` bytes more than the least budget, and the budget. This process counts too, and what
 /// earlier models leave with its allocator, so that the first answer may be too low.
 fn tight(reference: &Reference, options: &ModelOptions, more: u64) -> (Watched, u64) {
-    let mut budget = 1 << 20;
+    let options = ModelOptions { expects: reference.case.options.clone(), overcommit: true, ..options.clone() };
+    let empty = ModelOptions { budget: Budget::Bytes(1 << 40), expert_cache: ExpertCache::Bytes(0), ..options.clone() };
+    let session = Model::open(&reference.path, &empty).unwrap().session(&reference.case.options).unwrap();
+    let mut budget = least_budget(session.plan()) + more;
+    drop(session);
     for _ in 0..8 {
         let options = ModelOptions { budget: Budget::Bytes(budget), ..options.clone() };
         let opened = Model::open(&reference.path, &options);

@@ -183,6 +183,17 @@ fn a_killed_model_is_an_error_with_its_reason() {
     assert!(plain.status == 503 && plain.body["error"].as_str().unwrap().contains("exit status 1"), "{plain:?}");
 }
 
+/// Its process refuses before it loads anything.
+#[test]
+fn a_model_beyond_its_budget_is_an_error_that_names_what_is_needed() {
+    let dir = directory();
+    let server = start(&dir, &["--mem-budget", "40M"]);
+    let message = server.post("/v1/completions", &ask("a")).error(503, "unavailable_error");
+    for part in ["a memory budget of 40 MiB (as given) is too small", "needs at least ", "give --mem-budget "] {
+        assert!(message.contains(part), "{message}");
+    }
+}
+
 #[test]
 fn models_have_flags_of_their_own() {
     let (dir, other) = (directory(), tempfile::tempdir().unwrap());

@@ -171,12 +171,12 @@ impl HeaderNeeds {
         let least = if trained > CONTEXT_TOKENS_MIN.into() { CONTEXT_TOKENS_MIN } else { 0 };
         let n_ctx = if options.expects.n_ctx == 0 { least } else { options.expects.n_ctx };
         let expects = SessionOptions { n_ctx, ..expects };
-        self.check(gguf, map, options, &expects)?;
+        self.check(gguf, map, options, &expects, 0)?;
         self.checked = Some(expects);
         Ok(())
     }
 
-    /// Checks that a session fits, before its context is made.
+    /// Checks that a session of the loaded model fits, before its context is made.
     ///
     /// # Errors
     /// [`PlanError`].
@@ -190,15 +190,20 @@ impl HeaderNeeds {
         let is_checked = |checked: &SessionOptions| {
             *session == SessionOptions { checkpoints: session.checkpoints, ..checked.clone() }
         };
-        if self.checked.as_ref().is_some_and(is_checked) { Ok(()) } else { self.check(gguf, map, options, session) }
+        if self.checked.as_ref().is_some_and(is_checked) {
+            return Ok(());
+        }
+        self.check(gguf, map, options, session, self.input.fixed.weights.saturating_add(self.adapters))
     }
 
+    /// `loaded` bytes are in memory already.
     fn check(
         &self,
         gguf: &Gguf,
         map: &ExpertMap,
         options: &ModelOptions,
         session: &SessionOptions,
+        loaded: u64,
     ) -> Result<(), PlanError> {
         let beside = self.beside(map, session, options).saturating_add(options.lent_bytes);
         let mut least = self.input.clone();
@@ -232,6 +237,7 @@ impl HeaderNeeds {
         least.fixed.weights = least.fixed.weights.min(weights.saturating_sub(self.in_files));
         (least.fixed.kv, least.fixed.compute) = (kv, compute);
         least.fixed.runtime = least.fixed.runtime.saturating_add(mtp);
+        let resident = resident.saturating_sub(loaded);
         let process = self.process_bytes(resident.saturating_add(self.adapters).saturating_add(LOADED_BYTES));
         let runtime = process.saturating_add(beside).saturating_add(mtp);
         MemoryPlan::check(&least, FixedCosts { runtime, ..least.fixed })
