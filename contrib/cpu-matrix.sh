@@ -15,7 +15,8 @@ cd "$(dirname "$0")/.."
 target=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 matrix=$target/cpu-matrix
 host=$(rustc -vV | sed -n 's/^host: //p')
-manifest=$(cargo metadata --format-version 1 --filter-platform "$host" | grep -o '[^"]*llama-cpp-sys-2-[^"]*/Cargo.toml' | head -1)
+manifest=$(cargo metadata --format-version 1 --filter-platform "$host" |
+  grep -o '[^"]*llama-cpp-sys-2-[^"]*/Cargo.toml' | head -1)
 sources=$(dirname "$manifest")/llama.cpp
 
 [ "$(uname -m)" = x86_64 ] || { echo "cpu-matrix: the variants are those of x86-64" >&2; exit 2; }

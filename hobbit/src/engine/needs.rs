@@ -365,8 +365,8 @@ pub(super) fn ask(gguf: &Gguf, options: &ModelOptions, expects: &SessionOptions,
     Some(Needs { mapped: tensor_bytes(gguf).max(weights), repacked, kv, compute, runtime, gives_way })
 }
 
-/// llama.cpp's memory for a model and a context on the CPU, which it creates without allocating them, and the bytes that
-/// the process holds with its vocabulary. `None` if that fails.
+/// llama.cpp's memory for a model and a context on the CPU, which it creates without allocating them, and the bytes
+/// that the process holds with its vocabulary. `None` if that fails.
 fn estimate(gguf: &Gguf, options: &ModelOptions, session: &SessionOptions) -> Option<(MemoryUse, u64)> {
     let overrides = kv_overrides(options);
     let mut no_devices = [std::ptr::null_mut()];
