@@ -194,6 +194,8 @@ impl Worker {
     /// Fails the requests in the batch. The session has removed their tokens, or lost the whole context.
     pub(super) fn failed(&mut self, members: &[usize], error: EvalError) {
         let is_lost = matches!(error, EvalError::ContextLost(_) | EvalError::Interrupted);
+        // The context may not hold what the slot believes, as after a restored state with gaps.
+        let is_doubtful = matches!(error, EvalError::Decode(_));
         let error = match error {
             EvalError::ContextFull { .. } => ApiError::server("Context size has been exceeded."),
             EvalError::Interrupted => ApiError::shutting_down(),
@@ -205,6 +207,9 @@ impl Worker {
             }
             if is_lost || members.contains(&at) {
                 self.fail(at, error.clone());
+            }
+            if is_doubtful && members.contains(&at) {
+                let _ = self.forget(at);
             }
         }
     }
