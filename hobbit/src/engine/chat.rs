@@ -177,8 +177,8 @@ impl ChatInputs {
         Ok(stack_bytes)
     }
 
-    /// The inputs with the texts of all system messages in the first one, and the texts; `None` if there is one or none,
-    /// or one that is no text.
+    /// The inputs with the texts of all system messages in the first one, and the texts; `None` if there are fewer than
+    /// two, or one that is no text.
     fn with_one_system_message(&self) -> Option<(Self, Vec<String>)> {
         let mut messages: Vec<Value> = serde_json::from_str(&self.messages).ok()?;
         let is_system = |message: &Value| message.get("role").is_some_and(|role| role == "system");
