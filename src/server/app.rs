@@ -1,5 +1,6 @@
 //! State shared by all requests.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -9,7 +10,7 @@ use crossbeam_channel::Sender;
 use hobbit::engine::{ChatTemplates, Chunks, Encoder, Projector};
 use hobbit::options::{Pooling, Token};
 use hobbit::{Interrupt, Model};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::adapters::Adapters;
 use super::api::responses::kept::Kept;
@@ -36,7 +37,7 @@ pub struct App {
     pub memory: Memory,
     /// Conversations of `/v1/responses`.
     pub kept: Kept,
-    workers: Semaphore,
+    workers: Arc<Semaphore>,
 }
 
 /// The loaded model.
@@ -64,7 +65,8 @@ impl App {
     pub fn new(settings: Settings, began: u64) -> Self {
         let memory = Memory::new(settings.http.max_body);
         let kept = Kept::new(settings.http.max_body);
-        let workers = Semaphore::new(WORKERS);
+        let workers = Arc::new(Semaphore::new(WORKERS));
+        hobbit::engine::when_templates_are_slow(|| drop(PERMIT.take()));
         Self { settings, loaded: OnceLock::new(), began, controls: Arc::default(), memory, kept, workers }
     }
 
@@ -123,9 +125,28 @@ impl Loaded {
 /// Requests processed at once: the engine needs the cores, too.
 const WORKERS: usize = 2;
 
-async fn work_within<T>(workers: &Semaphore, work: impl FnOnce() -> T) -> T {
-    let _permit = workers.acquire().await.expect("it is never closed");
-    tokio::task::block_in_place(work)
+thread_local! {
+    /// What the thread's work holds. A slow template or schema gives it up: another process works on it, and it may
+    /// have to wait for others of its kind, but not they for it.
+    static PERMIT: Cell<Option<OwnedSemaphorePermit>> = const { Cell::new(None) };
+}
+
+async fn work_within<T>(workers: &Arc<Semaphore>, work: impl FnOnce() -> T) -> T {
+    let permit = Arc::clone(workers).acquire_owned().await.expect("it is never closed");
+    tokio::task::block_in_place(|| {
+        PERMIT.set(Some(permit));
+        // Also after a panic.
+        let _taken = Taken;
+        work()
+    })
+}
+
+struct Taken;
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        drop(PERMIT.take());
+    }
 }
 
 /// Asks a generation to end its reasoning. Cheap to clone.

@@ -172,13 +172,16 @@ impl Server {
 
     /// The processes of models that this one has started and that have not ended.
     pub fn children(&self) -> Vec<u32> {
+        self.processes("cmdline", "--model=")
+    }
+
+    /// The processes that this one has started, that have not ended, and whose `file` in /proc has `part`.
+    pub fn processes(&self, file: &str, part: &str) -> Vec<u32> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().flatten();
         let lists = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
         let all: Vec<u32> = lists.collect::<String>().split_whitespace().map(|id| id.parse().unwrap()).collect();
-        // Besides them there is the process that applies chat templates.
-        let serves =
-            |id: &u32| std::fs::read_to_string(format!("/proc/{id}/cmdline")).is_ok_and(|it| it.contains("--model="));
-        all.into_iter().filter(|id| is_running(*id) && serves(id)).collect()
+        let has = |id: &u32| std::fs::read_to_string(format!("/proc/{id}/{file}")).is_ok_and(|it| it.contains(part));
+        all.into_iter().filter(|id| is_running(*id) && has(id)).collect()
     }
 
     /// Sends SIGTERM or SIGKILL to a process.

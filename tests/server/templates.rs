@@ -94,6 +94,46 @@ fn a_template_that_explodes_fails_one_request() {
     });
 }
 
+#[test]
+fn the_process_for_templates_is_started_again() {
+    let server = Server::start(&[]);
+    let body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1});
+    server.post("/v1/chat/completions", &body).ok();
+    for _ in 0..3 {
+        let own = server.processes("comm", "hobbit-template");
+        assert_eq!(own.len(), 1, "there is one, also after another was killed");
+        server.signal("KILL", own[0]);
+        until("it ends", || !is_running(own[0]));
+        server.post("/v1/chat/completions", &body).ok();
+    }
+}
+
+#[test]
+fn slow_schemas_and_templates_do_not_delay_other_requests() {
+    let server = Server::start(&["--chat-template", &on_demand()]);
+    let ask = |content: &str, more| {
+        let messages = json!([{"role": "user", "content": content}]);
+        server.post("/v1/chat/completions", &with(json!({"messages": messages, "max_tokens": 1}), more))
+    };
+    std::thread::scope(|scope| {
+        let slow = || scope.spawn(|| ask("loops in loops", json!({})).refused());
+        // Each takes its whole time of two seconds, one after another.
+        let slow: Vec<_> = std::iter::repeat_with(slow).take(6).collect();
+        let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+        let form = json!({"type": "json_schema", "json_schema": {"schema": schema}});
+        for _ in 0..3 {
+            ask("Hi", json!({})).ok();
+            ask("Hi", json!({"response_format": form})).ok();
+            server.post("/tokenize", &json!({"content": "Hi"})).ok();
+            server.post("/completion", &json!({"prompt": "Hi", "n_predict": 1})).ok();
+        }
+        assert!(!slow.iter().all(|own| own.is_finished()), "the others were served meanwhile");
+        for own in slow {
+            assert!(own.join().unwrap().contains("it runs for more than 2 s"));
+        }
+    });
+}
+
 /// A small model whose file has another template, filled up with spaces.
 fn model_with(template: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();

@@ -18,7 +18,7 @@ use super::model::Model;
 use hobbit_core::named::named;
 use hobbit_core::options::ReasoningFormat;
 
-pub use isolation::isolate_chat_templates;
+pub use isolation::{isolate_chat_templates, when_templates_are_slow};
 pub use reply::{ChatDelta, ChatParser, ChatReply, ToolCall, ToolCallDelta};
 pub use stream::ChatStream;
 pub use templates::{ChatPrompt, ChatTemplates, LazyGrammar, ThinkingTags};

@@ -67,7 +67,7 @@ mod vocabulary;
 pub use adapters::AdapterInfo;
 pub use chat::{
     ChatDelta, ChatInputs, ChatMessage, ChatParser, ChatPrompt, ChatReply, ChatStream, ChatTemplates, Continuation,
-    LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice, isolate_chat_templates,
+    LazyGrammar, ThinkingTags, ToolCall, ToolCallDelta, ToolChoice, isolate_chat_templates, when_templates_are_slow,
 };
 pub use cpu_speed::cpu_bytes_per_second;
 pub use devices::{DeviceInfo, DeviceKind, devices};

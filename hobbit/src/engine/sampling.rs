@@ -85,6 +85,7 @@ impl Sampler {
             Ok(grammar) => Ok(grammar),
             Err(Failure::Inputs(reason)) => Err(SamplerError::Grammar(reason)),
             Err(Failure::Work(reason)) => Err(SamplerError::Grammar(format!("the schema: {reason}"))),
+            Err(Failure::Slow) => Err(SamplerError::Grammar("the schema: it takes too long".to_owned())),
         }
     }
 

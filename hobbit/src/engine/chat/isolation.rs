@@ -5,15 +5,24 @@
 //! macros, self-referential lists) or crash llama.cpp's interpreter (`1 is divisibleby(0)`), and C++ on a thread cannot
 //! be stopped. A schema can do the same in a hundred bytes: llama.cpp follows references within `allOf` for ever, and
 //! visits nested ones exponentially often. So each task is a process of its own, with limits. These processes are
-//! forked from an idle one, which was forked while the program had one thread, and which ends with the program.
+//! forked from an idle one, which was forked while the program had one thread, and which ends with the program. If it
+//! is killed, the program starts itself again as an idle process, a few times within a minute.
+//!
+//! Slow tasks do not delay others: each task first has a little CPU time in one lane; one that needs more begins again
+//! in the lane of slow schemas or of slow templates, each with an idle process of its own.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, OnceLock, PoisonError};
-use std::{fs, io, ptr};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+use std::{env, fs, io, ptr};
 
 use ggml_sys::llama;
 use ggml_sys::shim::{self, hobbit_text_callback};
@@ -29,8 +38,17 @@ use crate::engine::raw::{MESSAGE_BYTES, text_of};
 /// CPU time limit of a task, in seconds. Renderings of a megabyte take about 30 ms.
 const CPU_SECONDS: u64 = 2;
 
+/// CPU time limit of a task's first trial, in microseconds. A schema of usual size takes a few milliseconds.
+const QUICK_MICROSECONDS: i64 = 150_000;
+
+/// Slow tasks that may wait for their turn; each blocks a thread.
+const SLOW_MAX: usize = 32;
+
 /// Wall-clock limit of a task, for busy machines.
 const WALL_SECONDS: u32 = 10;
+
+/// Longest wait for an idle process's answer: it may be stopped.
+const PATIENCE: Duration = Duration::from_secs(WALL_SECONDS as u64 + 20);
 
 /// Memory limit of a task, without the part per byte of its inputs: renderings of ten megabytes take 13 bytes per
 /// input byte.
@@ -44,25 +62,144 @@ const RESULT_PER_INPUT_BYTE: u64 = 4;
 /// Longest message from one process to another.
 const MESSAGE_MAX: u64 = 1 << 30;
 
-/// The stream to the idle process, if isolation was requested.
-static PROCESS: OnceLock<Result<Mutex<UnixStream>, String>> = OnceLock::new();
+/// Set for an idle process that the program starts again: its standard input is the stream.
+const REVIVED: &str = "HOBBIT_TEMPLATE_PROCESS";
+
+/// Idle processes that are started again within [`REVIVALS_SPAN`].
+const REVIVALS_MAX: usize = 5;
+const REVIVALS_SPAN: Duration = Duration::from_secs(60);
+
+/// The idle processes, if isolation was requested.
+static LANES: OnceLock<Result<Lanes, String>> = OnceLock::new();
+
+/// Called on a thread whose task turns out to be slow, before it waits for its turn.
+static WHEN_SLOW: OnceLock<fn()> = OnceLock::new();
+
+/// Sets a function that is called on the thread of a slow task before it waits for its turn.
+pub fn when_templates_are_slow(call: fn()) {
+    let _ = WHEN_SLOW.set(call);
+}
+
+struct Lanes {
+    quick: Mutex<Idle>,
+    schemas: Lane,
+    templates: Lane,
+}
+
+/// The lane of slow tasks.
+#[derive(Default)]
+struct Lane {
+    n_waiting: AtomicUsize,
+    idle: Mutex<Idle>,
+}
+
+/// An idle process.
+#[derive(Default)]
+struct Idle {
+    /// `None` before the first task.
+    stream: Option<UnixStream>,
+    /// Unless it was forked.
+    child: Option<Child>,
+    /// When idle processes were started again.
+    revivals: Vec<Instant>,
+}
 
 /// Starts rendering chat templates, and converting JSON schemas, in separate processes, with limits of time, memory and
 /// stack. A program that does not call this does both in its own process, which a hostile template or schema can hang
 /// or crash.
 ///
+/// Should the process be killed, this program is started again as such a process: a program calls this first of all,
+/// and does nothing of its own before.
+///
 /// # Safety
 /// This process has one thread.
 pub unsafe fn isolate_chat_templates() {
+    if env::var_os(REVIVED).is_some() {
+        if let Ok(stream) = io::stdin().as_fd().try_clone_to_owned() {
+            serve(stream.into());
+        }
+        exit(0);
+    }
     // SAFETY: by the caller.
     let started = unsafe { start() };
-    let _ = PROCESS.set(started.map(Mutex::new).map_err(|error| error.to_string()));
+    let lanes = |stream| Lanes {
+        quick: Mutex::new(Idle { stream: Some(stream), ..Idle::default() }),
+        schemas: Lane::default(),
+        templates: Lane::default(),
+    };
+    let _ = LANES.set(started.map(lanes).map_err(|error| error.to_string()));
+}
+
+impl Lanes {
+    fn run(&self, task: &Task) -> io::Result<Result<String, Failure>> {
+        let first = locked(&self.quick).ask(true, task)?;
+        if !matches!(first, Err(Failure::Slow)) {
+            return Ok(first);
+        }
+        WHEN_SLOW.get().iter().for_each(|call| call());
+        let lane = if task.has_schema() { &self.schemas } else { &self.templates };
+        if lane.n_waiting.fetch_add(1, Ordering::Relaxed) >= SLOW_MAX {
+            lane.n_waiting.fetch_sub(1, Ordering::Relaxed);
+            let reason = format!("it takes long, and {SLOW_MAX} others that do wait already; try again later");
+            return Ok(Err(Failure::Work(reason)));
+        }
+        let outcome = locked(&lane.idle).ask(false, task);
+        lane.n_waiting.fetch_sub(1, Ordering::Relaxed);
+        outcome
+    }
+}
+
+/// Counts that an idle process is started again, unless that was done too often.
+fn may_revive(revivals: &mut Vec<Instant>, now: Instant) -> bool {
+    revivals.retain(|at| now.duration_since(*at) < REVIVALS_SPAN);
+    let may = revivals.len() < REVIVALS_MAX;
+    if may {
+        revivals.push(now);
+    }
+    may
+}
+
+fn locked(idle: &Mutex<Idle>) -> MutexGuard<'_, Idle> {
+    idle.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Idle {
+    /// Sends a task and waits for its result; starts the process again if it is gone.
+    fn ask(&mut self, is_quick: bool, task: &Task) -> io::Result<Result<String, Failure>> {
+        let Some(stream) = &mut self.stream else { return ask(self.revive()?, is_quick, task) };
+        let gone = match ask(stream, is_quick, task) {
+            Ok(outcome) => return Ok(outcome),
+            Err(error) => error,
+        };
+        if !may_revive(&mut self.revivals, Instant::now()) {
+            return Err(io::Error::other(format!("{gone}; it ended {REVIVALS_MAX} times within a minute")));
+        }
+        ask(self.revive()?, is_quick, task)
+    }
+
+    /// Starts this program as an idle process, in place of one that is gone.
+    fn revive(&mut self) -> io::Result<&mut UnixStream> {
+        if let Some(mut child) = self.child.take() {
+            // It may be stopped, or hold the other end of a stream that broke.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let (near, far) = UnixStream::pair()?;
+        near.set_read_timeout(Some(PATIENCE))?;
+        // The file may have another name by now, or none.
+        let own = Path::new("/proc/self/exe");
+        let mut command = if own.exists() { Command::new(own) } else { Command::new(env::current_exe()?) };
+        command.env(REVIVED, "1").stdin(OwnedFd::from(far)).stdout(Stdio::null()).stderr(Stdio::null());
+        self.child = Some(command.spawn()?);
+        Ok(self.stream.insert(near))
+    }
 }
 
 /// # Safety
 /// This process has one thread.
 unsafe fn start() -> io::Result<UnixStream> {
     let (near, far) = UnixStream::pair()?;
+    near.set_read_timeout(Some(PATIENCE))?;
     // SAFETY: with one thread, the child may call any function its parent may.
     match unsafe { fork() }? {
         ForkResult::Parent { .. } => Ok(near),
@@ -80,22 +217,19 @@ unsafe fn start() -> io::Result<UnixStream> {
 /// # Errors
 /// See [`Failure`].
 pub(in crate::engine) fn run(task: &Task) -> Result<String, Failure> {
-    match PROCESS.get() {
+    match LANES.get() {
         None => task.run(),
-        Some(Ok(stream)) => {
-            let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
-            ask(&mut stream, task).unwrap_or_else(|error| {
-                let reason = format!("the process for templates and schemas is gone ({error}): restart the program");
-                Err(Failure::Work(reason))
-            })
-        }
+        Some(Ok(lanes)) => lanes.run(task).unwrap_or_else(|error| {
+            let reason = format!("the process for templates and schemas is gone ({error}): restart the program");
+            Err(Failure::Work(reason))
+        }),
         Some(Err(reason)) => Err(Failure::Work(format!("there is no process for it: {reason}"))),
     }
 }
 
 /// Sends a task and waits for its result.
-fn ask(stream: &mut UnixStream, task: &Task) -> io::Result<Result<String, Failure>> {
-    send(stream, &serde_json::to_vec(task)?)?;
+fn ask(stream: &mut UnixStream, is_quick: bool, task: &Task) -> io::Result<Result<String, Failure>> {
+    send(stream, &serde_json::to_vec(&(is_quick, task))?)?;
     Ok(serde_json::from_slice(&receive(stream)?)?)
 }
 
@@ -129,9 +263,9 @@ fn serve(mut stream: UnixStream) {
 
 /// Replaces the standard streams by /dev/null, and ignores signals that are meant for the program.
 fn detach() {
-    use Signal::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
+    use Signal::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
     // The program may pass these on ignored or blocked; limits and the wait for children need them.
-    for needed in [SIGALRM, SIGCHLD, SIGXCPU] {
+    for needed in [SIGALRM, SIGCHLD, SIGPROF, SIGXCPU] {
         // SAFETY: the default runs no handler.
         let _ = unsafe { signal(needed, SigHandler::SigDfl) };
     }
@@ -169,6 +303,7 @@ fn apart(task: &[u8]) -> io::Result<Vec<u8>> {
             };
             match status {
                 WaitStatus::Exited(_, 0) if read.is_ok() => Ok(outcome),
+                WaitStatus::Signaled(_, Signal::SIGPROF, _) => Ok(outcome_of(Failure::Slow)),
                 WaitStatus::Signaled(_, signal, _) => Ok(failed(reason_for(signal))),
                 _ => Ok(failed("the process that worked on it ended without a result".to_owned())),
             }
@@ -178,11 +313,14 @@ fn apart(task: &[u8]) -> io::Result<Vec<u8>> {
 
 /// The child's work.
 fn work(task: &[u8], mut into: UnixStream) -> io::Result<()> {
-    let task: Task = serde_json::from_slice(task)?;
+    let (is_quick, task): (bool, Task) = serde_json::from_slice(task)?;
     let inputs = task.input_bytes() as u64;
     let memory = MEMORY_BYTES + MEMORY_PER_INPUT_BYTE * inputs;
     let result_max = RESULT_BYTES + RESULT_PER_INPUT_BYTE * inputs;
     limit(task.stack_bytes() as u64 + memory)?;
+    if is_quick {
+        end_after(QUICK_MICROSECONDS)?;
+    }
     let outcome = match task.run() {
         // llama.cpp wraps the exception in a message that quotes the template.
         Err(Failure::Work(reason)) if reason.contains("std::bad_alloc") => {
@@ -208,6 +346,18 @@ fn limit(memory: u64) -> io::Result<()> {
     mapped.map_or(Ok(()), |mapped: u64| lower(Resource::RLIMIT_DATA, (mapped << 10) + memory))
 }
 
+/// Ends this process by SIGPROF after this CPU time.
+fn end_after(microseconds: i64) -> io::Result<()> {
+    let never = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let once = libc::timeval { tv_sec: microseconds / 1_000_000, tv_usec: (microseconds % 1_000_000) as _ };
+    let timer = libc::itimerval { it_interval: never, it_value: once };
+    // SAFETY: the kernel reads the timer, which lives through the call; the old one is not asked for.
+    match unsafe { libc::setitimer(libc::ITIMER_PROF, &raw const timer, ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 fn lower(resource: Resource, to: u64) -> io::Result<()> {
     let (soft, hard) = getrlimit(resource)?;
     // Beyond the hard limit the kernel kills the process, even if SIGXCPU is handled.
@@ -228,7 +378,11 @@ fn reason_for(signal: Signal) -> String {
 }
 
 fn failed(reason: String) -> Vec<u8> {
-    serde_json::to_vec(&Err::<String, _>(Failure::Work(reason))).unwrap_or_default()
+    outcome_of(Failure::Work(reason))
+}
+
+fn outcome_of(failure: Failure) -> Vec<u8> {
+    serde_json::to_vec(&Err::<String, _>(failure)).unwrap_or_default()
 }
 
 /// Ends this process without running the program's exit handlers.
@@ -264,6 +418,8 @@ pub(in crate::engine) enum Failure {
     Inputs(String),
     /// The template fails, or a limit was exceeded.
     Work(String),
+    /// It needs more than the time of a first trial.
+    Slow,
 }
 
 impl Task {
@@ -273,6 +429,14 @@ impl Task {
             Self::Describe { .. } => STACK_BYTES,
             Self::Render { schema_stack, .. } => (*schema_stack).max(STACK_BYTES),
             Self::Schema { schema_stack, .. } => *schema_stack,
+        }
+    }
+
+    fn has_schema(&self) -> bool {
+        match self {
+            Self::Describe { .. } => false,
+            Self::Render { schema_stack, .. } => *schema_stack > 0,
+            Self::Schema { .. } => true,
         }
     }
 
@@ -363,4 +527,17 @@ unsafe extern "C" fn on_text(bytes: *mut c_void, text: *const c_char, len: usize
     let (bytes, text) = unsafe { (&mut *bytes.cast::<Vec<u8>>(), std::slice::from_raw_parts(text.cast::<u8>(), len)) };
     // No panic may cross into C++.
     let _ = catch_unwind(AssertUnwindSafe(|| bytes.extend_from_slice(text)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_started_again_a_few_times_a_minute() {
+        let (mut revivals, now) = (Vec::new(), Instant::now());
+        assert!((0..REVIVALS_MAX).all(|_| may_revive(&mut revivals, now)));
+        assert!(!may_revive(&mut revivals, now + REVIVALS_SPAN / 2));
+        assert!(may_revive(&mut revivals, now + REVIVALS_SPAN));
+    }
 }

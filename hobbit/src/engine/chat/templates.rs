@@ -222,6 +222,7 @@ fn error_of(failure: Failure) -> ChatError {
     match failure {
         Failure::Inputs(reason) => ChatError::Input(reason),
         Failure::Work(reason) => ChatError::Template(reason),
+        Failure::Slow => ChatError::Template("it takes too long".to_owned()),
     }
 }
 
