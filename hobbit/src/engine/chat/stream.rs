@@ -5,7 +5,8 @@
 //! reasoning are the text before delimiters, or all remaining text. As long as no delimiter begins in the new text or
 //! may be open at the end of the old text, the current field continues: every earlier decision was made on text that
 //! has not changed, because a parser that needs more text reports `NEED_MORE_INPUT` and is the current field itself.
-//! Other parsers are always run in full.
+//! Other parsers are always run in full. A long tool call is parsed only when it has grown by a share of its length, so
+//! that the work for all of it is proportional to its length.
 
 use std::collections::HashMap;
 
@@ -26,7 +27,15 @@ pub struct ChatStream {
     make_id: fn() -> String,
     /// The field that new text extends, as long as no delimiter begins in it.
     growing: Option<Growing>,
+    /// Length of the text, in bytes, before which a tool call is not parsed again.
+    parse_at: usize,
 }
+
+/// A tool call shorter than this is parsed at every token.
+const SHORT_CALL: usize = 2 << 10;
+
+/// A longer one is parsed when it has grown by this part of its length.
+const CALL_PARTS: usize = 64;
 
 /// A field that may grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +51,7 @@ impl ChatStream {
     /// [`ChatError::Reply`] if the continued message does not have the template's form.
     pub fn new(parser: ChatParser, make_id: fn() -> String) -> Result<Self, ChatError> {
         let reply = parser.prefilled()?;
-        Ok(Self { parser, text: String::new(), reply, ids: Vec::new(), make_id, growing: None })
+        Ok(Self { parser, text: String::new(), reply, ids: Vec::new(), make_id, growing: None, parse_at: 0 })
     }
 
     /// Appends `text` and returns the changes. The last call has `is_partial` false.
@@ -55,7 +64,12 @@ impl ChatStream {
             return Ok(vec![self.grow(growing, text)]);
         }
         self.text.push_str(text);
+        if is_partial && !self.reply.tool_calls.is_empty() && self.text.len() < self.parse_at {
+            return Ok(Vec::new());
+        }
         self.growing = None;
+        let n = self.text.len();
+        self.parse_at = if n < SHORT_CALL { 0 } else { n + n / CALL_PARTS };
         let mut reply = self.parser.parse(&self.text, is_partial)?;
         if reply.is_empty() {
             return Ok(Vec::new());
@@ -91,7 +105,8 @@ impl ChatStream {
             Ok(changes) => return changes,
             Err(error) => error,
         };
-        // As much as a stream has shown.
+        // As much as a stream can show.
+        self.parse_at = 0;
         let mut changes = self.push("", true).unwrap_or_default();
         if is_cut && !self.reply.is_empty() {
             return changes;

@@ -286,6 +286,32 @@ fn ids_of_the_model_are_kept() {
     assert!(ids.iter().all(|id| id == "abcdefghi"), "{ids:?}");
 }
 
+/// A long call is parsed when it has grown by a share of its length, not at each token.
+#[test]
+fn a_long_call_is_parsed_seldom() {
+    let stream = || ChatStream::new(with_tools(ToolChoice::Auto).parser, || "made up".to_owned()).unwrap();
+    let n_parsed = |n: usize| {
+        let (mut stream, mut n_parsed, mut arguments) = (stream(), 0, String::new());
+        let city = "Z".repeat(n);
+        let answer =
+            format!("<tool_call>\n{{\"name\": \"get_time\", \"arguments\": {{\"city\": \"{city}\"}}}}\n</tool_call>");
+        let pieces: Vec<String> = answer.chars().map(String::from).collect();
+        for piece in pieces.iter().map(String::as_str).chain([""]) {
+            let changes = stream.push(piece, !piece.is_empty()).unwrap();
+            n_parsed += usize::from(!changes.is_empty());
+            for change in changes {
+                let ChatDelta::ToolCall(piece) = change else { panic!("{change:?}") };
+                arguments += &piece.arguments;
+            }
+        }
+        assert_eq!(arguments.matches('Z').count(), n);
+        n_parsed
+    };
+    let (short, long) = (n_parsed(1000), n_parsed(8000));
+    assert!(short > 900, "a short one is shown at every token");
+    assert!(long < 2400, "{long}");
+}
+
 /// Reference: the changes of a stream that parses the whole text again at each piece.
 fn deltas_of_full_parses(parser: &ChatParser, pieces: &[&str]) -> Vec<Vec<ChatDelta>> {
     let (mut text, mut before) = (String::new(), parser.prefilled().unwrap());
