@@ -22,7 +22,7 @@ mod web;
 
 #[cfg(feature = "hub")]
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[cfg(feature = "hub")]
 use hobbit_core::units::Bytes;
@@ -61,6 +61,10 @@ pub trait Witness {
     fn at(&self, bytes: u64);
     /// The download of this file succeeded or failed.
     fn end(&self);
+    /// The time now.
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
     /// Waits.
     fn pause(&self, time: Duration);
     /// Whether the download is still wanted; asked after each piece.

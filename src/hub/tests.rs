@@ -10,7 +10,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -29,6 +29,9 @@ struct Memory {
     /// After so many questions about it the disk is full.
     fills_up_after: Cell<Option<u32>>,
     has_left: Cell<bool>,
+    /// Seconds that pass before each look at the clock.
+    seconds_between: Cell<u64>,
+    clock: Cell<Option<Instant>>,
 }
 
 impl Memory {
@@ -44,6 +47,11 @@ impl Witness for Memory {
     fn begin(&self, _: &str, _: Option<u64>, _: u64) {}
     fn at(&self, _: u64) {}
     fn end(&self) {}
+    fn now(&self) -> Instant {
+        let last = self.clock.get().unwrap_or_else(Instant::now);
+        self.clock.set(Some(last + Duration::from_secs(self.seconds_between.get())));
+        last
+    }
     fn pause(&self, time: Duration) {
         self.pauses.borrow_mut().push(time.as_secs());
         if let Some(instead) = self.instead.borrow_mut().take() {
@@ -222,6 +230,20 @@ fn a_broken_connection_is_resumed() {
         fetched(&bytes, |request, bytes| Some(Reply::file(request, bytes, "\"x\"").breaking_off_after(2 << 20)));
     assert!(found.unwrap() == bytes);
     assert_eq!(*rig.memory.pauses.borrow(), [1; 7]);
+}
+
+#[test]
+fn a_server_that_drips_is_given_up() {
+    let bytes = model(4, 50_000);
+    let server = hub(&[("m.gguf", bytes.clone())], |request, bytes| {
+        let sent = if request.from().is_some() { 1 } else { 30_000 };
+        Some(Reply::file(request, bytes, "\"x\"").breaking_off_after(sent))
+    });
+    let rig = rig(&server);
+    rig.memory.seconds_between.set(60);
+    let error = rig.hf("a/b").unwrap_err();
+    assert!(error.contains("came in 60 s"), "{error}");
+    assert!(rig.memory.notes().contains("only 29.30 KiB came in 60 s"), "{}", rig.memory.notes());
 }
 
 #[test]

@@ -17,6 +17,9 @@ use super::{HubError, Witness, failed};
 const PIECE: usize = 1 << 18;
 /// Minimum bytes that count as progress of a try.
 const PROGRESS: u64 = 1 << 20;
+/// Time within which a connection has to bring [`TRICKLE`], or is given up like one that broke off.
+const TRICKLE_TIME: Duration = Duration::from_secs(60);
+const TRICKLE: u64 = 64 << 10;
 /// Restarts of one download at its first byte, so that no server has the same bytes fetched for ever.
 const RESTARTS: u32 = 5;
 /// Bytes that stay free on the disk.
@@ -288,6 +291,7 @@ impl<'a> Transfer<'a> {
         let mut begins = Vec::new();
         let looks = self.at == 0;
         let mut checked_at = self.at;
+        let (mut since, mut had) = (self.witness.now(), self.at);
         self.check_room()?;
         loop {
             let read = match body.read(&mut piece) {
@@ -315,6 +319,14 @@ impl<'a> Transfer<'a> {
             self.sum.update(&piece[..read]);
             self.at = now;
             self.witness.at(self.at);
+            let time = self.witness.now();
+            if time.duration_since(since) >= TRICKLE_TIME {
+                if self.at - had < TRICKLE && self.size != Some(self.at) {
+                    let why = format!("(only {} came in {} s)", Bytes(self.at - had), TRICKLE_TIME.as_secs());
+                    return Err(self.dropped(why, None));
+                }
+                (since, had) = (time, self.at);
+            }
             if !self.witness.is_wanted() {
                 return Err(HubError::Stopped { name: self.item.name.clone() });
             }

@@ -117,9 +117,9 @@ mod tests {
     fn names_are_llama_servers() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        let files = "a.gguf ._a.gguf .hidden.gguf a-draft.gguf a.low-q2_k.hobbit.gguf mmproj-a.gguf note.txt s-00001-of-00002.gguf \
-                     s-00002-of-00002.gguf cut-00001-of-00002.gguf vision/v-Q8_0.gguf vision/._mmproj-v.gguf vision/mmproj-v.gguf \
-                     two/x.gguf two/y.gguf empty/readme";
+        let files = "a.gguf ._a.gguf .hidden.gguf a-draft.gguf a.low-q2_k.hobbit.gguf mmproj-a.gguf note.txt \
+                     s-00001-of-00002.gguf s-00002-of-00002.gguf cut-00001-of-00002.gguf vision/v-Q8_0.gguf \
+                     vision/._mmproj-v.gguf vision/mmproj-v.gguf two/x.gguf two/y.gguf empty/readme";
         for file in files.split_whitespace() {
             fs::create_dir_all(at(file).parent().unwrap()).unwrap();
             fs::write(at(file), "12345").unwrap();

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use hobbit_core::plan::Budget;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
-use tokio::sync::{Mutex as Turn, Notify, OwnedMutexGuard, broadcast, oneshot};
+use tokio::sync::{Mutex as Turn, Notify, OwnedMutexGuard, Semaphore, broadcast, oneshot};
 
 use super::list::{self, Entry};
 use super::presets::Presets;
@@ -29,6 +29,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Clients of `/models/sse`; another one takes the place of the oldest.
 const LISTENERS_MAX: usize = 64;
 
+/// Models of the Hub that are fetched at once: a slow server keeps no other from being asked.
+const PULLS_MAX: usize = 4;
+
 /// Events that a client of `/models/sse` may be behind; a slower one misses the oldest.
 const EVENTS_BEHIND: usize = 256;
 
@@ -44,8 +47,8 @@ pub struct Models {
     state: Mutex<State>,
     /// Models are loaded one after another.
     turn: Arc<Turn<()>>,
-    /// Held while a model of the Hub is fetched.
-    pub pulling: Arc<Turn<()>>,
+    /// Each has a model of the Hub fetched.
+    pub pulling: Arc<Semaphore>,
     /// The state changed.
     changed: Notify,
 }
@@ -164,7 +167,7 @@ impl Models {
             presets,
             state,
             turn: Arc::default(),
-            pulling: Arc::default(),
+            pulling: Arc::new(Semaphore::new(PULLS_MAX)),
             changed: Notify::new(),
         }))
     }

@@ -140,8 +140,8 @@ pub async fn pull(State(models): State<Arc<Models>>, request: Request) -> Result
     let streams = api::boolean(&body, "stream")?.unwrap_or(true);
     let repo = ["hf.co/", "huggingface.co/"].iter().find_map(|host| name.strip_prefix(host)).unwrap_or(name);
     let source = Source::repo(repo.strip_suffix(":latest").unwrap_or(repo), None).map_err(ApiError::invalid)?;
-    let turn = Arc::clone(&models.pulling).try_lock_owned();
-    let turn = turn.map_err(|_| ApiError::busy("another model is being downloaded"))?;
+    let turn = Arc::clone(&models.pulling).try_acquire_owned();
+    let turn = turn.map_err(|_| ApiError::busy("several other models are being downloaded"))?;
     let (lines, mut incoming) = mpsc::channel(LINES_MAX);
     tokio::task::spawn_blocking(move || {
         let _turn = turn;
