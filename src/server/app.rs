@@ -16,7 +16,7 @@ use super::adapters::Adapters;
 use super::api::responses::kept::Kept;
 use super::error::ApiError;
 use super::http::memory::{Held, Memory};
-use super::job::{self, Command, Drafting, Job, Running, SlotAction, SlotAnswer, SlotCommand, Work};
+use super::job::{self, Command, Drafting, Job, Reading, Running, SlotAction, SlotAnswer, SlotCommand, Work};
 use super::settings::Settings;
 use super::status::Status;
 
@@ -97,8 +97,9 @@ impl Loaded {
         cache_prompt: bool,
         held: &Arc<Held>,
     ) -> Running {
-        let (events, running) = job::events(prompt.len());
+        let (events, mut running) = job::events(prompt.len());
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        running.follow(Reading { job: id, status: Arc::clone(&self.status), model: self.model.clone() });
         let lora = match &work {
             Work::Generate(generate) => Arc::clone(&generate.lora),
             Work::Embed => self.adapters.scales(),

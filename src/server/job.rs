@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use hobbit::Model;
 use hobbit::engine::{Chunks, Encoder};
 use hobbit::options::{SamplingOptions, SpeculationOptions, Token};
 use serde::Serialize;
@@ -15,6 +16,7 @@ use super::app::EndReasoning;
 use super::error::ApiError;
 use super::http::memory::Held;
 use super::http::record::{self, Record};
+use super::status::Status;
 
 /// One sequence of tokens, and the work to do on it.
 pub struct Job {
@@ -58,6 +60,37 @@ pub struct Running {
     record: Option<Arc<Record>>,
     /// At the last token.
     timings: Timings,
+    /// The last progress of the prompt, and where more of it is seen.
+    progress: Option<Progress>,
+    reading: Option<Reading>,
+}
+
+/// Interval between looks at a prompt that is being evaluated.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Where the progress of request `job` is seen between the pieces of its prompt.
+pub struct Reading {
+    pub job: u64,
+    pub status: Arc<Status>,
+    pub model: Model,
+}
+
+impl std::fmt::Debug for Reading {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reading").field("job", &self.job).finish_non_exhaustive()
+    }
+}
+
+impl Reading {
+    /// The progress by now, if it is more than `last`.
+    fn since(&self, last: &Progress) -> Option<Progress> {
+        let share = self.model.evaluated_share();
+        let state = self.status.get();
+        let run = state.slots.iter().filter_map(|slot| slot.run.as_ref()).find(|run| run.job == self.job)?;
+        let processed = run.n_cached + run.n_processed_with(share);
+        let time_ms = run.began.elapsed().as_secs_f64() * 1e3;
+        (processed > last.processed).then(|| Progress { processed, time_ms, ..*last })
+    }
 }
 
 impl Drop for Running {
@@ -74,7 +107,9 @@ pub fn events(n_prompt: usize) -> (Events, Running) {
     let unread = Arc::<AtomicUsize>::default();
     let record = record::CURRENT.try_with(Arc::clone).ok();
     let (sent, timings) = (Arc::clone(&unread), Timings::default());
-    (Events { sender, unread: sent }, Running { n_prompt, receiver, unread, has_ended: false, record, timings })
+    let (progress, reading) = (None, None);
+    let running = Running { n_prompt, receiver, unread, has_ended: false, record, timings, progress, reading };
+    (Events { sender, unread: sent }, running)
 }
 
 impl Events {
@@ -95,9 +130,26 @@ impl Events {
 }
 
 impl Running {
+    /// Also reports progress within the pieces of the prompt.
+    pub fn follow(&mut self, reading: Reading) {
+        self.reading = Some(reading);
+    }
+
     /// The next event.
     pub async fn next(&mut self) -> Event {
-        let event = self.receiver.recv().await;
+        let event = loop {
+            let Some((last, reading)) = self.progress.as_ref().zip(self.reading.as_ref()) else {
+                break self.receiver.recv().await;
+            };
+            if let Ok(event) = tokio::time::timeout(LOOK, self.receiver.recv()).await {
+                break event;
+            }
+            // Waits for the layer being computed.
+            if let Some(progress) = tokio::task::block_in_place(|| reading.since(last)) {
+                self.progress = Some(progress);
+                return Event::Progress(progress);
+            }
+        };
         self.note(event.unwrap_or_else(|| Event::Failed(ApiError::engine_ended())))
     }
 
@@ -115,6 +167,11 @@ impl Running {
     fn note(&mut self, event: Event) -> Event {
         self.unread.fetch_sub(event.bytes(), Ordering::Relaxed);
         self.has_ended = matches!(event, Event::Done(_) | Event::Embedding(_) | Event::Failed(_));
+        self.progress = match &event {
+            Event::Progress(progress) => Some(*progress).filter(|now| now.processed < now.total),
+            Event::Started(_) | Event::Scores(_) => self.progress,
+            _ => None,
+        };
         match (&event, &self.record) {
             (Event::Token(token), _) => self.timings = token.timings,
             (Event::Embedding(_), Some(record)) => {

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 
 use serde_json::{Value, json};
 
-use super::rig::Server;
+use super::rig::{Server, until};
 
 /// Reads until the server closes the connection; what it has sent.
 #[track_caller]
@@ -72,6 +72,34 @@ fn new_connections_take_the_place_of_the_oldest_silent_ones() {
     assert_eq!(kind, std::io::ErrorKind::WouldBlock, "the newest is open");
     let last = stream.last().unwrap();
     assert_eq!((&last.data["stop"], &last.data["tokens_predicted"]), (&json!(true), &json!(400)), "work goes on");
+}
+
+#[test]
+fn health_answers_when_all_connections_work() {
+    let server = Server::start_with_descriptors(128, &["--ignore-eos", "--context-shift"]);
+    let body = json!({"prompt": "The river", "n_predict": -1}).to_string();
+    let head = format!("POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
+    // Half of the descriptors are for connections. All of their requests run or wait for slots.
+    let busy: Vec<TcpStream> = (0..64)
+        .map(|_| {
+            let mut stream = server.connect();
+            stream.write_all((head.clone() + &body).as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    let ask = |path: &str| {
+        let mut stream = server.connect();
+        stream
+            .write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes())
+            .unwrap();
+        String::from_utf8(read_to_end(stream)).unwrap()
+    };
+    until("all are at work", || ask("/props").starts_with("HTTP/1.1 503"));
+    for _ in 0..40 {
+        assert!(ask("/health").starts_with("HTTP/1.1 200"));
+    }
+    drop(busy);
+    until("there is room again", || ask("/props").starts_with("HTTP/1.1 200"));
 }
 
 #[test]

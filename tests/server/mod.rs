@@ -14,4 +14,5 @@ pub mod rig;
 mod router;
 mod slots;
 mod speculation;
+mod status;
 mod templates;

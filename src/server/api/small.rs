@@ -157,10 +157,13 @@ pub async fn slots(State(app): State<Arc<App>>, Query(query): Query<SlotsQuery>)
     if query.fail_on_no_slot.is_some_and(|word| word != "0") && state.slots.iter().all(|slot| slot.is_processing) {
         return Err(ApiError::unavailable("no slot available"));
     }
-    Ok(Json(state.slots.iter().map(|slot| slot_json(slot, loaded)).collect()))
+    // Waits for the layer being computed.
+    let share = tokio::task::block_in_place(|| loaded.model.evaluated_share());
+    Ok(Json(state.slots.iter().map(|slot| slot_json(slot, loaded, share)).collect()))
 }
 
-fn slot_json(slot: &SlotState, loaded: &Loaded) -> Value {
+/// `share`: the evaluated part of the tokens that are being evaluated.
+fn slot_json(slot: &SlotState, loaded: &Loaded, share: f64) -> Value {
     let mut value = json!({
         "id": slot.id,
         "n_ctx": slot.n_ctx,
@@ -176,7 +179,7 @@ fn slot_json(slot: &SlotState, loaded: &Loaded) -> Value {
     let n_decoded = if slot.is_processing { run.n_decoded } else { 0 };
     value["id_task"] = json!(run.job);
     value["n_prompt_tokens"] = json!(run.n_prompt);
-    value["n_prompt_tokens_processed"] = json!(run.n_processed);
+    value["n_prompt_tokens_processed"] = json!(run.n_processed_with(share));
     value["n_prompt_tokens_cache"] = json!(run.n_cached);
     if let Some(generate) = &run.generate {
         value["params"] = params::shown(generate, &loaded.model, false, false, false);
@@ -321,9 +324,9 @@ pub async fn experts(State(app): State<Arc<App>>) -> Answer {
     let model = loaded.model.clone();
     // Blocks until the current layer is computed.
     let places = tokio::task::spawn_blocking(move || {
-        (model.expert_places(), model.host_cache_bytes(), model.prefetch_counters())
+        (model.expert_places(), model.host_cache_bytes(), model.prefetch_counters(), model.evaluated_share())
     });
-    let (places, capacity, prefetch) = places.await.map_err(|error| ApiError::server(error.to_string()))?;
+    let (places, capacity, prefetch, share) = places.await.map_err(|error| ApiError::server(error.to_string()))?;
     let info = loaded.model.info();
     let state = loaded.status.get();
     let (totals, traffic) = (&state.totals, &state.totals.traffic);
@@ -340,10 +343,16 @@ pub async fn experts(State(app): State<Arc<App>>) -> Answer {
         .slots
         .iter()
         .map(|slot| {
-            json!({
+            let mut value = json!({
                 "id": slot.id, "is_processing": slot.is_processing, "n_ctx": slot.n_ctx, "n_past": slot.n_past,
                 "n_decoded": slot.run.as_ref().map_or(0, |run| run.n_decoded),
-            })
+            });
+            if let Some(run) = slot.run.as_ref().filter(|run| slot.is_processing && run.n_decoded == 0) {
+                let processed = run.n_cached + run.n_processed_with(share);
+                value["prompt"] =
+                    json!({"total": run.n_prompt, "processed": processed, "seconds_left": run.seconds_left(share)});
+            }
+            value
         })
         .collect();
     Ok(Json(json!({

@@ -46,9 +46,11 @@ export function add(message, chunk) {
 
 /** How far a prompt is, in words; null where the chunk does not say. @param {object} chunk */
 export function progress(chunk) {
-  const { total, processed } = chunk.prompt_progress ?? {};
-  if (!(total > 0)) return null;
-  return processed < total ? `Reading the prompt: ${count(processed)} of ${count(total)} tokens` : null;
+  const { total, processed, cache, time_ms } = chunk.prompt_progress ?? {};
+  if (!(total > 0) || processed >= total) return null;
+  const seconds = Math.ceil((time_ms * (total - processed)) / (processed - cache) / 1000);
+  const left = Number.isFinite(seconds) ? `, about ${counted(seconds, "second")} left` : "";
+  return `Reading the prompt: ${count(processed)} of ${count(total)} tokens${left}`;
 }
 
 /** An answer's figures, those that are known. @param {Message} message @returns {string[]} */

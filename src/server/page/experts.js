@@ -213,12 +213,19 @@ function laid(across) {
   at("map-across").textContent = across === "layers" ? "Layers across, experts down" : "Experts across, layers down";
 }
 
+/** How far a prompt is. @param {{total: number, processed: number, seconds_left: ?number}} prompt */
+function reading({ total, processed, seconds_left }) {
+  const left = seconds_left === null ? "" : `, about ${counted(Math.ceil(seconds_left), "second")} left`;
+  return `reads its prompt: ${count(processed)} of ${count(total)} tokens${left}`;
+}
+
 function slots(list) {
   at("slots-title").hidden = list.length === 0;
   at("slots").replaceChildren(
     ...list.map((slot) => {
       const used = slot.n_past ?? 0;
-      const words = slot.is_processing ? `busy, ${counted(slot.n_decoded ?? 0, "token")} so far` : "free";
+      const busy = () => (slot.prompt ? reading(slot.prompt) : `busy, ${counted(slot.n_decoded ?? 0, "token")} so far`);
+      const words = slot.is_processing ? busy() : "free";
       return element(
         "li",
         { className: slot.is_processing ? "busy" : "" },

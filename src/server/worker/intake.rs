@@ -131,6 +131,7 @@ impl Worker {
             cuts,
             n_cached,
             n_prompt_done: n_cached,
+            n_reading: 0,
             began: Instant::now(),
             prompted: None,
             n_decoded: 0,

@@ -88,8 +88,12 @@ impl Worker {
             return;
         }
         let slots: Vec<usize> = members.iter().map(|(at, ..)| *at).collect();
+        // Long prompts take long: clients see that they are being read, and how far.
+        self.show_reading(pieces);
         let (began, before) = (Instant::now(), self.traffic());
-        match self.evaluate(&batch) {
+        let evaluated = self.evaluate(&batch);
+        pieces.iter().for_each(|(at, _)| self.slots[*at].run.iter_mut().for_each(|run| run.n_reading = 0));
+        match evaluated {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => return self.failed(&slots, error),
@@ -111,12 +115,21 @@ impl Worker {
         }
     }
 
+    /// Publishes which pieces of prompts are being evaluated.
+    fn show_reading(&mut self, pieces: &[(usize, usize)]) {
+        for &(at, n) in pieces {
+            self.slots[at].run.iter_mut().for_each(|run| run.n_reading = n);
+        }
+        self.publish();
+    }
+
     /// Encodes and evaluates the image or sound that is next in a slot's prompt.
     fn evaluate_chunk(&mut self, at: usize) {
         let slot = &self.slots[at];
         let (sequence, position) = (slot.sequence(), slot.tokens.len() as i32);
         let chunk = slot.next_chunk().map(|(_, chunk)| Arc::clone(chunk));
         let (Some(chunk), Some(projector)) = (chunk, self.projector.clone()) else { return };
+        self.show_reading(&[]);
         let began = Instant::now();
         loop {
             match self.session.evaluate_media(&projector, &chunk, sequence, position) {

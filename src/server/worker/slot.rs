@@ -34,6 +34,8 @@ pub struct Run {
     pub n_cached: usize,
     /// Prompt tokens evaluated or reused.
     pub n_prompt_done: usize,
+    /// Prompt tokens being evaluated.
+    pub n_reading: usize,
     /// Where the prompt's evaluation pauses for checkpoints, in order.
     pub cuts: Vec<Cut>,
     pub began: Instant,
@@ -64,6 +66,9 @@ pub struct LastRun {
     pub n_prompt: usize,
     pub n_cached: usize,
     pub n_processed: usize,
+    /// Prompt tokens being evaluated.
+    pub n_reading: usize,
+    pub began: Instant,
     pub n_decoded: usize,
     pub n_predict: Option<usize>,
     pub has_new_line: bool,
@@ -112,6 +117,20 @@ impl Slot {
     /// Tokens of the prompt that can be evaluated together: those before the next chunk.
     pub fn n_ready(&self) -> usize {
         self.next_chunk().map_or_else(|| self.n_lacking(), |(n, _)| n)
+    }
+}
+
+impl LastRun {
+    /// Prompt tokens processed so far; `share` is the evaluated part of those that are being evaluated.
+    pub fn n_processed_with(&self, share: f64) -> usize {
+        self.n_processed + (self.n_reading as f64 * share) as usize
+    }
+
+    /// Estimated seconds until the prompt is evaluated; `None` if it is, or without an estimate.
+    pub fn seconds_left(&self, share: f64) -> Option<f64> {
+        let done = self.n_processed_with(share);
+        let left = self.n_prompt.saturating_sub(self.n_cached + done);
+        (left > 0 && done > 0).then(|| self.began.elapsed().as_secs_f64() * left as f64 / done as f64)
     }
 }
 
@@ -179,6 +198,8 @@ impl Run {
             n_prompt: self.job.prompt.len(),
             n_cached: self.n_cached,
             n_processed: self.n_prompt_done - self.n_cached,
+            n_reading: self.n_reading,
+            began: self.began,
             n_decoded: self.n_decoded,
             n_predict: generate.as_ref().and_then(|own| own.n_predict),
             has_new_line: self.text.has_new_line,
