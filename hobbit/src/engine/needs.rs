@@ -137,7 +137,9 @@ impl HeaderNeeds {
         let scratch = compute::products_bytes(map, self.input.n_expert_used.into(), session);
         let graph = graph_bytes(&self.lora, session);
         let samplers = sampler_bytes(self.n_vocab, session);
-        [scratch, self.buffers, graph, logits, samplers, options.reserved_bytes].into_iter().fold(0, u64::saturating_add)
+        [scratch, self.buffers, graph, logits, samplers, options.reserved_bytes]
+            .into_iter()
+            .fold(0, u64::saturating_add)
     }
 
     /// Memory that the process holds, of which `resident` are measured.
