@@ -230,25 +230,27 @@ fn a_hostile_file_restores_only_experts_of_the_model() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_gives_a_notice() {
+fn a_file_that_cannot_be_written_is_refused_before_the_run_or_gives_a_notice() {
     let mut rig = Rig::new();
-    let tokens = tokens();
-    let run = |path: &Path| run(&demo_model(), &options(50.0, PolicyKind::Lru, Some(path)), &[&tokens[..10]]);
+    let open = |path: &Path| Model::open(&demo_model(), &options(50.0, PolicyKind::Lru, Some(path)));
     let nowhere = rig.path("no such directory/state");
-    assert_eq!(run(&nowhere).counts.len(), 10);
-    let notice = rig.notices();
-    assert!(notice.contains("no such directory/state") && notice.contains("not saved"), "{notice}");
-    run(rig.dir.path());
-    let notice = rig.notices();
-    assert!(notice.contains("not a regular file") && notice.contains("left as it is"), "{notice}");
+    let error = open(&nowhere).err().expect("refused").to_string();
+    assert!(error.contains("no such directory/state") && error.contains("cannot write"), "{error}");
+    assert!(open(rig.dir.path()).is_err(), "a directory");
     let closed = rig.path("closed");
     fs::create_dir(&closed).unwrap();
     fs::set_permissions(&closed, fs::Permissions::from_mode(0o500)).unwrap();
-    run(&closed.join("state"));
-    let notice = rig.notices();
-    if closed.join("state").exists() {
-        not_run("warm: a directory that may not be written", "this user may write everywhere (root)");
-    } else {
-        assert!(notice.contains("not saved"), "{notice}");
+    match open(&closed.join("state")) {
+        Err(error) => assert!(error.to_string().contains("cannot write"), "{error}"),
+        Ok(_) => not_run("warm: a directory that may not be written", "this user may write everywhere (root)"),
     }
+    // A directory that is removed while the model is open.
+    let lost = rig.path("lost");
+    fs::create_dir(&lost).unwrap();
+    let model = open(&lost.join("state")).unwrap();
+    model.session(&one_thread(1024)).unwrap().feed(&tokens()[..10]).unwrap();
+    fs::remove_dir_all(&lost).unwrap();
+    drop(model);
+    let notice = rig.notices();
+    assert!(notice.contains("lost/state") && notice.contains("not saved"), "{notice}");
 }

@@ -468,10 +468,17 @@ fn check_peak(kind: Kind, arch: &str) {
     let lent_bytes = ProjectorNeeds::of(&files.projector).unwrap().bytes;
     let open = |budget: u64| {
         let budget = Budget::Bytes(budget);
-        let options = ModelOptions { budget, lent_bytes, passthrough: false, ..ModelOptions::default() };
-        let model = Model::open(&files.model, &options).unwrap();
-        let session = model.session(&SessionOptions { n_ctx: 4096, ..session_options() });
-        session.map(|session| (model, session))
+        let expects = SessionOptions { n_ctx: 4096, ..session_options() };
+        let options = ModelOptions {
+            budget,
+            lent_bytes,
+            passthrough: false,
+            expects: expects.clone(),
+            ..ModelOptions::default()
+        };
+        let model = Model::open(&files.model, &options)?;
+        let session = model.session(&expects)?;
+        Ok((model, session))
     };
     let minimum = match open(1 << 20) {
         Err(OpenError::Plan(PlanError::TooSmall { minimum, .. })) => minimum,

@@ -180,7 +180,7 @@ fn hostile_lengths_and_offsets() {
         ("an offset that overflows", &|b, _| b.offset(EXPERTS, 3, u64::MAX - 31), &[FILE, EXPERTS, FETCH]),
         ("an odd offset", &|b, _| b.offset(EXPERTS, 3, 33), &[FILE, EXPERTS, FETCH]),
         ("two tensors in one place", &|b, _| b.offset(EXPERTS, 3, 0), &[FILE, "overlap", FETCH]),
-        ("an unknown tensor type", &|b, _| b.dtype(EXPERTS, 3, 200), &[FILE, EXPERTS, "200", "update"]),
+        ("an unknown tensor type", &|b, _| b.dtype(EXPERTS, 3, 77), &[FILE, EXPERTS, "77", "update"]),
         ("a removed tensor type", &|b, _| b.dtype(EXPERTS, 3, 4), &[FILE, EXPERTS, "type 4"]),
         ("one tensor twice", &|b, _| b.rename("blk.1.attn_q.weight", "blk.0.attn_q.weight"), &[FILE, "twice", FETCH]),
     ]);

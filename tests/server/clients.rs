@@ -96,7 +96,7 @@ fn unknown_content_is_refused_by_its_type() {
 
 #[test]
 fn null_and_wide_numbers_are_accepted() {
-    let server = Server::start(&[]);
+    let server = Server::start(&["--chat-template-file", TEMPLATE]);
     let function =
         json!({"name": "w", "description": null, "parameters": {"type": "object", "properties": {}}, "strict": null});
     let body = json!({

@@ -257,8 +257,8 @@ fn operations_of_vanished_clients_are_not_run() {
 #[test]
 fn a_saved_state_keeps_to_the_memory_budget() {
     let dir = tempfile::tempdir().unwrap();
-    // 102 MiB of experts.
-    let spec = Spec { layers: 8, experts: 32, topk: 4, ff: 512, kv_heads: Some(4), ..Spec::tiny("qwen3moe") };
+    // 204 MiB of experts, more than any of the budgets below leaves them.
+    let spec = Spec { layers: 8, experts: 64, topk: 4, ff: 512, kv_heads: Some(4), ..Spec::tiny("qwen3moe") };
     let model = write(dir.path(), &Spec { head_dim: Some(256), ..spec });
     let (model, path) = (model.to_str().unwrap(), dir.path().to_str().unwrap());
     let kv = ["-t", "1", "-np", "1", "-c", "1024", "-ctk", "f32", "-ctv", "f32", "-fa", "off"];

@@ -38,6 +38,14 @@ pub(super) fn check_header(gguf: &Gguf, options: &ModelOptions) -> Result<(), Op
         );
         return Err(OpenError::Load { path: gguf.files[0].path.clone(), reason });
     }
+    let count = |key: &str| gguf.metadata.get_u64(&format!("{}.{key}", gguf.architecture()));
+    let overridden = options.kv_overrides.iter().any(|chosen| chosen.key.contains(".expert_"));
+    if let (Some(n_used), Some(n), false) = (count("expert_used_count"), count("expert_count"), overridden)
+        && n_used > n
+    {
+        let reason = format!("a token uses {n_used} of {n} experts");
+        return Err(OpenError::Load { path: gguf.files[0].path.clone(), reason });
+    }
     for key in EPSILONS.map(|key| format!("{}.{key}", gguf.architecture())) {
         let chosen = options.kv_overrides.iter().find(|chosen| chosen.key == key).map(|chosen| &chosen.value);
         let value = match chosen {

@@ -203,6 +203,8 @@ impl Model {
             // SAFETY: the model is live.
             experts.loaded(unsafe { llama::llama_model_n_layer(raw.as_ptr()) });
         }
+        // An override may have taken layers away.
+        catalog.retain_layers(|layer| experts.map().layer(layer).is_some());
         let adapters = adapters.load(&raw, &gguf)?;
         let info = describe(&raw, &gguf, &experts, options);
         let (table_path, path_table) = path_table.unzip();
