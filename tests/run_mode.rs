@@ -199,7 +199,8 @@ fn options_on_how_experts_are_kept_take_the_seam() {
 fn options_that_cannot_act_leave_the_model_to_llama_cpp() {
     let dir = tempfile::tempdir().unwrap();
     let path = fixture::write(dir.path(), &Spec::tiny("qwen3moe"));
-    let changes: [(&str, &dyn Fn(&mut ModelOptions)); 12] = [
+    type Change<'a> = (&'a str, &'a dyn Fn(&mut ModelOptions));
+    let changes: [Change; 12] = [
         ("cache_bias", &|options| options.routing.cache_bias = 0.2),
         ("drop", &|options| options.routing.drop = 0.2),
         ("t1", &|options| options.precision.t1 = Some(0.5)),

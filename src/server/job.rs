@@ -89,7 +89,7 @@ impl Reading {
         let run = state.slots.iter().filter_map(|slot| slot.run.as_ref()).find(|run| run.job == self.job)?;
         let processed = run.n_cached + run.n_processed_with(share);
         let time_ms = run.began.elapsed().as_secs_f64() * 1e3;
-        (processed > last.processed).then(|| Progress { processed, time_ms, ..*last })
+        (processed > last.processed).then_some(Progress { processed, time_ms, ..*last })
     }
 }
 

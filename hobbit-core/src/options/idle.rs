@@ -26,6 +26,9 @@ pub struct Means {
     pub passthrough: bool,
 }
 
+/// An option's name, and whether it is set.
+type Setting = (&'static str, bool);
+
 /// [`ModelOptions::n_gpu_layers`] for all layers.
 const ALL_LAYERS: i32 = -2;
 
@@ -93,7 +96,7 @@ impl ModelOptions {
             ("cpu_helper", helps),
             ("unified", device.unified == UnifiedMemory::On),
         ];
-        let groups: [(bool, &'static str, &[(&'static str, bool)]); 11] = [
+        let groups: [(bool, &'static str, &[Setting]); 11] = [
             (!means.experts, "this model has no experts", &of_missing),
             (!means.experts, "this model has no experts", of_experts),
             (!means.experts, "this model has no experts", of_low),
