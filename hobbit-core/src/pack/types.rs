@@ -142,7 +142,7 @@ const LOWEST: [&str; 2] = ["q2_K", "q2_0"];
 impl TypeChoice {
     /// Types of low versions for these experts. HOBBIT's pairs are float16 with int4 and int8 with int2 (section 5.1),
     /// Fate's is int4 with int2 (section 4.5). Slices that would not get smaller, because their rows are no whole
-    /// blocks of that type, have the first of [`LOWEST`] that fits.
+    /// blocks of that type, have the first of `LOWEST` that fits.
     pub fn below(experts: &ExpertMap) -> Self {
         let tensors = || experts.layers.iter().flat_map(|layer| &layer.tensors);
         let usual = if tensors().all(|tensor| tensor.dtype.is_quantized()) { "q2_K" } else { "q4_0" };
