@@ -98,7 +98,7 @@ pub struct RouterArgs {
 }
 
 impl RouterArgs {
-    /// What names the models of a server of several.
+    /// The directory or preset with the models of a server of several.
     pub fn models(&self) -> Option<&PathBuf> {
         self.models_dir.as_ref().or(self.models_preset.as_ref())
     }

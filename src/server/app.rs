@@ -127,8 +127,8 @@ impl Loaded {
 const WORKERS: usize = 2;
 
 thread_local! {
-    /// What the thread's work holds. A slow template or schema gives it up: another process works on it, and it may
-    /// have to wait for others of its kind, but not they for it.
+    /// The permit of the thread's work. A slow template or schema gives it up, because another process works on it: it
+    /// may wait for others of its kind, and other work does not wait for it.
     static PERMIT: Cell<Option<OwnedSemaphorePermit>> = const { Cell::new(None) };
 }
 

@@ -90,8 +90,8 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message)
     }
 
-    /// A prompt that does not fit a slot's context. `n_ctx_train`: the context that the model was trained on, beyond which
-    /// none is advised, unless the server has one.
+    /// A prompt that does not fit a slot's context. `n_ctx_train`: the context that the model was trained on, beyond
+    /// which none is advised, unless the server has one.
     pub fn exceeds_context(n_prompt: usize, n_ctx: usize, n_ctx_train: usize) -> Self {
         let advice = if n_prompt < n_ctx_train || n_ctx > n_ctx_train {
             let n_wanted = (n_prompt + 1).next_power_of_two();

@@ -237,6 +237,14 @@ fn ollamas_clients_are_answered() {
         let answer = server.post(path, &body);
         assert_eq!((answer.status, answer.body["error"].is_string()), (400, true), "{}", answer.body);
     }
+    for wrong in [json!({}), json!(true), json!(["5m"]), json!("soon"), json!("5 parsecs")] {
+        let refused = server.post("/api/generate", &json!({"prompt": "x", "keep_alive": wrong}));
+        assert_eq!(refused.status, 400, "{wrong}: {}", refused.body);
+        assert!(refused.body["error"].as_str().unwrap().contains("'keep_alive'"), "{}", refused.body);
+    }
+    for right in [json!(-1), json!("-1"), json!("-1m"), json!("1h30m"), json!("300ms"), json!(60.5)] {
+        server.post("/api/generate", &json!({"keep_alive": right})).ok();
+    }
     let stays = server.post("/api/generate", &json!({"keep_alive": 0}));
     assert!(stays.body["error"].as_str().unwrap().contains("'keep_alive'"), "{}", stays.body);
     assert_eq!(server.post("/api/embed", &json!({"input": "x"})).status, 501);

@@ -1,4 +1,4 @@
-//! What the server says about requests while it works on them.
+//! Requests in `/metrics`, `/slots` and `/experts` while the server works on them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

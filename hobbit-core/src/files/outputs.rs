@@ -13,9 +13,9 @@
 //! | a saved sequence | a file with the whole magic: sequences are never written in part |
 //! | log-probabilities | a base file, complete or from an interrupted run |
 //!
-//! An empty file may always be replaced, except by a sequence (it may be a log without lines yet). Pipes and devices such
-//! as `/dev/null` are written to and stay; a GGUF is written in parts and needs a regular file. A link stays a link: the
-//! file behind it is written ([`destination`]).
+//! An empty file may always be replaced, except by a sequence (it may be a log without lines yet). Pipes and devices
+//! such as `/dev/null` are written to and stay; a GGUF is written in parts and needs a regular file. A link stays a
+//! link: the file behind it is written ([`destination`]).
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};

@@ -15,7 +15,7 @@ pub struct Idle {
     pub reason: &'static str,
 }
 
-/// What a model and a machine have for options to act on.
+/// Parts of a model and a machine on which options act.
 #[derive(Clone, Copy, Debug)]
 pub struct Means {
     pub experts: bool,

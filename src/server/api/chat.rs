@@ -121,7 +121,7 @@ fn read(app: &App, loaded: &Loaded, body: Fields) -> Result<Request, ApiError> {
             prefills_assistant: settings.chat.prefill_assistant.0,
             template_reasons: settings.chat.template.jinja.0 && templates.supports_thinking(),
             marker: loaded.projector.as_ref().map(|(_, marker)| marker.as_str()),
-            // Of a template that writes no calls, llama.cpp cannot tell.
+            // llama.cpp cannot tell for a template that writes no calls.
             calls_in_parallel: can("supports_parallel_tool_calls") || !can("supports_tool_calls"),
         },
     )

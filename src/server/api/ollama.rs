@@ -126,6 +126,7 @@ pub async fn generate(State(app): State<Arc<App>>, body: Result<Body, ApiError>)
 async fn answer(app: Arc<App>, Body(body, held): Body, field: &'static str) -> Result<Response, Plain> {
     let loaded = app.loaded()?;
     let (began, streams) = (Instant::now(), boolean(&body, "stream")?.unwrap_or(true));
+    check_keep_alive(&body)?;
     if is_load(&body) {
         if get(&body, "keep_alive").is_some_and(unloads) {
             let message = "this server keeps its only model loaded: stop it, or start it with --models-dir";
@@ -149,13 +150,28 @@ async fn answer(app: Arc<App>, Body(body, held): Body, field: &'static str) -> R
     Ok(Json(line).into_response())
 }
 
-/// Whether this `keep_alive`, a number of seconds or a text as `0s`, asks for the model to be unloaded.
+/// Whether this `keep_alive` asks for the model to be unloaded.
 pub fn unloads(keep_alive: &Value) -> bool {
-    let seconds = match keep_alive {
-        Value::String(text) => text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic()).parse().ok(),
-        other => other.as_f64(),
-    };
-    seconds == Some(0.0)
+    seconds(keep_alive) == Some(0.0)
+}
+
+/// The seconds of a `keep_alive`: a number, or a duration as `1h30m`. Those below zero stand for ever.
+fn seconds(keep_alive: &Value) -> Option<f64> {
+    let Value::String(text) = keep_alive else { return keep_alive.as_f64() };
+    let length = text.strip_prefix('-').unwrap_or(text);
+    let duration = || humantime::parse_duration(length).ok().map(|duration| duration.as_secs_f64());
+    let seconds = length.parse().ok().or_else(duration)?;
+    Some(if length == text { seconds } else { -seconds })
+}
+
+/// Checks the request's `keep_alive`.
+fn check_keep_alive(body: &Fields) -> Result<(), ApiError> {
+    match get(body, "keep_alive") {
+        Some(given) if seconds(given).is_none() => {
+            Err(ApiError::field("keep_alive", "expected seconds as a number, or a duration such as \"5m\""))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether a request only asks for the model to be loaded.
@@ -315,6 +331,7 @@ async fn embedded(
     held: Held,
     truncates: bool,
 ) -> Result<Vec<embeddings::Embedded>, ApiError> {
+    check_keep_alive(body)?;
     let all = embeddings::embed(app, body, held, truncates).await?;
     if all.iter().any(|own| own.rows.len() != 1) {
         return Err(ApiError::invalid("pooling 'none' gives no embedding of a text: start with another --pooling"));

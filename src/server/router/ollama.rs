@@ -62,7 +62,7 @@ pub async fn running(State(models): State<Arc<Models>>) -> Json<Value> {
     Json(json!({"models": loaded.collect::<Vec<_>>()}))
 }
 
-/// What a request says about its model with `keep_alive`.
+/// The stay that a request's `keep_alive` asks for its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stay {
     Loaded,

@@ -2,8 +2,8 @@
 //!
 //! A masked cell still counts in attention (0 · NaN is NaN), and a forgotten one keeps its data: cells of one request
 //! that are not finite would spoil all other and all later ones. So the tokens of the failed evaluation are removed, and
-//! its requests are evaluated again one by one, without the cells of idle slots. The state of recurrent and hybrid models cannot go back: there
-//! every request that shared the failed evaluation fails with 503.
+//! its requests are evaluated again one by one, without the cells of idle slots. The state of recurrent and hybrid
+//! models cannot go back: there every request that shared the failed evaluation fails with 503.
 
 use hobbit::{BatchToken, EvalError};
 

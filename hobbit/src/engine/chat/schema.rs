@@ -45,7 +45,8 @@ pub(super) fn of_tools(tools: &str) -> Result<String, String> {
     Ok(if is_changed { value.to_string() } else { tools.to_owned() })
 }
 
-/// Rewrites a schema and those within it. `refuse` is told what cannot be kept; where it agrees, that is left out.
+/// Rewrites a schema and those within it. `refuse` decides about each part that cannot be kept: an error, or the part
+/// is left out.
 fn rewrite(
     schema: &mut Value,
     is_changed: &mut bool,

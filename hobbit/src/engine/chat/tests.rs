@@ -277,7 +277,7 @@ fn ids_of_the_model_are_kept() {
     for c in answer.chars() {
         for change in stream.push(c.encode_utf8(&mut [0; 4]), true).unwrap() {
             let ChatDelta::ToolCall(call) = change else { panic!("{change:?}") };
-            // The id of a call is told with its arguments at the latest.
+            // A call's id comes with its arguments at the latest.
             ids.extend((!call.arguments.is_empty() && !call.id.is_empty()).then_some(call.id));
         }
     }

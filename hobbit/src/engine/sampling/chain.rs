@@ -350,7 +350,7 @@ impl Budget {
         for token in self.prefill.clone() {
             self.accept(model, token);
         }
-        // What the prompt says after the tag is not forced.
+        // Text of the prompt after the tag is not forced.
         if let Phase::Forcing(_) = self.phase {
             self.phase = Phase::Forcing(0);
         }
