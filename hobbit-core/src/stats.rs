@@ -112,8 +112,8 @@ pub fn efficiency(seconds: f64, waited_seconds: f64, bytes: u64, bandwidth: f64)
 }
 
 field_by_field!(PhaseStats: Add::add {
-    tokens, seconds, hits, misses, used, missed, rerouted, upgrades, in_order, slices_loaded, bytes_read, io_busy_seconds,
-    io_wait_seconds
+    tokens, seconds, hits, misses, used, missed, rerouted, upgrades, in_order, slices_loaded, bytes_read,
+    io_busy_seconds, io_wait_seconds
 });
 
 /// Uses of other experts than the router's, while decoding.
