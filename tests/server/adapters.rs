@@ -157,5 +157,5 @@ fn a_control_vector_that_overflows_fails_requests_and_nothing_else() {
         let error = server.post("/completion", &body(None)).error(500, "server_error");
         assert!(error.contains("control vector"), "{error}");
     }
-    assert_eq!(server.n_busy(), 0);
+    server.wait_for_busy(0);
 }
