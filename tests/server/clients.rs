@@ -45,8 +45,8 @@ fn every_template_sees_every_text() {
             {"role": "tool", "tool_call_id": "1", "content": [text("H"), text("I")]},
         ]),
     );
-    assert!(said.starts_with("[system]AB\n\nC[user]DE[assistant]FG<"), "{said}");
-    assert!(said.ends_with(" w {}>[tool]HI"), "{said}");
+    assert!(said.starts_with("[system]A\nB\n\nC[user]DE[assistant]F\n\nG<"), "{said}");
+    assert!(said.ends_with(" w {}>[tool]H\nI"), "{said}");
     // The same by Messages and Responses, which show a prompt only here.
     let shown = |path: &str, body: Value| {
         let body = with(body, json!({"max_tokens": 1, "max_output_tokens": 1, "verbose": true}));
@@ -61,7 +61,7 @@ fn every_template_sees_every_text() {
     let use_tool =
         json!({"role": "assistant", "content": [{"type": "tool_use", "id": "abcdefghi", "name": "w", "input": {}}]});
     let said = shown(MESSAGES, json!({"messages": [user(json!("X")), use_tool, user(blocks)]}));
-    assert!(said.contains("[user]X[assistant]<abcdefghi w {}>[tool]JK[user]L<document>"), "{said}");
+    assert!(said.contains("[user]X[assistant]<abcdefghi w {}>[tool]J\nK[user]L<document>"), "{said}");
     assert!(said.contains("<title>News</title>\nSun."), "{said}");
     let output = json!([{"type": "input_text", "text": "M"}, {"type": "input_text", "text": "N"}]);
     let input = json!([
@@ -71,7 +71,7 @@ fn every_template_sees_every_text() {
         {"type": "function_call_output", "call_id": "abcdefghi", "output": output},
     ]);
     let said = shown(RESPONSES, json!({"input": input, "instructions": "P"}));
-    assert!(said.contains("[system]P\n\nO[user]X[assistant]<abcdefghi w {}>[tool]MN"), "{said}");
+    assert!(said.contains("[system]P\n\nO[user]X[assistant]<abcdefghi w {}>[tool]M\nN"), "{said}");
 }
 
 #[test]

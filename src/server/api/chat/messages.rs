@@ -59,9 +59,11 @@ fn check_one(message: &mut Fields, marker: Option<&str>, media: &mut Vec<Vec<u8>
         Value::Null | Value::String(_) => {}
         Value::Array(parts) => {
             parts.iter_mut().try_for_each(|part| check_part(part, marker, media))?;
-            // Many templates read a list in a user's message only.
+            // Many templates read a list in a user's message only. The separators are llama.cpp's: of its templates,
+            // and of an assistant's message that it continues.
             if role != "user" {
-                *content = Value::String(parts.iter().filter_map(|part| part["text"].as_str()).collect());
+                let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
+                *content = Value::String(texts.join(if is_assistant { "\n\n" } else { "\n" }));
             }
         }
         _ => return Err(ApiError::invalid("Expected 'content' to be a string or an array")),
