@@ -14,9 +14,8 @@ use ggml_sys::llama::{
 };
 
 use super::calling;
-use super::experts::{ExpertTag, Experts, Tag};
+use super::experts::{ExpertTag, Experts, TableTag, Tag};
 use super::stream::reserve;
-use super::tables::TableTag;
 
 /// The `context` of an expert buffer, shared by all callbacks.
 struct ExpertBuffer {
@@ -222,6 +221,8 @@ unsafe extern "C" fn get_tensor(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use ggml_sys::llama;
 
     use super::*;
@@ -233,7 +234,7 @@ mod tests {
     /// `vm.overcommit_memory` is 2.
     #[test]
     fn experts_that_are_not_read_take_addresses_only() {
-        let experts = Arc::new(Experts::new(ExpertMap::default(), Tables::default(), &[]));
+        let experts = Arc::new(Experts::new(ExpertMap::default(), Tables::default(), BTreeMap::new()));
         let bytes = 1usize << 40;
         // SAFETY: the type is only kept; the buffer is freed once.
         unsafe {

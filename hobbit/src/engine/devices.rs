@@ -260,7 +260,7 @@ fn named(all: &[Candidate], names: &[String]) -> Result<Vec<usize>, DeviceError>
         let device = &all[index];
         if !device.can_hold_layers() {
             let (name, kind) = (device.name.clone(), device.kind);
-            return Err(DeviceError::NotOffloadable { name, kind, known: known() });
+            return Err(DeviceError::NotOffloadable { name, kind: kind.in_words(), known: known() });
         }
         if chosen.contains(&index) {
             return Err(DeviceError::Twice { name: device.name.clone() });

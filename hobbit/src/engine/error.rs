@@ -3,7 +3,6 @@
 
 use std::path::PathBuf;
 
-use super::devices::DeviceKind;
 use super::low::LowError;
 use hobbit_core::files::OutputError;
 use hobbit_core::gguf::GgufError;
@@ -174,11 +173,8 @@ pub enum DeviceError {
     Abi(String),
     #[error("there is no device named '{name}' ({})", known_names(known))]
     Unknown { name: String, known: Vec<String> },
-    #[error(
-        "'{name}' is {}, and models are not offloaded to it ({})",
-        kind.in_words(), known_names(known)
-    )]
-    NotOffloadable { name: String, kind: DeviceKind, known: Vec<String> },
+    #[error("'{name}' is {kind}, and models are not offloaded to it ({})", known_names(known))]
+    NotOffloadable { name: String, kind: &'static str, known: Vec<String> },
     #[error("the device '{name}' is named twice")]
     Twice { name: String },
     #[error("'{name}' ({backend}) cannot compute in the host's memory")]

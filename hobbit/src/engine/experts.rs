@@ -3,11 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use ggml_sys::llama::ggml_tensor;
+use ggml_sys::llama::{ggml_backend_dev_t, ggml_tensor};
 
-use super::offload::Wrapper;
-use super::placement::DeviceLayers;
-use super::tables::{TableTag, Tables};
+use super::tables::Tables;
 use super::tiers::Tiers;
 use hobbit_core::expert::SliceKind;
 use hobbit_core::gguf::{ExpertMap, ExpertTensor};
@@ -27,6 +25,14 @@ pub(super) struct ExpertTag {
     /// The matrix.
     pub(super) kind: SliceKind,
     /// The model of the tensor.
+    pub(super) experts: Arc<Experts>,
+}
+
+/// Written into `ggml_tensor::extra` of a table.
+pub(super) struct TableTag {
+    /// Index among the model's tables.
+    pub(super) table: usize,
+    /// The model of the table.
     pub(super) experts: Arc<Experts>,
 }
 
@@ -94,30 +100,26 @@ pub(super) struct Experts {
     /// Tensors of `map` that llama.cpp created, known once it has loaded the model.
     placed: OnceLock<ExpertMap>,
     placed_names: Mutex<HashSet<String>>,
-    /// The devices that compute layers of the CPU in large batches.
-    offloaded: BTreeMap<u16, &'static Wrapper>,
+    /// Layers of the CPU that a device computes in large batches, with the device's address.
+    offloaded: BTreeMap<u16, usize>,
     memories: Mutex<Option<Tiers>>,
 }
 
 impl Experts {
-    pub(super) fn new(map: ExpertMap, tables: Tables, devices: &[DeviceLayers]) -> Self {
-        let of_part = |part: &DeviceLayers| {
-            let wrapper = part.wrapper;
-            part.offloaded.clone().into_iter().map(move |layer| (layer, wrapper))
-        };
+    pub(super) fn new(map: ExpertMap, tables: Tables, offloaded: BTreeMap<u16, usize>) -> Self {
         Self {
             map,
             tables,
             placed: OnceLock::new(),
             placed_names: Mutex::default(),
-            offloaded: devices.iter().flat_map(of_part).collect(),
+            offloaded,
             memories: Mutex::default(),
         }
     }
 
     /// Whether a device computes a layer of the CPU in large batches.
-    pub(super) fn is_offloaded(&self, layer: u16, wrapper: &Wrapper) -> bool {
-        self.offloaded.get(&layer).is_some_and(|own| std::ptr::eq(*own, wrapper))
+    pub(super) fn is_offloaded(&self, layer: u16, device: ggml_backend_dev_t) -> bool {
+        self.offloaded.get(&layer) == Some(&device.addr())
     }
 
     /// Locations of the experts in the files. After loading, without the tensors that llama.cpp left out, and without
@@ -144,8 +146,11 @@ impl Experts {
 
     /// The tag of the expert tensor or table called `name`, which llama.cpp has just placed; `None` for any other name.
     pub(super) fn tag(self: &Arc<Self>, name: &str) -> Option<Tag> {
-        if let Some(tag) = self.tables.tag(name, self) {
-            return Some(tag);
+        if let Some(table) = self.tables.find(name) {
+            return Some(Tag::Table(TableTag { table, experts: Arc::clone(self) }));
+        }
+        if self.tables.contains(name) {
+            return Some(Tag::Idle);
         }
         let mut tensors =
             self.map.layers.iter().flat_map(|layer| layer.tensors.iter().map(|tensor| (layer.layer, tensor)));

@@ -19,7 +19,7 @@ use ggml_sys::{llama, shim};
 use super::error::MediaError;
 use super::ggml;
 use super::log;
-use super::memory::trim_heap;
+use super::memory_use::trim_heap;
 use super::model::{Borrower, Model};
 use super::raw::{MESSAGE_BYTES, Owned, text_of, with_message};
 use hobbit_core::options::ProjectorOptions;

@@ -2,6 +2,7 @@
 //! loader.
 
 mod costs;
+mod devices;
 mod report;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use super::error::OpenError;
 use super::ggml;
 use super::host_reads::{HostReads, Interleavings, layout_of};
 use super::log;
+use super::memory_use::MemoryUse;
 use super::model::Model;
 use super::needs::{sampler_bytes, staging_of};
 use super::pinned::{HostMemory, Reach};
@@ -22,8 +24,7 @@ use super::recorder::Recorder;
 use super::state_file::StateFile;
 use super::tier::{self, Tier};
 use super::tiers::{Description, Lending, Routers, Tiers};
-pub(super) use costs::MemoryUse;
-pub use costs::{MemorySignal, take_memory_signal, trim_heap, watch_memory_signals};
+pub use costs::{MemorySignal, take_memory_signal, watch_memory_signals};
 use costs::{checkpoint_bytes, fixed_costs, runtime_bytes, scratch_bytes};
 use hobbit_core::cache::ModelMark;
 use hobbit_core::expert::Precision;
@@ -57,7 +58,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     if shared.precisions.is_exact() {
         catalog.drop_low();
     }
-    let (mut tiers, on_devices) = tier::set_up(model, &catalog, scratch_bytes(model, options))?;
+    let (mut tiers, on_devices) = devices::set_up(model, &catalog, scratch_bytes(model, options))?;
     if tiers.iter().any(Tier::is_unified) {
         catalog.make_room(|slice| tier::padding_bytes(slice) as u64);
     }
@@ -162,7 +163,7 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let precision = report::precision(model, (&precisions, &routing), &plan, &catalog, &tiers);
     if catalog.layers.is_empty() {
         let io_choice = "none: a dense model, run as plain llama.cpp".to_owned();
-        let devices = tier::reports(&shared.placement, &[]);
+        let devices = devices::reports(&shared.placement, &[]);
         let caching = model.caching_report();
         let _ = shared.spare.set(spare);
         return Ok(Description { plan, io_choice, precision, caching, devices, warm_start: None, checkpoint_bytes });
@@ -207,12 +208,12 @@ pub(super) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let plan_bytes = plan.expert_cache;
     let mut arenas: Vec<Arena> = host_memory.into_iter().map(|memory| memory.arena).collect();
     let staging_memory = arenas.pop().expect("staging was put last");
-    let devices = tier::reports(&shared.placement, &tiers);
-    let of_prompts = cache_of(model, &catalog, &pools, &plan.pools);
+    let devices = devices::reports(&shared.placement, &tiers);
+    let of_prompts = cache_of(&model.division(), &catalog, &pools, &plan.pools);
     let host_slots = CacheSlots::of("the host", &of_prompts, catalog.layers.iter().map(|layer| layer.layer));
     let prompt_slots = of_prompts.shares().map(|id| (id, of_prompts.slots_of_share(id).len() as u32)).collect();
     let (cache, prompt_slots) = match &plan.decode {
-        Some(decode) => (cache_of(model, &catalog, &pools, &decode.pools), prompt_slots),
+        Some(decode) => (cache_of(&model.division(), &catalog, &pools, &decode.pools), prompt_slots),
         None => (of_prompts, BTreeMap::new()),
     };
     let mut caching = model.caching_report();

@@ -35,6 +35,7 @@ mod log;
 mod low;
 mod media;
 mod memory;
+mod memory_use;
 mod model;
 mod needs;
 mod offload;
@@ -42,6 +43,7 @@ mod params;
 mod pinned;
 mod placement;
 mod pools;
+mod pre_tokenizer;
 mod quantise;
 mod raw;
 mod recorder;
@@ -76,8 +78,9 @@ pub use hook::{RouterChoice, RouterObserver};
 pub use log::{LogLevel, set_log};
 pub use low::{LowError, check_low, low_cache_path};
 pub use media::{Chunk, Chunks, Encoder, Media, MediaPrompt, Projector, ProjectorNeeds};
-pub use memory::{MemorySignal, take_memory_signal, trim_heap, watch_memory_signals};
-pub use model::{Borrower, ExpertPlace, LayerPlaces, Model, ModelInfo};
+pub use memory::{MemorySignal, take_memory_signal, watch_memory_signals};
+pub use memory_use::trim_heap;
+pub use model::{Borrower, ExpertPlace, LayerPlaces, Model, ModelInfo, SpecialTokens};
 pub use quantise::Ggml;
 #[cfg(feature = "rpc")]
 pub use rpc::{RpcError, RpcEvent, RpcServer};
@@ -87,7 +90,6 @@ pub use source::quantise_low;
 pub use speculate::{DraftRequest, NoSpeculation, draft_bytes};
 pub use stock::{Stock, StockOptions};
 pub use validate::check_weights;
-pub use vocabulary::SpecialTokens;
 
 /// The CPU features and options llama.cpp was built with, in the words of `llama_print_system_info`.
 pub fn system_info() -> String {

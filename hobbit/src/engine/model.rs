@@ -1,11 +1,14 @@
 //! An open model: its vocabulary, its ordinary weights in memory, its experts left in the file.
 
 mod load;
+mod vocabulary;
 
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+use ggml_sys::llama::ggml_backend_dev_t;
 
 use super::adapters::{AdapterInfo, Adapters};
 use super::experts::Experts;
@@ -13,8 +16,8 @@ use super::hook::Shown;
 use super::host_reads::Host;
 use super::log;
 use super::needs::HeaderNeeds;
-use super::offload::Wrapper;
 use super::placement::DeviceLayers;
+use super::pools::Division;
 use super::raw::RawModel;
 use super::vocabulary::Pieces;
 use hobbit_core::expert::{ExpertId, Precision};
@@ -29,6 +32,7 @@ use hobbit_core::route::Thresholds;
 use hobbit_core::stats::{CachingReport, DeviceReport};
 use hobbit_core::store::{Original, Store};
 use hobbit_core::trace::Routes;
+pub use vocabulary::SpecialTokens;
 
 /// Wraps a store; tests use it to inject faults.
 pub(super) type WrapStore = Box<dyn Fn(Arc<dyn Store>) -> Arc<dyn Store> + Send + Sync>;
@@ -314,10 +318,20 @@ impl Model {
 
     /// The device whose host memory has the results of the CPU's experts, and embeddings. None where no device computes
     /// experts: slots then follow the phase, for which memory is given back.
-    pub(super) fn pins_results(&self) -> Option<&'static Wrapper> {
+    pub(super) fn pins_results(&self) -> Option<ggml_backend_dev_t> {
         let placement = &self.shared.placement;
         let computes = placement.iter().any(|part| !part.experts.is_empty() || !part.offloaded.is_empty());
-        placement.first().filter(|_| computes).map(|part| part.wrapper)
+        placement.first().filter(|_| computes).map(|part| part.wrapper.raw)
+    }
+
+    /// The division of slots among layers.
+    pub(super) fn division(&self) -> Division<'_> {
+        Division {
+            caching: &self.shared.options.caching,
+            all: &self.shared.catalog,
+            virtual_plan: self.shared.virtual_plan.as_ref(),
+            n_expert_used: self.info().n_expert_used,
+        }
     }
 
     /// The predictor in effect.

@@ -7,7 +7,7 @@ use super::adapters::{CheckedAdapters, graph_bytes};
 use super::compute;
 use super::error::OpenError;
 use super::gates;
-use super::memory::{MemoryUse, trim_heap};
+use super::memory_use::{MemoryUse, trim_heap};
 use super::params::{NEVER_INTERRUPTED, context_params, kv_overrides};
 use super::placement::Placement;
 use super::pools::pools_of;

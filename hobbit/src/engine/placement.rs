@@ -149,6 +149,12 @@ impl Placement {
         self.devices.is_empty() || matches!(self.layers.get(layer as usize), Some(None))
     }
 
+    /// Layers of the CPU that a device computes in large batches, with the address of the device that llama.cpp gets.
+    pub(super) fn offloaded(&self) -> BTreeMap<u16, usize> {
+        let parts = self.devices.iter();
+        parts.flat_map(|part| part.offloaded.iter().map(|&layer| (layer, part.wrapper.raw.addr()))).collect()
+    }
+
     /// Sets llama.cpp's parameters. The pointers in `params` refer to `self`.
     pub(super) fn apply(&mut self, params: &mut llama::llama_model_params, with_experts: bool) {
         params.devices = self.raw.as_mut_ptr();

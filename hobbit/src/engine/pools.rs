@@ -1,23 +1,31 @@
 //! The pools of a model's slots, their division among layers, and the eviction policy.
 
-use super::model::Model;
 use hobbit_core::cache::policy::{self, Policy, Shape};
 use hobbit_core::cache::{Allocation, Cache, LayerDemand, LayerLayout, PoolLayout, SliceKinds, allocate};
 use hobbit_core::expert::{ExpertId, Precision, Version};
 use hobbit_core::gguf::Catalog;
+use hobbit_core::options::CachingOptions;
 use hobbit_core::plan::{PoolPlan, PoolSpec};
 use hobbit_core::profile::VirtualPlan;
 
+/// How a model's slots are divided among its layers.
+pub(super) struct Division<'a> {
+    pub(super) caching: &'a CachingOptions,
+    /// All layers with experts, of which a pool may have some.
+    pub(super) all: &'a Catalog,
+    pub(super) virtual_plan: Option<&'a VirtualPlan>,
+    pub(super) n_expert_used: u32,
+}
+
 /// A cache whose pools have the planned numbers of slots.
-pub(super) fn cache_of(model: &Model, catalog: &Catalog, pools: &[Pool], planned: &[PoolPlan]) -> Cache {
+pub(super) fn cache_of(division: &Division, catalog: &Catalog, pools: &[Pool], planned: &[PoolPlan]) -> Cache {
     let layouts =
-        pools.iter().zip(planned).map(|(pool, planned)| pool.layout(model, catalog, planned.n_slots)).collect();
-    Cache::new(layouts, policy_of(model, catalog))
+        pools.iter().zip(planned).map(|(pool, planned)| pool.layout(division, catalog, planned.n_slots)).collect();
+    Cache::new(layouts, policy_of(division.caching, catalog))
 }
 
 /// The eviction policy for these experts.
-fn policy_of(model: &Model, catalog: &Catalog) -> Box<dyn Policy> {
-    let caching = &model.shared.options.caching;
+fn policy_of(caching: &CachingOptions, catalog: &Catalog) -> Box<dyn Policy> {
     let bytes = |precision| catalog.read_bytes(precision) as f32 / catalog.layers.len().max(1) as f32;
     let low_cost =
         if catalog.read_bytes(Precision::Low) == 0 { 1.0 } else { bytes(Precision::Low) / bytes(Precision::High) };
@@ -45,19 +53,19 @@ impl Pool {
         self.layers.iter().map(|(layer, members)| plan.slots_of(*layer, members.len() as u32)).collect()
     }
 
-    fn layout(&self, model: &Model, catalog: &Catalog, n_slots: u32) -> PoolLayout {
+    fn layout(&self, division: &Division, catalog: &Catalog, n_slots: u32) -> PoolLayout {
         let kinds: SliceKinds = catalog.classes[usize::from(self.class)].slices.iter().map(|s| s.kind).collect();
         let layers =
             self.layers.iter().map(|(layer, members)| LayerLayout { layer: *layer, members: members.clone(), kinds });
         // Low versions always share their slots equally: what is known of shallow layers applies to high versions.
-        let allocation = model.shared.options.caching.slots;
+        let allocation = division.caching.slots;
         let is_even = allocation == Allocation::Even || self.precision == Precision::Low;
-        let planned = model.shared.virtual_plan.as_ref().filter(|_| self.precision == Precision::High);
+        let planned = division.virtual_plan.filter(|_| self.precision == Precision::High);
         let planned = planned.map(|plan| self.planned(plan)).filter(|slots| slots.iter().sum::<u32>() <= n_slots);
         let capacities = planned.or_else(|| {
             (!is_even).then(|| {
                 let demands: Vec<LayerDemand> =
-                    self.layers.iter().map(|(layer, members)| demand(model, *layer, members.len() as u32)).collect();
+                    self.layers.iter().map(|(layer, members)| demand(division, *layer, members.len() as u32)).collect();
                 allocate(allocation, n_slots, &demands)
             })
         });
@@ -66,10 +74,10 @@ impl Pool {
 }
 
 /// Demand of a layer with `members` experts in the pool.
-fn demand(model: &Model, layer: u16, members: u32) -> LayerDemand {
-    let all = &model.shared.catalog.layers;
+fn demand(division: &Division, layer: u16, members: u32) -> LayerDemand {
+    let all = &division.all.layers;
     let depth = all.partition_point(|other| other.layer < layer);
-    LayerDemand { depth: depth as u16, members, needs: model.info().n_expert_used }
+    LayerDemand { depth: depth as u16, members, needs: division.n_expert_used }
 }
 
 /// Groups versions into pools: equal shape and precision share one.

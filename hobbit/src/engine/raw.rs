@@ -10,7 +10,7 @@ use ggml_sys::llama::{self, llama_batch, llama_context, llama_context_params, ll
 use ggml_sys::shim;
 
 use super::error::EvalError;
-use super::vocabulary::Matches;
+use super::pre_tokenizer::Matches;
 use hobbit_core::options::Token;
 
 /// One entry of a batch for [`crate::Session::evaluate`].

@@ -14,11 +14,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::slice;
-use std::sync::Arc;
 
 use ggml_sys::llama::{self, ggml_tensor};
 
-use super::experts::{Experts, Tag};
 use super::quantise::Aligned;
 use hobbit_core::expert::Extent;
 use hobbit_core::gguf::{GgmlType, Gguf, TensorInfo};
@@ -28,14 +26,6 @@ use hobbit_core::units::Bytes;
 
 /// The longest row that is read by itself, in bytes.
 const ROW_BYTES_MAX: u64 = 1 << 20;
-
-/// Written into `ggml_tensor::extra` of a table.
-pub(super) struct TableTag {
-    /// Index among the model's tables.
-    pub(super) table: usize,
-    /// The model of the table.
-    pub(super) experts: Arc<Experts>,
-}
 
 /// A table of equal rows.
 struct Table {
@@ -100,12 +90,9 @@ impl Tables {
         self.mtp.clone()
     }
 
-    /// The tag of such a tensor of `experts`' model.
-    pub(super) fn tag(&self, name: &str, experts: &Arc<Experts>) -> Option<Tag> {
-        match self.all.iter().position(|table| table.name == name) {
-            Some(table) => Some(Tag::Table(TableTag { table, experts: Arc::clone(experts) })),
-            None => self.contains(name).then_some(Tag::Idle),
-        }
+    /// Index of the table called `name`.
+    pub(super) fn find(&self, name: &str) -> Option<usize> {
+        self.all.iter().position(|table| table.name == name)
     }
 
     /// Regular expressions for the names: few, because llama.cpp tries each at every tensor of the model.

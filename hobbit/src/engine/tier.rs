@@ -12,11 +12,9 @@
 mod ahead;
 mod copies;
 mod memory;
-mod set_up;
 
 pub(super) use copies::Uploads;
 pub(super) use memory::{Memory, Refused, staging_stride};
-pub(super) use set_up::{reports, set_up};
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;

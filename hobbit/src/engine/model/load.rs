@@ -99,7 +99,7 @@ impl Model {
             if map.is_empty() || run_mode.is_passthrough() { Tables::default() } else { Tables::of(&gguf, options) };
         tables.open(&originals)?;
         let mut placement = Placement::new(options, &gguf, &map, &catalog, &tables)?;
-        let experts = Arc::new(Experts::new(map, tables, &placement.devices));
+        let experts = Arc::new(Experts::new(map, tables, placement.offloaded()));
         Device::get()?;
 
         let idle = options.idle(Means {

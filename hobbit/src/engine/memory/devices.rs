@@ -1,6 +1,5 @@
 //! From a placement to device tiers: divides and allocates each device's free memory.
 
-use super::{Memory, Refused, Tier, staging_stride};
 use crate::engine::error::OpenError;
 use crate::engine::ggml;
 use crate::engine::log;
@@ -8,6 +7,7 @@ use crate::engine::model::Model;
 use crate::engine::pinned::Reach;
 use crate::engine::placement::DeviceLayers;
 use crate::engine::pools::{Pool, cache_of, pools_of};
+use crate::engine::tier::{Memory, Refused, Tier, staging_stride};
 use hobbit_core::expert::Precision;
 use hobbit_core::gguf::Catalog;
 use hobbit_core::load::balance::{Balancer, Costs, HelperMode};
@@ -26,11 +26,7 @@ const SHRINK: f64 = 0.85;
 ///
 /// # Errors
 /// A device lacks memory for a single wave.
-pub(in crate::engine) fn set_up(
-    model: &Model,
-    catalog: &Catalog,
-    scratch: u64,
-) -> Result<(Vec<Tier>, bool), OpenError> {
+pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(Vec<Tier>, bool), OpenError> {
     let shared = &model.shared;
     let options = &shared.options.device;
     let offloads = |part: &DeviceLayers| part.offloaded.iter().any(|&layer| catalog.layer(layer).is_some());
@@ -80,7 +76,7 @@ pub(in crate::engine) fn set_up(
         let mut refusals = Vec::new();
         let (plan, cache, memory) = loop {
             let plan = DevicePlan::new(&input)?;
-            let cache = cache_of(model, &catalog, &pools, &plan.pools);
+            let cache = cache_of(&model.division(), &catalog, &pools, &plan.pools);
             let classes: Vec<u16> = pools.iter().map(|pool| pool.class).collect();
             let n_staging = plan.staging_slots.max(staging_min);
             match Memory::allocate(dev, &catalog, &cache, &classes, n_staging as usize) {
@@ -125,7 +121,7 @@ pub(in crate::engine) fn set_up(
 }
 
 /// Reports on every device that holds layers, in order: from its tier, or with its experts on the CPU.
-pub(in crate::engine) fn reports(placement: &[DeviceLayers], tiers: &[Tier]) -> Vec<DeviceReport> {
+pub(super) fn reports(placement: &[DeviceLayers], tiers: &[Tier]) -> Vec<DeviceReport> {
     let holds = placement.iter().filter(|part| part.n_layers > 0 || !part.experts.is_empty());
     let report = |part: &DeviceLayers| {
         let tier = tiers.iter().find(|tier| tier.dev == part.wrapper.inner);
