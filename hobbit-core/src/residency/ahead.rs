@@ -5,12 +5,12 @@
 //! predictor sees the choice (and what the next layers' routers say about this layer's input), the experts that it
 //! names are shielded from eviction, and as soon as nothing waits for the link, those that are missing are read.
 
-use super::background::Background;
-use super::counters::is_present;
+use super::devices::DeviceResidency;
 use super::in_flight::Staging;
-use super::layer::{DeviceResidency, TokenChoices};
 use super::layout::Layout;
+use super::selection::TokenChoices;
 use super::step::{LayerStep, Used};
+use super::upgrades::is_present;
 use super::{Observer, Reads, Residency};
 use crate::cache::{Acquired, Cache, SlotId};
 use crate::expert::{ExpertId, SliceId, SliceKind, Version};
@@ -195,7 +195,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         devices: &dyn DeviceResidency,
     ) {
         let Self { background, in_flight, cache, layout, observer, rerouting, .. } = self;
-        let Background { lookahead: Some(lookahead), upgrades, .. } = background else { return };
+        let (Some(lookahead), upgrades) = (&mut background.lookahead, &background.upgrades) else { return };
         let (waited, queued_bytes) = in_flight.queued_bytes(cache, layout);
         let staging = &in_flight.staging;
         let layer = step.layer;

@@ -8,10 +8,10 @@
 use std::collections::BTreeSet;
 
 use super::ahead::Lookahead;
-use super::layout::Layout;
+use super::upgrades::{Upgrade, Upgrades};
 use super::virtual_experts::VirtualExperts;
 use super::{Observer, Reads, Residency};
-use crate::cache::{Cache, SavedCache, SliceState, SlotId};
+use crate::cache::{SavedCache, SlotId};
 use crate::expert::{ExpertId, Precision, Version};
 use crate::load::LoadClass;
 use crate::route::Phase;
@@ -52,57 +52,6 @@ impl Background {
 
 /// High versions on their way in the background, at the most.
 const UPGRADES_MAX: usize = 2;
-
-/// A high version that is read in the background.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Upgrade {
-    version: Version,
-    slot: SlotId,
-    failed: bool,
-}
-
-/// Upgrades in flight, and the block that is looked at next.
-#[derive(Debug, Default)]
-pub(super) struct Upgrades {
-    pub(super) underway: Vec<Upgrade>,
-    next_layer: u16,
-    /// None has started since the last token: one per token bounds what a wrong guess can cost.
-    pub(super) may_start: bool,
-}
-
-impl Upgrades {
-    pub(super) fn is_underway(&self, version: Version) -> bool {
-        self.underway.iter().any(|upgrade| upgrade.version == version)
-    }
-
-    /// Whether a read that failed was an upgrade's.
-    pub(super) fn fail(&mut self, version: Version) -> bool {
-        let upgrade = self.underway.iter_mut().find(|upgrade| upgrade.version == version);
-        upgrade.map(|upgrade| upgrade.failed = true).is_some()
-    }
-
-    /// Those that are needed are upgrades no more; their slots, to be unpinned.
-    pub(super) fn take_over(&mut self, is_needed: impl Fn(Version) -> bool) -> Vec<SlotId> {
-        let needed = self.underway.extract_if(.., |upgrade| is_needed(upgrade.version));
-        needed.map(|upgrade| upgrade.slot).collect()
-    }
-
-    /// Looks after those that have landed: the low version gives its slot back, a failed one is forgotten. Returns the
-    /// number of the others.
-    fn settle(&mut self, cache: &mut Cache, layout: &Layout) -> u64 {
-        let mut n_complete = 0;
-        self.underway.retain(|&Upgrade { version, slot, failed }| {
-            if layout.kinds(version.expert.layer).iter().any(|&kind| cache.state(slot, kind) == SliceState::Loading) {
-                return true;
-            }
-            cache.unpin(slot);
-            cache.release(if failed { version } else { Version::low(version.expert) });
-            n_complete += u64::from(!failed);
-            false
-        });
-        n_complete
-    }
-}
 
 /// Between two tokens, at most so many bytes are lined up.
 const BETWEEN_TOKENS_BYTES: u64 = 16 << 20;

@@ -23,7 +23,9 @@
 
 mod ahead;
 mod background;
+mod begin;
 mod counters;
+mod devices;
 mod drafts;
 mod in_flight;
 mod latency;
@@ -33,23 +35,29 @@ mod layout;
 mod manual;
 #[cfg(test)]
 mod model_test;
+mod observer;
 mod precisions;
 mod reading;
+mod reads;
 mod selection;
 mod step;
 #[cfg(test)]
 mod tests;
+mod upgrades;
 mod virtual_experts;
 
 pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresByLayer, Slots};
-pub use counters::{Counters, NeededExpert, Observer};
+pub use counters::Counters;
+pub use devices::DeviceResidency;
 pub use drafts::Drafts;
-pub use in_flight::{Landed, Place, Read, Reads, Target};
+pub use in_flight::Place;
 pub use latency::Latency;
-pub use layer::{Compute, DeviceResidency, Router, TokenChoices, WeightsFor, run_layer};
+pub use layer::{Compute, Router, WeightsFor, run_layer};
 pub use layout::{LayerShape, LayerShare, Layout, RestBytes, VersionBytes};
+pub use observer::{NeededExpert, Observer};
 pub use precisions::Precisions;
-pub use selection::{Selection, Split};
+pub use reads::{Landed, Read, Reads, Target};
+pub use selection::{Selection, Split, TokenChoices};
 pub use step::{LayerStep, Used};
 pub use virtual_experts::VirtualExpertsOptions;
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::layer::DeviceResidency;
+use super::devices::DeviceResidency;
 use super::step::{LayerStep, Used};
 use super::{Landed, Observer, Place, Read, Reads, Residency, Target};
 use crate::cache::SlotId;

@@ -1,7 +1,7 @@
 //! The selection of a layer: the experts that its router chose, where tokens were rerouted, and what is demanded of
 //! each.
 
-use super::layer::{DeviceResidency, TokenChoices};
+use super::devices::DeviceResidency;
 use super::step::LayerStep;
 use super::{Observer, Precisions, Reads, Residency};
 use crate::cache::Use;
@@ -61,6 +61,15 @@ pub struct Selection {
     /// The split's own part of [`Selection::kinds`] begins here.
     first_kind: usize,
     pub n_expert: usize,
+}
+
+/// Experts of each token of a decode batch, with their weights, which sum to 1.
+#[derive(Clone, Debug, Default)]
+pub struct TokenChoices {
+    /// Those that the router chose.
+    pub wanted: Vec<Vec<(u16, f32)>>,
+    /// Those that tokens use; `None`: the same.
+    pub used: Option<Vec<Vec<(u16, f32)>>>,
 }
 
 /// A router's own choice for tokens that were rerouted.
