@@ -8,9 +8,8 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ggml_sys::llama::ggml_backend_dev_t;
-
 use super::experts::{Experts, RouterValues};
+use super::ggml;
 use hobbit_core::options::KernelChoice;
 use hobbit_core::route::Phase;
 
@@ -24,7 +23,7 @@ pub(super) struct Purpose {
     /// Whether the memory of a batch is given back after it, for which we must see one of its products.
     pub(super) gives_back: bool,
     /// The device whose host memory our results are in: llama.cpp keeps the CPU's in that of the first device.
-    pub(super) pinned_by: Option<ggml_backend_dev_t>,
+    pub(super) pinned_by: Option<ggml::Device>,
     /// Phase of the batch being evaluated, which a graph cannot carry.
     pub(super) phase: Phase,
 }

@@ -118,7 +118,7 @@ unsafe extern "C" fn device_buffer_type(_: ggml_backend_dev_t) -> ggml_backend_b
     let device = Purpose::current().and_then(|purpose| purpose.pinned_by);
     // SAFETY: a registered device, and its buffer type.
     unsafe {
-        let pinned = device.map(|device| llama::ggml_backend_dev_host_buffer_type(device));
+        let pinned = device.map(|device| llama::ggml_backend_dev_host_buffer_type(device.0));
         let pinned = pinned.filter(|&buft| !buft.is_null() && llama::ggml_backend_buft_is_host(buft));
         pinned.unwrap_or_else(|| llama::ggml_backend_cpu_buffer_type())
     }

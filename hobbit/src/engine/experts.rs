@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use ggml_sys::llama::{ggml_backend_dev_t, ggml_tensor};
+use ggml_sys::llama::ggml_tensor;
 
+use super::ggml;
 use super::tables::Tables;
 use super::tiers::Tiers;
 use hobbit_core::expert::SliceKind;
@@ -100,13 +101,13 @@ pub(super) struct Experts {
     /// Tensors of `map` that llama.cpp created, known once it has loaded the model.
     placed: OnceLock<ExpertMap>,
     placed_names: Mutex<HashSet<String>>,
-    /// Layers of the CPU that a device computes in large batches, with the device's address.
-    offloaded: BTreeMap<u16, usize>,
+    /// Layers of the CPU that a device computes in large batches.
+    offloaded: BTreeMap<u16, ggml::Device>,
     memories: Mutex<Option<Tiers>>,
 }
 
 impl Experts {
-    pub(super) fn new(map: ExpertMap, tables: Tables, offloaded: BTreeMap<u16, usize>) -> Self {
+    pub(super) fn new(map: ExpertMap, tables: Tables, offloaded: BTreeMap<u16, ggml::Device>) -> Self {
         Self {
             map,
             tables,
@@ -118,8 +119,8 @@ impl Experts {
     }
 
     /// Whether a device computes a layer of the CPU in large batches.
-    pub(super) fn is_offloaded(&self, layer: u16, device: ggml_backend_dev_t) -> bool {
-        self.offloaded.get(&layer) == Some(&device.addr())
+    pub(super) fn is_offloaded(&self, layer: u16, device: ggml::Device) -> bool {
+        self.offloaded.get(&layer) == Some(&device)
     }
 
     /// Locations of the experts in the files. After loading, without the tensors that llama.cpp left out, and without

@@ -26,6 +26,15 @@ pub(super) fn ready() {
     INIT.call_once(|| unsafe { llama::llama_backend_init() });
 }
 
+/// A registered device, for other threads and for comparisons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Device(pub(super) ggml_backend_dev_t);
+
+// SAFETY: a handle: ggml's functions on devices may be called from any thread, and devices are never freed.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
 /// Every device, in ggml's order.
 pub(super) fn devices() -> impl Iterator<Item = ggml_backend_dev_t> {
     // SAFETY: the registry only grows, and indices below its count are valid.

@@ -8,10 +8,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use ggml_sys::llama::ggml_backend_dev_t;
-
 use super::adapters::{AdapterInfo, Adapters};
 use super::experts::Experts;
+use super::ggml;
 use super::hook::Shown;
 use super::host_reads::Host;
 use super::log;
@@ -318,10 +317,10 @@ impl Model {
 
     /// The device whose host memory has the results of the CPU's experts, and embeddings. None where no device computes
     /// experts: slots then follow the phase, for which memory is given back.
-    pub(super) fn pins_results(&self) -> Option<ggml_backend_dev_t> {
+    pub(super) fn pins_results(&self) -> Option<ggml::Device> {
         let placement = &self.shared.placement;
         let computes = placement.iter().any(|part| !part.experts.is_empty() || !part.offloaded.is_empty());
-        placement.first().filter(|_| computes).map(|part| part.wrapper.raw)
+        placement.first().filter(|_| computes).map(|part| ggml::Device(part.wrapper.raw))
     }
 
     /// The division of slots among layers.

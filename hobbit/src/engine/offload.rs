@@ -203,7 +203,8 @@ unsafe extern "C" fn supports_op(dev: ggml_backend_dev_t, op: *const ggml_tensor
         let src = node.src[0];
         let on_cpu = |tensor: *const ggml_tensor| is_expert_tensor(tensor, wrapper.cpu_buffer_type());
         if on_cpu(op) || node.src.iter().any(|&src| on_cpu(src)) {
-            let layer = tag_of(op, wrapper.cpu_buffer_type()).filter(|tag| tag.experts.is_offloaded(tag.layer, dev));
+            let layer = tag_of(op, wrapper.cpu_buffer_type())
+                .filter(|tag| tag.experts.is_offloaded(tag.layer, ggml::Device(dev)));
             if layer.is_none() || !llama::ggml_backend_dev_offload_op(wrapper.inner, op) {
                 return false;
             }

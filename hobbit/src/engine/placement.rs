@@ -149,10 +149,10 @@ impl Placement {
         self.devices.is_empty() || matches!(self.layers.get(layer as usize), Some(None))
     }
 
-    /// Layers of the CPU that a device computes in large batches, with the address of the device that llama.cpp gets.
-    pub(super) fn offloaded(&self) -> BTreeMap<u16, usize> {
+    /// Layers of the CPU that a device computes in large batches, with the device that llama.cpp gets.
+    pub(super) fn offloaded(&self) -> BTreeMap<u16, ggml::Device> {
         let parts = self.devices.iter();
-        parts.flat_map(|part| part.offloaded.iter().map(|&layer| (layer, part.wrapper.raw.addr()))).collect()
+        parts.flat_map(|part| part.offloaded.iter().map(|&layer| (layer, ggml::Device(part.wrapper.raw)))).collect()
     }
 
     /// Sets llama.cpp's parameters. The pointers in `params` refer to `self`.
