@@ -1,13 +1,12 @@
 //! Errors of the engine, one enum for each operation. Messages name the file, tensor or setting; programs add the
 //! remedy in their own flags.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::low::LowError;
 use hobbit_core::files::OutputError;
-use hobbit_core::gguf::GgufError;
 use hobbit_core::gguf::adapter::AdapterError;
-use hobbit_core::pack::PackError;
+use hobbit_core::gguf::{GgufError, LowMismatch, RecodeError};
+use hobbit_core::pack::{PackError, TypeChoiceError};
 use hobbit_core::plan::PlanError;
 use hobbit_core::profile::{LossBoundError, ProfileError, VirtualPlanError};
 use hobbit_core::route::ThresholdError;
@@ -82,6 +81,31 @@ impl From<LossBoundError> for OpenError {
     }
 }
 
+/// Reasons why a model has no low-precision versions, or a file cannot serve as such.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // The messages are the documentation.
+pub enum LowError {
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    #[error("{}: {what} as in {}{note}", low.display(), model.display())]
+    OtherModel { low: Box<Path>, model: Box<Path>, what: String, note: &'static str },
+    #[error("{}: tensor '{tensor}': {source}", path.display())]
+    Values { path: PathBuf, tensor: String, source: RecodeError },
+    #[error("{}: this model has no experts, so there is nothing to have in low precision", path.display())]
+    NoExperts { path: PathBuf },
+    #[error("{}: this file cannot serve as low precision: {mismatch}", path.display())]
+    Mismatch { path: PathBuf, mismatch: LowMismatch },
+    #[error(
+        "{}: these low-precision experts were made from another model than {}: {what} (it was called {source_name})",
+        low.display(), model.display()
+    )]
+    OfAnotherModel { low: PathBuf, model: PathBuf, source_name: String, what: &'static str },
+    #[error("low-precision types: {0}")]
+    Types(TypeChoiceError),
+    #[error("{}: this is a pack; low-precision versions are made of a plain GGUF", path.display())]
+    OfPack { path: PathBuf },
+}
+
 /// Errors of evaluating tokens and of generating text. The session goes on, unless a variant states otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -149,7 +173,7 @@ pub enum SamplerError {
 /// Text that the model's vocabulary cannot encode.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot tokenize: {0}")]
-pub struct TokenizeError(pub(super) String);
+pub struct TokenizeError(pub(crate) String);
 
 /// Errors of rendering a conversation, and of parsing its answers.
 #[derive(Debug, thiserror::Error)]

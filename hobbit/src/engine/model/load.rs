@@ -10,22 +10,22 @@ use std::time::Instant;
 use ggml_sys::llama;
 
 use super::{Model, ModelInfo, Shared, WrapStore};
-use crate::engine::adapters::CheckedAdapters;
-use crate::engine::calling::{self, while_loading};
-use crate::engine::device::Device;
+use crate::engine::cpu::expert_device::Device;
 use crate::engine::error::OpenError;
-use crate::engine::experts::Experts;
 use crate::engine::ggml;
-use crate::engine::log;
-use crate::engine::needs::{HeaderNeeds, Unloaded};
-use crate::engine::params::kv_overrides;
-use crate::engine::placement::Placement;
-use crate::engine::raw::RawModel;
-use crate::engine::run_mode;
-use crate::engine::source::ModelSource;
-use crate::engine::stream::CookieStream;
-use crate::engine::tables::Tables;
-use crate::engine::validate;
+use crate::engine::ggml::log;
+use crate::engine::ggml::params::kv_overrides;
+use crate::engine::ggml::raw::RawModel;
+use crate::engine::model::needs::{HeaderNeeds, Unloaded};
+use crate::engine::model::placement::Placement;
+use crate::engine::model::run_mode;
+use crate::engine::seam::calling::{self, while_loading};
+use crate::engine::seam::experts::Experts;
+use crate::engine::source::adapters::CheckedAdapters;
+use crate::engine::source::cookie_stream::CookieStream;
+use crate::engine::source::model_source::ModelSource;
+use crate::engine::source::tables::Tables;
+use crate::engine::source::validate;
 use hobbit_core::gguf::Gguf;
 use hobbit_core::options::{KvValue, Means, ModelOptions, Repack, RoutingOptions, VirtualExperts};
 use hobbit_core::plan::RunMode;
@@ -257,7 +257,7 @@ const ROUTED_EARLIER: [(&str, &str); 2] =
 
 /// Architectures whose routers see another input than their experts, overwritten by the time these run: the router
 /// hook copies it.
-pub(in crate::engine) const ASKED_EARLIER: [&str; 2] = ["gemma4", "smallthinker"];
+pub(crate) const ASKED_EARLIER: [&str; 2] = ["gemma4", "smallthinker"];
 
 impl Shared {
     /// Checks that the loaded files are those whose headers were read: llama.cpp itself opens models by name.
@@ -287,7 +287,7 @@ impl Shared {
     }
 
     /// Checks that this model can reroute tokens, if `routing` asks for it.
-    pub(in crate::engine) fn check_routing(&self, routing: &RoutingOptions) -> Result<(), OpenError> {
+    pub(crate) fn check_routing(&self, routing: &RoutingOptions) -> Result<(), OpenError> {
         if routing.rerouting().is_off() && routing.target_latency.is_none() {
             return Ok(());
         }

@@ -4,7 +4,7 @@ use ggml_sys::llama;
 
 use super::Model;
 use crate::engine::error::TokenizeError;
-use crate::engine::vocabulary::Pieces;
+use crate::engine::ggml::vocabulary::Pieces;
 use hobbit_core::options::Token;
 
 /// Tokens with a meaning of their own; `None` where the vocabulary has no such token.
@@ -51,7 +51,7 @@ impl Model {
     }
 
     /// The text of every token.
-    pub(in crate::engine) fn pieces(&self) -> &Pieces {
+    pub(crate) fn pieces(&self) -> &Pieces {
         self.shared.pieces.get_or_init(|| Pieces::new(&self.shared.raw, |token| self.is_eog(token)))
     }
 
@@ -78,7 +78,7 @@ impl Model {
         unsafe { llama::llama_vocab_get_add_bos(self.vocab()) }
     }
 
-    pub(in crate::engine) fn vocab(&self) -> *const llama::llama_vocab {
+    pub(crate) fn vocab(&self) -> *const llama::llama_vocab {
         self.shared.raw.vocab()
     }
 

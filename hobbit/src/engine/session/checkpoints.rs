@@ -10,27 +10,27 @@ use ggml_sys::llama;
 
 use super::Session;
 use crate::engine::error::EvalError;
+use crate::engine::ggml::raw::Part;
 use crate::engine::model::Model;
-use crate::engine::raw::Part;
 use hobbit_core::checkpoints::{self, Checkpoint, Checkpoints, Cut, MESSAGE_TOKENS_MIN};
 use hobbit_core::options::{SessionOptions, Token};
 
 impl Model {
     /// Whether the model has layers whose state cannot be rewound.
-    pub(in crate::engine) fn is_recurrent(&self) -> bool {
+    pub(crate) fn is_recurrent(&self) -> bool {
         let raw = self.shared.raw.as_ptr();
         // SAFETY: the model is live.
         unsafe { llama::llama_model_is_recurrent(raw) || llama::llama_model_is_hybrid(raw) }
     }
 
     /// Tokens that a sliding window holds; 0 without one.
-    pub(in crate::engine) fn window(&self) -> u64 {
+    pub(crate) fn window(&self) -> u64 {
         // SAFETY: the model is live.
         u64::try_from(unsafe { llama::llama_model_n_swa(self.shared.raw.as_ptr()) }).unwrap_or(0)
     }
 
     /// Whether a session of this model takes checkpoints.
-    pub(in crate::engine) fn takes_checkpoints(&self, options: &SessionOptions) -> bool {
+    pub(crate) fn takes_checkpoints(&self, options: &SessionOptions) -> bool {
         let has_window = self.window() > 0 && !options.swa_full;
         options.checkpoints > 0 && !options.embeddings && (self.is_recurrent() || has_window)
     }
@@ -151,7 +151,7 @@ impl Session {
     }
 
     /// Forgets a sequence and its checkpoints.
-    pub(in crate::engine) fn empty(&mut self, sequence: i32) -> Result<(), EvalError> {
+    pub(crate) fn empty(&mut self, sequence: i32) -> Result<(), EvalError> {
         self.forget_checkpoints(sequence);
         self.context.forget(sequence, 0, -1).map(drop)
     }
@@ -163,7 +163,7 @@ impl Session {
         }
     }
 
-    pub(in crate::engine) fn n_tokens(&self, sequence: i32) -> usize {
+    pub(crate) fn n_tokens(&self, sequence: i32) -> usize {
         usize::try_from(i64::from(self.context.last_position(sequence)) + 1).unwrap_or(0)
     }
 }

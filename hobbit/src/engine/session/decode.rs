@@ -7,11 +7,11 @@ use std::time::Instant;
 use ggml_sys::llama;
 
 use super::{BatchToken, Session, phases};
-use crate::engine::calling::{self, Purpose};
-use crate::engine::contention;
 use crate::engine::error::EvalError;
-use crate::engine::log;
-use crate::engine::raw::with_batch;
+use crate::engine::ggml::log;
+use crate::engine::ggml::raw::with_batch;
+use crate::engine::memory::contention;
+use crate::engine::seam::calling::{self, Purpose};
 use hobbit_core::residency::Counters;
 use hobbit_core::route::{DECODE_TOKENS_MAX, Phase};
 use hobbit_core::stats::{PhaseStats, Stats};
@@ -67,11 +67,7 @@ impl Session {
 
     /// Evaluates a batch and counts its cost. `firsts` are the sequences it adds to, each with its first new position:
     /// a failed batch's tokens from there on are removed, so that the caller may try again.
-    pub(in crate::engine) fn decode(
-        &mut self,
-        batch: llama::llama_batch,
-        firsts: &[(i32, i32)],
-    ) -> Result<(), EvalError> {
+    pub(crate) fn decode(&mut self, batch: llama::llama_batch, firsts: &[(i32, i32)]) -> Result<(), EvalError> {
         if self.interrupt.is_set() {
             return Err(EvalError::Interrupted);
         }
@@ -202,7 +198,7 @@ impl Session {
     }
 
     /// Drafts that the text did not take are not generated tokens.
-    pub(in crate::engine) fn count_rejected(&mut self, n: usize) {
+    pub(crate) fn count_rejected(&mut self, n: usize) {
         self.stats.decode.tokens = self.stats.decode.tokens.saturating_sub(n as u64);
     }
 

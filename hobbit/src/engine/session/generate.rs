@@ -7,9 +7,9 @@ use ggml_sys::llama;
 
 use super::{Session, StopReason};
 use crate::engine::error::EvalError;
-use crate::engine::media::{Chunk, Projector};
-use crate::engine::sampling::{Sampler, are_finite};
-use crate::engine::speculate::DraftRequest;
+use crate::engine::session::media::{Chunk, Projector};
+use crate::engine::session::speculate::DraftRequest;
+use crate::engine::text::sampling::{Sampler, are_finite};
 use hobbit_core::checkpoints::{Checkpoint, Cut};
 use hobbit_core::options::Token;
 
@@ -94,7 +94,7 @@ impl Session {
     }
 
     /// As [`Session::feed`], with a part of a prompt and its cuts.
-    pub(in crate::engine) fn feed_cut(&mut self, tokens: &[Token], cuts: &[Cut]) -> Result<(), EvalError> {
+    pub(crate) fn feed_cut(&mut self, tokens: &[Token], cuts: &[Cut]) -> Result<(), EvalError> {
         self.feed_by(tokens, Some(cuts), usize::MAX, &mut |_| {})
     }
 

@@ -6,9 +6,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::engine::experts::Experts;
+use crate::engine::memory::tiers::Tiers;
 use crate::engine::model::Model;
-use crate::engine::tiers::Tiers;
+use crate::engine::seam::experts::Experts;
 use hobbit_core::options::SessionOptions;
 #[cfg(doc)]
 use hobbit_core::plan::{MemoryPlan, RunMode};

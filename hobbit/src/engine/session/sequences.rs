@@ -7,8 +7,8 @@ use ggml_sys::llama;
 
 use super::{BatchToken, Session};
 use crate::engine::error::EvalError;
+use crate::engine::ggml::raw::{Part, RawContext};
 use crate::engine::model::Model;
-use crate::engine::raw::{Part, RawContext};
 use hobbit_core::checkpoints::Checkpoint;
 use hobbit_core::options::{KvValue, Pooling, SessionOptions, Token};
 use hobbit_core::stats::PhaseStats;
@@ -115,7 +115,7 @@ impl Session {
     /// Shortens a sequence to its first `n` tokens. Returns false and changes nothing if logits at position `n` would
     /// differ from those in a fresh context: a recurrent state keeps only its end, and a sliding window has reused the
     /// cells before it for later tokens. Every caller that goes back uses this function.
-    pub(in crate::engine) fn cut(&mut self, sequence: i32, n: usize) -> bool {
+    pub(crate) fn cut(&mut self, sequence: i32, n: usize) -> bool {
         let is_cut = self.remembers(sequence, n)
             && self.context.forget(sequence, i32::try_from(n).unwrap_or(i32::MAX), -1).unwrap_or(false);
         if let Some(own) = self.checkpoints.get_mut(sequence as usize).filter(|_| is_cut) {
@@ -126,7 +126,7 @@ impl Session {
 
     /// As [`Session::cut`], for drafts of the last batch: a recurrent state keeps those before its last tokens
     /// ([`SessionOptions::rollback`](hobbit_core::options::SessionOptions::rollback)).
-    pub(in crate::engine) fn cut_drafts(&mut self, sequence: i32, n: usize) -> bool {
+    pub(crate) fn cut_drafts(&mut self, sequence: i32, n: usize) -> bool {
         if self.model.is_recurrent() {
             self.context.forget(sequence, i32::try_from(n).unwrap_or(i32::MAX), -1).unwrap_or(false)
         } else {
@@ -135,7 +135,7 @@ impl Session {
     }
 
     /// Tokens of the last batch that a recurrent state can go back.
-    pub(in crate::engine) fn rollback(&self) -> u32 {
+    pub(crate) fn rollback(&self) -> u32 {
         // SAFETY: the context is live.
         unsafe { llama::llama_n_rs_seq(self.context.as_ptr()) }
     }

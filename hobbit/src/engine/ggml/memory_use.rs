@@ -1,0 +1,103 @@
+//! Host memory that llama.cpp and the allocator hold.
+
+use std::ffi::c_void;
+
+use ggml_sys::{llama, shim};
+
+use crate::engine::error::OpenError;
+use crate::engine::ggml;
+use crate::engine::ggml::raw::RawContext;
+
+/// Host memory that llama.cpp holds for a model and a context, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MemoryUse {
+    /// Weights, mapped or not.
+    pub(crate) weights: u64,
+    /// Part of the weights that was repacked for the CPU.
+    pub(crate) repacked: u64,
+    /// Keys, values and states, also those of multi-token prediction.
+    pub(crate) kv: u64,
+    pub(crate) compute: u64,
+    /// Buffers for multi-token prediction.
+    pub(crate) mtp: u64,
+}
+
+impl MemoryUse {
+    pub(crate) fn of(context: &RawContext) -> Result<Self, OpenError> {
+        Self::shared_by(context, 1)
+    }
+
+    /// As [`MemoryUse::of`], for a context that was made without allocating: there llama.cpp counts a compute buffer
+    /// once for each backend that shares it.
+    pub(crate) fn of_estimate(context: &RawContext) -> Result<Self, OpenError> {
+        // SAFETY: registered devices; their buffer types, and the CPU's, live as long as the process.
+        let shares = |dev: &llama::ggml_backend_dev_t| unsafe {
+            llama::ggml_backend_dev_type(*dev) == llama::GGML_BACKEND_DEVICE_TYPE_ACCEL
+                && llama::ggml_backend_dev_buffer_type(*dev) == llama::ggml_backend_cpu_buffer_type()
+        };
+        Self::shared_by(context, 1 + ggml::devices().filter(shares).count() as u64)
+    }
+
+    fn shared_by(context: &RawContext, n_backends: u64) -> Result<Self, OpenError> {
+        unsafe extern "C" fn add(
+            found: *mut c_void,
+            buft: llama::ggml_backend_buffer_type_t,
+            weights: usize,
+            kv: usize,
+            compute: usize,
+        ) {
+            // SAFETY: `of` passes a `MemoryUse`; llama.cpp passes a live buffer type.
+            let (is_host, is_repacked, found) =
+                unsafe { (llama::ggml_backend_buft_is_host(buft), is_the_cpus(buft), &mut *found.cast::<MemoryUse>()) };
+            if !is_host && !is_repacked {
+                return;
+            }
+            found.weights += weights as u64;
+            found.repacked += if is_host { 0 } else { weights as u64 };
+            found.kv += kv as u64;
+            found.compute += compute as u64;
+        }
+        let mut found = MemoryUse::default();
+        // SAFETY: the context is live; `found` outlives the call.
+        let known = unsafe { shim::hobbit_memory_breakdown(context.as_ptr(), Some(add), (&raw mut found).cast()) };
+        if !known {
+            return Err(OpenError::Unsupported("llama.cpp does not report the memory it holds".into()));
+        }
+        found.compute /= n_backends;
+        if let Some(own) = context.mtp() {
+            let MemoryUse { kv, compute, .. } = Self::shared_by(own, n_backends)?;
+            found.kv += kv;
+            // SAFETY: the context and its model are live.
+            let (n_batch, n_embd) = unsafe {
+                let model = llama::llama_get_model(own.as_ptr());
+                (llama::llama_n_batch(own.as_ptr()), llama::llama_model_n_embd_out(model).max(0) as u64)
+            };
+            // A batch's hidden states: the target's output, two copies, and the batch of the second context.
+            found.mtp = compute + 4 * u64::from(n_batch) * n_embd * 4;
+        }
+        Ok(found)
+    }
+}
+
+/// Returns unused memory of the allocator to the system: glibc keeps most of what is freed. Takes milliseconds if there
+/// is much.
+pub fn trim_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it may be called at any time, from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// Whether a buffer type belongs to the CPU. Its extra types do not count as host memory in ggml, because other
+/// backends cannot read them.
+///
+/// # Safety
+/// A live buffer type.
+unsafe fn is_the_cpus(buft: llama::ggml_backend_buffer_type_t) -> bool {
+    // SAFETY: by the caller; a device outlives its buffer types.
+    unsafe {
+        let dev = llama::ggml_backend_buft_get_device(buft);
+        !dev.is_null() && llama::ggml_backend_dev_type(dev) == llama::GGML_BACKEND_DEVICE_TYPE_CPU
+    }
+}

@@ -1,0 +1,424 @@
+//! Copies into device slots that no product waits for: prefetches, which are experts copied before their layers'
+//! routers have chosen (HOBBIT, section 3.3), and promotions.
+//!
+//! Once a decoded layer and its own copies are submitted, the link is idle until the next router chooses. Predicted
+//! experts of the next layers that the host holds and the device lacks are copied in that time. A submitted copy cannot
+//! be withdrawn, and the next layer's misses queue behind it, so there are few at a time.
+//! [`hobbit_core::load::prefetch`] chooses them by probability and by the link's idle time ([`Idle`]); [`pays`] adds
+//! the cost of the eviction. `--prefetch all` copies every guess instead.
+//!
+//! From its submission on, such a copy is treated like any other: the slot counts as filled, and a product that uses it
+//! waits for its event. Three things differ. It only takes slots that are not shielded. The host does not wait for it:
+//! [`Tier::settled_so_far`] leaves it running. The host slots it reads stay pinned until it is known to have run, which
+//! a wait for the compute stream shows at the latest one layer after its own ([`Tier::catch_up`]).
+//!
+//! Promotions are versions that were of use and have no slot: misses that the CPU helper computed, experts that tokens
+//! were routed away from, and high versions of experts used in low precision. Without them the device's slots would
+//! stay as they are. They wait in a bounded queue ([`Tier::want`]) and are copied after layers without copies of their
+//! own, if the cache gives them a slot ([`Cache::acquire_wanted`]). A promotion takes at most as long as the link has
+//! been idle since its last copy for a product: it may delay the next one by that time.
+
+mod idle;
+
+use std::collections::VecDeque;
+
+use self::idle::Idle;
+use super::{Destination, Tier};
+use crate::engine::ggml::Stream;
+use crate::engine::memory::host_reads::{Host, host_bytes};
+use hobbit_core::cache::{Cache, SlotId};
+use hobbit_core::expert::{SliceId, Version};
+use hobbit_core::load::prefetch::{Estimates, Holdings, Link, Pace, PrefetchOptions, Prefetcher};
+use hobbit_core::predict::PredictShape;
+use hobbit_core::residency::{LayerStep, Selection, Slots};
+
+/// Maximum experts in flight for layers that have not run, if their worth is judged: a token of current models uses as
+/// many in a layer.
+const OUTSTANDING_MAX: usize = 8;
+
+/// All bytes of a wrong guess count as in flight: a submitted copy cannot be withdrawn.
+const ALL_OF_IT: u64 = u64::MAX;
+
+/// Assumed probability that an expert evicted for a wrong prefetch would have been used while it could have stayed, and
+/// is copied again. A conservative estimate.
+const MISSED_AGAIN: f64 = 0.5;
+
+/// Maximum versions that wait for a promotion: some layers' worth. The oldest ones give way.
+const WANTED_MAX: usize = 64;
+
+/// Prefetches and promotions to one device.
+pub(crate) struct UploadsAhead {
+    /// Chooses prefetches; `None`: there are none.
+    planner: Option<Prefetcher>,
+    pub(super) idle: Idle,
+    /// In order of submission.
+    underway: VecDeque<Underway>,
+    /// No prefetch was on the link when the running layer began.
+    was_alone: bool,
+    /// Versions to promote, those wanted last at the end.
+    wanted: VecDeque<Version>,
+    /// Idle seconds of the link since it last copied for a product, less those of the promotions since then.
+    spare: f64,
+    /// When the last promotion will have run.
+    promoted_at: f64,
+}
+
+/// Slices of one layer, submitted together, that may not have run yet.
+struct Underway {
+    /// First and last upload, in the tier's numbering.
+    first: u64,
+    last: u64,
+    layer: u16,
+    bytes: u64,
+    /// Host slots that they read.
+    pins: Vec<SlotId>,
+    /// Their layer has run, or will never run.
+    is_over: bool,
+    /// Their layer had run already: it is over when it runs again.
+    is_promotion: bool,
+}
+
+impl UploadsAhead {
+    fn new(options: Option<PrefetchOptions>) -> Self {
+        let with_bounds = |options: PrefetchOptions| {
+            let outstanding_max = if options.pace == Pace::Timed { OUTSTANDING_MAX } else { options.outstanding_max };
+            PrefetchOptions { outstanding_max, in_flight_bytes: ALL_OF_IT, ..options }
+        };
+        let planner = options.map(|options| Prefetcher::new(with_bounds(options), Default::default()));
+        let (underway, wanted) = (VecDeque::new(), VecDeque::new());
+        Self { planner, idle: Idle::default(), underway, was_alone: true, wanted, spare: 0.0, promoted_at: 0.0 }
+    }
+
+    /// Measured seconds per byte of the link.
+    pub(super) fn seconds_per_byte(&self) -> Option<f64> {
+        self.idle.seconds_per_byte()
+    }
+
+    /// Whether no product waits for any upload after `waited` up to `submitted`.
+    pub(super) fn are_all(&self, waited: u64, submitted: u64) -> bool {
+        let beyond = |own: &Underway| (own.last.min(submitted) + 1).saturating_sub(own.first.max(waited + 1));
+        self.underway.iter().map(beyond).sum::<u64>() == submitted.saturating_sub(waited)
+    }
+
+    /// Uploads up to `done` have run; returns the host slots to unpin.
+    pub(super) fn run_until(&mut self, done: u64) -> Vec<SlotId> {
+        let n = self.underway.iter().take_while(|own| own.last <= done).count();
+        self.underway.drain(..n).flat_map(|own| own.pins).collect()
+    }
+
+    /// The last upload for a layer that is over.
+    fn last_over(&self) -> Option<u64> {
+        self.underway.iter().filter(|own| own.is_over).map(|own| own.last).max()
+    }
+
+    /// Prefetches for a layer, or for all, are over.
+    fn is_over(&mut self, layer: Option<u16>) {
+        let of_layer = |own: &&mut Underway| !own.is_promotion && layer.is_none_or(|layer| own.layer == layer);
+        self.underway.iter_mut().filter(of_layer).for_each(|own| own.is_over = true);
+    }
+
+    /// The router of a layer has chosen: promotions after the layer's last run have had a token's time.
+    fn runs_again(&mut self, layer: u16) {
+        let of_layer = |own: &&mut Underway| own.is_promotion && own.layer == layer;
+        self.underway.iter_mut().filter(of_layer).for_each(|own| own.is_over = true);
+    }
+
+    fn want(&mut self, version: Version) {
+        self.wanted.retain(|own| *own != version);
+        if self.wanted.len() == WANTED_MAX {
+            self.wanted.pop_front();
+        }
+        self.wanted.push_back(version);
+    }
+}
+
+/// The planner's view of the device's slots.
+struct DeviceHoldings<'a> {
+    host: Slots<'a>,
+    cache: &'a Cache,
+    shape: &'a PredictShape,
+}
+
+impl Holdings for DeviceHoldings<'_> {
+    fn is_resident(&self, version: Version) -> bool {
+        self.cache.lookup(version).is_some()
+    }
+
+    fn bytes(&self, version: Version) -> Option<u64> {
+        let share = self.cache.share_of(version)?;
+        (!self.cache.slots_of_share(share).is_empty()).then(|| self.host.layout.bytes(version))?
+    }
+
+    fn n_used(&self, layer: u16) -> usize {
+        let known = self.shape.layers.iter().find(|(own, ..)| *own == layer);
+        known.map_or(1, |(.., n_used)| usize::from(*n_used))
+    }
+}
+
+impl Tier {
+    /// Enables prefetches, if there are options for them, and promotions: of misses that the CPU computes, and of
+    /// others if `promotes`. Devices that compute in host memory get none.
+    pub(crate) fn copy_ahead(&mut self, prefetches: Option<PrefetchOptions>, promotes: bool) {
+        let is_of_use = prefetches.is_some() || promotes || self.balancer.is_some();
+        self.ahead = (self.has_layers && !self.is_unified() && is_of_use).then(|| UploadsAhead::new(prefetches));
+    }
+
+    /// The version would be of use in a slot. It is copied there when the link is idle.
+    pub(crate) fn want(&mut self, version: Version) {
+        if self.cache.share_of(version).is_some() {
+            self.ahead.iter_mut().for_each(|ahead| ahead.want(version));
+        }
+    }
+
+    /// The router of a layer has chosen for a decode batch. `waited`: total seconds of waiting for files.
+    pub(crate) fn chose(&mut self, layer: u16, waited: f64) {
+        // Waits for files pass on the host's clock.
+        let waited = if self.clock.is_hosts() { waited } else { 0.0 };
+        let now = self.clock.seconds() - waited;
+        let Some(ahead) = &mut self.ahead else { return };
+        ahead.idle.chose(layer, now);
+        ahead.runs_again(layer);
+        ahead.was_alone = ahead.underway.iter().all(|own| own.is_promotion) && ahead.promoted_at <= now + waited;
+    }
+
+    /// A layer of a decode batch, whose router chose `selection`, has been submitted: submits prefetches for the next
+    /// layers, and promotions.
+    pub(crate) fn upload_ahead(&mut self, host: &mut Host, step: &LayerStep, selection: &Selection) {
+        let Some(mut ahead) = self.ahead.take() else { return };
+        let own_bytes = self.counters.uploaded_bytes - self.before.1;
+        let estimates = ahead.idle.estimates(own_bytes);
+        let is_queued = |own: &&Underway| !own.is_promotion && !own.is_over && own.layer != step.layer;
+        let mut queued_bytes: u64 = ahead.underway.iter().filter(is_queued).map(|own| own.bytes).sum();
+        if let Some(seconds_per_byte) = ahead.seconds_per_byte() {
+            // As much as is left of a promotion.
+            queued_bytes += ((ahead.promoted_at - self.clock.seconds()).max(0.0) / seconds_per_byte) as u64;
+        }
+        self.cache.unshield_all();
+        let before = self.counters.uploaded_bytes;
+        if let Some(mut planner) = ahead.planner.take() {
+            planner.estimates = estimates;
+            self.prefetch(host, &mut planner, &mut ahead.underway, (step, selection), queued_bytes);
+            ahead.planner = Some(planner);
+        }
+        let ahead_bytes = self.counters.uploaded_bytes - before;
+        let idle = estimates.layer_seconds().unwrap_or(0.0) - estimates.load_seconds(ahead_bytes).unwrap_or(0.0);
+        ahead.spare = if own_bytes > 0 { 0.0 } else { (ahead.spare + idle).max(0.0) };
+        let measured = own_bytes == 0 && self.promote(host, &mut ahead, &estimates);
+        let is_alone = ahead.was_alone && ahead_bytes == 0 && !measured;
+        ahead.idle.submitted(own_bytes, is_alone && self.unmeasured > 0);
+        self.ahead = Some(ahead);
+    }
+
+    /// Submits prefetches for the layers after the one of `step`, and shields what is likely to be used there.
+    fn prefetch(
+        &mut self,
+        host: &mut Host,
+        planner: &mut Prefetcher,
+        underway: &mut VecDeque<Underway>,
+        (step, selection): (&LayerStep, &Selection),
+        queued_bytes: u64,
+    ) {
+        let used: Vec<Version> = step.used.iter().map(|&used| step.version(used)).collect();
+        self.counters.ahead_used += used.iter().filter(|used| planner.is_outstanding(**used)).count() as u64;
+        planner.settle(step.layer, &selection.tokens(), &used, false);
+        let link = Link { queued_bytes, ..Link::default() };
+        let found = host.ask_ahead(|slots, predictor, shape, distance_max| {
+            let held = DeviceHoldings { host: slots, cache: &self.cache, shape };
+            let mut found = planner.look_ahead(predictor, step.layer, distance_max, &held);
+            let probabilities = planner.probabilities(&found, &held);
+            found.wanted.retain(|predicted| {
+                let versions = [Version::high(predicted.expert), Version::low(predicted.expert)];
+                let on_host = versions.into_iter().find(|version| slots.cache.is_complete(*version));
+                let of_expert = probabilities.iter().find(|(expert, _)| *expert == predicted.expert);
+                let p = of_expert.map_or(0.0, |(_, probability)| f64::from(*probability));
+                let bytes = on_host.and_then(|version| held.bytes(version));
+                bytes.is_some_and(|bytes| {
+                    !planner.judges() || pays(p, &planner.estimates, predicted.distance, bytes, queued_bytes)
+                })
+            });
+            planner.plan(&found, link, &held)
+        });
+        let Some(loads) = found else { return };
+        self.cache.shield(planner.masked());
+        for loads in loads.chunk_by(|a, b| a.version.expert.layer == b.version.expert.layer) {
+            let versions: Vec<Version> = loads.iter().map(|load| load.version).collect();
+            let taken = self.upload_for_layer(host, underway, &versions, false);
+            versions.into_iter().filter(|version| !taken.contains(version)).for_each(|other| planner.failed(other));
+            self.counters.ahead += taken.len() as u64;
+        }
+    }
+
+    /// Copies wanted versions, the last first, in the time for which the link has been idle. It drops versions that are
+    /// resident, that have left host memory, or that would evict better ones: the next use wants them again. Returns
+    /// whether the host has waited for a copy, to measure the link.
+    fn promote(&mut self, host: &mut Host, ahead: &mut UploadsAhead, estimates: &Estimates) -> bool {
+        let mut again = Vec::new();
+        let mut measured = false;
+        while let Some(version) = ahead.wanted.pop_back() {
+            let has_room = self.cache.share_of(version).is_some() && self.cache.lookup(version).is_none();
+            let Some(bytes) = host.layout().bytes(version).filter(|_| has_room) else { continue };
+            let seconds = estimates.load_seconds(bytes);
+            if seconds.is_some_and(|seconds| seconds > ahead.spare) {
+                ahead.wanted.push_back(version);
+                break;
+            }
+            let began = self.clock.seconds();
+            if self.upload_for_layer(host, &mut ahead.underway, &[version], true).is_empty() {
+                // The running layer pins what it uses.
+                again.extend((self.busy == Some(version.expert.layer)).then_some(version));
+                continue;
+            }
+            self.counters.promoted += 1;
+            let Some(seconds) = seconds else {
+                // Where the CPU computes every miss, nothing else measures the link.
+                self.copy.synchronize();
+                ahead.idle.observe_link(bytes, self.clock.seconds() - began);
+                measured = true;
+                break;
+            };
+            ahead.spare -= seconds;
+            ahead.promoted_at = ahead.promoted_at.max(began) + seconds;
+        }
+        ahead.wanted.extend(again.into_iter().rev());
+        measured
+    }
+
+    /// Copies versions of one layer into slots, kind by kind in the order of its products. Returns those that are in
+    /// host memory and get a slot.
+    fn upload_for_layer(
+        &mut self,
+        host: &mut Host,
+        underway: &mut VecDeque<Underway>,
+        versions: &[Version],
+        is_promotion: bool,
+    ) -> Vec<Version> {
+        let Some(layer) = versions.first().map(|version| version.expert.layer) else { return Vec::new() };
+        let kinds = host.layout().kinds(layer).to_vec();
+        let (mut taken, mut pins) = (Vec::new(), Vec::new());
+        for &version in versions {
+            let Some((used, pin)) = host.pin_complete(version) else { continue };
+            let acquired =
+                if is_promotion { self.cache.acquire_wanted(version) } else { self.cache.acquire_ahead(version) };
+            let Some(acquired) = acquired else {
+                host.unpin(vec![pin]);
+                continue;
+            };
+            kinds.iter().for_each(|&kind| self.cache.set_loading(acquired.slot, kind));
+            taken.push((version, used, acquired.slot));
+            pins.push(pin);
+        }
+        if taken.is_empty() {
+            return Vec::new();
+        }
+        let (first, before) = (self.submitted + 1, self.counters.uploaded_bytes);
+        // A measurement of the link is of a layer's own copies.
+        let busy = self.busy.take();
+        for &kind in &kinds {
+            for &(version, used, slot) in &taken {
+                let slice = SliceId { version, kind };
+                let (data, _) = host_bytes(host, slice, used).expect("it was complete when it was pinned");
+                // SAFETY: the host's slot is pinned until the upload has run: `UploadsAhead::run_until`.
+                unsafe { self.upload(slice, host.reads().shape(slice), data, Destination::Slot(slot)) };
+            }
+        }
+        self.busy = busy;
+        let (last, bytes) = (self.submitted, self.counters.uploaded_bytes - before);
+        underway.push_back(Underway { first, last, layer, bytes, pins, is_over: false, is_promotion });
+        taken.into_iter().map(|(version, ..)| version).collect()
+    }
+
+    /// A layer has been submitted to `compute`. Unused prefetches for earlier layers have had a layer's time: `compute`
+    /// waits for them too, so that the next wait for the stream releases the host slots they read.
+    pub(crate) fn catch_up(&mut self, compute: &Stream) {
+        let last = self.ahead.as_ref().and_then(UploadsAhead::last_over);
+        last.into_iter().for_each(|last| self.wait_for_upload(compute, last));
+        if let (Some(ahead), Some(layer)) = (&mut self.ahead, self.busy) {
+            ahead.is_over(Some(layer));
+        }
+    }
+
+    /// A token or a batch has ended.
+    pub(super) fn end_ahead(&mut self) {
+        let Some(ahead) = &mut self.ahead else { return };
+        ahead.planner.iter_mut().for_each(Prefetcher::abandon);
+        ahead.is_over(None);
+        self.cache.unshield_all();
+    }
+}
+
+/// Whether a copy that is used with probability `p`, behind `queued` bytes, saves more than it risks. Adds the cost of
+/// the slot it takes to the costs that [`hobbit_core::load::prefetch`] counts.
+fn pays(p: f64, estimates: &Estimates, distance: u8, bytes: u64, queued: u64) -> bool {
+    let times = (estimates.layer_seconds(), estimates.load_seconds(bytes), estimates.load_seconds(queued));
+    let (Some(layer), Some(load), Some(before)) = times else { return false };
+    let slack = f64::from(distance) * layer - before;
+    p * load.min(slack) > (1.0 - p) * ((load - slack).max(0.0) + MISSED_AGAIN * load)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hobbit_core::expert::ExpertId;
+
+    #[test]
+    fn the_longer_a_copy_the_surer_it_has_to_be() {
+        let mut estimates = Estimates::default();
+        assert!(!pays(1.0, &estimates, 1, 100, 0), "nothing is known");
+        estimates.observe_layer(1.0);
+        estimates.observe_load(100, 1.0);
+        for (p, distance, bytes, queued, expected) in [
+            (0.34, 1, 100, 0, true),
+            (0.33, 1, 100, 0, false),
+            (0.34, 1, 100, 10, false),
+            (0.34, 2, 100, 100, true),
+            // Takes four layers: saves one, or costs three and half a reload of the evicted expert.
+            (0.84, 1, 400, 0, true),
+            (0.83, 1, 400, 0, false),
+            (1.0, 1, 100, 100, false),
+        ] {
+            assert_eq!(pays(p, &estimates, distance, bytes, queued), expected, "{p} {distance} {bytes} {queued}");
+        }
+    }
+
+    fn underway(first: u64, last: u64, layer: u16) -> Underway {
+        let pins = vec![SlotId { pool: 0, index: last as u32 }];
+        Underway { first, last, layer, bytes: 1, pins, is_over: false, is_promotion: false }
+    }
+
+    #[test]
+    fn the_host_gets_back_what_has_been_read() {
+        let mut ahead = UploadsAhead::new(None);
+        ahead.underway.extend([underway(4, 6, 1), underway(9, 14, 2)]);
+        assert!(ahead.are_all(3, 6) && ahead.are_all(5, 6) && ahead.are_all(14, 14));
+        assert!(!ahead.are_all(2, 6) && !ahead.are_all(3, 8), "1, 2, 3, 7 and 8 are for products");
+        assert!(ahead.are_all(8, 14));
+        assert_eq!(ahead.last_over(), None);
+        ahead.is_over(Some(1));
+        assert_eq!(ahead.last_over(), Some(6));
+        assert_eq!(ahead.run_until(5), []);
+        assert_eq!(ahead.run_until(8), [SlotId { pool: 0, index: 6 }]);
+        ahead.is_over(None);
+        assert_eq!(ahead.last_over(), Some(14));
+        assert_eq!(ahead.run_until(20), [SlotId { pool: 0, index: 14 }]);
+        assert!(ahead.are_all(20, 20) && !ahead.are_all(20, 21));
+    }
+
+    #[test]
+    fn a_promotion_has_the_time_until_its_layer_runs_again() {
+        let mut ahead = UploadsAhead::new(None);
+        ahead.underway.push_back(Underway { is_promotion: true, ..underway(1, 3, 1) });
+        ahead.is_over(Some(1));
+        ahead.is_over(None);
+        ahead.runs_again(2);
+        assert_eq!(ahead.last_over(), None);
+        ahead.runs_again(1);
+        assert_eq!(ahead.last_over(), Some(3));
+        for index in 0..=WANTED_MAX as u16 {
+            ahead.want(Version::high(ExpertId { layer: 0, index }));
+        }
+        ahead.want(Version::high(ExpertId { layer: 0, index: 1 }));
+        assert_eq!(ahead.wanted.len(), WANTED_MAX);
+        let ends = [ahead.wanted.front(), ahead.wanted.back()].map(|version| version.unwrap().expert.index);
+        assert_eq!(ends, [2, 1], "the oldest gave way, and 1 is wanted anew");
+    }
+}

@@ -1,0 +1,136 @@
+//! Decides whether llama.cpp runs a model by itself, and the default context length. Near the border of fitting,
+//! llama.cpp estimates its needs without allocating them.
+
+use crate::engine::error::OpenError;
+use crate::engine::ggml::repack::Interleaving;
+use crate::engine::gpu::devices;
+use crate::engine::model::needs::{ask, bounds, products_bytes, tensor_bytes};
+use crate::engine::source::model_source::ModelSource;
+use crate::engine::source::tables::Tables;
+use hobbit_core::gguf::{Catalog, Gguf};
+use hobbit_core::options::{CachingOptions, ModelOptions, Repack, SessionOptions};
+use hobbit_core::plan::{
+    Budget, BudgetSource, ExpertCache, MemoryLimits, MemoryPlan, RepackInput, Room, RunMode, context_tokens,
+};
+use hobbit_core::store::{IoMode, PLANE_BUFFERS_BYTES};
+
+/// Chooses the run mode for a model with experts, and the context length if the options name none: 0 for the length the
+/// model was trained with. `adapters` is the size of other loaded data, in bytes.
+///
+/// # Errors
+/// A device that cannot be used.
+pub(crate) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64) -> Result<(RunMode, u32), OpenError> {
+    let on_devices = options.n_gpu_layers != 0 && !devices::choose(&options.device)?.is_empty();
+    let limits = MemoryLimits::read();
+    // On devices the context does not use host memory.
+    let Some(room) = room(options, &limits).filter(|_| !on_devices) else { return Ok((RunMode::Seam, 0)) };
+    let whole_room = Room { bytes: room, enforced: enforced(options, &limits) };
+    let may_passthrough = !source.is_pack && options.passthrough && !wants_a_cache(options);
+    let run_mode = |expects: &SessionOptions| -> RunMode {
+        let (mut least, mut most) = bounds(&source.gguf, expects);
+        if options.mtp {
+            // The second context has a few layers of the first.
+            (most.kv, most.compute) = (most.kv.saturating_mul(2), most.compute.saturating_mul(2));
+        }
+        for needs in [&mut least, &mut most] {
+            needs.runtime = needs.runtime.saturating_add(adapters);
+        }
+        let products = products_bytes(&source.gguf, &source.map, expects);
+        most.compute = most.compute.saturating_add(products);
+        if options.repack == Repack::Off {
+            most.repacked = 0;
+        }
+        // If llama.cpp cannot estimate, the seam reports the reason.
+        let asked = || {
+            ask(&source.gguf, options, expects, products + adapters)
+                .map_or(RunMode::Seam, |needs| RunMode::of(&needs, whole_room))
+        };
+        match RunMode::within(&least, &most, whole_room).unwrap_or_else(asked) {
+            RunMode::Passthrough { repack, gives_back } => {
+                RunMode::Passthrough { repack: repack && options.repack != Repack::Off, gives_back }
+            }
+            RunMode::Seam => RunMode::Seam,
+        }
+    };
+    let whole = if may_passthrough { run_mode(&options.expects) } else { RunMode::Seam };
+    if whole.is_passthrough() || options.expects.n_ctx != 0 {
+        return Ok((whole, 0));
+    }
+    let n_ctx = fitted_context(&source.gguf, &options.expects, room);
+    let expects = SessionOptions { n_ctx, ..options.expects.clone() };
+    Ok((if may_passthrough && n_ctx > 0 { run_mode(&expects) } else { whole }, n_ctx))
+}
+
+/// Whether hobbit repacks experts on the CPU, and llama.cpp all other weights: if requested, or if it pays
+/// ([`RepackInput`]) and nothing else changes their bytes. `n_ctx` as [`choose`] returned it.
+pub(crate) fn rearranges(gguf: &Gguf, catalog: &Catalog, options: &ModelOptions, n_ctx: u32) -> bool {
+    let has_low = || catalog.layers.iter().any(|layer| layer.low.iter().any(Option::is_some));
+    match options.repack {
+        Repack::On => return true,
+        Repack::Off => return false,
+        // Available memory differs between runs, and repeatable texts must not.
+        Repack::Auto if options.precision.deterministic || catalog.has_planes() || has_low() => return false,
+        Repack::Auto => {}
+    }
+    let Some(room) = room(options, &MemoryLimits::read()) else { return false };
+    // The plan keeps a margin below a given budget: do the same here.
+    let room = match options.budget {
+        Budget::Bytes(_) => MemoryPlan::without_margin(room, BudgetSource::Given),
+        Budget::Auto => room,
+    };
+    let slices = || catalog.classes.iter().flat_map(|class| &class.slices);
+    let expert_bytes = catalog.layers.iter().flat_map(|layer| &layer.high).map(|version| version.bytes()).sum();
+    let expects = SessionOptions { n_ctx: options.expects.n_ctx.max(n_ctx), ..options.expects.clone() };
+    let (_, most) = bounds(gguf, &expects);
+    let in_files = Tables::of(gguf, options).file_bytes().saturating_add(expert_bytes);
+    let weights = tensor_bytes(gguf).saturating_sub(in_files);
+    let besides = [weights, most.kv, most.compute, most.runtime, PLANE_BUFFERS_BYTES];
+    let besides = besides.into_iter().fold(0, u64::saturating_add);
+    RepackInput { expert_bytes, expert_cache: options.expert_cache, room, besides }
+        .pays(slices().map(|slice| slice.dtype))
+        && slices().all(|slice| Interleaving::of(slice.dtype, slice.ne0, slice.ne1).is_some())
+}
+
+/// Context length for a model that does not fit with its training length; 0 if it is unknown, or not shorter.
+fn fitted_context(gguf: &Gguf, session: &SessionOptions, room: u64) -> u32 {
+    let trained = gguf.metadata.get_u64(&format!("{}.context_length", gguf.architecture()));
+    let trained = trained.and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
+    // Long contexts, because short ones are padded.
+    let kv = |n_ctx: u32| bounds(gguf, &SessionOptions { n_ctx, ..session.clone() }).1.kv;
+    let n_ctx = context_tokens(trained, kv(2 << 20).saturating_sub(kv(1 << 20)) >> 20, room);
+    if n_ctx < trained { n_ctx } else { 0 }
+}
+
+/// Bytes that plain llama.cpp may use.
+pub(crate) fn room(options: &ModelOptions, limits: &MemoryLimits) -> Option<u64> {
+    let available = limits.budget().map(|(bytes, source)| MemoryPlan::without_margin(bytes, source));
+    let room = match options.budget {
+        Budget::Auto => available,
+        Budget::Bytes(given) if options.overcommit => Some(given),
+        Budget::Bytes(given) => Some(available.map_or(given, |available| available.min(given))),
+    };
+    room.map(|room| room.saturating_sub(options.reserved_bytes.saturating_add(options.lent_bytes)))
+}
+
+/// [`Room::enforced`].
+fn enforced(options: &ModelOptions, limits: &MemoryLimits) -> u64 {
+    let Some((limit, BudgetSource::Cgroup)) = limits.budget() else { return 0 };
+    match options.budget {
+        Budget::Bytes(given) if given < limit => 0,
+        _ if !cfg!(target_os = "linux") => 0,
+        _ => limit.saturating_sub(options.reserved_bytes.saturating_add(options.lent_bytes)),
+    }
+}
+
+/// Whether the options configure the expert cache, or request figures that only the seam has. Options that cannot act
+/// ([`ModelOptions::idle`]) do not count: shares and thresholds need low versions or missing experts, placement needs
+/// devices.
+fn wants_a_cache(options: &ModelOptions) -> bool {
+    options.expert_cache != ExpertCache::Auto
+        || options.low.is_some()
+        || options.precision.demands_exactness()
+        || options.caching.acting() != CachingOptions::default()
+        || options.io != IoMode::default()
+        || options.routes.is_some()
+        || [&options.path_table, &options.trace, &options.cache_state].into_iter().any(Option::is_some)
+}

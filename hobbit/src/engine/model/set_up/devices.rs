@@ -1,0 +1,183 @@
+//! From a placement to device tiers: divides and allocates each device's free memory.
+
+use crate::engine::error::OpenError;
+use crate::engine::ggml;
+use crate::engine::ggml::log;
+use crate::engine::memory::device_tier::{Memory, Refused, Tier, staging_stride};
+use crate::engine::memory::pinned::Reach;
+use crate::engine::memory::pools::{Pool, cache_of, pools_of};
+use crate::engine::model::Model;
+use crate::engine::model::placement::DeviceLayers;
+use hobbit_core::expert::Precision;
+use hobbit_core::gguf::Catalog;
+use hobbit_core::load::balance::{Balancer, Costs, HelperMode};
+use hobbit_core::options::CpuHelper;
+use hobbit_core::plan::{DevicePlan, DevicePlanInput, ExpertCache, PoolSpec, StagingWish, divide_wanted};
+use hobbit_core::stats::DeviceReport;
+
+/// Staging size that keeps uploads in flight while a product runs, in bytes.
+const STAGING_BYTES_WANTED: u64 = 128 << 20;
+
+/// Factor by which the cache shrinks when the device refuses its memory.
+const SHRINK: f64 = 0.85;
+
+/// Tiers for every device that computes experts, of its layers or of the CPU's large batches, and whether all of the
+/// model's experts have slots in them.
+///
+/// # Errors
+/// A device lacks memory for a single wave.
+pub(super) fn set_up(model: &Model, catalog: &Catalog, scratch: u64) -> Result<(Vec<Tier>, bool), OpenError> {
+    let shared = &model.shared;
+    let options = &shared.options.device;
+    let offloads = |part: &DeviceLayers| part.offloaded.iter().any(|&layer| catalog.layer(layer).is_some());
+    let parts: Vec<(&DeviceLayers, Catalog)> = shared
+        .placement
+        .iter()
+        .map(|part| {
+            let mut own = catalog.clone();
+            own.retain_layers(|layer| part.experts.contains(&layer));
+            (part, own)
+        })
+        .filter(|(part, catalog)| !catalog.layers.is_empty() || offloads(part))
+        .collect();
+    let bytes: Vec<u64> = parts.iter().map(|(_, catalog)| catalog.bytes(Precision::High)).collect();
+    let mut tiers = Vec::new();
+    let mut all = parts.iter().map(|(_, catalog)| catalog.layers.len()).sum::<usize>() == catalog.layers.len();
+    for ((part, catalog), wanted) in parts.into_iter().zip(divide_wanted(options.cache, &bytes)) {
+        let dev = part.wrapper.inner;
+        let (free, total) = ggml::memory(dev);
+        let experts = catalog.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();
+        let report = DeviceReport { experts, ..without_experts(part) };
+        // Only one device can use the host's slots directly: a second one has its own.
+        if Reach::of(dev, options.unified).is_unified() && !tiers.iter().any(Tier::is_unified) {
+            all = false;
+            let report = DeviceReport { unified: true, ..report };
+            tiers.push(Tier::unified(dev, report).ok_or_else(|| refused(part))?);
+            continue;
+        }
+        let pools = pools_of(&catalog);
+        let staging_slot = staging_stride(&catalog.classes);
+        let n_kinds = catalog.classes.iter().map(|class| class.slices.len()).max().unwrap_or(1) as u64;
+        let staging = (STAGING_BYTES_WANTED / staging_slot).clamp(2 * n_kinds, 8 * n_kinds) as u32;
+        // Layers without slots need staging even where the others need none.
+        let mut staging_min = if offloads(part) { staging } else { 0 };
+        let mut input = DevicePlanInput {
+            name: part.wrapper.name.clone(),
+            free,
+            total,
+            headroom_percent: options.headroom,
+            wanted,
+            pools: pools.iter().map(|pool| spec(pool, &catalog, staging_slot)).collect(),
+            n_expert_used: model.info().n_expert_used,
+            scratch: scratch + u64::from(staging_min) * staging_slot,
+            staging: StagingWish { min: 1, wanted: staging },
+            low_share: shared.options.low_share,
+        };
+        let mut refusals = Vec::new();
+        let (plan, cache, memory) = loop {
+            let plan = DevicePlan::new(&input)?;
+            let cache = cache_of(&model.division(), &catalog, &pools, &plan.pools);
+            let classes: Vec<u16> = pools.iter().map(|pool| pool.class).collect();
+            let n_staging = plan.staging_slots.max(staging_min);
+            match Memory::allocate(dev, &catalog, &cache, &classes, n_staging as usize) {
+                Ok(memory) => break (plan, cache, memory),
+                Err(refused) if refused.is_staging && n_staging > plan.staging_slots => staging_min /= 2,
+                Err(refused) => ask_for_less(&mut input, &plan, refused)?,
+            }
+            refusals.push(plan.cache);
+        };
+        refusals.dedup();
+        let n_shrunk = refusals.iter().filter(|cache| **cache > plan.cache).count() as u32;
+        if let Some(asked) = refusals.first().filter(|_| n_shrunk > 0) {
+            log::notice(format_args!(
+                "{}: the device refused memory; its expert cache has {} MiB instead of {}; give a smaller device cache \
+                 or a larger head-room",
+                plan.name,
+                plan.cache >> 20,
+                asked >> 20
+            ));
+        }
+        all &= plan.is_fully_resident;
+        let slots = plan.pools.iter().filter(|pool| pool.precision == Precision::High);
+        let report = DeviceReport {
+            cache_bytes: plan.cache,
+            slots: slots.map(|pool| u64::from(pool.n_slots)).sum(),
+            staging_slots: plan.staging_slots,
+            headroom_bytes: plan.headroom,
+            ..report
+        };
+        let has_layers = !catalog.layers.is_empty();
+        let report = if has_layers { report } else { without_experts(part) };
+        let mut tier = Tier::new(dev, cache, memory, report).ok_or_else(|| refused(part))?;
+        (tier.has_layers, tier.offloads) = (has_layers, offloads(part));
+        tier.counters.cache_shrunk = n_shrunk;
+        tier.balancer = balancer(model).filter(|_| has_layers);
+        if let CpuHelper::Threads(threads) = options.cpu_helper {
+            tier.helper_threads = Some(threads);
+        }
+        tiers.push(tier);
+    }
+    Ok((tiers, all && !bytes.is_empty()))
+}
+
+/// Reports on every device that holds layers, in order: from its tier, or with its experts on the CPU.
+pub(super) fn reports(placement: &[DeviceLayers], tiers: &[Tier]) -> Vec<DeviceReport> {
+    let holds = placement.iter().filter(|part| part.n_layers > 0 || !part.experts.is_empty());
+    let report = |part: &DeviceLayers| {
+        let tier = tiers.iter().find(|tier| tier.dev == part.wrapper.inner);
+        tier.map_or_else(|| without_experts(part), |tier| tier.report.clone())
+    };
+    holds.map(report).collect()
+}
+
+fn without_experts(part: &DeviceLayers) -> DeviceReport {
+    DeviceReport {
+        name: part.wrapper.name.clone(),
+        description: ggml::description(part.wrapper.inner),
+        n_layers: part.n_layers,
+        experts: part.n_experts,
+        ..DeviceReport::default()
+    }
+}
+
+/// The balancer between the CPU and a device. `None`: the CPU computes none.
+fn balancer(model: &Model) -> Option<Balancer> {
+    let mode = HelperMode::from(model.shared.options.device.cpu_helper);
+    // The CPU's share depends on its speed.
+    let repeatable = mode == HelperMode::Auto && model.shared.precisions.options.deterministic;
+    if mode == HelperMode::Off || repeatable {
+        return None;
+    }
+    Some(Balancer::new(Costs::default(), mode))
+}
+
+fn refused(part: &DeviceLayers) -> OpenError {
+    OpenError::Unsupported(format!(
+        "{} gives no second stream; give it no expert cache, or leave it out",
+        part.wrapper.name
+    ))
+}
+
+fn spec(pool: &Pool, catalog: &Catalog, staging_slot: u64) -> PoolSpec {
+    let class = &catalog.classes[usize::from(pool.class)];
+    PoolSpec { expert_stride: class.bytes(), slice_stride_max: staging_slot, ..pool.spec(catalog) }
+}
+
+/// Requests less memory after `plan` was refused.
+///
+/// # Errors
+/// The plan is already the smallest.
+fn ask_for_less(input: &mut DevicePlanInput, plan: &DevicePlan, refused: Refused) -> Result<(), OpenError> {
+    let StagingWish { min, wanted } = &mut input.staging;
+    if refused.is_staging && plan.staging_slots > *min {
+        *wanted = (plan.staging_slots / 2).max(*min);
+        return Ok(());
+    }
+    if plan.cache == 0 {
+        return Err(OpenError::DeviceMemory { device: plan.name.clone(), bytes: refused.bytes, free: plan.free });
+    }
+    let next = (plan.cache as f64 * SHRINK) as u64;
+    // One byte means staging only.
+    input.wanted = ExpertCache::Bytes(if plan.cache <= plan.staging() { 1 } else { next });
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! Reports of a plan: on precision for users, and the header of a trace.
+
+use crate::engine::memory::device_tier::Tier;
+use crate::engine::model::Model;
+use hobbit_core::cache::Cache;
+use hobbit_core::expert::{ExpertId, Precision, Version};
+use hobbit_core::gguf::{Catalog, LayerCatalog, VersionSource};
+use hobbit_core::options::{PrecisionMode, RoutingOptions};
+use hobbit_core::plan::MemoryPlan;
+use hobbit_core::profile::Here;
+use hobbit_core::residency::Precisions;
+use hobbit_core::stats::{LowReport, PrecisionReport, VersionsReport};
+use hobbit_core::trace;
+
+/// Report on precision for users, including the approximations of `routing`.
+pub(super) fn precision(
+    model: &Model,
+    (precisions, routing): (&Precisions, &RoutingOptions),
+    plan: &MemoryPlan,
+    catalog: &Catalog,
+    tiers: &[Tier],
+) -> PrecisionReport {
+    let shared = &model.shared;
+    let Precisions { mode, thresholds, options, .. } = precisions;
+    let n_versions = |precision: Precision| {
+        let layers = shared.catalog.layers.iter();
+        let count =
+            |layer: &LayerCatalog| (0..layer.n_expert).filter(|&i| layer.source(i, precision).is_some()).count();
+        layers.map(count).sum::<usize>() as u64
+    };
+    let low = shared.low_name.as_ref().map(|source| LowReport {
+        source: source.clone(),
+        types: types_of(&shared.catalog, Precision::Low),
+        bytes: shared.catalog.bytes(Precision::Low),
+        slots: plan.n_low_slots,
+        experts: n_versions(Precision::Low),
+        cache_bytes: plan.low_cache,
+    });
+    PrecisionReport {
+        mode: *mode,
+        t1: thresholds.t1,
+        t2: thresholds.t2,
+        prefill_low: options.prefill_low_at(thresholds.t1),
+        renormalise: options.renormalise,
+        deterministic: options.deterministic,
+        upgrade: options.upgrade,
+        cpu_helper: tiers.iter().any(Tier::has_helper),
+        divided: tiers.iter().any(|tier| tier.is_divided() || tier.offloads),
+        kernels: shared.options.kernels_taken(),
+        routing: routing.words().filter(|_| !plan.is_fully_resident() || tiers.iter().any(Tier::has_misses)),
+        over_link: *mode == PrecisionMode::Dynamic && plan.is_fully_resident(),
+        loss_bound: routing.loss_bound.clone(),
+        high: VersionsReport {
+            types: types_of(catalog, Precision::High),
+            bytes: catalog.bytes(Precision::High),
+            slots: plan.n_slots,
+            experts: n_versions(Precision::High),
+        },
+        low,
+    }
+}
+
+/// Residency for a loss bound, by a plan of high versions alone: the share of experts that lie where products run, in
+/// the memory where it is smallest.
+pub(super) fn here(plan: &MemoryPlan, catalog: &Catalog, tiers: &[Tier]) -> Here {
+    let copying = || tiers.iter().filter(|tier| tier.has_layers && !tier.is_unified());
+    let (slots, experts) =
+        copying().fold((0, 0), |(slots, experts), tier| (slots + tier.report.slots, experts + tier.report.experts));
+    let on_devices = if experts > 0 { slots as f64 / experts as f64 } else { 1.0 };
+    let on_host = if experts < plan.n_experts { plan.cache_share() } else { 1.0 };
+    Here {
+        cache_share: on_host.min(on_devices),
+        high: types_of(catalog, Precision::High),
+        low: catalog.has_low().then(|| types_of(catalog, Precision::Low)),
+    }
+}
+
+/// The types of a precision's versions, the most frequent first: `q4_K/q6_K`.
+fn types_of(catalog: &Catalog, precision: Precision) -> String {
+    let mut counts: Vec<(&'static str, usize)> = Vec::new();
+    for layer in &catalog.layers {
+        for source in (0..layer.n_expert).filter_map(|index| layer.source(index, precision)) {
+            for slice in &catalog.classes[usize::from(source.class)].slices {
+                let name = slice.dtype.name();
+                match counts.iter_mut().find(|(known, _)| *known == name) {
+                    Some((_, count)) => *count += 1,
+                    None => counts.push((name, 1)),
+                }
+            }
+        }
+    }
+    counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    counts.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("/")
+}
+
+/// Header of a trace.
+pub(super) fn trace_header(
+    model: &Model,
+    catalog: &Catalog,
+    cache: &Cache,
+    (precisions, routing): (&Precisions, &RoutingOptions),
+    cache_bytes: u64,
+) -> trace::Header {
+    let bytes = |layer: &LayerCatalog, precision| {
+        let sources = (0..layer.n_expert).filter_map(|index| layer.source(index, precision));
+        sources.map(VersionSource::bytes).max().unwrap_or(0)
+    };
+    // Only if all experts are nested: otherwise the largest read is a whole expert.
+    let rest = |layer: &LayerCatalog| {
+        let versions = (0..layer.n_expert).map(|index| Version::high(ExpertId { layer: layer.layer, index }));
+        let lacks = |version: Version| {
+            let source = catalog.source(version).filter(|_| catalog.in_bit_planes(version))?;
+            let low = catalog.source(Version::low(version.expert))?;
+            Some(source.bytes() - low.bytes())
+        };
+        versions.map(lacks).collect::<Option<Vec<u64>>>().and_then(|rest| rest.into_iter().max()).unwrap_or(0)
+    };
+    let layer = |layer: &LayerCatalog| trace::Layer {
+        layer: layer.layer,
+        n_expert: layer.n_expert,
+        n_used: (model.info().n_expert_used as u16).clamp(1, layer.n_expert),
+        bytes_high: bytes(layer, Precision::High),
+        bytes_low: bytes(layer, Precision::Low),
+        bytes_rest: rest(layer),
+        slots_high: cache.capacity_of_layer(layer.layer, Precision::High),
+        slots_low: cache.capacity_of_layer(layer.layer, Precision::Low),
+    };
+    let options = &model.shared.options;
+    let Precisions { mode, thresholds, options: wanted, .. } = precisions;
+    trace::Header {
+        model: trace::ModelDescription {
+            name: file_name(model),
+            architecture: model.info().architecture.clone(),
+            layers: catalog.layers.iter().map(layer).collect(),
+        },
+        settings: trace::Settings {
+            policy: options.caching.policy.to_string(),
+            predictor: model.predictor().to_string(),
+            prefetch: options.caching.prefetch.to_string(),
+            distance: options.caching.distance,
+            mode: mode.to_string(),
+            t1: thresholds.t1,
+            t2: thresholds.t2,
+            prefill_low: wanted.prefill_low_at(thresholds.t1),
+            upgrade: wanted.upgrade,
+            deterministic: wanted.deterministic,
+            routing: routing.clone(),
+            cache_bytes,
+            more: [
+                ("policy_weights".to_owned(), model.shared.options.caching.weights.to_string()),
+                ("slots".to_owned(), options.caching.slots.to_string()),
+            ]
+            .into(),
+        },
+        host: Default::default(),
+    }
+}
+
+/// Name of the model's file, without its directories.
+pub(super) fn file_name(model: &Model) -> String {
+    model.info().path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}

@@ -1,0 +1,512 @@
+//! A session: one llama.cpp context, the residency of its experts, and its measurements.
+
+pub(crate) mod media;
+pub(crate) mod speculate;
+
+mod checkpoints;
+mod decode;
+mod generate;
+mod phases;
+mod sequences;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ggml_sys::llama;
+
+use crate::engine::cpu::backend;
+use crate::engine::error::OpenError;
+use crate::engine::ggml::log;
+use crate::engine::ggml::params::context_params;
+pub use crate::engine::ggml::raw::BatchToken;
+use crate::engine::ggml::raw::RawContext;
+use crate::engine::memory::contention;
+use crate::engine::memory::tiers::Description;
+use crate::engine::model::Model;
+use crate::engine::model::set_up;
+use crate::engine::seam::calling::{self, Purpose};
+use crate::engine::seam::hook::{EvalHook, Observed, RouterObserver};
+use crate::engine::session::speculate::Speculator;
+use crate::engine::text::sampling::Sampler;
+use hobbit_core::checkpoints::Checkpoints;
+use hobbit_core::options::{Pooling, SessionOptions, Token};
+use hobbit_core::plan::{CONTEXT_TOKENS_MIN, MemoryPlan, PlanError, RunMode};
+use hobbit_core::residency::Latency;
+use hobbit_core::route::Phase;
+use hobbit_core::stats::{
+    CachingReport, DeviceCounters, DeviceReport, KernelReport, PrecisionReport, Stats, Timings, WarmStart,
+    peak_rss_bytes,
+};
+
+pub use generate::{GeneratedText, Generation};
+use phases::Phases;
+pub use sequences::NoShift;
+
+/// Why a generation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// The model chose an end-of-generation token (which is not yielded).
+    Eog(Token),
+    /// `n_predict` tokens were generated.
+    Length,
+    /// The context is full.
+    ContextFull,
+    /// [`Interrupt::set`] was called.
+    Interrupted,
+}
+
+/// Stops a running evaluation from another thread or a signal handler.
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// Makes the running evaluation, and every later one, end with
+    /// [`EvalError::Interrupted`](crate::EvalError::Interrupted).
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Allows evaluation again.
+    pub fn clear(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the last call was [`Interrupt::set`].
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// One context: one or several sequences of tokens, and measurements of their evaluation.
+pub struct Session {
+    // Dropped before the context, which it may read.
+    pub(crate) speculator: Option<Box<Speculator>>,
+    // Dropped before the hook, which it calls, and the model, which it reads.
+    context: RawContext,
+    hook: Option<EvalHook<Observed>>,
+    /// Before the model: it notes that the context is gone.
+    phases: Phases,
+    model: Model,
+    options: SessionOptions,
+    description: Description,
+    interrupt: Interrupt,
+    /// One entry per sequence; none if the session takes no checkpoints.
+    checkpoints: Vec<Checkpoints>,
+    /// Whether a backend of ours is notified before each graph.
+    announces: bool,
+    purpose: Purpose,
+    /// Largest number of threads for a batch.
+    n_threads: i32,
+    n_past: usize,
+    n_prompt: usize,
+    no_shift: Option<NoShift>,
+    /// Sampled and yielded, but not evaluated yet.
+    pending: Option<Token>,
+    /// Whether the last logits follow the last token of the context.
+    is_current: bool,
+    /// Entry of the last batch whose logits follow the last token of the context (-1: the last).
+    row: i32,
+    /// Drafts in the context after its last token.
+    ahead: VecDeque<Token>,
+    /// The text at the end of the context, as far as it is known: its tokens without a pending one.
+    text: Vec<Token>,
+    stats: Stats,
+    /// Counters of the devices at the session's start.
+    devices_before: Vec<DeviceCounters>,
+    sample_ms: f64,
+    sample_count: u64,
+    checked: bool,
+}
+
+impl Model {
+    /// Plans memory and prepares to evaluate tokens.
+    ///
+    /// # Errors
+    /// A budget that is too small ([`OpenError::Plan`]), refused memory, or settings that llama.cpp rejects.
+    pub fn session(&self, options: &SessionOptions) -> Result<Session, OpenError> {
+        Session::new(self, options, None)
+    }
+
+    /// As [`Model::session`]; `observer` receives every router's choice. Evaluation gets slightly slower, results stay
+    /// the same.
+    ///
+    /// # Errors
+    /// As [`Model::session`].
+    pub fn session_observed(&self, options: &SessionOptions, observer: RouterObserver) -> Result<Session, OpenError> {
+        Session::new(self, options, Some(observer))
+    }
+}
+
+impl Session {
+    fn new(model: &Model, options: &SessionOptions, observer: Option<RouterObserver>) -> Result<Session, OpenError> {
+        let interrupt = Interrupt::default();
+        let mut params = context_params(options, Arc::as_ptr(&interrupt.0));
+        params.op_offload = model.shared.options.device.op_offload;
+        let hook = Observed::hook(observer, model.shown());
+        if let Some(hook) = &hook {
+            hook.install(&mut params);
+        }
+        let n_backends = calling::n_backends_made();
+        let (kernels, run_mode) = (model.shared.options.kernels_taken(), model.shared.run_mode);
+        let gives_back = matches!(run_mode, RunMode::Passthrough { gives_back: true, .. });
+        let purpose = Purpose {
+            kernels,
+            takes_batches: run_mode.is_passthrough(),
+            gives_back,
+            pinned_by: model.pins_results(),
+            phase: Phase::Prompt,
+        };
+        let earlier = model.shared.experts.memories().as_ref().map(|memories| memories.device_counters());
+        let devices_before = earlier.unwrap_or_default();
+        let n_ctx_of = |n_ctx: u32| if n_ctx == 0 { model.info().n_ctx_train } else { n_ctx };
+        let prepare = |n_ctx: u32| -> Result<_, OpenError> {
+            let options = SessionOptions { n_ctx, ..options.clone() };
+            let params = llama::llama_context_params { n_ctx, ..params };
+            let shared = &model.shared;
+            if shared.experts.memories().is_none() {
+                shared.needs.check_session(model.gguf(), shared.experts.map(), &shared.options, &options)?;
+            }
+            log::clear_errors();
+            // SAFETY: the model is live; params point at the interrupt flag and the hook, which the session keeps.
+            let init = || {
+                purpose.during(|| unsafe {
+                    if model.shared.options.mtp {
+                        RawContext::with_mtp(&model.shared.raw, params)
+                    } else {
+                        RawContext::new(&model.shared.raw, params)
+                    }
+                })
+            };
+            let mut context = init();
+            // An earlier session's experts may hold the memory that this one needs.
+            while context.is_err() && model.make_room_on_devices() {
+                log::clear_errors();
+                context = init();
+            }
+            let context = context.map_err(|message| {
+                let reason = if message.is_empty() { log::take_errors() } else { message };
+                OpenError::Context { n_ctx: n_ctx_of(n_ctx), reason }
+            })?;
+            model.shared.adapters.begin(&context)?;
+            let description = set_up::set_up(model, &options, &context)?;
+            Ok((options, context, description))
+        };
+        let n_ctx = if options.n_ctx == 0 { model.shared.n_ctx } else { options.n_ctx };
+        let is_fitted = options.n_ctx == 0 && n_ctx_of(n_ctx) > CONTEXT_TOKENS_MIN;
+        let (options, context, description) = match prepare(n_ctx) {
+            // A default context length must not make a budget fail: use the smallest.
+            Err(OpenError::Plan(PlanError::TooSmall { .. })) if is_fitted => prepare(CONTEXT_TOKENS_MIN)?,
+            prepared => prepared?,
+        };
+        let n_sequences = if model.takes_checkpoints(&options) { options.n_seq_max.max(1) } else { 0 };
+        let no_shift = NoShift::of(model, &options, &context);
+        let mut session = Session {
+            speculator: None,
+            context,
+            hook,
+            phases: Phases::new(model, &options),
+            model: model.clone(),
+            checkpoints: vec![Checkpoints::default(); n_sequences as usize],
+            options,
+            description,
+            interrupt,
+            announces: calling::n_backends_made() > n_backends,
+            purpose,
+            n_threads: params.n_threads.max(params.n_threads_batch),
+            n_past: 0,
+            n_prompt: 0,
+            no_shift,
+            pending: None,
+            is_current: false,
+            row: -1,
+            ahead: VecDeque::new(),
+            text: Vec::new(),
+            stats: Stats::default(),
+            devices_before,
+            sample_ms: 0.0,
+            sample_count: 0,
+            checked: false,
+        };
+        let has_head = || ["cls.weight", "cls.output.weight"].iter().any(|name| model.gguf().tensor(name).is_some());
+        if session.options.embeddings && session.pooling() == Some(Pooling::Rank) && !has_head() {
+            // llama.cpp would return the first number of a hidden state.
+            let reason = "the model has no head that ranks (tensor cls.weight or cls.output.weight): take another \
+                          pooling, or a reranking model";
+            return Err(OpenError::Unsupported(reason.into()));
+        }
+        if session.options.warmup && !model.info().is_moe() {
+            session.warm_up()?;
+        }
+        Ok(session)
+    }
+
+    /// How the memory budget is divided.
+    pub fn plan(&self) -> &MemoryPlan {
+        &self.description.plan
+    }
+
+    /// The I/O engine that reads the experts, and the reason.
+    pub fn io_choice(&self) -> &str {
+        &self.description.io_choice
+    }
+
+    /// The eviction policy, and the division of slots among layers.
+    pub fn caching(&self) -> &CachingReport {
+        &self.description.caching
+    }
+
+    /// The precision of experts, and the files they come from.
+    pub fn precision(&self) -> &PrecisionReport {
+        &self.description.precision
+    }
+
+    /// The devices that hold layers, in their order; empty if everything is on the CPU.
+    pub fn devices(&self) -> &[DeviceReport] {
+        &self.description.devices
+    }
+
+    /// State that the model's first session loaded from an earlier run; `None` if there was none, or none was
+    /// requested.
+    pub fn warm_start(&self) -> Option<WarmStart> {
+        self.description.warm_start
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Context length in tokens.
+    pub fn n_ctx(&self) -> u32 {
+        // SAFETY: the context is live.
+        unsafe { llama::llama_n_ctx(self.context.as_ptr()) }
+    }
+
+    /// Tokens in the context, including a pending sampled token.
+    pub fn n_past(&self) -> usize {
+        self.n_past + usize::from(self.pending.is_some())
+    }
+
+    /// A handle that stops a running evaluation.
+    pub fn interrupt_handle(&self) -> Interrupt {
+        self.interrupt.clone()
+    }
+
+    /// Announces a pause, such as user input: free slots are filled meanwhile
+    /// ([`CachingOptions::fill`](crate::CachingOptions::fill)). Returns at once.
+    pub fn idle(&self) {
+        if let Some(memories) = self.model.shared.experts.memories().as_mut() {
+            memories.host.idle();
+        }
+    }
+
+    /// Clears the context: the next token is the first of a new sequence.
+    pub fn reset(&mut self) {
+        self.context.clear();
+        self.checkpoints.iter_mut().for_each(|own| own.truncate(0));
+        self.n_past = 0;
+        self.n_prompt = 0;
+        self.pending = None;
+        self.is_current = false;
+        self.ahead.clear();
+        self.text.clear();
+        if let Some(memories) = self.model.shared.experts.memories().as_mut() {
+            memories.begin_sequence(true);
+        }
+    }
+
+    /// Generates after the context's content, at most `n_predict` tokens (`None`: until the model ends).
+    /// [`Session::feed`] must have evaluated at least one token since the session was opened, reset or truncated:
+    /// otherwise the first token is [`EvalError::NothingEvaluated`](crate::EvalError::NothingEvaluated).
+    pub fn generate<'a>(&'a mut self, sampler: &'a mut Sampler, n_predict: Option<usize>) -> Generation<'a> {
+        Generation { session: self, sampler, left: n_predict, stop: None, failed: false }
+    }
+
+    /// As [`Session::generate`]: an iterator of the generated text.
+    pub fn generate_text<'a>(&'a mut self, sampler: &'a mut Sampler, n_predict: Option<usize>) -> GeneratedText<'a> {
+        GeneratedText { tokens: self.generate(sampler, n_predict), bytes: Vec::new() }
+    }
+
+    /// Sets the scale of each LoRA adapter ([`Model::adapters`]) from the next evaluation on; adapters without a scale
+    /// get 0. Tokens in the context are not evaluated again.
+    pub fn set_adapters(&mut self, scales: &[f32]) {
+        self.model.shared.adapters.apply(&self.context, scales);
+    }
+
+    /// Logits, `[n_vocab]`, of an entry of the last batch that asked for them.
+    pub fn logits(&self, index: usize) -> Option<&[f32]> {
+        self.context.logits(i32::try_from(index).ok()?, self.model.n_vocab())
+    }
+
+    /// Names of expert tensors whose products have not reached hobbit yet; empty after the first evaluation.
+    pub fn unseen_experts(&self) -> Vec<String> {
+        self.model.shared.experts.memories().as_ref().map_or_else(Vec::new, |memories| memories.unseen_tensors())
+    }
+
+    /// Counters so far.
+    pub fn stats(&self) -> Stats {
+        let memories = self.model.shared.experts.memories();
+        let layers = memories.as_ref().map_or_else(Vec::new, |own| own.host.layer_stats());
+        let mut devices = memories.as_ref().map_or_else(Vec::new, |own| own.device_counters());
+        for (now, before) in devices.iter_mut().zip(&self.devices_before) {
+            *now = *now - *before;
+        }
+        let prefetch = memories.as_ref().and_then(|own| own.host.prefetch_report());
+        let virtual_experts = memories.as_ref().and_then(|own| own.host.virtual_experts_report());
+        let latency = memories.as_ref().and_then(|own| own.host.latency.as_ref().map(Latency::report));
+        let kernels = KernelReport { choice: self.purpose.kernels, trials: backend::trials() };
+        Stats {
+            layers,
+            devices,
+            prefetch,
+            virtual_experts,
+            latency,
+            speculation: self.speculator.as_ref().map(|own| own.report()),
+            kernels,
+            peak_rss_bytes: peak_rss_bytes(),
+            ..self.stats.clone()
+        }
+    }
+
+    /// Times so far, in llama.cpp's categories.
+    pub fn timings(&self) -> Timings {
+        // SAFETY: the context is live.
+        let perf = unsafe { llama::llama_perf_context(self.context.as_ptr()) };
+        Timings {
+            load_ms: self.model.shared.load_time.as_secs_f64() * 1e3,
+            prompt_ms: perf.t_p_eval_ms,
+            prompt_tokens: perf.n_p_eval.max(0) as u64,
+            eval_ms: perf.t_eval_ms,
+            eval_runs: perf.n_eval.max(0) as u64,
+            sample_ms: self.sample_ms,
+            sample_count: self.sample_count,
+            total_ms: self.model.shared.opened_at.elapsed().as_secs_f64() * 1e3,
+            graphs_reused: perf.n_reused.max(0) as u64,
+        }
+    }
+
+    /// Context length of one sequence in tokens.
+    pub(crate) fn n_ctx_seq(&self) -> u32 {
+        // SAFETY: the context is live.
+        unsafe { llama::llama_n_ctx_seq(self.context.as_ptr()) }
+    }
+
+    pub(crate) fn n_sequences(&self) -> u32 {
+        self.options.n_seq_max.max(1)
+    }
+
+    /// Entries of a batch whose logits may be requested at once.
+    pub(crate) fn n_outputs_max(&self) -> usize {
+        match self.options.n_outputs_max {
+            0 => usize::MAX,
+            n => n.max(self.n_sequences()) as usize,
+        }
+    }
+
+    /// Calls `compute`, which evaluates generated tokens on the context.
+    pub(crate) fn computing<R>(&self, compute: impl FnOnce() -> R) -> R {
+        let running = contention::running(self.n_threads);
+        let result = Purpose { phase: Phase::Decode, ..self.purpose }.during(compute);
+        drop(running);
+        result
+    }
+
+    /// Whether a backend of ours is notified before each graph.
+    pub(crate) fn announces(&self) -> bool {
+        self.announces
+    }
+
+    /// The options with which the session was opened; its context length is chosen.
+    pub(crate) fn options(&self) -> &SessionOptions {
+        &self.options
+    }
+
+    pub(crate) fn context_ptr(&self) -> *mut llama::llama_context {
+        self.context.as_ptr()
+    }
+
+    /// The context for multi-token prediction.
+    pub(crate) fn mtp_ptr(&self) -> Option<*mut llama::llama_context> {
+        self.context.mtp().map(RawContext::as_ptr)
+    }
+
+    /// Maximum tokens per call of [`Session::evaluate`].
+    pub fn n_batch(&self) -> usize {
+        // SAFETY: the context is live.
+        unsafe { llama::llama_n_batch(self.context.as_ptr()) as usize }
+    }
+
+    /// Tokens of a prompt that are computed at once (the ubatch size).
+    pub fn n_ubatch(&self) -> usize {
+        // SAFETY: the context is live.
+        unsafe { llama::llama_n_ubatch(self.context.as_ptr()).max(1) as usize }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::error::EvalError;
+    use hobbit_core::options::ModelOptions;
+
+    fn demo() -> Model {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo.gguf");
+        Model::open(&path, &ModelOptions::default()).unwrap()
+    }
+
+    /// Failed llama.cpp assertions during batch preparation become errors of that batch.
+    #[test]
+    fn an_assertion_before_anything_is_computed_is_an_error() {
+        let model = demo();
+        let options = SessionOptions { n_ctx: 64, n_batch: 8, threads: Some(1), ..SessionOptions::default() };
+        let mut session = model.session(&options).unwrap();
+        let n_batch = session.n_batch();
+        let mut tokens: Vec<Token> = vec![1; n_batch + 1];
+        // Bypasses the check of `evaluate` to reach the assertion itself.
+        // SAFETY: the batch borrows `tokens`, which outlive its evaluation.
+        let batch = unsafe { llama::llama_batch_get_one(tokens.as_mut_ptr(), tokens.len() as i32) };
+        let error = session.decode(batch, &[(0, 0)]).unwrap_err();
+        assert!(
+            matches!(&error, EvalError::Decode(reason) if reason.contains("n_tokens_all <= cparams.n_batch")),
+            "{error}"
+        );
+        session.feed(&tokens[..n_batch]).unwrap();
+    }
+
+    #[test]
+    fn a_copy_replaces_the_sequence() {
+        let model = demo();
+        let base = SessionOptions { n_ctx: 64, n_seq_max: 2, threads: Some(1), ..SessionOptions::default() };
+        for kv_unified in [true, false] {
+            let mut session = model.session(&SessionOptions { kv_unified, ..base.clone() }).unwrap();
+            let text = |tokens: &[Token], sequence| -> Vec<BatchToken> {
+                let entry = |(at, token): (usize, &Token)| BatchToken {
+                    token: *token,
+                    position: at as i32,
+                    sequence,
+                    logits: true,
+                };
+                tokens.iter().enumerate().map(entry).collect()
+            };
+            session.evaluate(&text(&[5, 6, 7], 0)).unwrap();
+            session.evaluate(&text(&[80, 90, 100], 1)).unwrap();
+            session.copy_sequence(0, 1).unwrap();
+            let next = |sequence| [BatchToken { token: 8, position: 3, sequence, logits: true }];
+            session.evaluate(&next(0)).unwrap();
+            let expected = session.logits(0).unwrap().to_vec();
+            session.evaluate(&next(1)).unwrap();
+            assert_eq!(session.logits(0).unwrap(), expected, "unified: {kv_unified}");
+        }
+    }
+
+    #[test]
+    fn ranking_needs_a_head() {
+        let model = demo();
+        let options = SessionOptions { n_ctx: 64, embeddings: true, ..SessionOptions::default() };
+        let open = |pooling| model.session(&SessionOptions { pooling: Some(pooling), ..options.clone() });
+        let error = open(Pooling::Rank).err().expect("it is refused").to_string();
+        assert!(error.contains("cls.output.weight") && error.contains("another pooling"), "{error}");
+        open(Pooling::Mean).unwrap();
+    }
+}

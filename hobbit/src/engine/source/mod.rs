@@ -1,0 +1,8 @@
+//! The files of a model, and the virtual GGUF that llama.cpp reads.
+
+pub(crate) mod adapters;
+pub(crate) mod cookie_stream;
+pub(crate) mod low;
+pub(crate) mod model_source;
+pub(crate) mod tables;
+pub(crate) mod validate;

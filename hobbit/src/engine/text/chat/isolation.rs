@@ -1,0 +1,543 @@
+//! llama.cpp's rendering of chat templates and its conversion of JSON schemas to grammars. Both run in processes of
+//! their own if the program calls [`isolate_chat_templates`].
+//!
+//! A template is a program inside a model's file. It may loop for ever, take all memory, overflow the stack (recursive
+//! macros, self-referential lists) or crash llama.cpp's interpreter (`1 is divisibleby(0)`), and C++ on a thread cannot
+//! be stopped. A schema can do the same in a hundred bytes: llama.cpp follows references within `allOf` for ever, and
+//! visits nested ones exponentially often. So each task is a process of its own, with limits. These processes are
+//! forked from an idle one, which was forked while the program had one thread, and which ends with the program. If it
+//! is killed, the program starts itself again as an idle process, a few times within a minute.
+//!
+//! Slow tasks do not delay others: each task first has a little CPU time in one lane; one that needs more begins again
+//! in the lane of slow schemas or of slow templates, each with an idle process of its own.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+use std::{env, fs, io, ptr};
+
+use ggml_sys::llama;
+use ggml_sys::shim::{self, hobbit_text_callback};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigHandler, Signal, signal};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, alarm, dup2_stderr, dup2_stdin, dup2_stdout, fork};
+use serde::{Deserialize, Serialize};
+
+use crate::engine::ggml::limits;
+use crate::engine::ggml::raw::{MESSAGE_BYTES, text_of};
+
+/// CPU time limit of a task, in seconds. Renderings of a megabyte take about 30 ms.
+const CPU_SECONDS: u64 = 2;
+
+/// CPU time limit of a task's first trial, in microseconds. A schema of usual size takes a few milliseconds.
+const QUICK_MICROSECONDS: i64 = 150_000;
+
+/// Slow tasks that may wait for their turn; each blocks a thread.
+const SLOW_MAX: usize = 32;
+
+/// Wall-clock limit of a task, for busy machines.
+const WALL_SECONDS: u32 = 10;
+
+/// Longest wait for an idle process's answer: it may be stopped.
+const PATIENCE: Duration = Duration::from_secs(WALL_SECONDS as u64 + 20);
+
+/// Memory limit of a task, without the part per byte of its inputs: renderings of ten megabytes take 13 bytes per
+/// input byte.
+const MEMORY_BYTES: u64 = 192 << 20;
+const MEMORY_PER_INPUT_BYTE: u64 = 24;
+
+/// Longest result, without the part per byte of the inputs.
+const RESULT_BYTES: u64 = 16 << 20;
+const RESULT_PER_INPUT_BYTE: u64 = 4;
+
+/// Longest message from one process to another.
+const MESSAGE_MAX: u64 = 1 << 30;
+
+/// Set for an idle process that the program starts again: its standard input is the stream.
+const REVIVED: &str = "HOBBIT_TEMPLATE_PROCESS";
+
+/// Idle processes that are started again within [`REVIVALS_SPAN`].
+const REVIVALS_MAX: usize = 5;
+const REVIVALS_SPAN: Duration = Duration::from_secs(60);
+
+/// The idle processes, if isolation was requested.
+static LANES: OnceLock<Result<Lanes, String>> = OnceLock::new();
+
+/// Called on a thread whose task turns out to be slow, before it waits for its turn.
+static WHEN_SLOW: OnceLock<fn()> = OnceLock::new();
+
+/// Sets a function that is called on the thread of a slow task before it waits for its turn.
+pub fn when_templates_are_slow(call: fn()) {
+    let _ = WHEN_SLOW.set(call);
+}
+
+struct Lanes {
+    quick: Mutex<Idle>,
+    schemas: Lane,
+    templates: Lane,
+}
+
+/// The lane of slow tasks.
+#[derive(Default)]
+struct Lane {
+    n_waiting: AtomicUsize,
+    idle: Mutex<Idle>,
+}
+
+/// An idle process.
+#[derive(Default)]
+struct Idle {
+    /// `None` before the first task.
+    stream: Option<UnixStream>,
+    /// Unless it was forked.
+    child: Option<Child>,
+    /// When idle processes were started again.
+    revivals: Vec<Instant>,
+}
+
+/// Starts rendering chat templates, and converting JSON schemas, in separate processes, with limits of time, memory and
+/// stack. A program that does not call this does both in its own process, which a hostile template or schema can hang
+/// or crash.
+///
+/// Should the process be killed, this program is started again as such a process: a program calls this first of all,
+/// and does nothing of its own before.
+///
+/// # Safety
+/// This process has one thread.
+pub unsafe fn isolate_chat_templates() {
+    if env::var_os(REVIVED).is_some() {
+        if let Ok(stream) = io::stdin().as_fd().try_clone_to_owned() {
+            serve(stream.into());
+        }
+        exit(0);
+    }
+    // SAFETY: by the caller.
+    let started = unsafe { start() };
+    let lanes = |stream| Lanes {
+        quick: Mutex::new(Idle { stream: Some(stream), ..Idle::default() }),
+        schemas: Lane::default(),
+        templates: Lane::default(),
+    };
+    let _ = LANES.set(started.map(lanes).map_err(|error| error.to_string()));
+}
+
+impl Lanes {
+    fn run(&self, task: &Task) -> io::Result<Result<String, Failure>> {
+        let first = locked(&self.quick).ask(true, task)?;
+        if !matches!(first, Err(Failure::Slow)) {
+            return Ok(first);
+        }
+        WHEN_SLOW.get().iter().for_each(|call| call());
+        let lane = if task.has_schema() { &self.schemas } else { &self.templates };
+        if lane.n_waiting.fetch_add(1, Ordering::Relaxed) >= SLOW_MAX {
+            lane.n_waiting.fetch_sub(1, Ordering::Relaxed);
+            let reason = format!("it takes long, and {SLOW_MAX} others that do wait already; try again later");
+            return Ok(Err(Failure::Work(reason)));
+        }
+        let outcome = locked(&lane.idle).ask(false, task);
+        lane.n_waiting.fetch_sub(1, Ordering::Relaxed);
+        outcome
+    }
+}
+
+/// Counts that an idle process is started again, unless that was done too often.
+fn may_revive(revivals: &mut Vec<Instant>, now: Instant) -> bool {
+    revivals.retain(|at| now.duration_since(*at) < REVIVALS_SPAN);
+    let may = revivals.len() < REVIVALS_MAX;
+    if may {
+        revivals.push(now);
+    }
+    may
+}
+
+fn locked(idle: &Mutex<Idle>) -> MutexGuard<'_, Idle> {
+    idle.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Idle {
+    /// Sends a task and waits for its result; starts the process again if it is gone.
+    fn ask(&mut self, is_quick: bool, task: &Task) -> io::Result<Result<String, Failure>> {
+        let Some(stream) = &mut self.stream else { return ask(self.revive()?, is_quick, task) };
+        let gone = match ask(stream, is_quick, task) {
+            Ok(outcome) => return Ok(outcome),
+            Err(error) => error,
+        };
+        if !may_revive(&mut self.revivals, Instant::now()) {
+            return Err(io::Error::other(format!("{gone}; it ended {REVIVALS_MAX} times within a minute")));
+        }
+        ask(self.revive()?, is_quick, task)
+    }
+
+    /// Starts this program as an idle process, in place of one that is gone.
+    fn revive(&mut self) -> io::Result<&mut UnixStream> {
+        if let Some(mut child) = self.child.take() {
+            // It may be stopped, or hold the other end of a stream that broke.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let (near, far) = UnixStream::pair()?;
+        near.set_read_timeout(Some(PATIENCE))?;
+        // The file may have another name by now, or none.
+        let own = Path::new("/proc/self/exe");
+        let mut command = if own.exists() { Command::new(own) } else { Command::new(env::current_exe()?) };
+        command.env(REVIVED, "1").stdin(OwnedFd::from(far)).stdout(Stdio::null()).stderr(Stdio::null());
+        self.child = Some(command.spawn()?);
+        Ok(self.stream.insert(near))
+    }
+}
+
+/// # Safety
+/// This process has one thread.
+unsafe fn start() -> io::Result<UnixStream> {
+    let (near, far) = UnixStream::pair()?;
+    near.set_read_timeout(Some(PATIENCE))?;
+    // SAFETY: with one thread, the child may call any function its parent may.
+    match unsafe { fork() }? {
+        ForkResult::Parent { .. } => Ok(near),
+        ForkResult::Child => {
+            // The idle process ends when the other end of its stream closes: only the program may hold that end.
+            drop(near);
+            serve(far);
+            exit(0);
+        }
+    }
+}
+
+/// Runs a task, in another process if [`isolate_chat_templates`] was called.
+///
+/// # Errors
+/// See [`Failure`].
+pub(crate) fn run(task: &Task) -> Result<String, Failure> {
+    match LANES.get() {
+        None => task.run(),
+        Some(Ok(lanes)) => lanes.run(task).unwrap_or_else(|error| {
+            let reason = format!("the process for templates and schemas is gone ({error}): restart the program");
+            Err(Failure::Work(reason))
+        }),
+        Some(Err(reason)) => Err(Failure::Work(format!("there is no process for it: {reason}"))),
+    }
+}
+
+/// Sends a task and waits for its result.
+fn ask(stream: &mut UnixStream, is_quick: bool, task: &Task) -> io::Result<Result<String, Failure>> {
+    send(stream, &serde_json::to_vec(&(is_quick, task))?)?;
+    Ok(serde_json::from_slice(&receive(stream)?)?)
+}
+
+fn send(stream: &mut UnixStream, message: &[u8]) -> io::Result<()> {
+    stream.write_all(&(message.len() as u64).to_le_bytes())?;
+    stream.write_all(message)
+}
+
+fn receive(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+    let mut len = [0; 8];
+    stream.read_exact(&mut len)?;
+    let len = u64::from_le_bytes(len);
+    let mut message = Vec::new();
+    stream.take(len.min(MESSAGE_MAX)).read_to_end(&mut message)?;
+    if message.len() as u64 == len { Ok(message) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+/// Main loop of an idle process: reads tasks and writes results until the program ends.
+fn serve(mut stream: UnixStream) {
+    detach();
+    while let Ok(task) = receive(&mut stream) {
+        let outcome = match apart(&task) {
+            Ok(outcome) => outcome,
+            Err(error) => failed(format!("there is no process for it: {error}")),
+        };
+        if send(&mut stream, &outcome).is_err() {
+            return;
+        }
+    }
+}
+
+/// Replaces the standard streams by /dev/null, and ignores signals that are meant for the program.
+fn detach() {
+    use Signal::{SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
+    // The program may pass these on ignored or blocked; limits and the wait for children need them.
+    for needed in [SIGALRM, SIGCHLD, SIGPROF, SIGXCPU] {
+        // SAFETY: the default runs no handler.
+        let _ = unsafe { signal(needed, SigHandler::SigDfl) };
+    }
+    let _ = nix::sys::signal::SigSet::all().thread_unblock();
+    for ignored in [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2] {
+        // SAFETY: ignoring a signal runs no handler.
+        let _ = unsafe { signal(ignored, SigHandler::SigIgn) };
+    }
+    if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
+        let _ = (dup2_stdin(&null), dup2_stdout(&null), dup2_stderr(&null));
+    }
+    // Sets the name that `ps` shows. The file exists only on Linux.
+    let _ = fs::write("/proc/self/comm", "hobbit-template");
+}
+
+/// Runs a task in a child, which may fail; returns the result as JSON.
+fn apart(task: &[u8]) -> io::Result<Vec<u8>> {
+    let (mut near, far) = UnixStream::pair()?;
+    // SAFETY: this process has one thread.
+    match unsafe { fork() }? {
+        ForkResult::Child => {
+            drop(near);
+            let done = work(task, far);
+            exit(i32::from(done.is_err()));
+        }
+        ForkResult::Parent { child } => {
+            drop(far);
+            let mut outcome = Vec::new();
+            let read = near.read_to_end(&mut outcome);
+            let status = loop {
+                match waitpid(child, None) {
+                    Err(nix::Error::EINTR) => {}
+                    other => break other?,
+                }
+            };
+            match status {
+                WaitStatus::Exited(_, 0) if read.is_ok() => Ok(outcome),
+                WaitStatus::Signaled(_, Signal::SIGPROF, _) => Ok(outcome_of(Failure::Slow)),
+                WaitStatus::Signaled(_, signal, _) => Ok(failed(reason_for(signal))),
+                _ => Ok(failed("the process that worked on it ended without a result".to_owned())),
+            }
+        }
+    }
+}
+
+/// The child's work.
+fn work(task: &[u8], mut into: UnixStream) -> io::Result<()> {
+    let (is_quick, task): (bool, Task) = serde_json::from_slice(task)?;
+    let inputs = task.input_bytes() as u64;
+    let memory = MEMORY_BYTES + MEMORY_PER_INPUT_BYTE * inputs;
+    let result_max = RESULT_BYTES + RESULT_PER_INPUT_BYTE * inputs;
+    limit(task.stack_bytes() as u64 + memory)?;
+    if is_quick {
+        end_after(QUICK_MICROSECONDS)?;
+    }
+    let outcome = match task.run() {
+        // llama.cpp wraps the exception in a message that quotes the template.
+        Err(Failure::Work(reason)) if reason.contains("std::bad_alloc") => {
+            Err(Failure::Work(format!("it takes more than {} MiB of memory", memory >> 20)))
+        }
+        Ok(result) if result.len() as u64 > result_max => {
+            Err(Failure::Work(format!("its result is longer than {} MiB", result_max >> 20)))
+        }
+        other => other,
+    };
+    into.write_all(&serde_json::to_vec(&outcome)?)
+}
+
+/// Limits CPU time, wall time and memory of this process, and makes it the kernel's first choice when memory runs out.
+fn limit(memory: u64) -> io::Result<()> {
+    lower(Resource::RLIMIT_CORE, 0)?;
+    lower(Resource::RLIMIT_CPU, CPU_SECONDS)?;
+    alarm::set(WALL_SECONDS);
+    let _ = fs::write("/proc/self/oom_score_adj", "1000");
+    // Only Linux counts private memory against this limit, and reports how much is mapped already.
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mapped = status.lines().find_map(|line| line.strip_prefix("VmData:")?.trim().strip_suffix(" kB")?.parse().ok());
+    mapped.map_or(Ok(()), |mapped: u64| lower(Resource::RLIMIT_DATA, (mapped << 10) + memory))
+}
+
+/// Ends this process by SIGPROF after this CPU time.
+fn end_after(microseconds: i64) -> io::Result<()> {
+    let never = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let once = libc::timeval { tv_sec: microseconds / 1_000_000, tv_usec: (microseconds % 1_000_000) as _ };
+    let timer = libc::itimerval { it_interval: never, it_value: once };
+    // SAFETY: the kernel reads the timer, which lives through the call; the old one is not asked for.
+    match unsafe { libc::setitimer(libc::ITIMER_PROF, &raw const timer, ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn lower(resource: Resource, to: u64) -> io::Result<()> {
+    let (soft, hard) = getrlimit(resource)?;
+    // Beyond the hard limit the kernel kills the process, even if SIGXCPU is handled.
+    Ok(setrlimit(resource, soft.min(to), hard.min(to.saturating_add(1)))?)
+}
+
+/// The reason for the end of a task.
+fn reason_for(signal: Signal) -> String {
+    match signal {
+        Signal::SIGXCPU => format!("it runs for more than {CPU_SECONDS} s"),
+        Signal::SIGALRM => format!("it took more than {WALL_SECONDS} s"),
+        Signal::SIGKILL => "the process that worked on it was killed, as is done where memory is short".to_owned(),
+        Signal::SIGSEGV | Signal::SIGABRT | Signal::SIGBUS => {
+            format!("it calls itself, or nests lists, without end, or llama.cpp fails on it ({signal})")
+        }
+        other => format!("llama.cpp failed on it ({other})"),
+    }
+}
+
+fn failed(reason: String) -> Vec<u8> {
+    outcome_of(Failure::Work(reason))
+}
+
+fn outcome_of(failure: Failure) -> Vec<u8> {
+    serde_json::to_vec(&Err::<String, _>(failure)).unwrap_or_default()
+}
+
+/// Ends this process without running the program's exit handlers.
+fn exit(status: i32) -> ! {
+    // SAFETY: ends the process; its state is no longer needed.
+    unsafe { libc::_exit(status) }
+}
+
+// The interpreter.
+
+/// Returned by `hobbit_chat_apply` for inputs that it cannot read.
+const INPUTS_FAILED: i32 = 1;
+
+/// Stack for reading and running a template; schemas may need more.
+const STACK_BYTES: usize = 32 << 20;
+
+/// Work for llama.cpp. A template is [`super::templates::Texts`] as JSON; `schema_stack` is what the schemas need, in
+/// bytes.
+#[derive(Serialize, Deserialize)]
+pub(crate) enum Task {
+    /// Describes a template, and tries it on a message.
+    Describe { template: String },
+    /// Renders a template for [`super::ChatInputs`] as JSON.
+    Render { template: String, inputs: String, schema_stack: usize },
+    /// Makes a grammar of a JSON schema.
+    Schema { schema: String, schema_stack: usize },
+}
+
+/// Why a task failed.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Failure {
+    /// The inputs cannot be read, or the schema has no grammar.
+    Inputs(String),
+    /// The template fails, or a limit was exceeded.
+    Work(String),
+    /// It needs more than the time of a first trial.
+    Slow,
+}
+
+impl Task {
+    /// Stack that the work needs, in bytes.
+    fn stack_bytes(&self) -> usize {
+        match self {
+            Self::Describe { .. } => STACK_BYTES,
+            Self::Render { schema_stack, .. } => (*schema_stack).max(STACK_BYTES),
+            Self::Schema { schema_stack, .. } => *schema_stack,
+        }
+    }
+
+    fn has_schema(&self) -> bool {
+        match self {
+            Self::Describe { .. } => false,
+            Self::Render { schema_stack, .. } => *schema_stack > 0,
+            Self::Schema { .. } => true,
+        }
+    }
+
+    /// Bytes of a request.
+    fn input_bytes(&self) -> usize {
+        match self {
+            Self::Describe { .. } => 0,
+            Self::Render { inputs, .. } => inputs.len(),
+            Self::Schema { schema, .. } => schema.len(),
+        }
+    }
+
+    /// Runs the task in this process, limited only in stack.
+    ///
+    /// # Errors
+    /// See [`Failure`].
+    fn run(&self) -> Result<String, Failure> {
+        let work = || match self {
+            Self::Describe { template } => {
+                // SAFETY: the text is valid for its length, the message buffer for its capacity.
+                let described = shim_text(true, |output, context, message, capacity| unsafe {
+                    let bytes = template.as_ptr().cast();
+                    shim::hobbit_chat_describe(bytes, template.len(), output, context, message, capacity)
+                });
+                described.map_err(|(_, reason)| Failure::Work(reason))
+            }
+            Self::Render { template, inputs, .. } => {
+                // SAFETY: the texts are valid for their lengths, the message buffer for its capacity.
+                let applied = shim_text(0, |output, context, message, capacity| unsafe {
+                    let (bytes, len) = (template.as_ptr().cast(), template.len());
+                    let (read, read_len) = (inputs.as_ptr().cast(), inputs.len());
+                    shim::hobbit_chat_apply(bytes, len, read, read_len, output, context, message, capacity)
+                });
+                applied.map_err(|(code, reason)| match code {
+                    INPUTS_FAILED => Failure::Inputs(reason),
+                    _ => Failure::Work(reason),
+                })
+            }
+            Self::Schema { schema, .. } => grammar_of(schema),
+        };
+        limits::with_stack(self.stack_bytes(), work).map_err(Failure::Work)?
+    }
+}
+
+/// The grammar of a JSON schema, by llama.cpp.
+fn grammar_of(schema: &str) -> Result<String, Failure> {
+    let schema = CString::new(schema).map_err(|_| Failure::Inputs("the schema contains a NUL byte".into()))?;
+    let mut made: *mut c_char = ptr::null_mut();
+    // SAFETY: the schema is NUL-terminated; `made` receives a string that we free; the wrapper does not throw.
+    let status = unsafe { llama::llama_rs_json_schema_to_grammar(schema.as_ptr(), true, &raw mut made) };
+    if status != llama::LLAMA_RS_STATUS_OK || made.is_null() {
+        return Err(Failure::Inputs(
+            "llama.cpp cannot turn this JSON schema into a grammar; its grammars/README.md lists the keywords and \
+             patterns that it supports"
+                .into(),
+        ));
+    }
+    // SAFETY: a NUL-terminated string made by the call above, copied before it is freed, freed once.
+    unsafe {
+        let grammar = CStr::from_ptr(made).to_string_lossy().into_owned();
+        llama::llama_rs_string_free(made);
+        Ok(grammar)
+    }
+}
+
+/// Returns the text that a function of the shim passes to a callback; if the function does not return `done`, its
+/// result and the reason.
+pub(super) fn shim_text<T: PartialEq>(
+    done: T,
+    call: impl FnOnce(hobbit_text_callback, *mut c_void, *mut c_char, usize) -> T,
+) -> Result<String, (T, String)> {
+    let mut bytes: Vec<u8> = Vec::new();
+    let mut message = [0u8; MESSAGE_BYTES];
+    let code = call(Some(on_text), (&raw mut bytes).cast(), message.as_mut_ptr().cast(), message.len());
+    let reason = if code != done {
+        text_of(&message)
+    } else {
+        match String::from_utf8(bytes) {
+            Ok(text) => return Ok(text),
+            Err(_) => "llama.cpp's text is not UTF-8".to_owned(),
+        }
+    };
+    Err((code, if reason.is_empty() { "llama.cpp gave no reason".to_owned() } else { reason }))
+}
+
+unsafe extern "C" fn on_text(bytes: *mut c_void, text: *const c_char, len: usize) {
+    // SAFETY: `text` passes its vector; the shim passes `len` readable bytes.
+    let (bytes, text) = unsafe { (&mut *bytes.cast::<Vec<u8>>(), std::slice::from_raw_parts(text.cast::<u8>(), len)) };
+    // No panic may cross into C++.
+    let _ = catch_unwind(AssertUnwindSafe(|| bytes.extend_from_slice(text)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_started_again_a_few_times_a_minute() {
+        let (mut revivals, now) = (Vec::new(), Instant::now());
+        assert!((0..REVIVALS_MAX).all(|_| may_revive(&mut revivals, now)));
+        assert!(!may_revive(&mut revivals, now + REVIVALS_SPAN / 2));
+        assert!(may_revive(&mut revivals, now + REVIVALS_SPAN));
+    }
+}

@@ -1,0 +1,4 @@
+//! Conversations and samplers.
+
+pub(crate) mod chat;
+pub(crate) mod sampling;
