@@ -46,7 +46,6 @@ use preset::PresetWords;
 
 use super::argv::{self, Grammar, Note, Switch, Tri};
 use super::manuals::PagesArgs;
-use super::resolve::{Verbosity, verbosity};
 use hobbit_core::plan::{Budget, ExpertCache};
 use hobbit_core::store::IoMode;
 use hobbit_core::units::{parse_bytes, parse_percent};
@@ -294,8 +293,8 @@ pub fn parse_as<A: FromArgMatches>(
     mut command: clap::Command,
     args: impl IntoIterator<Item = OsString>,
 ) -> Result<(A, Vec<Note>), clap::Error> {
-    let line = argv::normalise(args, &Grammar::of(&command))
-        .map_err(|error| command.error(ErrorKind::UnknownArgument, error))?;
+    let line =
+        argv::normalise(args, &grammar(&command)).map_err(|error| command.error(ErrorKind::UnknownArgument, error))?;
     command = model::without_idle_variables(command, &line.words);
     let negated = argv::negated_by_environment(&command, |name| std::env::var_os(name).is_some());
     let name = OsString::from(command.get_name());
@@ -311,6 +310,34 @@ pub fn parse_as<A: FromArgMatches>(
     let mut notes = line.notes;
     notes.extend(preset.note());
     Ok((A::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?, notes))
+}
+
+/// The spellings of a command, which knows the flags of the other programs.
+pub fn grammar(command: &clap::Command) -> Grammar {
+    fn elsewhere(name: &str) -> Option<String> {
+        let has = |command: clap::Command| Grammar::of(&command, |_| None).has(name);
+        #[cfg(feature = "server")]
+        if has(server::command()) {
+            return Some("; hobbit-server has it".to_owned());
+        }
+        has(self::command()).then(|| "; hobbit-cli has it".to_owned())
+    }
+    Grammar::of(command, elsewhere)
+}
+
+/// Levels up to which lines show: 1 errors, 2 warnings, 3 information, 4 more, 5 everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verbosity {
+    /// On stderr.
+    pub shown: u8,
+    /// In the log file, if there is one.
+    pub logged: u8,
+}
+
+/// Verbosity of the log: `--verbose` overrides a number. `--quiet` applies to stderr only, and overrides both there.
+pub fn verbosity(closing: &ClosingArgs, log: &LogArgs) -> Verbosity {
+    let logged = if log.verbose.0 { 5 } else { log.verbosity };
+    Verbosity { shown: if closing.quiet.0 { 1 } else { logged }, logged }
 }
 
 /// Most letters that a suggested flag may differ from an unknown one; clap suggests unrelated words, too.

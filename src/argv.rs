@@ -9,7 +9,6 @@ use std::ffi::{OsStr, OsString};
 use std::iter::Peekable;
 use std::str::FromStr;
 
-use super::args;
 use super::unsupported::{self, Verdict};
 use hobbit::options::Repack;
 
@@ -163,11 +162,13 @@ enum Takes {
 #[derive(Debug)]
 pub struct Grammar {
     flags: HashMap<String, (String, Takes)>,
+    /// A hint at another program that has a flag.
+    elsewhere: fn(&str) -> Option<String>,
 }
 
 impl Grammar {
-    /// The flags of `command`, with llama.cpp's spellings.
-    pub fn of(command: &clap::Command) -> Self {
+    /// The flags of `command`, with llama.cpp's spellings. `elsewhere` knows those of other programs.
+    pub fn of(command: &clap::Command, elsewhere: fn(&str) -> Option<String>) -> Self {
         let mut flags = HashMap::new();
         // A flag's own name takes precedence over another flag's spelling.
         let longs: HashSet<&str> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
@@ -180,7 +181,12 @@ impl Grammar {
                 }
             }
         }
-        Self { flags }
+        Self { flags, elsewhere }
+    }
+
+    /// Whether the command has a flag of this spelling.
+    pub fn has(&self, spelling: &str) -> bool {
+        self.flags.contains_key(spelling)
     }
 
     /// The setting `key = value` of a file, whose key is a flag without its dashes; a switch needs no value.
@@ -274,13 +280,13 @@ pub fn normalise(args: impl IntoIterator<Item = OsString>, grammar: &Grammar) ->
         } else if CLAPS.contains(&typed) {
             line.words.push(word);
         } else if name.starts_with("--") {
-            if let Some(hint) = elsewhere(&name) {
+            if let Some(hint) = (grammar.elsewhere)(&name) {
                 return Err(UsageError::Unknown { hint, flag: name });
             }
             // clap suggests similar flags.
             line.words.push(word);
         } else {
-            let hint = elsewhere(&name).unwrap_or_else(|| hint(&name, grammar));
+            let hint = (grammar.elsewhere)(&name).unwrap_or_else(|| hint(&name, grammar));
             return Err(UsageError::Unknown { hint, flag: name });
         }
     }
@@ -322,16 +328,6 @@ fn join(
         word.push(value);
     }
     word
-}
-
-/// The other program that has this flag, in words.
-fn elsewhere(name: &str) -> Option<String> {
-    let has = |command: clap::Command| Grammar::of(&command).flags.contains_key(name);
-    #[cfg(feature = "server")]
-    if has(args::server::command()) {
-        return Some("; hobbit-server has it".to_owned());
-    }
-    has(args::command()).then(|| "; hobbit-cli has it".to_owned())
 }
 
 /// A suggestion for an unknown flag with one dash.
@@ -436,7 +432,7 @@ mod tests {
 
     #[test]
     fn no_flag_is_both_here_and_unsupported() {
-        let own = Grammar::of(&crate::args::command());
+        let own = Grammar::of(&crate::args::command(), |_| None);
         for spelling in own.flags.keys() {
             assert!(unsupported::find(spelling).is_none(), "{spelling}");
         }
@@ -444,7 +440,7 @@ mod tests {
         for (spelling, long) in SPELLINGS.iter().chain(NEGATIONS) {
             let commands =
                 [crate::perplexity::args::command, crate::bench::args::command, crate::args::server::command];
-            let others = commands.map(|command| Grammar::of(&command()));
+            let others = commands.map(|command| Grammar::of(&command(), |_| None));
             let mut found = others.iter().chain([&own]).filter_map(|grammar| grammar.flags.get(*spelling));
             assert!(found.any(|(target, _)| target == long), "{spelling}");
         }

@@ -10,11 +10,11 @@ use anyhow::Context;
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::args::Verbosity;
 use super::args::{ModelArgs, SourceArgs};
 use super::hub::{Given, Places, Source, Witness};
 use super::log::Level;
 use super::output::tell;
-use super::resolve::Verbosity;
 use super::signals;
 use hobbit_core::units::Bytes;
 

@@ -41,6 +41,7 @@ mod resolve;
 mod saved;
 pub mod signals;
 mod sim;
+mod surroundings;
 mod text;
 mod unsupported;
 

@@ -9,9 +9,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use super::args::Verbosity;
 use super::exit::{self, FAILED};
 use super::output::tell;
-use super::resolve::Verbosity;
 use hobbit::LogLevel;
 use hobbit_core::files;
 

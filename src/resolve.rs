@@ -1,49 +1,24 @@
 //! From flags to settings: reads files, processes escapes, converts schemas, finds the model.
 
 use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
 use super::advice;
 use super::args::{
-    ChatArgs, ClosingArgs, ContextArgs, ExpertArgs, LogArgs, LowArgs, ModelArgs, OutputArgs, RopeArgs, SamplingArgs,
-    TextArgs, bounded,
+    ChatArgs, ContextArgs, ExpertArgs, LowArgs, ModelArgs, OutputArgs, RopeArgs, SamplingArgs, TextArgs, bounded,
 };
 use super::argv::{Switch, Tri};
 use super::demo;
 use super::reasoning::Reasoning;
+use super::surroundings::{Surroundings, file, read, utf8};
 use super::text::unescape;
 use hobbit::options::{
     DryOptions, MirostatOptions, ModelOptions, ProjectorOptions, RopeOptions, SamplerKind, SamplingOptions,
     SessionOptions, SpeculationOptions, XtcOptions, sampler_order,
 };
 use hobbit_core::files::{Input, Kind, Output, OutputError};
-
-/// The environment that settings depend on.
-pub trait Surroundings {
-    /// The bytes of a file.
-    fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
-    /// The bundled model, or the reason why there is none.
-    fn demo_model(&self) -> Result<PathBuf, String>;
-    /// A GBNF grammar for a JSON schema.
-    fn grammar_of_schema(&self, schema: &str) -> Result<String>;
-    /// Whether the output is a terminal that shows colours.
-    fn shows_colour(&self) -> bool;
-    /// Whether the standard input is a pipe or a file: neither a terminal nor `/dev/null`.
-    fn has_input(&self) -> bool {
-        false
-    }
-    /// Whether the standard input is a terminal.
-    fn is_typed_in(&self) -> bool {
-        false
-    }
-    /// All bytes of the standard input.
-    fn input(&self) -> io::Result<Vec<u8>> {
-        Ok(Vec::new())
-    }
-}
 
 /// Settings of a run, complete and checked.
 #[derive(Debug)]
@@ -113,15 +88,6 @@ pub struct Affixes {
     pub bos: bool,
     /// Whether any was given: this disables the chat template.
     pub given: bool,
-}
-
-/// Levels up to which lines show: 1 errors, 2 warnings, 3 information, 4 more, 5 everything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verbosity {
-    /// On stderr.
-    pub shown: u8,
-    /// In the log file, if there is one.
-    pub logged: u8,
 }
 
 impl HiArgs {
@@ -260,12 +226,6 @@ fn without_newline(mut bytes: Vec<u8>) -> Vec<u8> {
 
 fn unescaped(bytes: &[u8], escape: bool) -> Bytes {
     Bytes(if escape { unescape(bytes) } else { bytes.to_vec() })
-}
-
-/// Verbosity of the log: `--verbose` overrides a number. `--quiet` applies to stderr only, and overrides both there.
-pub fn verbosity(closing: &ClosingArgs, log: &LogArgs) -> Verbosity {
-    let logged = if log.verbose.0 { 5 } else { log.verbosity };
-    Verbosity { shown: if closing.quiet.0 { 1 } else { logged }, logged }
 }
 
 /// The model's file, and whether it is the bundled one.
@@ -456,23 +416,4 @@ pub fn text(typed: &str, escape: bool, flag: &str) -> Result<String> {
     }
     String::from_utf8(unescape(typed.as_bytes()))
         .with_context(|| format!("{flag}: \\x escapes that do not form UTF-8; use --no-escape to take them literally"))
-}
-
-/// A file's bytes.
-pub fn read(path: &Path, around: &dyn Surroundings) -> Result<Vec<u8>> {
-    around.read(path).with_context(|| format!("{}: cannot read this file", path.display()))
-}
-
-/// A file's text.
-pub fn utf8<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a str> {
-    let error = match std::str::from_utf8(bytes) {
-        Ok(text) => return Ok(text),
-        Err(error) => error,
-    };
-    bail!("{}: not UTF-8 text (at byte {})", path.display(), error.valid_up_to())
-}
-
-/// The text of a file.
-pub fn file(path: &Path, around: &dyn Surroundings) -> Result<String> {
-    Ok(utf8(&read(path, around)?, path)?.to_owned())
 }

@@ -29,9 +29,10 @@ use super::output::{is_closed_pipe, write_json};
 use super::progress::bar;
 use super::prompt_cache::PromptCache;
 use super::report::{self, Closing};
-use super::resolve::{self, HiArgs, Surroundings};
+use super::resolve::HiArgs;
 use super::signals::{self, Interrupted};
 use super::stream::{Desk, End};
+use super::surroundings::Surroundings;
 use super::{completion, conversation, saved};
 use hobbit::engine::{ChatTemplates, low_cache_path, quantise_low};
 use hobbit::options::{DraftSource, LowSource, PrecisionMode, RopeOptions, SamplerKind, SpeculationOptions};
@@ -64,7 +65,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         let json = low.output.stats_json.as_deref().map(|path| ("--stats-json", path));
         return devices::list(&low.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);
     }
-    download::into(&mut low.model, resolve::verbosity(&low.output.closing, &low.output.log))?;
+    download::into(&mut low.model, args::verbosity(&low.output.closing, &low.output.log))?;
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;
     let log = Log::new(args.output.verbosity(), args.output.log.log_file.as_deref())?;

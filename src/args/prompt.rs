@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::argv::{Switch, Tri};
-use crate::resolve::{Surroundings, file};
+use crate::surroundings::{Surroundings, file};
 use hobbit::options::ReasoningFormat;
 
 /// A text: typed, or in a file.

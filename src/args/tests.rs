@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use clap::FromArgMatches;
 
 use super::{PrecisionArgs, PresetWords, command, parse};
-use crate::argv::{Grammar, Note, Switch, Tri, negated_by_environment, normalise};
+use crate::args::{Verbosity, grammar};
+use crate::argv::{Note, Switch, Tri, negated_by_environment, normalise};
 use crate::demo;
 use crate::hub::{Source, Want};
 use crate::reasoning::Reasoning;
-use crate::resolve::{HiArgs, Surroundings, Verbosity};
+use crate::resolve::HiArgs;
+use crate::surroundings::Surroundings;
 use hobbit::options::*;
 use hobbit_core::cache::Allocation;
 use hobbit_core::cache::policy::Weights;
@@ -65,7 +67,7 @@ fn prompt_of(hi: &HiArgs) -> Option<&str> {
 
 /// In clap's spelling.
 fn normal(words: &[&str]) -> Vec<OsString> {
-    normalise(words.iter().map(OsString::from), &Grammar::of(&command())).unwrap().words
+    normalise(words.iter().map(OsString::from), &grammar(&command())).unwrap().words
 }
 
 #[test]
@@ -337,7 +339,7 @@ fn values_are_never_rewritten() {
     assert_eq!(parse(typed("--color")).unwrap().0.output.color, Tri::On, "clap's default for a bare flag");
     use std::os::unix::ffi::OsStringExt;
     let path = OsString::from_vec(b"\xff.gguf".to_vec());
-    let line = normalise(["-m".into(), path], &Grammar::of(&command())).unwrap();
+    let line = normalise(["-m".into(), path], &grammar(&command())).unwrap();
     assert_eq!(line.words, [OsString::from_vec(b"--model=\xff.gguf".to_vec())]);
 }
 
@@ -529,7 +531,7 @@ fn a_loss_bound_needs_measurements() {
 
 #[test]
 fn commands_of_gguf_tools_are_named() {
-    let refused = |words: &[&str]| normalise(words.iter().map(OsString::from), &Grammar::of(&command())).unwrap_err();
+    let refused = |words: &[&str]| normalise(words.iter().map(OsString::from), &grammar(&command())).unwrap_err();
     for tool in ["pull", "list", "rm", "inspect", "verify"] {
         let told = refused(&[tool, "a/b"]).to_string();
         assert_eq!(told, format!("'{tool}' is a command of gguf-tools: gguf-tools {tool} --help explains it"));

@@ -10,7 +10,7 @@ use clap::{Arg, ArgAction, Args, Command, CommandFactory, FromArgMatches, Parser
 
 use super::case::integers;
 use crate::args::{self, ExpertArgs, SourceArgs, SpeculationArgs};
-use crate::argv::{self, Grammar, Note};
+use crate::argv::{self, Note};
 use crate::manuals::PagesArgs;
 
 const EXAMPLES: &str = "\
@@ -245,7 +245,7 @@ pub fn command() -> Command {
 /// Parses a command line without its first word.
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Typed, clap::Error> {
     let mut command = command();
-    let grammar = Grammar::of(&command);
+    let grammar = args::grammar(&command);
     let line = argv::normalise(words, &grammar).map_err(|error| command.error(ErrorKind::UnknownArgument, error))?;
     command = args::model::without_idle_variables(command, &line.words);
     let words = std::iter::once(OsString::from(command.get_name())).chain(line.words);

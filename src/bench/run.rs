@@ -17,15 +17,16 @@ use super::host::Host;
 use super::print::{Printer, Shown};
 use super::record::Record;
 use super::{child, start};
+use crate::args::Verbosity;
 use crate::devices;
 use crate::download;
 use crate::exit::{self, USAGE};
 use crate::manuals;
 use crate::memory;
 use crate::output::{say, tell};
-use crate::resolve::{Surroundings, Verbosity};
 use crate::run::Process;
 use crate::signals::{self, Interrupted};
+use crate::surroundings::Surroundings;
 
 /// Runs `hobbit-bench` with the arguments of this process.
 pub fn main() -> ExitCode {

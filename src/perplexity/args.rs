@@ -10,7 +10,8 @@ use clap::{Args, CommandFactory, Parser};
 use crate::args::{self, ClosingArgs, ContextArgs, ExpertArgs, LogArgs, ModelArgs, RopeArgs, TextArgs};
 use crate::argv::{Note, Switch};
 use crate::demo;
-use crate::resolve::{self, Bytes, Surroundings, as_typed, given_files, given_text, read};
+use crate::resolve::{self, Bytes, as_typed, given_files, given_text};
+use crate::surroundings::{Surroundings, read};
 use hobbit::options::{ModelOptions, SessionOptions};
 use hobbit_core::files::{Kind, OutputError};
 

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{Desk, Measurement, format};
 use crate::log::Level;
-use crate::resolve::utf8;
+use crate::surroundings::utf8;
 use hobbit::{BatchToken, Model, Session, Token};
 use hobbit_core::perplexity::base::{BaseHead, BaseReader, BaseWriter};
 use hobbit_core::perplexity::divergence::{Divergence, TOKENS_MIN, compare};

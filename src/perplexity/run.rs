@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::args::{self, HiArgs, Measure};
 use super::{format, measure};
+use crate::args::verbosity;
 use crate::argv::Note;
 use crate::devices;
 use crate::download;
@@ -21,7 +22,6 @@ use crate::memory;
 use crate::output::write_json;
 use crate::progress::TokenBar;
 use crate::report::{self, Closing};
-use crate::resolve;
 use crate::run::{Process, begin, describe, devices_now, measured, open};
 use crate::signals::{self, Interrupted};
 use hobbit::{EvalError, Model, Session, SessionOptions};
@@ -100,7 +100,7 @@ fn run(words: impl Iterator<Item = OsString>) -> Result<u8> {
         let json = low.output.json.as_deref().map(|path| ("--json", path));
         return devices::list(&low.experts.device.rpc, low.output.log.verbose.0, json).map(|()| 0);
     }
-    let verbosity = resolve::verbosity(&low.output.closing, &low.output.log);
+    let verbosity = verbosity(&low.output.closing, &low.output.log);
     download::into(&mut low.model, verbosity)?;
     let args = HiArgs::new(low, &Process)?;
     args.check_outputs()?;

@@ -39,7 +39,7 @@ use hobbit_core::units::{Bytes, Percent};
 use tokio::runtime::Runtime;
 
 use crate::args::{self, server::ServerArgs};
-use crate::argv::{self, Grammar, Note};
+use crate::argv::{self, Note};
 use crate::ctrl_c::CtrlC;
 use crate::log::{Level, Log};
 use crate::manuals;
@@ -84,7 +84,7 @@ fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
         let why = "the model stays loaded without --models-dir";
         notes.push(Note::NoEffect { flag: "--sleep-idle-seconds".to_owned(), why });
     }
-    download::into(&mut args.model, crate::resolve::verbosity(&args.closing, &args.log))?;
+    download::into(&mut args.model, args::verbosity(&args.closing, &args.log))?;
     let Resolved { settings, model_options, session_options, verbosity, log_file } = resolve(args, &run::Process)?;
     if router.models().is_none() {
         settings::check_model(&settings.model)?;
@@ -93,7 +93,7 @@ fn serve(words: impl Iterator<Item = OsString>) -> Result<u8> {
     }
     let log = Log::new(verbosity, log_file.as_deref())?.in_json(settings.http.log_format == "json");
     if router.models().is_some() {
-        let words = argv::normalise(words, &Grammar::of(&args::server::command()))?.words;
+        let words = argv::normalise(words, &args::grammar(&args::server::command()))?.words;
         let given = router::Given { args: router, words, places: places?, budget: model_options.budget, verbosity };
         return log.end(router::serve(given, settings, &session_options, &notes, &log));
     }

@@ -33,11 +33,11 @@ use super::http::stream::unnamed;
 use super::http::{self, Body};
 use super::settings::Settings;
 use super::{LOOK, listen, markdown, page};
+use crate::args::Verbosity;
 use crate::args::server::RouterArgs;
 use crate::argv::Note;
 use crate::hub::Places;
 use crate::log::{Level, Log};
-use crate::resolve::Verbosity;
 use crate::{run, signals};
 use models::Models;
 

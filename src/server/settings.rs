@@ -13,8 +13,10 @@ use super::http::guard::{Cors, Hosts};
 use super::http::memory;
 use crate::args::ContextArgs;
 use crate::args::server::{HttpArgs, ServedChatArgs, ServerArgs, SlotArgs};
+use crate::args::{Verbosity, verbosity};
 use crate::reasoning::Reasoning;
-use crate::resolve::{self, Surroundings, Verbosity};
+use crate::resolve;
+use crate::surroundings::{Surroundings, file as text_of};
 
 /// Default number of slots.
 const SLOTS: u32 = 4;
@@ -99,7 +101,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
     }
     http.api_key.retain(|key| !key.is_empty());
     if let Some(file) = &http.api_key_file {
-        let text = resolve::file(file, around)?;
+        let text = text_of(file, around)?;
         let keys = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         http.api_key.extend(keys.map(str::to_owned));
         if http.api_key.is_empty() {
@@ -168,7 +170,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         chat,
         context,
     };
-    let verbosity = resolve::verbosity(&closing, &log);
+    let verbosity = verbosity(&closing, &log);
     Ok(Resolved { settings, model_options, session_options, verbosity, log_file: log.log_file })
 }
 

@@ -86,7 +86,7 @@ fn read(path: &Path) -> Result<BTreeMap<String, Preset>> {
     if sections.len() > SECTIONS_MAX {
         bail!("{} sections, at most {SECTIONS_MAX} are read: give flags of all models in [*]", sections.len());
     }
-    let grammar = Grammar::of(&args::server::command());
+    let grammar = args::grammar(&args::server::command());
     let preset = |(name, settings): (String, _)| {
         let preset = preset(&name, BTreeMap::from_iter(settings), &grammar);
         Ok((name.clone(), preset.with_context(|| format!("section [{name}]"))?))

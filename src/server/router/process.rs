@@ -14,8 +14,8 @@ use hobbit_core::plan::Budget;
 use super::list::Entry;
 use super::models::Models;
 use crate::args;
+use crate::args::Verbosity;
 use crate::log::Level;
-use crate::resolve::Verbosity;
 use crate::signals;
 
 /// Flags of the router, and those that it gives to its models itself.
