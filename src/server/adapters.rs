@@ -6,9 +6,9 @@ use hobbit::Model;
 use hobbit::options::SCALE_MAX;
 use serde_json::{Value, json};
 
-use super::api::integer;
-use super::app::lock;
 use super::error::ApiError;
+use super::json::integer;
+use super::lock;
 
 /// One factor per adapter, in order; empty without adapters.
 pub type Scales = Arc<[f32]>;

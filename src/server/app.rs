@@ -2,8 +2,8 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
@@ -13,17 +13,15 @@ use hobbit::{Interrupt, Model};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::adapters::Adapters;
-use super::api::responses::kept::Kept;
 use super::error::ApiError;
-use super::http::memory::{Held, Memory};
-use super::job::{self, Command, Drafting, Job, Reading, Running, SlotAction, SlotAnswer, SlotCommand, Work};
+use super::held::{Held, Memory};
+use super::job::{
+    self, Command, Drafting, EndReasoning, Job, Reading, Running, SlotAction, SlotAnswer, SlotCommand, Work,
+};
+use super::kept::Kept;
+use super::lock;
 use super::settings::Settings;
 use super::status::Status;
-
-/// Locks a mutex. A thread that panics with the lock leaves the value usable.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The server.
 pub struct App {
@@ -150,18 +148,6 @@ impl Drop for Taken {
     }
 }
 
-/// Asks a generation to end its reasoning. Cheap to clone.
-#[derive(Clone, Debug, Default)]
-pub struct EndReasoning(Arc<AtomicBool>);
-
-impl EndReasoning {
-    /// Takes the request, if there is one.
-    pub fn take(&self) -> bool {
-        // Usually unset: avoid the write.
-        self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed)
-    }
-}
-
 /// Running streamed answers by client-visible id; `None` if their reasoning cannot be ended.
 #[derive(Debug, Default)]
 pub struct Controls(Mutex<BTreeMap<String, Option<EndReasoning>>>);
@@ -188,8 +174,8 @@ impl Controls {
         match lock(&self.0).get(id) {
             None => Err("no active completion for this id"),
             Some(None) => Err("reasoning control not enabled for this completion"),
-            Some(Some(EndReasoning(flag))) => {
-                flag.store(true, Ordering::Relaxed);
+            Some(Some(end)) => {
+                end.ask();
                 Ok(())
             }
         }

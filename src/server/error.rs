@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use hobbit_core::units::Bytes;
 use serde_json::{Map, Value, json};
 
-use super::http::record::Reason;
+use super::record::Reason;
 
 /// An error answer.
 #[derive(Clone, Debug, PartialEq)]

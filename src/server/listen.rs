@@ -16,7 +16,7 @@ use axum_server::Handle;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use tower_http::catch_panic::CatchPanicLayer;
 
-use super::api::{anthropic, chat, completions, embeddings, native, ollama, prompts, responses, small};
+use super::api::{anthropic, chat, completions, embeddings, native, ollama, responses, small};
 use super::app::App;
 use super::error::ApiError;
 use super::http::connections::{self, Acceptor, Connections};
@@ -54,7 +54,7 @@ pub fn routes(app: &Arc<App>) -> Router {
         .route("/tokenizer_info", get(small::tokenizer_info))
         .route("/tokenize", post(small::tokenize))
         .route("/detokenize", post(small::detokenize))
-        .route("/infill", post(prompts::infill))
+        .route("/infill", post(native::infill))
         .route("/completion", post(native::completion))
         .route("/completions", post(native::completion))
         .route("/v1/completions", post(completions::completions))

@@ -11,23 +11,29 @@ mod adapters;
 mod api;
 mod app;
 mod error;
+mod held;
 mod http;
 mod job;
+mod json;
+mod kept;
 mod listen;
 mod markdown;
+mod origins;
 mod page;
+mod record;
 mod router;
 mod schedule;
 mod settings;
 mod slots;
 mod status;
 mod text;
+mod timings;
 mod worker;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -50,6 +56,11 @@ use job::{Drafting, Traffic};
 use settings::{Resolved, resolve};
 use status::{Status, Totals};
 use worker::{Worker, WorkerOptions};
+
+/// Locks a mutex. A thread that panics with the lock leaves the value usable.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Interval between checks for signals.
 const LOOK: Duration = Duration::from_millis(50);

@@ -23,6 +23,9 @@ use axum::{Json, Router as Routes};
 use futures_util::stream;
 use hobbit::SessionOptions;
 use hobbit_core::plan::{Budget, MemoryLimits, MemoryPlan};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 
@@ -194,4 +197,9 @@ impl axum::extract::FromRequest<Arc<Models>> for Named {
         let Body(body, _) = Body::from_request(request, &models.app).await?;
         named(&body).map(|name| Self(name.to_owned()))
     }
+}
+
+/// A client that keeps no connections: a connection's end is then the end of its request, on both sides.
+fn client() -> Client<HttpConnector, axum::body::Body> {
+    Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http()
 }

@@ -9,8 +9,8 @@ use hobbit::options::{ModelOptions, ProjectorOptions, SamplingOptions, SessionOp
 
 use hobbit_core::plan::ExpertCache;
 
-use super::http::guard::{Cors, Hosts};
-use super::http::memory;
+use super::held;
+use super::origins::{Cors, Hosts};
 use crate::args::ContextArgs;
 use crate::args::server::{HttpArgs, ServedChatArgs, ServerArgs, SlotArgs};
 use crate::args::{Verbosity, verbosity};
@@ -145,7 +145,7 @@ pub fn resolve(args: ServerArgs, around: &dyn Surroundings) -> Result<Resolved> 
         ..base
     };
     let model_options = resolve::of_model(&model, resolve::experts(experts, &path, session_options.clone())?);
-    let model_options = ModelOptions { reserved_bytes: memory::reserved(http.max_body), ..model_options };
+    let model_options = ModelOptions { reserved_bytes: held::reserved(http.max_body), ..model_options };
     let schema = resolve::json_schema(&sampling, around)?;
     let hosts_allowed = if http.api_key.is_empty() && !http.allowed_hosts.iter().any(|name| name == "*") {
         Hosts::Local(http.allowed_hosts.iter().chain(&http.host).map(|name| host_name(name)).collect())

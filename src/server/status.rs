@@ -1,13 +1,14 @@
 //! State of the server for status requests while the engine works: slots, and counts since the start, also as
 //! Prometheus reads them.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use hobbit_core::route::DECODE_TOKENS_MAX;
 
-use super::app::lock;
-use super::job::Traffic;
-use super::worker::slot::{LastRun, Slot};
+use super::job::Generate;
+use super::lock;
+use super::timings::Traffic;
 
 /// Written by the engine thread, read by requests.
 #[derive(Debug, Default)]
@@ -33,6 +34,36 @@ pub struct SlotState {
     pub n_past: usize,
     /// The current request, or the last one.
     pub run: Option<LastRun>,
+}
+
+/// Summary of a slot's last request.
+#[derive(Clone, Debug)]
+pub struct LastRun {
+    pub job: u64,
+    pub n_prompt: usize,
+    pub n_cached: usize,
+    pub n_processed: usize,
+    /// Prompt tokens being evaluated.
+    pub n_reading: usize,
+    pub began: Instant,
+    pub n_decoded: usize,
+    pub n_predict: Option<usize>,
+    pub has_new_line: bool,
+    pub generate: Option<Arc<Generate>>,
+}
+
+impl LastRun {
+    /// Prompt tokens processed so far; `share` is the evaluated part of those that are being evaluated.
+    pub fn n_processed_with(&self, share: f64) -> usize {
+        self.n_processed + (self.n_reading as f64 * share) as usize
+    }
+
+    /// Estimated seconds until the prompt is evaluated; `None` if it is, or without an estimate.
+    pub fn seconds_left(&self, share: f64) -> Option<f64> {
+        let done = self.n_processed_with(share);
+        let left = self.n_prompt.saturating_sub(self.n_cached + done);
+        (left > 0 && done > 0).then(|| self.began.elapsed().as_secs_f64() * left as f64 / done as f64)
+    }
 }
 
 /// Counts of requests, tokens and traffic.
@@ -103,17 +134,7 @@ impl Status {
     }
 
     /// Replaces the state of all slots.
-    pub fn set(&self, slots: &[Slot], n_waiting: usize, n_ctx: usize) {
-        let slots: Vec<SlotState> = slots
-            .iter()
-            .map(|slot| SlotState {
-                id: slot.id,
-                is_processing: !slot.is_free(),
-                n_ctx,
-                n_past: slot.tokens.len(),
-                run: slot.run.as_ref().map(super::worker::slot::Run::as_last).or_else(|| slot.last.clone()),
-            })
-            .collect();
+    pub fn set(&self, slots: Vec<SlotState>, n_waiting: usize) {
         let most = slots.iter().map(|slot| slot.n_past as u64).max().unwrap_or(0);
         let state = &mut *lock(&self.0);
         (state.slots, state.n_waiting) = (slots, n_waiting);

@@ -130,6 +130,7 @@ impl Worker {
 
     /// Publishes the state for status requests.
     fn publish(&mut self) {
-        self.status.set(&self.slots, self.waiting.len(), self.options.n_ctx);
+        let slots = self.slots.iter().map(|slot| slot.state(self.options.n_ctx)).collect();
+        self.status.set(slots, self.waiting.len());
     }
 }

@@ -21,12 +21,12 @@ use super::media;
 use super::openai::{self, Logprobs, Stamp, finish_reason};
 use super::params::Params;
 use super::{Fields, native, prompts, text};
-use crate::server::app::{App, EndReasoning, Loaded};
+use crate::server::app::{App, Loaded};
 use crate::server::error::ApiError;
+use crate::server::held::Held;
 use crate::server::http::Body;
-use crate::server::http::memory::Held;
 use crate::server::http::stream::{Whole, all, respond};
-use crate::server::job::{Done, Running};
+use crate::server::job::{Done, EndReasoning, Running};
 use answer::Message;
 use request::{Defaults, Request};
 

@@ -18,8 +18,8 @@ use super::chat::messages::check_part;
 use super::{Fields, get, prompts, text, whole};
 use crate::server::app::{App, Loaded};
 use crate::server::error::ApiError;
+use crate::server::held::Held;
 use crate::server::http::Body;
-use crate::server::http::memory::Held;
 use crate::server::http::stream::embeddings;
 use crate::server::job::Work;
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::server::app::{App, Loaded};
 use crate::server::error::ApiError;
-use crate::server::http::memory::Held;
+use crate::server::held::Held;
 
 /// Base64 of requests. Padding may be absent, as in llama-server.
 const BASE64: GeneralPurpose = GeneralPurpose::new(

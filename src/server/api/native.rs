@@ -14,14 +14,28 @@ use serde_json::{Value, json};
 
 use super::media;
 use super::params::{self, Params, SHOWN_BYTES_MAX};
-use super::prompts::{Prompts, prompts};
-use super::{Fields, get};
+use super::prompts::{self, Prompts, prompts};
+use super::{Fields, get, text};
 use crate::server::app::{App, Loaded};
 use crate::server::error::ApiError;
+use crate::server::held::Held;
 use crate::server::http::Body;
-use crate::server::http::memory::Held;
 use crate::server::http::stream::{Frame, Shape, Whole, all, respond, unnamed};
 use crate::server::job::{Candidate, Done, Event, Probabilities, Running, Stop, Work};
+
+/// `POST /infill`
+pub async fn infill(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
+    let read = || {
+        let suffix = text(&body, "input_suffix")?;
+        let suffix = suffix.ok_or_else(|| ApiError::invalid("\"input_suffix\" is required"))?;
+        let suffix = prompts::encode(&app.loaded()?.model, suffix, false, false)?;
+        Ok::<_, ApiError>((prompts::gap(&app, &body, &suffix)?, Params::of(&body, &app)?))
+    };
+    let (prompt, params) = app.work(read).await?;
+    prompts::check(params.n, &app)?;
+    drop(body);
+    complete(&app, params, vec![prompt.into()], held).await
+}
 
 /// `POST /completion`
 pub async fn completion(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {

@@ -8,11 +8,12 @@ use hobbit::options::{SamplerKind, SamplingOptions, Token, sampler_order};
 use hobbit::{Model, Sampler};
 use serde_json::{Value, json};
 
-use super::{Fields, boolean, get, integer, number, text, texts, whole};
+use super::{Fields, boolean, get, number, text, texts, whole};
 use crate::server::adapters;
 use crate::server::app::App;
 use crate::server::error::ApiError;
 use crate::server::job::{Drafting, Generate, Progress, Timings};
+use crate::server::json::integer;
 
 const MOST: i64 = i32::MAX as i64;
 

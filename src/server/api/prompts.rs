@@ -2,17 +2,15 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
-use axum::response::Response;
 use hobbit::Model;
 use hobbit::options::Token;
 use serde_json::Value;
 
-use super::params::{self, Params};
-use super::{Fields, get, integer, native, text};
+use super::params;
+use super::{Fields, get, text};
 use crate::server::app::App;
 use crate::server::error::ApiError;
-use crate::server::http::Body;
+use crate::server::json::integer;
 
 /// The tokens of each prompt, shared by all its answers.
 pub type Prompts = Vec<Arc<[Token]>>;
@@ -119,20 +117,6 @@ pub fn tokens(model: &Model, text: &str, adds_special: bool) -> Result<Vec<Token
 /// The tokens of a text.
 pub fn encode(model: &Model, text: &str, adds_special: bool, parses_special: bool) -> Result<Vec<Token>, ApiError> {
     model.tokenize(text, adds_special, parses_special).map_err(|error| ApiError::invalid(error.to_string()))
-}
-
-/// `POST /infill`
-pub async fn infill(State(app): State<Arc<App>>, Body(body, held): Body) -> Result<Response, ApiError> {
-    let read = || {
-        let suffix = text(&body, "input_suffix")?;
-        let suffix = suffix.ok_or_else(|| ApiError::invalid("\"input_suffix\" is required"))?;
-        let suffix = encode(&app.loaded()?.model, suffix, false, false)?;
-        Ok::<_, ApiError>((gap(&app, &body, &suffix)?, Params::of(&body, &app)?))
-    };
-    let (prompt, params) = app.work(read).await?;
-    check(params.n, &app)?;
-    drop(body);
-    native::complete(&app, params, vec![prompt.into()], held).await
 }
 
 /// The prompt for a text with a gap before `suffix`.

@@ -2,7 +2,6 @@
 //! messages and calls, each with its own id.
 
 mod items;
-pub mod kept;
 pub mod request;
 
 use std::sync::Arc;
@@ -19,12 +18,12 @@ use super::params::shortened;
 use super::{Fields, boolean, text};
 use crate::server::app::App;
 use crate::server::error::ApiError;
+use crate::server::held::Held;
 use crate::server::http::Body;
-use crate::server::http::memory::Held;
 use crate::server::http::stream::{Frame, Shape, respond, typed, whole};
 use crate::server::job::{Done, Event, Stop};
+use crate::server::kept::Entry;
 use items::Items;
-use kept::Entry;
 use request::{custom_tools, to_chat};
 
 /// `POST /v1/responses`
@@ -79,8 +78,11 @@ async fn previous(app: &App, body: &Fields, held: &Held) -> Result<Option<Entry>
 
 /// The messages of an earlier response.
 fn conversation(previous: Option<Entry>) -> Result<Vec<Value>, ApiError> {
-    let messages = previous.map_or(Some(Vec::new()), |entry| entry.conversation());
-    messages.ok_or_else(|| ApiError::server("a kept response cannot be read"))
+    let Some(entry) = previous else { return Ok(Vec::new()) };
+    let unreadable = || ApiError::server("a kept response cannot be read");
+    let (mut messages, items) = entry.conversation().ok_or_else(unreadable)?;
+    items.iter().try_for_each(|item| request::add(item, &mut messages)).map_err(|_| unreadable())?;
+    Ok(messages)
 }
 
 /// `POST /v1/responses/input_tokens`

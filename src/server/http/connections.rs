@@ -27,10 +27,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tower::Layer;
 
-use super::record::{self, Reason, Record};
 use crate::log::Log;
-use crate::server::app::lock;
 use crate::server::error::ApiError;
+use crate::server::lock;
+use crate::server::record::{self, Reason, Record};
 
 /// Minimum number of connections, even if few requests may wait.
 const CONNECTIONS: usize = 512;

@@ -3,8 +3,6 @@
 
 pub mod connections;
 pub mod guard;
-pub mod memory;
-pub mod record;
 pub mod stream;
 
 use std::sync::Arc;
@@ -13,11 +11,11 @@ use axum::extract::{FromRequest, Request};
 use futures_util::StreamExt;
 use serde_json::{Map, Value};
 
-use super::api::remove_nulls;
 use super::app::App;
 use super::error::ApiError;
+use super::held::{Held, check_media, cost};
+use super::json::remove_nulls;
 use connections::Exchange;
-use memory::{Held, check_media, cost};
 
 /// A JSON object, whose null fields count as absent at every level, and the memory accounted to the request.
 #[derive(Debug)]

@@ -19,8 +19,9 @@ use super::presets::Presets;
 use super::{Given, process, watch};
 use crate::log::{Level, Log};
 use crate::server::api::{openai::random_id, params::shortened};
-use crate::server::app::{App, lock};
+use crate::server::app::App;
 use crate::server::error::ApiError;
+use crate::server::lock;
 use crate::signals;
 
 /// Beyond --shutdown-grace, the time that a process has to end before it is killed.

@@ -9,10 +9,43 @@ use anyhow::{Context, Result, bail};
 use configparser::ini::{Ini, IniDefault};
 
 use super::list::{self, Entry};
-use super::process::OWN;
 use crate::args::{self, server::ServerArgs};
 use crate::argv::Grammar;
 use crate::server::settings::check_model;
+
+/// Flags of the router, and those that it gives to its models itself.
+pub const OWN: &[&str] = &[
+    "models-dir",
+    "models-preset",
+    "models-max",
+    "models-autoload",
+    "model-wait",
+    "models-pull",
+    "sleep-idle-seconds",
+    "hf-repo",
+    "hf-file",
+    "hf-token",
+    "model-url",
+    "offline",
+    "host",
+    "port",
+    "socket-on-stdin",
+    "alias",
+    "tags",
+    "api-key",
+    "api-key-file",
+    "allowed-hosts",
+    "cors-origins",
+    "threads-http",
+    "ssl-key-file",
+    "ssl-cert-file",
+    "log-file",
+    "log-format",
+    "mem-budget",
+    "quiet",
+    "ui",
+    "verbosity",
+];
 
 /// The section for all models.
 const ALL: &str = "*";

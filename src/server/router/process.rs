@@ -13,44 +13,11 @@ use hobbit_core::plan::Budget;
 
 use super::list::Entry;
 use super::models::Models;
+use super::presets::OWN;
 use crate::args;
 use crate::args::Verbosity;
 use crate::log::Level;
 use crate::signals;
-
-/// Flags of the router, and those that it gives to its models itself.
-pub const OWN: &[&str] = &[
-    "models-dir",
-    "models-preset",
-    "models-max",
-    "models-autoload",
-    "model-wait",
-    "models-pull",
-    "sleep-idle-seconds",
-    "hf-repo",
-    "hf-file",
-    "hf-token",
-    "model-url",
-    "offline",
-    "host",
-    "port",
-    "socket-on-stdin",
-    "alias",
-    "tags",
-    "api-key",
-    "api-key-file",
-    "allowed-hosts",
-    "cors-origins",
-    "threads-http",
-    "ssl-key-file",
-    "ssl-cert-file",
-    "log-file",
-    "log-format",
-    "mem-budget",
-    "quiet",
-    "ui",
-    "verbosity",
-];
 
 /// Longest line of a model's log.
 const LINE_MAX: u64 = 64 << 10;

@@ -15,17 +15,16 @@ use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::{StreamExt, stream};
 use http_body::{Frame, SizeHint};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 use serde_json::json;
 
+use super::client;
 use super::models::{Lease, Models};
 use super::ollama::{Stay, unloaded};
 use crate::server::api::ollama::Plain;
 use crate::server::error::ApiError;
-use crate::server::http::{self, record};
+use crate::server::http;
+use crate::server::record;
 
 /// The part of a body or query that the router reads.
 #[derive(Debug, Default, Deserialize)]
@@ -103,11 +102,6 @@ async fn pass_on(models: &Arc<Models>, request: Request) -> Result<Response, Api
         Ok(response) => Ok(answer(response.map(Body::new), lease)),
         Err(error) => Err(broken(&lease, &error.to_string()).await),
     }
-}
-
-/// A client that keeps no connections: a connection's end is then the end of its request, on both sides.
-pub fn client() -> Client<HttpConnector, Body> {
-    Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http()
 }
 
 /// The model that a body names, if it names one.

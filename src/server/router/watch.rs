@@ -7,8 +7,8 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{StatusCode, Uri};
 
+use super::client;
 use super::models::Models;
-use super::proxy;
 use crate::server::LOOK;
 
 /// Longest time without an answer, unless --timeout is less. HTTP has threads of its own in a process, so that
@@ -45,5 +45,5 @@ pub async fn watch(models: Arc<Models>, name: String, id: u64, address: SocketAd
 async fn health(address: SocketAddr) -> Option<StatusCode> {
     let uri: Uri = format!("http://{address}/health").parse().ok()?;
     let request = axum::http::Request::get(uri).body(Body::empty()).ok()?;
-    proxy::client().request(request).await.ok().map(|answer| answer.status())
+    client().request(request).await.ok().map(|answer| answer.status())
 }

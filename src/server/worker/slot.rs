@@ -10,6 +10,7 @@ use hobbit_core::checkpoints::Cut;
 
 use crate::server::adapters::Scales;
 use crate::server::job::{Generate, Job, Timings, Traffic, Work};
+use crate::server::status::{LastRun, SlotState};
 use crate::server::text::Text;
 
 /// A sequence of the session.
@@ -59,25 +60,20 @@ pub enum Phase {
     Generating,
 }
 
-/// Summary of a slot's last request.
-#[derive(Clone, Debug)]
-pub struct LastRun {
-    pub job: u64,
-    pub n_prompt: usize,
-    pub n_cached: usize,
-    pub n_processed: usize,
-    /// Prompt tokens being evaluated.
-    pub n_reading: usize,
-    pub began: Instant,
-    pub n_decoded: usize,
-    pub n_predict: Option<usize>,
-    pub has_new_line: bool,
-    pub generate: Option<Arc<Generate>>,
-}
-
 impl Slot {
     pub fn new(id: usize) -> Self {
         Self { id, tokens: Vec::new(), lora: Scales::default(), is_shared: false, last_used: 0, run: None, last: None }
+    }
+
+    /// The state that status requests show.
+    pub fn state(&self, n_ctx: usize) -> SlotState {
+        SlotState {
+            id: self.id,
+            is_processing: !self.is_free(),
+            n_ctx,
+            n_past: self.tokens.len(),
+            run: self.run.as_ref().map(Run::as_last).or_else(|| self.last.clone()),
+        }
     }
 
     pub fn is_free(&self) -> bool {
@@ -117,20 +113,6 @@ impl Slot {
     /// Tokens of the prompt that can be evaluated together: those before the next chunk.
     pub fn n_ready(&self) -> usize {
         self.next_chunk().map_or_else(|| self.n_lacking(), |(n, _)| n)
-    }
-}
-
-impl LastRun {
-    /// Prompt tokens processed so far; `share` is the evaluated part of those that are being evaluated.
-    pub fn n_processed_with(&self, share: f64) -> usize {
-        self.n_processed + (self.n_reading as f64 * share) as usize
-    }
-
-    /// Estimated seconds until the prompt is evaluated; `None` if it is, or without an estimate.
-    pub fn seconds_left(&self, share: f64) -> Option<f64> {
-        let done = self.n_processed_with(share);
-        let left = self.n_prompt.saturating_sub(self.n_cached + done);
-        (left > 0 && done > 0).then(|| self.began.elapsed().as_secs_f64() * left as f64 / done as f64)
     }
 }
 

@@ -11,8 +11,8 @@ use hobbit_core::route::DECODE_TOKENS_MAX;
 
 use super::Worker;
 use super::slot::{Phase, Slot};
-use crate::server::app::EndReasoning;
 use crate::server::error::ApiError;
+use crate::server::job::EndReasoning;
 use crate::server::job::{Candidate, Done, Event, Generate, Probabilities, Progress, Stop, TokenEvent, Traffic, Work};
 
 impl Worker {

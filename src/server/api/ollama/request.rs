@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::server::api::{Fields, get, integer, list, object, text};
+use crate::server::api::{Fields, get, list, object, text};
 use crate::server::error::ApiError;
+use crate::server::json::integer;
 
 /// Options whose names are llama-server's. Others concern the loading of a model.
 const OPTIONS: &str = "\

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use crate::server::app::lock;
 use crate::server::error::ApiError;
+use crate::server::lock;
 
 /// Memory is counted in units of so many bytes.
 const UNIT: usize = 16 << 10;

@@ -8,8 +8,8 @@ use hobbit_core::units::{Bytes, Percent, Seconds};
 use serde_json::{Value, json};
 
 use crate::log::{Level, Log};
-use crate::server::app::lock;
 use crate::server::job::Timings;
+use crate::server::lock;
 
 tokio::task_local! {
     /// The record of the request that the current task answers.

@@ -5,9 +5,8 @@ use std::sync::Mutex;
 
 use serde_json::Value;
 
-use super::request::add;
-use crate::server::app::lock;
-use crate::server::http::memory::cost;
+use crate::server::held::cost;
+use crate::server::lock;
 
 /// Maximum number of responses.
 const COUNT_MAX: usize = 256;
@@ -42,12 +41,10 @@ impl Entry {
         texts.into_iter().flatten().map(|json| cost(json.as_bytes(), true)).sum()
     }
 
-    /// The messages with the answer.
-    pub fn conversation(&self) -> Option<Vec<Value>> {
-        let mut messages = serde_json::from_str(&self.messages).ok()?;
-        let items: Vec<Value> = serde_json::from_str(self.output.as_ref()?).ok()?;
-        items.iter().try_for_each(|item| add(item, &mut messages)).ok()?;
-        Some(messages)
+    /// The messages and the items of the answer.
+    pub fn conversation(&self) -> Option<(Vec<Value>, Vec<Value>)> {
+        let read = |json: &String| serde_json::from_str(json).ok();
+        Some((read(&self.messages)?, read(self.output.as_ref()?)?))
     }
 }
 
@@ -101,9 +98,7 @@ mod tests {
         kept.begin("a".to_owned(), json!([message("Well?")]).to_string());
         assert!(kept.find("a").is_none(), "the answer is not complete");
         kept.finish("a", &answer);
-        let conversation = kept.find("a").unwrap().conversation().unwrap();
-        let text = json!([{"type": "text", "text": "Yes."}]);
-        assert_eq!(conversation, [message("Well?"), json!({"role": "assistant", "content": text})]);
+        assert_eq!(kept.find("a").unwrap().conversation(), Some((vec![message("Well?")], answer.to_vec())));
         kept.begin("b".to_owned(), json!([message(&"x".repeat(700))]).to_string());
         kept.finish("b", &answer);
         assert!(kept.find("a").is_some());
