@@ -59,11 +59,9 @@ fn check_one(message: &mut Fields, marker: Option<&str>, media: &mut Vec<Vec<u8>
         Value::Null | Value::String(_) => {}
         Value::Array(parts) => {
             parts.iter_mut().try_for_each(|part| check_part(part, marker, media))?;
-            // Many templates read a list in a user's message only. The separators are llama.cpp's: of its templates,
-            // and of an assistant's message that it continues.
+            // Many templates read a list in a user's message only.
             if role != "user" {
-                let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
-                *content = Value::String(texts.join(if is_assistant { "\n\n" } else { "\n" }));
+                *content = Value::String(joined(parts, if is_assistant { "\n\n" } else { "\n" }));
             }
         }
         _ => return Err(ApiError::invalid("Expected 'content' to be a string or an array")),
@@ -73,6 +71,21 @@ fn check_one(message: &mut Fields, marker: Option<&str>, media: &mut Vec<Vec<u8>
     }
     message.insert("role".to_owned(), Value::String(role));
     Ok(())
+}
+
+/// The text of a list, with the separators that llama.cpp writes: none beside an image or sound.
+fn joined(parts: &[Value], separator: &str) -> String {
+    let mut text = String::new();
+    let mut was_media = true;
+    for part in parts {
+        let is_media = part["type"] == "media_marker";
+        if !is_media && !was_media {
+            text += separator;
+        }
+        text += part["text"].as_str().unwrap_or_default();
+        was_media = is_media;
+    }
+    text
 }
 
 /// Brings an assistant's message into the form that templates read: calls with arguments, thinking beside the content,

@@ -242,7 +242,10 @@ fn lists_are_joined_where_templates_do_not_read_them() {
         {"role": "tool", "tool_call_id": "2", "content": []},
     ]));
     let contents: Vec<&Value> = own.as_array().unwrap().iter().map(|message| &message["content"]).collect();
-    assert_eq!(contents, [&json!("ab"), &json!([text("c"), text("d")]), &json!("ef"), &json!("g<m>h"), &json!("")]);
+    assert_eq!(
+        contents,
+        [&json!("a\nb"), &json!([text("c"), text("d")]), &json!("e\n\nf"), &json!("g<m>h"), &json!("")]
+    );
 }
 
 #[test]
@@ -283,8 +286,8 @@ fn earlier_answers_are_completed() {
     assert_eq!(own[0]["tool_calls"][3]["type"], "function");
     assert_eq!(own[1]["tool_calls"][0]["function"]["name"], "f");
     assert_eq!(own[2], json!({"role": "tool", "name": "f", "content": "sunny"}));
-    assert_eq!((&own[3]["content"], &own[4]["content"]), (&json!("No."), &json!("Well.No.")));
-    assert_eq!(own[5], json!({"role": "assistant", "reasoning_content": "abc", "content": "xy"}));
+    assert_eq!((&own[3]["content"], &own[4]["content"]), (&json!("No."), &json!("Well.\n\nNo.")));
+    assert_eq!(own[5], json!({"role": "assistant", "reasoning_content": "abc", "content": "x\n\ny"}));
 }
 
 #[test]
