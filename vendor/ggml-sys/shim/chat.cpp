@@ -183,6 +183,71 @@ void separate_calls(common_chat_params & params) {
     params.parser    = arena.dump();
 }
 
+// The last node of a parser: a literal that ends it, if there is one.
+size_t last_of(const json & parsers, size_t at) {
+    static const int DEPTH_MAX = 16;
+    for (int depth = 0; depth < DEPTH_MAX; depth++) {
+        const json & node = parsers.at(at);
+        if (node.contains("children") && !node.at("children").empty()) {
+            at = node.at("children").at(node.at("children").size() - 1).get<size_t>();
+        } else if (node.contains("child")) {
+            at = node.at("child").get<size_t>();
+        } else {
+            break;
+        }
+    }
+    return at;
+}
+
+// Templates like Mistral's write `name[CALL_ID]id[ARGS]`. llama.cpp takes [ARGS] for the end of the name, too, and
+// wants it twice.
+void end_names_once(common_chat_params & params) {
+    const size_t found = params.grammar.find("\") (\"");
+    if (found == std::string::npos || found == 0 || params.parser.empty()) {
+        return;
+    }
+    const std::string & grammar = params.grammar;
+    const size_t begin          = grammar.rfind('"', found - 1);
+    const size_t end            = grammar.find('"', found + 5);
+    if (begin == std::string::npos || end == std::string::npos) {
+        return;
+    }
+    const std::string twice = grammar.substr(begin + 1, found - begin - 1);
+    const std::string id    = grammar.substr(found + 5, end - found - 5);
+    const size_t next       = grammar.find(")? ", end);
+    if (twice.empty() || next == std::string::npos || grammar.compare(end, 8, "\" until-") != 0 ||
+        grammar.compare(next + 3, twice.size() + 2, "\"" + twice + "\"") != 0) {
+        return;
+    }
+    json arena    = json::parse(params.parser);
+    json & parsers = arena["parsers"];
+    const auto is_literal = [&](size_t at) {
+        return text_of(parsers.at(at), "type") == "literal" && text_of(parsers.at(at), "literal") == twice;
+    };
+    std::vector<size_t> ends;
+    for (size_t at = 0; at < parsers.size(); at++) {
+        if (text_of(parsers.at(at), "type") != "sequence") {
+            continue;
+        }
+        const json & children = parsers.at(at).at("children");
+        for (size_t i = 0; i + 2 < children.size(); i++) {
+            const size_t name_end = last_of(parsers, children.at(i).get<size_t>());
+            const bool is_optional = text_of(parsers.at(children.at(i + 1).get<size_t>()), "type") == "repetition";
+            if (is_optional && is_literal(name_end) && is_literal(children.at(i + 2).get<size_t>())) {
+                ends.push_back(name_end);
+            }
+        }
+    }
+    for (const size_t at : ends) {
+        parsers[at]["literal"] = "";
+    }
+    if (!ends.empty()) {
+        params.parser = arena.dump();
+        const std::string rest = ") (\"" + id + "\"";
+        string_replace_all(params.grammar, "\"" + twice + "\"" + rest, "\"\"" + rest);
+    }
+}
+
 // The conversation as the template writes it; `calls` has the grammar and the parser of answers with tool calls, if
 // they are not those of the result.
 //
@@ -317,6 +382,25 @@ bool may_begin_with(const common_chat_parser_params & params, const std::string 
     return !params.parser.parse(context).fail();
 }
 
+// An answer that may be read as one by a schema, and as a call that has no mark of its own (as Llama 3's). A whole one
+// is a call where it can be; of one that grows, content is shown as far as both have it.
+common_chat_msg read_either(const common_chat_parser_params & answer, const common_chat_parser_params & calls,
+                            const std::string & text, bool is_partial) {
+    common_chat_msg other;
+    try {
+        other = is_partial ? common_chat_parse(text, true, calls) : read_whole(calls, text);
+    } catch (const std::exception &) {
+        return is_partial ? common_chat_parse(text, true, answer) : read_whole(answer, text);
+    }
+    if (!is_partial) {
+        return other.tool_calls.empty() ? read_whole(answer, text) : other;
+    }
+    common_chat_msg msg = common_chat_parse(text, true, answer);
+    const auto end = std::mismatch(msg.content.begin(), msg.content.end(), other.content.begin(), other.content.end());
+    msg.content.erase(end.first, msg.content.end());
+    return msg;
+}
+
 } // namespace
 
 struct hobbit_chat_parser : common_chat_parser_params {
@@ -353,8 +437,11 @@ int hobbit_chat_apply(const char * templates, size_t templates_len, const char *
         const auto made = templates_of(json::parse(std::string(templates, templates_len)));
         std::optional<common_chat_params> calls;
         auto params = apply(made.get(), read, calls);
-        if (read.parallel_tool_calls && !read.tools.empty()) {
-            separate_calls(calls ? *calls : params);
+        if (!read.tools.empty()) {
+            end_names_once(calls ? *calls : params);
+            if (read.parallel_tool_calls) {
+                separate_calls(calls ? *calls : params);
+            }
         }
         put(output, output_context, params_to_json(params, calls));
     });
@@ -397,10 +484,12 @@ bool hobbit_chat_parse(const hobbit_chat_parser * parser, const char * text, siz
                        hobbit_text_callback output, void * output_context, char * error, size_t error_capacity) {
     return guarded(error, error_capacity, [&] {
         const std::string answer(text, text_len);
-        const bool is_call = parser->calls && !may_begin_with(*parser, answer);
-        const common_chat_parser_params & chosen = is_call ? *parser->calls : *parser;
-        const common_chat_msg msg =
-            is_partial ? common_chat_parse(answer, true, chosen) : read_whole(chosen, answer);
+        const bool may_answer = !parser->calls || may_begin_with(*parser, answer);
+        const common_chat_parser_params & chosen = may_answer ? *parser : *parser->calls;
+        const common_chat_msg msg = parser->calls && may_answer && may_begin_with(*parser->calls, answer)
+                                        ? read_either(*parser, *parser->calls, answer, is_partial)
+                                    : is_partial ? common_chat_parse(answer, true, chosen)
+                                                 : read_whole(chosen, answer);
         put(output, output_context, reply_to_json(msg));
     });
 }

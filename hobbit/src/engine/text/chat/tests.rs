@@ -269,8 +269,9 @@ const WITH_IDS: &str = "{%- if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AV
 fn ids_of_the_model_are_kept() {
     let inputs = ChatInputs { tools: Some(GET_TIME.to_owned()), ..one_message() };
     let prompt = templates(WITH_IDS).apply(&inputs).unwrap();
-    // llama.cpp's parser of this form reads [ARGS] behind the name, too.
-    let answer = "[TOOL_CALLS]get_time[ARGS][CALL_ID]abcdefghi[ARGS]{\"city\": \"Rome\"}";
+    let answer = "[TOOL_CALLS]get_time[CALL_ID]abcdefghi[ARGS]{\"city\": \"Rome\"}";
+    let grammar = &prompt.grammar.as_ref().unwrap().text;
+    assert_eq!(grammar.matches("\"[ARGS]\"").count(), 1, "{grammar}");
     assert_eq!(prompt.parser.parse(answer, false).unwrap().tool_calls[0].id, "abcdefghi", "{prompt:?}");
     let mut stream = ChatStream::new(prompt.parser, || "made up".to_owned()).unwrap();
     let mut ids = Vec::new();
@@ -663,6 +664,27 @@ fn answers_by_a_schema_and_calls_exclude_each_other() {
         let grammar = templates(template).apply(&required).unwrap().grammar.unwrap();
         assert!(!grammar.lazy && grammar.text.contains("get-time"), "{}", grammar.text);
     }
+}
+
+/// Like Llama 3's: a call has no mark of its own.
+const BARE: &str = "{%- if tools -%}{{- tools | tojson -}}{%- endif -%}\
+{%- for message in messages -%}\
+{{- '<|im_start|>' + message.role + '\n' -}}\
+{%- if message.tool_calls -%}\
+{%- set call = message.tool_calls[0].function -%}\
+{{- '{\"name\": \"' + call.name + '\", \"parameters\": ' + (call.arguments | tojson) + '}' -}}\
+{%- else -%}{{- message.content -}}{%- endif -%}\
+{{- '<|im_end|>\n' -}}\
+{%- endfor -%}\
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}";
+
+#[test]
+fn a_call_beside_a_schema_is_no_content() {
+    let inputs = ChatInputs { json_schema: Some(SCHEMA.to_owned()), tools: Some(GET_TIME.to_owned()), ..one_message() };
+    let prompt = templates(BARE).apply(&inputs).unwrap();
+    let reply = shown(&prompt, "{\"name\": \"get_time\", \"parameters\": {\"city\": \"Rome\"}}");
+    assert_eq!((reply.tool_calls.len(), reply.content.as_str()), (1, ""), "{reply:?}");
+    assert_eq!(shown(&prompt, "{\"n\": 7}"), self::reply("", "{\"n\": 7}"));
 }
 
 #[test]
