@@ -299,6 +299,22 @@ fn templates(model: &Model, settings: &settings::Settings, log: &Log) -> Result<
         }
         Ok(_) => {}
     }
+    let lacks = |name: &str| templates.capabilities().get(name) == Some(&false);
+    for (is_so, lack) in [
+        (
+            lacks(ChatTemplates::ARGUMENT_SCHEMAS),
+            "the arguments of calls may break the schemas of their tools: check them",
+        ),
+        (lacks(ChatTemplates::CONTENT_WITH_CALLS), "an assistant's message that has calls loses its text"),
+        (
+            lacks("supports_tool_calls") && !lacks("supports_tools"),
+            "an assistant's message loses its calls: the model sees their results alone",
+        ),
+    ] {
+        if is_so && settings.chat.template.jinja.0 {
+            log.line(Level::Info, format!("note: with this chat template {lack}"));
+        }
+    }
     Ok(templates)
 }
 

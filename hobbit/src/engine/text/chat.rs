@@ -1,6 +1,7 @@
 //! Chat templates, tools and reasoning: renders conversations for the model, and parses its answers.
 
 pub(crate) mod isolation;
+mod kept;
 mod reply;
 pub(crate) mod schema;
 mod stream;

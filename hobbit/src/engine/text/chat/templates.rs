@@ -9,10 +9,11 @@ use ggml_sys::llama::llama_vocab;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::ChatInputs;
 use super::isolation;
 use super::isolation::{Failure, Task};
+use super::kept::Trial;
 use super::reply::ChatParser;
+use super::{ChatInputs, ToolChoice};
 use crate::engine::error::ChatError;
 use crate::engine::ggml::limits;
 use crate::engine::model::Model;
@@ -72,8 +73,9 @@ impl ChatTemplates {
         let texts = serde_json::to_string(&texts).map_err(|error| ChatError::Template(error.to_string()))?;
         let described = isolation::run(&Task::Describe { template: texts.clone() }).map_err(error_of)?;
         let description = serde_json::from_str(&described).map_err(|error| ChatError::Template(error.to_string()))?;
-        let made = Self { texts, description, was_explicit, is_built_in };
+        let mut made = Self { texts, description, was_explicit, is_built_in };
         made.try_message()?;
+        made.try_calls();
         Ok(made)
     }
 
@@ -81,7 +83,7 @@ impl ChatTemplates {
     fn try_message(&self) -> Result<(), ChatError> {
         const MESSAGE: &str = "hobbit-trial";
         let messages = json!([{"role": "user", "content": MESSAGE}]).to_string();
-        match self.apply(&ChatInputs { messages, ..ChatInputs::default() }) {
+        match self.write(&ChatInputs { messages, ..ChatInputs::default() }) {
             Ok(written) if !written.prompt.contains(MESSAGE) => {
                 let mut shown = self.source().trim().to_owned();
                 shown.truncate(shown.floor_char_boundary(40));
@@ -94,6 +96,34 @@ impl ChatTemplates {
         }
     }
 
+    /// Adds capabilities that llama.cpp does not tell, where the template lets a trial through.
+    fn try_calls(&mut self) {
+        const WORD: &str = "hobbit-trial";
+        if self.is_built_in {
+            return;
+        }
+        let arguments = json!({"type": "object", "properties": {"value": {"type": "string", "enum": [WORD]}},
+                               "required": ["value"]});
+        let tools = json!([{"type": "function", "function": {"name": "trial", "description": "A trial.",
+                                                             "parameters": arguments}}]);
+        let user = json!({"role": "user", "content": "Begin."});
+        let call = json!({"id": "trial0000", "type": "function",
+                          "function": {"name": "trial", "arguments": "{\"value\": \"\"}"}});
+        let answer = json!({"role": "assistant", "content": WORD, "tool_calls": [call]});
+        let result = json!({"role": "tool", "tool_call_id": "trial0000", "name": "trial", "content": "Done."});
+        let asked = ChatInputs { tools: Some(tools.to_string()), ..ChatInputs::default() };
+        let asked = ChatInputs { messages: json!([user]).to_string(), tool_choice: ToolChoice::Required, ..asked };
+        let mut found = BTreeMap::new();
+        if let Some(grammar) = self.write(&asked).ok().and_then(|prompt| prompt.grammar) {
+            found.insert(Self::ARGUMENT_SCHEMAS.to_owned(), grammar.text.contains(WORD));
+        }
+        let called = ChatInputs { messages: json!([user, answer, result]).to_string(), ..ChatInputs::default() };
+        if let Ok(prompt) = self.write(&called) {
+            found.insert(Self::CONTENT_WITH_CALLS.to_owned(), prompt.prompt.contains(WORD));
+        }
+        self.description.capabilities.extend(found);
+    }
+
     /// The template's text, or its built-in name.
     pub fn source(&self) -> &str {
         &self.description.source
@@ -104,7 +134,13 @@ impl ChatTemplates {
         &self.description.source_tool_use
     }
 
-    /// The template's capabilities by llama.cpp's names (`supports_tools`, `supports_system_role`, ...).
+    /// Capability: texts in a tool's arguments follow their schema, because the grammar of calls has it.
+    pub const ARGUMENT_SCHEMAS: &str = "supports_argument_schemas";
+    /// Capability: the text of an assistant's message is written where the message has calls, too.
+    pub const CONTENT_WITH_CALLS: &str = "supports_content_with_calls";
+
+    /// The template's capabilities by llama.cpp's names (`supports_tools`, `supports_system_role`, ...), and those that
+    /// a trial shows: [`ChatTemplates::ARGUMENT_SCHEMAS`], [`ChatTemplates::CONTENT_WITH_CALLS`].
     pub fn capabilities(&self) -> &BTreeMap<String, bool> {
         &self.description.capabilities
     }
@@ -122,9 +158,20 @@ impl ChatTemplates {
     /// Renders a conversation. Where the template drops or refuses a second system message, the first takes its text.
     ///
     /// # Errors
-    /// [`ChatError::Input`] for messages and tools that cannot be understood, and constraints that would not be kept,
+    /// [`ChatError::Input`] for messages and tools that cannot be understood, messages that the template does not
+    /// write, and constraints that would not be kept,
     /// [`ChatError::Template`] if the template fails on them, or takes too much time, memory or stack.
     pub fn apply(&self, inputs: &ChatInputs) -> Result<ChatPrompt, ChatError> {
+        let prompt = self.write_all_systems(inputs)?;
+        if let Some(trial) = Trial::of(inputs, &prompt.prompt)
+            && let Ok(tried) = self.write_all_systems(&trial.inputs)
+        {
+            trial.check(&tried.prompt).map_err(ChatError::Input)?;
+        }
+        Ok(prompt)
+    }
+
+    fn write_all_systems(&self, inputs: &ChatInputs) -> Result<ChatPrompt, ChatError> {
         let written = self.write(inputs);
         let Some((joined, texts)) = inputs.with_one_system_message() else { return written };
         let has_all = |prompt: &ChatPrompt| texts.iter().all(|text| prompt.prompt.contains(text.trim()));

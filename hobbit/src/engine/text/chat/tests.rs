@@ -688,6 +688,44 @@ fn a_call_beside_a_schema_is_no_content() {
 }
 
 #[test]
+fn trials_tell_what_calls_lose() {
+    let can = |template: &str, name: &str| templates(template).capabilities().get(name).copied();
+    let (schemas, content) = (ChatTemplates::ARGUMENT_SCHEMAS, ChatTemplates::CONTENT_WITH_CALLS);
+    assert_eq!((can(TOOLS, schemas), can(TOOLS, content)), (Some(true), Some(true)));
+    // Texts between tags are free, and so is this template's text beside calls.
+    assert_eq!(can(FUNCTIONS, schemas), Some(false));
+    assert_eq!((can(BARE, schemas), can(BARE, content)), (Some(true), Some(false)));
+    assert_eq!(can(THINKS, schemas), None);
+}
+
+#[test]
+fn a_message_that_would_be_dropped_is_refused() {
+    let roles = |roles: &str| {
+        templates(&format!("{{% for m in messages if m.role in {roles} %}}{{{{ m.content | tojson }}}}{{% endfor %}}"))
+    };
+    let conversation = |result: &str| {
+        let call = r#"{"role": "assistant", "content": null, "tool_calls": [{"id": "0", "type": "function",
+                      "function": {"name": "get_time", "arguments": "{}"}}]}"#;
+        let messages = format!(
+            r#"[{{"role": "user", "content": "say \"when\""}}, {call},
+                {{"role": "tool", "tool_call_id": "0", "content": "{result}"}}]"#
+        );
+        ChatInputs { messages, ..ChatInputs::default() }
+    };
+    // A short result may be in the prompt by chance.
+    for result in ["It is seven o'clock.", "when"] {
+        let error = roles("['user']").apply(&conversation(result)).unwrap_err();
+        assert!(
+            matches!(&error, ChatError::Input(reason) if reason.contains("messages[2], of the role 'tool'")),
+            "{error}"
+        );
+        let prompt = roles("['user', 'tool']").apply(&conversation(result)).unwrap().prompt;
+        assert!(prompt.contains(result), "{prompt}");
+    }
+    assert!(roles("['user']").apply(&conversation("")).is_ok());
+}
+
+#[test]
 fn calls_that_a_template_cannot_make_are_refused() {
     let tools = Some(GET_TIME.to_owned());
     for tool_choice in [ToolChoice::Required, ToolChoice::Auto] {
