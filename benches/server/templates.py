@@ -4,25 +4,29 @@
     ./templates.py --server target/release/hobbit-server --model models/demo.gguf [--popular | --only NAME] [--jobs 2]
 
 The templates come from the source package of `llama-cpp-python`, which pip fetches to target/templates; --templates
-names a directory of others. The model's words do not matter: with a constraint, its answer follows the constraint.
+names a directory of others. In the first columns the model's words do not matter: with a constraint, its answer follows
+the constraint. Then a model says word by word what the template writes for an assistant's message (replay.py): the
+answer must be that message, whole and in a stream.
 Prints a line for each template and a column for each kind of request: `ok`, `-` for a request that is refused by name
-with status 400, `?` for an answer that was cut before it showed anything, and `FAIL`. Exits with 1 if a constraint or a
-message was dropped in silence.
+with status 400, `?` for an answer that was cut before it showed anything, `note` for a loss of which the server says so
+at its start and in /props, `kept` for an answer by a schema in another form than the template's, `.` where the template
+writes no such message, `known` for a defect of llama.cpp that KNOWN names, and `FAIL`. Exits with 1 if a constraint or
+a message was dropped in silence.
 """
 
 import argparse
 import concurrent.futures
-import json
+import contextlib
 import pathlib
 import shlex
 import subprocess
 import sys
 import tarfile
 import tempfile
-import urllib.error
-import urllib.request
 
+import replay
 import under_test
+from template_cells import Cells, Failed, Noted, Refused, Replays, Unwritten, parts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PACKAGE = "llama-cpp-python==0.3.36"
@@ -32,171 +36,66 @@ POPULAR = [
     "NousResearch-Hermes-3-Llama-3.1-8B-tool_use", "MiniMax-M2",
 ]
 
-SCHEMA = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"],
-          "additionalProperties": False}
-TOOL = {"type": "function", "function": {"name": "paint_wall", "description": "Paints a wall", "parameters": SCHEMA}}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "colour", "schema": SCHEMA}}
-HELLO = "the quick brown fox"
-ASK = [{"role": "user", "content": HELLO}]
+# What llama.cpp's parsers and grammars do not read as templates write it.
+KNOWN = {
+    ("MiniMax-M1", "pair"): "its grammar has a comma between calls, the template a line break",
+    ("meetkai-functionary-medium-v3.2", "pair"): "its grammar has no >>> between calls",
+    ("meetkai-functionary-medium-v3.2", "said"): "its grammar has no >>> in front of a call",
+    **{("upstage-Solar-Open-100B", column): "its grammar allows only one id of calls, call00001"
+       for column in ("call", "forced", "pair", "beside")},
+}
 
-
-class Refused(Exception):
-    """The server answered with 400."""
-
-
-class Failed(Exception):
-    """Something was dropped in silence, or the server failed."""
-
-
-def calls(arguments):
-    """A conversation with a call and its result."""
-    call = {"id": "abcdefghi", "type": "function", "function": {"name": "paint_wall", "arguments": arguments}}
-    return ASK + [{"role": "assistant", "content": "", "tool_calls": [call]},
-                  {"role": "tool", "tool_call_id": "abcdefghi", "name": "paint_wall", "content": "it is wet"},
-                  {"role": "user", "content": "and now"}]
-
-
-class Cells:
-    """The kinds of requests, in the order of the columns. Each returns `ok` or `?`, or raises."""
-
-    def __init__(self, url):
-        self.url = url
-
-    def post(self, path, body):
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
-        try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            text = error.read().decode()
-            if error.code == 400:
-                raise Refused(json.loads(text)["error"]["message"]) from None
-            raise Failed(f"status {error.code}: {text}") from None
-
-    def rendered(self, *expected, **body):
-        """Requires texts in the prompt."""
-        prompt = self.post("/apply-template", body)["prompt"]
-        for text in expected:
-            if text not in prompt:
-                raise Failed(f"'{text}' is not in the prompt")
-
-    def choice(self, n, **body):
-        fixed = {"messages": ASK, "temperature": 0, "max_tokens": n, "reasoning_budget_tokens": 4}
-        answer = self.post("/v1/chat/completions", fixed | body)
-        return answer["choices"][0], answer
-
-    def answered(self, **body):
-        """Requires a call of the tool where there are tools, or an answer by the schema. An answer that is cut before
-        either needs a grammar that is in force: reasoning, and text before a call, are free."""
-        choice, answer = self.choice(300, verbose=True, **body)
-        message = choice["message"]
-        if message.get("tool_calls"):
-            self.of_schema(message["tool_calls"][0]["function"]["arguments"])
-            return "ok"
-        if choice["finish_reason"] == "length":
-            settings = answer["__verbose"]["generation_settings"]
-            if settings["grammar"] and not settings["grammar_lazy"]:
-                return "?"
-        elif "response_format" in body:
-            self.of_schema(message["content"])
-            return "ok"
-        raise Failed(f"{choice['finish_reason']}: {message['content'][:100]!r}")
-
-    def of_schema(self, text):
-        try:
-            value = json.loads(text.strip().removeprefix("```json").removesuffix("```"))
-        except ValueError:
-            raise Failed(f"not JSON: {text[:100]!r}") from None
-        if not isinstance(value, dict) or set(value) != {"colour"} or value["colour"] not in ("red", "blue"):
-            raise Failed(f"not by the schema: {text[:100]!r}")
-
-    def plain(self):
-        self.rendered(HELLO, messages=ASK)
-        self.choice(4)
-        return "ok"
-
-    def tools(self):
-        self.rendered(HELLO, "paint_wall", messages=ASK, tools=[TOOL])
-        self.choice(4, tools=[TOOL])
-        return "ok"
-
-    def required(self):
-        return self.answered(tools=[TOOL], tool_choice="required")
-
-    def parallel(self):
-        self.choice(4, tools=[TOOL], parallel_tool_calls=True)
-        choice, _ = self.choice(200, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
-        if len(choice["message"].get("tool_calls", [])) > 1:
-            raise Failed("two calls where one is allowed")
-        return "ok"
-
-    def schema(self):
-        return self.answered(response_format=FORMAT)
-
-    def both(self):
-        return self.answered(response_format=FORMAT, tools=[TOOL])
-
-    def no_think(self):
-        self.rendered(HELLO, messages=ASK, chat_template_kwargs={"enable_thinking": False})
-        self.choice(4, chat_template_kwargs={"enable_thinking": False})
-        return "ok"
-
-    def history(self):
-        self.rendered(HELLO, "paint_wall", "red", "it is wet", messages=calls('{"colour": "red"}'), tools=[TOOL])
-        return "ok"
-
-    def lists(self):
-        parts = [{"type": "text", "text": HELLO}, {"type": "text", "text": "jumps"}]
-        self.rendered(HELLO, "jumps", messages=[{"role": "user", "content": parts}])
-        messages = calls('{"colour": "red"}')
-        messages[2]["content"] = [{"type": "text", "text": "it is wet"}]
-        self.rendered("it is wet", messages=messages, tools=[TOOL])
-        return "ok"
-
-    def empty(self):
-        try:
-            self.rendered("it is wet", messages=calls(""), tools=[TOOL])
-        except Refused as refusal:
-            if "arguments" in str(refusal):
-                raise Failed(str(refusal)) from None
-            raise
-        return "ok"
-
-    def systems(self):
-        twice = [{"role": "system", "content": "be brief"}, {"role": "system", "content": "be kind"}]
-        self.rendered("be brief", "be kind", HELLO, messages=twice + ASK)
-        return "ok"
-
-
-COLUMNS = ["plain", "tools", "required", "parallel", "schema", "both", "no_think", "history", "lists", "empty",
-           "systems"]
+COLUMNS = Cells.COLUMNS + Replays.COLUMNS
 
 
 def row(options, path):
     """The cells of a template, and the reasons of those that are not ok."""
-    command = shlex.join([options.server, "-m", options.model, "-t", "1", "-c", "4096", "-np", "1",
+    try:
+        with running(options, path, options.model) as server:
+            requests = Cells(*server)
+            cells, reasons = measured(requests, path.stem)
+            written = requests.texts()
+        texts = replay.Texts({name: parts(name, text) for name, text in written.items()})
+        with tempfile.NamedTemporaryFile(suffix=".gguf") as model:
+            texts.write(pathlib.Path(model.name))
+            with running(options, path, model.name) as server:
+                more, others = measured(Replays(*server, texts, written), path.stem)
+        return cells + more, reasons | others
+    except under_test.NotReady as failure:
+        return ["FAIL"] * len(COLUMNS), {"start": str(failure)}
+
+
+@contextlib.contextmanager
+def running(options, path, model):
+    """A server, as its URL and the notes of its log."""
+    command = shlex.join([options.server, "-m", model, "-t", "1", "-c", "16384", "-np", "1", "--no-prefill-assistant",
                           "--chat-template-file", str(path)])
     with tempfile.NamedTemporaryFile() as log:
         server = under_test.Server(command, log.name)
         try:
             server.wait_ready()
-            return measured(Cells(server.url))
+            yield server.url, [line for line in log.read().decode().splitlines() if "note: " in line]
         except under_test.NotReady as failure:
-            return ["FAIL"] * len(COLUMNS), {"start": f"{failure}: {log.read().decode()[-300:]}"}
+            raise under_test.NotReady(f"{failure}: {log.read().decode()[-300:]}") from None
         finally:
             server.terminate()
 
 
-def measured(requests):
+def measured(requests, template):
     cells, reasons = [], {}
-    for column in COLUMNS:
+    for column in requests.COLUMNS:
         try:
             cell = getattr(requests, column)()
         except Refused as refusal:
             cell, reasons[column] = "-", str(refusal)
+        except Unwritten as reason:
+            cell, reasons[column] = ".", str(reason)
+        except Noted as reason:
+            cell, reasons[column] = "note", str(reason)
         except (Failed, OSError, KeyError) as failure:
             cell, reasons[column] = "FAIL", repr(failure)
+            if (template, column) in KNOWN:
+                cell, reasons[column] = "known", KNOWN[template, column]
         cells.append(cell)
     return cells, reasons
 
@@ -242,7 +141,7 @@ def main():
                 counts[cell] = counts.get(cell, 0) + 1
             for column, reason in reasons.items():
                 if options.reasons or "FAIL" in cells:
-                    print(f"    {column}: {reason[:200]}")
+                    print(f"    {column}: {reason[:300]}")
     print(f"{len(paths)} templates: " + ", ".join(f"{n} {cell}" for cell, n in sorted(counts.items())))
     sys.exit(1 if counts.get("FAIL") else 0)
 
