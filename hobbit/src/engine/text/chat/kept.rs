@@ -1,4 +1,7 @@
-//! Whether a prompt has a conversation's messages: some templates drop those of a role that they do not know.
+//! Whether a prompt has a conversation's messages: some templates drop those of a role that they do not know. A template
+//! may forget earlier messages of a role.
+
+use std::collections::BTreeMap;
 
 use serde_json::Value;
 
@@ -54,12 +57,15 @@ impl Trial {
     }
 }
 
-/// The texts of messages, without the assistant's and empty ones: the message's index and role, and the text.
+/// The texts of each role's last message, without the assistant's and empty ones: the message's index and role, and
+/// the text.
 fn texts(messages: &mut [Value]) -> Vec<(usize, String, &mut String)> {
+    let role_of = |message: &Value| message.get("role").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let last: BTreeMap<String, usize> = messages.iter().map(role_of).zip(0..).collect();
     let mut found = Vec::new();
     for (index, message) in messages.iter_mut().enumerate() {
-        let role = message.get("role").and_then(Value::as_str).unwrap_or_default().to_owned();
-        if role == "assistant" {
+        let role = role_of(message);
+        if role == "assistant" || last.get(&role) != Some(&index) {
             continue;
         }
         match message.get_mut("content") {

@@ -723,6 +723,10 @@ fn a_message_that_would_be_dropped_is_refused() {
         assert!(prompt.contains(result), "{prompt}");
     }
     assert!(roles("['user']").apply(&conversation("")).is_ok());
+    // It may forget earlier messages.
+    let messages = r#"[{"role": "user", "content": "Hello."}, {"role": "user", "content": "Go on."}]"#.to_owned();
+    let inputs = ChatInputs { messages, ..ChatInputs::default() };
+    assert_eq!(templates("{{ messages[-1].content }}").apply(&inputs).unwrap().prompt, "Go on.");
 }
 
 #[test]
