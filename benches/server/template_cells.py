@@ -153,7 +153,7 @@ class Cells(Client):
 
     def history(self):
         """A colour that stands in the call alone."""
-        messages = calls('{"colour": "mauve"}')
+        messages = calls('{"colour": "mauve"}')[:3]
         self.rendered(HELLO, "it is wet", messages=messages, tools=[TOOL])
         try:
             self.rendered("mauve", messages=messages, tools=[TOOL])
@@ -187,7 +187,7 @@ class Cells(Client):
 
     def empty(self):
         try:
-            self.rendered("it is wet", messages=calls(""), tools=[TOOL])
+            self.rendered("it is wet", messages=calls("")[:3], tools=[TOOL])
         except Refused as refusal:
             if "arguments" in str(refusal):
                 raise Failed(str(refusal)) from None
