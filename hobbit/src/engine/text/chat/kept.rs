@@ -1,5 +1,5 @@
-//! Whether a prompt has a conversation's messages: some templates drop those of a role that they do not know. A template
-//! may forget earlier messages of a role.
+//! Whether a prompt has a conversation's messages: some templates drop those of a role that they do not know. A
+//! template may forget earlier messages of a role.
 
 use std::collections::BTreeMap;
 
