@@ -251,6 +251,40 @@ fn tables_of_experts_that_are_not_there() {
     refused(&|bytes| bytes.dtype(TABLE, 2, 0), "expected i32", "found f32,");
 }
 
+/// llama.cpp divides by these values, or by what it makes of them.
+#[test]
+fn headers_that_end_in_a_division_by_zero() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(FILE);
+    for (arch, key, value) in [
+        ("qwen3next", "full_attention_interval", 0),
+        ("deepseek4", "attention.output_group_count", 0),
+        ("minimax-m3", "rope.dimension_count", 0),
+        ("deepseek4", "hyper_connection.sinkhorn_iterations", i32::MAX as u32),
+    ] {
+        let sound = fixture::write(dir.path(), &Spec::tiny(arch));
+        let key = format!("{arch}.{key}");
+        let refused = [FILE, &key, &format!("is {value}, expected at"), FETCH];
+        let mut bytes = Bytes(fs::read(&sound).unwrap());
+        bytes.key(&key, value);
+        fs::write(&path, &bytes.0).unwrap();
+        cli::run(&path, &[]).is_refused(&refused).unwrap();
+        let key = format!("{key}=int:{value}");
+        cli::run(&sound, &["--override-kv", &key]).is_refused(&refused[1..3]).unwrap();
+    }
+    // A cache without layers: heads as wide as the indexer's, and no layer with an indexer.
+    let tiny = Spec::tiny("deepseek4");
+    for (spec, key, found) in [
+        (Spec { embd: 512, heads: 4, ..tiny.clone() }, "deepseek4.attention.indexer.key_length", "is 128,"),
+        (Spec { layers: 1, ..tiny }, "deepseek4.attention.compress_ratios", "has no 4"),
+    ] {
+        let path = fixture::write(dir.path(), &spec);
+        cli::run(&path, &[]).is_refused(&["deepseek4.gguf", key, found]).unwrap();
+    }
+    let sound = fixture::write(dir.path(), &Spec::tiny("glm-dsa"));
+    cli::run(&sound, &[]).expect(0);
+}
+
 #[test]
 fn a_context_that_no_memory_holds() {
     let dir = tempfile::tempdir().unwrap();

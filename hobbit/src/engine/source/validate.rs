@@ -17,8 +17,14 @@ use hobbit_core::planes;
 const EPSILONS: [&str; 3] =
     ["attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon"];
 
-/// Checks header values, and overrides in `options`, that llama.cpp accepts until a kernel computes with them: a failed
-/// assertion would then end the process.
+/// Keys below the architecture's name by which llama.cpp divides numbers of layers and heads.
+const DIVISORS: [&str; 2] = ["full_attention_interval", "attention.output_group_count"];
+
+/// Most rounds in which hyper-connections are balanced for each token; models have 20.
+const SINKHORN_ROUNDS_MAX: u64 = 1000;
+
+/// Checks header values, and overrides in `options`, that llama.cpp accepts until it computes with them: a failed
+/// assertion, or a division by zero, would then end the process.
 ///
 /// # Errors
 /// [`OpenError::Load`] with the key, its value, and the expected value; [`OpenError::Overridden`].
@@ -58,6 +64,70 @@ pub(crate) fn check_header(gguf: &Gguf, options: &ModelOptions) -> Result<(), Op
             let reason = format!("{key} is {value}, expected a number that is not negative");
             return Err(OpenError::Load { path: gguf.files[0].path.clone(), reason });
         }
+    }
+    let whole = |key: &str| {
+        let key = format!("{}.{key}", gguf.architecture());
+        let chosen = options.kv_overrides.iter().find(|chosen| chosen.key == key).map(|chosen| &chosen.value);
+        match chosen {
+            Some(KvValue::Int(value)) => u64::try_from(*value).ok(),
+            _ => gguf.metadata.get_u64(&key),
+        }
+    };
+    check_whole_numbers(gguf, whole).map_err(|reason| OpenError::Load { path: gguf.files[0].path.clone(), reason })
+}
+
+/// Checks divisors, and the widths and lists by which llama.cpp makes an indexer's cache: for one without layers it
+/// doubles the size of a rotation until that is 0, and divides by it. `whole` reads a key below the architecture's name.
+fn check_whole_numbers(gguf: &Gguf, whole: impl Fn(&str) -> Option<u64>) -> Result<(), String> {
+    let arch = gguf.architecture();
+    if let Some(key) = DIVISORS.into_iter().find(|key| whole(key) == Some(0)) {
+        return Err(format!("{arch}.{key} is 0, expected at least 1"));
+    }
+    // Kernels then rotate without an end.
+    if arch.starts_with("minimax") && whole("rope.dimension_count") == Some(0) {
+        return Err(format!("{arch}.rope.dimension_count is 0, expected at least 1"));
+    }
+    let rounds = "hyper_connection.sinkhorn_iterations";
+    if let Some(n) = whole(rounds).filter(|n| *n > SINKHORN_ROUNDS_MAX) {
+        return Err(format!("{arch}.{rounds} is {n}, expected at most {SINKHORN_ROUNDS_MAX}"));
+    }
+    // A list, or one number for all layers.
+    let of_layers = |key: &str| {
+        let list = gguf.metadata.get_u64_arr(&format!("{arch}.{key}"));
+        list.or_else(|| whole(key).map(|value| vec![value]))
+    };
+    let has_none = |key: &str, is_wanted: &dyn Fn(u64) -> bool| {
+        let n_layer = whole("block_count").and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
+        of_layers(key).is_some_and(|values| !values.into_iter().take(n_layer).any(is_wanted))
+    };
+    match arch {
+        "deepseek4" => {
+            let (key, indexer) = ("attention.key_length", "attention.indexer.key_length");
+            let of_heads = || Some(whole("embedding_length")? / whole("attention.head_count").filter(|n| *n > 0)?);
+            let width = whole(key).or_else(of_heads);
+            if let Some(width) = width.filter(|width| whole(indexer) == Some(*width)) {
+                return Err(format!("{arch}.{indexer} is {width}, which llama.cpp cannot run if heads are as wide"));
+            }
+            let ratios = "attention.compress_ratios";
+            if has_none(ratios, &|ratio| ratio == 4) {
+                return Err(format!("{arch}.{ratios} has no 4, and llama.cpp needs a layer with an indexer"));
+            }
+        }
+        "glm-dsa" | "dots3note" => {
+            let types = "attention.indexer.types";
+            if has_none(types, &|kind| kind != 0) {
+                return Err(format!("{arch}.{types} has only 0, and llama.cpp needs a layer with an indexer"));
+            }
+            let n_layer = whole("block_count").unwrap_or(0).saturating_sub(whole("nextn_predict_layers").unwrap_or(0));
+            let kinds = of_layers(types).into_iter().flatten().take(n_layer as usize).enumerate();
+            let named = kinds.filter(|(_, kind)| *kind != 0);
+            for name in named.map(|(layer, _)| format!("blk.{layer}.indexer.attn_k.weight")) {
+                if gguf.tensor(&name).is_none() {
+                    return Err(format!("{arch}.{types} names a layer whose tensor {name} is missing"));
+                }
+            }
+        }
+        _ => {}
     }
     Ok(())
 }
