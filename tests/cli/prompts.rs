@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use gguf_tools::synth::{self, Spec};
+use gguf_tools::synth::{self, Format, Spec};
 
 use crate::fixture::cli::*;
 
@@ -131,6 +131,39 @@ fn a_cached_prompt_is_continued_and_other_files_are_refused() {
         fs::write(&file, content).unwrap();
         run(CACHED, more).expect(status).says(&[part, "prompt"]);
         assert!(fs::read(&file).unwrap() == content, "{part}: the file stays");
+    }
+}
+
+/// A checksum is no signature: a state whose numbers were changed is refused, or continued without a crash.
+#[test]
+fn a_cached_prompt_with_changed_numbers_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, model) = (dir.path().join("prompt"), dir.path().join("model.gguf"));
+    for (arch, more) in [("llama", "; and darkness"), ("lfm2moe", "; and darkness"), ("lfm2moe", "")] {
+        // A product that quantises its input may take a NaN for a number.
+        let spec = Spec { types: vec![Format::F32], dense_type: Some(Format::F32), ..Spec::tiny(arch) };
+        synth::write(&model, &spec).unwrap();
+        let run = |prompt: &str| {
+            let (model, file) = (model.to_str().unwrap(), file.to_str().unwrap());
+            demo(&["-m", model, "-p", prompt, "-n", "4", "-no-cnv", "--prompt-cache", file]).run()
+        };
+        run(CACHED).expect(0);
+        let saved = fs::read(&file).unwrap();
+        let number = |at: usize| u64::from_le_bytes(saved[at..at + 8].try_into().unwrap()) as usize;
+        let end = 40 + 4 * number(16) + number(24);
+        assert_eq!(end < saved.len(), arch == "lfm2moe", "a recurrent prompt has checkpoints");
+        // Numbers of 32 or 16 bits, in the state; or in the last checkpoint, to which the same prompt goes back.
+        let end = if more.is_empty() { saved.len() } else { end } - 1024;
+        for word in [0x7fc0_7fc0_u32, 0x7f80_7c00] {
+            let mut changed = saved.clone();
+            changed[end - 64..end].chunks_exact_mut(4).for_each(|four| four.copy_from_slice(&word.to_le_bytes()));
+            let sum = xxhash_rust::xxh3::xxh3_64(&changed[40..]).to_le_bytes();
+            changed[32..40].copy_from_slice(&sum);
+            fs::write(&file, &changed).unwrap();
+            let parts = ["--prompt-cache", "not finite", "give another file, or remove this one"];
+            run(&format!("{CACHED}{more}")).expect(1).says(&parts);
+        }
+        fs::remove_file(&file).unwrap();
     }
 }
 

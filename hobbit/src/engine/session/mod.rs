@@ -7,6 +7,7 @@ mod checkpoints;
 mod decode;
 mod generate;
 mod phases;
+mod restore;
 mod sequences;
 
 use std::collections::VecDeque;

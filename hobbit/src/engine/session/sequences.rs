@@ -5,12 +5,11 @@ use std::ops::Range;
 
 use ggml_sys::llama;
 
-use super::{BatchToken, Session};
+use super::Session;
 use crate::engine::error::EvalError;
 use crate::engine::ggml::raw::{Part, RawContext};
 use crate::engine::model::Model;
-use hobbit_core::checkpoints::Checkpoint;
-use hobbit_core::options::{KvValue, Pooling, SessionOptions, Token};
+use hobbit_core::options::{KvValue, Pooling, SessionOptions};
 use hobbit_core::stats::PhaseStats;
 
 /// Why a context cannot be shifted.
@@ -192,120 +191,6 @@ impl Session {
         }
     }
 
-    /// Bytes of [`Session::sequence_state`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn sequence_state_bytes(&mut self, sequence: i32) -> Result<usize, EvalError> {
-        self.check_sequence(sequence)?;
-        self.context.state_bytes(sequence, Part::Whole)
-    }
-
-    /// A sequence's state in llama.cpp's format, for [`Session::set_sequence_state`] of a session of the same model
-    /// with the same types of KV cache.
-    ///
-    /// # Errors
-    /// A sequence that the session does not have; llama.cpp's refusal.
-    pub fn sequence_state(&mut self, sequence: i32) -> Result<Vec<u8>, EvalError> {
-        self.check_sequence(sequence)?;
-        self.context.state(sequence, Part::Whole)
-    }
-
-    /// Restores the state from [`Session::sequence_state`]; the bytes must be unchanged.
-    ///
-    /// # Errors
-    /// An unknown sequence, or a state that does not fit; the sequence is then empty.
-    pub fn set_sequence_state(&mut self, sequence: i32, state: &[u8]) -> Result<(), EvalError> {
-        self.check_sequence(sequence)?;
-        self.empty(sequence)?;
-        if self.context.set_state(sequence, Part::Whole, state).is_err() {
-            self.context.forget(sequence, 0, -1)?;
-            return Err(EvalError::Decode(
-                "the saved state does not fit this context: another model, other types of KV cache, or a context that \
-                 is too short"
-                    .into(),
-            ));
-        }
-        Ok(())
-    }
-
-    /// As [`Session::set_sequence_state`], with a state and checkpoints from a file, which may have any content. The
-    /// sequence must hold `tokens` at their positions, leave no cell behind when it is forgotten, and give finite logits
-    /// after its last token, for which one token is evaluated. It gets no checkpoint yet.
-    ///
-    /// # Errors
-    /// As there. [`EvalError::State`]: a check fails. Cells of the shared cache may then be damaged until
-    /// [`Session::reset`] clears them all.
-    pub fn restore_sequence(
-        &mut self,
-        sequence: i32,
-        tokens: &[Token],
-        state: &[u8],
-        checkpoints: &[Checkpoint],
-    ) -> Result<(), EvalError> {
-        self.check_sequence(sequence)?;
-        self.empty(sequence)?;
-        let empty = [Part::Whole, Part::NotRewindable].map(|part| self.context.state_bytes(sequence, part));
-        let [empty, empty_part] = empty.map(|bytes| bytes.unwrap_or(0));
-        self.set_sequence_state(sequence, state)?;
-        let (first, last) = (self.context.first_position(sequence), self.context.last_position(sequence));
-        if self.n_tokens(sequence) != tokens.len() || !tokens.is_empty() && first < 0 {
-            return Err(EvalError::State(format!("holds positions {first} to {last}, not {} tokens", tokens.len())));
-        }
-        // llama.cpp takes any positions, forgets none below 0, and saves none at -1.
-        self.check_holds(sequence, Part::Whole, state)?;
-        let stats = self.stats.clone();
-        let tried = self.try_next(sequence, tokens);
-        self.stats = stats;
-        tried?;
-        self.check_empties(sequence, Part::Whole, empty)?;
-        let takes_checkpoints = !self.checkpoints.is_empty();
-        for checkpoint in checkpoints.iter().filter(|_| takes_checkpoints) {
-            if self.context.set_state(sequence, Part::NotRewindable, &checkpoint.state).is_err() {
-                return Err(EvalError::State("has a checkpoint that does not fit".into()));
-            }
-            self.check_holds(sequence, Part::NotRewindable, &checkpoint.state)?;
-            self.check_empties(sequence, Part::NotRewindable, empty_part)?;
-        }
-        self.set_sequence_state(sequence, state)
-    }
-
-    /// Checks that a sequence has just the cells of `state`.
-    fn check_holds(&mut self, sequence: i32, part: Part, state: &[u8]) -> Result<(), EvalError> {
-        match self.context.state_bytes(sequence, part) {
-            Ok(bytes) if bytes == state.len() => Ok(()),
-            _ => Err(EvalError::State("has cells that it does not name".into())),
-        }
-    }
-
-    /// Empties a sequence, and checks that its state has `bytes` then.
-    fn check_empties(&mut self, sequence: i32, part: Part, bytes: usize) -> Result<(), EvalError> {
-        self.empty(sequence)?;
-        match self.context.state_bytes(sequence, part) {
-            Ok(left) if left != bytes => Err(EvalError::State("has cells at positions below 0".into())),
-            _ => Ok(()),
-        }
-    }
-
-    /// Evaluates a token after those of a sequence, or its last one again, and checks the logits.
-    fn try_next(&mut self, sequence: i32, tokens: &[Token]) -> Result<(), EvalError> {
-        let Some(&token) = tokens.last().filter(|token| (0..self.model.n_vocab() as Token).contains(*token)) else {
-            return Ok(());
-        };
-        // Evaluated again it needs no further cell.
-        let again = tokens.len() - 1;
-        let position = if self.cut(sequence, again) { again } else { tokens.len() };
-        let entry = BatchToken { token, position: position as i32, sequence, logits: true };
-        match self.evaluate(&[entry]) {
-            Ok(()) if self.has_finite_logits(0) => Ok(()),
-            Ok(()) => Err(EvalError::State("gives logits that are not finite".into())),
-            // The sequence fills the context, and cannot go back by a token.
-            Err(EvalError::ContextFull { .. }) => Ok(()),
-            Err(EvalError::Decode(reason)) => Err(EvalError::State(format!("cannot be continued ({reason})"))),
-            Err(error) => Err(error),
-        }
-    }
-
     /// The embedding, `[n_embd]`, of entry `index` of the last batch, for sessions without pooling.
     pub fn embedding_of(&self, index: usize) -> Option<&[f32]> {
         let index = i32::try_from(index).ok()?;
@@ -360,7 +245,7 @@ impl Session {
         if is_exact { usize::MAX } else { hobbit_core::route::DECODE_TOKENS_MAX }
     }
 
-    fn check_sequence(&self, sequence: i32) -> Result<(), EvalError> {
+    pub(super) fn check_sequence(&self, sequence: i32) -> Result<(), EvalError> {
         let n_seq_max = self.options.n_seq_max.max(1);
         if u32::try_from(sequence).map_or(true, |sequence| sequence >= n_seq_max) {
             return Err(EvalError::Decode(format!("sequence {sequence} of a session with {n_seq_max}")));

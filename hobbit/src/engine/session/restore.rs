@@ -1,0 +1,161 @@
+//! A sequence's state as bytes: saved, and restored from memory or from a file with any content.
+
+use super::{BatchToken, Session};
+use crate::engine::error::EvalError;
+use crate::engine::ggml::raw::Part;
+use hobbit_core::checkpoints::Checkpoint;
+use hobbit_core::options::Token;
+
+impl Session {
+    /// Bytes of [`Session::sequence_state`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn sequence_state_bytes(&mut self, sequence: i32) -> Result<usize, EvalError> {
+        self.check_sequence(sequence)?;
+        self.context.state_bytes(sequence, Part::Whole)
+    }
+
+    /// A sequence's state in llama.cpp's format, for [`Session::set_sequence_state`] of a session of the same model
+    /// with the same types of KV cache.
+    ///
+    /// # Errors
+    /// A sequence that the session does not have; llama.cpp's refusal.
+    pub fn sequence_state(&mut self, sequence: i32) -> Result<Vec<u8>, EvalError> {
+        self.check_sequence(sequence)?;
+        self.context.state(sequence, Part::Whole)
+    }
+
+    /// Restores the state from [`Session::sequence_state`]; the bytes must be unchanged.
+    ///
+    /// # Errors
+    /// An unknown sequence, or a state that does not fit; the sequence is then empty.
+    pub fn set_sequence_state(&mut self, sequence: i32, state: &[u8]) -> Result<(), EvalError> {
+        self.check_sequence(sequence)?;
+        self.empty(sequence)?;
+        if self.context.set_state(sequence, Part::Whole, state).is_err() {
+            self.context.forget(sequence, 0, -1)?;
+            return Err(EvalError::Decode(
+                "the saved state does not fit this context: another model, other types of KV cache, or a context that \
+                 is too short"
+                    .into(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// As [`Session::set_sequence_state`], with a state and checkpoints from a file, which may have any content. The
+    /// sequence must hold `tokens` at their positions, leave no cell behind when it is forgotten, and give finite logits
+    /// after its last token and after each checkpoint, for which one token each is evaluated. It gets no checkpoint yet.
+    ///
+    /// # Errors
+    /// As there. [`EvalError::State`]: a check fails. Cells of the shared cache may then be damaged until
+    /// [`Session::reset`] clears them all.
+    pub fn restore_sequence(
+        &mut self,
+        sequence: i32,
+        tokens: &[Token],
+        state: &[u8],
+        checkpoints: &[Checkpoint],
+    ) -> Result<(), EvalError> {
+        self.check_sequence(sequence)?;
+        self.empty(sequence)?;
+        let empty = [Part::Whole, Part::NotRewindable].map(|part| self.context.state_bytes(sequence, part));
+        let [empty, empty_part] = empty.map(|bytes| bytes.unwrap_or(0));
+        self.set_sequence_state(sequence, state)?;
+        let (first, last) = (self.context.first_position(sequence), self.context.last_position(sequence));
+        if self.n_tokens(sequence) != tokens.len() || !tokens.is_empty() && first < 0 {
+            return Err(EvalError::State(format!("holds positions {first} to {last}, not {} tokens", tokens.len())));
+        }
+        // llama.cpp takes any positions, forgets none below 0, and saves none at -1.
+        self.check_holds(sequence, Part::Whole, state)?;
+        let stats = self.stats.clone();
+        let tried = self.try_next(sequence, tokens);
+        self.stats = stats;
+        tried?;
+        self.check_empties(sequence, Part::Whole, empty)?;
+        let takes_checkpoints = !self.checkpoints.is_empty();
+        for checkpoint in checkpoints.iter().filter(|_| takes_checkpoints) {
+            if self.context.set_state(sequence, Part::NotRewindable, &checkpoint.state).is_err() {
+                return Err(EvalError::State("has a checkpoint that does not fit".into()));
+            }
+            self.check_holds(sequence, Part::NotRewindable, &checkpoint.state)?;
+            self.check_empties(sequence, Part::NotRewindable, empty_part)?;
+        }
+        self.set_sequence_state(sequence, state)?;
+        if takes_checkpoints && !checkpoints.is_empty() {
+            let stats = self.stats.clone();
+            let tried = self.try_checkpoints(sequence, tokens, checkpoints);
+            self.stats = stats;
+            tried?;
+            self.set_sequence_state(sequence, state)?;
+        }
+        Ok(())
+    }
+
+    /// Goes back to each checkpoint, from the last one on, evaluates the next token, and checks the logits.
+    fn try_checkpoints(
+        &mut self,
+        sequence: i32,
+        tokens: &[Token],
+        checkpoints: &[Checkpoint],
+    ) -> Result<(), EvalError> {
+        for Checkpoint { n_tokens, state, .. } in checkpoints.iter().rev() {
+            self.context.set_state(sequence, Part::NotRewindable, state)?;
+            if !self.context.forget(sequence, *n_tokens as i32, -1)? || self.n_tokens(sequence) != *n_tokens {
+                return Err(EvalError::State(format!("has a checkpoint that is not after {n_tokens} tokens")));
+            }
+            match self.try_token(sequence, tokens, *n_tokens) {
+                // The sequence fills the context.
+                Err(EvalError::ContextFull { .. }) => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a sequence has just the cells of `state`.
+    fn check_holds(&mut self, sequence: i32, part: Part, state: &[u8]) -> Result<(), EvalError> {
+        match self.context.state_bytes(sequence, part) {
+            Ok(bytes) if bytes == state.len() => Ok(()),
+            _ => Err(EvalError::State("has cells that it does not name".into())),
+        }
+    }
+
+    /// Empties a sequence, and checks that its state has `bytes` then.
+    fn check_empties(&mut self, sequence: i32, part: Part, bytes: usize) -> Result<(), EvalError> {
+        self.empty(sequence)?;
+        match self.context.state_bytes(sequence, part) {
+            Ok(left) if left != bytes => Err(EvalError::State("has cells at positions below 0".into())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Evaluates a token after those of a sequence, or its last one again, and checks the logits.
+    fn try_next(&mut self, sequence: i32, tokens: &[Token]) -> Result<(), EvalError> {
+        match self.try_token(sequence, tokens, tokens.len()) {
+            // Evaluated again it needs no further cell.
+            Err(EvalError::ContextFull { .. }) if self.cut(sequence, tokens.len() - 1) => {
+                self.try_token(sequence, tokens, tokens.len() - 1)
+            }
+            // The sequence fills the context, and cannot go back by a token.
+            Err(EvalError::ContextFull { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Evaluates a sequence's token at a position, or its last one, and checks the logits.
+    fn try_token(&mut self, sequence: i32, tokens: &[Token], position: usize) -> Result<(), EvalError> {
+        let token = tokens.get(position).or(tokens.last()).copied();
+        let Some(token) = token.filter(|token| (0..self.model.n_vocab() as Token).contains(token)) else {
+            return Ok(());
+        };
+        let entry = BatchToken { token, position: position as i32, sequence, logits: true };
+        match self.evaluate(&[entry]) {
+            Ok(()) if self.has_finite_logits(0) => Ok(()),
+            Ok(()) => Err(EvalError::State("gives logits that are not finite".into())),
+            Err(EvalError::Decode(reason)) => Err(EvalError::State(format!("cannot be continued ({reason})"))),
+            Err(error) => Err(error),
+        }
+    }
+}
