@@ -131,7 +131,7 @@ pub enum EvalError {
     Interrupted,
     #[error(
         "the model computed logits that are not finite numbers; likely causes, in this order: too large a scale of a \
-         LoRA adapter, a control vector, damaged weights"
+         LoRA adapter, a control vector, damaged weights, a changed file of a saved slot or --prompt-cache"
     )]
     NotFinite,
     #[error("the saved state {0}: it was changed after it was saved")]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
-use hobbit::engine::{Borrower, trim_heap};
+use hobbit::engine::Borrower;
 use hobbit::{EvalError, Sampler};
 use hobbit_core::units::Bytes;
 
@@ -164,7 +164,7 @@ impl Worker {
     }
 
     /// The sampler and the text of a request, if a slot can hold its prompt.
-    fn sampler_for(&self, job: &Job) -> Result<(Option<Sampler>, Text), ApiError> {
+    pub(super) fn sampler_for(&self, job: &Job) -> Result<(Option<Sampler>, Text), ApiError> {
         let (n_prompt, n_ctx, n_batch) =
             (job.prompt.len() + job.chunks.n_extra(), self.options.n_ctx, self.options.n_batch);
         let generates = matches!(job.work, Work::Generate(_));
@@ -277,9 +277,7 @@ impl Worker {
             )));
         }
         let done = work(self);
-        // Before experts take the memory back.
-        trim_heap();
-        self.model.lend(Borrower::State, 0);
+        self.give_back(Borrower::State);
         done
     }
 

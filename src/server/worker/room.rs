@@ -2,9 +2,11 @@
 //!
 //! A masked cell still counts in attention (0 · NaN is NaN), and a forgotten one keeps its data: cells of one request
 //! that are not finite would spoil all other and all later ones. So the tokens of the failed evaluation are removed, and
-//! its requests are evaluated again one by one, without the cells of idle slots. The state of recurrent and hybrid
-//! models cannot go back: there every request that shared the failed evaluation fails with 503.
+//! its requests are evaluated again one by one, without the cells of idle slots. A prompt that continued earlier cells,
+//! which a file may have damaged, begins once more without them. The state of recurrent and hybrid models cannot go
+//! back: there every request that shared the failed evaluation fails with 503.
 
+use hobbit::engine::{Borrower, trim_heap};
 use hobbit::{BatchToken, EvalError};
 
 use super::Worker;
@@ -33,9 +35,16 @@ impl Worker {
         let (from, end) = ((n_keep + n) as i32, slot.tokens.len() as i32);
         run.truncated = true;
         let sequence = slot.sequence();
-        if let Err(error) = self.make_private(at) {
-            self.failed(&[at], error);
-            return false;
+        match self.make_private(at) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.end_full(at);
+                return false;
+            }
+            Err(error) => {
+                self.failed(&[at], error);
+                return false;
+            }
         }
         self.slots[at].tokens.drain(n_keep..n_keep + n);
         match self.session.move_tokens(sequence, from..end, -(n as i32)) {
@@ -99,11 +108,22 @@ impl Worker {
         self.session.keep_of(sequence, 0).map(drop)
     }
 
-    /// Copies a slot's shared cells, so that only this slot has them; needs room for the copies.
-    fn make_private(&mut self, at: usize) -> Result<(), EvalError> {
+    /// Copies a slot's shared cells, so that only this slot has them; needs room for the copies. False if the memory
+    /// budget has none for their data meanwhile.
+    fn make_private(&mut self, at: usize) -> Result<bool, EvalError> {
         if !self.slots[at].is_shared {
-            return Ok(());
+            return Ok(true);
         }
+        let bytes = self.session.sequence_state_bytes(self.slots[at].sequence())?;
+        if !self.model.lend(Borrower::State, bytes as u64) {
+            return Ok(false);
+        }
+        let copied = self.copy_cells(at);
+        self.give_back(Borrower::State);
+        copied.map(|()| true)
+    }
+
+    fn copy_cells(&mut self, at: usize) -> Result<(), EvalError> {
         let sequence = self.slots[at].sequence();
         let state = self.session.sequence_state(sequence)?;
         while let Err(error) = self.session.set_sequence_state(sequence, &state) {
@@ -136,10 +156,11 @@ impl Worker {
     pub(super) fn purge(&mut self, members: &[usize]) -> Vec<usize> {
         let is_suspect = |slot: &Slot| slot.is_free() && !slot.tokens.is_empty() && !members.is_empty();
         let alone = if let [at] = members { Some(*at) } else { None };
+        let mut begins_again = false;
         if let Some(at) = alone.filter(|_| !self.slots.iter().any(is_suspect)) {
-            self.fail(at, ApiError::server(EvalError::NotFinite.to_string()));
+            begins_again = self.fail_unless_again(at, ApiError::server(EvalError::NotFinite.to_string()));
         }
-        let mut kept = Vec::new();
+        let (mut kept, mut n_kept) = (Vec::new(), 0);
         for at in 0..self.slots.len() {
             let slot = &mut self.slots[at];
             slot.is_shared = false;
@@ -151,14 +172,14 @@ impl Worker {
                 continue;
             }
             let state = match self.session.keep_of(sequence, n) {
-                Ok(left) if left == n => self.session.sequence_state(sequence).ok(),
+                Ok(left) if left == n => self.copied(sequence, &mut n_kept),
                 _ => None,
             };
             match state {
                 Some(state) => kept.push((at, state)),
                 None if alone == Some(at) => {
                     self.slots[at].tokens.clear();
-                    self.fail(at, ApiError::server(EvalError::NotFinite.to_string()));
+                    begins_again = self.fail_unless_again(at, ApiError::server(EvalError::NotFinite.to_string()));
                 }
                 None => self.lose(at),
             }
@@ -177,7 +198,52 @@ impl Worker {
                 }
             }
         }
-        members.iter().copied().filter(|at| !self.slots[*at].is_free()).collect()
+        self.give_back(Borrower::States);
+        members.iter().copied().filter(|at| !begins_again && !self.slots[*at].is_free()).collect()
+    }
+
+    /// Fails a request, unless its prompt continued cells of an earlier request or of a file, whose data may be damaged:
+    /// then the prompt begins again without them, which happens once. True if it does.
+    pub(super) fn fail_unless_again(&mut self, at: usize, error: ApiError) -> bool {
+        let slot = &mut self.slots[at];
+        let continues = |run: &&mut Run| {
+            // Its images and sound may be closed.
+            run.phase == Phase::Prompt && run.n_cached > 0 && run.job.chunks.is_empty()
+        };
+        let Some(run) = slot.run.as_mut().filter(continues) else {
+            self.fail(at, error);
+            return false;
+        };
+        run.sampler = None;
+        let made = self.slots[at].run.as_ref().map(|run| self.sampler_for(&run.job));
+        let emptied = self.forget(at);
+        match (self.slots[at].run.as_mut(), made, emptied) {
+            (Some(run), Some(Ok((sampler, _))), Ok(())) => {
+                (run.sampler, run.cuts) = (sampler, self.session.cuts(&run.job.prompt, 0));
+                (run.n_cached, run.n_prompt_done) = (0, 0);
+                true
+            }
+            _ => {
+                self.fail(at, error);
+                false
+            }
+        }
+    }
+
+    /// A sequence's state, if the memory budget has room for it beside `n_kept` bytes of others.
+    fn copied(&mut self, sequence: i32, n_kept: &mut u64) -> Option<Vec<u8>> {
+        let n = *n_kept + self.session.sequence_state_bytes(sequence).ok()? as u64;
+        if !self.model.lend(Borrower::States, n) {
+            return None;
+        }
+        *n_kept = n;
+        self.session.sequence_state(sequence).ok()
+    }
+
+    /// Gives lent memory back to the experts, after it was freed.
+    pub(super) fn give_back(&self, borrower: Borrower) {
+        trim_heap();
+        self.model.lend(borrower, 0);
     }
 
     /// Fails a slot whose context could not be restored.

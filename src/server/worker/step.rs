@@ -205,11 +205,12 @@ impl Worker {
             if is_lost {
                 self.slots[at].tokens.clear();
             }
-            if is_lost || members.contains(&at) {
-                self.fail(at, error.clone());
-            }
-            if is_doubtful && members.contains(&at) {
+            let is_doubtful = is_doubtful && members.contains(&at);
+            if is_doubtful {
+                self.fail_unless_again(at, error.clone());
                 let _ = self.forget(at);
+            } else if is_lost || members.contains(&at) {
+                self.fail(at, error.clone());
             }
         }
     }

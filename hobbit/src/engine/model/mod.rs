@@ -124,7 +124,7 @@ pub(crate) struct Shared {
     /// Bytes that can be lent where there are no slots; set by the first session.
     pub(crate) spare: OnceLock<u64>,
     /// Bytes lent now, to each [`Borrower`].
-    pub(crate) lent: Mutex<[u64; 2]>,
+    pub(crate) lent: Mutex<[u64; 3]>,
 }
 
 /// The parts of a program that borrow memory from experts ([`Model::lend`]).
@@ -134,6 +134,8 @@ pub enum Borrower {
     Projector,
     /// A copy of a sequence's state.
     State,
+    /// Copies of all sequences' states, while the cells of the context are cleared.
+    States,
 }
 
 impl Model {
