@@ -41,6 +41,8 @@ use hobbit::engine::{ChatInputs, ChatTemplates};
 use hobbit::options::{FlashAttn, KvType};
 use hobbit::{DeviceKind, Model, ModelOptions, SessionOptions};
 use hobbit_core::files::Kind;
+use hobbit_core::gguf::Gguf;
+use hobbit_core::pack::Pack;
 use hobbit_core::units::{Bytes, Percent};
 use tokio::runtime::Runtime;
 
@@ -184,9 +186,16 @@ fn load(
     let settings = &app.settings;
     let mut projector = settings.projector.clone();
     let model_options = media::reserve(projector.as_mut(), model_options, session_options, log)?;
-    let model_options = &run::reserve_draft(settings.speculation.as_ref(), model_options, session_options)?;
+    let mut model_options = run::reserve_draft(settings.speculation.as_ref(), model_options, session_options)?;
+    // The memory of the session is planned before the model is opened. Packs are planned with fused attention.
+    if let Ok(gguf) = Gguf::open(&settings.model)
+        && !Pack::is_pack(&gguf)
+    {
+        model_options.expects = attending(&gguf, &model_options.device.rpc, &model_options.expects, None);
+    }
+    let model_options = &model_options;
     let model: Model = run::open(&settings.model, settings.is_demo, model_options, log, ctrl_c)?;
-    let session_options = &attending(&model, &model_options.device.rpc, session_options, log);
+    let session_options = &attending(model.gguf(), &model_options.device.rpc, session_options, Some(log));
     let mut session = ctrl_c.during(|| model.session(session_options))?;
     if ctrl_c.was_pressed() {
         return Err(signals::Interrupted.into());
@@ -355,13 +364,13 @@ const SCORES_BYTES_MAX: u64 = 256 << 20;
 /// The same options with plain attention, if the user chose none, there are several slots, and the scores are small:
 /// the CPU's fused attention sums in another order for one row than for several, and for many rows depending on how
 /// much all slots hold.
-fn attending(model: &Model, rpc: &[String], options: &SessionOptions, log: &Log) -> SessionOptions {
+fn attending(gguf: &Gguf, rpc: &[String], options: &SessionOptions, log: Option<&Log>) -> SessionOptions {
     let has_no_devices = hobbit::devices(rpc)
         .is_ok_and(|found| found.iter().all(|device| matches!(device.kind, DeviceKind::Cpu | DeviceKind::Accelerator)));
-    let gguf = model.gguf();
-    let n_head = gguf.metadata.get_u64(&format!("{}.attention.head_count", gguf.architecture())).unwrap_or(u64::MAX);
-    let n_ctx = if options.n_ctx == 0 { model.info().n_ctx_train } else { options.n_ctx };
-    let scores = [n_head, n_ctx.into(), options.n_ubatch.into(), 4].into_iter().fold(1, u64::saturating_mul);
+    let number = |key: &str| gguf.metadata.get_u64(&format!("{}.{key}", gguf.architecture()));
+    let n_head = number("attention.head_count").unwrap_or(u64::MAX);
+    let n_ctx = if options.n_ctx == 0 { number("context_length").unwrap_or(0) } else { options.n_ctx.into() };
+    let scores = [n_head, n_ctx, options.n_ubatch.into(), 4].into_iter().fold(1, u64::saturating_mul);
     let is_plain = |kind| matches!(kind, KvType::F32 | KvType::F16 | KvType::Bf16);
     let may = options.flash_attn == FlashAttn::Auto && is_plain(options.type_v) && has_no_devices;
     if !may || options.n_seq_max == 1 {
@@ -372,7 +381,7 @@ fn attending(model: &Model, rpc: &[String], options: &SessionOptions, log: &Log)
             "note: concurrent requests may slightly change each other's output; -fa off prevents it ({})",
             Bytes(scores)
         );
-        log.line(Level::Info, line);
+        log.into_iter().for_each(|log| log.line(Level::Info, &line));
         return options.clone();
     }
     SessionOptions { flash_attn: FlashAttn::Off, ..options.clone() }

@@ -1,11 +1,14 @@
 //! hobbit-server with a projector.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::server::rig::{Server, least_mib};
+use crate::server::rig::{Server, least_mib, with};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -180,6 +183,63 @@ fn conversations_about_an_image_go_on_from_checkpoints() {
     assert!(known < n - 6, "{known}");
     assert_ne!(differs, text);
     assert_eq!(ask(second(&one)).0, text);
+}
+
+/// Sixteen slots with long prompts, candidates, scored prompts, images, and slots that are saved and restored.
+#[test]
+fn a_mix_of_all_requests_keeps_to_the_memory_budget() {
+    // Without a projector nothing is reserved for images.
+    let cases = [(300, 4, true), (60_000, 4, true), (60_000, 60, true), (300, 4, false), (60_000, 4, false)];
+    for (vocab, more, has_images) in cases.into_iter().chain([(60_000, 60, false)]) {
+        let spec = Spec { layers: 4, experts: 32, topk: 2, embd: 128, ff: 512, vocab, ..Spec::tiny("qwen3vlmoe") };
+        let files = files_of(&spec, Kind::Qwen2vl);
+        let (model, projector) = (files.model.to_str().unwrap(), files.projector.path.to_str().unwrap());
+        let dir = tempfile::tempdir().unwrap();
+        let flags = ["-m", model, "-np", "16", "--kv-unified", "-c", "4096", "--max-body", "1M"];
+        let media: &[&str] = if has_images { &["--mmproj", projector] } else { &[] };
+        let flags = [&flags[..], media, &["--slot-save-path", dir.path().to_str().unwrap()]].concat();
+        let mib = least_mib(&flags) + more;
+        let server = Server::start(&[&flags[..], &["--mem-budget", &format!("{mib}M")]].concat());
+        let prompt = |n: usize| (0..n).map(|at| 5 + at * 7 % 200).collect::<Vec<_>>();
+        let text = json!({"type": "text", "text": "Read this. ".repeat(40)});
+        let images = [image(&png(130, 70, None)), image(&black((2000, 1500), (8, 2, false)))];
+        let parts = if has_images { images } else { [text.clone(), text] };
+        let ask = |at: usize, round: usize| match at % 6 {
+            0 => ("/completion", json!({"prompt": prompt(900), "n_predict": 8, "n_probs": 300})),
+            1 => ("/completion", json!({"prompt": prompt(20 + at), "n_predict": 40, "n_probs": 100})),
+            2 => ("/v1/completions", json!({"prompt": prompt(250), "max_tokens": 4, "echo": true, "logprobs": 5})),
+            3 => (CHAT, with(asking(parts[round % 2].clone()), json!({"logprobs": true, "top_logprobs": 20}))),
+            4 => ("/slots/3?action=save", json!({"filename": format!("slot{at}")})),
+            _ => ("/slots/4?action=restore", json!({"filename": "slot4"})),
+        };
+        let counts: Mutex<BTreeMap<(String, u16), usize>> = Mutex::default();
+        std::thread::scope(|scope| {
+            for at in 0..24 {
+                let (server, counts, ask) = (&server, &counts, &ask);
+                scope.spawn(move || {
+                    for round in 0..3 {
+                        let (path, body) = ask(at, round);
+                        let status = server.post(path, &with(body, json!({"ignore_eos": true}))).status;
+                        *counts.lock().unwrap().entry((path.to_owned(), status)).or_default() += 1;
+                    }
+                });
+            }
+        });
+        let counts = counts.into_inner().unwrap();
+        for path in ["/completion", "/v1/completions", CHAT] {
+            assert!(counts.contains_key(&(path.to_owned(), 200)), "{vocab} tokens: {counts:?}");
+        }
+        // Memory that others hold, or a context that is full: later. The larger image may take more than there is.
+        let are_known = counts.keys().all(|(path, status)| match status {
+            200 | 503 => true,
+            413 => path == CHAT,
+            400 => path.starts_with("/slots"),
+            _ => false,
+        });
+        assert!(are_known, "{vocab} tokens: {counts:?}");
+        let peak = server.peak_bytes();
+        assert!(peak <= mib << 20, "{vocab} tokens: {} KiB resident, {mib} MiB allowed: {counts:?}", peak >> 10);
+    }
 }
 
 /// Experts lose slots and have them back while other requests are evaluated: within the budget.

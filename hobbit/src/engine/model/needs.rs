@@ -131,15 +131,10 @@ impl HeaderNeeds {
 
     /// Bytes that a session takes besides llama.cpp's memory and that of the process.
     pub(crate) fn beside(&self, map: &ExpertMap, session: &SessionOptions, options: &ModelOptions) -> u64 {
-        // llama.cpp's buffer of logits grows when more rows are asked for than there are sequences.
-        let n_rows = u64::from(session.n_outputs_max.saturating_sub(session.n_seq_max).min(session.n_batch));
-        let logits = n_rows.saturating_mul(self.n_vocab).saturating_mul(size_of::<f32>() as u64);
+        let vocabulary = vocabulary_bytes(self.n_vocab, session);
         let scratch = backend::products_bytes(map, self.input.n_expert_used.into(), session);
         let graph = graph_bytes(&self.lora, session);
-        let samplers = sampler_bytes(self.n_vocab, session);
-        [scratch, self.buffers, graph, logits, samplers, options.reserved_bytes]
-            .into_iter()
-            .fold(0, u64::saturating_add)
+        [scratch, self.buffers, graph, vocabulary, options.reserved_bytes].into_iter().fold(0, u64::saturating_add)
     }
 
     /// Memory that the process holds, of which `resident` are measured.
@@ -293,11 +288,14 @@ fn n_vocab(gguf: &Gguf) -> u64 {
     gguf.tensor("token_embd.weight").and_then(|tensor| tensor.dims.get(1).copied()).unwrap_or(0)
 }
 
-/// Bytes of the samplers of all sequences, which come later: each keeps its candidates, for probabilities a copy of the
-/// logits, and has a row of llama.cpp's.
-pub(crate) fn sampler_bytes(n_vocab: u64, options: &SessionOptions) -> u64 {
+/// Bytes that come later for each token of the vocabulary. The samplers of all sequences: each keeps its candidates, for
+/// probabilities a copy of the logits, and has a row of llama.cpp's, whose buffer grows when more rows are asked for than
+/// there are sequences.
+fn vocabulary_bytes(n_vocab: u64, options: &SessionOptions) -> u64 {
     let candidate = (size_of::<llama::llama_token_data>() + 2 * size_of::<f32>()) as u64;
-    u64::from(options.n_seq_max.max(1)).saturating_mul(n_vocab).saturating_mul(candidate)
+    let n_rows = u64::from(options.n_outputs_max.saturating_sub(options.n_seq_max).min(options.n_batch));
+    let rows = n_rows.saturating_mul(size_of::<f32>() as u64);
+    u64::from(options.n_seq_max.max(1)).saturating_mul(candidate).saturating_add(rows).saturating_mul(n_vocab)
 }
 
 /// Bytes of the recurrent states of all sequences.
@@ -336,9 +334,11 @@ pub(crate) fn bounds(gguf: &Gguf, session: &SessionOptions) -> (Needs, Needs) {
     (least, Needs { repacked: quantised.fold(0, u64::saturating_add), kv, compute, runtime, gives_way: 0, ..least })
 }
 
-/// Bytes that plain products of a batch's rows use beside llama.cpp's buffers.
-pub(crate) fn products_bytes(gguf: &Gguf, map: &ExpertMap, session: &SessionOptions) -> u64 {
-    backend::products_bytes(map, gguf.n_expert_used_max().max(1).into(), session)
+/// Bytes that a session uses beside llama.cpp's buffers where llama.cpp runs the model by itself: plain products of a
+/// batch's rows, and samplers.
+pub(crate) fn beside_passthrough(gguf: &Gguf, map: &ExpertMap, session: &SessionOptions) -> u64 {
+    let scratch = backend::products_bytes(map, gguf.n_expert_used_max().max(1).into(), session);
+    scratch.saturating_add(vocabulary_bytes(n_vocab(gguf), session))
 }
 
 /// Bytes of a model that llama.cpp runs by itself, from the mapped file, beside another: llama.cpp's own estimate.

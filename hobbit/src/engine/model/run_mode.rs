@@ -1,10 +1,10 @@
 //! Decides whether llama.cpp runs a model by itself, and the default context length. Near the border of fitting,
 //! llama.cpp estimates its needs without allocating them.
 
-use crate::engine::error::OpenError;
-use crate::engine::ggml::repack::Interleaving;
 use crate::engine::gpu::devices;
-use crate::engine::model::needs::{ask, bounds, products_bytes, tensor_bytes};
+use crate::engine::error::OpenError;
+use crate::engine::model::needs::{ask, beside_passthrough, bounds, tensor_bytes};
+use crate::engine::ggml::repack::Interleaving;
 use crate::engine::source::model_source::ModelSource;
 use crate::engine::source::tables::Tables;
 use hobbit_core::gguf::{Catalog, Gguf};
@@ -35,14 +35,14 @@ pub(crate) fn choose(source: &ModelSource, options: &ModelOptions, adapters: u64
         for needs in [&mut least, &mut most] {
             needs.runtime = needs.runtime.saturating_add(adapters);
         }
-        let products = products_bytes(&source.gguf, &source.map, expects);
-        most.compute = most.compute.saturating_add(products);
+        let beside = beside_passthrough(&source.gguf, &source.map, expects);
+        most.compute = most.compute.saturating_add(beside);
         if options.repack == Repack::Off {
             most.repacked = 0;
         }
         // If llama.cpp cannot estimate, the seam reports the reason.
         let asked = || {
-            ask(&source.gguf, options, expects, products + adapters)
+            ask(&source.gguf, options, expects, beside + adapters)
                 .map_or(RunMode::Seam, |needs| RunMode::of(&needs, whole_room))
         };
         match RunMode::within(&least, &most, whole_room).unwrap_or_else(asked) {

@@ -12,18 +12,18 @@ use ggml_sys::llama::ggml_backend_dev_t;
 
 use crate::engine::error::OpenError;
 use crate::engine::ggml;
+use crate::engine::memory::host_reads::{HostReads, Interleavings, layout_of};
 use crate::engine::ggml::log;
 use crate::engine::ggml::memory_use::MemoryUse;
-use crate::engine::ggml::raw::RawContext;
-use crate::engine::memory::device_tier::{self, Tier};
-use crate::engine::memory::host_reads::{HostReads, Interleavings, layout_of};
+use crate::engine::model::Model;
+use crate::engine::model::needs::{beside_passthrough, staging_of};
 use crate::engine::memory::pinned::{HostMemory, Reach};
 use crate::engine::memory::pools::{Pool, cache_of, pools_of};
+use crate::engine::ggml::raw::RawContext;
 use crate::engine::memory::recorder::Recorder;
 use crate::engine::memory::state_file::StateFile;
+use crate::engine::memory::device_tier::{self, Tier};
 use crate::engine::memory::tiers::{Description, Lending, Routers, Tiers};
-use crate::engine::model::Model;
-use crate::engine::model::needs::{sampler_bytes, staging_of};
 pub use costs::{MemorySignal, take_memory_signal, watch_memory_signals};
 use costs::{checkpoint_bytes, fixed_costs, runtime_bytes, scratch_bytes};
 use hobbit_core::cache::ModelMark;
@@ -339,7 +339,7 @@ fn passthrough(
         let left = limits.budget().map_or(0, |(bytes, _)| bytes.saturating_sub(weights + kv + fixed.compute));
         fixed.runtime = (limits.own + program).min(left);
     } else {
-        fixed.runtime += scratch_bytes(model, options) + sampler_bytes(model.n_vocab() as u64, options);
+        fixed.runtime += beside_passthrough(model.gguf(), shared.experts.map(), options);
     }
     let plan = MemoryPlan::new(&PlanInput {
         budget: shared.options.budget,
