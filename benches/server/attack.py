@@ -72,6 +72,8 @@ REQUESTS = [
     Group("large", attack_requests.large),
     Group("adapters", attack_requests.adapters),
     Group("overwriting", attack_requests.overwriting),
+    Group("changed slots", attack_requests.changed_slots),
+    Group("mix", attack_requests.mix),
     Group("origins", attack_requests.origins),
     Group("shared context", attack_requests.shared_context),
     Group("vanished", attack_requests.vanished),

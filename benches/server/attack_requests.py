@@ -143,6 +143,46 @@ async def overwriting(attack) -> None:
             attack.fail(f"saving a slot replaced {path.name}")
 
 
+async def changed_slots(attack) -> None:
+    """A saved slot with changed numbers and, if xxhash is installed, a checksum that fits them."""
+    try:
+        from xxhash import xxh3_64_intdigest
+    except ImportError:
+        xxh3_64_intdigest = None
+    text = "In the beginning God created the heaven and the earth."
+    await attack.send("a prompt", COMPLETION, SHORT | {"prompt": text, "id_slot": 0})
+    await attack.send("save", "/slots/0?action=save", {"filename": "changed.bin"})
+    path = attack.slots / "changed.bin"
+    saved = path.read_bytes()
+    words = (0, 1, 2**32 - 1, 2**31, 0x7E007E00, 0x7C007C00, 0x7F800000, 0xFC00FC00, attack.rng.getrandbits(32))
+    for _ in range(100):
+        changed = bytearray(saved)
+        for _ in range(attack.rng.choice((1, 2, 8))):
+            at = attack.rng.randrange(40, len(saved) - 4)
+            changed[at : at + 4] = attack.rng.choice(words).to_bytes(4, "little")
+        if xxh3_64_intdigest:
+            changed[32:40] = xxh3_64_intdigest(bytes(changed[40:])).to_bytes(8, "little")
+        path.write_bytes(changed)
+        await attack.send("restore", "/slots/0?action=restore", {"filename": path.name})
+        await attack.send("the slot goes on", COMPLETION, SHORT | {"prompt": text + " And", "id_slot": 0})
+        await attack.send("another slot", COMPLETION, SHORT | {"id_slot": 1})
+    await attack.same_text("after changed slots")
+
+
+async def mix(attack) -> None:
+    """Long prompts, candidates, scored prompts, and slots that are saved and restored, all at once."""
+    ids = [5 + n % 200 for n in range(450)]
+    kinds = (
+        (COMPLETION, {"prompt": ids, "n_predict": 8}),
+        (COMPLETION, {"prompt": ids[:20], "n_predict": 40, "n_probs": 100}),
+        (TEXTS, {"prompt": ids[:200], "max_tokens": 4, "echo": True, "logprobs": 5}),
+        ("/slots/0?action=save", {"filename": "mix.bin"}),
+        ("/slots/1?action=restore", {"filename": "mix.bin"}),
+    )
+    for _ in range(3):
+        await asyncio.gather(*(attack.send("mix", *kinds[n % len(kinds)]) for n in range(24)))
+
+
 async def origins(attack) -> None:
     """Pages of other names that point to this address."""
     port = attack.server.port
