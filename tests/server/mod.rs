@@ -12,6 +12,7 @@ mod limits;
 mod logs;
 pub mod rig;
 mod router;
+mod slot_files;
 mod slots;
 mod speculation;
 mod status;

@@ -1,10 +1,10 @@
 //! Room in the context that all slots share, and recovery from logits that are not finite.
 //!
 //! A masked cell still counts in attention (0 · NaN is NaN), and a forgotten one keeps its data: cells of one request
-//! that are not finite would spoil all other and all later ones. So the tokens of the failed evaluation are removed, and
-//! its requests are evaluated again one by one, without the cells of idle slots. A prompt that continued earlier cells,
-//! which a file may have damaged, begins once more without them. The state of recurrent and hybrid models cannot go
-//! back: there every request that shared the failed evaluation fails with 503.
+//! that are not finite would spoil all other and all later ones. So the tokens of the failed evaluation are removed,
+//! and its requests are evaluated again one by one, without the cells of idle slots. A prompt that continued earlier
+//! cells, which a file may have damaged, begins once more without them. The state of recurrent and hybrid models
+//! cannot go back: there every request that shared the failed evaluation fails with 503.
 
 use hobbit::engine::{Borrower, trim_heap};
 use hobbit::{BatchToken, EvalError};
@@ -149,10 +149,10 @@ impl Worker {
         }
     }
 
-    /// Reverts an evaluation of `members` whose results are not finite, and clears the whole cache with its data. Other
-    /// working slots get their state back bit for bit; idle slots lose theirs. Returns the members to evaluate again,
-    /// one by one, which finds the one that fails. A single member fails, unless the cells of an idle slot may have been
-    /// the cause. Without members, no request fails and idle slots keep their states, too.
+    /// Reverts an evaluation of `members` whose results are not finite, and clears the whole cache with its data.
+    /// Other working slots get their state back bit for bit; idle slots lose theirs. Returns the members to evaluate
+    /// again, one by one, which finds the one that fails. A single member fails, unless the cells of an idle slot may
+    /// have been the cause. Without members, no request fails and idle slots keep their states, too.
     pub(super) fn purge(&mut self, members: &[usize]) -> Vec<usize> {
         let is_suspect = |slot: &Slot| slot.is_free() && !slot.tokens.is_empty() && !members.is_empty();
         let alone = if let [at] = members { Some(*at) } else { None };
@@ -202,8 +202,8 @@ impl Worker {
         members.iter().copied().filter(|at| !begins_again && !self.slots[*at].is_free()).collect()
     }
 
-    /// Fails a request, unless its prompt continued cells of an earlier request or of a file, whose data may be damaged:
-    /// then the prompt begins again without them, which happens once. True if it does.
+    /// Fails a request, unless its prompt continued cells of an earlier request or of a file, whose data may be
+    /// damaged: then the prompt begins again without them, which happens once. True if it does.
     pub(super) fn fail_unless_again(&mut self, at: usize, error: ApiError) -> bool {
         let slot = &mut self.slots[at];
         let continues = |run: &&mut Run| {

@@ -214,8 +214,9 @@ impl Model {
     }
 
     /// Lends `bytes` of the memory budget, in place of what the borrower had before; 0 takes all back. Free memory is
-    /// lent first, then that of experts, whose cache shrinks as in [`Model::set_host_cache`]. Returns false, and changes
-    /// nothing, if the budget has not so much. At least [`ModelOptions::lent_bytes`] can be lent to all together.
+    /// lent first, then that of experts, whose cache shrinks as in [`Model::set_host_cache`]. Returns false, and
+    /// changes nothing, if the budget has not so much. At least [`ModelOptions::lent_bytes`] can be lent to all
+    /// together.
     pub fn lend(&self, borrower: Borrower, bytes: u64) -> bool {
         let mut lent = self.shared.lent.lock().unwrap_or_else(PoisonError::into_inner);
         let mut wanted = *lent;

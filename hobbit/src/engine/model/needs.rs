@@ -288,9 +288,9 @@ fn n_vocab(gguf: &Gguf) -> u64 {
     gguf.tensor("token_embd.weight").and_then(|tensor| tensor.dims.get(1).copied()).unwrap_or(0)
 }
 
-/// Bytes that come later for each token of the vocabulary. The samplers of all sequences: each keeps its candidates, for
-/// probabilities a copy of the logits, and has a row of llama.cpp's, whose buffer grows when more rows are asked for than
-/// there are sequences.
+/// Bytes that come later for each token of the vocabulary. The samplers of all sequences: each keeps its candidates,
+/// for probabilities a copy of the logits, and has a row of llama.cpp's, whose buffer grows when more rows are asked
+/// for than there are sequences.
 fn vocabulary_bytes(n_vocab: u64, options: &SessionOptions) -> u64 {
     let candidate = (size_of::<llama::llama_token_data>() + 2 * size_of::<f32>()) as u64;
     let n_rows = u64::from(options.n_outputs_max.saturating_sub(options.n_seq_max).min(options.n_batch));

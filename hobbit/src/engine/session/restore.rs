@@ -45,8 +45,9 @@ impl Session {
     }
 
     /// As [`Session::set_sequence_state`], with a state and checkpoints from a file, which may have any content. The
-    /// sequence must hold `tokens` at their positions, leave no cell behind when it is forgotten, and give finite logits
-    /// after its last token and after each checkpoint, for which one token each is evaluated. It gets no checkpoint yet.
+    /// sequence must hold `tokens` at their positions, leave no cell behind when it is forgotten, and give finite
+    /// logits after its last token and after each checkpoint, for which one token each is evaluated. It gets no
+    /// checkpoint yet.
     ///
     /// # Errors
     /// As there. [`EvalError::State`]: a check fails. Cells of the shared cache may then be damaged until

@@ -77,7 +77,8 @@ pub(crate) fn check_header(gguf: &Gguf, options: &ModelOptions) -> Result<(), Op
 }
 
 /// Checks divisors, and the widths and lists by which llama.cpp makes an indexer's cache: for one without layers it
-/// doubles the size of a rotation until that is 0, and divides by it. `whole` reads a key below the architecture's name.
+/// doubles the size of a rotation until that is 0, and divides by it. `whole` reads a key below the architecture's
+/// name.
 fn check_whole_numbers(gguf: &Gguf, whole: impl Fn(&str) -> Option<u64>) -> Result<(), String> {
     let arch = gguf.architecture();
     if let Some(key) = DIVISORS.into_iter().find(|key| whole(key) == Some(0)) {
