@@ -1,10 +1,10 @@
 //! Decides whether llama.cpp runs a model by itself, and the default context length. Near the border of fitting,
 //! llama.cpp estimates its needs without allocating them.
 
-use crate::engine::gpu::devices;
 use crate::engine::error::OpenError;
-use crate::engine::model::needs::{ask, beside_passthrough, bounds, tensor_bytes};
 use crate::engine::ggml::repack::Interleaving;
+use crate::engine::gpu::devices;
+use crate::engine::model::needs::{ask, beside_passthrough, bounds, tensor_bytes};
 use crate::engine::source::model_source::ModelSource;
 use crate::engine::source::tables::Tables;
 use hobbit_core::gguf::{Catalog, Gguf};
