@@ -1,6 +1,5 @@
 //! State shared by all requests.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -10,11 +9,12 @@ use crossbeam_channel::Sender;
 use hobbit::engine::{ChatTemplates, Chunks, Encoder, Projector};
 use hobbit::options::{Pooling, Token};
 use hobbit::{Interrupt, Model};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
 
 use super::adapters::Adapters;
 use super::error::ApiError;
 use super::held::{Held, Memory};
+use super::http::turns::Turns;
 use super::job::{
     self, Command, Drafting, EndReasoning, Job, Reading, Running, SlotAction, SlotAnswer, SlotCommand, Work,
 };
@@ -35,7 +35,7 @@ pub struct App {
     pub memory: Memory,
     /// Conversations of `/v1/responses`.
     pub kept: Kept,
-    workers: Arc<Semaphore>,
+    pub turns: Arc<Turns>,
 }
 
 /// The loaded model.
@@ -63,15 +63,13 @@ impl App {
     pub fn new(settings: Settings, began: u64) -> Self {
         let memory = Memory::new(settings.http.max_body);
         let kept = Kept::new(settings.http.max_body);
-        let workers = Arc::new(Semaphore::new(WORKERS));
-        hobbit::engine::when_templates_are_slow(|| drop(PERMIT.take()));
-        Self { settings, loaded: OnceLock::new(), began, controls: Arc::default(), memory, kept, workers }
+        Self { settings, loaded: OnceLock::new(), began, controls: Arc::default(), memory, kept, turns: Turns::new() }
     }
 
     /// Runs slow work of a request, such as parsing JSON, applying a template or tokenizing, while another thread
     /// serves connections.
     pub async fn work<T>(&self, work: impl FnOnce() -> T) -> T {
-        work_within(&self.workers, work).await
+        self.turns.work(work).await
     }
 
     /// The model.
@@ -121,33 +119,6 @@ impl Loaded {
     }
 }
 
-/// Requests processed at once: the engine needs the cores, too.
-const WORKERS: usize = 2;
-
-thread_local! {
-    /// The permit of the thread's work. A slow template or schema gives it up, because another process works on it: it
-    /// may wait for others of its kind, and other work does not wait for it.
-    static PERMIT: Cell<Option<OwnedSemaphorePermit>> = const { Cell::new(None) };
-}
-
-async fn work_within<T>(workers: &Arc<Semaphore>, work: impl FnOnce() -> T) -> T {
-    let permit = Arc::clone(workers).acquire_owned().await.expect("it is never closed");
-    tokio::task::block_in_place(|| {
-        PERMIT.set(Some(permit));
-        // Also after a panic.
-        let _taken = Taken;
-        work()
-    })
-}
-
-struct Taken;
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        drop(PERMIT.take());
-    }
-}
-
 /// Running streamed answers by client-visible id; `None` if their reasoning cannot be ended.
 #[derive(Debug, Default)]
 pub struct Controls(Mutex<BTreeMap<String, Option<EndReasoning>>>);
@@ -190,8 +161,6 @@ impl Drop for Listed {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
-
     use super::*;
 
     #[test]
@@ -205,18 +174,5 @@ mod tests {
         assert!(controls.end_reasoning("b").unwrap_err().contains("not enabled"));
         drop(listed);
         assert!(controls.end_reasoning("a").unwrap_err().contains("no active"));
-    }
-
-    /// The first waits for the second, and the runtime has one thread.
-    #[test]
-    fn work_leaves_the_thread_to_others() {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
-        let workers = Arc::new(Semaphore::new(WORKERS));
-        let (sender, receiver) = mpsc::channel();
-        let own = Arc::clone(&workers);
-        let receive = move || receiver.recv_timeout(Duration::from_secs(60)).is_ok();
-        let waits = runtime.spawn(async move { work_within(&own, receive).await });
-        let sends = runtime.spawn(async move { work_within(&workers, move || sender.send(()).is_ok()).await });
-        assert_eq!(runtime.block_on(async { (waits.await.unwrap(), sends.await.unwrap()) }), (true, true));
     }
 }

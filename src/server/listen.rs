@@ -20,7 +20,7 @@ use super::api::{anthropic, chat, completions, embeddings, native, ollama, respo
 use super::app::App;
 use super::error::ApiError;
 use super::http::connections::{self, Acceptor, Connections};
-use super::http::guard;
+use super::http::{guard, turns};
 use super::{markdown, page};
 use crate::args::server::HttpArgs;
 use crate::log::{Level, Log};
@@ -92,6 +92,7 @@ fn checked(routes: Router, app: &Arc<App>, connections: &Arc<Connections>) -> Ro
         .method_not_allowed_fallback(async || ApiError::wrong_method())
         .layer(map_response(with_charset))
         .layer(CatchPanicLayer::new())
+        .layer(from_fn_with_state(Arc::clone(app), turns::follow))
         .layer(from_fn_with_state(Arc::clone(app), guard::authenticate))
         .layer(from_fn_with_state(Arc::clone(app), guard::cross_origin))
         .layer(from_fn_with_state(Arc::clone(app), guard::known_host))

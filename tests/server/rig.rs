@@ -1,7 +1,7 @@
 //! A hobbit-server of its own for each test, on loopback with the demo model, and its client.
 
-use std::io::{BufRead, BufReader, Read};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -9,6 +9,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tokio::net::TcpSocket;
 use ureq::{Agent, Body};
 
 use crate::fixture::cli::program;
@@ -168,6 +169,26 @@ impl Server {
         let stream = TcpStream::connect(self.url.trim_start_matches("http://")).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream
+    }
+
+    /// A request on a connection of its own from this address: its answer, and whether that asks for another try.
+    pub fn post_from(&self, address: IpAddr, path: &str, body: &Value) -> (Answer, bool) {
+        let to = self.url.trim_start_matches("http://");
+        let connect = async {
+            let socket = TcpSocket::new_v4()?;
+            socket.bind((address, 0).into())?;
+            socket.connect(to.parse().unwrap()).await?.into_std()
+        };
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let mut stream = runtime.enable_io().build().unwrap().block_on(connect).unwrap();
+        stream.set_nonblocking(false).unwrap();
+        let (body, headers) = (body.to_string(), "Connection: close\r\nContent-Type: application/json");
+        write!(stream, "POST {path} HTTP/1.1\r\nHost: {to}\r\n{headers}\r\n").unwrap();
+        write!(stream, "Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        let answer = std::io::read_to_string(stream).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (Answer { status, body: serde_json::from_str(body).unwrap() }, head.contains("Retry-After: "))
     }
 
     /// The processes of models that this one has started and that have not ended.

@@ -134,6 +134,38 @@ fn slow_schemas_and_templates_do_not_delay_other_requests() {
     });
 }
 
+#[test]
+fn one_client_does_not_take_the_turns_of_others() {
+    let server = Server::start(&["--max-body", "64M"]);
+    // Any of the fields may be left out: the grammar takes a second or two, and is too long.
+    let properties: serde_json::Map<_, _> = (0..250).map(|n| (format!("p{n}"), json!({"type": "integer"}))).collect();
+    let object = json!({"type": "object", "properties": properties});
+    let objects: serde_json::Map<_, _> = (0..50).map(|n| (format!("o{n}"), object.clone())).collect();
+    let schema = json!({"type": "object", "properties": objects});
+    let slow = json!({"prompt": "Hi", "n_predict": 1, "json_schema": schema});
+    let [hostile, other] = ["127.0.0.2", "127.0.0.1"].map(|address| address.parse().unwrap());
+    let (sender, answers) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..12 {
+            scope.spawn(|| sender.send(server.post_from(hostile, "/completion", &slow)).unwrap());
+        }
+        // Refused: as many as one client may have wait.
+        let (refused, retries) = answers.iter().find(|(answer, _)| answer.status == 503).unwrap();
+        let message = refused.error(503, "unavailable_error");
+        assert!(retries && message.contains("8 such schemas and templates of this client wait"), "{message}");
+        let form = json!({"type": "json_schema", "json_schema": {"schema": {"type": "integer"}}});
+        let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "response_format": form});
+        server.post("/v1/chat/completions", &chat).ok();
+        server.post("/completion", &json!({"prompt": "Hi", "n_predict": 1})).ok();
+        server.post("/tokenize", &json!({"content": "Hi"})).ok();
+        let is_done = answers.try_iter().filter(|(answer, _)| answer.status == 400).count() >= 8;
+        assert!(!is_done, "others were served meanwhile");
+        server.post_from(other, "/completion", &slow).0.refused();
+        let n_before = answers.try_iter().filter(|(answer, _)| answer.status == 400).count();
+        assert!(n_before < 6, "{n_before} of the first client's were served before the other client's");
+    });
+}
+
 /// A small model whose file has another template, filled up with spaces.
 fn model_with(template: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();

@@ -166,6 +166,8 @@ pub enum SamplerError {
     Settings(String),
     #[error("cannot use this grammar: {0}")]
     Grammar(String),
+    #[error("cannot use this schema now: {0}")]
+    Busy(String),
     #[error(transparent)]
     Tokenize(#[from] TokenizeError),
 }
@@ -182,6 +184,8 @@ pub struct TokenizeError(pub(crate) String);
 pub enum ChatError {
     #[error("cannot apply the chat template: {0}")]
     Template(String),
+    #[error("cannot apply the chat template now: {0}")]
+    Busy(String),
     #[error("cannot read the conversation: {0}")]
     Input(String),
     #[error("cannot read the model's answer: {0}")]

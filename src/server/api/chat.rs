@@ -131,6 +131,7 @@ fn read(app: &App, loaded: &Loaded, body: Fields) -> Result<Request, ApiError> {
 fn apply(loaded: &Loaded, inputs: &ChatInputs) -> Result<ChatPrompt, ApiError> {
     loaded.templates.apply(inputs).map_err(|error| match error {
         ChatError::Input(reason) => ApiError::invalid(reason),
+        error @ ChatError::Busy(_) => ApiError::busy(error),
         error => ApiError::invalid(error.to_string()),
     })
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hobbit::options::{SamplerKind, SamplingOptions, Token, sampler_order};
-use hobbit::{Model, Sampler};
+use hobbit::{Model, Sampler, SamplerError};
 use serde_json::{Value, json};
 
 use super::{Fields, boolean, get, number, text, texts, whole};
@@ -247,7 +247,10 @@ fn sampling(body: &Fields, defaults: &SamplingOptions, model: &Model) -> Result<
         (Some(grammar), _) => own.grammar = Some(grammar.to_owned()),
         (None, Some(schema)) => {
             let made = Sampler::json_schema_to_grammar(&schema.to_string());
-            own.grammar = Some(made.map_err(|error| ApiError::field("json_schema", error))?);
+            own.grammar = Some(made.map_err(|error| match error {
+                SamplerError::Busy(_) => ApiError::busy(error),
+                error => ApiError::field("json_schema", error),
+            })?);
         }
         (None, None) => {}
     }

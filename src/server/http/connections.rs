@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::future::{Ready, ready};
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -72,6 +73,7 @@ pub struct Connections {
 /// One connection.
 #[derive(Debug)]
 pub struct Connection {
+    pub peer: IpAddr,
     turn: Mutex<Turn>,
     is_closed: AtomicBool,
     /// The last write found the socket full: the client has not read all.
@@ -155,6 +157,7 @@ impl Connections {
     /// # Errors
     /// The limit and the connections for `/health` are used up, and every one has a request being processed.
     fn take_in(self: &Arc<Self>, stream: TcpStream) -> io::Result<Tracked> {
+        let peer = stream.peer_addr()?.ip();
         let mut open = lock(&self.open);
         let oldest = || {
             let waiting = open.iter().filter_map(|(id, connection)| Some((connection.waiting_since()?, *id)));
@@ -168,6 +171,7 @@ impl Connections {
             return Err(io::Error::other("too many connections"));
         }
         let connection = Arc::new(Connection {
+            peer,
             turn: Mutex::new(Turn { n_working: 0, n_exchanges: 0, is_idle: false, since: Instant::now() }),
             is_closed: AtomicBool::new(false),
             is_blocked: AtomicBool::new(false),

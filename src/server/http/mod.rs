@@ -1,9 +1,10 @@
-//! HTTP: connections, checks of requests, their memory, streams. Here are bodies: JSON of bounded size, in bounded
+//! HTTP: connections, checks of requests, their turns and memory, streams. Here are bodies: JSON of bounded size, in bounded
 //! time, in memory that is counted, whatever their content type is.
 
 pub mod connections;
 pub mod guard;
 pub mod stream;
+pub mod turns;
 
 use std::sync::Arc;
 

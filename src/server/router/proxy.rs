@@ -24,6 +24,7 @@ use super::ollama::{Stay, unloaded};
 use crate::server::api::ollama::Plain;
 use crate::server::error::ApiError;
 use crate::server::http;
+use crate::server::http::turns::{self, CLIENT_HEADER};
 use crate::server::record;
 
 /// The part of a body or query that the router reads.
@@ -92,6 +93,9 @@ async fn pass_on(models: &Arc<Models>, request: Request) -> Result<Response, Api
     OWN_HEADERS.iter().for_each(|name| drop(headers.remove(name)));
     let key = HeaderValue::try_from(format!("Bearer {}", lease.key)).expect("a key is letters and digits");
     headers.insert(AUTHORIZATION, key);
+    if let Some(address) = turns::address().and_then(|address| HeaderValue::try_from(address.to_string()).ok()) {
+        headers.insert(CLIENT_HEADER, address);
+    }
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     let mut inner = Request::builder().method(method).uri(format!("http://{}{path}", lease.address));
     if let Some(own) = inner.headers_mut() {

@@ -73,7 +73,7 @@ impl Sampler {
     ///
     /// # Errors
     /// [`SamplerError::Grammar`] for a schema that is not JSON, that llama.cpp cannot express, or that takes too much
-    /// time or memory.
+    /// time or memory; [`SamplerError::Busy`] if it is slow and got no turn.
     pub fn json_schema_to_grammar(schema: &str) -> Result<String, SamplerError> {
         // Parsed here too: serde_json reports the position of an error, and bounds the depth.
         let value: serde_json::Value = serde_json::from_str(schema)
@@ -86,6 +86,7 @@ impl Sampler {
             Err(Failure::Inputs(reason)) => Err(SamplerError::Grammar(reason)),
             Err(Failure::Work(reason)) => Err(SamplerError::Grammar(format!("the schema: {reason}"))),
             Err(Failure::Slow) => Err(SamplerError::Grammar("the schema: it takes too long".to_owned())),
+            Err(Failure::Busy(reason)) => Err(SamplerError::Busy(reason)),
         }
     }
 

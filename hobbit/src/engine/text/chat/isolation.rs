@@ -8,9 +8,10 @@
 //! forked from an idle one, which was forked while the program had one thread, and which ends with the program. If it
 //! is killed, the program starts itself again as an idle process, a few times within a minute.
 //!
-//! Slow tasks do not delay others: each task first has a little CPU time in one lane; one that needs more begins again
-//! in the lane of slow schemas or of slow templates, each with an idle process of its own.
+//! Slow tasks do not delay others: each task first has a little CPU time; one that needs more begins again in an idle
+//! process for slow tasks, once [`when_templates_are_slow`] gives it a turn.
 
+use std::any::Any;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -19,7 +20,6 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{env, fs, io, ptr};
@@ -40,9 +40,6 @@ const CPU_SECONDS: u64 = 2;
 
 /// CPU time limit of a task's first trial, in microseconds. A schema of usual size takes a few milliseconds.
 const QUICK_MICROSECONDS: i64 = 150_000;
-
-/// Slow tasks that may wait for their turn; each blocks a thread.
-const SLOW_MAX: usize = 32;
 
 /// Wall-clock limit of a task, for busy machines.
 const WALL_SECONDS: u32 = 10;
@@ -72,25 +69,20 @@ const REVIVALS_SPAN: Duration = Duration::from_secs(60);
 /// The idle processes, if isolation was requested.
 static LANES: OnceLock<Result<Lanes, String>> = OnceLock::new();
 
-/// Called on a thread whose task turns out to be slow, before it waits for its turn.
-static WHEN_SLOW: OnceLock<fn()> = OnceLock::new();
+/// Waits for the turn of a slow task, on its thread.
+type Turn = fn() -> Result<Box<dyn Any>, String>;
 
-/// Sets a function that is called on the thread of a slow task before it waits for its turn.
-pub fn when_templates_are_slow(call: fn()) {
-    let _ = WHEN_SLOW.set(call);
+static WHEN_SLOW: OnceLock<Turn> = OnceLock::new();
+
+/// Sets a function that waits, on the thread of a slow task, for the task's turn. The turn lasts as long as the result.
+/// A task that gets none fails with the reason.
+pub fn when_templates_are_slow(turn: Turn) {
+    let _ = WHEN_SLOW.set(turn);
 }
 
 struct Lanes {
     quick: Mutex<Idle>,
-    schemas: Lane,
-    templates: Lane,
-}
-
-/// The lane of slow tasks.
-#[derive(Default)]
-struct Lane {
-    n_waiting: AtomicUsize,
-    idle: Mutex<Idle>,
+    slow: Mutex<Idle>,
 }
 
 /// An idle process.
@@ -122,11 +114,8 @@ pub unsafe fn isolate_chat_templates() {
     }
     // SAFETY: by the caller.
     let started = unsafe { start() };
-    let lanes = |stream| Lanes {
-        quick: Mutex::new(Idle { stream: Some(stream), ..Idle::default() }),
-        schemas: Lane::default(),
-        templates: Lane::default(),
-    };
+    let lanes =
+        |stream| Lanes { quick: Mutex::new(Idle { stream: Some(stream), ..Idle::default() }), slow: Mutex::default() };
     let _ = LANES.set(started.map(lanes).map_err(|error| error.to_string()));
 }
 
@@ -136,16 +125,10 @@ impl Lanes {
         if !matches!(first, Err(Failure::Slow)) {
             return Ok(first);
         }
-        WHEN_SLOW.get().iter().for_each(|call| call());
-        let lane = if task.has_schema() { &self.schemas } else { &self.templates };
-        if lane.n_waiting.fetch_add(1, Ordering::Relaxed) >= SLOW_MAX {
-            lane.n_waiting.fetch_sub(1, Ordering::Relaxed);
-            let reason = format!("it takes long, and {SLOW_MAX} others that do wait already; try again later");
-            return Ok(Err(Failure::Work(reason)));
+        match WHEN_SLOW.get().map(|turn| turn()).transpose() {
+            Ok(_turn) => locked(&self.slow).ask(false, task),
+            Err(reason) => Ok(Err(Failure::Busy(reason))),
         }
-        let outcome = locked(&lane.idle).ask(false, task);
-        lane.n_waiting.fetch_sub(1, Ordering::Relaxed);
-        outcome
     }
 }
 
@@ -420,6 +403,8 @@ pub(crate) enum Failure {
     Work(String),
     /// It needs more than the time of a first trial.
     Slow,
+    /// It is slow, and got no turn.
+    Busy(String),
 }
 
 impl Task {
@@ -429,14 +414,6 @@ impl Task {
             Self::Describe { .. } => STACK_BYTES,
             Self::Render { schema_stack, .. } => (*schema_stack).max(STACK_BYTES),
             Self::Schema { schema_stack, .. } => *schema_stack,
-        }
-    }
-
-    fn has_schema(&self) -> bool {
-        match self {
-            Self::Describe { .. } => false,
-            Self::Render { schema_stack, .. } => *schema_stack > 0,
-            Self::Schema { .. } => true,
         }
     }
 

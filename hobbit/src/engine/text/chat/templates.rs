@@ -160,7 +160,8 @@ impl ChatTemplates {
     /// # Errors
     /// [`ChatError::Input`] for messages and tools that cannot be understood, messages that the template does not
     /// write, and constraints that would not be kept,
-    /// [`ChatError::Template`] if the template fails on them, or takes too much time, memory or stack.
+    /// [`ChatError::Template`] if the template fails on them, or takes too much time, memory or stack,
+    /// [`ChatError::Busy`] if it is slow and got no turn.
     pub fn apply(&self, inputs: &ChatInputs) -> Result<ChatPrompt, ChatError> {
         let prompt = self.write_all_systems(inputs)?;
         if let Some(trial) = Trial::of(inputs, &prompt.prompt)
@@ -177,7 +178,7 @@ impl ChatTemplates {
         let has_all = |prompt: &ChatPrompt| texts.iter().all(|text| prompt.prompt.contains(text.trim()));
         match written {
             Ok(prompt) if has_all(&prompt) => Ok(prompt),
-            Err(ChatError::Input(reason)) => Err(ChatError::Input(reason)),
+            Err(error @ (ChatError::Input(_) | ChatError::Busy(_))) => Err(error),
             _ => self.write(&joined),
         }
     }
@@ -270,6 +271,7 @@ fn error_of(failure: Failure) -> ChatError {
         Failure::Inputs(reason) => ChatError::Input(reason),
         Failure::Work(reason) => ChatError::Template(reason),
         Failure::Slow => ChatError::Template("it takes too long".to_owned()),
+        Failure::Busy(reason) => ChatError::Busy(reason),
     }
 }
 
