@@ -12,7 +12,7 @@ use super::args::{
 use super::argv::{Switch, Tri};
 use super::demo;
 use super::reasoning::Reasoning;
-use super::surroundings::{Surroundings, file, read, utf8};
+use super::surroundings::{Surroundings, file, read, unmarked};
 use super::text::unescape;
 use hobbit::options::{
     DryOptions, MirostatOptions, ModelOptions, ProjectorOptions, RopeOptions, SamplerKind, SamplingOptions,
@@ -104,7 +104,8 @@ impl HiArgs {
         low.chat.interactive.0 |= low.chat.interactive_first.0;
         low.chat.template.read_file(around)?;
         if let (None, Some(path)) = (&low.chat.system_prompt, &low.chat.system_prompt_file) {
-            low.chat.system_prompt = Some(utf8(&without_newline(read(path, around)?), path)?.to_owned());
+            let text = file(path, around)?;
+            low.chat.system_prompt = Some(text.strip_suffix('\n').unwrap_or(&text).to_owned());
         }
         let mut prompt = given_text(&low.prompt.text, around)?.map(|(_, text)| text);
         let mut predict = low.prompt.predict;
@@ -214,14 +215,12 @@ fn prompt_file(path: &Path, around: &dyn Surroundings, flag: &str) -> Result<Vec
     Ok(bytes)
 }
 
-/// A text file's content as typed input: one newline at its end is removed, and escapes are processed.
+/// A text file's content as typed input: a byte order mark and one newline at its end are removed, and escapes are
+/// processed.
 pub fn as_typed(bytes: Vec<u8>, escape: bool) -> Bytes {
-    unescaped(&without_newline(bytes), escape)
-}
-
-fn without_newline(mut bytes: Vec<u8>) -> Vec<u8> {
-    bytes.pop_if(|last| *last == b'\n');
-    bytes
+    let mut text = unmarked(bytes);
+    text.pop_if(|last| *last == b'\n');
+    unescaped(&text, escape)
 }
 
 fn unescaped(bytes: &[u8], escape: bool) -> Bytes {
@@ -339,11 +338,7 @@ pub fn json_schema(args: &SamplingArgs, around: &dyn Surroundings) -> Result<Opt
     }
     Ok(match (&args.json_schema, &args.json_schema_file) {
         (Some(schema), _) => Some(("--json-schema".to_owned(), schema.clone())),
-        (None, Some(path)) => {
-            let schema = file(path, around)?;
-            // Some editors begin a file with a byte order mark, which JSON does not have.
-            Some((path.display().to_string(), schema.trim_start_matches('\u{feff}').to_owned()))
-        }
+        (None, Some(path)) => Some((path.display().to_string(), file(path, around)?)),
         (None, None) => None,
     })
 }

@@ -43,7 +43,15 @@ pub fn utf8<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a str> {
     bail!("{}: not UTF-8 text (at byte {})", path.display(), error.valid_up_to())
 }
 
-/// The text of a file.
+/// A text without the byte order mark that some editors put before it.
+pub fn unmarked(mut text: Vec<u8>) -> Vec<u8> {
+    if text.starts_with("\u{feff}".as_bytes()) {
+        text.drain(.."\u{feff}".len());
+    }
+    text
+}
+
+/// The text of a file, without a byte order mark.
 pub fn file(path: &Path, around: &dyn Surroundings) -> Result<String> {
-    Ok(utf8(&read(path, around)?, path)?.to_owned())
+    Ok(utf8(&unmarked(read(path, around)?), path)?.to_owned())
 }

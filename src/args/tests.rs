@@ -396,6 +396,18 @@ fn prompts() {
 }
 
 #[test]
+fn a_mark_before_a_text_is_no_part_of_it() {
+    let files = || [("f".into(), "\u{feff}{}\n".into())].into();
+    let with = |line: &str| settings(typed(line), &Fake { files: files(), input: None }).unwrap();
+    assert_eq!(with("-jf f").sampling.grammar.as_deref(), Some("grammar of {}\n"));
+    assert_eq!(with("--grammar-file f").sampling.grammar.as_deref(), Some("{}\n"));
+    assert_eq!(prompt_of(&with("-f f")), Some("{}"));
+    assert_eq!(prompt_of(&with("-bf f")), Some("\u{feff}{}\n"));
+    let chat = with("-sysf f --chat-template-file f").chat;
+    assert_eq!((chat.system_prompt.as_deref(), chat.template.chat_template.as_deref()), (Some("{}"), Some("{}\n")));
+}
+
+#[test]
 fn standard_input_and_the_demo() {
     let piped = |input, line: &str| settings(typed(line), &Fake { input: Some(input), ..Fake::default() });
     assert_eq!(prompt_of(&piped(b"a\\nb\n", "-f -").unwrap()), Some("a\nb"));
