@@ -397,7 +397,7 @@ fn prompts() {
 
 #[test]
 fn a_mark_before_a_text_is_no_part_of_it() {
-    let files = || [("f".into(), "\u{feff}{}\n".into())].into();
+    let files = || HashMap::from([(PathBuf::from("f"), "\u{feff}{}\n".as_bytes().to_vec())]);
     let with = |line: &str| settings(typed(line), &Fake { files: files(), input: None }).unwrap();
     assert_eq!(with("-jf f").sampling.grammar.as_deref(), Some("grammar of {}\n"));
     assert_eq!(with("--grammar-file f").sampling.grammar.as_deref(), Some("{}\n"));
