@@ -56,7 +56,7 @@ impl Upgrades {
     }
 }
 
-/// As [`Residency::is_present`], of an expert that no virtual expert concerns, in the host's slots.
+/// Whether using an expert now in high precision costs nothing in the host's slots. No virtual expert concerns it.
 pub(super) fn is_present(cache: &Cache, upgrades: &Upgrades, rerouting: &Rerouting, expert: ExpertId) -> bool {
     let high = Version::high(expert);
     let slot = cache.lookup(high).filter(|_| !upgrades.is_underway(high));
