@@ -247,6 +247,29 @@ fn a_server_that_drips_is_given_up() {
 }
 
 #[test]
+fn a_server_that_answers_without_end_is_given_up() {
+    for (begin, drip) in [("", "HTTP/1.1 102 .\r\n\r\n"), ("HTTP/1.1 200 .\r\ncontent-length: 99999999\r\n\r\n", " ")] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+            stream.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
+            let mut sent = stream.write_all(begin.as_bytes());
+            while sent.is_ok() && !matches!(stream.read(&mut [0]), Ok(0)) {
+                sent = stream.write_all(drip.as_bytes());
+            }
+        });
+        let rig = Rig::new(endpoint);
+        let web = web::Web::within(&rig.places, Duration::from_millis(200));
+        let url = format!("{}/", rig.places.endpoint);
+        let error = web.json::<serde_json::Value>(&url, "a/b", 1, &rig.memory).unwrap_err().to_string();
+        assert!(error.contains("timeout"), "{error}");
+        server.join().unwrap();
+    }
+}
+
+#[test]
 fn the_next_run_resumes() {
     let bytes = model(4, 50_000);
     let is_down = Arc::new(Mutex::new(true));

@@ -16,7 +16,8 @@ pub const TRIES: u32 = 5;
 /// Longest wait that a server may ask for.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 const CONNECT: Duration = Duration::from_secs(15);
-/// For the beginning of an answer, and between two pieces of it.
+/// For the beginning of an answer, which interim answers (1xx) do not prolong, between two pieces of it, and for the
+/// whole of a JSON answer. Files are bounded by their progress.
 const SILENCE: Duration = Duration::from_secs(60);
 /// Limit of JSON answers, in bytes.
 const LARGEST_ANSWER: u64 = 32 << 20;
@@ -29,6 +30,7 @@ pub struct Web {
     /// The token is for this endpoint.
     home: Option<Uri>,
     token: Option<Token>,
+    silence: Duration,
 }
 
 /// A server's metadata of a file.
@@ -42,6 +44,11 @@ pub struct Announced {
 
 impl Web {
     pub fn new(places: &Places) -> Self {
+        Self::within(places, SILENCE)
+    }
+
+    /// A client that waits for `silence` at most.
+    pub fn within(places: &Places, silence: Duration) -> Self {
         let home: Option<Uri> = places.endpoint.parse().ok();
         // Proxies are for other machines.
         let is_here =
@@ -55,16 +62,16 @@ impl Web {
             .redirect_auth_headers(if follows { RedirectAuthHeaders::SameHost } else { RedirectAuthHeaders::Never })
             .user_agent(concat!("hobbit/", env!("CARGO_PKG_VERSION")))
             .timeout_connect(Some(CONNECT))
-            .timeout_recv_response(Some(SILENCE))
-            .timeout_per_read(Some(SILENCE))
+            .timeout_recv_response(Some(silence))
+            .timeout_per_read(Some(silence))
             .build();
-        Self { agent: config.into(), home, token: places.token.clone() }
+        Self { agent: config.into(), home, token: places.token.clone(), silence }
     }
 
     /// Sends one request. Besides success, answers are redirects that were not to be followed, and 416.
     fn ask(
         &self,
-        (is_head, redirects_max): (bool, u32),
+        (is_head, redirects_max, body_max): (bool, u32, Option<Duration>),
         url: &str,
         what: &str,
         headers: &[(&str, &str)],
@@ -76,7 +83,8 @@ impl Web {
         })?;
         let request = if is_head { self.agent.head(uri.clone()) } else { self.agent.get(uri.clone()) };
         let is_secure = uri.scheme() == Some(&Scheme::HTTPS);
-        let mut request = request.config().max_redirects(redirects_max).https_only(is_secure).build();
+        let mut request =
+            request.config().max_redirects(redirects_max).https_only(is_secure).timeout_recv_body(body_max).build();
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -100,12 +108,12 @@ impl Web {
 
     /// Sends one request for a file or a part of it.
     pub fn get(&self, url: &str, what: &str, headers: &[(&str, &str)]) -> Result<Answer, HubError> {
-        self.ask((false, REDIRECTS_MAX), url, what, headers)
+        self.ask((false, REDIRECTS_MAX, None), url, what, headers)
     }
 
     /// Requests a file's metadata. The Hub gives it in its redirect; the target server may refuse HEAD.
     pub fn head(&self, url: &str, what: &str, tries: u32, witness: &dyn Witness) -> Result<Announced, HubError> {
-        let answer = patiently(tries, witness, || self.ask((true, 0), url, what, &[]))?;
+        let answer = patiently(tries, witness, || self.ask((true, 0, None), url, what, &[]))?;
         if let Some(etag) = header(&answer, "x-linked-etag")
             && let Some(sha256) = blob_name(etag).filter(|name| is_sha256(name))
         {
@@ -113,7 +121,7 @@ impl Web {
             return Ok(Announced { etag: Some(etag.to_owned()), sha256: Some(sha256), size });
         }
         let answer = match answer.status().is_redirection() {
-            true => patiently(tries, witness, || self.ask((true, REDIRECTS_MAX), url, what, &[]))?,
+            true => patiently(tries, witness, || self.ask((true, REDIRECTS_MAX, None), url, what, &[]))?,
             false => answer,
         };
         Ok(Announced { etag: etag(&answer), sha256: None, size: number(&answer, "content-length") })
@@ -127,7 +135,8 @@ impl Web {
         tries: u32,
         witness: &dyn Witness,
     ) -> Result<T, HubError> {
-        let mut answer = patiently(tries, witness, || self.get(url, what, &[("accept", "application/json")]))?;
+        let ways = (false, REDIRECTS_MAX, Some(self.silence));
+        let mut answer = patiently(tries, witness, || self.ask(ways, url, what, &[("accept", "application/json")]))?;
         let not_understood = |why: String| HubError::Answer { what: what.to_owned(), why };
         let body = answer.body_mut().with_config().limit(LARGEST_ANSWER).read_to_vec();
         let body = body.map_err(|error| not_understood(error.to_string()))?;
