@@ -206,7 +206,9 @@ mod tests {
                     lock(&served).push(n);
                 }));
             }
-            tokio::task::yield_now().await;
+            for _ in &tasks {
+                tokio::task::yield_now().await;
+            }
             drop(taken);
             for task in tasks {
                 task.await.unwrap();
