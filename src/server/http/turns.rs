@@ -196,7 +196,10 @@ mod tests {
         let served = Arc::new(Mutex::new(Vec::new()));
         for is_slow in [false, true] {
             let all = if is_slow { &turns.slow } else { &turns.places };
-            let taken = Arc::clone(all).acquire_many_owned(all.available_permits() as u32).await.unwrap();
+            let n = all.available_permits();
+            let mut taken = Arc::clone(all).acquire_many_owned(n as u32).await.unwrap();
+            // One place is left, so that tasks run in the order in which they get it.
+            let _others = taken.split(n - 1);
             let mut tasks = Vec::new();
             for n in [1, 1, 1, 1, 2, 2, 3] {
                 let client = turns.client(Ipv4Addr::new(127, 0, 0, n).into());
