@@ -10,6 +10,6 @@ mod reports;
 #[cfg(feature = "hub")]
 #[allow(dead_code, reason = "the hub's own tests use all of it")]
 #[path = "../../src/hub/tests/server.rs"]
-mod server;
+pub mod server;
 mod signals;
 mod usage;

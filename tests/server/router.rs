@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
@@ -10,6 +11,7 @@ use tempfile::TempDir;
 
 use super::rig::{Server, is_running, until};
 use crate::cli::downloads::hub;
+use crate::cli::server::{Reply, Server as Hub};
 use crate::fixture::cli::demo_model;
 
 /// A directory with the models `a` and `b`, and other files.
@@ -473,6 +475,41 @@ fn ollamas_clients_fetch_and_remove_models() {
     assert!(remove("a/b:Q8_0").contains("200"));
     assert_eq!(with_status(&server, "unloaded"), ["a", "b"]);
     assert!(files(&home).iter().all(|(_, bytes)| *bytes < size) && dir.path().join("a.gguf").exists());
+}
+
+/// Listings of `slow/…` begin and do not end; others do not exist.
+#[test]
+fn downloads_that_hang_leave_room_for_others() {
+    let dir = directory();
+    let hub = Hub::new(|request| match request.path.starts_with("/api/models/slow/") {
+        true => Reply::new(200, "{}").hanging_after(1),
+        false => Reply::new(404, "no"),
+    });
+    let server = Server::start_router(dir.path(), &dir.path().join("home"), &hub.url(""), &["--models-pull"]);
+    let hang = |n: usize| -> Vec<TcpStream> {
+        let pull = |at: usize| {
+            let body = json!({"model": format!("slow/{at}")}).to_string();
+            let mut stream = server.connect();
+            let head = "POST /api/pull HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json";
+            write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+            stream
+        };
+        let (streams, mut n_asked) = ((0..n).map(pull).collect(), 0);
+        until("the downloads hang", || {
+            n_asked += hub.seen().len();
+            n_asked == n
+        });
+        streams
+    };
+    let _three = hang(3);
+    let absent = server.post("/api/pull", &json!({"model": "a/none", "stream": false}));
+    assert!(absent.status == 500 && absent.body["error"].as_str().unwrap().contains("404"), "{absent:?}");
+    hub.seen();
+    let _fourth = hang(1);
+    let busy = server.post("/api/pull", &json!({"model": "a/none", "stream": false}));
+    assert!(busy.status == 503 && busy.body["error"].as_str().unwrap().contains("downloaded"), "{busy:?}");
+    server.get("/health").ok();
+    server.post("/v1/completions", &ask("a")).ok();
 }
 
 /// Files below a directory, and their sizes.

@@ -123,7 +123,13 @@ impl Server {
                     }
                     let Some(request) = read(&stream) else { continue };
                     seen.lock().unwrap().push(request.clone());
-                    let _ = answer(&request).write(&stream, request.method == "HEAD");
+                    let (reply, is_head) = (answer(&request), request.method == "HEAD");
+                    // A reply that hangs keeps no other request waiting.
+                    if reply.hangs {
+                        std::thread::spawn(move || reply.write(&stream, is_head));
+                    } else {
+                        let _ = reply.write(&stream, is_head);
+                    }
                 }
             }
         });
