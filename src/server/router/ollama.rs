@@ -144,7 +144,6 @@ pub async fn pull(State(models): State<Arc<Models>>, request: Request) -> Result
     let turn = turn.map_err(|_| ApiError::busy("several other models are being downloaded"))?;
     let (lines, mut incoming) = mpsc::channel(LINES_MAX);
     tokio::task::spawn_blocking(move || {
-        let _turn = turn;
         let witness = Reporter { lines, file: RefCell::default(), size: Cell::default(), last: Cell::default() };
         witness.send(json!({"status": "pulling manifest"}));
         let last = match download::fetch(&source, &models.given.places, &witness) {
@@ -152,6 +151,8 @@ pub async fn pull(State(models): State<Arc<Models>>, request: Request) -> Result
             Err(error) => json!({"error": in_words(&error)}),
         };
         models.listed();
+        // A client that has the last line may ask for the next download.
+        drop(turn);
         witness.send(last);
     });
     if streams {
