@@ -34,9 +34,9 @@ class Texts:
         return {str(self.first[name]): BEGINS}
 
     def write(self, to: pathlib.Path):
-        """Writes a model of the llama architecture. Its one layer adds nothing: a token's embedding has one dimension
-        that is not zero, and the output maps that to the next token. Tokens of prompts are single bytes, because there
-        are no merges; they share dimension 0."""
+        """Writes a model of the llama architecture. Its one layer adds nothing. Each token's embedding has one
+        nonzero dimension, and the output matrix maps this dimension to the next token. The vocabulary has no merges,
+        so prompts become single-byte tokens; these share dimension 0."""
         width = -(-(1 + len(self.pieces)) // 64) * 64
         n_tokens = BEGIN + 1 + len(self.pieces)
         ones = struct.pack(f"<{width}f", *[1.0] * width)

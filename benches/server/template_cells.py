@@ -29,11 +29,11 @@ class Refused(Exception):
 
 
 class Failed(Exception):
-    """Something was dropped in silence, or the server failed."""
+    """The server dropped a part of the request silently, or failed."""
 
 
 class Noted(Exception):
-    """Something was dropped, and the server says so."""
+    """The server dropped a part of the request and announced it."""
 
 
 class Unwritten(Exception):
@@ -59,7 +59,7 @@ class Client:
         self.url, self.notes = url, notes
 
     def lost(self, capability, note, reason):
-        """Something was dropped: raises Noted if the server says so, or Failed."""
+        """Reports a dropped part: raises Noted if the server announces it, or Failed."""
         with urllib.request.urlopen(self.url + "/props", timeout=120) as answer:
             capabilities = json.load(answer)["chat_template_caps"]
         said = any(note in line for line in self.notes) and capabilities.get(capability) is False

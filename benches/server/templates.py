@@ -8,8 +8,8 @@ names a directory of others. In the first columns the model's words do not matte
 the constraint. Then a model says word by word what the template writes for an assistant's message (replay.py): the
 answer must be that message, whole and in a stream.
 Prints a line for each template and a column for each kind of request: `ok`, `-` for a request that is refused by name
-with status 400, `?` for an answer that was cut before it showed anything, `note` for a loss of which the server says so
-at its start and in /props, `kept` for an answer by a schema in another form than the template's, `.` where the template
+with status 400, `?` for an answer that was cut too early to judge, `note` for a loss that the server announces at its
+start and in /props, `kept` for an answer by a schema in another form than the template's, `.` where the template
 writes no such message, `known` for a defect of llama.cpp that KNOWN names, and `FAIL`. Exits with 1 if a constraint or
 a message was dropped in silence.
 """

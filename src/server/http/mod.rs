@@ -1,4 +1,4 @@
-//! HTTP: connections, checks of requests, their turns and memory, streams. Here are bodies: JSON of bounded size, in bounded
+//! HTTP: connections, checks of requests, turns of clients, streams. Here are bodies: JSON of bounded size, in bounded
 //! time, in memory that is counted, whatever their content type is.
 
 pub mod connections;
