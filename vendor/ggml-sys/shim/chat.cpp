@@ -448,6 +448,14 @@ int hobbit_chat_apply(const char * templates, size_t templates_len, const char *
     return done ? 0 : 2;
 }
 
+bool hobbit_schema_grammar(const char * schema, size_t schema_len, hobbit_text_callback output, void * output_context,
+                           char * error, size_t error_capacity) {
+    return guarded(error, error_capacity, [&] {
+        const auto read = json::parse(std::string(schema, schema_len));
+        put(output, output_context, json_schema_to_grammar(read, /*force_gbnf=*/true));
+    });
+}
+
 hobbit_chat_parser * hobbit_chat_parser_init(const char * params, size_t params_len, char * error,
                                              size_t error_capacity) {
     std::unique_ptr<hobbit_chat_parser> made;

@@ -136,6 +136,10 @@ bool hobbit_chat_describe(const char * templates, size_t templates_len, hobbit_t
 int hobbit_chat_apply(const char * templates, size_t templates_len, const char * inputs, size_t inputs_len,
                       hobbit_text_callback output, void * output_context, char * error, size_t error_capacity);
 
+// `json_schema_to_grammar` of a JSON text, as GBNF. JSON must not be nested deeply: this recurses.
+bool hobbit_schema_grammar(const char * schema, size_t schema_len, hobbit_text_callback output, void * output_context,
+                           char * error, size_t error_capacity);
+
 // `common_chat_parser_params` from {format, parser, generation_prompt, reasoning_format, reasoning_in_content,
 // parse_tool_calls, is_continuation, calls_format, calls_parser}. Null on failure.
 struct hobbit_chat_parser;

@@ -12,7 +12,7 @@
 //! process for slow tasks, once [`when_templates_are_slow`] gives it a turn.
 
 use std::any::Any;
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{c_char, c_void};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,7 +24,6 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{env, fs, io, ptr};
 
-use ggml_sys::llama;
 use ggml_sys::shim::{self, hobbit_text_callback};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigHandler, Signal, signal};
@@ -51,6 +50,9 @@ const PATIENCE: Duration = Duration::from_secs(WALL_SECONDS as u64 + 20);
 /// input byte.
 const MEMORY_BYTES: u64 = 192 << 20;
 const MEMORY_PER_INPUT_BYTE: u64 = 24;
+
+/// What C++ says where memory is refused.
+const OUT_OF_MEMORY: &str = "std::bad_alloc";
 
 /// Longest result, without the part per byte of the inputs.
 const RESULT_BYTES: u64 = 16 << 20;
@@ -306,7 +308,7 @@ fn work(task: &[u8], mut into: UnixStream) -> io::Result<()> {
     }
     let outcome = match task.run() {
         // llama.cpp wraps the exception in a message that quotes the template.
-        Err(Failure::Work(reason)) if reason.contains("std::bad_alloc") => {
+        Err(Failure::Work(reason)) if reason.contains(OUT_OF_MEMORY) => {
             Err(Failure::Work(format!("it takes more than {} MiB of memory", memory >> 20)))
         }
         Ok(result) if result.len() as u64 > result_max => {
@@ -460,23 +462,17 @@ impl Task {
 
 /// The grammar of a JSON schema, by llama.cpp.
 fn grammar_of(schema: &str) -> Result<String, Failure> {
-    let schema = CString::new(schema).map_err(|_| Failure::Inputs("the schema contains a NUL byte".into()))?;
-    let mut made: *mut c_char = ptr::null_mut();
-    // SAFETY: the schema is NUL-terminated; `made` receives a string that we free; the wrapper does not throw.
-    let status = unsafe { llama::llama_rs_json_schema_to_grammar(schema.as_ptr(), true, &raw mut made) };
-    if status != llama::LLAMA_RS_STATUS_OK || made.is_null() {
-        return Err(Failure::Inputs(
-            "llama.cpp cannot turn this JSON schema into a grammar; its grammars/README.md lists the keywords and \
-             patterns that it supports"
-                .into(),
-        ));
-    }
-    // SAFETY: a NUL-terminated string made by the call above, copied before it is freed, freed once.
-    unsafe {
-        let grammar = CStr::from_ptr(made).to_string_lossy().into_owned();
-        llama::llama_rs_string_free(made);
-        Ok(grammar)
-    }
+    // SAFETY: the text is valid for its length, the message buffer for its capacity.
+    let grammar = shim_text(true, |output, context, message, capacity| unsafe {
+        shim::hobbit_schema_grammar(schema.as_ptr().cast(), schema.len(), output, context, message, capacity)
+    });
+    grammar.map_err(|(_, reason)| {
+        if reason.contains(OUT_OF_MEMORY) {
+            return Failure::Work(reason);
+        }
+        let reason = reason.trim_start_matches("JSON schema conversion failed:").trim().replace('\n', "; ");
+        Failure::Inputs(format!("llama.cpp cannot turn this JSON schema into a grammar: {reason}"))
+    })
 }
 
 /// Returns the text that a function of the shim passes to a callback; if the function does not return `done`, its
