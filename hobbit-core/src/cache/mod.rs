@@ -28,6 +28,7 @@
 //! Methods panic when a caller breaks this order (a bug in the engine, not bad input), and for slots that do not exist.
 
 mod allocate;
+mod bytes;
 mod evict;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]

@@ -1,8 +1,8 @@
 //! EdgeMoE's frequency over distance (section III-C2).
 
 use super::{Candidate, Now, Policy, Use, lowest};
+use crate::cache::bytes::{Cursor, Writer};
 use crate::cache::slots::ByExpert;
-use crate::cache::state::{Cursor, Writer};
 use crate::expert::{ExpertId, Version};
 
 /// Evicts the highest `-f / ((i - I) mod S)`, among equals the least recently used: `f` is the number of uses of an

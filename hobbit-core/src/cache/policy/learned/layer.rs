@@ -2,8 +2,8 @@
 
 use super::learner::{Features, Follow};
 use super::{HORIZON_TOKENS, N_FEATURES, N_RATES, PRIOR_TOKENS};
+use crate::cache::bytes::{Cursor, Writer};
 use crate::cache::policy::Use;
-use crate::cache::state::{Cursor, Writer};
 use crate::expert::Precision;
 
 /// Experts that a token uses of those of a layer, as a part, until something is known.

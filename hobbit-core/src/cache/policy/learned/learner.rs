@@ -2,7 +2,7 @@
 //! one that used others).
 
 use super::N_FEATURES;
-use crate::cache::state::{Cursor, Writer};
+use crate::cache::bytes::{Cursor, Writer};
 
 /// Statistics of an expert at some token, each about 1 in size.
 pub(super) type Features = [f32; N_FEATURES];

@@ -24,7 +24,7 @@ mod tests;
 
 use super::{Candidate, Now, Policy, Use, lowest};
 use crate::cache::ShareId;
-use crate::cache::state::{Cursor, Writer};
+use crate::cache::bytes::{Cursor, Writer};
 use crate::expert::{ExpertId, Version};
 use layer::Layer;
 use learner::Learner;
