@@ -7,7 +7,8 @@ use super::{Lookahead, Observer, Reads, Residency};
 use crate::cache::{SliceState, SlotId};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
-use crate::route::{Demand, Location, Rates, resolve};
+use crate::predict::RouterScores;
+use crate::route::{Demand, Location, Rates, Weighing, resolve};
 
 impl<R: Reads, O: Observer> Residency<R, O> {
     /// Takes what has landed, and what follows of that, before a layer begins.
@@ -32,6 +33,49 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.cache.begin_layer(selection.layer(), self.drafts.n_certain_of(selection));
     }
 
+    /// High versions of selected experts that rerouting counts as missing.
+    pub(super) fn missing(&self, selection: &Selection, devices: &dyn DeviceResidency) -> Vec<Version> {
+        let needed = selection.routing.needed.iter();
+        let experts = needed.map(|&index| ExpertId { layer: selection.layer(), index });
+        experts.filter(|&expert| !self.is_present(expert, devices)).map(Version::high).collect()
+    }
+
+    /// Reroutes tokens to experts that are in memory, as far as [`Residency::rerouting`] allows. New weights, if ids or
+    /// weights change.
+    pub(super) fn reroute(
+        &mut self,
+        selection: &mut Selection,
+        before: &[f32],
+        scores: (&[RouterScores], Weighing),
+        devices: &dyn DeviceResidency,
+    ) -> Option<Vec<f32>> {
+        let layer = selection.layer();
+        let is_present = |index| self.is_present(ExpertId { layer, index }, devices);
+        let (outcome, weights) = selection.reroute(&self.rerouting, before, scores, &is_present);
+        self.counts.rerouted(layer, outcome);
+        weights
+    }
+
+    /// Tells policies, counters and the observer of a layer's first split. `scores`: the router's, of all experts,
+    /// `[n_tokens][n_expert]`; empty if they are not known.
+    fn tell(&mut self, selection: &mut Selection, scores: &[f32]) {
+        let layer = selection.layer();
+        let of_tokens = scores.chunks_exact(selection.n_expert.max(1)).take(selection.routing.n_tokens);
+        for (token, scores) in of_tokens.enumerate() {
+            self.drafts.scores(&mut self.cache, selection, token, scores);
+        }
+        selection.know(scores);
+        let (routing, weights) = selection.unmasked();
+        let (observed, inputs) = selection.observed();
+        self.count_wanted(layer, routing, observed, inputs);
+        self.counts.all.layer = layer;
+        self.observer.begin_layer(layer, routing, weights, scores, self.counts.all.wait_seconds);
+        if selection.is_rerouted() {
+            self.observer.rerouted(&selection.routing.ids);
+        }
+        selection.sum_shares();
+    }
+
     /// Begins a split: versions are chosen, slots given, reads submitted. `scores`: the router's, of all experts,
     /// `[n_tokens][n_expert]`; empty if they are not known.
     pub(super) fn begin(
@@ -41,7 +85,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         devices: &dyn DeviceResidency,
     ) -> LayerStep {
         if !selection.is_later_split() {
-            selection.tell(self, scores);
+            self.tell(selection, scores);
         }
         self.catch_up();
         self.in_flight.failure = None;
@@ -191,7 +235,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// Ends a step: its experts may be evicted again.
     pub(super) fn end(&mut self, step: LayerStep, selection: &Selection) {
-        let may_upgrade = selection.ends_decoded_layer(self);
+        let may_upgrade = selection.ends_decoded_layer(self.layout.kinds(step.layer).len());
         let pinned = self.end_pinned(step);
         self.unpin(pinned);
         if !self.precisions.options.deterministic {

@@ -159,7 +159,7 @@ fn reroute<R: Reads, O: Observer, C: Compute<R, O>>(
         selection.observe(&before, &compute.router().inputs());
     }
     // Usually every expert is present, and the router is not asked: learning it copies its weights.
-    let missing = selection.missing(residency, compute);
+    let missing = residency.missing(selection, compute);
     let only_present = residency.rerouting.only_present;
     let wants_scores = if missing.is_empty() {
         only_present && compute.router().weighing(selection) == Weighing::OfAll
@@ -175,7 +175,7 @@ fn reroute<R: Reads, O: Observer, C: Compute<R, O>>(
     }
     let weighing = compute.router().weighing(selection);
     let Some(scores) = compute.router().unmasked_scores(selection) else { return Ok(()) };
-    if let Some(weights) = selection.reroute(residency, compute, &before, &scores, weighing) {
+    if let Some(weights) = residency.reroute(selection, &before, (&scores, weighing), compute) {
         compute.write(Some(&selection.routing.ids), &weights);
     }
     Ok(())

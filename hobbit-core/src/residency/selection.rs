@@ -1,13 +1,12 @@
 //! The selection of a layer: the experts that its router chose, where tokens were rerouted, and what is demanded of
 //! each.
 
-use super::devices::DeviceResidency;
+use super::precisions::Precisions;
 use super::step::LayerStep;
-use super::{Observer, Precisions, Reads, Residency};
 use crate::cache::Use;
 use crate::expert::{ExpertId, Precision, SliceKind, Version};
 use crate::predict::{Popularity, RouterScores};
-use crate::route::{Choice, Demand, Pair, Phase, Rerouted, Routing, TokenScores, Weighing, reroute};
+use crate::route::{Choice, Demand, Pair, Phase, Rerouted, Rerouting, Routing, TokenScores, Weighing, reroute};
 
 /// A batch that needs so many tenths of a layer's experts is dense: the next layer will need nearly all of its own.
 const DENSE_TENTHS: usize = 9;
@@ -155,43 +154,28 @@ impl Selection {
         self.input_norms.extend(inputs.iter().map(norm));
     }
 
-    /// High versions of selected experts that rerouting counts as missing.
-    pub(super) fn missing<R: Reads, O: Observer>(
-        &self,
-        residency: &Residency<R, O>,
-        devices: &dyn DeviceResidency,
-    ) -> Vec<Version> {
-        let experts = self.routing.needed.iter().map(|&index| ExpertId { layer: self.layer(), index });
-        experts.filter(|&expert| !residency.is_present(expert, devices)).map(Version::high).collect()
-    }
-
-    /// Reroutes tokens to experts that are in memory, as far as [`Residency::rerouting`] allows. Returns the new
-    /// weights if ids or weights change: products use these and [`Selection::routing`], policies and observers go on
-    /// seeing the router's own choice.
-    pub(super) fn reroute<R: Reads, O: Observer>(
+    /// Reroutes tokens to experts that `is_present` accepts, by expert index. Returns what became of the tokens, and the
+    /// new weights if ids or weights change: products use these and [`Selection::routing`], policies and observers go
+    /// on seeing the router's own choice.
+    pub(super) fn reroute(
         &mut self,
-        residency: &mut Residency<R, O>,
-        devices: &dyn DeviceResidency,
+        rules: &Rerouting,
         before: &[f32],
-        scores: &[RouterScores],
-        weighing: Weighing,
-    ) -> Option<Vec<f32>> {
-        let (layer, n_used) = (self.layer(), self.routing.n_used);
+        (scores, weighing): (&[RouterScores], Weighing),
+        is_present: &dyn Fn(u16) -> bool,
+    ) -> (Rerouted, Option<Vec<f32>>) {
+        let n_used = self.routing.n_used;
         let (mut ids, mut weights) = (self.routing.ids.clone(), before.to_vec());
         if scores.len() != self.routing.n_tokens || weights.len() != ids.len() {
-            let refused = self.routing.n_tokens as u64;
-            residency.counts.rerouted(layer, Rerouted { refused, ..Rerouted::default() });
-            return None;
+            return (Rerouted { refused: self.routing.n_tokens as u64, ..Rerouted::default() }, None);
         }
         let scores: Vec<TokenScores> =
             scores.iter().map(|RouterScores { selection, weights }| TokenScores { selection, weights }).collect();
         let choice = Choice { ids: &mut ids, weights: &mut weights, n_used, weighing };
-        let is_present = |index| residency.is_present(ExpertId { layer, index }, devices);
-        let outcome = reroute(&residency.rerouting, choice, &scores, &is_present);
-        residency.counts.rerouted(layer, outcome);
+        let outcome = reroute(rules, choice, &scores, is_present);
         let is_same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
         if ids == self.routing.ids && weights.iter().zip(before).all(is_same) {
-            return None;
+            return (outcome, None);
         }
         let mut routing = Routing::default();
         let known = ids.into_iter().map(i32::from);
@@ -203,7 +187,7 @@ impl Selection {
         }
         self.unmasked = Some(Unmasked { routing: unmasked, weights: before.to_vec(), shares });
         self.known.extend_from_slice(&weights);
-        Some(weights)
+        (outcome, Some(weights))
     }
 
     /// Whether tokens were rerouted.
@@ -212,7 +196,7 @@ impl Selection {
     }
 
     /// The router's own choice, and its weights as far as they are known, `[n_tokens][n_used]`.
-    fn unmasked(&self) -> (&Routing, &[f32]) {
+    pub(super) fn unmasked(&self) -> (&Routing, &[f32]) {
         match &self.unmasked {
             Some(unmasked) => (&unmasked.routing, &unmasked.weights),
             None => (&self.routing, self.known_weights()),
@@ -296,26 +280,22 @@ impl Selection {
         }
     }
 
-    /// Tells policies, counters and the observer of the layer's first split. `scores`: the router's, of all experts,
-    /// `[n_tokens][n_expert]`; empty if they are not known.
-    pub(super) fn tell<R: Reads, O: Observer>(&mut self, residency: &mut Residency<R, O>, scores: &[f32]) {
-        let layer = self.layer();
-        let ids = self.routing.ids.chunks(self.routing.n_used.max(1));
-        for (token, (scores, ids)) in scores.chunks_exact(self.n_expert.max(1)).zip(ids).enumerate() {
-            residency.drafts.scores(&mut residency.cache, self, token, scores);
-            if self.unmasked.is_none() {
-                self.known.extend(ids.iter().map(|&id| scores[usize::from(id)]));
-            }
+    /// Keeps of a router's `scores`, `[n_tokens][n_expert]`, those of the chosen experts: they are its weights.
+    pub(super) fn know(&mut self, scores: &[f32]) {
+        if self.unmasked.is_none() {
+            let tokens =
+                scores.chunks_exact(self.n_expert.max(1)).zip(self.routing.ids.chunks(self.routing.n_used.max(1)));
+            self.known.extend(tokens.flat_map(|(scores, ids)| ids.iter().map(|&id| scores[usize::from(id)])));
         }
-        let (routing, weights) = self.unmasked();
-        let observed = if self.observed.is_empty() { weights } else { &self.observed };
-        residency.count_wanted(layer, routing, observed, &self.input_norms);
-        residency.counts.all.layer = layer;
-        let waited = residency.counts.all.wait_seconds;
-        residency.observer.begin_layer(layer, routing, weights, scores, waited);
-        if self.unmasked.is_some() {
-            residency.observer_mut().rerouted(&self.routing.ids);
-        }
+    }
+
+    /// The router's weights of its own choice, as first seen, and the norms of its inputs; empty where not known.
+    pub(super) fn observed(&self) -> (&[f32], &[f32]) {
+        (if self.observed.is_empty() { self.unmasked().1 } else { &self.observed }, &self.input_norms)
+    }
+
+    /// Sums up each expert's share of the weights, unless a recording has said it.
+    pub(super) fn sum_shares(&mut self) {
         if self.shares.is_empty() {
             let weights = if self.weights.is_empty() { &self.known } else { &self.weights };
             self.shares.resize(self.n_expert, 0.0);
@@ -345,8 +325,8 @@ impl Selection {
         !step.skipped.is_empty() && !self.is_later_split && !self.weights.is_empty()
     }
 
-    /// Whether it is the last split of its layer, of a batch that decodes.
-    pub(super) fn ends_decoded_layer<R: Reads, O: Observer>(&self, residency: &Residency<R, O>) -> bool {
-        self.phase.is_decode() && self.kinds.len() >= residency.layout().kinds(self.layer()).len()
+    /// Whether it is the last split of its layer, which has `n_kinds` matrices, of a batch that decodes.
+    pub(super) fn ends_decoded_layer(&self, n_kinds: usize) -> bool {
+        self.phase.is_decode() && self.kinds.len() >= n_kinds
     }
 }

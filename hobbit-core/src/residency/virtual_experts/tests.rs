@@ -44,7 +44,7 @@ fn evaluate(toy: &mut Toy, small: &Small, tokens: &[[u16; N_USED]]) -> usize {
             .map(|scores: Vec<f32>| RouterScores { selection: scores.clone(), weights: scores })
             .collect();
         let weights = vec![0.5; N_USED * tokens.len()];
-        chosen.reroute(toy, &(), &weights, &scores, Weighing::Normalised);
+        toy.reroute(&mut chosen, &weights, (&scores, Weighing::Normalised), &());
     }
     chosen.demand(&mut toy.precisions, &[]);
     let step = begin_split(toy, &mut chosen, &());
