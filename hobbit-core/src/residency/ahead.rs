@@ -8,15 +8,16 @@
 use super::devices::DeviceResidency;
 use super::in_flight::Staging;
 use super::layout::Layout;
+use super::memory::{Ended, Memory};
+use super::observer::Observer;
+use super::reads::Reads;
 use super::selection::TokenChoices;
-use super::step::{LayerStep, Used};
-use super::upgrades::is_present;
-use super::{Observer, Reads, Residency};
-use crate::cache::{Acquired, Cache, SlotId};
-use crate::expert::{ExpertId, SliceId, SliceKind, Version};
+use super::step::LayerStep;
+use crate::cache::{Acquired, Cache};
+use crate::expert::{SliceId, SliceKind, Version};
 use crate::load::LoadClass;
 use crate::load::prefetch::{Governor, Holdings, Link, Load, Prefetcher};
-use crate::predict::{Ahead, Lanes, PredictShape, Predictor, Recall};
+use crate::predict::{Lanes, PredictShape, Predictor, Recall};
 use crate::route::Phase;
 use crate::stats::{PrefetchReport, RecallReport};
 
@@ -30,8 +31,8 @@ pub struct LookaheadOptions {
 
 /// Predictor and planner of prefetches, and their measurements.
 pub struct Lookahead {
-    pub(super) predictor: Lanes,
-    pub(super) prefetcher: Prefetcher,
+    predictor: Lanes,
+    prefetcher: Prefetcher,
     governor: Governor,
     options: LookaheadOptions,
     recall: Recall,
@@ -41,18 +42,15 @@ pub struct Lookahead {
     before: (f64, u64, f64),
 }
 
+/// Lowers a layer's scores of experts that are missing, because tokens will be rerouted: the host's slots, the layer,
+/// its scores, and how many experts will be chosen.
+pub(super) type Lower<'a> = &'a dyn Fn(&Cache, u16, &mut [f32], usize);
+
 /// Scores that routers give for one input: each one's layer, and the probabilities of its experts, `[n_expert]`.
 pub type ScoresByLayer = Vec<(u16, Vec<f32>)>;
 
 /// A layer that has not run: layers with experts until it, and its block number.
 pub type Later = (u8, u16);
-
-/// Residents of the host's slots, for copies to a device.
-#[derive(Clone, Copy)]
-pub struct Slots<'a> {
-    pub cache: &'a Cache,
-    pub layout: &'a Layout,
-}
 
 impl Lookahead {
     /// Nothing has been seen yet.
@@ -71,8 +69,43 @@ impl Lookahead {
         self.prefetcher.estimates.load_seconds(1)
     }
 
-    /// Learns the time of layers from a layer that has chosen now, after `waited` seconds of waiting in all.
-    fn time(&mut self, layer: u16, now: f64, waited: f64, known: Option<f64>) {
+    /// Whether predictions are made. Routers' products take time, which is saved while prefetching is off.
+    pub(super) fn predicts(&self, is_watched: bool) -> bool {
+        self.governor.predicts() || is_watched
+    }
+
+    /// Whether the next layers' routers are to be asked.
+    pub(super) fn asks_routers(&self) -> bool {
+        self.predictor.needs_scores()
+    }
+
+    /// Whether what is staged is meant for a later layer.
+    pub(super) fn is_staged_ahead(&self, version: Version, layer: u16) -> bool {
+        version.expert.layer != layer && self.prefetcher.is_outstanding(version)
+    }
+
+    pub(super) fn begin_batch(&mut self, phase: Phase, n_tokens: u32) {
+        self.predictor.begin_batch(if phase.is_decode() { n_tokens as usize } else { 1 });
+    }
+
+    pub(super) fn begin_sequence(&mut self) {
+        self.predictor.begin_sequence();
+    }
+
+    /// Notes which reads have ended.
+    pub(super) fn hear(&mut self, ended: &mut Vec<(Version, Ended)>) {
+        for (version, how) in ended.drain(..) {
+            match how {
+                Ended::Complete => self.prefetcher.landed(version),
+                Ended::Failed => self.prefetcher.failed(version),
+                Ended::Withdrawn => self.prefetcher.dropped(version),
+            }
+        }
+    }
+
+    /// Learns the time of layers from a layer that has chosen now, after `waited` seconds of waiting in all. `known`:
+    /// its seconds without waits; `None`: measured.
+    pub(super) fn time(&mut self, layer: u16, now: f64, waited: f64, known: Option<f64>) {
         let before = self.chose.replace((layer, now, waited));
         let measured = match before {
             // Between the last layer and the first lies more than a layer.
@@ -85,7 +118,7 @@ impl Lookahead {
     }
 
     /// Layers whose routers the predictor asks about the running layer's input.
-    fn layers_to_score(&self, layer: u16) -> Vec<Later> {
+    pub(super) fn layers_to_score(&self, layer: u16) -> Vec<Later> {
         if !self.predictor.needs_scores() {
             return Vec::new();
         }
@@ -100,8 +133,8 @@ impl Lookahead {
         layer: u16,
         tokens: &TokenChoices,
         scores: Vec<ScoresByLayer>,
-        observer: &mut impl Observer,
-        lower: &dyn Fn(u16, &mut [f32], usize),
+        memory: &mut Memory<impl Reads, impl Observer>,
+        lower: Lower,
     ) {
         self.predictor.set_width(tokens.wanted.len());
         self.recall.observe(layer, &union(tokens.used.as_ref().unwrap_or(&tokens.wanted)));
@@ -115,40 +148,125 @@ impl Lookahead {
                         |distance: &u8| self.options.shape.target(layer, *distance).is_some_and(|own| own.0 == target);
                     let Some(distance) = (1..=self.options.distance_max).find(at) else { continue };
                     let Some((.., n_used)) = self.options.shape.target(layer, distance) else { continue };
-                    observer.router_scores(token, distance, &scores, usize::from(n_used));
-                    lower(target, &mut scores, usize::from(n_used));
+                    memory.observer.router_scores(token, distance, &scores, usize::from(n_used));
+                    lower(&memory.cache, target, &mut scores, usize::from(n_used));
                     let lane = self.predictor.of_token(token);
                     lane.into_iter().for_each(|lane| lane.scores(layer, distance, &scores));
                 }
             }
-        } else if observer.is_watching() {
+        } else if memory.observer.is_watching() {
             // For every layer in reach, not only for those that are looked at.
             let mut predicted = Vec::new();
             for distance in 1..=self.options.distance_max {
                 self.predictor.predict(layer, distance, &mut predicted);
             }
-            observer.predicted(&predicted);
+            memory.observer.predicted(&predicted);
         }
     }
 
-    /// Predicts the experts of the next layers.
-    fn look(
+    /// After the choice of a layer's router for a batch that decodes, and the `step` made of it: shields what comes
+    /// next from eviction, and reads what is worth it.
+    pub(super) fn predict(
         &mut self,
-        layer: u16,
-        cache: &Cache,
-        staging: &Staging,
-        layout: &Layout,
+        memory: &mut Memory<impl Reads, impl Observer>,
+        step: &LayerStep,
+        tokens: &TokenChoices,
+        scores: Vec<ScoresByLayer>,
         devices: &dyn DeviceResidency,
-    ) -> Ahead {
-        let held = HostHoldings { cache, staging, layout, shape: &self.options.shape, devices };
-        let ahead = self.prefetcher.look_ahead(&mut self.predictor, layer, self.options.distance_max, &held);
+        lower: Lower,
+    ) {
+        let layer = step.layer;
+        let (waited, queued_bytes) = memory.in_flight.queued_bytes(&memory.cache, &memory.layout);
+        self.show(layer, tokens, scores, memory, lower);
+        let chosen = tokens.used.as_ref().unwrap_or(&tokens.wanted);
+        let used: Vec<Version> = step.versions().collect();
+        self.prefetcher.estimates.observe_uses(step.n_hits, used.len() as u64);
+        self.prefetcher.settle(layer, chosen, &used, waited > 0);
+        let Memory { cache, in_flight, layout, .. } = &mut *memory;
+        let Self { predictor, prefetcher, governor, options, recall, .. } = self;
+        let held = HostHoldings { cache, staging: &in_flight.staging, layout, shape: &options.shape, devices };
+        let ahead = prefetcher.look_ahead(predictor, layer, options.distance_max, &held);
         for distance in 1..=ahead.depth {
-            if let Some((target, ..)) = self.options.shape.target(layer, distance) {
+            if let Some((target, ..)) = options.shape.target(layer, distance) {
                 let predicted: Vec<_> = ahead.of_layer(target).copied().collect();
-                self.recall.expect(target, distance, &predicted);
+                recall.expect(target, distance, &predicted);
             }
         }
-        ahead
+        if !governor.is_on() {
+            cache.unshield_all();
+            return;
+        }
+        let bytes_used: u64 = used.iter().filter_map(|&version| layout.bytes(version)).sum();
+        // While what is missing is read, what is there is computed: that time is not left for the next layers.
+        let there = 1.0 - waited as f64 / bytes_used.max(waited).max(1) as f64;
+        let computed = there * prefetcher.estimates.layer_seconds().unwrap_or(0.0);
+        let link = Link {
+            queued_bytes,
+            elapsed_seconds: prefetcher.estimates.load_seconds(waited).unwrap_or(0.0).min(computed),
+        };
+        let loads = prefetcher.plan(&ahead, link, &held);
+        cache.unshield_all();
+        cache.shield(prefetcher.masked());
+        self.read_ahead(memory, loads);
+    }
+
+    /// Lines reads for the next layers up: they start when nothing is waited for.
+    fn read_ahead(&mut self, memory: &mut Memory<impl Reads, impl Observer>, loads: Vec<Load>) {
+        for Load { version, .. } in loads {
+            let order = memory.layout.load_order(version.expert.layer, &[]);
+            if let Some(Acquired { slot, evicted }) = memory.cache.acquire_ahead(version) {
+                memory.takes(slot, version, evicted);
+                if let Some(evicted) = evicted {
+                    self.prefetcher.evicted(evicted);
+                }
+                memory.read_slots(LoadClass::Prefetch, &[(slot, version)], &order);
+            } else if let Some(reads) = memory.in_flight.stage_ahead(version, &order, &memory.layout) {
+                memory.submit(LoadClass::Prefetch, reads);
+            } else {
+                self.prefetcher.failed(version);
+            }
+        }
+    }
+
+    /// A batch of so many tokens was evaluated, in so many seconds.
+    pub(super) fn end_batch(
+        &mut self,
+        memory: &mut Memory<impl Reads, impl Observer>,
+        phase: Phase,
+        n_tokens: u32,
+        seconds: f64,
+    ) {
+        let stats = memory.in_flight.reader.stats();
+        let now = (memory.moved.wait_seconds, stats.bytes, stats.busy.as_secs_f64());
+        let (waited, bytes, busy) = std::mem::replace(&mut self.before, now);
+        self.prefetcher.estimates.observe_load(now.1 - bytes, now.2 - busy);
+        self.chose = None;
+        self.recall.forget_expected();
+        if phase.is_decode() {
+            let waited = if self.options.hides_waits { seconds } else { now.0 - waited };
+            self.governor.end_batch(n_tokens, seconds, waited);
+        } else {
+            self.governor.interrupt();
+        }
+        self.prefetcher.abandon();
+        memory.cache.unshield_all();
+    }
+
+    /// Counts of prefetches.
+    pub fn report(&self) -> PrefetchReport {
+        let recall = |distance| {
+            let counts = self.recall.total(distance);
+            RecallReport { distance, recall: counts.recall(), precision: counts.precision() }
+        };
+        let recall = (1..=self.options.distance_max).map(recall).filter(|recall| recall.recall.is_some()).collect();
+        PrefetchReport { counters: self.prefetcher.counters, governor: self.governor.report(), recall }
+    }
+
+    /// Asks the predictor, which has been shown the running layer's choice, about the next layers: it comes with the
+    /// model's shape and how far to look at most. `None` while nothing is read ahead.
+    pub fn ask(&mut self) -> Option<(&mut dyn Predictor, &PredictShape, u8)> {
+        let Self { predictor, options, governor, .. } = self;
+        governor.is_on().then_some((predictor as &mut dyn Predictor, &options.shape, options.distance_max))
     }
 }
 
@@ -161,166 +279,6 @@ fn union(tokens: &[Vec<(u16, f32)>]) -> Vec<(u16, f32)> {
         }
     }
     all
-}
-
-impl<R: Reads, O: Observer> Residency<R, O> {
-    /// The lookahead while it makes predictions. Routers' products take time, which is saved while prefetching is off.
-    fn predicting(&self) -> Option<&Lookahead> {
-        self.background.lookahead.as_ref().filter(|own| own.governor.predicts() || self.observer.is_watching())
-    }
-
-    /// Whether tokens are looked ahead of while they are decoded: not where they use only what is there.
-    pub fn looks_ahead(&self) -> bool {
-        self.predicting().is_some() && self.background.virtual_experts.is_none()
-    }
-
-    /// Whether the next layers' routers are to be asked.
-    pub fn asks_routers(&self) -> bool {
-        self.predicting().is_some_and(|lookahead| lookahead.predictor.needs_scores())
-    }
-
-    /// Later layers whose routers are to score the running layer's input.
-    pub(super) fn layers_to_score(&self, layer: u16) -> Vec<Later> {
-        self.background.lookahead.as_ref().map_or(Vec::new(), |own| own.layers_to_score(layer))
-    }
-
-    /// After the choice of a layer's router for a batch that decodes, and the `step` made of it: shields what comes
-    /// next from eviction, and reads what is worth it. `seconds` of the layer without waits; `None`: measured.
-    pub(super) fn predict(
-        &mut self,
-        step: &LayerStep,
-        tokens: &TokenChoices,
-        scores: Vec<ScoresByLayer>,
-        seconds: Option<f64>,
-        devices: &dyn DeviceResidency,
-    ) {
-        let Self { background, in_flight, cache, layout, observer, rerouting, .. } = self;
-        let (Some(lookahead), upgrades) = (&mut background.lookahead, &background.upgrades) else { return };
-        let (waited, queued_bytes) = in_flight.queued_bytes(cache, layout);
-        let staging = &in_flight.staging;
-        let layer = step.layer;
-        lookahead.time(layer, in_flight.reader.seconds(), self.counts.all.wait_seconds, seconds);
-        let lower = |target: u16, scores: &mut [f32], n_used: usize| {
-            let is_there = |index| {
-                let expert = ExpertId { layer: target, index };
-                let is_on_device = devices.has_on_any(Version::high(expert));
-                is_on_device || !devices.copies() && is_present(cache, upgrades, rerouting, expert)
-            };
-            rerouting.lower_missing(scores, n_used, &is_there);
-        };
-        lookahead.show(layer, tokens, scores, observer, &lower);
-        let chosen = tokens.used.as_ref().unwrap_or(&tokens.wanted);
-        let used: Vec<Version> = step.versions().collect();
-        lookahead.prefetcher.estimates.observe_uses(step.n_hits, used.len() as u64);
-        lookahead.prefetcher.settle(layer, chosen, &used, waited > 0);
-        let ahead = lookahead.look(layer, cache, staging, layout, devices);
-        cache.unshield_all();
-        if !lookahead.governor.is_on() {
-            return;
-        }
-        let Lookahead { prefetcher, options, .. } = lookahead;
-        let held = HostHoldings { cache, staging, layout, shape: &options.shape, devices };
-        let bytes_used: u64 = used.iter().filter_map(|&version| layout.bytes(version)).sum();
-        // While what is missing is read, what is there is computed: that time is not left for the next layers.
-        let there = 1.0 - waited as f64 / bytes_used.max(waited).max(1) as f64;
-        let computed = there * prefetcher.estimates.layer_seconds().unwrap_or(0.0);
-        let link = Link {
-            queued_bytes,
-            elapsed_seconds: prefetcher.estimates.load_seconds(waited).unwrap_or(0.0).min(computed),
-        };
-        let loads = prefetcher.plan(&ahead, link, &held);
-        cache.shield(prefetcher.masked());
-        self.read_ahead(loads);
-    }
-
-    /// Lines reads for the next layers up: they start when nothing is waited for.
-    fn read_ahead(&mut self, loads: Vec<Load>) {
-        for Load { version, .. } in loads {
-            let order = self.layout.load_order(version.expert.layer, &[]);
-            if let Some(Acquired { slot, evicted }) = self.cache.acquire_ahead(version) {
-                self.takes(slot, version, evicted);
-                if let (Some(lookahead), Some(evicted)) = (&mut self.background.lookahead, evicted) {
-                    lookahead.prefetcher.evicted(evicted);
-                }
-                self.read_slots(LoadClass::Prefetch, &[(slot, version)], &order);
-            } else if let Some(reads) = self.in_flight.stage_ahead(version, &order, &self.layout) {
-                self.submit(LoadClass::Prefetch, reads);
-            } else if let Some(lookahead) = &mut self.background.lookahead {
-                lookahead.prefetcher.failed(version);
-            }
-        }
-    }
-
-    /// A slice of a version has been read, or not.
-    pub(super) fn read_ahead_landed(&mut self, version: Version, is_ok: bool) {
-        let is_outstanding = |own: &Lookahead| own.prefetcher.is_outstanding(version);
-        if !self.background.lookahead.as_ref().is_some_and(is_outstanding) || is_ok && !self.is_complete(version) {
-            return;
-        }
-        if let Some(Lookahead { prefetcher, .. }) = &mut self.background.lookahead {
-            if is_ok { prefetcher.landed(version) } else { prefetcher.failed(version) }
-        }
-    }
-
-    pub(super) fn lookahead_end_batch(&mut self, phase: Phase, n_tokens: u32, seconds: f64) {
-        let Some(lookahead) = &mut self.background.lookahead else { return };
-        let stats = self.in_flight.reader.stats();
-        let now = (self.counts.all.wait_seconds, stats.bytes, stats.busy.as_secs_f64());
-        let (waited, bytes, busy) = std::mem::replace(&mut lookahead.before, now);
-        lookahead.prefetcher.estimates.observe_load(now.1 - bytes, now.2 - busy);
-        lookahead.chose = None;
-        lookahead.recall.forget_expected();
-        if phase.is_decode() {
-            let waited = if lookahead.options.hides_waits { seconds } else { now.0 - waited };
-            lookahead.governor.end_batch(n_tokens, seconds, waited);
-        } else {
-            lookahead.governor.interrupt();
-        }
-        lookahead.prefetcher.abandon();
-        self.cache.unshield_all();
-    }
-
-    /// Counts of prefetches; `None` without a predictor.
-    pub fn prefetch_report(&self) -> Option<PrefetchReport> {
-        let Lookahead { prefetcher, governor, recall, options, .. } = self.background.lookahead.as_ref()?;
-        let recall = |distance| {
-            let counts = recall.total(distance);
-            RecallReport { distance, recall: counts.recall(), precision: counts.precision() }
-        };
-        Some(PrefetchReport {
-            counters: prefetcher.counters,
-            governor: governor.report(),
-            recall: (1..=options.distance_max).map(recall).filter(|recall| recall.recall.is_some()).collect(),
-        })
-    }
-
-    /// Asks the predictor, which has been shown the running layer's choice, about the next layers: `ask` gets it with
-    /// the model's shape and how far to look at most. `None` while nothing is read ahead.
-    pub fn ask_ahead<T>(&mut self, ask: impl FnOnce(Slots, &mut dyn Predictor, &PredictShape, u8) -> T) -> Option<T> {
-        let lookahead = self.background.lookahead.as_mut().filter(|lookahead| lookahead.governor.is_on())?;
-        let slots = Slots { cache: &self.cache, layout: &self.layout };
-        Some(ask(slots, &mut lookahead.predictor, &lookahead.options.shape, lookahead.options.distance_max))
-    }
-
-    /// Whether all slices of a version are in its slot or in staging.
-    fn is_complete(&self, version: Version) -> bool {
-        let is_staged = |kind: &SliceKind| self.in_flight.staging.is_ready(SliceId { version, kind: *kind });
-        match self.cache.lookup(version) {
-            Some(slot) => self.cache.is_ready(slot),
-            None => self.layout.kinds(version.expert.layer).iter().all(is_staged),
-        }
-    }
-
-    /// Pins a version that is complete in a slot, until the slot is given to [`Residency::unpin`]. `None` where it is
-    /// not.
-    pub fn pin_complete(&mut self, version: Version) -> Option<(Used, SlotId)> {
-        let slot = self.cache.lookup(version).filter(|slot| self.cache.is_ready(*slot))?;
-        self.cache.pin(slot);
-        let share = self.layout.share_of(version);
-        let row = Some(self.layout.row(version.expert.layer, share, slot));
-        let (index, precision) = (version.expert.index, version.precision);
-        Some((Used { index, precision, share, row, is_on_device: false }, slot))
-    }
 }
 
 /// Holdings of the host, for the planner.

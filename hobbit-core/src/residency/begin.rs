@@ -1,21 +1,31 @@
 //! Begins and ends a layer: which versions it uses, which of them are there, and what has to be read.
 
 use super::devices::DeviceResidency;
-use super::selection::Selection;
+use super::observer::{NeededExpert, Observer};
+use super::selection::{Selection, TokenChoices};
 use super::step::{LayerStep, Used};
-use super::{Lookahead, Observer, Reads, Residency};
-use crate::cache::{SliceState, SlotId};
+use super::{Lookahead, Reads, Residency, ScoresByLayer};
+use crate::cache::{Cache, SlotId};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
 use crate::predict::RouterScores;
-use crate::route::{Demand, Location, Rates, Weighing, resolve};
+use crate::route::{Demand, Location, Phase, Rates, Weighing, resolve};
 
 impl<R: Reads, O: Observer> Residency<R, O> {
     /// Takes what has landed, and what follows of that, before a layer begins.
     pub fn catch_up(&mut self) {
-        self.poll();
+        self.memory.poll();
+        self.hear();
         if !self.precisions.options.deterministic {
-            self.settle_upgrades();
+            self.upgrades.settle(&mut self.memory);
+        }
+    }
+
+    /// Tells the planner of prefetches which reads have ended.
+    pub(super) fn hear(&mut self) {
+        match &mut self.lookahead {
+            Some(own) => own.hear(&mut self.memory.ended),
+            None => self.memory.ended.clear(),
         }
     }
 
@@ -23,21 +33,14 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// no versions.
     pub fn load(&mut self, versions: &[Version]) -> Option<LayerStep> {
         let layer = versions.first()?.expert.layer;
-        let n_expert = usize::from(self.layout.n_expert(layer));
-        let mut selection = Selection::unused(versions, self.layout.kinds(layer), n_expert);
+        let n_expert = usize::from(self.memory.layout.n_expert(layer));
+        let mut selection = Selection::unused(versions, self.memory.layout.kinds(layer), n_expert);
         Some(self.begin(&mut selection, &[], &()))
     }
 
     /// Counts the layer's tokens, before policies see anything of them.
     pub(super) fn enter(&mut self, selection: &Selection) {
-        self.cache.begin_layer(selection.layer(), self.drafts.n_certain_of(selection));
-    }
-
-    /// High versions of selected experts that rerouting counts as missing.
-    pub(super) fn missing(&self, selection: &Selection, devices: &dyn DeviceResidency) -> Vec<Version> {
-        let needed = selection.routing.needed.iter();
-        let experts = needed.map(|&index| ExpertId { layer: selection.layer(), index });
-        experts.filter(|&expert| !self.is_present(expert, devices)).map(Version::high).collect()
+        self.memory.cache.begin_layer(selection.layer(), self.drafts.n_certain_of(selection));
     }
 
     /// Reroutes tokens to experts that are in memory, as far as [`Residency::rerouting`] allows. New weights, if ids or
@@ -62,16 +65,18 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let layer = selection.layer();
         let of_tokens = scores.chunks_exact(selection.n_expert.max(1)).take(selection.routing.n_tokens);
         for (token, scores) in of_tokens.enumerate() {
-            self.drafts.scores(&mut self.cache, selection, token, scores);
+            self.drafts.scores(&mut self.memory.cache, selection, token, scores);
         }
         selection.know(scores);
         let (routing, weights) = selection.unmasked();
         let (observed, inputs) = selection.observed();
-        self.count_wanted(layer, routing, observed, inputs);
+        if let Some(own) = &mut self.virtual_experts {
+            own.observe(layer, routing, observed, inputs);
+        }
         self.counts.all.layer = layer;
-        self.observer.begin_layer(layer, routing, weights, scores, self.counts.all.wait_seconds);
+        self.memory.observer.begin_layer(layer, routing, weights, scores, self.memory.moved.wait_seconds);
         if selection.is_rerouted() {
-            self.observer.rerouted(&selection.routing.ids);
+            self.memory.observer.rerouted(&selection.routing.ids);
         }
         selection.sum_shares();
     }
@@ -88,21 +93,26 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             self.tell(selection, scores);
         }
         self.catch_up();
-        self.in_flight.failure = None;
+        self.memory.in_flight.failure = None;
         let layer = selection.layer();
-        self.in_flight.running = Some(layer);
-        let order = self.layout.load_order(layer, selection.split_kinds());
+        self.memory.in_flight.running = Some(layer);
+        let order = self.memory.layout.load_order(layer, selection.split_kinds());
         let (mut step, missing) = self.choose_versions(selection, &order, devices);
         self.promote(&step);
-        self.drop_obsolete(layer);
+        // Virtual experts come while layers run.
+        if self.virtual_experts.is_none() {
+            self.memory.stop_filling(Some(layer));
+        }
+        self.memory.drop_ahead(layer);
+        self.hear();
         let mut reads: Vec<(SlotId, Version)> = Vec::new();
         for position in missing {
             let used = step.used[position];
             let version = step.version(used);
-            let is_staged = self.in_flight.is_staged(version, &self.layout);
-            if let Some(slot) = if is_staged { None } else { self.acquire(version) } {
-                step.used[position].row = Some(self.layout.row(layer, used.share, slot));
-                self.cache.pin(slot);
+            let is_staged = self.memory.in_flight.is_staged(version, &self.memory.layout);
+            if let Some(slot) = if is_staged { None } else { self.memory.acquire(version) } {
+                step.used[position].row = Some(self.memory.layout.row(layer, used.share, slot));
+                self.memory.cache.pin(slot);
                 step.pinned.push(slot);
                 reads.push((slot, version));
             }
@@ -110,13 +120,15 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.queue_for_staging(selection, &step, devices);
         for precision in Precision::ALL {
             let wanted: Vec<_> = reads.iter().copied().filter(|(_, version)| version.precision == precision).collect();
-            self.read_slots(LoadClass::on_demand(precision), &wanted, &order);
+            self.memory.read_slots(LoadClass::on_demand(precision), &wanted, &order);
         }
-        if selection.is_dense() {
-            let n_high = step.used.iter().filter(|used| used.precision == Precision::High).count();
-            self.look_ahead(layer, n_high, &selection.expected, devices);
+        if selection.is_dense() && self.reads_next_layer() {
+            // About as many as here are wanted in high precision.
+            let n_high = || step.used.iter().filter(|used| used.precision == Precision::High).count();
+            let most = (!self.precisions.is_exact()).then(n_high);
+            self.memory.read_next_layer(layer, most, &selection.expected, devices);
         }
-        self.pump();
+        self.memory.pump();
         step
     }
 
@@ -136,7 +148,10 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let decides = !selection.is_later_split();
         if decides {
             selection.precisions = vec![None; selection.demands.len()];
-            self.touch_unused(selection);
+            // Experts that the router chose and no token uses are missing.
+            for expert in selection.passed_over() {
+                self.drafts.touch(&mut self.memory.cache, selection, expert, false, Some(Precision::High));
+            }
         }
         for position in 0..n_needed {
             let index = selection.routing.needed[position];
@@ -151,17 +166,17 @@ impl<R: Reads, O: Observer> Residency<R, O> {
                 continue;
             };
             let version = Version { expert, precision };
-            let share = self.layout.share_of(version);
+            let share = self.memory.layout.share_of(version);
             if devices.has(version) {
                 step.used.push(Used { index, precision, share, row: None, is_on_device: true });
                 continue;
             }
-            let slot = self.cache.lookup(version);
-            let row = slot.map(|slot| self.layout.row(layer, share, slot));
+            let slot = self.memory.cache.lookup(version);
+            let row = slot.map(|slot| self.memory.layout.row(layer, share, slot));
             step.used.push(Used { index, precision, share, row, is_on_device: false });
             match slot {
                 Some(slot) => {
-                    self.load_free_slices(slot, version, order);
+                    self.memory.load_free_slices(slot, version, order);
                     step.pinned.push(slot);
                 }
                 None => missing.push(step.used.len() - 1),
@@ -174,7 +189,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// demanded, and in place of nothing; a resident high version wins otherwise.
     fn choose_precision(&self, expert: ExpertId, demand: Demand, devices: &dyn DeviceResidency) -> Option<Precision> {
         let [high, low] = [Version::high(expert), Version::low(expert)];
-        let has_low = !self.precisions.is_exact() && self.layout.has_version(low);
+        let has_low = !self.precisions.is_exact() && self.memory.layout.has_version(low);
         if has_low && self.precisions.is_forced_low(expert) {
             return Some(Precision::Low);
         }
@@ -188,7 +203,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     /// The nearest memory that has a version, seen from where products run.
     fn location(&self, version: Version, devices: &dyn DeviceResidency) -> Location {
         // A high version that arrives in the background does not count before it is complete.
-        let is_on_host = || self.cache.lookup(version).is_some() && !self.background.upgrades.is_underway(version);
+        let is_on_host = || self.memory.cache.lookup(version).is_some() && !self.upgrades.is_underway(version);
         match devices.has(version) {
             true => Location::Here,
             false if !is_on_host() => Location::File,
@@ -199,10 +214,10 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// Seconds until the device that multiplies has a version, at the speeds measured so far.
     fn seconds(&self, version: Version, devices: &dyn DeviceResidency) -> f64 {
-        let disk = self.background.lookahead.as_ref().and_then(Lookahead::seconds_per_byte);
+        let disk = self.lookahead.as_ref().and_then(Lookahead::seconds_per_byte);
         let rates = Rates { link: devices.seconds_per_byte(), disk: disk.unwrap_or(Rates::DISK) };
-        let bytes = self.layout.bytes(version).unwrap_or(0);
-        let missing = self.layout.bytes_missing(&self.cache, version).unwrap_or(bytes);
+        let bytes = self.memory.layout.bytes(version).unwrap_or(0);
+        let missing = self.memory.layout.bytes_missing(&self.memory.cache, version).unwrap_or(bytes);
         rates.seconds(self.location(version, devices), (bytes, missing))
     }
 
@@ -210,60 +225,150 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     fn queue_for_staging(&mut self, selection: &Selection, step: &LayerStep, devices: &dyn DeviceResidency) {
         let without_slot = step.used.iter().filter(|used| used.row.is_none() && !used.is_on_device);
         let overflow: Vec<Version> = without_slot.map(|&used| step.version(used)).collect();
+        let is_staged_ahead =
+            |version| self.lookahead.as_ref().is_some_and(|own| own.is_staged_ahead(version, step.layer));
         let is_kept = |slice: SliceId| {
-            overflow.contains(&slice.version)
-                || devices.is_uploading(slice)
-                || self.background.is_staged_ahead(slice.version, step.layer)
+            overflow.contains(&slice.version) || devices.is_uploading(slice) || is_staged_ahead(slice.version)
         };
         // Only what this split multiplies: of a layer that comes in several splits, nothing is read twice.
         let kinds = selection.split_kinds().iter();
         let slices = kinds.flat_map(|&kind| overflow.iter().map(move |&version| SliceId { version, kind }));
-        self.in_flight.stage(slices, is_kept);
-    }
-
-    /// Pins a resident version, and asks for slices of it that an earlier failure left free.
-    fn load_free_slices(&mut self, slot: SlotId, version: Version, order: &[SliceKind]) {
-        let free: Vec<SliceKind> =
-            order.iter().copied().filter(|&kind| self.cache.state(slot, kind) == SliceState::Free).collect();
-        for &kind in &free {
-            self.cache.set_loading(slot, kind);
-        }
-        self.cache.pin(slot);
-        let reads = self.in_flight.of_slices(slot, version, &free, &self.layout);
-        self.submit(LoadClass::on_demand(version.precision), reads);
+        self.memory.in_flight.stage(slices, is_kept);
     }
 
     /// Ends a step: its experts may be evicted again.
     pub(super) fn end(&mut self, step: LayerStep, selection: &Selection) {
-        let may_upgrade = selection.ends_decoded_layer(self.layout.kinds(step.layer).len());
+        let may_upgrade = selection.ends_decoded_layer(self.memory.layout.kinds(step.layer).len());
         let pinned = self.end_pinned(step);
-        self.unpin(pinned);
+        self.memory.unpin(pinned);
         if !self.precisions.options.deterministic {
-            self.settle_upgrades();
+            self.upgrades.settle(&mut self.memory);
             if may_upgrade {
-                self.upgrade_if_idle();
+                self.upgrades.start_if_idle(&mut self.memory, &self.precisions);
             }
         }
     }
 
-    /// Ends a step whose slots are still being read; [`Residency::unpin`] gives them back.
+    /// Ends a step whose slots are still being read; [`super::Memory::unpin`] gives them back.
     pub fn finish(&mut self, step: LayerStep) -> Vec<SlotId> {
         let pinned = self.end_pinned(step);
         if !self.precisions.options.deterministic {
-            self.settle_upgrades();
+            self.upgrades.settle(&mut self.memory);
         }
         pinned
     }
 
     fn end_pinned(&mut self, step: LayerStep) -> Vec<SlotId> {
-        self.observer.end_layer(self.counts.all.wait_seconds);
-        self.in_flight.forget_queue(false);
-        self.in_flight.running = None;
+        self.memory.observer.end_layer(self.memory.moved.wait_seconds);
+        self.memory.in_flight.forget_queue(false);
+        self.memory.in_flight.running = None;
         step.pinned
     }
 
-    /// Slots of a finished step may be evicted again.
-    pub fn unpin(&mut self, slots: Vec<SlotId>) {
-        slots.into_iter().for_each(|slot| self.cache.unpin(slot));
+    /// Makes background reads of versions that a step uses urgent.
+    fn promote(&mut self, step: &LayerStep) {
+        let in_flight = &self.memory.in_flight;
+        if !in_flight.is_reading_ahead && !in_flight.is_filling && !self.upgrades.are_underway() {
+            return;
+        }
+        // An upgrade whose expert a device has remains one: without its pin, its slot could be evicted at once.
+        let is_needed = |version| step.used.iter().any(|&used| !used.is_on_device && step.version(used) == version);
+        self.upgrades.take_over(&mut self.memory.cache, is_needed);
+        self.memory.in_flight.promote(is_needed);
+    }
+
+    /// Whether a dense batch reads the next layer ahead. How far a read ahead has come decides what may be evicted for
+    /// the next: a matter of speed, which a deterministic run does without unless nothing depends on residents.
+    fn reads_next_layer(&self) -> bool {
+        let is_fixed = self.precisions.is_exact() && self.rerouting.is_off();
+        self.precisions.loads_high() && (!self.precisions.options.deterministic || is_fixed)
+    }
+
+    /// After the choice of a layer's router for a batch that decodes, and the `step` made of it: shields what comes
+    /// next from eviction, and reads what is worth it. `seconds` of the layer without waits; `None`: measured.
+    pub(super) fn predict(
+        &mut self,
+        step: &LayerStep,
+        tokens: &TokenChoices,
+        scores: Vec<ScoresByLayer>,
+        seconds: Option<f64>,
+        devices: &dyn DeviceResidency,
+    ) {
+        self.hear();
+        let Self { lookahead, memory, upgrades, rerouting, .. } = self;
+        let Some(lookahead) = lookahead else { return };
+        lookahead.time(step.layer, memory.in_flight.reader.seconds(), memory.moved.wait_seconds, seconds);
+        let lower = |cache: &Cache, layer: u16, scores: &mut [f32], n_used: usize| {
+            let is_there = |index| {
+                let expert = ExpertId { layer, index };
+                let is_on_device = devices.has_on_any(Version::high(expert));
+                is_on_device || !devices.copies() && upgrades.is_present(cache, rerouting, expert)
+            };
+            rerouting.lower_missing(scores, n_used, &is_there);
+        };
+        lookahead.predict(memory, step, tokens, scores, devices, &lower);
+        self.hear();
+    }
+
+    /// Counts a needed expert, which is used in this precision, and tells the policy and the observer. Whether it is
+    /// there.
+    fn count_use(
+        &mut self,
+        expert: ExpertId,
+        precision: Option<Precision>,
+        selection: &Selection,
+        devices: &dyn DeviceResidency,
+    ) -> bool {
+        let memory = &mut self.memory;
+        let version = precision.map(|precision| Version { expert, precision });
+        let is_on_device = version.is_some_and(|version| devices.has(version));
+        let slot = version.and_then(|version| memory.cache.lookup(version));
+        // How far a read has come depends on the disk's speed.
+        let is_ready = |slot| self.precisions.options.deterministic || memory.cache.is_ready(slot);
+        let hit = is_on_device || slot.is_some_and(is_ready);
+        // A device has its own policy: its residents may age here.
+        if !is_on_device {
+            self.drafts.touch(&mut memory.cache, selection, expert, hit, precision);
+        }
+        let n_uses = selection.routing.pairs_of(expert.index).len() as u64;
+        self.counts.used(expert.layer, precision, n_uses);
+        let high = Version::high(expert);
+        if !devices.has(high) && (devices.copies() || !memory.cache.is_complete(high)) {
+            self.counts.all.missed.count(precision, 1);
+        }
+        self.counts.needed(expert.layer, hit);
+        self.counts.all.draft_misses += u64::from(!hit && self.drafts.is_alone(selection, expert));
+        if memory.observer.is_watching() {
+            let demand = selection.demands[usize::from(expert.index)];
+            let bytes = version.and_then(|version| memory.layout.bytes_missing(&memory.cache, version)).unwrap_or(0);
+            let is_there = is_on_device
+                || slot.is_some()
+                || version.is_some_and(|version| memory.in_flight.is_staged(version, &memory.layout));
+            memory.observer.needed(&NeededExpert { expert, demand, version, hit, is_there, bytes });
+        }
+        hit
+    }
+
+    /// Whether experts that are missing may be replaced by others in this phase.
+    pub fn may_reroute(&self, phase: Phase) -> bool {
+        !self.rerouting.is_off() && (phase.is_decode() || self.reroutes_prompts)
+    }
+
+    /// Whether using an expert now in high precision costs nothing where products run. One that is on its way costs
+    /// nothing either, unless tokens use only complete experts.
+    pub(super) fn is_present(&self, expert: ExpertId, devices: &dyn DeviceResidency) -> bool {
+        if let Some(masked) = &self.masked {
+            return !masked.contains(&expert);
+        }
+        let high = Version::high(expert);
+        if devices.copies() {
+            return devices.has(high);
+        }
+        let own = self.virtual_experts.as_ref();
+        if own.is_some_and(|own| own.is_whole(expert.layer)) || devices.has(high) {
+            return true;
+        }
+        let is_arriving = own.is_some_and(|own| own.is_underway(high));
+        !is_arriving && self.upgrades.is_present(&self.memory.cache, &self.rerouting, expert)
     }
 }

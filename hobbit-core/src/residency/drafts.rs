@@ -2,7 +2,6 @@
 //! ones never reach it, and experts that only these read are evicted first.
 
 use super::selection::Selection;
-use super::{Observer, Reads, Residency};
 use crate::cache::{Cache, Use};
 use crate::expert::{ExpertId, Precision, Version};
 
@@ -146,15 +145,5 @@ impl Drafts {
             cache.end_batch(1);
         }
         self.is_draft.clear();
-    }
-}
-
-impl<R: Reads, O: Observer> Residency<R, O> {
-    pub fn expect_drafts(&mut self, is_draft: &[bool]) {
-        self.drafts.expect(is_draft);
-    }
-
-    pub fn judge_drafts(&mut self, is_accepted: &[bool]) {
-        self.drafts.judge(&mut self.cache, is_accepted);
     }
 }

@@ -3,7 +3,6 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::StagingOptions;
 use super::layout::Layout;
 use super::reads::{Asked, Landed, Read, Reads, Target};
 use super::step::Used;
@@ -29,6 +28,14 @@ pub enum Place {
     Pending,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StagingOptions {
+    /// Staging slots; `None` are as many as it takes.
+    pub n_slots: Option<usize>,
+    /// Whether later layers' experts may use them.
+    pub ahead: bool,
+}
+
 /// See the [module](self).
 pub(super) struct InFlight<R: Reads> {
     pub(super) reader: R,
@@ -47,6 +54,8 @@ pub(super) struct InFlight<R: Reads> {
     ahead: VecDeque<SliceId>,
     /// Reads ahead may be waiting or in flight.
     pub(super) is_reading_ahead: bool,
+    /// Reads for free slots may be: those of a layer that runs may have to be withdrawn.
+    pub(super) is_filling: bool,
     /// The layer of the split in progress.
     pub(super) running: Option<u16>,
     /// The first wanted read that failed.
@@ -65,6 +74,7 @@ impl<R: Reads> InFlight<R> {
             queue: VecDeque::new(),
             ahead: VecDeque::new(),
             is_reading_ahead: false,
+            is_filling: false,
             running: None,
             failure: None,
         }
@@ -73,7 +83,7 @@ impl<R: Reads> InFlight<R> {
     // Tickets
 
     /// A read of so many bytes, with a ticket that no outstanding read has. `held`: see [`Read::held`].
-    fn read(&mut self, target: Target, bytes: u64, held: Option<SlotId>) -> Read {
+    fn read(&mut self, class: LoadClass, target: Target, bytes: u64, held: Option<SlotId>) -> Read {
         let is_free = |ticket: &usize| self.asked[*ticket].is_none();
         let ticket = match (self.last_ticket..self.asked.len()).chain(0..self.last_ticket).find(is_free) {
             Some(free) => free,
@@ -83,7 +93,7 @@ impl<R: Reads> InFlight<R> {
             }
         };
         self.last_ticket = ticket;
-        self.asked[ticket] = Some(Asked { target, held });
+        self.asked[ticket] = Some(Asked { target, held, class });
         Read { ticket: ticket as u64, target, bytes, held }
     }
 
@@ -118,6 +128,9 @@ impl<R: Reads> InFlight<R> {
     /// Makes background reads of needed versions urgent.
     pub(super) fn promote(&mut self, is_needed: impl Fn(Version) -> bool) {
         let Self { reader, asked, .. } = self;
+        for asked in asked.iter_mut().flatten().filter(|asked| is_needed(asked.target.version())) {
+            asked.class = LoadClass::OnDemandHigh;
+        }
         reader.promote(&mut |ticket| is_of(asked, ticket, &is_needed), LoadClass::OnDemandHigh);
     }
 
@@ -147,6 +160,7 @@ impl<R: Reads> InFlight<R> {
     /// first the slices that are multiplied first.
     pub(super) fn of_slots(
         &mut self,
+        class: LoadClass,
         slots: &[(SlotId, Version)],
         order: &[SliceKind],
         cache: &mut Cache,
@@ -162,7 +176,7 @@ impl<R: Reads> InFlight<R> {
                 Some(bytes) => {
                     let held = part.map(|(held, _)| held);
                     held.into_iter().for_each(|held| cache.pin(held));
-                    reads.push(self.read(Target::Record { slot, version }, bytes, held));
+                    reads.push(self.read(class, Target::Record { slot, version }, bytes, held));
                 }
                 None => by_slice.push((slot, version, part)),
             }
@@ -173,7 +187,7 @@ impl<R: Reads> InFlight<R> {
                 let bytes = part.map_or(layout.slice_bytes(slice), |(_, rest)| rest.slices[kind.index()]);
                 let held = part.map(|(held, _)| held);
                 held.into_iter().for_each(|held| cache.pin(held));
-                reads.push(self.read(Target::Slot { slot, slice }, bytes, held));
+                reads.push(self.read(class, Target::Slot { slot, slice }, bytes, held));
             }
         }
         reads
@@ -182,13 +196,14 @@ impl<R: Reads> InFlight<R> {
     /// Reads of single slices of a version into its slot.
     pub(super) fn of_slices(
         &mut self,
+        class: LoadClass,
         slot: SlotId,
         version: Version,
         kinds: &[SliceKind],
         layout: &Layout,
     ) -> Vec<Read> {
         let slices = kinds.iter().map(|&kind| SliceId { version, kind });
-        slices.map(|slice| self.read(Target::Slot { slot, slice }, layout.slice_bytes(slice), None)).collect()
+        slices.map(|slice| self.read(class, Target::Slot { slot, slice }, layout.slice_bytes(slice), None)).collect()
     }
 
     // Staging
@@ -231,7 +246,7 @@ impl<R: Reads> InFlight<R> {
         let slices = order.iter().map(|&kind| SliceId { version, kind });
         let read = |slice| {
             let slot = self.staging.take(slice)?;
-            Some(self.read(Target::Staging { slot, slice }, layout.slice_bytes(slice), None))
+            Some(self.read(LoadClass::Prefetch, Target::Staging { slot, slice }, layout.slice_bytes(slice), None))
         };
         Some(slices.filter_map(read).collect())
     }
@@ -249,7 +264,7 @@ impl<R: Reads> InFlight<R> {
             let slot = self.staging.take(slice)?;
             queue.pop_front();
             let class = running.unwrap_or(LoadClass::ReadAhead);
-            return Some((class, self.read(Target::Staging { slot, slice }, layout.slice_bytes(slice), None)));
+            return Some((class, self.read(class, Target::Staging { slot, slice }, layout.slice_bytes(slice), None)));
         }
     }
 

@@ -13,7 +13,7 @@ use super::devices::DeviceResidency;
 use super::selection::{Selection, TokenChoices};
 use super::step::LayerStep;
 use super::{Later, Observer, Reads, Residency, ScoresByLayer};
-use crate::expert::Version;
+use crate::expert::{ExpertId, Version};
 use crate::predict::RouterScores;
 use crate::route::Weighing;
 
@@ -155,20 +155,23 @@ fn reroute<R: Reads, O: Observer, C: Compute<R, O>>(
     selection: &mut Selection,
 ) -> Result<(), C::Error> {
     let before = compute.router().weights(selection, WeightsFor::Rerouting)?;
-    if residency.has_virtual_experts() {
+    if residency.virtual_experts.is_some() {
         selection.observe(&before, &compute.router().inputs());
     }
     // Usually every expert is present, and the router is not asked: learning it copies its weights.
-    let missing = residency.missing(selection, compute);
+    let layer = selection.layer();
+    let experts = selection.routing.needed.iter().map(|&index| ExpertId { layer, index });
+    let missing: Vec<ExpertId> = experts.filter(|&expert| !residency.is_present(expert, compute)).collect();
     let only_present = residency.rerouting.only_present;
     let wants_scores = if missing.is_empty() {
         only_present && compute.router().weighing(selection) == Weighing::OfAll
     } else {
         // An expert that finds a free slot is read once and stays.
-        let has_empty_slot = |version: Version| {
+        let has_empty_slot = |expert: &ExpertId| {
+            let version = Version::high(*expert);
             if compute.copies() { compute.has_empty_slot(version) } else { residency.cache().has_empty_slot(version) }
         };
-        only_present || !missing.iter().any(|&version| has_empty_slot(version))
+        only_present || !missing.iter().any(has_empty_slot)
     };
     if !wants_scores {
         return Ok(());
@@ -207,7 +210,7 @@ fn predict<R: Reads, O: Observer, C: Compute<R, O>>(
     step: &LayerStep,
 ) {
     if selection.is_new_decode() && residency.looks_ahead() {
-        let later = residency.layers_to_score(step.layer);
+        let later = residency.lookahead.as_ref().map_or_else(Vec::new, |own| own.layers_to_score(step.layer));
         let scores = if later.is_empty() { Vec::new() } else { compute.router().later_scores(&later) };
         let tokens = compute.token_choices(selection);
         let seconds = compute.layer_seconds(step);

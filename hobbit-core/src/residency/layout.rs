@@ -200,7 +200,7 @@ impl Layout {
     }
 
     /// Bytes of weights that a read brings.
-    pub(super) fn bytes_of(&self, Asked { target, held }: Asked) -> u64 {
+    pub(super) fn bytes_of(&self, Asked { target, held, .. }: Asked) -> u64 {
         if let Some(rest) = self.rest(target.version()).filter(|_| held.is_some()) {
             return match target {
                 Target::Slot { slice, .. } | Target::Staging { slice, .. } => rest.slices[slice.kind.index()],

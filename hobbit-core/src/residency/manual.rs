@@ -258,11 +258,11 @@ pub(super) fn begin_split(
 pub(super) fn multiply(residency: &mut Residency<Manual, ()>, step: &LayerStep, kinds: &[SliceKind]) {
     for (&kind, &used) in kinds.iter().flat_map(|kind| step.used.iter().map(move |used| (kind, used))) {
         let slice = SliceId { version: step.version(used), kind };
-        while residency.locate(slice, used) == Place::Pending {
-            assert!(residency.wait() || residency.force_staging(slice, used), "{slice}");
+        while residency.memory.locate(slice, used) == Place::Pending {
+            assert!(residency.memory.wait() || residency.memory.force_staging(slice, used), "{slice}");
         }
         if used.row.is_none() {
-            residency.release(slice);
+            residency.memory.release(slice);
         }
     }
 }

@@ -5,39 +5,43 @@
 //!                      │             │   ▲
 //!    route: demands ◄──┤             │   └── poll, wait ◄──┐
 //!  Precisions          │             ▼                     │
-//!                      │     Residency ── in_flight ────► Reads (a loader, or a virtual link)
-//!                      │       │  └─ background: ahead (predict, load::prefetch), upgrades, fill
-//!                      │       └─ cache (slots) ◄ policy
-//!                      └─► Observer (a trace, or counters of a simulation)
+//!                      │         Residency ─► Memory ─► in_flight ─► Reads (a loader, or a virtual link)
+//!                      │             │          ├─ cache (slots) ◄ policy
+//!                      │             │          └─► Observer (a trace, or counters of a simulation)
+//!                      │             └─ in the background: ahead (predict, load::prefetch), upgrades, fill,
+//!                      └─► Drafts                          virtual_experts
 //! ```
 //!
 //! [`run_layer`] takes a layer through its steps, for the engine's CPU and device paths and for the simulator; each
-//! implements [`Compute`]. Products ask [`Residency::locate`] and [`Residency::wait`] for slices.
+//! implements [`Compute`]. Products ask [`Memory::locate`] and [`Memory::wait`] for slices.
+//!
+//! [`Memory`] owns slots, staging slots and reads, and knows none of those that use it. Each kind of background work is
+//! an owner of its own, which gets the memory for the time of a call; [`Residency`] says when.
 //!
 //! Versions beyond their layer's share of the cache stream through staging slots, in the order in which the
 //! products use them; meanwhile the next layer's slots are filled ahead if the batch is dense. While nothing else is
-//! read, a frequently used low version is replaced by its high version and free slots are filled (`background`). With
-//! virtual experts, the present ones change in the background (`virtual_experts`).
+//! read, a frequently used low version is replaced by its high version (`upgrades`) and free slots are filled (`fill`).
+//! With virtual experts, the present ones change in the background (`virtual_experts`).
 //!
 //! Pure: no ggml, no memory, no I/O. Bytes and time come from [`Reads`]; router values and device residency are data.
 
 mod ahead;
-mod background;
 mod begin;
 mod counters;
 mod devices;
 mod drafts;
+mod fill;
 mod in_flight;
 mod latency;
 mod layer;
 mod layout;
 #[cfg(test)]
 mod manual;
+mod memory;
 #[cfg(test)]
 mod model_test;
 mod observer;
 mod precisions;
-mod reading;
 mod reads;
 mod selection;
 mod step;
@@ -45,30 +49,35 @@ mod step;
 mod tests;
 mod upgrades;
 mod virtual_experts;
+mod warm_start;
 
-pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresByLayer, Slots};
+pub use ahead::{Later, Lookahead, LookaheadOptions, ScoresByLayer};
 pub use counters::Counters;
 pub use devices::DeviceResidency;
 pub use drafts::Drafts;
-pub use in_flight::Place;
+pub use in_flight::{Place, StagingOptions};
 pub use latency::Latency;
 pub use layer::{Compute, Router, WeightsFor, run_layer};
 pub use layout::{LayerShape, LayerShare, Layout, RestBytes, VersionBytes};
+pub use memory::{Memory, Slots};
 pub use observer::{NeededExpert, Observer};
 pub use precisions::Precisions;
 pub use reads::{Landed, Read, Reads, Target};
 pub use selection::{Selection, Split, TokenChoices};
 pub use step::{LayerStep, Used};
-pub use virtual_experts::VirtualExpertsOptions;
+pub use virtual_experts::{VirtualExperts, VirtualExpertsOptions};
 
 use std::collections::HashSet;
 
-use self::background::Background;
 use self::counters::Counts;
+use self::fill::Fill;
 use self::in_flight::InFlight;
-use crate::cache::{Cache, ShareId, SlotId};
-use crate::expert::{ExpertId, Version};
-use crate::route::Rerouting;
+use self::upgrades::Upgrades;
+use crate::cache::Cache;
+use crate::expert::ExpertId;
+use crate::options::Knob;
+use crate::route::{Phase, Rerouting};
+use crate::stats::LayerStats;
 
 pub struct Parts<R, O> {
     pub reads: R,
@@ -83,25 +92,16 @@ pub struct Parts<R, O> {
     pub lookahead: Option<Lookahead>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StagingOptions {
-    /// Staging slots; `None` are as many as it takes.
-    pub n_slots: Option<usize>,
-    /// Whether later layers' experts may use them.
-    pub ahead: bool,
-}
-
-/// The cache, the reads in flight and the background work, which know nothing of each other: its own methods bring them
-/// together. See the [module](self).
+/// The memory, the work in the background, and the rules that a layer goes by. See the [module](self).
 pub struct Residency<R: Reads, O> {
-    cache: Cache,
-    in_flight: InFlight<R>,
-    background: Background,
-    layout: Layout,
-    observer: O,
+    pub memory: Memory<R, O>,
+    pub lookahead: Option<Lookahead>,
+    upgrades: Upgrades,
+    fill: Fill,
+    /// While tokens are decoded, missing experts are not waited for.
+    pub virtual_experts: Option<VirtualExperts>,
     counts: Counts,
-    drafts: Drafts,
-    overlaps: bool,
+    pub drafts: Drafts,
     pub precisions: Precisions,
     pub rerouting: Rerouting,
     pub reroutes_prompts: bool,
@@ -116,14 +116,13 @@ impl<R: Reads, O: Observer> Residency<R, O> {
     pub fn new(parts: Parts<R, O>) -> Self {
         let Parts { reads, observer, cache, layout, staging, overlaps, precisions, lookahead } = parts;
         Self {
-            cache,
-            in_flight: InFlight::new(reads, staging),
-            background: Background { lookahead, ..Background::default() },
             counts: Counts::new(layout.n_blocks()),
+            memory: Memory::new(InFlight::new(reads, staging), observer, cache, layout, overlaps),
+            lookahead,
+            upgrades: Upgrades::default(),
+            fill: Fill::default(),
+            virtual_experts: None,
             drafts: Drafts::default(),
-            layout,
-            observer,
-            overlaps,
             precisions,
             rerouting: Rerouting::default(),
             reroutes_prompts: false,
@@ -132,73 +131,153 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         }
     }
 
-    /// Whether experts are computed while others of their layer are read or copied.
-    pub fn overlaps(&self) -> bool {
-        self.overlaps
-    }
-
     pub fn layout(&self) -> &Layout {
-        &self.layout
+        &self.memory.layout
     }
 
     pub fn cache(&self) -> &Cache {
-        &self.cache
+        &self.memory.cache
     }
 
     pub fn reads(&self) -> &R {
-        &self.in_flight.reader
+        &self.memory.in_flight.reader
     }
 
     pub fn reads_mut(&mut self) -> &mut R {
-        &mut self.in_flight.reader
+        &mut self.memory.in_flight.reader
     }
 
     pub fn observer_mut(&mut self) -> &mut O {
-        &mut self.observer
+        &mut self.memory.observer
     }
 
-    /// Gives a version a slot, whose slices are loading from then on; `None` where it finds none.
-    fn acquire(&mut self, version: Version) -> Option<SlotId> {
-        let acquired = self.cache.acquire(version)?;
-        self.takes(acquired.slot, version, acquired.evicted);
-        Some(acquired.slot)
-    }
-
-    /// A version has a slot from now on, and will be read.
-    fn takes(&mut self, slot: SlotId, version: Version, evicted: Option<Version>) {
-        if let Some(evicted) = evicted {
-            self.observer.evicted(evicted);
-        }
-        for &kind in self.layout.kinds(version.expert.layer) {
-            self.cache.set_loading(slot, kind);
+    pub fn counters(&self) -> Counters {
+        let moved = self.memory.moved;
+        Counters {
+            slices_loaded: moved.slices,
+            bytes_read: moved.bytes,
+            wait_seconds: moved.wait_seconds,
+            upgrades: self.upgrades.n_complete,
+            ..self.counts.all
         }
     }
 
-    /// Sets the number of slots of a share, at most its first number; residents of dropped slots leave.
-    /// `false`, and no change, if one of them is in use. To be called after [`Residency::quiesce`].
-    pub fn resize_share(&mut self, share: ShareId, n_slots: u32) -> bool {
-        let Some(evicted) = self.cache.resize_share(share, n_slots) else { return false };
-        evicted.into_iter().for_each(|version| self.observer.evicted(version));
-        self.background.fill.is_done = false;
-        true
+    /// Counts of each layer with experts, ascending.
+    pub fn layer_stats(&self) -> Vec<LayerStats> {
+        self.counts.of_layers(&self.memory.layout, &self.memory.cache)
+    }
+
+    /// Counts a layer whose products could not be computed expert by expert.
+    pub fn count_in_order(&mut self) {
+        self.counts.all.in_order += 1;
     }
 
     /// Waits for all that is being read, and for nothing more. Failures are forgotten.
     pub fn quiesce(&mut self) {
-        self.settle();
-        self.settle_upgrades();
+        self.memory.settle();
+        self.upgrades.settle(&mut self.memory);
     }
 
-    pub fn n_staging(&self) -> usize {
-        self.in_flight.staging.len()
+    // Tokens
+
+    pub fn begin_sequence(&mut self) {
+        self.memory.cache.begin_sequence();
+        self.lookahead.iter_mut().for_each(Lookahead::begin_sequence);
     }
 
-    /// There are so many staging slots from now on.
-    ///
-    /// # Panics
-    /// If there were some before.
-    pub fn set_staging(&mut self, n_slots: usize) {
-        assert!(self.in_flight.staging.len() == 0, "what is staged would be lost");
-        self.in_flight.staging = in_flight::Staging::new(Some(n_slots));
+    pub fn begin_batch(&mut self, phase: Phase, n_tokens: u32) {
+        if let Some(own) = &mut self.virtual_experts {
+            own.begin_batch(&mut self.memory, phase);
+        }
+        if self.virtual_experts.is_none() || !phase.is_decode() {
+            self.fill.pause(&mut self.memory, phase);
+        }
+        self.drafts.forget();
+        self.memory.cache.begin_batch(!phase.is_decode());
+        self.lookahead.iter_mut().for_each(|own| own.begin_batch(phase, n_tokens));
+    }
+
+    /// A batch of so many tokens was evaluated, in so many seconds: the next token begins.
+    pub fn end_batch(&mut self, phase: Phase, n_tokens: u32, seconds: f64) {
+        let is_deterministic = self.precisions.options.deterministic;
+        self.counts.all.layer = 0;
+        self.hear();
+        if let Some(own) = &mut self.lookahead {
+            own.end_batch(&mut self.memory, phase, n_tokens, seconds);
+        }
+        self.memory.cache.end_batch(self.drafts.n_certain(n_tokens));
+        self.upgrades.end_token();
+        if is_deterministic {
+            self.upgrades.step(&mut self.memory, &self.precisions);
+        }
+        if !phase.is_decode() {
+            return;
+        }
+        if let Some(own) = &mut self.virtual_experts {
+            own.end_batch(&mut self.memory, n_tokens, seconds, is_deterministic);
+        }
+        if let Some(latency) = &mut self.latency {
+            latency.end_token(seconds);
+            *match latency.knob() {
+                Knob::CacheBias => &mut self.rerouting.bias,
+                Knob::Substitute => &mut self.rerouting.substitute,
+            } = latency.strength();
+        }
+        self.fill.between_tokens(&mut self.memory);
+    }
+
+    /// Tells the policy which tokens of the batch that was evaluated last are accepted drafts.
+    pub fn judge_drafts(&mut self, is_accepted: &[bool]) {
+        self.drafts.judge(&mut self.memory.cache, is_accepted);
+    }
+
+    /// The router's probabilities of all experts of a layer for one token, `[n_expert]`, for the policy: once per
+    /// token.
+    pub fn tell_scores(&mut self, layer: u16, scores: &[f32]) {
+        self.memory.cache.scores(layer, scores);
+    }
+
+    // In the background
+
+    /// From now on, while tokens are decoded, what is present changes in the background. Nothing else fills free
+    /// slots then, or reads ahead of single tokens.
+    pub fn keep_virtual_experts(&mut self, options: VirtualExpertsOptions) {
+        let is_deterministic = self.precisions.options.deterministic;
+        self.virtual_experts = Some(VirtualExperts::new(options, &self.memory.layout, is_deterministic));
+    }
+
+    /// Whether tokens are looked ahead of while they are decoded: not where they use only what is there.
+    pub fn looks_ahead(&self) -> bool {
+        self.predicting().is_some() && self.virtual_experts.is_none()
+    }
+
+    /// Whether the next layers' routers are to be asked.
+    pub fn asks_routers(&self) -> bool {
+        self.predicting().is_some_and(Lookahead::asks_routers)
+    }
+
+    /// The lookahead while it makes predictions.
+    fn predicting(&self) -> Option<&Lookahead> {
+        self.lookahead.as_ref().filter(|own| own.predicts(self.memory.observer.is_watching()))
+    }
+
+    /// From now on free slots are filled while no product waits, unless that would be seen in what a repeatable run
+    /// or a trace depends on, or high versions are not wanted at all, or experts are virtual. Not for policies that
+    /// take an insertion for a use. `between_tokens`: also between two tokens of an answer.
+    pub fn fill_free_slots(&mut self, between_tokens: bool) {
+        let is_repeatable = self.memory.observer.is_watching() || self.precisions.options.deterministic;
+        let is_fixed = is_repeatable || self.virtual_experts.is_some();
+        self.fill = Fill::new(!is_fixed && self.precisions.loads_high(), between_tokens);
+        self.idle();
+    }
+
+    /// Lines up reads for all free slots, while the session is idle. An evaluation withdraws them.
+    pub fn idle(&mut self) {
+        self.fill.idle(&mut self.memory);
+    }
+
+    /// Waits for all that [`Residency::idle`] lines up. Bytes of the versions that are ready in slots then.
+    pub fn finish_filling(&mut self) -> u64 {
+        self.fill.finish(&mut self.memory)
     }
 }

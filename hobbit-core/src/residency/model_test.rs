@@ -10,9 +10,9 @@ use proptest::prelude::*;
 
 use super::manual::{KINDS, Manual, Small, begin_split, split};
 use super::*;
-use crate::cache::SliceState;
 use crate::cache::policy::PolicyKind;
-use crate::expert::{ExpertId, Precision, SliceId, SliceKind};
+use crate::cache::{SliceState, SlotId};
+use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::prefetch::{Governor, Pace, PrefetchOptions, Prefetcher};
 use crate::predict::{self, PredictShape, PredictorKind};
 use crate::route::{Phase, Thresholds, resolve};
@@ -95,7 +95,7 @@ impl Model {
             Governor::fixed(true),
             LookaheadOptions { shape, distance_max: 2, hides_waits: false },
         );
-        residency.background.lookahead = Some(lookahead);
+        residency.lookahead = Some(lookahead);
         residency.fill_free_slots(true);
         let (held, pins) = (Vec::new(), HashMap::new());
         Self { small, residency, sessions: Default::default(), held, pins, hits: 0, misses: 0 }
@@ -183,7 +183,7 @@ impl Model {
         self.check();
         if chosen.is_new_decode() && self.residency.looks_ahead() {
             // Some experts of each later layer, others for each token.
-            let later = self.residency.layers_to_score(layer);
+            let later = self.residency.lookahead.as_ref().unwrap().layers_to_score(layer);
             let score = |token: usize, target: u16, index: u16| (index * 5 + target * 3 + token as u16 * 7) % 11;
             let of_layer = |token: usize, target: u16| {
                 (target, (0..self.small.n_expert).map(|index| f32::from(score(token, target, index))).collect())
@@ -218,7 +218,7 @@ impl Model {
             let expert = ExpertId { layer, index };
             let [high, low] = [Version::high(expert), Version::low(expert)];
             let is_resident = |version| devices.has(version) || self.residency.cache().lookup(version).is_some();
-            let is_coming = self.residency.background.upgrades.is_underway(high) && !devices.has(high);
+            let is_coming = self.residency.upgrades.is_underway(high) && !devices.has(high);
             let residents = [is_resident(high) && !is_coming, has_low && is_resident(low)];
             let Some(precision) = resolve(chosen.demands[usize::from(index)], residents, has_low) else { continue };
             used.push((index, precision));
@@ -243,12 +243,12 @@ impl Model {
             .collect();
         for (slice, used) in slices.into_iter().take(most) {
             loop {
-                self.residency.poll();
-                if self.residency.take_failure().is_some() {
-                    assert!(self.residency.take_failure().is_none(), "told once");
+                self.residency.memory.poll();
+                if self.residency.memory.take_failure().is_some() {
+                    assert!(self.residency.memory.take_failure().is_none(), "told once");
                     return false;
                 }
-                match self.residency.locate(slice, used) {
+                match self.residency.memory.locate(slice, used) {
                     Place::Cached => {
                         let slot = self.residency.cache().lookup(slice.version).expect("pinned");
                         let there = self.residency.reads().slots.get(&(slot, slice.kind));
@@ -257,12 +257,12 @@ impl Model {
                     }
                     Place::Staged(slot) => {
                         assert_eq!(self.residency.reads().staged.get(&slot), Some(&slice), "in staging slot {slot}");
-                        self.residency.release(slice);
+                        self.residency.memory.release(slice);
                         break;
                     }
                     Place::Pending => {
-                        let goes_on = self.residency.wait() || self.residency.force_staging(slice, used);
-                        let has_failed = self.residency.in_flight.failure.is_some();
+                        let goes_on = self.residency.memory.wait() || self.residency.memory.force_staging(slice, used);
+                        let has_failed = self.residency.memory.in_flight.failure.is_some();
                         assert!(goes_on || has_failed, "{slice}: nothing will ever load it");
                     }
                 }
@@ -286,30 +286,31 @@ impl Model {
             let versions: Vec<_> =
                 slots.iter().map(|&slot| self.residency.cache().occupant(slot).expect("held")).collect();
             self.unpin(&versions);
-            self.residency.unpin(slots);
+            self.residency.memory.unpin(slots);
         }
     }
 
     fn resize(&mut self, layer: u16, n_slots: u32) {
         self.residency.quiesce();
         for share in self.residency.layout().shares(layer).to_vec() {
-            self.residency.resize_share(share.id, n_slots);
+            self.residency.memory.resize_share(share.id, n_slots);
             assert!(self.residency.cache().slots_of_share(share.id).len() as u32 <= share.n_slots);
         }
     }
 
     /// After a failed batch, or before a resize.
     fn settle(&mut self) {
-        self.residency.settle();
-        assert!(self.residency.take_failure().is_none(), "what has failed does not fail the next batch");
+        self.residency.memory.settle();
+        assert!(self.residency.memory.take_failure().is_none(), "what has failed does not fail the next batch");
         assert_eq!(self.residency.reads().outstanding(), 0);
-        assert_eq!(self.residency.in_flight.outstanding().count(), 0);
+        assert_eq!(self.residency.memory.in_flight.outstanding().count(), 0);
         for (version, slot) in self.residency.cache().residents() {
             let states = KINDS.map(|kind| self.residency.cache().state(slot, kind));
             assert!(!states.contains(&SliceState::Loading), "{version} is not loading");
         }
-        let is_loading = |slice| self.residency.in_flight.staging.get(slice) == Some(super::in_flight::Staged::Loading);
-        assert!(!self.residency.in_flight.staging.slices().any(is_loading));
+        let is_loading =
+            |slice| self.residency.memory.in_flight.staging.get(slice) == Some(super::in_flight::Staged::Loading);
+        assert!(!self.residency.memory.in_flight.staging.slices().any(is_loading));
     }
 
     /// Invariants after every call.

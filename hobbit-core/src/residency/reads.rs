@@ -98,4 +98,6 @@ pub(super) struct Asked {
     pub(super) target: Target,
     /// See [`Read::held`]. Pinned.
     pub(super) held: Option<SlotId>,
+    /// Why it is read now.
+    pub(super) class: LoadClass,
 }

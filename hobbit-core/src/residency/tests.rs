@@ -3,7 +3,7 @@
 use super::manual::{KINDS, Manual, Small, begin_split, multiply, split};
 use super::*;
 use crate::cache::policy::PolicyKind;
-use crate::expert::{ExpertId, Precision, SliceId, SliceKind};
+use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
 use crate::load::LoadClass;
 use crate::load::prefetch::{Governor, Pace, PrefetchOptions, Prefetcher};
 use crate::predict::{self, PredictShape, PredictorKind};
@@ -59,11 +59,11 @@ fn misses_are_read_matrix_by_matrix_and_hit_the_next_time() {
     let order = [(5, Gate), (3, Gate), (5, Up), (3, Up), (5, Down), (3, Down)].map(|(index, kind)| demand(index, kind));
     assert_eq!(waiting(&toy), order);
     toy.reads_mut().land(1, false);
-    toy.poll();
+    toy.memory.poll();
     let places = |toy: &Toy| {
         step.used
             .iter()
-            .map(|&used| toy.locate(SliceId { version: step.version(used), kind: Gate }, used))
+            .map(|&used| toy.memory.locate(SliceId { version: step.version(used), kind: Gate }, used))
             .collect::<Vec<_>>()
     };
     assert_eq!(places(&toy), [Place::Pending, Place::Cached]);
@@ -84,12 +84,12 @@ fn what_has_no_slot_streams_through_staging_in_the_order_of_use() {
     let staged = |index, kind| (LoadClass::OnDemandHigh, index, Some(kind), true);
     assert_eq!(waiting(&toy)[3..], [staged(2, Gate), staged(3, Gate)], "both slots are taken");
     toy.reads_mut().land(3, false);
-    toy.poll();
+    toy.memory.poll();
     assert_eq!(waiting(&toy).len(), 4, "nothing is released yet");
-    toy.release(SliceId { version: high(0, 2), kind: Gate });
+    toy.memory.release(SliceId { version: high(0, 2), kind: Gate });
     assert_eq!(waiting(&toy)[4], staged(2, Up));
     toy.end(step, &chosen);
-    toy.settle();
+    toy.memory.settle();
     run(&mut toy, &small, &mut chosen, 0, &[&[1, 2, 3]]);
     assert_eq!((toy.counters().hits, toy.counters().misses), (1, 5));
 }
@@ -236,13 +236,13 @@ fn a_failure_that_somebody_waits_for_is_told_once() {
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
     toy.reads_mut().land(0, true);
     toy.reads_mut().land(0, true);
-    toy.poll();
-    assert_eq!(toy.take_failure().map(|read| read.target.version()), Some(high(0, 1)), "the first");
-    assert_eq!(toy.take_failure(), None);
+    toy.memory.poll();
+    assert_eq!(toy.memory.take_failure().map(|read| read.target.version()), Some(high(0, 1)), "the first");
+    assert_eq!(toy.memory.take_failure(), None);
     toy.end(step, &chosen);
     // After a failed batch nothing is under way, and nothing of it fails the next one.
-    toy.settle();
-    assert_eq!((toy.reads().outstanding(), toy.take_failure()), (0, None));
+    toy.memory.settle();
+    assert_eq!((toy.reads().outstanding(), toy.memory.take_failure()), (0, None));
     // Complete matrices stay; those that failed are read again.
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
     assert_eq!(waiting(&toy), [1, 2].map(|index| (LoadClass::OnDemandHigh, index, Some(Gate), false)));
@@ -256,13 +256,13 @@ fn reads_that_find_no_room_fail_only_who_waits_for_them() {
     let (mut toy, mut chosen) = (small.residency(), Selection::default());
     toy.reads_mut().refuses = 1;
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
-    assert_eq!(toy.take_failure().map(|read| read.target.version()), Some(high(0, 1)));
+    assert_eq!(toy.memory.take_failure().map(|read| read.target.version()), Some(high(0, 1)));
     toy.end(step, &chosen);
-    toy.settle();
+    toy.memory.settle();
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[0, 1], &[2, 3]]);
     toy.reads_mut().refuses = 99;
     finish(&mut toy, &chosen, step);
-    assert_eq!(toy.take_failure(), None);
+    assert_eq!(toy.memory.take_failure(), None);
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn one_upgrade_a_token_while_nothing_is_read() {
         let step = begin_split(toy, &mut chosen, &());
         finish(toy, &chosen, step);
         if !is_slow {
-            toy.settle();
+            toy.memory.settle();
         }
         toy.end_batch(Phase::Decode, 1, 0.1);
     };
@@ -313,7 +313,7 @@ fn a_nested_version_is_completed_from_the_low_one() {
         let step = begin_split(toy, &mut chosen, &());
         finish(toy, &chosen, step);
         let read = toy.counters().bytes_read - before;
-        toy.settle();
+        toy.memory.settle();
         toy.end_batch(Phase::Decode, 1, 0.1);
         read
     };
@@ -359,20 +359,24 @@ fn what_was_resident_is_read_again() {
         run(&mut toy, &small, &mut chosen, 0, &[token]);
         toy.end_batch(Phase::Decode, 1, 0.1);
     }
-    let saved = toy.save("");
+    let saved = toy.memory.save("");
     let mut again = small.residency();
-    assert_eq!(again.restore(&saved), 2);
+    assert_eq!(again.memory.restore(&saved), 2);
     assert!(
         again.cache().is_complete(high(0, 1))
             && again.cache().is_complete(high(0, 4))
             && !again.cache().is_complete(high(0, 0))
     );
     let mut assumed = small.residency();
-    assumed.assume(&saved);
+    assumed.memory.assume(&saved);
     assert_eq!((assumed.cache().is_complete(high(0, 4)), assumed.reads().n_submitted), (true, 0));
     let mut failing = small.residency();
     failing.reads_mut().script = vec![(0, true); 1];
-    assert_eq!((failing.restore(&saved), failing.take_failure()), (1, None), "it is read when it is needed");
+    assert_eq!(
+        (failing.memory.restore(&saved), failing.memory.take_failure()),
+        (1, None),
+        "it is read when it is needed"
+    );
 }
 
 #[test]
@@ -381,9 +385,9 @@ fn shares_that_shrink_lose_residents_unless_they_are_in_use() {
     let (mut toy, mut chosen) = (small.residency(), Selection::default());
     let step = begin(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
     let share = toy.layout().shares(0)[0].id;
-    assert!(!toy.resize_share(share, 1), "both are being read");
+    assert!(!toy.memory.resize_share(share, 1), "both are being read");
     finish(&mut toy, &chosen, step);
-    assert!(toy.resize_share(share, 1));
+    assert!(toy.memory.resize_share(share, 1));
     assert_eq!([1, 2].map(|index| toy.cache().is_complete(high(0, index))), [true, false]);
     run(&mut toy, &small, &mut chosen, 0, &[&[1, 2]]);
     assert_eq!((toy.counters().hits, toy.counters().misses), (1, 3));
@@ -396,7 +400,7 @@ fn a_read_ahead_evicts_no_predicted_expert() {
     let (mut toy, mut chosen) = (small.residency(), Selection::default());
     let shape = PredictShape::new((0..2).map(|layer| (layer, small.n_expert)), |_| 3);
     let options = PrefetchOptions { pace: Pace::All, ..PrefetchOptions::default() };
-    toy.background.lookahead = Some(Lookahead::new(
+    toy.lookahead = Some(Lookahead::new(
         predict::build(PredictorKind::StackedGate, shape.clone(), None),
         Prefetcher::new(options, Default::default()),
         Governor::fixed(true),
@@ -419,7 +423,7 @@ fn a_read_ahead_evicts_no_predicted_expert() {
 fn draft(toy: &mut Toy, small: &Small, chosen: &mut Selection, tokens: &[u16], is_draft: &[bool]) {
     let n_tokens = tokens.len() as u32;
     toy.begin_batch(Phase::Decode, n_tokens);
-    toy.expect_drafts(is_draft);
+    toy.drafts.expect(is_draft);
     let tokens: Vec<[u16; 1]> = tokens.iter().map(|token| [*token]).collect();
     let tokens: Vec<&[u16]> = tokens.iter().map(<[u16; 1]>::as_slice).collect();
     run(toy, small, chosen, 0, &tokens);

@@ -115,9 +115,9 @@ impl<'a> Replay<'a> {
         let ResidentsRecord { versions, statistics } = self.recording.start.clone();
         let saved = SavedCache { name: String::new(), residents: versions, statistics };
         if self.config.eviction.to_string() == self.recording.header.settings.policy {
-            self.residency.load_statistics(&saved);
+            self.residency.memory.load_statistics(&saved);
         }
-        self.residency.assume(&saved);
+        self.residency.memory.assume(&saved);
     }
 
     fn batch(&mut self, batch: &Batch) {
@@ -281,18 +281,18 @@ impl residency::Compute<Link, Tally<'_>> for RecordedLayer<'_> {
         let mut left: Vec<(Used, SliceId)> =
             elsewhere.map(|&used| (used, SliceId { version: step.version(used), kind: WHOLE })).collect();
         while !left.is_empty() {
-            residency.poll();
-            let is_there = |(used, slice): &(Used, SliceId)| residency.locate(*slice, *used) != Place::Pending;
+            residency.memory.poll();
+            let is_there = |(used, slice): &(Used, SliceId)| residency.memory.locate(*slice, *used) != Place::Pending;
             if let Some(at) = left.iter().position(is_there) {
                 let (used, slice) = left.remove(at);
                 pass(residency, seconds);
                 if used.row.is_none() {
-                    residency.release(slice);
+                    residency.memory.release(slice);
                 }
                 continue;
             }
             let before = residency.reads().seconds();
-            if !residency.wait() {
+            if !residency.memory.wait() {
                 debug_assert!(false, "every version in use is there or on its way");
                 break;
             }
@@ -320,7 +320,7 @@ impl RecordedLayer<'_> {
 /// Advances the clock and marks completed reads.
 fn pass(residency: &mut Host<'_>, seconds: f64) {
     residency.reads_mut().pass(seconds);
-    residency.poll();
+    residency.memory.poll();
 }
 
 /// Sets a layer's recorded router choice.

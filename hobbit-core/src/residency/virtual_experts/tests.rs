@@ -113,11 +113,11 @@ fn who_is_wanted_comes_in_the_background_and_who_is_not_leaves() {
     }
     // It lands while a token is computed: from the next one on it is present, and 2 has given the spare slot back.
     land(&mut toy, false);
-    toy.poll();
+    toy.memory.poll();
     assert_eq!(present(&toy), [0, 1, 2]);
     assert_eq!(evaluate(&mut toy, &small, &[[0, 6]]), 0);
     assert_eq!(present(&toy), [0, 1, 6]);
-    let report = toy.virtual_experts_report().unwrap();
+    let report = toy.virtual_experts.as_ref().unwrap().report();
     assert_eq!((report.replacements, report.failed, report.period_tokens), (1, 0, 1));
 }
 
@@ -130,9 +130,9 @@ fn a_failed_read_keeps_the_old_expert() {
     land(&mut toy, true);
     assert_eq!(evaluate(&mut toy, &small, &[[0, 1]]), 0);
     assert_eq!(present(&toy), [0, 1, 2]);
-    let report = toy.virtual_experts_report().unwrap();
+    let report = toy.virtual_experts.as_ref().unwrap().report();
     assert_eq!((report.replacements, report.failed), (0, 1));
-    assert!(toy.take_failure().is_none(), "nobody waited for it");
+    assert!(toy.memory.take_failure().is_none(), "nobody waited for it");
     // It is tried again when it is wanted enough again.
     for _ in 0..200 {
         evaluate(&mut toy, &small, &[[0, 6]]);
@@ -151,7 +151,7 @@ fn what_finds_no_room_in_the_queue_changes_nothing() {
         assert_eq!(evaluate(&mut toy, &small, &[[0, 6]]), 0);
     }
     assert_eq!(present(&toy), [0, 1, 2]);
-    let report = toy.virtual_experts_report().unwrap();
+    let report = toy.virtual_experts.as_ref().unwrap().report();
     assert_eq!((report.replacements, report.failed), (0, 0));
 }
 
@@ -176,7 +176,7 @@ fn a_layer_has_its_turn_once_in_a_period() {
 fn layers_take_turns() {
     let small = Small { n_layers: 4, ..small(4) };
     let toy = toy(small, 16);
-    let next: Vec<u64> = toy.background.virtual_experts.as_ref().unwrap().lanes.iter().map(|lane| lane.next).collect();
+    let next: Vec<u64> = toy.virtual_experts.as_ref().unwrap().lanes.iter().map(|lane| lane.next).collect();
     assert_eq!(next, [0, 4, 8, 12]);
 }
 
@@ -231,7 +231,7 @@ fn a_prompt_takes_back_what_has_not_begun_and_uses_what_has() {
         evaluate(&mut toy, &small, &[[0, 6]]);
     }
     prompt(&mut toy, &small, [6, 7]);
-    assert!(toy.background.virtual_experts.as_ref().unwrap().underway.is_empty());
+    assert!(toy.virtual_experts.as_ref().unwrap().underway.is_empty());
     assert!(reading(&toy).is_empty() && is_present(&toy, 6) && is_present(&toy, 7));
     assert_eq!(toy.reads().n_answered, toy.reads().n_submitted);
 }
@@ -247,7 +247,7 @@ fn in_repeatable_runs_the_speed_of_reads_decides_nothing() {
             evaluate(&mut toy, &small, &[[token / 8 % 8, (token / 8 + 1) % 8]]);
             if lands_early {
                 land(&mut toy, false);
-                toy.poll();
+                toy.memory.poll();
             }
             seen.push(present(&toy));
         }

@@ -167,7 +167,7 @@ impl ExpertBackend {
         let ready = |host: &Host, kind: SliceKind| {
             step.used
                 .iter()
-                .all(|&used| host.locate(SliceId { version: step.version(used), kind }, used) == Place::Cached)
+                .all(|&used| host.memory.locate(SliceId { version: step.version(used), kind }, used) == Place::Cached)
         };
         let all_ready = one_view.is_some() && kinds.iter().all(|&kind| ready(work.host, kind));
         self.slot_ids.clear();
@@ -307,7 +307,7 @@ impl<'a> Compute<HostReads, Recorder> for CpuLayer<'a> {
 
     fn products(&mut self, host: &mut Host, selection: &Selection, step: &LayerStep) -> Result<(), Failed> {
         let kinds = self.router.kinds();
-        host.wait_for_all(step, kinds);
+        host.memory.wait_for_all(step, kinds);
         let mut work = Work { host, devices: &mut self.devices, selection, step };
         // SAFETY: `ExpertBackend::layer` made this of a live graph's nodes.
         unsafe { self.backend.products(&mut work, kinds, self.graph, self.nodes) }
@@ -325,7 +325,7 @@ struct Work<'a, 'b> {
 impl Work<'_, '_> {
     /// Waits until something lands; if nothing is on its way, has `slice` read.
     fn wait_for(&mut self, slice: SliceId, used: Used) -> Result<(), Failed> {
-        if self.host.wait() || self.devices.force_staging(self.host, slice, used) {
+        if self.host.memory.wait() || self.devices.force_staging(self.host, slice, used) {
             return Ok(());
         }
         Err(layer_router::failed(format!("{slice}: nothing will ever load it")))

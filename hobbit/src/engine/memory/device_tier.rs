@@ -319,17 +319,17 @@ impl Tier {
         while !uploads.is_empty() {
             // SAFETY: the step's host slots are pinned until `settled`, which waits for the uploads.
             let progress = unsafe { uploads.pump(host, self) };
-            if let Some(error) = host.take_failure() {
+            if let Some(error) = host.memory.take_failure() {
                 return Err(error);
             }
-            if progress || host.wait() {
+            if progress || host.memory.wait() {
                 continue;
             }
             let released = self.wait_for_host_staging();
             if released.is_empty() && !uploads.force_staging(host) {
                 return Ok(false);
             }
-            released.into_iter().for_each(|slice| host.release(slice));
+            released.into_iter().for_each(|slice| host.memory.release(slice));
         }
         Ok(true)
     }

@@ -375,7 +375,7 @@ impl Share {
 /// The bytes of a slice that a step uses, once they are complete, and whether they are in a staging slot that must be
 /// released after use.
 pub(crate) fn host_bytes(host: &Host, slice: SliceId, used: Used) -> Option<(*const u8, bool)> {
-    match host.locate(slice, used) {
+    match host.memory.locate(slice, used) {
         Place::Cached => {
             let view = host.reads().view(slice.version.expert.layer, used.share, slice.kind);
             let row = used.row.expect("a cached version has a row") as usize;

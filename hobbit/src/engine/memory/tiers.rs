@@ -18,7 +18,7 @@ use hobbit_core::expert::{ExpertId, SliceId, SliceKind, Version};
 use hobbit_core::plan::{ExpertCache, MemoryPlan};
 use hobbit_core::predict::{GateStack, Popularity, sample};
 #[cfg(doc)]
-use hobbit_core::residency::Residency;
+use hobbit_core::residency::Memory;
 use hobbit_core::residency::{Latency, Observer, Reads, ScoresByLayer, Used};
 use hobbit_core::route::Phase;
 use hobbit_core::stats::{CachingReport, DeviceCounters, DeviceReport, PrecisionReport, WarmStart};
@@ -101,15 +101,15 @@ impl OtherTiers<'_> {
         self.0.iter().flat_map(|tiers| tiers.iter()).any(|tier| tier.report.pinned)
     }
 
-    /// As [`Residency::force_staging`] of `host`.
+    /// As [`Memory::force_staging`] of `host`.
     pub(crate) fn force_staging(&mut self, host: &mut Host, slice: SliceId, used: Used) -> bool {
-        if !host.is_staged_or_cached(slice, used) {
+        if !host.memory.is_staged_or_cached(slice, used) {
             // Another device's uploads may hold all staging slots.
             for tier in self.0.iter_mut().flat_map(|tiers| tiers.iter_mut()) {
                 while !tier.wait_for_host_staging().is_empty() {}
             }
         }
-        host.force_staging(slice, used)
+        host.memory.force_staging(slice, used)
     }
 }
 
@@ -256,7 +256,7 @@ impl Tiers {
 
     /// Which tokens of the batch that has begun are drafts.
     pub(crate) fn expect_drafts(&mut self, is_draft: &[bool]) {
-        self.host.expect_drafts(is_draft);
+        self.host.drafts.expect(is_draft);
         self.tiers.iter_mut().for_each(|tier| tier.drafts.expect(is_draft));
     }
 
@@ -285,7 +285,7 @@ impl Tiers {
     /// Whether the router's choice counts even in a layer that is wholly on its device: recorded routes overwrite it, a
     /// trace records it, virtual experts and masks change it, and experts forced to low precision are not in the slots.
     pub(crate) fn needs_every_choice(&mut self) -> bool {
-        let changes = self.host.has_virtual_experts() || self.host.masked.is_some();
+        let changes = self.host.virtual_experts.is_some() || self.host.masked.is_some();
         let is_forced = !self.host.precisions.forced_low.is_empty();
         let is_divided = self.tiers.iter().any(Tier::is_divided);
         self.follows_routes() || self.host.observer_mut().is_watching() || is_divided && (changes || is_forced)
@@ -305,7 +305,7 @@ impl Tiers {
     /// Records the initial residents of the host's cache in the trace.
     pub(crate) fn record_residents(&mut self) {
         if self.description.warm_start.is_some() && self.host.observer_mut().is_watching() {
-            let saved = self.host.save("");
+            let saved = self.host.memory.save("");
             self.host.observer_mut().residents(saved);
         }
     }
@@ -382,7 +382,7 @@ impl Tiers {
         let mut warm = WarmStart::default();
         let hosts = || state.caches.iter().filter(|saved| saved.name == HOST);
         for saved in hosts() {
-            self.host.load_statistics(saved);
+            self.host.memory.load_statistics(saved);
         }
         // Devices first: their experts pass through the host's slots.
         for saved in state.caches.iter().filter(|saved| saved.name != HOST) {
@@ -391,7 +391,7 @@ impl Tiers {
         }
         for saved in hosts() {
             warm.saved += saved.residents.len() as u64;
-            warm.experts += self.host.restore(saved);
+            warm.experts += self.host.memory.restore(saved);
         }
         warm.bytes = self.host.counters().bytes_read - before;
         self.description.warm_start = Some(warm);
@@ -412,7 +412,7 @@ impl Tiers {
             match upload(host, tier, versions) {
                 Ok(true) => came += versions.len() as u64,
                 _ => {
-                    host.settle();
+                    host.memory.settle();
                     break;
                 }
             }
@@ -428,7 +428,7 @@ impl Tiers {
             return;
         }
         self.host.quiesce();
-        let mut state = CacheState { caches: vec![self.host.save(HOST)], ..CacheState::default() };
+        let mut state = CacheState { caches: vec![self.host.memory.save(HOST)], ..CacheState::default() };
         state.caches.extend(
             self.tiers.iter_mut().filter(|tier| !tier.is_unified()).map(|tier| tier.cache.save(&tier.report.name)),
         );
@@ -457,6 +457,6 @@ fn upload(host: &mut Host, tier: &mut Tier, versions: &[Version]) -> Result<bool
     let result = tier.fill(host, &step, &kinds);
     let pins = host.finish(step);
     tier.settled(host);
-    host.unpin(pins);
+    host.memory.unpin(pins);
     result
 }

@@ -385,7 +385,7 @@ impl Model {
     /// Counters of prefetching since the model was opened; `None` without it.
     pub fn prefetch_counters(&self) -> Option<PrefetchCounters> {
         let memories = self.shared.experts.memories();
-        Some(memories.as_ref()?.host.prefetch_report()?.counters)
+        Some(memories.as_ref()?.host.lookahead.as_ref()?.report().counters)
     }
 
     /// Place of every expert; `None` where llama.cpp runs the model by itself, and before the first session. Waits for

@@ -340,8 +340,8 @@ pub(crate) fn failed(reason: impl Into<String>) -> Failed {
 /// # Errors
 /// A read has failed, which is reported, or llama.cpp aborts the batch.
 pub(crate) fn poll(host: &mut Host, Abort(callback, data): &Abort) -> Result<(), Failed> {
-    host.poll();
-    if let Some(error) = host.take_failure() {
+    host.memory.poll();
+    if let Some(error) = host.memory.take_failure() {
         return Err(failed(error.to_string()));
     }
     // SAFETY: callback and data are valid.

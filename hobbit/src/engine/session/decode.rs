@@ -115,7 +115,7 @@ impl Session {
         let failure = calling::take_failure().or(written_to.map(|error| error.to_string()));
         if code != 0 || failure.is_some() {
             if let Some(memories) = experts.memories().as_mut().filter(|_| failure.is_some()) {
-                memories.host.settle();
+                memories.host.memory.settle();
             }
             // -1: llama.cpp refused the batch and placed nothing.
             let undone =

@@ -33,7 +33,7 @@ use crate::engine::text::sampling::Sampler;
 use hobbit_core::checkpoints::Checkpoints;
 use hobbit_core::options::{Pooling, SessionOptions, Token};
 use hobbit_core::plan::{CONTEXT_TOKENS_MIN, MemoryPlan, PlanError, RunMode};
-use hobbit_core::residency::Latency;
+use hobbit_core::residency::{Latency, Lookahead, VirtualExperts};
 use hobbit_core::route::Phase;
 use hobbit_core::stats::{
     CachingReport, DeviceCounters, DeviceReport, KernelReport, PrecisionReport, Stats, Timings, WarmStart,
@@ -353,8 +353,9 @@ impl Session {
         for (now, before) in devices.iter_mut().zip(&self.devices_before) {
             *now = *now - *before;
         }
-        let prefetch = memories.as_ref().and_then(|own| own.host.prefetch_report());
-        let virtual_experts = memories.as_ref().and_then(|own| own.host.virtual_experts_report());
+        let prefetch = memories.as_ref().and_then(|own| own.host.lookahead.as_ref().map(Lookahead::report));
+        let virtual_experts =
+            memories.as_ref().and_then(|own| own.host.virtual_experts.as_ref().map(VirtualExperts::report));
         let latency = memories.as_ref().and_then(|own| own.host.latency.as_ref().map(Latency::report));
         let kernels = KernelReport { choice: self.purpose.kernels, trials: backend::trials() };
         Stats {

@@ -136,7 +136,7 @@ impl ExpertBackend {
             for progress in &mut pending {
                 let used = progress.used;
                 let is_here = |link: &&Link| {
-                    link.kind.is_none_or(|kind| work.host.locate(slice_of(used, kind), used) != Place::Pending)
+                    link.kind.is_none_or(|kind| work.host.memory.locate(slice_of(used, kind), used) != Place::Pending)
                 };
                 progress.to = progress.done + chain.links[progress.done..].iter().take_while(is_here).count();
             }
@@ -157,7 +157,7 @@ impl ExpertBackend {
                 let now: Vec<Part> = now
                     .map(|progress| {
                         let slice = link.kind.map(|kind| slice_of(progress.used, kind));
-                        let data = slice.and_then(|slice| match work.host.locate(slice, progress.used) {
+                        let data = slice.and_then(|slice| match work.host.memory.locate(slice, progress.used) {
                             Place::Staged(slot) => {
                                 staged.push(slice);
                                 Some(work.host.reads().staged(slot, slice))
@@ -175,7 +175,7 @@ impl ExpertBackend {
                 }
             }
             self.run()?;
-            staged.into_iter().for_each(|slice| work.host.release(slice));
+            staged.into_iter().for_each(|slice| work.host.memory.release(slice));
             pending.iter_mut().for_each(|progress| progress.done = progress.to);
             pending.retain(|progress| progress.done < chain.links.len());
         }

@@ -29,7 +29,7 @@ impl ExpertBackend {
         while !pending.is_empty() {
             layer_router::poll(work.host, &self.abort)?;
             let mut here: Vec<(Used, Option<*mut u8>)> = Vec::new();
-            pending.retain(|&used| match work.host.locate(slice_of(used), used) {
+            pending.retain(|&used| match work.host.memory.locate(slice_of(used), used) {
                 Place::Cached => {
                     here.push((used, None));
                     false
@@ -56,7 +56,7 @@ impl ExpertBackend {
                     self.groups(node, routing, now, |used| work.host.reads().view(step.layer, used.share, kind))?
                 };
                 for (used, _) in now.iter().filter(|(_, data)| data.is_some()) {
-                    work.host.release(slice_of(*used));
+                    work.host.memory.release(slice_of(*used));
                 }
                 rest = later;
             }

@@ -342,7 +342,7 @@ impl Offload {
         let stages = unsafe { stages(&own) };
         let wanted = [Some(ids), weights, of_router, of_experts, logits];
         let is_single = phase.is_decode() && n_tokens == 1 && kinds.len() == host.layout().kinds(tag.layer).len();
-        let mut early = if is_single && host.overlaps() && routers.walk.is_none() && !tier.is_unified() {
+        let mut early = if is_single && host.memory.overlaps() && routers.walk.is_none() && !tier.is_unified() {
             // SAFETY: by the caller.
             unsafe { self.begin_early(tier, host, (tag.layer, ids), &stages[0].products, &wanted)? }
         } else {

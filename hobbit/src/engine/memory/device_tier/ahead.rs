@@ -30,7 +30,7 @@ use hobbit_core::cache::{Cache, SlotId};
 use hobbit_core::expert::{SliceId, Version};
 use hobbit_core::load::prefetch::{Estimates, Holdings, Link, Pace, PrefetchOptions, Prefetcher};
 use hobbit_core::predict::PredictShape;
-use hobbit_core::residency::{LayerStep, Selection, Slots};
+use hobbit_core::residency::{LayerStep, Lookahead, Selection, Slots};
 
 /// Maximum experts in flight for layers that have not run, if their worth is judged: a token of current models uses as
 /// many in a layer.
@@ -222,23 +222,22 @@ impl Tier {
         self.counters.ahead_used += used.iter().filter(|used| planner.is_outstanding(**used)).count() as u64;
         planner.settle(step.layer, &selection.tokens(), &used, false);
         let link = Link { queued_bytes, ..Link::default() };
-        let found = host.ask_ahead(|slots, predictor, shape, distance_max| {
-            let held = DeviceHoldings { host: slots, cache: &self.cache, shape };
-            let mut found = planner.look_ahead(predictor, step.layer, distance_max, &held);
-            let probabilities = planner.probabilities(&found, &held);
-            found.wanted.retain(|predicted| {
-                let versions = [Version::high(predicted.expert), Version::low(predicted.expert)];
-                let on_host = versions.into_iter().find(|version| slots.cache.is_complete(*version));
-                let of_expert = probabilities.iter().find(|(expert, _)| *expert == predicted.expert);
-                let p = of_expert.map_or(0.0, |(_, probability)| f64::from(*probability));
-                let bytes = on_host.and_then(|version| held.bytes(version));
-                bytes.is_some_and(|bytes| {
-                    !planner.judges() || pays(p, &planner.estimates, predicted.distance, bytes, queued_bytes)
-                })
-            });
-            planner.plan(&found, link, &held)
+        let Some((predictor, shape, distance_max)) = host.lookahead.as_mut().and_then(Lookahead::ask) else { return };
+        let slots = host.memory.slots();
+        let held = DeviceHoldings { host: slots, cache: &self.cache, shape };
+        let mut found = planner.look_ahead(predictor, step.layer, distance_max, &held);
+        let probabilities = planner.probabilities(&found, &held);
+        found.wanted.retain(|predicted| {
+            let versions = [Version::high(predicted.expert), Version::low(predicted.expert)];
+            let on_host = versions.into_iter().find(|version| slots.cache.is_complete(*version));
+            let of_expert = probabilities.iter().find(|(expert, _)| *expert == predicted.expert);
+            let p = of_expert.map_or(0.0, |(_, probability)| f64::from(*probability));
+            let bytes = on_host.and_then(|version| held.bytes(version));
+            bytes.is_some_and(|bytes| {
+                !planner.judges() || pays(p, &planner.estimates, predicted.distance, bytes, queued_bytes)
+            })
         });
-        let Some(loads) = found else { return };
+        let loads = planner.plan(&found, link, &held);
         self.cache.shield(planner.masked());
         for loads in loads.chunk_by(|a, b| a.version.expert.layer == b.version.expert.layer) {
             let versions: Vec<Version> = loads.iter().map(|load| load.version).collect();
@@ -296,11 +295,11 @@ impl Tier {
         let kinds = host.layout().kinds(layer).to_vec();
         let (mut taken, mut pins) = (Vec::new(), Vec::new());
         for &version in versions {
-            let Some((used, pin)) = host.pin_complete(version) else { continue };
+            let Some((used, pin)) = host.memory.pin_complete(version) else { continue };
             let acquired =
                 if is_promotion { self.cache.acquire_wanted(version) } else { self.cache.acquire_ahead(version) };
             let Some(acquired) = acquired else {
-                host.unpin(vec![pin]);
+                host.memory.unpin(vec![pin]);
                 continue;
             };
             kinds.iter().for_each(|&kind| self.cache.set_loading(acquired.slot, kind));

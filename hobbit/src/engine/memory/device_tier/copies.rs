@@ -36,7 +36,7 @@ impl Uploads {
 
     /// Makes the host read the first slice although no read is in flight. Returns `false` if that is impossible.
     pub(crate) fn force_staging(&self, host: &mut Host) -> bool {
-        self.waiting.first().is_some_and(|&(slice, used)| host.force_staging(slice, used))
+        self.waiting.first().is_some_and(|&(slice, used)| host.memory.force_staging(slice, used))
     }
 
     /// Starts every upload whose bytes are in host memory and that has a destination. Returns whether any was started.
@@ -279,8 +279,8 @@ impl Tier {
         }
         self.events.tidy(waited == submitted);
         let staged = self.run_until(self.waited);
-        host.unpin(std::mem::take(&mut self.host_pins));
-        staged.into_iter().for_each(|slice| host.release(slice));
+        host.memory.unpin(std::mem::take(&mut self.host_pins));
+        staged.into_iter().for_each(|slice| host.memory.release(slice));
     }
 
     /// Uploads up to `upload` have run.

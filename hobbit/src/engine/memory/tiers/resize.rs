@@ -86,7 +86,7 @@ impl Tiers {
             if !self.host.reads().is_discardable(id.pool) {
                 continue;
             }
-            if !self.host.resize_share(id, n) {
+            if !self.host.memory.resize_share(id, n) {
                 is_done = false;
                 continue;
             }
@@ -128,7 +128,7 @@ impl Tiers {
     /// loaded when needed, and the error is reported then.
     fn fill_again(&mut self) {
         if self.preload().is_err() {
-            self.host.settle();
+            self.host.memory.settle();
         }
     }
 
@@ -148,7 +148,7 @@ impl Tiers {
 
     /// Experts without a slot pass through staging, which may be missing if each had one.
     fn has_staging(&mut self) -> bool {
-        if self.host.n_staging() > 0 {
+        if self.host.memory.n_staging() > 0 {
             return true;
         }
         let layout = self.host.layout();
@@ -156,7 +156,7 @@ impl Tiers {
         if !self.host.reads_mut().make_staging(n_kinds) {
             return false;
         }
-        self.host.set_staging(n_kinds);
+        self.host.memory.set_staging(n_kinds);
         true
     }
 }

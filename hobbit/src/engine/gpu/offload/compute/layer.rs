@@ -172,10 +172,10 @@ impl DeviceLayer<'_, '_> {
         self.uploads = Uploads::new(step, kinds, &copied);
         // SAFETY: the host slots of the step are pinned until the uploads have run: `Tier::hold`.
         unsafe { self.uploads.pump(host, self.tier) };
-        if !host.overlaps() {
+        if !host.memory.overlaps() {
             // HOBBIT computes a layer once its missing experts are loaded (section 3.1). Those that stream through
             // staging cannot be there all at once, and follow one by one.
-            host.wait_for_all(step, kinds);
+            host.memory.wait_for_all(step, kinds);
             // SAFETY: as above.
             unsafe { self.uploads.pump(host, self.tier) };
             self.tier.wait_for_all(&self.offload.launch.stream);
@@ -372,12 +372,12 @@ impl DeviceLayer<'_, '_> {
                 continue;
             }
             // SAFETY: by the caller.
-            if unsafe { self.help_once(host, selection, step)? } || host.wait() {
+            if unsafe { self.help_once(host, selection, step)? } || host.memory.wait() {
                 continue;
             }
             let released = self.tier.wait_for_host_staging();
             if !released.is_empty() {
-                released.into_iter().for_each(|slice| host.release(slice));
+                released.into_iter().for_each(|slice| host.memory.release(slice));
                 continue;
             }
             if !self.others.force_staging(host, slice, used) {
@@ -535,7 +535,7 @@ impl DeviceLayer<'_, '_> {
     unsafe fn finish_help(&mut self, host: &mut Host, selection: &Selection, step: &LayerStep) -> Result<(), Failed> {
         // SAFETY: by the caller.
         while unsafe { self.help_once(host, selection, step)? } {
-            host.poll();
+            host.memory.poll();
             // SAFETY: the host slots of the step are pinned until the uploads have run.
             unsafe { self.uploads.pump(host, self.tier) };
         }
