@@ -34,6 +34,7 @@ mod evict;
 #[doc(hidden)]
 pub mod model_test;
 pub mod policy;
+mod pools;
 mod slots;
 mod state;
 #[cfg(test)]
@@ -42,14 +43,11 @@ mod uses;
 
 pub use allocate::{Allocation, LayerDemand, allocate};
 pub use policy::{Candidate, Lru, Now, Policy, Use};
+pub use pools::Pools;
 pub use slots::{LayerLayout, PoolLayout, ShareId, SliceKinds, SliceState, SlotId};
 pub use state::{CacheState, ModelMark, SavedCache, StateError};
 
-use std::collections::BTreeMap;
-use std::ops::Range;
-
-use crate::expert::{ExpertId, Precision, SliceKind, Version};
-use slots::{ByExpert, Share, Slot};
+use crate::expert::{ExpertId, SliceKind, Version};
 use uses::{RecentUses, TokenClock, Uses};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,33 +58,14 @@ pub struct Acquired {
     pub evicted: Option<Version>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Whereabouts {
-    share: ShareId,
-    /// Index into the pool's slots while it is resident.
-    slot: Option<u32>,
-    is_shielded: bool,
-    /// Only rejected drafts wanted it.
-    is_unwanted: bool,
-    /// Number of the event that used or inserted it last; 0 for never.
-    last_use: u64,
-}
-
-/// Residency of all versions of all experts of a model.
+/// Residency of all versions of all experts of a model: the pools, and the policy that chooses what leaves.
 pub struct Cache {
-    pools: Vec<Vec<Slot>>,
-    shares: BTreeMap<ShareId, Share>,
-    /// By [`Precision::index`]; `None` for versions that do not exist.
-    places: ByExpert<[Option<Whereabouts>; Precision::COUNT]>,
+    pools: Pools,
     policy: Box<dyn Policy>,
     recent: RecentUses,
     now: Now,
     clock: TokenClock,
     is_prompt: bool,
-    shielded: Vec<Version>,
-    /// Residents that are evicted before all others.
-    n_unwanted: u32,
-    events: u64,
     /// Reused by `acquire`.
     candidates: Vec<Candidate>,
 }
@@ -98,77 +77,36 @@ impl Cache {
     /// If a pool names a layer twice, a version belongs to two shares, a member is of another layer than its share, or
     /// capacities are not one for each layer or more than the pool's slots.
     pub fn new(pools: Vec<PoolLayout>, mut policy: Box<dyn Policy>) -> Self {
-        let mut shares = BTreeMap::new();
-        let mut places = ByExpert::<[Option<Whereabouts>; Precision::COUNT]>::default();
-        let mut slots = Vec::with_capacity(pools.len());
-        for (layouts, pool) in pools.iter().zip(0u16..) {
-            let mut pool_slots = Vec::new();
-            for (group, capacity) in layouts.groups() {
-                let id = ShareId { pool, layer: group[0].layer };
-                let mut layers = BTreeMap::new();
-                for layout in group {
-                    let mut holds = [false; Precision::COUNT];
-                    for &member in &layout.members {
-                        assert!(member.expert.layer == layout.layer, "{member} cannot belong to {id:?}");
-                        let place = &mut places.entry(member.expert)[member.precision.index()];
-                        assert!(place.is_none(), "{member} belongs to two shares");
-                        *place = Some(Whereabouts {
-                            share: id,
-                            slot: None,
-                            is_shielded: false,
-                            is_unwanted: false,
-                            last_use: 0,
-                        });
-                        holds[member.precision.index()] = true;
-                    }
-                    let known = layers.insert(layout.layer, (0, holds));
-                    assert!(known.is_none(), "pool {pool} names layer {} twice", layout.layer);
-                }
-                let first = pool_slots.len() as u32; // <= n_slots, a u32
-                let known = shares.insert(id, Share { first, capacity, most: capacity, n_filled: 0, layers });
-                assert!(known.is_none(), "pool {pool} names layer {} twice", id.layer);
-                let members: Vec<Version> = group.iter().flat_map(|layout| layout.members.iter().copied()).collect();
-                policy.on_share(id, &members);
-                pool_slots.extend((0..capacity).map(|_| Slot::new(group[0].kinds)));
-            }
-            slots.push(pool_slots);
-        }
-        let now = Now { token: 0, layer: 0 };
+        let pools = Pools::new(pools, |share, members| policy.on_share(share, members));
         Self {
-            pools: slots,
-            shares,
-            places,
+            pools,
             policy,
             recent: RecentUses::default(),
-            now,
+            now: Now { token: 0, layer: 0 },
             clock: TokenClock::default(),
             is_prompt: false,
-            shielded: Vec::new(),
-            n_unwanted: 0,
-            events: 0,
             candidates: Vec::new(),
         }
     }
 
-    /// The slot of a resident version, ready or not. `None` also for versions the model does not have.
-    pub fn lookup(&self, version: Version) -> Option<SlotId> {
-        let place = self.place(version)?;
-        place.slot.map(|index| SlotId { pool: place.share.pool, index })
+    pub fn pools(&self) -> &Pools {
+        &self.pools
     }
 
-    pub fn occupant(&self, slot: SlotId) -> Option<Version> {
-        self.slot(slot).version
+    /// The slot of a resident version, ready or not. `None` also for versions the model does not have.
+    pub fn lookup(&self, version: Version) -> Option<SlotId> {
+        self.pools.lookup(version)
     }
 
     /// # Panics
     /// If the slot's layer has no such slice.
     pub fn state(&self, slot: SlotId, kind: SliceKind) -> SliceState {
-        self.slot(slot).state(kind)
+        self.pools.slot(slot).state(kind)
     }
 
     /// Whether every slice of the slot's version is ready: a *hit* if it is used now.
     pub fn is_ready(&self, slot: SlotId) -> bool {
-        self.slot(slot).is_ready()
+        self.pools.slot(slot).is_ready()
     }
 
     pub fn is_complete(&self, version: Version) -> bool {
@@ -189,9 +127,9 @@ impl Cache {
 
     /// Evicts `version` if it is resident and neither pinned nor loading; `false` otherwise.
     pub fn release(&mut self, version: Version) -> bool {
-        let is_evictable = self.lookup(version).is_some_and(|slot| self.slot(slot).is_evictable());
+        let is_evictable = self.lookup(version).is_some_and(|slot| self.pools.slot(slot).is_evictable());
         if is_evictable {
-            self.vacate(version);
+            self.pools.vacate(version);
             self.policy.on_remove(version, self.now);
         }
         is_evictable
@@ -202,7 +140,7 @@ impl Cache {
     /// # Panics
     /// If the slot is empty or the slice is not `Free`.
     pub fn set_loading(&mut self, slot: SlotId, kind: SliceKind) {
-        self.slot_mut(slot).step(kind, SliceState::Free, SliceState::Loading);
+        self.pools.slot_mut(slot).step(kind, SliceState::Free, SliceState::Loading);
     }
 
     /// The slice's bytes have arrived.
@@ -210,7 +148,7 @@ impl Cache {
     /// # Panics
     /// If the slice is not `Loading`.
     pub fn set_ready(&mut self, slot: SlotId, kind: SliceKind) {
-        self.slot_mut(slot).step(kind, SliceState::Loading, SliceState::Ready);
+        self.pools.slot_mut(slot).step(kind, SliceState::Loading, SliceState::Ready);
     }
 
     /// The read failed; the slice is `Free` and may be requested again.
@@ -218,7 +156,7 @@ impl Cache {
     /// # Panics
     /// If the slice is not `Loading`.
     pub fn set_failed(&mut self, slot: SlotId, kind: SliceKind) {
-        self.slot_mut(slot).step(kind, SliceState::Loading, SliceState::Free);
+        self.pools.slot_mut(slot).step(kind, SliceState::Loading, SliceState::Free);
     }
 
     /// Keeps the slot's version until a matching [`Cache::unpin`]. Pins count.
@@ -226,11 +164,11 @@ impl Cache {
     /// # Panics
     /// If the slot is empty or a slice of it is neither loading nor ready.
     pub fn pin(&mut self, slot: SlotId) {
-        self.slot_mut(slot).pin();
+        self.pools.slot_mut(slot).pin();
     }
 
     pub fn is_pinned(&self, slot: SlotId) -> bool {
-        self.slot(slot).pins > 0
+        self.pools.slot(slot).pins > 0
     }
 
     /// Undoes one [`Cache::pin`].
@@ -238,7 +176,7 @@ impl Cache {
     /// # Panics
     /// If the slot is not pinned.
     pub fn unpin(&mut self, slot: SlotId) {
-        self.slot_mut(slot).unpin();
+        self.pools.slot_mut(slot).unpin();
     }
 
     /// The router chose `expert`: call it once per ubatch and expert, before the `acquire` of a miss. The expert's
@@ -255,7 +193,7 @@ impl Cache {
         if let Some(version) = used {
             let Use { n_tokens, since, .. } = usage;
             self.recent.add(expert, self.now.token, Uses { n: n_tokens, since, of: self.clock.n_tokens() });
-            self.mark(version);
+            self.pools.mark(version);
         }
         self.policy.on_use(expert, usage, self.now);
     }
@@ -287,11 +225,6 @@ impl Cache {
         self.now.token = self.clock.token();
     }
 
-    /// A single token was evaluated: the next one begins.
-    pub fn next_token(&mut self) {
-        self.end_batch(1);
-    }
-
     /// Tokens count from 0 again and recent uses are forgotten. Residents stay.
     pub fn begin_sequence(&mut self) {
         self.clock = TokenClock::default();
@@ -305,61 +238,14 @@ impl Cache {
         self.recent.get(expert, self.now.token)
     }
 
-    /// `None` for versions that the model does not have.
-    pub fn share_of(&self, version: Version) -> Option<ShareId> {
-        self.place(version).map(|place| place.share)
-    }
-
-    /// Indices into the pool's arenas. Empty for unknown shares.
-    pub fn slots_of_share(&self, share: ShareId) -> Range<u32> {
-        self.shares.get(&share).map_or(0..0, Share::slots)
-    }
-
-    /// Slots of all shares of the layer with members of this precision: the maximum of these versions that can be
-    /// resident. A share that mixes precisions counts for both, a common one for each of its layers.
-    pub fn capacity_of_layer(&self, layer: u16, precision: Precision) -> u32 {
-        let holds = |share: &&Share| share.layers.get(&layer).is_some_and(|(_, holds)| holds[precision.index()]);
-        self.shares.values().filter(holds).map(|share| share.capacity).sum()
-    }
-
     /// Whether the version's share has an empty slot, so that `acquire` evicts nothing. `false` for unknown versions.
     pub fn has_empty_slot(&self, version: Version) -> bool {
-        self.place(version).is_some_and(|place| self.may_take_empty(version, place.share))
-    }
-
-    /// 0 for unknown shares.
-    pub fn n_empty(&self, share: ShareId) -> u32 {
-        self.shares.get(&share).map_or(0, |share| share.capacity.saturating_sub(share.n_filled))
+        self.pools.share_of(version).is_some_and(|share| self.may_take_empty(version, share))
     }
 
     /// Every resident version and its slot, by pool and slot.
     pub fn residents(&self) -> impl Iterator<Item = (Version, SlotId)> {
-        self.pools.iter().zip(0u16..).flat_map(|(slots, pool)| {
-            slots.iter().zip(0u32..).filter_map(move |(slot, index)| Some((slot.version?, SlotId { pool, index })))
-        })
-    }
-
-    fn place(&self, version: Version) -> Option<&Whereabouts> {
-        self.places.get(version.expert)?[version.precision.index()].as_ref()
-    }
-
-    fn place_mut(&mut self, version: Version) -> &mut Whereabouts {
-        let place = &mut self.places.entry(version.expert)[version.precision.index()];
-        place.as_mut().unwrap_or_else(|| panic!("{version}: no pool has this version"))
-    }
-
-    fn mark(&mut self, version: Version) {
-        self.events += 1;
-        if let Some(place) = &mut self.places.entry(version.expert)[version.precision.index()] {
-            place.last_use = self.events;
-            self.n_unwanted -= u32::from(std::mem::take(&mut place.is_unwanted));
-        }
-    }
-
-    fn share_for(&self, version: Version) -> ShareId {
-        let Some(place) = self.place(version) else { panic!("{version}: no pool has this version") };
-        assert!(place.slot.is_none(), "{version} is resident already");
-        place.share
+        self.pools.residents()
     }
 
     /// Puts `version` into the lowest empty slot of its share, or into that of the victim that `choose` returns.
@@ -368,37 +254,22 @@ impl Cache {
         version: Version,
         choose: impl FnOnce(&mut Self, ShareId) -> Option<Version>,
     ) -> Option<Acquired> {
-        let share = self.share_for(version);
+        let share = self.pools.share_for(version);
         let evicted = if self.may_take_empty(version, share) { None } else { Some(choose(self, share)?) };
         if let Some(evicted) = evicted {
-            self.vacate(evicted);
+            self.pools.vacate(evicted);
         }
-        let entry = self.shares.get_mut(&share).expect("places name shares there are");
-        let slots = &mut self.pools[usize::from(share.pool)];
-        let empty = entry.slots().find(|&index| slots[index as usize].version.is_none());
-        let index = empty.expect("fewer filled than slots, or one just vacated");
-        slots[index as usize].assign(version);
-        entry.count(version.expert.layer, true);
-        self.place_mut(version).slot = Some(index);
-        self.mark(version);
+        let slot = self.pools.fill(version, share);
         self.policy.on_insert(version, self.now);
-        Some(Acquired { slot: SlotId { pool: share.pool, index }, evicted })
+        Some(Acquired { slot, evicted })
     }
 
     fn may_take_empty(&self, version: Version, share: ShareId) -> bool {
-        self.shares[&share].has_empty() && !self.stays_in_its_layer(version, share)
+        self.pools.has_empty(share) && !self.stays_in_its_layer(version, share)
     }
 
     /// Whether the version may only have a slot of its own layer.
     fn stays_in_its_layer(&self, version: Version, share: ShareId) -> bool {
-        self.is_prompt && self.shares[&share].has_its_part(version.expert.layer)
-    }
-
-    fn slot(&self, slot: SlotId) -> &Slot {
-        &self.pools[usize::from(slot.pool)][slot.index as usize]
-    }
-
-    fn slot_mut(&mut self, slot: SlotId) -> &mut Slot {
-        &mut self.pools[usize::from(slot.pool)][slot.index as usize]
+        self.is_prompt && self.pools.has_its_part(version.expert.layer, share)
     }
 }

@@ -17,7 +17,7 @@
 mod tests;
 
 use super::bytes::{Cursor, Writer};
-use super::{Cache, ShareId, SlotId};
+use super::{Cache, Pools, ShareId, SlotId};
 use crate::cache::policy::PolicyKind;
 use crate::expert::{ExpertId, Precision, Version};
 use std::collections::{BTreeMap, BTreeSet};
@@ -151,7 +151,7 @@ impl Cache {
         self.begin_sequence();
         let ready = self.residents().filter(|(_, slot)| self.is_ready(*slot)).map(|(version, _)| version);
         let mut residents: Vec<Version> = ready.collect();
-        residents.sort_by_key(|version| self.place(*version).map_or(0, |place| place.last_use));
+        residents.sort_by_key(|version| self.pools.last_use(*version));
         SavedCache { name: name.to_owned(), residents, statistics: self.policy.save() }
     }
 
@@ -165,7 +165,7 @@ impl Cache {
     pub fn restore(&mut self, saved: &SavedCache) -> Vec<(SlotId, Version)> {
         let mut taken = Vec::new();
         for &version in &saved.residents {
-            let is_known = self.share_of(version).is_some();
+            let is_known = self.pools.share_of(version).is_some();
             if is_known && self.lookup(version).is_none() && self.acquire(version).is_some() {
                 taken.push(version);
             }
@@ -175,7 +175,9 @@ impl Cache {
         let slots = taken.into_iter().filter_map(|version| Some((self.lookup(version)?, version)));
         slots.filter(|(slot, _)| !self.is_ready(*slot)).collect()
     }
+}
 
+impl Pools {
     /// The saved versions that would fit into an empty cache, the most recently used ones if there are too many; in
     /// their order, each once by its last use (a hostile file may repeat them).
     pub fn that_fit(&self, saved: &SavedCache) -> Vec<Version> {

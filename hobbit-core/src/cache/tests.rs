@@ -1,6 +1,7 @@
 //! Cases beside the model test: calls of the policy, broken order of calls, and why slots are divided by layer.
 
 use super::*;
+use crate::expert::Precision;
 use std::sync::{Arc, Mutex};
 
 fn expert(layer: u16, index: u16) -> ExpertId {
@@ -52,10 +53,10 @@ fn a_share_of_no_slots_gives_none() {
     assert_eq!(cache.acquire_upgrade(high(1, 0)), None);
     // More than there are versions.
     let cache_of_all = lru(vec![PoolLayout { capacities: Some(vec![0, 9, 2]), ..pool(0..3, 4, 11) }]);
-    assert_eq!([0, 1, 2].map(|layer| cache_of_all.capacity_of_layer(layer, Precision::High)), [0, 4, 2]);
+    assert_eq!([0, 1, 2].map(|layer| cache_of_all.pools().capacity_of_layer(layer, Precision::High)), [0, 4, 2]);
     for stranger in [high(7, 0), high(0, 900), low(0, 0)] {
         assert_eq!(cache.lookup(stranger), None);
-        assert_eq!(cache.share_of(stranger), None);
+        assert_eq!(cache.pools().share_of(stranger), None);
         assert!(!cache.has_empty_slot(stranger) && !cache.release(stranger));
     }
 }
@@ -141,7 +142,7 @@ fn a_policy_hears_tokens_layers_prefetches_and_removals() {
     cache.touch(expert(0, 3), use_high(false));
     cache.acquire(high(0, 3)).unwrap();
     cache.acquire(high(1, 0)).unwrap();
-    cache.next_token();
+    cache.end_batch(1);
     cache.touch(expert(0, 3), use_high(true));
     cache.scores(1, &[0.25, 0.75]);
     cache.touch(expert(1, 2), Use::by_one(false, None, 0.5));
@@ -201,7 +202,7 @@ fn hits_on_a_cyclic_trace(cache: &mut Cache, at_once: usize, place: fn(u16, u16)
                 pinned.into_iter().for_each(|slot| cache.unpin(slot));
             }
         }
-        cache.next_token();
+        cache.end_batch(1);
     }
     hits * 100 / uses
 }
@@ -230,16 +231,16 @@ fn common(layers: std::ops::Range<u16>, n_expert: u16, n_slots: u32) -> PoolLayo
 fn layers_compete_for_the_slots_of_a_common_share() {
     let mut cache = lru(vec![common(4..6, 4, 3)]);
     let share = ShareId { pool: 0, layer: 4 };
-    assert_eq!([high(4, 0), high(5, 3)].map(|version| cache.share_of(version)), [Some(share); 2]);
-    assert_eq!(cache.slots_of_share(share), 0..3);
-    assert_eq!([4, 5, 6].map(|layer| cache.capacity_of_layer(layer, Precision::High)), [3, 3, 0]);
+    assert_eq!([high(4, 0), high(5, 3)].map(|version| cache.pools().share_of(version)), [Some(share); 2]);
+    assert_eq!(cache.pools().slots_of_share(share), 0..3);
+    assert_eq!([4, 5, 6].map(|layer| cache.pools().capacity_of_layer(layer, Precision::High)), [3, 3, 0]);
     for version in [high(4, 0), high(4, 1), high(4, 2)] {
         let slot = cache.acquire(version).unwrap().slot;
         load(&mut cache, slot);
     }
     assert_eq!(cache.acquire(high(5, 0)).unwrap().evicted, Some(high(4, 0)), "another layer's");
     assert_eq!(cache.residents().count(), 3);
-    assert!(lru(vec![common(4..6, 1, 9)]).slots_of_share(share).len() == 2, "no more than there are versions");
+    assert!(lru(vec![common(4..6, 1, 9)]).pools().slots_of_share(share).len() == 2, "no more than there are versions");
 }
 
 #[test]

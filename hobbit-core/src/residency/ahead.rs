@@ -6,12 +6,12 @@
 //! names are shielded from eviction, and as soon as nothing waits for the link, those that are missing are read.
 
 use super::devices::DeviceResidency;
-use super::in_flight::Staging;
 use super::layout::Layout;
 use super::memory::{Ended, Memory};
 use super::observer::Observer;
 use super::reads::Reads;
 use super::selection::TokenChoices;
+use super::staging::Staging;
 use super::step::LayerStep;
 use crate::cache::{Acquired, Cache};
 use crate::expert::{SliceId, SliceKind, Version};
@@ -74,8 +74,8 @@ impl Lookahead {
         self.governor.predicts() || is_watched
     }
 
-    /// Whether the next layers' routers are to be asked.
-    pub(super) fn asks_routers(&self) -> bool {
+    /// Whether predictions need scores of the next layers' routers.
+    pub(super) fn needs_scores(&self) -> bool {
         self.predictor.needs_scores()
     }
 
@@ -299,7 +299,7 @@ impl Holdings for HostHoldings<'_> {
     }
 
     fn bytes(&self, version: Version) -> Option<u64> {
-        self.cache.share_of(version)?;
+        self.cache.pools().share_of(version)?;
         self.layout.bytes_missing(self.cache, version)
     }
 

@@ -122,7 +122,10 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             let wanted: Vec<_> = reads.iter().copied().filter(|(_, version)| version.precision == precision).collect();
             self.memory.read_slots(LoadClass::on_demand(precision), &wanted, &order);
         }
-        if selection.is_dense() && self.reads_next_layer() {
+        // How far a read ahead has come decides what may be evicted for the next: a matter of speed.
+        let may_depend_on_speed =
+            !self.precisions.options.deterministic || self.precisions.is_exact() && self.rerouting.is_off();
+        if selection.is_dense() && self.precisions.loads_high() && may_depend_on_speed {
             // About as many as here are wanted in high precision.
             let n_high = || step.used.iter().filter(|used| used.precision == Precision::High).count();
             let most = (!self.precisions.is_exact()).then(n_high);
@@ -194,8 +197,16 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             return Some(Precision::Low);
         }
         let is_here = [high, low].map(|version| self.location(version, devices) == Location::Here);
+        // Until the device that multiplies has a version, at the speeds measured so far.
+        let seconds = |version| {
+            let disk = self.lookahead.as_ref().and_then(Lookahead::seconds_per_byte);
+            let rates = Rates { link: devices.seconds_per_byte(), disk: disk.unwrap_or(Rates::DISK) };
+            let bytes = self.memory.layout.bytes(version).unwrap_or(0);
+            let missing = self.memory.layout.bytes_missing(&self.memory.cache, version).unwrap_or(bytes);
+            rates.seconds(self.location(version, devices), (bytes, missing))
+        };
         // The low version may be in a file and the high one in host memory: then the high one can come sooner.
-        let is_quick = || self.seconds(low, devices) <= self.seconds(high, devices);
+        let is_quick = || seconds(low) <= seconds(high);
         let may_load_low = || !devices.copies() || !self.precisions.loads_high() || is_quick();
         resolve(demand, [is_here[0], has_low && is_here[1]], has_low && may_load_low())
     }
@@ -210,15 +221,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
             false if devices.copies() => Location::Host,
             false => Location::Here,
         }
-    }
-
-    /// Seconds until the device that multiplies has a version, at the speeds measured so far.
-    fn seconds(&self, version: Version, devices: &dyn DeviceResidency) -> f64 {
-        let disk = self.lookahead.as_ref().and_then(Lookahead::seconds_per_byte);
-        let rates = Rates { link: devices.seconds_per_byte(), disk: disk.unwrap_or(Rates::DISK) };
-        let bytes = self.memory.layout.bytes(version).unwrap_or(0);
-        let missing = self.memory.layout.bytes_missing(&self.memory.cache, version).unwrap_or(bytes);
-        rates.seconds(self.location(version, devices), (bytes, missing))
     }
 
     /// Lines up the slices that a step uses without a slot, and drops staged slices that are no longer wanted.
@@ -275,13 +277,6 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         let is_needed = |version| step.used.iter().any(|&used| !used.is_on_device && step.version(used) == version);
         self.upgrades.take_over(&mut self.memory.cache, is_needed);
         self.memory.in_flight.promote(is_needed);
-    }
-
-    /// Whether a dense batch reads the next layer ahead. How far a read ahead has come decides what may be evicted for
-    /// the next: a matter of speed, which a deterministic run does without unless nothing depends on residents.
-    fn reads_next_layer(&self) -> bool {
-        let is_fixed = self.precisions.is_exact() && self.rerouting.is_off();
-        self.precisions.loads_high() && (!self.precisions.options.deterministic || is_fixed)
     }
 
     /// After the choice of a layer's router for a batch that decodes, and the `step` made of it: shields what comes

@@ -47,7 +47,7 @@ impl Counts {
     pub(super) fn of_layers(&self, layout: &Layout, cache: &Cache) -> Vec<LayerStats> {
         let stats = |layer: u16| {
             let LayerCounts { hits, misses, used, rerouted } = self.by_layer[usize::from(layer)];
-            let slots = cache.capacity_of_layer(layer, Precision::High);
+            let slots = cache.pools().capacity_of_layer(layer, Precision::High);
             LayerStats { layer, slots, hits, misses, used, rerouted: rerouted.uses, refused: rerouted.refused }
         };
         layout.layers().map(stats).collect()

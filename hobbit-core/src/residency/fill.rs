@@ -69,7 +69,7 @@ fn fill_slots<R: Reads, O: Observer>(memory: &mut Memory<R, O>, layers: Vec<u16>
         let mut slots: Vec<(SlotId, Version)> = Vec::new();
         let n_expert = memory.layout.n_expert(layer);
         let experts = (0..n_expert).map(|index| ExpertId { layer, index });
-        let has_all = memory.cache.capacity_of_layer(layer, Precision::High) >= u32::from(n_expert);
+        let has_all = memory.cache.pools().capacity_of_layer(layer, Precision::High) >= u32::from(n_expert);
         // Low versions beside all high ones save copies to a device; otherwise a high version saves more reads.
         let low = experts.clone().filter(|_| has_all).map(Version::low);
         for version in experts.map(Version::high).chain(low) {

@@ -68,9 +68,9 @@ struct Entry {
 
 impl Entry {
     fn new(version: Version, bytes: VersionBytes, shares: &mut Vec<LayerShare>, cache: &Cache) -> Self {
-        let share = cache.share_of(version).map(|id| {
+        let share = cache.pools().share_of(version).map(|id| {
             let known = shares.iter().position(|share| share.id == id).unwrap_or_else(|| {
-                let slots = cache.slots_of_share(id);
+                let slots = cache.pools().slots_of_share(id);
                 shares.push(LayerShare { id, first_slot: slots.start, n_slots: slots.len() as u32, member: version });
                 shares.len() - 1
             });

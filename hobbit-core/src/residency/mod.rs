@@ -44,7 +44,9 @@ mod observer;
 mod precisions;
 mod reads;
 mod selection;
+mod staging;
 mod step;
+mod submit;
 #[cfg(test)]
 mod tests;
 mod upgrades;
@@ -248,17 +250,14 @@ impl<R: Reads, O: Observer> Residency<R, O> {
 
     /// Whether tokens are looked ahead of while they are decoded: not where they use only what is there.
     pub fn looks_ahead(&self) -> bool {
-        self.predicting().is_some() && self.virtual_experts.is_none()
+        let is_watched = self.memory.observer.is_watching();
+        self.virtual_experts.is_none() && self.lookahead.as_ref().is_some_and(|own| own.predicts(is_watched))
     }
 
     /// Whether the next layers' routers are to be asked.
     pub fn asks_routers(&self) -> bool {
-        self.predicting().is_some_and(Lookahead::asks_routers)
-    }
-
-    /// The lookahead while it makes predictions.
-    fn predicting(&self) -> Option<&Lookahead> {
-        self.lookahead.as_ref().filter(|own| own.predicts(self.memory.observer.is_watching()))
+        let is_watched = self.memory.observer.is_watching();
+        self.lookahead.as_ref().is_some_and(|own| own.predicts(is_watched) && own.needs_scores())
     }
 
     /// From now on free slots are filled while no product waits, unless that would be seen in what a repeatable run

@@ -284,7 +284,7 @@ impl Model {
     fn unpin_held(&mut self) {
         for slots in std::mem::take(&mut self.held) {
             let versions: Vec<_> =
-                slots.iter().map(|&slot| self.residency.cache().occupant(slot).expect("held")).collect();
+                slots.iter().map(|&slot| self.residency.cache().pools().occupant(slot).expect("held")).collect();
             self.unpin(&versions);
             self.residency.memory.unpin(slots);
         }
@@ -294,7 +294,7 @@ impl Model {
         self.residency.quiesce();
         for share in self.residency.layout().shares(layer).to_vec() {
             self.residency.memory.resize_share(share.id, n_slots);
-            assert!(self.residency.cache().slots_of_share(share.id).len() as u32 <= share.n_slots);
+            assert!(self.residency.cache().pools().slots_of_share(share.id).len() as u32 <= share.n_slots);
         }
     }
 
@@ -309,7 +309,7 @@ impl Model {
             assert!(!states.contains(&SliceState::Loading), "{version} is not loading");
         }
         let is_loading =
-            |slice| self.residency.memory.in_flight.staging.get(slice) == Some(super::in_flight::Staged::Loading);
+            |slice| self.residency.memory.in_flight.staging.get(slice) == Some(super::staging::Staged::Loading);
         assert!(!self.residency.memory.in_flight.staging.slices().any(is_loading));
     }
 
@@ -317,7 +317,7 @@ impl Model {
     fn check(&self) {
         let (residency, reads) = (&self.residency, self.residency.reads());
         for (version, slot) in self.pins.keys() {
-            assert_eq!(residency.cache().occupant(*slot), Some(*version), "a pinned version stays");
+            assert_eq!(residency.cache().pools().occupant(*slot), Some(*version), "a pinned version stays");
         }
         for (version, slot) in residency.cache().residents() {
             for kind in KINDS {

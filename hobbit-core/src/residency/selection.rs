@@ -42,24 +42,37 @@ pub struct Selection {
     pub(super) shares: Vec<f32>,
     /// The router's own choice, if tokens were rerouted.
     pub(super) unmasked: Option<Unmasked>,
-    /// The router's weights of its own choice and the norms of its inputs, for virtual experts.
-    observed: Vec<f32>,
-    input_norms: Vec<f32>,
+    observed: Observed,
     /// Expected uses of the next layer's experts by a prompt's tokens, if they are known.
     pub expected: Popularity,
     phase: Phase,
     /// The demand for each expert, by expert index.
     pub demands: Vec<Demand>,
+    splits: Splits,
+    /// The precision in which each expert is used, by expert index.
+    pub(super) precisions: Vec<Option<Precision>>,
+    pub n_expert: usize,
+}
+
+/// The splits of a layer so far.
+#[derive(Debug, Default)]
+struct Splits {
     /// Layer and key of the selection that was decided last.
     decided: Option<(u16, usize)>,
     /// Kinds of its splits so far.
     kinds: Vec<SliceKind>,
-    /// The precision in which each expert is used, by expert index.
-    pub(super) precisions: Vec<Option<Precision>>,
-    is_later_split: bool,
-    /// The split's own part of [`Selection::kinds`] begins here.
+    /// The last split's kinds begin here.
     first_kind: usize,
-    pub n_expert: usize,
+    is_later: bool,
+}
+
+/// For virtual experts.
+#[derive(Debug, Default)]
+struct Observed {
+    /// The router's weights of its own choice.
+    weights: Vec<f32>,
+    /// Norms of its inputs.
+    norms: Vec<f32>,
 }
 
 /// Experts of each token of a decode batch, with their weights, which sum to 1.
@@ -89,10 +102,8 @@ impl Selection {
         routing.needed.extend(versions.iter().map(|version| version.expert.index));
         Self {
             routing,
-            decided: Some((layer, 0)),
-            kinds: kinds.to_vec(),
+            splits: Splits { decided: Some((layer, 0)), kinds: kinds.to_vec(), first_kind: 0, is_later: true },
             precisions: vec![Some(precision); n_expert],
-            is_later_split: true,
             n_expert,
             ..Self::default()
         }
@@ -103,10 +114,12 @@ impl Selection {
         self.routing.set(ids, split.n_used, split.n_expert)?;
         self.n_expert = split.n_expert;
         let key = Some((split.layer, split.key));
-        self.is_later_split = self.decided == key && split.kinds.iter().all(|kind| !self.kinds.contains(kind));
-        if !self.is_later_split {
-            (self.decided, self.precisions) = (key, Vec::new());
-            self.kinds.clear();
+        let splits = &mut self.splits;
+        splits.is_later = splits.decided == key && split.kinds.iter().all(|kind| !splits.kinds.contains(kind));
+        if !splits.is_later {
+            splits.decided = key;
+            splits.kinds.clear();
+            self.precisions = Vec::new();
             self.weights.clear();
             self.unmasked = None;
         }
@@ -114,21 +127,21 @@ impl Selection {
         self.known.clear();
         self.shares.clear();
         self.expected.clear();
-        self.input_norms.clear();
-        self.observed.clear();
-        self.first_kind = self.kinds.len();
-        self.kinds.extend_from_slice(split.kinds);
+        self.observed.weights.clear();
+        self.observed.norms.clear();
+        self.splits.first_kind = self.splits.kinds.len();
+        self.splits.kinds.extend_from_slice(split.kinds);
         Ok(())
     }
 
     /// Whether an earlier split has decided already: then nothing is demanded or counted again.
     pub fn is_later_split(&self) -> bool {
-        self.is_later_split
+        self.splits.is_later
     }
 
     /// Block number; 0 before the first layer.
     pub fn layer(&self) -> u16 {
-        self.decided.map_or(0, |(layer, _)| layer)
+        self.splits.decided.map_or(0, |(layer, _)| layer)
     }
 
     pub fn phase(&self) -> Phase {
@@ -137,21 +150,21 @@ impl Selection {
 
     /// Whether it is the first split of a layer of a batch that decodes: policies and predictors then see each token.
     pub fn is_new_decode(&self) -> bool {
-        self.phase.is_decode() && !self.is_later_split
+        self.phase.is_decode() && !self.splits.is_later
     }
 
     /// The kinds of the split, in the order of its products.
     pub(super) fn split_kinds(&self) -> &[SliceKind] {
-        &self.kinds[self.first_kind..]
+        &self.splits.kinds[self.splits.first_kind..]
     }
 
     /// Notes the router's `weights` of its own choice, `[n_tokens][n_used]`, and its inputs, if they are known.
     pub(super) fn observe(&mut self, weights: &[f32], inputs: &[&[f32]]) {
         let norm = |x: &&[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt() as f32;
-        self.observed.clear();
-        self.observed.extend_from_slice(weights);
-        self.input_norms.clear();
-        self.input_norms.extend(inputs.iter().map(norm));
+        self.observed.weights.clear();
+        self.observed.weights.extend_from_slice(weights);
+        self.observed.norms.clear();
+        self.observed.norms.extend(inputs.iter().map(norm));
     }
 
     /// Reroutes tokens to experts that `is_present` accepts, by expert index. Returns what became of the tokens, and the
@@ -291,7 +304,8 @@ impl Selection {
 
     /// The router's weights of its own choice, as first seen, and the norms of its inputs; empty where not known.
     pub(super) fn observed(&self) -> (&[f32], &[f32]) {
-        (if self.observed.is_empty() { self.unmasked().1 } else { &self.observed }, &self.input_norms)
+        let Observed { weights, norms } = &self.observed;
+        (if weights.is_empty() { self.unmasked().1 } else { weights }, norms)
     }
 
     /// Sums up each expert's share of the weights, unless a recording has said it.
@@ -322,11 +336,11 @@ impl Selection {
 
     /// Whether router weights change because experts are left out.
     pub(super) fn leaves_out(&self, step: &LayerStep) -> bool {
-        !step.skipped.is_empty() && !self.is_later_split && !self.weights.is_empty()
+        !step.skipped.is_empty() && !self.splits.is_later && !self.weights.is_empty()
     }
 
     /// Whether it is the last split of its layer, which has `n_kinds` matrices, of a batch that decodes.
     pub(super) fn ends_decoded_layer(&self, n_kinds: usize) -> bool {
-        self.phase.is_decode() && self.kinds.len() >= n_kinds
+        self.phase.is_decode() && self.splits.kinds.len() >= n_kinds
     }
 }

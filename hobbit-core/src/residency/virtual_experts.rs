@@ -124,7 +124,7 @@ impl VirtualExperts {
     pub(super) fn begin_batch<R: Reads, O: Observer>(&mut self, memory: &mut Memory<R, O>, phase: Phase) {
         self.whole.fill(true);
         for lane in &self.lanes {
-            let is_whole = memory.cache.slots_of_share(lane.share).len() >= lane.members.len();
+            let is_whole = memory.cache.pools().slots_of_share(lane.share).len() >= lane.members.len();
             self.whole[usize::from(lane.layer)] &= is_whole;
         }
         if phase.is_decode() {
@@ -188,7 +188,7 @@ impl VirtualExperts {
     /// Begins to read the expert that is missed most in a lane, if it is its turn and a slot can be spared.
     fn next_in_lane<R: Reads, O: Observer>(&mut self, memory: &mut Memory<R, O>, at: usize) {
         let lane = &mut self.lanes[at];
-        let is_full = memory.cache.n_empty(lane.share) <= lane.n_spare(memory);
+        let is_full = memory.cache.pools().n_empty(lane.share) <= lane.n_spare(memory);
         if is_full && (self.token < lane.next || self.pace.is_paused()) {
             return;
         }
@@ -203,7 +203,7 @@ impl VirtualExperts {
         if is_full {
             let residents = lane.residents(memory).count();
             let Some((least, its_own)) = self.least_important(memory, lane, version) else { return };
-            let makes_room = memory.cache.n_empty(lane.share) == 0;
+            let makes_room = memory.cache.pools().n_empty(lane.share) == 0;
             if missed <= its_own || residents - usize::from(makes_room) < self.n_used {
                 return;
             }
@@ -250,12 +250,12 @@ impl Lane {
 
     /// Slots that are kept empty.
     fn n_spare<R: Reads, O: Observer>(&self, memory: &Memory<R, O>) -> u32 {
-        u32::from(memory.cache.slots_of_share(self.share).len() < self.members.len())
+        u32::from(memory.cache.pools().slots_of_share(self.share).len() < self.members.len())
     }
 
     /// Not every member has a slot, and no slot is empty.
     fn has_no_spare<R: Reads, O: Observer>(&self, memory: &Memory<R, O>) -> bool {
-        self.n_spare(memory) > 0 && memory.cache.n_empty(self.share) == 0
+        self.n_spare(memory) > 0 && memory.cache.pools().n_empty(self.share) == 0
     }
 }
 

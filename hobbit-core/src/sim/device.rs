@@ -24,7 +24,7 @@ impl DeviceSlots {
     pub(super) fn use_experts(&mut self, selection: &Selection, step: &LayerStep) {
         let cache = &mut self.cache;
         let versions = step.used.iter().map(|&used| step.version(used));
-        let versions: Vec<Version> = versions.filter(|version| cache.share_of(*version).is_some()).collect();
+        let versions: Vec<Version> = versions.filter(|version| cache.pools().share_of(*version).is_some()).collect();
         let mut pinned = Vec::new();
         let mut missing = Vec::new();
         for version in versions {

@@ -86,7 +86,7 @@ impl<'a> Replay<'a> {
         });
         let of_layer = |layer: &Layer| LayerOutcome {
             layer: layer.layer,
-            slots: cache.capacity_of_layer(layer.layer, Precision::High),
+            slots: cache.pools().capacity_of_layer(layer.layer, Precision::High),
             ..LayerOutcome::default()
         };
         let outcome = Outcome { layers: layers.iter().map(of_layer).collect(), ..Outcome::default() };

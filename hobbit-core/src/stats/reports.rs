@@ -94,7 +94,7 @@ pub struct CacheSlots {
 impl CacheSlots {
     /// Minimum and maximum of the layers' high slots in a cache; `None` if no layer has experts.
     pub fn of(name: &str, cache: &Cache, layers: impl Iterator<Item = u16>) -> Option<Self> {
-        let slots: Vec<u32> = layers.map(|layer| cache.capacity_of_layer(layer, Precision::High)).collect();
+        let slots: Vec<u32> = layers.map(|layer| cache.pools().capacity_of_layer(layer, Precision::High)).collect();
         let (least, most) = (slots.iter().min()?, slots.iter().max()?);
         Some(Self { cache: name.to_owned(), least: *least, most: *most })
     }

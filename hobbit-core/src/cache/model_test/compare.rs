@@ -23,13 +23,16 @@ impl Model {
         for &Member { version, share, .. } in &self.members {
             let resident = self.residents.get(&version);
             assert_eq!(self.cache.lookup(version), resident.map(|r| r.slot), "slot of {version}");
-            assert_eq!(self.cache.share_of(version), Some(share), "share of {version}");
+            assert_eq!(self.cache.pools().share_of(version), Some(share), "share of {version}");
             assert_eq!(self.cache.has_empty_slot(version), self.empty_slot(share).is_some(), "room for {version}");
             let Some(resident) = resident else { continue };
-            assert_eq!(self.cache.occupant(resident.slot), Some(version), "who is in the slot of {version}");
+            assert_eq!(self.cache.pools().occupant(resident.slot), Some(version), "who is in the slot of {version}");
             assert_eq!(self.cache.is_ready(resident.slot), resident.is_ready(), "{version} ready");
             assert!(resident.slot.pool == share.pool, "pool of {version}");
-            assert!(self.cache.slots_of_share(share).contains(&resident.slot.index), "{version} left its share");
+            assert!(
+                self.cache.pools().slots_of_share(share).contains(&resident.slot.index),
+                "{version} left its share"
+            );
             for (&kind, &state) in &resident.states {
                 assert_eq!(self.cache.state(resident.slot, kind), state, "{kind:?} of {version}");
             }
@@ -38,12 +41,12 @@ impl Model {
         let slots: HashSet<SlotId> = listed.values().copied().collect();
         for (&share, &(n_slots, most)) in &self.sizes {
             let first = self.firsts[&share];
-            assert_eq!(self.cache.slots_of_share(share), first..first + n_slots, "slots of {share:?}");
-            assert_eq!(self.cache.most_of_share(share), most, "most slots of {share:?}");
+            assert_eq!(self.cache.pools().slots_of_share(share), first..first + n_slots, "slots of {share:?}");
+            assert_eq!(self.cache.pools().most_of_share(share), most, "most slots of {share:?}");
             let of_share = |version: &Version| self.share_of(*version) == share;
             let is_idle =
                 self.residents.iter().filter(|(v, _)| of_share(v)).all(|(_, resident)| resident.is_evictable());
-            assert_eq!(self.cache.is_share_idle(share), is_idle, "{share:?} idle");
+            assert_eq!(self.cache.pools().is_share_idle(share), is_idle, "{share:?} idle");
         }
         assert_eq!(listed.len(), self.residents.len(), "residents");
         assert_eq!(slots.len(), listed.len(), "two versions in one slot");
@@ -75,7 +78,7 @@ pub(super) fn shares_are_as_asked(pools: &[PoolLayout]) {
     let size = |number: u16, layout: &LayerLayout| {
         let pool = &pools[usize::from(number)];
         let of = if pool.is_common { &pool.layers[0] } else { layout };
-        cache.slots_of_share(ShareId { pool: number, layer: of.layer }).len()
+        cache.pools().slots_of_share(ShareId { pool: number, layer: of.layer }).len()
     };
     for (pool, number) in pools.iter().zip(0..) {
         if pool.is_common {
@@ -98,7 +101,11 @@ pub(super) fn shares_are_as_asked(pools: &[PoolLayout]) {
             let holds = |layout: &LayerLayout| layout.members.iter().any(|member| member.precision == precision);
             let of_precision = layouts.filter(|(_, layout)| layout.layer == layer && holds(layout));
             let expected: usize = of_precision.map(|(number, layout)| size(number, layout)).sum();
-            assert_eq!(cache.capacity_of_layer(layer, precision) as usize, expected, "{precision} of layer {layer}");
+            assert_eq!(
+                cache.pools().capacity_of_layer(layer, precision) as usize,
+                expected,
+                "{precision} of layer {layer}"
+            );
         }
     }
 }

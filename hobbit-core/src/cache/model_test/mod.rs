@@ -109,7 +109,7 @@ impl Model {
             }
         }
         let cache = Cache::new(pools, policy);
-        let slots: Vec<_> = cache.shares().map(|share| (share, cache.slots_of_share(share))).collect();
+        let slots: Vec<_> = cache.pools().shares().map(|share| (share, cache.pools().slots_of_share(share))).collect();
         let firsts = slots.iter().map(|(share, slots)| (*share, slots.start)).collect();
         let sizes = slots.iter().map(|(share, slots)| (*share, (slots.len() as u32, slots.len() as u32))).collect();
         Self {
@@ -248,7 +248,7 @@ impl Model {
         assert_eq!(released, is_evictable, "release of {version}");
         if released {
             let slot = self.remove(version);
-            assert_eq!(self.cache.occupant(slot), None, "{version} left");
+            assert_eq!(self.cache.pools().occupant(slot), None, "{version} left");
         }
     }
 
@@ -320,7 +320,7 @@ impl Model {
     }
 
     fn next_token(&mut self) {
-        self.cache.next_token();
+        self.cache.end_batch(1);
         self.uses.values_mut().for_each(|uses| *uses *= 0.5f64.powf(1.0 / 32.0));
     }
 
@@ -339,7 +339,7 @@ impl Model {
 
     fn empty_slot(&self, share: ShareId) -> Option<u32> {
         let taken: HashSet<SlotId> = self.residents.values().map(|resident| resident.slot).collect();
-        self.cache.slots_of_share(share).find(|&index| !taken.contains(&SlotId { pool: share.pool, index }))
+        self.cache.pools().slots_of_share(share).find(|&index| !taken.contains(&SlotId { pool: share.pool, index }))
     }
 
     /// Residents of the share that may leave, least recently used first: unshielded ones if there are any.

@@ -50,7 +50,7 @@ impl Trace {
         for choice in self.tokens.iter().flat_map(|layers| layers.iter().map(Some).chain([None])) {
             match choice {
                 Some(choice) => n_misses += run_layer(&mut cache, choice, with_scores),
-                None => cache.next_token(),
+                None => cache.end_batch(1),
             }
         }
         n_misses

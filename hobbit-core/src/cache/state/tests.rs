@@ -51,7 +51,7 @@ fn run(cache: &mut Cache, tokens: &[Token]) -> Vec<bool> {
                 }
             }
         }
-        cache.next_token();
+        cache.end_batch(1);
     }
     hits
 }
@@ -185,7 +185,7 @@ fn fewer_slots_keep_who_was_used_last() {
         taken.sort_unstable_by_key(|(slot, _)| *slot);
         assert_eq!(taken, cache.residents().map(|(version, slot)| (slot, version)).collect::<Vec<_>>());
         assert!(taken.iter().all(|(slot, _)| cache.state(*slot, SliceKind::Down) == crate::cache::SliceState::Free));
-        let mut fit = cache.that_fit(&saved);
+        let mut fit = cache.pools().that_fit(&saved);
         fit.sort_unstable();
         let mut resident: Vec<u16> = taken.iter().map(|(_, version)| version.expert.index).collect();
         resident.sort_unstable();
@@ -201,11 +201,11 @@ fn fewer_slots_keep_who_was_used_last() {
 #[test]
 fn strangers_and_repetitions_are_passed_over() {
     let mut saved = used();
-    assert_eq!(cache(Box::new(Lru), 3).that_fit(&saved), [0, 3, 1].map(|index| high(0, index)));
+    assert_eq!(cache(Box::new(Lru), 3).pools().that_fit(&saved), [0, 3, 1].map(|index| high(0, index)));
     let strangers = [high(9, 0), high(0, N_EXPERT), Version::low(high(0, 1).expert)];
     saved.residents.extend([high(0, 3), high(0, 2), high(0, 3)].into_iter().chain(strangers));
     let mut cache = cache(Box::new(Lru), 3);
-    assert_eq!(cache.that_fit(&saved), [1, 2, 3].map(|index| high(0, index)));
+    assert_eq!(cache.pools().that_fit(&saved), [1, 2, 3].map(|index| high(0, index)));
     let slot = cache.acquire(high(0, 3)).unwrap().slot;
     land(&mut cache, slot);
     cache.pin(slot);

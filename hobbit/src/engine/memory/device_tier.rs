@@ -285,12 +285,12 @@ impl Tier {
     /// recently used first.
     pub(crate) fn begin_warm_up(&mut self, saved: &SavedCache) -> Vec<Version> {
         self.cache.load_statistics(saved);
-        self.cache.that_fit(saved)
+        self.cache.pools().that_fit(saved)
     }
 
     /// Layers that have one share with a slot for each of their `n_expert` experts.
     pub(crate) fn whole_layers(&self, n_expert: impl Fn(u16) -> u16) -> Vec<u16> {
-        let n_slots = |layer: u16| self.cache.capacity_of_layer(layer, Precision::High);
+        let n_slots = |layer: u16| self.cache.pools().capacity_of_layer(layer, Precision::High);
         let mut layers = self.memory.layers_of_one_share();
         layers.retain(|&layer| n_slots(layer) == u32::from(n_expert(layer)));
         layers
@@ -298,7 +298,7 @@ impl Tier {
 
     /// How the slots are divided among its layers; `None` if it has no slots of its own.
     pub(crate) fn slots_by_layer(&self) -> Option<CacheSlots> {
-        CacheSlots::of(&self.report.name, &self.cache, self.cache.shares().map(|share| share.layer))
+        CacheSlots::of(&self.report.name, &self.cache, self.cache.pools().shares().map(|share| share.layer))
     }
 
     /// Whether no version of a layer has a slot.
@@ -336,7 +336,7 @@ impl Tier {
 
     /// Counts a use for the statistics and the policy, which sees the router's own choice.
     pub(crate) fn touch(&mut self, Version { expert, precision }: Version, hit: bool, selection: &Selection) {
-        if self.cache.share_of(Version { expert, precision }).is_some() {
+        if self.cache.pools().share_of(Version { expert, precision }).is_some() {
             self.drafts.touch(&mut self.cache, selection, expert, hit, Some(precision));
         }
         if hit { self.counters.hits += 1 } else { self.counters.misses += 1 }
@@ -388,7 +388,7 @@ impl Tier {
 
     /// Gives a version a slot, if it has none and the share has one to give, and pins it there.
     pub(crate) fn acquire(&mut self, version: Version, kinds: &[SliceKind]) {
-        if self.cache.share_of(version).is_none() || self.cache.lookup(version).is_some() {
+        if self.cache.pools().share_of(version).is_none() || self.cache.lookup(version).is_some() {
             return;
         }
         let Some(acquired) = self.cache.acquire(version) else { return };

@@ -211,7 +211,8 @@ pub(crate) fn set_up(model: &Model, options: &SessionOptions, context: &RawConte
     let devices = devices::reports(&shared.placement, &tiers);
     let of_prompts = cache_of(&model.division(), &catalog, &pools, &plan.pools);
     let host_slots = CacheSlots::of("the host", &of_prompts, catalog.layers.iter().map(|layer| layer.layer));
-    let prompt_slots = of_prompts.shares().map(|id| (id, of_prompts.slots_of_share(id).len() as u32)).collect();
+    let shares = of_prompts.pools();
+    let prompt_slots = shares.shares().map(|id| (id, shares.slots_of_share(id).len() as u32)).collect();
     let (cache, prompt_slots) = match &plan.decode {
         Some(decode) => (cache_of(&model.division(), &catalog, &pools, &decode.pools), prompt_slots),
         None => (of_prompts, BTreeMap::new()),

@@ -145,8 +145,8 @@ impl Holdings for DeviceHoldings<'_> {
     }
 
     fn bytes(&self, version: Version) -> Option<u64> {
-        let share = self.cache.share_of(version)?;
-        (!self.cache.slots_of_share(share).is_empty()).then(|| self.host.layout.bytes(version))?
+        let share = self.cache.pools().share_of(version)?;
+        (!self.cache.pools().slots_of_share(share).is_empty()).then(|| self.host.layout.bytes(version))?
     }
 
     fn n_used(&self, layer: u16) -> usize {
@@ -165,7 +165,7 @@ impl Tier {
 
     /// The version would be of use in a slot. It is copied there when the link is idle.
     pub(crate) fn want(&mut self, version: Version) {
-        if self.cache.share_of(version).is_some() {
+        if self.cache.pools().share_of(version).is_some() {
             self.ahead.iter_mut().for_each(|ahead| ahead.want(version));
         }
     }
@@ -254,7 +254,7 @@ impl Tier {
         let mut again = Vec::new();
         let mut measured = false;
         while let Some(version) = ahead.wanted.pop_back() {
-            let has_room = self.cache.share_of(version).is_some() && self.cache.lookup(version).is_none();
+            let has_room = self.cache.pools().share_of(version).is_some() && self.cache.lookup(version).is_none();
             let Some(bytes) = host.layout().bytes(version).filter(|_| has_room) else { continue };
             let seconds = estimates.load_seconds(bytes);
             if seconds.is_some_and(|seconds| seconds > ahead.spare) {

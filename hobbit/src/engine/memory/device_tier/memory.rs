@@ -86,7 +86,7 @@ impl Memory {
     pub(super) fn allocate_layer(&mut self, layer: u16, cache: &Cache) -> Result<(), Refused> {
         self.blocks.remove(&layer);
         self.shares.retain(|(other, _), _| *other != layer);
-        let of_layer = |pool: u16| (pool, cache.slots_of_share(ShareId { pool, layer }));
+        let of_layer = |pool: u16| (pool, cache.pools().slots_of_share(ShareId { pool, layer }));
         let ours: Vec<_> =
             (0..self.classes.len() as u16).map(of_layer).filter(|(_, slots)| !slots.is_empty()).collect();
         if ours.is_empty() {
@@ -216,7 +216,7 @@ impl Tier {
 
     /// The layer with the most bytes of slots.
     fn largest_layer(&self, except: &[u16]) -> Option<u16> {
-        let layers = self.cache.shares().map(|share| share.layer).filter(|layer| !except.contains(layer));
+        let layers = self.cache.pools().shares().map(|share| share.layer).filter(|layer| !except.contains(layer));
         layers
             .map(|layer| (self.bytes_of_layer(layer), layer))
             .filter(|(bytes, _)| *bytes > 0)
@@ -225,11 +225,12 @@ impl Tier {
     }
 
     fn shares_of_layer(&self, layer: u16) -> Vec<ShareId> {
-        self.cache.shares().filter(|share| share.layer == layer).collect()
+        self.cache.pools().shares().filter(|share| share.layer == layer).collect()
     }
 
     fn bytes_of_layer(&self, layer: u16) -> u64 {
-        let bytes = |share: ShareId| self.cache.slots_of_share(share).len() as u64 * self.memory.slot_bytes(share.pool);
+        let bytes =
+            |share: ShareId| self.cache.pools().slots_of_share(share).len() as u64 * self.memory.slot_bytes(share.pool);
         self.shares_of_layer(layer).into_iter().map(bytes).sum()
     }
 
@@ -239,14 +240,14 @@ impl Tier {
     /// Nothing on the device may be reading or writing the layer's slots.
     fn resize_layer(&mut self, layer: u16, size: impl Fn(u32, u32) -> u32) -> u64 {
         let shares = self.shares_of_layer(layer);
-        if !shares.iter().all(|share| self.cache.is_share_idle(*share)) {
+        if !shares.iter().all(|share| self.cache.pools().is_share_idle(*share)) {
             return 0;
         }
         let before = self.bytes_of_layer(layer);
-        let n_slots = |cache: &Cache, share| cache.slots_of_share(share).len() as u32;
+        let n_slots = |cache: &Cache, share| cache.pools().slots_of_share(share).len() as u32;
         let mut wanted: Vec<(ShareId, u32)> = shares
             .iter()
-            .map(|&share| (share, size(n_slots(&self.cache, share), self.cache.most_of_share(share))))
+            .map(|&share| (share, size(n_slots(&self.cache, share), self.cache.pools().most_of_share(share))))
             .collect();
         if wanted.iter().all(|&(share, n)| n_slots(&self.cache, share) == n) {
             return 0;
@@ -285,13 +286,14 @@ impl Tier {
 
     /// Bytes of all initial slots.
     pub(crate) fn planned_bytes(&self) -> u64 {
-        let bytes = |share: ShareId| u64::from(self.cache.most_of_share(share)) * self.memory.slot_bytes(share.pool);
-        self.cache.shares().map(bytes).sum()
+        let bytes =
+            |share: ShareId| u64::from(self.cache.pools().most_of_share(share)) * self.memory.slot_bytes(share.pool);
+        self.cache.pools().shares().map(bytes).sum()
     }
 
     /// Layers that have or had slots.
     fn layers(&self) -> Vec<u16> {
-        let mut layers: Vec<u16> = self.cache.shares().map(|share| share.layer).collect();
+        let mut layers: Vec<u16> = self.cache.pools().shares().map(|share| share.layer).collect();
         layers.sort_unstable();
         layers.dedup();
         layers
@@ -301,7 +303,7 @@ impl Tier {
     fn count_slots(&mut self) {
         let layers = self.layers();
         self.report.cache_bytes = layers.iter().map(|layer| self.bytes_of_layer(*layer)).sum();
-        let high = |layer: &u16| u64::from(self.cache.capacity_of_layer(*layer, Precision::High));
+        let high = |layer: &u16| u64::from(self.cache.pools().capacity_of_layer(*layer, Precision::High));
         self.report.slots = layers.iter().map(high).sum();
     }
 }

@@ -12,7 +12,7 @@ type HostShare = (u16, u16, ShareId, u64);
 impl Tiers {
     /// Bytes of the slots on the host.
     pub(crate) fn host_cache_bytes(&self) -> u64 {
-        let bytes = |(_, _, id, stride): HostShare| self.host.cache().slots_of_share(id).len() as u64 * stride;
+        let bytes = |(_, _, id, stride): HostShare| self.host.cache().pools().slots_of_share(id).len() as u64 * stride;
         self.host_shares().into_iter().map(bytes).sum()
     }
 
@@ -57,7 +57,7 @@ impl Tiers {
 
     /// Slots of a share now. While memory is lent, they are those of prompts: the plan lends from these.
     fn planned_slots(&self, id: ShareId) -> u32 {
-        let most = self.host.cache().most_of_share(id);
+        let most = self.host.cache().pools().most_of_share(id);
         let Some(of_prompts) = self.prompt_slots.get(&id) else { return most };
         let bytes = if self.lending.bytes == 0 { self.free_compute } else { 0 };
         let more = u64::from(most.saturating_sub(*of_prompts)) * bytes / self.prompt_only().max(1);
@@ -81,7 +81,7 @@ impl Tiers {
         }
         let mut is_done = true;
         for (layer, share, id, _) in shares {
-            let most = self.host.cache().most_of_share(id);
+            let most = self.host.cache().pools().most_of_share(id);
             let n = (u128::from(self.planned_slots(id)) * u128::from(bytes) / u128::from(planned.max(1))) as u32;
             if !self.host.reads().is_discardable(id.pool) {
                 continue;

@@ -122,8 +122,8 @@ pub(super) fn trace_header(
         bytes_high: bytes(layer, Precision::High),
         bytes_low: bytes(layer, Precision::Low),
         bytes_rest: rest(layer),
-        slots_high: cache.capacity_of_layer(layer.layer, Precision::High),
-        slots_low: cache.capacity_of_layer(layer.layer, Precision::Low),
+        slots_high: cache.pools().capacity_of_layer(layer.layer, Precision::High),
+        slots_low: cache.pools().capacity_of_layer(layer.layer, Precision::Low),
     };
     let options = &model.shared.options;
     let Precisions { mode, thresholds, options: wanted, .. } = precisions;

@@ -69,7 +69,8 @@ impl<'a> Compute<HostReads, Recorder> for DeviceLayer<'a, '_> {
         let scores = self.router.scores(host, selection);
         let Tier { cache, drafts, .. } = &mut *self.tier;
         // Its policy knows no layers of the CPU.
-        let scored = if cache.shares().any(|share| share.layer == selection.layer()) { &scores[..] } else { &[] };
+        let scored =
+            if cache.pools().shares().any(|share| share.layer == selection.layer()) { &scores[..] } else { &[] };
         let by_token = scored.chunks_exact(selection.n_expert).enumerate();
         by_token.for_each(|(token, scores)| drafts.scores(cache, selection, token, scores));
         scores
