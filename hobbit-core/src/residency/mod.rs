@@ -5,11 +5,11 @@
 //!                      │             │   ▲
 //!    route: demands ◄──┤             │   └── poll, wait ◄──┐
 //!  Precisions          │             ▼                     │
-//!                      │         Residency ─► Memory ─► in_flight ─► Reads (a loader, or a virtual link)
-//!                      │             │          ├─ cache (slots) ◄ policy
-//!                      │             │          └─► Observer (a trace, or counters of a simulation)
-//!                      │             └─ in the background: ahead (predict, load::prefetch), upgrades, fill,
-//!                      └─► Drafts                          virtual_experts
+//!                      │         Residency ───────────► Memory ─► in_flight ─► Reads (a loader, or a virtual link)
+//!                      │             │                   ├─ cache (slots) ◄ policy
+//!                      └─► Drafts    │                   └─► Observer (a trace, or counters of a simulation)
+//!                                    └─ in the background: ahead (predict, load::prefetch), upgrades, fill,
+//!                                       virtual_experts
 //! ```
 //!
 //! [`run_layer`] takes a layer through its steps, for the engine's CPU and device paths and for the simulator; each

@@ -167,9 +167,9 @@ impl Selection {
         self.observed.norms.extend(inputs.iter().map(norm));
     }
 
-    /// Reroutes tokens to experts that `is_present` accepts, by expert index. Returns what became of the tokens, and the
-    /// new weights if ids or weights change: products use these and [`Selection::routing`], policies and observers go
-    /// on seeing the router's own choice.
+    /// Reroutes tokens to experts that `is_present` accepts, by expert index. Returns counts, and the new weights if ids
+    /// or weights change: products use these and [`Selection::routing`], policies and observers go on seeing the
+    /// router's own choice.
     pub(super) fn reroute(
         &mut self,
         rules: &Rerouting,
