@@ -228,7 +228,7 @@ impl Lookahead {
         }
     }
 
-    /// A batch of so many tokens was evaluated, in so many seconds.
+    /// A batch of `n_tokens` tokens was evaluated in `seconds`.
     pub(super) fn end_batch(
         &mut self,
         memory: &mut Memory<impl Reads, impl Observer>,

@@ -8,7 +8,7 @@ use crate::expert::{ExpertId, Precision, Version};
 use crate::load::LoadClass;
 use crate::route::Phase;
 
-/// Between two tokens, at most so many bytes are lined up.
+/// Maximum bytes that are lined up between two tokens.
 const BETWEEN_TOKENS_BYTES: u64 = 16 << 20;
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -199,7 +199,7 @@ impl<R: Reads, O: Observer> Residency<R, O> {
         self.lookahead.iter_mut().for_each(|own| own.begin_batch(phase, n_tokens));
     }
 
-    /// A batch of so many tokens was evaluated, in so many seconds: the next token begins.
+    /// A batch of `n_tokens` tokens was evaluated in `seconds`: the next token begins.
     pub fn end_batch(&mut self, phase: Phase, n_tokens: u32, seconds: f64) {
         let is_deterministic = self.precisions.options.deterministic;
         self.counts.all.layer = 0;

@@ -139,7 +139,7 @@ impl VirtualExperts {
         }
     }
 
-    /// A batch that decodes was evaluated in so many seconds. `waits`: for all that is being read.
+    /// A batch that decodes was evaluated in `seconds`. `waits`: for all that is being read.
     pub(super) fn end_batch<R: Reads, O: Observer>(
         &mut self,
         memory: &mut Memory<R, O>,
