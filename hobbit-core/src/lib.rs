@@ -51,6 +51,7 @@ pub mod speculation;
 pub mod stats;
 pub mod store;
 pub mod trace;
+mod trial;
 pub mod units;
 
 #[doc(inline)]

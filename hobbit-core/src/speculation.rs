@@ -10,8 +10,9 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::load::prefetch::{Governor, GovernorReport, Windows};
+use crate::load::prefetch::{Governor, GovernorReport};
 use crate::route::DECODE_TOKENS_MAX;
+use crate::trial::{Windows, is_measured};
 use crate::units::Percent;
 
 /// Tokens over which a loss is bounded.
@@ -31,7 +32,9 @@ const GAIN_MIN: f64 = 0.02;
 /// Trials decide if a token waits for missing experts longer than this part of its time.
 const WAIT_MIN: f64 = 0.03;
 /// The windows of such a trial. Experts that steps with drafts evict are missing for some tokens, so they are long.
-const TRIALS: Windows = Windows { are_on: [false, true, true, false], measured: 16, settle: 8, share_min: 0.05 };
+const TRIALS: Windows = Windows { settings: &[0, 1, 1, 0], measured: 16, settle: 8 };
+/// Part of a token's time that drafts must win, or lose, there.
+const TRIALS_MIN: f64 = 0.05;
 /// Steps with drafts after which the time of a step without any is measured again.
 const PLAIN_EVERY: u32 = 32;
 /// Steps with drafts since then after which one of them has one more draft than seems best, to measure it.
@@ -239,7 +242,7 @@ impl Gate {
             trial: TRIAL_STEPS,
             rest: REST_MIN,
             rest_left: 0,
-            trials: Governor::on_trial(TRIALS),
+            trials: Governor::on_trial(TRIALS, TRIALS_MIN),
             is_tried: false,
             report: GateReport::default(),
         }
@@ -472,10 +475,6 @@ impl Gate {
         }
         worst
     }
-}
-
-fn is_measured(seconds: f64) -> bool {
-    seconds.is_finite() && seconds >= 0.0
 }
 
 #[cfg(test)]

@@ -13,17 +13,14 @@
 //!
 //! Pure: the times of tokens are data.
 
-use crate::load::prefetch::Mean;
 use crate::options::Knob;
 use crate::stats::{LatencyReport, LatencyStep};
+use crate::trial::{Mean, Trial, Windows};
 
 // Lengths are in tokens.
 
-/// Measured in each of a trial's six windows.
-const WINDOW_TOKENS: u32 = 16;
-
-/// At the start of a window, and not measured: they live on what the window before left in the cache.
-const SETTLE_TOKENS: u32 = 4;
+/// A trial's six windows: its first tokens live on what the window before left in the cache.
+const WINDOWS: Windows = Windows { settings: &[0, 1, 2, 2, 1, 0], measured: 16, settle: 4 };
 
 /// From one trial to the next at first. Each trial that confirms the one before doubles it.
 const REST_TOKENS: u32 = 64;
@@ -31,9 +28,6 @@ const REST_TOKENS_MAX: u32 = 4096;
 
 /// Share of the target by which a window of a rest exceeds it clearly.
 const SLACK: f64 = 0.05;
-
-/// Tokens of a window.
-const WINDOW: u32 = SETTLE_TOKENS + WINDOW_TOKENS;
 
 /// See the module. One engine thread uses it: [`Latency::strength`], a single token, [`Latency::end_token`]. Batches
 /// are not shown to it.
@@ -64,8 +58,8 @@ pub struct Latency {
 
 #[derive(Clone, Debug)]
 enum State {
-    /// Strengths, what they took, and tokens since it began.
-    Trial { tried: Vec<usize>, took: Vec<Mean>, token: u32 },
+    /// The trial of three strengths.
+    Trial { tried: [usize; 3], trial: Trial },
     /// Tokens until the next trial, tokens since the strength changed or a window ended, and what they took.
     Rest { left: u32, token: u32, took: Mean },
 }
@@ -123,7 +117,7 @@ impl Latency {
     /// The step for the running token.
     fn running(&self) -> usize {
         match &self.state {
-            State::Trial { tried, token, .. } => tried[window(*token / WINDOW, tried.len())],
+            State::Trial { tried, trial } => tried[trial.setting()],
             State::Rest { .. } => self.step,
         }
     }
@@ -132,21 +126,19 @@ impl Latency {
     pub fn end_token(&mut self, seconds: f64) {
         let is_measured = seconds.is_finite() && seconds > 0.0;
         match &mut self.state {
-            State::Trial { tried, took, token } => {
-                if is_measured && *token % WINDOW >= SETTLE_TOKENS {
-                    took[window(*token / WINDOW, tried.len())].add(seconds);
-                }
-                *token += 1;
-                if *token == 2 * tried.len() as u32 * WINDOW {
-                    self.judge();
+            State::Trial { tried, trial } => {
+                trial.end_token(is_measured.then_some(seconds));
+                if trial.is_over() {
+                    let (tried, took) = (*tried, trial.took);
+                    self.judge(tried.into_iter().zip(took));
                 }
             }
             State::Rest { left, token, took } => {
-                if is_measured && *token >= SETTLE_TOKENS {
+                if is_measured && *token >= WINDOWS.settle {
                     took.add(seconds);
                 }
                 (*token, *left) = (*token + 1, left.saturating_sub(1));
-                let (is_over, is_window) = (*left == 0, *token == WINDOW);
+                let (is_over, is_window) = (*left == 0, *token == WINDOWS.tokens());
                 if is_window {
                     self.watch();
                 }
@@ -168,7 +160,7 @@ impl Latency {
         let State::Rest { token, took, .. } = &mut self.state else { return };
         let mean = std::mem::take(took);
         // Nothing has changed: the next window needs no tokens to settle.
-        *token = SETTLE_TOKENS;
+        *token = WINDOWS.settle;
         if mean.n == 0 {
             return;
         }
@@ -203,11 +195,10 @@ impl Latency {
         self.is_told = is_out;
     }
 
-    /// The end of a trial.
-    fn judge(&mut self) {
-        let State::Trial { tried, took, .. } = self.state.clone() else { return };
+    /// A trial is over: what tokens took with the strengths it tried.
+    fn judge(&mut self, tried: impl Iterator<Item = (usize, Mean)>) {
         self.known.iter_mut().flatten().for_each(|measured| measured.weight /= 2.0);
-        for (strength, mean) in tried.into_iter().zip(took) {
+        for (strength, mean) in tried {
             self.learn(strength, &mean, 1.0);
         }
         self.trials += 1;
@@ -271,17 +262,9 @@ impl Latency {
     }
 }
 
-/// Which of `n` strengths a trial tries in a window: there and back.
-fn window(window: u32, n: usize) -> usize {
-    let window = window as usize;
-    if window < n { window } else { (2 * n - 1).saturating_sub(window) }
-}
-
 impl State {
     fn trial(tried: [usize; 3]) -> Self {
-        let mut tried = tried.to_vec();
-        tried.dedup();
-        Self::Trial { took: vec![Mean::default(); tried.len()], tried, token: 0 }
+        Self::Trial { tried, trial: Trial::new(WINDOWS) }
     }
 }
 

@@ -13,7 +13,7 @@ use super::recording::{Batch, Event, Recording, chosen, need_order, scores_at, s
 use crate::cache::policy::{self, Belady, Hobbit, Policy, Shape, Upcoming};
 use crate::cache::{Cache, SavedCache};
 use crate::expert::{ExpertId, Precision, SliceId, SliceKind, Version};
-use crate::load::prefetch::{Estimates, Governor, Pace, PrefetchOptions, Prefetcher, Windows};
+use crate::load::prefetch::{Estimates, Governor, Pace, PrefetchOptions, Prefetcher};
 use crate::options::{PrecisionMode, PrecisionOptions};
 use crate::predict::RouterScores;
 use crate::predict::{self, Predictor};
@@ -356,7 +356,7 @@ fn lookahead(recording: &Recording, config: &Config, prefetch: Prefetch) -> resi
         PredictedBy::Partly(percent) => oracle(recording, shape.clone(), Some(percent), |_| true),
     };
     let options = LookaheadOptions { shape, distance_max: prefetch.distance_max, hides_waits: false };
-    let governor = if prefetch.tries { Governor::on_trial(Windows::PREFETCH) } else { Governor::fixed(true) };
+    let governor = if prefetch.tries { Governor::of_prefetching() } else { Governor::fixed(true) };
     residency::Lookahead::new(predictor, planner(config), governor, options)
 }
 

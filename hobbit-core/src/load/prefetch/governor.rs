@@ -2,30 +2,11 @@
 
 use std::fmt;
 
-// Lengths are in tokens: equal times make equal decisions.
+use crate::trial::{Mean, Trial, Windows, is_measured};
 
-/// A trial's four windows.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Windows {
-    /// Whether the setting is on in each, the same number of times as off: first and last alike, so that steady changes
-    /// (a cache that fills) affect both sides alike.
-    pub are_on: [bool; 4],
-    /// Tokens that are measured in each.
-    pub measured: u32,
-    /// Tokens at the start of each, and after a prompt, that are not: what ran before has filled the cache.
-    pub settle: u32,
-    /// Part of a token's time that the setting must win, or lose, to be switched.
-    pub share_min: f64,
-}
-
-impl Windows {
-    /// Prefetching changes what is there for the next layers.
-    pub const PREFETCH: Self = Self { are_on: [true, false, false, true], measured: 8, settle: 2, share_min: 0.01 };
-
-    fn tokens(&self) -> u32 {
-        self.settle + self.measured
-    }
-}
+/// Whether the setting is off or on in a trial's windows.
+const OFF: usize = 0;
+const ON: usize = 1;
 
 /// Tokens before the first trial: short answers have none.
 const FIRST_TOKENS: u32 = 16;
@@ -102,7 +83,7 @@ pub struct GovernorReport {
 
 /// Switches a setting on and off.
 ///
-/// It is off at first. A trial compares four [`Windows`]. Tokens that are off make no predictions, so what predictions
+/// It is off at first. A trial compares four windows, two of them on. Tokens that are off make no predictions, so what predictions
 /// cost is a part of what is compared. Trials add up, later ones weighing more, until the difference is clear. If
 /// tokens are clearly faster with the setting it is on, if clearly slower off, and otherwise it stays as before.
 ///
@@ -116,6 +97,8 @@ pub struct GovernorReport {
 #[derive(Clone, Debug, Default)]
 pub struct Governor {
     windows: Windows,
+    /// Part of a token's time that the setting must win, or lose, to be switched.
+    share_min: f64,
     state: State,
     /// The last decision.
     decided_on: bool,
@@ -124,7 +107,7 @@ pub struct Governor {
     /// Times of the last trial's tokens.
     on: Mean,
     off: Mean,
-    /// Tokens of the trial's batches, once it has one.
+    /// Tokens of a trial's batches, once it has one.
     width: Option<u32>,
     /// Result of the trials so far: the saved part of a token's time, and its variance.
     found: Option<(f64, f64)>,
@@ -137,47 +120,36 @@ pub struct Governor {
     report: GovernorReport,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 enum State {
     #[default]
     Fixed,
-    /// Tokens since the trial began.
-    Trial(u32),
+    Trial(Trial),
     /// Tokens until the next one, and until the last one has paid for itself.
-    Rest { left: u32, owed: u32 },
-}
-
-/// The mean of measured seconds.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Mean {
-    pub(crate) n: u32,
-    pub(crate) seconds: f64,
-    /// Sum of squared deviations from the mean.
-    squares: f64,
-}
-
-impl Mean {
-    pub(crate) fn add(&mut self, seconds: f64) {
-        self.n += 1;
-        let deviation = seconds - self.seconds;
-        self.seconds += deviation / f64::from(self.n);
-        self.squares += deviation * (seconds - self.seconds);
-    }
-
-    /// Variance of the mean: its standard error squared.
-    pub(crate) fn variance(&self) -> f64 {
-        let n = f64::from(self.n);
-        if self.n > 1 { self.squares / (n - 1.0) / n } else { 0.0 }
-    }
+    Rest {
+        left: u32,
+        owed: u32,
+    },
 }
 
 impl Governor {
     /// Smallest variance of a trial's result: no trial is exact to a thousandth.
     const VARIANCE_MIN: f64 = 1e-6;
 
-    /// Off until a trial shows that it pays.
-    pub fn on_trial(windows: Windows) -> Self {
-        Self { windows, rest: REST_TOKENS, state: State::Rest { left: FIRST_TOKENS, owed: 0 }, ..Self::default() }
+    /// Prefetching, off until a trial shows that it pays. It changes what is in memory for the next layers.
+    pub fn of_prefetching() -> Self {
+        Self::on_trial(Windows { settings: &[ON, OFF, OFF, ON], measured: 8, settle: 2 }, 0.01)
+    }
+
+    /// Off until a trial shows that it pays: that it wins `share_min` of a token's time. Setting 1 is on.
+    pub(crate) fn on_trial(windows: Windows, share_min: f64) -> Self {
+        Self {
+            windows,
+            share_min,
+            rest: REST_TOKENS,
+            state: State::Rest { left: FIRST_TOKENS, owed: 0 },
+            ..Self::default()
+        }
     }
 
     /// Always on or always off: the user's choice, and deterministic mode.
@@ -187,8 +159,8 @@ impl Governor {
     }
 
     pub fn is_on(&self) -> bool {
-        match self.state {
-            State::Trial(token) => self.windows.are_on[(token / self.windows.tokens()) as usize % 4],
+        match &self.state {
+            State::Trial(trial) => trial.setting() == ON,
             State::Fixed | State::Rest { .. } => self.decided_on,
         }
     }
@@ -201,6 +173,9 @@ impl Governor {
     /// Something else than a decode batch ran: the next tokens are not measured.
     pub fn interrupt(&mut self) {
         self.unsettled = self.windows.settle;
+        if let State::Trial(trial) = &mut self.state {
+            trial.interrupt();
+        }
     }
 
     /// A decode batch of `n_tokens` is over; otherwise as [`Governor::end_token`].
@@ -218,24 +193,18 @@ impl Governor {
         *(if is_on { &mut self.report.tokens_on } else { &mut self.report.tokens_off }) += 1;
         let is_settled = self.unsettled == 0;
         self.unsettled = self.unsettled.saturating_sub(1);
-        let is_measured = is_settled && seconds.is_finite() && seconds >= 0.0;
-        match self.state {
+        match &mut self.state {
             State::Fixed => {}
-            State::Trial(token) => {
-                if is_measured {
-                    if is_on { &mut self.on } else { &mut self.off }.add(seconds);
-                }
-                let (token, window) = (token + 1, self.windows.tokens());
-                self.state = State::Trial(token);
-                if token % window == 0 {
-                    self.interrupt();
-                    if token == 4 * window || self.harms_clearly() {
-                        self.judge();
-                    }
+            State::Trial(trial) => {
+                let is_window_over = trial.end_token(is_measured(seconds).then_some(seconds));
+                let is_over = trial.is_over();
+                [self.off, self.on, _] = trial.took;
+                if is_window_over && (is_over || self.harms_clearly()) {
+                    self.judge();
                 }
             }
-            State::Rest { left, owed } => {
-                if is_measured {
+            &mut State::Rest { left, owed } => {
+                if is_settled && is_measured(seconds) {
                     self.watch(seconds, waited);
                 }
                 let (left, owed) = (left.saturating_sub(1), owed.saturating_sub(1));
@@ -255,16 +224,15 @@ impl Governor {
 
     fn begin_trial(&mut self) {
         (self.on, self.off, self.width) = Default::default();
-        self.interrupt();
         self.report.reason = GovernorReason::Trial;
-        self.state = State::Trial(0);
+        self.state = State::Trial(Trial::new(self.windows));
     }
 
     /// Whether a trial need not go on: a cache that fills speaks for the later windows, so only if these are on.
     fn harms_clearly(&self) -> bool {
         let error = (self.on.variance() + self.off.variance()).sqrt();
         let is_worse = self.on.n > 0 && self.on.seconds - self.off.seconds > ERRORS_CLEAR * error;
-        is_worse && !self.windows.are_on[0]
+        is_worse && self.windows.settings[0] == OFF
     }
 
     fn judge(&mut self) {
@@ -280,7 +248,7 @@ impl Governor {
             self.found = Some(((before * weight + share / variance) / sum, 1.0 / sum));
         }
         let (share, error) = self.found.map_or((0.0, f64::INFINITY), |(share, variance)| (share, variance.sqrt()));
-        let margin = f64::max(ERRORS_MIN * error, self.windows.share_min);
+        let margin = f64::max(ERRORS_MIN * error, self.share_min);
         let (is_on, reason) = match share {
             _ if share > margin => (true, GovernorReason::Pays),
             _ if share < -margin => (false, GovernorReason::Harms),
@@ -298,6 +266,7 @@ impl Governor {
         self.report.reason = reason;
         (self.rested, self.lately) = Default::default();
         self.state = State::Rest { left: self.rest.max(owed), owed };
+        self.interrupt();
     }
 
     /// Running means over as many tokens as a trial measures.

@@ -48,6 +48,5 @@ mod planner;
 mod tests;
 
 pub use estimates::{Chances, Estimates, Guess, MissRate, Odds, Presence};
-pub(crate) use governor::Mean;
-pub use governor::{Governor, GovernorReason, GovernorReport, Windows};
+pub use governor::{Governor, GovernorReason, GovernorReport};
 pub use planner::{Holdings, Link, Load, Pace, PrefetchCounters, PrefetchOptions, Prefetcher};

@@ -64,12 +64,12 @@ fn an_exact_machine_is_understood_after_two_trials() {
 fn a_trial_tries_three_strengths_there_and_back() {
     let mut latency = Latency::new(1.0, STRENGTHS);
     let mut tried = Vec::new();
-    for token in 0..6 * WINDOW {
+    for token in 0..6 * WINDOWS.tokens() {
         tried.push(latency.running());
         // Tokens before the strength has settled are slow, and do not count.
-        latency.end_token(if token % WINDOW < SETTLE_TOKENS { 1e3 } else { 0.1 });
+        latency.end_token(if token % WINDOWS.tokens() < WINDOWS.settle { 1e3 } else { 0.1 });
     }
-    assert_eq!(tried, [0, 3, 6, 6, 3, 0].map(|strength| [strength; WINDOW as usize]).concat());
+    assert_eq!(tried, [0, 3, 6, 6, 3, 0].map(|strength| [strength; WINDOWS.tokens() as usize]).concat());
     assert_eq!((latency.trials, latency.step), (1, 0));
     assert!((latency.report().seconds.unwrap() - 0.1).abs() < 1e-9);
 }

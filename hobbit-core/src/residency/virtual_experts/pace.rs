@@ -1,15 +1,13 @@
 //! How often a layer's virtual experts may change: as often as does not slow tokens down.
 
+use crate::trial::{Trial, Windows, is_measured};
+
 /// The period that is tried first.
 const FIRST: u32 = 64;
 /// No longer one is.
 const MOST: u32 = 1024;
-/// Tokens in each of a trial's windows.
-const WINDOW_TOKENS: u32 = 16;
-/// Tokens at the start of a window that are not measured: what the window before began is still being read.
-const SETTLE_TOKENS: u32 = 2;
-/// Windows of a trial with replacements: in the middle, so that what changes steadily meanwhile falls on both alike.
-const WINDOWS: [bool; 4] = [false, true, true, false];
+/// Windows of a trial without (0) and with replacements (1). What the window before began is still being read.
+const WINDOWS: Windows = Windows { settings: &[0, 1, 1, 0], measured: 14, settle: 2 };
 /// Tokens from the end of a search to the next trial.
 const REST_TOKENS: u32 = 512;
 /// By so much replacements may slow tokens down (SwapMoE raises the frequency until they would).
@@ -22,22 +20,17 @@ pub(super) struct Pace {
     search: Option<Search>,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Search {
     state: State,
-    /// Tokens of the running trial so far.
-    n_tokens: u32,
-    /// Seconds of its measured tokens, without and with replacements.
-    seconds: [f64; 2],
     /// The period before was tried and did not slow tokens down.
     is_better_known: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 enum State {
-    #[default]
-    Trial,
-    /// For so many tokens more.
+    Trial(Trial),
+    /// Tokens until the next trial.
     Rest(u32),
 }
 
@@ -52,7 +45,7 @@ impl Pace {
 
     /// As often as does not slow tokens down.
     pub(super) fn auto() -> Self {
-        Self { period: FIRST, search: Some(Search::default()) }
+        Self { period: FIRST, search: Some(Search { state: State::trial(), is_better_known: false }) }
     }
 
     /// Tokens from one turn of a layer to its next.
@@ -62,29 +55,23 @@ impl Pace {
 
     /// Whether no replacement is to begin before the next token, so that it can be compared.
     pub(super) fn is_paused(&self) -> bool {
-        let in_trial = self.search.as_ref().filter(|search| search.state == State::Trial);
-        in_trial.is_some_and(|search| !WINDOWS[(search.n_tokens / WINDOW_TOKENS) as usize])
+        matches!(&self.search, Some(Search { state: State::Trial(trial), .. }) if trial.setting() == 0)
     }
 
     /// A token took so long.
     pub(super) fn end_token(&mut self, seconds: f64) {
         let Some(search) = &mut self.search else { return };
-        if !seconds.is_finite() || seconds < 0.0 {
+        if !is_measured(seconds) {
             return;
         }
-        match search.state {
-            State::Rest(1) => (search.state, search.is_better_known) = (State::Trial, false),
-            State::Rest(left) => search.state = State::Rest(left - 1),
-            State::Trial => {
-                let (window, token) = (search.n_tokens / WINDOW_TOKENS, search.n_tokens % WINDOW_TOKENS);
-                if token >= SETTLE_TOKENS {
-                    search.seconds[usize::from(WINDOWS[window as usize])] += seconds;
-                }
-                search.n_tokens += 1;
-                if search.n_tokens == WINDOW_TOKENS * WINDOWS.len() as u32 {
-                    let [without, with] = std::mem::take(&mut search.seconds);
-                    search.n_tokens = 0;
-                    self.decide(with <= without * (1.0 + SLOWER_MAX));
+        match &mut search.state {
+            State::Rest(1) => (search.state, search.is_better_known) = (State::trial(), false),
+            State::Rest(left) => *left -= 1,
+            State::Trial(trial) => {
+                trial.end_token(Some(seconds));
+                if trial.is_over() {
+                    let [without, with, _] = trial.took;
+                    self.decide(with.seconds <= without.seconds * (1.0 + SLOWER_MAX));
                 }
             }
         }
@@ -93,16 +80,16 @@ impl Pace {
     /// A trial is over: it did not slow tokens down, or it did.
     fn decide(&mut self, is_free: bool) {
         let Some(search) = &mut self.search else { return };
-        let rest = State::Rest(REST_TOKENS);
-        match is_free {
-            true if self.period == 1 => search.state = rest,
-            true => (self.period, search.is_better_known) = (self.period / 2, true),
-            false => {
-                let is_known = search.is_better_known || self.period == MOST;
-                self.period = (self.period * 2).min(MOST);
-                search.state = if is_known { rest } else { State::Trial };
-            }
-        }
+        let is_found = if is_free { self.period == 1 } else { search.is_better_known || self.period == MOST };
+        search.state = if is_found { State::Rest(REST_TOKENS) } else { State::trial() };
+        search.is_better_known |= is_free && !is_found;
+        self.period = if is_free { (self.period / 2).max(1) } else { (self.period * 2).min(MOST) };
+    }
+}
+
+impl State {
+    fn trial() -> Self {
+        Self::Trial(Trial::new(WINDOWS))
     }
 }
 
@@ -159,6 +146,7 @@ mod tests {
         for seconds in [f64::NAN, f64::INFINITY, -1.0] {
             pace.end_token(seconds);
         }
-        assert_eq!(pace.search.as_ref().unwrap().n_tokens, 0);
+        let trial = pace.search.map(|search| search.state);
+        assert!(matches!(trial, Some(State::Trial(trial)) if trial == Trial::new(WINDOWS)));
     }
 }

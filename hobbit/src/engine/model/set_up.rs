@@ -28,7 +28,7 @@ pub use costs::{MemorySignal, take_memory_signal, watch_memory_signals};
 use costs::{checkpoint_bytes, fixed_costs, runtime_bytes, scratch_bytes};
 use hobbit_core::cache::ModelMark;
 use hobbit_core::expert::Precision;
-use hobbit_core::load::prefetch::{Governor, PrefetchOptions, Prefetcher, Windows};
+use hobbit_core::load::prefetch::{Governor, PrefetchOptions, Prefetcher};
 use hobbit_core::load::{Loader, LoaderOptions};
 use hobbit_core::options::{
     DeviceOptions, PrecisionMode, Prefetch, Repack, RoutingOptions, SessionOptions, VirtualExperts,
@@ -378,7 +378,7 @@ fn lookahead_of(model: &Model, precisions: &Precisions, hides_waits: bool) -> Lo
     let predictor = predict::build(model.predictor(), shape.clone(), model.shared.path_table.clone());
     let prefetcher = Prefetcher::new(prefetch_options(model, precisions), Default::default());
     let governor = match caching.prefetch {
-        Prefetch::Auto => Governor::on_trial(Windows::PREFETCH),
+        Prefetch::Auto => Governor::of_prefetching(),
         Prefetch::On | Prefetch::All => Governor::fixed(true),
         Prefetch::Off => Governor::fixed(false),
     };

@@ -25,7 +25,7 @@ const TRIAL: usize = 4 * 10;
 
 /// A governor that has had one trial.
 fn tried(on: f64, off: f64) -> Governor {
-    let mut governor = Governor::on_trial(Windows::PREFETCH);
+    let mut governor = Governor::of_prefetching();
     run(&mut governor, FIRST + TRIAL, times(on, off));
     governor
 }
@@ -53,7 +53,7 @@ impl Noise {
 
 /// Time of `n` tokens, to what they would take with the better setting throughout.
 fn loss(n: usize, on: f64, off: f64, mut noise: Noise) -> f64 {
-    let mut governor = Governor::on_trial(Windows::PREFETCH);
+    let mut governor = Governor::of_prefetching();
     let n_on = run(&mut governor, n, |is_on| noise.next() * if is_on { on } else { off });
     let own = n_on as f64 * on + (n - n_on) as f64 * off;
     own / (n as f64 * on.min(off)) - 1.0
@@ -62,7 +62,7 @@ fn loss(n: usize, on: f64, off: f64, mut noise: Noise) -> f64 {
 #[test]
 fn a_trial_compares_batches_of_one_width() {
     // Prefetching saves nothing, but half of the batches that prefetch have eight tokens, each of which is faster.
-    let mut governor = Governor::on_trial(Windows::PREFETCH);
+    let mut governor = Governor::of_prefetching();
     for n in 0..FIRST + TRIAL {
         let n_tokens = if governor.is_on() && n % 2 == 1 { 8 } else { 1 };
         let seconds = 1.0 + 0.5 * f64::from(n_tokens);
@@ -83,7 +83,7 @@ fn a_trial_is_on_off_off_on_and_decides() {
         (f64::NAN, f64::NAN, false, NoDifference, 1),
         (f64::INFINITY, -1.0, false, NoDifference, 1),
     ] {
-        let mut governor = Governor::on_trial(Windows::PREFETCH);
+        let mut governor = Governor::of_prefetching();
         let report = governor.report();
         assert_eq!((report.is_on, report.reason, report.rest_tokens), (false, Untried, 16), "short answers have none");
         assert_eq!(run(&mut governor, FIRST, times(1.0, 1.0)), 0);
@@ -99,10 +99,10 @@ fn a_trial_is_on_off_off_on_and_decides() {
 
 #[test]
 fn trials_become_rare_and_cost_little() {
-    let mut paying = Governor::on_trial(Windows::PREFETCH);
+    let mut paying = Governor::of_prefetching();
     assert!(run(&mut paying, 20_000, times(0.8, 1.0)) > 19_500 && paying.is_on());
     assert!((paying.report().benefit_seconds.unwrap() - 0.2).abs() < 1e-9);
-    let mut harming = Governor::on_trial(Windows::PREFETCH);
+    let mut harming = Governor::of_prefetching();
     let on = run(&mut harming, 20_000, times(1.5, 1.0));
     let report = harming.report();
     assert!(on < 300 && report.trials <= 12, "{on} of 20000, {report:?}");
@@ -131,7 +131,7 @@ fn a_longer_text_is_at_most_one_percent_behind() {
 
 #[test]
 fn changes_are_followed_both_ways() {
-    let mut governor = Governor::on_trial(Windows::PREFETCH);
+    let mut governor = Governor::of_prefetching();
     // Each time tokens slow down or speed up as a whole, as with another disk, text or budget.
     for (on, off, expected) in [(1.5, 1.0, false), (2.0, 4.0, true), (1.5, 1.0, false), (0.45, 0.5, true)] {
         run(&mut governor, 3000, times(on, off));
@@ -144,7 +144,7 @@ fn changes_are_followed_both_ways() {
 
 #[test]
 fn a_change_ends_a_long_rest() {
-    let mut governor = Governor::on_trial(Windows::PREFETCH);
+    let mut governor = Governor::of_prefetching();
     run(&mut governor, 20_000, times(1.1, 1.0));
     while governor.report().rest_tokens < 2000 {
         run(&mut governor, 1, times(1.1, 1.0));
@@ -157,7 +157,7 @@ fn a_change_ends_a_long_rest() {
 
 #[test]
 fn without_waits_there_is_no_trial() {
-    let mut governor = Governor::on_trial(Windows::PREFETCH);
+    let mut governor = Governor::of_prefetching();
     for _ in 0..1000 {
         governor.end_token(1.0, 0.005);
     }
@@ -174,7 +174,7 @@ fn without_waits_there_is_no_trial() {
 fn steady_trends_are_no_difference() {
     // A cache that fills: every token takes a bit less than the one before.
     for slope in [-0.01, 0.01] {
-        let mut governor = Governor::on_trial(Windows::PREFETCH);
+        let mut governor = Governor::of_prefetching();
         let mut token = 0.0;
         run(&mut governor, FIRST + TRIAL, |_| (token += 1.0, 2.0 + slope * token).1);
         let report = governor.report();
@@ -184,9 +184,9 @@ fn steady_trends_are_no_difference() {
 
 #[test]
 fn a_trial_that_begins_without_ends_early_if_it_harms() {
-    let windows = Windows { are_on: [false, true, true, false], ..Windows::PREFETCH };
+    let windows = Windows { settings: &[OFF, ON, ON, OFF], measured: 8, settle: 2 };
     for (on, n_on) in [(1.3, 10), (1.0, 20), (0.7, 20)] {
-        let mut governor = Governor::on_trial(windows);
+        let mut governor = Governor::on_trial(windows, 0.01);
         let noise = |token: u32| if token.is_multiple_of(2) { 0.1 } else { 0.0 };
         let mut token = 0;
         assert_eq!(run(&mut governor, FIRST, times(on, 1.0)), 0);
@@ -207,7 +207,7 @@ fn a_trial_that_begins_without_ends_early_if_it_harms() {
 
 #[test]
 fn tokens_after_a_prompt_are_not_measured() {
-    let mut governor = Governor::on_trial(Windows::PREFETCH);
+    let mut governor = Governor::of_prefetching();
     run(&mut governor, FIRST, times(1.0, 1.0));
     for _ in 0..4 {
         run(&mut governor, 4, times(0.8, 1.0));
