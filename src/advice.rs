@@ -18,9 +18,10 @@ use hobbit_core::pack::imatrix::ImatrixError;
 use hobbit_core::pack::{PackError, PartialError, UnpackError, WriteError};
 use hobbit_core::perplexity::base::BaseError;
 use hobbit_core::plan::{BelowTokenCycle, BudgetSource, PlanError};
+use hobbit_core::predict::PathTableError;
 #[cfg(feature = "engine")]
 use hobbit_core::profile::VirtualPlanError;
-use hobbit_core::profile::{RUNS_MAX, WidthsError, beside, in_percent};
+use hobbit_core::profile::{ProfileError, RUNS_MAX, WidthsError, beside, in_percent};
 use hobbit_core::sim::SimError;
 use hobbit_core::store::StoreError;
 use hobbit_core::trace::TraceError;
@@ -47,12 +48,16 @@ pub fn flag(setting: &'static str) -> &'static str {
     }
 }
 
-/// Options that are set and cannot act, in flags.
-pub fn idle_flags(idle: &[Idle]) -> impl Iterator<Item = String> {
-    let spelled = |setting: &str| match setting {
+/// The flag of a setting, by its name in the library.
+pub fn spelled(setting: &str) -> String {
+    match setting {
         "n_gpu_layers" => "-ngl".to_owned(),
         _ => format!("--{}", setting.replace('_', "-")),
-    };
+    }
+}
+
+/// Options that are set and cannot act, in flags.
+pub fn idle_flags(idle: &[Idle]) -> impl Iterator<Item = String> {
     idle.iter().map(move |Idle { setting, reason }| {
         // "(see low)" names a setting.
         let reason = match reason.split_once(" (see ").map(|(why, see)| (why, see.trim_end_matches(')'))) {
@@ -81,6 +86,7 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<String> {
         store,
         simulation,
         pack,
+        profile,
         writing,
         |error: &BaseError| match error {
             BaseError::CutOff { complete, .. } => Some(format!("--chunks {complete} uses those")),
@@ -91,6 +97,7 @@ fn of_cause(error: &(dyn Error + 'static)) -> Option<String> {
         |error: &UnpackError| match error {
             UnpackError::Output(PartialError::Exists { .. }) => Some(FORCE),
             UnpackError::Pack(error) => pack(error),
+            UnpackError::Digest { .. } => Some("the pack is damaged, `gguf-tools verify` says where"),
             _ => None,
         },
         |error: &WidthsError| match error {
@@ -136,8 +143,21 @@ fn simulation(error: &SimError) -> Option<&'static str> {
     }
 }
 
+fn profile(error: &ProfileError) -> Option<&'static str> {
+    match error {
+        ProfileError::Malformed { .. } => Some("make it again with gguf-tools profile"),
+        ProfileError::Key { .. } => Some("make the pack again with gguf-tools pack"),
+        ProfileError::PathTable { error: PathTableError::NotATable { .. }, .. } => {
+            Some("make one with `gguf-tools profile`")
+        }
+        ProfileError::OtherModel { .. } => Some("make a profile of this model with gguf-tools profile"),
+        _ => None,
+    }
+}
+
 fn pack(error: &PackError) -> Option<&'static str> {
     match error {
+        PackError::NotAPack { .. } => Some("make one with `gguf-tools pack`"),
         PackError::LowOnly { .. } => Some("give it with --low, beside that model"),
         _ => None,
     }
@@ -152,6 +172,7 @@ fn writing(error: &WriteError) -> Option<String> {
         WriteError::PlanesLowOnly { .. } => "leave out --bit-planes or --only-low",
         WriteError::Scale { .. } => "leave out --bit-planes",
         WriteError::NothingLow { .. } => "give --low, for example --low q2_k",
+        WriteError::PackAlready { .. } => "unpack it first: `gguf-tools unpack`",
         WriteError::Recode { error: RecodeError::ImportanceMissing { .. }, .. } => {
             "give one with --imatrix, or choose a type like q2_k"
         }
@@ -241,6 +262,8 @@ fn opening(error: &OpenError) -> Option<String> {
                 "give --expert-cache {needed}MiB, leave it out, or make a plan with gguf-tools plan --budget {given}MiB"
             ));
         }
+        E::VirtualPlan(VirtualPlanError::Unusable { .. }) => "make one with gguf-tools plan",
+        E::PathTable(error) => return profile(error).map(str::to_owned),
         E::Store(error) => return store(error).map(str::to_owned),
         E::Pack(error) => return pack(error).map(str::to_owned),
         E::PackWrite(error) => return writing(error),
@@ -472,6 +495,11 @@ mod tests {
         assert!(no_shift(NoShift::Window).ends_with("than the context (--swa-full keeps all of them)"));
         assert_eq!(evaluating(EvalError::Interrupted), None);
         let path = || std::path::PathBuf::from("a.gguf");
+        let plan = VirtualPlanError::Unusable { file: "plan.json".to_owned(), reason: String::new() };
+        assert_eq!(opening(plan.into()).as_deref(), Some("make one with gguf-tools plan"));
+        let table = PathTableError::NotATable { found: Vec::new(), expected: [0; 4] };
+        let table = ProfileError::PathTable { path: path(), error: table };
+        assert_eq!(opening(table.into()).as_deref(), Some("make one with `gguf-tools profile`"));
         let load = |reason: &str| opening(OpenError::Load { path: path(), reason: reason.to_owned() }).unwrap();
         assert!(load("wrong number of tensors").starts_with("fetch or convert the model again"));
         assert!(load("Unexpected character within '[...]' in regular expression").contains("--override-tensor"));

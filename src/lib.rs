@@ -25,7 +25,7 @@
 // They panic if the reader has closed the pipe; see `output`.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
-mod advice;
+pub mod advice;
 mod args;
 mod argv;
 pub mod bench;

@@ -176,5 +176,5 @@ fn layers_have_slots_by_plan() {
     assert!(refused.contains("at least as many as a token uses (4)"), "{refused}");
     std::fs::write(few, "{").expect("a temporary directory can be written");
     let refused = open(ExpertCache::Auto).map(drop).expect_err("no plan").to_string();
-    assert!(refused.contains("make one with gguf-tools plan"), "{refused}");
+    assert!(refused.contains("plan.json: "), "{refused}");
 }

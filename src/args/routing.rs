@@ -8,7 +8,7 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 
 use super::{PrecisionArgs, number, strength};
-use crate::advice::measure_mixes;
+use crate::advice::{measure_mixes, spelled};
 use crate::argv::Switch;
 use hobbit::options::{ModelOptions, PrecisionMode, RoutingOptions, VirtualExperts, VirtualUpdate};
 use hobbit_core::gguf::Gguf;
@@ -182,7 +182,8 @@ fn milliseconds(text: &str) -> Result<Duration, String> {
 pub fn bounded(options: ModelOptions, model: &Path, max_loss: f64) -> anyhow::Result<ModelOptions> {
     let path = beside(model);
     let flag = format!("--max-loss {}%", in_percent(max_loss));
-    let mut bound = LossBound { max_loss, measured: Vec::new(), file: path.clone(), model: model.to_owned() };
+    let mut bound =
+        LossBound { max_loss, measured: Vec::new(), file: path.clone(), model: model.to_owned(), name: spelled };
     // A session with less memory names its own share.
     let make = measure_mixes(model, max_loss, "25%");
     let has_profile = path.exists();

@@ -77,7 +77,7 @@ fn bound(low: Option<&str>) -> LossBound {
     let lowered = one(Mix { t1: 0.4, t2: 0.8, ..Mix::EXACT }, 500.0);
     let too_much = one(Mix { cache_bias: 0.3, ..Mix::EXACT }, 100.0);
     let measured = vec![measured(0.25, vec![lowered, biased]), measured(0.5, vec![too_much])];
-    LossBound { max_loss: 0.01, measured, file: "model.profile.json".into(), model: "model.gguf".into() }
+    LossBound { max_loss: 0.01, measured, file: "a.json".into(), model: "a.gguf".into(), name: str::to_owned }
 }
 
 /// A set of flags, whether it has low versions, and the counts expected.

@@ -8,6 +8,7 @@ use hobbit::options::RoutingOptions;
 use hobbit_core::perplexity::estimate::{Estimate, Sums};
 use hobbit_core::profile::{MeasuredMix, Mix, Mixes, Part, Uses, nll, search_mixes, text_sha256};
 use hobbit_core::route::{Shares, Thresholds, fit};
+use hobbit_programs::advice::spelled;
 use hobbit_programs::output::tell;
 
 use super::Run;
@@ -114,7 +115,7 @@ impl Measurer<'_> {
         let runner = self.runner(mix.uses_low())?;
         runner.model.set_thresholds(mix.thresholds());
         runner.model.set_routing(&RoutingOptions::default().with(mix));
-        score(runner, windows, mix.words())
+        score(runner, windows, mix.words(spelled))
     }
 }
 

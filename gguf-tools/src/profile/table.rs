@@ -5,6 +5,7 @@ use std::fmt;
 use hobbit_core::pack::slice_name;
 use hobbit_core::profile::{ChosenThresholds, Mixes, Profile, SliceTypes, Width};
 use hobbit_core::units::{Bytes, Percent};
+use hobbit_programs::advice::spelled;
 
 /// Experts shown at either end.
 const SHOWN: usize = 5;
@@ -51,7 +52,7 @@ fn show_mixes(f: &mut fmt::Formatter<'_>, mixes: &Mixes) -> fmt::Result {
     for own in &mixes.mixes {
         let share = own.bytes_per_token / exact_bytes_per_token.max(1.0);
         let loss = format!("{:+.2} +- {:.2}", Percent(own.loss), Percent(own.error));
-        let (bytes, words) = (Bytes(own.bytes_per_token as u64), own.mix.words());
+        let (bytes, words) = (Bytes(own.bytes_per_token as u64), own.mix.words(spelled));
         writeln!(f, "{bytes:>12}{:>8}  {loss:<22}{words}", format!("{:.0}", Percent(share)))?;
     }
     Ok(())

@@ -116,8 +116,13 @@ fn a_pack_is_measured_with_its_own_low_versions_and_with_several_caches() {
     assert!(quarter.mixes.iter().any(|own| own.mix.uses_low()), "{quarter:?}");
 
     // A session uses the mixes of the largest measured cache that is not above its own.
-    let bound =
-        |max_loss| LossBound { max_loss, measured: found.mixes.clone(), file: beside(&pack), model: pack.clone() };
+    let bound = |max_loss| LossBound {
+        max_loss,
+        measured: found.mixes.clone(),
+        file: beside(&pack),
+        model: pack.clone(),
+        name: |setting| format!("--{setting}"),
+    };
     let session = |cache: f64, bound: LossBound| {
         let options = ModelOptions {
             budget: Budget::Bytes(4 << 30),

@@ -13,6 +13,8 @@ use crate::store::StoreError;
 pub enum PackError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    #[error("{}: not an expert pack: key 'hobbit.pack.version' is missing", path.display())]
+    NotAPack { path: PathBuf },
     #[error("{}: {reason}", path.display())]
     Refused { path: PathBuf, reason: String },
     #[error("{}: {what}: found {found}, expected {expected}; the pack is damaged, fetch it or pack the model again",
@@ -44,6 +46,8 @@ impl PackError {
 pub enum WriteError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    #[error("{}: is an expert pack already, expected a plain GGUF", path.display())]
+    PackAlready { path: PathBuf },
     #[error("{}: {reason}", path.display())]
     Unfit { path: PathBuf, reason: String },
     #[error("{}: low type {wanted} is nowhere smaller than the high versions: {reason}", path.display())]
@@ -92,7 +96,6 @@ pub enum UnpackError {
     Unfit { path: PathBuf, reason: String },
     #[error(transparent)]
     Output(#[from] PartialError),
-    #[error("{}: unpacks to SHA-256 {found}, expected {expected}; the pack is damaged, `gguf-tools verify` says where",
-        path.display())]
+    #[error("{}: unpacks to SHA-256 {found}, expected {expected}", path.display())]
     Digest { path: PathBuf, found: Sha256, expected: Sha256 },
 }

@@ -110,9 +110,7 @@ impl<'a> Plan<'a> {
         let path = &source.files[0].path;
         let unfit = |reason| WriteError::Unfit { path: path.clone(), reason };
         if super::Pack::is_pack(source) {
-            return Err(unfit(
-                "is an expert pack already, expected a plain GGUF; unpack it first: `gguf-tools unpack`".to_owned(),
-            ));
+            return Err(WriteError::PackAlready { path: path.clone() });
         }
         let experts = source.experts()?;
         let n_experts: u64 = experts.layers.iter().map(|layer| u64::from(layer.n_expert)).sum();

@@ -98,8 +98,7 @@ impl Pack {
     pub fn open(path: &Path) -> Result<Self, PackError> {
         let raw = Gguf::open(path)?;
         if !Self::is_pack(&raw) {
-            let reason = "not an expert pack: key 'hobbit.pack.version' is missing; make one with `gguf-tools pack`";
-            return Err(PackError::Refused { path: path.to_owned(), reason: reason.to_owned() });
+            return Err(PackError::NotAPack { path: path.to_owned() });
         }
         let (kind, info) = metadata(&raw, path)?;
         let file = File::open(path).map_err(PackError::io(path, "open"))?;

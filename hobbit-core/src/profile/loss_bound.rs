@@ -13,6 +13,7 @@ use crate::units::Percent;
 const ROUNDING: f64 = 0.005;
 
 #[derive(Clone, Debug, PartialEq)]
+#[allow(unpredictable_function_pointer_comparisons, reason = "a program has one spelling")]
 pub struct LossBound {
     /// Relative increase of perplexity; 0.01 is one percent.
     pub max_loss: f64,
@@ -20,6 +21,8 @@ pub struct LossBound {
     pub measured: Vec<Mixes>,
     pub file: PathBuf,
     pub model: PathBuf,
+    /// How the program spells a setting such as `cache_bias`.
+    pub name: fn(&str) -> String,
 }
 
 #[derive(Clone, Debug)]
@@ -95,7 +98,7 @@ impl LossBound {
         };
         format!(
             "max loss {max_loss}: {} was measured at {:+.2} +- {:.2} on {}, reading {:.0} of exact's bytes with {with}",
-            mix.words(),
+            mix.words(self.name),
             Percent(*loss),
             Percent(*error),
             by.text,
@@ -138,7 +141,8 @@ mod tests {
         let quarter = [(0.2, 0.6, 0.009, 300.0), (0.2, 1.0, 0.006, 450.0), (0.1, 1.0, 0.002, 700.0)];
         let half = [(0.3, 0.6, 0.009, 200.0), (0.3, 1.0, 0.004, 300.0)];
         let measured = vec![mixes(0.25, &quarter), mixes(0.5, &half)];
-        LossBound { max_loss, measured, file: "m.profile.json".into(), model: "m.gguf".into() }
+        let file = "m.profile.json".into();
+        LossBound { max_loss, measured, file, model: "m.gguf".into(), name: str::to_owned }
     }
 
     fn here(cache_share: f64, low: Option<&str>) -> Here {
@@ -154,7 +158,7 @@ mod tests {
         assert_eq!((high.mix.cache_bias, high.mix.t1), (0.2, 1.0));
         assert_eq!(
             high.words,
-            "max loss 1.0 %: --cache-bias 0.2 --keep-top 1 was measured at +0.60 % +- 0.10 % on prose.txt, reading \
+            "max loss 1.0 %: cache_bias 0.2 keep_top 1 was measured at +0.60 % +- 0.10 % on prose.txt, reading \
              45 % of exact's bytes with 25 % of the experts in memory"
         );
         assert_eq!(of(0.01, Some("q3_K")).mix, high.mix, "others than those that were measured");

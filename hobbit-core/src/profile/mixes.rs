@@ -46,14 +46,16 @@ impl Mix {
         Self { t1, t2, ..self }
     }
 
-    pub fn words(&self) -> String {
+    /// The settings that differ from exact; `name` spells a setting such as `cache_bias`.
+    pub fn words(&self, name: fn(&str) -> String) -> String {
         let Self { cache_bias, keep_top, substitute, drop, t1, t2 } = *self;
+        let (is_rerouted, is_lowered) = (cache_bias > 0.0 || substitute > 0.0, t1 < 1.0 || t2 < 1.0);
         let mut parts = Vec::new();
-        parts.extend((cache_bias > 0.0).then(|| format!("--cache-bias {cache_bias}")));
-        parts.extend((substitute > 0.0).then(|| format!("--substitute {substitute}")));
-        parts.extend((cache_bias > 0.0 || substitute > 0.0).then(|| format!("--keep-top {keep_top}")));
-        parts.extend((drop > 0.0).then(|| format!("--drop {drop}")));
-        parts.extend((t1 < 1.0 || t2 < 1.0).then(|| format!("--t1 {t1} --t2 {t2}")));
+        parts.extend((cache_bias > 0.0).then(|| format!("{} {cache_bias}", name("cache_bias"))));
+        parts.extend((substitute > 0.0).then(|| format!("{} {substitute}", name("substitute"))));
+        parts.extend(is_rerouted.then(|| format!("{} {keep_top}", name("keep_top"))));
+        parts.extend((drop > 0.0).then(|| format!("{} {drop}", name("drop"))));
+        parts.extend(is_lowered.then(|| format!("{} {t1} {} {t2}", name("t1"), name("t2"))));
         if parts.is_empty() { "exact".to_owned() } else { parts.join(" ") }
     }
 }
@@ -122,7 +124,7 @@ impl Mixes {
             ));
         }
         for MeasuredMix { mix, loss, error, bytes_per_token } in &self.mixes {
-            let words = mix.words();
+            let words = mix.words(str::to_owned);
             let is_strength = [mix.cache_bias, mix.substitute, mix.drop].iter().all(|own| (0.0..=100.0).contains(own));
             if !is_strength || Thresholds::new(mix.t1, mix.t2).is_err() {
                 return Err(format!("a mix is '{words}', expected strengths from 0 on, and T1 at most T2 from 0 to 1"));
@@ -363,10 +365,11 @@ mod tests {
     }
 
     #[test]
-    fn words_are_flags() {
-        assert_eq!(Mix::EXACT.words(), "exact");
+    fn settings_that_are_set_are_named() {
+        assert_eq!(Mix::EXACT.words(str::to_owned), "exact");
         let all = Mix { cache_bias: 0.2, substitute: 0.3, drop: 0.5, t1: 0.6, t2: 0.9, keep_top: 1 };
-        assert_eq!(all.words(), "--cache-bias 0.2 --substitute 0.3 --keep-top 1 --drop 0.5 --t1 0.6 --t2 0.9");
+        let words = all.words(|setting| format!("--{setting}"));
+        assert_eq!(words, "--cache_bias 0.2 --substitute 0.3 --keep_top 1 --drop 0.5 --t1 0.6 --t2 0.9");
         assert_eq!(beside(Path::new("models/a.b.gguf")), Path::new("models/a.b.profile.json"));
     }
 }

@@ -40,16 +40,15 @@ use crate::units::Percent;
 pub enum ProfileError {
     #[error("{}: cannot {action}: {error}", path.display())]
     Io { path: PathBuf, action: &'static str, error: io::Error },
-    #[error("{}: {reason}; make it again with gguf-tools profile", path.display())]
+    #[error("{}: {reason}", path.display())]
     Malformed { path: PathBuf, reason: String },
     /// A path table that cannot be read or written, or is another model's.
     #[error("{}: {error}", path.display())]
     PathTable { path: PathBuf, error: PathTableError },
-    #[error("{}: key '{key}': {reason}; make the pack again with gguf-tools pack", path.display())]
+    #[error("{}: key '{key}': {reason}", path.display())]
     Key { path: PathBuf, key: &'static str, reason: String },
     #[error(
-        "the profile was made of {profiled}, not of {}: {what} is {found}, expected {expected}; \
-         make a profile of this model with gguf-tools profile", model.display()
+        "the profile was made of {profiled}, not of {}: {what} is {found}, expected {expected}", model.display()
     )]
     OtherModel { profiled: String, model: PathBuf, what: &'static str, found: String, expected: String },
 }
@@ -119,7 +118,7 @@ mod tests {
         assert!(message.contains("a.paths: path table") && message.contains("profile the model again"), "{message}");
         std::fs::write(&path, "GGUF").unwrap();
         let message = read_path_table(&path).unwrap_err().to_string();
-        assert!(message.contains("a.paths: not a path table") && message.contains("gguf-tools profile"), "{message}");
+        assert!(message.contains("a.paths: not a path table"), "{message}");
         // A sparse file of zeros.
         File::create(&path).unwrap().set_len(PathTable::BYTES_MAX + 2).unwrap();
         assert!(read_path_table(&path).unwrap_err().to_string().contains("not a path table"));

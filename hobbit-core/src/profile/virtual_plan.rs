@@ -63,7 +63,7 @@ pub struct PlanOutcome {
 
 #[derive(Debug, thiserror::Error)]
 pub enum VirtualPlanError {
-    #[error("{file}: {reason}; make one with gguf-tools plan")]
+    #[error("{file}: {reason}")]
     Unusable { file: String, reason: String },
     #[error("{file}: this plan takes {needed} MiB of experts' slots, and the expert cache has {given}")]
     TooLarge { file: String, needed: u64, given: u64 },

@@ -28,9 +28,7 @@ const VERSION: u32 = 1;
 /// Why bytes are not a path table of this model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathTableError {
-    #[error(
-        "not a path table: it begins with {found:02x?}, expected {expected:02x?}; make one with `gguf-tools profile`"
-    )]
+    #[error("not a path table: it begins with {found:02x?}, expected {expected:02x?}")]
     NotATable { found: Vec<u8>, expected: [u8; 4] },
     #[error("path table of version {found}, expected {expected}; profile the model again with this build")]
     Version { found: u32, expected: u32 },
