@@ -108,7 +108,7 @@ pub struct Cut {
 }
 
 /// Tokens of a prompt after its last checkpoint. A single one would count as generated.
-pub const LAST_TOKENS: usize = 2;
+pub(crate) const LAST_TOKENS: usize = 2;
 
 /// Minimum tokens since another checkpoint that make one before a message, or after an answer, worth its bytes.
 pub const MESSAGE_TOKENS_MIN: usize = 16;

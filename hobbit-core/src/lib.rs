@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `expert` `planes` `units` `named` | ids of experts and slices; 8-bit weights in two planes; sizes; named choices |
 //! | `files` | what programs may do to the user's files |
-//! | `store` | reads: direct, buffered, memory, faulty |
+//! | `store` | reads: direct, buffered, faulty |
 //! | `gguf` | the bytes of every tensor in its files |
 //! | `grammar` | tokens that a grammar allows next |
 //! | `cache` `route` `predict` | residents and eviction; precision; prediction |

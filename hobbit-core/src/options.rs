@@ -168,7 +168,7 @@ pub enum KvValue {
 
 impl KvOverride {
     /// llama.cpp's limit on keys and on string values (`llama_model_kv_override`).
-    pub const KEY_BYTES_MAX: usize = 127;
+    pub(crate) const KEY_BYTES_MAX: usize = 127;
 }
 
 /// Why a metadata override cannot be parsed.

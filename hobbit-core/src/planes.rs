@@ -26,7 +26,7 @@ pub const HIGH_BYTES: usize = 18;
 pub const LOW_BYTES: usize = 16;
 
 /// The largest scale of which 16 and 120.5 times are finite, 543.5, as bits.
-pub const SCALE_MAX_BITS: u16 = 0x603f;
+pub(crate) const SCALE_MAX_BITS: u16 = 0x603f;
 
 /// The largest scale, by bits without the sign; infinite and no numbers are larger than all others.
 #[derive(Clone, Copy, Debug, Default)]

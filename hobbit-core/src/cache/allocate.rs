@@ -20,7 +20,7 @@ pub enum Allocation {
 
 impl Allocation {
     /// The layers that Fate found to be predicted worst in Qwen1.5-MoE: 0 to 3.
-    pub const SHALLOW_LAYERS: u16 = 4;
+    pub(crate) const SHALLOW_LAYERS: u16 = 4;
 }
 
 impl FromStr for Allocation {

@@ -27,7 +27,7 @@ impl Cache {
     }
 
     /// Evicts a resident before all others, until it is used. Others are ignored.
-    pub fn set_unwanted(&mut self, version: Version) {
+    pub(crate) fn set_unwanted(&mut self, version: Version) {
         self.pools.set_unwanted(version);
     }
 

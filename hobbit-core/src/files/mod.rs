@@ -10,12 +10,13 @@
 
 pub mod outputs;
 pub mod replace;
-pub mod sole;
+pub(crate) mod sole;
 
-pub use outputs::{BASE_MAGIC, PATH_TABLE_MAGIC, TRACE_MAGIC};
+pub(crate) use outputs::{BASE_MAGIC, PATH_TABLE_MAGIC, TRACE_MAGIC};
 pub use outputs::{Input, Kind, Output, OutputError, SEQUENCE_MAGIC};
 pub use outputs::{check, create, destination, overwrite, overwrite_in_parts};
-pub use replace::{new_beside, replace, replace_in_parts, try_replacing};
+pub use replace::{new_beside, replace};
+pub(crate) use replace::{replace_in_parts, try_replacing};
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -23,7 +24,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// `path` with `suffix` after its whole name.
-pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
@@ -59,13 +60,13 @@ impl FileState {
     }
 
     /// Whether both states are of one file, at different times or under different names.
-    pub fn is_same_file(&self, other: &Self) -> bool {
+    pub(crate) fn is_same_file(&self, other: &Self) -> bool {
         self.identity == other.identity
     }
 
     /// Whether length and time of the last write are the same. Unlike `==`, this ignores new names and permissions, and
     /// misses a write after which the time was set back.
-    pub fn is_unwritten_since(&self, before: &Self) -> bool {
+    pub(crate) fn is_unwritten_since(&self, before: &Self) -> bool {
         (self.len, self.modified_ns) == (before.len, before.modified_ns)
     }
 }
@@ -84,7 +85,7 @@ impl From<&Metadata> for FileState {
 
 /// Maximum bytes of JSON that hobbit's programs write for each other (profiles, policies). Those of the largest models
 /// have a few MiB.
-pub const JSON_BYTES_MAX: u64 = 64 << 20;
+pub(crate) const JSON_BYTES_MAX: u64 = 64 << 20;
 
 /// A file's bytes, bounded because a path may name `/dev/zero`, a pipe or the wrong file.
 ///

@@ -27,15 +27,15 @@ const HEAD_BYTES: u64 = 1024;
 
 const GGUF: &[u8] = b"GGUF";
 
-pub const TRACE_MAGIC: [u8; 8] = *b"HOBBITTR";
+pub(crate) const TRACE_MAGIC: [u8; 8] = *b"HOBBITTR";
 
-pub const PATH_TABLE_MAGIC: [u8; 4] = *b"hbPT";
+pub(crate) const PATH_TABLE_MAGIC: [u8; 4] = *b"hbPT";
 
 /// First bytes of a saved sequence: tokens and llama.cpp's state.
 pub const SEQUENCE_MAGIC: [u8; 8] = *b"HOBSLOT1";
 
 /// First bytes of a complete base file; zeros until its run ends.
-pub const BASE_MAGIC: [u8; 8] = *b"_logits_";
+pub(crate) const BASE_MAGIC: [u8; 8] = *b"_logits_";
 
 /// Kind of file about to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// As [`replace`], with bytes that are in several places.
-pub fn replace_in_parts(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
+pub(crate) fn replace_in_parts(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
     if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
         let mut file = OpenOptions::new().write(true).open(path)?;
         return parts.iter().try_for_each(|part| file.write_all(part));
@@ -28,7 +28,7 @@ pub fn replace_in_parts(path: &Path, parts: &[&[u8]]) -> io::Result<()> {
 }
 
 /// Checks that a file can be put in `path`'s place. Changes nothing.
-pub fn try_replacing(path: &Path) -> io::Result<()> {
+pub(crate) fn try_replacing(path: &Path) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         // A pipe may be opened only once.

@@ -13,7 +13,7 @@ const TRIES: u32 = 100;
 
 /// Why a partial file cannot be written.
 #[derive(Debug)]
-pub enum SoleError {
+pub(crate) enum SoleError {
     /// Another process holds it.
     Busy,
     /// A link, a file with a second name, or no regular file, in words.

@@ -44,7 +44,7 @@ pub const TRAINED: [Known; 5] = [
 /// Models with random weights, as used by benchmarks: their routers know no topics. The first is from the runs of the
 /// Mixtral shape (`benches/results/*/prove/curve.jsonl`; its optimum is unknown), the other was replayed.
 #[rustfmt::skip]
-pub const UNTRAINED: [Known; 2] = [
+pub(crate) const UNTRAINED: [Known; 2] = [
     Known { name: "mixtral-bench, 8 layers", n_expert: 8, n_used: 2, points: &[
         (0.0625, 0.084, 1.0), (0.141, 0.191, 1.0), (0.234, 0.293, 1.0), (0.406, 0.594, 1.0), (0.578, 0.768, 1.0)] },
     Known { name: "syn-prose-eval", n_expert: 64, n_used: 8, points: &[

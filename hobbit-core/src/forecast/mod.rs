@@ -36,24 +36,25 @@ use crate::plan::{
     PoolPlan, Room, RunMode,
 };
 
-pub use known::{Expectation, Known, TRAINED, UNTRAINED};
+pub use known::{Expectation, Known, TRAINED};
 pub use locality::Locality;
+pub(crate) use shape::TypeBytes;
 use shape::UBATCH_TOKENS;
-pub use shape::{ExpertLayer, Shape, ShapeError, TypeBytes};
+pub use shape::{ExpertLayer, Shape, ShapeError};
 pub use steady::{FirstToken, Products, Run, Start, routes, run};
 
 /// Approximate number of expert uses simulated for one figure: more change only the last digit.
-pub const USES_SIMULATED: u64 = 16_384;
+pub(crate) const USES_SIMULATED: u64 = 16_384;
 /// Time of an expert's products besides their weights: three products are divided among threads and awaited. On the
 /// host of the records, two shapes with everything resident agree on memory bandwidth with it, and differ by a sixth
 /// without.
 pub const EXPERT_SECONDS: f64 = 30e-6;
 /// Cost per byte read into memory that was never used: the system clears the page first. Measured in cold runs of the
 /// records (125 to 260 µs a MiB, 2 cores in a virtual machine); a run that has filled its slots pays nothing.
-pub const FRESH_SECONDS_PER_BYTE: f64 = 170e-12;
+pub(crate) const FRESH_SECONDS_PER_BYTE: f64 = 170e-12;
 /// Operations of products with many rows, per byte of memory bandwidth, if only the bandwidth is known: measured on the
 /// host of the records (2 cores, AVX-512). Machines with more cores for their bandwidth do better.
-pub const OPERATIONS_PER_BYTE: f64 = 4.3;
+pub(crate) const OPERATIONS_PER_BYTE: f64 = 4.3;
 
 /// A machine. Rates are per second.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -20,7 +20,7 @@ const EXPERTS_MAX: u64 = 1024;
 const USES_MAX: u64 = 1 << 14;
 
 /// Weights by element type, in bytes.
-pub type TypeBytes = BTreeMap<GgmlType, u64>;
+pub(crate) type TypeBytes = BTreeMap<GgmlType, u64>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ShapeError {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::known::UNTRAINED;
 use super::locality::{LayerRoutes, Random};
 use super::steady::tokens_simulated;
 use super::*;

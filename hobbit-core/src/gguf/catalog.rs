@@ -132,7 +132,7 @@ impl ExpertClass {
     }
 
     /// A class whose regions take any window of a slice, for files that align tensors to less than a block.
-    pub fn windowed(tensors: &[ExpertTensor]) -> Self {
+    pub(crate) fn windowed(tensors: &[ExpertTensor]) -> Self {
         let slices = tensors.iter().map(|t| (t.kind, t.dtype, t.ne0, t.ne1));
         Self::laid_out(slices, |bytes| Some(slot_stride(bytes))).expect("the reader has checked types and shapes")
     }

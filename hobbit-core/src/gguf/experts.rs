@@ -88,7 +88,7 @@ impl ExpertMap {
 }
 
 /// Layer and kind if `name` is an expert weight: `blk.<l>.ffn_(gate|gate_up|up|down)_exps.weight`.
-pub fn parse_name(name: &str) -> Option<(u16, SliceKind)> {
+pub(crate) fn parse_name(name: &str) -> Option<(u16, SliceKind)> {
     let (layer, stem) = name.strip_prefix("blk.")?.strip_suffix(".weight")?.split_once('.')?;
     let canonical = layer == "0" || (!layer.starts_with('0') && layer.bytes().all(|b| b.is_ascii_digit()));
     let kind = SliceKind::ALL.into_iter().find(|k| k.tensor_stem() == stem)?;

@@ -21,7 +21,7 @@ pub(super) const NAME_BYTES_MAX: u64 = 63;
 /// Longest string value, in bytes.
 pub(super) const STRING_BYTES_MAX: u64 = 64 << 20;
 /// Alignment of tensor data where the file names none, in bytes.
-pub const DEFAULT_ALIGNMENT: u64 = 32;
+pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
 
 const DIMS_MAX: u32 = 4;
 

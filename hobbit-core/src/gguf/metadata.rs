@@ -8,7 +8,7 @@ use super::header::{Header, KvEntry};
 use super::value::ValueType;
 
 /// Arrays up to this many elements are decoded; of longer ones only type and length are known.
-pub const ARRAY_VALUES_MAX: u64 = 1024;
+pub(crate) const ARRAY_VALUES_MAX: u64 = 1024;
 /// All decoded arrays of a file together have at most this many elements.
 const ARRAY_VALUES_TOTAL_MAX: u64 = 1 << 16;
 
@@ -82,7 +82,7 @@ impl Metadata {
     }
 
     /// Type of the value, or of the array's elements.
-    pub fn value_type(&self, key: &str) -> Option<ValueType> {
+    pub(crate) fn value_type(&self, key: &str) -> Option<ValueType> {
         self.entry(key).map(|e| e.item)
     }
 

@@ -197,7 +197,7 @@ impl Gguf {
 
     /// A model whose tensors lie elsewhere than its header says, all in `file`: `place` gives each its first byte,
     /// `stored` is the file that the header describes.
-    pub fn relocated(
+    pub(crate) fn relocated(
         file: SourceFile,
         mut header: Header,
         metadata: Metadata,

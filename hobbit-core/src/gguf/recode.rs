@@ -62,7 +62,7 @@ pub enum RecodeError {
 }
 
 /// Greatest importance of a column: its square still fits into the sums of ggml's quantisers.
-pub const IMPORTANCE_MAX: f32 = 1e18;
+pub(crate) const IMPORTANCE_MAX: f32 = 1e18;
 
 /// Number of rows in `len` bytes, and bytes of a row.
 pub fn count_rows(dtype: GgmlType, n_per_row: u64, len: usize) -> Result<(u64, u64), RecodeError> {

@@ -98,7 +98,7 @@ impl Gguf {
     }
 
     /// The model as one file: a single file exactly as stored, even where llama.cpp would refuse it, shards merged.
-    pub fn one_file(&self) -> VirtualGguf {
+    pub(crate) fn one_file(&self) -> VirtualGguf {
         match &self.views {
             Some(views) => views.stored.clone(),
             None if self.files.len() == 1 => self.as_stored(),

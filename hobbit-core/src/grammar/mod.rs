@@ -106,7 +106,7 @@ impl Grammar {
     }
 
     /// Whether the text may end here.
-    pub fn may_end(&self) -> bool {
+    pub(crate) fn may_end(&self) -> bool {
         self.automaton.may_end(self.now)
     }
 

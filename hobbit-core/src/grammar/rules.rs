@@ -15,15 +15,15 @@ pub struct Element {
 /// `llama_gretype`.
 mod kind {
     pub const END: u32 = 0;
-    pub const ALT: u32 = 1;
-    pub const RULE: u32 = 2;
-    pub const CHAR: u32 = 3;
-    pub const CHAR_NOT: u32 = 4;
-    pub const RANGE_UPPER: u32 = 5;
-    pub const CHAR_ALT: u32 = 6;
-    pub const ANY: u32 = 7;
+    pub(crate) const ALT: u32 = 1;
+    pub(crate) const RULE: u32 = 2;
+    pub(crate) const CHAR: u32 = 3;
+    pub(crate) const CHAR_NOT: u32 = 4;
+    pub(crate) const RANGE_UPPER: u32 = 5;
+    pub(crate) const CHAR_ALT: u32 = 6;
+    pub(crate) const ANY: u32 = 7;
     pub const TOKEN: u32 = 8;
-    pub const TOKEN_NOT: u32 = 9;
+    pub(crate) const TOKEN_NOT: u32 = 9;
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -56,7 +56,7 @@ impl LoadClass {
     }
 
     /// No product waits for such reads: they may be withdrawn.
-    pub const fn is_background(self) -> bool {
+    pub(crate) const fn is_background(self) -> bool {
         matches!(self, Self::Upgrade | Self::ReadAhead | Self::Prefetch | Self::Fill)
     }
 }
@@ -105,7 +105,7 @@ impl LoaderOptions {
     }
 
     /// A chunk or two of the direct store: enough for most of a disk's bandwidth, and less than a millisecond of it.
-    pub const PREFETCH_BYTES: u64 = 2 << 20;
+    pub(crate) const PREFETCH_BYTES: u64 = 2 << 20;
 }
 
 /// Counters since the loader was made.

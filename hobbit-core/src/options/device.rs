@@ -181,7 +181,7 @@ pub struct DeviceOptions {
 
 impl DeviceOptions {
     /// Room for drivers, other programs and the backend's temporary buffers.
-    pub const HEADROOM: f64 = 10.0;
+    pub(crate) const HEADROOM: f64 = 10.0;
 }
 
 /// The largest absolute factor of a LoRA adapter or control vector. Useful factors are around 1, and ComfyUI, too,

@@ -50,7 +50,7 @@ impl PrecisionOptions {
     pub const T1: f32 = Thresholds::MIXTRAL.t1;
     pub const T2: f32 = Thresholds::MIXTRAL.t2;
     /// Fate's share of a prompt's experts.
-    pub const PREFILL_LOW: f32 = 0.25;
+    pub(crate) const PREFILL_LOW: f32 = 0.25;
 
     /// [`PrecisionOptions::prefill_low`] in effect if T1 is `t1`.
     pub fn prefill_low_at(&self, t1: f32) -> f32 {

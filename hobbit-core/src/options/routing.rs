@@ -88,7 +88,7 @@ impl RoutingOptions {
     /// λ above this needs a separate confirmation: the text stays fluent and becomes wrong.
     pub const CACHE_BIAS_MAX: f32 = 0.3;
     /// Number of strengths that a latency target chooses among.
-    pub const STEPS: usize = 7;
+    pub(crate) const STEPS: usize = 7;
 
     /// The strength that a latency target sets, and its choices, ascending from 0 in even steps. It sets α, up to the
     /// given one, if only α is given; otherwise λ, up to the given one or [`RoutingOptions::CACHE_BIAS_MAX`], and

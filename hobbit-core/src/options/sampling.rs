@@ -150,7 +150,7 @@ named! { SamplerKind, "sampler":
 
 impl SamplerKind {
     /// llama.cpp's order.
-    pub const DEFAULT_ORDER: &[Self] = Self::ALL.split_at(9).0;
+    pub(crate) const DEFAULT_ORDER: &[Self] = Self::ALL.split_at(9).0;
 
     /// Letters of the kinds in llama.cpp's sampling sequences (`common_sampler_type_to_chr`), in their order.
     const LETTERS: [char; Self::ALL.len()] = ['e', 'd', 's', 'k', 'y', 'p', 'm', 'x', 't', 'i', 'a'];

@@ -22,7 +22,7 @@ pub(super) enum Interrupted<E> {
 
 impl<E> Interrupted<E> {
     /// The sink's error, or `read`'s error for a file that could not be read.
-    pub fn or_read(self, read: impl FnOnce(u32, io::Error) -> E) -> E {
+    pub(crate) fn or_read(self, read: impl FnOnce(u32, io::Error) -> E) -> E {
         match self {
             Self::Read(file, error) => read(file, error),
             Self::Sink(reason) => reason,

@@ -10,7 +10,7 @@ use crate::expert::{ExpertId, Precision, Version};
 pub const VERSION: u32 = 1;
 
 /// Version of packs of bit planes. Readers of version 1 refuse them.
-pub const VERSION_BIT_PLANES: u32 = 2;
+pub(crate) const VERSION_BIT_PLANES: u32 = 2;
 
 /// Maximum number of experts, over all layers, and of their versions.
 pub(super) const VERSIONS_MAX: u64 = 1 << 20;
@@ -18,18 +18,18 @@ pub(super) const VERSIONS_MAX: u64 = 1 << 20;
 pub(super) mod key {
     pub const VERSION: &str = "hobbit.pack.version";
     pub const KIND: &str = "hobbit.pack.kind";
-    pub const HIGH: &str = "hobbit.pack.high";
-    pub const LOW: &str = "hobbit.pack.low";
-    pub const PLANES: &str = "hobbit.pack.nested";
-    pub const SOURCE_NAME: &str = "hobbit.source.name";
-    pub const SOURCE_SIZE: &str = "hobbit.source.size";
-    pub const SOURCE_SHA256: &str = "hobbit.source.sha256";
-    pub const SOURCE_FINGERPRINT: &str = "hobbit.source.fingerprint";
-    pub const PLAIN_SHA256: &str = "hobbit.plain.sha256";
+    pub(crate) const HIGH: &str = "hobbit.pack.high";
+    pub(crate) const LOW: &str = "hobbit.pack.low";
+    pub(crate) const PLANES: &str = "hobbit.pack.nested";
+    pub(crate) const SOURCE_NAME: &str = "hobbit.source.name";
+    pub(crate) const SOURCE_SIZE: &str = "hobbit.source.size";
+    pub(crate) const SOURCE_SHA256: &str = "hobbit.source.sha256";
+    pub(crate) const SOURCE_FINGERPRINT: &str = "hobbit.source.fingerprint";
+    pub(crate) const PLAIN_SHA256: &str = "hobbit.plain.sha256";
     pub const T1: &str = "hobbit.t1";
     pub const T2: &str = "hobbit.t2";
-    pub const NORMS: &str = "hobbit.expert_norms";
-    pub const MIXES: &str = "hobbit.mixes";
+    pub(crate) const NORMS: &str = "hobbit.expert_norms";
+    pub(crate) const MIXES: &str = "hobbit.mixes";
 }
 
 /// Reserved prefix of keys and tensors.

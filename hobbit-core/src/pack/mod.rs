@@ -26,14 +26,14 @@ mod write;
 
 pub use error::{PackError, UnpackError, WriteError};
 pub use fingerprint::fingerprint;
-pub use format::{PackKind, Sha256, VERSION, VERSION_BIT_PLANES};
+pub use format::{PackKind, Sha256, VERSION};
 pub use partial::{PartialError, partial_path};
 pub use plan::{Fallback, PackSpec, Widths};
 pub use read::{Pack, PackInfo, PackedVersion};
 pub use types::{SliceTypes, TypeChoice, TypeChoiceError, fitting, slice_name};
 pub use unpack::unpack;
 pub use verify::{Fault, Verified, verify};
-pub use write::{OnProgress, Progress, Stage, Written, write};
+pub use write::{Progress, Stage, Written, write};
 
 /// The key of the experts' norms, for messages.
 pub const NORMS_KEY: &str = format::key::NORMS;

@@ -221,13 +221,13 @@ impl<'a> Plan<'a> {
         all.filter(|(_, t)| parse_name(&t.name).is_none()).map(|(i, _)| i)
     }
 
-    pub fn header_error(&self, error: HeaderError) -> WriteError {
+    pub(crate) fn header_error(&self, error: HeaderError) -> WriteError {
         let reason = format!("the pack's header cannot be made: {error}");
         WriteError::Unfit { path: self.source.files[0].path.clone(), reason }
     }
 
     /// Error for an unreadable file of the source, by index.
-    pub fn source_error(&self, file: u32, error: io::Error) -> WriteError {
+    pub(crate) fn source_error(&self, file: u32, error: io::Error) -> WriteError {
         let path = self.source.files[file as usize].path.clone();
         GgufError::Io { path, action: "read".to_owned(), error }.into()
     }

@@ -52,7 +52,7 @@ pub enum Stage {
 }
 
 /// Called often; returns whether to continue.
-pub type OnProgress<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
+pub(crate) type OnProgress<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
 
 /// Writes the pack of `source` described by `spec` to `out`. Overwrites the partial file of a killed call.
 ///

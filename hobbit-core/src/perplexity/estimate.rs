@@ -42,7 +42,7 @@ impl Sums {
     }
 
     /// Adds a value whose square was taken in another precision.
-    pub fn add_with_square(&mut self, value: f64, square: f64) {
+    pub(crate) fn add_with_square(&mut self, value: f64, square: f64) {
         self.sum += value;
         self.sum_of_squares += square;
         self.count += 1;
@@ -75,7 +75,7 @@ impl Sums {
 
     /// Covariance of the means of two series of equal length, from the sum of their products; 0 for fewer than 10
     /// values.
-    pub fn covariance(&self, other: &Self, sum_of_products: f64) -> f64 {
+    pub(crate) fn covariance(&self, other: &Self, sum_of_products: f64) -> f64 {
         if self.count < 10 {
             return 0.0;
         }
@@ -87,7 +87,7 @@ impl Sums {
 /// The value below which a share of `sorted` lies, interpolated linearly. NaN of nothing.
 ///
 /// `sorted` ascends; `share` is 0..=1.
-pub fn percentile(sorted: &[f32], share: f32) -> f32 {
+pub(crate) fn percentile(sorted: &[f32], share: f32) -> f32 {
     let (Some(&first), Some(&last)) = (sorted.first(), sorted.last()) else { return f32::NAN };
     if share <= 0.0 {
         return first;

@@ -7,13 +7,13 @@
 use crate::options::Token;
 
 /// Nats below the largest logit that a row can tell apart.
-pub const DEPTH: f32 = 16.0;
+pub(crate) const DEPTH: f32 = 16.0;
 
 const HEAD_WORDS: usize = 4;
 
 /// A row's maximum and the sum of the exponentials above it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Normaliser {
+pub(crate) struct Normaliser {
     pub max: f32,
     /// Position of the first logit that is largest.
     pub argmax: usize,
@@ -35,7 +35,7 @@ impl Normaliser {
     }
 
     /// Log-probability of a token with this logit, in nats.
-    pub fn log_prob(&self, logit: f32) -> f64 {
+    pub(crate) fn log_prob(&self, logit: f32) -> f64 {
         f64::from(logit - self.max) - self.sum_exp.ln()
     }
 }
@@ -101,12 +101,12 @@ impl<'a> Row<'a> {
     }
 
     /// Log-probabilities in nats, one for each token.
-    pub fn log_probs(self) -> impl Iterator<Item = f32> + 'a {
+    pub(crate) fn log_probs(self) -> impl Iterator<Item = f32> + 'a {
         self.words.iter().map(move |&word| self.scale * f32::from(word) + self.minimum)
     }
 
     /// Log-probability of one token in nats.
-    pub fn log_prob(self, token: Token) -> Option<f32> {
+    pub(crate) fn log_prob(self, token: Token) -> Option<f32> {
         let word = usize::try_from(token).ok().and_then(|i| self.words.get(i))?;
         Some(self.scale * f32::from(*word) + self.minimum)
     }

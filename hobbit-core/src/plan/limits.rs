@@ -163,7 +163,7 @@ fn file_cache(stat: &str, prefix: &str) -> u64 {
 }
 
 /// Bytes of a `Name:   123 kB` line of a file under `/proc`.
-pub fn kib_field(text: &str, key: &str) -> Option<u64> {
+pub(crate) fn kib_field(text: &str, key: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(key))?;
     value.trim().strip_suffix("kB")?.trim_end().parse::<u64>().ok()?.checked_mul(1024)
 }

@@ -33,8 +33,9 @@ mod tests;
 pub use choices::{CONTEXT_TOKENS_MIN, Needs, RepackInput, Room, RunMode, context_tokens};
 pub use device::{DevicePlan, DevicePlanInput, divide_wanted};
 pub use layers::layer_devices;
-pub use limits::{BudgetSource, CgroupMemory, MemoryLimits, kib_field};
-pub use pools::{LOW_SHARE_AUTO_PERCENT, PoolPlan, PoolSpec, StagingWish};
+pub(crate) use limits::kib_field;
+pub use limits::{BudgetSource, CgroupMemory, MemoryLimits};
+pub use pools::{PoolPlan, PoolSpec, StagingWish};
 pub use size::{Budget, ExpertCache, LowShare, SizeError};
 
 use crate::expert::Precision;

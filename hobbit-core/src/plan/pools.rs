@@ -12,7 +12,7 @@ use crate::gguf::ExpertClass;
 /// Measured on the demo model and on two larger shapes (Mixtral, Qwen3-MoE): every share above 0 moves more bytes per
 /// token (demo model, 25 % cache: 1118 KiB at 0 %, 1164 at 5 and 10 %, 1208 at 15 %). The reason: a byte of a high slot
 /// saves reads of experts wanted high and of those wanted low; a byte of a low slot only saves the latter.
-pub const LOW_SHARE_AUTO_PERCENT: f64 = 0.0;
+pub(crate) const LOW_SHARE_AUTO_PERCENT: f64 = 0.0;
 
 /// Versions of experts that have the same shape, as a plan needs them.
 #[derive(Clone, Debug, PartialEq, Eq)]

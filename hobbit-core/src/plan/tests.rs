@@ -2,6 +2,7 @@
 
 mod device;
 
+use super::pools::LOW_SHARE_AUTO_PERCENT;
 use super::*;
 use Precision::{High, Low};
 use proptest::prelude::*;

@@ -29,7 +29,8 @@ mod tests;
 
 pub use gate_stack::{Gate, GateRows, GateStack, Gating, Groups, RouterScores};
 pub use gates::Gates;
-pub use path_table::{PathBatches, PathLimits, PathPredictor, PathTable, PathTableBuilder, PathTableError};
+pub(crate) use path_table::PathPredictor;
+pub use path_table::{PathBatches, PathLimits, PathTable, PathTableBuilder, PathTableError};
 pub use recall::{Recall, RecallCounts};
 pub use scores::{Popularity, sample, softmax, top_k};
 
@@ -246,7 +247,7 @@ impl Lanes {
     }
 
     /// The running layer has so many tokens: a batch may come in parts.
-    pub fn set_width(&mut self, n_tokens: usize) {
+    pub(crate) fn set_width(&mut self, n_tokens: usize) {
         self.n_tokens = n_tokens.max(1);
         while self.lanes.len() < self.n_tokens {
             let Some(lane) = self.lanes[0].fork() else { return };
@@ -288,7 +289,7 @@ impl Predictor for Lanes {
 }
 
 /// Uses of one token: by layer, experts and their router weights in falling order.
-pub type FutureToken = Vec<(u16, Vec<(u16, f32)>)>;
+pub(crate) type FutureToken = Vec<(u16, Vec<(u16, f32)>)>;
 
 /// Predicts a trace's own uses, to measure the worth of a perfect predictor. [`Predictor::begin_token`] takes the next
 /// batch of tokens.

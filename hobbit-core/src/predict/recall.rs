@@ -78,7 +78,7 @@ impl Recall {
     }
 
     /// Forgets predictions that were not judged: a token was abandoned.
-    pub fn forget_expected(&mut self) {
+    pub(crate) fn forget_expected(&mut self) {
         self.expected.clear();
     }
 

@@ -39,7 +39,7 @@ impl Default for Thresholds {
 
 impl Thresholds {
     /// HOBBIT's, for Mixtral-8x7B.
-    pub const MIXTRAL: Self = Self { t1: 0.6, t2: 0.9 };
+    pub(crate) const MIXTRAL: Self = Self { t1: 0.6, t2: 0.9 };
 
     /// Checked thresholds.
     ///
@@ -188,7 +188,7 @@ pub fn merge(chosen: impl IntoIterator<Item = (u16, Demand)>, by_expert: &mut [D
 ///
 /// `needed_by_popularity` are the active experts' indices, most tokens first; `share` is `0.0..=1.0`; `demands` is by
 /// expert index. For prompts.
-pub fn lower_least_popular(
+pub(crate) fn lower_least_popular(
     needed_by_popularity: &[u16],
     share: f32,
     is_first: impl Fn(u16) -> bool,

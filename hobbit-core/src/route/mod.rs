@@ -15,9 +15,9 @@ mod fit;
 mod reroute;
 mod routing;
 
+pub(crate) use demand::lower_least_popular;
 pub use demand::{
-    DECODE_TOKENS_MAX, Demand, Phase, ThresholdError, Thresholds, lower_least_popular, merge, renormalise, resolve,
-    unimportance,
+    DECODE_TOKENS_MAX, Demand, Phase, ThresholdError, Thresholds, merge, renormalise, resolve, unimportance,
 };
 pub use fit::{Fit, NoUses, Shares, SharesError, fit};
 pub use reroute::{Choice, Rerouted, Rerouting, TokenScores, Weighing, reroute};
@@ -48,7 +48,7 @@ impl Rates {
     /// Assumed of a link that was not measured yet: PCI Express 4.0, 16 lanes, from pinned memory.
     pub const LINK: f64 = 1.0 / 25e9;
     /// Assumed of a disk that was not measured yet: an NVMe drive.
-    pub const DISK: f64 = 1.0 / 3e9;
+    pub(crate) const DISK: f64 = 1.0 / 3e9;
 
     /// Seconds until a version of `(bytes, missing)` bytes can be multiplied; `missing` of them are not in the host's
     /// slots if it is in a file. Bit planes share bytes, so fewer may be missing.

@@ -92,7 +92,7 @@ impl Rerouting {
 
     /// Lowers the predicted scores of a later layer's router for experts that are not there, so that what is read
     /// ahead is what will be used. `scores` are shares, `[n_expert]`, of which the best `n_used` will be chosen.
-    pub fn lower_missing(&self, scores: &mut [f32], n_used: usize, is_present: &dyn Fn(u16) -> bool) {
+    pub(crate) fn lower_missing(&self, scores: &mut [f32], n_used: usize, is_present: &dyn Fn(u16) -> bool) {
         if self.is_off() || scores.len() <= n_used {
             return;
         }

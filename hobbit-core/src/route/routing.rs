@@ -82,7 +82,7 @@ impl Routing {
     ///
     /// # Panics
     /// If the layer has no such expert.
-    pub fn uses_of(&self, expert: u16) -> (u32, u32) {
+    pub(crate) fn uses_of(&self, expert: u16) -> (u32, u32) {
         let pairs = self.pairs_of(expert);
         let since = pairs.last().map_or(0, |last| (self.n_tokens as u32).saturating_sub(last.token + 1));
         ((pairs.len() as u32).max(1), since)
@@ -115,7 +115,7 @@ impl Routing {
 
     /// Takes experts out of the router's weights, `[n_tokens][n_used]`: `without` changes the weights of each token
     /// that has one of them, and gets a flag for each that is left out.
-    pub fn leave_out(&self, skipped: &[u16], weights: &mut [f32], without: impl Fn(&mut [f32], &[bool])) {
+    pub(crate) fn leave_out(&self, skipped: &[u16], weights: &mut [f32], without: impl Fn(&mut [f32], &[bool])) {
         let mut left_out = vec![false; self.n_used];
         for (ids, weights) in self.ids.chunks(self.n_used).zip(weights.chunks_mut(self.n_used)) {
             for (flag, id) in left_out.iter_mut().zip(ids) {

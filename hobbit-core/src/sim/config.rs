@@ -204,7 +204,7 @@ impl Config {
     }
 
     /// Whether tokens use other experts than the router's, or leave some out: then the replay is open-loop.
-    pub fn gives_up(&self) -> bool {
+    pub(crate) fn gives_up(&self) -> bool {
         !self.rerouting.is_off() || self.virtual_experts.is_some() || self.drop > 0.0
     }
 

@@ -25,7 +25,7 @@ pub struct Batch {
 
 impl Batch {
     /// Recorded seconds beside expert products and waits, for each layer.
-    pub fn other_seconds_per_layer(&self) -> f64 {
+    pub(crate) fn other_seconds_per_layer(&self) -> f64 {
         let experts: f64 = self.layers.iter().map(|l| f64::from(l.wait_seconds) + f64::from(l.compute_seconds)).sum();
         (self.seconds - experts).max(0.0) / self.layers.len().max(1) as f64
     }
@@ -82,7 +82,7 @@ impl Recording {
     }
 
     /// Whether it has scores of experts that the router did not choose.
-    pub fn has_unselected_scores(&self) -> bool {
+    pub(crate) fn has_unselected_scores(&self) -> bool {
         self.batches().flat_map(|batch| &batch.layers).any(|record| record.n_unselected() > 0)
     }
 

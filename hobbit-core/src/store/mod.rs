@@ -5,7 +5,6 @@
 //!
 //! * [`direct`]: `io_uring` and `O_DIRECT`, past the page cache, Linux only;
 //! * buffered: `pread` through the page cache;
-//! * [`MemoryStore`]: from bytes in RAM;
 //! * [`faulty`]: any of them, with faults.
 
 pub mod arena;
@@ -40,8 +39,10 @@ pub use measure::{Bandwidth, measure_random_read};
 pub use mode::{Choice, Conditions, IoMode, StoreKind, choose};
 pub use original::Original;
 pub use request::{Completion, ReadDone, ReadRequest, SlotPtr};
-pub use window::{BLOCK_BYTES, lead_of, slot_stride};
-pub use workers::MemoryStore;
+pub(crate) use window::lead_of;
+pub use window::{BLOCK_BYTES, slot_stride};
+#[cfg(test)]
+pub(crate) use workers::MemoryStore;
 
 use direct::{DirectOptions, DirectStore, ENGINE};
 use original::{BUFFERED, OpenFile};

@@ -20,7 +20,7 @@ use crate::files::FileState;
 pub(super) const BUFFERED: &str = "buffered";
 
 /// A file to read from, and its name for messages.
-pub struct OpenFile {
+pub(crate) struct OpenFile {
     pub(super) path: PathBuf,
     pub(super) file: File,
 }
@@ -66,7 +66,7 @@ impl Original {
     }
 
     /// The same file opened past the page cache.
-    pub fn again_direct(&self) -> Result<File, StoreError> {
+    pub(crate) fn again_direct(&self) -> Result<File, StoreError> {
         self.check()?;
         // This name leads to the open file, whatever its path means by now. Without /proc the path may do.
         let name = format!("/proc/self/fd/{}", self.file.as_raw_fd());

@@ -13,7 +13,7 @@ use crate::expert::Extent;
 pub const BLOCK_BYTES: u64 = 4096;
 
 /// Offset of the first byte of `extent` in its slot after a read of whole blocks.
-pub const fn lead_of(extent: &Extent) -> usize {
+pub(crate) const fn lead_of(extent: &Extent) -> usize {
     (extent.offset % BLOCK_BYTES) as usize
 }
 

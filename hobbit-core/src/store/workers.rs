@@ -31,7 +31,7 @@ pub trait Source: Send + Sync + 'static {
 }
 
 /// A fixed number of threads fed by one queue. Slices are split, so that one big slice occupies all of them.
-pub struct Workers<S: Source> {
+pub(crate) struct Workers<S: Source> {
     source: Arc<S>,
     chunk_bytes: u64,
     jobs: Option<Sender<Job>>,
@@ -224,16 +224,19 @@ fn read_to<S: Source>(source: &S, extent: &Extent, mut offset: u64, mut rest: &m
     Ok(())
 }
 
-/// Expert bytes in RAM: copies from byte slices, one per source file, on one thread.
-pub type MemoryStore = Workers<Vec<Arc<[u8]>>>;
+/// Expert bytes in RAM, for tests: copies from byte slices, one per source file, on one thread.
+#[cfg(test)]
+pub(crate) type MemoryStore = Workers<Vec<Arc<[u8]>>>;
 
+#[cfg(test)]
 impl MemoryStore {
     /// Serves `files`, in the order of the model's list of files.
-    pub fn new(files: Vec<Arc<[u8]>>) -> Result<Self, StoreError> {
+    pub(crate) fn new(files: Vec<Arc<[u8]>>) -> Result<Self, StoreError> {
         Workers::start(files, 1, CHUNK_BYTES)
     }
 }
 
+#[cfg(test)]
 impl Source for Vec<Arc<[u8]>> {
     const NAME: &'static str = "memory";
 

@@ -11,7 +11,7 @@ use crate::options::{PrecisionMode, Prefetch, RoutingOptions};
 pub const MAGIC: [u8; 8] = files::TRACE_MAGIC;
 /// Format version; it increases when older readers would misread the file.
 pub const VERSION: u16 = 1;
-pub const HEADER_BYTES_MAX: u32 = 4 << 20;
+pub(crate) const HEADER_BYTES_MAX: u32 = 4 << 20;
 
 const LAYERS_MAX: usize = 4096;
 /// Maximum bytes of an expert, so that sums over all experts of all layers fit in 64 bits.

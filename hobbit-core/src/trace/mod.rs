@@ -38,10 +38,11 @@ mod writer;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use header::{HEADER_BYTES_MAX, Header, Layer, MAGIC, ModelDescription, Settings, VERSION};
+pub use header::{Header, Layer, MAGIC, ModelDescription, Settings, VERSION};
 pub use reader::TraceReader;
 pub use record::{LayerRecord, Needed, Prediction, ReadClass, Record, ResidentsRecord};
-pub use routes::{Routes, Walk, foretell};
+pub(crate) use routes::foretell;
+pub use routes::{Routes, Walk};
 pub use writer::TraceWriter;
 
 pub use crate::route::Phase;

@@ -182,7 +182,7 @@ impl LayerRecord {
     }
 
     /// Unselected experts kept for each token.
-    pub fn n_unselected(&self) -> usize {
+    pub(crate) fn n_unselected(&self) -> usize {
         self.unselected.len() / (self.n_tokens as usize).max(1)
     }
 

@@ -207,7 +207,7 @@ impl Walk {
 /// Scores of all experts of a layer, `[n_expert]`, from a predictor that finds the share `recall` (0 to 1) of a token's
 /// uses. Each used expert is found with that probability; for one that is not found, an unused expert is named. `used`:
 /// experts and weights, best first. Deterministic by token and layer.
-pub fn foretell(used: &[(u16, f32)], n_expert: usize, recall: f64, token: u64, layer: u16) -> Vec<f32> {
+pub(crate) fn foretell(used: &[(u16, f32)], n_expert: usize, recall: f64, token: u64, layer: u16) -> Vec<f32> {
     let mut scores = vec![0.0; n_expert];
     for (rank, &(expert, weight)) in used.iter().enumerate() {
         let dice = mixed(token, u64::from(layer), rank as u64);

@@ -44,7 +44,7 @@ impl Hobbit {
     }
 
     /// LFU of the whole run, the paper's "model level" (section 5.5.3): counts are never reset. For the simulator.
-    pub fn lfu_of_model(n_layers: u16) -> Self {
+    pub(crate) fn lfu_of_model(n_layers: u16) -> Self {
         let weights = Weights { lru: 0.0, lfu: 1.0, lhu: 0.0, fld: 0.0 };
         Self { forgets: false, ..Self::new(weights, n_layers) }
     }

@@ -53,7 +53,7 @@ pub struct Use {
 }
 
 impl Use {
-    pub fn by_one(hit: bool, precision: Option<Precision>, weight: f32) -> Self {
+    pub(crate) fn by_one(hit: bool, precision: Option<Precision>, weight: f32) -> Self {
         Self { hit, precision, weight, n_tokens: 1, since: 0 }
     }
 }

@@ -55,7 +55,7 @@ pub struct Miss {
 impl Miss {
     /// Rows that the CPU multiplies in the time in which memory delivers the weights. An assumption: its cores compute
     /// about four times as fast as they read.
-    pub const ROWS_AT_ONCE: u32 = 4;
+    pub(crate) const ROWS_AT_ONCE: u32 = 4;
 
     /// Bytes that take the CPU as long to read as this expert takes to compute.
     pub fn work(&self) -> u64 {
@@ -184,9 +184,9 @@ pub struct RunningMean {
 
 impl RunningMean {
     /// Weight of a sample in a long series: half of the past is forgotten after five.
-    pub const WEIGHT_MIN: f64 = 0.125;
+    pub(crate) const WEIGHT_MIN: f64 = 0.125;
     /// A sample counts as at most so many times the mean, and as at least that part of it.
-    pub const OUTLIER: f64 = 8.0;
+    pub(crate) const OUTLIER: f64 = 8.0;
 
     /// Starts with a guess that counts as one sample; one that is not positive and finite is ignored.
     pub fn seeded(value: f64) -> Self {
@@ -242,9 +242,9 @@ pub struct Costs {
 
 impl Costs {
     /// An asynchronous copy over PCI Express, submitted and awaited, in seconds.
-    pub const LINK_LATENCY: f64 = 10e-6;
+    pub(crate) const LINK_LATENCY: f64 = 10e-6;
     /// Two small copies and the wake-up of a pool of threads, in seconds.
-    pub const CPU_OVERHEAD: f64 = 40e-6;
+    pub(crate) const CPU_OVERHEAD: f64 = 40e-6;
 
     /// Part of a measured time that constants may explain away; the rest is laid to the bytes.
     const CONSTANT_SHARE_MAX: f64 = 0.875;

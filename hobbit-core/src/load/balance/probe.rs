@@ -71,11 +71,11 @@ impl Side {
 }
 
 impl Balancer {
-    pub const STEPS_MIN: u32 = 8;
+    pub(crate) const STEPS_MIN: u32 = 8;
     /// Most steps between two probes of a side, if their cost allows: a few tokens.
     pub const STEPS_MAX: u32 = 256;
     /// Part of a run's time that probes of one side may cost.
-    pub const SHARE: f64 = 1.0 / 32.0;
+    pub(crate) const SHARE: f64 = 1.0 / 32.0;
     /// An observation within this factor of the mean confirms it.
     const CONFIRMED: f64 = 1.5;
 

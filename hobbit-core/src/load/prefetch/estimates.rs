@@ -37,7 +37,7 @@ impl Estimates {
     }
 
     /// A token used `n_used` experts of a layer, `n_hits` of which were resident.
-    pub fn observe_uses(&mut self, n_hits: u64, n_used: u64) {
+    pub(crate) fn observe_uses(&mut self, n_hits: u64, n_used: u64) {
         if n_used > 0 {
             let share = n_hits.min(n_used) as f64 / n_used as f64;
             self.hit_rate += (share - self.hit_rate) * Self::WEIGHT;
@@ -51,7 +51,7 @@ impl Estimates {
     }
 
     /// How much of the uses of the last few layers missed.
-    pub fn miss_rate(&self) -> MissRate {
+    pub(crate) fn miss_rate(&self) -> MissRate {
         MissRate::of(self.recent_hit_rate)
     }
 
@@ -68,7 +68,7 @@ impl Estimates {
 /// Probability that the router asks for a predicted expert in each precision, together at most 1. The rest: the expert
 /// is not chosen, or not worth reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Chances {
+pub(crate) struct Chances {
     pub high: f32,
     pub low: f32,
 }
@@ -182,7 +182,7 @@ impl Odds {
         self.by_presence[guess.presence.index()][worth][row][column].add(asked);
     }
 
-    pub fn chances(&self, guess: Guess) -> Chances {
+    pub(crate) fn chances(&self, guess: Guess) -> Chances {
         let (worth, row, column) = Self::place(guess);
         let score = if guess.score.is_nan() { 0.0 } else { guess.score.clamp(0.0, 1.0) };
         let prior = |demand| if demand == guess.worth { score } else { 0.0 };

@@ -188,7 +188,7 @@ impl Governor {
 
     /// A token is over: it took `seconds`, of which it waited `waited` for experts. A negative or NaN time was
     /// not measured: the token counts, its time does not.
-    pub fn end_token(&mut self, seconds: f64, waited: f64) {
+    pub(crate) fn end_token(&mut self, seconds: f64, waited: f64) {
         let is_on = self.is_on();
         *(if is_on { &mut self.report.tokens_on } else { &mut self.report.tokens_off }) += 1;
         let is_settled = self.unsettled == 0;

@@ -47,6 +47,6 @@ mod planner;
 #[cfg(test)]
 mod tests;
 
-pub use estimates::{Chances, Estimates, Guess, MissRate, Odds, Presence};
+pub use estimates::{Estimates, Guess, MissRate, Odds, Presence};
 pub use governor::{Governor, GovernorReason, GovernorReport};
 pub use planner::{Holdings, Link, Load, Pace, PrefetchCounters, PrefetchOptions, Prefetcher};

@@ -50,7 +50,7 @@ impl Pace {
     const EDGEMOE: usize = 3;
 
     /// The rule of the paper that has this predictor. No paper judges what a read is worth.
-    pub const fn of_paper(predictor: PredictorKind) -> Self {
+    pub(crate) const fn of_paper(predictor: PredictorKind) -> Self {
         match predictor {
             PredictorKind::CrossLayer => Self::Budget,
             PredictorKind::PathTable => Self::First(Self::EDGEMOE),

@@ -3,6 +3,7 @@
 use super::*;
 use crate::expert::{ExpertId, Precision, Version};
 use crate::gguf::Stored;
+use crate::pack::format::VERSION_BIT_PLANES;
 use crate::planes;
 use crate::store::BLOCK_BYTES;
 

@@ -58,7 +58,7 @@ impl PathTableBuilder {
         Self { layers: layers.collect(), chosen: vec![None; shape.layers.len()], shape, limits }
     }
 
-    pub fn begin_token(&mut self) {
+    pub(crate) fn begin_token(&mut self) {
         self.chosen.fill(None);
     }
 

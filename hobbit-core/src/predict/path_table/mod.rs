@@ -30,7 +30,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{PredictShape, Predicted, Predictor, predicted, top_k};
 
 /// Uses that the level above counts as.
-pub const SMOOTHING: f32 = 2.0;
+pub(crate) const SMOOTHING: f32 = 2.0;
 
 /// How often experts of one layer followed those of the layers before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -158,7 +158,7 @@ impl PathTable {
 /// The k most probable experts of the next layer by a [`PathTable`]. Scores are probabilities; those of all experts sum
 /// to k.
 #[derive(Clone, Debug)]
-pub struct PathPredictor {
+pub(crate) struct PathPredictor {
     shape: PredictShape,
     table: Arc<PathTable>,
     /// Experts of the running token, by position of the layer.

@@ -38,7 +38,7 @@ pub(super) const ENGINE: &str = "direct";
 
 /// Settings of the direct engine.
 #[derive(Clone, Copy, Debug)]
-pub struct DirectOptions {
+pub(crate) struct DirectOptions {
     /// Operations that the kernel holds at a time.
     pub depth: u32,
     /// Bytes of one operation, a multiple of [`BLOCK_BYTES`]: a big slice is split so that it fills the queue alone.
@@ -60,7 +60,7 @@ impl Default for DirectOptions {
 }
 
 /// Reads the blocks around each slice straight into its slot.
-pub struct DirectStore {
+pub(crate) struct DirectStore {
     commands: Sender<Command>,
     bell: Arc<Bell>,
     files: usize,

@@ -46,7 +46,7 @@ impl Bell {
         Ok(Self { event, asleep: AtomicBool::new(false) })
     }
 
-    pub fn strike(&self) {
+    pub(crate) fn strike(&self) {
         // An eventfd's counter takes 2^64 - 2 strikes before a write would wait.
         let _ = (&self.event).write(&1u64.to_ne_bytes());
     }

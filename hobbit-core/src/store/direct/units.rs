@@ -82,7 +82,7 @@ impl Units {
     }
 
     /// Whether everything has been issued.
-    pub fn is_issued(&self) -> bool {
+    pub(crate) fn is_issued(&self) -> bool {
         self.left.is_empty() && self.open.last().is_none_or(|open| open.as_ref().is_none_or(Open::is_issued))
     }
 
