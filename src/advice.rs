@@ -457,7 +457,7 @@ mod tests {
     #[test]
     fn options_that_cannot_act_are_named_as_flags() {
         use clap::CommandFactory as _;
-        use hobbit_core::options::{CachingOptions, DeviceOptions, Means, ModelOptions, PrecisionOptions};
+        use hobbit_core::options::{CachingOptions, DeviceOptions, ModelOptions, Parts, PrecisionOptions};
         let precision = PrecisionOptions { t1: Some(0.5), t2: Some(0.6), prefill_low: Some(0.1), ..Default::default() };
         let device =
             DeviceOptions { n_cpu_moe: 2, tensor_split: vec![1.0], headroom: 5.0, main: 1, ..Default::default() };
@@ -465,7 +465,7 @@ mod tests {
         let options = ModelOptions { precision, device, caching, n_gpu_layers: 9, ..Default::default() };
         let command = crate::args::LowArgs::command();
         for experts in [true, false] {
-            let idle = options.idle(Means { experts, low: false, devices: false, passthrough: false });
+            let idle = options.idle(Parts { experts, low: false, devices: false, passthrough: false });
             assert_eq!(idle.len(), 9, "{idle:?}");
             for Idle { setting, .. } in idle {
                 let long = setting.replace('_', "-");

@@ -12,7 +12,7 @@ pub use device::{
     AdapterOptions, CpuHelper, DeviceChoice, DeviceOptions, SCALE_MAX, ScaledFile, SplitMode, TensorOverride,
     UnifiedMemory,
 };
-pub use idle::{Idle, Means};
+pub use idle::{Idle, Parts};
 pub use precision::{CachingOptions, KernelChoice, LowSource, PrecisionMode, PrecisionOptions, Prefetch};
 pub use preset::{LowRules, Preset, PresetSettings, RoutingRules};
 pub use routing::{Knob, RoutingOptions, VirtualExperts, VirtualUpdate, VirtualUpdateError};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use crate::cache::policy::{PolicyKind, table_bytes};
 use crate::expert::Precision;
-use crate::gguf::{ExpertClass, GgmlType, Gguf, GgufError};
+use crate::gguf::{ExpertClass, ExpertMap, GgmlType, Gguf, GgufError, TensorInfo};
 use crate::plan::{FixedCosts, PoolSpec, StagingWish};
 
 const PROCESS_BYTES: u64 = 40 << 20;
@@ -77,6 +77,38 @@ pub struct Shape {
     n_vocab: u64,
 }
 
+/// Weights beside experts that one token uses, by type, and their number.
+fn ordinary(gguf: &Gguf) -> (TypeBytes, u64) {
+    let (mut bytes, mut n_used) = (TypeBytes::new(), 0u64);
+    let idle: HashSet<&str> = gguf.tensors_from(gguf.n_layers_run()).map(|tensor| &*tensor.name).collect();
+    let is_table = |name: &str| gguf.row_tables().any(|table| table.name == name);
+    for tensor in &gguf.tensors {
+        let is_expert = crate::gguf::experts::parse_name(&tensor.name).is_some();
+        if !is_expert && !idle.contains(&*tensor.name) && !is_table(&tensor.name) {
+            *bytes.entry(tensor.dtype).or_default() += tensor.extent.len;
+            n_used = n_used.saturating_add(elements(tensor));
+        }
+    }
+    (bytes, n_used)
+}
+
+fn elements(tensor: &TensorInfo) -> u64 {
+    tensor.dims.iter().fold(1, |product: u64, dim| product.saturating_mul(*dim))
+}
+
+/// A batch's activations in a layer, with what experts make of them, and the bytes of its buffers for gathered rows.
+fn activations(experts: &ExpertMap, n_embd: u64, n_expert_used: u64) -> (u64, u64) {
+    let slices = || experts.layers.iter().flat_map(|layer| &layer.tensors);
+    let n_ff = slices().map(|tensor| tensor.ne0.min(tensor.ne1)).max().unwrap_or(0);
+    let row = slices().map(|tensor| tensor.ne0.saturating_add(tensor.ne1).saturating_mul(4)).max().unwrap_or(0);
+    let n_in = slices().map(|tensor| tensor.ne0).max().unwrap_or(0);
+    let n_rows = UBATCH_TOKENS * n_expert_used;
+    let gathered = n_rows.saturating_mul(row).min(GATHER_BYTES_MAX);
+    let of_experts = n_expert_used.saturating_mul(n_embd.saturating_add(n_ff));
+    let activations = UBATCH_TOKENS.saturating_mul(of_experts.saturating_add(n_embd.saturating_mul(8)));
+    (activations, n_rows.saturating_mul(n_in).saturating_mul(5) / 4 + gathered)
+}
+
 impl Shape {
     /// Shape of a model whose header has been read; its tensors may be absent.
     pub fn of(gguf: &Gguf) -> Result<Self, ShapeError> {
@@ -128,39 +160,17 @@ impl Shape {
         let specs: Vec<PoolSpec> =
             pools.into_iter().map(|(class, n_versions)| PoolSpec::of(&class, Precision::High, n_versions)).collect();
 
-        let is_touched = |tensor: &str| !gguf.row_tables().any(|table| table.name == tensor);
-        let elements = |dims: &[u64]| dims.iter().fold(1u64, |product, dim| product.saturating_mul(*dim));
-        let mut ordinary_per_token = TypeBytes::new();
-        let (mut n_parameters, mut n_ordinary_used, mut ordinary_bytes) = (0u64, 0u64, 0u64);
-        let idle: HashSet<&str> = gguf.tensors_from(gguf.n_layers_run()).map(|tensor| &*tensor.name).collect();
-        for tensor in &gguf.tensors {
-            n_parameters = n_parameters.saturating_add(elements(&tensor.dims));
-            let is_expert = crate::gguf::experts::parse_name(&tensor.name).is_some();
-            if !is_expert && !idle.contains(&*tensor.name) && is_touched(&tensor.name) {
-                ordinary_bytes = ordinary_bytes.saturating_add(tensor.extent.len);
-                *ordinary_per_token.entry(tensor.dtype).or_default() += tensor.extent.len;
-                n_ordinary_used = n_ordinary_used.saturating_add(elements(&tensor.dims));
-            }
-        }
-
+        let (ordinary_per_token, n_ordinary_used) = ordinary(gguf);
         let n_embd = number("embedding_length").unwrap_or(0);
         let n_vocab = gguf.tensor("token_embd.weight").and_then(|tensor| tensor.dims.get(1).copied()).unwrap_or(0);
-        let slices = || experts.layers.iter().flat_map(|layer| &layer.tensors);
-        let n_ff = slices().map(|tensor| tensor.ne0.min(tensor.ne1)).max().unwrap_or(0);
-        let row = slices().map(|tensor| tensor.ne0.saturating_add(tensor.ne1).saturating_mul(4)).max().unwrap_or(0);
-        let n_in = slices().map(|tensor| tensor.ne0).max().unwrap_or(0);
-        let n_rows = UBATCH_TOKENS * u64::from(n_expert_used);
-        let gathered = n_rows.saturating_mul(row).min(GATHER_BYTES_MAX);
-        // Activations of a layer, with what experts make of them, and a token's logits.
-        let of_experts = u64::from(n_expert_used).saturating_mul(n_embd.saturating_add(n_ff));
-        let activations = UBATCH_TOKENS.saturating_mul(of_experts.saturating_add(n_embd.saturating_mul(8)));
+        let (activations, scratch_bytes) = activations(&experts, n_embd, u64::from(n_expert_used));
         let slice_max = specs.iter().map(|spec| spec.slice_stride_max).max().unwrap_or(0);
         Ok(Self {
-            n_parameters,
+            n_parameters: gguf.tensors.iter().map(elements).fold(0, u64::saturating_add),
             n_parameters_used: n_ordinary_used.saturating_add(expert_parameters_used),
             tensor_bytes: gguf.tensor_bytes(),
             expert_bytes: experts.bytes(),
-            ordinary_bytes,
+            ordinary_bytes: ordinary_per_token.values().copied().fold(0, u64::saturating_add),
             layers,
             n_expert_used,
             experts_per_token,
@@ -170,7 +180,7 @@ impl Shape {
             pools: specs,
             staging: StagingWish::of(slice_max, n_kinds),
             compute_bytes: activations.saturating_add(n_vocab).saturating_mul(4),
-            scratch_bytes: n_rows.saturating_mul(n_in).saturating_mul(5) / 4 + gathered,
+            scratch_bytes,
             n_vocab,
             name,
             architecture,

@@ -17,7 +17,7 @@ pub struct Idle {
 
 /// Parts of a model and a machine on which options act.
 #[derive(Clone, Copy, Debug)]
-pub struct Means {
+pub struct Parts {
     pub experts: bool,
     /// Low versions of experts.
     pub low: bool,
@@ -49,16 +49,14 @@ impl CachingOptions {
 
 impl ModelOptions {
     /// The options that are set and cannot act.
-    pub fn idle(&self, means: Means) -> Vec<Idle> {
+    pub fn idle(&self, parts: Parts) -> Vec<Idle> {
         let Self { precision, caching, routing, device, .. } = self;
         let is_dynamic = precision.mode == Some(PrecisionMode::Dynamic);
         let (asked, acting) = (caching, caching.acting());
         let is_rerouted =
             !routing.rerouting().is_off() || routing.target_latency.is_some() || self.loss_bound.is_some();
-        let takes_experts = |cache: ExpertCache| !matches!(cache, ExpertCache::Auto | ExpertCache::Bytes(0));
-        let helps = matches!(device.cpu_helper, CpuHelper::On | CpuHelper::Threads(_));
         // Thresholds are for low versions, and for skipping in dynamic precision. Exact precision refuses them.
-        let has_thresholds = precision.mode.is_none() && !means.low;
+        let has_thresholds = precision.mode.is_none() && !parts.low;
         let of_low: &[(&str, bool)] = &[
             ("low_share", self.low_share != LowShare::default()),
             ("prefill_low", precision.prefill_low.is_some_and(|share| share > 0.0)),
@@ -75,37 +73,26 @@ impl ModelOptions {
             ("target_latency", routing.target_latency.is_some()),
         ];
         let of_experts: &[(&str, bool)] = &[
-            ("expert_cache", takes_experts(self.expert_cache)),
+            ("expert_cache", gives_experts(self.expert_cache)),
             ("policy", caching.policy != PolicyKind::default()),
             ("expert_slots", caching.slots != Allocation::default()),
             ("predictor", caching.predictor.is_some_and(|kind| kind != PredictorKind::None)),
             ("prefetch", matches!(caching.prefetch, Prefetch::On | Prefetch::All)),
-            ("device_cache", takes_experts(device.cache)),
-            ("cpu_helper", helps),
+            ("device_cache", gives_experts(device.cache)),
+            ("cpu_helper", helps(device.cpu_helper)),
             ("n_cpu_moe", device.n_cpu_moe > 0),
         ];
-        let of_devices: &[(&str, bool)] = &[
-            ("n_gpu_layers", self.n_gpu_layers > 0 || self.n_gpu_layers == ALL_LAYERS),
-            ("split_mode", device.split != SplitMode::default()),
-            ("main_gpu", device.main != 0),
-            ("tensor_split", !device.tensor_split.is_empty()),
-            ("cpu_moe", device.n_cpu_moe == u32::MAX),
-            ("n_cpu_moe", (1..u32::MAX).contains(&device.n_cpu_moe)),
-            ("device_cache", takes_experts(device.cache)),
-            ("device_headroom", device.headroom != DeviceOptions::HEADROOM),
-            ("cpu_helper", helps),
-            ("unified", device.unified == UnifiedMemory::On),
-        ];
+        let of_devices = self.of_devices();
         let groups: [(bool, &'static str, &[Setting]); 11] = [
-            (!means.experts, "this model has no experts", &of_missing),
-            (!means.experts, "this model has no experts", of_experts),
-            (!means.experts, "this model has no experts", of_low),
-            (!means.devices, "no layer is on a device (see list_devices)", of_devices),
-            (!means.low, "there are no low-precision versions (see low)", of_low),
-            (means.passthrough, "no expert is missing, because the whole model fits", &of_missing),
+            (!parts.experts, "this model has no experts", &of_missing),
+            (!parts.experts, "this model has no experts", of_experts),
+            (!parts.experts, "this model has no experts", of_low),
+            (!parts.devices, "no layer is on a device (see list_devices)", &of_devices),
+            (!parts.low, "there are no low-precision versions (see low)", of_low),
+            (parts.passthrough, "no expert is missing, because the whole model fits", &of_missing),
             (asked.weights != acting.weights, "only the policy hobbit has weights", &[("policy_weights", true)]),
             (
-                means.experts && asked.prefetch != acting.prefetch,
+                parts.experts && asked.prefetch != acting.prefetch,
                 "there is no predictor of experts (see predictor)",
                 &[("prefetch", true), ("prefetch_distance", asked.distance != acting.distance)],
             ),
@@ -135,6 +122,31 @@ impl ModelOptions {
         }
         idle
     }
+
+    fn of_devices(&self) -> [Setting; 10] {
+        let device = &self.device;
+        [
+            ("n_gpu_layers", self.n_gpu_layers > 0 || self.n_gpu_layers == ALL_LAYERS),
+            ("split_mode", device.split != SplitMode::default()),
+            ("main_gpu", device.main != 0),
+            ("tensor_split", !device.tensor_split.is_empty()),
+            ("cpu_moe", device.n_cpu_moe == u32::MAX),
+            ("n_cpu_moe", (1..u32::MAX).contains(&device.n_cpu_moe)),
+            ("device_cache", gives_experts(device.cache)),
+            ("device_headroom", device.headroom != DeviceOptions::HEADROOM),
+            ("cpu_helper", helps(device.cpu_helper)),
+            ("unified", device.unified == UnifiedMemory::On),
+        ]
+    }
+}
+
+/// Whether a cache of experts was asked for.
+fn gives_experts(cache: ExpertCache) -> bool {
+    !matches!(cache, ExpertCache::Auto | ExpertCache::Bytes(0))
+}
+
+fn helps(helper: CpuHelper) -> bool {
+    matches!(helper, CpuHelper::On | CpuHelper::Threads(_))
 }
 
 #[cfg(test)]
@@ -142,16 +154,16 @@ mod tests {
     use super::*;
     use crate::options::PrecisionOptions;
 
-    const HERE: Means = Means { experts: true, low: false, devices: false, passthrough: false };
+    const HERE: Parts = Parts { experts: true, low: false, devices: false, passthrough: false };
 
-    fn names(options: &ModelOptions, means: Means) -> Vec<&'static str> {
-        options.idle(means).into_iter().map(|idle| idle.setting).collect()
+    fn names(options: &ModelOptions, parts: Parts) -> Vec<&'static str> {
+        options.idle(parts).into_iter().map(|idle| idle.setting).collect()
     }
 
     #[test]
     fn options_without_what_they_act_on_are_named() {
         assert_eq!(names(&ModelOptions::default(), HERE), [""; 0]);
-        assert_eq!(names(&ModelOptions::default(), Means { experts: false, ..HERE }), [""; 0]);
+        assert_eq!(names(&ModelOptions::default(), Parts { experts: false, ..HERE }), [""; 0]);
         let precision = |mode| PrecisionOptions { mode, t1: Some(0.5), prefill_low: Some(0.1), ..Default::default() };
         let of = |mode| ModelOptions {
             precision: precision(mode),
@@ -160,14 +172,14 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(names(&of(None), HERE), ["n_cpu_moe", "low_share", "prefill_low", "t1"]);
-        let with_all = Means { low: true, devices: true, ..HERE };
+        let with_all = Parts { low: true, devices: true, ..HERE };
         assert_eq!(names(&of(None), with_all), [""; 0]);
         // Dynamic precision skips experts without low versions too, if any are missing.
         let dynamic = of(Some(PrecisionMode::Dynamic));
         assert_eq!(names(&dynamic, HERE), ["n_cpu_moe", "low_share", "prefill_low"]);
-        let fitting = Means { passthrough: true, ..HERE };
+        let fitting = Parts { passthrough: true, ..HERE };
         assert_eq!(names(&dynamic, fitting), ["n_cpu_moe", "low_share", "prefill_low", "precision"]);
-        let dense = Means { experts: false, ..HERE };
+        let dense = Parts { experts: false, ..HERE };
         assert_eq!(names(&dynamic, dense), ["precision", "n_cpu_moe", "low_share", "prefill_low"]);
     }
 

@@ -27,7 +27,7 @@ use crate::engine::source::model_source::ModelSource;
 use crate::engine::source::tables::Tables;
 use crate::engine::source::validate;
 use hobbit_core::gguf::Gguf;
-use hobbit_core::options::{KvValue, Means, ModelOptions, Repack, RoutingOptions, VirtualExperts};
+use hobbit_core::options::{KvValue, ModelOptions, Parts, Repack, RoutingOptions, VirtualExperts};
 use hobbit_core::plan::RunMode;
 use hobbit_core::predict::PredictorKind;
 use hobbit_core::profile::{ProfileError, VirtualPlan, VirtualPlanError};
@@ -102,7 +102,7 @@ impl Model {
         let experts = Arc::new(Experts::new(map, tables, placement.offloaded()));
         Device::get()?;
 
-        let idle = options.idle(Means {
+        let idle = options.idle(Parts {
             experts: !experts.map().is_empty(),
             low: catalog.has_low(),
             devices: !placement.devices.is_empty(),
